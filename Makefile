@@ -1,0 +1,94 @@
+# layoutgemm: `make demo` runs the main job, `make test` runs everything that is tested.
+# Nothing is needed but Python >= 3.10 and make (GNU make 3.81 or later, Linux or macOS). All that is installed goes into
+# $(VENV); a target that has run before starts at once, until pyproject.toml changes.
+#
+#   make test PYTHON=python3.12                                        another interpreter
+#   make test TORCH_INDEX=https://download.pytorch.org/whl/cpu         the small build of torch, for a machine without GPU
+#   make bench-algebra PYCUTE=$$HOME/cutlass/python                       compare with a copy of pycute as well
+
+PYTHON      ?= python3
+VENV        ?= .venv
+JOBS        ?= 2
+PYCUTE      ?=
+TORCH_INDEX ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+# The DSL and the SASS tools are published for Linux. Elsewhere everything works but compiling and running kernels.
+ifeq ($(shell uname -s),Linux)
+TEST_STAMPS := $(VENV)/.dsl $(VENV)/.torch
+endif
+
+.PHONY: help demo test lint bench-algebra clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make demo           derive, check, compile and run one GEMM, on the GPU if there is one"
+	@echo "make test           ruff, mypy and all tests"
+	@echo "make lint           ruff and mypy alone"
+	@echo "make bench-algebra  time the layout algebra against other implementations (PYCUTE=folder that holds pycute)"
+	@echo "make clean          remove $(VENV), caches and outputs"
+
+# Without a GPU torch would be a long download for nothing: the demo then runs the plan in NumPy.
+demo: $(VENV)/.base
+ifeq ($(shell uname -s),Linux)
+	@$(MAKE) --no-print-directory $(VENV)/.dsl \
+	  || echo "==> the CuTe DSL could not be installed here: the demo goes on without compiling the kernel"
+	@if nvidia-smi -L >/dev/null 2>&1; then \
+	  $(MAKE) --no-print-directory $(VENV)/.torch \
+	    || echo "==> torch could not be installed here: the demo goes on without the GPU"; \
+	else echo "==> no NVIDIA GPU found: the demo runs in NumPy"; fi
+else
+	@echo "==> not Linux: the demo runs in NumPy and does not compile the kernel"
+endif
+	@$(BIN)/layoutgemm demo
+
+test: lint $(TEST_STAMPS)
+	@echo "==> tests, $(JOBS) at a time (a few minutes)"
+	@$(BIN)/python -m pytest -n $(JOBS)
+
+# Layouts are written as aligned tables, which `ruff format` would tear apart: the linter is held, the formatter is not.
+lint: $(VENV)/.dev
+	@echo "==> ruff"
+	@$(BIN)/ruff check .
+	@echo "==> mypy (the first run takes about half a minute)"
+	@$(BIN)/mypy
+
+bench-algebra: $(VENV)/.bench
+	@$(BIN)/python benchmarks/bench_algebra.py $(if $(PYCUTE),--pycute "$(PYCUTE)")
+
+clean:
+	rm -rf "$(VENV)" out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find layoutgemm tests layouts atoms kernels benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+$(VENV)/.base: pyproject.toml
+	@command -v "$(PYTHON)" >/dev/null || { echo "error: $(PYTHON) not found; say make PYTHON=/path/to/python3" >&2; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+	  || { echo "error: layoutgemm needs Python 3.10 or later; say make PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PIP) --version >/dev/null 2>&1 || { \
+	  echo "==> making a virtual environment in $(VENV) with $$("$(PYTHON)" --version)"; \
+	  "$(PYTHON)" -m venv "$(VENV)" \
+	    || { echo "error: no venv module (Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }; }
+	@echo "==> installing layoutgemm, numpy and sympy, about 30 MB"
+	@$(PIP) install -q -e .
+	@touch $@
+
+$(VENV)/.dsl: pyproject.toml | $(VENV)/.base
+	@echo "==> installing the CuTe DSL and the SASS tools, about 200 MB to fetch and 500 MB on disk"
+	@$(PIP) install -q -e '.[dsl]'
+	@touch $@
+
+$(VENV)/.torch: pyproject.toml | $(VENV)/.base
+	@echo "==> installing torch, 200 MB (CPU build) to 3 GB (with CUDA) to fetch"
+	@$(PIP) install -q $(if $(TORCH_INDEX),--extra-index-url "$(TORCH_INDEX)") -e '.[torch]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml | $(VENV)/.base
+	@echo "==> installing pytest, hypothesis, ruff and mypy, about 40 MB"
+	@$(PIP) install -q -e '.[dev]'
+	@touch $@
+
+$(VENV)/.bench: pyproject.toml | $(VENV)/.base
+	@echo "==> installing tensor-layouts to compare with"
+	@$(PIP) install -q -e '.[bench]'
+	@touch $@

@@ -1,0 +1,133 @@
+"""What each GPU architecture has, as frozen facts, each with its source.
+
+Sources, named once: [PG] CUDA C++ Programming Guide, appendix "Compute Capabilities", table "Technical Specifications
+per Compute Capability"; [PTX] PTX ISA, the section of the instruction named; [TUNE] the architecture's tuning guide.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from .errors import PlanError
+
+KIB = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Arch:
+    """The facts of one architecture that plans are checked against.
+
+    name                     the target that ptxas is given
+    smem_per_block           bytes of dynamic shared memory one thread block may ask for (opt-in maximum) [PG]
+    smem_per_sm              bytes of shared memory of one multiprocessor; each resident block costs 1 KiB more [PG]
+    smem_reserved_per_block  bytes the system keeps of every block's shared memory [PG]
+    registers_per_sm         32-bit registers of one multiprocessor [PG]
+    registers_per_thread     most that one thread can be compiled to use [PG]
+    threads_per_sm, threads_per_block, blocks_per_sm   resident limits [PG]
+    cluster_portable, cluster_max   thread blocks of a cluster: on every device, and with the non-portable attribute [PG]
+    tmem_columns             columns of tensor memory, 128 lanes of 32 bits each (0: none) [PTX tcgen05]
+    features                 instruction families present, by their PTX names [PTX]
+    sources                  where each number above can be read
+
+    >>> arch("sm_90a").smem_per_block
+    232448
+    >>> "wgmma" in arch("sm_90a").features, "wgmma" in arch("sm_120a").features
+    (True, False)
+    """
+
+    name: str
+    smem_per_block: int
+    smem_per_sm: int
+    threads_per_sm: int
+    blocks_per_sm: int
+    cluster_portable: int
+    cluster_max: int
+    tmem_columns: int
+    features: frozenset[str]
+    sources: MappingProxyType[str, str]
+    smem_reserved_per_block: int = 1 * KIB
+    registers_per_sm: int = 64 * KIB
+    registers_per_thread: int = 255
+    threads_per_block: int = 1024
+    warp_size: int = 32
+    smem_banks: int = 32
+    smem_bank_bytes: int = 4
+
+    def require(self, feature: str, why: str) -> None:
+        """Raise PlanError when this architecture lacks an instruction family, saying which ones have it."""
+        if feature not in self.features:
+            having = ", ".join(entry.name for entry in ARCHES.values() if feature in entry.features) or "none"
+            raise PlanError(f"{why} needs {feature}, which {self.name} has not; architectures with it: {having}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # A mapping proxy does not pickle; the name is the whole identity of an architecture.
+        return (arch, (self.name,))
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+
+_TABLE = 'CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"'
+_SM80 = frozenset({"mma.sync", "ldmatrix", "cp.async", "mbarrier"})
+_SM90 = _SM80 | {"stmatrix", "cp.async.bulk.tensor", "elect.sync", "cluster", "griddepcontrol"}
+
+
+def _sources(**own: str) -> MappingProxyType[str, str]:
+    common = dict.fromkeys(
+        (
+            "smem_per_block",
+            "smem_per_sm",
+            "threads_per_sm",
+            "blocks_per_sm",
+            "registers_per_sm",
+            "registers_per_thread",
+            "threads_per_block",
+            "smem_reserved_per_block",
+            "cluster_portable",
+        ),
+        _TABLE,
+    )
+    common["features"] = 'PTX ISA, "Target ISA Notes" of each instruction'
+    return MappingProxyType(common | own)
+
+
+ARCHES: dict[str, Arch] = {
+    entry.name: entry
+    for entry in (
+        Arch("sm_80", 163 * KIB, 164 * KIB, 2048, 32, 1, 1, 0, _SM80, _sources()),
+        Arch(
+            "sm_90a", 227 * KIB, 228 * KIB, 2048, 32, 8, 16, 0, _SM90 | {"wgmma", "setmaxnreg", "tma.multicast"},
+            _sources(cluster_max='Hopper Tuning Guide, "Thread Block Clusters"'),
+        ),
+        Arch(
+            "sm_100a", 227 * KIB, 228 * KIB, 2048, 32, 8, 16, 512,
+            _SM90 | {"tcgen05", "setmaxnreg", "tma.multicast"},
+            _sources(
+                cluster_max='Blackwell Tuning Guide, "Thread Block Clusters"',
+                tmem_columns='PTX ISA, "Tensor Memory"',
+            ),
+        ),
+        Arch("sm_120a", 99 * KIB, 100 * KIB, 1536, 24, 8, 8, 0, _SM90 | {"setmaxnreg"}, _sources()),
+    )
+}  # fmt: skip
+
+
+def arch(name: str | Arch) -> Arch:
+    """The facts of the architecture of that name.
+
+    Raises PlanError for a name that is not known, and says so plainly when only the suffix is missing: wgmma and
+    tcgen05 exist on the architecture-specific targets sm_90a and sm_100a alone [PTX, "Target ISA Notes"].
+
+    >>> arch("sm_90")
+    Traceback (most recent call last):
+    ...
+    layoutgemm.errors.PlanError: unknown architecture 'sm_90': do you mean 'sm_90a'? known: sm_80, sm_90a, sm_100a, sm_120a
+    """
+    if isinstance(name, Arch):
+        return name
+    found = ARCHES.get(name) if isinstance(name, str) else None
+    if found is None:
+        near = f": do you mean '{name}a'?" if f"{name}a" in ARCHES else ";"
+        raise PlanError(f"unknown architecture {name!r}{near} known: {', '.join(ARCHES)}")
+    return found

@@ -1,0 +1,21 @@
+"""Hardware as objects: matrix instructions, shared-memory tiles, descriptors and tensor copies."""
+
+from .descriptor import OperandDescriptor, SmemDescriptor
+from .mma import MmaAtom, wgmma
+from .smem import SPANS, SmemTile, smem_atom, smem_tile, swizzle_of, widest_swizzle
+from .tma import TmaCopy, TmaPlan
+
+__all__ = [
+    "SPANS",
+    "MmaAtom",
+    "OperandDescriptor",
+    "SmemDescriptor",
+    "SmemTile",
+    "TmaCopy",
+    "TmaPlan",
+    "smem_atom",
+    "smem_tile",
+    "swizzle_of",
+    "wgmma",
+    "widest_swizzle",
+]

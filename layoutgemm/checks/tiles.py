@@ -1,0 +1,68 @@
+"""Checks that the views of one shared-memory tile agree: its layout, the copies that fill it, the descriptor that reads it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..atoms import MmaAtom, OperandDescriptor, SmemTile, TmaPlan
+from ..atoms.descriptor import first_misfit
+from .report import Check
+
+
+def bijective_tile(name: str, tile: SmemTile) -> Check:
+    """Does every element of the tile have an address of its own, with none left over, swizzle included?"""
+    mn, k = tile.extent
+    address = np.asarray(tile.byte(np.arange(mn)[:, None], np.arange(k)[None, :]))
+    order = np.sort(address, axis=None)
+    want = np.arange(mn * k) * tile.dtype.bytes
+    witness = ""
+    if not np.array_equal(order, want):
+        at = int(np.nonzero(order != want)[0][0])
+        witness = f"byte {int(want[at])} is held by no element" if order[at] > want[at] else f"byte {int(order[at])} twice"
+    statement = f"{tile} maps {mn}x{k} elements one to one onto {tile.bytes} bytes"
+    return Check(name, statement, not witness, f"exhaustion ({mn * k} elements)", witness)
+
+
+def filled_by(name: str, tile: SmemTile, plan: TmaPlan) -> Check:
+    """Do the copies write every element of the tile exactly once, at the address that the tile gives it?
+
+    Simulates the hardware's writes at an aligned address and compares element by element.
+    """
+    inner = 1 if tile.major == "K" else 0
+    written = np.full(tile.extent, -1, dtype=np.int64)
+    times = np.zeros(tile.extent, dtype=np.int64)
+    for copy in plan.instructions:
+        index = [np.arange(extent) + offset for extent, offset in zip(plan.box, copy.coord_offset, strict=True)]
+        where = np.ix_(index[1], index[0]) if inner == 1 else np.ix_(index[0], index[1])
+        address = plan.box_addresses(copy.smem_offset)
+        written[where] = address.T if inner == 1 else address
+        times[where] += 1
+    want = np.asarray(tile.byte(np.arange(tile.extent[0])[:, None], np.arange(tile.extent[1])[None, :]))
+    witness = ""
+    for label, wrong, have, expect in (
+        ("copied", times != 1, times, np.ones_like(times)),
+        ("at byte", written != want, written, want),
+    ):
+        if wrong.any() and not witness:
+            k, mn = (int(axis[0]) for axis in np.nonzero(wrong.T))
+            unit = " times" if label == "copied" else ""
+            witness = f"element (mn, k) = ({mn}, {k}) {label} {have[mn, k]}{unit}, should be {expect[mn, k]}"
+    statement = f"{len(plan.instructions)} box(es) {plan.box} with swizzle {plan.swizzle} write each element once, in its place"
+    return Check(name, statement, not witness, f"exhaustion ({written.size} elements)", witness)
+
+
+def read_by(name: str, tile: SmemTile, descriptor: OperandDescriptor, atom: MmaAtom, operand: str) -> Check:
+    """Does the descriptor's own address arithmetic reach every element of every block where the tile holds it?"""
+    misfit = first_misfit(descriptor, tile, atom, operand)
+    witness = ""
+    if misfit is not None:
+        witness = f"element (mn, k) = ({misfit[0]}, {misfit[1]}) read at byte {misfit[2]}, held at {misfit[3]}"
+    blocks = len(descriptor.k_steps) * len(descriptor.mn_steps)
+    rows, depth = atom.tile_of(operand)
+    return Check(
+        name,
+        f"{descriptor.word:#018x} and its steps {descriptor.k_steps} address all {blocks} block(s) of {rows}x{depth}",
+        misfit is None,
+        f"exhaustion ({tile.layout.size} elements)",
+        witness,
+    )

@@ -1,0 +1,124 @@
+"""The command line: `layoutgemm demo` and `layoutgemm explain`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from . import __version__
+from .errors import LayoutError
+from .kernels import GemmConfig, GemmPlan, error_bound
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status: 0 when everything held, 1 when something did not, 2 for bad arguments."""
+    parser = argparse.ArgumentParser(prog="layoutgemm", description="CuTe-style layouts and the GEMM kernels built on them")
+    parser.add_argument("--version", action="version", version=f"layoutgemm {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True)
+    demo = commands.add_parser("demo", help="derive, check, compile and run one GEMM, and draw its fragment map")
+    _problem(demo, (200, 136, 72))
+    demo.add_argument("--device", choices=("cuda", "reference"), help="default: the GPU when there is one")
+    demo.add_argument("--svg", type=Path, default=Path("fragment.svg"), help="where to draw the fragment map (%(default)s)")
+    demo.add_argument("--seed", type=int, default=0, help="of the random matrices (%(default)s)")
+    demo.set_defaults(run=_demo)
+    explain = commands.add_parser("explain", help="print the derivation of a plan and its checks")
+    _problem(explain, None)
+    explain.set_defaults(run=_explain)
+    args = parser.parse_args(argv)
+    try:
+        return int(args.run(args))
+    except LayoutError as error:
+        print(f"layoutgemm: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+
+
+def _problem(parser: argparse.ArgumentParser, default: tuple[int, int, int] | None) -> None:
+    for index, name in enumerate("mnk"):
+        if default is None:
+            parser.add_argument(name, type=int)
+        else:
+            parser.add_argument(f"-{name}", type=int, default=default[index], help="size (%(default)s)")
+    parser.add_argument("-a", default="bf16", help="A's type and order, as in bf16:col (%(default)s)")
+    parser.add_argument("-b", default=None, help="B's type and order (A's type, row-major)")
+    parser.add_argument("-c", default="f32", help="C's type (%(default)s)")
+    parser.add_argument("--tile-n", type=int, default=64)
+    parser.add_argument("--tile-k", type=int, default=64)
+    parser.add_argument("--stages", type=int, default=None)
+
+
+def _plan(args: argparse.Namespace) -> GemmPlan:
+    config = GemmConfig(tile_n=args.tile_n, tile_k=args.tile_k, stages=args.stages)
+    return GemmPlan.derive(args.m, args.n, args.k, a=args.a, b=args.b, c=args.c, config=config)
+
+
+def _explain(args: argparse.Namespace) -> int:
+    plan = _plan(args)
+    print(plan.explain())
+    report = plan.check()
+    print(report)
+    return 0 if report else 1
+
+
+def _demo(args: argparse.Namespace) -> int:
+    plan = _plan(args)
+    print("1. The derivation\n")
+    print(plan.explain())
+    print("\n2. Its checks\n")
+    report = plan.check()
+    print(report)
+    if not report:
+        return 1
+    print("\n3. The compiled kernel\n")
+    print(_compiled(plan))
+    print("\n4. The run\n")
+    ok = _run(plan, args)
+    print("\n5. The fragment map\n")
+    args.svg.parent.mkdir(parents=True, exist_ok=True)
+    args.svg.write_text(plan.svg(), encoding="utf-8")
+    print(f"written to {args.svg}")
+    return 0 if ok else 1
+
+
+def _compiled(plan: GemmPlan) -> str:
+    """Compile where the DSL is installed, and say what came out; else say what is missing. A failed compile raises."""
+    if importlib.util.find_spec("cutlass") is None:
+        return "not compiled: the CuTe DSL is not installed (Linux: pip install 'layoutgemm[dsl]')"
+    print(f"compiling for {plan.arch.name} ...", flush=True)
+    kernel = plan.compile()
+    lines = [f"{'taken from the cache' if kernel.cached else 'compiled'} in {kernel.seconds:.1f} s"]
+    resources, counts = kernel.resources, kernel.sass().counts
+    lines.append(f"{resources.registers} registers a thread, {resources.stack_bytes} bytes of stack, {resources.local_bytes} of local memory")
+    shown = ("HGMMA", "UTMALDG", "SYNCS", "STG")
+    lines.append(f"{sum(counts.values())} instructions: " + ", ".join(f"{counts[name]} {name}" for name in shown))
+    serial = kernel.sass().serialised_wgmma(plan.tile[2] // plan.mma.shape_mnk[2])
+    lines.append(f"WGMMAs are serialised: {serial}" if serial else "the WGMMAs of a k tile run back to back")
+    return "\n".join(lines)
+
+
+def _run(plan: GemmPlan, args: argparse.Namespace) -> bool:
+    rng = np.random.default_rng(args.seed)
+    # Values that A's and B's types represent exactly, so that the float64 product is the exact one.
+    a = plan.a.dtype.decode(plan.a.dtype.encode(rng.standard_normal((plan.m, plan.k), dtype=np.float32)))
+    b = plan.b.dtype.decode(plan.b.dtype.encode(rng.standard_normal((plan.k, plan.n), dtype=np.float32)))
+    result = plan.run(a, b, device=args.device)
+    exact = a.astype(np.float64) @ b.astype(np.float64)
+    error = np.abs(np.asarray(result) - exact)
+    bound = error_bound(plan, a, b)
+    ok = bool((error <= bound).all())
+    print(f"ran on: {result.ran_on}" + (f" ({result.why})" if result.why else ""))
+    for note in result.copies:
+        print(f"copied: {note}")
+    relative = float(np.linalg.norm(error) / np.linalg.norm(exact))
+    print(f"C = A @ B, {plan.m}x{plan.n}x{plan.k}, standard normal values")
+    print(f"against float64: largest error {error.max():.3g}, relative {relative:.3g}, at most {(error / bound).max():.3f} of the bound")
+    print("equal within the bound" if ok else "NOT equal within the bound")
+    return ok
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

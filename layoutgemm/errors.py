@@ -1,0 +1,110 @@
+"""The errors of layoutgemm.
+
+Every refusal is a `LayoutError`, which is a `ValueError`: an argument had no meaning, or the question has no answer of
+the kind asked for. The message carries the operands, the arithmetic that failed and, where there is one, the first
+coordinate at which it shows; the errors with more to say keep it in attributes, so that a program can read it too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = [
+    "AtomError",
+    "BudgetError",
+    "CompositionError",
+    "CoordinateError",
+    "DescriptorError",
+    "LayoutError",
+    "OperandError",
+    "ParseError",
+    "PlanError",
+    "SwizzleError",
+    "TmaError",
+]
+
+
+class LayoutError(ValueError):
+    """Base of every error that layoutgemm raises on purpose.
+
+    `reason` is the message; `witness` is the first coordinate (or pair of coordinates) that shows it, or None.
+    """
+
+    def __init__(self, reason: str = "", witness: Any = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.witness = witness
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # An exception's default pickle calls the class with `args`, which drops the attributes.
+        return _rebuild, (self.__class__, self.args, self.__dict__)
+
+
+def _rebuild(cls: type[LayoutError], args: tuple[Any, ...], attributes: dict[str, Any]) -> LayoutError:
+    error = cls.__new__(cls, *args)
+    error.args = args
+    error.__dict__.update(attributes)
+    return error
+
+
+class CompositionError(LayoutError):
+    """No layout with the right operand's modes is the function `left(right(c))`, or none can be found within bounds.
+
+    Attributes:
+        left, right: the operands. mode: index of the mode of `right` that fails on its own, or None when each mode has
+        an answer and only their sum has none. reason: the arithmetic. witness: the first flat coordinate of `right` at
+        which no layout fits, or None where the composition is refused for another reason (`reason` says which).
+    """
+
+    def __init__(
+        self, reason: str = "", witness: int | None = None, left: Any = None, right: Any = None, mode: int | None = None
+    ) -> None:
+        head = f"cannot compose {left} o {right}: " if left is not None else ""
+        super().__init__(head + reason, witness)
+        self.reason = reason
+        self.left = left
+        self.right = right
+        self.mode = mode
+
+
+class CoordinateError(LayoutError):
+    """A coordinate does not fit the shape: out of range, of another profile, or no integer."""
+
+
+class SwizzleError(LayoutError):
+    """A swizzle's parameters or units have no meaning, or a change of unit would split what it moves as one."""
+
+
+class ParseError(LayoutError):
+    """Text is not the notation of a layout. `position` is the index of the first character that does not fit."""
+
+    def __init__(self, reason: str = "", text: str = "", position: int = 0) -> None:
+        pointer = f"\n  {text}\n  {' ' * position}^" if text else ""
+        super().__init__(reason + pointer)
+        self.reason = reason
+        self.text = text
+        self.position = position
+
+
+class AtomError(LayoutError):
+    """No hardware instruction has the shape, type or layout asked for."""
+
+
+class DescriptorError(LayoutError):
+    """A matrix descriptor cannot say what the layout is."""
+
+
+class TmaError(LayoutError):
+    """A TMA box breaks a rule of the hardware."""
+
+
+class BudgetError(LayoutError):
+    """More shared memory, registers or threads than the architecture has."""
+
+
+class PlanError(LayoutError):
+    """A kernel plan that cannot be derived."""
+
+
+class OperandError(LayoutError):
+    """An array handed to a kernel has a type, device, size, stride or address that it cannot take."""

@@ -1,0 +1,260 @@
+"""Plans into machine code: trace, compile, keep, load and launch. Needs the `dsl` extra, and a GPU only to launch.
+
+Every kernel, fresh or cached, is loaded the same way: from the object file that the DSL exports. One path means that what
+was tested on the first run is what runs on the second.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from ..errors import PlanError
+from . import object_cache, sass
+from .plan import GemmPlan
+
+_PTX, _CUBIN, _OBJECT = "kernel.ptx", "kernel.cubin", "kernel.o"
+_PARTS = (_PTX, _CUBIN, _OBJECT)
+# The DSL traces one function at a time, and two loads of one kernel would be one too many.
+_LOCK = threading.RLock()
+_LOADED: dict[str, CompiledGemm] = {}
+# Where a plan remembers its kernel: a frozen plan never needs another, and hashing all of it at each launch is slow.
+_MEMO = "_compiled_gemm"
+
+
+class CompiledGemm:
+    """One kernel, compiled: its code, what the compiler made of it, and the launch.
+
+    plan    the plan it was compiled from; sizes are arguments of the launch, so any M, N, K and leading dimensions will do
+    ptx     PTX text
+    cubin   machine code, an ELF file
+    cached  whether it came from the cache on disk
+    seconds what compiling or loading took
+    """
+
+    def __init__(self, plan: GemmPlan, parts: dict[str, bytes], symbol: str, cached: bool):
+        self.plan = plan
+        self.ptx = parts[_PTX].decode()
+        self.cubin = parts[_CUBIN]
+        self.cached = cached
+        self.seconds = 0.0
+        self._object = parts[_OBJECT]
+        self._function = _load(parts[_OBJECT], symbol)
+        self._ready = False
+
+    @functools.cached_property
+    def _sass(self) -> sass.Sass:
+        return sass.disassemble(self.cubin)
+
+    def sass(self) -> sass.Sass:
+        """The machine code, parsed; raises PlanError when nvdisasm is absent."""
+        return self._sass
+
+    @functools.cached_property
+    def resources(self) -> sass.Resources:
+        """Registers, stack and local memory of the kernel; raises PlanError when cuobjdump is absent."""
+        return sass.resources(self.cubin)
+
+    def launch(
+        self,
+        a: int,
+        b: int,
+        c: int,
+        m: int,
+        n: int,
+        k: int,
+        lda: int,
+        ldb: int,
+        ldc: int,
+        *,
+        stream: int = 0,
+    ) -> None:
+        """C[m, n] = A[m, k] @ B[k, n] on the calling thread's current CUDA device; returns before it is done.
+
+        a, b, c        device addresses of the first element, in bytes; a and b multiples of 16
+        lda, ldb, ldc  elements between consecutive rows (columns of a column-major matrix); lda and ldb times the element
+                       size multiples of 16 bytes
+        stream         a CUDA stream handle of that device; 0 is the default stream
+
+        Nothing about the arguments is checked here: `plan.run` does that, with names. Raises PlanError when there is no
+        GPU or the launch is refused.
+        """
+        from cuda.bindings import driver
+
+        if not self._ready:
+            _require_gpu()
+        self._function(a, b, c, m, n, k, lda, ldb, ldc, driver.CUstream(stream))
+        self._ready = True
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Write kernel.ptx, kernel.cubin, kernel.o and, where nvdisasm is present, kernel.sass into a folder."""
+        target = Path(folder)
+        target.mkdir(parents=True, exist_ok=True)
+        for name, content in ((_PTX, self.ptx.encode()), (_CUBIN, self.cubin), (_OBJECT, self._object)):
+            (target / name).write_bytes(content)
+        try:
+            (target / "kernel.sass").write_text(self.sass().text, encoding="utf-8")
+        except PlanError:  # no nvdisasm: the other three say the same
+            pass
+        return target
+
+    def __repr__(self) -> str:
+        origin = "from the cache" if self.cached else "compiled"
+        return f"<CompiledGemm of {self.plan}, {origin} in {self.seconds:.2f} s>"
+
+
+def compile_plan(plan: GemmPlan, *, keep: str | os.PathLike[str] | bool = False) -> CompiledGemm:
+    """Compile the plan's kernel, or take it from memory or from the cache on disk.
+
+    keep  a folder to write kernel.ptx, kernel.cubin, kernel.sass and kernel.o into; True makes a temporary one and names it
+          on stderr; False leaves nothing behind but the cache
+
+    The cache lies in the platform's cache folder; LAYOUTGEMM_CACHE_DIR moves it, and set to nothing switches it off. Raises
+    PlanError when the DSL is not installed.
+    """
+    compiled = plan.__dict__.get(_MEMO)
+    if compiled is None:
+        require_dsl()
+        with _LOCK:
+            compiled = _compile(plan)
+        plan.__dict__[_MEMO] = compiled
+    if keep:
+        folder = compiled.save(tempfile.mkdtemp(prefix="layoutgemm-kept-") if keep is True else keep)
+        if keep is True:
+            print(f"layoutgemm: kept {folder}", file=sys.stderr)
+    return compiled
+
+
+def require_dsl() -> str:
+    """The version of the CuTe DSL; raises PlanError that says how to install it when it is absent."""
+    if importlib.util.find_spec("cutlass") is None:
+        where = "" if sys.platform == "linux" else f" NVIDIA publishes it for Linux; this is {sys.platform}."
+        raise PlanError(f"compiling a kernel needs the CuTe DSL: pip install 'layoutgemm[dsl]'.{where}")
+    return dsl_version()
+
+
+def dsl_version() -> str:
+    """The installed version of nvidia-cutlass-dsl, or "unknown" when something else provides `cutlass`."""
+    try:
+        return importlib.metadata.version("nvidia-cutlass-dsl")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def kernel_facts(plan: GemmPlan) -> dict[str, Any]:
+    """All that decides the code of the plan's kernel, as JSON-able data: two plans with equal facts share one kernel.
+
+    >>> small, large = GemmPlan.derive(64, 64, 64), GemmPlan.derive(4096, 4000, 8192)
+    >>> kernel_facts(small) == kernel_facts(large), kernel_facts(small) == kernel_facts(GemmPlan.derive(64, 64, 64, c="bf16"))
+    (True, False)
+    """
+    fields = [field.name for field in dataclasses.fields(plan) if field.name not in ("m", "n", "k", "arch", "config")]
+    return {
+        "arch": plan.arch.name,
+        "plan": {name: object_cache.facts_of(getattr(plan, name)) for name in fields},
+        "dsl": dsl_version(),
+        "host": object_cache.host(),
+        "sources": object_cache.source_hash(),
+    }
+
+
+def _compile(plan: GemmPlan) -> CompiledGemm:
+    facts = kernel_facts(plan)
+    key = object_cache.key_of(facts)
+    if key in _LOADED:
+        return _LOADED[key]
+    start = time.perf_counter()
+    symbol = f"layoutgemm_{key}"
+    compiled = None
+    parts = object_cache.read(facts, _PARTS)
+    if parts is not None:
+        try:
+            compiled = CompiledGemm(plan, parts, symbol, cached=True)
+        except Exception:  # whatever the loader dislikes about an old object, compiling anew is the answer
+            compiled = None
+    if compiled is None:
+        parts = _trace(plan, symbol)
+        compiled = CompiledGemm(plan, parts, symbol, cached=False)
+        object_cache.write(facts, parts)
+    compiled.seconds = time.perf_counter() - start
+    _LOADED[key] = compiled
+    return compiled
+
+
+def _trace(plan: GemmPlan, symbol: str) -> dict[str, bytes]:
+    """Trace and compile the kernel; artefacts pass through a temporary folder of their own and are gone afterwards."""
+    import cutlass.cute as cute
+    from cutlass import Int32, Int64
+    from cutlass.cute.runtime import make_fake_stream
+
+    from .sm90_single import Sm90SingleKernel
+
+    # The kernel sees a plan for a 1x1x1 problem: were it to read a size at trace time, every test would show it.
+    kernel = Sm90SingleKernel(dataclasses.replace(plan, m=1, n=1, k=1))
+    address, size = Int64(0), Int32(1)
+    leading = Int64(8)
+    folder = tempfile.mkdtemp(prefix="layoutgemm-")
+    try:
+        # --gpu-arch always: without it the DSL takes the architecture of the machine it runs on, or of an environment
+        # variable read at import. --dump-dir: PTX and cubin exist only as files, and else land in the working directory.
+        options = f"--gpu-arch {plan.arch.name} --keep-ptx --keep-cubin --dump-dir {folder}"
+        function = cute.compile(
+            kernel,
+            *(address, address, address),
+            *(size, size, size),
+            *(leading, leading, leading),
+            make_fake_stream(),
+            options=options,
+        )
+        _runtime_library()
+        function.export_to_c(folder, "exported", symbol)
+        return {
+            _PTX: function.__ptx__.encode(),
+            _CUBIN: bytes(function.__cubin__),
+            _OBJECT: (Path(folder) / "exported.o").read_bytes(),
+        }
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@functools.cache
+def _runtime_library() -> tuple[Any, ...]:
+    """Load the DSL's runtime for the whole process: exporting links the kernel's host half against its symbols."""
+    import ctypes
+
+    from cutlass.runtime import find_runtime_libraries
+
+    # The default of ctypes keeps symbols private to the handle, and export_to_c then finds none of them.
+    return tuple(
+        ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL) for path in find_runtime_libraries(enable_tvm_ffi=False)
+    )
+
+
+def _load(content: bytes, symbol: str) -> Any:
+    """The launch function of an exported object."""
+    from cutlass.cute.runtime import load_module
+
+    _runtime_library()
+    with tempfile.TemporaryDirectory(prefix="layoutgemm-") as folder:
+        path = Path(folder) / _OBJECT
+        path.write_bytes(content)
+        return load_module(str(path))[symbol]
+
+
+def _require_gpu() -> None:
+    from cuda.bindings import runtime
+
+    error, count = runtime.cudaGetDeviceCount()
+    if error != runtime.cudaError_t.cudaSuccess or not count:
+        name = error.name if error != runtime.cudaError_t.cudaSuccess else "no device"
+        raise PlanError(f"a launch needs an NVIDIA GPU and its driver: {name}. The NumPy executor needs neither")

@@ -1,0 +1,49 @@
+"""The derivation of a plan as text, and its fragment map as a drawing."""
+
+from __future__ import annotations
+
+from .plan import GemmPlan, OperandPlan
+
+
+def explain_plan(plan: GemmPlan) -> str:
+    """The whole derivation, section by section, in the order of the data's way."""
+    m, n, k = plan.tiles
+    smem = plan.smem
+    sections = [
+        str(plan),
+        f"tiles: {m} x {n} of C, {k} along K; one block of {plan.threads} threads a tile, block b at rows "
+        f"{plan.tile[0]}*(b//{n}), columns {plan.tile[1]}*(b%{n})",
+        _explain_operand(plan, plan.a),
+        _explain_operand(plan, plan.b),
+        f"barrier {plan.barrier.name}[0..{plan.barrier.count - 1}]: {plan.barrier.arrivals} arrival (thread 0) and "
+        f"{plan.barrier.bytes} bytes a phase = A {plan.a.tma.bytes} + B {plan.b.tma.bytes}",
+        f"shared memory: A at {smem.a_offset} + stage*{smem.a_stage_bytes}, B at {smem.b_offset} + stage*{smem.b_stage_bytes}, "
+        f"barriers at {smem.barrier_offset} + stage*{smem.barrier_bytes}; {smem.total} of {plan.arch.smem_per_block} bytes, "
+        f"aligned to {smem.alignment}",
+        f"matrix instruction: {plan.mma}\n"
+        f"  accumulator (thread, value) -> row + {plan.mma.shape_mnk[0]}*column: {plan.mma.layout_C}\n"
+        f"  as coordinates (row, column): {plan.mma.coords_C}\n"
+        f"  {plan.mma.accumulator_registers} registers a thread",
+    ]
+    return "\n".join(sections)
+
+
+def _explain_operand(plan: GemmPlan, operand: OperandPlan) -> str:
+    tile = operand.smem
+    extent = "x".join(map(str, tile.extent))
+    lines = [
+        f"{operand.name}: {operand.dtype}, {operand.order}-major in global memory, so {operand.major}-major for wgmma",
+        f"  shared tile {extent} (mn, k) -> {tile.swizzle} o {tile.layout} elements, {tile.bytes} bytes, aligned to "
+        f"{tile.alignment}",
+        *("  " + line for line in operand.tma.explain().splitlines()),
+        *("  " + line for line in operand.descriptor.explain().splitlines()),
+    ]
+    return "\n".join(lines)
+
+
+def fragment_svg(plan: GemmPlan) -> str:
+    """The accumulator's fragment map as SVG text."""
+    # kernels may not import view at module level: a drawing is wanted only here
+    from ..view import tv_svg
+
+    return tv_svg(plan.mma.layout_C, plan.mma.tile_of("C"), title=f"{plan.mma}: accumulator fragment")

@@ -1,0 +1,148 @@
+"""Compiled kernels on disk: one file a kernel, named by a hash of everything that decides its code.
+
+A file is a zip archive of the kernel's parts, each with the archive's own checksum, and the facts it was made from. It
+appears under its name by one atomic rename, so any number of processes may write at once; what cannot be read, or was made
+from other facts, is treated as absent and written again. Nothing here is needed to be right: a cache that cannot be read
+or written costs a compilation, and no more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import platform
+import sys
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from ..layouts import ComposedLayout, Layout, ScaledBasis, Swizzle
+
+CACHE_DIR_VARIABLE = "LAYOUTGEMM_CACHE_DIR"
+_FACTS = "facts.json"
+# What a compiled kernel is made from besides the plan's values: the code that derives, evaluates and traces them.
+_SOURCES = ("layouts", "atoms", "kernels", "arch.py", "dtypes.py")
+_UNREADABLE = (OSError, zipfile.BadZipFile, zlib.error, KeyError, ValueError, EOFError, NotImplementedError)
+
+
+def cache_dir() -> Path | None:
+    """Where compiled kernels are kept, or None for nowhere.
+
+    LAYOUTGEMM_CACHE_DIR names the folder; set to nothing it switches the cache off. Otherwise the platform's own place:
+    $XDG_CACHE_HOME or ~/.cache on Linux, ~/Library/Caches on macOS, %LOCALAPPDATA% on Windows.
+    """
+    chosen = os.environ.get(CACHE_DIR_VARIABLE)
+    if chosen is not None:
+        return Path(chosen).expanduser() if chosen.strip() else None
+    try:
+        home = Path.home()
+    except RuntimeError:  # no home directory at all
+        return None
+    if sys.platform == "darwin":
+        return home / "Library" / "Caches" / "layoutgemm"
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local") / "layoutgemm" / "Cache"
+    return Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache") / "layoutgemm"
+
+
+def facts_of(value: Any) -> Any:
+    """A value made of dataclasses, tuples, strings and numbers, as JSON-able data: equal values give equal data.
+
+    Raises TypeError for anything else: two kernels must never share a name because a part of them was not looked at.
+
+    >>> from layoutgemm.dtypes import bf16
+    >>> facts_of((1, bf16))
+    [1, {'type': 'DType', 'name': 'bf16', 'bits': 16, 'kind': 'float', 'mantissa': 8}]
+    """
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (Layout, Swizzle, ComposedLayout, ScaledBasis)):
+        return repr(value)  # which evaluates back to the value, so it says everything
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: facts_of(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {"type": type(value).__name__, **fields}
+    if isinstance(value, (tuple, list)):
+        return [facts_of(item) for item in value]
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {key: facts_of(value[key]) for key in sorted(value)}
+    if isinstance(value, (set, frozenset)):
+        return sorted(json.dumps(facts_of(item), sort_keys=True) for item in value)
+    if isinstance(value, Enum):
+        return str(value)
+    raise TypeError(f"{value!r} of type {type(value).__name__} cannot be part of a kernel's name")
+
+
+@functools.cache
+def source_hash() -> str:
+    """A hash of the package's files that take part in making a kernel, so that changed code never finds an old kernel."""
+    root = Path(__file__).resolve().parent.parent
+    digest = hashlib.sha256()
+    for name in _SOURCES:
+        path = root / name
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+@functools.cache
+def host() -> str:
+    """The machine the host half of a kernel was compiled for: it may use every instruction of this processor."""
+    features = ""
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        features = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return f"{sys.platform} {platform.machine()} {hashlib.sha256(features.encode()).hexdigest()[:16]}"
+
+
+def key_of(facts: Mapping[str, Any]) -> str:
+    """The file name for a set of facts: 32 hexadecimal digits."""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def read(facts: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, bytes] | None:
+    """The named parts of the kernel made from these facts, or None when there is no whole, sound file of it."""
+    path = _path(facts)
+    if path is None:
+        return None
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if json.loads(archive.read(_FACTS)) != json.loads(json.dumps(facts)):
+                return None
+            return {name: archive.read(name) for name in names}
+    except _UNREADABLE:
+        return None
+
+
+def write(facts: Mapping[str, Any], parts: Mapping[str, bytes]) -> Path | None:
+    """Keep a kernel's parts under its facts; gives the file, or None when the cache is off or cannot be written."""
+    path = _path(facts)
+    if path is None:
+        return None
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=".tmp", dir=path.parent)
+        with os.fdopen(handle, "wb") as stream, zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr(_FACTS, json.dumps(facts, sort_keys=True))
+            for name, content in parts.items():
+                archive.writestr(name, content)
+        os.replace(temporary, path)
+        return path
+    except OSError:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+        return None
+
+
+def _path(facts: Mapping[str, Any]) -> Path | None:
+    folder = cache_dir()
+    return None if folder is None else folder / "kernels" / f"{key_of(facts)}.zip"

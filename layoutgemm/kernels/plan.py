@@ -1,0 +1,336 @@
+"""GemmPlan: every object that one GEMM kernel is made of, derived, checked, explained.
+
+A plan is a frozen value. `GemmPlan.derive` turns a problem (sizes, types, orders, architecture) into a matrix instruction,
+shared-memory tiles, descriptors, tensor copies, barriers and budgets; the kernel reads them from here and from nowhere else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from ..arch import Arch
+from ..arch import arch as arch_named
+from ..atoms import MmaAtom, OperandDescriptor, SmemTile, TmaPlan, smem_tile, wgmma
+from ..atoms.descriptor import derive as derive_descriptor
+from ..atoms.tma import MAX_DIM, STRIDE_UNIT
+from ..atoms.tma import derive as derive_tma
+from ..checks import Report
+from ..dtypes import DType, dtype, f32
+from ..errors import PlanError
+
+ORDERS = ("row", "col")
+BARRIER_BYTES = 8  # PTX ISA, "mbarrier": a 64-bit object, 8-byte aligned
+DEFAULT_STAGES = 4
+MAX_COORDINATE = (1 << 31) - 1  # tensor coordinates are signed 32-bit: PTX ISA, cp.async.bulk.tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """How a matrix is given: its element type, and which index is contiguous.
+
+    order  "row": the second index is contiguous (C order); "col": the first is (Fortran order, or a transposed view)
+
+    >>> Operand.parse("bf16:col")
+    Operand(dtype=dtype('bf16'), order='col')
+    """
+
+    dtype: DType
+    order: str = "row"
+
+    @classmethod
+    def parse(cls, spec: Operand | DType | str | Any) -> Operand:
+        """An operand from "bf16", "bf16:col", a DType, a torch or NumPy dtype, or an Operand; raises PlanError otherwise."""
+        if isinstance(spec, Operand):
+            return spec
+        name, _, order = spec.partition(":") if isinstance(spec, str) else (spec, "", "")
+        if order not in ("", *ORDERS):
+            raise PlanError(f"{spec!r}: the order is 'row' or 'col', not {order!r}")
+        return cls(dtype(name), order or "row")
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {self.order}-major"
+
+
+@dataclass(frozen=True, slots=True)
+class GemmConfig:
+    """What may be chosen for one kernel; None lets the plan choose.
+
+    tile_n     columns of C a block computes: wgmma's N, 8 to 256 in steps of 8
+    tile_k     depth of one stage, a multiple of 16 elements
+    stages     how many k tiles are in flight; default 4, or fewer where shared memory does not hold them
+    swizzle_a, swizzle_b   "none", "32B", "64B", "128B"; default the widest that fits
+    """
+
+    tile_n: int = 64
+    tile_k: int = 64
+    stages: int | None = None
+    swizzle_a: str | None = None
+    swizzle_b: str | None = None
+
+
+@dataclass(frozen=True)
+class OperandPlan:
+    """One input operand: the global matrix, its tile in shared memory, the copies between, the descriptor that reads it.
+
+    name   "A" or "B"
+    order  of the global matrix, A being M x K and B being K x N
+    major  "K" when K is contiguous in it, else "MN": shared memory keeps the order, since a tensor copy does not transpose
+    """
+
+    name: str
+    dtype: DType
+    order: str
+    major: str
+    smem: SmemTile
+    tma: TmaPlan
+    descriptor: OperandDescriptor
+
+
+@dataclass(frozen=True, slots=True)
+class BarrierPlan:
+    """The barriers of the kernel: one an stage, completed by one arrival plus the bytes of that stage's copies."""
+
+    name: str
+    count: int
+    arrivals: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SmemMap:
+    """Where everything lies in the block's dynamic shared memory, in bytes from an address aligned to `alignment`."""
+
+    a_offset: int
+    a_stage_bytes: int
+    b_offset: int
+    b_stage_bytes: int
+    barrier_offset: int
+    barrier_bytes: int
+    total: int
+    alignment: int
+
+
+@dataclass(frozen=True)
+class GemmPlan:
+    """C[M, N] = A[M, K] @ B[K, N] on one architecture; see `derive`."""
+
+    m: int
+    n: int
+    k: int
+    arch: Arch
+    a: OperandPlan
+    b: OperandPlan
+    c: Operand
+    mma: MmaAtom
+    tile: tuple[int, int, int]
+    stages: int
+    smem: SmemMap
+    barrier: BarrierPlan
+    config: GemmConfig = field(default_factory=GemmConfig)
+
+    # ------------------------------------------------------------------------------------------------------- derivation
+    @classmethod
+    def derive(
+        cls,
+        m: int,
+        n: int,
+        k: int,
+        *,
+        arch: str | Arch = "sm_90a",
+        a: Operand | DType | str = "bf16",
+        b: Operand | DType | str | None = None,
+        c: Operand | DType | str = "f32",
+        config: GemmConfig | None = None,
+    ) -> GemmPlan:
+        """Derive the kernel for C[m, n] = A[m, k] @ B[k, n].
+
+        m, n, k  any positive sizes; ragged edges are filled with zeros on load and guarded on store
+        arch     "sm_90a"
+        a, b     bf16 or f16, ":row" (default) or ":col", as in "bf16:col"; b defaults to a's type, row-major
+        c        f32, or the type of the inputs, row-major
+        config   choices; None for the defaults
+
+        Raises PlanError naming the argument and the arithmetic when no such kernel exists, and passes on AtomError,
+        DescriptorError and TmaError when a derivation is refused.
+
+        >>> plan = GemmPlan.derive(200, 136, 72, a="bf16", b="bf16:col")
+        >>> plan.tile, plan.stages, plan.bytes_per_stage
+        ((64, 64, 64), 4, 16384)
+        >>> hex(plan.a.descriptor.word), plan.b.tma.box
+        ('0x4000004000010000', (64, 64))
+        """
+        for name, size in (("m", m), ("n", n), ("k", k)):
+            if isinstance(size, bool) or not isinstance(size, int):
+                raise PlanError(f"{name} = {size!r} is not an integer")
+            if not 1 <= size <= MAX_COORDINATE:
+                raise PlanError(f"{name} = {size}: a size is 1 to 2**31 - 1, since tensor coordinates have 31 bits")
+        target = arch_named(arch)
+        target.require("wgmma", "this kernel")
+        config = config or GemmConfig()
+        a_spec = Operand.parse(a)
+        b_spec = Operand.parse(a_spec.dtype if b is None else b)
+        c_spec = Operand.parse(c)
+        if c_spec.order != "row":
+            raise PlanError(f"c is {c_spec}; this kernel stores row-major. Compute the transpose: C^T = B^T @ A^T")
+        if c_spec.dtype not in (f32, a_spec.dtype):
+            raise PlanError(f"c is {c_spec.dtype}; this kernel stores f32 or the inputs' {a_spec.dtype}")
+        atom = wgmma(config.tile_n, a_spec.dtype, b_spec.dtype)
+        tile_m, _, depth = atom.shape_mnk
+        if isinstance(config.tile_k, bool) or not isinstance(config.tile_k, int) or config.tile_k < depth:
+            raise PlanError(f"tile_k = {config.tile_k!r}: a stage holds at least one K block of {depth} elements")
+        if config.tile_k % depth:
+            raise PlanError(f"tile_k = {config.tile_k} is no multiple of the instruction's K = {depth}")
+        a_plan = _operand("A", a_spec, "M", tile_m, config.tile_k, config.swizzle_a, atom)
+        b_plan = _operand("B", b_spec, "N", config.tile_n, config.tile_k, config.swizzle_b, atom)
+        stages = _stages(config.stages, a_plan, b_plan, target)
+        stage_bytes = a_plan.tma.bytes + b_plan.tma.bytes
+        plan = cls(
+            m=m, n=n, k=k, arch=target, a=a_plan, b=b_plan, c=c_spec, mma=atom,
+            tile=(tile_m, config.tile_n, config.tile_k),
+            stages=stages,
+            smem=_smem_map(a_plan.smem, b_plan.smem, stages),
+            barrier=BarrierPlan("full", stages, 1, stage_bytes),
+            config=config,
+        )  # fmt: skip
+        if plan.grid[0] > MAX_COORDINATE:
+            raise PlanError(
+                f"{m}x{n} in tiles of {tile_m}x{config.tile_n} is {plan.grid[0]} tiles; a grid holds 2**31 - 1 blocks"
+            )
+        return plan
+
+    # ------------------------------------------------------------------------------------------------------- properties
+    @property
+    def threads(self) -> int:
+        """Threads of a block: those of the one matrix instruction."""
+        return self.mma.threads
+
+    @property
+    def bytes_per_stage(self) -> int:
+        """Bytes that the barrier of a stage waits for."""
+        return self.barrier.bytes
+
+    @property
+    def tiles(self) -> tuple[int, int, int]:
+        """Tiles along M, N and K, the last of each possibly ragged."""
+        m, n, k = (-(-size // tile) for size, tile in zip((self.m, self.n, self.k), self.tile, strict=True))
+        return (m, n, k)
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        """Blocks of the launch: one a tile of C, tiles along N first."""
+        return (self.tiles[0] * self.tiles[1], 1, 1)
+
+    def tile_origin(self, block, tiles_n=None):  # type: ignore[no-untyped-def]  # ints or traced integers alike
+        """Block number -> (first row, first column) of its tile of C. `tiles_n` may be given at run time.
+
+        >>> GemmPlan.derive(200, 136, 64).tile_origin(4)
+        (64, 64)
+        """
+        along_n = self.tiles[1] if tiles_n is None else tiles_n
+        return block // along_n * self.tile[0], block % along_n * self.tile[1]
+
+    @cached_property
+    def key(self) -> tuple[Any, ...]:
+        """What decides the compiled code: everything but the sizes, which are arguments of the kernel."""
+        return (
+            self.arch.name, str(self.mma), self.tile, self.stages, self.c.dtype.name,
+            *((op.dtype.name, op.order, op.smem.swizzle_name) for op in (self.a, self.b)),
+        )  # fmt: skip
+
+    # ------------------------------------------------------------------------------------------------------------ verbs
+    def check(self) -> Report:
+        """Run every check and proof; the report is truthy when all hold, and lists each statement with its method."""
+        from .proofs import check_plan
+
+        return check_plan(self)
+
+    def explain(self) -> str:
+        """The derivation in words and numbers: tile, copies, swizzle, descriptor bits, fragment map, barriers, budgets."""
+        from .explain import explain_plan
+
+        return explain_plan(self)
+
+    def svg(self) -> str:
+        """A drawing of the accumulator's fragment map: which thread and value holds each element of the tile."""
+        from .explain import fragment_svg
+
+        return fragment_svg(self)
+
+    def compile(self) -> Any:
+        """Compile the kernel for the plan's architecture; needs the `dsl` extra and no GPU. See `kernels.compile`."""
+        from .compile import compile_plan
+
+        return compile_plan(self)
+
+    def run(self, a: Any, b: Any, *, out: Any = None, device: str | None = None, copy: bool = True) -> Any:
+        """C = A @ B on NumPy arrays or torch tensors. See `kernels.run.run_plan`."""
+        from .run import run_plan
+
+        return run_plan(self, a, b, out=out, device=device, copy=copy)
+
+    def __str__(self) -> str:
+        return (
+            f"GemmPlan {self.m}x{self.n}x{self.k} {self.arch.name}: A {self.a.dtype} {self.a.order}, B {self.b.dtype} "
+            f"{self.b.order}, C {self.c.dtype}, tile {'x'.join(map(str, self.tile))}, {self.stages} stages"
+        )
+
+
+def _operand(
+    name: str, spec: Operand, free: str, extent: int, tile_k: int, swizzle: str | None, atom: MmaAtom
+) -> OperandPlan:
+    """A is M x K and B is K x N: K is contiguous in a row-major A and in a column-major B."""
+    k_contiguous = (spec.order == "row") == (name == "A")
+    major = "K" if k_contiguous else "MN"
+    tile = smem_tile((extent, tile_k), spec.dtype, major, swizzle)
+    dims = ("k", free.lower()) if k_contiguous else (free.lower(), "k")
+    return OperandPlan(
+        name=name,
+        dtype=spec.dtype,
+        order=spec.order,
+        major=major,
+        smem=tile,
+        tma=derive_tma(tile, (dims[0], dims[1])),
+        descriptor=derive_descriptor(tile, atom, name),
+    )
+
+
+def _smem_map(a: SmemTile, b: SmemTile, stages: int) -> SmemMap:
+    """A's stages, then B's, then the barriers; every stage starts at a multiple of its tile's alignment."""
+
+    def up(value: int, unit: int) -> int:
+        return -(-value // unit) * unit
+
+    a_stage, b_stage = up(a.bytes, a.alignment), up(b.bytes, b.alignment)
+    b_offset = up(stages * a_stage, b.alignment)
+    barrier_offset = b_offset + stages * b_stage
+    return SmemMap(
+        a_offset=0,
+        a_stage_bytes=a_stage,
+        b_offset=b_offset,
+        b_stage_bytes=b_stage,
+        barrier_offset=barrier_offset,
+        barrier_bytes=BARRIER_BYTES,
+        total=barrier_offset + stages * BARRIER_BYTES,
+        alignment=max(a.alignment, b.alignment),
+    )
+
+
+def _stages(asked: int | None, a: OperandPlan, b: OperandPlan, target: Arch) -> int:
+    if asked is not None and (isinstance(asked, bool) or not isinstance(asked, int) or asked < 1):
+        raise PlanError(f"stages = {asked!r}: at least one")
+    most = 0
+    for count in range(1, (asked or DEFAULT_STAGES) + 1):
+        if _smem_map(a.smem, b.smem, count).total <= target.smem_per_block:
+            most = count
+    if asked is not None and most < asked or most == 0:
+        total = _smem_map(a.smem, b.smem, asked or 1).total
+        raise PlanError(
+            f"{asked or 1} stage(s) of A {a.smem.bytes} + B {b.smem.bytes} bytes and their barriers need {total} bytes of shared "
+            f"memory; {target.name} gives a block {target.smem_per_block}. {most} stage(s) fit"
+        )
+    return most
+
+
+__all__ = ["MAX_DIM", "STRIDE_UNIT", "GemmConfig", "GemmPlan", "Operand", "OperandPlan"]

@@ -1,0 +1,149 @@
+"""What the hardware does with a plan's numbers, in NumPy: shared memory, barriers, tensor copies, wgmma.
+
+Nothing here looks at a layout, a tile or a fragment map of the plan. Each model takes what the instruction takes (a tensor
+map, coordinates, an address, a 64-bit descriptor) and does what PTX ISA says the instruction does with it. So a wrong bit
+in a plan gives a wrong result here, as it would on the GPU. What is not modelled is time: copies land when they are issued.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..atoms import MmaAtom, TmaPlan
+from ..atoms.descriptor import element_addresses
+from ..dtypes import DType
+from ..errors import PlanError
+
+POISON = 0xFF  # every byte of fresh shared memory: read as bf16 or f16 it is NaN, so an unwritten element shows
+
+
+class SharedMemory:
+    """One block's shared memory: bytes at addresses from `base`, poisoned until written.
+
+    base  the address of the first byte; not 0, so that a forgotten base address shows
+    """
+
+    def __init__(self, total: int, base: int = 1 << 14) -> None:
+        self.base = base
+        self.data = np.full(total, POISON, dtype=np.uint8)
+
+    def _index(self, addresses: npt.NDArray[np.int64], dtype: DType, what: str) -> npt.NDArray[np.int64]:
+        low, high = self.base, self.base + self.data.size - dtype.bytes
+        outside = (addresses < low) | (addresses > high)
+        if outside.any():
+            first = int(addresses[outside].flat[0])
+            raise PlanError(f"{what} at shared address {first:#x}, outside {low:#x}..{low + self.data.size - 1:#x}")
+        return (addresses - self.base) // dtype.bytes
+
+    def _words(self, dtype: DType) -> npt.NDArray[Any]:
+        return self.data[: self.data.size // dtype.bytes * dtype.bytes].view(dtype.storage)
+
+    def read(self, addresses: npt.NDArray[np.int64], dtype: DType) -> npt.NDArray[Any]:
+        """Raw bits of the elements at byte addresses."""
+        return self._words(dtype)[self._index(addresses, dtype, "read")]
+
+    def write(self, addresses: npt.NDArray[np.int64], bits: npt.NDArray[Any], dtype: DType) -> None:
+        """Store raw bits of elements at byte addresses."""
+        self._words(dtype)[self._index(addresses, dtype, "write")] = bits
+
+
+class Barrier:
+    """An mbarrier: a phase ends when no arrival is pending and no byte is outstanding. PTX ISA, "mbarrier"."""
+
+    def __init__(self, name: str, arrivals: int) -> None:
+        self.name, self.count = name, arrivals
+        self.phase, self.pending, self.bytes = 0, arrivals, 0
+
+    def arrive_expect(self, nbytes: int) -> None:
+        """mbarrier.arrive.expect_tx: promise bytes, then arrive once."""
+        self.bytes += nbytes
+        if self.pending == 0:
+            raise PlanError(f"{self.name}: an arrival beyond the {self.count} that its phase counts")
+        self.pending -= 1
+        self._settle()
+
+    def complete(self, nbytes: int) -> None:
+        """mbarrier.complete_tx, as a tensor copy does for the bytes it wrote."""
+        self.bytes -= nbytes
+        self._settle()
+
+    def _settle(self) -> None:
+        if self.pending == 0 and self.bytes == 0:
+            self.phase ^= 1
+            self.pending = self.count
+
+    def wait(self, parity: int) -> None:
+        """Pass when the phase of that parity has ended; raises PlanError where the hardware would wait for ever."""
+        if self.phase == parity:
+            raise PlanError(
+                f"{self.name} never completes the phase of parity {parity}: {self.pending} arrival(s) and {self.bytes} byte(s) "
+                "are outstanding"
+            )
+
+
+@dataclass(frozen=True)
+class GlobalMatrix:
+    """A matrix in global memory: raw element bits, contiguous along one dimension, `leading` elements from line to line."""
+
+    bits: npt.NDArray[Any]
+    leading: int
+    extents: tuple[int, int]  # innermost first
+
+
+def tensor_copy(
+    plan: TmaPlan, matrix: GlobalMatrix, coordinate: tuple[int, int], smem: SharedMemory, address: int, barrier: Barrier
+) -> None:
+    """cp.async.bulk.tensor.2d: copy the box at `coordinate` (innermost first) to a shared address; zeros beyond the matrix."""
+    if address % 128:
+        raise PlanError(f"a tensor copy to shared address {address:#x}: it must be a multiple of 128")
+    index = [np.arange(extent) + start for extent, start in zip(plan.box, coordinate, strict=True)]
+    inside = [(i >= 0) & (i < extent) for i, extent in zip(index, matrix.extents, strict=True)]
+    valid = inside[0][:, None] & inside[1][None, :]
+    offset = np.where(valid, index[0][:, None] + index[1][None, :] * matrix.leading, 0)
+    bits = np.where(valid, matrix.bits[offset], matrix.bits.dtype.type(0))
+    smem.write(_box_addresses(plan, address), bits, plan.dtype)
+    barrier.complete(plan.box_bytes)
+
+
+@lru_cache(maxsize=256)
+def _box_addresses(plan: TmaPlan, address: int) -> npt.NDArray[np.int64]:
+    return plan.box_addresses(address)
+
+
+@lru_cache(maxsize=512)
+def _operand_addresses(word: int, major: str, extent: tuple[int, int], dtype: DType) -> npt.NDArray[np.int64]:
+    return element_addresses(word, major, extent, dtype)
+
+
+def wgmma_product(
+    atom: MmaAtom, smem: SharedMemory, word_a: int, major_a: str, word_b: int, major_b: str
+) -> npt.NDArray[np.float32]:
+    """wgmma.mma_async on two descriptors: the product A B^T of one instruction as a (64, N) float32 matrix.
+
+    A and B are read through their descriptors' own arithmetic. The sum of the products is rounded in float32, in whatever
+    order NumPy adds; the hardware's order is not specified either.
+    """
+    m, n, k = atom.shape_mnk
+    a = atom.a_dtype.decode(smem.read(_operand_addresses(word_a, major_a, (m, k), atom.a_dtype), atom.a_dtype))
+    b = atom.b_dtype.decode(smem.read(_operand_addresses(word_b, major_b, (n, k), atom.b_dtype), atom.b_dtype))
+    with np.errstate(invalid="ignore", over="ignore"):
+        return np.asarray(a @ b.T, dtype=np.float32)
+
+
+def accumulator_registers(d: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """A (64, N) accumulator -> array [thread, value] of what each thread's registers hold.
+
+    PTX ISA, figure "WGMMA .m64nNk16 register fragment layout for accumulator matrix D": warp w holds rows 16w to 16w+15; in
+    it lane l holds, of register pair p, columns 2*(l%4) and the next of column group p//2, in row l//4 + 8*(p%2).
+    """
+    thread = np.arange(128)[:, None]
+    value = np.arange(d.shape[1] // 2)[None, :]
+    warp, lane, pair = thread // 32, thread % 32, value // 2
+    row = 16 * warp + lane // 4 + 8 * (pair % 2)
+    column = 8 * (pair // 2) + 2 * (lane % 4) + value % 2
+    return np.asarray(d[row, column])

@@ -1,0 +1,189 @@
+"""Scaled basis elements: strides that point along a coordinate instead of along memory.
+
+`E(0)` is one step in mode 0, `E(0, 1)` one step in mode 1 inside mode 0, `8*E(0)` eight steps; CuTe prints them 1@0,
+1@1@0 (the innermost mode first) and 8@0. A layout with such strides maps coordinates to coordinates: TMA needs
+it, since it is given the coordinates of a box and no address.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import LayoutError
+from .inttuple import as_int, leaves, transform
+
+
+class ScaledBasis:
+    """`value` steps along the mode that `path` leads to.
+
+    Frozen and hashable. An integer times a ScaledBasis is a ScaledBasis, or the int 0 when nothing is left of it.
+
+    >>> 8 * E(0), E(0, 1), str(2 * E(0, 1)), 0 * E(1)
+    (8*E(0), E(0, 1), '2@1@0', 0)
+    """
+
+    __slots__ = ("path", "value")
+    value: int
+    path: tuple[int, ...]
+
+    def __init__(self, value: int, path: tuple[int, ...]) -> None:
+        path = tuple([as_int(p, "a mode of a basis element") for p in ((path,) if isinstance(path, int) else path)])
+        value = as_int(value, "the value of a basis element")
+        if not path or min(path) < 0:
+            raise LayoutError(f"a basis element names the modes that lead to it, integers >= 0, not {path}")
+        if value == 0:
+            raise LayoutError("a basis element of value 0 is the integer 0: write 0")
+        object.__setattr__(self, "value", value)
+        object.__setattr__(self, "path", path)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"ScaledBasis is frozen: cannot set {name}")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"ScaledBasis is frozen: cannot delete {name}")
+
+    def __mul__(self, other: Any) -> Any:
+        if isinstance(other, (ScaledBasis, tuple, list, float, bool)):
+            return NotImplemented
+        value = self.value * as_int(other, "the factor of a basis element")
+        return ScaledBasis(value, self.path) if value else 0
+
+    __rmul__ = __mul__
+
+    def __neg__(self) -> ScaledBasis:
+        return ScaledBasis(-self.value, self.path)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ScaledBasis) and self.value == other.value and self.path == other.path
+
+    def __hash__(self) -> int:
+        return hash((ScaledBasis, self.value, self.path))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ScaledBasis, (self.value, self.path)
+
+    def __str__(self) -> str:
+        return "@".join(map(str, (self.value, *reversed(self.path))))
+
+    def __repr__(self) -> str:
+        element = f"E({', '.join(map(str, self.path))})"
+        return element if self.value == 1 else f"{self.value}*{element}"
+
+
+def E(*path: int) -> ScaledBasis:
+    """One step along mode `path[0]`, or along mode path[1] inside it, and so on.
+
+    >>> str(E(1)), str(E(0, 1))
+    ('1@1', '1@1@0')
+    """
+    return ScaledBasis(1, path)
+
+
+def has_basis(stride: Any) -> bool:
+    """Whether a stride leads to coordinates. A well-formed stride is ints only, or zeros and basis elements only."""
+    if stride.__class__ is int:
+        return False
+    if stride.__class__ is tuple:
+        for d in stride:
+            if d.__class__ is int:
+                if d != 0:
+                    return False
+            elif has_basis(d):
+                return True
+        return False
+    return stride.__class__ is ScaledBasis
+
+
+def as_stride(x: Any) -> Any:
+    """A checked stride: integers, or zeros and basis elements none of whose paths leads through another."""
+    out = _as_stride(x)
+    if out.__class__ is int:
+        return out
+    entries = leaves(out)
+    paths = {d.path for d in entries if d.__class__ is ScaledBasis}
+    if paths:
+        for d in entries:
+            if d.__class__ is int and d != 0:
+                raise LayoutError(f"strides {x!r} mix offsets ({d}) with coordinates ({next(iter(paths))})")
+        for p in paths:
+            for q in paths:
+                if p is not q and len(p) < len(q) and q[: len(p)] == p:
+                    raise LayoutError(f"basis elements {E(*p)} and {E(*q)}: a mode cannot be both a leaf and a tuple")
+    return out
+
+
+def _as_stride(x: Any) -> Any:
+    if x.__class__ is int or x.__class__ is ScaledBasis:
+        return x
+    if isinstance(x, (tuple, list)):
+        return tuple([_as_stride(y) for y in x])
+    return as_int(x, "a layout's stride")
+
+
+def paths_of(stride: Any) -> list[tuple[int, ...]]:
+    """The paths that the strides lead along, sorted."""
+    return sorted({d.path for d in leaves(stride) if d.__class__ is ScaledBasis})
+
+
+def component(stride: Any, path: tuple[int, ...]) -> Any:
+    """The integer strides of one component of the coordinate."""
+    return transform(lambda d: d.value if d.__class__ is ScaledBasis and d.path == path else 0, stride)
+
+
+def assemble(parts: dict[tuple[int, ...], Any]) -> Any:
+    """The coordinate tuple with the given components; what no path leads to is 0.
+
+    >>> assemble({(0,): 5, (2, 1): 7})
+    (5, 0, (0, 7))
+    """
+    if list(parts) == [()]:
+        return parts[()]
+    width = 1 + max(p[0] for p in parts)
+    out = []
+    for i in range(width):
+        inner = {p[1:]: v for p, v in parts.items() if p[0] == i}
+        out.append(assemble(inner) if inner else 0)
+    return tuple(out)
+
+
+def identity_stride(shape: Any, path: tuple[int, ...] = ()) -> Any:
+    """The strides E(i), E(i, j), ... that map each coordinate to itself; E(0) for an integer shape."""
+    if shape.__class__ is not tuple:
+        return ScaledBasis(1, path or (0,))
+    return tuple([identity_stride(s, path + (i,)) for i, s in enumerate(shape)])
+
+
+class Encoding:
+    """Basis strides as integers, one digit of a wide radix for each path, so that integer algorithms apply.
+
+    The map is linear and one-to-one on sums whose components stay below `reach` in absolute value.
+    """
+
+    def __init__(self, stride: Any, reach: int) -> None:
+        self.paths = paths_of(stride)
+        self.radix = 2 * reach + 1
+        self.weights = {p: self.radix**i for i, p in enumerate(self.paths)}
+
+    def encode(self, stride: Any) -> Any:
+        """The integer strides."""
+        return transform(lambda d: d.value * self.weights[d.path] if d.__class__ is ScaledBasis else d, stride)
+
+    def decode(self, stride: Any) -> Any:
+        """The basis strides. Raises LayoutError where one stride would need two components."""
+        return transform(self._decode, stride)
+
+    def digits(self, x: int) -> dict[tuple[int, ...], int]:
+        """The components of an encoded sum."""
+        out = {}
+        half = self.radix // 2
+        for p in self.paths:
+            digit = (x + half) % self.radix - half
+            x = (x - digit) // self.radix
+            out[p] = digit
+        return out
+
+    def _decode(self, x: int) -> Any:
+        found = [(v, p) for p, v in self.digits(x).items() if v]
+        if len(found) > 1:
+            raise LayoutError(f"a stride along {' and '.join(str(ScaledBasis(v, p)) for v, p in found)} at once")
+        return ScaledBasis(*found[0]) if found else 0

@@ -1,0 +1,205 @@
+"""Divide and product: a layout split by a tiler, or repeated over one.
+
+A tiler is an int (the layout n:1), a Layout, or a tuple of tilers and None, one for each mode, where None leaves the
+mode alone. Functions take and return (shape, stride) pairs; a tiler comes as the caller gave it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import LayoutError
+from .compose import compose
+from .inttuple import as_int, coal, compact, leaves, pack, product, show
+from .inverse import complement
+
+Pair = tuple[Any, Any]
+Split = Callable[[Any, Any, Any], Pair]
+
+
+def tiler_pair(tiler: Any) -> Pair | None:
+    """Shape and stride of a tiler that is an int or a layout; None for a tuple of tilers."""
+    if tiler.__class__ is int:
+        if tiler < 1:
+            raise LayoutError(f"a tiler's extent must be at least 1, not {tiler}")
+        return tiler, 1
+    if isinstance(tiler, (tuple, list)):
+        return None
+    stride = getattr(tiler, "stride", None)
+    if stride is None:
+        return tiler_pair(as_int(tiler, "a tiler that is no Layout and no tuple"))
+    return tiler.shape, stride
+
+
+def _modes(shape: Any, stride: Any, tiler: Any) -> int:
+    n = len(shape) if shape.__class__ is tuple else 1
+    if len(tiler) > n:
+        raise LayoutError(f"a tiler of {len(tiler)} modes for {show(shape)}:{show(stride)}, which has {n}")
+    return n
+
+
+def mode(shape: Any, stride: Any, i: int) -> Pair:
+    """Mode i as (shape, stride); an integer shape is its own only mode."""
+    return (shape[i], stride[i]) if shape.__class__ is tuple else (shape, stride)
+
+
+def join(pairs: list[Pair]) -> Pair:
+    """One layout with the given modes."""
+    return tuple([s for s, _ in pairs]), tuple([d for _, d in pairs])
+
+
+def by_mode(split: Split, shape: Any, stride: Any, tiler: Any) -> Pair:
+    """`split` applied mode by mode; None, and modes without a tiler, stay as they are."""
+    if tiler is None:
+        return shape, stride
+    if isinstance(tiler, (tuple, list)):
+        n = _modes(shape, stride, tiler)
+        out = [by_mode(split, *mode(shape, stride, i), t) for i, t in enumerate(tiler)]
+        return join(out + [mode(shape, stride, i) for i in range(len(tiler), n)])
+    return split(shape, stride, tiler)
+
+
+def zipped(split: Split, shape: Any, stride: Any, tiler: Any) -> Pair:
+    """`split` applied mode by mode, all first halves gathered in mode 0 and all second halves and the rest in mode 1."""
+    if tiler is None:
+        return (1, shape), (0, stride)
+    if isinstance(tiler, (tuple, list)):
+        n = _modes(shape, stride, tiler)
+        s0, d0, s1, d1 = [], [], [], []
+        for i, t in enumerate(tiler):
+            s, d = zipped(split, *mode(shape, stride, i), t)
+            s0.append(s[0])
+            d0.append(d[0])
+            s1.append(s[1])
+            d1.append(d[1])
+        for i in range(len(tiler), n):
+            s, d = mode(shape, stride, i)
+            s1.append(s)
+            d1.append(d)
+        return (tuple(s0), tuple(s1)), (tuple(d0), tuple(d1))
+    return split(shape, stride, tiler)
+
+
+def unpack(pair: Pair, first: bool) -> Pair:
+    """(X, (y, z)) as (X, y, z), and with `first` ((w, x), (y, z)) as (w, x, y, z)."""
+    (s0, s1), (d0, d1) = pair
+    if not first or s0.__class__ is not tuple:
+        s0, d0 = (s0,), (d0,)
+    if s1.__class__ is not tuple:
+        s1, d1 = (s1,), (d1,)
+    return s0 + s1, d0 + d1
+
+
+def divide(shape: Any, stride: Any, tiler: Any) -> Pair:
+    """A o (T, complement of T up to size(A)): mode 0 is a tile, mode 1 runs over the tiles."""
+    pair = tiler_pair(tiler)
+    assert pair is not None
+    s, d = pair
+    cs, cd = complement(s, d, product(shape))
+    return compose(shape, stride, (s, cs), (d, cd))
+
+
+def multiply(shape: Any, stride: Any, tiler: Any) -> Pair:
+    """(A, complement of A o B): mode 0 is A, mode 1 places copies of it, disjoint, in the order of B."""
+    pair = tiler_pair(tiler)
+    assert pair is not None
+    s, d = pair
+    reach: Any = 1
+    for n, e in zip(leaves(s), leaves(d)):
+        if e.__class__ is int and e < 0:
+            raise LayoutError(f"a product over {show(s)}:{show(d)}: mode {n}:{e} has a negative stride, and copies count up")
+        reach += (n - 1) * e
+    cs, cd = complement(shape, stride, product(shape) * reach)
+    s, d = compose(cs, cd, s, d)
+    return (shape, s), (stride, d)
+
+
+def composed(shape: Any, stride: Any, tiler: Any) -> Pair:
+    """A o T for a tiler that is an int or a layout."""
+    pair = tiler_pair(tiler)
+    assert pair is not None
+    return compose(shape, stride, *pair)
+
+
+def interleave(block: Pair, tiler: Any, raked: bool) -> Pair:
+    """Blocked or raked product: the two halves of the product zipped mode by mode, both padded to one rank."""
+    pair = tiler_pair(tiler)
+    if pair is None:
+        raise LayoutError(f"a blocked or raked product is over an int or a Layout, not the tuple {tiler!r}")
+    r = max(len(x[0]) if x[0].__class__ is tuple else 1 for x in (block, pair))
+    a, b = _pad(block, r), _pad(pair, r)
+    (s0, s1), (d0, d1) = _multiply_pair(a, b)
+    if raked:
+        s0, d0, s1, d1 = s1, d1, s0, d0
+    out = [((s, t), (d, e)) for s, t, d, e in zip(s0, s1, d0, d1)]
+    if raked:
+        out = [pack(*coal(s, d)) for s, d in out]
+    return join(out)
+
+
+def _pad(pair: Pair, r: int) -> Pair:
+    s, d = pair
+    if s.__class__ is not tuple:
+        s, d = (s,), (d,)
+    return s + (1,) * (r - len(s)), d + (0,) * (r - len(d))
+
+
+def _multiply_pair(a: Pair, b: Pair) -> Pair:
+    reach: Any = 1
+    for n, e in zip(leaves(b[0]), leaves(b[1])):
+        if e.__class__ is int and e < 0:
+            raise LayoutError(f"a product over {show(b[0])}:{show(b[1])}: mode {n}:{e} has a negative stride")
+        reach += (n - 1) * e
+    cs, cd = complement(*a, product(a[0]) * reach)
+    s, d = compose(cs, cd, *b)
+    return (a[0], s), (a[1], d)
+
+
+def ordered(shape: Any, order: Any) -> Any:
+    """The strides of the compact layout whose modes come in the given order, smallest first; equal ones left to right."""
+    flat_shape = leaves(shape)
+    flat_order = _orders(shape, order)
+    strides: list[Any] = [0] * len(flat_shape)
+    width: Any = 1
+    for i in sorted(range(len(flat_shape)), key=flat_order.__getitem__):
+        strides[i] = width
+        width *= flat_shape[i]
+    entries = iter(strides)
+
+    def rebuild(s: Any) -> Any:
+        return tuple([rebuild(t) for t in s]) if s.__class__ is tuple else next(entries)
+
+    return rebuild(shape)
+
+
+def _orders(shape: Any, order: Any) -> list[Any]:
+    if isinstance(order, (tuple, list)):
+        if shape.__class__ is not tuple or len(order) != len(shape):
+            raise LayoutError(f"order {order!r} does not have the nesting of shape {show(shape)}: one rank for each mode")
+        return [x for s, o in zip(shape, order) for x in _orders(s, o)]
+    return [as_int(order, "an order")] * len(leaves(shape))
+
+
+def tile_to_shape(block: Pair, shape: Any, order: Any = None) -> Pair:
+    """The block repeated until it fills `shape`, tiles in `order` (column-major when None)."""
+    target = shape if shape.__class__ is tuple else (shape,)
+    r = len(target)
+    if (len(block[0]) if block[0].__class__ is tuple else 1) > r:
+        raise LayoutError(f"a block of shape {show(block[0])} has more modes than the target {show(shape)}")
+    padded = _pad(block, r)
+    tiles = []
+    for i, (s, t) in enumerate(zip(padded[0], target)):
+        q, rem = divmod(product(t), product(s))
+        if rem:
+            raise LayoutError(
+                f"tile_to_shape: mode {i} of the target {show(shape)} has extent {product(t)}, no multiple of the "
+                f"block's {product(s)} ({show(block[0])})"
+            )
+        tiles.append(q)
+    grid = tuple(tiles)
+    strides = compact(grid) if order is None else ordered(grid, order)
+    # The stride of a single tile is never used; CuTe prints 0.
+    strides = tuple([0 if n == 1 else d for n, d in zip(grid, strides)])
+    (s0, s1), (d0, d1) = _multiply_pair(padded, (grid, strides))
+    return join([((s, t), (d, e)) for s, t, d, e in zip(s0, s1, d0, d1)])

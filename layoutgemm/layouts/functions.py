@@ -1,0 +1,317 @@
+"""The operations under their CuTe names, as free functions. Each is one line: the work is in the methods."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import inttuple as _t
+from .inttuple import compatible, congruent, idx2crd, product, product_each, weakly_congruent
+from .layout import Layout
+from .swizzle import ComposedLayout, Swizzle
+
+__all__ = [
+    "append",
+    "blocked_product",
+    "coalesce",
+    "compatible",
+    "complement",
+    "composition",
+    "congruent",
+    "cosize",
+    "crd2idx",
+    "depth",
+    "dice",
+    "downcast",
+    "filter",
+    "flat_divide",
+    "flat_product",
+    "flatten",
+    "group_modes",
+    "idx2crd",
+    "left_inverse",
+    "logical_divide",
+    "logical_product",
+    "make_composed_layout",
+    "make_identity_layout",
+    "make_layout",
+    "make_layout_tv",
+    "make_ordered_layout",
+    "make_swizzle",
+    "max_common_layout",
+    "max_common_vector",
+    "nullspace",
+    "prepend",
+    "product",
+    "product_each",
+    "raked_product",
+    "rank",
+    "recast_layout",
+    "right_inverse",
+    "select",
+    "shape",
+    "size",
+    "slice_",
+    "slice_and_offset",
+    "stride",
+    "tile_to_shape",
+    "tiled_divide",
+    "tiled_product",
+    "upcast",
+    "weakly_congruent",
+    "with_shape",
+    "zipped_divide",
+    "zipped_product",
+]
+
+
+def size(x: Any) -> Any:
+    """How many coordinates a layout or a shape has."""
+    return x.size if hasattr(x, "size") else product(x)
+
+
+def cosize(layout: Any) -> Any:
+    """See Layout.cosize."""
+    return layout.cosize
+
+
+def rank(x: Any) -> int:
+    """How many top-level modes a layout or a tuple has."""
+    return _t.rank(getattr(x, "shape", x))
+
+
+def depth(x: Any) -> int:
+    """How deep a layout or a tuple is nested."""
+    return _t.depth(getattr(x, "shape", x))
+
+
+def shape(layout: Any) -> Any:
+    """The shape of a layout."""
+    return layout.shape
+
+
+def stride(layout: Any) -> Any:
+    """The stride of a layout."""
+    return layout.stride
+
+
+def flatten(x: Any) -> Any:
+    """A layout or a tuple without nesting."""
+    return x.flatten() if hasattr(x, "flatten") else _t.flatten(x)
+
+
+def crd2idx(coord: Any, shape: Any, stride: Any = None) -> Any:
+    """The offset of a coordinate under a shape and a stride (None: compact column-major).
+
+    >>> crd2idx((1, 2), (4, 8)), crd2idx((1, 2), (4, 8), (8, 1))
+    (9, 10)
+    """
+    return Layout(shape, stride)(coord)
+
+
+def make_layout(*args: Any, stride: Any = None) -> Layout:
+    """make_layout(shape), make_layout(shape, stride), or one layout with the given layouts as its modes.
+
+    >>> str(make_layout((4, 8), stride=(8, 1))), str(make_layout(Layout(4), Layout(2, 4)))
+    ('(4,8):(8,1)', '(4,2):(1,4)')
+    """
+    if args and isinstance(args[0], Layout):
+        return Layout.join(*args)
+    return Layout(*args) if stride is None else Layout(args[0], stride)
+
+
+def make_ordered_layout(shape: Any, order: Any) -> Layout:
+    """See Layout.ordered."""
+    return Layout.ordered(shape, order)
+
+
+def make_identity_layout(shape: Any) -> Layout:
+    """See Layout.identity."""
+    return Layout.identity(shape)
+
+
+def make_swizzle(bits: int, base: int, shift: int, unit: Any = None) -> Swizzle:
+    """See Swizzle."""
+    return Swizzle(bits, base, shift, unit)
+
+
+def make_composed_layout(swizzle: Swizzle, offset: int, layout: Any) -> ComposedLayout:
+    """See ComposedLayout."""
+    return ComposedLayout(swizzle, offset, layout)
+
+
+def make_layout_tv(thread: Layout, value: Layout) -> tuple[Any, Layout]:
+    """The tile (M, N, ...) that threads and values cover, and the layout (thread, value) -> index in that tile.
+
+    `thread` maps tile coordinates to thread indices, `value` to the values of a thread; a thread's values lie side by
+    side. The index is colexicographic in the tile.
+
+    >>> tile, tv = make_layout_tv(Layout((8, 4)), Layout((4, 4)))
+    >>> tile, str(tv)
+    ((32, 16), '((8,4),(4,4)):((4,128),(1,32))')
+    """
+    tile = thread.raked_product(value)
+    tv = tile.right_inverse().compose(Layout((thread.size, value.size)))
+    return product_each(tile.shape), tv
+
+
+def coalesce(layout: Any, profile: Any = None) -> Any:
+    """See Layout.coalesce."""
+    return layout.coalesce(profile)
+
+
+def filter(layout: Layout, profile: Any = None) -> Layout:
+    """See Layout.filter."""
+    return layout.filter(profile)
+
+
+def composition(a: Any, b: Any) -> Any:
+    """See Layout.compose."""
+    return a.compose(b)
+
+
+def complement(layout: Layout, bound: Any = None) -> Layout:
+    """See Layout.complement."""
+    return layout.complement(bound)
+
+
+def right_inverse(layout: Layout) -> Layout:
+    """See Layout.right_inverse."""
+    return layout.right_inverse()
+
+
+def left_inverse(layout: Layout) -> Layout:
+    """See Layout.left_inverse."""
+    return layout.left_inverse()
+
+
+def nullspace(layout: Layout) -> Layout:
+    """See Layout.nullspace."""
+    return layout.nullspace()
+
+
+def max_common_layout(a: Layout, b: Layout) -> Layout:
+    """See Layout.max_common_layout."""
+    return a.max_common_layout(b)
+
+
+def max_common_vector(a: Layout, b: Layout) -> Any:
+    """See Layout.max_common_vector."""
+    return a.max_common_vector(b)
+
+
+def tile_to_shape(block: Any, shape: Any, order: Any = None) -> Any:
+    """See Layout.tile_to_shape."""
+    return block.tile_to_shape(shape, order)
+
+
+def with_shape(layout: Any, shape: Any) -> Any:
+    """See Layout.with_shape."""
+    return layout.with_shape(shape)
+
+
+def upcast(layout: Any, n: int) -> Any:
+    """See Layout.upcast."""
+    return layout.upcast(n)
+
+
+def downcast(layout: Any, n: int) -> Any:
+    """See Layout.downcast."""
+    return layout.downcast(n)
+
+
+def recast_layout(new_bits: int, old_bits: int, layout: Any) -> Any:
+    """See Layout.recast; the arguments come in CuTe's order."""
+    return layout.recast(new_bits, old_bits)
+
+
+def slice_(coord: Any, layout: Any) -> Any:
+    """The layout of the modes that None keeps, without its offset."""
+    return layout.slice(coord)[0]
+
+
+def slice_and_offset(coord: Any, layout: Any) -> tuple[Any, Any]:
+    """See Layout.slice."""
+    return layout.slice(coord)
+
+
+def dice(coord: Any, layout: Any) -> Any:
+    """See Layout.dice."""
+    return layout.dice(coord)
+
+
+def select(layout: Layout, modes: Any) -> Layout:
+    """The layout of the named modes, in the order named.
+
+    >>> str(select(Layout((2, 3, 5)), (2, 0)))
+    '(5,2):(6,1)'
+    """
+    return Layout.join(*[layout[i] for i in modes])
+
+
+def group_modes(layout: Layout, begin: int, end: int) -> Layout:
+    """See Layout.group."""
+    return layout.group(begin, end)
+
+
+def append(layout: Layout, mode: Layout) -> Layout:
+    """The layout with one more mode at its end.
+
+    >>> str(append(Layout((4, 8)), Layout(3, 32)))
+    '(4,8,3):(1,4,32)'
+    """
+    return Layout.join(*layout, mode)
+
+
+def prepend(layout: Layout, mode: Layout) -> Layout:
+    """The layout with one more mode at its beginning."""
+    return Layout.join(mode, *layout)
+
+
+def logical_divide(layout: Any, tiler: Any) -> Any:
+    """See Layout.logical_divide."""
+    return layout.logical_divide(tiler)
+
+
+def zipped_divide(layout: Any, tiler: Any) -> Any:
+    """See Layout.zipped_divide."""
+    return layout.zipped_divide(tiler)
+
+
+def tiled_divide(layout: Any, tiler: Any) -> Any:
+    """See Layout.tiled_divide."""
+    return layout.tiled_divide(tiler)
+
+
+def flat_divide(layout: Any, tiler: Any) -> Any:
+    """See Layout.flat_divide."""
+    return layout.flat_divide(tiler)
+
+
+def logical_product(layout: Any, tiler: Any) -> Any:
+    """See Layout.logical_product."""
+    return layout.logical_product(tiler)
+
+
+def zipped_product(layout: Any, tiler: Any) -> Any:
+    """See Layout.zipped_product."""
+    return layout.zipped_product(tiler)
+
+
+def tiled_product(layout: Any, tiler: Any) -> Any:
+    """See Layout.tiled_product."""
+    return layout.tiled_product(tiler)
+
+
+def flat_product(layout: Any, tiler: Any) -> Any:
+    """See Layout.flat_product."""
+    return layout.flat_product(tiler)
+
+
+def blocked_product(layout: Any, tiler: Any) -> Any:
+    """See Layout.blocked_product."""
+    return layout.blocked_product(tiler)
+
+
+def raked_product(layout: Any, tiler: Any) -> Any:
+    """See Layout.raked_product."""
+    return layout.raked_product(tiler)

@@ -1,0 +1,369 @@
+"""Integer tuples: shapes, strides and coordinates as ints and (nested) tuples of ints.
+
+An `IntTuple` is an int or a tuple of IntTuples. Its *profile* is its nesting; two are *congruent* when they have one
+profile. The functions here take well-formed tuples; `as_shape` and `as_stride` make them so, and are the only places
+where a caller's shape or stride is checked.
+
+Entries are compared by `x.__class__ is int` where it pays, and otherwise only with `+ - * // % ==`, so that other
+integer-like entries could stand in their place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any, Union
+
+import numpy as np
+
+from ..errors import CoordinateError, LayoutError
+
+IntTuple = Union[int, tuple["IntTuple", ...]]
+
+
+def flatten(x: Any) -> Any:
+    """Without nesting: an int stays an int, a tuple becomes a flat tuple.
+
+    >>> flatten((4, (2, (3,))))
+    (4, 2, 3)
+    """
+    return tuple(leaves(x)) if x.__class__ is tuple else x
+
+
+def leaves(x: Any) -> list[Any]:
+    """The entries from left to right, as a list."""
+    if x.__class__ is not tuple:
+        return [x]
+    out: list[Any] = []
+    for y in x:
+        if y.__class__ is tuple:
+            out += leaves(y)
+        else:
+            out.append(y)
+    return out
+
+
+def product(x: Any) -> Any:
+    """The product of all entries.
+
+    >>> product((4, (2, 3)))
+    24
+    """
+    return prod(leaves(x)) if x.__class__ is tuple else x
+
+
+def product_each(x: Any) -> Any:
+    """The product of each top-level mode: the shape without the nesting inside its modes.
+
+    >>> product_each((4, (2, 3)))
+    (4, 6)
+    """
+    return tuple([product(y) for y in x]) if x.__class__ is tuple else x
+
+
+def rank(x: Any) -> int:
+    """How many top-level modes: 1 for an int."""
+    return len(x) if x.__class__ is tuple else 1
+
+
+def depth(x: Any) -> int:
+    """How deep the nesting goes: 0 for an int.
+
+    >>> depth(4), depth((4, 2)), depth((4, (2, 3)))
+    (0, 1, 2)
+    """
+    if x.__class__ is not tuple:
+        return 0
+    return 1 + max((depth(y) for y in x), default=0)
+
+
+def congruent(a: Any, b: Any) -> bool:
+    """Whether both have the same nesting.
+
+    >>> congruent((4, (2, 3)), (1, (8, 9))), congruent((4, 2), 8)
+    (True, False)
+    """
+    if a.__class__ is not tuple or b.__class__ is not tuple:
+        return a.__class__ is not tuple and b.__class__ is not tuple
+    return len(a) == len(b) and all(map(congruent, a, b))
+
+
+def compatible(a: Any, b: Any) -> bool:
+    """Whether every coordinate of shape `a` is one of shape `b`: equal sizes, and `b` refines `a`.
+
+    >>> compatible(24, (4, 6)), compatible((4, 6), (4, (2, 3))), compatible((4, 6), 24)
+    (True, True, False)
+    """
+    if a.__class__ is not tuple:
+        return bool(a == product(b))
+    return b.__class__ is tuple and len(a) == len(b) and all(map(compatible, a, b))
+
+
+def weakly_congruent(a: Any, b: Any) -> bool:
+    """Whether the nesting of `b` refines that of `a`.
+
+    >>> weakly_congruent(1, (4, 6)), weakly_congruent((4, 6), 1)
+    (True, False)
+    """
+    if a.__class__ is not tuple:
+        return True
+    return b.__class__ is tuple and len(a) == len(b) and all(map(weakly_congruent, a, b))
+
+
+def transform(f: Callable[[Any], Any], x: Any) -> Any:
+    """The tuple of the same nesting with `f` applied to every entry."""
+    return tuple([transform(f, y) for y in x]) if x.__class__ is tuple else f(x)
+
+
+def compact(shape: Any) -> Any:
+    """The strides of the column-major compact layout: each the product of the extents to its left.
+
+    >>> compact((4, (2, 3)))
+    (1, (4, 8))
+    """
+    return _compact(shape, 1)[0]
+
+
+def _compact(shape: Any, width: Any) -> tuple[Any, Any]:
+    if shape.__class__ is not tuple:
+        return width, shape * width
+    out = []
+    for s in shape:
+        if s.__class__ is tuple:
+            d, width = _compact(s, width)
+            out.append(d)
+        else:
+            out.append(width)
+            width = s * width
+    return tuple(out), width
+
+
+def show(x: Any) -> str:
+    """CuTe's notation of a tuple: no blanks, and a tuple of one entry without a comma.
+
+    >>> show((4, (2,)))
+    '(4,(2))'
+    """
+    return f"({','.join([show(y) for y in x])})" if x.__class__ is tuple else str(x)
+
+
+# ---------------------------------------------------------------- checks where shapes and strides are made
+
+
+def as_int(x: Any, what: str) -> int:
+    """`x` as a Python int: ints and NumPy integers only, named `what` in the error."""
+    if x.__class__ is int:
+        return x
+    if isinstance(x, np.integer):
+        return int(x)
+    if isinstance(x, int) and not isinstance(x, bool):
+        return int(x)
+    raise LayoutError(f"{what} must be an integer, not {x!r} ({type(x).__name__})")
+
+
+def as_shape(x: Any) -> Any:
+    """A checked shape: extents are integers >= 1; lists become tuples, NumPy integers become ints.
+
+    Raises LayoutError naming the extent.
+    """
+    if x.__class__ is int:
+        if x < 1:
+            raise LayoutError(f"a layout's extent must be at least 1, not {x}")
+        return x
+    if isinstance(x, (tuple, list)):
+        return tuple([as_shape(y) for y in x])
+    return as_shape(as_int(x, "a layout's extent"))
+
+
+def check_congruent(shape: Any, stride: Any) -> None:
+    """Raise LayoutError unless the stride has the nesting of the shape."""
+    if not congruent(shape, stride):
+        raise LayoutError(f"stride {show(stride)} is not congruent with shape {show(shape)}: one stride for each extent")
+
+
+# ---------------------------------------------------------------- coordinates
+
+
+def out_of_range(coord: Any, shape: Any) -> CoordinateError:
+    """The error for a Python int outside `shape`."""
+    return CoordinateError(f"coordinate {show(coord)} is outside 0..{product(shape) - 1} of shape {show(shape)}", coord)
+
+
+def scalar(x: Any) -> Any:
+    """A coordinate that is neither an int nor a tuple, made usable: NumPy integers become ints, integer arrays int64.
+
+    Anything else that is a number of another kind is refused; other objects (traced integers) pass unchanged.
+    """
+    if isinstance(x, np.ndarray):
+        if x.dtype == np.int64 or x.dtype == object:
+            return x
+        if x.dtype.kind not in "iu":
+            raise CoordinateError(f"an array of coordinates must hold integers, not {x.dtype}")
+        if x.dtype == np.uint64:
+            # A later sum of uint64 with int64 would be float64.
+            if x.size and int(x.max()) >= 1 << 63:
+                raise CoordinateError("an array of coordinates must fit int64")
+        return x.astype(np.int64)
+    if isinstance(x, np.integer):
+        return int(x)
+    if x is None:
+        raise CoordinateError("None keeps a mode and belongs to slice(): a coordinate has an integer for every mode")
+    if isinstance(x, (bool, np.bool_, float, complex, str, bytes, set, dict)):
+        raise CoordinateError(f"a coordinate must be an integer, not {x!r} ({type(x).__name__})")
+    return x
+
+
+def idx2crd(index: Any, shape: Any) -> Any:
+    """The coordinate of a flat (colexicographic) index: int -> tuple congruent with `shape`.
+
+    A Python int outside the shape raises CoordinateError; the last mode of an array or a traced index is unbounded.
+
+    >>> idx2crd(13, (4, (2, 3)))
+    (1, (1, 1))
+    """
+    if index.__class__ is not int:
+        if isinstance(index, (tuple, list)):
+            if shape.__class__ is not tuple or len(index) != len(shape):
+                raise CoordinateError(f"coordinate {index!r} does not have the nesting of shape {show(shape)}")
+            return tuple([idx2crd(i, s) for i, s in zip(index, shape)])
+        index = scalar(index)
+    if index.__class__ is int and not 0 <= index < product(shape):
+        raise out_of_range(index, shape)
+    if shape.__class__ is not tuple:
+        return index
+    return _split(index, shape)
+
+
+def _split(index: Any, shape: Any) -> Any:
+    out = []
+    last = len(shape) - 1
+    for i, s in enumerate(shape):
+        n = product(s)
+        if n == 1:
+            part: Any = 0  # spares a traced index a division by 1
+        elif i == last or all(product(t) == 1 for t in shape[i + 1 :]):
+            part = index
+        else:
+            part, index = index % n, index // n
+        out.append(_split(part, s) if s.__class__ is tuple else part)
+    return tuple(out)
+
+
+def crd2idx(coord: Any, shape: Any, stride: Any) -> Any:
+    """The offset of a coordinate under integer strides: coordinate -> sum of coordinate * stride.
+
+    `coord` may stop at any mode of `shape`: an int there is the mode's flat index. Python ints are checked against the
+    shape (CoordinateError); arrays and traced integers are not, and run past the end in the last mode.
+    """
+    if coord.__class__ is int:
+        if shape.__class__ is not tuple:
+            if 0 <= coord < shape:
+                return coord * stride
+            raise out_of_range(coord, shape)
+        if not 0 <= coord < prod(leaves(shape)):
+            raise out_of_range(coord, shape)
+        return _offset(coord, leaves(shape), leaves(stride))
+    if isinstance(coord, (tuple, list)):
+        if shape.__class__ is not tuple or len(coord) != len(shape):
+            raise CoordinateError(f"coordinate {_text(coord)} does not have the nesting of shape {show(shape)}")
+        total: Any = 0
+        for c, s, d in zip(coord, shape, stride):
+            part = crd2idx(c, s, d)
+            if part.__class__ is int and part == 0:
+                continue  # a traced sum needs no `+ 0`
+            total = part if total.__class__ is int and total == 0 else total + part
+        return total
+    coord = scalar(coord)
+    if coord.__class__ is int:
+        return crd2idx(coord, shape, stride)
+    S, D = coal(shape, stride)
+    if not S or (len(D) == 1 and D[0].__class__ is int and D[0] == 0):
+        return np.zeros(coord.shape, np.int64) if isinstance(coord, np.ndarray) else 0
+    return _offset(coord, S, D)
+
+
+def _offset(x: Any, S: list[Any], D: list[Any]) -> Any:
+    """Offset of a flat index over flat modes, last mode unbounded, without arithmetic on 1 and 0."""
+    total: Any = 0
+    last = len(S) - 1
+    for i, s in enumerate(S):
+        d = D[i]
+        if i == last:
+            part = x
+        else:
+            if s == 1:
+                continue
+            part = x % s
+            x = x // s
+        if d == 0:
+            continue
+        term = part if d == 1 else part * d
+        total = term if total.__class__ is int and total == 0 else total + term
+    return total
+
+
+def _text(coord: Any) -> str:
+    return f"({','.join([_text(c) for c in coord])})" if isinstance(coord, (tuple, list)) else repr(coord)
+
+
+def coal(shape: Any, stride: Any) -> tuple[list[Any], list[Any]]:
+    """The coalesced modes as two lists: extents of 1 dropped, neighbours merged when they continue each other.
+
+    The lists are empty for a layout of one element. This form is unique for a function: the first extent is the first
+    index i with L(i) != i*L(1), and so on.
+    """
+    if shape.__class__ is not tuple:
+        return ([], []) if shape == 1 else ([shape], [stride])
+    S: list[Any] = []
+    D: list[Any] = []
+    _coal(shape, stride, S, D)
+    return S, D
+
+
+def _coal(shape: tuple[Any, ...], stride: tuple[Any, ...], S: list[Any], D: list[Any]) -> None:
+    for s, d in zip(shape, stride):
+        if s.__class__ is tuple:
+            _coal(s, d, S, D)
+        elif s == 1:
+            continue
+        elif S and S[-1] * D[-1] == d:
+            S[-1] *= s
+        else:
+            S.append(s)
+            D.append(d)
+
+
+def pack(S: list[Any], D: list[Any]) -> tuple[Any, Any]:
+    """Shape and stride of flat modes as CuTe prints them: 1:0 for none, an int for one, tuples for more."""
+    if len(S) == 1:
+        return S[0], D[0]
+    if not S:
+        return 1, 0
+    return tuple(S), tuple(D)
+
+
+def coalesce(shape: Any, stride: Any) -> tuple[Any, Any]:
+    """The coalesced shape and stride."""
+    return pack(*coal(shape, stride))
+
+
+def filter_zeros(shape: Any, stride: Any) -> tuple[Any, Any]:
+    """Coalesced, without the modes of stride 0."""
+    modes = [(s, d) for s, d in zip(leaves(shape), leaves(stride)) if s != 1 and d != 0]
+    return coalesce(tuple([s for s, _ in modes]), tuple([d for _, d in modes]))
+
+
+def by_profile(f: Callable[[Any, Any], tuple[Any, Any]], shape: Any, stride: Any, profile: Any) -> tuple[Any, Any]:
+    """`f` on every mode that an int of the profile marks; None, and modes past the profile's end, stay."""
+    if profile is None:
+        return shape, stride
+    if not isinstance(profile, (tuple, list)):
+        return f(shape, stride)
+    n = len(shape) if shape.__class__ is tuple else 1
+    if len(profile) > n:
+        raise LayoutError(f"a profile of {len(profile)} modes for {show(shape)}:{show(stride)}, which has {n}")
+    if shape.__class__ is not tuple:
+        shape, stride = (shape,), (stride,)
+    pairs = [by_profile(f, s, d, p) for s, d, p in zip(shape, stride, profile)]
+    tail = len(profile)
+    return tuple([s for s, _ in pairs]) + shape[tail:], tuple([d for _, d in pairs]) + stride[tail:]

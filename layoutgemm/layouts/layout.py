@@ -1,0 +1,521 @@
+"""The Layout: a shape and a stride, and everything that can be done with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ..errors import LayoutError
+from . import divide as _divide
+from . import inverse as _inverse
+from . import inttuple as _t
+from . import proof as _proof
+from . import recast as _recast
+from .basis import as_stride, assemble, component, has_basis, identity_stride, paths_of
+from .compose import compose as _compose
+from .inttuple import as_int, as_shape, check_congruent, coal, crd2idx, pack
+from .predicates import Predicates
+
+ENUMERABLE = 1 << 28
+
+
+def check_enumerable(what: str, layout: Any) -> None:
+    """Refuse to make an array of all values of a layout that is far too large for it."""
+    if layout.size > ENUMERABLE:
+        raise LayoutError(f"{what} of {layout}: {layout.size} values are more than {ENUMERABLE}; call it on the ones needed")
+
+
+class Layout(Predicates):
+    """A function from coordinates to offsets: coordinate -> sum of coordinate * stride, in elements.
+
+    The domain is the shape: its coordinates are tuples of its nesting, or flat indices in colexicographic order (the
+    first mode runs fastest), or anything between. The codomain is whatever the strides count; with basis strides
+    (`E(0)`, `8*E(1)`) it is coordinates. `Layout(shape)` is compact and column-major.
+
+    Frozen and hashable; `==` compares shape and stride as written, `equivalent` compares functions. `str` is CuTe's
+    notation, `parse` its inverse, and `repr` evaluates back. Raises LayoutError for a stride that is not congruent with
+    the shape, an extent below 1, and any entry that is no integer.
+
+    >>> L = Layout((8, (2, 2)), (2, (1, 16)))
+    >>> L(3, (1, 0)), L(27), str(L), L
+    (7, 23, '(8,(2,2)):(2,(1,16))', Layout((8, (2, 2)), (2, (1, 16))))
+
+    Source: `cute/layout.hpp` in NVIDIA/cutlass, and arXiv 2603.02298.
+    """
+
+    __slots__ = ("shape", "stride")
+    shape: Any
+    stride: Any
+    _plain = True  # no swizzle: what the normal form applies to
+
+    def __init__(self, shape: Any, stride: Any = None) -> None:
+        shape = as_shape(shape)
+        if stride is None:
+            stride = _t.compact(shape)
+        else:
+            stride = as_stride(stride)
+            check_congruent(shape, stride)
+        _set_shape(self, shape)
+        _set_stride(self, stride)
+
+    @staticmethod
+    def _new(shape: Any, stride: Any) -> Layout:
+        """A layout of parts that are known to be well formed: no checks."""
+        self = _object_new(Layout)
+        _set_shape(self, shape)
+        _set_stride(self, stride)
+        return self
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"Layout is frozen: cannot set {name}")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"Layout is frozen: cannot delete {name}")
+
+    # ------------------------------------------------------------ construction
+
+    @staticmethod
+    def identity(shape: Any) -> Layout:
+        """The layout that maps each coordinate to itself: strides E(i), nested as the shape is.
+
+        >>> str(Layout.identity((4, (2, 3)))), Layout.identity((4, (2, 3)))(5)
+        ('(4,(2,3)):(1@0,(1@0@1,1@1@1))', (1, (1, 0)))
+        """
+        shape = as_shape(shape)
+        return _new(shape, identity_stride(shape))
+
+    @staticmethod
+    def ordered(shape: Any, order: Any) -> Layout:
+        """The compact layout whose modes take the strides in the given order, smallest first.
+
+        >>> str(Layout.ordered((2, 8, 4), (1, 0, 2)))
+        '(2,8,4):(8,1,16)'
+        """
+        shape = as_shape(shape)
+        return _new(shape, _divide.ordered(shape, order))
+
+    @staticmethod
+    def join(*layouts: Layout) -> Layout:
+        """One layout with the given layouts as its modes.
+
+        >>> str(Layout.join(Layout(4), Layout((2, 3), (4, 8))))
+        '(4,(2,3)):(1,(4,8))'
+        """
+        out = tuple([x.shape for x in layouts]), as_stride(tuple([x.stride for x in layouts]))
+        return _new(*out)
+
+    @staticmethod
+    def parse(text: str) -> Layout:
+        """The inverse of str(): CuTe's notation, as in '(8,(2,2)):(2,(1,16))' or '(4,8):(1@0,1@1)'."""
+        from .notation import parse
+
+        out = parse(text)
+        if not isinstance(out, Layout):
+            raise LayoutError(f"{text!r} has a swizzle and is a ComposedLayout")
+        return out
+
+    # ------------------------------------------------------------ properties
+
+    @property
+    def size(self) -> Any:
+        """How many coordinates: the product of the extents."""
+        shape = self.shape
+        return prod(_t.leaves(shape)) if shape.__class__ is tuple else shape
+
+    @property
+    def cosize(self) -> Any:
+        """The span of the offsets, 1 + sum of (extent-1)*|stride|; for coordinates the product of their spans.
+
+        >>> Layout((4, 2), (1, 8)).cosize
+        12
+        """
+        if self.has_basis:
+            return prod([_new(self.shape, component(self.stride, p)).cosize for p in paths_of(self.stride)])
+        return 1 + sum([(s - 1) * abs(d) for s, d in zip(_t.leaves(self.shape), _t.leaves(self.stride))])
+
+    @property
+    def rank(self) -> int:
+        """How many top-level modes."""
+        return len(self.shape) if self.shape.__class__ is tuple else 1
+
+    @property
+    def depth(self) -> int:
+        """How deep the nesting goes: 0 for an integer shape."""
+        return _t.depth(self.shape)
+
+    @property
+    def has_basis(self) -> bool:
+        """Whether the values are coordinates."""
+        return has_basis(self.stride)
+
+    # ------------------------------------------------------------ as a function
+
+    def __call__(self, *coord: Any) -> Any:
+        c = coord[0] if len(coord) == 1 else coord
+        if has_basis(self.stride):
+            return assemble({p: crd2idx(c, self.shape, component(self.stride, p)) for p in paths_of(self.stride)})
+        return crd2idx(c, self.shape, self.stride)
+
+    def coord(self, index: Any) -> Any:
+        """The coordinate of a flat index, nested as the shape is; an int out of range raises CoordinateError.
+
+        >>> Layout((4, (2, 3))).coord(13)
+        (1, (1, 1))
+        """
+        return _t.idx2crd(index, self.shape)
+
+    def offsets(self) -> Any:
+        """All values in order of the flat index: an int64 array of length size; for coordinates a tuple of arrays.
+
+        Raises LayoutError where a value does not fit int64 or the array would have more than 2^28 entries.
+
+        >>> Layout((2, 3), (3, 1)).offsets().tolist()
+        [0, 3, 1, 4, 2, 5]
+        """
+        check_enumerable("offsets()", self)
+        if has_basis(self.stride):
+            return assemble({p: _new(self.shape, component(self.stride, p)).offsets() for p in paths_of(self.stride)})
+        S, D = coal(self.shape, self.stride)
+        if not S:
+            return np.zeros(1, np.int64)
+        if sum([(s - 1) * abs(d) for s, d in zip(S, D)]) >= 1 << 63:
+            raise LayoutError(f"offsets() of {self}: the offsets do not fit 64 bits")
+        out = np.arange(0, S[0] * D[0], D[0], np.int64) if D[0] else np.zeros(S[0], np.int64)
+        for s, d in zip(S[1:], D[1:]):
+            step = np.arange(0, s * d, d, np.int64) if d else np.zeros(s, np.int64)
+            out = (step[:, None] + out).ravel()
+        return out
+
+    # ------------------------------------------------------------ modes and slices
+
+    def __len__(self) -> int:
+        return self.rank
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __iter__(self) -> Iterator[Layout]:
+        return (self[i] for i in range(self.rank))
+
+    def __getitem__(self, i: Any) -> Layout:
+        """Mode i as a layout; a Python slice gives the layout of those modes."""
+        shape, stride = self.shape, self.stride
+        if shape.__class__ is not tuple:
+            shape, stride = (shape,), (stride,)
+        try:
+            return _new(shape[i], stride[i])
+        except (IndexError, TypeError):
+            raise IndexError(f"{self} has no mode {i!r}") from None
+
+    def slice(self, coord: Any) -> tuple[Layout, Any]:
+        """The layout of the modes that None keeps, and the offset of the others.
+
+        >>> rest, offset = Layout((4, (2, 3)), (6, (1, 2))).slice((1, (None, 2)))
+        >>> str(rest), offset
+        ('(2):(1)', 10)
+        """
+        if coord is None:
+            return self, 0
+        S, D = _recast.select(coord, self.shape, self.stride, True)
+        if has_basis(self.stride):
+            parts = {p: _recast.offset(coord, self.shape, component(self.stride, p)) for p in paths_of(self.stride)}
+            return _new(tuple(S), tuple(D)), assemble(parts)
+        return _new(tuple(S), tuple(D)), _recast.offset(coord, self.shape, self.stride)
+
+    def dice(self, coord: Any) -> Layout:
+        """The layout of the modes that have an integer in coord: what slice drops.
+
+        >>> str(Layout((4, 2, 3)).dice((None, 0, 0)))
+        '(2,3):(4,8)'
+        """
+        S, D = _recast.select(coord, self.shape, self.stride, False)
+        return _new(tuple(S), tuple(D))
+
+    # ------------------------------------------------------------ the same function, other modes
+
+    def flatten(self) -> Layout:
+        """Without nesting. '(4,(2,3)):(1,(4,8))' -> '(4,2,3):(1,4,8)'."""
+        return _new(_t.flatten(self.shape), _t.flatten(self.stride))
+
+    def coalesce(self, profile: Any = None) -> Layout:
+        """As few modes as the function of the flat index allows; a profile keeps its modes and coalesces inside them.
+
+        In a profile an int marks a mode to coalesce, None one to leave, a tuple goes deeper; modes past its end stay.
+
+        >>> L = Layout((2, (1, 6)), (1, (6, 2)))
+        >>> str(L.coalesce()), str(L.coalesce((1, 1)))
+        ('12:1', '(2,6):(1,2)')
+        """
+        if profile.__class__ is tuple:
+            return _new(*_t.by_profile(_t.coalesce, self.shape, self.stride, profile))
+        return _new(*pack(*coal(self.shape, self.stride)))
+
+    def filter(self, profile: Any = None) -> Layout:
+        """Coalesced without the modes of stride 0: the same values, each as often as the other modes give it.
+
+        >>> str(Layout((4, 2, 3), (0, 1, 2)).filter())
+        '6:1'
+        """
+        if profile.__class__ is tuple:
+            return _new(*_t.by_profile(_t.filter_zeros, self.shape, self.stride, profile))
+        return _new(*_t.filter_zeros(self.shape, self.stride))
+
+    def with_shape(self, *shape: Any) -> Layout:
+        """The same function of the flat index under another shape of the same size.
+
+        Raises CompositionError where no layout of that shape has the function.
+
+        >>> str(Layout((4, 6)).with_shape(2, 12))
+        '(2,12):(1,2)'
+        """
+        target = Layout(shape[0] if len(shape) == 1 else shape)
+        if target.size != self.size:
+            raise LayoutError(f"{self} has {self.size} coordinates, and the shape {_t.show(target.shape)} {target.size}")
+        return self.compose(target)
+
+    def group(self, begin: int, end: int) -> Layout:
+        """Modes begin..end-1 as one mode.
+
+        >>> str(Layout((2, 3, 5)).group(0, 2))
+        '((2,3),5):((1,2),6)'
+        """
+        if not 0 <= begin < end <= self.rank:
+            raise LayoutError(f"{self} has no modes {begin}..{end - 1} to group")
+        s, d = self[:].shape, self[:].stride
+        return _new(s[:begin] + (s[begin:end],) + s[end:], d[:begin] + (d[begin:end],) + d[end:])
+
+    # ------------------------------------------------------------ the algebra
+
+    def compose(self, other: Any) -> Any:
+        """self o other: the layout with other's modes and the function c -> self(other(c)), or CompositionError.
+
+        Right or refused: it answers exactly when such a layout exists. Offsets past the end of self run on in its last
+        coalesced mode (CuTe's definition). `other` is a Layout, an int n (the layout n:1), or a tuple with one of these
+        or None (leave as is) for each mode; modes past its end stay.
+
+        >>> str(Layout((6, 2), (8, 2)) @ Layout((4, 3), (3, 1)))
+        '((2,2),3):((24,2),8)'
+        >>> Layout((4, 2), (1, 8)).can_compose(Layout((2, 2), (1, 3))).witness
+        3
+        """
+        if other.__class__ is Layout:
+            return _new(*_compose(self.shape, self.stride, other.shape, other.stride))
+        if getattr(other, "swizzle", None) is not None:
+            from .swizzle import compose_with_swizzle
+
+            return compose_with_swizzle(self, other)
+        return _new(*_divide.by_mode(_divide.composed, self.shape, self.stride, other))
+
+    __matmul__ = compose
+
+    def complement(self, bound: Any = None) -> Layout:
+        """The layout of the translates of self's image that tile 0..bound-1; bound None stops at self's own end.
+
+        The last mode has ceil(bound / end) entries (CuTe's definition). Raises LayoutError where, in order of strides, a
+        mode does not begin at a multiple of where the one below ends, or a stride is negative.
+
+        >>> str(Layout((2, 2), (1, 8)).complement(32))
+        '(4,2):(2,16)'
+        """
+        if bound is None:
+            bound = 1
+        elif bound.__class__ is not int or bound < 1:
+            bound = _recast.factor(bound, "complement (its bound)")
+        return _new(*_inverse.complement(self.shape, self.stride, bound))
+
+    def right_inverse(self) -> Layout:
+        """The largest R with self(R(i)) = i, i < size(R).
+
+        Largest for an injective layout with strides >= 0; otherwise the longest chain of whole modes.
+
+        >>> str(Layout((4, 8), (8, 1)).right_inverse())
+        '(8,4):(4,1)'
+        """
+        return _new(*_inverse.right_inverse(self.shape, self.stride))
+
+    def left_inverse(self) -> Layout:
+        """R with R(self(i)) = i for every flat index i: the right inverse of (self, complement of self).
+
+        Raises LayoutError where self is not injective or has no complement.
+
+        >>> str(Layout(4, 2).left_inverse())
+        '(2,4):(4,1)'
+        """
+        return _new(*_inverse.left_inverse(self.shape, self.stride))
+
+    def nullspace(self) -> Layout:
+        """The coordinates that the modes of stride 0 spend.
+
+        >>> str(Layout((2, 5), (5, 0)).nullspace())
+        '5:2'
+        """
+        return _new(*_inverse.nullspace(self.shape, self.stride))
+
+    def max_common_layout(self, other: Layout) -> Layout:
+        """The largest R along other's right inverse with self(R(i)) = other(R(i)) = i.
+
+        >>> str(Layout((4, 8), (1, 4)).max_common_layout(Layout((4, 8), (1, 16))))
+        '4:1'
+        """
+        return _new(*_inverse.max_common((self.shape, self.stride), (other.shape, other.stride)))
+
+    def max_common_vector(self, other: Layout) -> Any:
+        """How many elements both layouts store side by side, in one order: the size of max_common_layout.
+
+        >>> Layout((4, 8), (1, 4)).max_common_vector(Layout((4, 8), (1, 16)))
+        4
+        """
+        return self.max_common_layout(other).size
+
+    def logical_divide(self, tiler: Any) -> Layout:
+        """self o (T, complement of T): mode 0 a tile, mode 1 the tiles; mode by mode for a tuple.
+
+        >>> str(Layout((4, 6)).logical_divide((2, 3)))
+        '((2,2),(3,2)):((1,2),(4,12))'
+        """
+        return _new(*_divide.by_mode(_divide.divide, self.shape, self.stride, tiler))
+
+    def zipped_divide(self, tiler: Any) -> Layout:
+        """logical_divide with all tile modes in mode 0 and all others in mode 1.
+
+        >>> str(Layout((4, 6)).zipped_divide((2, 3)))
+        '((2,3),(2,2)):((1,4),(2,12))'
+        """
+        return _new(*_divide.zipped(_divide.divide, self.shape, self.stride, tiler))
+
+    def tiled_divide(self, tiler: Any) -> Layout:
+        """zipped_divide with the modes of mode 1 at the top: '((2,3),2,2)'."""
+        return _new(*_divide.unpack(_divide.zipped(_divide.divide, self.shape, self.stride, tiler), False))
+
+    def flat_divide(self, tiler: Any) -> Layout:
+        """zipped_divide with the modes of both modes at the top: '(2,3,2,2)'."""
+        return _new(*_divide.unpack(_divide.zipped(_divide.divide, self.shape, self.stride, tiler), True))
+
+    def logical_product(self, tiler: Any) -> Layout:
+        """(self, complement of self o tiler): mode 0 is self, mode 1 places disjoint copies in the tiler's order.
+
+        >>> str(Layout((2, 2), (1, 8)).logical_product(4))
+        '((2,2),4):((1,8),2)'
+        """
+        return _new(*_divide.by_mode(_divide.multiply, self.shape, self.stride, tiler))
+
+    def zipped_product(self, tiler: Any) -> Layout:
+        """logical_product with all block modes in mode 0 and all copies in mode 1."""
+        return _new(*_divide.zipped(_divide.multiply, self.shape, self.stride, tiler))
+
+    def tiled_product(self, tiler: Any) -> Layout:
+        """zipped_product with the modes of mode 1 at the top."""
+        return _new(*_divide.unpack(_divide.zipped(_divide.multiply, self.shape, self.stride, tiler), False))
+
+    def flat_product(self, tiler: Any) -> Layout:
+        """zipped_product with the modes of both modes at the top."""
+        return _new(*_divide.unpack(_divide.zipped(_divide.multiply, self.shape, self.stride, tiler), True))
+
+    def blocked_product(self, tiler: Any) -> Layout:
+        """Copies of self side by side: mode i is (block mode i, tiler mode i).
+
+        >>> str(Layout((2, 2)).blocked_product(Layout((3, 1))))
+        '((2,3),(2,1)):((1,4),(2,12))'
+        """
+        return _new(*_divide.interleave((self.shape, self.stride), tiler, False))
+
+    def raked_product(self, tiler: Any) -> Layout:
+        """Copies of self interleaved: mode i is (tiler mode i, block mode i), coalesced.
+
+        >>> str(Layout((2, 2)).raked_product(Layout((3, 1))))
+        '((3,2),2):((4,1),2)'
+        """
+        return _new(*_divide.interleave((self.shape, self.stride), tiler, True))
+
+    def tile_to_shape(self, shape: Any, order: Any = None) -> Layout:
+        """self repeated until it fills `shape`, a multiple of it in each mode, tiles in `order` (None: column-major).
+
+        >>> str(Layout((8, 8), (8, 1)).tile_to_shape((16, 16), (1, 0)))
+        '((8,2),(8,2)):((8,128),(1,64))'
+        """
+        target = as_shape(shape)
+        return _new(*_divide.tile_to_shape((self.shape, self.stride), target, order))
+
+    # ------------------------------------------------------------ other widths of elements
+
+    def upcast(self, n: int) -> Layout:
+        """The layout of elements n times as wide: offsets in elements -> offsets in groups of n.
+
+        Raises LayoutError where a stride neither divides n nor is a multiple, or a group would be cut.
+
+        >>> str(Layout((8, 4), (1, 8)).upcast(4))
+        '(2,4):(1,2)'
+        """
+        return _new(*_recast.upcast(self.shape, self.stride, _recast.factor(n, "upcast")))
+
+    def downcast(self, n: int) -> Layout:
+        """The layout of elements of an n-th of the width; the mode of stride 1 takes in the parts.
+
+        >>> str(Layout((2, 4), (1, 2)).downcast(4))
+        '(8,4):(1,8)'
+        """
+        return _new(*_recast.downcast(self.shape, self.stride, _recast.factor(n, "downcast")))
+
+    def recast(self, new_bits: int, old_bits: int) -> Layout:
+        """From elements of old_bits to elements of new_bits.
+
+        >>> str(Layout((8, 4)).recast(8, 16))
+        '(16,4):(1,16)'
+        """
+        new, old = _recast.factor(new_bits, "recast (new_bits)"), _recast.factor(old_bits, "recast (old_bits)")
+        return _new(*_recast.recast(self.shape, self.stride, new, old))
+
+    # ------------------------------------------------------------ statements
+
+    def equivalent(self, other: Any) -> Any:
+        """Whether both are one function of the flat index, of one size: Proof, or CounterExample at the first difference.
+
+        >>> Layout((4, 2)).equivalent(Layout(8)).ok, Layout((3, 2)).equivalent(Layout((3, 2), (1, 2))).explain()
+        (True, 'not equivalent: (0,1) gives 3 and 2')
+        """
+        return _proof.equivalent(self, other)
+
+    def is_injective(self) -> Any:
+        """Whether no two coordinates share a value: Proof, or CounterExample with the first two flat indices that do.
+
+        >>> Layout((2, 2), (1, 1)).is_injective().witness
+        (1, 2)
+        """
+        return _proof.injective(self.shape, self.stride)
+
+    def is_bijective(self) -> Any:
+        """Whether the values are 0..size-1, each once."""
+        return _proof.bijective(self.shape, self.stride)
+
+    def congruent(self, other: Any) -> bool:
+        """Whether both shapes have one nesting; `other` is a layout or a tuple."""
+        return _t.congruent(self.shape, getattr(other, "shape", other))
+
+    def __eq__(self, other: object) -> bool:
+        return other.__class__ is Layout and self.shape == other.shape and self.stride == other.stride  # type: ignore[attr-defined]
+
+    def __hash__(self) -> int:
+        return hash((self.shape, self.stride))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Layout, (self.shape, self.stride)
+
+    def __repr__(self) -> str:
+        return f"Layout({self.shape!r}, {self.stride!r})"
+
+    def __str__(self) -> str:
+        return f"{_t.show(self.shape)}:{_t.show(self.stride)}"
+
+    def _repr_svg_(self) -> str:
+        from layoutgemm.view import layout_svg
+
+        return layout_svg(self)
+
+
+_object_new = object.__new__
+_set_shape = Layout.__dict__["shape"].__set__
+_set_stride = Layout.__dict__["stride"].__set__
+_new = Layout._new

@@ -1,0 +1,73 @@
+"""Whether a partial operation has an answer, as a verdict instead of an exception."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import LayoutError
+from .proof import Verdict
+
+
+def verdict(operation: Callable[..., Any], *args: Any) -> Verdict:
+    """Run an operation and say whether it had an answer: ok, or the reason and witness that it would raise."""
+    try:
+        operation(*args)
+    except LayoutError as error:
+        return Verdict(False, str(error), error.witness)
+    return Verdict(True)
+
+
+class Predicates:
+    """The predicates of a layout's partial operations. Each returns a Verdict: ok, reason, witness.
+
+    The reason is the message that the operation raises, the witness the first coordinate that shows it, where one does.
+    """
+
+    __slots__ = ()
+
+    def can_compose(self, other: Any) -> Verdict:
+        """Whether compose(other) has an answer."""
+        return self._can("compose", other)
+
+    def can_complement(self, bound: Any = None) -> Verdict:
+        """Whether complement(bound) has an answer."""
+        return self._can("complement", bound)
+
+    def can_left_inverse(self) -> Verdict:
+        """Whether left_inverse() has an answer."""
+        return self._can("left_inverse")
+
+    def can_divide(self, tiler: Any) -> Verdict:
+        """Whether logical_divide(tiler), and with it every other divide, has an answer."""
+        return self._can("logical_divide", tiler)
+
+    def can_product(self, tiler: Any) -> Verdict:
+        """Whether logical_product(tiler) has an answer."""
+        return self._can("logical_product", tiler)
+
+    def can_tile_to_shape(self, shape: Any, order: Any = None) -> Verdict:
+        """Whether tile_to_shape(shape, order) has an answer."""
+        return self._can("tile_to_shape", shape, order)
+
+    def can_with_shape(self, *shape: Any) -> Verdict:
+        """Whether with_shape(shape) has an answer."""
+        return self._can("with_shape", *shape)
+
+    def can_upcast(self, n: int) -> Verdict:
+        """Whether upcast(n) has an answer."""
+        return self._can("upcast", n)
+
+    def can_downcast(self, n: int) -> Verdict:
+        """Whether downcast(n) has an answer."""
+        return self._can("downcast", n)
+
+    def can_recast(self, new_bits: int, old_bits: int) -> Verdict:
+        """Whether recast(new_bits, old_bits) has an answer."""
+        return self._can("recast", new_bits, old_bits)
+
+    def _can(self, name: str, *args: Any) -> Verdict:
+        operation = getattr(self, name, None)
+        if operation is None:
+            return Verdict(False, f"{type(self).__name__} has no {name}")
+        return verdict(operation, *args)

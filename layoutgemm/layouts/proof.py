@@ -1,0 +1,329 @@
+"""Answers as values: verdicts on partial operations, and proofs or counterexamples for statements about layouts.
+
+All of them may stand where a bool does: they are truthy when the answer is yes. An `Undecided` is not truthy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import LayoutError
+from .basis import component, has_basis, paths_of
+from .inttuple import coal, idx2crd, leaves, show
+
+LIMIT = 1 << 24
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether an operation has an answer. Truthy when it has.
+
+    Attributes: ok; reason, what the operation would raise, or why it holds; witness, the first coordinate that shows it.
+    """
+
+    ok: bool
+    reason: str = ""
+    witness: Any = None
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+
+@dataclass(frozen=True)
+class Proof:
+    """A statement holds. `method` names how that is known, `conditions` what it rests on, `steps` the argument."""
+
+    method: str
+    conditions: tuple[str, ...] = ()
+    steps: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return True
+
+    @property
+    def ok(self) -> bool:
+        """True."""
+        return True
+
+    @property
+    def reason(self) -> str:
+        """The method, for use as a verdict."""
+        return self.method
+
+    @property
+    def witness(self) -> None:
+        """None: nothing contradicts."""
+        return None
+
+    def explain(self) -> str:
+        """The argument as text."""
+        lines = [f"proven by {self.method}"]
+        lines += [f"  given {c}" for c in self.conditions]
+        lines += [f"  {s}" for s in self.steps]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class CounterExample:
+    """A statement fails. Falsy.
+
+    Attributes:
+        coord: where it fails first: for two layouts the coordinate in the left one's shape, for injectivity the pair of
+        flat indices (i, j), i < j, that share a value. left, right: the two values there (None outside a domain).
+        index: the flat index of coord. statement: what failed. method: how it was found.
+    """
+
+    coord: Any
+    left: Any
+    right: Any
+    index: int | None = None
+    statement: str = "not equivalent"
+    method: str = "coalesced normal form"
+
+    def __bool__(self) -> bool:
+        return False
+
+    @property
+    def ok(self) -> bool:
+        """False."""
+        return False
+
+    @property
+    def reason(self) -> str:
+        """The same as explain(), for use as a verdict."""
+        return self.explain()
+
+    @property
+    def witness(self) -> Any:
+        """The coordinate, for use as a verdict."""
+        return self.coord
+
+    def explain(self) -> str:
+        """The statement and the values that refute it.
+
+        >>> CounterExample((0, 17), 34, 42).explain()
+        'not equivalent: (0,17) gives 34 and 42'
+        """
+        coord = show(self.coord)
+        if self.left is None or self.right is None:
+            side, value = ("left", self.left) if self.left is not None else ("right", self.right)
+            return f"{self.statement}: {coord} is a coordinate of the {side} one only, where it gives {show(value)}"
+        return f"{self.statement}: {coord} gives {show(self.left)} and {show(self.right)}"
+
+
+@dataclass(frozen=True)
+class Undecided:
+    """No method decided. Falsy; `why` says what each of them lacked."""
+
+    why: str
+
+    def __bool__(self) -> bool:
+        return False
+
+    @property
+    def ok(self) -> bool:
+        """False: not shown."""
+        return False
+
+    @property
+    def reason(self) -> str:
+        """The same as `why`, for use as a verdict."""
+        return self.why
+
+    @property
+    def witness(self) -> None:
+        """None: nothing was found."""
+        return None
+
+    def explain(self) -> str:
+        """What was tried."""
+        return f"undecided: {self.why}"
+
+
+# ---------------------------------------------------------------- two layouts
+
+
+def first_difference(a: tuple[list[Any], list[Any]], b: tuple[list[Any], list[Any]]) -> int | None:
+    """The first index at which two coalesced layouts differ, on the indices that both have; None if they never do."""
+    w = 1
+    (sa, da), (sb, db) = a, b
+    for i in range(min(len(sa), len(sb))):
+        if da[i] != db[i]:
+            return w
+        if sa[i] != sb[i]:
+            n = w * min(sa[i], sb[i])
+            # The shorter mode ends here; whether the layout does too is for the sizes to say.
+            return n if n < min(_size(sa), _size(sb)) else None
+        w *= sa[i]
+    return None
+
+
+def _size(S: list[Any]) -> int:
+    n = 1
+    for s in S:
+        n *= s
+    return n
+
+
+def equivalent(a: Any, b: Any) -> Proof | CounterExample | Undecided:
+    """Whether two layouts are one function of the flat index, of one size."""
+    pa, pb = getattr(a, "_plain", None), getattr(b, "_plain", None)
+    if pa is None or pb is None:
+        return _by_exhaustion(a, b)
+    fa, fb = coal(a.shape, a.stride), coal(b.shape, b.stride)
+    if fa == fb:
+        if not fa[0] or has_basis(a.stride) == has_basis(b.stride):
+            form = " x ".join(f"{s}:{d}" for s, d in zip(*fa)) or "1:0"
+            return Proof("coalesced normal form", (), (f"both coalesce to {form}",))
+    if has_basis(a.stride) or has_basis(b.stride):
+        index = _first_difference_by_component(a.stride, b.stride, a, b)
+    else:
+        index = first_difference(fa, fb)
+    return _difference(a, b, index, "coalesced normal form")
+
+
+def _first_difference_by_component(da: Any, db: Any, a: Any, b: Any) -> int | None:
+    if has_basis(da) != has_basis(db):
+        return 0
+    found = []
+    for path in sorted(set(paths_of(da)) | set(paths_of(db))):
+        fa, fb = coal(a.shape, component(da, path)), coal(b.shape, component(db, path))
+        if fa != fb:
+            i = first_difference(fa, fb)
+            if i is not None:
+                found.append(i)
+    return min(found, default=None)
+
+
+def _difference(a: Any, b: Any, index: int | None, method: str) -> Proof | CounterExample:
+    if index is None:
+        n, m = a.size, b.size
+        if n == m:
+            return Proof(method, (), (f"all {n} values agree",))
+        # They agree as far as both go, and then only one goes on.
+        longer = a if n > m else b
+        index = min(n, m)
+        coord = idx2crd(index, longer.shape)
+        value = longer(index)
+        left, right = (value, None) if n > m else (None, value)
+        return CounterExample(coord, left, right, index, f"not equivalent, {n} and {m} elements", method)
+    return CounterExample(idx2crd(index, a.shape), a(index), b(index), index, method=method)
+
+
+def _by_exhaustion(a: Any, b: Any) -> Proof | CounterExample | Undecided:
+    n = min(a.size, b.size)
+    if n > LIMIT:
+        return Undecided(f"{n} values, more than {LIMIT}, would have to be compared")
+    index = None
+    for start in range(0, n, 1 << 20):
+        i = np.arange(start, min(n, start + (1 << 20)))
+        bad = np.nonzero(a(i) != b(i))[0]
+        if len(bad):
+            index = start + int(bad[0])
+            break
+    return _difference(a, b, index, "exhaustion")
+
+
+# ---------------------------------------------------------------- one layout
+
+
+def injective(shape: Any, stride: Any) -> Proof | CounterExample | Undecided:
+    """Whether no two coordinates share a value."""
+    entries = []
+    w = 1
+    for s, d in zip(leaves(shape), leaves(stride)):
+        if s != 1:
+            if d == 0:
+                return _shared(shape, stride, 0, w)
+            entries.append((s, d, w))
+        w *= s
+    if has_basis(stride):
+        groups = [[(s, d.value, w) for s, d, w in entries if d.path == p] for p in paths_of(stride)]
+    else:
+        groups = [entries]
+    steps = []
+    found: CounterExample | Undecided | None = None
+    for group in groups:
+        answer = _injective(group, shape, stride)
+        if isinstance(answer, CounterExample):
+            if not isinstance(found, CounterExample) or answer.coord[1] < found.coord[1]:
+                found = answer
+        elif isinstance(answer, Undecided):
+            found = found or answer
+        else:
+            steps += answer
+    if found is not None:
+        return found
+    return Proof("growing strides", (), tuple(steps))
+
+
+def _injective(modes: list[tuple[int, int, int]], shape: Any, stride: Any) -> list[str] | CounterExample | Undecided:
+    steps: list[str] = []
+    rest = sorted(modes, key=lambda m: (abs(m[1]), m[0]))
+    # A mode whose stride exceeds all that the smaller ones span is told apart from them: it cannot take part in a clash.
+    # A mode that ends where all larger strides are multiples is likewise a digit of its own.
+    while rest:
+        s, d, w = rest[-1]
+        span = sum((t - 1) * abs(e) for t, e, _ in rest[:-1])
+        if abs(d) > span:
+            steps.append(f"{s}:{d} steps over the span {span} of the smaller strides")
+            rest.pop()
+            continue
+        s, d, w = rest[0]
+        if all(e % (s * d) == 0 for _, e, _ in rest[1:]):
+            steps.append(f"{s}:{d} ends at {s * abs(d)}, which divides the larger strides")
+            rest.pop(0)
+            continue
+        break
+    if not rest:
+        return steps
+    n = _size([s for s, _, _ in rest])
+    if n > LIMIT:
+        names = ", ".join(f"{s}:{d}" for s, d, _ in rest)
+        return Undecided(f"the modes {names} overlap in span, and their {n} values are more than {LIMIT}")
+    x = np.zeros(1, np.int64)
+    c = np.zeros(1, np.int64)
+    rest.sort(key=lambda m: m[2])
+    for s, d, w in rest:
+        i = np.arange(s, dtype=np.int64)[:, None]
+        x = (x[None, :] + i * d).ravel()
+        c = (c[None, :] + i * w).ravel()
+    order = np.argsort(x, kind="stable")
+    y = x[order]
+    same = np.nonzero(y[1:] == y[:-1])[0]
+    if len(same):
+        # stable: within a value the indices grow, so the earliest repeat is the smallest second index
+        k = same[np.argmin(order[same + 1])]
+        first = order[np.searchsorted(y, y[k])]
+        return _shared(shape, stride, int(c[first]), int(c[order[k + 1]]))
+    return steps + [f"the {n} values of the other modes are distinct"]
+
+
+def _shared(shape: Any, stride: Any, i: int, j: int) -> CounterExample:
+    from .layout import Layout
+
+    value = Layout._new(shape, stride)(i)
+    return CounterExample((i, j), value, value, j, f"{show(shape)}:{show(stride)} is not injective", "two coordinates")
+
+
+def bijective(shape: Any, stride: Any) -> Proof | CounterExample | Undecided:
+    """Whether the values are 0 .. size-1, each once."""
+    if has_basis(stride):
+        raise LayoutError(f"{show(shape)}:{show(stride)} leads to coordinates; bijective means onto the offsets 0..size-1")
+    answer = injective(shape, stride)
+    if not isinstance(answer, Proof):
+        return answer
+    n = _size(leaves(shape))
+    for s, d in zip(leaves(shape), leaves(stride)):
+        if d < 0 and s > 1:
+            w = _size(leaves(shape)[: leaves(stride).index(d)])
+            return CounterExample(idx2crd(w, shape), d, None, w, f"{show(shape)}:{show(stride)} reaches the negative {d}")
+    top = 1 + sum((s - 1) * d for s, d in zip(leaves(shape), leaves(stride)))
+    if top == n:
+        return Proof("injective onto its span", (), answer.steps + (f"{n} distinct values from 0 to {n - 1}",))
+    return CounterExample(
+        idx2crd(n - 1, shape), top - 1, n - 1, n - 1, f"{show(shape)}:{show(stride)} leaves gaps: of {n} values the largest"
+    )

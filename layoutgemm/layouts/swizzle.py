@@ -1,0 +1,449 @@
+"""Swizzles, and layouts under a swizzle.
+
+`Swizzle(B, M, S)` XORs B bits of an offset, those from bit M+S up, onto the bits from M up:
+
+    0b...YYY...ZZZ....     B bits YYY from bit M+S, B bits ZZZ from bit M; the M bits below ZZZ stay
+    0b...YYY...AAA....     AAA = ZZZ xor YYY
+
+With S < 0 the lower field is XORed onto the upper one. It is its own inverse. The number that it acts on counts
+something: bytes, or elements of so many bits. That is its unit, and the same hardware swizzle has another M in another
+unit: the 128-byte swizzle is (3, 4, 3) on bytes and (3, 3, 3) on 16-bit elements.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..errors import CompositionError, LayoutError, SwizzleError
+from .inttuple import as_int, coal, scalar
+from .predicates import Predicates
+
+_set = object.__setattr__
+
+
+def as_unit(unit: Any) -> int | None:
+    """A unit in bits: None, "bytes" (8), or the number of bits of an element."""
+    if unit is None:
+        return None
+    if isinstance(unit, str):
+        if unit in ("bytes", "byte"):
+            return 8
+        raise SwizzleError(f"a swizzle's unit is None, 'bytes' or a number of bits, not {unit!r}")
+    unit = as_int(unit, "a swizzle's unit")
+    if unit < 1:
+        raise SwizzleError(f"a swizzle's unit must be at least 1 bit, not {unit}")
+    return int(unit)
+
+
+def _log2(n: int, what: str) -> int:
+    if n & (n - 1):
+        raise SwizzleError(f"{what}, {n}, is no power of two: the bits of a swizzle would not stay bits")
+    return n.bit_length() - 1
+
+
+class Swizzle:
+    """The XOR swizzle of B bits at M, from S bits further up: offset -> offset, in its unit.
+
+    Works on ints, integer arrays and traced integers, with `& >> << ^` only. Raises SwizzleError for negative B or M
+    and for B > |S| (the fields would overlap, and the map would not be its own inverse).
+
+    >>> sw = Swizzle(3, 4, 3, "bytes")
+    >>> sw(0x80), sw(sw(1234)), str(sw), str(sw.recast(16))
+    (144, 1234, 'S<3,4,3>[bytes]', 'S<3,3,3>[16b]')
+
+    Source: `cute/swizzle.hpp` in NVIDIA/cutlass.
+    """
+
+    __slots__ = ("_mask", "base", "bits", "shift", "unit")
+    bits: int
+    base: int
+    shift: int
+    unit: int | None
+    _mask: int
+
+    def __init__(self, bits: int, base: int, shift: int, unit: int | str | None = None) -> None:
+        bits = as_int(bits, "a swizzle's B")
+        base = as_int(base, "a swizzle's M")
+        shift = as_int(shift, "a swizzle's S")
+        if bits < 0 or base < 0:
+            raise SwizzleError(f"Swizzle({bits}, {base}, {shift}): B and M count bits, and must not be negative")
+        if bits > abs(shift):
+            raise SwizzleError(
+                f"Swizzle({bits}, {base}, {shift}): B = {bits} > |S| = {abs(shift)}, so the two fields of bits overlap"
+            )
+        _set(self, "bits", bits)
+        _set(self, "base", base)
+        _set(self, "shift", shift)
+        _set(self, "unit", as_unit(unit))
+        _set(self, "_mask", ((1 << bits) - 1) << (base + max(0, shift)))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"Swizzle is frozen: cannot set {name}")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"Swizzle is frozen: cannot delete {name}")
+
+    def __call__(self, x: Any) -> Any:
+        if x.__class__ is not int:
+            x = scalar(x)
+            if not self._mask:
+                return x
+        s = self.shift
+        if s >= 0:
+            return x ^ ((x & self._mask) >> s)
+        return x ^ ((x & self._mask) << -s)
+
+    @property
+    def span(self) -> int:
+        """The period: offsets this far apart are moved alike (in the swizzle's unit)."""
+        return 1 << (self.base + self.bits + abs(self.shift)) if self.bits else 1
+
+    @property
+    def source_mask(self) -> int:
+        """The bits that are read (YYY)."""
+        return self._mask
+
+    @property
+    def target_mask(self) -> int:
+        """The bits that change (ZZZ)."""
+        return self._mask >> self.shift if self.shift >= 0 else self._mask << -self.shift
+
+    def recast(self, unit: int | str) -> Swizzle:
+        """The same movement of memory counted in another unit: bits of an element, or "bytes".
+
+        Raises SwizzleError when this swizzle has no unit, and when it would take an element of the new unit apart.
+        """
+        new = as_unit(unit)
+        if new is None or self.unit is None:
+            raise SwizzleError(f"{self} has no unit to recast from: make it Swizzle({self._numbers()}, unit=...)")
+        by = _log2(new, "the new unit") - _log2(self.unit, "the unit")
+        return self._rebase(self.base - by, new)
+
+    def upcast(self, n: int) -> Swizzle:
+        """The same movement on elements n times as wide, n a power of two."""
+        return self._rebase(self.base - _log2(n, "the factor"), None if self.unit is None else self.unit * n)
+
+    def downcast(self, n: int) -> Swizzle:
+        """The same movement on elements of an n-th of the width, n a power of two."""
+        by = _log2(n, "the factor")
+        if self.unit is not None and self.unit % n:
+            raise SwizzleError(f"{self} cannot be counted in {n} parts of a {self.unit}-bit element")
+        return self._rebase(self.base + by, None if self.unit is None else self.unit // n)
+
+    def _rebase(self, base: int, unit: int | None) -> Swizzle:
+        if base < 0 and self.bits == 0:
+            base = 0
+        if base < 0:
+            raise SwizzleError(f"{self} exchanges parts of the wider element: its M would be {base}")
+        return Swizzle(self.bits, base, self.shift, unit)
+
+    def compose(self, other: Any) -> Any:
+        """The layout c -> self(other(c)) for a Layout or ComposedLayout."""
+        return ComposedLayout(self, 0, other)
+
+    __matmul__ = compose
+
+    @classmethod
+    def parse(cls, text: str) -> Swizzle:
+        """The inverse of str(): S<3,4,3>, with an optional unit [bytes] or [16b]."""
+        from .notation import parse_swizzle
+
+        return parse_swizzle(text)
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Swizzle)
+            and self.bits == other.bits
+            and self.base == other.base
+            and self.shift == other.shift
+            and self.unit == other.unit
+        )
+
+    def __hash__(self) -> int:
+        return hash((Swizzle, self.bits, self.base, self.shift, self.unit))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Swizzle, (self.bits, self.base, self.shift, self.unit)
+
+    def _numbers(self) -> str:
+        return f"{self.bits}, {self.base}, {self.shift}"
+
+    def __repr__(self) -> str:
+        unit = "" if self.unit is None else ", 'bytes'" if self.unit == 8 else f", {self.unit}"
+        return f"Swizzle({self._numbers()}{unit})"
+
+    def __str__(self) -> str:
+        unit = "" if self.unit is None else "[bytes]" if self.unit == 8 else f"[{self.unit}b]"
+        return f"S<{self.bits},{self.base},{self.shift}>{unit}"
+
+
+class ComposedLayout(Predicates):
+    """c -> swizzle(offset + layout(c)): coordinate -> offset, in the swizzle's unit, which the layout counts too.
+
+    `layout` may itself be a ComposedLayout of the same unit. Operations act on the layout inside; a slice keeps its
+    offset inside the swizzle, where it belongs. Raises SwizzleError where units differ.
+
+    >>> from layoutgemm import Layout
+    >>> atom = Swizzle(3, 3, 3) @ Layout((8, 64), (64, 1))
+    >>> str(atom), atom(1, 0), atom(1, 8)
+    ('S<3,3,3> o 0 o (8,64):(64,1)', 72, 64)
+    """
+
+    __slots__ = ("layout", "offset", "swizzle")
+    swizzle: Swizzle
+    offset: Any
+    layout: Any
+
+    def __init__(self, swizzle: Swizzle, offset: int, layout: Any) -> None:
+        from .layout import Layout
+
+        if not isinstance(swizzle, Swizzle):
+            raise LayoutError(f"a ComposedLayout begins with a Swizzle, not {swizzle!r}")
+        if not isinstance(layout, (Layout, ComposedLayout)):
+            raise LayoutError(f"a ComposedLayout ends with a Layout, not {layout!r}")
+        if isinstance(layout, ComposedLayout):
+            inner = layout.swizzle.unit
+            if inner is not None and swizzle.unit is not None and inner != swizzle.unit:
+                raise SwizzleError(f"{swizzle} counts {swizzle.unit} bits and {layout.swizzle} counts {inner}: recast one")
+        elif layout.has_basis:
+            raise SwizzleError(f"{swizzle} permutes offsets, and {layout} leads to coordinates")
+        _set(self, "swizzle", swizzle)
+        _set(self, "offset", as_int(offset, "the offset of a ComposedLayout"))
+        _set(self, "layout", layout)
+
+    @classmethod
+    def _new(cls, swizzle: Swizzle, offset: Any, layout: Any) -> ComposedLayout:
+        self = object.__new__(cls)
+        _set(self, "swizzle", swizzle)
+        _set(self, "offset", offset)
+        _set(self, "layout", layout)
+        return self
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"ComposedLayout is frozen: cannot set {name}")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"ComposedLayout is frozen: cannot delete {name}")
+
+    def _with(self, layout: Any) -> ComposedLayout:
+        return ComposedLayout._new(self.swizzle, self.offset, layout)
+
+    # ------------------------------------------------------------ as a function
+
+    def __call__(self, *coord: Any) -> Any:
+        x = self.layout(*coord)
+        if not (self.offset.__class__ is int and self.offset == 0):
+            x = x + self.offset
+        return self.swizzle(x)
+
+    def offsets(self) -> Any:
+        """All values in order of the flat index: a NumPy int64 array of length size."""
+        return self.swizzle(self.layout.offsets() + self.offset)
+
+    def coord(self, index: Any) -> Any:
+        """The coordinate of a flat index."""
+        return self.layout.coord(index)
+
+    @property
+    def shape(self) -> Any:
+        """The shape of the layout inside."""
+        return self.layout.shape
+
+    @property
+    def size(self) -> int:
+        """How many coordinates."""
+        return int(self.layout.size)
+
+    @property
+    def cosize(self) -> int:
+        """One more than the largest value, found by looking at all of them."""
+        from .layout import check_enumerable
+
+        check_enumerable("cosize", self)
+        return int(np.max(self.offsets())) + 1
+
+    @property
+    def rank(self) -> int:
+        """How many top-level modes."""
+        return int(self.layout.rank)
+
+    @property
+    def depth(self) -> int:
+        """How deep the nesting goes."""
+        return int(self.layout.depth)
+
+    def __len__(self) -> int:
+        return len(self.layout)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __getitem__(self, i: Any) -> ComposedLayout:
+        return self._with(self.layout[i])
+
+    # ------------------------------------------------------------ operations on the layout inside
+
+    def compose(self, other: Any) -> ComposedLayout:
+        """c -> self(other(c)). Raises CompositionError as Layout.compose does."""
+        return self._with(self.layout.compose(other))
+
+    __matmul__ = compose
+
+    def flatten(self) -> ComposedLayout:
+        """Without nesting."""
+        return self._with(self.layout.flatten())
+
+    def coalesce(self, profile: Any = None) -> ComposedLayout:
+        """As few modes as the function allows, within the modes that the profile marks."""
+        return self._with(self.layout.coalesce(profile))
+
+    def with_shape(self, *shape: Any) -> ComposedLayout:
+        """The same function of the flat index under another shape."""
+        return self._with(self.layout.with_shape(*shape))
+
+    def logical_divide(self, tiler: Any) -> ComposedLayout:
+        """See Layout.logical_divide."""
+        return self._with(self.layout.logical_divide(tiler))
+
+    def zipped_divide(self, tiler: Any) -> ComposedLayout:
+        """See Layout.zipped_divide."""
+        return self._with(self.layout.zipped_divide(tiler))
+
+    def tiled_divide(self, tiler: Any) -> ComposedLayout:
+        """See Layout.tiled_divide."""
+        return self._with(self.layout.tiled_divide(tiler))
+
+    def flat_divide(self, tiler: Any) -> ComposedLayout:
+        """See Layout.flat_divide."""
+        return self._with(self.layout.flat_divide(tiler))
+
+    def logical_product(self, tiler: Any) -> ComposedLayout:
+        """Copies of the layout inside, all under the one swizzle."""
+        return self._with(self.layout.logical_product(tiler))
+
+    def blocked_product(self, tiler: Any) -> ComposedLayout:
+        """See Layout.blocked_product; the swizzle acts on the whole."""
+        return self._with(self.layout.blocked_product(tiler))
+
+    def raked_product(self, tiler: Any) -> ComposedLayout:
+        """See Layout.raked_product; the swizzle acts on the whole."""
+        return self._with(self.layout.raked_product(tiler))
+
+    def tile_to_shape(self, shape: Any, order: Any = None) -> ComposedLayout:
+        """The block repeated until it fills `shape`; the swizzle acts on the whole.
+
+        >>> from layoutgemm import Layout
+        >>> str((Swizzle(3, 3, 3) @ Layout((8, 64), (64, 1))).tile_to_shape((64, 128)))
+        'S<3,3,3> o 0 o ((8,8),(64,2)):((64,512),(1,4096))'
+        """
+        return self._with(self.layout.tile_to_shape(shape, order))
+
+    def slice(self, coord: Any) -> tuple[ComposedLayout, int]:
+        """The modes that None keeps, and 0: the offset of the rest stays inside, since a swizzle does not add."""
+        layout, offset = self.layout.slice(coord)
+        return ComposedLayout._new(self.swizzle, self.offset + offset, layout), 0
+
+    def dice(self, coord: Any) -> ComposedLayout:
+        """The modes that have an integer in coord."""
+        return self._with(self.layout.dice(coord))
+
+    # ------------------------------------------------------------ other widths of elements
+
+    def _offset_up(self, n: int) -> Any:
+        if self.offset % n:
+            raise LayoutError(f"{self}: the offset {self.offset} is no multiple of {n} and lies inside a wider element")
+        return self.offset // n
+
+    def upcast(self, n: int) -> ComposedLayout:
+        """Elements n times as wide: swizzle, offset and layout together."""
+        return ComposedLayout._new(self.swizzle.upcast(n), self._offset_up(n), self.layout.upcast(n))
+
+    def downcast(self, n: int) -> ComposedLayout:
+        """Elements of an n-th of the width: swizzle, offset and layout together."""
+        return ComposedLayout._new(self.swizzle.downcast(n), self.offset * n, self.layout.downcast(n))
+
+    def recast(self, new_bits: int, old_bits: int | None = None) -> ComposedLayout:
+        """From elements of old_bits to elements of new_bits; old_bits may be left out where the swizzle has a unit.
+
+        Raises SwizzleError where the swizzle's unit is not old_bits: the layout would count something else than it.
+        """
+        unit = self.swizzle.unit
+        if old_bits is None:
+            old_bits = unit
+        if old_bits is None:
+            raise SwizzleError(f"{self}: recast needs the width of the elements, old_bits: its swizzle has no unit")
+        new_bits, old_bits = as_int(new_bits, "new_bits"), as_int(old_bits, "old_bits")
+        if unit is not None and unit != old_bits:
+            raise SwizzleError(f"{self}: the swizzle counts {unit} bits, and the layout is said to count {old_bits}")
+        if new_bits == old_bits:
+            return self
+        if new_bits > old_bits and new_bits % old_bits == 0:
+            return self.upcast(new_bits // old_bits)
+        if old_bits % new_bits == 0:
+            return self.downcast(old_bits // new_bits)
+        raise SwizzleError(f"{self}: {old_bits} and {new_bits} bits, and neither divides the other")
+
+    # ------------------------------------------------------------ statements
+
+    def equivalent(self, other: Any) -> Any:
+        """Whether both are one function of the flat index; by looking at all values."""
+        from .proof import equivalent
+
+        return equivalent(self, other)
+
+    def is_injective(self) -> Any:
+        """Whether no two coordinates share a value: a swizzle is a bijection, so the layout inside decides."""
+        return self.layout.is_injective()
+
+    @classmethod
+    def parse(cls, text: str) -> ComposedLayout:
+        """The inverse of str()."""
+        from .notation import parse
+
+        out = parse(text)
+        if not isinstance(out, ComposedLayout):
+            raise LayoutError(f"{text!r} has no swizzle and is a plain layout")
+        return out
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, ComposedLayout)
+            and self.swizzle == other.swizzle
+            and self.offset == other.offset
+            and self.layout == other.layout
+        )
+
+    def __hash__(self) -> int:
+        return hash((ComposedLayout, self.swizzle, self.offset, self.layout))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ComposedLayout, (self.swizzle, self.offset, self.layout)
+
+    def __repr__(self) -> str:
+        return f"ComposedLayout({self.swizzle!r}, {self.offset}, {self.layout!r})"
+
+    def __str__(self) -> str:
+        return f"{self.swizzle} o {self.offset} o {self.layout}"
+
+    def _repr_svg_(self) -> str:
+        from layoutgemm.view import layout_svg
+
+        return layout_svg(self)
+
+
+def compose_with_swizzle(left: Any, right: Any) -> ComposedLayout:
+    """A plain layout after a swizzled one: answered where the layout only multiplies by a power of two.
+
+    2^k * swizzle(x) is the swizzle k bits further up, applied to 2^k * x. Any other layout moves the swizzle's bits apart.
+    """
+    S, D = coal(left.shape, left.stride)
+    if not isinstance(right, ComposedLayout) or len(S) != 1 or D[0] < 1 or D[0] & (D[0] - 1):
+        raise CompositionError(
+            "a plain layout after a swizzle is a swizzled layout only where it multiplies by a power of two", None, left, right
+        )
+    d = D[0]
+    inner = left.compose(right.layout)
+    sw = right.swizzle
+    return ComposedLayout(Swizzle(sw.bits, sw.base + d.bit_length() - 1, sw.shift), right.offset * d, inner)

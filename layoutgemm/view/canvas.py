@@ -1,0 +1,110 @@
+"""A growing SVG document: a few shapes, escaped text, and the frame that makes it scale and speak."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from layoutgemm.view.palette import INK, PAPER
+
+SANS = "system-ui,-apple-system,'Segoe UI','DejaVu Sans',sans-serif"
+MONO = "ui-monospace,Menlo,Consolas,'DejaVu Sans Mono',monospace"
+# Width of a character in a monospaced font, in font sizes. Sans text is narrower on average: this bounds both.
+CHARACTER = 0.61
+
+
+def escape(text: str) -> str:
+    """Text as XML character data, also safe inside a double-quoted attribute.
+
+    >>> escape('a < b & "c"')
+    'a &lt; b &amp; &quot;c&quot;'
+    """
+    legal = "".join(c if c >= " " and not 0xD800 <= ord(c) <= 0xDFFF and c not in "\ufffe\uffff" else " " for c in text)
+    return legal.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace('"', "&quot;")
+
+
+def number(value: float) -> str:
+    """A coordinate in pixels, to a tenth, without a needless `.0`.
+
+    >>> number(12.0), number(3.14159)
+    ('12', '3.1')
+    """
+    return f"{value:.1f}".removesuffix(".0")
+
+
+def width_of(text: str, size: float) -> float:
+    """An upper estimate of a text's width, in the unit of `size`: SVG cannot measure fonts.
+
+    >>> round(width_of("T127", 10), 1)
+    24.4
+    """
+    return len(text) * CHARACTER * size
+
+
+@dataclass(slots=True)
+class Canvas:
+    """SVG elements in drawing order. Coordinates are pixels of the unscaled picture, y downwards."""
+
+    parts: list[str] = field(default_factory=list)
+
+    def rect(self, x: float, y: float, width: float, height: float, fill: str) -> None:
+        """A filled rectangle."""
+        self.parts.append(f'<rect x="{number(x)}" y="{number(y)}" width="{number(width)}" height="{number(height)}" '
+                          f'fill="{fill}"/>')
+
+    def boxes(self, corners: Iterable[tuple[float, float, float]], height: float, fill: str) -> None:
+        """Rectangles (x, y, width) of one height and colour, as one path."""
+        path = "".join(f"M{number(x)} {number(y)}h{number(w)}v{number(height)}h{number(-w)}z" for x, y, w in corners)
+        self.parts.append(f'<path d="{path}" fill="{fill}"/>')
+
+    def frame(self, x: float, y: float, width: float, height: float, stroke_width: float) -> None:
+        """An empty rectangle in ink: what it surrounds is meant."""
+        self.parts.append(f'<rect x="{number(x)}" y="{number(y)}" width="{number(width)}" height="{number(height)}" '
+                          f'fill="none" stroke="{INK}" stroke-width="{number(stroke_width)}"/>')
+
+    def lines(self, segments: Iterable[tuple[float, float, float, float]], stroke: str, stroke_width: float) -> None:
+        """Straight lines (x0, y0, x1, y1) as one path."""
+        path = "".join(f"M{number(a)} {number(b)}L{number(c)} {number(d)}" for a, b, c, d in segments)
+        self.parts.append(f'<path d="{path}" stroke="{stroke}" stroke-width="{number(stroke_width)}" fill="none"/>')
+
+    def text(self, x: float, y: float, text: str, size: float, *, fill: str = INK, anchor: str = "start",
+             mono: bool = False, bold: bool = False) -> None:
+        """One line of text; y is its baseline."""
+        self.open_texts(size, fill=fill, anchor=anchor, mono=mono, bold=bold)
+        self.put(x, y, text)
+        self.close()
+
+    def open_texts(self, size: float, *, fill: str = INK, anchor: str = "middle", mono: bool = False,
+                   bold: bool = False) -> None:
+        """Starts a group of texts of one style: what is `put` until `close`."""
+        weight = ' font-weight="600"' if bold else ""
+        self.parts.append(f'<g font-family="{MONO if mono else SANS}" font-size="{number(size)}"{weight} '
+                          f'text-anchor="{anchor}" fill="{fill}">')
+
+    def put(self, x: float, y: float, text: str) -> None:
+        """A text in the style of the open group; y is its baseline."""
+        self.parts.append(f'<text x="{number(x)}" y="{number(y)}">{escape(text)}</text>')
+
+    def close(self) -> None:
+        """Ends a group of texts."""
+        self.parts.append("</g>")
+
+    def render(self, width: float, height: float, title: str, description: Sequence[str]) -> str:
+        """The document. It shrinks to the width of a notebook cell, never grows, and is white in a dark notebook too.
+
+        (`block-size` is `height` to a browser; converters such as CairoSVG take `height:auto` for zero.)
+
+        Title and description are what a screen reader says. Their ids come from the content: several pictures can stand
+        in one page, and equal pictures are equal text.
+        """
+        body = "\n".join(self.parts)
+        mark = f"{zlib.crc32((title + body).encode()):08x}"
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-labelledby="title-{mark} desc-{mark}" '
+            f'width="{number(width)}" height="{number(height)}" viewBox="0 0 {number(width)} {number(height)}" '
+            f'style="max-width:100%;block-size:auto">\n'
+            f'<title id="title-{mark}">{escape(title)}</title>\n'
+            f'<desc id="desc-{mark}">{escape(" ".join(description))}</desc>\n'
+            f'<rect width="100%" height="100%" fill="{PAPER}"/>\n{body}\n</svg>\n'
+        )

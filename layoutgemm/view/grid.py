@@ -1,0 +1,153 @@
+"""What a picture or a table shows, as plain values: the offsets of a layout, the owners of a tile's elements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from layoutgemm.errors import LayoutError
+
+# A picture of 64 x 256 is as large as an operand tile gets and already needs zooming; more is never looked at.
+MAX_CELLS = 1 << 14
+
+
+class Drawable(Protocol):
+    """What view draws: an object with a shape that maps coordinates to offsets, or to coordinate tuples."""
+
+    @property
+    def shape(self) -> Any:
+        """A nested tuple of positive ints, or an int."""
+
+    def __call__(self, *coord: Any) -> Any:
+        """Coordinate, one argument a mode -> offset."""
+
+
+def extent(mode: Any) -> int:
+    """Nested mode -> its number of coordinates.
+
+    >>> extent((4, (2, 2)))
+    16
+
+    Raises LayoutError for a symbolic mode, which has no picture before its symbols have values.
+    """
+    if isinstance(mode, tuple):
+        return int(np.prod([extent(inner) for inner in mode], dtype=object))
+    if not isinstance(mode, (int, np.integer)):
+        raise LayoutError(f"cannot draw extent {mode}: a picture needs numbers, so give its symbols values first")
+    return int(mode)
+
+
+def pick(wanted: range | None, size: int, name: str) -> range:
+    """The rows or columns to show: all, or the wanted part, which must lie inside.
+
+    >>> pick(None, 8, "rows"), pick(range(2, 4), 8, "rows")
+    (range(0, 8), range(2, 4))
+    """
+    if wanted is None:
+        return range(size)
+    if len(wanted) == 0 or min(wanted) < 0 or max(wanted) >= size:
+        raise LayoutError(f"{name}={wanted} shows nothing or leaves the {size} {name} that there are")
+    return wanted
+
+
+def bounded(what: object, rows: range, columns: range) -> None:
+    """Raises LayoutError if the picture would have more than MAX_CELLS cells."""
+    if (cells := len(rows) * len(columns)) > MAX_CELLS:
+        raise LayoutError(
+            f"{what} has {len(rows)} x {len(columns)} = {cells} cells to draw, more than {MAX_CELLS}: "
+            f"show a part of it, for example rows=range({min(len(rows), 64)}), columns=range({min(len(columns), 64)})"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Offsets:
+    """Where a layout puts each coordinate: `values[i][j]` is an int, or a tuple for coordinate strides."""
+
+    rows: range
+    columns: range
+    values: tuple[tuple[int | tuple[int, ...], ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Owners:
+    """Who holds each element of a tile: `held[i][j]` lists (thread, value) in order of thread, then value."""
+
+    rows: range
+    columns: range
+    threads: int
+    held: tuple[tuple[tuple[tuple[int, int], ...], ...], ...]
+    registers: tuple[tuple[int, int], ...]  # (m, n) of each value of the thread asked for
+
+
+def numbers(value: Any) -> list[Any]:
+    """An array of offsets as ints, or a (nested) tuple of arrays, one a coordinate, as flat tuples of ints."""
+    if isinstance(value, tuple):
+        columns = [numbers(inner) for inner in value]
+        return [tuple(x for part in parts for x in (part if isinstance(part, tuple) else (part,)))
+                for parts in zip(*columns, strict=True)]
+    return [int(x) for x in np.asarray(value).ravel()]
+
+
+def evaluate(layout: Drawable, *coord: np.ndarray) -> list[Any]:
+    """The layout at arrays of coordinates. A part of the result that does not depend on them is spread over all."""
+
+    def spread(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(spread(inner) for inner in value)
+        return np.broadcast_to(np.asarray(value), coord[0].shape)
+
+    return numbers(spread(layout(*coord)))
+
+
+def offsets_of(layout: Drawable, rows: range | None = None, columns: range | None = None) -> Offsets:
+    """Layout of rank 1 (one row) or 2 -> the offset of every coordinate shown.
+
+    Raises LayoutError for another rank, for symbolic extents, and for more than MAX_CELLS cells.
+    """
+    shape = layout.shape if isinstance(layout.shape, tuple) else (layout.shape,)
+    if len(shape) not in (1, 2):
+        raise LayoutError(
+            f"cannot draw {layout}: it has {len(shape)} modes and a picture has rows and columns; "
+            "group or slice its modes until there are two"
+        )
+    height, width = (1, extent(shape[0])) if len(shape) == 1 else (extent(shape[0]), extent(shape[1]))
+    rows, columns = pick(rows, height, "rows"), pick(columns, width, "columns")
+    bounded(layout, rows, columns)
+    i, j = (grid.ravel() for grid in np.meshgrid(np.array(rows), np.array(columns), indexing="ij"))
+    flat = evaluate(layout, j) if len(shape) == 1 else evaluate(layout, i, j)
+    return Offsets(rows, columns, tuple(tuple(flat[r * len(columns) :][: len(columns)]) for r in range(len(rows))))
+
+
+def owners_of(tv: Drawable, tile: Sequence[int], rows: range | None = None, columns: range | None = None,
+              thread: int = 0) -> Owners:
+    """Thread-value layout over a tile (M, N) -> who holds each element shown.
+
+    The layout maps (thread, value) to m + M*n (the tile counted column by column) or to the pair (m, n).
+    Raises LayoutError if it has not two modes, leaves the tile, or would need more than MAX_CELLS cells.
+    """
+    m_extent, n_extent = tile
+    if not isinstance(tv.shape, tuple) or len(tv.shape) != 2:
+        raise LayoutError(f"{tv} is not a thread-value layout: that has two modes, threads and values")
+    threads, values = extent(tv.shape[0]), extent(tv.shape[1])
+    if not 0 <= thread < threads:
+        raise LayoutError(f"{tv} has threads 0 to {threads - 1}: there is no thread {thread}")
+    rows, columns = pick(rows, m_extent, "rows"), pick(columns, n_extent, "columns")
+    bounded(tv, rows, columns)
+    t, v = (grid.ravel() for grid in np.meshgrid(np.arange(threads), np.arange(values), indexing="ij"))
+    held: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    registers: list[tuple[int, int]] = []
+    for who, at in zip(zip(t.tolist(), v.tolist(), strict=True), evaluate(tv, t, v), strict=True):
+        m, n = at if isinstance(at, tuple) else (at % m_extent, at // m_extent)
+        if not (0 <= m < m_extent and 0 <= n < n_extent):
+            raise LayoutError(
+                f"{tv} leaves the tile ({m_extent}, {n_extent}): thread {who[0]}, value {who[1]} gives {at}, "
+                f"which is row {m}, column {n}"
+            )
+        held.setdefault((m, n), []).append(who)
+        if who[0] == thread:
+            registers.append((m, n))
+    cells = tuple(tuple(tuple(held.get((m, n), ())) for n in columns) for m in rows)
+    return Owners(rows, columns, threads, cells, tuple(registers))

@@ -1,0 +1,62 @@
+"""Fills that stay apart for colour-blind readers and carry black text.
+
+The eight hues are Paul Tol's "light" qualitative scheme, made for labelled cells (SRON/EPS/TN/09-002, issue 3.2,
+figure 6), without its olive, which on a screen is close to the pear. They differ in protanopia and deuteranopia (a test
+simulates both); in the rare tritanopia blue and mint come close, but colour never stands alone: every cell prints what
+its colour means.
+"""
+
+from __future__ import annotations
+
+HUES = ("#77AADD", "#EE8866", "#EEDD88", "#FFAABB", "#44BB99", "#99DDFF", "#BBCC33", "#DDDDDD")
+INK = "#111111"
+FAINT = "#555555"
+PAPER = "#FFFFFF"
+EMPTY = "#F4F4F4"
+
+
+def rgb(color: str) -> tuple[int, int, int]:
+    """`#RRGGBB` -> its three channels, 0 to 255.
+
+    >>> rgb("#77AADD")
+    (119, 170, 221)
+    """
+    return int(color[1:3], 16), int(color[3:5], 16), int(color[5:7], 16)
+
+
+def lighter(color: str, share: float) -> str:
+    """The colour mixed with white; share 0 is the colour, 1 is white.
+
+    >>> lighter("#77AADD", 0.5)
+    '#BBD4EE'
+    """
+    return "#" + "".join(f"{int(channel + (255 - channel) * share):02X}" for channel in rgb(color))
+
+
+def hue(index: int) -> str:
+    """The fill of group `index`; after eight groups the hues come again.
+
+    >>> hue(1) == hue(9) == HUES[1]
+    True
+    """
+    return HUES[index % len(HUES)]
+
+
+def luminance(color: str) -> float:
+    """Relative luminance, 0 (black) to 1 (white), as WCAG 2.2 defines it.
+
+    >>> luminance("#FFFFFF")
+    1.0
+    """
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (v / 255 for v in rgb(color))]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(a: str, b: str) -> float:
+    """Contrast ratio of two colours, 1 to 21 (WCAG 2.2; text wants 4.5, small text better 7).
+
+    >>> round(contrast("#000000", "#FFFFFF"))
+    21
+    """
+    dark, light = sorted((luminance(a), luminance(b)))
+    return (light + 0.05) / (dark + 0.05)

@@ -1,0 +1,65 @@
+"""What all tests share: markers that skip with a reason, hypothesis profiles, golden files."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+# The same examples on every run, so that a red test is red again; HYPOTHESIS_PROFILE=explore looks for new ones.
+settings.register_profile("fixed", derandomize=True, deadline=None)
+settings.register_profile("explore", max_examples=2000, deadline=None, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write the golden files instead of comparing")
+
+
+@functools.cache
+def missing_dsl() -> str | None:
+    """Why tests marked `dsl` cannot run here, or None."""
+    found = importlib.util.find_spec("cutlass") is not None
+    return None if found else "the CuTe DSL is not installed (extra `dsl`, Linux only)"
+
+
+@functools.cache
+def missing_gpu() -> str | None:
+    """Why tests marked `gpu` cannot run here, or None. It imports torch: ask only where such a test is reached."""
+    if importlib.util.find_spec("torch") is None:
+        return "torch is not installed (extra `torch`)"
+    import torch
+
+    return None if torch.cuda.is_available() else "no NVIDIA GPU"
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for marker, missing in (("dsl", missing_dsl), ("gpu", missing_gpu)):
+        if item.get_closest_marker(marker) is not None and (why := missing()) is not None:
+            pytest.skip(why)
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """`golden("name.svg", text)` compares text with golden/name.svg beside the test; --update-golden writes it."""
+    folder = Path(request.path).parent / "golden"
+
+    def compare(name: str, text: str) -> None:
+        path = folder / name
+        if request.config.getoption("--update-golden"):
+            folder.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8", newline="\n")
+            return
+        assert path.exists(), f"{path} does not exist: look at the output, then write it with --update-golden"
+        want = path.read_text(encoding="utf-8").splitlines()
+        got = text.splitlines()
+        for number, (a, b) in enumerate(zip(want, got, strict=False), start=1):
+            assert a == b, f"{path.name}:{number} differs\n  golden: {a[:400]}\n  now:    {b[:400]}"
+        assert len(want) == len(got), f"{path.name} has {len(want)} lines, now {len(got)}"
+
+    return compare

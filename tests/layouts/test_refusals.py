@@ -1,0 +1,211 @@
+"""Bad input raises where it is made, with the right class, and the message names the operand and the arithmetic."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import layoutgemm.errors as errors
+from layoutgemm.errors import (
+    CompositionError,
+    CoordinateError,
+    LayoutError,
+    ParseError,
+    SwizzleError,
+)
+from layoutgemm.layouts import ComposedLayout, E, Layout, Swizzle
+
+BAD_LAYOUTS: list[tuple[Any, Any, str]] = [
+    # (shape, stride, what the message must contain)
+    (True, None, "True"),
+    ((4, True), None, "True"),
+    ((4, 2), (1, True), "True"),
+    (4.0, None, "4.0"),
+    ((4, 2.5), None, "2.5"),
+    ((4, 2), (1, 4.0), "4.0"),
+    ("4", None, "4"),
+    (None, None, "None"),
+    (0, None, "0"),
+    ((4, 0), None, "0"),
+    ((4, (2, -3)), None, "-3"),
+    ((4, 2), (1,), "(4,2)"),
+    ((4, 2), (1, 2, 3), "(1,2,3)"),
+    ((4, (2, 3)), (1, 4), "(4,(2,3))"),
+    ((4, 2), (1, (2, 3)), "(1,(2,3))"),
+    (4, (1,), "(1"),
+    ((4,), 1, "(4"),
+    ((), (), "("),
+    ((4, ()), None, "("),
+]
+
+
+@pytest.mark.parametrize(("shape", "stride", "mention"), BAD_LAYOUTS, ids=lambda v: repr(v))
+def test_bad_layouts(shape: Any, stride: Any, mention: str) -> None:
+    with pytest.raises((LayoutError, TypeError)) as caught:
+        Layout(shape) if stride is None else Layout(shape, stride)
+    assert isinstance(caught.value, LayoutError), "bad values are the algebra's own error, which is a ValueError"
+    assert mention.replace(" ", "") in str(caught.value).replace(" ", ""), str(caught.value)
+
+
+BAD_SWIZZLES: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
+    ((3, 4, 2), {}, "3"),  # B > |S|: source and target bits meet, XOR is no permutation of a period
+    ((3, 4, -2), {}, "-2"),
+    ((-1, 4, 3), {}, "-1"),
+    ((3, -4, 3), {}, "-4"),
+    ((1, 0, 0), {}, "0"),
+    ((3, True, 3), {}, "True"),
+    ((3.0, 4, 3), {}, "3.0"),
+    ((3, 4, 3), {"unit": 0}, "0"),
+    ((3, 4, 3), {"unit": -8}, "-8"),
+    ((3, 4, 3), {"unit": "words"}, "words"),
+    ((3, 4, 3), {"unit": 2.5}, "2.5"),
+    ((3, 4, 3), {"unit": True}, "True"),
+]
+
+
+@pytest.mark.parametrize(("args", "options", "mention"), BAD_SWIZZLES, ids=lambda v: repr(v))
+def test_bad_swizzles(args: tuple, options: dict, mention: str) -> None:
+    with pytest.raises(SwizzleError) as caught:
+        Swizzle(*args, **options)
+    assert mention in str(caught.value)
+
+
+def test_swizzle_message_shows_the_arithmetic() -> None:
+    with pytest.raises(SwizzleError) as caught:
+        Swizzle(3, 4, 2)
+    text = str(caught.value)
+    assert "3" in text and "2" in text and ("B" in text and "S" in text)
+
+
+BAD_COORDINATES: list[tuple[Layout, Any]] = [
+    (Layout((4, 2)), (0, 0, 0)),  # wrong rank
+    (Layout((4, 2)), (1,)),
+    (Layout((4, 2)), (1, (2, 0))),  # deeper than the shape
+    (Layout(4), (1, 2)),
+    (Layout((4, (2, 3))), (1, (1, 1, 1))),
+    (Layout((4, 2)), (1.5, 0)),
+    (Layout((4, 2)), "1"),
+    (Layout((4, 2)), (True, 0)),
+    (Layout((4, 2)), 1.0),
+]
+
+
+@pytest.mark.parametrize(("layout", "coord"), BAD_COORDINATES, ids=str)
+def test_bad_coordinates(layout: Layout, coord: Any) -> None:
+    with pytest.raises(CoordinateError) as caught:
+        layout(coord)
+    assert str(layout.shape).replace(" ", "") in str(caught.value).replace(" ", "")
+
+
+@pytest.mark.parametrize(("layout", "index"), [(Layout((4, 2)), 8), (Layout((4, 2)), -1), (Layout(3), 3)], ids=str)
+def test_coordinates_of_indices_outside(layout: Layout, index: int) -> None:
+    """coord() is the inverse of a numbering of size() coordinates: outside it there is none."""
+    with pytest.raises(CoordinateError) as caught:
+        layout.coord(index)
+    assert str(index) in str(caught.value) and str(layout.size) in str(caught.value)
+
+
+@pytest.mark.parametrize("pattern", [(0, None, None), (None, (0, None)), (4, None), (-1, None), (None, 1.5)], ids=str)
+def test_bad_slices(pattern: Any) -> None:
+    with pytest.raises(CoordinateError):
+        Layout((4, 2), (2, 1)).slice(pattern)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "4", "4:", ":1", "(4,2):(1)", "(4,2:(1,4)", "(4,2):(1,4))", "4:1 x", "(4,,2):(1,1,4)", "(4,a):(1,4)",
+     "4.0:1", "0:1", "(4,2):(1,4):(1,4)", "__import__('os'):1", "(4,2)(1,4)", "()", "():()"],
+)
+def test_bad_text(text: str) -> None:
+    with pytest.raises(LayoutError) as caught:
+        Layout.parse(text)
+    assert isinstance(caught.value, ParseError) or text in ("0:1", "(4,2):(1)", "():()"), type(caught.value)
+
+
+@pytest.mark.parametrize("value", [None, 4, b"4:1", ["4:1"]], ids=repr)
+def test_parse_wants_text(value: Any) -> None:
+    with pytest.raises((LayoutError, TypeError)):
+        Layout.parse(value)
+
+
+BAD_CALLS: list[tuple[str, Callable[[], Any], str]] = [
+    ("compose with text", lambda: Layout(4).compose("4:1"), "4:1"),
+    ("compose with a float", lambda: Layout(4).compose(2.0), "2.0"),
+    ("compose with a bool", lambda: Layout(4).compose(True), "True"),
+    ("tiler with too many modes", lambda: Layout((4, 2)).compose((2, 2, 2)), "3"),
+    ("tiler of 0", lambda: Layout((4, 2)).logical_divide((0, 2)), "0"),
+    ("negative tiler", lambda: Layout((4, 2)).zipped_divide((-2, 2)), "-2"),
+    ("complement of bound 0", lambda: Layout(4).complement(0), "0"),
+    ("complement of a negative bound", lambda: Layout(4).complement(-8), "-8"),
+    ("complement of a float bound", lambda: Layout(4).complement(8.0), "8.0"),
+    ("complement of a bool bound", lambda: Layout(4).complement(True), "True"),
+    ("complement of a negative stride", lambda: Layout((4, 2), (-1, 4)).complement(16), "-1"),
+    ("product by 0", lambda: Layout(4).logical_product(0), "0"),
+    ("upcast by a float", lambda: Layout(4).upcast(2.0), "2.0"),
+    ("profile deeper than the layout", lambda: Layout((4, 2)).coalesce((1, (1, 1))), "(1,(1,1))"),
+    ("profile longer than the layout", lambda: Layout((4, 2)).coalesce((1, 1, 1)), "(1,1,1)"),
+    ("order that is no permutation", lambda: Layout.ordered((4, 2), (0, 0)), "(0,0)"),
+    ("order of another length", lambda: Layout.ordered((4, 2), (0, 1, 2)), "(0,1,2)"),
+    ("with_shape of 0", lambda: Layout((4, 6)).with_shape((0, 24)), "0"),
+    ("left inverse of a broadcast", lambda: Layout((4, 2), (0, 1)).left_inverse(), "(4,2):(0,1)"),
+    ("left inverse of a collision", lambda: Layout((5, 16), (2, 6)).left_inverse(), "(5,16):(2,6)"),
+    ("upcast across elements", lambda: Layout((3, 3), (3, 1)).upcast(2), "(3,3):(3,1)"),
+    ("negative basis", lambda: E(-1), "-1"),
+    ("basis of a float", lambda: E(0.5), "0.5"),
+    ("offset that is no int", lambda: ComposedLayout(Swizzle(1, 0, 1), 0.5, Layout(4)), "0.5"),
+    ("composed of no layout", lambda: ComposedLayout(Swizzle(1, 0, 1), 0, (4, 1)), "(4,1)"),
+    ("composed of no swizzle", lambda: ComposedLayout((1, 0, 1), 0, Layout(4)), "(1,0,1)"),
+    ("swizzle of coordinates", lambda: ComposedLayout(Swizzle(1, 0, 1), 0, Layout.identity((4, 4))), "(4,4)"),
+]
+
+
+@pytest.mark.parametrize(("call", "mention"), [pytest.param(c, m, id=i) for i, c, m in BAD_CALLS])
+def test_bad_calls(call: Callable[[], Any], mention: str) -> None:
+    with pytest.raises((LayoutError, TypeError)) as caught:
+        call()
+    assert isinstance(caught.value, LayoutError), f"{type(caught.value).__name__}: {caught.value}"
+    assert mention.replace(" ", "") in str(caught.value).replace(" ", ""), str(caught.value)
+
+
+def test_composition_error_carries_everything() -> None:
+    a, b = Layout((4, 2), (1, 8)), Layout((2, 2), (1, 3))
+    with pytest.raises(CompositionError) as caught:
+        a @ b
+    error = caught.value
+    assert (error.left, error.right) == (a, b)
+    assert error.reason and isinstance(error.reason, str)
+    text = str(error)
+    assert "(4,2):(1,8)" in text and "(2,2):(1,3)" in text, text
+    # the arithmetic: A(B(3)) = A(4) = 8, and no layout has it
+    assert "3" in text and "4" in text
+    # and it survives a process boundary, as an error raised in a worker must
+    twin = pickle.loads(pickle.dumps(error))
+    assert str(twin) == text and (twin.left, twin.right, twin.witness) == (a, b, error.witness)
+
+
+def test_composition_error_names_the_mode() -> None:
+    a = Layout((4, 3), (4, 48))
+    with pytest.raises(CompositionError) as caught:
+        a.compose(Layout((2, 3), (1, 2)))
+    assert caught.value.mode == 1
+    with pytest.raises(CompositionError) as caught:
+        Layout((5, (4, 3)), (1, (4, 48))).compose((5, Layout(3, 2)))
+    assert caught.value.mode is not None
+
+
+def test_error_family() -> None:
+    """One base that is a ValueError, so that `except ValueError` works for people who know nothing of us."""
+    assert issubclass(LayoutError, ValueError)
+    for name in ("CompositionError", "SwizzleError", "CoordinateError", "ParseError"):
+        assert issubclass(getattr(errors, name), LayoutError)
+
+
+def test_foreign_operands_give_type_errors() -> None:
+    with pytest.raises(TypeError):
+        Layout(4) @ "4:1"
+    with pytest.raises(TypeError):
+        Layout(4) + Layout(4)  # type: ignore[operator]
+    assert (Layout(4) == 4) is False

@@ -1,0 +1,1 @@
+"""Other implementations as oracles, each in a process of its own."""

@@ -1,0 +1,45 @@
+"""Every example in a docstring of the package gives what it says."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[1] / "layoutgemm"
+# A module that needs one of these is skipped where it is absent; any other import that fails is a failure.
+OPTIONAL = frozenset({"cutlass", "cuda", "torch", "jax", "tvm_ffi"})
+
+
+def module_names() -> list[str]:
+    names = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        names.append(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
+    return [name for name in names if not name.endswith("__main__")]
+
+
+@pytest.mark.parametrize("name", module_names())
+def test_examples(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # an example may write a file
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and error.name.partition(".")[0] in OPTIONAL:
+            pytest.skip(f"{error.name} is not installed")
+        raise
+    report: list[str] = []
+    runner = doctest.DocTestRunner()
+    for test in doctest.DocTestFinder(exclude_empty=True).find(module, name):
+        runner.run(test, out=report.append)
+    assert runner.failures == 0, "\n" + "".join(report)
+
+
+def test_a_wrong_example_is_seen() -> None:
+    report: list[str] = []
+    runner = doctest.DocTestRunner()
+    runner.run(doctest.DocTestParser().get_doctest(">>> 6 * 7\n43\n", {}, "planted", None, None), out=report.append)
+    assert runner.failures == 1
+    assert "43" in "".join(report)

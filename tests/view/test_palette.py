@@ -1,0 +1,49 @@
+"""Text is readable on every fill, and fills stay apart in the two common forms of colour blindness."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from layoutgemm.view.palette import EMPTY, FAINT, HUES, INK, PAPER, contrast, lighter, rgb
+from layoutgemm.view.svg import ODD
+
+# Viénot, Brettel and Mollon, "Digital video colourmaps for checking the legibility of displays by dichromats" (1999).
+LMS = np.array([[17.8824, 43.5161, 4.11935], [3.45565, 27.1554, 3.86714], [0.0299566, 0.184309, 1.46709]])
+SIGHT = {
+    "full": np.eye(3),
+    "protanopia": np.array([[0, 2.02344, -2.52581], [0, 1, 0], [0, 0, 1]]),
+    "deuteranopia": np.array([[1, 0, 0], [0.494207, 0, 1.24827], [0, 0, 1]]),
+}
+
+
+def lab(color: str, sight: np.ndarray) -> np.ndarray:
+    """CIE 1976 L*a*b* of a colour as somebody sees it."""
+    channel = np.array(rgb(color)) / 255
+    linear = np.where(channel <= 0.04045, channel / 12.92, ((channel + 0.055) / 1.055) ** 2.4)
+    linear = np.clip(np.linalg.inv(LMS) @ sight @ LMS @ linear, 0, 1)
+    to_xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+    xyz = to_xyz @ linear / np.array([0.9505, 1.0, 1.089])
+    f = np.where(xyz > 216 / 24389, np.cbrt(xyz), (24389 / 27 * xyz + 16) / 116)
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+def closest(colors: tuple[str, ...], sight: np.ndarray) -> float:
+    return min(float(np.linalg.norm(lab(a, sight) - lab(b, sight))) for a, b in combinations(colors, 2))
+
+
+def test_text_is_readable() -> None:
+    fills = [*HUES, *(lighter(fill, ODD) for fill in HUES), EMPTY, PAPER]
+    assert min(contrast(INK, fill) for fill in fills) >= 7  # WCAG 2.2 AAA for small text
+    assert contrast(FAINT, PAPER) >= 7
+
+
+@pytest.mark.parametrize("sight", SIGHT)
+def test_fills_stay_apart(sight: str) -> None:
+    assert closest(HUES, SIGHT[sight]) > 10
+    # The check is awake: a common plot palette's red and green come together.
+    if sight == "deuteranopia":
+        red_green = ("#D62728", "#2CA02C")
+        assert closest(red_green, SIGHT[sight]) < 10 < closest(red_green, SIGHT["full"])
