@@ -4,7 +4,7 @@
 #
 #   make test PYTHON=python3.12                                        another interpreter
 #   make test TORCH_INDEX=https://download.pytorch.org/whl/cpu         the small build of torch, for a machine without GPU
-#   make bench-algebra PYCUTE=$$HOME/cutlass/python                       compare with a copy of pycute as well
+#   make bench-algebra PYCUTE=path/to/cutlass/python                   compare with a copy of pycute as well
 
 PYTHON      ?= python3
 VENV        ?= .venv
@@ -32,10 +32,10 @@ help:
 # Without a GPU torch would be a long download for nothing: the demo then runs the plan in NumPy.
 demo: $(VENV)/.base
 ifeq ($(shell uname -s),Linux)
-	@$(MAKE) --no-print-directory $(VENV)/.dsl \
+	@$(MAKE) -s $(VENV)/.dsl \
 	  || echo "==> the CuTe DSL could not be installed here: the demo goes on without compiling the kernel"
 	@if nvidia-smi -L >/dev/null 2>&1; then \
-	  $(MAKE) --no-print-directory $(VENV)/.torch \
+	  $(MAKE) -s $(VENV)/.torch \
 	    || echo "==> torch could not be installed here: the demo goes on without the GPU"; \
 	else echo "==> no NVIDIA GPU found: the demo runs in NumPy"; fi
 else
@@ -50,7 +50,7 @@ test: lint $(TEST_STAMPS)
 # Layouts are written as aligned tables, which `ruff format` would tear apart: the linter is held, the formatter is not.
 lint: $(VENV)/.dev
 	@echo "==> ruff"
-	@$(BIN)/ruff check .
+	@$(BIN)/ruff check --output-format concise .
 	@echo "==> mypy (the first run takes about half a minute)"
 	@$(BIN)/mypy
 

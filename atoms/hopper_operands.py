@@ -1,6 +1,6 @@
 """How wgmma finds its operands: the descriptor of every layout it can read, derived from the layout.
 
-    python atoms/hopper_operands.py
+python atoms/hopper_operands.py
 """
 
 from layoutgemm.atoms import SPANS, smem_tile, wgmma
@@ -21,10 +21,8 @@ for major, dims in (("K", ("k", "n")), ("MN", ("n", "k"))):
         box = "x".join(map(str, copies.box))
         steps = ", ".join(map(str, word.k_steps))
         base = word.base
-        print(
-            f"{major + ', ' + swizzle:>12}  {word.word:#018x}  {base.leading_bytes:>7} {base.stride_bytes:>6}  {steps:<20} "
-            f"{len(copies.instructions)} x {box}"
-        )
+        fields = f"{word.word:#018x}  {base.leading_bytes:>7} {base.stride_bytes:>6}"
+        print(f"{major + ', ' + swizzle:>12}  {fields}  {steps:<20} {len(copies.instructions)} x {box}")
 
 print("\nThe first of them, field by field:")
 print(derive(smem_tile((128, 64), "bf16", "K", "128B"), atom, "B").explain())

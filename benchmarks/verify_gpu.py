@@ -1,12 +1,15 @@
 """Hold the GEMM kernels against float64 on a GPU, at square, tall, wide, deep and ragged sizes.
 
     python benchmarks/verify_gpu.py --json benchmarks/results/verify_h200.json
-    compute-sanitizer --tool memcheck python benchmarks/verify_gpu.py --quick
+    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck python benchmarks/verify_gpu.py --quick
+
+(Without its caching allocator torch gives each tensor an allocation of its own, so that the sanitizer sees where it ends;
+with --plant the run stores past the end of C on purpose, and the sanitizer must say so.)
 
 For every case: C is filled with NaN before the run; inputs are standard normal; the result must lie within
-`layoutgemm.kernels.error_bound`'s formula of the float64 product, and a second run must give the same bits. Then the same case
-with small integers, for which f32 accumulation is exact: every element must equal the float64 product (rounded to C's type),
-so that one missing or doubled product anywhere shows.
+`layoutgemm.kernels.error_bound`'s formula of the float64 product, and a second run must give the same bits. Then the
+same case with small integers, for which f32 accumulation is exact: every element must equal the float64 product
+(rounded to C's type), so that one missing or doubled product anywhere shows.
 """
 
 from __future__ import annotations
@@ -108,10 +111,22 @@ def verify(size: tuple[int, int, int], arguments: dict[str, Any], generator: tor
     }  # fmt: skip
 
 
+def plant() -> None:
+    """Store 64 rows into a C that has 32: a run of the sanitizer that reports nothing here is worth nothing."""
+    plan = GemmPlan.derive(64, 64, 64)
+    a = torch.ones((64, 64), dtype=torch.bfloat16, device="cuda")
+    c = torch.empty((32, 64), device="cuda")
+    plan.compile().launch(a.data_ptr(), a.data_ptr(), c.data_ptr(), 64, 64, 64, 64, 64, 64)
+    torch.cuda.synchronize()
+
+
 def machine() -> dict[str, str]:
     """What the figures belong to."""
     driver = subprocess.run(
-        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True, check=False
+        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     import importlib.metadata as metadata
 
@@ -123,7 +138,7 @@ def machine() -> dict[str, str]:
         "layoutgemm": __version__,
         "python": platform.python_version(),
         "date": datetime.date.today().isoformat(),
-        "command": " ".join(["python", *sys.argv]),
+        "command": " ".join(["python", *(a for a in sys.argv if not a.endswith(".json") and a != "--json")]),
     }
 
 
@@ -140,7 +155,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a few small cases, for compute-sanitizer")
     parser.add_argument("--json", type=Path, help="write the rows and the machine here")
+    parser.add_argument("--plant", action="store_true", help="store past the end of C, for a sanitizer to find")
     args = parser.parse_args()
+    if args.plant:
+        plant()
+        return 0
     generator = torch.Generator(device="cuda").manual_seed(0)
     rows = []
     start = time.monotonic()
@@ -150,7 +169,9 @@ def main() -> int:
         rows.append(row)
         if not row["ok"] or number % 10 == 0 or number == len(todo):
             seconds = time.monotonic() - start
-            print(f"{number} of {len(todo)} cases, {seconds:.0f} s" + ("" if row["ok"] else f"; FAILED {row}"), flush=True)
+            print(
+                f"{number} of {len(todo)} cases, {seconds:.0f} s" + ("" if row["ok"] else f"; FAILED {row}"), flush=True
+            )
     failed = [row for row in rows if not row["ok"]]
     summary = {
         "cases": len(rows),

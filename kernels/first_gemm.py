@@ -2,12 +2,14 @@
 
     python kernels/first_gemm.py            # on a GPU where there is one, else in the NumPy executor
 
-What the kernel does is in layoutgemm/kernels/sm90_single.py; this program shows what it is made of and that it is right.
+What the kernel does is in layoutgemm/kernels/sm90_single.py; this program shows what it is made of and that it is
+right.
 
-One block computes one tile. Thread 0 asks for the first k tiles of A and B, each into a stage of its own; then, k tile by
-k tile, all 128 threads wait for the stage's bytes, multiply, and wait for the product. With a single buffer, thread 0 would
-now overwrite it, knowing only that *its own* warp's product is done: nothing says that the other three warps have read
-their operands. So every k tile ends with a barrier of the whole block, and only then is its stage asked for again.
+One block computes one tile. Thread 0 asks for the first k tiles of A and B, each into a stage of its own; then, k tile
+by k tile, all 128 threads wait for the stage's bytes, multiply, and wait for the product. With a single buffer, thread
+0 would now overwrite it, knowing only that *its own* warp's product is done: nothing says that the other three warps
+have read their operands. So every k tile ends with a barrier of the whole block, and only then is its stage asked for
+again.
 """
 
 import numpy as np

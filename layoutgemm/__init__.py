@@ -6,6 +6,8 @@
 (53, '((4,4),(2,4)):((16,1),(64,4))')
 """
 
+from typing import TYPE_CHECKING, Any
+
 from .errors import (
     AtomError,
     BudgetError,
@@ -32,7 +34,35 @@ from .layouts import (
     parse,
 )
 
+if TYPE_CHECKING:
+    from .atoms import smem_tile, wgmma
+    from .kernels import GemmConfig, GemmPlan, Operand
+
 __version__ = "0.1.0"
+
+# Loaded when first asked for: whoever works with layouts alone does not pay for kernels.
+_LATER = {
+    "GemmConfig": "kernels",
+    "GemmPlan": "kernels",
+    "Operand": "kernels",
+    "smem_tile": "atoms",
+    "wgmma": "atoms",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'layoutgemm' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(f".{_LATER[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})
+
 
 __all__ = [
     "AtomError",
@@ -43,8 +73,11 @@ __all__ = [
     "CounterExample",
     "DescriptorError",
     "E",
+    "GemmConfig",
+    "GemmPlan",
     "Layout",
     "LayoutError",
+    "Operand",
     "OperandError",
     "ParseError",
     "PlanError",
@@ -57,4 +90,6 @@ __all__ = [
     "Verdict",
     "__version__",
     "parse",
+    "smem_tile",
+    "wgmma",
 ]

@@ -25,7 +25,8 @@ class Arch:
     registers_per_sm         32-bit registers of one multiprocessor [PG]
     registers_per_thread     most that one thread can be compiled to use [PG]
     threads_per_sm, threads_per_block, blocks_per_sm   resident limits [PG]
-    cluster_portable, cluster_max   thread blocks of a cluster: on every device, and with the non-portable attribute [PG]
+    cluster_portable, cluster_max   thread blocks of a cluster: on every device, and with the non-portable attribute
+                                    [PG]
     tmem_columns             columns of tensor memory, 128 lanes of 32 bits each (0: none) [PTX tcgen05]
     features                 instruction families present, by their PTX names [PTX]
     sources                  where each number above can be read
@@ -122,7 +123,8 @@ def arch(name: str | Arch) -> Arch:
     >>> arch("sm_90")
     Traceback (most recent call last):
     ...
-    layoutgemm.errors.PlanError: unknown architecture 'sm_90': do you mean 'sm_90a'? known: sm_80, sm_90a, sm_100a, sm_120a
+    layoutgemm.errors.PlanError: unknown architecture 'sm_90': do you mean 'sm_90a'? known: sm_80, sm_90a, sm_100a,
+    sm_120a
     """
     if isinstance(name, Arch):
         return name

@@ -16,14 +16,18 @@ from .kernels import GemmConfig, GemmPlan, error_bound
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status: 0 when everything held, 1 when something did not, 2 for bad arguments."""
-    parser = argparse.ArgumentParser(prog="layoutgemm", description="CuTe-style layouts and the GEMM kernels built on them")
+    """Run one command; returns the exit status: 0 when everything held, 1 when something did not, 2 for bad usage."""
+    parser = argparse.ArgumentParser(
+        prog="layoutgemm", description="CuTe-style layouts and the GEMM kernels built on them"
+    )
     parser.add_argument("--version", action="version", version=f"layoutgemm {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     demo = commands.add_parser("demo", help="derive, check, compile and run one GEMM, and draw its fragment map")
     _problem(demo, (200, 136, 72))
     demo.add_argument("--device", choices=("cuda", "reference"), help="default: the GPU when there is one")
-    demo.add_argument("--svg", type=Path, default=Path("fragment.svg"), help="where to draw the fragment map (%(default)s)")
+    demo.add_argument(
+        "--svg", type=Path, default=Path("fragment.svg"), help="where to draw the fragment map (%(default)s)"
+    )
     demo.add_argument("--seed", type=int, default=0, help="of the random matrices (%(default)s)")
     demo.set_defaults(run=_demo)
     explain = commands.add_parser("explain", help="print the derivation of a plan and its checks")
@@ -92,7 +96,8 @@ def _compiled(plan: GemmPlan) -> str:
     kernel = plan.compile()
     lines = [f"{'taken from the cache' if kernel.cached else 'compiled'} in {kernel.seconds:.1f} s"]
     resources, counts = kernel.resources, kernel.sass().counts
-    lines.append(f"{resources.registers} registers a thread, {resources.stack_bytes} bytes of stack, {resources.local_bytes} of local memory")
+    memory = f"{resources.stack_bytes} bytes of stack, {resources.local_bytes} of local memory"
+    lines.append(f"{resources.registers} registers a thread, {memory}")
     shown = ("HGMMA", "UTMALDG", "SYNCS", "STG")
     lines.append(f"{sum(counts.values())} instructions: " + ", ".join(f"{counts[name]} {name}" for name in shown))
     serial = kernel.sass().serialised_wgmma(plan.tile[2] // plan.mma.shape_mnk[2])
@@ -115,7 +120,10 @@ def _run(plan: GemmPlan, args: argparse.Namespace) -> bool:
         print(f"copied: {note}")
     relative = float(np.linalg.norm(error) / np.linalg.norm(exact))
     print(f"C = A @ B, {plan.m}x{plan.n}x{plan.k}, standard normal values")
-    print(f"against float64: largest error {error.max():.3g}, relative {relative:.3g}, at most {(error / bound).max():.3f} of the bound")
+    print(
+        f"against float64: largest error {error.max():.3g}, relative {relative:.3g}, "
+        f"at most {(error / bound).max():.3f} of the bound"
+    )
     print("equal within the bound" if ok else "NOT equal within the bound")
     return ok
 

@@ -1,7 +1,8 @@
 """Number formats: how many bits an element has, and how a value becomes those bits.
 
 Every format the atoms speak of is named here once; code asks for it by name with `dtype("bf16")`.
-Conversion to and from raw bits exists for the formats that this version computes with (f16, bf16, f32 and the integers).
+Conversion to and from raw bits exists for the formats that this version computes with (f16, bf16, f32 and the
+integers).
 """
 
 from __future__ import annotations
@@ -92,7 +93,8 @@ class DType:
     @property
     def storage(self) -> type[np.unsignedinteger[Any]]:
         """The NumPy unsigned integer type that holds one element."""
-        return {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}[self.bytes * 8]
+        types: dict[int, type[np.unsignedinteger[Any]]] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+        return types[self.bytes]
 
     def _encode_integers(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         if values.dtype.kind not in "iu":

@@ -1,9 +1,9 @@
 """A tour of the algebra: what a layout is, how layouts compose, and what happens when no layout fits.
 
-    python layouts/tour.py
+python layouts/tour.py
 """
 
-from layoutgemm import CompositionError, ComposedLayout, Layout, Swizzle
+from layoutgemm import ComposedLayout, CompositionError, Layout, Swizzle
 
 # A layout is a function from coordinates to offsets, written shape:stride. This one is a 4 x 8 row-major matrix.
 row_major = Layout((4, 8), (8, 1))
@@ -29,7 +29,8 @@ try:
 except CompositionError as error:
     print("refused:                  ", error)
 
-# A swizzle knows what it counts. On byte addresses, Hopper's 128-byte swizzle is (3, 4, 3); on 2-byte elements, (3, 3, 3).
+# A swizzle knows what it counts. On byte addresses, Hopper's 128-byte swizzle is (3, 4, 3); on 2-byte elements, (3, 3,
+# 3).
 on_bytes = Swizzle(3, 4, 3, unit="bytes")
 on_elements = on_bytes.recast(16)
 tile = ComposedLayout(on_elements, 0, Layout((8, 64), (64, 1)))

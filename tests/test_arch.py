@@ -19,7 +19,9 @@ def test_shared_memory_of_a_block_and_of_a_multiprocessor():
 
 
 def test_matrix_instruction_families():
-    having = {feature: [n for n, f in ARCHES.items() if feature in f.features] for feature in ("mma.sync", "wgmma", "tcgen05")}
+    having = {
+        feature: [n for n, f in ARCHES.items() if feature in f.features] for feature in ("mma.sync", "wgmma", "tcgen05")
+    }
     assert having == {"mma.sync": list(ARCHES), "wgmma": ["sm_90a"], "tcgen05": ["sm_100a"]}
 
 

@@ -13,8 +13,16 @@ def test_demo_derives_checks_runs_and_draws(tmp_path, capsys):
     svg = tmp_path / "new" / "map.svg"
     assert main(["demo", "-m", "65", "-n", "70", "-k", "40", "--device", "reference", "--svg", str(svg)]) == 0
     text = capsys.readouterr().out
-    for part in ("1. The derivation", "box (k 64, m 64)", "checks hold", "3. The compiled kernel", "ran on: NumPy executor",
-                 "against float64", "equal within the bound", f"written to {svg}"):
+    for part in (
+        "1. The derivation",
+        "box (k 64, m 64)",
+        "checks hold",
+        "3. The compiled kernel",
+        "ran on: NumPy executor",
+        "against float64",
+        "equal within the bound",
+        f"written to {svg}",
+    ):
         assert part in text, part
     assert ElementTree.parse(svg).getroot().tag.endswith("svg")
 
@@ -33,5 +41,7 @@ def test_errors_are_one_line_and_status_1(capsys):
 
 
 def test_runs_as_a_module():
-    done = subprocess.run([sys.executable, "-m", "layoutgemm.cli", "--version"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "layoutgemm.cli", "--version"], capture_output=True, text=True, check=True
+    )
     assert done.stdout.startswith("layoutgemm ")

@@ -35,7 +35,15 @@ def nearest_even(value: float) -> int:
 def test_bf16_rounds_to_nearest_even_from_float32_and_float64():
     rng = np.random.default_rng(1)
     values = list(rng.standard_normal(500)) + [
-        1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-40, 1 + 2**-8 - 2**-40, 3.3e38, 1e-40, -0.0, 2.0**-133, 3.4e38,
+        1 + 2**-8,
+        1 + 3 * 2**-8,
+        1 + 2**-8 + 2**-40,
+        1 + 2**-8 - 2**-40,
+        3.3e38,
+        1e-40,
+        -0.0,
+        2.0**-133,
+        3.4e38,
     ]
     for value in values:
         assert int(bf16.encode(np.float64(value))) == nearest_even(value), value

@@ -2,8 +2,8 @@
 
 The word holds a start address and two strides; together with the swizzle mode they span a *canonical layout*. `derive`
 reads the strides off a tile, and then compares the address that the hardware's arithmetic gives for every element, at
-every step along K, with the address that the tile gives. A tile that no word describes is refused with the first element
-that lands elsewhere.
+every step along K, with the address that the tile gives. A tile that no word describes is refused with the first
+element that lands elsewhere.
 
 Sources: PTX ISA, "Asynchronous Warpgroup Level Matrix Shared Memory Layout" and "Matrix Descriptor Format";
 cute/arch/mma_sm90_desc.hpp for the bit positions, cute/atom/mma_traits_sm90_gmma.hpp for the canonical layouts.
@@ -103,7 +103,8 @@ class SmemDescriptor:
         >>> SmemDescriptor.decode(0x400000400000c840)
         Traceback (most recent call last):
         ...
-        layoutgemm.errors.DescriptorError: 0x400000400000c840 sets bits 14, 15, which belong to no field of an sm_90 descriptor
+        layoutgemm.errors.DescriptorError: 0x400000400000c840 sets bits 14, 15, which belong to no field of an sm_90
+        descriptor
         """
         if not 0 <= word < 1 << 64:
             raise DescriptorError(f"{word:#x} is no 64-bit word")
@@ -208,7 +209,8 @@ def derive(tile: SmemTile, atom: MmaAtom, operand: str) -> OperandDescriptor:
     """The descriptor of operand "A" or "B" of a wgmma atom over a shared-memory tile, read off the tile's layout.
 
     Raises DescriptorError when the tile is no multiple of the instruction's operand, when a stride does not fit its
-    field, or when no canonical layout gives the tile's addresses; it names the first (step, mn, k) that lands elsewhere.
+    field, or when no canonical layout gives the tile's addresses; it names the first (step, mn, k) that lands
+    elsewhere.
 
     >>> from layoutgemm.atoms import smem_tile, wgmma
     >>> d = derive(smem_tile((64, 64), "bf16", "K"), wgmma(64), "A")
@@ -218,7 +220,8 @@ def derive(tile: SmemTile, atom: MmaAtom, operand: str) -> OperandDescriptor:
     rows, depth = atom.tile_of(operand)
     if tile.extent[0] % rows or tile.extent[1] % depth:
         raise DescriptorError(
-            f"operand {operand} of {atom} is {rows}x{depth}; the tile's {tile.extent[0]}x{tile.extent[1]} is no multiple of it"
+            f"operand {operand} of {atom} is {rows}x{depth}; the tile's "
+            f"{tile.extent[0]}x{tile.extent[1]} is no multiple of it"
         )
     expected = atom.a_dtype if operand == "A" else atom.b_dtype
     if tile.dtype != expected:

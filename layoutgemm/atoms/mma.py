@@ -1,7 +1,8 @@
 """Tensor-core instructions as values: their shape, their types, and which thread holds which element.
 
-An atom is a matrix product D[M,N] += A[M,K] * B[N,K]^T done by a fixed number of threads. Its three thread-value layouts
-map (thread, value) to an element of the operand, counted column-major: A is m + M*k, B is n + N*k, C is m + M*n.
+An atom is a matrix product D[M,N] += A[M,K] * B[N,K]^T done by a fixed number of threads. Its three thread-value
+layouts map (thread, value) to an element of the operand, counted column-major: A is m + M*k, B is n + N*k, C is m +
+M*n.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ class MmaAtom:
     a_dtype, b_dtype, c_dtype   types of A, B and of the accumulator
     threads      how many threads execute it together (32: a warp, 128: a warpgroup)
     layout_A, layout_B, layout_C   (thread, value) -> element of the operand, column-major
-    a_source, b_source  "rmem" where the operand sits in registers, "smem" where a descriptor names it; a descriptor operand
-                 has every thread see every element (thread stride 0)
+    a_source, b_source  "rmem" where the operand sits in registers, "smem" where a descriptor names it; a descriptor
+                 operand has every thread see every element (thread stride 0)
     source       where the maps can be read
     """
 
@@ -96,12 +97,13 @@ def wgmma(n: int, a: DType | str = bf16, b: DType | str | None = None, c: DType 
     a, b   bf16 or f16, the same for both
     c      the accumulator: f32, or f16 for f16 inputs
 
-    The accumulator's map: thread t of the warpgroup is in warp t//32 and lane t%32. A warp owns 16 rows; a lane owns rows
-    lane//4 and lane//4 + 8 of them, and of every 8 columns the two at 2*(lane%4). Value v counts columns within the pair
-    (v%2), then the two rows, then groups of 8 columns.
+    The accumulator's map: thread t of the warpgroup is in warp t//32 and lane t%32. A warp owns 16 rows; a lane owns
+    rows lane//4 and lane//4 + 8 of them, and of every 8 columns the two at 2*(lane%4). Value v counts columns within
+    the pair (v%2), then the two rows, then groups of 8 columns.
 
     Raises AtomError for any other n or type. Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate
-    Operation using wgmma.mma_async", figures of the register fragments and shared memory layouts for wgmma.mma_async.m64nNk16.
+    Operation using wgmma.mma_async", figures of the register fragments and shared memory layouts for
+    wgmma.mma_async.m64nNk16.
 
     >>> atom = wgmma(64)
     >>> print(atom, atom.layout_C)
@@ -116,7 +118,9 @@ def wgmma(n: int, a: DType | str = bf16, b: DType | str | None = None, c: DType 
     if a_type not in (bf16, f16) or a_type != b_type:
         raise AtomError(f"this wgmma atom takes A and B both bf16 or both f16; got A {a_type} and B {b_type}")
     if c_type != f32 and not (c_type == f16 and a_type == f16):
-        raise AtomError(f"wgmma accumulates {a_type} inputs in f32{' or f16' if a_type == f16 else ''}, not in {c_type}")
+        raise AtomError(
+            f"wgmma accumulates {a_type} inputs in f32{' or f16' if a_type == f16 else ''}, not in {c_type}"
+        )
     m, k, threads = 64, 16, 128
     return MmaAtom(
         ptx=f"wgmma.mma_async.sync.aligned.m64n{n}k{k}.{c_type}.{a_type}.{b_type}",
@@ -128,7 +132,8 @@ def wgmma(n: int, a: DType | str = bf16, b: DType | str | None = None, c: DType 
         threads=threads,
         layout_A=Layout((threads, (m, k)), (0, (1, m))),
         layout_B=Layout((threads, (n, k)), (0, (1, n))),
-        # lanes of a quad, quads of a warp, warps; then column of the pair, upper or lower eight rows, groups of 8 columns
+        # lanes of a quad, quads of a warp, warps; then column of the pair, upper or lower eight rows, groups of 8
+        # columns
         layout_C=Layout(((4, 8, 4), (2, 2, n // 8)), ((2 * m, 1, 16), (m, 8, 8 * m))),
         a_source="smem",
         b_source="smem",

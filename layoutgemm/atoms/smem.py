@@ -2,7 +2,8 @@
 
 Both read a tile as *swizzle atoms* laid side by side: 8 rows of one span (16, 32, 64 or 128 bytes of the contiguous
 dimension), in which 16-byte chunks are permuted by an XOR of address bits. A tile here is a plain layout from tile
-coordinates to element offsets, plus the swizzle on byte addresses; everything else (box, descriptor) is derived from those.
+coordinates to element offsets, plus the swizzle on byte addresses; everything else (box, descriptor) is derived from
+those.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from ..errors import AtomError
 from ..layouts import ComposedLayout, Layout, Swizzle
 
 MAJORS = ("K", "MN")
-# Rows of a swizzle atom, and bytes of the chunk that stays together: PTX ISA, "Shared Memory Matrix Layout", core matrix.
+# Rows of a swizzle atom, and bytes of the chunk that stays together: PTX ISA, "Shared Memory Matrix Layout", core
+# matrix.
 ATOM_ROWS = 8
 CHUNK_BYTES = 16
 # The four spans by the names that PTX and the driver use. B of the swizzle is log2(span / 16): the XOR takes that many
@@ -26,8 +28,8 @@ SPANS = {"none": 16, "32B": 32, "64B": 64, "128B": 128}
 def swizzle_of(name: str) -> Swizzle:
     """The swizzle on byte addresses of mode "none", "32B", "64B" or "128B".
 
-    Chunks of 2**4 bytes are permuted within a span by the bits just above the span's 128-byte line number: M = 4, S = 3.
-    Raises AtomError for another name. Source: PTX ISA, "Swizzling Modes" of the tensor copies.
+    Chunks of 2**4 bytes are permuted within a span by the bits just above the span's 128-byte line number: M = 4, S =
+    3. Raises AtomError for another name. Source: PTX ISA, "Swizzling Modes" of the tensor copies.
 
     >>> print(swizzle_of("128B"), swizzle_of("64B")(0x80))
     S<3,4,3>[bytes] 144
@@ -79,7 +81,7 @@ class SmemTile:
 
     @property
     def alignment(self) -> int:
-        """Bytes that the tile's address must be a multiple of, so that the XOR of absolute address bits is the layout's.
+        """Bytes that the tile's address is to be a multiple of, so that XORing absolute address bits is XORing offsets.
 
         The pattern repeats after 8 spans; the copy engine wants 128 bytes at least (PTX ISA, cp.async.bulk.tensor).
         """
@@ -122,8 +124,8 @@ def smem_atom(dtype_: DType | str, major: str, swizzle: str) -> Layout:
 def smem_tile(extent: tuple[int, int], dtype_: DType | str, major: str, swizzle: str | None = None) -> SmemTile:
     """The tile of (mn, k) elements made of swizzle atoms, as one tensor copy per span writes it.
 
-    The contiguous dimension is cut into spans; within a span the other dimension runs in full, then comes the next span.
-    So each span is one box of the copy engine, and atoms that follow one another are 8 spans apart.
+    The contiguous dimension is cut into spans; within a span the other dimension runs in full, then comes the next
+    span. So each span is one box of the copy engine, and atoms that follow one another are 8 spans apart.
 
     extent   (mn, k) in elements
     major    "K" or "MN": which dimension is contiguous
@@ -165,4 +167,6 @@ def widest_swizzle(contiguous: int, dtype_: DType | str) -> str:
     for name in sorted(SPANS, key=SPANS.__getitem__, reverse=True):
         if size % (SPANS[name] * 8) == 0:
             return name
-    raise AtomError(f"{contiguous} elements of {element} are {size / 8:g} bytes, no multiple of a {CHUNK_BYTES}-byte chunk")
+    raise AtomError(
+        f"{contiguous} elements of {element} are {size / 8:g} bytes, no multiple of a {CHUNK_BYTES}-byte chunk"
+    )

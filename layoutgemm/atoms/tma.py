@@ -1,7 +1,7 @@
 """Tensor copies (TMA): the boxes that fill a shared-memory tile, derived from the global and the shared layout.
 
-One instruction copies a box of a global tensor, a run along each dimension, into consecutive bytes of shared memory, and
-swizzles as it writes. To find the boxes of a tile, invert its layout: consecutive offsets walk along the contiguous
+One instruction copies a box of a global tensor, a run along each dimension, into consecutive bytes of shared memory,
+and swizzles as it writes. To find the boxes of a tile, invert its layout: consecutive offsets walk along the contiguous
 dimension, then along the next, and so on; the longest such walk within the hardware's rules is the box, the rest are
 further instructions.
 
@@ -33,7 +33,11 @@ DRIVER_SWIZZLE = {"none": 0, "32B": 1, "64B": 2, "128B": 3}
 
 @dataclass(frozen=True, slots=True)
 class TmaCopy:
-    """One instruction of a tile: where its box starts in the tile (elements, innermost first) and in shared memory (bytes)."""
+    """One instruction of a tile: where its box starts.
+
+    coord_offset  in the tile, elements, innermost dimension first
+    smem_offset   in the tile's shared memory, bytes
+    """
 
     coord_offset: tuple[int, ...]
     smem_offset: int
@@ -77,8 +81,8 @@ class TmaPlan:
     def box_addresses(self, smem_address: int) -> npt.NDArray[np.int64]:
         """Where one box lands: array [innermost, ..., outermost] of the shared byte address of each element.
 
-        The hardware writes the box compactly, innermost first, and XORs absolute address bits. Nothing here looks at the
-        tile: this is what the checks and the NumPy executor hold the tile's layout against.
+        The hardware writes the box compactly, innermost first, and XORs absolute address bits. Nothing here looks at
+        the tile: this is what the checks and the NumPy executor hold the tile's layout against.
         """
         linear = np.arange(int(np.prod(self.box)), dtype=np.int64) * self.dtype.bytes
         address = swizzle_of(self.swizzle)(linear + smem_address)
@@ -96,8 +100,8 @@ class TmaPlan:
             raise OperandError(f"{name} has {len(shape)} dimensions, its box has {len(self.box)}")
         if address % STRIDE_UNIT:
             raise OperandError(
-                f"{name} starts at address {address:#x}, {address % STRIDE_UNIT} bytes past a multiple of {STRIDE_UNIT}: "
-                "a tensor map needs a 16-byte aligned address"
+                f"{name} starts at address {address:#x}, {address % STRIDE_UNIT} bytes past a multiple of "
+                f"{STRIDE_UNIT}: a tensor map needs a 16-byte aligned address"
             )
         for dim, extent in zip(self.dims, shape, strict=True):
             if not 1 <= extent <= MAX_DIM:
@@ -153,20 +157,19 @@ def derive(tile: SmemTile, dims: tuple[str, str]) -> TmaPlan:
     flat = Layout.identity(tile.extent).compose(tile.layout.right_inverse())
     if flat.size != tile.layout.size:
         raise TmaError(
-            f"{tile.layout} is not compact: {tile.layout.size} elements, of which only {flat.size} lie one after another; "
-            "a box fills consecutive bytes"
+            f"{tile.layout} is not compact: {tile.layout.size} elements, of which only {flat.size} lie one after "
+            "another; a box fills consecutive bytes"
         )
     walk = [(extent, *_step(stride)) for extent, stride in zip(*_modes(flat), strict=True)]
     box, rest = _box(tile, walk, order)
     if tile.swizzle_name != "none" and box[0] * tile.dtype.bytes != tile.span:
         raise TmaError(
-            f"the box's inner {box[0]} elements are {box[0] * tile.dtype.bytes} bytes; swizzle {tile.swizzle_name} permutes "
-            f"chunks within rows of {tile.span} bytes"
+            f"the box's inner {box[0]} elements are {box[0] * tile.dtype.bytes} bytes; swizzle {tile.swizzle_name} "
+            f"permutes chunks within rows of {tile.span} bytes"
         )
     if (box[0] * tile.dtype.bytes) % STRIDE_UNIT:
-        raise TmaError(
-            f"the box's inner {box[0]} elements of {tile.dtype} are {box[0] * tile.dtype.bytes} bytes, no multiple of 16"
-        )
+        inner_bytes = box[0] * tile.dtype.bytes
+        raise TmaError(f"the box's inner {box[0]} elements of {tile.dtype} are {inner_bytes} bytes, no multiple of 16")
     copies = [TmaCopy((0, 0), 0)]
     offset = box[0] * box[1] * tile.dtype.bytes
     for extent, axis, step in rest:
@@ -183,8 +186,8 @@ def derive(tile: SmemTile, dims: tuple[str, str]) -> TmaPlan:
     for copy in copies:
         if copy.smem_offset % 128:
             raise TmaError(
-                f"the box at {copy.coord_offset} would start at shared byte +{copy.smem_offset}; a tensor copy writes to a "
-                "multiple of 128 bytes"
+                f"the box at {copy.coord_offset} would start at shared byte +{copy.smem_offset}; a tensor copy writes "
+                "to a multiple of 128 bytes"
             )
     return TmaPlan(tile.dtype, dims, box, tile.swizzle_name, tuple(copies))
 
@@ -211,7 +214,7 @@ def _box(
         if not rest or rest[0][1] != axis or rest[0][2] != 1:
             if position == 0:
                 raise TmaError(
-                    f"in {tile.layout} consecutive elements do not run along the contiguous dimension of the global matrix: "
+                    f"in {tile.layout} consecutive elements do not run along the contiguous dimension of the matrix: "
                     "the box has no inner run"
                 )
             continue

@@ -11,7 +11,8 @@ def shared_memory(arch: Arch, parts: dict[str, int], blocks_per_sm: int = 1) -> 
 
     >>> from layoutgemm.arch import arch
     >>> print(shared_memory(arch("sm_90a"), {"4 stages of 128x256x64 bf16": 4 * 48 * 1024, "C tile": 64 * 1024}))
-    FAILS  shared memory  4 stages of 128x256x64 bf16 196608 + C tile 65536 = 262144 bytes <= 232448 of sm_90a [arithmetic]; 29696 bytes too many
+    FAILS  shared memory  4 stages of 128x256x64 bf16 196608 + C tile 65536 = 262144 bytes <= 232448 of sm_90a
+           [arithmetic]; 29696 bytes too many
     """
     total = sum(parts.values())
     terms = " + ".join(f"{name} {size}" for name, size in parts.items())
@@ -27,8 +28,8 @@ def shared_memory(arch: Arch, parts: dict[str, int], blocks_per_sm: int = 1) -> 
 def registers(arch: Arch, threads: int, per_thread: dict[str, int], blocks_per_sm: int = 1) -> Check:
     """Do the registers a thread must hold at once (name -> 32-bit registers) fit, for it and for the multiprocessor?
 
-    The parts are a lower bound, what the algorithm keeps live by name; ptxas adds addresses and temporaries, and what it
-    really used is read from the compiled kernel.
+    The parts are a lower bound, what the algorithm keeps live by name; ptxas adds addresses and temporaries, and what
+    it really used is read from the compiled kernel.
     """
     total = sum(per_thread.values())
     terms = " + ".join(f"{name} {count}" for name, count in per_thread.items())
@@ -38,7 +39,6 @@ def registers(arch: Arch, threads: int, per_thread: dict[str, int], blocks_per_s
         witness = f"{total - arch.registers_per_thread} registers a thread too many"
     elif block > arch.registers_per_sm:
         witness = f"{threads} threads * {total} * {blocks_per_sm} blocks = {block} > {arch.registers_per_sm}"
-    statement = (
-        f"{terms} = {total} registers a thread <= {arch.registers_per_thread}, {block} a block <= {arch.registers_per_sm}"
-    )
+    limits = f"{block} a block <= {arch.registers_per_sm}"
+    statement = f"{terms} = {total} registers a thread <= {arch.registers_per_thread}, {limits}"
     return Check("registers", statement, not witness, "arithmetic", witness)

@@ -1,4 +1,4 @@
-"""Checks that the views of one shared-memory tile agree: its layout, the copies that fill it, the descriptor that reads it."""
+"""Checks that all views of a shared-memory tile agree: its layout, the copies that fill it, the word that reads it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ def bijective_tile(name: str, tile: SmemTile) -> Check:
     witness = ""
     if not np.array_equal(order, want):
         at = int(np.nonzero(order != want)[0][0])
-        witness = f"byte {int(want[at])} is held by no element" if order[at] > want[at] else f"byte {int(order[at])} twice"
+        witness = (
+            f"byte {int(want[at])} is held by no element" if order[at] > want[at] else f"byte {int(order[at])} twice"
+        )
     statement = f"{tile} maps {mn}x{k} elements one to one onto {tile.bytes} bytes"
     return Check(name, statement, not witness, f"exhaustion ({mn * k} elements)", witness)
 
@@ -47,7 +49,9 @@ def filled_by(name: str, tile: SmemTile, plan: TmaPlan) -> Check:
             k, mn = (int(axis[0]) for axis in np.nonzero(wrong.T))
             unit = " times" if label == "copied" else ""
             witness = f"element (mn, k) = ({mn}, {k}) {label} {have[mn, k]}{unit}, should be {expect[mn, k]}"
-    statement = f"{len(plan.instructions)} box(es) {plan.box} with swizzle {plan.swizzle} write each element once, in its place"
+    statement = (
+        f"{len(plan.instructions)} box(es) {plan.box} with swizzle {plan.swizzle} write each element once, in its place"
+    )
     return Check(name, statement, not witness, f"exhaustion ({written.size} elements)", witness)
 
 

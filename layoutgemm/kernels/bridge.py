@@ -13,8 +13,9 @@ experimental modules is in this file, so that a new DSL version is met here and 
     OperandPlan.major                 Wgmma                       wgmma's imm-trans-a, imm-trans-b
     SmemMap                           SharedMemory                addresses below one dynamic shared allocation
 
-Sources: PTX ISA, "Asynchronous warpgroup level matrix instructions", "cp.async.bulk.tensor", "mbarrier"; CUDA driver API,
-cuTensorMapEncodeTiled. Everything here runs while a kernel is traced, with traced values (`Int32`, `Int64`) as arguments.
+Everything here runs while a kernel is traced, with traced values (`Int32`, `Int64`) as arguments. Sources: PTX ISA,
+"Asynchronous warpgroup level matrix instructions", "cp.async.bulk.tensor", "mbarrier"; CUDA driver API,
+cuTensorMapEncodeTiled.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ import cuda.bindings.driver as driver
 import cutlass
 import cutlass.cute as cute
 import cutlass.experimental.cuda as xcuda
-from cutlass import BFloat16, Float16, Float32, Int32, Int64
+from cutlass import BFloat16, Float16, Float32, Int64
 from cutlass.cute.nvgpu import OperandMajorMode, tcgen05, warpgroup
 from cutlass.experimental import primitives
 
 from layoutgemm.errors import PlanError
 
-TensorMap = xcuda.TensorMap
+TensorMap: Any = xcuda.TensorMap
 """Type of a kernel parameter that holds a tensor map, inside `cutlass.GridConstant[...]`."""
 
-Stream = driver.CUstream
+Stream: Any = driver.CUstream
 """Type of a host function's stream parameter."""
 
 _ELEMENT_TYPES = {"bf16": BFloat16, "f16": Float16, "f32": Float32}
@@ -66,12 +67,12 @@ def element_type(dtype: Any) -> Any:
 # ---------------------------------------------------------------------------------------------------------------- TMA
 
 
-def encode_tensor_map(tma: Any, address: Int64, extents: Mapping[str, Any], leading: Int64) -> TensorMap:
+def encode_tensor_map(tma: Any, address: Int64, extents: Mapping[str, Any], leading: Int64) -> Any:
     """Encode the tensor map of one operand, on the host: TmaPlan x run-time matrix -> tensor map.
 
-    `address` is the matrix's first byte, `extents` maps the dimension names of `tma.dims` to run-time sizes in elements,
-    `leading` is the run-time distance between consecutive lines, in elements. Box and swizzle mode come from `tma`.
-    Reads beyond `extents` return zeros, which is what makes ragged edges right: a zero adds nothing to a dot product.
+    `address` is the matrix's first byte, `extents` maps the dimension names of `tma.dims` to run-time sizes in
+    elements, `leading` is the run-time distance between consecutive lines, in elements. Box and swizzle mode come from
+    `tma`. Reads beyond `extents` return zeros, which makes ragged edges right: a zero adds nothing to a dot product.
     """
     return xcuda.create_tensor_map_tiled(
         address,
@@ -85,7 +86,7 @@ def encode_tensor_map(tma: Any, address: Int64, extents: Mapping[str, Any], lead
     )
 
 
-def load_tile(tensor_map: TensorMap, tma: Any, origin: Mapping[str, Any], destination: Any, barrier: Any) -> None:
+def load_tile(tensor_map: Any, tma: Any, origin: Mapping[str, Any], destination: Any, barrier: Any) -> None:
     """Issue every TMA load of one operand tile: global box -> shared memory, bytes counted on `barrier`.
 
     `origin` maps the dimension names of `tma.dims` to the tile's first coordinate, in elements; `destination` is the
@@ -114,7 +115,7 @@ class SharedMemory:
 
     def __init__(self, smem: Any):
         self.smem = smem
-        # allocate() raises the launch's dynamic shared memory to what is allocated, and the symbol carries the alignment
+        # allocate() raises the launch's dynamic shared memory to what is asked; the symbol carries the alignment
         self.base = cutlass.memory.SmemAllocator().allocate(smem.total, smem.alignment)
 
     # The DSL carries an object into a traced `if` or loop as its run-time values, and rebuilds it from them inside.
@@ -198,7 +199,7 @@ class Wgmma:
         if blocks != (1, 1):
             raise PlanError(f"the tile is {blocks[0]}x{blocks[1]} instructions along M and N; this class issues one")
         if plan.mma.a_dtype.name != plan.mma.b_dtype.name:
-            raise PlanError(f"wgmma takes one type for A and B, not {plan.mma.a_dtype.name} and {plan.mma.b_dtype.name}")
+            raise PlanError(f"wgmma takes one type for A and B, not {plan.mma.a_dtype} and {plan.mma.b_dtype}")
         op = warpgroup.MmaF16BF16Op(
             element_type(plan.mma.a_dtype),
             element_type(plan.mma.c_dtype),
@@ -231,7 +232,8 @@ class Wgmma:
         """
         word_a = matrix_descriptor(self.a.word, a)
         word_b = matrix_descriptor(self.b.word, b)
-        # Orders the accumulator's registers between two k tiles. Without it in each k tile, ptxas serialises every wgmma.
+        # wgmma.fence orders register accesses, the accumulator's here. It stands inside the k loop, before the first
+        # wgmma of each tile: hoisted out of the loop of a longer kernel, ptxas serialised every wgmma without a word.
         warpgroup.fence()
         self.tiled_mma.set(warpgroup.Field.ACCUMULATE, accumulate)
         for step_a, step_b in zip(self.a.k_steps, self.b.k_steps, strict=True):
@@ -252,6 +254,11 @@ def _descriptor_fragment(word: Int64) -> Any:
 
 
 # ------------------------------------------------------------------------------------------------------------- stores
+
+
+def unrolled(count: int) -> tuple[int, ...]:
+    """0, 1, ... count - 1 for a loop that the trace unrolls: `range_constexpr` warns from 64 iterations on."""
+    return tuple(range(count))
 
 
 def store_element(address: Int64, value: Any, dtype: Any) -> None:

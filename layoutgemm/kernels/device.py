@@ -64,7 +64,9 @@ def run_tensors(plan: GemmPlan, a: Any, b: Any, out: Any, device: str | None, co
         result = run_reference(plan, arrays[0], arrays[1], why, copy)
         c = torch.from_numpy(result.c).to(getattr(torch, _TORCH_NAMES[plan.c.dtype.name]))
         return _into(out, GemmResult(c, result.ran_on, result.why, result.copies))
-    target = a.device if on_gpu else torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_available() else 0)
+    target = (
+        a.device if on_gpu else torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_available() else 0)
+    )
     require_gpu(plan, target.index)
     if on_gpu:
         return _launch(plan, a.detach(), b.detach(), out, why, copy)
@@ -98,8 +100,8 @@ def require_gpu(plan: GemmPlan, index: int | None) -> None:
 def tma_operand(operand: OperandPlan, tensor: Any, copies: list[str], copy: bool) -> Any:
     """The tensor itself when tensor copies can read it in the plan's order, else a pitched copy of it, noted.
 
-    Rules: the plan's contiguous index has stride 1; lines do not overlap; the leading dimension is a multiple of 16 bytes;
-    the address is a multiple of 16 bytes.
+    Rules: the plan's contiguous index has stride 1; lines do not overlap; the leading dimension is a multiple of 16
+    bytes; the address is a multiple of 16 bytes.
     """
     import torch
 
@@ -160,7 +162,7 @@ def _check_out(plan: GemmPlan, out: Any, a: Any) -> None:
         raise OperandError(f"out has shape {tuple(out.shape)}, the plan gives {(plan.m, plan.n)}")
     if out.device != a.device:
         raise OperandError(f"out is on {out.device}, a and b are on {a.device}")
-    if plan.n > 1 and out.stride(1) != 1 or plan.m > 1 and out.stride(0) < plan.n:
+    if (plan.n > 1 and out.stride(1) != 1) or (plan.m > 1 and out.stride(0) < plan.n):
         raise OperandError(f"out has strides {tuple(out.stride())}; rows must be contiguous and not overlap")
 
 

@@ -17,9 +17,10 @@ def explain_plan(plan: GemmPlan) -> str:
         _explain_operand(plan, plan.b),
         f"barrier {plan.barrier.name}[0..{plan.barrier.count - 1}]: {plan.barrier.arrivals} arrival (thread 0) and "
         f"{plan.barrier.bytes} bytes a phase = A {plan.a.tma.bytes} + B {plan.b.tma.bytes}",
-        f"shared memory: A at {smem.a_offset} + stage*{smem.a_stage_bytes}, B at {smem.b_offset} + stage*{smem.b_stage_bytes}, "
-        f"barriers at {smem.barrier_offset} + stage*{smem.barrier_bytes}; {smem.total} of {plan.arch.smem_per_block} bytes, "
-        f"aligned to {smem.alignment}",
+        f"shared memory: A at {smem.a_offset} + stage*{smem.a_stage_bytes}, B at {smem.b_offset} + "
+        f"stage*{smem.b_stage_bytes}, "
+        f"barriers at {smem.barrier_offset} + stage*{smem.barrier_bytes}; {smem.total} of {plan.arch.smem_per_block} "
+        f"bytes, aligned to {smem.alignment}",
         f"matrix instruction: {plan.mma}\n"
         f"  accumulator (thread, value) -> row + {plan.mma.shape_mnk[0]}*column: {plan.mma.layout_C}\n"
         f"  as coordinates (row, column): {plan.mma.coords_C}\n"
@@ -43,7 +44,7 @@ def _explain_operand(plan: GemmPlan, operand: OperandPlan) -> str:
 
 def fragment_svg(plan: GemmPlan) -> str:
     """The accumulator's fragment map as SVG text."""
-    # kernels may not import view at module level: a drawing is wanted only here
-    from ..view import tv_svg
+    # a drawing is wanted only here, and `import layoutgemm.kernels` should not pay for it
+    from .. import view
 
-    return tv_svg(plan.mma.layout_C, plan.mma.tile_of("C"), title=f"{plan.mma}: accumulator fragment")
+    return view.fragment_svg(plan.mma, "C")

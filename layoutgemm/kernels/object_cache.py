@@ -1,9 +1,9 @@
 """Compiled kernels on disk: one file a kernel, named by a hash of everything that decides its code.
 
 A file is a zip archive of the kernel's parts, each with the archive's own checksum, and the facts it was made from. It
-appears under its name by one atomic rename, so any number of processes may write at once; what cannot be read, or was made
-from other facts, is treated as absent and written again. Nothing here is needed to be right: a cache that cannot be read
-or written costs a compilation, and no more.
+appears under its name by one atomic rename, so any number of processes may write at once; what cannot be read, or was
+made from other facts, is treated as absent and written again. A cache that cannot be read or written costs a
+compilation, and no more.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def facts_of(value: Any) -> Any:
 
 @functools.cache
 def source_hash() -> str:
-    """A hash of the package's files that take part in making a kernel, so that changed code never finds an old kernel."""
+    """A hash of the package's files that take part in making a kernel: changed code never finds an old kernel."""
     root = Path(__file__).resolve().parent.parent
     digest = hashlib.sha256()
     for name in _SOURCES:

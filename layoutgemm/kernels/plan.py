@@ -1,7 +1,8 @@
 """GemmPlan: every object that one GEMM kernel is made of, derived, checked, explained.
 
-A plan is a frozen value. `GemmPlan.derive` turns a problem (sizes, types, orders, architecture) into a matrix instruction,
-shared-memory tiles, descriptors, tensor copies, barriers and budgets; the kernel reads them from here and from nowhere else.
+A plan is a frozen value. `GemmPlan.derive` turns a problem (sizes, types, orders, architecture) into a matrix
+instruction, shared-memory tiles, descriptors, tensor copies, barriers and budgets; the kernel reads them from here and
+from nowhere else.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Operand:
 
     @classmethod
     def parse(cls, spec: Operand | DType | str | Any) -> Operand:
-        """An operand from "bf16", "bf16:col", a DType, a torch or NumPy dtype, or an Operand; raises PlanError otherwise."""
+        """An operand from "bf16", "bf16:col", a DType, a torch or NumPy dtype, or an Operand; else raises PlanError."""
         if isinstance(spec, Operand):
             return spec
         name, _, order = spec.partition(":") if isinstance(spec, str) else (spec, "", "")
@@ -72,11 +73,12 @@ class GemmConfig:
 
 @dataclass(frozen=True)
 class OperandPlan:
-    """One input operand: the global matrix, its tile in shared memory, the copies between, the descriptor that reads it.
+    """One input operand: the global matrix, its tile in shared memory, the copies between, and its descriptor.
 
     name   "A" or "B"
     order  of the global matrix, A being M x K and B being K x N
-    major  "K" when K is contiguous in it, else "MN": shared memory keeps the order, since a tensor copy does not transpose
+    major  "K" when K is contiguous in it, else "MN": shared memory keeps the order, since a tensor copy does not
+           transpose
     """
 
     name: str
@@ -247,7 +249,7 @@ class GemmPlan:
         return check_plan(self)
 
     def explain(self) -> str:
-        """The derivation in words and numbers: tile, copies, swizzle, descriptor bits, fragment map, barriers, budgets."""
+        """The derivation in words and numbers: tiles, copies, swizzles, descriptors, fragment map, barriers, bytes."""
         from .explain import explain_plan
 
         return explain_plan(self)
@@ -324,11 +326,11 @@ def _stages(asked: int | None, a: OperandPlan, b: OperandPlan, target: Arch) -> 
     for count in range(1, (asked or DEFAULT_STAGES) + 1):
         if _smem_map(a.smem, b.smem, count).total <= target.smem_per_block:
             most = count
-    if asked is not None and most < asked or most == 0:
+    if (asked is not None and most < asked) or most == 0:
         total = _smem_map(a.smem, b.smem, asked or 1).total
         raise PlanError(
-            f"{asked or 1} stage(s) of A {a.smem.bytes} + B {b.smem.bytes} bytes and their barriers need {total} bytes of shared "
-            f"memory; {target.name} gives a block {target.smem_per_block}. {most} stage(s) fit"
+            f"{asked or 1} stage(s) of A {a.smem.bytes} + B {b.smem.bytes} bytes and their barriers need {total} bytes "
+            f"of shared memory; {target.name} gives a block {target.smem_per_block}. {most} stage(s) fit"
         )
     return most
 

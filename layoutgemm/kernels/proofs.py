@@ -47,14 +47,18 @@ def _tile_coverage(plan: GemmPlan) -> Check:
     edge = (back[0] < plan.m <= back[0] + plan.tile[0]) and (back[1] < plan.n <= back[1] + plan.tile[1])
     bijective = bool(order.is_bijective()) and order.size == plan.grid[0]
     witness = "" if edge and bijective else f"last block {plan.grid[0] - 1} starts at {back} of {plan.m}x{plan.n}"
-    statement = f"{plan.grid[0]} blocks cover {plan.m}x{plan.n} with tiles of {plan.tile[0]}x{plan.tile[1]}, each element once"
+    statement = (
+        f"{plan.grid[0]} blocks cover {plan.m}x{plan.n} with tiles of {plan.tile[0]}x{plan.tile[1]}, each element once"
+    )
     return Check("tiles of C", statement, not witness, f"{order} is a bijection", witness)
 
 
 def _k_coverage(plan: GemmPlan) -> Check:
     tiles, depth = plan.tiles[2], plan.tile[2]
     ok = (tiles - 1) * depth < plan.k <= tiles * depth
-    statement = f"{tiles} k tiles of {depth} cover K = {plan.k} once; the last {tiles * depth - plan.k} are zeros by TMA fill"
+    statement = (
+        f"{tiles} k tiles of {depth} cover K = {plan.k} once; the last {tiles * depth - plan.k} are zeros by TMA fill"
+    )
     return Check("tiles of K", statement, ok, "arithmetic", "" if ok else f"{tiles} * {depth} against {plan.k}")
 
 
@@ -88,7 +92,9 @@ def _fragment(plan: GemmPlan) -> list[Check]:
     wrong = np.nonzero(np.asarray(row) + rows * np.asarray(column) != layout.offsets())[0]
     witness = "" if not len(wrong) else f"(thread, value) number {int(wrong[0])}"
     checks.append(
-        Check("coordinates", f"{plan.mma.coords_C} is the same map", not witness, f"exhaustion ({size} elements)", witness)
+        Check(
+            "coordinates", f"{plan.mma.coords_C} is the same map", not witness, f"exhaustion ({size} elements)", witness
+        )
     )
     return checks
 
@@ -96,8 +102,12 @@ def _fragment(plan: GemmPlan) -> list[Check]:
 def _smem_overlap(plan: GemmPlan) -> Check:
     """Stages of A, stages of B and barriers, as intervals: aligned, disjoint, inside the total."""
     smem = plan.smem
-    spans = [(smem.a_offset + s * smem.a_stage_bytes, plan.a.smem.bytes, plan.a.smem.alignment) for s in range(plan.stages)]
-    spans += [(smem.b_offset + s * smem.b_stage_bytes, plan.b.smem.bytes, plan.b.smem.alignment) for s in range(plan.stages)]
+    spans = [
+        (smem.a_offset + s * smem.a_stage_bytes, plan.a.smem.bytes, plan.a.smem.alignment) for s in range(plan.stages)
+    ]
+    spans += [
+        (smem.b_offset + s * smem.b_stage_bytes, plan.b.smem.bytes, plan.b.smem.alignment) for s in range(plan.stages)
+    ]
     spans += [(smem.barrier_offset + s * smem.barrier_bytes, 8, 8) for s in range(plan.barrier.count)]
     witness = ""
     end = 0

@@ -1,9 +1,9 @@
 """The NumPy executor: one plan, walked element by element as the kernel walks it.
 
 Global to shared memory through box and swizzle, shared memory to the tensor core through the descriptor's own address
-arithmetic, accumulator registers to C through the plan's fragment map, with the plan's barriers and stages. The models of
-the hardware are in `silicon`; the plan supplies every number. A wrong descriptor bit, swizzle, box, byte count or fragment
-map therefore gives a wrong result or a stated failure.
+arithmetic, accumulator registers to C through the plan's fragment map, with the plan's barriers and stages. The models
+of the hardware are in `silicon`; the plan supplies every number. A wrong descriptor bit, swizzle, box, byte count or
+fragment map therefore gives a wrong result or a stated failure.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ def execute(
     wrong = np.argwhere(stores != 1)
     if len(wrong):
         row, column = (int(i) for i in wrong[0])
-        raise PlanError(f"C[{row}, {column}] is stored {stores[row, column]} times; {len(wrong)} elements are not stored once")
+        raise PlanError(
+            f"C[{row}, {column}] is stored {stores[row, column]} times; {len(wrong)} elements are not stored once"
+        )
     return c
 
 

@@ -1,4 +1,4 @@
-"""Running a plan: operands checked by name and rule, a device chosen and named, the product and its error bound returned."""
+"""Running a plan: operands checked by name and rule, a device chosen and named, and the bound on the error."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _NUMPY_TAKES = {bf16: ("float32", "bfloat16"), f16: ("float32", "float16")}
 class GemmResult:
     """What a run gave: the product, where it ran, and which operands had to be copied first.
 
-    c       (M, N), NumPy float32 for NumPy inputs (bf16 and f16 outputs as the float32 values they stand for), else a torch
-            tensor of the plan's type on the inputs' device
+    c       (M, N), NumPy float32 for NumPy inputs (bf16 and f16 outputs as the float32 values they stand for), else a
+            torch tensor of the plan's type on the inputs' device
     ran_on  "NVIDIA H200 (cuda:0)", or "NumPy executor"
     why     why it ran there, when the caller did not choose
     copies  one sentence for each operand that was copied before the run, with the rule that made it necessary
@@ -47,13 +47,13 @@ def run_plan(
 ) -> GemmResult:
     """C = A @ B by the plan: (M, K) and (K, N) in, (M, N) out.
 
-    a, b    both NumPy arrays (float32 values are rounded to bf16 or f16) or both torch tensors of the plan's types, on one
-            device
+    a, b    both NumPy arrays (float32 values are rounded to bf16 or f16) or both torch tensors of the plan's types, on
+            one device
     out     where to put C: an array or tensor of the result's kind and type, (M, N), rows contiguous
     device  "cuda", "reference" (the NumPy executor), or None: the GPU when there is one that can run the plan, else the
             executor; CUDA tensors always run on their GPU
-    copy    an operand whose order, strides or alignment the tensor copies cannot take is copied into one they can, and the
-            result says so; False refuses instead
+    copy    an operand whose order, strides or alignment the tensor copies cannot take is copied into one they can, and
+            the result says so; False refuses instead
 
     Raises OperandError naming the tensor and the rule, PlanError when the plan cannot run on the device asked for.
 
@@ -99,8 +99,8 @@ def run_plan(
 def run_reference(plan: GemmPlan, a: npt.NDArray[Any], b: npt.NDArray[Any], why: str, copy: bool) -> GemmResult:
     """Run the NumPy executor on arrays that have been checked."""
     copies: list[str] = []
-    matrices = [global_matrix(operand, value, copies, copy) for operand, value in ((plan.a, a), (plan.b, b))]
-    c = execute(plan, *matrices, progress=_progress_line())
+    bits_a, bits_b = (global_matrix(operand, value, copies, copy) for operand, value in ((plan.a, a), (plan.b, b)))
+    c = execute(plan, bits_a, bits_b, progress=_progress_line())
     return GemmResult(c, "NumPy executor", why, tuple(copies))
 
 
@@ -143,9 +143,9 @@ def refuse_or_note(operand: OperandPlan, rule: str, made: str, copies: list[str]
 def error_bound(plan: GemmPlan, a: npt.NDArray[Any], b: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     """The largest error that f32 accumulation (and rounding to C's type) may leave in each element of C.
 
-    For inputs exactly representable in A's and B's type, products are exact in f32. Each instruction adds `d` products and
-    the old accumulator, d + 1 terms for its depth d = 16, each cut to the f32 significand of the largest, which costs
-    2**-23 of it at most. So for T = ceil(K / 16) instructions
+    For inputs exactly representable in A's and B's type, products are exact in f32. Each instruction adds `d` products
+    and the old accumulator, d + 1 terms for its depth d = 16, each cut to the f32 significand of the largest, which
+    costs 2**-23 of it at most. So for T = ceil(K / 16) instructions
 
         |C - exact| <= E = 17 * T * 2**-23 * (|A| @ |B|),   and for a bf16 C:  E + 2**-8 * (|exact| + E).
 
@@ -166,7 +166,9 @@ def _kind(name: str, value: Any) -> str:
     module = type(value).__module__.partition(".")[0]
     if module == "torch" and hasattr(value, "data_ptr"):
         return f"torch tensor on {value.device}"
-    raise OperandError(f"{name} is a {type(value).__module__}.{type(value).__qualname__}; give NumPy arrays or torch tensors")
+    raise OperandError(
+        f"{name} is a {type(value).__module__}.{type(value).__qualname__}; give NumPy arrays or torch tensors"
+    )
 
 
 def _check_shape(name: str, value: Any, shape: tuple[int, int]) -> None:

@@ -1,7 +1,7 @@
 """What the compiler made of a kernel: machine instructions, registers, local memory, and whether its wgmmas overlap.
 
-Reads a cubin with NVIDIA's own tools, nvdisasm and cuobjdump, which the `dsl` extra installs. Needs neither a GPU nor the
-CuTe DSL. Machine code is not documented; the facts used here were read off kernels made right and wrong on purpose:
+Reads a cubin with NVIDIA's own tools, nvdisasm and cuobjdump, which the `dsl` extra installs. Needs neither a GPU nor
+the CuTe DSL. Machine code is not documented; these facts were read off kernels made right and wrong on purpose:
 
     HGMMA ...            one wgmma.mma_async; `gsb0` among its operands closes a commit group
     HGMMA ... RZ, ...    a commit group without a wgmma in it: the compiler invents an HGMMA that writes nowhere
@@ -28,7 +28,7 @@ from pathlib import Path
 from ..errors import PlanError
 
 _INSTRUCTION = re.compile(
-    r"^\s*/\*(?P<address>[0-9a-f]{4,})\*/\s+(?:(?P<predicate>@!?U?P[T0-9]+)\s+)?(?P<opcode>[A-Z][A-Z0-9_.]*)(?P<operands>[^;]*);"
+    r"^\s*/\*(?P<address>[0-9a-f]{4,})\*/\s+(?:(?P<predicate>@!?U?P[T0-9]+)\s+)?(?P<opcode>[A-Z][A-Za-z0-9_.]*)(?P<operands>[^;]*);"
 )
 _RESOURCES = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 _LOCAL_MEMORY = ("STL", "LDL")
@@ -53,7 +53,8 @@ class Instruction:
         return self.opcode.partition(".")[0]
 
     def __str__(self) -> str:
-        return f"{self.address:#06x}: {self.predicate + ' ' if self.predicate else ''}{self.opcode} {self.operands}".rstrip()
+        words = (f"{self.address:#06x}:", self.predicate, self.opcode, self.operands)
+        return " ".join(word for word in words if word)
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,9 @@ class Sass:
         """Every instruction, in address order within each kernel."""
         found = (_INSTRUCTION.match(line) for line in self.text.splitlines())
         return tuple(
-            Instruction(int(m["address"], 16), m["predicate"] or "", m["opcode"], m["operands"].strip()) for m in found if m
+            Instruction(int(m["address"], 16), m["predicate"] or "", m["opcode"], m["operands"].strip())
+            for m in found
+            if m
         )
 
     @cached_property
@@ -96,9 +99,9 @@ class Sass:
         A kernel whose k tile holds four K blocks has runs of 4. The compiler may insert a wait and a fence after every
         single wgmma (its remark C7510), in silence and at a third of the speed: the runs are then 1, 1, 1, 1.
 
-        >>> wgmma, wait, fence = "/*00*/ HGMMA R24, gdesc[UR4] ;", "/*00*/ WARPGROUP.DEPBAR ;", "/*00*/ WARPGROUP.ARRIVE ;"
+        >>> wgmma, wait, fence = "HGMMA R24, gdesc[UR4]", "WARPGROUP.DEPBAR.LE gsb0, 0x0", "WARPGROUP.ARRIVE"
         >>> lines = [fence, wgmma, wgmma, wait, fence, wgmma, wait]
-        >>> Sass("\\n".join(line.replace("00", f"{16 * i:04x}") for i, line in enumerate(lines))).wgmma_runs
+        >>> Sass("\\n".join(f"/*{16 * i:04x}*/ {line} ;" for i, line in enumerate(lines))).wgmma_runs
         (2, 1)
         """
         runs, run = [], 0
@@ -167,8 +170,8 @@ def find_tool(name: str) -> Path:
         if found:
             return Path(found)
     raise PlanError(
-        f"{name} is not here: pip install 'layoutgemm[dsl]' (Linux) brings it, as the package nvidia-cuda-{name}; a CUDA "
-        "toolkit has it too, found through CUDA_HOME or PATH"
+        f"{name} is not here: pip install 'layoutgemm[dsl]' (Linux) brings it, as the package nvidia-cuda-{name}; a "
+        "CUDA toolkit has it too, found through CUDA_HOME or PATH"
     )
 
 

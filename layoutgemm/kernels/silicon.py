@@ -1,8 +1,9 @@
 """What the hardware does with a plan's numbers, in NumPy: shared memory, barriers, tensor copies, wgmma.
 
-Nothing here looks at a layout, a tile or a fragment map of the plan. Each model takes what the instruction takes (a tensor
-map, coordinates, an address, a 64-bit descriptor) and does what PTX ISA says the instruction does with it. So a wrong bit
-in a plan gives a wrong result here, as it would on the GPU. What is not modelled is time: copies land when they are issued.
+Nothing here looks at a layout, a tile or a fragment map of the plan. Each model takes what the instruction takes (a
+tensor map, coordinates, an address, a 64-bit descriptor) and does what PTX ISA says the instruction does with it. So a
+wrong bit in a plan gives a wrong result here, as it would on the GPU. What is not modelled is time: copies land when
+they are issued.
 """
 
 from __future__ import annotations
@@ -81,14 +82,14 @@ class Barrier:
         """Pass when the phase of that parity has ended; raises PlanError where the hardware would wait for ever."""
         if self.phase == parity:
             raise PlanError(
-                f"{self.name} never completes the phase of parity {parity}: {self.pending} arrival(s) and {self.bytes} byte(s) "
-                "are outstanding"
+                f"{self.name} never completes the phase of parity {parity}: {self.pending} arrival(s) and {self.bytes} "
+                "byte(s) are outstanding"
             )
 
 
 @dataclass(frozen=True)
 class GlobalMatrix:
-    """A matrix in global memory: raw element bits, contiguous along one dimension, `leading` elements from line to line."""
+    """A matrix in global memory: raw element bits, contiguous along one dimension, `leading` elements a line."""
 
     bits: npt.NDArray[Any]
     leading: int
@@ -98,7 +99,7 @@ class GlobalMatrix:
 def tensor_copy(
     plan: TmaPlan, matrix: GlobalMatrix, coordinate: tuple[int, int], smem: SharedMemory, address: int, barrier: Barrier
 ) -> None:
-    """cp.async.bulk.tensor.2d: copy the box at `coordinate` (innermost first) to a shared address; zeros beyond the matrix."""
+    """cp.async.bulk.tensor.2d: copy the box at `coordinate`, innermost first, to shared memory; beyond edges zeros."""
     if address % 128:
         raise PlanError(f"a tensor copy to shared address {address:#x}: it must be a multiple of 128")
     index = [np.arange(extent) + start for extent, start in zip(plan.box, coordinate, strict=True)]
@@ -125,8 +126,8 @@ def wgmma_product(
 ) -> npt.NDArray[np.float32]:
     """wgmma.mma_async on two descriptors: the product A B^T of one instruction as a (64, N) float32 matrix.
 
-    A and B are read through their descriptors' own arithmetic. The sum of the products is rounded in float32, in whatever
-    order NumPy adds; the hardware's order is not specified either.
+    A and B are read through their descriptors' own arithmetic. The sum of the products is rounded in float32, in
+    whatever order NumPy adds; the hardware's order is not specified either.
     """
     m, n, k = atom.shape_mnk
     a = atom.a_dtype.decode(smem.read(_operand_addresses(word_a, major_a, (m, k), atom.a_dtype), atom.a_dtype))
@@ -138,8 +139,9 @@ def wgmma_product(
 def accumulator_registers(d: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """A (64, N) accumulator -> array [thread, value] of what each thread's registers hold.
 
-    PTX ISA, figure "WGMMA .m64nNk16 register fragment layout for accumulator matrix D": warp w holds rows 16w to 16w+15; in
-    it lane l holds, of register pair p, columns 2*(l%4) and the next of column group p//2, in row l//4 + 8*(p%2).
+    PTX ISA, figure "WGMMA .m64nNk16 register fragment layout for accumulator matrix D": warp w holds rows 16w to
+    16w+15; in it lane l holds, of register pair p, columns 2*(l%4) and the next of column group p//2, in row l//4 +
+    8*(p%2).
     """
     thread = np.arange(128)[:, None]
     value = np.arange(d.shape[1] // 2)[None, :]

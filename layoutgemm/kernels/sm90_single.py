@@ -1,7 +1,7 @@
 """C = A @ B on Hopper with one warpgroup a block: the first kernel of the ladder, written to be read and to be right.
 
-Every layout, box, descriptor, byte count and arrive count is an attribute of the plan; this file holds the order in which
-things happen and nothing else. One block computes one tile of C, 64 rows by the plan's N, in 128 threads:
+Every layout, box, descriptor, byte count and arrive count is an attribute of the plan; this file holds the order in
+which things happen and nothing else. One block computes one tile of C, 64 rows by the plan's N, in 128 threads:
 
     role            who                 does
     ------------    ----------------    -------------------------------------------------------------------------
@@ -15,8 +15,8 @@ things happen and nothing else. One block computes one tile of C, 64 rows by the
                             arrive.expect_tx, and plan.barrier.bytes bytes from TMA    the round through the stages
     bar.sync    named, 0    all 128 threads                                            all 128 threads
 
-There is no empty[s] barrier: bar.sync does its work, because producer and consumers are the same warpgroup. The price is
-that no k tile's wgmma overlaps another's; the later kernels of the ladder buy that back with a producer warp.
+There is no empty[s] barrier: bar.sync does its work, because producer and consumers are the same warpgroup. The price
+is that no k tile's wgmmas overlap another's; a producer warp of its own would buy that back.
 
 One compile serves every M, N, K >= 1 and every leading dimension that TMA takes: all of them are run-time arguments.
 """
@@ -51,7 +51,7 @@ class Sm90SingleKernel:
         ldb: Int64,
         ldc: Int64,
         stream: bridge.Stream,
-    ):
+    ) -> None:
         """Host side: encode the two tensor maps, launch one block for each tile of C.
 
         a, b, c: global addresses of the first element; m, n, k: sizes in elements; lda, ldb, ldc: elements between
@@ -79,12 +79,12 @@ class Sm90SingleKernel:
         n: Int32,
         k: Int32,
         ldc: Int64,
-    ):
+    ) -> None:
         """Device side: one block, one tile of C."""
         plan = self.plan
         _, tile_n, tile_k = plan.tile
 
-        # 1. Which tile of C this block owns. Consecutive blocks walk along a row of tiles, so they share rows of A in L2.
+        # 1. Which tile of C this block owns. Consecutive blocks walk along a row of tiles, and share rows of A in L2.
         thread, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
         m0, n0 = plan.tile_origin(block, tile_count(n, tile_n))
@@ -112,14 +112,14 @@ class Sm90SingleKernel:
         for k_tile in cutlass.range(k_tiles, unroll=1):
             stage = cute.arch.make_warp_uniform(stage)
             bridge.barrier_wait(shared.full(stage), phase)
-            # The first k tile starts the accumulator (D = A*B): no zero fill, and nothing reads uninitialised registers.
+            # The first k tile starts the accumulator (D = A*B): no zero fill, and no read of uninitialised registers.
             mma.multiply(accumulator, shared.a(stage), shared.b(stage), k_tile > 0)
             mma.wait()
 
-            # 5. Refill the stage that was just read. `wait` tells a warp that ITS OWN wgmmas have finished, and each warp
-            #    reads its 16 rows of A and all of B: thread 0's wait says nothing about the other three warps. TMA would
-            #    overwrite what they still read. All four meet here after their waits, so every read of the stage comes
-            #    before the next write to it. Both sides are in the async proxy, so no proxy fence is needed.
+            # 5. Refill the stage that was just read. `wait` tells a warp that ITS OWN wgmmas have finished, and each
+            #    warp reads its 16 rows of A and all of B: thread 0's wait says nothing about the other three warps, and
+            #    TMA would overwrite what they still read. All four meet here after their waits, so every read of the
+            #    stage comes before the next write to it. Both are in the async proxy: no proxy fence is needed.
             bridge.block_sync()
             if thread == 0:
                 if k_tile + plan.stages < k_tiles:
@@ -132,7 +132,7 @@ class Sm90SingleKernel:
         # 6. Store the fragment: the plan says which element of the tile each register holds. Guarded, as the last tiles
         #    of a ragged matrix hang over its edge; 64-bit addresses, as M*N may exceed 2**31. Written as `i < m - m0`
         #    rather than `m0 + i < m`, which overflows for M near 2**31.
-        for v in cutlass.range_constexpr(cute.size(accumulator)):
+        for v in bridge.unrolled(plan.mma.accumulator_registers):
             i, j = plan.mma.coords_C(thread, v)
             if i < m - m0 and j < n - n0:
                 element = Int64(m0 + i) * ldc + (n0 + j)

@@ -1,7 +1,7 @@
 """Composition, sound and complete on integers.
 
 `A o B` has B's modes and the function c -> A(B(c)), where A's last mode runs on without end. Not every pair has one.
-This is when: let A be coalesced, with extents S, strides D and boundaries W[b] = S[0]*..*S[b] (none above the last
+This is when: let A be coalesced (but for a last mode of extent 1 that would change what comes after the end), with extents S, strides D and boundaries W[b] = S[0]*..*S[b] (none above the last
 mode), and let k[b] = D[b+1] - S[b]*D[b]. No k is 0, or the modes would have merged. For offsets x and y of B
 
     A(x + y) = A(x) + A(y) + sum over b of k[b] * carry[b],    carry[b] = 1 when x%W[b] + y%W[b] >= W[b]
@@ -30,7 +30,7 @@ import numpy as np
 
 from ..errors import CompositionError
 from .basis import Encoding, ScaledBasis, component, has_basis, paths_of
-from .inttuple import coal, flatten, leaves, pack, show
+from .inttuple import coal_open, flatten, leaves, pack, show
 
 LIMIT = 1 << 24
 
@@ -39,9 +39,9 @@ def compose(ashape: Any, astride: Any, bshape: Any, bstride: Any) -> tuple[Any, 
     """Shape and stride of A o B. Raises CompositionError, with the first misfit, when there is none."""
     if bstride.__class__ is not int and has_basis(bstride):
         return _compose_coordinates(ashape, astride, bshape, bstride)
-    S, D = coal(ashape, astride)
+    S, D = coal_open(ashape, astride)
     if not S:
-        S, D = [1], [0]  # one element: every offset is sent to 0
+        S, D = [1], [0]  # the empty shape
     last = len(S) - 1
     if bshape.__class__ is not tuple:
         # One mode cannot carry into itself under the rule of divisibility, so there is nothing to budget.

@@ -7,25 +7,24 @@ mode alone. Functions take and return (shape, stride) pairs; a tiler comes as th
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Any
 
-from ..errors import LayoutError
+from ..errors import CompositionError, LayoutError
 from .compose import compose
-from .inttuple import as_int, coal, compact, leaves, pack, product, show
-from .inverse import complement
+from .inttuple import as_int, coal, compact, leaves, pack, product, show, transform
+from .inverse import complement, complement_exact
 
 Pair = tuple[Any, Any]
-Split = Callable[[Any, Any, Any], Pair]
+Split = Callable[[Any, Any, Pair], Pair]
 
 
-def tiler_pair(tiler: Any) -> Pair | None:
-    """Shape and stride of a tiler that is an int or a layout; None for a tuple of tilers."""
+def tiler_pair(tiler: Any) -> Pair:
+    """Shape and stride of a tiler that is an int or a layout."""
     if tiler.__class__ is int:
         if tiler < 1:
             raise LayoutError(f"a tiler's extent must be at least 1, not {tiler}")
-        return tiler, 1
-    if isinstance(tiler, (tuple, list)):
-        return None
+        return tiler, 1 if tiler > 1 else 0
     stride = getattr(tiler, "stride", None)
     if stride is None:
         return tiler_pair(as_int(tiler, "a tiler that is no Layout and no tuple"))
@@ -49,6 +48,11 @@ def join(pairs: list[Pair]) -> Pair:
     return tuple([s for s, _ in pairs]), tuple([d for _, d in pairs])
 
 
+def composed(shape: Any, stride: Any, pair: Pair) -> Pair:
+    """A o T."""
+    return compose(shape, stride, *pair)
+
+
 def by_mode(split: Split, shape: Any, stride: Any, tiler: Any) -> Pair:
     """`split` applied mode by mode; None, and modes without a tiler, stay as they are."""
     if tiler is None:
@@ -57,7 +61,7 @@ def by_mode(split: Split, shape: Any, stride: Any, tiler: Any) -> Pair:
         n = _modes(shape, stride, tiler)
         out = [by_mode(split, *mode(shape, stride, i), t) for i, t in enumerate(tiler)]
         return join(out + [mode(shape, stride, i) for i in range(len(tiler), n)])
-    return split(shape, stride, tiler)
+    return split(shape, stride, tiler_pair(tiler))
 
 
 def zipped(split: Split, shape: Any, stride: Any, tiler: Any) -> Pair:
@@ -78,7 +82,7 @@ def zipped(split: Split, shape: Any, stride: Any, tiler: Any) -> Pair:
             s1.append(s)
             d1.append(d)
         return (tuple(s0), tuple(s1)), (tuple(d0), tuple(d1))
-    return split(shape, stride, tiler)
+    return split(shape, stride, tiler_pair(tiler))
 
 
 def unpack(pair: Pair, first: bool) -> Pair:
@@ -91,19 +95,53 @@ def unpack(pair: Pair, first: bool) -> Pair:
     return s0 + s1, d0 + d1
 
 
-def divide(shape: Any, stride: Any, tiler: Any) -> Pair:
-    """A o (T, complement of T up to size(A)): mode 0 is a tile, mode 1 runs over the tiles."""
-    pair = tiler_pair(tiler)
-    assert pair is not None
+def divide(shape: Any, stride: Any, pair: Pair) -> Pair:
+    """A o (T, complement of T up to size(A)): mode 0 is a tile, mode 1 runs over the tiles.
+
+    Where the tiles do not divide A they hang over its end, as CuTe defines it: over the end of A's last coalesced mode,
+    or, when a tile ends inside another one, over the end of that one, which is rounded up to whole tiles.
+    """
     s, d = pair
-    cs, cd = complement(s, d, product(shape))
-    return compose(shape, stride, (s, cs), (d, cd))
+    cs, cd = complement_exact(s, d, product(shape), "a divide")
+    try:
+        return compose(shape, stride, (s, cs), (d, cd))
+    except CompositionError:
+        rounded = _round_up(shape, stride, pair)
+        if rounded is None:
+            raise
+        return rounded
 
 
-def multiply(shape: Any, stride: Any, tiler: Any) -> Pair:
+def _round_up(shape: Any, stride: Any, pair: Pair) -> Pair | None:
+    """A divide whose tile ends inside a mode of A that is no multiple of it, that mode rounded up. None where it is not."""
+    S, D = coal(shape, stride)
+    end: Any = 1 + max([(n - 1) * d for n, d in zip(leaves(pair[0]), leaves(pair[1]))], default=0)
+    for n, d in zip(leaves(pair[0]), leaves(pair[1])):
+        if n > 1 and d:
+            end = max(end, n * d)
+    rest = end
+    for i, a in enumerate(S[:-1]):
+        if rest % a == 0:
+            rest //= a
+            continue
+        if rest > a:
+            return None
+        S[i] = -(-a // rest) * rest
+        break
+    else:
+        return None
+    wide = tuple(S), tuple(D)
+    try:
+        if coal(*compose(*wide, *pair)) != coal(*compose(shape, stride, *pair)):
+            return None
+        cs, cd = complement_exact(*pair, product(wide[0]), "a divide")
+        return compose(*wide, (pair[0], cs), (pair[1], cd))
+    except LayoutError:
+        return None
+
+
+def multiply(shape: Any, stride: Any, pair: Pair) -> Pair:
     """(A, complement of A o B): mode 0 is A, mode 1 places copies of it, disjoint, in the order of B."""
-    pair = tiler_pair(tiler)
-    assert pair is not None
     s, d = pair
     reach: Any = 1
     for n, e in zip(leaves(s), leaves(d)):
@@ -111,25 +149,20 @@ def multiply(shape: Any, stride: Any, tiler: Any) -> Pair:
             raise LayoutError(f"a product over {show(s)}:{show(d)}: mode {n}:{e} has a negative stride, and copies count up")
         reach += (n - 1) * e
     cs, cd = complement(shape, stride, product(shape) * reach)
+    if product(cs) < reach:
+        complement_exact(shape, stride, 1, "a product this large")
     s, d = compose(cs, cd, s, d)
     return (shape, s), (stride, d)
 
 
-def composed(shape: Any, stride: Any, tiler: Any) -> Pair:
-    """A o T for a tiler that is an int or a layout."""
-    pair = tiler_pair(tiler)
-    assert pair is not None
-    return compose(shape, stride, *pair)
-
-
 def interleave(block: Pair, tiler: Any, raked: bool) -> Pair:
     """Blocked or raked product: the two halves of the product zipped mode by mode, both padded to one rank."""
-    pair = tiler_pair(tiler)
-    if pair is None:
+    if isinstance(tiler, (tuple, list)):
         raise LayoutError(f"a blocked or raked product is over an int or a Layout, not the tuple {tiler!r}")
+    pair = tiler_pair(tiler)
     r = max(len(x[0]) if x[0].__class__ is tuple else 1 for x in (block, pair))
     a, b = _pad(block, r), _pad(pair, r)
-    (s0, s1), (d0, d1) = _multiply_pair(a, b)
+    (s0, s1), (d0, d1) = multiply(*a, b)
     if raked:
         s0, d0, s1, d1 = s1, d1, s0, d0
     out = [((s, t), (d, e)) for s, t, d, e in zip(s0, s1, d0, d1)]
@@ -145,40 +178,35 @@ def _pad(pair: Pair, r: int) -> Pair:
     return s + (1,) * (r - len(s)), d + (0,) * (r - len(d))
 
 
-def _multiply_pair(a: Pair, b: Pair) -> Pair:
-    reach: Any = 1
-    for n, e in zip(leaves(b[0]), leaves(b[1])):
-        if e.__class__ is int and e < 0:
-            raise LayoutError(f"a product over {show(b[0])}:{show(b[1])}: mode {n}:{e} has a negative stride")
-        reach += (n - 1) * e
-    cs, cd = complement(*a, product(a[0]) * reach)
-    s, d = compose(cs, cd, *b)
-    return (a[0], s), (a[1], d)
-
-
 def ordered(shape: Any, order: Any) -> Any:
-    """The strides of the compact layout whose modes come in the given order, smallest first; equal ones left to right."""
-    flat_shape = leaves(shape)
-    flat_order = _orders(shape, order)
-    strides: list[Any] = [0] * len(flat_shape)
+    """The strides of the compact layout whose modes come in the given order, smallest first.
+
+    An int of the order ranks a whole mode, whose entries run left to right; no two ranks may be equal.
+    """
+    ranks: list[int] = []
+    groups = _ranked(shape, order, ranks)
+    if len(set(ranks)) < len(ranks):
+        raise LayoutError(f"order {show(tuple(order))}: two modes of {show(shape)} have one rank, and neither comes first")
+    strides: list[Any] = [0] * sum([n for _, n in groups])
+    starts = list(accumulate([0] + [n for _, n in groups]))
+    flat = leaves(shape)
     width: Any = 1
-    for i in sorted(range(len(flat_shape)), key=flat_order.__getitem__):
-        strides[i] = width
-        width *= flat_shape[i]
+    for g in sorted(range(len(groups)), key=lambda g: groups[g][0]):
+        for i in range(starts[g], starts[g + 1]):
+            strides[i] = width
+            width *= flat[i]
     entries = iter(strides)
-
-    def rebuild(s: Any) -> Any:
-        return tuple([rebuild(t) for t in s]) if s.__class__ is tuple else next(entries)
-
-    return rebuild(shape)
+    return transform(lambda _: next(entries), shape)
 
 
-def _orders(shape: Any, order: Any) -> list[Any]:
+def _ranked(shape: Any, order: Any, ranks: list[int]) -> list[tuple[int, int]]:
+    """(rank, number of entries) of every mode that the order ranks, from left to right."""
     if isinstance(order, (tuple, list)):
         if shape.__class__ is not tuple or len(order) != len(shape):
-            raise LayoutError(f"order {order!r} does not have the nesting of shape {show(shape)}: one rank for each mode")
-        return [x for s, o in zip(shape, order) for x in _orders(s, o)]
-    return [as_int(order, "an order")] * len(leaves(shape))
+            raise LayoutError(f"order {show(tuple(order))} does not have the nesting of {show(shape)}: one rank for each mode")
+        return [x for s, o in zip(shape, order) for x in _ranked(s, o, ranks)]
+    ranks.append(as_int(order, "an order"))
+    return [(ranks[-1], len(leaves(shape)))]
 
 
 def tile_to_shape(block: Pair, shape: Any, order: Any = None) -> Pair:
@@ -201,5 +229,5 @@ def tile_to_shape(block: Pair, shape: Any, order: Any = None) -> Pair:
     strides = compact(grid) if order is None else ordered(grid, order)
     # The stride of a single tile is never used; CuTe prints 0.
     strides = tuple([0 if n == 1 else d for n, d in zip(grid, strides)])
-    (s0, s1), (d0, d1) = _multiply_pair(padded, (grid, strides))
+    (s0, s1), (d0, d1) = multiply(*padded, (grid, strides))
     return join([((s, t), (d, e)) for s, t, d, e in zip(s0, s1, d0, d1)])

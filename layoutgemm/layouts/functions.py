@@ -150,7 +150,8 @@ def make_layout_tv(thread: Layout, value: Layout) -> tuple[Any, Layout]:
     ((32, 16), '((8,4),(4,4)):((4,128),(1,32))')
     """
     tile = thread.raked_product(value)
-    tv = tile.right_inverse().compose(Layout((thread.size, value.size)))
+    threads, values = thread.size, value.size
+    tv = tile.right_inverse().compose(Layout((threads, values), (1 if threads > 1 else 0, threads if values > 1 else 0)))
     return product_each(tile.shape), tv
 
 

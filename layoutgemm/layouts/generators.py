@@ -183,7 +183,7 @@ def show(a: Shown, termwise: bool = False) -> str:
         bottom = "*".join(factors)
         return f"({show(top)})//{bottom if len(factors) == 1 else f'({bottom})'}"
     parts = []
-    for p, c in sorted(a.items(), key=lambda t: (-sum(k for _, k in t[0]), t[0])):
+    for p, c in sorted(a.items(), key=lambda t: (-sum(k for _, k in t[0]), t[1] < 0, t[0])):
         up = [_power(n, k) for n, k in p if k > 0]
         down = [_power(n, -k) for n, k in p if k < 0]
         top, bottom = abs(c.numerator), c.denominator

@@ -170,8 +170,8 @@ def as_shape(x: Any) -> Any:
         if x < 1:
             raise LayoutError(f"a layout's extent must be at least 1, not {x}")
         return x
-    if isinstance(x, (tuple, list)):
-        return tuple([as_shape(y) for y in x])
+    if x.__class__ is tuple or isinstance(x, (tuple, list)):
+        return tuple([y if y.__class__ is int and y > 0 else as_shape(y) for y in x])
     return as_shape(as_int(x, "a layout's extent"))
 
 
@@ -253,33 +253,46 @@ def crd2idx(coord: Any, shape: Any, stride: Any) -> Any:
     """The offset of a coordinate under integer strides: coordinate -> sum of coordinate * stride.
 
     `coord` may stop at any mode of `shape`: an int there is the mode's flat index. Python ints are checked against the
-    shape (CoordinateError); arrays and traced integers are not, and run past the end in the last mode.
+    shape (CoordinateError). Arrays are not: they run past the end in the last entry of the shape. Traced integers must
+    be in range, since no arithmetic is spent on what is 0 there.
     """
     if coord.__class__ is int:
         if shape.__class__ is not tuple:
             if 0 <= coord < shape:
                 return coord * stride
             raise out_of_range(coord, shape)
-        if not 0 <= coord < prod(leaves(shape)):
+        rest, total = coord, 0
+        for s, d in zip(leaves(shape), leaves(stride)):
+            total += rest % s * d
+            rest //= s
+        if rest:  # also for a negative coordinate: its quotient stays -1
             raise out_of_range(coord, shape)
-        return _offset(coord, leaves(shape), leaves(stride))
+        return total
     if isinstance(coord, (tuple, list)):
         if shape.__class__ is not tuple or len(coord) != len(shape):
             raise CoordinateError(f"coordinate {_text(coord)} does not have the nesting of shape {show(shape)}")
-        total: Any = 0
+        parts: Any = 0
         for c, s, d in zip(coord, shape, stride):
-            part = crd2idx(c, s, d)
-            if part.__class__ is int and part == 0:
-                continue  # a traced sum needs no `+ 0`
-            total = part if total.__class__ is int and total == 0 else total + part
-        return total
+            if c.__class__ is int and s.__class__ is int:
+                if not 0 <= c < s:
+                    raise out_of_range(c, s)
+                part = c * d
+            else:
+                part = crd2idx(c, s, d)
+            if part.__class__ is int:
+                if not part:
+                    continue  # a traced sum needs no `+ 0`
+            parts = part if parts.__class__ is int and not parts else parts + part
+        return parts
     coord = scalar(coord)
     if coord.__class__ is int:
         return crd2idx(coord, shape, stride)
-    S, D = coal(shape, stride)
-    if not S or (len(D) == 1 and D[0].__class__ is int and D[0] == 0):
-        return np.zeros(coord.shape, np.int64) if isinstance(coord, np.ndarray) else 0
-    return _offset(coord, S, D)
+    if isinstance(coord, np.ndarray):
+        S, D = coal_open(shape, stride)
+        out = _offset(coord, S, D)
+        return np.zeros(coord.shape, np.int64) if out.__class__ is int else out
+    # A traced index must be in range: what is 0 there costs no instruction.
+    return _offset(coord, *coal(shape, stride))
 
 
 def _offset(x: Any, S: list[Any], D: list[Any]) -> Any:
@@ -290,9 +303,9 @@ def _offset(x: Any, S: list[Any], D: list[Any]) -> Any:
         d = D[i]
         if i == last:
             part = x
+        elif s == 1:
+            continue
         else:
-            if s == 1:
-                continue
             part = x % s
             x = x // s
         if d == 0:
@@ -320,12 +333,26 @@ def coal(shape: Any, stride: Any) -> tuple[list[Any], list[Any]]:
     return S, D
 
 
+def coal_open(shape: Any, stride: Any) -> tuple[list[Any], list[Any]]:
+    """The modes of the function on all indices >= 0, the last mode without end: coalesced up to the last entry.
+
+    Past the end an index runs on in the last entry of the shape, even when its extent is 1 (CuTe's definition).
+    """
+    S, D = coal(shape, stride)
+    while shape.__class__ is tuple and shape:
+        shape, stride = shape[-1], stride[-1]
+    if shape.__class__ is int and shape == 1 and not (S and S[-1] * D[-1] == stride):
+        S.append(1)
+        D.append(stride)
+    return S, D
+
+
 def _coal(shape: tuple[Any, ...], stride: tuple[Any, ...], S: list[Any], D: list[Any]) -> None:
     for s, d in zip(shape, stride):
         if s.__class__ is tuple:
             _coal(s, d, S, D)
         elif s == 1:
-            continue
+            pass
         elif S and S[-1] * D[-1] == d:
             S[-1] *= s
         else:

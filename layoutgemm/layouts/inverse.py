@@ -6,6 +6,7 @@ further up. They take and return (shape, stride) pairs.
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from ..errors import LayoutError
@@ -22,45 +23,74 @@ def _refuse_basis(name: str, shape: Any, stride: Any) -> None:
 
 
 def complement(shape: Any, stride: Any, bound: Any = 1) -> tuple[Any, Any]:
-    """The offsets up to `bound` that the layout does not reach, as the layout of its translates.
+    """The translates of the layout's image that lie disjoint below `bound`, as a layout.
 
-    Modes of extent 1 or stride 0 are dropped. In order of strides each mode must begin at a multiple of where the one
-    below ends; the gap is a mode of the complement, and the last mode goes on to ceil(bound / end), as CuTe defines it.
+    Modes of extent 1 or stride 0 are dropped. In order of strides each mode must begin where the one below ends or
+    above; floor(stride / end) translates fit in the gap and are a mode of the complement, and the last mode goes on to
+    ceil(bound / end). Both roundings are CuTe's definition; `complement_exact` refuses the first.
     """
+    S, D, _ = _gaps(shape, stride, bound)
+    return pack(S, D)
+
+
+def complement_exact(shape: Any, stride: Any, bound: Any, what: str) -> tuple[Any, Any]:
+    """The complement where its translates leave nothing out below the end of the layout; `what` needs it so."""
+    S, D, slack = _gaps(shape, stride, bound)
+    if slack is not None:
+        d, end = slack
+        raise LayoutError(
+            f"{what} needs the complement of {show(shape)}:{show(stride)} to leave nothing out: the stride {d} is no "
+            f"multiple of {end}, where the modes of smaller stride end, so the offsets from {end * (d // end)} to {d - 1} are "
+            f"in no translate"
+        )
+    return pack(S, D)
+
+
+def _gaps(shape: Any, stride: Any, bound: Any) -> tuple[list[Any], list[Any], tuple[Any, Any] | None]:
+    """The complement's modes, and the first (stride, end) whose quotient was rounded."""
     if shape.__class__ is not tuple:
         modes = [(stride, shape)] if shape != 1 and stride != 0 else []
     else:
         modes = [m for m in zip(leaves(stride), leaves(shape)) if m[1] != 1 and m[0] != 0]
-        if len(modes) > 1:
-            if has_basis(stride):
-                _refuse_basis("complement", shape, stride)
+        try:
             modes.sort()
+        except TypeError:
+            _refuse_basis("complement", shape, stride)
+            raise
     S: list[Any] = []
     D: list[Any] = []
+    slack = None
     end: Any = 1
     for d, s in modes:
-        if d.__class__ is not int:
-            _refuse_basis("complement", shape, stride)
-        if d < 0:
-            raise LayoutError(
-                f"complement of {show(shape)}:{show(stride)}: mode {s}:{d} has a negative stride; the complement counts "
-                f"offsets from 0 up"
-            )
-        gap, r = divmod(d, end)
-        if r or not gap:
-            raise LayoutError(
-                f"complement of {show(shape)}:{show(stride)}: mode {s}:{d} begins at {d}, and the modes of smaller stride "
-                f"end at {end}; {d} is not a multiple of {end}, so no layout fills what they leave out"
-            )
-        if gap != 1:
-            S.append(gap)
-            D.append(end)
+        if d != end:
+            if d.__class__ is not int:
+                _refuse_basis("complement", shape, stride)
+            gap = d // end
+            if gap < 1:
+                _refuse_overlap(shape, stride, d, s, end)
+            if slack is None and d % end:
+                slack = d, end
+            if gap != 1:
+                S.append(gap)
+                D.append(end)
         end = d * s
     top = -(-bound // end)
     if top > 1:
         S.append(top)
         D.append(end)
-    return pack(S, D)
+    return S, D, slack
+
+
+def _refuse_overlap(shape: Any, stride: Any, d: Any, s: Any, end: Any) -> None:
+    if d < 0:
+        raise LayoutError(
+            f"complement of {show(shape)}:{show(stride)}: mode {s}:{d} has a negative stride; the complement counts "
+            f"offsets from 0 up"
+        )
+    raise LayoutError(
+        f"complement of {show(shape)}:{show(stride)}: mode {s}:{d} begins at {d}, below {end}, where the modes of "
+        f"smaller stride end, so no order of translates keeps them apart"
+    )
 
 
 def right_inverse(shape: Any, stride: Any) -> tuple[Any, Any]:
@@ -138,9 +168,9 @@ def left_inverse(shape: Any, stride: Any) -> tuple[Any, Any]:
             )
     _refuse_basis("left_inverse", shape, stride)
     try:
-        rest = complement(shape, stride)
+        rest = complement_exact(shape, stride, 1, "it")
     except LayoutError as error:
-        raise LayoutError(f"left_inverse of {show(shape)}:{show(stride)} needs its complement: {error}") from None
+        raise LayoutError(f"left_inverse of {show(shape)}:{show(stride)}: {error}") from None
     return right_inverse((shape, rest[0]), (stride, rest[1]))
 
 
@@ -179,7 +209,12 @@ def max_common(a: tuple[Any, Any], b: tuple[Any, Any]) -> tuple[Any, Any]:
 def _follows(a: tuple[Any, Any], below: tuple[Any, Any], s: int, d: int, end: int) -> int:
     """The largest n <= s with A(below(i) + j*d) = i + end*j for all i < end, j < n; it already holds for n = 1."""
 
+    size = prod(leaves(a[0]))
+    top = sum([(t - 1) * e for t, e in zip(leaves(below[0]), leaves(below[1]))])
+
     def holds(n: int) -> bool:
+        if top + (n - 1) * d >= size:
+            return False
         try:
             shape, stride = compose(a[0], a[1], (below[0], n), (below[1], d))
         except LayoutError:

@@ -16,7 +16,7 @@ from . import proof as _proof
 from . import recast as _recast
 from .basis import as_stride, assemble, component, has_basis, identity_stride, paths_of
 from .compose import compose as _compose
-from .inttuple import as_int, as_shape, check_congruent, coal, crd2idx, pack
+from .inttuple import as_shape, check_congruent, coal, crd2idx
 from .predicates import Predicates
 
 ENUMERABLE = 1 << 28
@@ -52,10 +52,11 @@ class Layout(Predicates):
     _plain = True  # no swizzle: what the normal form applies to
 
     def __init__(self, shape: Any, stride: Any = None) -> None:
-        shape = as_shape(shape)
+        if shape.__class__ is not int or shape < 1:
+            shape = as_shape(shape)
         if stride is None:
-            stride = _t.compact(shape)
-        else:
+            stride = _t.compact(shape) if shape.__class__ is tuple else 1
+        elif not (stride.__class__ is int and shape.__class__ is int):
             stride = as_stride(stride)
             check_congruent(shape, stride)
         _set_shape(self, shape)
@@ -249,9 +250,12 @@ class Layout(Predicates):
         >>> str(L.coalesce()), str(L.coalesce((1, 1)))
         ('12:1', '(2,6):(1,2)')
         """
-        if profile.__class__ is tuple:
+        if profile is not None and isinstance(profile, (tuple, list)):
             return _new(*_t.by_profile(_t.coalesce, self.shape, self.stride, profile))
-        return _new(*pack(*coal(self.shape, self.stride)))
+        S, D = coal(self.shape, self.stride)
+        if len(S) > 1:
+            return _new(tuple(S), tuple(D))
+        return _new(S[0], D[0]) if S else _new(1, 0)
 
     def filter(self, profile: Any = None) -> Layout:
         """Coalesced without the modes of stride 0: the same values, each as often as the other modes give it.
@@ -259,7 +263,7 @@ class Layout(Predicates):
         >>> str(Layout((4, 2, 3), (0, 1, 2)).filter())
         '6:1'
         """
-        if profile.__class__ is tuple:
+        if isinstance(profile, (tuple, list)):
             return _new(*_t.by_profile(_t.filter_zeros, self.shape, self.stride, profile))
         return _new(*_t.filter_zeros(self.shape, self.stride))
 
@@ -312,10 +316,11 @@ class Layout(Predicates):
     __matmul__ = compose
 
     def complement(self, bound: Any = None) -> Layout:
-        """The layout of the translates of self's image that tile 0..bound-1; bound None stops at self's own end.
+        """The layout of the translates of self's image that lie disjoint in 0..bound-1; None stops at self's own end.
 
-        The last mode has ceil(bound / end) entries (CuTe's definition). Raises LayoutError where, in order of strides, a
-        mode does not begin at a multiple of where the one below ends, or a stride is negative.
+        Two roundings are CuTe's definition: the last mode has ceil(bound / end) entries, and a gap below a mode has room
+        for floor(stride / end) translates, where end is where the modes of smaller stride end. Raises LayoutError where
+        a mode begins below that end, and for a negative stride.
 
         >>> str(Layout((2, 2), (1, 8)).complement(32))
         '(4,2):(2,16)'
@@ -372,6 +377,9 @@ class Layout(Predicates):
 
     def logical_divide(self, tiler: Any) -> Layout:
         """self o (T, complement of T): mode 0 a tile, mode 1 the tiles; mode by mode for a tuple.
+
+        Where the tiles do not divide a mode they hang over its end, which is rounded up (CuTe's definition). Raises
+        LayoutError or CompositionError where the tile is no layout, or its translates would leave elements out.
 
         >>> str(Layout((4, 6)).logical_divide((2, 3)))
         '((2,2),(3,2)):((1,2),(4,12))'
@@ -444,7 +452,8 @@ class Layout(Predicates):
     def upcast(self, n: int) -> Layout:
         """The layout of elements n times as wide: offsets in elements -> offsets in groups of n.
 
-        Raises LayoutError where a stride neither divides n nor is a multiple, or a group would be cut.
+        R(c) = self(k*c) // n with k = ceil(n / stride) in each mode; the last group of a mode may be partly filled
+        (CuTe's definition). Raises LayoutError where no strides say that: a stride above n and no multiple of it.
 
         >>> str(Layout((8, 4), (1, 8)).upcast(4))
         '(2,4):(1,2)'

@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from ..errors import CoordinateError, LayoutError
 from .gf2 import Elimination, add_constant, bits_of, clash, combine, rows_of, swizzle_candidates
-from .inttuple import coal, leaves, pack, product, show
+from .inttuple import coal, leaves, pack, product
 from .layout import Layout
 from .proof import CounterExample, Proof
 from .swizzle import ComposedLayout, Swizzle
@@ -94,6 +94,7 @@ class LinearLayout:
         A swizzle is taken on offsets of `bits` bits (the fewest that hold it, unless given). Raises LayoutError where
         the function is not affine over GF(2): an extent that is no power of two, negative values, or two coordinate
         bits that meet in a bit of the offset; `witness` is then the first flat coordinate whose value is not the XOR.
+        Of a ComposedLayout in a ComposedLayout the inner one must be affine too.
 
         >>> print(LinearLayout.of(Layout((4, 2), (1, 4))).columns)
         (1, 2, 4)

@@ -27,15 +27,13 @@ from ..errors import LayoutError
 from .generators import (
     GENERATORS,
     fresh,
-    generator,
     inverse,
     is_integral,
     of_terms,
-    plus,
     restore,
-    show as show_names,
-    times,
 )
+from .generators import show as show_names
+
 
 Monomial = tuple[int, ...]
 Terms = dict[Monomial, int]
@@ -105,9 +103,18 @@ class P:
         return self
 
     def __sub__(self, other: Any) -> Any:
-        if other.__class__ is int or other.__class__ is P:
+        if other.__class__ is int:
             return self + -other
-        return _coerced(self, other, "__sub__")
+        if other.__class__ is not P:
+            return _coerced(self, other, "__sub__")
+        t = dict(self.terms)
+        for m, c in other.terms.items():
+            v = t.get(m, 0) - c
+            if v:
+                t[m] = v
+            else:
+                del t[m]
+        return make(t)
 
     def __rsub__(self, other: Any) -> Any:
         return -self + other
@@ -317,7 +324,8 @@ def _floor(p: Any, q: Any, remainder: int) -> Any:
         raise ZeroDivisionError(f"{p} divided by zero")
     k = floordiv(p, q)
     if k is None:
-        raise MissingFact(f"{p} {'%' if remainder else '//'} {q}", needs_div(q, p))
+        ways = needs_div(q, p) + (needs_ge(q - 1 - p) if ge0(p) else ())
+        raise MissingFact(f"{_factor(p)} {'%' if remainder else '//'} {_factor(q)}", ways)
     return p - k * q if remainder else k
 
 
@@ -412,7 +420,7 @@ class Relation:
         """The polynomial that is >= 0 when the relation holds."""
         up = self.op[0] == ">"
         d = self.left - self.right if up else self.right - self.left
-        return d - (len(self.op) == 1)
+        return d if self.op[-1] == "=" else d - 1
 
     def __bool__(self) -> bool:
         p = self.nonnegative()
@@ -503,13 +511,20 @@ def show(p: Any) -> str:
     return show_names(of_terms(p.terms), termwise)
 
 
+def _factor(p: Any) -> str:
+    text = show(p)
+    return f"({text})" if any(c in text for c in "+-*/") else text
+
+
 def needs_div(d: Any, p: Any) -> tuple[str, ...]:
     """The facts, each of which would make `d` divide `p`, in the user's symbols; () when none would."""
     if div(p, d) is not None:
         return ()
     if p.__class__ is not P:
-        return () if d.__class__ is int else (f"{show(d)} | {p}",)
+        return ()  # `M | 8` is no substitution but four cases: nothing that a fact could say
     d, p = _cancel(d, p)
+    if p.__class__ is not P:
+        return ()
     if d.__class__ is int:
         d = abs(d)
         rest = make({m: c % d for m, c in p.terms.items() if c % d})
@@ -551,7 +566,7 @@ def _cancel(d: Any, p: Any) -> tuple[Any, Any]:
 
 def needs_ge(p: Any) -> tuple[str, ...]:
     """The fact that would make p >= 0, solved for the symbol where p is linear in one: `M >= 21`."""
-    if p.__class__ is not P:
+    if p.__class__ is not P or ge0(-p - 1):
         return ()
     shown = of_terms(p.terms)
     constant = shown.get((), 0)
@@ -563,10 +578,11 @@ def needs_ge(p: Any) -> tuple[str, ...]:
             if c > 0:
                 return (f"{text} >= {-(constant // c)}",)
             return (f"{text} <= {constant // -c}",)
+    strict = constant == -1
     up = {k: c for k, c in shown.items() if c > 0}
-    down = {k: -c for k, c in shown.items() if c < 0}
+    down = {k: -c for k, c in shown.items() if c < 0 and not (strict and k == ())}
     if is_integral(up) and is_integral(down):
-        return (f"{show_names(up)} >= {show_names(down)}",)
+        return (f"{show_names(up)} {'>' if strict else '>='} {show_names(down)}",)
     return (f"{show(p)} >= 0",)
 
 
@@ -579,17 +595,14 @@ __all__ = [
     "fresh_symbol",
     "ge0",
     "gen",
-    "generator",
     "gens",
     "le",
     "lt",
     "make",
     "needs_div",
     "needs_ge",
-    "plus",
     "show",
     "substitute",
-    "times",
     "val",
     "valuations",
 ]

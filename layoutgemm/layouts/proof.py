@@ -233,19 +233,20 @@ def _by_exhaustion(a: Any, b: Any) -> Proof | CounterExample | Undecided:
 def injective(shape: Any, stride: Any) -> Proof | CounterExample | Undecided:
     """Whether no two coordinates share a value."""
     entries = []
+    found: CounterExample | Undecided | None = None
     w = 1
     for s, d in zip(leaves(shape), leaves(stride)):
         if s != 1:
-            if d == 0:
-                return _shared(shape, stride, 0, w)
-            entries.append((s, d, w))
+            if d != 0:
+                entries.append((s, d, w))
+            elif found is None:
+                found = _shared(shape, stride, 0, w)
         w *= s
     if has_basis(stride):
         groups = [[(s, d.value, w) for s, d, w in entries if d.path == p] for p in paths_of(stride)]
     else:
         groups = [entries]
     steps = []
-    found: CounterExample | Undecided | None = None
     for group in groups:
         answer = _injective(group, shape, stride)
         if isinstance(answer, CounterExample):

@@ -26,61 +26,58 @@ def _refuse_basis(name: str, shape: Any, stride: Any) -> None:
 
 
 def upcast(shape: Any, stride: Any, n: int) -> Pair:
-    """Each n neighbouring elements as one: the offset L(c) becomes L(c) // n on the coordinates that begin one."""
+    """Each n neighbouring elements as one group, R(c) = L(k*c) // n with k = ceil(n / stride) in each mode.
+
+    A mode of stride d < n has k entries in a group, so its extent becomes ceil(extent / k) and its stride 1; other
+    strides are divided by n. The last group of a mode may be partly filled: that rounding is CuTe's definition.
+    """
     _refuse_basis("upcast", shape, stride)
-    inside: list[tuple[int, int]] = []
-    out = _upcast(shape, stride, n, inside)
-    used = sum((s - 1) * d for s, d in inside)
-    if used >= n:
-        modes = ", ".join(f"{s}:{d}" for s, d in inside)
+    rest: list[tuple[int, int, int, int]] = []
+    out = _upcast(shape, stride, n, rest)
+    # L(k*c) = n*R(c) + the sum of c*e; the floor is R(c) exactly as long as that sum stays in 0..n-1.
+    for s, e, extent, d in rest:
+        if e < 0 or (d < 0 and e):
+            raise LayoutError(
+                f"upcast of {show(shape)}:{show(stride)} by {n}: the stride of the mode {extent}:{d} is larger than {n} and no "
+                f"multiple of it, so its entries begin inside groups"
+            )
+    over = sum([(s - 1) * e for s, e, _, _ in rest])
+    if over >= n:
+        modes = ", ".join([f"{extent}:{d}" for s, e, extent, d in rest if e])
         raise LayoutError(
-            f"upcast of {show(shape)}:{show(stride)} by {n}: its parts {modes} inside one new element reach {used}, past "
-            f"the {n} old elements that it has"
+            f"upcast of {show(shape)}:{show(stride)} by {n}: the strides of {modes} do not divide {n}, and what they leave "
+            f"over adds up to {over}, a whole group"
         )
     return out
 
 
-def _upcast(shape: Any, stride: Any, n: int, inside: list[tuple[int, int]]) -> Pair:
+def _upcast(shape: Any, stride: Any, n: int, rest: list[tuple[int, int, int, int]]) -> Pair:
     if shape.__class__ is tuple:
-        pairs = [_upcast(s, d, n, inside) for s, d in zip(shape, stride)]
+        pairs = [_upcast(s, d, n, rest) for s, d in zip(shape, stride)]
         return tuple([s for s, _ in pairs]), tuple([d for _, d in pairs])
     if stride % n == 0:
         return shape, stride // n
-    if shape == 1:
-        return 1, -(-stride // n)
-    if stride > 0 and n % stride == 0:
-        k = n // stride
-        if shape % k == 0:
-            inside.append((k, stride))
-            return shape // k, 1
-        if k % shape == 0:
-            inside.append((shape, stride))
-            return 1, 1
-        raise LayoutError(
-            f"upcast by {n}: the mode {shape}:{stride} has {k} entries to a new element, and neither of {shape} and {k} "
-            f"divides the other"
-        )
-    raise LayoutError(f"upcast by {n}: the stride of the mode {shape}:{stride} is no multiple of {n} and does not divide it")
+    k = -(-n // stride) if 0 < stride < n else 1
+    s, d = -(-shape // k), -(-stride // n)
+    if s > 1:
+        rest.append((s, k * stride - n * d, shape, stride))
+    return s, d
 
 
 def downcast(shape: Any, stride: Any, n: int) -> Pair:
-    """Each element as n neighbouring ones: the mode of stride 1 becomes n times longer, all other strides grow."""
+    """Each element as n neighbouring ones: a mode of stride 1 takes in the parts, all other strides grow by n.
+
+    That is CuTe's definition: without a mode of stride 1 the result leads to the first part of each element.
+    """
     _refuse_basis("downcast", shape, stride)
-    unit: list[Any] = []
-    out = _downcast(shape, stride, n, unit)
-    if n > 1 and len([s for s in unit if s > 1]) > 1:
-        raise LayoutError(
-            f"downcast of {show(shape)}:{show(stride)} by {n}: two modes have stride 1, and both would be cut into parts"
-        )
-    return out
+    return _downcast(shape, stride, n)
 
 
-def _downcast(shape: Any, stride: Any, n: int, unit: list[Any]) -> Pair:
+def _downcast(shape: Any, stride: Any, n: int) -> Pair:
     if shape.__class__ is tuple:
-        pairs = [_downcast(s, d, n, unit) for s, d in zip(shape, stride)]
+        pairs = [_downcast(s, d, n) for s, d in zip(shape, stride)]
         return tuple([s for s, _ in pairs]), tuple([d for _, d in pairs])
     if stride == 1:
-        unit.append(shape)
         return shape * n, 1
     if stride == -1 and n > 1 and shape > 1:
         raise LayoutError(f"downcast by {n}: the mode {shape}:-1 runs backwards, and the parts of an element do not")

@@ -56,12 +56,13 @@ class Swizzle:
     Source: `cute/swizzle.hpp` in NVIDIA/cutlass.
     """
 
-    __slots__ = ("_mask", "base", "bits", "shift", "unit")
+    __slots__ = ("_by", "_target", "base", "bits", "shift", "unit")
     bits: int
     base: int
     shift: int
     unit: int | None
-    _mask: int
+    _by: int
+    _target: int
 
     def __init__(self, bits: int, base: int, shift: int, unit: int | str | None = None) -> None:
         bits = as_int(bits, "a swizzle's B")
@@ -77,7 +78,8 @@ class Swizzle:
         _set(self, "base", base)
         _set(self, "shift", shift)
         _set(self, "unit", as_unit(unit))
-        _set(self, "_mask", ((1 << bits) - 1) << (base + max(0, shift)))
+        _set(self, "_by", shift if bits else 0)
+        _set(self, "_target", ((1 << bits) - 1) << (base + max(0, -shift)))
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"Swizzle is frozen: cannot set {name}")
@@ -86,14 +88,15 @@ class Swizzle:
         raise AttributeError(f"Swizzle is frozen: cannot delete {name}")
 
     def __call__(self, x: Any) -> Any:
+        # & binds less than >> and <<: only the bits of the target field are kept of the shifted offset.
+        r = self._by
+        if r > 0:
+            return x ^ (x >> r & self._target)
+        if not r:
+            return x
         if x.__class__ is not int:
-            x = scalar(x)
-            if not self._mask:
-                return x
-        s = self.shift
-        if s >= 0:
-            return x ^ ((x & self._mask) >> s)
-        return x ^ ((x & self._mask) << -s)
+            x = scalar(x)  # a narrow array could lose bits to the left
+        return x ^ (x << -r & self._target)
 
     @property
     def span(self) -> int:
@@ -103,12 +106,12 @@ class Swizzle:
     @property
     def source_mask(self) -> int:
         """The bits that are read (YYY)."""
-        return self._mask
+        return self._target << self.shift if self.shift >= 0 else self._target >> -self.shift
 
     @property
     def target_mask(self) -> int:
         """The bits that change (ZZZ)."""
-        return self._mask >> self.shift if self.shift >= 0 else self._mask << -self.shift
+        return self._target
 
     def recast(self, unit: int | str) -> Swizzle:
         """The same movement of memory counted in another unit: bits of an element, or "bytes".

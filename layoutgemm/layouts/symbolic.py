@@ -1,19 +1,197 @@
-"""The border between layouts and their symbols: `dim`, and SymPy in and out. (stub, being written)"""
+"""Symbols as a user meets them: `dim`, entries read from text, and the way from and to SymPy.
+
+A symbol made here is an entry like an int: it goes into shapes and strides, adds and multiplies, divides where that is
+exact, and says which fact is missing where it is not. SymPy symbols and expressions are accepted in the same places and
+become such entries at once; SymPy itself is loaded only when a caller hands over one of its objects or asks for one.
+
+    >>> M, N = dim("M", multiple_of=64), dim("N")
+    >>> M // 64, (M + 3) % 64, 8 * N * M // 16
+    (M//64, 3, M*N//2)
+    >>> N // 8
+    Traceback (most recent call last):
+        ...
+    layoutgemm.layouts.poly.MissingFact: N // 8: needs 8 | N or N <= 7
+"""
 
 from __future__ import annotations
 
+import ast
+import sys
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
-from ..errors import LayoutError
-from .generators import generator
-from .poly import gen
+from ..errors import LayoutError, ParseError
+from .generators import FactError, generator
+from .poly import MissingFact, P, floordiv, gen, needs_div, show
+
+_declared: dict[str, Any] = {}
 
 
 def dim(name: str, multiple_of: int = 1, min: int = 1, max: int | None = None) -> Any:
-    """An integer symbol."""
+    """A symbol for an integer: a multiple of `multiple_of` in min..max (no upper bound when None).
+
+    The result is an entry for shapes and strides. Calls with the same name and facts give the same symbol. Symbols of one
+    name and different facts are different symbols, and raise FactError where they meet in one layout. Facts that relate
+    symbols, or come later, are stated with `Facts`. Where the facts leave one value, the result is that int.
+
+    Raises FactError when the facts leave no value, LayoutError for a name that is no identifier.
+
+    >>> M = dim("M", multiple_of=64, max=4096)
+    >>> M, M // 64, dim("M", multiple_of=64, max=4096) == M, dim("b", min=8, max=8)
+    (M, M//64, True, 8)
+    """
+    if not isinstance(name, str) or not name.isidentifier():
+        raise LayoutError(f"a symbol's name is an identifier such as M, not {name!r}")
+    for what, value in (("multiple_of", multiple_of), ("min", min), ("max", max)):
+        if value.__class__ is not int and not (what == "max" and value is None):
+            raise LayoutError(f"{what} of dim({name!r}) must be an integer, not {value!r}")
     if multiple_of < 1:
-        raise LayoutError("multiple_of must be at least 1")
-    low = -(-min // multiple_of)
-    high = None if max is None else max // multiple_of
-    return gen(generator(name, low, high, {((name, 1),): Fraction(1, multiple_of)})) * multiple_of
+        raise LayoutError(f"multiple_of of dim({name!r}) must be at least 1, not {multiple_of}")
+    return _declare(name, multiple_of, min, max)
+
+
+def _declare(name: str, multiple_of: int, low: int | None, high: int | None) -> Any:
+    g_low = None if low is None else -(-low // multiple_of)
+    g_high = None if high is None else high // multiple_of
+    if g_low is not None and g_high is not None and g_low > g_high:
+        raise FactError(f"dim({name!r}): there is no multiple of {multiple_of} in {low}..{high}")
+    _declared[name] = gen(generator(name, g_low, g_high, {((name, 1),): Fraction(1, multiple_of)})) * multiple_of
+    return _declared[name]
+
+
+def dims(names: str, multiple_of: int = 1, min: int = 1, max: int | None = None) -> tuple[Any, ...]:
+    """Several symbols with the same facts: `M, N, K = dims("M N K")`.
+
+    >>> M, N = dims("M N")
+    >>> 2 * M + N
+    2*M+N
+    """
+    return tuple([dim(n, multiple_of, min, max) for n in names.replace(",", " ").split()])
+
+
+def declared(name: str) -> Any:
+    """The symbol last made under this name; a new one >= 1 if there is none."""
+    found = _declared.get(name)
+    return dim(name) if found is None else found
+
+
+def entry(x: Any, what: str = "an entry") -> Any:
+    """`x` as an entry, int or P: SymPy integers, symbols and expressions are converted. Raises LayoutError."""
+    if x.__class__ is int or x.__class__ is P:
+        return x
+    if is_sympy(x):
+        return from_sympy(x)
+    if isinstance(x, int) and not isinstance(x, bool):
+        return int(x)
+    if x.__class__.__module__ == "numpy" and hasattr(x, "__index__") and not getattr(x, "shape", ()):
+        return int(x)
+    raise LayoutError(f"{what} must be an integer or a symbol, not {x!r} ({type(x).__name__})")
+
+
+def ceil_div(p: Any, d: Any) -> Any:
+    """ceil(p / d) where the facts make it an entry. Raises MissingFact naming the facts that would.
+
+    >>> ceil_div(dim("M", multiple_of=64), 64), ceil_div(100, 64)
+    (M//64, 2)
+    """
+    q = floordiv(-p, d)
+    if q is None:
+        raise MissingFact(f"ceil_div({show(p)},{show(d)})", (*needs_div(d, p), f"T = ceil_div({show(p)},{show(d)})"))
+    return -q
+
+
+# ---------------------------------------------------------------- entries from text
+
+_BINARY: dict[type, Callable[[Any, Any], Any]] = {
+    ast.Add: lambda a, b: a + b,
+    ast.Sub: lambda a, b: a - b,
+    ast.Mult: lambda a, b: a * b,
+    ast.FloorDiv: lambda a, b: a // b,
+    ast.Mod: lambda a, b: a % b,
+    ast.Pow: lambda a, b: a**b,
+}
+
+
+def parse_entry(text: str) -> Any:
+    """The entry that a text such as `64*N+8` or `M//64` means; names are the symbols last made with `dim`, or new.
+
+    >>> parse_entry("2*(M+1)") == 2 * declared("M") + 2
+    True
+    """
+    try:
+        tree = ast.parse(text.strip(), mode="eval")
+    except SyntaxError:
+        raise ParseError(f"`{text}` is no integer and no expression of symbols", text, 0) from None
+    return evaluate(tree.body, declared)
+
+
+def evaluate(node: ast.expr, symbol: Callable[[str], Any]) -> Any:
+    """The entry of an expression in + - * // % ** and ceil_div over integers and names."""
+    if isinstance(node, ast.Constant) and node.value.__class__ is int:
+        return node.value
+    if isinstance(node, ast.Name):
+        return symbol(node.id)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -evaluate(node.operand, symbol)
+    if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
+        return _BINARY[type(node.op)](evaluate(node.left, symbol), evaluate(node.right, symbol))
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "ceil_div" and len(node.args) == 2:
+        return ceil_div(evaluate(node.args[0], symbol), evaluate(node.args[1], symbol))
+    text = ast.unparse(node)
+    raise ParseError(f"`{text}` is no integer expression in + - * // % ** and ceil_div", text, 0)
+
+
+# ---------------------------------------------------------------- SymPy
+
+
+def is_sympy(x: Any) -> bool:
+    """Whether `x` is a SymPy expression; does not load SymPy."""
+    sympy = sys.modules.get("sympy")
+    return sympy is not None and isinstance(x, getattr(sympy, "Basic", ()))
+
+
+def to_sympy(x: Any) -> Any:
+    """The entry as a SymPy expression in the user's symbols: M//64 becomes M/64. `from_sympy` is its inverse.
+
+    A symbol whose only fact is >= 1 is Symbol(name, integer=True, positive=True); others carry their facts.
+
+    >>> to_sympy(dim("M", multiple_of=64) // 32 + 1)
+    M/32 + 1
+    """
+    from . import symbolic_sympy
+
+    return symbolic_sympy.to_sympy(x)
+
+
+def from_sympy(x: Any) -> Any:
+    """A SymPy expression as an entry: integer symbols, + - *, powers, exact quotients, floor, ceiling and Mod.
+
+    The symbols' own assumptions are their facts: integer is required, positive means >= 1, nonnegative >= 0, even a
+    multiple of 2. Raises LayoutError for what is no integer expression, MissingFact for a quotient that is not exact.
+    """
+    from . import symbolic_sympy
+
+    return symbolic_sympy.from_sympy(x)
+
+
+def declare_from_sympy(name: str, multiple_of: int, low: int | None, high: int | None) -> Any:
+    """The symbol of a SymPy symbol with these assumptions, without touching the symbol last made with `dim`."""
+    previous = _declared.get(name)
+    out = _declare(name, multiple_of, low, high)
+    if previous is not None:
+        _declared[name] = previous
+    return out
+
+
+__all__ = [
+    "ceil_div",
+    "declared",
+    "dim",
+    "dims",
+    "entry",
+    "from_sympy",
+    "is_sympy",
+    "parse_entry",
+    "to_sympy",
+]

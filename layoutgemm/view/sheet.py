@@ -57,7 +57,7 @@ class Sheet:
         """The SVG document."""
         left, listing_width = MARGIN + self._gutter(), self._listing_width()
         grid_width, grid_height = self.cell[0] * len(self.columns), self.cell[1] * len(self.rows)
-        inner = max(left - MARGIN + grid_width + listing_width, MIN_WIDTH, width_of(self.title, TITLE_SIZE) * 0.95,
+        inner = max(left - MARGIN + grid_width + listing_width, MIN_WIDTH, width_of(self.title, TITLE_SIZE) * 1.15,
                     min(sum(swatch_width(meaning) for _, meaning in self.legend), LEGEND_WIDTH),
                     *(width_of(note.text, NOTE_SIZE) for note in self.notes if note.mono))
         canvas = Canvas()

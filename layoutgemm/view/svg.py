@@ -257,7 +257,8 @@ def swizzle_svg(layout: Drawable, bits: int = 16, *, swizzle: Callable[[int], in
     if below and not beside:
         grid = [list(column) for column in zip(*grid, strict=True)]
         axes, down, across = ("j", "i"), across, down
-    return bank_sheet(grid, bits, axes, down, across, title or f"{layout} by shared-memory banks").render()
+    name = str(layout) if swizzle is None else f"{swizzle} o {layout}"
+    return bank_sheet(grid, bits, axes, down, across, title or f"{name} by shared-memory banks").render()
 
 
 def as_byte(cell: int | tuple[int, ...], bits: int, layout: Drawable, swizzle: Callable[[int], int] | None) -> int:

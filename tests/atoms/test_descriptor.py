@@ -1,4 +1,4 @@
-"""sm_90 descriptors: words that the DSL derives, words that the published guide got wrong, and what none can express."""
+"""sm_90 descriptors: words that the DSL derives, words that the guide got wrong, and what none can express."""
 
 import dataclasses
 
@@ -77,7 +77,10 @@ def test_one_k_block_is_two_units():
 
 def test_fields_that_do_not_fit_are_refused():
     for values, text in (
-        ({"stride_bytes": 1 << 18}, r"stride_bytes = 262144 does not fit: it must be a multiple of 16 from 0 to 262128"),
+        (
+            {"stride_bytes": 1 << 18},
+            r"stride_bytes = 262144 does not fit: it must be a multiple of 16 from 0 to 262128",
+        ),
         ({"stride_bytes": 1000}, "stride_bytes = 1000 does not fit"),
         ({"address": 1 << 18}, "address = 262144 does not fit"),
         ({"base_offset": 8}, "base_offset = 8 does not fit: it must be a multiple of 1 from 0 to 7"),
@@ -102,9 +105,9 @@ def test_tiles_that_no_word_describes_are_refused_with_the_element():
 
 
 def test_operands_that_do_not_belong_are_refused():
-    with pytest.raises(DescriptorError, match="operand A of .* is 64x16; the tile's 32x64 is no multiple"):
+    with pytest.raises(DescriptorError, match=r"operand A of .* is 64x16; the tile's 32x64 is no multiple"):
         derive(smem_tile((32, 64), "bf16", "K"), wgmma(64), "A")
-    with pytest.raises(DescriptorError, match="operand B of .* is f16, the tile holds bf16"):
+    with pytest.raises(DescriptorError, match=r"operand B of .* is f16, the tile holds bf16"):
         derive(smem_tile((64, 64), "bf16", "K"), wgmma(64, "f16"), "B")
 
 
@@ -131,5 +134,10 @@ def test_any_flipped_bit_moves_an_element_or_is_ignored_by_the_hardware(bit):
 
 def test_addresses_stay_in_the_window():
     assert ADDRESS_MASK == (1 << 18) - 1
-    high = element_addresses(SmemDescriptor("none", 128, 128, address=ADDRESS_MASK - 15).word, "K", (64, 16), smem_tile((64, 64), "bf16", "K").dtype)
+    high = element_addresses(
+        SmemDescriptor("none", 128, 128, address=ADDRESS_MASK - 15).word,
+        "K",
+        (64, 16),
+        smem_tile((64, 64), "bf16", "K").dtype,
+    )
     assert high.max() <= ADDRESS_MASK

@@ -55,10 +55,12 @@ def test_published_fragment_formula():
 
 
 def test_maps_equal_the_dsl():
-    rows = [row for row in json.loads(VECTORS.read_text())["rows"] if "wgmma" in row["atom"] or "warpgroup" in row["atom"]]
+    rows = [
+        row for row in json.loads(VECTORS.read_text())["rows"] if "wgmma" in row["atom"] or "warpgroup" in row["atom"]
+    ]
     compared = 0
     for row in rows:
-        m, n, k = row["shape_mnk"]
+        _, n, k = row["shape_mnk"]
         kind = row["atom"]
         types = [name for name in ("bf16", "f16") if f".{name}.{name}." in kind]
         if k != 16 or not types or "rmem" in kind.lower() or ".rs" in kind.lower():

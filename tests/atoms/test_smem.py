@@ -35,7 +35,9 @@ def test_atoms_equal_the_dsl(row):
     size = row["elem_bits"] // 8
     theirs = Swizzle(*row["swizzle_on_elements"])
     index = np.arange(4096)
-    assert np.array_equal(elements(index), theirs(index)) and np.array_equal(on_bytes(index * size), theirs(index) * size)
+    assert np.array_equal(elements(index), theirs(index)) and np.array_equal(
+        on_bytes(index * size), theirs(index) * size
+    )
 
 
 TILES = [

@@ -76,7 +76,9 @@ def test_tiles_that_no_box_fills_are_refused():
     with pytest.raises(TmaError, match="do not run along the contiguous dimension"):
         derive(transposed, ("k", "m"))
     wide = dataclasses.replace(good, layout=Layout((64, 128), (128, 1)))
-    with pytest.raises(TmaError, match="inner 128 elements are 256 bytes; swizzle 128B permutes chunks within rows of 128"):
+    with pytest.raises(
+        TmaError, match="inner 128 elements are 256 bytes; swizzle 128B permutes chunks within rows of 128"
+    ):
         derive(wide, ("k", "m"))
     with pytest.raises(TmaError, match="two dimensions of different names"):
         derive(good, ("k", "k"))

@@ -1,4 +1,4 @@
-"""The NumPy executor: right on every order, type and ragged size, and wrong as soon as any number of the plan is wrong."""
+"""The NumPy executor: right on every order, type and ragged size, and wrong as soon as any number of the plan is."""
 
 import dataclasses
 from itertools import product
@@ -72,7 +72,8 @@ def test_tiles_stages_and_swizzles(config, orders):
     assert_right(GemmPlan.derive(70, 90, 200, a=f"bf16:{orders[0]}", b=f"bf16:{orders[1]}", config=config))
 
 
-# ------------------------------------------------------------------------------------------- a wrong plan gives a wrong C
+# ------------------------------------------------------------------------------------------- a wrong plan gives a wrong
+# C
 
 
 def outcome(plan):
@@ -103,7 +104,7 @@ def with_word(plan, name, word):
 
 
 def read_bits(plan, name):
-    """Bits of the word that the hardware reads for this operand: every field but the address, and not a leading offset it ignores."""
+    """Bits of the word that the hardware reads: every field but the address and a leading offset that it ignores."""
     operand = getattr(plan, name)
     rows, _ = plan.mma.tile_of(operand.name)
     swizzled = operand.smem.swizzle_name != "none"
@@ -146,11 +147,15 @@ def test_every_number_of_the_plan_matters():
         "copies exchanged": with_operand(
             plan,
             "a",
-            tma=replace(tma, instructions=(TmaCopy(first.coord_offset, second.smem_offset), TmaCopy(second.coord_offset, 0))),
+            tma=replace(
+                tma, instructions=(TmaCopy(first.coord_offset, second.smem_offset), TmaCopy(second.coord_offset, 0))
+            ),
         ),
         "coordinates exchanged": with_operand(plan, "a", tma=replace(tma, dims=("m", "k"))),
         "descriptor major": with_operand(plan, "a", descriptor=replace(descriptor, major="MN")),
-        "K step of 16 units": with_operand(plan, "a", descriptor=replace(descriptor, k_steps=tuple(s // 2 for s in steps))),
+        "K step of 16 units": with_operand(
+            plan, "a", descriptor=replace(descriptor, k_steps=tuple(s // 2 for s in steps))
+        ),
         "K steps reversed": with_operand(plan, "a", descriptor=replace(descriptor, k_steps=steps[::-1])),
         "too few bytes expected": replace(plan, barrier=replace(plan.barrier, bytes=plan.barrier.bytes - 16)),
         "too many bytes expected": replace(plan, barrier=replace(plan.barrier, bytes=plan.barrier.bytes + 16)),
@@ -185,7 +190,8 @@ def test_only_the_right_fragment_map_gives_the_product(index):
     assert (outcome(mutant) is None) == (index == 0)
 
 
-# ------------------------------------------------------------------------------------------------- the hardware's models
+# ------------------------------------------------------------------------------------------------- the hardware's
+# models
 
 
 def test_a_barrier_completes_with_its_arrival_and_its_bytes_only():

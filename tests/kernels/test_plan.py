@@ -12,7 +12,12 @@ from layoutgemm.kernels import GemmConfig, GemmPlan, Operand
 
 def test_majors_follow_the_orders():
     """A is M x K and B is K x N: K is contiguous in a row-major A and in a column-major B."""
-    table = {("row", "row"): ("K", "MN"), ("row", "col"): ("K", "K"), ("col", "row"): ("MN", "MN"), ("col", "col"): ("MN", "K")}
+    table = {
+        ("row", "row"): ("K", "MN"),
+        ("row", "col"): ("K", "K"),
+        ("col", "row"): ("MN", "MN"),
+        ("col", "col"): ("MN", "K"),
+    }
     for (a, b), majors in table.items():
         plan = GemmPlan.derive(64, 64, 64, a=f"bf16:{a}", b=f"bf16:{b}")
         assert (plan.a.major, plan.b.major) == majors

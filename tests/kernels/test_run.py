@@ -52,9 +52,10 @@ def test_pitch_that_a_tensor_map_cannot_take_is_noted_or_refused():
     result = plan.run(a, b, device="reference")
     assert np.array_equal(result.c, a @ b)
     assert result.copies == (
-        "a: leading dimension 17 elements * 2 = 34 bytes, a tensor map needs a multiple of 16 bytes: copied with pitch 24",
+        "a: leading dimension 17 elements * 2 = 34 bytes, a tensor map needs a multiple of 16 bytes: "
+        "copied with pitch 24",
     )
-    with pytest.raises(OperandError, match="a: leading dimension 17 elements .* copy=True makes a copy"):
+    with pytest.raises(OperandError, match=r"a: leading dimension 17 elements .* copy=True makes a copy"):
         plan.run(a, b, device="reference", copy=False)
     # one line has no pitch
     assert GemmPlan.derive(1, 16, 17).run(a[:1], b, device="reference", copy=False).copies == ()
@@ -64,7 +65,11 @@ def test_out_is_filled_and_checked():
     a, b = arrays()
     out = np.full((8, 16), np.nan, np.float32)
     assert PLAN.run(a, b, out=out, device="reference").c is out and np.array_equal(out, a @ b)
-    for bad, text in ((out.astype(np.float64), "float32 NumPy array"), (out[:4], "out has shape"), (1, "float32 NumPy array")):
+    for bad, text in (
+        (out.astype(np.float64), "float32 NumPy array"),
+        (out[:4], "out has shape"),
+        (1, "float32 NumPy array"),
+    ):
         with pytest.raises(OperandError, match=text):
             PLAN.run(a, b, out=bad, device="reference")
     out.flags.writeable = False
@@ -80,8 +85,14 @@ BAD = [
     (lambda a, b: (a, b.astype(np.int32)), "b is int32"),
     (lambda a, b: (a.tolist(), b), "a is a builtins.list; give NumPy arrays or torch tensors"),
     (lambda a, b: (torch.from_numpy(a).bfloat16(), b), "a is a torch tensor on cpu and b a NumPy array"),
-    (lambda a, b: (torch.from_numpy(a), torch.from_numpy(b).bfloat16()), "a is torch.float32, the plan takes torch.bfloat16"),
-    (lambda a, b: (torch.from_numpy(a).bfloat16().to("meta"), torch.from_numpy(b).bfloat16()), "on meta and b a torch tensor on cpu"),
+    (
+        lambda a, b: (torch.from_numpy(a), torch.from_numpy(b).bfloat16()),
+        "a is torch.float32, the plan takes torch.bfloat16",
+    ),
+    (
+        lambda a, b: (torch.from_numpy(a).bfloat16().to("meta"), torch.from_numpy(b).bfloat16()),
+        "on meta and b a torch tensor on cpu",
+    ),
 ]  # fmt: skip
 
 
@@ -102,7 +113,9 @@ def test_meta_tensors_have_no_values():
         PLAN.run(*tensors)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU: it tests that one is asked for in vain")
+@pytest.mark.skipif(
+    torch.cuda.is_available(), reason="needs a machine without a GPU: it tests that one is asked for in vain"
+)
 def test_asking_for_a_gpu_in_vain():
     with pytest.raises(PlanError, match="device 'cuda' was asked for: torch finds no CUDA GPU"):
         PLAN.run(*arrays(), device="cuda")

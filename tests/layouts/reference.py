@@ -97,30 +97,28 @@ def compact(shape: Tree) -> Tree:
 # Which functions are layouts ----------------------------------------------------------------------------------------
 
 
-def divisors(n: int) -> list[int]:
-    return [d for d in range(2, n + 1) if n % d == 0]
-
-
 def is_layout_function(values: list[int], n: int | None = None) -> bool:
     """Do these values (a prefix of) agree with some layout of size n? Tries every ordered factorisation of n.
 
     A layout is (s : d, rest): its first extent s divides n, its value at i is (i % s)*d + rest(i // s). Strides are
-    forced by the values at 1, s, s*s', ...; a prefix leaves the strides that it does not reach free.
+    forced by the values at 1, s, s*s', ...; a prefix leaves the strides that it does not reach free. The rest after
+    extents of product m depends on m only, so each m is looked at once.
     """
     n = len(values) if n is None else n
     assert len(values) <= n
-    if not values:
-        return True
-    if values[0] != 0:
-        return False
-    if len(values) == 1:
-        return True
-    step = values[1]
-    for s in divisors(n):
-        fits = all(v == (i % s) * step + values[i - i % s] for i, v in enumerate(values))
-        if fits and is_layout_function(values[::s], n // s):
-            return True
-    return False
+    settled: dict[int, bool] = {}
+
+    def fits(m: int) -> bool:
+        if m not in settled:
+            rest, size = values[::m], n // m
+            extents = [s for s in range(2, size + 1) if size % s == 0]
+            settled[m] = len(rest) == 1 or any(
+                all(v == (i % s) * rest[1] + rest[i - i % s] for i, v in enumerate(rest)) and fits(m * s)
+                for s in extents
+            )
+        return settled[m]
+
+    return not values or (values[0] == 0 and fits(1))
 
 
 def canonical(values: list[int]) -> tuple[list[int], list[int]] | None:

@@ -66,6 +66,10 @@ def random_pair(rng: random.Random, families: tuple[str, ...] = FAMILIES, **shap
     return tree, random_stride(rng, tree, rng.choice(families))
 
 
+# A generator to draw many things from: far faster than hypothesis drawing each, at the price of coarser shrinking.
+seeds = st.integers(0, 2**32 - 1).map(random.Random)
+
+
 @st.composite
 def pairs(draw: st.DrawFn, families: tuple[str, ...] = FAMILIES, limit: int = 2000, leaves: int = 5,
           extents: tuple[int, ...] = (1, 2, 3, 4, 5, 6)) -> Pair:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from layoutgemm.errors import LayoutError
 from layoutgemm.layouts import ComposedLayout, Layout, Swizzle
 from tests.layouts import reference as ref
-from tests.layouts.strategies import Pair, pairs, random_pair
+from tests.layouts.strategies import Pair, pairs, random_pair, seeds
 
 
 def image(layout: Layout) -> list[int]:
@@ -55,7 +55,7 @@ def fixed(pattern: ref.Tree, shape: ref.Tree, stride: ref.Tree) -> int:
 @given(pairs(limit=300), st.data())
 def test_slice(pair: Pair, data: st.DataObject) -> None:
     """L at every coordinate that matches the pattern is the slice's value plus the offset."""
-    rng = data.draw(st.randoms(use_true_random=False))
+    rng = data.draw(seeds)
     pattern = holes(rng, pair[0], ref.coordinate(rng.randrange(ref.size(pair[0])), pair[0]))
     part, offset = Layout(*pair).slice(pattern)
     kept = open_branches(pattern, *pair)
@@ -67,7 +67,7 @@ def test_slice(pair: Pair, data: st.DataObject) -> None:
 
 @given(pairs(limit=300), st.data())
 def test_dice_keeps_what_slice_drops(pair: Pair, data: st.DataObject) -> None:
-    rng = data.draw(st.randoms(use_true_random=False))
+    rng = data.draw(seeds)
     if not isinstance(pair[0], tuple):
         return
     pattern = tuple(rng.choice((None, 0)) for _ in pair[0])
@@ -122,7 +122,8 @@ def test_upcast_counts_wide_elements() -> None:
         assert wide.size * n == layout.size
         # the group of narrow elements is the fastest part of the unit-stride mode; it goes, and the order stays
         assert image(wide) == [v // n for v in values if v % n == 0]
-        assert image(wide.downcast(n)) == values, "there and back"
+        if ref.leaves(wide.stride).count(1) == 1:  # else the way back does not know which of the modes to widen
+            assert image(wide.downcast(n)) == values, "there and back"
 
 
 def test_downcast_counts_narrow_elements() -> None:
@@ -155,9 +156,10 @@ def test_upcast_is_never_silently_wrong_on_a_mode(pair: Pair, n: int) -> None:
         if s == 1:
             assert t == 1
             continue
-        touched = sorted({i * d // n for i in range(s)})
-        if gcd(d, n) in (n, d):
-            assert [i * e for i in range(t)] == touched, f"{s}:{d} by {n} is {t}:{e}"
+        step = -(-n // d) if 0 < d < n else 1  # narrow entries to a wide one
+        assert [i * e for i in range(t)] == [i * d // n for i in range(0, s, step)], f"{s}:{d} by {n} is {t}:{e}"
+        if d and gcd(d, n) in (n, d):
+            assert [i * e for i in range(t)] == sorted({i * d // n for i in range(s)}), f"{s}:{d} by {n} is {t}:{e}"
 
 
 def test_recast_changes_width() -> None:

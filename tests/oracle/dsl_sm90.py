@@ -3,8 +3,8 @@
     python dsl_sm90.py FOLDER < requests.json > answers.json
 
 Requests are lists of `{"a": [major, swizzle], "b": [major, swizzle], "n": int, "k": int, "dtype": "bf16" | "f16"}`: a
-64 x k tile A, an n x k tile B. For each, a small kernel is compiled in which NOTHING is ours: NVIDIA's make_smem_layout_atom,
-tile_to_shape, make_tiled_mma, partition, make_tiled_tma_atom. Answers:
+64 x k tile A, an n x k tile B. For each, a small kernel is compiled in which NOTHING is ours: NVIDIA's
+make_smem_layout_atom, tile_to_shape, make_tiled_mma, partition, make_tiled_tma_atom. Answers:
 
     wgmma   for each K block [a word, b word, a transposed, b transposed], read from the PTX
     boxes   for A and B the box of the DSL's tensor map, innermost first, from the type of its atom
@@ -30,7 +30,7 @@ from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 from cutlass.runtime import find_runtime_libraries
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from ptx_constants import wgmma_uses  # noqa: E402
+from ptx_constants import wgmma_uses
 
 _KINDS = {"none": "INTER", "32B": "SW32", "64B": "SW64", "128B": "SW128"}
 _TYPES = {"bf16": BFloat16, "f16": Float16}

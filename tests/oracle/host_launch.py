@@ -2,9 +2,9 @@
 
     python host_launch.py RECORDER.so < requests.json > records.json
 
-Requests: `[{"object": path, "symbol": name, "arguments": [int, ...]}, ...]`; records: for each the list of calls that the
-host function made, as recorder.c writes them. A process of its own, since the recorder's symbols must not meet the real
-runtime's, and since the loader kills the process when a symbol is missing.
+Requests: `[{"object": path, "symbol": name, "arguments": [int, ...]}, ...]`; records: for each the calls that the host
+function made, as recorder.c writes them, and its status. A process of its own, since the recorder's symbols must not
+meet the real runtime's.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What PTX text says about its wgmmas: the constant part of each matrix descriptor, and the transpose flags.
 
-A descriptor in PTX is a register made of the traced shared-memory address, shifted and masked, and of constants that are
-or-ed and added to it. Folding the constants along the definitions, with every address taken as zero, leaves exactly the
-bits that somebody decided before the kernel ran.
+A descriptor in PTX is a register made of the traced shared-memory address, shifted and masked, and of constants that
+are or-ed and added to it. Folding the constants along the definitions, with every address taken as zero, leaves exactly
+the bits that somebody decided before the kernel ran.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MASK = (1 << 64) - 1
 
 @dataclass(frozen=True)
 class WgmmaUse:
-    """One wgmma: descriptor constants of A and B (64-bit, address taken as zero), whether each operand is transposed."""
+    """One wgmma: 64-bit descriptor constants of A and B, address taken as zero; is each operand transposed."""
 
     shape: str
     types: str
@@ -33,7 +33,9 @@ class WgmmaUse:
 
 def wgmma_uses(ptx: str) -> list[WgmmaUse]:
     """Every wgmma.mma_async of the PTX, in text order."""
-    definitions = {m["target"]: (m["opcode"], [s.strip() for s in m["sources"].split(",")]) for m in _DEFINITION.finditer(ptx)}
+    definitions = {
+        m["target"]: (m["opcode"], [s.strip() for s in m["sources"].split(",")]) for m in _DEFINITION.finditer(ptx)
+    }
     return [
         WgmmaUse(
             m["shape"],
@@ -51,11 +53,12 @@ def _constant(operand: str, definitions: dict[str, tuple[str, list[str]]]) -> in
     if not operand.startswith("%"):
         return int(operand, 0) & _MASK
     opcode, sources = definitions.get(operand, ("", []))
-    if opcode in ("or.b64", "add.s64"):
+    # a word whose upper half is zero is put together in 32 bits and widened
+    if opcode in ("or.b64", "add.s64", "or.b32", "add.s32"):
         left, right = (_constant(source, definitions) for source in sources)
-        return left | right if opcode == "or.b64" else (left + right) & _MASK
-    if opcode in ("mov.b64", "mov.u64"):
+        return left | right if opcode.startswith("or") else (left + right) & _MASK
+    if opcode in ("mov.b64", "mov.u64", "cvt.u64.u32"):
         return _constant(sources[0], definitions)
-    if opcode in ("cvt.u64.u32", "cvt.s64.s32", "and.b64", "shr.u64", "ld.param.b64", ""):
-        return 0  # the address
+    if opcode.startswith(("and.", "shr.", "shl.")):
+        return 0  # the address, on its way into its field
     raise AssertionError(f"a descriptor made by {opcode} {operand}, {', '.join(sources)}: teach the test about it")

@@ -123,7 +123,9 @@ def test_swizzle_prints_banks(read: Read) -> None:
     assert banks(swizzle_svg(TILE_128B, 16), read) == want
     assert "are in different banks: conflict-free" in swizzle_svg(TILE_128B, 16)
     # The same tile, its swizzle on bytes and kept apart from the layout.
-    assert banks(swizzle_svg(ROW_MAJOR, 16, swizzle=Swizzle(3, 4, 3)), read) == want
+    apart = swizzle_svg(ROW_MAJOR, 16, swizzle=Swizzle(3, 4, 3, "bytes"))
+    assert banks(apart, read) == want
+    assert "S&lt;3,4,3&gt;[bytes] o (8,64):(64,1) by" in apart
 
 
 def test_swizzle_counts_conflicts(read: Read) -> None:

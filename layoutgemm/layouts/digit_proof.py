@@ -1,0 +1,296 @@
+"""Proofs and counterexamples for index formulas, from their normal forms over digits (`digits.py`).
+
+Equal normal forms are a proof at every size. For different forms a witness is needed: sizes, within the facts, and the
+first coordinate in colexicographic order at which the formulas differ there. The first nonzero value of a difference of
+normal forms has a closed form, so this takes no table: with all digits above the k-th at 0 the difference is a form in
+k digits; for the smallest k at which this is not identically 0, digit k must be 1, and the digits below it follow in
+the same way. Only where a split over-covers, and that coordinate lies outside, is the true box searched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from fractions import Fraction
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ..errors import LayoutError
+from .digits import Box, Form, Stuck, call, rewrite
+from .generators import GENERATORS, describe
+from .inttuple import leaves, transform
+from .poly import P, gens, show, val, valuations
+from .proof import CounterExample, Proof, Undecided
+
+__all__ = ["prove_formulas", "tabulate"]
+
+LIMIT = 1 << 20  # coordinates that are enumerated, in Python ints
+SIZES = 400  # sizes at which a counterexample is looked for
+
+
+def prove_formulas(
+    left: Callable[..., Any], right: Callable[..., Any], extents: Mapping[str, Any] | None = None, /, **more: Any
+) -> Proof | CounterExample | Undecided:
+    """Whether two index formulas agree on a box, for all sizes that the facts allow.
+
+    Formulas are functions of the variables by name, in + - * // % & | ^ ~ << >>, `minimum` and `maximum`, that may use
+    symbols (`dim`); or layouts, which take the variables in order. Each variable runs over 0..extent-1, its extent an
+    int or a symbol, given by keyword or as a mapping. A formula may return a tuple.
+
+    A counterexample is the first one in colexicographic order (the first variable runs fastest), at the first sizes in
+    order of their sum that have one, and says the sizes. Undecided names the facts that would help.
+
+    >>> from layoutgemm.layouts import Swizzle
+    >>> from layoutgemm.layouts.symbolic import dim
+    >>> swizzle, M = Swizzle(3, 3, 3), dim("M")
+    >>> prove_formulas(lambda m, k: swizzle(64 * m + k), lambda m, k: 64 * m + (k ^ ((m % 8) * 8)), m=M, k=64).method
+    'digits'
+    >>> answer = prove_formulas(lambda m, k: swizzle(128 * m + k), lambda m, k: 128 * m + (k ^ (m % 8 * 8)), m=M, k=128)
+    >>> print(answer.explain())
+    not equivalent at M = 1: (0,64) gives 72 and 64
+    """
+    extents = {**(extents or {}), **more}
+    try:
+        box, (f, g) = rewrite(extents, left, right)
+    except Stuck as stuck:
+        return _exhaust(left, right, extents, stuck)
+    entries = [c for x in (*leaves(f), *leaves(g)) for c in (x.constant, *x.terms.values())]
+    entries += [x for _, e, q, _ in box.covers for x in (e, q)] + [e for d in box.digits.values() for e in d]
+    rounded = gens(*[k for k, *_ in box.covers])
+    used = [i for i in gens(*extents.values(), *entries) if i not in rounded]
+    conditions = tuple(d for d in map(describe, used) if d != "no bounds")
+    if leaves(f) == leaves(g):
+        steps = [f"{v} in 0..{show(n - 1)}" + _radices(box, v) for v, n in box.extents.items()]
+        return Proof("digits", conditions, (*steps, *[f"both are {x}" for x in leaves(f)]))
+    found = _witness(box, f, g, used)
+    if found is not None:
+        return found
+    missing = " or ".join(box.missing())
+    why = f"the normal forms {_text(f)} and {_text(g)} differ, but at no sizes that were tried"
+    return Undecided(why + (f"; they may agree given {missing}" if missing else ""))
+
+
+def _radices(box: Box, v: str) -> str:
+    d = box.digits[v]
+    return "" if len(d) == 1 else f", digits {' x '.join(show(e) for e in d)}"
+
+
+def _text(f: Any) -> str:
+    return str(f) if f.__class__ is Form else f"({', '.join(map(_text, f))})"
+
+
+# ---------------------------------------------------------------- what cannot be rewritten: all values of a small box
+
+
+def _exhaust(
+    left: Callable[..., Any], right: Callable[..., Any], extents: dict[str, Any], stuck: Stuck
+) -> Proof | CounterExample | Undecided:
+    if any(n.__class__ is P for n in extents.values()):
+        return Undecided(str(stuck))
+    size = prod(extents.values())
+    if size > LIMIT:
+        return Undecided(f"{stuck}; and {size} coordinates are too many to try")
+    try:
+        a, b = tabulate(left, extents), tabulate(right, extents)
+    except LayoutError as error:
+        return Undecided(f"{stuck}; and {error}")
+    index = len(a[0]) if len(a) == len(b) else 0
+    for x, y in zip(a, b, strict=False):
+        bad = np.flatnonzero(x != y)
+        index = min(index, int(bad[0]) if len(bad) else index)
+    if index == len(a[0]):
+        return Proof("exhaustion", (), (f"all {size} values agree",))
+    coord = _coordinate(index, list(extents.values()))
+    at = dict(zip(extents, coord, strict=True))
+    return CounterExample(_single(coord), call(left, at), call(right, at), index, method="exhaustion")
+
+
+def tabulate(formula: Callable[..., Any], extents: Mapping[str, int]) -> list[Any]:
+    """All values of a formula on a static box, in colexicographic order, as Python ints: an array per component.
+
+    NumPy evaluates where the formula lets it, one coordinate at a time is the fallback. Raises LayoutError for values
+    that are no integers and for a formula that needs symbols.
+    """
+    shape = tuple(reversed(list(extents.values())))
+    grids: dict[str, Any] = {}
+    for axis, (name, n) in enumerate(reversed(list(extents.items()))):
+        grid = np.arange(n).astype(object)
+        grids[name] = grid.reshape([-1 if i == axis else 1 for i in range(len(shape))])
+    grids = {name: grids[name] for name in extents}
+    try:
+        found = [np.broadcast_to(np.asarray(x, dtype=object), shape).ravel() for x in leaves(call(formula, grids))]
+    except (TypeError, ValueError, AttributeError, IndexError, KeyError):
+        rows = [leaves(call(formula, dict(zip(extents, c, strict=True)))) for c in _coordinates(list(extents.values()))]
+        found = [np.array([row[i] for row in rows], dtype=object) for i in range(len(rows[0]))]
+    return [_integers(x) for x in found]
+
+
+def _integers(values: Any) -> Any:
+    out = np.empty(len(values), dtype=object)
+    for i, x in enumerate(values):
+        if not hasattr(x, "__index__") or isinstance(x, (bool, np.bool_)):
+            raise LayoutError(f"the formula gives {x!r} ({type(x).__name__}) at index {i}, which is no integer", i)
+        out[i] = int(x)
+    return out
+
+
+def _coordinates(extents: list[int]) -> Iterator[list[int]]:
+    return (_coordinate(i, extents) for i in range(prod(extents)))
+
+
+def _coordinate(index: int, extents: list[int]) -> list[int]:
+    out = []
+    for n in extents:
+        index, r = divmod(index, n)
+        out.append(r)
+    return out
+
+
+def _single(coord: list[int]) -> Any:
+    return coord[0] if len(coord) == 1 else tuple(coord)
+
+
+# ---------------------------------------------------------------- the first difference, at sizes that have one
+
+
+def _witness(box: Box, f: Any, g: Any, used: list[int]) -> CounterExample | None:
+    """Sizes and the first coordinate at which forms differ, or None where none is found."""
+    fs, gs = leaves(f), leaves(g)
+    if len(fs) != len(gs):
+        return None
+    differences = [a - b for a, b in zip(fs, gs, strict=True)]
+    for tried, env in enumerate(valuations(used, 24)):
+        if tried == SIZES:
+            break
+        sizes = box.values(env)
+        coords = [c for c in (_first_inside(box, d, sizes) for d in differences) if c is not None]
+        if not coords:
+            continue
+        coord = min(coords, key=lambda c: c[::-1])
+        extents = [val(n, sizes) for n in box.extents.values()]
+        index = sum(x * prod(extents[:i]) for i, x in enumerate(coord))
+        left, right = _values(f, sizes, coord), _values(g, sizes, coord)
+        where = ", ".join(f"{k} = {v}" for k, v in _symbols(env).items())
+        statement = f"not equivalent at {where}" if where else "not equivalent"
+        return CounterExample(_single(coord), left, right, index, statement, "digits")
+    return None
+
+
+def _values(f: Any, sizes: Mapping[int, int], coord: list[int]) -> Any:
+    return transform(lambda x: _value(x, sizes, coord), f)
+
+
+def _symbols(env: Mapping[int, int]) -> dict[str, int]:
+    """The user's symbols at these generators, solved from what the generators stand for."""
+    known: dict[str, int] = {}
+    equations = [(GENERATORS[g].shown, v) for g, v in env.items()]
+    for _ in range(len(equations)):
+        for shown, value in equations:
+            unknown = {n for power, _ in shown.items() for n, _ in power} - known.keys()
+            if len(unknown) != 1:
+                continue
+            (name,) = unknown
+            slope, rest = Fraction(0), Fraction(-value)
+            for power, c in shown.items():
+                term = c
+                exponent = 0
+                for n, k in power:
+                    if n == name:
+                        exponent = k
+                    else:
+                        term *= Fraction(known[n]) ** k
+                if exponent == 1:
+                    slope += term
+                elif exponent == 0:
+                    rest += term
+            if slope:
+                known[name] = int(-rest / slope)
+    return known
+
+
+def _first_inside(box: Box, difference: Form, sizes: dict[int, int]) -> list[int] | None:
+    """The first coordinate of the true box at which the difference is not 0."""
+    # (variable, weight, extent) in colexicographic order, extents of 1 left out
+    digits: list[tuple[str, int, int]] = []
+    position = {}
+    for v, d in box.digits.items():
+        w = 1
+        for i, e in enumerate(d):
+            n = val(e, sizes)
+            if n > 1:
+                position[v, i] = len(digits)
+                digits.append((v, w, n))
+            w *= n
+    terms: dict[int, int] = {}
+    for s, c in difference.terms.items():
+        k = val(c, sizes)
+        if k and all(digit in position for digit in s):
+            mask = sum(1 << position[digit] for digit in s)
+            terms[mask] = terms.get(mask, 0) + k
+    first = first_nonzero(val(difference.constant, sizes), terms, len(digits))
+    if first is None:
+        return None
+    at = dict.fromkeys(box.extents, 0)
+    for (v, w, _), x in zip(digits, first, strict=True):
+        at[v] += w * x
+    extents = {v: val(n, sizes) for v, n in box.extents.items()}
+    if all(at[v] < extents[v] for v in at):
+        return list(at.values())
+    if prod(extents.values()) > LIMIT // 16:
+        return None
+    coordinates = _coordinates(list(extents.values()))
+    return next((c for c in coordinates if _value(difference, sizes, c)), None)
+
+
+def first_nonzero(constant: int, terms: Mapping[int, int], n: int) -> list[int] | None:
+    """The first of the digit vectors of length n (lowest digit first) at which a form is not 0, or None.
+
+    `terms`: coefficient by set of digits, as a bit mask; sets of several digits hold bits.
+
+    >>> first_nonzero(0, {0b011: 1, 0b001: -1, 0b010: -1}, 3)  # (x ^ y) - x - y
+    [1, 1, 0]
+    """
+    if constant:
+        return [0] * n
+    for k in range(n):
+        below = (2 << k) - 1
+        merged: dict[int, int] = {}
+        for s, c in terms.items():
+            s &= below
+            if s:
+                merged[s] = merged.get(s, 0) + c
+        merged = {s: c for s, c in merged.items() if c}
+        if not merged:
+            continue
+        # Digit k is 0 in all that was identically 0, so it is 1 here, and x ^ s = 1 - s for the sets that it is in.
+        bit = 1 << k
+        constant = 0
+        rest: dict[int, int] = {}
+        for s, c in merged.items():
+            if s & bit:
+                constant += c
+                s, c = s ^ bit, -c
+            if s:
+                rest[s] = rest.get(s, 0) + c
+        lower = first_nonzero(constant, rest, k)
+        assert lower is not None
+        return [*lower, 1, *[0] * (n - k - 1)]
+    return None
+
+
+def _value(form: Form, sizes: Mapping[int, int], coord: list[int]) -> int:
+    """The form at a coordinate and sizes."""
+    box = form.box
+    digit: dict[Any, int] = {}
+    for (v, d), x in zip(box.digits.items(), coord, strict=True):
+        for i, e in enumerate(d):
+            if i == len(d) - 1:
+                digit[v, i] = x
+            else:
+                x, digit[v, i] = divmod(x, val(e, sizes))
+    total = val(form.constant, sizes)
+    for s, c in form.terms.items():
+        bits = [digit[k] for k in s]
+        total += val(c, sizes) * (bits[0] if len(bits) == 1 else sum(bits) % 2)
+    return total

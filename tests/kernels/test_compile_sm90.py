@@ -1,0 +1,515 @@
+"""The Hopper kernel, compiled without a GPU: what the code holds is what the plan says, and what NVIDIA derives."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from layoutgemm.errors import AtomError, PlanError
+from layoutgemm.kernels import GemmConfig, GemmPlan
+from layoutgemm.kernels import compile as compiling
+from tests.oracle.ptx_constants import wgmma_uses
+
+pytestmark = pytest.mark.dsl
+ORACLE = Path(__file__).resolve().parents[1] / "oracle"
+ORDERS = ("row", "col")
+SWIZZLES = ("none", "32B", "64B", "128B")
+COMBINATIONS = [
+    (f"{dtype}:{a}", f"{dtype}:{b}", c, stages)
+    for dtype, depths in (("bf16", (1, 2, 4)), ("f16", (3,)))
+    for a, b, stages in itertools.product(ORDERS, ORDERS, depths)
+    for c in ("f32", dtype)
+]
+TILES = [
+    (64, 64, SWIZZLES),
+    (64, 128, SWIZZLES),
+    (64, 16, SWIZZLES),
+    (24, 32, SWIZZLES),
+    (8, 64, ("none",)),
+    (256, 64, ("128B",)),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A cache of this run's own: nothing that an earlier run left can make a test pass."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LAYOUTGEMM_CACHE_DIR", str(folder))
+        yield folder
+
+
+def derive(
+    a: str = "bf16", b: str = "bf16", c: str = "f32", m: int = 64, n: int = 64, k: int = 64, **config: Any
+) -> GemmPlan:
+    return GemmPlan.derive(m, n, k, a=a, b=b, c=c, config=GemmConfig(**config))
+
+
+# ------------------------------------------------------------------------------------------------- what the code says
+
+
+def check_ptx(plan: GemmPlan, ptx: str) -> None:
+    """Every constant of the plan that PTX shows, bit by bit; AssertionError names the first that differs."""
+    uses = wgmma_uses(ptx)
+    assert len(uses) == plan.tile[2] // plan.mma.shape_mnk[2], f"{len(uses)} wgmmas"
+    for index, use in enumerate(uses):
+        for name, operand, word, transposed in (
+            ("A", plan.a, use.a, use.transpose_a),
+            ("B", plan.b, use.b, use.transpose_b),
+        ):
+            want = operand.descriptor.word + (operand.descriptor.k_steps[index] >> 4)
+            assert word == want, f"{name}, K block {index}: descriptor constant {word:#018x}, the plan has {want:#018x}"
+            assert transposed == (operand.major == "MN"), f"{name} is {operand.major}-major, transposed: {transposed}"
+        assert use.shape == "m{}n{}k{}".format(*plan.mma.shape_mnk)
+        assert use.types == f"f32.{plan.mma.a_dtype.name}.{plan.mma.b_dtype.name}"
+
+    def constant(register: str) -> int:
+        return int(re.search(rf"mov\.b32\s+{register}, (\d+);", ptx)[1])
+
+    inits = re.findall(r"mbarrier\.init\.shared\S*\s+\[[^]]+\], (%r\d+);", ptx)
+    assert [constant(register) for register in inits] == [plan.barrier.arrivals] * plan.barrier.count
+    promises = re.findall(r"mbarrier\.arrive\.expect_tx\S*\s+%rd\d+, \[[^]]+\], (%r\d+);", ptx)
+    assert [constant(register) for register in promises] == [plan.barrier.bytes] * (plan.stages + 1)
+    copies = (len(plan.a.tma.instructions) + len(plan.b.tma.instructions)) * (plan.stages + 1)
+    assert ptx.count("cp.async.bulk.tensor.2d.shared::cta.global") == copies
+    assert f".target {plan.arch.name}" in ptx
+
+
+def check_sass(plan: GemmPlan, compiled: compiling.CompiledGemm) -> None:
+    """The machine code holds as many instructions of each kind as the plan implies, and nothing slow by mistake."""
+    code, taken = compiled.sass(), compiled.resources
+    k_blocks = len(plan.a.descriptor.k_steps)
+    copies = len(plan.a.tma.instructions) + len(plan.b.tma.instructions)
+    assert code.count("HGMMA") == k_blocks
+    # the first stages are filled before the loop, one stage inside it
+    assert code.count("UTMALDG") == (plan.stages + 1) * copies
+    assert code.count("STG") == plan.mma.accumulator_registers
+    assert not code.local_memory, [str(i) for i in code.local_memory]
+    assert (taken.stack_bytes, taken.local_bytes) == (0, 0)
+    assert code.serialised_wgmma(k_blocks) is None, code.serialised_wgmma(k_blocks)
+    assert code.wgmma_runs == (k_blocks,)
+    # what is not accumulator is addresses and counters
+    assert plan.mma.accumulator_registers < taken.registers <= max(128, plan.mma.accumulator_registers + 40)
+
+
+@pytest.mark.parametrize("a, b, c, stages", COMBINATIONS)
+def test_every_order_type_and_stage_count(a: str, b: str, c: str, stages: int) -> None:
+    plan = derive(a, b, c, stages=stages)
+    compiled = plan.compile()
+    check_ptx(plan, compiled.ptx)
+    check_sass(plan, compiled)
+    # round to nearest even is the hardware's .rn
+    rounded = 0 if c == "f32" else plan.mma.accumulator_registers
+    assert len(re.findall(rf"cvt\.rn\.{c}\.f32", compiled.ptx)) == rounded
+
+
+@pytest.mark.parametrize("tile_n, tile_k, swizzles", TILES)
+def test_every_swizzle_and_tile(tile_n: int, tile_k: int, swizzles: tuple[str, ...]) -> None:
+    """Each swizzle that fits the tile, on both operands at once, in both orders."""
+    compiled = 0
+    for order, swizzle in itertools.product(ORDERS, swizzles):
+        other = "col" if order == "row" else "row"
+        try:
+            plan = derive(
+                f"bf16:{order}", f"bf16:{other}",
+                tile_n=tile_n, tile_k=tile_k, stages=2, swizzle_a=swizzle, swizzle_b=swizzle,
+            )  # fmt: skip
+        except AtomError:
+            continue  # a span that does not divide the tile is refused
+        check_ptx(plan, plan.compile().ptx)
+        compiled += 1
+    assert compiled >= len(swizzles)
+    check_sass(plan, plan.compile())
+
+
+# --------------------------------------------------------------------------------------------------- what NVIDIA says
+
+
+def oracle_requests() -> list[dict[str, Any]]:
+    """Every major and swizzle, as A and as B, for tiles of 64 x 64, 64 x 128 and 64 x 16, and for other N."""
+    layouts = list(itertools.product(("K", "MN"), SWIZZLES))
+    requests = []
+    for n, k in ((64, 64), (64, 128), (64, 16)):
+        # a span along K needs K of its length; a span along M or N has 64 elements here, which all of them divide
+        fitting = [(major, swizzle) for major, swizzle in layouts if major == "MN" or 2 * k % span(swizzle) == 0]
+        requests += [{"a": one, "b": one, "n": n, "k": k, "dtype": "bf16"} for one in fitting]
+    requests += [
+        {"a": ("K", "128B"), "b": ("MN", "64B"), "n": 128, "k": 64, "dtype": "bf16"},
+        {"a": ("MN", "64B"), "b": ("MN", "128B"), "n": 256, "k": 64, "dtype": "bf16"},
+        {"a": ("MN", "none"), "b": ("K", "none"), "n": 24, "k": 32, "dtype": "bf16"},
+        {"a": ("K", "64B"), "b": ("MN", "none"), "n": 8, "k": 32, "dtype": "bf16"},
+        {"a": ("K", "128B"), "b": ("K", "128B"), "n": 64, "k": 64, "dtype": "f16"},
+        {"a": ("MN", "32B"), "b": ("MN", "32B"), "n": 64, "k": 64, "dtype": "f16"},
+    ]
+    return requests
+
+
+def span(swizzle: str) -> int:
+    return {"none": 16, "32B": 32, "64B": 64, "128B": 128}[swizzle]
+
+
+def plan_of(request: dict[str, Any]) -> GemmPlan:
+    """Our plan for what a request describes: A is row-major when K-major, B is column-major when K-major."""
+    (major_a, swizzle_a), (major_b, swizzle_b) = request["a"], request["b"]
+    return derive(
+        f"{request['dtype']}:{'row' if major_a == 'K' else 'col'}",
+        f"{request['dtype']}:{'col' if major_b == 'K' else 'row'}",
+        tile_n=request["n"], tile_k=request["k"], stages=1, swizzle_a=swizzle_a, swizzle_b=swizzle_b,
+    )  # fmt: skip
+
+
+def run_program(name: str, argument: str, requests: list[dict[str, Any]]) -> Any:
+    done = subprocess.run(
+        [sys.executable, str(ORACLE / name), argument],
+        input=json.dumps(requests), capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def nvidia(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """(request, what the DSL derives from its own layouts), in one subprocess."""
+    requests = oracle_requests()
+    return list(
+        zip(requests, run_program("dsl_sm90.py", str(tmp_path_factory.mktemp("nvidia")), requests), strict=True)
+    )
+
+
+def misfits(plan: GemmPlan, answer: dict[str, Any]) -> list[str]:
+    """Where the plan differs from NVIDIA's derivation: descriptor words of every K block, transposes, boxes."""
+    found = []
+    for index, (a, b, transposed_a, transposed_b) in enumerate(answer["wgmma"]):
+        for operand, word, transposed in ((plan.a, a, transposed_a), (plan.b, b, transposed_b)):
+            ours = operand.descriptor.word + (operand.descriptor.k_steps[index] >> 4)
+            if ours != word:
+                found.append(f"{operand.name}, K block {index}: {ours:#018x}, NVIDIA derives {word:#018x}")
+            if transposed != (operand.major == "MN"):
+                found.append(f"{operand.name}: {operand.major}-major, NVIDIA transposes: {transposed}")
+    if len(answer["wgmma"]) != len(plan.a.descriptor.k_steps):
+        found.append(f"{len(plan.a.descriptor.k_steps)} K blocks, NVIDIA has {len(answer['wgmma'])}")
+    for operand in (plan.a, plan.b):
+        box = answer["boxes"][operand.name.lower()]
+        if list(operand.tma.box) != box:
+            found.append(f"{operand.name}: box {operand.tma.box}, NVIDIA has {box}")
+    return found
+
+
+def test_descriptors_and_boxes_equal_nvidias(nvidia: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
+    found = {str(request): misfits(plan_of(request), answer) for request, answer in nvidia}
+    assert len(found) == len(nvidia) >= 22
+    assert not any(found.values()), {request: why for request, why in found.items() if why}
+
+
+def test_a_changed_constant_is_seen_against_nvidia(nvidia: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
+    """The comparison has teeth: each field of the word, the advance, the box, the majorness."""
+    request, answer = nvidia[0]
+    plan = plan_of(request)
+    assert not misfits(plan, answer)
+    for mutant in mutants(plan):
+        assert misfits(mutant, answer) or mutant.barrier != plan.barrier, mutant
+
+
+def mutants(plan: GemmPlan) -> Iterator[GemmPlan]:
+    """The plan with one constant of its A operand, or of its barrier, changed."""
+    change = dataclasses.replace
+
+    def with_a(**fields: Any) -> GemmPlan:
+        return change(plan, a=change(plan.a, **fields))
+
+    descriptor, tma = plan.a.descriptor, plan.a.tma
+    yield with_a(
+        descriptor=change(descriptor, base=change(descriptor.base, stride_bytes=descriptor.base.stride_bytes * 2))
+    )
+    yield with_a(
+        descriptor=change(descriptor, base=change(descriptor.base, leading_bytes=descriptor.base.leading_bytes + 16))
+    )
+    other = "64B" if descriptor.base.swizzle_name != "64B" else "32B"
+    yield with_a(descriptor=change(descriptor, base=change(descriptor.base, swizzle_name=other)))
+    yield with_a(descriptor=change(descriptor, base=change(descriptor.base, base_offset=1)))
+    yield with_a(descriptor=change(descriptor, k_steps=tuple(step + 16 * (step > 0) for step in descriptor.k_steps)))
+    yield with_a(major="MN" if plan.a.major == "K" else "K")
+    yield with_a(tma=change(tma, box=(tma.box[0] // 2, tma.box[1])))
+    yield change(plan, barrier=change(plan.barrier, bytes=plan.barrier.bytes + 16))
+    yield change(plan, barrier=change(plan.barrier, arrivals=plan.barrier.arrivals + 1))
+
+
+def test_a_changed_constant_is_seen_in_the_ptx() -> None:
+    plan = derive(stages=1)
+    check_ptx(plan, plan.compile().ptx)
+    seen = 0
+    for mutant in mutants(plan):
+        if mutant.a.tma != plan.a.tma:
+            continue  # a box is no part of the PTX: the host function encodes it, see below
+        with pytest.raises(AssertionError):
+            check_ptx(plan, mutant.compile().ptx)
+        seen += 1
+    assert seen == 8
+
+
+# ------------------------------------------------------------------------------------- what the host half really does
+
+
+@pytest.fixture(scope="module")
+def recorder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """recorder.c as a shared library: a CUDA runtime that writes down what it is asked for."""
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        pytest.skip("running the host half needs a C compiler (cc, gcc or clang) to build tests/oracle/recorder.c")
+    library = tmp_path_factory.mktemp("recorder") / "recorder.so"
+    # -Bsymbolic: its own names win over those of a real runtime in the process
+    command = [compiler, "-shared", "-fPIC", "-O1", "-Wl,-Bsymbolic", "-o", str(library), str(ORACLE / "recorder.c")]
+    subprocess.run(command, check=True, capture_output=True)
+    return str(library)
+
+
+def host_calls(recorder: str, runs: list[tuple[GemmPlan, list[int]]], folder: Path) -> list[list[dict[str, Any]]]:
+    """Run each plan's compiled host function on its arguments, in one process; each one's calls to the CUDA runtime."""
+    requests = []
+    for index, (plan, arguments) in enumerate(runs):
+        compiled = plan.compile()
+        path = folder / f"{index}.o"
+        path.write_bytes(compiled.object)
+        requests.append({"object": str(path), "symbol": compiled.symbol, "arguments": arguments})
+    answers = run_program("host_launch.py", recorder, requests)
+    assert all(answer["status"] == 0 for answer in answers)
+    return [answer["calls"] for answer in answers]
+
+
+SIZES = [
+    # m, n, k, lda, ldb, ldc: small, ragged, beyond gridDim.y, M*N > 2**31, pitches beyond 2**32 bytes, the last size
+    (64, 64, 64, 64, 64, 64),
+    (200, 136, 72, 80, 144, 136),
+    (5_000_000, 64, 8, 8, 5_000_000, 64),
+    (100_000, 90_000, 8200, 100_000, 90_112, 90_000),
+    (64, 64, 64, 3_000_000_008, 2_200_000_000, 5_000_000_000),
+    (2**31 - 1, 1, 8, 2**31, 8, 1),
+]
+
+
+def check_calls(plan: GemmPlan, arguments: list[int], calls: list[dict[str, Any]]) -> None:
+    """The host function encodes the plan's boxes over the run's sizes, and launches one block a tile."""
+    a, b, _, m, n, k, lda, ldb, _, stream = arguments
+    extents = {"m": m, "n": n, "k": k}
+    *maps, launch = calls
+    assert len(maps) == 2
+    for operand, address, leading, made in ((plan.a, a, lda, maps[0]), (plan.b, b, ldb, maps[1])):
+        assert made == {
+            "call": "encode",
+            "type": 9,  # CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+            "rank": 2,
+            "address": address,
+            "dims": [extents[name] for name in operand.tma.dims],
+            "strides": [leading * operand.dtype.bytes],
+            "box": list(operand.tma.box),
+            "steps": [1, 1],
+            "interleave": 0,
+            "swizzle": operand.tma.driver_swizzle,
+            "l2": 2,  # CU_TENSOR_MAP_L2_PROMOTION_L2_128B
+            "oob": 0,  # zeros
+        }
+    assert launch["grid"] == list(GemmPlan.derive(m, n, k).grid)
+    assert (launch["block"], launch["shared"], launch["stream"]) == ([plan.threads, 1, 1], plan.smem.total, stream)
+
+
+def test_the_host_half_encodes_the_plan(recorder: str, tmp_path: Path) -> None:
+    runs = []
+    for a_order, b_order in itertools.product(ORDERS, ORDERS):
+        plan = derive(f"bf16:{a_order}", f"bf16:{b_order}", stages=2, swizzle_a="64B", swizzle_b="32B")
+        runs += [(plan, [2**40, 2**41, 2**42, *sizes, 99]) for sizes in SIZES]
+    for (plan, arguments), calls in zip(runs, host_calls(recorder, runs, tmp_path), strict=True):
+        check_calls(plan, arguments, calls)
+
+
+def nvidia_map(words: list[int]) -> dict[str, Any]:
+    """The fields of a 2-D tensor map as the DSL encodes it inline. Undocumented: found by varying one at a time."""
+    flags = words[2]
+    return {
+        "address": words[0] | words[1] << 32,
+        "rank": (flags >> 4 & 7) + 1,
+        "swizzle": flags >> 13 & 3,
+        "strides": [words[3] * 16],
+        "dims": [words[8] + 1, words[9] + 1],
+        "box": [(words[13] >> 24) + 1, (words[14] & 0xFF) + 1],
+    }
+
+
+def test_tensor_maps_equal_nvidias(
+    recorder: str, nvidia: list[tuple[dict[str, Any], dict[str, Any]]], tmp_path: Path
+) -> None:
+    """The map that the DSL encodes for its own tile, and the arguments that we give the driver: the same fields."""
+    mn, k, leading, address = 1000, 2000, 2048, 2**40 + 256
+    chosen = [(request, answer) for request, answer in nvidia if request["k"] == 64 and request["n"] == 64]
+    assert {tuple(request["a"]) for request, _ in chosen} == set(itertools.product(("K", "MN"), SWIZZLES))
+    requests = [
+        {"object": answer["object"], "symbol": answer["symbol"], "arguments": [address, mn, k, leading]}
+        for _, answer in chosen
+    ]
+    theirs = [nvidia_map(answer["calls"][-1]["map"]) for answer in run_program("host_launch.py", recorder, requests)]
+    plans = [plan_of(request) for request, _ in chosen]
+    runs = [(plan, [address, 2**41, 2**42, mn, 64, k, leading, 4096, 64, 0]) for plan in plans]
+    ours = [calls[0] for calls in host_calls(recorder, runs, tmp_path)]
+    assert [{name: made[name] for name in want} for made, want in zip(ours, theirs, strict=True)] == theirs
+
+
+def test_a_changed_box_or_swizzle_is_seen_by_the_recorder(recorder: str, tmp_path: Path) -> None:
+    plan = derive(stages=1)
+    arguments = [2**40, 2**41, 2**42, 72, 64, 80, 80, 64, 64, 0]
+    changed = ({}, {"box": (32, 64)}, {"box": (64, 32)}, {"dims": ("m", "k")}, {"box": (32, 64), "swizzle": "64B"})
+    mutants = [
+        dataclasses.replace(plan, a=dataclasses.replace(plan.a, tma=dataclasses.replace(plan.a.tma, **fields)))
+        for fields in changed
+    ]
+    right, *wrong = host_calls(recorder, [(mutant, arguments) for mutant in mutants], tmp_path)
+    check_calls(plan, arguments, right)
+    for calls in wrong:
+        with pytest.raises(AssertionError):
+            check_calls(plan, arguments, calls)
+    # the DSL itself refuses a box wider than the swizzle's span
+    tma = dataclasses.replace(plan.a.tma, swizzle="64B")
+    with pytest.raises(ValueError, match="swizzle"):
+        dataclasses.replace(plan, a=dataclasses.replace(plan.a, tma=tma)).compile()
+
+
+# ------------------------------------------------------------------------------------------------ compiling and keeping
+
+
+def test_wgmmas_that_wait_for_each_other_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check for serialised wgmmas, against a kernel that waits after each of them."""
+    from cutlass.cute.nvgpu import warpgroup
+
+    from layoutgemm.kernels import bridge
+    from layoutgemm.kernels.sass import disassemble
+
+    plan = derive(stages=1)
+    gemm = bridge.cute.gemm
+
+    def gemm_and_wait(*operands: Any, **named: Any) -> None:
+        gemm(*operands, **named)
+        warpgroup.commit_group()
+        warpgroup.wait_group(0)
+        warpgroup.fence()
+
+    monkeypatch.setattr(bridge.cute, "gemm", gemm_and_wait)
+    code = disassemble(compiling._trace(plan, "serialised")["kernel.cubin"])
+    assert code.wgmma_runs == (1, 1, 1, 1)
+    assert "1, 1, 1, 1" in code.serialised_wgmma(4)
+
+
+def test_compiling_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Neither in the working directory nor among the temporary files; `keep` writes where it is told."""
+    work, temporary, kept = (tmp_path / name for name in ("work", "tmp", "kept"))
+    work.mkdir()
+    temporary.mkdir()
+    program = (
+        "from layoutgemm.kernels import GemmPlan\n"
+        "from layoutgemm.kernels.compile import compile_plan\n"
+        f"compile_plan(GemmPlan.derive(64, 64, 64), keep={str(kept)!r})\n"
+    )
+    environment = {
+        **os.environ,
+        "TMPDIR": str(temporary),
+        "LAYOUTGEMM_CACHE_DIR": "",
+        "PYTHONPATH": str(ORACLE.parents[1]),
+    }
+    subprocess.run([sys.executable, "-c", program], cwd=work, env=environment, check=True, timeout=300)
+    assert list(work.iterdir()) == []
+    # importing the DSL makes an empty folder of its own there
+    assert [path for path in temporary.rglob("*") if not path.is_dir()] == []
+    assert {path.name for path in kept.iterdir()} >= {"kernel.ptx", "kernel.cubin", "kernel.o"}
+    assert (kept / "kernel.cubin").read_bytes().startswith(b"\x7fELF")
+
+
+def forget(monkeypatch: pytest.MonkeyPatch, folder: Path | str) -> None:
+    """A fresh cache folder, and nothing in memory."""
+    monkeypatch.setenv("LAYOUTGEMM_CACHE_DIR", str(folder))
+    monkeypatch.setattr(compiling, "_LOADED", {})
+
+
+def test_a_kept_kernel_is_found_again_whatever_the_sizes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    forget(monkeypatch, tmp_path)
+    first = derive(stages=3).compile()
+    files = list((tmp_path / "kernels").iterdir())
+    assert not first.cached and len(files) == 1
+    assert derive(m=1000, n=24, k=4096, stages=3).compile() is first
+    forget(monkeypatch, tmp_path)
+    second = derive(m=1000, n=24, k=4096, stages=3).compile()
+    assert second.cached and second.cubin == first.cubin and second.ptx == first.ptx
+    assert list((tmp_path / "kernels").iterdir()) == files
+
+
+@pytest.mark.parametrize("damage", ["empty", "truncated", "flipped", "text", "another kernel's"])
+def test_a_damaged_file_is_compiled_anew(damage: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    forget(monkeypatch, tmp_path)
+    good = derive(stages=3).compile()
+    (path,) = (tmp_path / "kernels").iterdir()
+    whole = path.read_bytes()
+    if damage == "another kernel's":
+        forget(monkeypatch, tmp_path / "other")
+        derive(c="bf16", stages=3).compile()
+        (other,) = (tmp_path / "other" / "kernels").iterdir()
+        path.write_bytes(other.read_bytes())
+    else:
+        middle = len(whole) // 2
+        flipped = whole[:middle] + bytes(byte ^ 0xFF for byte in whole[middle : middle + 64]) + whole[middle + 64 :]
+        path.write_bytes(
+            {"empty": b"", "truncated": whole[:middle], "flipped": flipped, "text": b"no zip" * 99}[damage]
+        )
+    forget(monkeypatch, tmp_path)
+    again = derive(stages=3).compile()
+    assert not again.cached and again.cubin == good.cubin
+    forget(monkeypatch, tmp_path)
+    assert derive(stages=3).compile().cached
+
+
+def test_an_object_that_does_not_load_is_compiled_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    forget(monkeypatch, tmp_path)
+    plan = derive(stages=3)
+    facts = compiling.kernel_facts(plan)
+    compiling.object_cache.write(facts, dict.fromkeys(compiling._PARTS, b"not an object"))
+    assert not plan.compile().cached
+
+
+@pytest.mark.parametrize("place", ["", "a file in the way"])
+def test_no_cache_is_no_obstacle(place: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "a file in the way").write_text("")
+    forget(monkeypatch, tmp_path / place if place else "")
+    assert not derive(stages=3).compile().cached
+    assert [path.name for path in tmp_path.iterdir()] == ["a file in the way"]
+
+
+def test_many_processes_may_compile_at_once(tmp_path: Path) -> None:
+    program = (
+        "from layoutgemm.kernels import GemmPlan\n"
+        "import hashlib\n"
+        "print(hashlib.sha256(GemmPlan.derive(64, 64, 64).compile().cubin).hexdigest())\n"
+    )
+    environment = {**os.environ, "LAYOUTGEMM_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ORACLE.parents[1])}
+    start = functools.partial(
+        subprocess.Popen, [sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE
+    )
+    running = [start() for _ in range(3)]
+    digests = {process.communicate(timeout=300)[0] for process in running}
+    assert [process.returncode for process in running] == [0] * 3 and len(digests) == 1
+    assert [path.suffix for path in (tmp_path / "kernels").iterdir()] == [".zip"]
+
+
+def test_a_launch_without_a_gpu_says_so() -> None:
+    from cuda.bindings import runtime
+
+    if runtime.cudaGetDeviceCount()[1]:
+        pytest.skip("there is a GPU here")
+    with pytest.raises(PlanError, match="needs an NVIDIA GPU"):
+        derive(stages=1).compile().launch(16, 16, 16, 64, 64, 64, 64, 64, 64)
