@@ -7,7 +7,8 @@ out. tensor-layouts is used if it is installed. How it is measured:
 
 - every call gets objects built afresh, with numbers that no earlier call had, so that no cache of results can answer;
   building the operands is not timed, the operation is;
-- contenders alternate in random order within every round, and the figure is the median over the rounds;
+- contenders alternate in random order within every round, and the figure is the median over the rounds, of this
+  thread's CPU time where the clock resolves it (wall time would count what a busy machine takes from the slower one);
 - before timing, answers are compared as functions at every coordinate; where a peer refuses or answers differently
   the table says so and that case gives no ratio for it.
 
@@ -36,6 +37,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
+
+# Windows ticks CPU time every 16 ms: no use there.
+CPU = time.get_clock_info("thread_time").resolution < 1e-6 and sys.platform != "win32"
+clock_ns = time.thread_time_ns if CPU else time.perf_counter_ns
 
 HEAVY = ("cutlass", "torch", "sympy", "matplotlib", "jax", "pandas", "scipy", "hypothesis")
 
@@ -130,7 +135,7 @@ def ours() -> Contender:
             return tuple(build(r) for r in rest)
         return Swizzle(*rest) if kind == "swizzle" else np.arange(rest[0]) + rest[1]
 
-    operations = {
+    operations: dict[str, Callable[..., Any]] = {
         "compose": lambda a, b: a.compose(b),
         "coalesce": lambda a: a.coalesce(),
         "complement": lambda a, n: a.complement(n),
@@ -236,10 +241,10 @@ def measure(
             operands = [[contender.build(raw) for raw in case(counter + i)] for i in range(per_round)]
             operation = contender.operations[op]
             gc.collect(0)
-            start = time.perf_counter_ns()
+            start = clock_ns()
             for args in operands:
                 operation(*args)
-            times[contender.name].append((time.perf_counter_ns() - start) / per_round / 1000)
+            times[contender.name].append((clock_ns() - start) / per_round / 1000)
         counter += per_round
     return {name: statistics.median(values) for name, values in times.items()}
 
@@ -267,30 +272,25 @@ def benchmark(contenders: Sequence[Contender], rounds: int, seed: int) -> list[d
 # Import time ----------------------------------------------------------------------------------------------------------
 
 PROBE = """
-import sys, time
-start = time.perf_counter()
-import {first}
-middle = time.perf_counter()
-import {second}
-end = time.perf_counter()
-heavy = [m for m in {heavy!r} if m in sys.modules]
-print(end - middle, middle - start, ",".join(heavy))
+import json, sys, time
+import numpy
+wall, cpu = time.perf_counter(), time.process_time()
+import layoutgemm
+wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+print(json.dumps([wall, cpu, [m for m in {heavy!r} if m in sys.modules]]))
 """
 
 
 def import_time(runs: int) -> dict[str, Any]:
-    """Seconds that `import layoutgemm` takes in a process that has NumPy already, median over fresh processes."""
-    beyond, numpy, heavy = [], [], ""
-    code = PROBE.format(first="numpy", second="layoutgemm", heavy=HEAVY)
+    """Seconds that `import layoutgemm` adds in a fresh process that has NumPy already; the first run is left out,
+    since it may compile bytecode."""
+    seen = []
     for _ in range(runs + 1):
-        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-        words = done.stdout.strip("\n").split(" ")
-        beyond.append(float(words[0]))
-        numpy.append(float(words[1]))
-        heavy = words[2]
-    # the first process may compile bytecode: leave it out
-    return {"beyond_numpy_s": statistics.median(beyond[1:]), "numpy_s": statistics.median(numpy[1:]),
-            "first_process_s": beyond[0], "heavy_modules": [m for m in heavy.split(",") if m]}
+        command = [sys.executable, "-c", PROBE.format(heavy=HEAVY)]
+        seen.append(json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout))
+    wall, cpu, heavy = zip(*seen[1:], strict=True)
+    return {"wall_s": statistics.median(wall), "least_wall_s": min(wall), "cpu_s": statistics.median(cpu),
+            "heavy_modules": sorted({name for names in heavy for name in names})}
 
 
 # Output ---------------------------------------------------------------------------------------------------------------
@@ -355,12 +355,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     lines = summary(rows, peers)
     print_tables(rows, lines, peers)
     result: dict[str, Any] = {"python": platform.python_version(), "machine": platform.machine(),
-                              "rounds": options.rounds, "summary": lines, "cases": rows}
+                              "rounds": options.rounds,
+                              "clock": "thread CPU" if CPU else "wall", "summary": lines, "cases": rows}
     if not options.no_import:
         result["import"] = timing = import_time(7)
         heavy = ", ".join(timing["heavy_modules"]) or "none"
-        print(f"\nimport layoutgemm: {timing['beyond_numpy_s']:.3f} s beyond NumPy ({timing['numpy_s']:.3f} s); "
-              f"heavy modules loaded: {heavy}")
+        print(f"\nimport layoutgemm, beyond NumPy: {timing['wall_s']:.3f} s wall (least {timing['least_wall_s']:.3f}), "
+              f"{timing['cpu_s']:.3f} s CPU; heavy modules loaded: {heavy}")
     if options.json:
         Path(options.json).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
         print(f"written: {options.json}")

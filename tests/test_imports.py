@@ -22,7 +22,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("emulator",),
     ("kernels",),
     ("torch_op", "jax_op", "distributed", "bench"),
-    ("cli", "__main__"),
+    ("cli", "__main__", "pytest_plugin"),
 )
 RANK = {piece: rank for rank, layer in enumerate(LAYERS) for piece in layer}
 # view stands beside the chain: it draws these, and others import it inside the method that draws (cli: anywhere).

@@ -11,6 +11,7 @@ import functools
 import importlib.metadata
 import importlib.util
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -97,7 +98,12 @@ class CompiledGemm:
 
         if not self._ready:
             _require_gpu()
-        self._function(a, b, c, m, n, k, lda, ldb, ldc, driver.CUstream(stream))
+        try:
+            self._function(a, b, c, m, n, k, lda, ldb, ldc, driver.CUstream(stream))
+        except Exception as error:
+            # the DSL's text is a coloured page; the CUDA error's name is what it has to say
+            found = re.search(r"(?:cuda|CUDA_)\w*[Ee][Rr][Rr][Oo][Rr]\w*", str(error))
+            raise PlanError(f"CUDA refused the launch: {found[0] if found else error}; {self.plan}") from error
         self._ready = True
 
     def save(self, folder: str | os.PathLike[str]) -> Path:

@@ -1,0 +1,47 @@
+"""A pytest plugin: a failed `assert a.equivalent(b)` shows both layouts, where they differ first, and both values.
+
+It is installed with the package and needs no setup. It looks only at assertions that failed on one of our verdicts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from types import TracebackType
+from typing import Any
+
+import pytest
+
+from .layouts.proof import CounterExample, Undecided
+
+# pytest's rewritten assertions keep their parts in locals of this name until they have passed.
+_PARTS = "@py_assert"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """Add a section to the report of a test whose assertion failed on one of our verdicts."""
+    report = yield
+    if call.excinfo is not None and call.excinfo.errisinstance(AssertionError):
+        for verdict in failed_verdicts(call.excinfo.tb):
+            report.sections.append(("layoutgemm", verdict.explain()))
+    return report
+
+
+def failed_verdicts(traceback: TracebackType | None) -> list[Any]:
+    """The CounterExample and Undecided values in the assertion that raised, in the order of their evaluation.
+
+    Those of the assertion's own expression; where it holds none, as in `assert verdict`, those in variables of the test.
+    """
+    if traceback is None:
+        return []
+    while traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    kinds = (CounterExample, Undecided)
+    local = traceback.tb_frame.f_locals
+    parts = [value for name, value in local.items() if name.startswith(_PARTS) and isinstance(value, kinds)]
+    named = [value for name, value in local.items() if not name.startswith("@") and isinstance(value, kinds)]
+    found: list[Any] = []
+    for value in parts or named:
+        if value not in found:
+            found.append(value)
+    return found

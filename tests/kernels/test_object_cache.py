@@ -1,0 +1,159 @@
+"""The cache of compiled kernels, and what is said where tools are absent. Needs neither the DSL nor a GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from layoutgemm.errors import PlanError
+from layoutgemm.kernels import GemmConfig, GemmPlan, object_cache, sass
+from layoutgemm.kernels import compile as compiling
+
+FACTS = {"plan": {"tile": [64, 64, 64]}, "dsl": "1.2.3"}
+PARTS = {"kernel.ptx": b"ptx" * 1000, "kernel.o": bytes(range(256)) * 50}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv(object_cache.CACHE_DIR_VARIABLE, str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_what_is_written_is_read() -> None:
+    assert object_cache.read(FACTS, tuple(PARTS)) is None
+    path = object_cache.write(FACTS, PARTS)
+    assert path is not None and path.name == f"{object_cache.key_of(FACTS)}.zip"
+    assert object_cache.read(FACTS, tuple(PARTS)) == PARTS
+    assert object_cache.read({**FACTS, "dsl": "1.2.4"}, tuple(PARTS)) is None
+    assert object_cache.read(FACTS, ("kernel.cubin",)) is None
+
+
+def test_every_damaged_byte_is_noticed_or_harmless() -> None:
+    """Flip one byte at a time: the parts come back whole, or not at all."""
+    path = object_cache.write(FACTS, PARTS)
+    assert path is not None
+    whole = path.read_bytes()
+    lost = 0
+    for index in range(len(whole)):
+        path.write_bytes(whole[:index] + bytes([whole[index] ^ 0x55]) + whole[index + 1 :])
+        found = object_cache.read(FACTS, tuple(PARTS))
+        assert found in (None, PARTS), index
+        lost += found is None
+    assert lost > len(whole) // 2
+    for length in range(0, len(whole), 37):
+        path.write_bytes(whole[:length])
+        assert object_cache.read(FACTS, tuple(PARTS)) is None
+
+
+def test_a_writer_leaves_one_file_and_failures_leave_none(monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> None:
+    for _ in range(3):
+        object_cache.write(FACTS, PARTS)
+    assert len(list((own_cache / "kernels").iterdir())) == 1
+
+    def refuse(*_: object) -> None:
+        raise PermissionError("read-only")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    assert object_cache.write({"other": 1}, PARTS) is None
+    assert len(list((own_cache / "kernels").iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    "platform, environment, want",
+    [
+        ("linux", {"XDG_CACHE_HOME": "/x"}, "/x/layoutgemm"),
+        ("linux", {}, "{home}/.cache/layoutgemm"),
+        ("darwin", {}, "{home}/Library/Caches/layoutgemm"),
+        ("win32", {"LOCALAPPDATA": "/local"}, "/local/layoutgemm/Cache"),
+        ("linux", {"LAYOUTGEMM_CACHE_DIR": "/mine", "XDG_CACHE_HOME": "/x"}, "/mine"),
+        ("linux", {"LAYOUTGEMM_CACHE_DIR": "  ", "XDG_CACHE_HOME": "/x"}, None),
+    ],
+)
+def test_where_the_cache_lies(
+    platform: str, environment: dict[str, str], want: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LAYOUTGEMM_CACHE_DIR", "XDG_CACHE_HOME", "LOCALAPPDATA"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "platform", platform)
+    assert object_cache.cache_dir() == (None if want is None else Path(want.format(home=Path.home())))
+
+
+def test_a_kernel_is_named_by_all_that_decides_its_code() -> None:
+    plan = GemmPlan.derive(64, 64, 64)
+    facts = compiling.kernel_facts(plan)
+    assert compiling.kernel_facts(GemmPlan.derive(1000, 24, 4096)) == facts
+    descriptor = dataclasses.replace(plan.a.descriptor, k_steps=(0, 32, 64, 112))
+    different = [
+        GemmPlan.derive(64, 64, 64, a="bf16:col"),
+        GemmPlan.derive(64, 64, 64, b="bf16:col"),
+        GemmPlan.derive(64, 64, 64, a="f16"),
+        GemmPlan.derive(64, 64, 64, c="bf16"),
+        GemmPlan.derive(64, 64, 64, config=GemmConfig(stages=2)),
+        GemmPlan.derive(64, 64, 64, config=GemmConfig(tile_n=128)),
+        GemmPlan.derive(64, 64, 64, config=GemmConfig(tile_k=32)),
+        GemmPlan.derive(64, 64, 64, config=GemmConfig(swizzle_b="64B")),
+        dataclasses.replace(plan, a=dataclasses.replace(plan.a, descriptor=descriptor)),
+        dataclasses.replace(plan, barrier=dataclasses.replace(plan.barrier, arrivals=2)),
+    ]
+    keys = {object_cache.key_of(compiling.kernel_facts(other)) for other in (plan, *different)}
+    assert len(keys) == len(different) + 1
+
+
+def test_what_cannot_be_named_is_refused() -> None:
+    with pytest.raises(TypeError, match="cannot be part of a kernel's name"):
+        object_cache.facts_of({"epilogue": lambda x: x})
+
+
+def test_without_the_dsl_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(PlanError, match=r"pip install 'layoutgemm\[dsl\]'"):
+        GemmPlan.derive(64, 64, 64).compile()
+
+
+def test_without_the_tools_the_error_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    sass.find_tool.cache_clear()
+    monkeypatch.setattr(sass.importlib.util, "find_spec", lambda name: None)
+    for name in ("PATH", "CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.setenv(name, "")
+    with pytest.raises(PlanError, match="nvidia-cuda-nvdisasm"):
+        sass.find_tool("nvdisasm")
+    with pytest.raises(PlanError, match="CUDA_HOME"):
+        sass.resources(b"")
+    sass.find_tool.cache_clear()
+
+
+LISTING = """
+.text.kernel:
+        /*0420*/                   SYNCS.EXCH.64 URZ, [UR8+0xc000], UR4 ;
+.L_x_7:
+        /*0940*/              @!P0 NANOSLEEP.SYNCS 0x989680 ;
+        /*0980*/                   WARPGROUP.ARRIVE ;
+        /*0a60*/                   HGMMA.64x64x16.F32.BF16 R24, gdesc[UR12].tnspB, R24, UP0 ;
+        /*0af0*/                   HGMMA.64x64x16.F32.BF16 R24, gdesc[UR12].tnspB, R24, gsb0 ;
+        /*0b50*/                   WARPGROUP.DEPBAR.LE gsb0, 0x0 ;
+        /*0c10*/                   HGMMA.64x8x16.F16 RZ, gdesc[URZ], RZ, !UPT, gsb0 ;
+        /*0c20*/                   WARPGROUP.DEPBAR.LE gsb0, 0x0 ;
+        /*0d10*/               @P0 BRA.U.ANY `(.L_x_7) ;
+        /*0d20*/                   STL.64 [R1], R4 ;
+        /*0d30*/                   EXIT ;
+"""
+
+
+def test_a_listing_is_read_whole() -> None:
+    code = sass.Sass(LISTING)
+    assert len(code.instructions) == 11
+    assert code.instructions[1].predicate == "@!P0" and code.instructions[3].opcode == "HGMMA.64x64x16.F32.BF16"
+    assert code.counts == {
+        "HGMMA": 3, "WARPGROUP": 3, "SYNCS": 1, "NANOSLEEP": 1, "BRA": 1, "STL": 1, "EXIT": 1,
+    }  # fmt: skip
+    assert [str(i) for i in code.local_memory] == ["0x0d20: STL.64 [R1], R4"]
+    # the third HGMMA writes nowhere: an empty commit group, no wgmma
+    assert code.wgmma_runs == (2,)
+    assert code.serialised_wgmma(2) is None
+    assert code.serialised_wgmma(4) == "runs of 2 wgmmas without a wait or fence inside; a k tile has 4"
