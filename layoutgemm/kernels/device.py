@@ -69,6 +69,8 @@ def run_tensors(plan: GemmPlan, a: Any, b: Any, out: Any, device: str | None, co
     )
     require_gpu(plan, target.index)
     if on_gpu:
+        if out is not None:
+            _check_apart(out, a=a, b=b)
         return _launch(plan, a.detach(), b.detach(), out, why, copy)
     result = _launch(plan, a.detach().to(target), b.detach().to(target), None, why, copy)
     return _into(out, GemmResult(result.c.cpu(), result.ran_on, result.why, result.copies))
@@ -164,6 +166,22 @@ def _check_out(plan: GemmPlan, out: Any, a: Any) -> None:
         raise OperandError(f"out is on {out.device}, a and b are on {a.device}")
     if (plan.n > 1 and out.stride(1) != 1) or (plan.m > 1 and out.stride(0) < plan.n):
         raise OperandError(f"out has strides {tuple(out.stride())}; rows must be contiguous and not overlap")
+
+
+def _check_apart(out: Any, **inputs: Any) -> None:
+    """Blocks store C while others still read A and B: an output over an input would be read half written."""
+
+    def span(tensor: Any) -> tuple[int, int]:
+        last = sum((extent - 1) * step for extent, step in zip(tensor.shape, tensor.stride(), strict=True))
+        return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+    first, end = span(out)
+    for name, tensor in inputs.items():
+        start, stop = span(tensor)
+        if start < end and first < stop:
+            raise OperandError(
+                f"out shares memory with {name}: bytes {first:#x} to {end:#x} against {start:#x} to {stop:#x}"
+            )
 
 
 def _into(out: Any, result: GemmResult) -> GemmResult:

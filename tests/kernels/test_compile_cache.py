@@ -16,6 +16,7 @@ from layoutgemm.kernels import compile as compiling
 
 pytestmark = pytest.mark.dsl
 ROOT = Path(__file__).resolve().parents[2]
+PATH = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def derive(m: int = 64, n: int = 64, k: int = 64, c: str = "f32", **config: Any) -> GemmPlan:
@@ -36,7 +37,7 @@ def test_compiling_leaves_nothing_behind(tmp_path: Path) -> None:
         **os.environ,
         "TMPDIR": str(temporary),
         "LAYOUTGEMM_CACHE_DIR": "",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": PATH,
     }
     subprocess.run([sys.executable, "-c", program], cwd=work, env=environment, check=True, timeout=300)
     assert list(work.iterdir()) == []
@@ -110,7 +111,7 @@ def test_many_processes_may_compile_at_once(tmp_path: Path) -> None:
         "import hashlib\n"
         "print(hashlib.sha256(GemmPlan.derive(64, 64, 64).compile().cubin).hexdigest())\n"
     )
-    environment = {**os.environ, "LAYOUTGEMM_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "LAYOUTGEMM_CACHE_DIR": str(tmp_path), "PYTHONPATH": PATH}
     start = functools.partial(
         subprocess.Popen, [sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE
     )
