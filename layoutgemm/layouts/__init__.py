@@ -1,11 +1,11 @@
 """The layout algebra: layouts, swizzles, and everything that is done with them.
 
-    inttuple  shapes, strides, coordinates          basis      strides that lead to coordinates
-    compose   composition, right or refused         inverse    complement, inverses, null space
-    divide    divides and products                  recast     wider and narrower elements, slices
-    layout    the Layout                            swizzle    Swizzle, ComposedLayout
-    proof     verdicts, proofs, counterexamples     notation   text back into layouts
-    functions the CuTe names as free functions
+inttuple  shapes, strides, coordinates          basis      strides that lead to coordinates
+compose   composition, right or refused         inverse    complement, inverses, null space
+divide    divides and products                  recast     wider and narrower elements, slices
+layout    the Layout                            swizzle    Swizzle, ComposedLayout
+proof     verdicts, proofs, counterexamples     notation   text back into layouts
+functions the CuTe names as free functions
 """
 
 from .basis import E, ScaledBasis

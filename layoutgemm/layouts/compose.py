@@ -1,8 +1,9 @@
 """Composition, sound and complete on integers.
 
 `A o B` has B's modes and the function c -> A(B(c)), where A's last mode runs on without end. Not every pair has one.
-This is when: let A be coalesced (but for a last mode of extent 1 that would change what comes after the end), with extents S, strides D and boundaries W[b] = S[0]*..*S[b] (none above the last
-mode), and let k[b] = D[b+1] - S[b]*D[b]. No k is 0, or the modes would have merged. For offsets x and y of B
+This is when: let A be coalesced (keeping a last entry of extent 1 where it says how A runs on), with extents S, strides
+D and boundaries W[b] = S[0]*..*S[b], none above the last mode; and let k[b] = D[b+1] - S[b]*D[b]. No k is 0, or the
+modes would have merged. For offsets x and y of B
 
     A(x + y) = A(x) + A(y) + sum over b of k[b] * carry[b],    carry[b] = 1 when x%W[b] + y%W[b] >= W[b]
 
@@ -75,7 +76,7 @@ def _modes(
 
 
 def _mode(S: list[Any], D: list[Any], last: int, s: Any, d: Any, room: list[Any] | None) -> tuple[Any, Any] | None:
-    """A o (s:d) by divisibility: what the mode takes of each mode of A from the lowest. None when it does not divide."""
+    """A o (s:d) by divisibility: what it takes of each mode of A from the lowest. None when it does not divide."""
     if s == 1:
         return 1, _unit_stride(S, D, last, d)
     if d == 0:
@@ -168,7 +169,6 @@ class _Reader:
     def __init__(self, S: list[int], D: list[int], a: tuple[Any, Any], b: tuple[Any, Any], code: Any) -> None:
         self.S, self.D, self.a, self.b, self.code = S, D, a, b, code
         self.W = list(accumulate(S[:-1], mul))  # boundaries
-        self.cancels = False  # whether some part carries within itself, with effects that cancel
 
     def value(self, x: int) -> int:
         total = 0
@@ -196,7 +196,7 @@ class _Reader:
                 continue
             if d < 0 and any(d % w for w in self.W):
                 self.refuse(
-                    f"mode {j} of the right operand, {s}:{d}, reaches negative offsets, where the left operand has none",
+                    f"mode {j} of the right operand, {s}:{d}, reaches negative offsets, where the left one has none",
                     None,
                     j,
                 )
@@ -217,7 +217,7 @@ class _Reader:
             results.append(pack(S, D))
             if misfit:
                 break
-        c = self.first_carry(parts, w)
+        c = self.first_carry(parts)
         if c is not None and (misfit is None or c < misfit[0]):
             self.refuse_sum(c, bs, bd)
         if misfit is not None:
@@ -243,7 +243,6 @@ class _Reader:
         if n == s or self.value(n * d) != n * self.value(d):
             return n
         # Carries at several boundaries cancel at n: look at the values.
-        self.cancels = True
         step = self.value(d)
         for start in range(n, min(s, LIMIT), 1 << 16):
             i = np.arange(start, min(s, start + (1 << 16)), dtype=self.dtype(s * d, s * abs(step)))
@@ -251,7 +250,9 @@ class _Reader:
             if len(bad):
                 return start + int(bad[0])
         if s > LIMIT:
-            self.refuse(f"undecided: mode {mode} has {s} values, and more than {LIMIT} would have to be looked at", None, mode)
+            self.refuse(
+                f"undecided: mode {mode} has {s} values, and more than {LIMIT} would have to be looked at", None, mode
+            )
         return s
 
     def dtype(self, *bounds: int) -> Any:
@@ -259,37 +260,40 @@ class _Reader:
         top = max(bounds) + 1
         return np.int64 if top * max(map(abs, self.D + [1])) < 1 << 62 else object
 
-    def first_carry(self, parts: list[tuple[int, int, int]], size: int) -> int | None:
+    def first_carry(self, parts: list[tuple[int, int, int]]) -> int | None:
         """The first flat coordinate of B at which A(sum of the parts) is not the sum of A(part), or None."""
-        if not self.cancels:
-            first = None
-            for w in self.W:
-                found = _earliest([(n, d % w, weight) for n, d, weight in parts], w)
-                if found is not None and (first is None or found[0] < first[0]):
-                    first = found
-            if first is None:
-                return None
-            c, index = first
-            x = sum(i * d for i, (_, d, _) in zip(index, parts))
-            if self.value(x) != sum(i * self.value(d) for i, (_, d, _) in zip(index, parts)):
-                return c
+        first = None
+        for w in self.W:
+            found = _earliest([(n, d % w, weight) for n, d, weight in parts], w)
+            if found is not None and (first is None or found[0] < first[0]):
+                first = found
+        if first is None:
+            return None
+        c, index = first
+        x = sum(i * d for i, (_, d, _) in zip(index, parts))
+        if self.value(x) != sum(i * self.value(d) for i, (_, d, _) in zip(index, parts)):
+            return c
+        # The carries at c cancel: look at all values.
         total = 1
         for n, _, _ in parts:
             total *= n
         if total > LIMIT:
-            self.refuse(f"undecided: carries cancel, and {total} values, more than {LIMIT}, would have to be compared", None)
+            self.refuse(
+                f"undecided: carries cancel, and {total} values, more than {LIMIT}, would have to be seen", None
+            )
         reach = sum((n - 1) * abs(d) for n, d, _ in parts)
         dtype = self.dtype(reach)
-        x = np.zeros(1, dtype)
-        y = np.zeros(1, dtype)
+        offset: Any = np.zeros(1, dtype)
+        alone: Any = np.zeros(1, dtype)
         for n, d, _ in parts:
-            i = np.arange(n).astype(dtype)[:, None]
-            x = (x[None, :] + i * d).ravel()
-            y = (y[None, :] + i * self.value(d)).ravel()
-        bad = np.nonzero(self.values(x) != y)[0]
+            step: Any = np.arange(n).astype(dtype)[:, None]
+            offset = (offset[None, :] + step * d).ravel()
+            alone = (alone[None, :] + step * self.value(d)).ravel()
+        bad = np.nonzero(self.values(offset) != alone)[0]
         if not len(bad):
             return None
-        at, c = int(bad[0]), 0
+        at = int(bad[0])
+        c = 0
         for n, _, weight in parts:
             at, i = divmod(at, n)
             c += i * weight
@@ -314,7 +318,7 @@ class _Reader:
         where = f"({','.join(map(str, coord))})" if len(coord) > 1 else str(c)
         self.refuse(
             f"the modes of the right operand carry across a mode of the left one: at {where} the offset is "
-            f"{' + '.join(map(str, split))} = {offset}, which the left operand sends to {self.text(self.value(offset))}; "
+            f"{' + '.join(map(str, split))} = {offset}, which the left one sends to {self.text(self.value(offset))}; "
             f"no layout with these modes fits ({alone} mode by mode)",
             c,
         )
@@ -373,7 +377,8 @@ def _compose_coordinates(ashape: Any, astride: Any, bshape: Any, bstride: Any) -
                 # E(0) is also the only mode of an integer shape.
                 if s.__class__ is not tuple and p == 0 and path == (0,):
                     break
-                reason = f"the right operand leads to mode {'.'.join(map(str, path))}, which {show(ashape)} does not have"
+                where = ".".join(map(str, path))
+                reason = f"the right operand leads to mode {where}, which {show(ashape)} does not have"
                 raise CompositionError(reason, None, Layout._new(ashape, astride), Layout._new(bshape, bstride))
             s, d = s[p], d[p]
         part = compose(s, d, bshape, component(bstride, path))

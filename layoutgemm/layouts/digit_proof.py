@@ -10,20 +10,20 @@ the same way. Only where a split over-covers, and that coordinate lies outside, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from fractions import Fraction
+from dataclasses import replace
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from ..errors import LayoutError
-from .digits import Box, Form, Stuck, call, rewrite
-from .generators import GENERATORS, describe
-from .inttuple import leaves, transform
-from .poly import P, gens, show, val, valuations
+from .digits import Box, Digit, Form, call, rewrite
+from .generators import describe
+from .inttuple import idx2crd, leaves, product, product_each, transform
+from .poly import MissingFact, P, gens, show, val, valuations
 from .proof import CounterExample, Proof, Undecided
 
-__all__ = ["prove_formulas", "tabulate"]
+__all__ = ["prove_formulas", "prove_layouts", "tabulate"]
 
 LIMIT = 1 << 20  # coordinates that are enumerated, in Python ints
 SIZES = 400  # sizes at which a counterexample is looked for
@@ -48,19 +48,20 @@ def prove_formulas(
     'digits'
     >>> answer = prove_formulas(lambda m, k: swizzle(128 * m + k), lambda m, k: 128 * m + (k ^ (m % 8 * 8)), m=M, k=128)
     >>> print(answer.explain())
-    not equivalent at M = 1: (0,64) gives 72 and 64
+    not equivalent at M=1: (0,64) gives 72 and 64
     """
     extents = {**(extents or {}), **more}
     try:
         box, (f, g) = rewrite(extents, left, right)
-    except Stuck as stuck:
+    except MissingFact as stuck:
         return _exhaust(left, right, extents, stuck)
     entries = [c for x in (*leaves(f), *leaves(g)) for c in (x.constant, *x.terms.values())]
     entries += [x for _, e, q, _ in box.covers for x in (e, q)] + [e for d in box.digits.values() for e in d]
     rounded = gens(*[k for k, *_ in box.covers])
     used = [i for i in gens(*extents.values(), *entries) if i not in rounded]
     conditions = tuple(d for d in map(describe, used) if d != "no bounds")
-    if leaves(f) == leaves(g):
+    fs, gs = leaves(f), leaves(g)
+    if len(fs) == len(gs) and all(x.same(y) for x, y in zip(fs, gs, strict=True)):
         steps = [f"{v} in 0..{show(n - 1)}" + _radices(box, v) for v, n in box.extents.items()]
         return Proof("digits", conditions, (*steps, *[f"both are {x}" for x in leaves(f)]))
     found = _witness(box, f, g, used)
@@ -69,6 +70,36 @@ def prove_formulas(
     missing = " or ".join(box.missing())
     why = f"the normal forms {_text(f)} and {_text(g)} differ, but at no sizes that were tried"
     return Undecided(why + (f"; they may agree given {missing}" if missing else ""))
+
+
+def prove_layouts(a: Any, b: Any) -> Proof | CounterExample | Undecided:
+    """Whether two layouts, plain or composed, are one function of the flat index, where their sizes are equal.
+
+    Mode by mode where both have the same top-level extents, else over the flat index. As `prove_formulas`; two sizes
+    that differ are Undecided here.
+
+    >>> from layoutgemm.layouts import Layout, Swizzle
+    >>> sw = Swizzle(3, 3, 3)
+    >>> prove_layouts(sw @ Layout((1 << 30, 64), (64, 1)), sw @ Layout((1 << 30, (8, 8)), (64, (1, 8)))).ok
+    True
+    """
+    m, n = product_each(a.shape), product_each(b.shape)
+    if m == n:
+        modes = m if m.__class__ is tuple else (m,)
+    elif product(m) == product(n):
+        modes = (product(m),)
+    else:
+        return Undecided(f"{show(product(m))} and {show(product(n))} elements")
+    answer = prove_formulas(a, b, {f"x{i}": e for i, e in enumerate(modes)})
+    if (
+        isinstance(answer, CounterExample)
+        and len(modes) == 1
+        and a.shape.__class__ is tuple
+        and answer.index is not None
+    ):
+        if not any(x.__class__ is P for x in leaves(a.shape)):
+            return replace(answer, coord=idx2crd(answer.index, a.shape))
+    return answer
 
 
 def _radices(box: Box, v: str) -> str:
@@ -84,7 +115,7 @@ def _text(f: Any) -> str:
 
 
 def _exhaust(
-    left: Callable[..., Any], right: Callable[..., Any], extents: dict[str, Any], stuck: Stuck
+    left: Callable[..., Any], right: Callable[..., Any], extents: dict[str, Any], stuck: MissingFact
 ) -> Proof | CounterExample | Undecided:
     if any(n.__class__ is P for n in extents.values()):
         return Undecided(str(stuck))
@@ -171,57 +202,33 @@ def _witness(box: Box, f: Any, g: Any, used: list[int]) -> CounterExample | None
         extents = [val(n, sizes) for n in box.extents.values()]
         index = sum(x * prod(extents[:i]) for i, x in enumerate(coord))
         left, right = _values(f, sizes, coord), _values(g, sizes, coord)
-        where = ", ".join(f"{k} = {v}" for k, v in _symbols(env).items())
-        statement = f"not equivalent at {where}" if where else "not equivalent"
-        return CounterExample(_single(coord), left, right, index, statement, "digits")
+        return _counterexample(_single(coord), left, right, index, env)
     return None
+
+
+def _counterexample(coord: Any, left: Any, right: Any, index: int, env: dict[int, int]) -> CounterExample:
+    if not env:
+        return CounterExample(coord, left, right, index, method="digits")
+    from .prove import sizes
+
+    where = ", ".join(f"{k}={v}" for k, v in sizes(env).items())
+    return CounterExample(coord, left, right, index, f"not equivalent at {where}", "digits")
 
 
 def _values(f: Any, sizes: Mapping[int, int], coord: list[int]) -> Any:
     return transform(lambda x: _value(x, sizes, coord), f)
 
 
-def _symbols(env: Mapping[int, int]) -> dict[str, int]:
-    """The user's symbols at these generators, solved from what the generators stand for."""
-    known: dict[str, int] = {}
-    equations = [(GENERATORS[g].shown, v) for g, v in env.items()]
-    for _ in range(len(equations)):
-        for shown, value in equations:
-            unknown = {n for power, _ in shown.items() for n, _ in power} - known.keys()
-            if len(unknown) != 1:
-                continue
-            (name,) = unknown
-            slope, rest = Fraction(0), Fraction(-value)
-            for power, c in shown.items():
-                term = c
-                exponent = 0
-                for n, k in power:
-                    if n == name:
-                        exponent = k
-                    else:
-                        term *= Fraction(known[n]) ** k
-                if exponent == 1:
-                    slope += term
-                elif exponent == 0:
-                    rest += term
-            if slope:
-                known[name] = int(-rest / slope)
-    return known
-
-
 def _first_inside(box: Box, difference: Form, sizes: dict[int, int]) -> list[int] | None:
     """The first coordinate of the true box at which the difference is not 0."""
     # (variable, weight, extent) in colexicographic order, extents of 1 left out
-    digits: list[tuple[str, int, int]] = []
+    digits: list[tuple[Digit, int]] = []
     position = {}
-    for v, d in box.digits.items():
-        w = 1
-        for i, e in enumerate(d):
-            n = val(e, sizes)
-            if n > 1:
+    for v, extents in box.digits.items():
+        for i, (e, w) in enumerate(zip(extents, box.weights[v], strict=True)):
+            if val(e, sizes) > 1:
                 position[v, i] = len(digits)
-                digits.append((v, w, n))
-            w *= n
+                digits.append(((v, i), val(w, sizes)))
     terms: dict[int, int] = {}
     for s, c in difference.terms.items():
         k = val(c, sizes)
@@ -232,14 +239,17 @@ def _first_inside(box: Box, difference: Form, sizes: dict[int, int]) -> list[int
     if first is None:
         return None
     at = dict.fromkeys(box.extents, 0)
-    for (v, w, _), x in zip(digits, first, strict=True):
+    for ((v, _), w), x in zip(digits, first, strict=True):
         at[v] += w * x
-    extents = {v: val(n, sizes) for v, n in box.extents.items()}
-    if all(at[v] < extents[v] for v in at):
-        return list(at.values())
-    if prod(extents.values()) > LIMIT // 16:
+    # Digits reach past the box, and past each other, where splits over-cover.
+    sizes_of = {v: val(n, sizes) for v, n in box.extents.items()}
+    if all(at[v] < n for v, n in sizes_of.items()):
+        true = _digits(box, sizes, list(at.values()))
+        if all(true[digit] == x for (digit, _), x in zip(digits, first, strict=True)):
+            return list(at.values())
+    if prod(sizes_of.values()) > LIMIT // 16:
         return None
-    coordinates = _coordinates(list(extents.values()))
+    coordinates = _coordinates(list(sizes_of.values()))
     return next((c for c in coordinates if _value(difference, sizes, c)), None)
 
 
@@ -281,16 +291,18 @@ def first_nonzero(constant: int, terms: Mapping[int, int], n: int) -> list[int] 
 
 def _value(form: Form, sizes: Mapping[int, int], coord: list[int]) -> int:
     """The form at a coordinate and sizes."""
-    box = form.box
-    digit: dict[Any, int] = {}
-    for (v, d), x in zip(box.digits.items(), coord, strict=True):
-        for i, e in enumerate(d):
-            if i == len(d) - 1:
-                digit[v, i] = x
-            else:
-                x, digit[v, i] = divmod(x, val(e, sizes))
+    digit = _digits(form.box, sizes, coord)
     total = val(form.constant, sizes)
     for s, c in form.terms.items():
         bits = [digit[k] for k in s]
         total += val(c, sizes) * (bits[0] if len(bits) == 1 else sum(bits) % 2)
     return total
+
+
+def _digits(box: Box, sizes: Mapping[int, int], coord: list[int]) -> dict[Digit, int]:
+    """The digits of a coordinate, from the highest down."""
+    out: dict[Digit, int] = {}
+    for (v, weights), x in zip(box.weights.items(), coord, strict=True):
+        for i in range(len(weights) - 1, -1, -1):
+            out[v, i], x = divmod(x, val(weights[i], sizes))
+    return out

@@ -24,7 +24,7 @@ that would help. `digit_proof.py` makes proofs and counterexamples of this.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache, reduce
 from math import gcd
 from typing import Any
@@ -57,9 +57,9 @@ class _Split(Exception):
 class Box:
     """The variables of a formula, each in 0..extent-1 and split into digits, the lowest first.
 
-    Attributes: extents, by variable, ints or polynomials; digits, the extents of each variable's digits; covers, for
-    every over-covering split, the digit's new extent, what it rounds up (dividend, divisor), and the variable.
-    Raises Stuck for an extent that may be 0.
+    Attributes, by variable: extents, ints or polynomials; digits, the extents of its digits; weights, what one step of
+    each digit is in the variable. covers: for every over-covering split, the digit's new extent, what it rounds up
+    (dividend and divisor), and the variable. Raises Stuck for an extent that may be 0.
     """
 
     def __init__(self, extents: Mapping[str, Any]) -> None:
@@ -67,58 +67,51 @@ class Box:
         for v, n in self.extents.items():
             if not ge0(n - 1):
                 raise Stuck(f"{v} in 0..{show(n - 1)}", needs_ge(n - 1))
-        self.digits = {v: [n] for v, n in extents.items()}
+        self.digits: dict[str, list[Any]] = {v: [n] for v, n in extents.items()}
+        self.weights: dict[str, list[Any]] = {v: [1] for v in extents}
         self.covers: list[tuple[Any, Any, Any, str]] = []
 
     def variable(self, name: str) -> Form:
         """The variable as a form: the sum of its digits times their weights."""
-        terms: dict[frozenset[Digit], Any] = {}
-        weight: Any = 1
-        for i, e in enumerate(self.digits[name]):
-            if e != 1:
-                terms[frozenset([(name, i)])] = weight
-            weight = weight * e
-        return Form(self, terms, 0)
+        pairs = enumerate(zip(self.digits[name], self.weights[name]))
+        return Form(self, {frozenset([(name, i)]): w for i, (e, w) in pairs if e != 1}, 0)
 
     def extent(self, digit: Digit) -> Any:
         """How many values the digit has."""
         return self.digits[digit[0]][digit[1]]
 
     def weight(self, digit: Digit) -> Any:
-        """The product of the extents below the digit."""
-        w: Any = 1
-        for e in self.digits[digit[0]][: digit[1]]:
-            w = w * e
-        return w
+        """What one step of the digit is in its variable."""
+        return self.weights[digit[0]][digit[1]]
 
     def split(self, name: str, at: Any) -> None:
-        """Make `at` the weight of a digit. Raises Stuck where it lies across the digits that there are."""
-        digits = self.digits[name]
-        below: Any = 1
-        for i, e in enumerate(digits):
-            if below == at:
+        """Make `at` the weight of a digit. Raises Stuck where it is no multiple of the weight of a digit below it."""
+        digits, weights = self.digits[name], self.weights[name]
+        inside: tuple[int, Any] | None = None  # the last digit in which `at` may lie, and how far up
+        for i, (e, w) in enumerate(zip(digits, weights)):
+            if w == at:
                 return
-            q = div(at, below)
-            if q is None or not ge0(q - 1):
-                break
+            q = div(at, w)
+            if q is None or not ge0(q - 1) or (q.__class__ is int and e.__class__ is int and q >= e):
+                continue
+            inside = i, q
             k = div(e, q)
             if k is not None:
-                digits[i : i + 1] = [q, k]
-                return
-            if i == len(digits) - 1:
-                if q.__class__ is int and e.__class__ is int:
-                    if q >= e:
-                        return
-                    k = -(-e // q)
-                else:
-                    k = _ceiling(e, q)
-                self.covers.append((k, e, q, name))
-                digits[i:] = [q, k]
-                return
-            below = below * e
-        radices = "*".join(show(e) for e in digits)
-        needs = _distinct((*needs_div(below, at), *needs_div(at, below)))
-        raise Stuck(f"{name} would be split at {show(at)}, across its digits {radices}", needs)
+                break
+        if inside is None:
+            below = next(w for w in weights if div(at, w) is None) if div(at, weights[-1]) is None else weights[-1]
+            needs = _distinct((*needs_div(below, at), *needs_div(at, below)))
+            radices = "*".join(show(e) for e in digits)
+            raise Stuck(f"{name} would be split at {show(at)}, across its digits {radices}", needs)
+        i, q = inside
+        e = digits[i]
+        k = div(e, q)
+        if k is None:
+            # The part above is rounded up. The digits above keep their weights, so a digit may now reach past the next.
+            k = -(-e // q) if q.__class__ is int and e.__class__ is int else _ceiling(e, q)
+            self.covers.append((k, e, q, name))
+        digits[i : i + 1] = [q, k]
+        weights[i + 1 : i + 1] = [at]
 
     def missing(self) -> tuple[str, ...]:
         """The facts under which no split would over-cover."""
@@ -207,40 +200,39 @@ class Form:
     def _bound(self, sign: Callable[[Any], Any]) -> Any:
         """The sum of the terms' least values, of sign(coefficient) * digit."""
         total: Any = 0
-        whole = self._whole_variables()
+        covered = {cover[3] for cover in self.box.covers}
         for s, c in self.terms.items():
-            c = sign(c)
-            if ge0(c):
-                continue
-            if not ge0(-c):
-                raise Stuck(f"the sign of the coefficient {show(c)}", needs_ge(c))
-            if len(s) > 1:
-                total = total + c
-                continue
-            ((name, i),) = s
-            if name in whole:
-                if i == len(self.box.digits[name]) - 1:
-                    total = total + sign(whole[name]) * (self.box.extents[name] - 1)
-                continue
-            total = total + c * (self.box.extent((name, i)) - 1)
+            ((name, i),) = s if len(s) == 1 else (("", 0),)
+            if name not in covered:
+                total = total + _least(sign(c), 1 if len(s) > 1 else self.box.extent((name, i)) - 1)
+        for name in covered:
+            for factor, most in self._fields(name):
+                total = total + _least(sign(factor), most)
         return total
 
-    def _whole_variables(self) -> dict[str, Any]:
-        """Over-covered variables that occur as a multiple of themselves, which their own extent bounds: the factors."""
-        found = {}
-        for name in {cover[3] for cover in self.box.covers}:
-            digits = self.box.digits[name]
-            top = self.terms.get(frozenset([(name, len(digits) - 1)]), 0)
-            factor = div(top, self.box.weight((name, len(digits) - 1)))
-            if factor is not None and factor != 0:
-                weight: Any = 1
-                for i, e in enumerate(digits):
-                    if e != 1 and self.terms.get(frozenset([(name, i)]), 0) != factor * weight:
-                        break
-                    weight = weight * e
-                else:
-                    found[name] = factor
-        return found
+    def _fields(self, name: str) -> Iterator[tuple[Any, Any]]:
+        """What a variable with over-covering digits adds: factors of its fields, and the most that each field can be.
+
+        Digits from weight v up to weight w that occur as multiples of their weights are factor * v * (x % w // v),
+        which is below w, however far the digits by themselves would reach.
+        """
+        digits, weights = self.box.digits[name], self.box.weights[name]
+        i = 0
+        while i < len(digits):
+            c, start = self.terms.get(frozenset([(name, i)]), 0), i
+            factor = div(c, weights[i])
+            i += 1
+            if c.__class__ is int and c == 0:
+                continue
+            if factor is None:
+                yield c, digits[start] - 1
+                continue
+            while i < len(digits) and (
+                digits[i] == 1 or self.terms.get(frozenset([(name, i)]), 0) == factor * weights[i]
+            ):
+                i += 1
+            end, v = weights[i] if i < len(digits) else self.box.extents[name], weights[start]
+            yield factor, end - v if div(end, v) is not None else end - 1
 
     # ------------------------------------------------------------ division
 
@@ -430,16 +422,40 @@ class Form:
 
     # ------------------------------------------------------------ the value
 
+    def same(self, other: Form) -> bool:
+        """Whether the normal forms are equal: the same value at every coordinate of the box, and else not at all."""
+        return self.terms == other.terms and self.constant == other.constant
+
     def __eq__(self, other: object) -> bool:
-        right = self._lift(other)
-        return right is not None and self.terms == right.terms and self.constant == right.constant
+        # A formula that branches on this must get the truth at every coordinate, or nothing.
+        difference = self - other
+        if not difference.terms and difference.constant.__class__ is int:
+            return bool(difference.constant == 0)
+        if ge0(difference.low() - 1) or ge0(-difference.high() - 1):
+            return False
+        raise Stuck(f"whether {self} == {other} depends on the coordinate: formulas cannot branch on it")
+
+    def __ge__(self, other: Any) -> bool:
+        difference = self - other
+        if ge0(difference.low()):
+            return True
+        if ge0(-difference.high() - 1):
+            return False
+        raise Stuck(f"whether {self} >= {other} depends on the coordinate: formulas cannot branch on it")
+
+    def __gt__(self, other: Any) -> bool:
+        return self >= other + 1
+
+    def __le__(self, other: Any) -> bool:
+        return -self >= -other
+
+    def __lt__(self, other: Any) -> bool:
+        return -self >= 1 - other
 
     __hash__ = None  # type: ignore[assignment]
 
     def __bool__(self) -> bool:
-        if not self.terms and self.constant.__class__ is int:
-            return self.constant != 0
-        raise Stuck(f"whether {self} is 0 depends on the coordinate; formulas cannot branch on it")
+        return not self == 0
 
     def __str__(self) -> str:
         parts = [show(self.constant)] if self.constant != 0 or not self.terms else []
@@ -478,6 +494,15 @@ def _entry(x: Any) -> Any:
     if hasattr(x, "__index__") and not isinstance(x, bool):
         return int(x)
     return None
+
+
+def _least(c: Any, most: Any) -> Any:
+    """The least value of c * x for x in 0..most."""
+    if ge0(c):
+        return 0
+    if not ge0(-c):
+        raise Stuck(f"the sign of the coefficient {show(c)}", needs_ge(c))
+    return c * most
 
 
 def _divide(c: Any, d: Any) -> tuple[Any, Any]:
@@ -542,7 +567,7 @@ def rewrite(extents: Mapping[str, Any], *formulas: Callable[..., Any]) -> tuple[
     Raises Stuck.
 
     >>> box, (f, g) = rewrite({"x": 64, "y": 8}, lambda x, y: (8 * y + x // 8) % 8, lambda x, y: x // 8)
-    >>> f == g, str(f)
+    >>> f.same(g), str(f)
     (True, 'x.1')
     """
     box = Box(extents)
@@ -550,6 +575,8 @@ def rewrite(extents: Mapping[str, Any], *formulas: Callable[..., Any]) -> tuple[
         variables = {name: box.variable(name) for name in box.extents}
         try:
             out = [call(f, variables) for f in formulas]
+        except (TypeError, AttributeError, IndexError, KeyError) as error:
+            raise Stuck(f"the formula cannot be evaluated on digits: {error}") from error
         except _Split as request:
             before = {v: list(d) for v, d in box.digits.items()}
             for name, at in request.splits:

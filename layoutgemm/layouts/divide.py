@@ -7,7 +7,6 @@ mode alone. Functions take and return (shape, stride) pairs; a tiler comes as th
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import accumulate
 from typing import Any
 
 from ..errors import CompositionError, LayoutError
@@ -65,7 +64,7 @@ def by_mode(split: Split, shape: Any, stride: Any, tiler: Any) -> Pair:
 
 
 def zipped(split: Split, shape: Any, stride: Any, tiler: Any) -> Pair:
-    """`split` applied mode by mode, all first halves gathered in mode 0 and all second halves and the rest in mode 1."""
+    """`split` mode by mode, all first halves gathered in mode 0, all second halves and the rest in mode 1."""
     if tiler is None:
         return (1, shape), (0, stride)
     if isinstance(tiler, (tuple, list)):
@@ -113,7 +112,7 @@ def divide(shape: Any, stride: Any, pair: Pair) -> Pair:
 
 
 def _round_up(shape: Any, stride: Any, pair: Pair) -> Pair | None:
-    """A divide whose tile ends inside a mode of A that is no multiple of it, that mode rounded up. None where it is not."""
+    """A divide whose tile ends inside a mode of A and does not divide it, that mode rounded up; or None."""
     S, D = coal(shape, stride)
     end: Any = 1 + max([(n - 1) * d for n, d in zip(leaves(pair[0]), leaves(pair[1]))], default=0)
     for n, d in zip(leaves(pair[0]), leaves(pair[1])):
@@ -146,7 +145,9 @@ def multiply(shape: Any, stride: Any, pair: Pair) -> Pair:
     reach: Any = 1
     for n, e in zip(leaves(s), leaves(d)):
         if e.__class__ is int and e < 0:
-            raise LayoutError(f"a product over {show(s)}:{show(d)}: mode {n}:{e} has a negative stride, and copies count up")
+            raise LayoutError(
+                f"a product over {show(s)}:{show(d)}: mode {n}:{e} has a negative stride, and copies count up"
+            )
         reach += (n - 1) * e
     cs, cd = complement(shape, stride, product(shape) * reach)
     if product(cs) < reach:
@@ -183,30 +184,36 @@ def ordered(shape: Any, order: Any) -> Any:
 
     An int of the order ranks a whole mode, whose entries run left to right; no two ranks may be equal.
     """
-    ranks: list[int] = []
-    groups = _ranked(shape, order, ranks)
-    if len(set(ranks)) < len(ranks):
-        raise LayoutError(f"order {show(tuple(order))}: two modes of {show(shape)} have one rank, and neither comes first")
-    strides: list[Any] = [0] * sum([n for _, n in groups])
-    starts = list(accumulate([0] + [n for _, n in groups]))
     flat = leaves(shape)
+    ranks = _orders(shape, order)
+    strides: list[Any] = [0] * len(flat)
     width: Any = 1
-    for g in sorted(range(len(groups)), key=lambda g: groups[g][0]):
-        for i in range(starts[g], starts[g + 1]):
-            strides[i] = width
-            width *= flat[i]
+    for i in sorted(range(len(flat)), key=ranks.__getitem__):
+        strides[i] = width
+        width *= flat[i]
     entries = iter(strides)
     return transform(lambda _: next(entries), shape)
 
 
-def _ranked(shape: Any, order: Any, ranks: list[int]) -> list[tuple[int, int]]:
+def _orders(shape: Any, order: Any) -> list[int]:
+    """The rank of every entry of the shape, from left to right. Raises LayoutError where two modes share one."""
+    groups = _ranks(shape, order)
+    if len({rank for rank, _ in groups}) < len(groups):
+        raise LayoutError(
+            f"order {show(tuple(order))}: two modes of {show(shape)} have one rank, and neither comes first"
+        )
+    return [rank for rank, n in groups for _ in range(n)]
+
+
+def _ranks(shape: Any, order: Any) -> list[tuple[int, int]]:
     """(rank, number of entries) of every mode that the order ranks, from left to right."""
     if isinstance(order, (tuple, list)):
         if shape.__class__ is not tuple or len(order) != len(shape):
-            raise LayoutError(f"order {show(tuple(order))} does not have the nesting of {show(shape)}: one rank for each mode")
-        return [x for s, o in zip(shape, order) for x in _ranked(s, o, ranks)]
-    ranks.append(as_int(order, "an order"))
-    return [(ranks[-1], len(leaves(shape)))]
+            raise LayoutError(
+                f"order {show(tuple(order))} does not have the nesting of {show(shape)}: one rank for each mode"
+            )
+        return [x for s, o in zip(shape, order) for x in _ranks(s, o)]
+    return [(as_int(order, "an order"), len(leaves(shape)))]
 
 
 def tile_to_shape(block: Pair, shape: Any, order: Any = None) -> Pair:

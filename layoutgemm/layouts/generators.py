@@ -48,7 +48,8 @@ _consistent: set[tuple[int, ...]] = set()
 def generator(symbol: str, low: int | None, high: int | None, shown: Shown | None = None) -> int:
     """The number of the generator with these bounds and this text. Raises FactError when the bounds leave no value."""
     if low is not None and high is not None and low > high:
-        raise FactError(f"the facts about {symbol} leave no value: {show(shown or name(symbol))} would be in {low}..{high}")
+        text = show(shown or name(symbol))
+        raise FactError(f"the facts about {symbol} leave no value: {text} would be in {low}..{high}")
     shown = name(symbol) if shown is None else shown
     key = symbol, low, high, tuple(sorted(shown.items()))
     found = _ids.get(key)
@@ -182,18 +183,18 @@ def show(a: Shown, termwise: bool = False) -> str:
         factors = ([str(den)] if den != 1 else []) + [_power(n, k) for n, k in power]
         bottom = "*".join(factors)
         return f"({show(top)})//{bottom if len(factors) == 1 else f'({bottom})'}"
-    parts = []
+    terms: list[str] = []
     for p, c in sorted(a.items(), key=lambda t: (-sum(k for _, k in t[0]), t[1] < 0, t[0])):
         up = [_power(n, k) for n, k in p if k > 0]
         down = [_power(n, -k) for n, k in p if k < 0]
-        top, bottom = abs(c.numerator), c.denominator
-        factors = ([str(top)] if top != 1 or not up else []) + up
-        below = ([str(bottom)] if bottom != 1 else []) + down
+        above, under = abs(c.numerator), c.denominator
+        factors = ([str(above)] if above != 1 or not up else []) + up
+        below = ([str(under)] if under != 1 else []) + down
         text = "*".join(factors)
         if below:
             text += "//" + (below[0] if len(below) == 1 else f"({'*'.join(below)})")
-        parts.append(("-" if c < 0 else "+" if parts else "") + text)
-    return "".join(parts)
+        terms.append(("-" if c < 0 else "+" if terms else "") + text)
+    return "".join(terms)
 
 
 def _power(n: str, k: int) -> str:

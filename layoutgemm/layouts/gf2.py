@@ -74,10 +74,10 @@ def add_constant(constant: int, rows: list[int], one: int) -> list[int] | None:
 
 
 def swizzle_candidates(rows: list[int]) -> Iterator[tuple[int, int, int]]:
-    """The (B, M, S) that could have put two ones in the rows that have them; (0, 0, 0)-like when none has."""
+    """The (B, M, S) that could have put two ones in the rows that have them; those of no swizzle when none has."""
     targets = [i for i, row in enumerate(rows) if row & (row - 1)]
     if not targets:
-        yield 0, 0, 1
+        yield 0, 4, 3
         return
     low, B = targets[0], targets[-1] - targets[0] + 1
     for source, row in enumerate(rows):

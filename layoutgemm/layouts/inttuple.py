@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
-from typing import Any, Union
+from typing import Any
 
 import numpy as np
 
 from ..errors import CoordinateError, LayoutError
 
-IntTuple = Union[int, tuple["IntTuple", ...]]
+IntTuple = int | tuple["IntTuple", ...]
 
 
 def flatten(x: Any) -> Any:
@@ -178,7 +178,9 @@ def as_shape(x: Any) -> Any:
 def check_congruent(shape: Any, stride: Any) -> None:
     """Raise LayoutError unless the stride has the nesting of the shape."""
     if not congruent(shape, stride):
-        raise LayoutError(f"stride {show(stride)} is not congruent with shape {show(shape)}: one stride for each extent")
+        raise LayoutError(
+            f"stride {show(stride)} is not congruent with shape {show(shape)}: one stride for each extent"
+        )
 
 
 # ---------------------------------------------------------------- coordinates
@@ -235,18 +237,19 @@ def idx2crd(index: Any, shape: Any) -> Any:
 
 
 def _split(index: Any, shape: Any) -> Any:
-    out = []
-    last = len(shape) - 1
-    for i, s in enumerate(shape):
-        n = product(s)
-        if n == 1:
-            part: Any = 0  # spares a traced index a division by 1
-        elif i == last or all(product(t) == 1 for t in shape[i + 1 :]):
-            part = index
-        else:
-            part, index = index % n, index // n
-        out.append(_split(part, s) if s.__class__ is tuple else part)
-    return tuple(out)
+    flat = leaves(shape)
+    last = max([i for i, s in enumerate(flat) if s != 1], default=0)
+    w: Any = 1
+    parts: list[Any] = []
+    for i, s in enumerate(flat):
+        if s == 1 and i != last:
+            parts.append(0)  # spares a traced index a division by 1
+            continue
+        part = index if w.__class__ is int and w == 1 else index // w
+        parts.append(part if i == last else part % s)
+        w = w * s
+    entries = iter(parts)
+    return transform(lambda _: next(entries), shape)
 
 
 def crd2idx(coord: Any, shape: Any, stride: Any) -> Any:
@@ -270,7 +273,7 @@ def crd2idx(coord: Any, shape: Any, stride: Any) -> Any:
         return total
     if isinstance(coord, (tuple, list)):
         if shape.__class__ is not tuple or len(coord) != len(shape):
-            raise CoordinateError(f"coordinate {_text(coord)} does not have the nesting of shape {show(shape)}")
+            raise CoordinateError(f"coordinate {show_coord(coord)} does not have the nesting of shape {show(shape)}")
         parts: Any = 0
         for c, s, d in zip(coord, shape, stride):
             if c.__class__ is int and s.__class__ is int:
@@ -298,25 +301,23 @@ def crd2idx(coord: Any, shape: Any, stride: Any) -> Any:
 def _offset(x: Any, S: list[Any], D: list[Any]) -> Any:
     """Offset of a flat index over flat modes, last mode unbounded, without arithmetic on 1 and 0."""
     total: Any = 0
+    w: Any = 1
     last = len(S) - 1
     for i, s in enumerate(S):
         d = D[i]
-        if i == last:
-            part = x
-        elif s == 1:
-            continue
-        else:
-            part = x % s
-            x = x // s
-        if d == 0:
-            continue
-        term = part if d == 1 else part * d
-        total = term if total.__class__ is int and total == 0 else total + term
+        if d != 0 and (s != 1 or i == last):
+            part = x if w.__class__ is int and w == 1 else x // w
+            if i != last:
+                part = part % s
+            term = part if d == 1 else part * d
+            total = term if total.__class__ is int and total == 0 else total + term
+        w = w * s
     return total
 
 
-def _text(coord: Any) -> str:
-    return f"({','.join([_text(c) for c in coord])})" if isinstance(coord, (tuple, list)) else repr(coord)
+def show_coord(coord: Any) -> str:
+    """A coordinate as given, in CuTe's notation."""
+    return f"({','.join([show_coord(c) for c in coord])})" if isinstance(coord, (tuple, list)) else repr(coord)
 
 
 def coal(shape: Any, stride: Any) -> tuple[list[Any], list[Any]]:

@@ -18,7 +18,7 @@ from .inttuple import coal, leaves, pack, show
 def _refuse_basis(name: str, shape: Any, stride: Any) -> None:
     if stride.__class__ is not int and has_basis(stride):
         raise LayoutError(
-            f"{name} of {show(shape)}:{show(stride)}: its values are coordinates, and {name} is defined on integer offsets"
+            f"{name} of {show(shape)}:{show(stride)}: its values are coordinates, and {name} is defined on offsets"
         )
 
 
@@ -40,8 +40,8 @@ def complement_exact(shape: Any, stride: Any, bound: Any, what: str) -> tuple[An
         d, end = slack
         raise LayoutError(
             f"{what} needs the complement of {show(shape)}:{show(stride)} to leave nothing out: the stride {d} is no "
-            f"multiple of {end}, where the modes of smaller stride end, so the offsets from {end * (d // end)} to {d - 1} are "
-            f"in no translate"
+            f"multiple of {end}, where the modes of smaller stride end, so the offsets from {end * (d // end)} to "
+            f"{d - 1} are in no translate"
         )
     return pack(S, D)
 
@@ -94,7 +94,7 @@ def _refuse_overlap(shape: Any, stride: Any, d: Any, s: Any, end: Any) -> None:
 
 
 def right_inverse(shape: Any, stride: Any) -> tuple[Any, Any]:
-    """The largest R found with L(R(i)) = i: modes of strides 1, then the product of the extents taken so far, and so on.
+    """The largest R found with L(R(i)) = i: a mode of stride 1, then one whose stride is where that ends, and so on.
 
     For an injective layout without negative strides no larger R exists: whatever the chain cannot continue, no
     coordinate reaches.
@@ -134,7 +134,7 @@ def right_inverse(shape: Any, stride: Any) -> tuple[Any, Any]:
 
 
 def _longest_chain(modes: list[tuple[Any, Any, Any]]) -> tuple[list[Any], list[Any]]:
-    """Of all chains of modes d = 1, d = s, ... the one that ends highest; the first in order of strides among equals."""
+    """Of all chains of modes d = 1, d = s, ... the one that ends highest; among equals the first by stride."""
     best: dict[Any, tuple[Any, list[tuple[Any, Any]]]] = {}
 
     def longest(end: Any) -> tuple[Any, list[tuple[Any, Any]]]:
@@ -159,7 +159,7 @@ def _longest_chain(modes: list[tuple[Any, Any, Any]]) -> tuple[list[Any], list[A
 
 
 def left_inverse(shape: Any, stride: Any) -> tuple[Any, Any]:
-    """R with R(L(i)) = i: the right inverse of (L, complement of L). Needs an injective layout in the form of a chain."""
+    """R with R(L(i)) = i: the right inverse of (L, complement of L), which must leave nothing out."""
     for s, d in zip(leaves(shape), leaves(stride)):
         if s != 1 and d == 0:
             raise LayoutError(

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import LayoutError
+from ..errors import CoordinateError, LayoutError
 from . import divide as _divide
-from . import inverse as _inverse
 from . import inttuple as _t
+from . import inverse as _inverse
 from . import proof as _proof
 from . import recast as _recast
 from .basis import as_stride, assemble, component, has_basis, identity_stride, paths_of
 from .compose import compose as _compose
-from .inttuple import as_shape, check_congruent, coal, crd2idx
+from .inttuple import as_shape, check_congruent, coal, crd2idx, show_coord
 from .predicates import Predicates
 
 ENUMERABLE = 1 << 28
@@ -25,7 +25,9 @@ ENUMERABLE = 1 << 28
 def check_enumerable(what: str, layout: Any) -> None:
     """Refuse to make an array of all values of a layout that is far too large for it."""
     if layout.size > ENUMERABLE:
-        raise LayoutError(f"{what} of {layout}: {layout.size} values are more than {ENUMERABLE}; call it on the ones needed")
+        raise LayoutError(
+            f"{what} of {layout}: {layout.size} values are more than {ENUMERABLE}; call it on the ones needed"
+        )
 
 
 class Layout(Predicates):
@@ -80,7 +82,7 @@ class Layout(Predicates):
 
     @staticmethod
     def identity(shape: Any) -> Layout:
-        """The layout that maps each coordinate to itself: strides E(i), nested as the shape is.
+        """The layout that maps each coordinate to itself: strides E(i), nested as the shape is; i to (i,) for an int.
 
         >>> str(Layout.identity((4, (2, 3)))), Layout.identity((4, (2, 3)))(5)
         ('(4,(2,3)):(1@0,(1@0@1,1@1@1))', (1, (1, 0)))
@@ -105,6 +107,9 @@ class Layout(Predicates):
         >>> str(Layout.join(Layout(4), Layout((2, 3), (4, 8))))
         '(4,(2,3)):(1,(4,8))'
         """
+        for x in layouts:
+            if not isinstance(x, Layout):
+                raise LayoutError(f"a mode of a layout is a Layout, not {x!r}")
         out = tuple([x.shape for x in layouts]), as_stride(tuple([x.stride for x in layouts]))
         return _new(*out)
 
@@ -155,10 +160,14 @@ class Layout(Predicates):
     # ------------------------------------------------------------ as a function
 
     def __call__(self, *coord: Any) -> Any:
+        """The offset of a coordinate: ints (checked against the shape), int arrays or traced integers (not checked)."""
         c = coord[0] if len(coord) == 1 else coord
-        if has_basis(self.stride):
-            return assemble({p: crd2idx(c, self.shape, component(self.stride, p)) for p in paths_of(self.stride)})
-        return crd2idx(c, self.shape, self.stride)
+        try:
+            if has_basis(self.stride):
+                return assemble({p: crd2idx(c, self.shape, component(self.stride, p)) for p in paths_of(self.stride)})
+            return crd2idx(c, self.shape, self.stride)
+        except CoordinateError as error:
+            raise CoordinateError(f"{self} at {show_coord(c)}: {error.reason}", error.witness) from None
 
     def coord(self, index: Any) -> Any:
         """The coordinate of a flat index, nested as the shape is; an int out of range raises CoordinateError.
@@ -184,10 +193,9 @@ class Layout(Predicates):
             return np.zeros(1, np.int64)
         if sum([(s - 1) * abs(d) for s, d in zip(S, D)]) >= 1 << 63:
             raise LayoutError(f"offsets() of {self}: the offsets do not fit 64 bits")
-        out = np.arange(0, S[0] * D[0], D[0], np.int64) if D[0] else np.zeros(S[0], np.int64)
+        out = np.arange(S[0], dtype=np.int64) * D[0]
         for s, d in zip(S[1:], D[1:]):
-            step = np.arange(0, s * d, d, np.int64) if d else np.zeros(s, np.int64)
-            out = (step[:, None] + out).ravel()
+            out = ((np.arange(s, dtype=np.int64) * d)[:, None] + out).ravel()
         return out
 
     # ------------------------------------------------------------ modes and slices
@@ -277,7 +285,9 @@ class Layout(Predicates):
         """
         target = Layout(shape[0] if len(shape) == 1 else shape)
         if target.size != self.size:
-            raise LayoutError(f"{self} has {self.size} coordinates, and the shape {_t.show(target.shape)} {target.size}")
+            raise LayoutError(
+                f"{self} has {self.size} coordinates, and the shape {_t.show(target.shape)} {target.size}"
+            )
         return self.compose(target)
 
     def group(self, begin: int, end: int) -> Layout:
@@ -318,9 +328,9 @@ class Layout(Predicates):
     def complement(self, bound: Any = None) -> Layout:
         """The layout of the translates of self's image that lie disjoint in 0..bound-1; None stops at self's own end.
 
-        Two roundings are CuTe's definition: the last mode has ceil(bound / end) entries, and a gap below a mode has room
-        for floor(stride / end) translates, where end is where the modes of smaller stride end. Raises LayoutError where
-        a mode begins below that end, and for a negative stride.
+        Two roundings are CuTe's definition: the last mode has ceil(bound / end) entries, and the gap below a mode has
+        room for floor(stride / end) translates, where end is where the modes of smaller stride end. Raises LayoutError
+        where a mode begins below that end, and for a negative stride.
 
         >>> str(Layout((2, 2), (1, 8)).complement(32))
         '(4,2):(2,16)'
@@ -365,7 +375,7 @@ class Layout(Predicates):
         >>> str(Layout((4, 8), (1, 4)).max_common_layout(Layout((4, 8), (1, 16))))
         '4:1'
         """
-        return _new(*_inverse.max_common((self.shape, self.stride), (other.shape, other.stride)))
+        return _new(*_inverse.max_common((self.shape, self.stride), _divide.tiler_pair(other)))
 
     def max_common_vector(self, other: Layout) -> Any:
         """How many elements both layouts store side by side, in one order: the size of max_common_layout.
@@ -480,7 +490,7 @@ class Layout(Predicates):
     # ------------------------------------------------------------ statements
 
     def equivalent(self, other: Any) -> Any:
-        """Whether both are one function of the flat index, of one size: Proof, or CounterExample at the first difference.
+        """Whether both are one function of the flat index, of one size: a Proof, or the first CounterExample.
 
         >>> Layout((4, 2)).equivalent(Layout(8)).ok, Layout((3, 2)).equivalent(Layout((3, 2), (1, 2))).explain()
         (True, 'not equivalent: (0,1) gives 3 and 2')
@@ -519,7 +529,7 @@ class Layout(Predicates):
         return f"{_t.show(self.shape)}:{_t.show(self.stride)}"
 
     def _repr_svg_(self) -> str:
-        from layoutgemm.view import layout_svg
+        from ..view import layout_svg
 
         return layout_svg(self)
 

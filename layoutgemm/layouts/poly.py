@@ -34,7 +34,6 @@ from .generators import (
 )
 from .generators import show as show_names
 
-
 Monomial = tuple[int, ...]
 Terms = dict[Monomial, int]
 
@@ -267,7 +266,7 @@ def div(p: Any, q: Any) -> Any:
     e = q.terms[lead]
     rest = p
     while rest.__class__ is P or rest:
-        terms = rest.terms if rest.__class__ is P else {(): rest}
+        terms: Terms = rest.terms if rest.__class__ is P else {(): rest}
         m = _lead(terms)
         k = _without(m, lead)
         if k is None or terms[m] % e:
@@ -325,7 +324,7 @@ def _floor(p: Any, q: Any, remainder: int) -> Any:
     k = floordiv(p, q)
     if k is None:
         ways = needs_div(q, p) + (needs_ge(q - 1 - p) if ge0(p) else ())
-        raise MissingFact(f"{_factor(p)} {'%' if remainder else '//'} {_factor(q)}", ways)
+        raise MissingFact(f"{parenthesised(p)} {'%' if remainder else '//'} {parenthesised(q)}", ways)
     return p - k * q if remainder else k
 
 
@@ -505,86 +504,17 @@ def _compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
 
 def show(p: Any) -> str:
     """The entry in the user's symbols, without blanks: `M*N//64+8`. Every `//` in it is exact."""
-    if p.__class__ is not P:
-        return str(p)
+    return _show(p) if p.__class__ is P else str(p)
+
+
+@lru_cache(maxsize=1 << 12)
+def _show(p: P) -> str:
     termwise = all(len(GENERATORS[g].shown) == 1 for g in gens(p))
     return show_names(of_terms(p.terms), termwise)
 
 
-def _factor(p: Any) -> str:
-    text = show(p)
-    return f"({text})" if any(c in text for c in "+-*/") else text
-
-
-def needs_div(d: Any, p: Any) -> tuple[str, ...]:
-    """The facts, each of which would make `d` divide `p`, in the user's symbols; () when none would."""
-    if div(p, d) is not None:
-        return ()
-    if p.__class__ is not P:
-        return ()  # `M | 8` is no substitution but four cases: nothing that a fact could say
-    d, p = _cancel(d, p)
-    if p.__class__ is not P:
-        return ()
-    if d.__class__ is int:
-        d = abs(d)
-        rest = make({m: c % d for m, c in p.terms.items() if c % d})
-        if rest.__class__ is not P:
-            return (f"{d} | {show(p)}",)
-        if len(rest.terms) == 1:
-            ((m, c),) = rest.terms.items()
-            k = d // gcd(c, d)
-            return tuple(dict.fromkeys([_divides(k, g) for g in m]))
-        return (f"{d} | {show(rest)}",)
-    if p.__class__ is P and len(p.terms) == 1 and len(d.terms) == 1:
-        ((m, c),) = p.terms.items()
-        return tuple(dict.fromkeys([f"{show(d)} | {show(make({(g,): 1}))}" for g in m]))
-    return (f"{show(d)} | {show(p)}",)
-
-
-def _divides(k: int, g: int) -> str:
-    """`k` divides generator `g`, said of the user's symbol where the generator is a multiple of it."""
-    shown = GENERATORS[g].shown
-    inv = inverse(shown)
-    if inv is not None:
-        ((power, scale),) = inv.items()
-        if scale.denominator == 1 and all(e < 0 for _, e in power) is bool(power):
-            return f"{k * scale.numerator} | {show_names({tuple((n, -e) for n, e in power): 1 + scale * 0})}"
-    return f"{k} | {show(make({(g,): 1}))}"
-
-
-def _cancel(d: Any, p: Any) -> tuple[Any, Any]:
-    """d and p without the integer and the generators that are factors of every term of both."""
-    terms = [*(d.terms if d.__class__ is P else {(): d}).items(), *p.terms.items()]
-    k = gcd(*[c for _, c in terms])
-    common = list(terms[0][0])
-    for m, _ in terms[1:]:
-        left = list(m)
-        common = [g for g in common if g in left and (left.remove(g) or True)]  # type: ignore[func-returns-value]
-    factor = make({tuple(common): k})
-    return div(d, factor), div(p, factor)
-
-
-def needs_ge(p: Any) -> tuple[str, ...]:
-    """The fact that would make p >= 0, solved for the symbol where p is linear in one: `M >= 21`."""
-    if p.__class__ is not P or ge0(-p - 1):
-        return ()
-    shown = of_terms(p.terms)
-    constant = shown.get((), 0)
-    rest = {k: c for k, c in shown.items() if k}
-    if len(rest) == 1:
-        ((power, c),) = rest.items()
-        if all(e > 0 for _, e in power):
-            text = show_names({power: c / c})
-            if c > 0:
-                return (f"{text} >= {-(constant // c)}",)
-            return (f"{text} <= {constant // -c}",)
-    strict = constant == -1
-    up = {k: c for k, c in shown.items() if c > 0}
-    down = {k: -c for k, c in shown.items() if c < 0 and not (strict and k == ())}
-    if is_integral(up) and is_integral(down):
-        return (f"{show_names(up)} {'>' if strict else '>='} {show_names(down)}",)
-    return (f"{show(p)} >= 0",)
-
+# The texts of missing facts are of one module with their rules; it needs what is above.
+from .needs import needs_div, needs_ge, parenthesised  # noqa: E402
 
 __all__ = [
     "MissingFact",

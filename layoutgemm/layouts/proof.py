@@ -6,6 +6,7 @@ All of them may stand where a bool does: they are truthy when the answer is yes.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,14 @@ from .basis import component, has_basis, paths_of
 from .inttuple import coal, idx2crd, leaves, show
 
 LIMIT = 1 << 24
+PROBE = 1 << 20
 
 
 @dataclass(frozen=True)
 class Verdict:
     """Whether an operation has an answer. Truthy when it has.
 
-    Attributes: ok; reason, what the operation would raise, or why it holds; witness, the first coordinate that shows it.
+    Attributes: ok; reason, what the operation would raise; witness, the first coordinate that shows it.
     """
 
     ok: bool
@@ -170,6 +172,9 @@ def _size(S: list[Any]) -> int:
 
 def equivalent(a: Any, b: Any) -> Proof | CounterExample | Undecided:
     """Whether two layouts are one function of the flat index, of one size."""
+    for x in (a, b):
+        if not hasattr(x, "shape") or not hasattr(x, "offsets"):
+            raise LayoutError(f"a layout is compared with {x!r}, which is none")
     pa, pb = getattr(a, "_plain", None), getattr(b, "_plain", None)
     if pa is None or pb is None:
         return _by_exhaustion(a, b)
@@ -264,8 +269,8 @@ def injective(shape: Any, stride: Any) -> Proof | CounterExample | Undecided:
 def _injective(modes: list[tuple[int, int, int]], shape: Any, stride: Any) -> list[str] | CounterExample | Undecided:
     steps: list[str] = []
     rest = sorted(modes, key=lambda m: (abs(m[1]), m[0]))
-    # A mode whose stride exceeds all that the smaller ones span is told apart from them: it cannot take part in a clash.
-    # A mode that ends where all larger strides are multiples is likewise a digit of its own.
+    # A mode whose stride exceeds all that the smaller ones span cannot take part in a clash, and neither can one that
+    # ends where all larger strides are multiples: it is a digit of its own.
     while rest:
         s, d, w = rest[-1]
         span = sum((t - 1) * abs(e) for t, e, _ in rest[:-1])
@@ -281,17 +286,27 @@ def _injective(modes: list[tuple[int, int, int]], shape: Any, stride: Any) -> li
         break
     if not rest:
         return steps
+    rest.sort(key=lambda m: m[2])
+    if len(rest) == 2:
+        # i*d = j*e has one smallest solution.
+        (s, d, v), (t, e, w) = rest
+        g = gcd(d, e)
+        i, j = abs(e) // g, abs(d) // g
+        if i >= s or j >= t:
+            return steps + [f"{i}*{d} = {j}*{e} is the smallest clash, outside {s} and {t}"]
+        return _shared(shape, stride, i * v, j * w) if d * e > 0 else _shared(shape, stride, 0, i * v + j * w)
     n = _size([s for s, _, _ in rest])
-    if n > LIMIT:
-        names = ", ".join(f"{s}:{d}" for s, d, _ in rest)
-        return Undecided(f"the modes {names} overlap in span, and their {n} values are more than {LIMIT}")
+    if sum([(s - 1) * abs(d) for s, d, _ in rest]) >= 1 << 62 or rest[-1][2] >= 1 << 40:
+        return Undecided(
+            f"the modes {', '.join(f'{s}:{d}' for s, d, _ in rest)} overlap, and their values do not fit 64 bits"
+        )
     x = np.zeros(1, np.int64)
     c = np.zeros(1, np.int64)
-    rest.sort(key=lambda m: m[2])
     for s, d, w in rest:
-        i = np.arange(s, dtype=np.int64)[:, None]
-        x = (x[None, :] + i * d).ravel()
-        c = (c[None, :] + i * w).ravel()
+        # Of too many values only the first ones: a clash among them is the first clash of all.
+        step = np.arange(s if n <= LIMIT else min(s, max(1, PROBE // len(x))), dtype=np.int64)[:, None]
+        x = (x[None, :] + step * d).ravel()
+        c = (c[None, :] + step * w).ravel()
     order = np.argsort(x, kind="stable")
     y = x[order]
     same = np.nonzero(y[1:] == y[:-1])[0]
@@ -300,6 +315,9 @@ def _injective(modes: list[tuple[int, int, int]], shape: Any, stride: Any) -> li
         k = same[np.argmin(order[same + 1])]
         first = order[np.searchsorted(y, y[k])]
         return _shared(shape, stride, int(c[first]), int(c[order[k + 1]]))
+    if n > LIMIT:
+        names = ", ".join(f"{s}:{d}" for s, d, _ in rest)
+        return Undecided(f"the modes {names} overlap in span; the first {len(x)} of their {n} values are distinct")
     return steps + [f"the {n} values of the other modes are distinct"]
 
 
@@ -313,7 +331,9 @@ def _shared(shape: Any, stride: Any, i: int, j: int) -> CounterExample:
 def bijective(shape: Any, stride: Any) -> Proof | CounterExample | Undecided:
     """Whether the values are 0 .. size-1, each once."""
     if has_basis(stride):
-        raise LayoutError(f"{show(shape)}:{show(stride)} leads to coordinates; bijective means onto the offsets 0..size-1")
+        raise LayoutError(
+            f"{show(shape)}:{show(stride)} leads to coordinates; bijective means onto the offsets 0..size-1"
+        )
     answer = injective(shape, stride)
     if not isinstance(answer, Proof):
         return answer
@@ -321,10 +341,16 @@ def bijective(shape: Any, stride: Any) -> Proof | CounterExample | Undecided:
     for s, d in zip(leaves(shape), leaves(stride)):
         if d < 0 and s > 1:
             w = _size(leaves(shape)[: leaves(stride).index(d)])
-            return CounterExample(idx2crd(w, shape), d, None, w, f"{show(shape)}:{show(stride)} reaches the negative {d}")
+            return CounterExample(
+                idx2crd(w, shape), d, None, w, f"{show(shape)}:{show(stride)} reaches the negative {d}"
+            )
     top = 1 + sum((s - 1) * d for s, d in zip(leaves(shape), leaves(stride)))
     if top == n:
         return Proof("injective onto its span", (), answer.steps + (f"{n} distinct values from 0 to {n - 1}",))
     return CounterExample(
-        idx2crd(n - 1, shape), top - 1, n - 1, n - 1, f"{show(shape)}:{show(stride)} leaves gaps: of {n} values the largest"
+        idx2crd(n - 1, shape),
+        top - 1,
+        n - 1,
+        n - 1,
+        f"{show(shape)}:{show(stride)} leaves gaps: of {n} values the largest",
     )

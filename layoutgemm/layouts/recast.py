@@ -22,7 +22,9 @@ def factor(n: Any, what: str) -> int:
 
 def _refuse_basis(name: str, shape: Any, stride: Any) -> None:
     if has_basis(stride):
-        raise LayoutError(f"{name} of {show(shape)}:{show(stride)}: coordinates have no width; recast the layout they index")
+        raise LayoutError(
+            f"{name} of {show(shape)}:{show(stride)}: coordinates have no width; recast the layout they index"
+        )
 
 
 def upcast(shape: Any, stride: Any, n: int) -> Pair:
@@ -35,18 +37,18 @@ def upcast(shape: Any, stride: Any, n: int) -> Pair:
     rest: list[tuple[int, int, int, int]] = []
     out = _upcast(shape, stride, n, rest)
     # L(k*c) = n*R(c) + the sum of c*e; the floor is R(c) exactly as long as that sum stays in 0..n-1.
-    for s, e, extent, d in rest:
+    for _, e, extent, d in rest:
         if e < 0 or (d < 0 and e):
             raise LayoutError(
-                f"upcast of {show(shape)}:{show(stride)} by {n}: the stride of the mode {extent}:{d} is larger than {n} and no "
+                f"upcast of {show(shape)}:{show(stride)} by {n}: the stride of {extent}:{d} is larger than {n} and no "
                 f"multiple of it, so its entries begin inside groups"
             )
     over = sum([(s - 1) * e for s, e, _, _ in rest])
     if over >= n:
         modes = ", ".join([f"{extent}:{d}" for s, e, extent, d in rest if e])
         raise LayoutError(
-            f"upcast of {show(shape)}:{show(stride)} by {n}: the strides of {modes} do not divide {n}, and what they leave "
-            f"over adds up to {over}, a whole group"
+            f"upcast of {show(shape)}:{show(stride)} by {n}: the strides of {modes} do not divide {n}, and what "
+            f"they leave over adds up to {over}, a whole group"
         )
     return out
 

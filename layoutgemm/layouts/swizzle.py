@@ -88,6 +88,7 @@ class Swizzle:
         raise AttributeError(f"Swizzle is frozen: cannot delete {name}")
 
     def __call__(self, x: Any) -> Any:
+        """The offset to which offset x is moved."""
         # & binds less than >> and <<: only the bits of the target field are kept of the shifted offset.
         r = self._by
         if r > 0:
@@ -209,7 +210,9 @@ class ComposedLayout(Predicates):
         if isinstance(layout, ComposedLayout):
             inner = layout.swizzle.unit
             if inner is not None and swizzle.unit is not None and inner != swizzle.unit:
-                raise SwizzleError(f"{swizzle} counts {swizzle.unit} bits and {layout.swizzle} counts {inner}: recast one")
+                raise SwizzleError(
+                    f"{swizzle} counts {swizzle.unit} bits and {layout.swizzle} counts {inner}: recast one"
+                )
         elif layout.has_basis:
             raise SwizzleError(f"{swizzle} permutes offsets, and {layout} leads to coordinates")
         _set(self, "swizzle", swizzle)
@@ -236,6 +239,7 @@ class ComposedLayout(Predicates):
     # ------------------------------------------------------------ as a function
 
     def __call__(self, *coord: Any) -> Any:
+        """The swizzled offset of a coordinate."""
         x = self.layout(*coord)
         if not (self.offset.__class__ is int and self.offset == 0):
             x = x + self.offset
@@ -431,7 +435,7 @@ class ComposedLayout(Predicates):
         return f"{self.swizzle} o {self.offset} o {self.layout}"
 
     def _repr_svg_(self) -> str:
-        from layoutgemm.view import layout_svg
+        from ..view import layout_svg
 
         return layout_svg(self)
 
@@ -439,12 +443,15 @@ class ComposedLayout(Predicates):
 def compose_with_swizzle(left: Any, right: Any) -> ComposedLayout:
     """A plain layout after a swizzled one: answered where the layout only multiplies by a power of two.
 
-    2^k * swizzle(x) is the swizzle k bits further up, applied to 2^k * x. Any other layout moves the swizzle's bits apart.
+    2^k * swizzle(x) is the swizzle k bits further up, applied to 2^k * x. Any other layout moves the bits apart.
     """
     S, D = coal(left.shape, left.stride)
     if not isinstance(right, ComposedLayout) or len(S) != 1 or D[0] < 1 or D[0] & (D[0] - 1):
         raise CompositionError(
-            "a plain layout after a swizzle is a swizzled layout only where it multiplies by a power of two", None, left, right
+            "a plain layout after a swizzle is a swizzled layout only where it multiplies by a power of two",
+            None,
+            left,
+            right,
         )
     d = D[0]
     inner = left.compose(right.layout)

@@ -23,7 +23,7 @@ from typing import Any
 
 from ..errors import LayoutError, ParseError
 from .generators import FactError, generator
-from .poly import MissingFact, P, floordiv, gen, needs_div, show
+from .poly import MissingFact, P, floordiv, ge0, gen, needs_div, needs_ge, show
 
 _declared: dict[str, Any] = {}
 
@@ -48,15 +48,7 @@ def dim(name: str, multiple_of: int = 1, min: int = 1, max: int | None = None) -
             raise LayoutError(f"{what} of dim({name!r}) must be an integer, not {value!r}")
     if multiple_of < 1:
         raise LayoutError(f"multiple_of of dim({name!r}) must be at least 1, not {multiple_of}")
-    return _declare(name, multiple_of, min, max)
-
-
-def _declare(name: str, multiple_of: int, low: int | None, high: int | None) -> Any:
-    g_low = None if low is None else -(-low // multiple_of)
-    g_high = None if high is None else high // multiple_of
-    if g_low is not None and g_high is not None and g_low > g_high:
-        raise FactError(f"dim({name!r}): there is no multiple of {multiple_of} in {low}..{high}")
-    _declared[name] = gen(generator(name, g_low, g_high, {((name, 1),): Fraction(1, multiple_of)})) * multiple_of
+    _declared[name] = symbol(name, multiple_of, min, max)
     return _declared[name]
 
 
@@ -87,6 +79,13 @@ def entry(x: Any, what: str = "an entry") -> Any:
     if x.__class__.__module__ == "numpy" and hasattr(x, "__index__") and not getattr(x, "shape", ()):
         return int(x)
     raise LayoutError(f"{what} must be an integer or a symbol, not {x!r} ({type(x).__name__})")
+
+
+def extent(p: Any) -> Any:
+    """`p` as a layout's extent. Raises MissingFact unless it is >= 1 at every size."""
+    if not ge0(p - 1):
+        raise MissingFact(f"a layout's extent must be at least 1, and {show(p)} may be less", needs_ge(p - 1))
+    return p
 
 
 def ceil_div(p: Any, d: Any) -> Any:
@@ -136,7 +135,12 @@ def evaluate(node: ast.expr, symbol: Callable[[str], Any]) -> Any:
         return -evaluate(node.operand, symbol)
     if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
         return _BINARY[type(node.op)](evaluate(node.left, symbol), evaluate(node.right, symbol))
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "ceil_div" and len(node.args) == 2:
+    if (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "ceil_div"
+        and len(node.args) == 2
+    ):
         return ceil_div(evaluate(node.args[0], symbol), evaluate(node.args[1], symbol))
     text = ast.unparse(node)
     raise ParseError(f"`{text}` is no integer expression in + - * // % ** and ceil_div", text, 0)
@@ -175,13 +179,13 @@ def from_sympy(x: Any) -> Any:
     return symbolic_sympy.from_sympy(x)
 
 
-def declare_from_sympy(name: str, multiple_of: int, low: int | None, high: int | None) -> Any:
-    """The symbol of a SymPy symbol with these assumptions, without touching the symbol last made with `dim`."""
-    previous = _declared.get(name)
-    out = _declare(name, multiple_of, low, high)
-    if previous is not None:
-        _declared[name] = previous
-    return out
+def symbol(name: str, multiple_of: int = 1, low: int | None = 1, high: int | None = None) -> Any:
+    """The symbol with these facts, without making it the one that its name means in texts."""
+    g_low = None if low is None else -(-low // multiple_of)
+    g_high = None if high is None else high // multiple_of
+    if g_low is not None and g_high is not None and g_low > g_high:
+        raise FactError(f"{name}: there is no multiple of {multiple_of} in {low}..{high}")
+    return gen(generator(name, g_low, g_high, {((name, 1),): Fraction(1, multiple_of)})) * multiple_of
 
 
 __all__ = [
@@ -190,8 +194,10 @@ __all__ = [
     "dim",
     "dims",
     "entry",
+    "extent",
     "from_sympy",
     "is_sympy",
     "parse_entry",
+    "symbol",
     "to_sympy",
 ]

@@ -9,7 +9,8 @@ import sympy
 from ..errors import LayoutError
 from .generators import GENERATORS, generator, of_terms
 from .poly import MissingFact, P, div, floordiv, gen, gens, needs_div
-from .symbolic import declare_from_sympy, declared
+from .symbolic import declared
+from .symbolic import symbol as entry_symbol
 
 
 class Dim(sympy.Symbol):
@@ -102,6 +103,7 @@ def _other(name: str) -> Any:
 
 # ---------------------------------------------------------------- from SymPy
 
+
 def from_sympy(x: Any) -> Any:
     """The entry that a SymPy expression means."""
     top, bottom = _read(x)
@@ -153,15 +155,17 @@ def _read(x: Any) -> tuple[Any, Any]:
 
 def _read_symbol(x: Any) -> Any:
     if isinstance(x, Dim):
-        return declare_from_sympy(x.name, *x.facts)
+        return entry_symbol(x.name, *x.facts)
     if not x.is_integer:
-        raise LayoutError(f"the SymPy symbol {x} is not known to be an integer: make it Symbol({x.name!r}, integer=True, ...)")
+        raise LayoutError(
+            f"the SymPy symbol {x} is not known to be an integer: make it Symbol({x.name!r}, integer=True, ...)"
+        )
     if not x.name.isidentifier():
         g = generator(x.name, 1 if x.is_positive else 0 if x.is_nonnegative else None, None)
         return gen(g)
     low = 1 if x.is_positive else 0 if x.is_nonnegative else None
     high = -1 if x.is_negative else 0 if x.is_nonpositive else None
-    return declare_from_sympy(x.name, 2 if x.is_even else 1, low, high)
+    return entry_symbol(x.name, 2 if x.is_even else 1, low, high)
 
 
 __all__ = ["Dim", "from_sympy", "symbol", "to_sympy"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from itertools import islice, product
 
 import pytest
 from hypothesis import given
@@ -43,20 +42,24 @@ def quotient(pair: Pair, tile: Pair) -> tuple[list[int], list[int]] | None:
     return values, [*ref.leaves(tile[0]), *(ref.canonical(free) or ([], []))[0]]
 
 
-def roundings(pair: Pair, tile: Pair) -> Iterator[list[int]]:
-    """CuTe's overhang: a tile that ends inside a mode of A acts as if that mode were longer, up to whole tiles.
-
-    All ways to lengthen modes of the coalesced A; each gives the values of a divide that has a layout.
+def rounded(pair: Pair, tile: Pair) -> list[int] | None:
+    """CuTe's overhang inside A: where the tile's span ends within a mode of the coalesced A, that mode is taken as the
+    next multiple of what is left of the span; the values of the divide of that longer A, or None.
     """
-    form = ref.canonical(table(pair)) or ([], [])
-    period = max([1, *(s * d for s, d in zip(ref.leaves(tile[0]), ref.leaves(tile[1]), strict=True))])
-    multiples = [k for k in range(2, period + 1) if period % k == 0]
-    choices = [sorted({s, *(-(-s // k) * k for k in multiples)}) for s in form[0]]
-    for extents in islice(product(*choices), 1000):
-        if list(extents) != form[0]:
-            truth = quotient((extents, tuple(form[1])), tile)
-            if truth is not None and ref.first_misfit(*truth) is None:
-                yield truth[0]
+    form = ref.canonical(table(pair))
+    assert form is not None
+    extents, strides = form
+    span = max([1, *(s * d for s, d in zip(ref.leaves(tile[0]), ref.leaves(tile[1]), strict=True) if s > 1)])
+    for i, s in enumerate(extents[:-1]):
+        if span % s == 0:
+            span //= s
+        elif span < s:
+            extents[i] = -(-s // span) * span
+            truth = quotient((tuple(extents), tuple(strides)), tile)
+            return truth[0] if truth is not None and ref.first_misfit(*truth) is None else None
+        else:
+            return None
+    return None
 
 
 def judge_divide(pair: Pair, tile: Pair, answer: Layout | LayoutError) -> bool:
@@ -74,7 +77,7 @@ def judge_divide(pair: Pair, tile: Pair, answer: Layout | LayoutError) -> bool:
         return True
     if not isinstance(answer, LayoutError):  # overhang: refused, or CuTe's rounding and no other
         assert set(table(pair)) <= set(image(answer)), text
-        assert image(answer) == values or image(answer) in roundings(pair, tile), text
+        assert image(answer) in (values, rounded(pair, tile)), text
     return False
 
 
@@ -85,7 +88,7 @@ def attempt(call: Callable[[], Layout]) -> Layout | LayoutError:
         return error
 
 
-@given(pairs(limit=200), seeds)
+@given(pairs(limit=120), seeds)
 def test_logical_divide_by_a_layout(left: Pair, rng: random.Random) -> None:
     """A / T = A o (T, T*): the tile's positions, then the tile repeated over what it leaves free."""
     tile = inside(rng, left, ("compact", "permuted", "padded", "broadcast"))
@@ -102,13 +105,29 @@ def test_divides_by_the_hundred() -> None:
     rng = random.Random(8)
     exact = 0
     for _ in range(500):
-        left = random_pair(rng, limit=120, leaves=3)
+        left = random_pair(rng, limit=80, leaves=3)
         tile = inside(rng, left, ("compact", "permuted", "broadcast"))
         exact += judge_divide(left, tile, attempt(lambda: Layout(*left).logical_divide(Layout(*tile))))  # noqa: B023
     assert exact > 150, exact
 
 
-@given(pairs(limit=200), seeds)
+@pytest.mark.parametrize(
+    ("layout", "tile", "answer"),
+    [
+        ("(5,4):(1,8)", "2:2", "(2,(2,8)):(2,(1,4))"),  # 5 is taken as 8: 2 tiles of span 4
+        ("(6,2):(8,300)", "4:1", "(4,(2,2)):(8,(32,300))"),
+        ("5:1", "2:1", "(2,3):(1,2)"),  # over the end: the last mode runs on
+        ("(5,2):(1,60)", "2:1", "(2,(3,2)):(1,(2,60))"),
+    ],
+)
+def test_overhanging_tiles(layout: str, tile: str, answer: str) -> None:
+    """Where CuTe defines a divide that does not come out even, ours is the same: the whole of A, and a little more."""
+    a, t, want = (Layout.parse(text) for text in (layout, tile, answer))
+    assert image(a.logical_divide(t)) == image(want)
+    assert judge_divide((a.shape, a.stride), (t.shape, t.stride), a.logical_divide(t)) is False
+
+
+@given(pairs(limit=120), seeds)
 def test_logical_divide_by_an_int_takes_blocks(pair: Pair, rng: random.Random) -> None:
     a = Layout(*pair)
     n = rng.choice([k for k in range(1, a.size + 1) if a.size % k == 0])
@@ -142,7 +161,7 @@ def tilings(seed: int, count: int) -> Iterator[tuple[Pair, Layout, tuple, Layout
 
 
 def test_logical_divide_by_mode_is_the_divide_of_each_mode() -> None:
-    for pair, a, tiler, answer in tilings(1, 300):
+    for pair, a, tiler, answer in tilings(1, 200):
         assert answer.rank == a.rank
         for i in range(a.rank):
             mode = a[i].shape, a[i].stride
@@ -156,7 +175,7 @@ def test_logical_divide_by_mode_is_the_divide_of_each_mode() -> None:
 
 def test_divide_rearrangements_hold_the_same_elements() -> None:
     """zipped ((tiles), (rests)), tiled ((tiles), rest, rest), flat (tile, tile, rest, rest): one set of coordinates."""
-    for pair, a, tiler, logical in tilings(2, 200):
+    for pair, a, tiler, logical in tilings(2, 100):
         k = len(tiler)
         zipped, tiled, flat = a.zipped_divide(tiler), a.tiled_divide(tiler), a.flat_divide(tiler)
         inner = [sizes(logical[i])[0] for i in range(k)]
@@ -203,7 +222,7 @@ def test_logical_product(seed: int) -> None:
     """A x B = (A, A* o B) with A* the complement of A up to size(A) * cosize(B)."""
     rng = random.Random(seed)
     answered = 0
-    for _ in range(250):
+    for _ in range(150):
         left, right = product_pairs(rng)
         a, b = Layout(*left), Layout(*right)
         rest = ref.complement(*left, a.size * b.cosize)
@@ -232,7 +251,7 @@ def test_logical_product(seed: int) -> None:
         # one layout as tiler: all rearrangements are the same two modes
         for other in (a.zipped_product(b), a.tiled_product(b), a.flat_product(b)):
             assert image(other) == image(answer)
-    assert answered > 120
+    assert answered > 70
 
 
 def test_product_by_an_int_repeats() -> None:
@@ -259,7 +278,7 @@ def matrices(seed: int, count: int) -> Iterator[tuple[Pair, Pair, list[int], lis
 
 def test_blocked_and_raked_products() -> None:
     """blocked: mode m is (A_m, B_m), whole tiles side by side; raked: (B_m, A_m), tiles interleaved."""
-    for left, right, values, starts in matrices(4, 150):
+    for left, right, values, starts in matrices(4, 80):
         a, b = Layout(*left), Layout(*right)
         blocked, raked = a.blocked_product(b), a.raked_product(b)
         inner, outer = [ref.size(s) for s in left[0]], [ref.size(s) for s in right[0]]
@@ -279,7 +298,7 @@ def pick(table: list[int], coord: tuple, fast: list[int], which: int, shape: lis
 def test_tile_to_shape() -> None:
     """The tile repeated until the shape is full, copies in the given order of modes (lowest number first)."""
     rng = random.Random(6)
-    for left, _, values, _ in matrices(7, 150):
+    for left, _, values, _ in matrices(7, 80):
         rank, inner = len(left[0]), [ref.size(s) for s in left[0]]
         counts = [rng.choice((1, 2, 3)) for _ in range(rank)]
         order = list(range(rank))

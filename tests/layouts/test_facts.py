@@ -16,13 +16,7 @@ from layoutgemm.layouts.symbolic import dim, dims
 
 M, N, K, BK, ld = dims("M N K BK ld")
 NAMES = ("M", "N", "K")
-TOP = 14  # values 1..TOP of each symbol are enumerated
-
-
-@pytest.fixture(autouse=True)
-def latest():
-    """A name in a text means the symbol last made: the plain ones here, whatever another test made."""
-    dims("M N K BK ld T")
+TOP = 12  # values 1..TOP of each symbol are enumerated
 
 
 def ceil_div(a, b):
@@ -165,7 +159,7 @@ def test_random_facts_are_exact_or_refused():
     """Every accepted set reaches exactly its values; a set reported contradictory has none."""
     rng = random.Random(11)
     accepted = refused = contradictory = 0
-    for _ in range(700):
+    for _ in range(400):
         facts = [random_fact(rng) for _ in range(rng.randint(1, 3))]
         try:
             Facts(*facts)
@@ -177,7 +171,7 @@ def test_random_facts_are_exact_or_refused():
             continue
         accepted += 1
         check(facts)
-    assert accepted > 250 and refused > 100 and contradictory > 10, (accepted, refused, contradictory)
+    assert accepted > 140 and refused > 60 and contradictory > 10, (accepted, refused, contradictory)
 
 
 @pytest.mark.parametrize(
@@ -284,11 +278,12 @@ def test_facts_are_about_the_symbols_they_meet():
         given(dim("M", max=63))
 
 
-def test_a_symbol_is_found_by_its_latest_declaration():
-    dim("Q", multiple_of=8)
-    assert div(Facts("16 | Q")["Q"], 16) is not None
-    given = Facts("R >= 5")  # never declared: a new symbol >= 1
-    assert ge0(given["R"] - 5)
+def test_a_name_alone_is_a_symbol_of_at_least_one():
+    dim("Q", multiple_of=8, max=64)  # another symbol, which facts about the name do not depend on
+    assert div(Facts("16 | Q")["Q"], 16) is not None and ge0(Facts("R >= 5")["R"] - 5)
+    assert Facts("Q >= 100")["Q"] >= 100
+    with pytest.raises(FactError):
+        Facts("Q >= 100")(dim("Q", max=64))
 
 
 def test_pickle_survives_another_process():

@@ -11,6 +11,7 @@ import pytest
 
 from layoutgemm.errors import CoordinateError, LayoutError
 from layoutgemm.layouts import ComposedLayout, CounterExample, E, Layout, Proof, Swizzle
+from layoutgemm.layouts.gf2 import add_constant
 from layoutgemm.layouts.linear import LinearLayout
 from tests.layouts import reference as ref
 
@@ -106,6 +107,26 @@ def test_refusals(source: object, part: str, witness: int | None) -> None:
         LinearLayout.of(source)
     if witness is not None:
         assert caught.value.witness == witness
+
+
+def test_a_constant_added_to_an_affine_function() -> None:
+    rng = random.Random(7)
+    answered = 0
+    for _ in range(3000):
+        n, width = rng.randint(1, 3), 4
+        rows = [rng.choice((0, 0, rng.randrange(2 << n), 1 << rng.randrange(n + 1))) for _ in range(width)] + [0] * 3
+        constant = rng.randrange(1 << width)
+
+        def value(rows: list[int], x: int, one: int = 1 << n) -> int:
+            return sum(((row & (x | one)).bit_count() & 1) << i for i, row in enumerate(rows))
+
+        values = [constant + value(rows, x) for x in range(1 << n)]
+        out = add_constant(constant, rows, n)
+        assert (out is not None) == (values == xor_table(values)), (rows, constant)
+        if out is not None:
+            answered += 1
+            assert [value(out, x) for x in range(1 << n)] == values
+    assert answered > 500
 
 
 def test_swizzles_alone() -> None:

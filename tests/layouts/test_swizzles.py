@@ -188,3 +188,75 @@ def test_tile_modes_commute_with_the_swizzle_beyond_its_span() -> None:
         r, c, t = rng.randrange(8), rng.randrange(128), rng.randrange(5)
         moved = ComposedLayout(Swizzle(3, 4, 3), t * 1024, Layout((8, 128), (128, 1)))
         assert moved(r, c) == atom(r, c) + t * 1024
+
+
+def test_nested_swizzles_have_one_unit() -> None:
+    """Swizzle of a swizzled layout: equal units or none compose to the composed function, others are an error."""
+    layout = Layout((8, 64), (64, 1))
+    for outer, inner in ((None, None), (16, 16), (None, 16), (16, None)):
+        nested = ComposedLayout(
+            Swizzle(1, 0, 1, unit=outer), 3, ComposedLayout(Swizzle(2, 3, 3, unit=inner), 5, layout)
+        )
+        for i in range(0, layout.size, 5):
+            assert nested(i) == ref.swizzle(1, 0, 1, 3 + ref.swizzle(2, 3, 3, 5 + layout(i)))
+        assert nested.offsets().tolist() == [nested(i) for i in range(layout.size)]
+    for outer, inner in ((8, 16), ("bytes", 16), (16, 8)):
+        with pytest.raises(SwizzleError) as caught:
+            ComposedLayout(Swizzle(1, 0, 1, unit=outer), 0, ComposedLayout(Swizzle(2, 3, 3, unit=inner), 0, layout))
+        assert "16" in str(caught.value)
+
+
+def test_swizzle_in_front_of_a_layout() -> None:
+    layout = Layout((8, 64), (64, 1))
+    assert Swizzle(3, 3, 3) @ layout == Swizzle(3, 3, 3).compose(layout) == ComposedLayout(Swizzle(3, 3, 3), 0, layout)
+
+
+def test_swizzled_operations_act_inside() -> None:
+    """coord, divide, product, coalesce, dice and with_shape of a swizzled layout are those of the layout inside."""
+    inner = Layout((8, 64), (64, 1))
+    composed = ComposedLayout(Swizzle(3, 3, 3), 16, inner)
+    pairs_of_results = [
+        (composed.zipped_divide((4, 8)), inner.zipped_divide((4, 8))),
+        (composed.logical_divide((4, 8)), inner.logical_divide((4, 8))),
+        (composed.tiled_divide((4, 8)), inner.tiled_divide((4, 8))),
+        (composed.flat_divide((4, 8)), inner.flat_divide((4, 8))),
+        (composed.coalesce(), inner.coalesce()),
+        (composed.flatten(), inner.flatten()),
+        (composed.with_shape((16, 32)), inner.with_shape((16, 32))),
+        (composed.tile_to_shape((16, 128)), inner.tile_to_shape((16, 128))),
+        (composed.logical_product(Layout(3)), inner.logical_product(Layout(3))),
+        (composed.blocked_product(Layout((2, 3))), inner.blocked_product(Layout((2, 3)))),
+        (composed.raked_product(Layout((2, 3))), inner.raked_product(Layout((2, 3)))),
+    ]
+    for ours, plain_one in pairs_of_results:
+        assert ours.shape == plain_one.shape
+        assert [ours(i) for i in range(0, ours.size, 3)] == [
+            ref.swizzle(3, 3, 3, 16 + plain_one(i)) for i in range(0, plain_one.size, 3)
+        ]
+    assert composed.coord(70) == inner.coord(70)
+    assert (composed.rank, composed.depth, composed.size) == (inner.rank, inner.depth, inner.size)
+    assert composed.cosize == max(composed(i) for i in range(composed.size)) + 1
+    assert composed.is_injective() and not ComposedLayout(Swizzle(3, 3, 3), 0, Layout((8, 2), (1, 1))).is_injective()
+
+
+def test_swizzled_equivalence() -> None:
+    layout = Layout((8, 64), (64, 1))
+    a = ComposedLayout(Swizzle(3, 3, 3), 0, layout)
+    assert a.equivalent(ComposedLayout(Swizzle(3, 3, 3), 0, layout.coalesce()))
+    assert a.equivalent(ComposedLayout(Swizzle(3, 3, -3), 0, layout)).__bool__() is False
+    for other in (ComposedLayout(Swizzle(2, 3, 3), 0, layout), ComposedLayout(Swizzle(3, 3, 3), 1, layout), layout):
+        verdict = a.equivalent(other)
+        assert not verdict
+        first = next(i for i in range(a.size) if a(i) != other(i))
+        where = verdict.coord if isinstance(verdict.coord, int) else ref.flat_index(verdict.coord, layout.shape)
+        assert (where, verdict.left, verdict.right) == (first, a(first), other(first))
+
+
+def test_power_of_two_casts_of_a_swizzle() -> None:
+    assert Swizzle(3, 4, 3, 8).upcast(2) == Swizzle(3, 3, 3, 16) == Swizzle(3, 4, 3, 8).recast(16)
+    assert Swizzle(3, 3, 3, 16).downcast(4) == Swizzle(3, 5, 3, 4)
+    for call in (Swizzle(3, 1, 3, 8).upcast, Swizzle(3, 4, 3, 8).upcast):
+        with pytest.raises(LayoutError):
+            call(3)
+    with pytest.raises(LayoutError):
+        Swizzle(3, 1, 3, 8).upcast(4)

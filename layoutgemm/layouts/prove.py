@@ -1,0 +1,547 @@
+"""Statements about layouts with symbols, decided for every size that the facts allow.
+
+Two plain layouts are one function exactly when their coalesced forms are equal. For polynomials in free generators the
+form is complete too: where two forms differ, some size tells them apart, since outside the zeros of finitely many
+polynomials no extent is 1 and no neighbours merge, and there the integer forms differ. So `prove` finds that size, and
+the first differing coordinate there by the same closed form as for integers. Only a symbol with an upper bound can run
+out of sizes; its values are then taken one by one, and each is a question without it.
+
+Nothing here rests on sampling: sizes are tried only to find a counterexample.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ..errors import LayoutError
+from . import proof as _proof
+from . import symbolic_ops as _ops
+from .basis import ScaledBasis, component, has_basis, paths_of
+from .conditions import holds, quotient, recording, strongest
+from .facts import Facts
+from .generators import GENERATORS, Shown, check_symbols, inverse, times
+from .generators import show as show_names
+from .inttuple import coal, leaves, product
+from .inttuple import show as show_tuple
+from .layout import Layout
+from .poly import div, ge0, needs_ge, show, substitute, val, valuations
+from .proof import CounterExample, Proof, Undecided
+from .symbolic_layout import conditions_of, generators
+
+Answer = Any  # Proof, CounterExample or Undecided
+CASES = 4096  # values of bounded symbols that are taken one by one
+TRIES = 4000  # sizes at which a counterexample is looked for
+EXHAUST = 1 << 16  # elements of a layout that is looked at whole, at one size
+
+
+def prove(a: Any, b: Any, given: Any = ()) -> Answer:
+    """Whether two layouts are one function of the flat index, of one size, at every size that the facts allow.
+
+    `given` are facts, as `Facts` takes them. Returns Proof, CounterExample with the sizes and the first coordinate at
+    which the two differ there, or Undecided.
+
+    >>> from layoutgemm import Layout
+    >>> from layoutgemm.layouts.symbolic import dims
+    >>> M, N = dims("M N")
+    >>> prove(Layout((M, N)), Layout(M * N)).steps
+    ('both coalesce to M*N:1',)
+    >>> print(prove(Layout((M, N), (N, 1)), Layout(M * N)).explain())
+    not equivalent at M=2, N=2: (1,0) gives 2 and 1
+    """
+    facts = _facts(given)
+    if facts is not None:
+        facts = facts.on(a, b)
+        a, b = facts(a, b)
+    gs = generators(*_entries_of(a), *_entries_of(b))
+    if not gs:
+        return _with_conditions(_proof.equivalent(plain(a), plain(b)), (a, b), [])
+    check_symbols(gs)
+    if not (isinstance(a, Layout) and isinstance(b, Layout)):
+        return _swizzled(a, b)
+    if has_basis(a.stride) != has_basis(b.stride):
+        raise LayoutError(f"{a} and {b}: one leads to coordinates, the other to offsets")
+
+    def same(f: Callable[[Any], Any]) -> str | None:
+        x = coal(a.shape, a.stride) if f is _as_is else coal(_map(f, a.shape), _map(f, a.stride))
+        if x != (coal(b.shape, b.stride) if f is _as_is else coal(_map(f, b.shape), _map(f, b.stride))):
+            return None
+        return " x ".join(f"{show(s)}:{show(d)}" for s, d in zip(*x)) or "1:0"
+
+    def differ(env: dict[int, int]) -> CounterExample | None:
+        def number(x: Any) -> int:
+            return val(x, env)
+
+        if coal(_map(number, a.shape), _map(number, a.stride)) == coal(_map(number, b.shape), _map(number, b.stride)):
+            return None
+        found = _proof.equivalent(at(a, env), at(b, env))
+        return found if isinstance(found, CounterExample) else None
+
+    answer = _decide((a, b), same, differ, "coalesced normal form", "both coalesce to {}", "not equivalent", facts)
+    return _with_conditions(answer, (a, b), [])
+
+
+def injective(a: Any, given: Any = ()) -> Answer:
+    """Whether no two coordinates share a value, at every size: Proof, CounterExample with the two first flat indices
+    that do, or Undecided naming the comparisons that are missing.
+
+    >>> from layoutgemm import Layout
+    >>> from layoutgemm.layouts.symbolic import dims
+    >>> M, N, ld = dims("M N ld")
+    >>> A = Layout((M, N), (1, ld))
+    >>> print(injective(A).explain())
+    (M,N):(1,ld) is not injective at M=2, N=2, ld=1: (1,2) gives 1 and 1
+    >>> injective(A, ["ld >= M"]).steps
+    ('M:1 is the smallest', 'N:ld steps over the span M-1 of the smaller strides')
+    """
+    facts = _facts(given)
+    if facts is not None:
+        facts = facts.on(a)
+        a = facts(a)
+    if not generators(*_entries_of(a)):
+        return plain(a).is_injective()
+    if not isinstance(a, Layout):
+        return injective(a.layout)  # a swizzle is a bijection
+    why: list[str] = []
+
+    def steps(f: Callable[[Any], Any]) -> str | None:
+        return _growing(_map(f, a.shape), _map(f, a.stride), why)
+
+    def shared(env: dict[int, int]) -> CounterExample | None:
+        if _too_large(a.size, env):
+            return None
+        found = at(a, env).is_injective()
+        return found if isinstance(found, CounterExample) else None
+
+    with recording() as used:
+        answer = _decide((a,), steps, shared, "growing strides", "{}", f"{a} is not injective", facts)
+    return _with_conditions(answer, (a,), used, why)
+
+
+def bijective(a: Any, given: Any = ()) -> Answer:
+    """Whether the values are 0..size-1, each once, at every size."""
+    facts = _facts(given)
+    if facts is not None:
+        facts = facts.on(a)
+        a = facts(a)
+    if not generators(*_entries_of(a)):
+        return plain(a).is_bijective()
+    if not isinstance(a, Layout) or has_basis(a.stride):
+        raise LayoutError(
+            f"{a}: bijective means onto the offsets 0..size-1, of a layout without swizzle or coordinates"
+        )
+    why: list[str] = []
+
+    def compact(f: Callable[[Any], Any]) -> str | None:
+        shape, stride = _map(f, a.shape), _map(f, a.stride)
+        steps = _growing(shape, stride, why)
+        if steps is None:
+            return None
+        top: Any = 1
+        for s, d in zip(leaves(shape), leaves(stride)):
+            if not ge0(d):
+                why.append(f"the sign of {show(d)}")
+                return None
+            top = top + (s - 1) * d
+        return f"{steps}\n{show(top)} distinct values from 0 to {show(top - 1)}" if top == product(shape) else None
+
+    def not_compact(env: dict[int, int]) -> CounterExample | None:
+        if _too_large(a.size, env):
+            return None
+        found = at(a, env).is_bijective()
+        return found if isinstance(found, CounterExample) else None
+
+    with recording() as used:
+        answer = _decide((a,), compact, not_compact, "injective onto its span", "{}", f"{a} is not bijective", facts)
+    return _with_conditions(answer, (a,), used, why)
+
+
+def covers(a: Any, tile: Any, given: Any = ()) -> Answer:
+    """Whether every offset 0..size(tile)-1 is a value of the layout, at every size. `tile` is a shape or a layout.
+
+    A CounterExample gives the first offset that is missing.
+
+    >>> from layoutgemm import Layout
+    >>> from layoutgemm.layouts.symbolic import dim
+    >>> M = dim("M", multiple_of=8)
+    >>> covers(Layout((M // 8, 8), (8, 1)), M).ok, covers(Layout((M // 8, 4), (8, 1)), M).ok
+    (True, False)
+    """
+    shape = getattr(tile, "shape", None)
+    target = Layout(tile).shape if shape is None else shape
+    facts = _facts(given)
+    if facts is not None:
+        facts = facts.on(a, target)
+        a, target = facts(a, target)
+    n = product(target)
+    if not isinstance(a, Layout) or has_basis(a.stride):
+        raise LayoutError(f"{a}: covers() is about the offsets of a layout without swizzle or coordinates")
+    statement = f"{a} does not cover 0..{show(n - 1)}"
+
+    def reaches(f: Callable[[Any], Any]) -> str | None:
+        inverse_shape, inverse_stride = _ops.right_inverse(_map(f, a.shape), _map(f, a.stride))
+        m = product(inverse_shape)
+        if not holds(f(n), m):
+            return None
+        return f"{show_tuple(inverse_shape)}:{show_tuple(inverse_stride)} is a right inverse, which reaches {show(m)} offsets"
+
+    def missing(env: dict[int, int]) -> CounterExample | None:
+        if _too_large(a.size, env):
+            return None
+        top = val(n, env)
+        values = np.unique(at(a, env).offsets())
+        values = values[(values >= 0) & (values < top)]
+        if len(values) == top:
+            return None
+        gap = (
+            int(np.nonzero(values != np.arange(len(values)))[0][0])
+            if (values != np.arange(len(values))).any()
+            else len(values)
+        )
+        return CounterExample(gap, None, gap, gap, statement, "exhaustion at one size")
+
+    with recording() as used:
+        answer = _decide((a, target), reaches, missing, "right inverse", "{}", statement, facts)
+    return _with_conditions(answer, (a,), used)
+
+
+def disjoint(a: Any, b: Any, offset: Any = 0, given: Any = ()) -> Answer:
+    """Whether no value of `a` is offset + a value of `b`, at every size. A CounterExample gives the two flat indices.
+
+    >>> from layoutgemm import Layout
+    >>> from layoutgemm.layouts.symbolic import dims
+    >>> M, N = dims("M N")
+    >>> disjoint(Layout((M, N), (1, 2 * M)), Layout((M, N), (1, 2 * M)), M).ok
+    True
+    """
+    facts = _facts(given)
+    if facts is not None:
+        facts = facts.on(a, b, offset)
+        a, b, offset = facts(a, b, offset)
+    if not (isinstance(a, Layout) and isinstance(b, Layout)) or has_basis(a.stride) or has_basis(b.stride):
+        raise LayoutError(f"{a} and {b}: disjoint() is about the offsets of layouts without swizzle or coordinates")
+    statement = f"{a} and {show(offset)} + {b} share values"
+
+    def apart(f: Callable[[Any], Any]) -> str | None:
+        return _apart(
+            [*zip(leaves(_map(f, a.shape)), leaves(_map(f, a.stride)))],
+            [*zip(leaves(_map(f, b.shape)), leaves(_map(f, b.stride)))],
+            f(offset),
+        )
+
+    def meet(env: dict[int, int]) -> CounterExample | None:
+        if _too_large(a.size, env) or _too_large(b.size, env):
+            return None
+        x, y = at(a, env).offsets(), at(b, env).offsets() + val(offset, env)
+        common = np.intersect1d(x, y)
+        if not len(common):
+            return None
+        i = int(np.nonzero(np.isin(x, common))[0][0])
+        j = int(np.nonzero(y == x[i])[0][0])
+        return CounterExample((i, j), int(x[i]), int(y[j]), i, statement, "exhaustion at one size")
+
+    with recording() as used:
+        answer = _decide((a, b, offset), apart, meet, "disjoint ranges", "{}", statement, facts)
+    return _with_conditions(answer, (a, b), used)
+
+
+# ---------------------------------------------------------------- how a question is decided
+
+
+def _decide(
+    objects: tuple[Any, ...],
+    shown: Callable[[Callable[[Any], Any]], str | None],
+    refuted: Callable[[dict[int, int]], CounterExample | None],
+    method: str,
+    step: str,
+    statement: str,
+    facts: Facts | None,
+) -> Answer:
+    """Proof if `shown` has an argument, for all sizes or for each value of the bounded symbols; else a size that refutes.
+
+    `shown(f)` argues with every entry x replaced by f(x) and returns the argument, or None. `refuted(env)` looks at one
+    size.
+    """
+    gs = generators(*[y for x in objects for y in _entries_of(x)])
+    argument = shown(_as_is)
+    if argument is not None:
+        return Proof(method, (), tuple(step.format(line) for line in argument.split("\n")))
+    for env in _sizes(gs):
+        found = refuted(env)
+        if found is not None:
+            return _sized(found, env, statement, facts, objects)
+    bounded = [g for g in gs if GENERATORS[g].low is not None and GENERATORS[g].high is not None]
+    cases = _cases(bounded)
+    if not bounded or cases is None:
+        reason = "no argument of this method decides it, and no size that refutes it was found"
+        return Undecided(f"{statement.replace(' is not ', ' being ')}: {reason}")
+    steps = []
+    free = [g for g in gs if g not in bounded]
+    for case in cases:
+        argument = shown(lambda x, case=case: substitute(x, case))  # type: ignore[misc]
+        where = ", ".join(f"{show_names(GENERATORS[g].shown)}={v}" for g, v in case.items())
+        if argument is None:
+            if not free:
+                if refuted(case) is None:
+                    steps.append(f"{where}: looked at")
+                    continue
+            for env in _sizes(free):
+                found = refuted({**env, **case})
+                if found is not None:
+                    return _sized(found, {**env, **case}, statement, facts, objects)
+            return Undecided(f"undecided for {where}: no argument, and no size that refutes it was found")
+        steps.append(f"{where}: {argument.splitlines()[0]}")
+    shortened = steps if len(steps) <= 8 else [*steps[:7], f"and {len(steps) - 7} more cases"]
+    return Proof(f"{method}, each value of the bounded symbols", (), tuple(shortened))
+
+
+def _as_is(x: Any) -> Any:
+    return x
+
+
+def _sizes(gs: list[int]) -> Iterator[dict[int, int]]:
+    """Sizes in order of growing total, then larger ones: candidates for a counterexample, never for a proof."""
+    count = 0
+    total = 12 if len(gs) <= 3 else 6
+    for env in valuations(gs, total):
+        yield env
+        count += 1
+        if count >= TRIES:
+            break
+    rng = random.Random(0)  # the same sizes every time
+    for k in range(200 if gs else 0):
+        env = {}
+        for g in gs:
+            G = GENERATORS[g]
+            low = G.low if G.low is not None else (G.high if G.high is not None else 0) - 10 * (k + 1)
+            env[g] = rng.randint(low, low + 10 * (k + 1) if G.high is None else min(G.high, low + 10 * (k + 1)))
+        yield env
+
+
+def _cases(bounded: list[int]) -> list[dict[int, int]] | None:
+    """All values of the bounded generators, or None when they are too many."""
+    ranges = []
+    total = 1
+    for g in bounded:
+        G = GENERATORS[g]
+        assert G.low is not None and G.high is not None
+        ranges.append(range(G.low, G.high + 1))
+        total *= len(ranges[-1])
+    return [dict(zip(bounded, v)) for v in itertools.product(*ranges)] if total <= CASES else None
+
+
+def _too_large(n: Any, env: dict[int, int]) -> bool:
+    return val(n, env) > EXHAUST
+
+
+def _growing(shape: Any, stride: Any, why: list[str]) -> str | None:
+    """The argument that a layout is injective: one mode after the other told apart from the rest; or None."""
+    if has_basis(stride):
+        lines = []
+        for path in paths_of(stride):
+            part = _growing_part(
+                [(s, d) for s, d in zip(leaves(shape), leaves(component(stride, path))) if d != 0], why
+            )
+            if part is None:
+                return None
+            lines += part
+        unused = [s for s, d in zip(leaves(shape), leaves(stride)) if d.__class__ is int and not _is_one(s)]
+        return None if unused else "\n".join(lines) or "one element"
+    found = _growing_part([*zip(leaves(shape), leaves(stride))], why)
+    return None if found is None else "\n".join(found) or "one element"
+
+
+def _is_one(s: Any) -> bool:
+    return s.__class__ is int and s == 1
+
+
+def _growing_part(modes: list[tuple[Any, Any]], why: list[str]) -> list[str] | None:
+    rest: list[tuple[Any, Any]] = []
+    for s, d in modes:
+        if _is_one(s):
+            continue
+        if not ge0(d - 1) and not ge0(-d - 1):
+            why.append(f"{show(d)} may be 0, or of either sign")
+            return None
+        rest.append((s, d if ge0(d) else -d))
+    steps: list[str] = []
+    while rest:
+        if len(rest) == 1:
+            steps.append(f"{show(rest[0][0])}:{show(rest[0][1])} is the smallest")
+            return steps[::-1]
+        for i, (s, d) in enumerate(rest):
+            others = rest[:i] + rest[i + 1 :]
+            span = sum([(t - 1) * e for t, e in others])
+            if holds(span + 1, d):
+                steps.append(f"{show(s)}:{show(d)} steps over the span {show(span)} of the smaller strides")
+                break
+            if all(quotient(e, d * s) is not None for _, e in others):
+                steps.append(f"{show(s)}:{show(d)} ends at {show(d * s)}, which divides the other strides")
+                break
+        else:
+            if not _ops.has_symbols(*[x for m in rest for x in m]):
+                inner = Layout(tuple([s for s, _ in rest]), tuple([d for _, d in rest])).is_injective()
+                return [*inner.steps, *steps[::-1]] if isinstance(inner, Proof) else None
+            ways = []
+            for i, (s, d) in enumerate(rest):
+                span = sum([(t - 1) * e for j, (t, e) in enumerate(rest) if j != i])
+                ways += [w for w in needs_ge(d - span - 1)]
+            why.append(
+                f"{', '.join(f'{show(s)}:{show(d)}' for s, d in rest)} overlap in span; needs {' or '.join(ways)}"
+            )
+            return None
+        rest.pop(i)
+    return steps[::-1]
+
+
+def _apart(a: list[tuple[Any, Any]], b: list[tuple[Any, Any]], offset: Any) -> str | None:
+    """Why a(i) - b(j) is never `offset`: by range, or by range modulo a number that divides the larger strides."""
+    modes = [(s, d) for s, d in a if not _is_one(s)] + [(s, -d) for s, d in b if not _is_one(s)]
+    candidates: list[Any] = [0]
+    for _, d in modes:
+        for x in (d, -d):
+            if ge0(x - 2) and x not in candidates:
+                candidates.append(x)
+    for q in candidates:
+        small = [(s, d) for s, d in modes if (q.__class__ is int and q == 0) or div(d, q) is None]
+        low: Any = -offset
+        high: Any = -offset
+        for s, d in small:
+            if ge0(d):
+                high = high + (s - 1) * d
+            elif ge0(-d):
+                low = low + (s - 1) * d
+            else:
+                break
+        else:
+            if q.__class__ is int and q == 0:
+                if holds(1, low) or holds(high, -1):
+                    return f"the difference lies in {show(low)}..{show(high)}"
+                continue
+            for k in (0, 1, -1):
+                if holds(k * q + 1, low) and holds(high, (k + 1) * q - 1):
+                    return f"modulo {show(q)} the difference lies in {show(low - k * q)}..{show(high - k * q)}"
+    return None
+
+
+# ---------------------------------------------------------------- sizes and symbols
+
+
+def at(x: Any, env: dict[int, int]) -> Any:
+    """A layout or entry at the values of the generators."""
+    if isinstance(x, Layout):
+        return Layout(_map(lambda y: val(y, env), x.shape), _map(lambda y: val(y, env), x.stride))
+    return val(x, env)
+
+
+def plain(x: Any) -> Any:
+    """A layout without symbols as one of the plain class."""
+    return Layout._new(x.shape, x.stride) if isinstance(x, Layout) else x
+
+
+def _map(f: Callable[[Any], Any], x: Any) -> Any:
+    if x.__class__ is tuple:
+        return tuple([_map(f, y) for y in x])
+    if x.__class__ is ScaledBasis:
+        return f(x.value) * ScaledBasis(1, x.path)
+    return f(x)
+
+
+def _entries_of(x: Any) -> tuple[Any, ...]:
+    if hasattr(x, "swizzle"):
+        return (x.offset, *_entries_of(x.layout))
+    return (x.shape, x.stride) if hasattr(x, "stride") else (x,)
+
+
+def _facts(given: Any) -> Facts | None:
+    if isinstance(given, Facts):
+        return given
+    given = (given,) if isinstance(given, str) or not isinstance(given, (tuple, list)) else tuple(given)
+    return Facts(*given) if given else None
+
+
+def sizes(env: dict[int, int], facts: Facts | None = None) -> dict[str, int]:
+    """The values of the user's symbols from those of the generators, eliminated symbols included."""
+    out: dict[str, int] = dict(facts.values(env)) if facts is not None else {}
+    todo = list(env)
+    while todo:
+        left = []
+        for g in todo:
+            if not _solve(GENERATORS[g].shown, env[g], out):
+                left.append(g)
+        if len(left) == len(todo):
+            # Part of an expression whose other symbols do not occur: say it as it is.
+            for g in left:
+                out[show_names(GENERATORS[g].shown)] = env[g]
+            break
+        todo = left
+    return dict(sorted(out.items()))
+
+
+def _solve(shown: Shown, value: int, known: dict[str, int]) -> bool:
+    """Find the one name of `shown` that is not known; True when nothing is left to find."""
+    if len(shown) == 1:
+        ((power, c),) = shown.items()
+        if len(power) == 1 and power[0][1] == 1 and c.numerator == 1:
+            known.setdefault(power[0][0], value * c.denominator)
+            return True
+    unknown = {n for power in shown for n, _ in power if n not in known}
+    if not unknown:
+        return True
+    if len(unknown) > 1:
+        return False
+    (name,) = unknown
+    with_name = {p: c for p, c in shown.items() if any(n == name for n, _ in p)}
+    if len(with_name) != 1:
+        return False
+    ((power, c),) = with_name.items()
+    if dict(power)[name] != 1:
+        return False
+    rest: Any = value
+    for p, k in shown.items():
+        if p != power:
+            rest -= _value({p: k}, known)
+    factor = inverse({tuple([(n, k) for n, k in power if n != name]): c})
+    assert factor is not None
+    rest = rest * _value(times(factor, {(): c / c}), known)
+    known[name] = int(rest)
+    return True
+
+
+def _value(shown: Shown, known: dict[str, int]) -> Any:
+    total: Any = 0
+    for power, c in shown.items():
+        for n, k in power:
+            c = c * known[n] ** k if k > 0 else c / known[n] ** -k
+        total += c
+    return total
+
+
+def _sized(
+    found: CounterExample, env: dict[int, int], statement: str, facts: Facts | None, objects: Any
+) -> CounterExample:
+    values = sizes(env, facts)
+    where = ", ".join(f"{n}={v}" for n, v in values.items())
+    tail = found.statement[len("not equivalent") :] if found.statement.startswith("not equivalent") else ""
+    return replace(found, statement=f"{statement} at {where}{tail}", sizes=tuple(values.items()))
+
+
+def _with_conditions(answer: Answer, layouts: tuple[Any, ...], used: list[str], why: list[str] | None = None) -> Answer:
+    if isinstance(answer, Proof):
+        before = [c for x in layouts for c in conditions_of(x)]
+        return replace(answer, conditions=tuple(strongest([*before, *used, *answer.conditions])))
+    if isinstance(answer, Undecided) and why:
+        return Undecided(f"{answer.why} ({why[0]})")
+    return answer
+
+
+def _swizzled(a: Any, b: Any) -> Answer:
+    return Undecided("swizzled layouts over symbolic sizes need the digit form")
+
+
+__all__ = ["bijective", "covers", "disjoint", "injective", "prove", "sizes"]
