@@ -123,13 +123,12 @@ def arch(name: str | Arch) -> Arch:
     >>> arch("sm_90")
     Traceback (most recent call last):
     ...
-    layoutgemm.errors.PlanError: unknown architecture 'sm_90': do you mean 'sm_90a'? known: sm_80, sm_90a, sm_100a,
-    sm_120a
+    layoutgemm.errors.PlanError: no architecture 'sm_90': do you mean 'sm_90a'? known: sm_80, sm_90a, sm_100a, sm_120a
     """
     if isinstance(name, Arch):
         return name
     found = ARCHES.get(name) if isinstance(name, str) else None
     if found is None:
         near = f": do you mean '{name}a'?" if f"{name}a" in ARCHES else ";"
-        raise PlanError(f"unknown architecture {name!r}{near} known: {', '.join(ARCHES)}")
+        raise PlanError(f"no architecture {name!r}{near} known: {', '.join(ARCHES)}")
     return found

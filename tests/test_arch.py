@@ -33,7 +33,7 @@ def test_require_names_who_has_it():
 def test_unknown_names():
     with pytest.raises(PlanError, match="do you mean 'sm_90a'"):
         arch("sm_90")
-    with pytest.raises(PlanError, match="unknown architecture 90"):
+    with pytest.raises(PlanError, match="no architecture 90"):
         arch(90)  # type: ignore[arg-type]
 
 

@@ -103,8 +103,7 @@ class SmemDescriptor:
         >>> SmemDescriptor.decode(0x400000400000c840)
         Traceback (most recent call last):
         ...
-        layoutgemm.errors.DescriptorError: 0x400000400000c840 sets bits 14, 15, which belong to no field of an sm_90
-        descriptor
+        layoutgemm.errors.DescriptorError: 0x400000400000c840 sets bits 14, 15, outside every field of an sm_90 descriptor
         """
         if not 0 <= word < 1 << 64:
             raise DescriptorError(f"{word:#x} is no 64-bit word")
@@ -113,7 +112,7 @@ class SmemDescriptor:
             rest &= ~(((1 << field.width) - 1) << field.low)
         if rest:
             bits = ", ".join(str(i) for i in range(64) if rest >> i & 1)
-            raise DescriptorError(f"{word:#x} sets bits {bits}, which belong to no field of an sm_90 descriptor")
+            raise DescriptorError(f"{word:#x} sets bits {bits}, outside every field of an sm_90 descriptor")
         values = {field.name: field.decode(word) for field in SM90_FIELDS}
         names = {mode: name for name, mode in SM90_MODES.items()}
         return cls(names[values.pop("swizzle_mode")], **values)
@@ -123,11 +122,11 @@ class SmemDescriptor:
 
         >>> print(SmemDescriptor("128B", 1024, 16).explain())
         0x4000004000010000
-          [ 0,14) address        0x0     0 bytes: start address in shared memory, bytes
-          [16,30) leading_bytes  0x1    16 bytes: leading dimension byte offset
-          [32,46) stride_bytes  0x40  1024 bytes: stride dimension byte offset
-          [49,52) base_offset    0x0     0      : phase of the swizzle pattern at the start address
-          [62,64) swizzle_mode   0x1  128B      : 0 none, 1 128B, 2 64B, 3 32B
+          [ 0,14) address          0x0     0 bytes: start address in shared memory, bytes
+          [16,30) leading_bytes    0x1    16 bytes: leading dimension byte offset
+          [32,46) stride_bytes    0x40  1024 bytes: stride dimension byte offset
+          [49,52) base_offset      0x0     0      : phase of the swizzle pattern at the start address
+          [62,64) swizzle_mode     0x1  128B      : 0 none, 1 128B, 2 64B, 3 32B
         """
         lines = [f"{self.word:#018x}"]
         values = self._values()

@@ -10,9 +10,11 @@ def shared_memory(arch: Arch, parts: dict[str, int], blocks_per_sm: int = 1) -> 
     """Do the parts (name -> bytes) fit in one block's shared memory, and so many blocks in a multiprocessor's?
 
     >>> from layoutgemm.arch import arch
-    >>> print(shared_memory(arch("sm_90a"), {"4 stages of 128x256x64 bf16": 4 * 48 * 1024, "C tile": 64 * 1024}))
-    FAILS  shared memory  4 stages of 128x256x64 bf16 196608 + C tile 65536 = 262144 bytes <= 232448 of sm_90a
-           [arithmetic]; 29696 bytes too many
+    >>> check = shared_memory(arch("sm_90a"), {"4 stages of 128x256x64": 4 * 48 * 1024, "C tile": 64 * 1024})
+    >>> check.ok, check.statement
+    (False, '4 stages of 128x256x64 196608 + C tile 65536 = 262144 bytes <= 232448 of sm_90a')
+    >>> check.witness
+    '29696 bytes too many'
     """
     total = sum(parts.values())
     terms = " + ".join(f"{name} {size}" for name, size in parts.items())
