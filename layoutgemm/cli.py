@@ -1,4 +1,4 @@
-"""The command line: `layoutgemm demo` and `layoutgemm explain`."""
+"""The command line: `layoutgemm demo`, `layoutgemm explain` and `layoutgemm prove`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import numpy as np
 from . import __version__
 from .errors import LayoutError
 from .kernels import GemmConfig, GemmPlan, error_bound
+from .layouts import Undecided, parse
+from .layouts.prove import prove
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,6 +35,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     explain = commands.add_parser("explain", help="print the derivation of a plan and its checks")
     _problem(explain, None)
     explain.set_defaults(run=_explain)
+    prove = commands.add_parser(
+        "prove",
+        help="prove two layouts equal, for every size, or show where they differ first",
+        description="Layouts in CuTe's notation, symbols allowed: prove '(64,M//64):(1,64)' M:1 --given '64 | M'."
+        " Exit status: 0 proven, 1 refuted, 3 undecided.",
+    )
+    prove.add_argument("a", help="a layout, as in '(M,N):(N,1)' or 'S<3,3,3> o 0 o (8,64):(64,1)'")
+    prove.add_argument("b", help="another")
+    prove.add_argument("--given", action="append", default=[], metavar="FACT", help="'64 | M', 'ld >= M'; repeatable")
+    prove.set_defaults(run=_prove)
     args = parser.parse_args(argv)
     try:
         return int(args.run(args))
@@ -66,6 +78,14 @@ def _explain(args: argparse.Namespace) -> int:
     report = plan.check()
     print(report)
     return 0 if report else 1
+
+
+def _prove(args: argparse.Namespace) -> int:
+    answer = prove(parse(args.a), parse(args.b), given=tuple(args.given))
+    print(answer.explain())
+    if isinstance(answer, Undecided):
+        return 3
+    return 0 if answer else 1
 
 
 def _demo(args: argparse.Namespace) -> int:

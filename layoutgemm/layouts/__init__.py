@@ -5,7 +5,8 @@ compose   composition, right or refused         inverse    complement, inverses,
 divide    divides and products                  recast     wider and narrower elements, slices
 layout    the Layout                            swizzle    Swizzle, ComposedLayout
 proof     verdicts, proofs, counterexamples     notation   text back into layouts
-functions the CuTe names as free functions
+functions the CuTe names as free functions     linear     LinearLayout: matrices over GF(2)
+formula   closed forms, and layouts of formulas  digits     proofs about formulas, for all sizes
 """
 
 from .basis import E, ScaledBasis
@@ -63,6 +64,7 @@ from .functions import (
     zipped_product,
 )
 from .layout import Layout
+from .linear import LinearLayout
 from .notation import parse
 from .proof import CounterExample, Proof, Undecided, Verdict
 from .swizzle import ComposedLayout, Swizzle
@@ -72,6 +74,7 @@ __all__ = [
     "CounterExample",
     "E",
     "Layout",
+    "LinearLayout",
     "Proof",
     "ScaledBasis",
     "Swizzle",

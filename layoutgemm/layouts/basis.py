@@ -10,7 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import LayoutError
-from .inttuple import as_int, leaves, transform
+from .inttuple import SYMBOLS_SEEN, as_int, leaves, transform
+from .poly import P
+from .symbolic import entry, is_sympy
 
 
 class ScaledBasis:
@@ -23,15 +25,16 @@ class ScaledBasis:
     """
 
     __slots__ = ("path", "value")
-    value: int
+    value: Any  # an int, or a symbol
     path: tuple[int, ...]
 
-    def __init__(self, value: int, path: tuple[int, ...]) -> None:
+    def __init__(self, value: Any, path: tuple[int, ...]) -> None:
         path = tuple([as_int(p, "a mode of a basis element") for p in ((path,) if isinstance(path, int) else path)])
-        value = as_int(value, "the value of a basis element")
+        if value.__class__ is not P:
+            value = as_int(value, "the value of a basis element")
         if not path or min(path) < 0:
             raise LayoutError(f"a basis element names the modes that lead to it, integers >= 0, not {path}")
-        if value == 0:
+        if value.__class__ is int and value == 0:
             raise LayoutError("a basis element of value 0 is the integer 0: write 0")
         object.__setattr__(self, "value", value)
         object.__setattr__(self, "path", path)
@@ -45,8 +48,9 @@ class ScaledBasis:
     def __mul__(self, other: Any) -> Any:
         if isinstance(other, (ScaledBasis, tuple, list, float, bool)):
             return NotImplemented
-        value = self.value * as_int(other, "the factor of a basis element")
-        return ScaledBasis(value, self.path) if value else 0
+        factor = other if other.__class__ is P else as_int(other, "the factor of a basis element")
+        value = self.value * factor
+        return 0 if value.__class__ is int and value == 0 else ScaledBasis(value, self.path)
 
     __rmul__ = __mul__
 
@@ -102,8 +106,9 @@ def as_stride(x: Any) -> Any:
     entries = leaves(out)
     paths = {d.path for d in entries if d.__class__ is ScaledBasis}
     if paths:
+        SYMBOLS_SEEN[0] += sum([d.value.__class__ is P for d in entries if d.__class__ is ScaledBasis])
         for d in entries:
-            if d.__class__ is int and d != 0:
+            if (d.__class__ is int and d != 0) or d.__class__ is P:
                 raise LayoutError(f"strides {x!r} mix offsets ({d}) with coordinates ({next(iter(paths))})")
         for p in paths:
             for q in paths:
@@ -117,6 +122,9 @@ def _as_stride(x: Any) -> Any:
         return x
     if isinstance(x, (tuple, list)):
         return tuple([_as_stride(y) for y in x])
+    if x.__class__ is P or is_sympy(x):
+        SYMBOLS_SEEN[0] += 1
+        return entry(x)
     return as_int(x, "a layout's stride")
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from ..errors import LayoutError
 from .digits import Box, Digit, Form, call, rewrite
-from .generators import describe
+from .generators import GENERATORS, describe
 from .inttuple import idx2crd, leaves, product, product_each, transform
 from .poly import MissingFact, P, gens, show, val, valuations
 from .proof import CounterExample, Proof, Undecided
@@ -59,17 +59,19 @@ def prove_formulas(
     entries += [x for _, e, q, _ in box.covers for x in (e, q)] + [e for d in box.digits.values() for e in d]
     rounded = gens(*[k for k, *_ in box.covers])
     used = [i for i in gens(*extents.values(), *entries) if i not in rounded]
-    conditions = tuple(d for d in map(describe, used) if d != "no bounds")
     fs, gs = leaves(f), leaves(g)
     if len(fs) == len(gs) and all(x.same(y) for x, y in zip(fs, gs, strict=True)):
         steps = [f"{v} in 0..{show(n - 1)}" + _radices(box, v) for v, n in box.extents.items()]
-        return Proof("digits", conditions, (*steps, *[f"both are {x}" for x in leaves(f)]))
+        return Proof("digits", _conditions(used), (*steps, *[f"both are {x}" for x in leaves(f)]))
     found = _witness(box, f, g, used)
     if found is not None:
         return found
-    missing = " or ".join(box.missing())
     why = f"the normal forms {_text(f)} and {_text(g)} differ, but at no sizes that were tried"
-    return Undecided(why + (f"; they may agree given {missing}" if missing else ""))
+    needs = box.missing()
+    if not used:
+        # Forms that differ outside the box only: digits over-cover, and this many values can be looked at.
+        return _exhaust(left, right, extents, MissingFact(why, needs))
+    return Undecided(why + (f"; they may agree given {' or '.join(needs)}" if needs else ""))
 
 
 def prove_layouts(a: Any, b: Any) -> Proof | CounterExample | Undecided:
@@ -102,9 +104,17 @@ def prove_layouts(a: Any, b: Any) -> Proof | CounterExample | Undecided:
     return answer
 
 
+def _conditions(used: list[int]) -> tuple[str, ...]:
+    """The facts about the sizes that a proof may rest on; that a size is at least 1 goes without saying."""
+    texts = [(g, text) for g in used for text in describe(g).split(", ")]
+    out = [t for g, t in texts if t != "no bounds" and not (">=" in t and GENERATORS[g].low == 1)]
+    return tuple(dict.fromkeys(out))
+
+
 def _radices(box: Box, v: str) -> str:
     d = box.digits[v]
-    return "" if len(d) == 1 else f", digits {' x '.join(show(e) for e in d)}"
+    # The mark that keeps an extent of our own apart from the user's symbols says nothing to a reader.
+    return "" if len(d) == 1 else f", digits {' x '.join(show(e).partition(chr(39))[0] for e in d)}"
 
 
 def _text(f: Any) -> str:
@@ -209,10 +219,11 @@ def _witness(box: Box, f: Any, g: Any, used: list[int]) -> CounterExample | None
 def _counterexample(coord: Any, left: Any, right: Any, index: int, env: dict[int, int]) -> CounterExample:
     if not env:
         return CounterExample(coord, left, right, index, method="digits")
-    from .prove import sizes
+    from .sizes import sizes
 
-    where = ", ".join(f"{k}={v}" for k, v in sizes(env).items())
-    return CounterExample(coord, left, right, index, f"not equivalent at {where}", "digits")
+    values = sizes(env)
+    where = ", ".join(f"{k}={v}" for k, v in values.items())
+    return CounterExample(coord, left, right, index, f"not equivalent at {where}", "digits", tuple(values.items()))
 
 
 def _values(f: Any, sizes: Mapping[int, int], coord: list[int]) -> Any:

@@ -24,106 +24,28 @@ that would help. `digit_proof.py` makes proofs and counterexamples of this.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import lru_cache, reduce
+from collections.abc import Callable, Iterator, Mapping
+from functools import reduce
 from math import gcd
 from typing import Any
 
+from .digit_box import Box, Digit, Split, Stuck, distinct
 from .inttuple import transform
 from .layout import Layout
 from .linear import LinearLayout
-from .poly import MissingFact, P, div, fresh_symbol, ge0, gens, make, needs_div, needs_ge, show, val
+from .poly import P, div, ge0, make, needs_div, needs_ge, show
 from .swizzle import ComposedLayout, Swizzle
 
 __all__ = ["Box", "Digit", "Form", "Stuck", "maximum", "minimum", "rewrite"]
 
-Digit = tuple[str, int]  # variable, position of the digit
 Bit = tuple[frozenset[Digit], bool]  # XOR of the set, and whether it is negated
 ZERO: frozenset[Digit] = frozenset()
 
 
-class Stuck(MissingFact):
-    """The rewriting of a formula cannot go on. `needs`: facts, each of which would help; () when none is known to."""
-
-
-class _Split(Exception):
-    """Some digit has to be split before the formula can be evaluated; the evaluation starts again after that."""
-
-    def __init__(self, splits: list[tuple[str, Any]]) -> None:
-        super().__init__(splits)
-        self.splits = splits
-
-
-class Box:
-    """The variables of a formula, each in 0..extent-1 and split into digits, the lowest first.
-
-    Attributes, by variable: extents, ints or polynomials; digits, the extents of its digits; weights, what one step of
-    each digit is in the variable. covers: for every over-covering split, the digit's new extent, what it rounds up
-    (dividend and divisor), and the variable. Raises Stuck for an extent that may be 0.
-    """
-
-    def __init__(self, extents: Mapping[str, Any]) -> None:
-        self.extents = dict(extents)
-        for v, n in self.extents.items():
-            if not ge0(n - 1):
-                raise Stuck(f"{v} in 0..{show(n - 1)}", needs_ge(n - 1))
-        self.digits: dict[str, list[Any]] = {v: [n] for v, n in extents.items()}
-        self.weights: dict[str, list[Any]] = {v: [1] for v in extents}
-        self.covers: list[tuple[Any, Any, Any, str]] = []
-
-    def variable(self, name: str) -> Form:
-        """The variable as a form: the sum of its digits times their weights."""
-        pairs = enumerate(zip(self.digits[name], self.weights[name]))
-        return Form(self, {frozenset([(name, i)]): w for i, (e, w) in pairs if e != 1}, 0)
-
-    def extent(self, digit: Digit) -> Any:
-        """How many values the digit has."""
-        return self.digits[digit[0]][digit[1]]
-
-    def weight(self, digit: Digit) -> Any:
-        """What one step of the digit is in its variable."""
-        return self.weights[digit[0]][digit[1]]
-
-    def split(self, name: str, at: Any) -> None:
-        """Make `at` the weight of a digit. Raises Stuck where it is no multiple of the weight of a digit below it."""
-        digits, weights = self.digits[name], self.weights[name]
-        inside: tuple[int, Any] | None = None  # the last digit in which `at` may lie, and how far up
-        for i, (e, w) in enumerate(zip(digits, weights)):
-            if w == at:
-                return
-            q = div(at, w)
-            if q is None or not ge0(q - 1) or (q.__class__ is int and e.__class__ is int and q >= e):
-                continue
-            inside = i, q
-            k = div(e, q)
-            if k is not None:
-                break
-        if inside is None:
-            below = next(w for w in weights if div(at, w) is None) if div(at, weights[-1]) is None else weights[-1]
-            needs = _distinct((*needs_div(below, at), *needs_div(at, below)))
-            radices = "*".join(show(e) for e in digits)
-            raise Stuck(f"{name} would be split at {show(at)}, across its digits {radices}", needs)
-        i, q = inside
-        e = digits[i]
-        k = div(e, q)
-        if k is None:
-            # The part above is rounded up. The digits above keep their weights, so a digit may now reach past the next.
-            k = -(-e // q) if q.__class__ is int and e.__class__ is int else _ceiling(e, q)
-            self.covers.append((k, e, q, name))
-        digits[i : i + 1] = [q, k]
-        weights[i + 1 : i + 1] = [at]
-
-    def missing(self) -> tuple[str, ...]:
-        """The facts under which no split would over-cover."""
-        return _distinct(f for _, e, q, _ in self.covers for f in needs_div(q, e))
-
-    def values(self, env: dict[int, int]) -> dict[int, int]:
-        """Sizes completed by the extents that over-covering splits round up."""
-        env = dict(env)
-        for k, e, q, _ in self.covers:
-            if k.__class__ is P:
-                env[gens(k)[0]] = -(-val(e, env) // val(q, env))
-        return env
+def variable(box: Box, name: str) -> Form:
+    """A variable as a form: the sum of its digits times their weights."""
+    pairs = enumerate(zip(box.digits[name], box.weights[name]))
+    return Form(box, {frozenset([(name, i)]): w for i, (e, w) in pairs if e != 1}, 0)
 
 
 class Form:
@@ -284,7 +206,7 @@ class Form:
             if period is None or not ge0(period):
                 continue
             if period != 1 and e != period and (period.__class__ is P or e.__class__ is P or e > period):
-                raise _Split([(digit[0], self.box.weight(digit) * period)])
+                raise Split([(digit[0], self.box.weight(digit) * period)])
         if len(self.terms) == 1 and d.__class__ is int and self.constant.__class__ is int:
             ((s, c),) = self.terms.items()
             e = 2 if len(s) > 1 else self.box.extent(next(iter(s)))
@@ -297,7 +219,7 @@ class Form:
         if not needs:
             low, gap = self.low(), d - 1 - self.high()
             needs = [f for x in (low, gap) if not ge0(x) for f in needs_ge(x)]
-        raise Stuck(f"({self}) // {show(d)}: what {show(d)} does not divide is not below it", _distinct(needs))
+        raise Stuck(f"({self}) // {show(d)}: what {show(d)} does not divide is not below it", distinct(needs))
 
     def __mod__(self, other: Any) -> Any:
         return self - (self // other) * other
@@ -391,7 +313,7 @@ class Form:
                 splits += [(digit[0], w * (1 << i)) for i in range(1, count + 1) if e.__class__ is P or 1 << i < e]
             pieces.append((s, c))
         if splits:
-            raise _Split(splits)
+            raise Split(splits)
         bits: dict[int, Bit] = {}
         k, constant = _divide(self.constant, one)
         if constant.__class__ is P:
@@ -522,17 +444,6 @@ def _divide(c: Any, d: Any) -> tuple[Any, Any]:
     return q, c - q * d
 
 
-@lru_cache(maxsize=1 << 12)
-def _ceiling(e: Any, q: Any) -> Any:
-    # One symbol for one quotient, or two splits of equal extents would look different.
-    return fresh_symbol(f"ceil({show(e)}/{show(q)})", 1)
-
-
-def _distinct(needs: Iterable[str]) -> tuple[str, ...]:
-    # A rounded-up extent is ours, and no symbol of which the user could state a fact.
-    return tuple(dict.fromkeys(f for f in needs if "'" not in f))
-
-
 def minimum(*values: Any) -> Any:
     """The least value: of ints, arrays, or forms whose order the bounds decide (else Stuck)."""
     return reduce(lambda a, b: _select(a, b, False), values)
@@ -552,7 +463,7 @@ def _select(a: Any, b: Any, larger: bool) -> Any:
         if ge0(-high):
             return b if larger else a
         name = "max" if larger else "min"
-        raise Stuck(f"{name}({a}, {b})", _distinct((*needs_ge(low), *needs_ge(-high))))
+        raise Stuck(f"{name}({a}, {b})", distinct((*needs_ge(low), *needs_ge(-high))))
     if hasattr(a, "dtype") or hasattr(b, "dtype"):
         import numpy as np
 
@@ -572,12 +483,12 @@ def rewrite(extents: Mapping[str, Any], *formulas: Callable[..., Any]) -> tuple[
     """
     box = Box(extents)
     for _ in range(200):
-        variables = {name: box.variable(name) for name in box.extents}
+        variables = {name: variable(box, name) for name in box.extents}
         try:
             out = [call(f, variables) for f in formulas]
         except (TypeError, AttributeError, IndexError, KeyError) as error:
             raise Stuck(f"the formula cannot be evaluated on digits: {error}") from error
-        except _Split as request:
+        except Split as request:
             before = {v: list(d) for v, d in box.digits.items()}
             for name, at in request.splits:
                 box.split(name, at)

@@ -23,12 +23,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 from fractions import Fraction
-from math import gcd
 from typing import Any
 
-from .generators import GENERATORS, FactError, Shown, generator, inverse, name, of_terms, plus, times
+from .generators import GENERATORS, FactError
 from .generators import show as show_names
-from .poly import MissingFact, P, Relation, div, floordiv, ge0, gen, gens, make, show, substitute, val
+from .poly import MissingFact, P, Relation, ge0, gens, make, show, substitute, val
+from .solver import Solver
 from .symbolic import entry
 from .symbolic import symbol as plain_symbol
 
@@ -38,8 +38,8 @@ class Facts:
 
     Facts are texts or relations: `Facts("64 | M", "T = ceil_div(K, BK)", ld >= M)`, about the symbols of these names in
     whatever they are applied to. `given` extends them, as a new value. `facts["M"]` is a symbol M >= 1 under the facts,
-    which is also what the facts are checked against when stated. Raises FactError for a fact that contradicts the others or is not
-    solvable for one symbol.
+    which is also what the facts are checked against when stated. Raises FactError for a fact that contradicts the
+    others or is not solvable for one symbol.
 
     >>> from layoutgemm.layouts.symbolic import dim
     >>> M, N = dim("M"), dim("N")

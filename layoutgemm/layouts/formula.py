@@ -49,12 +49,12 @@ def expr(layout: Any, *names: str) -> Any:
     >>> expr(Swizzle(3, 3, 3) @ Layout((64, 64), (64, 1)), "m", "k")
     64*m + (k ^ 8*(m%8))
     """
-    from . import formula_sympy
+    from . import symbolic_formula
 
     if not names:
         n = layout.rank if isinstance(layout, (Layout, ComposedLayout)) else 1
         names = tuple([NAMES[i] if i < len(NAMES) else f"x{i}" for i in range(n)])
-    return formula_sympy.closed_form(layout, names)
+    return symbolic_formula.closed_form(layout, names)
 
 
 def from_expr(formula: Any, shape: Any = None, /, **extents: Any) -> Any:
@@ -117,16 +117,16 @@ def _function(formula: Any, shape: Any, extents: dict[str, Any]) -> tuple[Callab
             extents = _named(shape, _free_names(tree), formula)
         return lambda **v: _evaluate(tree, v, formula), _checked(extents, formula)
     if is_sympy(formula) or isinstance(formula, tuple):
-        from . import formula_sympy
+        from . import symbolic_formula
 
         if shape is not None:
             parts = leaves(formula)
             free = sorted({s.name for x in parts for s in getattr(x, "free_symbols", ())})
             extents = _named(shape, free, formula)
         if isinstance(formula, tuple):
-            functions = [formula_sympy.evaluator(x) for x in formula]
+            functions = [symbolic_formula.evaluator(x) for x in formula]
             return lambda **v: tuple(f(**v) for f in functions), _checked(extents, formula)
-        return formula_sympy.evaluator(formula), _checked(extents, formula)
+        return symbolic_formula.evaluator(formula), _checked(extents, formula)
     if not callable(formula):
         raise LayoutError(f"a formula is a function, a SymPy expression or a text, not {formula!r}")
     if shape is not None:

@@ -17,8 +17,15 @@ from typing import Any
 import numpy as np
 
 from ..errors import CoordinateError, LayoutError
+from .poly import P
+from .symbolic import entry, extent, is_sympy
 
 IntTuple = int | tuple["IntTuple", ...]
+
+ENUMERABLE = 1 << 28
+
+# How many symbols the checks below have let through: a constructor that sees it grow made a layout with symbols.
+SYMBOLS_SEEN = [0]
 
 
 def flatten(x: Any) -> Any:
@@ -172,6 +179,9 @@ def as_shape(x: Any) -> Any:
         return x
     if x.__class__ is tuple or isinstance(x, (tuple, list)):
         return tuple([y if y.__class__ is int and y > 0 else as_shape(y) for y in x])
+    if x.__class__ is P or is_sympy(x):
+        SYMBOLS_SEEN[0] += 1
+        return extent(entry(x))
     return as_shape(as_int(x, "a layout's extent"))
 
 
@@ -180,6 +190,14 @@ def check_congruent(shape: Any, stride: Any) -> None:
     if not congruent(shape, stride):
         raise LayoutError(
             f"stride {show(stride)} is not congruent with shape {show(shape)}: one stride for each extent"
+        )
+
+
+def check_enumerable(what: str, layout: Any) -> None:
+    """Refuse to make an array of all values of a layout that is far too large for it."""
+    if layout.size > ENUMERABLE:
+        raise LayoutError(
+            f"{what} of {layout}: {layout.size} values are more than {ENUMERABLE}; call it on the ones needed"
         )
 
 

@@ -16,18 +16,9 @@ from . import proof as _proof
 from . import recast as _recast
 from .basis import as_stride, assemble, component, has_basis, identity_stride, paths_of
 from .compose import compose as _compose
-from .inttuple import as_shape, check_congruent, coal, crd2idx, show_coord
+from .inttuple import SYMBOLS_SEEN, as_shape, check_congruent, check_enumerable, coal, crd2idx, show_coord
 from .predicates import Predicates
-
-ENUMERABLE = 1 << 28
-
-
-def check_enumerable(what: str, layout: Any) -> None:
-    """Refuse to make an array of all values of a layout that is far too large for it."""
-    if layout.size > ENUMERABLE:
-        raise LayoutError(
-            f"{what} of {layout}: {layout.size} values are more than {ENUMERABLE}; call it on the ones needed"
-        )
+from .symbolic_arguments import become_symbolic, has_symbols, joined, lift, symbols_in
 
 
 class Layout(Predicates):
@@ -48,12 +39,15 @@ class Layout(Predicates):
     Source: `cute/layout.hpp` in NVIDIA/cutlass, and arXiv 2603.02298.
     """
 
-    __slots__ = ("shape", "stride")
+    __slots__ = ("_conditions", "shape", "stride")
     shape: Any
     stride: Any
+    _conditions: tuple[str, ...]  # of layouts with symbols only
     _plain = True  # no swizzle: what the normal form applies to
+    _symbolic = False  # SymbolicLayout has symbols among its entries
 
     def __init__(self, shape: Any, stride: Any = None) -> None:
+        seen = SYMBOLS_SEEN[0]
         if shape.__class__ is not int or shape < 1:
             shape = as_shape(shape)
         if stride is None:
@@ -63,6 +57,8 @@ class Layout(Predicates):
             check_congruent(shape, stride)
         _set_shape(self, shape)
         _set_stride(self, stride)
+        if SYMBOLS_SEEN[0] != seen:
+            become_symbolic(self)
 
     @staticmethod
     def _new(shape: Any, stride: Any) -> Layout:
@@ -88,7 +84,7 @@ class Layout(Predicates):
         ('(4,(2,3)):(1@0,(1@0@1,1@1@1))', (1, (1, 0)))
         """
         shape = as_shape(shape)
-        return _new(shape, identity_stride(shape))
+        return Layout(shape, identity_stride(shape))
 
     @staticmethod
     def ordered(shape: Any, order: Any) -> Layout:
@@ -98,7 +94,7 @@ class Layout(Predicates):
         '(2,8,4):(8,1,16)'
         """
         shape = as_shape(shape)
-        return _new(shape, _divide.ordered(shape, order))
+        return Layout(shape, _divide.ordered(shape, order))
 
     @staticmethod
     def join(*layouts: Layout) -> Layout:
@@ -111,6 +107,8 @@ class Layout(Predicates):
             if not isinstance(x, Layout):
                 raise LayoutError(f"a mode of a layout is a Layout, not {x!r}")
         out = tuple([x.shape for x in layouts]), as_stride(tuple([x.stride for x in layouts]))
+        if has_symbols(*out):
+            return joined(*out, layouts)
         return _new(*out)
 
     @staticmethod
@@ -122,6 +120,20 @@ class Layout(Predicates):
         if not isinstance(out, Layout):
             raise LayoutError(f"{text!r} has a swizzle and is a ComposedLayout")
         return out
+
+    @staticmethod
+    def from_expr(formula: Any, shape: Any = None, /, **extents: Any) -> Any:
+        """The layout of a formula of the coordinates; a ComposedLayout for an offset or a XOR. See formula.from_expr.
+
+        `formula` is a function, a SymPy expression or a text; the extents of its variables come by keyword, or as a
+        shape in the order of a function's parameters. Raises LayoutError with the first coordinate that no layout fits.
+
+        >>> print(Layout.from_expr("16*(t//32) + (t//4)%8 + 8*(v%2)", t=128, v=2))
+        ((4,8,4),2):((0,1,16),8)
+        """
+        from .formula import from_expr
+
+        return from_expr(formula, shape, **extents)
 
     # ------------------------------------------------------------ properties
 
@@ -141,6 +153,11 @@ class Layout(Predicates):
         if self.has_basis:
             return prod([_new(self.shape, component(self.stride, p)).cosize for p in paths_of(self.stride)])
         return 1 + sum([(s - 1) * abs(d) for s, d in zip(_t.leaves(self.shape), _t.leaves(self.stride))])
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        """The facts about symbols that this layout rests on; () for a layout of integers."""
+        return ()
 
     @property
     def rank(self) -> int:
@@ -284,6 +301,8 @@ class Layout(Predicates):
         '(2,12):(1,2)'
         """
         target = Layout(shape[0] if len(shape) == 1 else shape)
+        if target.__class__ is not Layout:
+            return lift(self).with_shape(target.shape)
         if target.size != self.size:
             raise LayoutError(
                 f"{self} has {self.size} coordinates, and the shape {_t.show(target.shape)} {target.size}"
@@ -317,6 +336,8 @@ class Layout(Predicates):
         """
         if other.__class__ is Layout:
             return _new(*_compose(self.shape, self.stride, other.shape, other.stride))
+        if symbols_in(other):
+            return lift(self).compose(other)
         if getattr(other, "swizzle", None) is not None:
             from .swizzle import compose_with_swizzle
 
@@ -338,6 +359,8 @@ class Layout(Predicates):
         if bound is None:
             bound = 1
         elif bound.__class__ is not int or bound < 1:
+            if symbols_in(bound):
+                return lift(self).complement(bound)
             bound = _recast.factor(bound, "complement (its bound)")
         return _new(*_inverse.complement(self.shape, self.stride, bound))
 
@@ -375,6 +398,8 @@ class Layout(Predicates):
         >>> str(Layout((4, 8), (1, 4)).max_common_layout(Layout((4, 8), (1, 16))))
         '4:1'
         """
+        if symbols_in(other):
+            return lift(self).max_common_layout(other)
         return _new(*_inverse.max_common((self.shape, self.stride), _divide.tiler_pair(other)))
 
     def max_common_vector(self, other: Layout) -> Any:
@@ -394,6 +419,8 @@ class Layout(Predicates):
         >>> str(Layout((4, 6)).logical_divide((2, 3)))
         '((2,2),(3,2)):((1,2),(4,12))'
         """
+        if symbols_in(tiler):
+            return lift(self).logical_divide(tiler)
         return _new(*_divide.by_mode(_divide.divide, self.shape, self.stride, tiler))
 
     def zipped_divide(self, tiler: Any) -> Layout:
@@ -402,14 +429,20 @@ class Layout(Predicates):
         >>> str(Layout((4, 6)).zipped_divide((2, 3)))
         '((2,3),(2,2)):((1,4),(2,12))'
         """
+        if symbols_in(tiler):
+            return lift(self).zipped_divide(tiler)
         return _new(*_divide.zipped(_divide.divide, self.shape, self.stride, tiler))
 
     def tiled_divide(self, tiler: Any) -> Layout:
         """zipped_divide with the modes of mode 1 at the top: '((2,3),2,2)'."""
+        if symbols_in(tiler):
+            return lift(self).tiled_divide(tiler)
         return _new(*_divide.unpack(_divide.zipped(_divide.divide, self.shape, self.stride, tiler), False))
 
     def flat_divide(self, tiler: Any) -> Layout:
         """zipped_divide with the modes of both modes at the top: '(2,3,2,2)'."""
+        if symbols_in(tiler):
+            return lift(self).flat_divide(tiler)
         return _new(*_divide.unpack(_divide.zipped(_divide.divide, self.shape, self.stride, tiler), True))
 
     def logical_product(self, tiler: Any) -> Layout:
@@ -418,18 +451,26 @@ class Layout(Predicates):
         >>> str(Layout((2, 2), (1, 8)).logical_product(4))
         '((2,2),4):((1,8),2)'
         """
+        if symbols_in(tiler):
+            return lift(self).logical_product(tiler)
         return _new(*_divide.by_mode(_divide.multiply, self.shape, self.stride, tiler))
 
     def zipped_product(self, tiler: Any) -> Layout:
         """logical_product with all block modes in mode 0 and all copies in mode 1."""
+        if symbols_in(tiler):
+            return lift(self).zipped_product(tiler)
         return _new(*_divide.zipped(_divide.multiply, self.shape, self.stride, tiler))
 
     def tiled_product(self, tiler: Any) -> Layout:
         """zipped_product with the modes of mode 1 at the top."""
+        if symbols_in(tiler):
+            return lift(self).tiled_product(tiler)
         return _new(*_divide.unpack(_divide.zipped(_divide.multiply, self.shape, self.stride, tiler), False))
 
     def flat_product(self, tiler: Any) -> Layout:
         """zipped_product with the modes of both modes at the top."""
+        if symbols_in(tiler):
+            return lift(self).flat_product(tiler)
         return _new(*_divide.unpack(_divide.zipped(_divide.multiply, self.shape, self.stride, tiler), True))
 
     def blocked_product(self, tiler: Any) -> Layout:
@@ -438,6 +479,8 @@ class Layout(Predicates):
         >>> str(Layout((2, 2)).blocked_product(Layout((3, 1))))
         '((2,3),(2,1)):((1,4),(2,12))'
         """
+        if symbols_in(tiler):
+            return lift(self).blocked_product(tiler)
         return _new(*_divide.interleave((self.shape, self.stride), tiler, False))
 
     def raked_product(self, tiler: Any) -> Layout:
@@ -446,6 +489,8 @@ class Layout(Predicates):
         >>> str(Layout((2, 2)).raked_product(Layout((3, 1))))
         '((3,2),2):((4,1),2)'
         """
+        if symbols_in(tiler):
+            return lift(self).raked_product(tiler)
         return _new(*_divide.interleave((self.shape, self.stride), tiler, True))
 
     def tile_to_shape(self, shape: Any, order: Any = None) -> Layout:
@@ -455,6 +500,8 @@ class Layout(Predicates):
         '((8,2),(8,2)):((8,128),(1,64))'
         """
         target = as_shape(shape)
+        if symbols_in(target):
+            return lift(self).tile_to_shape(target, order)
         return _new(*_divide.tile_to_shape((self.shape, self.stride), target, order))
 
     # ------------------------------------------------------------ other widths of elements
@@ -489,12 +536,24 @@ class Layout(Predicates):
 
     # ------------------------------------------------------------ statements
 
+    def expr(self, *names: str) -> Any:
+        """The value as a SymPy expression of the coordinates, one name for each mode: see formula.expr.
+
+        >>> Layout(((4, 8, 4), 2), ((0, 1, 16), 8)).expr("t", "v")
+        8*v + 16*(t//32) + (t//4)%8
+        """
+        from .formula import expr
+
+        return expr(self, *names)
+
     def equivalent(self, other: Any) -> Any:
         """Whether both are one function of the flat index, of one size: a Proof, or the first CounterExample.
 
         >>> Layout((4, 2)).equivalent(Layout(8)).ok, Layout((3, 2)).equivalent(Layout((3, 2), (1, 2))).explain()
         (True, 'not equivalent: (0,1) gives 3 and 2')
         """
+        if symbols_in(other):
+            return lift(self).equivalent(other)
         return _proof.equivalent(self, other)
 
     def is_injective(self) -> Any:
@@ -528,10 +587,10 @@ class Layout(Predicates):
     def __str__(self) -> str:
         return f"{_t.show(self.shape)}:{_t.show(self.stride)}"
 
-    def _repr_svg_(self) -> str:
-        from ..view import layout_svg
+    def _repr_svg_(self) -> str | None:
+        from ..view import repr_svg
 
-        return layout_svg(self)
+        return repr_svg(self)
 
 
 _object_new = object.__new__

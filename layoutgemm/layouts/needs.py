@@ -28,8 +28,8 @@ def needs_div(d: Any, p: Any) -> tuple[str, ...]:
     if d.__class__ is int:
         d = abs(d)
         rest = make({m: c % d for m, c in p.terms.items() if c % d})
-        if rest.__class__ is not P:
-            return (f"{d} | {show(p)}",)
+        if rest.__class__ is not P or rest.terms.get((), 0) % gcd(d, *[c for m, c in rest.terms.items() if m]):
+            return ()  # never a multiple
         if len(rest.terms) == 1:
             ((m, c),) = rest.terms.items()
             k = d // gcd(c, d)

@@ -9,6 +9,7 @@ from ..errors import LayoutError, ParseError
 from .basis import ScaledBasis
 from .layout import Layout
 from .swizzle import ComposedLayout, Swizzle
+from .symbolic import parse_entry
 
 _TOKEN = re.compile(r"\s*(?:(-?_?\d+(?:@\d+)*)|([(),:]))")
 _SWIZZLE = re.compile(r"\s*S(?:w|wizzle)?<\s*(-?\d+)\s*,\s*(-?\d+)\s*,\s*(-?\d+)\s*>(?:\[(?:(bytes)|(\d+)b)\])?")
@@ -77,7 +78,46 @@ def _next(text: str, position: int, expected: str = "") -> tuple[str | None, str
     return found.group(1), found.group(2), found.end()
 
 
+def _end_of_entry(text: str, position: int) -> int:
+    """Where the entry or tuple that begins here ends: at a comma, colon or bracket outside its own brackets."""
+    depth = 0
+    for i in range(position, len(text)):
+        c = text[i]
+        if depth == 0 and c in "),:":
+            return i
+        depth += (c == "(") - (c == ")")
+    return len(text)
+
+
+def _symbolic(text: str, position: int) -> tuple[Any, int] | None:
+    """An entry with symbols, such as `64*N+8` or `BK@1`; None when it is an integer or a tuple."""
+    end = _end_of_entry(text, position)
+    words = text[position:end].strip()
+    if not any(map(str.isalpha, words)):
+        return None
+    if words[0] == "(":
+        depth = closed = 0
+        for i, c in enumerate(words):
+            depth += (c == "(") - (c == ")")
+            if depth == 0:
+                closed = i
+                break
+        if closed in (0, len(words) - 1):
+            return None  # brackets around all of it: a tuple
+    value, *path = words.split("@")
+    if path and not all(map(str.isdigit, path)):
+        raise ParseError("a path is integers, as in M@1@0", text, position)
+    try:
+        x = parse_entry(value)
+    except LayoutError as error:
+        raise ParseError(str(error.reason), text, position) from None
+    return (x * ScaledBasis(1, tuple([int(p) for p in reversed(path)])) if path else x), end
+
+
 def _tuple(text: str, position: int) -> tuple[Any, int]:
+    symbolic = _symbolic(text, position)
+    if symbolic is not None:
+        return symbolic
     number, sign, after = _next(text, position)
     if number is not None:
         value, *path = number.replace("_", "").split("@")

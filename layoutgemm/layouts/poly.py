@@ -6,8 +6,8 @@ facts are substitutions of generators, all questions about symbolic layouts come
 arithmetic on polynomials, and nothing else decides anything:
 
 * `p == q`: equal coefficients. Two polynomials in free generators are equal at all values only then.
-* `div(p, q)`: the quotient that is a polynomial with integer coefficients, or None. Complete for such quotients; it does
-  not see that M*(M+1)/2 is an integer.
+* `div(p, q)`: the quotient that is a polynomial with integer coefficients, or None. Complete for such quotients; it
+  does not see that M*(M+1)/2 is an integer.
 * `floordiv(p, q)`: floor(p / q) where that is a polynomial, or None.
 * `ge0(p)`: True only when p >= 0 at every value within the bounds; False says that this was not seen. Exact for sums of
   terms of one sign and for linear p, not for inequalities that need squares, such as X*X - 2*X*Y + Y*Y >= 0.
@@ -20,15 +20,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from math import gcd, prod
+from math import prod
 from typing import Any
 
 from ..errors import LayoutError
 from .generators import (
     GENERATORS,
     fresh,
-    inverse,
-    is_integral,
     of_terms,
     restore,
 )
@@ -266,7 +264,7 @@ def div(p: Any, q: Any) -> Any:
     e = q.terms[lead]
     rest = p
     while rest.__class__ is P or rest:
-        terms: Terms = rest.terms if rest.__class__ is P else {(): rest}
+        terms: Terms = rest.terms if isinstance(rest, P) else {(): rest}
         m = _lead(terms)
         k = _without(m, lead)
         if k is None or terms[m] % e:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import LayoutError
+from . import symbolic_arguments
 from .basis import component, has_basis, paths_of
 from .inttuple import coal, idx2crd, leaves, show
 
@@ -75,7 +76,8 @@ class CounterExample:
     Attributes:
         coord: where it fails first: for two layouts the coordinate in the left one's shape, for injectivity the pair of
         flat indices (i, j), i < j, that share a value. left, right: the two values there (None outside a domain).
-        index: the flat index of coord. statement: what failed. method: how it was found.
+        index: the flat index of coord. statement: what failed. method: how it was found. sizes: the values of the
+        symbols, as (name, value) pairs, for layouts that have any.
     """
 
     coord: Any
@@ -84,6 +86,7 @@ class CounterExample:
     index: int | None = None
     statement: str = "not equivalent"
     method: str = "coalesced normal form"
+    sizes: tuple[tuple[str, int], ...] = ()
 
     def __bool__(self) -> bool:
         return False
@@ -177,6 +180,9 @@ def equivalent(a: Any, b: Any) -> Proof | CounterExample | Undecided:
             raise LayoutError(f"a layout is compared with {x!r}, which is none")
     pa, pb = getattr(a, "_plain", None), getattr(b, "_plain", None)
     if pa is None or pb is None:
+        with_symbols = symbolic_arguments.prove(a, b)
+        if with_symbols is not None:
+            return with_symbols
         return _by_exhaustion(a, b)
     fa, fb = coal(a.shape, a.stride), coal(b.shape, b.stride)
     if fa == fb:

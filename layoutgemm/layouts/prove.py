@@ -12,8 +12,7 @@ Nothing here rests on sampling: sizes are tried only to find a counterexample.
 from __future__ import annotations
 
 import itertools
-import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -22,21 +21,20 @@ import numpy as np
 from ..errors import LayoutError
 from . import proof as _proof
 from . import symbolic_ops as _ops
-from .basis import ScaledBasis, component, has_basis, paths_of
+from .basis import component, has_basis, paths_of
 from .conditions import holds, quotient, recording, strongest
 from .facts import Facts
-from .generators import GENERATORS, Shown, check_symbols, inverse, times
+from .generators import GENERATORS, check_symbols
 from .generators import show as show_names
 from .inttuple import coal, leaves, product
 from .inttuple import show as show_tuple
 from .layout import Layout
-from .poly import div, ge0, needs_ge, show, substitute, val, valuations
+from .poly import div, ge0, needs_ge, show, substitute, val
 from .proof import CounterExample, Proof, Undecided
+from .sizes import at, candidates, cases_of, entries_of, plain, replaced, sizes
 from .symbolic_layout import conditions_of, generators
 
 Answer = Any  # Proof, CounterExample or Undecided
-CASES = 4096  # values of bounded symbols that are taken one by one
-TRIES = 4000  # sizes at which a counterexample is looked for
 EXHAUST = 1 << 16  # elements of a layout that is looked at whole, at one size
 
 
@@ -58,18 +56,18 @@ def prove(a: Any, b: Any, given: Any = ()) -> Answer:
     if facts is not None:
         facts = facts.on(a, b)
         a, b = facts(a, b)
-    gs = generators(*_entries_of(a), *_entries_of(b))
+    gs = generators(*entries_of(a), *entries_of(b))
     if not gs:
         return _with_conditions(_proof.equivalent(plain(a), plain(b)), (a, b), [])
     check_symbols(gs)
     if not (isinstance(a, Layout) and isinstance(b, Layout)):
-        return _swizzled(a, b)
+        return _swizzled(a, b, facts)
     if has_basis(a.stride) != has_basis(b.stride):
         raise LayoutError(f"{a} and {b}: one leads to coordinates, the other to offsets")
 
     def same(f: Callable[[Any], Any]) -> str | None:
-        x = coal(a.shape, a.stride) if f is _as_is else coal(_map(f, a.shape), _map(f, a.stride))
-        if x != (coal(b.shape, b.stride) if f is _as_is else coal(_map(f, b.shape), _map(f, b.stride))):
+        x = coal(a.shape, a.stride) if f is _as_is else coal(replaced(f, a.shape), replaced(f, a.stride))
+        if x != (coal(b.shape, b.stride) if f is _as_is else coal(replaced(f, b.shape), replaced(f, b.stride))):
             return None
         return " x ".join(f"{show(s)}:{show(d)}" for s, d in zip(*x)) or "1:0"
 
@@ -77,7 +75,9 @@ def prove(a: Any, b: Any, given: Any = ()) -> Answer:
         def number(x: Any) -> int:
             return val(x, env)
 
-        if coal(_map(number, a.shape), _map(number, a.stride)) == coal(_map(number, b.shape), _map(number, b.stride)):
+        if coal(replaced(number, a.shape), replaced(number, a.stride)) == coal(
+            replaced(number, b.shape), replaced(number, b.stride)
+        ):
             return None
         found = _proof.equivalent(at(a, env), at(b, env))
         return found if isinstance(found, CounterExample) else None
@@ -103,14 +103,14 @@ def injective(a: Any, given: Any = ()) -> Answer:
     if facts is not None:
         facts = facts.on(a)
         a = facts(a)
-    if not generators(*_entries_of(a)):
+    if not generators(*entries_of(a)):
         return plain(a).is_injective()
     if not isinstance(a, Layout):
         return injective(a.layout)  # a swizzle is a bijection
     why: list[str] = []
 
     def steps(f: Callable[[Any], Any]) -> str | None:
-        return _growing(_map(f, a.shape), _map(f, a.stride), why)
+        return _growing(replaced(f, a.shape), replaced(f, a.stride), why)
 
     def shared(env: dict[int, int]) -> CounterExample | None:
         if _too_large(a.size, env):
@@ -129,7 +129,7 @@ def bijective(a: Any, given: Any = ()) -> Answer:
     if facts is not None:
         facts = facts.on(a)
         a = facts(a)
-    if not generators(*_entries_of(a)):
+    if not generators(*entries_of(a)):
         return plain(a).is_bijective()
     if not isinstance(a, Layout) or has_basis(a.stride):
         raise LayoutError(
@@ -138,7 +138,7 @@ def bijective(a: Any, given: Any = ()) -> Answer:
     why: list[str] = []
 
     def compact(f: Callable[[Any], Any]) -> str | None:
-        shape, stride = _map(f, a.shape), _map(f, a.stride)
+        shape, stride = replaced(f, a.shape), replaced(f, a.stride)
         steps = _growing(shape, stride, why)
         if steps is None:
             return None
@@ -184,11 +184,12 @@ def covers(a: Any, tile: Any, given: Any = ()) -> Answer:
     statement = f"{a} does not cover 0..{show(n - 1)}"
 
     def reaches(f: Callable[[Any], Any]) -> str | None:
-        inverse_shape, inverse_stride = _ops.right_inverse(_map(f, a.shape), _map(f, a.stride))
+        inverse_shape, inverse_stride = _ops.right_inverse(replaced(f, a.shape), replaced(f, a.stride))
         m = product(inverse_shape)
         if not holds(f(n), m):
             return None
-        return f"{show_tuple(inverse_shape)}:{show_tuple(inverse_stride)} is a right inverse, which reaches {show(m)} offsets"
+        inverse = f"{show_tuple(inverse_shape)}:{show_tuple(inverse_stride)}"
+        return f"{inverse} is a right inverse, which reaches {show(m)} offsets"
 
     def missing(env: dict[int, int]) -> CounterExample | None:
         if _too_large(a.size, env):
@@ -229,8 +230,8 @@ def disjoint(a: Any, b: Any, offset: Any = 0, given: Any = ()) -> Answer:
 
     def apart(f: Callable[[Any], Any]) -> str | None:
         return _apart(
-            [*zip(leaves(_map(f, a.shape)), leaves(_map(f, a.stride)))],
-            [*zip(leaves(_map(f, b.shape)), leaves(_map(f, b.stride)))],
+            [*zip(leaves(replaced(f, a.shape)), leaves(replaced(f, a.stride)))],
+            [*zip(leaves(replaced(f, b.shape)), leaves(replaced(f, b.stride)))],
             f(offset),
         )
 
@@ -262,21 +263,21 @@ def _decide(
     statement: str,
     facts: Facts | None,
 ) -> Answer:
-    """Proof if `shown` has an argument, for all sizes or for each value of the bounded symbols; else a size that refutes.
+    """Proof if `shown` argues for all sizes, or for each value of the bounded symbols; else a size that refutes.
 
     `shown(f)` argues with every entry x replaced by f(x) and returns the argument, or None. `refuted(env)` looks at one
     size.
     """
-    gs = generators(*[y for x in objects for y in _entries_of(x)])
+    gs = generators(*[y for x in objects for y in entries_of(x)])
     argument = shown(_as_is)
     if argument is not None:
         return Proof(method, (), tuple(step.format(line) for line in argument.split("\n")))
-    for env in _sizes(gs):
+    for env in candidates(gs):
         found = refuted(env)
         if found is not None:
             return _sized(found, env, statement, facts, objects)
     bounded = [g for g in gs if GENERATORS[g].low is not None and GENERATORS[g].high is not None]
-    cases = _cases(bounded)
+    cases = cases_of(bounded)
     if not bounded or cases is None:
         reason = "no argument of this method decides it, and no size that refutes it was found"
         return Undecided(f"{statement.replace(' is not ', ' being ')}: {reason}")
@@ -290,7 +291,7 @@ def _decide(
                 if refuted(case) is None:
                     steps.append(f"{where}: looked at")
                     continue
-            for env in _sizes(free):
+            for env in candidates(free):
                 found = refuted({**env, **case})
                 if found is not None:
                     return _sized(found, {**env, **case}, statement, facts, objects)
@@ -302,37 +303,6 @@ def _decide(
 
 def _as_is(x: Any) -> Any:
     return x
-
-
-def _sizes(gs: list[int]) -> Iterator[dict[int, int]]:
-    """Sizes in order of growing total, then larger ones: candidates for a counterexample, never for a proof."""
-    count = 0
-    total = 12 if len(gs) <= 3 else 6
-    for env in valuations(gs, total):
-        yield env
-        count += 1
-        if count >= TRIES:
-            break
-    rng = random.Random(0)  # the same sizes every time
-    for k in range(200 if gs else 0):
-        env = {}
-        for g in gs:
-            G = GENERATORS[g]
-            low = G.low if G.low is not None else (G.high if G.high is not None else 0) - 10 * (k + 1)
-            env[g] = rng.randint(low, low + 10 * (k + 1) if G.high is None else min(G.high, low + 10 * (k + 1)))
-        yield env
-
-
-def _cases(bounded: list[int]) -> list[dict[int, int]] | None:
-    """All values of the bounded generators, or None when they are too many."""
-    ranges = []
-    total = 1
-    for g in bounded:
-        G = GENERATORS[g]
-        assert G.low is not None and G.high is not None
-        ranges.append(range(G.low, G.high + 1))
-        total *= len(ranges[-1])
-    return [dict(zip(bounded, v)) for v in itertools.product(*ranges)] if total <= CASES else None
 
 
 def _too_large(n: Any, env: dict[int, int]) -> bool:
@@ -387,10 +357,10 @@ def _growing_part(modes: list[tuple[Any, Any]], why: list[str]) -> list[str] | N
             if not _ops.has_symbols(*[x for m in rest for x in m]):
                 inner = Layout(tuple([s for s, _ in rest]), tuple([d for _, d in rest])).is_injective()
                 return [*inner.steps, *steps[::-1]] if isinstance(inner, Proof) else None
-            ways = []
-            for i, (s, d) in enumerate(rest):
+            ways: list[str] = []
+            for i, (_, d) in enumerate(rest):
                 span = sum([(t - 1) * e for j, (t, e) in enumerate(rest) if j != i])
-                ways += [w for w in needs_ge(d - span - 1)]
+                ways += needs_ge(d - span - 1)
             why.append(
                 f"{', '.join(f'{show(s)}:{show(d)}' for s, d in rest)} overlap in span; needs {' or '.join(ways)}"
             )
@@ -429,97 +399,11 @@ def _apart(a: list[tuple[Any, Any]], b: list[tuple[Any, Any]], offset: Any) -> s
     return None
 
 
-# ---------------------------------------------------------------- sizes and symbols
-
-
-def at(x: Any, env: dict[int, int]) -> Any:
-    """A layout or entry at the values of the generators."""
-    if isinstance(x, Layout):
-        return Layout(_map(lambda y: val(y, env), x.shape), _map(lambda y: val(y, env), x.stride))
-    return val(x, env)
-
-
-def plain(x: Any) -> Any:
-    """A layout without symbols as one of the plain class."""
-    return Layout._new(x.shape, x.stride) if isinstance(x, Layout) else x
-
-
-def _map(f: Callable[[Any], Any], x: Any) -> Any:
-    if x.__class__ is tuple:
-        return tuple([_map(f, y) for y in x])
-    if x.__class__ is ScaledBasis:
-        return f(x.value) * ScaledBasis(1, x.path)
-    return f(x)
-
-
-def _entries_of(x: Any) -> tuple[Any, ...]:
-    if hasattr(x, "swizzle"):
-        return (x.offset, *_entries_of(x.layout))
-    return (x.shape, x.stride) if hasattr(x, "stride") else (x,)
-
-
 def _facts(given: Any) -> Facts | None:
     if isinstance(given, Facts):
         return given
     given = (given,) if isinstance(given, str) or not isinstance(given, (tuple, list)) else tuple(given)
     return Facts(*given) if given else None
-
-
-def sizes(env: dict[int, int], facts: Facts | None = None) -> dict[str, int]:
-    """The values of the user's symbols from those of the generators, eliminated symbols included."""
-    out: dict[str, int] = dict(facts.values(env)) if facts is not None else {}
-    todo = list(env)
-    while todo:
-        left = []
-        for g in todo:
-            if not _solve(GENERATORS[g].shown, env[g], out):
-                left.append(g)
-        if len(left) == len(todo):
-            # Part of an expression whose other symbols do not occur: say it as it is.
-            for g in left:
-                out[show_names(GENERATORS[g].shown)] = env[g]
-            break
-        todo = left
-    return dict(sorted(out.items()))
-
-
-def _solve(shown: Shown, value: int, known: dict[str, int]) -> bool:
-    """Find the one name of `shown` that is not known; True when nothing is left to find."""
-    if len(shown) == 1:
-        ((power, c),) = shown.items()
-        if len(power) == 1 and power[0][1] == 1 and c.numerator == 1:
-            known.setdefault(power[0][0], value * c.denominator)
-            return True
-    unknown = {n for power in shown for n, _ in power if n not in known}
-    if not unknown:
-        return True
-    if len(unknown) > 1:
-        return False
-    (name,) = unknown
-    with_name = {p: c for p, c in shown.items() if any(n == name for n, _ in p)}
-    if len(with_name) != 1:
-        return False
-    ((power, c),) = with_name.items()
-    if dict(power)[name] != 1:
-        return False
-    rest: Any = value
-    for p, k in shown.items():
-        if p != power:
-            rest -= _value({p: k}, known)
-    factor = inverse({tuple([(n, k) for n, k in power if n != name]): c})
-    assert factor is not None
-    rest = rest * _value(times(factor, {(): c / c}), known)
-    known[name] = int(rest)
-    return True
-
-
-def _value(shown: Shown, known: dict[str, int]) -> Any:
-    total: Any = 0
-    for power, c in shown.items():
-        for n, k in power:
-            c = c * known[n] ** k if k > 0 else c / known[n] ** -k
-        total += c
-    return total
 
 
 def _sized(
@@ -540,8 +424,18 @@ def _with_conditions(answer: Answer, layouts: tuple[Any, ...], used: list[str], 
     return answer
 
 
-def _swizzled(a: Any, b: Any) -> Answer:
-    return Undecided("swizzled layouts over symbolic sizes need the digit form")
+def _swizzled(a: Any, b: Any, facts: Facts | None) -> Answer:
+    """Layouts one of which is swizzled: by their normal forms over digits, else by a size at which they differ."""
+    from .digit_proof import prove_layouts
+
+    answer = prove_layouts(a, b) if a.size == b.size else Undecided(f"{a.size} and {b.size} elements")
+    if isinstance(answer, Undecided):
+        for env in itertools.islice(candidates(generators(*entries_of(a), *entries_of(b))), 100):
+            if not (_too_large(a.size, env) or _too_large(b.size, env)):
+                found = _proof.equivalent(at(a, env), at(b, env))
+                if isinstance(found, CounterExample):
+                    return _sized(found, env, "not equivalent", facts, (a, b))
+    return answer
 
 
 __all__ = ["bijective", "covers", "disjoint", "injective", "prove", "sizes"]

@@ -20,9 +20,11 @@ class Solver:
         self.mapping = mapping
 
     def now(self, x: Any) -> Any:
+        """The entry under the facts so far."""
         return substitute(x, self.mapping)
 
     def set(self, g: int, value: Any) -> None:
+        """Replace generator g everywhere."""
         # A generator made just now may be one that was replaced before: the same symbol, text and bounds.
         value = self.now(value)
         if g in gens(value):
@@ -42,6 +44,7 @@ class Solver:
     # ------------------------------------------------------------ d | x
 
     def divides(self, d: Any, x: Any) -> None:
+        """The fact d | x."""
         d, x = self.now(d), self.now(x)
         if d.__class__ is int and d == 0:
             raise FactError("0 divides nothing but 0")
@@ -95,6 +98,7 @@ class Solver:
     # ------------------------------------------------------------ p >= 0, p == 0
 
     def nonnegative(self, p: Any) -> None:
+        """The fact p >= 0."""
         p = self.now(p)
         if ge0(p):
             return
@@ -126,6 +130,7 @@ class Solver:
         raise FactError(f"{show(p)} >= 0 cannot be solved for one symbol whose own bounds it implies")
 
     def zero(self, p: Any) -> None:
+        """The fact p == 0."""
         p = self.now(p)
         if p.__class__ is int:
             if p:
@@ -165,7 +170,7 @@ class Solver:
     # ------------------------------------------------------------ quotients rounded up or down
 
     def quotient(self, x: Any, d: Any, up: bool, mine: int | None) -> Any:
-        """ceil(x / d) (`up`) or floor(x / d) as an entry: generator `mine` if that has the right bounds, or a new one."""
+        """ceil(x / d) (`up`) or floor(x / d) as an entry: generator `mine` if its bounds are right, or a new one."""
         x, d = self.now(x), self.now(d)
         q = floordiv(-x, d) if up else floordiv(x, d)
         if q is not None:
@@ -190,8 +195,8 @@ class Solver:
             if not ((low is None or (low - up) % d == 0) and (high is None or (high + 1 - up) % d == 0)):
                 raise FactError(
                     f"{show(y)} is in {'' if low is None else low}..{'' if high is None else high}; "
-                    f"{'ceil_div' if up else '//'} by {d} makes bounds of these only when the lower is {up + 0} and the "
-                    f"upper {(d - 1 + up) % d} modulo {d}"
+                    f"{'ceil_div' if up else '//'} by {d} makes bounds of these only when the lower is {up + 0} and "
+                    f"the upper {(d - 1 + up) % d} modulo {d}"
                     + (f", for instance {show(y)} >= {-(-(low - up) // d) * d + up}" if low is not None else "")
                 )
             t_low = None if low is None else (low - up) // d + up
@@ -218,14 +223,11 @@ class Solver:
     def define(self, mine: Any, x: Any, d: Any, up: bool) -> None:
         """The symbol `mine` = ceil or floor of x / d."""
         mine = self.now(mine)
-        # A symbol without other facts can be the new generator itself.
-        plain = mine.__class__ is P and len(mine.terms) == 1 and next(iter(mine.terms.values())) == 1
-        free = (
-            plain
-            and GENERATORS[gens(mine)[0]].shown == name(symbol)
-            and gens(mine)[0] not in gens(self.now(x), self.now(d))
-        )
-        t = self.quotient(x, d, up, gens(mine)[0] if free else None)
+        # A symbol on which nothing else rests can be the new generator itself.
+        g = gens(mine)[0] if mine.__class__ is P and list(mine.terms.values()) == [1] else None
+        free = g is not None and gen(g) == mine and g not in gens(self.now(x), self.now(d))
+        free = free and GENERATORS[g].shown == name(GENERATORS[g].symbol)  # type: ignore[index]
+        t = self.quotient(x, d, up, g if free else None)
         if t != self.now(mine):
             self.zero(mine - t)
 

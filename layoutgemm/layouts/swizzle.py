@@ -19,6 +19,7 @@ import numpy as np
 from ..errors import CompositionError, LayoutError, SwizzleError
 from .inttuple import as_int, coal, scalar
 from .predicates import Predicates
+from .symbolic import entry
 
 _set = object.__setattr__
 
@@ -216,7 +217,7 @@ class ComposedLayout(Predicates):
         elif layout.has_basis:
             raise SwizzleError(f"{swizzle} permutes offsets, and {layout} leads to coordinates")
         _set(self, "swizzle", swizzle)
-        _set(self, "offset", as_int(offset, "the offset of a ComposedLayout"))
+        _set(self, "offset", entry(offset, "the offset of a ComposedLayout"))
         _set(self, "layout", layout)
 
     @classmethod
@@ -261,12 +262,12 @@ class ComposedLayout(Predicates):
     @property
     def size(self) -> int:
         """How many coordinates."""
-        return int(self.layout.size)
+        return self.layout.size
 
     @property
     def cosize(self) -> int:
         """One more than the largest value, found by looking at all of them."""
-        from .layout import check_enumerable
+        from .inttuple import check_enumerable
 
         check_enumerable("cosize", self)
         return int(np.max(self.offsets())) + 1
@@ -434,10 +435,10 @@ class ComposedLayout(Predicates):
     def __str__(self) -> str:
         return f"{self.swizzle} o {self.offset} o {self.layout}"
 
-    def _repr_svg_(self) -> str:
-        from ..view import layout_svg
+    def _repr_svg_(self) -> str | None:
+        from ..view import repr_svg
 
-        return layout_svg(self)
+        return repr_svg(self)
 
 
 def compose_with_swizzle(left: Any, right: Any) -> ComposedLayout:

@@ -31,9 +31,9 @@ _declared: dict[str, Any] = {}
 def dim(name: str, multiple_of: int = 1, min: int = 1, max: int | None = None) -> Any:
     """A symbol for an integer: a multiple of `multiple_of` in min..max (no upper bound when None).
 
-    The result is an entry for shapes and strides. Calls with the same name and facts give the same symbol. Symbols of one
-    name and different facts are different symbols, and raise FactError where they meet in one layout. Facts that relate
-    symbols, or come later, are stated with `Facts`. Where the facts leave one value, the result is that int.
+    The result is an entry for shapes and strides. Calls with the same name and facts give the same symbol. Symbols of
+    one name and different facts are different symbols, and raise FactError where they meet in one layout. Facts that
+    relate symbols, or come later, are stated with `Facts`. Where the facts leave one value, the result is that int.
 
     Raises FactError when the facts leave no value, LayoutError for a name that is no identifier.
 

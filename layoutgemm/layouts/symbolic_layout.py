@@ -9,14 +9,14 @@
 >>> Layout((M, N), (N, 1)).logical_divide((None, 8))
 Traceback (most recent call last):
     ...
-layoutgemm.layouts.poly.MissingFact: complement of 8:1: ceil(N / 8) copies: needs 8 | N or N <= 8 or T = ceil_div(N,8)
+layoutgemm.layouts.poly.MissingFact: a divide of 8:1: ceil(N / 8) copies: needs 8 | N or N <= 8 or T = ceil_div(N,8)
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from ..errors import LayoutError
+from ..errors import CoordinateError, LayoutError
 from . import divide as _divide
 from . import inttuple as _t
 from . import symbolic_ops as _ops
@@ -70,6 +70,7 @@ class SymbolicLayout(Layout):
     """
 
     __slots__ = ()
+    _symbolic = True
 
     @property
     def conditions(self) -> tuple[str, ...]:
@@ -88,7 +89,7 @@ class SymbolicLayout(Layout):
 
         >>> from layoutgemm.layouts.symbolic import dim
         >>> str(Layout((dim("M"), 8)).given("64 | M").logical_divide(64))
-        '(64,(M//64,8)):(1,(64,M))'
+        '(64,M//8):(1,64)'
         """
         out: Layout = Facts(*facts)(self)
         return out
@@ -129,15 +130,18 @@ class SymbolicLayout(Layout):
         return total
 
     def __call__(self, *coord: Any) -> Any:
+        """The offset of a coordinate of ints, symbols, SymPy expressions or traced integers."""
         c = coord[0] if len(coord) == 1 else coord
-        if is_sympy(c) or (isinstance(c, (tuple, list)) and any(is_sympy(x) for x in _flat(c))):
+        entries = _flat(c)
+        if any(map(is_sympy, entries)):
             from .symbolic import to_sympy
 
             return to_sympy(self(_entries(c)))
-        if not _all_entries(c):
-            return _traced(self, c)
+        c = _checked(c)
         if has_basis(self.stride):
-            return assemble({p: _views.crd2idx(c, self.shape, component(self.stride, p)) for p in paths_of(self.stride)})
+            return assemble(
+                {p: _views.crd2idx(c, self.shape, component(self.stride, p)) for p in paths_of(self.stride)}
+            )
         return _views.crd2idx(c, self.shape, self.stride)
 
     def coord(self, index: Any) -> Any:
@@ -407,13 +411,14 @@ def _all_entries(x: Any) -> bool:
     return all(y.__class__ is int or y.__class__ is P for y in _flat(x))
 
 
-def _traced(layout: Layout, coord: Any) -> Any:
-    """Arrays and traced integers have no arithmetic with symbols."""
-    import numpy as np
-
-    if all((isinstance(y, (np.integer, int)) and not isinstance(y, bool)) or y.__class__ is P for y in _flat(coord)):
-        return layout(_entries(coord))
-    raise LayoutError(f"{layout} takes integers and symbols; for {coord!r} put numbers in first, with at()")
+def _checked(x: Any) -> Any:
+    """A coordinate of ints, symbols and traced integers; an array of numbers has no arithmetic with symbols."""
+    if isinstance(x, (tuple, list)):
+        return tuple([_checked(y) for y in x])
+    x = _t.scalar(x)
+    if hasattr(x, "dtype") and getattr(x, "shape", ()) != ():
+        raise CoordinateError(f"a layout with symbols takes no arrays: put numbers in first, with at(); not {x!r}")
+    return x
 
 
 def _offset(coord: Any, shape: Any, stride: Any) -> Any:

@@ -5,15 +5,15 @@ size that the facts allow, sizes at which a symbolic extent is 1 included, or th
 that would decide it. Where no entry is a symbol, the integer operation itself is called.
 
 Two things differ from the integers by necessity. Chains of modes (complement, inverses) are ordered by provable
-comparison or divisibility, never by sorting. And modes are what they are for general sizes: at a size where an extent is
-1 or two modes happen to continue each other, the integer operation may print the same function with fewer modes.
+comparison or divisibility, never by sorting. And modes are what they are for general sizes: at a size where an extent
+is 1 or two modes happen to continue each other, the integer operation may print the same function with fewer modes.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from ..errors import CompositionError, CoordinateError, LayoutError
+from ..errors import CompositionError, LayoutError
 from . import compose as _int_compose
 from . import inverse as _int_inverse
 from .basis import ScaledBasis, component, has_basis, paths_of
@@ -93,8 +93,8 @@ class _Composition:
             reach = [r for j, r in self.parts if j == i]
             if len(reach) > 1 and not holds(sum(reach), self.S[i] - 1):
                 raise MissingFact(
-                    f"the modes of the right operand may carry across {show(self.S[i])}:{show(self.D[i])}, where they reach "
-                    f"{show(sum(reach))}",
+                    f"the modes of the right operand may carry across {show(self.S[i])}:{show(self.D[i])}, where they "
+                    f"reach {show(sum(reach))}",
                     needs_ge(self.S[i] - 1 - sum(reach)),
                 )
         return out
@@ -130,8 +130,8 @@ class _Composition:
                 if n is not None:
                     ways += needs_div(n, s)
                 raise MissingFact(
-                    f"mode {show(whole[0])}:{show(whole[1])} of the right operand: {show(s)} steps of {show(d)} in the mode "
-                    f"{show(a)}:{show(self.D[i])} of the left one",
+                    f"mode {show(whole[0])}:{show(whole[1])} of the right operand: {show(s)} steps of {show(d)} in the "
+                    f"mode {show(a)}:{show(self.D[i])} of the left one",
                     tuple(dict.fromkeys(ways)),
                 )
             if not (n.__class__ is int and n == 1):
@@ -179,7 +179,8 @@ def _compose_coordinates(ashape: Any, astride: Any, bshape: Any, bstride: Any) -
                 if s.__class__ is not tuple and path == (0,):
                     break
                 raise LayoutError(
-                    f"{_text((bshape, bstride))} leads to mode {'.'.join(map(str, path))}, which {show_tuple(ashape)} has not"
+                    f"{_text((bshape, bstride))} leads to mode {'.'.join(map(str, path))}, which "
+                    f"{show_tuple(ashape)} does not have"
                 )
             s, d = s[p], d[p]
         part = compose(s, d, bshape, component(bstride, path))
@@ -217,8 +218,8 @@ def chain(shape: Any, stride: Any, what: str) -> list[tuple[Any, Any, Any, Any]]
             back_to(point)
         else:
             raise MissingFact(
-                f"{what} of {_text((shape, stride))}: no order of {', '.join(f'{show(s)}:{show(d)}' for s, d in rest)} above "
-                f"{show(end)} is known",
+                f"{what} of {_text((shape, stride))}: no order of {', '.join(map(_text, rest))} above {show(end)} is "
+                f"known",
                 _order_needs(rest, end),
             )
         out.append((s, d, gap, end))
@@ -261,8 +262,8 @@ def gaps(shape: Any, stride: Any, what: str, exact: bool) -> tuple[list[Any], li
     for s, d, gap, end in chain(shape, stride, what):
         if exact and quotient(d, end) is None:
             raise MissingFact(
-                f"{what} needs the complement of {_text((shape, stride))} to leave nothing out: the stride {show(d)} above "
-                f"{show(end)}",
+                f"{what} needs the complement of {_text((shape, stride))} to leave nothing out: the stride {show(d)} "
+                f"above {show(end)}",
                 needs_div(end, d),
             )
         if not (gap.__class__ is int and gap == 1):
@@ -427,8 +428,8 @@ def tile_to_shape(block: Pair, shape: Any, order: Any = None) -> Pair:
         q = quotient(product(t), product(s))
         if q is None:
             raise MissingFact(
-                f"tile_to_shape: mode {i} of the target {show_tuple(shape)} has extent {show(product(t))}, and the block's is "
-                f"{show(product(s))}",
+                f"tile_to_shape: mode {i} of the target {show_tuple(shape)} has extent {show(product(t))}, and the "
+                f"block's is {show(product(s))}",
                 needs_div(product(s), product(t)),
             )
         tiles.append(q)

@@ -23,11 +23,13 @@ class Dim(sympy.Symbol):
     facts: tuple[int, int | None, int | None]
 
     def __new__(cls, name: str, facts: tuple[int, int | None, int | None], **assumptions: Any) -> Dim:
+        """A new symbol; SymPy's cache would answer with another one of this name."""
         self: Dim = super().__xnew__(cls, name, **assumptions)
         self.facts = facts
         return self
 
     def __getnewargs_ex__(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments that make it again, for pickle."""
         return (self.name, self.facts), _assumptions(self.facts)
 
     def _hashable_content(self) -> tuple[Any, ...]:

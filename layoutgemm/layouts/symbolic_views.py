@@ -29,7 +29,8 @@ def upcast(shape: Any, stride: Any, n: int) -> Pair:
     out = _upcast(shape, stride, n, over)
     if over and not holds(sum(over), n - 1):
         raise MissingFact(
-            f"upcast of {show_tuple(shape)}:{show_tuple(stride)} by {n}: the strides that do not divide {n} leave {show(sum(over))} over",
+            f"upcast of {show_tuple(shape)}:{show_tuple(stride)} by {n}: the strides that do not divide {n} leave "
+            f"{show(sum(over))} over",
             needs_ge(n - 1 - sum(over)),
         )
     return out
@@ -65,6 +66,13 @@ def downcast(shape: Any, stride: Any, n: int) -> Pair:
 # ---------------------------------------------------------------- coordinates
 
 
+def _plus(a: Any, b: Any) -> Any:
+    # A traced sum needs no `+ 0`.
+    if a.__class__ is int and a == 0:
+        return b
+    return a if b.__class__ is int and b == 0 else a + b
+
+
 def crd2idx(coord: Any, shape: Any, stride: Any) -> Any:
     """The offset of a coordinate of ints and symbols. An int that is nowhere inside the shape raises CoordinateError.
 
@@ -75,8 +83,10 @@ def crd2idx(coord: Any, shape: Any, stride: Any) -> Any:
             raise CoordinateError(f"coordinate {coord!r} does not have the nesting of shape {show_tuple(shape)}")
         total: Any = 0
         for c, s, d in zip(coord, shape, stride):
-            total = total + crd2idx(c, s, d)
+            total = _plus(total, crd2idx(c, s, d))
         return total
+    if coord.__class__ is not int and coord.__class__ is not P:
+        return _t.crd2idx(coord, shape, stride)  # an array or a traced integer: its own arithmetic
     parts = split(coord, shape)
     total = 0
     for c, d in zip(leaves(parts), leaves(stride)):

@@ -289,6 +289,16 @@ def test_blocked_and_raked_products() -> None:
             assert raked(i) == pick(values, c, outer, 1, inner) + pick(starts, c, outer, 0)
 
 
+def test_blocked_and_raked_products_of_plain_ints() -> None:
+    """Rank 1 without a tuple around it, and ranks that differ: the missing modes have extent 1."""
+    assert image(Layout(3).blocked_product(Layout(2))) == [0, 1, 2, 3, 4, 5]
+    assert image(Layout(3).raked_product(Layout(2))) == [0, 3, 1, 4, 2, 5]
+    assert image(Layout(3).blocked_product(2)) == [0, 1, 2, 3, 4, 5]
+    assert sizes(Layout(3).blocked_product(Layout((2, 2)))) == [6, 2]
+    assert sizes(Layout((3, 5)).raked_product(Layout(2))) == [6, 5]
+    assert Layout(3).blocked_product(Layout(2)).rank == Layout(3).raked_product(Layout(2)).rank == 1
+
+
 def pick(table: list[int], coord: tuple, fast: list[int], which: int, shape: list[int] | None = None) -> int:
     """Split each digit by the fast extents, take the fast (0) or the slow (1) parts, look them up."""
     parts = tuple(divmod(x, f)[1 - which] for x, f in zip(coord, fast, strict=True))

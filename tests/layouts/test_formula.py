@@ -48,11 +48,14 @@ KNOWN: list[tuple[Any, dict[str, Any], str]] = [
         "S<3,3,3> o 0 o (128,(64,2)):(64,(1,8192))",
     ),
     ("64*m + 16*k + 8 ^ ((64*m + 16*k + 8) >> 3 & 56)", {"m": 8, "k": 4}, "S<3,3,3> o 8 o (8,4):(64,16)"),
+    ("512 + 64*m + k ^ ((512 + 64*m + k) >> 3 & 56)", {"m": 8, "k": 64}, "S<3,3,3> o 512 o (8,64):(64,1)"),
     ("x + 5", {"x": 10}, "S<0,4,3> o 5 o 10:1"),
     ("7 - x", {"x": 8}, "S<0,4,3> o 7 o 8:-1"),
     ("7 ^ x", {"x": 8}, "S<0,4,3> o 7 o 8:-1"),
     ("x % 8", {"x": 64}, "(8,8):(1,0)"),
     ("x // 4", {"x": 12}, "(4,3):(0,1)"),
+    ("x % 4 + x // 4", {"x": 12}, "(4,3):(1,1)"),
+    ("x % 8 + x // 8 * 8", {"x": 12}, "12:1"),
     ("x + x // 3 * 10", {"x": 12}, "(3,4):(1,13)"),
     ("min(x, 100)", {"x": 50}, "50:1"),
     ("x & 5 | x & 2", {"x": 8}, "8:1"),
@@ -157,13 +160,20 @@ EXPRESSIONS: list[tuple[Any, tuple[str, ...], str]] = [
     (Swizzle(3, 3, 3) @ Layout((64, 64), (64, 1)), ("m", "k"), "64*m + (k ^ 8*(m%8))"),
     (ComposedLayout(Swizzle(3, 3, 3), 64, Layout(64)), ("k",), "(k ^ 8) + 64"),
     (Layout((4, 8), (2 * E(0), E(1))), ("t", "r"), "(2*t, r)"),
+    (Layout((4, 8), (-3, 1)), ("x",), "x//4 - 3*(x%4)"),
+    (Layout((4, 8), (1, -3)), ("x",), "-3*(x//4) + x%4"),
+    (Swizzle(3, 3, 3) @ Layout((12, 64), (64, 1)), ("x",), "(x//12 ^ 8*((x%12)%8)) + 64*(x%12)"),
+    (Swizzle(2, 3, 3) @ Layout((12, 64), (32, 1)), ("x",), ""),
     (Swizzle(1, 0, 2) @ Layout((3, 10), (16, 3)), ("m", "k"), "(3*k + 16*m) ^ ((3*k + 16*m)//4)%2"),
 ]
 
 
 @pytest.mark.parametrize(("source", "names", "text"), EXPRESSIONS, ids=[e[2] for e in EXPRESSIONS])
 def test_expressions_print_as_people_write(source: Any, names: tuple[str, ...], text: str) -> None:
-    assert str(expr(source, *names)) == text
+    e = expr(source, *names)
+    assert not text or str(e) == text
+    if isinstance(source, (Layout, ComposedLayout)) and len(names) == 1:
+        assert [eval(str(e), {}, {names[0]: i}) for i in range(source.size)] == source.offsets().tolist()
 
 
 def test_symbolic_expressions() -> None:
@@ -183,7 +193,7 @@ def test_latex_and_subs() -> None:
     e = expr(Layout((4, 8), (8, 1)), "x")
     x = next(iter(e.free_symbols))
     assert e.subs(x, 13) == (13 % 4) * 8 + 13 // 4
-    assert sympy.latex(e) == r"\left\lfloor \frac{x}{4} \right\rfloor + 8 \left( x \bmod 4 \right)"
+    assert sympy.latex(e) == r"\left\lfloor \frac{x}{4} \right\rfloor + 8 \left(x \bmod 4\right)"
     assert sympy.latex(expr(Swizzle(3, 4, 3), "x")).count(r"\oplus") == 1
     assert e.rewrite(sympy.floor).subs(x, 13).has(sympy.floor) is False
     assert e.is_integer and e.is_nonnegative and (e + 1).is_positive
@@ -265,6 +275,14 @@ def test_random_functions_are_read_or_refused() -> None:
             swizzled += 1
             assert layout.swizzle.bits > 0
     assert min(found, refused, swizzled) > 50, (found, refused, swizzled)
+
+
+def test_methods_of_layout() -> None:
+    layout = Layout.parse(FRAGMENT)
+    assert (
+        Layout.from_expr(get_coord_m64n64, (128, 32)) == layout == Layout.from_expr(layout.expr("t", "r"), t=128, r=32)
+    )
+    assert layout.expr("t", "r") == expr(layout, "t", "r") and str(Layout((4, 2)).expr()) == "i + 4*j"
 
 
 def test_sympy_is_loaded_only_by_expr() -> None:

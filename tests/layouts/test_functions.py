@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import random
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import layoutgemm.layouts as layouts
+from layoutgemm.errors import CoordinateError
 from layoutgemm.layouts import ComposedLayout, E, Layout, Swizzle, idx2crd
 from tests.layouts import reference as ref
 from tests.layouts.strategies import INJECTIVE, Pair, pairs, refined, seeds
@@ -90,6 +92,65 @@ def test_traced_integers(pair: Pair, data: st.DataObject) -> None:
     assert plain(layout(Traced(i))) == ref.offset(i, shape, stride)
     coord = ref.like(shape, [Traced(d) for d in ref.leaves(ref.coordinate(i, shape))])
     assert plain(layout(coord)) == ref.offset(i, shape, stride)
+
+
+class Counted(Traced):
+    """Counts the operations that tracing would emit."""
+
+    emitted = 0
+
+    def __mod__(self, other: object) -> Traced:
+        Counted.emitted += 1
+        return Counted(super().__mod__(other).value)
+
+    def __floordiv__(self, other: object) -> Traced:
+        Counted.emitted += 1
+        return Counted(super().__floordiv__(other).value)
+
+
+def test_extents_of_one_cost_traced_code_nothing() -> None:
+    """A traced index pays one % and one // a mode at most; modes of extent 1 and the first and last mode pay less."""
+
+    def cost(call: Callable[[Counted], object]) -> int:
+        Counted.emitted = 0
+        call(Counted(5))
+        return Counted.emitted
+
+    plain_layout = Layout((4, 8), (8, 1))
+    lean, lean_coord = cost(plain_layout), cost(plain_layout.coord)
+    assert lean <= 2 and lean_coord <= 2
+    for shape, stride in (
+        ((1, 4, 8), (3, 8, 1)), ((4, 1, 8), (8, 3, 1)), ((4, 8, 1), (8, 1, 3)),
+        (((1, 4), (1, (8, 1))), ((3, 8), (3, (1, 3)))),
+    ):
+        layout = Layout(shape, stride)
+        assert cost(layout) <= lean and cost(layout.coord) <= lean_coord, layout
+    assert cost(Layout(4)) == cost(Layout(4).coord) == 0
+
+
+def test_arrays_of_every_integer_kind() -> None:
+    """Any integer dtype counts, in int64; floats and bools do not; empty arrays stay empty."""
+    layout = Layout((4, (2, 3)), (6, (3, 24)))
+    truth = ref.image(layout.shape, layout.stride)
+    for dtype in (np.int8, np.uint8, np.int32, np.uint32, np.int64, np.uint64):
+        values = layout(np.arange(24, dtype=dtype))
+        assert values.dtype == np.int64 and values.tolist() == truth
+    big = Layout((100, 100), (1000, 1))  # 99099 does not fit the int8 that came in
+    assert big(np.int8(99), np.int8(99)) == 99099 and big(np.array([99], np.int8), 99).tolist() == [99099]
+    for kind in (np.int64, np.uint64):
+        assert layout(np.array([], dtype=kind)).shape == (0,)
+    for wrong in (np.array([1.0]), np.array([True]), np.array(["1"]), np.array([1 << 63], dtype=np.uint64)):
+        with pytest.raises(CoordinateError):
+            layout(wrong)
+
+
+def test_rank_zero() -> None:
+    """():() is the one coordinate () at offset 0."""
+    empty = Layout(())
+    assert (empty.size, empty.rank, empty.cosize) == (1, 0, 1) and empty(()) == 0 == empty(0)
+    assert image(empty.coalesce()) == [0] and image(empty.compose(Layout(1))) == [0]
+    assert image(Layout((4, 2)).compose(empty)) == [0]
+    assert image(Layout((4, ()), (3, ()))) == [0, 3, 6, 9]
 
 
 def test_mixed_array_and_int_coordinates() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from itertools import pairwise
+from itertools import pairwise, permutations, product
 
 import pytest
 from hypothesis import given
@@ -190,3 +190,39 @@ def test_max_common_vector_examples() -> None:
     assert Layout((8, 8)).max_common_vector(Layout((8, 8), (1, 10))) == 8
     assert Layout((8, 8)).max_common_vector(Layout((8, 8), (8, 1))) == 1
     assert Layout(((4, 2), 8), ((1, 64), 4)).max_common_vector(Layout((8, 8))) == 4
+
+
+def test_inverses_of_every_small_permutation() -> None:
+    """All orders of strides over shapes of 2s, 3s and 4s: merging in the inverse must never join strangers."""
+    for shape in product((2, 4), (2, 3), (3, 4), (2, 4)):
+        for order in permutations(range(4)):
+            strides, top = [0] * 4, 1
+            for mode in order:
+                strides[mode] = top
+                top *= shape[mode]
+            layout = Layout(shape, tuple(strides))
+            values = ref.image(shape, tuple(strides))
+            for inverse in (layout.right_inverse(), layout.left_inverse()):
+                table = [inverse(i) for i in range(top)]
+                assert [values[i] for i in table] == list(range(top)), f"{layout}: {inverse}"
+                assert inverse == inverse.coalesce(), "an inverse comes out coalesced"
+
+
+def test_right_inverse_chooses_the_longest_chain() -> None:
+    """Overlapping strides leave a choice; the law holds for every choice, and the longest chain of modes is taken."""
+    rng = random.Random(21)
+    for _ in range(1200):
+        shape = tuple(rng.choice((1, 2, 2, 3, 4)) for _ in range(5))
+        stride = tuple(rng.choice((0, 1, 1, 2, 2, 4, 4, 6, 8, 12, 16)) for _ in shape)
+        layout, values = Layout(shape, stride), ref.image(shape, stride)
+        inverse = layout.right_inverse()
+        assert [values[inverse(i)] for i in range(inverse.size)] == list(range(inverse.size)), f"{layout}: {inverse}"
+        assert inverse.size >= longest_chain(list(zip(shape, stride, strict=True))), f"{layout}: {inverse}"
+        assert inverse == inverse.coalesce()
+
+
+def longest_chain(modes: list[tuple[int, int]], top: int = 1) -> int:
+    """The largest end of a chain of modes whose strides are 1, s1, s1*s2, ...: every choice tried."""
+    ends = [longest_chain([m for m in modes if m is not mode], top * mode[0])
+            for mode in modes if mode[1] == top and mode[0] > 1]
+    return max([top, *ends])

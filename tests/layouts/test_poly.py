@@ -225,18 +225,18 @@ def test_each_named_fact_is_enough():
         p, q = random_entry(rng, [M, N, K, A], 2), rng.choice([2, 6, 8, 64, 128, K, 4 * N])
         for fact in needs_div(q, p):
             try:
-                given = Facts(fact)
+                x, y = Facts(fact)(p, q)
             except FactError:
                 continue  # `2 | M*N+1`: named, and no fact for one symbol
             tried += 1
-            assert div(given(p), given(q)) is not None, (p, q, fact)
+            assert div(x, y) is not None, (p, q, fact)
         for fact in needs_ge(p):
             try:
-                given = Facts(fact)
+                x = Facts(fact)(p)
             except FactError:
                 continue
             tried += 1
-            assert ge0(given(p)), (p, fact)
+            assert ge0(x), (p, fact)
     assert tried > 100
 
 
@@ -250,6 +250,10 @@ def test_texts_are_in_the_users_symbols_and_read_back():
         "2*M-N",
         "64*N-A+8",
     ]
+    # A name in a text is the symbol last made under it.
+    dims("M N K")
+    dim("A", multiple_of=64)
+    dim("D", multiple_of=4, min=-8, max=12)
     rng = random.Random(7)
     for _ in range(500):
         p = random_entry(rng, [M, N, K, A, A // 64, D // 4], 3)

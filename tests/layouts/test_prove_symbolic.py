@@ -269,6 +269,28 @@ def test_covers():
     assert isinstance(covers(tiles, K + BK, given="T = ceil_div(K, BK)"), CounterExample)
 
 
+def test_covers_is_exact_to_the_last_offset():
+    assert covers(Layout(M), M) and not covers(Layout(M), M + 1)
+    assert covers(Layout((M, 2), (1, M)), 2 * M) and not covers(Layout((M, 2), (1, M)), 2 * M + 1)
+
+
+def test_the_last_value_of_a_bounded_symbol_is_looked_at():
+    """3000 offsets are not covered by 2999, and no other value of x shows it."""
+    x = dim("x", max=3000)
+    answer = covers(Layout(2999), x)
+    assert isinstance(answer, CounterExample) and answer.sizes == (("x", 3000),) and answer.coord == 2999
+    assert covers(Layout(3000), x)
+
+
+def test_sizes_are_those_of_the_users_symbols():
+    A = dim("A", multiple_of=64)
+    assert prove(Layout((A, N), (N, 1)), Layout((A, N))).sizes == (("A", 64), ("N", 2))
+    given = Facts("ld >= A")
+    a, ld = given(A, dim("ld"))
+    answer = prove(Layout((a, N), (1, ld)), Layout((a, N)))
+    assert answer.sizes == (("A", 64), ("N", 2), ("ld", 65)) and (answer.left, answer.right) == (65, 64)
+
+
 def test_disjoint():
     assert disjoint(Layout((M, N), (1, 2 * M)), Layout((M, N), (1, 2 * M)), M)
     assert disjoint(Layout(M), Layout(N), K, "K >= M")

@@ -1,4 +1,4 @@
-"""Layouts with symbols: every operation against its definition at many sizes, refusals, conditions, and the SymPy border."""
+"""Layouts with symbols: every operation against its definition at many sizes; refusals, conditions, SymPy."""
 
 import pickle
 import random
@@ -117,6 +117,27 @@ def test_compose_is_the_function_of_the_composition_at_every_size():
         assert r.size == b.size and offsets(r) == through(a, offsets(b)), (a, b, r, env)
 
     assert fuzz(1500, 1, lambda rng, a, b, s: a.compose(b), check) > 400
+
+
+def test_compose_does_not_carry():
+    """Each mode of B fits a mode of A, and their sum may not: refused unless it provably does."""
+    M, N = dims("M N")
+    a = Layout((4 * M, N), (1, 8 * M))
+    with pytest.raises(CompositionError, match=r"may carry across 4\*M:1.*needs M >= 2"):
+        a.compose(Layout((2, 2), (1, 3)))
+    assert str(a.given("M >= 2").compose(Layout((2, 2), (1, 3)))) == "(2,2):(1,3)"
+
+    def check(a, b, r, env):
+        assert offsets(r) == through(a, offsets(b)), (a, b, r, env)
+
+    def operation(rng, a, b, symbols):
+        small = Layout(tuple(rng.randint(2, 4) for _ in range(2)), (1, rng.randint(1, 6)))
+        r = a.compose(small)
+        for env in sizes(a):
+            check(at(a, env), small, at(r, env), env)
+        return r
+
+    assert fuzz(500, 20, operation, lambda a, b, r, env: None) > 100
 
 
 def test_coalesce_filter_and_flatten_keep_their_function():
@@ -498,6 +519,32 @@ def test_pickles():
     tiles = Layout((M, N), (N, 1)).zipped_divide((64, None))
     again = pickle.loads(pickle.dumps(tiles))
     assert again == tiles and again.conditions == tiles.conditions and isinstance(again, SymbolicLayout)
+
+
+def test_traced_integers_go_through():
+    class Traced:
+        """Records what is done with it, as a compiler's integers do."""
+
+        def __init__(self, text):
+            self.text = text
+
+        def __mul__(self, other):
+            return Traced(f"{self.text}*{other}")
+
+        def __add__(self, other):
+            return Traced(f"{self.text}+{getattr(other, 'text', other)}")
+
+        def __mod__(self, other):
+            return Traced(f"({self.text}%{other})")
+
+        def __floordiv__(self, other):
+            return Traced(f"({self.text}//{other})")
+
+        __rmul__, __radd__ = __mul__, __add__
+
+    M, N = dims("M N")
+    assert Layout((M, N), (N, 1))(Traced("m"), Traced("n")).text == "m*N+n"
+    assert Layout((M, N), (N, 1))(Traced("i")).text == "(i%M)*N+(i//M)"
 
 
 def test_two_symbols_of_one_name_raise_where_they_meet():
