@@ -42,9 +42,15 @@ __version__ = "0.1.0"
 
 # Loaded when first asked for: whoever works with layouts alone does not pay for kernels.
 _LATER = {
+    "FactError": "layouts.generators",
+    "Facts": "layouts.facts",
     "GemmConfig": "kernels",
     "GemmPlan": "kernels",
+    "MissingFact": "layouts.poly",
     "Operand": "kernels",
+    "dim": "layouts.symbolic",
+    "dims": "layouts.symbolic",
+    "prove": "layouts.prove",
     "smem_tile": "atoms",
     "wgmma": "atoms",
 }

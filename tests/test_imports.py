@@ -36,6 +36,7 @@ CONFINED: dict[str, tuple[str, ...]] = {
     "tvm_ffi": ("kernels/compile*.py", "kernels/run*.py"),
     "torch": ("torch_op.py", "distributed.py", "bench.py", "kernels/run*.py", "kernels/device*.py"),
     "jax": ("jax_op.py",),
+    "pytest": ("pytest_plugin.py",),
 }
 FREE = frozenset({"numpy"})
 MAX_LINES = 600

@@ -152,7 +152,7 @@ def make_layout_tv(thread: Layout, value: Layout) -> tuple[Any, Layout]:
     tile = thread.raked_product(value)
     threads, values = thread.size, value.size
     tv = tile.right_inverse().compose(
-        Layout((threads, values), (1 if threads > 1 else 0, threads if values > 1 else 0))
+        Layout((threads, values), (0 if threads == 1 else 1, 0 if values == 1 else threads))
     )
     return product_each(tile.shape), tv
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from itertools import product
 
 import pytest
@@ -107,6 +108,28 @@ def test_known_wrong_answers_are_refused(left: str, right: str, misfit: int) -> 
     assert witness_index(error, b) == misfit
     assert left in str(error) and right in str(error) and error.reason
     assert str(error.reason) in str(error) or len(str(error)) > 40
+
+
+def test_the_arithmetic_of_a_refusal_is_true() -> None:
+    """A message that says `at (..) the offset is .. = x, which the left one sends to y` says it of the witness."""
+    said = re.compile(r"at \(([\d,]+)\) the offset is ([\d +]+) = (\d+), which the left (?:one|operand) sends to (\d+)")
+    rng, found = random.Random(17), 0
+    for _ in range(1500):
+        left = random_pair(rng, limit=200, leaves=4)
+        a, b = Layout(*left), Layout(*inside(rng, left))
+        try:
+            a.compose(b)
+        except CompositionError as error:
+            claim = said.search(str(error))
+            if claim is None:
+                continue
+            digits = [int(i) for i in claim[1].split(",")]
+            terms = [int(t) for t in claim[2].split("+")]
+            index = witness_index(error, b)
+            assert digits == ref.leaves(ref.coordinate(index, b.shape)), str(error)
+            assert sum(terms) == int(claim[3]) == b(index) and int(claim[4]) == a(b(index)), str(error)
+            found += 1
+    assert found > 30, "refusals no longer say where and why"
 
 
 @pytest.mark.parametrize(
