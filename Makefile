@@ -19,7 +19,7 @@ ifeq ($(shell uname -s),Linux)
 TEST_STAMPS := $(VENV)/.dsl $(VENV)/.torch
 endif
 
-.PHONY: help demo test lint bench-algebra clean
+.PHONY: help demo test lint bench-algebra bench-proofs clean
 .DELETE_ON_ERROR:
 
 help:
@@ -27,6 +27,7 @@ help:
 	@echo "make test           ruff, mypy and all tests"
 	@echo "make lint           ruff and mypy alone"
 	@echo "make bench-algebra  time the layout algebra against other implementations (PYCUTE=folder that holds pycute)"
+	@echo "make bench-proofs   time the provers"
 	@echo "make clean          remove $(VENV), caches and outputs"
 
 # Without a GPU torch would be a long download for nothing: the demo then runs the plan in NumPy.
@@ -56,6 +57,9 @@ lint: $(VENV)/.dev
 
 bench-algebra: $(VENV)/.bench
 	@$(BIN)/python benchmarks/bench_algebra.py $(if $(PYCUTE),--pycute "$(PYCUTE)")
+
+bench-proofs: $(VENV)/.base
+	@$(BIN)/python benchmarks/bench_proofs.py
 
 clean:
 	rm -rf "$(VENV)" out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

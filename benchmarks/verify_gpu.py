@@ -3,7 +3,7 @@
     python benchmarks/verify_gpu.py --json benchmarks/results/verify_h200.json
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck python benchmarks/verify_gpu.py --quick
 
-(Without its caching allocator torch gives each tensor an allocation of its own, so that the sanitizer sees where it ends;
+(Without its caching allocator torch gives each tensor an allocation of its own, so that the sanitizer sees its end;
 with --plant the run stores past the end of C on purpose, and the sanitizer must say so.)
 
 For every case: C is filled with NaN before the run; inputs are standard normal; the result must lie within

@@ -37,6 +37,11 @@ from .layouts import (
 if TYPE_CHECKING:
     from .atoms import smem_tile, wgmma
     from .kernels import GemmConfig, GemmPlan, Operand
+    from .layouts.facts import Facts
+    from .layouts.generators import FactError
+    from .layouts.poly import MissingFact
+    from .layouts.prove import prove
+    from .layouts.symbolic import dim, dims
 
 __version__ = "0.1.0"
 
@@ -79,10 +84,13 @@ __all__ = [
     "CounterExample",
     "DescriptorError",
     "E",
+    "FactError",
+    "Facts",
     "GemmConfig",
     "GemmPlan",
     "Layout",
     "LayoutError",
+    "MissingFact",
     "Operand",
     "OperandError",
     "ParseError",
@@ -95,7 +103,10 @@ __all__ = [
     "Undecided",
     "Verdict",
     "__version__",
+    "dim",
+    "dims",
     "parse",
+    "prove",
     "smem_tile",
     "wgmma",
 ]

@@ -81,7 +81,10 @@ def _explain(args: argparse.Namespace) -> int:
 
 
 def _prove(args: argparse.Namespace) -> int:
-    answer = prove(parse(args.a), parse(args.b), given=tuple(args.given))
+    facts = tuple(args.given)
+    answer = prove(parse(args.a, facts), parse(args.b, facts))
+    if facts:
+        print(f"given {', '.join(facts)}:")
     print(answer.explain())
     if isinstance(answer, Undecided):
         return 3

@@ -23,14 +23,21 @@ def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, An
     report = yield
     if call.excinfo is not None and call.excinfo.errisinstance(AssertionError):
         for verdict in failed_verdicts(call.excinfo.tb):
-            report.sections.append(("layoutgemm", verdict.explain()))
+            report.sections.append(("layoutgemm", explanation(verdict)))
     return report
+
+
+def explanation(verdict: CounterExample | Undecided) -> str:
+    """The two layouts that were compared, one under another, then what refutes them or why nothing decided."""
+    names = ("left: ", "right:") if len(verdict.between) == 2 else ()
+    lines = [f"{name} {layout}" for name, layout in zip(names, verdict.between, strict=False)]
+    return "\n".join([*lines, verdict.explain()])
 
 
 def failed_verdicts(traceback: TracebackType | None) -> list[Any]:
     """The CounterExample and Undecided values in the assertion that raised, in the order of their evaluation.
 
-    Those of the assertion's own expression; where it holds none, as in `assert verdict`, those in variables of the test.
+    Those of the assertion's expression; where it holds none, as in `assert verdict`, those in variables of the test.
     """
     if traceback is None:
         return []

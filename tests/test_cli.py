@@ -40,6 +40,28 @@ def test_errors_are_one_line_and_status_1(capsys):
     assert stop.value.code == 2
 
 
+@pytest.mark.parametrize(
+    "arguments, status, text",
+    [
+        (["(4,8):(8,1)", "(4,8):(8,2)"], 1, "not equivalent: (0,1) gives 1 and 2"),
+        (["(64,M//64):(1,64)", "M:1", "--given", "64 | M"], 0, "given 64 | M:\nproven by coalesced normal form"),
+        (["(M,N):(1,ld)", "(M,N):(1,M)", "--given", "ld >= M"], 1, "at M=1, N=2, ld=2: (0,1) gives 2 and 1"),
+        (["S<3,4,3> o 0 o (M,64):(64,1)", "(M,64):(64,1)"], 1, "not equivalent at M=3: (2,0) gives 144 and 128"),
+        (["S<3,4,3> o 0 o (M,64):(64,1)", "S<3,4,3> o 0 o (M,(8,8)):(64,(1,8))"], 0, "proven"),
+        (["S<3,3,3> o 0 o (M,10):(10,1)", "S<2,3,3> o 0 o (M,10):(10,1)", "--given", "M <= 2"], 3, "undecided"),
+    ],
+)
+def test_prove(capsys, arguments, status, text):
+    assert main(["prove", *arguments]) == status
+    assert text in capsys.readouterr().out
+
+
+def test_prove_says_what_it_needs(capsys):
+    assert main(["prove", "(64,M//64):(1,64)", "M:1"]) == 1
+    error = capsys.readouterr().err
+    assert "needs 64 | M" in error and error.endswith("^\n")
+
+
 def test_runs_as_a_module():
     done = subprocess.run(
         [sys.executable, "-m", "layoutgemm.cli", "--version"], capture_output=True, text=True, check=True

@@ -27,7 +27,8 @@ def test_a_failed_equivalence_shows_layouts_coordinate_and_values(pytester):
         """,
     )
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*- layoutgemm -*", "*(4,8):(8,1)*(4,8):(8,2)*", "*(0,1) gives 1 and 2*"])
+    shown = ["*- layoutgemm -*", "left:  (4,8):(8,1)", "right: (4,8):(8,2)", "*(0,1) gives 1 and 2*"]
+    result.stdout.fnmatch_lines(shown)
 
 
 def test_a_verdict_in_a_variable_is_found(pytester):

@@ -103,7 +103,7 @@ class SmemDescriptor:
         >>> SmemDescriptor.decode(0x400000400000c840)
         Traceback (most recent call last):
         ...
-        layoutgemm.errors.DescriptorError: 0x400000400000c840 sets bits 14, 15, outside all fields of an sm_90 descriptor
+        layoutgemm.errors.DescriptorError: 0x400000400000c840 sets bits 14, 15, outside the sm_90 fields
         """
         if not 0 <= word < 1 << 64:
             raise DescriptorError(f"{word:#x} is no 64-bit word")
@@ -112,7 +112,7 @@ class SmemDescriptor:
             rest &= ~(((1 << field.width) - 1) << field.low)
         if rest:
             bits = ", ".join(str(i) for i in range(64) if rest >> i & 1)
-            raise DescriptorError(f"{word:#x} sets bits {bits}, outside all fields of an sm_90 descriptor")
+            raise DescriptorError(f"{word:#x} sets bits {bits}, outside the sm_90 fields")
         values = {field.name: field.decode(word) for field in SM90_FIELDS}
         names = {mode: name for name, mode in SM90_MODES.items()}
         return cls(names[values.pop("swizzle_mode")], **values)

@@ -554,7 +554,7 @@ class Layout(Predicates):
         """
         if symbols_in(other):
             return lift(self).equivalent(other)
-        return _proof.equivalent(self, other)
+        return _proof.between(_proof.equivalent(self, other), self, other)
 
     def is_injective(self) -> Any:
         """Whether no two coordinates share a value: Proof, or CounterExample with the first two flat indices that do.

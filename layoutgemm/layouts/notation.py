@@ -3,33 +3,49 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from ..errors import LayoutError, ParseError
 from .basis import ScaledBasis
 from .layout import Layout
 from .swizzle import ComposedLayout, Swizzle
-from .symbolic import parse_entry
+from .symbolic import declared, parse_entry
 
+Symbols = Callable[[str], Any]
 _TOKEN = re.compile(r"\s*(?:(-?_?\d+(?:@\d+)*)|([(),:]))")
 _SWIZZLE = re.compile(r"\s*S(?:w|wizzle)?<\s*(-?\d+)\s*,\s*(-?\d+)\s*,\s*(-?\d+)\s*>(?:\[(?:(bytes)|(\d+)b)\])?")
 _OFFSET = re.compile(r"\s*o\s+(?:_?(-?\d+)\s+o\s+)?")
 
 
-def parse(text: str) -> Layout | ComposedLayout | Swizzle:
+def parse(text: str, given: Any = ()) -> Layout | ComposedLayout | Swizzle:
     """A layout, a swizzle, or a swizzled layout from its notation. Raises ParseError, which points at the character.
+
+    Entries may hold symbols; `given` are facts about them, as `Facts` takes them, under which the text is read.
 
     >>> parse("((_4,_2),8):((1,16),4)")
     Layout(((4, 2), 8), ((1, 16), 4))
     >>> parse("S<3,4,3>[bytes] o 0 o (8,64):(64,1)")
     ComposedLayout(Swizzle(3, 4, 3, 'bytes'), 0, Layout((8, 64), (64, 1)))
+    >>> print(parse("(64,M//64):(1,64)", given="64 | M").coalesce())
+    M:1
     """
     if not isinstance(text, str):
         raise ParseError(f"a layout's notation is a string, not {text!r}")
-    out, position = _parse(text, 0)
+    out, position = _parse(text, 0, _symbols(given))
     if text[position:].strip():
         raise ParseError("there is more text after the layout", text, position)
     return out
+
+
+def _symbols(given: Any) -> Symbols:
+    """What a name in the text stands for."""
+    if not given:
+        return declared
+    from .facts import Facts  # it needs symbols, which the notation of plain layouts does not
+
+    facts = given if isinstance(given, Facts) else Facts(*([given] if isinstance(given, str) else given))
+    return facts.__getitem__
 
 
 def parse_swizzle(text: str) -> Swizzle:
@@ -40,10 +56,10 @@ def parse_swizzle(text: str) -> Swizzle:
     return out
 
 
-def _parse(text: str, position: int) -> tuple[Any, int]:
+def _parse(text: str, position: int, symbol: Symbols) -> tuple[Any, int]:
     found = _SWIZZLE.match(text, position)
     if found is None:
-        return _layout(text, position)
+        return _layout(text, position, symbol)
     b, m, s, in_bytes, bits = found.groups()
     unit = "bytes" if in_bytes else int(bits) if bits else None
     swizzle = Swizzle(int(b), int(m), int(s), unit)
@@ -51,17 +67,17 @@ def _parse(text: str, position: int) -> tuple[Any, int]:
     link = _OFFSET.match(text, position)
     if link is None:
         return swizzle, position
-    inner, position = _parse(text, link.end())
+    inner, position = _parse(text, link.end(), symbol)
     if isinstance(inner, Swizzle):
         raise ParseError("a composed layout ends with a layout", text, position)
     return ComposedLayout(swizzle, int(link.group(1) or 0), inner), position
 
 
-def _layout(text: str, position: int) -> tuple[Layout, int]:
+def _layout(text: str, position: int, symbol: Symbols) -> tuple[Layout, int]:
     start = position
-    shape, position = _tuple(text, position)
+    shape, position = _tuple(text, position, symbol)
     _, _, after = _next(text, position, ":")
-    stride, position = _tuple(text, after)
+    stride, position = _tuple(text, after, symbol)
     try:
         return Layout(shape, stride), position
     except LayoutError as error:
@@ -89,7 +105,7 @@ def _end_of_entry(text: str, position: int) -> int:
     return len(text)
 
 
-def _symbolic(text: str, position: int) -> tuple[Any, int] | None:
+def _symbolic(text: str, position: int, symbol: Symbols) -> tuple[Any, int] | None:
     """An entry with symbols, such as `64*N+8` or `BK@1`; None when it is an integer or a tuple."""
     end = _end_of_entry(text, position)
     words = text[position:end].strip()
@@ -108,14 +124,14 @@ def _symbolic(text: str, position: int) -> tuple[Any, int] | None:
     if path and not all(map(str.isdigit, path)):
         raise ParseError("a path is integers, as in M@1@0", text, position)
     try:
-        x = parse_entry(value)
+        x = parse_entry(value, symbol)
     except LayoutError as error:
         raise ParseError(str(error.reason), text, position) from None
     return (x * ScaledBasis(1, tuple([int(p) for p in reversed(path)])) if path else x), end
 
 
-def _tuple(text: str, position: int) -> tuple[Any, int]:
-    symbolic = _symbolic(text, position)
+def _tuple(text: str, position: int, symbol: Symbols) -> tuple[Any, int]:
+    symbolic = _symbolic(text, position, symbol)
     if symbolic is not None:
         return symbolic
     number, sign, after = _next(text, position)
@@ -131,7 +147,7 @@ def _tuple(text: str, position: int) -> tuple[Any, int]:
     if found is not None and found.group(2) == ")":
         return (), found.end()
     while True:
-        entry, after = _tuple(text, after)
+        entry, after = _tuple(text, after, symbol)
         out.append(entry)
         found = _TOKEN.match(text, after)
         if found is None or found.group(2) not in (",", ")"):

@@ -5,7 +5,7 @@ All of them may stand where a bool does: they are truthy when the answer is yes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from math import gcd
 from typing import Any
 
@@ -77,7 +77,7 @@ class CounterExample:
         coord: where it fails first: for two layouts the coordinate in the left one's shape, for injectivity the pair of
         flat indices (i, j), i < j, that share a value. left, right: the two values there (None outside a domain).
         index: the flat index of coord. statement: what failed. method: how it was found. sizes: the values of the
-        symbols, as (name, value) pairs, for layouts that have any.
+        symbols, as (name, value) pairs, for layouts that have any. between: the two layouts, where there are two.
     """
 
     coord: Any
@@ -87,6 +87,7 @@ class CounterExample:
     statement: str = "not equivalent"
     method: str = "coalesced normal form"
     sizes: tuple[tuple[str, int], ...] = ()
+    between: tuple[Any, ...] = field(default=(), repr=False, compare=False)
 
     def __bool__(self) -> bool:
         return False
@@ -124,6 +125,7 @@ class Undecided:
     """No method decided. Falsy; `why` says what each of them lacked."""
 
     why: str
+    between: tuple[Any, ...] = field(default=(), repr=False, compare=False)
 
     def __bool__(self) -> bool:
         return False
@@ -173,6 +175,11 @@ def _size(S: list[Any]) -> int:
     return n
 
 
+def between(answer: Any, a: Any, b: Any) -> Any:
+    """The answer, told which two layouts it is about, if it is no proof."""
+    return answer if isinstance(answer, Proof) else replace(answer, between=(a, b))
+
+
 def equivalent(a: Any, b: Any) -> Proof | CounterExample | Undecided:
     """Whether two layouts are one function of the flat index, of one size."""
     for x in (a, b):
@@ -183,7 +190,7 @@ def equivalent(a: Any, b: Any) -> Proof | CounterExample | Undecided:
         with_symbols = symbolic_arguments.prove(a, b)
         if with_symbols is not None:
             return with_symbols
-        return _by_exhaustion(a, b)
+        return _swizzled(a, b)
     fa, fb = coal(a.shape, a.stride), coal(b.shape, b.stride)
     if fa == fb:
         if not fa[0] or has_basis(a.stride) == has_basis(b.stride):
@@ -222,6 +229,30 @@ def _difference(a: Any, b: Any, index: int | None, method: str) -> Proof | Count
         left, right = (value, None) if n > m else (None, value)
         return CounterExample(coord, left, right, index, f"not equivalent, {n} and {m} elements", method)
     return CounterExample(idx2crd(index, a.shape), a(index), b(index), index, method=method)
+
+
+def _swizzled(a: Any, b: Any) -> Proof | CounterExample | Undecided:
+    """Static layouts, at least one composed: without the swizzle they share, over GF(2), else by exhaustion."""
+    from .linear import LinearLayout  # it imports this module
+
+    under = [getattr(x, "layout", None) for x in (a, b)]
+    if None not in under and a.swizzle == b.swizzle and a.offset == b.offset:
+        # A swizzle is one to one: under it, and from one offset, the inner layouts decide.
+        answer = equivalent(*under)
+        if isinstance(answer, CounterExample):
+            return _difference(a, b, answer.index, answer.method)
+        if isinstance(answer, Proof):
+            return Proof(answer.method, answer.conditions, (f"{a.swizzle} is one to one", *answer.steps))
+        return answer
+    try:
+        left, right = LinearLayout.of(a), LinearLayout.of(b)
+    except LayoutError:
+        return _by_exhaustion(a, b)
+    answer = left.equivalent(right)
+    if isinstance(answer, CounterExample):
+        # the first difference by matrix, with coordinates in the shapes that were given
+        return _difference(a, b, answer.index, answer.method) if a.size == b.size else _by_exhaustion(a, b)
+    return answer
 
 
 def _by_exhaustion(a: Any, b: Any) -> Proof | CounterExample | Undecided:

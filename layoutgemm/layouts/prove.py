@@ -71,7 +71,7 @@ def prove(a: Any, b: Any, given: Any = ()) -> Answer:
             return None
         return " x ".join(f"{show(s)}:{show(d)}" for s, d in zip(*x)) or "1:0"
 
-    def differ(env: dict[int, int]) -> CounterExample | None:
+    def differ(env: dict[int, int]) -> Answer:
         def number(x: Any) -> int:
             return val(x, env)
 
@@ -79,8 +79,7 @@ def prove(a: Any, b: Any, given: Any = ()) -> Answer:
             replaced(number, b.shape), replaced(number, b.stride)
         ):
             return None
-        found = _proof.equivalent(at(a, env), at(b, env))
-        return found if isinstance(found, CounterExample) else None
+        return _proof.equivalent(at(a, env), at(b, env))
 
     answer = _decide((a, b), same, differ, "coalesced normal form", "both coalesce to {}", "not equivalent", facts)
     return _with_conditions(answer, (a, b), [])
@@ -112,11 +111,8 @@ def injective(a: Any, given: Any = ()) -> Answer:
     def steps(f: Callable[[Any], Any]) -> str | None:
         return _growing(replaced(f, a.shape), replaced(f, a.stride), why)
 
-    def shared(env: dict[int, int]) -> CounterExample | None:
-        if _too_large(a.size, env):
-            return None
-        found = at(a, env).is_injective()
-        return found if isinstance(found, CounterExample) else None
+    def shared(env: dict[int, int]) -> Answer:
+        return None if _too_large(a.size, env) else at(a, env).is_injective()
 
     with recording() as used:
         answer = _decide((a,), steps, shared, "growing strides", "{}", f"{a} is not injective", facts)
@@ -150,11 +146,8 @@ def bijective(a: Any, given: Any = ()) -> Answer:
             top = top + (s - 1) * d
         return f"{steps}\n{show(top)} distinct values from 0 to {show(top - 1)}" if top == product(shape) else None
 
-    def not_compact(env: dict[int, int]) -> CounterExample | None:
-        if _too_large(a.size, env):
-            return None
-        found = at(a, env).is_bijective()
-        return found if isinstance(found, CounterExample) else None
+    def not_compact(env: dict[int, int]) -> Answer:
+        return None if _too_large(a.size, env) else at(a, env).is_bijective()
 
     with recording() as used:
         answer = _decide((a,), compact, not_compact, "injective onto its span", "{}", f"{a} is not bijective", facts)
@@ -191,14 +184,14 @@ def covers(a: Any, tile: Any, given: Any = ()) -> Answer:
         inverse = f"{show_tuple(inverse_shape)}:{show_tuple(inverse_stride)}"
         return f"{inverse} is a right inverse, which reaches {show(m)} offsets"
 
-    def missing(env: dict[int, int]) -> CounterExample | None:
+    def missing(env: dict[int, int]) -> Answer:
         if _too_large(a.size, env):
             return None
         top = val(n, env)
         values = np.unique(at(a, env).offsets())
         values = values[(values >= 0) & (values < top)]
         if len(values) == top:
-            return None
+            return Proof("exhaustion", (), (f"all of 0..{top - 1} are values",))
         gap = (
             int(np.nonzero(values != np.arange(len(values)))[0][0])
             if (values != np.arange(len(values))).any()
@@ -235,13 +228,13 @@ def disjoint(a: Any, b: Any, offset: Any = 0, given: Any = ()) -> Answer:
             f(offset),
         )
 
-    def meet(env: dict[int, int]) -> CounterExample | None:
+    def meet(env: dict[int, int]) -> Answer:
         if _too_large(a.size, env) or _too_large(b.size, env):
             return None
         x, y = at(a, env).offsets(), at(b, env).offsets() + val(offset, env)
         common = np.intersect1d(x, y)
         if not len(common):
-            return None
+            return Proof("exhaustion", (), (f"{len(x)} and {len(y)} values, none in common",))
         i = int(np.nonzero(np.isin(x, common))[0][0])
         j = int(np.nonzero(y == x[i])[0][0])
         return CounterExample((i, j), int(x[i]), int(y[j]), i, statement, "exhaustion at one size")
@@ -257,7 +250,7 @@ def disjoint(a: Any, b: Any, offset: Any = 0, given: Any = ()) -> Answer:
 def _decide(
     objects: tuple[Any, ...],
     shown: Callable[[Callable[[Any], Any]], str | None],
-    refuted: Callable[[dict[int, int]], CounterExample | None],
+    looked: Callable[[dict[int, int]], Answer],
     method: str,
     step: str,
     statement: str,
@@ -265,17 +258,19 @@ def _decide(
 ) -> Answer:
     """Proof if `shown` argues for all sizes, or for each value of the bounded symbols; else a size that refutes.
 
-    `shown(f)` argues with every entry x replaced by f(x) and returns the argument, or None. `refuted(env)` looks at one
-    size.
+    `shown(f)` argues with every entry x replaced by f(x) and returns the argument, or None. `looked(env)` is the answer
+    at one size: a CounterExample there refutes the statement, a Proof settles that size, None says nothing.
     """
     gs = generators(*[y for x in objects for y in entries_of(x)])
     argument = shown(_as_is)
     if argument is not None:
         return Proof(method, (), tuple(step.format(line) for line in argument.split("\n")))
     for env in candidates(gs):
-        found = refuted(env)
-        if found is not None:
+        found = looked(env)
+        if isinstance(found, CounterExample):
             return _sized(found, env, statement, facts, objects)
+        if not gs and isinstance(found, Proof):
+            return found
     bounded = [g for g in gs if GENERATORS[g].low is not None and GENERATORS[g].high is not None]
     cases = cases_of(bounded)
     if not bounded or cases is None:
@@ -287,14 +282,14 @@ def _decide(
         argument = shown(lambda x, case=case: substitute(x, case))  # type: ignore[misc]
         where = ", ".join(f"{show_names(GENERATORS[g].shown)}={v}" for g, v in case.items())
         if argument is None:
-            if not free:
-                if refuted(case) is None:
-                    steps.append(f"{where}: looked at")
-                    continue
             for env in candidates(free):
-                found = refuted({**env, **case})
-                if found is not None:
+                found = looked({**env, **case})
+                if isinstance(found, CounterExample):
                     return _sized(found, {**env, **case}, statement, facts, objects)
+                if not free and isinstance(found, Proof):
+                    argument = found.method
+                    break
+        if argument is None:
             return Undecided(f"undecided for {where}: no argument, and no size that refutes it was found")
         steps.append(f"{where}: {argument.splitlines()[0]}")
     shortened = steps if len(steps) <= 8 else [*steps[:7], f"and {len(steps) - 7} more cases"]

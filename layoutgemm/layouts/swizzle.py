@@ -397,9 +397,9 @@ class ComposedLayout(Predicates):
 
     def equivalent(self, other: Any) -> Any:
         """Whether both are one function of the flat index; by looking at all values."""
-        from .proof import equivalent
+        from .proof import between, equivalent
 
-        return equivalent(self, other)
+        return between(equivalent(self, other), self, other)
 
     def is_injective(self) -> Any:
         """Whether no two coordinates share a value: a swizzle is a bijection, so the layout inside decides."""

@@ -112,8 +112,9 @@ _BINARY: dict[type, Callable[[Any, Any], Any]] = {
 }
 
 
-def parse_entry(text: str) -> Any:
-    """The entry that a text such as `64*N+8` or `M//64` means; names are the symbols last made with `dim`, or new.
+def parse_entry(text: str, symbol: Callable[[str], Any] | None = None) -> Any:
+    """The entry that a text such as `64*N+8` or `M//64` means; names are the symbols last made with `dim`, or new, or
+    what `symbol` gives for them.
 
     >>> parse_entry("2*(M+1)") == 2 * declared("M") + 2
     True
@@ -122,7 +123,7 @@ def parse_entry(text: str) -> Any:
         tree = ast.parse(text.strip(), mode="eval")
     except SyntaxError:
         raise ParseError(f"`{text}` is no integer and no expression of symbols", text, 0) from None
-    return evaluate(tree.body, declared)
+    return evaluate(tree.body, symbol or declared)
 
 
 def evaluate(node: ast.expr, symbol: Callable[[str], Any]) -> Any:

@@ -306,9 +306,10 @@ class SymbolicLayout(Layout):
 
     def equivalent(self, other: Any) -> Any:
         """Whether both are one function of the flat index, of one size, at every size that the facts allow."""
+        from .proof import between
         from .prove import prove
 
-        return prove(self, other)
+        return between(prove(self, other), self, other)
 
     def is_injective(self) -> Any:
         """Whether no two coordinates share a value, at every size."""

@@ -339,36 +339,55 @@ def left_inverse(shape: Any, stride: Any) -> Pair:
 
 
 def max_common(a: Pair, b: Pair) -> Pair:
-    """R along b's right inverse with A(R(i)) = B(R(i)) = i, as far as the facts show it."""
+    """The largest R along b's right inverse with A(R(i)) = B(R(i)) = i.
+
+    It ends where A's strides are other polynomials than the inverse asks for; where only a bound is not decided, as
+    whether R stays inside A, it is refused with the fact that would decide.
+    """
     if not has_symbols(a, b):
         return _int_inverse.max_common(a, b)
-    S, D = coal(*right_inverse(*b))
     rs: list[Any] = []
     rd: list[Any] = []
     end: Any = 1
+    reach: Any = 0  # the largest index of R so far
     size = product(a[0])
-    for s, d in zip(S, D):
-        try:
-            cs, cd = coal(*compose(*a, s, d))
-        except (MissingFact, CompositionError):
+    for s, d in zip(*coal(*right_inverse(*b))):
+        S, D = _common_mode(a, (*rs, s), (*rd, d))
+        if not S or D[0] != 1:
             break
-        if not cs or cd[0] != end:
+        # The run of A(R(i)) = i goes on for S[0] indices: whole copies of what is below.
+        n = quotient(S[0], end)
+        if n is None or (n.__class__ is int and n == 1):
             break
-        n = cs[0]
-        # Together with the modes below it must not carry, nor run past the end of A.
-        try:
-            whole = coal(*compose(*a, (*rs, n), (*rd, d)))
-        except (MissingFact, CompositionError):
+        inside = n
+        if not holds(reach + (n - 1) * d, size - 1):
+            # It passes the end of A: as many steps of d as fit, where that many are known.
+            inside = quotient(size, d) if reach == d - 1 else None
+            if inside is None or not holds(inside, n):
+                raise MissingFact(
+                    f"max_common of {_text(a)} and {_text(b)}: whether {show(n)}:{show(d)} of the right inverse stays "
+                    f"below {show(size)}",
+                    needs_ge(size - 1 - reach - (n - 1) * d),
+                )
+        if not (inside.__class__ is int and inside == 1):
+            rs.append(inside)
+            rd.append(d)
+        if inside != s:
             break
-        top = sum([(x - 1) * y for x, y in zip([*rs, n], [*rd, d])])
-        if whole != ([end * n], [1]) or not holds(top, size - 1):
-            break
-        rs.append(n)
-        rd.append(d)
-        if n != s:
-            break
+        reach = reach + (s - 1) * d
         end = end * s
     return pack(rs, rd)
+
+
+def _common_mode(a: Pair, S: tuple[Any, ...], D: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
+    """A o (S:D), coalesced; empty where no layout is that."""
+    try:
+        return coal(*compose(*a, S, D))
+    except CompositionError as refusal:
+        needs = getattr(refusal, "needs", ())
+        if needs:
+            raise MissingFact(f"max_common: {refusal.reason}") from None
+        return [], []
 
 
 # ---------------------------------------------------------------- divides and products

@@ -119,7 +119,7 @@ def test_any_flipped_bit_moves_an_element_or_is_ignored_by_the_hardware(bit):
     word = found.word ^ 1 << bit
     fields = [field for field in SM90_FIELDS if field.low <= bit < field.low + field.width]
     if not fields:
-        with pytest.raises(DescriptorError, match="outside all fields"):
+        with pytest.raises(DescriptorError, match="outside the sm_90 fields"):
             SmemDescriptor.decode(word)
         return
     changed = dataclasses.replace(found, base=SmemDescriptor.decode(word))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from itertools import product
+from itertools import combinations, product
 
 import pytest
 from hypothesis import given
@@ -77,6 +77,24 @@ def test_small_compositions_exhaustively() -> None:
         if max(ref.image(*right)) < ref.size(left[0]):
             counts[judge(left, right)] += 1
     assert counts[True] > 800 and counts[False] > 300, counts
+
+
+def test_carries_that_cancel() -> None:
+    """A carry over one boundary changes the value by k1 = d1 - a, over the next by k2; with k1 = -k2 a carry through
+    both is no carry at all. Whether a composition exists is then a matter of every single value.
+    """
+    rng = random.Random(31)
+    counts = {True: 0, False: 0}
+    while min(counts.values()) < 60:
+        a, b, c = rng.choice((2, 3, 4)), rng.choice((2, 3)), rng.choice((3, 4, 8))
+        d = rng.choice([x for x in range(1, 8) if x != a])
+        left = (a, b, c), (1, d, b * d - d + a)
+        shape = tuple(rng.choice((2, 2, 3)) for _ in range(rng.randint(2, 4)))
+        right = shape, tuple(rng.randint(0, a * b + 2) for _ in shape)
+        if min(left[1]) > 0 and max(ref.image(*right)) < a * b * c:
+            if any(x % a + y % a >= a for x, y in combinations(right[1], 2)):
+                counts[judge(left, right)] += 1
+        assert sum(counts.values()) < 20000, counts
 
 
 @given(pairs(limit=300, leaves=4))

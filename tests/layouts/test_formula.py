@@ -70,7 +70,7 @@ KNOWN: list[tuple[Any, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("formula", "extents", "text"), KNOWN, ids=[str(k[0]) for k in KNOWN])
+@pytest.mark.parametrize(("formula", "extents", "text"), KNOWN, ids=[k[2] for k in KNOWN])
 def test_formula_in_layout_out(formula: Any, extents: dict[str, Any], text: str) -> None:
     layout = from_expr(formula, **extents)
     assert str(layout) == text

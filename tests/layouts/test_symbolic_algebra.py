@@ -183,7 +183,7 @@ def test_max_common_layout_is_common():
         n = list(range(r.size))
         assert through(a, offsets(r)) == n == through(b, offsets(r))
 
-    assert fuzz(300, 8, lambda rng, a, b, s: a.max_common_layout(b), check) > 200
+    assert fuzz(500, 8, lambda rng, a, b, s: a.max_common_layout(b), check) > 150
     M, N = dims("M N")
     a, b = Layout((M, N)), Layout((M, N), (1, 2 * M))
     assert str(a.max_common_layout(b)) == "M:1" and a.max_common_vector(a) == M * N

@@ -11,7 +11,8 @@ import pytest
 from layoutgemm import CounterExample, Layout, Proof, Undecided
 from layoutgemm.layouts import make_layout
 from layoutgemm.layouts.digit_proof import prove_formulas
-from layoutgemm.layouts.prove import covers, prove
+from layoutgemm.layouts.facts import Facts
+from layoutgemm.layouts.prove import bijective, covers, prove
 from layoutgemm.layouts.symbolic import dim, dims
 from tests.layouts import theorems as th
 
@@ -117,6 +118,14 @@ def test_box_partition_at_sizes() -> None:
         inside = [(m, k) for m, k in met if m < M and k < K]
         assert sorted(inside) == list(itertools.product(range(M), range(K))), (M, K, BM, BK)
         assert len({(m // BM, k // BK) for m, k in inside}) == TM * TK
+
+
+def test_boxes_fill_the_padded_tensor() -> None:
+    given = Facts("TM = ceil_div(M, BM)", "TK = ceil_div(K, BK)")
+    BM, BK, TM, TK = (given[x] for x in ("BM", "BK", "TM", "TK"))
+    strides = ((1, BM * TM), (BM, BM * TM * BK))
+    assert bijective(Layout(((BM, BK), (TM, TK)), strides)).method == "injective onto its span"
+    assert isinstance(bijective(Layout(((BM, BK), (TM, TK + 1)), ((1, BM * TM), (BM, BM * TM)))), CounterExample)
 
 
 def test_128_byte_swizzle_at_sizes() -> None:
