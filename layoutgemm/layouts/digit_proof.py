@@ -162,7 +162,11 @@ def tabulate(formula: Callable[..., Any], extents: Mapping[str, int]) -> list[An
     try:
         found = [np.broadcast_to(np.asarray(x, dtype=object), shape).ravel() for x in leaves(call(formula, grids))]
     except (TypeError, ValueError, AttributeError, IndexError, KeyError):
-        rows = [leaves(call(formula, dict(zip(extents, c, strict=True)))) for c in _coordinates(list(extents.values()))]
+        try:
+            points = _coordinates(list(extents.values()))
+            rows = [leaves(call(formula, dict(zip(extents, c, strict=True)))) for c in points]
+        except TypeError as error:  # a symbol where only numbers will do
+            raise LayoutError(f"the formula has no values to look at: {error}") from None
         found = [np.array([row[i] for row in rows], dtype=object) for i in range(len(rows[0]))]
     return [_integers(x) for x in found]
 

@@ -36,6 +36,7 @@ from .symbolic_layout import conditions_of, generators
 
 Answer = Any  # Proof, CounterExample or Undecided
 EXHAUST = 1 << 16  # elements of a layout that is looked at whole, at one size
+ALL_LOOKS = 1 << 21  # elements that are looked at for one question
 
 
 def prove(a: Any, b: Any, given: Any = ()) -> Answer:
@@ -111,8 +112,10 @@ def injective(a: Any, given: Any = ()) -> Answer:
     def steps(f: Callable[[Any], Any]) -> str | None:
         return _growing(replaced(f, a.shape), replaced(f, a.stride), why)
 
+    looks = _Looks()
+
     def shared(env: dict[int, int]) -> Answer:
-        return None if _too_large(a.size, env) else at(a, env).is_injective()
+        return at(a, env).is_injective() if looks.at(val(a.size, env)) else None
 
     with recording() as used:
         answer = _decide((a,), steps, shared, "growing strides", "{}", f"{a} is not injective", facts)
@@ -146,8 +149,10 @@ def bijective(a: Any, given: Any = ()) -> Answer:
             top = top + (s - 1) * d
         return f"{steps}\n{show(top)} distinct values from 0 to {show(top - 1)}" if top == product(shape) else None
 
+    looks = _Looks()
+
     def not_compact(env: dict[int, int]) -> Answer:
-        return None if _too_large(a.size, env) else at(a, env).is_bijective()
+        return at(a, env).is_bijective() if looks.at(val(a.size, env)) else None
 
     with recording() as used:
         answer = _decide((a,), compact, not_compact, "injective onto its span", "{}", f"{a} is not bijective", facts)
@@ -184,19 +189,18 @@ def covers(a: Any, tile: Any, given: Any = ()) -> Answer:
         inverse = f"{show_tuple(inverse_shape)}:{show_tuple(inverse_stride)}"
         return f"{inverse} is a right inverse, which reaches {show(m)} offsets"
 
+    looks = _Looks()
+
     def missing(env: dict[int, int]) -> Answer:
-        if _too_large(a.size, env):
-            return None
         top = val(n, env)
-        values = np.unique(at(a, env).offsets())
-        values = values[(values >= 0) & (values < top)]
-        if len(values) == top:
+        if not looks.at(val(a.size, env), top):
+            return None
+        values = at(a, env).offsets()
+        present = np.zeros(top, bool)
+        present[values[(values >= 0) & (values < top)]] = True
+        if present.all():
             return Proof("exhaustion", (), (f"all of 0..{top - 1} are values",))
-        gap = (
-            int(np.nonzero(values != np.arange(len(values)))[0][0])
-            if (values != np.arange(len(values))).any()
-            else len(values)
-        )
+        gap = int(np.argmin(present))
         return CounterExample(gap, None, gap, gap, statement, "exhaustion at one size")
 
     with recording() as used:
@@ -228,8 +232,10 @@ def disjoint(a: Any, b: Any, offset: Any = 0, given: Any = ()) -> Answer:
             f(offset),
         )
 
+    looks = _Looks()
+
     def meet(env: dict[int, int]) -> Answer:
-        if _too_large(a.size, env) or _too_large(b.size, env):
+        if not looks.at(val(a.size, env), val(b.size, env)):
             return None
         x, y = at(a, env).offsets(), at(b, env).offsets() + val(offset, env)
         common = np.intersect1d(x, y)
@@ -300,8 +306,18 @@ def _as_is(x: Any) -> Any:
     return x
 
 
-def _too_large(n: Any, env: dict[int, int]) -> bool:
-    return val(n, env) > EXHAUST
+class _Looks:
+    """How much may still be looked at: so many elements at one size, and so many at all sizes of one question."""
+
+    def __init__(self) -> None:
+        self.left = ALL_LOOKS
+
+    def at(self, *sizes: int) -> bool:
+        """Whether layouts of these sizes may be looked at; if so, they are counted."""
+        if max(sizes) > EXHAUST or sum(sizes) > self.left:
+            return False
+        self.left -= sum(sizes)
+        return True
 
 
 def _growing(shape: Any, stride: Any, why: list[str]) -> str | None:
@@ -423,10 +439,20 @@ def _swizzled(a: Any, b: Any, facts: Facts | None) -> Answer:
     """Layouts one of which is swizzled: by their normal forms over digits, else by a size at which they differ."""
     from .digit_proof import prove_layouts
 
-    answer = prove_layouts(a, b) if a.size == b.size else Undecided(f"{a.size} and {b.size} elements")
+    same = getattr(a, "swizzle", None) == getattr(b, "swizzle", None) and a.offset == b.offset
+    if same:
+        # A swizzle is one to one: under it, and from one offset, equal layouts stay equal.
+        inner = prove(a.layout, b.layout)
+        if isinstance(inner, Proof):
+            return replace(inner, steps=(f"{a.swizzle} is one to one", *inner.steps))
+    if any(getattr(x, "offset", 0).__class__ is not int for x in (a, b)):
+        answer: Answer = Undecided("an offset with symbols under a swizzle: its bits are not known")
+    else:
+        answer = prove_layouts(a, b) if a.size == b.size else Undecided(f"{a.size} and {b.size} elements")
     if isinstance(answer, Undecided):
+        looks = _Looks()
         for env in itertools.islice(candidates(generators(*entries_of(a), *entries_of(b))), 100):
-            if not (_too_large(a.size, env) or _too_large(b.size, env)):
+            if looks.at(val(a.size, env), val(b.size, env)):
                 found = _proof.equivalent(at(a, env), at(b, env))
                 if isinstance(found, CounterExample):
                     return _sized(found, env, "not equivalent", facts, (a, b))

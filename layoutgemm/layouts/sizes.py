@@ -15,7 +15,7 @@ from .layout import Layout
 from .poly import val, valuations
 
 CASES = 4096  # values of bounded symbols that are taken one by one
-TRIES = 4000  # sizes at which a counterexample is looked for
+TRIES = 1000  # sizes at which a counterexample is looked for
 
 
 def candidates(gs: list[int]) -> Iterator[dict[int, int]]:

@@ -135,7 +135,10 @@ def evaluate(node: ast.expr, symbol: Callable[[str], Any]) -> Any:
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         return -evaluate(node.operand, symbol)
     if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
-        return _BINARY[type(node.op)](evaluate(node.left, symbol), evaluate(node.right, symbol))
+        left, right = evaluate(node.left, symbol), evaluate(node.right, symbol)
+        if not isinstance(node.op, ast.Pow) or (right.__class__ is int and right >= 0):
+            return _BINARY[type(node.op)](left, right)
+        raise ParseError(f"`{ast.unparse(node)}`: an exponent is an integer >= 0", ast.unparse(node), 0)
     if (
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)

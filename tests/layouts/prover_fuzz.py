@@ -518,14 +518,17 @@ def sizes_of(answer: CounterExample, pool: Pool) -> Iterator[Env]:
     if set(named) <= set(pool.names):
         # The others do not matter to the objects: any value that the facts allow.
         rest = [n for n in pool.names if n not in named]
-        top = 50 if len(rest) == 1 else 16
+        top = 50 if len(rest) <= 2 else 16
         values = sorted({*range(1, top), *[k * v + i for v in named.values() for k in (1, 64) for i in (0, 1)]})
         for choice in itertools.product(values, repeat=len(rest)):
             env = {**dict(zip(rest, choice)), **named}
             if pool.holds(env):
                 yield {n: env[n] for n in pool.names}
         return
-    for env in pool.envs:
+    near = sorted({*named.values(), *[64 * v for v in named.values()]})
+    values = sorted({*near, *[v + w for v in near for w in near]})
+    far = (dict(zip(pool.names, choice)) for choice in itertools.product(values, repeat=len(pool.names)))
+    for env in itertools.chain(pool.envs, filter(pool.holds, far)):
         if all(number(text, env) == value for text, value in named.items()):
             yield env
 
