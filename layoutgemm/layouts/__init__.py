@@ -1,12 +1,15 @@
-"""The layout algebra: layouts, swizzles, and everything that is done with them.
+"""The layout algebra: layouts, swizzles, and everything that is done with them. Where to look, by theme:
 
-inttuple  shapes, strides, coordinates          basis      strides that lead to coordinates
-compose   composition, right or refused         inverse    complement, inverses, null space
-divide    divides and products                  recast     wider and narrower elements, slices
-layout    the Layout                            swizzle    Swizzle, ComposedLayout
-proof     verdicts, proofs, counterexamples     notation   text back into layouts
-functions the CuTe names as free functions     linear     LinearLayout: matrices over GF(2)
-formula   closed forms, and layouts of formulas  digits     proofs about formulas, for all sizes
+Layouts of integers     inttuple: shapes, strides, coordinates; basis: strides that lead to coordinates; layout: the
+                        Layout; compose, inverse, divide, recast: its operations; swizzle: Swizzle, ComposedLayout;
+                        notation: text back into layouts; predicates: verdicts in place of exceptions; functions: CuTe's
+                        names as free functions
+Layouts with symbols    symbolic: dim; poly, generators: what an entry is when it is no int; facts, solver: what is known;
+                        needs, conditions: what is missing, what was used; symbolic_layout, symbolic_ops,
+                        symbolic_views, symbolic_arguments: the operations; symbolic_sympy: to and from SymPy
+Proofs                  proof: Proof, CounterExample, Undecided, and layouts of integers; prove, sizes: layouts with
+                        symbols; linear, gf2: LinearLayout, matrices over GF(2); digits, digit_box, digit_proof: formulas
+Formulas                formula, symbolic_formula: closed forms of layouts, and layouts of closed forms
 """
 
 from .basis import E, ScaledBasis

@@ -461,6 +461,8 @@ def apart(rng: random.Random, pool: Pool) -> Statement:
     b = Text(*view(rng, pool, copies if true else mutated(rng, pool, copies)))
     if not true and rng.random() < 0.5:
         shift = rng.choice([f"{shift}-1", *pool.strides, "0"])
+    if rng.random() < 0.5:  # the same the other way round: the first one lies above
+        a, b, shift = b, a, f"0-({shift})"
     symbols, given = _symbols(rng, pool)
 
     def holds(env: Env) -> bool:

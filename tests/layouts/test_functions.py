@@ -150,7 +150,7 @@ def test_rank_zero() -> None:
     assert (empty.size, empty.rank, empty.cosize) == (1, 0, 1) and empty(()) == 0 == empty(0)
     assert image(empty.coalesce()) == [0] and image(empty.compose(Layout(1))) == [0]
     assert image(Layout((4, 2)).compose(empty)) == [0]
-    assert image(empty.compose(Layout(3, 0))) == image(empty.compose(Layout(3))) == [0, 0, 0], "no stride to run on with"
+    assert image(empty.compose(Layout(3, 0))) == image(empty.compose(Layout(3))) == [0, 0, 0], "no stride to run on"
     assert image(Layout((4, ()), (3, ()))) == [0, 3, 6, 9]
 
 
