@@ -4,11 +4,12 @@ Layouts of integers     inttuple: shapes, strides, coordinates; basis: strides t
                         Layout; compose, inverse, divide, recast: its operations; swizzle: Swizzle, ComposedLayout;
                         notation: text back into layouts; predicates: verdicts in place of exceptions; functions: CuTe's
                         names as free functions
-Layouts with symbols    symbolic: dim; poly, generators: what an entry is when it is no int; facts, solver: what is known;
-                        needs, conditions: what is missing, what was used; symbolic_layout, symbolic_ops,
+Layouts with symbols    symbolic: dim; poly, generators: what an entry is when it is no int; facts, solver: what is
+                        known; needs, conditions: what is missing, what was used; symbolic_layout, symbolic_ops,
                         symbolic_views, symbolic_arguments: the operations; symbolic_sympy: to and from SymPy
 Proofs                  proof: Proof, CounterExample, Undecided, and layouts of integers; prove, sizes: layouts with
-                        symbols; linear, gf2: LinearLayout, matrices over GF(2); digits, digit_box, digit_proof: formulas
+                        symbols; linear, gf2: LinearLayout, matrices over GF(2); digits, digit_box, digit_proof: index
+                        formulas
 Formulas                formula, symbolic_formula: closed forms of layouts, and layouts of closed forms
 """
 
