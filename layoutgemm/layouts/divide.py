@@ -97,8 +97,9 @@ def unpack(pair: Pair, first: bool) -> Pair:
 def divide(shape: Any, stride: Any, pair: Pair) -> Pair:
     """A o (T, complement of T up to size(A)): mode 0 is a tile, mode 1 runs over the tiles.
 
-    Where the tiles do not divide A they hang over its end, as CuTe defines it: over the end of A's last coalesced mode,
-    or, when a tile ends inside another one, over the end of that one, which is rounded up to whole tiles.
+    Where the tiles do not divide A they hang over its end, as CuTe defines it: over the end of A's last mode, whose
+    stride counts there even when its extent is 1, or, when a tile ends inside another mode, over the end of that one,
+    which is rounded up to whole tiles.
     """
     s, d = pair
     cs, cd = complement_exact(s, d, product(shape), "a divide")

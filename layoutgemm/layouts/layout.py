@@ -326,8 +326,8 @@ class Layout(Predicates):
         """self o other: the layout with other's modes and the function c -> self(other(c)), or CompositionError.
 
         Right or refused: it answers exactly when such a layout exists. Offsets past the end of self run on in its last
-        coalesced mode (CuTe's definition). `other` is a Layout, an int n (the layout n:1), or a tuple with one of these
-        or None (leave as is) for each mode; modes past its end stay.
+        mode, whose stride counts there even when its extent is 1 (CuTe's definition). `other` is a Layout, an int n
+        (the layout n:1), or a tuple with one of these or None (leave as is) for each mode; modes past its end stay.
 
         >>> str(Layout((6, 2), (8, 2)) @ Layout((4, 3), (3, 1)))
         '((2,2),3):((24,2),8)'
