@@ -240,7 +240,9 @@ def _swizzled(a: Any, b: Any) -> Proof | CounterExample | Undecided:
         # A swizzle is one to one: under it, and from one offset, the inner layouts decide.
         answer = equivalent(*under)
         if isinstance(answer, CounterExample):
-            return _difference(a, b, answer.index, answer.method)
+            # None where they agree as far as both go: then the sizes are what differs
+            both = answer.left is not None and answer.right is not None
+            return _difference(a, b, answer.index if both else None, answer.method)
         if isinstance(answer, Proof):
             return Proof(answer.method, answer.conditions, (f"{a.swizzle} is one to one", *answer.steps))
         return answer
