@@ -26,6 +26,28 @@ class Predicates:
 
     __slots__ = ()
 
+    def covers(self, tile: Any, given: Any = ()) -> Any:
+        """Whether every offset 0..size(tile)-1 is a value, at every size; `tile` is a shape or layout. See prove.covers.
+
+        >>> from layoutgemm import Layout
+        >>> Layout((4, 8), (8, 1)).covers(32).ok, Layout((4, 8), (9, 1)).covers(32).coord
+        (True, 8)
+        """
+        from .prove import covers
+
+        return covers(self, tile, given)
+
+    def disjoint(self, other: Any, offset: Any = 0, given: Any = ()) -> Any:
+        """Whether no value is offset + a value of `other`, at every size. See prove.disjoint.
+
+        >>> from layoutgemm import Layout
+        >>> Layout(4, 2).disjoint(Layout(4, 2), 1).ok, Layout(4, 2).disjoint(Layout(4, 2), 4).coord
+        (True, (2, 0))
+        """
+        from .prove import disjoint
+
+        return disjoint(self, other, offset, given)
+
     def can_compose(self, other: Any) -> Verdict:
         """Whether compose(other) has an answer."""
         return self._can("compose", other)

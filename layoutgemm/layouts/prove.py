@@ -82,7 +82,8 @@ def prove(a: Any, b: Any, given: Any = ()) -> Answer:
             return None
         return _proof.equivalent(at(a, env), at(b, env))
 
-    answer = _decide((a, b), same, differ, "coalesced normal form", "both coalesce to {}", "not equivalent", facts)
+    method, step = "coalesced normal form", "both coalesce to {}"
+    answer = _decide((a, b), same, differ, method, step, lambda: "not equivalent", facts)
     return _with_conditions(answer, (a, b), [])
 
 
@@ -118,7 +119,7 @@ def injective(a: Any, given: Any = ()) -> Answer:
         return at(a, env).is_injective() if looks.at(val(a.size, env)) else None
 
     with recording() as used:
-        answer = _decide((a,), steps, shared, "growing strides", "{}", f"{a} is not injective", facts)
+        answer = _decide((a,), steps, shared, "growing strides", "{}", lambda: f"{a} is not injective", facts)
     return _with_conditions(answer, (a,), used, why)
 
 
@@ -155,7 +156,9 @@ def bijective(a: Any, given: Any = ()) -> Answer:
         return at(a, env).is_bijective() if looks.at(val(a.size, env)) else None
 
     with recording() as used:
-        answer = _decide((a,), compact, not_compact, "injective onto its span", "{}", f"{a} is not bijective", facts)
+        answer = _decide(
+            (a,), compact, not_compact, "injective onto its span", "{}", lambda: f"{a} is not bijective", facts
+        )
     return _with_conditions(answer, (a,), used, why)
 
 
@@ -179,7 +182,9 @@ def covers(a: Any, tile: Any, given: Any = ()) -> Answer:
     n = product(target)
     if not isinstance(a, Layout) or has_basis(a.stride):
         raise LayoutError(f"{a}: covers() is about the offsets of a layout without swizzle or coordinates")
-    statement = f"{a} does not cover 0..{show(n - 1)}"
+
+    def statement() -> str:
+        return f"{a} does not cover 0..{show(n - 1)}"
 
     def reaches(f: Callable[[Any], Any]) -> str | None:
         inverse_shape, inverse_stride = _ops.right_inverse(replaced(f, a.shape), replaced(f, a.stride))
@@ -201,7 +206,7 @@ def covers(a: Any, tile: Any, given: Any = ()) -> Answer:
         if present.all():
             return Proof("exhaustion", (), (f"all of 0..{top - 1} are values",))
         gap = int(np.argmin(present))
-        return CounterExample(gap, None, gap, gap, statement, "exhaustion at one size")
+        return CounterExample(gap, None, gap, gap, statement(), "exhaustion at one size")
 
     with recording() as used:
         answer = _decide((a, target), reaches, missing, "right inverse", "{}", statement, facts)
@@ -223,7 +228,9 @@ def disjoint(a: Any, b: Any, offset: Any = 0, given: Any = ()) -> Answer:
         a, b, offset = facts(a, b, offset)
     if not (isinstance(a, Layout) and isinstance(b, Layout)) or has_basis(a.stride) or has_basis(b.stride):
         raise LayoutError(f"{a} and {b}: disjoint() is about the offsets of layouts without swizzle or coordinates")
-    statement = f"{a} and {show(offset)} + {b} share values"
+
+    def statement() -> str:
+        return f"{a} and {show(offset)} + {b} share values"
 
     def apart(f: Callable[[Any], Any]) -> str | None:
         return _apart(
@@ -243,7 +250,7 @@ def disjoint(a: Any, b: Any, offset: Any = 0, given: Any = ()) -> Answer:
             return Proof("exhaustion", (), (f"{len(x)} and {len(y)} values, none in common",))
         i = int(np.nonzero(np.isin(x, common))[0][0])
         j = int(np.nonzero(y == x[i])[0][0])
-        return CounterExample((i, j), int(x[i]), int(y[j]), i, statement, "exhaustion at one size")
+        return CounterExample((i, j), int(x[i]), int(y[j]), i, statement(), "exhaustion at one size")
 
     with recording() as used:
         answer = _decide((a, b, offset), apart, meet, "disjoint ranges", "{}", statement, facts)
@@ -259,7 +266,7 @@ def _decide(
     looked: Callable[[dict[int, int]], Answer],
     method: str,
     step: str,
-    statement: str,
+    statement: Callable[[], str],
     facts: Facts | None,
 ) -> Answer:
     """Proof if `shown` argues for all sizes, or for each value of the bounded symbols; else a size that refutes.
@@ -274,14 +281,14 @@ def _decide(
     for env in candidates(gs):
         found = looked(env)
         if isinstance(found, CounterExample):
-            return _sized(found, env, statement, facts, objects)
+            return _sized(found, env, statement(), facts, objects)
         if not gs and isinstance(found, Proof):
             return found
     bounded = [g for g in gs if GENERATORS[g].low is not None and GENERATORS[g].high is not None]
     cases = cases_of(bounded)
     if not bounded or cases is None:
         reason = "no argument of this method decides it, and no size that refutes it was found"
-        return Undecided(f"{statement.replace(' is not ', ' being ')}: {reason}")
+        return Undecided(f"{statement().replace(' is not ', ' being ')}: {reason}")
     steps = []
     free = [g for g in gs if g not in bounded]
     for case in cases:
@@ -291,7 +298,7 @@ def _decide(
             for env in candidates(free):
                 found = looked({**env, **case})
                 if isinstance(found, CounterExample):
-                    return _sized(found, {**env, **case}, statement, facts, objects)
+                    return _sized(found, {**env, **case}, statement(), facts, objects)
                 if not free and isinstance(found, Proof):
                     argument = found.method
                     break
