@@ -27,7 +27,7 @@ class Predicates:
     __slots__ = ()
 
     def covers(self, tile: Any, given: Any = ()) -> Any:
-        """Whether every offset 0..size(tile)-1 is a value, at every size; `tile` is a shape or layout. See prove.covers.
+        """Whether every offset 0..size(tile)-1 is a value, at every size; `tile` is a shape or layout; see prove.covers
 
         >>> from layoutgemm import Layout
         >>> Layout((4, 8), (8, 1)).covers(32).ok, Layout((4, 8), (9, 1)).covers(32).coord
