@@ -322,7 +322,7 @@ def sizes_of(answer: CounterExample, pool: Pool) -> Iterator[Env]:
         # The others do not matter to the objects: any value that the facts allow.
         rest = [n for n in pool.names if n not in named]
         top = 50 if len(rest) <= 2 else 16
-        values = sorted({*range(1, top), *[k * v + i for v in named.values() for k in (1, 64) for i in (0, 1)]})
+        values = sorted({*range(1, top), *[k * v + i for v in named.values() for k in (1, 2, 64) for i in (0, 1)]})
         for choice in itertools.product(values, repeat=len(rest)):
             env = {**dict(zip(rest, choice)), **named}
             if pool.holds(env):
