@@ -32,6 +32,8 @@ from cutlass import BFloat16, Float16, Float32, Int64
 from cutlass.cute.nvgpu import OperandMajorMode, tcgen05, warpgroup
 from cutlass.experimental import primitives
 
+from layoutgemm.atoms.descriptor import ADDRESS_MASK, SM90_FIELDS
+from layoutgemm.atoms.tma import STRIDE_UNIT
 from layoutgemm.errors import PlanError
 
 TensorMap: Any = xcuda.TensorMap
@@ -44,12 +46,9 @@ _ELEMENT_TYPES = {"bf16": BFloat16, "f16": Float16, "f32": Float32}
 
 _MAJOR_MODES = {"K": OperandMajorMode.K, "MN": OperandMajorMode.MN}
 
-# A shared-memory address inside a cluster carries the rank of its block from bit 24 on. The descriptor's address field
-# takes bits 4 to 17, so everything above must go, or the rank lands in the leading byte offset.
-_SHARED_ADDRESS_MASK = (1 << 18) - 1
-
-# Descriptors count in units of 16 bytes; so do the tensor map's global strides here.
-_UNIT_BYTES = 16
+# The descriptor's address field: its unit, and by ADDRESS_MASK its width. A shared-memory address inside a cluster
+# carries the rank of its block from bit 24 on; everything above the field must go, or it lands in the leading offset.
+_ADDRESS_UNIT = 1 << SM90_FIELDS[0].shift
 
 
 def element_type(dtype: Any) -> Any:
@@ -78,7 +77,7 @@ def encode_tensor_map(tma: Any, address: Int64, extents: Mapping[str, Any], lead
         address,
         element_type(tma.dtype),
         [extents[name] for name in tma.dims],
-        [Int64(leading) * tma.dtype.bytes // _UNIT_BYTES],
+        [Int64(leading) * tma.dtype.bytes // STRIDE_UNIT],
         list(tma.box),
         swizzle=xcuda.TensorMapSwizzle(tma.driver_swizzle),
         l2_promotion=xcuda.TensorMapL2Promotion.l2_128b,
@@ -177,8 +176,8 @@ def matrix_descriptor(word: int, pointer: Any) -> Int64:
 
     `word` is OperandDescriptor.word, whose address field is zero; `pointer` is the tile's first byte in shared memory.
     """
-    address = Int64(pointer.toint()) & _SHARED_ADDRESS_MASK
-    return Int64(_as_signed(word)) | (address >> 4)
+    address = Int64(pointer.toint()) & ADDRESS_MASK
+    return Int64(_as_signed(word)) | (address >> SM90_FIELDS[0].shift)
 
 
 def _as_signed(word: int) -> int:
@@ -237,8 +236,8 @@ class Wgmma:
         warpgroup.fence()
         self.tiled_mma.set(warpgroup.Field.ACCUMULATE, accumulate)
         for step_a, step_b in zip(self.a.k_steps, self.b.k_steps, strict=True):
-            fragment_a = _descriptor_fragment(word_a + step_a // _UNIT_BYTES)
-            fragment_b = _descriptor_fragment(word_b + step_b // _UNIT_BYTES)
+            fragment_a = _descriptor_fragment(word_a + step_a // _ADDRESS_UNIT)
+            fragment_b = _descriptor_fragment(word_b + step_b // _ADDRESS_UNIT)
             cute.gemm(self.tiled_mma, accumulator, fragment_a, fragment_b, accumulator)
             self.tiled_mma.set(warpgroup.Field.ACCUMULATE, True)
         warpgroup.commit_group()
