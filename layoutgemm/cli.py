@@ -14,6 +14,7 @@ from . import __version__
 from .errors import LayoutError
 from .kernels import GemmConfig, GemmPlan, error_bound
 from .layouts import Undecided, parse
+from .layouts.facts import Facts
 from .layouts.prove import prove
 
 
@@ -81,10 +82,11 @@ def _explain(args: argparse.Namespace) -> int:
 
 
 def _prove(args: argparse.Namespace) -> int:
-    facts = tuple(args.given)
+    # Names mean symbols under these facts alone, whatever else the process has called by them.
+    facts = Facts(*args.given)
     answer = prove(parse(args.a, facts), parse(args.b, facts))
-    if facts:
-        print(f"given {', '.join(facts)}:")
+    if args.given:
+        print(f"given {', '.join(args.given)}:")
     print(answer.explain())
     if isinstance(answer, Undecided):
         return 3

@@ -8,14 +8,13 @@ from nowhere else.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 from ..arch import Arch
 from ..arch import arch as arch_named
 from ..atoms import MmaAtom, OperandDescriptor, SmemTile, TmaPlan, smem_tile, wgmma
 from ..atoms.descriptor import derive as derive_descriptor
-from ..atoms.tma import MAX_DIM, STRIDE_UNIT
+from ..atoms.tma import STRIDE_UNIT
 from ..atoms.tma import derive as derive_tma
 from ..checks import Report
 from ..dtypes import DType, dtype, f32
@@ -233,14 +232,6 @@ class GemmPlan:
         along_n = self.tiles[1] if tiles_n is None else tiles_n
         return block // along_n * self.tile[0], block % along_n * self.tile[1]
 
-    @cached_property
-    def key(self) -> tuple[Any, ...]:
-        """What decides the compiled code: everything but the sizes, which are arguments of the kernel."""
-        return (
-            self.arch.name, str(self.mma), self.tile, self.stages, self.c.dtype.name,
-            *((op.dtype.name, op.order, op.smem.swizzle_name) for op in (self.a, self.b)),
-        )  # fmt: skip
-
     # ------------------------------------------------------------------------------------------------------------ verbs
     def check(self) -> Report:
         """Run every check and proof; the report is truthy when all hold, and lists each statement with its method."""
@@ -335,4 +326,4 @@ def _stages(asked: int | None, a: OperandPlan, b: OperandPlan, target: Arch) -> 
     return most
 
 
-__all__ = ["MAX_DIM", "STRIDE_UNIT", "GemmConfig", "GemmPlan", "Operand", "OperandPlan"]
+__all__ = ["STRIDE_UNIT", "GemmConfig", "GemmPlan", "Operand", "OperandPlan"]

@@ -30,7 +30,7 @@ from .linear import LinearLayout
 from .poly import MissingFact, P, div, needs_div
 from .poly import show as show_entry
 from .swizzle import ComposedLayout, Swizzle
-from .symbolic import declared, entry, is_sympy
+from .symbolic import ARITHMETIC, declared, entry, is_sympy
 
 __all__ = ["expr", "from_expr"]
 
@@ -167,11 +167,7 @@ def _is_size(name: str) -> bool:
 
 
 _BINARY: dict[type, Callable[[Any, Any], Any]] = {
-    ast.Add: lambda a, b: a + b,
-    ast.Sub: lambda a, b: a - b,
-    ast.Mult: lambda a, b: a * b,
-    ast.FloorDiv: lambda a, b: a // b,
-    ast.Mod: lambda a, b: a % b,
+    **ARITHMETIC,
     ast.BitXor: lambda a, b: a ^ b,
     ast.BitAnd: lambda a, b: a & b,
     ast.BitOr: lambda a, b: a | b,

@@ -102,14 +102,14 @@ def ceil_div(p: Any, d: Any) -> Any:
 
 # ---------------------------------------------------------------- entries from text
 
-_BINARY: dict[type, Callable[[Any, Any], Any]] = {
+ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: lambda a, b: a + b,
     ast.Sub: lambda a, b: a - b,
     ast.Mult: lambda a, b: a * b,
     ast.FloorDiv: lambda a, b: a // b,
     ast.Mod: lambda a, b: a % b,
-    ast.Pow: lambda a, b: a**b,
 }
+_BINARY = {**ARITHMETIC, ast.Pow: lambda a, b: a**b}
 
 
 def parse_entry(text: str, symbol: Callable[[str], Any] | None = None) -> Any:
