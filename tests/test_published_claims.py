@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from layoutgemm.arch import arch
+from layoutgemm.atoms import wgmma
 from layoutgemm.atoms.descriptor import SmemDescriptor
-from layoutgemm.atoms.mma import wgmma
 from layoutgemm.atoms.smem import smem_tile, swizzle_of
 from layoutgemm.checks.budgets import shared_memory
 from layoutgemm.errors import DescriptorError
