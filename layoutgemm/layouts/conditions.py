@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from fractions import Fraction
 from typing import Any
 
-from .generators import GENERATORS, Shown, is_integral, of_terms
+from .generators import GENERATORS, Coefficient, Shown, is_integral, of_terms
 from .generators import show as show_names
 from .poly import P, div, floordiv, ge0, needs_ge, show
 
@@ -121,7 +120,7 @@ def _use_division(q: Any, p: Any, out: P) -> None:
     """The divisibility behind a quotient: of the symbols whose part in it is a fraction."""
     for m in out.terms:
         names = []
-        scale = Fraction(1)
+        scale: Coefficient = 1
         for g in m:
             shown = GENERATORS[g].shown
             if not is_integral(shown):
@@ -131,13 +130,13 @@ def _use_division(q: Any, p: Any, out: P) -> None:
         if len(m) == len(out.terms) == 1 or not names:
             break
         if len(names) == 1:
-            c = Fraction(out.terms[m]) * scale
+            c = out.terms[m] * scale
             shown = GENERATORS[names[0]].shown
             if len(shown) == 1:
                 ((power, _),) = shown.items()
                 if all(k > 0 for _, k in power):
                     if c.denominator > 1:
-                        _use(f"{c.denominator} | {show_names({power: Fraction(1)})}")
+                        _use(f"{c.denominator} | {show_names({power: 1})}")
                     continue
         break
     else:
@@ -147,8 +146,8 @@ def _use_division(q: Any, p: Any, out: P) -> None:
         ((power, c),) = text.items()
         below = [(n, -k) for n, k in power if k < 0]
         up = [(n, k) for n, k in power if k > 0]
-        divisor = {tuple(below): Fraction(c.denominator)}
-        _use(f"{show_names(divisor)} | {show_names({tuple(up): Fraction(1)})}")
+        divisor: Shown = {tuple(below): c.denominator}
+        _use(f"{show_names(divisor)} | {show_names({tuple(up): 1})}")
         return
     _use(f"{show(q)} | {show(p)}")
 
@@ -157,19 +156,19 @@ def _for_all_positive(a: Shown) -> bool:
     """Whether the polynomial is >= 0 for all names >= 1, and so no fact is behind it."""
     if not all(k > 0 for p in a for _, k in p):
         return False
-    out: dict[Any, Fraction] = {}
+    out: dict[Any, Coefficient] = {}
     for power, c in a.items():
-        terms: dict[Any, Fraction] = {(): c}
+        terms: dict[Any, Coefficient] = {(): c}
         for n, k in power:
             for _ in range(k):
-                nxt: dict[Any, Fraction] = {}
+                nxt: dict[Any, Coefficient] = {}
                 for t, v in terms.items():
                     up = tuple(sorted((*t, n)))
-                    nxt[up] = nxt.get(up, Fraction(0)) + v
-                    nxt[t] = nxt.get(t, Fraction(0)) + v
+                    nxt[up] = nxt.get(up, 0) + v
+                    nxt[t] = nxt.get(t, 0) + v
                 terms = nxt
         for t, v in terms.items():
-            out[t] = out.get(t, Fraction(0)) + v
+            out[t] = out.get(t, 0) + v
     return all(v >= 0 for v in out.values())
 
 

@@ -61,8 +61,13 @@ def prove_formulas(
     used = [i for i in gens(*extents.values(), *entries) if i not in rounded]
     fs, gs = leaves(f), leaves(g)
     if len(fs) == len(gs) and all(x.same(y) for x, y in zip(fs, gs, strict=True)):
-        steps = [f"{v} in 0..{show(n - 1)}" + _radices(box, v) for v, n in box.extents.items()]
-        return Proof("digits", _conditions(used), (*steps, *[f"both are {x}" for x in leaves(f)]))
+        ranges = list(box.extents.items())
+
+        def steps() -> list[str]:
+            lines = [f"{v} in 0..{show(n - 1)}" + _radices(box, v) for v, n in ranges]
+            return lines + [f"both are {x}" for x in fs]
+
+        return Proof("digits", lambda: _conditions(used), steps)
     found = _witness(box, f, g, used)
     if found is not None:
         return found

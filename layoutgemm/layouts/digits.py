@@ -55,10 +55,11 @@ class Form:
     << >> by ints, and & | ^ ~ as integers of unlimited width do. Raises Stuck.
     """
 
-    __slots__ = ("box", "constant", "terms")
+    __slots__ = ("box", "constant", "quotients", "terms")
 
     def __init__(self, box: Box, terms: dict[frozenset[Digit], Any], constant: Any) -> None:
         self.box, self.terms, self.constant = box, terms, constant
+        self.quotients: dict[Any, Form] = {}  # formulas ask for x // d and for x % d
 
     def _lift(self, other: Any) -> Form | None:
         if other.__class__ is Form:
@@ -90,7 +91,17 @@ class Form:
         return self
 
     def __sub__(self, other: Any) -> Any:
-        return self + -other
+        right = self._lift(other)
+        if right is None:
+            return NotImplemented
+        terms = dict(self.terms)
+        for s, c in right.terms.items():
+            v = terms.get(s, 0) - c
+            if v.__class__ is int and v == 0:
+                del terms[s]
+            else:
+                terms[s] = v
+        return Form(self.box, terms, self.constant - right.constant)
 
     def __rsub__(self, other: Any) -> Any:
         return -self + other
@@ -165,6 +176,12 @@ class Form:
         if right.terms:
             raise Stuck(f"division by {right}, which has digits")
         d = right.constant
+        known = self.quotients.get(d)
+        if known is None:
+            known = self.quotients[d] = self._quotient(d)
+        return known
+
+    def _quotient(self, d: Any) -> Form:
         if not ge0(d - 1):
             raise Stuck(f"division by {show(d)}", needs_ge(d - 1))
         quotient: dict[frozenset[Digit], Any] = {}
@@ -179,11 +196,13 @@ class Form:
         remainder = Form(self.box, rest, r)
         carry = remainder._carry(d)
         if carry is None:
-            return Form(self.box, quotient, k) + remainder._small_quotient(d)
+            return Form(self.box, quotient, k) + remainder._small_quotient(d)  # type: ignore[no-any-return]
         return Form(self.box, quotient, k + carry)
 
     def _carry(self, d: Any) -> Any:
         """The one value of floor(self / d), where the bounds leave only one; else None."""
+        if not self.terms and self.constant.__class__ is int and self.constant == 0:
+            return 0
         low, high = self.low(), self.high()
         if ge0(low) and ge0(d - 1 - high):
             return 0

@@ -230,10 +230,10 @@ def _collect(x: Any, found: set[int]) -> None:
 def _root(g: int) -> Any:
     """The user's symbol that generator g is a part of. Raises FactError when more than g is needed to tell."""
     G = GENERATORS[g]
-    constant = G.shown.get((), Fraction(0))
+    constant = G.shown.get((), 0)
     rest = {k: c for k, c in G.shown.items() if k}
     if list(rest) == [((G.symbol, 1),)]:
-        scale = 1 / rest[((G.symbol, 1),)]
+        scale = Fraction(1) / rest[((G.symbol, 1),)]
         if scale.denominator == 1 and (constant * scale).denominator == 1:
             return make({(g,): 1}) * int(scale) - int(constant * scale)
     raise FactError(

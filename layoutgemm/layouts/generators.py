@@ -20,7 +20,8 @@ from typing import Any
 from ..errors import LayoutError
 
 Powers = tuple[tuple[str, int], ...]  # names with exponents, sorted, no exponent 0
-Shown = dict[Powers, Fraction]
+Coefficient = int | Fraction  # an int where it is whole: those are quick, and nearly all of them
+Shown = dict[Powers, Coefficient]
 
 
 class FactError(LayoutError):
@@ -50,7 +51,7 @@ def generator(symbol: str, low: int | None, high: int | None, shown: Shown | Non
     if low is not None and high is not None and low > high:
         text = show(shown or name(symbol))
         raise FactError(f"the facts about {symbol} leave no value: {text} would be in {low}..{high}")
-    shown = name(symbol) if shown is None else shown
+    shown = name(symbol) if shown is None else {p: _whole(c) for p, c in shown.items()}
     key = symbol, low, high, tuple(sorted(shown.items()))
     found = _ids.get(key)
     if found is None:
@@ -109,11 +110,18 @@ def describe(g: int) -> str:
 
 def name(symbol: str) -> Shown:
     """The symbol itself."""
-    return {((symbol, 1),): Fraction(1)}
+    return {((symbol, 1),): 1}
+
+
+def _whole(c: Coefficient) -> Coefficient:
+    return c.numerator if c.denominator == 1 else c
 
 
 def times(a: Shown, b: Shown) -> Shown:
     """Product."""
+    if len(a) == 1 and () in a:
+        (c,) = a.values()
+        return b if c == 1 else {q: _whole(c * d) for q, d in b.items()}
     out: Shown = {}
     for p, c in a.items():
         for q, d in b.items():
@@ -123,19 +131,19 @@ def times(a: Shown, b: Shown) -> Shown:
             r = tuple(sorted([(n, k) for n, k in e.items() if k]))
             v = out.get(r, 0) + c * d
             if v:
-                out[r] = Fraction(v)
+                out[r] = _whole(v)
             else:
                 out.pop(r, None)
     return out
 
 
-def plus(a: Shown, b: Shown, factor: Fraction | int = 1) -> Shown:
+def plus(a: Shown, b: Shown, factor: Coefficient = 1) -> Shown:
     """a + factor * b."""
     out = dict(a)
     for p, c in b.items():
         v = out.get(p, 0) + c * factor
         if v:
-            out[p] = Fraction(v)
+            out[p] = _whole(v)
         else:
             out.pop(p, None)
     return out
@@ -146,14 +154,14 @@ def inverse(a: Shown) -> Shown | None:
     if len(a) != 1:
         return None
     ((p, c),) = a.items()
-    return {tuple([(n, -k) for n, k in p]): 1 / c}
+    return {tuple([(n, -k) for n, k in p]): _whole(Fraction(1) / c)}
 
 
 def of_terms(terms: Any) -> Shown:
     """A polynomial in generators (monomial -> coefficient), rewritten in the user's symbols."""
     out: Shown = {}
     for monomial, c in terms.items():
-        term: Shown = {(): Fraction(c)}
+        term: Shown = {(): c}
         for g in monomial:
             term = times(term, GENERATORS[g].shown)
         out = plus(out, term)
@@ -179,7 +187,7 @@ def show(a: Shown, termwise: bool = False) -> str:
             for n, k in p:
                 lowest[n] = min(lowest.get(n, 0), k)
         power = tuple(sorted([(n, -k) for n, k in lowest.items() if k < 0]))
-        top = times(a, {power: Fraction(den)})
+        top = times(a, {power: den})
         factors = ([str(den)] if den != 1 else []) + [_power(n, k) for n, k in power]
         bottom = "*".join(factors)
         return f"({show(top)})//{bottom if len(factors) == 1 else f'({bottom})'}"

@@ -365,21 +365,30 @@ class LinearLayout:
         not equivalent: (1,0) gives 72 and 64
         """
         right = LinearLayout.of(other)
+        at = self.first_difference(right)
         n, m = len(self.columns), len(right.columns)
-        if self.offset != right.offset:
-            at = 0
-        elif self.columns == right.columns:
-            return Proof("GF(2) matrix", (), (f"{n} columns agree, and the value at 0",))
-        else:
-            # Below 2^i both agree on all columns, so on all values; at 2^i one column tells them apart, or only one
-            # of the two has that coordinate.
-            same = (i for i, (c, d) in enumerate(zip(self.columns, right.columns, strict=False)) if c != d)
-            at = 1 << next(same, min(n, m))
+        if at is None:
+            return Proof("GF(2) matrix", (), lambda: (f"{n} columns agree, and the value at 0",))
         longer = self if n >= m else right
         left_value = self(at) if at >> n == 0 else None
         right_value = right(at) if at >> m == 0 else None
         statement = "not equivalent" if n == m else f"not equivalent, 2^{n} and 2^{m} elements"
         return CounterExample(longer.coord(at), left_value, right_value, at, statement, "GF(2) matrix")
+
+    def first_difference(self, other: LinearLayout) -> int | None:
+        """The first flat index at which two functions differ, or that only one of them has; None when they are one.
+
+        >>> LinearLayout((1, 2, 4)).first_difference(LinearLayout((1, 2, 8)))
+        4
+        """
+        if self.offset != other.offset:
+            return 0
+        if self.columns == other.columns:
+            return None
+        # Below 2^i both agree on all columns, so on all values; at 2^i one column tells them apart, or only one of the
+        # two has that coordinate.
+        pairs = enumerate(zip(self.columns, other.columns, strict=False))
+        return 1 << next((i for i, (c, d) in pairs if c != d), min(len(self.columns), len(other.columns)))
 
     def coord(self, index: int) -> Any:
         """The coordinate of a flat index: an int for one mode, else a tuple.

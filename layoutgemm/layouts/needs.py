@@ -74,7 +74,7 @@ def needs_ge(p: Any) -> tuple[str, ...]:
     if len(rest) == 1:
         ((power, c),) = rest.items()
         if all(e > 0 for _, e in power):
-            text = show_names({power: c / c})
+            text = show_names({power: 1})
             if c > 0:
                 return (f"{text} >= {-(constant // c)}",)
             return (f"{text} <= {constant // -c}",)

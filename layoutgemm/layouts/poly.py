@@ -335,6 +335,8 @@ def ge0(p: Any) -> bool:
 
 @lru_cache(maxsize=1 << 14)
 def _ge0(p: P) -> bool:
+    if min(p.terms.values()) >= 0 and all(_nonnegative(g) for m in p.terms for g in m):
+        return True  # sums of products of what is not negative
     bounded = []
     for g in gens(p):
         G = GENERATORS[g]
@@ -356,6 +358,11 @@ def _ge0(p: P) -> bool:
     low = GENERATORS[g].low
     assert low is not None
     return _width(g) <= 64 and all(ge0(substitute(p, {g: low + i})) for i in range(_width(g)))
+
+
+def _nonnegative(g: int) -> bool:
+    low = GENERATORS[g].low
+    return low is not None and low >= 0
 
 
 def _width(g: int) -> int:

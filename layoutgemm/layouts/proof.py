@@ -35,13 +35,45 @@ class Verdict:
         return self.ok
 
 
+class _Lines:
+    """A field of lines that may be given as a function, called when they are first read.
+
+    Writing an argument out can take longer than finding it, and most proofs are only asked whether they are one.
+    """
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.slot = f"_{name}"
+
+    def __get__(self, proof: Any, owner: type) -> tuple[str, ...]:
+        if proof is None:
+            return ()  # the field's default
+        lines = proof.__dict__[self.slot]
+        if callable(lines):
+            lines = proof.__dict__[self.slot] = tuple(lines())
+        return lines  # type: ignore[no-any-return]
+
+    def __set__(self, proof: Any, lines: Any) -> None:
+        proof.__dict__[self.slot] = lines
+
+
 @dataclass(frozen=True)
 class Proof:
-    """A statement holds. `method` names how that is known, `conditions` what it rests on, `steps` the argument."""
+    """A statement holds. `method` names how that is known, `conditions` what it rests on, `steps` the argument.
+
+    Conditions and steps may be given as functions that return them: they are called when these are first read.
+    """
 
     method: str
-    conditions: tuple[str, ...] = ()
-    steps: tuple[str, ...] = ()
+    conditions: _Lines = _Lines()
+    steps: _Lines = _Lines()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Proof, (self.method, self.conditions, self.steps)
+
+    @property
+    def unread(self) -> Any:
+        """The steps as they were given, to hand on without writing them out."""
+        return self.__dict__["_steps"]
 
     def __bool__(self) -> bool:
         return True
@@ -250,11 +282,11 @@ def _swizzled(a: Any, b: Any) -> Proof | CounterExample | Undecided:
         left, right = LinearLayout.of(a), LinearLayout.of(b)
     except LayoutError:
         return _by_exhaustion(a, b)
-    answer = left.equivalent(right)
-    if isinstance(answer, CounterExample):
-        # the first difference by matrix, with coordinates in the shapes that were given
-        return _difference(a, b, answer.index, answer.method) if a.size == b.size else _by_exhaustion(a, b)
-    return answer
+    index = left.first_difference(right)
+    if index is None:
+        return left.equivalent(right)
+    # the first difference by matrix, with coordinates in the shapes that were given
+    return _difference(a, b, index, "GF(2) matrix") if a.size == b.size else _by_exhaustion(a, b)
 
 
 def _by_exhaustion(a: Any, b: Any) -> Proof | CounterExample | Undecided:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ from .sizes import at, candidates, cases_of, entries_of, plain, replaced, sizes
 from .symbolic_layout import conditions_of, generators
 
 Answer = Any  # Proof, CounterExample or Undecided
+Argument = Callable[[], list[str]]  # the lines of an argument that holds, written when they are read
 EXHAUST = 1 << 16  # elements of a layout that is looked at whole, at one size
 ALL_LOOKS = 1 << 21  # elements that are looked at for one question
 
@@ -66,11 +68,11 @@ def prove(a: Any, b: Any, given: Any = ()) -> Answer:
     if has_basis(a.stride) != has_basis(b.stride):
         raise LayoutError(f"{a} and {b}: one leads to coordinates, the other to offsets")
 
-    def same(f: Callable[[Any], Any]) -> str | None:
+    def same(f: Callable[[Any], Any]) -> Argument | None:
         x = coal(a.shape, a.stride) if f is _as_is else coal(replaced(f, a.shape), replaced(f, a.stride))
         if x != (coal(b.shape, b.stride) if f is _as_is else coal(replaced(f, b.shape), replaced(f, b.stride))):
             return None
-        return " x ".join(f"{show(s)}:{show(d)}" for s, d in zip(*x)) or "1:0"
+        return lambda: ["both coalesce to " + (" x ".join(f"{show(s)}:{show(d)}" for s, d in zip(*x)) or "1:0")]
 
     def differ(env: dict[int, int]) -> Answer:
         def number(x: Any) -> int:
@@ -82,8 +84,7 @@ def prove(a: Any, b: Any, given: Any = ()) -> Answer:
             return None
         return _proof.equivalent(at(a, env), at(b, env))
 
-    method, step = "coalesced normal form", "both coalesce to {}"
-    answer = _decide((a, b), same, differ, method, step, lambda: "not equivalent", facts)
+    answer = _decide((a, b), same, differ, "coalesced normal form", lambda: "not equivalent", facts)
     return _with_conditions(answer, (a, b), [])
 
 
@@ -110,7 +111,7 @@ def injective(a: Any, given: Any = ()) -> Answer:
         return injective(a.layout)  # a swizzle is a bijection
     why: list[str] = []
 
-    def steps(f: Callable[[Any], Any]) -> str | None:
+    def steps(f: Callable[[Any], Any]) -> Argument | None:
         return _growing(replaced(f, a.shape), replaced(f, a.stride), why)
 
     looks = _Looks()
@@ -119,7 +120,7 @@ def injective(a: Any, given: Any = ()) -> Answer:
         return at(a, env).is_injective() if looks.at(val(a.size, env)) else None
 
     with recording() as used:
-        answer = _decide((a,), steps, shared, "growing strides", "{}", lambda: f"{a} is not injective", facts)
+        answer = _decide((a,), steps, shared, "growing strides", lambda: f"{a} is not injective", facts)
     return _with_conditions(answer, (a,), used, why)
 
 
@@ -137,7 +138,7 @@ def bijective(a: Any, given: Any = ()) -> Answer:
         )
     why: list[str] = []
 
-    def compact(f: Callable[[Any], Any]) -> str | None:
+    def compact(f: Callable[[Any], Any]) -> Argument | None:
         shape, stride = replaced(f, a.shape), replaced(f, a.stride)
         steps = _growing(shape, stride, why)
         if steps is None:
@@ -148,7 +149,9 @@ def bijective(a: Any, given: Any = ()) -> Answer:
                 why.append(f"the sign of {show(d)}")
                 return None
             top = top + (s - 1) * d
-        return f"{steps}\n{show(top)} distinct values from 0 to {show(top - 1)}" if top == product(shape) else None
+        if top != product(shape):
+            return None
+        return lambda: [*steps(), f"{show(top)} distinct values from 0 to {show(top - 1)}"]
 
     looks = _Looks()
 
@@ -157,7 +160,7 @@ def bijective(a: Any, given: Any = ()) -> Answer:
 
     with recording() as used:
         answer = _decide(
-            (a,), compact, not_compact, "injective onto its span", "{}", lambda: f"{a} is not bijective", facts
+            (a,), compact, not_compact, "injective onto its span", lambda: f"{a} is not bijective", facts
         )
     return _with_conditions(answer, (a,), used, why)
 
@@ -186,13 +189,17 @@ def covers(a: Any, tile: Any, given: Any = ()) -> Answer:
     def statement() -> str:
         return f"{a} does not cover 0..{show(n - 1)}"
 
-    def reaches(f: Callable[[Any], Any]) -> str | None:
+    def reaches(f: Callable[[Any], Any]) -> Argument | None:
         inverse_shape, inverse_stride = _ops.right_inverse(replaced(f, a.shape), replaced(f, a.stride))
         m = product(inverse_shape)
         if not holds(f(n), m):
             return None
-        inverse = f"{show_tuple(inverse_shape)}:{show_tuple(inverse_stride)}"
-        return f"{inverse} is a right inverse, which reaches {show(m)} offsets"
+
+        def text() -> list[str]:
+            inverse = f"{show_tuple(inverse_shape)}:{show_tuple(inverse_stride)}"
+            return [f"{inverse} is a right inverse, which reaches {show(m)} offsets"]
+
+        return text
 
     looks = _Looks()
 
@@ -209,7 +216,7 @@ def covers(a: Any, tile: Any, given: Any = ()) -> Answer:
         return CounterExample(gap, None, gap, gap, statement(), "exhaustion at one size")
 
     with recording() as used:
-        answer = _decide((a, target), reaches, missing, "right inverse", "{}", statement, facts)
+        answer = _decide((a, target), reaches, missing, "right inverse", statement, facts)
     return _with_conditions(answer, (a,), used)
 
 
@@ -232,7 +239,7 @@ def disjoint(a: Any, b: Any, offset: Any = 0, given: Any = ()) -> Answer:
     def statement() -> str:
         return f"{a} and {show(offset)} + {b} share values"
 
-    def apart(f: Callable[[Any], Any]) -> str | None:
+    def apart(f: Callable[[Any], Any]) -> Argument | None:
         return _apart(
             [*zip(leaves(replaced(f, a.shape)), leaves(replaced(f, a.stride)))],
             [*zip(leaves(replaced(f, b.shape)), leaves(replaced(f, b.stride)))],
@@ -253,7 +260,7 @@ def disjoint(a: Any, b: Any, offset: Any = 0, given: Any = ()) -> Answer:
         return CounterExample((i, j), int(x[i]), int(y[j]), i, statement(), "exhaustion at one size")
 
     with recording() as used:
-        answer = _decide((a, b, offset), apart, meet, "disjoint ranges", "{}", statement, facts)
+        answer = _decide((a, b, offset), apart, meet, "disjoint ranges", statement, facts)
     return _with_conditions(answer, (a, b), used)
 
 
@@ -262,10 +269,9 @@ def disjoint(a: Any, b: Any, offset: Any = 0, given: Any = ()) -> Answer:
 
 def _decide(
     objects: tuple[Any, ...],
-    shown: Callable[[Callable[[Any], Any]], str | None],
+    shown: Callable[[Callable[[Any], Any]], Argument | None],
     looked: Callable[[dict[int, int]], Answer],
     method: str,
-    step: str,
     statement: Callable[[], str],
     facts: Facts | None,
 ) -> Answer:
@@ -277,7 +283,7 @@ def _decide(
     gs = generators(*[y for x in objects for y in entries_of(x)])
     argument = shown(_as_is)
     if argument is not None:
-        return Proof(method, (), tuple(step.format(line) for line in argument.split("\n")))
+        return Proof(method, (), argument)
     for env in candidates(gs):
         found = looked(env)
         if isinstance(found, CounterExample):
@@ -300,11 +306,11 @@ def _decide(
                 if isinstance(found, CounterExample):
                     return _sized(found, {**env, **case}, statement(), facts, objects)
                 if not free and isinstance(found, Proof):
-                    argument = found.method
+                    argument = partial(list, [found.method])
                     break
         if argument is None:
             return Undecided(f"undecided for {where}: no argument, and no size that refutes it was found")
-        steps.append(f"{where}: {argument.splitlines()[0]}")
+        steps.append(f"{where}: {argument()[0]}")
     shortened = steps if len(steps) <= 8 else [*steps[:7], f"and {len(steps) - 7} more cases"]
     return Proof(f"{method}, each value of the bounded symbols", (), tuple(shortened))
 
@@ -327,28 +333,28 @@ class _Looks:
         return True
 
 
-def _growing(shape: Any, stride: Any, why: list[str]) -> str | None:
+def _growing(shape: Any, stride: Any, why: list[str]) -> Argument | None:
     """The argument that a layout is injective: one mode after the other told apart from the rest; or None."""
     if has_basis(stride):
-        lines = []
+        parts: list[Argument] = []
         for path in paths_of(stride):
             part = _growing_part(
                 [(s, d) for s, d in zip(leaves(shape), leaves(component(stride, path))) if d != 0], why
             )
             if part is None:
                 return None
-            lines += part
+            parts.append(part)
         unused = [s for s, d in zip(leaves(shape), leaves(stride)) if d.__class__ is int and not _is_one(s)]
-        return None if unused else "\n".join(lines) or "one element"
+        return None if unused else lambda: [line for part in parts for line in part()] or ["one element"]
     found = _growing_part([*zip(leaves(shape), leaves(stride))], why)
-    return None if found is None else "\n".join(found) or "one element"
+    return None if found is None else lambda: found() or ["one element"]
 
 
 def _is_one(s: Any) -> bool:
     return s.__class__ is int and s == 1
 
 
-def _growing_part(modes: list[tuple[Any, Any]], why: list[str]) -> list[str] | None:
+def _growing_part(modes: list[tuple[Any, Any]], why: list[str]) -> Argument | None:
     rest: list[tuple[Any, Any]] = []
     for s, d in modes:
         if _is_one(s):
@@ -357,24 +363,32 @@ def _growing_part(modes: list[tuple[Any, Any]], why: list[str]) -> list[str] | N
             why.append(f"{show(d)} may be 0, or of either sign")
             return None
         rest.append((s, d if ge0(d) else -d))
-    steps: list[str] = []
+    steps: list[tuple[str, Any, Any, Any]] = []  # a text, and what goes in it
+    inner: tuple[str, ...] = ()
+
+    def text() -> list[str]:
+        return [*inner, *[line.format(*map(show, entries)) for line, *entries in reversed(steps)]]
+
     while rest:
         if len(rest) == 1:
-            steps.append(f"{show(rest[0][0])}:{show(rest[0][1])} is the smallest")
-            return steps[::-1]
+            steps.append(("{}:{} is the smallest", *rest[0], 0))
+            return text
         for i, (s, d) in enumerate(rest):
             others = rest[:i] + rest[i + 1 :]
             span = sum([(t - 1) * e for t, e in others])
             if holds(span + 1, d):
-                steps.append(f"{show(s)}:{show(d)} steps over the span {show(span)} of the smaller strides")
+                steps.append(("{}:{} steps over the span {} of the smaller strides", s, d, span))
                 break
             if all(quotient(e, d * s) is not None for _, e in others):
-                steps.append(f"{show(s)}:{show(d)} ends at {show(d * s)}, which divides the other strides")
+                steps.append(("{}:{} ends at {}, which divides the other strides", s, d, d * s))
                 break
         else:
             if not _ops.has_symbols(*[x for m in rest for x in m]):
-                inner = Layout(tuple([s for s, _ in rest]), tuple([d for _, d in rest])).is_injective()
-                return [*inner.steps, *steps[::-1]] if isinstance(inner, Proof) else None
+                left = Layout(tuple([s for s, _ in rest]), tuple([d for _, d in rest])).is_injective()
+                if not isinstance(left, Proof):
+                    return None
+                inner = left.steps
+                return text
             ways: list[str] = []
             for i, (_, d) in enumerate(rest):
                 span = sum([(t - 1) * e for j, (t, e) in enumerate(rest) if j != i])
@@ -384,10 +398,10 @@ def _growing_part(modes: list[tuple[Any, Any]], why: list[str]) -> list[str] | N
             )
             return None
         rest.pop(i)
-    return steps[::-1]
+    return text
 
 
-def _apart(a: list[tuple[Any, Any]], b: list[tuple[Any, Any]], offset: Any) -> str | None:
+def _apart(a: list[tuple[Any, Any]], b: list[tuple[Any, Any]], offset: Any) -> Argument | None:
     """Why a(i) - b(j) is never `offset`: by range, or by range modulo a number that divides the larger strides."""
     modes = [(s, d) for s, d in a if not _is_one(s)] + [(s, -d) for s, d in b if not _is_one(s)]
     candidates: list[Any] = [0]
@@ -409,12 +423,16 @@ def _apart(a: list[tuple[Any, Any]], b: list[tuple[Any, Any]], offset: Any) -> s
         else:
             if q.__class__ is int and q == 0:
                 if holds(1, low) or holds(high, -1):
-                    return f"the difference lies in {show(low)}..{show(high)}"
+                    return partial(_between, "the difference lies in", low, high)
                 continue
             for k in (0, 1, -1):
                 if holds(k * q + 1, low) and holds(high, (k + 1) * q - 1):
-                    return f"modulo {show(q)} the difference lies in {show(low - k * q)}..{show(high - k * q)}"
+                    return partial(_between, "modulo {} the difference lies in", low - k * q, high - k * q, q)
     return None
+
+
+def _between(text: str, low: Any, high: Any, modulus: Any = 0) -> list[str]:
+    return [f"{text.format(show(modulus))} {show(low)}..{show(high)}"]
 
 
 def _facts(given: Any) -> Facts | None:
@@ -436,7 +454,7 @@ def _sized(
 def _with_conditions(answer: Answer, layouts: tuple[Any, ...], used: list[str], why: list[str] | None = None) -> Answer:
     if isinstance(answer, Proof):
         before = [c for x in layouts for c in conditions_of(x)]
-        return replace(answer, conditions=tuple(strongest([*before, *used, *answer.conditions])))
+        return Proof(answer.method, tuple(strongest([*before, *used, *answer.conditions])), answer.unread)
     if isinstance(answer, Undecided) and why:
         return Undecided(f"{answer.why} ({why[0]})")
     return answer

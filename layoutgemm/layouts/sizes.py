@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from typing import Any
 
 from .basis import ScaledBasis
 from .facts import Facts
-from .generators import GENERATORS, Shown, inverse, times
+from .generators import GENERATORS, Shown, inverse
 from .generators import show as show_names
 from .layout import Layout
 from .poly import val, valuations
@@ -122,7 +123,7 @@ def _solve(shown: Shown, value: int, known: dict[str, int]) -> bool:
             rest -= _value({p: k}, known)
     factor = inverse({tuple([(n, k) for n, k in power if n != name]): c})
     assert factor is not None
-    rest = rest * _value(times(factor, {(): c / c}), known)
+    rest = rest * _value(factor, known)
     known[name] = int(rest)
     return True
 
@@ -131,7 +132,7 @@ def _value(shown: Shown, known: dict[str, int]) -> Any:
     total: Any = 0
     for power, c in shown.items():
         for n, k in power:
-            c = c * known[n] ** k if k > 0 else c / known[n] ** -k
+            c = c * known[n] ** k if k > 0 else Fraction(c) / known[n] ** -k
         total += c
     return total
 

@@ -77,7 +77,7 @@ class Solver:
         G = GENERATORS[g]
         low = None if G.low is None else -(-(G.low - start) // step)
         high = None if G.high is None else (G.high - start) // step
-        shown = times(plus(G.shown, {(): Fraction(start)}, -1), {(): Fraction(1, step)})
+        shown = times(plus(G.shown, {(): start}, -1), {(): Fraction(1, step)})
         self.set(g, gen(generator(G.symbol, low, high, shown)) * step + start)
 
     def _symbol_divides(self, d: P, x: P) -> None:
@@ -202,7 +202,7 @@ class Solver:
             t_low = None if low is None else (low - up) // d + up
             t_high = None if high is None else (high - up) // d + up
             t, shown = _quotient_generator(mine, t_low, t_high, shown)
-            r_shown = plus(times({(): Fraction(d)}, shown), of_terms(_terms(y)), -1)
+            r_shown = plus(times({(): d}, shown), of_terms(_terms(y)), -1)
             r = gen(generator(G.symbol, 0, d - 1, r_shown if up else _negated(r_shown)))
         else:
             b = _only_generator(d.terms)
@@ -214,7 +214,7 @@ class Solver:
             r_shown = plus(times(of_terms(d.terms), shown), of_terms(_terms(y)), -1)
             r_shown = r_shown if up else _negated(r_shown)
             r = gen(generator(G.symbol, 0, None, r_shown))
-            e_shown = plus(plus(GENERATORS[b].shown, {(): Fraction(1)}, -1), r_shown, -1)
+            e_shown = plus(plus(GENERATORS[b].shown, {(): 1}, -1), r_shown, -1)
             self.set(b, r + 1 + gen(generator(GENERATORS[b].symbol, 0, None, e_shown)))
             d = self.now(d)
         self.set(g, (d * t - r if up else d * t + r) - k)
