@@ -1,9 +1,24 @@
-"""Register and shared-memory budgets: what a kernel takes against what the architecture has."""
+"""Budgets: what a kernel takes of registers, shared memory and tensor memory against what the architecture has.
+
+`why_not` puts them together for one choice of tile, stages and roles, and says what would fit where that does not.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 from ..arch import Arch
-from .report import Check
+from ..arch import arch as find_arch
+from ..dtypes import DType, dtype
+from ..errors import PlanError
+from .report import Check, Report
+
+# PTX ISA, setmaxnreg: the count is a multiple of 8 in 24..256 (255 is the most that code can name, 256 the most a
+# thread is given). PTX ISA, tcgen05.alloc: columns are allocated as powers of two of 32 or more.
+REGISTER_UNIT, LEAST_REGISTERS, MOST_REGISTERS = 8, 24, 256
+LEAST_COLUMNS = 32
+WARPGROUP = 128
 
 
 def shared_memory(arch: Arch, parts: dict[str, int], blocks_per_sm: int = 1) -> Check:
@@ -44,3 +59,154 @@ def registers(arch: Arch, threads: int, per_thread: dict[str, int], blocks_per_s
     limits = f"{block} a block <= {arch.registers_per_sm}"
     statement = f"{terms} = {total} registers a thread <= {arch.registers_per_thread}, {limits}"
     return Check("registers", statement, not witness, "arithmetic", witness)
+
+
+def role_registers(arch: Arch, roles: Mapping[str, tuple[int, int]]) -> Check:
+    """Can setmaxnreg give each role its registers? Roles are name -> (threads, registers a thread).
+
+    A block starts with the same number for every thread, the most that its size allows, and what one role gives back
+    another may take: the roles' sum is held against that pool. Counts are multiples of 8 in 24..256, and a role is
+    whole warpgroups, since all warps of a warpgroup have to execute the same setmaxnreg (PTX ISA, setmaxnreg).
+
+    >>> from layoutgemm.arch import arch
+    >>> print(role_registers(arch("sm_90a"), {"producer": (128, 40), "math": (256, 232)}).statement)
+    producer 128 * 40 + math 256 * 232 = 64512 registers <= 384 threads * 168 = 64512
+    >>> role_registers(arch("sm_90a"), {"producer": (128, 40), "math": (256, 240)}).witness
+    '2048 registers too many: 16 a thread of producer less, or 8 a thread of math'
+    """
+    threads = sum(count for count, _ in roles.values())
+    total = sum(count * each for count, each in roles.values())
+    start = min(MOST_REGISTERS, arch.registers_per_sm // max(threads, 1) // REGISTER_UNIT * REGISTER_UNIT)
+    terms = " + ".join(f"{name} {count} * {each}" for name, (count, each) in roles.items())
+    statement = f"{terms} = {total} registers <= {threads} threads * {start} = {threads * start}"
+    witness = "" if "setmaxnreg" in arch.features else f"{arch.name} has no setmaxnreg"
+    for name, (count, each) in roles.items():
+        if not witness and (each % REGISTER_UNIT or not LEAST_REGISTERS <= each <= MOST_REGISTERS):
+            witness = f"{name} asks for {each}: setmaxnreg takes multiples of {REGISTER_UNIT} in 24..256"
+        if not witness and (count % WARPGROUP or count < 1):
+            witness = f"{name} is {count} threads, no whole number of warpgroups of {WARPGROUP}"
+    if not witness and threads > arch.threads_per_block:
+        witness = f"{threads} threads are more than a block's {arch.threads_per_block}"
+    over = total - threads * start
+    if not witness and over > 0:
+        less = {n: -(-over // (c * REGISTER_UNIT)) * REGISTER_UNIT for n, (c, _) in roles.items()}
+        ways = [f"{count} a thread of {name}" for name, count in less.items()]
+        witness = f"{over} registers too many: {ways[0]} less" + "".join(f", or {way}" for way in ways[1:])
+    return Check("registers", statement, not witness, "arithmetic", witness)
+
+
+def tensor_memory(arch: Arch, parts: Mapping[str, int], blocks_per_sm: int = 1) -> Check:
+    """Do the parts (name -> columns) fit in tensor memory as one allocation of each block, a power of two of columns?
+
+    >>> from layoutgemm.arch import arch
+    >>> check = tensor_memory(arch("sm_100a"), {"2 accumulators of 128x256": 2 * 256, "scales of A": 16})
+    >>> check.statement, check.witness
+    ('2 accumulators of 128x256 512 + scales of A 16 = 528 columns, allocated 1024 <= 512', '16 columns too many')
+    """
+    total = sum(parts.values())
+    taken = max(LEAST_COLUMNS, 1 << (total - 1).bit_length()) if total > 0 else 0
+    each = f", allocated {taken}" + (f" by each of {blocks_per_sm} blocks" if blocks_per_sm > 1 else "")
+    terms = " + ".join(f"{name} {columns}" for name, columns in parts.items())
+    witness = ""
+    if total and not arch.tmem_columns:
+        witness = f"{arch.name} has no tensor memory"
+    elif taken * blocks_per_sm > arch.tmem_columns:
+        room = arch.tmem_columns // blocks_per_sm
+        witness = f"{total - room} columns too many" if total > room else f"{taken} columns a block, {room} are there"
+    statement = f"{terms} = {total} columns{each} <= {arch.tmem_columns}"
+    return Check("tensor memory", statement, not witness, "arithmetic", witness)
+
+
+def most_stages(arch: Arch, stage_bytes: int, other_bytes: int = 0, blocks_per_sm: int = 1) -> int:
+    """How many stages of `stage_bytes` fit in a block's shared memory beside `other_bytes`.
+
+    >>> from layoutgemm.arch import arch
+    >>> most_stages(arch("sm_90a"), 48 * 1024), most_stages(arch("sm_90a"), 48 * 1024, 64 * 1024)
+    (4, 3)
+    """
+    if stage_bytes < 1:
+        raise PlanError(f"a stage of {stage_bytes} bytes")
+    room = min(arch.smem_per_block, arch.smem_per_sm // blocks_per_sm - arch.smem_reserved_per_block)
+    return max(0, room - other_bytes) // stage_bytes
+
+
+def why_not(
+    arch: Arch | str,
+    tile: tuple[int, int, int],
+    stages: int,
+    *,
+    a: DType | str = "bf16",
+    b: DType | str | None = None,
+    c: DType | str = "bf16",
+    accumulator: DType | str = "f32",
+    warpgroups: int = 1,
+    registers_each: Mapping[str, tuple[int, int]] | None = None,
+    epilogue: tuple[int, int] | None = None,
+    accumulators: int = 1,
+    other_bytes: int = 1024,
+    blocks_per_sm: int = 1,
+) -> Report:
+    """Every budget of one choice of tile, stages and roles, with the arithmetic, and what would fit where it does not.
+
+    arch           the architecture, or its name
+    tile           (BM, BN, BK) in elements
+    stages         of A and B in shared memory
+    a, b, c        types of the operands and of the output; b is a's unless given
+    accumulator    type of the accumulator
+    warpgroups     of 128 threads, that share the accumulator of a tile (on sm_100a it is in tensor memory)
+    registers_each the roles' setmaxnreg: name -> (threads, registers); None where all threads have the same
+    epilogue       (rows, columns) of the output tile in shared memory, beside the stages; None: none
+    accumulators   how many are kept in tensor memory at a time (sm_100a)
+    other_bytes    of shared memory for barriers and alignment
+    blocks_per_sm  blocks that are to be resident together
+
+    The registers are a lower bound, the accumulator alone: the compiler adds addresses and temporaries.
+
+    >>> report = why_not("sm_90a", (128, 256, 64), 4, warpgroups=2, epilogue=(128, 256))
+    >>> print(report.failures[0].witness)
+    30720 bytes too many: 3 stages fit, or an epilogue tile of 128x128
+    >>> print(why_not("sm_90a", (128, 256, 64), 4).failures[0].witness)
+    1 registers a thread too many: 2 warpgroups would hold it
+    """
+    facts = find_arch(arch)
+    a_type = dtype(a)
+    b_type, c_type, accumulate = a_type if b is None else dtype(b), dtype(c), dtype(accumulator)
+    bm, bn, bk = tile
+    for name, value in (("BM", bm), ("BN", bn), ("BK", bk), ("stages", stages), ("warpgroups", warpgroups)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise PlanError(f"{name} is {value!r}, and has to be an int of 1 or more")
+    stage = (bm * a_type.bits + bn * b_type.bits) * bk // 8
+    parts = {f"{stages} stages of ({bm}+{bn})x{bk}": stages * stage}
+    if epilogue is not None:
+        parts[f"C tile {epilogue[0]}x{epilogue[1]}"] = epilogue[0] * epilogue[1] * c_type.bits // 8
+    parts["other"] = other_bytes
+    smem = shared_memory(facts, parts, blocks_per_sm)
+    if not smem:
+        fixed = sum(parts.values()) - stages * stage
+        ways = [f"{most_stages(facts, stage, fixed, blocks_per_sm)} stages fit"]
+        if epilogue is not None:
+            # The widest part of the tile, halved as often as it takes.
+            columns = epilogue[1]
+            while columns > 1 and columns % 2 == 0:
+                columns //= 2
+                room = other_bytes + epilogue[0] * columns * c_type.bits // 8
+                if most_stages(facts, stage, room, blocks_per_sm) >= stages:
+                    ways.append(f"an epilogue tile of {epilogue[0]}x{columns}")
+                    break
+        smem = replace(smem, witness=f"{smem.witness}: {', or '.join(ways)}")
+    checks = [smem]
+    if facts.tmem_columns:
+        each = -(-bm // 128) * bn * accumulate.bits // 32
+        tmem = tensor_memory(facts, {f"{accumulators} accumulators of {bm}x{bn}": accumulators * each}, blocks_per_sm)
+        checks.append(tmem)
+    else:
+        held = -(-bm * bn * accumulate.bits // (32 * WARPGROUP * warpgroups))
+        part = {f"accumulator {bm}x{bn} of {accumulate}": held}
+        regs = registers(facts, WARPGROUP * warpgroups, part, blocks_per_sm)
+        if not regs:
+            enough = -(-held * warpgroups // facts.registers_per_thread)
+            regs = replace(regs, witness=f"{regs.witness}: {enough} warpgroups would hold it")
+        checks.append(regs)
+    if registers_each is not None:
+        checks.append(role_registers(facts, registers_each))
+    return Report(tuple(checks))

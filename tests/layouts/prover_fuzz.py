@@ -328,7 +328,7 @@ def sizes_of(answer: CounterExample, pool: Pool) -> Iterator[Env]:
             if pool.holds(env):
                 yield {n: env[n] for n in pool.names}
         return
-    near = sorted({*named.values(), *[64 * v for v in named.values()]})
+    near = sorted({1, *named.values(), *[64 * v for v in named.values()]})
     values = sorted({*near, *[v + w for v in near for w in near]})
     far = (dict(zip(pool.names, choice)) for choice in itertools.product(values, repeat=len(pool.names)))
     for env in itertools.chain(pool.envs, filter(pool.holds, far)):
