@@ -2,13 +2,18 @@
 
 from .copy import CopyAtom
 from .descriptor import OperandDescriptor, SmemDescriptor
-from .mma import MmaAtom, ScaleFactors
+from .families import FAMILIES, atoms
+from .fragments import fragment
+from .mma import Container, MmaAtom, ScaleFactors
+from .mma_sync import mma_sync
 from .mma_wgmma import wgmma
 from .smem import SPANS, SmemTile, smem_atom, smem_tile, swizzle_of, widest_swizzle
 from .tma import TmaCopy, TmaPlan
 
 __all__ = [
+    "FAMILIES",
     "SPANS",
+    "Container",
     "CopyAtom",
     "MmaAtom",
     "OperandDescriptor",
@@ -17,6 +22,9 @@ __all__ = [
     "SmemTile",
     "TmaCopy",
     "TmaPlan",
+    "atoms",
+    "fragment",
+    "mma_sync",
     "smem_atom",
     "smem_tile",
     "swizzle_of",
