@@ -5,6 +5,7 @@ from .descriptor import OperandDescriptor, SmemDescriptor
 from .families import FAMILIES, atoms
 from .fragments import fragment
 from .mma import Container, MmaAtom, ScaleFactors
+from .mma_fma import fma
 from .mma_sync import mma_sync
 from .mma_wgmma import wgmma
 from .smem import SPANS, SmemTile, smem_atom, smem_tile, swizzle_of, widest_swizzle
@@ -23,6 +24,7 @@ __all__ = [
     "TmaCopy",
     "TmaPlan",
     "atoms",
+    "fma",
     "fragment",
     "mma_sync",
     "smem_atom",

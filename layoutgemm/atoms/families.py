@@ -11,10 +11,12 @@ from ..arch import Arch
 from ..errors import AtomError
 from .copy import CopyAtom
 from .mma import TARGETS, MmaAtom
+from .mma_fma import fma_atoms
 from .mma_sync import mma_sync_atoms
 from .mma_wgmma import wgmma_atoms
 
 FAMILIES: dict[str, Callable[[], Iterator[MmaAtom | CopyAtom]]] = {
+    "fma": fma_atoms,
     "mma.sync": mma_sync_atoms,
     "wgmma": wgmma_atoms,
 }
@@ -26,7 +28,7 @@ def atoms(arch: str | Arch | None = None, family: str | None = None) -> Iterator
     Raises AtomError for an unknown architecture or family.
 
     >>> sum(1 for _ in atoms("sm_75")), next(atoms("sm_90a", "wgmma")).ptx
-    (31, 'wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16')
+    (34, 'wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16')
     """
     name = arch.name if isinstance(arch, Arch) else arch
     if name is not None and name not in TARGETS:

@@ -17,7 +17,7 @@ from ..atoms.descriptor import derive as derive_descriptor
 from ..atoms.tma import STRIDE_UNIT
 from ..atoms.tma import derive as derive_tma
 from ..checks import Report
-from ..dtypes import DType, dtype, f32
+from ..dtypes import DType, bf16, dtype, f16, f32
 from ..errors import PlanError
 
 ORDERS = ("row", "col")
@@ -177,6 +177,10 @@ class GemmPlan:
             raise PlanError(f"c is {c_spec}; this kernel stores row-major. Compute the transpose: C^T = B^T @ A^T")
         if c_spec.dtype not in (f32, a_spec.dtype):
             raise PlanError(f"c is {c_spec.dtype}; this kernel stores f32 or the inputs' {a_spec.dtype}")
+        if a_spec.dtype not in (bf16, f16) or a_spec.dtype != b_spec.dtype:
+            raise PlanError(
+                f"this kernel takes A and B both bf16 or both f16; got A {a_spec.dtype} and B {b_spec.dtype}"
+            )
         atom = wgmma(config.tile_n, a_spec.dtype, b_spec.dtype)
         tile_m, _, depth = atom.shape_mnk
         if isinstance(config.tile_k, bool) or not isinstance(config.tile_k, int) or config.tile_k < depth:
