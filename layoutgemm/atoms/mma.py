@@ -13,7 +13,7 @@ from typing import Any
 
 from ..dtypes import DType
 from ..errors import AtomError
-from ..layouts import CounterExample, Layout, Proof, Undecided
+from ..layouts import CounterExample, E, Layout, Proof, Undecided
 
 # Targets of the PTX ISA that atoms name, oldest first; those that end in "a" have instructions of their own besides.
 TARGETS = (
@@ -39,6 +39,23 @@ class Container:
 
     bits: int
     low: int
+
+
+def _pairs(layout: Layout) -> Layout:
+    """A layout onto coordinates whose second component never moves still gives pairs: a mode of extent 1 names it."""
+    value = layout(0)
+    known = len(value) if isinstance(value, tuple) else 0
+    for component in range(known, 2):
+        last = layout[layout.rank - 1]
+        shape = (*_listed(last.shape), 1)
+        stride = (*_listed(last.stride), E(component))
+        heads = [layout[i] for i in range(layout.rank - 1)]
+        layout = Layout((*(h.shape for h in heads), shape), (*(h.stride for h in heads), stride))
+    return layout
+
+
+def _listed(entry: Any) -> tuple[Any, ...]:
+    return entry if isinstance(entry, tuple) else (entry,)
 
 
 @dataclass(frozen=True)
@@ -154,7 +171,7 @@ class MmaAtom:
         >>> wgmma(64).coords("C")(37, 5)
         (17, 11)
         """
-        return Layout.identity(self.tile_of(operand)).compose(self.layout(operand))
+        return _pairs(Layout.identity(self.tile_of(operand)).compose(self.layout(operand)))
 
     def owner(self, operand: str) -> Layout:
         """(row, column) of an operand -> (thread, value) that holds the element: the inverse of `coords`.
@@ -173,7 +190,7 @@ class MmaAtom:
         if not proof:
             raise AtomError(f"operand {operand} of {self.ptx} has no inverse: {proof.reason}")
         inverse = layout.right_inverse().compose(Layout(tile))
-        return Layout.identity((layout[0].size, layout[1].size)).compose(inverse)
+        return _pairs(Layout.identity((layout[0].size, layout[1].size)).compose(inverse))
 
     def copies(self, operand: str) -> int:
         """How many (thread, value) pairs hold each element: 1 for a register operand."""
