@@ -1,21 +1,17 @@
-"""wgmma atoms: their maps against the DSL's, against the published formulas, and against their own laws."""
+"""wgmma atoms: their maps against the published formulas and their own laws, and the registry of families."""
 
-import json
-from pathlib import Path
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from layoutgemm import Layout
-from layoutgemm.atoms import wgmma
+from layoutgemm.arch import arch
+from layoutgemm.atoms import FAMILIES, MmaAtom, atoms, fma, wgmma
 from layoutgemm.errors import AtomError
+from tests.atoms.ptx_fragments import place
 
-VECTORS = Path(__file__).parents[1] / "vectors" / "tv_vectors.json"
 EVERY_N = range(8, 257, 8)
-
-
-def as_tuple(nested):
-    return tuple(map(as_tuple, nested)) if isinstance(nested, list) else nested
 
 
 @pytest.mark.parametrize("n", EVERY_N)
@@ -54,26 +50,6 @@ def test_published_fragment_formula():
     assert [coords(0, r) for r in (1, 2)] == [(0, 1), (8, 0)]
 
 
-def test_maps_equal_the_dsl():
-    rows = [
-        row for row in json.loads(VECTORS.read_text())["rows"] if "wgmma" in row["atom"] or "warpgroup" in row["atom"]
-    ]
-    compared = 0
-    for row in rows:
-        _, n, k = row["shape_mnk"]
-        kind = row["atom"]
-        types = [name for name in ("bf16", "f16") if f".{name}.{name}." in kind]
-        if k != 16 or not types or "rmem" in kind.lower() or ".rs" in kind.lower():
-            continue
-        c = "f16" if kind.split(types[0])[0].endswith("f16.") and types[0] == "f16" and ".f32" not in kind else "f32"
-        atom = wgmma(n, types[0], c=c)
-        ours = atom.layout(row["operand"])
-        theirs = Layout(as_tuple(row["shape"]), as_tuple(row["stride"]))
-        assert ours.equivalent(theirs), (kind, row["operand"], str(ours), str(theirs))
-        compared += 1
-    assert compared >= 3, f"only {compared} wgmma rows in the vectors"
-
-
 def test_operands_in_shared_memory_are_seen_by_every_thread():
     atom = wgmma(48)
     assert set(atom.layout_A[0].offsets()) == {0} and set(atom.layout_B[0].offsets()) == {0}
@@ -99,3 +75,94 @@ def test_no_such_types():
 def test_no_such_operand():
     with pytest.raises(AtomError, match="operands A, B, C and D, not 'E'"):
         wgmma(64).coords("E")
+
+
+WGMMA = [atom for atom in atoms(family="wgmma") if isinstance(atom, MmaAtom)]
+
+
+def test_every_type_has_its_n():
+    found = {}
+    for atom in WGMMA:
+        found.setdefault((atom.a_dtype.name, atom.shape_mnk[2]), set()).add(atom.shape_mnk[1])
+    every, integer = set(range(8, 257, 8)), {8, 16, 24, *range(32, 257, 16)}
+    assert found == {
+        **{(name, 16): every for name in ("bf16", "f16")},
+        ("tf32", 8): every,
+        **{(name, 32): every for name in ("e4m3", "e5m2")},
+        **{(name, 32): integer for name in ("i8", "u8")},
+        ("b1", 256): integer,
+    }
+    assert len({(atom.ptx, atom.a_source) for atom in WGMMA}) == len(WGMMA)
+    assert all(atom.k_bytes == 32 for atom in WGMMA)
+
+
+def test_register_maps_are_those_that_ptx_prints():
+    for atom in WGMMA:
+        if atom.shape_mnk[1] not in (8, 24, 80) or "satfinite" in atom.ptx:
+            continue
+        for operand in "AC" if atom.a_source == "rmem" and atom.shape_mnk[1] == 8 else "C":
+            layout, rows = atom.layout(operand), 64
+            got = layout.offsets().reshape(layout[1].size, 128)
+            where = [[place(atom, operand, t, i) for t in range(128)] for i in range(layout[1].size)]
+            assert np.array_equal(got, [[row + rows * column for row, column in line] for line in where]), atom.ptx
+            assert atom.layout(operand).is_bijective()
+
+
+def test_majors_and_sources():
+    for atom in WGMMA:
+        wide = atom.a_dtype.bits == 16
+        assert atom.b_majors == (("K", "MN") if wide else ("K",))
+        assert atom.a_majors == (("K", "MN") if wide and atom.a_source == "smem" else ("K",))
+        assert atom.copies("A") == (128 if atom.a_source == "smem" else 1) and atom.copies("B") == 128
+    registers = wgmma(8, "f16", a_source="rmem")
+    assert registers.registers("A") == 4 and registers.slot("A", 7) == (3, 16)
+    with pytest.raises(AtomError, match=r"operand B of .* is in smem, not in registers"):
+        registers.registers("B")
+    with pytest.raises(AtomError, match='takes A from "smem" or "rmem", not from \'tmem\''):
+        wgmma(8, a_source="tmem")
+
+
+@pytest.mark.parametrize("n", (40, 56, 248, 264, 12))
+def test_integers_have_fewer_n(n):
+    with pytest.raises(AtomError, match=r"wgmma for i8 and u8 has N = 8, 16, 24, 32, 48, .* N = \d+ is none"):
+        wgmma(n, "i8", "u8")
+
+
+def test_more_types_that_are_not():
+    with pytest.raises(AtomError, match="accumulates i8 inputs in i32, not in f32"):
+        wgmma(8, "i8", c="f32")
+    with pytest.raises(AtomError, match="got A e4m3 and B i8"):
+        wgmma(8, "e4m3", "i8")
+    with pytest.raises(AtomError, match="does not saturate"):
+        wgmma(8, "e4m3", saturate=True)
+    with pytest.raises(AtomError, match="does not saturate"):
+        wgmma(8, "b1", saturate=True)
+
+
+def test_owner_is_the_inverse_for_every_n():
+    for n in EVERY_N:
+        atom = wgmma(n)
+        row, column = (index.reshape(-1) for index in np.indices((64, n)))
+        thread, value = atom.owner("C")(row, column)
+        assert np.array_equal(atom.layout_C(thread, value), row + 64 * column)
+    # a layout that skips elements has no inverse, and says which are missed
+    broken = replace(wgmma(8), layout_C=Layout(((4, 8, 4), (2, 2)), ((128, 1, 16), (64, 4))))
+    with pytest.raises(AtomError, match=r"operand C of .* has no inverse"):
+        broken.owner("C")
+
+
+def test_registry():
+    assert set(FAMILIES) >= {"fma", "mma.sync", "wgmma"}
+    assert {atom.ptx for atom in atoms("sm_90a", "wgmma")} == {atom.ptx for atom in WGMMA}
+    assert not list(atoms("sm_100a", "wgmma"))
+    assert {"sm_90a" in atom.archs for atom in atoms("sm_90a")} == {True}
+    assert len(list(atoms(arch("sm_90a")))) == len(list(atoms("sm_90a")))
+    for bad in ({"arch": "sm_91"}, {"family": "wmma"}):
+        with pytest.raises(AtomError, match=r"no (target 'sm_91'|family 'wmma'); known: "):
+            atoms(**bad)
+
+
+def test_fma():
+    assert fma("f64").coords("C")(0, 0) == (0, 0) and fma().owner("A")(0, 0) == (0, 0)
+    with pytest.raises(AtomError, match=r"fma.rn multiplies f16, f32, f64, not i8"):
+        fma("i8")
