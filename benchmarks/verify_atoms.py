@@ -230,10 +230,12 @@ def verify_wgmma(gpu: Any, wanted: Callable[[str], bool], quick: bool) -> Iterat
         if quick and n not in ALL_VARIANTS:
             continue
         everything = n in ALL_VARIANTS and not quick
-        for a in tiles(atom, "A", everything) if atom.a_source == "smem" else (None,):
-            for b in tiles(atom, "B", everything):
-                name = f"A {a[0] if a else 'registers'}, B {b[0]}"
-                yield report(gpu, atom.ptx, name, lambda atom=atom, a=a, b=b: run_wgmma(gpu, atom, rng, (a, b)))
+        firsts = list(tiles(atom, "A", everything)) if atom.a_source == "smem" else [None]
+        seconds = list(tiles(atom, "B", everything))
+        # every tile of A with one of B, then every tile of B with one of A
+        for a, b in [*((a, seconds[0]) for a in firsts), *((firsts[0], b) for b in seconds[1:])]:
+            name = f"A {a[0] if a else 'registers'}, B {b[0]}"
+            yield report(gpu, atom.ptx, name, lambda atom=atom, a=a, b=b: run_wgmma(gpu, atom, rng, (a, b)))
 
 
 def report(gpu: Any, ptx: str, variant: str, run: Callable[[], tuple[int, str]]) -> Row:

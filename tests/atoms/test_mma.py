@@ -149,6 +149,9 @@ def test_owner_is_the_inverse_for_every_n():
     broken = replace(wgmma(8), layout_C=Layout(((4, 8, 4), (2, 2)), ((128, 1, 16), (64, 4))))
     with pytest.raises(AtomError, match=r"operand C of .* has no inverse"):
         broken.owner("C")
+    half = replace(wgmma(8), layout_C=Layout((128, 2), (1, 128)))
+    with pytest.raises(AtomError, match="reaches 256 of the 64x8 elements"):
+        half.owner("C")
 
 
 def test_registry():
