@@ -1,4 +1,4 @@
-"""Ways to make a tiled copy: from threads and values, for the operands of a tiled product, after another copy, by offsets.
+"""Ways to make a tiled copy: of threads and values, for operands of a tiled product, after another copy, by offsets.
 
 Source: `cute/atom/copy_atom.hpp` in NVIDIA/cutlass, make_tiled_copy and its kin.
 """

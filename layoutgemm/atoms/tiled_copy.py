@@ -232,7 +232,7 @@ class TiledCopy:
         one = part[1][0]
         width = int(one.size) if width is None else width
         if one.size % width:
-            raise AtomError(f"{self.atom} has {one.size} values an instruction on the {side} side, no multiple of {width}")
+            raise AtomError(f"{self.atom} has {one.size} values an instruction at its {side}, no multiple of {width}")
         access = one.with_shape((width, one.size // width))
         what = f"the {width} values of one access of {self.atom} are no vector in {layout}"
         for v, offset in enumerate(access[0].offsets()):
@@ -249,7 +249,8 @@ class TiledCopy:
             weight *= extent
         if isinstance(layout, ComposedLayout):
             if layout.offset % width:
-                return CounterExample(0, layout.offset, layout.offset - layout.offset % width, statement=f"{what}: offset")
+                start = layout.offset
+                return CounterExample(0, start, start - start % width, statement=f"{what}: the access at")
             if layout.swizzle.bits and layout.swizzle.base < (width - 1).bit_length():
                 group = 1 << layout.swizzle.base
                 return CounterExample(group, layout.swizzle(group), group, statement=f"{what}: the swizzle moves")

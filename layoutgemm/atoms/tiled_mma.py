@@ -191,7 +191,7 @@ class TiledMma:
         return Layout.join(Layout.join(threads, rest[0]), Layout.join(values, rest[1]))
 
     def check_extents(self, operand: str, layout: Any) -> None:
-        """Raises AtomError where the tile does not divide an extent of the operand; names the fact that symbols lack."""
+        """Raises AtomError where the tile does not divide an extent of it; names the fact that a symbol lacks."""
         tile = self.tile_of(operand)
         if not isinstance(layout, Layout):
             raise AtomError(f"operand {operand} is partitioned as a Layout or a ComposedLayout, not {layout!r}")

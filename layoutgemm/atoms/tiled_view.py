@@ -87,4 +87,3 @@ class View:
 
     def __str__(self) -> str:
         return str(self.layout)
-

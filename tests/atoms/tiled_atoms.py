@@ -30,8 +30,8 @@ FRAGMENTS = {
 def warp_mma(k: int = 16, ids: Layout | None = None) -> MmaAtom:
     """mma.sync m16n8k`k` of bf16."""
     name = f"mma.sync.aligned.m16n8k{k}.row.col.f32.bf16.bf16.f32"
-    a, b, c = FRAGMENTS[k]
-    return MmaAtom(name, ("sm_80",), (16, 8, k), bf16, bf16, f32, 32, a, b, c, "rmem", "rmem", "PTX ISA", thread_ids=ids)
+    maps = FRAGMENTS[k]
+    return MmaAtom(name, ("sm_80",), (16, 8, k), bf16, bf16, f32, 32, *maps, "rmem", "rmem", "PTX ISA", thread_ids=ids)
 
 
 def quad_pair() -> MmaAtom:

@@ -56,9 +56,7 @@ def main() -> None:
             op = warp.MmaF16BF16Op(cutlass.BFloat16, cutlass.Float32, shape)
         else:
             k = OperandMajorMode.K
-            op = warpgroup.MmaF16BF16Op(
-                cutlass.BFloat16, cutlass.Float32, shape, warpgroup.OperandSource.SMEM, k, k
-            )
+            op = warpgroup.MmaF16BF16Op(cutlass.BFloat16, cutlass.Float32, shape, warpgroup.OperandSource.SMEM, k, k)
         return cute.make_tiled_mma(op, layout(q["atoms"]), tuple(layout(p) for p in q["permutation"]))
 
     def make_copy(q: dict[str, Any], mma: Any) -> Any:
