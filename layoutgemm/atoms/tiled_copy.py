@@ -40,7 +40,7 @@ class TiledCopy:
     Raises AtomError where one instruction needs more threads or values than there are or does not divide them, and
     where `layout_tv` leaves the tile.
 
-    >>> from layoutgemm.atoms.make_tiled_copy import make_tiled_copy
+    >>> from layoutgemm.atoms.tiled_copies import make_tiled_copy
     >>> from layoutgemm.dtypes import bf16
     >>> vector = Layout((1, 8), (0, 1))
     >>> atom = CopyAtom("ld.global.v4.b32", ("sm_80",), bf16, 1, "gmem", "rmem", vector, vector, "PTX ISA, ld")
@@ -235,9 +235,9 @@ class TiledCopy:
             raise AtomError(f"{self.atom} has {one.size} values an instruction at its {side}, no multiple of {width}")
         access = one.with_shape((width, one.size // width))
         what = f"the {width} values of one access of {self.atom} are no vector in {layout}"
-        for v, offset in enumerate(access[0].offsets()):
-            if offset != v:
-                return CounterExample(v, int(offset), v, statement=f"{what}: value")
+        for v in range(width):
+            if access[0](v) != v:
+                return CounterExample(v, access[0](v), v, statement=f"{what}: value")
         starts = Layout.join(part[0], access[1], part[1][1], *list(part)[2:])
         flat, weight = starts.flatten(), 1
         for extent, stride in zip(flat.shape, flat.stride):

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from layoutgemm.atoms import wgmma
-from layoutgemm.atoms.make_tiled_copy import (
+from layoutgemm.atoms.tiled_copies import (
     make_tiled_copy_A,
     make_tiled_copy_B,
     make_tiled_copy_C,
@@ -157,12 +157,43 @@ FOR_OPERANDS = [  # (which of MMAS, copy)
 PERMUTED_C = (6, {"op": "universal", "bits": 32, "make": "C"})  # the rest of N comes as 16, 8, 32
 
 
+# What ours refuses and the DSL answers: our call, the words of its refusal, the DSL's question.
+REFUSED: dict[str, Any] = {
+    "gap": (
+        lambda: TiledMma(warp_mma(), Layout((2, 2, 1), (1, 4, 0))),
+        "numbered 0 to 3",
+        {"mma": {"family": "warp", "shape": [16, 8, 16], "atoms": send(Layout((2, 2, 1), (1, 4, 0)))}},
+    ),
+    "overhang": (
+        lambda: TiledMma(warp_mma(), (1, 1, 1), (None, 64, None)).partition_C(0, Layout((16, 32))),
+        r"32 = 0\*64 \+ 32",
+        {
+            "mma": {
+                "family": "warp",
+                "shape": [16, 8, 16],
+                "atoms": send(Layout((1, 1, 1))),
+                "permutation": [None, 64, None],
+            }
+        },
+    ),
+    "threads": (
+        lambda: make_tiled_copy_tv(vector(64), Layout((8, 4), (1, 16)), Layout((1, 4))),
+        "to number 32 threads 0 to 31",
+        {"copy": tv(64, Layout((8, 4), (1, 16)), Layout((1, 4)))},
+    ),
+}
+
+
 def questions() -> dict[str, Any]:
     """id -> (our object, its TiledMma or None, question)."""
     out: dict[str, Any] = {}
     for i, case in enumerate(MMAS):
         mma, question = mma_question(*case)
         out[f"mma-{i}"] = mma, mma, question
+    for name, (_, _, question) in REFUSED.items():
+        if "mma" in question:
+            question = {"mma": {"permutation": [None] * 3, **question["mma"]}}
+        out[name] = None, None, {**question, "extent": [16, 32, 16] if "mma" in question else [16, 32], "thread": 0}
     for i, spec in enumerate(TV_COPIES):
         copy = make(spec, None)
         extent = [2 * e for e in copy.tile]
@@ -265,6 +296,27 @@ def test_the_dsl_leaves_the_tile_of_c_where_k_has_threads(replies: Any) -> None:
     """Atoms (2,2,2): a C tile of 32 x 16 has elements 0 to 511, and the DSL's map reaches 1023."""
     assert max(replies["mma-4"]["tv"]["C"].offsets()) == 1023
     assert max(TiledMma(warp_mma(8), (2, 2, 2)).layout_C().offsets()) == 511
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_here(name: str) -> None:
+    call, words, _ = REFUSED[name]
+    with pytest.raises(AtomError, match=words):
+        call()
+
+
+@pytest.mark.dsl
+def test_what_the_dsl_answers_there(replies: Any) -> None:
+    """Atoms numbered 0, 1, 4, 5: half of the 128 threads are in no map. A tile of 64 columns over 32: columns to 63.
+
+    Threads numbered with gaps, 4 columns in a row for each: thread 0 gets columns 0, 8, 2 and 10 of its row.
+    """
+    gap, over, threads = (replies[name] for name in ("gap", "overhang", "threads"))
+    assert gap["tv"]["C"][0].size == 64 and gap["threads"].size == 128
+    part, start = over["part_C"]
+    columns = part.offsets()[1]
+    assert start[1] + max(columns) > 31
+    assert [int(threads["tv"](0, v)) // 8 for v in range(4)] == [0, 8, 2, 10]
 
 
 def compare_copy(copy: TiledCopy, question: Any, reply: Any) -> None:
