@@ -23,7 +23,7 @@ import numpy as np
 from ..errors import AtomError
 from ..layouts import ComposedLayout, CounterExample, Layout, Proof
 from .copy import CopyAtom
-from .tiled_mma import check_thread, flat_strides, one_thread
+from .tiled_mma import TiledMma, check_thread, flat_strides, one_thread
 from .tiled_view import View
 
 
@@ -281,6 +281,20 @@ class TiledCopy:
         split = order.coalesce().zipped_divide(self._per_instruction[1])
         values = tiles[0].compose(Layout.join(split[0].coalesce(), split[1]))
         return Layout.join(values, *list(tiles[1])[1:])
+
+    def feeds(self, mma: TiledMma, operand: str, extent: Any = None) -> Any:
+        """Whether the copy fills (or empties) the fragments of an operand over `extent` (None: one tile) as they are.
+
+        A Proof that element by element, for every thread, what the copy puts into the registers that `retile` names is
+        what the product expects in them; or a CounterExample in (thread, ((values, instructions), rest, rest)) with the
+        element that the copy moves and the one that the product expects. Raises AtomError as partition and retile do.
+        """
+        whole = Layout(mma.tile_of(operand) if extent is None else extent)
+        held = mma.partition(operand, whole)
+        registers = self.retile(Layout(mma.partition_shape(operand, whole.shape)))
+        expected = Layout.join(held[0], Layout.join(*held[1:]).compose(registers))
+        moved = self.partition(self.reference, whole)
+        return Layout.join(moved[0], Layout.join(*moved[1:])).equivalent(expected)
 
     def _order(self, values: int) -> tuple[tuple[int, ...], Layout]:
         """The box of the fragment that one tile fills, and (value of the copy) -> flat coordinate in it."""

@@ -151,8 +151,20 @@ def test_retiled_registers_hold_what_the_copy_moves(case):
         row, column = expected(thread, register % n, register // n)
         assert np.array_equal(rows + start[0], row) and np.array_equal(columns + start[1], column)
     assert sorted(retiled.offsets()) == list(range(fragment.size))
+    assert copy.feeds(mma, operand, extent).ok and copy.feeds(mma, operand).ok
     # every element that a thread of the product holds is loaded by it, and both sides cover the tile
     assert copy.coverage("src").ok and copy.coverage("dst").ok
+
+
+def test_a_copy_that_does_not_feed():
+    """The copy of a product whose warps stand the other way gives warp 1 the rows of warp 2."""
+    mma = TiledMma(warp_mma(), (2, 2, 1))
+    other = make_tiled_copy_A(ldmatrix(4), TiledMma(warp_mma(), Layout((2, 2, 1), (2, 1, 0))))
+    found = other.feeds(mma, "A", (64, 16))
+    assert not found and found.coord[0] == (0, 0, 1, 0) and (found.left, found.right) == (0, 16)
+    plain = make_tiled_copy_B(ldmatrix(4), TiledMma(warp_mma(), (2, 1, 1), (None, 32, None)))
+    dealt = TiledMma(warp_mma(), (2, 1, 1), (None, EIGHTS, None))
+    assert not plain.feeds(dealt, "B") and make_tiled_copy_B(ldmatrix(4), dealt).feeds(dealt, "B").ok
 
 
 def test_a_wide_fragment_is_split():
