@@ -169,11 +169,14 @@ class TiledCopy:
                     f"mode {i} of {layout} has {mode.size} elements, and the tile {n}: "
                     f"{mode.size} = {mode.size // n}*{n} + {mode.size % n}"
                 )
-            elif isinstance(tiler, Layout) and mode.size % tiler.cosize:
-                raise AtomError(
-                    f"mode {i} of {layout} has {mode.size} elements, no multiple of the {tiler.cosize} that {tiler} "
-                    f"spans"
-                )
+            elif isinstance(tiler, Layout):
+                # A tiler with gaps is filled by its own translates, or it hangs over the end.
+                cut = Layout(mode.size).logical_divide(tiler)
+                if cut.size != mode.size or not cut.is_bijective():
+                    raise AtomError(
+                        f"{tiler} and its translates do not cut the {mode.size} elements of mode {i} of {layout}: they "
+                        f"are {cut.size} and reach element {cut.cosize - 1}"
+                    )
 
     def partition_S(self, thread: Any, layout: Any) -> tuple[Any, Any]:
         """((value of one instruction, instruction), rest, ...) of one thread at the source, and its offset."""

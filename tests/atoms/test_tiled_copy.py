@@ -156,6 +156,23 @@ def test_retiled_registers_hold_what_the_copy_moves(case):
     assert copy.coverage("src").ok and copy.coverage("dst").ok
 
 
+def test_values_in_another_order_than_the_fragment():
+    """A copy whose values run along N before M: which block is which follows from the places in the tile."""
+    mma = TiledMma(warp_mma(), (2, 2, 1), (64, 32, None))
+    threads, (values, (rest_m, rest_n)) = mma.layout_C()
+    along_n = Layout.join(threads, Layout.join(values, rest_n, rest_m))
+    copy = TiledCopy(vector(16, "rmem", "gmem"), along_n, mma.tile_of("C"))
+    fragment = Layout(mma.partition_shape("C", (128, 32)))
+    assert [int(copy.retile(fragment)(4 * i, 0, 0)) for i in range(4)] == [
+        0,
+        16,
+        4,
+        20,
+    ]  # blocks (0,0) (0,1) (1,0) (1,1)
+    assert copy.feeds(mma, "C", (128, 32)).ok
+    assert not TiledCopy(copy.atom, along_n, copy.tiler, (4, 2, 2)).feeds(mma, "C", (128, 32))
+
+
 def test_a_copy_that_does_not_feed():
     """The copy of a product whose warps stand the other way gives warp 1 the rows of warp 2."""
     mma = TiledMma(warp_mma(), (2, 2, 1))
@@ -192,6 +209,9 @@ def test_fragments_that_do_not_fit():
         copy.retile(Layout((3, 2, 1)))
     with pytest.raises(AtomError, match="has 12 values, no multiple of the copy's 8"):
         copy.retile(Layout((12, 2, 1)))
+    odd = TiledCopy(vector(16), Layout((4, (3, 2)), (1, (8, 4))), (4, 6))
+    with pytest.raises(AtomError, match=r"the fragment's 2 values are no block of .*12 and 4 threads \* 2"):
+        odd.retile(Layout((2, 1, 3)))
     with pytest.raises(AtomError, match="has too few"):
         copy.retile(Layout((4, 2)))
 
@@ -318,6 +338,13 @@ def test_malformed():
     quads = replace(ldmatrix(1), thread_ids=Layout((16, 2), (2, 1)))
     with pytest.raises(AtomError, match="numbers the threads of one instruction in a row"):
         TiledCopy(quads, Layout((32, 2)), (8, 8))
+    more = replace(ldmatrix(1), layout_src=ldmatrix(2).layout_src)
+    with pytest.raises(AtomError, match=r"the src side names elements up to 127, and the registers .* the first 64 of"):
+        TiledCopy(more, Layout((32, 2)), (8, 8)).tv_layout("src")
+    gaps = TiledCopy(vector(16), tv, (Layout((8, 2), (1, 16)), 8))
+    assert gaps.partition_S(8, Layout((32, 8)))[1] == 16  # rows 0-7 and 16-23, then 8-15 and 24-31
+    with pytest.raises(AtomError, match=r"do not cut the 16 elements of mode 0.*they are 32 and reach element 31"):
+        gaps.partition_S(0, Layout((16, 8)))
     copy = TiledCopy(vector(16), tv, (16, 8))
     with pytest.raises(AtomError, match=r"mode 0 of .* has 40 elements, and the tile 16: 40 = 2\*16 \+ 8"):
         copy.partition_S(0, Layout((40, 8)))
