@@ -133,6 +133,19 @@ TV_COPIES = [
     tv(16, Layout(((2, 4), 4), ((1, 8), 2)), Layout((3, 2), (2, 1))),
     matrix("ldmatrix", 4, False, "tv", thr=send(Layout((8, 4), (4, 1))), val=send(Layout((2, 4), (4, 1)))),
 ]
+
+
+def random_tv(rng: random.Random) -> dict[str, Any]:
+    rows, columns = rng.choice(((2, 16), (4, 8), (8, 4), (16, 2), (32, 1), (3, 8), (8, 6)))
+    down, right = rng.choice(((1, 8), (2, 4), (4, 2), (8, 1), (1, 4), (3, 4), (4, 1)))
+    bits = rng.choice([b for b in (16, 32, 64, 128) if down * right * 16 % b == 0])
+    orders = ((0, 1), (1, 0))
+    return tv(
+        bits, Layout.ordered((rows, columns), rng.choice(orders)), Layout.ordered((down, right), rng.choice(orders))
+    )
+
+
+TV_COPIES += [random_tv(random.Random(seed)) for seed in range(10)]
 FOR_OPERANDS = [  # (which of MMAS, copy)
     (1, matrix("ldmatrix", 4, False, "A")),
     (1, matrix("ldmatrix", 2, False, "B")),
