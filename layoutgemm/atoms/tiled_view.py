@@ -26,7 +26,11 @@ class View:
 
     def __call__(self, thread: Any, value: Any, rest: Any = 0) -> Any:
         """(row, column) of one value of a thread: ints, arrays, or traced integers."""
-        return self.layout(thread, value, rest)
+        found = self.layout(thread, value, rest)
+        # Where nothing steps along the columns the layout's values are rows alone; where nothing moves they are zeros.
+        if not isinstance(found, tuple):
+            return found, found
+        return found if len(found) == 2 else (*found, 0)
 
     @cached_property
     def index(self) -> Layout:

@@ -101,6 +101,14 @@ def test_a_thread_moves_its_block(bits, threads, values):
     assert make_tiled_copy_tv(vector(bits), threads, values) == copy
 
 
+def test_one_column():
+    view = make_tiled_copy(vector(128), Layout(32), Layout(8)).layout_tv
+    copy = TiledCopy(vector(128), view, (256, 1))
+    assert copy.view("src")(3, 2) == (26, 0) and copy.view("src").owner((26, 0)) == (3, 2, (0, 0))
+    point = TiledCopy(vector(16), Layout((1, 1), (0, 0)), (1, 1)).view("dst")
+    assert point(0, 0) == (0, 0) and point.owner((0, 0)) == (0, 0, (0, 0))
+
+
 def test_partitions_are_the_view_looked_up():
     copy = make_tiled_copy(vector(64), ROW_THREADS, Layout((1, 8)))
     extent = (32, 128)
