@@ -23,11 +23,11 @@ from ..layouts import E, Layout
 SPACES = ("gmem", "smem", "rmem", "tmem")
 SIDES = ("src", "dst")
 WARP = 32
-# Targets of ptxas in the order in which features appeared; an atom names those that have it. An "a" target has what the
-# plain one has and more. PTX ISA, ".target".
+# Targets of the PTX ISA that atoms name, oldest first; those that end in "a" have instructions of their own besides.
 TARGETS = (
-    "sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_110a", "sm_120a", "sm_121a",
-)  # fmt: skip
+    *("sm_70", "sm_75", "sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_90a"),
+    *("sm_100", "sm_100a", "sm_103", "sm_103a", "sm_120", "sm_120a", "sm_121", "sm_121a"),
+)
 
 # Bytes that one lane accesses -> lanes of a warp that shared memory serves in one pass. A pass delivers 128 bytes, 4
 # from each of 32 banks (CUDA C++ Programming Guide, "Shared Memory"), so accesses of 8 bytes go by half-warps and of 16
@@ -38,10 +38,10 @@ _Copy = TypeVar("_Copy", bound="CopyAtom")
 
 
 def since(first: str) -> tuple[str, ...]:
-    """The targets from that one on.
+    """Every target from that one on: what "requires sm_80 or higher" means. Raises AtomError for an unknown one.
 
-    >>> since("sm_100a")
-    ('sm_100a', 'sm_103a', 'sm_110a', 'sm_120a', 'sm_121a')
+    >>> since("sm_103")
+    ('sm_103', 'sm_103a', 'sm_120', 'sm_120a', 'sm_121', 'sm_121a')
     """
     if first not in TARGETS:
         raise AtomError(f"no target {first!r}; known: {', '.join(TARGETS)}")

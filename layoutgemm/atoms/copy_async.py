@@ -220,7 +220,7 @@ def bulk_copy(
     suffix = ".multicast::cluster" if multicast else ".cp_mask" if byte_mask else ""
     return BulkCopy(
         ptx=f"cp.async.bulk.{spaces}{_COMPLETION[completion]}{suffix}",
-        archs=since("sm_100a" if byte_mask else "sm_90a"),
+        archs=since("sm_100" if byte_mask else "sm_90"),
         element=kind,
         threads=1,
         source=source,
@@ -256,7 +256,7 @@ def st_async(bits: int = 32, element: DType | str = "u32") -> CopyAtom:
     map_ = Layout((1, bits // kind.bits), (0, 1))
     return CopyAtom(
         ptx=f"st.async.weak.shared::cluster.mbarrier::complete_tx::bytes{_STORE_BITS[bits]}",
-        archs=since("sm_90a"),
+        archs=since("sm_90"),
         element=kind,
         threads=1,
         source="rmem",

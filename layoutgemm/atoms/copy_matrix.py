@@ -25,7 +25,7 @@ from .copy import WARP, CopyAtom, since
 ROW_BYTES = 16  # at each address: PTX ISA, "Warp-level matrix load instruction: ldmatrix", each row is 16 bytes
 _LANES = (4, 8)  # lanes of a quad, quads of a warp
 # The 8-bit forms belong to the architecture-specific targets: PTX ISA, ldmatrix and stmatrix, "Target ISA Notes".
-_BYTE_FORMS = since("sm_100a")
+_BYTE_FORMS = tuple(target for target in since("sm_100") if target.endswith("a"))
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ _LOADS = {
     "m8n16.b8x16.b4x16_p64": _Form("m8n16", "b8x16.b4x16_p64", 8, 8, (1, 2, 4), (False,), _BYTE_FORMS),
 }
 _STORES = {
-    "m8n8.b16": _Form("m8n8", "b16", 8, 16, (1, 2, 4), (False, True), since("sm_90a")),
+    "m8n8.b16": _Form("m8n8", "b16", 8, 16, (1, 2, 4), (False, True), since("sm_90")),
     "m16n8.b8": _Form("m16n8", "b8", 8, 8, (1, 2, 4), (True,), _BYTE_FORMS),
 }
 _MOVES = {"m8n8.b16": _Form("m8n8", "b16", 8, 16, (1,), (True,), since("sm_75"))}

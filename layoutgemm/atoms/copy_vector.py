@@ -16,7 +16,7 @@ from .copy import TARGETS, CopyAtom, since
 # and "st": at most 128 bits, except .v8.b32 of global memory on sm_100 and later.
 _VECTORS = {8: ".b8", 16: ".b16", 32: ".b32", 64: ".v2.b32", 128: ".v4.b32", 256: ".v8.b32"}
 _WIDE = 256
-_WIDE_ARCHS = since("sm_100a")
+_WIDE_ARCHS = since("sm_100")
 # (source, target) of a copy between a memory and registers -> opcode and state space.
 _OPCODES = {
     ("gmem", "rmem"): ("ld", "global"),
@@ -111,7 +111,7 @@ def load_global(
     Raises AtomError for combinations that PTX has not. Source: PTX ISA, "ld", "ld.global.nc"; CopyG2ROp of the DSL.
 
     >>> print(load_global(128, "f32", cache="streaming"), load_global(256, "f32", evict="no_allocate").archs[0])
-    ld.global.cs.v4.b32 sm_100a
+    ld.global.cs.v4.b32 sm_100
     >>> load_global(128, "f32", cache="cg", evict="evict_first")
     Traceback (most recent call last):
     ...
@@ -205,7 +205,7 @@ def _vector(
         raise AtomError(f"{width} bits hold no whole elements of {kind} ({kind.bits} bits)")
     name = f"{op}{_order(op, space, order, scope)}.{space}"
     name += _caching(op, space, cache, evict, l2_prefetch, order, read_only)
-    archs = _WIDE_ARCHS if width == _WIDE else since("sm_90a") if scope == "cluster" else TARGETS
+    archs = _WIDE_ARCHS if width == _WIDE else since("sm_90") if scope == "cluster" else TARGETS
     map_ = Layout((1, width // kind.bits), (0, 1))
     return VectorCopy(
         ptx=name + _VECTORS[width],
