@@ -341,7 +341,7 @@ def _rules(layout: Layout | ComposedLayout, kind: DType) -> list[tuple[int, str]
     run = 1
     rest: list[int] = []
     for stride, extent in sorted(modes, key=lambda mode: (mode[0] < 0, abs(mode[0]))):
-        if stride == run and not rest:
+        if stride == run:
             run *= extent
         else:
             rest.append(stride)

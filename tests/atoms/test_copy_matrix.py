@@ -18,7 +18,7 @@ from layoutgemm.atoms import (
     swizzle_of,
     wgmma,
 )
-from layoutgemm.atoms.copy import in_bits
+from layoutgemm.atoms.copy import counted_in, in_bits
 from layoutgemm.dtypes import dtype
 from layoutgemm.errors import AtomError
 
@@ -154,6 +154,14 @@ def test_recast_keeps_the_bits():
                 mine, theirs = (in_bits(x.layout(side), x.element.bits) for x in (atom, other))
                 assert mine.equivalent(theirs), (str(atom), bits, side)
             assert other.recast(atom.element).layout_dst.equivalent(atom.layout_dst)
+
+
+def test_elements_that_would_be_split_have_no_map():
+    assert counted_in(16, Layout((4, 32), (32, 1))) == Layout((4, 2), (2, 1))
+    assert counted_in(16, Layout((4, 16), (8, 1))) is None  # threads half an element apart
+    assert counted_in(16, Layout((1, (16, 2)), (0, (1, 24)))) is None  # the second value begins inside an element
+    assert counted_in(16, Layout((1, (8, 4)), (0, (1, 16)))) is None  # halves
+    assert counted_in(16, Layout((1, 24), (0, 1))) is None  # one and a half
 
 
 # ------------------------------------------------------------ what they feed

@@ -83,6 +83,9 @@ def test_every_atom_moves_what_its_name_says():
         assert list(atom.layout_src.offsets()) == list(range(atom.bytes_per_thread("src")))
         names.add((atom.ptx, atom.bytes_per_thread("src")))
     assert len(names) == 22 + 12
+    for atom in vector_copies():
+        *_, vector, kind = (".v1." + atom.ptx.partition(atom.ptx.split(".")[1])[2].lstrip(".")).split(".")
+        assert int(vector[1:]) * int(kind[1:]) == 8 * atom.bytes_per_thread("dst") == atom.bits == 8 * atom.alignment
     assert "sm_90a" not in load_global(256, "f32").archs and "sm_90a" in load_global(128, "f32").archs
     assert "sm_75" not in cp_async(16).archs and "sm_80" not in bulk_copy(16).archs
     assert "sm_80" not in load_global(32, order="relaxed", scope="cluster").archs
