@@ -24,6 +24,7 @@ from .mma import MmaAtom
 from .smem import SmemTile
 
 Tile = Layout | ComposedLayout
+_PACKED = {".b6x16_p32": 6, ".b4x16_p64": 4}  # bits of a source element of ldmatrix
 
 
 def operand_map(copy: CopyAtom, mma: MmaAtom, operand: str, blocks: tuple[int, int] = (1, 1)) -> Layout:
@@ -50,8 +51,16 @@ def operand_map(copy: CopyAtom, mma: MmaAtom, operand: str, blocks: tuple[int, i
     if source != "rmem":
         raise AtomError(f"{mma} takes {operand} from {source}, not from registers")
     kind = getattr(mma, f"{operand.lower()}_dtype")
-    if operand != "C" and kind.bits != copy.element.bits:  # an accumulator is converted before it is stored
-        raise AtomError(f"{copy} counts {copy.element.bits}-bit elements and {operand} of {mma} has {kind.bits} bits")
+    # Kinds f8f6f4 and mxf8f6f4 take every format in bytes, and the packed loads make these bytes of one width: PTX ISA,
+    # "mma", alternate floating-point formats. An accumulator is converted before it is stored.
+    held = 8 if "f8f6f4" in mma.ptx else kind.bits
+    packed = next((bits for name, bits in _PACKED.items() if name in copy.ptx), kind.bits)
+    if operand != "C" and (held != copy.element.bits or packed != kind.bits):
+        of = f"{packed}-bit sources of " if packed != kind.bits else ""
+        raise AtomError(
+            f"{copy} counts {of}{copy.element.bits}-bit elements and {operand} of {mma} has {kind.bits} bits, "
+            f"{held} in its registers"
+        )
     lanes, values = (int(x.size) for x in registers)
     threads, held = (int(x.size) for x in fragment)
     if threads % lanes or held % values:

@@ -263,6 +263,31 @@ def test_published_store_of_the_accumulator():
     assert feeds(stmatrix(2), tile, wgmma(256), "C")
 
 
+def test_packed_sources_feed_the_kinds_that_take_bytes():
+    # mma.sync.m16n8k32 with 6- and 4-bit operands, which sit in bytes of the registers.
+    def product(kind, name):
+        return MmaAtom(
+            f"mma.sync.aligned.m16n8k32.row.col{name}.f32.{kind}.{kind}.f32", ("sm_120a",), (16, 8, 32), dtype(kind),
+            dtype(kind), dtype("f32"), 32, Layout(((4, 8), (4, 2, 2)), ((64, 1), (16, 8, 256))),
+            Layout(((4, 8), (4, 2)), ((32, 1), (8, 128))), Layout(((4, 8), (2, 2)), ((32, 1), (16, 8))), "rmem", "rmem",
+            "test",
+        )  # fmt: skip
+
+    tile = smem_tile((16, 32), "u8", "K", "32B")
+    six, four = (ldmatrix(4, f"m8n16.b8x16.{name}") for name in ("b6x16_p32", "b4x16_p64"))
+    assert feeds(six, tile, product("e2m3", ".kind::f8f6f4"), "A")
+    assert feeds(four, tile, product("e2m1", ".kind::f8f6f4"), "A")
+    assert feeds(ldmatrix(4, element="u8"), tile, product("e4m3", ""), "A")
+    turned = smem_tile((16, 32), "u8", "MN", "none")
+    assert feeds(ldmatrix(2, "m16n16.b8", True), turned, product("e4m3", ""), "A")
+    assert feeds(ldmatrix(2, "m16n16.b8x16.b4x16_p64", True), turned, product("e2m1", ".kind::f8f6f4"), "A")
+    assert feeds(ldmatrix_m16n8(4), turned, product("e4m3", ""), "A").ok is False  # one register holds two rows
+    with pytest.raises(AtomError, match="counts 4-bit sources of 8-bit elements and A of .* has 6 bits, 8 in its"):
+        feeds(four, tile, product("e2m3", ".kind::f8f6f4"), "A")
+    with pytest.raises(AtomError, match="has 4 bits, 4 in its registers"):
+        feeds(four, tile, product("e2m1", ".kind::mxf4"), "A")
+
+
 def test_operands_that_no_matrix_copy_moves():
     with pytest.raises(AtomError, match="takes A from smem"):
         operand_map(ldmatrix(4), wgmma(64), "A")
