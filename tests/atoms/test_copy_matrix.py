@@ -282,7 +282,7 @@ def test_packed_sources_feed_the_kinds_that_take_bytes():
     assert feeds(ldmatrix(2, "m16n16.b8", True), turned, product("e4m3", ""), "A")
     assert feeds(ldmatrix(2, "m16n16.b8x16.b4x16_p64", True), turned, product("e2m1", ".kind::f8f6f4"), "A")
     assert feeds(ldmatrix_m16n8(4), turned, product("e4m3", ""), "A").ok is False  # one register holds two rows
-    with pytest.raises(AtomError, match="counts 4-bit sources of 8-bit elements and A of .* has 6 bits, 8 in its"):
+    with pytest.raises(AtomError, match=r"counts 4-bit sources of 8-bit elements and A of .* has 6 bits, 8 in its"):
         feeds(four, tile, product("e2m3", ".kind::f8f6f4"), "A")
     with pytest.raises(AtomError, match="has 4 bits, 4 in its registers"):
         feeds(four, tile, product("e2m1", ".kind::mxf4"), "A")
