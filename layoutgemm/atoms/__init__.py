@@ -1,6 +1,20 @@
 """Hardware as objects: matrix instructions, shared-memory tiles, descriptors and tensor copies."""
 
-from .copy import CopyAtom
+from .copy import Access, CopyAtom
+from .copy_async import AsyncCopy, BulkCopy, async_copies, bulk_copy, cp_async, st_async
+from .copy_feeds import feeds, operand_map, row_addresses
+from .copy_matrix import ldmatrix, ldmatrix_m16n8, matrix_copies, movmatrix, stmatrix
+from .copy_vector import (
+    VectorCopy,
+    Widest,
+    load_global,
+    load_shared,
+    store_global,
+    store_shared,
+    universal_copy,
+    vector_copies,
+    widest,
+)
 from .descriptor import OperandDescriptor, SmemDescriptor
 from .families import FAMILIES, atoms
 from .fragments import fragment
@@ -28,6 +42,9 @@ from .tma import TmaCopy, TmaPlan
 __all__ = [
     "FAMILIES",
     "SPANS",
+    "Access",
+    "AsyncCopy",
+    "BulkCopy",
     "Container",
     "CopyAtom",
     "Fragment",
@@ -40,10 +57,20 @@ __all__ = [
     "TiledMma",
     "TmaCopy",
     "TmaPlan",
+    "VectorCopy",
     "View",
+    "Widest",
+    "async_copies",
     "atoms",
+    "bulk_copy",
+    "cp_async",
+    "feeds",
     "fma",
     "fragment",
+    "ldmatrix",
+    "ldmatrix_m16n8",
+    "load_global",
+    "load_shared",
     "make_cotiled_copy",
     "make_tiled_copy",
     "make_tiled_copy_A",
@@ -53,10 +80,21 @@ __all__ = [
     "make_tiled_copy_D",
     "make_tiled_copy_S",
     "make_tiled_copy_tv",
+    "matrix_copies",
     "mma_sync",
+    "movmatrix",
+    "operand_map",
+    "row_addresses",
     "smem_atom",
     "smem_tile",
+    "st_async",
+    "stmatrix",
+    "store_global",
+    "store_shared",
     "swizzle_of",
+    "universal_copy",
+    "vector_copies",
     "wgmma",
+    "widest",
     "widest_swizzle",
 ]

@@ -10,15 +10,22 @@ from collections.abc import Callable, Iterator
 from ..arch import Arch
 from ..errors import AtomError
 from .copy import CopyAtom
-from .mma import TARGETS, MmaAtom
+from .copy_async import async_copies
+from .copy_matrix import matrix_copies
+from .copy_vector import vector_copies
+from .mma import MmaAtom
 from .mma_fma import fma_atoms
 from .mma_sync import mma_sync_atoms
 from .mma_wgmma import wgmma_atoms
+from .targets import TARGETS
 
 FAMILIES: dict[str, Callable[[], Iterator[MmaAtom | CopyAtom]]] = {
     "fma": fma_atoms,
     "mma.sync": mma_sync_atoms,
     "wgmma": wgmma_atoms,
+    "matrix copy": matrix_copies,
+    "async copy": async_copies,
+    "vector copy": vector_copies,
 }
 
 

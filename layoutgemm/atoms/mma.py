@@ -15,23 +15,6 @@ from ..dtypes import DType
 from ..errors import AtomError
 from ..layouts import CounterExample, E, Layout, Proof, Undecided
 
-# Targets of the PTX ISA that atoms name, oldest first; those that end in "a" have instructions of their own besides.
-TARGETS = (
-    *("sm_70", "sm_75", "sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_90a"),
-    *("sm_100", "sm_100a", "sm_103", "sm_103a", "sm_120", "sm_120a", "sm_121", "sm_121a"),
-)
-
-
-def since(target: str) -> tuple[str, ...]:
-    """Every target from that one on: what "requires sm_80 or higher" means. Raises AtomError for an unknown one.
-
-    >>> since("sm_103")
-    ('sm_103', 'sm_103a', 'sm_120', 'sm_120a', 'sm_121', 'sm_121a')
-    """
-    if target not in TARGETS:
-        raise AtomError(f"no target {target!r}; known: {', '.join(TARGETS)}")
-    return TARGETS[TARGETS.index(target) :]
-
 
 @dataclass(frozen=True, slots=True)
 class Container:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from ..dtypes import DType, dtype, f32
 from ..errors import AtomError
 from ..layouts import Layout
-from .mma import TARGETS, MmaAtom
+from .mma import MmaAtom
+from .targets import TARGETS
 
 _TYPES = ("f16", "f32", "f64")
 

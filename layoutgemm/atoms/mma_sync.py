@@ -17,7 +17,8 @@ from itertools import product
 from ..dtypes import DType, dtype
 from ..errors import AtomError
 from .fragments import QUAD_PAIR_LANES, fragment, quad_pair, run_of, scale_fragment
-from .mma import Container, MmaAtom, ScaleFactors, since
+from .mma import Container, MmaAtom, ScaleFactors
+from .targets import since
 
 Shape = tuple[int, int, int]
 _FAMILY_120 = ("sm_120a", "sm_121a")

@@ -11,8 +11,8 @@ import pytest
 
 from layoutgemm.atoms import MmaAtom, atoms, mma_sync
 from layoutgemm.atoms.fragments import fragment, run_of
-from layoutgemm.atoms.mma import TARGETS, since
 from layoutgemm.atoms.mma_scales import provider, selectors
+from layoutgemm.atoms.targets import TARGETS, since
 from layoutgemm.errors import AtomError
 from tests.atoms.ptx_fragments import MULTIPLICANDS, place
 from tests.micro import mma_sync as micro
