@@ -1,0 +1,276 @@
+"""tcgen05 atoms, copies and tensor-memory layouts against the CuTe DSL, as functions."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from layoutgemm.atoms.copy_tmem import SPREADS, FRAGMENTS, TmemCopyAtom, repetitions, tcgen05_cp, tcgen05_ld, tcgen05_st
+from layoutgemm.atoms.mma_tcgen05 import KINDS, Tcgen05Atom, legal_m, legal_n, tcgen05_mma, tcgen05_mma_atoms
+from layoutgemm.atoms.tmem import TmemLayout, accumulator, allocation_columns
+from layoutgemm.layouts import Layout, ScaledBasis
+from layoutgemm.layouts.inttuple import transform
+from tests.oracle.runner import ask
+
+PROGRAM = Path(__file__).parents[1] / "oracle" / "dsl_tcgen05.py"
+pytestmark = pytest.mark.dsl
+TILES = (2, 2)
+DEPTH = 4  # instructions along K whose scale factors lie together
+ALLOCATED = (32, 40, 64, 96, 200, 256, 512)
+_CP = {
+    ("128x256b", ""): "Cp128x256bOp",
+    ("128x128b", ""): "Cp128x128bOp",
+    ("4x256b", ""): "Cp4x256bOp",
+    ("64x128b", "warpx2::02_13"): "Cp2x64x128b0213Op",
+    ("64x128b", "warpx2::01_23"): "Cp2x64x128b0123Op",
+    ("32x128b", "warpx4"): "Cp4x32x128bOp",
+}
+
+
+def atoms() -> list[Tcgen05Atom]:
+    """All types and accumulators at one N; for one pair of types of each kind every M, cta_group, source and many N."""
+    chosen = {}
+    for atom in tcgen05_mma_atoms():
+        first = KINDS[atom.kind].types[0]
+        smallest = atom.shape_mnk[1] <= 32
+        if smallest and atom.a_source == "smem" or (atom.a_dtype.name, atom.b_dtype.name) == (first, first):
+            chosen[key(atom)] = atom
+    for kind, entry in KINDS.items():
+        for group in (1, 2):
+            for n in legal_n(kind, group)[:: 1 if kind in ("f16", "i8") else 5]:
+                atom = tcgen05_mma(kind, legal_m(kind, group)[-1], n, cta_group=group)
+                chosen[key(atom)] = atom
+        assert entry.name == kind
+    for dtype in ("f16", "bf16", "e4m3", "e5m2"):
+        kind = "f16" if "f16" in dtype else "f8f6f4"
+        for group in (1, 2):
+            atom = tcgen05_mma(kind, 128, 64, dtype, cta_group=group, sparse=True)
+            chosen[key(atom)] = atom
+    return list(chosen.values())
+
+
+def key(atom: Tcgen05Atom) -> str:
+    types = f"{atom.a_dtype}.{atom.b_dtype}.{atom.c_dtype}"
+    scale = f".{atom.scale.dtype}" if atom.scale else ""
+    return f"{atom}|{atom.shape_mnk}|{types}{scale}|{atom.a_source}"
+
+
+def dsl_op(atom: Tcgen05Atom) -> tuple[str, str, list[Any]]:
+    """Architecture, op class and arguments of the same instruction in the DSL."""
+    a, b, c = atom.a_dtype.name, atom.b_dtype.name, atom.c_dtype.name
+    k = atom.shape_mnk[2]
+    shape, group, source = list(atom.shape_mnk), f"cta:{atom.threads}", f"from:{atom.a_source}"
+    where = [shape, group, source]
+    majors = ["major:K", "major:K"]
+    arch = atom.archs[0]
+    if atom.sparse:
+        return arch, "MmaF16BF16SparseOp" if atom.kind == "f16" else "MmaFP8SparseOp", [a, c, *where, *majors, "tid"]
+    if atom.kind == "f16":
+        return arch, "MmaF16BF16Op", [a, c, *where, *majors]
+    if atom.kind == "tf32":
+        return arch, "MmaTF32Op", [*where, *majors]
+    if atom.kind == "i8":
+        return arch, "MmaI8Op", [a, *where, *majors]
+    if atom.kind == "f8f6f4":
+        if k == 64:
+            return arch, "SM107MmaFP8Op", [a, b, c, *where, *majors]
+        if a == b and a in ("e4m3", "e5m2") and atom.shape_mnk[1] > 32:
+            return arch, "MmaFP8Op", [a, c, *where, *majors]
+        return arch, "MmaF8F6F4Op", [a, b, c, *where, *majors]
+    assert atom.scale is not None
+    scale, vector = atom.scale.dtype.name, atom.scale.vector
+    if atom.kind == "mxf8f6f4":
+        if k == 64:
+            return arch, "SM107BlockScaledMmaMXF8F6F4Op", [a, b, scale, vector, *where, *majors]
+        if a == b and a in ("e4m3", "e5m2") and atom.shape_mnk[1] > 32:
+            return arch, "MmaMXF8Op", [a, *where, *majors]
+        return arch, "MmaMXF8F6F4Op", [a, b, *where, *majors]
+    if k == 128:
+        return arch, "SM107MmaMXF4NVF4Op", [scale, vector, *where]
+    prefix = "SM103" if k == 96 else ""
+    if atom.kind == "mxf4":
+        return arch, f"{prefix}MmaMXF4Op", where
+    return arch, f"{prefix}MmaMXF4NVF4Op", [scale, *where]
+
+
+def copies() -> dict[str, tuple[TmemCopyAtom, str, list[Any], str]]:
+    """Every load, store and tcgen05.cp of the DSL, at several element types."""
+    out = {}
+    for shape in FRAGMENTS:
+        for repeat in repetitions(shape):
+            for pack in (False, True):
+                for element in ("f16",) if pack else ("f32", "f16", "u8"):
+                    load = tcgen05_ld(shape, repeat, pack, element=element)
+                    store = tcgen05_st(shape, repeat, pack, element=element)
+                    out[f"{load}|{element}"] = load, f"Ld{shape}Op", [f"x{repeat}", *["pack"] * pack], element
+                    out[f"{store}|{element}"] = store, f"St{shape}Op", [f"x{repeat}", *["unpack"] * pack], element
+    for (shape, multicast), cls in _CP.items():
+        for group in (1, 2):
+            for element in ("f32", "f16", "u8"):
+                atom = tcgen05_cp(shape, multicast, group, element=element)
+                out[f"{atom}|{element}"] = atom, cls, [f"cta:{group}"], element
+    return out
+
+
+@functools.cache
+def replies() -> dict[str, Any]:
+    questions: list[dict[str, Any]] = []
+    for atom in atoms():
+        arch, cls, args = dsl_op(atom)
+        question = {"id": key(atom), "op": "mma", "arch": arch, "cls": cls, "args": args, "tiles": TILES}
+        # The DSL lays out scale factors of 128 rows at a time, and of K = 96 through functions of its own.
+        rows = atom.shape_mnk[0] // atom.threads
+        if atom.scale and rows == 128 and atom.shape_mnk[1] % 128 == 0 and atom.shape_mnk[2] != 96:
+            question |= {"vector": atom.scale.vector, "depth": DEPTH}
+        questions.append(question)
+    for name, (_, cls, args, element) in copies().items():
+        questions.append({"id": name, "op": "copy", "cls": cls, "args": args, "element": element})
+    questions += [{"id": f"alloc {n}", "op": "alloc", "n": n} for n in ALLOCATED]
+    # SFB where the data path stacks two halves of N: rows of A are 64 there, so it is asked for on its own.
+    for n in (128, 256):
+        arch, cls, args = dsl_op(stacked(n))
+        questions.append({
+            "id": f"stacked {n}", "op": "mma", "arch": arch, "cls": cls, "args": args, "tiles": TILES,
+            "vector": 32, "depth": DEPTH,
+        })  # fmt: skip
+    return ask([sys.executable, str(PROGRAM)], questions)
+
+
+def stacked(n: int) -> Tcgen05Atom:
+    return tcgen05_mma("mxf8f6f4", 128, n, cta_group=2)
+
+
+def answer(name: str) -> Any:
+    reply = replies()[name]
+    assert "answer" in reply, (name, reply)
+    return reply["answer"]
+
+
+def as_tuple(nested: Any) -> Any:
+    return tuple(map(as_tuple, nested)) if isinstance(nested, list) else nested
+
+
+def layout_of(value: dict[str, Any]) -> Layout:
+    return Layout(as_tuple(value["shape"]), as_tuple(value["stride"]))
+
+
+def numbers(places: Layout, bits: int) -> Layout:
+    """Places as the DSL counts them: elements of `bits`, 2**16 words between lanes."""
+    steps = {0: 65536 * 32 // bits, 1: 32 // bits}
+
+    def number(d: Any) -> Any:
+        if not isinstance(d, ScaledBasis):
+            return d
+        return d.value // bits if d.path == (2,) else d.value * steps[d.path[0]]
+
+    return Layout(places.shape, transform(number, places.stride))
+
+
+def same(ours: Layout, theirs: Layout, name: str) -> None:
+    verdict = ours.equivalent(theirs)
+    assert verdict, (name, str(ours), str(theirs), str(verdict))
+
+
+def test_every_op_answers():
+    bad = {name: reply for name, reply in replies().items() if "answer" not in reply}
+    assert not bad, list(bad.items())[:5]
+    assert len(atoms()) > 400 and len(copies()) > 300
+
+
+def test_thread_value_layouts_of_every_product():
+    for atom in atoms():
+        got = answer(key(atom))
+        for operand in "ABC":
+            same(atom.layout(operand), layout_of(got[operand]), f"{key(atom)} {operand}")
+
+
+def test_accumulators_in_tensor_memory():
+    checked = set()
+    for atom in atoms():
+        if atom.sparse:
+            continue
+        got = answer(key(atom))
+        ours = atom.accumulator
+        assert ours.columns == got["one"]["columns"], key(atom)
+        same(numbers(ours.layout, atom.c_dtype.bits), layout_of(got["one"]["layout"]), key(atom))
+        m, n, _ = atom.shape_mnk
+        many = accumulator(
+            m, n, atom.threads, c=atom.c_dtype, tiles=TILES, interleaved=atom.a_source == "smem"
+        )
+        assert many.columns == got["many"]["columns"], key(atom)
+        same(numbers(many.layout, atom.c_dtype.bits), layout_of(got["many"]["layout"]), key(atom))
+        checked.add(atom.datapath.letter)
+    assert checked == set("ABDF")
+
+
+def test_sparse_products_over_two_blocks_differ_on_the_data_path():
+    """PTX: M = 128 over two blocks with sparse A is layout C (16 rows to a quarter); the DSL lays it out like dense A,
+    layout B. PTX's table is explicit, so ours is C; nothing here can run either."""
+    atom = tcgen05_mma("f16", 128, 64, "f16", cta_group=2, sparse=True)
+    got = answer(key(atom))["one"]
+    assert atom.datapath.letter == "C" and atom.accumulator.columns == 64 and got["columns"] == 32
+    dense = accumulator(128, 64, cta_group=2)
+    same(numbers(dense.layout, 32), layout_of(got["layout"]), "the DSL's sparse accumulator is the dense one")
+
+
+def test_operand_a_in_tensor_memory():
+    """The DSL packs 4- and 6-bit A of kinds f8f6f4 and mxf8f6f4 without containers; PTX ("Packing format used for
+    matrix A by .kind::mxf8f6f4 in Tensor Memory") gives each its own byte, as CUTLASS does with its unpacked types."""
+    equal = 0
+    for atom in atoms():
+        if atom.a_source != "tmem":
+            continue
+        got = answer(key(atom))["a"]
+        ours = atom.operand_a
+        assert ours.columns == got["columns"], key(atom)
+        rows, depth, copies = ours.layout
+        same(numbers(Layout.join(rows, copies, depth), atom.a_dtype.bits), layout_of(got["layout"]), key(atom))
+        equal += 1
+    assert equal > 30
+
+
+def test_scale_factors_in_tensor_memory():
+    checked = 0
+    for atom in atoms():
+        got = answer(key(atom))
+        if "scale_a" not in got:
+            continue
+        for operand, name in (("A", "scale_a"), ("B", "scale_b")):
+            compare_scales(atom, operand, got[name], 1)
+        checked += 1
+    assert checked > 5
+    for n in (128, 256):
+        compare_scales(stacked(n), "B", answer(f"stacked {n}")["scale_b"], 2)
+
+
+def compare_scales(atom: Tcgen05Atom, operand: str, got: dict[str, Any], halves: int) -> None:
+    assert atom.scale is not None
+    ours: TmemLayout = atom.scale_layout(operand, DEPTH)
+    assert ours.columns == got["columns"], key(atom)
+    theirs = layout_of(got["layout"])
+    each = atom.shape_mnk[2] // atom.scale.vector
+    row, factor, copies = numbers(ours.layout, 8)
+    for r in range(row.size):
+        for copy in range(copies.size):
+            for f in range(factor.size):
+                # ((row, copy), (element, factor)), 1, instruction: (row, half, copy) where halves of N are stacked
+                want = theirs((r + row.size * copy, atom.scale.vector * (f % each)), 0, f // each)
+                have = row(r) + factor(f) + copies(copy)
+                assert have == want, (key(atom), operand, r, f, copy, have, want)
+
+
+def test_copies():
+    assert set(_CP) == set(SPREADS)
+    for name, (atom, *_) in copies().items():
+        got = answer(name)
+        same(atom.layout_src, layout_of(got["src"]), f"{name} src")
+        same(atom.layout_dst, layout_of(got["dst"]), f"{name} dst")
+
+
+@pytest.mark.parametrize("n", ALLOCATED)
+def test_allocation(n):
+    assert allocation_columns(n) == answer(f"alloc {n}")
