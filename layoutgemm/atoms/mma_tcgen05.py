@@ -317,15 +317,20 @@ def _scales(
     return ScaleFactors(kind, length, _shared(m, count, blocks), layout_b)
 
 
-def tcgen05_mma_atoms(every_n: bool = False) -> Iterator[Tcgen05Atom]:
+def tcgen05_mma_atoms(kind: str | None = None, every_n: bool = False) -> Iterator[Tcgen05Atom]:
     """Every dense tcgen05.mma: kind, types, accumulator, K, cta_group, M and source of A, each with its block scales.
 
-    N is the smallest and the largest, or each one with `every_n`.
+    kind      one kind alone
+    every_n   every legal N instead of the smallest and the largest
 
-    >>> len(list(tcgen05_mma_atoms())) > 500
-    True
+    The .sp and .ws forms have the maps of the dense ones and are left to `tcgen05_mma`.
+
+    >>> [len(list(tcgen05_mma_atoms(kind))) for kind in ("f16", "tf32", "mxf4")]
+    [48, 16, 20]
     """
-    for entry in KINDS.values():
+    if kind is not None:
+        _one_of(kind, tuple(KINDS), "the kind of tcgen05.mma")
+    for entry in [KINDS[kind]] if kind is not None else KINDS.values():
         for a_type in entry.types:
             for b_type in entry.types if entry.mixed else (a_type,):
                 yield from _atoms_of(entry, a_type, b_type, every_n)

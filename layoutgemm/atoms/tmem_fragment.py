@@ -61,7 +61,9 @@ def _issues(ld: TmemCopyAtom, columns: int, both_halves: bool) -> list[tuple[int
         # One load reads `width` columns at its address and as many `split` further; loads fill the gap first.
         split = ld.split or 0
         if split % width or not split:
-            raise AtomError(f"{ld} reads {width} columns at 0 and at {split}: repeated, it does not fill the columns once")
+            raise AtomError(
+                f"{ld} reads {width} columns at 0 and as many at {split}: repeated, it does not fill the columns once"
+            )
         modes.append((split // width, width * E(1)))
         span = 2 * split
     if columns % span:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from layoutgemm.atoms.copy_tmem import SPREADS, FRAGMENTS, TmemCopyAtom, repetitions, tcgen05_cp, tcgen05_ld, tcgen05_st
+from layoutgemm.atoms.copy_tmem import FRAGMENTS, SPREADS, TmemCopyAtom, repetitions, tcgen05_cp, tcgen05_ld, tcgen05_st
 from layoutgemm.atoms.mma_tcgen05 import KINDS, Tcgen05Atom, legal_m, legal_n, tcgen05_mma, tcgen05_mma_atoms
 from layoutgemm.atoms.tmem import TmemLayout, accumulator, allocation_columns
 from layoutgemm.layouts import Layout, ScaledBasis
@@ -20,6 +20,9 @@ PROGRAM = Path(__file__).parents[1] / "oracle" / "dsl_tcgen05.py"
 pytestmark = pytest.mark.dsl
 TILES = (2, 2)
 DEPTH = 4  # instructions along K whose scale factors lie together
+# With K = 96 the DSL counts factors by tiles of 8 instructions, which it cuts into buffers of 12 factors to a row.
+DSL_DEPTH_96 = 8
+FACTORS_96 = 12
 ALLOCATED = (32, 40, 64, 96, 200, 256, 512)
 _CP = {
     ("128x256b", ""): "Cp128x256bOp",
@@ -36,8 +39,9 @@ def atoms() -> list[Tcgen05Atom]:
     chosen = {}
     for atom in tcgen05_mma_atoms():
         first = KINDS[atom.kind].types[0]
-        smallest = atom.shape_mnk[1] <= 32
-        if smallest and atom.a_source == "smem" or (atom.a_dtype.name, atom.b_dtype.name) == (first, first):
+        m, n, k = atom.shape_mnk
+        corner = n <= 32 and m == legal_m(atom.kind, atom.threads, k)[-1] and atom.a_source == "smem"
+        if corner or (atom.a_dtype.name, atom.b_dtype.name) == (first, first):
             chosen[key(atom)] = atom
     for kind, entry in KINDS.items():
         for group in (1, 2):
@@ -45,12 +49,24 @@ def atoms() -> list[Tcgen05Atom]:
                 atom = tcgen05_mma(kind, legal_m(kind, group)[-1], n, cta_group=group)
                 chosen[key(atom)] = atom
         assert entry.name == kind
+    for atom in narrow_a():
+        chosen[key(atom)] = atom
     for dtype in ("f16", "bf16", "e4m3", "e5m2"):
         kind = "f16" if "f16" in dtype else "f8f6f4"
         for group in (1, 2):
             atom = tcgen05_mma(kind, 128, 64, dtype, cta_group=group, sparse=True)
             chosen[key(atom)] = atom
     return list(chosen.values())
+
+
+def narrow_a() -> list[Tcgen05Atom]:
+    """Instructions that read 4- and 6-bit A from tensor memory."""
+    return [
+        tcgen05_mma(kind, 128, 32, a, "e4m3", cta_group=group, a_source="tmem")
+        for kind in ("f8f6f4", "mxf8f6f4")
+        for a in ("e2m1", "e3m2", "e2m3")
+        for group in (1, 2)
+    ]
 
 
 def key(atom: Tcgen05Atom) -> str:
@@ -122,10 +138,10 @@ def replies() -> dict[str, Any]:
     for atom in atoms():
         arch, cls, args = dsl_op(atom)
         question = {"id": key(atom), "op": "mma", "arch": arch, "cls": cls, "args": args, "tiles": TILES}
-        # The DSL lays out scale factors of 128 rows at a time, and of K = 96 through functions of its own.
+        # The DSL lays out scale factors of 128 rows at a time.
         rows = atom.shape_mnk[0] // atom.threads
-        if atom.scale and rows == 128 and atom.shape_mnk[1] % 128 == 0 and atom.shape_mnk[2] != 96:
-            question |= {"vector": atom.scale.vector, "depth": DEPTH}
+        if atom.scale and rows == 128 and atom.shape_mnk[1] % 128 == 0:
+            question |= {"vector": atom.scale.vector, "depth": DSL_DEPTH_96 if atom.shape_mnk[2] == 96 else DEPTH}
         questions.append(question)
     for name, (_, cls, args, element) in copies().items():
         questions.append({"id": name, "op": "copy", "cls": cls, "args": args, "element": element})
@@ -218,11 +234,10 @@ def test_sparse_products_over_two_blocks_differ_on_the_data_path():
 
 
 def test_operand_a_in_tensor_memory():
-    """The DSL packs 4- and 6-bit A of kinds f8f6f4 and mxf8f6f4 without containers; PTX ("Packing format used for
-    matrix A by .kind::mxf8f6f4 in Tensor Memory") gives each its own byte, as CUTLASS does with its unpacked types."""
     equal = 0
+    narrow = set(map(key, narrow_a()))
     for atom in atoms():
-        if atom.a_source != "tmem":
+        if atom.a_source != "tmem" or key(atom) in narrow:
             continue
         got = answer(key(atom))["a"]
         ours = atom.operand_a
@@ -231,6 +246,19 @@ def test_operand_a_in_tensor_memory():
         same(numbers(Layout.join(rows, copies, depth), atom.a_dtype.bits), layout_of(got["layout"]), key(atom))
         equal += 1
     assert equal > 30
+
+
+def test_narrow_operand_a_has_a_byte_each():
+    """The DSL packs 4-bit A of kinds f8f6f4 and mxf8f6f4 eight to a word, and for 6-bit A its count of columns is none.
+    PTX ("Packing format used for matrix A by .kind::mxf8f6f4 in Tensor Memory") gives each element a byte, and so does
+    CUTLASS with its unpacked types: the DSL is wrong there, ours follows PTX."""
+    for atom in narrow_a():
+        got = answer(key(atom))["a"]
+        assert atom.operand_a.columns == 8
+        if atom.a_dtype.bits == 4:
+            assert got["columns"] == 4
+        else:
+            assert got["columns"] > 512
 
 
 def test_scale_factors_in_tensor_memory():
@@ -249,18 +277,16 @@ def test_scale_factors_in_tensor_memory():
 
 def compare_scales(atom: Tcgen05Atom, operand: str, got: dict[str, Any], halves: int) -> None:
     assert atom.scale is not None
-    ours: TmemLayout = atom.scale_layout(operand, DEPTH)
+    k = atom.shape_mnk[2]
+    ours: TmemLayout = atom.scale_layout(operand, FACTORS_96 * atom.scale.vector // k if k == 96 else DEPTH)
     assert ours.columns == got["columns"], key(atom)
     theirs = layout_of(got["layout"])
-    each = atom.shape_mnk[2] // atom.scale.vector
     row, factor, copies = numbers(ours.layout, 8)
-    for r in range(row.size):
-        for copy in range(copies.size):
-            for f in range(factor.size):
-                # ((row, copy), (element, factor)), 1, instruction: (row, half, copy) where halves of N are stacked
-                want = theirs((r + row.size * copy, atom.scale.vector * (f % each)), 0, f // each)
-                have = row(r) + factor(f) + copies(copy)
-                assert have == want, (key(atom), operand, r, f, copy, have, want)
+    # ((row, copy), (element, factor)), 1, instruction; the elements of one factor stand still
+    rows, (elements, each) = theirs[0]
+    assert set(elements.offsets()) == {0} and theirs[1].size == 1
+    have = Layout.join(row, copies, factor)
+    same(have, Layout.join(rows, each, theirs[2]), f"{key(atom)} {operand}")
 
 
 def test_copies():

@@ -1,7 +1,8 @@
 """Answers questions about tcgen05 atoms and tensor memory with the CuTe DSL: JSON lines in, JSON lines out.
 
-Run as a program, in a process of its own. Each line of stdin is {"id", "op", "arch", ...}; each line of stdout is {"id",
-"answer"} or {"id", "error"}, flushed at once. A layout travels as {"shape", "stride"} with nested lists. Operations:
+Run as a program, in a process of its own. Each line of stdin is {"id", "op", "arch", ...}; each line of stdout is
+{"id", "answer"} or {"id", "error"}, flushed at once. A layout travels as {"shape", "stride"} with nested lists.
+Operations:
 
     mma    {"cls", "args", "tiles", "vector"}: an MMA op class of the DSL and its arguments. Answers the thread-value
            layouts A, B, C; the accumulator's layout and columns in tensor memory for one tile and for `tiles` of M and
@@ -100,8 +101,9 @@ def main() -> None:
             out["a"] = {"layout": encode(fragment.layout), "columns": columns(fragment)}
         if question.get("vector"):
             vector, tiler = question["vector"], (m, n, k * question["depth"])
+            prefix = "sm103_" if k == 96 else ""
             for name in "ab":
-                shared = getattr(blockscaled_layout, f"make_smem_layout_sf{name}")(tiled, tiler, vector, 1)
+                shared = getattr(blockscaled_layout, f"{prefix}make_smem_layout_sf{name}")(tiled, tiler, vector, 1)
                 stage = cute.slice_(shared, (None, None, None, 0))
                 layout = getattr(blockscaled_layout, f"make_tmem_layout_sf{name}")(tiled, tiler, vector, stage)
                 pointer = cute.make_ptr(op.sf_dtype, 0, cute.AddressSpace.tmem)
