@@ -7,8 +7,8 @@ follow the thread-value maps onto a reference tile, and the explicit maps onto l
 What the maps rest on: the PTX ISA's text and tables, CUTLASS's traits, and agreement with the CuTe DSL; no device with
 tensor memory has run them.
 
-Left out: tcgen05.ld.red (sm_103a), the .spcompress loads of sm_107a, and tcgen05.shift, of which the PTX ISA's text
-does not say what the last row receives.
+Left out: the .spcompress loads of sm_107a, whose compressed registers no document read here describes, and
+tcgen05.shift, of which the PTX ISA's text does not say what the last row receives.
 
 Sources: PTX ISA, "Data Movement Shape", "Packing and Unpacking", "tcgen05.ld", "tcgen05.st", "tcgen05.cp", "Optional
 Decompression"; cute/atom/copy_traits_sm100.hpp.
@@ -71,6 +71,7 @@ class TmemCopyAtom(CopyAtom):
               tcgen05.cp: (row, bit of the row, copy) -> (lane, column, bit)
     pack      .pack::16b or .unpack::16b: a register holds the low halves of two columns side by side
     split     columns between the halves of 16x32bx2, or None
+    reduction tcgen05.ld.red: what one more register receives of the values loaded, "min", "max.abs", ...; or ""
     unpacked  tcgen05.cp that decompresses: (element, group of 16) -> bit of the row in shared memory; None otherwise
     """
 
@@ -79,11 +80,12 @@ class TmemCopyAtom(CopyAtom):
     tmem: Layout = _ORIGIN
     pack: bool = False
     split: int | None = None
+    reduction: str = ""
     unpacked: Layout | None = None
 
     @property
     def registers(self) -> int:
-        """32-bit registers of each thread; none for tcgen05.cp.
+        """32-bit registers of each thread, without the one of a reduction; none for tcgen05.cp.
 
         >>> tcgen05_ld("16x256b", 32).registers, tcgen05_cp("128x256b").registers
         (128, 0)
@@ -174,8 +176,36 @@ def _flat_modes(layout: Layout) -> list[tuple[int, Any]]:
 _SOURCE = 'PTX ISA, "Data Movement Shape" and "{}"; cute/atom/copy_traits_sm100.hpp; no device has run it here'
 
 
+# tcgen05.ld.red: shapes, architectures, and for each type what it can compute. PTX ISA, "tcgen05.ld".
+REDUCING_SHAPES = ("32x32b", HALVED)
+REDUCING_ARCHS = ("sm_103a", "sm_110a")
+REDUCTIONS: dict[str, tuple[str, ...]] = {
+    "f32": ("min", "max", "min.abs", "max.abs"),
+    "i32": ("min", "max"),
+    "u32": ("min", "max"),
+}
+_SIGNS = {"f32": "f32", "i32": "s32", "u32": "u32"}
+
+
+def _reducing(shape: str, repeat: int, pack: bool, kind: DType, reduce: str) -> None:
+    """Raise AtomError where tcgen05.ld.red has no such form."""
+    if shape not in REDUCING_SHAPES or repeat == 1 or pack:
+        raise AtomError(
+            f"tcgen05.ld.red has the shapes {' and '.join(REDUCING_SHAPES)} from x2 on, without .pack::16b; "
+            f"not {shape}.x{repeat}{'.pack::16b' if pack else ''}"
+        )
+    if reduce not in REDUCTIONS.get(kind.name, ()):
+        known = "; ".join(f"{name}: {', '.join(ways)}" for name, ways in REDUCTIONS.items())
+        raise AtomError(f"tcgen05.ld.red computes {known}; not {reduce!r} of {kind}")
+
+
 def tcgen05_ld(
-    shape: str, repeat: int, pack: bool = False, split: int | None = None, element: DType | str = f32
+    shape: str,
+    repeat: int,
+    pack: bool = False,
+    split: int | None = None,
+    element: DType | str = f32,
+    reduce: str = "",
 ) -> TmemCopyAtom:
     """tcgen05.ld: one warp reads `shape` times `repeat` columns of tensor memory into its registers.
 
@@ -184,6 +214,7 @@ def tcgen05_ld(
     pack     .pack::16b: a register takes the low 16 bits of two columns side by side, so twice the columns are read
     split    16x32bx2: columns from the first half's address to the second's (default: side by side)
     element  what the maps count; with `pack` a 16-bit type
+    reduce   tcgen05.ld.red of sm_103a: "min", "max", "min.abs" or "max.abs", into one more register
 
     The reference tile counts elements along a lane, then lanes: element = columns * lane + column for 32-bit ones.
     The warp reads the lanes of its own quarter; the address's lane is 32*(warp % 4), or 16 more for the shapes of 16
@@ -200,11 +231,16 @@ def tcgen05_ld(
     ((16,2),2):((1@0,2@1),1@1)
     >>> print(tcgen05_ld("16x64b", 2, pack=True, element="f16").tmem)
     ((2,2,8),(2,2)):((8@0,2@1,1@0),(1@1,4@1))
+    >>> print(tcgen05_ld("32x32b", 8, reduce="max.abs"))
+    tcgen05.ld.red.sync.aligned.32x32b.x8.max.abs.f32
     """
     kind, warp, elements, places, gap = _move("tcgen05.ld", shape, repeat, pack, split, element)
+    if reduce:
+        _reducing(shape, repeat, pack, kind, reduce)
+    suffix = f".{reduce}.{_SIGNS[kind.name]}" if reduce else ".pack::16b.b32" if pack else ".b32"
     return TmemCopyAtom(
-        ptx=f"tcgen05.ld.sync.aligned.{shape}.x{repeat}{'.pack::16b' if pack else ''}.b32",
-        archs=ARCHS,
+        ptx=f"tcgen05.ld{'.red' if reduce else ''}.sync.aligned.{shape}.x{repeat}{suffix}",
+        archs=REDUCING_ARCHS if reduce else ARCHS,
         element=kind,
         threads=WARP_LANES,
         source="tmem",
@@ -217,6 +253,7 @@ def tcgen05_ld(
         tmem=places,
         pack=pack,
         split=gap,
+        reduction=reduce,
     )
 
 
@@ -348,16 +385,21 @@ def tcgen05_cp(
 
 
 def tcgen05_copies() -> Iterator[TmemCopyAtom]:
-    """Every tcgen05.ld, tcgen05.st and tcgen05.cp: all shapes, repetitions, packings, multicasts and formats.
+    """Every tcgen05.ld, .ld.red, .st and .cp: all shapes, repetitions, packings, reductions, multicasts and formats.
 
     >>> sum(1 for _ in tcgen05_copies())
-    184
+    296
     """
     for make in (tcgen05_ld, tcgen05_st):
         for shape in FRAGMENTS:
             for repeat in repetitions(shape):
                 for pack in (False, True):
                     yield make(shape, repeat, pack, element="f16" if pack else f32)
+    for shape in REDUCING_SHAPES:
+        for repeat in repetitions(shape)[1:]:
+            for name, ways in REDUCTIONS.items():
+                for way in ways:
+                    yield tcgen05_ld(shape, repeat, element=name, reduce=way)
     for shape, multicast in SPREADS:
         for group in (1, 2):
             for source_format in ("", *FORMATS):

@@ -217,6 +217,10 @@ def test_the_half_split():
         (tcgen05_ld, ("32x32b", 4, False, None, "f64"), "whole elements"),
         (tcgen05_ld, ("32x32b", 4, False, 4), "only 16x32bx2 has a half split"),
         (tcgen05_ld, ("16x32bx2", 4, False, 512), "0..511 columns, not 512"),
+        (tcgen05_ld, ("16x64b", 4, False, None, "f32", "max"), "the shapes 32x32b and 16x32bx2 from x2 on"),
+        (tcgen05_ld, ("32x32b", 1, False, None, "f32", "max"), "not 32x32b.x1"),
+        (tcgen05_ld, ("32x32b", 4, False, None, "i32", "max.abs"), "not 'max.abs' of i32"),
+        (tcgen05_ld, ("32x32b", 4, False, None, "f16", "max"), "not 'max' of f16"),
         (tcgen05_cp, ("64x128b",), "64x128b.warpx2::02_13"),
         (tcgen05_cp, ("32x128b", "warpx2::02_13"), "32x128b.warpx4"),
         (tcgen05_cp, ("128x256b", "", 3), "is 1 or 2, not 3"),
@@ -246,6 +250,14 @@ def test_copies_from_shared_memory_reach_the_quarters_they_name():
     assert quarters("64x128b", "warpx2::02_13") == {0: {0, 2}, 1: {1, 3}}
     assert quarters("64x128b", "warpx2::01_23") == {0: {0, 1}, 1: {2, 3}}
     assert quarters("32x128b", "warpx4") == {0: {0, 1, 2, 3}}
+
+
+def test_reducing_loads_move_what_plain_ones_do():
+    for shape in ("32x32b", "16x32bx2"):
+        plain, reducing = tcgen05_ld(shape, 16, element="i32"), tcgen05_ld(shape, 16, element="i32", reduce="min")
+        assert (plain.tmem, plain.layout_dst) == (reducing.tmem, reducing.layout_dst)
+        assert str(reducing) == f"tcgen05.ld.red.sync.aligned.{shape}.x16.min.s32"
+        assert (plain.reduction, reducing.reduction) == ("", "min") and reducing.archs == ("sm_103a", "sm_110a")
 
 
 def test_decompression():

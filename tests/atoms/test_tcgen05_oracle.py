@@ -9,9 +9,20 @@ from typing import Any
 
 import pytest
 
-from layoutgemm.atoms.copy_tmem import FRAGMENTS, SPREADS, TmemCopyAtom, repetitions, tcgen05_cp, tcgen05_ld, tcgen05_st
+from layoutgemm.atoms.copy_tmem import (
+    FRAGMENTS,
+    REDUCING_SHAPES,
+    REDUCTIONS,
+    SPREADS,
+    TmemCopyAtom,
+    repetitions,
+    tcgen05_cp,
+    tcgen05_ld,
+    tcgen05_st,
+)
 from layoutgemm.atoms.mma_tcgen05 import KINDS, Tcgen05Atom, legal_m, legal_n, tcgen05_mma, tcgen05_mma_atoms
 from layoutgemm.atoms.tmem import TmemLayout, accumulator, allocation_columns
+from layoutgemm.errors import AtomError
 from layoutgemm.layouts import Layout, ScaledBasis
 from layoutgemm.layouts.inttuple import transform
 from tests.oracle.runner import ask
@@ -32,6 +43,36 @@ _CP = {
     ("64x128b", "warpx2::01_23"): "Cp2x64x128b0123Op",
     ("32x128b", "warpx4"): "Cp4x32x128bOp",
 }
+
+# What the DSL builds and the PTX ISA's table of shapes has not, with the arguments that ours refuses.
+_KK = ["major:K", "major:K"]
+LAX: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
+    (
+        {"id": "i8 N = 40", "cls": "MmaI8Op", "args": ["i8", [128, 40, 32], "cta:1", "from:smem", *_KK]},
+        {"kind": "i8", "m": 128, "n": 40},
+    ),
+    (
+        {"id": "i8 N = 16, two blocks", "cls": "MmaI8Op", "args": ["i8", [256, 16, 32], "cta:2", "from:smem", *_KK]},
+        {"kind": "i8", "m": 256, "n": 16, "cta_group": 2},
+    ),
+    (
+        {
+            "id": "bf16 into f16",
+            "cls": "MmaF16BF16Op",
+            "args": ["bf16", "f16", [128, 64, 16], "cta:1", "from:smem", *_KK],
+        },
+        {"kind": "f16", "m": 128, "n": 64, "a": "bf16", "c": "f16"},
+    ),
+    (
+        {
+            "id": "K = 96, M = 128, two blocks",
+            "arch": "sm_103a",
+            "cls": "SM103MmaMXF4Op",
+            "args": [[128, 64, 96], "cta:2", "from:smem"],
+        },
+        {"kind": "mxf4", "m": 128, "n": 64, "cta_group": 2, "k": 96},
+    ),
+)
 
 
 def atoms() -> list[Tcgen05Atom]:
@@ -124,6 +165,13 @@ def copies() -> dict[str, tuple[TmemCopyAtom, str, list[Any], str]]:
                     store = tcgen05_st(shape, repeat, pack, element=element)
                     out[f"{load}|{element}"] = load, f"Ld{shape}Op", [f"x{repeat}", *["pack"] * pack], element
                     out[f"{store}|{element}"] = store, f"St{shape}Op", [f"x{repeat}", *["unpack"] * pack], element
+    for shape in REDUCING_SHAPES:
+        for repeat in repetitions(shape)[1:]:
+            for element, ways in REDUCTIONS.items():
+                for way in ways if repeat == 2 else ways[:1]:
+                    load = tcgen05_ld(shape, repeat, element=element, reduce=way)
+                    reduce = f"reduce:{way.replace('.', '').upper()}"
+                    out[f"{load}|{element}"] = load, f"LdRed{shape}Op", [f"x{repeat}", "none", reduce], element
     for (shape, multicast), cls in _CP.items():
         for group in (1, 2):
             for element in ("f32", "f16", "u8"):
@@ -143,8 +191,10 @@ def replies() -> dict[str, Any]:
         if atom.scale and rows == 128 and atom.shape_mnk[1] % 128 == 0:
             question |= {"vector": atom.scale.vector, "depth": DSL_DEPTH_96 if atom.shape_mnk[2] == 96 else DEPTH}
         questions.append(question)
-    for name, (_, cls, args, element) in copies().items():
-        questions.append({"id": name, "op": "copy", "cls": cls, "args": args, "element": element})
+    for name, (copy, cls, args, element) in copies().items():
+        question = {"id": name, "op": "copy", "cls": cls, "args": args, "element": element}
+        questions.append(question | {"arch": copy.archs[0]})
+    questions += [question | {"op": "mma", "tiles": (1, 1)} for question, _ in LAX]
     questions += [{"id": f"alloc {n}", "op": "alloc", "n": n} for n in ALLOCATED]
     # SFB where the data path stacks two halves of N: rows of A are 64 there, so it is asked for on its own.
     for n in (128, 256):
@@ -195,6 +245,16 @@ def test_every_op_answers():
     bad = {name: reply for name, reply in replies().items() if "answer" not in reply}
     assert not bad, list(bad.items())[:5]
     assert len(atoms()) > 400 and len(copies()) > 300
+
+
+@pytest.mark.parametrize("question,arguments", LAX, ids=[question["id"] for question, _ in LAX])
+def test_what_the_dsl_builds_and_ptx_has_not(question, arguments):
+    """The DSL checks steps of N and the set of types more loosely than PTX's table "Various combinations of .kind and
+    shapes"; ours follows the table."""
+    reply = replies()[question["id"]]
+    assert "answer" in reply, f"the DSL refuses it too: {reply}"
+    with pytest.raises(AtomError, match="PTX allows"):
+        tcgen05_mma(**arguments)
 
 
 def test_thread_value_layouts_of_every_product():

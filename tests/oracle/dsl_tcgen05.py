@@ -11,7 +11,8 @@ Operations:
     copy   {"cls", "args", "element"}: a copy op class. Answers its src and dst thread-value layouts
     alloc  {"n"}: the columns that the DSL allocates for an accumulator of 128 x n
 
-Arguments are words: "bf16" a type, "cta:2", "from:tmem", "major:K", "x16", "pack", "unpack", "tid"; lists are tuples.
+Arguments are words: "bf16" a type, "cta:2", "from:tmem", "major:K", "x16", "pack", "unpack", "none" (no packing),
+"reduce:MAX", "tid"; lists are tuples.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ _TYPES = {
     "e2m1": "Float4E2M1FN",
     "ue8m0": "Float8E8M0FNU",
     "ue4m3": "Float8E4M3FN",
+    "i32": "Int32",
+    "u32": "Uint32",
     "i8": "Int8",
     "u8": "Uint8",
 }
@@ -71,7 +74,10 @@ def main() -> None:
             return getattr(cutlass, _TYPES[name])
         if name.startswith("x") and name[1:].isdigit():
             return getattr(tcgen05.Repetition, name)
+        if name == "reduce":
+            return getattr(tcgen05.TmemLoadRedOp, rest)
         return {
+            "none": tcgen05.Pack.NONE,
             "pack": tcgen05.Pack.PACK_16b_IN_32b,
             "unpack": tcgen05.Unpack.UNPACK_32b_IN_16b,
             "tid": products.SparseMetadataFormat.TID,
