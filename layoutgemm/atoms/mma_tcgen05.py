@@ -173,7 +173,8 @@ def legal_m(
 ) -> tuple[int, ...]:
     """Every M of that kind, ascending.
 
-    Over two blocks the sparse block-scaled forms and K = 96 have M = 256 alone.
+    Over two blocks the sparse block-scaled forms and K = 96 have M = 256 alone. (K = 96 in one block is in CUTLASS's
+    sm_103 kernels and in the DSL; PTX's table lists it for two blocks.)
 
     >>> legal_m("f16"), legal_m("mxf4", 2), legal_m("mxf4", 2, k=96), legal_m("f16", ws=True)
     ((64, 128), (128, 256), (256,), (32, 64, 128))
@@ -225,6 +226,9 @@ def tcgen05_mma(
 
     The atom's majors are what this N allows: an 8-bit or narrower B that is MN-major needs N in steps of 16 (32 for
     two blocks), tf32 is MN-major only under the 128-byte swizzle of 32-byte chunks, and A in tensor memory is K-major.
+
+    With A in tensor memory CUTLASS admits N in steps of 16 (M = 128) or 32 (two blocks) only; PTX's table and the DSL
+    make no such difference, nor does this.
 
     Raises AtomError for every other combination, naming what PTX allows. Left out: where the metadata of sparse A
     lies, and the sub-forms .ashift, .collector and scale-input-d, which change no map.
