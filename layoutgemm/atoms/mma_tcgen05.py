@@ -188,7 +188,7 @@ def legal_m(
 
 
 def _one_of(value: object, legal: tuple[object, ...], what: str) -> None:
-    if value not in legal or isinstance(value, bool):
+    if not any(value == entry and type(value) is type(entry) for entry in legal):
         shown = ", ".join(map(str, legal))
         raise AtomError(f"{what} = {value!r}: PTX allows {shown}")
 
@@ -265,9 +265,9 @@ def tcgen05_mma(
     c_type = dtype(accumulators[0] if c is None else c)
     _one_of(c_type.name, accumulators, f"the accumulator of kind::{kind} with {a_type} inputs")
 
-    factors = _scales(entry, m, n, depth, cta_group, scale, vector)
+    factors = _scales(entry, m, n, depth, cta_group, scale, vector, doubled)
     archs = entry.archs if depth == plain[0] else entry.more_k[depth]
-    block = f".block_scale.block{factors.vector}" if factors is not None else ""
+    block = f".block_scale.block{factors.vector // doubled}" if factors is not None else ""
     return Tcgen05Atom(
         ptx=f"tcgen05.mma{form}.cta_group::{cta_group}.kind::{kind}{block}",
         archs=archs,
@@ -302,9 +302,12 @@ def _names(holds: Callable[[Kind], object]) -> str:
 
 
 def _scales(
-    entry: Kind, m: int, n: int, k: int, blocks: int, scale: DType | str | None, vector: int | None
+    entry: Kind, m: int, n: int, k: int, blocks: int, scale: DType | str | None, vector: int | None, doubled: int
 ) -> ScaleFactors | None:
-    """The block scales of an instruction, or None for a kind without them."""
+    """The block scales of an instruction, or None for a kind without them.
+
+    A sparse instruction has as many factors as the dense one, so each is for twice (`doubled`) as much of K.
+    """
     if not entry.scales:
         if scale is not None or vector is not None:
             having = _names(lambda kind: kind.scales)
@@ -315,10 +318,11 @@ def _scales(
     vectors = entry.scales[kind.name]
     length = vectors[0] if vector is None else vector
     _one_of(length, vectors, f"elements that share a {kind} scale in kind::{entry.name}")
-    count = k // length
+    span = length * doubled
+    count = k // span
     # Each block scales its own rows of A, and needs the factors of every row of B.
     layout_b = Layout((blocks, (n, count)), (0, (1, n)))
-    return ScaleFactors(kind, length, _shared(m, count, blocks), layout_b)
+    return ScaleFactors(kind, span, _shared(m, count, blocks), layout_b)
 
 
 def tcgen05_mma_atoms(kind: str | None = None, every_n: bool = False) -> Iterator[Tcgen05Atom]:

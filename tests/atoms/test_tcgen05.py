@@ -94,7 +94,10 @@ def test_every_legal_n():
         (("f16", 128, 8, "f16", None, None, 2), "N of kind::f16, cta_group::2 = 8: PTX allows 16"),
         (("i8", 128, 40), "8, 16, 24, 32, 48"),
         (("f16", 128, True), "N of kind::f16"),
-        (("f16", 128.0, 64, "e4m3"), "the type of A of kind::f16"),
+        (("f16", 128.0, 64), "M of kind::f16, cta_group::1 = 128.0"),
+        (("f16", 128, 64.0), "N of kind::f16"),
+        (("f16", 128, 64, "e4m3"), "the type of A of kind::f16"),
+        (("f16", 128, 64, "f16", None, None, True), "cta_group = True"),
         (("f16", 128, 64, "f16", "bf16"), "multiplies equal types, not A f16 with B bf16"),
         (("i8", 128, 64, "i8", "u8"), "multiplies equal types"),
         (("f16", 128, 64, "bf16", None, "f16"), "accumulator of kind::f16 with bf16 inputs = 'f16': PTX allows f32"),
@@ -136,6 +139,28 @@ def test_majors_follow_type_source_and_n():
     assert tcgen05_mma("f8f6f4", 256, 48, cta_group=2).b_majors == k_only
     assert tcgen05_mma("f16", 128, 64, a_source="tmem").a_majors == k_only
     assert tcgen05_mma("mxf4", 128, 64).a_majors == tcgen05_mma("mxf4", 128, 64).b_majors == k_only
+
+
+def test_scale_factors_of_one_instruction():
+    """PTX, "Valid combinations of scale_vectorsize and shapes": columns of scale_A by kind, block and K."""
+    columns = {
+        ("mxf8f6f4", None, None, False): 1,
+        ("mxf8f6f4", None, None, True): 1,
+        ("mxf4", None, None, False): 2,
+        ("mxf4", None, None, True): 2,
+        ("mxf4", None, 96, False): 3,
+        ("mxf4nvf4", 16, None, False): 4,
+        ("mxf4nvf4", 16, None, True): 4,
+        ("mxf4nvf4", 32, None, False): 2,
+        ("mxf4nvf4", 16, 96, False): 6,
+        ("mxf4nvf4", 32, 96, False): 3,
+    }
+    for (kind, vector, k, sparse), count in columns.items():
+        scale = "ue8m0" if vector == 32 else None
+        atom = tcgen05_mma(kind, 128, 64, scale=scale, vector=vector, k=k, sparse=sparse)
+        assert atom.scale.layout_A.size == 128 * count and atom.scale.layout_B.size == 64 * count, (kind, vector, k)
+        assert atom.scale.vector * count == atom.shape_mnk[2]
+        assert str(atom).endswith(f".block{vector or 32}")
 
 
 def test_names_and_architectures():
