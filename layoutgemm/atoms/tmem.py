@@ -318,6 +318,19 @@ def scale_factors(rows: int, factors: int, scale: DType | str = "ue8m0", halves:
     return TmemLayout("scale factors", kind, Layout.join(row, along_k, copies))
 
 
+def scale_chunk() -> Layout:
+    """(row, factor) -> byte of the 512-byte chunk of shared memory that holds 4 scale factors of each of 128 rows.
+
+    Row r is in 16 bytes with rows r + 32, r + 64 and r + 96, four factors each: tcgen05.cp.32x128b.warpx4 takes such a
+    chunk, 32 rows of 128 bits, to where `scale_factors(128, 4)` says. Source: CUTLASS,
+    cutlass/detail/sm100_blockscaled_layout.hpp, Sm1xxBlockScaledBasicChunk.
+
+    >>> print(scale_chunk(), scale_chunk()(37, 2))
+    ((32,4),4):((16,4),1) 86
+    """
+    return Layout(((32, 4), 4), ((16, 4), 1))
+
+
 def scale_place(rows: int, per_instruction: int, index: int, halves: int = 1) -> tuple[int, int]:
     """(column, SFA_ID) from which the `index`-th instruction along K reads its scale factors, `per_instruction` a row.
 

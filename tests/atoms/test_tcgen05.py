@@ -13,8 +13,10 @@ from layoutgemm import Layout
 from layoutgemm.atoms import wgmma
 from layoutgemm.atoms.copy_tmem import FRAGMENTS, repetitions, tcgen05_copies, tcgen05_cp, tcgen05_ld, tcgen05_st
 from layoutgemm.atoms.mma_tcgen05 import KINDS, legal_m, legal_n, tcgen05_mma, tcgen05_mma_atoms
+from layoutgemm.atoms.tmem import scale_chunk, scale_factors
 from layoutgemm.atoms.tmem_fragment import accumulator_fragment
 from layoutgemm.errors import AtomError
+from layoutgemm.layouts import E
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "tv_vectors.json"
 MMA = re.compile(r"tcgen05\.mma\.cta(\d)\.m(\d+)n(\d+)k(\d+)\.([\w.]+)\.(SS|TS)")
@@ -275,6 +277,16 @@ def test_copies_from_shared_memory_reach_the_quarters_they_name():
     assert quarters("64x128b", "warpx2::02_13") == {0: {0, 2}, 1: {1, 3}}
     assert quarters("64x128b", "warpx2::01_23") == {0: {0, 1}, 1: {2, 3}}
     assert quarters("32x128b", "warpx4") == {0: {0, 1, 2, 3}}
+
+
+def test_a_copied_chunk_of_scale_factors_lies_where_the_product_reads_it():
+    copy = tcgen05_cp("32x128b", "warpx4")
+    # byte of the chunk -> (row of 16 bytes, bit within it)
+    byte = Layout((16, 32), (8 * E(1), E(0)))
+    landed = copy.tmem.compose(byte.compose(scale_chunk()))
+    home = scale_factors(128, 4).layout
+    assert landed.equivalent(Layout.join(home[0], home[1]))
+    assert copy.tmem[2] == home[2]  # the four copies
 
 
 def test_reducing_loads_move_what_plain_ones_do():

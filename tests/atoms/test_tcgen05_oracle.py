@@ -21,7 +21,7 @@ from layoutgemm.atoms.copy_tmem import (
     tcgen05_st,
 )
 from layoutgemm.atoms.mma_tcgen05 import KINDS, Tcgen05Atom, legal_m, legal_n, tcgen05_mma, tcgen05_mma_atoms
-from layoutgemm.atoms.tmem import TmemLayout, accumulator, allocation_columns
+from layoutgemm.atoms.tmem import TmemLayout, accumulator, allocation_columns, scale_chunk
 from layoutgemm.errors import AtomError
 from layoutgemm.layouts import Layout, ScaledBasis
 from layoutgemm.layouts.inttuple import transform
@@ -194,6 +194,7 @@ def replies() -> dict[str, Any]:
     for name, (copy, cls, args, element) in copies().items():
         question = {"id": name, "op": "copy", "cls": cls, "args": args, "element": element}
         questions.append(question | {"arch": copy.archs[0]})
+    questions += [{"id": f"chunk {vector}", "op": "chunk", "vector": vector} for vector in (16, 32)]
     questions += [question | {"op": "mma", "tiles": (1, 1)} for question, _ in LAX]
     questions += [{"id": f"alloc {n}", "op": "alloc", "n": n} for n in ALLOCATED]
     # SFB where the data path stacks two halves of N: rows of A are 64 there, so it is asked for on its own.
@@ -355,6 +356,13 @@ def test_copies():
         got = answer(name)
         same(atom.layout_src, layout_of(got["src"]), f"{name} src")
         same(atom.layout_dst, layout_of(got["dst"]), f"{name} dst")
+
+
+@pytest.mark.parametrize("vector", (16, 32))
+def test_chunks_of_scale_factors_in_shared_memory(vector):
+    rows, (elements, factors) = layout_of(answer(f"chunk {vector}"))
+    assert set(elements.offsets()) == {0} and elements.size == vector
+    same(scale_chunk(), Layout.join(rows, factors), f"chunk {vector}")
 
 
 @pytest.mark.parametrize("n", ALLOCATED)

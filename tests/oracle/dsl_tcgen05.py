@@ -10,6 +10,7 @@ Operations:
            for `depth` instructions along K
     copy   {"cls", "args", "element"}: a copy op class. Answers its src and dst thread-value layouts
     alloc  {"n"}: the columns that the DSL allocates for an accumulator of 128 x n
+    chunk  {"vector"}: the layout of a chunk of scale factors in shared memory
 
 Arguments are words: "bf16" a type, "cta:2", "from:tmem", "major:K", "x16", "pack", "unpack", "none" (no packing),
 "reduce:MAX", "tid"; lists are tuples.
@@ -129,7 +130,10 @@ def main() -> None:
         layout = cute.make_layout((128, question["n"]), stride=(65536, 1))
         return int(memory.get_num_tmem_alloc_cols(cute.make_tensor(pointer, layout)))
 
-    operations = {"mma": mma, "copy": copy, "alloc": alloc}
+    def chunk(question: dict[str, Any]) -> dict[str, Any]:
+        return encode(blockscaled_layout.BlockScaledBasicChunk(question["vector"]).layout)
+
+    operations = {"mma": mma, "copy": copy, "alloc": alloc, "chunk": chunk}
     with ir.Context(), ir.Location.unknown():
         for line in sys.stdin:
             question = json.loads(line)
