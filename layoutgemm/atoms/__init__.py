@@ -4,6 +4,7 @@ from .copy import Access, CopyAtom
 from .copy_async import AsyncCopy, BulkCopy, async_copies, bulk_copy, cp_async, st_async
 from .copy_feeds import feeds, operand_map, row_addresses
 from .copy_matrix import ldmatrix, ldmatrix_m16n8, matrix_copies, movmatrix, stmatrix
+from .copy_tmem import TmemCopyAtom, tcgen05_cp, tcgen05_ld, tcgen05_st
 from .copy_vector import (
     VectorCopy,
     Widest,
@@ -21,6 +22,7 @@ from .fragments import fragment
 from .mma import Container, MmaAtom, ScaleFactors
 from .mma_fma import fma
 from .mma_sync import mma_sync
+from .mma_tcgen05 import Tcgen05Atom, tcgen05_mma
 from .mma_wgmma import wgmma
 from .smem import SPANS, SmemTile, smem_atom, smem_tile, swizzle_of, widest_swizzle
 from .tiled_copies import (
@@ -38,11 +40,14 @@ from .tiled_copy import TiledCopy
 from .tiled_mma import Fragment, TiledMma
 from .tiled_view import View
 from .tma import TmaCopy, TmaPlan
+from .tmem import TmemLayout
+from .tmem_fragment import AccumulatorFragment, accumulator_fragment
 
 __all__ = [
     "FAMILIES",
     "SPANS",
     "Access",
+    "AccumulatorFragment",
     "AsyncCopy",
     "BulkCopy",
     "Container",
@@ -53,13 +58,17 @@ __all__ = [
     "ScaleFactors",
     "SmemDescriptor",
     "SmemTile",
+    "Tcgen05Atom",
     "TiledCopy",
     "TiledMma",
     "TmaCopy",
     "TmaPlan",
+    "TmemCopyAtom",
+    "TmemLayout",
     "VectorCopy",
     "View",
     "Widest",
+    "accumulator_fragment",
     "async_copies",
     "atoms",
     "bulk_copy",
@@ -92,6 +101,10 @@ __all__ = [
     "store_global",
     "store_shared",
     "swizzle_of",
+    "tcgen05_cp",
+    "tcgen05_ld",
+    "tcgen05_mma",
+    "tcgen05_st",
     "universal_copy",
     "vector_copies",
     "wgmma",

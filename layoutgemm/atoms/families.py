@@ -12,10 +12,12 @@ from ..errors import AtomError
 from .copy import CopyAtom
 from .copy_async import async_copies
 from .copy_matrix import matrix_copies
+from .copy_tmem import tcgen05_copies
 from .copy_vector import vector_copies
 from .mma import MmaAtom
 from .mma_fma import fma_atoms
 from .mma_sync import mma_sync_atoms
+from .mma_tcgen05 import tcgen05_mma_atoms
 from .mma_wgmma import wgmma_atoms
 from .targets import TARGETS
 
@@ -23,6 +25,8 @@ FAMILIES: dict[str, Callable[[], Iterator[MmaAtom | CopyAtom]]] = {
     "fma": fma_atoms,
     "mma.sync": mma_sync_atoms,
     "wgmma": wgmma_atoms,
+    "tcgen05.mma": tcgen05_mma_atoms,
+    "tcgen05 copy": tcgen05_copies,
     "matrix copy": matrix_copies,
     "async copy": async_copies,
     "vector copy": vector_copies,
