@@ -4,22 +4,13 @@ python atoms/warp_tile.py
 """
 
 from layoutgemm import Layout
-from layoutgemm.atoms import CopyAtom, MmaAtom, TiledMma, make_tiled_copy_A, make_tiled_copy_B, smem_tile
-from layoutgemm.dtypes import bf16, f32
+from layoutgemm.atoms import TiledMma, ldmatrix, make_tiled_copy_A, make_tiled_copy_B, mma_sync, smem_tile
 from layoutgemm.errors import AtomError
 
-mma_16_8_16 = MmaAtom(
-    "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", ("sm_80",), (16, 8, 16), bf16, bf16, f32, 32,
-    Layout(((4, 8), (2, 2, 2)), ((32, 1), (16, 8, 128))), Layout(((4, 8), (2, 2)), ((16, 1), (8, 64))),
-    Layout(((4, 8), (2, 2)), ((32, 1), (16, 8))), "rmem", "rmem", "PTX ISA, matrix fragments for mma.m16n8k16",
-)  # fmt: skip
-ldmatrix_x4 = CopyAtom(
-    "ldmatrix.sync.aligned.m8n8.x4.shared.b16", ("sm_75",), bf16, 32, "smem", "rmem",
-    Layout((32, 8), (8, 1)), Layout((32, (2, 4)), (2, (1, 64))), "PTX ISA, ldmatrix",
-)  # fmt: skip
+atom, ldmatrix_x4 = mma_sync("m16n8k16", "bf16"), ldmatrix(4)
 
 # Two warps along M, two along N. One x4 load fills 16 columns of B, so a warp's tile is 16 wide, not the atom's 8.
-mma = TiledMma(mma_16_8_16, (2, 2, 1), (32, 32, 16))
+mma = TiledMma(atom, (2, 2, 1), (32, 32, 16))
 print(f"{mma}\nwarps (lane, m, n, k) -> thread: {mma.thr_layout_vmnk}")
 C = mma.view("C", (64, 64))
 print(f"C: {mma.fragment('C', (64, 64)).registers} registers a thread, (thread, value, rest) -> (row, column):\n  {C}")
@@ -33,10 +24,9 @@ for operand, make in (("A", make_tiled_copy_A), ("B", make_tiled_copy_B)):
     registers, loads = copy.retile(fragment), copy.partition("src", smem.composed)
     print(f"{operand} in shared memory {smem}: thread 37 names rows at {[loads(37, 0, r, 0) for r in range(2)]}")
     print(f"  every row is one 16-byte vector: {copy.vectors('src', smem.composed).ok}; registers {registers}")
-
     print(f"  each register gets what the product expects there: {copy.feeds(mma, operand, (64, 16)).explain()}")
 
 try:
-    make_tiled_copy_B(ldmatrix_x4, TiledMma(mma_16_8_16, (2, 2, 1)))
+    make_tiled_copy_B(ldmatrix_x4, TiledMma(atom, (2, 2, 1)))
 except AtomError as refusal:
     print(f"\nWithout the wider tile: {refusal}")

@@ -219,8 +219,7 @@ def test_import_is_light() -> None:
     assert fresh(f"import sympy, layoutgemm, {loaded.removeprefix('import ')}") == "['sympy']"  # the probe sees
 
 
-def test_import_is_fast() -> None:
-    code = "import time, numpy; t = time.perf_counter(); import layoutgemm; print(time.perf_counter() - t)"
-    # Other tests run at the same time: the best of a few runs is what the import costs.
-    best = min(float(fresh(code)) for _ in range(5))
-    assert best < 0.25, f"import layoutgemm takes {best:.3f} s beyond numpy, more than 0.25 s"
+def test_import_loads_the_algebra_alone() -> None:
+    """Atoms, checks, kernels and views come when they are named; how long the import takes, bench_algebra tells."""
+    code = "import sys, layoutgemm; print(sorted({m.split('.')[1] for m in sys.modules if m.startswith('layoutgemm.')}))"
+    assert fresh(code) == "['errors', 'layouts']"

@@ -141,7 +141,8 @@ class TiledMma:
 
     def tile_of(self, operand: str) -> tuple[int, int]:
         """The two extents of the tile of operand "A" (M, K), "B" (N, K) or "C" (M, N), in elements."""
-        self.atom.tile_of(operand)
+        if operand not in MODES:
+            raise AtomError(f"{self.atom} is tiled for the operands {', '.join(MODES)}, not {operand!r}")
         rows, columns = MODES[operand]
         return self.tile_mnk[rows], self.tile_mnk[columns]
 

@@ -228,7 +228,7 @@ def test_atom_layouts_that_number_nothing(atoms, why):
 
 def test_operands_and_threads():
     mma = TiledMma(warp_mma(), (2, 2, 1))
-    with pytest.raises(AtomError, match="operands A, B and C, not 'D'"):
+    with pytest.raises(AtomError, match="operands A, B, C, not 'D'"):
         mma.view("D")
     with pytest.raises(AtomError, match="has two modes at least"):
         mma.partition_A(0, Layout(64))
