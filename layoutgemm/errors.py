@@ -14,11 +14,15 @@ __all__ = [
     "BudgetError",
     "CompositionError",
     "CoordinateError",
+    "DeadlockError",
     "DescriptorError",
+    "EmulatorError",
     "LayoutError",
     "OperandError",
     "ParseError",
     "PlanError",
+    "PtxError",
+    "RaceError",
     "SwizzleError",
     "TmaError",
 ]
@@ -108,3 +112,19 @@ class PlanError(LayoutError):
 
 class OperandError(LayoutError):
     """An array handed to a kernel has a type, device, size, stride or address that it cannot take."""
+
+
+class PtxError(LayoutError):
+    """PTX text that cannot be read, or that has an instruction which the emulator does not know."""
+
+
+class EmulatorError(LayoutError):
+    """An emulated kernel did something that PTX leaves undefined or forbids; the message names the instruction."""
+
+
+class RaceError(EmulatorError):
+    """Two accesses to one place, one of them a write, that nothing orders."""
+
+
+class DeadlockError(EmulatorError):
+    """No thread can go on; the message says what each warp waits for."""

@@ -1,0 +1,493 @@
+"""Instructions that only compute, as Python source.
+
+Between two instructions that touch memory or other threads there are runs of arithmetic. Each run becomes one Python
+function of (R, W): R the list of a warp's registers, W the warp, for its special registers. The source is plain
+expressions over `values.py` and `floats.py`; what PTX has and this does not is refused when the kernel is loaded, with
+its line.
+
+Semantics: PTX ISA, "Instruction Set", by the names of the instructions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ..dtypes import dtype
+from ..errors import PtxError
+from . import floats, values
+from .ptx import Instruction, Kernel, Operand
+
+# Where parameter space begins, and where shared memory lies among generic addresses.
+PARAMETER_BASE = 0x10000
+SHARED_WINDOW = 0x7F0000000000
+MASKS = {8: "255", 16: "65535", 32: "M32", 64: "M64"}
+COMPARE = {
+    "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "lo": "<", "ls": "<=", "hi": ">", "hs": ">=",
+}  # fmt: skip
+# f32 comparisons that hold for NaN, by the name of the ordered one.
+UNORDERED = {"equ": "eq", "neu": "ne", "ltu": "lt", "leu": "le", "gtu": "gt", "geu": "ge"}
+HALVES = {"f16": "f16", "bf16": "bf16", "f16x2": "f16", "bf16x2": "bf16"}
+# Suffixes of float instructions that change nothing here: results are rounded to nearest, or better than asked for.
+ROUNDING = {"rn", "approx", "full", "sync"}
+NAMES: dict[str, Any] = {
+    **{name: value for name, value in vars(values).items() if not name.startswith("_")},
+    **{name: value for name, value in vars(floats).items() if not name.startswith("_")},
+}
+
+
+def bits_of(kind: str) -> int:
+    """Bits of a type such as "s32" or "b64"; 1 for pred."""
+    if kind == "pred":
+        return 1
+    if kind.endswith("x2"):
+        return 64 if kind == "f32x2" else 32
+    found = re.search(r"\d+", kind)
+    return int(found.group()) if found else 0
+
+
+class Generator:
+    """Python expressions for the operands and instructions of one kernel.
+
+    symbols  name -> address of parameters and shared symbols
+    """
+
+    def __init__(self, kernel: Kernel, symbols: Mapping[str, int]) -> None:
+        self.index = {name: i for i, name in enumerate(kernel.registers)}
+        self.symbols = symbols
+        self.shared = {symbol.name for symbol in kernel.shared}
+
+    # ------------------------------------------------------------ operands
+
+    def read(self, operand: Operand, kind: str = "b32") -> str:
+        """The operand's bits as an expression."""
+        if operand.kind == "reg":
+            text = f"R[{self.index[operand.text]}]"
+            return f"({text} ^ True)" if operand.negated else text
+        if operand.kind == "special":
+            return f"W.special[{operand.text!r}]"
+        if operand.kind == "number":
+            return str(number(operand.text, bits_of(kind)))
+        if operand.kind == "symbol":
+            name, _, offset = operand.text.partition("+")
+            if name.strip() in ("true", "false"):
+                return name.strip().capitalize()
+            if name.strip() not in self.symbols:
+                raise ValueError(f"unknown symbol {operand.text}")
+            address = self.symbols[name.strip()] + int(offset or 0)
+            return f"({address} | W.window)" if name.strip() in self.shared else str(address)
+        raise ValueError(f"{operand.text} is no value")
+
+    def signed(self, operand: Operand, kind: str) -> str:
+        """The operand's value as an expression, signed where its type is."""
+        if operand.kind == "number":
+            bits = bits_of(kind)
+            value = number(operand.text, bits)
+            return str(value - (1 << bits) if kind[0] == "s" and value >> bits - 1 else value)
+        text = self.read(operand, kind)
+        return f"s{bits_of(kind)}({text})" if kind in ("s16", "s32", "s64") else text
+
+    # ------------------------------------------------------------ instructions
+
+    def statement(self, ins: Instruction) -> str | None:
+        """The instruction as a Python statement, or None when it does more than compute.
+
+        Raises PtxError for a form of a computing instruction that is not known.
+        """
+        rule = RULES.get(ins.words[0])
+        if rule is None or (ins.words[0] == "add" and "noftz" in ins.words):
+            return None
+        try:
+            found = rule(self, ins)
+        except (ValueError, KeyError, IndexError) as error:
+            raise PtxError(f"{ins.where}: {ins.text}: unknown form of {ins.words[0]}: {error}") from None
+        if found is None:
+            return None
+        if isinstance(found, list):  # (operand, expression) pairs, of one instruction that writes several registers
+            return "; ".join(self.assign(ins, target, text) for target, text in found)
+        return self.assign(ins, ins.operands[0], found)
+
+    def assign(self, ins: Instruction, target: Operand, text: str) -> str:
+        """target = text, where the instruction's predicate holds."""
+        if target.kind == "sink":
+            return "pass"
+        if target.kind != "reg":
+            raise PtxError(f"{ins.where}: {ins.text}: cannot write to {target.text}")
+        place = f"R[{self.index[target.text]}]"
+        if ins.predicate is None:
+            return f"{place} = {text}"
+        guard = f"R[{self.index[ins.predicate]}]"
+        return f"{place} = select({guard} ^ {ins.negated}, {text}, {place})"
+
+
+def number(text: str, bits: int) -> int:
+    """The bits of a literal: decimal, hexadecimal, binary, or the bits of a float (0f..., 0d...)."""
+    text = text.rstrip("U")
+    if text[:2] in ("0f", "0F", "0d", "0D"):
+        return int(text[2:], 16)
+    return int(text, 0) & ((1 << bits) - 1)
+
+
+Rule = Callable[[Generator, Instruction], "str | list[tuple[Operand, str]] | None"]
+RULES: dict[str, Rule] = {}
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Register a rule for instructions of these names."""
+
+    def register(function: Rule) -> Rule:
+        for name in names:
+            RULES[name] = function
+        return function
+
+    return register
+
+
+def _only(ins: Instruction, *allowed: str) -> None:
+    """Refuse words of the opcode that are not known."""
+    for word in ins.words[1:-1]:
+        if word not in allowed:
+            raise ValueError(f".{word}")
+
+
+def _mask(kind: str) -> str:
+    return MASKS[bits_of(kind)]
+
+
+@rule("mov")
+def _mov(g: Generator, ins: Instruction) -> str | list[tuple[Operand, str]]:
+    kind, (target, source) = ins.words[-1], ins.operands
+    _only(ins)
+    if target.kind == "vector":
+        each = bits_of(kind) // len(target.parts)
+        text = g.read(source, kind)
+        return [(part, _field(text, i * each, each, bits_of(kind))) for i, part in enumerate(target.parts)]
+    if source.kind == "vector":
+        return _joined([g.read(part, f"b{bits_of(kind) // len(source.parts)}") for part in source.parts], bits_of(kind))
+    return g.read(source, kind)
+
+
+def _field(text: str, low: int, width: int, whole: int) -> str:
+    if whole == 64:
+        half = f"narrow({text})" if low < 32 else f"high({text})"
+        return half if width == 32 else f"({half} >> {low % 32} & {(1 << width) - 1})"
+    return f"({text} >> {low} & {(1 << width) - 1})"
+
+
+def _joined(parts: list[str], whole: int) -> str:
+    each = whole // len(parts)
+    if whole == 64:
+        half = len(parts) // 2
+        low, up = (_joined(p, 32) if len(p) > 1 else p[0] for p in (parts[:half], parts[half:]))
+        return f"join64({low}, {up})"
+    return "(" + " | ".join(f"({part}) << {i * each}" if i else f"({part})" for i, part in enumerate(parts)) + ")"
+
+
+@rule("add", "sub", "mul", "mad", "fma", "div", "min", "max")
+def _arithmetic(g: Generator, ins: Instruction) -> str | None:
+    name, kind = ins.words[0], ins.words[-1]
+    if kind[0] == "f" or kind in HALVES:
+        return _float_arithmetic(g, ins)
+    a, b, *c = ins.operands[1:]
+    bits, mask = bits_of(kind), _mask(kind)
+    if name in ("add", "sub"):
+        _only(ins, "sat")
+        if "sat" in ins.words:
+            exact = f"{g.signed(a, kind)} {'+' if name == 'add' else '-'} {g.signed(b, kind)}"
+            return f"least(largest({exact}, {-(1 << bits - 1)}), {(1 << bits - 1) - 1}) & {mask}"
+        return _wrapped(f"{g.read(a, kind)} {'+' if name == 'add' else '-'} {g.read(b, kind)}", bits)
+    if name in ("min", "max"):
+        _only(ins)
+        chosen = f"{'least' if name == 'min' else 'largest'}({g.signed(a, kind)}, {g.signed(b, kind)})"
+        return f"signed_wide({chosen})" if kind == "s64" else chosen if kind[0] == "u" else f"{chosen} & {mask}"
+    if name == "div":
+        _only(ins)
+        chosen = f"quotient({g.signed(a, kind)}, {g.signed(b, kind)})"
+        return f"signed_wide({chosen})" if bits == 64 else f"{chosen} & {mask}"
+    part = ins.words[1]
+    _only(ins, "lo", "hi", "wide")
+    if name == "mad" or name == "mul":
+        product = _product(g, a, b, kind, part)
+        if name == "mul":
+            return product
+        whole = 2 * bits if part == "wide" else bits
+        return _wrapped(f"{product} + {g.read(c[0], f'{kind[0]}{whole}')}", whole)
+    raise ValueError(kind)
+
+
+def _wrapped(text: str, bits: int) -> str:
+    # 64-bit arrays wrap by themselves and take no negative mask; ints need it.
+    return f"({text}) & {MASKS[bits]}"
+
+
+def _product(g: Generator, a: Operand, b: Operand, kind: str, part: str) -> str:
+    bits = bits_of(kind)
+    if part == "lo":
+        return _wrapped(f"{g.read(a, kind)} * {g.read(b, kind)}", bits)
+    if part == "wide":
+        if kind == "s32":
+            return f"signed_wide({g.signed(a, kind)} * {g.signed(b, kind)})"
+        if kind == "u32":
+            return f"wide({g.read(a, kind)}) * wide({g.read(b, kind)})"
+        return f"({g.signed(a, kind)} * {g.signed(b, kind)}) & M32"
+    if kind == "u32":
+        return f"high(wide({g.read(a, kind)}) * wide({g.read(b, kind)}))"
+    if kind == "s32":
+        return f"({g.signed(a, kind)} * {g.signed(b, kind)} >> 32) & M32"
+    if kind == "u64":
+        return f"by_lane(lambda x, y: x * y >> 64, {g.read(a, kind)}, {g.read(b, kind)})"
+    if kind == "s64":
+        return f"by_lane(lambda x, y: s64(x) * s64(y) >> 64 & M64, {g.read(a, kind)}, {g.read(b, kind)})"
+    raise ValueError(f"mul.hi.{kind}")
+
+
+def _float_arithmetic(g: Generator, ins: Instruction) -> str:
+    name, kind = ins.words[0], ins.words[-1]
+    _only(ins, *ROUNDING, "ftz", "sat")
+    operands = [g.read(o, "b64" if kind in ("f64", "f32x2") else "b32") for o in ins.operands[1:]]
+    name = "fma" if name == "mad" else name
+    flush, saturate = "ftz" in ins.words, "sat" in ins.words
+    if kind in ("f32", "f32x2"):
+        if name == "fma":
+            core = f"lambda a, b, c: fma32(a, b, c, {flush}, {saturate})"
+        else:
+            core = f"lambda a, b: binary32({name!r}, a, b, {flush}, {saturate})"
+        if kind == "f32x2":
+            return f"pair32({core}, {', '.join(operands)})"
+        return f"({core})({', '.join(operands)})"
+    if kind == "f64":
+        return f"fma64({', '.join(operands)})" if name == "fma" else f"binary64({name!r}, {', '.join(operands)})"
+    if saturate:
+        raise ValueError(".sat of half precision")
+    core = "lambda a, b, c: a * b + c" if name == "fma" else f"BINARY[{name!r}]"
+    wrapper = "packed" if kind.endswith("x2") else "single"
+    return f"{wrapper}({core}, KIND_{HALVES[kind]}, {', '.join(operands)})"
+
+
+@rule("rcp", "sqrt", "rsqrt", "ex2", "lg2", "sin", "cos", "tanh")
+def _function(g: Generator, ins: Instruction) -> str:
+    kind = ins.words[-1]
+    _only(ins, *ROUNDING, "ftz")
+    text = g.read(ins.operands[1], kind)
+    if kind == "f32":
+        return f"unary32({ins.words[0]!r}, {text}, {'ftz' in ins.words})"
+    if kind == "f64":
+        return f"bits64(UNARY[{ins.words[0]!r}](f64({text})))"
+    wrapper = "packed" if kind.endswith("x2") else "single"
+    return f"{wrapper}(UNARY[{ins.words[0]!r}], KIND_{HALVES[kind]}, {text})"
+
+
+@rule("neg", "abs")
+def _sign(g: Generator, ins: Instruction) -> str:
+    name, kind, source = ins.words[0], ins.words[-1], ins.operands[1]
+    _only(ins, "ftz")
+    text = g.read(source, kind)
+    if kind[0] == "s":
+        if name == "neg":
+            return f"signed_wide(-s64({text}))" if kind == "s64" else f"(-{text}) & {_mask(kind)}"
+        value = g.signed(source, kind)
+        return f"signed_wide(abs({value}))" if kind == "s64" else f"abs({value}) & {_mask(kind)}"
+    sign = {"f32": 1 << 31, "f64": 1 << 63, "f16": 1 << 15, "bf16": 1 << 15}.get(kind, 0x80008000)
+    whole = (1 << bits_of(kind)) - 1
+    return f"({text} ^ {sign})" if name == "neg" else f"({text} & {whole ^ sign})"
+
+
+@rule("and", "or", "xor")
+def _logic(g: Generator, ins: Instruction) -> str:
+    _only(ins)
+    sign = {"and": "&", "or": "|", "xor": "^"}[ins.words[0]]
+    return f"{g.read(ins.operands[1], ins.words[-1])} {sign} {g.read(ins.operands[2], ins.words[-1])}"
+
+
+@rule("not", "cnot")
+def _not(g: Generator, ins: Instruction) -> str:
+    kind, text = ins.words[-1], g.read(ins.operands[1], ins.words[-1])
+    if ins.words[0] == "cnot":
+        return f"select({text} == 0, 1, 0)"
+    return f"{text} ^ True" if kind == "pred" else f"{text} ^ {_mask(kind)}"
+
+
+@rule("shl", "shr")
+def _shift(g: Generator, ins: Instruction) -> str:
+    kind, amount = ins.words[-1], ins.operands[2]
+    text, bits = g.read(ins.operands[1], kind), bits_of(kind)
+    if amount.kind == "number" and number(amount.text, 32) < bits:
+        n = number(amount.text, 32)
+        if ins.words[0] == "shl":
+            return f"({text} << {n}) & {_mask(kind)}"
+        if kind[0] != "s":
+            return f"{text} >> {n}"
+        if kind != "s64":
+            return f"({g.signed(ins.operands[1], kind)} >> {n}) & {_mask(kind)}"
+    if ins.words[0] == "shl":
+        return f"shift_left({text}, {g.read(amount)}, {bits})"
+    return f"shift_right({text}, {g.read(amount)}, {bits}, {kind[0] == 's'})"
+
+
+@rule("shf")
+def _funnel(g: Generator, ins: Instruction) -> str:
+    low, up, amount = (g.read(o) for o in ins.operands[1:])
+    return f"funnel({low}, {up}, {amount}, {ins.words[1] == 'l'}, {ins.words[2] == 'clamp'})"
+
+
+@rule("lop3")
+def _lop3(g: Generator, ins: Instruction) -> str:
+    _only(ins)
+    a, b, c = (g.read(o) for o in ins.operands[1:4])
+    return f"lookup3({a}, {b}, {c}, {number(ins.operands[4].text, 32)})"
+
+
+@rule("prmt")
+def _prmt(g: Generator, ins: Instruction) -> str:
+    _only(ins)
+    a, b, c = (g.read(o) for o in ins.operands[1:4])
+    return f"permute({a}, {b}, {c})"
+
+
+@rule("bfe", "bfi", "brev", "popc", "clz", "bfind")
+def _bits(g: Generator, ins: Instruction) -> str:
+    name, kind = ins.words[0], ins.words[-1]
+    _only(ins)
+    texts = [g.read(o, kind if i < (2 if name == "bfi" else 1) else "b32") for i, o in enumerate(ins.operands[1:])]
+    core = {
+        "bfe": f"lambda x, p, n: extract(x, p, n, {bits_of(kind)}, {kind[0] == 's'})",
+        "bfi": f"lambda a, b, p, n: insert(a, b, p, n, {bits_of(kind)})",
+        "brev": "reverse_bits",
+        "popc": "lambda x: x.bit_count()",
+        "clz": f"lambda x: {bits_of(kind)} - x.bit_length()",
+        "bfind": f"lambda x: leading(x, {kind[0] == 's'})",
+    }[name]
+    if bits_of(kind) == 64 and name in ("brev", "bfind"):
+        raise ValueError(kind)
+    return f"by_lane({core}, {', '.join(texts)})"
+
+
+@rule("rem")
+def _rem(g: Generator, ins: Instruction) -> str:
+    kind = ins.words[-1]
+    _only(ins)
+    left = f"remainder({g.signed(ins.operands[1], kind)}, {g.signed(ins.operands[2], kind)})"
+    return f"signed_wide({left})" if kind == "s64" else left if kind == "u64" else f"{left} & {_mask(kind)}"
+
+
+@rule("selp")
+def _selp(g: Generator, ins: Instruction) -> str:
+    _only(ins)
+    a, b = (g.read(o, ins.words[-1]) for o in ins.operands[1:3])
+    return f"select({g.read(ins.operands[3], 'pred')}, {a}, {b})"
+
+
+@rule("setp", "set")
+def _setp(g: Generator, ins: Instruction) -> str | list[tuple[Operand, str]]:
+    kind = ins.words[-1]
+    words = [word for word in ins.words[1:-1] if word != "ftz"]
+    if ins.words[0] == "set" or not 1 <= len(words) <= 2:
+        raise ValueError(ins.opcode)
+    a, b = ins.operands[1], ins.operands[2]
+    if kind in ("f32", "f64", *HALVES):
+        view = f"lambda x: decode(x, KIND_{HALVES.get(kind, kind)})"
+        x, y = (f"({view})({g.read(o, kind)})" for o in (a, b))
+        ordered = UNORDERED.get(words[0], words[0])
+        if words[0] in ("num", "nan"):
+            text = f"(({x} == {x}) & ({y} == {y}))" + (" ^ True" if words[0] == "nan" else "")
+        else:
+            text = f"({x} {COMPARE[ordered]} {y})"
+            if words[0] in UNORDERED:
+                text = f"({text} | ({x} != {x}) | ({y} != {y}))"
+            elif words[0] == "ne":
+                text = f"({text} & ({x} == {x}) & ({y} == {y}))"
+        text = f"as_predicate({text})"
+    else:
+        text = f"({g.signed(a, kind)} {COMPARE[words[0]]} {g.signed(b, kind)})"
+    target = ins.operands[0]
+    other = ""
+    if len(words) == 2:
+        sign = {"and": "&", "or": "|", "xor": "^"}[words[1]]
+        other = f" {sign} {g.read(ins.operands[3], 'pred')}"
+    if target.kind == "pair":
+        return [(target.parts[0], text + other), (target.parts[1], f"({text} ^ True){other}")]
+    return text + other
+
+
+@rule("cvt")
+def _cvt(g: Generator, ins: Instruction) -> str:
+    *words, to, from_ = ins.words[1:]
+    sources = ins.operands[1:]
+    if to.endswith("x2") and from_ == "f32" and len(sources) == 2:
+        _known(words, "rn", "satfinite", "relu")
+        name = to[:-2]
+        up, low = (g.read(o) for o in sources)
+        return f"two({up}, {low}, {_kind(name)}, {'relu' in words})"
+    if to in ("f16x2", "bf16x2") and from_.endswith("x2"):
+        _known(words, "rn", "relu")
+        name, bits = from_[:-2], dtype(from_[:-2]).bits
+        text = g.read(sources[0])
+        fields = [f"{text} >> {i * bits} & {(1 << bits) - 1}" for i in (0, 1)]
+        low, up = (f"encode(decode({field}, {_kind(name)}), {_kind(to[:-2])})" for field in fields)
+        return f"({low} | {up} << 16)"
+    if to[0] in "su" and from_[0] in "su":
+        _known(words, "sat")
+        return _integer(g, sources[0], to, from_, "sat" in words)
+    if to[0] in "su":
+        _known(words, "rni", "rzi", "rmi", "rpi", "ftz", "sat")
+        mode = next(word for word in words if word in floats.ROUND)
+        text = g.read(sources[0], from_)
+        return f"to_integer({text}, {_kind(from_)}, {mode!r}, {bits_of(to)}, {to[0] == 's'})"
+    if from_[0] in "su":
+        _known(words, "rn")
+        return f"from_integer({g.signed(sources[0], from_)}, {_kind(to)})"
+    _known(words, "rn", "ftz", "relu", "sat", "satfinite", "rna")
+    text = f"decode({g.read(sources[0], from_)}, {_kind(from_)})"
+    if "relu" in words:
+        text = f"np.maximum({text}, 0)"
+    if "sat" in words:
+        text = f"np.clip({text}, 0, 1)"
+    if to == "tf32":
+        return f"tf32({g.read(sources[0])}, {'rna' in words})"
+    return f"bits32({text})" if to == "f32" else f"bits64({text})" if to == "f64" else f"encode({text}, {_kind(to)})"
+
+
+def _kind(name: str) -> str:
+    return f"KIND_{dtype(name).name}"
+
+
+def _known(words: list[str], *known: str) -> None:
+    for word in words:
+        if word not in known:
+            raise ValueError(f".{word}")
+
+
+def _integer(g: Generator, source: Operand, to: str, from_: str, saturate: bool) -> str:
+    text, value = g.read(source, from_), g.signed(source, from_)
+    wide_to, wide_from = bits_of(to) == 64, bits_of(from_) == 64
+    if saturate:
+        bits = bits_of(to)
+        low, top = (-(1 << bits - 1), (1 << bits - 1) - 1) if to[0] == "s" else (0, (1 << bits) - 1)
+        return f"least(largest({value}, {low}), {top}) & {_mask(to)}"
+    if wide_to and not wide_from:
+        return f"signed_wide({_sign_extended(text, from_)})" if from_[0] == "s" else f"wide({text})"
+    if wide_from and not wide_to:
+        return f"narrow({text})" if bits_of(to) == 32 else f"narrow({text}) & {_mask(to)}"
+    if from_[0] == "s" and bits_of(to) > bits_of(from_):
+        return f"{_sign_extended(text, from_)} & {_mask(to)}"
+    return text if bits_of(to) >= bits_of(from_) else f"{text} & {_mask(to)}"
+
+
+def _sign_extended(text: str, kind: str) -> str:
+    half = 1 << bits_of(kind) - 1
+    return f"((({text}) & {_mask(kind)} ^ {half}) - {half})"
+
+
+@rule("cvta")
+def _cvta(g: Generator, ins: Instruction) -> str:
+    text = g.read(ins.operands[1], "b64")
+    if ins.words[1] == "to":
+        return f"({text} - {SHARED_WINDOW})" if ins.words[2].startswith("shared") else text
+    return f"({text} + {SHARED_WINDOW})" if ins.words[1].startswith("shared") else text
+
+
+KINDS = ("f64", "f32", "f16", "bf16", "e4m3", "e5m2", "e2m1", "e3m2", "e2m3", "ue8m0")
+NAMES |= {f"KIND_{kind}": dtype(kind) for kind in KINDS} | {"np": np}

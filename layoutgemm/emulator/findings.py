@@ -1,0 +1,94 @@
+"""What an emulated run found, and what it counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from .ptx import Instruction, Kernel, Source
+
+KINDS = (
+    "race", "deadlock", "uninitialised", "bounds", "alignment", "protocol", "descriptor", "divergence", "lint", "exit",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that PTX forbids or leaves undefined.
+
+    kind     of `KINDS`; "lint" is legal and suspicious
+    message  what happened, with both sides of a race
+    line     the PTX line of the instruction, 0 where there is none
+    text     the instruction
+    source   the line of the original program, where it is known
+    cta      coordinates of the thread block
+    warp     its number in the block; None where no warp did it
+    lanes    the lanes that executed it, as a bit mask
+    """
+
+    kind: str
+    message: str
+    line: int = 0
+    text: str = ""
+    source: Source | None = None
+    cta: tuple[int, int, int] = (0, 0, 0)
+    warp: int | None = None
+    lanes: int = 0
+
+    def __str__(self) -> str:
+        place = f"CTA {self.cta}" + (f" warp {self.warp}" if self.warp is not None else "")
+        if self.lanes and self.lanes != 0xFFFFFFFF:
+            place += f" lanes {self.lanes:#x}"
+        line = f" at PTX line {self.line}" + (f" ({self.source})" if self.source else "") if self.line else ""
+        return f"{self.kind}: {self.message}\n  {place}{line}" + (f": {self.text}" if self.text else "")
+
+
+@dataclass
+class Findings:
+    """All findings of a run, equal ones of one instruction counted once.
+
+    limit  distinct findings after which the run is given up
+    """
+
+    limit: int = 50
+    found: list[Finding] = field(default_factory=list)
+    times: Counter[tuple[str, int, str]] = field(default_factory=Counter)
+
+    def add(self, finding: Finding) -> None:
+        """Keep a finding, unless the same instruction had one of the same kind."""
+        key = (finding.kind, finding.line, "" if finding.line else finding.message)
+        self.times[key] += 1
+        if self.times[key] == 1:
+            self.found.append(finding)
+
+    @property
+    def full(self) -> bool:
+        """Whether there are so many that going on tells nothing more."""
+        return len(self.found) >= self.limit
+
+
+@dataclass
+class Counts:
+    """What was executed.
+
+    instructions  opcode -> how often a warp, or part of one, executed it
+    executed      for each pc, whether it was ever executed
+    waits         opcode and PTX line -> how often a fiber had to wait there
+    bytes         kind of traffic -> bytes: "global to shared", "shared to global", "shared read by wgmma", ...
+    """
+
+    instructions: Counter[str] = field(default_factory=Counter)
+    executed: bytearray = field(default_factory=bytearray)
+    waits: Counter[tuple[str, int]] = field(default_factory=Counter)
+    bytes: Counter[str] = field(default_factory=Counter)
+
+    def unreached(self, kernel: Kernel) -> list[Instruction]:
+        """The instructions that no warp executed."""
+        return [ins for ins in kernel.instructions if not self.executed[ins.pc]]
+
+    def merge(self, other: Counts) -> None:
+        """Add the counts of another run of the same kernel."""
+        self.instructions += other.instructions
+        self.waits += other.waits
+        self.bytes += other.bytes
+        self.executed = bytearray(a | b for a, b in zip(self.executed, other.executed, strict=True))

@@ -1,0 +1,562 @@
+"""The machine: clusters of thread blocks, their warps, and fibers that execute them in some legal order.
+
+A *fiber* is a warp, or those of its lanes that took one side of a branch. Where lanes disagree the fiber stops and has
+two children, each with its own copy of the registers, until both reach the branch's meeting point (the nearest pc that
+every way leads through). So within a fiber all of its lanes are active, a uniform value stays uniform, and nothing is
+masked. One consequence is not modelled: lanes of one warp that wait for each other inside of a branch.
+
+Operations are functions of the fiber (`ops`), and return
+
+    None      go on with the next instruction
+    a pc      go on there
+    BLOCKED   the fiber waits; the operation has put it in some list, and is executed again when `wake` takes it out
+    GONE      the fiber split or ended
+
+What runs asynchronously is deferred: it happens at once, or as late as anything still can (`Policy`).
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from ..errors import DeadlockError, EmulatorError
+from .findings import Counts, Finding, Findings
+from .memory import RANK_SHIFT, GlobalMemory, SharedMemory
+from .order import Event, Knowledge, Ledger, Shadow
+from .program import Operation, Program
+from .ptx import Instruction
+from .values import FULL, LANE, LANES, bool_of, mask_of
+
+BLOCKED, GONE = -1, -2
+Triple = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Which of the legal orders is executed.
+
+    loads     "late": a load into shared memory lands when nothing else can run; "early": when it is issued
+    products  the same of tensor-core operations that run asynchronously
+    stores    the same of asynchronous stores: when they read shared memory
+    pick      "in turn": a fiber runs until it waits; "random": they take turns after a few operations
+    seed      of the random choices
+    elect     the lane that elect.sync picks: "lowest" or "highest"
+    strict    count a proxy fence for the fencing thread's own writes alone (see `order.py`)
+    races     look for races
+    limit     operations after which a run is taken for a livelock
+    """
+
+    loads: str = "late"
+    products: str = "late"
+    stores: str = "late"
+    pick: str = "in turn"
+    seed: int = 0
+    elect: str = "lowest"
+    strict: bool = True
+    races: bool = True
+    limit: int = 100_000_000
+
+
+@dataclass
+class Launch:
+    """A kernel's launch: geometry in blocks and threads, shared bytes, parameter bytes, and memory.
+
+    tensor_maps  offset in parameter space -> the tensor map there
+    """
+
+    grid: Triple
+    block: Triple
+    parameters: bytes
+    memory: GlobalMemory
+    cluster: Triple = (1, 1, 1)
+    dynamic_shared: int = 0
+    tensor_maps: dict[int, Any] | None = None
+
+
+class Warp:
+    """32 lanes of a block."""
+
+    def __init__(self, cta: Cta, number: int, special: dict[str, Any]) -> None:
+        self.cta, self.number, self.special = cta, number, special
+        self.alive = FULL
+        self.window = cta.rank << RANK_SHIFT
+        self.waits = ""
+        self.scratch: dict[str, Any] = {}  # what operations keep for a warp, by the module's name
+
+    def __str__(self) -> str:
+        return f"CTA {self.cta.coordinate} warp {self.number}"
+
+
+class Fiber:
+    """Some lanes of a warp that execute together."""
+
+    __slots__ = (
+        "active", "children", "dirty", "done", "epoch", "ins", "knows", "lanes", "meet", "parent", "pc", "registers",
+        "scratch", "spin", "warp", "written",
+    )  # fmt: skip
+
+    def __init__(self, warp: Warp, registers: list[Any], pc: int, lanes: int, parent: Fiber | None, meet: int) -> None:
+        self.warp, self.registers, self.pc, self.parent, self.meet = warp, registers, pc, parent, meet
+        self.lanes = lanes
+        self.active: Any = None if lanes == FULL else bool_of(lanes)
+        self.children = 0
+        self.done: list[tuple[Fiber, bool]] = []
+        self.dirty = self.written = 0
+        self.scratch: Any = None
+        self.spin: Any = None
+        self.ins: Instruction | None = None
+        self.knows: Knowledge
+        self.epoch: Event
+
+    @property
+    def cta(self) -> Cta:
+        """The block."""
+        return self.warp.cta
+
+    @property
+    def machine(self) -> Machine:
+        """The machine that runs it."""
+        return self.warp.cta.cluster.machine
+
+    def describe(self) -> str:
+        """Who it is, for reports."""
+        part = "" if self.lanes == FULL else f" lanes {self.lanes:#x}"
+        return f"{self.warp}{part}"
+
+    def one(self, value: Any) -> int:
+        """The value of the one active lane, or of all when they agree. Raises EmulatorError when they differ."""
+        if not isinstance(value, np.ndarray):
+            return int(value)
+        chosen = value if self.active is None else value[self.active]
+        if (chosen != chosen[0]).any():
+            raise EmulatorError(f"lanes have different values, {chosen.tolist()[:4]}..., where one is needed")
+        return int(chosen[0])
+
+    def each(self, value: Any) -> Any:
+        """The values of the active lanes, as an array."""
+        if not isinstance(value, np.ndarray):
+            return np.full(self.lanes.bit_count(), value, dtype=np.uint64 if value > 0xFFFFFFFF else np.int64)
+        return value if self.active is None else value[self.active]
+
+    def spread(self, values: Any) -> Any:
+        """Values of the active lanes as a register of 32."""
+        if self.active is None:
+            return values
+        out = np.zeros(LANES, dtype=values.dtype)
+        out[self.active] = values
+        return out
+
+    def whole(self) -> None:
+        """Refuse an .aligned instruction of a diverged warp."""
+        if self.lanes != self.warp.alive:
+            assert self.ins is not None
+            self.machine.problem(
+                "divergence",
+                f"{self.ins.opcode} has to be executed by the whole warp, and is by lanes {self.lanes:#x} of "
+                f"{self.warp.alive:#x}",
+                self,
+            )
+
+
+class Cta:
+    """A thread block: its shared memory, its warps, and what operations keep for it."""
+
+    def __init__(self, cluster: Cluster, coordinate: Triple, rank: int, shared: int, threads: int) -> None:
+        self.cluster, self.coordinate, self.rank = cluster, coordinate, rank
+        self.shared = SharedMemory(shared)
+        self.shadow = Shadow(cluster.ledger, lambda granule: f"shared memory of CTA {coordinate} at {granule * 16:#x}")
+        self.alive = threads
+        self.exited = False
+        self.exit_knows = cluster.ledger.knowledge()
+        self.remote: list[tuple[Event, str]] = []  # what others do to this block, and it has to know of before it ends
+        self.warps: list[Warp] = []
+        self.scratch: dict[str, Any] = {}
+
+
+class Cluster:
+    """Blocks that run together."""
+
+    def __init__(self, machine: Machine, coordinates: list[Triple]) -> None:
+        self.machine = machine
+        self.ledger = Ledger(machine.policy.strict, machine.policy.races)
+        self.fibers: list[Fiber] = []
+        self.ready: deque[Fiber] = deque()
+        self.pending: list[Callable[[], None]] = []
+        self.running = 0
+        self.scratch: dict[str, Any] = {}
+        launch, block = machine.launch, machine.launch.block
+        threads = block[0] * block[1] * block[2]
+        shared = machine.program.shared_bytes + launch.dynamic_shared
+        self.ctas = [Cta(self, c, rank, shared, threads) for rank, c in enumerate(coordinates)]
+        self.threads = threads * len(self.ctas)
+        for cta in self.ctas:
+            for number in range(-(-threads // LANES)):
+                warp = Warp(cta, number, machine.special_registers(cta, number))
+                present = min(LANES, threads - LANES * number)
+                warp.alive = (1 << present) - 1
+                cta.warps.append(warp)
+                registers: list[Any] = [None] * len(machine.program.index)
+                self.start(Fiber(warp, registers, 0, warp.alive, None, -1), None)
+                self.running += 1
+
+    def start(self, fiber: Fiber, parent: Fiber | None) -> None:
+        """Let a fiber run, with what its parent knows."""
+        ledger = self.ledger
+        if parent is not None:
+            fiber.knows = ledger.knowledge(parent.knows)
+            fiber.dirty = parent.dirty
+        else:
+            fiber.knows = ledger.knowledge()
+        fiber.epoch = ledger.event(False, fiber.describe)
+        self.fibers.append(fiber)
+        self.ready.append(fiber)
+
+    def wake(self, waiting: list[Fiber]) -> None:
+        """Let fibers run again."""
+        self.ready.extend(waiting)
+        waiting.clear()
+
+
+class Machine:
+    """Runs a program's launch, one cluster after the other.
+
+    After `run`, `findings` and `counts` tell what happened; results are in the launch's memory.
+    """
+
+    COMPACT = 1 << 12  # events after which the order checker forgets
+
+    def __init__(
+        self,
+        program: Program,
+        launch: Launch,
+        policy: Policy | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self.program, self.launch = program, launch
+        self.policy = Policy() if policy is None else policy
+        self.progress = progress
+        self.random = random.Random(self.policy.seed)
+        self.findings = Findings()
+        self.counts = Counts(executed=bytearray(program.size))
+        self.operations = 0
+        for axis in range(3):
+            if launch.grid[axis] % launch.cluster[axis]:
+                raise EmulatorError(f"a grid of {launch.grid} is no whole number of clusters of {launch.cluster}")
+
+    def run(self) -> Machine:
+        """Execute every cluster; returns the machine."""
+        grid, size = self.launch.grid, self.launch.cluster
+        corners = list(product(*[range(0, grid[axis], size[axis]) for axis in (2, 1, 0)]))
+        for done, (z, y, x) in enumerate(corners):
+            inside = product(range(size[2]), range(size[1]), range(size[0]))
+            self._run_cluster(Cluster(self, [(x + i, y + j, z + k) for k, j, i in inside]))
+            if self.progress is not None:
+                self.progress(done + 1, len(corners))
+        return self
+
+    def special_registers(self, cta: Cta, warp: int) -> dict[str, Any]:
+        """%tid, %ctaid and the like of a warp. PTX ISA, "Special Registers"."""
+        block, grid, size = self.launch.block, self.launch.grid, self.launch.cluster
+        thread = warp * LANES + LANE
+        special: dict[str, Any] = {
+            "%laneid": LANE,
+            "%warpid": warp,
+            "%nwarpid": -(-block[0] * block[1] * block[2] // LANES),
+            "%smid": 0,
+            "%nsmid": 132,
+            "%gridid": 0,
+            "%clock": 0,
+            "%clock64": 0,
+            "%globaltimer": 0,
+            "%cluster_ctarank": cta.rank,
+            "%cluster_nctarank": size[0] * size[1] * size[2],
+            "%is_explicit_cluster": True,
+            "%total_smem_size": cta.shared.size,
+            "%dynamic_smem_size": self.launch.dynamic_shared,
+            "%lanemask_eq": 1 << LANE,
+            "%lanemask_lt": (1 << LANE) - 1,
+            "%lanemask_le": (2 << LANE) - 1,
+            "%lanemask_gt": FULL ^ ((2 << LANE) - 1),
+            "%lanemask_ge": FULL ^ ((1 << LANE) - 1),
+        }
+        places = (thread % block[0], thread // block[0] % block[1], thread // (block[0] * block[1]))
+        for axis, name in enumerate("xyz"):
+            place = places[axis]
+            special[f"%tid.{name}"] = int(place[0]) if (place == place[0]).all() else place
+            special[f"%ntid.{name}"] = block[axis]
+            special[f"%ctaid.{name}"] = cta.coordinate[axis]
+            special[f"%nctaid.{name}"] = grid[axis]
+            special[f"%clusterid.{name}"] = cta.coordinate[axis] // size[axis]
+            special[f"%nclusterid.{name}"] = grid[axis] // size[axis]
+            special[f"%cluster_ctaid.{name}"] = cta.coordinate[axis] % size[axis]
+            special[f"%cluster_nctaid.{name}"] = size[axis]
+        return special
+
+    # ------------------------------------------------------------ what operations ask for
+
+    def problem(self, kind: str, message: str, fiber: Fiber | None = None, ins: Instruction | None = None) -> None:
+        """Report something; the run goes on until there are too many."""
+        ins = ins or (fiber.ins if fiber is not None else None)
+        self.findings.add(
+            Finding(
+                kind,
+                message,
+                ins.line if ins else 0,
+                ins.text if ins else "",
+                ins.source if ins else None,
+                fiber.cta.coordinate if fiber else (0, 0, 0),
+                fiber.warp.number if fiber else None,
+                fiber.lanes if fiber else 0,
+            )
+        )
+        if self.findings.full:
+            raise EmulatorError(f"{len(self.findings.found)} different findings: given up\n{self.findings.found[0]}")
+
+    def defer(self, cluster: Cluster, when: str, action: Callable[[], None]) -> None:
+        """Let an asynchronous operation happen: now, or when nothing else can run. `when`: a field of the policy."""
+        if getattr(self.policy, when) == "early":
+            action()
+        else:
+            cluster.pending.append(action)
+
+    def touch(
+        self,
+        fiber: Fiber,
+        cta: Cta,
+        places: int,
+        write: bool,
+        what: Callable[[], str],
+        event: Event | None = None,
+        asynchronous: bool = False,
+    ) -> None:
+        """Record an access to shared memory, and report what it races with.
+
+        event  of an asynchronous operation; None: the fiber's own epoch
+        """
+        race = cta.shadow.access(places, write, event or fiber.epoch, fiber.knows, asynchronous, what, fiber.epoch)
+        if race is not None:
+            self.problem("race", race, fiber)
+
+    # ------------------------------------------------------------ running
+
+    def _run_cluster(self, cluster: Cluster) -> None:
+        compact_at = cluster.ledger.next + self.COMPACT
+        while True:
+            if cluster.ledger.next > compact_at:
+                cluster.ledger.compact(cluster.fibers, self._asked(cluster))
+                compact_at = cluster.ledger.next + self.COMPACT
+            if not cluster.ready:
+                if cluster.pending:
+                    self._land(cluster)
+                    continue
+                if cluster.running == 0:
+                    break
+                raise DeadlockError(self._stuck(cluster))
+            if self.policy.pick == "random":
+                at = self.random.randrange(len(cluster.ready))
+                cluster.ready.rotate(-at)
+                if cluster.pending and self.random.random() < 0.05:
+                    self._land(cluster)
+            self._run_fiber(cluster, cluster.ready.popleft())
+        self._after(cluster)
+
+    def _land(self, cluster: Cluster) -> None:
+        last = len(cluster.pending) - 1
+        cluster.pending.pop(self.random.randrange(last + 1) if self.policy.pick == "random" else last)()
+
+    def _stuck(self, cluster: Cluster) -> str:
+        lines = [f"{w}: {w.waits or 'runs'}" for cta in cluster.ctas for w in cta.warps if w.alive]
+        return "no thread can go on:\n  " + "\n  ".join(lines)
+
+    @staticmethod
+    def _asked(cluster: Cluster) -> Iterator[Event]:
+        """Events that are asked for after their records are gone; those already known for good are dropped."""
+        for cta in cluster.ctas:
+            living = [f.knows for f in cluster.fibers if f.cta is cta] + [cta.exit_knows]
+            cta.remote = [(e, t) for e, t in cta.remote if not any(cluster.ledger.knows(k, e) for k in living)]
+            yield from [event for event, _ in cta.remote]
+            yield from cta.scratch.get("events", ())
+
+    def _after(self, cluster: Cluster) -> None:
+        """What has to hold when every thread has ended."""
+        for cta in cluster.ctas:
+            for event, text in cta.remote:
+                if cluster.ledger.enabled and not cluster.ledger.knows(cta.exit_knows, event):
+                    self.problem("exit", f"CTA {cta.coordinate} ends without knowing of {text}")
+                    break
+            for check in cta.scratch.get("at end", ()):
+                check()
+
+    def _run_fiber(self, cluster: Cluster, fiber: Fiber) -> None:
+        program, registers, warp = self.program, fiber.registers, fiber.warp
+        steps, executed, counts = program.steps, self.counts.executed, self.counts.instructions
+        turns = 1 << 60 if self.policy.pick == "in turn" else self.random.randrange(1, 12)
+        end = program.size
+        try:
+            while True:
+                pc = fiber.pc
+                if pc == fiber.meet:
+                    self._finish(cluster, fiber, False)
+                    return
+                if pc >= end:
+                    raise EmulatorError("the kernel runs past its last instruction")
+                step = steps[pc]
+                if isinstance(step, Operation):
+                    ins = fiber.ins = step.ins
+                    self.operations += 1
+                    counts[ins.opcode] += 1
+                    executed[pc] = 1
+                    result = step.run(fiber)
+                    if result is None:
+                        fiber.written |= step.writes
+                        fiber.pc = pc + 1
+                    elif result >= 0:
+                        fiber.pc = result
+                    elif result == BLOCKED:
+                        warp.waits = str(ins)
+                        self.counts.waits[ins.opcode, ins.line] += 1
+                        return
+                    else:
+                        return
+                    turns -= 1
+                    if turns <= 0:
+                        cluster.ready.append(fiber)
+                        return
+                    if self.operations > self.policy.limit:
+                        raise DeadlockError(f"{self.policy.limit} operations: a livelock?\n{self._stuck(cluster)}")
+                else:
+                    assert step is not None
+                    step.run(registers, warp)
+                    executed[pc] = 1
+                    fiber.dirty |= step.writes & ~step.moved
+                    fiber.written |= step.writes
+                    fiber.pc = step.end
+        except (TypeError, ValueError, IndexError, AttributeError) as error:
+            raise self._broken(fiber, error) from error
+        except EmulatorError as error:
+            if fiber.ins is None or "PTX line" in str(error):
+                raise
+            raise type(error)(f"{error}\n  {fiber.describe()} at {fiber.ins}") from error
+
+    def _broken(self, fiber: Fiber, error: Exception) -> EmulatorError:
+        """The exception of a run of arithmetic, said in the terms of the kernel."""
+        instructions = self.program.kernel.instructions
+        ins = instructions[min(fiber.pc, len(instructions) - 1)]
+        traceback, pc = error.__traceback__, fiber.pc
+        while traceback is not None:
+            if traceback.tb_frame.f_code.co_name == f"run{fiber.pc}":
+                pc = fiber.pc + traceback.tb_lineno - traceback.tb_frame.f_code.co_firstlineno - 1
+                ins = instructions[pc]
+            traceback = traceback.tb_next
+        for register in self.program.registers_read(ins):
+            value = fiber.registers[register]
+            if value is None:
+                name = list(self.program.index)[register]
+                return EmulatorError(f"register {name} is read and was never written\n  {fiber.describe()} at {ins}")
+            if not isinstance(value, (int, np.ndarray)):
+                return EmulatorError(f"{value}\n  {fiber.describe()} at {ins}")
+        return EmulatorError(f"{type(error).__name__}: {error}\n  {fiber.describe()} at {ins}")
+
+    # ------------------------------------------------------------ divergence
+
+    def split(self, fiber: Fiber, meet: int, parts: list[tuple[int, int, Any]]) -> int:
+        """Stop a fiber; parts (pc, lanes, scratch) go on in children until they reach pc `meet`. Returns GONE."""
+        cluster = fiber.cta.cluster
+        fiber.pc, fiber.children, fiber.done = meet, len(parts), []
+        cluster.ledger.renew(fiber)
+        cluster.fibers.remove(fiber)
+        for pc, lanes, scratch in parts:
+            child = Fiber(fiber.warp, list(fiber.registers), pc, lanes, fiber, meet)
+            child.scratch = scratch
+            cluster.start(child, fiber)
+        return GONE
+
+    def exit(self, fiber: Fiber) -> int:
+        """End the fiber's lanes. Returns GONE."""
+        cta, cluster = fiber.cta, fiber.cta.cluster
+        cluster.ledger.release(fiber, cta.exit_knows)
+        fiber.warp.alive &= ~fiber.lanes
+        count = fiber.lanes.bit_count()
+        cta.alive -= count
+        if cta.alive == 0:
+            cta.exited = True
+            for check in cta.scratch.get("at exit", ()):
+                check()
+        for notice in cluster.scratch.get("on exit", ()):
+            notice(fiber, count)
+        self._finish(cluster, fiber, True)
+        return GONE
+
+    def _finish(self, cluster: Cluster, fiber: Fiber, exited: bool) -> None:
+        """A fiber reached its meeting point, or ended."""
+        cluster.fibers.remove(fiber)
+        parent = fiber.parent
+        if parent is None:
+            cluster.running -= 1
+            return
+        cluster.ledger.renew(fiber)
+        parent.done.append((fiber, exited))
+        parent.children -= 1
+        if parent.children:
+            return
+        for child, _ in parent.done:
+            parent.knows.merge(child.knows)
+            parent.knows.own |= child.knows.own
+            parent.dirty |= child.dirty
+        rest = [child for child, gone in parent.done if not gone]
+        if not rest:
+            cluster.fibers.append(parent)
+            self._finish(cluster, parent, True)
+            return
+        self._join(parent, rest)
+        cluster.fibers.append(parent)
+        cluster.ready.append(parent)
+
+    def _join(self, parent: Fiber, children: list[Fiber]) -> None:
+        """The children's registers become the parent's: those that are alive and were written, lane by lane."""
+        written = lanes = 0
+        for child in children:
+            written |= child.written
+            lanes |= child.lanes
+        parent.written |= written
+        parent.lanes = lanes
+        parent.active = None if lanes == FULL else bool_of(lanes)
+        first, *others = children
+        if not others:
+            parent.registers[:] = first.registers
+            return
+        wanted = self.program.live.get(parent.pc, -1) & written
+        while wanted:
+            register = (wanted & -wanted).bit_length() - 1
+            wanted &= wanted - 1
+            value = first.registers[register]
+            for child in others:
+                other = child.registers[register]
+                if value is other or (isinstance(value, int) and isinstance(other, int) and value == other):
+                    continue
+                if value is None or other is None:
+                    value = other if value is None else value
+                    continue
+                value = _merged(value, other, child)
+            parent.registers[register] = value
+
+
+def _merged(value: Any, other: Any, child: Fiber) -> Any:
+    active = child.active if child.active is not None else bool_of(FULL)
+    if not isinstance(value, np.ndarray) and not isinstance(other, np.ndarray) and max(value, other) > 0xFFFFFFFF:
+        return np.where(active, np.uint64(other), np.uint64(value))
+    return np.where(active, other, value)
+
+
+def lanes_where(fiber: Fiber, predicate: Any, negated: bool) -> int:
+    """The fiber's lanes for which a predicate register holds, as a bit mask."""
+    if isinstance(predicate, np.ndarray):
+        return mask_of(predicate ^ negated, fiber.lanes)
+    return fiber.lanes if bool(predicate) != negated else 0

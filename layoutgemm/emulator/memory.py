@@ -1,0 +1,153 @@
+"""The memories of a launch: global buffers, a thread block's shared memory, parameters.
+
+Addresses are checked on every access: outside of a buffer, or not aligned, is an error that names the buffer and the
+offset. Fresh memory holds 0xFF bytes, NaN in every float format that has one, and shared memory knows which bytes were
+ever written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import EmulatorError
+
+POISON = 0xFF
+GRANULE = 16  # bytes that the race checker keeps apart
+RANK_SHIFT = 24  # shared::cluster addresses: the block's rank above, its own offset below
+OFFSET = (1 << RANK_SHIFT) - 1
+
+
+@dataclass
+class Buffer:
+    """A piece of global memory: its address, its bytes, and a name for messages."""
+
+    name: str
+    address: int
+    data: npt.NDArray[np.uint8]
+
+    @property
+    def end(self) -> int:
+        """The address after the last byte."""
+        return self.address + len(self.data)
+
+
+class GlobalMemory:
+    """Buffers at addresses far apart, so that an access beyond one meets no other.
+
+    >>> memory = GlobalMemory()
+    >>> a = memory.add("a", np.arange(4, dtype=np.float32))
+    >>> memory.read(np.array([a.address + 4]), 4).view(np.float32)[0, 0]
+    1.0
+    """
+
+    START, GAP = 0x7000_0000_0000, 1 << 32
+
+    def __init__(self) -> None:
+        self.buffers: list[Buffer] = []
+
+    def add(self, name: str, values: npt.NDArray[Any], offset: int = 0) -> Buffer:
+        """A buffer over the bytes of a contiguous array (shared with it), `offset` bytes past a 4 GiB boundary."""
+        if not values.flags.c_contiguous:
+            raise EmulatorError(f"buffer {name} is not contiguous")
+        at = self.START + self.GAP * len(self.buffers) + offset
+        buffer = Buffer(name, at, values.reshape(-1).view(np.uint8))
+        if len(buffer.data) > self.GAP:
+            raise EmulatorError(f"buffer {name} has {len(buffer.data)} bytes, more than the {self.GAP} of its window")
+        self.buffers.append(buffer)
+        return buffer
+
+    def find(self, address: int, size: int = 1) -> tuple[Buffer, int]:
+        """The buffer that holds [address, address + size), and the offset in it. Raises EmulatorError."""
+        number = (address - self.START) // self.GAP
+        if 0 <= number < len(self.buffers):
+            buffer = self.buffers[number]
+            if buffer.address <= address and address + size <= buffer.end:
+                return buffer, address - buffer.address
+            side = address - buffer.address
+            raise EmulatorError(
+                f"global address {address:#x} is byte {side} of buffer {buffer.name}, which has {len(buffer.data)}: "
+                f"{size} bytes there are outside of it"
+            )
+        raise EmulatorError(f"global address {address:#x} lies in no buffer")
+
+    def _offsets(self, addresses: npt.NDArray[np.int64], size: int) -> tuple[Buffer, npt.NDArray[np.int64]]:
+        low, high = int(addresses.min()), int(addresses.max())
+        buffer, _ = self.find(low, size)
+        if high + size > buffer.end:
+            self.find(high, size)
+            raise EmulatorError(f"lanes of one access reach from {low:#x} to {high:#x}, in different buffers")
+        return buffer, addresses - buffer.address
+
+    def read(self, addresses: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.uint8]:
+        """[n] addresses -> [n, size] bytes."""
+        if addresses.size == 0:
+            return np.empty((0, size), dtype=np.uint8)
+        buffer, offsets = self._offsets(addresses, size)
+        return buffer.data[offsets[:, None] + np.arange(size)]
+
+    def write(self, addresses: npt.NDArray[np.int64], data: npt.NDArray[np.uint8]) -> None:
+        """Store [n, size] bytes at [n] addresses."""
+        if addresses.size:
+            buffer, offsets = self._offsets(addresses, data.shape[1])
+            buffer.data[offsets[:, None] + np.arange(data.shape[1])] = data
+
+
+class SharedMemory:
+    """One block's shared memory: bytes, views of wider units, and which bytes were written.
+
+    size  bytes that the kernel may use, from offset 0; a multiple of 16 is made of it
+    """
+
+    def __init__(self, size: int) -> None:
+        size = -(-size // GRANULE) * GRANULE
+        self.size = size
+        self.bytes = np.full(size, POISON, dtype=np.uint8)
+        self.chunks = self.bytes.view(np.uint16).reshape(-1, GRANULE // 2)  # 16-byte chunks as eight 16-bit words
+        self.written = np.zeros(size, dtype=bool)
+        self.full_chunks = self.written.reshape(-1, GRANULE)
+
+    def check(self, offsets: npt.NDArray[np.int64], size: int, what: str) -> None:
+        """Raise EmulatorError for bytes outside, and for addresses that are no multiple of the access's size."""
+        low, high = int(offsets.min()), int(offsets.max())
+        if low < 0 or high + size > self.size:
+            bad = low if low < 0 else high
+            raise EmulatorError(f"{what}: shared offset {bad:#x} and {size} bytes, of {self.size:#x} bytes")
+        if size & (size - 1) == 0 and (offsets & size - 1).any():
+            bad = int(offsets[(offsets & size - 1) != 0][0])
+            raise EmulatorError(f"{what}: shared offset {bad:#x} is no multiple of {size}")
+
+    def read(self, offsets: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.uint8]:
+        """[n] offsets -> [n, size] bytes."""
+        return self.bytes[offsets[:, None] + np.arange(size)]
+
+    def write(self, offsets: npt.NDArray[np.int64], data: npt.NDArray[np.uint8]) -> None:
+        """Store [n, size] bytes at [n] offsets."""
+        where = offsets[:, None] + np.arange(data.shape[1])
+        self.bytes[where] = data
+        self.written[where] = True
+
+    def unwritten(self, offsets: npt.NDArray[np.int64], size: int) -> int | None:
+        """The first byte of the access that nothing has written yet, or None."""
+        where = offsets[:, None] + np.arange(size)
+        fresh = ~self.written[where]
+        return int(where[fresh][0]) if fresh.any() else None
+
+
+def span(offset: int, size: int) -> int:
+    """The granules of [offset, offset + size), as a bit set."""
+    first, last = offset // GRANULE, (offset + size - 1) // GRANULE
+    return ((1 << last - first + 1) - 1) << first
+
+
+def granules(offsets: npt.NDArray[np.int64], size: int) -> int:
+    """The granules that accesses of `size` bytes at these offsets touch, as a bit set."""
+    places = 0
+    width = max(1, size // GRANULE)
+    ones = (1 << width) - 1
+    for first in set((offsets // GRANULE).tolist()):
+        places |= ones << first
+    return places

@@ -1,0 +1,34 @@
+"""What the instructions do that touch memory or other threads: one module for each family.
+
+A module registers *builders*. A builder is called once for each instruction when a kernel is loaded: it reads the
+operands and the words of the opcode, refuses what it does not know, and returns the operation, a function of the fiber
+(`machine.py` says what that returns). So all decoding is done before the first cycle, and an unknown instruction is an
+error at load, with its line.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from ...errors import PtxError
+from ..program import Program, Run
+from ..ptx import Instruction
+from .registry import BUILDERS, GUARDS, guarded
+
+MODULES = ("barrier", "control", "lanes", "memory")
+for _module in MODULES:
+    import_module(f"{__name__}.{_module}")
+
+
+def build(program: Program, ins: Instruction) -> Run:
+    """The operation of an instruction. Raises PtxError, with the line, for one that is not known."""
+    for length in range(len(ins.words), 0, -1):
+        name = ".".join(ins.words[:length])
+        builder = BUILDERS.get(name)
+        if builder is not None:
+            try:
+                run = builder(program, ins)
+            except (PtxError, ValueError, KeyError, IndexError) as error:
+                raise PtxError(f"{ins.where}: {ins.text}: {error}") from None
+            return run if ins.predicate is None or name in GUARDS else guarded(program, ins, run)
+    raise PtxError(f"{ins.where}: {ins.text}: the emulator does not know {ins.opcode}")

@@ -1,0 +1,425 @@
+"""Barriers and fences: bar, barrier, barrier.cluster, mbarrier, fence, membar, griddepcontrol.
+
+PTX ISA, "Parallel Synchronization and Communication Instructions". Each barrier carries what was handed to it
+(`order.Knowledge`): arriving releases, waiting acquires.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...errors import EmulatorError
+from ..machine import BLOCKED, Cluster, Cta, Fiber
+from ..order import Event, Knowledge
+from ..program import Program, Run
+from ..ptx import Instruction
+from .memory import block_of, said
+from .registry import known, operation
+
+PASSED = object()  # marks a fiber that a barrier let go while it waited
+NAMED = 16  # barriers of a block
+BARRIER_BYTES = 8
+SCOPES = (
+    "shared", "shared::cta", "shared::cluster", "b64", "release", "acquire", "relaxed", "cta", "cluster", "aligned",
+)  # fmt: skip
+
+
+# Barriers of a block --------------------------------------------------------------------------------------------------
+
+
+class Named:
+    """One of a block's sixteen barriers, while threads are arriving at it."""
+
+    def __init__(self, knows: Knowledge, expected: int | None) -> None:
+        self.knows, self.expected = knows, expected
+        self.arrived = 0
+        self.waiting: list[Fiber] = []
+
+
+def _named(fiber: Fiber, number: int, expected: int | None) -> Named:
+    barriers = fiber.cta.scratch.get("named")
+    if barriers is None:
+        barriers = fiber.cta.scratch["named"] = {}
+        fiber.cta.cluster.scratch.setdefault("on exit", []).append(_recount)
+    if not 0 <= number < NAMED:
+        raise EmulatorError(f"barrier {number}: a block has barriers 0..{NAMED - 1}")
+    found = barriers.get(number)
+    if found is None:
+        found = barriers[number] = Named(fiber.cta.cluster.ledger.knowledge(), expected)
+    elif found.expected != expected:
+        fiber.machine.problem(
+            "protocol",
+            f"barrier {number} is used with {expected or 'all'} threads, and before with {found.expected or 'all'}",
+            fiber,
+        )
+    return found  # type: ignore[no-any-return]
+
+
+def _complete(cta: Cta, number: int, barrier: Named) -> bool:
+    """Let everybody go if all have arrived."""
+    if barrier.arrived < (cta.alive if barrier.expected is None else barrier.expected):
+        return False
+    for waiting in barrier.waiting:
+        cta.cluster.ledger.acquire(waiting, barrier.knows)
+        waiting.scratch = PASSED
+    del cta.scratch["named"][number]
+    cta.cluster.wake(barrier.waiting)
+    return True
+
+
+def _recount(fiber: Fiber, count: int) -> None:
+    """Threads that ended are waited for no longer by barriers of the whole block."""
+    for number, barrier in list(fiber.cta.scratch.get("named", {}).items()):
+        if barrier.expected is None and barrier.arrived and fiber.cta.alive:
+            _complete(fiber.cta, number, barrier)
+
+
+@operation("bar.sync", "bar.arrive", "bar.cta.sync", "bar.cta.arrive", "barrier.sync", "barrier.arrive",
+           "barrier.cta.sync", "barrier.cta.arrive")  # fmt: skip
+def named_barrier(program: Program, ins: Instruction) -> Run:
+    """bar, barrier: arrive at barrier a with b threads, and wait for the others unless it is arrive."""
+    known(ins, "sync", "arrive", "cta", "aligned")
+    number = program.value(ins.operands[0])
+    threads = program.value(ins.operands[1]) if len(ins.operands) > 1 else None
+    waits = "sync" in ins.words
+    aligned = ins.words[0] == "bar" or "aligned" in ins.words
+
+    def go(fiber: Fiber) -> Any:
+        if fiber.scratch is PASSED:
+            fiber.scratch = None
+            return None
+        if aligned:
+            fiber.whole()
+        at, expected = fiber.one(number(fiber)), None
+        if threads is not None:
+            expected = fiber.one(threads(fiber))
+            if expected % 32 or expected == 0:
+                raise EmulatorError(f"barrier {at} of {expected} threads, no whole number of warps")
+        barrier = _named(fiber, at, expected)
+        fiber.cta.cluster.ledger.release(fiber, barrier.knows)
+        barrier.arrived += 32 if aligned and expected is not None else fiber.lanes.bit_count()
+        if barrier.expected is not None and barrier.arrived > barrier.expected:
+            raise EmulatorError(f"{barrier.arrived} threads arrive at barrier {at}, which is for {barrier.expected}")
+        if waits:
+            barrier.waiting.append(fiber)
+        if _complete(fiber.cta, at, barrier):
+            if waits:
+                # It is among those woken; it goes on at once instead.
+                fiber.cta.cluster.ready.remove(fiber)
+                fiber.scratch = None
+            return None
+        return BLOCKED if waits else None
+
+    return go
+
+
+@operation("bar.warp.sync")
+def warp_barrier(program: Program, ins: Instruction) -> Run:
+    """bar.warp.sync: lanes of a warp wait for one another; a fiber's lanes are together already."""
+    mask = program.value(ins.operands[0])
+
+    def go(fiber: Fiber) -> None:
+        missing = fiber.one(mask(fiber)) & fiber.warp.alive & ~fiber.lanes
+        if missing:
+            fiber.machine.problem("divergence", f"bar.warp.sync waits for lanes {missing:#x}, on another way", fiber)
+
+    return go
+
+
+# Barrier of the cluster -----------------------------------------------------------------------------------------------
+
+
+class ClusterBarrier:
+    """The barrier of all threads of a cluster; threads that have ended count as arrived."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.arrived = self.ended = self.generation = 0
+        self.knows, self.sealed = cluster.ledger.knowledge(), cluster.ledger.knowledge()
+        self.waiting: list[Fiber] = []
+
+    def check(self) -> None:
+        """Begin the next generation if all have arrived."""
+        if self.arrived and self.arrived + self.ended >= self.cluster.threads:
+            self.sealed.merge(self.knows)
+            self.knows = self.cluster.ledger.knowledge()
+            self.arrived = 0
+            self.generation += 1
+            self.cluster.wake(self.waiting)
+
+
+def _cluster_barrier(cluster: Cluster) -> ClusterBarrier:
+    found = cluster.scratch.get("barrier")
+    if found is None:
+        found = cluster.scratch["barrier"] = ClusterBarrier(cluster)
+        found.ended = cluster.threads - sum(cta.alive for cta in cluster.ctas)
+
+        def ended(fiber: Fiber, count: int) -> None:
+            found.ended += count
+            found.check()
+
+        cluster.scratch.setdefault("on exit", []).append(ended)
+    return found  # type: ignore[no-any-return]
+
+
+@operation("barrier.cluster.arrive")
+def cluster_arrive(program: Program, ins: Instruction) -> Run:
+    """barrier.cluster.arrive: relaxed, it hands on initialised mbarriers and what an earlier fence released."""
+    known(ins, "cluster", "arrive", "aligned", "relaxed", "release")
+    relaxed, aligned = "relaxed" in ins.words, "aligned" in ins.words
+
+    def go(fiber: Fiber) -> None:
+        if aligned:
+            fiber.whole()
+        cluster = fiber.cta.cluster
+        barrier = _cluster_barrier(cluster)
+        if fiber.warp.scratch.get("arrived") == barrier.generation:
+            raise EmulatorError("a second barrier.cluster.arrive before the wait for the first")
+        fiber.warp.scratch["arrived"] = barrier.generation
+        if relaxed:
+            cluster.ledger.release_inits(fiber, barrier.knows)
+            if "fenced" in fiber.warp.scratch:
+                barrier.knows.merge(fiber.warp.scratch["fenced"])
+        else:
+            cluster.ledger.release(fiber, barrier.knows)
+        barrier.arrived += fiber.lanes.bit_count()
+        barrier.check()
+
+    return go
+
+
+@operation("barrier.cluster.wait")
+def cluster_wait(program: Program, ins: Instruction) -> Run:
+    """barrier.cluster.wait: until all threads of the cluster have arrived."""
+    known(ins, "cluster", "wait", "aligned", "acquire")
+
+    def go(fiber: Fiber) -> Any:
+        barrier = _cluster_barrier(fiber.cta.cluster)
+        if "arrived" not in fiber.warp.scratch:
+            raise EmulatorError("barrier.cluster.wait without an arrive")
+        if barrier.generation > fiber.warp.scratch["arrived"]:
+            fiber.cta.cluster.ledger.acquire(fiber, barrier.sealed)
+            return None
+        barrier.waiting.append(fiber)
+        return BLOCKED
+
+    return go
+
+
+# Memory barriers ------------------------------------------------------------------------------------------------------
+
+
+class Mbarrier:
+    """An mbarrier: a phase ends when no arrival is pending and no byte is outstanding.
+
+    count    arrivals of a phase; pending: those still to come
+    bytes    transactions outstanding; it may be negative for a while
+    phase    phases that have ended
+    """
+
+    def __init__(self, cta: Cta, offset: int, count: int, init: Event) -> None:
+        self.cta, self.offset, self.count, self.init = cta, offset, count, init
+        self.pending = count
+        self.bytes = self.phase = 0
+        self.waiting: list[Fiber] = []
+        self.knows, self.sealed = cta.cluster.ledger.knowledge(), cta.cluster.ledger.knowledge()
+
+    def __str__(self) -> str:
+        return f"mbarrier at {self.offset:#x} of CTA {self.cta.coordinate}"
+
+    def arrive(self, count: int) -> None:
+        """`count` arrivals."""
+        if count > self.pending:
+            raise EmulatorError(
+                f"{self} gets {count} arrivals where {self.pending} of {self.count} are pending: more than its count"
+            )
+        self.pending -= count
+        self.check()
+
+    def check(self) -> None:
+        """End the phase if nothing is outstanding."""
+        if self.pending == 0 and self.bytes == 0:
+            self.sealed.merge(self.knows)
+            self.knows = self.cta.cluster.ledger.knowledge()
+            self.pending = self.count
+            self.phase += 1
+            self.cta.cluster.wake(self.waiting)
+
+
+def barriers_of(cta: Cta) -> dict[int, Mbarrier]:
+    """The live mbarriers of a block, by offset."""
+    if "mbarriers" not in cta.scratch:
+        cta.scratch["mbarriers"] = {}
+        cta.scratch["events"] = []
+    return cta.scratch["mbarriers"]  # type: ignore[no-any-return]
+
+
+def mbarrier_at(fiber: Fiber, address: int) -> Mbarrier:
+    """The mbarrier at a shared address. Raises EmulatorError where none is live; a race with its init is reported."""
+    cta, offset = block_of(fiber, address)
+    found = barriers_of(cta).get(offset)
+    if found is None:
+        raise EmulatorError(f"no mbarrier is initialised at {offset:#x} of CTA {cta.coordinate}")
+    ledger = cta.cluster.ledger
+    if ledger.enabled and found.init is not fiber.epoch and not ledger.knows(fiber.knows, found.init):
+        if not fiber.knows.inits & ledger.bit(found.init):
+            fiber.machine.problem("race", f"the initialisation of the {found} is not ordered before this", fiber)
+    return found
+
+
+@operation("mbarrier.init")
+def mbarrier_init(program: Program, ins: Instruction) -> Run:
+    """mbarrier.init: a barrier of `count` arrivals a phase."""
+    known(ins, "init", *SCOPES)
+    address, count = program.address(ins.operands[0]), program.value(ins.operands[1])
+
+    def go(fiber: Fiber) -> None:
+        arrivals = fiber.one(count(fiber))
+        if not 1 <= arrivals < 1 << 20:
+            raise EmulatorError(f"mbarrier.init with count {arrivals}: it is 1 to {(1 << 20) - 1}")
+        for at in fiber.each(address(fiber)).tolist():
+            cta, offset = block_of(fiber, int(at))
+            if offset % BARRIER_BYTES or offset + BARRIER_BYTES > cta.shared.size:
+                raise EmulatorError(f"mbarrier at {offset:#x}: it is 8 bytes, 8-byte aligned, in shared memory")
+            live = barriers_of(cta)
+            if offset in live:
+                fiber.machine.problem("protocol", f"mbarrier.init of the {live[offset]}, which is live", fiber)
+            live[offset] = Mbarrier(cta, offset, arrivals, fiber.epoch)
+            cta.scratch["events"].append(fiber.epoch)
+            cta.shared.written[offset : offset + BARRIER_BYTES] = True
+
+    return go
+
+
+@operation("mbarrier.inval")
+def mbarrier_inval(program: Program, ins: Instruction) -> Run:
+    """mbarrier.inval: the barrier is no more."""
+    known(ins, "inval", *SCOPES)
+    address = program.address(ins.operands[0])
+
+    def go(fiber: Fiber) -> None:
+        barrier = mbarrier_at(fiber, fiber.one(address(fiber)))
+        if barrier.waiting or barrier.bytes:
+            fiber.machine.problem("protocol", f"mbarrier.inval of the {barrier} while it is waited for", fiber)
+        del barriers_of(barrier.cta)[barrier.offset]
+
+    return go
+
+
+@operation("mbarrier.arrive", "mbarrier.arrive_drop")
+def mbarrier_arrive(program: Program, ins: Instruction) -> Run:
+    """mbarrier.arrive: each active lane arrives; with expect_tx it first announces bytes."""
+    known(ins, "arrive", "arrive_drop", "expect_tx", "noComplete", *SCOPES)
+    operands = list(ins.operands)
+    state = None
+    if operands[0].kind != "address":
+        first = operands.pop(0)
+        state = program.index[first.text] if first.kind == "reg" else None
+    address = program.address(operands[0])
+    extra = program.value(operands[1]) if len(operands) > 1 else None
+    expects, drops, relaxed = "expect_tx" in ins.words, "arrive_drop" in ins.words, "relaxed" in ins.words
+
+    def go(fiber: Fiber) -> None:
+        ledger, acted = fiber.cta.cluster.ledger, fiber.epoch
+        amount = 1 if extra is None else fiber.one(extra(fiber))
+        handed = ledger.knowledge()
+        if relaxed:
+            ledger.release_inits(fiber, handed)
+            if "fenced" in fiber.warp.scratch:
+                handed.merge(fiber.warp.scratch["fenced"])
+        else:
+            ledger.release(fiber, handed)
+        for at in fiber.each(address(fiber)).tolist():
+            barrier = mbarrier_at(fiber, int(at))
+            if state is not None:
+                fiber.registers[state] = barrier.phase
+            barrier.knows.merge(handed)
+            if barrier.cta is not fiber.cta:
+                barrier.cta.remote.append((acted, said(fiber, ins)()))
+            if drops:
+                barrier.count -= 1
+            if expects:
+                barrier.bytes += amount
+            barrier.arrive(1 if expects else amount)
+
+    return go
+
+
+@operation("mbarrier.expect_tx", "mbarrier.complete_tx")
+def mbarrier_bytes(program: Program, ins: Instruction) -> Run:
+    """mbarrier.expect_tx, complete_tx: change the bytes outstanding."""
+    known(ins, "expect_tx", "complete_tx", *SCOPES)
+    address, amount = program.address(ins.operands[0]), program.value(ins.operands[1])
+    sign = 1 if ins.words[1] == "expect_tx" else -1
+
+    def go(fiber: Fiber) -> None:
+        for at in fiber.each(address(fiber)).tolist():
+            barrier = mbarrier_at(fiber, int(at))
+            barrier.bytes += sign * fiber.one(amount(fiber))
+            if sign < 0:
+                barrier.check()
+
+    return go
+
+
+@operation("mbarrier.try_wait", "mbarrier.test_wait")
+def mbarrier_wait(program: Program, ins: Instruction) -> Run:
+    """mbarrier.try_wait, test_wait: whether a phase has ended. A second question in vain waits until it has."""
+    known(ins, "try_wait", "test_wait", "parity", *SCOPES)
+    target = program.index[ins.operands[0].text]
+    address = program.address(ins.operands[1])
+    phase = program.value(ins.operands[2])
+    by_parity, relaxed = "parity" in ins.words, "relaxed" in ins.words
+
+    def go(fiber: Fiber) -> Any:
+        barrier = mbarrier_at(fiber, fiber.one(address(fiber)))
+        asked = fiber.one(phase(fiber))
+        if by_parity and asked > 1:
+            raise EmulatorError(f"phase parity {asked}: it is 0 or 1")
+        ended = barrier.phase & 1 != asked if by_parity else barrier.phase > asked
+        if ended:
+            fiber.registers[target] = True
+            if not relaxed:
+                fiber.cta.cluster.ledger.acquire(fiber, barrier.sealed)
+            fiber.spin = None
+            return None
+        question = (barrier, asked, ins.pc)
+        if fiber.spin == question:
+            barrier.waiting.append(fiber)
+            return BLOCKED
+        fiber.spin = question
+        fiber.registers[target] = False
+        return None
+
+    return go
+
+
+# Fences ---------------------------------------------------------------------------------------------------------------
+
+
+@operation("fence", "membar")
+def fence(program: Program, ins: Instruction) -> Run:
+    """fence: of the async proxy, of mbarrier initialisations, or of ordinary accesses."""
+    words = set(ins.words[1:])
+    if "mbarrier_init" in words:
+        return lambda fiber: fiber.cta.cluster.ledger.init_fence(fiber)
+    if "proxy" in words and any(word.startswith("async") for word in words):
+        if "global" in words:
+            return lambda fiber: None  # global memory alone, which is not watched
+        return lambda fiber: fiber.cta.cluster.ledger.proxy_fence(fiber)
+    if "proxy" in words and not words & {"alias", "tensormap::generic", "tensormap"}:
+        raise ValueError(f"{ins.opcode} is not known here")
+
+    def go(fiber: Fiber) -> None:
+        # A relaxed arrive after it hands on what went before.
+        ledger = fiber.cta.cluster.ledger
+        ledger.renew(fiber)
+        fiber.warp.scratch["fenced"] = ledger.knowledge(fiber.knows)
+
+    return go
+
+
+@operation("griddepcontrol.launch_dependents", "griddepcontrol.wait")
+def grid_dependence(program: Program, ins: Instruction) -> Run:
+    """griddepcontrol: nothing runs beside an emulated grid, so that it waits for nothing."""
+    return lambda fiber: None

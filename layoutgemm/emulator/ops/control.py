@@ -1,0 +1,54 @@
+"""Branches and the end of threads. PTX ISA, "Control Flow Instructions"."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...errors import EmulatorError
+from ..machine import Fiber
+from ..program import Program, Run
+from ..ptx import Instruction
+from .registry import known, operation, taken
+
+
+@operation("bra", guards=True)
+def branch(program: Program, ins: Instruction) -> Run:
+    """bra: to the label, where the predicate holds; lanes that disagree go both ways until they meet."""
+    known(ins, "uni")
+    target, after = program.target(ins), ins.pc + 1
+    if ins.predicate is None:
+        return lambda fiber: target
+    lanes_of, meet = taken(program, ins), program.meets[ins.pc]
+
+    def go(fiber: Fiber) -> Any:
+        lanes = lanes_of(fiber)
+        if lanes == fiber.lanes:
+            return target
+        if lanes == 0:
+            return after
+        return fiber.machine.split(fiber, meet, [(target, lanes, None), (after, fiber.lanes & ~lanes, None)])
+
+    return go
+
+
+@operation("ret", "exit")
+def end(program: Program, ins: Instruction) -> Run:
+    """ret, exit: the thread ends. Of a kernel the two are one."""
+    known(ins, "uni")
+    return lambda fiber: fiber.machine.exit(fiber)
+
+
+@operation("trap", "brkpt")
+def trap(program: Program, ins: Instruction) -> Run:
+    """trap: the kernel is aborted."""
+
+    def go(fiber: Fiber) -> None:
+        raise EmulatorError(f"{ins.opcode} was executed")
+
+    return go
+
+
+@operation("nanosleep", "prefetch", "prefetchu", "applypriority", "discard")
+def hint(program: Program, ins: Instruction) -> Run:
+    """Instructions that change no result: waiting, and hints to caches."""
+    return lambda fiber: None

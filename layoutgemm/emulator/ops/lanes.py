@@ -1,0 +1,206 @@
+"""Instructions between the lanes of a warp, and of its registers: shfl, vote, match, redux, elect, setmaxnreg.
+
+PTX ISA, "shfl.sync", "vote.sync", "match.sync", "redux.sync", "elect.sync", "activemask", "setmaxnreg".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from ...errors import EmulatorError
+from ..machine import BLOCKED, Fiber
+from ..program import Program, Run
+from ..ptx import Instruction, Operand
+from ..values import LANE, M32, bool_of, compact, is_uniform, lanes_of, mask_of, s32
+from .registry import known, operation
+
+REGISTERS, REGISTER_UNIT = 65536, 8  # of a multiprocessor, and the step in which a thread gets them
+
+
+def _members(fiber: Fiber, mask: Any) -> int:
+    """The lanes of a member mask that are alive; lanes elsewhere are reported."""
+    wanted = fiber.one(mask) & fiber.warp.alive
+    missing = wanted & ~fiber.lanes
+    if missing:
+        assert fiber.ins is not None
+        fiber.machine.problem("divergence", f"{fiber.ins.opcode} waits for lanes {missing:#x}, on another way", fiber)
+    return wanted & fiber.lanes
+
+
+def _pair(program: Program, operand: Operand) -> tuple[int | None, int | None]:
+    """(value, predicate) registers of `d|p`, or of `d` alone."""
+    parts = operand.parts if operand.kind == "pair" else (operand,)
+    found = [program.index[part.text] if part.kind == "reg" else None for part in parts]
+    return found[0], found[1] if len(found) > 1 else None
+
+
+@operation("shfl.sync")
+def shuffle(program: Program, ins: Instruction) -> Run:
+    """shfl.sync: the value of another lane, by index, up, down or butterfly, within segments."""
+    known(ins, "sync", "idx", "up", "down", "bfly", "b32")
+    mode = ins.words[2]
+    target, inside = _pair(program, ins.operands[0])
+    value, other, bound, mask = (program.value(operand) for operand in ins.operands[1:5])
+
+    def go(fiber: Fiber) -> None:
+        members = _members(fiber, mask(fiber))
+        x, b, c = value(fiber), other(fiber), bound(fiber)
+        if is_uniform(x) and inside is None:
+            if target is not None:
+                fiber.registers[target] = x
+            return
+        segment = c >> 8 & 31
+        top = LANE & segment | c & 31 & ~segment
+        b = b & 31
+        if mode == "up":
+            source = LANE - b
+            valid = source >= top
+        elif mode == "down":
+            source = LANE + b
+            valid = source <= top
+        elif mode == "bfly":
+            source = LANE ^ b
+            valid = source <= top
+        else:
+            source = LANE & segment | b & ~segment
+            valid = source <= top
+        source = np.where(valid, source, LANE)
+        asked = source[bool_of(members)]
+        if (members >> asked & 1 == 0).any():
+            away = int(asked[(members >> asked & 1) == 0][0])
+            fiber.machine.problem("divergence", f"shfl.sync reads lane {away}, which does not take part", fiber)
+        if target is not None:
+            fiber.registers[target] = compact(lanes_of(x)[source])
+        if inside is not None:
+            fiber.registers[inside] = compact(np.broadcast_to(valid, LANE.shape).copy())
+
+    return go
+
+
+@operation("elect.sync")
+def elect(program: Program, ins: Instruction) -> Run:
+    """elect.sync: one lane of the members, the lowest or the highest by the machine's policy."""
+    leader, chosen = _pair(program, ins.operands[0])
+    mask = program.value(ins.operands[1])
+
+    def go(fiber: Fiber) -> None:
+        members = _members(fiber, mask(fiber))
+        lane = (members & -members if fiber.machine.policy.elect == "lowest" else members).bit_length() - 1
+        if leader is not None:
+            fiber.registers[leader] = lane
+        if chosen is not None:
+            fiber.registers[chosen] = LANE == lane
+
+    return go
+
+
+@operation("vote.sync")
+def vote(program: Program, ins: Instruction) -> Run:
+    """vote.sync: all, any, uni, or the ballot of a predicate."""
+    known(ins, "sync", "all", "any", "uni", "ballot", "pred", "b32")
+    kind = ins.words[2]
+    target = program.index[ins.operands[0].text]
+    predicate, mask = program.value(ins.operands[1], "pred"), program.value(ins.operands[2])
+
+    def go(fiber: Fiber) -> None:
+        members = _members(fiber, mask(fiber))
+        yes = mask_of(predicate(fiber), members)
+        results = {"all": yes == members, "any": yes != 0, "uni": yes in (0, members), "ballot": yes}
+        fiber.registers[target] = results[kind]
+
+    return go
+
+
+@operation("activemask")
+def active_mask(program: Program, ins: Instruction) -> Run:
+    """activemask: the lanes that execute this."""
+    target = program.index[ins.operands[0].text]
+
+    def go(fiber: Fiber) -> None:
+        fiber.registers[target] = fiber.lanes
+
+    return go
+
+
+@operation("match")
+def match(program: Program, ins: Instruction) -> Run:
+    """match.any, match.all: the lanes with the same value."""
+    known(ins, "any", "all", "sync", "b32", "b64")
+    every = ins.words[1] == "all"
+    target, same = _pair(program, ins.operands[0])
+    value, mask = program.value(ins.operands[1], ins.words[-1]), program.value(ins.operands[2])
+
+    def go(fiber: Fiber) -> None:
+        members = _members(fiber, mask(fiber))
+        values = lanes_of(value(fiber))
+        inside = bool_of(members)
+        if every:
+            equal = bool((values[inside] == values[inside][0]).all())
+            found: Any = members if equal else 0
+            if same is not None:
+                fiber.registers[same] = equal
+        else:
+            found = compact(np.array([mask_of(values == x, members) for x in values], dtype=np.int64))
+        if target is not None:
+            fiber.registers[target] = found
+
+    return go
+
+
+@operation("redux.sync")
+def redux(program: Program, ins: Instruction) -> Run:
+    """redux.sync: a reduction over the members."""
+    known(ins, "sync", "add", "min", "max", "and", "or", "xor", "s32", "u32", "b32")
+    name, kind = ins.words[2], ins.words[-1]
+    target = program.index[ins.operands[0].text]
+    value, mask = program.value(ins.operands[1], kind), program.value(ins.operands[2])
+    combines: dict[str, Callable[[int, int], int]] = {
+        "add": lambda a, b: a + b, "min": min, "max": max,
+        "and": lambda a, b: a & b, "or": lambda a, b: a | b, "xor": lambda a, b: a ^ b,
+    }  # fmt: skip
+    combine = combines[name]
+
+    def go(fiber: Fiber) -> None:
+        members = _members(fiber, mask(fiber))
+        values = lanes_of(value(fiber))[bool_of(members)].tolist()
+        if kind == "s32":
+            values = [s32(x) for x in values]
+        fiber.registers[target] = int(reduce(combine, values)) & M32
+
+    return go
+
+
+@operation("setmaxnreg")
+def set_registers(program: Program, ins: Instruction) -> Run:
+    """setmaxnreg: give registers back to the block's pool, or take some, waiting until there are enough."""
+    known(ins, "inc", "dec", "sync", "aligned", "u32")
+    wanted, gives = program.value(ins.operands[0]), "dec" in ins.words
+
+    def go(fiber: Fiber) -> Any:
+        fiber.whole()
+        cta, count = fiber.cta, fiber.one(wanted(fiber))
+        if count % REGISTER_UNIT or not 24 <= count <= 256:
+            raise EmulatorError(f"setmaxnreg {count}: it is a multiple of 8 from 24 to 256")
+        block = fiber.machine.launch.block
+        threads = block[0] * block[1] * block[2]
+        at_launch = min(256, REGISTERS // threads // REGISTER_UNIT * REGISTER_UNIT)
+        pool = cta.scratch.setdefault("registers", [0, []])
+        have = fiber.warp.scratch.get("registers", at_launch)
+        need = (count - have) * 32
+        if (need > 0) == gives and need:
+            way = "dec" if gives else "inc"
+            raise EmulatorError(f"setmaxnreg.{way} to {count} registers of a warp that has {have}")
+        if need > pool[0]:
+            pool[1].append(fiber)
+            return BLOCKED
+        pool[0] -= need
+        fiber.warp.scratch["registers"] = count
+        if gives:
+            cta.cluster.wake(pool[1])
+        return None
+
+    return go

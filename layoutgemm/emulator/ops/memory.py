@@ -1,0 +1,390 @@
+"""Loads, stores and atomics of ordinary instructions. PTX ISA, "Data Movement and Conversion Instructions": ld, st,
+atom, red, mapa, isspacep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...errors import EmulatorError
+from ..codegen import PARAMETER_BASE, SHARED_WINDOW, bits_of
+from ..floats import BINARY, decode, encode
+from ..machine import Cta, Fiber
+from ..memory import OFFSET, RANK_SHIFT, granules
+from ..program import Program, Run
+from ..ptx import SIZES, Instruction, Operand
+from ..values import LANES, bool_of, is_uniform, s32, s64
+from .registry import operation, taken
+
+UNSIGNED: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+# Words of ld and st that choose caches, ordering strength or scope, and change no value here.
+IGNORED = {
+    "weak", "relaxed", "volatile", "cta", "cluster", "gpu", "sys", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc",
+    "acquire", "release", "acq_rel", "mmio", "noftz", "rn",
+}  # fmt: skip
+SPACES = ("param", "global", "const", "local", "shared", "shared::cta", "shared::cluster")
+
+
+class Form:
+    """What the words of a load, store or atomic say.
+
+    space   state space, "" for generic addresses
+    kind    type of an element
+    count   elements of a vector
+    """
+
+    def __init__(self, ins: Instruction, extra: tuple[str, ...] = ()) -> None:
+        self.space, self.kind, self.count = "", ins.words[-1], 1
+        self.acquire = "acquire" in ins.words or "acq_rel" in ins.words
+        self.release = "release" in ins.words or "acq_rel" in ins.words
+        for word in ins.words[1:-1]:
+            if word in SPACES:
+                self.space = word
+            elif word in ("v2", "v4", "v8"):
+                self.count = int(word[1:])
+            elif word not in IGNORED and word not in extra and not word.startswith(("L1::", "L2::")):
+                raise ValueError(f".{word} is not known here")
+        self.bytes = bits_of(self.kind) // 8 if self.kind not in SIZES else SIZES[self.kind]
+        if self.bytes not in UNSIGNED or self.space in ("const", "local"):
+            raise ValueError(f"{self.space or 'generic'} {self.kind} is not known here")
+
+
+def block_of(fiber: Fiber, address: int) -> tuple[Cta, int]:
+    """The block and the offset that a shared address names. Raises EmulatorError for one that is not running."""
+    rank, offset = address >> RANK_SHIFT, address & OFFSET
+    ctas = fiber.cta.cluster.ctas
+    if rank >= len(ctas):
+        raise EmulatorError(f"shared address {address:#x} names block {rank} of a cluster of {len(ctas)}")
+    if ctas[rank].exited:
+        raise EmulatorError(f"shared address {address:#x} is in block {rank} of the cluster, which has ended")
+    return ctas[rank], offset
+
+
+def place(fiber: Fiber, space: str, addresses: npt.NDArray[Any]) -> tuple[Cta | None, npt.NDArray[np.int64]]:
+    """(block, offsets) for shared addresses, (None, addresses) for global ones; all lanes in one of them."""
+    addresses = addresses.astype(np.int64)
+    if not space:
+        inside = addresses >= SHARED_WINDOW
+        if not inside.any():
+            return None, addresses
+        if not inside.all():
+            raise EmulatorError("generic addresses of one access lie in shared memory for some lanes, not for others")
+        addresses = addresses - SHARED_WINDOW
+    elif space == "global":
+        return None, addresses
+    ranks = addresses >> RANK_SHIFT
+    if (ranks != ranks[0]).any():
+        raise EmulatorError("lanes of one access name shared memory of different blocks")
+    cta, _ = block_of(fiber, int(addresses[0]))
+    return cta, addresses & OFFSET
+
+
+def signed_to(values: npt.NDArray[Any], kind: str, width: int) -> npt.NDArray[Any]:
+    """Loaded elements as register values, sign-extended to the register's width."""
+    wide = np.uint64 if width == 64 else np.int64
+    if kind[0] == "s":
+        signed = values.view(f"i{values.dtype.itemsize}").astype(np.int64)
+        return signed.view(np.uint64) if width == 64 else signed & ((1 << max(width, 8)) - 1)
+    return values.astype(wide)
+
+
+def _width(program: Program, operand: Operand) -> int:
+    first = operand.parts[0] if operand.kind == "vector" else operand
+    return bits_of(program.kernel.registers.get(first.text, "b32"))
+
+
+@operation("ld", "ldu", guards=True)
+def load(program: Program, ins: Instruction) -> Run:
+    """ld: elements of consecutive addresses into one register each."""
+    form = Form(ins)
+    targets, width = program.targets(ins.operands[0]), _width(program, ins.operands[0])
+    address, lanes_of = program.address(ins.operands[1]), taken(program, ins)
+    size, count, kind = form.bytes, form.count, form.kind
+    if form.space == "param":
+        return _load_parameter(targets, width, address, form)
+
+    def go(fiber: Fiber) -> None:
+        lanes = lanes_of(fiber)
+        if not lanes:
+            return
+        where = address(fiber)
+        uniform = is_uniform(where)
+        addresses = np.array([where]) if uniform else where[bool_of(lanes)]
+        raw = fetch(fiber, form, addresses, lanes, ins)
+        columns = signed_to(raw.reshape(-1).view(UNSIGNED[size]), kind, width).reshape(-1, count)
+        for at, register in enumerate(targets):
+            if register is None:
+                continue
+            if uniform and lanes == fiber.lanes:
+                fiber.registers[register] = int(columns[0, at])
+                continue
+            out = np.zeros(LANES, dtype=columns.dtype)
+            before = fiber.registers[register]
+            if before is not None and lanes != fiber.lanes:
+                out[:] = before
+            out[bool_of(lanes)] = columns[:, at]
+            fiber.registers[register] = out
+
+    return go
+
+
+def fetch(
+    fiber: Fiber, form: Form, addresses: npt.NDArray[Any], lanes: int, ins: Instruction
+) -> npt.NDArray[np.uint8]:
+    """Bytes [lane, bytes of all elements] of a load, checked and recorded."""
+    machine, size = fiber.machine, form.bytes * form.count
+    cta, offsets = place(fiber, form.space, addresses)
+    if cta is None:
+        _aligned(offsets, size, "global address")
+        machine.counts.bytes["global read"] += size * lanes.bit_count()
+        if form.acquire:
+            _acquire(fiber, offsets)
+        return machine.launch.memory.read(offsets, size)
+    cta.shared.check(offsets, size, ins.opcode)
+    fresh = cta.shared.unwritten(offsets, size)
+    if fresh is not None:
+        machine.problem("uninitialised", f"{ins.opcode} reads shared offset {fresh:#x}, never written", fiber)
+    machine.touch(fiber, cta, granules(offsets, size), False, said(fiber, ins))
+    machine.counts.bytes["shared read"] += size * lanes.bit_count()
+    if form.acquire:
+        _acquire(fiber, offsets + (cta.rank << RANK_SHIFT))
+    return cta.shared.read(offsets, size)
+
+
+def said(fiber: Fiber, ins: Instruction) -> Callable[[], str]:
+    """A function that says which instruction of which warp this is, for the race checker's reports."""
+    return lambda: f"{ins.opcode} at {ins.where} by {fiber.describe()}"
+
+
+def _aligned(addresses: npt.NDArray[np.int64], size: int, what: str) -> None:
+    wrong = addresses & size - 1
+    if wrong.any():
+        bad = int(addresses[wrong != 0][0])
+        raise EmulatorError(f"{what} {bad:#x} is no multiple of the access's {size} bytes")
+
+
+def _load_parameter(targets: list[int | None], width: int, address: Callable[[Any], Any], form: Form) -> Run:
+    size, kind = form.bytes, form.kind
+
+    def go(fiber: Fiber) -> None:
+        at = fiber.one(address(fiber)) - PARAMETER_BASE
+        data = fiber.machine.launch.parameters
+        if at < 0 or at + size * form.count > len(data):
+            raise EmulatorError(f"parameter bytes {at} to {at + size * form.count - 1}, of {len(data)}")
+        for n, register in enumerate(targets):
+            if register is not None:
+                raw = np.frombuffer(data, dtype=UNSIGNED[size], count=1, offset=at + n * size)
+                fiber.registers[register] = int(signed_to(raw, kind, width)[0])
+
+    return go
+
+
+@operation("st", guards=True)
+def store(program: Program, ins: Instruction) -> Run:
+    """st: one register or a vector of them to consecutive addresses."""
+    form = Form(ins)
+    if form.space == "param":
+        raise ValueError("st.param is not known here")
+    address, lanes_of = program.address(ins.operands[0]), taken(program, ins)
+    sources = program.sources(ins.operands[1], form.kind)
+    dtype, size = UNSIGNED[form.bytes], form.bytes * form.count
+
+    def go(fiber: Fiber) -> None:
+        lanes = lanes_of(fiber)
+        if not lanes:
+            return
+        machine, active = fiber.machine, bool_of(lanes)
+        where = address(fiber)
+        addresses = np.full(lanes.bit_count(), where) if is_uniform(where) else where[active]
+        data = np.empty((len(addresses), form.count), dtype=dtype)
+        for at, source in enumerate(sources):
+            value = source(fiber)
+            column = value if is_uniform(value) else value[active]
+            data[:, at] = column & ((1 << 8 * form.bytes) - 1) if form.bytes < 4 else column
+        raw = data.view(np.uint8).reshape(len(addresses), size)
+        cta, offsets = place(fiber, form.space, addresses)
+        if cta is None:
+            _aligned(offsets, size, "global address")
+            machine.counts.bytes["global write"] += raw.size
+            if form.release:
+                _release(fiber, offsets)
+            machine.launch.memory.write(offsets, raw)
+            return
+        cta.shared.check(offsets, size, ins.opcode)
+        machine.touch(fiber, cta, granules(offsets, size), True, said(fiber, ins))
+        machine.counts.bytes["shared write"] += raw.size
+        if cta is not fiber.cta:
+            cta.remote.append((fiber.epoch, f"{ins.opcode} at {ins.where} by {fiber.describe()}"))
+        if form.release:
+            _release(fiber, offsets + (cta.rank << RANK_SHIFT))
+        cta.shared.write(offsets, raw)
+
+    return go
+
+
+# Flags: a release at an address hands on what the thread knows, an acquire of that address takes it.
+
+
+def _release(fiber: Fiber, addresses: npt.NDArray[np.int64]) -> None:
+    flags = fiber.cta.cluster.scratch.setdefault("flags", {})
+    ledger = fiber.cta.cluster.ledger
+    for at in set(addresses.tolist()):
+        if at not in flags:
+            flags[at] = ledger.knowledge()
+        ledger.release(fiber, flags[at])
+
+
+def _acquire(fiber: Fiber, addresses: npt.NDArray[np.int64]) -> None:
+    flags = fiber.cta.cluster.scratch.get("flags", {})
+    for at in set(addresses.tolist()):
+        if at in flags:
+            fiber.cta.cluster.ledger.acquire(fiber, flags[at])
+
+
+# Atomics --------------------------------------------------------------------------------------------------------------
+
+
+def _integer_update(name: str, kind: str) -> Callable[[int, int, int], int]:
+    bits = bits_of(kind)
+    mask = (1 << bits) - 1
+
+    def view(x: int) -> int:
+        if kind[0] != "s":
+            return x
+        return int(s64(x) if bits == 64 else s32(x))
+
+    updates: dict[str, Callable[[int, int, int], int]] = {
+        "add": lambda old, b, c: old + b,
+        "and": lambda old, b, c: old & b,
+        "or": lambda old, b, c: old | b,
+        "xor": lambda old, b, c: old ^ b,
+        "exch": lambda old, b, c: b,
+        "cas": lambda old, b, c: c if old == b else old,
+        "inc": lambda old, b, c: 0 if old >= b else old + 1,
+        "dec": lambda old, b, c: b if old == 0 or old > b else old - 1,
+        "min": lambda old, b, c: old if view(old) <= view(b) else b,
+        "max": lambda old, b, c: old if view(old) >= view(b) else b,
+    }
+    update = updates[name]
+    return lambda old, b, c: update(old, b, c) & mask
+
+
+def _float_update(name: str, kind: str) -> Callable[[int, int, int], int]:
+    from ...dtypes import dtype
+    from ..floats import bits32, bits64
+
+    base = dtype(kind.removesuffix("x2"))
+    function = BINARY[name]
+
+    def one(old: int, new: int) -> int:
+        with np.errstate(all="ignore"):
+            value = function(np.float64(decode(old, base)), np.float64(decode(new, base)))
+        return int(bits32(value) if kind == "f32" else bits64(value) if kind == "f64" else encode(value, base))
+
+    if not kind.endswith("x2"):
+        return lambda old, b, c: one(old, b)
+    return lambda old, b, c: one(old & 0xFFFF, b & 0xFFFF) | one(old >> 16, b >> 16) << 16
+
+
+@operation("atom", "red", guards=True)
+def atomic(program: Program, ins: Instruction) -> Run:
+    """atom, red: read, change and write back, lane by lane in the order of lanes (PTX leaves the order open)."""
+    names = ("add", "and", "or", "xor", "exch", "cas", "inc", "dec", "min", "max")
+    form = Form(ins, names)
+    name = next(word for word in ins.words if word in names)
+    update = _float_update(name, form.kind) if "f" in form.kind else _integer_update(name, form.kind)
+    returns = ins.words[0] == "atom"
+    targets = program.targets(ins.operands[0]) if returns else [None] * form.count
+    address = program.address(ins.operands[1 if returns else 0])
+    values = [program.sources(operand, form.kind) for operand in ins.operands[2 if returns else 1 :]]
+    lanes_of = taken(program, ins)
+    dtype, size = UNSIGNED[form.bytes], form.bytes
+
+    def go(fiber: Fiber) -> None:
+        lanes = lanes_of(fiber)
+        if not lanes:
+            return
+        machine, active = fiber.machine, bool_of(lanes)
+        where = address(fiber)
+        addresses = np.full(lanes.bit_count(), where) if is_uniform(where) else where[active]
+        cta, offsets = place(fiber, form.space, addresses)
+        total = size * form.count
+        if cta is None:
+            _aligned(offsets, total, "global address")
+        else:
+            cta.shared.check(offsets, total, ins.opcode)
+            machine.touch(fiber, cta, granules(offsets, total), True, said(fiber, ins))
+        if form.release:
+            _release(fiber, offsets)
+        if form.acquire:
+            _acquire(fiber, offsets)
+        columns = [
+            [np.broadcast_to(np.asarray(source(fiber)), (LANES,))[active].tolist() for source in group]
+            for group in values
+        ]
+        before = np.zeros((len(offsets), form.count), dtype=dtype)
+        for n in range(len(offsets)):
+            at = offsets[n : n + 1]
+            raw = machine.launch.memory.read(at, total) if cta is None else cta.shared.read(at, total)
+            words = raw.reshape(-1).view(dtype).copy()
+            before[n] = words
+            for k in range(form.count):
+                operands = [int(group[k][n]) for group in columns] + [0]
+                words[k] = update(int(words[k]), operands[0], operands[1])
+            changed = words.view(np.uint8).reshape(1, total)
+            if cta is None:
+                machine.launch.memory.write(at, changed)
+            else:
+                cta.shared.write(at, changed)
+        for k, register in enumerate(targets):
+            if register is not None:
+                out = np.zeros(LANES, dtype=np.uint64 if size == 8 else np.int64)
+                out[active] = before[:, k]
+                fiber.registers[register] = out
+
+    return go
+
+
+@operation("mapa")
+def map_address(program: Program, ins: Instruction) -> Run:
+    """mapa: the shared::cluster address of a location of this block in another block of the cluster."""
+    target = program.index[ins.operands[0].text]
+    address, rank = program.value(ins.operands[1], "b64"), program.value(ins.operands[2])
+    shared = any(word.startswith("shared") for word in ins.words)
+
+    def go(fiber: Fiber) -> None:
+        where, to = address(fiber), rank(fiber)
+        count = len(fiber.cta.cluster.ctas)
+        if int(np.max(to)) >= count:
+            raise EmulatorError(f"mapa to block {int(np.max(to))} of a cluster of {count}")
+        if not shared:
+            where = where - SHARED_WINDOW
+        if is_uniform(where) and is_uniform(to):
+            found: Any = where & OFFSET | to << RANK_SHIFT
+        else:
+            found = np.asarray(where).astype(np.int64) & OFFSET | np.asarray(to).astype(np.int64) << RANK_SHIFT
+        if not shared:
+            found = found + SHARED_WINDOW
+            found = found.astype(np.uint64) if isinstance(found, np.ndarray) else found
+        fiber.registers[target] = found
+
+    return go
+
+
+@operation("getctarank")
+def rank_of(program: Program, ins: Instruction) -> Run:
+    """getctarank: the block of the cluster that a shared address names."""
+    target, address = program.index[ins.operands[0].text], program.value(ins.operands[1], "b64")
+
+    def go(fiber: Fiber) -> None:
+        where = address(fiber)
+        if not any(word.startswith("shared") for word in ins.words):
+            where = where - SHARED_WINDOW
+        found = where >> RANK_SHIFT if is_uniform(where) else where.astype(np.int64) >> RANK_SHIFT
+        fiber.registers[target] = found
+
+    return go

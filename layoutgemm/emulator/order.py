@@ -1,0 +1,264 @@
+"""Which access happens before which: the race checker, independent of any instruction.
+
+Every fiber (a warp, or some of its lanes) lives in *epochs*: it enters a new one whenever it releases what it did to
+others. An epoch and an asynchronous operation are both *events*. `Knowledge` is a set of events that a fiber, a barrier
+or a group of operations knows to have happened: releasing at a barrier adds the fiber's set to the barrier's, acquiring
+adds the barrier's to the fiber's. A `Shadow` keeps, for a memory, the accesses that later ones could conflict with. An
+access to a place that an earlier one touched, one of them a write, is a race unless the fiber knows the earlier event.
+
+Two proxies see shared memory: ordinary instructions (generic) and the asynchronous engines (async). A generic write is
+visible to an async access only through `fence.proxy.async`, so a second set records which events went through one. With
+`strict` the fence counts for what the fencing thread itself wrote: that is CUTLASS practice, every writer fences and
+then a barrier; PTX's proxy order as written would also let the reader fence after the barrier (PTX ISA, "Memory
+Consistency Model", "Proxy-preserved base causality order"; HARDWARE facts C16).
+
+Sets are bit sets in Python ints. `compact` forgets the events that no record needs any more, so that the sets stay as
+long as the number of accesses in flight, not as the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+from weakref import WeakSet
+
+
+class Event:
+    """Something that accesses memory at some time: an epoch of a fiber, or one asynchronous operation.
+
+    describe  a function that says what it is, for reports
+    engine    for operations of one engine that runs them in their order: equal engines never race
+    """
+
+    __slots__ = ("asynchronous", "describe", "engine", "id")
+
+    def __init__(self, number: int, asynchronous: bool, describe: Callable[[], str], engine: Any = None) -> None:
+        self.id, self.asynchronous, self.describe, self.engine = number, asynchronous, describe, engine
+
+
+class Knowledge:
+    """Events that are known to have happened, as bit sets relative to the ledger's base.
+
+    seen     events
+    proxied  events whose generic writes the async proxy sees
+    inits    events whose initialisations of mbarriers are seen (fence.mbarrier_init)
+    own      epochs of the fiber itself
+    """
+
+    __slots__ = ("__weakref__", "inits", "own", "proxied", "seen")
+
+    def __init__(self) -> None:
+        self.seen = self.proxied = self.inits = self.own = 0
+
+    def merge(self, other: Knowledge) -> None:
+        """Learn what another knows."""
+        self.seen |= other.seen
+        self.proxied |= other.proxied
+        self.inits |= other.inits
+
+
+class Record:
+    """Places that an event accessed, and that nothing later has overwritten."""
+
+    __slots__ = ("event", "places", "what", "write")
+
+    def __init__(self, places: int, write: bool, event: Event, what: Callable[[], str]) -> None:
+        self.places, self.write, self.event, self.what = places, write, event, what
+
+
+class Ledger:
+    """Hands out events and keeps the sets of all of them short.
+
+    strict   whether a proxy fence counts for the fencing fiber's own writes alone
+    enabled  False: nothing is recorded and nothing is a race
+    """
+
+    def __init__(self, strict: bool = True, enabled: bool = True) -> None:
+        self.strict, self.enabled = strict, enabled
+        self.base = 0
+        self.next = 0
+        self.knowledges: WeakSet[Knowledge] = WeakSet()
+        self.shadows: list[Shadow] = []
+
+    def event(self, asynchronous: bool, describe: Callable[[], str], engine: Any = None) -> Event:
+        """A new event that nobody knows yet."""
+        self.next += 1
+        return Event(self.next, asynchronous, describe, engine)
+
+    def knowledge(self, of: Knowledge | None = None) -> Knowledge:
+        """An empty set, or a copy of one."""
+        out = Knowledge()
+        if of is not None:
+            out.seen, out.proxied, out.inits, out.own = of.seen, of.proxied, of.inits, of.own
+        self.knowledges.add(out)
+        return out
+
+    def bit(self, event: Event) -> int:
+        """The event in a bit set; 0 when it has been forgotten."""
+        return 1 << event.id - self.base if event.id >= self.base else 0
+
+    def knows(self, knowledge: Knowledge, event: Event) -> bool:
+        """Whether the event is known; a forgotten one is known to all."""
+        return event.id < self.base or bool(knowledge.seen >> event.id - self.base & 1)
+
+    def learn(self, knowledge: Knowledge, event: Event) -> None:
+        """Add an event, seen by both proxies: a completed asynchronous operation."""
+        bit = self.bit(event)
+        knowledge.seen |= bit
+        knowledge.proxied |= bit
+
+    # ------------------------------------------------------------ what fibers do
+
+    def renew(self, fiber: Any) -> None:
+        """The fiber knows its epoch, and enters a new one."""
+        bit = self.bit(fiber.epoch)
+        fiber.knows.seen |= bit
+        fiber.knows.own |= bit
+        fiber.epoch = self.event(False, fiber.describe)
+
+    def release(self, fiber: Any, into: Knowledge) -> None:
+        """Hand all that the fiber knows and did to a barrier or another fiber."""
+        self.renew(fiber)
+        into.merge(fiber.knows)
+
+    def release_inits(self, fiber: Any, into: Knowledge) -> None:
+        """Hand on the initialised mbarriers alone: a relaxed arrive."""
+        into.inits |= fiber.knows.inits
+
+    def acquire(self, fiber: Any, source: Knowledge) -> None:
+        """Learn all that was handed to a barrier or completed with an operation."""
+        fiber.knows.merge(source)
+
+    def proxy_fence(self, fiber: Any) -> None:
+        """fence.proxy.async: what went before becomes visible to the async proxy."""
+        self.renew(fiber)
+        fiber.knows.proxied |= fiber.knows.own if self.strict else fiber.knows.seen
+
+    def init_fence(self, fiber: Any) -> None:
+        """fence.mbarrier_init: the initialisations before it become visible to the cluster."""
+        self.renew(fiber)
+        fiber.knows.inits |= fiber.knows.seen
+
+    # ------------------------------------------------------------ forgetting
+
+    def compact(self, fibers: Iterable[Any], also: Iterable[Event] = ()) -> None:
+        """Forget what no record needs.
+
+        fibers  all that can still access anything
+        also    events that are asked for later, beside those of the records
+        """
+        alive = list(fibers)
+        if alive:
+            seen = proxied = -1
+            for fiber in alive:
+                seen &= fiber.knows.seen | self.bit(fiber.epoch)
+                proxied &= fiber.knows.proxied
+            for shadow in self.shadows:
+                shadow.records = [r for r in shadow.records if not self._harmless(r, seen, proxied)]
+        needed = {r.event.id for shadow in self.shadows for r in shadow.records}
+        for fiber in alive:
+            if fiber.epoch.id not in needed:
+                fiber.epoch = self.event(False, fiber.describe)
+        needed |= {event.id for event in also}
+        base = min(needed, default=self.next)
+        shift = base - self.base
+        if shift > 0:
+            for knowledge in self.knowledges:
+                knowledge.seen >>= shift
+                knowledge.proxied >>= shift
+                knowledge.inits >>= shift
+                knowledge.own >>= shift
+            self.base = base
+
+    def _harmless(self, record: Record, seen: int, proxied: int) -> bool:
+        """Whether every fiber knows the record's event, so that it can conflict with nothing any more."""
+        bit = self.bit(record.event)
+        return bool(seen & bit) and (record.event.asynchronous or not record.write or bool(proxied & bit))
+
+
+class Shadow:
+    """The accesses to one memory that later ones could conflict with.
+
+    name   of the memory, for reports
+    unit   what one bit of a set of places stands for, for reports
+    """
+
+    def __init__(self, ledger: Ledger, name: Callable[[int], str]) -> None:
+        self.ledger, self.name = ledger, name
+        self.records: list[Record] = []
+        ledger.shadows.append(self)
+
+    def access(
+        self,
+        places: int,
+        write: bool,
+        event: Event,
+        knows: Knowledge,
+        asynchronous: bool,
+        what: Callable[[], str],
+        own: Event | None = None,
+    ) -> str | None:
+        """Record an access, and say with what it races, or None.
+
+        places        a bit set
+        event         that accesses
+        knows, own    what the issuing fiber knows, and its epoch
+        asynchronous  through the async proxy
+        what          says what the access is
+        """
+        ledger = self.ledger
+        if not ledger.enabled or not places:
+            return None
+        race = None
+        kept: list[Record] = []
+        mine: Record | None = None
+        for record in self.records:
+            earlier = record.event
+            common = record.places & places
+            if earlier is event:
+                if record.write == write:
+                    mine = record
+            elif common and (write or record.write) and race is None:
+                race = self._conflict(record, common, knows, asynchronous, what, event, own)
+            if write and common and earlier is not event:
+                record.places &= ~places
+                if not record.places:
+                    continue
+            kept.append(record)
+        if mine is not None:
+            mine.places |= places
+        else:
+            kept.append(Record(places, write, event, what))
+        self.records = kept
+        return race
+
+    def _conflict(
+        self,
+        record: Record,
+        common: int,
+        knows: Knowledge,
+        asynchronous: bool,
+        what: Callable[[], str],
+        event: Event,
+        own: Event | None,
+    ) -> str | None:
+        earlier = record.event
+        if earlier.engine is not None and earlier.engine is event.engine:
+            return None
+        known = earlier is own or self.ledger.knows(knows, earlier)
+        visible = (
+            earlier.asynchronous
+            or not asynchronous
+            or not record.write
+            or earlier.id < self.ledger.base
+            or bool(knows.proxied >> earlier.id - self.ledger.base & 1)
+        )
+        if known and visible:
+            return None
+        lowest = (common & -common).bit_length() - 1
+        missing = (
+            "nothing orders them: no barrier, mbarrier or wait group leads from the first to the second"
+            if not known
+            else "no fence.proxy.async between the write and the access by an asynchronous engine"
+        )
+        return f"{what()} and, before it, {record.what()} both touch {self.name(lowest)}; {missing}"

@@ -1,0 +1,284 @@
+"""A kernel made ready to run: blocks, where diverged lanes meet again, which registers are alive, and code.
+
+`Program` is made once for a kernel and used by every launch of it. It holds, for each pc, a step: a compiled run of
+arithmetic, or an operation, a function of the fiber that the modules of `ops` made for that one instruction. An
+instruction that neither computes nor has an operation is refused here, with its line.
+"""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ..errors import PtxError
+from .codegen import NAMES, PARAMETER_BASE, Generator, bits_of, number
+from .ptx import Instruction, Kernel, Operand
+
+BRANCHES = ("bra", "ret", "exit")
+SHARED_START = 1024  # dynamic shared memory does not begin at offset 0: a forgotten base address shows
+# Instructions whose first operand is read although it is a register.
+READS_FIRST = {"bar", "barrier", "nanosleep", "setmaxnreg", "discard", "griddepcontrol"}
+
+Run = Callable[[Any], Any]  # fiber -> None, or what `machine.py` says of operations
+
+
+class Segment(NamedTuple):
+    """A run of arithmetic from `start` up to `end`: its function, and what it writes.
+
+    moved  the registers among `writes` that are only moved, not computed
+    """
+
+    start: int
+    end: int
+    run: Callable[[list[Any], Any], None]
+    writes: int
+    moved: int
+
+
+@dataclass(slots=True)
+class Operation:
+    """One instruction that does more than compute.
+
+    run      what it does to a fiber
+    writes   the registers that it writes, as a bit set
+    """
+
+    ins: Instruction
+    run: Run
+    writes: int
+
+
+@dataclass
+class Program:
+    """A kernel with its control flow, its live registers, and its steps.
+
+    build  instruction -> operation, given by `ops`
+
+    Register sets are ints used as bit sets, bit i for register i of `index`.
+    """
+
+    kernel: Kernel
+    build: Callable[[Program, Instruction], Run]
+    symbols: dict[str, int] = field(init=False)
+    shared_bytes: int = field(init=False)
+    index: dict[str, int] = field(init=False)
+    steps: list[Segment | Operation | None] = field(init=False)
+    writes: list[int] = field(init=False)
+    reads: list[int] = field(init=False)
+    leaders: list[int] = field(init=False)
+    meets: dict[int, int] = field(init=False)
+    live: dict[int, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._place_symbols()
+        self.generator = Generator(self.kernel, self.symbols)
+        self.index = self.generator.index
+        effects = [self._effect(ins) for ins in self.kernel.instructions]
+        self.writes, self.reads = [w for w, _ in effects], [r for _, r in effects]
+        self._blocks()
+        self._make_steps()
+
+    @property
+    def size(self) -> int:
+        """Instructions of the kernel."""
+        return len(self.kernel.instructions)
+
+    def _place_symbols(self) -> None:
+        self.symbols = {p.name: PARAMETER_BASE + p.offset for p in self.kernel.parameters}
+        at = SHARED_START
+        for symbol in sorted(self.kernel.shared, key=lambda s: s.size == 0):  # the dynamic part comes last
+            at = -(-at // symbol.align) * symbol.align
+            self.symbols[symbol.name] = at
+            at += symbol.size
+        self.shared_bytes = at
+
+    # ------------------------------------------------------------ what instructions read and write
+
+    def registers(self, operand: Operand) -> Iterator[int]:
+        """The numbers of the registers that an operand names, those inside of vectors and addresses too."""
+        if operand.kind == "reg":
+            yield self.index[operand.text]
+        for part in operand.parts:
+            yield from self.registers(part)
+
+    def registers_read(self, ins: Instruction) -> list[int]:
+        """The registers that an instruction reads."""
+        return [register for register in range(len(self.index)) if self.reads[ins.pc] >> register & 1]
+
+    def _effect(self, ins: Instruction) -> tuple[int, int]:
+        """(written, read) registers."""
+        written = read = 0
+        for place, operand in enumerate(ins.operands):
+            named = 0
+            for register in self.registers(operand):
+                named |= 1 << register
+            target = place == 0 and operand.kind in ("reg", "vector", "pair") and ins.words[0] not in READS_FIRST
+            if target:
+                written = named
+            if not target or ins.opcode.startswith("wgmma.mma_async"):
+                read |= named
+        if ins.predicate is not None:
+            read |= 1 << self.index[ins.predicate] | written
+        return written, read
+
+    # ------------------------------------------------------------ control flow
+
+    def target(self, ins: Instruction) -> int:
+        """The pc that a branch goes to."""
+        name = ins.operands[0].text
+        if name not in self.kernel.labels:
+            raise PtxError(f"{ins.where}: {ins.text}: no label {name}")
+        return self.kernel.labels[name]
+
+    def _blocks(self) -> None:
+        """Basic blocks; `meets`: for each branch, the pc at which its lanes are together again; `live` at leaders."""
+        instructions, end = self.kernel.instructions, self.size
+        leaders = {0, *self.kernel.labels.values(), *[i.pc + 1 for i in instructions if i.words[0] in BRANCHES]}
+        self.leaders = starts = sorted(pc for pc in leaders if pc < end)
+        number_of = {pc: n for n, pc in enumerate(starts)}
+        last = [pc - 1 for pc in [*starts[1:], end]]
+        exit_ = len(starts)
+        follows: list[list[int]] = []
+        for n, at in enumerate(last):
+            ins = instructions[at]
+            falls = n + 1 if n + 1 < exit_ else exit_
+            if ins.words[0] == "bra":
+                to = self.target(ins)
+                follows.append([number_of.get(to, exit_)] + ([falls] if ins.predicate else []))
+            elif ins.words[0] in ("ret", "exit"):
+                # Lanes that end here keep no other lanes from meeting.
+                follows.append([falls] if ins.predicate else [exit_])
+            else:
+                follows.append([falls])
+        after = _post_dominators(follows)
+        self.meets = {}
+        for n, at in enumerate(last):
+            strict = after[n] & ~(1 << n)
+            # A loop without a way out has no such block: its lanes never meet.
+            nearest = next((m for m in range(exit_) if strict >> m & 1 and after[m] == strict), exit_)
+            self.meets[at] = starts[nearest] if nearest < exit_ else end
+        self._liveness(starts, last, follows)
+
+    def _liveness(self, starts: list[int], last: list[int], follows: list[list[int]]) -> None:
+        used, killed = [], []
+        for first, at in zip(starts, last, strict=True):
+            uses = kills = 0
+            for pc in range(at, first - 1, -1):
+                uses = uses & ~self.writes[pc] | self.reads[pc]
+                kills |= self.writes[pc]
+            used.append(uses)
+            killed.append(kills)
+        live = [0] * (len(starts) + 1)
+        changed = True
+        while changed:
+            changed = False
+            for n in range(len(starts) - 1, -1, -1):
+                out = 0
+                for m in follows[n]:
+                    out |= live[m]
+                now = used[n] | out & ~killed[n]
+                if now != live[n]:
+                    live[n], changed = now, True
+        self.live = {pc: live[n] for n, pc in enumerate(starts)} | {self.size: 0}
+
+    # ------------------------------------------------------------ code
+
+    def _make_steps(self) -> None:
+        instructions, leaders = self.kernel.instructions, set(self.leaders)
+        self.steps = [None] * self.size
+        source: list[str] = []
+        spans: list[tuple[int, int, int, int]] = []
+        pc = 0
+        while pc < self.size:
+            start, lines, writes, moved = pc, [], 0, 0
+            while pc < self.size and (pc == start or pc not in leaders):
+                text = self.generator.statement(instructions[pc])
+                if text is None:
+                    break
+                lines.append(f"    {text}  # {pc}")
+                writes |= self.writes[pc]
+                moved = moved & ~self.writes[pc] if instructions[pc].words[0] != "mov" else moved | self.writes[pc]
+                pc += 1
+            if lines:
+                source += [f"def run{start}(R, W):", *lines, ""]
+                spans.append((start, pc, writes, moved))
+            else:
+                ins = instructions[pc]
+                self.steps[pc] = Operation(ins, self.build(self, ins), self.writes[pc])
+                pc += 1
+        code = "\n".join(source)
+        # A name and an entry in linecache, so that a traceback shows the generated line.
+        name = f"<{self.kernel.name[:60]} {id(self):x}>"
+        linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
+        functions = dict(NAMES)
+        exec(compile(code, name, "exec"), functions)
+        for start, end, writes, moved in spans:
+            self.steps[start] = Segment(start, end, functions[f"run{start}"], writes, moved)
+
+    # ------------------------------------------------------------ operands of operations
+
+    def value(self, operand: Operand, kind: str = "b32") -> Callable[[Any], Any]:
+        """A function of the fiber that gives the operand's bits."""
+        if operand.kind == "reg":
+            at = self.index[operand.text]
+            if operand.negated:
+                return lambda fiber: fiber.registers[at] ^ True
+            return lambda fiber: fiber.registers[at]
+        if operand.kind == "special":
+            name = operand.text
+            return lambda fiber: fiber.warp.special[name]
+        if operand.kind == "number":
+            constant = number(operand.text, bits_of(kind))
+            return lambda fiber: constant
+        if operand.kind == "symbol":
+            name, _, offset = operand.text.partition("+")
+            name = name.strip()
+            if name not in self.symbols:
+                raise PtxError(f"unknown symbol {operand.text}")
+            address = self.symbols[name] + int(offset or 0)
+            if name in self.generator.shared:
+                return lambda fiber: address | fiber.warp.window
+            return lambda fiber: address
+        raise PtxError(f"{operand.text} is no value")
+
+    def address(self, operand: Operand) -> Callable[[Any], Any]:
+        """A function of the fiber that gives the address of `[base+offset]`."""
+        if operand.kind != "address":
+            raise PtxError(f"{operand.text} is no address")
+        base, offset = self.value(operand.parts[0], "b64"), operand.offset
+        return (lambda fiber: base(fiber) + offset) if offset else base
+
+    def coordinates(self, operand: Operand) -> tuple[Callable[[Any], Any], list[Callable[[Any], Any]]]:
+        """Of `[map, {x, y, ...}]`: functions that give the map's address and each coordinate."""
+        base, *rest = operand.parts
+        return self.value(base, "b64"), [self.value(part) for part in rest]
+
+    def targets(self, operand: Operand) -> list[int | None]:
+        """The register numbers of a register or vector that is written; None for `_`."""
+        parts = operand.parts if operand.kind == "vector" else (operand,)
+        return [self.index[part.text] if part.kind == "reg" else None for part in parts]
+
+    def sources(self, operand: Operand, kind: str = "b32") -> list[Callable[[Any], Any]]:
+        """Functions that give the elements of a register or vector that is read."""
+        parts = operand.parts if operand.kind == "vector" else (operand,)
+        return [self.value(part, kind) for part in parts]
+
+
+def _post_dominators(follows: list[list[int]]) -> list[int]:
+    """For each block, the set of blocks that every way from it to the exit goes through, itself included."""
+    count = len(follows)
+    every = (1 << count + 1) - 1
+    after = [every] * count + [1 << count]
+    changed = True
+    while changed:
+        changed = False
+        for n in range(count - 1, -1, -1):
+            common = every
+            for m in follows[n]:
+                common &= after[m]
+            common |= 1 << n
+            if common != after[n]:
+                after[n], changed = common, True
+    return after

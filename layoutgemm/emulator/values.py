@@ -1,0 +1,255 @@
+"""Values of registers, and the arithmetic of PTX on them.
+
+A register of a warp holds one value for each of 32 lanes. Where all lanes have the same value it is a Python int (a
+bool for a predicate), which is most of a kernel's instructions and much the fastest; else it is an array of 32:
+
+    predicate    bool            or  bool[32]
+    8 to 32 bit  int, 0 <= x     or  int64[32], 0 <= x < 2**32: the raw bits
+    64 bit       int, 0 <= x     or  uint64[32]
+
+Floats are kept as raw bits too and viewed as floats when they are computed with. Functions here take and give either
+form. A register that no instruction has written is None, and any use of it in arithmetic raises TypeError.
+
+Semantics: PTX ISA, "Integer Arithmetic Instructions", "Floating Point Instructions", "Data Movement and Conversion".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+LANES = 32
+FULL = (1 << LANES) - 1
+M16, M32, M64 = (1 << 16) - 1, (1 << 32) - 1, (1 << 64) - 1
+LANE = np.arange(LANES)
+NAN32 = 0x7FFFFFFF  # the NaN that PTX arithmetic gives
+
+
+def is_uniform(x: Any) -> bool:
+    """Whether a value is one for all lanes."""
+    return not isinstance(x, np.ndarray)
+
+
+def lanes_of(x: Any) -> Any:
+    """The value as an array of 32."""
+    if isinstance(x, np.ndarray):
+        return x
+    return np.full(LANES, x, dtype=bool if isinstance(x, bool) else np.uint64 if x > M32 else np.int64)
+
+
+def compact(x: Any) -> Any:
+    """The value, uniform if all lanes agree."""
+    if isinstance(x, np.ndarray) and (x == x[0]).all():
+        return bool(x[0]) if x.dtype == bool else int(x[0])
+    return x
+
+
+def mask_of(predicate: Any, lanes: int) -> int:
+    """The lanes, as a bit mask, of those in `lanes` for which the predicate holds."""
+    if not isinstance(predicate, np.ndarray):
+        return lanes if predicate else 0
+    return int(np.packbits(predicate, bitorder="little").view(np.uint32)[0]) & lanes
+
+
+def bool_of(mask: int) -> Any:
+    """A bit mask of lanes as an array of bools."""
+    return (mask >> LANE & 1).astype(bool)
+
+
+# Integers -------------------------------------------------------------------------------------------------------------
+
+
+def s16(x: Any) -> Any:
+    """Bits -> signed value."""
+    return ((x & M16) ^ 0x8000) - 0x8000
+
+
+def s32(x: Any) -> Any:
+    """Bits -> signed value."""
+    return (x ^ 0x80000000) - 0x80000000
+
+
+def s64(x: Any) -> Any:
+    """Bits -> signed value."""
+    return x.view(np.int64) if isinstance(x, np.ndarray) else x - (1 << 64) if x >> 63 else x
+
+
+def wide(x: Any) -> Any:
+    """A value of 32 bits or less as one of 64, zero-extended."""
+    return x.astype(np.uint64) if isinstance(x, np.ndarray) else x
+
+
+def signed_wide(x: Any) -> Any:
+    """A signed value as 64 bits."""
+    return x.astype(np.int64).view(np.uint64) if isinstance(x, np.ndarray) else x & M64
+
+
+def narrow(x: Any) -> Any:
+    """The low 32 bits of a 64-bit value."""
+    return (x & np.uint64(M32)).astype(np.int64) if isinstance(x, np.ndarray) else x & M32
+
+
+def high(x: Any) -> Any:
+    """The high 32 bits of a 64-bit value."""
+    return (x >> np.uint64(32)).astype(np.int64) if isinstance(x, np.ndarray) else x >> 32
+
+
+def join64(low: Any, up: Any) -> Any:
+    """Two 32-bit values as one of 64."""
+    if isinstance(low, np.ndarray) or isinstance(up, np.ndarray):
+        return wide(lanes_of(low)) | wide(lanes_of(up)) << np.uint64(32)
+    return low | up << 32
+
+
+def shift_left(x: Any, n: Any, bits: int) -> Any:
+    """Shift left; amounts beyond the width give 0."""
+    if not isinstance(n, np.ndarray):
+        if n >= bits:
+            return 0
+        if bits == 64 and isinstance(x, np.ndarray):
+            return wide(x) << np.uint64(n)
+        return (x << n) & ((1 << bits) - 1)
+    inside = n < bits
+    n = np.where(inside, n, 0)
+    x = lanes_of(x)
+    out = wide(x) << n.astype(np.uint64) if bits == 64 else (x << n) & ((1 << bits) - 1)
+    return np.where(inside, out, out.dtype.type(0))
+
+
+def shift_right(x: Any, n: Any, bits: int, signed: bool) -> Any:
+    """Shift right, arithmetic where signed; amounts beyond the width shift everything out."""
+    if isinstance(n, np.ndarray):
+        n = np.minimum(n, bits)
+        x = lanes_of(x)
+    else:
+        n = min(n, bits)
+    if signed:
+        value = {16: s16, 32: s32, 64: s64}[bits](x)
+        at_most = np.minimum(n, bits - 1) if isinstance(n, np.ndarray) else min(n, bits - 1)
+        out = value >> at_most
+        return signed_wide(out) if bits == 64 else out & ((1 << bits) - 1)
+    if bits == 64 and isinstance(x, np.ndarray):
+        amount = np.asarray(n, dtype=np.uint64)
+        return np.where(amount < 64, wide(x) >> np.minimum(amount, np.uint64(63)), np.uint64(0))
+    return x >> n
+
+
+def quotient(a: Any, b: Any) -> Any:
+    """Division that rounds toward 0; by 0 it gives all ones, as the hardware does (PTX leaves it open)."""
+    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+        a, b = np.broadcast_arrays(a, b)
+        if a.dtype == np.uint64 or b.dtype == np.uint64:
+            a, b = a.astype(np.uint64), b.astype(np.uint64)
+            return np.where(b == 0, np.uint64(M64), a // np.where(b == 0, np.uint64(1), b))
+        safe = np.where(b == 0, 1, b)
+        magnitude = np.abs(a) // np.abs(safe)
+        return np.where(b == 0, -1, np.where((a < 0) == (safe < 0), magnitude, -magnitude))
+    if b == 0:
+        return -1
+    magnitude = abs(a) // abs(b)
+    return magnitude if (a < 0) == (b < 0) else -magnitude
+
+
+def remainder(a: Any, b: Any) -> Any:
+    """What division toward 0 leaves."""
+    return a - quotient(a, b) * b
+
+
+def least(a: Any, b: Any) -> Any:
+    """The lesser, lane by lane."""
+    return np.minimum(a, b) if isinstance(a, np.ndarray) or isinstance(b, np.ndarray) else min(a, b)
+
+
+def largest(a: Any, b: Any) -> Any:
+    """The greater, lane by lane."""
+    return np.maximum(a, b) if isinstance(a, np.ndarray) or isinstance(b, np.ndarray) else max(a, b)
+
+
+def select(p: Any, a: Any, b: Any) -> Any:
+    """a where p holds, else b."""
+    if not isinstance(p, np.ndarray):
+        return a if p else b
+    if a is None or b is None:  # lanes without a value stay as they are: nobody may read them
+        return b if a is None else a
+    if not isinstance(a, np.ndarray) and not isinstance(b, np.ndarray) and max(a, b) > M32:
+        return np.where(p, np.uint64(a), np.uint64(b))
+    return np.where(p, a, b)
+
+
+def lookup3(a: Any, b: Any, c: Any, table: int) -> Any:
+    """lop3: bit i of the result is table[a_i b_i c_i]."""
+    out: Any = 0
+    for row in range(8):
+        if table >> row & 1:
+            term = (a if row & 4 else a ^ M32) & (b if row & 2 else b ^ M32) & (c if row & 1 else c ^ M32)
+            out = out | term
+    return out
+
+
+def permute(a: Any, b: Any, selector: Any) -> Any:
+    """prmt in its default mode: four bytes chosen of the eight of (b, a); bit 3 of a choice replicates the sign."""
+    both = join64(a, b)
+    out: Any = 0
+    for i in range(4):
+        pick = selector >> 4 * i & 15
+        if isinstance(both, np.ndarray) or isinstance(pick, np.ndarray):
+            byte = (wide(lanes_of(both)) >> wide(lanes_of((pick & 7) * 8)) & np.uint64(255)).astype(np.int64)
+        else:
+            byte = both >> 8 * (pick & 7) & 255
+        byte = select(compact(pick > 7), (byte >> 7) * 255, byte)
+        out = out | byte << 8 * i
+    return out
+
+
+def funnel(low: Any, up: Any, n: Any, left: bool, clamp: bool) -> Any:
+    """shf: 32 bits of (up, low) shifted left (the upper half is taken) or right (the lower half)."""
+    n = least(n, 32) if clamp else n & 31
+    both = join64(low, up)
+    if isinstance(both, np.ndarray) or isinstance(n, np.ndarray):
+        both, n = wide(lanes_of(both)), wide(lanes_of(n))
+        n = np.uint64(32) - n if left else n
+        return (both >> n & np.uint64(M32)).astype(np.int64)
+    return both >> (32 - n if left else n) & M32
+
+
+def by_lane(function: Callable[..., int], *values: Any) -> Any:
+    """A function of ints, lane by lane: for what NumPy has no operation for."""
+    if not any(isinstance(x, np.ndarray) for x in values):
+        return function(*[int(x) for x in values])
+    columns = zip(*[lanes_of(x).tolist() for x in values], strict=True)
+    found = [function(*column) for column in columns]
+    return np.array(found, dtype=np.uint64 if max(found) > M32 else np.int64)
+
+
+def reverse_bits(x: int) -> int:
+    """brev.b32."""
+    return int(f"{x:032b}"[::-1], 2)
+
+
+def extract(x: int, at: int, length: int, bits: int, signed: bool) -> int:
+    """bfe: `length` bits from bit `at`, both taken modulo 256."""
+    at, length = at & 255, length & 255
+    if length == 0:
+        return 0
+    top = min(at + length, bits) - 1
+    sign = signed and x >> top & 1
+    field = x >> at & ((1 << length) - 1) if at < bits else 0
+    have = max(0, min(length, bits - at))
+    if sign:
+        field |= ((1 << bits) - 1) & ~((1 << have) - 1)
+    return field & ((1 << bits) - 1)
+
+
+def insert(a: int, b: int, at: int, length: int, bits: int) -> int:
+    """bfi: b with `length` bits of a put in from bit `at`."""
+    at, length = at & 255, length & 255
+    field = ((1 << length) - 1) << at & ((1 << bits) - 1)
+    return b & ~field | a << at & field
+
+
+def leading(x: int, signed: bool) -> int:
+    """bfind.b32: the place of the highest bit that is not the sign, or all ones."""
+    x = x ^ M32 if signed and x >> 31 else x
+    return x.bit_length() - 1 if x else M32
