@@ -38,8 +38,8 @@ def atoms(arch: str | Arch | None = None, family: str | None = None) -> Iterator
 
     Raises AtomError for an unknown architecture or family.
 
-    >>> sum(1 for _ in atoms("sm_75")), next(atoms("sm_90a", "wgmma")).ptx
-    (34, 'wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16')
+    >>> sum(1 for _ in atoms("sm_75", "mma.sync")), next(atoms("sm_90a", "wgmma")).ptx
+    (31, 'wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16')
     """
     name = arch.name if isinstance(arch, Arch) else arch
     if name is not None and name not in TARGETS:

@@ -177,7 +177,7 @@ class TiledMma:
 
         >>> from layoutgemm.atoms import wgmma
         >>> str(TiledMma(wgmma(8)).thrfrg("C", Layout((128, 8))))
-        '(((4,8,4),(1,1)),((2,2,1),(2,1))):(((256,1,16),(0,0)),((128,8,1024),(64,0)))'
+        '(((4,8,4),(1,1)),((2,2),(2,1))):(((256,1,16),(0,0)),((128,8),(64,0)))'
         """
         if isinstance(layout, ComposedLayout):
             return ComposedLayout(layout.swizzle, layout.offset, self.thrfrg(operand, layout.layout))
@@ -217,7 +217,7 @@ class TiledMma:
 
         >>> from layoutgemm.atoms import wgmma
         >>> str(TiledMma(wgmma(8)).partition("C", Layout((128, 8), (8, 1))))
-        '((32,4),(2,2,1),2,1):((2,128),(1,64,8),512,0)'
+        '((32,4),(2,2),2,1):((2,128),(1,64),512,0)'
         """
         if isinstance(layout, ComposedLayout):
             return ComposedLayout(layout.swizzle, layout.offset, self.partition(operand, layout.layout))
@@ -239,7 +239,7 @@ class TiledMma:
         >>> from layoutgemm.atoms import wgmma
         >>> part, offset = TiledMma(wgmma(8)).partition_C(37, Layout.identity((128, 8)))
         >>> str(part), offset
-        ('((2,2,1),2,1):((1@1,8@0,8@1),64@0,0)', (17, 2))
+        ('((2,2),2,1):((1@1,8@0),64@0,0)', (17, 2))
         """
         return self._partition_of("C", thread, layout)
 
@@ -280,7 +280,7 @@ class TiledMma:
         >>> from layoutgemm.atoms import wgmma
         >>> view = TiledMma(wgmma(8), (2, 1, 1)).view("C", (256, 16))
         >>> str(view), view(37, 1, (1, 1)), view.owner((145, 11))
-        ('((4,8,8),(2,2,1),(2,2)):((2@1,1@0,16@0),(1@1,8@0,8@1),(128@0,8@1))', (145, 11), (37, 1, (1, 1)))
+        ('((4,8,8),(2,2),(2,2)):((2@1,1@0,16@0),(1@1,8@0),(128@0,8@1))', (145, 11), (37, 1, (1, 1)))
         """
         extent = self.tile_of(operand) if extent is None else tuple(extent)
         threads, values, *rest = self.partition(operand, Layout.identity(extent))
