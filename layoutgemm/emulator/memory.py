@@ -40,7 +40,7 @@ class GlobalMemory:
 
     >>> memory = GlobalMemory()
     >>> a = memory.add("a", np.arange(4, dtype=np.float32))
-    >>> memory.read(np.array([a.address + 4]), 4).view(np.float32)[0, 0]
+    >>> float(memory.read(np.array([a.address + 4]), 4).view(np.float32)[0, 0])
     1.0
     """
 
