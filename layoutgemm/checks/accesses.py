@@ -136,7 +136,7 @@ def matrix_access(
     element: DType | str,
     along: str = "K",
     kind: str = "ldmatrix",
-    matrices: int = 4,
+    matrices: int | None = None,
     name: str = "",
 ) -> Access:
     """Every 8 x 16-byte matrix of an (mn, k) tile, as ldmatrix, stmatrix and the tensor cores read them.
@@ -144,7 +144,7 @@ def matrix_access(
     extent    (mn, k) in elements; flat coordinate mn + MN*k
     along     the dimension in which a 16-byte row runs: "K" reads a K-major tile as it lies; "MN" reads an MN-major one
               (with ldmatrix .trans, or the transposed operand of wgmma)
-    matrices  how many one instruction takes: 1, 2 or 4
+    matrices  how many one instruction takes: 1, 2 or 4; by default the most that divide all of them
 
     Raises AtomError where the matrices do not tile the extent.
 
@@ -162,6 +162,8 @@ def matrix_access(
     lanes = block.T if along == "K" else block
     one = Access(name or f"{kind} rows along {along}", kind, np.ascontiguousarray(lanes[None]))
     every = one.over(shape, extent).coords
+    if matrices is None:
+        matrices = next(count for count in (4, 2, 1) if every.shape[0] % count == 0)
     if matrices not in (1, 2, 4) or every.shape[0] % matrices:
         raise AtomError(f"{every.shape[0]} matrices are not taken {matrices} at a time")
     return Access(one.name, kind, every.reshape(-1, matrices * ATOM_ROWS, row))

@@ -243,8 +243,8 @@ def bank_conflicts(
 
     `bank_conflicts(tile, accesses)`: a SmemTile, Layout, ComposedLayout or LinearLayout and one `Access` or several;
     `element` says how wide an element is where the tile does not. Addresses are relative to the tile. Where its base
-    is a multiple of the width (and, swizzled, of the swizzle's period) the base turns all banks alike, so it changes
-    no count.
+    is a multiple of 4 and of the width (and, swizzled, of the swizzle's period) it turns all banks alike, so it
+    changes no count.
 
     Raises AtomError for an unknown kind or width, for an address that is no multiple of the width (the instruction
     faults), and where a lane's elements are not contiguous.

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import gcd
 from typing import Any
 
 import numpy as np
@@ -177,20 +178,22 @@ def candidates(bits: int, total: int, vector: int) -> Iterator[Swizzle]:
     total   bytes of the tile
     vector  bytes of the widest vector
 
-    The fields end within the address bits, and the bits that change end where 2^(their end) divides the tile's bytes,
-    so that no byte leaves a tile whose size is no power of two. Among equal B come the modes of the copy engine, then
-    S > 0, the smaller |S|, the smaller M.
+    The fields end within the address bits, and where the tile's size is no power of two, no byte may leave it. Among
+    equal B come the modes of the copy engine, then S > 0, the smaller |S|, the smaller M.
     """
     yield Swizzle(0, 4, 3, "bytes")
     low = vector.bit_length() - 1
+    # No candidate moves bits below a vector's, so the first byte of each vector tells where all of it goes.
+    places = np.arange(0, total if total & (total - 1) else 0, gcd(total, vector))
     for B in range(1, bits + 1):
         same = [
             Swizzle(B, M, sign * S, "bytes")
             for S in range(B, bits - low - B + 1)
             for M in range(low, bits - B - S + 1)
             for sign in (1, -1)
-            if total % (1 << (M + B + (S if sign < 0 else 0))) == 0
         ]
+        if places.size:
+            same = [swizzle for swizzle in same if int(swizzle(places).max()) < total]
         yield from sorted(same, key=lambda s: (s not in TMA_MODES, s.shift < 0, abs(s.shift), s.base))
 
 
