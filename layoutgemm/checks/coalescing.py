@@ -111,11 +111,11 @@ class SectorReport:
             used = touched.get(sector, {})
             lanes = sorted(set(used.values()))
             named = ", ".join(map(str, lanes[:4])) + (", ..." if len(lanes) > 4 else "")
-            which = "lane" if len(lanes) == 1 else "lanes"
+            which, use = ("lane", "uses") if len(lanes) == 1 else ("lanes", "use")
             return (
-                f"{name}, request {request}: {int(rows[0, request])} sectors for {int(rows[2, request])} bytes, which "
-                f"fit {int(rows[3, request])}; of the sector at byte {sector * SECTOR - self.base} {which} {named} use "
-                f"{len(used)} of {SECTOR} bytes"
+                f"{name}, request {request}: {int(rows[0, request])} sectors for {int(rows[2, request])} bytes, "
+                f"which fit {int(rows[3, request])}; of the sector at byte {sector * SECTOR - self.base} {which} {named} "
+                f"{use} {len(used)} of {SECTOR} bytes"
             )
         return ""
 

@@ -4,11 +4,12 @@ Three facts make it a proof and make it fast.
 
 1. A swizzle must keep every vector in one piece, and the tile within its own bytes. With vectors of 2^w bytes and a
    tile of 2^n bytes that leaves the Swizzle(B, M, S) on byte addresses with M >= w and M + B + |S| <= n: a few hundred.
-2. Whether two words share a bank depends on address bits 2 to 6 alone. A swizzle with S < 0 (it XORs lower bits onto
-   higher ones), one whose source also lies below bit 7, and one whose target lies above bit 6 map bits 0 to 6 one to
-   one onto themselves, whatever the access: they only rename the banks and change no count. And of a target that
-   reaches above bit 6, only the part below counts. So it is enough to look at M <= 6, B <= 7 - M, S >= max(B, 7 - M -
-   B + 1): some tens, each of which stands for all candidates with the same effect.
+2. Whether two words share a bank depends on address bits 2 to 6 alone. With S > 0 only those bits of the target
+   count; if the source lies below bit 7 too, bits 2 to 6 are mapped one to one onto themselves, whatever the access:
+   the banks are renamed and no count changes. With S < 0 (lower bits are XORed onto higher ones) the same holds, unless
+   the source has bits 0 or 1: these tell apart the bytes of one word, and may send them to different words. So it is
+   enough to look at 2 <= M, M + B <= 7 < M + B + S and, for accesses of 1 or 2 bytes, at S < 0 with M < 2: some tens,
+   each of which stands for all candidates with the same effect.
 3. A phase whose lanes are 2^p, and whose addresses are one address XOR the combinations of p columns, goes through a
    swizzle as a matrix over GF(2): its words are 2^r, with r the rank of the swizzled columns above bit 1, and its banks
    2^b, with b the rank of their bits 2 to 6. Every bank that is asked gives 2^(r - b) words. So the phase is free of
@@ -199,8 +200,12 @@ def candidates(bits: int, total: int, vector: int) -> Iterator[Swizzle]:
 
 def has_effect(swizzle: Swizzle) -> bool:
     """Whether the swizzle is one of those that fact 2 leaves: all others rename banks, or do what one of these does."""
+    if swizzle.bits == 0:
+        return True
+    if swizzle.shift < 0:
+        return swizzle.base < BANK_LOW
     top = swizzle.base + swizzle.bits
-    return swizzle.bits == 0 or (swizzle.shift > 0 and top <= BANK_HIGH < top + swizzle.shift)
+    return BANK_LOW <= swizzle.base and top <= BANK_HIGH < top + swizzle.shift
 
 
 def find_swizzle(

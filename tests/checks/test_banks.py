@@ -80,7 +80,7 @@ def test_the_phases_of_each_width() -> None:
         ([132 * lane for lane in range(32)], 4, "ld.shared", 1, 1),  # the same with a pitch of 33
         ([64] * 32, 4, "ld.shared", 1, 1),  # one word for all
         ([64] * 32, 4, "st.shared", 1, 1),  # one word of all: one writer wins
-        ([lane for lane in range(32)], 1, "ld.shared", 1, 1),  # four bytes to a word
+        (list(range(32)), 1, "ld.shared", 1, 1),  # four bytes to a word
         ([2 * lane for lane in range(32)], 2, "st.shared", 1, 1),
         ([128 * lane for lane in range(32)], 2, "ld.shared", 32, 32),
         ([8 * lane for lane in range(32)], 8, "ld.shared", 1, 2),  # float2: two half-warps
