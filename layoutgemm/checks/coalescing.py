@@ -114,8 +114,8 @@ class SectorReport:
             which, use = ("lane", "uses") if len(lanes) == 1 else ("lanes", "use")
             return (
                 f"{name}, request {request}: {int(rows[0, request])} sectors for {int(rows[2, request])} bytes, "
-                f"which fit {int(rows[3, request])}; of the sector at byte {sector * SECTOR - self.base} {which} {named} "
-                f"{use} {len(used)} of {SECTOR} bytes"
+                f"which fit {int(rows[3, request])}; of the sector at byte {sector * SECTOR - self.base} "
+                f"{which} {named} {use} {len(used)} of {SECTOR} bytes"
             )
         return ""
 

@@ -158,8 +158,8 @@ class SwizzleAnswer:
         """The statement that the swizzle is free of conflicts, or that none of the form is."""
         searched = f"{self.method}; {self.examined} looked at for {self.candidates} candidates"
         if self.swizzle is not None:
-            return Check(name, f"{self.swizzle}: {self.report.as_check().statement}", True, searched)
-        return Check(name, "a swizzle is free of bank conflicts", False, searched, self.reason)
+            return Check(name, self.report.as_check().statement, True, searched)
+        return Check(name, "some swizzle is free of bank conflicts", False, searched, self.reason)
 
     def explain(self) -> str:
         """The verdict, what was searched, and the bank report of the best swizzle."""
@@ -291,7 +291,7 @@ def _report(layout: Any, patterns: Sequence[Pattern], accesses: Sequence[Access]
     for pattern, access in zip(patterns, accesses):
         moved = np.where(pattern.addresses < 0, -1, swizzle(pattern.addresses))
         parts.append(judge(access.name, access.kind, moved, pattern.width))
-    return BankReport(tuple(parts), f"{swizzle} o {layout}")
+    return BankReport(tuple(parts), f"{layout} under {swizzle}")
 
 
 def _why_none(

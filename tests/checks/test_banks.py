@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -15,10 +19,12 @@ from layoutgemm.checks import Access, atom_access, bank_conflicts, matrix_access
 from layoutgemm.checks.accesses import WIDTHS, byte_addresses
 from layoutgemm.checks.banks import judge
 from layoutgemm.dtypes import dtype
-from layoutgemm.errors import AtomError
+from layoutgemm.errors import AtomError, PlanError
+from layoutgemm.kernels.sass import disassemble
 from layoutgemm.layouts import ComposedLayout, Swizzle
 from layoutgemm.layouts.linear import LinearLayout
 from tests.checks import bank_model as model
+from tests.micro import banks as micro
 
 
 def requests_of(width: int) -> st.SearchStrategy[list[int | None]]:
@@ -344,3 +350,43 @@ def test_widths_are_what_a_phase_can_hold() -> None:
         for width in widths:
             full = judge("", kind, np.arange(32)[None] * width, width)
             assert full.phase_ways.tolist() == [[1] * max(1, width * 32 // 128)]
+
+
+# The microkernels -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(shutil.which("ptxas") is None, reason="needs ptxas")
+def test_the_microkernels_assemble_and_keep_every_access(tmp_path: Path) -> None:
+    (tmp_path / "banks.ptx").write_text(micro.module(), encoding="utf-8")
+    done = subprocess.run(
+        ["ptxas", "-arch=sm_90", "banks.ptx", "-o", "banks.cubin"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    try:
+        sass = disassemble((tmp_path / "banks.cubin").read_bytes())
+    except PlanError as absent:
+        pytest.skip(str(absent))
+    # The compiler may merge accesses to one address, or unroll the rounds: each kernel has its copies, each once,
+    # and after them the load that waits for the stores, and a store that is never taken.
+    loads = sum(form.loads for form in micro.FORMS.values() if "matrix" not in form.kind)
+    stores = sum(not form.loads for form in micro.FORMS.values() if "matrix" not in form.kind)
+    every = len(micro.FORMS)
+    assert sass.count("LDS") == loads * micro.UNROLL + every and sass.count("STS") == stores * micro.UNROLL + every
+    assert sass.count("LDSM") == sass.count("STSM") == 3 * micro.UNROLL
+    assert not sass.local_memory
+
+
+def test_the_microkernels_patterns_fit_and_have_the_wavefronts_of_the_loops() -> None:
+    for pattern in micro.patterns():
+        assert len(pattern.addresses) == 32
+        for name in pattern.forms:
+            form = micro.FORMS[name]
+            used = list(pattern.addresses[: form.lanes])
+            assert all(a is None or 0 <= a <= micro.SMEM_BYTES - form.width for a in used)
+            assert form.masked or None not in used
+            if any(a is not None and a % form.width for a in used):
+                continue
+            found = bank_conflicts(used, form.width, form.kind, packing=False)
+            assert found.wavefronts == sum(model.all_ways(used, form.width))
+            if pattern.plain:  # sets the unit: no model may doubt it
+                assert bank_conflicts(used, form.width, form.kind).wavefronts == found.wavefronts

@@ -112,7 +112,15 @@ def problems(draw: st.DrawFn) -> tuple[Layout, int, list[Access]]:
     for number in range(draw(st.integers(1, 3))):
         vector = draw(st.sampled_from([v for v in (1, 2, 4, 8) if v * bits <= 128 and columns % v == 0]))
         lanes = draw(st.sampled_from([8, 16, 32, 32]))
-        if draw(st.booleans()):  # strides over the flat coordinate of vectors: down, across or mixed
+        how = draw(st.sampled_from(["bits", "bits", "strides", "anything"]))
+        if how == "bits":  # each bit of the lane moves the row or the vector by a power of two
+            powers = [(1 << i, 0) for i in range((rows & -rows).bit_length() - 1)]
+            powers += [(0, 1 << i) for i in range(((columns // vector) & -(columns // vector)).bit_length() - 1)]
+            chosen = draw(st.permutations(powers))[: lanes.bit_length() - 1]
+            lanes = 1 << len(chosen)
+            at = [(sum(p[0] for i, p in enumerate(chosen) if lane >> i & 1),
+                   sum(p[1] for i, p in enumerate(chosen) if lane >> i & 1)) for lane in range(lanes)]  # fmt: skip
+        elif how == "strides":  # strides over the flat coordinate of vectors: down, across or mixed
             step_row, step_vector = draw(st.sampled_from([(1, 0), (0, 1), (1, 1), (2, 1), (3, 1)]))
             at = [(lane * step_row % rows, lane * step_vector % (columns // vector)) for lane in range(lanes)]
         else:
