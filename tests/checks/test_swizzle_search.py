@@ -291,3 +291,45 @@ def test_refusals_and_what_a_search_says() -> None:
                         thread_access(Layout(24, 1), name="24 lanes")], element="bf16")  # fmt: skip
     assert both.method == "GF(2) rank and exhaustion"
     assert bank_conflicts(tile, matrix_access((64, 64), "bf16"), element=16).ways == 8
+
+
+def test_bytes_of_one_word_may_be_parted_by_lower_bits() -> None:
+    """Bytes 0 and 129 meet in bank 0. With S > 0, byte 128 would join one of the words 1 to 31; with S < 0 odd bytes
+    alone move. So the search may not pass S < 0 over for accesses narrower than a word.
+    """
+    tile = Layout(256, 1)
+    odd = Access("odd", "ld.shared", np.array([[[0], [129]]]))
+    even = Access("even", "ld.shared", np.array([[[128], *([4 * word] for word in range(1, 32))]]))
+    found = find_swizzle(tile, [odd, even], element="u8")
+    assert found.swizzle is not None and found.swizzle.bits == 1 and found.swizzle.shift < 0
+    for form in map(numbers, candidates(8, 256, 1)):
+        ways = [*moved_ways([[0, 129]], 1, form), *moved_ways([[128, *range(4, 128, 4)]], 1, form)]
+        assert max(ways) > 1 or form[2] < 0
+    # It may also put what was one word into two: lanes 0 and 67 share no bank, and then do.
+    assert moved_ways([[0, 67]], 1, (6, 0, -6)) == [2] and has_effect(Swizzle(6, 0, -6, "bytes"))
+
+
+@pytest.mark.parametrize("idle", [False, True])
+@pytest.mark.parametrize(("often", "want"), [("near", (3, 4, 3)), ("far", (3, 4, 4))])
+def test_the_best_swizzle_weighs_accesses_by_requests(idle: bool, often: str, want: tuple[int, int, int]) -> None:
+    """Affine phases, and the same with an idle lane: three requests outweigh one."""
+    tile = Layout((64, 32), (32, 1))
+
+    def rows(name: str, step: int) -> Access:
+        starts = [0, 0, 0] if name == often else [0]
+        lanes = [[[start + step * lane + 64 * k for k in range(8)] for lane in range(8)] for start in starts]
+        coords = np.array(lanes)
+        if idle:
+            coords[:, 5] = -1
+        return Access(name, "ldmatrix", coords)
+
+    found = best_swizzle(tile, [rows("near", 2), rows("far", 4)], element="bf16")
+    assert not found and numbers(found.best) == want
+    assert found.method == ("exhaustion" if idle else "GF(2) rank")
+
+
+def test_the_copy_engines_modes_come_first_among_equals() -> None:
+    pair = Access("pair", "ld.shared", np.array([[[0], [32]]]))
+    found = find_swizzle(Layout(64, 1), pair, element="f32")
+    assert found.swizzle == TMA_MODES[1]
+    assert all(max(moved_ways([[0, 128]], 4, form)) == 1 for form in ((1, 6, 1), (1, 2, 5), (1, 4, 3)))
