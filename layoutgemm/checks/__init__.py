@@ -1,6 +1,6 @@
 """Checks of plans: every statement with its verdict, its method, and its first counterexample."""
 
-from .accesses import Access, atom_access, matrix_access, thread_access, tma_access
+from .accesses import Access, atom_access, matrix_access, thread_access, tiled_access, tma_access
 from .banks import BankReport, Phase, bank_conflicts
 from .budgets import most_stages, registers, role_registers, shared_memory, tensor_memory, why_not
 from .coalescing import SectorReport, sectors
@@ -45,6 +45,7 @@ __all__ = [
     "shared_memory",
     "tensor_memory",
     "thread_access",
+    "tiled_access",
     "tma_access",
     "visits_once",
     "why_not",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -193,37 +193,73 @@ def atom_access(atom: CopyAtom, place: Layout, side: str | None = None, name: st
 
     Raises AtomError for an atom with no such side, or with shared memory on both.
     """
-    if side is None:
-        shared = [s for s, space in (("src", atom.source), ("dst", atom.target)) if space == "smem"]
-        if len(shared) != 1:
-            raise AtomError(f"{atom} copies {atom.source} to {atom.target}: say which side, 'src' or 'dst'")
-        side = shared[0]
+    side = _shared_side(atom) if side is None else side
     layout = atom.layout(side)
-    space = atom.source if side == "src" else atom.target
-    kind = _kind_of(atom, side, space)
+    kind = _kind_of(atom, side)
     if atom.threads == 1:
         return thread_access(place, layout.size, kind, name or str(atom))
     if atom.threads != WARP:
         raise AtomError(f"{atom} is executed by {atom.threads} threads, not by a warp or each thread")
-    thread = np.arange(WARP)
-    values = layout[1].size
-    table = np.asarray(layout.offsets(), np.int64).reshape(values, WARP).T
-    if atom.thread_ids is not None:
-        table = table[np.argsort(np.asarray(atom.thread_ids(thread)))]
-    lanes = WARP
-    if kind in ("ldmatrix", "stmatrix"):
-        # x1 and x2 read the addresses of the first 8 or 16 lanes; the rest are repeated in the layout.
-        lanes = len({tuple(row) for row in table.tolist()})
-    coords = np.asarray(place(table[:lanes]), np.int64)
-    return Access(name or str(atom), kind, coords[None])
+    table = _by_lane(atom, side)[: _lanes_read(atom, side, kind)]
+    return Access(name or str(atom), kind, np.asarray(place(table), np.int64)[None])
 
 
-def _kind_of(atom: CopyAtom, side: str, space: str) -> str:
+class TiledCopyLike(Protocol):
+    """What `tiled_access` asks of a tiled copy."""
+
+    @property
+    def atom(self) -> CopyAtom:
+        """The instruction."""
+
+    def partition(self, side: str, layout: Any) -> Any:
+        """(thread, (value of one instruction, instruction), rest, ...) -> what `layout` gives there."""
+
+
+def tiled_access(copy: TiledCopyLike, extent: Sequence[int], side: str | None = None, name: str = "") -> Access:
+    """The shared- or global-memory side of a tiled copy over a whole tile: every instruction of every warp.
+
+    extent  extents of the tile in elements, as its layout's modes
+    side    "src" or "dst"; by default the side in shared memory
+
+    Raises AtomError where the copy does not divide the tile, or has no such side.
+    """
+    atom = copy.atom
+    side = _shared_side(atom) if side is None else side
+    kind = _kind_of(atom, side)
+    tv = copy.partition(side, Layout(tuple(extent)))
+    return thread_access(tv, atom.layout(side)[1].size, kind, name or str(atom), _lanes_read(atom, side, kind))
+
+
+def _by_lane(atom: CopyAtom, side: str) -> IntArray:
+    """(lane of the warp, value) -> element of the reference tile."""
+    layout = atom.layout(side)
+    table = np.asarray(layout.offsets(), np.int64).reshape(layout[1].size, WARP).T
+    return table if atom.thread_ids is None else table[np.argsort(np.asarray(atom.thread_ids(np.arange(WARP))))]
+
+
+def _lanes_read(atom: CopyAtom, side: str, kind: str) -> int:
+    """Lanes whose address counts: the first ones for ldmatrix and stmatrix x1, x2, whose layouts repeat them."""
+    if kind not in ("ldmatrix", "stmatrix"):
+        return WARP
+    return len({tuple(row) for row in _by_lane(atom, side).tolist()})
+
+
+def _shared_side(atom: CopyAtom) -> str:
+    shared = [side for side, space in (("src", atom.source), ("dst", atom.target)) if space == "smem"]
+    if len(shared) != 1:
+        raise AtomError(f"{atom} copies {atom.source} to {atom.target}: say which side, 'src' or 'dst'")
+    return shared[0]
+
+
+def _kind_of(atom: CopyAtom, side: str) -> str:
+    space = atom.source if side == "src" else atom.target
     if space not in ("smem", "gmem"):
         raise AtomError(f"{atom}: its {side} is in {space}, which has neither banks nor sectors")
+    if "bulk" in atom.ptx:
+        raise AtomError(f"{atom} is carried out by the copy engine, not by lanes: tma_access says how it writes a tile")
     if space == "smem":
         for kind in ("ldmatrix", "stmatrix", "cp.async"):
-            if atom.ptx.startswith(kind) and "bulk" not in atom.ptx:
+            if atom.ptx.startswith(kind):
                 return kind
     return ("ld." if side == "src" else "st.") + ("shared" if space == "smem" else "global")
 

@@ -15,7 +15,15 @@ from layoutgemm import Layout
 from layoutgemm.arch import ARCHES
 from layoutgemm.atoms import SPANS, CopyAtom, smem_tile, swizzle_of
 from layoutgemm.atoms.smem import SmemTile
-from layoutgemm.checks import Access, atom_access, bank_conflicts, matrix_access, thread_access, tma_access
+from layoutgemm.checks import (
+    Access,
+    atom_access,
+    bank_conflicts,
+    matrix_access,
+    thread_access,
+    tiled_access,
+    tma_access,
+)
 from layoutgemm.checks.accesses import WIDTHS, byte_addresses
 from layoutgemm.checks.banks import judge
 from layoutgemm.dtypes import dtype
@@ -222,6 +230,39 @@ def test_an_atom_tells_its_kind_lanes_and_vector() -> None:
     turned = Layout((16, 2), (2, 1))
     moved = CopyAtom(x4.ptx, x4.archs, bf16, 32, "smem", "rmem", rows, rows, "", turned)
     assert atom_access(moved, place).coords[0, int(turned(5))].tolist() == access.coords[0, 5].tolist()
+
+
+class SixteenRows:
+    """A tiled copy as CuTe defines it: a tile of 16 rows of 64, cut out of the tensor, then (thread, value) in it."""
+
+    def __init__(self, atom: CopyAtom, tv: Layout) -> None:
+        self.atom, self.tv = atom, tv
+
+    def partition(self, side: str, layout: Layout) -> Layout:
+        tiles = layout.zipped_divide((16, 64))
+        threads, values = tiles[0].compose(self.tv)
+        return Layout.join(threads, values, *tiles[1])
+
+
+def test_a_tiled_copy_is_every_instruction_over_the_tile() -> None:
+    vector = Layout((1, 8), (0, 1))
+    cp = CopyAtom("cp.async.cg.shared.global", ("sm_80",), dtype("bf16"), 1, "gmem", "smem", vector, vector, "")
+    copy = SixteenRows(cp, Layout(((8, 16), 8), ((128, 1), 16)))  # 128 threads, a row of 64 for each eight of them
+    access = tiled_access(copy, (128, 128))
+    assert (access.kind, access.coords.shape) == ("cp.async", (8 * 2 * 4, 32, 8))
+    assert sorted(access.coords.ravel().tolist()) == list(range(128 * 128))
+    # warp 0 of the first tile: lane 9 writes row 1, columns 8 to 15
+    assert access.coords[0, 9].tolist() == [1 + 128 * column for column in range(8, 16)]
+    assert bank_conflicts(smem_tile((128, 128), "bf16", "K"), access).ways == 1
+    assert tiled_access(copy, (16, 64), "src").kind == "ld.global"
+    bulk = CopyAtom("cp.async.bulk.shared::cta", ("sm_90",), dtype("bf16"), 1, "gmem", "smem", vector, vector, "")
+    with pytest.raises(AtomError, match="carried out by the copy engine"):
+        tiled_access(SixteenRows(bulk, copy.tv), (16, 64))
+    registers = CopyAtom("mov", ("sm_80",), dtype("bf16"), 1, "rmem", "rmem", vector, vector, "")
+    with pytest.raises(AtomError, match="say which side"):
+        atom_access(registers, copy.tv)
+    with pytest.raises(AtomError, match="neither banks nor sectors"):
+        atom_access(registers, copy.tv, "src")
 
 
 # What has been published ----------------------------------------------------------------------------------------------
