@@ -189,11 +189,11 @@ def atom_access(atom: CopyAtom, place: Layout, side: str | None = None, name: st
 
     place  where the atom's reference tile lies: its element -> flat coordinate of the tile. For an atom that every
            thread executes on its own it is (thread, value) -> coordinate, and the atom gives the vector's length.
-    side   "src" or "dst"; by default the side in shared memory
+    side   "src" or "dst"; by default the side in shared memory, else that in global memory
 
     Raises AtomError for an atom with no such side, or with shared memory on both.
     """
-    side = _shared_side(atom) if side is None else side
+    side = _memory_side(atom) if side is None else side
     layout = atom.layout(side)
     kind = _kind_of(atom, side)
     if atom.threads == 1:
@@ -219,12 +219,12 @@ def tiled_access(copy: TiledCopyLike, extent: Sequence[int], side: str | None = 
     """The shared- or global-memory side of a tiled copy over a whole tile: every instruction of every warp.
 
     extent  extents of the tile in elements, as its layout's modes
-    side    "src" or "dst"; by default the side in shared memory
+    side    "src" or "dst"; by default the side in shared memory, else that in global memory
 
     Raises AtomError where the copy does not divide the tile, or has no such side.
     """
     atom = copy.atom
-    side = _shared_side(atom) if side is None else side
+    side = _memory_side(atom) if side is None else side
     kind = _kind_of(atom, side)
     tv = copy.partition(side, Layout(tuple(extent)))
     return thread_access(tv, atom.layout(side)[1].size, kind, name or str(atom), _lanes_read(atom, side, kind))
@@ -244,11 +244,12 @@ def _lanes_read(atom: CopyAtom, side: str, kind: str) -> int:
     return len({tuple(row) for row in _by_lane(atom, side).tolist()})
 
 
-def _shared_side(atom: CopyAtom) -> str:
-    shared = [side for side, space in (("src", atom.source), ("dst", atom.target)) if space == "smem"]
-    if len(shared) != 1:
-        raise AtomError(f"{atom} copies {atom.source} to {atom.target}: say which side, 'src' or 'dst'")
-    return shared[0]
+def _memory_side(atom: CopyAtom) -> str:
+    for memory in ("smem", "gmem"):
+        sides = [side for side, space in (("src", atom.source), ("dst", atom.target)) if space == memory]
+        if len(sides) == 1:
+            return sides[0]
+    raise AtomError(f"{atom} copies {atom.source} to {atom.target}: say which side, 'src' or 'dst'")
 
 
 def _kind_of(atom: CopyAtom, side: str) -> str:

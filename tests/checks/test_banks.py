@@ -255,6 +255,8 @@ def test_a_tiled_copy_is_every_instruction_over_the_tile() -> None:
     assert access.coords[0, 9].tolist() == [1 + 128 * column for column in range(8, 16)]
     assert bank_conflicts(smem_tile((128, 128), "bf16", "K"), access).ways == 1
     assert tiled_access(copy, (16, 64), "src").kind == "ld.global"
+    out = CopyAtom("st.global.v4.b32", ("sm_80",), dtype("bf16"), 1, "rmem", "gmem", vector, vector, "")
+    assert tiled_access(SixteenRows(out, copy.tv), (16, 64)).kind == "st.global"
     bulk = CopyAtom("cp.async.bulk.shared::cta", ("sm_90",), dtype("bf16"), 1, "gmem", "smem", vector, vector, "")
     with pytest.raises(AtomError, match="carried out by the copy engine"):
         tiled_access(SixteenRows(bulk, copy.tv), (16, 64))
