@@ -9,7 +9,7 @@ instruction: it is 1 where the instruction moves 128 bytes in a cycle. A pattern
 within a quarter of a wavefront or 6% of the model's, whichever is more. `by phases` is the model without pairs of
 lanes.
 
-To see that a difference is seen: --plant 2 predicts one wavefront too many for every second pattern.
+To see that a difference is seen: --plant 2 predicts one wavefront too many for every second pattern that may differ.
 """
 
 from __future__ import annotations
@@ -72,18 +72,19 @@ def judge(rows: list[dict[str, Any]]) -> dict[str, float]:
     return units
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the rows and the machine here")
     parser.add_argument("--plant", type=int, default=0, metavar="N", help="make every Nth prediction wrong")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
 
     from tests.micro.cuda_driver import Device
 
     rows: list[dict[str, Any]] = []
     with Device() as gpu:
         target = "sm_" + "".join(map(str, gpu.capability))
-        compiled = gpu.load(module(target, "7.8" if gpu.capability <= (9, 0) else "8.6"))
+        version = "7.8" if gpu.capability <= (9, 0) else ".".join(map(str, gpu.ptx_version))
+        compiled = gpu.load(module(target, version))
         machine = {"gpu": gpu.name, "driver": list(gpu.driver), "target": target, "layoutgemm": __version__}
         for form, pattern in cases():
             if form.kind == "stmatrix" and gpu.capability < (9, 0):
@@ -92,8 +93,8 @@ def main() -> int:
             row |= {"wavefronts": predicted(form, pattern), "by_phases": predicted(form, pattern, packing=False)}
             rows.append(row | {"cycles": round(measure(gpu, compiled, form, pattern), 4)})
     if options.plant:
-        for row in rows[:: options.plant]:
-            row["wavefronts"] += not row["plain"]
+        for row in [row for row in rows if not row["plain"]][:: options.plant]:
+            row["wavefronts"] += 1
     units = judge(rows)
     print(json.dumps(machine))
     print("cycles of a wavefront: " + ", ".join(f"{name} {unit:.3f}" for name, unit in units.items()))

@@ -22,8 +22,8 @@ counts that when `packing` is on; `ways` is always by the phases of the table.
 Sources: CUDA C++ Programming Guide, "Compute Capability 5.x", "Shared Memory" (banks, same word, one of the writers
 wins), and its older section "Compute Capability 2.x" for half-warps at 64 bits; PTX ISA, ldmatrix and stmatrix (8 row
 addresses a matrix); NVIDIA developer forum, "Unexpected shared memory bank conflict" (topic 77228), for the pairs.
-What is not documented is said so: how the tensor cores and the copy engine schedule their accesses is not; the model
-for them is one core matrix, or 128 bytes, at a time.
+How the tensor cores and the copy engine schedule their accesses is not documented; the model for them is one core
+matrix, or 128 bytes, at a time. benchmarks/verify_banks.py measures all others on a GPU.
 """
 
 from __future__ import annotations

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import shutil
 import subprocess
+import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -433,3 +438,67 @@ def test_the_microkernels_patterns_fit_and_have_the_wavefronts_of_the_loops() ->
             assert found.wavefronts == sum(model.all_ways(used, form.width))
             if pattern.plain:  # sets the unit: no model may doubt it
                 assert bank_conflicts(used, form.width, form.kind).wavefronts == found.wavefronts
+
+
+class PretendGpu:
+    """Answers a launch with the clocks of a multiprocessor that follows the model, but for one instruction."""
+
+    name, capability, driver, ptx_version, wrong = "pretend", (9, 0), (13, 0), (9, 0), ""
+
+    def __enter__(self) -> PretendGpu:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def load(self, ptx: str) -> str:
+        return ptx
+
+    def launch(self, ptx: str, name: str, grid: int, block: int, inputs: list[Any], outputs: list[int]) -> list[Any]:
+        assert f".entry {name}(" in ptx and (grid, block) == (1, 32 * micro.WARPS) and inputs[1].tolist() == [0]
+        form = micro.FORMS[name]
+        used = [None if a == micro.IDLE else int(a) for a in inputs[0][: form.lanes]]
+        waves = bank_conflicts(used, form.width, form.kind).wavefronts + (name == self.wrong)
+        out = np.zeros(outputs[0], np.uint8)
+        clocks = out[: micro.WARPS * 16].view(np.uint64).reshape(-1, 2)
+        clocks[:] = np.arange(micro.WARPS)[:, None]
+        clocks[:, 1] += 1000 + waves * micro.WARPS * micro.UNROLL * micro.ROUNDS
+        return [out]
+
+
+@pytest.mark.parametrize(("wrong", "plant"), [("", 0), ("", 2), ("ld_v2", 0)])
+def test_the_measurement_sees_what_differs(
+    wrong: str, plant: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """benchmarks/verify_banks.py on a pretended GPU: all agrees; a planted error, or another machine, is seen."""
+    driver = ModuleType("tests.micro.cuda_driver")
+    driver.Device = type("Device", (PretendGpu,), {"wrong": wrong})  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "tests.micro.cuda_driver", driver)
+    path = Path(__file__).parents[2] / "benchmarks" / "verify_banks.py"
+    spec = importlib.util.spec_from_file_location("verify_banks", path)
+    assert spec is not None and spec.loader is not None
+    program = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(program)
+    monkeypatch.setattr(program, "REPEATS", 1)
+    failed = program.main(["--json", str(tmp_path / "out.json"), "--plant", str(plant)])
+    found = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
+    differ = {row["form"] for row in found["rows"] if not row["ok"]}
+    assert found["agree"] == sum(row["ok"] for row in found["rows"]) and found["of"] == len(program.cases()) > 150
+    assert bool(failed) == bool(differ) == bool(wrong or plant)
+    assert "DIFFERS" in capsys.readouterr().out if failed else 0.99 < min(found["units"].values()) < 1.05
+    if wrong:
+        assert differ == {wrong}
+    if plant:
+        assert len(differ) > 5
+
+
+def test_elements_of_four_bits() -> None:
+    """Two elements to a byte: rows of 16 bytes are 32 of them, in every swizzle."""
+    rows = matrix_access((64, 256), "e2m1")
+    for swizzle in SPANS:
+        tile = smem_tile((64, 256), "e2m1", "K", swizzle)
+        report = bank_conflicts(tile, [tma_access(tile), rows])
+        assert report.ways == 1 and report.wavefronts == 2 * 64
+    assert bank_conflicts(Layout((64, 256), (256, 1)), rows, element="e2m1").ways == 8
+    with pytest.raises(AtomError, match="no whole number of bytes"):
+        bank_conflicts(Layout(32, 1), thread_access(Layout(32, 1)), element="e2m1")
