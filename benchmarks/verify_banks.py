@@ -78,8 +78,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--plant", type=int, default=0, metavar="N", help="make every Nth prediction wrong")
     options = parser.parse_args(arguments)
 
-    from tests.micro.cuda_driver import Device
+    from tests.micro.cuda_driver import Device, available
 
+    if reason := available():
+        print(f"no GPU to measure: {reason}")
+        return 2
     rows: list[dict[str, Any]] = []
     with Device() as gpu:
         target = "sm_" + "".join(map(str, gpu.capability))

@@ -1,6 +1,6 @@
 """Checks of plans: every statement with its verdict, its method, and its first counterexample."""
 
-from .accesses import Access, atom_access, matrix_access, thread_access, tiled_access, tma_access
+from .accesses import AccessPattern, atom_access, matrix_access, thread_access, tiled_access, tma_access
 from .banks import BankReport, Phase, bank_conflicts
 from .budgets import most_stages, registers, role_registers, shared_memory, tensor_memory, why_not
 from .coalescing import SectorReport, sectors
@@ -12,7 +12,7 @@ from .swizzle_search import PaddingAnswer, SwizzleAnswer, best_swizzle, find_pad
 from .tiles import bijective_tile, filled_by, read_by
 
 __all__ = [
-    "Access",
+    "AccessPattern",
     "BankReport",
     "Check",
     "Grouped",

@@ -1,4 +1,4 @@
-"""Access patterns: which elements of a tile the lanes of a warp name in one memory instruction.
+"""AccessPattern patterns: which elements of a tile the lanes of a warp name in one memory instruction.
 
 A pattern is an array (request, lane, element) of flat coordinates of a tile, colexicographic, so that the same pattern
 can be laid over any layout of the tile: plain, padded or swizzled. A request is one instruction of one warp; the
@@ -10,19 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..atoms.copy import CopyAtom
+from ..atoms.copy import SIDES, WARP, CopyAtom
 from ..atoms.smem import ATOM_ROWS, CHUNK_BYTES, MAJORS, SmemTile
+from ..atoms.tiled_copy import TiledCopy
 from ..dtypes import DType, dtype
 from ..errors import AtomError
 from ..layouts import ComposedLayout, Layout
 from ..layouts.linear import LinearLayout
 
-WARP = 32
 IntArray = npt.NDArray[np.int64]
 
 # Bytes that one lane may name. PTX ISA: ld and st (vectors up to 128 bits in shared memory; 256 bits in global memory
@@ -53,7 +53,7 @@ def check_width(kind: str, width: int) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Access:
+class AccessPattern:
     """One access pattern: a kind of instruction and, for every request, lane and element, a coordinate of the tile.
 
     name    as reports call it
@@ -79,7 +79,7 @@ class Access:
         """Instructions that the pattern counts."""
         return self.coords.shape[0]
 
-    def over(self, block: Sequence[int], extent: Sequence[int]) -> Access:
+    def over(self, block: Sequence[int], extent: Sequence[int]) -> AccessPattern:
         """The same pattern in every block of a larger tile: coordinates of `block` become coordinates of `extent`.
 
         block, extent  extents in elements, mode by mode; raises AtomError unless block divides extent.
@@ -98,12 +98,12 @@ class Access:
         steps = tuple(int(np.prod(extent[:i])) * block[i] for i in range(len(extent)))
         starts = Layout(counts, steps).offsets()
         moved = np.where(self.coords[None] < 0, -1, inside[self.coords][None] + starts[:, None, None, None])
-        return Access(self.name, self.kind, moved.reshape(-1, *self.coords.shape[1:]))
+        return AccessPattern(self.name, self.kind, moved.reshape(-1, *self.coords.shape[1:]))
 
 
 def thread_access(
     tv: Layout, vector: int = 1, kind: str = "ld.shared", name: str = "", lanes: int | None = None
-) -> Access:
+) -> AccessPattern:
     """The accesses of threads whose values a thread-value layout names, `vector` consecutive values at a time.
 
     tv      (thread, value, ...) -> flat coordinate of the tile; a layout of rank 1 gives each thread one value; all
@@ -128,7 +128,7 @@ def thread_access(
     warps = max(1, threads // WARP)
     table = np.asarray(tv.offsets(), np.int64).reshape(values // vector, vector, warps, threads // warps)
     coords = table.transpose(2, 0, 3, 1).reshape(-1, threads // warps, vector)
-    return Access(name, kind, np.ascontiguousarray(coords[:, :lanes]))
+    return AccessPattern(name, kind, np.ascontiguousarray(coords[:, :lanes]))
 
 
 def matrix_access(
@@ -138,7 +138,7 @@ def matrix_access(
     kind: str = "ldmatrix",
     matrices: int | None = None,
     name: str = "",
-) -> Access:
+) -> AccessPattern:
     """Every 8 x 16-byte matrix of an (mn, k) tile, as ldmatrix, stmatrix and the tensor cores read them.
 
     extent    (mn, k) in elements; flat coordinate mn + MN*k
@@ -160,16 +160,16 @@ def matrix_access(
         raise AtomError(f"{shape[0]}x{shape[1]} matrices of {dtype(element)} do not tile {extent[0]}x{extent[1]}")
     block = np.arange(shape[0] * shape[1], dtype=np.int64).reshape(shape[1], shape[0])  # [k, mn]
     lanes = block.T if along == "K" else block
-    one = Access(name or f"{kind} rows along {along}", kind, np.ascontiguousarray(lanes[None]))
+    one = AccessPattern(name or f"{kind} rows along {along}", kind, np.ascontiguousarray(lanes[None]))
     every = one.over(shape, extent).coords
     if matrices is None:
         matrices = next(count for count in (4, 2, 1) if every.shape[0] % count == 0)
     if matrices not in (1, 2, 4) or every.shape[0] % matrices:
         raise AtomError(f"{every.shape[0]} matrices are not taken {matrices} at a time")
-    return Access(one.name, kind, every.reshape(-1, matrices * ATOM_ROWS, row))
+    return AccessPattern(one.name, kind, every.reshape(-1, matrices * ATOM_ROWS, row))
 
 
-def tma_access(tile: SmemTile) -> Access:
+def tma_access(tile: SmemTile) -> AccessPattern:
     """How the copy engine writes a tile: box after box, row after row of one span, in chunks of 16 bytes.
 
     A request here is 128 consecutive bytes of the box before the swizzle: 8 chunks. How many cycles the engine takes is
@@ -181,10 +181,10 @@ def tma_access(tile: SmemTile) -> Access:
     """
     order = np.argsort(tile.layout.offsets(), kind="stable").astype(np.int64)
     chunk = CHUNK_BYTES * 8 // tile.dtype.bits
-    return Access(f"tma writes {tile.swizzle_name}", "tma", order.reshape(-1, ATOM_ROWS, chunk))
+    return AccessPattern(f"tma writes {tile.swizzle_name}", "tma", order.reshape(-1, ATOM_ROWS, chunk))
 
 
-def atom_access(atom: CopyAtom, place: Layout, side: str | None = None, name: str = "") -> Access:
+def atom_access(atom: CopyAtom, place: Layout, side: str | None = None, name: str = "") -> AccessPattern:
     """The shared- or global-memory side of a copy atom.
 
     place  where the atom's reference tile lies: its element -> flat coordinate of the tile. For an atom that every
@@ -200,22 +200,14 @@ def atom_access(atom: CopyAtom, place: Layout, side: str | None = None, name: st
         return thread_access(place, layout.size, kind, name or str(atom))
     if atom.threads != WARP:
         raise AtomError(f"{atom} is executed by {atom.threads} threads, not by a warp or each thread")
-    table = _by_lane(atom, side)[: _lanes_read(atom, side, kind)]
-    return Access(name or str(atom), kind, np.asarray(place(table), np.int64)[None])
+    table = np.asarray(layout.offsets(), np.int64).reshape(layout[1].size, WARP).T
+    if atom.thread_ids is not None:
+        table = table[np.argsort(np.asarray(atom.thread_ids(np.arange(WARP))))]
+    table = table[: _lanes_read(atom, side, kind)]
+    return AccessPattern(name or str(atom), kind, np.asarray(place(table), np.int64)[None])
 
 
-class TiledCopyLike(Protocol):
-    """What `tiled_access` asks of a tiled copy."""
-
-    @property
-    def atom(self) -> CopyAtom:
-        """The instruction."""
-
-    def partition(self, side: str, layout: Any) -> Any:
-        """(thread, (value of one instruction, instruction), rest, ...) -> what `layout` gives there."""
-
-
-def tiled_access(copy: TiledCopyLike, extent: Sequence[int], side: str | None = None, name: str = "") -> Access:
+def tiled_access(copy: TiledCopy, extent: Sequence[int], side: str | None = None, name: str = "") -> AccessPattern:
     """The shared- or global-memory side of a tiled copy over a whole tile: every instruction of every warp.
 
     extent  extents of the tile in elements, as its layout's modes
@@ -230,30 +222,21 @@ def tiled_access(copy: TiledCopyLike, extent: Sequence[int], side: str | None = 
     return thread_access(tv, atom.layout(side)[1].size, kind, name or str(atom), _lanes_read(atom, side, kind))
 
 
-def _by_lane(atom: CopyAtom, side: str) -> IntArray:
-    """(lane of the warp, value) -> element of the reference tile."""
-    layout = atom.layout(side)
-    table = np.asarray(layout.offsets(), np.int64).reshape(layout[1].size, WARP).T
-    return table if atom.thread_ids is None else table[np.argsort(np.asarray(atom.thread_ids(np.arange(WARP))))]
-
-
 def _lanes_read(atom: CopyAtom, side: str, kind: str) -> int:
     """Lanes whose address counts: the first ones for ldmatrix and stmatrix x1, x2, whose layouts repeat them."""
-    if kind not in ("ldmatrix", "stmatrix"):
-        return WARP
-    return len({tuple(row) for row in _by_lane(atom, side).tolist()})
+    return len(atom.address_threads(side)) if kind in ("ldmatrix", "stmatrix") else WARP
 
 
 def _memory_side(atom: CopyAtom) -> str:
     for memory in ("smem", "gmem"):
-        sides = [side for side, space in (("src", atom.source), ("dst", atom.target)) if space == memory]
+        sides = [side for side in SIDES if atom.space(side) == memory]
         if len(sides) == 1:
             return sides[0]
     raise AtomError(f"{atom} copies {atom.source} to {atom.target}: say which side, 'src' or 'dst'")
 
 
 def _kind_of(atom: CopyAtom, side: str) -> str:
-    space = atom.source if side == "src" else atom.target
+    space = atom.space(side)
     if space not in ("smem", "gmem"):
         raise AtomError(f"{atom}: its {side} is in {space}, which has neither banks nor sectors")
     if "bulk" in atom.ptx:
@@ -285,7 +268,7 @@ def element_bits(tile: Any, element: DType | str | int | None) -> int:
     return bits
 
 
-def byte_addresses(tile: Any, access: Access, element: DType | str | int | None = None) -> tuple[IntArray, int]:
+def byte_addresses(tile: Any, access: AccessPattern, element: DType | str | int | None = None) -> tuple[IntArray, int]:
     """(addresses, width): the byte address relative to the tile that each (request, lane) names, -1 for none.
 
     tile     SmemTile, Layout, ComposedLayout or LinearLayout: flat coordinate -> offset in elements

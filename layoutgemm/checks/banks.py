@@ -5,7 +5,7 @@ every bank gives or takes one word, whoever asked for it: lanes that name the sa
 of them wins), and bytes and halves of one word do not conflict.
 
 A wavefront moves 128 bytes, so an instruction whose lanes name more is taken in *phases*: as many consecutive lanes as
-ask for 128 bytes together. That one formula gives the known rules:
+ask for 128 bytes together (`PHASE_LANES` of the copy atoms):
 
     bytes for a lane   lanes of a phase                                  phases of a full warp
     1, 2, 4            32                                                1
@@ -37,12 +37,13 @@ import numpy.typing as npt
 
 from ..arch import Arch
 from ..arch import arch as arch_of
+from ..atoms.copy import PHASE_LANES, WARP
 from ..atoms.smem import SmemTile
 from ..dtypes import DType
 from ..errors import AtomError
 from ..layouts import ComposedLayout, Layout
 from ..layouts.linear import LinearLayout
-from .accesses import WARP, Access, IntArray, byte_addresses, check_width
+from .accesses import AccessPattern, IntArray, byte_addresses, check_width
 from .report import Check
 
 BANKS = 32
@@ -56,7 +57,7 @@ def lanes_of_phase(width: int) -> int:
     >>> [lanes_of_phase(width) for width in (1, 4, 8, 16)]
     [32, 32, 16, 8]
     """
-    return min(WARP, WAVEFRONT // width)
+    return PHASE_LANES[width]
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,10 +242,10 @@ def bank_conflicts(
     an array (request, lane) of them; width in bytes for a lane; kind a key of `accesses.WIDTHS`, "ld.shared" unless
     given.
 
-    `bank_conflicts(tile, accesses)`: a SmemTile, Layout, ComposedLayout or LinearLayout and one `Access` or several;
-    `element` says how wide an element is where the tile does not. Addresses are relative to the tile. Where its base
-    is a multiple of 4 and of the width (and, swizzled, of the swizzle's period) it turns all banks alike, so it
-    changes no count.
+    `bank_conflicts(tile, accesses)`: a SmemTile, Layout, ComposedLayout or LinearLayout and one `AccessPattern` or
+    several; `element` says how wide an element is where the tile does not. Addresses are relative to the tile. Where
+    its base is a multiple of 4 and of the width (and, swizzled, of the swizzle's period) it turns all banks alike, so
+    it changes no count.
 
     Raises AtomError for an unknown kind or width, for an address that is no multiple of the width (the instruction
     faults), and where a lane's elements are not contiguous.
@@ -267,9 +268,9 @@ def bank_conflicts(
     if isinstance(what, (SmemTile, Layout, ComposedLayout, LinearLayout)):
         if kind is not None:
             raise AtomError(f"an access has its own kind; {kind!r} is not for a tile")
-        accesses = [how] if isinstance(how, Access) else list(how)
-        if not accesses or not all(isinstance(access, Access) for access in accesses):
-            raise AtomError(f"a tile is asked with an Access or several, not {how!r}")
+        accesses = [how] if isinstance(how, AccessPattern) else list(how)
+        if not accesses or not all(isinstance(access, AccessPattern) for access in accesses):
+            raise AtomError(f"a tile is asked with an AccessPattern or several, not {how!r}")
         parts = []
         for access in accesses:
             addresses, width = byte_addresses(what, access, element)

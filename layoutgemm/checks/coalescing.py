@@ -20,7 +20,7 @@ from ..dtypes import DType
 from ..errors import AtomError
 from ..layouts import ComposedLayout, Layout
 from ..layouts.linear import LinearLayout
-from .accesses import Access, IntArray, byte_addresses
+from .accesses import AccessPattern, IntArray, byte_addresses
 from .banks import address_array, check_addresses
 from .report import Check
 
@@ -166,8 +166,8 @@ def sectors(
     `sectors(addresses, width, kind)`: byte addresses of up to 32 lanes (None or -1: takes no part), or an array
     (request, lane); width in bytes for a lane; kind "ld.global" unless given.
 
-    `sectors(layout, accesses)`: a Layout, ComposedLayout or LinearLayout of the tensor and one `Access` or several;
-    `element` says how wide an element is.
+    `sectors(layout, accesses)`: a Layout, ComposedLayout or LinearLayout of the tensor and one `AccessPattern` or
+    several; `element` says how wide an element is.
 
     alignment  bytes that the base is known to be a multiple of, a power of two: 256 for an allocation; where it is less
                than a line's, the count is that of the worst base
@@ -191,9 +191,9 @@ def sectors(
     if isinstance(what, (Layout, ComposedLayout, LinearLayout)):
         if kind is not None:
             raise AtomError(f"an access has its own kind; {kind!r} is not for a layout")
-        accesses = [how] if isinstance(how, Access) else list(how)
-        if not accesses or not all(isinstance(access, Access) for access in accesses):
-            raise AtomError(f"a layout is asked with an Access or several, not {how!r}")
+        accesses = [how] if isinstance(how, AccessPattern) else list(how)
+        if not accesses or not all(isinstance(access, AccessPattern) for access in accesses):
+            raise AtomError(f"a layout is asked with an AccessPattern or several, not {how!r}")
         for access in accesses:
             addresses, width = byte_addresses(what, access, element)
             _global_only(access.kind)

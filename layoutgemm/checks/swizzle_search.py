@@ -33,7 +33,7 @@ from ..dtypes import DType, dtype
 from ..errors import AtomError
 from ..layouts import Layout, Swizzle
 from ..layouts.gf2 import Elimination
-from .accesses import Access, IntArray, byte_addresses, element_bits
+from .accesses import AccessPattern, IntArray, byte_addresses, element_bits
 from .banks import BANK_BYTES, WAVEFRONT, BankReport, bank_conflicts, judge, phases_of, ways_of
 from .report import Check
 
@@ -210,7 +210,7 @@ def has_effect(swizzle: Swizzle) -> bool:
 
 def find_swizzle(
     layout: Any,
-    accesses: Access | Sequence[Access],
+    accesses: AccessPattern | Sequence[AccessPattern],
     *,
     element: DType | str | int | None = None,
     tma: bool = False,
@@ -245,7 +245,7 @@ def find_swizzle(
 
 def best_swizzle(
     layout: Any,
-    accesses: Access | Sequence[Access],
+    accesses: AccessPattern | Sequence[AccessPattern],
     *,
     element: DType | str | int | None = None,
     tma: bool = False,
@@ -257,8 +257,8 @@ def best_swizzle(
     return _search(layout, accesses, element, tma)
 
 
-def _search(layout: Any, accesses: Access | Sequence[Access], element: Any, tma: bool) -> SwizzleAnswer:
-    listed = [accesses] if isinstance(accesses, Access) else list(accesses)
+def _search(layout: Any, accesses: AccessPattern | Sequence[AccessPattern], element: Any, tma: bool) -> SwizzleAnswer:
+    listed = [accesses] if isinstance(accesses, AccessPattern) else list(accesses)
     if not listed:
         raise AtomError("no access is given: every swizzle is free of conflicts")
     bits = element_bits(layout, element)
@@ -286,7 +286,9 @@ def _search(layout: Any, accesses: Access | Sequence[Access], element: Any, tma:
     return SwizzleAnswer(None, best, _report(layout, patterns, listed, best), len(every), len(looked), method, reason)
 
 
-def _report(layout: Any, patterns: Sequence[Pattern], accesses: Sequence[Access], swizzle: Swizzle) -> BankReport:
+def _report(
+    layout: Any, patterns: Sequence[Pattern], accesses: Sequence[AccessPattern], swizzle: Swizzle
+) -> BankReport:
     parts = []
     for pattern, access in zip(patterns, accesses):
         moved = np.where(pattern.addresses < 0, -1, swizzle(pattern.addresses))
@@ -358,7 +360,7 @@ class PaddingAnswer:
 
 
 def find_padding(
-    extent: tuple[int, int], accesses: Access | Sequence[Access], element: DType | str, major: str = "K"
+    extent: tuple[int, int], accesses: AccessPattern | Sequence[AccessPattern], element: DType | str, major: str = "K"
 ) -> PaddingAnswer:
     """The smallest pitch at which no access to a tile of rows conflicts, or a proof that none exists.
 
@@ -375,7 +377,7 @@ def find_padding(
     >>> find_padding((32, 32), thread_access(Layout(32, 1)), "f32").pitch  # a column of floats
     33
     """
-    listed = [accesses] if isinstance(accesses, Access) else list(accesses)
+    listed = [accesses] if isinstance(accesses, AccessPattern) else list(accesses)
     bits = dtype(element).bits
     if major not in ("K", "MN"):
         raise AtomError(f"major is {major!r}; it is 'K' or 'MN'")

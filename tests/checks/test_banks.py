@@ -18,10 +18,24 @@ from hypothesis import strategies as st
 
 from layoutgemm import Layout
 from layoutgemm.arch import ARCHES
-from layoutgemm.atoms import SPANS, CopyAtom, smem_tile, swizzle_of
+from layoutgemm.atoms import (
+    SPANS,
+    CopyAtom,
+    TiledMma,
+    ldmatrix,
+    make_tiled_copy_A,
+    make_tiled_copy_B,
+    make_tiled_copy_C,
+    matrix_copies,
+    mma_sync,
+    smem_tile,
+    stmatrix,
+    swizzle_of,
+)
+from layoutgemm.atoms.copy import PHASE_LANES
 from layoutgemm.atoms.smem import SmemTile
 from layoutgemm.checks import (
-    Access,
+    AccessPattern,
     atom_access,
     bank_conflicts,
     matrix_access,
@@ -30,7 +44,7 @@ from layoutgemm.checks import (
     tma_access,
 )
 from layoutgemm.checks.accesses import WIDTHS, byte_addresses
-from layoutgemm.checks.banks import judge
+from layoutgemm.checks.banks import judge, lanes_of_phase
 from layoutgemm.dtypes import dtype
 from layoutgemm.errors import AtomError, PlanError
 from layoutgemm.kernels.sass import disassemble
@@ -272,6 +286,41 @@ def test_a_tiled_copy_is_every_instruction_over_the_tile() -> None:
         atom_access(registers, copy.tv, "src")
 
 
+def test_every_matrix_copy_has_its_rows_and_phases() -> None:
+    """ldmatrix and stmatrix in every form, the 8-bit ones too: 8 row addresses to a phase, rows of 16 bytes."""
+    for atom in matrix_copies():
+        if "smem" not in (atom.source, atom.target):
+            continue
+        side = atom.side_in("smem")
+        row, size = atom.values_per_thread(side), atom.layout(side).cosize
+        access = atom_access(atom, Layout(size, 1))
+        assert access.kind == atom.ptx.split(".")[0] and access.coords.shape == (1, size // row, row)
+        compact = bank_conflicts(Layout(size, 1), access, element=atom.element)
+        assert (compact.ways, compact.wavefronts, compact.phases) == (1, len(atom.phases), len(atom.phases))
+        apart = Layout((row, size // row), (1, 128 * 8 // atom.element.bits))
+        assert bank_conflicts(apart, access, element=atom.element).ways == 8
+
+
+def test_fragments_of_a_tiled_product_through_ldmatrix_and_stmatrix() -> None:
+    """A, B and C of four warps of m16n8k16: 8-way from plain rows of 128 bytes, free of conflicts in the swizzled."""
+    tiled = TiledMma(mma_sync((16, 8, 16), "bf16", "bf16", "f32"), (2, 2, 1), (32, 32, 16))
+    for copy, extent, kind in (
+        (make_tiled_copy_A(ldmatrix(4, element="bf16"), tiled), (64, 64), "ldmatrix"),
+        (make_tiled_copy_B(ldmatrix(4, element="bf16"), tiled), (96, 64), "ldmatrix"),
+        (make_tiled_copy_C(stmatrix(4, element="bf16"), tiled), (64, 64), "stmatrix"),
+    ):
+        access = tiled_access(copy, extent)
+        assert access.kind == kind and access.coords.shape[1:] == (32, 8)
+        assert set(access.coords.ravel().tolist()) == set(range(extent[0] * extent[1]))
+        assert bank_conflicts(Layout(extent, (64, 1)), access, element="bf16").ways == 8
+        assert bank_conflicts(smem_tile(extent, "bf16", "K"), access).ways == 1
+
+
+def test_the_phases_of_the_copy_atoms_are_what_fills_128_bytes() -> None:
+    assert {width: lanes_of_phase(width) for width in PHASE_LANES} == PHASE_LANES
+    assert all(lanes == min(32, 128 // width) for width, lanes in PHASE_LANES.items())
+
+
 # What has been published ----------------------------------------------------------------------------------------------
 
 
@@ -358,7 +407,7 @@ def test_the_report_reads() -> None:
         (lambda: bank_conflicts([[0], [0, 4]], 4), "must be alike"),
         (lambda: bank_conflicts([0], 8, "ldmatrix"), "ldmatrix moves 16 bytes"),
         (lambda: bank_conflicts(Layout(32, 1), thread_access(Layout(32, 1))), "give element="),
-        (lambda: bank_conflicts(Layout(32, 1), [], element=32), "an Access or several"),
+        (lambda: bank_conflicts(Layout(32, 1), [], element=32), "an AccessPattern or several"),
         (lambda: bank_conflicts(Layout(32, 1), thread_access(Layout(32, 1)), "ld.shared", element=32), "own kind"),
         (lambda: bank_conflicts(Layout(16, 1), thread_access(Layout(32, 1)), element=32), "coordinate 31 outside"),
         (lambda: bank_conflicts(smem_tile((8, 64), "bf16", "K"), matrix_access((8, 32), "f32"), element="f32"),
@@ -376,8 +425,8 @@ def test_the_report_reads() -> None:
         (lambda: matrix_access((8, 8), "bf16", "M"), "'K' or 'MN'"),
         (lambda: thread_access(Layout(32, 1)).over((8, 4), (12, 4)), "do not fill"),
         (lambda: thread_access(Layout(32, 2)).over((8, 4), (16, 4)), "outside a block"),
-        (lambda: Access("a", "ld.shared", np.array([[[0, -1]]])), "with all of its elements or with none"),
-        (lambda: Access("a", "ld.local", np.zeros((1, 1, 1), np.int64)), "no access of kind 'ld.local'"),
+        (lambda: AccessPattern("a", "ld.shared", np.array([[[0, -1]]])), "with all of its elements or with none"),
+        (lambda: AccessPattern("a", "ld.local", np.zeros((1, 1, 1), np.int64)), "no access of kind 'ld.local'"),
     ],
 )  # fmt: skip
 def test_refusals(act: object, message: str) -> None:
@@ -472,7 +521,7 @@ def test_the_measurement_sees_what_differs(
 ) -> None:
     """benchmarks/verify_banks.py on a pretended GPU: all agrees; a planted error, or another machine, is seen."""
     driver = ModuleType("tests.micro.cuda_driver")
-    driver.Device = type("Device", (PretendGpu,), {"wrong": wrong})  # type: ignore[attr-defined]
+    vars(driver).update(Device=type("Device", (PretendGpu,), {"wrong": wrong}), available=lambda: None)
     monkeypatch.setitem(sys.modules, "tests.micro.cuda_driver", driver)
     path = Path(__file__).parents[2] / "benchmarks" / "verify_banks.py"
     spec = importlib.util.spec_from_file_location("verify_banks", path)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from layoutgemm import Layout
 from layoutgemm.atoms import smem_tile
 from layoutgemm.checks import (
-    Access,
+    AccessPattern,
     bank_conflicts,
     best_swizzle,
     find_padding,
@@ -102,7 +102,7 @@ def test_ranks_give_the_ways_of_affine_phases(
 
 
 @st.composite
-def problems(draw: st.DrawFn) -> tuple[Layout, int, list[Access]]:
+def problems(draw: st.DrawFn) -> tuple[Layout, int, list[AccessPattern]]:
     """A small tile, its element's bits, and one to three accesses to it; powers of two or not."""
     bits = draw(st.sampled_from([8, 16, 32]))
     rows, columns = draw(st.sampled_from([(8, 8), (16, 16), (32, 8), (8, 32), (12, 16), (16, 24), (32, 4)]))
@@ -126,13 +126,13 @@ def problems(draw: st.DrawFn) -> tuple[Layout, int, list[Access]]:
         else:
             at = [(draw(st.integers(0, rows - 1)), draw(st.integers(0, columns // vector - 1))) for _ in range(lanes)]
         coords = [[[r + rows * (v * vector + i) for i in range(vector)] for r, v in at]]
-        accesses.append(Access(f"access {number}", "ld.shared", np.array(coords)))
+        accesses.append(AccessPattern(f"access {number}", "ld.shared", np.array(coords)))
     return layout, bits, accesses
 
 
 @given(problems())
 @settings(max_examples=40, deadline=None)
-def test_answers_are_counted_out_and_none_is_enumerated(problem: tuple[Layout, int, list[Access]]) -> None:
+def test_answers_are_counted_out_and_none_is_enumerated(problem: tuple[Layout, int, list[AccessPattern]]) -> None:
     layout, bits, accesses = problem
     try:
         plain = [byte_addresses(layout, access, bits) for access in accesses]
@@ -222,7 +222,7 @@ def test_rows_apart_by_scattered_bits_have_no_swizzle() -> None:
     tile = Layout(((2, 2, 2, 2, 2), 64), ((64, 128, 256, 512, 1024), 1))
     rows = [((lane & 1) + (lane >> 1 & 1) * 4 + (lane >> 2 & 1) * 16) for lane in range(8)]
     coords = np.array([[[row + 32 * k for k in range(8)] for row in rows]])
-    access = Access("rows", "ldmatrix", coords)
+    access = AccessPattern("rows", "ldmatrix", coords)
     found = find_swizzle(tile, access, element="bf16")
     assert not found and found.report.ways == 2
     assert "move address bits 7, 9, 11; its words have rank 5 over GF(2), the banks rank 4" in found.reason
@@ -236,8 +236,8 @@ def test_rows_apart_by_scattered_bits_have_no_swizzle() -> None:
 def test_accesses_that_exclude_one_another_are_both_named() -> None:
     """Rows 128 bytes apart want S = 3, rows 256 bytes apart S = 4: no swizzle of 3 bits has both."""
     tile = Layout((64, 32), (32, 1))
-    near = Access("near", "ldmatrix", np.array([[[2 * lane + 64 * k for k in range(8)] for lane in range(8)]]))
-    far = Access("far", "ldmatrix", np.array([[[4 * lane + 64 * k for k in range(8)] for lane in range(8)]]))
+    near = AccessPattern("near", "ldmatrix", np.array([[[2 * lane + 64 * k for k in range(8)] for lane in range(8)]]))
+    far = AccessPattern("far", "ldmatrix", np.array([[[4 * lane + 64 * k for k in range(8)] for lane in range(8)]]))
     found = find_swizzle(tile, [near, far], element="bf16")
     alone = [find_swizzle(tile, a, element="bf16") for a in (near, far)]
     forms = [numbers(s) for s in candidates(12, 4096, 16)]
@@ -261,7 +261,7 @@ def test_pitches() -> None:
 def test_where_no_pitch_will_do() -> None:
     """Even lanes down the rows, odd lanes from a chunk that only a pitch of 0 would separate: counted for a period."""
     coords = np.array([[[0 + 32 * k for k in range(4)], [0 + 32 * (k + 32) for k in range(4)]]])
-    access = Access("two of one row, 128 bytes apart", "ld.shared", coords)
+    access = AccessPattern("two of one row, 128 bytes apart", "ld.shared", coords)
     none = find_padding((32, 64), access, "f32")
     assert not none and none.tried == 32 and none.report.ways == 2
     assert none.reason == (
@@ -298,8 +298,8 @@ def test_bytes_of_one_word_may_be_parted_by_lower_bits() -> None:
     alone move. So the search may not pass S < 0 over for accesses narrower than a word.
     """
     tile = Layout(256, 1)
-    odd = Access("odd", "ld.shared", np.array([[[0], [129]]]))
-    even = Access("even", "ld.shared", np.array([[[128], *([4 * word] for word in range(1, 32))]]))
+    odd = AccessPattern("odd", "ld.shared", np.array([[[0], [129]]]))
+    even = AccessPattern("even", "ld.shared", np.array([[[128], *([4 * word] for word in range(1, 32))]]))
     found = find_swizzle(tile, [odd, even], element="u8")
     assert found.swizzle is not None and found.swizzle.bits == 1 and found.swizzle.shift < 0
     for form in map(numbers, candidates(8, 256, 1)):
@@ -315,13 +315,13 @@ def test_the_best_swizzle_weighs_accesses_by_requests(idle: bool, often: str, wa
     """Affine phases, and the same with an idle lane: three requests outweigh one."""
     tile = Layout((64, 32), (32, 1))
 
-    def rows(name: str, step: int) -> Access:
+    def rows(name: str, step: int) -> AccessPattern:
         starts = [0, 0, 0] if name == often else [0]
         lanes = [[[start + step * lane + 64 * k for k in range(8)] for lane in range(8)] for start in starts]
         coords = np.array(lanes)
         if idle:
             coords[:, 5] = -1
-        return Access(name, "ldmatrix", coords)
+        return AccessPattern(name, "ldmatrix", coords)
 
     found = best_swizzle(tile, [rows("near", 2), rows("far", 4)], element="bf16")
     assert not found and numbers(found.best) == want
@@ -329,7 +329,7 @@ def test_the_best_swizzle_weighs_accesses_by_requests(idle: bool, often: str, wa
 
 
 def test_the_copy_engines_modes_come_first_among_equals() -> None:
-    pair = Access("pair", "ld.shared", np.array([[[0], [32]]]))
+    pair = AccessPattern("pair", "ld.shared", np.array([[[0], [32]]]))
     found = find_swizzle(Layout(64, 1), pair, element="f32")
     assert found.swizzle == TMA_MODES[1]
     assert all(max(moved_ways([[0, 128]], 4, form)) == 1 for form in ((1, 6, 1), (1, 2, 5), (1, 4, 3)))
