@@ -83,6 +83,7 @@ def kernel(form: Form) -> str:
     idle = [f"    @!%on bra {form.name}_idle;"] if form.masked else []
     lines = [
         f".visible .entry {form.name}(.param .u64 p_at, .param .u64 p_zero, .param .u64 p_out)",
+        f".maxntid {32 * WARPS}, 1, 1",
         "{",
         "    .reg .pred %on, %more, %first;",
         f"    .reg .b32 %t, %lane, %warp, %off, %zero, %step, %base, %sum, %i, %last, %a<{UNROLL}>, %d<{count}>;",
