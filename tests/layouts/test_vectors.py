@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 
+from layoutgemm.checks import bank_conflicts, thread_access
 from layoutgemm.layouts import ComposedLayout, Layout, Swizzle, idx2crd, make_layout_tv
 from tests.layouts import reference as ref
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "layout_vectors.json"
 CASES: list[dict[str, Any]] = json.loads(VECTORS.read_text(encoding="utf-8"))["cases"]
-
-# Bank conflicts are a property of memory accesses and are tested with layoutgemm.checks, not with the algebra.
-ELSEWHERE = {"bank_conflicts"}
 
 
 def tree(value: Any) -> Any:
@@ -87,6 +85,12 @@ def recast_composed(new: int, old: int, swizzle: Swizzle, layout: Layout) -> lis
     return [[sw.bits, sw.base, sw.shift], answer.offset, answer.layout]
 
 
+def scalar_ways(swizzle: Swizzle | None, layout: Layout, element_bytes: int) -> int:
+    """The file's definition: lane i of a warp names the one element at coordinate i, all 32 lanes together."""
+    tile = layout if swizzle is None else ComposedLayout(swizzle, 0, layout)
+    return bank_conflicts(tile, thread_access(Layout(layout.size, 1)), element=8 * element_bytes).ways
+
+
 VALUE_OPS = {
     "size": lambda a: a.size,
     "cosize": lambda a: a.cosize,
@@ -99,12 +103,13 @@ VALUE_OPS = {
     "swizzle": lambda sw, xs: [sw(x) for x in xs],
     "make_layout_tv": make_layout_tv,
     "recast_composed": recast_composed,
+    "bank_conflicts": scalar_ways,
 }
 
 
 def run(case: dict[str, Any]) -> Any:
     operation = {**LAYOUT_OPS, **VALUE_OPS}[case["op"]]
-    return operation(*(decode(a) for a in case["args"]))
+    return operation(*(None if a is None else decode(a) for a in case["args"]))
 
 
 def is_inverse(case: dict[str, Any], answer: Layout) -> bool:
@@ -134,7 +139,7 @@ def judge_layout(case: dict[str, Any], answer: Any) -> None:
 
 
 def judge_value(case: dict[str, Any], answer: Any) -> None:
-    expected = case["expect"]["value"]
+    expected = case["expect"]["ways" if case["op"] == "bank_conflicts" else "value"]
     if case["op"] == "make_layout_tv":
         (sizes, layout), (want_sizes, want) = answer, expected
         assert [ref.size(s) for s in sizes] == want_sizes
@@ -147,7 +152,7 @@ def judge_value(case: dict[str, Any], answer: Any) -> None:
         assert as_lists(answer) == expected
 
 
-PARAMETERS = [pytest.param(c, id=c["id"]) for c in CASES if c["op"] not in ELSEWHERE]
+PARAMETERS = [pytest.param(c, id=c["id"]) for c in CASES]
 
 
 @pytest.mark.parametrize("case", PARAMETERS)
@@ -187,6 +192,21 @@ def check_equivalent(case: dict[str, Any]) -> None:
 
 def test_vectors_are_all_accounted_for() -> None:
     """No operation of the file is dropped silently, and ids are unique."""
-    known = {*LAYOUT_OPS, *VALUE_OPS, "equivalent", "predicates", *ELSEWHERE}
+    known = {*LAYOUT_OPS, *VALUE_OPS, "equivalent", "predicates"}
     assert {c["op"] for c in CASES} == known
     assert len({c["id"] for c in CASES}) == len(CASES)
+
+
+def test_one_element_for_a_lane_over_reports_vectors_of_16_bytes() -> None:
+    """The file's cases name one element for a lane, and so do the peers' counts. A 16-byte vector is served by quarter
+    warps: counted as if all 32 lanes came at once, a float4 load in order would be 4-way, and is free of conflicts; and
+    the 32 row addresses of an ldmatrix.x4 at a pitch of 256 bytes would be 16-way (case 05993), and are 8-way.
+    """
+    in_order = Layout(32, 4)
+    assert scalar_ways(None, in_order, 4) == 4
+    float4 = thread_access(Layout((32, 4), (4, 1)), vector=4)
+    assert bank_conflicts(Layout(128, 1), float4, element=32).ways == 1
+    rows = Layout((16, 2), (128, 8))
+    assert scalar_ways(None, rows, 2) == 16
+    ldmatrix = thread_access(Layout(((16, 2), 8), ((1, 128), 16)), 8, "ldmatrix")
+    assert bank_conflicts(Layout((16, 16), (128, 1)), ldmatrix, element="bf16").ways == 8
