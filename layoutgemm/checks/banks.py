@@ -319,12 +319,11 @@ def check_addresses(addresses: IntArray, width: Any, kind: str) -> None:
 def ways_of(addresses: IntArray, width: int) -> IntArray:
     """(phase, lane) byte addresses, -1 for none -> wavefronts of each phase: different words of its busiest bank."""
     words = addresses[:, :, None] // BANK_BYTES + np.arange(max(1, width // BANK_BYTES))
-    active = np.broadcast_to((addresses >= 0)[:, :, None], words.shape)
-    phase = np.broadcast_to(np.arange(len(addresses))[:, None, None], words.shape)[active]
-    span = int(words.max(initial=0)) + 1
-    distinct = np.unique(phase * span + words[active])
-    phase, word = distinct // span, distinct % span
-    counts = np.bincount(phase * BANKS + word % BANKS, minlength=len(addresses) * BANKS)
+    ordered = np.sort(np.where((addresses >= 0)[:, :, None], words, -1).reshape(len(addresses), -1), axis=1)
+    fresh = ordered >= 0  # the first of each word
+    fresh[:, 1:] &= ordered[:, 1:] != ordered[:, :-1]
+    bank = ordered % BANKS + BANKS * np.arange(len(addresses))[:, None]
+    counts = np.bincount(bank[fresh], minlength=len(addresses) * BANKS)
     return counts.reshape(len(addresses), BANKS).max(1).astype(np.int64)
 
 

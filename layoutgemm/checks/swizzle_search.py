@@ -58,29 +58,31 @@ class Pattern:
     odd: IntArray
     odd_counts: IntArray
 
-    def ways(self, swizzle: Swizzle, enough: int) -> int:
-        """The worst phase's ways under a swizzle on bytes; stops early once it is more than `enough`."""
-        most = 0
+    def is_free(self, swizzle: Swizzle) -> bool:
+        """Whether no phase conflicts under a swizzle on bytes; looks no further than the first that does."""
         for columns in self.columns:
             words, banks = ranks(columns, self.width, swizzle)
-            most = max(most, 1 << (words - banks))
-            if most > enough:
-                return most
-        if len(self.odd):
-            moved = np.where(self.odd < 0, -1, swizzle(self.odd))
-            most = max(most, int(ways_of(moved, self.width).max()))
-        return most
+            if words > banks:
+                return False
+        few = 16
+        return all(
+            self._odd_ways(swizzle, slice(start, start + few)).max() == 1 for start in range(0, len(self.odd), few)
+        )
 
-    def cost(self, swizzle: Swizzle) -> int:
-        """The ways of all phases together: the wavefronts, unless lanes pair."""
-        total = 0
+    def weigh(self, swizzle: Swizzle) -> tuple[int, int]:
+        """(the worst phase's ways, those of all phases together: the wavefronts, unless lanes pair)."""
+        most = total = 0
         for columns, count in zip(self.columns, self.counts):
             words, banks = ranks(columns, self.width, swizzle)
-            total += count << (words - banks)
+            most, total = max(most, 1 << (words - banks)), total + (count << (words - banks))
         if len(self.odd):
-            moved = np.where(self.odd < 0, -1, swizzle(self.odd))
-            total += int(ways_of(moved, self.width) @ self.odd_counts)
-        return total
+            ways = self._odd_ways(swizzle, slice(None))
+            most, total = max(most, int(ways.max())), total + int(ways @ self.odd_counts)
+        return most, total
+
+    def _odd_ways(self, swizzle: Swizzle, part: slice) -> IntArray:
+        odd = self.odd[part]
+        return ways_of(np.where(odd < 0, -1, swizzle(odd)), self.width)
 
 
 def ranks(columns: Sequence[int], width: int, swizzle: Swizzle) -> tuple[int, int]:
@@ -276,13 +278,17 @@ def _search(layout: Any, accesses: AccessPattern | Sequence[AccessPattern], elem
     if any(len(pattern.odd) for pattern in patterns):
         method = "exhaustion" if not any(p.columns for p in patterns) else "GF(2) rank and exhaustion"
     for swizzle in looked:
-        if all(pattern.ways(swizzle, 1) == 1 for pattern in patterns):
+        if all(pattern.is_free(swizzle) for pattern in patterns):
             report = _report(layout, patterns, listed, swizzle)
             if not report:
                 raise AssertionError(f"{swizzle} passed the search and conflicts: {report}")
             return SwizzleAnswer(swizzle, swizzle, report, len(every), len(looked), method)
-    best = min(looked, key=lambda swizzle: sum(pattern.cost(swizzle) for pattern in patterns))
-    reason = _why_none(patterns, looked, width, total, tma)
+    weights = [[pattern.weigh(swizzle) for swizzle in looked] for pattern in patterns]
+    costs = [sum(cost for _, cost in row) for row in zip(*weights)]
+    best = looked[costs.index(min(costs))]
+    form = "the copy engine's modes" if tma else f"the swizzles within {(total - 1).bit_length()} address bits"
+    whole = "" if tma else f" that keep {width}-byte vectors whole"
+    reason = _why_none(patterns, looked, [[ways for ways, _ in row] for row in weights], form, whole)
     return SwizzleAnswer(None, best, _report(layout, patterns, listed, best), len(every), len(looked), method, reason)
 
 
@@ -297,16 +303,14 @@ def _report(
 
 
 def _why_none(
-    patterns: Sequence[Pattern], looked: Sequence[Swizzle], width: int, total: int, tma: bool
+    patterns: Sequence[Pattern], looked: Sequence[Swizzle], ways_of_all: list[list[int]], form: str, whole: str
 ) -> str:
     """Why no candidate will do: an access that fails under each of them, or accesses that exclude one another."""
-    form = "the copy engine's modes" if tma else f"the swizzles within {(total - 1).bit_length()} address bits"
-    alone = [[swizzle for swizzle in looked if pattern.ways(swizzle, 1) == 1] for pattern in patterns]
-    for pattern, good in zip(patterns, alone):
+    alone = [[swizzle for swizzle, ways in zip(looked, row) if ways == 1] for row in ways_of_all]
+    for pattern, good, row in zip(patterns, alone, ways_of_all):
         if not good:
-            least = min(looked, key=lambda swizzle: pattern.ways(swizzle, WAVEFRONT))
-            ways = pattern.ways(least, WAVEFRONT)
-            whole = "" if tma else f" that keep {width}-byte vectors whole"
+            ways = min(row)
+            least = looked[row.index(ways)]
             why = f"{pattern.name} is at best {ways}-way under {form}{whole}, with {least}"
             for columns in pattern.columns:
                 words, banks = ranks(columns, pattern.width, least)

@@ -95,7 +95,7 @@ def test_ranks_give_the_ways_of_affine_phases(
     words, banks = ranks(tuple(scaled), width, swizzle)
     assert moved_ways([phase], width, numbers(swizzle)) == [1 << (words - banks)]
     pattern = pattern_of("p", np.array([phase]), width)
-    assert len(pattern.columns) == 1 and len(pattern.odd) == 0 and pattern.cost(swizzle) == 1 << (words - banks)
+    assert len(pattern.columns) == 1 and len(pattern.odd) == 0 and pattern.weigh(swizzle) == (1 << (words - banks),) * 2
 
 
 # Answers and proofs that there is none --------------------------------------------------------------------------------
