@@ -251,7 +251,7 @@ def report(gpu: Any, ptx: str, variant: str, run: Callable[[], tuple[int, str]])
 
 
 def summary(rows: list[Row]) -> dict[str, Any]:
-    """What the file keeps: for each atom its variants and products, all of them that hold in one line; failures whole."""
+    """What the file keeps: for each atom how many of its variants hold, and the failures whole."""
     atoms: dict[str, list[int]] = {}
     for row in rows:
         counts = atoms.setdefault(row["atom"], [0, 0, 0])

@@ -15,15 +15,17 @@ ask for 128 bytes together (`PHASE_LANES` of the copy atoms):
 
 Within a phase, a bank that must give w different words makes it take w wavefronts: a w-way conflict.
 
-Loads of 8 and 16 bytes have an exception to the cost, not to the conflicts: where all active lanes n and n^1 name the
-same address, or all n and n^2 do, two phases are taken as one, since the registers to return fit in one. `wavefronts`
-counts that when `packing` is on; `ways` is always by the phases of the table.
+Accesses of 8 and 16 bytes have two rules of cost beside the conflicts. A phase without an active lane still takes its
+wavefront. And loads where all active lanes n and n^1 name the same address, or all n and n^2 do, take two phases as
+one, since the registers to return fit in one. `wavefronts` counts both when `packing` is on; `ways` is always by the
+phases of the table.
 
 Sources: CUDA C++ Programming Guide, "Compute Capability 5.x", "Shared Memory" (banks, same word, one of the writers
 wins), and its older section "Compute Capability 2.x" for half-warps at 64 bits; PTX ISA, ldmatrix and stmatrix (8 row
 addresses a matrix); NVIDIA developer forum, "Unexpected shared memory bank conflict" (topic 77228), for the pairs.
 How the tensor cores and the copy engine schedule their accesses is not documented; the model for them is one core
-matrix, or 128 bytes, at a time. benchmarks/verify_banks.py measures all others on a GPU.
+matrix, or 128 bytes, at a time. All others were measured on an H200: benchmarks/verify_banks.py, 198 patterns, recorded
+in benchmarks/results/banks_h200.json.
 """
 
 from __future__ import annotations
@@ -344,10 +346,13 @@ def judge(name: str, kind: str, addresses: IntArray, width: int) -> Requests:
     requests, count, size = phases.shape
     ways = ways_of(phases.reshape(-1, size), width).reshape(requests, count)
     packed = ways.sum(1)
-    if kind == "ld.shared" and width > BANK_BYTES and count > 1:
-        for request in np.flatnonzero(_paired(addresses)).tolist():
-            pairs = phases_of(addresses[request : request + 1], width // 2)
-            packed[request] = ways_of(pairs.reshape(-1, pairs.shape[2]), width).sum()
+    if kind in ("ld.shared", "st.shared") and width > BANK_BYTES:
+        packed = np.maximum(ways, 1).sum(1) + WARP // size - count
+        if kind == "ld.shared":
+            for request in np.flatnonzero(_paired(addresses)).tolist():
+                pairs = phases_of(addresses[request : request + 1], width // 2)
+                taken = np.maximum(ways_of(pairs.reshape(-1, pairs.shape[2]), width), 1)
+                packed[request] = taken.sum() + WARP // pairs.shape[2] - len(taken)
     return Requests(name, kind, width, addresses, ways, _minima(addresses, width), packed)
 
 

@@ -108,3 +108,20 @@ def test_the_measurement_sees_what_differs(
         assert differ == {wrong}
     if plant:
         assert len(differ) > 5
+
+
+def test_the_model_agrees_with_what_an_h200_measured() -> None:
+    """Every pattern of benchmarks/results/banks_h200.json: cycles in wavefronts, within a quarter of one or 6%."""
+    from benchmarks.verify_banks import cases, predicted
+
+    root = Path(__file__).resolve().parents[2]
+    recorded = json.loads((root / "benchmarks/results/banks_h200.json").read_text(encoding="utf-8"))
+    measured = {(row["form"], row["pattern"]): row["measured"] for row in recorded["rows"]}
+    found = {(form.name, pattern.name): predicted(form, pattern) for form, pattern in cases()}
+    assert len(found) >= 198 and set(found) == set(measured)
+    wrong = {
+        which: (measured[which], waves)
+        for which, waves in found.items()
+        if abs(measured[which] - waves) > max(0.25, 0.06 * waves)
+    }
+    assert not wrong
