@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..checks import Check, Report, bijective_tile, filled_by, read_by, registers, shared_memory
+from ..checks import (
+    Check,
+    Report,
+    bank_conflicts,
+    bijective_tile,
+    filled_by,
+    matrix_access,
+    read_by,
+    registers,
+    shared_memory,
+)
 from ..layouts import Layout
 from .plan import GemmPlan, OperandPlan
 
@@ -31,11 +41,13 @@ def check_plan(plan: GemmPlan) -> Report:
 
 
 def _operand(plan: GemmPlan, operand: OperandPlan) -> list[Check]:
-    name = operand.name
+    name, tile = operand.name, operand.smem
+    banks = bank_conflicts(tile, matrix_access(tile.extent, tile.dtype, tile.major, "wgmma"))
     return [
         bijective_tile(f"tile {name}", operand.smem),
         filled_by(f"copy {name}", operand.smem, operand.tma),
         read_by(f"descriptor {name}", operand.smem, operand.descriptor, plan.mma, name),
+        banks.as_check(f"banks {name}"),
     ]
 
 
