@@ -179,6 +179,8 @@ def _field(text: str, low: int, width: int, whole: int) -> str:
 
 def _joined(parts: list[str], whole: int) -> str:
     each = whole // len(parts)
+    if whole == 128:
+        return f"join128({', '.join(parts)})"
     if whole == 64:
         half = len(parts) // 2
         low, up = (_joined(p, 32) if len(p) > 1 else p[0] for p in (parts[:half], parts[half:]))
@@ -220,7 +222,7 @@ def _arithmetic(g: Generator, ins: Instruction) -> str | None:
 
 def _wrapped(text: str, bits: int) -> str:
     # 64-bit arrays wrap by themselves and take no negative mask; ints need it.
-    return f"({text}) & {MASKS[bits]}"
+    return f"(({text}) & {MASKS[bits]})"
 
 
 def _product(g: Generator, a: Operand, b: Operand, kind: str, part: str) -> str:

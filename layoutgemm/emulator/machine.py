@@ -246,6 +246,7 @@ class Machine:
         self.findings = Findings()
         self.counts = Counts(executed=bytearray(program.size))
         self.operations = 0
+        self.waiting: deque[Triple] = deque()
         for axis in range(3):
             if launch.grid[axis] % launch.cluster[axis]:
                 raise EmulatorError(f"a grid of {launch.grid} is no whole number of clusters of {launch.cluster}")
@@ -253,13 +254,20 @@ class Machine:
     def run(self) -> Machine:
         """Execute every cluster; returns the machine."""
         grid, size = self.launch.grid, self.launch.cluster
-        corners = list(product(*[range(0, grid[axis], size[axis]) for axis in (2, 1, 0)]))
-        for done, (z, y, x) in enumerate(corners):
+        corners = product(*[range(0, grid[axis], size[axis]) for axis in (2, 1, 0)])
+        self.waiting = deque((x, y, z) for z, y, x in corners)
+        total = len(self.waiting)
+        while self.waiting:
+            x, y, z = self.waiting.popleft()
             inside = product(range(size[2]), range(size[1]), range(size[0]))
             self._run_cluster(Cluster(self, [(x + i, y + j, z + k) for k, j, i in inside]))
             if self.progress is not None:
-                self.progress(done + 1, len(corners))
+                self.progress(total - len(self.waiting), total)
         return self
+
+    def take_cluster(self) -> Triple | None:
+        """Take the next cluster that has not begun off the grid: the coordinates of its first block, or None."""
+        return self.waiting.popleft() if self.waiting else None
 
     def special_registers(self, cta: Cta, warp: int) -> dict[str, Any]:
         """%tid, %ctaid and the like of a warp. PTX ISA, "Special Registers"."""

@@ -103,6 +103,13 @@ def join64(low: Any, up: Any) -> Any:
     return low | up << 32
 
 
+def join128(low: int, up: int) -> int:
+    """Two 64-bit values as one of 128, which only uniform registers hold."""
+    if isinstance(low, np.ndarray) or isinstance(up, np.ndarray):
+        raise ValueError("a 128-bit register with different values in its lanes")
+    return low | up << 64
+
+
 def shift_left(x: Any, n: Any, bits: int) -> Any:
     """Shift left; amounts beyond the width give 0."""
     if not isinstance(n, np.ndarray):
