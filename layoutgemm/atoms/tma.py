@@ -335,7 +335,7 @@ def _check_addresses(plan: TmaPlan) -> None:
     for copy in plan.instructions:
         if copy.smem_offset % 128:
             raise TmaError(
-                f"the box at {copy.coord_offset} would start at shared byte +{copy.smem_offset}; a tensor copy works on "
+                f"the box at {copy.coord_offset} would start at shared byte +{copy.smem_offset}; each copy works on "
                 "multiples of 128 bytes",
                 rule="shared address",
             )
@@ -353,9 +353,12 @@ def _starts(gmem: Layout, dims: Sequence[Dim]) -> tuple[Any, ...]:
 
 
 def _conditions(tmap: TensorMap) -> tuple[str, ...]:
-    """Limits on symbols, which the sizes of a run must obey."""
+    """Limits on symbols, which the sizes of a run must obey, and on architectures."""
     out = [f"{extent} <= 2**32" for extent in tmap.extents if not isinstance(extent, int)]
     out += [f"{stride} < 2**40" for stride in tmap.strides if not isinstance(stride, int)]
+    archs = [arch for arch in tmap.kind.archs if arch in MODES[tmap.swizzle].archs]
+    if "sm_90a" not in archs:
+        out.append(f"{' and '.join(archs)} only")
     return tuple(dict.fromkeys(out))
 
 

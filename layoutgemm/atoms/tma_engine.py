@@ -11,7 +11,8 @@ says it moves, so a wrong number in a plan moves wrong bytes here, as on the GPU
 
 Sources: PTX ISA, "Tensors" (dimensions, bounding box, traversal stride, out-of-boundary access, swizzling modes),
 "cp.async.bulk.tensor" and "cp.reduce.async.bulk.tensor"; CUDA Programming Guide, "TMA swizzle" for rows narrower than
-the span. All of it but the padded formats was held against an H200.
+the span. Loads were held against an H200 (tests/vectors/tma_h200.json), which is also where the bits of the NaN fill and
+the rounding of TFLOAT32 come from.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def box_coordinates(tmap: TensorMap, coordinates: Sequence[int]) -> tuple[list[I
         raise TmaError(
             f"{tmap.rank} coordinates for a {tmap.rank}-dimensional map, not {len(coordinates)}", rule="rank"
         )
-    along = [start + step * np.arange(n) for start, step, n in zip(coordinates, tmap.steps, tmap.moved, strict=True)]
+    # the innermost step is ignored
+    along = [start + step * np.arange(n) for start, step, n in zip(coordinates, (1, *tmap.steps[1:]), tmap.moved, strict=True)]
     inside = np.ones((), dtype=np.bool_)
     for index, extent in zip(along, tmap.extents, strict=True):
         inside = inside[..., None] & (index >= 0) & (index < extent)
@@ -107,7 +109,7 @@ def load(
     """
     source, inside = global_bits(tmap, coordinates)
     bits = tmap.kind.gmem_bits
-    values = np.where(inside, _read(memory, source, bits), _fill(tmap))
+    values = np.where(inside, _rounded(tmap, _read(memory, source, bits)), _fill(tmap))
     _write(shared, shared_bits(tmap, address), values, bits)
     return bytes_moved(tmap)
 
@@ -166,8 +168,16 @@ def _combine(operation: str, dtype: DType, old: Any, new: Any) -> Any:
 
 
 def _fill(tmap: TensorMap) -> int:
-    """What is loaded outside the tensor: zeros, or a NaN whose bits are all ones but the sign (sources: H200)."""
-    return (1 << (tmap.kind.gmem_bits - 1)) - 1 if tmap.oob_fill == "nan" else 0
+    """What is loaded outside the tensor: zeros, or the NaN 0x7ff7 in every 16 bits, as an H200 fills it."""
+    return int("7ff7" * (tmap.kind.gmem_bits // 16), 16) if tmap.oob_fill == "nan" else 0
+
+
+def _rounded(tmap: TensorMap, bits: Any) -> Any:
+    """TFLOAT32 elements lose 13 bits on their way, to nearest, ties to even; everything else is moved as it is."""
+    if tmap.kind.name != "TFLOAT32":
+        return bits
+    wide = bits.astype(np.uint64)
+    return ((wide + 0xFFF + (wide >> np.uint64(13) & np.uint64(1))) >> np.uint64(13) << np.uint64(13)).astype(np.uint32)
 
 
 def _words(bits: int) -> Any:

