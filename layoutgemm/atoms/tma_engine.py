@@ -11,8 +11,8 @@ says it moves, so a wrong number in a plan moves wrong bytes here, as on the GPU
 
 Sources: PTX ISA, "Tensors" (dimensions, bounding box, traversal stride, out-of-boundary access, swizzling modes),
 "cp.async.bulk.tensor" and "cp.reduce.async.bulk.tensor"; CUDA Programming Guide, "TMA swizzle" for rows narrower than
-the span. Loads were held against an H200 (tests/vectors/tma_h200.json), which is also where the bits of the NaN fill and
-the rounding of TFLOAT32 come from.
+the span. Loads, stores and reductions were held against an H200 (tests/vectors/tma_h200.json), which is also where the
+bits of the NaN fill, the rounding of TFLOAT32 and the rule about coordinates come from.
 """
 
 from __future__ import annotations
@@ -43,8 +43,15 @@ def box_coordinates(tmap: TensorMap, coordinates: Sequence[int]) -> tuple[list[I
         raise TmaError(
             f"{tmap.rank} coordinates for a {tmap.rank}-dimensional map, not {len(coordinates)}", rule="rank"
         )
+    if coordinates[0] * tmap.kind.smem_bits % 128:
+        raise TmaError(
+            f"the innermost coordinate {coordinates[0]} of {tmap.dtype} is no multiple of 16 bytes", rule="coordinate"
+        )
     # the innermost step is ignored
-    along = [start + step * np.arange(n) for start, step, n in zip(coordinates, (1, *tmap.steps[1:]), tmap.moved, strict=True)]
+    along = [
+        start + step * np.arange(n)
+        for start, step, n in zip(coordinates, (1, *tmap.steps[1:]), tmap.moved, strict=True)
+    ]
     inside = np.ones((), dtype=np.bool_)
     for index, extent in zip(along, tmap.extents, strict=True):
         inside = inside[..., None] & (index >= 0) & (index < extent)
@@ -119,7 +126,7 @@ def store(
     address: int,
 ) -> None:  # fmt: skip
     """cp.async.bulk.tensor, shared to global: copy the part of the box that lies in the tensor."""
-    target, inside = global_bits(tmap, coordinates)
+    target, inside = _stored(tmap, coordinates)
     bits = tmap.kind.gmem_bits
     values = _read(shared, shared_bits(tmap, address), bits)
     _write(memory, target[inside], values[inside], bits)
@@ -134,7 +141,7 @@ def reduce(
     Raises TmaError for an operation that does not exist for the type. Floats are added and rounded to their format.
     """
     check_reduction(operation, tmap.dtype)
-    target, inside = global_bits(tmap, coordinates)
+    target, inside = _stored(tmap, coordinates)
     bits = tmap.kind.gmem_bits
     old = _read(memory, target[inside], bits)
     new = _read(shared, shared_bits(tmap, address), bits)[inside]
@@ -165,6 +172,12 @@ def _combine(operation: str, dtype: DType, old: Any, new: Any) -> Any:
         with np.errstate(invalid="ignore", over="ignore"):
             return dtype.encode(a + b)
     return dtype.encode(np.minimum(a, b) if operation == "min" else np.maximum(a, b))
+
+
+def _stored(tmap: TensorMap, coordinates: Sequence[int]) -> tuple[Ints, npt.NDArray[np.bool_]]:
+    if min(coordinates) < 0:
+        raise TmaError(f"a store at {tuple(coordinates)}: no coordinate may be negative", rule="coordinate")
+    return global_bits(tmap, coordinates)
 
 
 def _fill(tmap: TensorMap) -> int:

@@ -243,9 +243,8 @@ class TmaPlan:
             f"{dim} {extent}" + (f" in steps of {step}" if step > 1 else "")
             for dim, extent, step in zip(self.dims, self.box, steps, strict=True)
         )
-        count = len(self.instructions)
-        plural = "s" if count > 1 else ""
-        yield f"box ({box}) of {self.dtype}, swizzle {self.swizzle}, {self.box_bytes} bytes, {count} instruction{plural}"
+        count = f"{len(self.instructions)} instruction{'s' if len(self.instructions) > 1 else ''}"
+        yield f"box ({box}) of {self.dtype}, swizzle {self.swizzle}, {self.box_bytes} bytes, {count}"
         if self.extents is not None and self.strides is not None:
             over = ", ".join(map(str, self.extents))
             yield f"  tensor ({over}), strides in bytes ({', '.join(map(str, self.strides))})"

@@ -135,6 +135,7 @@ def test_reductions_by_type():
         if can_tma(gmem, smem, element, operation="reduce", reduction=operation)
     }
     assert ("add", "bf16") in exist and ("max", "f16") in exist and ("inc", "u32") in exist and ("or", "u64") in exist
+    assert ("add", "f64") in exist and ("xor", "i64") not in exist
     assert not exist & {("max", "f32"), ("add", "i64"), ("inc", "i32"), ("mul", "f32"), ("add", "i8"), ("and", "f32")}
     assert tma_reduce(gmem, smem, "f32").ptx == "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group"
 

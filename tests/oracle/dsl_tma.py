@@ -51,9 +51,7 @@ def main() -> None:
         return out
 
     def answer(question: dict[str, Any]) -> dict[str, Any]:
-        pointer = cute.make_ptr(
-            types[question["type"]], cutlass.Int64(0), cute.AddressSpace.gmem, assumed_align=16
-        )
+        pointer = cute.make_ptr(types[question["type"]], cutlass.Int64(0), cute.AddressSpace.gmem, assumed_align=16)
         tensor = cute.make_tensor(pointer, layout(question["gmem"]))
         smem = layout(question["smem"])
         if question.get("swizzle"):
