@@ -48,6 +48,8 @@ CASES = [
     (Layout((256, 64), (64, 1)), Layout(((2, 32), 64), ((2048, 64), 1)), None, {}, (64, 64), 2),
     # a mode that repeats one row is read once a repetition
     (Layout((4, 256), (0, 1)), Layout((4, 256), (256, 1)), None, {}, (256,), 4),
+    # 128 rows, every fourth, are 512 rows of the tensor, and a box spans 256
+    (Layout((1024, 64), (64, 1)), Layout((128, 64), (64, 1)), (Layout(128, 4), 64), {}, (64, 256), 2),
     # rows narrower than the swizzle's span begin a span apart
     (Layout((256, 512), (512, 1)), swizzled("128B", Layout((64, 32), (64, 1))), None, {}, (32, 64), 1),
     # stages
@@ -93,6 +95,13 @@ REFUSED = [
     (Layout((1 << 33, 64), (64, 1)), Layout((64, 64), (64, 1)), {}, "extent", None),
     (Layout((4, 1 << 20), (1 << 40, 1)), Layout((4, 64), (64, 1)), {}, "stride", "global layout"),
     (Layout((256, 256), (256, 1)), Layout((64, 64), (64, 1)), {"oob_fill": "nan", "dtype": "i32"}, "fill", None),
+    # a repeated row has no edge in the map; stages of a swizzled tile begin where the pattern does
+    (Layout((5, 256), (0, 1)), Layout((4, 256), (256, 1)), {}, "tile", None),
+    (Layout((256, 512), (512, 1)), swizzled("128B", Layout((64, 64, 3), (64, 1, 4160))), {}, "shared address",
+     "shared layout S<3,4,3>[bytes] o (64,64):(64,1)"),
+    # half of the rows are contiguous, a quarter of a box of six rows is not
+    (Layout((256, 256), (256, 1)), Layout((6, 64), (64, 1)), {"multicast": 4, "dtype": "f32"}, "multicast",
+     "multicast to 3 blocks"),
 ]  # fmt: skip
 
 
@@ -216,6 +225,16 @@ def test_edges_are_ranges_of_the_box():
         want = np.zeros((64, 64), dtype=bool)
         want[a:b, c:d] = True
         assert np.array_equal(inside, want)
+
+
+def test_edges_of_boxes_that_skip_rows():
+    plan = tma_load(Layout((101, 64), (64, 1)), Layout((32, 64), (64, 1)), "bf16", tile=(Layout(32, 2), 64))
+    assert plan.box == (64, 64) and plan.bytes == 4096
+    for number in range(4):  # even and odd rows of the first 64, of the rest
+        (start,) = plan.coordinates((number, 0))
+        assert start == (0, number % 2 + 64 * (number // 2))
+        _, inside = engine.box_coordinates(plan.tensor_map, start)
+        assert plan.inside((number, 0)) == (((0, 64), (0, int(inside[0].sum()))),)
 
 
 def test_what_is_left_out_is_named():
