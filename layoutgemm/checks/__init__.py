@@ -9,7 +9,8 @@ from .report import Check, Report
 from .reuse import Reuse, reuse
 from .schedules import Grouped, Hilbert, Linear, Schedule, visits_once
 from .swizzle_search import PaddingAnswer, SwizzleAnswer, best_swizzle, find_padding, find_swizzle
-from .tiles import bijective_tile, filled_by, read_by
+from .tensor_copies import filled_by, tiles_cover
+from .tiles import bijective_tile, read_by
 
 __all__ = [
     "AccessPattern",
@@ -46,6 +47,7 @@ __all__ = [
     "tensor_memory",
     "thread_access",
     "tiled_access",
+    "tiles_cover",
     "tma_access",
     "visits_once",
     "why_not",
