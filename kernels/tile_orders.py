@@ -27,7 +27,7 @@ print(f"  no order of such waves uses a panel more than {counted.best:.2f} times
 
 ragged, odd = Persistent(Grouped(group=16), workers=66, cluster=(2, 1)), (63, 31)
 print(f"\n66 clusters of 2 x 1 blocks on {odd[0]} x {odd[1]} tiles: {ragged.steps(odd)} steps.")
-print(f"{ragged.idle(odd)} times a block has nothing to do. Every tile once, for any grid and cluster: {ragged.prove().ok}.")
+print(f"{ragged.idle(odd)} times a block has nothing to do. Every tile once, for any grid: {ragged.prove().ok}.")
 
 cut = StreamK(tiles=140, k_tiles=128, workers=132)
 parts = ", ".join(f"K tiles {part.first}-{part.last} of tile {part.tile}" for part in cut.segments(5))
