@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from ..arch import Arch
 from ..arch import arch as arch_named
 from ..errors import PlanError
+from .budgets import role_registers
 from .pipeline_actions import (
     ALL,
     BY,
@@ -119,9 +120,8 @@ class Buffer:
 class Pipeline:
     """The roles of one kernel and what they share. Raises PlanError, naming the action, when they do not fit together.
 
-    cluster           CTAs of a cluster: every role runs in each
-    launch_registers  a thread at launch, which setmaxnreg redistributes
-    arch              whose register file the roles share
+    cluster  CTAs of a cluster: every role runs in each
+    arch     whose register file the roles share
 
     >>> from layoutgemm.checks import ring
     >>> ring(stages=2, bytes=16384).prove().states
@@ -133,7 +133,6 @@ class Pipeline:
     barriers: tuple[Mbarrier | NamedBarrier, ...]
     buffers: tuple[Buffer, ...]
     cluster: int = 1
-    launch_registers: int | None = None
     arch: str | Arch = field(default="sm_90a")
 
     def __post_init__(self) -> None:
@@ -210,35 +209,14 @@ def check_pipeline(pipeline: Pipeline, name: str = "pipeline") -> Check:
 
 
 def register_check(pipeline: Pipeline) -> Check | None:
-    """Do the roles' setmaxnreg counts fit what the launch gave, and the register file; None when no role sets any.
+    """Can setmaxnreg give each role its registers (see `role_registers`); None when no role sets any.
 
-    Rules of PTX ISA, "setmaxnreg": 24 to 256 in steps of 8, by all warps of a warpgroup; an increase blocks until the
-    registers are free, so the sum over the warps may not exceed what the CTA was launched with.
+    >>> from layoutgemm.checks import ring
+    >>> register_check(ring(4, 32768, consumers=2, registers=(40, 232))).ok
+    True
     """
-    if all(role.registers is None for role in pipeline.roles):
-        return None
-    target = arch_named(pipeline.arch)
-    problems = []
-    terms = []
-    total = 0
-    for role in pipeline.roles:
-        count = role.registers if role.registers is not None else pipeline.launch_registers
-        if count is None:
-            problems.append(f"{role.name} keeps the launch's registers, whose number is not given")
-            continue
-        if role.registers is not None and (count % 8 or not 24 <= count <= 256):
-            problems.append(f"{role.name} sets {count}, which is no multiple of 8 from 24 to 256")
-        if role.registers is not None and role.warps % 4:
-            problems.append(f"{role.name} has {role.warps} warps, and setmaxnreg needs whole warpgroups of 4")
-        terms.append(f"{WARP * role.warps}*{count}")
-        total += WARP * role.warps * count
-    pool, source = target.registers_per_sm, target.name
-    if pipeline.launch_registers is not None:
-        pool, source = min(pool, pipeline.threads * pipeline.launch_registers), f"{pipeline.launch_registers} at launch"
-    if total > pool:
-        problems.append(f"{total - pool} registers too many: setmaxnreg.inc waits for them for ever")
-    statement = f"{' + '.join(terms)} = {total} registers <= {pool} ({source})"
-    return Check("setmaxnreg", statement, not problems, "arithmetic", "; ".join(problems))
+    roles = {r.name: (WARP * r.warps, r.registers) for r in pipeline.roles if r.registers is not None}
+    return role_registers(arch_named(pipeline.arch), roles) if roles else None
 
 
 # ------------------------------------------------------------------------------------------------------------ programs
@@ -315,6 +293,8 @@ def _named(entries: tuple, name: str, what: str):  # type: ignore[no-untyped-def
 
 def validate(pipeline: Pipeline) -> None:
     """Raise PlanError, naming the role and the action, for anything that has no meaning."""
+    if 0 < (setting := sum(role.registers is not None for role in pipeline.roles)) < len(pipeline.roles):
+        raise PlanError(f"{pipeline.name}: {setting} of {len(pipeline.roles)} roles set their registers; all or none")
     for what, group in (("role", pipeline.roles), ("barrier", pipeline.barriers), ("buffer", pipeline.buffers)):
         names = [entry.name for entry in group]
         for name in names:

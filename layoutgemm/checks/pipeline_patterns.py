@@ -80,7 +80,6 @@ def ring(
     persistent: bool = False,
     store: tuple[int, int] | None = None,
     registers: tuple[int, int] | None = None,
-    launch_registers: int | None = None,
 ) -> Pipeline:
     """A producer warp fills a ring by TMA; consumer warpgroups multiply each stage by wgmma and release it.
 
@@ -137,9 +136,7 @@ def ring(
         barriers_named += [NamedBarrier(f"store{i}", 32 * warps) for i in range(consumers)]
         buffers += [Buffer(f"c{i}", store[0]) for i in range(consumers)]
     title = f"ring of {stages}" + (", persistent" if persistent else "") + (", TMA store" if store else "")
-    return Pipeline(
-        title, tuple(roles), (*barriers, *barriers_named), tuple(buffers), launch_registers=launch_registers
-    )
+    return Pipeline(title, tuple(roles), (*barriers, *barriers_named), tuple(buffers))
 
 
 def _products(lag: int, release_to: Targets = "own", reads: tuple[str, ...] = ("ab",)) -> Program:

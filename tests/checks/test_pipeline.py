@@ -361,18 +361,17 @@ def test_tables() -> None:
 
 
 def test_registers() -> None:
-    good = ring(4, 32768, consumers=2, registers=(40, 232), launch_registers=168)
+    good = ring(4, 32768, consumers=2, registers=(40, 232))
     assert len(good.check()) == 2 and good.check()
     check = register_check(good)
-    assert check is not None
-    assert check.statement == "128*40 + 128*232 + 128*232 = 64512 registers <= 64512 (168 at launch)"
-    greedy = register_check(ring(4, 32768, consumers=2, registers=(40, 240), launch_registers=168))
-    assert greedy is not None and greedy.witness.startswith("2048 registers too many")
-    odd = register_check(ring(4, 32768, registers=(40, 250)))
-    assert odd is not None and "math sets 250, which is no multiple of 8 from 24 to 256" in odd.witness
+    assert check is not None and "= 64512 registers" in check.statement
+    greedy = ring(4, 32768, consumers=2, registers=(40, 240)).check()
+    assert [c.ok for c in greedy] == [False, True] and "2048 registers too many" in greedy.failures[0].witness
     part = register_check(ring(4, 32768, warps=2, registers=(40, 232)))
-    assert part is not None and "math has 2 warps" in part.witness
+    assert part is not None and not part.ok and "no whole number of warpgroups" in part.witness
     assert register_check(ring(4, 32768)) is None
+    with pytest.raises(PlanError, match="1 of 2 roles set their registers"):
+        Pipeline("some", (Role("a", 4, (), registers=40), Role("b", 4, ())), (), ())
 
 
 # ------------------------------------------------------------------------------------------------------------- refusals
