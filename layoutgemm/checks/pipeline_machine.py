@@ -334,9 +334,9 @@ class Machine:
             access = Access(place, part, True, agent.index, ASYNC, "", what)
             bits |= self._touch(state, agent, access, state.sets[agent.index], event)
             self._filled(state, agent, place, part, True, f"{what} lands")
-        know = state.sets[agent.index]  # after the touches: the slots that were reused are forgotten
         for cta in targets:
-            self.barriers.landed(state, agent, act.barrier, act.at, cta, size, know | bits, event)
+            know = state.sets[agent.index] | bits  # read anew: a phase that has just completed changed it
+            self.barriers.landed(state, agent, act.barrier, act.at, cta, size, know, event)
         return GO
 
     def _issue(self, state: State, agent: Agent, pipe: int, bits: int) -> None:
@@ -431,10 +431,10 @@ class Machine:
         return GO
 
     def _commit_to(self, state: State, agent: Agent, act: CommitTo) -> int:
-        know = state.sets[agent.index] | state.sets[self.offsets.open + agent.index * len(PIPES) + TCGEN05]
         ctas = ranks_of(act.to, agent.cta, self.pipeline.cluster)
         event = self._log(state, agent, lambda: f"tcgen05.commit to {act.barrier}")
         for cta in ctas:
+            know = state.sets[agent.index] | state.sets[self.offsets.open + agent.index * len(PIPES) + TCGEN05]
             self.barriers.arrive(state, agent, act.barrier, act.at, cta, 1, 0, know, event)
         for name in act.publishes:
             for cta in ctas:
