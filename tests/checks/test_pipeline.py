@@ -80,9 +80,9 @@ def test_proven_for_every_ring_size(kind: str) -> None:
 @pytest.mark.parametrize(
     "pipeline",
     [
-        cluster_ring(4, 16384, 16384, (2, 2), consumers=2, warps=1),
-        cluster_ring(3, 16384, 16384, (2, 1), warps=2, persistent=True),
-        ring(4, 32768, consumers=2, warps=4, lag=1, persistent=True),
+        cluster_ring(2, 16384, 16384, (2, 2), consumers=2, warps=1),
+        cluster_ring(2, 16384, 16384, (2, 1), warps=2, persistent=True),
+        ring(3, 32768, consumers=2, warps=2, lag=1, persistent=True),
         ring(4, 32768, warps=2, lag=2),
         pingpong(2, 32768, warps=4, store=None),
         tcgen05_ring(2, 32768, warps=4, store=(2, 2)),

@@ -32,11 +32,11 @@ REDUNDANT = {
 
 CASES = [
     ("", ring(2, 1024, consumers=2, warps=2)),
-    ("", ring(3, 1024, lag=1, warps=2, persistent=True, store=(2, 3))),
+    ("", ring(2, 1024, lag=1, warps=2, persistent=True, store=(2, 3))),
     ("", cluster_ring(2, 1024, 1024, (2, 1), warps=2)),
     (", sync", cluster_ring(2, 1024, 1024, (2, 1), warps=1, tail="sync")),
     ("", self_loading(2, 1024, warps=2)),
-    ("", pingpong(2, 1024, warps=2, store=None)),
+    ("", pingpong(1, 1024, warps=2, store=None)),
     ("", multistage(3, warps=2)),
     ("", tcgen05_ring(2, 1024, warps=2, store=(2, 3))),
     ("", tcgen05_ring(2, 1024, warps=1, pair=True)),
