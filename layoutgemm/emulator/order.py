@@ -10,7 +10,7 @@ Two proxies see shared memory: ordinary instructions (generic) and the asynchron
 visible to an async access only through `fence.proxy.async`, so a second set records which events went through one. With
 `strict` the fence counts for what the fencing thread itself wrote: that is CUTLASS practice, every writer fences and
 then a barrier; PTX's proxy order as written would also let the reader fence after the barrier (PTX ISA, "Memory
-Consistency Model", "Proxy-preserved base causality order"; HARDWARE facts C16).
+Consistency Model", "Proxy-preserved base causality order").
 
 Sets are bit sets in Python ints. `compact` forgets the events that no record needs any more, so that the sets stay as
 long as the number of accesses in flight, not as the run.
