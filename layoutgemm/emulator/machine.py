@@ -88,7 +88,7 @@ class Warp:
         self.alive = FULL
         self.window = cta.rank << RANK_SHIFT
         self.waits = ""
-        self.scratch: dict[str, Any] = {}  # what operations keep for a warp, by the module's name
+        self.scratch: dict[Any, Any] = {}  # what operations keep for a warp
 
     def __str__(self) -> str:
         return f"CTA {self.cta.coordinate} warp {self.number}"
@@ -254,11 +254,12 @@ class Machine:
         """Execute every cluster; returns the machine."""
         grid, size = self.launch.grid, self.launch.cluster
         corners = list(product(*[range(0, grid[axis], size[axis]) for axis in (2, 1, 0)]))
-        for done, (z, y, x) in enumerate(corners):
-            inside = product(range(size[2]), range(size[1]), range(size[0]))
-            self._run_cluster(Cluster(self, [(x + i, y + j, z + k) for k, j, i in inside]))
-            if self.progress is not None:
-                self.progress(done + 1, len(corners))
+        with np.errstate(all="ignore"):  # a kernel may overflow, or divide by 0
+            for done, (z, y, x) in enumerate(corners):
+                inside = product(range(size[2]), range(size[1]), range(size[0]))
+                self._run_cluster(Cluster(self, [(x + i, y + j, z + k) for k, j, i in inside]))
+                if self.progress is not None:
+                    self.progress(done + 1, len(corners))
         return self
 
     def special_registers(self, cta: Cta, warp: int) -> dict[str, Any]:

@@ -93,7 +93,7 @@ def product_text(atom: MmaAtom, more: str = "", opcode: str = "") -> tuple[str, 
     return "\n".join(lines), [counts["D"][0], counts["D"][1]]
 
 
-def execute(atom: MmaAtom, a: np.ndarray, b: np.ndarray, c: np.ndarray, more: str = "", opcode: str = "", **also: object):
+def execute(atom: MmaAtom, a, b, c, more: str = "", opcode: str = "", **also: np.ndarray) -> np.ndarray:
     text, (count, width) = product_text(atom, more, opcode)
     buffers = {
         "A": registers_of(atom, "A", a), "B": registers_of(atom, "B", b), "C": registers_of(atom, "C", c),
@@ -150,13 +150,17 @@ def test_sums_are_exact_in_float32_and_rounded_to_it():
     atom = mma_sync((16, 8, 16), "bf16")
     rng = np.random.default_rng(5)
     a, b, c = (rng.standard_normal(s) for s in ((1, 16, 16), (1, 16, 8), (1, 16, 8)))
-    a, b, c = (k.decode(k.encode(x)).astype(float) for k, x in zip((atom.a_dtype, atom.b_dtype, atom.c_dtype), (a, b, c)))
+    kinds = (atom.a_dtype, atom.b_dtype, atom.c_dtype)
+    a, b, c = (kind.decode(kind.encode(x)).astype(float) for kind, x in zip(kinds, (a, b, c)))
     want = np.einsum("pmk,pkn->pmn", a, b) + c
     bound = 16 * 2.0**-24 * (np.einsum("pmk,pkn->pmn", abs(a), abs(b)) + abs(c))
     assert (abs(execute(atom, a, b, c) - want) <= bound).all()
 
 
-@pytest.mark.parametrize("atom", [a for a in ATOMS if a.scale is not None and a.a_dtype.name in ("e4m3", "e2m1")], ids=str)
+SCALED = [atom for atom in ATOMS if atom.scale is not None and atom.a_dtype.name in ("e4m3", "e2m1")]
+
+
+@pytest.mark.parametrize("atom", SCALED, ids=str)
 def test_block_scales(atom):
     a, b, c = operands(atom, 7)
     rng = np.random.default_rng(8)
@@ -191,7 +195,8 @@ def test_qualifiers_in_the_order_that_cutlass_writes():
 def test_constants_and_uniform_registers_are_operands():
     body = """
     mov.b32 %r0, 0x3f803f80; mov.b32 %r1, 0;
-    mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%f0,%f1,%f2,%f3}, {%r0,%r0,%r0,%r0}, {%r0,%r0}, {%f4,%f4,%f4,%f4};
+    mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32
+      {%f0,%f1,%f2,%f3}, {%r0,%r0,%r0,%r0}, {%r0,%r0}, {%f4,%f4,%f4,%f4};
     mov.u32 %r9, %tid.x; mul.wide.u32 %d0, %r9, 4; add.s64 %d0, %d0, %out; st.global.f32 [%d0], %f3;
     """
     out = np.zeros(32, np.float32)
@@ -206,7 +211,8 @@ def refused(opcode: str, vectors: str = "{%f0,%f1,%f2,%f3}, {%r0,%r1,%r2,%r3}, {
 
 
 def test_what_is_not_there_is_refused_with_its_line():
-    assert re.search(r"PTX line \d+.*it has no m16n8k32", refused("mma.sync.aligned.m16n8k32.row.col.f32.bf16.bf16.f32"))
+    shape = refused("mma.sync.aligned.m16n8k32.row.col.f32.bf16.bf16.f32")
+    assert re.search(r"PTX line \d+.*it has no m16n8k32", shape)
     assert "left out" in refused("mma.sp.sync.aligned.m16n8k32.row.col.f32.bf16.bf16.f32")
     assert "left out" in refused("mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32.bf16.bf16.f32")
     assert "left out" in refused("wmma.load.a.sync.aligned.row.m16n16k16.f16")
@@ -219,7 +225,8 @@ def test_what_is_not_there_is_refused_with_its_line():
 def test_a_diverged_warp_is_reported():
     body = """
     mov.u32 %r9, %tid.x; setp.lt.u32 %p0, %r9, 16; mov.b32 %r0, 0; mov.f32 %f0, 0f00000000;
-    @%p0 mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%f0,%f1,%f2,%f3}, {%r0,%r0,%r0,%r0}, {%r0,%r0}, {%f0,%f0,%f0,%f0};
+    @%p0 mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32
+      {%f0,%f1,%f2,%f3}, {%r0,%r0,%r0,%r0}, {%r0,%r0}, {%f0,%f0,%f0,%f0};
     """
     assert run(body).kinds == ["divergence"]
 

@@ -18,7 +18,7 @@ from ...atoms.copy import CopyAtom
 from ...atoms.copy_matrix import ROW_BYTES, ldmatrix, movmatrix, stmatrix
 from ...errors import EmulatorError
 from ..machine import Cta, Fiber
-from ..memory import GRANULE
+from ..memory import GRANULE, granules
 from ..program import Program, Run
 from ..ptx import Instruction, Operand
 from ..values import LANES
@@ -28,6 +28,10 @@ from .registry import operation
 SPACES = ("shared", "shared::cta")
 # Bytes of a row of 16 that a packed source has: 16 elements of so many bits, then padding. PTX ISA, ldmatrix.
 PACKED = {"b6x16_p32": 6, "b4x16_p64": 4}
+
+# Rows that sets of addresses stand for: a kernel comes back to the same ones, and every block has them.
+KNOWN = 1 << 14
+_known: dict[tuple[Any, ...], tuple[npt.NDArray[np.int64], int]] = {}
 
 
 def atom_of(ins: Instruction) -> tuple[CopyAtom, str]:
@@ -79,31 +83,37 @@ class Rows:
         self.packed = PACKED.get(ins.words[-1])
         self.bytes = ROW_BYTES if self.packed is None else ROW_BYTES * self.packed // 8
 
+        self.form = (self.atom.ptx, self.space)
+
     def find(self, fiber: Fiber, write: bool) -> tuple[Cta, npt.NDArray[np.int64]]:
         """(block, number of each row's 16 bytes), checked and recorded."""
-        fiber.whole()
+        if fiber.lanes != fiber.warp.alive:
+            fiber.whole()
         given = self.address(fiber)
         if not isinstance(given, np.ndarray):
             given = np.full(LANES, given)
+        cta = fiber.cta
+        key = (self.form, cta.rank, cta.shared.size, given.tobytes())
+        found = _known.get(key)
+        if found is None:
+            if len(_known) >= KNOWN:
+                _known.clear()
+            found = _known[key] = self._rows(fiber, given)
+        fiber.machine.touch(fiber, cta, found[1], write, said(fiber, self.ins))
+        fiber.machine.counts.bytes["shared write" if write else "shared read"] += self.bytes * len(found[0])
+        return cta, found[0]
+
+    def _rows(self, fiber: Fiber, given: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int64], int]:
+        """(number of each row's 16 bytes, the same as a bit set)."""
+        name = self.ins.opcode
         cta, offsets = place(fiber, self.space, given[self.lanes])
-        if cta is None:
-            raise EmulatorError(f"{self.ins.opcode} of a global address")
         if cta is not fiber.cta:
-            raise EmulatorError(f"{self.ins.opcode} of shared memory of another block of the cluster")
-        rows = offsets // GRANULE
-        if (rows * GRANULE != offsets).any():
-            bad = int(offsets[rows * GRANULE != offsets][0])
-            raise EmulatorError(f"{self.ins.opcode}: row address {bad:#x} is no multiple of {ROW_BYTES}")
-        if int(rows.max()) >= len(cta.shared.chunks):
-            bad = int(offsets.max())
-            raise EmulatorError(f"{self.ins.opcode}: a row at shared offset {bad:#x}, of {cta.shared.size:#x} bytes")
-        if fiber.cta.cluster.ledger.enabled:
-            places = 0
-            for row in rows.tolist():
-                places |= 1 << row
-            fiber.machine.touch(fiber, cta, places, write, said(fiber, self.ins))
-        fiber.machine.counts.bytes["shared write" if write else "shared read"] += self.bytes * len(rows)
-        return cta, rows
+            raise EmulatorError(f"{name}: the rows are not in the block's own shared memory")
+        wrong = offsets % ROW_BYTES != 0
+        if wrong.any():
+            raise EmulatorError(f"{name}: row address {int(offsets[wrong][0]):#x} is no multiple of {ROW_BYTES}")
+        fiber.cta.shared.check(offsets, ROW_BYTES, name)
+        return offsets // GRANULE, granules(offsets, ROW_BYTES)
 
 
 def _unpacked(rows: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:

@@ -33,6 +33,7 @@ from ..values import LANES
 from .registry import operation
 
 Array = npt.NDArray[Any]
+Places = tuple[Any, ...]  # of each register its number, or a constant as a tuple of one
 QUAD_PAIRS = 4
 
 
@@ -85,8 +86,9 @@ class Fragment:
     """How one operand lies in the registers of a warp, as index arrays.
 
     unit    the unsigned type that elements are taken from registers as
-    index   [product, row, column] -> number of the unit in (register, lane) order
-    shift   bits by which the element lies above the unit's lowest; None where it fills the unit
+    index   [product, row, column] -> number of the unit in (register, lane) order; B's matrix is K x N
+    place   number of a unit in (register, lane) order -> of the element in the matrix, for results
+    shift   bits by which an element lies above its unit's lowest
     """
 
     def __init__(self, atom: MmaAtom, operand: str) -> None:
@@ -112,12 +114,14 @@ class Fragment:
                 lane = of_thread + 4 * product
                 index[product, elements[value]] = (register * LANES + lane) * (width // bits) + low // bits
             shift[elements[value]] = low % bits
-        # Elements are counted down the columns.
-        self.index = index.reshape(products, columns, rows).transpose(0, 2, 1)
-        self.shift = shift.reshape(columns, rows).T
+        # Elements are counted down the columns, so that B as it is counted, K x N, is what multiplies A.
+        self.index, self.shift = index.reshape(products, columns, rows), shift.reshape(columns, rows)
+        if operand != "B":
+            self.index, self.shift = self.index.transpose(0, 2, 1), self.shift.T
         if products == 1:
             self.index = self.index[0]
         self.index = np.ascontiguousarray(self.index)
+        self.place = np.argsort(self.index.reshape(-1), kind="stable")
         self.decode = self._decoder(atom, operand, bits)
 
     def _decoder(self, atom: MmaAtom, operand: str, bits: int) -> Callable[[Array], Array]:
@@ -141,39 +145,62 @@ class Fragment:
         shift = self.shift
         return lambda x: tables[shift, x]
 
-    def gather(self, registers: list[Any], places: list[Any]) -> Array:
-        """The operand's matrix (a stack of them for m8n8k4), from the registers of these numbers."""
+    def gather(self, fiber: Fiber, places: Places) -> Array:
+        """The operand's matrix (a stack of them for m8n8k4), from the registers of these numbers.
+
+        Registers are never changed in place, so that a matrix stays right as long as they hold the same arrays: A and B
+        serve several products, and C is the D of the one before.
+        """
+        registers = fiber.registers
+        known = fiber.warp.scratch.get((self, places))
+        if known is not None:
+            for place, array in zip(places, known[0]):
+                if registers[place] is not array:
+                    break
+            else:
+                return known[1]  # type: ignore[no-any-return]
         values = [registers[place] if type(place) is int else place[0] for place in places]
         try:
             joined = np.concatenate(values)
         except ValueError:
             joined = np.concatenate([x if isinstance(x, np.ndarray) else np.full(LANES, x, np.int64) for x in values])
+        else:
+            # Only arrays say by being the same that nothing has changed.
+            found = self.decode(joined.astype(self.word).view(self.unit)[self.index])
+            fiber.warp.scratch[self, places] = (values, found)
+            return found
         return self.decode(joined.astype(self.word).view(self.unit)[self.index])
 
-    def scatter(self, matrix: Array) -> Array:
-        """[register, lane] of a result in the units' type."""
-        out = np.empty(self.registers * LANES * (self.word.itemsize // self.unit.itemsize), dtype=self.unit)
-        out[self.index] = matrix.view(self.unit)
-        found = out.view(self.word).reshape(self.registers, LANES)
-        return found if self.word.itemsize == 8 else found.astype(np.int64)
+    def scatter(self, fiber: Fiber, places: Places, matrix: Array) -> None:
+        """Put a result into the registers of these numbers."""
+        units = matrix.reshape(-1)[self.place]
+        words = units.view(self.word)
+        if self.word.itemsize != 8:
+            words = words.astype(np.int64)
+        values = list(words.reshape(self.registers, LANES))
+        registers = fiber.registers
+        for place, value in zip(places, values):
+            registers[place] = value
+        fiber.warp.scratch[self, places] = (values, matrix)
 
 
 @lru_cache(maxsize=256)
 def fragments(atom: MmaAtom) -> dict[str, Fragment]:
-    """The fragments of A, B, C and D."""
-    return {operand: Fragment(atom, operand) for operand in "ABCD"}
+    """The fragments of A, B, C and D; those of C and D are one where they are equal."""
+    found = {operand: Fragment(atom, operand) for operand in "ABC"}
+    return found | {"D": found["C"] if atom.layout_D is None else Fragment(atom, "D")}
 
 
 def multiply(atom: MmaAtom) -> Callable[[Array, Array, Array], Array]:
-    """The product of matrices: (A, B as N x K, C) -> D in the accumulator's type."""
+    """The product of matrices: (A, B, C) -> D in the accumulator's type."""
     kind, target = atom.a_dtype, atom.dtype_of("D")
     if kind.bits == 1:
         union = ".and." not in atom.ptx
 
         def bits(a: Array, b: Array, c: Array) -> Array:
-            both = (a @ b.T).astype(np.int64)
+            both = np.dot(a, b).astype(np.int64)
             if union:  # popc of a xor b
-                both = a.sum(1).astype(np.int64)[:, None] + b.sum(1).astype(np.int64) - 2 * both
+                both = a.sum(1).astype(np.int64)[:, None] + b.sum(0).astype(np.int64) - 2 * both
             return (both + c).astype(np.int32)
 
         return bits
@@ -182,7 +209,7 @@ def multiply(atom: MmaAtom) -> Callable[[Array, Array, Array], Array]:
 
         def integers(a: Array, b: Array, c: Array) -> Array:
             # At most 64 products below 2**16: exact in float32.
-            total = (a @ b.T).astype(np.int64) + c
+            total = np.dot(a, b).astype(np.int64) + c
             return (np.clip(total, -(1 << 31), (1 << 31) - 1) if clamp else total).astype(np.int32)
 
         return integers
@@ -190,15 +217,16 @@ def multiply(atom: MmaAtom) -> Callable[[Array, Array, Array], Array]:
 
         def half(a: Array, b: Array, c: Array) -> Array:
             with np.errstate(over="ignore", invalid="ignore"):
-                return (a @ b.swapaxes(-1, -2) + c).astype(np.float16)
+                return (a @ b + c).astype(np.float16)  # type: ignore[no-any-return]
 
         return half
-    if kind.bits == 16 and atom.threads == LANES:
-        return lambda a, b, c: np.dot(a, b.T) + c
-    return lambda a, b, c: (a @ b.swapaxes(-1, -2) + c).astype(c.dtype)
+    if atom.threads == LANES and atom.scale is None:
+        return lambda a, b, c: np.dot(a, b) + c
+    accumulator = np.dtype(f"f{target.bytes}")
+    return lambda a, b, c: (a @ b + c).astype(accumulator)
 
 
-def _places(program: Program, ins: Instruction, position: int, count: int) -> list[Any]:
+def _places(program: Program, ins: Instruction, position: int, count: int) -> Places:
     """For each register of a vector operand its number, or a constant as a tuple of one."""
     operand = ins.operands[position]
     parts = operand.parts if operand.kind == "vector" else (operand,)
@@ -212,7 +240,7 @@ def _places(program: Program, ins: Instruction, position: int, count: int) -> li
             places.append((number(part.text, 64),))
         else:
             raise ValueError(f"{part.text} is no register")
-    return places
+    return tuple(places)
 
 
 @operation("mma")
@@ -224,22 +252,20 @@ def product(program: Program, ins: Instruction) -> Run:
     if len(ins.operands) != expected:
         raise ValueError(f"{ins.opcode} has {expected} operands, not {len(ins.operands)}")
     places = {name: _places(program, ins, n, maps[name].registers) for n, name in enumerate("DABC")}
-    targets, times = places["D"], multiply(atom)
-    if any(not isinstance(place, int) for place in targets):
+    times = multiply(atom)
+    if any(not isinstance(place, int) for place in places["D"]):
         raise ValueError("the result goes to registers")
     gather_a, gather_b, gather_c, scatter = maps["A"].gather, maps["B"].gather, maps["C"].gather, maps["D"].scatter
-    from_a, from_b, from_c = places["A"], places["B"], places["C"]
+    from_a, from_b, from_c, to = places["A"], places["B"], places["C"], places["D"]
     scales = None if atom.scale is None else _scales(program, ins, atom)
 
     def go(fiber: Fiber) -> None:
         if fiber.lanes != fiber.warp.alive:
             fiber.whole()
-        registers = fiber.registers
-        a, b, c = gather_a(registers, from_a), gather_b(registers, from_b), gather_c(registers, from_c)
+        a, b = gather_a(fiber, from_a), gather_b(fiber, from_b)
         if scales is not None:
             a, b = scales(fiber, a, b)
-        for target, value in zip(targets, scatter(times(a, b, c))):
-            registers[target] = value
+        scatter(fiber, to, times(a, b, gather_c(fiber, from_c)))
 
     return go
 
@@ -261,7 +287,8 @@ def _scales(program: Program, ins: Instruction, atom: MmaAtom) -> Callable[[Fibe
             at = _providers(atom, operand, *[fiber.one(x(fiber)) for x in chosen])
             words = np.empty(LANES, dtype=np.uint32)
             words[:] = source(fiber)
-            out.append(matrix * table[words.view(np.uint8)[at]])
+            factors = table[words.view(np.uint8)[at]]
+            out.append(matrix * (factors if operand == "SFA" else factors.T))
         return out[0], out[1]
 
     return scale
