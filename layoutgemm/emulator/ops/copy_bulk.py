@@ -72,10 +72,9 @@ def reads_shared(fiber: Fiber, cta: Cta, offset: int, size: int, event: Event, i
 
 
 def writes_shared(fiber: Fiber, cta: Cta, offset: int, size: int, event: Event, ins: Instruction) -> None:
-    """Record that an asynchronous operation writes shared memory of a block."""
+    """Record that an asynchronous operation writes shared memory of a block, which must not end before."""
     fiber.machine.touch(fiber, cta, span(offset, size), True, said(fiber, ins), event, event.asynchronous)
-    if cta is not fiber.cta:
-        cta.remote.append((event, said(fiber, ins)()))
+    cta.remote.append((event, said(fiber, ins)()))
 
 
 def complete(barrier: Mbarrier, count: int, event: Event) -> None:
@@ -94,9 +93,9 @@ def barrier_in(cta: Cta, offset: int) -> Mbarrier:
 
 
 def land(cta: Cta, offset: int, data: Bytes, combine: Combine | None = None) -> None:
-    """Write bytes into a block's shared memory."""
+    """Write bytes into a block's shared memory; a block that has ended is reported."""
     if cta.exited:
-        raise EmulatorError(f"an asynchronous copy lands in CTA {cta.coordinate}, which has ended")
+        cta.cluster.machine.problem("exit", f"an asynchronous copy lands in CTA {cta.coordinate}, which has ended")
     where = slice(offset, offset + len(data))
     cta.shared.bytes[where] = data if combine is None else combine(cta.shared.bytes[where], data)
     cta.shared.written[where] = True
