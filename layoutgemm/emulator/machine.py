@@ -32,7 +32,7 @@ from .memory import RANK_SHIFT, GlobalMemory, SharedMemory
 from .order import Event, Knowledge, Ledger, Shadow
 from .program import Operation, Program
 from .ptx import Instruction
-from .values import FULL, LANE, LANES, bool_of, mask_of
+from .values import FULL, LANE, LANES, bool_of, mask_of, select64
 
 BLOCKED, GONE = -1, -2
 Triple = tuple[int, int, int]
@@ -545,15 +545,14 @@ class Machine:
                 if value is None or other is None:
                     value = other if value is None else value
                     continue
-                value = _merged(value, other, child)
+                value = _merged(value, other, child, bool(self.program.wide >> register & 1))
             parent.registers[register] = value
 
 
-def _merged(value: Any, other: Any, child: Fiber) -> Any:
+def _merged(value: Any, other: Any, child: Fiber, wide: bool) -> Any:
+    """The child's lanes of `other`, the rest of `value`; an array of a 64-bit register is uint64."""
     active = child.active if child.active is not None else bool_of(FULL)
-    if not isinstance(value, np.ndarray) and not isinstance(other, np.ndarray) and max(value, other) > 0xFFFFFFFF:
-        return np.where(active, np.uint64(other), np.uint64(value))
-    return np.where(active, other, value)
+    return select64(active, other, value) if wide else np.where(active, other, value)
 
 
 def lanes_where(fiber: Fiber, predicate: Any, negated: bool) -> int:

@@ -64,6 +64,7 @@ class Program:
     symbols: dict[str, int] = field(init=False)
     shared_bytes: int = field(init=False)
     index: dict[str, int] = field(init=False)
+    wide: int = field(init=False)
     steps: list[Segment | Operation | None] = field(init=False)
     writes: list[int] = field(init=False)
     reads: list[int] = field(init=False)
@@ -75,6 +76,7 @@ class Program:
         self._place_symbols()
         self.generator = Generator(self.kernel, self.symbols)
         self.index = self.generator.index
+        self.wide = sum(1 << i for i, kind in enumerate(self.kernel.registers.values()) if bits_of(kind) == 64)
         effects = [self._effect(ins) for ins in self.kernel.instructions]
         self.writes, self.reads = [w for w, _ in effects], [r for _, r in effects]
         self._blocks()

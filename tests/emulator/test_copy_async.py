@@ -148,11 +148,15 @@ mov.u32 %r20, fixed; setp.eq.u32 %p0, %r30, 0; @%p0 mbarrier.init.shared.b64 [%r
 setp.ge.u32 %p1, %r30, 32; @%p1 bra consumer;
 """
 ARRIVE = "cp.async.mbarrier.arriveNOINC.shared.b64 [%r20];"
-CONSUME = """
+CONSUME = (
+    """
 bra done;
 consumer: mbarrier.try_wait.parity.shared.b64 %p2, [%r20], 0; @!%p2 bra consumer;
 sub.u32 %r10, %r10, 512; sub.s64 %d1, %d1, 512;
-""" + BACK + "done:"
+"""
+    + BACK
+    + "done:"
+)
 
 
 def mbarrier(body: str, count: int = 32, noinc: str = ".noinc", policy: Policy = LATE):

@@ -130,10 +130,20 @@ ENDING = "barrier.cluster.arrive; barrier.cluster.wait;"
 
 @BOTH
 def test_a_copy_to_the_other_block(policy):
-    body = CLUSTER + ARRIVED + EXPECT + FILL + FENCE + """
+    body = (
+        CLUSTER
+        + ARRIVED
+        + EXPECT
+        + FILL
+        + FENCE
+        + """
     add.u32 %r19, %r29, 512; mapa.shared::cluster.u32 %r22, %r19, %r24; mapa.shared::cluster.u32 %r23, %r20, %r24;
     @%p0 cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%r22], [%r29], 512, [%r23];
-    """ + WAIT + "add.u32 %r10, %r10, 512; mul.wide.u32 %d5, %r25, 512; add.s64 %d1, %d1, %d5;" + BACK
+    """
+        + WAIT
+        + "add.u32 %r10, %r10, 512; mul.wide.u32 %d5, %r25, 512; add.s64 %d1, %d1, %d5;"
+        + BACK
+    )
     start = "mov.u32 %r26, %cluster_ctarank; mul.wide.u32 %d6, %r26, 512; add.s64 %a, %a, %d6;"
     result = go(start + body + ENDING, policy, grid=2, cluster=2)
     assert np.array_equal(result["out"], np.roll(result["a"], 512))
@@ -146,11 +156,19 @@ def test_a_copy_to_the_other_block(policy):
 
 @BOTH
 def test_multicast(policy):
-    body = CLUSTER + ARRIVED + EXPECT + """
+    body = (
+        CLUSTER
+        + ARRIVED
+        + EXPECT
+        + """
     setp.eq.u32 %p3, %r25, 0; and.pred %p3, %p3, %p0; mov.u16 %h0, 3;
     @%p3 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster
       [%r29], [%a], 512, [%r20], %h0;
-    """ + WAIT + "mul.wide.u32 %d5, %r25, 512; add.s64 %d1, %d1, %d5;" + BACK
+    """
+        + WAIT
+        + "mul.wide.u32 %d5, %r25, 512; add.s64 %d1, %d1, %d5;"
+        + BACK
+    )
     result = go(body + ENDING, policy, grid=2, cluster=2)
     assert np.array_equal(result["out"], np.tile(result["a"][:512], 2)) and not result.findings
     with pytest.raises(EmulatorError, match="mask 0x7 in a cluster of 2"):
@@ -163,13 +181,20 @@ def test_st_async(policy, form):
     count, width = (int(form[1]) if form[0] == "v" else 1), int(form[-2:])
     registers = ", ".join(f"%{'d' if width == 64 else 'r'}{40 + i}" for i in range(count))
     size = count * width // 8
-    body = CLUSTER + ARRIVED + EXPECT.replace("512", str(32 * size)) + f"""
+    body = (
+        CLUSTER
+        + ARRIVED
+        + EXPECT.replace("512", str(32 * size))
+        + f"""
     mul.lo.u32 %r10, %r30, {size}; add.u32 %r10, %r10, %r29;
     mapa.shared::cluster.u32 %r22, %r10, %r24; mapa.shared::cluster.u32 %r23, %r20, %r24;
     mul.wide.u32 %d30, %r30, {size}; add.s64 %d0, %a, %d30; ld.global.{form} {{{registers}}}, [%d0];
     st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.{form} [%r22], {{{registers}}}, [%r23];
-    """ + WAIT + f"""ld.shared.{form} {{{registers}}}, [%r10]; mul.wide.u32 %d5, %r25, 512; add.s64 %d5, %out, %d5;
+    """
+        + WAIT
+        + f"""ld.shared.{form} {{{registers}}}, [%r10]; mul.wide.u32 %d5, %r25, 512; add.s64 %d5, %out, %d5;
     add.s64 %d5, %d5, %d30; st.global.{form} [%d5], {{{registers}}};"""
+    )
     if count == 1:
         body = body.replace(f"{{{registers}}}", registers)
     result = go(body + ENDING, policy, grid=2, cluster=2)
@@ -180,11 +205,19 @@ def test_st_async(policy, form):
 
 
 def test_red_async():
-    body = CLUSTER + ARRIVED + EXPECT.replace("512", "128") + """
+    body = (
+        CLUSTER
+        + ARRIVED
+        + EXPECT.replace("512", "128")
+        + """
     @%p0 st.shared.u32 [%r29], 1000; barrier.cluster.arrive; barrier.cluster.wait;
     mapa.shared::cluster.u32 %r22, %r29, %r24; mapa.shared::cluster.u32 %r23, %r20, %r24;
     red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.add.u32 [%r22], %r30, [%r23];
-    """ + WAIT + "ld.shared.u32 %r0, [%r29]; @%p0 st.global.u32 [%out], %r0;" + ENDING
+    """
+        + WAIT
+        + "ld.shared.u32 %r0, [%r29]; @%p0 st.global.u32 [%out], %r0;"
+        + ENDING
+    )
     result = go(body, grid=2, cluster=2)
     assert result["out"][:4].view(np.uint32)[0] == 1000 + 31 * 16
 

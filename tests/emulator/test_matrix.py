@@ -112,9 +112,13 @@ X1 = "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r0}, [%r10];"
 
 
 def test_generic_addresses():
-    body = FILL + LOAD + """
+    body = (
+        FILL
+        + LOAD
+        + """
     cvt.u64.u32 %d5, %r10; cvta.shared.u64 %d5, %d5; ldmatrix.sync.aligned.m8n8.x1.b16 {%r0}, [%d5];
     add.s64 %d1, %out, %d31; st.global.b32 [%d1], %r0;"""
+    )
     a, out = np.arange(512, dtype=np.uint8), np.zeros(32, np.uint32)
     run(body, {"a": a, "out": out}, shared=512)
     assert np.array_equal(out, a[:128].view(np.uint32))

@@ -382,4 +382,3 @@ def reduce_async(program: Program, ins: Instruction) -> Run:
 def multimem(program: Program, ins: Instruction) -> Run:
     """multimem: several GPUs' memory at one address is not emulated."""
     raise ValueError(f"{ins.opcode} is left out of the emulator")
-

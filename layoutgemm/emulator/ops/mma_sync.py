@@ -312,4 +312,3 @@ def _providers(atom: MmaAtom, operand: str, byte_id: int, thread_id: int) -> Arr
 def left_out(program: Program, ins: Instruction) -> Run:
     """Sparse products and wmma are refused: no kernel of the DSL's dense examples has them."""
     raise PtxError(f"{ins.words[0]}{'.' + ins.words[1] if ins.words[0] == 'mma' else ''} is left out of the emulator")
-
