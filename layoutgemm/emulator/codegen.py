@@ -255,7 +255,12 @@ def _product(g: Generator, a: Operand, b: Operand, kind: str, part: str) -> str:
 
 def _float_arithmetic(g: Generator, ins: Instruction) -> str:
     name, kind = ins.words[0], ins.words[-1]
-    _only(ins, *ROUNDING, "ftz", "sat")
+    chooses = name in ("min", "max")
+    _only(ins, *ROUNDING, "ftz", "sat", *(("NaN",) if chooses else ()))
+    if chooses and len(ins.operands) != 3:
+        raise ValueError(f"{name} of {len(ins.operands) - 1} operands")
+    if "NaN" in ins.words:
+        name += ".NaN"
     operands = [g.read(o, "b64" if kind in ("f64", "f32x2") else "b32") for o in ins.operands[1:]]
     name = "fma" if name == "mad" else name
     flush, saturate = "ftz" in ins.words, "sat" in ins.words
@@ -271,7 +276,7 @@ def _float_arithmetic(g: Generator, ins: Instruction) -> str:
         return f"fma64({', '.join(operands)})" if name == "fma" else f"binary64({name!r}, {', '.join(operands)})"
     if saturate:
         raise ValueError(".sat of half precision")
-    core = "lambda a, b, c: a * b + c" if name == "fma" else f"BINARY[{name!r}]"
+    core = "fma_odd" if name == "fma" else f"BINARY[{name!r}]"
     wrapper = "packed" if kind.endswith("x2") else "single"
     return f"{wrapper}({core}, KIND_{HALVES[kind]}, {', '.join(operands)})"
 
@@ -427,17 +432,13 @@ def _cvt(g: Generator, ins: Instruction) -> str:
     *words, to, from_ = ins.words[1:]
     sources = ins.operands[1:]
     if to.endswith("x2") and from_ == "f32" and len(sources) == 2:
-        _known(words, "rn", "satfinite", "relu")
-        name = to[:-2]
-        up, low = (g.read(o) for o in sources)
-        return f"two({up}, {low}, {_kind(name)}, {'relu' in words})"
-    if to in ("f16x2", "bf16x2") and from_.endswith("x2"):
-        _known(words, "rn", "relu")
-        name, bits = from_[:-2], dtype(from_[:-2]).bits
-        text = g.read(sources[0])
-        fields = [f"{text} >> {i * bits} & {(1 << bits) - 1}" for i in (0, 1)]
-        low, up = (f"encode(decode({field}, {_kind(name)}), {_kind(to[:-2])})" for field in fields)
-        return f"({low} | {up} << 16)"
+        up, low = (f"decode({g.read(o)}, KIND_f32)" for o in sources)
+        return _pair(words, to, up, low)
+    if to.endswith("x2") and from_.endswith("x2"):
+        kind = _kind(from_[:-2])
+        text, bits = g.read(sources[0]), _field_bits(from_)
+        up, low = (f"decode({text} >> {at} & {(1 << bits) - 1}, {kind})" for at in (bits, 0))
+        return _pair(words, to, up, low)
     if to[0] in "su" and from_[0] in "su":
         _known(words, "sat")
         return _integer(g, ins, to, from_, "sat" in words)
@@ -445,19 +446,57 @@ def _cvt(g: Generator, ins: Instruction) -> str:
         _known(words, "rni", "rzi", "rmi", "rpi", "ftz", "sat")
         mode = next(word for word in words if word in floats.ROUND)
         text = g.read(sources[0], from_)
-        return f"to_integer({text}, {_kind(from_)}, {mode!r}, {bits_of(to)}, {to[0] == 's'})"
+        text = f"bits32(flushed(f32({text})))" if "ftz" in words and from_ == "f32" else text
+        width = max(bits_of(to), bits_of(g.kinds.get(ins.operands[0].text, to)))
+        return f"to_integer({text}, {_kind(from_)}, {mode!r}, {bits_of(to)}, {to[0] == 's'}, {width})"
     if from_[0] in "su":
         _known(words, "rn")
         return f"from_integer({g.signed(sources[0], from_)}, {_kind(to)})"
-    _known(words, "rn", "ftz", "relu", "sat", "satfinite", "rna")
+    _known(words, "rn", "ftz", "relu", "sat", "satfinite", "rna", *floats.ROUND)
+    if "rna" in words and to != "tf32":
+        raise ValueError(".rna")
     text = f"decode({g.read(sources[0], from_)}, {_kind(from_)})"
-    if "relu" in words:
-        text = f"np.maximum({text}, 0)"
+    if "ftz" in words and from_ == "f32":
+        text = f"flushed({text})"
+    for word in words:
+        if word in floats.ROUND:
+            text = f"ROUND[{word!r}]({text})"
     if "sat" in words:
-        text = f"np.clip({text}, 0, 1)"
+        text = f"saturated({text}, 0, 1)"
     if to == "tf32":
-        return f"tf32({g.read(sources[0])}, {'rna' in words})"
+        text = f"tf32(bits32({_limited(words, text, to)}), {'rna' in words})"
+        return f"limit_tf32({text})" if "satfinite" in words else text
+    text = _limited(words, text, to)
+    if to == "f32" and "ftz" in words:
+        text = f"flushed(np.float32({text}))"
     return f"bits32({text})" if to == "f32" else f"bits64({text})" if to == "f64" else f"encode({text}, {_kind(to)})"
+
+
+def _limited(words: list[str], text: str, to: str) -> str:
+    """With .relu negative values become 0, with .satfinite those beyond the range its end; NaN stays."""
+    if "relu" in words:
+        text = f"np.where({text} <= 0, np.float32(0), {text})"
+    if "satfinite" in words and to in floats.LARGEST:
+        text = f"np.clip({text}, -{floats.LARGEST[to]!r}, {floats.LARGEST[to]!r})"
+    return text
+
+
+def _field_bits(kind: str) -> int:
+    """Bits of each half of a packed pair: 6-bit types are padded to bytes."""
+    bits = dtype(kind[:-2]).bits
+    return 8 if bits == 6 else bits
+
+
+def _pair(words: list[str], to: str, up: str, low: str) -> str:
+    """cvt to a packed pair."""
+    kind = to[:-2]
+    if kind == "ue8m0":
+        _known(words, "rz", "rp", "satfinite")
+        halves = [f"scale_bits({x}, {'rp' in words})" for x in (up, low)]
+    else:
+        _known(words, "rn", "satfinite", "relu")
+        halves = [f"encode({_limited(words, x, kind)}, {_kind(kind)})" for x in (up, low)]
+    return f"({halves[0]} << {_field_bits(to)} | {halves[1]})"
 
 
 def _kind(name: str) -> str:

@@ -93,7 +93,7 @@ def operands(kinds: list[str], rng: np.random.Generator, extra: tuple[int, ...] 
     return found
 
 
-def agree(text: str, kinds: list[str], outputs: list[str], reference: Any, extra: tuple[int, ...] = (), same: Any = None,
+def agree(text: str, kinds: list[str], outputs: list[str], reference: Any, extra: tuple[int, ...] = (), same: Any = None,  # noqa: E501
           rounds: int = 2) -> None:  # fmt: skip
     """The instruction gives what `reference` says of each lane, however its operands are kept.
 

@@ -78,7 +78,7 @@ def test_arithmetic(kind):
 def test_saturating_addition():
     for name, function in (("add", operator.add), ("sub", operator.sub)):
         agree(f"{name}.sat.s32 {{0}}, {{a}}, {{b}}", ["b32", "b32"], ["b32"],
-              lambda x, y, f=function: fit(max(-(1 << 31), min((1 << 31) - 1, f(signed(x, 32), signed(y, 32)))), 32))  # fmt: skip
+              lambda x, y, f=function: fit(max(-(1 << 31), min((1 << 31) - 1, f(signed(x, 32), signed(y, 32)))), 32))  # fmt: skip # noqa: E501
 
 
 def test_constants_as_operands():
@@ -139,7 +139,7 @@ def test_lop3_of_every_table():
     for table in range(0, 256, 7):
         agree(f"lop3.b32 {{0}}, {{a}}, {{b}}, {{c}}, {table:#x}", ["b32"] * 3, ["b32"],
               lambda a, b, c, t=table: sum(
-                  (t >> ((a >> i & 1) << 2 | (b >> i & 1) << 1 | c >> i & 1) & 1) << i for i in range(32)), rounds=1)  # fmt: skip
+                  (t >> ((a >> i & 1) << 2 | (b >> i & 1) << 1 | c >> i & 1) & 1) << i for i in range(32)), rounds=1)  # fmt: skip # noqa: E501
 
 
 def test_prmt():
@@ -279,9 +279,9 @@ def test_a_predicate_keeps_the_other_lanes():
 @pytest.mark.parametrize(
     "text",
     [
-        "add.cc.u32 %r0, %r1, %r2;", "addc.u32 %r0, %r1, %r2;", "mul24.lo.u32 %r0, %r1, %r2;", "prmt.b32.f4e %r0, %r1, %r2, %r3;",
-        "set.eq.u32.u32 %r0, %r1, %r2;", "mul.hi.b32 %r0, %r1, %r2;", "add.rz.f32 %f0, %f1, %f2;", "frobnicate.u32 %r0;",
-        "cvt.rz.f32.f64 %f0, %e0;", "mov.foo.u32 %r0, %r1;", "shf.x.clamp.b32 %r0, %r1, %r2, %r3;", "sad.u32 %r0, %r1, %r2, %r3;",
+        "add.cc.u32 %r0, %r1, %r2;", "addc.u32 %r0, %r1, %r2;", "mul24.lo.u32 %r0, %r1, %r2;", "prmt.b32.f4e %r0, %r1, %r2, %r3;",  # noqa: E501
+        "set.eq.u32.u32 %r0, %r1, %r2;", "mul.hi.b32 %r0, %r1, %r2;", "add.rz.f32 %f0, %f1, %f2;", "frobnicate.u32 %r0;",  # noqa: E501
+        "cvt.rz.f32.f64 %f0, %e0;", "mov.foo.u32 %r0, %r1;", "shf.x.clamp.b32 %r0, %r1, %r2, %r3;", "sad.u32 %r0, %r1, %r2, %r3;",  # noqa: E501
         "lop3.or.b32 %r0|%p0, %r1, %r2, %r3, 1, %p1;", "mov.u32 %r0, nowhere;", "mov.u32 7, %r0;",
     ],
 )  # fmt: skip
