@@ -30,7 +30,7 @@ from ..errors import DeadlockError, EmulatorError
 from .findings import Counts, Finding, Findings
 from .memory import RANK_SHIFT, GlobalMemory, SharedMemory
 from .order import Event, Knowledge, Ledger, Shadow
-from .program import Operation, Program
+from .program import Operation, Program, Segment
 from .ptx import Instruction
 from .values import FULL, LANE, LANES, bool_of, mask_of, select64
 
@@ -254,12 +254,18 @@ class Machine:
         """Execute every cluster; returns the machine."""
         grid, size = self.launch.grid, self.launch.cluster
         corners = list(product(*[range(0, grid[axis], size[axis]) for axis in (2, 1, 0)]))
-        with np.errstate(all="ignore"):  # a kernel may overflow, or divide by 0
-            for done, (z, y, x) in enumerate(corners):
-                inside = product(range(size[2]), range(size[1]), range(size[0]))
-                self._run_cluster(Cluster(self, [(x + i, y + j, z + k) for k, j, i in inside]))
-                if self.progress is not None:
-                    self.progress(done + 1, len(corners))
+        try:
+            with np.errstate(all="ignore"):  # a kernel may overflow, or divide by 0
+                for done, (z, y, x) in enumerate(corners):
+                    inside = product(range(size[2]), range(size[1]), range(size[0]))
+                    self._run_cluster(Cluster(self, [(x + i, y + j, z + k) for k, j, i in inside]))
+                    if self.progress is not None:
+                        self.progress(done + 1, len(corners))
+        finally:
+            executed = self.counts.executed
+            for start, step in enumerate(self.program.steps):  # of a run of arithmetic the first pc was marked
+                if isinstance(step, Segment) and executed[start]:
+                    executed[start : step.end] = b"\1" * (step.end - start)
         return self
 
     def special_registers(self, cta: Cta, warp: int) -> dict[str, Any]:
@@ -383,7 +389,10 @@ class Machine:
             living = [f.knows for f in cluster.fibers if f.cta is cta] + [cta.exit_knows]
             cta.remote = [(e, t) for e, t in cta.remote if not any(cluster.ledger.knows(k, e) for k in living)]
             yield from [event for event, _ in cta.remote]
-            yield from cta.scratch.get("events", ())
+            # What every thread knows, a forgotten event says too.
+            asked = cta.scratch.get("events", [])
+            asked[:] = [e for e in asked if not all(cluster.ledger.knows(f.knows, e) for f in cluster.fibers)]
+            yield from asked
 
     def _after(self, cluster: Cluster) -> None:
         """What has to hold when every thread has ended."""
@@ -422,6 +431,7 @@ class Machine:
                         fiber.pc = result
                     elif result == BLOCKED:
                         warp.waits = str(ins)
+                        counts[ins.opcode] -= 1  # it is executed again when it goes on
                         self.counts.waits[ins.opcode, ins.line] += 1
                         return
                     else:
@@ -439,12 +449,12 @@ class Machine:
                     fiber.dirty |= step.writes & ~step.moved
                     fiber.written |= step.writes
                     fiber.pc = step.end
-        except (TypeError, ValueError, IndexError, AttributeError) as error:
-            raise self._broken(fiber, error) from error
-        except EmulatorError as error:
+        except EmulatorError as error:  # first: it is a ValueError too
             if fiber.ins is None or "PTX line" in str(error):
                 raise
             raise type(error)(f"{error}\n  {fiber.describe()} at {fiber.ins}") from error
+        except (TypeError, ValueError, IndexError, AttributeError) as error:
+            raise self._broken(fiber, error) from error
 
     def _broken(self, fiber: Fiber, error: Exception) -> EmulatorError:
         """The exception of a run of arithmetic, said in the terms of the kernel."""

@@ -269,8 +269,16 @@ class Program:
 
 
 def _post_dominators(follows: list[list[int]]) -> list[int]:
-    """For each block, the set of blocks that every way from it to the exit goes through, itself included."""
+    """For each block, the set of blocks that every way from it to the exit goes through, itself included.
+
+    A block that no way leads out of is taken to lead to the exit.
+    """
     count = len(follows)
+    leaves, grows = {count}, True
+    while grows:
+        found = {n for n in range(count) if n not in leaves and not leaves.isdisjoint(follows[n])}
+        leaves, grows = leaves | found, bool(found)
+    follows = [to if n in leaves else [*to, count] for n, to in enumerate(follows)]
     every = (1 << count + 1) - 1
     after = [every] * count + [1 << count]
     changed = True

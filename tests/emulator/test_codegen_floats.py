@@ -291,11 +291,8 @@ def test_tf32():
     for word in ("rna", "rn"):
 
         def agrees(got, want):
-            return (
-                got == want
-                or (got & 0x7F800000 == 0x7F800000 == want & 0x7F800000
-                and got & 0x7FE000
-                and want & 0x7FFFFF)
+            return got == want or (
+                got & 0x7F800000 == 0x7F800000 == want & 0x7F800000 and got & 0x7FE000 and want & 0x7FFFFF
             )
 
         agree(f"cvt.{word}.tf32.f32 {{0}}, {{a}}", ["b32"], ["b32"], lambda x, w=word: rounded(x, w == "rna"),
