@@ -15,7 +15,10 @@ from ..program import Program, Run
 from ..ptx import Instruction
 from .registry import BUILDERS, GUARDS, guarded
 
-MODULES = ("barrier", "control", "lanes", "launch_control", "memory")
+MODULES = (
+    "barrier", "bulk_groups", "control", "copy_async", "copy_bulk", "lanes", "launch_control", "matrix", "memory",
+    "mma_sync",
+)  # fmt: skip
 for _module in MODULES:
     import_module(f"{__name__}.{_module}")
 
