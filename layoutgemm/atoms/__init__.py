@@ -16,15 +16,18 @@ from .copy_vector import (
     vector_copies,
     widest,
 )
+from .describe import decode, describe, diff
 from .descriptor import OperandDescriptor, SmemDescriptor
+from .descriptor_operand import OperandRead, operand_read, tcgen05_read
 from .families import FAMILIES, atoms
 from .fragments import fragment
+from .instruction_descriptor import InstructionDescriptor, instruction_descriptor
 from .mma import Container, MmaAtom, ScaleFactors
 from .mma_fma import fma
 from .mma_sync import mma_sync
 from .mma_tcgen05 import Tcgen05Atom, tcgen05_mma
 from .mma_wgmma import wgmma
-from .smem import SPANS, SmemTile, smem_atom, smem_tile, swizzle_of, widest_swizzle
+from .smem import SPANS, SWIZZLES, SmemTile, as_tile, smem_atom, smem_tile, swizzle_of, widest_swizzle
 from .tiled_copies import (
     make_cotiled_copy,
     make_tiled_copy,
@@ -46,6 +49,7 @@ from .tmem_fragment import AccumulatorFragment, accumulator_fragment
 __all__ = [
     "FAMILIES",
     "SPANS",
+    "SWIZZLES",
     "Access",
     "AccumulatorFragment",
     "AsyncCopy",
@@ -53,8 +57,10 @@ __all__ = [
     "Container",
     "CopyAtom",
     "Fragment",
+    "InstructionDescriptor",
     "MmaAtom",
     "OperandDescriptor",
+    "OperandRead",
     "ScaleFactors",
     "SmemDescriptor",
     "SmemTile",
@@ -69,13 +75,18 @@ __all__ = [
     "View",
     "Widest",
     "accumulator_fragment",
+    "as_tile",
     "async_copies",
     "atoms",
     "bulk_copy",
     "cp_async",
+    "decode",
+    "describe",
+    "diff",
     "feeds",
     "fma",
     "fragment",
+    "instruction_descriptor",
     "ldmatrix",
     "ldmatrix_m16n8",
     "load_global",
@@ -93,6 +104,7 @@ __all__ = [
     "mma_sync",
     "movmatrix",
     "operand_map",
+    "operand_read",
     "row_addresses",
     "smem_atom",
     "smem_tile",
@@ -104,6 +116,7 @@ __all__ = [
     "tcgen05_cp",
     "tcgen05_ld",
     "tcgen05_mma",
+    "tcgen05_read",
     "tcgen05_st",
     "universal_copy",
     "vector_copies",

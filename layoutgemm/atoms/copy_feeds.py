@@ -217,4 +217,3 @@ def _part(tile: SmemTile | Tile, mma: MmaAtom, operand: str, blocks: tuple[int, 
 def _rows(wanted: Layout) -> Layout:
     """(lane, (instruction, warp)) of the map of rows: its values at j = 0."""
     return Layout.join(wanted[0][0], wanted[1])
-

@@ -1,12 +1,15 @@
-"""The 64-bit word by which wgmma finds an operand in shared memory, derived from the operand's layout.
+"""Matrix descriptors derived from layouts: which word, if any, makes an instruction read a shared-memory layout.
 
 The word holds a start address and two strides; together with the swizzle mode they span a *canonical layout*. `derive`
-reads the strides off a tile, and then compares the address that the hardware's arithmetic gives for every element, at
-every step along K, with the address that the tile gives. A tile that no word describes is refused with the first
-element that lands elsewhere.
+reads the strides off a layout, and then compares the address that the hardware's arithmetic gives for every element, at
+every step along K, with the address that the layout gives. A layout that no word describes is refused with the reason
+and the first element that lands elsewhere.
 
-Sources: PTX ISA, "Asynchronous Warpgroup Level Matrix Shared Memory Layout" and "Matrix Descriptor Format";
-cute/arch/mma_sm90_desc.hpp for the bit positions, cute/atom/mma_traits_sm90_gmma.hpp for the canonical layouts.
+Sources: PTX ISA, "Asynchronous Warpgroup Level Matrix Shared Memory Layout" and "Matrix Descriptor Format", and the
+same of tcgen05; cute/arch/mma_sm90_desc.hpp and mma_sm100_desc.hpp for the bit positions, cute/atom/
+mma_traits_sm90_gmma.hpp and mma_traits_sm100.hpp for the canonical layouts. What wgmma does with a word was seen on an
+H200, element by element: every mode and major, strides that are no multiple of the pattern's period, every start and
+base offset tried. What sm_100a does is the documents' word, and the DSL's.
 """
 
 from __future__ import annotations
@@ -17,174 +20,120 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..arch import Arch
 from ..dtypes import DType
-from ..errors import DescriptorError
+from ..errors import AtomError, DescriptorError
+from ..layouts import ComposedLayout, Layout
+from .canonical import canonical_layout
+from .descriptor_fields import Field, FieldTable
+from .descriptor_operand import OperandRead, operand_read
+from .descriptor_words import ADDRESS_MASK, SM90, SM90_FIELDS, SM100, SmemDescriptor
 from .mma import MmaAtom
-from .smem import ATOM_ROWS, CHUNK_BYTES, SPANS, SmemTile, swizzle_of
+from .smem import CHUNK_BITS, CHUNK_BYTES, SWIZZLES, SmemTile, as_tile, packing_of, slot_bits, slot_to_bit, swizzle_of
+
+__all__ = [
+    "ADDRESS_MASK",
+    "SM90",
+    "SM90_FIELDS",
+    "SM100",
+    "Field",
+    "FieldTable",
+    "OperandDescriptor",
+    "SmemDescriptor",
+    "derive",
+    "element_addresses",
+    "element_bits",
+    "first_misfit",
+    "layout_of_values",
+]
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
-    """One field of a descriptor word: its bits [low, low + width), and how many low bits of its value are dropped."""
+def element_bits(
+    word: int,
+    major: str,
+    extent: tuple[int, int],
+    dtype: DType,
+    arch: Arch | str = "sm_90a",
+    packing: str | None = None,
+) -> npt.NDArray[np.int64]:
+    """The hardware's reading of a descriptor: array [mn, k] of the bit address of each element of the operand.
 
-    name: str
-    low: int
-    width: int
-    shift: int
-    meaning: str
+    This is the canonical layout of the word's own fields, followed by the XOR on absolute address bits. Nothing here
+    looks at a tile: it is what `derive` and the NumPy executor hold a tile against.
 
-    def encode(self, value: int) -> int:
-        """Value -> its bits in place; raises DescriptorError when the value does not fit or loses bits."""
-        if value < 0 or value % (1 << self.shift) or value >> self.shift >= 1 << self.width:
-            raise DescriptorError(
-                f"{self.name} = {value} does not fit: it must be a multiple of {1 << self.shift} from 0 to "
-                f"{((1 << self.width) - 1) << self.shift}"
-            )
-        return (value >> self.shift) << self.low
+    word     a descriptor with its address
+    major    "K" or "MN"
+    extent   (mn, k) of the instruction's operand, in elements
+    packing  how elements narrower than a byte are stored, as `packing_of` has it
 
-    def decode(self, word: int) -> int:
-        """Word -> the field's value."""
-        return ((word >> self.low) & ((1 << self.width) - 1)) << self.shift
-
-
-SM90_FIELDS = (
-    Field("address", 0, 14, 4, "start address in shared memory, bytes"),
-    Field("leading_bytes", 16, 14, 4, "leading dimension byte offset"),
-    Field("stride_bytes", 32, 14, 4, "stride dimension byte offset"),
-    Field("base_offset", 49, 3, 0, "phase of the swizzle pattern at the start address"),
-    Field("swizzle_mode", 62, 2, 0, "0 none, 1 128B, 2 64B, 3 32B"),
-)
-SM90_MODES = {"none": 0, "128B": 1, "64B": 2, "32B": 3}
-# Shared addresses have 18 bits in a descriptor: bits above name the block of the cluster and must not reach a field.
-ADDRESS_MASK = (1 << (SM90_FIELDS[0].width + SM90_FIELDS[0].shift)) - 1
-
-
-@dataclass(frozen=True, slots=True)
-class SmemDescriptor:
-    """The fields of one sm_90 shared-memory matrix descriptor, in bytes.
-
-    >>> d = SmemDescriptor(swizzle_name="128B", stride_bytes=1024, leading_bytes=16)
-    >>> hex(d.word), hex(d.at(0x8400).word)
-    ('0x4000004000010000', '0x4000004000010840')
-    >>> SmemDescriptor.decode(0x4000004000010840) == d.at(0x8400)
-    True
+    Raises DescriptorError when the word is none of this architecture, or has no such layout.
     """
-
-    swizzle_name: str
-    stride_bytes: int
-    leading_bytes: int
-    base_offset: int = 0
-    address: int = 0
-
-    def _values(self) -> dict[str, int]:
-        return {
-            "address": self.address,
-            "leading_bytes": self.leading_bytes,
-            "stride_bytes": self.stride_bytes,
-            "base_offset": self.base_offset,
-            "swizzle_mode": SM90_MODES[self.swizzle_name],
-        }
-
-    @property
-    def word(self) -> int:
-        """The 64-bit word; raises DescriptorError when a field does not fit."""
-        swizzle_of(self.swizzle_name)
-        values = self._values()
-        return sum(field.encode(values[field.name]) for field in SM90_FIELDS)
-
-    def at(self, address: int) -> SmemDescriptor:
-        """The same descriptor starting at a shared-memory byte address, a multiple of 16 below 2**18."""
-        return replace(self, address=address)
-
-    @classmethod
-    def decode(cls, word: int) -> SmemDescriptor:
-        """Word -> fields; raises DescriptorError when a bit outside every field is set.
-
-        >>> SmemDescriptor.decode(0x400000400000c840)
-        Traceback (most recent call last):
-        ...
-        layoutgemm.errors.DescriptorError: 0x400000400000c840 sets bits 14, 15, outside the sm_90 fields
-        """
-        if not 0 <= word < 1 << 64:
-            raise DescriptorError(f"{word:#x} is no 64-bit word")
-        rest = word
-        for field in SM90_FIELDS:
-            rest &= ~(((1 << field.width) - 1) << field.low)
-        if rest:
-            bits = ", ".join(str(i) for i in range(64) if rest >> i & 1)
-            raise DescriptorError(f"{word:#x} sets bits {bits}, outside the sm_90 fields")
-        values = {field.name: field.decode(word) for field in SM90_FIELDS}
-        names = {mode: name for name, mode in SM90_MODES.items()}
-        return cls(names[values.pop("swizzle_mode")], **values)
-
-    def explain(self) -> str:
-        """A table of the word's fields: bits, raw value, and what the value means.
-
-        >>> print(SmemDescriptor("128B", 1024, 16).explain())
-        0x4000004000010000
-          [ 0,14) address          0x0     0 bytes: start address in shared memory, bytes
-          [16,30) leading_bytes    0x1    16 bytes: leading dimension byte offset
-          [32,46) stride_bytes    0x40  1024 bytes: stride dimension byte offset
-          [49,52) base_offset      0x0     0      : phase of the swizzle pattern at the start address
-          [62,64) swizzle_mode     0x1  128B      : 0 none, 1 128B, 2 64B, 3 32B
-        """
-        lines = [f"{self.word:#018x}"]
-        values = self._values()
-        for field in SM90_FIELDS:
-            value = values[field.name]
-            shown = self.swizzle_name if field.name == "swizzle_mode" else str(value)
-            unit = "bytes" if field.shift else ""
-            lines.append(
-                f"  [{field.low:2},{field.low + field.width:2}) {field.name:<13} {value >> field.shift:#6x} "
-                f"{shown:>5} {unit:<5}: {field.meaning}"
-            )
-        return "\n".join(lines)
-
-
-def element_addresses(word: int, major: str, extent: tuple[int, int], dtype: DType) -> npt.NDArray[np.int64]:
-    """The hardware's reading of a descriptor: array [mn, k] of the byte address of each element of the operand.
-
-    This is the canonical layout of the word's own fields, one formula for each major and mode, followed by the XOR on
-    absolute address bits. Nothing here looks at a tile: it is what `derive` and the NumPy executor hold a tile against.
-
-    word     a descriptor with its address; major "K" or "MN"; extent (mn, k) of the instruction's operand, in elements
-
-    In units of bytes, with w the span and T = 16 bytes of elements:
-      K-major, none      (mn%8)*16 + (mn//8)*stride       + (k%T)*size + (k//T)*leading
-      K-major, swizzled  (mn%8)*w  + (mn//8)*stride       + k*size
-      MN-major, none     (mn%T)*size + (mn//T)*stride     + (k%8)*16 + (k//8)*leading
-      MN-major, swizzled (mn%w)*size + (mn//w)*leading    + (k%8)*w  + (k//8)*stride
-    (In the third, the two offsets change places against the fourth: so cute/atom/mma_traits_sm90_gmma.hpp has it.)
-    """
-    fields = SmemDescriptor.decode(word)
+    fields = SmemDescriptor.decode(word, arch)
+    if fields.leading_mode:
+        raise DescriptorError(f"{word:#x} gives the leading dimension as an absolute address, which only sm_103a has")
+    stored = packing_of(dtype, packing)
+    layout = canonical_layout(
+        major, fields.swizzle_name, slot_bits(dtype, stored), extent, fields.leading_bytes, fields.stride_bytes
+    )
     mn = np.arange(extent[0], dtype=np.int64)[:, None]
     k = np.arange(extent[1], dtype=np.int64)[None, :]
-    size, span = dtype.bytes, SPANS[fields.swizzle_name]
-    leading, stride = fields.leading_bytes, fields.stride_bytes
-    per_span, rows = span // size, ATOM_ROWS
-    if major == "K":
-        along_k = k * size if fields.swizzle_name != "none" else (k % per_span) * size + (k // per_span) * leading
-        offset = (mn % rows) * span + (mn // rows) * stride + along_k
-    else:
-        if fields.swizzle_name == "none":
-            leading, stride = stride, leading
-        offset = (mn % per_span) * size + (mn // per_span) * leading + (k % rows) * span + (k // rows) * stride
-    address = fields.address + offset
-    swizzle = swizzle_of(fields.swizzle_name)
+    address = fields.address * 8 + np.asarray(slot_to_bit(layout(mn, k), dtype, stored))
+    swizzle = swizzle_of(fields.swizzle_name).recast(1)
     # The pattern is a function of absolute address bits; base_offset turns it back by whole 128-byte lines.
-    phase = address - (fields.base_offset << 7)
-    return np.asarray((address ^ (swizzle(phase) ^ phase)) & ADDRESS_MASK)
+    phase = address - (fields.base_offset << 10)
+    return np.asarray((address ^ (swizzle(phase) ^ phase)) & (ADDRESS_MASK << 3 | 7))
+
+
+def element_addresses(
+    word: int,
+    major: str,
+    extent: tuple[int, int],
+    dtype: DType,
+    arch: Arch | str = "sm_90a",
+    packing: str | None = None,
+) -> npt.NDArray[np.int64]:
+    """The same in bytes: array [mn, k] of the byte address of each element; see `element_bits`.
+
+    Raises DescriptorError for elements that do not begin on a byte each.
+    """
+    if dtype.bits % 8:
+        raise DescriptorError(f"{dtype} elements of {dtype.bits} bits do not each begin on a byte: ask element_bits()")
+    return element_bits(word, major, extent, dtype, arch, packing) >> 3
+
+
+def layout_of_values(values: tuple[int, ...]) -> Layout:
+    """The coalesced layout i -> values[i] - values[0]; raises DescriptorError when no layout has these values.
+
+    >>> print(layout_of_values((0, 2, 512, 514)))
+    (2,2):(2,512)
+    """
+    offsets = [value - values[0] for value in values]
+    shape, strides, rest = [], [], offsets
+    while len(rest) > 1:
+        run = next((i for i in range(len(rest)) if rest[i] != i * rest[1]), len(rest))
+        extent = next(size for size in range(run, 0, -1) if len(rest) % size == 0)
+        if extent == 1:
+            break
+        shape.append(extent)
+        strides.append(rest[1])
+        rest = rest[::extent]
+    found = Layout(tuple(shape), tuple(strides)) if shape else Layout(1, 0)
+    if found.size != len(offsets) or not np.array_equal(found.offsets(), offsets):
+        raise DescriptorError(f"the steps {values} are no layout")
+    return found.coalesce()
 
 
 @dataclass(frozen=True)
 class OperandDescriptor:
     """How one operand's tile is handed to the instruction.
 
-    base      the descriptor at address 0
-    major     "K" or "MN"
-    k_steps   byte offset of each K block of the instruction within the tile
-    mn_steps  byte offset of each block of the instruction's M (or N) within the tile
-    reasons   field name -> how its value was read off the layout
+    base         the descriptor at address 0
+    major        "K" or "MN"
+    k_steps      byte offset of each K block of the instruction within the tile
+    mn_steps     byte offset of each block of the instruction's M (or N) within the tile
+    reasons      field name -> how its value was read off the layout
+    alignment    bytes that the tile's address is a multiple of
+    stage_bytes  from one stage of the pipeline to the next
     """
 
     base: SmemDescriptor
@@ -192,92 +141,248 @@ class OperandDescriptor:
     k_steps: tuple[int, ...]
     mn_steps: tuple[int, ...]
     reasons: tuple[tuple[str, str], ...]
+    alignment: int = 128
+    stage_bytes: int = 0
 
     @property
     def word(self) -> int:
         """The constant bits: the word with address 0."""
         return self.base.word
 
+    @property
+    def k_advance(self) -> Layout:
+        """K block -> what to add to the word, in units of 16 bytes; raises DescriptorError when that is no layout.
+
+        >>> from layoutgemm.atoms import smem_tile, wgmma
+        >>> print(derive(smem_tile((128, 64), "bf16", "K", "64B"), wgmma(64), "A").k_advance)
+        (2,2):(2,512)
+        """
+        return layout_of_values(tuple(step // CHUNK_BYTES for step in self.k_steps))
+
+    def advance(self, k_block: int, mn_block: int = 0) -> int:
+        """What to add to the word for one block of the tile, in units of 16 bytes."""
+        for name, block, steps in (("K", k_block, self.k_steps), ("M or N", mn_block, self.mn_steps)):
+            if isinstance(block, bool) or not isinstance(block, int) or not 0 <= block < len(steps):
+                raise DescriptorError(f"the tile has {len(steps)} block(s) along {name}; there is no block {block!r}")
+        return (self.k_steps[k_block] + self.mn_steps[mn_block] - self.mn_steps[0]) // CHUNK_BYTES
+
+    def at(self, address: int, k_block: int = 0, mn_block: int = 0, pattern_start: int | None = None) -> SmemDescriptor:
+        """The descriptor of one block of the tile at a shared-memory byte address.
+
+        pattern_start  where the swizzle pattern begins, a multiple of 128, when the tile was written with a pattern of
+                       its own there; None: the pattern is that of absolute addresses, as the copy engine writes it
+
+        Raises DescriptorError for an address at which the tile's layout is not what the instruction would read.
+        """
+        step = self.advance(k_block, mn_block) * CHUNK_BYTES
+        if pattern_start is None:
+            if address % self.alignment:
+                phase = address // 128 % 8
+                raise DescriptorError(
+                    f"the tile at address {address:#x} is not aligned to {self.alignment}: its swizzle pattern would "
+                    f"begin at line {phase} of 8; say pattern_start={address:#x} if it was written so"
+                )
+            return self.base.at(address + step)
+        if pattern_start % 128 or (address - pattern_start) % self.alignment:
+            raise DescriptorError(
+                f"a pattern at {pattern_start:#x} for a tile at {address:#x}: it begins at a multiple of 128, whole "
+                f"periods of {self.alignment} bytes before the tile"
+            )
+        return replace(self.base, address=address + step, base_offset=pattern_start >> 7 & 7)
+
+    def stage(self, index: int, address: int = 0, k_block: int = 0, mn_block: int = 0) -> SmemDescriptor:
+        """The descriptor of one block of stage `index`, the stages lying one after another from `address`.
+
+        >>> from layoutgemm.atoms import smem_tile, wgmma
+        >>> d = derive(smem_tile((128, 64), "bf16", "K"), wgmma(64), "A")
+        >>> d.stage_bytes, hex(d.stage(2, 1024, k_block=1).word)
+        (16384, '0x4000004000010842')
+        """
+        if isinstance(index, bool) or not isinstance(index, int) or index < 0:
+            raise DescriptorError(f"stages are counted from 0; there is no stage {index!r}")
+        return self.at(address + index * self.stage_bytes, k_block, mn_block)
+
     def explain(self) -> str:
-        """The fields, why each has its value, and the advance along K."""
-        why = "\n".join(f"  {name}: {reason}" for name, reason in self.reasons)
-        return f"{self.base.explain()}\n{why}\n  advance per K block, bytes: {', '.join(map(str, self.k_steps))}"
+        """The fields, why each has its value, and the advance along K and from stage to stage."""
+        steps = ", ".join(map(str, self.k_steps))
+        return f"{self.base.explain(dict(self.reasons))}\n  advance per K block, bytes: {steps}"
 
 
-def derive(tile: SmemTile, atom: MmaAtom, operand: str) -> OperandDescriptor:
-    """The descriptor of operand "A" or "B" of a wgmma atom over a shared-memory tile, read off the tile's layout.
+def derive(
+    layout: SmemTile | Layout | ComposedLayout,
+    atom: MmaAtom | OperandRead,
+    operand: str,
+    *,
+    swizzle: str | None = None,
+    major: str | None = None,
+    stage_bytes: int | None = None,
+) -> OperandDescriptor:
+    """The descriptor of operand "A" or "B" of an instruction over a shared-memory layout, read off the layout.
 
-    Raises DescriptorError when the tile is no multiple of the instruction's operand, when a stride does not fit its
-    field, or when no canonical layout gives the tile's addresses; it names the first (step, mn, k) that lands
-    elsewhere.
+    layout   a tile, or any layout (mn, k) -> offset as `as_tile` takes it: plain (in elements, with the name of a
+             swizzle) or under a swizzle on bytes or on elements
+    atom     a wgmma or tcgen05 atom, or what it reads (`operand_read`, `tcgen05_read`)
+    stage_bytes  from one stage of a pipeline to the next; default the tile's bytes, rounded up to its alignment
+
+    Strides between atoms may be larger than compact. Raises DescriptorError when the layout is no multiple of the
+    instruction's operand, when the hardware does not read such a layout (major, swizzle, type), when rows or chunks do
+    not lie as an atom has them, when a stride does not fit its field, or when blocks along K do not begin on 16 bytes;
+    and, should anything else be wrong, with the first (mn, k) that lands elsewhere.
 
     >>> from layoutgemm.atoms import smem_tile, wgmma
     >>> d = derive(smem_tile((64, 64), "bf16", "K"), wgmma(64), "A")
     >>> hex(d.word), d.k_steps
     ('0x4000004000010000', (0, 32, 64, 96))
+    >>> padded = Layout(((8, 8), 64), ((64, 1024), 1))  # atoms 2048 bytes apart
+    >>> derive(padded, wgmma(64), "A", swizzle="128B").base.stride_bytes
+    2048
+    >>> derive(Layout((64, 64), (72, 1)), wgmma(64), "A", swizzle="128B")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ...
+    layoutgemm.errors.DescriptorError: ... the rows of an atom lie 128 bytes apart, the layout's 144 ...
     """
-    rows, depth = atom.tile_of(operand)
-    if tile.extent[0] % rows or tile.extent[1] % depth:
+    read = operand_read(atom, operand)
+    if isinstance(layout, SmemTile):
+        if layout.dtype != read.dtype:
+            raise DescriptorError(f"{read.text} is {read.dtype}, the tile holds {layout.dtype}")
+        if layout.packing != read.packing:
+            raise DescriptorError(f"{read.text} is stored as {read.packing}, the tile's elements are {layout.packing}")
+    try:
+        tile = as_tile(layout, read.dtype, swizzle, major, read.packing)
+    except AtomError as error:
+        raise DescriptorError(f"{read.text}: {error}") from error
+    if tile.extent[0] % read.rows or tile.extent[1] % read.depth:
         raise DescriptorError(
-            f"operand {operand} of {atom} is {rows}x{depth}; the tile's "
-            f"{tile.extent[0]}x{tile.extent[1]} is no multiple of it"
+            f"{read.text} is {read.rows}x{read.depth}; the tile's {tile.extent[0]}x{tile.extent[1]} is no multiple of "
+            "it"
         )
-    expected = atom.a_dtype if operand == "A" else atom.b_dtype
-    if tile.dtype != expected:
-        raise DescriptorError(f"operand {operand} of {atom} is {expected}, the tile holds {tile.dtype}")
-    size, wide = tile.dtype.bytes, tile.span_elements
-    swizzled = tile.swizzle_name != "none"
-
-    def distance(mn: int, k: int) -> int:
-        """Bytes from element (0, 0) to (mn, k), or 0 where the instruction never goes that far."""
-        return tile.layout(mn, k) * size if mn < rows and k < depth else 0
-
-    if tile.major == "K":
-        stride, stride_why = distance(ATOM_ROWS, 0), f"from row 0 to row {ATOM_ROWS}, the next atom"
-        if swizzled:
-            # The hardware ignores the field here and the reference implementation writes 1, that is 16 bytes.
-            leading, leading_why = CHUNK_BYTES, "not used: a K block lies inside one span; written as 1"
-        else:
-            leading, leading_why = distance(0, wide), f"from k = 0 to k = {wide}, the next 16-byte chunk"
-    elif swizzled:
-        stride, stride_why = distance(0, ATOM_ROWS), f"from k = 0 to k = {ATOM_ROWS}, the next atom"
-        leading, leading_why = distance(wide, 0), f"from mn = 0 to mn = {wide}, the next span"
-        if rows <= wide:
-            leading_why = f"not used: {rows} elements lie inside one span"
-    else:
-        stride, stride_why = distance(wide, 0), f"from mn = 0 to mn = {wide}, the next 16-byte chunk"
-        leading, leading_why = distance(0, ATOM_ROWS), f"from k = 0 to k = {ATOM_ROWS}, the next atom"
-    base = SmemDescriptor(tile.swizzle_name, stride, leading)
-    derived = OperandDescriptor(
-        base,
-        tile.major,
-        tuple(int(tile.layout(0, k) * size) for k in range(0, tile.extent[1], depth)),
-        tuple(int(tile.layout(mn, 0) * size) for mn in range(0, tile.extent[0], rows)),
-        (("leading_bytes", leading_why), ("stride_bytes", stride_why), ("swizzle_mode", f"the tile's {tile.swizzle}")),
-    )
-    misfit = first_misfit(derived, tile, atom, operand)
+    head = f"{read.text}, {tile.major}-major, swizzle {tile.swizzle_name}"
+    objection = read.objection(tile.major, tile.swizzle_name)
+    if objection is not None:
+        raise DescriptorError(f"{head}: {objection}")
+    base, reasons = _offsets(tile, read, head)
+    steps = _steps(tile, read, head)
+    if stage_bytes is None:
+        stage_bytes = -(-tile.bytes // tile.alignment) * tile.alignment
+    if stage_bytes % tile.alignment:
+        raise DescriptorError(
+            f"{head}: stages of {stage_bytes} bytes; the tile's address must stay a multiple of {tile.alignment}"
+        )
+    derived = OperandDescriptor(base, tile.major, *steps, reasons, tile.alignment, stage_bytes)
+    # a field that does not fit is refused here, with its name
+    _ = derived.word
+    misfit = first_misfit(derived, tile, read, operand)
     if misfit is not None:
         mn, k, have, want = misfit
+        unit = "bit" if tile.dtype.bits % 8 else "byte"
         raise DescriptorError(
-            f"no sm_90 descriptor gives the addresses of {tile} as operand {operand} of {atom}: with {base} element "
-            f"(mn, k) = ({mn}, {k}) would be read at byte {have}, the tile holds it at byte {want}"
+            f"{head}: {_diagnosis(tile, read)}no {base.table.name} descriptor gives the addresses of {tile}: with "
+            f"{base.word:#018x} element (mn, k) = ({mn}, {k}) would be read at {unit} {have}, the tile holds it at "
+            f"{unit} {want}"
         )
     return derived
 
 
+def _offsets(tile: SmemTile, read: OperandRead, head: str) -> tuple[SmemDescriptor, tuple[tuple[str, str], ...]]:
+    """Read the two offsets off the layout; (descriptor at address 0, reasons). Refuses what is no multiple of 16."""
+    wide, rows = tile.span_elements, SWIZZLES[tile.swizzle_name].rows
+    k_major, swizzled = tile.major == "K", tile.swizzle_name != "none"
+    atom_axis, span_axis = (0, 1) if k_major else (1, 0)
+
+    def distance(axis: int, count: int, unit: str) -> tuple[int, str]:
+        """Bytes from element (0, 0) to `count` elements along an axis, before the swizzle, and which way that is."""
+        name = ("mn", "k")[axis]
+        if count >= (read.rows, read.depth)[axis]:
+            return 0, f"not used: {(read.rows, read.depth)[axis]} elements along {name} lie inside one {unit}"
+        to = (count, 0) if axis == 0 else (0, count)
+        bits = int(tile.layout(*to) - tile.layout(0, 0)) * tile.slot_bits
+        way = f"from {name} = 0 to {name} = {count}, the next {unit}"
+        if bits % CHUNK_BITS:
+            raise DescriptorError(
+                f"{head}: element (mn, k) = {to} lies {bits / 8:g} bytes after the first, no multiple of {CHUNK_BYTES} "
+                f"({way})"
+            )
+        return bits // 8, way
+
+    between_atoms = distance(atom_axis, rows, "atom")
+    between_spans = distance(span_axis, wide, "span" if swizzled else "16-byte chunk")
+    if k_major and swizzled:
+        # The hardware ignores the field here and the reference implementation writes 1, that is 16 bytes.
+        between_spans = CHUNK_BYTES, "not used: a K block lies inside one span; written as 1"
+    leading, stride = between_spans, between_atoms
+    if not k_major and not swizzled:
+        leading, stride = stride, leading
+    base = SmemDescriptor(tile.swizzle_name, stride[0], leading[0], arch=read.arch)
+    return base, (
+        ("leading_bytes", leading[1]),
+        ("stride_bytes", stride[1]),
+        ("swizzle_mode", f"the layout's {tile.swizzle}"),
+    )
+
+
+def _diagnosis(tile: SmemTile, read: OperandRead) -> str:
+    """What is not as an atom has it in a layout that no word describes: chunks, then rows; "" when both are."""
+    bits, mode = tile.slot_bits, SWIZZLES[tile.swizzle_name]
+    k_major = tile.major == "K"
+    axis = int(k_major)
+    origin = int(tile.layout(0, 0))
+
+    def step(along: int, count: int) -> int:
+        return (int(tile.layout(*((count, 0) if along == 0 else (0, count)))) - origin) * bits
+
+    for i in range(1, min(CHUNK_BITS // bits, (read.rows, read.depth)[axis])):
+        if step(axis, i) != i * bits:
+            return (
+                f"elements {i - 1} and {i} along {('mn', 'k')[axis]} are not neighbours, and a chunk is {CHUNK_BYTES} "
+                "bytes of consecutive elements; "
+            )
+    pitch = step(1 - axis, 1) / 8
+    if pitch != mode.span:
+        fit = [name for name, other in SWIZZLES.items() if read.family in other.readers and other.span == pitch]
+        hint = f"swizzle {fit[0]} has rows of that many" if fit else "no swizzle has rows of that many"
+        return f"the rows of an atom lie {mode.span} bytes apart, the layout's {pitch:g} ({hint}); "
+    return ""
+
+
+def _steps(tile: SmemTile, read: OperandRead, head: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Byte offsets of the instruction's blocks along K and along M or N, before the swizzle."""
+
+    def along(axis: int, step: int) -> tuple[int, ...]:
+        starts = []
+        for i in range(0, tile.extent[axis], step):
+            bit = int(tile.layout(*((i, 0) if axis == 0 else (0, i))) + tile.offset) * tile.slot_bits
+            if bit % CHUNK_BITS:
+                name = "mn" if axis == 0 else "k"
+                raise DescriptorError(
+                    f"{head}: the block at {name} = {i} begins {bit / 8:g} bytes into the tile; a start address is a "
+                    f"multiple of {CHUNK_BYTES}"
+                )
+            starts.append(bit // 8)
+        return tuple(starts)
+
+    return along(1, read.depth), along(0, read.rows)
+
+
 def first_misfit(
-    derived: OperandDescriptor, tile: SmemTile, atom: MmaAtom, operand: str
+    derived: OperandDescriptor, tile: SmemTile, atom: MmaAtom | OperandRead, operand: str
 ) -> tuple[int, int, int, int] | None:
-    """Hold every element of every block against the tile: the first (mn, k, read at, held at) that differs, or None."""
-    rows, depth = atom.tile_of(operand)
-    mn = np.arange(rows)[:, None]
-    k = np.arange(depth)[None, :]
+    """Hold every element of every block against the tile: the first (mn, k, read at, held at) that differs, or None.
+
+    Addresses are bytes, or bits for elements that do not begin on a byte each.
+    """
+    read = operand_read(atom, operand)
+    unit = 1 if tile.dtype.bits % 8 else 8
+    mn = np.arange(read.rows)[:, None]
+    k = np.arange(read.depth)[None, :]
+    origin = derived.mn_steps[0] if derived.mn_steps else 0
     for j, mn_step in enumerate(derived.mn_steps):
         for i, k_step in enumerate(derived.k_steps):
-            have = element_addresses(derived.base.at(mn_step + k_step).word, derived.major, (rows, depth), tile.dtype)
-            want: npt.NDArray[Any] = tile.byte(mn + j * rows, k + i * depth)
+            word = derived.base.at(mn_step + k_step - origin).word
+            have = element_bits(word, derived.major, (read.rows, read.depth), tile.dtype, read.arch, tile.packing)
+            want: npt.NDArray[Any] = np.asarray(tile.bit(mn + j * read.rows, k + i * read.depth))
             if not np.array_equal(have, want):
                 # colexicographic: mn runs fastest
                 at_k, at_mn = (int(axis[0]) for axis in np.nonzero((have != want).T))
-                return at_mn + j * rows, at_k + i * depth, int(have[at_mn, at_k]), int(want[at_mn, at_k])
+                places = (int(have[at_mn, at_k]) // unit, int(want[at_mn, at_k]) // unit)
+                return at_mn + j * read.rows, at_k + i * read.depth, *places
     return None

@@ -6,21 +6,21 @@ import numpy as np
 
 from ..atoms import MmaAtom, OperandDescriptor, SmemTile, TmaPlan
 from ..atoms.descriptor import first_misfit
+from ..atoms.smem import slot_to_bit
 from .report import Check
 
 
 def bijective_tile(name: str, tile: SmemTile) -> Check:
     """Does every element of the tile have an address of its own, with none left over, swizzle included?"""
     mn, k = tile.extent
-    address = np.asarray(tile.byte(np.arange(mn)[:, None], np.arange(k)[None, :]))
-    order = np.sort(address, axis=None)
-    want = np.arange(mn * k) * tile.dtype.bytes
+    order = np.sort(np.asarray(tile.bit(np.arange(mn)[:, None], np.arange(k)[None, :])), axis=None)
+    want = np.asarray(slot_to_bit(np.arange(mn * k), tile.dtype, tile.packing))
     witness = ""
     if not np.array_equal(order, want):
         at = int(np.nonzero(order != want)[0][0])
-        witness = (
-            f"byte {int(want[at])} is held by no element" if order[at] > want[at] else f"byte {int(order[at])} twice"
-        )
+        unit, width = ("bit", 1) if tile.dtype.bits % 8 else ("byte", 8)
+        missing, twice = int(want[at]) // width, int(order[at]) // width
+        witness = f"{unit} {missing} is held by no element" if order[at] > want[at] else f"{unit} {twice} twice"
     statement = f"{tile} maps {mn}x{k} elements one to one onto {tile.bytes} bytes"
     return Check(name, statement, not witness, f"exhaustion ({mn * k} elements)", witness)
 
@@ -60,7 +60,8 @@ def read_by(name: str, tile: SmemTile, descriptor: OperandDescriptor, atom: MmaA
     misfit = first_misfit(descriptor, tile, atom, operand)
     witness = ""
     if misfit is not None:
-        witness = f"element (mn, k) = ({misfit[0]}, {misfit[1]}) read at byte {misfit[2]}, held at {misfit[3]}"
+        unit = "bit" if tile.dtype.bits % 8 else "byte"
+        witness = f"element (mn, k) = ({misfit[0]}, {misfit[1]}) read at {unit} {misfit[2]}, held at {misfit[3]}"
     blocks = len(descriptor.k_steps) * len(descriptor.mn_steps)
     rows, depth = atom.tile_of(operand)
     return Check(

@@ -1,10 +1,10 @@
 """Pictures of layouts: SVG for a notebook or a file, tables for a terminal. Nothing but strings is made here.
 
-    layout_svg, layout_table    a rank-2 layout: the offset in every cell
-    repr_svg                    what a notebook shows for a layout: its picture, or None if it has none
-    tv_svg, tv_table            a thread-value layout over its tile: which thread holds an element in which value
-    fragment_svg                an MMA atom's operand: the same, with the registers of one thread written out
-    swizzle_svg                 a shared-memory tile: the banks that every element sits in
+layout_svg, layout_table    a rank-2 layout: the offset in every cell
+repr_svg                    what a notebook shows for a layout: its picture, or None if it has none
+tv_svg, tv_table            a thread-value layout over its tile: which thread holds an element in which value
+fragment_svg                an MMA atom's operand: the same, with the registers of one thread written out
+swizzle_svg                 a shared-memory tile: the banks that every element sits in
 """
 
 from layoutgemm.view.svg import fragment_svg, layout_svg, repr_svg, swizzle_svg, tv_svg

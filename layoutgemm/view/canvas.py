@@ -50,8 +50,9 @@ class Canvas:
 
     def rect(self, x: float, y: float, width: float, height: float, fill: str) -> None:
         """A filled rectangle."""
-        self.parts.append(f'<rect x="{number(x)}" y="{number(y)}" width="{number(width)}" height="{number(height)}" '
-                          f'fill="{fill}"/>')
+        self.parts.append(
+            f'<rect x="{number(x)}" y="{number(y)}" width="{number(width)}" height="{number(height)}" fill="{fill}"/>'
+        )
 
     def boxes(self, corners: Iterable[tuple[float, float, float]], height: float, fill: str) -> None:
         """Rectangles (x, y, width) of one height and colour, as one path."""
@@ -60,27 +61,42 @@ class Canvas:
 
     def frame(self, x: float, y: float, width: float, height: float, stroke_width: float) -> None:
         """An empty rectangle in ink: what it surrounds is meant."""
-        self.parts.append(f'<rect x="{number(x)}" y="{number(y)}" width="{number(width)}" height="{number(height)}" '
-                          f'fill="none" stroke="{INK}" stroke-width="{number(stroke_width)}"/>')
+        self.parts.append(
+            f'<rect x="{number(x)}" y="{number(y)}" width="{number(width)}" height="{number(height)}" '
+            f'fill="none" stroke="{INK}" stroke-width="{number(stroke_width)}"/>'
+        )
 
     def lines(self, segments: Iterable[tuple[float, float, float, float]], stroke: str, stroke_width: float) -> None:
         """Straight lines (x0, y0, x1, y1) as one path."""
         path = "".join(f"M{number(a)} {number(b)}L{number(c)} {number(d)}" for a, b, c, d in segments)
         self.parts.append(f'<path d="{path}" stroke="{stroke}" stroke-width="{number(stroke_width)}" fill="none"/>')
 
-    def text(self, x: float, y: float, text: str, size: float, *, fill: str = INK, anchor: str = "start",
-             mono: bool = False, bold: bool = False) -> None:
+    def text(
+        self,
+        x: float,
+        y: float,
+        text: str,
+        size: float,
+        *,
+        fill: str = INK,
+        anchor: str = "start",
+        mono: bool = False,
+        bold: bool = False,
+    ) -> None:
         """One line of text; y is its baseline."""
         self.open_texts(size, fill=fill, anchor=anchor, mono=mono, bold=bold)
         self.put(x, y, text)
         self.close()
 
-    def open_texts(self, size: float, *, fill: str = INK, anchor: str = "middle", mono: bool = False,
-                   bold: bool = False) -> None:
+    def open_texts(
+        self, size: float, *, fill: str = INK, anchor: str = "middle", mono: bool = False, bold: bool = False
+    ) -> None:
         """Starts a group of texts of one style: what is `put` until `close`."""
         weight = ' font-weight="600"' if bold else ""
-        self.parts.append(f'<g font-family="{MONO if mono else SANS}" font-size="{number(size)}"{weight} '
-                          f'text-anchor="{anchor}" fill="{fill}">')
+        self.parts.append(
+            f'<g font-family="{MONO if mono else SANS}" font-size="{number(size)}"{weight} '
+            f'text-anchor="{anchor}" fill="{fill}">'
+        )
 
     def put(self, x: float, y: float, text: str) -> None:
         """A text in the style of the open group; y is its baseline."""

@@ -86,8 +86,10 @@ def numbers(value: Any) -> list[Any]:
     """An array of offsets as ints, or a (nested) tuple of arrays, one a coordinate, as flat tuples of ints."""
     if isinstance(value, tuple):
         columns = [numbers(inner) for inner in value]
-        return [tuple(x for part in parts for x in (part if isinstance(part, tuple) else (part,)))
-                for parts in zip(*columns, strict=True)]
+        return [
+            tuple(x for part in parts for x in (part if isinstance(part, tuple) else (part,)))
+            for parts in zip(*columns, strict=True)
+        ]
     return [int(x) for x in np.asarray(value).ravel()]
 
 
@@ -121,8 +123,9 @@ def offsets_of(layout: Drawable, rows: range | None = None, columns: range | Non
     return Offsets(rows, columns, tuple(tuple(flat[r * len(columns) :][: len(columns)]) for r in range(len(rows))))
 
 
-def owners_of(tv: Drawable, tile: Sequence[int], rows: range | None = None, columns: range | None = None,
-              thread: int = 0) -> Owners:
+def owners_of(
+    tv: Drawable, tile: Sequence[int], rows: range | None = None, columns: range | None = None, thread: int = 0
+) -> Owners:
     """Thread-value layout over a tile (M, N) -> who holds each element shown.
 
     The layout maps (thread, value) to m + M*n (the tile counted column by column) or to the pair (m, n).

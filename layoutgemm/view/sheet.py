@@ -57,9 +57,13 @@ class Sheet:
         """The SVG document."""
         left, listing_width = MARGIN + self._gutter(), self._listing_width()
         grid_width, grid_height = self.cell[0] * len(self.columns), self.cell[1] * len(self.rows)
-        inner = max(left - MARGIN + grid_width + listing_width, MIN_WIDTH, width_of(self.title, TITLE_SIZE) * 1.15,
-                    min(sum(swatch_width(meaning) for _, meaning in self.legend), LEGEND_WIDTH),
-                    *(width_of(note.text, NOTE_SIZE) for note in self.notes if note.mono))
+        inner = max(
+            left - MARGIN + grid_width + listing_width,
+            MIN_WIDTH,
+            width_of(self.title, TITLE_SIZE) * 1.15,
+            min(sum(swatch_width(meaning) for _, meaning in self.legend), LEGEND_WIDTH),
+            *(width_of(note.text, NOTE_SIZE) for note in self.notes if note.mono),
+        )
         canvas = Canvas()
         y = self._header(canvas, inner)
         y = self._legend(canvas, y, inner)
@@ -135,12 +139,27 @@ class Sheet:
         fine = [(left + p * width, top, left + p * width, bottom) for p in range(0, len(self.columns), self.step)]
         fine += [(left, top + p * height, right, top + p * height) for p in range(len(self.rows))]
         canvas.lines(fine, PAPER, 1)
-        dark = [(left + p * width, top, left + p * width, bottom)
-                for p, index in enumerate(self.columns) if index % (RULE * self.step) == 0 and p]
-        dark += [(left, top + p * height, right, top + p * height)
-                 for p, index in enumerate(self.rows) if index % RULE == 0 and p]
-        canvas.lines([*dark, (left, top, right, top), (left, bottom, right, bottom),
-                      (left, top, left, bottom), (right, top, right, bottom)], FAINT, 1)
+        dark = [
+            (left + p * width, top, left + p * width, bottom)
+            for p, index in enumerate(self.columns)
+            if index % (RULE * self.step) == 0 and p
+        ]
+        dark += [
+            (left, top + p * height, right, top + p * height)
+            for p, index in enumerate(self.rows)
+            if index % RULE == 0 and p
+        ]
+        canvas.lines(
+            [
+                *dark,
+                (left, top, right, top),
+                (left, bottom, right, bottom),
+                (left, top, left, bottom),
+                (right, top, right, bottom),
+            ],
+            FAINT,
+            1,
+        )
 
     def _texts(self, canvas: Canvas, left: float, top: float) -> None:
         width, height = self.cell

@@ -51,8 +51,14 @@ def even(pixels: float) -> float:
     return 2.0 * math.ceil(pixels / 2)
 
 
-def layout_svg(layout: Drawable, *, title: str | None = None, group: int | None = None, rows: range | None = None,
-               columns: range | None = None) -> str:
+def layout_svg(
+    layout: Drawable,
+    *,
+    title: str | None = None,
+    group: int | None = None,
+    rows: range | None = None,
+    columns: range | None = None,
+) -> str:
     """Draws a layout of rank 1 or 2: mode 0 downwards, mode 1 across, in every cell its offset.
 
     Neighbouring offsets share a colour: `group` of them, by default an eighth of the range, so that a picture shows at
@@ -82,13 +88,23 @@ def layout_svg(layout: Drawable, *, title: str | None = None, group: int | None 
     width, height, font = fitted(labels, found.rows, found.columns)
     legend = tuple((hue(g), span_text((base + g) * group, group)) for g in range(min(count, len(HUES))))
     what = "coordinates" if isinstance(found.values[0][0], tuple) else "offsets"
-    note = f"Cell (i, j) prints its {what[:-1]}; a colour is {group} neighbouring {what}" if group > 1 else \
-           f"Cell (i, j) prints its {what[:-1]}, which also gives its colour"
+    note = (
+        f"Cell (i, j) prints its {what[:-1]}; a colour is {group} neighbouring {what}"
+        if group > 1
+        else f"Cell (i, j) prints its {what[:-1]}, which also gives its colour"
+    )
     note += "." if count <= len(HUES) else f"; after {len(HUES)} groups the colours come again."
     return Sheet(
-        title=title or str(layout), notes=((Note(str(layout), mono=True),) if title else ()) + (Note(note),),
-        legend=legend, axes=("i", "j"), rows=found.rows, columns=found.columns, fills=fills, labels=tuple(labels),
-        cell=(max(width, height), height), font=font,
+        title=title or str(layout),
+        notes=((Note(str(layout), mono=True),) if title else ()) + (Note(note),),
+        legend=legend,
+        axes=("i", "j"),
+        rows=found.rows,
+        columns=found.columns,
+        fills=fills,
+        labels=tuple(labels),
+        cell=(max(width, height), height),
+        font=font,
     ).render()
 
 
@@ -123,8 +139,16 @@ def span_text(start: int, length: int) -> str:
     return f"{start}-{start + length - 1}" if length > 1 else str(start)
 
 
-def tv_svg(tv: Drawable, tile: Sequence[int], *, title: str | None = None, color: str = "auto",
-           thread: int | None = None, rows: range | None = None, columns: range | None = None) -> str:
+def tv_svg(
+    tv: Drawable,
+    tile: Sequence[int],
+    *,
+    title: str | None = None,
+    color: str = "auto",
+    thread: int | None = None,
+    rows: range | None = None,
+    columns: range | None = None,
+) -> str:
     """Draws who holds what: the tile (M, N), in every cell the thread T and the value (register) V that hold it.
 
     tv: (thread, value) -> m + M*n, the element's place in the tile counted column by column, or the pair (m, n).
@@ -147,8 +171,15 @@ def tv_svg(tv: Drawable, tile: Sequence[int], *, title: str | None = None, color
     return tv_sheet(found, heading, notes, ("m", "n"), color, thread, None).render()
 
 
-def fragment_svg(atom: Atom, operand: str = "C", *, thread: int = 0, title: str | None = None,
-                 rows: range | None = None, columns: range | None = None) -> str:
+def fragment_svg(
+    atom: Atom,
+    operand: str = "C",
+    *,
+    thread: int = 0,
+    title: str | None = None,
+    rows: range | None = None,
+    columns: range | None = None,
+) -> str:
     """Draws an operand of an MMA atom as its threads hold it, and lists the registers of one thread.
 
     atom: an object with `shape_mnk` and the thread-value layouts `layout_A` over (M, K), `layout_B` over (N, K) and
@@ -180,8 +211,15 @@ def fragment_svg(atom: Atom, operand: str = "C", *, thread: int = 0, title: str 
     return tv_sheet(found, title or f"{name}: fragment {operand}", notes, axes, "auto", thread, listing).render()
 
 
-def tv_sheet(found: Owners, title: str, notes: tuple[Note, ...], axes: tuple[str, str], color: str,
-             thread: int | None, listing: tuple[str, tuple[str, ...]] | None) -> Sheet:
+def tv_sheet(
+    found: Owners,
+    title: str,
+    notes: tuple[Note, ...],
+    axes: tuple[str, str],
+    color: str,
+    thread: int | None,
+    listing: tuple[str, tuple[str, ...]] | None,
+) -> Sheet:
     """The sheet of a thread-value picture."""
     per_color = {"warp": 32, "quad": 4, "thread": 1}
     if color == "auto":
@@ -219,18 +257,38 @@ def tv_sheet(found: Owners, title: str, notes: tuple[Note, ...], axes: tuple[str
         told.append("+k: so many more hold the same element.")
     if any(not cell for row in found.held for cell in row):
         told.append("-: nobody holds it.")
-    framed = frozenset((r, c) for r, row in enumerate(found.held) for c, cell in enumerate(row)
-                       if thread is not None and any(who == thread for who, _ in cell))
+    framed = frozenset(
+        (r, c)
+        for r, row in enumerate(found.held)
+        for c, cell in enumerate(row)
+        if thread is not None and any(who == thread for who, _ in cell)
+    )
     width, height, font = fitted(labels, found.rows, found.columns)
     return Sheet(
-        title=title, notes=(*notes, Note(" ".join(told))), legend=tuple(legend), axes=axes, rows=found.rows,
-        columns=found.columns, fills=tuple(tuple(fill(cell) for cell in row) for row in found.held),
-        labels=tuple(labels), cell=(width, height), font=font, framed=framed, listing=listing,
+        title=title,
+        notes=(*notes, Note(" ".join(told))),
+        legend=tuple(legend),
+        axes=axes,
+        rows=found.rows,
+        columns=found.columns,
+        fills=tuple(tuple(fill(cell) for cell in row) for row in found.held),
+        labels=tuple(labels),
+        cell=(width, height),
+        font=font,
+        framed=framed,
+        listing=listing,
     )
 
 
-def swizzle_svg(layout: Drawable, bits: int = 16, *, swizzle: Callable[[int], int] | None = None,
-                title: str | None = None, rows: range | None = None, columns: range | None = None) -> str:
+def swizzle_svg(
+    layout: Drawable,
+    bits: int = 16,
+    *,
+    swizzle: Callable[[int], int] | None = None,
+    title: str | None = None,
+    rows: range | None = None,
+    columns: range | None = None,
+) -> str:
     """Draws a shared-memory tile by banks: which of the 32 banks of 4 bytes every element sits in.
 
     layout: (i, j) -> offset in elements of `bits` bits, for example a ComposedLayout whose swizzle counts elements.
@@ -269,8 +327,9 @@ def as_byte(cell: int | tuple[int, ...], bits: int, layout: Drawable, swizzle: C
     return byte if swizzle is None else int(swizzle(byte))
 
 
-def bank_sheet(grid: list[list[int]], bits: int, axes: tuple[str, str], down: range, across: range,
-               title: str) -> Sheet:
+def bank_sheet(
+    grid: list[list[int]], bits: int, axes: tuple[str, str], down: range, across: range, title: str
+) -> Sheet:
     """The sheet of a bank picture; grid holds byte offsets."""
     full = CHUNK_BYTES * 8 // bits  # elements in 16 bytes
     chunks = [runs([byte // CHUNK_BYTES for byte in row]) for row in grid]
@@ -283,17 +342,30 @@ def bank_sheet(grid: list[list[int]], bits: int, axes: tuple[str, str], down: ra
             field = (f"banks {first}-{first + 3}", span_text(row[start] // CHUNK_BYTES * CHUNK_BYTES, CHUNK_BYTES))
             labels.append(Label(r, start, step, field if step > 1 else (str(first),)))
     legend = tuple((hue(g), f"banks {4 * g}-{4 * g + 3}") for g in range(LINE_BYTES // CHUNK_BYTES))
-    notes = [Note("A field is 16 contiguous bytes: its banks, and under them its byte offsets in the tile."
-                  if step > 1 else "A cell prints the first bank of its element.")]
+    notes = [
+        Note(
+            "A field is 16 contiguous bytes: its banks, and under them its byte offsets in the tile."
+            if step > 1
+            else "A cell prints the first bank of its element."
+        )
+    ]
     if step > 1 and len(grid) >= 8:
         notes.append(Note(phase_note(grid, step, axes)))
     longest = max(len(line) / label.span for label in labels for line in label.lines)
     font = 10.0 if step > 1 else sizes(down, across)[0]
     cell = (even(longest * CHARACTER * font * step + 12) / step, even((2 if step > 1 else 1) * 1.15 * font + 8))
     return Sheet(
-        title=title, notes=tuple(notes), legend=legend, axes=axes, rows=down, columns=across,
-        fills=tuple(tuple(hue(byte % LINE_BYTES // CHUNK_BYTES) for byte in row) for row in grid), labels=tuple(labels),
-        cell=cell, font=font, step=step,
+        title=title,
+        notes=tuple(notes),
+        legend=legend,
+        axes=axes,
+        rows=down,
+        columns=across,
+        fills=tuple(tuple(hue(byte % LINE_BYTES // CHUNK_BYTES) for byte in row) for row in grid),
+        labels=tuple(labels),
+        cell=cell,
+        font=font,
+        step=step,
     )
 
 
@@ -306,5 +378,8 @@ def phase_note(grid: list[list[int]], step: int, axes: tuple[str, str]) -> str:
             fields = {grid[r][column] // CHUNK_BYTES for r in range(top, top + 8)}
             worst = max(worst, *Counter(field % (LINE_BYTES // CHUNK_BYTES) for field in fields).values())
     rows = f"Eight fields one under the other (8 values of {axes[0]}, as one phase of ldmatrix reads them)"
-    return f"{rows} are in different banks: conflict-free." if worst == 1 else \
-           f"{rows} meet in the same banks: {worst}-way conflict."
+    return (
+        f"{rows} are in different banks: conflict-free."
+        if worst == 1
+        else f"{rows} meet in the same banks: {worst}-way conflict."
+    )

@@ -67,6 +67,8 @@ def table(cells: Sequence[Sequence[str]], rows: range, columns: range) -> str:
     gutter = len(str(rows[-1]))
     head = " " * (gutter + 2) + "".join(f" {column:>{width}}" for column in columns)
     rule = " " * gutter + " +" + "-" * ((width + 1) * len(columns))
-    body = [f"{row:>{gutter}} |" + "".join(f" {cell:>{width}}" for cell in line)
-            for row, line in zip(rows, cells, strict=True)]
+    body = [
+        f"{row:>{gutter}} |" + "".join(f" {cell:>{width}}" for cell in line)
+        for row, line in zip(rows, cells, strict=True)
+    ]
     return "\n".join([head, rule, *body])

@@ -47,7 +47,6 @@ def assembled(text, target, folder):
     return done
 
 
-
 @pytest.fixture(autouse=True)
 def needs_ptxas():
     if PTXAS is None:

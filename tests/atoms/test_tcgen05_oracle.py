@@ -275,9 +275,7 @@ def test_accumulators_in_tensor_memory():
         assert ours.columns == got["one"]["columns"], key(atom)
         same(numbers(ours.layout, atom.c_dtype.bits), layout_of(got["one"]["layout"]), key(atom))
         m, n, _ = atom.shape_mnk
-        many = accumulator(
-            m, n, atom.threads, c=atom.c_dtype, tiles=TILES, interleaved=atom.a_source == "smem"
-        )
+        many = accumulator(m, n, atom.threads, c=atom.c_dtype, tiles=TILES, interleaved=atom.a_source == "smem")
         assert many.columns == got["many"]["columns"], key(atom)
         same(numbers(many.layout, atom.c_dtype.bits), layout_of(got["many"]["layout"]), key(atom))
         checked.add(atom.datapath.letter)

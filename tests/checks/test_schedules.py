@@ -145,9 +145,7 @@ def test_stream_k_gives_every_k_tile_to_one_worker() -> None:
         tiles, k_tiles, workers = rng.randint(1, 40), rng.randint(1, 12), rng.randint(1, 20)
         cut = StreamK(tiles, k_tiles, workers)
         assert cut.prove()
-        done = Counter(
-            (s.tile, k) for w in range(workers) for s in cut.segments(w) for k in range(s.first, s.last + 1)
-        )
+        done = Counter((s.tile, k) for w in range(workers) for s in cut.segments(w) for k in range(s.first, s.last + 1))
         assert done == Counter((t, k) for t in range(tiles) for k in range(k_tiles)), (tiles, k_tiles, workers)
         loads = [sum(s.last - s.first + 1 for s in cut.segments(w)) for w in range(workers)]
         streamed = [cut.start(w + 1) - cut.start(w) for w in range(workers)]

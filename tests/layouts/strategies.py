@@ -26,8 +26,13 @@ def _nest(rng: random.Random, flat: list[int], depth: int) -> ref.Tree:
     return tuple(g[0] if len(g) == 1 and rng.random() < 0.8 else _nest(rng, g, depth - 1) for g in groups)
 
 
-def random_shape(rng: random.Random, limit: int = 2000, leaves: int = 5, extents: tuple[int, ...] = (1, 2, 3, 4, 5, 6),
-                 depth: int = 3) -> ref.Tree:
+def random_shape(
+    rng: random.Random,
+    limit: int = 2000,
+    leaves: int = 5,
+    extents: tuple[int, ...] = (1, 2, 3, 4, 5, 6),
+    depth: int = 3,
+) -> ref.Tree:
     """A nested shape of at most `limit` elements."""
     flat: list[int] = []
     for _ in range(rng.randint(1, leaves)):
@@ -71,8 +76,13 @@ seeds = st.integers(0, 2**32 - 1).map(random.Random)
 
 
 @st.composite
-def pairs(draw: st.DrawFn, families: tuple[str, ...] = FAMILIES, limit: int = 2000, leaves: int = 5,
-          extents: tuple[int, ...] = (1, 2, 3, 4, 5, 6)) -> Pair:
+def pairs(
+    draw: st.DrawFn,
+    families: tuple[str, ...] = FAMILIES,
+    limit: int = 2000,
+    leaves: int = 5,
+    extents: tuple[int, ...] = (1, 2, 3, 4, 5, 6),
+) -> Pair:
     """(shape, stride) for hypothesis: it chooses extents and family, which shrink; a seed chooses nesting and order."""
     flat = draw(st.lists(st.sampled_from(extents), min_size=1, max_size=leaves))
     while prod(flat) > limit:

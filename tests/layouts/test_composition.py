@@ -249,8 +249,12 @@ def test_beyond_the_domain_is_the_last_mode_running_on_or_a_refusal() -> None:
         readings = [
             [ref.offset(p, left[0], left[1], wrap_last=False) for p in picks],
             [ref.offset(p, tuple(extents), tuple(strides), wrap_last=False) for p in picks],
-            [ref.offset(p, tuple(extents), tuple(strides), wrap_last=False) if len(extents) > 1 or extents != [1]
-             else 0 for p in picks],
+            [
+                ref.offset(p, tuple(extents), tuple(strides), wrap_last=False)
+                if len(extents) > 1 or extents != [1]
+                else 0
+                for p in picks
+            ],
         ]
         try:
             answer = Layout(*left).compose(Layout(*right))

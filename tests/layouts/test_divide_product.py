@@ -268,8 +268,7 @@ def matrices(seed: int, count: int) -> Iterator[tuple[Pair, Pair, list[int], lis
     while count:
         rank = rng.randint(1, 3)
         limit = (0, 12, 6, 4)[rank]
-        shapes = [tuple(random_shape(rng, limit, 2, (1, 2, 3, 4), depth=1) for _ in range(rank))
-                  for _ in range(2)]
+        shapes = [tuple(random_shape(rng, limit, 2, (1, 2, 3, 4), depth=1) for _ in range(rank)) for _ in range(2)]
         left, right = ((s, random_stride(rng, s, rng.choice(("compact", "permuted")))) for s in shapes)
         size = ref.size(left[0])
         count -= 1

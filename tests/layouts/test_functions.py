@@ -120,7 +120,9 @@ def test_extents_of_one_cost_traced_code_nothing() -> None:
     lean, lean_coord = cost(plain_layout), cost(plain_layout.coord)
     assert lean <= 2 and lean_coord <= 2
     for shape, stride in (
-        ((1, 4, 8), (3, 8, 1)), ((4, 1, 8), (8, 3, 1)), ((4, 8, 1), (8, 1, 3)),
+        ((1, 4, 8), (3, 8, 1)),
+        ((4, 1, 8), (8, 3, 1)),
+        ((4, 8, 1), (8, 1, 3)),
         (((1, 4), (1, (8, 1))), ((3, 8), (3, (1, 3)))),
     ):
         layout = Layout(shape, stride)
@@ -310,9 +312,7 @@ def test_filter_drops_broadcasts(pair: Pair) -> None:
     values = ref.image(tuple(s for s, _ in kept) or 1, tuple(d for _, d in kept) or 0)
     assert image(short) == values
     form = ref.canonical(values)
-    assert form is not None and (ref.leaves(short.shape), ref.leaves(short.stride)) == (
-        form if form[0] else ([1], [0])
-    )
+    assert form is not None and (ref.leaves(short.shape), ref.leaves(short.stride)) == (form if form[0] else ([1], [0]))
 
 
 # Predicates -----------------------------------------------------------------------------------------------------------

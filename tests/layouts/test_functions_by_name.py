@@ -82,20 +82,43 @@ def test_injective_names_two_coordinates() -> None:
 # Free functions -------------------------------------------------------------------------------------------------------
 
 METHODS = {
-    "composition": "compose", "complement": "complement", "logical_divide": "logical_divide",
-    "zipped_divide": "zipped_divide", "tiled_divide": "tiled_divide", "flat_divide": "flat_divide",
-    "logical_product": "logical_product", "zipped_product": "zipped_product", "tiled_product": "tiled_product",
-    "flat_product": "flat_product", "blocked_product": "blocked_product", "raked_product": "raked_product",
-    "coalesce": "coalesce", "filter": "filter", "flatten": "flatten", "right_inverse": "right_inverse",
-    "left_inverse": "left_inverse", "nullspace": "nullspace", "upcast": "upcast", "downcast": "downcast",
-    "max_common_vector": "max_common_vector", "max_common_layout": "max_common_layout",
-    "tile_to_shape": "tile_to_shape", "with_shape": "with_shape",
+    "composition": "compose",
+    "complement": "complement",
+    "logical_divide": "logical_divide",
+    "zipped_divide": "zipped_divide",
+    "tiled_divide": "tiled_divide",
+    "flat_divide": "flat_divide",
+    "logical_product": "logical_product",
+    "zipped_product": "zipped_product",
+    "tiled_product": "tiled_product",
+    "flat_product": "flat_product",
+    "blocked_product": "blocked_product",
+    "raked_product": "raked_product",
+    "coalesce": "coalesce",
+    "filter": "filter",
+    "flatten": "flatten",
+    "right_inverse": "right_inverse",
+    "left_inverse": "left_inverse",
+    "nullspace": "nullspace",
+    "upcast": "upcast",
+    "downcast": "downcast",
+    "max_common_vector": "max_common_vector",
+    "max_common_layout": "max_common_layout",
+    "tile_to_shape": "tile_to_shape",
+    "with_shape": "with_shape",
 }
 A, B = Layout((8, (4, 6)), (24, (6, 1))), Layout((2, 3), (3, 1))
 ARGUMENTS: dict[str, tuple] = {
-    "composition": (Layout((4, 3), (2, 8)),), "complement": (400,), "upcast": (2,), "downcast": (2,),
-    "max_common_vector": (A,), "max_common_layout": (A,), "tile_to_shape": ((16, 48),), "with_shape": ((8, 24),),
-    **{k: ((2, 4),) for k in METHODS if k.endswith("_divide")}, **{k: (B,) for k in METHODS if k.endswith("_product")},
+    "composition": (Layout((4, 3), (2, 8)),),
+    "complement": (400,),
+    "upcast": (2,),
+    "downcast": (2,),
+    "max_common_vector": (A,),
+    "max_common_layout": (A,),
+    "tile_to_shape": ((16, 48),),
+    "with_shape": ((8, 24),),
+    **{k: ((2, 4),) for k in METHODS if k.endswith("_divide")},
+    **{k: (B,) for k in METHODS if k.endswith("_product")},
 }
 
 
@@ -156,9 +179,14 @@ def test_coordinate_functions() -> None:
 
 def test_parse_tells_kinds_apart() -> None:
     for value in (
-        B, Swizzle(3, 4, 3), Swizzle(2, 3, -3), Swizzle(3, 4, 3, "bytes"), Swizzle(3, 3, 3, 16),
+        B,
+        Swizzle(3, 4, 3),
+        Swizzle(2, 3, -3),
+        Swizzle(3, 4, 3, "bytes"),
+        Swizzle(3, 3, 3, 16),
         Layout.identity((4, 2)),
-        ComposedLayout(Swizzle(3, 3, 3), 64, A), ComposedLayout(Swizzle(3, 3, 3, 16), 0, A),
+        ComposedLayout(Swizzle(3, 3, 3), 64, A),
+        ComposedLayout(Swizzle(3, 3, 3, 16), 0, A),
         Layout((4, 2), (3, -1)),
     ):
         assert cute.parse(str(value)) == value

@@ -223,6 +223,9 @@ def test_right_inverse_chooses_the_longest_chain() -> None:
 
 def longest_chain(modes: list[tuple[int, int]], top: int = 1) -> int:
     """The largest end of a chain of modes whose strides are 1, s1, s1*s2, ...: every choice tried."""
-    ends = [longest_chain([m for m in modes if m is not mode], top * mode[0])
-            for mode in modes if mode[1] == top and mode[0] > 1]
+    ends = [
+        longest_chain([m for m in modes if m is not mode], top * mode[0])
+        for mode in modes
+        if mode[1] == top and mode[0] > 1
+    ]
     return max([top, *ends])

@@ -98,7 +98,7 @@ def test_byte_swizzle_on_elements(bms: tuple[int, int, int], bits: int) -> None:
 @given(st.sampled_from(PARAMETERS), st.sampled_from((4, 8, 16, 32, 64)), st.sampled_from((4, 8, 16, 32, 64)))
 def test_recast_in_bits(bms: tuple[int, int, int], old: int, new: int) -> None:
     swizzle = Swizzle(*bms, unit=old)
-    shift = (old.bit_length() - new.bit_length())
+    shift = old.bit_length() - new.bit_length()
     if bms[1] + shift < 0:
         assume(bms[0] > 0)
         with pytest.raises(LayoutError):  # the swizzle would have to split an element
