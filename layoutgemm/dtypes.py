@@ -1,13 +1,14 @@
 """Number formats: how many bits an element has, and how a value becomes those bits.
 
 Every format the atoms speak of is named here once; code asks for it by name with `dtype("bf16")`.
-Conversion to and from raw bits exists for the formats that this version computes with (f16, bf16, f32 and the
-integers).
+Conversion to and from raw bits exists for all of them; a format narrower than a byte has each element in a byte of its
+own, in the low bits.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -53,11 +54,18 @@ class DType:
     def encode(self, values: npt.ArrayLike) -> npt.NDArray[Any]:
         """Values -> raw bits as unsigned integers of this width, rounded to nearest, ties to even.
 
-        Float values beyond the range become infinities, NaN stays NaN, as the hardware's cvt.rn does; integers outside
-        an integer format's range raise OperandError, naming the first one.
+        Float values beyond the range of a format of 16 bits or more become infinities, NaN stays NaN, as the hardware's
+        cvt.rn does. Formats of 8 bits or less saturate, as its cvt.rn.satfinite does: beyond the range, infinities
+        included, lies the largest finite value; NaN is the format's NaN (0x7f, ue8m0: 0xff), or the largest value where
+        it has none. Of an unsigned float format negative values raise OperandError, and so do integers outside an
+        integer format's range, naming the first one.
+
+        Source: PTX ISA, "cvt" and "Alternate Floating-Point Data Formats".
 
         >>> [hex(x) for x in dtype("bf16").encode([1.0, -2.5, 1.00390625])]
         ['0x3f80', '0xc020', '0x3f80']
+        >>> dtype("e4m3").encode([1.0, 1e9, -0.0625]).tolist(), dtype("e2m1").encode([2.5, -7.0]).tolist()
+        ([56, 126, 152], [4, 15])
         """
         if self.kind != "float":
             return self._encode_integers(np.asarray(values))
@@ -70,42 +78,72 @@ class DType:
             with np.errstate(over="ignore"):
                 return np.asarray(values).astype(np.float32).view(np.uint32)
         if self.name == "bf16":
-            return _encode_bf16(np.asarray(values))
-        raise OperandError(f"{self.name}: conversion from values to bits is not implemented")
+            return _rounded(np.asarray(values), 16).astype(np.uint16)
+        if self.name == "tf32":
+            return _rounded(np.asarray(values), 13) << np.uint32(13)
+        return self._encode_narrow(np.asarray(values, dtype=np.float64))
 
     def decode(self, bits: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Raw bits (unsigned integers of this width) -> values; exact: float32 for bf16 and f16, else the natural type.
+        """Raw bits (unsigned integers of this width) -> values; exact: float32 for floats of 32 bits or less (bits that
+        the format has not are ignored), float64 for f64, an integer type of the format's width or of 8 bits else.
 
         >>> dtype("bf16").decode(dtype("bf16").encode([1.0, 3.140625])).tolist()
         [1.0, 3.140625]
+        >>> dtype("e5m2").decode(np.array([0x3C, 0x7B, 0x7C])).tolist(), dtype("i4").decode(np.array([7, 15])).tolist()
+        ([1.0, 57344.0, inf], [7, -1])
         """
         if self.name == "bf16":
             return (np.asarray(bits, dtype=np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
         if self.name == "f16":
             return np.asarray(bits, dtype=np.uint16).view(np.float16).astype(np.float32)
-        natural = {"f32": (np.uint32, np.float32), "f64": (np.uint64, np.float64)}.get(self.name)
-        if natural is None and self.kind != "float" and self.bits % 8 == 0:
-            natural = (self.storage, np.dtype(f"{self.kind[0]}{self.bits // 8}").type)
-        if natural is None:
-            raise OperandError(f"{self.name}: conversion from bits to values is not implemented")
-        return np.asarray(bits, dtype=natural[0]).view(natural[1])
+        if self.name == "tf32":
+            word = np.asarray(bits, dtype=np.uint32)
+            nan = (word & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+            return np.where(nan, word | np.uint32(0x400000), word & np.uint32(0xFFFFE000)).view(np.float32)
+        if self.kind == "float" and self.bits <= 8:
+            return _code_values(self.name)[np.asarray(bits) & ((1 << self.bits) - 1)]
+        if self.kind == "float":
+            return np.asarray(bits, dtype=self.storage).view(f"f{self.bits // 8}")
+        if self.bits >= 8:
+            return np.asarray(bits, dtype=self.storage).view(f"{self.kind[0]}{self.bits // 8}")
+        half = 1 << self.bits - 1 if self.kind == "int" else 0
+        field = np.asarray(bits).astype(np.uint8) & np.uint8((1 << self.bits) - 1)
+        return ((field.astype(np.int8) ^ half) - half).astype(np.int8 if self.kind == "int" else np.uint8)
 
     @property
     def storage(self) -> type[np.unsignedinteger[Any]]:
-        """The NumPy unsigned integer type that holds one element."""
-        types: dict[int, type[np.unsignedinteger[Any]]] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
-        return types[self.bytes]
+        """The NumPy unsigned integer type that holds one element: of its width, or of 8 bits for narrower ones."""
+        types: dict[int, type[np.unsignedinteger[Any]]] = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
+        return types[max(self.bits, 8)]
 
     def _encode_integers(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         if values.dtype.kind not in "iu":
             raise OperandError(f"{self.name} takes integers, not {values.dtype}: nothing is rounded to an integer")
-        natural = np.dtype(f"{self.kind[0]}{self.bytes}")
-        low, high = np.iinfo(natural).min, np.iinfo(natural).max
+        half = 1 << self.bits - 1
+        low, high = (-half, half - 1) if self.kind == "int" else (0, 2 * half - 1)
         outside = np.nonzero((values < low) | (values > high))
         if len(outside[0]):
             first = tuple(int(axis[0]) for axis in outside)
             raise OperandError(f"{self.name} holds {low}..{high}; element {first} is {values[first]}")
-        return values.astype(natural).view(self.storage)
+        bits = values.astype(np.int64 if self.kind == "int" else np.uint64).view(np.uint64)
+        return (bits & np.uint64((1 << self.bits) - 1)).astype(self.storage)
+
+    def _encode_narrow(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.uint8]:
+        """Nearest of the table of codes; both neighbours of a tie are there, and the even code wins."""
+        table = _code_values(self.name).astype(np.float64)
+        signed = not self.name.startswith("u")
+        if not signed and (values < 0).any():
+            raise OperandError(f"{self.name} has no sign: {values[values < 0].reshape(-1)[0]} cannot be encoded")
+        positive = table[: 1 << self.bits - (self.name != "ue8m0")]
+        finite = positive[np.isfinite(positive)]
+        size = np.abs(values)
+        between = (finite[1:] + finite[:-1]) / 2
+        code = np.searchsorted(between, size)  # how many midpoints lie below: the tie itself goes down
+        tie = between[np.minimum(code, len(between) - 1)] == size
+        code = code + (tie & (code & 1 == 1))
+        nan = 0xFF if self.name == "ue8m0" else 0x7F if self.bits == 8 else len(finite) - 1
+        sign = np.where(np.signbit(values) & ~np.isnan(values), 1 << self.bits - 1, 0) if signed else 0
+        return (np.where(np.isnan(values), nan, code) | sign).astype(np.uint8)
 
     def __repr__(self) -> str:
         return f"dtype({self.name!r})"
@@ -114,8 +152,8 @@ class DType:
         return self.name
 
 
-def _encode_bf16(values: npt.NDArray[Any]) -> npt.NDArray[np.uint16]:
-    """Round to bf16, to nearest even, without rounding twice.
+def _rounded(values: npt.NDArray[Any], drop: int) -> npt.NDArray[np.uint32]:
+    """The upper 32 - drop bits of float32 words, rounded to nearest even, without rounding twice.
 
     A float64 first goes to float32 with the sticky bit kept (round to odd): rounding to nearest twice would turn ties
     of the first rounding into wrong answers of the second.
@@ -131,9 +169,44 @@ def _encode_bf16(values: npt.NDArray[Any]) -> npt.NDArray[np.uint16]:
         word = np.where(inexact, toward_zero.view(np.uint32) | np.uint32(1), single.view(np.uint32))
     else:
         word = np.ascontiguousarray(values).view(np.uint32).reshape(values.shape)
+    amount = np.uint32(drop)
     nan = (word & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
-    rounded = (word + np.uint32(0x7FFF) + ((word >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
-    return np.where(nan, (word >> np.uint32(16)) | np.uint32(0x40), rounded).astype(np.uint16)
+    rounded = (word + np.uint32((1 << drop - 1) - 1) + ((word >> amount) & np.uint32(1))) >> amount
+    return np.where(nan, (word | np.uint32(0x400000)) >> amount, rounded)
+
+
+# Float formats of 8 bits or less: (bits of the exponent, bits of the mantissa, exponent bias, what the highest codes
+# are). OCP Microscaling Formats 1.0 and OCP 8-bit Floating Point 1.0; PTX ISA, "Alternate Floating-Point Data Formats".
+_NARROW = {
+    "e4m3": (4, 3, 7, "nan"),
+    "e5m2": (5, 2, 15, "inf and nan"),
+    "e3m2": (3, 2, 3, "finite"),
+    "e2m3": (2, 3, 1, "finite"),
+    "e2m1": (2, 1, 1, "finite"),
+    "ue4m3": (4, 3, 7, "nan"),
+}
+
+
+@cache
+def _code_values(name: str) -> npt.NDArray[np.float32]:
+    """The value of every code of a float format of 8 bits or less; the top bit of ue4m3 says nothing."""
+    if name == "ue8m0":
+        powers = np.ldexp(np.float64(1), np.arange(256) - 127)
+        powers[255] = np.nan
+        return powers.astype(np.float32)
+    exponents, mantissas, bias, top = _NARROW[name]
+    code = np.arange(1 << exponents + mantissas)
+    exponent, mantissa = code >> mantissas, code & (1 << mantissas) - 1
+    normal = exponent > 0
+    value = np.ldexp((mantissa + (normal << mantissas)).astype(np.float64), np.maximum(exponent, 1) - bias - mantissas)
+    if top == "nan":
+        value[-1] = np.nan
+    elif top == "inf and nan":
+        value[-(1 << mantissas)] = np.inf
+        value[1 - (1 << mantissas) :] = np.nan
+    both = np.concatenate([value, value if name[0] == "u" else -value]).astype(np.float32)
+    both.flags.writeable = False
+    return both
 
 
 # Names and widths: PTX ISA, "Fundamental Types" and "Alternate Floating-Point Data Formats".

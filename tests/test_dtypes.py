@@ -79,3 +79,84 @@ def test_names_aliases_and_unknown():
         _ = i8.unit_roundoff
     with pytest.raises(OperandError, match="4 bits"):
         _ = dtype("e2m1").bytes
+
+
+# Formats of 8 bits or less, from their definition: OCP 8-bit floating point, OCP microscaling formats.
+
+
+def value_of(name: str, code: int) -> float:
+    """What a code stands for, field by field."""
+    if name == "ue8m0":
+        return float("nan") if code == 255 else 2.0 ** (code - 127)
+    exponent_bits, mantissa_bits = int(name[-3]), int(name[-1])
+    sign = 1.0 if name[0] == "u" else -1.0 if code >> (exponent_bits + mantissa_bits) & 1 else 1.0
+    exponent, mantissa = code >> mantissa_bits & (1 << exponent_bits) - 1, code & (1 << mantissa_bits) - 1
+    last = exponent == (1 << exponent_bits) - 1
+    if name == "e5m2" and last:
+        return float("nan") if mantissa else sign * float("inf")
+    if name in ("e4m3", "ue4m3") and last and mantissa == 7:
+        return float("nan")
+    bias = (1 << exponent_bits - 1) - 1
+    if exponent == 0:
+        return sign * mantissa * 2.0 ** (1 - bias - mantissa_bits)
+    return sign * (1 + mantissa / (1 << mantissa_bits)) * 2.0 ** (exponent - bias)
+
+
+NARROW = ("e4m3", "e5m2", "e3m2", "e2m3", "e2m1", "ue8m0", "ue4m3")
+
+
+def codes_of(name: str) -> range:
+    return range(128 if name == "ue4m3" else 1 << dtype(name).bits)
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_every_code_of_a_narrow_format(name):
+    codes = np.array(codes_of(name))
+    decoded = dtype(name).decode(codes)
+    assert np.array_equal(decoded, np.array([value_of(name, c) for c in codes]), equal_nan=True)
+    finite = np.isfinite(decoded)
+    assert np.array_equal(dtype(name).encode(decoded[finite]), codes[finite])
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_narrow_formats_round_to_nearest_even_and_saturate(name):
+    values = {c: value_of(name, c) for c in codes_of(name)}
+    finite = {c: v for c, v in values.items() if np.isfinite(v) and not np.signbit(v)}
+    ordered = sorted(finite.values())
+    rng = np.random.default_rng(3)
+    low = [(a + b) / 2 for a, b in zip(ordered, ordered[1:])]
+    tries = [*ordered, *low, *np.nextafter(low, 0), *np.nextafter(low, np.inf), ordered[-1] * 1.5, np.inf]
+    tries += list(rng.uniform(0, ordered[-1] if name != "ue8m0" else 8, 200))
+    for value in tries:
+        best = min(finite, key=lambda c: (abs(finite[c] - min(value, ordered[-1])), c & 1))
+        assert int(dtype(name).encode(value)) == best, value
+        if name[0] != "u":
+            assert int(dtype(name).encode(-value)) == best | 1 << dtype(name).bits - 1, value
+    nan = int(dtype(name).encode(np.nan))
+    assert nan == {"e4m3": 0x7F, "ue4m3": 0x7F, "e5m2": 0x7F, "ue8m0": 0xFF}.get(name, max(finite))
+
+
+def test_unsigned_floats_refuse_negative_values():
+    with pytest.raises(OperandError, match="ue8m0 has no sign: -2.0"):
+        dtype("ue8m0").encode([1.0, -2.0])
+
+
+def test_tf32_keeps_ten_bits_of_the_mantissa_and_rounds_once():
+    tf32 = dtype("tf32")
+    assert tf32.encode([1.0, 1 + 2.0**-11, 1 + 3 * 2.0**-11, 1 + 2.0**-11 + 2.0**-50]).tolist() == [
+        0x3F800000, 0x3F800000, 0x3F804000, 0x3F802000,
+    ]  # fmt: skip
+    assert tf32.encode(3.4025e38) == 0x7F800000 and np.isnan(tf32.decode(tf32.encode(np.nan)))
+    assert tf32.decode(np.array([0x3F801FFF])).tolist() == [1.0]
+    assert np.isnan(tf32.decode(np.array([0x7F800001]))).all()
+
+
+def test_integers_narrower_than_a_byte():
+    i4, u4, b1 = dtype("i4"), dtype("u4"), dtype("b1")
+    assert i4.decode(np.arange(16)).tolist() == [*range(8), *range(-8, 0)]
+    assert i4.encode(np.arange(-8, 8)).tolist() == [*range(8, 16), *range(8)]
+    assert u4.decode(u4.encode(np.arange(16))).tolist() == list(range(16))
+    assert b1.encode(np.array([0, 1])).tolist() == [0, 1]
+    with pytest.raises(OperandError, match=r"i4 holds -8..7; element \(0,\) is 8"):
+        i4.encode(np.array([8]))
+    assert i4.storage is np.uint8
