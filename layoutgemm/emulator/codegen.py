@@ -214,7 +214,7 @@ def _arithmetic(g: Generator, ins: Instruction) -> str | None:
         if name == "mul":
             return product
         whole = 2 * bits if part == "wide" else bits
-        return _wrapped(f"{product} + {g.read(c[0], f'{kind[0]}{whole}')}", whole)
+        return _wrapped(f"({product}) + {g.read(c[0], f'{kind[0]}{whole}')}", whole)
     raise ValueError(kind)
 
 

@@ -416,6 +416,7 @@ class Machine:
                     result = step.run(fiber)
                     if result is None:
                         fiber.written |= step.writes
+                        fiber.dirty |= step.writes
                         fiber.pc = pc + 1
                     elif result >= 0:
                         fiber.pc = result
@@ -460,7 +461,7 @@ class Machine:
             if value is None:
                 name = list(self.program.index)[register]
                 return EmulatorError(f"register {name} is read and was never written\n  {fiber.describe()} at {ins}")
-            if not isinstance(value, (int, np.ndarray)):
+            if not isinstance(value, (int, np.ndarray)) and ins.words[0] != "wgmma":
                 return EmulatorError(f"{value}\n  {fiber.describe()} at {ins}")
         return EmulatorError(f"{type(error).__name__}: {error}\n  {fiber.describe()} at {ins}")
 
@@ -476,6 +477,7 @@ class Machine:
             child = Fiber(fiber.warp, list(fiber.registers), pc, lanes, fiber, meet)
             child.scratch = scratch
             cluster.start(child, fiber)
+        fiber.dirty = 0  # what the children keep of it comes back with them
         return GONE
 
     def exit(self, fiber: Fiber) -> int:
