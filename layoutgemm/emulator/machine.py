@@ -50,6 +50,7 @@ class Policy:
     elect     the lane that elect.sync picks: "lowest" or "highest"
     strict    count a proxy fence for the fencing thread's own writes alone (see `order.py`)
     races     look for races
+    tensor_strict  hold tcgen05.ld and .st to tcgen05.wait and tcgen05.fence (see `ops/tcgen05.py`)
     limit     operations after which a run is taken for a livelock
     """
 
@@ -61,6 +62,7 @@ class Policy:
     elect: str = "lowest"
     strict: bool = True
     races: bool = True
+    tensor_strict: bool = False
     limit: int = 100_000_000
 
 

@@ -15,7 +15,7 @@ from ..program import Program, Run
 from ..ptx import Instruction
 from .registry import BUILDERS, GUARDS, guarded
 
-MODULES = ("barrier", "control", "lanes", "memory", "wgmma")
+MODULES = ("barrier", "control", "lanes", "memory", "tcgen05", "tcgen05_copy", "tcgen05_mma", "wgmma")
 for _module in MODULES:
     import_module(f"{__name__}.{_module}")
 

@@ -15,6 +15,14 @@ from ..values import LANES
 Indices = npt.NDArray[np.int64]
 
 
+def words_of(values: list[Any]) -> npt.NDArray[np.uint64]:
+    """Values of registers as [register, lane]. Raises TypeError for what is no value."""
+    out = np.empty((len(values), LANES), dtype=np.uint64)
+    for row, value in zip(out, values, strict=True):
+        row[:] = value
+    return out
+
+
 @dataclass(frozen=True, eq=False)
 class Fragment:
     """One operand of an atom, as the warps that execute it hold it.
@@ -54,16 +62,9 @@ class Fragment:
             tuple([np.unique(part // columns) for part in index]),
         )
 
-    def words(self, values: list[Any]) -> npt.NDArray[np.uint64]:
-        """Values of registers as [register, lane]. Raises TypeError for what is no value."""
-        out = np.empty((len(values), LANES), dtype=np.uint64)
-        for row, value in zip(out, values, strict=True):
-            row[:] = value
-        return out
-
     def put(self, matrix: npt.NDArray[Any], warp: int, values: list[Any]) -> None:
         """Write what a warp's registers hold into the matrix, decoded."""
-        bits = self.words(values)[self.register] >> self.low[:, None].astype(np.uint64)
+        bits = words_of(values)[self.register] >> self.low[:, None].astype(np.uint64)
         mask = np.uint64((1 << self.dtype.bits) - 1)
         matrix.reshape(-1)[self.index[warp]] = self.dtype.decode(bits & mask)
 

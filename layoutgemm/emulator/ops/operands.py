@@ -145,14 +145,18 @@ _NEEDED = {
 }
 
 
+def lines(cta: Cta, found: Reading, first: int, report: Report, packing: str | None = None) -> npt.NDArray[np.uint8]:
+    """The bytes of the operand's chunks, [line, byte]. Unwritten ones are reported, those that `packing` pads aside."""
+    chunks = found.chunks + first if first else found.chunks
+    check_written(cta.shared, chunks, packing or found.read.packing, report)
+    return np.asarray(cta.shared.bytes.reshape(-1, CHUNK_BYTES)[chunks].reshape(len(chunks), -1))
+
+
 def fetch(cta: Cta, found: Reading, first: int, report: Report) -> Any:
     """The operand's values, [mn, k]: float32, or integers as float32 (exact). Unwritten bytes are reported."""
-    shared, read = cta.shared, found.read
-    chunks = found.chunks + first if first else found.chunks
-    check_written(shared, chunks, read.packing, report)
-    raw = shared.bytes.reshape(-1, CHUNK_BYTES)[chunks]
+    read = found.read
     count = read.depth if read.major == "K" else read.rows
-    values = numbers(raw.reshape(len(chunks), -1), read.dtype, read.packing)[:, :count]
+    values = numbers(lines(cta, found, first, report), read.dtype, read.packing)[:, :count]
     return values if read.major == "K" else values.T
 
 

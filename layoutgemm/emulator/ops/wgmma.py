@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,7 @@ from ..order import Event
 from ..program import Program, Run
 from ..ptx import Instruction
 from .fragments import Fragment
+from .held import Held
 from .memory import said
 from .operands import Read, Reading, accumulate, fetch, reading
 from .registry import known, operation
@@ -43,17 +44,6 @@ from .registry import known, operation
 _NAMES = {name for form in FORMS for name in (*form.types, *form.accumulators)}
 TYPES = {ptx_type(dtype(name)): name for name in _NAMES}
 MAJORS = ("K", "MN")
-
-
-class Held:
-    """What a register holds while a product that runs asynchronously owns it: no value."""
-
-    def _refuse(self, *_: Any) -> NoReturn:
-        raise TypeError(str(self))
-
-    __array_ufunc__ = None
-    __array__ = __bool__ = __int__ = __index__ = __float__ = __eq__ = __ne__ = _refuse  # type: ignore[assignment]
-    __hash__ = object.__hash__
 
 
 class Pending(Held):
