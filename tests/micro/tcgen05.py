@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tests.micro.mma_sync import header
 
-PTX_VERSION = "8.7"
+PTX_VERSION = "8.8"
 CHUNK = 8  # columns of one load or store
 
 
@@ -96,12 +96,16 @@ def kernel(
     group: int = 1,
     given: Sequence[int] | None = None,
     allocation: int | None = None,
+    warps: Sequence[str] = (),
+    registers: int = 0,
 ) -> str:
     """A module of one kernel with the parameters kernel_T (the image) and one for each tile.
 
     body        what one thread of the first block of the group does; it ends in a commit to %bar
     columns     of the image; given: the first column of each chunk that is brought in (all of them)
     allocation  columns to allocate (the next power of two, 32 at least)
+    warps       what all threads do before that, with %ta the first lane of their warp's window
+    registers   of each thread that it leaves in %v0 and on; a parameter kernel_R after the others takes them
     """
     size = allocation or max(32, 1 << (columns - 1).bit_length())
     everyone = (
@@ -110,7 +114,7 @@ def kernel(
     given = range(0, columns, CHUNK) if given is None else given
     text = [
         ".reg .b32 %lane, %case, %index, %w, %i, %to, %s, %base, %ta, %at, %bar, %idesc, %rank, %d, %a, %sfa, %sfb;",
-        f".reg .b32 %r<{CHUNK}>;",
+        f".reg .b32 %r<{CHUNK}>, %v<{registers + 1}>;",
         ".reg .b64 %g, %o, %descA, %descB, %descS;",
         ".reg .b16 %mask;",
         ".reg .pred %stop, %add, %first, %done;",
@@ -134,6 +138,12 @@ def kernel(
         text += fill(operand, tile)
     text += ["fence.proxy.async.shared::cta;", "bar.sync 0;", "mov.u32 %s, column;", "ld.shared.b32 %base, [%s];"]
     text += [*image(columns), *bring(given), "tcgen05.wait::st.sync.aligned;"]
+    if warps:
+        text += [*warps, "tcgen05.wait::ld.sync.aligned;", "tcgen05.wait::st.sync.aligned;"]
+    if registers:
+        text += ["ld.param.u64 %o, [kernel_R];", f"mul.wide.u32 %descS, %index, {4 * registers};"]
+        text += ["add.u64 %o, %o, %descS;"]
+        text += [f"st.global.b32 [%o+{4 * i}], %v{i};" for i in range(registers)]
     text += ["tcgen05.fence::before_thread_sync;", *everyone]
     text += [
         "or.b32 %w, %lane, %rank;",
@@ -158,7 +168,7 @@ def kernel(
     ]
     shared = "".join(f".shared .align 1024 .b8 smem{name}[{tile.bytes}];\n" for name, tile in tiles.items())
     shared += ".shared .align 8 .b64 barrier;\n.shared .align 4 .b32 column;\n"
-    listed = ", ".join(f".param .u64 kernel_{name}" for name in ("T", *tiles))
+    listed = ", ".join(f".param .u64 kernel_{name}" for name in ("T", *tiles, *("R" * bool(registers))))
     lines = "\n".join(line if line.endswith(":") else f"  {line}" for line in text)
     return f"{header('sm_100a', PTX_VERSION)}{shared}.visible .entry kernel({listed})\n{{\n{lines}\n}}\n"
 

@@ -111,6 +111,7 @@ def deallocate(program: Program, ins: Instruction) -> Run:
         for strip in range(LANES // STRIP):
             places |= (1 << count) - 1 << strip * COLUMNS + column
         touch(fiber, fiber.cta, places, True, said(fiber, ins))
+        tensor.forget(places)
         del tensor.allocations[column]
         tensor.owned[column : column + count] = False
         for cta in blocks:

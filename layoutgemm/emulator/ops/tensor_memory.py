@@ -77,6 +77,12 @@ class TensorMemory:
             at = column + int(np.nonzero(~self.owned[column : column + columns])[0][0])
             raise EmulatorError(f"column {at} of tensor memory is not allocated")
 
+    def forget(self, places: int) -> None:
+        """Nobody's accesses to these places matter any more: who allocates them next, gets them after their release."""
+        for record in self.shadow.records:
+            record.places &= ~places
+        self.shadow.records = [record for record in self.shadow.records if record.places]
+
 
 def tensor_of(cta: Cta) -> TensorMemory:
     """The block's tensor memory."""
