@@ -50,6 +50,7 @@ class Policy:
     elect     the lane that elect.sync picks: "lowest" or "highest"
     strict    count a proxy fence for the fencing thread's own writes alone (see `order.py`)
     races     look for races
+    tensor_strict  hold tcgen05.ld and .st to tcgen05.wait and tcgen05.fence (see `ops/tcgen05.py`)
     limit     operations after which a run is taken for a livelock
     """
 
@@ -61,6 +62,7 @@ class Policy:
     elect: str = "lowest"
     strict: bool = True
     races: bool = True
+    tensor_strict: bool = False
     limit: int = 100_000_000
 
 
@@ -434,6 +436,7 @@ class Machine:
                     result = step.run(fiber)
                     if result is None:
                         fiber.written |= step.writes
+                        fiber.dirty |= step.writes
                         fiber.pc = pc + 1
                     elif result >= 0:
                         fiber.pc = result
@@ -479,7 +482,7 @@ class Machine:
             if value is None:
                 name = list(self.program.index)[register]
                 return EmulatorError(f"register {name} is read and was never written\n  {fiber.describe()} at {ins}")
-            if not isinstance(value, (int, np.ndarray)):
+            if not isinstance(value, (int, np.ndarray)) and ins.words[0] != "wgmma":
                 return EmulatorError(f"{value}\n  {fiber.describe()} at {ins}")
         return EmulatorError(f"{type(error).__name__}: {error}\n  {fiber.describe()} at {ins}")
 
@@ -495,6 +498,7 @@ class Machine:
             child = Fiber(fiber.warp, list(fiber.registers), pc, lanes, fiber, meet)
             child.scratch = scratch
             cluster.start(child, fiber)
+        fiber.dirty = 0  # what the children keep of it comes back with them
         return GONE
 
     def exit(self, fiber: Fiber) -> int:

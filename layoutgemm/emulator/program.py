@@ -112,13 +112,15 @@ class Program:
     def _effect(self, ins: Instruction) -> tuple[int, int]:
         """(written, read) registers."""
         written = read = 0
+        reads_first = ins.words[0] in READS_FIRST or ins.opcode.startswith("tcgen05.dealloc")
         for place, operand in enumerate(ins.operands):
             named = 0
             for register in self.registers(operand):
                 named |= 1 << register
-            target = place == 0 and operand.kind in ("reg", "vector", "pair") and ins.words[0] not in READS_FIRST
-            if target:
-                written = named
+            target = place == 0 and operand.kind in ("reg", "vector", "pair") and not reads_first
+            if target or (place == 1 and ins.opcode.startswith("tcgen05.ld.red") and operand.kind == "reg"):
+                target = True
+                written |= named
             if not target or ins.opcode.startswith("wgmma.mma_async"):
                 read |= named
         if ins.predicate is not None:

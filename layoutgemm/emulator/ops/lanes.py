@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import reduce
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -51,7 +52,7 @@ def shuffle(program: Program, ins: Instruction) -> Run:
         x, b, c = value(fiber), other(fiber), bound(fiber)
         if is_uniform(x) and inside is None:
             if target is not None:
-                fiber.registers[target] = x
+                fiber.registers[target] = index(x)
             return
         segment = c >> 8 & 31
         top = LANE & segment | c & 31 & ~segment
