@@ -15,7 +15,7 @@ from ..program import Program, Run
 from ..ptx import Instruction
 from .registry import BUILDERS, GUARDS, guarded
 
-MODULES = ("barrier", "control", "lanes", "launch_control", "memory")
+MODULES = ("barrier", "bulk_groups", "control", "lanes", "launch_control", "memory", "tma")
 for _module in MODULES:
     import_module(f"{__name__}.{_module}")
 
