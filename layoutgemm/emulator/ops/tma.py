@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...atoms import tma_engine
-from ...atoms.tma_rules import MAX_DIM, SMEM_UNIT, check_reduction
+from ...atoms.tma_rules import MAX_DIM, RULES, SMEM_UNIT, check_reduction
 from ...errors import EmulatorError, TmaError
 from ..codegen import PARAMETER_BASE, SHARED_WINDOW
 from ..machine import Cta, Fiber
@@ -50,9 +50,11 @@ class Box:
         self.bytes = tma_engine.bytes_moved(self.tmap)
         bits = self.tmap.kind.gmem_bits
         # Elements in 16 bytes, where they lie in shared memory as they do in global memory; else 0.
-        self.unit = GRANULE * 8 // bits if bits == self.tmap.kind.smem_bits and bits >= 8 else 0
+        alike = bits == self.tmap.kind.smem_bits and bits >= 8 and self.tmap.kind.name != "TFLOAT32"
+        self.unit = GRANULE * 8 // bits if alike else 0
         self.chunks: Callable[[int], npt.NDArray[np.int64]] = lru_cache(maxsize=None)(self._chunks)
         self.granules: Callable[[int], int] = lru_cache(maxsize=None)(self._granules)
+        self.refused: Callable[[int], str] = lru_cache(maxsize=None)(self._refused)
         self.relative = self._relative() if self.unit else np.empty(0, np.int64)
 
     def _chunks(self, phase: int) -> npt.NDArray[np.int64]:
@@ -75,6 +77,22 @@ class Box:
         touched = np.zeros(int(first.max()) + 1, dtype=bool)
         touched[first.reshape(-1)] = True
         return int.from_bytes(np.packbits(touched, bitorder="little").tobytes(), "little")
+
+    def _refused(self, inner: int) -> str:
+        try:
+            tma_engine.box_coordinates(self.tmap, (inner, *(0,) * (self.tmap.rank - 1)))
+        except TmaError as error:
+            return str(error)
+        return ""
+
+    def check(self, coordinates: Sequence[int], stores: bool) -> None:
+        """Raise EmulatorError for coordinates that the engine does not take."""
+        # Whether it takes the innermost one depends on its last bits: no format has more than 128 of 16 bytes.
+        wrong = self.refused(coordinates[0] % (8 * GRANULE))
+        if not wrong and stores and min(coordinates) < 0:
+            wrong = "no coordinate of a store may be negative"
+        if wrong:
+            raise EmulatorError(f"a box at {tuple(coordinates)}: {wrong}; {RULES['coordinate'].text}")
 
     def places(self, offset: int) -> int:
         """The granules of shared memory that the box covers, as a bit set."""
@@ -165,7 +183,9 @@ class Shape:
         box = _box_at(fiber, _of(where[0], lane))
         if box.tmap.rank != self.rank:
             raise EmulatorError(f"a copy of {self.rank} dimensions with a tensor map of {box.tmap.rank}")
-        return box, [s32(_of(value, lane)) for value in where[1:]]
+        coordinates = [s32(_of(value, lane)) for value in where[1:]]
+        box.check(coordinates, "bulk_group" in self.words)
+        return box, coordinates
 
     def where(self, fiber: Fiber) -> list[Any]:
         """The values of the map's address and of the coordinates."""
