@@ -19,9 +19,10 @@ So a tensor map is what `decode` makes of its bytes, wherever they lie: in param
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from functools import lru_cache
 
-from ..atoms.tma_rules import L2_PROMOTION, MODES, OOB_FILL, TensorMap, broken
+from ..atoms.tma_rules import FORMATS, L2_PROMOTION, MODES, OOB_FILL, TensorMap, broken
 from ..dtypes import dtype
 from ..errors import EmulatorError
 
@@ -46,6 +47,7 @@ _FLUSHED = {(8, 0): "FLOAT32_FTZ", (8, 1): "TFLOAT32_FTZ"}
 _SWIZZLES = {mode.driver: name for name, mode in MODES.items() if mode.driver < 4}
 _PROMOTIONS = {number: name for name, number in L2_PROMOTION.items()}
 _FILLS = {number: name for name, number in OOB_FILL.items()}
+_TYPES = {FORMATS[name].driver: kind for name, kind in _FORMAT.values()}
 _SWIZZLE_WORD = {"none": 0x10, "32B": 0x100, "64B": 0x200, "128B": 0x400}
 
 
@@ -122,3 +124,21 @@ def decode(content: bytes) -> tuple[TensorMap, int]:
     if wrong is not None:
         raise EmulatorError(f"the tensor map at {address:#x} breaks a rule: {wrong.arithmetic} ({wrong.rule.source})")
     return tmap, address
+
+
+def from_driver(
+    kind: int, address: int, dims: Sequence[int], strides: Sequence[int], box: Sequence[int], steps: Sequence[int],
+    interleave: int, swizzle: int, promotion: int, fill: int,
+) -> bytes:  # fmt: skip
+    """The arguments of cuTensorMapEncodeTiled, enumerators as numbers -> the map's bytes. Raises EmulatorError."""
+    if interleave:
+        raise EmulatorError("an interleaved tensor map (NC/8HWC8 or NC/16HWC16) is not emulated")
+    for what, value, known in (("type", kind, _TYPES), ("swizzle", swizzle, _SWIZZLES), ("L2 promotion", promotion,
+        _PROMOTIONS), ("fill", fill, _FILLS)):  # fmt: skip
+        if value not in known:
+            raise EmulatorError(f"a tensor map of {what} {value} is not known")
+    tmap = TensorMap(
+        dtype(_TYPES[kind]), tuple(dims), tuple(strides), tuple(box), (1, *steps[1:]), _SWIZZLES[swizzle], "",
+        _PROMOTIONS[promotion], _FILLS[fill],
+    )  # fmt: skip
+    return encode(tmap, address)
