@@ -92,12 +92,14 @@ class Copy:
         cute.arch.sync_threads()
         gathered = self.pieces(load, cute.local_tile(a, self.tile, (row, column)), tile)
         scattered = self.pieces(store, cute.local_tile(b, self.tile, (row, column)), tile)
+        # The whole warp: the DSL's load elects a lane itself.
         if thread == 0:
             count = self.tile[0] * self.tile[1] * kind.width // 8
             cute.arch.mbarrier_arrive_and_expect_tx(barrier, count)
-            cute.copy(load, gathered[1], gathered[0], tma_bar_ptr=barrier)
-            if cutlass.const_expr(self.waits):
-                cute.arch.mbarrier_wait(barrier, 0)
+        cute.copy(load, gathered[1], gathered[0], tma_bar_ptr=barrier)
+        if cutlass.const_expr(self.waits):
+            cute.arch.mbarrier_wait(barrier, 0)
+        if thread == 0:
             cute.copy(store, scattered[0], scattered[1])
             cute.arch.cp_async_bulk_commit_group()
             cute.arch.cp_async_bulk_wait_group(0)
