@@ -31,6 +31,14 @@ from .tensor_map import BYTES, encode
 
 EVERY = 2.0  # seconds between lines of progress
 QUIET = ("lint",)  # kinds of findings that leave a run ok
+# Orders that show different mistakes: everything as late as it may be, as early, and by chance.
+ORDERS = (
+    Policy(),
+    Policy(loads="early", products="early", stores="early", elect="highest"),
+    Policy(pick="random", seed=1),
+    Policy(pick="random", seed=2, products="early"),
+)
+Orders = Policy | Sequence[Policy] | None
 
 
 @dataclass
@@ -47,7 +55,7 @@ class LaunchResult:
     seconds: float
 
     def __str__(self) -> str:
-        size = f"grid {self.grid}, block {self.block}, cluster {self.cluster}, {self.dynamic_shared} bytes of shared memory"
+        size = f"grid {self.grid}, block {self.block}, cluster {self.cluster}, {self.dynamic_shared} bytes of shared"
         done = f"{sum(self.counts.instructions.values())} instructions besides arithmetic, {self.seconds:.2f} s"
         return f"{self.kernel.name}\n  {size}\n  {done}"
 
@@ -141,7 +149,7 @@ _HOSTS: weakref.WeakKeyDictionary[Any, HostFunction] = weakref.WeakKeyDictionary
 def emulate(
     compiled: Any,
     *args: Any,
-    policy: Policy | None = None,
+    policy: Orders = None,
     progress: bool = True,
     extra: Sequence[Any] = (),
 ) -> Emulation:
@@ -150,7 +158,8 @@ def emulate(
     compiled  what `cute.compile` returned; compile with "--keep-ptx --dump-dir FOLDER" among its options
     args      those of a call: NumPy arrays, CPU torch tensors or CuTe tensors (an array where its address goes, too),
               numbers; streams may be left out. Arrays are written in place
-    policy    which legal order is executed; races are found in any
+    policy    which legal order is executed; races are found in any. Several, as `ORDERS`: all are, each from the same
+              content of the arrays, and results that differ are reported
     progress  a line on stderr every two seconds
     extra     arrays that kernels reach otherwise
 
@@ -166,7 +175,7 @@ def emulate_host(
     host: HostFunction,
     args: Sequence[Any],
     *,
-    policy: Policy | None = None,
+    policy: Orders = None,
     progress: bool = True,
     extra: Sequence[Any] = (),
 ) -> Emulation:
@@ -175,18 +184,41 @@ def emulate_host(
     return _run(launches, arrays.memory, policy, progress)
 
 
-def _run(launches: Sequence[HostLaunch], memory: GlobalMemory, policy: Policy | None, progress: bool) -> Emulation:
+def _run(launches: Sequence[HostLaunch], memory: GlobalMemory, policy: Orders, progress: bool) -> Emulation:
+    if policy is None or isinstance(policy, Policy):
+        return _run_once(launches, memory, policy, progress)
+    before = [buffer.data.copy() for buffer in memory.buffers]
+    after: list[Any] = []
+    out = Emulation()
+    for number, order in enumerate(policy):
+        for buffer, content in zip(memory.buffers, before, strict=True):
+            if number and buffer.data.flags.writeable:
+                buffer.data[:] = content
+        one = _run_once(launches, memory, order, progress)
+        for buffer, content in zip(memory.buffers, after, strict=False):
+            differ = buffer.data != content
+            if differ.any() and one.launches:
+                text = f"byte {int(differ.argmax())} of {buffer.name} depends on the order: {policy[0]} and {order}"
+                one.launches[-1].findings.append(Finding("race", text))
+        after = after or [buffer.data.copy() for buffer in memory.buffers]
+        seen = {(finding.kind, finding.line) for finding in out.findings}
+        for launch in one.launches:
+            launch.findings[:] = [f for f in launch.findings if (f.kind, f.line) not in seen]
+        out.launches += one.launches
+    return out
+
+
+def _run_once(launches: Sequence[HostLaunch], memory: GlobalMemory, policy: Policy | None, progress: bool) -> Emulation:
     out = Emulation()
     for number, launch in enumerate(launches):
-        program = _program(launch.kernel)
         described = Launch(launch.grid, launch.block, launch.parameters, memory, launch.cluster, launch.dynamic_shared)
         line = _progress(f"{launch.kernel.name[:40]} ({number + 1} of {len(launches)})") if progress else None
-        machine = Machine(program, described, policy, line)
+        machine = Machine(_program(launch.kernel), described, policy, line)
         start = time.perf_counter()
         try:
             machine.run()
         except EmulatorError as error:
-            before = "".join(f"\n{finding}" for finding in machine.findings.found)
+            before = "".join([f"\n{finding}" for finding in machine.findings.found])
             if not before:
                 raise
             raise type(error)(f"{error}\nfound before that:{before}") from error
@@ -285,7 +317,7 @@ def emulate_ptx(
     smem: int = 0,
     args: Sequence[Any] = (),
     kernel: str | None = None,
-    policy: Policy | None = None,
+    policy: Orders = None,
     progress: bool = True,
 ) -> Emulation:
     """Run one kernel of a PTX module on the CPU, and check it.
