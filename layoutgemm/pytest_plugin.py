@@ -38,17 +38,18 @@ def emulate() -> Callable[..., Any]:
 
     Called like `layoutgemm.emulate` or, with PTX first, `layoutgemm.emulate_ptx`; `lint=True` fails on lint too.
     """
+    return emulate_or_fail
 
-    def run(compiled: Any, *args: Any, lint: bool = False, **options: Any) -> Any:
-        from .emulator import api
 
-        call = api.emulate_ptx if isinstance(compiled, (str, Path)) else api.emulate
-        done = call(compiled, *args, **{"progress": False, **options})
-        if not done.ok or (lint and done.findings):
-            pytest.fail(done.report(), pytrace=False)
-        return done
+def emulate_or_fail(compiled: Any, *args: Any, lint: bool = False, **options: Any) -> Any:
+    """Run it; the test fails with the report when anything is found."""
+    from .emulator import api
 
-    return run
+    call = api.emulate_ptx if isinstance(compiled, (str, Path)) else api.emulate
+    done = call(compiled, *args, **{"progress": False, **options})
+    if not done.ok or (lint and done.findings):
+        pytest.fail(done.report(), pytrace=False)
+    return done
 
 
 def explanation(verdict: CounterExample | Undecided) -> str:

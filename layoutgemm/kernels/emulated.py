@@ -12,6 +12,7 @@ from ..emulator.host import HostFunction, HostParameter
 from ..emulator.machine import Policy
 from .compile import compile_plan
 from .plan import GemmPlan
+from .run import padded_leading
 from .silicon import GlobalMatrix
 
 # The launch's parameters, as `CompiledGemm.launch` takes them.
@@ -36,7 +37,12 @@ def emulate_plan(
     if host is None:
         host = _HOSTS[compiled.symbol] = HostFunction.link(compiled.object, compiled.ptx, PARAMETERS)
     words = plan.c.dtype.encode(np.full((plan.m, plan.n), np.nan, np.float32))
-    sizes = (plan.m, plan.n, plan.k, a.leading, b.leading, plan.n)
+    # A matrix of one line has no pitch; the tensor map wants one that it takes.
+    leading = [
+        padded_leading(operand.dtype, matrix.extents[0]) if matrix.extents[1] == 1 else matrix.leading
+        for operand, matrix in ((plan.a, a), (plan.b, b))
+    ]
+    sizes = (plan.m, plan.n, plan.k, *leading, plan.n)
     return words, emulate_host(host, (a.bits, b.bits, words, *sizes), policy=policy, progress=progress)
 
 

@@ -25,9 +25,7 @@ class Scale:
             y[i] = x[i] * factor
 
     @cute.jit
-    def __call__(
-        self, x: cute.Tensor, y: cute.Tensor, count: Int32, factor: Float32, stream: cuda.CUstream
-    ) -> None:
+    def __call__(self, x: cute.Tensor, y: cute.Tensor, count: Int32, factor: Float32, stream: cuda.CUstream) -> None:
         blocks = (count + THREADS - 1) // THREADS
         self.kernel(x, y, count, factor).launch(grid=(blocks, 1, 1), block=(THREADS, 1, 1), stream=stream)
 
@@ -71,9 +69,7 @@ class Copy:
         load, a_tiles = cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileG2SOp(), a, layout, self.tile)
         store, b_tiles = cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileS2GOp(), b, layout, self.tile)
         grid = cute.ceil_div(a.shape, self.tile)
-        self.kernel(load, a_tiles, store, b_tiles, a.element_type).launch(
-            grid=(grid[0], grid[1], 1), block=(32, 1, 1)
-        )
+        self.kernel(load, a_tiles, store, b_tiles, a.element_type).launch(grid=(grid[0], grid[1], 1), block=(32, 1, 1))
 
     @cute.kernel
     def kernel(
@@ -110,3 +106,25 @@ class Copy:
         return cpasync.tma_partition(
             atom, 0, cute.make_layout(1), cute.group_modes(tile, 0, 2), cute.group_modes(tensor, 0, 2)
         )
+
+
+class Maps:
+    """A kernel with one tensor map, which NVIDIA's atom encodes, of a row-major matrix of run-time size."""
+
+    def __init__(self, element: Any, tile: tuple[int, int], swizzle: int) -> None:
+        self.element, self.tile, self.swizzle = element, tile, swizzle
+
+    @cute.jit
+    def __call__(self, address: cute.Pointer, rows: Int32, columns: Int32, pitch: Int32) -> None:
+        unit = 128 // self.element.width
+        matrix = cute.make_tensor(
+            address, cute.make_layout((rows, columns), stride=(cute.assume(Int64(pitch), unit), 1))
+        )
+        compact = cute.make_layout(self.tile, stride=(self.tile[1], 1))
+        layout = cute.make_composed_layout(cute.make_swizzle(self.swizzle, 4, 3), 0, compact)
+        atom, _ = cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileG2SOp(), matrix, layout, self.tile)
+        self.kernel(atom).launch(grid=(1, 1, 1), block=(32, 1, 1))
+
+    @cute.kernel
+    def kernel(self, atom: cute.CopyAtom) -> None:
+        cpasync.prefetch_descriptor(atom)
