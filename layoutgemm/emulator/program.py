@@ -256,8 +256,7 @@ class Program:
 
     def coordinates(self, operand: Operand) -> tuple[Callable[[Any], Any], list[Callable[[Any], Any]]]:
         """Of `[map, {x, y, ...}]`: functions that give the map's address and each coordinate."""
-        base, *rest = operand.parts
-        return self.value(base, "b64"), [self.value(part) for part in rest]
+        return self.address(operand), [self.value(part) for part in operand.parts[1:]]
 
     def targets(self, operand: Operand) -> list[int | None]:
         """The register numbers of a register or vector that is written; None for `_`."""
