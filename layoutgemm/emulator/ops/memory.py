@@ -132,9 +132,7 @@ def load(program: Program, ins: Instruction) -> Run:
     return go
 
 
-def fetch(
-    fiber: Fiber, form: Form, addresses: npt.NDArray[Any], lanes: int, ins: Instruction
-) -> npt.NDArray[np.uint8]:
+def fetch(fiber: Fiber, form: Form, addresses: npt.NDArray[Any], lanes: int, ins: Instruction) -> npt.NDArray[np.uint8]:
     """Bytes [lane, bytes of all elements] of a load, checked and recorded."""
     machine, size = fiber.machine, form.bytes * form.count
     cta, offsets = place(fiber, form.space, addresses)

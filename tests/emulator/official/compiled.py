@@ -45,7 +45,7 @@ class Compiled:
 
 
 def facts_of(example: Example) -> dict[str, Any]:
-    """What decides the code, beside what the example's functions do, which its name and this folder's files stand for."""
+    """What decides the code. What the example's functions do, its name and this folder's files stand for."""
     here = hashlib.sha256()
     for name in ("examples.py", "compiled.py"):
         here.update((Path(__file__).parent / name).read_bytes())
