@@ -30,7 +30,7 @@ from ..errors import DeadlockError, EmulatorError
 from .findings import Counts, Finding, Findings
 from .memory import RANK_SHIFT, GlobalMemory, SharedMemory
 from .order import Event, Knowledge, Ledger, Shadow
-from .program import Operation, Program
+from .program import Operation, Program, Segment
 from .ptx import Instruction
 from .values import FULL, LANE, LANES, bool_of, mask_of
 

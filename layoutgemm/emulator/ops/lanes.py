@@ -176,7 +176,11 @@ def redux(program: Program, ins: Instruction) -> Run:
 
 @operation("setmaxnreg")
 def set_registers(program: Program, ins: Instruction) -> Run:
-    """setmaxnreg: give registers back to the block's pool, or take some, waiting until there are enough."""
+    """setmaxnreg: give registers back to the block's pool, or take some, waiting until there are enough.
+
+    PTX does not say how many a warp has at its launch: the assembler decides, and as many as fit is taken here. So a
+    first `inc` to fewer is no mistake; it gives nothing back.
+    """
     known(ins, "inc", "dec", "sync", "aligned", "u32")
     wanted, gives = program.value(ins.operands[0]), "dec" in ins.words
 
@@ -191,7 +195,9 @@ def set_registers(program: Program, ins: Instruction) -> Run:
         pool = cta.scratch.setdefault("registers", [0, []])
         have = fiber.warp.scratch.get("registers", at_launch)
         need = (count - have) * 32
-        if (need > 0) == gives and need:
+        if need < 0 and not gives and "registers" not in fiber.warp.scratch:
+            need = 0
+        elif (need > 0) == gives and need:
             way = "dec" if gives else "inc"
             raise EmulatorError(f"setmaxnreg.{way} to {count} registers of a warp that has {have}")
         if need > pool[0]:

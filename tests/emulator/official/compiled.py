@@ -45,17 +45,30 @@ class Compiled:
 
 
 def facts_of(example: Example) -> dict[str, Any]:
-    """What decides the code. What the example's functions do, its name and this folder's files stand for."""
-    here = hashlib.sha256()
-    for name in ("examples.py", "compiled.py"):
-        here.update((Path(__file__).parent / name).read_bytes())
+    """What decides the code: the file, the configuration, how this module asks for it, the DSL and the machine."""
     return {
-        "name": example.name,
         "file": fetch.FILES[example.path],
+        "arch": example.arch,
+        "kernel": _said(example.kernel),
+        "arguments": [_said(argument) for argument in example.arguments],
         "dsl": dsl_version(),
         "host": object_cache.host(),
-        "sources": here.hexdigest(),
+        "sources": hashlib.sha256(Path(__file__).read_bytes()).hexdigest(),
     }
+
+
+def _said(value: Any) -> str:
+    """A value as text that changes when it does: a function's code, and what it closes over and defaults to."""
+    code = getattr(value, "__code__", None)
+    if code is not None:
+        cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        constants = [_said(c) if hasattr(c, "co_code") else repr(c) for c in code.co_consts]
+        return f"{code.co_code.hex()} {code.co_names} {constants} {[_said(cell) for cell in cells]}"
+    if isinstance(value, Constant):
+        return f"Constant({_said(value.make)})"
+    if isinstance(value, Pointer):
+        return f"Pointer({_said(value.of)}, {value.align})"
+    return value.co_code.hex() if hasattr(value, "co_code") else repr(value)
 
 
 @functools.cache
