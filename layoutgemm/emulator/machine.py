@@ -257,13 +257,23 @@ class Machine:
         corners = product(*[range(0, grid[axis], size[axis]) for axis in (2, 1, 0)])
         self.waiting = deque((x, y, z) for z, y, x in corners)
         total = len(self.waiting)
-        while self.waiting:
-            x, y, z = self.waiting.popleft()
-            inside = product(range(size[2]), range(size[1]), range(size[0]))
-            self._run_cluster(Cluster(self, [(x + i, y + j, z + k) for k, j, i in inside]))
-            if self.progress is not None:
-                self.progress(total - len(self.waiting), total)
+        try:
+            while self.waiting:
+                x, y, z = self.waiting.popleft()
+                inside = product(range(size[2]), range(size[1]), range(size[0]))
+                self._run_cluster(Cluster(self, [(x + i, y + j, z + k) for k, j, i in inside]))
+                if self.progress is not None:
+                    self.progress(total - len(self.waiting), total)
+        finally:
+            self._mark_segments()
         return self
+
+    def _mark_segments(self) -> None:
+        """A run of arithmetic is marked at its first instruction alone; mark the others."""
+        executed = self.counts.executed
+        for step in self.program.steps:
+            if isinstance(step, Segment) and executed[step.start]:
+                executed[step.start : step.end] = bytes([1]) * (step.end - step.start)
 
     def take_cluster(self) -> Triple | None:
         """Take the next cluster that has not begun off the grid: the coordinates of its first block, or None."""
