@@ -91,6 +91,8 @@ BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "div": lambda a, b: a / b,
     "min": _minimum,
     "max": _maximum,
+    "min.NaN": np.minimum,
+    "max.NaN": np.maximum,
 }
 # f32 functions that PTX only approximates: computed in float64, then rounded.
 UNARY: dict[str, Callable[[Any], Any]] = {
@@ -212,6 +214,18 @@ def two(up: Any, low: Any, kind: DType, relu: bool = False) -> Any:
         y = f32(x)
         y = np.where(np.isnan(y), y, np.maximum(y, np.float32(0))) if relu else y
         out = out << kind.bits | encode(y, kind)
+    return out & M32
+
+
+def fixed_pair(pair: Any, scales: Any, kind: DType, relu: bool) -> Any:
+    """Two s2f6, 8-bit integers over 64, times powers of two of their own, as a packed pair; finite results saturate."""
+    out: Any = 0
+    largest = kind.decode(np.asarray([kind.encode(np.inf) - 1], dtype=kind.storage))[0]
+    for at in (8, 0):
+        value = (((np.asarray(pair) >> at & 255) ^ 128) - 128) / 64.0
+        value = value * np.exp2(np.asarray(scales) >> at & 255, dtype=np.float64) * 2.0**-127
+        value = np.clip(np.maximum(value, 0) if relu else value, -largest, largest)
+        out = out << kind.bits | encode(value, kind)
     return out & M32
 
 

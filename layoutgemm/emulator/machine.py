@@ -48,6 +48,8 @@ class Policy:
     pick      "in turn": a fiber runs until it waits; "random": they take turns after a few operations
     seed      of the random choices
     elect     the lane that elect.sync picks: "lowest" or "highest"
+    waits     "prompt": mbarrier.try_wait says at once that a phase has ended; "reluctant": only when it is asked again,
+              as if its time limit had run out just before, so that every loop around it turns
     strict    count a proxy fence for the fencing thread's own writes alone (see `order.py`)
     races     look for races
     limit     operations after which a run is taken for a livelock
@@ -59,6 +61,7 @@ class Policy:
     pick: str = "in turn"
     seed: int = 0
     elect: str = "lowest"
+    waits: str = "prompt"
     strict: bool = True
     races: bool = True
     limit: int = 100_000_000

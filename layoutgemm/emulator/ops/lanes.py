@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import EmulatorError
+from ..floats import binary32
 from ..machine import BLOCKED, Fiber
 from ..program import Program, Run
 from ..ptx import Instruction, Operand
@@ -154,8 +155,11 @@ def match(program: Program, ins: Instruction) -> Run:
 @operation("redux.sync")
 def redux(program: Program, ins: Instruction) -> Run:
     """redux.sync: a reduction over the members."""
-    known(ins, "sync", "add", "min", "max", "and", "or", "xor", "s32", "u32", "b32")
     name, kind = ins.words[2], ins.words[-1]
+    floats = kind == "f32" and name in ("min", "max")
+    known(
+        ins, "sync", "add", "min", "max", "and", "or", "xor", "s32", "u32", "b32", *(("f32", "NaN") if floats else ())
+    )
     target = program.index[ins.operands[0].text]
     value, mask = program.value(ins.operands[1], kind), program.value(ins.operands[2])
     combines: dict[str, Callable[[int, int], int]] = {
@@ -163,6 +167,11 @@ def redux(program: Program, ins: Instruction) -> Run:
         "and": lambda a, b: a & b, "or": lambda a, b: a | b, "xor": lambda a, b: a ^ b,
     }  # fmt: skip
     combine = combines[name]
+    if floats:
+        way = f"{name}.NaN" if "NaN" in ins.words else name
+
+        def combine(a: int, b: int) -> int:
+            return int(binary32(way, a, b))
 
     def go(fiber: Fiber) -> None:
         members = _members(fiber, mask(fiber))

@@ -71,8 +71,8 @@ class Inputs:
 
 
 def _extents(modes: str, shape: Shape) -> tuple[int, ...]:
-    m, n, k, l = shape
-    sizes = {"m": m, "n": n, "k": k, "l": l, "1": 1, "K": -(-k // BLOCK), "N": -(-n // BLOCK)}
+    m, n, k, batches = shape
+    sizes = {"m": m, "n": n, "k": k, "l": batches, "1": 1, "K": -(-k // BLOCK), "N": -(-n // BLOCK)}
     return tuple(sizes[mode] for mode in modes) or (1,)
 
 
@@ -101,12 +101,12 @@ def _tensor(matrix: Matrix, extents: tuple[int, ...], values: Array | None) -> T
 
 def _scales(scales: Scales, shape: Shape, random: np.random.Generator) -> Tensor:
     """Powers of two; in memory (l, rows / 128, k / (4 vector), 32, 4, 4), of which row 32 i + j is at [j, i]."""
-    m, n, k, l = shape
+    m, n, k, batches = shape
     rows, columns = (m if scales.rows == "m" else n), -(-k // scales.vector)
-    tiles = (l, -(-rows // 128), -(-columns // 4), 32, 4, 4)
+    tiles = (batches, -(-rows // 128), -(-columns // 4), 32, 4, 4)
     values = 2.0 ** random.integers(-1, 2, tiles)
-    shape_, strides = (32, 4, tiles[1], 4, tiles[2], l), (16, 4, 512 * tiles[2], 1, 512, 512 * tiles[1] * tiles[2])
-    plain = values.transpose(1, 4, 3, 2, 5, 0).reshape(tiles[1] * 128, tiles[2] * 4, l)[:rows]
+    shape_, strides = (32, 4, tiles[1], 4, tiles[2], batches), (16, 4, 512 * tiles[2], 1, 512, 512 * tiles[1] * tiles[2])
+    plain = values.transpose(1, 4, 3, 2, 5, 0).reshape(tiles[1] * 128, tiles[2] * 4, batches)[:rows]
     return Tensor(scales.name, storage(values, scales.dtype), shape_, strides, plain)
 
 
@@ -145,7 +145,7 @@ def inputs(example: Example, shape: Shape, seed: int = 0) -> Inputs:
 
 def _product(example: Example, tensors: dict[str, Tensor], shape: Shape) -> Array:
     """scale * A B^T, and whatever the example's epilogue makes of it: modes (m, n, l)."""
-    m, n, k, l = shape
+    m, n, k, _ = shape
     a, b = (_whole(tensors[name]) for name in "ab")
     for name, rows in (("sfa", m), ("sfb", n)):
         if name in tensors:
