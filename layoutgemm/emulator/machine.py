@@ -29,7 +29,7 @@ import numpy as np
 from ..errors import DeadlockError, EmulatorError
 from .findings import Counts, Finding, Findings
 from .memory import RANK_SHIFT, GlobalMemory, SharedMemory
-from .order import Event, Knowledge, Ledger, Shadow
+from .order import NO_PARTS, Event, Knowledge, Ledger, Parts, Shadow
 from .program import Operation, Program, Segment
 from .ptx import Instruction
 from .values import FULL, LANE, LANES, bool_of, mask_of
@@ -356,12 +356,15 @@ class Machine:
         what: Callable[[], str],
         event: Event | None = None,
         asynchronous: bool = False,
+        parts: Parts = NO_PARTS,
     ) -> None:
         """Record an access to shared memory, and report what it races with.
 
         event  of an asynchronous operation; None: the fiber's own epoch
+        parts  granule -> the bytes of it, as a bit set, where it is not all of them
         """
-        race = cta.shadow.access(places, write, event or fiber.epoch, fiber.knows, asynchronous, what, fiber.epoch)
+        event = event or fiber.epoch
+        race = cta.shadow.access(places, write, event, fiber.knows, asynchronous, what, fiber.epoch, parts)
         if race is not None:
             self.problem("race", race, fiber)
 

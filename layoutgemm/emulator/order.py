@@ -18,9 +18,15 @@ long as the number of accesses in flight, not as the run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 from weakref import WeakSet
+
+
+WHOLE = 0xFFFF  # every byte of a place
+Parts = Mapping[int, int]
+NO_PARTS: Parts = MappingProxyType({})
 
 
 class Event:
@@ -58,12 +64,48 @@ class Knowledge:
 
 
 class Record:
-    """Places that an event accessed, and that nothing later has overwritten."""
+    """Places that an event accessed, and that nothing later has overwritten.
 
-    __slots__ = ("event", "places", "what", "write")
+    parts  place -> its bytes that were accessed, as a bit set, where that is not all of them
+    """
 
-    def __init__(self, places: int, write: bool, event: Event, what: Callable[[], str]) -> None:
-        self.places, self.write, self.event, self.what = places, write, event, what
+    __slots__ = ("event", "parts", "places", "what", "write")
+
+    def __init__(self, places: int, write: bool, event: Event, what: Callable[[], str], parts: Parts) -> None:
+        self.places, self.write, self.event, self.what, self.parts = places, write, event, what, dict(parts)
+
+    def add(self, places: int, parts: Parts) -> None:
+        """The event accessed more."""
+        for place, mask in parts.items():
+            known = 0 if not self.places >> place & 1 else self.parts.get(place, WHOLE)
+            self.parts[place] = known | mask
+        if self.parts:
+            whole = places & ~_set_of(parts)
+            self.parts = {place: mask for place, mask in self.parts.items() if not whole >> place & 1 and mask != WHOLE}
+        self.places |= places
+
+    def common(self, places: int, parts: Parts) -> int:
+        """The places of which the record and an access touch the same bytes."""
+        common = self.places & places
+        if common and parts and self.parts:
+            for place in parts.keys() & self.parts.keys():
+                if not parts[place] & self.parts[place]:
+                    common &= ~(1 << place)
+        return common
+
+    def overwritten(self, places: int, parts: Parts) -> None:
+        """Forget what an access to these writes anew."""
+        for place, mask in parts.items():
+            if self.places >> place & 1 and self.parts.get(place, WHOLE) & ~mask:
+                places &= ~(1 << place)
+        self.places &= ~places
+
+
+def _set_of(parts: Parts) -> int:
+    out = 0
+    for place in parts:
+        out |= 1 << place
+    return out
 
 
 class Ledger:
@@ -197,10 +239,12 @@ class Shadow:
         asynchronous: bool,
         what: Callable[[], str],
         own: Event | None = None,
+        parts: Parts = NO_PARTS,
     ) -> str | None:
         """Record an access, and say with what it races, or None.
 
         places        a bit set
+        parts         place -> the bytes of it, as a bit set, where it is not all of them
         event         that accesses
         knows, own    what the issuing fiber knows, and its epoch
         asynchronous  through the async proxy
@@ -214,21 +258,21 @@ class Shadow:
         mine: Record | None = None
         for record in self.records:
             earlier = record.event
-            common = record.places & places
+            common = record.common(places, parts)
             if earlier is event:
                 if record.write == write:
                     mine = record
             elif common and (write or record.write) and race is None:
                 race = self._conflict(record, common, knows, asynchronous, what, event, own)
             if write and common and earlier is not event:
-                record.places &= ~places
+                record.overwritten(places, parts)
                 if not record.places:
                     continue
             kept.append(record)
         if mine is not None:
-            mine.places |= places
+            mine.add(places, parts)
         else:
-            kept.append(Record(places, write, event, what))
+            kept.append(Record(places, write, event, what, parts))
         self.records = kept
         return race
 

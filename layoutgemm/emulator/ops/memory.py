@@ -14,7 +14,7 @@ from ...errors import EmulatorError
 from ..codegen import PARAMETER_BASE, SHARED_WINDOW, bits_of
 from ..floats import BINARY, decode, encode
 from ..machine import Cta, Fiber
-from ..memory import OFFSET, RANK_SHIFT, granules
+from ..memory import OFFSET, RANK_SHIFT, granules, parts_of
 from ..program import Program, Run
 from ..ptx import SIZES, Instruction, Operand
 from ..values import LANES, bool_of, is_uniform, s32, s64
@@ -146,7 +146,7 @@ def fetch(fiber: Fiber, form: Form, addresses: npt.NDArray[Any], lanes: int, ins
     fresh = cta.shared.unwritten(offsets, size)
     if fresh is not None:
         machine.problem("uninitialised", f"{ins.opcode} reads shared offset {fresh:#x}, never written", fiber)
-    machine.touch(fiber, cta, granules(offsets, size), False, said(fiber, ins))
+    machine.touch(fiber, cta, granules(offsets, size), False, said(fiber, ins), parts=parts_of(offsets, size))
     machine.counts.bytes["shared read"] += size * lanes.bit_count()
     if form.acquire:
         _acquire(fiber, offsets + (cta.rank << RANK_SHIFT))
@@ -213,7 +213,7 @@ def store(program: Program, ins: Instruction) -> Run:
             machine.launch.memory.write(offsets, raw)
             return
         cta.shared.check(offsets, size, ins.opcode)
-        machine.touch(fiber, cta, granules(offsets, size), True, said(fiber, ins))
+        machine.touch(fiber, cta, granules(offsets, size), True, said(fiber, ins), parts=parts_of(offsets, size))
         machine.counts.bytes["shared write"] += raw.size
         if cta is not fiber.cta:
             cta.remote.append((fiber.epoch, f"{ins.opcode} at {ins.where} by {fiber.describe()}"))
@@ -315,7 +315,7 @@ def atomic(program: Program, ins: Instruction) -> Run:
             _aligned(offsets, total, "global address")
         else:
             cta.shared.check(offsets, total, ins.opcode)
-            machine.touch(fiber, cta, granules(offsets, total), True, said(fiber, ins))
+            machine.touch(fiber, cta, granules(offsets, total), True, said(fiber, ins), parts=parts_of(offsets, total))
         if form.release:
             _release(fiber, offsets)
         if form.acquire:

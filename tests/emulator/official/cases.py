@@ -105,9 +105,10 @@ def _scales(scales: Scales, shape: Shape, random: np.random.Generator) -> Tensor
     rows, columns = (m if scales.rows == "m" else n), -(-k // scales.vector)
     tiles = (batches, -(-rows // 128), -(-columns // 4), 32, 4, 4)
     values = 2.0 ** random.integers(-1, 2, tiles)
-    shape_, strides = (32, 4, tiles[1], 4, tiles[2], batches), (16, 4, 512 * tiles[2], 1, 512, 512 * tiles[1] * tiles[2])
+    modes = (32, 4, tiles[1], 4, tiles[2], batches)
+    strides = (16, 4, 512 * tiles[2], 1, 512, 512 * tiles[1] * tiles[2])
     plain = values.transpose(1, 4, 3, 2, 5, 0).reshape(tiles[1] * 128, tiles[2] * 4, batches)[:rows]
-    return Tensor(scales.name, storage(values, scales.dtype), shape_, strides, plain)
+    return Tensor(scales.name, storage(values, scales.dtype), modes, strides, plain)
 
 
 def inputs(example: Example, shape: Shape, seed: int = 0) -> Inputs:

@@ -467,17 +467,17 @@ add(
 
 for _number in ("0", "1", "2", "3", "3_1", "4"):
     _limits = (constant(1),) * {"0": 0, "1": 0, "2": 0, "4": 2}.get(_number, 1)
-    _pair = _number in ("3", "3_1", "4")
+    _rows = 128 if _number == "0" else 256
     add(
         Example(
             f"blackwell_tutorial_{_number}",
             f"cute/blackwell/tutorial/tutorial_gemm/fp16_gemm_{_number}.py",
             "sm_100a",
             lambda module, cutlass: module.host_function,
-            (*abc("f16", "f32" if _number == "2" else "f16", modes=("mk", "nk", "mn")), *_limits),
-            (256 if _pair else 128, 256, 64),
+            (*abc("f16", "f16", modes=("mk", "nk", "mn")), *_limits),
+            (_rows, 256, 64),
             4,
-            shapes_of((256 if _pair else 128, 256, 64), 4, tiles=(2, 1), ragged=_number not in ("0", "1", "2")),
+            shapes_of((_rows, 256, 64), 4, tiles=(2, 1), ragged=_number not in ("0", "1", "2")),
         )
     )
 
