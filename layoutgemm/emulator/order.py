@@ -23,7 +23,6 @@ from types import MappingProxyType
 from typing import Any
 from weakref import WeakSet
 
-
 WHOLE = 0xFFFF  # every byte of a place
 Parts = Mapping[int, int]
 NO_PARTS: Parts = MappingProxyType({})
