@@ -98,6 +98,8 @@ class Record:
             if self.places >> place & 1 and self.parts.get(place, WHOLE) & ~mask:
                 places &= ~(1 << place)
         self.places &= ~places
+        if self.parts:
+            self.parts = {place: mask for place, mask in self.parts.items() if self.places >> place & 1}
 
 
 def _set_of(parts: Parts) -> int:
@@ -253,26 +255,29 @@ class Shadow:
         if not ledger.enabled or not places:
             return None
         race = None
-        kept: list[Record] = []
         mine: Record | None = None
+        gone = False
         for record in self.records:
-            earlier = record.event
-            common = record.common(places, parts)
-            if earlier is event:
+            if record.event is event:
                 if record.write == write:
                     mine = record
-            elif common and (write or record.write) and race is None:
+                continue
+            common = record.places & places
+            if common and parts and record.parts:
+                common = record.common(places, parts)
+            if not common:
+                continue
+            if race is None and (write or record.write):
                 race = self._conflict(record, common, knows, asynchronous, what, event, own)
-            if write and common and earlier is not event:
+            if write:
                 record.overwritten(places, parts)
-                if not record.places:
-                    continue
-            kept.append(record)
+                gone = gone or not record.places
+        if gone:
+            self.records = [record for record in self.records if record.places]
         if mine is not None:
             mine.add(places, parts)
         else:
-            kept.append(Record(places, write, event, what, parts))
-        self.records = kept
+            self.records.append(Record(places, write, event, what, parts))
         return race
 
     def _conflict(
