@@ -367,6 +367,8 @@ class Machine:
         race = cta.shadow.access(places, write, event, fiber.knows, asynchronous, what, fiber.epoch, parts)
         if race is not None:
             self.problem("race", race, fiber)
+        if len(cta.shadow.records) > cta.shadow.full:
+            cta.cluster.ledger.prune(cta.shadow, cta.cluster.fibers)
 
     # ------------------------------------------------------------ running
 

@@ -191,13 +191,8 @@ class Ledger:
         also    events that are asked for later, beside those of the records
         """
         alive = list(fibers)
-        if alive:
-            seen = proxied = -1
-            for fiber in alive:
-                seen &= fiber.knows.seen | self.bit(fiber.epoch)
-                proxied &= fiber.knows.proxied
-            for shadow in self.shadows:
-                shadow.records = [r for r in shadow.records if not self._harmless(r, seen, proxied)]
+        for shadow in self.shadows:
+            self.prune(shadow, alive)
         needed = {r.event.id for shadow in self.shadows for r in shadow.records}
         for fiber in alive:
             if fiber.epoch.id not in needed:
@@ -213,6 +208,16 @@ class Ledger:
                 knowledge.own >>= shift
             self.base = base
 
+    def prune(self, shadow: Shadow, fibers: Iterable[Any]) -> None:
+        """Drop the records of a memory that no fiber that can still access anything can race with."""
+        seen = proxied = -1
+        for fiber in fibers:
+            seen &= fiber.knows.seen | self.bit(fiber.epoch)
+            proxied &= fiber.knows.proxied
+        if seen != -1:
+            shadow.records = [r for r in shadow.records if not self._harmless(r, seen, proxied)]
+        shadow.full = max(Shadow.FULL, 2 * len(shadow.records))
+
     def _harmless(self, record: Record, seen: int, proxied: int) -> bool:
         """Whether every fiber knows the record's event, so that it can conflict with nothing any more."""
         bit = self.bit(record.event)
@@ -226,9 +231,12 @@ class Shadow:
     unit   what one bit of a set of places stands for, for reports
     """
 
+    FULL = 64  # records from which on it is worth looking for some to drop
+
     def __init__(self, ledger: Ledger, name: Callable[[int], str]) -> None:
         self.ledger, self.name = ledger, name
         self.records: list[Record] = []
+        self.full = Shadow.FULL  # so many, and `prune` is due
         ledger.shadows.append(self)
 
     def access(

@@ -57,7 +57,7 @@ class Inputs:
     shape: Shape
     tensors: dict[str, Tensor]
     expected: dict[str, Array] = field(default_factory=dict)
-    ulps: int = 0  # by how much of the last bit a result may differ, where the epilogue is a function that is approximate
+    ulps: int = 0  # by how many steps of the last bit a result may differ, where the epilogue is approximate
 
     def wrong(self) -> str | None:
         """The first element of an output that is not as it has to be, or None."""
