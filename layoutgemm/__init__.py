@@ -36,6 +36,7 @@ from .layouts import (
 
 if TYPE_CHECKING:
     from .atoms import smem_tile, wgmma
+    from .emulator.api import emulate, emulate_ptx
     from .kernels import GemmConfig, GemmPlan, Operand
     from .layouts.facts import Facts
     from .layouts.generators import FactError
@@ -55,6 +56,8 @@ _LATER = {
     "Operand": "kernels",
     "dim": "layouts.symbolic",
     "dims": "layouts.symbolic",
+    "emulate": "emulator.api",
+    "emulate_ptx": "emulator.api",
     "prove": "layouts.prove",
     "smem_tile": "atoms",
     "wgmma": "atoms",
@@ -105,6 +108,8 @@ __all__ = [
     "__version__",
     "dim",
     "dims",
+    "emulate",
+    "emulate_ptx",
     "parse",
     "prove",
     "smem_tile",

@@ -1,4 +1,4 @@
-"""The command line: `layoutgemm demo`, `layoutgemm explain` and `layoutgemm prove`."""
+"""The command line: `layoutgemm demo`, `layoutgemm explain`, `layoutgemm prove` and `layoutgemm emulate`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from . import __version__
+from .emulator import command as emulator_command
 from .errors import LayoutError
 from .kernels import GemmConfig, GemmPlan, error_bound
 from .layouts import Undecided, parse
@@ -27,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     demo = commands.add_parser("demo", help="derive, check, compile and run one GEMM, and draw its fragment map")
     _problem(demo, (200, 136, 72))
-    demo.add_argument("--device", choices=("cuda", "reference"), help="default: the GPU when there is one")
+    demo.add_argument("--device", choices=("cuda", "emulator", "reference"), help="default: the GPU when there is one")
     demo.add_argument(
         "--svg", type=Path, default=Path("fragment.svg"), help="where to draw the fragment map (%(default)s)"
     )
@@ -46,6 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     prove.add_argument("b", help="another")
     prove.add_argument("--given", action="append", default=[], metavar="FACT", help="'64 | M', 'ld >= M'; repeatable")
     prove.set_defaults(run=_prove)
+    emulator_command.add_arguments(
+        commands.add_parser("emulate", help="run a kernel of a PTX file on the CPU and look for races")
+    )
     args = parser.parse_args(argv)
     try:
         return int(args.run(args))

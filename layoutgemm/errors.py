@@ -99,7 +99,17 @@ class DescriptorError(LayoutError):
 
 
 class TmaError(LayoutError):
-    """A TMA box breaks a rule of the hardware."""
+    """A tensor copy breaks a rule of the hardware.
+
+    Attributes: rule, the name of the rule in the table of rules; arithmetic, the numbers that break it; nearest, a
+    request that is close to this one and works (`atoms.tma_nearest.Nearest`), or None where none was found.
+    """
+
+    def __init__(self, reason: str = "", witness: Any = None, rule: str = "", nearest: Any = None) -> None:
+        super().__init__(reason + (f"; nearest that works: {nearest}" if nearest is not None else ""), witness)
+        self.arithmetic = reason
+        self.rule = rule
+        self.nearest = nearest
 
 
 class BudgetError(LayoutError):

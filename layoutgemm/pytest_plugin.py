@@ -1,11 +1,16 @@
 """A pytest plugin: a failed `assert a.equivalent(b)` shows both layouts, where they differ first, and both values.
 
 It is installed with the package and needs no setup. It looks only at assertions that failed on one of our verdicts.
+The fixture `emulate` runs a compiled kernel on the CPU and fails with the report on anything that is found:
+
+    def test_my_kernel(emulate):
+        emulate(my_compiled, a, b, c)
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -25,6 +30,26 @@ def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, An
         for verdict in failed_verdicts(call.excinfo.tb):
             report.sections.append(("layoutgemm", explanation(verdict)))
     return report
+
+
+@pytest.fixture
+def emulate() -> Callable[..., Any]:
+    """Run a compiled CuTe DSL function, or PTX with a described launch, on the CPU; fail on any finding.
+
+    Called like `layoutgemm.emulate` or, with PTX first, `layoutgemm.emulate_ptx`; `lint=True` fails on lint too.
+    """
+    return emulate_or_fail
+
+
+def emulate_or_fail(compiled: Any, *args: Any, lint: bool = False, **options: Any) -> Any:
+    """Run it; the test fails with the report when anything is found."""
+    from .emulator import api
+
+    call = api.emulate_ptx if isinstance(compiled, (str, Path)) else api.emulate
+    done = call(compiled, *args, **{"progress": False, **options})
+    if not done.ok or (lint and done.findings):
+        pytest.fail(done.report(), pytrace=False)
+    return done
 
 
 def explanation(verdict: CounterExample | Undecided) -> str:

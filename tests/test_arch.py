@@ -7,7 +7,7 @@ import pytest
 from layoutgemm.arch import ARCHES, arch
 from layoutgemm.errors import PlanError
 
-# HARDWARE facts, in bytes: shared memory of a block.
+# In bytes: shared memory of a block.
 BLOCK = {"sm_80": 166912, "sm_90a": 232448, "sm_100a": 232448, "sm_120a": 101376}
 
 

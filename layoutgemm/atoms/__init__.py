@@ -42,7 +42,8 @@ from .tiled_copies import (
 from .tiled_copy import TiledCopy
 from .tiled_mma import Fragment, TiledMma
 from .tiled_view import View
-from .tma import TmaCopy, TmaPlan
+from .tma import TmaCopy, TmaPlan, can_tma, tma_load, tma_reduce, tma_store
+from .tma_rules import TensorMap
 from .tmem import TmemLayout
 from .tmem_fragment import AccumulatorFragment, accumulator_fragment
 
@@ -65,6 +66,7 @@ __all__ = [
     "SmemDescriptor",
     "SmemTile",
     "Tcgen05Atom",
+    "TensorMap",
     "TiledCopy",
     "TiledMma",
     "TmaCopy",
@@ -79,6 +81,7 @@ __all__ = [
     "async_copies",
     "atoms",
     "bulk_copy",
+    "can_tma",
     "cp_async",
     "decode",
     "describe",
@@ -118,6 +121,9 @@ __all__ = [
     "tcgen05_mma",
     "tcgen05_read",
     "tcgen05_st",
+    "tma_load",
+    "tma_reduce",
+    "tma_store",
     "universal_copy",
     "vector_copies",
     "wgmma",

@@ -205,7 +205,8 @@ class OperandDescriptor:
     def explain(self) -> str:
         """The fields, why each has its value, and the advance along K and from stage to stage."""
         steps = ", ".join(map(str, self.k_steps))
-        return f"{self.base.explain(dict(self.reasons))}\n  advance per K block, bytes: {steps}"
+        stages = f"\n  advance per stage, bytes: {self.stage_bytes}" if self.stage_bytes else ""
+        return f"{self.base.explain(dict(self.reasons))}\n  advance per K block, bytes: {steps}{stages}"
 
 
 def derive(

@@ -49,7 +49,8 @@ class OperandRead:
             readers = " and ".join(mode.readers) or "no tensor core"
             return f"swizzle {swizzle_name} is read by {readers}"
         if major not in self.majors:
-            return f"the instruction reads {' or '.join(self.majors)}-major {self.dtype} operands only"
+            why = ": wgmma transposes f16 and bf16 alone" if self.family == "wgmma" else ""
+            return f"the instruction reads {' or '.join(self.majors)}-major {self.dtype} operands only{why}"
         if major == "K":
             return None if mode.rows == ATOM_ROWS else f"swizzle {swizzle_name} exists for MN-major operands only"
         wide = slot_bits(self.dtype, self.packing) == 32

@@ -1,228 +1,411 @@
-"""Tensor copies (TMA): the boxes that fill a shared-memory tile, derived from the global and the shared layout.
+"""Tensor copies (TMA), derived: from a global and a shared layout to the map, the boxes and the coordinates.
 
 One instruction copies a box of a global tensor, a run along each dimension, into consecutive bytes of shared memory,
-and swizzles as it writes. To find the boxes of a tile, invert its layout: consecutive offsets walk along the contiguous
-dimension, then along the next, and so on; the longest such walk within the hardware's rules is the box, the rest are
-further instructions.
+and swizzles as it writes. To find the boxes of a tile, walk through shared memory: consecutive offsets run along one
+dimension of the tensor, then along the next, and so on. The longest such walk within the hardware's rules is the box;
+what the walk leaves over are further instructions.
 
-Sources: PTX ISA, "cp.async.bulk.tensor" and "Tensors" (dimensions, bounding box, swizzling); CUDA Driver API,
-cuTensorMapEncodeTiled, for the limits of each argument.
+    modes of the tile     cut so that each step of the shared layout stays inside one mode of the global layout
+    dimensions            one a mode; modes that continue each other in memory may be merged, and a mode whose extent
+                          allows may be split: every choice is tried, and the fewest instructions win, then the fewest
+                          dimensions
+    box                   the walk, in order of shared offsets, as far as it is compact and within the rules
+    instructions          the rest of the walk, and the shares of the blocks of a multicast group
+
+`tma_rules` has the rules, `tma_plan` the result, `tma_engine` what the hardware does with it, `tma_nearest` what to do
+when a rule forbids a copy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
+from ..dtypes import DType, dtype
+from ..errors import LayoutError, TmaError
+from ..layouts import ComposedLayout, Layout, Verdict
+from .smem import SmemTile
+from .tma_box import Choice, Dim, Leaf, digits_of, leaves_of, plans_of, walk_of
+from .tma_multicast import multicast_mask, shared_out
+from .tma_plan import TmaCopy, TmaPlan
+from .tma_rules import (
+    DRIVER_SWIZZLE,
+    L2_PROMOTION,
+    MAX_DIM,
+    MAX_STRIDE,
+    MODES,
+    OOB_FILL,
+    OPERATIONS,
+    STRIDE_UNIT,
+    TensorMap,
+    broken,
+    check_reduction,
+    format_of,
+    mode_of,
+    multiple,
+)
 
-from ..dtypes import DType
-from ..errors import OperandError, TmaError
-from ..layouts import Layout
-from .smem import SmemTile, swizzle_of
 
-MAX_RANK = 5
-MAX_BOX = 256  # elements along each dimension of the box
-STRIDE_UNIT = 16  # bytes: every global stride but the first, and the base address, are multiples
-MAX_DIM = 1 << 32
-MAX_STRIDE = 1 << 40
-# CUtensorMapSwizzle: the driver's numbers, which are not the descriptor's.
-DRIVER_SWIZZLE = {"none": 0, "32B": 1, "64B": 2, "128B": 3}
+@dataclass(frozen=True)
+class Request:
+    """The arguments of a derivation; see `tma_load`."""
+
+    gmem: Layout
+    smem: Any
+    dtype: Any = None
+    tile: Any = None
+    names: Any = None
+    operation: str = "load"
+    reduction: str = ""
+    multicast: int = 1
+    split: bool = False
+    format: str | None = None
+    l2_promotion: str = "128B"
+    oob_fill: str = "zeros"
+    address: int = 0
+
+    def derive(self) -> TmaPlan:
+        """The plan, or TmaError naming the rule."""
+        return _derive(self)
 
 
-@dataclass(frozen=True, slots=True)
-class TmaCopy:
-    """One instruction of a tile: where its box starts.
+def tma_load(
+    gmem: Layout, smem: Layout | ComposedLayout | SmemTile, dtype: DType | str | None = None, *, tile: Any = None,
+    names: Sequence[str] | None = None, multicast: int = 1, split: bool = False, format: str | None = None,
+    l2_promotion: str = "128B", oob_fill: str = "zeros", address: int = 0,
+) -> TmaPlan:  # fmt: skip
+    """The tensor copies that bring one tile of a global tensor into shared memory.
 
-    coord_offset  in the tile, elements, innermost dimension first
-    smem_offset   in the tile's shared memory, bytes
+    gmem       coordinate -> offset in elements; modes in any order, nested, of symbols, of stride 0
+    smem       tile coordinate -> offset in elements: a Layout, a swizzled ComposedLayout, an SmemTile; with one more
+               mode than the tile it is staged
+    dtype      element type (an SmemTile knows its own)
+    tile       for each mode of gmem: an int, None (all of it), a Layout n:s (every s-th), or a tuple for a nested mode;
+               by default the extents of smem's modes
+    names      what to call gmem's modes; default m0, m1, ...
+    multicast  blocks of a cluster that share the tile; each sends an equal part to all
+    split      see a mode as two dimensions where that makes the boxes bigger
+    format     a name of `tma_rules.FORMATS` where a type has several
+    l2_promotion, oob_fill   see `TensorMap`
+    address    of the tensor's first byte, or what it is known to be a multiple of
+
+    Raises TmaError with the rule that forbids the copy and, where there is one, the nearest request that works.
+
+    >>> from layoutgemm import Layout, dims
+    >>> from layoutgemm.atoms import smem_tile
+    >>> M, K = dims("M K", multiple_of=8)
+    >>> A = Layout((M, K), (K, 1))
+    >>> print(tma_load(A, smem_tile((128, 64), "bf16", "K"), names=("m", "k")).explain())
+    box (k 64, m 128) of bf16, swizzle 128B, 16384 bytes, 1 instruction
+      tensor (K, M), strides in bytes (2*K)
+      at (k +0, m +0) -> shared byte +0
+      for K <= 2**32
+      for M <= 2**32
+      for 2*K < 2**40
+    >>> tma_load(A, Layout((128, 64), (1, 128)), "bf16").rule
+    Traceback (most recent call last):
+        ...
+    layoutgemm.errors.TmaError: shared memory runs along m0 first, of which neighbours are K elements apart in global \
+memory; a tensor copy does not transpose; nearest that works: shared layout S<3,4,3>[bytes] o (128,64):(64,1)
     """
+    return _answered(
+        Request(gmem, smem, dtype, tile, names, "load", "", multicast, split, format, l2_promotion, oob_fill, address)
+    )
 
-    coord_offset: tuple[int, ...]
-    smem_offset: int
 
+def tma_store(
+    gmem: Layout, smem: Layout | ComposedLayout | SmemTile, dtype: DType | str | None = None, *, tile: Any = None,
+    names: Sequence[str] | None = None, split: bool = False, format: str | None = None, address: int = 0,
+) -> TmaPlan:  # fmt: skip
+    """The tensor copies that write one tile of shared memory to a global tensor; see `tma_load` for the arguments.
 
-@dataclass(frozen=True, slots=True)
-class TmaPlan:
-    """The copies that fill one tile.
+    Elements outside the tensor are not written. Raises TmaError as `tma_load` does, and where two coordinates of the
+    tensor are one address.
 
-    dtype         element type
-    dims          names of the global dimensions, innermost (contiguous) first
-    box           box extents in elements, innermost first
-    swizzle       "none", "32B", "64B" or "128B"
-    instructions  one entry an instruction, in order of shared-memory offset
+    >>> tma_store(Layout((256, 512), (512, 1)), Layout((64, 32), (32, 1)), "f32").ptx
+    'cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group'
     """
+    return _answered(Request(gmem, smem, dtype, tile, names, "store", "", 1, split, format, address=address))
+
+
+def tma_reduce(
+    gmem: Layout, smem: Layout | ComposedLayout | SmemTile, dtype: DType | str | None = None, operation: str = "add",
+    *, tile: Any = None, names: Sequence[str] | None = None, split: bool = False, address: int = 0,
+) -> TmaPlan:  # fmt: skip
+    """The tensor copies that combine one tile of shared memory into a global tensor, element by element, atomically.
+
+    operation  "add", "min", "max", "inc", "dec", "and", "or" or "xor", where the type has it
+
+    >>> tma_reduce(Layout((256, 512), (512, 1)), Layout((64, 32), (32, 1)), "f32", "max")
+    Traceback (most recent call last):
+        ...
+    layoutgemm.errors.TmaError: max reduces u32, i32, u64, i64, f16, bf16 in global memory, not f32
+    """
+    return _answered(Request(gmem, smem, dtype, tile, names, "reduce", operation, 1, split, address=address))
+
+
+def can_tma(gmem: Layout, smem: Any, dtype: Any = None, **options: Any) -> Verdict:
+    """Whether tensor copies can move the tile: ok, or the reason, with the nearest request that works as the witness.
+
+    The arguments are those of `tma_load`, and operation="store" or "reduce" with reduction="add" ...
+
+    >>> bool(can_tma(Layout((64, 64), (64, 1)), Layout((64, 64), (64, 1)), "bf16"))
+    True
+    >>> verdict = can_tma(Layout((64, 60), (60, 1)), Layout((64, 32), (32, 1)), "bf16")
+    >>> verdict.ok, str(verdict.witness)
+    (False, 'global layout (64,60):(64,1)')
+    """
+    try:
+        _answered(Request(gmem, smem, dtype, **options))
+    except TmaError as error:
+        return Verdict(False, str(error), error.nearest)
+    return Verdict(True)
+
+
+def _answered(request: Request) -> TmaPlan:
+    from .tma_nearest import nearest
+
+    try:
+        return _derive(request)
+    except TmaError as error:
+        raise TmaError(error.arithmetic, error.witness, error.rule, nearest(request, error)) from None
+
+
+# --------------------------------------------------------------------------------------------------------- derivation
+
+
+def _derive(request: Request) -> TmaPlan:
+    shared = _shared(request)
+    element, kind = shared.dtype, format_of(shared.dtype, request.format)
+    if request.operation not in OPERATIONS:
+        raise TmaError(f"a tensor copy is a {', '.join(OPERATIONS)}, not {request.operation!r}", rule="direction")
+    if request.operation == "reduce":
+        check_reduction(request.reduction, element)
+    if request.l2_promotion not in L2_PROMOTION or request.oob_fill not in OOB_FILL:
+        raise TmaError(
+            f"l2_promotion is one of {', '.join(L2_PROMOTION)}, not {request.l2_promotion!r}; oob_fill one of "
+            f"{', '.join(OOB_FILL)}, not {request.oob_fill!r}",
+            rule="fill",
+        )
+    if not isinstance(request.gmem, Layout) or request.gmem.has_basis:
+        raise TmaError(f"the global layout leads from coordinates to elements, not {request.gmem!r}", rule="tile")
+    tile = shared.tile if request.tile is None else _tuple(request.tile)
+    leaves = leaves_of(request.gmem, tile, _names(request))
+    _writable(request, leaves)
+    walk = walk_of(leaves, shared.layout)
+    found, error = [], None
+    for candidate in plans_of(leaves, walk, kind, shared.swizzle, request.split):
+        try:
+            found.append(_plan(request, shared, candidate()))
+        except TmaError as refused:
+            error = error or refused
+    if not found:
+        raise error or TmaError("no dimension is contiguous", rule="contiguous")
+    return min(found, key=lambda plan: (len(plan.issued_by(0)), len(plan.box)))
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """One stage of the shared tile: element type, layout before the swizzle, swizzle mode, offset, stages."""
 
     dtype: DType
-    dims: tuple[str, ...]
-    box: tuple[int, ...]
+    layout: Layout
     swizzle: str
-    instructions: tuple[TmaCopy, ...]
+    offset: int
+    stages: int
+    stage_stride: int
+    tile: tuple[Any, ...]
 
-    @property
-    def box_bytes(self) -> int:
-        """Bytes that one instruction writes and reports to the barrier; elements outside the tensor count, as zeros."""
-        size = self.dtype.bytes
-        for extent in self.box:
-            size *= extent
-        return size
 
-    @property
-    def bytes(self) -> int:
-        """Bytes that all instructions of the tile report."""
-        return self.box_bytes * len(self.instructions)
+def _shared(request: Request) -> _Shared:
+    smem = request.smem
+    if isinstance(smem, SmemTile):
+        if request.dtype is not None and dtype(request.dtype) != smem.dtype:
+            raise TmaError(f"the shared tile holds {smem.dtype}, not {request.dtype}", rule="format")
+        element, layout, swizzle, offset = smem.dtype, smem.layout, smem.swizzle_name, 0
+    else:
+        if request.dtype is None:
+            raise TmaError(f"{smem} does not say its element type: give dtype", rule="format")
+        element = dtype(request.dtype)
+        layout, swizzle, offset = smem, "none", 0
+        if isinstance(smem, ComposedLayout):
+            bits = format_of(element, request.format).smem_bits
+            if smem.swizzle.unit not in (None, bits):
+                smem = smem.recast(bits)  # what the swizzle counts, the layout counts
+            swizzle, offset, layout = mode_of(smem.swizzle, bits), smem.offset, smem.layout
+    if not isinstance(layout, Layout) or layout.has_basis:
+        raise TmaError(f"the shared layout leads from tile coordinates to elements, not {smem!r}", rule="tile")
+    modes = [layout[i] for i in range(layout.rank)] if isinstance(layout.shape, tuple) else [layout]
+    rank = request.gmem.rank if isinstance(request.gmem.shape, tuple) else 1
+    stages, stride = 1, 0
+    wanted = rank if request.tile is None else len(_tuple(request.tile))
+    if len(modes) == wanted + 1 and len(modes) > 1:
+        last = modes.pop().coalesce()
+        if isinstance(last.shape, tuple):
+            raise TmaError(f"stages {last} are not evenly spaced", rule="tile")
+        stages, stride = last.shape, last.stride if last.shape > 1 else 0
+        layout = Layout.join(*modes)
+    if not all(isinstance(x, int) for x in _flat(layout.shape) + _flat(layout.stride)):
+        raise TmaError(f"the shared layout {layout} has symbols: a tile is of one size", rule="tile")
+    verdict = layout.is_injective()
+    if not verdict:
+        raise TmaError(f"shared layout: {verdict.reason}", verdict.witness, rule="injective")
+    return _Shared(element, layout, swizzle, offset, stages, stride, tuple(mode.size for mode in modes))
 
-    @property
-    def driver_swizzle(self) -> int:
-        """The CUtensorMapSwizzle enumerator."""
-        return DRIVER_SWIZZLE[self.swizzle]
 
-    def box_addresses(self, smem_address: int) -> npt.NDArray[np.int64]:
-        """Where one box lands: array [innermost, ..., outermost] of the shared byte address of each element.
+def _flat(x: Any) -> list[Any]:
+    return [leaf for item in x for leaf in _flat(item)] if isinstance(x, tuple) else [x]
 
-        The hardware writes the box compactly, innermost first, and XORs absolute address bits. Nothing here looks at
-        the tile: this is what the checks and the NumPy executor hold the tile's layout against.
-        """
-        linear = np.arange(int(np.prod(self.box)), dtype=np.int64) * self.dtype.bytes
-        address = swizzle_of(self.swizzle)(linear + smem_address)
-        return np.asarray(address).reshape(self.box, order="F")
 
-    def check_global(self, name: str, address: int, shape: Sequence[int], strides: Sequence[int]) -> None:
-        """Hold a global tensor against the rules of the tensor map.
+def _tuple(x: Any) -> tuple[Any, ...]:
+    return tuple(x) if isinstance(x, (tuple, list)) else (x,)
 
-        name     how errors call the tensor
-        address  bytes; shape in elements, innermost first; strides in elements of every dimension but the innermost
 
-        Raises OperandError naming the tensor, the rule and the numbers.
-        """
-        if len(shape) != len(self.box):
-            raise OperandError(f"{name} has {len(shape)} dimensions, its box has {len(self.box)}")
-        if address % STRIDE_UNIT:
-            raise OperandError(
-                f"{name} starts at address {address:#x}, {address % STRIDE_UNIT} bytes past a multiple of "
-                f"{STRIDE_UNIT}: a tensor map needs a 16-byte aligned address"
+def _names(request: Request) -> tuple[str, ...]:
+    rank = request.gmem.rank if isinstance(request.gmem.shape, tuple) else 1
+    names = tuple(f"m{i}" for i in range(rank)) if request.names is None else tuple(request.names)
+    if len(names) != rank or len(set(names)) != rank:
+        raise TmaError(f"{rank} modes of {request.gmem} need as many different names, not {names!r}", rule="tile")
+    return names
+
+
+def _writable(request: Request, leaves: Sequence[Leaf]) -> None:
+    """What is written must have one address a coordinate; what is repeated must repeat evenly."""
+    for leaf in leaves:
+        if isinstance(leaf.stride, int) and leaf.stride < 0:
+            raise TmaError(f"the stride of {leaf.name} is {leaf.stride}: strides are positive", rule="stride")
+        if leaf.repeats and not multiple(leaf.extent, leaf.tile):
+            raise TmaError(
+                f"{leaf.name} repeats one element {leaf.extent} times in tiles of {leaf.tile}: the map has no such "
+                "dimension, so its edge is not clipped",
+                rule="tile",
             )
-        for dim, extent in zip(self.dims, shape, strict=True):
-            if not 1 <= extent <= MAX_DIM:
-                raise OperandError(f"{name}: dimension {dim} has {extent} elements, a tensor map takes 1 to 2**32")
-        for dim, stride in zip(self.dims[1:], strides, strict=True):
-            step = stride * self.dtype.bits // 8
-            if step % STRIDE_UNIT:
-                raise OperandError(
-                    f"{name}: stride of {dim} is {stride} elements * {self.dtype.bytes} = {step} bytes, "
-                    f"a tensor map needs a multiple of {STRIDE_UNIT} bytes"
-                )
-            if not 0 < step < MAX_STRIDE:
-                raise OperandError(f"{name}: stride of {dim} is {step} bytes, a tensor map takes 16 to 2**40 - 16")
+    if request.operation == "store":
+        verdict = request.gmem.is_injective()
+        if not verdict:
+            raise TmaError(f"global layout: {verdict.reason}", verdict.witness, rule="injective")
 
-    def explain(self) -> str:
-        """The box and its instructions, as a table.
 
-        >>> from layoutgemm.atoms import smem_tile
-        >>> print(derive(smem_tile((64, 128), "bf16", "K"), ("k", "m")).explain())
-        box (k 64, m 64) of bf16, swizzle 128B, 8192 bytes, 2 instructions
-          at (k +0, m +0) -> shared byte +0
-          at (k +64, m +0) -> shared byte +8192
-        """
-        box = ", ".join(f"{dim} {extent}" for dim, extent in zip(self.dims, self.box, strict=True))
-        count = len(self.instructions)
-        lines = [
-            f"box ({box}) of {self.dtype}, swizzle {self.swizzle}, {self.box_bytes} bytes, "
-            f"{count} instruction{'s' if count > 1 else ''}"
+def _plan(request: Request, shared: _Shared, candidate: Choice) -> TmaPlan:
+    dims, box, rest = candidate
+    kind = format_of(shared.dtype, request.format)
+    bits = kind.smem_bits
+    steps = tuple(dim.step for dim in dims)
+    if any(stride.__class__ is int and stride * kind.gmem_bits % 8 for stride in (dim.stride for dim in dims[1:])):
+        raise TmaError(f"strides {[str(dim.stride) for dim in dims]} split a byte", rule="stride")
+    tmap = TensorMap(
+        shared.dtype,
+        tuple(dim.extent for dim in dims),
+        tuple(dim.stride * kind.gmem_bits // 8 for dim in dims[1:]),
+        tuple(n * step for n, step in zip(box, steps, strict=True)),
+        steps,
+        shared.swizzle,
+        request.format or "",
+        request.l2_promotion,
+        request.oob_fill,
+    )
+    for fault in broken(tmap, request.address, request.operation, [dim.name for dim in dims]):
+        raise TmaError(fault.arithmetic, rule=fault.rule.name)
+    copies = [TmaCopy((0,) * len(dims), shared.offset * bits // 8)]
+    for count, at, step, stride in rest:
+        copies = [
+            TmaCopy(
+                tuple(c + i * step * (place == at) for place, c in enumerate(copy.coord_offset)),
+                copy.smem_offset + i * stride * bits // 8,
+            )
+            for i in range(count)
+            for copy in copies
         ]
-        for copy in self.instructions:
-            at = ", ".join(f"{dim} +{offset}" for dim, offset in zip(self.dims, copy.coord_offset, strict=True))
-            lines.append(f"  at ({at}) -> shared byte +{copy.smem_offset}")
-        return "\n".join(lines)
+    copies.sort(key=lambda copy: copy.smem_offset)
+    plan = TmaPlan(
+        dtype=shared.dtype, dims=tuple(dim.name for dim in dims), box=tmap.box, swizzle=shared.swizzle,
+        instructions=tuple(copies), steps=steps if any(step != 1 for step in steps) else (),
+        extents=tmap.extents, strides=tmap.strides, operation=request.operation, reduction=request.reduction,
+        format=tmap.format, l2_promotion=tmap.l2_promotion, oob_fill=tmap.oob_fill,
+        starts=_starts(request.gmem, dims), stages=shared.stages, stage_bytes=shared.stage_stride * bits // 8,
+        conditions=_conditions(tmap), gmem=request.gmem, smem=request.smem,
+        tile=shared.tile if request.tile is None else _tuple(request.tile),
+    )  # fmt: skip
+    _check_addresses(plan)
+    return shared_out(plan, request.multicast)
+
+
+def _check_addresses(plan: TmaPlan) -> None:
+    for copy in plan.instructions:
+        if copy.smem_offset % 128:
+            raise TmaError(
+                f"the box at {copy.coord_offset} would start at shared byte +{copy.smem_offset}; each copy works on "
+                "multiples of 128 bytes",
+                rule="shared address",
+            )
+    if plan.stage_bytes % plan.alignment:
+        raise TmaError(
+            f"stages lie {plan.stage_bytes} bytes apart; with swizzle {plan.swizzle} each begins at a multiple of "
+            f"{plan.alignment}",
+            rule="shared address",
+        )
+
+
+def _starts(gmem: Layout, dims: Sequence[Dim]) -> tuple[Any, ...]:
+    rank = gmem.rank if isinstance(gmem.shape, tuple) else 1
+    return tuple(digits_of(mode, dims) for mode in range(rank))
+
+
+def _conditions(tmap: TensorMap) -> tuple[str, ...]:
+    """Limits on symbols, which the sizes of a run must obey, and on architectures."""
+    out = [f"{extent} <= 2**32" for extent in tmap.extents if not isinstance(extent, int)]
+    out += [f"{stride} < 2**40" for stride in tmap.strides if not isinstance(stride, int)]
+    archs = [arch for arch in tmap.kind.archs if arch in MODES[tmap.swizzle].archs]
+    if "sm_90a" not in archs:
+        out.append(f"{' and '.join(archs)} only")
+    return tuple(dict.fromkeys(out))
+
+
+# --------------------------------------------------------------------------------------------- sizes given at run time
 
 
 def derive(tile: SmemTile, dims: tuple[str, str]) -> TmaPlan:
-    """The boxes that fill a tile from a global matrix whose innermost dimension is the tile's contiguous one.
+    """The boxes that fill a tile from any matrix whose innermost dimension is the tile's contiguous one.
 
     dims  the names of the two global dimensions, innermost first
 
-    Raises TmaError naming the rule and the arithmetic when a rule of the hardware forbids the copy.
+    The plan has no extents: they are given at run time, and `TmaPlan.check_global` holds them against the rules. Raises
+    TmaError naming the rule and the arithmetic when a rule of the hardware forbids the copy.
 
     >>> from layoutgemm.atoms import smem_tile
     >>> plan = derive(smem_tile((64, 64), "bf16", "MN", "none"), ("n", "k"))
     >>> plan.box, len(plan.instructions)
     ((8, 64), 8)
     """
+    from ..layouts.symbolic import dim
+
     if len(dims) != 2 or dims[0] == dims[1]:
-        raise TmaError(f"a matrix has two dimensions of different names, innermost first; got {dims!r}")
+        raise TmaError(f"a matrix has two dimensions of different names, innermost first; got {dims!r}", rule="tile")
     inner = 1 if tile.major == "K" else 0
-    order = (inner, 1 - inner)
-    # offset -> (inner, outer) coordinate: the walk that consecutive bytes of the tile take through the matrix
-    flat = Layout.identity(tile.extent).compose(tile.layout.right_inverse())
-    if flat.size != tile.layout.size:
-        raise TmaError(
-            f"{tile.layout} is not compact: {tile.layout.size} elements, of which only {flat.size} lie one after "
-            "another; a box fills consecutive bytes"
-        )
-    walk = [(extent, *_step(stride)) for extent, stride in zip(*_modes(flat), strict=True)]
-    box, rest = _box(tile, walk, order)
-    if tile.swizzle_name != "none" and box[0] * tile.dtype.bytes != tile.span:
-        raise TmaError(
-            f"the box's inner {box[0]} elements are {box[0] * tile.dtype.bytes} bytes; swizzle {tile.swizzle_name} "
-            f"permutes chunks within rows of {tile.span} bytes"
-        )
-    if (box[0] * tile.dtype.bytes) % STRIDE_UNIT:
-        inner_bytes = box[0] * tile.dtype.bytes
-        raise TmaError(f"the box's inner {box[0]} elements of {tile.dtype} are {inner_bytes} bytes, no multiple of 16")
-    copies = [TmaCopy((0, 0), 0)]
-    offset = box[0] * box[1] * tile.dtype.bytes
-    for extent, axis, step in rest:
-        position = order.index(axis)
-        copies = [
-            TmaCopy(
-                tuple(c + i * step * (p == position) for p, c in enumerate(copy.coord_offset)),
-                copy.smem_offset + i * offset,
-            )
-            for i in range(extent)
-            for copy in copies
-        ]
-        offset *= extent
-    for copy in copies:
-        if copy.smem_offset % 128:
-            raise TmaError(
-                f"the box at {copy.coord_offset} would start at shared byte +{copy.smem_offset}; a tensor copy writes "
-                "to a multiple of 128 bytes"
-            )
-    return TmaPlan(tile.dtype, dims, box, tile.swizzle_name, tuple(copies))
+    extents = (dim("rows_"), dim("columns_"))
+    pitch = dim("pitch_", multiple_of=8 * STRIDE_UNIT // min(tile.dtype.bits, 8 * STRIDE_UNIT))
+    gmem = Layout(extents, (pitch, 1) if inner else (1, pitch))
+    names = (dims[1], dims[0]) if inner else dims
+    plan = _derive(Request(gmem, tile, names=names))
+    return replace(plan, extents=None, strides=None, conditions=(), starts=(), gmem=None, smem=None, tile=())
 
 
-def _modes(layout: Layout) -> tuple[list[int], list[object]]:
-    flat = layout.flatten()
-    if flat.rank == 1 and not isinstance(flat.shape, tuple):
-        return [flat.shape], [flat.stride]
-    return list(flat.shape), list(flat.stride)
-
-
-def _step(stride: object) -> tuple[int, int]:
-    """A coordinate stride 8@1 as (axis 1, step 8)."""
-    return stride.path[0], stride.value  # type: ignore[attr-defined]
-
-
-def _box(
-    tile: SmemTile, walk: list[tuple[int, int, int]], order: tuple[int, int]
-) -> tuple[tuple[int, int], list[tuple[int, int, int]]]:
-    """Split the walk into the box and what further instructions must do: (extents, remaining (extent, axis, step))."""
-    rest = [mode for mode in walk if mode[0] != 1]
-    box = [1, 1]
-    for position, axis in enumerate(order):
-        if not rest or rest[0][1] != axis or rest[0][2] != 1:
-            if position == 0:
-                raise TmaError(
-                    f"in {tile.layout} consecutive elements do not run along the contiguous dimension of the matrix: "
-                    "the box has no inner run"
-                )
-            continue
-        extent = rest.pop(0)[0]
-        fits = next(size for size in range(min(extent, MAX_BOX), 0, -1) if extent % size == 0)
-        box[position] = fits
-        if fits != extent:
-            rest.insert(0, (extent // fits, axis, fits))
-            if position == 0:
-                break
-    return (box[0], box[1]), rest
+__all__ = [
+    "DRIVER_SWIZZLE",
+    "MAX_DIM",
+    "MAX_STRIDE",
+    "MODES",
+    "STRIDE_UNIT",
+    "LayoutError",
+    "Request",
+    "TensorMap",
+    "TmaCopy",
+    "TmaPlan",
+    "can_tma",
+    "derive",
+    "multicast_mask",
+    "tma_load",
+    "tma_reduce",
+    "tma_store",
+]

@@ -6,9 +6,9 @@ numbers a piece starts and how they step, and which tiles those are. `Schedule.p
 the formula is those pieces and that the pieces meet each tile once; `visits_once` looks at every tile of one grid, for
 any order whatever.
 
-Sources: the grouped order is that of Triton's matrix multiplication tutorial, "L2 Cache Optimizations" (the seeds'
-GROUP_M); CUTLASS has it as GemmIdentityThreadblockSwizzle, and both rasters in PersistentTileSchedulerSm90. The Hilbert
-curve is D. Hilbert's, Mathematische Annalen 38.
+Sources: the grouped order is that of Triton's matrix multiplication tutorial, "L2 Cache Optimizations" (GROUP_M);
+CUTLASS has it as GemmIdentityThreadblockSwizzle, and both rasters in PersistentTileSchedulerSm90. The Hilbert curve is
+D. Hilbert's, Mathematische Annalen 38.
 """
 
 from __future__ import annotations

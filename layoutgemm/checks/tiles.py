@@ -1,10 +1,10 @@
-"""Checks that all views of a shared-memory tile agree: its layout, the copies that fill it, the word that reads it."""
+"""Checks that all views of a shared-memory tile agree: its layout, and the word that reads it."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from ..atoms import MmaAtom, OperandDescriptor, SmemTile, TmaPlan
+from ..atoms import MmaAtom, OperandDescriptor, SmemTile
 from ..atoms.descriptor import first_misfit
 from ..atoms.smem import slot_to_bit
 from .report import Check
@@ -23,36 +23,6 @@ def bijective_tile(name: str, tile: SmemTile) -> Check:
         witness = f"{unit} {missing} is held by no element" if order[at] > want[at] else f"{unit} {twice} twice"
     statement = f"{tile} maps {mn}x{k} elements one to one onto {tile.bytes} bytes"
     return Check(name, statement, not witness, f"exhaustion ({mn * k} elements)", witness)
-
-
-def filled_by(name: str, tile: SmemTile, plan: TmaPlan) -> Check:
-    """Do the copies write every element of the tile exactly once, at the address that the tile gives it?
-
-    Simulates the hardware's writes at an aligned address and compares element by element.
-    """
-    inner = 1 if tile.major == "K" else 0
-    written = np.full(tile.extent, -1, dtype=np.int64)
-    times = np.zeros(tile.extent, dtype=np.int64)
-    for copy in plan.instructions:
-        index = [np.arange(extent) + offset for extent, offset in zip(plan.box, copy.coord_offset, strict=True)]
-        where = np.ix_(index[1], index[0]) if inner == 1 else np.ix_(index[0], index[1])
-        address = plan.box_addresses(copy.smem_offset)
-        written[where] = address.T if inner == 1 else address
-        times[where] += 1
-    want = np.asarray(tile.byte(np.arange(tile.extent[0])[:, None], np.arange(tile.extent[1])[None, :]))
-    witness = ""
-    for label, wrong, have, expect in (
-        ("copied", times != 1, times, np.ones_like(times)),
-        ("at byte", written != want, written, want),
-    ):
-        if wrong.any() and not witness:
-            k, mn = (int(axis[0]) for axis in np.nonzero(wrong.T))
-            unit = " times" if label == "copied" else ""
-            witness = f"element (mn, k) = ({mn}, {k}) {label} {have[mn, k]}{unit}, should be {expect[mn, k]}"
-    statement = (
-        f"{len(plan.instructions)} box(es) {plan.box} with swizzle {plan.swizzle} write each element once, in its place"
-    )
-    return Check(name, statement, not witness, f"exhaustion ({written.size} elements)", witness)
 
 
 def read_by(name: str, tile: SmemTile, descriptor: OperandDescriptor, atom: MmaAtom, operand: str) -> Check:

@@ -57,6 +57,7 @@ class Generator:
 
     def __init__(self, kernel: Kernel, symbols: Mapping[str, int]) -> None:
         self.index = {name: i for i, name in enumerate(kernel.registers)}
+        self.kinds = kernel.registers
         self.symbols = symbols
         self.shared = {symbol.name for symbol in kernel.shared}
 
@@ -88,7 +89,9 @@ class Generator:
             value = number(operand.text, bits)
             return str(value - (1 << bits) if kind[0] == "s" and value >> bits - 1 else value)
         text = self.read(operand, kind)
-        return f"s{bits_of(kind)}({text})" if kind in ("s16", "s32", "s64") else text
+        if kind == "u8":
+            return f"({text} & 255)"
+        return f"s{bits_of(kind)}({text})" if kind[0] == "s" else text
 
     # ------------------------------------------------------------ instructions
 
@@ -119,8 +122,12 @@ class Generator:
         place = f"R[{self.index[target.text]}]"
         if ins.predicate is None:
             return f"{place} = {text}"
-        guard = f"R[{self.index[ins.predicate]}]"
-        return f"{place} = select({guard} ^ {ins.negated}, {text}, {place})"
+        guard, choose = f"R[{self.index[ins.predicate]}]", self.choose(target)
+        return f"{place} = {choose}({guard} ^ {ins.negated}, {text}, {place})"
+
+    def choose(self, target: Operand) -> str:
+        """The function that chooses between two values of a register."""
+        return "select64" if bits_of(self.kinds.get(target.text, "b32")) == 64 else "select"
 
 
 def number(text: str, bits: int) -> int:
@@ -179,6 +186,8 @@ def _field(text: str, low: int, width: int, whole: int) -> str:
 
 def _joined(parts: list[str], whole: int) -> str:
     each = whole // len(parts)
+    if whole == 128:
+        return f"join128({', '.join(parts)})"
     if whole == 64:
         half = len(parts) // 2
         low, up = (_joined(p, 32) if len(p) > 1 else p[0] for p in (parts[:half], parts[half:]))
@@ -220,7 +229,7 @@ def _arithmetic(g: Generator, ins: Instruction) -> str | None:
 
 def _wrapped(text: str, bits: int) -> str:
     # 64-bit arrays wrap by themselves and take no negative mask; ints need it.
-    return f"({text}) & {MASKS[bits]}"
+    return f"(({text}) & {MASKS[bits]})"
 
 
 def _product(g: Generator, a: Operand, b: Operand, kind: str, part: str) -> str:
@@ -237,16 +246,23 @@ def _product(g: Generator, a: Operand, b: Operand, kind: str, part: str) -> str:
         return f"high(wide({g.read(a, kind)}) * wide({g.read(b, kind)}))"
     if kind == "s32":
         return f"({g.signed(a, kind)} * {g.signed(b, kind)} >> 32) & M32"
+    if kind in ("u16", "s16"):
+        return f"({g.signed(a, kind)} * {g.signed(b, kind)} >> 16) & 65535"
     if kind == "u64":
-        return f"by_lane(lambda x, y: x * y >> 64, {g.read(a, kind)}, {g.read(b, kind)})"
+        return f"wide(by_lane(lambda x, y: x * y >> 64, {g.read(a, kind)}, {g.read(b, kind)}))"
     if kind == "s64":
-        return f"by_lane(lambda x, y: s64(x) * s64(y) >> 64 & M64, {g.read(a, kind)}, {g.read(b, kind)})"
+        return f"wide(by_lane(lambda x, y: s64(x) * s64(y) >> 64 & M64, {g.read(a, kind)}, {g.read(b, kind)}))"
     raise ValueError(f"mul.hi.{kind}")
 
 
 def _float_arithmetic(g: Generator, ins: Instruction) -> str:
     name, kind = ins.words[0], ins.words[-1]
-    _only(ins, *ROUNDING, "ftz", "sat")
+    chooses = name in ("min", "max")
+    _only(ins, *ROUNDING, "ftz", "sat", *(("NaN",) if chooses else ()))
+    if chooses and len(ins.operands) != 3:
+        raise ValueError(f"{name} of {len(ins.operands) - 1} operands")
+    if "NaN" in ins.words:
+        name += ".NaN"
     operands = [g.read(o, "b64" if kind in ("f64", "f32x2") else "b32") for o in ins.operands[1:]]
     name = "fma" if name == "mad" else name
     flush, saturate = "ftz" in ins.words, "sat" in ins.words
@@ -262,7 +278,7 @@ def _float_arithmetic(g: Generator, ins: Instruction) -> str:
         return f"fma64({', '.join(operands)})" if name == "fma" else f"binary64({name!r}, {', '.join(operands)})"
     if saturate:
         raise ValueError(".sat of half precision")
-    core = "lambda a, b, c: a * b + c" if name == "fma" else f"BINARY[{name!r}]"
+    core = "fma_odd" if name == "fma" else f"BINARY[{name!r}]"
     wrapper = "packed" if kind.endswith("x2") else "single"
     return f"{wrapper}({core}, KIND_{HALVES[kind]}, {', '.join(operands)})"
 
@@ -306,7 +322,7 @@ def _logic(g: Generator, ins: Instruction) -> str:
 def _not(g: Generator, ins: Instruction) -> str:
     kind, text = ins.words[-1], g.read(ins.operands[1], ins.words[-1])
     if ins.words[0] == "cnot":
-        return f"select({text} == 0, 1, 0)"
+        return f"select{'64' if bits_of(kind) == 64 else ''}({text} == 0, 1, 0)"
     return f"{text} ^ True" if kind == "pred" else f"{text} ^ {_mask(kind)}"
 
 
@@ -330,6 +346,8 @@ def _shift(g: Generator, ins: Instruction) -> str:
 @rule("shf")
 def _funnel(g: Generator, ins: Instruction) -> str:
     low, up, amount = (g.read(o) for o in ins.operands[1:])
+    if ins.words[1] not in ("l", "r") or ins.words[2:] not in (("clamp", "b32"), ("wrap", "b32")):
+        raise ValueError(ins.opcode)
     return f"funnel({low}, {up}, {amount}, {ins.words[1] == 'l'}, {ins.words[2] == 'clamp'})"
 
 
@@ -350,19 +368,18 @@ def _prmt(g: Generator, ins: Instruction) -> str:
 @rule("bfe", "bfi", "brev", "popc", "clz", "bfind")
 def _bits(g: Generator, ins: Instruction) -> str:
     name, kind = ins.words[0], ins.words[-1]
-    _only(ins)
+    _only(ins, *(("shiftamt",) if name == "bfind" else ()))
     texts = [g.read(o, kind if i < (2 if name == "bfi" else 1) else "b32") for i, o in enumerate(ins.operands[1:])]
     core = {
         "bfe": f"lambda x, p, n: extract(x, p, n, {bits_of(kind)}, {kind[0] == 's'})",
         "bfi": f"lambda a, b, p, n: insert(a, b, p, n, {bits_of(kind)})",
-        "brev": "reverse_bits",
+        "brev": f"lambda x: reverse_bits(x, {bits_of(kind)})",
         "popc": "lambda x: x.bit_count()",
         "clz": f"lambda x: {bits_of(kind)} - x.bit_length()",
-        "bfind": f"lambda x: leading(x, {kind[0] == 's'})",
+        "bfind": f"lambda x: leading(x, {kind[0] == 's'}, {bits_of(kind)}, {'shiftamt' in ins.words})",
     }[name]
-    if bits_of(kind) == 64 and name in ("brev", "bfind"):
-        raise ValueError(kind)
-    return f"by_lane({core}, {', '.join(texts)})"
+    found = f"by_lane({core}, {', '.join(texts)})"
+    return f"wide({found})" if bits_of(kind) == 64 and name in ("bfe", "bfi", "brev") else found
 
 
 @rule("rem")
@@ -377,7 +394,7 @@ def _rem(g: Generator, ins: Instruction) -> str:
 def _selp(g: Generator, ins: Instruction) -> str:
     _only(ins)
     a, b = (g.read(o, ins.words[-1]) for o in ins.operands[1:3])
-    return f"select({g.read(ins.operands[3], 'pred')}, {a}, {b})"
+    return f"{g.choose(ins.operands[0])}({g.read(ins.operands[3], 'pred')}, {a}, {b})"
 
 
 @rule("setp", "set")
@@ -417,37 +434,71 @@ def _cvt(g: Generator, ins: Instruction) -> str:
     *words, to, from_ = ins.words[1:]
     sources = ins.operands[1:]
     if to.endswith("x2") and from_ == "f32" and len(sources) == 2:
-        _known(words, "rn", "satfinite", "relu")
-        name = to[:-2]
-        up, low = (g.read(o) for o in sources)
-        return f"two({up}, {low}, {_kind(name)}, {'relu' in words})"
-    if to in ("f16x2", "bf16x2") and from_.endswith("x2"):
-        _known(words, "rn", "relu")
-        name, bits = from_[:-2], dtype(from_[:-2]).bits
-        text = g.read(sources[0])
-        fields = [f"{text} >> {i * bits} & {(1 << bits) - 1}" for i in (0, 1)]
-        low, up = (f"encode(decode({field}, {_kind(name)}), {_kind(to[:-2])})" for field in fields)
-        return f"({low} | {up} << 16)"
+        up, low = (f"decode({g.read(o)}, KIND_f32)" for o in sources)
+        return _pair(words, to, up, low)
+    if to.endswith("x2") and from_.endswith("x2"):
+        kind = _kind(from_[:-2])
+        text, bits = g.read(sources[0]), _field_bits(from_)
+        up, low = (f"decode({text} >> {at} & {(1 << bits) - 1}, {kind})" for at in (bits, 0))
+        return _pair(words, to, up, low)
     if to[0] in "su" and from_[0] in "su":
         _known(words, "sat")
-        return _integer(g, sources[0], to, from_, "sat" in words)
+        return _integer(g, ins, to, from_, "sat" in words)
     if to[0] in "su":
         _known(words, "rni", "rzi", "rmi", "rpi", "ftz", "sat")
         mode = next(word for word in words if word in floats.ROUND)
         text = g.read(sources[0], from_)
-        return f"to_integer({text}, {_kind(from_)}, {mode!r}, {bits_of(to)}, {to[0] == 's'})"
+        text = f"bits32(flushed(f32({text})))" if "ftz" in words and from_ == "f32" else text
+        width = max(bits_of(to), bits_of(g.kinds.get(ins.operands[0].text, to)))
+        return f"to_integer({text}, {_kind(from_)}, {mode!r}, {bits_of(to)}, {to[0] == 's'}, {width})"
     if from_[0] in "su":
         _known(words, "rn")
         return f"from_integer({g.signed(sources[0], from_)}, {_kind(to)})"
-    _known(words, "rn", "ftz", "relu", "sat", "satfinite", "rna")
+    _known(words, "rn", "ftz", "relu", "sat", "satfinite", "rna", *floats.ROUND)
+    if "rna" in words and to != "tf32":
+        raise ValueError(".rna")
     text = f"decode({g.read(sources[0], from_)}, {_kind(from_)})"
-    if "relu" in words:
-        text = f"np.maximum({text}, 0)"
+    if "ftz" in words and from_ == "f32":
+        text = f"flushed({text})"
+    for word in words:
+        if word in floats.ROUND:
+            text = f"ROUND[{word!r}]({text})"
     if "sat" in words:
-        text = f"np.clip({text}, 0, 1)"
+        text = f"saturated({text}, 0, 1)"
     if to == "tf32":
-        return f"tf32({g.read(sources[0])}, {'rna' in words})"
+        text = f"tf32(bits32({_limited(words, text, to)}), {'rna' in words})"
+        return f"limit_tf32({text})" if "satfinite" in words else text
+    text = _limited(words, text, to)
+    if to == "f32" and "ftz" in words:
+        text = f"flushed(np.float32({text}))"
     return f"bits32({text})" if to == "f32" else f"bits64({text})" if to == "f64" else f"encode({text}, {_kind(to)})"
+
+
+def _limited(words: list[str], text: str, to: str) -> str:
+    """With .relu negative values become 0, with .satfinite those beyond the range its end; NaN stays."""
+    if "relu" in words:
+        text = f"np.where({text} <= 0, np.float32(0), {text})"
+    if "satfinite" in words and to in floats.LARGEST:
+        text = f"np.clip({text}, -{floats.LARGEST[to]!r}, {floats.LARGEST[to]!r})"
+    return text
+
+
+def _field_bits(kind: str) -> int:
+    """Bits of each half of a packed pair: 6-bit types are padded to bytes."""
+    bits = dtype(kind[:-2]).bits
+    return 8 if bits == 6 else bits
+
+
+def _pair(words: list[str], to: str, up: str, low: str) -> str:
+    """cvt to a packed pair."""
+    kind = to[:-2]
+    if kind == "ue8m0":
+        _known(words, "rz", "rp", "satfinite")
+        halves = [f"scale_bits({x}, {'rp' in words})" for x in (up, low)]
+    else:
+        _known(words, "rn", "satfinite", "relu")
+        halves = [f"encode({_limited(words, x, kind)}, {_kind(kind)})" for x in (up, low)]
+    return f"({halves[0]} << {_field_bits(to)} | {halves[1]})"
 
 
 def _kind(name: str) -> str:
@@ -460,20 +511,31 @@ def _known(words: list[str], *known: str) -> None:
             raise ValueError(f".{word}")
 
 
-def _integer(g: Generator, source: Operand, to: str, from_: str, saturate: bool) -> str:
-    text, value = g.read(source, from_), g.signed(source, from_)
-    wide_to, wide_from = bits_of(to) == 64, bits_of(from_) == 64
+def _integer(g: Generator, ins: Instruction, to: str, from_: str, saturate: bool) -> str:
+    """cvt between integers; a register wider than its type has the type's sign, or zeros, above."""
+    source, target = ins.operands[1], ins.operands[0]
+    value = g.signed(source, from_)
+    bits, register = bits_of(to), max(bits_of(to), bits_of(g.kinds.get(target.text, to)))
     if saturate:
-        bits = bits_of(to)
-        low, top = (-(1 << bits - 1), (1 << bits - 1) - 1) if to[0] == "s" else (0, (1 << bits) - 1)
-        return f"least(largest({value}, {low}), {top}) & {_mask(to)}"
-    if wide_to and not wide_from:
-        return f"signed_wide({_sign_extended(text, from_)})" if from_[0] == "s" else f"wide({text})"
-    if wide_from and not wide_to:
-        return f"narrow({text})" if bits_of(to) == 32 else f"narrow({text}) & {_mask(to)}"
-    if from_[0] == "s" and bits_of(to) > bits_of(from_):
-        return f"{_sign_extended(text, from_)} & {_mask(to)}"
-    return text if bits_of(to) >= bits_of(from_) else f"{text} & {_mask(to)}"
+        (low, top), (least, most) = _range(to), _range(from_)
+        value = f"largest({value}, {low})" if low > least else value
+        value = f"least({value}, {top})" if top < most else value
+    elif bits < bits_of(from_) or (bits == bits_of(from_) and to[0] != from_[0]):
+        if bits_of(from_) == 64:
+            value = f"narrow({g.read(source, from_)})" if bits < 64 else g.read(source, from_)
+            from_ = "s64"  # an array of it is int64 now
+        if to[0] == "s" and register > bits:
+            value = _sign_extended(value, to)
+        else:
+            return f"{value} & {_mask(to)}" if bits < 64 else value
+    if register < 64:
+        return f"{f'narrow({value})' if from_ == 'u64' else f'({value})'} & {MASKS[register]}"
+    return f"wide({value})" if from_[0] == "u" and not (to[0] == "s" and bits < 64) else f"signed_wide({value})"
+
+
+def _range(kind: str) -> tuple[int, int]:
+    bits = bits_of(kind)
+    return (-(1 << bits - 1), (1 << bits - 1) - 1) if kind[0] == "s" else (0, (1 << bits) - 1)
 
 
 def _sign_extended(text: str, kind: str) -> str:

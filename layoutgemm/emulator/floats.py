@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import DType
-from .values import M16, M32, NAN32, narrow, wide
+from .values import M16, NAN32, narrow, wide
 
 
 def f32(x: Any) -> Any:
@@ -59,10 +59,10 @@ def decode(x: Any, kind: DType) -> Any:
     return found if found.ndim else found[()]
 
 
-def fma(a: Any, b: Any, c: Any) -> Any:
-    """a * b + c of float32, rounded once.
+def fma_odd(a: Any, b: Any, c: Any) -> Any:
+    """a * b + c rounded to odd in float64, so that rounding it again to a format of 32 bits or less is right.
 
-    The product is exact in float64; the sum is rounded to odd there, so that rounding to float32 is right.
+    The product of two values of such a format is exact in float64.
     """
     with np.errstate(all="ignore"):
         product, c = np.float64(a) * np.float64(b), np.float64(c)
@@ -73,7 +73,13 @@ def fma(a: Any, b: Any, c: Any) -> Any:
         inexact = (error != 0) & (odd == 0) & np.isfinite(total)
         # The neighbour on the side of what was lost has an odd last bit.
         other = np.nextafter(total, np.where(error > 0, np.inf, -np.inf))
-        return np.where(inexact, other, total).astype(np.float32)
+        return np.where(inexact, other, total)
+
+
+def fma(a: Any, b: Any, c: Any) -> Any:
+    """a * b + c of float32, rounded once."""
+    with np.errstate(all="ignore"):
+        return fma_odd(a, b, c).astype(np.float32)
 
 
 def _minimum(a: Any, b: Any) -> Any:
@@ -91,6 +97,8 @@ BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "div": lambda a, b: a / b,
     "min": _minimum,
     "max": _maximum,
+    "min.NaN": lambda a, b: np.where(np.isnan(a) | np.isnan(b), np.nan, _minimum(a, b)),
+    "max.NaN": lambda a, b: np.where(np.isnan(a) | np.isnan(b), np.nan, _maximum(a, b)),
 }
 # f32 functions that PTX only approximates: computed in float64, then rounded.
 UNARY: dict[str, Callable[[Any], Any]] = {
@@ -122,13 +130,18 @@ def unary32(name: str, a: Any, flush: bool = False) -> Any:
         return _finish32(np.float32(UNARY[name](np.float64(_flushed(f32(a), flush)))), flush, False)
 
 
+def flushed(x: Any) -> Any:
+    """Subnormal float32 values as zeros of their sign (.ftz)."""
+    return np.where(np.abs(x) < np.finfo(np.float32).tiny, np.copysign(np.float32(0), x), x)
+
+
 def _flushed(x: Any, flush: bool) -> Any:
-    return np.where(np.abs(x) < np.finfo(np.float32).tiny, np.copysign(np.float32(0), x), x) if flush else x
+    return flushed(x) if flush else x
 
 
 def _finish32(y: Any, flush: bool, saturate: bool) -> Any:
     if saturate:
-        y = np.where(np.isnan(y), np.float32(0), np.clip(y, np.float32(0), np.float32(1)))
+        y = saturated(y, np.float32(0), np.float32(1))
     return bits32(_flushed(y, flush))
 
 
@@ -183,17 +196,19 @@ def pair32(function: Callable[..., Any], *values: Any) -> Any:
 ROUND: dict[str, Callable[[Any], Any]] = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
 
 
-def to_integer(x: Any, kind: DType, mode: str, bits: int, signed: bool) -> Any:
-    """float -> integer bits: rounded by mode (rni, rzi, rmi, rpi), clamped to the range; NaN gives 0."""
+def to_integer(x: Any, kind: DType, mode: str, bits: int, signed: bool, register: int) -> Any:
+    """float -> integer bits: rounded by mode (rni, rzi, rmi, rpi), clamped to the range of `bits`, extended to the
+    register; NaN gives 0.
+    """
     y = ROUND[mode](np.float64(decode(x, kind)))
     low, top = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
 
     def one(v: float) -> int:
-        return 0 if np.isnan(v) else (low if v < low else top if v > top else int(v)) & ((1 << bits) - 1)
+        return 0 if np.isnan(v) else (low if v < low else top if v > top else int(v)) & ((1 << register) - 1)
 
     if not np.ndim(y):
         return one(float(y))
-    return np.array([one(v) for v in y.tolist()], dtype=np.uint64 if bits == 64 else np.int64)
+    return np.array([one(v) for v in y.tolist()], dtype=np.uint64 if register == 64 else np.int64)
 
 
 def from_integer(value: Any, kind: DType) -> Any:
@@ -205,14 +220,23 @@ def from_integer(value: Any, kind: DType) -> Any:
     return encode(np.asarray(value).astype(np.float64), kind)
 
 
-def two(up: Any, low: Any, kind: DType, relu: bool = False) -> Any:
-    """Two f32 as one packed pair of a narrow format, `up` in the upper half (cvt.rn.bf16x2.f32 and the like)."""
-    out: Any = 0
-    for x in (up, low):
-        y = f32(x)
-        y = np.where(np.isnan(y), y, np.maximum(y, np.float32(0))) if relu else y
-        out = out << kind.bits | encode(y, kind)
-    return out & M32
+# The largest finite values, where .satfinite ends.
+LARGEST = {"f16": 65504.0, "bf16": float(f32(0x7F7F0000)), "f32": float(f32(0x7F7FFFFF))}
+
+
+def saturated(y: Any, low: Any, top: Any) -> Any:
+    """.sat: within bounds, NaN and -0 as the lower one."""
+    return np.where(y > low, np.minimum(y, top), low)
+
+
+def scale_bits(y: Any, up: bool) -> Any:
+    """cvt.satfinite.ue8m0x2: the exponent of the power of two below the value's size, or above it (.rp); NaN is 255."""
+    with np.errstate(all="ignore"):
+        fraction, exponent = np.frexp(np.abs(np.float64(y)))
+    code = np.clip(exponent - 1 + (up & (fraction > 0.5)) + 127, 0, 254)
+    code = np.where(fraction == 0, 0, np.where(np.isinf(y), 254, code))
+    found = np.where(np.isnan(y), 255, code).astype(np.int64)
+    return found if found.ndim else int(found)
 
 
 def as_predicate(x: Any) -> Any:
@@ -225,3 +249,9 @@ def tf32(x: Any, away: bool) -> Any:
     special = np.asarray((x >> 23 & 255) == 255)
     rounded = np.where(special, x, x + (0x1000 if away else 0xFFF + (x >> 13 & 1))) & 0xFFFFE000
     return rounded if rounded.ndim else int(rounded)
+
+
+def limit_tf32(x: Any) -> Any:
+    """tf32 with infinities as the largest finite value (.satfinite)."""
+    found = np.where(np.asarray(x & 0x7FFFFFFF) == 0x7F800000, x & 0x80000000 | 0x7F7FE000, x)
+    return found if found.ndim else int(found)

@@ -30,9 +30,9 @@ from ..errors import DeadlockError, EmulatorError
 from .findings import Counts, Finding, Findings
 from .memory import RANK_SHIFT, GlobalMemory, SharedMemory
 from .order import Event, Knowledge, Ledger, Shadow
-from .program import Operation, Program
+from .program import Operation, Program, Segment
 from .ptx import Instruction
-from .values import FULL, LANE, LANES, bool_of, mask_of
+from .values import FULL, LANE, LANES, bool_of, mask_of, select64
 
 BLOCKED, GONE = -1, -2
 Triple = tuple[int, int, int]
@@ -90,7 +90,7 @@ class Warp:
         self.alive = FULL
         self.window = cta.rank << RANK_SHIFT
         self.waits = ""
-        self.scratch: dict[str, Any] = {}  # what operations keep for a warp, by the module's name
+        self.scratch: dict[Any, Any] = {}  # what operations keep for a warp
 
     def __str__(self) -> str:
         return f"CTA {self.cta.coordinate} warp {self.number}"
@@ -248,6 +248,7 @@ class Machine:
         self.findings = Findings()
         self.counts = Counts(executed=bytearray(program.size))
         self.operations = 0
+        self.waiting: deque[Triple] = deque()
         for axis in range(3):
             if launch.grid[axis] % launch.cluster[axis]:
                 raise EmulatorError(f"a grid of {launch.grid} is no whole number of clusters of {launch.cluster}")
@@ -255,13 +256,27 @@ class Machine:
     def run(self) -> Machine:
         """Execute every cluster; returns the machine."""
         grid, size = self.launch.grid, self.launch.cluster
-        corners = list(product(*[range(0, grid[axis], size[axis]) for axis in (2, 1, 0)]))
-        for done, (z, y, x) in enumerate(corners):
-            inside = product(range(size[2]), range(size[1]), range(size[0]))
-            self._run_cluster(Cluster(self, [(x + i, y + j, z + k) for k, j, i in inside]))
-            if self.progress is not None:
-                self.progress(done + 1, len(corners))
+        corners = product(*[range(0, grid[axis], size[axis]) for axis in (2, 1, 0)])
+        self.waiting = deque((x, y, z) for z, y, x in corners)
+        total = len(self.waiting)
+        try:
+            with np.errstate(all="ignore"):  # a kernel may overflow, or divide by 0
+                while self.waiting:
+                    x, y, z = self.waiting.popleft()
+                    inside = product(range(size[2]), range(size[1]), range(size[0]))
+                    self._run_cluster(Cluster(self, [(x + i, y + j, z + k) for k, j, i in inside]))
+                    if self.progress is not None:
+                        self.progress(total - len(self.waiting), total)
+        finally:
+            executed = self.counts.executed
+            for start, step in enumerate(self.program.steps):  # of a run of arithmetic the first pc was marked
+                if isinstance(step, Segment) and executed[start]:
+                    executed[start : step.end] = b"\1" * (step.end - start)
         return self
+
+    def take_cluster(self) -> Triple | None:
+        """Take the next cluster that has not begun off the grid: the coordinates of its first block, or None."""
+        return self.waiting.popleft() if self.waiting else None
 
     def special_registers(self, cta: Cta, warp: int) -> dict[str, Any]:
         """%tid, %ctaid and the like of a warp. PTX ISA, "Special Registers"."""
@@ -384,7 +399,10 @@ class Machine:
             living = [f.knows for f in cluster.fibers if f.cta is cta] + [cta.exit_knows]
             cta.remote = [(e, t) for e, t in cta.remote if not any(cluster.ledger.knows(k, e) for k in living)]
             yield from [event for event, _ in cta.remote]
-            yield from cta.scratch.get("events", ())
+            # What every thread knows, a forgotten event says too.
+            asked = cta.scratch.get("events", [])
+            asked[:] = [e for e in asked if not all(cluster.ledger.knows(f.knows, e) for f in cluster.fibers)]
+            yield from asked
 
     def _after(self, cluster: Cluster) -> None:
         """What has to hold when every thread has ended."""
@@ -424,6 +442,7 @@ class Machine:
                         fiber.pc = result
                     elif result == BLOCKED:
                         warp.waits = str(ins)
+                        counts[ins.opcode] -= 1  # it is executed again when it goes on
                         self.counts.waits[ins.opcode, ins.line] += 1
                         return
                     else:
@@ -441,12 +460,12 @@ class Machine:
                     fiber.dirty |= step.writes & ~step.moved
                     fiber.written |= step.writes
                     fiber.pc = step.end
-        except (TypeError, ValueError, IndexError, AttributeError) as error:
-            raise self._broken(fiber, error) from error
-        except EmulatorError as error:
+        except EmulatorError as error:  # first: it is a ValueError too
             if fiber.ins is None or "PTX line" in str(error):
                 raise
             raise type(error)(f"{error}\n  {fiber.describe()} at {fiber.ins}") from error
+        except (TypeError, ValueError, IndexError, AttributeError) as error:
+            raise self._broken(fiber, error) from error
 
     def _broken(self, fiber: Fiber, error: Exception) -> EmulatorError:
         """The exception of a run of arithmetic, said in the terms of the kernel."""
@@ -548,15 +567,14 @@ class Machine:
                 if value is None or other is None:
                     value = other if value is None else value
                     continue
-                value = _merged(value, other, child)
+                value = _merged(value, other, child, bool(self.program.wide >> register & 1))
             parent.registers[register] = value
 
 
-def _merged(value: Any, other: Any, child: Fiber) -> Any:
+def _merged(value: Any, other: Any, child: Fiber, wide: bool) -> Any:
+    """The child's lanes of `other`, the rest of `value`; an array of a 64-bit register is uint64."""
     active = child.active if child.active is not None else bool_of(FULL)
-    if not isinstance(value, np.ndarray) and not isinstance(other, np.ndarray) and max(value, other) > 0xFFFFFFFF:
-        return np.where(active, np.uint64(other), np.uint64(value))
-    return np.where(active, other, value)
+    return select64(active, other, value) if wide else np.where(active, other, value)
 
 
 def lanes_where(fiber: Fiber, predicate: Any, negated: bool) -> int:

@@ -10,7 +10,7 @@ Two proxies see shared memory: ordinary instructions (generic) and the asynchron
 visible to an async access only through `fence.proxy.async`, so a second set records which events went through one. With
 `strict` the fence counts for what the fencing thread itself wrote: that is CUTLASS practice, every writer fences and
 then a barrier; PTX's proxy order as written would also let the reader fence after the barrier (PTX ISA, "Memory
-Consistency Model", "Proxy-preserved base causality order"; HARDWARE facts C16).
+Consistency Model", "Proxy-preserved base causality order").
 
 Sets are bit sets in Python ints. `compact` forgets the events that no record needs any more, so that the sets stay as
 long as the number of accesses in flight, not as the run.
@@ -42,19 +42,22 @@ class Knowledge:
     seen     events
     proxied  events whose generic writes the async proxy sees
     inits    events whose initialisations of mbarriers are seen (fence.mbarrier_init)
-    own      epochs of the fiber itself
+    own      epochs of the fiber itself, and its own asynchronous generic writes
+    open     asynchronous generic writes that completed on a barrier: no thread can fence them before it knows of them,
+             so that a proxy fence of any that does counts
     """
 
-    __slots__ = ("__weakref__", "inits", "own", "proxied", "seen")
+    __slots__ = ("__weakref__", "inits", "open", "own", "proxied", "seen")
 
     def __init__(self) -> None:
-        self.seen = self.proxied = self.inits = self.own = 0
+        self.seen = self.proxied = self.inits = self.own = self.open = 0
 
     def merge(self, other: Knowledge) -> None:
         """Learn what another knows."""
         self.seen |= other.seen
         self.proxied |= other.proxied
         self.inits |= other.inits
+        self.open |= other.open
 
 
 class Record:
@@ -89,7 +92,7 @@ class Ledger:
         """An empty set, or a copy of one."""
         out = Knowledge()
         if of is not None:
-            out.seen, out.proxied, out.inits, out.own = of.seen, of.proxied, of.inits, of.own
+            out.seen, out.proxied, out.inits, out.own, out.open = of.seen, of.proxied, of.inits, of.own, of.open
         self.knowledges.add(out)
         return out
 
@@ -102,10 +105,22 @@ class Ledger:
         return event.id < self.base or bool(knowledge.seen >> event.id - self.base & 1)
 
     def learn(self, knowledge: Knowledge, event: Event) -> None:
-        """Add an event, seen by both proxies: a completed asynchronous operation."""
+        """Add a completed asynchronous operation: of the async proxy, which sees it, or one of the knower's own."""
         bit = self.bit(event)
         knowledge.seen |= bit
-        knowledge.proxied |= bit
+        if event.asynchronous:
+            knowledge.proxied |= bit
+        else:
+            knowledge.own |= bit
+
+    def learn_open(self, knowledge: Knowledge, event: Event) -> None:
+        """Add a completed asynchronous operation to what a barrier knows."""
+        bit = self.bit(event)
+        knowledge.seen |= bit
+        if event.asynchronous:
+            knowledge.proxied |= bit
+        else:
+            knowledge.open |= bit
 
     # ------------------------------------------------------------ what fibers do
 
@@ -132,7 +147,7 @@ class Ledger:
     def proxy_fence(self, fiber: Any) -> None:
         """fence.proxy.async: what went before becomes visible to the async proxy."""
         self.renew(fiber)
-        fiber.knows.proxied |= fiber.knows.own if self.strict else fiber.knows.seen
+        fiber.knows.proxied |= fiber.knows.own | fiber.knows.open if self.strict else fiber.knows.seen
 
     def init_fence(self, fiber: Any) -> None:
         """fence.mbarrier_init: the initialisations before it become visible to the cluster."""
@@ -168,6 +183,7 @@ class Ledger:
                 knowledge.proxied >>= shift
                 knowledge.inits >>= shift
                 knowledge.own >>= shift
+                knowledge.open >>= shift
             self.base = base
 
     def _harmless(self, record: Record, seen: int, proxied: int) -> bool:

@@ -64,6 +64,7 @@ class Program:
     symbols: dict[str, int] = field(init=False)
     shared_bytes: int = field(init=False)
     index: dict[str, int] = field(init=False)
+    wide: int = field(init=False)
     steps: list[Segment | Operation | None] = field(init=False)
     writes: list[int] = field(init=False)
     reads: list[int] = field(init=False)
@@ -75,6 +76,7 @@ class Program:
         self._place_symbols()
         self.generator = Generator(self.kernel, self.symbols)
         self.index = self.generator.index
+        self.wide = sum(1 << i for i, kind in enumerate(self.kernel.registers.values()) if bits_of(kind) == 64)
         effects = [self._effect(ins) for ins in self.kernel.instructions]
         self.writes, self.reads = [w for w, _ in effects], [r for _, r in effects]
         self._blocks()
@@ -254,8 +256,7 @@ class Program:
 
     def coordinates(self, operand: Operand) -> tuple[Callable[[Any], Any], list[Callable[[Any], Any]]]:
         """Of `[map, {x, y, ...}]`: functions that give the map's address and each coordinate."""
-        base, *rest = operand.parts
-        return self.value(base, "b64"), [self.value(part) for part in rest]
+        return self.address(operand), [self.value(part) for part in operand.parts[1:]]
 
     def targets(self, operand: Operand) -> list[int | None]:
         """The register numbers of a register or vector that is written; None for `_`."""
@@ -269,8 +270,16 @@ class Program:
 
 
 def _post_dominators(follows: list[list[int]]) -> list[int]:
-    """For each block, the set of blocks that every way from it to the exit goes through, itself included."""
+    """For each block, the set of blocks that every way from it to the exit goes through, itself included.
+
+    A block that no way leads out of is taken to lead to the exit.
+    """
     count = len(follows)
+    leaves, grows = {count}, True
+    while grows:
+        found = {n for n in range(count) if n not in leaves and not leaves.isdisjoint(follows[n])}
+        leaves, grows = leaves | found, bool(found)
+    follows = [to if n in leaves else [*to, count] for n, to in enumerate(follows)]
     every = (1 << count + 1) - 1
     after = [every] * count + [1 << count]
     changed = True

@@ -131,7 +131,7 @@ class _Statement(NamedTuple):
 _NAME = re.compile(r"%?[A-Za-z_$][\w$]*")
 _ENTRY = re.compile(r"(?:\.visible\s+|\.weak\s+)?\.entry\s+([\w$]+)\s*(?:\((.*?)\))?", re.S)
 _PARAMETER = re.compile(
-    r"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+(?:\.ptr\s*(?:\.\w+\s*)*(?:\.align\s+\d+\s+)?|\.align\s+\d+\s+)*"
+    r"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+(?:\.ptr\s*(?:\.(?!align\b)\w+\s*)*(?:\.align\s+\d+\s+)?|\.align\s+\d+\s+)*"
     r"([\w$]+)\s*(?:\[(\d+)\])?"
 )
 _SHARED = re.compile(r"(?:\.extern\s+)?\.shared\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+([\w$]+)\s*(?:\[(\d*)\])?")

@@ -61,6 +61,11 @@ def bool_of(mask: int) -> Any:
 # Integers -------------------------------------------------------------------------------------------------------------
 
 
+def s8(x: Any) -> Any:
+    """Bits -> signed value."""
+    return ((x & 255) ^ 0x80) - 0x80
+
+
 def s16(x: Any) -> Any:
     """Bits -> signed value."""
     return ((x & M16) ^ 0x8000) - 0x8000
@@ -101,6 +106,13 @@ def join64(low: Any, up: Any) -> Any:
     if isinstance(low, np.ndarray) or isinstance(up, np.ndarray):
         return wide(lanes_of(low)) | wide(lanes_of(up)) << np.uint64(32)
     return low | up << 32
+
+
+def join128(low: int, up: int) -> int:
+    """Two 64-bit values as one of 128, which only uniform registers hold."""
+    if isinstance(low, np.ndarray) or isinstance(up, np.ndarray):
+        raise ValueError("a 128-bit register with different values in its lanes")
+    return low | up << 64
 
 
 def shift_left(x: Any, n: Any, bits: int) -> Any:
@@ -144,8 +156,8 @@ def quotient(a: Any, b: Any) -> Any:
             a, b = a.astype(np.uint64), b.astype(np.uint64)
             return np.where(b == 0, np.uint64(M64), a // np.where(b == 0, np.uint64(1), b))
         safe = np.where(b == 0, 1, b)
-        magnitude = np.abs(a) // np.abs(safe)
-        return np.where(b == 0, -1, np.where((a < 0) == (safe < 0), magnitude, -magnitude))
+        down = a // safe  # rounds down, and wraps for the least value by -1
+        return np.where(b == 0, -1, down + ((down * safe != a) & ((a < 0) != (safe < 0))))
     if b == 0:
         return -1
     magnitude = abs(a) // abs(b)
@@ -173,8 +185,14 @@ def select(p: Any, a: Any, b: Any) -> Any:
         return a if p else b
     if a is None or b is None:  # lanes without a value stay as they are: nobody may read them
         return b if a is None else a
-    if not isinstance(a, np.ndarray) and not isinstance(b, np.ndarray) and max(a, b) > M32:
-        return np.where(p, np.uint64(a), np.uint64(b))
+    return np.where(p, a, b)
+
+
+def select64(p: Any, a: Any, b: Any) -> Any:
+    """select of 64-bit values: an array of them is uint64, whatever the ints are."""
+    if not isinstance(p, np.ndarray) or a is None or b is None:
+        return select(p, a, b)
+    a, b = (x if isinstance(x, np.ndarray) else np.uint64(x) for x in (a, b))
     return np.where(p, a, b)
 
 
@@ -223,9 +241,9 @@ def by_lane(function: Callable[..., int], *values: Any) -> Any:
     return np.array(found, dtype=np.uint64 if max(found) > M32 else np.int64)
 
 
-def reverse_bits(x: int) -> int:
-    """brev.b32."""
-    return int(f"{x:032b}"[::-1], 2)
+def reverse_bits(x: int, bits: int) -> int:
+    """brev."""
+    return int(f"{x:0{bits}b}"[::-1], 2)
 
 
 def extract(x: int, at: int, length: int, bits: int, signed: bool) -> int:
@@ -249,7 +267,7 @@ def insert(a: int, b: int, at: int, length: int, bits: int) -> int:
     return b & ~field | a << at & field
 
 
-def leading(x: int, signed: bool) -> int:
-    """bfind.b32: the place of the highest bit that is not the sign, or all ones."""
-    x = x ^ M32 if signed and x >> 31 else x
-    return x.bit_length() - 1 if x else M32
+def leading(x: int, signed: bool, bits: int, shift: bool) -> int:
+    """bfind: the place of the highest bit that is not the sign, or the shift that brings it to the top; or all ones."""
+    x = x ^ ((1 << bits) - 1) if signed and x >> bits - 1 else x
+    return (bits - x.bit_length() if shift else x.bit_length() - 1) if x else M32

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ..errors import OperandError, PlanError
 from .plan import GemmPlan, OperandPlan
-from .run import GemmResult, padded_leading, pitch_rule, refuse_or_note, run_reference
+from .run import GemmResult, padded_leading, pitch_rule, refuse_or_note, run_on_cpu
 
 # Compute capability that each target's code runs on: the "a" targets run on exactly one.
 _CAPABILITY = {"sm_90a": (9, 0)}
@@ -38,7 +38,7 @@ def gpu_for(plan: GemmPlan, index: int | None = None) -> tuple[bool, str]:
 
 
 def run_tensors(plan: GemmPlan, a: Any, b: Any, out: Any, device: str | None, copy: bool) -> GemmResult:
-    """Run on torch tensors: CUDA tensors on their GPU, CPU tensors on the NumPy executor or, when asked, on the GPU."""
+    """Run on torch tensors: CUDA tensors on their GPU, CPU tensors on the NumPy executor or, when asked, elsewhere."""
     import torch
 
     for operand, tensor in ((plan.a, a), (plan.b, b)):
@@ -50,8 +50,9 @@ def run_tensors(plan: GemmPlan, a: Any, b: Any, out: Any, device: str | None, co
     on_gpu = a.device.type == "cuda"
     if a.device.type not in ("cuda", "cpu"):
         raise OperandError(f"a is on {a.device}; this library runs on CUDA GPUs and, on the CPU, in the NumPy executor")
-    if on_gpu and device == "reference":
-        raise OperandError(f"a and b are on {a.device}; move them to the CPU for the NumPy executor")
+    if on_gpu and device in ("emulator", "reference"):
+        what = "emulator" if device == "emulator" else "NumPy executor"
+        raise OperandError(f"a and b are on {a.device}; move them to the CPU for the {what}")
     chosen, why = device, ""
     if chosen is None:
         if on_gpu:
@@ -59,9 +60,9 @@ def run_tensors(plan: GemmPlan, a: Any, b: Any, out: Any, device: str | None, co
         else:
             found, why = gpu_for(plan)
             chosen = "cuda" if found else "reference"
-    if chosen == "reference":
+    if chosen != "cuda":
         arrays = [tensor.detach().float().numpy() for tensor in (a, b)]
-        result = run_reference(plan, arrays[0], arrays[1], why, copy)
+        result = run_on_cpu(plan, arrays[0], arrays[1], chosen, why, copy)
         c = torch.from_numpy(result.c).to(getattr(torch, _TORCH_NAMES[plan.c.dtype.name]))
         return _into(out, GemmResult(c, result.ran_on, result.why, result.copies))
     target = (

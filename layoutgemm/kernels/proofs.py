@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..checks import Check, Report, bijective_tile, filled_by, read_by, registers, shared_memory
+from ..checks import (
+    Check,
+    Report,
+    bank_conflicts,
+    bijective_tile,
+    check_pipeline,
+    filled_by,
+    matrix_access,
+    read_by,
+    registers,
+    self_loading,
+    shared_memory,
+)
 from ..layouts import Layout
 from .plan import GemmPlan, OperandPlan
 
@@ -14,7 +26,7 @@ def check_plan(plan: GemmPlan) -> Report:
     checks: list[Check] = [_tile_coverage(plan), _k_coverage(plan)]
     for operand in (plan.a, plan.b):
         checks += _operand(plan, operand)
-    checks += [_barrier(plan), *_fragment(plan), _smem_overlap(plan)]
+    checks += [_barrier(plan), _pipeline(plan), *_fragment(plan), _smem_overlap(plan)]
     checks.append(
         shared_memory(
             plan.arch,
@@ -31,11 +43,13 @@ def check_plan(plan: GemmPlan) -> Report:
 
 
 def _operand(plan: GemmPlan, operand: OperandPlan) -> list[Check]:
-    name = operand.name
+    name, tile = operand.name, operand.smem
+    banks = bank_conflicts(tile, matrix_access(tile.extent, tile.dtype, tile.major, "wgmma"))
     return [
         bijective_tile(f"tile {name}", operand.smem),
         filled_by(f"copy {name}", operand.smem, operand.tma),
         read_by(f"descriptor {name}", operand.smem, operand.descriptor, plan.mma, name),
+        banks.as_check(f"banks {name}"),
     ]
 
 
@@ -72,6 +86,14 @@ def _barrier(plan: GemmPlan) -> Check:
         f"{' + '.join(boxes)} = {landed}, the tiles hold {tiles}"
     )
     return Check("barrier", statement, ok, "arithmetic", "" if ok else f"{plan.barrier} for {plan.stages} stages")
+
+
+def _pipeline(plan: GemmPlan) -> Check:
+    """The kernel's loop with the plan's stages, bytes, arrivals and warps, for any number of k tiles."""
+    warps = -(-plan.threads // plan.arch.warp_size)
+    lands = plan.a.tma.bytes + plan.b.tma.bytes
+    loop = self_loading(plan.stages, plan.barrier.bytes, warps=warps, arrivals=plan.barrier.arrivals, lands=lands)
+    return check_pipeline(loop)
 
 
 def _fragment(plan: GemmPlan) -> list[Check]:

@@ -16,7 +16,7 @@ from .plan import STRIDE_UNIT, GemmPlan, OperandPlan
 from .reference import execute
 from .silicon import GlobalMatrix
 
-DEVICES = ("cuda", "reference")
+DEVICES = ("cuda", "emulator", "reference")
 # Values that NumPy can hold of each type; float32 given for a narrower type is rounded to it, to nearest even.
 _NUMPY_TAKES = {bf16: ("float32", "bfloat16"), f16: ("float32", "float16")}
 
@@ -27,7 +27,7 @@ class GemmResult:
 
     c       (M, N), NumPy float32 for NumPy inputs (bf16 and f16 outputs as the float32 values they stand for), else a
             torch tensor of the plan's type on the inputs' device
-    ran_on  "NVIDIA H200 (cuda:0)", or "NumPy executor"
+    ran_on  "NVIDIA H200 (cuda:0)", "emulator", or "NumPy executor"
     why     why it ran there, when the caller did not choose
     copies  one sentence for each operand that was copied before the run, with the rule that made it necessary
     """
@@ -50,12 +50,14 @@ def run_plan(
     a, b    both NumPy arrays (float32 values are rounded to bf16 or f16) or both torch tensors of the plan's types, on
             one device
     out     where to put C: an array or tensor of the result's kind and type, (M, N), rows contiguous
-    device  "cuda", "reference" (the NumPy executor), or None: the GPU when there is one that can run the plan, else the
-            executor; CUDA tensors always run on their GPU
+    device  "cuda"; "emulator": the compiled kernel, executed on the CPU and checked for races; "reference": the NumPy
+            executor; or None: the GPU when there is one that can run the plan, else the executor; CUDA tensors always
+            run on their GPU
     copy    an operand whose order, strides or alignment the tensor copies cannot take is copied into one they can, and
             the result says so; False refuses instead
 
-    Raises OperandError naming the tensor and the rule, PlanError when the plan cannot run on the device asked for.
+    Raises OperandError naming the tensor and the rule, PlanError when the plan cannot run on the device asked for,
+    EmulatorError with a report when the emulator finds anything.
 
     >>> plan = GemmPlan.derive(3, 4, 8)
     >>> result = plan.run(np.ones((3, 8), np.float32), np.ones((8, 4), np.float32), device="reference")
@@ -89,11 +91,24 @@ def run_plan(
 
         result = on_device.run_arrays(plan, a, b, why)
     else:
-        result = run_reference(plan, a, b, why, copy)
+        result = run_on_cpu(plan, a, b, chosen, why, copy)
     if out is None:
         return result
     out[...] = result.c
     return GemmResult(out, result.ran_on, result.why, result.copies)
+
+
+def run_on_cpu(
+    plan: GemmPlan, a: npt.NDArray[Any], b: npt.NDArray[Any], device: str, why: str, copy: bool
+) -> GemmResult:
+    """Run the NumPy executor, or the emulator, on arrays that have been checked."""
+    if device == "reference":
+        return run_reference(plan, a, b, why, copy)
+    from .emulated import execute_compiled
+
+    copies: list[str] = []
+    bits_a, bits_b = (global_matrix(operand, value, copies, copy) for operand, value in ((plan.a, a), (plan.b, b)))
+    return GemmResult(execute_compiled(plan, bits_a, bits_b), "emulator", why, tuple(copies))
 
 
 def run_reference(plan: GemmPlan, a: npt.NDArray[Any], b: npt.NDArray[Any], why: str, copy: bool) -> GemmResult:

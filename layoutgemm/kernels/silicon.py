@@ -17,8 +17,9 @@ import numpy.typing as npt
 
 from ..atoms import MmaAtom, TmaPlan
 from ..atoms.descriptor import element_addresses
+from ..atoms.tma_engine import bytes_moved, global_bits, shared_bits
 from ..dtypes import DType
-from ..errors import PlanError
+from ..errors import PlanError, TmaError
 
 POISON = 0xFF  # every byte of fresh shared memory: read as bf16 or f16 it is NaN, so an unwritten element shows
 
@@ -100,20 +101,16 @@ def tensor_copy(
     plan: TmaPlan, matrix: GlobalMatrix, coordinate: tuple[int, int], smem: SharedMemory, address: int, barrier: Barrier
 ) -> None:
     """cp.async.bulk.tensor.2d: copy the box at `coordinate`, innermost first, to shared memory; beyond edges zeros."""
-    if address % 128:
-        raise PlanError(f"a tensor copy to shared address {address:#x}: it must be a multiple of 128")
-    index = [np.arange(extent) + start for extent, start in zip(plan.box, coordinate, strict=True)]
-    inside = [(i >= 0) & (i < extent) for i, extent in zip(index, matrix.extents, strict=True)]
-    valid = inside[0][:, None] & inside[1][None, :]
-    offset = np.where(valid, index[0][:, None] + index[1][None, :] * matrix.leading, 0)
-    bits = np.where(valid, matrix.bits[offset], matrix.bits.dtype.type(0))
-    smem.write(_box_addresses(plan, address), bits, plan.dtype)
-    barrier.complete(plan.box_bytes)
-
-
-@lru_cache(maxsize=256)
-def _box_addresses(plan: TmaPlan, address: int) -> npt.NDArray[np.int64]:
-    return plan.box_addresses(address)
+    size = plan.dtype.bytes
+    tmap = plan.over(matrix.extents, (matrix.leading * size,))
+    source, inside = global_bits(tmap, coordinate)
+    bits = np.where(inside, matrix.bits[source // (8 * size)], matrix.bits.dtype.type(0))
+    try:
+        target = shared_bits(tmap, address)
+    except TmaError as error:
+        raise PlanError(str(error)) from None
+    smem.write(target // 8, bits, plan.dtype)
+    barrier.complete(bytes_moved(tmap))
 
 
 @lru_cache(maxsize=512)

@@ -9,6 +9,8 @@ import pytest
 from layoutgemm import Layout, Swizzle
 from layoutgemm.atoms import SPANS, SWIZZLES, SmemTile, as_tile, smem_atom, smem_tile, swizzle_of, widest_swizzle
 from layoutgemm.atoms.smem import packing_of
+from layoutgemm.checks import bijective_tile
+from layoutgemm.dtypes import dtype
 from layoutgemm.errors import AtomError
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "smem_atoms.json"
@@ -152,14 +154,14 @@ def test_bit_addresses_of_every_width_are_disjoint_and_keep_chunks_whole(name, p
     bits = tile.dtype.bits
     mn, k = np.arange(extent[0])[:, None], np.arange(extent[1])[None, :]
     first = np.asarray(tile.bit(mn, k))
-    covered = (first[..., None] + np.arange(bits)).ravel()
-    assert len(np.unique(covered)) == covered.size and covered.max() < tile.bytes * 8
+    order = np.sort(first, axis=None)
+    assert np.diff(order).min() >= bits and order[-1] + bits <= tile.bytes * 8
     # sixteen bytes stay sixteen bytes: the place in the chunk is that of the plain layout
     contiguous = (k if major == "K" else mn) + 0 * first
     per_chunk = 128 // tile.slot_bits
     assert np.array_equal(first % 128, contiguous % per_chunk * bits)
     if packing is None and 128 % bits == 0:
-        assert np.array_equal(np.sort(first, axis=None), np.arange(first.size) * bits)
+        assert np.array_equal(order, np.arange(first.size) * bits)
     else:
         padding = {4: 64, 6: 32}.get(bits, 0)
         assert tile.bytes * 8 == first.size // 16 * (16 * bits + padding)
@@ -205,3 +207,15 @@ def test_any_layout_is_a_tile():
     ):
         with pytest.raises(AtomError, match=text):
             make()
+
+
+def test_a_tile_that_is_no_bijection_is_shown_with_its_first_hole():
+    good = smem_tile((16, 64), "bf16", "K")
+    assert bijective_tile("tile", good) and bijective_tile("tile", smem_tile((16, 256), "e2m1", "K"))
+    assert bijective_tile("tile", smem_tile((16, 128), "e3m2", "K"))
+    for tile, text in (
+        (SmemTile(good.dtype, "K", "none", Layout((16, 64), (72, 1))), "byte 128 is held by no element"),
+        (SmemTile(good.dtype, "K", "none", Layout((16, 64), (0, 1))), "byte 0 twice"),
+        (SmemTile(dtype("e2m1"), "K", "none", Layout((16, 64), (65, 1))), "bit 256 is held by no element"),
+    ):
+        assert bijective_tile("tile", tile).witness == text

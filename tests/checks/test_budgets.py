@@ -10,7 +10,7 @@ H, B, A = arch("sm_90a"), arch("sm_100a"), arch("sm_80")
 
 
 def test_four_stages_and_a_whole_c_tile_do_not_fit() -> None:
-    """HARDWARE.md C11: 4 stages of 128x256x64 and a bf16 C tile are 256 KiB, more than 227."""
+    """Published claim C11: 4 stages of 128x256x64 and a bf16 C tile are 256 KiB, more than 227."""
     report = why_not("sm_90a", (128, 256, 64), 4, warpgroups=2, epilogue=(128, 256), other_bytes=0)
     (failure,) = report.failures
     assert "4 stages of (128+256)x64 196608 + C tile 128x256 65536 + other 0 = 262144 bytes <= 232448" in str(failure)
@@ -38,7 +38,7 @@ def test_every_way_out_is_one() -> None:
 @pytest.mark.parametrize(
     ("roles", "ok", "says"),
     [
-        ({"producer": (128, 40), "math": (256, 232)}, True, ""),  # HARDWARE.md C17
+        ({"producer": (128, 40), "math": (256, 232)}, True, ""),  # published claim C17, put right
         ({"producer": (128, 24), "math": (256, 240)}, True, ""),
         ({"producer": (128, 32), "math": (256, 240)}, False, "1024 registers too many"),
         ({"producer": (128, 40), "math": (128, 256), "more": (128, 216)}, False, "1024 registers too many"),

@@ -40,9 +40,7 @@ class Result:
         return self.arrays[name]
 
 
-def module(
-    body: str, names: Mapping[str, str], target: str = "sm_90a", shared: bool = True, static: int = 0
-) -> str:
+def module(body: str, names: Mapping[str, str], target: str = "sm_90a", shared: bool = True, static: int = 0) -> str:
     """A PTX module whose kernel has these instructions.
 
     names   parameter -> type

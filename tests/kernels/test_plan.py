@@ -106,6 +106,7 @@ def test_every_check_can_fail():
         "copy A": replace(plan, a=replace(plan.a, tma=other.a.tma)),
         "descriptor A": replace(plan, a=replace(plan.a, descriptor=other.a.descriptor)),
         "barrier": replace(plan, barrier=replace(plan.barrier, bytes=16000)),
+        "pipeline": replace(plan, barrier=replace(plan.barrier, arrivals=2)),
         "fragment map": replace(plan, mma=replace(plan.mma, layout_C=wgmma(128).layout_C)),
         "shared map": replace(plan, smem=replace(plan.smem, b_offset=plan.smem.b_offset - 1024)),
         "shared memory": replace(plan, smem=replace(plan.smem, a_stage_bytes=60000)),

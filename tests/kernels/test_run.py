@@ -103,7 +103,7 @@ def test_bad_operands(change, text):
 
 
 def test_unknown_device():
-    with pytest.raises(OperandError, match="device 'tpu': known are 'cuda', 'reference'"):
+    with pytest.raises(OperandError, match="device 'tpu': known are 'cuda', 'emulator', 'reference'"):
         PLAN.run(*arrays(), device="tpu")
 
 

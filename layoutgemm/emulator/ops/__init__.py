@@ -15,7 +15,10 @@ from ..program import Program, Run
 from ..ptx import Instruction
 from .registry import BUILDERS, GUARDS, guarded
 
-MODULES = ("barrier", "control", "lanes", "memory", "tcgen05", "tcgen05_copy", "tcgen05_mma", "wgmma")
+MODULES = (
+    "barrier", "bulk_groups", "control", "copy_async", "copy_bulk", "lanes", "launch_control", "matrix", "memory",
+    "mma_sync", "tcgen05", "tcgen05_copy", "tcgen05_mma", "tma", "wgmma",
+)  # fmt: skip
 for _module in MODULES:
     import_module(f"{__name__}.{_module}")
 

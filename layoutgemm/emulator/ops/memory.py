@@ -290,13 +290,22 @@ def _float_update(name: str, kind: str) -> Callable[[int, int, int], int]:
     return lambda old, b, c: one(old & 0xFFFF, b & 0xFFFF) | one(old >> 16, b >> 16) << 16
 
 
+def updater(name: str, kind: str) -> Callable[[int, int, int], int]:
+    """(bits there, operand, second operand) -> bits, of an atomic operation on a type."""
+    if name not in ATOMICS:
+        raise ValueError(f".{name} is no atomic operation")
+    return _float_update(name, kind) if "f" in kind else _integer_update(name, kind)
+
+
+ATOMICS = ("add", "and", "or", "xor", "exch", "cas", "inc", "dec", "min", "max")
+
+
 @operation("atom", "red", guards=True)
 def atomic(program: Program, ins: Instruction) -> Run:
     """atom, red: read, change and write back, lane by lane in the order of lanes (PTX leaves the order open)."""
-    names = ("add", "and", "or", "xor", "exch", "cas", "inc", "dec", "min", "max")
-    form = Form(ins, names)
-    name = next(word for word in ins.words if word in names)
-    update = _float_update(name, form.kind) if "f" in form.kind else _integer_update(name, form.kind)
+    form = Form(ins, ATOMICS)
+    name = next(word for word in ins.words if word in ATOMICS)
+    update = updater(name, form.kind)
     returns = ins.words[0] == "atom"
     targets = program.targets(ins.operands[0]) if returns else [None] * form.count
     address = program.address(ins.operands[1 if returns else 0])

@@ -60,6 +60,7 @@ def guarded(program: Program, ins: Instruction, run: Run) -> Run:
         if lanes == 0:
             return after
         parts = [(ins.pc, lanes, TAKEN), (after, fiber.lanes & ~lanes, None)]
+        fiber.machine.counts.instructions[ins.opcode] -= 1  # the first part executes it
         return fiber.machine.split(fiber, after, parts)
 
     return go

@@ -1,0 +1,402 @@
+"""Run a compiled kernel on the CPU and say what is wrong with it: `emulate` and `emulate_ptx`.
+
+`emulate` takes what `cute.compile` returned and the arguments of a call: the compiled host function launches, here, the
+PTX that the compiler made. `emulate_ptx` takes PTX and a described launch. Results are in the arrays that were passed.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..atoms.tma_rules import TensorMap
+from ..dtypes import DType, dtype
+from ..errors import EmulatorError
+from .arguments import Array, Arrays, array_of
+from .findings import Counts, Finding
+from .host import HostFunction, HostLaunch
+from .machine import Launch, Machine, Policy
+from .memory import GlobalMemory
+from .ops import build
+from .program import Program
+from .ptx import Instruction, Kernel, Parameter, parse
+from .tensor_map import BYTES, encode
+
+EVERY = 2.0  # seconds between lines of progress
+QUIET = ("lint",)  # kinds of findings that leave a run ok
+# Orders that show different mistakes: everything as late as it may be, as early, and by chance.
+ORDERS = (
+    Policy(),
+    Policy(loads="early", products="early", stores="early", elect="highest"),
+    Policy(pick="random", seed=1),
+    Policy(pick="random", seed=2, products="early"),
+)
+Orders = Policy | Sequence[Policy] | None
+
+
+@dataclass
+class LaunchResult:
+    """One launch: what was launched, what it did, and how long that took here."""
+
+    kernel: Kernel
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    cluster: tuple[int, int, int]
+    dynamic_shared: int
+    counts: Counts
+    findings: list[Finding]
+    seconds: float
+
+    def __str__(self) -> str:
+        size = f"grid {self.grid}, block {self.block}, cluster {self.cluster}, {self.dynamic_shared} bytes of shared"
+        done = f"{sum(self.counts.instructions.values())} instructions besides arithmetic, {self.seconds:.2f} s"
+        return f"{self.kernel.name}\n  {size}\n  {done}"
+
+
+@dataclass
+class Emulation:
+    """What a run found: true when nothing was, lint aside.
+
+    launches   in order
+    """
+
+    launches: list[LaunchResult] = field(default_factory=list)
+
+    @property
+    def findings(self) -> list[Finding]:
+        """All that was found, in order."""
+        return [finding for launch in self.launches for finding in launch.findings]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing was found but lint, which is legal and suspicious."""
+        return all(finding.kind in QUIET for finding in self.findings)
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    @property
+    def bytes(self) -> Counter[str]:
+        """Kind of traffic -> bytes, of all launches."""
+        return sum((launch.counts.bytes for launch in self.launches), Counter())
+
+    @property
+    def instructions(self) -> Counter[str]:
+        """Opcode -> how often a warp executed it, of all launches; arithmetic is not counted."""
+        return sum((launch.counts.instructions for launch in self.launches), Counter())
+
+    def unreached(self) -> list[Instruction]:
+        """The instructions that no launch executed."""
+        reached: dict[str, Counts] = {}
+        kernels: dict[str, Kernel] = {}
+        for launch in self.launches:
+            kernels[launch.kernel.name] = launch.kernel
+            seen = reached.setdefault(launch.kernel.name, Counts(executed=bytearray(len(launch.counts.executed))))
+            seen.executed = bytearray(a | b for a, b in zip(seen.executed, launch.counts.executed, strict=True))
+        return [ins for name, seen in reached.items() for ins in seen.unreached(kernels[name])]
+
+    def report(self) -> str:
+        """The launches and the findings, as text."""
+        lines = [str(launch) for launch in self.launches]
+        found = self.findings
+        lines.append(f"{len(found)} finding{'' if len(found) == 1 else 's'}" + (":" if found else ""))
+        return "\n".join(lines + [str(finding) for finding in found])
+
+    def __str__(self) -> str:
+        return self.report()
+
+    def raise_for_findings(self, lint: bool = False) -> Emulation:
+        """Raise EmulatorError with the report if anything was found; lint counts where it is asked for."""
+        if not self.ok or (lint and self.findings):
+            raise EmulatorError(self.report())
+        return self
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it as JSON-able data."""
+        return {
+            "ok": self.ok,
+            "launches": [
+                {
+                    "kernel": launch.kernel.name, "grid": launch.grid, "block": launch.block, "cluster": launch.cluster,
+                    "dynamic_shared": launch.dynamic_shared, "seconds": round(launch.seconds, 4),
+                    "instructions": dict(launch.counts.instructions), "bytes": dict(launch.counts.bytes),
+                }
+                for launch in self.launches
+            ],
+            "findings": [
+                {
+                    "kind": f.kind, "message": f.message, "line": f.line, "text": f.text,
+                    "source": str(f.source) if f.source else None, "cta": f.cta, "warp": f.warp, "lanes": f.lanes,
+                }
+                for f in self.findings
+            ],
+            "unreached": [ins.line for ins in self.unreached()],
+        }  # fmt: skip
+
+
+# Compiled functions ---------------------------------------------------------------------------------------------------
+
+_HOSTS: weakref.WeakKeyDictionary[Any, HostFunction] = weakref.WeakKeyDictionary()
+
+
+def emulate(
+    compiled: Any,
+    *args: Any,
+    policy: Orders = None,
+    progress: bool = True,
+    extra: Sequence[Any] = (),
+) -> Emulation:
+    """Run a compiled CuTe DSL function on the CPU, with its own host half, and check it.
+
+    compiled  what `cute.compile` returned; compile with "--keep-ptx --dump-dir FOLDER" among its options
+    args      those of a call: NumPy arrays, CPU torch tensors or CuTe tensors (an array where its address goes, too),
+              numbers; streams may be left out. Arrays are written in place
+    policy    which legal order is executed; races are found in any. Several, as `ORDERS`: all are, each from the same
+              content of the arrays, and results that differ are reported
+    progress  a line on stderr every two seconds
+    extra     arrays that kernels reach otherwise
+
+    Raises EmulatorError (DeadlockError, PtxError) where a run cannot go on; what was found before is in its text.
+    """
+    host = _HOSTS.get(compiled)
+    if host is None:
+        host = _HOSTS[compiled] = HostFunction.of(compiled)
+    return emulate_host(host, args, policy=policy, progress=progress, extra=extra)
+
+
+def emulate_host(
+    host: HostFunction,
+    args: Sequence[Any],
+    *,
+    policy: Orders = None,
+    progress: bool = True,
+    extra: Sequence[Any] = (),
+) -> Emulation:
+    """The same of a host function that was linked before."""
+    arrays, launches = host.call(args, extra)
+    return _run(launches, arrays.memory, policy, progress)
+
+
+def _run(launches: Sequence[HostLaunch], memory: GlobalMemory, policy: Orders, progress: bool) -> Emulation:
+    if policy is None or isinstance(policy, Policy):
+        return _run_once(launches, memory, policy, progress)
+    before = [buffer.data.copy() for buffer in memory.buffers]
+    after: list[Any] = []
+    out = Emulation()
+    for number, order in enumerate(policy):
+        for buffer, content in zip(memory.buffers, before, strict=True):
+            if number and buffer.data.flags.writeable:
+                buffer.data[:] = content
+        one = _run_once(launches, memory, order, progress)
+        for buffer, content in zip(memory.buffers, after, strict=False):
+            differ = buffer.data != content
+            if differ.any() and one.launches:
+                text = f"byte {int(differ.argmax())} of {buffer.name} depends on the order: {policy[0]} and {order}"
+                one.launches[-1].findings.append(Finding("race", text))
+        after = after or [buffer.data.copy() for buffer in memory.buffers]
+        seen = {(finding.kind, finding.line) for finding in out.findings}
+        for launch in one.launches:
+            launch.findings[:] = [f for f in launch.findings if (f.kind, f.line) not in seen]
+        out.launches += one.launches
+    return out
+
+
+def _run_once(launches: Sequence[HostLaunch], memory: GlobalMemory, policy: Policy | None, progress: bool) -> Emulation:
+    out = Emulation()
+    for number, launch in enumerate(launches):
+        described = Launch(launch.grid, launch.block, launch.parameters, memory, launch.cluster, launch.dynamic_shared)
+        line = _progress(f"{launch.kernel.name[:40]} ({number + 1} of {len(launches)})") if progress else None
+        machine = Machine(_program(launch.kernel), described, policy, line)
+        start = time.perf_counter()
+        try:
+            machine.run()
+        except EmulatorError as error:
+            before = "".join([f"\n{finding}" for finding in machine.findings.found])
+            if not before:
+                raise
+            raise type(error)(f"{error}\nfound before that:{before}") from error
+        out.launches.append(
+            LaunchResult(
+                launch.kernel, launch.grid, launch.block, launch.cluster, launch.dynamic_shared, machine.counts,
+                machine.findings.found, time.perf_counter() - start,
+            )
+        )  # fmt: skip
+    return out
+
+
+def _program(kernel: Kernel) -> Program:
+    """The kernel made ready to run, once: it is kept with the kernel."""
+    found = _PROGRAMS.get(id(kernel))
+    if found is None or found.kernel is not kernel:
+        found = _PROGRAMS[id(kernel)] = Program(kernel, build)
+        if len(_PROGRAMS) > 64:
+            del _PROGRAMS[next(iter(_PROGRAMS))]
+    return found
+
+
+_PROGRAMS: dict[int, Program] = {}
+
+
+def _progress(name: str) -> Callable[[int, int], None]:
+    """A callback that writes a line to stderr every two seconds, and nothing in short runs."""
+    start = last = time.monotonic()
+
+    def line(done: int, clusters: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= EVERY and done < clusters:
+            last = now
+            left = (now - start) / done * (clusters - done)
+            text = f"emulator: {name}: cluster {done} of {clusters}, about {left:.0f} s left"
+            print(text, file=sys.stderr, flush=True)
+
+    return line
+
+
+# PTX ------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TensorMapOf:
+    """A tensor map over an array, as an argument of a PTX kernel.
+
+    array    its last axis is the innermost dimension
+    box      elements, in the order of the array's axes
+    swizzle  "none", "32B", "64B", "128B"
+    kind     element type, by name; default the array's own ("bf16" has to be named)
+    steps    traversal steps, in the order of the axes
+    """
+
+    array: Any
+    box: tuple[int, ...]
+    swizzle: str = "none"
+    kind: str | None = None
+    steps: tuple[int, ...] | None = None
+    l2_promotion: str = "none"
+    oob_fill: str = "zeros"
+
+    def tensor_map(self, array: Array) -> TensorMap:
+        """The map. Raises EmulatorError for an array whose last axis is not contiguous."""
+        if array.shape[-1] > 1 and array.strides[-1] != 1:
+            raise EmulatorError(f"the last axis of an array of strides {array.strides} is not contiguous")
+        bits = self._kind(array).bits
+        extents = [
+            extent * 8 * array.itemsize // bits if n == 0 else extent for n, extent in enumerate(array.shape[::-1])
+        ]
+        strides = tuple([stride * array.itemsize for stride in array.strides[-2::-1]])
+        steps = self.steps or (1,) * len(self.box)
+        return TensorMap(
+            self._kind(array), tuple(extents), strides, tuple(self.box[::-1]), tuple(steps[::-1]), self.swizzle, "",
+            self.l2_promotion, self.oob_fill,
+        )  # fmt: skip
+
+    def _kind(self, array: Array) -> DType:
+        if self.kind is not None:
+            return dtype(self.kind)
+        name = str(getattr(self.array, "dtype", "")).removeprefix("torch.")
+        short = {"float": "f", "bfloat": "bf", "uint": "u", "int": "i"}
+        letters = name.rstrip("0123456789")
+        if letters not in short:
+            raise EmulatorError(f"a tensor map of {name or type(self.array).__name__}: name its element type")
+        return dtype(short[letters] + name[len(letters) :])
+
+
+def emulate_ptx(
+    text: str | Path,
+    *,
+    grid: int | Sequence[int] = 1,
+    block: int | Sequence[int] | None = None,
+    cluster: int | Sequence[int] | None = None,
+    smem: int = 0,
+    args: Sequence[Any] = (),
+    kernel: str | None = None,
+    policy: Orders = None,
+    progress: bool = True,
+) -> Emulation:
+    """Run one kernel of a PTX module on the CPU, and check it.
+
+    text     PTX, or the path of a file of it
+    grid     blocks, along x or x, y, z; block: threads, default what the kernel requires (.reqntid); cluster likewise
+    smem     bytes of dynamic shared memory
+    args     one for each parameter: an array (its address), a number, `TensorMapOf`, or the bytes of a struct
+    kernel   its name, where the module has several
+
+    >>> import numpy as np
+    >>> x = np.arange(4, dtype=np.float32)
+    >>> done = emulate_ptx('''
+    ... .version 8.0
+    ... .target sm_80
+    ... .visible .entry twice(.param .u64 x) { .reg .b32 %r<2>; .reg .f32 %f; .reg .b64 %d<3>;
+    ...   ld.param.u64 %d0, [x];
+    ...   mov.u32 %r0, %tid.x;
+    ...   mul.wide.u32 %d1, %r0, 4;
+    ...   add.u64 %d2, %d0, %d1;
+    ...   ld.global.f32 %f, [%d2];
+    ...   add.f32 %f, %f, %f;
+    ...   st.global.f32 [%d2], %f;
+    ...   ret; }''', block=4, args=[x])
+    >>> done.ok, x.tolist()
+    (True, [0.0, 2.0, 4.0, 6.0])
+    """
+    if isinstance(text, Path) or ("\n" not in text and text.endswith(".ptx")):
+        text = Path(text).read_text(encoding="utf-8")
+    kernels = parse(text)
+    chosen = next((k for k in kernels if k.name == kernel), None) if kernel else kernels[0]
+    if chosen is None or (kernel is None and len(kernels) > 1):
+        raise EmulatorError(f"name one of the module's kernels: {', '.join(k.name for k in kernels)}")
+    if len(args) != len(chosen.parameters):
+        sizes = ", ".join([f"{p.name} ({p.size} bytes)" for p in chosen.parameters])
+        raise EmulatorError(f"{len(args)} arguments; {chosen.name} takes {len(chosen.parameters)}: {sizes}")
+    values = [value.array if isinstance(value, TensorMapOf) else value for value in args]
+    found = [(p.name, array_of(value)) for p, value in zip(chosen.parameters, values, strict=True)]
+    arrays = Arrays([(name, array) for name, array in found if array is not None])
+    parameters = bytearray(chosen.parameter_bytes)
+    for parameter, value, (_, array) in zip(chosen.parameters, args, found, strict=True):
+        content = _content(parameter, value, array, arrays)
+        parameters[parameter.offset : parameter.offset + parameter.size] = content
+    block = block if block is not None else chosen.directives.get(".reqntid") or 32
+    cluster = cluster if cluster is not None else chosen.directives.get(".reqnctapercluster") or 1
+    launch = HostLaunch(chosen, _triple(grid), _triple(block), _triple(cluster), smem, bytes(parameters))
+    return _run([launch], arrays.memory, policy, progress)
+
+
+def _triple(value: int | Sequence[int]) -> tuple[int, int, int]:
+    parts = (value,) if isinstance(value, int) else tuple(value)
+    if not 1 <= len(parts) <= 3 or min(parts) < 1:
+        raise EmulatorError(f"a size of {value}: one to three positive numbers, x first")
+    x, y, z = (*parts, 1, 1)[:3]
+    return x, y, z
+
+
+def _content(parameter: Parameter, value: Any, array: Array | None, arrays: Arrays) -> bytes:
+    """The bytes of one parameter."""
+    size = parameter.size
+    if isinstance(value, TensorMapOf):
+        assert array is not None
+        if size != BYTES:
+            raise EmulatorError(f"{parameter.name} has {size} bytes, a tensor map {BYTES}")
+        return encode(value.tensor_map(array), arrays.address(array.address))
+    if array is not None:
+        if size != 8:
+            raise EmulatorError(f"{parameter.name} has {size} bytes, an address 8")
+        return struct.pack("<Q", arrays.address(array.address))
+    if isinstance(value, bytes):
+        if len(value) != size:
+            raise EmulatorError(f"{parameter.name} has {size} bytes, and {len(value)} were given")
+        return value
+    if isinstance(value, float):
+        forms = {2: "<e", 4: "<f", 8: "<d"}
+        if size not in forms:
+            raise EmulatorError(f"{parameter.name} has {size} bytes: no float has")
+        return struct.pack(forms[size], value)
+    try:
+        return (int(value) & ((1 << 8 * size) - 1)).to_bytes(size, "little")
+    except (TypeError, ValueError):
+        raise EmulatorError(f"{parameter.name}: {value!r} is no array, number, bytes or TensorMapOf") from None

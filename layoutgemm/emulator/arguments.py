@@ -1,0 +1,143 @@
+"""Arrays of the caller as global memory: NumPy arrays, CPU torch tensors and tensors of the CuTe DSL.
+
+An emulated kernel works in the caller's own memory, at addresses of the emulator's choosing: each array, or several
+that overlap, is a buffer of its own, far from the next, so that an access beyond it meets nothing. An address keeps the
+alignment that the array has within its allocation.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import EmulatorError
+from .memory import Buffer, GlobalMemory
+
+PAGE = 4096
+
+
+@dataclass(frozen=True)
+class Array:
+    """Where an array lies in this process, and how.
+
+    address   of its first element
+    shape     elements; strides in elements
+    itemsize  bytes of an element
+    low, high the bytes [low, high) that its elements touch
+    base      where its allocation begins
+    writeable whether a kernel may write it
+    """
+
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    itemsize: int
+    low: int
+    high: int
+    base: int
+    writeable: bool = True
+
+
+def array_of(value: Any) -> Array | None:
+    """The array that a value is, or None for a scalar. Raises EmulatorError for tensors that are not in CPU memory."""
+    if hasattr(value, "__array_interface__") and not np.isscalar(value):
+        return _numpy(np.asarray(value))
+    if not hasattr(value, "data_ptr"):
+        return None
+    device = getattr(getattr(value, "device", None), "type", "cpu")
+    if device != "cpu":
+        raise EmulatorError(f"a tensor on {value.device}: the emulator works in CPU memory, pass x.cpu()")
+    if hasattr(value, "element_size"):  # a torch tensor
+        base = value.untyped_storage().data_ptr()
+        return _spanned(value.data_ptr(), tuple(value.shape), tuple(value.stride()), value.element_size(), base)
+    kind = getattr(value, "element_type", None)  # a tensor of the CuTe DSL
+    if kind is None or not isinstance(value.data_ptr, int):
+        return None
+    if kind.width % 8:
+        raise EmulatorError(f"a tensor of {kind}: pass the array of bytes that holds it")
+    address = value.data_ptr
+    return _spanned(address, _flat(value.shape), _flat(value.stride), kind.width // 8, address // PAGE * PAGE)
+
+
+def _numpy(value: npt.NDArray[Any]) -> Array:
+    root: Any = value
+    while isinstance(root.base, np.ndarray):
+        root = root.base
+    if any(stride % value.itemsize for stride in value.strides):
+        raise EmulatorError(f"an array with strides {value.strides} bytes of elements of {value.itemsize}")
+    strides = tuple([stride // value.itemsize for stride in value.strides])
+    base = root.__array_interface__["data"][0]
+    address = value.__array_interface__["data"][0]
+    return _spanned(address, value.shape, strides, value.itemsize, base, value.flags.writeable)
+
+
+def _spanned(
+    address: int, shape: Sequence[int], strides: Sequence[int], itemsize: int, base: int, writeable: bool = True
+) -> Array:
+    low = high = 0
+    for extent, stride in zip(shape, strides, strict=True):
+        low += min(0, (extent - 1) * stride)
+        high += max(0, (extent - 1) * stride)
+    end = address + (high + 1) * itemsize if all(shape) else address
+    return Array(address, tuple(shape), tuple(strides), itemsize, address + low * itemsize, end, base, writeable)
+
+
+def _flat(value: Any) -> tuple[int, ...]:
+    if isinstance(value, tuple):
+        return tuple([leaf for part in value for leaf in _flat(part)])
+    return (int(value),)
+
+
+class Arrays:
+    """The arrays of one call, as buffers of a global memory."""
+
+    def __init__(self, named: Sequence[tuple[str, Array]]) -> None:
+        self.memory = GlobalMemory()
+        self.regions: list[tuple[int, int, Buffer]] = []
+        merged: list[tuple[int, int, int, bool, list[str]]] = []
+        for name, array in sorted(named, key=lambda entry: (entry[1].low, entry[1].high)):
+            if merged and array.low < merged[-1][1]:
+                low, high, base, writeable, names = merged[-1]
+                both = (low, max(high, array.high), base, writeable and array.writeable, [*names, name])
+                merged[-1] = both
+            else:
+                merged.append((array.low, array.high, array.base, array.writeable, [name]))
+        # In the order of the arguments, so that addresses do not depend on where the process put them.
+        order = {name: number for number, (name, _) in enumerate(named)}
+        for low, high, base, writeable, names in sorted(merged, key=lambda entry: min(order[n] for n in entry[4])):
+            content: Any = (ctypes.c_uint8 * (high - low)).from_address(low) if high > low else b""
+            view = np.frombuffer(content, dtype=np.uint8)
+            if not writeable:
+                view.flags.writeable = False
+            buffer = self.memory.add("/".join(dict.fromkeys(names)), view, (low - base) % PAGE)
+            self.regions.append((low, high, buffer))
+
+    def address(self, host: int) -> int:
+        """The emulated address of a host address inside of an array. Raises EmulatorError for any other."""
+        for low, high, buffer in self.regions:
+            if low <= host < high or low == host == high:
+                return buffer.address + host - low
+        names = ", ".join([buffer.name for *_, buffer in self.regions])
+        raise EmulatorError(
+            f"address {host:#x} lies in none of the arrays of this call ({names}): pass the array itself, or as `extra`"
+        )
+
+    def hold(self, pointers: Iterable[tuple[int, int]], what: str) -> None:
+        """Raise EmulatorError for a pointer outside of all arrays: into a gap between them, or of this process.
+
+        pointers  (parameter byte, value) of what a kernel reads as 64 bits
+        """
+        first, size = self.memory.START, self.memory.GAP * len(self.memory.buffers)
+        for at, word in pointers:
+            if first <= word < first + size:
+                buffer = self.memory.buffers[(word - first) // self.memory.GAP]
+                if not buffer.address <= word <= buffer.end:
+                    side = word - buffer.address
+                    raise EmulatorError(f"{what}: parameter byte {at} points to byte {side} of {buffer.name}, outside")
+            elif any(low <= word < high for low, high, _ in self.regions):
+                raise EmulatorError(f"{what}: parameter byte {at} is an address of this process, {word:#x}")

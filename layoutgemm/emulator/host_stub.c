@@ -1,0 +1,85 @@
+/* Stands in for the CUDA runtime under the host half of a compiled kernel: tells of launches, runs nothing.
+
+   The names are those that objects exported by the CuTe DSL leave undefined. `layoutgemm_encode` and `layoutgemm_launch`
+   are set by host.py. Everything else succeeds and answers as an idle GPU of the kernel's architecture would. */
+#define _POSIX_C_SOURCE 200809L
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+typedef int (*encode_function)(void *map, int type, uint32_t rank, uint64_t address, const uint64_t *dims,
+                               const uint64_t *strides, const uint32_t *box, const uint32_t *steps, int interleave,
+                               int swizzle, int l2, int oob);
+typedef int (*launch_function)(const uint32_t *grid, const uint32_t *block, const uint32_t *cluster, uint64_t shared,
+                               const char *kernel, void **arguments);
+encode_function layoutgemm_encode;
+launch_function layoutgemm_launch;
+
+/* cuTensorMapEncodeTiled, CUDA Driver API. */
+int _cuTensorMapEncodeTiled(void *map, int type, uint32_t rank, void *address, const uint64_t *dims,
+                            const uint64_t *strides, const uint32_t *box, const uint32_t *steps, int interleave,
+                            int swizzle, int l2, int oob) {
+  return layoutgemm_encode(map, type, rank, (uint64_t)(uintptr_t)address, dims, strides, box, steps, interleave, swizzle,
+                           l2, oob);
+}
+
+/* cudaLaunchConfig_t and cudaLaunchAttribute, driver_types.h: an attribute is 8 bytes of kind and 64 of value. */
+struct attribute {
+  int32_t kind, padding;
+  uint32_t value[16];
+};
+struct launch {
+  uint32_t grid[3], block[3];
+  size_t shared;
+  void *stream;
+  const struct attribute *attributes;
+  uint32_t count;
+};
+enum { CLUSTER_DIMENSION = 4 };
+
+int _cudaLaunchKernelEx(const struct launch *launch, const void *kernel, void **arguments) {
+  uint32_t cluster[3] = {1, 1, 1};
+  for (uint32_t i = 0; i < launch->count; i++)
+    if (launch->attributes[i].kind == CLUSTER_DIMENSION)
+      memcpy(cluster, launch->attributes[i].value, sizeof cluster);
+  return layoutgemm_launch(launch->grid, launch->block, cluster, launch->shared, kernel, arguments);
+}
+
+int _cudaLaunchKernel(const void *kernel, uint32_t gx, uint32_t gy, uint32_t gz, uint32_t bx, uint32_t by, uint32_t bz,
+                      void **arguments, size_t shared, void *stream) {
+  uint32_t grid[3] = {gx, gy, gz}, block[3] = {bx, by, bz}, cluster[3] = {1, 1, 1};
+  (void)stream;
+  return layoutgemm_launch(grid, block, cluster, shared, kernel, arguments);
+}
+
+/* A kernel's handle is a copy of its name, which the caller builds on its stack. */
+int _cudaLibraryGetKernel(void **kernel, void *library, const char *name) {
+  (void)library;
+  *kernel = strdup(name);
+  return *kernel == NULL;
+}
+
+int _cudaLibraryLoadData(void **library) {
+  static int loaded;
+  *library = &loaded;
+  return 0;
+}
+
+enum { MULTIPROCESSORS = 16, SHARED_OPT_IN = 97 }; /* cudaDeviceAttr */
+int _cudaDeviceGetAttribute(int *value, int attribute, int device) {
+  (void)device;
+  *value = attribute == MULTIPROCESSORS ? 132 : attribute == SHARED_OPT_IN ? 232448 : 0;
+  return 0;
+}
+
+int _cudaGetDevice(int *device) { return *device = 0; }
+int _cudaGetDeviceCount(int *count) { return *count = 1, 0; }
+int _cuKernelGetAttribute(int *value) { return *value = 0; }
+int _cudaFuncSetAttribute(void) { return 0; }
+int _cudaKernelSetAttributeForDevice(void) { return 0; }
+int _cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks) { return *blocks = 1, 0; }
+int _cudaDeviceSynchronize(void) { return 0; }
+int _cudaStreamSynchronize(void) { return 0; }
+int _cudaGetLastError(void) { return 0; }
+int _cudaPeekAtLastError(void) { return 0; }
+void cuda_dialect_assert_success(int error) { (void)error; }

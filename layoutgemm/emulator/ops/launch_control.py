@@ -1,0 +1,87 @@
+"""Work stealing between the clusters of a grid: clusterlaunchcontrol. PTX ISA, "clusterlaunchcontrol.try_cancel".
+
+A running cluster asks for one that has not begun. It is taken off the grid (it will not run) and its first block's
+coordinates come back in a 16-byte handle, whose form PTX leaves open; here: bit 0 says that a cluster was taken, x, y
+and z stand in the words 1 to 3.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...errors import EmulatorError
+from ..machine import Fiber
+from ..memory import span
+from ..program import Program, Run
+from ..ptx import Instruction
+from .barrier import barriers_of, mbarrier_at
+from .memory import block_of, said
+from .registry import known, operation
+
+HANDLE_BYTES = 16
+TAKEN_BIT = 1
+SHIFTS = {"x": 32, "y": 64, "z": 96}
+
+
+@operation("clusterlaunchcontrol.try_cancel")
+def try_cancel(program: Program, ins: Instruction) -> Run:
+    """try_cancel: the handle is written asynchronously, and 16 bytes are completed on the mbarrier; with multicast in
+    every block of the cluster."""
+    known(ins, "try_cancel", "async", "shared::cta", "mbarrier::complete_tx::bytes", "multicast::cluster::all", "b128")
+    address, barrier = program.address(ins.operands[0]), program.address(ins.operands[1])
+    everywhere = "multicast::cluster::all" in ins.words
+
+    def go(fiber: Fiber) -> None:
+        if fiber.lanes.bit_count() != 1:
+            raise EmulatorError(f"{ins.opcode} by {fiber.lanes.bit_count()} threads: each of them asks for a cluster")
+        machine, cluster = fiber.machine, fiber.cta.cluster
+        home, offset = block_of(fiber, fiber.one(address(fiber)))
+        at = mbarrier_at(fiber, fiber.one(barrier(fiber)))
+        if offset % HANDLE_BYTES:
+            raise EmulatorError(f"the handle at {offset:#x} is not {HANDLE_BYTES}-byte aligned")
+        event = cluster.ledger.event(True, said(fiber, ins))
+        targets = cluster.ctas if everywhere else [home]
+        for cta in targets:
+            machine.touch(fiber, cta, span(offset, HANDLE_BYTES), True, said(fiber, ins), event, True)
+            if cta is not fiber.cta:
+                cta.remote.append((event, said(fiber, ins)()))
+        taken = machine.take_cluster()
+        handle = 0
+        if taken is not None:
+            handle = TAKEN_BIT | sum(place << shift for place, shift in zip(taken, SHIFTS.values(), strict=True))
+
+        def land() -> None:
+            data = np.frombuffer(handle.to_bytes(HANDLE_BYTES, "little"), dtype=np.uint8)
+            for cta in targets:
+                cta.shared.write(np.array([offset]), data[None])
+                there = barriers_of(cta).get(at.offset)
+                if there is None:
+                    raise EmulatorError(f"{ins.opcode} completes on no live mbarrier of CTA {cta.coordinate}\n  {ins}")
+                cluster.ledger.learn(there.knows, event)
+                there.bytes -= HANDLE_BYTES
+                there.check()
+
+        machine.defer(cluster, "loads", land)
+
+    return go
+
+
+@operation("clusterlaunchcontrol.query_cancel")
+def query_cancel(program: Program, ins: Instruction) -> Run:
+    """query_cancel: whether a handle names a cluster, and a coordinate of its first block."""
+    target, handle = program.index[ins.operands[0].text], program.value(ins.operands[1], "b128")
+    question = ins.words[2]
+    axis = question.rpartition("::")[2]
+    if question != "is_canceled" and axis not in SHIFTS:
+        raise ValueError(f".{question} is not known here")
+
+    def go(fiber: Fiber) -> None:
+        value = fiber.one(handle(fiber))
+        if question == "is_canceled":
+            fiber.registers[target] = bool(value & TAKEN_BIT)
+            return
+        if not value & TAKEN_BIT:
+            fiber.machine.problem("protocol", "the first block of a cluster that was not taken is asked for", fiber)
+        fiber.registers[target] = value >> SHIFTS[axis] & 0xFFFFFFFF
+
+    return go
