@@ -18,6 +18,7 @@ from layoutgemm.atoms.instruction_descriptor import instruction_descriptor
 from layoutgemm.atoms.mma_tcgen05 import KINDS, tcgen05_mma
 from layoutgemm.atoms.smem import SPANS
 from layoutgemm.emulator.machine import Policy
+from layoutgemm.emulator.ops.tensor_memory import Places
 from layoutgemm.errors import DeadlockError, EmulatorError, LayoutError, PtxError
 from tests.emulator.run_ptx import Result, run
 from tests.emulator.test_wgmma import tile_bytes
@@ -441,8 +442,43 @@ def test_scale_factors_may_come_by_a_copy():
     tiles = {**case.tiles, "S": text_of.Tile(512, 1 << 46 | 8 << 32 | 1 << 16)}
     case.inputs["S"] = chunk.reshape(1, 512)
     for policy in (None, EARLY):
-        found = case.run(text_of.kernel(body, tiles, case.image.shape[2], 1), policy)
+        given = [first for first in range(0, case.image.shape[2], 8) if first != case.at["SFA"]]
+        found = case.run(text_of.kernel(body, tiles, case.image.shape[2], 1, given), policy)
         assert found.findings == [] and np.array_equal(case.result(found), case.exact)
+
+
+def test_copies_are_watched():
+    found, _, _ = copied("32x128b", "warpx4")
+    assert found.findings == []
+    data = np.zeros((1, 8192), dtype=np.uint8)
+    body = ["tcgen05.cp.cta_group::1.32x128b.warpx4 [%base], %descA;", *text_of.commit()]
+    text = text_of.kernel(body, {"A": text_of.Tile(8192, 1 << 46 | 8 << 32 | 256 << 16)}, 16)
+    buffers = {"T": np.zeros((128, 16), dtype=np.uint32), "A": data}
+    only(run(text.replace("  @!%done bra wait;\n", ""), buffers, block=128), "race", "tensor memory of CTA")
+    store = "  mov.u32 %to, smemA;\n  st.shared.b32 [%to+16], %w;\n"
+    only(run(text.replace("wait:\n", store + "wait:\n"), buffers, block=128), "race", "shared memory of CTA")
+
+
+def test_each_half_of_n_reads_its_copy_of_a():
+    """M = 128 over two blocks: lanes 64 and up multiply the second half of N, with the A that is stored there."""
+    case = Case(tcgen05_mma("f16", 128, 32, "f16", cta_group=2, a_source="tmem"))
+    before = case.exact
+    case.image[:, 64:, case.at["A"] : case.at["A"] + 8] = 0
+    got = case.result(case.run())
+    assert np.array_equal(got[:, :16], before[:, :16]) and np.array_equal(got[:, 16:], case.m["C"][:, 16:])
+
+
+def test_two_tiles_of_64_rows_share_columns():
+    """Layout F leaves the upper 16 lanes of each quarter free: a second tile there is another place."""
+    places = Places.of(tcgen05_mma("f16", 64, 16).accumulator.layout)
+    assert places.places(0, 8) & places.places(16, 8) == 0
+    assert places.places(16, 8) == sum(0xFFFF << 512 * strip + 8 for strip in (1, 3, 5, 7))
+    case = Case(tcgen05_mma("f16", 64, 16))
+    upper = case.text.replace("mov.b32 %d, %base;", "add.u32 %d, %base, 0x100000;").replace("%add, 0, 0", "%add, 0, 0")
+    case.image = np.roll(case.image, 16, axis=1)
+    found = case.run(upper)
+    found.arrays["T"] = np.roll(found["T"], -16, axis=1)
+    assert found.findings == [] and np.array_equal(case.result(found), case.exact)
 
 
 # ------------------------------------------------------------ the protocol
@@ -477,6 +513,7 @@ def test_every_kernel_here_is_clean_under_the_strict_switch():
     (
         (ALLOC, ALLOC.replace("32;", "48;"), "48 columns"),
         (ALLOC, ALLOC.replace("32;", "16;"), "16 columns"),
+        ("and.b32 %ta, %lane, 96;", "and.b32 %ta, %lane, 64;", "lanes 0..31 of tensor memory: warp 1 reaches 32..63"),
         (GIVE_UP, GIVE_UP + "  " + ALLOC + "\n", "has given up its permit"),
         (DEALLOC, DEALLOC.replace("%base, 32;", "%base, 64;"), "dealloc of 64 columns"),
         (DEALLOC, "  add.u32 %base, %base, 32;\n" + DEALLOC, "dealloc of 32 columns|is no tensor-memory address"),
@@ -576,9 +613,9 @@ def test_deallocation_before_the_product_has_completed_races():
 
 def test_shared_memory_is_watched():
     only(broken(BASE, "  fence.proxy.async.shared::cta;\n", ""), "race", "no fence.proxy.async")
-    wait = "  @!%done bra wait;\n"
-    late = broken(BASE, wait, "  st.shared.b32 [%s], %w;\n" + wait)
-    assert "race" in late.kinds
+    for operand in "AB":
+        store = f"  mov.u32 %to, smem{operand};\n  st.shared.b32 [%to+16], %w;\n"
+        only(broken(BASE, "wait:\n", store + "wait:\n"), "race", "tcgen05.mma")
     short = broken(BASE, "add.u32 %i, %i, 512;", "add.u32 %i, %i, 8192;")
     only(short, "uninitialised", "never written")
 
@@ -632,6 +669,37 @@ def test_a_pair_has_to_know_of_what_its_leader_does():
     assert set(found.kinds) <= {"race", "exit"} and "race" in found.kinds
     with pytest.raises(EmulatorError, match="multicast to mask 0x5"):
         broken(PAIR, "mov.u16 %mask, 3;", "mov.u16 %mask, 5;")
+
+
+def test_a_block_has_to_know_of_the_commit_before_it_ends():
+    leaves = "  barrier.cluster.arrive.aligned;\n  barrier.cluster.wait.aligned;\n"
+    leaves += "  setp.ne.u32 %first, %rank, 0;\n  @%first bra over;\n"
+    found = PAIR.run(PAIR.text.replace("wait:\n", leaves + "wait:\n"))
+    assert any("CTA (1, 0, 0) ends without knowing of tcgen05.commit" in finding.message for finding in found.findings)
+
+
+def test_a_commit_hands_on_what_its_thread_did():
+    wait = "  @!%done bra wait;\n"
+    text = BASE.text.replace("  tcgen05.commit", "  st.shared.b32 [%s], %w;\n  tcgen05.commit")
+    assert BASE.run(text.replace(wait, wait + "  ld.shared.b32 %w, [%s];\n")).findings == []
+
+
+def test_columns_are_fresh_when_they_are_allocated_again():
+    text = """
+      .reg .b32 %s, %c, %w;
+      mov.u32 %s, smem;
+      tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%s], 512;
+      ld.shared.b32 %c, [%s];
+      tcgen05.st.sync.aligned.32x32b.x1.b32 [%c], %s;
+      tcgen05.dealloc.cta_group::1.sync.aligned.b32 %c, 512;
+      tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%s], 512;
+      tcgen05.ld.sync.aligned.32x32b.x1.b32 %w, [%c];
+      st.global.b32 [%out], %w;
+      tcgen05.dealloc.cta_group::1.sync.aligned.b32 %c, 512;
+    """
+    out = np.zeros(1, dtype=np.uint32)
+    assert run(text, {"out": out}, block=32, shared=64, target="sm_100a").findings == []
+    assert out[0] == 0xFFFFFFFF
 
 
 def test_the_strict_switch_asks_for_waits_and_fences():

@@ -12,6 +12,8 @@ from layoutgemm.atoms.descriptor import derive
 from layoutgemm.atoms.mma_wgmma import FORMS
 from layoutgemm.atoms.smem import SPANS
 from layoutgemm.emulator.machine import Policy
+from layoutgemm.emulator.memory import SharedMemory
+from layoutgemm.emulator.ops.operands import check_written
 from layoutgemm.errors import DeadlockError, EmulatorError, LayoutError, PtxError
 from tests.emulator.run_ptx import Result, run
 from tests.micro import values
@@ -209,6 +211,23 @@ def test_late_products_read_at_the_wait():
     assert np.array_equal(case.result(late)[1:], case.exact[1:])
 
 
+def test_a_later_group_stays_in_flight():
+    """wait_group 1 runs the first group alone: the second reads what is stored after it."""
+    case = Case(wgmma(8, "bf16"))
+    one, zero = mma(case), "  bar.sync 0;\n  mov.u32 %w, 0;\n  st.shared.b32 [%sA], %w;\n"
+    other = one.replace("%c", "%e")
+    text = case.text.replace(one, one + "  wgmma.commit_group.sync.aligned;\n  setp.ne.u32 %add, 0, 0;\n" + other)
+    waits = "  wgmma.wait_group.sync.aligned 1;\n" + zero + "  wgmma.wait_group.sync.aligned 0;\n"
+    text = text.replace("  wgmma.wait_group.sync.aligned 0;\n", waits)
+    text = text.replace("%add;\n", "%add;\n  .reg .b32 %e<4>;\n", 1)
+    assert np.array_equal(case.result(case.run(text)), case.exact)
+    second = text.replace("], %c", "], %e")
+    m = case.matrices
+    product = values.multiply(case.atom, m["A"], m["B"], 0 * m["C"])[0, 0]
+    late, early = case.result(case.run(second)), case.result(case.run(second, EARLY))
+    assert np.array_equal(early, product) and not np.array_equal(late[0], product[0])
+
+
 def test_moves_copy_registers_in_flight():
     case = Case(wgmma(8, "bf16"))
     moved = "  mov.b32 %w, %c1;\n"
@@ -276,6 +295,8 @@ def test_computing_with_a_in_flight_is_an_error():
 def test_writing_registers_in_flight_is_reported():
     found = broken(REGISTERS, "  wgmma.wait_group", "  add.u32 %a1, %w, 1;\n  wgmma.wait_group")
     assert found.kinds == ["protocol"] and "register %a1 of A is written while" in found.findings[0].message
+    later = "  add.u32 %a1, %w, 1;\n  wgmma.fence.sync.aligned;\n  wgmma.wait_group"
+    assert broken(REGISTERS, "  wgmma.wait_group", later).kinds == ["protocol"]
     found = broken(BASE, "  wgmma.wait_group", "  add.u32 %c1, %w, 1;\n  wgmma.wait_group")
     assert found.kinds == ["protocol"] and "register %c1 of its accumulator" in found.findings[0].message
 
@@ -368,6 +389,29 @@ def test_generic_writes_need_a_proxy_fence_and_a_barrier():
     found = broken(BASE, "  bar.sync 0;\n", "")
     assert found.kinds and set(found.kinds) <= {"race", "uninitialised"}
     assert any("nothing orders them" in f.message for f in found.findings)
+
+
+@pytest.mark.parametrize("operand", "AB")
+def test_a_write_after_the_proxy_fence_is_not_seen(operand):
+    found = broken(BASE, "  bar.sync 0;\n", f"  st.shared.b32 [%s{operand}], %w;\n  bar.sync 0;\n")
+    assert any("wgmma" in f.text and "no fence.proxy.async" in f.message for f in found.findings)
+
+
+def test_every_byte_has_to_be_written():
+    shared, said = SharedMemory(64), []
+    shared.written[:] = True
+    chunks = np.array([[0, 1], [2, 3]])
+
+    def report(kind, message):
+        said.append((kind, message))
+
+    shared.written[[28, 47]] = False
+    check_written(shared, chunks, "b6x16_p32", report)  # the last four bytes of each chunk are padding
+    assert said == []
+    check_written(shared, chunks, "packed", report)
+    shared.written[28] = True
+    check_written(shared, chunks, "packed", report)
+    assert [message.split()[4] for _, message in said] == ["0x1c,", "0x2f,"]
 
 
 def test_a_write_after_the_wait_of_one_warp_races_with_the_others():
