@@ -140,7 +140,8 @@ def copy(program: Program, ins: Instruction) -> Run:
             raise EmulatorError(f"{ins.opcode}: global address {int(used[(used & size - 1) != 0][0]):#x} is no "
                                 f"multiple of {size}")  # fmt: skip
         one = Copy(fiber, cta, lanes, size, offsets, sources, valid)
-        machine.touch(fiber, cta, granules(offsets, size), True, said(fiber, ins), one.event)
+        parts = parts_of(offsets, size)
+        machine.touch(fiber, cta, granules(offsets, size), True, said(fiber, ins), one.event, parts=parts)
         machine.counts.bytes["global to shared"] += size * len(offsets)
         if machine.policy.loads == "early":
             one.finish()
