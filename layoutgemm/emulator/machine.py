@@ -551,6 +551,8 @@ class Machine:
             self._finish(cluster, parent, True)
             return
         self._join(parent, rest)
+        # While it was stopped its epoch may have been forgotten, which would say that all know of it.
+        parent.epoch = cluster.ledger.event(False, parent.describe)
         cluster.fibers.append(parent)
         cluster.ready.append(parent)
 

@@ -212,8 +212,8 @@ class Ledger:
         for fiber in alive:
             if fiber.epoch.id not in needed:
                 fiber.epoch = self.event(False, fiber.describe)
-        needed |= {event.id for event in also}
-        base = min(needed, default=self.next)
+        needed |= {event.id for event in also} | {fiber.epoch.id for fiber in alive}
+        base = min(needed, default=self.next + 1)
         shift = base - self.base
         if shift > 0:
             for knowledge in self.knowledges:
