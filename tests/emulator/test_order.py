@@ -95,8 +95,10 @@ def test_an_asynchronous_event_is_unknown_even_to_its_issuer(world):
 
 def test_a_generic_write_needs_the_writers_fence(world):
     a, b, _ = world.actors
+
     def read_by_engine(by: Actor) -> str | None:
         return world.touch(by, 1, False, world.ledger.event(True, by.describe), True)
+
     world.touch(a, 1, True)
     assert "no fence.proxy.async" in read_by_engine(a)
     world.ledger.proxy_fence(a)

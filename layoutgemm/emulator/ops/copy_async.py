@@ -208,7 +208,8 @@ def arrive(program: Program, ins: Instruction) -> Run:
                 for one in copies:
                     one.finish()
                 barrier.knows.merge(handed)
-                barrier.arrive(count)
+                for _ in range(count):
+                    barrier.arrive(1)
 
             machine.defer(fiber.cta.cluster, "loads", land)
 
