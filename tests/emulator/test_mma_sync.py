@@ -241,7 +241,7 @@ def test_registers_that_change_between_products():
     """Matrices are remembered as long as their registers hold the same values, and no longer."""
     body = """mov.u32 %r30, %tid.x; mul.wide.u32 %d0, %r30, 4; add.s64 %d0, %d0, %out; mov.b32 %r0, 0x3f803f80;
     setp.lt.u32 %p0, %r30, 64; shr.u32 %r9, %r30, 8; or.b32 %r0, %r0, %r9; mov.b32 %r1, %r0;
-    cvt.rn.f32.u32 %f0, %r9; mov.f32 %f1, %f0; mov.f32 %f2, %f0; mov.f32 %f3, %f0; mov.b32 %r8, %r30; and.b32 %r8, %r8, 0;
+    cvt.rn.f32.u32 %f0, %r9; mov.f32 %f1, %f0; mov.f32 %f2, %f0; mov.f32 %f3, %f0; mov.b32 %r8, 0;
     add.u32 %r8, %r8, %r30; sub.u32 %r8, %r8, %r30; or.b32 %r0, %r0, %r8; or.b32 %r1, %r1, %r8; PRODUCT CHANGE PRODUCT
     st.global.f32 [%d0], %f0;"""
     product = "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "

@@ -288,12 +288,29 @@ def test_a_race_after_lanes_met_again_is_seen_when_everything_is_forgotten(monke
     from tests.emulator.run_ptx import run
 
     monkeypatch.setattr(Machine, "COMPACT", 1)
+    import numpy as np
+
+    # A relaxed flag makes the read come after the write, and orders nothing.
     body = """mov.u32 %r30, %tid.x; mov.u32 %r29, smem; setp.ge.u32 %p0, %r30, 32; @%p0 bra READ;
     setp.lt.u32 %p1, %r30, 7; @%p1 bra A; bar.warp.sync 0; fence.proxy.async; fence.proxy.async; bra B;
     A: fence.proxy.async; bar.warp.sync 0;
-    B: st.shared.u32 [%r29], %r30; bra END;
-    READ: fence.proxy.async; fence.proxy.async; fence.proxy.async; fence.proxy.async; fence.proxy.async;
+    B: st.shared.u32 [%r29], %r30; st.relaxed.gpu.global.u32 [%flag], 1; bra END;
+    READ: ld.relaxed.gpu.global.u32 %r1, [%flag]; fence.proxy.async; setp.ne.u32 %p2, %r1, 1; @%p2 bra READ;
     ld.shared.u32 %r0, [%r29]; END:"""
     for seed in range(8):
-        found = run(body, block=64, shared=1024, policy=Policy(pick="random", seed=seed))
+        buffers = {"flag": np.zeros(1, np.uint32)}
+        found = run(body, buffers, block=64, shared=1024, policy=Policy(pick="random", seed=seed))
         assert "race" in found.kinds
+
+
+def test_asynchronous_generic_writes_are_still_told_apart_after_forgetting(world):
+    a, b, _ = world.actors
+    for _ in range(20):
+        world.ledger.renew(a)
+    copy = world.ledger.event(False, a.describe)
+    world.touch(a, 1, True, copy)
+    world.ledger.learn_open(b.knows, copy)
+    world.ledger.compact(world.actors)
+    assert world.ledger.base > 1
+    world.ledger.proxy_fence(b)
+    assert world.touch(b, 1, False, world.ledger.event(True, b.describe), True) is None
