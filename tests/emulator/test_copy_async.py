@@ -127,6 +127,13 @@ def test_groups_belong_to_threads():
     assert "race" in go(late + other).kinds
 
 
+def test_lanes_that_wait_apart_share_a_piece_of_16_bytes():
+    body = """mad.lo.u32 %r10, %r30, 4, %r29; cp.async.ca.shared.global [%r10], [%d0], 4; cp.async.commit_group;
+    and.b32 %r9, %r30, 1; setp.eq.u32 %p1, %r9, 0; @%p1 cp.async.wait_group 0;"""
+    assert not go(body + "@%p1 ld.shared.b32 %r0, [%r10];").findings
+    assert "race" in go(body + "@!%p1 ld.shared.b32 %r0, [%r10];").kinds
+
+
 def test_a_barrier_after_the_wait_shows_the_copy_to_others():
     other = "bar.sync 0; xor.b32 %r30, %r30, 32; mad.lo.u32 %r10, %r30, 16, %r29;" + BACK
     assert not go(COPY + COMMIT + "cp.async.wait_group 0;" + other, threads=64).findings

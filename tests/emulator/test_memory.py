@@ -176,7 +176,7 @@ def test_addresses_of_other_blocks():
     st.global.u32 [%d5], %r0; st.global.u32 [%d5+4], %r23; barrier.cluster.arrive; barrier.cluster.wait;"""
     found = go(body, grid=2, cluster=2)
     assert found["out"][:16].view(np.uint32).tolist() == [1, 1, 0, 0] and not found.findings
-    with pytest.raises(EmulatorError, match="mapa to block 2 of a cluster of 2"):
+    with pytest.raises(EmulatorError, match="names block 2 of a cluster of 2"):
         go(body.replace("xor.b32 %r21, %r20, 1", "mov.u32 %r21, 2"), grid=2, cluster=2)
     early = body.replace("barrier.cluster.arrive; barrier.cluster.wait;", "", 1)
     assert {"race", "uninitialised"} & set(go(early, grid=2, cluster=2).kinds)

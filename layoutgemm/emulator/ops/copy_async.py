@@ -74,7 +74,7 @@ class Copy:
         ledger, shadow = self.cta.cluster.ledger, self.cta.shadow
         one.event = ledger.event(False, self.event.describe)
         mine, others = (granules(self.offsets[which], self.size) for which in (inside, ~inside))
-        parts = parts_of(self.offsets[inside], self.size)
+        parts, left = (parts_of(self.offsets[which], self.size) for which in (inside, ~inside))
         for record in list(shadow.records):
             if record.event is self.event:
                 kept = record.places & mine
@@ -82,6 +82,7 @@ class Copy:
                     own = {place: part for place, part in parts.items() if kept >> place & 1}
                     shadow.records.append(Record(kept, record.write, one.event, record.what, own))
                 record.places &= others
+                record.parts = {place: part for place, part in left.items() if record.places >> place & 1}
         one.lanes, self.lanes = lanes, self.lanes & ~lanes
         one.offsets, self.offsets = self.offsets[inside], self.offsets[~inside]
         one.sources, self.sources = self.sources[inside], self.sources[~inside]
