@@ -255,8 +255,12 @@ def test_a_missing_fence_is_reported():
     one = mma(BASE)
     again = one.replace("%c0", "%w")  # other registers, after results came into registers
     text = "  wgmma.wait_group.sync.aligned 0;\n  mov.b32 %w, 0;\n" + again + "  wgmma.commit_group.sync.aligned;\n"
-    found = broken(BASE, "  wgmma.wait_group.sync.aligned 0;\n", text + "  wgmma.wait_group.sync.aligned 0;\n")
+    text += "  wgmma.wait_group.sync.aligned 0;\n"
+    assert broken(BASE, "  wgmma.wait_group.sync.aligned 0;\n", text).kinds == []
+    found = broken(BASE, "  wgmma.wait_group.sync.aligned 0;\n", text, Policy(register_strict=True))
     assert found.kinds == ["protocol"] and "no wgmma.fence" in found.findings[0].message
+    computed = text.replace("mov.b32 %w, 0", "add.u32 %w, %c1, 0")
+    assert broken(BASE, "  wgmma.wait_group.sync.aligned 0;\n", computed).kinds == ["protocol"]
 
 
 def test_a_register_computed_after_the_fence_is_reported_and_a_moved_one_is_not():

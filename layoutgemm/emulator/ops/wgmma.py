@@ -8,8 +8,11 @@ A product of four warps runs when the last of them has issued it, or (policy "la
 issue until then the accumulator's registers hold `Pending` objects and A's registers `Lent` ones: moving them about is
 harmless, computing with them is an error that names the product.
 
-wgmma.fence has to stand between what last touched a product's registers and the product. Compilers sink the moves that
-clear an accumulator below the fence, and ptxas takes that, so registers that were only moved since are let pass.
+wgmma.fence has to stand before a warp's first product, and between what last computed a product's registers and the
+product. Compilers sink the moves that clear an accumulator below the fence, and ptxas takes that, so registers that
+were only moved since are let pass. PTX asks for a fence after results were read, too. An official kernel (CuTe DSL's
+fp8 example with two accumulators) leaves it out there, so this is asked for with the policy's `register_strict` alone,
+by which results that were waited for count as touched.
 
 Rounding: products are summed in float32 by NumPy's matrix product, then added to the accumulator in float32 (rounded to
 f16 for f16 accumulators). The hardware sums in an order and with a precision of its own, so bits can be compared only
@@ -164,7 +167,7 @@ class Group:
     issued    warp -> how many it has issued
     open      warp -> its products that are in no group yet
     groups    warp -> its groups that it has not waited for
-    fenced    warp -> whether a wgmma.fence ran since the last results came into its registers
+    fenced    warp -> whether a wgmma.fence ran, with `register_strict` since the last results came into its registers
     dirty     warp -> registers computed between the issue of a product and a later fence
     """
 
@@ -291,7 +294,8 @@ def _materialise(fiber: Fiber, group: Group, warp: int, accumulator: Accumulator
             fiber.registers[register] = values[value.number]
             fiber.written |= 1 << register
             missing.discard(value.number)
-    group.fenced[warp] = False
+    if fiber.machine.policy.register_strict:
+        group.fenced[warp] = False
     if missing:
         lost = _name(fiber, accumulator.names[warp][min(missing)])
         ins = accumulator.last.ins
