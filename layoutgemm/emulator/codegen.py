@@ -259,18 +259,18 @@ def _float_arithmetic(g: Generator, ins: Instruction) -> str:
     name, kind = ins.words[0], ins.words[-1]
     chooses = name in ("min", "max")
     _only(ins, *ROUNDING, "ftz", "sat", *(("NaN",) if chooses else ()))
-    if chooses and len(ins.operands) != 3:
+    if chooses and len(ins.operands) != 3 and not (len(ins.operands) == 4 and kind == "f32"):
         raise ValueError(f"{name} of {len(ins.operands) - 1} operands")
-    if "NaN" in ins.words:
-        name += ".NaN"
     operands = [g.read(o, "b64" if kind in ("f64", "f32x2") else "b32") for o in ins.operands[1:]]
-    name = "fma" if name == "mad" else name
+    name = "fma" if name == "mad" else f"{name}.NaN" if "NaN" in ins.words else name
     flush, saturate = "ftz" in ins.words, "sat" in ins.words
     if kind in ("f32", "f32x2"):
         if name == "fma":
             core = f"lambda a, b, c: fma32(a, b, c, {flush}, {saturate})"
         else:
             core = f"lambda a, b: binary32({name!r}, a, b, {flush}, {saturate})"
+            if len(operands) == 3 and kind == "f32" and name[:3] in ("min", "max"):
+                operands = [f"({core})({operands[0]}, {operands[1]})", operands[2]]
         if kind == "f32x2":
             return f"pair32({core}, {', '.join(operands)})"
         return f"({core})({', '.join(operands)})"
@@ -309,6 +309,16 @@ def _sign(g: Generator, ins: Instruction) -> str:
     sign = {"f32": 1 << 31, "f64": 1 << 63, "f16": 1 << 15, "bf16": 1 << 15}.get(kind, 0x80008000)
     whole = (1 << bits_of(kind)) - 1
     return f"({text} ^ {sign})" if name == "neg" else f"({text} & {whole ^ sign})"
+
+
+@rule("copysign")
+def _copysign(g: Generator, ins: Instruction) -> str:
+    """The sign of a on the magnitude of b."""
+    kind = ins.words[-1]
+    _only(ins)
+    sign = {"f32": 1 << 31, "f64": 1 << 63}[kind]
+    a, b = (g.read(operand, kind) for operand in ins.operands[1:])
+    return f"({a} & {sign} | {b} & {sign - 1})"
 
 
 @rule("and", "or", "xor")
@@ -433,6 +443,10 @@ def _setp(g: Generator, ins: Instruction) -> str | list[tuple[Operand, str]]:
 def _cvt(g: Generator, ins: Instruction) -> str:
     *words, to, from_ = ins.words[1:]
     sources = ins.operands[1:]
+    if from_ == "s2f6x2":
+        _known(words, "rn", "satfinite", "relu", "scaled::n2::ue8m0")
+        scale = g.read(sources[1]) if len(sources) > 1 else "0x7F7F"
+        return f"fixed_pair({g.read(sources[0])}, {scale}, {_kind(to[:-2])}, {'relu' in words})"
     if to.endswith("x2") and from_ == "f32" and len(sources) == 2:
         up, low = (f"decode({g.read(o)}, KIND_f32)" for o in sources)
         return _pair(words, to, up, low)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import DType
-from .values import M16, NAN32, narrow, wide
+from .values import M16, M32, NAN32, narrow, wide
 
 
 def f32(x: Any) -> Any:
@@ -237,6 +237,18 @@ def scale_bits(y: Any, up: bool) -> Any:
     code = np.where(fraction == 0, 0, np.where(np.isinf(y), 254, code))
     found = np.where(np.isnan(y), 255, code).astype(np.int64)
     return found if found.ndim else int(found)
+
+
+def fixed_pair(pair: Any, scales: Any, kind: DType, relu: bool) -> Any:
+    """Two s2f6, 8-bit integers over 64, times powers of two of their own, as a packed pair; finite results saturate."""
+    out: Any = 0
+    largest = kind.decode(np.asarray([kind.encode(np.inf) - 1], dtype=kind.storage))[0]
+    for at in (8, 0):
+        value = (((np.asarray(pair) >> at & 255) ^ 128) - 128) / 64.0
+        value = value * np.exp2(np.asarray(scales) >> at & 255, dtype=np.float64) * 2.0**-127
+        value = np.clip(np.maximum(value, 0) if relu else value, -largest, largest)
+        out = out << kind.bits | encode(value, kind)
+    return out & M32
 
 
 def as_predicate(x: Any) -> Any:

@@ -29,7 +29,7 @@ import numpy as np
 from ..errors import DeadlockError, EmulatorError
 from .findings import Counts, Finding, Findings
 from .memory import RANK_SHIFT, GlobalMemory, SharedMemory
-from .order import Event, Knowledge, Ledger, Shadow
+from .order import NO_PARTS, Event, Knowledge, Ledger, Parts, Shadow
 from .program import Operation, Program, Segment
 from .ptx import Instruction
 from .values import FULL, LANE, LANES, bool_of, mask_of, select64
@@ -48,6 +48,8 @@ class Policy:
     pick      "in turn": a fiber runs until it waits; "random": they take turns after a few operations
     seed      of the random choices
     elect     the lane that elect.sync picks: "lowest" or "highest"
+    waits     "prompt": mbarrier.try_wait says at once that a phase has ended; "reluctant": only when it is asked again,
+              as if its time limit had run out just before, so that every loop around it turns
     strict    count a proxy fence for the fencing thread's own writes alone (see `order.py`)
     races     look for races
     register_strict  ask for a wgmma.fence after results were waited for (see `ops/wgmma.py`)
@@ -61,6 +63,7 @@ class Policy:
     pick: str = "in turn"
     seed: int = 0
     elect: str = "lowest"
+    waits: str = "prompt"
     strict: bool = True
     races: bool = True
     register_strict: bool = False
@@ -270,11 +273,15 @@ class Machine:
                     if self.progress is not None:
                         self.progress(total - len(self.waiting), total)
         finally:
-            executed = self.counts.executed
-            for start, step in enumerate(self.program.steps):  # of a run of arithmetic the first pc was marked
-                if isinstance(step, Segment) and executed[start]:
-                    executed[start : step.end] = b"\1" * (step.end - start)
+            self._mark_segments()
         return self
+
+    def _mark_segments(self) -> None:
+        """A run of arithmetic is marked at its first instruction alone; mark the others."""
+        executed = self.counts.executed
+        for step in self.program.steps:
+            if isinstance(step, Segment) and executed[step.start]:
+                executed[step.start : step.end] = bytes([1]) * (step.end - step.start)
 
     def take_cluster(self) -> Triple | None:
         """Take the next cluster that has not begun off the grid: the coordinates of its first block, or None."""
@@ -354,14 +361,19 @@ class Machine:
         what: Callable[[], str],
         event: Event | None = None,
         asynchronous: bool = False,
+        parts: Parts = NO_PARTS,
     ) -> None:
         """Record an access to shared memory, and report what it races with.
 
         event  of an asynchronous operation; None: the fiber's own epoch
+        parts  granule -> the bytes of it, as a bit set, where it is not all of them
         """
-        race = cta.shadow.access(places, write, event or fiber.epoch, fiber.knows, asynchronous, what, fiber.epoch)
+        event = event or fiber.epoch
+        race = cta.shadow.access(places, write, event, fiber.knows, asynchronous, what, fiber.epoch, parts)
         if race is not None:
             self.problem("race", race, fiber)
+        if len(cta.shadow.records) > cta.shadow.full:
+            cta.cluster.ledger.prune(cta.shadow, cta.cluster.fibers)
 
     # ------------------------------------------------------------ running
 

@@ -18,9 +18,14 @@ long as the number of accesses in flight, not as the run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 from weakref import WeakSet
+
+WHOLE = 0xFFFF  # every byte of a place
+Parts = Mapping[int, int]
+NO_PARTS: Parts = MappingProxyType({})
 
 
 class Event:
@@ -61,12 +66,50 @@ class Knowledge:
 
 
 class Record:
-    """Places that an event accessed, and that nothing later has overwritten."""
+    """Places that an event accessed, and that nothing later has overwritten.
 
-    __slots__ = ("event", "places", "what", "write")
+    parts  place -> its bytes that were accessed, as a bit set, where that is not all of them
+    """
 
-    def __init__(self, places: int, write: bool, event: Event, what: Callable[[], str]) -> None:
-        self.places, self.write, self.event, self.what = places, write, event, what
+    __slots__ = ("event", "parts", "places", "what", "write")
+
+    def __init__(self, places: int, write: bool, event: Event, what: Callable[[], str], parts: Parts) -> None:
+        self.places, self.write, self.event, self.what, self.parts = places, write, event, what, dict(parts)
+
+    def add(self, places: int, parts: Parts) -> None:
+        """The event accessed more."""
+        for place, mask in parts.items():
+            known = 0 if not self.places >> place & 1 else self.parts.get(place, WHOLE)
+            self.parts[place] = known | mask
+        if self.parts:
+            whole = places & ~_set_of(parts)
+            self.parts = {place: mask for place, mask in self.parts.items() if not whole >> place & 1 and mask != WHOLE}
+        self.places |= places
+
+    def common(self, places: int, parts: Parts) -> int:
+        """The places of which the record and an access touch the same bytes."""
+        common = self.places & places
+        if common and parts and self.parts:
+            for place in parts.keys() & self.parts.keys():
+                if not parts[place] & self.parts[place]:
+                    common &= ~(1 << place)
+        return common
+
+    def overwritten(self, places: int, parts: Parts) -> None:
+        """Forget what an access to these writes anew."""
+        for place, mask in parts.items():
+            if self.places >> place & 1 and self.parts.get(place, WHOLE) & ~mask:
+                places &= ~(1 << place)
+        self.places &= ~places
+        if self.parts:
+            self.parts = {place: mask for place, mask in self.parts.items() if self.places >> place & 1}
+
+
+def _set_of(parts: Parts) -> int:
+    out = 0
+    for place in parts:
+        out |= 1 << place
+    return out
 
 
 class Ledger:
@@ -163,13 +206,8 @@ class Ledger:
         also    events that are asked for later, beside those of the records
         """
         alive = list(fibers)
-        if alive:
-            seen = proxied = -1
-            for fiber in alive:
-                seen &= fiber.knows.seen | self.bit(fiber.epoch)
-                proxied &= fiber.knows.proxied
-            for shadow in self.shadows:
-                shadow.records = [r for r in shadow.records if not self._harmless(r, seen, proxied)]
+        for shadow in self.shadows:
+            self.prune(shadow, alive)
         needed = {r.event.id for shadow in self.shadows for r in shadow.records}
         for fiber in alive:
             if fiber.epoch.id not in needed:
@@ -186,6 +224,16 @@ class Ledger:
                 knowledge.open >>= shift
             self.base = base
 
+    def prune(self, shadow: Shadow, fibers: Iterable[Any]) -> None:
+        """Drop the records of a memory that no fiber that can still access anything can race with."""
+        seen = proxied = -1
+        for fiber in fibers:
+            seen &= fiber.knows.seen | self.bit(fiber.epoch)
+            proxied &= fiber.knows.proxied
+        if seen != -1:
+            shadow.records = [r for r in shadow.records if not self._harmless(r, seen, proxied)]
+        shadow.full = max(Shadow.FULL, 2 * len(shadow.records))
+
     def _harmless(self, record: Record, seen: int, proxied: int) -> bool:
         """Whether every fiber knows the record's event, so that it can conflict with nothing any more."""
         bit = self.bit(record.event)
@@ -199,9 +247,12 @@ class Shadow:
     unit   what one bit of a set of places stands for, for reports
     """
 
+    FULL = 64  # records from which on it is worth looking for some to drop
+
     def __init__(self, ledger: Ledger, name: Callable[[int], str]) -> None:
         self.ledger, self.name = ledger, name
         self.records: list[Record] = []
+        self.full = Shadow.FULL  # so many, and `prune` is due
         ledger.shadows.append(self)
 
     def access(
@@ -213,10 +264,12 @@ class Shadow:
         asynchronous: bool,
         what: Callable[[], str],
         own: Event | None = None,
+        parts: Parts = NO_PARTS,
     ) -> str | None:
         """Record an access, and say with what it races, or None.
 
         places        a bit set
+        parts         place -> the bytes of it, as a bit set, where it is not all of them
         event         that accesses
         knows, own    what the issuing fiber knows, and its epoch
         asynchronous  through the async proxy
@@ -226,26 +279,29 @@ class Shadow:
         if not ledger.enabled or not places:
             return None
         race = None
-        kept: list[Record] = []
         mine: Record | None = None
+        gone = False
         for record in self.records:
-            earlier = record.event
-            common = record.places & places
-            if earlier is event:
+            if record.event is event:
                 if record.write == write:
                     mine = record
-            elif common and (write or record.write) and race is None:
+                continue
+            common = record.places & places
+            if common and parts and record.parts:
+                common = record.common(places, parts)
+            if not common:
+                continue
+            if race is None and (write or record.write):
                 race = self._conflict(record, common, knows, asynchronous, what, event, own)
-            if write and common and earlier is not event:
-                record.places &= ~places
-                if not record.places:
-                    continue
-            kept.append(record)
+            if write:
+                record.overwritten(places, parts)
+                gone = gone or not record.places
+        if gone:
+            self.records = [record for record in self.records if record.places]
         if mine is not None:
-            mine.places |= places
+            mine.add(places, parts)
         else:
-            kept.append(Record(places, write, event, what))
-        self.records = kept
+            self.records.append(Record(places, write, event, what, parts))
         return race
 
     def _conflict(

@@ -188,9 +188,7 @@ def _shared(m: re.Match[str]) -> SharedSymbol:
     return SharedSymbol(name, int(align or size), 0 if count == "" else size * int(count or 1))
 
 
-def _kernel(
-    text: str, entry: re.Match[str], target: str, shared: list[SharedSymbol], files: dict[int, str]
-) -> Kernel:
+def _kernel(text: str, entry: re.Match[str], target: str, shared: list[SharedSymbol], files: dict[int, str]) -> Kernel:
     body = text.index("{", entry.end())
     kernel = Kernel(entry.group(1), target, _parameters(entry.group(2) or ""))
     for name, numbers in _DIRECTIVE.findall(text[entry.end() : body]):
@@ -310,9 +308,17 @@ def _instruction(kernel: Kernel, statement: _Statement) -> Instruction:
     except ValueError as error:
         raise PtxError(f"PTX line {line}: {text}: {error}") from None
     number = len(kernel.instructions)
-    return Instruction(
-        number, line, text, opcode, tuple(opcode.split(".")), operands, predicate, negated, source
-    )
+    return Instruction(number, line, text, opcode, tuple(opcode.split(".")), operands, predicate, negated, source)
+
+
+def read_instruction(kernel: Kernel, text: str, line: int = 0, source: Source | None = None) -> Instruction:
+    """One statement as an instruction of a kernel that was read before; names are the kernel's unique ones.
+
+    >>> kernel, = parse('.target sm_90\\n.entry k() { .reg .b32 %r<2>; ret; }')
+    >>> read_instruction(kernel, "add.u32 %r0, %r1, 4").opcode
+    'add.u32'
+    """
+    return _instruction(kernel, _Statement("statement", text, ({},), line, source))
 
 
 def _split(text: str) -> list[str]:

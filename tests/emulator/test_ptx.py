@@ -52,7 +52,8 @@ def test_predicates():
 def test_scopes_of_inline_assembly_have_names_of_their_own():
     body = """.reg .b32 %r<2>;
     { .reg .b32 t; .reg .pred p; mov.u32 t, 1; L: setp.eq.u32 p, t, 0; @p bra L; mov.u32 %r0, t; }
-    { .reg .b32 t; .reg .pred p; mov.u32 t, 2; L: setp.eq.u32 p, t, 0; @p bra L; { .reg .b32 t; mov.u32 t, 3; } mov.u32 %r1, t; }
+    { .reg .b32 t; .reg .pred p; mov.u32 t, 2; L: setp.eq.u32 p, t, 0; @p bra L;
+      { .reg .b32 t; mov.u32 t, 3; } mov.u32 %r1, t; }
     ret;"""
     found = kernel(body)
     names = [i.operands[0].text for i in found.instructions if i.opcode == "mov.u32"]
@@ -66,7 +67,8 @@ def test_scopes_of_inline_assembly_have_names_of_their_own():
 def test_lines_of_the_text_and_of_the_source():
     text = (
         HEAD
-        + ".visible .entry k()\n{\n.reg .b32 %r<2>;\n.loc 1 20 3\nmov.u32 %r0, 1; // here\n/* two\nlines */ .loc 2 7 0\n"
+        + ".visible .entry k()\n{\n.reg .b32 %r<2>;\n.loc 1 20 3\nmov.u32 %r0, 1; // here\n"
+        + "/* two\nlines */ .loc 2 7 0\n"
     )
     text += 'mov.u32 %r1,\n 2;\n.loc 1 0 0\nret;\n}\n.file 1 "a.py"\n.file 2 "b.py"\n'
     first, second, third = parse(text)[0].instructions
@@ -83,7 +85,8 @@ def test_parameters_are_aligned_and_shared_symbols_found():
         ".shared .align 16 .b8 own[40]; ret;", names, ".extern .shared .align 1024 .b8 smem[];\n.shared .b32 one;\n"
     )
     assert found.parameters == (
-        Parameter("a", 0, 1), Parameter("b", 8, 8), Parameter("c", 64, 128), Parameter("d", 192, 4), Parameter("e", 200, 8),
+        Parameter("a", 0, 1), Parameter("b", 8, 8), Parameter("c", 64, 128), Parameter("d", 192, 4),
+        Parameter("e", 200, 8),
     )  # fmt: skip
     assert found.parameter_bytes == 208
     assert found.shared == (SharedSymbol("smem", 1024, 0), SharedSymbol("one", 4, 4), SharedSymbol("own", 16, 40))

@@ -369,7 +369,7 @@ def mbarrier_wait(program: Program, ins: Instruction) -> Run:
     target = program.index[ins.operands[0].text]
     address = program.address(ins.operands[1])
     phase = program.value(ins.operands[2])
-    by_parity, relaxed = "parity" in ins.words, "relaxed" in ins.words
+    by_parity, relaxed, tries = "parity" in ins.words, "relaxed" in ins.words, "try_wait" in ins.words
 
     def go(fiber: Fiber) -> Any:
         barrier = mbarrier_at(fiber, fiber.one(address(fiber)))
@@ -377,13 +377,13 @@ def mbarrier_wait(program: Program, ins: Instruction) -> Run:
         if by_parity and asked > 1:
             raise EmulatorError(f"phase parity {asked}: it is 0 or 1")
         ended = barrier.phase & 1 != asked if by_parity else barrier.phase > asked
-        if ended:
+        question = (barrier, asked, ins.pc)
+        if ended and (fiber.spin == question or not tries or fiber.machine.policy.waits == "prompt"):
             fiber.registers[target] = True
             if not relaxed:
                 fiber.cta.cluster.ledger.acquire(fiber, barrier.sealed)
             fiber.spin = None
             return None
-        question = (barrier, asked, ins.pc)
         if fiber.spin == question:
             barrier.waiting.append(fiber)
             return BLOCKED

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from ...atoms.copy_async import cp_async
 from ...errors import EmulatorError
 from ..machine import Cta, Fiber
-from ..memory import granules
+from ..memory import granules, parts_of
 from ..order import Record
 from ..program import Program, Run
 from ..ptx import Instruction, Operand
@@ -74,10 +74,13 @@ class Copy:
         ledger, shadow = self.cta.cluster.ledger, self.cta.shadow
         one.event = ledger.event(False, self.event.describe)
         mine, others = (granules(self.offsets[which], self.size) for which in (inside, ~inside))
+        parts = parts_of(self.offsets[inside], self.size)
         for record in list(shadow.records):
             if record.event is self.event:
-                if record.places & mine:
-                    shadow.records.append(Record(record.places & mine, record.write, one.event, record.what))
+                kept = record.places & mine
+                if kept:
+                    own = {place: part for place, part in parts.items() if kept >> place & 1}
+                    shadow.records.append(Record(kept, record.write, one.event, record.what, own))
                 record.places &= others
         one.lanes, self.lanes = lanes, self.lanes & ~lanes
         one.offsets, self.offsets = self.offsets[inside], self.offsets[~inside]
@@ -137,7 +140,8 @@ def copy(program: Program, ins: Instruction) -> Run:
             raise EmulatorError(f"{ins.opcode}: global address {int(used[(used & size - 1) != 0][0]):#x} is no "
                                 f"multiple of {size}")  # fmt: skip
         one = Copy(fiber, cta, lanes, size, offsets, sources, valid)
-        machine.touch(fiber, cta, granules(offsets, size), True, said(fiber, ins), one.event)
+        parts = parts_of(offsets, size)
+        machine.touch(fiber, cta, granules(offsets, size), True, said(fiber, ins), one.event, parts=parts)
         machine.counts.bytes["global to shared"] += size * len(offsets)
         if machine.policy.loads == "early":
             one.finish()

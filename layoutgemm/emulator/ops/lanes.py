@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import EmulatorError
+from ..floats import binary32
 from ..machine import BLOCKED, Fiber
 from ..program import Program, Run
 from ..ptx import Instruction, Operand
@@ -155,8 +156,11 @@ def match(program: Program, ins: Instruction) -> Run:
 @operation("redux.sync")
 def redux(program: Program, ins: Instruction) -> Run:
     """redux.sync: a reduction over the members."""
-    known(ins, "sync", "add", "min", "max", "and", "or", "xor", "s32", "u32", "b32")
     name, kind = ins.words[2], ins.words[-1]
+    floats = kind == "f32" and name in ("min", "max")
+    known(
+        ins, "sync", "add", "min", "max", "and", "or", "xor", "s32", "u32", "b32", *(("f32", "NaN") if floats else ())
+    )
     target = program.index[ins.operands[0].text]
     value, mask = program.value(ins.operands[1], kind), program.value(ins.operands[2])
     combines: dict[str, Callable[[int, int], int]] = {
@@ -164,6 +168,11 @@ def redux(program: Program, ins: Instruction) -> Run:
         "and": lambda a, b: a & b, "or": lambda a, b: a | b, "xor": lambda a, b: a ^ b,
     }  # fmt: skip
     combine = combines[name]
+    if floats:
+        way = f"{name}.NaN" if "NaN" in ins.words else name
+
+        def combine(a: int, b: int) -> int:
+            return int(binary32(way, a, b))
 
     def go(fiber: Fiber) -> None:
         members = _members(fiber, mask(fiber))
@@ -177,7 +186,11 @@ def redux(program: Program, ins: Instruction) -> Run:
 
 @operation("setmaxnreg")
 def set_registers(program: Program, ins: Instruction) -> Run:
-    """setmaxnreg: give registers back to the block's pool, or take some, waiting until there are enough."""
+    """setmaxnreg: give registers back to the block's pool, or take some, waiting until there are enough.
+
+    PTX does not say how many a warp has at its launch: the assembler decides, and as many as fit is taken here. So a
+    first `inc` to fewer is no mistake; it gives nothing back.
+    """
     known(ins, "inc", "dec", "sync", "aligned", "u32")
     wanted, gives = program.value(ins.operands[0]), "dec" in ins.words
 
@@ -192,7 +205,9 @@ def set_registers(program: Program, ins: Instruction) -> Run:
         pool = cta.scratch.setdefault("registers", [0, []])
         have = fiber.warp.scratch.get("registers", at_launch)
         need = (count - have) * 32
-        if (need > 0) == gives and need:
+        if need < 0 and not gives and "registers" not in fiber.warp.scratch:
+            need = 0
+        elif (need > 0) == gives and need:
             way = "dec" if gives else "inc"
             raise EmulatorError(f"setmaxnreg.{way} to {count} registers of a warp that has {have}")
         if need > pool[0]:

@@ -68,7 +68,10 @@ def try_cancel(program: Program, ins: Instruction) -> Run:
 
 @operation("clusterlaunchcontrol.query_cancel")
 def query_cancel(program: Program, ins: Instruction) -> Run:
-    """query_cancel: whether a handle names a cluster, and a coordinate of its first block."""
+    """query_cancel: whether a handle names a cluster, and a coordinate of its first block.
+
+    Of a handle that names none the coordinate is undefined; compiled code asks first and looks at the answer then.
+    """
     target, handle = program.index[ins.operands[0].text], program.value(ins.operands[1], "b128")
     question = ins.words[2]
     axis = question.rpartition("::")[2]
@@ -80,8 +83,6 @@ def query_cancel(program: Program, ins: Instruction) -> Run:
         if question == "is_canceled":
             fiber.registers[target] = bool(value & TAKEN_BIT)
             return
-        if not value & TAKEN_BIT:
-            fiber.machine.problem("protocol", "the first block of a cluster that was not taken is asked for", fiber)
         fiber.registers[target] = value >> SHIFTS[axis] & 0xFFFFFFFF
 
     return go

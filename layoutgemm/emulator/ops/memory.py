@@ -14,7 +14,7 @@ from ...errors import EmulatorError
 from ..codegen import PARAMETER_BASE, SHARED_WINDOW, bits_of
 from ..floats import BINARY, decode, encode
 from ..machine import Cta, Fiber
-from ..memory import OFFSET, RANK_SHIFT, granules
+from ..memory import OFFSET, RANK_SHIFT, granules, parts_of
 from ..program import Program, Run
 from ..ptx import SIZES, Instruction, Operand
 from ..values import LANES, bool_of, is_uniform, s32, s64
@@ -132,9 +132,7 @@ def load(program: Program, ins: Instruction) -> Run:
     return go
 
 
-def fetch(
-    fiber: Fiber, form: Form, addresses: npt.NDArray[Any], lanes: int, ins: Instruction
-) -> npt.NDArray[np.uint8]:
+def fetch(fiber: Fiber, form: Form, addresses: npt.NDArray[Any], lanes: int, ins: Instruction) -> npt.NDArray[np.uint8]:
     """Bytes [lane, bytes of all elements] of a load, checked and recorded."""
     machine, size = fiber.machine, form.bytes * form.count
     cta, offsets = place(fiber, form.space, addresses)
@@ -148,7 +146,7 @@ def fetch(
     fresh = cta.shared.unwritten(offsets, size)
     if fresh is not None:
         machine.problem("uninitialised", f"{ins.opcode} reads shared offset {fresh:#x}, never written", fiber)
-    machine.touch(fiber, cta, granules(offsets, size), False, said(fiber, ins))
+    machine.touch(fiber, cta, granules(offsets, size), False, said(fiber, ins), parts=parts_of(offsets, size))
     machine.counts.bytes["shared read"] += size * lanes.bit_count()
     if form.acquire:
         _acquire(fiber, offsets + (cta.rank << RANK_SHIFT))
@@ -215,7 +213,7 @@ def store(program: Program, ins: Instruction) -> Run:
             machine.launch.memory.write(offsets, raw)
             return
         cta.shared.check(offsets, size, ins.opcode)
-        machine.touch(fiber, cta, granules(offsets, size), True, said(fiber, ins))
+        machine.touch(fiber, cta, granules(offsets, size), True, said(fiber, ins), parts=parts_of(offsets, size))
         machine.counts.bytes["shared write"] += raw.size
         if cta is not fiber.cta:
             cta.remote.append((fiber.epoch, f"{ins.opcode} at {ins.where} by {fiber.describe()}"))
@@ -326,7 +324,7 @@ def atomic(program: Program, ins: Instruction) -> Run:
             _aligned(offsets, total, "global address")
         else:
             cta.shared.check(offsets, total, ins.opcode)
-            machine.touch(fiber, cta, granules(offsets, total), True, said(fiber, ins))
+            machine.touch(fiber, cta, granules(offsets, total), True, said(fiber, ins), parts=parts_of(offsets, total))
         if form.release:
             _release(fiber, offsets)
         if form.acquire:
@@ -360,16 +358,16 @@ def atomic(program: Program, ins: Instruction) -> Run:
 
 @operation("mapa")
 def map_address(program: Program, ins: Instruction) -> Run:
-    """mapa: the shared::cluster address of a location of this block in another block of the cluster."""
+    """mapa: the shared::cluster address of a location of this block in another block of the cluster.
+
+    Of a block that the cluster has not, the address is one that no access may use.
+    """
     target = program.index[ins.operands[0].text]
     address, rank = program.value(ins.operands[1], "b64"), program.value(ins.operands[2])
     shared = any(word.startswith("shared") for word in ins.words)
 
     def go(fiber: Fiber) -> None:
         where, to = address(fiber), rank(fiber)
-        count = len(fiber.cta.cluster.ctas)
-        if int(np.max(to)) >= count:
-            raise EmulatorError(f"mapa to block {int(np.max(to))} of a cluster of {count}")
         if not shared:
             where = where - SHARED_WINDOW
         if is_uniform(where) and is_uniform(to):
