@@ -237,6 +237,26 @@ def test_moves_copy_registers_in_flight():
     assert found.findings == [] and np.array_equal(case.result(found), case.exact)
 
 
+def test_halves_of_f16_pairs_may_be_moved_in_flight():
+    """Taken apart and joined between two products, as compilers do; joined otherwise, it is computing."""
+    case = Case(wgmma(8, "f16", c="f16"))
+    one = mma(case)
+    apart = "  .reg .b16 %h<2>; mov.b32 {%h0, %h1}, %c1;\n"
+    join = "  mov.b32 %w, {%h0, %h1};\n"
+    again = one.replace("%c1", "%w")
+    m = case.matrices
+    twice = case.exact + values.multiply(case.atom, m["A"], m["B"], 0 * m["C"])[0, 0]
+    found = case.run(case.text.replace(one, one + apart + join + again).replace("[%g+4], %c1", "[%g+4], %w"))
+    assert found.findings == [] and np.array_equal(case.result(found), twice)
+    wait = "  wgmma.wait_group.sync.aligned 0;\n"
+    late = case.text.replace(wait, apart + wait + join)
+    found = case.run(late.replace("[%g+4], %c1", "[%g+4], %w"))
+    assert found.findings == [] and np.array_equal(case.result(found), case.exact)
+    for wrong in (join.replace("%h0, %h1", "%h1, %h0"), "  add.f16 %h0, %h0, %h1;\n", "  and.b32 %w, %c1, 255;\n"):
+        with pytest.raises(EmulatorError, match="in flight"):
+            case.run(case.text.replace(one, one + apart + wrong))
+
+
 # ------------------------------------------------------------ the protocol
 
 
