@@ -180,5 +180,5 @@ def test_copies_are_watched():
     text = text_of.kernel(body, {"A": text_of.Tile(8192, 1 << 46 | 8 << 32 | 256 << 16)}, 16)
     buffers = {"T": np.zeros((128, 16), dtype=np.uint32), "A": data}
     only(run(text.replace("  @!%done bra wait;\n", ""), buffers, block=128), "race", "tensor memory of CTA")
-    store = "  mov.u32 %to, smemA;\n  st.shared.b32 [%to+16], %w;\n"
+    store = "  mov.u32 %to, smemA;\n  setp.eq.u32 %stop, %lane, 64;\n  @%stop st.shared.b32 [%to+16], %w;\n"
     only(run(text.replace("wait:\n", store + "wait:\n"), buffers, block=128), "race", "shared memory of CTA")

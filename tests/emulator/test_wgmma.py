@@ -226,6 +226,9 @@ def test_a_later_group_stays_in_flight():
     product = values.multiply(case.atom, m["A"], m["B"], 0 * m["C"])[0, 0]
     late, early = case.result(case.run(second)), case.result(case.run(second, EARLY))
     assert np.array_equal(early, product) and not np.array_equal(late[0], product[0])
+    same = second.replace("%e", "%c").replace("  .reg .b32 %c<4>;\n", "", 1)  # the same of one accumulator
+    late, early = case.result(case.run(same)), case.result(case.run(same, EARLY))
+    assert np.array_equal(early, product) and not np.array_equal(late[0], product[0])
 
 
 def test_moves_copy_registers_in_flight():
