@@ -52,6 +52,7 @@ class Policy:
               as if its time limit had run out just before, so that every loop around it turns
     strict    count a proxy fence for the fencing thread's own writes alone (see `order.py`)
     races     look for races
+    register_strict  ask for a wgmma.fence after results were waited for (see `ops/wgmma.py`)
     tensor_strict  hold tcgen05.ld and .st to tcgen05.wait and tcgen05.fence (see `ops/tcgen05.py`)
     limit     operations after which a run is taken for a livelock
     """
@@ -65,6 +66,7 @@ class Policy:
     waits: str = "prompt"
     strict: bool = True
     races: bool = True
+    register_strict: bool = False
     tensor_strict: bool = False
     limit: int = 100_000_000
 
@@ -448,7 +450,7 @@ class Machine:
                     result = step.run(fiber)
                     if result is None:
                         fiber.written |= step.writes
-                        fiber.dirty |= step.writes
+                        fiber.dirty |= step.writes & ~step.moved
                         fiber.pc = pc + 1
                     elif result >= 0:
                         fiber.pc = result

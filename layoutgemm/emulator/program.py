@@ -43,11 +43,13 @@ class Operation:
 
     run      what it does to a fiber
     writes   the registers that it writes, as a bit set
+    moved    those of them that it does not compute when it is executed: a wgmma's come with the wait for it
     """
 
     ins: Instruction
     run: Run
     writes: int
+    moved: int
 
 
 @dataclass
@@ -210,7 +212,8 @@ class Program:
                 spans.append((start, pc, writes, moved))
             else:
                 ins = instructions[pc]
-                self.steps[pc] = Operation(ins, self.build(self, ins), self.writes[pc])
+                moved = self.writes[pc] if ins.words[0] == "wgmma" else 0
+                self.steps[pc] = Operation(ins, self.build(self, ins), self.writes[pc], moved)
                 pc += 1
         code = "\n".join(source)
         # A name and an entry in linecache, so that a traceback shows the generated line.

@@ -226,6 +226,9 @@ def test_a_later_group_stays_in_flight():
     product = values.multiply(case.atom, m["A"], m["B"], 0 * m["C"])[0, 0]
     late, early = case.result(case.run(second)), case.result(case.run(second, EARLY))
     assert np.array_equal(early, product) and not np.array_equal(late[0], product[0])
+    same = second.replace("%e", "%c").replace("  .reg .b32 %c<4>;\n", "", 1)  # the same of one accumulator
+    late, early = case.result(case.run(same)), case.result(case.run(same, EARLY))
+    assert np.array_equal(early, product) and not np.array_equal(late[0], product[0])
 
 
 def test_moves_copy_registers_in_flight():
@@ -235,6 +238,26 @@ def test_moves_copy_registers_in_flight():
     text = text.replace("[%g+4], %c1", "[%g+4], %w")
     found = case.run(text)
     assert found.findings == [] and np.array_equal(case.result(found), case.exact)
+
+
+def test_halves_of_f16_pairs_may_be_moved_in_flight():
+    """Taken apart and joined between two products, as compilers do; joined otherwise, it is computing."""
+    case = Case(wgmma(8, "f16", c="f16"))
+    one = mma(case)
+    apart = "  .reg .b16 %h<2>; mov.b32 {%h0, %h1}, %c1;\n"
+    join = "  mov.b32 %w, {%h0, %h1};\n"
+    again = one.replace("%c1", "%w")
+    m = case.matrices
+    twice = case.exact + values.multiply(case.atom, m["A"], m["B"], 0 * m["C"])[0, 0]
+    found = case.run(case.text.replace(one, one + apart + join + again).replace("[%g+4], %c1", "[%g+4], %w"))
+    assert found.findings == [] and np.array_equal(case.result(found), twice)
+    wait = "  wgmma.wait_group.sync.aligned 0;\n"
+    late = case.text.replace(wait, apart + wait + join)
+    found = case.run(late.replace("[%g+4], %c1", "[%g+4], %w"))
+    assert found.findings == [] and np.array_equal(case.result(found), case.exact)
+    for wrong in (join.replace("%h0, %h1", "%h1, %h0"), "  add.f16 %h0, %h0, %h1;\n", "  and.b32 %w, %c1, 255;\n"):
+        with pytest.raises(EmulatorError, match="in flight"):
+            case.run(case.text.replace(one, one + apart + wrong))
 
 
 # ------------------------------------------------------------ the protocol
@@ -255,8 +278,12 @@ def test_a_missing_fence_is_reported():
     one = mma(BASE)
     again = one.replace("%c0", "%w")  # other registers, after results came into registers
     text = "  wgmma.wait_group.sync.aligned 0;\n  mov.b32 %w, 0;\n" + again + "  wgmma.commit_group.sync.aligned;\n"
-    found = broken(BASE, "  wgmma.wait_group.sync.aligned 0;\n", text + "  wgmma.wait_group.sync.aligned 0;\n")
+    text += "  wgmma.wait_group.sync.aligned 0;\n"
+    assert broken(BASE, "  wgmma.wait_group.sync.aligned 0;\n", text).kinds == []
+    found = broken(BASE, "  wgmma.wait_group.sync.aligned 0;\n", text, Policy(register_strict=True))
     assert found.kinds == ["protocol"] and "no wgmma.fence" in found.findings[0].message
+    computed = text.replace("mov.b32 %w, 0", "add.u32 %w, %c1, 0")
+    assert broken(BASE, "  wgmma.wait_group.sync.aligned 0;\n", computed).kinds == ["protocol"]
 
 
 def test_a_register_computed_after_the_fence_is_reported_and_a_moved_one_is_not():

@@ -6,10 +6,13 @@ Multiply-Accumulate Instructions".
 
 A product of four warps runs when the last of them has issued it, or (policy "late") when a warp waits for it. From its
 issue until then the accumulator's registers hold `Pending` objects and A's registers `Lent` ones: moving them about is
-harmless, computing with them is an error that names the product.
+harmless, 16-bit halves included; computing with them is an error that names the product.
 
-wgmma.fence has to stand between what last touched a product's registers and the product. Compilers sink the moves that
-clear an accumulator below the fence, and ptxas takes that, so registers that were only moved since are let pass.
+wgmma.fence has to stand before a warp's first product, and between what last computed a product's registers and the
+product. Compilers sink the moves that clear an accumulator below the fence, and ptxas takes that, so registers that
+were only moved since are let pass. PTX asks for a fence after results were read, too. An official kernel (CuTe DSL's
+fp8 example with two accumulators) leaves it out there, so this is asked for with the policy's `register_strict` alone,
+by which results that were waited for count as touched.
 
 Rounding: products are summed in float32 by NumPy's matrix product, then added to the accumulator in float32 (rounded to
 f16 for f16 accumulators). The hardware sums in an order and with a precision of its own, so bits can be compared only
@@ -57,6 +60,33 @@ class Pending(Held):
             f"the register is in the accumulator of {self.accumulator.last.ins}, which is in flight until a "
             "wgmma.wait_group for it"
         )
+
+    def __rshift__(self, low: int) -> Half:
+        return Half(self, low)
+
+
+class Half(Held):
+    """16 bits of an accumulator's register in flight, from bit `low`: compilers take f16 pairs apart and join them.
+
+    It follows how `codegen.py` writes such moves: `x >> low & 65535`, and `low | up << 16`.
+    """
+
+    def __init__(self, whole: Pending, low: int, raised: bool = False) -> None:
+        self.whole, self.low, self.raised = whole, low, raised
+
+    def __str__(self) -> str:
+        return str(self.whole)
+
+    def __and__(self, mask: Any) -> Half:
+        return self if type(mask) is int and mask == 0xFFFF and self.low in (0, 16) else self._refuse()
+
+    def __lshift__(self, by: Any) -> Half:
+        return Half(self.whole, self.low, True) if type(by) is int and by == 16 else self._refuse()
+
+    def __or__(self, up: Any) -> Pending:
+        joins = type(up) is Half and up.raised and (self.low, up.low) == (0, 16)
+        same = joins and (up.whole.accumulator, up.whole.number) == (self.whole.accumulator, self.whole.number)
+        return self.whole if same else self._refuse()
 
 
 class Lent(Held):
@@ -164,7 +194,7 @@ class Group:
     issued    warp -> how many it has issued
     open      warp -> its products that are in no group yet
     groups    warp -> its groups that it has not waited for
-    fenced    warp -> whether a wgmma.fence ran since the last results came into its registers
+    fenced    warp -> whether a wgmma.fence ran, with `register_strict` since the last results came into its registers
     dirty     warp -> registers computed between the issue of a product and a later fence
     """
 
@@ -283,15 +313,18 @@ def _retire(fiber: Fiber, group: Group, warp: int, product: Product) -> None:
 
 
 def _materialise(fiber: Fiber, group: Group, warp: int, accumulator: Accumulator) -> None:
-    """Put a warp's part of the results in place of every `Pending` register of it."""
+    """Put a warp's part of the results in place of every `Pending` register of it, and of halves of them."""
     values = accumulator.form.c.take(accumulator.values, warp)
     missing = set(range(len(values)))
     for register, value in enumerate(fiber.registers):
-        if type(value) is Pending and value.accumulator is accumulator:
-            fiber.registers[register] = values[value.number]
+        whole = value.whole if type(value) is Half else value
+        if type(whole) is Pending and whole.accumulator is accumulator:
+            now = values[whole.number]
+            fiber.registers[register] = now >> value.low & 0xFFFF if type(value) is Half else now
             fiber.written |= 1 << register
-            missing.discard(value.number)
-    group.fenced[warp] = False
+            missing.discard(whole.number)
+    if fiber.machine.policy.register_strict:
+        group.fenced[warp] = False
     if missing:
         lost = _name(fiber, accumulator.names[warp][min(missing)])
         ins = accumulator.last.ins
