@@ -107,7 +107,15 @@ class Emulation:
         lines = [str(launch) for launch in self.launches]
         found = self.findings
         lines.append(f"{len(found)} finding{'' if len(found) == 1 else 's'}" + (":" if found else ""))
-        return "\n".join(lines + [str(finding) for finding in found])
+        lines += [str(finding) for finding in found if finding.kind not in QUIET]
+        alike: dict[str, list[Finding]] = {}
+        for finding in found:
+            if finding.kind in QUIET:
+                alike.setdefault(finding.message, []).append(finding)
+        for first, *others in alike.values():
+            where = f"\n  and at PTX lines {', '.join(str(other.line) for other in others)}" if others else ""
+            lines.append(f"{first}{where}")
+        return "\n".join(lines)
 
     def __str__(self) -> str:
         return self.report()

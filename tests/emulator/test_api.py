@@ -150,6 +150,20 @@ def test_tensor_maps_over_arrays() -> None:
         emulate_ptx(COPY, args=[TensorMapOf(a.T, (16, 64)), maps[1]])
 
 
+def test_lint_leaves_a_run_ok_and_is_told_once() -> None:
+    a, b = np.ones((50, 104), np.uint16), np.zeros((50, 104), np.uint16)
+    store = "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%d1, {%r3, %r4}], [%r1];"
+    every = COPY.replace("@%p0 bra END;\n", "").replace("mbarrier.init", "@!%p0 mbarrier.init")
+    every = every.replace("mbarrier.arrive", "bar.sync 0; @!%p0 mbarrier.arrive")
+    every = every.replace("cp.async.bulk.tensor.2d.shared", "@!%p0 cp.async.bulk.tensor.2d.shared")
+    every = every.replace(store, f"{store}\n{store}")
+    done = emulate_ptx(every, grid=(2, 4), smem=4096, args=[TensorMapOf(x, (16, 64), "128B") for x in (a, b)])
+    assert done.ok and [finding.kind for finding in done.findings] == ["lint", "lint"] and (a == b).all()
+    assert done.report().count("32 lanes issue a tensor store") == 1 and "and at PTX lines" in done.report()
+    with pytest.raises(EmulatorError, match="elect one"):
+        done.raise_for_findings(lint=True)
+
+
 # The fixture ----------------------------------------------------------------------------------------------------------
 
 pytest_plugins = ["pytester"]
