@@ -164,7 +164,7 @@ def test_a_reduction_combines(kind: str, name: str, combine: Any) -> None:
 
 
 def test_every_lane_issues_its_own() -> None:
-    """32 lanes that reduce add 32 times (recorded on an H200), and that is worth a word."""
+    """32 lanes that reduce add 32 times (recorded on an H200); a store does not mind."""
     tmap, memory = tiled("i32", (8, 4), (8, 4), "none")
     memory[:] = 0
     ones = np.ones(32, np.int32).view(np.uint8)

@@ -35,6 +35,9 @@ from .registry import operation
 PERIOD = 1024  # bytes after which every swizzle repeats
 MASK_BITS = 16  # of a multicast's block mask
 LOAD = "mbarrier::complete_tx::bytes"
+# The engine takes one operation of a warp. Of a load or a reduction ptxas 13.0 makes a loop over the active lanes, so
+# that 32 lanes add 32 times (seen in its SASS, and recorded on an H200); of a store, which may be repeated, one operation.
+EACH = "each its own: elect one"
 LEFT_OUT = ("im2col", "im2col_no_offs", "im2col::w", "im2col::w::128", "tile::gather4", "tile::scatter4")
 REDUCTIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
 
@@ -198,7 +201,7 @@ def _of(value: Any, lane: int | None) -> int:
 
 
 def _issuers(fiber: Fiber, values: Sequence[Any]) -> list[tuple[int | None, int]]:
-    """(a lane, how many lanes say the same): every active lane issues a copy of its own, as an H200 does."""
+    """(a lane, how many lanes say the same): every active lane issues a copy of its own, as PTX has it."""
     count = fiber.lanes.bit_count()
     if not any(isinstance(value, np.ndarray) for value in values):
         return [(None, count)]
@@ -261,7 +264,7 @@ def _load(program: Program, ins: Instruction) -> Run:
         issuers = _issuers(fiber, [*where, to, signal, blocks])
         count = fiber.lanes.bit_count()
         if count > 1:
-            fiber.machine.problem("lint", f"{count} lanes issue a tensor load, each its own: elect one", fiber)
+            fiber.machine.problem("lint", f"{count} lanes issue a tensor load, {EACH}", fiber)
         for lane, times in issuers:
             box, coordinates = form.box(fiber, lane, where)
             at, on = _of(to, lane), _of(signal, lane)
@@ -399,7 +402,7 @@ def _store(program: Program, ins: Instruction, reduces: str) -> Run:
         count, machine, ledger = fiber.lanes.bit_count(), fiber.machine, fiber.cta.cluster.ledger
         if count > 1:
             kind = f"{reduces} reduction" if reduces else "store"
-            machine.problem("lint", f"{count} lanes issue a tensor {kind}, each its own: elect one", fiber)
+            machine.problem("lint", f"{count} lanes issue a tensor {kind}, {EACH}", fiber)
         for lane, times in _issuers(fiber, [*where, source]):
             box, coordinates = form.box(fiber, lane, where)
             cta, offset = block_of(fiber, _of(source, lane))
