@@ -36,7 +36,7 @@ PERIOD = 1024  # bytes after which every swizzle repeats
 MASK_BITS = 16  # of a multicast's block mask
 LOAD = "mbarrier::complete_tx::bytes"
 # The engine takes one operation of a warp. Of a load or a reduction ptxas 13.0 makes a loop over the active lanes, so
-# that 32 lanes add 32 times (seen in its SASS, and recorded on an H200); a store, which may be repeated, it issues once.
+# that 32 lanes add 32 times (seen in its SASS, and recorded on an H200); a store it issues once.
 EACH = "each its own: elect one"
 LEFT_OUT = ("im2col", "im2col_no_offs", "im2col::w", "im2col::w::128", "tile::gather4", "tile::scatter4")
 REDUCTIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
