@@ -402,9 +402,8 @@ def _dynamic(parameter: HostParameter, values: Sequence[int], count: int, mask: 
 def _strides(parameter: HostParameter, array: Array, mask: Any) -> list[int]:
     count = parameter.strides[0]
     if mask is None and count == len(array.strides) - 1:
-        # The stride that was compiled in is the 1 of the contiguous mode; of several the longest mode's.
-        ones = [i for i, stride in enumerate(array.strides) if stride == 1]
-        if ones:
-            leading = max(ones, key=lambda i: (array.shape[i], i))
+        # The stride that was compiled in is the 1 of the contiguous mode; of several it may be any.
+        if 1 in array.strides:
+            leading = array.strides.index(1)
             return [stride for i, stride in enumerate(array.strides) if i != leading]
     return _dynamic(parameter, array.strides, count, mask, "strides")

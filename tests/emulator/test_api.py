@@ -13,6 +13,7 @@ import layoutgemm
 from layoutgemm import emulate_ptx
 from layoutgemm.cli import main
 from layoutgemm.emulator.api import ORDERS, TensorMapOf
+from layoutgemm.emulator.arguments import array_of
 from layoutgemm.emulator.machine import Policy
 from layoutgemm.emulator.ops import MODULES
 from layoutgemm.errors import DeadlockError, EmulatorError, PtxError
@@ -81,6 +82,22 @@ def test_orders_are_compared() -> None:
     good = emulate_ptx(GOOD, args=[x, y, 1.0, 64], policy=ORDERS)
     assert good.ok and len(good.launches) == len(ORDERS)
     assert (y == x[::-1]).all()
+
+
+def test_every_order_begins_with_the_same_arrays() -> None:
+    """In place: y = 2 * reversed(y), once whatever the number of orders."""
+    y = np.arange(64, dtype=np.float32)
+    apart = GOOD.replace("st.global.f32", "bar.sync 1; st.global.f32").replace("@%p bra END;", "")
+    assert emulate_ptx(apart, args=[y, y, 2.0, 64], policy=ORDERS).ok
+    assert (y == 2 * np.arange(63, -1, -1)).all()
+
+
+def test_a_tensor_map_of_three_dimensions() -> None:
+    a = np.zeros((3, 5, 16), np.float32)
+    made = TensorMapOf(a[:, :4], (1, 2, 8), "32B", steps=(1, 2, 1))
+    found = made.tensor_map(array_of(a[:, :4]))  # type: ignore[arg-type]
+    assert (found.extents, found.strides, found.box, found.steps) == ((16, 4, 3), (64, 320), (8, 2, 1), (1, 2, 1))
+    assert found.dtype.name == "f32"
 
 
 def test_what_was_not_reached() -> None:

@@ -91,6 +91,15 @@ def test_arguments_are_packed() -> None:
     assert len(packed("many", [a.reshape(-1)[:8], a.reshape(-1)[8:16], a.reshape(-1)[16:]])) == 3
 
 
+def test_descriptors_are_aligned_as_c_aligns_them() -> None:
+    a = np.zeros((2, 3, 4), np.float32)
+    parameter = HostParameter("a", "tensor", shapes=(3, "int32_t"), strides=(2, "int64_t"))
+    arrays = host.Arrays([("a", host.array_of(a))])  # type: ignore[list-item]
+    (content,) = host._packed(parameter, a, arrays)
+    assert np.frombuffer(content[8:24], np.int32).tolist() == [2, 3, 4, 0]
+    assert np.frombuffer(content[24:], np.int64).tolist() == [12, 4]
+
+
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
@@ -137,13 +146,15 @@ def test_the_stub_tells_of_a_driver_encoded_map(tmp_path: Path) -> None:
     struct launch { uint32_t grid[3], block[3]; size_t shared; void *stream; const void *attributes; uint32_t count; };
     int _cudaLaunchKernelEx(const struct launch *, const void *, void **);
     void _mlir_k__mlir_ciface_f(void **args, int32_t count) {
-      void *kernel; char map[128]; int swizzle = *(int *)args[1];
+      void *kernel; char map[128]; int swizzle = *(int *)args[1]; char *p = *(char **)args[0];
+      if (swizzle == -2) { *(int *)args[2] = 700; return; }
+      if (swizzle == -1) { p += 100000; swizzle = 0; }
       uint64_t dims[2] = {100, 60}, strides[1] = {256}; uint32_t box[2] = {64, 8}, steps[2] = {1, 1};
       _cudaLibraryGetKernel(&kernel, 0, "kernel");
       int status = _cuTensorMapEncodeTiled(map, 9, 2, *(void **)args[0], dims, strides, box, steps, 0, swizzle, 2, 0);
       struct attribute cluster = {4, 0, {2, 1, 1}};
       struct launch launch = {{4, 3, 1}, {64, 2, 1}, 4096, 0, &cluster, 1};
-      void *arguments[2] = {map, args[0]};
+      void *arguments[2] = {map, &p};
       *(int *)args[2] = status ? status : _cudaLaunchKernelEx(&launch, kernel, arguments);
     }""")
     host.subprocess.run([host.c_compiler(), "-c", "-fPIC", str(source), "-o", str(tmp_path / "f.o")], check=True)
@@ -160,6 +171,10 @@ def test_the_stub_tells_of_a_driver_encoded_map(tmp_path: Path) -> None:
         assert list(launch.pointers()) == [(128, GlobalMemory.START)]
         want = TensorMap(dtype("bf16"), (100, 60), (256,), (64, 8), (1, 1), name)
         assert decode(launch.parameters[:128]) == (want, GlobalMemory.START)
+    with pytest.raises(EmulatorError, match="kernel: parameter byte 128 points to byte 100000 of a, outside"):
+        function.call([a, -1])
+    with pytest.raises(EmulatorError, match="status 700"):
+        function.call([a, -2])
     with pytest.raises(EmulatorError, match="swizzle 9 is not known"):
         function.call([a, 9])
     with pytest.raises(EmulatorError, match="64 elements are 128 bytes"):
