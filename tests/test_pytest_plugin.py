@@ -9,10 +9,15 @@ pytest_plugins = ["pytester"]
 PLUGIN = ("-p", "layoutgemm.pytest_plugin", "-p", "no:cacheprovider", "-p", "no:xdist")
 
 
+def plugin_options() -> tuple[str, ...]:
+    """Options that load the plugin once: an installed package registers it by itself."""
+    installed = any(ep.name == "layoutgemm" for ep in entry_points(group="pytest11"))
+    return PLUGIN[2:] if installed else PLUGIN
+
+
 def run(pytester: pytest.Pytester, test: str) -> pytest.RunResult:
     pytester.makepyfile(test)
-    installed = any(ep.name == "layoutgemm" for ep in entry_points(group="pytest11"))
-    return pytester.runpytest_subprocess(*(PLUGIN[2:] if installed else PLUGIN))
+    return pytester.runpytest_subprocess(*plugin_options())
 
 
 def test_a_failed_equivalence_shows_layouts_coordinate_and_values(pytester):

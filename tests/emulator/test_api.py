@@ -18,6 +18,7 @@ from layoutgemm.emulator.machine import Policy
 from layoutgemm.emulator.ops import MODULES
 from layoutgemm.errors import DeadlockError, EmulatorError, PtxError
 from layoutgemm.pytest_plugin import emulate_or_fail
+from tests.test_pytest_plugin import plugin_options
 
 # y = s * x with one barrier between the threads: x goes through shared memory, reversed. `BARRIER` orders the threads.
 REVERSE = """
@@ -195,7 +196,7 @@ def test_mine(emulate):
 def test_the_fixture_fails_with_the_report(pytester: pytest.Pytester) -> None:
     for text, outcome in ((GOOD, {"passed": 1}), (RACY, {"failed": 1})):
         pytester.makepyfile(AUTHOR.format(text=text))
-        result = pytester.runpytest_inprocess("-p", "layoutgemm.pytest_plugin")
+        result = pytester.runpytest_subprocess(*plugin_options())
         result.assert_outcomes(**outcome)
     result.stdout.fnmatch_lines(["*3 findings:*", "*race: *st.shared.f32*nothing orders them*"])
 
