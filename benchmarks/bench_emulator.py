@@ -79,7 +79,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
     print(f"Python {platform.python_version()}, NumPy {np.__version__}, {platform.processor() or platform.machine()}")
-    print(f"{'kernel':28} {'shape':>14} {'load s':>7} {'plain s':>8} {'checked s':>9} {'operations':>10} {'a second':>9}")
+    heads = ("kernel", "shape", "load s", "plain s", "checked s", "operations", "a second")
+    print("{:28} {:>14} {:>7} {:>8} {:>9} {:>10} {:>9}".format(*heads))
     rows = []
     for name, shape in ROWS:
         if chosen.names and not any(part in name for part in chosen.names):
