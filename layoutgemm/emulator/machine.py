@@ -45,6 +45,7 @@ class Policy:
     loads     "late": a load into shared memory lands when nothing else can run; "early": when it is issued
     products  the same of tensor-core operations that run asynchronously
     stores    the same of asynchronous stores: when they read shared memory
+    lands     of what is late, the "newest" first or the "oldest"
     pick      "in turn": a fiber runs until it waits; "random": they take turns after a few operations
     seed      of the random choices
     elect     the lane that elect.sync picks: "lowest" or "highest"
@@ -60,6 +61,7 @@ class Policy:
     loads: str = "late"
     products: str = "late"
     stores: str = "late"
+    lands: str = "newest"
     pick: str = "in turn"
     seed: int = 0
     elect: str = "lowest"
@@ -399,8 +401,10 @@ class Machine:
         self._after(cluster)
 
     def _land(self, cluster: Cluster) -> None:
-        last = len(cluster.pending) - 1
-        cluster.pending.pop(self.random.randrange(last + 1) if self.policy.pick == "random" else last)()
+        at = len(cluster.pending) - 1 if self.policy.lands == "newest" else 0
+        if self.policy.pick == "random":
+            at = self.random.randrange(len(cluster.pending))
+        cluster.pending.pop(at)()
 
     def _stuck(self, cluster: Cluster) -> str:
         lines = [f"{w}: {w.waits or 'runs'}" for cta in cluster.ctas for w in cta.warps if w.alive]

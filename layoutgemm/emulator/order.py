@@ -71,13 +71,20 @@ class Record:
     parts  place -> its bytes that were accessed, as a bit set, where that is not all of them
     """
 
-    __slots__ = ("event", "parts", "places", "what", "write")
+    __slots__ = ("event", "pages", "parts", "places", "seen", "what", "write")
 
-    def __init__(self, places: int, write: bool, event: Event, what: Callable[[], str], parts: Parts) -> None:
-        self.places, self.write, self.event, self.what, self.parts = places, write, event, what, dict(parts)
+    def __init__(self, write: bool, event: Event, what: Callable[[], str]) -> None:
+        self.write, self.event, self.what = write, event, what
+        self.places = 0
+        self.parts: dict[int, int] = {}
+        self.pages: set[int] = set()  # of the shadow, that list it
+        self.seen = 0  # the latest access that looked at it
 
     def add(self, places: int, parts: Parts) -> None:
-        """The event accessed more."""
+        """The event accessed this, too."""
+        if not parts and not self.parts:
+            self.places |= places
+            return
         for place, mask in parts.items():
             known = 0 if not self.places >> place & 1 else self.parts.get(place, WHOLE)
             self.parts[place] = known | mask
@@ -97,9 +104,10 @@ class Record:
 
     def overwritten(self, places: int, parts: Parts) -> None:
         """Forget what an access to these writes anew."""
-        for place, mask in parts.items():
-            if self.places >> place & 1 and self.parts.get(place, WHOLE) & ~mask:
-                places &= ~(1 << place)
+        if parts:
+            for place, mask in parts.items():
+                if self.places >> place & 1 and self.parts.get(place, WHOLE) & ~mask:
+                    places &= ~(1 << place)
         self.places &= ~places
         if self.parts:
             self.parts = {place: mask for place, mask in self.parts.items() if self.places >> place & 1}
@@ -208,7 +216,7 @@ class Ledger:
         alive = list(fibers)
         for shadow in self.shadows:
             self.prune(shadow, alive)
-        needed = {r.event.id for shadow in self.shadows for r in shadow.records}
+        needed = {r.event.id for shadow in self.shadows for r in shadow.records.values()}
         for fiber in alive:
             if fiber.epoch.id not in needed:
                 fiber.epoch = self.event(False, fiber.describe)
@@ -231,7 +239,7 @@ class Ledger:
             seen &= fiber.knows.seen | self.bit(fiber.epoch)
             proxied &= fiber.knows.proxied
         if seen != -1:
-            shadow.records = [r for r in shadow.records if not self._harmless(r, seen, proxied)]
+            shadow.forget(lambda record: self._harmless(record, seen, proxied))
         shadow.full = max(Shadow.FULL, 2 * len(shadow.records))
 
     def _harmless(self, record: Record, seen: int, proxied: int) -> bool:
@@ -248,12 +256,44 @@ class Shadow:
     """
 
     FULL = 64  # records from which on it is worth looking for some to drop
+    PAGE = 7  # records are listed by pages of so many bits of places, so that few are looked at
 
     def __init__(self, ledger: Ledger, name: Callable[[int], str]) -> None:
         self.ledger, self.name = ledger, name
-        self.records: list[Record] = []
+        self.records: dict[tuple[int, bool], Record] = {}  # by event and by whether it writes
+        self.pages: dict[int, list[Record]] = {}
+        self.accesses = 0
         self.full = Shadow.FULL  # so many, and `prune` is due
         ledger.shadows.append(self)
+
+    def forget(self, useless: Callable[[Record], bool]) -> None:
+        """Drop records."""
+        self.records = {key: record for key, record in self.records.items() if not useless(record)}
+        self.pages = {}
+        for record in self.records.values():
+            for page in record.pages:
+                self.pages.setdefault(page, []).append(record)
+
+    def clear(self, places: int) -> None:
+        """Forget what was accessed there: the places are somebody else's now."""
+        for record in self.records.values():
+            record.places &= ~places
+        self.forget(lambda record: not record.places)
+
+    def divide(self, event: Event, other: Event, theirs: tuple[int, Parts], ours: tuple[int, Parts]) -> None:
+        """An event becomes two: `other` accessed some of its places, with these parts, and it keeps the rest."""
+        for write in (False, True):
+            record = self.records.get((event.id, write))
+            if record is None:
+                continue
+            before = record.places
+            new = self.records[other.id, write] = Record(write, other, record.what)
+            new.pages = set(record.pages)
+            for page in record.pages:
+                self.pages[page].append(new)
+            for one, (places, parts) in ((new, theirs), (record, ours)):
+                one.places = before & places
+                one.parts = {place: part for place, part in parts.items() if one.places >> place & 1}
 
     def access(
         self,
@@ -279,30 +319,44 @@ class Shadow:
         if not ledger.enabled or not places:
             return None
         race = None
-        mine: Record | None = None
-        gone = False
-        for record in self.records:
-            if record.event is event:
-                if record.write == write:
-                    mine = record
-                continue
-            common = record.places & places
-            if common and parts and record.parts:
-                common = record.common(places, parts)
-            if not common:
-                continue
-            if race is None and (write or record.write):
-                race = self._conflict(record, common, knows, asynchronous, what, event, own)
-            if write:
-                record.overwritten(places, parts)
-                gone = gone or not record.places
-        if gone:
-            self.records = [record for record in self.records if record.places]
-        if mine is not None:
-            mine.add(places, parts)
-        else:
-            self.records.append(Record(places, write, event, what, parts))
+        self.accesses = turn = self.accesses + 1
+        pages = range((places & -places).bit_length() - 1 >> self.PAGE, (places.bit_length() - 1 >> self.PAGE) + 1)
+        for page in pages:
+            gone = False
+            for record in self.pages.get(page, ()):
+                if record.seen == turn:
+                    continue
+                record.seen = turn
+                if record.event is event:
+                    continue
+                common = record.places & places
+                if common and parts and record.parts:
+                    common = record.common(places, parts)
+                if not common:
+                    continue
+                if race is None and (write or record.write):
+                    race = self._conflict(record, common, knows, asynchronous, what, event, own)
+                if write:
+                    record.overwritten(places, parts)
+                    gone = gone or not record.places
+            if gone:
+                self._drop(page)
+        mine = self.records.get((event.id, write))
+        if mine is None:
+            mine = self.records[event.id, write] = Record(write, event, what)
+        mine.add(places, parts)
+        for page in pages:
+            if page not in mine.pages:
+                mine.pages.add(page)
+                self.pages.setdefault(page, []).append(mine)
         return race
+
+    def _drop(self, page: int) -> None:
+        """Take the records of a page that stand for nothing any more out of all pages."""
+        for record in [record for record in self.pages[page] if not record.places]:
+            self.records.pop((record.event.id, record.write), None)
+            for other in record.pages:
+                self.pages[other].remove(record)
 
     def _conflict(
         self,

@@ -20,7 +20,6 @@ from ...atoms.copy_async import cp_async
 from ...errors import EmulatorError
 from ..machine import Cta, Fiber
 from ..memory import granules, parts_of
-from ..order import Record
 from ..program import Program, Run
 from ..ptx import Instruction, Operand
 from ..values import bool_of, is_uniform
@@ -75,14 +74,7 @@ class Copy:
         one.event = ledger.event(False, self.event.describe)
         mine, others = (granules(self.offsets[which], self.size) for which in (inside, ~inside))
         parts, left = (parts_of(self.offsets[which], self.size) for which in (inside, ~inside))
-        for record in list(shadow.records):
-            if record.event is self.event:
-                kept = record.places & mine
-                if kept:
-                    own = {place: part for place, part in parts.items() if kept >> place & 1}
-                    shadow.records.append(Record(kept, record.write, one.event, record.what, own))
-                record.places &= others
-                record.parts = {place: part for place, part in left.items() if record.places >> place & 1}
+        shadow.divide(self.event, one.event, (mine, parts), (others, left))
         one.lanes, self.lanes = lanes, self.lanes & ~lanes
         one.offsets, self.offsets = self.offsets[inside], self.offsets[~inside]
         one.sources, self.sources = self.sources[inside], self.sources[~inside]

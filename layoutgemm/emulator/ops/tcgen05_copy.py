@@ -224,5 +224,3 @@ def copy(program: Program, ins: Instruction) -> Run:
             engine.add(fiber, move)
 
     return go
-
-

@@ -79,9 +79,7 @@ class TensorMemory:
 
     def forget(self, places: int) -> None:
         """Nobody's accesses to these places matter any more: who allocates them next, gets them after their release."""
-        for record in self.shadow.records:
-            record.places &= ~places
-        self.shadow.records = [record for record in self.shadow.records if record.places]
+        self.shadow.clear(places)
 
 
 def tensor_of(cta: Cta) -> TensorMemory:

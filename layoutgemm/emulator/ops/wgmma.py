@@ -96,9 +96,7 @@ class Lent(Held):
         self.product, self.value = product, value
 
     def __str__(self) -> str:
-        return (
-            f"the register is in operand A of {self.product.ins}, which is in flight until a wgmma.wait_group for it"
-        )
+        return f"the register is in operand A of {self.product.ins}, which is in flight until a wgmma.wait_group for it"
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,9 +29,15 @@ def storage(values: Array, kind: str) -> Array:
     if kind in LARGEST:
         values = np.clip(values, -LARGEST[kind], LARGEST[kind])
     target = dtype({"tf32": "f32"}.get(kind, KINDS.get(kind, kind)))
+    if kind == "u8":
+        values = values.astype(np.int64) & 0xFF  # the conversion keeps the low bits
     bits = np.asarray(target.encode(values if target.kind == "float" else values.astype(np.int64)))
     if kind == "e2m1":
-        return (bits[..., 0::2] | bits[..., 1::2] << 4).astype(np.uint8)
+        packed = (bits[..., 0::2] | bits[..., 1::2] << 4).astype(np.uint8)
+        # As much again lies behind it: who counts elements as bytes stays in memory that is there.
+        room = np.zeros(2 * packed.size, dtype=np.uint8)
+        room[: packed.size] = packed.reshape(-1)
+        return room[: packed.size].reshape(packed.shape)
     return bits
 
 
@@ -103,7 +109,9 @@ def _tensor(matrix: Matrix, extents: tuple[int, ...], values: Array | None) -> T
         bits = np.full(laid.shape, (1 << kind.bits) - 1, dtype=kind.storage)
     else:
         bits = storage(laid, matrix.dtype)
-    return Tensor(matrix.name, np.ascontiguousarray(bits), extents, tuple(strides), values)
+    return Tensor(
+        matrix.name, bits if matrix.dtype == "e2m1" else np.ascontiguousarray(bits), extents, tuple(strides), values
+    )
 
 
 def _scales(scales: Scales, shape: Shape, random: np.random.Generator) -> Tensor:

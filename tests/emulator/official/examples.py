@@ -205,7 +205,15 @@ add(
 
 
 def _hopper(
-    name: str, ab: str, c: str, acc: str, majors: str, tile: tuple[int, int], cluster: tuple[int, int], persistent: bool
+    name: str,
+    ab: str,
+    c: str,
+    acc: str,
+    majors: str,
+    tile: tuple[int, int],
+    cluster: tuple[int, int],
+    persistent: bool,
+    stages: int,
 ) -> None:
     def kernel(module: Any, cutlass: Any) -> Any:
         accumulator = getattr(cutlass, acc)
@@ -215,7 +223,6 @@ def _hopper(
 
     width = {"f16": 16, "bf16": 16, "e4m3": 8, "e5m2": 8, "s8": 8, "u8": 8, "tf32": 32}[ab]
     k = 1024 // width
-    stages = 4 if persistent else 5
     whole = (tile[0] * cluster[0], tile[1] * cluster[1], k)
     arguments: tuple[Argument, ...] = abc(ab, c, majors)
     add(
@@ -232,18 +239,18 @@ def _hopper(
     )
 
 
-_hopper("hopper_dense_f16", "f16", "f16", "Float32", "kkn", (128, 128), (1, 1), False)
-_hopper("hopper_dense_f16_2x1", "f16", "f16", "Float32", "kkn", (128, 256), (2, 1), False)
-_hopper("hopper_dense_f16_1x2_mnm", "f16", "f16", "Float32", "mnm", (128, 128), (1, 2), False)
-_hopper("hopper_dense_f16_acc16", "f16", "f16", "Float16", "kkn", (64, 128), (1, 1), False)
-_hopper("hopper_dense_e4m3", "e4m3", "f16", "Float32", "kkn", (128, 128), (1, 1), False)
-_hopper("hopper_dense_e5m2_e5m2out", "e5m2", "e5m2", "Float32", "kkm", (64, 64), (1, 1), False)
-_hopper("hopper_dense_s8", "s8", "s32", "Int32", "kkn", (128, 128), (1, 1), False)
-_hopper("hopper_dense_u8", "u8", "u8", "Int32", "kkn", (128, 128), (1, 1), False)
-_hopper("hopper_persistent_f16_2x1", "f16", "f16", "Float32", "kkn", (128, 256), (2, 1), True)
-_hopper("hopper_persistent_f16_1x1_mnn", "f16", "f16", "Float32", "mnn", (128, 128), (1, 1), True)
-_hopper("hopper_persistent_f16_2x2", "f16", "f32", "Float32", "kkn", (64, 128), (2, 2), True)
-_hopper("hopper_persistent_e4m3", "e4m3", "e4m3", "Float32", "kkn", (128, 128), (1, 1), True)
+_hopper("hopper_dense_f16", "f16", "f16", "Float32", "kkn", (128, 128), (1, 1), False, 7)
+_hopper("hopper_dense_f16_2x1", "f16", "f16", "Float32", "kkn", (128, 256), (2, 1), False, 4)
+_hopper("hopper_dense_f16_1x2_mnm", "f16", "f16", "Float32", "mnm", (128, 128), (1, 2), False, 7)
+_hopper("hopper_dense_f16_acc16", "f16", "f16", "Float16", "kkn", (64, 128), (1, 1), False, 9)
+_hopper("hopper_dense_e4m3", "e4m3", "f16", "Float32", "kkn", (128, 128), (1, 1), False, 7)
+_hopper("hopper_dense_e5m2_e5m2out", "e5m2", "e5m2", "Float32", "kkm", (64, 64), (1, 1), False, 14)
+_hopper("hopper_dense_s8", "s8", "s32", "Int32", "kkn", (128, 128), (1, 1), False, 7)
+_hopper("hopper_dense_u8", "u8", "u8", "Int32", "kkn", (128, 128), (1, 1), False, 7)
+_hopper("hopper_persistent_f16_2x1", "f16", "f16", "Float32", "kkn", (128, 256), (2, 1), True, 4)
+_hopper("hopper_persistent_f16_1x1_mnn", "f16", "f16", "Float32", "mnn", (128, 128), (1, 1), True, 6)
+_hopper("hopper_persistent_f16_2x2", "f16", "f32", "Float32", "kkn", (64, 128), (2, 2), True, 8)
+_hopper("hopper_persistent_e4m3", "e4m3", "e4m3", "Float32", "kkn", (128, 128), (1, 1), True, 6)
 
 add(
     Example(
@@ -259,8 +266,8 @@ add(
             STREAM,
         ),
         (128, 128, 128),
-        4,
-        shapes_of((128, 128, 128), 4, align=16, tiles=(2, 1)),
+        6,
+        shapes_of((128, 128, 128), 6, align=16, tiles=(2, 1)),
         scale=0.5,
     )
 )
@@ -272,8 +279,8 @@ add(
         lambda module, cutlass: module.HopperFP8GeluPersistentGemmKernel(cutlass.Float32, (128, 128), (1, 1), 1, True),
         (*abc("e4m3", "f16"), Number("scale", 0.125), constant(True), constant(1), STREAM),
         (128, 128, 128),
-        4,
-        shapes_of((128, 128, 128), 4, align=16, tiles=(2, 1)),
+        6,
+        shapes_of((128, 128, 128), 6, align=16, tiles=(2, 1)),
         scale=0.125,
         tags=("gelu",),
     )
@@ -293,6 +300,7 @@ def _blackwell(
     c: str = "f16",
     majors: str = "kkn",
     acc: str = "Float32",
+    stages: int = 6,
 ) -> None:
     file = {
         "dense": "dense_gemm", "persistent": "dense_gemm_persistent", "dynamic": "dense_gemm_persistent_dynamic",
@@ -321,9 +329,9 @@ def _blackwell(
             kernel,
             (*abc(ab, c, majors), *clusters, STREAM),
             whole,
-            6,
+            stages,
             # Without tensor stores the example writes whole tiles.
-            shapes_of(whole, 6, align=128 // width, tiles=(2, 1), ragged=store),
+            shapes_of(whole, stages, align=128 // width, tiles=(2, 1), ragged=store),
             tags=("clc",) if path == "dynamic" else (),
         )
     )
@@ -333,12 +341,14 @@ for _path in ("dense", "persistent", "dynamic", "prefetch", "pipeline"):
     _blackwell(f"blackwell_{_path}_1sm", _path, False, (128, 128), (1, 1), True)
     _blackwell(f"blackwell_{_path}_2sm", _path, True, (256, 128), (2, 1), True)
 for _path in ("dense", "persistent"):
-    _blackwell(f"blackwell_{_path}_1sm_plain_store", _path, False, (128, 64), (1, 1), False)
-    _blackwell(f"blackwell_{_path}_2sm_plain_store", _path, True, (256, 64), (2, 1), False)
-_blackwell("blackwell_dense_1sm_m64", "dense", False, (64, 128), (1, 1), True)
-_blackwell("blackwell_persistent_2sm_m128_4x2", "persistent", True, (128, 128), (4, 2), True)
+    _blackwell(f"blackwell_{_path}_1sm_plain_store", _path, False, (128, 64), (1, 1), False, stages=9)
+    _blackwell(f"blackwell_{_path}_2sm_plain_store", _path, True, (256, 64), (2, 1), False, stages=9)
+_blackwell("blackwell_dense_1sm_m64", "dense", False, (64, 128), (1, 1), True, stages=8)
+_blackwell("blackwell_persistent_2sm_m128_4x2", "persistent", True, (128, 128), (4, 2), True, stages=11)
 _blackwell("blackwell_persistent_1sm_mnm", "persistent", False, (128, 128), (1, 2), True, majors="mnm")
-_blackwell("blackwell_persistent_1sm_bf16_f32out", "persistent", False, (128, 256), (1, 1), True, "bf16", "f32")
+_blackwell(
+    "blackwell_persistent_1sm_bf16_f32out", "persistent", False, (128, 256), (1, 1), True, "bf16", "f32", stages=4
+)
 _blackwell("blackwell_persistent_1sm_tf32", "persistent", False, (128, 128), (1, 1), True, "tf32", "f32")
 _blackwell("blackwell_persistent_2sm_tf32_mn", "persistent", True, (256, 128), (2, 1), True, "tf32", "f32", "mnn")
 _blackwell("blackwell_persistent_1sm_e4m3", "persistent", False, (128, 128), (1, 1), True, "e4m3", "f16")
@@ -368,7 +378,9 @@ add(
 )
 
 
-def _blockscaled(name: str, ab: str, sf: str, vector: int, tile: tuple[int, int], cluster: tuple[int, int]) -> None:
+def _blockscaled(
+    name: str, ab: str, sf: str, vector: int, tile: tuple[int, int], cluster: tuple[int, int], stages: int
+) -> None:
     k = 256 if ab == "e2m1" else 128
 
     def layouts(cutlass: Any) -> Any:
@@ -391,19 +403,19 @@ def _blockscaled(name: str, ab: str, sf: str, vector: int, tile: tuple[int, int]
                 STREAM,
             ),
             whole,
-            5,
-            shapes_of(whole, 5, align=32, tiles=(2, 1)),
+            stages,
+            shapes_of(whole, stages, align=32, tiles=(2, 1)),
         )
     )  # fmt: skip
 
 
-_blockscaled("blackwell_nvf4", "e2m1", "e4m3", 16, (128, 128), (1, 1))
-_blockscaled("blackwell_nvf4_2sm", "e2m1", "e4m3", 16, (256, 128), (2, 1))
-_blockscaled("blackwell_nvf4_2sm_n64", "e2m1", "e4m3", 16, (256, 64), (2, 1))
-_blockscaled("blackwell_nvf4_n192", "e2m1", "e4m3", 16, (128, 192), (1, 1))
-_blockscaled("blackwell_mxf4", "e2m1", "ue8m0", 32, (128, 128), (1, 1))
-_blockscaled("blackwell_mxf8", "e4m3", "ue8m0", 32, (128, 128), (1, 1))
-_blockscaled("blackwell_mxf8_2sm", "e5m2", "ue8m0", 32, (256, 128), (2, 1))
+_blockscaled("blackwell_nvf4", "e2m1", "e4m3", 16, (128, 128), (1, 1), 5)
+_blockscaled("blackwell_nvf4_2sm", "e2m1", "e4m3", 16, (256, 128), (2, 1), 5)
+_blockscaled("blackwell_nvf4_2sm_n64", "e2m1", "e4m3", 16, (256, 64), (2, 1), 6)
+_blockscaled("blackwell_nvf4_n192", "e2m1", "e4m3", 16, (128, 192), (1, 1), 4)
+_blockscaled("blackwell_mxf4", "e2m1", "ue8m0", 32, (128, 128), (1, 1), 6)
+_blockscaled("blackwell_mxf8", "e4m3", "ue8m0", 32, (128, 128), (1, 1), 6)
+_blockscaled("blackwell_mxf8_2sm", "e5m2", "ue8m0", 32, (256, 128), (2, 1), 6)
 
 add(
     Example(
@@ -437,8 +449,8 @@ for _name in ("prefetch", "amax"):
                 *((Matrix("amax", "f32", "1", "1"),) if _name == "amax" else ()), constant(1), STREAM,
             ),
             (128, 128, 128),
-            5,
-            shapes_of((128, 128, 128), 5, align=32, tiles=(2, 1)),
+            6,
+            shapes_of((128, 128, 128), 6, align=32, tiles=(2, 1)),
             tags=("amax",) if _name == "amax" else (),
         )
     )  # fmt: skip
@@ -467,7 +479,7 @@ add(
 
 for _number in ("0", "1", "2", "3", "3_1", "4"):
     _limits = (constant(1),) * {"0": 0, "1": 0, "2": 0, "4": 2}.get(_number, 1)
-    _rows = 128 if _number == "0" else 256
+    _rows, _stages = (128, 4) if _number == "0" else (256, 6)
     add(
         Example(
             f"blackwell_tutorial_{_number}",
@@ -476,15 +488,15 @@ for _number in ("0", "1", "2", "3", "3_1", "4"):
             lambda module, cutlass: module.host_function,
             (*abc("f16", "f16", modes=("mk", "nk", "mn")), *_limits),
             (_rows, 256, 64),
-            4,
-            shapes_of((_rows, 256, 64), 4, tiles=(2, 1), ragged=_number not in ("0", "1", "2")),
+            _stages,
+            shapes_of((_rows, 256, 64), _stages, tiles=(2, 1), ragged=_number not in ("0", "1", "2")),
         )
     )
 
 # -------------------------------------------------------------------------------------------------------------- sm_120a
 
 
-def _geforce(name: str, kind: str, tile: tuple[int, int, int], majors: str = "kkn") -> None:
+def _geforce(name: str, kind: str, tile: tuple[int, int, int], stages: int, majors: str = "kkn") -> None:
     add(
         Example(
             name,
@@ -493,14 +505,14 @@ def _geforce(name: str, kind: str, tile: tuple[int, int, int], majors: str = "kk
             lambda module, cutlass: module.Sm120GemmKernel(cutlass.Float32, tile),
             (*abc(kind, kind, majors), constant(1), STREAM),
             tile,
-            3,
-            shapes_of(tile, 3, tiles=(2, 1)),
+            stages,
+            shapes_of(tile, stages, tiles=(2, 1)),
         )
     )
 
 
-_geforce("geforce_f16", "f16", (128, 128, 64))
-_geforce("geforce_bf16_mnn", "bf16", (64, 64, 64), "mnn")
+_geforce("geforce_f16", "f16", (128, 128, 64), 2)
+_geforce("geforce_bf16_mnn", "bf16", (64, 64, 64), 4, "mnn")
 
 for _name in ("cooperative", "pingpong"):
     _a, _b, _c = abc("e2m1", "f16")

@@ -1,0 +1,99 @@
+"""How fast the emulator is: NVIDIA's examples and this project's kernel, without and with the race checker.
+
+    python benchmarks/bench_emulator.py [--repeat 3] [--json FILE] [NAME...]
+
+The examples have to be there (python -m tests.emulator.official.fetch). Best of the repetitions, one thread; the
+compiler's time is not counted, loading (parse and code generation) has a column of its own. Goals: a cluster's tile
+with the checker under 0.3 s, 2048x2048x512 under 15 s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from pathlib import Path
+
+for _variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_variable, "1")
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np  # noqa: E402
+
+from layoutgemm.emulator.machine import Machine, Policy  # noqa: E402
+from layoutgemm.emulator.ops import build  # noqa: E402
+from layoutgemm.emulator.program import Program  # noqa: E402
+from layoutgemm.emulator.ptx import parse  # noqa: E402
+from tests.emulator.official.compiled import compiled, missing  # noqa: E402
+from tests.emulator.official.examples import EXAMPLES  # noqa: E402
+from tests.emulator.official.running import Run  # noqa: E402
+
+ROWS = (
+    ("hopper_persistent_f16_2x1", (256, 256, 256, 1)),
+    ("hopper_persistent_f16_2x1", (256, 256, 1024, 1)),
+    ("hopper_persistent_f16_2x1", (512, 512, 512, 1)),
+    ("hopper_persistent_f16_2x1", (2048, 2048, 512, 1)),
+    ("ampere_tensorop_f16_kkn", (512, 512, 320, 1)),
+    ("geforce_f16", (256, 256, 1024, 1)),
+    ("blackwell_persistent_1sm", (512, 512, 320, 1)),
+    ("blackwell_persistent_2sm", (512, 512, 320, 1)),
+    ("blackwell_nvf4_2sm", (512, 512, 1024, 1)),
+)
+
+
+def measure(name: str, shape: tuple[int, int, int, int], repeat: int) -> dict[str, object]:
+    """One row: seconds to load and to run, and operations a second (arithmetic is not counted)."""
+    example = EXAMPLES[name]
+    text = compiled(example).ptx
+    load, plain, checked = [], [], []
+    operations = 0
+    run = Run(example, shape)
+    for _ in range(repeat):
+        start = time.perf_counter()
+        program = Program(parse(text)[0], build)
+        load.append(time.perf_counter() - start)
+        for races, into in ((False, plain), (True, checked)):
+            launch = run.launch()
+            start = time.perf_counter()
+            machine = Machine(program, launch, Policy(races=races)).run()
+            into.append(time.perf_counter() - start)
+            wrong = run.check(launch)
+            if wrong:
+                raise SystemExit(f"{name} {shape}: {wrong}")
+            operations = sum(machine.counts.instructions.values())
+    m, n, k, _ = shape
+    return {
+        "kernel": name, "shape": f"{m}x{n}x{k}", "load_s": round(min(load), 3), "plain_s": round(min(plain), 3),
+        "checked_s": round(min(checked), 3), "operations": operations, "per_s": round(operations / min(checked)),
+    }  # fmt: skip
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("names", nargs="*", help="only kernels with one of these in their names")
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    chosen = parser.parse_args()
+    print(f"Python {platform.python_version()}, NumPy {np.__version__}, {platform.processor() or platform.machine()}")
+    heads = ("kernel", "shape", "load s", "plain s", "checked s", "operations", "a second")
+    print("{:28} {:>14} {:>7} {:>8} {:>9} {:>10} {:>9}".format(*heads))
+    rows = []
+    for name, shape in ROWS:
+        if chosen.names and not any(part in name for part in chosen.names):
+            continue
+        if (reason := missing(EXAMPLES[name])) is not None:
+            raise SystemExit(reason)
+        row = measure(name, shape, chosen.repeat)
+        rows.append(row)
+        print("{kernel:28} {shape:>14} {load_s:7.3f} {plain_s:8.3f} {checked_s:9.3f} {operations:10} {per_s:9}"
+              .format(**row), flush=True)  # fmt: skip
+    if chosen.json is not None:
+        chosen.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

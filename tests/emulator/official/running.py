@@ -1,0 +1,101 @@
+"""Examples as launches of the emulator: the compiled host function says the grid, the boxes and the parameters."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from layoutgemm.emulator.host import HostFunction, read_header
+from layoutgemm.emulator.machine import Launch, Policy
+from layoutgemm.emulator.mutate import Case
+from layoutgemm.emulator.ptx import Kernel
+
+from .cases import Inputs, Tensor, inputs
+from .compiled import compiled
+from .examples import Constant, Example, Matrix, Number, Pointer, Scales, Shape, Sizes, Stream
+
+
+class Marked(np.ndarray):  # type: ignore[type-arg]
+    """An array that says which of its extents and strides the compiled function takes at run time."""
+
+    dynamic_shapes_mask: tuple[bool, ...]
+    dynamic_strides_mask: tuple[bool, ...]
+
+
+@functools.cache
+def host(example: Example) -> HostFunction:
+    """The example's host function, linked."""
+    made = compiled(example)
+    return HostFunction.link(made.object, made.ptx, read_header(made.header))
+
+
+def kernel(example: Example) -> Kernel:
+    """The example's kernel."""
+    (found,) = host(example).kernels
+    return found
+
+
+def _view(of: Matrix | Scales, tensor: Tensor) -> Marked:
+    width = tensor.bits.itemsize
+    shape, strides = tensor.shape, tuple(stride * width for stride in tensor.strides)
+    view = np.lib.stride_tricks.as_strided(tensor.bits, shape, strides).view(Marked)
+    if isinstance(of, Scales):
+        view.dynamic_shapes_mask = (False, False, True, False, True, True)
+        view.dynamic_strides_mask = (False, False, True, False, False, True)
+    else:
+        view.dynamic_shapes_mask = tuple(mode != "1" for mode in of.modes or "1")
+        view.dynamic_strides_mask = tuple(mode != of.major for mode in of.modes) or (False,)
+    return view
+
+
+def arguments(example: Example, given: Inputs) -> list[Any]:
+    """What the host function is called with; without the stream, and without what was fixed when it was compiled."""
+    out: list[Any] = []
+    for argument in example.arguments:
+        if isinstance(argument, Pointer):
+            out.append(given.tensors[argument.of.name].bits)
+        elif isinstance(argument, Matrix | Scales):
+            out.append(_view(argument, given.tensors[argument.name]))
+        elif isinstance(argument, Sizes):
+            out.append(given.shape)
+        elif isinstance(argument, Number):
+            out.append(argument.value)
+        else:
+            assert isinstance(argument, Constant | Stream)
+    return out
+
+
+class Run:
+    """One shape of an example: `launch` makes it anew each time, `check` looks at the results of the latest."""
+
+    def __init__(self, example: Example, shape: Shape) -> None:
+        self.example, self.shape = example, shape
+        self.inputs: Inputs
+
+    def launch(self) -> Launch:
+        """Fresh inputs and outputs, and the launch over them."""
+        self.inputs = inputs(self.example, self.shape)
+        arrays, (made,) = host(self.example).call(arguments(self.example, self.inputs))
+        return Launch(made.grid, made.block, made.parameters, arrays.memory, made.cluster, made.dynamic_shared)
+
+    def check(self, launch: Launch) -> str | None:
+        """What is wrong with the results, or None."""
+        return self.inputs.wrong()
+
+
+def case(example: Example, shape: Shape, policy: Policy | None = None) -> Case:
+    """A shape of an example as a case of `mutate`."""
+    run = Run(example, shape)
+    return Case(f"{example.name} {'x'.join(map(str, shape))}", run.launch, run.check, policy or Policy())
+
+
+# Orders that differ in what a kernel has to wait for: everything late, in the order of its issue, and waits that fail.
+ORDERS = (Policy(), Policy(lands="oldest"), Policy(waits="reluctant", elect="highest"))
+
+
+def cases(example: Example, orders: tuple[Policy, ...] = ORDERS) -> list[Case]:
+    """All shapes of an example in these orders, those first that have most to wait for."""
+    shapes = sorted(example.shapes, key=lambda shape: -shape[2])
+    return [case(example, shape, order) for order in orders for shape in shapes]
