@@ -16,7 +16,9 @@ by which results that were waited for count as touched.
 
 Rounding: products are summed in float32 by NumPy's matrix product, then added to the accumulator in float32 (rounded to
 f16 for f16 accumulators). The hardware sums in an order and with a precision of its own, so bits can be compared only
-where every partial sum is exact.
+where every partial sum is exact: then they are equal. For random floats an H200 lay within 2**-21 of the sum of the
+absolute products, and within 2**-12 for 8-bit floats, of whose f32 accumulator wgmma keeps fewer bits
+(benchmarks/verify_emulator.py).
 """
 
 from __future__ import annotations
