@@ -278,6 +278,10 @@ class Machine:
             self.program.mark(self.counts.executed)
         return self
 
+    def take_cluster(self) -> Triple | None:
+        """Take the next cluster that has not begun off the grid: the coordinates of its first block, or None."""
+        return self.waiting.popleft() if self.waiting else None
+
     def special_registers(self, cta: Cta, warp: int) -> dict[str, Any]:
         """%tid, %ctaid and the like of a warp. PTX ISA, "Special Registers"."""
         block, grid, size = self.launch.block, self.launch.grid, self.launch.cluster
