@@ -30,7 +30,7 @@ from ..errors import DeadlockError, EmulatorError
 from .findings import Counts, Finding, Findings
 from .memory import RANK_SHIFT, GlobalMemory, SharedMemory
 from .order import NO_PARTS, Event, Knowledge, Ledger, Parts, Shadow
-from .program import Operation, Program, Segment
+from .program import Operation, Program
 from .ptx import Instruction
 from .values import FULL, LANE, LANES, bool_of, mask_of, select64
 
@@ -275,15 +275,8 @@ class Machine:
                     if self.progress is not None:
                         self.progress(total - len(self.waiting), total)
         finally:
-            self._mark_segments()
+            self.program.mark(self.counts.executed)
         return self
-
-    def _mark_segments(self) -> None:
-        """A run of arithmetic is marked at its first instruction alone; mark the others."""
-        executed = self.counts.executed
-        for step in self.program.steps:
-            if isinstance(step, Segment) and executed[step.start]:
-                executed[step.start : step.end] = bytes([1]) * (step.end - step.start)
 
     def take_cluster(self) -> Triple | None:
         """Take the next cluster that has not begun off the grid: the coordinates of its first block, or None."""

@@ -224,6 +224,12 @@ class Program:
         for start, end, writes, moved in spans:
             self.steps[start] = Segment(start, end, functions[f"run{start}"], writes, moved)
 
+    def mark(self, executed: bytearray) -> None:
+        """A run of arithmetic was marked at its first instruction alone: mark the others."""
+        for step in self.steps:
+            if isinstance(step, Segment) and executed[step.start]:
+                executed[step.start : step.end] = bytes([1]) * (step.end - step.start)
+
     # ------------------------------------------------------------ operands of operations
 
     def value(self, operand: Operand, kind: str = "b32") -> Callable[[Any], Any]:
