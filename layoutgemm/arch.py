@@ -114,6 +114,20 @@ ARCHES: dict[str, Arch] = {
 }  # fmt: skip
 
 
+def facts_of(target: str) -> Arch:
+    """The facts of the architecture in the table that a target of PTX is nearest to: of its own generation, or before.
+
+    >>> facts_of("sm_103a").name, facts_of("sm_86").name, facts_of("sm_120f").name
+    ('sm_100a', 'sm_80', 'sm_120a')
+    """
+
+    def number(name: str) -> int:
+        return int(name.removeprefix("sm_").rstrip("af"))
+
+    below = [entry for entry in ARCHES.values() if number(entry.name) <= number(target)]
+    return max(below or [min(ARCHES.values(), key=lambda a: number(a.name))], key=lambda a: number(a.name))
+
+
 def arch(name: str | Arch) -> Arch:
     """The facts of the architecture of that name.
 

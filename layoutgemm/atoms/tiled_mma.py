@@ -379,7 +379,7 @@ def check_thread(thread: Any, threads: int) -> None:
 def one_thread(part: Any, thread: Any, threads: int) -> tuple[Any, Any]:
     """The modes past the first of (thread, ...), and where that thread begins."""
     check_thread(thread, threads)
-    return part.slice((thread,) + (None,) * (part.rank - 1))  # type: ignore[no-any-return]
+    return part.slice((thread,) + (None,) * (part.rank - 1))
 
 
 def flat_strides(layout: Layout) -> list[Any]:

@@ -10,14 +10,14 @@ from dataclasses import replace
 
 from ..arch import Arch
 from ..arch import arch as find_arch
+from ..atoms.tmem import COLUMNS, allocation_columns
 from ..dtypes import DType, dtype
 from ..errors import PlanError
 from .report import Check, Report
 
 # PTX ISA, setmaxnreg: the count is a multiple of 8 in 24..256 (255 is the most that code can name, 256 the most a
-# thread is given). PTX ISA, tcgen05.alloc: columns are allocated as powers of two of 32 or more.
+# thread is given).
 REGISTER_UNIT, LEAST_REGISTERS, MOST_REGISTERS = 8, 24, 256
-LEAST_COLUMNS = 32
 WARPGROUP = 128
 
 
@@ -61,6 +61,23 @@ def registers(arch: Arch, threads: int, per_thread: dict[str, int], blocks_per_s
     return Check("registers", statement, not witness, "arithmetic", witness)
 
 
+def launch_registers(arch: Arch, threads: int) -> int:
+    """The registers that each thread of a block of so many can start with: what there are, shared out in eights.
+
+    >>> from layoutgemm.arch import arch
+    >>> launch_registers(arch("sm_90a"), 384), launch_registers(arch("sm_90a"), 128)
+    (168, 256)
+    """
+    return min(MOST_REGISTERS, arch.registers_per_sm // max(threads, 1) // REGISTER_UNIT * REGISTER_UNIT)
+
+
+def setmaxnreg_problem(count: int) -> str:
+    """Why setmaxnreg does not take a count, or an empty text (PTX ISA, setmaxnreg)."""
+    if count % REGISTER_UNIT == 0 and LEAST_REGISTERS <= count <= MOST_REGISTERS:
+        return ""
+    return f"setmaxnreg takes multiples of {REGISTER_UNIT} in {LEAST_REGISTERS}..{MOST_REGISTERS}"
+
+
 def role_registers(arch: Arch, roles: Mapping[str, tuple[int, int]]) -> Check:
     """Can setmaxnreg give each role its registers? Roles are name -> (threads, registers a thread).
 
@@ -76,13 +93,13 @@ def role_registers(arch: Arch, roles: Mapping[str, tuple[int, int]]) -> Check:
     """
     threads = sum(count for count, _ in roles.values())
     total = sum(count * each for count, each in roles.values())
-    start = min(MOST_REGISTERS, arch.registers_per_sm // max(threads, 1) // REGISTER_UNIT * REGISTER_UNIT)
+    start = launch_registers(arch, threads)
     terms = " + ".join(f"{name} {count} * {each}" for name, (count, each) in roles.items())
     statement = f"{terms} = {total} registers <= {threads} threads * {start} = {threads * start}"
     witness = "" if "setmaxnreg" in arch.features else f"{arch.name} has no setmaxnreg"
     for name, (count, each) in roles.items():
-        if not witness and (each % REGISTER_UNIT or not LEAST_REGISTERS <= each <= MOST_REGISTERS):
-            witness = f"{name} asks for {each}: setmaxnreg takes multiples of {REGISTER_UNIT} in 24..256"
+        if not witness and (problem := setmaxnreg_problem(each)):
+            witness = f"{name} asks for {each}: {problem}"
         if not witness and (count % WARPGROUP or count < 1):
             witness = f"{name} is {count} threads, no whole number of warpgroups of {WARPGROUP}"
     if not witness and threads > arch.threads_per_block:
@@ -104,7 +121,8 @@ def tensor_memory(arch: Arch, parts: Mapping[str, int], blocks_per_sm: int = 1) 
     ('2 accumulators of 128x256 512 + scales of A 16 = 528 columns, allocated 1024 <= 512', '16 columns too many')
     """
     total = sum(parts.values())
-    taken = max(LEAST_COLUMNS, 1 << (total - 1).bit_length()) if total > 0 else 0
+    # More than there is cannot be asked for; the next power of two still says by how much.
+    taken = 0 if total <= 0 else allocation_columns(total) if total <= COLUMNS else 1 << (total - 1).bit_length()
     each = f", allocated {taken}" + (f" by each of {blocks_per_sm} blocks" if blocks_per_sm > 1 else "")
     terms = " + ".join(f"{name} {columns}" for name, columns in parts.items())
     witness = ""

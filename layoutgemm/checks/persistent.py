@@ -24,7 +24,7 @@ from ..layouts.facts import Facts
 from ..layouts.poly import show
 from ..layouts.proof import Proof, Undecided
 from ..layouts.prove import disjoint, injective
-from .schedules import Answer, Schedule, Tile, checked_grid
+from .schedules import Answer, Schedule, Tile, all_proven, checked_grid
 
 
 def _positive(what: str, value: Any) -> None:
@@ -100,7 +100,7 @@ class Persistent:
 
     def prove(self) -> Answer:
         """Whether every tile of every grid is done once, for every number of workers and every size of cluster."""
-        return _all(self._statements())
+        return all_proven(self._statements(), "pieces, for all sizes")
 
     def _statements(self) -> Iterator[tuple[str, Answer]]:
         yield "the schedule visits every cluster of the grid once", self.schedule.prove()
@@ -215,7 +215,7 @@ class StreamK:
 
     def prove(self) -> Answer:
         """Whether every K tile of every output tile is one worker's, for all sizes and numbers of workers."""
-        return _all(_stream_statements())
+        return all_proven(_stream_statements(), "pieces, for all sizes")
 
 
 def _stream_statements() -> Iterator[tuple[str, Answer]]:
@@ -258,12 +258,3 @@ def _stream_statements() -> Iterator[tuple[str, Answer]]:
         {"k": k_tiles, "tile": given["tiles"]},
     )
     yield "a unit is one K tile of one output tile", unit
-
-
-def _all(statements: Iterator[tuple[str, Answer]]) -> Answer:
-    steps = []
-    for text, answer in statements:
-        if not isinstance(answer, Proof):
-            return Undecided(f"{text}: {answer.reason}")
-        steps.append(f"{text} [{answer.method}]")
-    return Proof("pieces, for all sizes", (), tuple(steps))

@@ -13,7 +13,7 @@ D. Hilbert's, Mathematische Annalen 38.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -104,13 +104,8 @@ class Schedule:
 
     def prove(self) -> Answer:
         """Whether every tile of every grid is visited exactly once, for every size of group."""
-        steps: list[str] = []
-        for case in self._cases():
-            for text, answer in _statements(self, case):
-                if not isinstance(answer, Proof):
-                    return Undecided(f"{case.name}: {text}: {answer.reason}")
-                steps.append(f"{case.name}: {text} [{answer.method}]")
-        return Proof("pieces, for every grid", (), tuple(steps))
+        every = ((f"{case.name}: {text}", a) for case in self._cases() for text, a in _statements(self, case))
+        return all_proven(every, "pieces, for every grid")
 
 
 @dataclass(frozen=True)
@@ -276,6 +271,16 @@ class Hilbert(Schedule):
                 "a grid is part of its square: leaving out the tiles outside keeps every other tile once",
             ),
         )
+
+
+def all_proven(statements: Iterable[tuple[str, Answer]], method: str) -> Answer:
+    """One proof of all statements, with a step for each; Undecided at the first that is not proven."""
+    steps = []
+    for text, answer in statements:
+        if not isinstance(answer, Proof):
+            return Undecided(f"{text}: {answer.reason}")
+        steps.append(f"{text} [{answer.method}]")
+    return Proof(method, (), tuple(steps))
 
 
 def _statements(schedule: Schedule, case: Case) -> Iterator[tuple[str, Answer]]:

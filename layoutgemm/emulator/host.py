@@ -23,9 +23,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..arch import facts_of
 from ..dtypes import dtype
 from ..errors import EmulatorError
 from .arguments import Array, Arrays, array_of
+from .machine import MULTIPROCESSORS
 from .ptx import Kernel, parse
 from .tensor_map import BYTES, from_driver
 
@@ -213,6 +215,9 @@ class HostFunction:
         if not names:
             raise EmulatorError("the object file has no host function of the CuTe DSL")
         function = HostFunction(parse(ptx), list(parameters), _link(content), names[0])
+        facts = facts_of(function.kernels[0].target)
+        for name, value in (("multiprocessors", MULTIPROCESSORS), ("shared_opt_in", facts.smem_per_block)):
+            ctypes.c_int32.in_dll(function.library, f"layoutgemm_{name}").value = value
         function._load(names[0].partition("__mlir_ciface_")[0])
         return function
 
@@ -246,6 +251,8 @@ class HostFunction:
                     named.append((name, array))
         named += [(f"extra {n}", array) for n, value in enumerate(extra) if (array := array_of(value)) is not None]
         arrays = Arrays(named)
+        # The memory is the caller's, by address: it has to live as long as somebody may run the launches.
+        arrays.memory.kept = (*values, *extra)
         given = dict(zip([p.name for p in wanted], values, strict=True))
         words: list[bytes] = []
         for parameter in self.parameters:

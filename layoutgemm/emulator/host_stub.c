@@ -14,6 +14,7 @@ typedef int (*launch_function)(const uint32_t *grid, const uint32_t *block, cons
                                const char *kernel, void **arguments);
 encode_function layoutgemm_encode;
 launch_function layoutgemm_launch;
+int32_t layoutgemm_multiprocessors, layoutgemm_shared_opt_in;
 
 /* cuTensorMapEncodeTiled, CUDA Driver API. */
 int _cuTensorMapEncodeTiled(void *map, int type, uint32_t rank, void *address, const uint64_t *dims,
@@ -68,7 +69,9 @@ int _cudaLibraryLoadData(void **library) {
 enum { MULTIPROCESSORS = 16, SHARED_OPT_IN = 97 }; /* cudaDeviceAttr */
 int _cudaDeviceGetAttribute(int *value, int attribute, int device) {
   (void)device;
-  *value = attribute == MULTIPROCESSORS ? 132 : attribute == SHARED_OPT_IN ? 232448 : 0;
+  *value = attribute == MULTIPROCESSORS ? layoutgemm_multiprocessors
+           : attribute == SHARED_OPT_IN ? layoutgemm_shared_opt_in
+                                        : 0;
   return 0;
 }
 

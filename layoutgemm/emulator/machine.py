@@ -35,6 +35,7 @@ from .ptx import Instruction
 from .values import FULL, LANE, LANES, bool_of, mask_of, select64
 
 BLOCKED, GONE = -1, -2
+MULTIPROCESSORS = 132  # what kernels are told that the machine has: an H200's, which sizes persistent grids
 Triple = tuple[int, int, int]
 
 
@@ -291,7 +292,7 @@ class Machine:
             "%warpid": warp,
             "%nwarpid": -(-block[0] * block[1] * block[2] // LANES),
             "%smid": 0,
-            "%nsmid": 132,
+            "%nsmid": MULTIPROCESSORS,
             "%gridid": 0,
             "%clock": 0,
             "%clock64": 0,

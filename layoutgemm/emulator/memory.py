@@ -48,6 +48,7 @@ class GlobalMemory:
 
     def __init__(self) -> None:
         self.buffers: list[Buffer] = []
+        self.kept: tuple[Any, ...] = ()  # objects whose memory the buffers are, where they hold it by address alone
 
     def add(self, name: str, values: npt.NDArray[Any], offset: int = 0) -> Buffer:
         """A buffer over the bytes of a contiguous array (shared with it), `offset` bytes past a 4 GiB boundary."""

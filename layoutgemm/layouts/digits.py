@@ -196,7 +196,7 @@ class Form:
         remainder = Form(self.box, rest, r)
         carry = remainder._carry(d)
         if carry is None:
-            return Form(self.box, quotient, k) + remainder._small_quotient(d)  # type: ignore[no-any-return]
+            return Form(self.box, quotient, k) + remainder._small_quotient(d)
         return Form(self.box, quotient, k + carry)
 
     def _carry(self, d: Any) -> Any:

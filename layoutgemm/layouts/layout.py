@@ -573,7 +573,7 @@ class Layout(Predicates):
         return _t.congruent(self.shape, getattr(other, "shape", other))
 
     def __eq__(self, other: object) -> bool:
-        return other.__class__ is Layout and self.shape == other.shape and self.stride == other.stride  # type: ignore[attr-defined]
+        return other.__class__ is Layout and self.shape == other.shape and self.stride == other.stride
 
     def __hash__(self) -> int:
         return hash((self.shape, self.stride))

@@ -70,7 +70,7 @@ class P:
 
     def __eq__(self, other: object) -> bool:
         if other.__class__ is P:
-            return self.terms == other.terms  # type: ignore[attr-defined]
+            return self.terms == other.terms
         return False if other.__class__ is int else _border_equal(self, other)
 
     def __ne__(self, other: object) -> bool:

@@ -50,7 +50,7 @@ class _Lines:
         lines = proof.__dict__[self.slot]
         if callable(lines):
             lines = proof.__dict__[self.slot] = tuple(lines())
-        return lines  # type: ignore[no-any-return]
+        return lines
 
     def __set__(self, proof: Any, lines: Any) -> None:
         proof.__dict__[self.slot] = lines

@@ -26,7 +26,7 @@ __all__ = ["BitXor", "FloorDiv", "FloorMod", "closed_form", "evaluator", "variab
 TIMES, PLUS, XOR = PRECEDENCE["Mul"], PRECEDENCE["Add"], PRECEDENCE["Xor"]
 
 
-class _Operator(sympy.Function):  # type: ignore[misc]
+class _Operator(sympy.Function):
     """A binary operator on integers, printed as in Python."""
 
     nargs = 2

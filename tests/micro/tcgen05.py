@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tests.micro.mma_sync import header
+from tests.micro.wgmma import fill_loop, place_address
 
 PTX_VERSION = "8.8"
 CHUNK = 8  # columns of one load or store
@@ -34,22 +35,8 @@ def fill(operand: str, tile: Tile) -> list[str]:
         "add.u64 %g, %g, %o;",
         f"mov.u32 %s, smem{operand};",
         "mad.lo.u32 %to, %lane, 4, %s;",
-        "mul.lo.u32 %i, %lane, 4;",
-        f"fill{operand}:",
-        f"setp.ge.u32 %stop, %i, {tile.bytes};",
-        f"@%stop bra filled{operand};",
-        "ld.global.b32 %w, [%g];",
-        "st.shared.b32 [%to], %w;",
-        "add.u64 %g, %g, 512;",
-        "add.u32 %to, %to, 512;",
-        "add.u32 %i, %i, 512;",
-        f"bra fill{operand};",
-        f"filled{operand}:",
-        f"add.u32 %w, %s, {tile.step};",
-        "and.b32 %w, %w, 0x3ffff;",
-        "shr.u32 %w, %w, 4;",
-        f"cvt.u64.u32 %desc{operand}, %w;",
-        f"or.b64 %desc{operand}, %desc{operand}, {tile.word:#x};",
+        *fill_loop(operand, tile.bytes),
+        *place_address(operand, "%s", tile.step, tile.word),
     ]
 
 

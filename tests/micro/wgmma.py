@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from layoutgemm.atoms import MmaAtom
+from layoutgemm.atoms.descriptor import ADDRESS_MASK, SM90_FIELDS
 from tests.micro.mma_sync import PTX_VERSION, header
 
 
@@ -33,9 +34,17 @@ def _fill(operand: str, tile: Tile, name: str) -> list[str]:
         "add.u64 %g, %g, %o;",
         f"mov.u32 %s{operand}, {name}_smem{operand};",
         f"mad.lo.u32 %to, %lane, 4, %s{operand};",
+        *fill_loop(operand, tile.bytes),
+        *place_address(operand, f"%s{operand}", tile.step, tile.word),
+    ]
+
+
+def fill_loop(operand: str, size: int) -> list[str]:
+    """128 threads copy `size` bytes from %g to %to, each its words; labels are the operand's."""
+    return [
         "mul.lo.u32 %i, %lane, 4;",
         f"fill{operand}:",
-        f"setp.ge.u32 %stop, %i, {tile.bytes};",
+        f"setp.ge.u32 %stop, %i, {size};",
         f"@%stop bra filled{operand};",
         "ld.global.b32 %w, [%g];",
         "st.shared.b32 [%to], %w;",
@@ -44,12 +53,17 @@ def _fill(operand: str, tile: Tile, name: str) -> list[str]:
         "add.u32 %i, %i, 512;",
         f"bra fill{operand};",
         f"filled{operand}:",
-        # the address field: bits 4 to 17 of the address, in place
-        f"add.u32 %w, %s{operand}, {tile.step};",
-        "and.b32 %w, %w, 0x3ffff;",
-        "shr.u32 %w, %w, 4;",
+    ]
+
+
+def place_address(operand: str, base: str, step: int, word: int) -> list[str]:
+    """%desc of the operand: the word, with the shared address base + step in its address field."""
+    return [
+        f"add.u32 %w, {base}, {step};",
+        f"and.b32 %w, %w, {ADDRESS_MASK:#x};",
+        f"shr.u32 %w, %w, {SM90_FIELDS[0].shift};",
         f"cvt.u64.u32 %desc{operand}, %w;",
-        f"or.b64 %desc{operand}, %desc{operand}, {tile.word:#x};",
+        f"or.b64 %desc{operand}, %desc{operand}, {word:#x};",
     ]
 
 

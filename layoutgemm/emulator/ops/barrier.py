@@ -52,7 +52,7 @@ def _named(fiber: Fiber, number: int, expected: int | None) -> Named:
             f"barrier {number} is used with {expected or 'all'} threads, and before with {found.expected or 'all'}",
             fiber,
         )
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def _complete(cta: Cta, number: int, barrier: Named) -> bool:
@@ -159,7 +159,7 @@ def _cluster_barrier(cluster: Cluster) -> ClusterBarrier:
             found.check()
 
         cluster.scratch.setdefault("on exit", []).append(ended)
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 @operation("barrier.cluster.arrive")
@@ -251,7 +251,7 @@ def barriers_of(cta: Cta) -> dict[int, Mbarrier]:
     if "mbarriers" not in cta.scratch:
         cta.scratch["mbarriers"] = {}
         cta.scratch["events"] = []
-    return cta.scratch["mbarriers"]  # type: ignore[no-any-return]
+    return cta.scratch["mbarriers"]
 
 
 def mbarrier_at(fiber: Fiber, address: int) -> Mbarrier:

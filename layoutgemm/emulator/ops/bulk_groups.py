@@ -120,7 +120,7 @@ class Groups:
 def _separate(operation: Any, lanes: int, others: int) -> tuple[Any, Any]:
     """The operation of these lanes and that of others, if there are any: the same one where it cannot be split."""
     if others and hasattr(operation, "split"):
-        return operation.split(lanes)  # type: ignore[no-any-return]
+        return operation.split(lanes)
     return operation, operation
 
 
@@ -129,7 +129,7 @@ def groups_of(fiber: Fiber, kind: str) -> Groups:
     found = fiber.warp.scratch.get(kind)
     if found is None:
         found = fiber.warp.scratch[kind] = Groups()
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def add(fiber: Fiber, operation: Asynchronous) -> None:

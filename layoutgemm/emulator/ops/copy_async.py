@@ -92,7 +92,7 @@ def _number(operand: Operand) -> int:
 def _lanewise(value: Any, active: npt.NDArray[np.bool_]) -> Array:
     if is_uniform(value):
         return np.full(int(active.sum()), value, dtype=np.int64)
-    return value[active].astype(np.int64)  # type: ignore[no-any-return]
+    return value[active].astype(np.int64)
 
 
 @operation("cp.async.ca", "cp.async.cg", guards=True)

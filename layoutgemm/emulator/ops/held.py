@@ -12,5 +12,5 @@ class Held:
         raise TypeError(str(self))
 
     __array_ufunc__ = None
-    __array__ = __bool__ = __int__ = __index__ = __float__ = __eq__ = __ne__ = _refuse  # type: ignore[assignment]
+    __array__ = __bool__ = __int__ = __index__ = __float__ = __eq__ = __ne__ = _refuse
     __hash__ = object.__hash__

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from ...arch import facts_of
+from ...checks.budgets import launch_registers, setmaxnreg_problem
 from ...errors import EmulatorError
 from ..floats import binary32
 from ..machine import BLOCKED, Fiber
@@ -19,8 +21,6 @@ from ..program import Program, Run
 from ..ptx import Instruction, Operand
 from ..values import LANE, M32, bool_of, compact, is_uniform, lanes_of, mask_of, s32
 from .registry import known, operation
-
-REGISTERS, REGISTER_UNIT = 65536, 8  # of a multiprocessor, and the step in which a thread gets them
 
 
 def _members(fiber: Fiber, mask: Any) -> int:
@@ -193,15 +193,16 @@ def set_registers(program: Program, ins: Instruction) -> Run:
     """
     known(ins, "inc", "dec", "sync", "aligned", "u32")
     wanted, gives = program.value(ins.operands[0]), "dec" in ins.words
+    facts = facts_of(program.kernel.target)
 
     def go(fiber: Fiber) -> Any:
         fiber.whole()
         cta, count = fiber.cta, fiber.one(wanted(fiber))
-        if count % REGISTER_UNIT or not 24 <= count <= 256:
-            raise EmulatorError(f"setmaxnreg {count}: it is a multiple of 8 from 24 to 256")
+        if problem := setmaxnreg_problem(count):
+            raise EmulatorError(f"setmaxnreg {count}: {problem}")
         block = fiber.machine.launch.block
         threads = block[0] * block[1] * block[2]
-        at_launch = min(256, REGISTERS // threads // REGISTER_UNIT * REGISTER_UNIT)
+        at_launch = launch_registers(facts, threads)
         pool = cta.scratch.setdefault("registers", [0, []])
         have = fiber.warp.scratch.get("registers", at_launch)
         need = (count - have) * 32

@@ -158,7 +158,7 @@ class Fragment:
                 if registers[place] is not array:
                     break
             else:
-                return known[1]  # type: ignore[no-any-return]
+                return known[1]
         values = [registers[place] if type(place) is int else place[0] for place in places]
         try:
             joined = np.concatenate(values)
@@ -217,7 +217,7 @@ def multiply(atom: MmaAtom) -> Callable[[Array, Array, Array], Array]:
 
         def half(a: Array, b: Array, c: Array) -> Array:
             with np.errstate(over="ignore", invalid="ignore"):
-                return (a @ b + c).astype(np.float16)  # type: ignore[no-any-return]
+                return (a @ b + c).astype(np.float16)
 
         return half
     if atom.threads == LANES and atom.scale is None:

@@ -87,7 +87,7 @@ def tensor_of(cta: Cta) -> TensorMemory:
     found = cta.scratch.get("tensor")
     if found is None:
         found = cta.scratch["tensor"] = TensorMemory(cta)
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def group_of(fiber: Fiber, size: int, alive: bool = True) -> list[Cta]:
@@ -248,7 +248,7 @@ def engine_of(fiber: Fiber) -> Engine:
     found = fiber.warp.scratch.get("engine")
     if found is None:
         found = fiber.warp.scratch["engine"] = Engine(fiber)
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def one_thread(fiber: Fiber) -> None:
