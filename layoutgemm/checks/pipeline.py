@@ -284,7 +284,7 @@ def ranks_of(to: Targets, rank: int, cluster: int) -> tuple[int, ...]:
 
 
 # ---------------------------------------------------------------------------------------------------------- validation
-def _named(entries: tuple, name: str, what: str):  # type: ignore[no-untyped-def, type-arg]  # one of three types
+def _named(entries: tuple, name: str, what: str):  # type: ignore[no-untyped-def]  # one of three types
     for entry in entries:
         if entry.name == name:
             return entry
