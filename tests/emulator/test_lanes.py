@@ -116,7 +116,7 @@ def test_register_budgets():
     ).kinds
     with pytest.raises(DeadlockError, match=r"setmaxnreg\.inc"):
         registers("@%p0 bra A; setmaxnreg.inc.sync.aligned.u32 240; bra B; A: setmaxnreg.dec.sync.aligned.u32 40; B:")
-    with pytest.raises(EmulatorError, match="multiples of 8 in 24..256"):
+    with pytest.raises(EmulatorError, match=r"multiples of 8 in 24\.\.256"):
         registers("setmaxnreg.dec.sync.aligned.u32 20;")
     with pytest.raises(EmulatorError, match=r"setmaxnreg\.dec to 200 registers of a warp that has 168"):
         registers("setmaxnreg.dec.sync.aligned.u32 200;")
