@@ -388,7 +388,7 @@ def test_wgmmas_that_wait_for_each_other_are_seen(monkeypatch: pytest.MonkeyPatc
     """The check for serialised wgmmas, against a kernel that waits after each of them."""
     from cutlass.cute.nvgpu import warpgroup
 
-    from layoutgemm.kernels import bridge
+    from layoutgemm.kernels import bridge_wgmma as bridge
     from layoutgemm.kernels.sass import disassemble
 
     plan = derive(stages=1)

@@ -1,0 +1,91 @@
+"""The bridge's stores of registers: conversion in pairs, stmatrix, stores to shared and to global memory.
+
+Sources: PTX ISA, "cvt", "stmatrix", "st".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import cutlass.cute as cute
+from cutlass import Float32, Int16, Int32, Int64
+from cutlass._mlir.dialects import llvm
+from cutlass.cutlass_dsl import T, dsl_user_op
+from cutlass.experimental import primitives
+
+from layoutgemm.errors import PlanError
+
+from .bridge_types import element_type, raw
+
+# cvt of two f32 into one register, the second operand in the low half; fp8 saturates, as its conversions do in torch
+_PAIRS = {
+    "bf16": ("cvt.rn.bf16x2.f32", 32),
+    "f16": ("cvt.rn.f16x2.f32", 32),
+    "e4m3": ("cvt.rn.satfinite.e4m3x2.f32", 16),
+    "e5m2": ("cvt.rn.satfinite.e5m2x2.f32", 16),
+}
+
+
+@dsl_user_op
+def _convert_pair(low: Any, high: Any, name: str, bits: int, *, loc: Any = None, ip: Any = None) -> Any:
+    operands = [Float32(value).ir_value(loc=loc, ip=ip) for value in (high, low)]
+    result, register = (T.i32(), "=r") if bits == 32 else (T.i16(), "=h")
+    word = llvm.inline_asm(
+        result,
+        operands,
+        f"{name} $0, $1, $2;",
+        f"{register},f,f",
+        has_side_effects=False,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+        loc=loc,
+        ip=ip,
+    )
+    return Int32(word) if bits == 32 else Int16(word)
+
+
+def convert_pair(low: Any, high: Any, dtype: Any) -> Any:
+    """Two f32 values as neighbours of a narrower type, `low` at the lower address: 32 bits, or 16 for 8-bit types.
+
+    Rounds to nearest even; e4m3 and e5m2 saturate at their largest finite value.
+    """
+    if dtype.name not in _PAIRS:
+        raise PlanError(f"no conversion of pairs to {dtype}; there are {', '.join(_PAIRS)}")
+    return _convert_pair(low, high, *_PAIRS[dtype.name])
+
+
+def store_matrices(address: Any, registers: Sequence[Any]) -> None:
+    """stmatrix of 1, 2 or 4 matrices of 8x8 16-bit elements: lane i gives the address of row i % 8 of matrix i // 8."""
+    primitives.stmatrix(raw(address), list(registers), primitives.MMALayout.ROW)
+
+
+@dsl_user_op
+def store_shared(address: Any, values: Sequence[Any], *, loc: Any = None, ip: Any = None) -> None:
+    """st.shared of one 16- or 32-bit value or of a vector of 2 or 4 32-bit ones; `address` is an Int32 in bytes."""
+    kinds = {16: ("b16", "h"), 32: ("b32", "r")}
+    width, register = kinds[values[0].width]
+    values = [value.bitcast(Int32) if isinstance(value, Float32) else value for value in values]
+    vector = "" if len(values) == 1 else f".v{len(values)}"
+    names = ", ".join(f"${i + 1}" for i in range(len(values)))
+    llvm.inline_asm(
+        None,
+        [Int32(address).ir_value(loc=loc, ip=ip), *[value.ir_value(loc=loc, ip=ip) for value in values]],
+        f"st.shared{vector}.{width} [$0], {{{names}}};",
+        ",".join(["r", *[register] * len(values), "~{memory}"]),
+        has_side_effects=True,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+        loc=loc,
+        ip=ip,
+    )
+
+
+def store_element(address: Int64, value: Any, dtype: Any) -> None:
+    """Store one accumulator value at a global address in bytes, converted to `dtype` with round-to-nearest-even.
+
+    A 64-bit address, because CuTe layouts count in 32 bits and a matrix may have more than 2**31 elements.
+    """
+    target = element_type(dtype)
+    pointer = cute.make_ptr(target, address, cute.AddressSpace.gmem, assumed_align=dtype.bytes)
+    cute.make_tensor(pointer, cute.make_layout(1))[0] = value.to(target)

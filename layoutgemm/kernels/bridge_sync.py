@@ -1,0 +1,123 @@
+"""The bridge's synchronisation: mbarriers, block, named and cluster barriers, fences, register counts, launch order.
+
+Each function is one instruction, named after what it does. Sources: PTX ISA, "mbarrier", "barrier{.cta}",
+"barrier.cluster", "membar / fence", "setmaxnreg", "griddepcontrol", "elect.sync".
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cutlass.cute as cute
+from cutlass import Int32
+from cutlass.experimental import primitives
+
+# ------------------------------------------------------------------------------------------------------------ mbarriers
+
+
+def barrier_init(barrier: Any, arrivals: int) -> None:
+    """mbarrier.init: the phase completes after `arrivals` arrivals and all bytes promised by `barrier_expect`."""
+    cute.arch.mbarrier_init(barrier, arrivals)
+
+
+def barriers_visible() -> None:
+    """Make the calling thread's barrier initialisations visible to the async proxy, which TMA belongs to.
+
+    The initialising thread calls it, then the block synchronises: a fence covers the writes of the thread that runs it.
+    """
+    cute.arch.mbarrier_init_fence()
+    cute.arch.fence_proxy("async.shared", space="cta")
+
+
+def barrier_expect(barrier: Any, nbytes: int) -> None:
+    """mbarrier.arrive.expect_tx: one arrival, and the promise that `nbytes` bytes will arrive in this phase."""
+    cute.arch.mbarrier_arrive_and_expect_tx(barrier, nbytes)
+
+
+def barrier_wait(barrier: Any, phase: Any) -> None:
+    """Wait until the barrier's phase with parity `phase` (0 or 1) has completed; acquires what arrived."""
+    cute.arch.mbarrier_wait(barrier, phase)
+
+
+def barrier_arrive(barrier: Any) -> None:
+    """mbarrier.arrive: one arrival at a barrier of this block."""
+    cute.arch.mbarrier_arrive(barrier)
+
+
+def barrier_arrive_at(barrier: Any, block: Any) -> None:
+    """One arrival at the barrier of the same address in block `block` of the cluster."""
+    cute.arch.mbarrier_arrive(barrier, block)
+
+
+# ------------------------------------------------------------------------------------------- blocks, warps and clusters
+
+
+def block_sync() -> None:
+    """bar.sync 0: every thread of the block arrives, then every thread goes on."""
+    cute.arch.sync_threads()
+
+
+def named_sync(barrier: Any, threads: int) -> None:
+    """bar.sync on a named barrier: goes on when `threads` threads have come, those of `named_arrive` included."""
+    cute.arch.barrier(barrier_id=barrier, number_of_threads=threads)
+
+
+def named_arrive(barrier: Any, threads: int) -> None:
+    """bar.arrive: counts the calling warp at a named barrier and does not wait."""
+    cute.arch.barrier_arrive(barrier_id=barrier, number_of_threads=threads)
+
+
+def cluster_arrive(relaxed: bool = False) -> None:
+    """barrier.cluster.arrive, with release semantics unless relaxed."""
+    if relaxed:
+        cute.arch.cluster_arrive_relaxed()
+    else:
+        cute.arch.cluster_arrive()
+
+
+def cluster_wait() -> None:
+    """barrier.cluster.wait: until every thread of the cluster has arrived; acquires."""
+    cute.arch.cluster_wait()
+
+
+def rank_in_cluster() -> Any:
+    """This block's rank in its cluster, the same in all threads of a warp and known to be."""
+    return uniform(cute.arch.block_idx_in_cluster())
+
+
+def elect() -> Any:
+    """True in one thread of the warp, which is converged here."""
+    return primitives.elect_sync()
+
+
+def uniform(value: Any) -> Any:
+    """A value that all threads of a warp share, put into a uniform register."""
+    return cute.arch.make_warp_uniform(Int32(value))
+
+
+# -------------------------------------------------------------------------------------------- fences, registers, launch
+
+
+def shared_writes_visible() -> None:
+    """fence.proxy.async: this thread's earlier writes to shared memory can be read by tensor stores and wgmma."""
+    cute.arch.fence_proxy("async.shared", space="cta")
+
+
+def give_registers(count: int) -> None:
+    """setmaxnreg.dec, by all warps of a warpgroup."""
+    cute.arch.setmaxregister_decrease(count)
+
+
+def take_registers(count: int) -> None:
+    """setmaxnreg.inc, by all warps of a warpgroup; waits until the block has them to give."""
+    cute.arch.setmaxregister_increase(count)
+
+
+def wait_for_previous_kernel() -> None:
+    """griddepcontrol.wait: until the kernels before this one have finished and their writes can be read."""
+    cute.arch.griddepcontrol_wait()
+
+
+def allow_next_kernel() -> None:
+    """griddepcontrol.launch_dependents: the next kernel's blocks may start, as far as there is room for them."""
+    cute.arch.griddepcontrol_launch_dependents()

@@ -1,0 +1,80 @@
+"""What the other bridge modules share: element types, pointers, values carried through traced control flow."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import cuda.bindings.driver as driver
+import cutlass
+import cutlass.experimental.cuda as xcuda
+from cutlass import BFloat16, Float8E4M3FN, Float8E5M2, Float16, Float32, Int8, Int32, TFloat32, Uint8
+from cutlass.cute.nvgpu import OperandMajorMode
+
+from layoutgemm.errors import PlanError
+
+TensorMap: Any = xcuda.TensorMap
+"""Type of a kernel parameter that holds a tensor map, inside `cutlass.GridConstant[...]`."""
+
+Stream: Any = driver.CUstream
+"""Type of a host function's stream parameter."""
+
+_ELEMENT_TYPES = {
+    "bf16": BFloat16,
+    "f16": Float16,
+    "f32": Float32,
+    "tf32": TFloat32,
+    "e4m3": Float8E4M3FN,
+    "e5m2": Float8E5M2,
+    "i8": Int8,
+    "u8": Uint8,
+    "i32": Int32,
+}
+
+MAJOR_MODES = {"K": OperandMajorMode.K, "MN": OperandMajorMode.MN}
+
+
+def element_type(dtype: Any) -> Any:
+    """The DSL's type for one of our element types: DType -> cutlass.Numeric subclass.
+
+    Raises PlanError for a type that no kernel of this package loads, multiplies or stores.
+    """
+    try:
+        return _ELEMENT_TYPES[dtype.name]
+    except KeyError:
+        known = ", ".join(_ELEMENT_TYPES)
+        raise PlanError(f"the bridge has no DSL type for {dtype.name}; it knows {known}") from None
+
+
+def raw(pointer: Any) -> Any:
+    """A cute.Pointer as the pointer type that the primitives take."""
+    return cutlass.Pointer._from_raw_ptr(pointer.llvm_ptr)
+
+
+def unrolled(count: int) -> tuple[int, ...]:
+    """0, 1, ... count - 1 for a loop that the trace unrolls: `range_constexpr` warns from 64 iterations on."""
+    return tuple(range(count))
+
+
+class Carried:
+    """Named run-time values, and constants, that travel together through traced loops and branches.
+
+    The DSL carries an object into a traced `if` or loop as its run-time values, and rebuilds it from them inside. Give
+    the run-time values as keywords; whatever else a subclass sets on itself is constant.
+    """
+
+    def __init__(self, **values: Any):
+        self._names = tuple(values)
+        self.__dict__.update(values)
+
+    def __extract_mlir_values__(self) -> list[Any]:
+        return [value for name in self._names for value in cutlass.extract_mlir_values(self.__dict__[name])]
+
+    def __new_from_mlir_values__(self, values: list[Any]) -> Carried:
+        twin, at = copy.copy(self), 0
+        for name in self._names:
+            old = self.__dict__[name]
+            count = len(cutlass.extract_mlir_values(old))
+            twin.__dict__[name] = cutlass.new_from_mlir_values(old, values[at : at + count])
+            at += count
+        return twin

@@ -1,0 +1,163 @@
+"""The bridge's wgmma: descriptors from the plan's words, accumulators, and the products of one k tile.
+
+    plan object                       here                        instruction
+    ------------------------------    -----------------------     ------------------------------------------------
+    OperandDescriptor.word, .k_steps  Wgmma                       the two 64-bit operands of wgmma.mma_async
+    MmaAtom.shape_mnk, types          Wgmma                       wgmma.mma_async.m64nNkK.{f32,f16,s32}.{types}
+    OperandPlan.major                 Wgmma                       wgmma's imm-trans-a, imm-trans-b
+
+Source: PTX ISA, "Asynchronous warpgroup level matrix instructions".
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int64, Uint32
+from cutlass.cute.nvgpu import tcgen05, warpgroup
+
+from layoutgemm.atoms.descriptor import ADDRESS_MASK, SM90_FIELDS
+from layoutgemm.errors import PlanError
+
+from .bridge_sync import uniform
+from .bridge_types import MAJOR_MODES, element_type
+
+# The descriptor's address field: its unit, and by ADDRESS_MASK its width. A shared-memory address inside a cluster
+# carries the rank of its block from bit 24 on; everything above the field must go, or it lands in the leading offset.
+ADDRESS_UNIT = 1 << SM90_FIELDS[0].shift
+_LOW = (1 << 32) - 1
+
+
+def matrix_descriptor(word: int, pointer: Any) -> Int64:
+    """The descriptor of an operand tile: constant bits of the plan, address field of the traced pointer.
+
+    `word` is OperandDescriptor.word, whose address field is zero; `pointer` is the tile's first byte in shared memory.
+    """
+    address = Int64(pointer.toint()) & ADDRESS_MASK
+    return Int64(_as_signed(word)) | (address >> SM90_FIELDS[0].shift)
+
+
+def _as_signed(word: int, bits: int = 64) -> int:
+    """A bit pattern as the signed integer with the same bits, which is what the DSL's Int64 takes."""
+    return word - (1 << bits) if word >> (bits - 1) else word
+
+
+class Operand:
+    """One operand's descriptors: the constant half, and the half that moves, in a uniform register.
+
+    Of the 64 bits only the low 32 hold the address; stages and K blocks are added to these alone, so that the loop has
+    32-bit uniform adds and nothing else.
+    """
+
+    def __init__(self, descriptor: Any, pointer: Any, stage_bytes: int, block: Any = 0):
+        """`pointer` is stage 0's first byte; `block` is the first block of M (or N) that this warpgroup multiplies."""
+        self.word = descriptor.word
+        self.k_steps = tuple(step // ADDRESS_UNIT for step in descriptor.k_steps)
+        self.mn_steps = tuple((step - descriptor.mn_steps[0]) // ADDRESS_UNIT for step in descriptor.mn_steps)
+        self.stage_units = stage_bytes // ADDRESS_UNIT
+        step = self.mn_steps[1] if len(self.mn_steps) > 1 else 0
+        if self.mn_steps != tuple(i * step for i in range(len(self.mn_steps))):
+            raise PlanError(f"blocks at {self.mn_steps} are not evenly apart, and each warpgroup has some of them")
+        address = pointer.toint() & ADDRESS_MASK
+        constant = _as_signed(self.word & _LOW, 32)
+        self.low = uniform((address >> SM90_FIELDS[0].shift) + block * step | constant)
+
+    def __extract_mlir_values__(self) -> list[Any]:
+        return cutlass.extract_mlir_values(self.low)
+
+    def __new_from_mlir_values__(self, values: list[Any]) -> Operand:
+        twin = copy.copy(self)
+        twin.low = cutlass.new_from_mlir_values(self.low, values)
+        return twin
+
+    def fragment(self, stage: Any, k_block: int, block: int = 0) -> Any:
+        """The descriptor of one instruction's operand, as what cute.gemm takes."""
+        low = self.low + stage * self.stage_units + (self.k_steps[k_block] + self.mn_steps[block])
+        return _descriptor_fragment(Int64(_as_signed(self.word & ~_LOW)) | Int64(Uint32(low)))
+
+
+class Wgmma:
+    """wgmma.mma_async of one atom, both operands from shared memory, accumulators in registers.
+
+    Built from a plan's MmaAtom (shape, types) and the operands' majorness. `accumulator()` gives the calling thread's
+    registers for one instruction's tile: element v is value v of the atom's C layout.
+    """
+
+    def __init__(self, plan: Any):
+        self.a, self.b, self.shape = plan.a.descriptor, plan.b.descriptor, plan.mma.shape_mnk
+        if len(self.b.mn_steps) != 1:
+            raise PlanError(f"the tile is {len(self.b.mn_steps)} instructions wide; this class issues one along N")
+        self.tiled_mma = cute.make_tiled_mma(_operation(plan), (1, 1, 1))
+        self.c_type = element_type(plan.mma.c_dtype)
+
+    def __extract_mlir_values__(self) -> list[Any]:
+        return cutlass.extract_mlir_values(self.tiled_mma)
+
+    def __new_from_mlir_values__(self, values: list[Any]) -> Wgmma:
+        twin = copy.copy(self)
+        twin.tiled_mma = cutlass.new_from_mlir_values(self.tiled_mma, values)
+        return twin
+
+    def accumulator(self) -> Any:
+        """Registers for one tile of C, not initialised: the first `multiply` does not read them."""
+        m, n, _ = self.shape
+        return cute.make_rmem_tensor(self.tiled_mma.get_slice(0).partition_shape_C((m, n)), self.c_type)
+
+    def multiply(self, accumulator: Any, a: Any, b: Any, accumulate: Any) -> None:
+        """One k tile: accumulator (+)= A tile @ B tile, one wgmma for each K block, then commit the group.
+
+        `a` and `b` point at the stage's tiles; the K blocks lie at the plan's byte offsets from them. `accumulate` is
+        wgmma's scale-d for the first block (false: D = A*B, the old accumulator is not read) and true after it.
+        """
+        word_a = matrix_descriptor(self.a.word, a)
+        word_b = matrix_descriptor(self.b.word, b)
+        # wgmma.fence orders register accesses, the accumulator's here. It stands inside the k loop, before the first
+        # wgmma of each tile: hoisted out of the loop of a longer kernel, ptxas serialised every wgmma without a word.
+        warpgroup.fence()
+        self.tiled_mma.set(warpgroup.Field.ACCUMULATE, accumulate)
+        for step_a, step_b in zip(self.a.k_steps, self.b.k_steps, strict=True):
+            fragment_a = _descriptor_fragment(word_a + step_a // ADDRESS_UNIT)
+            fragment_b = _descriptor_fragment(word_b + step_b // ADDRESS_UNIT)
+            cute.gemm(self.tiled_mma, accumulator, fragment_a, fragment_b, accumulator)
+            self.tiled_mma.set(warpgroup.Field.ACCUMULATE, True)
+        warpgroup.commit_group()
+
+    def multiply_blocks(self, accumulators: Any, a: Operand, b: Operand, stage: Any, accumulate: Any) -> None:
+        """One k tile of several blocks of M, each with its accumulator: `multiply` with descriptors that stay put.
+
+        K blocks outside, blocks of M inside: two instructions in a row then read the same B.
+        """
+        warpgroup.fence()
+        for k_block in range(len(a.k_steps)):
+            self.tiled_mma.set(warpgroup.Field.ACCUMULATE, accumulate if k_block == 0 else True)
+            for block, accumulator in enumerate(accumulators):
+                fragment_a, fragment_b = a.fragment(stage, k_block, block), b.fragment(stage, k_block)
+                cute.gemm(self.tiled_mma, accumulator, fragment_a, fragment_b, accumulator)
+        warpgroup.commit_group()
+
+    def wait(self, pending: int = 0) -> None:
+        """Until all but `pending` of this thread's groups have finished: accumulators readable, operand tiles read."""
+        warpgroup.wait_group(pending)
+
+
+def _operation(plan: Any) -> Any:
+    atom, majors = plan.mma, (MAJOR_MODES[plan.a.major], MAJOR_MODES[plan.b.major])
+    a_type, b_type, c_type = (element_type(t) for t in (atom.a_dtype, atom.b_dtype, atom.c_dtype))
+    shape, source = tuple(atom.shape_mnk), warpgroup.OperandSource.SMEM
+    if atom.a_dtype.name in ("bf16", "f16"):
+        if a_type is not b_type:
+            raise PlanError(f"wgmma takes one type for A and B, not {atom.a_dtype} and {atom.b_dtype}")
+        return warpgroup.MmaF16BF16Op(a_type, c_type, shape, source, *majors)
+    if atom.a_dtype.name in ("e4m3", "e5m2"):
+        return warpgroup.MmaF8Op(a_type, b_type, c_type, shape, source, *majors)
+    if atom.a_dtype.name in ("i8", "u8"):
+        return warpgroup.MmaI8Op(a_type, b_type, c_type, shape, source, *majors)
+    raise PlanError(f"the DSL has no wgmma operation for {atom.a_dtype} and {atom.b_dtype}")
+
+
+def _descriptor_fragment(word: Int64) -> Any:
+    """A 64-bit descriptor as the operand that cute.gemm takes: one MMA atom along M (or N), one along K."""
+    return cute.make_tensor(tcgen05.int_to_smem_descriptor(word), cute.make_layout((1, 1, 1), stride=(0, 0, 0)))
