@@ -1,0 +1,231 @@
+"""bf16 GEMM on a GPU: our kernels against torch.mm, cuBLASLt and quack, in bursts and at sustained load.
+
+    python benchmarks/bench_gemm.py --json benchmarks/results/gemm_h200.json
+    python benchmarks/bench_gemm.py --shapes 8192x8192x8192,64x4096x4096 --contender torch.mm,cublasLt,ours
+    python benchmarks/bench_gemm.py --object mine=path/to/kernel.o --no-sustained
+
+How it is measured stands in `layoutgemm/bench.py`. Every contender is checked against float64 before it is timed. Of
+cuBLASLt's twelve proposals and quack's configurations the best two of a short round go on. Sustained figures are taken
+for products of at least `--sustained-from` GFLOP (small ones wait for memory, not for power), for the best of each
+family. The JSON is written after every shape; a run that would exceed `--budget` seconds first leaves out sustained
+figures, then shapes, and says so; one that makes no progress for `--patience` seconds ends and names the contender.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import gc
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+from benchmarks import peers  # noqa: E402
+from benchmarks.gemm_outcome import HEAD, OURS, DeviceLost, Method, Outcome, details, line, measure, save  # noqa: E402
+from benchmarks.ours import ours  # noqa: E402
+from layoutgemm.bench import Contender, Device, Problem  # noqa: E402
+
+WEIGHTS = [(14336, 4096), (28672, 4096), (6144, 4096), (8192, 8192), (4096, 14336)]
+SHAPES = [
+    *((size, size, size) for size in (8192, 4096, 2048, 1024, 16384)),
+    *((4096, n, k) for n, k in WEIGHTS),
+    *((m, n, k) for m in (512, 64, 16) for n, k in [*WEIGHTS, (4096, 4096)]),
+]
+KEEP = {"cublasLt": 2, "quack": 2}
+FAMILIES: dict[str, Callable[[Problem], list[Contender]]] = {
+    "torch.mm": peers.torch_mm,
+    "cublasLt": peers.cublaslt,
+}
+
+
+def shape(text: str) -> tuple[int, int, int]:
+    """M, N, K of "MxNxK"; one number is a square.
+
+    >>> shape("512x6144x4096"), shape("4096")
+    ((512, 6144, 4096), (4096, 4096, 4096))
+    """
+    if not re.fullmatch(r"\d+(x\d+x\d+)?", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form MxNxK")
+    sizes = [int(part) for part in text.split("x")]
+    return (sizes[0], sizes[-1] if len(sizes) == 1 else sizes[1], sizes[-1])
+
+
+def pair(text: str) -> tuple[str, str]:
+    """NAME=VALUE."""
+    name, equals, value = text.partition("=")
+    if not (name and equals and value):
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=VALUE")
+    return name, value
+
+
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--shapes", help="MxNxK,... (default: the whole table)")
+    parser.add_argument("--b-major", choices=("k", "n"), default="k", help="B's contiguous index (default: k)")
+    parser.add_argument("--contender", help="families or names, comma-separated (default: all)")
+    parser.add_argument("--ours", type=pair, action="append", default=[], metavar="NAME=MODULE:FUNCTION")
+    parser.add_argument("--object", type=pair, action="append", default=[], metavar="NAME=FILE.o")
+    parser.add_argument("--rounds", type=int, default=11, help="rounds of bursts (default: 11)")
+    parser.add_argument("--sustained-rounds", type=int, default=3)
+    parser.add_argument("--no-sustained", action="store_true")
+    parser.add_argument("--sustained-from", type=float, default=16.0, metavar="GFLOP")
+    parser.add_argument("--budget", type=float, default=400.0, metavar="SECONDS")
+    parser.add_argument("--patience", type=float, default=90.0, metavar="SECONDS")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--quiet", action="store_true", help="print the table only")
+    return parser.parse_args(argv)
+
+
+def contenders(problem: Problem, options: argparse.Namespace) -> list[Contender]:
+    """All that were asked for, the baseline always among them."""
+    wanted = {*options.contender.split(","), "torch.mm"} if options.contender else None
+    found = [
+        contender
+        for family, of in FAMILIES.items()
+        if wanted is None or any(name.startswith(family) for name in wanted)
+        for contender in of(problem)
+    ]
+    found += ours(problem, dict(options.ours) if options.ours else None)
+    found += [peers.dsl_object(name, Path(path), OURS) for name, path in options.object]
+    return [c for c in found if wanted is None or wanted & {c.name, c.family}]
+
+
+class Watchdog:
+    """Ends the process when `mark` is not called for `patience` seconds: a kernel that hangs never returns."""
+
+    def __init__(self, patience: float, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic):
+        self.patience, self.say, self.clock = patience, say, clock
+        self.step, self.since = "starting", clock()
+
+    def mark(self, step: str) -> None:
+        """Progress: what is done now."""
+        self.step, self.since = step, self.clock()
+
+    def overdue(self) -> bool:
+        """Has the present step taken too long?"""
+        return self.clock() - self.since > self.patience
+
+    def start(self) -> None:
+        """Watch from a thread of its own."""
+
+        def watch() -> None:
+            while not self.overdue():
+                time.sleep(1.0)
+            self.say(f"no progress for {self.patience:.0f} s in: {self.step}")
+            faulthandler.dump_traceback(all_threads=True)
+            sys.stdout.flush()
+            os._exit(4)
+
+        threading.Thread(target=watch, daemon=True).start()
+
+
+class Budget:
+    """Seconds for the whole table: decides whether the next shape is run, and whether at sustained load."""
+
+    def __init__(self, seconds: float, shapes: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock, self.end, self.left_shapes = clock, clock() + seconds, shapes
+        self.short: list[float] = []
+
+    def allows(self, sustained_seconds: float = 0.0) -> bool:
+        """Would all remaining shapes, in bursts alone, still fit after that much sustained load?"""
+        usual = max(self.short[-5:], default=10.0)
+        if not sustained_seconds:
+            return self.clock() + usual < self.end
+        return self.clock() + sustained_seconds + usual * self.left_shapes < self.end
+
+    def spent(self, seconds: float) -> None:
+        """One shape's bursts took that long."""
+        self.short.append(seconds)
+        self.left_shapes -= 1
+
+
+def run(
+    device: Device,
+    problems: Sequence[Problem],
+    field: Callable[[Problem], list[Contender]],
+    options: argparse.Namespace,
+    say: Callable[[str], None],
+    done: Callable[[list[Outcome]], None],
+    clock: Callable[[], float] = time.monotonic,
+    mark: Callable[[str], None] = lambda step: None,
+) -> list[str]:
+    """Measure every problem; `done` gets all outcomes so far after each. What was left out, as sentences."""
+    budget, notes, outcomes = Budget(options.budget, len(problems), clock), [], []
+    for problem in problems:
+        if not budget.allows():
+            notes.append(f"{problem}: left out, the time budget of {options.budget:.0f} s is spent")
+            continue
+        rounds = 0 if options.no_sustained or problem.flops < options.sustained_from * 1e9 else options.sustained_rounds
+        load = rounds * 0.8 * 4
+        if rounds and not budget.allows(load):
+            notes.append(f"{problem}: no sustained figures, they would exceed the time budget")
+            rounds = 0
+        began = clock()
+        try:
+            method = Method(options.rounds, sustained_rounds=rounds, keep=KEEP)
+            outcomes.append(measure(device, problem, field(problem), method, mark))
+        except DeviceLost as error:
+            notes.append(f"{problem}: {error}; the run ends here, run again without it")
+            break
+        gc.collect()  # graphs and operands, before the next shape's
+        budget.spent(clock() - began - (load if rounds else 0.0))
+        say(f"[{clock() - began:5.1f} s] {line(outcomes[-1])}")
+        if not options.quiet:
+            for text in details(outcomes[-1]):
+                say(text)
+        done(outcomes)
+    return notes
+
+
+def report(outcomes: Sequence[Outcome], facts: dict[str, object], notes: Iterable[str]) -> str:
+    """The closing text: facts, table, failures, what was left out."""
+    failed = [f"FAILED {o.problem} {name}: {why}" for o in outcomes for name, why in o.failed]
+    failed += [f"FAULT {o.problem} {m.name}: {m.fault}" for o in outcomes for m in o.measured if m.fault]
+    left_out = [f"left out: {name}: {why}" for name, why in peers.LEFT_OUT.items()]
+    header = ", ".join(f"{key} {value}" for key, value in facts.items())
+    return "\n".join([header, HEAD, *map(line, outcomes), *failed, *left_out, *notes])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = arguments(argv)
+    import torch
+
+    if not torch.cuda.is_available():
+        print("torch finds no CUDA GPU: nothing can be measured", file=sys.stderr)
+        return 2
+    from benchmarks import machine
+    from layoutgemm.bench import CudaDevice
+
+    def say(text: str) -> None:
+        print(text, flush=True)
+
+    source, sampler = machine.sampler()
+    facts = {**machine.facts(), "clock and power": source}
+    say(", ".join(f"{key} {value}" for key, value in facts.items()))
+    watchdog = Watchdog(options.patience, say)
+    watchdog.start()
+    chosen = [shape(text) for text in options.shapes.split(",")] if options.shapes else SHAPES
+    problems = [Problem(*sizes, options.b_major) for sizes in chosen]
+    outcomes: list[Outcome] = []
+
+    def done(so_far: list[Outcome]) -> None:
+        outcomes[:] = so_far
+        if options.json:
+            save(options.json, facts, so_far)
+
+    notes = run(CudaDevice(sampler), problems, lambda p: contenders(p, options), options, say, done, mark=watchdog.mark)
+    watchdog.mark("the table")
+    say("\n" + report(outcomes, facts, notes))
+    return 0 if outcomes and not any("broken" in note for note in notes) else 3
+
+
+if __name__ == "__main__":
+    sys.exit(main())

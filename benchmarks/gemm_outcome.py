@@ -1,0 +1,287 @@
+"""One problem, many contenders: who is right, who goes on, what was measured; as JSON and as a table."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from layoutgemm.bench import (
+    Contender,
+    Device,
+    Load,
+    Problem,
+    Replay,
+    Verdict,
+    bits_of,
+    burst,
+    references,
+    run_and_check,
+    spread,
+    sustained,
+)
+
+BASELINE = "torch.mm"
+OURS = "ours"  # the family that is compared; all others are its peers
+
+
+class DeviceLost(RuntimeError):
+    """A contender has broken the device: nothing more can be measured in this process."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured of one contender; times in seconds of one product, one for each round."""
+
+    name: str
+    family: str
+    note: str
+    worst: float
+    rms: float
+    burst: tuple[float, ...]
+    sustained: tuple[float, ...] = ()
+    clock_mhz: float | None = None
+    power_w: float | None = None
+    fault: str = ""
+
+    @property
+    def seconds(self) -> float:
+        """Median burst time of one product."""
+        return statistics.median(self.burst)
+
+    @property
+    def sustained_seconds(self) -> float | None:
+        """Median sustained time of one product, None where it was not taken."""
+        return statistics.median(self.sustained) if self.sustained else None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """All about one problem: who was measured, who fell out in the short round (its time), who failed (why)."""
+
+    problem: Problem
+    measured: tuple[Measured, ...] = ()
+    fell_out: tuple[tuple[str, float], ...] = ()
+    failed: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Method:
+    """Rounds and lengths; `keep` says how many of a family go on after the short round (families not named: all)."""
+
+    rounds: int = 11
+    short_rounds: int = 3
+    sustained_rounds: int = 3
+    sustained_length: float = 0.8
+    keep: Mapping[str, int] = field(default_factory=dict)
+    seed: int = 0
+
+
+def best_of(names: Mapping[str, str], seconds: Mapping[str, float], keep: Mapping[str, int]) -> list[str]:
+    """Who goes on: of each family the `keep` fastest, and everyone of a family that `keep` does not name.
+
+    >>> best_of({"a": "x", "b": "x", "c": "y"}, {"a": 2.0, "b": 1.0, "c": 9.0}, {"x": 1})
+    ['b', 'c']
+    """
+    chosen = []
+    for family in dict.fromkeys(names.values()):
+        members = sorted((name for name in names if names[name] == family), key=lambda name: seconds[name])
+        chosen += members[: keep.get(family, len(members))]
+    return [name for name in names if name in chosen]
+
+
+def measure(
+    device: Device,
+    problem: Problem,
+    contenders: Sequence[Contender],
+    method: Method | None = None,
+    progress: Callable[[str], None] = lambda text: None,
+) -> Outcome:
+    """Check every contender, time in bursts those that are right, and at sustained load the best of each family.
+
+    A contender that raises or is wrong is reported in `failed` and not timed; a faulty baseline is timed and keeps its
+    fault. `progress` is called before each step with what is about to be done. Raises DeviceLost when a contender
+    leaves the device unusable.
+    """
+    method = method or Method()
+    rng = random.Random(f"{problem} {method.seed}")
+    progress(f"{problem}: operands and float64 product")
+    sets = device.operands(problem, method.seed)
+    exact = references(sets)
+    ready: dict[str, tuple[Contender, Verdict, Replay]] = {}
+    failed: list[tuple[str, str]] = []
+    for contender in contenders:
+        progress(f"{problem}: checking {contender.name}")
+        with _blamed_on(device, contender.name, failed):
+            launches = contender.prepare(sets)
+            verdict, bits = run_and_check(sets, launches, exact)
+            if verdict.fault and contender.name != BASELINE:
+                failed.append((contender.name, verdict.fault))
+                continue
+            rotation = [launches[i % len(launches)] for i in range(problem.launches)]
+            replay = device.record(rotation)
+            if not all(map(torch.equal, bits, bits_of(sets, [replay]))):
+                failed.append((contender.name, "the recorded launches give other bits than the eager ones"))
+                continue
+            ready[contender.name] = contender, verdict, replay
+    del exact
+    count = problem.launches
+    replays = {name: replay for name, (_, _, replay) in ready.items()}
+    family = {name: contender.family for name, (contender, _, _) in ready.items()}
+    fell_out: list[tuple[str, float]] = []
+    if best_of(family, dict.fromkeys(family, 0.0), method.keep) != list(family):
+        crowded = {name: r for name, r in replays.items() if family[name] in method.keep}
+        progress(f"{problem}: short round of {len(crowded)}")
+        times = {
+            name: statistics.median(samples)
+            for name, samples in burst(device, crowded, method.short_rounds, rng, 1.0).items()
+        }
+        stay = best_of(family, {**dict.fromkeys(family, 0.0), **times}, method.keep)
+        fell_out = [(name, times[name] / count) for name in replays if name not in stay]
+        replays = {name: replays[name] for name in stay}
+    progress(f"{problem}: burst of {len(replays)}")
+    bursts = burst(device, replays, method.rounds, rng)
+    medians = {name: statistics.median(samples) for name, samples in bursts.items()}
+    loads: dict[str, list[tuple[float, Load]]] = {}
+    if method.sustained_rounds:
+        one_each = dict.fromkeys(set(family.values()), 1)
+        finalists = best_of({name: family[name] for name in replays}, medians, one_each)
+        progress(f"{problem}: sustained load of {len(finalists)}")
+        running = {name: (replays[name], medians[name]) for name in finalists}
+        loads = sustained(device, running, method.sustained_rounds, rng, method.sustained_length)
+    measured = []
+    for name, samples in bursts.items():
+        contender, verdict, _ = ready[name]
+        held = loads.get(name, [])
+        measured.append(
+            Measured(
+                *(name, contender.family, contender.note, verdict.worst, verdict.rms),
+                burst=tuple(x / count for x in samples),
+                sustained=tuple(x / count for x, _ in held),
+                clock_mhz=_mean(load.clock_mhz for _, load in held),
+                power_w=_mean(load.power_w for _, load in held),
+                fault=verdict.fault,
+            )
+        )
+    return Outcome(problem, tuple(measured), tuple(fell_out), tuple(failed))
+
+
+@contextmanager
+def _blamed_on(device: Device, name: str, failed: list[tuple[str, str]]) -> Iterator[None]:
+    """Whatever is raised inside becomes that contender's failure, unless the device did not survive it."""
+    try:
+        yield
+        device.settle()
+    except Exception as error:
+        failed.append((name, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"))
+        try:
+            device.settle()
+        except Exception as broken:
+            raise DeviceLost(f"{name} has broken the device: {failed[-1][1]}") from broken
+
+
+def _mean(values: Iterator[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+# JSON ---------------------------------------------------------------------------------------------------------------
+
+
+def save(path: Path, facts: Mapping[str, Any], outcomes: Sequence[Outcome]) -> None:
+    """Write facts and outcomes; every round is kept."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shapes = [dataclasses.asdict(outcome) for outcome in outcomes]
+    path.write_text(json.dumps({"facts": dict(facts), "outcomes": shapes}, indent=1) + "\n", encoding="utf-8")
+
+
+def load(path: Path) -> tuple[dict[str, Any], list[Outcome]]:
+    """What `save` wrote."""
+    data = json.loads(path.read_text(encoding="utf-8"))
+
+    def outcome(row: dict[str, Any]) -> Outcome:
+        tuples = {"burst": tuple, "sustained": tuple}
+        return Outcome(
+            Problem(**row["problem"]),
+            tuple(Measured(**{k: tuples.get(k, lambda v: v)(v) for k, v in m.items()}) for m in row["measured"]),
+            *(tuple(tuple(pair) for pair in row[key]) for key in ("fell_out", "failed")),
+        )
+
+    return data["facts"], [outcome(row) for row in data["outcomes"]]
+
+
+# The table ----------------------------------------------------------------------------------------------------------
+
+HEAD = (
+    f"{'M x N x K':>17} {'us':>9} {'TFLOP/s':>7} {'GB/s':>5} {'+-%':>5} {'x mm':>6} {'x peer':>6}"
+    f" | {'sust.':>6} {'x mm':>6} {'x peer':>6} {'MHz':>5} {'W':>4} | subject; best peer in bursts"
+)
+
+
+def fastest(candidates: Sequence[Measured], of: Callable[[Measured], float | None]) -> Measured | None:
+    """The one with the least of it, among those that have it."""
+    known = [m for m in candidates if of(m) is not None]
+    return min(known, key=lambda m: of(m) or 0.0) if known else None
+
+
+def line(outcome: Outcome) -> str:
+    """One problem as a line: the best of ours (without any: the best of all) against the baseline and the best peer.
+
+    A ratio is the other's time over the subject's, so more than 1 is faster. Burst figures left of the bar, sustained
+    ones right of it; each side takes its own best peer.
+    """
+    problem = outcome.problem
+    peers = [m for m in outcome.measured if m.family != OURS]
+    ours = [m for m in outcome.measured if m.family == OURS]
+    subject = fastest(ours or peers, lambda m: m.seconds)
+    if subject is None:
+        return f"{problem!s:>17} nothing ran"
+    baseline = next((m for m in peers if m.name == BASELINE), None)
+    left, peer = _side(subject, baseline, peers, lambda m: m.seconds)
+    held = fastest(ours or peers, lambda m: m.sustained_seconds)
+    if held is None:
+        right = f"{'-':>6} {'-':>6} {'-':>6} {'-':>5} {'-':>4}"
+    else:
+        ratios, _ = _side(held, baseline, peers, lambda m: m.sustained_seconds)
+        load = f"{_number(held.clock_mhz, 5)} {_number(held.power_w, 4)}"
+        right = f"{problem.tflops(held.sustained_seconds or 0.0):6.1f} {ratios} {load}"
+    rate = f"{problem.tflops(subject.seconds):7.1f} {problem.gbs(subject.seconds):5.0f}"
+    noise = f"{100 * spread(subject.burst) / subject.seconds:5.2f}"
+    names = f"{subject.name}; {peer.name + (f' ({peer.note})' if peer.note else '') if peer else '-'}"
+    return f"{problem!s:>17} {subject.seconds * 1e6:9.2f} {rate} {noise} {left} | {right} | {names}"
+
+
+def _side(
+    subject: Measured, baseline: Measured | None, peers: Sequence[Measured], of: Callable[[Measured], float | None]
+) -> tuple[str, Measured | None]:
+    """Both ratios, and the best peer."""
+    mine = of(subject) or 0.0
+    peer = fastest([m for m in peers if m is not subject], of)
+    both = (of(other) if other is not None else None for other in (baseline, peer))
+    return " ".join(f"{'-':>6}" if other is None else f"{other / mine:6.3f}" for other in both), peer
+
+
+def _number(value: float | None, width: int) -> str:
+    return f"{'-':>{width}}" if value is None else f"{value:{width}.0f}"
+
+
+def details(outcome: Outcome) -> Iterator[str]:
+    """Every contender of one problem, the fastest first; then who fell out and who failed."""
+    base = next((m.seconds for m in outcome.measured if m.name == BASELINE), None)
+    for m in sorted(outcome.measured, key=lambda m: m.seconds):
+        ratio = f"{base / m.seconds:6.3f}" if base else f"{'-':>6}"
+        held = f"{outcome.problem.tflops(m.sustained_seconds):6.1f}" if m.sustained_seconds else f"{'-':>6}"
+        what = f"{m.name}{' ' + m.note if m.note else ''}{'  FAULT: ' + m.fault if m.fault else ''}"
+        yield f"    {m.seconds * 1e6:9.2f} us {outcome.problem.tflops(m.seconds):6.1f} {ratio} sust. {held}  {what}"
+    if outcome.fell_out:
+        yield "    fell out: " + ", ".join(f"{name} {seconds * 1e6:.1f}" for name, seconds in outcome.fell_out)
+    for name, why in outcome.failed:
+        yield f"    FAILED {name}: {why}"

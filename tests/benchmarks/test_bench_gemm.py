@@ -1,0 +1,252 @@
+"""The whole driver on a model of a device: who is admitted, who goes on, what the table and the JSON say."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from benchmarks import bench_gemm, gemm_outcome  # noqa: E402
+from benchmarks.gemm_outcome import DeviceLost, Measured, Method, Outcome, line, measure  # noqa: E402
+from layoutgemm.bench import Contender, Problem  # noqa: E402
+
+from .model_device import ModelDevice, timed  # noqa: E402
+
+SMALL = Problem(48, 32, 64)
+
+
+@pytest.fixture(autouse=True)
+def two_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph of four launches over two sets instead of thousands over ten thousand."""
+    monkeypatch.setattr(Problem, "sets", property(lambda self: 2))
+    monkeypatch.setattr(Problem, "launches", property(lambda self: 4))
+
+
+def field(device: ModelDevice) -> list[Contender]:
+    return [
+        timed(device, "torch.mm", 2e-6, "torch.mm"),
+        *(timed(device, f"lib#{i}", 1e-6 * cost, "lib") for i, cost in enumerate((3.0, 1.5, 2.5, 1.6))),
+        timed(device, "mine", 1e-6, "ours"),
+    ]
+
+
+def test_a_family_is_ranked_and_its_best_go_on() -> None:
+    device = ModelDevice(throttle=1.25)
+    out = measure(device, SMALL, field(device), Method(5, sustained_rounds=2, keep={"lib": 2}))
+    assert {m.name for m in out.measured} == {"torch.mm", "lib#1", "lib#3", "mine"}
+    assert dict(out.fell_out) == pytest.approx({"lib#0": 3e-6, "lib#2": 2.5e-6})
+    by = {m.name: m for m in out.measured}
+    assert by["mine"].seconds == pytest.approx(1e-6) and len(by["mine"].burst) == 5
+    # one of each family runs at sustained load, slower by the throttle
+    assert [m.name for m in out.measured if m.sustained] == ["torch.mm", "lib#1", "mine"]
+    assert by["mine"].sustained_seconds == pytest.approx(1.25e-6)
+    assert (by["mine"].clock_mhz, by["mine"].power_w) == (1500.0, 650.0)
+    assert out.failed == ()
+
+
+def wrong(a: Any, b: Any, c: Any) -> None:
+    c.copy_(a.float() @ b.float().T)
+    c[3, 5] += 8  # what a lost 64-element block of K leaves
+
+
+def unwritten(a: Any, b: Any, c: Any) -> None:
+    c[1:].copy_((a.float() @ b.float().T)[1:])
+
+
+def test_who_is_wrong_or_raises_is_named_and_not_timed() -> None:
+    device = ModelDevice()
+    state = {"n": 0}
+
+    def restless(a: Any, b: Any, c: Any) -> None:
+        state["n"] += 1
+        c.copy_((a.float() @ b.float().T) * (1 + (state["n"] > 2) * 2**-9))
+
+    def raises(sets: Any) -> Any:
+        raise ImportError("No module named 'lib'")
+
+    out = measure(
+        device,
+        SMALL,
+        [
+            timed(device, "torch.mm", 2e-6),
+            timed(device, "wrong", 1e-6, work=wrong),
+            timed(device, "unwritten", 1e-6, work=unwritten),
+            timed(device, "restless", 1e-6, work=restless),
+            Contender("absent", raises),
+            Contender("short", lambda sets: [lambda: None]),
+        ],
+        Method(3, sustained_rounds=0),
+    )
+    why = dict(out.failed)
+    assert [m.name for m in out.measured] == ["torch.mm"]
+    assert set(why) == {"wrong", "unwritten", "restless", "absent", "short"}
+    assert why["wrong"].startswith("wrong: an element of C is off by ")
+    assert why["unwritten"] == "wrong: an element of C is off by nan times the bound"
+    assert why["restless"] == "a second run gave other bits"
+    assert why["absent"] == "ImportError: No module named 'lib'"
+    assert why["short"] == "OperandError: prepare gave 1 launches for 2 operand sets"
+
+
+def test_launches_that_do_not_record_are_found() -> None:
+    """A launch on another stream runs at once and is missing from the graph."""
+    device = ModelDevice()
+    device.record = lambda launches: lambda: None  # type: ignore[method-assign]
+    out = measure(device, SMALL, [timed(device, "stray", 1e-6)], Method(3, sustained_rounds=0))
+    assert out.failed == (("stray", "the recorded launches give other bits than the eager ones"),)
+
+
+def test_a_faulty_baseline_is_timed_and_keeps_its_fault() -> None:
+    device = ModelDevice()
+    out = measure(device, SMALL, [timed(device, "torch.mm", 2e-6, work=wrong)], Method(3, sustained_rounds=0))
+    assert out.measured[0].fault.startswith("wrong") and not out.failed
+    assert "FAULT" in "\n".join(gemm_outcome.details(out))
+
+
+def test_a_broken_device_ends_the_run_and_names_the_contender() -> None:
+    device = ModelDevice()
+
+    def kill(a: Any, b: Any, c: Any) -> None:
+        device.dead = True
+
+    with pytest.raises(DeviceLost, match="killer has broken the device"):
+        measure(device, SMALL, [timed(device, "torch.mm", 2e-6), timed(device, "killer", 1e-6, work=kill)])
+
+
+# The driver -----------------------------------------------------------------------------------------------------------
+
+
+def options(**changes: Any) -> argparse.Namespace:
+    parsed = bench_gemm.arguments([])
+    for name, value in changes.items():
+        setattr(parsed, name, value)
+    return parsed
+
+
+def drive(
+    device: ModelDevice, problems: list[Problem], setup: float = 1.0, **changes: Any
+) -> tuple[list[str], list[Outcome], list[str]]:
+    """Run the driver; every problem takes `setup` seconds beside what is timed."""
+    said: list[str] = []
+    last: list[Outcome] = []
+
+    def contenders(problem: Problem) -> list[Contender]:
+        device.now += setup
+        return field(device)
+
+    notes = bench_gemm.run(
+        device,
+        problems,
+        contenders,
+        options(sustained_from=0.0, **changes),
+        said.append,
+        lambda outcomes: last.__setitem__(slice(None), outcomes),
+        clock=lambda: device.now,
+    )
+    return notes, last, said
+
+
+def test_the_driver_measures_every_shape_and_reports_them() -> None:
+    problems = [SMALL, Problem(16, 48, 32)]
+    notes, outcomes, said = drive(ModelDevice(), problems, rounds=3, sustained_rounds=1)
+    assert [o.problem for o in outcomes] == problems and not notes
+    assert sum("us" in text for text in said) >= 2
+    text = bench_gemm.report(outcomes, {"gpu": "a model"}, ["a note"])
+    assert text.splitlines()[0] == "gpu a model"
+    assert text.splitlines()[-1] == "a note"
+    assert "left out: DeepGEMM" in text
+
+
+def test_a_short_budget_leaves_out_sustained_load_first_and_says_so() -> None:
+    problems = [Problem(16, 16, 16 * i) for i in range(1, 6)]
+    notes, outcomes, _ = drive(ModelDevice(), problems, setup=5.0, rounds=3, sustained_rounds=3, budget=60.0)
+    with_load = [o.problem.k // 16 for o in outcomes if any(m.sustained for m in o.measured)]
+    assert len(outcomes) == 5, notes
+    assert 0 < len(with_load) < 5
+    assert sum("no sustained figures" in note for note in notes) == 5 - len(with_load)
+
+
+def test_a_spent_budget_leaves_out_shapes_and_says_so() -> None:
+    problems = [Problem(16, 16, 16 * i) for i in range(1, 6)]
+    notes, outcomes, _ = drive(ModelDevice(), problems, setup=20.0, rounds=3, no_sustained=True, budget=50.0)
+    assert len(outcomes) == 2
+    assert sum("left out, the time budget" in note for note in notes) == 3
+
+
+def test_shapes_and_pairs_parse_or_say_why_not() -> None:
+    assert bench_gemm.shape("512x6144x4096") == (512, 6144, 4096)
+    for bad in ("512x6144", "axbxc", ""):
+        with pytest.raises(argparse.ArgumentTypeError, match="not of the form MxNxK"):
+            bench_gemm.shape(bad)
+    assert bench_gemm.pair("mine=/x/y=z.o") == ("mine", "/x/y=z.o")
+    with pytest.raises(argparse.ArgumentTypeError, match="NAME=VALUE"):
+        bench_gemm.pair("mine")
+
+
+def test_the_table_of_shapes_is_whole() -> None:
+    assert len(bench_gemm.SHAPES) == len(set(bench_gemm.SHAPES)) == 28
+
+
+def test_the_watchdog_is_overdue_only_without_progress() -> None:
+    now = {"t": 0.0}
+    dog = bench_gemm.Watchdog(10.0, print, lambda: now["t"])
+    now["t"] = 9.0
+    dog.mark("a step")
+    now["t"] = 18.0
+    assert not dog.overdue()
+    now["t"] = 20.0
+    assert dog.overdue() and dog.step == "a step"
+
+
+# The table and the JSON -----------------------------------------------------------------------------------------------
+
+
+def result(name: str, family: str, us: float, sustained_us: float | None = None) -> Measured:
+    held = () if sustained_us is None else (sustained_us / 1e6,)
+    return Measured(name, family, "", 0.5, 1.7e-3, (us / 1e6,) * 3, held, *((1500.0, 640.0) if held else (None, None)))
+
+
+LARGE = Outcome(
+    Problem(8192, 8192, 8192),
+    (
+        result("torch.mm", "torch.mm", 1388.0, 1596.0),
+        result("cublasLt#3", "cublasLt", 1346.0, 1536.0),
+        result("quack", "quack", 1347.0, 1529.0),
+        result("mine", "ours", 1295.0, 1498.0),
+        result("mine slow", "ours", 1400.0),
+    ),
+)
+
+
+def test_a_line_holds_rates_and_ratios() -> None:
+    left, right, names = line(LARGE).split(" | ")
+    assert left.split() == ["8192x8192x8192", "1295.00", "849.0", "311", "0.00", "1.072", "1.039"]
+    assert right.split() == ["734.0", "1.065", "1.021", "1500", "640"]
+    assert names == "mine; cublasLt#3"
+    assert [len(part) for part in line(LARGE).split(" | ")[:2]] == [len(p) for p in gemm_outcome.HEAD.split(" | ")[:2]]
+
+
+def test_without_ours_the_best_peer_is_the_subject() -> None:
+    peers = Outcome(LARGE.problem, LARGE.measured[:3])
+    assert line(peers).split(" | ")[2] == "cublasLt#3; quack"
+    alone = Outcome(LARGE.problem, LARGE.measured[:1])
+    assert line(alone).split(" | ")[0].split()[-2:] == ["1.000", "-"]
+    assert line(Outcome(SMALL)).split() == ["48x32x64", "nothing", "ran"]
+
+
+def test_json_comes_back_as_it_went(tmp_path: Any) -> None:
+    outcome = Outcome(LARGE.problem, LARGE.measured, (("lib#0", 3e-6),), (("bad", "wrong"),))
+    path = tmp_path / "results" / "gemm.json"
+    gemm_outcome.save(path, {"gpu": "a model", "rounds": 3}, [outcome])
+    assert gemm_outcome.load(path) == ({"gpu": "a model", "rounds": 3}, [outcome])
+
+
+def test_best_of_keeps_the_named_number_of_each_family() -> None:
+    family = {"a": "x", "b": "x", "c": "x", "d": "y", "e": "y"}
+    seconds = {"a": 3.0, "b": 1.0, "c": 2.0, "d": math.inf, "e": 5.0}
+    assert gemm_outcome.best_of(family, seconds, {"x": 2}) == ["b", "c", "d", "e"]
+    assert gemm_outcome.best_of(family, seconds, {"x": 9}) == list(family)
+    assert gemm_outcome.best_of({}, {}, {"x": 1}) == []
