@@ -7,7 +7,7 @@ every instruction where its box starts, in the tensor and in shared memory. `tma
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -135,6 +135,30 @@ class TmaPlan:
     def issued_by(self, rank: int) -> tuple[TmaCopy, ...]:
         """The instructions of one block of the multicast group."""
         return tuple(copy for copy in self.instructions if copy.rank == rank)
+
+    def batched(self, name: str) -> TmaPlan:
+        """The same copies from (or to) one matrix of many: the map has one more, outermost, dimension of that name.
+
+        Boxes have one element along it, so shared memory and bytes stay as they are. For plans whose sizes are given at
+        run time; raises TmaError for others, and where the map has five dimensions already.
+
+        >>> from layoutgemm.atoms import smem_tile
+        >>> from layoutgemm.atoms.tma import derive
+        >>> plan = derive(smem_tile((64, 64), "bf16", "K"), ("k", "m")).batched("l")
+        >>> plan.dims, plan.box, plan.bytes
+        (('k', 'm', 'l'), (64, 64, 1), 8192)
+        """
+        if self.extents is not None or name in self.dims:
+            raise TmaError(f"dimension {name!r} cannot be added to {self.dims} of extents {self.extents}", rule="tile")
+        if len(self.box) == 5:
+            raise TmaError("a tensor map has five dimensions at most", rule="rank")
+        return replace(
+            self,
+            dims=(*self.dims, name),
+            box=(*self.box, 1),
+            steps=(*self.steps, 1) if self.steps else (),
+            instructions=tuple(replace(i, coord_offset=(*i.coord_offset, 0)) for i in self.instructions),
+        )
 
     # --------------------------------------------------------------------------------------------------------- places
     def start(self, index: Sequence[Any]) -> tuple[Any, ...]:

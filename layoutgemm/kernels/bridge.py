@@ -54,6 +54,7 @@ from .bridge_sync import (
     take_registers,
     uniform,
     wait_for_previous_kernel,
+    warp_sync,
 )
 from .bridge_types import Carried, Stream, TensorMap, element_type, unrolled
 from .bridge_wgmma import Operand, Wgmma, matrix_descriptor
@@ -142,4 +143,5 @@ __all__ = [
     "wait_for_previous_kernel",
     "wait_stores",
     "wait_stores_read",
+    "warp_sync",
 ]

@@ -57,6 +57,11 @@ def block_sync() -> None:
     cute.arch.sync_threads()
 
 
+def warp_sync() -> None:
+    """bar.warp.sync: the warp's lanes meet, and see each other's writes."""
+    cute.arch.sync_warp()
+
+
 def named_sync(barrier: Any, threads: int) -> None:
     """bar.sync on a named barrier: goes on when `threads` threads have come, those of `named_arrive` included."""
     cute.arch.barrier(barrier_id=barrier, number_of_threads=threads)

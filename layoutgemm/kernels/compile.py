@@ -23,6 +23,7 @@ from typing import Any
 from ..errors import PlanError
 from . import object_cache
 from .plan import GemmPlan
+from .sm90_plan import Sm90Plan
 from .sass import Resources, Sass, disassemble
 from .sass import resources as resources_of
 
@@ -33,6 +34,8 @@ _LOCK = threading.RLock()
 _LOADED: dict[str, CompiledGemm] = {}
 # Where a plan remembers its kernel: a frozen plan never needs another, and hashing all of it at each launch is slow.
 _MEMO = "_compiled_gemm"
+
+Plan = GemmPlan | Sm90Plan
 
 
 class CompiledGemm:
@@ -46,7 +49,7 @@ class CompiledGemm:
     seconds  what compiling or loading took
     """
 
-    def __init__(self, plan: GemmPlan, parts: dict[str, bytes], symbol: str, cached: bool):
+    def __init__(self, plan: Plan, parts: dict[str, bytes], symbol: str, cached: bool):
         self.plan = plan
         self.ptx = parts[_PTX].decode()
         self.cubin = parts[_CUBIN]
@@ -70,36 +73,24 @@ class CompiledGemm:
         """Registers, stack and local memory of the kernel; raises PlanError when cuobjdump is absent."""
         return resources_of(self.cubin)
 
-    def launch(
-        self,
-        a: int,
-        b: int,
-        c: int,
-        m: int,
-        n: int,
-        k: int,
-        lda: int,
-        ldb: int,
-        ldc: int,
-        *,
-        stream: int = 0,
-    ) -> None:
-        """C[m, n] = A[m, k] @ B[k, n] on the calling thread's current CUDA device; returns before it is done.
+    def launch(self, *arguments: int, stream: int = 0) -> None:
+        """Launch on the calling thread's current CUDA device; returns before it is done.
 
-        a, b, c        device addresses of the first element, in bytes; a and b multiples of 16
-        lda, ldb, ldc  elements between consecutive rows (columns of a column-major matrix); lda and ldb are multiples
-                       of 16 bytes
-        stream         a CUDA stream handle of that device; 0 is the default stream
+        arguments  one int for each entry of `plan.parameters`, in order: addresses in bytes, of device memory, multiples
+                   of 16; sizes and strides in elements, strides that tensor maps need multiples of 16 bytes
+        stream     a CUDA stream handle of that device; 0 is the default stream
 
-        Nothing about the arguments is checked here: `plan.run` does that, with names. Raises PlanError when there is no
-        GPU or the launch is refused.
+        Nothing about the values is checked here: `plan.run` does that, with names. Raises PlanError when there is no
+        GPU, the number of arguments is wrong, or the launch is refused.
         """
         from cuda.bindings import driver
 
         if not self._ready:
             _require_gpu()
+        if len(arguments) != len(self.plan.parameters):
+            raise PlanError(f"the kernel takes {', '.join(self.plan.parameters)}: got {len(arguments)} arguments")
         try:
-            self._function(a, b, c, m, n, k, lda, ldb, ldc, driver.CUstream(stream))
+            self._function(*arguments, driver.CUstream(stream))
         except Exception as error:
             # the DSL's text is a coloured page; the CUDA error's name is what it has to say
             found = re.search(r"(?:cuda|CUDA_)\w*[Ee][Rr][Rr][Oo][Rr]\w*", str(error))
@@ -123,7 +114,7 @@ class CompiledGemm:
         return f"<CompiledGemm of {self.plan}, {origin} in {self.seconds:.2f} s>"
 
 
-def compile_plan(plan: GemmPlan, *, keep: str | os.PathLike[str] | bool = False) -> CompiledGemm:
+def compile_plan(plan: Plan, *, keep: str | os.PathLike[str] | bool = False) -> CompiledGemm:
     """Compile the plan's kernel, or take it from memory or from the cache on disk.
 
     keep  a folder to write kernel.ptx, kernel.cubin, kernel.sass and kernel.o into; True makes a temporary one and
@@ -161,24 +152,26 @@ def dsl_version() -> str:
         return "unknown"
 
 
-def kernel_facts(plan: GemmPlan) -> dict[str, Any]:
+def kernel_facts(plan: Plan) -> dict[str, Any]:
     """All that decides the code of the plan's kernel, as JSON-able data: two plans with equal facts share one kernel.
 
     >>> small, large = GemmPlan.derive(64, 64, 64), GemmPlan.derive(4096, 4000, 8192)
     >>> kernel_facts(small) == kernel_facts(large)
     True
     """
-    fields = [field.name for field in dataclasses.fields(plan) if field.name not in ("m", "n", "k", "arch", "config")]
+    generic = plan.for_any_size()
+    fields = [field.name for field in dataclasses.fields(plan) if field.name != "arch"]
     return {
         "arch": plan.arch.name,
-        "plan": {name: object_cache.facts_of(getattr(plan, name)) for name in fields},
+        "kernel": type(plan).__name__,
+        "plan": {name: object_cache.facts_of(getattr(generic, name)) for name in fields},
         "dsl": dsl_version(),
         "host": object_cache.host(),
         "sources": object_cache.source_hash(),
     }
 
 
-def _compile(plan: GemmPlan) -> CompiledGemm:
+def _compile(plan: Plan) -> CompiledGemm:
     facts = kernel_facts(plan)
     key = object_cache.key_of(facts)
     if key in _LOADED:
@@ -201,18 +194,16 @@ def _compile(plan: GemmPlan) -> CompiledGemm:
     return compiled
 
 
-def _trace(plan: GemmPlan, symbol: str) -> dict[str, bytes]:
+def _trace(plan: Plan, symbol: str) -> dict[str, bytes]:
     """Trace and compile the kernel; artefacts pass through a temporary folder of their own and are gone afterwards."""
     import cutlass.cute as cute
     from cutlass import Int32, Int64
     from cutlass.cute.runtime import make_fake_stream
 
-    from .sm90_single import Sm90SingleKernel
-
     # The kernel sees a plan for a 1x1x1 problem: were it to read a size at trace time, every test would show it.
-    kernel = Sm90SingleKernel(dataclasses.replace(plan, m=1, n=1, k=1))
-    address, size = Int64(0), Int32(1)
-    leading = Int64(8)
+    kernel = _kernel_of(plan.for_any_size())
+    kinds = {"address": Int64(0), "size": Int32(1), "stride": Int64(8)}
+    arguments = [kinds[kind] for kind in plan.parameters.values()]
     folder = tempfile.mkdtemp(prefix="layoutgemm-")
     try:
         # --gpu-arch always: without it the DSL takes the architecture of the machine it runs on, or of an environment
@@ -220,9 +211,7 @@ def _trace(plan: GemmPlan, symbol: str) -> dict[str, bytes]:
         options = f"--gpu-arch {plan.arch.name} --keep-ptx --keep-cubin --dump-dir {folder}"
         function = cute.compile(
             kernel,
-            *(address, address, address),
-            *(size, size, size),
-            *(leading, leading, leading),
+            *arguments,
             make_fake_stream(),
             options=options,
         )
@@ -235,6 +224,17 @@ def _trace(plan: GemmPlan, symbol: str) -> dict[str, bytes]:
         }
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _kernel_of(plan: Plan) -> Any:
+    """The DSL's kernel for a plan, by the plan's type."""
+    if isinstance(plan, GemmPlan):
+        from .sm90_single import Sm90SingleKernel
+
+        return Sm90SingleKernel(plan)
+    from .sm90_gemm import Sm90GemmKernel
+
+    return Sm90GemmKernel(plan)
 
 
 @functools.cache

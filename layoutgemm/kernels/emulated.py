@@ -10,18 +10,12 @@ import numpy.typing as npt
 from ..emulator.api import Emulation, emulate_host
 from ..emulator.host import HostFunction, HostParameter
 from ..emulator.machine import Policy
-from .compile import compile_plan
+from .compile import Plan, compile_plan
 from .plan import GemmPlan
 from .run import padded_leading
 from .silicon import GlobalMatrix
 
-# The launch's parameters, as `CompiledGemm.launch` takes them.
-PARAMETERS = [
-    *[HostParameter(name, "scalar", "int64_t") for name in ("a", "b", "c")],
-    *[HostParameter(name, "scalar", "int32_t") for name in ("m", "n", "k")],
-    *[HostParameter(name, "scalar", "int64_t") for name in ("lda", "ldb", "ldc")],
-    HostParameter("stream", "stream"),
-]
+_C_TYPES = {"address": "int64_t", "size": "int32_t", "stride": "int64_t"}
 _HOSTS: dict[str, HostFunction] = {}
 
 
@@ -32,10 +26,6 @@ def emulate_plan(
 
     a, b  the operands as they lie in global memory
     """
-    compiled = compile_plan(plan)
-    host = _HOSTS.get(compiled.symbol)
-    if host is None:
-        host = _HOSTS[compiled.symbol] = HostFunction.link(compiled.object, compiled.ptx, PARAMETERS)
     words = plan.c.dtype.encode(np.full((plan.m, plan.n), np.nan, np.float32))
     # A matrix of one line has no pitch; the tensor map wants one that it takes.
     leading = [
@@ -43,7 +33,20 @@ def emulate_plan(
         for operand, matrix in ((plan.a, a), (plan.b, b))
     ]
     sizes = (plan.m, plan.n, plan.k, *leading, plan.n)
-    return words, emulate_host(host, (a.bits, b.bits, words, *sizes), policy=policy, progress=progress)
+    return words, emulate_launch(plan, (a.bits, b.bits, words, *sizes), policy, progress)
+
+
+def emulate_launch(
+    plan: Plan, arguments: tuple[Any, ...], policy: Policy | None = None, progress: bool = True
+) -> Emulation:
+    """Run the plan's compiled kernel on the arguments of `CompiledGemm.launch`, arrays in place of addresses."""
+    compiled = compile_plan(plan)
+    host = _HOSTS.get(compiled.symbol)
+    if host is None:
+        parameters = [HostParameter(name, "scalar", _C_TYPES[kind]) for name, kind in plan.parameters.items()]
+        parameters.append(HostParameter("stream", "stream"))
+        host = _HOSTS[compiled.symbol] = HostFunction.link(compiled.object, compiled.ptx, parameters)
+    return emulate_host(host, arguments, policy=policy, progress=progress)
 
 
 def execute_compiled(plan: GemmPlan, a: GlobalMatrix, b: GlobalMatrix) -> npt.NDArray[np.float32]:

@@ -7,7 +7,7 @@ from nowhere else.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..arch import Arch
@@ -23,6 +23,13 @@ from ..errors import PlanError
 ORDERS = ("row", "col")
 BARRIER_BYTES = 8  # PTX ISA, "mbarrier": a 64-bit object, 8-byte aligned
 DEFAULT_STAGES = 4
+# What a kernel's host function takes besides the stream: name -> "address" (bytes, 64 bits), "size" (elements, 32 bits)
+# or "stride" (elements, 64 bits).
+PARAMETERS = {
+    **dict.fromkeys(("a", "b", "c"), "address"),
+    **dict.fromkeys(("m", "n", "k"), "size"),
+    **dict.fromkeys(("lda", "ldb", "ldc"), "stride"),
+}
 MAX_COORDINATE = (1 << 31) - 1  # tensor coordinates are signed 32-bit: PTX ISA, cp.async.bulk.tensor
 
 
@@ -130,6 +137,7 @@ class GemmPlan:
     smem: SmemMap
     barrier: BarrierPlan
     config: GemmConfig = field(default_factory=GemmConfig)
+    parameters = PARAMETERS
 
     # ------------------------------------------------------------------------------------------------------- derivation
     @classmethod
@@ -187,8 +195,8 @@ class GemmPlan:
             raise PlanError(f"tile_k = {config.tile_k!r}: a stage holds at least one K block of {depth} elements")
         if config.tile_k % depth:
             raise PlanError(f"tile_k = {config.tile_k} is no multiple of the instruction's K = {depth}")
-        a_plan = _operand("A", a_spec, "M", tile_m, config.tile_k, config.swizzle_a, atom)
-        b_plan = _operand("B", b_spec, "N", config.tile_n, config.tile_k, config.swizzle_b, atom)
+        a_plan = derive_operand("A", a_spec, "M", tile_m, config.tile_k, config.swizzle_a, atom)
+        b_plan = derive_operand("B", b_spec, "N", config.tile_n, config.tile_k, config.swizzle_b, atom)
         stages = _stages(config.stages, a_plan, b_plan, target)
         stage_bytes = a_plan.tma.bytes + b_plan.tma.bytes
         plan = cls(
@@ -236,6 +244,10 @@ class GemmPlan:
         along_n = self.tiles[1] if tiles_n is None else tiles_n
         return block // along_n * self.tile[0], block % along_n * self.tile[1]
 
+    def for_any_size(self) -> GemmPlan:
+        """The plan of the same kernel for a problem of 1x1x1: what the trace sees, and what its name is made of."""
+        return replace(self, m=1, n=1, k=1, config=GemmConfig())
+
     # ------------------------------------------------------------------------------------------------------------ verbs
     def check(self) -> Report:
         """Run every check and proof; the report is truthy when all hold, and lists each statement with its method."""
@@ -274,7 +286,7 @@ class GemmPlan:
         )
 
 
-def _operand(
+def derive_operand(
     name: str, spec: Operand, free: str, extent: int, tile_k: int, swizzle: str | None, atom: MmaAtom
 ) -> OperandPlan:
     """A is M x K and B is K x N: K is contiguous in a row-major A and in a column-major B."""

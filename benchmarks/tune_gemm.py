@@ -1,0 +1,216 @@
+"""Every configuration worth trying for a shape, measured side by side: what the heuristic is held against.
+
+    python benchmarks/tune_gemm.py build FOLDER --shapes 8192,4096x14336x4096      # compiles, no GPU needed
+    python benchmarks/tune_gemm.py run FOLDER --shapes 8192,4096x14336x4096 --json tuned.json
+
+`build` writes one object a configuration, and a manifest; `run` loads what it needs, checks every contender against
+float64, and measures bursts as `layoutgemm/bench.py` says, torch.mm among them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+from benchmarks.bench_gemm import SHAPES, shape  # noqa: E402
+from layoutgemm.bench import Contender, Launch, Operands, Problem  # noqa: E402
+from layoutgemm.errors import LayoutError  # noqa: E402
+from layoutgemm.kernels.sm90_plan import Sm90Config, Sm90Plan  # noqa: E402
+
+PITCHES = {"k": "bf16:col", "n": "bf16:row"}
+
+
+def candidates(m: int, n: int, k: int) -> Iterator[Sm90Config]:
+    """Configurations that could be the fastest for a shape, widest tiles first."""
+    overlap = 2 * m * n * k < 300e9
+    big = m >= 1024 and n >= 1024
+    for cluster, group, along in (((2, 1), 4, "M"), ((1, 2), 8, "N"), ((1, 1), 8, "M")):
+        for tile in ((256, 224), (256, 208), (256, 192), (128, 256), (256, 128)):
+            if cluster == (1, 1) and big and min(m, n) > 4096:
+                continue
+            if m <= 512 and cluster == (1, 2) and tile[0] == 256:
+                continue
+            wide = 16 if tile == (128, 256) and cluster == (2, 1) else group
+            way = "N" if tile == (128, 256) and cluster == (2, 1) else along
+            chunks = 2
+            yield Sm90Config(tile, cluster=cluster, group=wide, along=way, chunks=chunks, overlap=overlap)
+    if min(m, n) <= 6144:
+        for tile in ((128, 128), (128, 192), (64, 128), (64, 256), (128, 176)):
+            for cluster in ((1, 1), (2, 1)):
+                if cluster == (2, 1) and m <= 512 and tile[0] == 64:
+                    continue
+                yield Sm90Config(
+                    tile, schedule="pingpong", loader="warpgroup", cluster=cluster, overlap=overlap, chunks=2
+                )
+        for tile in ((128, 128), (128, 192), (128, 224), (64, 256)):
+            consumers = tile[0] // 64
+            yield Sm90Config(tile, consumers=consumers, overlap=overlap, chunks=2)
+            yield Sm90Config(tile, consumers=consumers, loader="warpgroup", overlap=overlap, chunks=2)
+
+
+def name_of(config: Sm90Config) -> str:
+    """A short name that tells configurations apart.
+
+    >>> name_of(Sm90Config((256, 224), cluster=(2, 1), group=4))
+    '256x224 self c21 g4M'
+    """
+    parts = ["x".join(map(str, config.tile))]
+    parts += ["pp"] * (config.schedule == "pingpong")
+    parts.append({"self": "self", "warpgroup": "wg"}[config.loader])
+    parts.append("c" + "".join(map(str, config.cluster)))
+    parts.append(f"g{config.group}{config.along}")
+    defaults = Sm90Config()
+    for field, short in (("stages", "s"), ("tile_k", "k"), ("chunks", "ch"), ("buffers", "b")):
+        if getattr(config, field) != getattr(defaults, field):
+            parts.append(f"{short}{getattr(config, field)}")
+    parts += ["snake"] * config.snake + ["pdl"] * config.overlap
+    return " ".join(parts)
+
+
+def plan_for(config: Sm90Config, b_major: str, sizes: tuple[int, int, int] = (1, 1, 1)) -> Any:
+    """The plan of a configuration."""
+    return Sm90Plan.derive(*sizes, b=PITCHES[b_major], config=config)
+
+
+def build(folder: Path, shapes: Sequence[tuple[int, int, int]], b_major: str, of: Callable[..., Any]) -> None:
+    """Compile what the shapes need and is not there yet."""
+    import cutlass.cute as cute
+    from cutlass import Int32, Int64
+    from cutlass.cute.runtime import make_fake_stream
+
+    from layoutgemm.kernels.compile import _kernel_of, _runtime_library
+
+    folder.mkdir(parents=True, exist_ok=True)
+    manifest_file = folder / "manifest.json"
+    manifest = json.loads(manifest_file.read_text()) if manifest_file.exists() else {}
+    wanted = {name_of(config): config for sizes in shapes for config in of(*sizes)}
+    kinds = {"address": Int64(0), "size": Int32(1), "stride": Int64(8)}
+    _runtime_library()
+    for i, (name, config) in enumerate(wanted.items()):
+        key = f"{name} {b_major}"
+        if key in manifest:
+            continue
+        try:
+            plan = plan_for(config, b_major)
+        except LayoutError as error:
+            print(f"{key}: {error}", flush=True)
+            continue
+        start = time.time()
+        symbol = f"tuned{len(manifest)}"
+        with tempfile.TemporaryDirectory() as scratch:
+            function = cute.compile(
+                _kernel_of(plan), *[kinds[kind] for kind in plan.parameters.values()], make_fake_stream(),
+                options=f"--gpu-arch sm_90a --keep-cubin --dump-dir {scratch}",
+            )  # fmt: skip
+            function.export_to_c(scratch, "exported", symbol)
+            (folder / f"{symbol}.o").write_bytes((Path(scratch) / "exported.o").read_bytes())
+            from layoutgemm.kernels.sass import resources
+
+            used = resources(bytes(function.__cubin__))
+        manifest[key] = {"symbol": symbol, "config": dataclasses.asdict(config), "registers": used.registers,
+                         "local": used.local_bytes, "stack": used.stack_bytes, "smem": plan.smem.total, "stages": plan.stages}  # fmt: skip
+        manifest_file.write_text(json.dumps(manifest, indent=1))
+        print(f"[{i + 1}/{len(wanted)}] {key}: {used}, {plan.stages} stages, {time.time() - start:.1f} s", flush=True)
+
+
+@functools.cache
+def loaded(path: Path, symbol: str) -> Any:
+    """A kernel's launch function, kept for good: a recorded graph does not keep the code that it runs."""
+    from cutlass.cute.runtime import load_module
+
+    from layoutgemm.kernels.compile import _runtime_library
+
+    _runtime_library()
+    return load_module(str(path))[symbol]
+
+
+def contender(folder: Path, key: str, entry: dict[str, Any], problem: Problem) -> Contender:
+    """A compiled configuration as a contender."""
+
+    def prepare(sets: Sequence[Operands]) -> list[Launch]:
+        import torch
+        from cuda.bindings import driver
+
+        function = loaded(folder / f"{entry['symbol']}.o", entry["symbol"])
+        rows, columns = entry["config"]["cluster"]
+        workers = torch.cuda.get_device_properties(0).multi_processor_count // (rows * columns)
+
+        def launch(a: Any, b: Any, c: Any) -> Launch:
+            ldb = b.stride(0) if problem.b_major == "k" else b.stride(1)
+            arguments = (
+                a.data_ptr(), b.data_ptr(), c.data_ptr(), problem.m, problem.n, problem.k, 1,
+                a.stride(0), ldb, c.stride(0), 0, 0, 0, workers,
+            )  # fmt: skip
+            return lambda: function(*arguments, driver.CUstream(torch.cuda.current_stream().cuda_stream))
+
+        return [launch(*operands) for operands in sets]
+
+    return Contender(key, prepare, "ours", "")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("step", choices=("build", "run"))
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--shapes", help="MxNxK,... (default: the table's)")
+    parser.add_argument("--b-major", choices=("k", "n"), default="k")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--budget", type=float, default=400.0, metavar="SECONDS")
+    parser.add_argument("--only", help="configurations whose name contains one of these, comma-separated")
+    parser.add_argument("--peers", action="store_true", help="cublasLt and quack, too")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args(argv)
+    shapes = [shape(text) for text in options.shapes.split(",")] if options.shapes else SHAPES
+    if options.step == "build":
+        build(options.folder, shapes, options.b_major, candidates)
+        return 0
+    from benchmarks import machine, peers
+    from benchmarks.bench_gemm import FAMILIES, KEEP
+    from benchmarks.gemm_outcome import Method, measure
+    from layoutgemm.bench import CudaDevice
+
+    manifest = json.loads((options.folder / "manifest.json").read_text())
+    _, sampler = machine.sampler()
+    device, begun, results = CudaDevice(sampler), time.monotonic(), {}
+    print(machine.facts(), flush=True)
+    wanted = options.only.split(",") if options.only else None
+    for sizes in shapes:
+        if time.monotonic() - begun > options.budget:
+            print("the budget is spent", flush=True)
+            break
+        problem, start = Problem(*sizes, options.b_major), time.monotonic()
+        field = peers.torch_mm(problem)
+        if options.peers:
+            field = [c for of in FAMILIES.values() for c in of(problem)]
+        for config in candidates(*sizes):
+            key = f"{name_of(config)} {options.b_major}"
+            if key in manifest and (wanted is None or any(text in key for text in wanted)):
+                field.append(contender(options.folder, key, manifest[key], problem))
+        outcome = measure(device, problem, field, Method(options.rounds, sustained_rounds=0, keep=KEEP), lambda step: None)
+        base = next(m.seconds for m in outcome.measured if m.name == "torch.mm")
+        ranked = sorted(outcome.measured, key=lambda m: m.seconds)
+        print(f"{problem} [{time.monotonic() - start:.1f} s] torch.mm {base * 1e6:.2f} us", flush=True)
+        for m in ranked:
+            print(f"    {base / m.seconds:6.4f} {m.seconds * 1e6:9.2f} us  {m.name} {m.fault}", flush=True)
+        for name, why in outcome.failed:
+            print(f"    FAILED {name}: {why[:300]}", flush=True)
+        results[str(problem)] = {m.name: m.seconds for m in outcome.measured}
+        if options.json:
+            options.json.write_text(json.dumps(results, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,380 @@
+"""C = A @ B on Hopper: persistent, self-loading or warp-specialised, cooperative or pingpong, any tile of the budgets.
+
+Every layout, box, descriptor, byte count, arrive count and barrier is an attribute of the plan (Sm90Plan); this file
+holds the order in which things happen. A block takes tile after tile in the plan's order; a ring of stages carries k
+tiles from the tensor copies to the products, across the borders of output tiles.
+
+    role        who                                          does
+    --------    -----------------------------------------    ----------------------------------------------------------
+    loader      one warp: of a consumer ("self"), or of a    waits for empty[s], arms full[s] with plan.full_bytes,
+                warpgroup of its own ("warpgroup")           issues its share of the loads of a k tile
+    consumer    1 to 3 warpgroups: of one tile, each some    wait for full[s], multiply, release the stage before;
+                rows (cooperative), or of two tiles in       then convert the accumulators and store them through
+                turn (pingpong)                              shared memory by tensor stores
+
+    barrier     kind        completed by                                               waited for by
+    --------    --------    -------------------------------------------------------    ----------------------------
+    full[s]     mbarrier    plan.full_arrivals (the loader's arrive.expect_tx) and     all consumers of the block
+                            plan.full_bytes, from all blocks that share the tile
+    empty[s]    mbarrier    plan.empty_arrivals: one of each consumer warp of every    the loader
+                            block of the cluster
+    store       named       one consumer's 128 threads: its buffer is free; is full    the same
+    turn        named       pingpong: 128 threads that pass the turn, 128 that take    the consumer whose turn it is
+                            it
+
+One group of wgmmas stays in flight: a stage is released when the group after it has been issued. In a self-loading
+kernel that release is followed by the load that refills the oldest free stage, so loads run `stages - 1` k tiles ahead,
+into the next output tile, without a producer: its registers go to the accumulators.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64, const_expr
+
+from . import bridge
+from .sm90_single import tile_count
+
+
+class Sm90GemmKernel:
+    """The kernel for one plan. What is reachable through `self.plan` is a compile-time constant of the trace."""
+
+    def __init__(self, plan: Any):
+        self.plan = plan
+
+    @cute.jit
+    def __call__(
+        self,
+        a: Int64,
+        b: Int64,
+        c: Int64,
+        m: Int32,
+        n: Int32,
+        k: Int32,
+        batch: Int32,
+        lda: Int64,
+        ldb: Int64,
+        ldc: Int64,
+        stride_a: Int64,
+        stride_b: Int64,
+        stride_c: Int64,
+        workers: Int32,
+        stream: bridge.Stream,
+    ) -> None:
+        """Host side: encode the tensor maps, launch at most `workers` clusters.
+
+        a, b, c: global addresses of the first element; lda, ldb, ldc: elements between consecutive lines; stride_*:
+        elements between matrices of a batch (not read for a plan of one). Asynchronous on `stream`.
+        """
+        plan = self.plan
+        extents = {"m": m, "n": n, "k": k, "l": batch}
+        pitches = {"a": (lda, stride_a), "b": (ldb, stride_b), "c": (ldc, stride_c)}
+        used = 2 if plan.batch > 1 else 1
+        map_a = bridge.encode_tensor_map(plan.a.tma, a, extents, *pitches["a"][:used])
+        map_b = bridge.encode_tensor_map(plan.b.tma, b, extents, *pitches["b"][:used])
+        tmas_c = plan.store.maps if const_expr(plan.store is not None) else ()
+        maps_c = [bridge.encode_tensor_map(tma, c, extents, *pitches["c"][:used]) for tma in tmas_c]
+        maps_c = (maps_c + [map_b] * 4)[:4]  # a kernel has a fixed number of parameters
+        grid = self.grid_of(m, n)
+        across = plan.order.clusters(grid)
+        clusters = cutlass.min(across[0] * across[1] * batch, workers)
+        self.kernel(map_a, map_b, *maps_c, c, m, n, k, batch, ldc, stride_c).launch(
+            grid=(clusters * plan.cluster_size, 1, 1),
+            block=(plan.threads, 1, 1),
+            cluster=(plan.cluster_size, 1, 1),
+            smem=plan.smem.total,
+            min_blocks_per_mp=1,  # without it the compiler ignores setmaxnreg
+            use_pdl=plan.config.overlap,
+            stream=stream,
+        )
+
+    def grid_of(self, m: Any, n: Any) -> tuple[Any, Any]:
+        """Tiles along M and N."""
+        return tile_count(m, self.plan.tile[0]), tile_count(n, self.plan.tile[1])
+
+    @cute.kernel
+    def kernel(
+        self,
+        map_a: cutlass.GridConstant[bridge.TensorMap],
+        map_b: cutlass.GridConstant[bridge.TensorMap],
+        map_c0: cutlass.GridConstant[bridge.TensorMap],
+        map_c1: cutlass.GridConstant[bridge.TensorMap],
+        map_c2: cutlass.GridConstant[bridge.TensorMap],
+        map_c3: cutlass.GridConstant[bridge.TensorMap],
+        c: Int64,
+        m: Int32,
+        n: Int32,
+        k: Int32,
+        batch: Int32,
+        ldc: Int64,
+        stride_c: Int64,
+    ) -> None:
+        """Device side: one block of a persistent grid."""
+        plan = self.plan
+        thread, _, _ = cute.arch.thread_idx()
+        block, _, _ = cute.arch.block_idx()
+        blocks, _, _ = cute.arch.grid_dim()
+        warp = bridge.uniform(thread // 32)
+        group = bridge.uniform(thread // 128)
+        rank = bridge.rank_in_cluster() if const_expr(plan.cluster_size > 1) else Int32(0)
+
+        # 1. Barriers, once; then the whole cluster, since its blocks arrive at each other's.
+        shared = bridge.SharedMemory(plan.smem)
+        if thread == 0:
+            for tensor_map in (map_a, map_b, map_c0):
+                bridge.prefetch_map(tensor_map)
+            for s in cutlass.range_constexpr(plan.stages):
+                bridge.barrier_init(shared.full(s), plan.full_arrivals)
+                bridge.barrier_init(shared.empty(s), plan.empty_arrivals)
+            bridge.barriers_visible()
+        if const_expr(plan.cluster_size > 1):
+            bridge.cluster_arrive(relaxed=True)
+            bridge.cluster_wait()
+        else:
+            bridge.block_sync()
+
+        # 2. Everything above touched no global memory, and ran while the kernel before this one drained.
+        if const_expr(plan.config.overlap):
+            bridge.wait_for_previous_kernel()
+            bridge.allow_next_kernel()
+
+        rows, columns = plan.order.clusters(self.grid_of(m, n))
+        job = bridge.Carried(
+            shared=shared,
+            rank=rank,
+            warp=warp,
+            rows=rows,
+            columns=columns,
+            tiles=rows * columns * batch,
+            k_tiles=tile_count(k, plan.tile[2]),
+            workers=blocks // plan.cluster_size,
+            m=m,
+            n=n,
+            c=c,
+            ldc=ldc,
+            stride_c=stride_c,
+        )
+        maps = (map_a, map_b, (map_c0, map_c1, map_c2, map_c3))
+        first = block // plan.cluster_size
+
+        # 3. The roles. `ahead` is where the loader stands: tile, its origin, k tile, stage, parity, direction through K.
+        ahead = (first, *self.origin(job, first), Int32(0), Int32(0), Int32(1), Int32(0))
+        if const_expr(plan.config.loader == "self"):
+            for _ in cutlass.range(plan.stages, unroll=1):
+                ahead = self.load_next(job, maps, ahead)
+            self.consume(job, maps, first, group, thread % 128, ahead)
+        else:
+            if group == 0:
+                if const_expr(plan.registers is not None):
+                    bridge.give_registers(plan.registers[0])
+                if warp == plan.loader_warp:
+                    while ahead[0] < job.tiles:
+                        ahead = self.load_next(job, maps, ahead)
+            else:
+                if const_expr(plan.registers is not None):
+                    bridge.take_registers(plan.registers[1])
+                self.consume(job, maps, first, group - 1, thread % 128, ahead)
+
+        # 4. No block leaves while another may still send into its shared memory or arrive at its barriers.
+        if const_expr(plan.cluster_size > 1):
+            bridge.cluster_arrive()
+            bridge.cluster_wait()
+
+    # ------------------------------------------------------------------------------------------------------------- tiles
+    def origin(self, job: Any, tile: Any) -> tuple[Any, Any, Any]:
+        """First row, first column and matrix of this block's tile of C, for a cluster tile's number."""
+        plan = self.plan
+        matrix = Int32(0)
+        if plan.batch > 1:
+            matrix = tile // (job.rows * job.columns)
+            tile = tile % (job.rows * job.columns)
+        grid = (job.rows * plan.config.cluster[0], job.columns * plan.config.cluster[1])
+        row, column = plan.order.tile(tile, 0, job.rank, grid, cutlass.min)
+        return row * plan.tile[0], column * plan.tile[1], matrix
+
+    # ------------------------------------------------------------------------------------------------------------- loads
+    @cute.jit
+    def load_next(self, job: Any, maps: Any, ahead: Any) -> Any:
+        """Load one k tile into the next stage, if there is one left, and step on. Only the loader's warp does anything."""
+        plan = self.plan
+        tile, m0, n0, matrix, k_tile, stage, parity, backwards = ahead
+        if job.warp == plan.loader_warp:
+            if tile < job.tiles:
+                bridge.barrier_wait(job.shared.empty(stage), parity)
+                if bridge.elect():
+                    at = k_tile
+                    if const_expr(plan.config.snake):
+                        at = k_tile + backwards * (job.k_tiles - 1 - 2 * k_tile)
+                    self.issue_loads(job, maps, m0, n0, matrix, at, stage)
+                stage += 1
+                if stage == plan.stages:
+                    stage = Int32(0)
+                    parity ^= 1
+                k_tile += 1
+                if k_tile == job.k_tiles:
+                    k_tile = Int32(0)
+                    backwards ^= 1
+                    tile += job.workers
+                    m0, n0, matrix = self.origin(job, tile)
+        return tile, m0, n0, matrix, k_tile, stage, parity, backwards
+
+    def issue_loads(self, job: Any, maps: Any, m0: Any, n0: Any, matrix: Any, k_tile: Any, stage: Any) -> None:
+        """Arm full[stage] and issue this block's share of both tiles. Called by one thread."""
+        plan = self.plan
+        along_m, along_n = plan.config.cluster
+        origin = {"m": m0, "n": n0, "k": k_tile * plan.tile[2], "l": matrix}
+        full, a, b = job.shared.full(stage), job.shared.a(stage), job.shared.b(stage)
+        row, column = job.rank % along_m, job.rank // along_m
+        bridge.barrier_expect(full, plan.full_bytes)
+        if along_n == 1:
+            bridge.load_tile(maps[0], plan.a.tma, origin, a, full)
+        else:  # the blocks of one row of the cluster need the same A
+            mask = bridge.cluster_mask(along_n, row, along_m)
+            bridge.load_share(maps[0], plan.a.tma, origin, a, full, column, mask)
+        if along_m == 1:
+            bridge.load_tile(maps[1], plan.b.tma, origin, b, full)
+        else:
+            mask = bridge.cluster_mask(along_m, column * along_m, 1)
+            bridge.load_share(maps[1], plan.b.tma, origin, b, full, row, mask)
+
+    # ---------------------------------------------------------------------------------------------------------- products
+    @cute.jit
+    def consume(self, job: Any, maps: Any, tile: Any, consumer: Any, thread: Any, ahead: Any) -> None:
+        """A consumer warpgroup: all its tiles, products and stores."""
+        plan = self.plan
+        pingpong = plan.config.schedule == "pingpong"
+        mma = bridge.Wgmma(plan)
+        accumulators = [mma.accumulator() for _ in range(plan.blocks)]
+        first_block = Int32(0) if pingpong else consumer * plan.blocks
+        a = bridge.Operand(plan.a.descriptor, job.shared.a(0), plan.smem.a_stage_bytes, first_block)
+        b = bridge.Operand(plan.b.descriptor, job.shared.b(0), plan.smem.b_stage_bytes)
+        stage, parity = Int32(0), Int32(0)
+        done = Int32(0)  # pingpong: tiles of the block before this one
+        if const_expr(pingpong):
+            tile += consumer * job.workers
+            done = Int32(consumer)
+            if consumer == 1:  # the first turn is consumer 0's
+                bridge.named_arrive(plan.turn_barrier(0), 2 * 128)
+
+        while tile < job.tiles:
+            m0, n0, matrix = self.origin(job, tile)
+            if const_expr(pingpong):
+                passed = done * job.k_tiles
+                stage = passed % plan.stages
+                parity = passed // plan.stages & 1
+                bridge.named_sync(plan.turn_barrier(consumer), 2 * 128)
+
+            # One group in flight: the stage of the group before is released, and refilled, while this one runs.
+            before = stage
+            for k_tile in cutlass.range(job.k_tiles, unroll=1):
+                stage = bridge.uniform(stage)
+                bridge.barrier_wait(job.shared.full(stage), parity)
+                mma.multiply_blocks(accumulators, a, b, stage, k_tile > 0)
+                mma.wait(1)
+                if k_tile > 0:
+                    self.release(job, before)
+                    if const_expr(plan.config.loader == "self"):
+                        ahead = self.load_next(job, maps, ahead)
+                before = stage
+                stage += 1
+                if stage == plan.stages:
+                    stage = Int32(0)
+                    parity ^= 1
+            if const_expr(pingpong):
+                bridge.named_arrive(plan.turn_barrier(1 - consumer), 2 * 128)
+            mma.wait(0)
+            self.release(job, before)
+            if const_expr(plan.config.loader == "self"):
+                ahead = self.load_next(job, maps, ahead)
+
+            row = m0 + first_block * 64
+            if const_expr(plan.store is not None):
+                self.store_tile(job, maps[2], accumulators, consumer, thread, row, n0, matrix)
+            else:
+                self.store_direct(job, accumulators, thread, row, n0, matrix)
+            tile += (2 if pingpong else 1) * job.workers
+            done += 2
+        if const_expr(plan.store is not None):
+            bridge.wait_stores_read(0)
+
+    @cute.jit
+    def release(self, job: Any, stage: Any) -> None:
+        """This warp has read the stage: tell every block of the cluster, one lane each."""
+        plan = self.plan
+        lane = cute.arch.lane_idx()
+        if lane < plan.cluster_size:
+            if const_expr(plan.cluster_size > 1):
+                bridge.barrier_arrive_at(job.shared.empty(stage), lane)
+            else:
+                bridge.barrier_arrive(job.shared.empty(stage))
+
+    # ------------------------------------------------------------------------------------------------------------ stores
+    def store_tile(
+        self, job: Any, maps: Any, accumulators: Any, consumer: Any, thread: Any, row: Any, column: Any, matrix: Any
+    ) -> None:
+        """Convert the accumulators, put them into this warp's buffers round by round, and store these by TMA."""
+        for block in range(self.plan.blocks):
+            self.store_block(job, maps, accumulators[block], consumer, thread, row, column, matrix, block)
+
+    @cute.jit
+    def store_block(
+        self, job: Any, maps: Any, accumulator: Any, consumer: Any, thread: Any, row: Any, column: Any, matrix: Any,
+        block: int,
+    ) -> None:  # fmt: skip
+        """One block of 64 rows: each warp converts, writes and stores its own 16, and waits for no other warp."""
+        store = self.plan.store
+        warp, lane = bridge.uniform(thread // 32), thread % 32
+        for i, chunks in store.rounds_of(block):
+            buffer = job.shared.c((consumer * 4 + warp) * store.buffers + i % store.buffers)
+            packed = [self.convert(accumulator, chunk) for chunk in chunks]
+            # Lane 0 issues the stores, so it alone can wait until they have read the buffer; then it tells the others.
+            if lane == 0:
+                bridge.wait_stores_read(store.buffers - 1)
+            bridge.warp_sync()
+            for chunk, values in zip(chunks, packed, strict=True):
+                self.fill(values, buffer + chunk.offset, chunk, lane)
+            bridge.shared_writes_visible()
+            bridge.warp_sync()
+            if lane == 0:
+                for chunk in chunks:
+                    tma = store.maps[chunk.map]
+                    origin = {"m": row + (block * 64 + warp * 16), "n": column + chunk.column, "l": matrix}
+                    bridge.store_tile(maps[chunk.map], tma, origin, buffer + chunk.offset)
+                bridge.commit_stores()
+
+    def convert(self, accumulator: Any, chunk: Any) -> list[Any]:
+        """A chunk's values in C's type, as they go into shared memory: pairs in one register, or pairs of f32."""
+        values = range(chunk.first_value, chunk.first_value + chunk.values, 2)
+        if self.plan.c.dtype.bits == 32:
+            return [(accumulator[v], accumulator[v + 1]) for v in values]
+        return [(bridge.convert_pair(accumulator[v], accumulator[v + 1], self.plan.c.dtype),) for v in values]
+
+    def fill(self, pairs: Any, tile: Any, chunk: Any, lane: Any) -> None:
+        """One chunk of a lane's registers into shared memory."""
+        if chunk.rows is not None:
+            for i in range(len(pairs) // chunk.matrices):
+                offset = chunk.rows((lane, (i, 0))) * self.plan.c.dtype.bytes
+                matrices = pairs[i * chunk.matrices : (i + 1) * chunk.matrices]
+                bridge.store_matrices(tile + offset, [pair for (pair,) in matrices])
+            return
+        for v, pair in enumerate(pairs):
+            i, j = self.plan.mma.coords_C(lane, chunk.first_value + 2 * v)
+            bridge.store_shared((tile + chunk.tile.byte(i, j - chunk.column)).toint(), pair)
+
+    @cute.jit
+    def store_direct(
+        self, job: Any, accumulators: Any, thread: Any, row: Any, column: Any, matrix: Any
+    ) -> None:
+        """Each thread its own elements, guarded: for a C whose lines a tensor map does not take."""
+        plan = self.plan
+        base = job.c + Int64(matrix) * job.stride_c * plan.c.dtype.bytes
+        for block in cutlass.range_constexpr(plan.blocks):
+            for v in bridge.unrolled(plan.mma.accumulator_registers):
+                i, j = plan.mma.coords_C(thread, v)
+                i += block * 64
+                if i < job.m - row and j < job.n - column:
+                    element = Int64(row + i) * job.ldc + (column + j)
+                    bridge.store_element(base + element * plan.c.dtype.bytes, accumulators[block][v], plan.c.dtype)

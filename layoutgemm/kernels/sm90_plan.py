@@ -1,0 +1,331 @@
+"""Sm90Plan: the objects of the production kernel for Hopper, derived from a problem and a configuration.
+
+    problem, Sm90Config --> wgmma atom, tiles of A and B, multicast copies, descriptors, store, order of tiles,
+                            roles and registers, shared-memory map, pipeline
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ..arch import arch as arch_named
+from ..atoms import MmaAtom, wgmma
+from ..atoms.tma_multicast import shared_out
+from ..checks import Grouped, Persistent, Report, most_stages
+from ..checks.budgets import launch_registers, setmaxnreg_problem
+from ..dtypes import DType
+from ..errors import PlanError
+from .plan import BARRIER_BYTES, MAX_COORDINATE, GemmPlan, Operand, OperandPlan, derive_operand
+from .sm90_store import ROWS, StorePlan
+
+WARPGROUP = 128
+WARPS_OF_GROUP = 4
+SCHEDULES = ("cooperative", "pingpong")
+LOADERS = ("self", "warpgroup")
+STORES = ("tma", "direct")
+_STAGE_BYTES_OF_K = 128  # one swizzle span
+_PRODUCER_REGISTERS = 24  # the least that setmaxnreg takes: one thread issues copies
+_PARAMETERS = {
+    **dict.fromkeys(("a", "b", "c"), "address"),
+    **dict.fromkeys(("m", "n", "k", "batch"), "size"),
+    **dict.fromkeys(("lda", "ldb", "ldc", "stride_a", "stride_b", "stride_c"), "stride"),
+    "workers": "size",
+}
+_FLOATS = ("bf16", "f16", "e4m3", "e5m2")
+
+
+@dataclass(frozen=True, slots=True)
+class Sm90Config:
+    """What may be chosen; None lets the plan choose.
+
+    tile       (M, N) elements of C that a block computes at a time: M a multiple of 64, N of 8 up to 256
+    tile_k     depth of a stage in elements; default 128 bytes
+    stages     k tiles in flight; default as many as fit
+    consumers  warpgroups that multiply, 1 to 3. Cooperative: they share a tile's rows; pingpong: each has a tile
+    schedule   "cooperative", or "pingpong": two warpgroups in turn, one multiplies while the other stores
+    loader     "self": a consumer warp issues the tensor loads, between its products; all registers are the consumers'.
+               "warpgroup": one of its own, which gives its registers away
+    cluster    blocks along M and N that share loads: those along M the tile of B, those along N the tile of A
+    group      clusters of a band of the tile order, and `along` which the bands lie: "M" or "N"
+    snake      every second tile of a block runs through K backwards: fewer reads of memory, but the order of summation
+               then depends on where a tile lies
+    overlap    programmatic dependent launch: the kernel starts while the one before it drains, and waits for it before
+               it touches memory
+    store      "tma", or "direct": each thread its own elements, for a C that a tensor map does not take
+    chunks, buffers   of the store; see StorePlan
+    """
+
+    tile: tuple[int, int] = (128, 256)
+    tile_k: int | None = None
+    stages: int | None = None
+    consumers: int = 2
+    schedule: str = "cooperative"
+    loader: str = "self"
+    cluster: tuple[int, int] = (1, 1)
+    group: int = 8
+    along: str = "M"
+    snake: bool = False
+    overlap: bool = False
+    store: str = "tma"
+    chunks: int = 2
+    buffers: int = 1
+
+    def __post_init__(self) -> None:
+        for name, known in (("schedule", SCHEDULES), ("loader", LOADERS), ("store", STORES), ("along", ("M", "N"))):
+            if getattr(self, name) not in known:
+                raise PlanError(f"{name} = {getattr(self, name)!r}: known are {', '.join(map(repr, known))}")
+        for name, least in (("consumers", 1), ("group", 1), ("chunks", 1), ("buffers", 1)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise PlanError(f"{name} = {value!r}: an int of at least {least}")
+        if self.consumers > 3:
+            raise PlanError(f"consumers = {self.consumers}: three warpgroups and a producer are all that a block holds")
+        if self.schedule == "pingpong" and self.consumers != 2:
+            raise PlanError(f"pingpong takes two consumers in turn, not {self.consumers}")
+        rows = self.tile[0] if self.schedule == "pingpong" else self.tile[0] // self.consumers
+        if rows < ROWS or rows % ROWS or (self.schedule != "pingpong" and self.tile[0] % self.consumers):
+            raise PlanError(
+                f"{self.tile[0]} rows for {self.consumers} {self.schedule} warpgroup(s): each takes a multiple of {ROWS}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Sm90Smem:
+    """Where everything lies in the block's dynamic shared memory, in bytes from an address aligned to `alignment`.
+
+    a, b: stages one after another; c: the buffers of the first consumer warp, then the next one's; then the barriers `full`
+    (`barrier_offset`) and `empty`, one of each a stage.
+    """
+
+    a_offset: int
+    a_stage_bytes: int
+    b_offset: int
+    b_stage_bytes: int
+    c_offset: int
+    c_buffer_bytes: int
+    barrier_offset: int
+    empty_offset: int
+    barrier_bytes: int
+    total: int
+    alignment: int
+
+
+@dataclass(frozen=True)
+class Sm90Plan:
+    """C[l, M, N] = A[l, M, K] @ B[l, K, N] on Hopper; see `derive` and Sm90Config.
+
+    a, b          the operands: tile of a block, copies (dealt out to the cluster's blocks), descriptors
+    blocks        accumulators of a warpgroup, each 64 rows
+    order         number of a tile -> its place, for every cluster and rank
+    full_arrivals, full_bytes, empty_arrivals   what completes a phase of the stages' barriers
+    registers     (producer's, consumers') after setmaxnreg, or None where nothing changes hands
+    """
+
+    m: int
+    n: int
+    k: int
+    batch: int
+    arch: Any
+    a: OperandPlan
+    b: OperandPlan
+    c: Operand
+    mma: MmaAtom
+    tile: tuple[int, int, int]
+    stages: int
+    blocks: int
+    store: StorePlan | None
+    order: Persistent
+    smem: Sm90Smem
+    threads: int
+    full_arrivals: int
+    full_bytes: int
+    empty_arrivals: int
+    registers: tuple[int, int] | None
+    config: Sm90Config = field(default_factory=Sm90Config)
+    parameters = _PARAMETERS
+
+    # ------------------------------------------------------------------------------------------------------- derivation
+    @classmethod
+    def derive(
+        cls,
+        m: int,
+        n: int,
+        k: int,
+        *,
+        batch: int = 1,
+        a: Operand | DType | str = "bf16",
+        b: Operand | DType | str | None = None,
+        c: Operand | DType | str | None = None,
+        config: Sm90Config | None = None,
+    ) -> Sm90Plan:
+        """Derive the kernel for `batch` products C[m, n] = A[m, k] @ B[k, n].
+
+        m, n, k, batch   any positive sizes; ragged edges are zeros on load and not written on store
+        a, b             bf16, f16, e4m3 or e5m2, ":row" (default) or ":col"; 8-bit operands are K-major: a "row", b "col"
+        c                f32, bf16, f16, e4m3 or e5m2, row-major; a's type unless given (bf16 for 8-bit inputs)
+
+        Raises PlanError naming the argument and the arithmetic when no such kernel exists; passes on AtomError,
+        DescriptorError and TmaError.
+
+        >>> plan = Sm90Plan.derive(8192, 8192, 8192, b="bf16:col", config=Sm90Config((256, 224), cluster=(2, 1)))
+        >>> plan.stages, plan.threads, plan.smem.total, plan.full_bytes
+        (3, 256, 221232, 61440)
+        """
+        config = config or Sm90Config()
+        for name, size in (("m", m), ("n", n), ("k", k), ("batch", batch)):
+            if isinstance(size, bool) or not isinstance(size, int):
+                raise PlanError(f"{name} = {size!r} is not an integer")
+            if not 1 <= size <= MAX_COORDINATE:
+                raise PlanError(f"{name} = {size}: a size is 1 to 2**31 - 1, since tensor coordinates have 31 bits")
+        arch = arch_named("sm_90a")
+        a_spec = Operand.parse(a)
+        b_spec = Operand.parse(a_spec.dtype if b is None else b)
+        c_spec = Operand.parse(c if c is not None else a_spec.dtype if a_spec.dtype.bits == 16 else "bf16")
+        for name, spec in (("a", a_spec), ("b", b_spec)):
+            if spec.dtype.name not in _FLOATS:
+                raise PlanError(f"{name} is {spec.dtype}; this kernel multiplies {', '.join(_FLOATS)}")
+        if c_spec.order != "row":
+            raise PlanError(f"c is {c_spec}; this kernel stores row-major. Compute the transpose: C^T = B^T @ A^T")
+        if c_spec.dtype.name not in ("f32", *_FLOATS):
+            raise PlanError(f"c is {c_spec.dtype}; this kernel stores f32, {', '.join(_FLOATS)}")
+        tile_m, tile_n = config.tile
+        atom = wgmma(tile_n, a_spec.dtype, b_spec.dtype, "f32")
+        tile_k = config.tile_k if config.tile_k is not None else _STAGE_BYTES_OF_K * 8 // a_spec.dtype.bits
+        depth = atom.shape_mnk[2]
+        if isinstance(tile_k, bool) or not isinstance(tile_k, int) or tile_k < depth or tile_k % depth:
+            raise PlanError(f"tile_k = {tile_k!r}: a positive multiple of the instruction's K = {depth}")
+        along_m, along_n = config.cluster
+        a_plan = _shared(derive_operand("A", a_spec, "M", tile_m, tile_k, None, atom), along_n, batch)
+        b_plan = _shared(derive_operand("B", b_spec, "N", tile_n, tile_k, None, atom), along_m, batch)
+        groups = 1 if config.schedule == "pingpong" else config.consumers
+        blocks = tile_m // ROWS // groups
+        store = None
+        if config.store == "tma":
+            store = StorePlan.derive(atom, blocks, c_spec.dtype, config.chunks, config.buffers)
+            if batch > 1:
+                store = replace(store, maps=tuple(tma.batched("l") for tma in store.maps))
+        c_bytes = config.consumers * WARPS_OF_GROUP * store.buffers * store.buffer_bytes if store else 0
+        stage_bytes = _up(a_plan.smem.bytes, 1024) + _up(b_plan.smem.bytes, 1024)
+        fits = most_stages(arch, stage_bytes + 2 * BARRIER_BYTES, c_bytes)
+        stages = fits if config.stages is None else config.stages
+        if isinstance(stages, bool) or not isinstance(stages, int) or not 1 <= stages <= fits:
+            raise PlanError(
+                f"{stages!r} stage(s) of A {a_plan.smem.bytes} + B {b_plan.smem.bytes} bytes beside {c_bytes} of the "
+                f"store: {fits} fit into {arch.smem_per_block}"
+            )
+        threads = WARPGROUP * (config.consumers + (config.loader == "warpgroup"))
+        return cls(
+            m=m,
+            n=n,
+            k=k,
+            batch=batch,
+            arch=arch,
+            a=a_plan,
+            b=b_plan,
+            c=c_spec,
+            mma=atom,
+            tile=(tile_m, tile_n, tile_k),
+            stages=stages,
+            blocks=blocks,
+            store=store,
+            order=Persistent(Grouped(config.along, config.group), 1, config.cluster),
+            smem=_smem(a_plan, b_plan, stages, c_bytes, store),
+            threads=threads,
+            full_arrivals=1,
+            full_bytes=a_plan.tma.bytes + b_plan.tma.bytes,
+            empty_arrivals=groups * WARPS_OF_GROUP * along_m * along_n,
+            registers=_registers(arch, threads, config),
+            config=config,
+        )
+
+    # ------------------------------------------------------------------------------------------------ what is asked for
+    @property
+    def tiles(self) -> tuple[int, int]:
+        """How many tiles there are along M and N."""
+        return -(-self.m // self.tile[0]), -(-self.n // self.tile[1])
+
+    @property
+    def cluster_size(self) -> int:
+        """Blocks of a cluster."""
+        return self.config.cluster[0] * self.config.cluster[1]
+
+    @property
+    def loader_warp(self) -> int:
+        """The warp of the block that issues the loads: the first of its own warpgroup, or of the last consumer."""
+        return 0 if self.config.loader == "warpgroup" else WARPS_OF_GROUP * (self.config.consumers - 1)
+
+    def turn_barrier(self, consumer: Any) -> Any:
+        """Named barrier at which a pingpong consumer waits for its turn to multiply; 0 is the block's."""
+        return consumer + 1
+
+    def for_any_size(self) -> Sm90Plan:
+        """The plan of the same kernel for one product, or two, of 1x1x1: what the trace sees."""
+        return replace(self, m=1, n=1, k=1, batch=min(self.batch, 2))
+
+    def check(self) -> Report:
+        """Run every check and proof of the plan."""
+        from .sm90_proofs import check_sm90
+
+        return check_sm90(self)
+
+    def compile(self) -> Any:
+        """Compile the kernel; needs the `dsl` extra and no GPU. See `kernels.compile`."""
+        from .compile import compile_plan
+
+        return compile_plan(self)
+
+    def __str__(self) -> str:
+        sizes = f"{self.batch} x " * (self.batch > 1) + f"{self.m}x{self.n}x{self.k}"
+        cluster = "x".join(map(str, self.config.cluster))
+        return (
+            f"Sm90Plan {sizes}: A {self.a.dtype} {self.a.order}, B {self.b.dtype} {self.b.order}, C {self.c.dtype}, tile "
+            f"{'x'.join(map(str, self.tile))}, {self.stages} stages, {self.config.schedule}, {self.config.consumers} "
+            f"consumer(s), loads by {self.config.loader}, cluster {cluster}"
+        )
+
+
+def _shared(operand: OperandPlan, blocks: int, batch: int) -> OperandPlan:
+    """The operand with its copies dealt out to so many blocks of the cluster, and its map made for a batch."""
+    tma = shared_out(operand.tma, blocks)
+    return replace(operand, tma=tma.batched("l") if batch > 1 else tma)
+
+
+def _up(value: int, unit: int) -> int:
+    return -(-value // unit) * unit
+
+
+def _smem(a: OperandPlan, b: OperandPlan, stages: int, c_bytes: int, store: StorePlan | None) -> Sm90Smem:
+    a_stage, b_stage = _up(a.smem.bytes, a.smem.alignment), _up(b.smem.bytes, b.smem.alignment)
+    b_offset = _up(stages * a_stage, 1024)
+    c_offset = _up(b_offset + stages * b_stage, 1024)
+    barriers = c_offset + c_bytes
+    return Sm90Smem(
+        a_offset=0,
+        a_stage_bytes=a_stage,
+        b_offset=b_offset,
+        b_stage_bytes=b_stage,
+        c_offset=c_offset,
+        c_buffer_bytes=store.buffer_bytes if store else 0,
+        barrier_offset=barriers,
+        empty_offset=barriers + stages * BARRIER_BYTES,
+        barrier_bytes=BARRIER_BYTES,
+        total=barriers + 2 * stages * BARRIER_BYTES,
+        alignment=1024,
+    )
+
+
+def _registers(arch: Any, threads: int, config: Sm90Config) -> tuple[int, int] | None:
+    """What setmaxnreg makes of the block's registers, or None where each thread has all it can name from the start."""
+    if config.loader == "self" or launch_registers(arch, threads) >= 240:
+        return None
+    pool = threads * launch_registers(arch, threads) // WARPGROUP
+    consumer = min((pool - _PRODUCER_REGISTERS) // config.consumers // 8 * 8, 240)
+    for count in (_PRODUCER_REGISTERS, consumer):
+        problem = setmaxnreg_problem(count)
+        if problem:
+            raise PlanError(problem)
+    return _PRODUCER_REGISTERS, consumer
+
+
+__all__ = ["GemmPlan", "Sm90Config", "Sm90Plan"]
