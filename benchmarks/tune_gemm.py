@@ -75,7 +75,7 @@ def name_of(config: Sm90Config) -> str:
     for field, short in (("stages", "s"), ("tile_k", "k"), ("chunks", "ch"), ("buffers", "b")):
         if getattr(config, field) != getattr(defaults, field):
             parts.append(f"{short}{getattr(config, field)}")
-    parts += ["snake"] * config.snake + ["pdl"] * config.overlap
+    parts += ["snake"] * config.snake + ["early"] * config.early + ["pdl"] * config.overlap
     return " ".join(parts)
 
 
@@ -174,7 +174,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     shapes = [shape(text) for text in options.shapes.split(",")] if options.shapes else SHAPES
     if options.step == "build":
-        build(options.folder, shapes, options.b_major, candidates)
+        build(options.folder, shapes, options.b_major, globals()["candidates"])
         return 0
     from benchmarks import machine, peers
     from benchmarks.bench_gemm import FAMILIES, KEEP

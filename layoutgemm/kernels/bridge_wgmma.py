@@ -132,11 +132,22 @@ class Wgmma:
         """
         warpgroup.fence()
         for k_block in range(len(a.k_steps)):
-            self.tiled_mma.set(warpgroup.Field.ACCUMULATE, accumulate if k_block == 0 else True)
             for block, accumulator in enumerate(accumulators):
-                fragment_a, fragment_b = a.fragment(stage, k_block, block), b.fragment(stage, k_block)
-                cute.gemm(self.tiled_mma, accumulator, fragment_a, fragment_b, accumulator)
+                self._one(accumulator, a, b, stage, k_block, block, accumulate)
         warpgroup.commit_group()
+
+    def multiply_one_by_one(self, accumulators: Any, a: Operand, b: Operand, stage: Any, accumulate: Any) -> None:
+        """`multiply_blocks` with blocks of M outside, and a group of its own for each: the first is complete first."""
+        warpgroup.fence()
+        for block, accumulator in enumerate(accumulators):
+            for k_block in range(len(a.k_steps)):
+                self._one(accumulator, a, b, stage, k_block, block, accumulate)
+            warpgroup.commit_group()
+
+    def _one(self, accumulator: Any, a: Operand, b: Operand, stage: Any, k_block: int, block: int, keep: Any) -> None:
+        self.tiled_mma.set(warpgroup.Field.ACCUMULATE, keep if k_block == 0 else True)
+        fragment_a, fragment_b = a.fragment(stage, k_block, block), b.fragment(stage, k_block)
+        cute.gemm(self.tiled_mma, accumulator, fragment_a, fragment_b, accumulator)
 
     def wait(self, pending: int = 0) -> None:
         """Until all but `pending` of this thread's groups have finished: accumulators readable, operand tiles read."""

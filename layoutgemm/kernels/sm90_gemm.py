@@ -269,7 +269,8 @@ class Sm90GemmKernel:
 
             # One group in flight: the stage of the group before is released, and refilled, while this one runs.
             before = stage
-            for k_tile in cutlass.range(job.k_tiles, unroll=1):
+            early = 1 if plan.config.early else 0
+            for k_tile in cutlass.range(job.k_tiles - early, unroll=1):
                 stage = bridge.uniform(stage)
                 bridge.barrier_wait(job.shared.full(stage), parity)
                 mma.multiply_blocks(accumulators, a, b, stage, k_tile > 0)
@@ -283,18 +284,37 @@ class Sm90GemmKernel:
                 if stage == plan.stages:
                     stage = Int32(0)
                     parity ^= 1
+
+            # Early: the last k tile block by block, so that a block can be stored while the next ones are multiplied.
+            if const_expr(plan.config.early):
+                stage = bridge.uniform(stage)
+                bridge.barrier_wait(job.shared.full(stage), parity)
+                mma.multiply_one_by_one(accumulators, a, b, stage, job.k_tiles > 1)
+                mma.wait(plan.blocks)
+                if job.k_tiles > 1:
+                    self.release(job, before)
+                    if const_expr(plan.config.loader == "self"):
+                        ahead = self.load_next(job, maps, ahead)
+                before = stage
+                stage += 1
+                if stage == plan.stages:
+                    stage = Int32(0)
+                    parity ^= 1
             if const_expr(pingpong):
                 bridge.named_arrive(plan.turn_barrier(1 - consumer), 2 * 128)
-            mma.wait(0)
-            self.release(job, before)
-            if const_expr(plan.config.loader == "self"):
-                ahead = self.load_next(job, maps, ahead)
 
             row = m0 + first_block * 64
-            if const_expr(plan.store is not None):
-                self.store_tile(job, maps[2], accumulators, consumer, thread, row, n0, matrix)
-            else:
-                self.store_direct(job, accumulators, thread, row, n0, matrix)
+            for block in cutlass.range_constexpr(plan.blocks):
+                if const_expr(plan.config.early or block == 0):
+                    mma.wait(plan.blocks - 1 - block if plan.config.early else 0)
+                if const_expr(not plan.config.early and block == 0 or plan.config.early and block == plan.blocks - 1):
+                    self.release(job, before)
+                    if const_expr(plan.config.loader == "self"):
+                        ahead = self.load_next(job, maps, ahead)
+                if const_expr(plan.store is not None):
+                    self.store_block(job, maps[2], accumulators[block], consumer, thread, row, n0, matrix, block)
+                else:
+                    self.store_direct(job, accumulators[block], thread, row + block * 64, n0, matrix)
             tile += (2 if pingpong else 1) * job.workers
             done += 2
         if const_expr(plan.store is not None):
@@ -312,13 +332,6 @@ class Sm90GemmKernel:
                 bridge.barrier_arrive(job.shared.empty(stage))
 
     # ------------------------------------------------------------------------------------------------------------ stores
-    def store_tile(
-        self, job: Any, maps: Any, accumulators: Any, consumer: Any, thread: Any, row: Any, column: Any, matrix: Any
-    ) -> None:
-        """Convert the accumulators, put them into this warp's buffers round by round, and store these by TMA."""
-        for block in range(self.plan.blocks):
-            self.store_block(job, maps, accumulators[block], consumer, thread, row, column, matrix, block)
-
     @cute.jit
     def store_block(
         self, job: Any, maps: Any, accumulator: Any, consumer: Any, thread: Any, row: Any, column: Any, matrix: Any,
@@ -366,15 +379,13 @@ class Sm90GemmKernel:
 
     @cute.jit
     def store_direct(
-        self, job: Any, accumulators: Any, thread: Any, row: Any, column: Any, matrix: Any
+        self, job: Any, accumulator: Any, thread: Any, row: Any, column: Any, matrix: Any
     ) -> None:
-        """Each thread its own elements, guarded: for a C whose lines a tensor map does not take."""
+        """One block of 64 rows, each thread its own elements, guarded: for a C whose lines a tensor map does not take."""
         plan = self.plan
         base = job.c + Int64(matrix) * job.stride_c * plan.c.dtype.bytes
-        for block in cutlass.range_constexpr(plan.blocks):
-            for v in bridge.unrolled(plan.mma.accumulator_registers):
-                i, j = plan.mma.coords_C(thread, v)
-                i += block * 64
-                if i < job.m - row and j < job.n - column:
-                    element = Int64(row + i) * job.ldc + (column + j)
-                    bridge.store_element(base + element * plan.c.dtype.bytes, accumulators[block][v], plan.c.dtype)
+        for v in bridge.unrolled(plan.mma.accumulator_registers):
+            i, j = plan.mma.coords_C(thread, v)
+            if i < job.m - row and j < job.n - column:
+                element = Int64(row + i) * job.ldc + (column + j)
+                bridge.store_element(base + element * plan.c.dtype.bytes, accumulator[v], plan.c.dtype)

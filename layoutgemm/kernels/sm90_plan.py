@@ -54,6 +54,7 @@ class Sm90Config:
                it touches memory
     store      "tma", or "direct": each thread its own elements, for a C that a tensor map does not take
     chunks, buffers   of the store; see StorePlan
+    early      store the first block of 64 rows while the last products of the others still run
     """
 
     tile: tuple[int, int] = (128, 256)
@@ -70,6 +71,7 @@ class Sm90Config:
     store: str = "tma"
     chunks: int = 2
     buffers: int = 1
+    early: bool = False
 
     def __post_init__(self) -> None:
         for name, known in (("schedule", SCHEDULES), ("loader", LOADERS), ("store", STORES), ("along", ("M", "N"))):
