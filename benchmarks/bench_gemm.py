@@ -43,6 +43,7 @@ KEEP = {"cublasLt": 2, "quack": 2}
 FAMILIES: dict[str, Callable[[Problem], list[Contender]]] = {
     "torch.mm": peers.torch_mm,
     "cublasLt": peers.cublaslt,
+    "quack": peers.quack,
 }
 
 
