@@ -30,7 +30,7 @@ if str(ROOT) not in sys.path:
 
 from benchmarks import peers  # noqa: E402
 from benchmarks.gemm_outcome import HEAD, OURS, DeviceLost, Method, Outcome, details, line, measure, save  # noqa: E402
-from benchmarks.ours import ours  # noqa: E402
+from benchmarks.ours import CALLABLES, ours  # noqa: E402
 from layoutgemm.bench import Contender, Device, Problem  # noqa: E402
 
 WEIGHTS = [(14336, 4096), (28672, 4096), (6144, 4096), (8192, 8192), (4096, 14336)]
@@ -59,6 +59,11 @@ def shape(text: str) -> tuple[int, int, int]:
     return (sizes[0], sizes[-1] if len(sizes) == 1 else sizes[1], sizes[-1])
 
 
+def shapes(text: str) -> list[tuple[int, int, int]]:
+    """Several, comma-separated."""
+    return [shape(part) for part in text.split(",")]
+
+
 def pair(text: str) -> tuple[str, str]:
     """NAME=VALUE."""
     name, equals, value = text.partition("=")
@@ -69,7 +74,7 @@ def pair(text: str) -> tuple[str, str]:
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--shapes", help="MxNxK,... (default: the whole table)")
+    parser.add_argument("--shapes", type=shapes, default=SHAPES, help="MxNxK,... (default: the whole table)")
     parser.add_argument("--b-major", choices=("k", "n"), default="k", help="B's contiguous index (default: k)")
     parser.add_argument("--contender", help="families or names, comma-separated (default: all)")
     parser.add_argument("--ours", type=pair, action="append", default=[], metavar="NAME=MODULE:FUNCTION")
@@ -82,7 +87,12 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--patience", type=float, default=90.0, metavar="SECONDS")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--quiet", action="store_true", help="print the table only")
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    known = [*FAMILIES, OURS, *(name for name, _ in [*options.ours, *options.object]), *CALLABLES]
+    for name in options.contender.split(",") if options.contender else []:
+        if not any(name.startswith(start) for start in known):
+            parser.error(f"--contender: nothing is called {name!r}; there are {', '.join(known)}")
+    return options
 
 
 def contenders(problem: Problem, options: argparse.Namespace) -> list[Contender]:
@@ -209,18 +219,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(text, flush=True)
 
     source, sampler = machine.sampler()
-    facts = {**machine.facts(), "clock and power": source}
+    facts = {**machine.facts(), "cublasLt": peers.cublaslt_version(), "clock and power": source}
     say(", ".join(f"{key} {value}" for key, value in facts.items()))
     watchdog = Watchdog(options.patience, say)
     watchdog.start()
-    chosen = [shape(text) for text in options.shapes.split(",")] if options.shapes else SHAPES
-    problems = [Problem(*sizes, options.b_major) for sizes in chosen]
+    problems = [Problem(*sizes, options.b_major) for sizes in options.shapes]
     outcomes: list[Outcome] = []
+    rounds = 0 if options.no_sustained else options.sustained_rounds
+    method = {"rounds": options.rounds, "sustained_rounds": rounds, "sustained_from_gflop": options.sustained_from}
 
     def done(so_far: list[Outcome]) -> None:
         outcomes[:] = so_far
         if options.json:
-            save(options.json, facts, so_far)
+            save(options.json, {**facts, "method": method}, so_far)
 
     notes = run(CudaDevice(sampler), problems, lambda p: contenders(p, options), options, say, done, mark=watchdog.mark)
     watchdog.mark("the table")

@@ -39,6 +39,14 @@ def _cublaslt() -> CublasLt:
     return CublasLt()
 
 
+def cublaslt_version() -> str:
+    """Its number, or why there is none."""
+    try:
+        return str(_cublaslt().version)
+    except Exception as error:
+        return f"unknown ({type(error).__name__})"
+
+
 def cublaslt(problem: Problem) -> list[Contender]:
     """The first twelve algorithms that cuBLASLt's heuristic proposes with 32 MB of workspace."""
     try:

@@ -186,6 +186,29 @@ def test_shapes_and_pairs_parse_or_say_why_not() -> None:
         bench_gemm.pair("mine")
 
 
+def test_an_unknown_contender_is_refused_and_a_known_one_is_found(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        bench_gemm.arguments(["--contender", "torch.mm,cutlass"])
+    assert "nothing is called 'cutlass'" in capsys.readouterr().err
+    parsed = bench_gemm.arguments(["--contender", "quack,mine", "--object", "mine=a.o", "--object", "other=b.o"])
+    names = [c.name for c in bench_gemm.contenders(Problem(16, 4096, 4096), parsed)]
+    assert names[0] == "torch.mm" and names[-1] == "mine"
+    assert [name for name in names if name.startswith("quack")] == names[1:-1]
+    assert len(names) == 6
+
+
+def test_a_callable_of_ours_is_imported_when_its_turn_comes() -> None:
+    parsed = bench_gemm.arguments(["--ours", "good=tests.benchmarks.model_device:product"])
+    parsed.ours.append(("absent", "no.such:thing"))
+    parsed.contender = "good,absent"
+    device = ModelDevice()
+    found = bench_gemm.contenders(SMALL, parsed)[1:]
+    out = measure(device, SMALL, found, Method(1, sustained_rounds=0))
+    assert [c.name for c in found] == ["good", "absent"]
+    assert [m.name for m in out.measured] == ["good"]
+    assert out.failed == (("absent", "ModuleNotFoundError: No module named 'no'"),)
+
+
 def test_the_table_of_shapes_is_whole() -> None:
     assert len(bench_gemm.SHAPES) == len(set(bench_gemm.SHAPES)) == 28
 
