@@ -75,13 +75,18 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Method:
-    """Rounds and lengths; `keep` says how many of a family go on after the short round (families not named: all)."""
+    """Rounds and lengths.
+
+    keep       how many of a family go on after the short round; families that are not named: all
+    finalists  how many of a family run at sustained load; families that are not named: one
+    """
 
     rounds: int = 11
     short_rounds: int = 3
     sustained_rounds: int = 3
     sustained_length: float = 0.8
     keep: Mapping[str, int] = field(default_factory=dict)
+    finalists: Mapping[str, int] = field(default_factory=dict)
     seed: int = 0
 
 
@@ -121,7 +126,8 @@ def measure(
     loads: dict[str, list[tuple[float, Load]]] = {}
     if method.sustained_rounds:
         medians = {name: statistics.median(samples) for name, samples in bursts.items()}
-        finalists = best_of({name: family[name] for name in racing}, medians, dict.fromkeys(family.values(), 1))
+        number = {**dict.fromkeys(family.values(), 1), **method.finalists}
+        finalists = best_of({name: family[name] for name in racing}, medians, number)
         progress(f"{problem}: sustained load of {len(finalists)}")
         running = {name: (racing[name].replay, medians[name]) for name in finalists}
         loads = sustained(device, running, method.sustained_rounds, rng, method.sustained_length)

@@ -40,7 +40,7 @@ class ModelDevice:
     def seconds(self, replay: Replay, times: int = 1) -> float:
         before = self.now
         replay()
-        elapsed = (self.now - before) * times * (self.throttle if times > 1 else 1.0)
+        elapsed = max(self.now - before, 1e-6) * times * (self.throttle if times > 1 else 1.0)
         self.now = before + elapsed
         self.log.append(("run", (replay, times)))
         return elapsed
