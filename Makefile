@@ -5,11 +5,13 @@
 #   make test PYTHON=python3.12                                        another interpreter
 #   make test TORCH_INDEX=https://download.pytorch.org/whl/cpu         the small build of torch, for a machine without GPU
 #   make bench-algebra PYCUTE=path/to/cutlass/python                   compare with a copy of pycute as well
+#   make bench-gemm BENCH="--shapes 8192,4096 --no-sustained"          some shapes, bursts only
 
 PYTHON      ?= python3
 VENV        ?= .venv
 JOBS        ?= 2
 PYCUTE      ?=
+BENCH       ?=
 TORCH_INDEX ?=
 
 BIN := $(VENV)/bin
@@ -19,7 +21,7 @@ ifeq ($(shell uname -s),Linux)
 TEST_STAMPS := $(VENV)/.dsl $(VENV)/.torch
 endif
 
-.PHONY: help demo test lint bench-algebra bench-proofs clean
+.PHONY: help demo test lint bench-algebra bench-proofs bench-gemm clean
 .DELETE_ON_ERROR:
 
 help:
@@ -28,6 +30,7 @@ help:
 	@echo "make lint           ruff and mypy alone"
 	@echo "make bench-algebra  time the layout algebra against other implementations (PYCUTE=folder that holds pycute)"
 	@echo "make bench-proofs   time the provers"
+	@echo "make bench-gemm     time the GEMM kernels on this machine's GPU against torch.mm, cuBLASLt and quack (BENCH=options)"
 	@echo "make clean          remove $(VENV), caches and outputs"
 
 # Without a GPU torch would be a long download for nothing: the demo then runs the plan in NumPy.
@@ -61,6 +64,11 @@ bench-algebra: $(VENV)/.bench
 bench-proofs: $(VENV)/.base
 	@$(BIN)/python benchmarks/bench_proofs.py
 
+# About six minutes on an H200.
+bench-gemm: $(VENV)/.dsl $(VENV)/.torch $(VENV)/.peers
+	@mkdir -p out
+	@$(BIN)/python benchmarks/bench_gemm.py --json out/gemm.json $(BENCH)
+
 clean:
 	rm -rf "$(VENV)" out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find layoutgemm tests layouts atoms kernels benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
@@ -90,6 +98,11 @@ $(VENV)/.torch: pyproject.toml | $(VENV)/.base
 $(VENV)/.dev: pyproject.toml | $(VENV)/.base
 	@echo "==> installing pytest, hypothesis, ruff and mypy, about 40 MB"
 	@$(PIP) install -q -e '.[dev]'
+	@touch $@
+
+$(VENV)/.peers: pyproject.toml | $(VENV)/.dsl
+	@echo "==> installing quack-kernels and pynvml"
+	@$(PIP) install -q -e '.[bench-gemm]'
 	@touch $@
 
 $(VENV)/.bench: pyproject.toml | $(VENV)/.base

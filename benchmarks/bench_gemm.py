@@ -2,7 +2,7 @@
 
     python benchmarks/bench_gemm.py --json benchmarks/results/gemm_h200.json
     python benchmarks/bench_gemm.py --shapes 8192x8192x8192,64x4096x4096 --contender torch.mm,cublasLt,ours
-    python benchmarks/bench_gemm.py --object mine=path/to/kernel.o --no-sustained
+    python benchmarks/bench_gemm.py --object mine=path/to/kernel.o --object "big@8192+16384=big.o" --no-sustained
 
 How it is measured stands in `layoutgemm/bench.py`. Every contender is checked against float64 before it is timed. Of
 cuBLASLt's twelve proposals and quack's configurations the best two of a short round go on. Sustained figures are taken
@@ -30,7 +30,7 @@ if str(ROOT) not in sys.path:
 
 from benchmarks import peers  # noqa: E402
 from benchmarks.gemm_outcome import HEAD, OURS, DeviceLost, Method, Outcome, details, line, measure, save  # noqa: E402
-from benchmarks.ours import ours  # noqa: E402
+from benchmarks.ours import CALLABLES, ours  # noqa: E402
 from layoutgemm.bench import Contender, Device, Problem  # noqa: E402
 
 WEIGHTS = [(14336, 4096), (28672, 4096), (6144, 4096), (8192, 8192), (4096, 14336)]
@@ -43,6 +43,7 @@ KEEP = {"cublasLt": 2, "quack": 2}
 FAMILIES: dict[str, Callable[[Problem], list[Contender]]] = {
     "torch.mm": peers.torch_mm,
     "cublasLt": peers.cublaslt,
+    "quack": peers.quack,
 }
 
 
@@ -58,6 +59,11 @@ def shape(text: str) -> tuple[int, int, int]:
     return (sizes[0], sizes[-1] if len(sizes) == 1 else sizes[1], sizes[-1])
 
 
+def shapes(text: str) -> list[tuple[int, int, int]]:
+    """Several, comma-separated."""
+    return [shape(part) for part in text.split(",")]
+
+
 def pair(text: str) -> tuple[str, str]:
     """NAME=VALUE."""
     name, equals, value = text.partition("=")
@@ -68,20 +74,33 @@ def pair(text: str) -> tuple[str, str]:
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--shapes", help="MxNxK,... (default: the whole table)")
+    parser.add_argument("--shapes", type=shapes, default=SHAPES, help="MxNxK,... (default: the whole table)")
     parser.add_argument("--b-major", choices=("k", "n"), default="k", help="B's contiguous index (default: k)")
     parser.add_argument("--contender", help="families or names, comma-separated (default: all)")
     parser.add_argument("--ours", type=pair, action="append", default=[], metavar="NAME=MODULE:FUNCTION")
-    parser.add_argument("--object", type=pair, action="append", default=[], metavar="NAME=FILE.o")
+    parser.add_argument(
+        "--object",
+        type=pair,
+        action="append",
+        default=[],
+        metavar="NAME[@SHAPE+SHAPE]=FILE.o",
+        help="a kernel compiled by the CuTe DSL with TVM-FFI, exported as func(a, b, c); for these shapes only",
+    )
     parser.add_argument("--rounds", type=int, default=11, help="rounds of bursts (default: 11)")
     parser.add_argument("--sustained-rounds", type=int, default=3)
+    parser.add_argument("--sustained-ours", type=int, default=1, help="how many of ours run at sustained load")
     parser.add_argument("--no-sustained", action="store_true")
     parser.add_argument("--sustained-from", type=float, default=16.0, metavar="GFLOP")
     parser.add_argument("--budget", type=float, default=400.0, metavar="SECONDS")
     parser.add_argument("--patience", type=float, default=90.0, metavar="SECONDS")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--quiet", action="store_true", help="print the table only")
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    known = [*FAMILIES, OURS, *(name.partition("@")[0] for name, _ in [*options.ours, *options.object]), *CALLABLES]
+    for name in options.contender.split(",") if options.contender else []:
+        if not any(name.startswith(start) for start in known):
+            parser.error(f"--contender: nothing is called {name!r}; there are {', '.join(known)}")
+    return options
 
 
 def contenders(problem: Problem, options: argparse.Namespace) -> list[Contender]:
@@ -94,7 +113,10 @@ def contenders(problem: Problem, options: argparse.Namespace) -> list[Contender]
         for contender in of(problem)
     ]
     found += ours(problem, dict(options.ours) if options.ours else None)
-    found += [peers.dsl_object(name, Path(path), OURS) for name, path in options.object]
+    for given, path in options.object:
+        name, _, only = given.partition("@")
+        if not only or (problem.m, problem.n, problem.k) in map(shape, only.split("+")):
+            found.append(peers.dsl_object(name, Path(path), OURS))
     return [c for c in found if wanted is None or wanted & {c.name, c.family}]
 
 
@@ -104,6 +126,7 @@ class Watchdog:
     def __init__(self, patience: float, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic):
         self.patience, self.say, self.clock = patience, say, clock
         self.step, self.since = "starting", clock()
+        self.ended = threading.Event()
 
     def mark(self, step: str) -> None:
         """Progress: what is done now."""
@@ -113,18 +136,23 @@ class Watchdog:
         """Has the present step taken too long?"""
         return self.clock() - self.since > self.patience
 
-    def start(self) -> None:
+    def __enter__(self) -> Watchdog:
         """Watch from a thread of its own."""
 
         def watch() -> None:
             while not self.overdue():
-                time.sleep(1.0)
+                if self.ended.wait(1.0):
+                    return
             self.say(f"no progress for {self.patience:.0f} s in: {self.step}")
             faulthandler.dump_traceback(all_threads=True)
             sys.stdout.flush()
             os._exit(4)
 
         threading.Thread(target=watch, daemon=True).start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.ended.set()
 
 
 class Budget:
@@ -164,13 +192,14 @@ def run(
             notes.append(f"{problem}: left out, the time budget of {options.budget:.0f} s is spent")
             continue
         rounds = 0 if options.no_sustained or problem.flops < options.sustained_from * 1e9 else options.sustained_rounds
-        load = rounds * 0.8 * 4
+        load = rounds * 0.8 * (len(FAMILIES) + options.sustained_ours)
         if rounds and not budget.allows(load):
             notes.append(f"{problem}: no sustained figures, they would exceed the time budget")
             rounds = 0
         began = clock()
         try:
-            method = Method(options.rounds, sustained_rounds=rounds, keep=KEEP)
+            finalists = {OURS: options.sustained_ours}
+            method = Method(options.rounds, sustained_rounds=rounds, keep=KEEP, finalists=finalists)
             outcomes.append(measure(device, problem, field(problem), method, mark))
         except DeviceLost as error:
             notes.append(f"{problem}: {error}; the run ends here, run again without it")
@@ -208,21 +237,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(text, flush=True)
 
     source, sampler = machine.sampler()
-    facts = {**machine.facts(), "clock and power": source}
+    facts = {**machine.facts(), "cublasLt": peers.cublaslt_version(), "clock and power": source}
     say(", ".join(f"{key} {value}" for key, value in facts.items()))
-    watchdog = Watchdog(options.patience, say)
-    watchdog.start()
-    chosen = [shape(text) for text in options.shapes.split(",")] if options.shapes else SHAPES
-    problems = [Problem(*sizes, options.b_major) for sizes in chosen]
+    problems = [Problem(*sizes, options.b_major) for sizes in options.shapes]
     outcomes: list[Outcome] = []
+    rounds = 0 if options.no_sustained else options.sustained_rounds
+    method = {"rounds": options.rounds, "sustained_rounds": rounds, "sustained_from_gflop": options.sustained_from}
 
     def done(so_far: list[Outcome]) -> None:
         outcomes[:] = so_far
         if options.json:
-            save(options.json, facts, so_far)
+            save(options.json, {**facts, "method": method}, so_far)
 
-    notes = run(CudaDevice(sampler), problems, lambda p: contenders(p, options), options, say, done, mark=watchdog.mark)
-    watchdog.mark("the table")
+    with Watchdog(options.patience, say) as watchdog:
+        notes = run(
+            *(CudaDevice(sampler), problems, lambda p: contenders(p, options), options, say, done), mark=watchdog.mark
+        )
     say("\n" + report(outcomes, facts, notes))
     return 0 if outcomes and not any("broken" in note for note in notes) else 3
 

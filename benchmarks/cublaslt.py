@@ -179,12 +179,11 @@ class Product:
         values = []
         for name, (attribute, kind) in ALGO_CONFIG.items():
             value, written = kind(), c_size_t()
-            self.lt.call(
-                "cublasLtMatmulAlgoConfigGetAttribute",
-                *(byref(result.algo), attribute, byref(value), ctypes.sizeof(value), byref(written)),
+            status = self.lt.library.cublasLtMatmulAlgoConfigGetAttribute(
+                byref(result.algo), attribute, byref(value), ctypes.sizeof(value), byref(written)
             )
             short = name.removeprefix("CUBLASLT_ALGO_CONFIG_").removesuffix("_ID").removesuffix("_NUM").lower()
-            values.append(f"{'algo' if short == 'id' else short} {value.value}")
+            values.append(f"{'algo' if short == 'id' else short} {'?' if status else value.value}")
         return " ".join(values)
 
     def launch(self, result: HeuristicResult, a: Any, b: Any, c: Any) -> Callable[[], None]:

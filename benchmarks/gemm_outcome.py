@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -75,13 +75,18 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Method:
-    """Rounds and lengths; `keep` says how many of a family go on after the short round (families not named: all)."""
+    """Rounds and lengths.
+
+    keep       how many of a family go on after the short round; families that are not named: all
+    finalists  how many of a family run at sustained load; families that are not named: one
+    """
 
     rounds: int = 11
     short_rounds: int = 3
     sustained_rounds: int = 3
     sustained_length: float = 0.8
     keep: Mapping[str, int] = field(default_factory=dict)
+    finalists: Mapping[str, int] = field(default_factory=dict)
     seed: int = 0
 
 
@@ -113,65 +118,95 @@ def measure(
     """
     method = method or Method()
     rng = random.Random(f"{problem} {method.seed}")
-    progress(f"{problem}: operands and float64 product")
-    sets = device.operands(problem, method.seed)
-    exact = references(sets)
-    ready: dict[str, tuple[Contender, Verdict, Replay]] = {}
-    failed: list[tuple[str, str]] = []
-    for contender in contenders:
-        progress(f"{problem}: checking {contender.name}")
-        with _blamed_on(device, contender.name, failed):
-            launches = contender.prepare(sets)
-            verdict, bits = run_and_check(sets, launches, exact)
-            if verdict.fault and contender.name != BASELINE:
-                failed.append((contender.name, verdict.fault))
-                continue
-            rotation = [launches[i % len(launches)] for i in range(problem.launches)]
-            replay = device.record(rotation)
-            if not all(map(torch.equal, bits, bits_of(sets, [replay]))):
-                failed.append((contender.name, "the recorded launches give other bits than the eager ones"))
-                continue
-            ready[contender.name] = contender, verdict, replay
-    del exact
-    count = problem.launches
-    replays = {name: replay for name, (_, _, replay) in ready.items()}
-    family = {name: contender.family for name, (contender, _, _) in ready.items()}
-    fell_out: list[tuple[str, float]] = []
-    if best_of(family, dict.fromkeys(family, 0.0), method.keep) != list(family):
-        crowded = {name: r for name, r in replays.items() if family[name] in method.keep}
-        progress(f"{problem}: short round of {len(crowded)}")
-        times = {
-            name: statistics.median(samples)
-            for name, samples in burst(device, crowded, method.short_rounds, rng, 1.0).items()
-        }
-        stay = best_of(family, {**dict.fromkeys(family, 0.0), **times}, method.keep)
-        fell_out = [(name, times[name] / count) for name in replays if name not in stay]
-        replays = {name: replays[name] for name in stay}
-    progress(f"{problem}: burst of {len(replays)}")
-    bursts = burst(device, replays, method.rounds, rng)
-    medians = {name: statistics.median(samples) for name, samples in bursts.items()}
+    admitted, failed = _admit(device, problem, contenders, method.seed, progress)
+    family = {name: entry.contender.family for name, entry in admitted.items()}
+    racing, fell_out = _short_round(device, admitted, family, method, rng, progress)
+    progress(f"{problem}: burst of {len(racing)}")
+    bursts = burst(device, {name: entry.replay for name, entry in racing.items()}, method.rounds, rng)
     loads: dict[str, list[tuple[float, Load]]] = {}
     if method.sustained_rounds:
-        one_each = dict.fromkeys(set(family.values()), 1)
-        finalists = best_of({name: family[name] for name in replays}, medians, one_each)
+        medians = {name: statistics.median(samples) for name, samples in bursts.items()}
+        number = {**dict.fromkeys(family.values(), 1), **method.finalists}
+        finalists = best_of({name: family[name] for name in racing}, medians, number)
         progress(f"{problem}: sustained load of {len(finalists)}")
-        running = {name: (replays[name], medians[name]) for name in finalists}
+        running = {name: (racing[name].replay, medians[name]) for name in finalists}
         loads = sustained(device, running, method.sustained_rounds, rng, method.sustained_length)
-    measured = []
-    for name, samples in bursts.items():
-        contender, verdict, _ = ready[name]
-        held = loads.get(name, [])
-        measured.append(
-            Measured(
-                *(name, contender.family, contender.note, verdict.worst, verdict.rms),
-                burst=tuple(x / count for x in samples),
-                sustained=tuple(x / count for x, _ in held),
-                clock_mhz=_mean(load.clock_mhz for _, load in held),
-                power_w=_mean(load.power_w for _, load in held),
-                fault=verdict.fault,
-            )
-        )
-    return Outcome(problem, tuple(measured), tuple(fell_out), tuple(failed))
+    count = problem.launches
+    measured = (_measured(entry, bursts[name], loads.get(name, []), count) for name, entry in racing.items())
+    return Outcome(problem, tuple(measured), tuple((name, x / count) for name, x in fell_out), tuple(failed))
+
+
+class _Admitted(NamedTuple):
+    contender: Contender
+    verdict: Verdict
+    replay: Replay
+
+
+def _admit(
+    device: Device,
+    problem: Problem,
+    contenders: Sequence[Contender],
+    seed: int,
+    progress: Callable[[str], None],
+) -> tuple[dict[str, _Admitted], list[tuple[str, str]]]:
+    """Who is right, eagerly and as recorded; and who is not, with the reason."""
+    progress(f"{problem}: operands and float64 product")
+    sets = device.operands(problem, seed)
+    exact = references(sets)
+    admitted: dict[str, _Admitted] = {}
+    failed: list[tuple[str, str]] = []
+    for contender in contenders:
+        name = contender.name
+        if name in admitted:
+            failed.append((name, "another contender has this name"))
+            continue
+        progress(f"{problem}: checking {name}")
+        with _blamed_on(device, name, failed):
+            launches = contender.prepare(sets)
+            verdict, bits = run_and_check(sets, launches, exact)
+            if verdict.fault and name != BASELINE:
+                failed.append((name, verdict.fault))
+                continue
+            replay = device.record([launches[i % len(launches)] for i in range(problem.launches)])
+            if all(map(torch.equal, bits, bits_of(sets, [replay]))):
+                admitted[name] = _Admitted(contender, verdict, replay)
+            else:
+                failed.append((name, "the recorded launches give other bits than the eager ones"))
+    return admitted, failed
+
+
+def _short_round(
+    device: Device,
+    admitted: Mapping[str, _Admitted],
+    family: Mapping[str, str],
+    method: Method,
+    rng: random.Random,
+    progress: Callable[[str], None],
+) -> tuple[dict[str, _Admitted], list[tuple[str, float]]]:
+    """Who goes on, and who does not with the time of its replay: a few rounds of bursts of the families to narrow."""
+    level = dict.fromkeys(family, 0.0)
+    if len(best_of(family, level, method.keep)) == len(family):
+        return dict(admitted), []
+    crowded = {name: entry.replay for name, entry in admitted.items() if family[name] in method.keep}
+    progress(f"short round of {len(crowded)}")
+    samples = burst(device, crowded, method.short_rounds, rng, gap=1.0)
+    times = {name: statistics.median(values) for name, values in samples.items()}
+    stay = best_of(family, {**level, **times}, method.keep)
+    return {name: admitted[name] for name in stay}, [(name, times[name]) for name in admitted if name not in stay]
+
+
+def _measured(
+    entry: _Admitted, samples: Sequence[float], held: Sequence[tuple[float, Load]], launches: int
+) -> Measured:
+    contender, verdict, _ = entry
+    return Measured(
+        *(contender.name, contender.family, contender.note, verdict.worst, verdict.rms),
+        burst=tuple(x / launches for x in samples),
+        sustained=tuple(x / launches for x, _ in held),
+        clock_mhz=_mean(load.clock_mhz for _, load in held),
+        power_w=_mean(load.power_w for _, load in held),
+        fault=verdict.fault,
+    )
 
 
 @contextmanager

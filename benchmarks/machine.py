@@ -25,11 +25,12 @@ def facts() -> dict[str, Any]:
     import torch
 
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    driver, limit = ask_smi("driver_version,power.limit", gpu_uuid())
     return {
         "gpu": properties.name,
         "sms": properties.multi_processor_count,
-        "driver": ask_smi("driver_version", f"GPU-{properties.uuid}")[0],
-        "power_limit_w": ask_smi("power.limit", f"GPU-{properties.uuid}")[0],
+        "driver": driver,
+        "power_limit_w": limit,
         "cuda": torch.version.cuda,
         "torch": torch.__version__,
         "nvidia-cutlass-dsl": version("nvidia-cutlass-dsl"),
@@ -37,6 +38,14 @@ def facts() -> dict[str, Any]:
         "python": platform.python_version(),
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
     }
+
+
+def gpu_uuid() -> str:
+    """Of torch's current GPU, as NVML and nvidia-smi want it."""
+    import torch
+
+    uuid = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
+    return f"GPU-{str(uuid).removeprefix('GPU-')}"
 
 
 def ask_smi(fields: str, gpu: str) -> list[str]:
@@ -51,13 +60,10 @@ def ask_smi(fields: str, gpu: str) -> list[str]:
 
 def sampler() -> tuple[str, Sampler | None]:
     """How clock (MHz) and power (W) are read, and the reader: NVML through pynvml if it works, else nvidia-smi."""
-    import torch
-
-    uuid = f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
     readers: tuple[tuple[str, Callable[[str], Sampler]], ...] = (("NVML", _nvml), ("nvidia-smi", _smi))
     for name, make in readers:
         try:
-            read = make(uuid)
+            read = make(gpu_uuid())
             read()
         except Exception:  # not installed, refused, unknown to this driver: then the next one
             continue

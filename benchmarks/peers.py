@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,14 @@ def _cublaslt() -> CublasLt:
     return CublasLt()
 
 
+def cublaslt_version() -> str:
+    """Its number, or why there is none."""
+    try:
+        return str(_cublaslt().version)
+    except Exception as error:
+        return f"unknown ({type(error).__name__})"
+
+
 def cublaslt(problem: Problem) -> list[Contender]:
     """The first twelve algorithms that cuBLASLt's heuristic proposes with 32 MB of workspace."""
     try:
@@ -53,6 +62,67 @@ def _algorithm(product: Product, index: int, result: Any) -> Contender:
         return [product.launch(result, *s) for s in sets]
 
     return Contender(f"cublasLt#{index}", prepare, "cublasLt", product.describe(result))
+
+
+# quack ----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class QuackConfig:
+    """A configuration of quack's Hopper kernel; swapped: it computes C^T = B @ A^T, with M on wgmma's N side."""
+
+    tile: tuple[int, int]
+    cluster: tuple[int, int] = (1, 1)
+    pingpong: bool = False
+    swapped: bool = False
+
+    def __str__(self) -> str:
+        cluster = "" if self.cluster == (1, 1) else f" cluster {self.cluster[0]}x{self.cluster[1]}"
+        marks = f"{' pingpong' if self.pingpong else ''}{' swapped' if self.swapped else ''}"
+        return f"{self.tile[0]}x{self.tile[1]}{cluster}{marks}"
+
+
+# What its `gemm_config.default_config` gives on Hopper; its heuristic of NVIDIA's is a package of its own, and without
+# that package this is what a call with `tuned=False` runs.
+QUACK_DEFAULT = QuackConfig((128, 192), (2, 1), pingpong=True)
+# (smallest M, configurations): the fastest of its configurations at the table's shapes on an H200 in November 2026,
+# their close rivals among them.
+QUACK_BY_M = (
+    (4096, (((256, 208), (1, 2)), ((256, 192), (1, 2)), ((256, 128), (1, 2)), ((128, 256), (2, 1)))),
+    (1024, (((64, 128), (1, 1), True), ((128, 128), (2, 1), True), ((128, 128), (1, 1), True), ((256, 128), (1, 2)))),
+    (128, (((128, 128), (2, 1), True), ((128, 224), (2, 1)), ((128, 192), (1, 1), True), ((128, 256), (2, 1)))),
+    (33, (((128, 64), (1, 1), False, True), ((64, 64), (1, 1), True, True), ((64, 128), (1, 1), True))),
+    (1, (((128, 16), (1, 1), False, True), ((64, 16), (1, 1), True, True), ((64, 128), (1, 1), True))),
+)
+
+
+def quack_configs(m: int) -> list[QuackConfig]:
+    """The default and those that do well at that M.
+
+    >>> [str(config) for config in quack_configs(16)]
+    ['128x192 cluster 2x1 pingpong', '128x16 swapped', '64x16 pingpong swapped', '64x128 pingpong']
+    """
+    rows = next(rows for least, rows in QUACK_BY_M if m >= least)
+    return [QUACK_DEFAULT, *(QuackConfig(*row) for row in rows)]
+
+
+def quack(problem: Problem) -> list[Contender]:
+    """quack-kernels' GEMM in each of those configurations."""
+    return [_quack_contender(config) for config in quack_configs(problem.m)]
+
+
+def _quack_contender(config: QuackConfig) -> Contender:
+    def prepare(sets: Sequence[Operands]) -> list[Launch]:
+        from quack.gemm import gemm
+
+        def launch(a: Any, b: Any, c: Any) -> None:
+            x, y, z = (b, a, c.T) if config.swapped else (a, b, c)
+            gemm(x, y, z, None, None, *config.tile, *config.cluster, pingpong=config.pingpong)
+
+        return each(launch)(sets)
+
+    name = f"quack {config}" + (" (its default)" if config == QUACK_DEFAULT else "")
+    return Contender(name, prepare, "quack")
 
 
 def broken(name: str, family: str, error: Exception) -> Contender:

@@ -40,7 +40,7 @@ class ModelDevice:
     def seconds(self, replay: Replay, times: int = 1) -> float:
         before = self.now
         replay()
-        elapsed = (self.now - before) * times * (self.throttle if times > 1 else 1.0)
+        elapsed = max(self.now - before, 1e-6) * times * (self.throttle if times > 1 else 1.0)
         self.now = before + elapsed
         self.log.append(("run", (replay, times)))
         return elapsed
@@ -57,14 +57,16 @@ class ModelDevice:
         return run(), Load(1500.0, 650.0)
 
 
+def product(a: Any, b: Any, c: Any) -> None:
+    """C = A @ B^T, rounded once."""
+    c.copy_(a.float() @ b.float().T)
+
+
 def timed(device: ModelDevice, name: str, cost: float, family: str = "", work: Any = None) -> Contender:
     """A contender that computes C (or does `work`) and takes `cost` seconds a launch."""
 
-    def product(a: Any, b: Any, c: Any) -> None:
+    def launch(a: Any, b: Any, c: Any) -> None:
         device.now += cost
-        if work is None:
-            c.copy_(a.float() @ b.float().T)
-        else:
-            work(a, b, c)
+        (work or product)(a, b, c)
 
-    return Contender(name, lambda sets: [lambda s=s: product(*s) for s in sets], family or name)
+    return Contender(name, lambda sets: [lambda s=s: launch(*s) for s in sets], family or name)

@@ -186,6 +186,65 @@ def test_shapes_and_pairs_parse_or_say_why_not() -> None:
         bench_gemm.pair("mine")
 
 
+def test_an_unknown_contender_is_refused_and_a_known_one_is_found(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        bench_gemm.arguments(["--contender", "torch.mm,cutlass"])
+    assert "nothing is called 'cutlass'" in capsys.readouterr().err
+    parsed = bench_gemm.arguments(["--contender", "quack,mine", "--object", "mine=a.o", "--object", "other=b.o"])
+    names = [c.name for c in bench_gemm.contenders(Problem(16, 4096, 4096), parsed)]
+    assert names[0] == "torch.mm" and names[-1] == "mine"
+    assert [name for name in names if name.startswith("quack")] == names[1:-1]
+    assert len(names) == 6
+
+
+def test_an_object_may_be_for_some_shapes_only() -> None:
+    parsed = bench_gemm.arguments(["--contender", "torch.mm,ours", "--object", "big@8192+64x32x16=big.o"])
+    for sizes, there in (((64, 32, 16), True), ((64, 32, 8), False), ((8192, 8192, 8192), True)):
+        names = [c.name for c in bench_gemm.contenders(Problem(*sizes), parsed)]
+        assert names == ["torch.mm", *(["big"] if there else [])]
+
+
+def test_the_program_from_end_to_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All of `main` but the GPU: the closing table, the JSON, the exit status."""
+    from benchmarks import machine
+    from layoutgemm import bench
+
+    device = ModelDevice()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(machine, "facts", lambda: {"gpu": "a model"})
+    monkeypatch.setattr(machine, "sampler", lambda: ("nothing", None))
+    monkeypatch.setattr(bench, "CudaDevice", lambda sampler: device)
+    monkeypatch.setattr(bench_gemm, "FAMILIES", {"torch.mm": lambda p: [timed(device, "torch.mm", 2e-6)]})
+    path = tmp_path / "gemm.json"
+    ours = "mine=tests.benchmarks.model_device:product"
+    assert bench_gemm.main(["--shapes", "48x32x64,16", "--ours", ours, "--rounds", "3", "--json", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "gpu a model, cublasLt unknown" in out and out.count("48x32x64") == 2
+    facts, outcomes = gemm_outcome.load(path)
+    assert facts["method"]["rounds"] == 3
+    assert [[m.name for m in o.measured] for o in outcomes] == [["torch.mm", "mine"]] * 2
+
+
+def test_without_a_gpu_the_program_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert bench_gemm.main([]) == 2
+    assert "no CUDA GPU" in capsys.readouterr().err
+
+
+def test_a_callable_of_ours_is_imported_when_its_turn_comes() -> None:
+    parsed = bench_gemm.arguments(["--ours", "good=tests.benchmarks.model_device:product"])
+    parsed.ours.append(("absent", "no.such:thing"))
+    parsed.contender = "good,absent"
+    device = ModelDevice()
+    found = bench_gemm.contenders(SMALL, parsed)[1:]
+    out = measure(device, SMALL, found, Method(1, sustained_rounds=0))
+    assert [c.name for c in found] == ["good", "absent"]
+    assert [m.name for m in out.measured] == ["good"]
+    assert out.failed == (("absent", "ModuleNotFoundError: No module named 'no'"),)
+
+
 def test_the_table_of_shapes_is_whole() -> None:
     assert len(bench_gemm.SHAPES) == len(set(bench_gemm.SHAPES)) == 28
 
