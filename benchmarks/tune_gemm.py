@@ -27,12 +27,17 @@ if str(ROOT) not in sys.path:
 from benchmarks.bench_gemm import SHAPES, shape  # noqa: E402
 from layoutgemm.bench import Contender, Launch, Operands, Problem  # noqa: E402
 from layoutgemm.errors import LayoutError  # noqa: E402
-from layoutgemm.kernels.sm90_plan import Sm90Config, Sm90Plan  # noqa: E402
+from layoutgemm.kernels.sm90_choice import Sm90Choice  # noqa: E402
+from layoutgemm.kernels.sm90_plan import Sm90Config  # noqa: E402
 
-PITCHES = {"k": "bf16:col", "n": "bf16:row"}
+B_ORDERS = {"k": "bf16:col", "n": "bf16:row"}
 
 
-def candidates(m: int, n: int, k: int) -> Iterator[Sm90Config]:
+def candidates(m: int, n: int, k: int) -> Iterator[Sm90Choice]:
+    yield from map(Sm90Choice, unswapped(m, n, k))
+
+
+def unswapped(m: int, n: int, k: int) -> Iterator[Sm90Config]:
     """Configurations that could be the fastest for a shape, widest tiles first."""
     overlap = 2 * m * n * k < 300e9
     big = m >= 1024 and n >= 1024
@@ -60,28 +65,24 @@ def candidates(m: int, n: int, k: int) -> Iterator[Sm90Config]:
             yield Sm90Config(tile, consumers=consumers, loader="warpgroup", overlap=overlap, chunks=2)
 
 
-def name_of(config: Sm90Config) -> str:
+def name_of(choice: Sm90Choice) -> str:
     """A short name that tells configurations apart.
 
-    >>> name_of(Sm90Config((256, 224), cluster=(2, 1), group=4))
+    >>> name_of(Sm90Choice(Sm90Config((256, 224), cluster=(2, 1), group=4)))
     '256x224 self c21 g4M'
     """
-    parts = ["x".join(map(str, config.tile))]
+    config = choice.config
+    parts = ["swap"] * choice.swapped + ["x".join(map(str, config.tile))]
     parts += ["pp"] * (config.schedule == "pingpong")
     parts.append({"self": "self", "warpgroup": "wg"}[config.loader])
     parts.append("c" + "".join(map(str, config.cluster)))
     parts.append(f"g{config.group}{config.along}")
     defaults = Sm90Config()
-    for field, short in (("stages", "s"), ("tile_k", "k"), ("chunks", "ch"), ("buffers", "b")):
+    for field, short in (("stages", "s"), ("tile_k", "k"), ("chunks", "ch"), ("buffers", "b"), ("split", "split"), ("consumers", "wg")):
         if getattr(config, field) != getattr(defaults, field):
             parts.append(f"{short}{getattr(config, field)}")
     parts += ["snake"] * config.snake + ["early"] * config.early + ["pdl"] * config.overlap
     return " ".join(parts)
-
-
-def plan_for(config: Sm90Config, b_major: str, sizes: tuple[int, int, int] = (1, 1, 1)) -> Any:
-    """The plan of a configuration."""
-    return Sm90Plan.derive(*sizes, b=PITCHES[b_major], config=config)
 
 
 def build(folder: Path, shapes: Sequence[tuple[int, int, int]], b_major: str, of: Callable[..., Any]) -> None:
@@ -95,15 +96,15 @@ def build(folder: Path, shapes: Sequence[tuple[int, int, int]], b_major: str, of
     folder.mkdir(parents=True, exist_ok=True)
     manifest_file = folder / "manifest.json"
     manifest = json.loads(manifest_file.read_text()) if manifest_file.exists() else {}
-    wanted = {name_of(config): config for sizes in shapes for config in of(*sizes)}
+    wanted = {name_of(choice): choice for sizes in shapes for choice in of(*sizes)}
     kinds = {"address": Int64(0), "size": Int32(1), "stride": Int64(8)}
     _runtime_library()
-    for i, (name, config) in enumerate(wanted.items()):
+    for i, (name, choice) in enumerate(wanted.items()):
         key = f"{name} {b_major}"
         if key in manifest:
             continue
         try:
-            plan = plan_for(config, b_major)
+            plan = choice.plan(1, 1, 1, b=B_ORDERS[b_major])
         except LayoutError as error:
             print(f"{key}: {error}", flush=True)
             continue
@@ -119,7 +120,7 @@ def build(folder: Path, shapes: Sequence[tuple[int, int, int]], b_major: str, of
             from layoutgemm.kernels.sass import resources
 
             used = resources(bytes(function.__cubin__))
-        manifest[key] = {"symbol": symbol, "config": dataclasses.asdict(config), "registers": used.registers,
+        manifest[key] = {"symbol": symbol, "clusters": plan.cluster_size, "registers": used.registers,
                          "local": used.local_bytes, "stack": used.stack_bytes, "smem": plan.smem.total, "stages": plan.stages}  # fmt: skip
         manifest_file.write_text(json.dumps(manifest, indent=1))
         print(f"[{i + 1}/{len(wanted)}] {key}: {used}, {plan.stages} stages, {time.time() - start:.1f} s", flush=True)
@@ -136,7 +137,7 @@ def loaded(path: Path, symbol: str) -> Any:
     return load_module(str(path))[symbol]
 
 
-def contender(folder: Path, key: str, entry: dict[str, Any], problem: Problem) -> Contender:
+def contender(folder: Path, key: str, choice: Sm90Choice, entry: dict[str, Any], problem: Problem) -> Contender:
     """A compiled configuration as a contender."""
 
     def prepare(sets: Sequence[Operands]) -> list[Launch]:
@@ -144,14 +145,13 @@ def contender(folder: Path, key: str, entry: dict[str, Any], problem: Problem) -
         from cuda.bindings import driver
 
         function = loaded(folder / f"{entry['symbol']}.o", entry["symbol"])
-        rows, columns = entry["config"]["cluster"]
-        workers = torch.cuda.get_device_properties(0).multi_processor_count // (rows * columns)
+        workers = torch.cuda.get_device_properties(0).multi_processor_count // entry["clusters"]
 
         def launch(a: Any, b: Any, c: Any) -> Launch:
             ldb = b.stride(0) if problem.b_major == "k" else b.stride(1)
-            arguments = (
-                a.data_ptr(), b.data_ptr(), c.data_ptr(), problem.m, problem.n, problem.k, 1,
-                a.stride(0), ldb, c.stride(0), 0, 0, 0, workers,
+            arguments = choice.arguments(
+                [x.data_ptr() for x in (a, b, c)], (problem.m, problem.n, problem.k, 1),
+                (a.stride(0), ldb, c.stride(0)), (0, 0, 0), workers,
             )  # fmt: skip
             return lambda: function(*arguments, driver.CUstream(torch.cuda.current_stream().cuda_stream))
 
@@ -170,6 +170,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--budget", type=float, default=400.0, metavar="SECONDS")
     parser.add_argument("--only", help="configurations whose name contains one of these, comma-separated")
     parser.add_argument("--peers", action="store_true", help="cublasLt and quack, too")
+    parser.add_argument("--object", action="append", default=[], metavar="NAME=FILE.o", help="others' kernels, beside")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)
     shapes = [shape(text) for text in options.shapes.split(",")] if options.shapes else SHAPES
@@ -194,10 +195,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         field = peers.torch_mm(problem)
         if options.peers:
             field = [c for of in FAMILIES.values() for c in of(problem)]
-        for config in candidates(*sizes):
-            key = f"{name_of(config)} {options.b_major}"
+        for choice in candidates(*sizes):
+            key = f"{name_of(choice)} {options.b_major}"
             if key in manifest and (wanted is None or any(text in key for text in wanted)):
-                field.append(contender(options.folder, key, manifest[key], problem))
+                field.append(contender(options.folder, key, choice, manifest[key], problem))
+        for text in options.object:
+            name, _, path = text.partition("=")
+            field.append(peers.dsl_object(name, Path(path), "others"))
         outcome = measure(device, problem, field, Method(options.rounds, sustained_rounds=0, keep=KEEP), lambda step: None)
         base = next(m.seconds for m in outcome.measured if m.name == "torch.mm")
         ranked = sorted(outcome.measured, key=lambda m: m.seconds)

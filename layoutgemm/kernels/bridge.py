@@ -33,7 +33,15 @@ from .bridge_copies import (
     wait_stores,
     wait_stores_read,
 )
-from .bridge_registers import convert_pair, store_element, store_matrices, store_shared
+from .bridge_registers import (
+    convert_pair,
+    load_shared,
+    split_pair,
+    store_element,
+    store_matrices,
+    store_remote,
+    store_shared,
+)
 from .bridge_sync import (
     allow_next_kernel,
     barrier_arrive,
@@ -126,6 +134,7 @@ __all__ = [
     "encode_tensor_map",
     "give_registers",
     "load_share",
+    "load_shared",
     "load_tile",
     "matrix_descriptor",
     "named_arrive",
@@ -133,8 +142,10 @@ __all__ = [
     "prefetch_map",
     "rank_in_cluster",
     "shared_writes_visible",
+    "split_pair",
     "store_element",
     "store_matrices",
+    "store_remote",
     "store_shared",
     "store_tile",
     "take_registers",

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import cutlass.cute as cute
-from cutlass import Float32, Int16, Int32, Int64
+from cutlass import Float32, Int8, Int16, Int32, Int64
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T, dsl_user_op
 from cutlass.experimental import primitives
@@ -55,17 +55,19 @@ def convert_pair(low: Any, high: Any, dtype: Any) -> Any:
     return _convert_pair(low, high, *_PAIRS[dtype.name])
 
 
-def store_matrices(address: Any, registers: Sequence[Any]) -> None:
+def store_matrices(address: Any, registers: Sequence[Any], transpose: bool = False) -> None:
     """stmatrix of 1, 2 or 4 matrices of 8x8 16-bit elements: lane i gives the address of row i % 8 of matrix i // 8."""
-    primitives.stmatrix(raw(address), list(registers), primitives.MMALayout.ROW)
+    order = primitives.MMALayout.COL if transpose else primitives.MMALayout.ROW
+    primitives.stmatrix(raw(address), list(registers), order)
 
 
 @dsl_user_op
 def store_shared(address: Any, values: Sequence[Any], *, loc: Any = None, ip: Any = None) -> None:
-    """st.shared of one 16- or 32-bit value or of a vector of 2 or 4 32-bit ones; `address` is an Int32 in bytes."""
-    kinds = {16: ("b16", "h"), 32: ("b32", "r")}
+    """st.shared of one 8-, 16- or 32-bit value or of a vector of 2 or 4 32-bit ones; `address` is an Int32 in bytes."""
+    kinds = {8: ("b8", "h"), 16: ("b16", "h"), 32: ("b32", "r")}
     width, register = kinds[values[0].width]
     values = [value.bitcast(Int32) if isinstance(value, Float32) else value for value in values]
+    values = [Int16(value) if width == "b8" else value for value in values]
     vector = "" if len(values) == 1 else f".v{len(values)}"
     names = ", ".join(f"${i + 1}" for i in range(len(values)))
     llvm.inline_asm(
@@ -79,6 +81,52 @@ def store_shared(address: Any, values: Sequence[Any], *, loc: Any = None, ip: An
         loc=loc,
         ip=ip,
     )
+
+
+def split_pair(pair: Sequence[Any], dtype: Any) -> tuple[Any, Any]:
+    """The two values of what `convert_pair` made, or of a pair of f32."""
+    if len(pair) == 2:
+        return pair[0], pair[1]
+    half, kind = (Int16, Int16) if dtype.bits == 16 else (Int8, Int8)
+    return kind(half(pair[0])), kind(half(pair[0] >> dtype.bits))
+
+
+@dsl_user_op
+def store_remote(pointer: Any, block: int, values: Sequence[Any], *, loc: Any = None, ip: Any = None) -> None:
+    """st.shared::cluster.v4.f32 to the same place in the shared memory of block `block` of the cluster."""
+    llvm.inline_asm(
+        None,
+        [
+            Int32(pointer.toint()).ir_value(loc=loc, ip=ip),
+            Int32(block).ir_value(loc=loc, ip=ip),
+            *[Float32(value).ir_value(loc=loc, ip=ip) for value in values],
+        ],
+        "{ .reg .b32 there; mapa.shared::cluster.u32 there, $0, $1; "
+        "st.shared::cluster.v4.f32 [there], {$2, $3, $4, $5}; }",
+        "r,r,f,f,f,f,~{memory}",
+        has_side_effects=True,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+        loc=loc,
+        ip=ip,
+    )
+
+
+@dsl_user_op
+def load_shared(pointer: Any, *, loc: Any = None, ip: Any = None) -> list[Any]:
+    """ld.shared.v4.f32: four neighbours."""
+    struct = llvm.inline_asm(
+        llvm.StructType.get_literal([T.f32()] * 4),
+        [Int32(pointer.toint()).ir_value(loc=loc, ip=ip)],
+        "ld.shared.v4.f32 {$0, $1, $2, $3}, [$4];",
+        "=f,=f,=f,=f,r,~{memory}",
+        has_side_effects=True,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+        loc=loc,
+        ip=ip,
+    )
+    return [Float32(llvm.extractvalue(T.f32(), struct, [i], loc=loc, ip=ip)) for i in range(4)]
 
 
 def store_element(address: Int64, value: Any, dtype: Any) -> None:

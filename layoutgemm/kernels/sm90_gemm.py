@@ -36,6 +36,7 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64, const_expr
 
 from . import bridge
+from .sm90_epilogue import Sm90Epilogue
 from .sm90_single import tile_count
 
 
@@ -44,6 +45,7 @@ class Sm90GemmKernel:
 
     def __init__(self, plan: Any):
         self.plan = plan
+        self.epilogue = Sm90Epilogue(plan)
 
     @cute.jit
     def __call__(
@@ -81,6 +83,8 @@ class Sm90GemmKernel:
         grid = self.grid_of(m, n)
         across = plan.order.clusters(grid)
         clusters = cutlass.min(across[0] * across[1] * batch, workers)
+        # Blocks that share the sum over K use their stages to exchange parts of it: they have one tile only.
+        clusters = across[0] * across[1] * batch if const_expr(plan.config.split > 1) else clusters
         self.kernel(map_a, map_b, *maps_c, c, m, n, k, batch, ldc, stride_c).launch(
             grid=(clusters * plan.cluster_size, 1, 1),
             block=(plan.threads, 1, 1),
@@ -120,6 +124,10 @@ class Sm90GemmKernel:
         warp = bridge.uniform(thread // 32)
         group = bridge.uniform(thread // 128)
         rank = bridge.rank_in_cluster() if const_expr(plan.cluster_size > 1) else Int32(0)
+        part = rank // plan.sharing  # which part of K: blocks of the same part share loads, those of a tile the sum
+
+        if const_expr(plan.config.overlap):
+            bridge.allow_next_kernel()
 
         # 1. Barriers, once; then the whole cluster, since its blocks arrive at each other's.
         shared = bridge.SharedMemory(plan.smem)
@@ -136,20 +144,18 @@ class Sm90GemmKernel:
         else:
             bridge.block_sync()
 
-        # 2. Everything above touched no global memory, and ran while the kernel before this one drained.
-        if const_expr(plan.config.overlap):
-            bridge.wait_for_previous_kernel()
-            bridge.allow_next_kernel()
-
         rows, columns = plan.order.clusters(self.grid_of(m, n))
+        k_first, k_end = plan.part_of_k(tile_count(k, plan.tile[2]), part)
         job = bridge.Carried(
             shared=shared,
-            rank=rank,
+            rank=rank % plan.sharing,
+            part=part,
             warp=warp,
             rows=rows,
             columns=columns,
             tiles=rows * columns * batch,
-            k_tiles=tile_count(k, plan.tile[2]),
+            k_first=k_first,
+            k_tiles=k_end - k_first,
             workers=blocks // plan.cluster_size,
             m=m,
             n=n,
@@ -160,8 +166,14 @@ class Sm90GemmKernel:
         maps = (map_a, map_b, (map_c0, map_c1, map_c2, map_c3))
         first = block // plan.cluster_size
 
-        # 3. The roles. `ahead` is where the loader stands: tile, its origin, k tile, stage, parity, direction through K.
+        # `ahead` is where the loader stands: tile, its origin, k tile, stage, parity, direction through K.
         ahead = (first, *self.origin(job, first), Int32(0), Int32(0), Int32(1), Int32(0))
+
+        # 2. Everything above touched no global memory, and ran while the kernel before this one drained.
+        if const_expr(plan.config.overlap):
+            bridge.wait_for_previous_kernel()
+
+        # 3. The roles.
         if const_expr(plan.config.loader == "self"):
             for _ in cutlass.range(plan.stages, unroll=1):
                 ahead = self.load_next(job, maps, ahead)
@@ -170,9 +182,13 @@ class Sm90GemmKernel:
             if group == 0:
                 if const_expr(plan.registers is not None):
                     bridge.give_registers(plan.registers[0])
-                if warp == plan.loader_warp:
+                if warp == plan.loader_warp and job.k_tiles > 0:
                     while ahead[0] < job.tiles:
                         ahead = self.load_next(job, maps, ahead)
+                if const_expr(plan.config.split > 1):  # the consumers meet the cluster twice in Sm90Epilogue.reduce
+                    for _ in cutlass.range_constexpr(2):
+                        bridge.cluster_arrive()
+                        bridge.cluster_wait()
             else:
                 if const_expr(plan.registers is not None):
                     bridge.take_registers(plan.registers[1])
@@ -202,13 +218,13 @@ class Sm90GemmKernel:
         plan = self.plan
         tile, m0, n0, matrix, k_tile, stage, parity, backwards = ahead
         if job.warp == plan.loader_warp:
-            if tile < job.tiles:
+            if tile < job.tiles and k_tile < job.k_tiles:
                 bridge.barrier_wait(job.shared.empty(stage), parity)
                 if bridge.elect():
                     at = k_tile
                     if const_expr(plan.config.snake):
                         at = k_tile + backwards * (job.k_tiles - 1 - 2 * k_tile)
-                    self.issue_loads(job, maps, m0, n0, matrix, at, stage)
+                    self.issue_loads(job, maps, m0, n0, matrix, job.k_first + at, stage)
                 stage += 1
                 if stage == plan.stages:
                     stage = Int32(0)
@@ -232,12 +248,12 @@ class Sm90GemmKernel:
         if along_n == 1:
             bridge.load_tile(maps[0], plan.a.tma, origin, a, full)
         else:  # the blocks of one row of the cluster need the same A
-            mask = bridge.cluster_mask(along_n, row, along_m)
+            mask = bridge.cluster_mask(along_n, job.part * plan.sharing + row, along_m)
             bridge.load_share(maps[0], plan.a.tma, origin, a, full, column, mask)
         if along_m == 1:
             bridge.load_tile(maps[1], plan.b.tma, origin, b, full)
         else:
-            mask = bridge.cluster_mask(along_m, column * along_m, 1)
+            mask = bridge.cluster_mask(along_m, job.part * plan.sharing + column * along_m, 1)
             bridge.load_share(maps[1], plan.b.tma, origin, b, full, row, mask)
 
     # ---------------------------------------------------------------------------------------------------------- products
@@ -304,17 +320,26 @@ class Sm90GemmKernel:
                 bridge.named_arrive(plan.turn_barrier(1 - consumer), 2 * 128)
 
             row = m0 + first_block * 64
+            if const_expr(plan.config.split > 1):
+                mma.wait(0)
+                if job.k_tiles > 0:
+                    self.release(job, before)
+                else:
+                    for block in cutlass.range_constexpr(plan.blocks):
+                        accumulators[block].fill(0.0)
+                self.epilogue.reduce(job, accumulators, (consumer, thread))
             for block in cutlass.range_constexpr(plan.blocks):
-                if const_expr(plan.config.early or block == 0):
+                if const_expr(plan.config.early or block == 0 and plan.config.split == 1):
                     mma.wait(plan.blocks - 1 - block if plan.config.early else 0)
-                if const_expr(not plan.config.early and block == 0 or plan.config.early and block == plan.blocks - 1):
+                if const_expr(block == (plan.blocks - 1 if plan.config.early else 0) and plan.config.split == 1):
                     self.release(job, before)
                     if const_expr(plan.config.loader == "self"):
                         ahead = self.load_next(job, maps, ahead)
-                if const_expr(plan.store is not None):
-                    self.store_block(job, maps[2], accumulators[block], consumer, thread, row, n0, matrix, block)
-                else:
-                    self.store_direct(job, accumulators[block], thread, row + block * 64, n0, matrix)
+                for part in cutlass.range_constexpr(plan.config.split):
+                    if job.part == part:
+                        self.epilogue.store(
+                            job, maps[2], accumulators[block], (consumer, thread), (row, n0, matrix), block, part
+                        )
             tile += (2 if pingpong else 1) * job.workers
             done += 2
         if const_expr(plan.store is not None):
@@ -322,70 +347,11 @@ class Sm90GemmKernel:
 
     @cute.jit
     def release(self, job: Any, stage: Any) -> None:
-        """This warp has read the stage: tell every block of the cluster, one lane each."""
+        """This warp has read the stage: tell every block that shares its loads, one lane each."""
         plan = self.plan
         lane = cute.arch.lane_idx()
-        if lane < plan.cluster_size:
-            if const_expr(plan.cluster_size > 1):
-                bridge.barrier_arrive_at(job.shared.empty(stage), lane)
+        if lane < plan.sharing:
+            if const_expr(plan.sharing > 1):
+                bridge.barrier_arrive_at(job.shared.empty(stage), job.part * plan.sharing + lane)
             else:
                 bridge.barrier_arrive(job.shared.empty(stage))
-
-    # ------------------------------------------------------------------------------------------------------------ stores
-    @cute.jit
-    def store_block(
-        self, job: Any, maps: Any, accumulator: Any, consumer: Any, thread: Any, row: Any, column: Any, matrix: Any,
-        block: int,
-    ) -> None:  # fmt: skip
-        """One block of 64 rows: each warp converts, writes and stores its own 16, and waits for no other warp."""
-        store = self.plan.store
-        warp, lane = bridge.uniform(thread // 32), thread % 32
-        for i, chunks in store.rounds_of(block):
-            buffer = job.shared.c((consumer * 4 + warp) * store.buffers + i % store.buffers)
-            packed = [self.convert(accumulator, chunk) for chunk in chunks]
-            # Lane 0 issues the stores, so it alone can wait until they have read the buffer; then it tells the others.
-            if lane == 0:
-                bridge.wait_stores_read(store.buffers - 1)
-            bridge.warp_sync()
-            for chunk, values in zip(chunks, packed, strict=True):
-                self.fill(values, buffer + chunk.offset, chunk, lane)
-            bridge.shared_writes_visible()
-            bridge.warp_sync()
-            if lane == 0:
-                for chunk in chunks:
-                    tma = store.maps[chunk.map]
-                    origin = {"m": row + (block * 64 + warp * 16), "n": column + chunk.column, "l": matrix}
-                    bridge.store_tile(maps[chunk.map], tma, origin, buffer + chunk.offset)
-                bridge.commit_stores()
-
-    def convert(self, accumulator: Any, chunk: Any) -> list[Any]:
-        """A chunk's values in C's type, as they go into shared memory: pairs in one register, or pairs of f32."""
-        values = range(chunk.first_value, chunk.first_value + chunk.values, 2)
-        if self.plan.c.dtype.bits == 32:
-            return [(accumulator[v], accumulator[v + 1]) for v in values]
-        return [(bridge.convert_pair(accumulator[v], accumulator[v + 1], self.plan.c.dtype),) for v in values]
-
-    def fill(self, pairs: Any, tile: Any, chunk: Any, lane: Any) -> None:
-        """One chunk of a lane's registers into shared memory."""
-        if chunk.rows is not None:
-            for i in range(len(pairs) // chunk.matrices):
-                offset = chunk.rows((lane, (i, 0))) * self.plan.c.dtype.bytes
-                matrices = pairs[i * chunk.matrices : (i + 1) * chunk.matrices]
-                bridge.store_matrices(tile + offset, [pair for (pair,) in matrices])
-            return
-        for v, pair in enumerate(pairs):
-            i, j = self.plan.mma.coords_C(lane, chunk.first_value + 2 * v)
-            bridge.store_shared((tile + chunk.tile.byte(i, j - chunk.column)).toint(), pair)
-
-    @cute.jit
-    def store_direct(
-        self, job: Any, accumulator: Any, thread: Any, row: Any, column: Any, matrix: Any
-    ) -> None:
-        """One block of 64 rows, each thread its own elements, guarded: for a C whose lines a tensor map does not take."""
-        plan = self.plan
-        base = job.c + Int64(matrix) * job.stride_c * plan.c.dtype.bytes
-        for v in bridge.unrolled(plan.mma.accumulator_registers):
-            i, j = plan.mma.coords_C(thread, v)
-            if i < job.m - row and j < job.n - column:
-                element = Int64(row + i) * job.ldc + (column + j)
-                bridge.store_element(base + element * plan.c.dtype.bytes, accumulator[v], plan.c.dtype)

@@ -16,6 +16,7 @@ from ..checks import Grouped, Persistent, Report, most_stages
 from ..checks.budgets import launch_registers, setmaxnreg_problem
 from ..dtypes import DType
 from ..errors import PlanError
+from ..layouts import Layout
 from .plan import BARRIER_BYTES, MAX_COORDINATE, GemmPlan, Operand, OperandPlan, derive_operand
 from .sm90_store import ROWS, StorePlan
 
@@ -54,6 +55,8 @@ class Sm90Config:
                it touches memory
     store      "tma", or "direct": each thread its own elements, for a C that a tensor map does not take
     chunks, buffers   of the store; see StorePlan
+    split      blocks of a cluster that share a tile's sum over K, each a part of it; they exchange their partial sums
+               through shared memory, and each stores its share of the columns. One tile a cluster
     early      store the first block of 64 rows while the last products of the others still run
     """
 
@@ -72,15 +75,18 @@ class Sm90Config:
     chunks: int = 2
     buffers: int = 1
     early: bool = False
+    split: int = 1
 
     def __post_init__(self) -> None:
         for name, known in (("schedule", SCHEDULES), ("loader", LOADERS), ("store", STORES), ("along", ("M", "N"))):
             if getattr(self, name) not in known:
                 raise PlanError(f"{name} = {getattr(self, name)!r}: known are {', '.join(map(repr, known))}")
-        for name, least in (("consumers", 1), ("group", 1), ("chunks", 1), ("buffers", 1)):
+        for name, least in (("consumers", 1), ("group", 1), ("chunks", 1), ("buffers", 1), ("split", 1)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise PlanError(f"{name} = {value!r}: an int of at least {least}")
+        if self.split > 1 and (self.early or self.schedule == "pingpong" or self.store == "direct"):
+            raise PlanError("a split K goes with a cooperative schedule and tensor stores, and without early stores")
         if self.consumers > 3:
             raise PlanError(f"consumers = {self.consumers}: three warpgroups and a producer are all that a block holds")
         if self.schedule == "pingpong" and self.consumers != 2:
@@ -114,6 +120,32 @@ class Sm90Smem:
 
 
 @dataclass(frozen=True)
+class Exchange:
+    """Where partial sums of a split K lie while blocks exchange them, in the stages' memory of the block that takes them.
+
+    values   of a thread's accumulator that a block takes
+    layout   (thread, vector of 4 values, accumulator, consumer, source block) -> vectors of 16 bytes
+    """
+
+    values: int
+    layout: Layout
+
+    @property
+    def vectors(self) -> int:
+        """Vectors of 4 values that a thread sends of one accumulator."""
+        return self.values // 4
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of shared memory."""
+        return int(self.layout.size) * 16
+
+    def byte(self, source, consumer, block, vector, thread):  # type: ignore[no-untyped-def]  # ints or traced integers
+        """The byte at which a vector lies."""
+        return self.layout((thread, vector, block, consumer, source)) * 16
+
+
+@dataclass(frozen=True)
 class Sm90Plan:
     """C[l, M, N] = A[l, M, K] @ B[l, K, N] on Hopper; see `derive` and Sm90Config.
 
@@ -139,6 +171,7 @@ class Sm90Plan:
     store: StorePlan | None
     order: Persistent
     smem: Sm90Smem
+    exchange: Exchange | None
     threads: int
     full_arrivals: int
     full_bytes: int
@@ -165,7 +198,7 @@ class Sm90Plan:
 
         m, n, k, batch   any positive sizes; ragged edges are zeros on load and not written on store
         a, b             bf16, f16, e4m3 or e5m2, ":row" (default) or ":col"; 8-bit operands are K-major: a "row", b "col"
-        c                f32, bf16, f16, e4m3 or e5m2, row-major; a's type unless given (bf16 for 8-bit inputs)
+        c                f32, bf16, f16, e4m3 or e5m2, ":row" or ":col"; a's type unless given (bf16 for 8-bit inputs)
 
         Raises PlanError naming the argument and the arithmetic when no such kernel exists; passes on AtomError,
         DescriptorError and TmaError.
@@ -187,8 +220,6 @@ class Sm90Plan:
         for name, spec in (("a", a_spec), ("b", b_spec)):
             if spec.dtype.name not in _FLOATS:
                 raise PlanError(f"{name} is {spec.dtype}; this kernel multiplies {', '.join(_FLOATS)}")
-        if c_spec.order != "row":
-            raise PlanError(f"c is {c_spec}; this kernel stores row-major. Compute the transpose: C^T = B^T @ A^T")
         if c_spec.dtype.name not in ("f32", *_FLOATS):
             raise PlanError(f"c is {c_spec.dtype}; this kernel stores f32, {', '.join(_FLOATS)}")
         tile_m, tile_n = config.tile
@@ -204,10 +235,10 @@ class Sm90Plan:
         blocks = tile_m // ROWS // groups
         store = None
         if config.store == "tma":
-            store = StorePlan.derive(atom, blocks, c_spec.dtype, config.chunks, config.buffers)
+            store = StorePlan.derive(atom, blocks, c_spec, config.chunks, config.buffers, config.split)
             if batch > 1:
                 store = replace(store, maps=tuple(tma.batched("l") for tma in store.maps))
-        c_bytes = config.consumers * WARPS_OF_GROUP * store.buffers * store.buffer_bytes if store else 0
+        c_bytes = store.bytes(config.consumers * WARPS_OF_GROUP) if store else 0
         stage_bytes = _up(a_plan.smem.bytes, 1024) + _up(b_plan.smem.bytes, 1024)
         fits = most_stages(arch, stage_bytes + 2 * BARRIER_BYTES, c_bytes)
         stages = fits if config.stages is None else config.stages
@@ -217,6 +248,15 @@ class Sm90Plan:
                 f"store: {fits} fit into {arch.smem_per_block}"
             )
         threads = WARPGROUP * (config.consumers + (config.loader == "warpgroup"))
+        smem = _smem(a_plan, b_plan, stages, c_bytes, store)
+        exchange = None
+        if config.split > 1:
+            values = atom.accumulator_registers // config.split
+            exchange = Exchange(values, Layout((WARPGROUP, values // 4, blocks, config.consumers, config.split)))
+            if exchange.bytes > smem.c_offset:
+                raise PlanError(
+                    f"the exchange of partial sums takes {exchange.bytes} bytes of the stages, which have {smem.c_offset}"
+                )
         return cls(
             m=m,
             n=n,
@@ -232,7 +272,8 @@ class Sm90Plan:
             blocks=blocks,
             store=store,
             order=Persistent(Grouped(config.along, config.group), 1, config.cluster),
-            smem=_smem(a_plan, b_plan, stages, c_bytes, store),
+            smem=smem,
+            exchange=exchange,
             threads=threads,
             full_arrivals=1,
             full_bytes=a_plan.tma.bytes + b_plan.tma.bytes,
@@ -248,18 +289,32 @@ class Sm90Plan:
         return -(-self.m // self.tile[0]), -(-self.n // self.tile[1])
 
     @property
-    def cluster_size(self) -> int:
-        """Blocks of a cluster."""
+    def sharing(self) -> int:
+        """Blocks of a cluster that share loads: those of one part of K."""
         return self.config.cluster[0] * self.config.cluster[1]
+
+    @property
+    def cluster_size(self) -> int:
+        """Blocks of a cluster: rank = part of K * sharing + place among those that share loads."""
+        return self.sharing * self.config.split
+
+    def part_of_k(self, k_tiles, part):  # type: ignore[no-untyped-def]  # ints or traced integers alike
+        """First and end k tile of one part."""
+        split = self.config.split
+        return (k_tiles * part // split, k_tiles * (part + 1) // split) if split > 1 else (part, k_tiles)
 
     @property
     def loader_warp(self) -> int:
         """The warp of the block that issues the loads: the first of its own warpgroup, or of the last consumer."""
         return 0 if self.config.loader == "warpgroup" else WARPS_OF_GROUP * (self.config.consumers - 1)
 
-    def turn_barrier(self, consumer: Any) -> Any:
-        """Named barrier at which a pingpong consumer waits for its turn to multiply; 0 is the block's."""
+    def store_barrier(self, consumer: Any) -> Any:
+        """Named barrier of one consumer's store; 0 is the block's, the turns' come after these."""
         return consumer + 1
+
+    def turn_barrier(self, consumer: Any) -> Any:
+        """Named barrier at which a pingpong consumer waits for its turn to multiply."""
+        return consumer + 1 + self.config.consumers
 
     def for_any_size(self) -> Sm90Plan:
         """The plan of the same kernel for one product, or two, of 1x1x1: what the trace sees."""

@@ -1,10 +1,15 @@
-"""How an accumulator leaves a Hopper kernel: registers, a buffer in shared memory, tensor stores; or element by element.
+"""How an accumulator leaves a Hopper kernel: registers, a buffer in shared memory, tensor stores.
 
-Of a 64-row accumulator a warp holds 16 rows, and it stores them by itself: no warp waits for another. The columns are
-cut into chunks, each as wide as a swizzle span or a part of one, so that 16 rows of a chunk are one box of a tensor map.
-Chunks are gathered into rounds; a round fills one of the warp's buffers.
+    accumulator (64 x N, f32) --convert--> pairs --stmatrix (or st.shared)--> buffer, swizzled --tensor store--> C
 
-    accumulator (16 x N, f32) --convert--> pairs --stmatrix (or st.shared)--> buffer, swizzled --tensor store--> C
+The columns are cut into chunks, each at most as wide as a swizzle span, so that a chunk's tile in shared memory is one
+box of a tensor map. Chunks are gathered into rounds; a round fills one buffer.
+
+    order of C   a buffer belongs to             tile of a chunk   contiguous   stmatrix
+    row          one warp: its 16 of 64 rows     (16, width)       columns      plain
+    col          one warpgroup                   (64, width)       rows         .trans
+
+A warp that stores its own rows waits for no other; columns of C run across all four warps, which then meet.
 """
 
 from __future__ import annotations
@@ -16,22 +21,24 @@ from ..atoms import MmaAtom, SmemTile, TmaPlan, row_addresses, smem_tile, stmatr
 from ..atoms.tma import derive as derive_tma
 from ..dtypes import DType
 from ..errors import PlanError
+from .plan import Operand
 
 ROWS = 64  # of an accumulator: wgmma's M
-WARP_ROWS = 16  # of it that one warp holds, and stores by itself
+WARP_ROWS = 16  # of it that one warp holds
 _ALIGNMENT = 1024  # a buffer begins where the widest swizzle pattern does
+_COLUMNS = 64  # of a chunk of column-major C: more make one round of more registers, fewer make more rounds
 
 
 @dataclass(frozen=True)
 class StoreChunk:
-    """Some columns of a warp's 16 rows, and their tile in a buffer.
+    """Some columns of an accumulator, and their tile in a buffer.
 
     column, width   in the accumulator, elements
     offset          of the tile in the round's buffer, bytes
     map             which of the plan's tensor maps stores it
-    tile            (16, width) elements in shared memory, rows contiguous
-    rows            (lane, (instruction, 0)) -> element offset of the row that the lane addresses for stmatrix, or None
-                    where the type has no stmatrix and threads store their own pairs
+    tile            (rows, width) elements in shared memory
+    rows            (lane, (instruction, warp)) -> element offset of the row that the lane addresses for stmatrix, or
+                    None where the type has no stmatrix and threads store their own values
     matrices        8x8 matrices of one stmatrix
     first_value     the accumulator's value at (0, column) for thread 0: values of the chunk begin there
     values          of one thread in the chunk
@@ -49,66 +56,90 @@ class StoreChunk:
 
 
 @dataclass(frozen=True)
-class StorePlan:
-    """The rounds of one warp's store.
+class StoreRound:
+    """What fills one buffer: chunks of one accumulator (`block`), among the columns of one part of a split K."""
 
-    dtype         C's element type
+    block: int
+    part: int
+    chunks: tuple[StoreChunk, ...]
+
+
+@dataclass(frozen=True)
+class StorePlan:
+    """The rounds of a warpgroup's store.
+
+    c             C's element type and order
     maps          one tensor map for each chunk width
-    rounds        in order: (block of M, chunks); each fills one buffer and is stored as one bulk group
+    rounds        in order; each fills one buffer and is stored as one bulk group
     buffer_bytes  of the largest round, a multiple of the swizzle period
-    buffers       of each warp
+    buffers       of each owner: how many rounds may be in flight
+    warps         of an owner: 1 or 4
     """
 
-    dtype: DType
+    c: Operand
     maps: tuple[TmaPlan, ...]
-    rounds: tuple[tuple[int, tuple[StoreChunk, ...]], ...]
+    rounds: tuple[StoreRound, ...]
     buffer_bytes: int
     buffers: int
+    warps: int
 
     @classmethod
-    def derive(cls, mma: MmaAtom, blocks: int, dtype: DType, chunks: int, buffers: int) -> StorePlan:
-        """The store of `blocks` accumulators of `mma`, one below the other, into row-major C of `dtype`.
+    def derive(cls, mma: MmaAtom, blocks: int, c: Operand, chunks: int, buffers: int, parts: int = 1) -> StorePlan:
+        """The store of `blocks` accumulators of `mma`, one below the other.
 
-        chunks   how many chunks a round has; more make fewer rounds, each with two barriers, and larger buffers
+        chunks   how many chunks a round has; more make fewer rounds and larger buffers
         buffers  how many rounds may be in flight
+        parts    the columns are dealt out to so many blocks of a cluster that share the sum over K
 
-        Raises PlanError where a count is not positive, and passes on TmaError.
+        Raises PlanError where a count is not positive or the columns cannot be dealt out; passes on TmaError.
+
+        >>> store = StorePlan.derive(wgmma(224), 2, Operand.parse("bf16"), 1, 2)
+        >>> [chunk.width for round in store.rounds[:4] for chunk in round.chunks], store.buffer_bytes
+        ([64, 64, 64, 32], 2048)
         """
         for name, value in (("chunks", chunks), ("buffers", buffers)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise PlanError(f"{name} = {value!r}: at least one")
-        columns = mma.shape_mnk[1]
-        widths = _widths(columns, dtype)
+        columns, by_row = mma.shape_mnk[1], c.order == "row"
+        if columns % (8 * parts):
+            raise PlanError(f"{columns} columns in {parts} parts: each needs whole groups of 8 columns")
+        part = columns // parts
+        widths = _spans(part, c.dtype) if by_row else _blocks_of(part, _COLUMNS)
         distinct = sorted(set(widths), reverse=True)
-        tiles = {width: smem_tile((WARP_ROWS, width), dtype, "K") for width in distinct}
-        maps = tuple(derive_tma(tiles[width], ("n", "m"), "store") for width in distinct)
-        for width, tma in zip(distinct, maps, strict=True):
-            if len(tma.instructions) != 1:
-                raise PlanError(f"a chunk of {width} columns needs {len(tma.instructions)} stores")
-        rounds: list[tuple[int, tuple[StoreChunk, ...]]] = []
+        rows, major, dims = (WARP_ROWS, "K", ("n", "m")) if by_row else (ROWS, "MN", ("m", "n"))
+        tiles = {width: smem_tile((rows, width), c.dtype, major) for width in distinct}
+        maps = tuple(derive_tma(tiles[width], dims, "store") for width in distinct)
+        rounds: list[StoreRound] = []
         largest = 0
         for block in range(blocks):
-            for first in range(0, len(widths), chunks):
-                made, offset = [], 0
-                for i in range(first, min(first + chunks, len(widths))):
-                    width, column = widths[i], sum(widths[:i])
-                    offset = -(-offset // tiles[width].alignment) * tiles[width].alignment
-                    made.append(_chunk(mma, dtype, column, width, offset, distinct.index(width), tiles[width]))
-                    offset += tiles[width].bytes
-                largest = max(largest, offset)
-                rounds.append((block, tuple(made)))
-        return cls(dtype, maps, tuple(rounds), -(-largest // _ALIGNMENT) * _ALIGNMENT, buffers)
+            for which in range(parts):
+                for first in range(0, len(widths), chunks):
+                    made, offset = [], 0
+                    for i in range(first, min(first + chunks, len(widths))):
+                        width, column = widths[i], which * part + sum(widths[:i])
+                        offset = -(-offset // tiles[width].alignment) * tiles[width].alignment
+                        made.append(_chunk(mma, c, column, width, offset, distinct.index(width), tiles[width]))
+                        offset += tiles[width].bytes
+                    largest = max(largest, offset)
+                    rounds.append(StoreRound(block, which, tuple(made)))
+        bytes_ = -(-largest // _ALIGNMENT) * _ALIGNMENT
+        return cls(c, maps, tuple(rounds), bytes_, buffers, 1 if by_row else 4)
 
-    def rounds_of(self, block: int) -> list[tuple[int, tuple[StoreChunk, ...]]]:
-        """(number, chunks) of the rounds of one block."""
-        return [(i, chunks) for i, (of, chunks) in enumerate(self.rounds) if of == block]
+    def rounds_of(self, block: int, part: int) -> list[tuple[int, StoreRound]]:
+        """(number, round) of one block and part; the number tells the buffer."""
+        chosen = [r for r in self.rounds if (r.block, r.part) == (block, part)]
+        return [(block * len(chosen) + i, r) for i, r in enumerate(chosen)]
+
+    def bytes(self, warps: int) -> int:
+        """Shared memory of all buffers of so many warps."""
+        return warps // self.warps * self.buffers * self.buffer_bytes
 
 
-def _widths(columns: int, dtype: DType) -> tuple[int, ...]:
-    """Columns of each chunk: whole 128-byte spans first, then the rest in halves, down to 16 bytes.
+def _spans(columns: int, dtype: DType) -> tuple[int, ...]:
+    """Columns of each chunk of rows: whole 128-byte spans first, then the rest in halves, down to 16 bytes.
 
     >>> from layoutgemm.dtypes import bf16, f32
-    >>> _widths(224, bf16), _widths(40, f32)
+    >>> _spans(224, bf16), _spans(40, f32)
     ((64, 64, 64, 32), (32, 8))
     """
     widths: list[int] = []
@@ -123,7 +154,17 @@ def _widths(columns: int, dtype: DType) -> tuple[int, ...]:
     return tuple(widths)
 
 
-def _chunk(mma: MmaAtom, dtype: DType, column: int, width: int, offset: int, map_: int, tile: SmemTile) -> StoreChunk:
+def _blocks_of(columns: int, most: int) -> tuple[int, ...]:
+    """Columns of each chunk of columns: as many as there may be, then what is left in multiples of 16, then 8.
+
+    >>> _blocks_of(88, 64)
+    (64, 16, 8)
+    """
+    full, rest = divmod(columns, most)
+    return (most,) * full + tuple(width for width in (rest // 16 * 16, rest % 16) if width)
+
+
+def _chunk(mma: MmaAtom, c: Operand, column: int, width: int, offset: int, map_: int, tile: SmemTile) -> StoreChunk:
     threads, values = mma.layout_C[0], mma.layout_C[1]
     per_column = values.size / mma.shape_mnk[1]
     first, count = int(column * per_column), int(width * per_column)
@@ -131,8 +172,10 @@ def _chunk(mma: MmaAtom, dtype: DType, column: int, width: int, offset: int, map
     at = mma.coords_C(0, first)
     assert threads.size == 128 and tuple(int(x) for x in at) == (0, column), (mma, column, at)
     rows, matrices = None, 0
-    if dtype.bits == 16:
-        matrices = min(4, count // 2)
-        # Of the 64 rows' addresses those of warp 0: the 16-row tile is the first quarter of the 64-row one.
-        rows = row_addresses(stmatrix(matrices), smem_tile((ROWS, width), dtype, "K"), wgmma(width, "bf16"), "C")
+    if c.dtype.bits == 16:
+        matrices = 4 if count % 8 == 0 else 2
+        copy = stmatrix(matrices, transpose=c.order == "col")
+        # Addresses of all 64 rows: of row-major C the 16-row tile is the first quarter, and warp 0's are taken.
+        whole = smem_tile((ROWS, width), c.dtype, tile.major)
+        rows = row_addresses(copy, whole, wgmma(width, "bf16"), "C")
     return StoreChunk(column, width, offset, map_, tile, rows, matrices, first, count)

@@ -1,0 +1,150 @@
+"""The end of a tile in a Hopper kernel: partial sums of a split K brought together, and C stored. See sm90_store.
+
+Everything here runs in a consumer warpgroup, for one block of 64 rows; addresses, boxes and register numbers come from
+the plan's StorePlan.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int64, const_expr
+
+from . import bridge
+
+
+class Sm90Epilogue:
+    """The store of one plan; `job` is what the kernel knows at run time."""
+
+    def __init__(self, plan: Any):
+        self.plan = plan
+
+    @cute.jit
+    def store(self, job: Any, maps: Any, accumulator: Any, at: Any, origin: Any, block: int, part: int) -> None:
+        """Store one block: the columns of one part of it. `at`: (consumer, thread); `origin`: row, column, matrix."""
+        plan = self.plan
+        if const_expr(plan.store is not None):
+            self.store_tensor(job, maps, accumulator, at, origin, block, part)
+        else:
+            self.store_direct(job, accumulator, at[1], origin, block)
+
+    @cute.jit
+    def store_tensor(self, job: Any, maps: Any, accumulator: Any, at: Any, origin: Any, block: int, part: int) -> None:
+        """Round by round: convert, wait for the buffer, write it, fence, store it by TMA."""
+        store = self.plan.store
+        consumer, thread = at
+        row, column, matrix = origin
+        warp, lane = bridge.uniform(thread // 32), thread % 32
+        owner = (consumer * 4 + warp) // store.warps
+        issuer = lane if const_expr(store.warps == 1) else thread
+        rows = warp * (64 // 4) if const_expr(store.warps == 1) else 0
+        for i, round_ in store.rounds_of(block, part):
+            buffer = job.shared.c(owner * store.buffers + i % store.buffers)
+            packed = [self.convert(accumulator, chunk) for chunk in round_.chunks]
+            # One thread issues the stores, so it alone can wait until they have read the buffer; then it tells.
+            if issuer == 0:
+                bridge.wait_stores_read(store.buffers - 1)
+            self.meet(consumer)
+            for chunk, values in zip(round_.chunks, packed, strict=True):
+                self.fill(values, buffer + chunk.offset, chunk, thread if store.warps == 4 else lane)
+            bridge.shared_writes_visible()
+            self.meet(consumer)
+            if issuer == 0:
+                for chunk in round_.chunks:
+                    place = {"m": row + (block * 64 + rows), "n": column + chunk.column, "l": matrix}
+                    bridge.store_tile(maps[chunk.map], store.maps[chunk.map], place, buffer + chunk.offset)
+                bridge.commit_stores()
+
+    def meet(self, consumer: Any) -> None:
+        """The threads that share a buffer meet."""
+        if self.plan.store.warps == 1:
+            bridge.warp_sync()
+        else:
+            bridge.named_sync(self.plan.store_barrier(consumer), 128)
+
+    def convert(self, accumulator: Any, chunk: Any) -> list[Any]:
+        """A chunk's values in C's type, as they go into shared memory: pairs in one register, or pairs of f32."""
+        values = range(chunk.first_value, chunk.first_value + chunk.values, 2)
+        if self.plan.c.dtype.bits == 32:
+            return [(accumulator[v], accumulator[v + 1]) for v in values]
+        return [(bridge.convert_pair(accumulator[v], accumulator[v + 1], self.plan.c.dtype),) for v in values]
+
+    def fill(self, pairs: Any, tile: Any, chunk: Any, thread: Any) -> None:
+        """One chunk of a thread's registers into shared memory; `thread` counts in the tile's owner."""
+        dtype, by_row = self.plan.c.dtype, self.plan.c.order == "row"
+        if chunk.rows is not None:
+            for i in range(len(pairs) // chunk.matrices):
+                offset = chunk.rows((thread % 32, (i, 0 if by_row else thread // 32))) * dtype.bytes
+                matrices = pairs[i * chunk.matrices : (i + 1) * chunk.matrices]
+                bridge.store_matrices(tile + offset, [pair for (pair,) in matrices], transpose=not by_row)
+            return
+        for v, pair in enumerate(pairs):
+            i, j = self.plan.mma.coords_C(thread, chunk.first_value + 2 * v)
+            j = j - chunk.column
+            if by_row:
+                bridge.store_shared((tile + chunk.tile.byte(i, j)).toint(), pair)
+            else:  # neighbours along a row of C are a column apart in memory
+                for step, value in enumerate(bridge.split_pair(pair, dtype)):
+                    bridge.store_shared((tile + chunk.tile.byte(i, j + step)).toint(), (value,))
+
+    @cute.jit
+    def store_direct(self, job: Any, accumulator: Any, thread: Any, origin: Any, block: int) -> None:
+        """Each thread its own elements, guarded: for a C whose lines a tensor map does not take."""
+        plan = self.plan
+        row, column, matrix = origin
+        row += block * 64
+        base = job.c + Int64(matrix) * job.stride_c * plan.c.dtype.bytes
+        for v in bridge.unrolled(plan.mma.accumulator_registers):
+            i, j = plan.mma.coords_C(thread, v)
+            if i < job.m - row and j < job.n - column:
+                if const_expr(plan.c.order == "row"):
+                    element = Int64(row + i) * job.ldc + (column + j)
+                else:
+                    element = Int64(column + j) * job.ldc + (row + i)
+                bridge.store_element(base + element * plan.c.dtype.bytes, accumulator[v], plan.c.dtype)
+
+    @cute.jit
+    def reduce(self, job: Any, accumulators: Any, at: Any) -> None:
+        """Bring the partial sums of a split K together: block `part` of the cluster ends up with part `part` of all.
+
+        Every block sends each other one the registers of its columns, straight into the other's shared memory; a thread
+        there holds the same elements, so a register travels to its own place. The sums are taken in the order of the
+        blocks, whoever takes them. The stages are free by then: this is the cluster's only tile.
+        """
+        plan = self.plan
+        parts, sent = plan.config.split, plan.exchange
+        consumer, thread = at
+        bridge.cluster_arrive()
+        bridge.cluster_wait()
+        for target in cutlass.range_constexpr(parts):
+            if job.part != target:
+                for block in cutlass.range_constexpr(plan.blocks):
+                    for i in cutlass.range_constexpr(sent.vectors):
+                        first = target * sent.values + 4 * i
+                        values = [accumulators[block][first + e] for e in range(4)]
+                        place = job.shared.base + sent.byte(job.part, consumer, block, i, thread)
+                        bridge.store_remote(place, target * plan.sharing + job.rank, values)
+        bridge.cluster_arrive()
+        bridge.cluster_wait()
+        for mine in cutlass.range_constexpr(parts):
+            if job.part == mine:
+                for block in cutlass.range_constexpr(plan.blocks):
+                    for i in cutlass.range_constexpr(sent.vectors):
+                        first = mine * sent.values + 4 * i
+                        own = [accumulators[block][first + e] for e in range(4)]
+                        places = [
+                            job.shared.base + sent.byte(source, consumer, block, i, thread) for source in range(parts)
+                        ]
+                        total = self.summed(own, mine, places)
+                        for e in cutlass.range_constexpr(4):
+                            accumulators[block][first + e] = total[e]
+
+    def summed(self, own: Any, mine: int, places: Any) -> Any:
+        """The sum of what lies at the places, in their order, a block's own registers at its own."""
+        terms = [own if source == mine else bridge.load_shared(place) for source, place in enumerate(places)]
+        total = terms[0]
+        for term in terms[1:]:
+            total = [x + y for x, y in zip(total, term, strict=True)]
+        return total
