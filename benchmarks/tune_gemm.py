@@ -74,13 +74,14 @@ def name_of(choice: Sm90Choice) -> str:
     config = choice.config
     parts = ["swap"] * choice.swapped + ["x".join(map(str, config.tile))]
     parts += ["pp"] * (config.schedule == "pingpong")
-    parts.append({"self": "self", "warpgroup": "wg"}[config.loader])
+    parts.append({"self": "self", "warp": "w", "warpgroup": "wg"}[config.loader])
     parts.append("c" + "".join(map(str, config.cluster)))
     parts.append(f"g{config.group}{config.along}")
     defaults = Sm90Config()
     for field, short in (("stages", "s"), ("tile_k", "k"), ("chunks", "ch"), ("buffers", "b"), ("split", "split"), ("consumers", "wg")):
         if getattr(config, field) != getattr(defaults, field):
             parts.append(f"{short}{getattr(config, field)}")
+    parts += [f"r{config.rows}"] * (config.rows is not None) + ["single"] * config.single
     parts += ["snake"] * config.snake + ["early"] * config.early + ["pdl"] * config.overlap
     return " ".join(parts)
 
@@ -168,6 +169,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--b-major", choices=("k", "n"), default="k")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--budget", type=float, default=400.0, metavar="SECONDS")
+    parser.add_argument("--patience", type=float, default=30.0, metavar="SECONDS")
     parser.add_argument("--only", help="configurations whose name contains one of these, comma-separated")
     parser.add_argument("--peers", action="store_true", help="cublasLt and quack, too")
     parser.add_argument("--object", action="append", default=[], metavar="NAME=FILE.o", help="others' kernels, beside")
@@ -178,7 +180,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         build(options.folder, shapes, options.b_major, globals()["candidates"])
         return 0
     from benchmarks import machine, peers
-    from benchmarks.bench_gemm import FAMILIES, KEEP
+    from benchmarks.bench_gemm import FAMILIES, KEEP, Watchdog
     from benchmarks.gemm_outcome import Method, measure
     from layoutgemm.bench import CudaDevice
 
@@ -186,6 +188,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _, sampler = machine.sampler()
     device, begun, results = CudaDevice(sampler), time.monotonic(), {}
     print(machine.facts(), flush=True)
+    watchdog = Watchdog(options.patience, print).__enter__()
     wanted = options.only.split(",") if options.only else None
     for sizes in shapes:
         if time.monotonic() - begun > options.budget:
@@ -202,7 +205,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for text in options.object:
             name, _, path = text.partition("=")
             field.append(peers.dsl_object(name, Path(path), "others"))
-        outcome = measure(device, problem, field, Method(options.rounds, sustained_rounds=0, keep=KEEP), lambda step: None)
+        outcome = measure(device, problem, field, Method(options.rounds, sustained_rounds=0, keep=KEEP), watchdog.mark)
         base = next(m.seconds for m in outcome.measured if m.name == "torch.mm")
         ranked = sorted(outcome.measured, key=lambda m: m.seconds)
         print(f"{problem} [{time.monotonic() - start:.1f} s] torch.mm {base * 1e6:.2f} us", flush=True)

@@ -83,8 +83,7 @@ class Sm90GemmKernel:
         grid = self.grid_of(m, n)
         across = plan.order.clusters(grid)
         clusters = cutlass.min(across[0] * across[1] * batch, workers)
-        # Blocks that share the sum over K use their stages to exchange parts of it: they have one tile only.
-        clusters = across[0] * across[1] * batch if const_expr(plan.config.split > 1) else clusters
+        clusters = across[0] * across[1] * batch if const_expr(plan.config.single) else clusters
         self.kernel(map_a, map_b, *maps_c, c, m, n, k, batch, ldc, stride_c).launch(
             grid=(clusters * plan.cluster_size, 1, 1),
             block=(plan.threads, 1, 1),
@@ -138,6 +137,8 @@ class Sm90GemmKernel:
                 bridge.barrier_init(shared.full(s), plan.full_arrivals)
                 bridge.barrier_init(shared.empty(s), plan.empty_arrivals)
             bridge.barriers_visible()
+        if const_expr(plan.config.rows is not None):
+            self.clear_dead_rows(shared, thread)
         if const_expr(plan.cluster_size > 1):
             bridge.cluster_arrive(relaxed=True)
             bridge.cluster_wait()
@@ -167,7 +168,9 @@ class Sm90GemmKernel:
         first = block // plan.cluster_size
 
         # `ahead` is where the loader stands: tile, its origin, k tile, stage, parity, direction through K.
-        ahead = (first, *self.origin(job, first), Int32(0), Int32(0), Int32(1), Int32(0))
+        # Uniform, which also keeps the divisions up here: the compiler would move them to where their results are used.
+        origin = [bridge.uniform(x) for x in self.origin(job, first)]
+        ahead = (first, *origin, Int32(0), Int32(0), Int32(1), Int32(0))
 
         # 2. Everything above touched no global memory, and ran while the kernel before this one drained.
         if const_expr(plan.config.overlap):
@@ -179,7 +182,7 @@ class Sm90GemmKernel:
                 ahead = self.load_next(job, maps, ahead)
             self.consume(job, maps, first, group, thread % 128, ahead)
         else:
-            if group == 0:
+            if group == plan.config.consumers:
                 if const_expr(plan.registers is not None):
                     bridge.give_registers(plan.registers[0])
                 if warp == plan.loader_warp and job.k_tiles > 0:
@@ -192,12 +195,26 @@ class Sm90GemmKernel:
             else:
                 if const_expr(plan.registers is not None):
                     bridge.take_registers(plan.registers[1])
-                self.consume(job, maps, first, group - 1, thread % 128, ahead)
+                self.consume(job, maps, first, group, thread % 128, ahead)
 
         # 4. No block leaves while another may still send into its shared memory or arrive at its barriers.
         if const_expr(plan.cluster_size > 1):
             bridge.cluster_arrive()
             bridge.cluster_wait()
+
+    @cute.jit
+    def clear_dead_rows(self, shared: Any, thread: Any) -> None:
+        """Zeros for the rows of A's tiles that are never loaded: their products are not stored, but they are read."""
+        plan = self.plan
+        step = 16 * plan.threads
+        for s in cutlass.range_constexpr(plan.stages):
+            for first, count in plan.dead_runs:
+                for i in cutlass.range_constexpr((count + step - 1) // step):
+                    offset = i * step + thread * 16
+                    if offset < count:
+                        zero = Int32(0)
+                        bridge.store_shared((shared.a(s) + (first + offset)).toint(), [zero, zero, zero, zero])
+        bridge.shared_writes_visible()
 
     # ------------------------------------------------------------------------------------------------------------- tiles
     def origin(self, job: Any, tile: Any) -> tuple[Any, Any, Any]:
@@ -320,18 +337,20 @@ class Sm90GemmKernel:
                 bridge.named_arrive(plan.turn_barrier(1 - consumer), 2 * 128)
 
             row = m0 + first_block * 64
-            if const_expr(plan.config.split > 1):
+            if const_expr(plan.config.single):
                 mma.wait(0)
-                if job.k_tiles > 0:
-                    self.release(job, before)
-                else:
+            if const_expr(plan.config.split > 1):
+                if job.k_tiles == 0:
                     for block in cutlass.range_constexpr(plan.blocks):
                         accumulators[block].fill(0.0)
                 self.epilogue.reduce(job, accumulators, (consumer, thread))
+            elif const_expr(plan.config.single and plan.store is not None):
+                # The buffers lie over the stages: all have to have read these.
+                bridge.named_sync(plan.stages_barrier, 128 * plan.config.consumers)
             for block in cutlass.range_constexpr(plan.blocks):
-                if const_expr(plan.config.early or block == 0 and plan.config.split == 1):
+                if const_expr(plan.config.early or block == 0 and not plan.config.single):
                     mma.wait(plan.blocks - 1 - block if plan.config.early else 0)
-                if const_expr(block == (plan.blocks - 1 if plan.config.early else 0) and plan.config.split == 1):
+                if const_expr(block == (plan.blocks - 1 if plan.config.early else 0) and not plan.config.single):
                     self.release(job, before)
                     if const_expr(plan.config.loader == "self"):
                         ahead = self.load_next(job, maps, ahead)

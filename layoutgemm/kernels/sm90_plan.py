@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..arch import arch as arch_named
-from ..atoms import MmaAtom, wgmma
+from ..atoms import MmaAtom, smem_tile, wgmma
+from ..atoms.tma import derive as derive_tma
 from ..atoms.tma_multicast import shared_out
 from ..checks import Grouped, Persistent, Report, most_stages
 from ..checks.budgets import launch_registers, setmaxnreg_problem
@@ -23,7 +24,7 @@ from .sm90_store import ROWS, StorePlan
 WARPGROUP = 128
 WARPS_OF_GROUP = 4
 SCHEDULES = ("cooperative", "pingpong")
-LOADERS = ("self", "warpgroup")
+LOADERS = ("self", "warp", "warpgroup")
 STORES = ("tma", "direct")
 _STAGE_BYTES_OF_K = 128  # one swizzle span
 _PRODUCER_REGISTERS = 24  # the least that setmaxnreg takes: one thread issues copies
@@ -46,7 +47,10 @@ class Sm90Config:
     consumers  warpgroups that multiply, 1 to 3. Cooperative: they share a tile's rows; pingpong: each has a tile
     schedule   "cooperative", or "pingpong": two warpgroups in turn, one multiplies while the other stores
     loader     "self": a consumer warp issues the tensor loads, between its products; all registers are the consumers'.
-               "warpgroup": one of its own, which gives its registers away
+               "warp": a warp of its own; "warpgroup": a warpgroup, which gives its registers away
+    rows       rows of A's tile that are loaded, a multiple of 8; the rest of the tile is zeros, written once. For M below
+               the instruction's 64: copies of rows outside a matrix cost time, these cost none
+    single     one tile a cluster: the grid is as large as the problem, and the buffers of the store lie over the stages
     cluster    blocks along M and N that share loads: those along M the tile of B, those along N the tile of A
     group      clusters of a band of the tile order, and `along` which the bands lie: "M" or "N"
     snake      every second tile of a block runs through K backwards: fewer reads of memory, but the order of summation
@@ -56,7 +60,7 @@ class Sm90Config:
     store      "tma", or "direct": each thread its own elements, for a C that a tensor map does not take
     chunks, buffers   of the store; see StorePlan
     split      blocks of a cluster that share a tile's sum over K, each a part of it; they exchange their partial sums
-               through shared memory, and each stores its share of the columns. One tile a cluster
+               through shared memory, and each stores its share of the columns
     early      store the first block of 64 rows while the last products of the others still run
     """
 
@@ -66,6 +70,8 @@ class Sm90Config:
     consumers: int = 2
     schedule: str = "cooperative"
     loader: str = "self"
+    rows: int | None = None
+    single: bool = False
     cluster: tuple[int, int] = (1, 1)
     group: int = 8
     along: str = "M"
@@ -85,6 +91,14 @@ class Sm90Config:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise PlanError(f"{name} = {value!r}: an int of at least {least}")
+        if self.single and (self.early or self.schedule == "pingpong"):
+            raise PlanError("one tile a cluster leaves nothing to overlap with: no pingpong, no early stores")
+        if self.rows is not None and not (isinstance(self.rows, int) and 0 < self.rows <= ROWS and self.rows % 8 == 0):
+            raise PlanError(f"rows = {self.rows!r}: a multiple of 8 up to {ROWS}")
+        if self.rows is not None and (self.tile[0] != ROWS or self.cluster != (1, 1)):
+            raise PlanError(f"rows are for a tile of {ROWS} rows that no other block shares")
+        if self.split > 1 and not self.single:
+            raise PlanError("a split K exchanges partial sums in the stages' memory: one tile a cluster, single=True")
         if self.split > 1 and (self.early or self.schedule == "pingpong" or self.store == "direct"):
             raise PlanError("a split K goes with a cooperative schedule and tensor stores, and without early stores")
         if self.consumers > 3:
@@ -230,6 +244,8 @@ class Sm90Plan:
             raise PlanError(f"tile_k = {tile_k!r}: a positive multiple of the instruction's K = {depth}")
         along_m, along_n = config.cluster
         a_plan = _shared(derive_operand("A", a_spec, "M", tile_m, tile_k, None, atom), along_n, batch)
+        if config.rows is not None:
+            a_plan = _few_rows(a_plan, config.rows, batch)
         b_plan = _shared(derive_operand("B", b_spec, "N", tile_n, tile_k, None, atom), along_m, batch)
         groups = 1 if config.schedule == "pingpong" else config.consumers
         blocks = tile_m // ROWS // groups
@@ -240,23 +256,27 @@ class Sm90Plan:
                 store = replace(store, maps=tuple(tma.batched("l") for tma in store.maps))
         c_bytes = store.bytes(config.consumers * WARPS_OF_GROUP) if store else 0
         stage_bytes = _up(a_plan.smem.bytes, 1024) + _up(b_plan.smem.bytes, 1024)
-        fits = most_stages(arch, stage_bytes + 2 * BARRIER_BYTES, c_bytes)
+        fits = most_stages(arch, stage_bytes + 2 * BARRIER_BYTES, 0 if config.single else c_bytes)
         stages = fits if config.stages is None else config.stages
         if isinstance(stages, bool) or not isinstance(stages, int) or not 1 <= stages <= fits:
             raise PlanError(
                 f"{stages!r} stage(s) of A {a_plan.smem.bytes} + B {b_plan.smem.bytes} bytes beside {c_bytes} of the "
                 f"store: {fits} fit into {arch.smem_per_block}"
             )
-        threads = WARPGROUP * (config.consumers + (config.loader == "warpgroup"))
-        smem = _smem(a_plan, b_plan, stages, c_bytes, store)
+        threads = WARPGROUP * config.consumers + {"self": 0, "warp": 32, "warpgroup": WARPGROUP}[config.loader]
+        smem = _smem(a_plan, b_plan, stages, c_bytes, store, config.single)
+        if config.single and c_bytes > smem.barrier_offset:
+            raise PlanError(f"the store's buffers take {c_bytes} bytes, the stages have {smem.barrier_offset}")
         exchange = None
         if config.split > 1:
             values = atom.accumulator_registers // config.split
             exchange = Exchange(values, Layout((WARPGROUP, values // 4, blocks, config.consumers, config.split)))
-            if exchange.bytes > smem.c_offset:
+            if exchange.bytes + c_bytes > smem.barrier_offset:
                 raise PlanError(
-                    f"the exchange of partial sums takes {exchange.bytes} bytes of the stages, which have {smem.c_offset}"
+                    f"the exchange of partial sums takes {exchange.bytes} bytes and the store {c_bytes} of the stages, "
+                    f"which have {smem.barrier_offset}"
                 )
+            smem = replace(smem, c_offset=exchange.bytes)
         return cls(
             m=m,
             n=n,
@@ -305,12 +325,27 @@ class Sm90Plan:
 
     @property
     def loader_warp(self) -> int:
-        """The warp of the block that issues the loads: the first of its own warpgroup, or of the last consumer."""
-        return 0 if self.config.loader == "warpgroup" else WARPS_OF_GROUP * (self.config.consumers - 1)
+        """The warp of the block that issues the loads: the first after the consumers, or the last consumer's first."""
+        return WARPS_OF_GROUP * (self.config.consumers - (self.config.loader == "self"))
 
     def store_barrier(self, consumer: Any) -> Any:
         """Named barrier of one consumer's store; 0 is the block's, the turns' come after these."""
         return consumer + 1
+
+    @property
+    def stages_barrier(self) -> int:
+        """Named barrier of all consumers, after the stores' and the turns'."""
+        return 1 + 2 * self.config.consumers
+
+    @property
+    def dead_runs(self) -> tuple[tuple[int, int], ...]:
+        """(first byte, bytes) of A's tile that no copy writes, when only some rows are loaded: zeros, written once."""
+        if self.config.rows is None:
+            return ()
+        tile, rows = self.a.smem, self.config.rows
+        span = tile.span_elements
+        runs = [(int(tile.byte(rows, k)), (ROWS - rows) * tile.span) for k in range(0, tile.extent[1], span)]
+        return tuple((first - first % tile.span, count) for first, count in runs)
 
     def turn_barrier(self, consumer: Any) -> Any:
         """Named barrier at which a pingpong consumer waits for its turn to multiply."""
@@ -352,11 +387,24 @@ def _up(value: int, unit: int) -> int:
     return -(-value // unit) * unit
 
 
-def _smem(a: OperandPlan, b: OperandPlan, stages: int, c_bytes: int, store: StorePlan | None) -> Sm90Smem:
+def _few_rows(a: OperandPlan, rows: int, batch: int) -> OperandPlan:
+    """A with copies of its first rows only, each into the tile where the copy of all rows would have put them."""
+    if a.major != "K":
+        raise PlanError(f"rows = {rows} of a {a.order}-major A: its copies run along M, and a part of a line is no box")
+    tma = derive_tma(smem_tile((rows, a.smem.extent[1]), a.dtype, "K", a.smem.swizzle_name), ("k", "m"))
+    instructions = tuple(replace(i, smem_offset=a.smem.byte(i.coord_offset[1], i.coord_offset[0])) for i in tma.instructions)
+    tma = replace(tma, instructions=instructions)
+    return replace(a, tma=tma.batched("l") if batch > 1 else tma)
+
+
+def _smem(
+    a: OperandPlan, b: OperandPlan, stages: int, c_bytes: int, store: StorePlan | None, single: bool
+) -> Sm90Smem:
     a_stage, b_stage = _up(a.smem.bytes, a.smem.alignment), _up(b.smem.bytes, b.smem.alignment)
     b_offset = _up(stages * a_stage, 1024)
-    c_offset = _up(b_offset + stages * b_stage, 1024)
-    barriers = c_offset + c_bytes
+    end = _up(b_offset + stages * b_stage, 1024)
+    c_offset = 0 if single else end  # one tile: the stages are free when C is stored
+    barriers = end if single else end + c_bytes
     return Sm90Smem(
         a_offset=0,
         a_stage_bytes=a_stage,
@@ -373,8 +421,11 @@ def _smem(a: OperandPlan, b: OperandPlan, stages: int, c_bytes: int, store: Stor
 
 
 def _registers(arch: Any, threads: int, config: Sm90Config) -> tuple[int, int] | None:
-    """What setmaxnreg makes of the block's registers, or None where each thread has all it can name from the start."""
-    if config.loader == "self" or launch_registers(arch, threads) >= 240:
+    """What setmaxnreg makes of the block's registers, or None where each thread has all it can name from the start.
+
+    Only whole warpgroups may execute it (PTX ISA, setmaxnreg): a loader that is one warp leaves registers as they are.
+    """
+    if config.loader != "warpgroup" or launch_registers(arch, threads) >= 240:
         return None
     pool = threads * launch_registers(arch, threads) // WARPGROUP
     consumer = min((pool - _PRODUCER_REGISTERS) // config.consumers // 8 * 8, 240)
