@@ -228,6 +228,22 @@ def test_columns_are_fresh_when_they_are_allocated_again():
     assert out[0] == 0xFFFFFFFF
 
 
+def test_what_an_earlier_allocation_wrote_is_no_accumulator():
+    """The same columns, given back and allocated anew: their words are nobody's, whatever was written before."""
+    again = """  setp.ge.u32 %stop, %lane, 32;
+      @%stop bra anew;
+      tcgen05.dealloc.cta_group::1.sync.aligned.b32 %base, 32;
+      mov.u32 %s, column;
+      tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%s], 32;
+    anew:
+      bar.sync 0;
+    """
+    here = "  or.b32 %w, %lane, %rank;\n"
+    text = BASE.text.replace(GIVE_UP, "").replace(here, again + here)
+    only(BASE.run(text), "uninitialised", "the accumulator at lane 0, column 480 of tensor memory was never written")
+    assert BASE.run(text.replace("setp.eq.u32 %add, 0, 0;", "setp.ne.u32 %add, 0, 0;")).findings == []
+
+
 def test_the_strict_switch_asks_for_waits_and_fences():
     ld_wait, st_wait = "  tcgen05.wait::ld.sync.aligned;\n", "  tcgen05.wait::st.sync.aligned;\n"
     assert broken(BASE, ld_wait, "").findings == [] and broken(BASE, st_wait, "").findings == []
