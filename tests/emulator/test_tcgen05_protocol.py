@@ -255,6 +255,21 @@ def test_the_strict_switch_asks_for_waits_and_fences():
     only(broken(BASE, fence, "", STRICT), "race", "nothing orders them")
 
 
+@pytest.mark.parametrize("which,what", ((0, "tcgen05.st"), (1, "tcgen05.ld")))
+def test_the_strict_switch_asks_for_the_fence_before_others_are_told(which, what):
+    """The first stands between the stores of four warps and the product, the second between loads and dealloc."""
+    fence = "  tcgen05.fence::before_thread_sync;\n"
+    parts = BASE.text.split(fence)
+    text = parts[0] + (fence if which else "") + parts[1] + ("" if which else fence) + parts[2]
+    assert BASE.run(text).findings == []
+    only(BASE.run(text, STRICT), "race", what)
+    # A commit has the fence in it; a warp's own accesses need none.
+    own = "  tcgen05.st.sync.aligned.32x32b.x1.b32 [%ta], %w;\n  tcgen05.wait::st.sync.aligned;\n"
+    again = "  tcgen05.ld.sync.aligned.32x32b.x1.b32 %w, [%ta];\n  tcgen05.wait::ld.sync.aligned;\n"
+    kept = BASE.text.replace(fence, own + again + fence, 1)
+    assert BASE.run(kept, STRICT).findings == []
+
+
 @pytest.mark.parametrize(
     "old,new",
     (
