@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ..dtypes import dtype
 from ..errors import EmulatorError
 from .api import TensorMapOf, emulate_ptx
-from .machine import Policy
+from .launch import Policy
 
 ARGUMENTS = """arguments, one --arg for each parameter of the kernel, in order:
   f32:128x64           an array of random values (standard normal, or small integers), passed by its address
@@ -47,6 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--order", default="late", help="late, early, or a number: a random order with this seed")
     parser.add_argument("--seed", type=int, default=0, help="of random arrays (%(default)s)")
+    parser.add_argument("--banks", action="store_true", help="count bank conflicts of shared memory by instruction")
+    parser.add_argument("--timeline", action="store_true", help="draw what each warp and engine did, a row each")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
@@ -59,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         policy = POLICIES.get(args.order) or Policy(pick="random", seed=int(args.order))
         done = emulate_ptx(
             args.file, grid=args.grid, block=args.block, cluster=args.cluster, smem=args.smem, args=values,
-            kernel=args.kernel, policy=policy,
+            kernel=args.kernel, policy=policy, banks=args.banks, timeline=args.timeline,
         )  # fmt: skip
     except (EmulatorError, OSError, ValueError) as error:
         if args.json:
@@ -71,7 +73,11 @@ def run(args: argparse.Namespace) -> int:
         number, _, path = text.partition("=")
         value = values[int(number)]
         np.save(path, value.array if isinstance(value, TensorMapOf) else value)
-    print(json.dumps(done.as_json()) if args.json else done.report())
+    if args.json:
+        print(json.dumps(done.as_json()))
+    else:
+        drawn = [launch.timeline.text() for launch in done.launches if launch.timeline is not None]
+        print("\n".join([*drawn, done.report()]))
     return 0 if done.ok else 1
 
 
