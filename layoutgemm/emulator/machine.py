@@ -435,7 +435,7 @@ class Machine:
                     counts[ins.opcode] += 1
                     executed[pc] = 1
                     if recorder is not None:
-                        recorder.created.clear()
+                        recorder.before(fiber)
                     result = step.run(fiber)
                     if recorder is not None and result != GONE:
                         recorder.step(fiber, ins, result == BLOCKED)

@@ -130,7 +130,7 @@ class Ledger:
 
     strict   whether a proxy fence counts for the fencing fiber's own writes alone
     enabled  False: nothing is recorded and nothing is a race
-    created  a list that new events are put into, or None
+    created  a list that new events are put into, where a timeline is recorded; clock: their time
     """
 
     def __init__(self, strict: bool = True, enabled: bool = True) -> None:
@@ -138,6 +138,7 @@ class Ledger:
         self.base = 0
         self.next = 0
         self.created: list[Event] | None = None
+        self.clock = 0
         self.knowledges: WeakSet[Knowledge] = WeakSet()
         self.shadows: list[Shadow] = []
 
@@ -146,6 +147,7 @@ class Ledger:
         self.next += 1
         made = Event(self.next, asynchronous, describe, engine)
         if self.created is not None:
+            made.time = self.clock
             self.created.append(made)
         return made
 

@@ -126,7 +126,7 @@ class Row:
 class Timeline:
     """The rows of a run, in order of blocks, warps before engines.
 
-    cut  spans that were left out, because there were `LIMIT`
+    cut  instructions that would have begun or prolonged a span after there were `LIMIT` of them
     """
 
     rows: list[Row] = field(default_factory=list)
@@ -159,7 +159,7 @@ class Timeline:
         if left:
             lines.append(f"and {left} more rows")
         if self.cut:
-            lines.append(f"cut: {self.cut} spans came after the {LIMIT} that are kept")
+            lines.append(f"cut: {self.cut} instructions came after the last of the spans that are kept")
         return "\n".join(lines)
 
 
@@ -213,14 +213,16 @@ class Recorder:
         places = {cta.coordinate for cta in cluster.ctas}
         return [row.spans[-1].end for key, row in self.rows.items() if key[0] in places and row.spans]
 
+    def before(self, fiber: Fiber) -> None:
+        """A fiber is about to execute an instruction that does more than compute."""
+        self.created.clear()
+        fiber.cta.cluster.ledger.clock = fiber.knows.time + 1
+
     def step(self, fiber: Fiber, ins: Instruction, blocked: bool) -> None:
         """A fiber executed an instruction, or has to wait in it.
 
         blocked  it waits; it is executed again when it goes on
         """
-        created = self.created[:]
-        for event in created:
-            event.time = fiber.knows.time + 1
         kind = self.kinds.get(ins.pc)
         if kind is None:
             kind = self.kinds[ins.pc] = kind_of(ins)
@@ -236,13 +238,14 @@ class Recorder:
         if not blocked:
             row.seen[ins.words[0] if ins.words[0] == "stmatrix" else kind] += 1
             shown = "load" if kind == "schedule" else kind
-            if shown in ("load", "store", "mma", "copy") and (events := self._events(fiber, created, ins)):
+            if shown in ("load", "store", "mma", "copy") and (events := self._events(fiber, ins)):
                 self._issue(fiber, shown, ins, now, events)
             self._put(row, shown, now, now + 1, ins.opcode, ins.line)
 
-    def _events(self, fiber: Fiber, created: list[Event], ins: Instruction) -> list[Event]:
-        asynchronous = ins.words[:2] == ("cp", "async")
-        return [event for event in created if event is not fiber.epoch and (event.asynchronous or asynchronous)]
+    def _events(self, fiber: Fiber, ins: Instruction) -> list[Event]:
+        """The asynchronous operations that the instruction began."""
+        copies = ins.words[:2] == ("cp", "async")  # of which some are no async proxy's
+        return [event for event in self.created if event is not fiber.epoch and (event.asynchronous or copies)]
 
     def _issue(self, fiber: Fiber, kind: str, ins: Instruction, now: int, events: list[Event]) -> None:
         """An asynchronous operation is on its way."""
@@ -307,12 +310,12 @@ class Recorder:
         return ".".join(ins.words[:3]) + (f" {ins.operands[0].text}" if ins.operands else "")
 
     def _put(self, row: Row, kind: str, begin: int, end: int, detail: str, line: int) -> None:
+        if self.kept >= self.limit:
+            self.cut += 1
+            return
         last = row.spans[-1] if row.spans else None
         if last is not None and last.kind == kind != "wait" and last.detail == detail and begin - last.end <= NEAR:
             last.end, last.times = max(end, last.end), last.times + 1
-            return
-        if self.kept >= self.limit:
-            self.cut += 1
             return
         self.kept += 1
         row.spans.append(Span(kind, begin, end, detail, line))
