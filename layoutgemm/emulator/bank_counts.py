@@ -33,7 +33,7 @@ def wavefronts(kind: str, width: int, offsets: npt.NDArray[np.int64], lanes: int
     offsets  of the lanes in `lanes`, in order, or one for all of them
 
     >>> wavefronts("ld.shared", 4, 1024 + 8 * np.arange(32), 0xFFFFFFFF)
-    (2, 2, 2)
+    (2, 1, 2)
     >>> wavefronts("ld.shared", 4, np.array([1024]), 0xFFFFFFFF)
     (1, 1, 1)
     """
