@@ -220,6 +220,7 @@ class Machine:
         self.look = self.policy.limit  # operations at which the clock is looked at
         self.told, self.products = 0.0, 0
         self.waiting: deque[Triple] = deque()
+        self.scratch: dict[str, Any] = {}  # what operations keep for a launch
         for axis in range(3):
             if launch.grid[axis] % launch.cluster[axis]:
                 raise EmulatorError(f"a grid of {launch.grid} is no whole number of clusters of {launch.cluster}")
