@@ -19,7 +19,7 @@ from typing import Any
 from ..atoms.tma_rules import TensorMap
 from ..dtypes import DType, dtype
 from ..errors import EmulatorError
-from .arguments import Array, Arrays, array_of
+from .arguments import Array, Arrays, Packed, array_of
 from .bank_counts import BankRow, bank_rows, bank_table
 from .findings import Counts, Finding
 from .host import HostFunction, HostLaunch
@@ -185,7 +185,7 @@ def emulate(
 
     compiled  what `cute.compile` returned; compile with "--keep-ptx --dump-dir FOLDER" among its options
     args      those of a call: NumPy arrays, CPU torch tensors or CuTe tensors (an array where its address goes, too),
-              numbers; streams may be left out. Arrays are written in place
+              numbers; streams may be left out. Arrays are written in place. Elements narrower than a byte: `Packed`
     policy    which legal order is executed; races are found in any. Several, as `ORDERS`: all are, each from the same
               content of the arrays, and results that differ are reported
     progress  a line on stderr every two seconds
@@ -329,9 +329,9 @@ class TensorMapOf:
             raise EmulatorError(f"the last axis of an array of strides {array.strides} is not contiguous")
         bits = self._kind(array).bits
         extents = [
-            extent * 8 * array.itemsize // bits if n == 0 else extent for n, extent in enumerate(array.shape[::-1])
+            extent * array.bits // bits if n == 0 else extent for n, extent in enumerate(array.shape[::-1])
         ]
-        strides = tuple([stride * array.itemsize for stride in array.strides[-2::-1]])
+        strides = tuple([stride * array.bits // 8 for stride in array.strides[-2::-1]])
         steps = self.steps or (1,) * len(self.box)
         return TensorMap(
             self._kind(array), tuple(extents), strides, tuple(self.box[::-1]), tuple(steps[::-1]), self.swizzle, "",
@@ -341,6 +341,8 @@ class TensorMapOf:
     def _kind(self, array: Array) -> DType:
         if self.kind is not None:
             return dtype(self.kind)
+        if isinstance(self.array, Packed):
+            return dtype(self.array.kind)
         name = str(getattr(self.array, "dtype", "")).removeprefix("torch.")
         short = {"float": "f", "bfloat": "bf", "uint": "u", "int": "i"}
         letters = name.rstrip("0123456789")

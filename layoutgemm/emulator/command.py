@@ -15,11 +15,13 @@ import numpy.typing as npt
 from ..dtypes import dtype
 from ..errors import EmulatorError
 from .api import TensorMapOf, emulate_ptx
+from .arguments import Packed
 from .launch import Policy
 
 ARGUMENTS = """arguments, one --arg for each parameter of the kernel, in order:
   f32:128x64           an array of random values (standard normal, or small integers), passed by its address
   f32:128x64=zeros     of zeros; =nan of NaNs or all ones; =range of 0, 1, 2, ...
+  e2m1:128x64          elements narrower than a byte: packed along the last axis, the first in the lowest bits
   x.npy                an array from a file
   i32=5, f32=0.5       a number
   map:bf16:128x64:64x64:128B   a tensor map over a random array: type, shape, box, swizzle; last axis innermost
@@ -72,7 +74,8 @@ def run(args: argparse.Namespace) -> int:
     for text in args.save:
         number, _, path = text.partition("=")
         value = values[int(number)]
-        np.save(path, value.array if isinstance(value, TensorMapOf) else value)
+        value = value.array if isinstance(value, TensorMapOf) else value
+        np.save(path, value.values if isinstance(value, Packed) else value)
     if args.json:
         print(json.dumps(done.as_json()))
     else:
@@ -109,8 +112,13 @@ def argument(text: str, rng: np.random.Generator) -> Any:
     return int(content, 0)
 
 
-def _array(kind: str, shape: tuple[int, ...], content: str, rng: np.random.Generator) -> npt.NDArray[Any]:
+def _array(kind: str, shape: tuple[int, ...], content: str, rng: np.random.Generator) -> npt.NDArray[Any] | Packed:
     form = dtype(kind)
+    if form.bits < 8:
+        whole = rng.integers(0, 1 << form.bits, shape) if content == "random" else np.zeros(shape, np.int64)
+        if content == "range":
+            whole = np.arange(whole.size).reshape(shape) % (1 << form.bits)
+        return Packed.of(whole + (content == "nan") * ((1 << form.bits) - 1), kind)
     if content not in ("random", "zeros", "nan", "range"):
         raise EmulatorError(f"an array of {content!r}: random, zeros, nan or range")
     if content == "nan":

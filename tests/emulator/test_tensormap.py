@@ -49,6 +49,39 @@ def test_a_replaced_field_is_the_one_that_the_driver_would_write(name, dimension
         assert words(made) == words(encode(replace(BASE, **change), 1 << 40))
 
 
+# What tensormap.replace made of BASE on an H200 (driver 580.159.04, CUDA 13.0): field, dimension, value -> the words of
+# the map that changed. It has no swizzle_atomicity.
+H200 = [
+    ("global_address", 0, 0x7FFF12345680, {0: 0x12345680, 1: 0x7FFF}),
+    *[("global_dim", i, 64, {8 + i: 0x3F}) for i in range(5)],
+    *[("global_stride", i, (3 + i) << 30, {3 + i: (3 + i) << 26}) for i in range(4)],
+    ("global_stride", 0, 0x5000000030, {3: 0x3, 7: 0x5}),
+    ("box_dim", 0, 16, {13: 0x0F000000}), ("box_dim", 1, 16, {14: 0x10F}), ("box_dim", 2, 16, {14: 0xF07}),
+    ("box_dim", 3, 16, {14: 0xF0107}), ("box_dim", 4, 16, {14: 0xF000107}),
+    ("element_stride", 0, 3, {13: 0x1F000002}), ("element_stride", 1, 3, {13: 0x1F000010}),
+    ("element_stride", 2, 3, {13: 0x1F000080}), ("element_stride", 3, 3, {13: 0x1F000400}),
+    ("element_stride", 4, 3, {13: 0x1F002000}),
+    ("rank", 0, 2, {2: 0x440A0}),
+    ("swizzle_mode", 0, 0, {2: 0x400C0}), ("swizzle_mode", 0, 1, {2: 0x420C0}), ("swizzle_mode", 0, 2, {}),
+    ("swizzle_mode", 0, 3, {2: 0x460C0}),
+    ("elemtype", 0, 0, {2: 0x44040}), ("elemtype", 0, 1, {}), ("elemtype", 0, 2, {2: 0x44140}),
+    ("elemtype", 0, 3, {2: 0x441C0}), ("elemtype", 0, 4, {2: 0x44240}), ("elemtype", 0, 5, {2: 0x442C0}),
+    ("elemtype", 0, 6, {2: 0x44340}), ("elemtype", 0, 7, {2: 0x443C0}), ("elemtype", 0, 8, {2: 0x44440}),
+    ("elemtype", 0, 9, {2: 0x444C0}), ("elemtype", 0, 10, {2: 0x44540}), ("elemtype", 0, 11, {2: 0x543C0}),
+    ("elemtype", 0, 12, {2: 0x54440}),
+    ("fill_mode", 0, 1, {2: 0x4C0C0}), ("interleave_layout", 0, 1, {2: 0x448C0}),
+    ("interleave_layout", 0, 2, {2: 0x450C0}),
+]  # fmt: skip
+
+
+def test_what_an_h200_writes():
+    # The device's map was written with promotion to 128 bytes in L2.
+    before = struct.unpack("<32I", encode(replace(BASE, l2_promotion="128B"), 1 << 40))
+    for name, dimension, value, change in H200:
+        made = struct.unpack("<32I", replaced(struct.pack("<32I", *before), name, dimension, value))
+        assert {i: new for i, (old, new) in enumerate(zip(before, made, strict=True)) if old != new} == change, name
+
+
 def test_other_fields():
     found = encode(replace(BASE, dtype=dtype("f16")), 1 << 40)
     assert decode(replaced(found, "global_address", 0, 0x7FFF_1234_5680))[1] == 0x7FFF_1234_5680

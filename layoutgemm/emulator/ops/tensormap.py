@@ -5,6 +5,8 @@ replacing a field reads and writes all of them. The copy engine reads maps throu
 in global memory only when that was released to the proxy (cp_fenceproxy, or fence.proxy.tensormap::generic.release by
 the thread that made it), and a fence.proxy.tensormap::generic.acquire of that map stands between, by the thread that
 copies or before a barrier that it passed. Both are asked for where a copy uses such a map.
+What replacing does to each field is what an H200 does (tests/emulator/test_tensormap.py); .swizzle_atomicity, of later
+architectures, is by PTX's word alone.
 
 Not watched: ordinary stores into a map in global memory, and a change while a copy that was issued before still reads.
 """
