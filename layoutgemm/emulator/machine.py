@@ -327,6 +327,14 @@ class Machine:
         if self.findings.full:
             raise EmulatorError(f"{len(self.findings.found)} different findings: given up\n{self.findings.found[0]}")
 
+    def also(self, fiber: Fiber, first: Instruction, more: int) -> None:
+        """So many instructions of the same opcode that follow `first` were executed with it."""
+        self.operations += more
+        self.counts.instructions[first.opcode] += more
+        self.counts.executed[first.pc + 1 : first.pc + 1 + more] = bytes([1]) * more
+        if self.recorder is not None:
+            fiber.knows.time += more
+
     def defer(self, cluster: Cluster, when: str, action: Callable[[], None]) -> None:
         """Let an asynchronous operation happen: now, or when nothing else can run. `when`: a field of the policy."""
         if getattr(self.policy, when) == "early":

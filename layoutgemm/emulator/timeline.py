@@ -191,6 +191,7 @@ class Recorder:
         self.rows: dict[tuple[Any, ...], Row] = {}
         self.flying: list[tuple[list[Event], Span]] = []
         self.created: list[Event] = []
+        self.start = 0  # of the instruction that runs
 
     def begin(self, cluster: Cluster) -> None:
         """A cluster starts."""
@@ -216,7 +217,8 @@ class Recorder:
     def before(self, fiber: Fiber) -> None:
         """A fiber is about to execute an instruction that does more than compute."""
         self.created.clear()
-        fiber.cta.cluster.ledger.clock = fiber.knows.time + 1
+        self.start = fiber.knows.time
+        fiber.cta.cluster.ledger.clock = self.start + 1
 
     def step(self, fiber: Fiber, ins: Instruction, blocked: bool) -> None:
         """A fiber executed an instruction, or has to wait in it.
@@ -240,7 +242,7 @@ class Recorder:
             shown = "load" if kind == "schedule" else kind
             if shown in ("load", "store", "mma", "copy") and (events := self._events(fiber, ins)):
                 self._issue(fiber, shown, ins, now, events)
-            self._put(row, shown, now, now + 1, ins.opcode, ins.line)
+            self._put(row, shown, self.start, now + 1, ins.opcode, ins.line)
 
     def _events(self, fiber: Fiber, ins: Instruction) -> list[Event]:
         """The asynchronous operations that the instruction began."""
@@ -315,10 +317,11 @@ class Recorder:
             return
         last = row.spans[-1] if row.spans else None
         if last is not None and last.kind == kind != "wait" and last.detail == detail and begin - last.end <= NEAR:
-            last.end, last.times = max(end, last.end), last.times + 1
+            last.end, last.times = max(end, last.end), last.times + max(1, end - begin)
             return
         self.kept += 1
-        row.spans.append(Span(kind, begin, end, detail, line))
+        times = 1 if kind == "wait" else max(1, end - begin)
+        row.spans.append(Span(kind, begin, end, detail, line, times))
 
     def timeline(self) -> Timeline:
         """All rows so far, with what the warps are called."""
