@@ -59,6 +59,14 @@ def test_widths_and_idle_lanes():
     assert uses(generic)["st.b32"] == BankUse(1, 1, 1, 1)
 
 
+def test_bytes_keep_their_words_and_lanes_their_phases():
+    # Bytes 3 and 132 are in words 0 and 33, of banks 0 and 1, wherever the lower one is in its word.
+    assert wavefronts("ld.shared", 1, np.array([3, 132]), 0b11) == (1, 1, 1)
+    # Lanes 0 and 8 of 16 bytes each are served apart; lanes 0 and 1 together.
+    assert wavefronts("st.shared", 16, np.array([0, 128]), 0b100000001)[2] == 1
+    assert wavefronts("st.shared", 16, np.array([0, 128]), 0b11)[2] == 2
+
+
 def test_executions_add_up():
     body = """mad.lo.u32 %r0, %r31, 8, %r30; mov.u32 %r2, 0;
     LOOP: st.shared.b32 [%r0], %r29; add.u32 %r0, %r0, 4; add.u32 %r2, %r2, 1; setp.lt.u32 %p0, %r2, 3;

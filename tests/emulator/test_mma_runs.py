@@ -27,8 +27,11 @@ ATOMS = [
 ]
 
 
-def grid(atom, a: int, b: int, rounds: int = 2, between: str = "") -> tuple[str, dict[str, np.ndarray]]:
-    """`a` A's times `b` B's into accumulators of their own, over and over; every register comes from a buffer."""
+def grid(atom, a: int, b: int, rounds: int = 2, after: str = "") -> tuple[str, dict[str, np.ndarray]]:
+    """`a` A's times `b` B's into accumulators of their own, over and over; every register comes from a buffer.
+
+    after  what follows each round; {c} is the first register of the first accumulator
+    """
     width = 64 if atom.a_dtype.bits == 64 else 32
     letter = "d" if width == 64 else "r"
     count = {name: max(1, atom.registers(name) * 32 // width) for name in "ABC"}
@@ -44,7 +47,8 @@ def grid(atom, a: int, b: int, rounds: int = 2, between: str = "") -> tuple[str,
     for _ in range(rounds):
         for n, c in enumerate(groups["C"]):
             vectors = [c, groups["A"][n // b], groups["B"][n % b], c]
-            lines.append(f"{atom.ptx} " + ", ".join("{" + ", ".join(v) + "}" for v in vectors) + ";" + between)
+            lines.append(f"{atom.ptx} " + ", ".join("{" + ", ".join(v) + "}" for v in vectors) + ";")
+        lines.append(after.replace("{c}", groups["C"][0][0]))
     lines.append("add.u64 %d94, %d95, %y;")
     for c in groups["C"]:
         for register in c:
@@ -62,11 +66,11 @@ def grid(atom, a: int, b: int, rounds: int = 2, between: str = "") -> tuple[str,
     return "\n".join(lines), {"x": raw, "y": np.zeros_like(raw)}
 
 
-def both(atom, a: int, b: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Result, Result]:
+def both(atom, a: int, b: int, monkeypatch: pytest.MonkeyPatch, after: str = "") -> tuple[Result, Result]:
     """Together, and one by one."""
-    text, buffers = grid(atom, a, b)
+    text, buffers = grid(atom, a, b, after=after)
     together = run(text, buffers, target="sm_90a")
-    text, buffers = grid(atom, a, b)
+    text, buffers = grid(atom, a, b, after=after)
     with monkeypatch.context() as patch:
         patch.setattr(module, "_run_from", lambda *_: None)
         apart = run(text, buffers, target="sm_90a")
@@ -87,6 +91,13 @@ def test_together_as_one_by_one(atom, a: int, b: int, monkeypatch: pytest.Monkey
     assert together.machine.counts.instructions == apart.machine.counts.instructions
     assert together.machine.counts.executed == apart.machine.counts.executed
     assert together.machine.operations == apart.machine.operations
+
+
+def test_accumulators_that_change_between_two_runs(monkeypatch: pytest.MonkeyPatch):
+    together, apart = both(mma_sync((16, 8, 32), "i8"), 2, 2, monkeypatch, "add.u32 {c}, {c}, 1;")
+    assert np.array_equal(together["y"], apart["y"])
+    same, _ = both(mma_sync((16, 8, 32), "i8"), 2, 2, monkeypatch)
+    assert not np.array_equal(together["y"], same["y"])
 
 
 def row(text: str, first: int = 0) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from dataclasses import replace
 
@@ -198,9 +199,16 @@ def test_shared_memory_is_watched():
     assert found.kinds[0] == "uninitialised" and "tensormap.replace" in found.findings[0].message
     found, _ = change(HEAD + rest.replace("tensormap.cp_fence", "@%p0 tensormap.cp_fence"))
     assert found.kinds[0] == "divergence"
-    # Two warps copy the map to one place and change it there.
-    both = HEAD.replace("shl.b32 %r21, %r0, 2;", "and.b32 %r21, %r0, 31; shl.b32 %r21, %r21, 2;")
-    assert "race" in change(both + REPLACE + PUBLISH, 64)[0].kinds
+    # Another warp reads the map while it is changed, or writes it while it is published.
+    for access, where in (("ld.shared.b32 %r9, [%r20];", REPLACE), ("st.shared.b32 [%r20], %r0;", PUBLISH)):
+        begin = HEAD.replace("bar.warp.sync -1;", "").replace("st.shared", "@!%p5 st.shared")
+        begin = re.sub("@%p0 mbarrier.init.*\n", "", begin)
+        begin = begin.replace("setp.eq.u32", "setp.ge.u32 %p5, %r0, 32; and.b32 %r0, %r0, 31; setp.eq.u32")
+        rest = REPLACE + "bar.sync 2;" if where is PUBLISH else ""
+        rest = rest.replace("@%p0", "@%p7")
+        body = f"{begin} not.pred %p7, %p5; and.pred %p7, %p7, %p0; bar.sync 1; {rest} @%p5 bra OTHER; {where} bra END;"
+        found, _ = change(f"{body} OTHER: {access} END:", 64)
+        assert found.kinds == ["race"] and "tensormap." in found.findings[0].message, found.findings
 
 
 @pytest.mark.parametrize(
