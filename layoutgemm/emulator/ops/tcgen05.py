@@ -226,5 +226,7 @@ def wait(program: Program, ins: Instruction) -> Run:
 
 @operation("tcgen05.shift")
 def shift(program: Program, ins: Instruction) -> Run:
-    """tcgen05.shift: refused. PTX does not say what the last row receives."""
-    raise ValueError("tcgen05.shift is left out: PTX does not say what the last row receives")
+    """tcgen05.shift: refused. PTX says that rows move down by one, all but the last, of a shape 31x256b: not whether
+    row i goes to lane i + 1 or i - 1, whether that is within 32 lanes or all, nor what the row at the edge holds then.
+    """
+    raise ValueError("tcgen05.shift is left out: PTX does not say which lane a row goes to, nor what the edge holds")
