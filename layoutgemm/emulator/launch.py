@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from .memory import GlobalMemory
+from .values import FULL, LANE, LANES
 
+MULTIPROCESSORS = 132  # what kernels are told that the machine has: an H200's, which sizes persistent grids
 Triple = tuple[int, int, int]
 
 
@@ -88,3 +90,45 @@ class Progress:
     cta: Triple
     operations: int
     products: int
+
+
+def special_registers(launch: Launch, coordinate: Triple, rank: int, shared: int, warp: int) -> dict[str, Any]:
+    """%tid, %ctaid and the like of a warp. PTX ISA, "Special Registers".
+
+    coordinate, rank  of its block; shared: bytes of shared memory that the block has
+    """
+    block, grid, size = launch.block, launch.grid, launch.cluster
+    thread = warp * LANES + LANE
+    special: dict[str, Any] = {
+        "%laneid": LANE,
+        "%warpid": warp,
+        "%nwarpid": -(-block[0] * block[1] * block[2] // LANES),
+        "%smid": 0,
+        "%nsmid": MULTIPROCESSORS,
+        "%gridid": 0,
+        "%clock": 0,
+        "%clock64": 0,
+        "%globaltimer": 0,
+        "%cluster_ctarank": rank,
+        "%cluster_nctarank": size[0] * size[1] * size[2],
+        "%is_explicit_cluster": True,
+        "%total_smem_size": shared,
+        "%dynamic_smem_size": launch.dynamic_shared,
+        "%lanemask_eq": 1 << LANE,
+        "%lanemask_lt": (1 << LANE) - 1,
+        "%lanemask_le": (2 << LANE) - 1,
+        "%lanemask_gt": FULL ^ ((2 << LANE) - 1),
+        "%lanemask_ge": FULL ^ ((1 << LANE) - 1),
+    }
+    places = (thread % block[0], thread // block[0] % block[1], thread // (block[0] * block[1]))
+    for axis, name in enumerate("xyz"):
+        place = places[axis]
+        special[f"%tid.{name}"] = int(place[0]) if (place == place[0]).all() else place
+        special[f"%ntid.{name}"] = block[axis]
+        special[f"%ctaid.{name}"] = coordinate[axis]
+        special[f"%nctaid.{name}"] = grid[axis]
+        special[f"%clusterid.{name}"] = coordinate[axis] // size[axis]
+        special[f"%nclusterid.{name}"] = grid[axis] // size[axis]
+        special[f"%cluster_ctaid.{name}"] = coordinate[axis] % size[axis]
+        special[f"%cluster_nctaid.{name}"] = size[axis]
+    return special

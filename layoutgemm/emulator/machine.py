@@ -29,18 +29,18 @@ import numpy as np
 from ..errors import DeadlockError, EmulatorError
 from .bank_counts import BankCounter
 from .findings import Counts, Finding, Findings
+from .launch import MULTIPROCESSORS as MULTIPROCESSORS
 from .launch import Launch as Launch
 from .launch import Policy as Policy
-from .launch import Progress, Triple, Watch
+from .launch import Progress, Triple, Watch, special_registers
 from .memory import RANK_SHIFT, SharedMemory
 from .order import NO_PARTS, Event, Knowledge, Ledger, Parts, Shadow
 from .program import Operation, Program
 from .ptx import Instruction
 from .timeline import Recorder
-from .values import FULL, LANE, LANES, bool_of, mask_of, select64
+from .values import FULL, LANES, bool_of, mask_of, select64
 
 BLOCKED, GONE = -1, -2
-MULTIPROCESSORS = 132  # what kernels are told that the machine has: an H200's, which sizes persistent grids
 PRODUCTS = ("wgmma.mma_async", "mma.", "tcgen05.mma")
 
 
@@ -162,7 +162,7 @@ class Cluster:
         self.threads = threads * len(self.ctas)
         for cta in self.ctas:
             for number in range(-(-threads // LANES)):
-                warp = Warp(cta, number, machine.special_registers(cta, number))
+                warp = Warp(cta, number, special_registers(launch, cta.coordinate, cta.rank, cta.shared.size, number))
                 present = min(LANES, threads - LANES * number)
                 warp.alive = (1 << present) - 1
                 cta.warps.append(warp)
@@ -268,44 +268,6 @@ class Machine:
     def take_cluster(self) -> Triple | None:
         """Take the next cluster that has not begun off the grid: the coordinates of its first block, or None."""
         return self.waiting.popleft() if self.waiting else None
-
-    def special_registers(self, cta: Cta, warp: int) -> dict[str, Any]:
-        """%tid, %ctaid and the like of a warp. PTX ISA, "Special Registers"."""
-        block, grid, size = self.launch.block, self.launch.grid, self.launch.cluster
-        thread = warp * LANES + LANE
-        special: dict[str, Any] = {
-            "%laneid": LANE,
-            "%warpid": warp,
-            "%nwarpid": -(-block[0] * block[1] * block[2] // LANES),
-            "%smid": 0,
-            "%nsmid": MULTIPROCESSORS,
-            "%gridid": 0,
-            "%clock": 0,
-            "%clock64": 0,
-            "%globaltimer": 0,
-            "%cluster_ctarank": cta.rank,
-            "%cluster_nctarank": size[0] * size[1] * size[2],
-            "%is_explicit_cluster": True,
-            "%total_smem_size": cta.shared.size,
-            "%dynamic_smem_size": self.launch.dynamic_shared,
-            "%lanemask_eq": 1 << LANE,
-            "%lanemask_lt": (1 << LANE) - 1,
-            "%lanemask_le": (2 << LANE) - 1,
-            "%lanemask_gt": FULL ^ ((2 << LANE) - 1),
-            "%lanemask_ge": FULL ^ ((1 << LANE) - 1),
-        }
-        places = (thread % block[0], thread // block[0] % block[1], thread // (block[0] * block[1]))
-        for axis, name in enumerate("xyz"):
-            place = places[axis]
-            special[f"%tid.{name}"] = int(place[0]) if (place == place[0]).all() else place
-            special[f"%ntid.{name}"] = block[axis]
-            special[f"%ctaid.{name}"] = cta.coordinate[axis]
-            special[f"%nctaid.{name}"] = grid[axis]
-            special[f"%clusterid.{name}"] = cta.coordinate[axis] // size[axis]
-            special[f"%nclusterid.{name}"] = grid[axis] // size[axis]
-            special[f"%cluster_ctaid.{name}"] = cta.coordinate[axis] % size[axis]
-            special[f"%cluster_nctaid.{name}"] = size[axis]
-        return special
 
     # ------------------------------------------------------------ what operations ask for
 
