@@ -19,15 +19,18 @@ from typing import Any
 from ..atoms.tma_rules import TensorMap
 from ..dtypes import DType, dtype
 from ..errors import EmulatorError
-from .arguments import Array, Arrays, array_of
+from .arguments import Array, Arrays, Packed, array_of
+from .bank_counts import BankRow, bank_rows, bank_table
 from .findings import Counts, Finding
 from .host import HostFunction, HostLaunch
-from .machine import Launch, Machine, Policy
+from .launch import Launch, Policy, Progress, Watch
+from .machine import Machine
 from .memory import GlobalMemory
 from .ops import build
 from .program import Program
 from .ptx import Instruction, Kernel, Parameter, parse
 from .tensor_map import BYTES, encode
+from .timeline import Timeline
 
 EVERY = 2.0  # seconds between lines of progress
 QUIET = ("lint",)  # kinds of findings that leave a run ok
@@ -43,7 +46,10 @@ Orders = Policy | Sequence[Policy] | None
 
 @dataclass
 class LaunchResult:
-    """One launch: what was launched, what it did, and how long that took here."""
+    """One launch: what was launched, what it did, and how long that took here.
+
+    timeline  what each warp and engine did, where that was recorded
+    """
 
     kernel: Kernel
     grid: tuple[int, int, int]
@@ -53,11 +59,20 @@ class LaunchResult:
     counts: Counts
     findings: list[Finding]
     seconds: float
+    timeline: Timeline | None = None
+
+    @property
+    def banks(self) -> list[BankRow]:
+        """What each instruction did to the banks of shared memory, where that was counted; the worst first."""
+        return bank_rows(self.kernel, self.counts.banks)
 
     def __str__(self) -> str:
         size = f"grid {self.grid}, block {self.block}, cluster {self.cluster}, {self.dynamic_shared} bytes of shared"
         done = f"{sum(self.counts.instructions.values())} instructions besides arithmetic, {self.seconds:.2f} s"
-        return f"{self.kernel.name}\n  {size}\n  {done}"
+        lines = [self.kernel.name, size, done]
+        if self.counts.banks:
+            lines += bank_table(self.banks).splitlines()
+        return "\n  ".join(lines)
 
 
 @dataclass
@@ -135,6 +150,9 @@ class Emulation:
                     "kernel": launch.kernel.name, "grid": launch.grid, "block": launch.block, "cluster": launch.cluster,
                     "dynamic_shared": launch.dynamic_shared, "seconds": round(launch.seconds, 4),
                     "instructions": dict(launch.counts.instructions), "bytes": dict(launch.counts.bytes),
+                    "waits": [[opcode, line, times] for (opcode, line), times in launch.counts.waits.items()],
+                    "banks": [row.as_json() for row in launch.banks],
+                    "timeline": launch.timeline.as_json() if launch.timeline is not None else None,
                 }
                 for launch in self.launches
             ],
@@ -160,23 +178,27 @@ def emulate(
     policy: Orders = None,
     progress: bool = True,
     extra: Sequence[Any] = (),
+    banks: bool = False,
+    timeline: bool = False,
 ) -> Emulation:
     """Run a compiled CuTe DSL function on the CPU, with its own host half, and check it.
 
     compiled  what `cute.compile` returned; compile with "--keep-ptx --dump-dir FOLDER" among its options
     args      those of a call: NumPy arrays, CPU torch tensors or CuTe tensors (an array where its address goes, too),
-              numbers; streams may be left out. Arrays are written in place
+              numbers; streams may be left out. Arrays are written in place. Elements narrower than a byte: `Packed`
     policy    which legal order is executed; races are found in any. Several, as `ORDERS`: all are, each from the same
               content of the arrays, and results that differ are reported
     progress  a line on stderr every two seconds
     extra     arrays that kernels reach otherwise
+    banks     count the wavefronts of shared memory for each instruction, of the first order: `LaunchResult.banks`
+    timeline  record what each warp and engine did, of the first order: `LaunchResult.timeline`
 
     Raises EmulatorError (DeadlockError, PtxError) where a run cannot go on; what was found before is in its text.
     """
     host = _HOSTS.get(compiled)
     if host is None:
         host = _HOSTS[compiled] = HostFunction.of(compiled)
-    return emulate_host(host, args, policy=policy, progress=progress, extra=extra)
+    return emulate_host(host, args, policy=policy, progress=progress, extra=extra, banks=banks, timeline=timeline)
 
 
 def emulate_host(
@@ -186,15 +208,19 @@ def emulate_host(
     policy: Orders = None,
     progress: bool = True,
     extra: Sequence[Any] = (),
+    banks: bool = False,
+    timeline: bool = False,
 ) -> Emulation:
     """The same of a host function that was linked before."""
     arrays, launches = host.call(args, extra)
-    return _run(launches, arrays.memory, policy, progress)
+    return _run(launches, arrays.memory, policy, progress, Watch(banks, timeline))
 
 
-def _run(launches: Sequence[HostLaunch], memory: GlobalMemory, policy: Orders, progress: bool) -> Emulation:
+def _run(
+    launches: Sequence[HostLaunch], memory: GlobalMemory, policy: Orders, progress: bool, watch: Watch
+) -> Emulation:
     if policy is None or isinstance(policy, Policy):
-        return _run_once(launches, memory, policy, progress)
+        return _run_once(launches, memory, policy, progress, watch)
     before = [buffer.data.copy() for buffer in memory.buffers]
     after: list[Any] = []
     out = Emulation()
@@ -202,7 +228,7 @@ def _run(launches: Sequence[HostLaunch], memory: GlobalMemory, policy: Orders, p
         for buffer, content in zip(memory.buffers, before, strict=True):
             if number and buffer.data.flags.writeable:
                 buffer.data[:] = content
-        one = _run_once(launches, memory, order, progress)
+        one = _run_once(launches, memory, order, progress, Watch() if number else watch)
         for buffer, content in zip(memory.buffers, after, strict=False):
             differ = buffer.data != content
             if differ.any() and one.launches:
@@ -216,12 +242,14 @@ def _run(launches: Sequence[HostLaunch], memory: GlobalMemory, policy: Orders, p
     return out
 
 
-def _run_once(launches: Sequence[HostLaunch], memory: GlobalMemory, policy: Policy | None, progress: bool) -> Emulation:
+def _run_once(
+    launches: Sequence[HostLaunch], memory: GlobalMemory, policy: Policy | None, progress: bool, watch: Watch
+) -> Emulation:
     out = Emulation()
     for number, launch in enumerate(launches):
         described = Launch(launch.grid, launch.block, launch.parameters, memory, launch.cluster, launch.dynamic_shared)
         line = _progress(f"{launch.kernel.name[:40]} ({number + 1} of {len(launches)})") if progress else None
-        machine = Machine(_program(launch.kernel), described, policy, line)
+        machine = Machine(_program(launch.kernel), described, policy, line, watch)
         start = time.perf_counter()
         try:
             machine.run()
@@ -234,6 +262,7 @@ def _run_once(launches: Sequence[HostLaunch], memory: GlobalMemory, policy: Poli
             LaunchResult(
                 launch.kernel, launch.grid, launch.block, launch.cluster, launch.dynamic_shared, machine.counts,
                 machine.findings.found, time.perf_counter() - start,
+                machine.recorder.timeline() if machine.recorder is not None else None,
             )
         )  # fmt: skip
     return out
@@ -252,17 +281,21 @@ def _program(kernel: Kernel) -> Program:
 _PROGRAMS: dict[int, Program] = {}
 
 
-def _progress(name: str) -> Callable[[int, int], None]:
-    """A callback that writes a line to stderr every two seconds, and nothing in short runs."""
+def _progress(name: str) -> Callable[[Progress], None]:
+    """A callback that writes a line to stderr every two seconds, within a cluster too, and nothing in short runs."""
     start = last = time.monotonic()
 
-    def line(done: int, clusters: int) -> None:
+    def line(at: Progress) -> None:
         nonlocal last
         now = time.monotonic()
-        if now - last >= EVERY and done < clusters:
+        if now - last >= EVERY and at.done < at.clusters:
             last = now
-            left = (now - start) / done * (clusters - done)
-            text = f"emulator: {name}: cluster {done} of {clusters}, about {left:.0f} s left"
+            text = f"emulator: {name}: cluster {at.done + 1} of {at.clusters}"
+            if at.done:
+                text += f", about {(now - start) / at.done * (at.clusters - at.done):.0f} s left"
+            else:
+                text += f" (CTA {at.cta}), {at.operations} operations"
+                text += f", {at.products} tensor-core products" if at.products else ""
             print(text, file=sys.stderr, flush=True)
 
     return line
@@ -296,9 +329,9 @@ class TensorMapOf:
             raise EmulatorError(f"the last axis of an array of strides {array.strides} is not contiguous")
         bits = self._kind(array).bits
         extents = [
-            extent * 8 * array.itemsize // bits if n == 0 else extent for n, extent in enumerate(array.shape[::-1])
+            extent * array.bits // bits if n == 0 else extent for n, extent in enumerate(array.shape[::-1])
         ]
-        strides = tuple([stride * array.itemsize for stride in array.strides[-2::-1]])
+        strides = tuple([stride * array.bits // 8 for stride in array.strides[-2::-1]])
         steps = self.steps or (1,) * len(self.box)
         return TensorMap(
             self._kind(array), tuple(extents), strides, tuple(self.box[::-1]), tuple(steps[::-1]), self.swizzle, "",
@@ -308,6 +341,8 @@ class TensorMapOf:
     def _kind(self, array: Array) -> DType:
         if self.kind is not None:
             return dtype(self.kind)
+        if isinstance(self.array, Packed):
+            return dtype(self.array.kind)
         name = str(getattr(self.array, "dtype", "")).removeprefix("torch.")
         short = {"float": "f", "bfloat": "bf", "uint": "u", "int": "i"}
         letters = name.rstrip("0123456789")
@@ -327,6 +362,8 @@ def emulate_ptx(
     kernel: str | None = None,
     policy: Orders = None,
     progress: bool = True,
+    banks: bool = False,
+    timeline: bool = False,
 ) -> Emulation:
     """Run one kernel of a PTX module on the CPU, and check it.
 
@@ -335,6 +372,7 @@ def emulate_ptx(
     smem     bytes of dynamic shared memory
     args     one for each parameter: an array (its address), a number, `TensorMapOf`, or the bytes of a struct
     kernel   its name, where the module has several
+    policy, progress, banks, timeline  as for `emulate`
 
     >>> import numpy as np
     >>> x = np.arange(4, dtype=np.float32)
@@ -372,7 +410,7 @@ def emulate_ptx(
     block = block if block is not None else chosen.directives.get(".reqntid") or 32
     cluster = cluster if cluster is not None else chosen.directives.get(".reqnctapercluster") or 1
     launch = HostLaunch(chosen, _triple(grid), _triple(block), _triple(cluster), smem, bytes(parameters))
-    return _run([launch], arrays.memory, policy, progress)
+    return _run([launch], arrays.memory, policy, progress, Watch(banks, timeline))
 
 
 def _triple(value: int | Sequence[int]) -> tuple[int, int, int]:

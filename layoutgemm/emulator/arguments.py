@@ -3,18 +3,24 @@
 An emulated kernel works in the caller's own memory, at addresses of the emulator's choosing: each array, or several
 that overlap, is a buffer of its own, far from the next, so that an access beyond it meets nothing. An address keeps the
 alignment that the array has within its allocation.
+
+Elements narrower than a byte come as `Packed`: an array of the bytes that hold them, several to a byte along the axis
+that is contiguous, the first in the lowest bits, as kernels and torch.float4_e2m1fn_x2 have them. Extents and strides
+then count elements. A plain array of bytes counts bytes, and says nothing of what is in them.
 """
 
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ..dtypes import dtype
 from ..errors import EmulatorError
 from .memory import Buffer, GlobalMemory
 
@@ -27,7 +33,7 @@ class Array:
 
     address   of its first element
     shape     elements; strides in elements
-    itemsize  bytes of an element
+    bits      of an element
     low, high the bytes [low, high) that its elements touch
     base      where its allocation begins
     writeable whether a kernel may write it
@@ -36,15 +42,60 @@ class Array:
     address: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    itemsize: int
+    bits: int
     low: int
     high: int
     base: int
     writeable: bool = True
 
 
+@dataclass(frozen=True)
+class Packed:
+    """An array of bytes that holds elements narrower than a byte.
+
+    values  uint8 or int8, a NumPy array or a CPU torch tensor, with one contiguous axis
+    kind    element type, by name: "e2m1", "u4", "e2m3", ...
+
+    >>> found = array_of(Packed(np.zeros((3, 32), np.uint8), "e2m1"))
+    >>> found.shape, found.strides, found.high - found.low
+    ((3, 64), (64, 1), 96)
+    """
+
+    values: Any
+    kind: str
+
+    @staticmethod
+    def of(codes: npt.NDArray[Any], kind: str) -> Packed:
+        """From the bits of each element, one to a byte: packed along the last axis.
+
+        >>> Packed.of(np.array([[1, 2, 3, 15]], np.uint8), "e2m1").values.tolist()
+        [[33, 243]]
+        """
+        width = dtype(kind).bits
+        if codes.shape[-1] * width % 8:
+            raise EmulatorError(f"{codes.shape[-1]} elements of {kind} are no whole number of bytes")
+        spread = np.unpackbits(codes.astype(np.uint8)[..., None], axis=-1, bitorder="little")[..., :width]
+        return Packed(np.packbits(spread.reshape(*codes.shape[:-1], -1), axis=-1, bitorder="little"), kind)
+
+    def array(self) -> Array:
+        """Raises EmulatorError for elements of whole bytes, and for bytes without a contiguous axis."""
+        found, width = array_of(self.values), dtype(self.kind).bits
+        if found is None or found.bits != 8 or width >= 8:
+            raise EmulatorError(f"Packed is an array of bytes and a type narrower than that, not {self.kind}")
+        along = [i for i, (n, stride) in enumerate(zip(found.shape, found.strides)) if stride == 1 and n > 1]
+        if len(along) != 1 or any(8 * x % width for i, x in enumerate(found.strides) if i != along[0]):
+            raise EmulatorError(f"bytes of strides {found.strides} hold no {self.kind} side by side along one axis")
+        if 8 * found.shape[along[0]] % width:
+            raise EmulatorError(f"{found.shape[along[0]]} bytes hold no whole number of {self.kind}")
+        shape = tuple([8 * n // width if i == along[0] else n for i, n in enumerate(found.shape)])
+        strides = tuple([1 if i == along[0] else 8 * stride // width for i, stride in enumerate(found.strides)])
+        return replace(found, shape=shape, strides=strides, bits=width)
+
+
 def array_of(value: Any) -> Array | None:
     """The array that a value is, or None for a scalar. Raises EmulatorError for tensors that are not in CPU memory."""
+    if isinstance(value, Packed):
+        return value.array()
     if hasattr(value, "__array_interface__") and not np.isscalar(value):
         return _numpy(np.asarray(value))
     if not hasattr(value, "data_ptr"):
@@ -54,14 +105,21 @@ def array_of(value: Any) -> Array | None:
         raise EmulatorError(f"a tensor on {value.device}: the emulator works in CPU memory, pass x.cpu()")
     if hasattr(value, "element_size"):  # a torch tensor
         base = value.untyped_storage().data_ptr()
-        return _spanned(value.data_ptr(), tuple(value.shape), tuple(value.stride()), value.element_size(), base)
+        bits = 8 * value.element_size()
+        found = _spanned(value.data_ptr(), tuple(value.shape), tuple(value.stride()), bits, base)
+        if str(value.dtype) == "torch.float4_e2m1fn_x2":
+            return Packed(value.view(_torch_bytes(value)), "e2m1").array()
+        return found
     kind = getattr(value, "element_type", None)  # a tensor of the CuTe DSL
     if kind is None or not isinstance(value.data_ptr, int):
         return None
-    if kind.width % 8:
-        raise EmulatorError(f"a tensor of {kind}: pass the array of bytes that holds it")
     address = value.data_ptr
-    return _spanned(address, _flat(value.shape), _flat(value.stride), kind.width // 8, address // PAGE * PAGE)
+    return _spanned(address, _flat(value.shape), _flat(value.stride), kind.width, address // PAGE * PAGE)
+
+
+def _torch_bytes(value: Any) -> Any:
+    """torch.uint8, without importing torch."""
+    return sys.modules["torch"].uint8
 
 
 def _numpy(value: npt.NDArray[Any]) -> Array:
@@ -73,18 +131,18 @@ def _numpy(value: npt.NDArray[Any]) -> Array:
     strides = tuple([stride // value.itemsize for stride in value.strides])
     base = root.__array_interface__["data"][0]
     address = value.__array_interface__["data"][0]
-    return _spanned(address, value.shape, strides, value.itemsize, base, value.flags.writeable)
+    return _spanned(address, value.shape, strides, 8 * value.itemsize, base, value.flags.writeable)
 
 
 def _spanned(
-    address: int, shape: Sequence[int], strides: Sequence[int], itemsize: int, base: int, writeable: bool = True
+    address: int, shape: Sequence[int], strides: Sequence[int], bits: int, base: int, writeable: bool = True
 ) -> Array:
     low = high = 0
     for extent, stride in zip(shape, strides, strict=True):
         low += min(0, (extent - 1) * stride)
         high += max(0, (extent - 1) * stride)
-    end = address + (high + 1) * itemsize if all(shape) else address
-    return Array(address, tuple(shape), tuple(strides), itemsize, address + low * itemsize, end, base, writeable)
+    end = address + -(-(high + 1) * bits // 8) if all(shape) else address
+    return Array(address, tuple(shape), tuple(strides), bits, address + low * bits // 8, end, base, writeable)
 
 
 def _flat(value: Any) -> tuple[int, ...]:

@@ -15,11 +15,13 @@ import numpy.typing as npt
 from ..dtypes import dtype
 from ..errors import EmulatorError
 from .api import TensorMapOf, emulate_ptx
-from .machine import Policy
+from .arguments import Packed
+from .launch import Policy
 
 ARGUMENTS = """arguments, one --arg for each parameter of the kernel, in order:
   f32:128x64           an array of random values (standard normal, or small integers), passed by its address
   f32:128x64=zeros     of zeros; =nan of NaNs or all ones; =range of 0, 1, 2, ...
+  e2m1:128x64          elements narrower than a byte: packed along the last axis, the first in the lowest bits
   x.npy                an array from a file
   i32=5, f32=0.5       a number
   map:bf16:128x64:64x64:128B   a tensor map over a random array: type, shape, box, swizzle; last axis innermost
@@ -47,6 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--order", default="late", help="late, early, or a number: a random order with this seed")
     parser.add_argument("--seed", type=int, default=0, help="of random arrays (%(default)s)")
+    parser.add_argument("--banks", action="store_true", help="count bank conflicts of shared memory by instruction")
+    parser.add_argument("--timeline", action="store_true", help="draw what each warp and engine did, a row each")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
@@ -59,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         policy = POLICIES.get(args.order) or Policy(pick="random", seed=int(args.order))
         done = emulate_ptx(
             args.file, grid=args.grid, block=args.block, cluster=args.cluster, smem=args.smem, args=values,
-            kernel=args.kernel, policy=policy,
+            kernel=args.kernel, policy=policy, banks=args.banks, timeline=args.timeline,
         )  # fmt: skip
     except (EmulatorError, OSError, ValueError) as error:
         if args.json:
@@ -70,8 +74,13 @@ def run(args: argparse.Namespace) -> int:
     for text in args.save:
         number, _, path = text.partition("=")
         value = values[int(number)]
-        np.save(path, value.array if isinstance(value, TensorMapOf) else value)
-    print(json.dumps(done.as_json()) if args.json else done.report())
+        value = value.array if isinstance(value, TensorMapOf) else value
+        np.save(path, value.values if isinstance(value, Packed) else value)
+    if args.json:
+        print(json.dumps(done.as_json()))
+    else:
+        drawn = [launch.timeline.text() for launch in done.launches if launch.timeline is not None]
+        print("\n".join([*drawn, done.report()]))
     return 0 if done.ok else 1
 
 
@@ -103,8 +112,13 @@ def argument(text: str, rng: np.random.Generator) -> Any:
     return int(content, 0)
 
 
-def _array(kind: str, shape: tuple[int, ...], content: str, rng: np.random.Generator) -> npt.NDArray[Any]:
+def _array(kind: str, shape: tuple[int, ...], content: str, rng: np.random.Generator) -> npt.NDArray[Any] | Packed:
     form = dtype(kind)
+    if form.bits < 8:
+        whole = rng.integers(0, 1 << form.bits, shape) if content == "random" else np.zeros(shape, np.int64)
+        if content == "range":
+            whole = np.arange(whole.size).reshape(shape) % (1 << form.bits)
+        return Packed.of(whole + (content == "nan") * ((1 << form.bits) - 1), kind)
     if content not in ("random", "zeros", "nan", "range"):
         raise EmulatorError(f"an array of {content!r}: random, zeros, nan or range")
     if content == "nan":

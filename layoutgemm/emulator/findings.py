@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from .bank_counts import BankUse
 from .ptx import Instruction, Kernel, Source
 
 KINDS = (
@@ -75,12 +76,14 @@ class Counts:
     executed      for each pc, whether it was ever executed
     waits         opcode and PTX line -> how often a fiber had to wait there
     bytes         kind of traffic -> bytes: "global to shared", "shared to global", "shared read by wgmma", ...
+    banks         pc -> what the instruction there did to the banks of shared memory, where that was counted
     """
 
     instructions: Counter[str] = field(default_factory=Counter)
     executed: bytearray = field(default_factory=bytearray)
     waits: Counter[tuple[str, int]] = field(default_factory=Counter)
     bytes: Counter[str] = field(default_factory=Counter)
+    banks: dict[int, BankUse] = field(default_factory=dict)
 
     def unreached(self, kernel: Kernel) -> list[Instruction]:
         """The instructions that no warp executed."""
@@ -91,4 +94,6 @@ class Counts:
         self.instructions += other.instructions
         self.waits += other.waits
         self.bytes += other.bytes
+        for pc, use in other.banks.items():
+            self.banks.setdefault(pc, BankUse()).add(use)
         self.executed = bytearray(a | b for a, b in zip(self.executed, other.executed, strict=True))

@@ -18,76 +18,30 @@ What runs asynchronously is deferred: it happens at once, or as late as anything
 from __future__ import annotations
 
 import random
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 import numpy as np
 
 from ..errors import DeadlockError, EmulatorError
+from .bank_counts import BankCounter
 from .findings import Counts, Finding, Findings
-from .memory import RANK_SHIFT, GlobalMemory, SharedMemory
+from .launch import MULTIPROCESSORS as MULTIPROCESSORS
+from .launch import Launch as Launch
+from .launch import Policy as Policy
+from .launch import Progress, Triple, Watch, special_registers
+from .memory import RANK_SHIFT, SharedMemory
 from .order import NO_PARTS, Event, Knowledge, Ledger, Parts, Shadow
 from .program import Operation, Program
 from .ptx import Instruction
-from .values import FULL, LANE, LANES, bool_of, mask_of, select64
+from .timeline import Recorder
+from .values import FULL, LANES, bool_of, mask_of, select64
 
 BLOCKED, GONE = -1, -2
-MULTIPROCESSORS = 132  # what kernels are told that the machine has: an H200's, which sizes persistent grids
-Triple = tuple[int, int, int]
-
-
-@dataclass(frozen=True)
-class Policy:
-    """Which of the legal orders is executed.
-
-    loads     "late": a load into shared memory lands when nothing else can run; "early": when it is issued
-    products  the same of tensor-core operations that run asynchronously
-    stores    the same of asynchronous stores: when they read shared memory
-    lands     of what is late, the "newest" first or the "oldest"
-    pick      "in turn": a fiber runs until it waits; "random": they take turns after a few operations
-    seed      of the random choices
-    elect     the lane that elect.sync picks: "lowest" or "highest"
-    waits     "prompt": mbarrier.try_wait says at once that a phase has ended; "reluctant": only when it is asked again,
-              as if its time limit had run out just before, so that every loop around it turns
-    strict    count a proxy fence for the fencing thread's own writes alone (see `order.py`)
-    races     look for races
-    register_strict  ask for a wgmma.fence after results were waited for (see `ops/wgmma.py`)
-    tensor_strict  hold tcgen05.ld and .st to tcgen05.wait and tcgen05.fence (see `ops/tcgen05.py`)
-    limit     operations after which a run is taken for a livelock
-    """
-
-    loads: str = "late"
-    products: str = "late"
-    stores: str = "late"
-    lands: str = "newest"
-    pick: str = "in turn"
-    seed: int = 0
-    elect: str = "lowest"
-    waits: str = "prompt"
-    strict: bool = True
-    races: bool = True
-    register_strict: bool = False
-    tensor_strict: bool = False
-    limit: int = 100_000_000
-
-
-@dataclass
-class Launch:
-    """A kernel's launch: geometry in blocks and threads, shared bytes, parameter bytes, and memory.
-
-    tensor_maps  offset in parameter space -> the tensor map there
-    """
-
-    grid: Triple
-    block: Triple
-    parameters: bytes
-    memory: GlobalMemory
-    cluster: Triple = (1, 1, 1)
-    dynamic_shared: int = 0
-    tensor_maps: dict[int, Any] | None = None
+PRODUCTS = ("wgmma.mma_async", "mma.", "tcgen05.mma")
 
 
 class Warp:
@@ -208,7 +162,7 @@ class Cluster:
         self.threads = threads * len(self.ctas)
         for cta in self.ctas:
             for number in range(-(-threads // LANES)):
-                warp = Warp(cta, number, machine.special_registers(cta, number))
+                warp = Warp(cta, number, special_registers(launch, cta.coordinate, cta.rank, cta.shared.size, number))
                 present = min(LANES, threads - LANES * number)
                 warp.alive = (1 << present) - 1
                 cta.warps.append(warp)
@@ -238,25 +192,35 @@ class Machine:
     """Runs a program's launch, one cluster after the other.
 
     After `run`, `findings` and `counts` tell what happened; results are in the launch's memory.
+
+    progress  told after each cluster, and within one about every `EVERY` seconds
     """
 
     COMPACT = 1 << 12  # events after which the order checker forgets
+    EVERY, LOOK = 1.0, 64  # seconds between reports of progress, and operations between looks at the clock
 
     def __init__(
         self,
         program: Program,
         launch: Launch,
         policy: Policy | None = None,
-        progress: Callable[[int, int], None] | None = None,
+        progress: Callable[[Progress], None] | None = None,
+        watch: Watch | None = None,
     ) -> None:
         self.program, self.launch = program, launch
         self.policy = Policy() if policy is None else policy
         self.progress = progress
+        watch = watch or Watch()
+        self.banks = BankCounter() if watch.banks else None
+        self.recorder = Recorder() if watch.timeline else None
         self.random = random.Random(self.policy.seed)
         self.findings = Findings()
         self.counts = Counts(executed=bytearray(program.size))
         self.operations = 0
+        self.look = self.policy.limit  # operations at which the clock is looked at
+        self.told, self.products = 0.0, 0
         self.waiting: deque[Triple] = deque()
+        self.scratch: dict[str, Any] = {}  # what operations keep for a launch
         for axis in range(3):
             if launch.grid[axis] % launch.cluster[axis]:
                 raise EmulatorError(f"a grid of {launch.grid} is no whole number of clusters of {launch.cluster}")
@@ -266,60 +230,44 @@ class Machine:
         grid, size = self.launch.grid, self.launch.cluster
         corners = product(*[range(0, grid[axis], size[axis]) for axis in (2, 1, 0)])
         self.waiting = deque((x, y, z) for z, y, x in corners)
-        total = len(self.waiting)
+        self.clusters = len(self.waiting)
+        self.told = time.monotonic()
+        if self.progress is not None:
+            self.look = 0
         try:
             with np.errstate(all="ignore"):  # a kernel may overflow, or divide by 0
                 while self.waiting:
                     x, y, z = self.waiting.popleft()
                     inside = product(range(size[2]), range(size[1]), range(size[0]))
                     self._run_cluster(Cluster(self, [(x + i, y + j, z + k) for k, j, i in inside]))
-                    if self.progress is not None:
-                        self.progress(total - len(self.waiting), total)
+                    self._tell(self.clusters - len(self.waiting), (x, y, z))
+                    self.products = self._products()
         finally:
             self.program.mark(self.counts.executed)
+            if self.banks is not None:
+                self.counts.banks = self.banks.uses
         return self
+
+    def _tell(self, done: int, cta: Triple) -> None:
+        """Report progress."""
+        self.told = time.monotonic()
+        if self.progress is not None:
+            self.progress(Progress(done, self.clusters, cta, self.operations, self._products() - self.products))
+
+    def _products(self) -> int:
+        return sum(count for opcode, count in self.counts.instructions.items() if opcode.startswith(PRODUCTS))
+
+    def _look(self, cluster: Cluster) -> None:
+        """Report progress if it is time; and a livelock."""
+        if self.operations > self.policy.limit:
+            raise DeadlockError(f"{self.policy.limit} operations: a livelock?\n{self._stuck(cluster)}")
+        self.look = min(self.policy.limit, self.operations + self.LOOK)
+        if time.monotonic() - self.told >= self.EVERY:
+            self._tell(self.clusters - len(self.waiting) - 1, cluster.ctas[0].coordinate)
 
     def take_cluster(self) -> Triple | None:
         """Take the next cluster that has not begun off the grid: the coordinates of its first block, or None."""
         return self.waiting.popleft() if self.waiting else None
-
-    def special_registers(self, cta: Cta, warp: int) -> dict[str, Any]:
-        """%tid, %ctaid and the like of a warp. PTX ISA, "Special Registers"."""
-        block, grid, size = self.launch.block, self.launch.grid, self.launch.cluster
-        thread = warp * LANES + LANE
-        special: dict[str, Any] = {
-            "%laneid": LANE,
-            "%warpid": warp,
-            "%nwarpid": -(-block[0] * block[1] * block[2] // LANES),
-            "%smid": 0,
-            "%nsmid": MULTIPROCESSORS,
-            "%gridid": 0,
-            "%clock": 0,
-            "%clock64": 0,
-            "%globaltimer": 0,
-            "%cluster_ctarank": cta.rank,
-            "%cluster_nctarank": size[0] * size[1] * size[2],
-            "%is_explicit_cluster": True,
-            "%total_smem_size": cta.shared.size,
-            "%dynamic_smem_size": self.launch.dynamic_shared,
-            "%lanemask_eq": 1 << LANE,
-            "%lanemask_lt": (1 << LANE) - 1,
-            "%lanemask_le": (2 << LANE) - 1,
-            "%lanemask_gt": FULL ^ ((2 << LANE) - 1),
-            "%lanemask_ge": FULL ^ ((1 << LANE) - 1),
-        }
-        places = (thread % block[0], thread // block[0] % block[1], thread // (block[0] * block[1]))
-        for axis, name in enumerate("xyz"):
-            place = places[axis]
-            special[f"%tid.{name}"] = int(place[0]) if (place == place[0]).all() else place
-            special[f"%ntid.{name}"] = block[axis]
-            special[f"%ctaid.{name}"] = cta.coordinate[axis]
-            special[f"%nctaid.{name}"] = grid[axis]
-            special[f"%clusterid.{name}"] = cta.coordinate[axis] // size[axis]
-            special[f"%nclusterid.{name}"] = grid[axis] // size[axis]
-            special[f"%cluster_ctaid.{name}"] = cta.coordinate[axis] % size[axis]
-            special[f"%cluster_nctaid.{name}"] = size[axis]
-        return special
 
     # ------------------------------------------------------------ what operations ask for
 
@@ -340,6 +288,14 @@ class Machine:
         )
         if self.findings.full:
             raise EmulatorError(f"{len(self.findings.found)} different findings: given up\n{self.findings.found[0]}")
+
+    def also(self, fiber: Fiber, first: Instruction, more: int) -> None:
+        """So many instructions of the same opcode that follow `first` were executed with it."""
+        self.operations += more
+        self.counts.instructions[first.opcode] += more
+        self.counts.executed[first.pc + 1 : first.pc + 1 + more] = bytes([1]) * more
+        if self.recorder is not None:
+            fiber.knows.time += more
 
     def defer(self, cluster: Cluster, when: str, action: Callable[[], None]) -> None:
         """Let an asynchronous operation happen: now, or when nothing else can run. `when`: a field of the policy."""
@@ -375,6 +331,8 @@ class Machine:
 
     def _run_cluster(self, cluster: Cluster) -> None:
         compact_at = cluster.ledger.next + self.COMPACT
+        if self.recorder is not None:
+            self.recorder.begin(cluster)
         while True:
             if cluster.ledger.next > compact_at:
                 cluster.ledger.compact(cluster.fibers, self._asked(cluster))
@@ -393,6 +351,8 @@ class Machine:
                     self._land(cluster)
             self._run_fiber(cluster, cluster.ready.popleft())
         self._after(cluster)
+        if self.recorder is not None:
+            self.recorder.end(cluster)
 
     def _land(self, cluster: Cluster) -> None:
         at = len(cluster.pending) - 1 if self.policy.lands == "newest" else 0
@@ -430,7 +390,7 @@ class Machine:
         program, registers, warp = self.program, fiber.registers, fiber.warp
         steps, executed, counts = program.steps, self.counts.executed, self.counts.instructions
         turns = 1 << 60 if self.policy.pick == "in turn" else self.random.randrange(1, 12)
-        end = program.size
+        end, recorder = program.size, self.recorder
         try:
             while True:
                 pc = fiber.pc
@@ -445,7 +405,11 @@ class Machine:
                     self.operations += 1
                     counts[ins.opcode] += 1
                     executed[pc] = 1
+                    if recorder is not None:
+                        recorder.before(fiber)
                     result = step.run(fiber)
+                    if recorder is not None and result != GONE:
+                        recorder.step(fiber, ins, result == BLOCKED)
                     if result is None:
                         fiber.written |= step.writes
                         fiber.dirty |= step.writes & ~step.moved
@@ -463,8 +427,8 @@ class Machine:
                     if turns <= 0:
                         cluster.ready.append(fiber)
                         return
-                    if self.operations > self.policy.limit:
-                        raise DeadlockError(f"{self.policy.limit} operations: a livelock?\n{self._stuck(cluster)}")
+                    if self.operations > self.look:
+                        self._look(cluster)
                 else:
                     assert step is not None
                     step.run(registers, warp)
@@ -472,6 +436,8 @@ class Machine:
                     fiber.dirty |= step.writes & ~step.moved
                     fiber.written |= step.writes
                     fiber.pc = step.end
+                    if recorder is not None:
+                        fiber.knows.time += step.end - step.start
         except EmulatorError as error:  # first: it is a ValueError too
             if fiber.ins is None or "PTX line" in str(error):
                 raise

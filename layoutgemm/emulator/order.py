@@ -33,12 +33,14 @@ class Event:
 
     describe  a function that says what it is, for reports
     engine    for operations of one engine that runs them in their order: equal engines never race
+    time      the logical time at which it can have happened, where a timeline is recorded
     """
 
-    __slots__ = ("asynchronous", "describe", "engine", "id")
+    __slots__ = ("asynchronous", "describe", "engine", "id", "time")
 
     def __init__(self, number: int, asynchronous: bool, describe: Callable[[], str], engine: Any = None) -> None:
         self.id, self.asynchronous, self.describe, self.engine = number, asynchronous, describe, engine
+        self.time = 0
 
 
 class Knowledge:
@@ -50,12 +52,13 @@ class Knowledge:
     own      epochs of the fiber itself, and its own asynchronous generic writes
     open     asynchronous generic writes that completed on a barrier: no thread can fence them before it knows of them,
              so that a proxy fence of any that does counts
+    time     a logical clock that goes along, for a timeline
     """
 
-    __slots__ = ("__weakref__", "inits", "open", "own", "proxied", "seen")
+    __slots__ = ("__weakref__", "inits", "open", "own", "proxied", "seen", "time")
 
     def __init__(self) -> None:
-        self.seen = self.proxied = self.inits = self.own = self.open = 0
+        self.seen = self.proxied = self.inits = self.own = self.open = self.time = 0
 
     def merge(self, other: Knowledge) -> None:
         """Learn what another knows."""
@@ -63,6 +66,8 @@ class Knowledge:
         self.proxied |= other.proxied
         self.inits |= other.inits
         self.open |= other.open
+        if other.time > self.time:
+            self.time = other.time
 
 
 class Record:
@@ -125,25 +130,33 @@ class Ledger:
 
     strict   whether a proxy fence counts for the fencing fiber's own writes alone
     enabled  False: nothing is recorded and nothing is a race
+    created  a list that new events are put into, where a timeline is recorded; clock: their time
     """
 
     def __init__(self, strict: bool = True, enabled: bool = True) -> None:
         self.strict, self.enabled = strict, enabled
         self.base = 0
         self.next = 0
+        self.created: list[Event] | None = None
+        self.clock = 0
         self.knowledges: WeakSet[Knowledge] = WeakSet()
         self.shadows: list[Shadow] = []
 
     def event(self, asynchronous: bool, describe: Callable[[], str], engine: Any = None) -> Event:
         """A new event that nobody knows yet."""
         self.next += 1
-        return Event(self.next, asynchronous, describe, engine)
+        made = Event(self.next, asynchronous, describe, engine)
+        if self.created is not None:
+            made.time = self.clock
+            self.created.append(made)
+        return made
 
     def knowledge(self, of: Knowledge | None = None) -> Knowledge:
         """An empty set, or a copy of one."""
         out = Knowledge()
         if of is not None:
             out.seen, out.proxied, out.inits, out.own, out.open = of.seen, of.proxied, of.inits, of.own, of.open
+            out.time = of.time
         self.knowledges.add(out)
         return out
 
@@ -159,6 +172,7 @@ class Ledger:
         """Add a completed asynchronous operation: of the async proxy, which sees it, or one of the knower's own."""
         bit = self.bit(event)
         knowledge.seen |= bit
+        knowledge.time = max(knowledge.time, event.time)
         if event.asynchronous:
             knowledge.proxied |= bit
         else:
@@ -168,6 +182,7 @@ class Ledger:
         """Add a completed asynchronous operation to what a barrier knows."""
         bit = self.bit(event)
         knowledge.seen |= bit
+        knowledge.time = max(knowledge.time, event.time)
         if event.asynchronous:
             knowledge.proxied |= bit
         else:
@@ -190,6 +205,7 @@ class Ledger:
     def release_inits(self, fiber: Any, into: Knowledge) -> None:
         """Hand on the initialised mbarriers alone: a relaxed arrive."""
         into.inits |= fiber.knows.inits
+        into.time = max(into.time, fiber.knows.time)
 
     def acquire(self, fiber: Any, source: Knowledge) -> None:
         """Learn all that was handed to a barrier or completed with an operation."""

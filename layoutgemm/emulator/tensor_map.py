@@ -138,6 +138,57 @@ def decode(content: bytes) -> tuple[TensorMap, int]:
     return tmap, address
 
 
+# Fields that tensormap.replace names (PTX ISA, "tensormap.replace"), and how many dimensions those have that take one.
+FIELDS = (
+    "global_address", "rank", "box_dim", "global_dim", "global_stride", "element_stride", "elemtype",
+    "interleave_layout", "swizzle_mode", "swizzle_atomicity", "fill_mode",
+)  # fmt: skip
+ORDERED = {"box_dim": 5, "global_dim": 5, "global_stride": 4, "element_stride": 5}
+# .elemtype -> (field of the format, rounding); b4x16_p64, 14, is written in a way that is not known.
+_ELEMENTS = {**{n: (n, 0) for n in range(11)}, 11: (7, 1), 12: (8, 1), 13: (11, 0), 15: (13, 0)}
+
+
+def replaced(content: bytes, name: str, dimension: int, value: int) -> bytes:
+    """The 128 bytes with one field replaced, as tensormap.replace gives the value. Raises EmulatorError.
+
+    .rank is given as one less; strides are of dimension + 1, in bytes (NVIDIA/cutlass, cute/arch/copy_sm90_desc.hpp:
+    since CUDA 12.5). Whether the map breaks a rule is seen when it is used.
+    """
+    words = list(struct.unpack("<32I", content))
+
+    def put(word: int, low: int, bits: int, field: int) -> None:
+        if not 0 <= field < 1 << bits:
+            raise EmulatorError(f"tensormap.replace.{name} with {value}: it does not fit")
+        words[word] = words[word] & ~(((1 << bits) - 1) << low) | field << low
+
+    if name == "global_address":
+        put(0, 0, 32, value & 0xFFFFFFFF)
+        put(1, 0, 32, value >> 32)
+    elif name == "rank":
+        put(2, 4, 3, value if value < 5 else -1)
+    elif name == "box_dim":
+        put(*((13, 24) if dimension == 0 else (14, 8 * (dimension - 1))), 8, value - 1)
+    elif name == "global_dim":
+        put(8 + dimension, 0, 32, value - 1)
+    elif name == "global_stride":
+        put(3 + dimension, 0, 32, value // STRIDE_UNIT & 0xFFFFFFFF if value % STRIDE_UNIT == 0 else -1)
+        put(7, 4 * dimension, 4, value // STRIDE_UNIT >> 32)
+    elif name == "element_stride":
+        put(13, 3 * dimension, 3, value - 1)
+    elif name == "elemtype":
+        if value not in _ELEMENTS:
+            raise EmulatorError(f"tensormap.replace.elemtype with {value}: how a map says this is not known")
+        field, rounds = _ELEMENTS[value]
+        put(2, 7, 4, field)
+        put(2, 16, 1, rounds)
+    else:
+        low, bits = {
+            "interleave_layout": (11, 2), "swizzle_mode": (13, 2), "swizzle_atomicity": (19, 2), "fill_mode": (15, 1),
+        }[name]  # fmt: skip
+        put(2, low, bits, value)
+    return struct.pack("<32I", *words)
+
+
 def from_driver(
     kind: int, address: int, dims: Sequence[int], strides: Sequence[int], box: Sequence[int], steps: Sequence[int],
     interleave: int, swizzle: int, promotion: int, fill: int,

@@ -13,7 +13,7 @@ import layoutgemm
 from layoutgemm import emulate_ptx
 from layoutgemm.cli import main
 from layoutgemm.emulator.api import ORDERS, TensorMapOf
-from layoutgemm.emulator.arguments import array_of
+from layoutgemm.emulator.arguments import Packed, array_of
 from layoutgemm.emulator.machine import Policy
 from layoutgemm.emulator.ops import MODULES
 from layoutgemm.errors import DeadlockError, EmulatorError, PtxError
@@ -91,6 +91,17 @@ def test_every_order_begins_with_the_same_arrays() -> None:
     apart = GOOD.replace("st.global.f32", "bar.sync 1; st.global.f32").replace("@%p bra END;", "")
     assert emulate_ptx(apart, args=[y, y, 2.0, 64], policy=ORDERS).ok
     assert (y == 2 * np.arange(63, -1, -1)).all()
+
+
+def test_a_tensor_map_of_packed_elements() -> None:
+    codes = np.random.default_rng(0).integers(0, 16, (32, 256))
+    packed, out = Packed.of(codes, "e2m1"), np.zeros((32, 128), np.uint8)
+    found = TensorMapOf(packed, (16, 128), "64B").tensor_map(array_of(packed))  # type: ignore[arg-type]
+    assert (found.dtype.name, found.extents, found.strides, found.box) == ("e2m1", (256, 32), (128,), (128, 16))
+    maps = [TensorMapOf(packed, (16, 128), "64B"), TensorMapOf(Packed(out, "e2m1"), (16, 128), "64B")]
+    text = COPY.replace("sm_90a", "sm_100a").replace("shl.b32 %r3, %r3, 6", "shl.b32 %r3, %r3, 7")
+    done = emulate_ptx(text.replace(", 2048;\n", ", 1024;\n"), grid=(2, 2), smem=4096, args=maps)
+    assert done.ok and np.array_equal(out, packed.values)
 
 
 def test_a_tensor_map_of_three_dimensions() -> None:
@@ -187,17 +198,19 @@ def test_lint_leaves_a_run_ok_and_is_told_once() -> None:
 pytest_plugins = ["pytester"]
 AUTHOR = """
 import numpy as np
-TEXT = {text!r}
+TEXTS = {texts!r}
 def test_mine(emulate):
-    emulate(TEXT, args=[np.zeros(64, np.float32), np.zeros(64, np.float32), 1.0, 64])
+    emulate(TEXTS[0], args=[np.zeros(64, np.float32), np.zeros(64, np.float32), 1.0, 64])
+def test_another(emulate):
+    emulate(TEXTS[1], args=[np.zeros(64, np.float32), np.zeros(64, np.float32), 1.0, 64])
 """
 
 
 def test_the_fixture_fails_with_the_report(pytester: pytest.Pytester) -> None:
-    for text, outcome in ((GOOD, {"passed": 1}), (RACY, {"failed": 1})):
-        pytester.makepyfile(AUTHOR.format(text=text))
-        result = pytester.runpytest_subprocess(*plugin_options())
-        result.assert_outcomes(**outcome)
+    pytester.makepyfile(AUTHOR.format(texts=(GOOD, RACY)))
+    result = pytester.runpytest_subprocess(*plugin_options())
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["*FAILED*::test_another*"])
     result.stdout.fnmatch_lines(["*3 findings:*", "*race: *st.shared.f32*nothing orders them*"])
 
 

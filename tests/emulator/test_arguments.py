@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from layoutgemm.emulator.arguments import Array, Arrays, array_of
+from layoutgemm.emulator.arguments import Array, Arrays, Packed, array_of
 from layoutgemm.emulator.memory import GlobalMemory
 from layoutgemm.errors import EmulatorError
 
@@ -76,7 +76,45 @@ def test_torch_tensors() -> None:
     torch = pytest.importorskip("torch")
     x = torch.zeros(6, 10, dtype=torch.bfloat16)[:, 2:]
     found = array_of(x)
-    assert found == Array(x.data_ptr(), (6, 8), (10, 1), 2, x.data_ptr(), x.data_ptr() + 2 * 58, x.data_ptr() - 4, True)
+    at = x.data_ptr()
+    assert found == Array(at, (6, 8), (10, 1), 16, at, at + 2 * 58, at - 4, True)
+
+
+def test_elements_narrower_than_a_byte() -> None:
+    """Extents and strides count elements, along whichever axis is contiguous; the bytes are those of the array."""
+    memory = np.zeros((6, 40), np.uint8)
+    found = array_of(Packed(memory[:, 8:], "e2m1"))
+    assert found is not None and (found.shape, found.strides, found.bits) == ((6, 64), (80, 1), 4)
+    assert found.high - found.low == 5 * 40 + 32
+    columns = array_of(Packed(np.zeros((3, 8, 2), np.uint8).transpose(1, 2, 0)[:, :, 0].T, "u4"))
+    assert columns is not None and (columns.shape, columns.strides) == ((4, 8), (1, 4))
+    six = array_of(Packed(np.zeros((2, 48), np.int8), "e2m3"))
+    assert six is not None and (six.shape, six.strides, six.bits) == ((2, 64), (64, 1), 6)
+    for wrong, message in (
+        (Packed(memory, "e4m3"), "narrower"),
+        (Packed(np.zeros((2, 8), np.uint16), "e2m1"), "array of bytes"),
+        (Packed(memory[:, ::2], "e2m1"), "side by side"),
+        (Packed(np.zeros((2, 7), np.uint8), "e2m3"), "side by side"),
+        (Packed(np.zeros(7, np.uint8), "e2m3"), "7 bytes hold no whole number"),
+    ):
+        with pytest.raises(EmulatorError, match=message):
+            array_of(wrong)
+    with pytest.raises(EmulatorError, match="3 elements of e2m1"):
+        Packed.of(np.zeros(3, np.uint8), "e2m1")
+    codes = np.random.default_rng(0).integers(0, 64, (3, 8))
+    stream = Packed.of(codes, "e3m2").values
+    for row, packed in zip(codes, stream, strict=True):
+        assert int.from_bytes(packed.tobytes(), "little") == sum(int(c) << 6 * i for i, c in enumerate(row))
+
+
+def test_torch_packs_two_of_e2m1_in_a_byte() -> None:
+    torch = pytest.importorskip("torch")
+    if not hasattr(torch, "float4_e2m1fn_x2"):
+        pytest.skip("this torch has no float4_e2m1fn_x2")
+    x = torch.zeros(4, 32, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+    found = array_of(x)
+    assert found is not None and (found.shape, found.strides, found.bits) == ((4, 64), (64, 1), 4)
+    assert (found.address, found.high - found.low) == (x.data_ptr(), 128)
 
 
 def test_empty_arrays() -> None:

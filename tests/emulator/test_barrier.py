@@ -171,6 +171,44 @@ def test_misuse_of_mbarriers():
                            "@%p1 mbarrier.arrive.shared.b64 _, [%r20];")  # fmt: skip
 
 
+ALL_BUT_ONE = "setp.ne.u32 %p1, %r30, 31; "
+
+
+def test_an_arrival_that_is_missing_where_somebody_waits_is_a_deadlock():
+    arrive, wait = "@%p1 mbarrier.arrive.shared.b64 _, [%r20];", WAIT.replace("PHASE", "0")
+    assert mbarrier(arrive.replace("@%p1 ", "") + wait) == []
+    with pytest.raises(DeadlockError, match=r"mbarrier\.try_wait"):
+        mbarrier(ALL_BUT_ONE + arrive + wait)
+    with pytest.raises(DeadlockError, match=r"barrier\.sync 2, 64"):
+        kinds(ALL_BUT_ONE + "@%p1 barrier.sync 2, 64;")
+
+
+def test_an_arrival_that_is_missing_where_nobody_waits_is_told_at_the_end():
+    for body, says in (
+        (INIT.replace("COUNT", "64") + ALL_BUT_ONE + "@%p1 mbarrier.arrive.shared.b64 _, [%r20];", "63 of 64 arrivals"),
+        (INIT.replace("COUNT", "65") + "mbarrier.arrive.shared.b64 _, [%r20];", "64 of 65 arrivals"),
+        (INIT.replace("COUNT", "1") + "@%p0 mbarrier.arrive.expect_tx.shared.b64 _, [%r20], 16;", "and 16 bytes out"),
+        (ALL_BUT_ONE + "@%p1 barrier.arrive 2, 64;", "63 of 64 threads have arrived at barrier 2"),
+        ("setp.lt.u32 %p1, %r30, 32; @%p1 bar.arrive 2, 64;", "32 of 64 threads have arrived at barrier 2"),
+    ):
+        found = run(HEAD + body, {}, block=64, shared=1024, static=64)
+        assert found.kinds == ["exit"] and says in found.findings[0].message, found.findings
+    gone = "mbarrier.arrive.shared.b64 _, [%r20]; bar.sync 1; @%p0 mbarrier.inval.shared.b64 [%r20];"
+    assert kinds(INIT.replace("COUNT", "65") + gone) == []
+
+
+def test_one_arrival_more_than_the_count_begins_the_next_phase():
+    """63 of 64 lanes end the phase, the last lane's arrival counts for another: whoever waits goes on too early."""
+    body = "mbarrier.arrive.shared.b64 _, [%r20];" + WAIT.replace("PHASE", "0")
+    found = run(HEAD + INIT.replace("COUNT", "63") + body, {}, block=64, shared=1024, static=64)
+    assert set(found.kinds) == {"protocol", "exit"}
+    assert "lanes of one arrive fall into two phases" in found.findings[0].message
+    # Lanes may arrive at barriers of their own, and at different phases of these.
+    own = "shl.b32 %r26, %r30, 3; add.u32 %r26, %r26, %r29; mbarrier.init.shared.b64 [%r26], 1;"
+    arrive = "mbarrier.arrive.shared.b64 _, [%r26];"
+    assert kinds(f"{own} bar.sync 0; @%p0 {arrive} {arrive}") == []
+
+
 def test_remote_arrivals():
     body = (
         CLUSTER

@@ -372,15 +372,16 @@ def test_narrow_formats(kind):
     field = 4 if kind == "e2m1" else 8
     finite = {c: v for c, v in codes.items() if math.isfinite(v)}
     most = max(finite.values())
+    positive = {c: Fraction(v) for c, v in finite.items() if c >> bits - 1 == 0}
 
     def narrow(x, relu=False):
         sign, size = unpack(x, "f32")
         if size == NAN:
-            return 0x7F if bits == 8 else max(c for c in finite if c >> bits - 1 == 0)
+            return 0x7F if bits == 8 else max(positive)
         if relu and sign:
             sign, size = 0, Fraction(0)
         exact = Fraction(most) if size == INF or size > most else size
-        best = min((c for c in finite if c >> bits - 1 == 0), key=lambda c: (abs(Fraction(finite[c]) - exact), c & 1))
+        best = min(positive, key=lambda c: (abs(positive[c] - exact), c & 1))
         return best | sign << bits - 1
 
     steps = tuple(

@@ -13,6 +13,7 @@ import pytest
 from layoutgemm.atoms.tma_rules import TensorMap
 from layoutgemm.dtypes import dtype
 from layoutgemm.emulator import host
+from layoutgemm.emulator.arguments import Packed
 from layoutgemm.emulator.host import HostFunction, HostParameter, read_header
 from layoutgemm.emulator.memory import GlobalMemory
 from layoutgemm.emulator.tensor_map import decode
@@ -98,6 +99,26 @@ def test_descriptors_are_aligned_as_c_aligns_them() -> None:
     (content,) = host._packed(parameter, a, arrays)
     assert np.frombuffer(content[8:24], np.int32).tolist() == [2, 3, 4, 0]
     assert np.frombuffer(content[24:], np.int64).tolist() == [12, 4]
+
+
+def test_a_descriptor_of_packed_elements_counts_elements() -> None:
+    a = Packed(np.zeros((6, 32), np.uint8), "e2m1")
+    parameter = HostParameter("a", "tensor", shapes=(2, "int32_t"), strides=(1, "int64_t"))
+    arrays = host.Arrays([("a", host.array_of(a))])  # type: ignore[list-item]
+    (content,) = host._packed(parameter, a, arrays)
+    assert content[:8] == START and np.frombuffer(content[8:16], np.int32).tolist() == [6, 64]
+    assert np.frombuffer(content[16:], np.int64).tolist() == [64]
+
+
+@pytest.mark.dsl
+def test_a_cute_tensor_of_four_bits() -> None:
+    cutlass = pytest.importorskip("cutlass")
+    from cutlass.cute.runtime import from_dlpack
+
+    cute = from_dlpack(np.zeros((8, 64), np.int8), assumed_align=16)
+    cute.element_type = cutlass.Float4E2M1FN
+    found = host.array_of(cute)
+    assert found is not None and (found.shape, found.bits, found.high - found.low) == ((8, 64), 4, 256)
 
 
 @pytest.mark.parametrize(

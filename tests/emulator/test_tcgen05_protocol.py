@@ -228,6 +228,22 @@ def test_columns_are_fresh_when_they_are_allocated_again():
     assert out[0] == 0xFFFFFFFF
 
 
+def test_what_an_earlier_allocation_wrote_is_no_accumulator():
+    """The same columns, given back and allocated anew: their words are nobody's, whatever was written before."""
+    again = """  setp.ge.u32 %stop, %lane, 32;
+      @%stop bra anew;
+      tcgen05.dealloc.cta_group::1.sync.aligned.b32 %base, 32;
+      mov.u32 %s, column;
+      tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%s], 32;
+    anew:
+      bar.sync 0;
+    """
+    here = "  or.b32 %w, %lane, %rank;\n"
+    text = BASE.text.replace(GIVE_UP, "").replace(here, again + here)
+    only(BASE.run(text), "uninitialised", "the accumulator at lane 0, column 480 of tensor memory was never written")
+    assert BASE.run(text.replace("setp.eq.u32 %add, 0, 0;", "setp.ne.u32 %add, 0, 0;")).findings == []
+
+
 def test_the_strict_switch_asks_for_waits_and_fences():
     ld_wait, st_wait = "  tcgen05.wait::ld.sync.aligned;\n", "  tcgen05.wait::st.sync.aligned;\n"
     assert broken(BASE, ld_wait, "").findings == [] and broken(BASE, st_wait, "").findings == []
@@ -237,6 +253,55 @@ def test_the_strict_switch_asks_for_waits_and_fences():
     fence = "  tcgen05.fence::after_thread_sync;\n"
     assert broken(BASE, fence, "").findings == []
     only(broken(BASE, fence, "", STRICT), "race", "nothing orders them")
+
+
+@pytest.mark.parametrize("which,what", ((0, "tcgen05.st"), (1, "tcgen05.ld")))
+def test_the_strict_switch_asks_for_the_fence_before_others_are_told(which, what):
+    """The first stands between the stores of four warps and the product, the second between loads and dealloc."""
+    fence = "  tcgen05.fence::before_thread_sync;\n"
+    parts = BASE.text.split(fence)
+    text = parts[0] + (fence if which else "") + parts[1] + ("" if which else fence) + parts[2]
+    assert BASE.run(text).findings == []
+    only(BASE.run(text, STRICT), "race", what)
+    # A warp's own accesses need none, whatever it takes over in between.
+    own = "  tcgen05.st.sync.aligned.32x32b.x1.b32 [%ta], %w;\n  tcgen05.wait::st.sync.aligned;\n"
+    again = "  tcgen05.fence::after_thread_sync;\n"
+    again += "  tcgen05.ld.sync.aligned.32x32b.x1.b32 %w, [%ta];\n  tcgen05.wait::ld.sync.aligned;\n"
+    kept = BASE.text.replace(fence, own + again + fence, 1)
+    assert BASE.run(kept, STRICT).findings == []
+
+
+def test_a_commit_contains_the_fence():
+    """Warp 0 stores, and warp 1 gives the columns back when it has been told."""
+    text = """
+      .reg .b32 %t, %s, %c; .reg .pred %p, %q;
+      mov.u32 %t, %tid.x; mov.u32 %s, smem; setp.ge.u32 %p, %t, 32; @%p bra other;
+      setp.eq.u32 %q, %t, 0;
+      @%q mbarrier.init.shared.b64 [%s+16], 1;
+      tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%s], 32;
+      bar.sync 0;
+      ld.shared.b32 %c, [%s];
+      tcgen05.st.sync.aligned.32x32b.x1.b32 [%c], %t;
+      tcgen05.wait::st.sync.aligned;
+      @%q TELL
+      bra done;
+    other:
+      bar.sync 0;
+      ld.shared.b32 %c, [%s];
+    wait:
+      mbarrier.try_wait.parity.shared::cta.b64 %q, [%s+16], 0;
+      @!%q bra wait;
+      tcgen05.fence::after_thread_sync;
+      tcgen05.dealloc.cta_group::1.sync.aligned.b32 %c, 32;
+    done:
+    """
+    for tell, found in (
+        ("tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%s+16];", []),
+        ("mbarrier.arrive.shared.b64 _, [%s+16];", ["race"]),
+    ):
+        told = text.replace("TELL", tell)
+        assert run(told, block=64, shared=64, target="sm_100a", policy=STRICT).kinds == found
+        assert run(told, block=64, shared=64, target="sm_100a").kinds == []
 
 
 @pytest.mark.parametrize(

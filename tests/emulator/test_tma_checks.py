@@ -222,7 +222,7 @@ def test_a_reduction_that_the_type_has_not() -> None:
         (GET.replace("[%r2];", "[%r2], %d0;"), "operands"),
         (STORE.format(rank=2).replace("tile", "tile::scatter4") + " [%map, {0, 0}], [%r1];", "scatter4"),
         ("cp.reduce.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%map, {0, 0}], [%r1];", "a reduction is"),
-        ("tensormap.replace.tile.rank.global.b1024.b32 [%map], 1;", "not emulated"),
+        ("tensormap.replace.tile.rank.global.b1024.b64 [%map], 1;", "not known"),
     ],
 )
 def test_what_is_not_known_is_an_error_at_load(text: str, message: str) -> None:

@@ -136,6 +136,8 @@ def copy(program: Program, ins: Instruction) -> Run:
         parts = parts_of(offsets, size)
         machine.touch(fiber, cta, granules(offsets, size), True, said(fiber, ins), one.event, parts=parts)
         machine.counts.bytes["global to shared"] += size * len(offsets)
+        if machine.banks is not None:
+            machine.banks.add(ins, "cp.async", size, offsets, lanes)
         if machine.policy.loads == "early":
             one.finish()
         groups_of(fiber, KIND).add(lanes, one, reads=False)

@@ -65,7 +65,7 @@ def _register_map(atom: CopyAtom, side: str) -> npt.NDArray[np.int64]:
 class Rows:
     """The rows in shared memory that a matrix copy touches.
 
-    lanes  those that supply an address, in the order of the rows
+    lanes  those that supply an address, in the order of the rows; mask: the same as bits
     place  element of the reference tile -> its place in the fetched rows, in elements
     bytes  of each row, those that the instruction looks at
     """
@@ -76,6 +76,7 @@ class Rows:
         side = self.atom.side_in("smem")
         self.address = program.address(operand)
         self.lanes = np.array(self.atom.address_threads(side))
+        self.mask = sum(1 << lane for lane in self.lanes.tolist())
         first = _elements(self.atom, side)[self.lanes]
         self.place = np.empty(first.size, dtype=np.int64)
         self.place[first.reshape(-1)] = np.arange(first.size)
@@ -100,7 +101,10 @@ class Rows:
                 _known.clear()
             found = _known[key] = self._rows(fiber, given)
         fiber.machine.touch(fiber, cta, found[1], write, said(fiber, self.ins))
-        fiber.machine.counts.bytes["shared write" if write else "shared read"] += self.bytes * len(found[0])
+        machine = fiber.machine
+        machine.counts.bytes["shared write" if write else "shared read"] += self.bytes * len(found[0])
+        if machine.banks is not None:
+            machine.banks.add(self.ins, self.ins.words[0], ROW_BYTES, found[0] * GRANULE, self.mask)
         return cta, found[0]
 
     def _rows(self, fiber: Fiber, given: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int64], int]:

@@ -148,6 +148,8 @@ def fetch(fiber: Fiber, form: Form, addresses: npt.NDArray[Any], lanes: int, ins
         machine.problem("uninitialised", f"{ins.opcode} reads shared offset {fresh:#x}, never written", fiber)
     machine.touch(fiber, cta, granules(offsets, size), False, said(fiber, ins), parts=parts_of(offsets, size))
     machine.counts.bytes["shared read"] += size * lanes.bit_count()
+    if machine.banks is not None and cta is fiber.cta:
+        machine.banks.add(ins, "ld.shared", size, offsets, lanes)
     if form.acquire:
         _acquire(fiber, offsets + (cta.rank << RANK_SHIFT))
     return cta.shared.read(offsets, size)
@@ -217,6 +219,8 @@ def store(program: Program, ins: Instruction) -> Run:
         machine.counts.bytes["shared write"] += raw.size
         if cta is not fiber.cta:
             cta.remote.append((fiber.epoch, f"{ins.opcode} at {ins.where} by {fiber.describe()}"))
+        elif machine.banks is not None:
+            machine.banks.add(ins, "st.shared", size, offsets, lanes)
         if form.release:
             _release(fiber, offsets + (cta.rank << RANK_SHIFT))
         cta.shared.write(offsets, raw)
@@ -325,6 +329,8 @@ def atomic(program: Program, ins: Instruction) -> Run:
         else:
             cta.shared.check(offsets, total, ins.opcode)
             machine.touch(fiber, cta, granules(offsets, total), True, said(fiber, ins), parts=parts_of(offsets, total))
+            if machine.banks is not None and cta is fiber.cta:
+                machine.banks.add(ins, "st.shared", total, offsets, lanes)
         if form.release:
             _release(fiber, offsets)
         if form.acquire:

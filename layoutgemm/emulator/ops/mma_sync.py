@@ -27,9 +27,11 @@ from ...atoms.mma_sync import BIT_OPS, mma_sync
 from ...errors import PtxError
 from ..codegen import number
 from ..machine import Fiber
-from ..program import Program, Run
+from ..program import Program
+from ..program import Run as Operation
 from ..ptx import Instruction
 from ..values import LANES
+from .mma_runs import Run, instructions_in_a_row
 from .registry import operation
 
 Array = npt.NDArray[Any]
@@ -205,25 +207,33 @@ def multiply(atom: MmaAtom) -> Callable[[Array, Array, Array], Array]:
 
         return bits
     if target.name == "i32":
+        finish = finisher(atom)
+        return lambda a, b, c: finish(np.dot(a, b), c)
+    finish = finisher(atom)
+    if atom.threads == LANES and atom.scale is None and target.name == "f32":
+        return lambda a, b, c: np.dot(a, b) + c
+    return lambda a, b, c: finish(a @ b, c)
+
+
+def finisher(atom: MmaAtom) -> Callable[[Array, Array], Array]:
+    """(A B, C) -> D in the accumulator's type, of products that are not of single bits."""
+    target = atom.dtype_of("D")
+    if target.name == "i32":
         clamp = ".satfinite" in atom.ptx
 
-        def integers(a: Array, b: Array, c: Array) -> Array:
+        def integers(product: Array, c: Array) -> Array:
             # At most 64 products below 2**16: exact in float32.
-            total = np.dot(a, b).astype(np.int64) + c
+            total = product.astype(np.int64) + c
             return (np.clip(total, -(1 << 31), (1 << 31) - 1) if clamp else total).astype(np.int32)
 
         return integers
-    if target.name == "f16":
-
-        def half(a: Array, b: Array, c: Array) -> Array:
-            with np.errstate(over="ignore", invalid="ignore"):
-                return (a @ b + c).astype(np.float16)
-
-        return half
-    if atom.threads == LANES and atom.scale is None:
-        return lambda a, b, c: np.dot(a, b) + c
     accumulator = np.dtype(f"f{target.bytes}")
-    return lambda a, b, c: (a @ b + c).astype(accumulator)
+
+    def floats(product: Array, c: Array) -> Array:
+        with np.errstate(over="ignore", invalid="ignore"):
+            return (product + c).astype(accumulator, copy=False)
+
+    return floats
 
 
 def _places(program: Program, ins: Instruction, position: int, count: int) -> Places:
@@ -244,7 +254,7 @@ def _places(program: Program, ins: Instruction, position: int, count: int) -> Pl
 
 
 @operation("mma")
-def product(program: Program, ins: Instruction) -> Run:
+def product(program: Program, ins: Instruction) -> Operation:
     """mma.sync: D = A B + C of one warp, block-scaled or not."""
     atom = atom_of(ins)
     maps = fragments(atom)
@@ -258,16 +268,40 @@ def product(program: Program, ins: Instruction) -> Run:
     gather_a, gather_b, gather_c, scatter = maps["A"].gather, maps["B"].gather, maps["C"].gather, maps["D"].scatter
     from_a, from_b, from_c, to = places["A"], places["B"], places["C"], places["D"]
     scales = None if atom.scale is None else _scales(program, ins, atom)
+    joins = atom.scale is None and atom.threads == LANES and atom.a_dtype.bits > 1 and ins.predicate is None
+    together: list[Run | None] = []
 
-    def go(fiber: Fiber) -> None:
+    def go(fiber: Fiber) -> int | None:
         if fiber.lanes != fiber.warp.alive:
             fiber.whole()
+        if joins:
+            if not together:
+                together.append(_run_from(program, ins, atom))
+            if together[0] is not None:
+                start, end = fiber.warp.scratch.get("mma.sync one by one", (0, 0))
+                if not start < ins.pc < end and (after := together[0].go(fiber)) is not None:
+                    return after
         a, b = gather_a(fiber, from_a), gather_b(fiber, from_b)
         if scales is not None:
             a, b = scales(fiber, a, b)
         scatter(fiber, to, times(a, b, gather_c(fiber, from_c)))
+        return None
 
     return go
+
+
+def _run_from(program: Program, first: Instruction, atom: MmaAtom) -> Run | None:
+    """The products in a row from this one on, or None where that is no gain."""
+    maps = fragments(atom)
+    row = instructions_in_a_row(program, first)
+    places = []
+    for ins in row:
+        each = {name: _places(program, ins, n, maps[name].registers) for n, name in enumerate("DABC")}
+        if any(not isinstance(place, int) for registers in each.values() for place in registers):
+            return None
+        places.append(each)
+    found = Run(program, first, len(row), places, maps, finisher(atom))
+    return found if found.worth else None
 
 
 def _scales(program: Program, ins: Instruction, atom: MmaAtom) -> Callable[[Fiber, Array, Array], tuple[Array, Array]]:
@@ -309,6 +343,6 @@ def _providers(atom: MmaAtom, operand: str, byte_id: int, thread_id: int) -> Arr
 
 
 @operation("mma.sp", "mma.sp::ordered_metadata", "wmma")
-def left_out(program: Program, ins: Instruction) -> Run:
+def left_out(program: Program, ins: Instruction) -> Operation:
     """Sparse products and wmma are refused: no kernel of the DSL's dense examples has them."""
     raise PtxError(f"{ins.words[0]}{'.' + ins.words[1] if ins.words[0] == 'mma' else ''} is left out of the emulator")

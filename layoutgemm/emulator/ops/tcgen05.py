@@ -5,7 +5,11 @@ PTX ISA, "TensorCore 5th Generation Family Instructions". No device with tensor 
 
 Policy `tensor_strict`, off by default: official kernels leave out tcgen05.wait and tcgen05.fence in places where PTX
 asks for them and the hardware does without. With it, what tcgen05.ld loads may be used, and what ld and st did is
-ordered, after tcgen05.wait::ld and ::st only, and a thread sees what others did after fence::after_thread_sync only.
+ordered, after tcgen05.wait::ld and ::st only; a thread hands what it loaded or stored to others with
+fence::before_thread_sync only, and sees what others did after fence::after_thread_sync only (PTX ISA, "Memory
+Consistency Model for 5th generation of TensorCore operations", "Canonical synchronization patterns"; tcgen05.commit has
+the first of the two fences in it). Left out: that by the two fences alone, without a commit, products of one thread are
+before those of another in the tensor cores' pipeline.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from .barrier import mbarrier_at
 from .memory import place, said
 from .registry import known, operation
 from .tensor_memory import STRIP, coordinate, engine_of, group_of, tensor_of, touch
-from .tensor_waits import settle
+from .tensor_waits import hand_on, settle, take_over
 
 GROUPS = ("cta_group::1", "cta_group::2")
 
@@ -154,6 +158,7 @@ def commit(program: Program, ins: Instruction) -> Run:
         cluster, machine, engine = fiber.cta.cluster, fiber.machine, engine_of(fiber)
         ledger, text = cluster.ledger, said(fiber, ins)()
         handed = ledger.knowledge()
+        hand_on(fiber)
         ledger.release(fiber, handed)
         handed.merge(engine.issued)
         event = ledger.event(True, lambda: text)
@@ -197,11 +202,11 @@ def fence(program: Program, ins: Instruction) -> Run:
     """
     if len(ins.words) != 2:
         raise ValueError("the fence has no further words")
-    after = ins.words[1] == "fence::after_thread_sync"
+    does = take_over if ins.words[1] == "fence::after_thread_sync" else hand_on
 
     def go(fiber: Fiber) -> None:
-        if after and fiber.machine.policy.tensor_strict:
-            fiber.warp.scratch["fenced tensor"] = fiber.cta.cluster.ledger.knowledge(fiber.knows)
+        if fiber.machine.policy.tensor_strict:
+            does(fiber)
 
     return go
 
@@ -221,5 +226,7 @@ def wait(program: Program, ins: Instruction) -> Run:
 
 @operation("tcgen05.shift")
 def shift(program: Program, ins: Instruction) -> Run:
-    """tcgen05.shift: refused. PTX does not say what the last row receives."""
-    raise ValueError("tcgen05.shift is left out: PTX does not say what the last row receives")
+    """tcgen05.shift: refused. PTX says that rows move down by one, all but the last, of a shape 31x256b: not whether
+    row i goes to lane i + 1 or i - 1, whether that is within 32 lanes or all, nor what the row at the edge holds then.
+    """
+    raise ValueError("tcgen05.shift is left out: PTX does not say which lane a row goes to, nor what the edge holds")

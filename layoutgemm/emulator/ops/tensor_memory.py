@@ -28,6 +28,7 @@ from ..memory import POISON
 from ..order import Event, Knowledge, Shadow
 from ..ptx import Instruction
 from .operands import bits_of
+from .tensor_waits import fenced_knowledge
 
 STRIP = 16  # lanes that the race checker keeps apart
 Indices = npt.NDArray[np.int64]
@@ -277,11 +278,8 @@ def touch(
     """
     knows = fiber.knows
     if fiber.machine.policy.tensor_strict:
-        fenced = fiber.warp.scratch.get("fenced tensor")
-        if fenced is None:
-            fenced = fiber.warp.scratch["fenced tensor"] = fiber.cta.cluster.ledger.knowledge()
-        fenced.seen |= fiber.knows.own
-        knows = fenced
+        knows = fenced_knowledge(fiber)
+        knows.seen |= fiber.knows.own
     race = tensor_of(cta).shadow.access(places, write, event or fiber.epoch, knows, False, what, fiber.epoch)
     if race is not None:
         fiber.machine.problem("race", race, fiber)

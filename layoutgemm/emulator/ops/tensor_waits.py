@@ -1,11 +1,16 @@
-"""What tcgen05.ld and tcgen05.st have not completed yet, under the policy's `tensor_strict`."""
+"""What tcgen05.ld and tcgen05.st have not completed, and what no fence has handed on, under `tensor_strict`.
+
+A load or store is an event of its own. tcgen05.wait::ld or ::st tells the warp that it has happened, for what the warp
+itself does with tensor memory; tcgen05.fence::before_thread_sync puts it among what the warp hands to others when it
+arrives at a barrier. tcgen05.commit contains that fence.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from ..machine import Fiber
-from ..order import Event
+from ..order import Event, Knowledge
 from ..ptx import Instruction
 from .held import Held
 
@@ -32,13 +37,39 @@ def begin(fiber: Fiber, way: str, ins: Instruction) -> Event | None:
 
 def settle(fiber: Fiber, way: str) -> None:
     """The warp knows that its loads or stores have completed, and loaded registers have their values."""
-    ledger = fiber.cta.cluster.ledger
-    for event in fiber.warp.scratch.pop(f"tensor {way}", ()):
-        ledger.learn(fiber.knows, event)
-        if "fenced tensor" in fiber.warp.scratch:
-            ledger.learn(fiber.warp.scratch["fenced tensor"], event)
-    if way == "ld" and fiber.machine.policy.tensor_strict:
+    ledger, scratch = fiber.cta.cluster.ledger, fiber.warp.scratch
+    waited = scratch.pop(f"tensor {way}", [])
+    if not fiber.machine.policy.tensor_strict:
+        return
+    fenced = fenced_knowledge(fiber)
+    for event in waited:
+        ledger.learn(fenced, event)
+    scratch.setdefault("tensor waited", []).extend(waited)
+    if way == "ld":
         for register, value in enumerate(fiber.registers):
             if type(value) is Loading:
                 fiber.registers[register] = value.value
                 fiber.written |= 1 << register
+
+
+def hand_on(fiber: Fiber) -> None:
+    """tcgen05.fence::before_thread_sync: loads and stores that were waited for go with what the warp releases."""
+    for event in fiber.warp.scratch.pop("tensor waited", ()):
+        fiber.cta.cluster.ledger.learn(fiber.knows, event)
+
+
+def take_over(fiber: Fiber) -> None:
+    """tcgen05.fence::after_thread_sync: what the warp has acquired counts for tensor memory."""
+    ledger, scratch = fiber.cta.cluster.ledger, fiber.warp.scratch
+    fenced = scratch["tensor fenced"] = ledger.knowledge(fiber.knows)
+    for event in scratch.get("tensor waited", ()):
+        ledger.learn(fenced, event)
+
+
+def fenced_knowledge(fiber: Fiber) -> Knowledge:
+    """What the warp knows when it touches tensor memory: its own doing, and what it had at its last fence."""
+    scratch = fiber.warp.scratch
+    if "tensor fenced" not in scratch:
+        scratch["tensor fenced"] = fiber.cta.cluster.ledger.knowledge()
+    found: Knowledge = scratch["tensor fenced"]
+    return found

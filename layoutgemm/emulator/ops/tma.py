@@ -31,6 +31,7 @@ from . import bulk_groups
 from .barrier import Mbarrier, barriers_of, mbarrier_at
 from .memory import block_of, said
 from .registry import operation
+from .tensormap import check_use
 
 PERIOD = 1024  # bytes after which every swizzle repeats
 MASK_BITS = 16  # of a multicast's block mask
@@ -153,6 +154,7 @@ def _box_at(fiber: Fiber, address: int) -> Box:
     elif address >= SHARED_WINDOW:
         raise EmulatorError(f"a tensor map at {address:#x}, in shared memory: it is in parameters or global memory")
     else:
+        check_use(fiber, address)
         buffer, offset = launch.memory.find(address, BYTES)
         content = buffer.data[offset : offset + BYTES].tobytes()
     if len(content) != BYTES:
@@ -470,9 +472,3 @@ def tensor_prefetch(program: Program, ins: Instruction) -> Run:
             fiber.machine.counts.bytes["prefetched to L2"] += box.bytes * times
 
     return go
-
-
-@operation("tensormap")
-def tensormap_change(program: Program, ins: Instruction) -> Run:
-    """tensormap.replace, tensormap.cp_fenceproxy: tensor maps that kernels change."""
-    raise ValueError("tensor maps that a kernel changes are not emulated: encode them on the host")
