@@ -32,6 +32,7 @@ from .memory import RANK_SHIFT, GlobalMemory, SharedMemory
 from .order import NO_PARTS, Event, Knowledge, Ledger, Parts, Shadow
 from .program import Operation, Program
 from .ptx import Instruction
+from .trace import Trace
 from .values import FULL, LANE, LANES, bool_of, mask_of, select64
 
 BLOCKED, GONE = -1, -2
@@ -237,7 +238,8 @@ class Cluster:
 class Machine:
     """Runs a program's launch, one cluster after the other.
 
-    After `run`, `findings` and `counts` tell what happened; results are in the launch's memory.
+    After `run`, `findings` and `counts` tell what happened; results are in the launch's memory. A `trace` that is given
+    keeps every access.
     """
 
     COMPACT = 1 << 12  # events after which the order checker forgets
@@ -248,8 +250,9 @@ class Machine:
         launch: Launch,
         policy: Policy | None = None,
         progress: Callable[[int, int], None] | None = None,
+        trace: Trace | None = None,
     ) -> None:
-        self.program, self.launch = program, launch
+        self.program, self.launch, self.trace = program, launch, trace
         self.policy = Policy() if policy is None else policy
         self.progress = progress
         self.random = random.Random(self.policy.seed)
@@ -365,6 +368,9 @@ class Machine:
         parts  granule -> the bytes of it, as a bit set, where it is not all of them
         """
         event = event or fiber.epoch
+        if self.trace is not None:
+            memory = ("shared", cta.coordinate)
+            self.trace.access(fiber, memory, places, write, event, fiber.knows, asynchronous, parts)
         race = cta.shadow.access(places, write, event, fiber.knows, asynchronous, what, fiber.epoch, parts)
         if race is not None:
             self.problem("race", race, fiber)
@@ -376,7 +382,7 @@ class Machine:
     def _run_cluster(self, cluster: Cluster) -> None:
         compact_at = cluster.ledger.next + self.COMPACT
         while True:
-            if cluster.ledger.next > compact_at:
+            if cluster.ledger.next > compact_at and self.trace is None:
                 cluster.ledger.compact(cluster.fibers, self._asked(cluster))
                 compact_at = cluster.ledger.next + self.COMPACT
             if not cluster.ready:
@@ -516,6 +522,8 @@ class Machine:
     def exit(self, fiber: Fiber) -> int:
         """End the fiber's lanes. Returns GONE."""
         cta, cluster = fiber.cta, fiber.cta.cluster
+        if self.trace is not None:
+            self.trace.ended(fiber)
         cluster.ledger.release(fiber, cta.exit_knows)
         fiber.warp.alive &= ~fiber.lanes
         count = fiber.lanes.bit_count()

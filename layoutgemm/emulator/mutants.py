@@ -50,6 +50,21 @@ class Mutant:
     def __str__(self) -> str:
         return f"{self.kind}: {self.change}, {self.place}"
 
+    def name(self, kernel: Kernel) -> str:
+        """What says which mutant it is as long as the compiler emits the same instructions, wherever their lines are:
+        the opcode, how many-th of that opcode, and the change.
+        """
+        if not self.edits:
+            return f"{self.place}: {self.change}"
+        ins = kernel.instructions[self.edits[0][0]]
+        number = sum(1 for other in kernel.instructions[: ins.pc] if other.opcode == ins.opcode)
+        return f"{ins.opcode} #{number}: {self.change}"
+
+    def origins(self, kernel: Kernel) -> list[int]:
+        """For each pc of the changed kernel, the pc that it stands for in this one."""
+        edits = dict(self.edits)
+        return [ins.pc for ins in kernel.instructions for _ in edits.get(ins.pc, (ins,))]
+
     def kernel(self, kernel: Kernel) -> Kernel:
         """The kernel with the change in it."""
         return edited(kernel, dict(self.edits)) if self.edits else kernel
@@ -298,6 +313,8 @@ def _others(kernel: Kernel, ins: Instruction) -> Iterator[Mutant]:
             yield with_operands("count", f"of threads {by:+d}", renumbered(1, int(operands[1].text) + by))
     elif op.startswith(("stmatrix", "st.shared.v")) and len(operands[1].parts) > 1:
         parts = operands[1].parts
+        if parts[0].text == parts[1].text:
+            return
         swapped = operands[1]._replace(parts=(parts[1], parts[0], *parts[2:]))
         yield with_operands("registers", "the first two swapped", (operands[0], swapped))
 

@@ -261,6 +261,8 @@ def mbarrier_at(fiber: Fiber, address: int) -> Mbarrier:
     if found is None:
         raise EmulatorError(f"no mbarrier is initialised at {offset:#x} of CTA {cta.coordinate}")
     ledger = cta.cluster.ledger
+    if fiber.machine.trace is not None:
+        fiber.machine.trace.uses(fiber, cta, offset)
     if ledger.enabled and found.init is not fiber.epoch and not ledger.knows(fiber.knows, found.init):
         if not fiber.knows.inits & ledger.bit(found.init):
             fiber.machine.problem("race", f"the initialisation of the {found} is not ordered before this", fiber)
@@ -286,6 +288,8 @@ def mbarrier_init(program: Program, ins: Instruction) -> Run:
                 fiber.machine.problem("protocol", f"mbarrier.init of the {live[offset]}, which is live", fiber)
             live[offset] = Mbarrier(cta, offset, arrivals, fiber.epoch)
             cta.scratch["events"].append(fiber.epoch)
+            if fiber.machine.trace is not None:
+                fiber.machine.trace.initialised(fiber, offset)
             cta.shared.written[offset : offset + BARRIER_BYTES] = True
 
     return go

@@ -282,6 +282,9 @@ def touch(
             fenced = fiber.warp.scratch["fenced tensor"] = fiber.cta.cluster.ledger.knowledge()
         fenced.seen |= fiber.knows.own
         knows = fenced
+    if fiber.machine.trace is not None:
+        memory = ("tensor", cta.coordinate)
+        fiber.machine.trace.access(fiber, memory, places, write, event or fiber.epoch, knows, False)
     race = tensor_of(cta).shadow.access(places, write, event or fiber.epoch, knows, False, what, fiber.epoch)
     if race is not None:
         fiber.machine.problem("race", race, fiber)
