@@ -32,7 +32,6 @@ from .memory import RANK_SHIFT, GlobalMemory, SharedMemory
 from .order import NO_PARTS, Event, Knowledge, Ledger, Parts, Shadow
 from .program import Operation, Program
 from .ptx import Instruction
-from .trace import Trace
 from .values import FULL, LANE, LANES, bool_of, mask_of, select64
 
 BLOCKED, GONE = -1, -2
@@ -238,11 +237,11 @@ class Cluster:
 class Machine:
     """Runs a program's launch, one cluster after the other.
 
-    After `run`, `findings` and `counts` tell what happened; results are in the launch's memory. A `trace` that is given
-    keeps every access.
+    After `run`, `findings` and `counts` tell what happened; results are in the launch's memory.
     """
 
     COMPACT = 1 << 12  # events after which the order checker forgets
+    trace: Any = None  # keeps every access (`trace.py`)
 
     def __init__(
         self,
@@ -250,9 +249,8 @@ class Machine:
         launch: Launch,
         policy: Policy | None = None,
         progress: Callable[[int, int], None] | None = None,
-        trace: Trace | None = None,
     ) -> None:
-        self.program, self.launch, self.trace = program, launch, trace
+        self.program, self.launch = program, launch
         self.policy = Policy() if policy is None else policy
         self.progress = progress
         self.random = random.Random(self.policy.seed)
@@ -368,9 +366,6 @@ class Machine:
         parts  granule -> the bytes of it, as a bit set, where it is not all of them
         """
         event = event or fiber.epoch
-        if self.trace is not None:
-            memory = ("shared", cta.coordinate)
-            self.trace.access(fiber, memory, places, write, event, fiber.knows, asynchronous, parts)
         race = cta.shadow.access(places, write, event, fiber.knows, asynchronous, what, fiber.epoch, parts)
         if race is not None:
             self.problem("race", race, fiber)
@@ -382,7 +377,7 @@ class Machine:
     def _run_cluster(self, cluster: Cluster) -> None:
         compact_at = cluster.ledger.next + self.COMPACT
         while True:
-            if cluster.ledger.next > compact_at and self.trace is None:
+            if cluster.ledger.next > compact_at:
                 cluster.ledger.compact(cluster.fibers, self._asked(cluster))
                 compact_at = cluster.ledger.next + self.COMPACT
             if not cluster.ready:
@@ -522,8 +517,6 @@ class Machine:
     def exit(self, fiber: Fiber) -> int:
         """End the fiber's lanes. Returns GONE."""
         cta, cluster = fiber.cta, fiber.cta.cluster
-        if self.trace is not None:
-            self.trace.ended(fiber)
         cluster.ledger.release(fiber, cta.exit_knows)
         fiber.warp.alive &= ~fiber.lanes
         count = fiber.lanes.bit_count()

@@ -23,7 +23,7 @@ from .mutants import Mutant
 from .ops import build
 from .program import Program
 from .ptx import Instruction, Kernel
-from .trace import Trace
+from .trace import Trace, Traced
 
 # A mutant may take more steps than the kernel, up to this factor and number; then it counts as one that never ends.
 FACTOR, SLACK = 4, 20_000
@@ -96,7 +96,8 @@ def verdict(
     try:
         if mutant is not None:
             kernel, launch = mutant.kernel(kernel), mutant.launch(launch)
-        machine = Machine(Program(kernel, build), launch, policy, trace=trace)
+        program = Program(kernel, build)
+        machine = Machine(program, launch, policy) if trace is None else Traced(program, launch, policy, trace)
         counts = machine.counts
         machine.run()
     except DeadlockError as error:

@@ -33,12 +33,14 @@ class Event:
 
     describe  a function that says what it is, for reports
     engine    for operations of one engine that runs them in their order: equal engines never race
+    issued    what had happened before its issue (`Knowledge.past`), or None
     """
 
-    __slots__ = ("asynchronous", "describe", "engine", "id")
+    __slots__ = ("asynchronous", "describe", "engine", "id", "issued")
 
     def __init__(self, number: int, asynchronous: bool, describe: Callable[[], str], engine: Any = None) -> None:
         self.id, self.asynchronous, self.describe, self.engine = number, asynchronous, describe, engine
+        self.issued: Knowledge | None = None
 
 
 class Knowledge:
@@ -50,12 +52,14 @@ class Knowledge:
     own      epochs of the fiber itself, and its own asynchronous generic writes
     open     asynchronous generic writes that completed on a barrier: no thread can fence them before it knows of them,
              so that a proxy fence of any that does counts
+    past     events beside those seen that came before in time, though nothing orders their accesses: what the issuer
+             of a copy knew that has completed on a barrier
     """
 
-    __slots__ = ("__weakref__", "inits", "open", "own", "proxied", "seen")
+    __slots__ = ("__weakref__", "inits", "open", "own", "past", "proxied", "seen")
 
     def __init__(self) -> None:
-        self.seen = self.proxied = self.inits = self.own = self.open = 0
+        self.seen = self.proxied = self.inits = self.own = self.open = self.past = 0
 
     def merge(self, other: Knowledge) -> None:
         """Learn what another knows."""
@@ -63,6 +67,7 @@ class Knowledge:
         self.proxied |= other.proxied
         self.inits |= other.inits
         self.open |= other.open
+        self.past |= other.past
 
 
 class Record:
@@ -134,16 +139,21 @@ class Ledger:
         self.knowledges: WeakSet[Knowledge] = WeakSet()
         self.shadows: list[Shadow] = []
 
-    def event(self, asynchronous: bool, describe: Callable[[], str], engine: Any = None) -> Event:
-        """A new event that nobody knows yet."""
+    def event(self, asynchronous: bool, describe: Callable[[], str], engine: Any = None, by: Any = None) -> Event:
+        """A new event that nobody knows yet; `by`: the fiber whose operation it is, where it ends on an mbarrier."""
         self.next += 1
-        return Event(self.next, asynchronous, describe, engine)
+        out = Event(self.next, asynchronous, describe, engine)
+        if by is not None:
+            out.issued = self.knowledge()
+            out.issued.past = by.knows.seen | by.knows.past
+        return out
 
     def knowledge(self, of: Knowledge | None = None) -> Knowledge:
         """An empty set, or a copy of one."""
         out = Knowledge()
         if of is not None:
             out.seen, out.proxied, out.inits, out.own, out.open = of.seen, of.proxied, of.inits, of.own, of.open
+            out.past = of.past
         self.knowledges.add(out)
         return out
 
@@ -163,6 +173,8 @@ class Ledger:
             knowledge.proxied |= bit
         else:
             knowledge.own |= bit
+        if event.issued is not None:
+            knowledge.past |= event.issued.past
 
     def learn_open(self, knowledge: Knowledge, event: Event) -> None:
         """Add a completed asynchronous operation to what a barrier knows."""
@@ -172,6 +184,8 @@ class Ledger:
             knowledge.proxied |= bit
         else:
             knowledge.open |= bit
+        if event.issued is not None:
+            knowledge.past |= event.issued.past
 
     # ------------------------------------------------------------ what fibers do
 
@@ -190,6 +204,7 @@ class Ledger:
     def release_inits(self, fiber: Any, into: Knowledge) -> None:
         """Hand on the initialised mbarriers alone: a relaxed arrive."""
         into.inits |= fiber.knows.inits
+        into.past |= fiber.knows.past | fiber.knows.seen
 
     def acquire(self, fiber: Any, source: Knowledge) -> None:
         """Learn all that was handed to a barrier or completed with an operation."""
@@ -230,6 +245,7 @@ class Ledger:
                 knowledge.inits >>= shift
                 knowledge.own >>= shift
                 knowledge.open >>= shift
+                knowledge.past >>= shift
             self.base = base
 
     def prune(self, shadow: Shadow, fibers: Iterable[Any]) -> None:

@@ -13,7 +13,8 @@ by executing both and comparing what they touch and in which order (`trace.py`):
     other     other accesses, and the same bytes in memory at the end
     unreached no case executes the instruction: nothing is known
 
-The order of a kernel without races is the same in every schedule, so that one run of each shape says it for all.
+The order of a kernel without races is the same in every schedule, so that one run of each shape says it for all: what a
+barrier counts in another order in another schedule is reported (`ops/barrier.py`).
 `Explainer.partner` looks for the other instruction that makes a deletion redundant: without both the kernel is caught.
 """
 
@@ -32,6 +33,8 @@ from .trace import END, Difference, Trace, difference
 
 SAME, STRICTER, LOOSER, ENDS, OTHER, UNREACHED = KINDS = ("same", "stricter", "looser", "end", "other", "unreached")
 PROVEN = (SAME, STRICTER, ENDS)  # nothing can notice these, whatever the schedule
+# Kinds of mutants that leave every barrier alone, for which one schedule says all.
+PLAIN = ("descriptor", "instruction", "flag", "column", "coordinate", "matrix address", "shared address", "registers")
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class Explainer:
     """Runs mutants of a kernel, and says why they survive.
 
     cases   are run with a trace
-    others  are run for mutants whose survival those do not prove
+    others  are run for mutants whose survival those do not prove, and those that concern barriers
 
     Raises EmulatorError when the kernel itself fails a case.
     """
@@ -111,7 +114,7 @@ class Explainer:
                 one = replace(one, accesses=f"{run.case.name}: {one.accesses}")
             found.append(one)
         reason = self._judge(mutant, found)
-        if reason.kind not in PROVEN:
+        if reason.kind not in PROVEN or mutant.kind not in PLAIN:
             for case, limit in zip(self.others, self.limits, strict=True):
                 how, _ = verdict(self.kernel, case, mutant, limit)
                 if how:

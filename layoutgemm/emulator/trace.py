@@ -1,6 +1,6 @@
 """What a run touched and in which order: enough to say whether a change of a kernel changed anything.
 
-A `Trace` is handed to a `Machine`. It names each access to shared or tensor memory, each initialisation of an mbarrier
+`Traced` is a machine that keeps a `Trace`. It names each access to shared or tensor memory, each initialisation of an mbarrier
 and the end of each warp by who did it: the warp, the instruction, and how often that was executed before. So the
 accesses of two runs can be matched, whatever the order in which they were executed. For each it keeps which earlier
 ones were known to have happened (`order.py`): that relation is the same in every schedule of a kernel without races,
@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from .machine import Cta, Fiber, Launch, Machine, Policy, Triple
 from .order import NO_PARTS, Event, Knowledge, Parts
-
-if TYPE_CHECKING:
-    from .machine import Cta, Fiber, Triple
+from .program import Program
 
 END = -1  # stands for the end of a warp, among pcs
 KINDS = ("seen", "proxied", "inits")  # of `Knowledge`: what the order is made of
@@ -93,7 +92,8 @@ class Trace:
     def access(
         self,
         fiber: Fiber,
-        memory: tuple[Any, ...],
+        memory: str,
+        cta: Cta,
         places: int,
         write: bool,
         event: Event,
@@ -103,7 +103,7 @@ class Trace:
     ) -> None:
         """An access, when it is issued."""
         masks = tuple(sorted(parts.items())) if parts else ()
-        self._add(fiber, (memory, places, masks, write, asynchronous), event, knows)
+        self._add(fiber, ((memory, cta.coordinate), places, masks, write, asynchronous), event, knows)
 
     def initialised(self, fiber: Fiber, offset: int) -> None:
         """An mbarrier was initialised."""
@@ -142,6 +142,36 @@ class Trace:
         if event is not None:
             part.of_event[event.id] = part.of_event.get(event.id, 0) | 1 << number
             part.events |= 1 << event.id
+
+
+class Traced(Machine):
+    """A machine that keeps a trace, for which nothing is forgotten."""
+
+    COMPACT = 1 << 62
+
+    def __init__(self, program: Program, launch: Launch, policy: Policy | None, trace: Trace) -> None:
+        super().__init__(program, launch, policy)
+        self.trace: Trace = trace
+
+    def touch(
+        self,
+        fiber: Fiber,
+        cta: Cta,
+        places: int,
+        write: bool,
+        what: Callable[[], str],
+        event: Event | None = None,
+        asynchronous: bool = False,
+        parts: Parts = NO_PARTS,
+    ) -> None:
+        """Record an access to shared memory, and report what it races with."""
+        self.trace.access(fiber, "shared", cta, places, write, event or fiber.epoch, fiber.knows, asynchronous, parts)
+        super().touch(fiber, cta, places, write, what, event, asynchronous, parts)
+
+    def exit(self, fiber: Fiber) -> int:
+        """End the fiber's lanes."""
+        self.trace.ended(fiber)
+        return super().exit(fiber)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import struct
 import numpy as np
 import pytest
 
-from layoutgemm.emulator.machine import Launch, Machine, Policy
+from layoutgemm.emulator.machine import Launch, Policy
 from layoutgemm.emulator.memory import GlobalMemory
 from layoutgemm.emulator.mutants import Mutant, deletions, fields
 from layoutgemm.emulator.mutate import Case
@@ -16,7 +16,7 @@ from layoutgemm.emulator.ops import build
 from layoutgemm.emulator.program import Program
 from layoutgemm.emulator.ptx import Kernel, parse, read_instruction
 from layoutgemm.emulator.redundant import KINDS, Explainer, explained
-from layoutgemm.emulator.trace import Difference, Trace, difference
+from layoutgemm.emulator.trace import Difference, Trace, Traced, difference
 from layoutgemm.errors import EmulatorError
 
 from . import test_mutate
@@ -146,7 +146,9 @@ def test_other_orders_are_run_for_what_is_not_proven() -> None:
 
     watched = dataclasses.replace(case(1, Policy(seed=1)), check=check)
     explainer = Explainer(kernel, [case(1)], [watched])
-    for mutant, runs in ((deletion(kernel, "bar.sync 0"), 1), (inserted(kernel, "bar.sync 2", "st.shared"), 0)):
+    same = inserted(kernel, "bar.sync 2", "st.shared")
+    plain = dataclasses.replace(same, kind="registers")  # concerns no barrier
+    for mutant, runs in ((deletion(kernel, "bar.sync 0"), 1), (same, 1), (plain, 0)):
         seen.clear()
         assert not explainer.row(mutant).caught and len(seen) == runs
 
@@ -163,7 +165,7 @@ def test_the_order_is_the_same_in_every_schedule(n: int) -> None:
 
     def traced(policy: Policy, like: Trace | None = None) -> Trace:
         trace = Trace(like)
-        Machine(Program(kernel, build), test_mutate.case(n).launch(), policy, trace=trace).run()
+        Traced(Program(kernel, build), test_mutate.case(n).launch(), policy, trace).run()
         return trace
 
     first = traced(Policy())

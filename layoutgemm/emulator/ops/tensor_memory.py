@@ -283,8 +283,7 @@ def touch(
         fenced.seen |= fiber.knows.own
         knows = fenced
     if fiber.machine.trace is not None:
-        memory = ("tensor", cta.coordinate)
-        fiber.machine.trace.access(fiber, memory, places, write, event or fiber.epoch, knows, False)
+        fiber.machine.trace.access(fiber, "tensor", cta, places, write, event or fiber.epoch, knows, False)
     race = tensor_of(cta).shadow.access(places, write, event or fiber.epoch, knows, False, what, fiber.epoch)
     if race is not None:
         fiber.machine.problem("race", race, fiber)
