@@ -1,7 +1,7 @@
 """What a run touched and in which order: enough to say whether a change of a kernel changed anything.
 
-`Traced` is a machine that keeps a `Trace`. It names each access to shared or tensor memory, each initialisation of an mbarrier
-and the end of each warp by who did it: the warp, the instruction, and how often that was executed before. So the
+`Traced` is a machine that keeps a `Trace`: each access to shared or tensor memory, each initialisation of an mbarrier,
+and the end of each warp, by who did it: the warp, the instruction, and how often that was executed before. So the
 accesses of two runs can be matched, whatever the order in which they were executed. For each it keeps which earlier
 ones were known to have happened (`order.py`): that relation is the same in every schedule of a kernel without races,
 and is what its synchronising instructions are there for.

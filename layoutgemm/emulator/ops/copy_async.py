@@ -199,7 +199,8 @@ def arrive(program: Program, ins: Instruction) -> Run:
             for one in copies:
                 ledger.learn_open(handed, one.event)
 
-            def land(barrier: Any = barrier, copies: Any = copies, handed: Any = handed, count: int = count) -> None:
+            def land(barrier: Any = barrier, copies: Any = copies, handed: Any = handed, count: int = count,
+                     arrival: Any = arrival) -> None:  # fmt: skip
                 for one in copies:
                     one.finish()
                 barrier.knows.merge(handed)

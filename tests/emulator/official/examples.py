@@ -432,7 +432,8 @@ add(
         ),
         (128, 128, 128),
         4,
-        note="scales of blocks of 128",
+        # The scales of A are for whole blocks of 128 rows.
+        shapes_of((128, 128, 128), 4, align=16, tiles=(2, 1)),
     )
 )
 
