@@ -12,6 +12,7 @@ by executing both and comparing what they touch and in which order (`trace.py`):
     end       so, and it is only the end of a warp that comes after less
     other     other accesses, and the same bytes in memory at the end
     unreached no case executes the instruction: nothing is known
+    unseen    the instruction is there for what the emulator does not model: nothing is known either
 
 The order of a kernel without races is the same in every schedule, so that one run of each shape says it for all: what a
 barrier counts in another order in another schedule is reported (`ops/barrier.py`).
@@ -31,8 +32,17 @@ from .mutate import FACTOR, SLACK, Case, Row, Survey, verdict
 from .ptx import Kernel
 from .trace import END, Difference, Trace, difference
 
-SAME, STRICTER, LOOSER, ENDS, OTHER, UNREACHED = KINDS = ("same", "stricter", "looser", "end", "other", "unreached")
+KINDS = ("same", "stricter", "looser", "end", "other", "unreached", "unseen")
+SAME, STRICTER, LOOSER, ENDS, OTHER, UNREACHED, UNSEEN = KINDS
 PROVEN = (SAME, STRICTER, ENDS)  # nothing can notice these, whatever the schedule
+# Instructions whose deletion the emulator cannot notice, and why; where a field of the policy is named, if it is unset.
+BLIND = (
+    ("bar.warp.sync", "", "lanes of a warp are executed together"),
+    ("griddepcontrol", "", "one grid runs at a time"),
+    ("wgmma.fence", "register_strict", "registers are looked at with `Policy(register_strict=True)`"),
+    ("tcgen05.wait", "tensor_strict", "waits for tensor memory are looked at with `Policy(tensor_strict=True)`"),
+    ("tcgen05.fence", "tensor_strict", "fences of tensor memory are looked at with `Policy(tensor_strict=True)`"),
+)
 # Kinds of mutants that leave every barrier alone, for which one schedule says all.
 PLAIN = ("descriptor", "instruction", "flag", "column", "coordinate", "matrix address", "shared address", "registers")
 
@@ -124,6 +134,8 @@ class Explainer:
     def _judge(self, mutant: Mutant, found: list[Difference]) -> Reason:
         if mutant.edits and not any(self.executed[pc] for pc, _ in mutant.edits):
             return Reason(UNREACHED, "no case executes the instruction")
+        if mutant.kind == "deletion" and (why := self._blind(mutant)):
+            return Reason(UNSEEN, why)
         accesses = [one.accesses for one in found if one.accesses]
         if accesses:
             return Reason(OTHER, accesses[0])
@@ -139,6 +151,15 @@ class Explainer:
         if any(one.gained for one in found):
             return Reason(STRICTER, "the same accesses, ordered after more")
         return Reason(SAME, "every access touches the same bytes, after the same others")
+
+    def _blind(self, mutant: Mutant) -> str:
+        """Why the deletion cannot be noticed, or ""."""
+        opcode = self.kernel.instructions[mutant.edits[0][0]].opcode
+        policies = [case.policy for case in (*(run.case for run in self.runs), *self.others)]
+        for name, switch, why in BLIND:
+            if opcode.startswith(name) and not (switch and any(getattr(policy, switch) for policy in policies)):
+                return why
+        return ""
 
     def partner(self, mutant: Mutant, others: Iterable[Mutant]) -> Mutant | None:
         """The first of other mutants that survive alone, with which together this one is caught."""

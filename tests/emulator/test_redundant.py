@@ -129,6 +129,12 @@ def test_what_no_case_executes_is_not_called_harmless() -> None:
     assert kind(kernel, [test_mutate.case(1)], alone) == "unreached"
 
 
+def test_what_the_emulator_does_not_model_is_not_called_harmless() -> None:
+    kernel = inserted(words(), "bar.warp.sync -1", "ld.shared").kernel(words())
+    row = Explainer(kernel, [case(1)]).row(deletion(kernel, "bar.warp.sync"))
+    assert row.reason == "unseen: lanes of a warp are executed together"
+
+
 def test_what_the_check_lets_pass_shows_in_memory() -> None:
     kernel = words()
     lax = dataclasses.replace(case(1), check=lambda launch: None)
