@@ -11,6 +11,7 @@ by executing both and comparing what they touch and in which order (`trace.py`):
               writing, or it would be a race. A wait for something that is never used again
     end       so, and it is only the end of a warp that comes after less
     other     other accesses, and the same bytes in memory at the end
+    idle     the operand has the value that it is given in every case anyway: it always has, or a shape is missing
     unreached no case executes the instruction: nothing is known
     unseen    the instruction is there for what the emulator does not model: nothing is known either
 
@@ -27,13 +28,13 @@ from dataclasses import dataclass, replace
 from ..errors import EmulatorError
 from .findings import Counts
 from .machine import Launch
-from .mutants import Mutant
+from .mutants import SPARE, Mutant
 from .mutate import FACTOR, SLACK, Case, Row, Survey, verdict
 from .ptx import Kernel
 from .trace import END, Difference, Trace, difference
 
-KINDS = ("same", "stricter", "looser", "end", "other", "unreached", "unseen")
-SAME, STRICTER, LOOSER, ENDS, OTHER, UNREACHED, UNSEEN = KINDS
+KINDS = ("same", "stricter", "looser", "end", "other", "idle", "unreached", "unseen")
+SAME, STRICTER, LOOSER, ENDS, OTHER, IDLE, UNREACHED, UNSEEN = KINDS
 PROVEN = (SAME, STRICTER, ENDS)  # nothing can notice these, whatever the schedule
 # Instructions whose deletion the emulator cannot notice, and why; where a field of the policy is named, if it is unset.
 BLIND = (
@@ -150,6 +151,9 @@ class Explainer:
             return Reason(LOOSER, f"no longer in order, and never on the same bytes: {text}{more}")
         if any(one.gained for one in found):
             return Reason(STRICTER, "the same accesses, ordered after more")
+        made = [one.text for _, instead in mutant.edits for one in instead]
+        if any(text.startswith((f"mov.b32 {SPARE}", f"mov.b64 {SPARE}")) for text in made):
+            return Reason(IDLE, "the operand has this value in every case")
         return Reason(SAME, "every access touches the same bytes, after the same others")
 
     def _blind(self, mutant: Mutant) -> str:

@@ -181,6 +181,7 @@ def test_an_arrival_that_another_schedule_counts_for_another_phase():
         assert found.kinds == ["protocol"] and "counts this arrival for its phase 1" in found.findings[0].message
         # One warp's own arrivals come one after the other, and a wait or a barrier puts the other's after them.
         assert mbarrier(one + each * 3 + "END:", 32) == []
+    assert mbarrier(one + arrive + "END:", 31) == ["protocol"]  # the last lane's is chance, too
     second = "setp.lt.u32 %p1, %r30, 32; @%p1 bra A; WAIT bar.warp.sync -1; A: " + arrive
     assert mbarrier(second.replace("WAIT", WAIT.replace("PHASE", "0")), 32) == []
     assert mbarrier(second.replace("WAIT", ""), 32) == ["protocol"]

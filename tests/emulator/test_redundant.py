@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from layoutgemm.cli import main
 from layoutgemm.emulator.machine import Launch, Policy
 from layoutgemm.emulator.memory import GlobalMemory
-from layoutgemm.emulator.mutants import Mutant, deletions, fields
+from layoutgemm.emulator.mutants import Change, Mutant, changed, deletions, fields, sites
 from layoutgemm.emulator.mutate import Case
+from layoutgemm.emulator.mutate_api import mutate_ptx
 from layoutgemm.emulator.ops import build
 from layoutgemm.emulator.program import Program
 from layoutgemm.emulator.ptx import Kernel, parse, read_instruction
@@ -143,6 +147,17 @@ def test_what_the_check_lets_pass_shows_in_memory() -> None:
     assert "other bytes in memory" in Explainer(kernel, [lax]).row(other).reason
 
 
+def test_a_value_that_an_operand_has_anyway_is_no_proof() -> None:
+    kernel = test_mutate.kernel()
+    (ins,) = [ins for ins in kernel.instructions if ins.opcode.startswith("mbarrier.try_wait")]
+    (parity,) = [site for site in sites(ins) if site.kind == "parity"]
+    same, zero = (changed(kernel, ins, parity, Change("it", how, 0)) for how in ("xor", "mov"))
+    assert same is not None and zero is not None
+    assert kind(kernel, [test_mutate.case(1)], same) == "same"
+    assert kind(kernel, [test_mutate.case(1)], zero) == "idle"
+    assert Explainer(kernel, [test_mutate.case(1), test_mutate.case(2)]).row(zero).caught
+
+
 def test_other_orders_are_run_for_what_is_not_proven() -> None:
     kernel, seen = words(), []
 
@@ -190,3 +205,28 @@ def test_names_hold_when_lines_move() -> None:
     origins = mutant.origins(kernel)
     assert len(origins) == len(changed.instructions)
     assert [kernel.instructions[pc].line for pc in origins] == [ins.line for ins in changed.instructions]
+
+
+# From the outside -----------------------------------------------------------------------------------------------------
+
+
+def test_mutants_of_ptx_leave_the_arrays_as_they_were() -> None:
+    c = np.full(64, 7, np.uint32)
+    found = mutate_ptx(TEXT, block=64, smem=256, args=[c, 2])
+    assert (c == 7).all() and len(found.rows) == 5
+    assert [(row.mutant.name(words()), row.reason.split(":")[0]) for row in found.rows if not row.caught] == [
+        ("bar.sync #1: deleted", "end")
+    ]
+    assert len(mutate_ptx(TEXT, block=64, smem=256, args=[c, 2], count=2).rows) == 2
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "k.ptx").write_text(TEXT)
+    given = ["emulate", str(tmp_path / "k.ptx"), "--block", "64", "--smem", "256", "--arg", "u32:64=zeros", "--mutants"]
+    assert main([*given, "--arg", "u32=2"]) == 0
+    assert "a warp may end before it knows of ld.shared.b32 (PTX line 20)" in capsys.readouterr().out
+    assert main([*given, "--json", "--arg", "u32=1"]) == 1  # which bytes nobody else touches: nothing needs the barrier
+    said = json.loads(capsys.readouterr().out)
+    assert said["mutants"] == 5 and [one["reason"].split(":")[0] for one in said["survivors"]] == ["looser", "end"]
+    assert main([*given, "2", "--arg", "u32=2"]) == 0
+    assert "of     2 caught" in capsys.readouterr().out

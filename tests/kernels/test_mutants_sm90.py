@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from layoutgemm.emulator.machine import Launch, Policy
-from layoutgemm.emulator.mutants import deletions, fields
+from layoutgemm.emulator.mutants import alterations, deletions, fields
 from layoutgemm.emulator.mutate import Case, Row, sample, unreached
 from layoutgemm.emulator.ptx import Kernel
 from layoutgemm.emulator.redundant import PROVEN, Explainer
@@ -93,6 +93,8 @@ def test_a_sample_of_mutants_is_caught_or_changes_nothing(form: str) -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_all_mutants_are_caught_or_change_nothing(form: str) -> None:
     judge = explainer(form)
-    rows = [judge.row(mutant) for mutant in [*deletions(judge.kernel), *fields(judge.kernel)]]
+    launch = everything(form)[1][0].launch()
+    mutants = [*deletions(judge.kernel), *fields(judge.kernel), *alterations(judge.kernel, launch)]
+    rows = [judge.row(mutant) for mutant in mutants]
     assert unproven(rows) == []
     assert sum(not row.caught for row in rows) < len(rows) / 5

@@ -235,14 +235,16 @@ class Mbarrier:
     def arrive(self, count: int, by: Event, knows: Knowledge) -> str | None:
         """`count` arrivals by an event and who knows what; what is wrong with the phase that counts them, or None.
 
-        An arrival that does not come after all of the phase before may come before some of it, in another schedule.
+        An arrival that does not come after all of the phase before may come before some of it, in another schedule; so
+        may that of another lane in the same instruction.
         """
         if count > self.pending:
             raise EmulatorError(
                 f"{self} gets {count} arrivals where {self.pending} of {self.count} are pending: more than its count"
             )
         early = None
-        if not self._after(knows, self.ended):
+        alike = self.ended is not None and self.ledger.enabled and self.ended.past & self.ledger.bit(by)
+        if alike or not self._after(knows, self.ended):
             early = (
                 f"the {self} counts this arrival for its phase {self.phase}, and nothing orders it after the end of "
                 f"phase {self.phase - 1}, for which it counts in another schedule"

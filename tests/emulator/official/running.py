@@ -111,4 +111,5 @@ def cases(example: Example, orders: tuple[Policy, ...] = ORDERS, shapes: tuple[S
 def few(example: Example) -> tuple[Shape, ...]:
     """The shapes of an example that show wrong operands: the longest k, the most tiles, a ragged one."""
     shapes = example.shapes
-    return max(shapes, key=lambda shape: shape[2]), shapes[1], shapes[-2]
+    ragged = [shape for shape in shapes if shape[2] % example.tile[2]]
+    return max(shapes, key=lambda shape: shape[2]), shapes[1], (ragged or shapes)[-1]
