@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from ..atoms.tma_rules import MODES, TensorMap
 from ..errors import EmulatorError
@@ -373,7 +374,8 @@ def _maps(tmap: TensorMap) -> Iterator[tuple[str, Callable[[TensorMap], TensorMa
     def at(field: str, i: int, change: Callable[[int], int]) -> Callable[[TensorMap], TensorMap]:
         def changed(tmap: TensorMap) -> TensorMap:
             values = getattr(tmap, field)
-            return dataclasses.replace(tmap, **{field: (*values[:i], change(values[i]), *values[i + 1 :])})
+            instead: dict[str, Any] = {field: (*values[:i], change(values[i]), *values[i + 1 :])}
+            return dataclasses.replace(tmap, **instead)
 
         return changed
 
