@@ -23,8 +23,8 @@ NAME = re.compile(r"(?P<instruction>\S+) #(?P<number>\d+): (?P<change>.*)")
 # Reasons of `redundant.KINDS` that need an argument beside the comparison: (example, opcode, change) -> argument.
 WHY: dict[tuple[str, str, str], str] = {
     ("ampere_tensorop_f16_kkn", "bar.sync", "deleted"): (
-        "Each thread fills with zeros what it later copies itself: the same partition gives both, for every shape. Others "
-        "read it after the barrier that follows the wait for the copies."
+        "Each thread fills with zeros what it later copies itself: the same partition gives both, for every shape. "
+        "Others read it after the barrier that follows the wait for the copies."
     ),
 }
 PROVEN = ("same", "stricter", "end")
