@@ -16,6 +16,7 @@ import pytest
 from layoutgemm.emulator.machine import Launch, Policy
 from layoutgemm.emulator.mutants import alterations, deletions, fields
 from layoutgemm.emulator.mutate import Case, Row, sample, unreached
+from layoutgemm.emulator.mutate_api import mutate
 from layoutgemm.emulator.ptx import Kernel
 from layoutgemm.emulator.redundant import PROVEN, Explainer
 from layoutgemm.kernels.sm90_plan import Sm90Config, Sm90Plan
@@ -87,6 +88,19 @@ def test_a_sample_of_mutants_is_caught_or_changes_nothing(form: str) -> None:
     judge = explainer(form)
     rows = [judge.row(mutant) for mutant in sample([*deletions(judge.kernel), *fields(judge.kernel)], 16)]
     assert unproven(rows) == []
+
+
+def test_mutants_of_a_compiled_function() -> None:
+    from layoutgemm.kernels.emulated import linked
+
+    m, n, k = SIZES[1]
+    a, b, c = (np.zeros((rows, columns), np.uint16) for rows, columns in ((m, k), (n, k), (m, n)))
+    a += 0x3F80  # ones
+    b += 0x3F80
+    plan = Sm90Plan.derive(m, n, k, b="bf16:col", config=FORMS["pingpong"])
+    found = mutate(linked(plan), a, b, c, m, n, k, 1, k, k, n, 0, 0, 0, 1, count=12)
+    assert not c.any() and len(found.rows) == 12
+    assert sum(row.caught for row in found.rows) >= 6 and all(row.caught or row.reason for row in found.rows)
 
 
 @pytest.mark.slow
