@@ -151,7 +151,7 @@ def test_each_survivor_has_a_proof_or_an_argument() -> None:
     for name, one in survivors.read().items():
         assert name in EXAMPLES and one["survivors"]
         for group in one["survivors"]:
-            argued = (name, group["instruction"], group["change"]) in survivors.WHY
+            argued = (name, group["reason"], group["instruction"]) in survivors.WHY
             assert argued != (group["reason"] in survivors.PROVEN), (name, group)
 
 
