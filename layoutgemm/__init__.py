@@ -37,6 +37,7 @@ from .layouts import (
 if TYPE_CHECKING:
     from .atoms import smem_tile, wgmma
     from .emulator.api import emulate, emulate_ptx
+    from .emulator.mutate_api import mutate, mutate_ptx
     from .kernels import GemmConfig, GemmPlan, Operand
     from .layouts.facts import Facts
     from .layouts.generators import FactError
@@ -58,6 +59,8 @@ _LATER = {
     "dims": "layouts.symbolic",
     "emulate": "emulator.api",
     "emulate_ptx": "emulator.api",
+    "mutate": "emulator.mutate_api",
+    "mutate_ptx": "emulator.mutate_api",
     "prove": "layouts.prove",
     "smem_tile": "atoms",
     "wgmma": "atoms",
@@ -110,6 +113,8 @@ __all__ = [
     "dims",
     "emulate",
     "emulate_ptx",
+    "mutate",
+    "mutate_ptx",
     "parse",
     "prove",
     "smem_tile",

@@ -391,6 +391,20 @@ def emulate_ptx(
     >>> done.ok, x.tolist()
     (True, [0.0, 2.0, 4.0, 6.0])
     """
+    launch, memory = described(text, grid, block, cluster, smem, args, kernel)
+    return _run([launch], memory, policy, progress, Watch(banks, timeline))
+
+
+def described(
+    text: str | Path,
+    grid: int | Sequence[int],
+    block: int | Sequence[int] | None,
+    cluster: int | Sequence[int] | None,
+    smem: int,
+    args: Sequence[Any],
+    kernel: str | None,
+) -> tuple[HostLaunch, GlobalMemory]:
+    """The launch that the arguments of `emulate_ptx` describe, and the memory that holds its arrays."""
     if isinstance(text, Path) or ("\n" not in text and text.endswith(".ptx")):
         text = Path(text).read_text(encoding="utf-8")
     kernels = parse(text)
@@ -410,7 +424,7 @@ def emulate_ptx(
     block = block if block is not None else chosen.directives.get(".reqntid") or 32
     cluster = cluster if cluster is not None else chosen.directives.get(".reqnctapercluster") or 1
     launch = HostLaunch(chosen, _triple(grid), _triple(block), _triple(cluster), smem, bytes(parameters))
-    return _run([launch], arrays.memory, policy, progress, Watch(banks, timeline))
+    return launch, arrays.memory
 
 
 def _triple(value: int | Sequence[int]) -> tuple[int, int, int]:

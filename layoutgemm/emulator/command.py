@@ -17,6 +17,9 @@ from ..errors import EmulatorError
 from .api import TensorMapOf, emulate_ptx
 from .arguments import Packed
 from .launch import Policy
+from .mutate import on_terminal
+from .mutate_api import mutate_ptx
+from .redundant import PROVEN
 
 ARGUMENTS = """arguments, one --arg for each parameter of the kernel, in order:
   f32:128x64           an array of random values (standard normal, or small integers), passed by its address
@@ -52,6 +55,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--banks", action="store_true", help="count bank conflicts of shared memory by instruction")
     parser.add_argument("--timeline", action="store_true", help="draw what each warp and engine did, a row each")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--mutants", nargs="?", type=int, const=0, metavar="N",
+        help="run kernels with one thing wrong, at most N, and list those that nothing shows; status 1 where one is "
+        "left without a proof that it changes nothing",
+    )  # fmt: skip
     parser.set_defaults(run=run)
 
 
@@ -60,6 +68,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         rng = np.random.default_rng(args.seed)
         values = [argument(text, rng) for text in args.arg]
+        if args.mutants is not None:
+            return _mutants(args, values)
         policy = POLICIES.get(args.order) or Policy(pick="random", seed=int(args.order))
         done = emulate_ptx(
             args.file, grid=args.grid, block=args.block, cluster=args.cluster, smem=args.smem, args=values,
@@ -82,6 +92,21 @@ def run(args: argparse.Namespace) -> int:
         drawn = [launch.timeline.text() for launch in done.launches if launch.timeline is not None]
         print("\n".join([*drawn, done.report()]))
     return 0 if done.ok else 1
+
+
+def _mutants(args: argparse.Namespace, values: list[Any]) -> int:
+    """Run mutants instead of the kernel alone, and print the table."""
+    done = mutate_ptx(
+        args.file, grid=args.grid, block=args.block, cluster=args.cluster, smem=args.smem, args=values,
+        kernel=args.kernel, count=args.mutants or None, progress=on_terminal if sys.stderr.isatty() else None,
+    )  # fmt: skip
+    left = [row for row in done.rows if not row.caught]
+    if args.json:
+        rows = [{"mutant": str(row.mutant), "reason": row.reason} for row in left]
+        print(json.dumps({"mutants": len(done.rows), "survivors": rows}))
+    else:
+        print(done.table())
+    return int(any(row.reason.partition(":")[0] not in PROVEN for row in left))
 
 
 def argument(text: str, rng: np.random.Generator) -> Any:

@@ -198,6 +198,7 @@ class Machine:
 
     COMPACT = 1 << 12  # events after which the order checker forgets
     EVERY, LOOK = 1.0, 64  # seconds between reports of progress, and operations between looks at the clock
+    trace: Any = None  # keeps every access (`trace.py`)
 
     def __init__(
         self,

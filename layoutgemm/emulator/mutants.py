@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from ..atoms.tma_rules import MODES, TensorMap
 from ..errors import EmulatorError
@@ -49,6 +50,21 @@ class Mutant:
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.change}, {self.place}"
+
+    def name(self, kernel: Kernel) -> str:
+        """What says which mutant it is as long as the compiler emits the same instructions, wherever their lines are:
+        the opcode, how many-th of that opcode, and the change.
+        """
+        if not self.edits:
+            return f"{self.place}: {self.change}"
+        ins = kernel.instructions[self.edits[0][0]]
+        number = sum(1 for other in kernel.instructions[: ins.pc] if other.opcode == ins.opcode)
+        return f"{ins.opcode} #{number}: {self.change}"
+
+    def origins(self, kernel: Kernel) -> list[int]:
+        """For each pc of the changed kernel, the pc that it stands for in this one."""
+        edits = dict(self.edits)
+        return [ins.pc for ins in kernel.instructions for _ in edits.get(ins.pc, (ins,))]
 
     def kernel(self, kernel: Kernel) -> Kernel:
         """The kernel with the change in it."""
@@ -298,6 +314,8 @@ def _others(kernel: Kernel, ins: Instruction) -> Iterator[Mutant]:
             yield with_operands("count", f"of threads {by:+d}", renumbered(1, int(operands[1].text) + by))
     elif op.startswith(("stmatrix", "st.shared.v")) and len(operands[1].parts) > 1:
         parts = operands[1].parts
+        if parts[0].text == parts[1].text:
+            return
         swapped = operands[1]._replace(parts=(parts[1], parts[0], *parts[2:]))
         yield with_operands("registers", "the first two swapped", (operands[0], swapped))
 
@@ -323,12 +341,12 @@ def alterations(kernel: Kernel, launch: Launch, codec: Codec | None = None) -> I
             tmap, address = codec[0](launch.parameters[parameter.offset : parameter.offset + 128])
         except EmulatorError:
             continue
-        for name, other in _maps(tmap):
+        for name, change in _maps(tmap):
             try:
-                content = codec[1](other, address)
+                codec[1](change(tmap), address)
             except EmulatorError:  # no driver would take it
                 continue
-            yield Mutant("tensor map", f"parameter {parameter.name}", name, (), _with(parameter.offset, content))
+            yield Mutant("tensor map", f"parameter {parameter.name}", name, (), _with(parameter.offset, change, codec))
     if launch.dynamic_shared:
         less = launch.dynamic_shared - 1024
 
@@ -338,28 +356,42 @@ def alterations(kernel: Kernel, launch: Launch, codec: Codec | None = None) -> I
         yield Mutant("launch", "dynamic shared memory", "1024 bytes fewer", (), smaller)
 
 
-def _with(offset: int, content: bytes) -> Callable[[Launch], Launch]:
+def _with(offset: int, change: Callable[[TensorMap], TensorMap], codec: Codec) -> Callable[[Launch], Launch]:
+    """What does the change to the map that a launch has there, whatever its extents are."""
+
     def alter(launch: Launch) -> Launch:
+        tmap, address = codec[0](launch.parameters[offset : offset + 128])
+        content = codec[1](change(tmap), address)
         parameters = launch.parameters[:offset] + content + launch.parameters[offset + len(content) :]
         return dataclasses.replace(launch, parameters=parameters)
 
     return alter
 
 
-def _maps(tmap: TensorMap) -> Iterator[tuple[str, TensorMap]]:
-    """Tensor maps that differ in one thing."""
+def _maps(tmap: TensorMap) -> Iterator[tuple[str, Callable[[TensorMap], TensorMap]]]:
+    """Changes of one thing of a tensor map, by name."""
+
+    def at(field: str, i: int, change: Callable[[int], int]) -> Callable[[TensorMap], TensorMap]:
+        def changed(tmap: TensorMap) -> TensorMap:
+            values = getattr(tmap, field)
+            instead: dict[str, Any] = {field: (*values[:i], change(values[i]), *values[i + 1 :])}
+            return dataclasses.replace(tmap, **instead)
+
+        return changed
+
+    def swizzled(mode: str) -> Callable[[TensorMap], TensorMap]:
+        return lambda tmap: dataclasses.replace(tmap, swizzle=mode)
+
     for swizzle in MODES:
         if swizzle != tmap.swizzle:
-            yield f"swizzle {swizzle}", dataclasses.replace(tmap, swizzle=swizzle)
+            yield f"swizzle {swizzle}", swizzled(swizzle)
     for i, extent in enumerate(tmap.box):
-        for other in (extent // 2, extent * 2):
-            if 0 < other <= 256:
-                box = (*tmap.box[:i], other, *tmap.box[i + 1 :])
-                yield f"box {i} of {other} for {extent}", dataclasses.replace(tmap, box=box)
-    for i, stride in enumerate(tmap.strides):
-        strides = (*tmap.strides[:i], stride + 16, *tmap.strides[i + 1 :])
-        yield f"stride {i} 16 bytes more", dataclasses.replace(tmap, strides=strides)
+        if extent >= 2:
+            yield f"box {i} of half the extent", at("box", i, lambda extent: extent // 2)
+        if 2 * extent <= 256:
+            yield f"box {i} of twice the extent", at("box", i, lambda extent: 2 * extent)
+    for i in range(len(tmap.strides)):
+        yield f"stride {i} 16 bytes more", at("strides", i, lambda stride: stride + 16)
     for i, extent in enumerate(tmap.extents):
         if extent > 1:
-            extents = (*tmap.extents[:i], extent - 1, *tmap.extents[i + 1 :])
-            yield f"extent {i} one less", dataclasses.replace(tmap, extents=extents)
+            yield f"extent {i} one less", at("extents", i, lambda extent: extent - 1)

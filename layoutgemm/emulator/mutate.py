@@ -23,6 +23,7 @@ from .mutants import Mutant
 from .ops import build
 from .program import Program
 from .ptx import Instruction, Kernel
+from .trace import Trace, Traced
 
 # A mutant may take more steps than the kernel, up to this factor and number; then it counts as one that never ends.
 FACTOR, SLACK = 4, 20_000
@@ -46,11 +47,15 @@ class Case:
 
 @dataclass(frozen=True)
 class Row:
-    """What became of a mutant: the case that caught it and how; both "" for one that survived."""
+    """What became of a mutant: the case that caught it and how; both "" for one that survived.
+
+    reason  why it did, where that was looked at (`redundant.py`)
+    """
 
     mutant: Mutant
     case: str = ""
     how: str = ""
+    reason: str = ""
 
     @property
     def caught(self) -> bool:
@@ -76,18 +81,23 @@ class Survey:
         width = max([len(kind) for kind in total] + [5])
         lines = [f"{kind:{width}} {caught[kind]:5} of {total[kind]:5}" for kind in sorted(total)]
         lines.append(f"{'all':{width}} {sum(caught.values()):5} of {sum(total.values()):5} caught")
-        return "\n".join([*lines, *(f"survives: {mutant}" for mutant in self.survivors)])
+        left = [row for row in self.rows if not row.caught]
+        said = [f"survives: {row.mutant}" + (f"\n    {row.reason}" if row.reason else "") for row in left]
+        return "\n".join([*lines, *said])
 
 
-def verdict(kernel: Kernel, case: Case, mutant: Mutant | None = None, limit: int | None = None) -> tuple[str, Counts]:
-    """What is wrong with one run, "" when nothing is, and its counts."""
+def verdict(
+    kernel: Kernel, case: Case, mutant: Mutant | None = None, limit: int | None = None, trace: Trace | None = None
+) -> tuple[str, Counts]:
+    """What is wrong with one run, "" when nothing is, and its counts. A `trace` keeps what it touched."""
     counts = Counts(executed=bytearray(len(kernel.instructions)))
     policy = case.policy if limit is None else replace(case.policy, limit=limit)
     launch = case.launch()
     try:
         if mutant is not None:
             kernel, launch = mutant.kernel(kernel), mutant.launch(launch)
-        machine = Machine(Program(kernel, build), launch, policy)
+        program = Program(kernel, build)
+        machine = Machine(program, launch, policy) if trace is None else Traced(program, launch, policy, trace)
         counts = machine.counts
         machine.run()
     except DeadlockError as error:
@@ -143,7 +153,7 @@ def survey(
 def on_terminal(done: int, total: int, row: Row) -> None:
     """Progress on standard error: one line that is written over, survivors on lines of their own."""
     if not row.caught:
-        print(f"\r\033[Ksurvives: {row.mutant}", file=sys.stderr)
+        print(f"\r\033[Ksurvives: {row.mutant}" + (f" ({row.reason})" if row.reason else ""), file=sys.stderr)
     print(f"\r\033[K{done} of {total}", end="" if done < total else "\n", file=sys.stderr, flush=True)
 
 

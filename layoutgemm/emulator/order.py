@@ -34,13 +34,15 @@ class Event:
     describe  a function that says what it is, for reports
     engine    for operations of one engine that runs them in their order: equal engines never race
     time      the logical time at which it can have happened, where a timeline is recorded
+    issued    what had happened before its issue (`Knowledge.past`), or None
     """
 
-    __slots__ = ("asynchronous", "describe", "engine", "id", "time")
+    __slots__ = ("asynchronous", "describe", "engine", "id", "issued", "time")
 
     def __init__(self, number: int, asynchronous: bool, describe: Callable[[], str], engine: Any = None) -> None:
         self.id, self.asynchronous, self.describe, self.engine = number, asynchronous, describe, engine
         self.time = 0
+        self.issued: Knowledge | None = None
 
 
 class Knowledge:
@@ -52,13 +54,15 @@ class Knowledge:
     own      epochs of the fiber itself, and its own asynchronous generic writes
     open     asynchronous generic writes that completed on a barrier: no thread can fence them before it knows of them,
              so that a proxy fence of any that does counts
+    past     events beside those seen that came before in time, though nothing orders their accesses: what the issuer
+             of a copy knew that has completed on a barrier
     time     a logical clock that goes along, for a timeline
     """
 
-    __slots__ = ("__weakref__", "inits", "open", "own", "proxied", "seen", "time")
+    __slots__ = ("__weakref__", "inits", "open", "own", "past", "proxied", "seen", "time")
 
     def __init__(self) -> None:
-        self.seen = self.proxied = self.inits = self.own = self.open = self.time = 0
+        self.seen = self.proxied = self.inits = self.own = self.open = self.past = self.time = 0
 
     def merge(self, other: Knowledge) -> None:
         """Learn what another knows."""
@@ -68,6 +72,7 @@ class Knowledge:
         self.open |= other.open
         if other.time > self.time:
             self.time = other.time
+        self.past |= other.past
 
 
 class Record:
@@ -142,10 +147,13 @@ class Ledger:
         self.knowledges: WeakSet[Knowledge] = WeakSet()
         self.shadows: list[Shadow] = []
 
-    def event(self, asynchronous: bool, describe: Callable[[], str], engine: Any = None) -> Event:
-        """A new event that nobody knows yet."""
+    def event(self, asynchronous: bool, describe: Callable[[], str], engine: Any = None, by: Any = None) -> Event:
+        """A new event that nobody knows yet; `by`: the fiber whose operation it is, where it ends on an mbarrier."""
         self.next += 1
         made = Event(self.next, asynchronous, describe, engine)
+        if by is not None:
+            made.issued = self.knowledge()
+            made.issued.past = by.knows.seen | by.knows.past
         if self.created is not None:
             made.time = self.clock
             self.created.append(made)
@@ -157,6 +165,7 @@ class Ledger:
         if of is not None:
             out.seen, out.proxied, out.inits, out.own, out.open = of.seen, of.proxied, of.inits, of.own, of.open
             out.time = of.time
+            out.past = of.past
         self.knowledges.add(out)
         return out
 
@@ -177,6 +186,8 @@ class Ledger:
             knowledge.proxied |= bit
         else:
             knowledge.own |= bit
+        if event.issued is not None:
+            knowledge.past |= event.issued.past
 
     def learn_open(self, knowledge: Knowledge, event: Event) -> None:
         """Add a completed asynchronous operation to what a barrier knows."""
@@ -187,6 +198,8 @@ class Ledger:
             knowledge.proxied |= bit
         else:
             knowledge.open |= bit
+        if event.issued is not None:
+            knowledge.past |= event.issued.past
 
     # ------------------------------------------------------------ what fibers do
 
@@ -206,6 +219,7 @@ class Ledger:
         """Hand on the initialised mbarriers alone: a relaxed arrive."""
         into.inits |= fiber.knows.inits
         into.time = max(into.time, fiber.knows.time)
+        into.past |= fiber.knows.past | fiber.knows.seen
 
     def acquire(self, fiber: Any, source: Knowledge) -> None:
         """Learn all that was handed to a barrier or completed with an operation."""
@@ -246,6 +260,7 @@ class Ledger:
                 knowledge.inits >>= shift
                 knowledge.own >>= shift
                 knowledge.open >>= shift
+                knowledge.past >>= shift
             self.base = base
 
     def prune(self, shadow: Shadow, fibers: Iterable[Any]) -> None:

@@ -40,13 +40,18 @@ def emulate_launch(
     plan: Plan, arguments: tuple[Any, ...], policy: Policy | None = None, progress: bool = True
 ) -> Emulation:
     """Run the plan's compiled kernel on the arguments of `CompiledGemm.launch`, arrays in place of addresses."""
+    return emulate_host(linked(plan), arguments, policy=policy, progress=progress)
+
+
+def linked(plan: Plan) -> HostFunction:
+    """The plan's compiled host function, linked; its kernels are with it."""
     compiled = compile_plan(plan)
     host = _HOSTS.get(compiled.symbol)
     if host is None:
         parameters = [HostParameter(name, "scalar", _C_TYPES[kind]) for name, kind in plan.parameters.items()]
         parameters.append(HostParameter("stream", "stream"))
         host = _HOSTS[compiled.symbol] = HostFunction.link(compiled.object, compiled.ptx, parameters)
-    return emulate_host(host, arguments, policy=policy, progress=progress)
+    return host
 
 
 def execute_compiled(plan: GemmPlan, a: GlobalMatrix, b: GlobalMatrix) -> npt.NDArray[np.float32]:

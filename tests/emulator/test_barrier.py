@@ -209,6 +209,39 @@ def test_one_arrival_more_than_the_count_begins_the_next_phase():
     assert kinds(f"{own} bar.sync 0; @%p0 {arrive} {arrive}") == []
 
 
+def test_an_arrival_that_another_schedule_counts_for_another_phase():
+    """With a count of one warp's threads, two warps that arrive end two phases; which one ends which is chance."""
+    arrive = "mbarrier.arrive.shared.b64 _, [%r20];"
+    relaxed = arrive.replace("arrive.", "arrive.relaxed.cta.")
+    one = "setp.ge.u32 %p1, %r30, 32; @%p1 bra END; "
+    for each in (arrive, relaxed):
+        found = run(HEAD + INIT.replace("COUNT", "32") + each, {}, block=64, shared=1024, static=64)
+        assert found.kinds == ["protocol"] and "counts this arrival for its phase 1" in found.findings[0].message
+        # One warp's own arrivals come one after the other, and a wait or a barrier puts the other's after them.
+        assert mbarrier(one + each * 3 + "END:", 32) == []
+    # The last lane's is chance, too, and stands alone at the end.
+    assert mbarrier(one + arrive + "END:", 31) == ["protocol", "exit"]
+    second = "setp.lt.u32 %p1, %r30, 32; @%p1 bra A; WAIT bar.warp.sync -1; A: " + arrive
+    assert mbarrier(second.replace("WAIT", WAIT.replace("PHASE", "0")), 32) == []
+    assert mbarrier(second.replace("WAIT", ""), 32) == ["protocol"]
+    order = "setp.lt.u32 %p1, %r30, 32; @%p1 ARRIVE bar.sync 1; @!%p1 ARRIVE".replace("ARRIVE", arrive)
+    assert mbarrier(order, 32) == []
+
+
+def test_a_wait_that_another_schedule_ends_two_phases_earlier():
+    arrive = "mbarrier.arrive.shared.b64 _, [%r20];"
+    rounds = "setp.ge.u32 %p1, %r30, 32; @%p1 bra READER;" + arrive * 3 + "bra END; READER: SKIP"
+    first, second = WAIT.replace("PHASE", "0"), WAIT.replace("PHASE", "1").replace("W", "V")
+    third = WAIT.replace("PHASE", "0").replace("W", "U")
+    late = HEAD + INIT.replace("COUNT", "32") + rounds.replace("SKIP", first) + "END:"
+    found = run(late, {}, block=64, shared=1024, static=64)
+    assert found.kinds == ["protocol"] and "may end after phase 0 already" in found.findings[0].message
+    # Where all arrive and wait for each phase in turn, nobody takes one for another.
+    for seed in range(3):
+        policy = Policy(pick="random", seed=seed)
+        assert mbarrier("".join(arrive + wait for wait in (first, second, third)), policy=policy) == []
+
+
 def test_remote_arrivals():
     body = (
         CLUSTER

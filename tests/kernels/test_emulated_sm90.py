@@ -16,8 +16,9 @@ import pytest
 from layoutgemm import GemmPlan
 from layoutgemm.emulator.machine import Launch
 from layoutgemm.emulator.mutants import deletions, edited, fields
-from layoutgemm.emulator.mutate import Case, sample, survey, unreached, verdict
+from layoutgemm.emulator.mutate import Case, sample, unreached, verdict
 from layoutgemm.emulator.ptx import Kernel
+from layoutgemm.emulator.redundant import Explainer, explained
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the CuTe DSL (extra `dsl`)"),
@@ -28,13 +29,10 @@ SIZES = ((64, 64, 64), (70, 66, 100), (64, 130, 192), (33, 64, 328))
 
 
 def case(m: int, n: int, k: int) -> tuple[Kernel, Case]:
-    from layoutgemm.emulator.host import HostFunction
-    from layoutgemm.kernels.compile import compile_plan
-    from layoutgemm.kernels.emulated import PARAMETERS
+    from layoutgemm.kernels.emulated import linked
 
     plan = GemmPlan.derive(m, n, k, a="bf16", b="bf16:col", c="f32")
-    compiled = compile_plan(plan)
-    host = HostFunction.link(compiled.object, compiled.ptx, PARAMETERS)
+    host = linked(plan)
     rng = np.random.default_rng(m + n + k)
     pitch = -(-k // 8) * 8
     a, b = (rng.integers(-3, 4, size=(rows, pitch)).astype(np.float32) for rows in (m, n))
@@ -70,19 +68,26 @@ def test_what_synchronises_cannot_be_left_out() -> None:
     """Every deletion is caught but those of the two fences after the barriers' initialisation: either of them shows the
     barriers to the copy engine, so that one may go. Without both it is a race."""
     kernel, cases = everything()
-    found = survey(kernel, cases, deletions(kernel))
+    found = explained(kernel, cases, deletions(kernel))
     fences = [ins for ins in kernel.instructions if ins.words[0] == "fence"]
     assert len(found.rows) >= 12 and len(fences) == 2
     assert len(found.survivors) == 2, found.table()
     assert all(any(f"PTX line {ins.line}:" in str(mutant) for mutant in found.survivors) for ins in fences)
+    assert {row.reason.split(":")[0] for row in found.rows if not row.caught} == {"same"}, found.table()
+    one, other = found.survivors
+    assert Explainer(kernel, cases[:1]).partner(one, found.survivors) is other
     wrong, _ = verdict(edited(kernel, {ins.pc: () for ins in fences}), cases[0])
     assert wrong.startswith("race"), wrong
 
 
 def test_wrong_fields_are_seen() -> None:
-    """All but the leading offsets, which the hardware does not read of an operand that lies within one span."""
+    """All but the leading offsets, which the hardware does not read of an operand that lies within one span: with other
+    ones every product reads the same bytes."""
     kernel, cases = everything()
-    every = [mutant for mutant in fields(kernel) if "leading offset" not in str(mutant)]
-    assert len(every) > 130
-    found = survey(kernel, cases, sample(every, 70))
+    every = list(fields(kernel))
+    unread = [mutant for mutant in every if "leading offset" in mutant.change]
+    assert len(every) > 150 and len(unread) == 16
+    found = explained(kernel, cases, sample([mutant for mutant in every if mutant not in unread], 70))
     assert not found.survivors, found.table()
+    found = explained(kernel, cases, unread[::3])
+    assert len(found.survivors) == 6 and {row.reason.split(":")[0] for row in found.rows} == {"same"}

@@ -226,32 +226,71 @@ class Mbarrier:
     count    arrivals of a phase; pending: those still to come
     bytes    transactions outstanding; it may be negative for a while
     phase    phases that have ended
+    members  what has arrived in this phase; ended: in the one before, or None; earlier: in the one before that
     """
 
     def __init__(self, cta: Cta, offset: int, count: int, init: Event) -> None:
         self.cta, self.offset, self.count, self.init = cta, offset, count, init
+        self.ledger = cta.cluster.ledger
         self.pending = count
         self.bytes = self.phase = 0
+        self.transacted = False
         self.waiting: list[Fiber] = []
-        self.knows, self.sealed = cta.cluster.ledger.knowledge(), cta.cluster.ledger.knowledge()
+        self.knows, self.sealed, self.members = (self.ledger.knowledge() for _ in range(3))
+        self.ended: Knowledge | None = None
+        self.earlier: Knowledge | None = None
 
     def __str__(self) -> str:
         return f"mbarrier at {self.offset:#x} of CTA {self.cta.coordinate}"
 
-    def arrive(self, count: int) -> None:
-        """`count` arrivals."""
+    def arrive(self, count: int, by: Event, knows: Knowledge) -> str | None:
+        """`count` arrivals by an event and who knows what; what is wrong with the phase that counts them, or None.
+
+        An arrival that does not come after all of the phase before may come before some of it, in another schedule; so
+        may that of another lane in the same instruction.
+        """
         if count > self.pending:
             raise EmulatorError(
                 f"{self} gets {count} arrivals where {self.pending} of {self.count} are pending: more than its count"
             )
+        early = None
+        alike = self.ended is not None and self.ledger.enabled and self.ended.past & self.ledger.bit(by)
+        if alike or not self._after(knows, self.ended):
+            early = (
+                f"the {self} counts this arrival for its phase {self.phase}, and nothing orders it after the end of "
+                f"phase {self.phase - 1}, for which it counts in another schedule"
+            )
+        self.members.past |= self.ledger.bit(by)
         self.pending -= count
         self.check()
+        return early
+
+    def _after(self, knows: Knowledge, phase: Knowledge | None) -> bool:
+        return phase is None or not self.ledger.enabled or not phase.past & ~(knows.seen | knows.past)
+
+    def stale(self, knows: Knowledge) -> str | None:
+        """What is wrong with a wait by parity that has just ended, or None.
+
+        It ends after any phase of that parity. So it has to come after the phase of the other parity before this one,
+        or it may end two phases earlier, in another schedule.
+        """
+        if self._after(knows, self.earlier):
+            return None
+        return (
+            f"the wait for phase {self.phase - 1} of the {self} may end after phase {self.phase - 3} already, of the "
+            f"same parity, in another schedule: nothing orders it after the end of phase {self.phase - 2}"
+        )
 
     def check(self) -> None:
         """End the phase if nothing is outstanding."""
         if self.pending == 0 and self.bytes == 0:
+            if self.transacted:
+                self.members.past |= self.ledger.bit(self.ledger.event(True, self.__str__))
             self.sealed.merge(self.knows)
-            self.knows = self.cta.cluster.ledger.knowledge()
+            self.sealed.past |= self.members.past
+            self.earlier, self.ended = self.ended, self.members
+            self.knows, self.members = self.ledger.knowledge(), self.ledger.knowledge()
+            self.transacted = False
             self.pending = self.count
             self.phase += 1
             self.cta.cluster.wake(self.waiting)
@@ -282,6 +321,8 @@ def mbarrier_at(fiber: Fiber, address: int) -> Mbarrier:
     if found is None:
         raise EmulatorError(f"no mbarrier is initialised at {offset:#x} of CTA {cta.coordinate}")
     ledger = cta.cluster.ledger
+    if fiber.machine.trace is not None:
+        fiber.machine.trace.uses(fiber, cta, offset)
     if ledger.enabled and found.init is not fiber.epoch and not ledger.knows(fiber.knows, found.init):
         if not fiber.knows.inits & ledger.bit(found.init):
             fiber.machine.problem("race", f"the initialisation of the {found} is not ordered before this", fiber)
@@ -307,6 +348,8 @@ def mbarrier_init(program: Program, ins: Instruction) -> Run:
                 fiber.machine.problem("protocol", f"mbarrier.init of the {live[offset]}, which is live", fiber)
             live[offset] = Mbarrier(cta, offset, arrivals, fiber.epoch)
             cta.scratch["events"].append(fiber.epoch)
+            if fiber.machine.trace is not None:
+                fiber.machine.trace.initialised(fiber, offset)
             cta.shared.written[offset : offset + BARRIER_BYTES] = True
 
     return go
@@ -345,6 +388,7 @@ def mbarrier_arrive(program: Program, ins: Instruction) -> Run:
         amount = 1 if extra is None else fiber.one(extra(fiber))
         handed = ledger.knowledge()
         if relaxed:
+            ledger.renew(fiber)
             ledger.release_inits(fiber, handed)
             if "fenced" in fiber.warp.scratch:
                 handed.merge(fiber.warp.scratch["fenced"])
@@ -364,7 +408,10 @@ def mbarrier_arrive(program: Program, ins: Instruction) -> Run:
                 barrier.count -= 1
             if expects:
                 barrier.bytes += amount
-            barrier.arrive(1 if expects else amount)
+                barrier.transacted = True
+            early = barrier.arrive(1 if expects else amount, acted, handed)
+            if early is not None:
+                fiber.machine.problem("protocol", early, fiber, ins)
 
     return go
 
@@ -380,6 +427,7 @@ def mbarrier_bytes(program: Program, ins: Instruction) -> Run:
         for at in fiber.each(address(fiber)).tolist():
             barrier = mbarrier_at(fiber, int(at))
             barrier.bytes += sign * fiber.one(amount(fiber))
+            barrier.transacted = True
             if sign < 0:
                 barrier.check()
 
@@ -404,6 +452,8 @@ def mbarrier_wait(program: Program, ins: Instruction) -> Run:
         question = (barrier, asked, ins.pc)
         if ended and (fiber.spin == question or not tries or fiber.machine.policy.waits == "prompt"):
             fiber.registers[target] = True
+            if by_parity and (wrong := barrier.stale(fiber.knows)) is not None:
+                fiber.machine.problem("protocol", wrong, fiber)
             if not relaxed:
                 fiber.cta.cluster.ledger.acquire(fiber, barrier.sealed)
             fiber.spin = None

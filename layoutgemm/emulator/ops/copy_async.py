@@ -195,16 +195,19 @@ def arrive(program: Program, ins: Instruction) -> Run:
             if not counted:
                 barrier.pending += count
             copies = groups_of(fiber, KIND).of(lanes)
+            arrival = fiber.epoch
+            ledger.renew(fiber)
             handed = ledger.knowledge(fiber.warp.scratch.get("cp.async waited"))
             for one in copies:
                 ledger.learn_open(handed, one.event)
 
-            def land(barrier: Any = barrier, copies: Any = copies, handed: Any = handed, count: int = count) -> None:
+            def land(barrier: Any = barrier, copies: Any = copies, handed: Any = handed, count: int = count,
+                     arrival: Any = arrival) -> None:  # fmt: skip
                 for one in copies:
                     one.finish()
                 barrier.knows.merge(handed)
                 for _ in range(count):
-                    barrier.arrive(1)
+                    barrier.arrive(1, arrival, fiber.knows)
 
             machine.defer(fiber.cta.cluster, "loads", land)
 

@@ -169,7 +169,7 @@ def into_shared(program: Program, ins: Instruction) -> Run:
                     raise EmulatorError(f"multicast to mask {mask:#x} in a cluster of {len(cluster.ctas)}")
                 ranks = [rank for rank in range(len(cluster.ctas)) if mask >> rank & 1]
             machine.launch.memory.find(global_address(int(source), ins.opcode), size)
-            event = cluster.ledger.event(True, fiber.describe)
+            event = cluster.ledger.event(True, fiber.describe, by=fiber)
             for rank in ranks:
                 cta = cluster.ctas[rank]
                 shared_block(fiber, cta, offset, size, ins.opcode)
@@ -209,7 +209,7 @@ def _between_blocks(program: Program, ins: Instruction, combine: Combine | None)
                 raise EmulatorError(f"{ins.opcode}: the {barrier} is not in the block that is written")
             shared_block(fiber, own, at, size, ins.opcode)
             shared_block(fiber, cta, offset, size, ins.opcode)
-            event = cluster.ledger.event(True, fiber.describe)
+            event = cluster.ledger.event(True, fiber.describe, by=fiber)
             reads_shared(fiber, own, at, size, event, ins)
             writes_shared(fiber, cta, offset, size, event, ins)
             machine.counts.bytes["shared to shared"] += size
@@ -329,7 +329,7 @@ def _remote_store(program: Program, ins: Instruction, count: int, kind: str, com
         machine, cluster = fiber.machine, fiber.cta.cluster
         targets, marks = fiber.each(destination(fiber)).tolist(), fiber.each(barrier_of(fiber)).tolist()
         values = [fiber.each(source(fiber)) for source in sources]
-        event = cluster.ledger.event(False, fiber.describe)
+        event = cluster.ledger.event(False, fiber.describe, by=fiber)
         parts = []
         for n, (target, mark) in enumerate(zip(targets, marks)):
             cta, offset = block_of(fiber, int(target))

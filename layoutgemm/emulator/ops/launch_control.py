@@ -39,7 +39,7 @@ def try_cancel(program: Program, ins: Instruction) -> Run:
         at = mbarrier_at(fiber, fiber.one(barrier(fiber)))
         if offset % HANDLE_BYTES:
             raise EmulatorError(f"the handle at {offset:#x} is not {HANDLE_BYTES}-byte aligned")
-        event = cluster.ledger.event(True, said(fiber, ins))
+        event = cluster.ledger.event(True, said(fiber, ins), by=fiber)
         targets = cluster.ctas if everywhere else [home]
         for cta in targets:
             machine.touch(fiber, cta, span(offset, HANDLE_BYTES), True, said(fiber, ins), event, True)

@@ -185,9 +185,11 @@ def commit(program: Program, ins: Instruction) -> Run:
             for barrier in barriers:
                 barrier.knows.merge(handed)
                 try:
-                    barrier.arrive(1)
+                    early = barrier.arrive(1, event, handed)
                 except EmulatorError as error:
                     raise EmulatorError(f"{error}\n  at {ins}") from error
+                if early is not None:
+                    machine.problem("protocol", early, fiber, ins)
 
         machine.defer(cluster, "products", land)
 

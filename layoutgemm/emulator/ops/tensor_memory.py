@@ -280,6 +280,8 @@ def touch(
     if fiber.machine.policy.tensor_strict:
         knows = fenced_knowledge(fiber)
         knows.seen |= fiber.knows.own
+    if fiber.machine.trace is not None:
+        fiber.machine.trace.access(fiber, "tensor", cta, places, write, event or fiber.epoch, knows, False)
     race = tensor_of(cta).shadow.access(places, write, event or fiber.epoch, knows, False, what, fiber.epoch)
     if race is not None:
         fiber.machine.problem("race", race, fiber)

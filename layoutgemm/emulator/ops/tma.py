@@ -318,7 +318,7 @@ def _land(
             )
     buffer = box.tensor(fiber, coordinates)
     what = said(fiber, ins)
-    event = ledger.event(True, what)
+    event = ledger.event(True, what, by=fiber)
     machine.touch(fiber, cta, box.places(offset), True, what, event, True)
     cta.remote.append((event, what()))
     machine.counts.bytes["global to shared"] += box.bytes * times

@@ -166,7 +166,7 @@ def _product(example: Example, tensors: dict[str, Tensor], shape: Shape) -> Arra
     for name, rows in (("sfa", m), ("sfb", n)):
         if name in tensors:
             scale = _whole(tensors[name])
-            across = -(-rows // scale.shape[0]) if scale.shape[0] < rows else 1
+            across = BLOCK if scale.shape[0] < rows else 1
             vector = next((x.vector for x in _all_scales(example) if x.name == name), BLOCK)
             spread = np.repeat(np.repeat(scale, across, axis=0)[:rows], vector, axis=1)[:, :k]
             a, b = (a * spread, b) if name == "sfa" else (a, b * spread)

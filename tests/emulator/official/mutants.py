@@ -1,22 +1,30 @@
 """Run every mutant of official examples over their shapes, and print the table:
 
-    python -m tests.emulator.official.mutants NAME... [--sample N] [--deletions] [--fields] [--launch]
+    python -m tests.emulator.official.mutants NAME... [--sample N] [--deletions] [--fields] [--launch] [--write]
 
-Each line of a survivor is either equivalent to the kernel, with a reason, or a shape that is missing.
+Each survivor has a reason (`layoutgemm/emulator/redundant.py`). --write keeps them in `survivors.json`, which a test
+compares with what it finds.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 
 from layoutgemm.emulator.mutants import Mutant, alterations, deletions, fields
-from layoutgemm.emulator.mutate import on_terminal, sample, survey
+from layoutgemm.emulator.mutate import Row, Survey, on_terminal, sample
+from layoutgemm.emulator.redundant import Explainer
 
+from . import survivors
 from .examples import EXAMPLES, Example
-from .running import cases, kernel
+from .running import cases, few, kernel
+
+KINDS = ("deletions", "fields", "launch")
+# Changes of what one instruction reads, for which few shapes are as good as all: it reads the same, or it does not.
+LOCAL = ("descriptor", "flag")
 
 
-def mutants_of(example: Example, kinds: tuple[str, ...] = ("deletions", "fields", "launch")) -> list[Mutant]:
+def mutants_of(example: Example, kinds: tuple[str, ...] = KINDS) -> list[Mutant]:
     """All mutants of an example, of these kinds."""
     made = kernel(example)
     out: list[Mutant] = []
@@ -29,20 +37,50 @@ def mutants_of(example: Example, kinds: tuple[str, ...] = ("deletions", "fields"
     return out
 
 
+class Judge:
+    """Runs mutants of an example: over few shapes first, and over all in every order where those do not settle it."""
+
+    def __init__(self, example: Example) -> None:
+        self.example, self.kernel = example, kernel(example)
+        self.quick = Explainer(self.kernel, cases(example, shapes=few(example))[: len(few(example))])
+
+    @functools.cached_property
+    def thorough(self) -> Explainer:
+        """With all shapes, and other orders."""
+        every, count = cases(self.example), len(self.example.shapes)
+        return Explainer(self.kernel, every[:count], every[count:])
+
+    def row(self, mutant: Mutant) -> Row:
+        """What becomes of a mutant."""
+        row = self.quick.row(mutant)
+        if row.caught or (mutant.kind in LOCAL and row.reason.startswith("same")):
+            return row
+        return self.thorough.row(mutant)
+
+
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("names", nargs="+", choices=sorted(EXAMPLES), metavar="NAME")
     parser.add_argument("--sample", type=int, help="at most so many mutants, spread over their kinds")
-    for kind in ("deletions", "fields", "launch"):
+    parser.add_argument("--write", action="store_true", help="keep what survives in survivors.json")
+    for kind in KINDS:
         parser.add_argument(f"--{kind}", action="append_const", dest="kinds", const=kind, help=f"only {kind}")
     chosen = parser.parse_args()
+    if chosen.write and (chosen.kinds or chosen.sample):
+        parser.error("--write is for all mutants")
     for name in chosen.names:
-        example = EXAMPLES[name]
-        mutants = mutants_of(example, tuple(chosen.kinds or ("deletions", "fields", "launch")))
+        judge = Judge(EXAMPLES[name])
+        mutants = mutants_of(judge.example, tuple(chosen.kinds or KINDS))
         if chosen.sample is not None:
             mutants = sample(mutants, chosen.sample)
-        print(f"{name}\n{survey(kernel(example), cases(example), mutants, on_terminal).table()}", flush=True)
+        rows: list[Row] = []
+        for mutant in mutants:
+            rows.append(judge.row(mutant))
+            on_terminal(len(rows), len(mutants), rows[-1])
+        print(f"{name}\n{Survey(tuple(rows)).table()}", flush=True)
+        if chosen.write:
+            survivors.write(name, survivors.entry_of(judge.kernel, rows))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,88 @@
+"""The mutants of official examples that no case catches, each with the reason why it changes nothing.
+
+`survivors.json` has, for each kernel, how many mutants there are and those that survive, by names that hold as long as
+the compiler emits the same instructions: opcode, which of that opcode, and the change. The reason is what
+`layoutgemm.emulator.redundant` found by comparing runs; where that is no proof, `WHY` has the argument.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from layoutgemm.emulator.mutate import Row
+from layoutgemm.emulator.ptx import Kernel
+from layoutgemm.kernels.compile import dsl_version
+
+FILE = Path(__file__).with_suffix(".json")
+NAME = re.compile(r"(?P<instruction>\S+) #(?P<number>\d+): (?P<change>.*)")
+
+# Reasons of `redundant.KINDS` that need an argument beside the comparison: (example, reason, opcode) -> argument.
+WHY: dict[tuple[str, str, str], str] = {
+    ("ampere_tensorop_f16_kkn", "looser", "bar.sync"): (
+        "Each thread fills with zeros what it later copies itself: the same partition gives both, for every shape. "
+        "Others read it after the barrier that follows the wait for the copies."
+    ),
+    ("blackwell_persistent_2sm", "unreached", "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64"): (
+        "In the copy of the loop's body for the last k tile: its look at the next tile's barrier is jumped over, as no "
+        "tile follows. K of 1 to 13 and 16 tiles do not get there either."
+    ),
+    ("blackwell_persistent_2sm", "other", "mapa.shared::cluster.u32"): (
+        "By reading, not proven: each block tells its own barrier instead of its neighbour's that it is done with "
+        "tensor memory, before tcgen05.dealloc. That is collective for a pair of blocks (PTX ISA, tcgen05: issue "
+        "granularity), and either block gets there after its own last load."
+    ),
+}
+PROVEN = ("same", "stricter", "end")
+
+
+def read() -> dict[str, Any]:
+    """What the file holds."""
+    found: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
+    return found
+
+
+def listed(example: str) -> dict[str, str]:
+    """Names of the surviving mutants of an example, with their reasons."""
+    return {
+        f"{group['instruction']} #{number}: {group['change']}": group["reason"]
+        for group in read()[example]["survivors"]
+        for number in group["numbers"]
+    }
+
+
+def entry(named: Iterable[tuple[str, str]], count: int) -> dict[str, Any]:
+    """What the file says of one example: names and reasons of its survivors, and how many mutants there are."""
+    groups: dict[tuple[str, str, str], list[int]] = {}
+    for name, reason in named:
+        found = NAME.fullmatch(name)
+        assert found is not None, name
+        group = (reason.split(":")[0], found["instruction"], found["change"])
+        groups.setdefault(group, []).append(int(found["number"]))
+    return {
+        "dsl": dsl_version(),
+        "mutants": count,
+        "survivors": [
+            {"reason": reason, "instruction": instruction, "change": change, "numbers": sorted(numbers)}
+            for (reason, instruction, change), numbers in sorted(groups.items())
+        ],
+    }
+
+
+def entry_of(kernel: Kernel, rows: Iterable[Row]) -> dict[str, Any]:
+    """The same from the rows of a survey."""
+    every = list(rows)
+    return entry([(row.mutant.name(kernel), row.reason) for row in every if not row.caught], len(every))
+
+
+def write(example: str, what: dict[str, Any]) -> None:
+    """Put the entry of an example into the file."""
+    everything = {**read(), example: what}
+    lines = []
+    for name, one in sorted(everything.items()):
+        groups = ",\n".join(f"    {json.dumps(group)}" for group in one["survivors"])
+        lines.append(f' "{name}": {{"dsl": "{one["dsl"]}", "mutants": {one["mutants"]}, "survivors": [\n{groups}\n ]}}')
+    FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
