@@ -33,7 +33,7 @@ from .bridge_copies import (
     wait_stores,
     wait_stores_read,
 )
-from .bridge_registers import convert_pair, store_element, store_matrices, store_shared
+from .bridge_registers import convert_pair, store_element, store_matrices, store_pair, store_shared
 from .bridge_sync import (
     allow_next_kernel,
     barrier_arrive,
@@ -134,6 +134,7 @@ __all__ = [
     "shared_writes_visible",
     "store_element",
     "store_matrices",
+    "store_pair",
     "store_shared",
     "store_tile",
     "take_registers",

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ _MEMO = "_compiled_gemm"
 class CompiledGemm:
     """One kernel, compiled: its code, what the compiler made of it, and the launch.
 
-    plan     the plan it was compiled from; sizes are arguments of the launch, so it serves any M, N, K
+    plan     the plan, or the `Level`, it was compiled from; sizes are arguments of the launch, so it serves any M, N, K
     ptx      PTX text
     cubin    machine code, an ELF file
     object   the exported object: the compiled host function with the cubin inside; `symbol` is the prefix of its names
@@ -46,7 +47,7 @@ class CompiledGemm:
     seconds  what compiling or loading took
     """
 
-    def __init__(self, plan: GemmPlan, parts: dict[str, bytes], symbol: str, cached: bool):
+    def __init__(self, plan: Any, parts: dict[str, bytes], symbol: str, cached: bool):
         self.plan = plan
         self.ptx = parts[_PTX].decode()
         self.cubin = parts[_CUBIN]
@@ -97,7 +98,7 @@ class CompiledGemm:
         from cuda.bindings import driver
 
         if not self._ready:
-            _require_gpu()
+            require_gpu()
         try:
             self._function(a, b, c, m, n, k, lda, ldb, ldc, driver.CUstream(stream))
         except Exception as error:
@@ -178,8 +179,25 @@ def kernel_facts(plan: GemmPlan) -> dict[str, Any]:
     }
 
 
+def compile_kernel(kernel: Any, arch: str, facts: dict[str, Any], origin: Any) -> CompiledGemm:
+    """Compile any kernel object whose `__call__` takes what `CompiledGemm.launch` gives it, or take it from the cache.
+
+    kernel  an object with a `@cute.jit` method `__call__`; what it holds is a compile-time constant
+    facts   all that decides its code, as JSON-able data; the version of the DSL, this processor and this package's
+            sources are added here
+    origin  what the result names as its plan
+    """
+    version = require_dsl()
+    facts = {**facts, "arch": arch, "dsl": version, "host": object_cache.host(), "sources": object_cache.source_hash()}
+    with _LOCK:
+        return _compiled(origin, facts, lambda symbol: _machine_code(kernel, arch, symbol))
+
+
 def _compile(plan: GemmPlan) -> CompiledGemm:
-    facts = kernel_facts(plan)
+    return _compiled(plan, kernel_facts(plan), lambda symbol: _trace(plan, symbol))
+
+
+def _compiled(plan: Any, facts: dict[str, Any], trace: Callable[[str], dict[str, bytes]]) -> CompiledGemm:
     key = object_cache.key_of(facts)
     if key in _LOADED:
         return _LOADED[key]
@@ -193,7 +211,7 @@ def _compile(plan: GemmPlan) -> CompiledGemm:
         except Exception:  # whatever the loader dislikes about an old object, compiling anew is the answer
             compiled = None
     if compiled is None:
-        parts = _trace(plan, symbol)
+        parts = trace(symbol)
         compiled = CompiledGemm(plan, parts, symbol, cached=False)
         object_cache.write(facts, parts)
     compiled.seconds = time.perf_counter() - start
@@ -202,22 +220,25 @@ def _compile(plan: GemmPlan) -> CompiledGemm:
 
 
 def _trace(plan: GemmPlan, symbol: str) -> dict[str, bytes]:
+    from .sm90_single import Sm90SingleKernel
+
+    # The kernel sees a plan for a 1x1x1 problem: were it to read a size at trace time, every test would show it.
+    return _machine_code(Sm90SingleKernel(dataclasses.replace(plan, m=1, n=1, k=1)), plan.arch.name, symbol)
+
+
+def _machine_code(kernel: Any, arch: str, symbol: str) -> dict[str, bytes]:
     """Trace and compile the kernel; artefacts pass through a temporary folder of their own and are gone afterwards."""
     import cutlass.cute as cute
     from cutlass import Int32, Int64
     from cutlass.cute.runtime import make_fake_stream
 
-    from .sm90_single import Sm90SingleKernel
-
-    # The kernel sees a plan for a 1x1x1 problem: were it to read a size at trace time, every test would show it.
-    kernel = Sm90SingleKernel(dataclasses.replace(plan, m=1, n=1, k=1))
     address, size = Int64(0), Int32(1)
     leading = Int64(8)
     folder = tempfile.mkdtemp(prefix="layoutgemm-")
     try:
         # --gpu-arch always: without it the DSL takes the architecture of the machine it runs on, or of an environment
         # variable read at import. --dump-dir: PTX and cubin pass through files, by default in the working directory.
-        options = f"--gpu-arch {plan.arch.name} --keep-ptx --keep-cubin --dump-dir {folder}"
+        options = f"--gpu-arch {arch} --keep-ptx --keep-cubin --dump-dir {folder}"
         function = cute.compile(
             kernel,
             *(address, address, address),
@@ -259,7 +280,8 @@ def _load(content: bytes, symbol: str) -> Any:
         return load_module(str(path))[symbol]
 
 
-def _require_gpu() -> None:
+def require_gpu() -> None:
+    """Raise PlanError when the CUDA runtime finds no GPU."""
     from cuda.bindings import runtime
 
     error, count = runtime.cudaGetDeviceCount()
