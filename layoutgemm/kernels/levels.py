@@ -53,6 +53,8 @@ SMALL = (200, 136, 328)
 # Checked on a GPU before anything is timed: whole tiles; ragged edges; fewer k tiles than stages.
 CHECKED = ((1024, 1024, 1024), (1000, 1037, 1100), (264, 392, 72))
 SIZE = 8192
+# For a launch of several blocks a multiprocessor: shared memory's share of what it has in common with L1, in percent.
+ALL_SHARED = 100
 
 
 @dataclass(frozen=True)
@@ -328,4 +330,4 @@ def main(levels: Sequence[Level], argv: Sequence[str] | None = None) -> int:
     return status
 
 
-__all__ = ["CHECKED", "Level", "SharedMap", "gpu_here", "load", "main", "operand", "tiles", "wgmma_report"]
+__all__ = ["ALL_SHARED", "ARCH", "CHECKED", "Level", "SharedMap", "gpu_here", "load", "main", "operand", "tiles", "wgmma_report"]
