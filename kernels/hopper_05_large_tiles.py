@@ -7,9 +7,9 @@ Needs: dsl
 What changed: the tile of C, and nothing else. Level 4's 64x128 tile reads 24 KiB of A and B a k tile for 2*64*128*64
 FLOP, 43 a byte: the tensor cores ask for more than the way from L2, and shared memory itself, carry. 128x128 needs 64
 FLOP a byte, 128x256 85. A tile of 128 rows is two warpgroups' work, each with 64 rows and an accumulator of its own, 64
-or 128 registers a thread; both read the same B. (One warpgroup that does both halves, one after the other, reads B twice; one
-that holds both accumulators has no registers left.) A block has a multiprocessor to itself and its ring as many stages
-as fit: six of 32 KiB, or four of 48 KiB.
+or 128 registers a thread; both read the same B. (One warpgroup that does both halves, one after the other, reads B
+twice; one that holds both accumulators has no registers left.) A block has a multiprocessor to itself and its ring as
+many stages as fit: six of 32 KiB, or four of 48 KiB.
 
     role          who                         registers    does
     ----------    ------------------------    ---------    ----------------------------------------------------------

@@ -10,6 +10,7 @@ only:
     bridge_sync        mbarriers, block, named and cluster barriers, fences, register counts, launch order
     bridge_wgmma       descriptors, accumulators, wgmma
     bridge_registers   conversions, stmatrix, stores
+    bridge_warp        cp.async, ldmatrix, mma.sync, vector loads
 
 and this one has the block's shared memory, and all of the above under one name. Everything here runs while a kernel is
 traced, with traced values (`Int32`, `Int64`) as arguments.
@@ -56,6 +57,15 @@ from .bridge_sync import (
     wait_for_previous_kernel,
 )
 from .bridge_types import Carried, Stream, TensorMap, element_type, unrolled
+from .bridge_warp import (
+    commit_copies,
+    copy_async,
+    keep_elements,
+    load_matrices,
+    load_vector,
+    multiply_warp,
+    wait_copies,
+)
 from .bridge_wgmma import Operand, Wgmma, matrix_descriptor
 
 
@@ -118,15 +128,21 @@ __all__ = [
     "cluster_arrive",
     "cluster_mask",
     "cluster_wait",
+    "commit_copies",
     "commit_stores",
     "convert_pair",
+    "copy_async",
     "elect",
     "element_type",
     "encode_tensor_map",
     "give_registers",
+    "keep_elements",
+    "load_matrices",
     "load_share",
     "load_tile",
+    "load_vector",
     "matrix_descriptor",
+    "multiply_warp",
     "named_arrive",
     "named_sync",
     "prefetch_map",
@@ -140,6 +156,7 @@ __all__ = [
     "take_registers",
     "uniform",
     "unrolled",
+    "wait_copies",
     "wait_for_previous_kernel",
     "wait_stores",
     "wait_stores_read",

@@ -40,6 +40,7 @@ from ..dtypes import DType, bf16, f32
 from ..emulator.api import Emulation, Orders, emulate_host
 from ..emulator.host import HostFunction
 from ..errors import EmulatorError, PlanError
+from ..layouts import CounterExample, Proof, Undecided
 from . import object_cache
 from .compile import CompiledGemm, compile_kernel, require_gpu
 from .emulated import PARAMETERS
@@ -242,6 +243,12 @@ class SharedMap:
         return {**parts, "barriers and gaps": self.total - sum(parts.values())}
 
 
+def proven(name: str, statement: str, verdict: Proof | CounterExample | Undecided) -> Check:
+    """A proof, or what came in its place, as a line of a report."""
+    method = verdict.method if isinstance(verdict, (Proof, CounterExample)) else "undecided"
+    return Check(name, statement, bool(verdict), method, "" if verdict else verdict.explain())
+
+
 def wgmma_report(
     mma: MmaAtom,
     a: OperandPlan,
@@ -330,4 +337,17 @@ def main(levels: Sequence[Level], argv: Sequence[str] | None = None) -> int:
     return status
 
 
-__all__ = ["ALL_SHARED", "ARCH", "CHECKED", "Level", "SharedMap", "gpu_here", "load", "main", "operand", "tiles", "wgmma_report"]
+__all__ = [
+    "ALL_SHARED",
+    "ARCH",
+    "CHECKED",
+    "Level",
+    "SharedMap",
+    "gpu_here",
+    "load",
+    "main",
+    "operand",
+    "proven",
+    "tiles",
+    "wgmma_report",
+]
