@@ -27,8 +27,6 @@ Measured: see the table in README.md.
 
 from __future__ import annotations
 
-from typing import Any
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
@@ -128,12 +126,12 @@ class WgmmaKernel:
 
         # 2. Fill all stages but one. A group is closed even where there is nothing left to copy, so that the number of
         #    pending groups says which stage has landed.
-        rows_a = (a + Int64(m0) * lda * bf16.bytes, lda, m - m0)
-        rows_b = (b + Int64(n0) * ldb * bf16.bytes, ldb, n - n0)
+        rows_a = (a + Int64(m0) * lda * bf16.bytes, lda, m - m0, k)
+        rows_b = (b + Int64(n0) * ldb * bf16.bytes, ldb, n - n0, k)
         for s in cutlass.range_constexpr(self.stages - 1):
             if s < k_tiles:
-                self.copy_rows(thread, self.a.smem, shared.a(s), rows_a, s * self.tile_k, k)
-                self.copy_rows(thread, self.b.smem, shared.b(s), rows_b, s * self.tile_k, k)
+                bridge.copy_tile(self.copy, self.a.smem, thread, rows_a, s * self.tile_k, shared.a(s))
+                bridge.copy_tile(self.copy, self.b.smem, thread, rows_b, s * self.tile_k, shared.b(s))
             bridge.commit_copies()
 
         # 3. The main loop. Behind bar.sync every thread's part of the stage is in shared memory and shown to wgmma, and
@@ -152,8 +150,8 @@ class WgmmaKernel:
             mma.multiply_blocks([accumulator], operand_a, operand_b, stage, k_tile > 0)
             ahead = k_tile + self.stages - 1
             if ahead < k_tiles:
-                self.copy_rows(thread, self.a.smem, shared.a(target), rows_a, ahead * self.tile_k, k)
-                self.copy_rows(thread, self.b.smem, shared.b(target), rows_b, ahead * self.tile_k, k)
+                bridge.copy_tile(self.copy, self.a.smem, thread, rows_a, ahead * self.tile_k, shared.a(target))
+                bridge.copy_tile(self.copy, self.b.smem, thread, rows_b, ahead * self.tile_k, shared.b(target))
             bridge.commit_copies()
             target = stage
             stage += 1
@@ -168,20 +166,6 @@ class WgmmaKernel:
             if i < m - m0:
                 address = c + (Int64(m0 + i) * ldc + (n0 + j)) * f32.bytes
                 bridge.store_pair(address, accumulator[2 * v], accumulator[2 * v + 1], n - n0 - j, aligned)
-
-    def copy_rows(self, thread: Any, tile: Any, destination: Any, rows: Any, k0: Any, k: Any) -> None:
-        """This thread's part of one tile: 16 bytes a copy, zeros for what lies beyond the matrix's rows or beyond K.
-
-        `rows` is the address of the tile's first row, elements from one to the next, and how many there are.
-        """
-        address, pitch, count = rows
-        places = self.copy.partition("src", Layout.identity(tile.extent))
-        for part in range(places[2].size):
-            i, j = places(thread, 0, part, 0)
-            # A row that is there leaves the columns to decide: 16 bytes or more are no limit.
-            valid = cutlass.min((k - k0 - j) * bf16.bytes, (count - i) * (CHUNK * bf16.bytes))
-            source = address + (Int64(i) * pitch + (k0 + j)) * bf16.bytes
-            bridge.copy_async(destination + tile.byte(i, j), source, valid)
 
 
 LEVELS = (levels.Level(2, "wgmma, tile swizzled by hand", WgmmaKernel(), guide=42),)

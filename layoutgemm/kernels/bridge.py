@@ -60,6 +60,7 @@ from .bridge_types import Carried, Stream, TensorMap, element_type, unrolled
 from .bridge_warp import (
     commit_copies,
     copy_async,
+    copy_tile,
     keep_elements,
     load_matrices,
     load_vector,
@@ -132,6 +133,7 @@ __all__ = [
     "commit_stores",
     "convert_pair",
     "copy_async",
+    "copy_tile",
     "elect",
     "element_type",
     "encode_tensor_map",

@@ -3,6 +3,7 @@
     library object                    function here               instruction
     ------------------------------    -----------------------     ------------------------------------------------
     CopyAtom cp_async(16)             copy_async                  cp.async.cg.shared.global, with zero fill
+    TiledCopy of it                   copy_tile                   the same, for each vector of the thread
     CopyAtom ldmatrix(count)          load_matrices               ldmatrix.sync.aligned.m8n8
     CopyAtom load_global(128)         load_vector                 ld.global.v4.b32
     MmaAtom mma_sync((16, 8, 16))     multiply_warp               mma.sync.aligned
@@ -23,6 +24,7 @@ from cutlass.cutlass_dsl import T, dsl_user_op
 from cutlass.experimental import primitives
 
 from layoutgemm.errors import PlanError
+from layoutgemm.layouts import Layout
 
 from .bridge_types import raw
 
@@ -40,6 +42,24 @@ def copy_async(destination: Any, address: Int64, valid: Any) -> None:
     primitives.cp_async_shared_global(
         raw(destination), raw(source), VECTOR_BYTES, primitives.LoadCacheModifier.CG, cp_size=size
     )
+
+
+def copy_tile(copy: Any, tile: Any, thread: Any, matrix: tuple[Any, Any, Any, Any], k0: Any, destination: Any) -> None:
+    """The calling thread's part of one K-major tile: TiledCopy of cp.async x SmemTile -> copies, zeros at the edges.
+
+    matrix       (address of the tile's first row at K = 0, elements from row to row, rows from there on, K): a row or
+                 an element of K that is not there becomes zeros
+    k0           the tile's first element of K
+    destination  the tile's first byte in shared memory
+    """
+    address, pitch, rows, k = matrix
+    size = tile.dtype.bytes
+    places = copy.partition("src", Layout.identity(tile.extent))
+    for part in range(places[2].size):
+        i, j = places(thread, 0, part, 0)
+        # A row that is there leaves the columns to decide: 16 bytes or more are no limit.
+        valid = cutlass.min((k - k0 - j) * size, (rows - i) * VECTOR_BYTES)
+        copy_async(destination + tile.byte(i, j), address + (Int64(i) * pitch + (k0 + j)) * size, valid)
 
 
 def commit_copies() -> None:
