@@ -50,17 +50,14 @@ K_ORDER = Layout((2, 4, 2, 2), (1, 8, 2, 4))
 DEPTH = K_ORDER.size
 # (thread, value, (block along M, block along N)) -> (row, column) of the tile of C; a value, then its neighbour in N.
 C_PLACES = MMA.partition("C", Layout.identity((TILE_M, TILE_N)))
-BLOCKS_M, BLOCKS_N = C_PLACES[2].size, C_PLACES[3].size
-VALUES = C_PLACES[1].size
+VALUES, BLOCKS_M, BLOCKS_N = (C_PLACES[mode].size for mode in (1, 2, 3))
+SCHEDULE = checks.Linear("N")
 
 
 class MmaSyncKernel:
     """What both kernels share: the launch, the products of a fragment, and the store."""
 
     smem_bytes = 0
-
-    def __init__(self) -> None:
-        self.schedule = checks.Linear("N")
 
     @cute.jit
     def __call__(
@@ -77,7 +74,7 @@ class MmaSyncKernel:
         """Thread, corner of the tile, its rows of A and B (address, pitch, how many, K), and the sums, zero."""
         thread, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
-        row, column = self.schedule.tile(block, (levels.tiles(m, TILE_M), levels.tiles(n, TILE_N)))
+        row, column = SCHEDULE.tile(block, (levels.tiles(m, TILE_M), levels.tiles(n, TILE_N)))
         m0, n0 = row * TILE_M, column * TILE_N
         accumulator = cute.make_rmem_tensor(BLOCKS_M * BLOCKS_N * VALUES, Float32)
         accumulator.fill(0.0)
@@ -113,11 +110,11 @@ class FromGlobal(MmaSyncKernel):
         """What a lane loads in one go is what two instructions want of it, register by register."""
         held = [levels.proven("order of K", f"{K_ORDER} is a permutation", K_ORDER.is_bijective())]
         for name in "AB":
-            places, depth = ATOM.coords(name), ATOM.shape_mnk[2]
+            places = ATOM.coords(name)
             wrong = [
                 (lane, value, step)
                 for lane, value, step in np.ndindex(places[0].size, places[1].size, 2)
-                if K_ORDER(places(lane, value)[1] + step * depth)
+                if K_ORDER(places(lane, value)[1] + step * ATOM.shape_mnk[2])
                 != K_ORDER(places(lane, 0)[1]) + 2 * word_of(places(0, value)[1], step) + value % 2
             ]
             statement = f"a lane's {name} of two instructions is {2 * CHUNK} consecutive bytes of each of its rows"
@@ -174,7 +171,6 @@ class FromPaddedTiles(MmaSyncKernel):
     """Tiles in shared memory at a padded pitch, by cp.async; fragments by ldmatrix."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.tile_k, self.stages = 32, 4
         extent = (TILE_M, self.tile_k)
         padding = checks.find_padding(extent, checks.matrix_access(extent, "bf16"), "bf16")
