@@ -291,7 +291,7 @@ def gpu_here(level: Level) -> tuple[bool, str]:
     try:
         require_gpu()
     except PlanError as error:
-        return False, str(error)
+        return False, str(error).partition(". ")[0]
     return gpu_for(level)
 
 
