@@ -209,8 +209,10 @@ def _arithmetic(g: Generator, ins: Instruction) -> str | None:
             return f"least(largest({exact}, {-(1 << bits - 1)}), {(1 << bits - 1) - 1}) & {mask}"
         return _wrapped(f"{g.read(a, kind)} {'+' if name == 'add' else '-'} {g.read(b, kind)}", bits)
     if name in ("min", "max"):
-        _only(ins)
+        _only(ins, *(("relu",) if kind == "s32" else ()))
         chosen = f"{'least' if name == 'min' else 'largest'}({g.signed(a, kind)}, {g.signed(b, kind)})"
+        if "relu" in ins.words:
+            chosen = f"largest({chosen}, 0)"
         return f"signed_wide({chosen})" if kind == "s64" else chosen if kind[0] == "u" else f"{chosen} & {mask}"
     if name == "div":
         _only(ins)

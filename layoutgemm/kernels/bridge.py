@@ -10,6 +10,7 @@ only:
     bridge_sync        mbarriers, block, named and cluster barriers, fences, register counts, launch order
     bridge_wgmma       descriptors, accumulators, wgmma
     bridge_registers   conversions, stmatrix, stores
+    bridge_warp        cp.async, ldmatrix, mma.sync, vector loads
 
 and this one has the block's shared memory, and all of the above under one name. Everything here runs while a kernel is
 traced, with traced values (`Int32`, `Int64`) as arguments.
@@ -39,6 +40,7 @@ from .bridge_registers import (
     split_pair,
     store_element,
     store_matrices,
+    store_pair,
     store_remote,
     store_shared,
 )
@@ -65,6 +67,16 @@ from .bridge_sync import (
     warp_sync,
 )
 from .bridge_types import Carried, Stream, TensorMap, element_type, unrolled
+from .bridge_warp import (
+    commit_copies,
+    copy_async,
+    copy_tile,
+    keep_elements,
+    load_matrices,
+    load_vector,
+    multiply_warp,
+    wait_copies,
+)
 from .bridge_wgmma import Operand, Wgmma, matrix_descriptor
 
 
@@ -127,16 +139,23 @@ __all__ = [
     "cluster_arrive",
     "cluster_mask",
     "cluster_wait",
+    "commit_copies",
     "commit_stores",
     "convert_pair",
+    "copy_async",
+    "copy_tile",
     "elect",
     "element_type",
     "encode_tensor_map",
     "give_registers",
+    "keep_elements",
+    "load_matrices",
     "load_share",
     "load_shared",
     "load_tile",
+    "load_vector",
     "matrix_descriptor",
+    "multiply_warp",
     "named_arrive",
     "named_sync",
     "prefetch_map",
@@ -145,12 +164,14 @@ __all__ = [
     "split_pair",
     "store_element",
     "store_matrices",
+    "store_pair",
     "store_remote",
     "store_shared",
     "store_tile",
     "take_registers",
     "uniform",
     "unrolled",
+    "wait_copies",
     "wait_for_previous_kernel",
     "wait_stores",
     "wait_stores_read",

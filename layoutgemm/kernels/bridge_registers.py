@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import cutlass.cute as cute
-from cutlass import Float32, Int8, Int16, Int32, Int64
+from cutlass import Boolean, Float32, Int8, Int16, Int32, Int64
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T, dsl_user_op
 from cutlass.experimental import primitives
@@ -137,3 +137,39 @@ def store_element(address: Int64, value: Any, dtype: Any) -> None:
     target = element_type(dtype)
     pointer = cute.make_ptr(target, address, cute.AddressSpace.gmem, assumed_align=dtype.bytes)
     cute.make_tensor(pointer, cute.make_layout(1))[0] = value.to(target)
+
+
+@dsl_user_op
+def _store_two(address: Any, low: Any, high: Any, *, loc: Any = None, ip: Any = None) -> None:
+    llvm.inline_asm(
+        None,
+        [value.ir_value(loc=loc, ip=ip) for value in (Int64(address), Float32(low), Float32(high))],
+        "st.global.v2.f32 [$0], {$1, $2};",
+        "l,f,f,~{memory}",
+        has_side_effects=True,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+        loc=loc,
+        ip=ip,
+    )
+
+
+@cute.jit
+def store_pair(address: Int64, low: Float32, high: Float32, room: Int32, aligned: Boolean) -> None:
+    """Store two f32 neighbours of a row of which `room` elements (2, 1, none) are in the matrix.
+
+    `aligned` says that the address is a multiple of 8: then both go in one 64-bit store.
+    """
+    if aligned and room > 1:
+        _store_two(address, low, high)
+    else:
+        if room > 0:
+            _store_one(address, low)
+        if room > 1:
+            _store_one(address + 4, high)
+
+
+def _store_one(address: Any, value: Any) -> None:
+    cute.make_tensor(cute.make_ptr(Float32, address, cute.AddressSpace.gmem, assumed_align=4), cute.make_layout(1))[
+        0
+    ] = value

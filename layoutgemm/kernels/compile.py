@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ Plan = GemmPlan | Sm90Plan
 class CompiledGemm:
     """One kernel, compiled: its code, what the compiler made of it, and the launch.
 
-    plan     the plan it was compiled from; sizes are arguments of the launch, so it serves any M, N, K
+    plan     the plan, or the `Level`, it was compiled from; sizes are arguments of the launch, so it serves any M, N, K
     ptx      PTX text
     cubin    machine code, an ELF file
     object   the exported object: the compiled host function with the cubin inside; `symbol` is the prefix of its names
@@ -49,7 +50,7 @@ class CompiledGemm:
     seconds  what compiling or loading took
     """
 
-    def __init__(self, plan: Plan, parts: dict[str, bytes], symbol: str, cached: bool):
+    def __init__(self, plan: Any, parts: dict[str, bytes], symbol: str, cached: bool):
         self.plan = plan
         self.ptx = parts[_PTX].decode()
         self.cubin = parts[_CUBIN]
@@ -86,7 +87,7 @@ class CompiledGemm:
         from cuda.bindings import driver
 
         if not self._ready:
-            _require_gpu()
+            require_gpu()
         if len(arguments) != len(self.plan.parameters):
             raise PlanError(f"the kernel takes {', '.join(self.plan.parameters)}: got {len(arguments)} arguments")
         try:
@@ -171,8 +172,25 @@ def kernel_facts(plan: Plan) -> dict[str, Any]:
     }
 
 
+def compile_kernel(kernel: Any, arch: str, facts: dict[str, Any], origin: Any) -> CompiledGemm:
+    """Compile any kernel object whose `__call__` takes `origin.parameters` and a stream, or take it from the cache.
+
+    kernel  an object with a `@cute.jit` method `__call__`; what it holds is a compile-time constant
+    facts   all that decides its code, as JSON-able data; the version of the DSL, this processor and this package's
+            sources are added here
+    origin  what the result names as its plan; its `parameters` say what the kernel takes
+    """
+    version = require_dsl()
+    facts = {**facts, "arch": arch, "dsl": version, "host": object_cache.host(), "sources": object_cache.source_hash()}
+    with _LOCK:
+        return _compiled(origin, facts, lambda symbol: _machine_code(kernel, arch, origin.parameters, symbol))
+
+
 def _compile(plan: Plan) -> CompiledGemm:
-    facts = kernel_facts(plan)
+    return _compiled(plan, kernel_facts(plan), lambda symbol: _trace(plan, symbol))
+
+
+def _compiled(plan: Any, facts: dict[str, Any], trace: Callable[[str], dict[str, bytes]]) -> CompiledGemm:
     key = object_cache.key_of(facts)
     if key in _LOADED:
         return _LOADED[key]
@@ -186,7 +204,7 @@ def _compile(plan: Plan) -> CompiledGemm:
         except Exception:  # whatever the loader dislikes about an old object, compiling anew is the answer
             compiled = None
     if compiled is None:
-        parts = _trace(plan, symbol)
+        parts = trace(symbol)
         compiled = CompiledGemm(plan, parts, symbol, cached=False)
         object_cache.write(facts, parts)
     compiled.seconds = time.perf_counter() - start
@@ -195,20 +213,23 @@ def _compile(plan: Plan) -> CompiledGemm:
 
 
 def _trace(plan: Plan, symbol: str) -> dict[str, bytes]:
+    # The kernel sees a plan for a 1x1x1 problem: were it to read a size at trace time, every test would show it.
+    return _machine_code(_kernel_of(plan.for_any_size()), plan.arch.name, plan.parameters, symbol)
+
+
+def _machine_code(kernel: Any, arch: str, parameters: Mapping[str, str], symbol: str) -> dict[str, bytes]:
     """Trace and compile the kernel; artefacts pass through a temporary folder of their own and are gone afterwards."""
     import cutlass.cute as cute
     from cutlass import Int32, Int64
     from cutlass.cute.runtime import make_fake_stream
 
-    # The kernel sees a plan for a 1x1x1 problem: were it to read a size at trace time, every test would show it.
-    kernel = _kernel_of(plan.for_any_size())
     kinds = {"address": Int64(0), "size": Int32(1), "stride": Int64(8)}
-    arguments = [kinds[kind] for kind in plan.parameters.values()]
+    arguments = [kinds[kind] for kind in parameters.values()]
     folder = tempfile.mkdtemp(prefix="layoutgemm-")
     try:
         # --gpu-arch always: without it the DSL takes the architecture of the machine it runs on, or of an environment
         # variable read at import. --dump-dir: PTX and cubin pass through files, by default in the working directory.
-        options = f"--gpu-arch {plan.arch.name} --keep-ptx --keep-cubin --dump-dir {folder}"
+        options = f"--gpu-arch {arch} --keep-ptx --keep-cubin --dump-dir {folder}"
         function = cute.compile(
             kernel,
             *arguments,
@@ -259,7 +280,8 @@ def _load(content: bytes, symbol: str) -> Any:
         return load_module(str(path))[symbol]
 
 
-def _require_gpu() -> None:
+def require_gpu() -> None:
+    """Raise PlanError when the CUDA runtime finds no GPU."""
     from cuda.bindings import runtime
 
     error, count = runtime.cudaGetDeviceCount()

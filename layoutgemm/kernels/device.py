@@ -20,8 +20,8 @@ _CAPABILITY = {"sm_90a": (9, 0)}
 _TORCH_NAMES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 
 
-def gpu_for(plan: GemmPlan, index: int | None = None) -> tuple[bool, str]:
-    """Can the plan run on a GPU of this machine? (verdict, the reason in a sentence)."""
+def gpu_for(plan: Any, index: int | None = None) -> tuple[bool, str]:
+    """Can the plan, or the level, run on a GPU of this machine? (verdict, the reason in a sentence)."""
     if importlib.util.find_spec("torch") is None:
         return False, "torch is not installed, so no GPU can be reached"
     import torch

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from ..emulator.api import Emulation, emulate_host
 from ..emulator.host import HostFunction, HostParameter
 from ..emulator.machine import Policy
-from .compile import Plan, compile_plan
+from .compile import CompiledGemm, Plan, compile_plan
 from .plan import GemmPlan
 from .run import padded_leading
 from .silicon import GlobalMatrix
@@ -45,10 +45,14 @@ def emulate_launch(
 
 def linked(plan: Plan) -> HostFunction:
     """The plan's compiled host function, linked; its kernels are with it."""
-    compiled = compile_plan(plan)
+    return host_of(compile_plan(plan))
+
+
+def host_of(compiled: CompiledGemm) -> HostFunction:
+    """A compiled kernel's host function, linked, with the parameters that its plan names."""
     host = _HOSTS.get(compiled.symbol)
     if host is None:
-        parameters = [HostParameter(name, "scalar", _C_TYPES[kind]) for name, kind in plan.parameters.items()]
+        parameters = [HostParameter(name, "scalar", _C_TYPES[kind]) for name, kind in compiled.plan.parameters.items()]
         parameters.append(HostParameter("stream", "stream"))
         host = _HOSTS[compiled.symbol] = HostFunction.link(compiled.object, compiled.ptx, parameters)
     return host

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..atoms import MmaAtom
 from ..checks import (
     Check,
     Report,
@@ -25,8 +26,8 @@ def check_plan(plan: GemmPlan) -> Report:
     """Every check of the plan, in the order of the data's way from global memory to C."""
     checks: list[Check] = [_tile_coverage(plan), _k_coverage(plan)]
     for operand in (plan.a, plan.b):
-        checks += _operand(plan, operand)
-    checks += [_barrier(plan), _pipeline(plan), *_fragment(plan), _smem_overlap(plan)]
+        checks += operand_checks(operand, plan.mma)
+    checks += [_barrier(plan), _pipeline(plan), *fragment_checks(plan.mma), _smem_overlap(plan)]
     checks.append(
         shared_memory(
             plan.arch,
@@ -42,13 +43,14 @@ def check_plan(plan: GemmPlan) -> Report:
     return Report(tuple(checks))
 
 
-def _operand(plan: GemmPlan, operand: OperandPlan) -> list[Check]:
+def operand_checks(operand: OperandPlan, mma: MmaAtom) -> list[Check]:
+    """The tile's layout is one, the copies fill it, the descriptor reads it for the instruction, without conflicts."""
     name, tile = operand.name, operand.smem
     banks = bank_conflicts(tile, matrix_access(tile.extent, tile.dtype, tile.major, "wgmma"))
     return [
         bijective_tile(f"tile {name}", operand.smem),
         filled_by(f"copy {name}", operand.smem, operand.tma),
-        read_by(f"descriptor {name}", operand.smem, operand.descriptor, plan.mma, name),
+        read_by(f"descriptor {name}", operand.smem, operand.descriptor, mma, name),
         banks.as_check(f"banks {name}"),
     ]
 
@@ -96,8 +98,9 @@ def _pipeline(plan: GemmPlan) -> Check:
     return check_pipeline(loop)
 
 
-def _fragment(plan: GemmPlan) -> list[Check]:
-    layout, (rows, columns) = plan.mma.layout_C, plan.mma.tile_of("C")
+def fragment_checks(mma: MmaAtom) -> list[Check]:
+    """The accumulator's fragment map is a bijection, and its coordinates say the same."""
+    layout, (rows, columns) = mma.layout_C, mma.tile_of("C")
     verdict = layout.is_bijective()
     size = rows * columns
     bijective = bool(verdict) and layout.size == size
@@ -110,12 +113,12 @@ def _fragment(plan: GemmPlan) -> list[Check]:
             "" if bijective else str(verdict),
         )
     ]
-    row, column = plan.mma.coords_C(np.arange(layout.size))
+    row, column = mma.coords_C(np.arange(layout.size))
     wrong = np.nonzero(np.asarray(row) + rows * np.asarray(column) != layout.offsets())[0]
     witness = "" if not len(wrong) else f"(thread, value) number {int(wrong[0])}"
     checks.append(
         Check(
-            "coordinates", f"{plan.mma.coords_C} is the same map", not witness, f"exhaustion ({size} elements)", witness
+            "coordinates", f"{mma.coords_C} is the same map", not witness, f"exhaustion ({size} elements)", witness
         )
     )
     return checks

@@ -81,6 +81,12 @@ def test_saturating_addition():
               lambda x, y, f=function: fit(max(-(1 << 31), min((1 << 31) - 1, f(signed(x, 32), signed(y, 32)))), 32))  # fmt: skip # noqa: E501
 
 
+def test_minimum_and_maximum_that_are_not_negative():
+    for name, function in (("min", min), ("max", max)):
+        agree(f"{name}.relu.s32 {{0}}, {{a}}, {{b}}", ["b32", "b32"], ["b32"],
+              lambda x, y, f=function: max(0, f(signed(x, 32), signed(y, 32))))  # fmt: skip
+
+
 def test_constants_as_operands():
     agree("add.s32 {0}, {a}, -5", ["b32"], ["b32"], lambda x: fit(x - 5, 32))
     agree("mul.wide.s32 {0}, {a}, -3", ["b32"], ["b64"], lambda x: fit(signed(x, 32) * -3, 64))

@@ -1,0 +1,174 @@
+"""Level 2: wgmma, from a tile that the threads swizzle themselves.
+
+    python kernels/hopper_02_wgmma.py
+
+Needs: dsl
+
+What changed: the matrix instruction. mma.sync takes its operands from registers, so level 1 moved every element through
+them; wgmma takes both operands from shared memory, through a descriptor, for four warps at once and asynchronously. In
+return the tile must lie as the descriptor says: padding is gone, 16-byte chunks are permuted by the 128-byte swizzle
+instead, and the same object (`smem_tile`) gives the address that a thread copies to and the descriptor's bits. The copy
+is level 1's cp.async, to swizzled addresses.
+
+wgmma reads through the async proxy, the threads write through the generic one. So every thread that wrote fences
+(fence.proxy.async), then all meet, then wgmma is issued: in that order, and by every writer, since a fence speaks for
+the thread that executes it. wgmma.fence is something else: it orders accesses to registers.
+
+    role      who        does, k tile by k tile
+    ------    -------    ------------------------------------------------------------------------------------------
+    all       128        wait for the own copies and for the own product, fence, bar.sync, multiply, and meanwhile
+                         copy the k tile that is stages - 1 ahead into the stage that was read before
+    store     128        each its registers, where the atom says
+
+What it should gain: no operand in registers, so no ldmatrix, and one instruction for 64x128x16.
+
+Measured: see the table in README.md.
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64
+
+from layoutgemm import Layout
+from layoutgemm.atoms import cp_async, make_tiled_copy, wgmma
+from layoutgemm.checks import Buffer, Cursor, Linear, NamedBarrier, Pipeline, Report, Role, bank_conflicts, tiled_access
+from layoutgemm.checks import pipeline_actions as act
+from layoutgemm.dtypes import bf16, f32
+from layoutgemm.kernels import bridge, levels
+
+THREADS = 128
+CHUNK = 8  # elements of a cp.async
+COMMIT = act.Commit("cp.async")
+
+
+def pipeline(stages: int) -> Pipeline:
+    """The order of things in this file: one warpgroup that copies stages - 1 k tiles ahead, fences and multiplies."""
+    fill = [step for s in range(stages - 1) for step in (act.If(act.Ahead(s), (act.CpAsync("ab", s),)), COMMIT)]
+    body = (
+        act.WaitGroup("cp.async", stages - 2),
+        act.WaitGroup("wgmma", 0),
+        act.FenceProxy(),
+        act.Sync("cta"),
+        act.Mma(("ab",), "read", "acc"),
+        act.Commit("wgmma"),
+        act.If(act.Ahead(stages - 1), (act.CpAsync("ab", "load"),)),
+        COMMIT,
+        act.Advance("read"),
+        act.Advance("load"),
+    )
+    program = (*fill, act.ForK(body), act.WaitGroup("wgmma", 0), act.Read("acc"))
+    cursors = (Cursor("read", stages), Cursor("load", stages, index=stages - 1))
+    return Pipeline(
+        f"cp.async and wgmma, {stages} stages",
+        (Role("all", 4, program, cursors),),
+        (NamedBarrier("cta", THREADS),),
+        (Buffer("ab", stages), Buffer("acc", space="reg")),
+    )
+
+
+class WgmmaKernel:
+    """One warpgroup a block, which copies by hand and multiplies by wgmma."""
+
+    def __init__(self) -> None:
+        self.tile_m, self.tile_n, self.tile_k = 64, 128, 64
+        self.stages, self.blocks_per_sm = 4, 2
+        self.mma = wgmma(self.tile_n, "bf16")
+        # A swizzled tile each, and the descriptor that reads it; the tensor copies are for level 3.
+        self.a = levels.operand("A", self.tile_m, self.tile_k, self.mma)
+        self.b = levels.operand("B", self.tile_n, self.tile_k, self.mma)
+        self.smem = levels.SharedMap.of(self.a.smem, self.b.smem, self.stages)
+        # Eight threads copy a row of 64, 16 bytes each, and 16 rows are copied at a time.
+        chunks = self.tile_k // CHUNK
+        self.copy = make_tiled_copy(
+            cp_async(2 * CHUNK, "cg", "bf16", "register"),
+            Layout((THREADS // chunks, chunks), (chunks, 1)),
+            Layout((1, CHUNK)),
+        )
+        self.schedule = Linear("N")
+
+    def check(self) -> Report:
+        """Operands and budgets as ever; the copies are whole vectors without conflicts; the loop, for any K."""
+        more = []
+        for operand in (self.a, self.b):
+            vectors = self.copy.vectors("dst", operand.smem.composed)
+            more.append(levels.proven(f"vectors of {operand.name}", "each copy is 16 bytes of shared memory", vectors))
+            banks = bank_conflicts(operand.smem, tiled_access(self.copy, operand.smem.extent))
+            more.append(banks.as_check(f"writes of {operand.name}"))
+        return levels.wgmma_report(
+            self.mma, self.a, self.b, self.smem, pipeline(self.stages), *more, blocks_per_sm=self.blocks_per_sm
+        )
+
+    @cute.jit
+    def __call__(
+        self, a: Int64, b: Int64, c: Int64, m: Int32, n: Int32, k: Int32,
+        lda: Int64, ldb: Int64, ldc: Int64, stream: bridge.Stream,
+    ) -> None:  # fmt: skip
+        """Host side: launch a block for each tile of C."""
+        blocks = levels.tiles(m, self.tile_m) * levels.tiles(n, self.tile_n)
+        self.kernel(a, b, c, m, n, k, lda, ldb, ldc).launch(
+            grid=(blocks, 1, 1), block=(THREADS, 1, 1), smem=self.smem.total, stream=stream
+        )
+
+    @cute.kernel
+    def kernel(
+        self, a: Int64, b: Int64, c: Int64, m: Int32, n: Int32, k: Int32, lda: Int64, ldb: Int64, ldc: Int64
+    ) -> None:
+        """Device side: one block, one tile of C."""
+        # 1. The tile of C that this block owns.
+        thread, _, _ = cute.arch.thread_idx()
+        block, _, _ = cute.arch.block_idx()
+        row, column = self.schedule.tile(block, (levels.tiles(m, self.tile_m), levels.tiles(n, self.tile_n)))
+        m0, n0 = row * self.tile_m, column * self.tile_n
+        k_tiles = levels.tiles(k, self.tile_k)
+        shared = bridge.SharedMemory(self.smem)
+
+        # 2. Fill all stages but one. A group is closed even where there is nothing left to copy, so that the number of
+        #    pending groups says which stage has landed.
+        rows_a = (a + Int64(m0) * lda * bf16.bytes, lda, m - m0, k)
+        rows_b = (b + Int64(n0) * ldb * bf16.bytes, ldb, n - n0, k)
+        for s in cutlass.range_constexpr(self.stages - 1):
+            if s < k_tiles:
+                bridge.copy_tile(self.copy, self.a.smem, thread, rows_a, s * self.tile_k, shared.a(s))
+                bridge.copy_tile(self.copy, self.b.smem, thread, rows_b, s * self.tile_k, shared.b(s))
+            bridge.commit_copies()
+
+        # 3. The main loop. Behind bar.sync every thread's part of the stage is in shared memory and shown to wgmma, and
+        #    every warp's product of the stage before is finished: that stage is copied to next.
+        mma = bridge.Wgmma(self)
+        accumulator = mma.accumulator()
+        operand_a = bridge.Operand(self.a.descriptor, shared.a(0), self.smem.a_stage_bytes)
+        operand_b = bridge.Operand(self.b.descriptor, shared.b(0), self.smem.b_stage_bytes)
+        stage, target = Int32(0), Int32(self.stages - 1)
+        for k_tile in cutlass.range(k_tiles, unroll=1):
+            stage = bridge.uniform(stage)
+            bridge.wait_copies(self.stages - 2)
+            mma.wait()
+            bridge.shared_writes_visible()
+            bridge.block_sync()
+            mma.multiply_blocks([accumulator], operand_a, operand_b, stage, k_tile > 0)
+            ahead = k_tile + self.stages - 1
+            if ahead < k_tiles:
+                bridge.copy_tile(self.copy, self.a.smem, thread, rows_a, ahead * self.tile_k, shared.a(target))
+                bridge.copy_tile(self.copy, self.b.smem, thread, rows_b, ahead * self.tile_k, shared.b(target))
+            bridge.commit_copies()
+            target = stage
+            stage += 1
+            if stage == self.stages:
+                stage = Int32(0)
+        mma.wait()
+
+        # 4. Store the fragment where the atom says that each register lies in the tile: pairs are neighbours in a row.
+        aligned = (c | ldc * f32.bytes) % (2 * f32.bytes) == 0
+        for v in bridge.unrolled(self.mma.accumulator_registers // 2):
+            i, j = self.mma.coords_C(thread, 2 * v)
+            if i < m - m0:
+                address = c + (Int64(m0 + i) * ldc + (n0 + j)) * f32.bytes
+                bridge.store_pair(address, accumulator[2 * v], accumulator[2 * v + 1], n - n0 - j, aligned)
+
+
+LEVELS = (levels.Level(2, "wgmma, tile swizzled by hand", WgmmaKernel(), guide=42),)
+
+if __name__ == "__main__":
+    raise SystemExit(levels.main(LEVELS))
