@@ -365,10 +365,11 @@ def _conditions(tmap: TensorMap) -> tuple[str, ...]:
 # --------------------------------------------------------------------------------------------- sizes given at run time
 
 
-def derive(tile: SmemTile, dims: tuple[str, str]) -> TmaPlan:
+def derive(tile: SmemTile, dims: tuple[str, str], operation: str = "load") -> TmaPlan:
     """The boxes that fill a tile from any matrix whose innermost dimension is the tile's contiguous one.
 
-    dims  the names of the two global dimensions, innermost first
+    dims       the names of the two global dimensions, innermost first
+    operation  "load", or "store" for the boxes that empty the tile into the matrix
 
     The plan has no extents: they are given at run time, and `TmaPlan.check_global` holds them against the rules. Raises
     TmaError naming the rule and the arithmetic when a rule of the hardware forbids the copy.
@@ -383,11 +384,13 @@ def derive(tile: SmemTile, dims: tuple[str, str]) -> TmaPlan:
     if len(dims) != 2 or dims[0] == dims[1]:
         raise TmaError(f"a matrix has two dimensions of different names, innermost first; got {dims!r}", rule="tile")
     inner = 1 if tile.major == "K" else 0
-    extents = (dim("rows_"), dim("columns_"))
-    pitch = dim("pitch_", multiple_of=8 * STRIDE_UNIT // min(tile.dtype.bits, 8 * STRIDE_UNIT))
+    unit = 8 * STRIDE_UNIT // min(tile.dtype.bits, 8 * STRIDE_UNIT)
+    extents = (dim("rows_", multiple_of=unit), dim("columns_", multiple_of=unit))
+    # A store asks that no two coordinates share an address: lines as long as their pitch are the case that says it.
+    pitch = dim("pitch_", multiple_of=unit) if operation == "load" else extents[inner]
     gmem = Layout(extents, (pitch, 1) if inner else (1, pitch))
     names = (dims[1], dims[0]) if inner else dims
-    plan = _derive(Request(gmem, tile, names=names))
+    plan = _derive(Request(gmem, tile, names=names, operation=operation))
     return replace(plan, extents=None, strides=None, conditions=(), starts=(), gmem=None, smem=None, tile=())
 
 
