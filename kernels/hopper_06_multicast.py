@@ -92,8 +92,8 @@ class MulticastKernel:
         k: Int32,
         ldc: Int64,
     ) -> None:
-        """Device side: every block walks through its tiles of C."""
-        # 1. Who this is, and how much there is to do.
+        """Device side: one block, one tile of C."""
+        # 1. Who this is, and which tile it has: the cluster's tiles are neighbours along M.
         thread, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
         warp, warpgroup, lane = bridge.uniform(thread // 32), bridge.uniform(thread // 128), thread % 32
@@ -103,7 +103,7 @@ class MulticastKernel:
         row, column = self.schedule.tile(block // blocks, clusters)
         m0, n0 = (row * self.cluster[0] + rank) * self.tile_m, column * self.tile_n
 
-        # 2. Barriers, initialised once and for all tiles. The cluster meets before anyone arrives at another block's.
+        # 2. Barriers. The cluster meets before anyone arrives at another block's, or sends it a tile.
         shared = bridge.SharedMemory(self.smem)
         if thread == 0:
             for s in cutlass.range_constexpr(self.stages):

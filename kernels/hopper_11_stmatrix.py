@@ -24,11 +24,11 @@ products run, and neither warpgroup waits for the other.
       store0       bar.sync: 128 threads = math0 128
       store1       bar.sync: 128 threads = math1 128
 
-A published guide keeps a whole bf16 tile, 64 KiB, beside four stages of 128x256x64: 30 KiB more than a block has. Two
+A published guide keeps a whole bf16 tile, 64 KiB, beside four stages of 128x256x64: 29 KiB more than a block has. Two
 buffers of 64x64 for each warpgroup do the same in 32 KiB.
 
-What it should gain: most of the epilogue's time. While one warpgroup stores, the other one's products have the tensor
-cores, and the stores themselves overlap the next tile.
+What it should gain: most of the waiting in the epilogue, since the stores run under the next tile's products. What is
+left in the open is the rounding and the writing to shared memory.
 
 measured: not yet
 """
