@@ -55,6 +55,11 @@ def level(number: int, workers: int | None = None) -> Any:
     return levels.Level(number, name, type(found.kernel)(workers), found.guide, found.c)
 
 
+def compiled_level(number: int) -> Any:
+    """For one cluster where that is a choice: it then does all tiles, in turn. Otherwise the code is the program's."""
+    return level(number, 1 if number > 6 else None)
+
+
 # ------------------------------------------------------------------------------------------------------------- proofs
 
 
@@ -167,7 +172,7 @@ def test_a_guides_multicast_is_refuted() -> None:
 @pytest.mark.parametrize("number", LEVELS)
 def test_code(number: int) -> None:
     """The machine code has what the level is about and nothing slow by mistake."""
-    found = level(number)
+    found = compiled_level(number)
     compiled = found.compile()
     code, taken = compiled.sass(), compiled.resources
     k_blocks = len(found.kernel.a.descriptor.k_steps)
@@ -200,7 +205,7 @@ def test_right_and_silent(number: int) -> None:
 
     One cluster does all tiles, in turn; level 6, which is not persistent, has one for each.
     """
-    found = level(number) if number == 6 else level(number, 1)
+    found = compiled_level(number)
     for (size, tiles), policy in zip(SIZES.items(), (None, EARLY)):
         (launch,) = found.emulate(*size, orders=policy).launches
         assert launch.cluster == (2, 1, 1) and launch.grid == (2 * (tiles if number == 6 else 1), 1, 1)
@@ -233,7 +238,7 @@ def test_what_is_left_out_is_found(number: int, pattern: str, which: int) -> Non
     from layoutgemm.emulator.host import HostFunction
     from layoutgemm.kernels.emulated import PARAMETERS
 
-    found = level(number, 1)
+    found = compiled_level(number)
     compiled = found.compile()
     host = HostFunction.link(compiled.object, without(compiled.ptx, pattern, which), PARAMETERS)
     m, n, k = 128, 264, 264
