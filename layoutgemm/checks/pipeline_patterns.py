@@ -163,20 +163,31 @@ def cluster_ring(
     *,
     consumers: int = 1,
     warps: int = 4,
+    lag: int = 0,
     persistent: bool = False,
+    meet: bool = False,
+    senders: str = "all",
+    store: tuple[int, int] | None = None,
+    registers: tuple[int, int] | None = None,
     tail: str = "wait",
 ) -> Pipeline:
     """A ring in each CTA of a cluster of (M, N) CTAs, which share their loads by multicast.
 
-    CTAs along N need the same A, those along M the same B: each loads its share and sends it to all of them, so what
-    lands in a CTA is still one A and one B, and a stage is free when the consumers of every CTA reached have released
-    it. Rank r is CTA (r % M, r // M).
+    CTAs along N need the same A, those along M the same B, and what lands in a CTA is one A and one B however they
+    share it: a stage is free when the consumers of every CTA that is sent to have released it. Rank r is CTA
+    (r % M, r // M).
 
-    tail  how a CTA stays until the arrivals of the others are in: "wait" the producer waits once more for every stage,
-          "sync" the cluster meets at the end
+    lag, persistent, store, registers  as in `ring`
+    meet     the roles of a CTA meet after each output tile, so that none begins the next one before the others
+    senders  "all": each CTA loads its share and sends it to all that need it; "first": the first of them sends all of
+             it, and the others wait for none but their own loads
+    tail     how a CTA stays until the arrivals of the others are in: "wait" the producer waits once more for every
+             stage, "sync" the cluster meets at the end
 
     >>> print(cluster_ring(4, 16384, 16384, (2, 1)).prove().states)
     16
+    >>> cluster_ring(4, 16384, 16384, (2, 1), senders="first").mbarrier("empty").count
+    (8, 4)
     """
     along_m, along_n = cluster
     size = along_m * along_n
@@ -184,33 +195,56 @@ def cluster_ring(
         raise PlanError(f"A's {bytes_a} bytes in {along_n} shares, B's {bytes_b} in {along_m}: no whole bytes")
     if tail not in ("wait", "sync"):
         raise PlanError(f"tail = {tail!r}: 'wait' or 'sync'")
+    if senders not in ("all", "first"):
+        raise PlanError(f"senders = {senders!r}: 'all' or 'first'")
     same_m = tuple(tuple(s for s in range(size) if s % along_m == r % along_m) for r in range(size))
     same_n = tuple(tuple(s for s in range(size) if s // along_m == r // along_m) for r in range(size))
-    either = tuple(tuple(sorted({*m, *n})) for m, n in zip(same_m, same_n))
-    names = [f"math{i}" for i in range(consumers)] if consumers > 1 else ["math"]
-    load: Program = (
-        Wait("empty", "load", flip=True),
-        ArriveExpect("full", "load"),
-        TmaLoad("a", "load", "full", bytes_a // along_n, same_m, part="rank"),
-        TmaLoad("b", "load", "full", bytes_b // along_m, same_n, part="rank"),
-        Advance("load"),
-    )
-    drain: Program = (Wait("empty", "load", flip=True), Advance("load")) * stages if tail == "wait" else ()
-    meet: Program = (ClusterArrive(), ClusterWait()) if tail == "sync" else ()
-    producer = (*start(True, size), *_tiles(persistent, (ForK(load),)), *drain, *meet)
-    body: Program = (*_products(0, either, ("a", "b")), Read("acc"))
-    math = (*start(False, size), *_tiles(persistent, body), *meet)
+    if senders == "all":
+        release = tuple(tuple(sorted({*m, *n})) for m, n in zip(same_m, same_n))
+        loads: Program = (
+            TmaLoad("a", "load", "full", bytes_a // along_n, same_m, part="rank"),
+            TmaLoad("b", "load", "full", bytes_b // along_m, same_n, part="rank"),
+        )
+    else:
+        release = tuple(tuple(sorted({r, m[0], n[0]})) for r, (m, n) in enumerate(zip(same_m, same_n)))
+        loads = (
+            If(OnRank(tuple(sorted({m[0] for m in same_m}))), (TmaLoad("a", "load", "full", bytes_a, same_m),)),
+            If(OnRank(tuple(sorted({n[0] for n in same_n}))), (TmaLoad("b", "load", "full", bytes_b, same_n),)),
+        )
+    load: Program = (Wait("empty", "load", flip=True, by="one"), ArriveExpect("full", "load"), *loads, Advance("load"))
+    drain: Program = (Wait("empty", "load", flip=True, by="one"), Advance("load")) * stages if tail == "wait" else ()
+    end: Program = (ClusterArrive(), ClusterWait()) if tail == "sync" else ()
+    after: Program = (Sync(CTA),) if meet else ()
+    mine, theirs = registers or (None, None)
+    producer = (*start(True, size), *_tiles(persistent, (ForK(load), *after)), *drain, *end)
+    roles = [Role("producer", 4 if registers else 1, producer, (Cursor("load", stages),), mine)]
+    buffers = [Buffer("a", stages), Buffer("b", stages), Buffer("acc", space="reg")]
+    named = []
+    for i in range(consumers):
+        name = f"math{i}" if consumers > 1 else "math"
+        cursors = [Cursor("read", stages), Cursor("release", stages)][: 1 + bool(lag)]
+        epilogue: Program = (Read("acc"),)
+        if store:
+            epilogue += store_ring(f"c{i}", f"store{i}", *store)
+            cursors.append(Cursor("store", store[0]))
+            buffers.append(Buffer(f"c{i}", store[0]))
+            named.append(NamedBarrier(f"store{i}", 32 * warps))
+        last: Program = (WaitGroup("bulk", 0, by="one"),) if store else ()
+        body = (*_products(lag, release, ("a", "b")), *epilogue, *after)
+        math = (*start(False, size), *_tiles(persistent, body), *last, *end)
+        roles.append(Role(name, warps, math, tuple(cursors), theirs))
+    if meet:
+        named.append(NamedBarrier(CTA, 32 * sum(role.warps for role in roles)))
+    arrivals = tuple(consumers * warps * sum(r in to for to in release) for r in range(size))
     return Pipeline(
         f"cluster {along_m}x{along_n}, ring of {stages}",
-        (
-            Role("producer", 1, producer, (Cursor("load", stages),)),
-            *(Role(name, warps, math, (Cursor("read", stages),)) for name in names),
-        ),
+        tuple(roles),
         (
             Mbarrier("full", 1, stages, bytes_a + bytes_b),
-            Mbarrier("empty", consumers * warps * (along_m + along_n - 1), stages),
+            Mbarrier("empty", arrivals[0] if len(set(arrivals)) == 1 else arrivals, stages),
+            *named,
         ),
-        (Buffer("a", stages), Buffer("b", stages), Buffer("acc", space="reg")),
+        tuple(buffers),
         cluster=size,
     )
 

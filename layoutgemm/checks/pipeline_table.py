@@ -106,7 +106,8 @@ def _fillers(pipeline: Pipeline, buffer: str) -> tuple[str, list[str]]:
             kind = ""
             if isinstance(action, (TmaLoad, CpAsync, Write)) and action.buffer == buffer:
                 kind = {TmaLoad: "TMA", CpAsync: "cp.async", Write: "stores"}[type(action)]
-                if isinstance(action, TmaLoad) and action.to != "own":
+                size = pipeline.cluster
+                if isinstance(action, TmaLoad) and any(len(ranks_of(action.to, r, size)) > 1 for r in range(size)):
                     kind = "TMA multicast"
             elif isinstance(action, Mma) and action.into == buffer:
                 kind = action.pipe
@@ -165,7 +166,9 @@ def _mbarrier(pipeline: Pipeline, barrier: Mbarrier, width: int) -> str:
                     seen.add(text)
                     arrivals[text] = arrivals.get(text, 0) + 1
     who = " + ".join(text + (f" in {count} CTAs" if count > 1 else "") for text, count in arrivals.items())
-    told = f"{_many(barrier.count_of(0), 'arrival')}: {who or 'nobody'}"
+    first, *others = (barrier.count_of(rank) for rank in range(pipeline.cluster))
+    apart = "".join([f" ({count} in CTA {rank})" for rank, count in enumerate(others, 1) if count != first])
+    told = f"{_many(first, 'arrival')}{apart}: {who or 'nobody'}"
     if landing:
         each = [(f"{name} {buffer} {size}", count) for (name, buffer, size), count in landing.items()]
         terms = [text + f" * {count}" * (count > 1) for text, count in each]

@@ -5,6 +5,7 @@
     TmaPlan.box, .dims, .swizzle      encode_tensor_map           cuTensorMapEncodeTiled, on the host, at each launch
     TmaPlan.instructions              load_tile                   cp.async.bulk.tensor (one for each entry)
     TmaPlan.issued_by(rank)           load_share                  cp.async.bulk.tensor ... .multicast::cluster
+    TmaPlan.instructions              send_tile                   the same, all of it by one block
     TmaPlan.instructions              store_tile                  cp.async.bulk.tensor.global.shared::cta
 
 Sources: PTX ISA, "cp.async.bulk.tensor", "cp.async.bulk.commit_group", "cp.async.bulk.wait_group"; CUDA driver API,
@@ -134,3 +135,19 @@ def _coordinates(tma: Any, origin: Mapping[str, Any], offsets: Sequence[Any]) ->
 def cluster_mask(size: int, first: Any, step: int) -> Int32:
     """Bit `first + step * i` for i < size: the blocks of a cluster that a multicast reaches."""
     return Int32(sum(1 << step * i for i in range(size))) << cutlass.Int32(first)
+
+
+def send_tile(tensor_map: Any, tma: Any, origin: Mapping[str, Any], destination: Any, barrier: Any, mask: Any) -> None:
+    """`load_tile` into every block of the cluster whose bit is in `mask`: one block reads the tile for all of them.
+
+    Each of them receives the tile at the address that `destination` has here, and counts the bytes on its own barrier.
+    """
+    for instruction in tma.instructions:
+        primitives.cp_async_bulk_tensor_shared_cluster_global(
+            raw(destination + instruction.smem_offset),
+            tensor_map.get_ptr(),
+            _coordinates(tma, origin, instruction.coord_offset),
+            raw(barrier),
+            [],
+            multicast_mask=Int16(mask),
+        )

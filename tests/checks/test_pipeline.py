@@ -330,7 +330,7 @@ cluster 2x1, ring of 4: 9 warps, in each of 2 CTAs
   producer     1 warp      TMA
   math0        4 warps     wgmma
   math1        4 warps     wgmma
-  a            TMA multicast: producer -> math0, math1, 4 stages
+  a            TMA: producer -> math0, math1, 4 stages
     full       1 arrival: producer expecting 49152 bytes; lands 49152 = producer a 16384 + producer b 16384 * 2
     empty      16 arrivals: math0 4 warps in 2 CTAs + math1 4 warps in 2 CTAs; waited for by producer
   b            TMA multicast: producer -> math0, math1, 4 stages"""

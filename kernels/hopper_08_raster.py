@@ -1,0 +1,187 @@
+"""Level 8: an order of tiles that L2 likes, and B from both blocks.
+
+    python kernels/hopper_08_raster.py
+
+Needs: dsl
+
+What changed against level 7: two things. The tiles that are in work together are nearly a square now: groups of 8 rows
+of clusters, column by column within a group, instead of whole rows of C. At 8192^3 the waves of 132 tiles read 304
+panels of A and 140 of B in place of 94 and 512 (`layoutgemm.checks.reuse`): 1168 MiB, not 2236. And B comes from both
+blocks of the cluster: each loads half of its columns and sends that to both, so both have the same work, and the same
+wait: for the consumers of both.
+
+    cluster 2x1, ring of 4: 12 warps, in each of 2 CTAs
+      producer     4 warps     TMA, 40 registers
+      math0        4 warps     wgmma, 232 registers
+      math1        4 warps     wgmma, 232 registers
+      a            TMA: producer -> math0, math1, 4 stages
+        full       1 arrival: producer expecting 49152 bytes; lands 49152 = producer a 16384 + producer b 16384 * 2
+        empty      16 arrivals: math0 4 warps in 2 CTAs + math1 4 warps in 2 CTAs; waited for by producer
+      b            TMA multicast: producer -> math0, math1, 4 stages
+      cta          bar.sync: 384 threads = producer 128 + math0 128 + math1 128
+
+What it should gain: about half of the traffic from memory; time only as far as level 7 waits for memory. The order
+costs a division or two a tile.
+
+measured: not yet
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64
+
+from layoutgemm.atoms import wgmma
+from layoutgemm.checks import Grouped, Persistent, Report, cluster_ring, register_check
+from layoutgemm.dtypes import f32
+from layoutgemm.kernels import bridge, level_checks, levels
+
+
+class RasterKernel:
+    """Two blocks a cluster, one cluster for every two multiprocessors: a producer warpgroup and two that multiply."""
+
+    def __init__(self, workers: int = 66) -> None:
+        self.tile_m, self.tile_n, self.tile_k = 128, 256, 64
+        self.stages, self.registers = 4, (40, 232)
+        self.mma = wgmma(self.tile_n, "bf16")
+        self.a = levels.operand("A", self.tile_m, self.tile_k, self.mma)
+        self.b = levels.operand("B", self.tile_n, self.tile_k, self.mma, multicast=2)
+        self.smem = levels.SharedMap.of(self.a.smem, self.b.smem, self.stages)
+        self.schedule = Persistent(Grouped("M", group=8), workers, cluster=(2, 1))
+        self.pipeline = cluster_ring(
+            self.stages, self.a.tma.bytes, self.b.tma.bytes, self.schedule.cluster, consumers=2, lag=1,
+            persistent=True, meet=True, registers=self.registers, tail="sync",
+        )  # fmt: skip
+
+    def check(self) -> Report:
+        """Operands, fragments, budgets; the ring for any number of k tiles and tiles; every tile once."""
+        return levels.wgmma_report(
+            self.mma, self.a, self.b, self.smem, self.pipeline,
+            register_check(self.pipeline),
+            level_checks.every_tile_once(self.schedule),
+        )  # fmt: skip
+
+    @cute.jit
+    def __call__(
+        self, a: Int64, b: Int64, c: Int64, m: Int32, n: Int32, k: Int32,
+        lda: Int64, ldb: Int64, ldc: Int64, stream: bridge.Stream,
+    ) -> None:  # fmt: skip
+        """Host side: encode two tensor maps, launch as many clusters as stay resident, or as there are tiles for."""
+        extents = {"m": m, "n": n, "k": k}
+        map_a = bridge.encode_tensor_map(self.a.tma, a, extents, lda)
+        map_b = bridge.encode_tensor_map(self.b.tma, b, extents, ldb)
+        rows, columns = self.schedule.clusters((levels.tiles(m, self.tile_m), levels.tiles(n, self.tile_n)))
+        blocks = cutlass.min(rows * columns, self.schedule.workers) * self.pipeline.cluster
+        self.kernel(map_a, map_b, c, m, n, k, ldc).launch(
+            grid=(blocks, 1, 1), block=(self.pipeline.threads, 1, 1), cluster=(self.pipeline.cluster, 1, 1),
+            smem=self.smem.total, stream=stream, min_blocks_per_mp=1,
+        )  # fmt: skip
+
+    @cute.kernel
+    def kernel(
+        self,
+        map_a: cutlass.GridConstant[bridge.TensorMap],
+        map_b: cutlass.GridConstant[bridge.TensorMap],
+        c: Int64,
+        m: Int32,
+        n: Int32,
+        k: Int32,
+        ldc: Int64,
+    ) -> None:
+        """Device side: every block walks through its tiles of C."""
+        # 1. Who this is, and how much there is to do.
+        thread, _, _ = cute.arch.thread_idx()
+        block, _, _ = cute.arch.block_idx()
+        warp, warpgroup, lane = bridge.uniform(thread // 32), bridge.uniform(thread // 128), thread % 32
+        blocks = self.pipeline.cluster
+        worker, rank = block // blocks, bridge.rank_in_cluster()
+        grid = levels.tiles(m, self.tile_m), levels.tiles(n, self.tile_n)
+        rows, columns = self.schedule.clusters(grid)
+        clusters, k_tiles = rows * columns, levels.tiles(k, self.tile_k)
+
+        # 2. Barriers, initialised once and for all tiles. The cluster meets before anyone arrives at another block's.
+        shared = bridge.SharedMemory(self.smem)
+        if thread == 0:
+            for s in cutlass.range_constexpr(self.stages):
+                bridge.barrier_init(shared.full(s), self.pipeline.mbarrier("full").count)
+                bridge.barrier_init(shared.empty(s), self.pipeline.mbarrier("empty").count)
+            bridge.barriers_visible()
+            for each in (map_a, map_b):
+                bridge.prefetch_map(each)
+        bridge.cluster_arrive(relaxed=True)
+        bridge.cluster_wait()
+
+        step, stage, phase = Int32(0), Int32(0), Int32(0)
+        if warpgroup == 0:
+            # 3. Producer: one thread, as far ahead of the products as the ring lets it, up to the end of the tile.
+            bridge.give_registers(self.registers[0])
+            while worker + self.schedule.workers * step < clusters:
+                row, column = self.schedule.tile(worker, step, rank, grid, cutlass.min)
+                m0, n0 = row * self.tile_m, column * self.tile_n
+                if warp == 0:
+                    if bridge.elect():
+                        for k_tile in cutlass.range(k_tiles, unroll=1):
+                            full, origin = shared.full(stage), {"m": m0, "n": n0, "k": k_tile * self.tile_k}
+                            bridge.barrier_wait(shared.empty(stage), phase ^ 1)
+                            bridge.barrier_expect(full, self.pipeline.mbarrier("full").bytes)
+                            bridge.load_tile(map_a, self.a.tma, origin, shared.a(stage), full)
+                            # Each block loads one half of B and sends it to both.
+                            everyone = bridge.cluster_mask(blocks, 0, 1)
+                            bridge.load_share(map_b, self.b.tma, origin, shared.b(stage), full, rank, everyone)
+                            stage += 1
+                            if stage == self.stages:
+                                stage = Int32(0)
+                                phase ^= 1
+                step += 1
+                bridge.block_sync()
+        else:
+            # 4. Consumers: each warpgroup has 64 rows of the tile.
+            bridge.take_registers(self.registers[1])
+            consumer = warpgroup - 1
+            mma = bridge.Wgmma(self)
+            operand_a = bridge.Operand(self.a.descriptor, shared.a(0), self.smem.a_stage_bytes, consumer)
+            operand_b = bridge.Operand(self.b.descriptor, shared.b(0), self.smem.b_stage_bytes)
+            accumulator = mma.accumulator()
+            while worker + self.schedule.workers * step < clusters:
+                row, column = self.schedule.tile(worker, step, rank, grid, cutlass.min)
+                m0, n0 = row * self.tile_m + consumer * self.mma.shape_mnk[0], column * self.tile_n
+                behind = stage
+                for k_tile in cutlass.range(k_tiles, unroll=1):
+                    stage = bridge.uniform(stage)
+                    bridge.barrier_wait(shared.full(stage), phase)
+                    mma.multiply_blocks([accumulator], operand_a, operand_b, stage, k_tile > 0)
+                    # One group stays in flight; the one before has read its stage: both blocks hear of it.
+                    mma.wait(1)
+                    if k_tile > 0:
+                        if lane < blocks:
+                            bridge.barrier_arrive_at(shared.empty(behind), lane)
+                    behind = stage
+                    stage += 1
+                    if stage == self.stages:
+                        stage = Int32(0)
+                        phase ^= 1
+                mma.wait()
+                if lane < blocks:
+                    bridge.barrier_arrive_at(shared.empty(behind), lane)
+
+                # 5. Store the fragment where the atom says that each register lies in the tile; pairs are neighbours.
+                aligned = (c | ldc * f32.bytes) % (2 * f32.bytes) == 0
+                for v in bridge.unrolled(self.mma.accumulator_registers // 2):
+                    i, j = self.mma.coords_C(thread % self.mma.threads, 2 * v)
+                    if i < m - m0:
+                        address = c + (Int64(m0 + i) * ldc + (n0 + j)) * f32.bytes
+                        bridge.store_pair(address, accumulator[2 * v], accumulator[2 * v + 1], n - n0 - j, aligned)
+                # 6. The whole block meets: nobody starts the next tile before the others have finished this one.
+                step += 1
+                bridge.block_sync()
+
+        # 7. Nobody leaves while the other block may still arrive at its barriers or send it a tile.
+        bridge.cluster_arrive()
+        bridge.cluster_wait()
+
+
+LEVELS = (levels.Level(8, "grouped raster, B from both blocks", RasterKernel(), guide=513),)
+
+if __name__ == "__main__":
+    raise SystemExit(levels.main(LEVELS))

@@ -1,0 +1,213 @@
+"""Level 11: stmatrix, and tensor stores that nobody waits for.
+
+    python kernels/hopper_11_stmatrix.py
+
+Needs: dsl
+
+What changed against level 10: the way out again. There, all 256 consumers write 128x64 of the output in 32-bit stores,
+meet, and wait until the one buffer has been read before they write the next 64 columns. Here each warpgroup stores its
+own 64 rows, from two buffers of its own, through the instruction made for it: one stmatrix puts four 8x8 matrices in
+place, 16 instructions a tile instead of 64, at addresses derived from the fragment and the swizzled tile, and proven. A
+warpgroup waits for a store only when it needs that buffer again. Four stores can be under way while the next tile's
+products run, and neither warpgroup waits for the other.
+
+    cluster 2x1, ring of 4: 12 warps, in each of 2 CTAs
+      producer     4 warps     TMA, 40 registers
+      math0        4 warps     wgmma, stores, TMA store, 232 registers
+      math1        4 warps     wgmma, stores, TMA store, 232 registers
+      a            TMA: producer -> math0, math1, 4 stages
+        full       1 arrival: producer expecting 49152 bytes; lands 49152 = producer a 16384 + producer b 16384 * 2
+        empty      16 arrivals: math0 4 warps in 2 CTAs + math1 4 warps in 2 CTAs; waited for by producer
+      b            TMA multicast: producer -> math0, math1, 4 stages
+      c0           stores: math0 -> math0, 2 stages
+      c1           stores: math1 -> math1, 2 stages
+      store0       bar.sync: 128 threads = math0 128
+      store1       bar.sync: 128 threads = math1 128
+
+A published guide keeps a whole bf16 tile, 64 KiB, beside four stages of 128x256x64: 29 KiB more than a block has. Two
+buffers of 64x64 for each warpgroup do the same in 32 KiB.
+
+What it should gain: most of the waiting in the epilogue, since the stores run under the next tile's products. What is
+left in the open is the rounding and the writing to shared memory.
+
+measured: not yet
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64
+
+from layoutgemm.atoms import row_addresses, smem_tile, stmatrix, wgmma
+from layoutgemm.atoms.tma import derive as tensor_copies
+from layoutgemm.checks import Grouped, Persistent, Report, cluster_ring, matrix_access, register_check
+from layoutgemm.dtypes import bf16
+from layoutgemm.kernels import bridge, level_checks, levels
+
+
+class StmatrixKernel:
+    """Two blocks a cluster, one cluster for every two multiprocessors: a producer warpgroup and two that multiply."""
+
+    def __init__(self, workers: int = 66) -> None:
+        self.tile_m, self.tile_n, self.tile_k = 128, 256, 64
+        self.stages, self.registers = 4, (40, 232)
+        self.mma = wgmma(self.tile_n, "bf16")
+        self.a = levels.operand("A", self.tile_m, self.tile_k, self.mma)
+        self.b = levels.operand("B", self.tile_n, self.tile_k, self.mma, multicast=2)
+        # A warpgroup's output leaves 64 columns at a time: an accumulator of n256 is four of n64, one after another.
+        self.part, self.buffers = wgmma(64, "bf16"), 2
+        self.c = smem_tile(self.part.tile_of("C"), bf16, "K")
+        self.store = tensor_copies(self.c, ("n", "m"), "store")
+        self.rows = row_addresses(stmatrix(4), self.c, self.part, "C")  # (lane, (instruction, warp)) -> element
+        self.parts = self.tile_n // self.c.extent[1]
+        self.smem = levels.SharedMap.of(self.a.smem, self.b.smem, self.stages, self.c, 2 * self.buffers)
+        self.schedule = Persistent(Grouped("M", group=8), workers, cluster=(2, 1))
+        self.pipeline = cluster_ring(
+            self.stages, self.a.tma.bytes, self.b.tma.bytes, self.schedule.cluster, consumers=2, lag=1,
+            persistent=True, store=(self.buffers, self.parts), registers=self.registers, tail="sync",
+        )  # fmt: skip
+
+    def check(self) -> Report:
+        """Operands, fragments, budgets; the ring for any number of k tiles and tiles; every tile once; the output."""
+        return levels.wgmma_report(
+            self.mma, self.a, self.b, self.smem, self.pipeline,
+            register_check(self.pipeline),
+            level_checks.every_tile_once(self.schedule),
+            *level_checks.output_checks(self.c, self.store, matrix_access(self.c.extent, bf16, "K", "stmatrix")),
+        )  # fmt: skip
+
+    @cute.jit
+    def __call__(
+        self, a: Int64, b: Int64, c: Int64, m: Int32, n: Int32, k: Int32,
+        lda: Int64, ldb: Int64, ldc: Int64, stream: bridge.Stream,
+    ) -> None:  # fmt: skip
+        """Host side: encode three tensor maps, launch as many clusters as stay resident, or as there are tiles for."""
+        extents = {"m": m, "n": n, "k": k}
+        map_a = bridge.encode_tensor_map(self.a.tma, a, extents, lda)
+        map_b = bridge.encode_tensor_map(self.b.tma, b, extents, ldb)
+        map_c = bridge.encode_tensor_map(self.store, c, extents, ldc)
+        rows, columns = self.schedule.clusters((levels.tiles(m, self.tile_m), levels.tiles(n, self.tile_n)))
+        blocks = cutlass.min(rows * columns, self.schedule.workers) * self.pipeline.cluster
+        self.kernel(map_a, map_b, map_c, m, n, k).launch(
+            grid=(blocks, 1, 1), block=(self.pipeline.threads, 1, 1), cluster=(self.pipeline.cluster, 1, 1),
+            smem=self.smem.total, stream=stream, min_blocks_per_mp=1,
+        )  # fmt: skip
+
+    @cute.kernel
+    def kernel(
+        self,
+        map_a: cutlass.GridConstant[bridge.TensorMap],
+        map_b: cutlass.GridConstant[bridge.TensorMap],
+        map_c: cutlass.GridConstant[bridge.TensorMap],
+        m: Int32,
+        n: Int32,
+        k: Int32,
+    ) -> None:
+        """Device side: every block walks through its tiles of C."""
+        # 1. Who this is, and how much there is to do.
+        thread, _, _ = cute.arch.thread_idx()
+        block, _, _ = cute.arch.block_idx()
+        warp, warpgroup, lane = bridge.uniform(thread // 32), bridge.uniform(thread // 128), thread % 32
+        blocks = self.pipeline.cluster
+        worker, rank = block // blocks, bridge.rank_in_cluster()
+        grid = levels.tiles(m, self.tile_m), levels.tiles(n, self.tile_n)
+        rows, columns = self.schedule.clusters(grid)
+        clusters, k_tiles = rows * columns, levels.tiles(k, self.tile_k)
+
+        # 2. Barriers, initialised once and for all tiles. The cluster meets before anyone arrives at another block's.
+        shared = bridge.SharedMemory(self.smem)
+        if thread == 0:
+            for s in cutlass.range_constexpr(self.stages):
+                bridge.barrier_init(shared.full(s), self.pipeline.mbarrier("full").count)
+                bridge.barrier_init(shared.empty(s), self.pipeline.mbarrier("empty").count)
+            bridge.barriers_visible()
+            for each in (map_a, map_b, map_c):
+                bridge.prefetch_map(each)
+        bridge.cluster_arrive(relaxed=True)
+        bridge.cluster_wait()
+
+        step, stage, phase = Int32(0), Int32(0), Int32(0)
+        if warpgroup == 0:
+            # 3. Producer: one thread, as far ahead of the products as the ring lets it, into the next tile as well.
+            bridge.give_registers(self.registers[0])
+            if warp == 0:
+                if bridge.elect():
+                    while worker + self.schedule.workers * step < clusters:
+                        row, column = self.schedule.tile(worker, step, rank, grid, cutlass.min)
+                        m0, n0 = row * self.tile_m, column * self.tile_n
+                        for k_tile in cutlass.range(k_tiles, unroll=1):
+                            full, origin = shared.full(stage), {"m": m0, "n": n0, "k": k_tile * self.tile_k}
+                            bridge.barrier_wait(shared.empty(stage), phase ^ 1)
+                            bridge.barrier_expect(full, self.pipeline.mbarrier("full").bytes)
+                            bridge.load_tile(map_a, self.a.tma, origin, shared.a(stage), full)
+                            # Each block loads one half of B and sends it to both.
+                            everyone = bridge.cluster_mask(blocks, 0, 1)
+                            bridge.load_share(map_b, self.b.tma, origin, shared.b(stage), full, rank, everyone)
+                            stage += 1
+                            if stage == self.stages:
+                                stage = Int32(0)
+                                phase ^= 1
+                        step += 1
+        else:
+            # 4. Consumers: each warpgroup has 64 rows of the tile.
+            bridge.take_registers(self.registers[1])
+            consumer, quarter = warpgroup - 1, bridge.uniform(warp % 4)
+            mma = bridge.Wgmma(self)
+            operand_a = bridge.Operand(self.a.descriptor, shared.a(0), self.smem.a_stage_bytes, consumer)
+            operand_b = bridge.Operand(self.b.descriptor, shared.b(0), self.smem.b_stage_bytes)
+            accumulator = mma.accumulator()
+            while worker + self.schedule.workers * step < clusters:
+                row, column = self.schedule.tile(worker, step, rank, grid, cutlass.min)
+                m0, n0 = row * self.tile_m + consumer * self.c.extent[0], column * self.tile_n
+                behind = stage
+                for k_tile in cutlass.range(k_tiles, unroll=1):
+                    stage = bridge.uniform(stage)
+                    bridge.barrier_wait(shared.full(stage), phase)
+                    mma.multiply_blocks([accumulator], operand_a, operand_b, stage, k_tile > 0)
+                    # One group stays in flight; the one before has read its stage: both blocks hear of it.
+                    mma.wait(1)
+                    if k_tile > 0:
+                        if lane < blocks:
+                            bridge.barrier_arrive_at(shared.empty(behind), lane)
+                    behind = stage
+                    stage += 1
+                    if stage == self.stages:
+                        stage = Int32(0)
+                        phase ^= 1
+                mma.wait()
+                if lane < blocks:
+                    bridge.barrier_arrive_at(shared.empty(behind), lane)
+
+                # 5. The way out, 64 columns at a time. The buffer is free when the store of two parts ago has read it;
+                #    the thread that issued it knows, and tells the warpgroup at its barrier.
+                for part in cutlass.range_constexpr(self.parts):
+                    buffer = shared.c(consumer * self.buffers + part % self.buffers)
+                    if quarter == 0:
+                        bridge.wait_stores_read(self.buffers - 1)
+                    bridge.named_sync(1 + consumer, self.mma.threads)
+                    for i in bridge.unrolled(self.rows[1][0].size):
+                        first = part * self.part.accumulator_registers + 8 * i
+                        pairs = [(accumulator[v], accumulator[v + 1]) for v in range(first, first + 8, 2)]
+                        registers = [bridge.convert_pair(low, high, bf16) for low, high in pairs]
+                        bridge.store_matrices(buffer + self.rows(lane, (i, quarter)) * bf16.bytes, registers)
+                    # Every writer fences its writes, all meet, and only then the copy engine is asked to read them.
+                    bridge.shared_writes_visible()
+                    bridge.named_sync(1 + consumer, self.mma.threads)
+                    if quarter == 0:
+                        if bridge.elect():
+                            origin = {"m": m0, "n": n0 + part * self.c.extent[1]}
+                            bridge.store_tile(map_c, self.store, origin, buffer)
+                        bridge.commit_stores()
+                step += 1
+            bridge.wait_stores_read(0)
+
+        # 6. Nobody leaves while the other block may still arrive at its barriers or send it a tile.
+        bridge.cluster_arrive()
+        bridge.cluster_wait()
+
+
+LEVELS = (levels.Level(11, "stmatrix and parallel tensor stores", StmatrixKernel(), guide=787, c=bf16),)
+
+if __name__ == "__main__":
+    raise SystemExit(levels.main(LEVELS))
