@@ -10,7 +10,6 @@ float64, and measures bursts as `layoutgemm/bench.py` says, torch.mm among them.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import functools
 import json
 import sys
@@ -78,7 +77,8 @@ def name_of(choice: Sm90Choice) -> str:
     parts.append("c" + "".join(map(str, config.cluster)))
     parts.append(f"g{config.group}{config.along}")
     defaults = Sm90Config()
-    for field, short in (("stages", "s"), ("tile_k", "k"), ("chunks", "ch"), ("buffers", "b"), ("split", "split"), ("consumers", "wg")):
+    shorts = {"stages": "s", "tile_k": "k", "chunks": "ch", "buffers": "b", "split": "split", "consumers": "wg"}
+    for field, short in shorts.items():
         if getattr(config, field) != getattr(defaults, field):
             parts.append(f"{short}{getattr(config, field)}")
     parts += [f"r{config.rows}"] * (config.rows is not None) + ["single"] * config.single
@@ -121,8 +121,10 @@ def build(folder: Path, shapes: Sequence[tuple[int, int, int]], b_major: str, of
             from layoutgemm.kernels.sass import resources
 
             used = resources(bytes(function.__cubin__))
-        manifest[key] = {"symbol": symbol, "clusters": plan.cluster_size, "registers": used.registers,
-                         "local": used.local_bytes, "stack": used.stack_bytes, "smem": plan.smem.total, "stages": plan.stages}  # fmt: skip
+        manifest[key] = {
+            "symbol": symbol, "clusters": plan.cluster_size, "registers": used.registers, "local": used.local_bytes,
+            "stack": used.stack_bytes, "smem": plan.smem.total, "stages": plan.stages,
+        }  # fmt: skip
         manifest_file.write_text(json.dumps(manifest, indent=1))
         print(f"[{i + 1}/{len(wanted)}] {key}: {used}, {plan.stages} stages, {time.time() - start:.1f} s", flush=True)
 

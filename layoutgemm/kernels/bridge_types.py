@@ -67,6 +67,9 @@ class Carried:
         self._names = tuple(values)
         self.__dict__.update(values)
 
+    def __getattr__(self, name: str) -> Any:  # for type checkers: the values are set as attributes
+        raise AttributeError(f"{type(self).__name__} carries no {name}")
+
     def __extract_mlir_values__(self) -> list[Any]:
         return [value for name in self._names for value in cutlass.extract_mlir_values(self.__dict__[name])]
 

@@ -24,9 +24,9 @@ from typing import Any
 from ..errors import PlanError
 from . import object_cache
 from .plan import GemmPlan
-from .sm90_plan import Sm90Plan
 from .sass import Resources, Sass, disassemble
 from .sass import resources as resources_of
+from .sm90_plan import Sm90Plan
 
 _PTX, _CUBIN, _OBJECT = "kernel.ptx", "kernel.cubin", "kernel.o"
 _PARTS = (_PTX, _CUBIN, _OBJECT)
@@ -77,8 +77,8 @@ class CompiledGemm:
     def launch(self, *arguments: int, stream: int = 0) -> None:
         """Launch on the calling thread's current CUDA device; returns before it is done.
 
-        arguments  one int for each entry of `plan.parameters`, in order: addresses in bytes, of device memory, multiples
-                   of 16; sizes and strides in elements, strides that tensor maps need multiples of 16 bytes
+        arguments  one int for each entry of `plan.parameters`, in order: addresses in bytes, of device memory,
+                   multiples of 16; sizes and strides in elements, strides that tensor maps need multiples of 16 bytes
         stream     a CUDA stream handle of that device; 0 is the default stream
 
         Nothing about the values is checked here: `plan.run` does that, with names. Raises PlanError when there is no

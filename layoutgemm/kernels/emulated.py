@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -52,10 +53,15 @@ def host_of(compiled: CompiledGemm) -> HostFunction:
     """A compiled kernel's host function, linked, with the parameters that its plan names."""
     host = _HOSTS.get(compiled.symbol)
     if host is None:
-        parameters = [HostParameter(name, "scalar", _C_TYPES[kind]) for name, kind in compiled.plan.parameters.items()]
-        parameters.append(HostParameter("stream", "stream"))
+        parameters = host_parameters(compiled.plan.parameters)
         host = _HOSTS[compiled.symbol] = HostFunction.link(compiled.object, compiled.ptx, parameters)
     return host
+
+
+def host_parameters(parameters: Mapping[str, str]) -> list[HostParameter]:
+    """A kernel's parameters, name -> kind, as its compiled host function has them; the stream comes last."""
+    scalars = [HostParameter(name, "scalar", _C_TYPES[kind]) for name, kind in parameters.items()]
+    return [*scalars, HostParameter("stream", "stream")]
 
 
 def execute_compiled(plan: GemmPlan, a: GlobalMatrix, b: GlobalMatrix) -> npt.NDArray[np.float32]:

@@ -24,7 +24,9 @@ class Sm90Choice:
     config: Sm90Config
     swapped: bool = False
 
-    def plan(self, m: int, n: int, k: int, *, batch: int = 1, a: Any = "bf16", b: Any = None, c: Any = None) -> Sm90Plan:
+    def plan(
+        self, m: int, n: int, k: int, *, batch: int = 1, a: Any = "bf16", b: Any = None, c: Any = None
+    ) -> Sm90Plan:
         """The plan of the kernel that computes C[m, n] = A[m, k] @ B[k, n]; arguments as for Sm90Plan.derive.
 
         >>> Sm90Choice(Sm90Config((64, 16), consumers=1), swapped=True).plan(16, 4096, 4096, b="bf16:col").c.order
@@ -38,7 +40,12 @@ class Sm90Choice:
         return Sm90Plan.derive(n, m, k, batch=batch, a=flip[b_], b=flip[a_], c=flip[c_], config=self.config)
 
     def arguments(
-        self, pointers: Sequence[int], sizes: Sequence[int], leading: Sequence[int], strides: Sequence[int], workers: int
+        self,
+        pointers: Sequence[int],
+        sizes: Sequence[int],
+        leading: Sequence[int],
+        strides: Sequence[int],
+        workers: int,
     ) -> tuple[int, ...]:
         """The launch's arguments for A, B, C as the caller has them.
 

@@ -216,7 +216,7 @@ class Sm90GemmKernel:
                         bridge.store_shared((shared.a(s) + (first + offset)).toint(), [zero, zero, zero, zero])
         bridge.shared_writes_visible()
 
-    # ------------------------------------------------------------------------------------------------------------- tiles
+    # ------------------------------------------------------------------------------------------------------------ tiles
     def origin(self, job: Any, tile: Any) -> tuple[Any, Any, Any]:
         """First row, first column and matrix of this block's tile of C, for a cluster tile's number."""
         plan = self.plan
@@ -228,10 +228,10 @@ class Sm90GemmKernel:
         row, column = plan.order.tile(tile, 0, job.rank, grid, cutlass.min)
         return row * plan.tile[0], column * plan.tile[1], matrix
 
-    # ------------------------------------------------------------------------------------------------------------- loads
+    # ------------------------------------------------------------------------------------------------------------ loads
     @cute.jit
     def load_next(self, job: Any, maps: Any, ahead: Any) -> Any:
-        """Load one k tile into the next stage, if there is one left, and step on. Only the loader's warp does anything."""
+        """Load one k tile into the next stage, if there is one left, and step on. Only the loader's warp acts."""
         plan = self.plan
         tile, m0, n0, matrix, k_tile, stage, parity, backwards = ahead
         if job.warp == plan.loader_warp:
@@ -273,7 +273,7 @@ class Sm90GemmKernel:
             mask = bridge.cluster_mask(along_m, job.part * plan.sharing + column * along_m, 1)
             bridge.load_share(maps[1], plan.b.tma, origin, b, full, row, mask)
 
-    # ---------------------------------------------------------------------------------------------------------- products
+    # --------------------------------------------------------------------------------------------------------- products
     @cute.jit
     def consume(self, job: Any, maps: Any, tile: Any, consumer: Any, thread: Any, ahead: Any) -> None:
         """A consumer warpgroup: all its tiles, products and stores."""
@@ -334,9 +334,11 @@ class Sm90GemmKernel:
                     stage = Int32(0)
                     parity ^= 1
             if const_expr(pingpong):
-                bridge.named_arrive(plan.turn_barrier(1 - consumer), 2 * 128)
+                if tile + job.workers < job.tiles:  # the other has one more
+                    bridge.named_arrive(plan.turn_barrier(1 - consumer), 2 * 128)
 
             row = m0 + first_block * 64
+            last = plan.blocks - 1 if plan.config.early else 0  # the block whose products free the last stage
             if const_expr(plan.config.single):
                 mma.wait(0)
             if const_expr(plan.config.split > 1):
@@ -348,9 +350,9 @@ class Sm90GemmKernel:
                 # The buffers lie over the stages: all have to have read these.
                 bridge.named_sync(plan.stages_barrier, 128 * plan.config.consumers)
             for block in cutlass.range_constexpr(plan.blocks):
-                if const_expr(plan.config.early or block == 0 and not plan.config.single):
+                if const_expr(plan.config.early or (block == 0 and not plan.config.single)):
                     mma.wait(plan.blocks - 1 - block if plan.config.early else 0)
-                if const_expr(block == (plan.blocks - 1 if plan.config.early else 0) and not plan.config.single):
+                if const_expr(block == last and not plan.config.single):
                     self.release(job, before)
                     if const_expr(plan.config.loader == "self"):
                         ahead = self.load_next(job, maps, ahead)

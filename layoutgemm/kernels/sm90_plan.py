@@ -48,8 +48,8 @@ class Sm90Config:
     schedule   "cooperative", or "pingpong": two warpgroups in turn, one multiplies while the other stores
     loader     "self": a consumer warp issues the tensor loads, between its products; all registers are the consumers'.
                "warp": a warp of its own; "warpgroup": a warpgroup, which gives its registers away
-    rows       rows of A's tile that are loaded, a multiple of 8; the rest of the tile is zeros, written once. For M below
-               the instruction's 64: copies of rows outside a matrix cost time, these cost none
+    rows       rows of A's tile that are loaded, a multiple of 8; the rest of the tile is zeros, written once. For M
+               below the instruction's 64: copies of rows outside a matrix cost time, these cost none
     single     one tile a cluster: the grid is as large as the problem, and the buffers of the store lie over the stages
     cluster    blocks along M and N that share loads: those along M the tile of B, those along N the tile of A
     group      clusters of a band of the tile order, and `along` which the bands lie: "M" or "N"
@@ -108,7 +108,8 @@ class Sm90Config:
         rows = self.tile[0] if self.schedule == "pingpong" else self.tile[0] // self.consumers
         if rows < ROWS or rows % ROWS or (self.schedule != "pingpong" and self.tile[0] % self.consumers):
             raise PlanError(
-                f"{self.tile[0]} rows for {self.consumers} {self.schedule} warpgroup(s): each takes a multiple of {ROWS}"
+                f"{self.tile[0]} rows for {self.consumers} {self.schedule} warpgroup(s): each takes a multiple of "
+                f"{ROWS}"
             )
 
 
@@ -116,8 +117,8 @@ class Sm90Config:
 class Sm90Smem:
     """Where everything lies in the block's dynamic shared memory, in bytes from an address aligned to `alignment`.
 
-    a, b: stages one after another; c: the buffers of the first consumer warp, then the next one's; then the barriers `full`
-    (`barrier_offset`) and `empty`, one of each a stage.
+    a, b: stages one after another; c: the buffers of the first consumer warp, then the next one's; then the barriers
+    `full` (`barrier_offset`) and `empty`, one of each a stage.
     """
 
     a_offset: int
@@ -135,7 +136,7 @@ class Sm90Smem:
 
 @dataclass(frozen=True)
 class Exchange:
-    """Where partial sums of a split K lie while blocks exchange them, in the stages' memory of the block that takes them.
+    """Where partial sums of a split K lie while blocks exchange them: in the stages' memory of the one that takes them.
 
     values   of a thread's accumulator that a block takes
     layout   (thread, vector of 4 values, accumulator, consumer, source block) -> vectors of 16 bytes
@@ -211,7 +212,7 @@ class Sm90Plan:
         """Derive the kernel for `batch` products C[m, n] = A[m, k] @ B[k, n].
 
         m, n, k, batch   any positive sizes; ragged edges are zeros on load and not written on store
-        a, b             bf16, f16, e4m3 or e5m2, ":row" (default) or ":col"; 8-bit operands are K-major: a "row", b "col"
+        a, b             bf16, f16, e4m3 or e5m2, ":row" (default) or ":col"; 8-bit ones K-major: a "row", b "col"
         c                f32, bf16, f16, e4m3 or e5m2, ":row" or ":col"; a's type unless given (bf16 for 8-bit inputs)
 
         Raises PlanError naming the argument and the arithmetic when no such kernel exists; passes on AtomError,
@@ -371,9 +372,9 @@ class Sm90Plan:
         sizes = f"{self.batch} x " * (self.batch > 1) + f"{self.m}x{self.n}x{self.k}"
         cluster = "x".join(map(str, self.config.cluster))
         return (
-            f"Sm90Plan {sizes}: A {self.a.dtype} {self.a.order}, B {self.b.dtype} {self.b.order}, C {self.c.dtype}, tile "
-            f"{'x'.join(map(str, self.tile))}, {self.stages} stages, {self.config.schedule}, {self.config.consumers} "
-            f"consumer(s), loads by {self.config.loader}, cluster {cluster}"
+            f"Sm90Plan {sizes}: A {self.a.dtype} {self.a.order}, B {self.b.dtype} {self.b.order}, C {self.c}, "
+            f"tile {'x'.join(map(str, self.tile))}, {self.stages} stages, {self.config.schedule}, "
+            f"{self.config.consumers} consumer(s), loads by {self.config.loader}, cluster {cluster}"
         )
 
 
@@ -392,7 +393,9 @@ def _few_rows(a: OperandPlan, rows: int, batch: int) -> OperandPlan:
     if a.major != "K":
         raise PlanError(f"rows = {rows} of a {a.order}-major A: its copies run along M, and a part of a line is no box")
     tma = derive_tma(smem_tile((rows, a.smem.extent[1]), a.dtype, "K", a.smem.swizzle_name), ("k", "m"))
-    instructions = tuple(replace(i, smem_offset=a.smem.byte(i.coord_offset[1], i.coord_offset[0])) for i in tma.instructions)
+    instructions = tuple(
+        [replace(i, smem_offset=a.smem.byte(i.coord_offset[1], i.coord_offset[0])) for i in tma.instructions]
+    )
     tma = replace(tma, instructions=instructions)
     return replace(a, tma=tma.batched("l") if batch > 1 else tma)
 

@@ -236,11 +236,11 @@ def test_what_is_left_out_is_found(number: int, pattern: str, which: int) -> Non
     from layoutgemm.dtypes import bf16
     from layoutgemm.emulator.api import emulate_host
     from layoutgemm.emulator.host import HostFunction
-    from layoutgemm.kernels.emulated import PARAMETERS
+    from layoutgemm.kernels.emulated import host_parameters
 
     found = compiled_level(number)
     compiled = found.compile()
-    host = HostFunction.link(compiled.object, without(compiled.ptx, pattern, which), PARAMETERS)
+    host = HostFunction.link(compiled.object, without(compiled.ptx, pattern, which), host_parameters(found.parameters))
     m, n, k = 128, 264, 264
     lda, ldb, ldc = found.leading(m, n, k)
     ones = [bf16.encode(np.ones((rows, pitch), np.float32)) for rows, pitch in ((m, lda), (n, ldb))]
