@@ -8,9 +8,10 @@ does as well.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from ..errors import PlanError
 from .plan import Operand
 from .sm90_plan import Sm90Config, Sm90Plan
 
@@ -63,3 +64,153 @@ class Sm90Choice:
             return x[1], x[0], x[2]
 
         return (*swap(pointers), n, m, k, batch, *swap(leading), *swap(strides), workers)
+
+
+# -------------------------------------------------------------------------------------------------------- what is fastest
+
+# Measured on an H200 (132 multiprocessors, 1.98 GHz, HBM3e): `benchmarks/tune_gemm.py`.
+_FMA_PER_CYCLE = 2048  # of one multiprocessor, 16-bit: m64n256k16 takes 128 cycles
+_CLOCK = 1.7e9  # under load
+_DRAM, _L2, _ONE = 4.2e12, 11.2e12, 120e9  # bytes a second: memory, all L2 reads together, one multiprocessor's
+_TILE_CYCLES = 3500  # of a tile's end that no product hides
+_LAUNCH = 2.0e-6  # from one kernel's end to the next one's first product, with programmatic dependent launch
+_SWAPPED = 0.4e-6  # of a kernel with swapped operands, whose columns of C cross its warps
+_SHORT = 500e9  # operations below which launching early pays
+_WIDTHS = (256, 224, 208, 192, 176, 160, 128, 96, 64)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a tile would cost: seconds, and the sentence that says how."""
+
+    tile: tuple[int, int]
+    seconds: float
+    waves: int
+    tiles: int
+    workers: int
+
+    def __str__(self) -> str:
+        rows, columns = self.tile
+        return (
+            f"{rows}x{columns}: {self.tiles} tiles, {self.waves} wave(s) of {self.workers}, {self.seconds * 1e6:.1f} us"
+        )
+
+
+def choose(
+    m: int, n: int, k: int, *, batch: int = 1, bits: int = 16, b_major: str = "K", multiprocessors: int = 132
+) -> tuple[Sm90Choice, str]:
+    """The configuration for C[m, n] = A[m, k] @ B[k, n], and why, in words.
+
+    bits     of an element of A and B
+    b_major  "K", or "MN" for a B whose rows are contiguous: its tile is then of whole 64-byte spans
+
+    Raises PlanError for sizes below 1.
+
+    >>> choice, why = choose(8192, 8192, 8192)
+    >>> choice.config.tile, choice.config.cluster
+    ((256, 224), (2, 1))
+    >>> choose(16, 14336, 4096)[0].config.tile
+    (64, 112)
+    """
+    for name, size in (("m", m), ("n", n), ("k", k), ("batch", batch)):
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise PlanError(f"{name} = {size!r}: an int of at least 1")
+    if m <= 64:
+        return _for_few_rows(m, n, k, batch, bits, b_major, multiprocessors)
+    work = 2 * m * n * k * batch
+    estimates = [
+        _estimate((rows, columns), m, n, k, batch, bits, multiprocessors)
+        for rows in (256, 128, 64)
+        for columns in _WIDTHS
+        if (rows, columns) not in ((256, 256), (64, 64)) and (b_major == "K" or columns % (64 * 8 // bits) == 0)
+    ]
+    best = min(estimates, key=lambda e: (e.seconds, -e.tile[1]))
+    rows, columns = best.tile
+    grid = -(-m // rows), -(-n // columns)
+    cluster, group, along = _cluster(best.tile, grid, k)
+    overlap = work < _SHORT
+    config = Sm90Config(
+        best.tile,
+        consumers=1 if rows == 64 or rows * columns <= 128 * 128 else 2,
+        loader="self" if rows * columns > 128 * 128 else "warp" if best.waves == 1 else "warpgroup",
+        cluster=cluster,
+        group=group,
+        along=along,
+        overlap=overlap,
+        chunks=1,
+        buffers=2,
+        early=rows == 256,
+    )
+    if rows * columns <= 128 * 128 and best.waves > 1 and rows == 128:
+        config = replace(config, schedule="pingpong", consumers=2)
+    reason = f"{best}; " + (
+        f"blocks in clusters of {cluster[0]}x{cluster[1]} share loads"
+        if cluster != (1, 1)
+        else "too short, or too few tiles, for a cluster to pay"
+    )
+    return Sm90Choice(config), reason + ("; starts while the kernel before it drains" if overlap else "")
+
+
+def _estimate(
+    tile: tuple[int, int], m: int, n: int, k: int, batch: int, bits: int, multiprocessors: int
+) -> Estimate:
+    """Waves times the cycles of a tile: products at the rate that the tile's traffic leaves, and the exposed end."""
+    rows, columns = tile
+    tiles = -(-m // rows) * -(-n // columns) * batch
+    workers = multiprocessors
+    waves = -(-tiles // workers)
+    rate = 1 - 10 * max(0.0, 1 / rows + 1 / columns - 1 / 256 - 1 / 224)
+    products = rows * columns * k * bits / 16 / _FMA_PER_CYCLE / rate
+    cycles = waves * (products + _TILE_CYCLES)
+    moved = (m * k + n * k) * bits / 8 * batch + m * n * 2 * batch
+    return Estimate(tile, max(cycles / _CLOCK, moved / _DRAM) + _LAUNCH, waves, tiles, workers)
+
+
+def _cluster(tile: tuple[int, int], grid: tuple[int, int], k: int) -> tuple[tuple[int, int], int, str]:
+    """Two blocks that share the tile they both need, along the way that leaves none without work; and the order."""
+    tiles = grid[0] * grid[1]
+    if k < 4096 or tiles < 64:
+        return (1, 1), 8, "M"
+    if tile[0] == 256 and grid[1] % 2 == 0 and grid[0] > 2:
+        return (1, 2), 8, "N"
+    if grid[0] % 2 == 0:
+        return (2, 1), 8, "N" if tile[0] == 128 and grid[0] > 8 else "M"
+    if grid[1] % 2 == 0:
+        return (1, 2), 8, "N"
+    return (1, 1), 8, "M"
+
+
+def _for_few_rows(
+    m: int, n: int, k: int, batch: int, bits: int, b_major: str, multiprocessors: int
+) -> tuple[Sm90Choice, str]:
+    """M up to 64: the weights have to come through memory once, so every multiprocessor takes an equal share of them."""
+    bytes_, step = bits // 8, 8 if b_major == "K" else 128 * 8 // bits
+    columns = min(256, -(-n // (multiprocessors * step)) * step)
+    least = m * k + n * k + m * n
+
+    def seconds(tiles: int, rows: int, width: int) -> float:
+        each = (rows + width) * k * bytes_
+        spread = -(-tiles * batch // multiprocessors)
+        return max(least * bytes_ * batch / _DRAM, tiles * batch * each / _L2, spread * each / _ONE) + _LAUNCH
+
+    straight = seconds(-(-n // columns), min(m, 64), columns)
+    width = 16 if m <= 16 else 32 if m <= 32 else 64
+    swapped = seconds(-(-n // 64), width, 64) + _SWAPPED
+    tile_k = 128 * 16 // bits
+    long = straight > 40e-6
+    if swapped < 0.99 * straight and b_major == "K":
+        config = Sm90Config((64, width), tile_k=tile_k, consumers=1, loader="warp", single=True, overlap=True)
+        tiles = -(-n // 64)
+        return Sm90Choice(config, swapped=True), (
+            f"operands swapped, {tiles} blocks of 64 columns: {swapped * 1e6:.1f} us; {columns} columns a block would "
+            f"read A {-(-n // columns)} times, {straight * 1e6:.1f} us"
+        )
+    rows = -(-m // 8) * 8
+    config = Sm90Config(
+        (64, columns), tile_k=tile_k, consumers=1, loader="warp", single=True, chunks=1, overlap=not long,
+        rows=rows if rows < 64 else None,
+    )  # fmt: skip
+    return Sm90Choice(config), (
+        f"{-(-n // columns)} blocks of {columns} columns on {multiprocessors} multiprocessors, one each; bound by "
+        f"memory, {straight * 1e6:.1f} us"
+    )
