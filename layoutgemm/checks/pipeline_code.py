@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from .pipeline import PIPES, Mbarrier, NamedBarrier, Pipeline
-from .pipeline_actions import Action, Ahead, Condition, ForK, ForTiles, If, Later, Onward, OnRank, Program, TileIs
+from .pipeline_actions import Action, Ahead, Condition, ForK, ForTiles, If, Later, OnRank, Onward, Program, TileIs
 
 ACT, TEST, JUMP, K_HEAD, K_NEXT, TILE_HEAD, TILE_NEXT, EXIT = range(8)
 
