@@ -30,7 +30,7 @@ if str(ROOT) not in sys.path:
 
 from benchmarks import peers  # noqa: E402
 from benchmarks.gemm_outcome import HEAD, OURS, DeviceLost, Method, Outcome, details, line, measure, save  # noqa: E402
-from benchmarks.ours import CALLABLES, ours  # noqa: E402
+from benchmarks.ours import NAME, ours  # noqa: E402
 from layoutgemm.bench import Contender, Device, Problem  # noqa: E402
 
 WEIGHTS = [(14336, 4096), (28672, 4096), (6144, 4096), (8192, 8192), (4096, 14336)]
@@ -96,7 +96,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--quiet", action="store_true", help="print the table only")
     options = parser.parse_args(argv)
-    known = [*FAMILIES, OURS, *(name.partition("@")[0] for name, _ in [*options.ours, *options.object]), *CALLABLES]
+    known = [*FAMILIES, OURS, *(name.partition("@")[0] for name, _ in [*options.ours, *options.object]), NAME]
     for name in options.contender.split(",") if options.contender else []:
         if not any(name.startswith(start) for start in known):
             parser.error(f"--contender: nothing is called {name!r}; there are {', '.join(known)}")

@@ -9,15 +9,47 @@ from typing import Any
 from benchmarks.gemm_outcome import OURS
 from benchmarks.peers import each
 from layoutgemm.bench import Contender, Launch, Operands, Problem
+from layoutgemm.kernels.sm90_choice import Sm90Choice, choose
 
-# Name in the table -> "module:function" of a callable that takes torch tensors (a, b, c) and writes c = a @ b.T.
-CALLABLES: dict[str, str] = {}
+NAME = "layoutgemm"
 
 
 def ours(problem: Problem, callables: dict[str, str] | None = None) -> list[Contender]:
-    """Every callable as a contender; it is imported when its turn comes."""
-    chosen = CALLABLES if callables is None else callables
-    return [Contender(name, _prepare(where), OURS) for name, where in chosen.items()]
+    """The production kernel as its heuristic configures it; or the callables, each imported when its turn comes."""
+    if callables is not None:
+        return [Contender(name, _prepare(where), OURS) for name, where in callables.items()]
+    choice, reason = choose(problem.m, problem.n, problem.k, b_major="K" if problem.b_major == "k" else "MN")
+    return [production(problem, choice, NAME, reason)]
+
+
+def production(problem: Problem, choice: Sm90Choice, name: str, note: str = "") -> Contender:
+    """The production kernel with a configuration, compiled when its turn comes."""
+
+    def prepare(sets: Sequence[Operands]) -> list[Launch]:
+        plan = choice.plan(problem.m, problem.n, problem.k, b="bf16:col" if problem.b_major == "k" else "bf16:row")
+        return launches(plan.compile().launch, choice, plan.cluster_size, problem, sets)
+
+    return Contender(name, prepare, OURS, note)
+
+
+def launches(
+    launch: Callable[..., object], choice: Sm90Choice, cluster: int, problem: Problem, sets: Sequence[Operands]
+) -> list[Launch]:
+    """One launch for each operand set, on torch's current stream; `launch(*arguments, stream=...)`."""
+    import torch
+
+    workers = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count // cluster
+
+    def one(operands: Operands) -> Launch:
+        a, b, c = operands
+        ldb = b.stride(0) if problem.b_major == "k" else b.stride(1)
+        arguments = choice.arguments(
+            [x.data_ptr() for x in (a, b, c)], (problem.m, problem.n, problem.k, 1),
+            (a.stride(0), ldb, c.stride(0)), (0, 0, 0), workers,
+        )  # fmt: skip
+        return lambda: launch(*arguments, stream=torch.cuda.current_stream().cuda_stream)
+
+    return [one(operands) for operands in sets]
 
 
 def _prepare(where: str) -> Callable[[Sequence[Operands]], Sequence[Launch]]:

@@ -12,10 +12,13 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import math
+import random
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,44 +27,83 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from benchmarks.bench_gemm import SHAPES, shape  # noqa: E402
+from benchmarks.ours import launches  # noqa: E402
 from layoutgemm.bench import Contender, Launch, Operands, Problem  # noqa: E402
 from layoutgemm.errors import LayoutError  # noqa: E402
-from layoutgemm.kernels.sm90_choice import Sm90Choice  # noqa: E402
+from layoutgemm.kernels.sm90_choice import Sm90Choice, choose  # noqa: E402
 from layoutgemm.kernels.sm90_plan import Sm90Config  # noqa: E402
 
 B_ORDERS = {"k": "bf16:col", "n": "bf16:row"}
 
 
-def candidates(m: int, n: int, k: int) -> Iterator[Sm90Choice]:
-    yield from map(Sm90Choice, unswapped(m, n, k))
+def candidates(m: int, n: int, k: int, b_major: str = "k") -> Iterator[Sm90Choice]:
+    """Configurations that could be the fastest for a shape; the heuristic's own comes first."""
+    seen = set()
+    chosen, _ = choose(m, n, k, b_major="K" if b_major == "k" else "MN")
+    for choice in [chosen, *(_few_rows(m, n) if m <= 64 else _many_rows(m, n, k, chosen.config.overlap))]:
+        if (name := name_of(choice)) not in seen:
+            seen.add(name)
+            yield choice
 
 
-def unswapped(m: int, n: int, k: int) -> Iterator[Sm90Config]:
-    """Configurations that could be the fastest for a shape, widest tiles first."""
-    overlap = 2 * m * n * k < 300e9
-    big = m >= 1024 and n >= 1024
-    for cluster, group, along in (((2, 1), 4, "M"), ((1, 2), 8, "N"), ((1, 1), 8, "M")):
-        for tile in ((256, 224), (256, 208), (256, 192), (128, 256), (256, 128)):
-            if cluster == (1, 1) and big and min(m, n) > 4096:
-                continue
-            if m <= 512 and cluster == (1, 2) and tile[0] == 256:
-                continue
-            wide = 16 if tile == (128, 256) and cluster == (2, 1) else group
-            way = "N" if tile == (128, 256) and cluster == (2, 1) else along
-            chunks = 2
-            yield Sm90Config(tile, cluster=cluster, group=wide, along=way, chunks=chunks, overlap=overlap)
-    if min(m, n) <= 6144:
-        for tile in ((128, 128), (128, 192), (64, 128), (64, 256), (128, 176)):
-            for cluster in ((1, 1), (2, 1)):
-                if cluster == (2, 1) and m <= 512 and tile[0] == 64:
-                    continue
-                yield Sm90Config(
-                    tile, schedule="pingpong", loader="warpgroup", cluster=cluster, overlap=overlap, chunks=2
+def _few_rows(m: int, n: int) -> Iterator[Sm90Choice]:
+    rows = -(-m // 8) * 8
+    each = -(-n // (132 * 8)) * 8
+    for width in sorted({w for w in (each, each + 8, each * 2, 64, 128) if w <= 256}):
+        for overlap in (True, False):
+            yield Sm90Choice(
+                Sm90Config(
+                    (64, width), tile_k=128, consumers=1, loader="warp", single=True, chunks=1, overlap=overlap,
+                    rows=rows if rows < 64 else None,
                 )
-        for tile in ((128, 128), (128, 192), (128, 224), (64, 256)):
-            consumers = tile[0] // 64
-            yield Sm90Config(tile, consumers=consumers, overlap=overlap, chunks=2)
-            yield Sm90Config(tile, consumers=consumers, loader="warpgroup", overlap=overlap, chunks=2)
+            )  # fmt: skip
+    width = 16 if m <= 16 else 32 if m <= 32 else 64
+    for rows in (64, 128):
+        for split in (1, 2):
+            for overlap in (True, False):
+                config = Sm90Config(
+                    (rows, width), tile_k=128, consumers=rows // 64, loader="warp", single=True, overlap=overlap,
+                    split=split,
+                )  # fmt: skip
+                yield Sm90Choice(config, swapped=True)
+
+
+def _many_rows(m: int, n: int, k: int, overlap: bool) -> Iterator[Sm90Choice]:
+    base = Sm90Config(chunks=1, buffers=2, overlap=overlap)
+    for cluster, group, along in (((2, 1), 8, "M"), ((2, 1), 8, "N"), ((1, 2), 8, "N"), ((1, 1), 8, "M")):
+        for width in (128, 160, 176, 192, 208, 224):
+            config = replace(base, tile=(256, width), cluster=cluster, group=group, along=along, early=True)
+            yield Sm90Choice(config)
+        for width in (64, 96, 128, 160, 192, 224, 256):
+            config = replace(base, tile=(128, width), cluster=cluster, group=group, along=along)
+            yield Sm90Choice(config)
+            if width <= 192:
+                yield Sm90Choice(replace(config, loader="warp", consumers=1))
+                yield Sm90Choice(replace(config, loader="warpgroup", schedule="pingpong"))
+        if m * n <= 4096 * 4096:
+            for width in (64, 128, 192, 256):
+                config = replace(base, tile=(64, width), cluster=cluster, group=group, along=along, consumers=1)
+                yield Sm90Choice(replace(config, loader="warp"))
+                if width <= 128:
+                    yield Sm90Choice(replace(config, loader="warpgroup", schedule="pingpong", consumers=2))
+
+
+def random_shapes(count: int, seed: int = 0) -> list[tuple[int, int, int]]:
+    """Shapes that nobody chose: sizes log-uniform, N and K multiples of 64, M any multiple of 8 or a power of two.
+
+    >>> random_shapes(2)
+    [(4288, 8384, 3264), (4, 14912, 3968)]
+    """
+    rng = random.Random(seed)
+
+    def size(low: int, high: int, unit: int) -> int:
+        return max(unit, round(math.exp(rng.uniform(math.log(low), math.log(high))) / unit) * unit)
+
+    shapes = []
+    for i in range(count):
+        m = size(128, 8192, 8) if i % 2 == 0 else 1 << rng.randrange(0, 7)
+        shapes.append((m, size(1024, 16384, 64), size(1024, 16384, 64)))
+    return shapes
 
 
 def name_of(choice: Sm90Choice) -> str:
@@ -97,7 +139,7 @@ def build(folder: Path, shapes: Sequence[tuple[int, int, int]], b_major: str, of
     folder.mkdir(parents=True, exist_ok=True)
     manifest_file = folder / "manifest.json"
     manifest = json.loads(manifest_file.read_text()) if manifest_file.exists() else {}
-    wanted = {name_of(choice): choice for sizes in shapes for choice in of(*sizes)}
+    wanted = {name_of(choice): choice for sizes in shapes for choice in of(*sizes, b_major)}
     kinds = {"address": Int64(0), "size": Int32(1), "stride": Int64(8)}
     _runtime_library()
     for i, (name, choice) in enumerate(wanted.items()):
@@ -144,21 +186,14 @@ def contender(folder: Path, key: str, choice: Sm90Choice, entry: dict[str, Any],
     """A compiled configuration as a contender."""
 
     def prepare(sets: Sequence[Operands]) -> list[Launch]:
-        import torch
         from cuda.bindings import driver
 
         function = loaded(folder / f"{entry['symbol']}.o", entry["symbol"])
-        workers = torch.cuda.get_device_properties(0).multi_processor_count // entry["clusters"]
 
-        def launch(a: Any, b: Any, c: Any) -> Launch:
-            ldb = b.stride(0) if problem.b_major == "k" else b.stride(1)
-            arguments = choice.arguments(
-                [x.data_ptr() for x in (a, b, c)], (problem.m, problem.n, problem.k, 1),
-                (a.stride(0), ldb, c.stride(0)), (0, 0, 0), workers,
-            )  # fmt: skip
-            return lambda: function(*arguments, driver.CUstream(torch.cuda.current_stream().cuda_stream))
+        def launch(*arguments: int, stream: int) -> None:
+            function(*arguments, driver.CUstream(stream))
 
-        return [launch(*operands) for operands in sets]
+        return launches(launch, choice, entry["clusters"], problem, sets)
 
     return Contender(key, prepare, "ours", "")
 
@@ -168,6 +203,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("step", choices=("build", "run"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--shapes", help="MxNxK,... (default: the table's)")
+    parser.add_argument("--random", type=int, default=0, metavar="COUNT", help="shapes drawn at random, beside")
     parser.add_argument("--b-major", choices=("k", "n"), default="k")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--budget", type=float, default=400.0, metavar="SECONDS")
@@ -177,9 +213,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--object", action="append", default=[], metavar="NAME=FILE.o", help="others' kernels, beside")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)
-    shapes = [shape(text) for text in options.shapes.split(",")] if options.shapes else SHAPES
+    shapes = [shape(text) for text in options.shapes.split(",")] if options.shapes else list(SHAPES)
+    shapes = (shapes if options.shapes or not options.random else []) + random_shapes(options.random)
     if options.step == "build":
-        build(options.folder, shapes, options.b_major, globals()["candidates"])
+        build(options.folder, shapes, options.b_major, candidates)
         return 0
     from benchmarks import machine, peers
     from benchmarks.bench_gemm import FAMILIES, KEEP, Watchdog
@@ -200,7 +237,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         field = peers.torch_mm(problem)
         if options.peers:
             field = [c for of in FAMILIES.values() for c in of(problem)]
-        for choice in candidates(*sizes):
+        for choice in candidates(*sizes, options.b_major):
             key = f"{name_of(choice)} {options.b_major}"
             if key in manifest and (wanted is None or any(text in key for text in wanted)):
                 field.append(contender(options.folder, key, choice, manifest[key], problem))
@@ -213,6 +250,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{problem} [{time.monotonic() - start:.1f} s] torch.mm {base * 1e6:.2f} us", flush=True)
         for m in ranked:
             print(f"    {base / m.seconds:6.4f} {m.seconds * 1e6:9.2f} us  {m.name} {m.fault}", flush=True)
+        chosen = next((m.seconds for m in ranked if m.name.startswith(f"{name_of(choose(*sizes)[0])} ")), None)
+        best = min((m.seconds for m in ranked if m.family == "ours"), default=None)
+        if chosen and best:
+            print(f"    chosen / best: {chosen / best:.4f}", flush=True)
         for name, why in outcome.failed:
             print(f"    FAILED {name}: {why[:300]}", flush=True)
         results[str(problem)] = {m.name: m.seconds for m in outcome.measured}

@@ -66,7 +66,7 @@ class Sm90Choice:
         return (*swap(pointers), n, m, k, batch, *swap(leading), *swap(strides), workers)
 
 
-# -------------------------------------------------------------------------------------------------------- what is fastest
+# ------------------------------------------------------------------------------------------------------ what is fastest
 
 # Measured on an H200 (132 multiprocessors, 1.98 GHz, HBM3e): `benchmarks/tune_gemm.py`.
 _FMA_PER_CYCLE = 2048  # of one multiprocessor, 16-bit: m64n256k16 takes 128 cycles
@@ -77,6 +77,14 @@ _LAUNCH = 2.0e-6  # from one kernel's end to the next one's first product, with 
 _SWAPPED = 0.4e-6  # of a kernel with swapped operands, whose columns of C cross its warps
 _SHORT = 500e9  # operations below which launching early pays
 _WIDTHS = (256, 224, 208, 192, 176, 160, 128, 96, 64)
+# Rate of products against that of 256x224, of whole waves at K = 4096 and 8192; others by their traffic.
+_RATES = {
+    (256, 224): 1.0, (256, 208): 1.0, (256, 192): 0.995, (256, 176): 0.97, (256, 160): 0.97, (256, 128): 0.965,
+    (128, 256): 0.967, (128, 192): 0.955, (128, 128): 0.93,
+}  # fmt: skip
+_PINGPONG = (128, 160, 176, 192)  # columns of 128-row tiles that two warpgroups take in turn
+_STEP = 0.165e-6  # of a k tile of 128 elements in a block of 64 rows: eight products that wait for each other
+_EXCHANGE = 2.4e-6  # of partial sums between two blocks of 64 rows
 
 
 @dataclass(frozen=True)
@@ -88,12 +96,12 @@ class Estimate:
     waves: int
     tiles: int
     workers: int
+    pingpong: bool = False
 
     def __str__(self) -> str:
         rows, columns = self.tile
-        return (
-            f"{rows}x{columns}: {self.tiles} tiles, {self.waves} wave(s) of {self.workers}, {self.seconds * 1e6:.1f} us"
-        )
+        name = f"{rows}x{columns}" + " in turn" * self.pingpong
+        return f"{name}: {self.tiles} tiles, {self.waves} wave(s) of {self.workers}, {self.seconds * 1e6:.1f} us"
 
 
 def choose(
@@ -119,9 +127,10 @@ def choose(
         return _for_few_rows(m, n, k, batch, bits, b_major, multiprocessors)
     work = 2 * m * n * k * batch
     estimates = [
-        _estimate((rows, columns), m, n, k, batch, bits, multiprocessors)
+        _estimate((rows, columns), m, n, k, batch, bits, multiprocessors, pingpong)
         for rows in (256, 128, 64)
         for columns in _WIDTHS
+        for pingpong in ((False, True) if rows == 128 and columns in _PINGPONG else (False,))
         if (rows, columns) not in ((256, 256), (64, 64)) and (b_major == "K" or columns % (64 * 8 // bits) == 0)
     ]
     best = min(estimates, key=lambda e: (e.seconds, -e.tile[1]))
@@ -141,8 +150,8 @@ def choose(
         buffers=2,
         early=rows == 256,
     )
-    if rows * columns <= 128 * 128 and best.waves > 1 and rows == 128:
-        config = replace(config, schedule="pingpong", consumers=2)
+    if best.pingpong:
+        config = replace(config, schedule="pingpong", consumers=2, loader="warpgroup")
     reason = f"{best}; " + (
         f"blocks in clusters of {cluster[0]}x{cluster[1]} share loads"
         if cluster != (1, 1)
@@ -152,18 +161,18 @@ def choose(
 
 
 def _estimate(
-    tile: tuple[int, int], m: int, n: int, k: int, batch: int, bits: int, multiprocessors: int
+    tile: tuple[int, int], m: int, n: int, k: int, batch: int, bits: int, multiprocessors: int, pingpong: bool
 ) -> Estimate:
-    """Waves times the cycles of a tile: products at the rate that the tile's traffic leaves, and the exposed end."""
+    """Waves times the cycles of a tile: products at the tile's rate, and the end that is exposed, once for pingpong."""
     rows, columns = tile
     tiles = -(-m // rows) * -(-n // columns) * batch
     workers = multiprocessors
     waves = -(-tiles // workers)
-    rate = 1 - 10 * max(0.0, 1 / rows + 1 / columns - 1 / 256 - 1 / 224)
+    rate = _RATES.get(tile, 1 - 10 * max(0.0, 1 / rows + 1 / columns - 1 / 256 - 1 / 224))
     products = rows * columns * k * bits / 16 / _FMA_PER_CYCLE / rate
-    cycles = waves * (products + _TILE_CYCLES)
+    cycles = waves * products + (1 if pingpong and waves > 1 else waves) * _TILE_CYCLES
     moved = (m * k + n * k) * bits / 8 * batch + m * n * 2 * batch
-    return Estimate(tile, max(cycles / _CLOCK, moved / _DRAM) + _LAUNCH, waves, tiles, workers)
+    return Estimate(tile, max(cycles / _CLOCK, moved / _DRAM) + _LAUNCH, waves, tiles, workers, pingpong and waves > 1)
 
 
 def _cluster(tile: tuple[int, int], grid: tuple[int, int], k: int) -> tuple[tuple[int, int], int, str]:
@@ -183,31 +192,37 @@ def _cluster(tile: tuple[int, int], grid: tuple[int, int], k: int) -> tuple[tupl
 def _for_few_rows(
     m: int, n: int, k: int, batch: int, bits: int, b_major: str, multiprocessors: int
 ) -> tuple[Sm90Choice, str]:
-    """M up to 64: the weights have to come through memory once, so every multiprocessor takes an equal share of them."""
+    """M up to 64: the weights come through memory once, and every multiprocessor takes an equal share of them."""
     bytes_, step = bits // 8, 8 if b_major == "K" else 128 * 8 // bits
-    columns = min(256, -(-n // (multiprocessors * step)) * step)
+    columns = min(256, max(-(-n // (multiprocessors * step)) * step, 32 if k < 4096 else 8))
     least = m * k + n * k + m * n
+    tile_k = 128 * 16 // bits
 
-    def seconds(tiles: int, rows: int, width: int) -> float:
-        each = (rows + width) * k * bytes_
-        spread = -(-tiles * batch // multiprocessors)
-        return max(least * bytes_ * batch / _DRAM, tiles * batch * each / _L2, spread * each / _ONE) + _LAUNCH
+    def seconds(tiles: int, rows: int, width: int, split: int = 1) -> float:
+        each = (rows + width) * k * bytes_ / split
+        spread = -(-tiles * split * batch // multiprocessors)
+        moved = max(least * bytes_ * batch / _DRAM, tiles * split * batch * each / _L2, spread * each / _ONE)
+        return max(moved, -(-k // tile_k) / split * _STEP * spread) + _LAUNCH + (_EXCHANGE if split > 1 else 0.0)
 
     straight = seconds(-(-n // columns), min(m, 64), columns)
     width = 16 if m <= 16 else 32 if m <= 32 else 64
-    swapped = seconds(-(-n // 64), width, 64) + _SWAPPED
-    tile_k = 128 * 16 // bits
-    long = straight > 40e-6
+    tiles = -(-n // 64)
+    swapped, split = min(
+        (seconds(tiles, width, 64, split) + _SWAPPED, split)
+        for split in (1, 2)
+        if split == 1 or 2 * tiles * batch <= multiprocessors
+    )
     if swapped < 0.99 * straight and b_major == "K":
-        config = Sm90Config((64, width), tile_k=tile_k, consumers=1, loader="warp", single=True, overlap=True)
-        tiles = -(-n // 64)
-        return Sm90Choice(config, swapped=True), (
-            f"operands swapped, {tiles} blocks of 64 columns: {swapped * 1e6:.1f} us; {columns} columns a block would "
-            f"read A {-(-n // columns)} times, {straight * 1e6:.1f} us"
+        config = Sm90Config(
+            (64, width), tile_k=tile_k, consumers=1, loader="warp", single=True, overlap=True, split=split
         )
+        return Sm90Choice(config, swapped=True), (
+            f"operands swapped, {tiles} tiles of 64 columns" + f", each of {split} blocks" * (split > 1)
+            + f": {swapped * 1e6:.1f} us; {columns} columns a block would take {straight * 1e6:.1f} us"
+        )  # fmt: skip
     rows = -(-m // 8) * 8
     config = Sm90Config(
-        (64, columns), tile_k=tile_k, consumers=1, loader="warp", single=True, chunks=1, overlap=not long,
+        (64, columns), tile_k=tile_k, consumers=1, loader="warp", single=True, chunks=1, overlap=True,
         rows=rows if rows < 64 else None,
     )  # fmt: skip
     return Sm90Choice(config), (

@@ -201,7 +201,7 @@ def test_an_object_may_be_for_some_shapes_only() -> None:
     parsed = bench_gemm.arguments(["--contender", "torch.mm,ours", "--object", "big@8192+64x32x16=big.o"])
     for sizes, there in (((64, 32, 16), True), ((64, 32, 8), False), ((8192, 8192, 8192), True)):
         names = [c.name for c in bench_gemm.contenders(Problem(*sizes), parsed)]
-        assert names == ["torch.mm", *(["big"] if there else [])]
+        assert names == ["torch.mm", "layoutgemm", *(["big"] if there else [])]
 
 
 def test_the_program_from_end_to_end(

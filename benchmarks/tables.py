@@ -1,0 +1,79 @@
+"""The tables of the README, from the records that the measuring programs wrote.
+
+python benchmarks/tables.py            # prints them; tests/benchmarks/test_tables.py holds the README to them
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).resolve().parent / "results"
+
+
+def gemm(record: dict[str, Any]) -> list[str]:
+    """One line a shape: our time, rate, ratios to torch.mm and to the best peer, bursts and sustained."""
+    lines = [
+        "| M x N x K | us | TFLOP/s | x torch.mm | x best peer | best peer | sustained x torch.mm | x best peer |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for outcome in record["outcomes"]:
+        measured = {m["name"]: m for m in outcome["measured"]}
+        ours, base = measured.get("layoutgemm"), measured["torch.mm"]
+        if ours is None:
+            continue
+        peers = [m for m in outcome["measured"] if m["family"] != "ours"]
+        best = min(peers, key=median)
+        sizes = outcome["problem"]
+        shape = f"{sizes['m']} x {sizes['n']} x {sizes['k']}"
+        us = median(ours) * 1e6
+        rate = 2 * sizes["m"] * sizes["n"] * sizes["k"] / median(ours) / 1e12
+        cells = [shape, f"{us:.1f}" if us >= 100 else f"{us:.2f}", f"{rate:.0f}", ratio(base, ours), ratio(best, ours)]
+        cells.append(best["name"].partition(" (")[0])
+        held = [m for m in peers if m["sustained"]]
+        if ours["sustained"] and held:
+            top = min(held, key=lambda m: median(m, "sustained"))
+            cells += [ratio(base, ours, "sustained"), ratio(top, ours, "sustained")]
+        else:
+            cells += ["-", "-"]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def ladder(record: dict[str, Any]) -> list[str]:
+    """One line a level: what it adds, its rate, its ratio to torch.mm, the guide's rate."""
+    lines = ["| level | TFLOP/s | x torch.mm | the guide's |", "|---|---|---|---|"]
+    for level in record["levels"]:
+        name = f"{level['level']} {level['name']}"
+        cells = [name, f"{level['tflops']:.0f}", f"{level['ratio']:.3f}", f"{level['guide']:.0f}"]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def median(measured: dict[str, Any], what: str = "burst") -> float:
+    """The median of a contender's rounds, seconds.
+
+    >>> median({"burst": [3.0, 1.0, 2.0]})
+    2.0
+    """
+    rounds = sorted(measured[what])
+    middle = len(rounds) // 2
+    return float(rounds[middle] if len(rounds) % 2 else (rounds[middle - 1] + rounds[middle]) / 2)
+
+
+def ratio(other: dict[str, Any], ours: dict[str, Any], what: str = "burst") -> str:
+    """How many times as fast as the other."""
+    return f"{median(other, what) / median(ours, what):.3f}"
+
+
+def main() -> int:
+    for name, table in (("gemm_h200.json", gemm), ("ladder_h200.json", ladder)):
+        path = RESULTS / name
+        if path.exists():
+            print("\n".join([f"{name}:", *table(json.loads(path.read_text())), ""]))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

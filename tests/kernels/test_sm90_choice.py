@@ -1,0 +1,74 @@
+"""The heuristic for Hopper: what it picks, why, and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+
+from layoutgemm.errors import PlanError
+from layoutgemm.kernels.sm90_choice import choose
+
+# (M, N, K) -> tile, cluster, loader, swapped, launched early. What was fastest on an H200, or within 1% of it.
+TABLE = {
+    (1024, 1024, 1024): ((64, 128), (1, 1), "warp", False, True),
+    (2048, 2048, 2048): ((128, 256), (1, 1), "self", False, True),
+    (4096, 4096, 4096): ((128, 256), (2, 1), "self", False, True),
+    (8192, 8192, 8192): ((256, 224), (2, 1), "self", False, False),
+    (16384, 16384, 16384): ((256, 224), (1, 2), "self", False, False),
+    (4096, 14336, 4096): ((256, 224), (1, 2), "self", False, True),
+    (4096, 28672, 4096): ((256, 208), (1, 2), "self", False, False),
+    (4096, 6144, 4096): ((256, 192), (1, 2), "self", False, True),
+    (4096, 8192, 8192): ((256, 208), (1, 2), "self", False, False),
+    (4096, 4096, 14336): ((128, 256), (2, 1), "self", False, True),
+    (512, 14336, 4096): ((256, 224), (2, 1), "self", False, True),
+    (512, 28672, 4096): ((256, 224), (2, 1), "self", False, True),
+    (512, 6144, 4096): ((128, 192), (2, 1), "self", False, True),
+    (512, 8192, 8192): ((128, 256), (2, 1), "self", False, True),
+    (512, 4096, 4096): ((128, 128), (2, 1), "warp", False, True),
+    (512, 4096, 14336): ((128, 128), (2, 1), "warp", False, True),
+    (64, 14336, 4096): ((64, 112), (1, 1), "warp", False, True),
+    (64, 28672, 4096): ((64, 224), (1, 1), "warp", False, True),
+    (64, 6144, 4096): ((64, 48), (1, 1), "warp", False, True),
+    (64, 8192, 8192): ((64, 64), (1, 1), "warp", False, True),
+    (64, 4096, 4096): ((64, 32), (1, 1), "warp", False, True),
+    (64, 4096, 14336): ((64, 64), (1, 1), "warp", True, True),
+    (16, 14336, 4096): ((64, 112), (1, 1), "warp", False, True),
+    (16, 4096, 14336): ((64, 32), (1, 1), "warp", False, True),
+}
+
+
+@pytest.mark.parametrize("sizes", TABLE, ids=lambda s: "x".join(map(str, s)))
+def test_what_is_picked(sizes: tuple[int, int, int]) -> None:
+    choice, reason = choose(*sizes)
+    config = choice.config
+    assert (config.tile, config.cluster, config.loader, choice.swapped, config.overlap) == TABLE[sizes], reason
+    assert config.snake is False, "bits would depend on where a tile lies"
+
+
+@pytest.mark.parametrize("b_major", ["K", "MN"])
+def test_every_size_gets_a_kernel_that_fits(b_major: str) -> None:
+    order = "bf16:col" if b_major == "K" else "bf16:row"
+    for m in (1, 7, 8, 17, 33, 63, 64, 65, 128, 200, 511, 3000, 100_000):
+        for n in (1, 8, 100, 1000, 5000, 33_000):
+            for k in (1, 64, 1000, 9000):
+                choice, reason = choose(m, n, k, b_major=b_major)
+                plan = choice.plan(m, n, k, b=order)
+                assert plan.stages >= 2 and plan.smem.total <= plan.arch.smem_per_block, reason
+                assert "us" in reason
+
+
+def test_few_rows_give_every_multiprocessor_one_block() -> None:
+    for n in (4096, 6144, 11008, 14336, 28672):
+        choice, reason = choose(16, n, 4096)
+        blocks = -(-n // choice.config.tile[1])
+        assert 100 <= blocks <= 132 and str(blocks) in reason
+
+
+def test_other_chips_get_other_tiles() -> None:
+    assert choose(16, 4096, 4096, multiprocessors=132)[0].config.tile == (64, 32)
+    assert choose(16, 4096, 4096, multiprocessors=64)[0].config.tile == (64, 64)
+
+
+@pytest.mark.parametrize("sizes", [(0, 1, 1), (1, -1, 1), (1, 1, True), (1.0, 1, 1)])
+def test_sizes_that_are_none(sizes: tuple[int, int, int]) -> None:
+    with pytest.raises(PlanError, match="an int of at least 1"):
+        choose(*sizes)
