@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from ..errors import PlanError
 from .pipeline import Buffer, Cursor, Mbarrier, NamedBarrier, Pipeline, Role
 from .pipeline_actions import (
+    Action,
     Advance,
     Ahead,
     Arrive,
@@ -137,7 +138,7 @@ class Hopper:
             raise PlanError("threads store their own values: there are no buffers to prove anything of")
         together = self.store.warps == WARPS
         by, meet = ("one", (Sync("store"),)) if together else ("warp", ())
-        rounds: list[object] = []
+        rounds: list[Action] = []
         for buffer, pending in (one for block in self.store.rounds for one in block):
             rounds += [WaitGroup("bulk", pending, by=by), *meet, Write("c", buffer), FenceProxy(), *meet]
             rounds += [TmaStore("c", buffer, by=by), Commit("bulk", by=by)]
@@ -244,9 +245,8 @@ class Hopper:
             Wait("empty", "load", flip=True, by="one"), ArriveExpect("full", "load"), *copies, Advance("load"),
         )  # fmt: skip
 
-    def _tiles(self, *body: object) -> Program:
-        program: Program = body  # type: ignore[assignment]
-        return program if self.single else (ForTiles(program),)
+    def _tiles(self, *body: Action) -> Program:
+        return body if self.single else (ForTiles(body),)
 
     def _loader(self) -> Program:
         meetings = (ClusterArrive(), ClusterWait()) * 2 if self.split > 1 else ()
@@ -270,14 +270,15 @@ class Hopper:
         earlier = If(Later(1), self._release(i))
         step: Program = (*products, Commit("wgmma"), WaitGroup("wgmma", 1), earlier)
         if self.early:
-            last = [action for product in products for action in (product, Commit("wgmma"))]
-            step = (If(Ahead(1), step, (*last, WaitGroup("wgmma", self.blocks), earlier)),)
-        tile: list[object] = [ForK((Wait("full", "read"), *step, Advance("read")))]
+            last: list[Action] = [action for product in products for action in (product, Commit("wgmma"))]
+            final: Program = (*last, WaitGroup("wgmma", self.blocks), earlier)
+            step = (If(Ahead(1), step, final),)
+        tile: list[Action] = [ForK((Wait("full", "read"), *step, Advance("read")))]
         if self.pingpong:
             pass_on = If(MoreTiles(1), (Sync(f"turn{1 - i}", wait=False),))
             tile = [Sync(f"turn{i}"), *tile, pass_on]
         tile += self._single_end(i) if self.single else self._tile_end(i)
-        whole: Program = tuple(tile)  # type: ignore[assignment]
+        whole: Program = tuple(tile)
         if self.pingpong:
             others = ForK((Advance("read"), Advance("release")))
             whole = (If(TileIs(2, i), whole, (others,)),)
@@ -288,10 +289,10 @@ class Hopper:
             first += (Sync("turn0", wait=False),)  # the first turn is consumer 0's
         return (*self._start(i == 0), *first, *self._tiles(*whole), *self._end)
 
-    def _tile_end(self, i: int) -> list[object]:
+    def _tile_end(self, i: int) -> list[Action]:
         """Store block by block; the stages of the last k tile are free when the last of its products is done."""
         last = self.blocks - 1 if self.early else 0
-        actions: list[object] = []
+        actions: list[Action] = []
         for block in range(self.blocks):
             if self.early or block == 0:
                 actions.append(WaitGroup("wgmma", self.blocks - 1 - block if self.early else 0))
@@ -300,9 +301,9 @@ class Hopper:
             actions += self._stored(i, block)
         return actions
 
-    def _single_end(self, i: int) -> list[object]:
+    def _single_end(self, i: int) -> list[Action]:
         """The cluster's only tile: parts of K meet twice, else the consumers once, and C goes over the stages."""
-        actions: list[object] = [WaitGroup("wgmma", 0)]
+        actions: list[Action] = [WaitGroup("wgmma", 0)]
         stages = [(name, s) for name in ("a", "b") for s in range(self.stages)]
         if self.split > 1:
             # Blocks of the same place in another part: they have the same tile.
@@ -321,6 +322,6 @@ class Hopper:
             actions += self._stored(i, block)
         return actions
 
-    def _stored(self, i: int, block: int) -> list[object]:
+    def _stored(self, i: int, block: int) -> list[Action]:
         together = self.store is not None and self.store.warps == WARPS
         return [Read(f"acc{block}"), *([Sync(f"store{i}")] if together else [])]

@@ -21,6 +21,11 @@ tiles from the tensor copies to the products, across the borders of output tiles
     store       named       one consumer's 128 threads: its buffer is free; is full    the same
     turn        named       pingpong: 128 threads that pass the turn, 128 that take    the consumer whose turn it is
                             it
+    stages      named       one tile a cluster: all consumers have read the stages,    all consumers
+                            over which C's buffers lie
+    block       named       all threads, at the start of a block without a cluster     the same
+    cluster     cluster     all threads of the cluster: at the start, at the end, and  the same
+                            twice where parts of K are brought together
 
 One group of wgmmas stays in flight: a stage is released when the group after it has been issued. In a self-loading
 kernel that release is followed by the load that refills the oldest free stage, so loads run `stages - 1` k tiles ahead,

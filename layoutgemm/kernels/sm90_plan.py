@@ -397,6 +397,24 @@ class Sm90Plan:
 
         return check_sm90(self)
 
+    def explain(self) -> str:
+        """The derivation in words and numbers: tiles, copies and shares, descriptors, roles, barriers, store, bytes."""
+        from .sm90_explain import explain_sm90
+
+        return explain_sm90(self)
+
+    def svg(self) -> str:
+        """A drawing of the accumulator's fragment map: which thread and value holds each element of a block."""
+        from .explain import fragment_svg
+
+        return fragment_svg(self)
+
+    def run(self, a: Any, b: Any, *, out: Any = None, device: str | None = None, copy: bool = True) -> Any:
+        """C = A @ B on NumPy arrays or torch tensors, 2-D or a batch of them. See `kernels.run.run_plan`."""
+        from .run import run_plan
+
+        return run_plan(self, a, b, out=out, device=device, copy=copy)
+
     def compile(self) -> Any:
         """Compile the kernel; needs the `dsl` extra and no GPU. See `kernels.compile`."""
         from .compile import compile_plan
@@ -447,6 +465,15 @@ def uneven_shares(tma: TmaPlan) -> str:
                     f"times the distance of block 1 is {place}, byte {byte}"
                 )
     return ""
+
+
+def one_matrix(tma: TmaPlan) -> TmaPlan:
+    """A batch's copies without the dimension of the batch, along which a box has one element."""
+    if len(tma.box) == 2:
+        return tma
+    assert tma.box[2:] == (1,) and all(copy.coord_offset[2:] == (0,) for copy in tma.instructions), tma
+    copies = tuple(replace(copy, coord_offset=copy.coord_offset[:2]) for copy in tma.instructions)
+    return replace(tma, dims=tma.dims[:2], box=tma.box[:2], steps=tma.steps[:2], instructions=copies)
 
 
 def _up(value: int, unit: int) -> int:

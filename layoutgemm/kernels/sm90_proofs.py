@@ -1,4 +1,4 @@
-"""All that an Sm90Plan claims, checked in the order of the data's way: tiles, copies, products, exchange, store, budgets.
+"""All that an Sm90Plan claims, checked in the order of the data's way: tiles, copies, products, store, budgets.
 
 Each check takes its numbers from the plan's own objects, and recomputes from the hardware's rules what they have to be:
 a plan in which any of them is changed fails the check that speaks of it.
@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from ..atoms import TmaPlan, smem_tile, stmatrix, wgmma
-from ..atoms.copy_feeds import feeds, row_addresses
 from ..atoms.tma_engine import shared_bits
 from ..checks import (
     Check,
@@ -30,14 +29,14 @@ from ..checks import (
 )
 from ..checks.budgets import launch_registers, role_registers
 from ..checks.pipeline_hopper import Hopper, StoreRing
-from ..layouts import Proof
 from ..layouts.digit_proof import prove_formulas
 from ..layouts.facts import Facts
 from ..layouts.poly import ge0, show
 from .plan import OperandPlan
 from .proofs import fragment_checks
-from .sm90_plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan, uneven_shares
-from .sm90_store import ROWS, StoreChunk, StorePlan
+from .sm90_plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan, one_matrix, uneven_shares
+from .sm90_store import ROWS
+from .sm90_store_proofs import distinct_chunks, exchange_check, store_checks
 
 NAMED_BARRIERS = 16  # PTX ISA, "bar": 0 to 15, of which 0 is the whole block's
 MOST_BYTES = (1 << 20) - 1  # PTX ISA, "mbarrier", tx-count: what one phase may wait for
@@ -51,9 +50,9 @@ def check_sm90(plan: Sm90Plan) -> Report:
         checks += _operand(plan, operand, groups)
     checks += [_barriers(plan), *_pipelines(plan), *fragment_checks(plan.mma)]
     if plan.store is not None:
-        checks += _store(plan, plan.store)
+        checks += store_checks(plan, plan.store)
     if plan.exchange is not None:
-        checks.append(_exchange(plan))
+        checks.append(exchange_check(plan))
     checks += [_named_barriers(plan), _shared_map(plan), _shared_memory(plan), _threads(plan), *_registers(plan)]
     return Report(tuple(checks))
 
@@ -128,7 +127,7 @@ def _tiles_of_c(plan: Sm90Plan) -> Check:
 
 
 def _tiles_of_k(plan: Sm90Plan) -> Check:
-    """Each part of K takes consecutive k tiles, and the parts are all of them: T = split * q + r for every remainder r."""
+    """Parts of K are consecutive k tiles, and all of them: T = split * q + r for every remainder r."""
     depth, split = plan.tile[2], plan.config.split
     count = -(-plan.k // depth)
     witness = "" if plan.tile[2] == plan.a.smem.extent[1] == plan.b.smem.extent[1] else (
@@ -155,15 +154,6 @@ def _tiles_of_k(plan: Sm90Plan) -> Check:
 
 
 # ------------------------------------------------------------------------------------------------------------- operands
-
-
-def one_matrix(tma: TmaPlan) -> TmaPlan:
-    """A batch's copies without the dimension of the batch, along which a box has one element."""
-    if len(tma.box) == 2:
-        return tma
-    assert tma.box[2:] == (1,) and all(copy.coord_offset[2:] == (0,) for copy in tma.instructions), tma
-    copies = tuple(replace(copy, coord_offset=copy.coord_offset[:2]) for copy in tma.instructions)
-    return replace(tma, dims=tma.dims[:2], box=tma.box[:2], steps=tma.steps[:2], instructions=copies)
 
 
 def _operand(plan: Sm90Plan, operand: OperandPlan, groups: int) -> list[Check]:
@@ -198,7 +188,7 @@ def _operand(plan: Sm90Plan, operand: OperandPlan, groups: int) -> list[Check]:
 def _blocks(plan: Sm90Plan, operand: OperandPlan, groups: int) -> Check:
     """Consumer g begins with block g * blocks, a constant distance from the one before."""
     steps = operand.descriptor.mn_steps
-    distances = {b - a for a, b in zip(steps, steps[1:])}
+    distances = {b - a for a, b in pairwise(steps)}
     want = groups * plan.blocks if operand.name == "A" else 1
     witness = ""
     if len(steps) != want:
@@ -237,8 +227,8 @@ def _filled_rows(plan: Sm90Plan, rows: int) -> Check:
         byte = int(np.nonzero(times != 1)[0][0])
         witness = f"byte {byte} of the tile is written {int(times[byte])} times, should be 1"
     statement = (
-        f"{len(tma.instructions)} box(es) {tma.box} bring {rows} of {ROWS} rows to their places, and {len(plan.dead_runs)} "
-        "run(s) of zeros are the rest of the tile"
+        f"{len(tma.instructions)} box(es) {tma.box} bring {rows} of {ROWS} rows to their places, and "
+        f"{len(plan.dead_runs)} run(s) of zeros are the rest of the tile"
     )
     return Check("copy A", statement, not witness, f"exhaustion ({tile.bytes} bytes)", witness)
 
@@ -308,183 +298,6 @@ def _named_barriers(plan: Sm90Plan) -> Check:
     return Check("named barriers", statement, not witness, f"exhaustion, below {NAMED_BARRIERS}", witness)
 
 
-# ------------------------------------------------------------------------------------------------------ store, exchange
-
-
-def _store(plan: Sm90Plan, store: StorePlan) -> list[Check]:
-    checks = [_columns(plan, store), _boxes(plan, store), _buffers(store)]
-    written = [_written(plan, chunk) for chunk in _distinct(store)]
-    return [*checks, next((check for check in written if not check), written[0])]
-
-
-def _distinct(store: StorePlan) -> list[StoreChunk]:
-    """One chunk of each column: blocks repeat them."""
-    found = {chunk.column: chunk for round_ in store.rounds for chunk in round_.chunks}
-    return [found[column] for column in sorted(found)]
-
-
-def _columns(plan: Sm90Plan, store: StorePlan) -> Check:
-    """Each accumulator's columns are stored once, its values are the chunks' runs, and a part stores its own columns."""
-    columns, parts = plan.mma.shape_mnk[1], plan.config.split
-    layout = plan.mma.layout_C
-    witness = ""
-    for block in range(plan.blocks):
-        times = np.zeros(columns, dtype=np.int64)
-        for part in range(parts):
-            for _, round_ in store.rounds_of(block, part):
-                for chunk in round_.chunks:
-                    end = chunk.column + chunk.width
-                    times[chunk.column : end] += 1
-                    inside = part * columns // parts <= chunk.column and end <= (part + 1) * columns // parts
-                    if not inside:
-                        witness = witness or f"part {part} stores columns {chunk.column}..{end - 1}"
-                    if store.c != plan.c or chunk.tile.dtype != plan.c.dtype:
-                        witness = witness or f"the store is of {store.c}, C is {plan.c}"
-        if (times != 1).any():
-            column = int(np.nonzero(times != 1)[0][0])
-            witness = witness or f"column {column} of block {block} is stored {int(times[column])} times"
-    for chunk in _distinct(store):
-        values = np.arange(chunk.first_value, chunk.first_value + chunk.values)
-        if chunk.values < 1 or values[-1] >= int(layout[1].size):
-            witness = witness or f"values {values[0]} to {values[-1]} of {int(layout[1].size)}"
-            continue
-        at = layout(np.arange(WARPGROUP)[:, None], values[None, :])
-        want = np.arange(chunk.column * ROWS, (chunk.column + chunk.width) * ROWS)
-        if not np.array_equal(np.sort(np.asarray(at), axis=None), want):
-            witness = witness or (
-                f"values {values[0]} to {values[-1]} are not columns {chunk.column} to {chunk.column + chunk.width - 1}"
-            )
-    widths = "+".join(str(chunk.width) for chunk in _distinct(store))
-    statement = f"chunks of {widths} columns store each of {columns} columns of {plan.blocks} block(s) once"
-    return Check("columns of C", statement, not witness, f"exhaustion ({ROWS * columns} elements)", witness)
-
-
-def _boxes(plan: Sm90Plan, store: StorePlan) -> Check:
-    """A chunk's tile is one box of its tensor map, element by element; rows of an owner are the accumulator's share."""
-    rows = ROWS // WARPS_OF_GROUP * store.warps
-    witness = ""
-    size = 0
-    for chunk in _distinct(store):
-        if not 0 <= chunk.map < len(store.maps):
-            witness = witness or f"columns {chunk.column}: there is no tensor map {chunk.map}"
-            continue
-        tma = one_matrix(store.maps[chunk.map])
-        size += rows * chunk.width
-        filled = filled_by("store", chunk.tile, tma)
-        moved = sorted(tma.box)
-        if not filled:
-            witness = witness or f"columns {chunk.column}: {filled.witness}"
-        elif chunk.tile.extent != (rows, chunk.width) or moved != sorted((rows, chunk.width)):
-            witness = witness or f"columns {chunk.column}: a tile of {chunk.tile.extent}, a box of {tma.box}"
-        elif tma.dims != (("n", "m") if plan.c.order == "row" else ("m", "n")) or tma.operation != "store":
-            witness = witness or f"the {tma.operation} of columns {chunk.column} runs along {tma.dims}"
-    boxes = ", ".join(str(tma.box) for tma in store.maps)
-    statement = f"each chunk's tile is one box, {boxes}, and holds {rows} rows of its columns"
-    return Check("boxes of C", statement, not witness, f"exhaustion ({size} elements)", witness)
-
-
-def _buffers(store: StorePlan) -> Check:
-    """The chunks of a round lie beside one another in its buffer, aligned as their swizzle needs."""
-    witness = ""
-    for number, round_ in enumerate(store.rounds):
-        end = 0
-        for chunk in sorted(round_.chunks, key=lambda chunk: chunk.offset):
-            if chunk.offset < end:
-                witness = witness or f"round {number}: byte {chunk.offset} is used twice"
-            if chunk.offset % chunk.tile.alignment or store.buffer_bytes % chunk.tile.alignment:
-                witness = witness or (
-                    f"round {number}: offset {chunk.offset} in buffers of {store.buffer_bytes} bytes, which is no "
-                    f"multiple of {chunk.tile.alignment}"
-                )
-            end = chunk.offset + chunk.tile.bytes
-        if end > store.buffer_bytes:
-            witness = witness or f"round {number} ends at byte {end} of {store.buffer_bytes}"
-    statement = f"{len(store.rounds)} rounds fit into buffers of {store.buffer_bytes} bytes, {store.buffers} an owner"
-    return Check("buffers of C", statement, not witness, "arithmetic", witness)
-
-
-def _written(plan: Sm90Plan, chunk: StoreChunk) -> Check:
-    """Registers of a chunk go where its tile has them: by stmatrix, proven and without bank conflicts, or one by one."""
-    by_row = plan.c.order == "row"
-    if chunk.rows is None:
-        return _written_one_by_one(plan, chunk)
-    copy = stmatrix(chunk.matrices, transpose=not by_row)
-    whole = smem_tile((ROWS, chunk.width), chunk.tile.dtype, chunk.tile.major, chunk.tile.swizzle_name)
-    atom = wgmma(chunk.width, "bf16")
-    proof = feeds(copy, whole, atom, "C")
-    name = f"stmatrix x{chunk.matrices}" + ("" if by_row else " .trans")
-    statement = f"{name} puts columns {chunk.column} to {chunk.column + chunk.width - 1} where their tile has them"
-    if not isinstance(proof, Proof):
-        return Check("rows of C", statement, False, "composition of layouts", proof.explain())
-    right = row_addresses(copy, whole, atom, "C")
-    lanes = copy.address_threads(copy.side_in("smem"))
-    requests = chunk.values // 2 // chunk.matrices
-    warps = range(1) if by_row else range(WARPS_OF_GROUP)
-    # A warp's rows are a tile of their own in row-major C: those of warp 0 in the tile of all 64.
-    have = np.asarray([[[int(chunk.rows(lane, (i, warp))) for lane in lanes] for i in range(requests)] for warp in warps])
-    want = np.asarray([[[int(right(lane, (i, warp))) for lane in lanes] for i in range(requests)] for warp in warps])
-    wrong = np.argwhere(have != want)
-    witness = ""
-    if len(wrong):
-        warp, i, at = (int(x) for x in wrong[0])
-        witness = f"warp {warp}, instruction {i}, lane {lanes[at]}: element {have[warp, i, at]}, not {want[warp, i, at]}"
-    width = plan.c.dtype.bytes
-    if not witness and (have.max() + 8) * width > chunk.tile.bytes:
-        witness = f"a row ends at byte {(have.max() + 8) * width} of {chunk.tile.bytes}"
-    if not witness:
-        banks = bank_conflicts(have.reshape(-1, len(lanes)) * width, 16, "stmatrix")
-        witness = "" if banks else str(banks.witness)
-        statement += f", {banks.ways}-way in its banks"
-    return Check("rows of C", statement, not witness, proof.method, witness)
-
-
-def _written_one_by_one(plan: Sm90Plan, chunk: StoreChunk) -> Check:
-    """Threads store their own values: each element of the owner's tile once."""
-    by_row = plan.c.order == "row"
-    threads = np.arange(32 if by_row else WARPGROUP)[:, None]
-    i, j = plan.mma.coords_C(threads, chunk.first_value + np.arange(chunk.values)[None, :])
-    rows, columns = chunk.tile.extent
-    witness = ""
-    found = np.sort(np.asarray(chunk.tile.byte(i, j - chunk.column)), axis=None)
-    want = np.arange(rows * columns) * chunk.tile.dtype.bytes
-    if not np.array_equal(found, want):
-        witness = f"{found.size} values reach {np.unique(found).size} of {want.size} elements"
-    statement = (
-        f"threads store columns {chunk.column} to {chunk.column + chunk.width - 1} of {plan.c.dtype} each its own "
-        "values, each element of the tile once"
-    )
-    return Check("rows of C", statement, not witness, f"exhaustion ({want.size} elements)", witness)
-
-
-def _exchange(plan: Sm90Plan) -> Check:
-    """Partial sums: every register of a part has a place, none twice, in the stages' memory and beside the store's."""
-    sent, split = plan.exchange, plan.config.split
-    assert sent is not None
-    held = plan.mma.accumulator_registers
-    shape = (WARPGROUP, sent.vectors, plan.blocks, plan.config.consumers, split)
-    witness = ""
-    if sent.values * split != held or sent.values % 4:
-        witness = f"{split} parts of {sent.values} values, of {held}"
-    elif tuple(sent.layout.shape) != shape or not sent.layout.is_bijective():
-        witness = f"{sent.layout} for {shape}"
-    elif sent.bytes > plan.smem.barrier_offset:
-        witness = f"{sent.bytes} bytes, the stages have {plan.smem.barrier_offset}"
-    elif plan.store is not None:
-        for part in range(split):
-            values = [
-                value
-                for _, round_ in plan.store.rounds_of(0, part)
-                for chunk in round_.chunks
-                for value in range(chunk.first_value, chunk.first_value + chunk.values)
-            ]
-            if sorted(values) != list(range(part * sent.values, (part + 1) * sent.values)):
-                witness = witness or f"part {part} sums values {part * sent.values} on, and stores {values[:1]} on"
-    statement = (
-        f"{sent.values} of {held} values go to each of {split} parts, to {sent.layout}, one to one onto {sent.bytes} bytes"
-    )
-    return Check("exchange", statement, not witness, "normal form", witness)
-
-
 # -------------------------------------------------------------------------------------------------------------- budgets
 
 
@@ -507,7 +320,7 @@ def _regions(plan: Sm90Plan) -> tuple[list[tuple[str, int, int, int]], list[tupl
     late = []
     if plan.store is not None:
         owners = plan.config.consumers * WARPS_OF_GROUP // plan.store.warps
-        alignment = max(tile.alignment for tile in (chunk.tile for chunk in _distinct(plan.store)))
+        alignment = max(tile.alignment for tile in (chunk.tile for chunk in distinct_chunks(plan.store)))
         late = [
             (f"C[{i}]", smem.c_offset + i * smem.c_buffer_bytes, plan.store.buffer_bytes, alignment)
             for i in range(owners * plan.store.buffers)
@@ -579,8 +392,8 @@ def _registers(plan: Sm90Plan) -> list[Check]:
     checks = [
         Check(
             "registers",
-            f"{plan.blocks} accumulator(s) {held} + descriptors, addresses and counters {HELD} = {held + HELD} registers "
-            f"of a consumer <= {have} {source}",
+            f"{plan.blocks} accumulator(s) {held} + descriptors, addresses and counters {HELD} = {held + HELD} "
+            f"registers of a consumer <= {have} {source}",
             over <= 0,
             "arithmetic",
             f"{over} too many" if over > 0 else "",

@@ -3,7 +3,8 @@
     accumulator (64 x N, f32) --convert--> pairs --stmatrix (or st.shared)--> buffer, swizzled --tensor store--> C
 
 The columns are cut into chunks, each at most as wide as a swizzle span, so that a chunk's tile in shared memory is one
-box of a tensor map. Chunks are gathered into rounds; a round fills one buffer.
+box of a tensor map (two of 32 rows for an f32 C with contiguous columns). Chunks are gathered into rounds; a round
+fills one buffer.
 
     order of C   a buffer belongs to             tile of a chunk   contiguous   stmatrix
     row          one warp: its 16 of 64 rows     (16, width)       columns      plain
