@@ -16,6 +16,7 @@ from .pipeline import (
     deletions,
     register_check,
 )
+from .pipeline_hopper import Hopper, StoreRing
 from .pipeline_patterns import (
     cluster_ring,
     multistage,
@@ -41,6 +42,7 @@ __all__ = [
     "Cursor",
     "Grouped",
     "Hilbert",
+    "Hopper",
     "Interleaving",
     "Linear",
     "Mbarrier",
@@ -57,6 +59,7 @@ __all__ = [
     "SectorReport",
     "Segment",
     "Step",
+    "StoreRing",
     "StreamK",
     "SwizzleAnswer",
     "atom_access",

@@ -2,5 +2,6 @@
 
 from .plan import GemmConfig, GemmPlan, Operand
 from .run import GemmResult, error_bound
+from .sm90_plan import Sm90Config, Sm90Plan
 
-__all__ = ["GemmConfig", "GemmPlan", "GemmResult", "Operand", "error_bound"]
+__all__ = ["GemmConfig", "GemmPlan", "GemmResult", "Operand", "Sm90Config", "Sm90Plan", "error_bound"]

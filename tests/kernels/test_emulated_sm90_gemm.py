@@ -177,7 +177,7 @@ def test_any_configuration(data: st.DataObject) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=150, **{**SETTINGS, "derandomize": False})
+@settings(max_examples=40, **{**SETTINGS, "derandomize": False})
 @given(st.data())
 def test_many_configurations(data: st.DataObject) -> None:
     held(data)

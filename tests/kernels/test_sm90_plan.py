@@ -442,3 +442,51 @@ def test_torch_tensors_on_the_cpu() -> None:
         plan.run(x, y, out=out[:1].expand(2, 8, 16), device="reference")
     with pytest.raises(OperandError, match=r"a is torch.float32, the plan takes torch.float8_e4m3fn"):
         plan.run(x.float(), y, device="reference")
+
+
+def test_operands_and_outputs_as_tensor_maps_take_them() -> None:
+    """What a GPU run makes of strides, without a GPU: nothing here is launched."""
+    torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
+    from layoutgemm.kernels.device import _check_out, _target, tma_operand
+
+    plan = derive(72, 136, 200, batch=3)
+    copies: list[str] = []
+
+    def zeros(*shape: int) -> Any:
+        return torch.zeros(shape, dtype=torch.bfloat16)
+
+    lines, leading, pitch = tma_operand(plan.a, zeros(3, 72, 200), copies, False)
+    assert (leading, pitch, tuple(lines.shape)) == (200, 72 * 200, (3, 72, 200))
+    assert tma_operand(plan.b, zeros(3, 136, 200).transpose(1, 2), copies, False)[1:] == (200, 136 * 200)
+    assert tma_operand(plan.a, zeros(72, 3, 200).transpose(0, 1), copies, False)[1:] == (600, 200)
+    assert copies == []
+    for tensor, rule in (
+        (zeros(3, 72, 203)[..., :200], "leading dimension 203 elements * 2 = 406 bytes"),
+        (zeros(1, 72, 200).expand(3, 72, 200), "matrices of the batch lie 0 elements apart, 0 bytes"),
+        (zeros(3 * 14404).as_strided((3, 72, 200), (14404, 200, 1)), "lie 14404 elements apart, 28808 bytes"),
+        (zeros(3, 200, 72).transpose(1, 2), "the plan reads it row-major, but its strides are (14400, 1, 72)"),
+    ):
+        with pytest.raises(OperandError, match=re.escape(rule)):
+            tma_operand(plan.a, tensor, copies, False)
+        lines, leading, pitch = tma_operand(plan.a, tensor + 1 if 0 in tensor.stride() else tensor, copies, True)
+        assert (leading, pitch) == (200, 14400) and lines.shape == tensor.shape
+    cpu = torch.device("cpu")
+    odd = derive(72, 135, 200)
+    made, late = _target(odd, None, cpu, copies, False)
+    assert made.stride() == (136, 1) and not late
+    for out, rule in (
+        (zeros(72, 135), "out: leading dimension 135 elements * 2 = 270 bytes"),
+        (zeros(135, 72).T, "out: the plan writes it row-major, but its strides are (1, 72)"),
+        (zeros(72 * 136 + 1)[1:].view(72, 136)[:, :135], "no multiple of 16 bytes, as a tensor map needs"),
+    ):
+        with pytest.raises(OperandError, match=re.escape(rule)):
+            _target(odd, out, cpu, copies, False)
+        assert _target(odd, out, cpu, copies, True)[1]
+    fits = zeros(72, 144)[:, :135]
+    assert _target(odd, fits, cpu, copies, False) == (fits, False)
+    columns = derive(72, 136, 200, c="bf16:col")
+    made, late = _target(columns, None, cpu, copies, False)
+    assert made.stride() == (1, 72) and _target(columns, zeros(136, 72).T, cpu, copies, False)[1] is False
+    for shape in ((72, 134), (135, 72)):
+        with pytest.raises(OperandError, match="out has shape"):
+            _check_out(odd, zeros(*shape), zeros(72, 200))

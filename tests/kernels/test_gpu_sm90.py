@@ -1,0 +1,223 @@
+"""The production kernel on a GPU: every form against float64, operands as torch makes them, and launches that overlap.
+
+Programmatic dependent launch lets a kernel begin while the one before it still writes. The chains here read, in every
+launch, what the launch before has written, and write over what that one has read; a chain without overlap says what has
+to come out, bit by bit.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from layoutgemm import GemmPlan
+from layoutgemm.errors import OperandError
+from layoutgemm.kernels import error_bound
+from layoutgemm.kernels.sm90_choice import Sm90Choice
+from layoutgemm.kernels.sm90_plan import Sm90Config, Sm90Plan
+from tests.kernels.sm90_table import TABLE, small
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
+pytestmark = [pytest.mark.gpu, pytest.mark.dsl]
+
+TYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32, "e4m3": torch.float8_e4m3fn,
+         "e5m2": torch.float8_e5m2}  # fmt: skip
+
+
+def tensor(operand: Any, values: Any) -> Any:
+    """Values as the operand lies, on the GPU, padded so that a tensor map takes them."""
+    lines = values if operand.order == "row" else np.swapaxes(values, -1, -2)
+    pitch = -(-lines.shape[-1] // 16) * 16
+    whole = torch.zeros((*lines.shape[:-1], pitch), device="cuda").to(TYPES[operand.dtype.name])
+    whole[..., : lines.shape[-1]] = torch.from_numpy(np.ascontiguousarray(lines)).cuda().to(whole.dtype)
+    found = whole[..., : lines.shape[-1]]
+    return found if operand.order == "row" else found.transpose(-1, -2)
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_every_form_is_exact(name: str) -> None:
+    """Small integers, of which every sum is exact; twice, so that a kernel that leaves something behind shows it."""
+    plan = TABLE[name].plan()
+    a, b, want = (x if plan.batch > 1 else x[0] for x in TABLE[name].values())
+    for _ in range(2):
+        result = plan.run(tensor(plan.a, a), tensor(plan.b, b), copy=False)
+        assert result.copies == () and result.c.dtype == TYPES[plan.c.dtype.name]
+        assert np.array_equal(np.asarray(result), want)
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_real_values_are_within_the_bound(name: str) -> None:
+    """Sizes of several waves, against float64."""
+    product = TABLE[name]
+    m = product.m if product.config.rows else product.m + 1500
+    plan = replace(product, m=m, n=product.n + 1300, k=product.k + 1000).plan()
+    rng = np.random.default_rng(0)
+    front = (plan.batch,) if plan.batch > 1 else ()
+    pair = []
+    for op, shape in ((plan.a, (m, plan.k)), (plan.b, (plan.k, plan.n))):
+        values = rng.standard_normal((*front, *shape)).astype(np.float32) / 4
+        pair.append(np.asarray(op.dtype.decode(op.dtype.encode(values))))
+    first = plan.run(*(tensor(op, x) for op, x in zip((plan.a, plan.b), pair)))
+    error = np.abs(np.asarray(first) - np.matmul(*pair, dtype=np.float64))
+    assert (error <= error_bound(plan, *pair)).all()
+    again = plan.run(*(tensor(op, x) for op, x in zip((plan.a, plan.b), pair)))
+    assert np.array_equal(np.asarray(first), np.asarray(again))  # the same bits from run to run
+
+
+def integers(*shape: int, dtype: Any = torch.bfloat16) -> Any:
+    return torch.randint(-4, 5, shape, device="cuda").to(dtype)
+
+
+def test_operands_as_torch_makes_them() -> None:
+    plan = GemmPlan.derive(72, 136, 200, batch=3, b="bf16:col", config=small())
+    a, b = integers(3, 72, 200), integers(3, 136, 200)
+    want = (a.double() @ b.double().transpose(1, 2)).bfloat16()
+    assert torch.equal(plan.run(a, b.transpose(1, 2), copy=False).c, want)
+    # matrices of a batch between one another's lines
+    between = integers(72, 3, 200)
+    got = plan.run(between.transpose(0, 1), b.transpose(1, 2), copy=False)
+    assert torch.equal(got.c, (between.transpose(0, 1).double() @ b.double().transpose(1, 2)).bfloat16())
+    # one matrix for all of a batch is no tensor map's: its matrices lie 0 elements apart
+    same = a[:1].expand(3, 72, 200)
+    result = plan.run(same, b.transpose(1, 2))
+    assert len(result.copies) == 1 and "matrices of the batch lie 0 elements apart" in result.copies[0]
+    assert torch.equal(result.c, (same.double() @ b.double().transpose(1, 2)).bfloat16())
+    with pytest.raises(OperandError, match="matrices of the batch lie 0 elements apart"):
+        plan.run(same, b.transpose(1, 2), copy=False)
+
+
+def test_where_the_product_goes() -> None:
+    plan = GemmPlan.derive(72, 135, 200, b="bf16:col", config=small())
+    a, b = integers(72, 200), integers(135, 200).T
+    want = (a.double() @ b.double()).bfloat16()
+    assert plan.run(a, b).c.stride() == (136, 1)  # lines padded to 16 bytes
+    whole = torch.full((72, 144), 5.0, dtype=torch.bfloat16, device="cuda")
+    result = plan.run(a, b, out=whole[:, :135], copy=False)
+    assert result.c.data_ptr() == whole.data_ptr() and torch.equal(whole[:, :135], want)
+    assert bool((whole[:, 135:] == 5).all())
+    tight = torch.zeros(72, 135, dtype=torch.bfloat16, device="cuda")
+    result = plan.run(a, b, out=tight)
+    assert result.c is tight and torch.equal(tight, want) and "135 elements * 2 = 270 bytes" in result.copies[0]
+    with pytest.raises(OperandError, match="computes into a buffer with pitch 136"):
+        plan.run(a, b, out=tight, copy=False)
+    turned = torch.zeros(135, 72, dtype=torch.bfloat16, device="cuda").T
+    assert "writes it row-major" in plan.run(a, b, out=turned).copies[0] and torch.equal(turned, want)
+    direct = GemmPlan.derive(72, 135, 200, b="bf16:col", config=small(store="direct"))
+    tight.zero_()
+    assert direct.run(a, b, out=tight, copy=False).copies == () and torch.equal(tight, want)
+    with pytest.raises(OperandError, match="out shares memory with a"):
+        square = integers(64, 64)
+        GemmPlan.derive(64, 64, 64, config=small()).run(square, square.clone(), out=square)
+
+
+def test_numpy_arrays_and_cpu_tensors_are_taken_to_the_gpu() -> None:
+    plan = GemmPlan.derive(72, 136, 208, a="e4m3", b="e5m2:col", config=small(64, 48))
+    a, b = (torch.randint(-3, 4, shape).float() for shape in ((72, 208), (208, 136)))
+    want = (a.double() @ b.double()).bfloat16().float().numpy()
+    assert np.array_equal(plan.run(a.numpy(), b.numpy(), device="cuda").c, want)
+    given = a.to(torch.float8_e4m3fn), b.to(torch.float8_e5m2)
+    assert np.array_equal(plan.run(*given, device="cuda").c.float().numpy(), want)
+    assert np.array_equal(plan.run(a.numpy(), b.numpy(), device="reference").c, want)
+
+
+# ------------------------------------------------------------------------------------------------ launches that overlap
+
+M, SIZE, LAUNCHES = 64, 1024, 300
+CONFIGS = (
+    Sm90Choice(Sm90Config((64, 64), consumers=1, loader="warp")),
+    Sm90Choice(Sm90Config((64, 64), consumers=1, loader="warp", single=True), swapped=True),
+    Sm90Choice(Sm90Config((64, 64), consumers=1, loader="warp", single=True, split=2)),
+)
+
+
+class Chain:
+    """C of one launch is A of the next: two buffers in turn, and a matrix of weights for every configuration."""
+
+    def __init__(self, overlap: bool) -> None:
+        generator = torch.Generator(device="cuda").manual_seed(1)
+
+        def normal(*shape: int) -> Any:
+            return torch.randn(*shape, device="cuda", generator=generator)
+
+        self.first = normal(M, SIZE).bfloat16()
+        self.buffers = [self.first.clone(), torch.zeros_like(self.first)]
+        # Columns of length 1: values neither grow nor vanish.
+        self.weights = [(normal(SIZE, SIZE) / SIZE**0.5).bfloat16() for _ in CONFIGS]
+        self.launches: list[Callable[[int], None]] = []
+        for which, choice in enumerate(CONFIGS):
+            choice = replace(choice, config=replace(choice.config, overlap=overlap))
+            self.launches.append(self._launch(choice, self.weights[which]))
+
+    def _launch(self, choice: Sm90Choice, weights: Any) -> Callable[[int], None]:
+        plan: Sm90Plan = choice.plan(M, SIZE, SIZE, b="bf16:col")  # B is (K, N): weights.T, K contiguous
+        compiled = plan.compile()
+        workers = torch.cuda.get_device_properties(0).multi_processor_count // plan.cluster_size
+        sizes, leading = (M, SIZE, SIZE, 1), (SIZE, SIZE, SIZE)
+
+        def launch(step: int) -> None:
+            source, target = self.buffers[step % 2], self.buffers[(step + 1) % 2]
+            pointers = source.data_ptr(), weights.data_ptr(), target.data_ptr()
+            arguments = choice.arguments(pointers, sizes, leading, (0, 0, 0), workers)
+            compiled.launch(*arguments, stream=torch.cuda.current_stream().cuda_stream)
+
+        return launch
+
+    def run(self, order: list[int]) -> Any:
+        """The last product of the chain."""
+        self.buffers[0].copy_(self.first)
+        for step, which in enumerate(order):
+            self.launches[which](step)
+        return self.buffers[len(order) % 2]
+
+
+@pytest.fixture(scope="module")
+def chains() -> tuple[Chain, Chain]:
+    """(without overlap, with overlap), each warmed up."""
+    made = Chain(False), Chain(True)
+    for chain in made:
+        chain.run([0, 1, 2])
+    torch.cuda.synchronize()
+    return made
+
+
+def order(seed: int) -> list[int]:
+    chosen = random.Random(seed)
+    return [chosen.randrange(len(CONFIGS)) for _ in range(LAUNCHES)]
+
+
+def test_one_link_is_right(chains: tuple[Chain, Chain]) -> None:
+    for chain in chains:
+        for which in range(len(CONFIGS)):
+            got = chain.run([which]).double()
+            want = chain.first.double() @ chain.weights[which].double().T
+            assert float((got - want).abs().max()) < 0.05 * float(want.abs().max())
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_chain_of_launches_that_overlap(chains: tuple[Chain, Chain], seed: int) -> None:
+    apart, together = chains
+    want = apart.run(order(seed)).clone()
+    assert bool(torch.isfinite(want).all()) and float(want.abs().max()) > 1e-3
+    for _ in range(3):
+        got = together.run(order(seed)).clone()
+        assert torch.equal(got, want), f"{int((got != want).sum())} of {want.numel()} elements differ"
+
+
+@pytest.mark.parametrize("seed", range(5, 8))
+def test_a_chain_in_a_graph(chains: tuple[Chain, Chain], seed: int) -> None:
+    """Captured, launches follow one another as closely as they can."""
+    apart, together = chains
+    want = apart.run(order(seed)).clone()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = together.run(order(seed))
+    for _ in range(10):
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(result, want), f"{int((result != want).sum())} of {want.numel()} elements differ"
