@@ -27,6 +27,7 @@ from .pipeline_actions import (
     ForTiles,
     If,
     OnRank,
+    Onward,
     Program,
     Sync,
     Targets,
@@ -39,7 +40,8 @@ if TYPE_CHECKING:
 
 WARP = 32
 PIPES = ("wgmma", "cp.async", "bulk", "tcgen05")
-SPACES = ("smem", "tmem", "reg")
+SPACES = ("smem", "tmem", "warp", "reg")
+PRIVATE = ("warp", "reg")  # each warp has its own, and nobody else touches it
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +107,9 @@ class NamedBarrier:
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """What actions write and read: stages in shared memory or TMEM of each CTA, or registers of each warp.
+    """What actions write and read: stages in shared memory or TMEM of each CTA, or what each warp has for itself.
 
+    space   "smem", "tmem", "warp" (shared memory that one warp alone uses) or "reg" (its registers)
     either  roles of which one reads each filling; roles not named here each read every filling
     """
 
@@ -122,6 +125,8 @@ class Pipeline:
 
     cluster  CTAs of a cluster: every role runs in each
     arch     whose register file the roles share
+    k_tiles  (number, whether exactly): how many k tiles an output tile has, at least or exactly; (0, False) is any
+             number
 
     >>> from layoutgemm.checks import ring
     >>> ring(stages=2, bytes=16384).prove().states
@@ -134,6 +139,7 @@ class Pipeline:
     buffers: tuple[Buffer, ...]
     cluster: int = 1
     arch: str | Arch = field(default="sm_90a")
+    k_tiles: tuple[int, bool] = (0, False)
 
     def __post_init__(self) -> None:
         validate(self)
@@ -386,6 +392,8 @@ def _validate_action(pipeline: Pipeline, role: Role, action: Action) -> None:
                 raise PlanError(f"targets are 'own', 'all' or ranks, not {to!r}")
         elif len(to) != pipeline.cluster or any(not 0 <= r < pipeline.cluster for row in to for r in row):
             raise PlanError(f"targets {to} do not name ranks of a cluster of {pipeline.cluster} for each rank")
+    if isinstance(action, If) and isinstance(action.condition, Onward) and pipeline.k_tiles[0] < 1:
+        raise PlanError("counting on through output tiles needs a k tile in each of them: k_tiles is at least 1")
     if isinstance(action, If) and isinstance(action.condition, OnRank):
         for rank in action.condition.ranks:
             if not 0 <= rank < pipeline.cluster:

@@ -143,12 +143,18 @@ class CpAsync:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Generic-proxy stores (st.shared, stmatrix): each warp its share, or the "whole" buffer."""
+    """Generic-proxy stores (st.shared, stmatrix): each warp its share, or the "whole" buffer.
+
+    to   the CTAs whose shared memory is written (st.shared::cluster): each writing warp of each CTA has its own share
+    new  False for values that nobody has to read: memory that is used again for something else, or padding
+    """
 
     buffer: str
     at: At = 0
     part: str = "warp"
     by: str = "warp"
+    to: Targets = OWN
+    new: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +186,7 @@ class Mma:
 
     pipe  "wgmma": complete for the warp at WaitGroup("wgmma", n); "tcgen05": complete at CommitTo's barrier
     ctas  whose shared memory it reads; all of the pair for cta_group::2
+    last  False when another product of the role reads the same stage
     """
 
     reads: tuple[str, ...]
@@ -189,6 +196,7 @@ class Mma:
     pipe: str = "wgmma"
     by: str = "warp"
     ctas: Targets = OWN
+    last: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +265,20 @@ class Later:
 
 
 @dataclass(frozen=True, slots=True)
+class Onward:
+    """Is there a k tile `distance` after the current one, in this output tile or in one that follows it."""
+
+    distance: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MoreTiles:
+    """Is there an output tile `distance` after the current one."""
+
+    distance: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class OnRank:
     """Does the role run in a CTA of one of these ranks."""
 
@@ -271,7 +293,7 @@ class TileIs:
     remainder: int
 
 
-Condition = Ahead | Later | OnRank | TileIs
+Condition = Ahead | Onward | MoreTiles | Later | OnRank | TileIs
 
 
 @dataclass(frozen=True, slots=True)

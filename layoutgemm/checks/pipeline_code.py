@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from .pipeline import PIPES, Mbarrier, NamedBarrier, Pipeline
-from .pipeline_actions import Action, Ahead, Condition, ForK, ForTiles, If, Later, OnRank, Program, TileIs
+from .pipeline_actions import Action, Ahead, Condition, ForK, ForTiles, If, Later, OnRank, Onward, Program, TileIs
 
 ACT, TEST, JUMP, K_HEAD, K_NEXT, TILE_HEAD, TILE_NEXT, EXIT = range(8)
 
@@ -90,7 +90,7 @@ def agents_of(pipeline: Pipeline) -> tuple[Agent, ...]:
                 code: list[Instruction] = []
                 _flatten(role.program, cta, warp, code)
                 code.append(Instruction(EXIT))
-                uses_k = any(i.kind == K_HEAD or isinstance(i.condition, Ahead) for i in code)
+                uses_k = any(i.kind == K_HEAD or isinstance(i.condition, (Ahead, Onward)) for i in code)
                 uses_tiles = any(i.kind == TILE_HEAD for i in code)
                 prefix = f"cta {cta} " if pipeline.cluster > 1 else ""
                 name = f"{prefix}{role.name}" + (f" warp {warp}" if role.warps > 1 else "")

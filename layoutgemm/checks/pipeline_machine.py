@@ -24,8 +24,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from .pipeline import PIPES, WARP, Pipeline, ranks_of
+from .pipeline import PIPES, PRIVATE, WARP, Pipeline, ranks_of
 from .pipeline_actions import (
+    OWN,
     Advance,
     Ahead,
     Commit,
@@ -34,6 +35,8 @@ from .pipeline_actions import (
     FenceProxy,
     Later,
     Mma,
+    MoreTiles,
+    Onward,
     Read,
     Reset,
     TileIs,
@@ -82,7 +85,7 @@ class Machine:
         self.barriers = Barriers(pipeline, self.agents, self.records, self.offsets, trace)
         self.places = [
             Place(b.name, cta, s)
-            for b in pipeline.buffers if b.space != "reg"
+            for b in pipeline.buffers if b.space not in PRIVATE
             for cta in range(pipeline.cluster)
             for s in range(b.stages)
         ]  # fmt: skip
@@ -126,7 +129,6 @@ class Machine:
             for a in alive:
                 result = self._run_one(state, agents[a])
                 if result >= ASK_K:
-                    self.asked = (result, state.tile[a])
                     return result
                 if result == GO:
                     moved = True
@@ -150,13 +152,13 @@ class Machine:
             elif kind == TEST:
                 holds = self._holds(state, agent, condition)
                 if holds is None:
-                    return ASK_K
+                    return self.asked[0]
                 pc = pc if holds else jump
             elif kind == K_HEAD:
                 state.k_state[a] = 1
                 holds = self._exists(state, agent, 0)
                 if holds is None:
-                    return ASK_K
+                    return self.asked[0]
                 if not holds:
                     state.k_state[a] = 2
                     pc = jump
@@ -165,10 +167,10 @@ class Machine:
                 state.pc[a] = jump
                 return GO
             elif kind == TILE_HEAD:
-                least, exact = state.tile_count
-                if state.tile[a] >= least:
-                    if not exact:
-                        return ASK_TILE
+                holds = self._more(state, state.tile[a])
+                if holds is None:
+                    return self.asked[0]
+                if not holds:
                     pc = jump
             elif kind == TILE_NEXT:
                 state.tile[a] += 1
@@ -185,16 +187,45 @@ class Machine:
             moved = GO
         return moved
 
-    @staticmethod
-    def _exists(state: State, agent: Agent, distance: int) -> bool | None:
-        least, exact = state.tiles.get(state.tile[agent.index], (0, False))
+    def _exists(self, state: State, agent: Agent, distance: int) -> bool | None:
+        """Has the current output tile a k tile so far ahead? None: `asked` says what has to be decided."""
+        tile = state.tile[agent.index]
+        least, exact = state.tiles.get(tile, self.pipeline.k_tiles)
         if state.k[agent.index] + distance < least:
             return True
+        self.asked = (ASK_K, tile)
         return False if exact else None
+
+    def _more(self, state: State, tile: int) -> bool | None:
+        """Is there an output tile of that number?"""
+        least, exact = state.tile_count
+        if tile < least:
+            return True
+        self.asked = (ASK_TILE, tile)
+        return False if exact else None
+
+    def _onward(self, state: State, agent: Agent, distance: int) -> bool | None:
+        """Is there a k tile so far ahead, those of the following output tiles counted on?"""
+        tile, ahead = state.tile[agent.index], state.k[agent.index] + distance
+        while True:
+            found = self._more(state, tile)
+            if not found:
+                return found
+            least, exact = state.tiles.get(tile, self.pipeline.k_tiles)
+            if ahead < least:
+                return True
+            if not exact:
+                self.asked = (ASK_K, tile)
+                return None
+            tile, ahead = tile + 1, ahead - least
 
     def _holds(self, state: State, agent: Agent, condition: Any) -> bool | None:
         if isinstance(condition, Ahead):
             return self._exists(state, agent, condition.distance)
+        if isinstance(condition, Onward):
+            return self._onward(state, agent, condition.distance)
+        if isinstance(condition, MoreTiles):
+            return self._more(state, state.tile[agent.index] + condition.distance)
         if isinstance(condition, Later):
             return state.k[agent.index] >= condition.k
         assert isinstance(condition, TileIs)
@@ -204,7 +235,8 @@ class Machine:
         """All have exited: was every landing waited for, and everything that was loaded read?"""
         for bit, access in self.records.accesses.items():
             known = state.sets[self.offsets.exits + access.place.cta]
-            if state.live & bit and (access.proxy == ASYNC or access.pipe) and not known & bit:
+            away = access.place.cta != self.agents[access.agent].cta
+            if state.live & bit and (access.proxy == ASYNC or access.pipe or away) and not known & bit:
                 cta = f"cta {access.place.cta}" if self.pipeline.cluster > 1 else "the CTA"
                 text = f"{cta} may exit during the {access.what}: no warp of it waits for that before exiting"
                 raise Hazard("exit", text, access.agent, (bit,))
@@ -225,8 +257,9 @@ class Machine:
                 if isinstance(act, TmaLoad):
                     for cta in ranks_of(act.to, agent.cta, self.pipeline.cluster):
                         self.parts.setdefault((act.buffer, cta), set()).add(self._part(agent, act.part))
-                elif isinstance(act, Write):
-                    self.parts.setdefault((act.buffer, agent.cta), set()).add(self._part(agent, act.part))
+                elif isinstance(act, Write) and act.new:
+                    for cta in ranks_of(act.to, agent.cta, self.pipeline.cluster):
+                        self.parts.setdefault((act.buffer, cta), set()).add(self._share(agent, act))
                 elif isinstance(act, CpAsync):
                     self.parts.setdefault((act.buffer, agent.cta), set()).add(self._part(agent, "warp"))
                 elif isinstance(act, CommitTo):
@@ -250,9 +283,14 @@ class Machine:
             return None
         return agent.cta if part == "rank" else (agent.role, agent.warp)
 
+    def _share(self, agent: Agent, act: Write) -> object:
+        """The share of a generic write: of each warp in its CTA, or of each warp of the cluster."""
+        part = self._part(agent, act.part)
+        return part if act.to == OWN else (agent.cta, part)
+
     def _place(self, state: State, agent: Agent, buffer: str, at: str | int, cta: int) -> Place:
         stage = at if isinstance(at, int) else state.cursors[agent.index][agent.cursors[at]][0]
-        return Place(buffer, cta, stage, agent.index if self.spaces[buffer] == "reg" else -1)
+        return Place(buffer, cta, stage, agent.index if self.spaces[buffer] in PRIVATE else -1)
 
     def _name(self, place: Place) -> str:
         stages = self.pipeline.buffer(place.buffer).stages
@@ -361,13 +399,16 @@ class Machine:
         return GO
 
     def _write(self, state: State, agent: Agent, act: Write) -> int:
-        place, part = self._place(state, agent, act.buffer, act.at, agent.cta), self._part(agent, act.part)
-        event = self._log(state, agent, lambda: f"writes {self._name(place)}")
-        what = f"write of {self._name(place)}"
-        access = Access(place, part, True, agent.index, GENERIC, "", what)
-        bit = self._touch(state, agent, access, state.sets[agent.index], event)
-        state.sets[agent.index] |= bit
-        self._filled(state, agent, place, part, True, what)
+        part = self._share(agent, act)
+        for cta in ranks_of(act.to, agent.cta, self.pipeline.cluster):
+            place = self._place(state, agent, act.buffer, act.at, cta)
+            what = f"write of {self._name(place)}"
+            event = self._log(state, agent, lambda p=place: f"writes {self._name(p)}")  # type: ignore[misc]
+            access = Access(place, part, True, agent.index, GENERIC, "", what)
+            bit = self._touch(state, agent, access, state.sets[agent.index], event)
+            state.sets[agent.index] |= bit
+            if act.new:
+                self._filled(state, agent, place, part, True, what)
         return GO
 
     def _read(self, state: State, agent: Agent, act: Read) -> int:
@@ -397,7 +438,7 @@ class Machine:
             what = f"{act.pipe} on {self._name(place)}"
             access = Access(place, None, False, agent.index, ASYNC, act.pipe, what)
             bits |= self._touch(state, agent, access, state.sets[agent.index], event)
-            self._taken(state, agent, place, True, what)
+            self._taken(state, agent, place, act.last, what)
         for place in writes:
             what = f"{act.pipe} into {self._name(place)}"
             access = Access(place, None, True, agent.index, ASYNC, act.pipe, what)

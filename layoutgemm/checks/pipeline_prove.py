@@ -198,7 +198,7 @@ def _explore(pipeline: Pipeline, fences: str, limit: int, merge: bool) -> Pipeli
             for more in (False, True):
                 child = node.state.copy()
                 set_unknown(child, node.unknown, always)
-                _answer(child, *node.asked, more)
+                _answer(child, *node.asked, more, pipeline.k_tiles)
                 path = (node.path, more)
                 arrive(child, path, node.cost + (1 if more else END_COST))
     except Hazard:
@@ -212,10 +212,10 @@ def _within(less: tuple[int, ...], more: tuple[int, ...]) -> bool:
     return all(a & ~b == 0 for a, b in zip(less, more))
 
 
-def _answer(state: State, asked: int, tile: int, more: bool) -> None:
+def _answer(state: State, asked: int, tile: int, more: bool, k_tiles: tuple[int, bool]) -> None:
     """Decide: is there another k tile in this output tile, or another output tile."""
     if asked == ASK_K:
-        least, _ = state.tiles.get(tile, (0, False))
+        least, _ = state.tiles.get(tile, k_tiles)
         state.tiles[tile] = (least + 1, False) if more else (least, True)
     else:
         assert asked == ASK_TILE
@@ -242,7 +242,7 @@ def _replay(pipeline: Pipeline, fences: str, answers: list[bool]) -> Interleavin
             more = next(source, None)
             if more is None:
                 return None
-            _answer(state, asked, machine.asked[1], more)
+            _answer(state, asked, machine.asked[1], more, pipeline.k_tiles)
     except Hazard as hazard:
         seeds = list(hazard.events)
         if hazard.agent >= 0 and hazard.agent in trace.last and hazard.kind != "exit":

@@ -161,10 +161,12 @@ class Records:
     def forget(state: State, mask: int) -> None:
         """Take slots out of everything that anybody knows: their records are replaced or gone."""
         keep = ~mask
-        state.sets[:] = [known & keep for known in state.sets]
+        # Most know nothing of it, and making a new large int is what costs.
+        state.sets[:] = [known & keep if known & mask else known for known in state.sets]
         if not state.pending:
             return
         for pipes in state.groups:
-            for i, groups in enumerate(pipes):
-                if groups:
-                    pipes[i] = tuple(group & keep for group in groups)
+            if any(pipes):
+                for i, groups in enumerate(pipes):
+                    if groups:
+                        pipes[i] = tuple(group & keep for group in groups)

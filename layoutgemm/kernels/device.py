@@ -11,13 +11,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..atoms import TmaPlan
+from ..dtypes import DType
 from ..errors import OperandError, PlanError
-from .plan import GemmPlan, OperandPlan
-from .run import GemmResult, padded_leading, pitch_rule, refuse_or_note, run_on_cpu
+from .plan import OperandPlan, padded_leading
+from .run import GemmResult, Plan, batched, pitch_rule, raw_bits, refuse_or_note, run_on_cpu
+from .sm90_plan import Sm90Plan
 
 # Compute capability that each target's code runs on: the "a" targets run on exactly one.
 _CAPABILITY = {"sm_90a": (9, 0)}
-_TORCH_NAMES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
+_TORCH_NAMES = {
+    "bf16": "bfloat16", "f16": "float16", "f32": "float32", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2",
+}  # fmt: skip
 
 
 def gpu_for(plan: Any, index: int | None = None) -> tuple[bool, str]:
@@ -37,7 +42,7 @@ def gpu_for(plan: Any, index: int | None = None) -> tuple[bool, str]:
     return True, f"torch finds {name}"
 
 
-def run_tensors(plan: GemmPlan, a: Any, b: Any, out: Any, device: str | None, copy: bool) -> GemmResult:
+def run_tensors(plan: Plan, a: Any, b: Any, out: Any, device: str | None, copy: bool) -> GemmResult:
     """Run on torch tensors: CUDA tensors on their GPU, CPU tensors on the NumPy executor or, when asked, elsewhere."""
     import torch
 
@@ -77,23 +82,23 @@ def run_tensors(plan: GemmPlan, a: Any, b: Any, out: Any, device: str | None, co
     return _into(out, GemmResult(result.c.cpu(), result.ran_on, result.why, result.copies))
 
 
-def run_arrays(plan: GemmPlan, a: npt.NDArray[Any], b: npt.NDArray[Any], why: str) -> GemmResult:
+def run_arrays(plan: Plan, a: npt.NDArray[Any], b: npt.NDArray[Any], why: str) -> GemmResult:
     """Run on NumPy arrays: upload, run, download; values are rounded here exactly as the executor rounds them."""
     require_gpu(plan, None)
     import torch
 
     tensors = []
     for operand, value in ((plan.a, a), (plan.b, b)):
-        lines = value if operand.order == "row" else value.T
-        bits = lines.view(np.uint16) if lines.dtype.name == "bfloat16" else operand.dtype.encode(lines)
-        signed = torch.from_numpy(np.ascontiguousarray(bits).view(np.int16))
+        lines = value if operand.order == "row" else value.swapaxes(-1, -2)
+        bits = np.ascontiguousarray(raw_bits(operand, lines))
+        signed = torch.from_numpy(bits.view(f"i{operand.dtype.bytes}"))
         tensor = signed.cuda().view(getattr(torch, _TORCH_NAMES[operand.dtype.name]))
-        tensors.append(tensor if operand.order == "row" else tensor.T)
+        tensors.append(tensor if operand.order == "row" else tensor.transpose(-1, -2))
     result = _launch(plan, tensors[0], tensors[1], None, why, True)
     return GemmResult(result.c.float().cpu().numpy(), result.ran_on, result.why, result.copies)
 
 
-def require_gpu(plan: GemmPlan, index: int | None) -> None:
+def require_gpu(plan: Plan, index: int | None) -> None:
     """Raise PlanError with the reason when the plan cannot run on the GPU."""
     found, why = gpu_for(plan, index)
     if not found:
@@ -101,71 +106,138 @@ def require_gpu(plan: GemmPlan, index: int | None) -> None:
 
 
 def tma_operand(operand: OperandPlan, tensor: Any, copies: list[str], copy: bool) -> Any:
-    """The tensor itself when tensor copies can read it in the plan's order, else a pitched copy of it, noted.
+    """(lines, leading, pitch): the tensor itself where tensor copies can read it in the plan's order, else a copy.
 
-    Rules: the plan's contiguous index has stride 1; lines do not overlap; the leading dimension is a multiple of 16
-    bytes; the address is a multiple of 16 bytes.
+    Rules: the plan's contiguous index has stride 1; lines do not overlap; the leading dimension, and the distance of a
+    batch's matrices, are multiples of 16 bytes; the address is a multiple of 16 bytes.
     """
     import torch
 
     name = operand.name.lower()
-    lines = tensor if operand.order == "row" else tensor.T
-    rows, extent = lines.shape
-    step, leading = lines.stride(1), lines.stride(0)
-    if extent == 1:
-        step = 1  # one element a line: its stride is never used
-    if rows == 1:
-        leading = padded_leading(operand.dtype, extent)  # one line: its pitch is never used
+    lines = tensor if operand.order == "row" else tensor.transpose(-1, -2)
+    rows, extent = lines.shape[-2:]
+    leading, pitch = _distances(lines, operand.dtype)
     made = padded_leading(operand.dtype, extent)
-    if step != 1:
+    if extent > 1 and lines.stride(-1) != 1:
         rule = f"{name}: the plan reads it {operand.order}-major, but its strides are {tuple(tensor.stride())}"
     elif rows > 1 and leading < extent:
         rule = f"{name}: lines of {extent} elements lie {leading} elements apart, so they overlap"
     elif leading * operand.dtype.bytes % 16:
         rule = pitch_rule(operand, leading)
+    elif lines.ndim > 2 and (pitch <= 0 or pitch * operand.dtype.bytes % 16):
+        rule = (
+            f"{name}: matrices of the batch lie {pitch} elements apart, {pitch * operand.dtype.bytes} bytes; a tensor "
+            "map needs a positive multiple of 16"
+        )
     elif tensor.data_ptr() % 16:
         rule = f"{name} starts at {tensor.data_ptr():#x}, which is no multiple of 16 bytes, as a tensor map needs"
     else:
-        operand.tma.check_global(name, tensor.data_ptr(), (extent, rows), (leading,))
-        return lines, leading
+        _check_map(operand.tma, name, lines, leading, pitch)
+        return lines, leading, pitch
     refuse_or_note(operand, rule, f"pitch {made}", copies, copy)
-    buffer = torch.empty((rows, made), dtype=tensor.dtype, device=tensor.device)
-    buffer[:, :extent].copy_(lines)
-    operand.tma.check_global(name, buffer.data_ptr(), (extent, rows), (made,))
-    return buffer[:, :extent], made
+    buffer = torch.empty((*lines.shape[:-1], made), dtype=tensor.dtype, device=tensor.device)
+    buffer[..., :extent].copy_(lines)
+    _check_map(operand.tma, name, buffer[..., :extent], made, rows * made)
+    return buffer[..., :extent], made, rows * made
 
 
-def _launch(plan: GemmPlan, a: Any, b: Any, out: Any, why: str, copy: bool) -> GemmResult:
+def _distances(lines: Any, dtype: DType) -> tuple[int, int]:
+    """Elements from line to line and from matrix to matrix; where there is one alone, any that a tensor map takes."""
+    rows, extent = lines.shape[-2:]
+    leading = int(lines.stride(-2)) if rows > 1 else padded_leading(dtype, extent)
+    return leading, int(lines.stride(0)) if lines.ndim > 2 and lines.shape[0] > 1 else rows * leading
+
+
+def _check_map(tma: TmaPlan, name: str, lines: Any, leading: int, pitch: int) -> None:
+    shape = tuple(reversed(lines.shape))
+    tma.check_global(name, lines.data_ptr(), shape, (leading, pitch)[: len(shape) - 1])
+
+
+def _launch(plan: Plan, a: Any, b: Any, out: Any, why: str, copy: bool) -> GemmResult:
     import torch
 
     from .compile import compile_plan
 
     copies: list[str] = []
     with torch.cuda.device(a.device):
-        lines_a, lda = tma_operand(plan.a, a, copies, copy)
-        lines_b, ldb = tma_operand(plan.b, b, copies, copy)
-        c = out
-        if c is None:
-            c = torch.empty((plan.m, plan.n), dtype=getattr(torch, _TORCH_NAMES[plan.c.dtype.name]), device=a.device)
-        ldc = c.stride(0) if plan.m > 1 else plan.n
-        stream = torch.cuda.current_stream(a.device).cuda_stream
-        compile_plan(plan).launch(
-            lines_a.data_ptr(), lines_b.data_ptr(), c.data_ptr(), plan.m, plan.n, plan.k, lda, ldb, ldc, stream=stream
-        )
+        lines_a, lda, pitch_a = tma_operand(plan.a, a, copies, copy)
+        lines_b, ldb, pitch_b = tma_operand(plan.b, b, copies, copy)
+        c, late = _target(plan, out, a.device, copies, copy)
+        lines_c = c if plan.c.order == "row" else c.transpose(-1, -2)
+        pointers = lines_a.data_ptr(), lines_b.data_ptr(), c.data_ptr()
+        arguments: tuple[int, ...]
+        if isinstance(plan, Sm90Plan):
+            ldc, pitch_c = _distances(lines_c, plan.c.dtype)
+            processors = torch.cuda.get_device_properties(a.device).multi_processor_count
+            sizes = (plan.m, plan.n, plan.k, plan.batch, lda, ldb, ldc, pitch_a, pitch_b, pitch_c)
+            arguments = (*pointers, *sizes, max(1, processors // plan.cluster_size))
+        else:
+            ldc = lines_c.stride(0) if plan.m > 1 else plan.n
+            arguments = (*pointers, plan.m, plan.n, plan.k, lda, ldb, ldc)
+        compile_plan(plan).launch(*arguments, stream=torch.cuda.current_stream(a.device).cuda_stream)
+        if late:
+            out.copy_(c)
+            c = out
     return GemmResult(c, f"{torch.cuda.get_device_name(a.device)} ({a.device})", why, tuple(copies))
 
 
-def _check_out(plan: GemmPlan, out: Any, a: Any) -> None:
+def _target(plan: Plan, out: Any, device: Any, copies: list[str], copy: bool) -> tuple[Any, bool]:
+    """(tensor that the kernel writes, whether it is copied into `out` afterwards)."""
+    import torch
+
+    kind = getattr(torch, _TORCH_NAMES[plan.c.dtype.name])
+    rows, extent = (plan.m, plan.n) if plan.c.order == "row" else (plan.n, plan.m)
+    through_maps = isinstance(plan, Sm90Plan) and plan.store is not None
+    made = padded_leading(plan.c.dtype, extent) if through_maps else extent
+    if out is not None:
+        rule = _store_rule(plan, out) if isinstance(plan, Sm90Plan) else ""
+        if not rule:
+            return out, False
+        if not copy:
+            raise OperandError(f"{rule}; copy=True computes into a buffer with pitch {made}, and copies")
+        copies.append(f"{rule}: computed with pitch {made}, then copied")
+    buffer = torch.empty((*batched(plan, (rows, made)),), dtype=kind, device=device)[..., :extent]
+    return (buffer if plan.c.order == "row" else buffer.transpose(-1, -2)), out is not None
+
+
+def _store_rule(plan: Sm90Plan, out: Any) -> str:
+    """Why the kernel cannot write into `out`, or ""."""
+    lines = out if plan.c.order == "row" else out.transpose(-1, -2)
+    leading, pitch = _distances(lines, plan.c.dtype)
+    size = plan.c.dtype.bytes
+    if lines.shape[-1] > 1 and lines.stride(-1) != 1:
+        return f"out: the plan writes it {plan.c.order}-major, but its strides are {tuple(out.stride())}"
+    if plan.store is None:
+        return ""
+    if leading * size % 16:
+        return f"out: leading dimension {leading} elements * {size} = {leading * size} bytes, no multiple of 16"
+    if lines.ndim > 2 and pitch * size % 16:
+        return f"out: matrices of the batch lie {pitch} * {size} = {pitch * size} bytes apart, no multiple of 16"
+    if out.data_ptr() % 16:
+        return f"out starts at {out.data_ptr():#x}, which is no multiple of 16 bytes, as a tensor map needs"
+    _check_map(plan.store.maps[0], "out", lines, leading, pitch)
+    return ""
+
+
+def _check_out(plan: Plan, out: Any, a: Any) -> None:
     import torch
 
     want = getattr(torch, _TORCH_NAMES[plan.c.dtype.name])
+    shape = batched(plan, (plan.m, plan.n))
     if not isinstance(out, torch.Tensor) or out.dtype != want:
         raise OperandError(f"out must be a {want} tensor; got {getattr(out, 'dtype', type(out))}")
-    if tuple(out.shape) != (plan.m, plan.n):
-        raise OperandError(f"out has shape {tuple(out.shape)}, the plan gives {(plan.m, plan.n)}")
+    if tuple(out.shape) != shape:
+        raise OperandError(f"out has shape {tuple(out.shape)}, the plan gives {shape}")
     if out.device != a.device:
         raise OperandError(f"out is on {out.device}, a and b are on {a.device}")
-    if (plan.n > 1 and out.stride(1) != 1) or (plan.m > 1 and out.stride(0) < plan.n):
+    if isinstance(plan, Sm90Plan):
+        # In order of their distances, each dimension has to lie beyond what the ones before it span.
+        span = 1
+        for step, extent in sorted((out.stride(i), n) for i, n in enumerate(shape) if n > 1):
+            if step < span:
+                raise OperandError(f"out has strides {tuple(out.stride())}: elements would be written twice")
+            span = step * (extent - 1) + span
+    elif (plan.n > 1 and out.stride(1) != 1) or (plan.m > 1 and out.stride(0) < plan.n):
         raise OperandError(f"out has strides {tuple(out.stride())}; rows must be contiguous and not overlap")
 
 

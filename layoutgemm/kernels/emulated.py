@@ -11,22 +11,26 @@ import numpy.typing as npt
 from ..emulator.api import Emulation, emulate_host
 from ..emulator.host import HostFunction, HostParameter
 from ..emulator.machine import Policy
+from ..errors import EmulatorError
 from .compile import CompiledGemm, Plan, compile_plan
-from .plan import GemmPlan
-from .run import padded_leading
+from .plan import padded_leading
 from .silicon import GlobalMatrix
+from .sm90_plan import Sm90Plan
+from .sm90_reference import CLUSTERS
 
 _C_TYPES = {"address": "int64_t", "size": "int32_t", "stride": "int64_t"}
 _HOSTS: dict[str, HostFunction] = {}
 
 
 def emulate_plan(
-    plan: GemmPlan, a: GlobalMatrix, b: GlobalMatrix, policy: Policy | None = None, progress: bool = True
+    plan: Plan, a: GlobalMatrix, b: GlobalMatrix, policy: Policy | None = None, progress: bool = True
 ) -> tuple[npt.NDArray[Any], Emulation]:
-    """Run the plan's compiled kernel: the raw bits of C, (M, N), and what the emulator found.
+    """Run the plan's compiled kernel: the raw bits of C, (M, N) or (batch, M, N), and what the emulator found.
 
     a, b  the operands as they lie in global memory
     """
+    if isinstance(plan, Sm90Plan):
+        return _emulate_sm90(plan, a, b, policy, progress)
     words = plan.c.dtype.encode(np.full((plan.m, plan.n), np.nan, np.float32))
     # A matrix of one line has no pitch; the tensor map wants one that it takes.
     leading = [
@@ -35,6 +39,25 @@ def emulate_plan(
     ]
     sizes = (plan.m, plan.n, plan.k, *leading, plan.n)
     return words, emulate_launch(plan, (a.bits, b.bits, words, *sizes), policy, progress)
+
+
+def _emulate_sm90(
+    plan: Sm90Plan, a: GlobalMatrix, b: GlobalMatrix, policy: Policy | None, progress: bool
+) -> tuple[npt.NDArray[Any], Emulation]:
+    """A few clusters at a time, so that each computes several tiles. What lies between C's lines has to stay."""
+    lines, inner = (plan.m, plan.n) if plan.c.order == "row" else (plan.n, plan.m)
+    leading = padded_leading(plan.c.dtype, inner) if plan.store is not None else inner
+    words = plan.c.dtype.encode(np.full((plan.batch, lines, leading), np.nan, np.float32))
+    before = words[..., inner:].copy()
+    pitches = [padded_leading(op.dtype, m.extents[0]) if m.extents[1] == 1 else m.leading
+               for op, m in ((plan.a, a), (plan.b, b))]  # fmt: skip
+    sizes = (plan.m, plan.n, plan.k, plan.batch, *pitches, leading, a.pitch, b.pitch, lines * leading, CLUSTERS)
+    done = emulate_launch(plan, (a.bits, b.bits, words, *sizes), policy, progress)
+    if not np.array_equal(before, words[..., inner:]):
+        raise EmulatorError(f"{plan}: elements between the lines of C were written")
+    found = words[..., :inner]
+    found = found if plan.c.order == "row" else found.swapaxes(1, 2)
+    return (found if plan.batch > 1 else found[0]), done
 
 
 def emulate_launch(
@@ -64,7 +87,7 @@ def host_parameters(parameters: Mapping[str, str]) -> list[HostParameter]:
     return [*scalars, HostParameter("stream", "stream")]
 
 
-def execute_compiled(plan: GemmPlan, a: GlobalMatrix, b: GlobalMatrix) -> npt.NDArray[np.float32]:
+def execute_compiled(plan: Plan, a: GlobalMatrix, b: GlobalMatrix) -> npt.NDArray[np.float32]:
     """C as float32 values. Raises EmulatorError with the report when anything was found."""
     words, emulation = emulate_plan(plan, a, b)
     emulation.raise_for_findings()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from .plan import GemmPlan, OperandPlan
 
 
@@ -13,8 +15,8 @@ def explain_plan(plan: GemmPlan) -> str:
         str(plan),
         f"tiles: {m} x {n} of C, {k} along K; one block of {plan.threads} threads a tile, block b at rows "
         f"{plan.tile[0]}*(b//{n}), columns {plan.tile[1]}*(b%{n})",
-        _explain_operand(plan, plan.a),
-        _explain_operand(plan, plan.b),
+        explain_operand(plan.a),
+        explain_operand(plan.b),
         f"barrier {plan.barrier.name}[0..{plan.barrier.count - 1}]: {plan.barrier.arrivals} arrival (thread 0) and "
         f"{plan.barrier.bytes} bytes a phase = A {plan.a.tma.bytes} + B {plan.b.tma.bytes}",
         f"shared memory: A at {smem.a_offset} + stage*{smem.a_stage_bytes}, B at {smem.b_offset} + "
@@ -29,7 +31,8 @@ def explain_plan(plan: GemmPlan) -> str:
     return "\n".join(sections)
 
 
-def _explain_operand(plan: GemmPlan, operand: OperandPlan) -> str:
+def explain_operand(operand: OperandPlan) -> str:
+    """An operand's tile, copies and descriptor."""
     tile = operand.smem
     extent = "x".join(map(str, tile.extent))
     lines = [
@@ -42,7 +45,7 @@ def _explain_operand(plan: GemmPlan, operand: OperandPlan) -> str:
     return "\n".join(lines)
 
 
-def fragment_svg(plan: GemmPlan) -> str:
+def fragment_svg(plan: Any) -> str:
     """The accumulator's fragment map as SVG text."""
     # a drawing is wanted only here, and `import layoutgemm.kernels` should not pay for it
     from .. import view

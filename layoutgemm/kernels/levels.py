@@ -43,9 +43,8 @@ from ..layouts import CounterExample, Proof, Undecided
 from . import object_cache
 from .compile import CompiledGemm, compile_kernel, require_gpu
 from .emulated import host_of
-from .plan import BARRIER_BYTES, PARAMETERS, OperandPlan
+from .plan import BARRIER_BYTES, PARAMETERS, OperandPlan, padded_leading
 from .proofs import fragment_checks, operand_checks
-from .run import padded_leading
 
 ARCH = arch("sm_90a")
 # Emulated where there is no GPU: every edge ragged, more k tiles than one round through a ring of four has.

@@ -8,7 +8,7 @@ from nowhere else.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 from ..arch import Arch
 from ..arch import arch as arch_named
@@ -19,6 +19,9 @@ from ..atoms.tma import derive as derive_tma
 from ..checks import Report
 from ..dtypes import DType, bf16, dtype, f16, f32
 from ..errors import PlanError
+
+if TYPE_CHECKING:
+    from .sm90_plan import Sm90Config, Sm90Plan
 
 ORDERS = ("row", "col")
 BARRIER_BYTES = 8  # PTX ISA, "mbarrier": a 64-bit object, 8-byte aligned
@@ -58,6 +61,9 @@ class Operand:
 
     def __str__(self) -> str:
         return f"{self.dtype} {self.order}-major"
+
+
+Given = Operand | DType | str  # how a caller names an operand
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +144,23 @@ class GemmPlan:
     barrier: BarrierPlan
     config: GemmConfig = field(default_factory=GemmConfig)
     parameters = PARAMETERS
+    batch = 1  # matrices: this kernel multiplies one pair
 
     # ------------------------------------------------------------------------------------------------------- derivation
+    @overload
+    @classmethod
+    def derive(
+        cls, m: int, n: int, k: int, *, arch: str | Arch = ..., a: Given = ..., b: Given | None = ...,
+        c: Given | None = ..., batch: int = ..., config: Sm90Config,
+    ) -> Sm90Plan: ...  # fmt: skip
+
+    @overload
+    @classmethod
+    def derive(
+        cls, m: int, n: int, k: int, *, arch: str | Arch = ..., a: Given = ..., b: Given | None = ...,
+        c: Given | None = ..., batch: int = ..., config: GemmConfig | None = ...,
+    ) -> GemmPlan: ...  # fmt: skip
+
     @classmethod
     def derive(
         cls,
@@ -148,18 +169,21 @@ class GemmPlan:
         k: int,
         *,
         arch: str | Arch = "sm_90a",
-        a: Operand | DType | str = "bf16",
-        b: Operand | DType | str | None = None,
-        c: Operand | DType | str = "f32",
-        config: GemmConfig | None = None,
-    ) -> GemmPlan:
+        a: Given = "bf16",
+        b: Given | None = None,
+        c: Given | None = None,
+        batch: int = 1,
+        config: GemmConfig | Sm90Config | None = None,
+    ) -> GemmPlan | Sm90Plan:
         """Derive the kernel for C[m, n] = A[m, k] @ B[k, n].
 
         m, n, k  any positive sizes; ragged edges are filled with zeros on load and guarded on store
         arch     "sm_90a"
         a, b     bf16 or f16, ":row" (default) or ":col", as in "bf16:col"; b defaults to a's type, row-major
-        c        f32, or the type of the inputs, row-major
-        config   choices; None for the defaults
+        c        f32 (default), or the type of the inputs, row-major
+        batch    1: this kernel multiplies one pair of matrices
+        config   choices; None for the defaults. An Sm90Config gives the plan of the production kernel, which takes more
+                 types, orders and a batch: see Sm90Plan.derive
 
         Raises PlanError naming the argument and the arithmetic when no such kernel exists, and passes on AtomError,
         DescriptorError and TmaError when a derivation is refused.
@@ -170,6 +194,14 @@ class GemmPlan:
         >>> hex(plan.a.descriptor.word), plan.b.tma.box
         ('0x4000004000010000', (64, 64))
         """
+        from .sm90_plan import Sm90Config, Sm90Plan
+
+        if isinstance(config, Sm90Config):
+            if arch_named(arch).name != "sm_90a":
+                raise PlanError(f"Sm90Config is for sm_90a, not for {arch_named(arch).name}")
+            return Sm90Plan.derive(m, n, k, batch=batch, a=a, b=b, c=c, config=config)
+        if batch != 1 or isinstance(batch, bool):
+            raise PlanError(f"batch = {batch!r}: this kernel multiplies one pair of matrices; give an Sm90Config")
         for name, size in (("m", m), ("n", n), ("k", k)):
             if isinstance(size, bool) or not isinstance(size, int):
                 raise PlanError(f"{name} = {size!r} is not an integer")
@@ -180,7 +212,7 @@ class GemmPlan:
         config = config or GemmConfig()
         a_spec = Operand.parse(a)
         b_spec = Operand.parse(a_spec.dtype if b is None else b)
-        c_spec = Operand.parse(c)
+        c_spec = Operand.parse("f32" if c is None else c)
         if c_spec.order != "row":
             raise PlanError(f"c is {c_spec}; this kernel stores row-major. Compute the transpose: C^T = B^T @ A^T")
         if c_spec.dtype not in (f32, a_spec.dtype):
@@ -305,6 +337,12 @@ def derive_operand(
     )
 
 
+def padded_leading(dtype: DType, extent: int) -> int:
+    """The smallest leading dimension of at least `extent` elements that is a whole number of 16-byte units."""
+    unit = STRIDE_UNIT * 8 // dtype.bits
+    return -(-extent // unit) * unit
+
+
 def _smem_map(a: SmemTile, b: SmemTile, stages: int) -> SmemMap:
     """A's stages, then B's, then the barriers; every stage starts at a multiple of its tile's alignment."""
 
@@ -342,4 +380,4 @@ def _stages(asked: int | None, a: OperandPlan, b: OperandPlan, target: Arch) -> 
     return most
 
 
-__all__ = ["STRIDE_UNIT", "GemmConfig", "GemmPlan", "Operand", "OperandPlan"]
+__all__ = ["STRIDE_UNIT", "GemmConfig", "GemmPlan", "Operand", "OperandPlan", "padded_leading"]

@@ -10,26 +10,39 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..dtypes import DType, bf16, f16, f32
+from ..dtypes import bf16, dtype, f16, f32
 from ..errors import OperandError
-from .plan import STRIDE_UNIT, GemmPlan, OperandPlan
+from .plan import STRIDE_UNIT, GemmPlan, OperandPlan, padded_leading
 from .reference import execute
 from .silicon import GlobalMatrix
+from .sm90_plan import Sm90Plan
+from .sm90_reference import execute_sm90
 
+Plan = GemmPlan | Sm90Plan
 DEVICES = ("cuda", "emulator", "reference")
 # Values that NumPy can hold of each type; float32 given for a narrower type is rounded to it, to nearest even.
-_NUMPY_TAKES = {bf16: ("float32", "bfloat16"), f16: ("float32", "float16")}
+_NUMPY_TAKES = {
+    bf16: ("float32", "bfloat16"),
+    f16: ("float32", "float16"),
+    dtype("e4m3"): ("float32", "float8_e4m3fn"),
+    dtype("e5m2"): ("float32", "float8_e5m2"),
+}
+# Of a sum of products and the old accumulator, what an instruction may cut off each term, relative to the largest: f32
+# keeps 24 bits, and the products of 8-bit types are added with 14 (DeepSeek-V3 Technical Report, 3.5.2; H800).
+_CUT = {8: 2.0**-13, 16: 2.0**-23}
 
 
 @dataclass(frozen=True)
 class GemmResult:
     """What a run gave: the product, where it ran, and which operands had to be copied first.
 
-    c       (M, N), NumPy float32 for NumPy inputs (bf16 and f16 outputs as the float32 values they stand for), else a
-            torch tensor of the plan's type on the inputs' device
+    c       (M, N), or (batch, M, N); NumPy float32 for NumPy inputs (narrower outputs as the float32 values they stand
+            for), else a torch tensor of the plan's type on the inputs' device, its lines padded to 16 bytes where a
+            tensor store needs that
     ran_on  "NVIDIA H200 (cuda:0)", "emulator", or "NumPy executor"
     why     why it ran there, when the caller did not choose
-    copies  one sentence for each operand that was copied before the run, with the rule that made it necessary
+    copies  one sentence for each operand that was copied before the run, or `out` after it, with the rule that made it
+            necessary
     """
 
     c: Any
@@ -43,13 +56,14 @@ class GemmResult:
 
 
 def run_plan(
-    plan: GemmPlan, a: Any, b: Any, *, out: Any = None, device: str | None = None, copy: bool = True
+    plan: Plan, a: Any, b: Any, *, out: Any = None, device: str | None = None, copy: bool = True
 ) -> GemmResult:
-    """C = A @ B by the plan: (M, K) and (K, N) in, (M, N) out.
+    """C = A @ B by the plan: (M, K) and (K, N) in, (M, N) out; of a batch, each with the batch in front.
 
-    a, b    both NumPy arrays (float32 values are rounded to bf16 or f16) or both torch tensors of the plan's types, on
-            one device
-    out     where to put C: an array or tensor of the result's kind and type, (M, N), rows contiguous
+    a, b    both NumPy arrays (float32 values are rounded to the plan's types) or both torch tensors of the plan's
+            types, on one device
+    out     where to put C: an array or tensor of the result's kind and type and shape, rows contiguous (columns for a
+            plan whose C is column-major)
     device  "cuda"; "emulator": the compiled kernel, executed on the CPU and checked for races; "reference": the NumPy
             executor; or None: the GPU when there is one that can run the plan, else the executor; CUDA tensors always
             run on their GPU
@@ -71,7 +85,7 @@ def run_plan(
         raise OperandError(f"a is a {kinds['a']} and b a {kinds['b']}: give both as one kind, on one device")
     kind = kinds["a"]
     for name, value, shape in (("a", a, (plan.m, plan.k)), ("b", b, (plan.k, plan.n))):
-        _check_shape(name, value, shape)
+        _check_shape(name, value, batched(plan, shape))
     if kind.startswith("torch"):
         from . import device as on_device
 
@@ -98,8 +112,13 @@ def run_plan(
     return GemmResult(out, result.ran_on, result.why, result.copies)
 
 
+def batched(plan: Plan, shape: tuple[int, int]) -> tuple[int, ...]:
+    """The shape of one matrix, or of the plan's batch of them."""
+    return (plan.batch, *shape) if plan.batch > 1 else shape
+
+
 def run_on_cpu(
-    plan: GemmPlan, a: npt.NDArray[Any], b: npt.NDArray[Any], device: str, why: str, copy: bool
+    plan: Plan, a: npt.NDArray[Any], b: npt.NDArray[Any], device: str, why: str, copy: bool
 ) -> GemmResult:
     """Run the NumPy executor, or the emulator, on arrays that have been checked."""
     if device == "reference":
@@ -111,11 +130,14 @@ def run_on_cpu(
     return GemmResult(execute_compiled(plan, bits_a, bits_b), "emulator", why, tuple(copies))
 
 
-def run_reference(plan: GemmPlan, a: npt.NDArray[Any], b: npt.NDArray[Any], why: str, copy: bool) -> GemmResult:
+def run_reference(plan: Plan, a: npt.NDArray[Any], b: npt.NDArray[Any], why: str, copy: bool) -> GemmResult:
     """Run the NumPy executor on arrays that have been checked."""
     copies: list[str] = []
     bits_a, bits_b = (global_matrix(operand, value, copies, copy) for operand, value in ((plan.a, a), (plan.b, b)))
-    c = execute(plan, bits_a, bits_b, progress=_progress_line())
+    if isinstance(plan, Sm90Plan):
+        c = execute_sm90(plan, bits_a, bits_b, progress=_progress_line())
+    else:
+        c = execute(plan, bits_a, bits_b, progress=_progress_line())
     return GemmResult(c, "NumPy executor", why, tuple(copies))
 
 
@@ -124,20 +146,22 @@ def global_matrix(operand: OperandPlan, value: npt.NDArray[Any], copies: list[st
 
     Values must be converted to bits in any case; what counts as a copy here is a pitch other than the matrix's own.
     """
-    lines = value if operand.order == "row" else value.T  # lines of contiguous elements
-    leading = padded_leading(operand.dtype, lines.shape[1]) if lines.shape[0] > 1 else lines.shape[1]
-    if leading != lines.shape[1]:
-        refuse_or_note(operand, pitch_rule(operand, lines.shape[1]), f"pitch {leading}", copies, copy)
-    bits = operand.dtype.encode(lines) if lines.dtype.name != "bfloat16" else lines.view(np.uint16)
-    buffer = np.zeros((lines.shape[0], leading), dtype=bits.dtype)
-    buffer[:, : lines.shape[1]] = bits
-    return GlobalMatrix(buffer.reshape(-1), leading, (lines.shape[1], lines.shape[0]))
+    lines = value if operand.order == "row" else value.swapaxes(-1, -2)  # lines of contiguous elements
+    count, extent = lines.shape[-2:]
+    # One line has no pitch; of a batch, it is as far from the next matrix's.
+    leading = padded_leading(operand.dtype, extent) if count > 1 or lines.ndim > 2 else extent
+    if leading != extent:
+        refuse_or_note(operand, pitch_rule(operand, extent), f"pitch {leading}", copies, copy)
+    buffer = np.zeros((*lines.shape[:-1], leading), dtype=operand.dtype.storage)
+    buffer[..., :extent] = raw_bits(operand, lines)
+    return GlobalMatrix(buffer.reshape(-1), leading, (extent, count, *lines.shape[:-2]), count * leading)
 
 
-def padded_leading(dtype: DType, extent: int) -> int:
-    """The smallest leading dimension of at least `extent` elements that is a whole number of 16-byte units."""
-    unit = STRIDE_UNIT * 8 // dtype.bits
-    return -(-extent // unit) * unit
+def raw_bits(operand: OperandPlan, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The bits of values that are of the operand's type already, or are rounded to it."""
+    if values.dtype.name in ("float32", "float16"):
+        return operand.dtype.encode(values)
+    return values.view(operand.dtype.storage)
 
 
 def pitch_rule(operand: OperandPlan, leading: int) -> str:
@@ -155,23 +179,32 @@ def refuse_or_note(operand: OperandPlan, rule: str, made: str, copies: list[str]
     copies.append(f"{rule}: copied with {made}")
 
 
-def error_bound(plan: GemmPlan, a: npt.NDArray[Any], b: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+def error_bound(plan: Plan, a: npt.NDArray[Any], b: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     """The largest error that f32 accumulation (and rounding to C's type) may leave in each element of C.
 
     For inputs exactly representable in A's and B's type, products are exact in f32. Each instruction adds `d` products
-    and the old accumulator, d + 1 terms for its depth d = 16, each cut to the f32 significand of the largest, which
-    costs 2**-23 of it at most. So for T = ceil(K / 16) instructions
+    and the old accumulator, d + 1 terms for its depth d, each cut to the significand of the largest, which costs `u` of
+    it at most; partial sums of a K in s parts are added in f32. So for T = ceil(K / d) instructions
 
-        |C - exact| <= E = 17 * T * 2**-23 * (|A| @ |B|),   and for a bf16 C:  E + 2**-8 * (|exact| + E).
+        |C - exact| <= E = ((d + 1) * T * u + (s - 1) * 2**-23) * (|A| @ |B|)
 
-    Values must be finite. The bound is a worst case: rounding errors cancel, and a typical error is far below it.
+        A and B     d     u
+        16 bits    16     2**-23
+        8 bits     32     2**-13
+
+    and for a narrower C of unit roundoff r (bf16 2**-8, f16 2**-11, e4m3 2**-4, e5m2 2**-3) and smallest positive value
+    t, E + r * (|exact| + E) + t / 2. Values must be finite, and C within its type's range. The bound is a worst case:
+    rounding errors cancel, and a typical error is far below it.
     """
     depth = plan.mma.shape_mnk[2]
     a64, b64 = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
-    terms = (depth + 1) * -(-plan.k // depth)
-    bound = terms * 2 * f32.unit_roundoff * (np.abs(a64) @ np.abs(b64))
+    terms = (depth + 1) * -(-plan.k // depth) * _CUT[plan.a.dtype.bits]
+    if isinstance(plan, Sm90Plan):
+        terms += (plan.config.split - 1) * 2 * f32.unit_roundoff
+    bound = terms * (np.abs(a64) @ np.abs(b64))
     if plan.c.dtype != f32:
-        bound += plan.c.dtype.unit_roundoff * (np.abs(a64 @ b64) + bound)
+        least = float(plan.c.dtype.decode(np.array([1]))[0])
+        bound += plan.c.dtype.unit_roundoff * (np.abs(a64 @ b64) + bound) + least / 2
     return np.asarray(bound)
 
 
@@ -186,7 +219,7 @@ def _kind(name: str, value: Any) -> str:
     )
 
 
-def _check_shape(name: str, value: Any, shape: tuple[int, int]) -> None:
+def _check_shape(name: str, value: Any, shape: tuple[int, ...]) -> None:
     if tuple(value.shape) != shape:
         raise OperandError(f"{name} has shape {tuple(value.shape)}, the plan takes {shape}")
 
@@ -199,10 +232,10 @@ def _check_numpy_type(operand: OperandPlan, value: npt.NDArray[Any]) -> None:
         )
 
 
-def _check_numpy_out(plan: GemmPlan, out: Any) -> None:
+def _check_numpy_out(plan: Plan, out: Any) -> None:
     if not isinstance(out, np.ndarray) or out.dtype != np.float32:
         raise OperandError(f"out must be a float32 NumPy array, as a and b are; got {getattr(out, 'dtype', type(out))}")
-    _check_shape("out", out, (plan.m, plan.n))
+    _check_shape("out", out, batched(plan, (plan.m, plan.n)))
     if not out.flags.writeable:
         raise OperandError("out is read-only")
 

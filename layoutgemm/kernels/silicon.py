@@ -1,4 +1,4 @@
-"""What the hardware does with a plan's numbers, in NumPy: shared memory, barriers, tensor copies, wgmma.
+"""What the hardware does with a plan's numbers, in NumPy: shared memory, barriers, tensor copies, wgmma, stmatrix.
 
 Nothing here looks at a layout, a tile or a fragment map of the plan. Each model takes what the instruction takes (a
 tensor map, coordinates, an address, a 64-bit descriptor) and does what PTX ISA says the instruction does with it. So a
@@ -8,6 +8,7 @@ they are issued.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -18,6 +19,7 @@ import numpy.typing as npt
 from ..atoms import MmaAtom, TmaPlan
 from ..atoms.descriptor import element_addresses
 from ..atoms.tma_engine import bytes_moved, global_bits, shared_bits
+from ..atoms.tma_rules import TensorMap
 from ..dtypes import DType
 from ..errors import PlanError, TmaError
 
@@ -69,6 +71,11 @@ class Barrier:
         self.pending -= 1
         self._settle()
 
+    def arrive(self, count: int = 1) -> None:
+        """mbarrier.arrive, so many times."""
+        for _ in range(count):
+            self.arrive_expect(0)
+
     def complete(self, nbytes: int) -> None:
         """mbarrier.complete_tx, as a tensor copy does for the bytes it wrote."""
         self.bytes -= nbytes
@@ -90,19 +97,30 @@ class Barrier:
 
 @dataclass(frozen=True)
 class GlobalMatrix:
-    """A matrix in global memory: raw element bits, contiguous along one dimension, `leading` elements a line."""
+    """A matrix in global memory, or a batch of them: raw element bits, contiguous along one dimension.
+
+    leading  elements from line to line
+    extents  innermost first; a third one is the batch
+    pitch    elements from matrix to matrix of a batch
+    """
 
     bits: npt.NDArray[Any]
     leading: int
-    extents: tuple[int, int]  # innermost first
+    extents: tuple[int, ...]
+    pitch: int = 0
+
+    def map(self, plan: TmaPlan) -> TensorMap:
+        """The tensor map of a plan's copies over this matrix."""
+        strides = (self.leading * plan.dtype.bytes, self.pitch * plan.dtype.bytes)
+        return plan.over(self.extents, strides[: len(self.extents) - 1])
 
 
 def tensor_copy(
-    plan: TmaPlan, matrix: GlobalMatrix, coordinate: tuple[int, int], smem: SharedMemory, address: int, barrier: Barrier
+    plan: TmaPlan, matrix: GlobalMatrix, coordinate: Sequence[int], smem: SharedMemory, address: int, barrier: Barrier
 ) -> None:
-    """cp.async.bulk.tensor.2d: copy the box at `coordinate`, innermost first, to shared memory; beyond edges zeros."""
+    """cp.async.bulk.tensor: copy the box at `coordinate`, innermost first, to shared memory; beyond edges zeros."""
     size = plan.dtype.bytes
-    tmap = plan.over(matrix.extents, (matrix.leading * size,))
+    tmap = matrix.map(plan)
     source, inside = global_bits(tmap, coordinate)
     bits = np.where(inside, matrix.bits[source // (8 * size)], matrix.bits.dtype.type(0))
     try:
@@ -111,6 +129,41 @@ def tensor_copy(
         raise PlanError(str(error)) from None
     smem.write(target // 8, bits, plan.dtype)
     barrier.complete(bytes_moved(tmap))
+
+
+def tensor_store(
+    plan: TmaPlan, matrix: GlobalMatrix, coordinate: Sequence[int], smem: SharedMemory, address: int,
+    times: npt.NDArray[np.uint8],
+) -> None:  # fmt: skip
+    """cp.async.bulk.tensor, shared to global: store the box's part inside; `times` counts stores of each element."""
+    tmap = matrix.map(plan)
+    target, inside = global_bits(tmap, coordinate)
+    try:
+        source = shared_bits(tmap, address)
+    except TmaError as error:
+        raise PlanError(str(error)) from None
+    bits = smem.read(source // 8, plan.dtype)
+    at = target[inside] // plan.dtype.bits
+    matrix.bits[at] = bits[inside]
+    np.add.at(times, at, 1)
+
+
+def store_matrices(
+    smem: SharedMemory, rows: npt.NDArray[np.int64], registers: npt.NDArray[Any], dtype: DType, transpose: bool
+) -> None:
+    """stmatrix of 8x8 matrices of 16-bit elements by one warp.
+
+    rows       the addresses that lanes give: row i % 8 of matrix i // 8 from lane i
+    registers  [lane, matrix, element]: the two elements that a lane has of each matrix
+
+    PTX ISA, "stmatrix": lane t holds elements (t / 4, 2 * (t % 4)) and the next of the row; with .trans (row, column)
+    change places.
+    """
+    lane, element = np.arange(32)[:, None], np.arange(2)[None, :]
+    along, across = np.broadcast_arrays(lane // 4, 2 * (lane % 4) + element)
+    row, column = (across, along) if transpose else (along, across)
+    for matrix in range(registers.shape[1]):
+        smem.write(rows[8 * matrix + row] + column * dtype.bytes, registers[:, matrix], dtype)
 
 
 @lru_cache(maxsize=512)

@@ -45,7 +45,7 @@ class Sm90Epilogue:
             packed = [self.convert(accumulator, chunk) for chunk in round_.chunks]
             # One thread issues the stores, so it alone can wait until they have read the buffer; then it tells.
             if issuer == 0:
-                bridge.wait_stores_read(store.buffers - 1)
+                bridge.wait_stores_read(store.pending(i))
             self.meet(consumer)
             for chunk, values in zip(round_.chunks, packed, strict=True):
                 self.fill(values, buffer + chunk.offset, chunk, thread if store.warps == 4 else lane)

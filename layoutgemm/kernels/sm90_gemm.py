@@ -17,10 +17,15 @@ tiles from the tensor copies to the products, across the borders of output tiles
     full[s]     mbarrier    plan.full_arrivals (the loader's arrive.expect_tx) and     all consumers of the block
                             plan.full_bytes, from all blocks that share the tile
     empty[s]    mbarrier    plan.empty_arrivals: one of each consumer warp of every    the loader
-                            block of the cluster
+                            block that shares A or B with this one
     store       named       one consumer's 128 threads: its buffer is free; is full    the same
     turn        named       pingpong: 128 threads that pass the turn, 128 that take    the consumer whose turn it is
                             it
+    stages      named       one tile a cluster: all consumers have read the stages,    all consumers
+                            over which C's buffers lie
+    block       named       all threads, at the start of a block without a cluster     the same
+    cluster     cluster     all threads of the cluster: at the start, at the end, and  the same
+                            twice where parts of K are brought together
 
 One group of wgmmas stays in flight: a stage is released when the group after it has been issued. In a self-loading
 kernel that release is followed by the load that refills the oldest free stage, so loads run `stages - 1` k tiles ahead,
@@ -140,7 +145,7 @@ class Sm90GemmKernel:
         if const_expr(plan.config.rows is not None):
             self.clear_dead_rows(shared, thread)
         if const_expr(plan.cluster_size > 1):
-            bridge.cluster_arrive(relaxed=True)
+            bridge.cluster_arrive(relaxed=plan.relaxed_start)
             bridge.cluster_wait()
         else:
             bridge.block_sync()
@@ -368,10 +373,16 @@ class Sm90GemmKernel:
 
     @cute.jit
     def release(self, job: Any, stage: Any) -> None:
-        """This warp has read the stage: tell every block that shares its loads, one lane each."""
+        """This warp has read the stage: tell every block that sends into it, one lane each."""
         plan = self.plan
         lane = cute.arch.lane_idx()
-        if lane < plan.sharing:
+        needed = lane < plan.sharing
+        if const_expr(min(plan.config.cluster) > 1):
+            # Those of its row send it A, those of its column B. A block of neither may be a round behind: it would
+            # count the arrival in the wrong phase.
+            rows = plan.config.cluster[0]
+            needed = needed and (lane % rows == job.rank % rows or lane // rows == job.rank // rows)
+        if needed:
             if const_expr(plan.sharing > 1):
                 bridge.barrier_arrive_at(job.shared.empty(stage), job.part * plan.sharing + lane)
             else:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..arch import arch as arch_named
-from ..atoms import MmaAtom, smem_tile, wgmma
+from ..atoms import MmaAtom, TmaPlan, smem_tile, wgmma
 from ..atoms.tma import derive as derive_tma
 from ..atoms.tma_multicast import shared_out
 from ..checks import Grouped, Persistent, Report, most_stages
@@ -26,6 +26,8 @@ WARPS_OF_GROUP = 4
 SCHEDULES = ("cooperative", "pingpong")
 LOADERS = ("self", "warp", "warpgroup")
 STORES = ("tma", "direct")
+MAX_CLUSTER = 8  # CUDA C++ Programming Guide, "Thread Block Clusters": the portable size
+MAX_TILES = 1 << 30  # a tile's number and two steps of a grid more are a signed 32-bit integer
 _STAGE_BYTES_OF_K = 128  # one swizzle span
 _PRODUCER_REGISTERS = 24  # the least that setmaxnreg takes: one thread issues copies
 _PARAMETERS = {
@@ -91,9 +93,31 @@ class Sm90Config:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise PlanError(f"{name} = {value!r}: an int of at least {least}")
+        for name, values in (("tile", self.tile), ("cluster", self.cluster)):
+            good = isinstance(values, tuple) and len(values) == 2
+            if not good or any(isinstance(v, bool) or not isinstance(v, int) or v < 1 for v in values):
+                raise PlanError(f"{name} = {values!r}: two ints of at least 1, along M and N")
+        for name in ("single", "snake", "overlap", "early"):
+            if not isinstance(getattr(self, name), bool):
+                raise PlanError(f"{name} = {getattr(self, name)!r}: True or False")
+        blocks = self.cluster[0] * self.cluster[1] * self.split
+        if blocks > MAX_CLUSTER:
+            of = f" * {self.split} parts of K" if self.split > 1 else ""
+            raise PlanError(
+                f"{self.cluster[0]} * {self.cluster[1]}{of} = {blocks} blocks of a cluster: every GPU takes "
+                f"{MAX_CLUSTER}, and a launch of more has to ask for it"
+            )
+        if self.schedule == "pingpong" and self.loader == "self":
+            raise PlanError(
+                "pingpong needs a loader of its own, 'warp' or 'warpgroup': a consumer that loads for both does not "
+                "while it waits for its turn, and the other one's tile has more k tiles than there are stages"
+            )
         if self.single and (self.early or self.schedule == "pingpong"):
             raise PlanError("one tile a cluster leaves nothing to overlap with: no pingpong, no early stores")
-        if self.rows is not None and not (isinstance(self.rows, int) and 0 < self.rows <= ROWS and self.rows % 8 == 0):
+        rows = self.rows
+        if rows is not None and (
+            isinstance(rows, bool) or not isinstance(rows, int) or not 0 < rows <= ROWS or rows % 8
+        ):
             raise PlanError(f"rows = {self.rows!r}: a multiple of 8 up to {ROWS}")
         if self.rows is not None and (self.tile[0] != ROWS or self.cluster != (1, 1)):
             raise PlanError(f"rows are for a tile of {ROWS} rows that no other block shares")
@@ -105,8 +129,8 @@ class Sm90Config:
             raise PlanError(f"consumers = {self.consumers}: three warpgroups and a producer are all that a block holds")
         if self.schedule == "pingpong" and self.consumers != 2:
             raise PlanError(f"pingpong takes two consumers in turn, not {self.consumers}")
-        rows = self.tile[0] if self.schedule == "pingpong" else self.tile[0] // self.consumers
-        if rows < ROWS or rows % ROWS or (self.schedule != "pingpong" and self.tile[0] % self.consumers):
+        each = self.tile[0] if self.schedule == "pingpong" else self.tile[0] // self.consumers
+        if each < ROWS or each % ROWS or (self.schedule != "pingpong" and self.tile[0] % self.consumers):
             raise PlanError(
                 f"{self.tile[0]} rows for {self.consumers} {self.schedule} warpgroup(s): each takes a multiple of "
                 f"{ROWS}"
@@ -220,7 +244,7 @@ class Sm90Plan:
 
         >>> plan = Sm90Plan.derive(8192, 8192, 8192, b="bf16:col", config=Sm90Config((256, 224), cluster=(2, 1)))
         >>> plan.stages, plan.threads, plan.smem.total, plan.full_bytes
-        (3, 256, 221232, 61440)
+        (3, 256, 217136, 61440)
         """
         config = config or Sm90Config()
         for name, size in (("m", m), ("n", n), ("k", k), ("batch", batch)):
@@ -265,6 +289,12 @@ class Sm90Plan:
                 f"store: {fits} fit into {arch.smem_per_block}"
             )
         threads = WARPGROUP * config.consumers + {"self": 0, "warp": 32, "warpgroup": WARPGROUP}[config.loader]
+        across = -(-m // (tile_m * along_m)), -(-n // (tile_n * along_n))
+        if across[0] * across[1] * batch > MAX_TILES:
+            raise PlanError(
+                f"{across[0]} * {across[1]} * {batch} = {across[0] * across[1] * batch} tiles of clusters: a tile's "
+                f"number goes up to {MAX_TILES}"
+            )
         smem = _smem(a_plan, b_plan, stages, c_bytes, store, config.single)
         if config.single and c_bytes > smem.barrier_offset:
             raise PlanError(f"the store's buffers take {c_bytes} bytes, the stages have {smem.barrier_offset}")
@@ -298,7 +328,7 @@ class Sm90Plan:
             threads=threads,
             full_arrivals=1,
             full_bytes=a_plan.tma.bytes + b_plan.tma.bytes,
-            empty_arrivals=groups * WARPS_OF_GROUP * along_m * along_n,
+            empty_arrivals=groups * WARPS_OF_GROUP * (along_m + along_n - 1),
             registers=_registers(arch, threads, config),
             config=config,
         )
@@ -339,6 +369,11 @@ class Sm90Plan:
         return 1 + 2 * self.config.consumers
 
     @property
+    def relaxed_start(self) -> bool:
+        """Whether the cluster's first meeting orders barriers alone: no thread has written anything else by then."""
+        return self.config.rows is None
+
+    @property
     def dead_runs(self) -> tuple[tuple[int, int], ...]:
         """(first byte, bytes) of A's tile that no copy writes, when only some rows are loaded: zeros, written once."""
         if self.config.rows is None:
@@ -362,6 +397,24 @@ class Sm90Plan:
 
         return check_sm90(self)
 
+    def explain(self) -> str:
+        """The derivation in words and numbers: tiles, copies and shares, descriptors, roles, barriers, store, bytes."""
+        from .sm90_explain import explain_sm90
+
+        return explain_sm90(self)
+
+    def svg(self) -> str:
+        """A drawing of the accumulator's fragment map: which thread and value holds each element of a block."""
+        from .explain import fragment_svg
+
+        return fragment_svg(self)
+
+    def run(self, a: Any, b: Any, *, out: Any = None, device: str | None = None, copy: bool = True) -> Any:
+        """C = A @ B on NumPy arrays or torch tensors, 2-D or a batch of them. See `kernels.run.run_plan`."""
+        from .run import run_plan
+
+        return run_plan(self, a, b, out=out, device=device, copy=copy)
+
     def compile(self) -> Any:
         """Compile the kernel; needs the `dsl` extra and no GPU. See `kernels.compile`."""
         from .compile import compile_plan
@@ -381,7 +434,46 @@ class Sm90Plan:
 def _shared(operand: OperandPlan, blocks: int, batch: int) -> OperandPlan:
     """The operand with its copies dealt out to so many blocks of the cluster, and its map made for a batch."""
     tma = shared_out(operand.tma, blocks)
+    if problem := uneven_shares(tma):
+        shared = f"{operand.name}'s tile of {'x'.join(map(str, operand.smem.extent))}, shared by {blocks} blocks"
+        raise PlanError(f"{shared}: {problem}")
     return replace(operand, tma=tma.batched("l") if batch > 1 else tma)
+
+
+def uneven_shares(tma: TmaPlan) -> str:
+    """Why the shares of a multicast tile are not rank times a distance, as the kernel computes them; "" when they are.
+
+    >>> from layoutgemm.atoms.tma import derive
+    >>> tile = derive(smem_tile((64, 128), "bf16", "K"), ("k", "n"))
+    >>> uneven_shares(shared_out(tile, 2))
+    ''
+    >>> uneven_shares(shared_out(tile, 4))
+    'copy 0 of block 2 starts at (64, 0), byte 8192: 2 times the distance of block 1 is (0, 64), byte 8192'
+    """
+    shares = [tma.issued_by(rank) for rank in range(tma.multicast)]
+    if len({len(share) for share in shares}) > 1:
+        return f"the blocks send {[len(share) for share in shares]} boxes"
+    for number, copies in enumerate(zip(*shares, strict=True)):
+        first, *others = copies
+        for rank, copy in enumerate(others, 1):
+            steps = [b - a for a, b in zip(first.coord_offset, others[0].coord_offset, strict=True)]
+            place = tuple(a + rank * step for a, step in zip(first.coord_offset, steps, strict=True))
+            byte = first.smem_offset + rank * (others[0].smem_offset - first.smem_offset)
+            if (copy.coord_offset, copy.smem_offset) != (place, byte):
+                return (
+                    f"copy {number} of block {rank} starts at {copy.coord_offset}, byte {copy.smem_offset}: {rank} "
+                    f"times the distance of block 1 is {place}, byte {byte}"
+                )
+    return ""
+
+
+def one_matrix(tma: TmaPlan) -> TmaPlan:
+    """A batch's copies without the dimension of the batch, along which a box has one element."""
+    if len(tma.box) == 2:
+        return tma
+    assert tma.box[2:] == (1,) and all(copy.coord_offset[2:] == (0,) for copy in tma.instructions), tma
+    copies = tuple(replace(copy, coord_offset=copy.coord_offset[:2]) for copy in tma.instructions)
+    return replace(tma, dims=tma.dims[:2], box=tma.box[:2], steps=tma.steps[:2], instructions=copies)
 
 
 def _up(value: int, unit: int) -> int:

@@ -3,7 +3,8 @@
     accumulator (64 x N, f32) --convert--> pairs --stmatrix (or st.shared)--> buffer, swizzled --tensor store--> C
 
 The columns are cut into chunks, each at most as wide as a swizzle span, so that a chunk's tile in shared memory is one
-box of a tensor map. Chunks are gathered into rounds; a round fills one buffer.
+box of a tensor map (two of 32 rows for an f32 C with contiguous columns). Chunks are gathered into rounds; a round
+fills one buffer.
 
     order of C   a buffer belongs to             tile of a chunk   contiguous   stmatrix
     row          one warp: its 16 of 64 rows     (16, width)       columns      plain
@@ -129,6 +130,22 @@ class StorePlan:
         """(number, round) of one block and part; the number tells the buffer."""
         chosen = [r for r in self.rounds if (r.block, r.part) == (block, part)]
         return [(block * len(chosen) + i, r) for i, r in enumerate(chosen)]
+
+    def pending(self, number: int) -> int:
+        """Groups of an owner's stores that may still read their buffers when round `number` of a tile is written.
+
+        Every tile's rounds begin with buffer 0. A round's buffer was last used `buffers` rounds before, or, by one of
+        the first rounds, in the tile before: where the rounds are no multiple of the buffers, that is less long ago.
+
+        >>> store = StorePlan.derive(wgmma(192), 1, Operand.parse("bf16"), 1, 2)  # three rounds, buffers 0, 1, 0
+        >>> [store.pending(number) for number in range(3)]
+        [0, 2, 1]
+        """
+        count = len([r for r in self.rounds if r.part == 0])
+        if number >= self.buffers or count <= number:
+            return self.buffers - 1
+        last = max(range(number, count, self.buffers))
+        return count - 1 - last + number
 
     def bytes(self, warps: int) -> int:
         """Shared memory of all buffers of so many warps."""

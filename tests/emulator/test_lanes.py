@@ -124,6 +124,22 @@ def test_register_budgets():
     assert "divergence" in registers(odd).kinds
 
 
+def test_register_budgets_are_of_whole_warpgroups():
+    # Warp 8 of 288 threads is a warpgroup of one: on an H200 the block hung.
+    last = "setp.ge.u32 %p1, %r30, 256; @!%p1 bra B; setmaxnreg.dec.sync.aligned.u32 40; B:"
+    done = registers(last, threads=288)
+    assert done.kinds == ["protocol"] and "a block of 288 threads has 1 of its 4 warps" in str(done.findings[0])
+    assert not registers(last).kinds
+    # One warp of four, or another number in one of them.
+    done = registers("setp.lt.u32 %p1, %r30, 32; @!%p1 bra B; setmaxnreg.dec.sync.aligned.u32 40; B:")
+    assert done.kinds == ["protocol"] and "execute [1, 0, 0, 0] setmaxnreg" in str(done.findings[0])
+    two = "@%p1 bra A; setmaxnreg.dec.sync.aligned.u32 48; bra B; A: setmaxnreg.dec.sync.aligned.u32 40; B:"
+    done = registers("setp.lt.u32 %p1, %r30, 32;" + two)
+    assert set(done.kinds) == {"protocol"} and "executes another, to 40" in str(done.findings[0])
+    assert not registers("setp.lt.u32 %p1, %r30, 128;" + two).kinds
+
+
+
 @pytest.mark.parametrize(
     "text",
     ["shfl.idx.b32 %r0, %r1, 0, 31;", "shfl.sync.rot.b32 %r0, %r1, 0, 31, -1;", "vote.all.pred %p0, %p1;",

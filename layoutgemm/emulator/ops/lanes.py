@@ -16,11 +16,13 @@ from ...arch import facts_of
 from ...checks.budgets import launch_registers, setmaxnreg_problem
 from ...errors import EmulatorError
 from ..floats import binary32
-from ..machine import BLOCKED, Fiber
+from ..machine import BLOCKED, Cta, Fiber
 from ..program import Program, Run
 from ..ptx import Instruction, Operand
 from ..values import LANE, M32, bool_of, compact, is_uniform, lanes_of, mask_of, s32
 from .registry import known, operation
+
+WARP, GROUP = 32, 4  # threads of a warp, warps of a warpgroup
 
 
 def _members(fiber: Fiber, mask: Any) -> int:
@@ -190,6 +192,9 @@ def set_registers(program: Program, ins: Instruction) -> Run:
 
     PTX does not say how many a warp has at its launch: the assembler decides, and as many as fit is taken here. So a
     first `inc` to fewer is no mistake; it gives nothing back.
+
+    All warps of a warpgroup have to execute the same setmaxnreg. Seen on an H200: a block of 288 threads, whose ninth
+    warp gave registers back, hung.
     """
     known(ins, "inc", "dec", "sync", "aligned", "u32")
     wanted, gives = program.value(ins.operands[0]), "dec" in ins.words
@@ -202,6 +207,13 @@ def set_registers(program: Program, ins: Instruction) -> Run:
             raise EmulatorError(f"setmaxnreg {count}: {problem}")
         block = fiber.machine.launch.block
         threads = block[0] * block[1] * block[2]
+        if (there := -(-threads // WARP) - fiber.warp.number // GROUP * GROUP) < GROUP:
+            fiber.machine.problem(
+                "protocol",
+                f"setmaxnreg by a warp whose warpgroup is not whole: a block of {threads} threads has {there} of its "
+                f"{GROUP} warps, and all of them have to execute it",
+                fiber,
+            )
         at_launch = launch_registers(facts, threads)
         pool = cta.scratch.setdefault("registers", [0, []])
         have = fiber.warp.scratch.get("registers", at_launch)
@@ -216,8 +228,42 @@ def set_registers(program: Program, ins: Instruction) -> Run:
             return BLOCKED
         pool[0] -= need
         fiber.warp.scratch["registers"] = count
+        _same_in_warpgroup(fiber, ins, count)
         if gives:
             cta.cluster.wake(pool[1])
         return None
 
     return go
+
+
+def _same_in_warpgroup(fiber: Fiber, ins: Instruction, count: int) -> None:
+    """Note what a warp set; report it where another warp of its warpgroup set something else as its n-th."""
+    cta, number = fiber.cta, fiber.warp.number
+    if "setmaxnreg" not in cta.scratch:
+        cta.scratch["setmaxnreg"] = {}
+        cta.scratch.setdefault("at end", []).append(lambda: _registers_of_some(cta))
+    asked: dict[int, list[tuple[int, int]]] = cta.scratch["setmaxnreg"]
+    mine = asked.setdefault(number, [])
+    mine.append((ins.pc, count))
+    for other in range(number // GROUP * GROUP, number // GROUP * GROUP + GROUP):
+        theirs = asked.get(other, ())
+        if len(theirs) >= len(mine) and theirs[len(mine) - 1] != mine[-1]:
+            fiber.machine.problem(
+                "protocol",
+                f"setmaxnreg to {count}, where warp {other} of the same warpgroup executes another, to "
+                f"{theirs[len(mine) - 1][1]}: all of them have to execute the same",
+                fiber,
+            )
+
+
+def _registers_of_some(cta: Cta) -> None:
+    """Report warps that ended without a setmaxnreg that others of their warpgroup executed."""
+    asked: dict[int, list[tuple[int, int]]] = cta.scratch["setmaxnreg"]
+    for first in sorted({number // GROUP * GROUP for number in asked}):
+        counts = [len(asked.get(number, ())) for number in range(first, first + GROUP)]
+        if len(set(counts)) > 1 and len(cta.warps) >= first + GROUP:
+            cta.cluster.machine.problem(
+                "protocol",
+                f"warps {first} to {first + GROUP - 1} of CTA {cta.coordinate} execute {counts} setmaxnreg: all warps "
+                "of a warpgroup have to",
+            )

@@ -1,0 +1,327 @@
+"""The pipeline of a Hopper GEMM in all its forms: who loads, how consumers share the work, how C leaves.
+
+`hopper` builds the model that a plan of the production kernel is proven with, action by action as the kernel acts. What
+the model leaves out is said here:
+
+- In a split K the blocks of different parts may have different numbers of k tiles; the model gives all the same. Parts
+  touch one another at the cluster's barriers only, so neither number matters to the other.
+- The store of C is a pipeline of its own (`Hopper.store_pipeline`): its buffers, named barriers and groups are one
+  consumer's, so the only thing it has in common with the rest is that warps meet, and there the rest has a meeting.
+- Buffers of C that lie over the stages are buffers of their own. That the stages are free by then is what the writes
+  with new=False say: each consumer warp writes to every stage where the kernel begins to use it for something else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..errors import PlanError
+from .pipeline import Buffer, Cursor, Mbarrier, NamedBarrier, Pipeline, Role
+from .pipeline_actions import (
+    Action,
+    Advance,
+    Ahead,
+    Arrive,
+    ArriveExpect,
+    ClusterArrive,
+    ClusterWait,
+    Commit,
+    FenceInit,
+    FenceProxy,
+    ForK,
+    ForTiles,
+    If,
+    InitBarriers,
+    Later,
+    Mma,
+    MoreTiles,
+    Onward,
+    Program,
+    Read,
+    Sync,
+    TileIs,
+    TmaLoad,
+    TmaStore,
+    Wait,
+    WaitGroup,
+    Write,
+)
+
+CTA = "cta"
+WARPS = 4  # of a consumer: wgmma is a warpgroup's
+
+
+@dataclass(frozen=True, slots=True)
+class StoreRing:
+    """How a consumer stores its accumulators through shared memory.
+
+    warps    of an owner of buffers: 1, each warp for itself, or 4, the warpgroup together
+    buffers  of an owner
+    rounds   of one accumulator: (buffer, groups that may be pending when it is written), in order, for each accumulator
+    """
+
+    warps: int
+    buffers: int
+    rounds: tuple[tuple[tuple[int, int], ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Hopper:
+    """The numbers of the pipeline; defaults are those of one warpgroup that loads for itself.
+
+    stages            of A and B
+    lands             (A's bytes, B's bytes) that one block of a cluster brings into each block that needs them
+    full_bytes, full_arrivals, empty_arrivals   what completes a phase; None takes what the others add up to
+    cluster, split    blocks that share loads; parts of K that a cluster's blocks have
+    consumers, blocks warpgroups, and accumulators of each
+    pingpong          each tile is one consumer's, in turn, instead of all consumers'
+    loader            warps of a loader; 0 for the last consumer's first warp
+    store             None: each thread stores its own values
+    single            one output tile a cluster; buffers of C lie over the stages
+    early             the last k tile has a group for each accumulator, stored while the others are computed
+    padding           parts of the stages are written once, before anything else
+    relaxed           the first meeting of the cluster orders no data
+    registers         (loader's, consumers') after setmaxnreg
+    """
+
+    stages: int
+    lands: tuple[int, int]
+    full_bytes: int | None = None
+    full_arrivals: int = 1
+    empty_arrivals: int | None = None
+    cluster: tuple[int, int] = (1, 1)
+    split: int = 1
+    consumers: int = 1
+    blocks: int = 1
+    pingpong: bool = False
+    loader: int = 0
+    store: StoreRing | None = None
+    single: bool = False
+    early: bool = False
+    padding: bool = False
+    relaxed: bool = True
+    registers: tuple[int, int] | None = None
+
+    @property
+    def sharing(self) -> int:
+        """Blocks that share loads."""
+        return self.cluster[0] * self.cluster[1]
+
+    @property
+    def size(self) -> int:
+        """Blocks of a cluster: rank = part of K * sharing + place; place = row + rows * column."""
+        return self.sharing * self.split
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 32 * (WARPS * self.consumers + self.loader)
+
+    def cases(self) -> tuple[Pipeline, ...]:
+        """The pipelines to prove: together they stand for every number of k tiles.
+
+        A consumer that loads for itself looks `stages` k tiles ahead, into the following output tiles. All tiles have
+        the same number of k tiles; fewer than that are a case each, and more are one case.
+
+        >>> [case.name for case in Hopper(2, (16384, 16384)).cases()]
+        ['ring of 2, self-loading, 1 consumer, 1 k tile(s)', 'ring of 2, self-loading, 1 consumer']
+        """
+        many = self._pipeline()
+        few: list[Pipeline] = []
+        if not (self.loader or self.single):
+            few = [replace(many, name=f"{many.name}, {k} k tile(s)", k_tiles=(k, True)) for k in range(1, self.stages)]
+        return (*few, many, *([self.store_pipeline()] if self.store else []))
+
+    def store_pipeline(self) -> Pipeline:
+        """One consumer's store, of any number of output tiles. Raises PlanError when there is none."""
+        if self.store is None:
+            raise PlanError("threads store their own values: there are no buffers to prove anything of")
+        together = self.store.warps == WARPS
+        by, meet = ("one", (Sync("store"),)) if together else ("warp", ())
+        rounds: list[Action] = []
+        for buffer, pending in (one for block in self.store.rounds for one in block):
+            rounds += [WaitGroup("bulk", pending, by=by), *meet, Write("c", buffer), FenceProxy(), *meet]
+            rounds += [TmaStore("c", buffer, by=by), Commit("bulk", by=by)]
+        program = (*self._tiles(*rounds), WaitGroup("bulk", 0))
+        count = sum(map(len, self.store.rounds))
+        return Pipeline(
+            f"store in {count} rounds through {self.store.buffers} buffer(s)",
+            (Role("math", self.store.warps, program),),
+            (NamedBarrier("store", 32 * WARPS),) if together else (),
+            (Buffer("c", self.store.buffers, "smem" if together else "warp"),),
+        )
+
+    # ------------------------------------------------------------------------------------------------------------ parts
+    def _pipeline(self) -> Pipeline:
+        if self.pingpong and self.consumers != 2:
+            raise PlanError(f"pingpong takes two consumers in turn, not {self.consumers}")
+        if self.split > 1 and not self.single:
+            raise PlanError("parts of K meet once: one output tile a cluster")
+        roles = [Role(f"math{i}", WARPS, self._consumer(i), self._cursors(i), self._count(1))
+                 for i in range(self.consumers)]  # fmt: skip
+        if self.loader:
+            roles.insert(0, Role("loader", self.loader, self._loader(), (Cursor("load", self.stages),), self._count(0)))
+        full = self.full_bytes if self.full_bytes is not None else self.lands[0] * self.cluster[1] + (
+            self.lands[1] * self.cluster[0]
+        )
+        readers = 1 if self.pingpong else self.consumers
+        empty = self.empty_arrivals if self.empty_arrivals is not None else readers * WARPS * (sum(self.cluster) - 1)
+        either = ("math0", "math1") if self.pingpong else ()
+        barriers: list[Mbarrier | NamedBarrier] = [
+            Mbarrier("full", self.full_arrivals, self.stages, full),
+            Mbarrier("empty", empty, self.stages),
+        ]
+        buffers = [Buffer("a", self.stages, either=either), Buffer("b", self.stages, either=either)]
+        buffers += [Buffer(f"acc{i}", space="reg") for i in range(self.blocks)]
+        if self.size == 1:
+            barriers.append(NamedBarrier(CTA, self.threads))
+        if self.pingpong:
+            barriers += [NamedBarrier(f"turn{i}", 32 * WARPS * 2) for i in range(2)]
+        if self.single and self.store and self.split == 1:
+            barriers.append(NamedBarrier("stages", 32 * WARPS * self.consumers))
+        if self.split > 1:
+            buffers.append(Buffer("sums"))
+        if self.store and self.store.warps == WARPS:
+            barriers += [NamedBarrier(f"store{i}", 32 * WARPS) for i in range(self.consumers)]
+        least = 0 if self.loader or self.single else self.stages
+        return Pipeline(
+            self._name(), tuple(roles), tuple(barriers), tuple(buffers), cluster=self.size, k_tiles=(least, False)
+        )
+
+    def _name(self) -> str:
+        kind = "pingpong" if self.pingpong else f"{self.consumers} consumer{'s' * (self.consumers > 1)}"
+        loads = f"loader of {self.loader} warp{'s' * (self.loader > 1)}" if self.loader else "self-loading"
+        more = [f"cluster {self.cluster[0]}x{self.cluster[1]}"] if self.sharing > 1 else []
+        more += [f"K in {self.split} parts"] if self.split > 1 else []
+        more += ["one tile"] if self.single else []
+        more += ["early stores"] if self.early else []
+        return ", ".join([f"ring of {self.stages}", loads, kind, *more])
+
+    def _count(self, which: int) -> int | None:
+        return self.registers[which] if self.registers else None
+
+    def _cursors(self, consumer: int) -> tuple[Cursor, ...]:
+        mine = [Cursor("read", self.stages), Cursor("release", self.stages)]
+        if self._loads_for_itself(consumer):
+            mine.append(Cursor("load", self.stages))
+        return tuple(mine)
+
+    def _loads_for_itself(self, consumer: int) -> bool:
+        return not self.loader and consumer == self.consumers - 1
+
+    def _part(self, rank: int) -> range:
+        """Ranks of the same part of K."""
+        return range(rank // self.sharing * self.sharing, (rank // self.sharing + 1) * self.sharing)
+
+    def _start(self, first: bool) -> Program:
+        init: Program = (InitBarriers(), FenceInit()) if first else ()
+        zeros: Program = ()
+        if self.padding:
+            zeros = (*(Write("a", s, new=False) for s in range(self.stages)), FenceProxy())
+        meet: Program = (Sync(CTA),) if self.size == 1 else (ClusterArrive(self.relaxed), ClusterWait())
+        return (*init, *zeros, *meet)
+
+    @property
+    def _end(self) -> Program:
+        return (ClusterArrive(), ClusterWait()) if self.size > 1 else ()
+
+    def _sharers(self) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
+        """For every rank, those that need the same A (the blocks along N) and those that need the same B (along M)."""
+        rows, ranks = self.cluster[0], range(self.size)
+        first = [rank - rank % self.sharing % rows for rank in ranks]
+        same_a = tuple(tuple(r for r in self._part(rank) if (r - rank) % rows == 0) for rank in ranks)
+        return same_a, tuple(tuple(range(f, f + rows)) for f in first)
+
+    @property
+    def _load(self) -> Program:
+        """One k tile: this block's share of A and of B."""
+        copies: list[TmaLoad] = []
+        for name, lands, to, blocks in zip("ab", self.lands, self._sharers(), self.cluster[::-1]):
+            alone = blocks == 1
+            copies.append(
+                TmaLoad(name, "load", "full", lands, "own" if alone else to, part="whole" if alone else "rank")
+            )
+        return (
+            Wait("empty", "load", flip=True, by="one"), ArriveExpect("full", "load"), *copies, Advance("load"),
+        )  # fmt: skip
+
+    def _tiles(self, *body: Action) -> Program:
+        return body if self.single else (ForTiles(body),)
+
+    def _loader(self) -> Program:
+        meetings = (ClusterArrive(), ClusterWait()) * 2 if self.split > 1 else ()
+        return (*self._start(False), *self._tiles(ForK(self._load)), *meetings, *self._end)
+
+    def _ahead(self, distance: int) -> Ahead | Onward:
+        return Ahead(distance) if self.single else Onward(distance)
+
+    def _release(self, consumer: int) -> Program:
+        """The oldest stage is free; whoever loads for itself fills it anew."""
+        # Blocks that share neither A nor B do not wait for one another, and may be two rounds apart.
+        to = tuple(tuple(sorted({*a, *b})) for a, b in zip(*self._sharers())) if self.sharing > 1 else "own"
+        free: Program = (Arrive("empty", "release", to=to), Advance("release"))
+        if self._loads_for_itself(consumer):
+            free += (If(self._ahead(self.stages - 1), self._load),)
+        return free
+
+    def _consumer(self, i: int) -> Program:
+        names = [f"acc{block}" for block in range(self.blocks)]
+        products: Program = tuple(Mma(("a", "b"), "read", name, last=name == names[-1]) for name in names)
+        earlier = If(Later(1), self._release(i))
+        step: Program = (*products, Commit("wgmma"), WaitGroup("wgmma", 1), earlier)
+        if self.early:
+            last: list[Action] = [action for product in products for action in (product, Commit("wgmma"))]
+            final: Program = (*last, WaitGroup("wgmma", self.blocks), earlier)
+            step = (If(Ahead(1), step, final),)
+        tile: list[Action] = [ForK((Wait("full", "read"), *step, Advance("read")))]
+        if self.pingpong:
+            pass_on = If(MoreTiles(1), (Sync(f"turn{1 - i}", wait=False),))
+            tile = [Sync(f"turn{i}"), *tile, pass_on]
+        tile += self._single_end(i) if self.single else self._tile_end(i)
+        whole: Program = tuple(tile)
+        if self.pingpong:
+            others = ForK((Advance("read"), Advance("release")))
+            whole = (If(TileIs(2, i), whole, (others,)),)
+        first: Program = ()
+        if self._loads_for_itself(i):
+            first = tuple(If(self._ahead(s), self._load) for s in range(self.stages))
+        if self.pingpong and i == 1:
+            first += (Sync("turn0", wait=False),)  # the first turn is consumer 0's
+        return (*self._start(i == 0), *first, *self._tiles(*whole), *self._end)
+
+    def _tile_end(self, i: int) -> list[Action]:
+        """Store block by block; the stages of the last k tile are free when the last of its products is done."""
+        last = self.blocks - 1 if self.early else 0
+        actions: list[Action] = []
+        for block in range(self.blocks):
+            if self.early or block == 0:
+                actions.append(WaitGroup("wgmma", self.blocks - 1 - block if self.early else 0))
+            if block == last:
+                actions.append(If(Later(1), self._release(i)))
+            actions += self._stored(i, block)
+        return actions
+
+    def _single_end(self, i: int) -> list[Action]:
+        """The cluster's only tile: parts of K meet twice, else the consumers once, and C goes over the stages."""
+        actions: list[Action] = [WaitGroup("wgmma", 0)]
+        stages = [(name, s) for name in ("a", "b") for s in range(self.stages)]
+        if self.split > 1:
+            # Blocks of the same place in another part: they have the same tile.
+            others = tuple(
+                tuple(r for r in range(self.size) if r != rank and (r - rank) % self.sharing == 0)
+                for rank in range(self.size)
+            )
+            actions += [ClusterArrive(), ClusterWait()]
+            actions += [Write(name, s, to=others, new=False) for name, s in stages]
+            actions += [Write("sums", to=others), ClusterArrive(), ClusterWait(), Read("sums")]
+        elif self.store:
+            actions.append(Sync("stages"))
+        if self.store:
+            actions += [Write(name, s, new=False) for name, s in stages]
+        for block in range(self.blocks):
+            actions += self._stored(i, block)
+        return actions
+
+    def _stored(self, i: int, block: int) -> list[Action]:
+        together = self.store is not None and self.store.warps == WARPS
+        return [Read(f"acc{block}"), *([Sync(f"store{i}")] if together else [])]

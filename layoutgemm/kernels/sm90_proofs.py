@@ -1,0 +1,410 @@
+"""All that an Sm90Plan claims, checked in the order of the data's way: tiles, copies, products, store, budgets.
+
+Each check takes its numbers from the plan's own objects, and recomputes from the hardware's rules what they have to be:
+a plan in which any of them is changed fails the check that speaks of it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from ..atoms.tma_engine import shared_bits
+from ..checks import (
+    Check,
+    Pipeline,
+    PipelineProof,
+    Report,
+    bank_conflicts,
+    bijective_tile,
+    filled_by,
+    matrix_access,
+    read_by,
+    shared_memory,
+)
+from ..checks.budgets import launch_registers, role_registers
+from ..checks.pipeline_hopper import Hopper, StoreRing
+from ..layouts.digit_proof import prove_formulas
+from ..layouts.facts import Facts
+from ..layouts.poly import ge0, show
+from .plan import OperandPlan
+from .proofs import fragment_checks
+from .sm90_plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan, one_matrix, uneven_shares
+from .sm90_store import ROWS
+from .sm90_store_proofs import distinct_chunks, exchange_check, store_checks
+
+NAMED_BARRIERS = 16  # PTX ISA, "bar": 0 to 15, of which 0 is the whole block's
+MOST_BYTES = (1 << 20) - 1  # PTX ISA, "mbarrier", tx-count: what one phase may wait for
+HELD = 20  # registers of a consumer beside its accumulators: descriptors, addresses, counters
+
+
+def check_sm90(plan: Sm90Plan) -> Report:
+    """Every check of the plan."""
+    checks: list[Check] = [_tiles_of_c(plan), _tiles_of_k(plan)]
+    for operand, groups in ((plan.a, _groups(plan)), (plan.b, 1)):
+        checks += _operand(plan, operand, groups)
+    checks += [_barriers(plan), *_pipelines(plan), *fragment_checks(plan.mma)]
+    if plan.store is not None:
+        checks += store_checks(plan, plan.store)
+    if plan.exchange is not None:
+        checks.append(exchange_check(plan))
+    checks += [_named_barriers(plan), _shared_map(plan), _shared_memory(plan), _threads(plan), *_registers(plan)]
+    return Report(tuple(checks))
+
+
+def pipeline_of(plan: Sm90Plan) -> Hopper:
+    """The plan's pipeline as numbers: see `checks.pipeline_hopper`."""
+    config = plan.config
+    ring = None
+    if plan.store is not None:
+        part = [plan.store.rounds_of(block, 0) for block in range(plan.blocks)]
+        rounds = tuple(
+            tuple((i % plan.store.buffers, plan.store.pending(i)) for i, _ in of_block) for of_block in part
+        )
+        ring = StoreRing(plan.store.warps, plan.store.buffers, rounds)
+    return Hopper(
+        stages=plan.stages,
+        lands=(plan.a.tma.sent_bytes, plan.b.tma.sent_bytes),
+        full_bytes=plan.full_bytes,
+        full_arrivals=plan.full_arrivals,
+        empty_arrivals=plan.empty_arrivals,
+        cluster=config.cluster,
+        split=config.split,
+        consumers=config.consumers,
+        blocks=plan.blocks,
+        pingpong=config.schedule == "pingpong",
+        loader=plan.threads // 32 - WARPS_OF_GROUP * config.consumers,
+        store=ring,
+        single=config.single,
+        early=config.early,
+        padding=config.rows is not None,
+        relaxed=plan.relaxed_start,
+        registers=plan.registers,
+    )
+
+
+def _groups(plan: Sm90Plan) -> int:
+    """Warpgroups that share a tile's rows."""
+    return 1 if plan.config.schedule == "pingpong" else plan.config.consumers
+
+
+# ---------------------------------------------------------------------------------------------------------------- tiles
+
+
+def _tiles_of_c(plan: Sm90Plan) -> Check:
+    """The order visits each tile of each grid once, each matrix of a batch has all of them, and they cover C."""
+    across = plan.order.clusters(plan.tiles)
+    statement = (
+        f"{plan.tiles[0]}x{plan.tiles[1]} tiles of {plan.tile[0]}x{plan.tile[1]} cover {plan.m}x{plan.n}"
+        + f" of each of {plan.batch} matrices" * (plan.batch > 1)
+        + f", and {plan.order.schedule} over {across[0]}x{across[1]} clusters visits each once, for any number of "
+        "clusters that run at a time"
+    )
+    witness = ""
+    for what, size, tile, count in zip("MN", (plan.m, plan.n), plan.tile, plan.tiles):
+        if not (count - 1) * tile < size <= count * tile:
+            witness = witness or f"{count} tiles of {tile} along {what} for {size}"
+    if plan.order.cluster != plan.config.cluster:
+        witness = witness or f"the order is of clusters of {plan.order.cluster}, the launch of {plan.config.cluster}"
+    answer = plan.order.prove()
+    if not answer:
+        witness = witness or str(answer)
+    if plan.batch > 1 and not witness:
+        given = Facts()
+        tiles = given["tiles"]
+        matrix = prove_formulas(
+            lambda tile, matrix: ((tile + tiles * matrix) % tiles, (tile + tiles * matrix) // tiles),
+            lambda tile, matrix: (tile, matrix),
+            {"tile": tiles, "matrix": given["batch"]},
+        )
+        witness = "" if matrix else str(matrix)
+    return Check("tiles of C", statement, not witness, getattr(answer, "method", "none"), witness)
+
+
+def _tiles_of_k(plan: Sm90Plan) -> Check:
+    """Parts of K are consecutive k tiles, and all of them: T = split * q + r for every remainder r."""
+    depth, split = plan.tile[2], plan.config.split
+    count = -(-plan.k // depth)
+    witness = "" if plan.tile[2] == plan.a.smem.extent[1] == plan.b.smem.extent[1] else (
+        f"k tiles of {depth}, tiles of A {plan.a.smem.extent[1]} and of B {plan.b.smem.extent[1]} deep"
+    )  # fmt: skip
+    q = Facts()["q"]
+    for rest in range(split):
+        k_tiles = split * q + rest
+        parts = [plan.part_of_k(k_tiles, part) for part in range(split)]
+        ends = [0, *(end for _, end in parts)]
+        for part, (first, end) in enumerate(parts):
+            if first != ends[part] or not ge0(end - first):
+                witness = witness or (
+                    f"of {show(k_tiles)} k tiles part {part} has {show(first)} to {show(end)}, after {show(ends[part])}"
+                )
+        if ends[-1] != k_tiles:
+            witness = witness or f"the parts end at {show(ends[-1])} of {show(k_tiles)} k tiles"
+    in_parts = f" in {split} part(s), each once," if split > 1 else ""
+    statement = (
+        f"{count} k tiles of {depth}{in_parts} cover K = {plan.k}; the last {count * depth - plan.k} are zeros by the "
+        "copies' fill"
+    )
+    return Check("tiles of K", statement, not witness, "polynomials, for every number of k tiles", witness)
+
+
+# ------------------------------------------------------------------------------------------------------------- operands
+
+
+def _operand(plan: Sm90Plan, operand: OperandPlan, groups: int) -> list[Check]:
+    name, tile = operand.name, operand.smem
+    blocks = plan.config.cluster[1 if name == "A" else 0]
+    if name == "A" and plan.config.rows is not None:
+        filled = _filled_rows(plan, plan.config.rows)
+    else:
+        filled = filled_by(f"copy {name}", tile, one_matrix(operand.tma))
+    problem = uneven_shares(operand.tma)
+    if operand.tma.multicast != blocks:
+        problem = f"the copies are dealt out to {operand.tma.multicast} blocks"
+    shares = Check(
+        f"shares {name}",
+        f"each of {blocks} block(s) sends {len(operand.tma.instructions) // max(1, blocks)} box(es) of {name} to all, "
+        "rank times a distance from the first one's",
+        not problem,
+        "exhaustion",
+        problem,
+    )
+    banks = bank_conflicts(tile, matrix_access(tile.extent, tile.dtype, tile.major, "wgmma"))
+    return [
+        bijective_tile(f"tile {name}", tile),
+        filled,
+        shares,
+        read_by(f"descriptor {name}", tile, operand.descriptor, plan.mma, name),
+        _blocks(plan, operand, groups),
+        banks.as_check(f"banks {name}"),
+    ]
+
+
+def _blocks(plan: Sm90Plan, operand: OperandPlan, groups: int) -> Check:
+    """Consumer g begins with block g * blocks, a constant distance from the one before."""
+    steps = operand.descriptor.mn_steps
+    distances = {b - a for a, b in pairwise(steps)}
+    want = groups * plan.blocks if operand.name == "A" else 1
+    witness = ""
+    if len(steps) != want:
+        witness = f"the tile has {len(steps)} blocks"
+    elif len(distances) > 1:
+        witness = f"blocks at bytes {steps} are not evenly apart"
+    each = f"{groups} consumer(s) with {plan.blocks} block(s)" if operand.name == "A" else "one block for all"
+    statement = f"{each} of {operand.name}, {distances.pop() if distances else 0} bytes apart"
+    return Check(f"blocks {operand.name}", statement, not witness, "arithmetic", witness)
+
+
+def _filled_rows(plan: Sm90Plan, rows: int) -> Check:
+    """The loaded rows of A lie where the tile has them, and the runs of zeros are all other bytes."""
+    tile, tma = plan.a.smem, one_matrix(plan.a.tma)
+    times = np.zeros(tile.bytes, dtype=np.int64)
+    witness = ""
+    box = tma.over([1 << 31] * 2, (0,))
+    width = tile.dtype.bytes
+    for copy in tma.instructions:
+        at = shared_bits(box, copy.smem_offset) // 8
+        k = copy.coord_offset[0] + np.arange(at.shape[0])[:, None]
+        row = copy.coord_offset[1] + np.arange(at.shape[1])[None, :]
+        wrong = np.argwhere(at != tile.byte(row, k))
+        if len(wrong) and not witness:
+            i, j = (int(x) for x in wrong[0])
+            witness = f"row {int(row[0, j])}, k {int(k[i, 0])} lands at byte {int(at[i, j])}"
+        if at.max() + width > tile.bytes:
+            witness = witness or f"a box reaches byte {int(at.max()) + width - 1} of {tile.bytes}"
+            continue
+        np.add.at(times, (at[..., None] + np.arange(width)).ravel(), 1)
+    for first, count in plan.dead_runs:
+        if first % 16 or count % 16:
+            witness = witness or f"zeros are written 16 bytes at a time, the run is {first}..{first + count - 1}"
+        times[first : first + count] += 1
+    if not witness and (times != 1).any():
+        byte = int(np.nonzero(times != 1)[0][0])
+        witness = f"byte {byte} of the tile is written {int(times[byte])} times, should be 1"
+    statement = (
+        f"{len(tma.instructions)} box(es) {tma.box} bring {rows} of {ROWS} rows to their places, and "
+        f"{len(plan.dead_runs)} run(s) of zeros are the rest of the tile"
+    )
+    return Check("copy A", statement, not witness, f"exhaustion ({tile.bytes} bytes)", witness)
+
+
+# ------------------------------------------------------------------------------------------------ barriers and pipeline
+
+
+def _barriers(plan: Sm90Plan) -> Check:
+    """What completes a phase of full and of empty, against what arrives there."""
+    rows, columns = plan.config.cluster
+    sent = [f"{blocks} * {op.tma.sent_bytes}" for op, blocks in ((plan.a, columns), (plan.b, rows))]
+    landed = plan.a.tma.sent_bytes * columns + plan.b.tma.sent_bytes * rows
+    warps = _groups(plan) * WARPS_OF_GROUP
+    reach = rows + columns - 1
+    witness = ""
+    if plan.full_bytes != landed:
+        witness = f"{landed} bytes land"
+    elif landed > MOST_BYTES:
+        witness = f"a phase counts up to {MOST_BYTES} bytes"
+    elif plan.full_arrivals != 1:
+        witness = f"{plan.full_arrivals} arrivals, and one thread arms the stage"
+    elif plan.empty_arrivals != warps * reach:
+        witness = f"{warps * reach} arrive"
+    statement = (
+        f"a stage is full with 1 arrival and {' + '.join(sent)} = {plan.full_bytes} bytes, and empty with "
+        f"{plan.empty_arrivals} arrivals: {warps} warps of {reach} block(s)"
+    )
+    return Check("barriers", statement, not witness, "arithmetic", witness)
+
+
+def _pipelines(plan: Sm90Plan) -> list[Check]:
+    """No deadlock and no race, for any number of k tiles and of tiles; and the registers that change hands."""
+    hopper = pipeline_of(plan)
+    cases = hopper.cases()
+    runs = states = 0
+    witness = ""
+    for case in cases:
+        found = _proven(case)
+        if isinstance(found, PipelineProof):
+            runs, states = runs + found.runs, states + found.states
+        elif not witness:
+            witness = str(found)
+    statement = f"{cases[-1 if plan.store is None else -2].name}: no deadlock, no race, for any number of k tiles"
+    method = f"happens-before, closed after {states} states of {len(cases)} case(s)"
+    return [Check("pipeline", statement, not witness, method, witness)]
+
+
+@lru_cache(maxsize=256)
+def _proven(pipeline: Pipeline) -> Any:
+    """A pipeline's proof: many plans have the same pipeline."""
+    return pipeline.prove()
+
+
+def _named_barriers(plan: Sm90Plan) -> Check:
+    """Barriers of the consumers' stores, of their turns and of the stages: none twice, none the block's."""
+    named = {"the block": 0}
+    for consumer in range(plan.config.consumers):
+        named[f"store {consumer}"] = plan.store_barrier(consumer)
+        if plan.config.schedule == "pingpong":
+            named[f"turn {consumer}"] = plan.turn_barrier(consumer)
+    named["stages"] = plan.stages_barrier
+    times = Counter(named.values())
+    twice = [f"{name} is {number}" for name, number in named.items() if times[number] > 1]
+    beyond = [f"{name} is {number}" for name, number in named.items() if not 0 <= number < NAMED_BARRIERS]
+    witness = " and ".join(twice) or (beyond[0] if beyond else "")
+    statement = f"named barriers {', '.join(f'{name} {number}' for name, number in named.items())} are different ones"
+    return Check("named barriers", statement, not witness, f"exhaustion, below {NAMED_BARRIERS}", witness)
+
+
+# -------------------------------------------------------------------------------------------------------------- budgets
+
+
+def _regions(plan: Sm90Plan) -> tuple[list[tuple[str, int, int, int]], list[tuple[str, int, int, int]]]:
+    """(name, first byte, bytes, alignment) of what lies in shared memory: all the time, and while C is stored."""
+    smem = plan.smem
+    lasting = [
+        (f"{op.name}[{s}]", first + s * pitch, op.smem.bytes, op.smem.alignment)
+        for op, first, pitch in (
+            (plan.a, smem.a_offset, smem.a_stage_bytes),
+            (plan.b, smem.b_offset, smem.b_stage_bytes),
+        )
+        for s in range(plan.stages)
+    ]
+    barriers = [
+        (f"{name}[{s}]", first + s * smem.barrier_bytes, 8, 8)
+        for name, first in (("full", smem.barrier_offset), ("empty", smem.empty_offset))
+        for s in range(plan.stages)
+    ]
+    late = []
+    if plan.store is not None:
+        owners = plan.config.consumers * WARPS_OF_GROUP // plan.store.warps
+        alignment = max(tile.alignment for tile in (chunk.tile for chunk in distinct_chunks(plan.store)))
+        late = [
+            (f"C[{i}]", smem.c_offset + i * smem.c_buffer_bytes, plan.store.buffer_bytes, alignment)
+            for i in range(owners * plan.store.buffers)
+        ]
+    if plan.exchange is not None:
+        late.append(("partial sums", 0, plan.exchange.bytes, 16))
+    if not plan.config.single:
+        return [*lasting, *late, *barriers], []
+    return [*lasting, *barriers], [*late, *barriers]
+
+
+def _shared_map(plan: Sm90Plan) -> Check:
+    """Stages, buffers and barriers: aligned, disjoint, inside the total; what lies over the stages, apart from them."""
+    always, late = _regions(plan)
+    witness = ""
+    for regions in (always, late):
+        end, before = 0, ""
+        for name, first, size, alignment in sorted(regions, key=lambda region: region[1]):
+            if first < end:
+                witness = witness or f"byte {first} is {before}'s and {name}'s"
+            if first % alignment or plan.smem.alignment % alignment:
+                witness = witness or f"{name} at byte {first}, no multiple of {alignment}"
+            if first + size > end:
+                end, before = first + size, name
+        if end > plan.smem.total:
+            witness = witness or f"{before} ends at byte {end} of {plan.smem.total}"
+    over = f", and {len(late)} while C is stored over the stages" if late else ""
+    statement = f"{len(always)} regions{over} are aligned and disjoint within {plan.smem.total} bytes"
+    return Check("shared map", statement, not witness, "arithmetic", witness)
+
+
+def _shared_memory(plan: Sm90Plan) -> Check:
+    smem = plan.smem
+    parts = {
+        f"{plan.stages} stages of A": plan.stages * smem.a_stage_bytes,
+        f"{plan.stages} stages of B": plan.stages * smem.b_stage_bytes,
+    }
+    if plan.store is not None and not plan.config.single:
+        parts["buffers of C"] = plan.store.bytes(WARPS_OF_GROUP * plan.config.consumers)
+    parts["barriers and gaps"] = smem.total - sum(parts.values())
+    check = shared_memory(plan.arch, parts)
+    if check and parts["barriers and gaps"] < 2 * plan.stages * smem.barrier_bytes:
+        return replace(check, ok=False, witness=f"{parts['barriers and gaps']} bytes are left for the barriers")
+    return check
+
+
+def _threads(plan: Sm90Plan) -> Check:
+    """Whole warpgroups of consumers first, then the loader's warps; the warp that loads is one of the block's."""
+    loader = {"self": 0, "warp": 32, "warpgroup": WARPGROUP}[plan.config.loader]
+    consumers = WARPGROUP * plan.config.consumers
+    witness = ""
+    if plan.threads != consumers + loader:
+        witness = f"the block has {plan.threads}"
+    elif plan.threads > plan.arch.threads_per_block:
+        witness = f"a block has {plan.arch.threads_per_block} at most"
+    elif plan.mma.threads != WARPGROUP or not 0 <= plan.loader_warp < plan.threads // 32:
+        witness = f"warp {plan.loader_warp} loads, {plan.mma.threads} threads multiply"
+    statement = f"{consumers} threads multiply and {loader} load: {plan.threads}, loads by warp {plan.loader_warp}"
+    return Check("threads", statement, not witness, "arithmetic", witness)
+
+
+def _registers(plan: Sm90Plan) -> list[Check]:
+    """What a consumer holds at once, against what it has at the launch or after setmaxnreg."""
+    held = plan.blocks * plan.mma.accumulator_registers
+    at_launch = min(launch_registers(plan.arch, plan.threads), plan.arch.registers_per_thread)
+    have = plan.registers[1] if plan.registers is not None else at_launch
+    over = held + HELD - have
+    source = "after setmaxnreg" if plan.registers is not None else f"of a launch of {plan.threads} threads"
+    checks = [
+        Check(
+            "registers",
+            f"{plan.blocks} accumulator(s) {held} + descriptors, addresses and counters {HELD} = {held + HELD} "
+            f"registers of a consumer <= {have} {source}",
+            over <= 0,
+            "arithmetic",
+            f"{over} too many" if over > 0 else "",
+        )
+    ]
+    if plan.registers is not None:
+        loader, consumer = plan.registers
+        roles = {
+            "loader": (plan.threads - WARPGROUP * plan.config.consumers, loader),
+            "consumers": (WARPGROUP * plan.config.consumers, consumer),
+        }
+        checks.append(replace(role_registers(plan.arch, roles), name="setmaxnreg"))
+    return checks
+

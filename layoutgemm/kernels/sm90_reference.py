@@ -1,0 +1,285 @@
+"""The NumPy executor of the production kernel: clusters of blocks that share loads, walked as the kernel walks them.
+
+Multicast shares land in the shared memory of every block that needs them, products read it through the descriptors'
+arithmetic, partial sums of a split K change places through it, and C leaves through stmatrix, buffers and tensor
+stores. The hardware's models are in `silicon`; every number is the plan's. A wrong share, count, address or box gives a
+wrong result or a stated failure.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..dtypes import f32
+from ..errors import PlanError
+from .plan import OperandPlan, padded_leading
+from .silicon import (
+    Barrier,
+    GlobalMatrix,
+    SharedMemory,
+    accumulator_registers,
+    store_matrices,
+    tensor_copy,
+    tensor_store,
+    wgmma_product,
+)
+from .sm90_plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
+from .sm90_store import ROWS, StoreChunk
+
+Values = npt.NDArray[np.float32]
+CLUSTERS = 4  # that run at a time: more of them have fewer tiles each, and share less of the kernel's way
+
+
+def execute_sm90(
+    plan: Sm90Plan, a: GlobalMatrix, b: GlobalMatrix, progress: Any = None, clusters: int = CLUSTERS
+) -> Values:
+    """C as a float32 array, (M, N) or (batch, M, N), rounded to the plan's output type.
+
+    a, b      the operands' bits, innermost extent first
+    progress  called with (tiles done, tiles in all) after each tile of a cluster
+    clusters  how many run at a time
+
+    Raises PlanError when a barrier would never complete, shared memory is left, or an element of C is not stored once.
+    """
+    lines, inner = (plan.m, plan.n) if plan.c.order == "row" else (plan.n, plan.m)
+    leading = padded_leading(plan.c.dtype, inner)
+    words = plan.c.dtype.encode(np.full(plan.batch * lines * leading, np.nan, np.float32))
+    extents = (inner, lines, plan.batch)[: 2 + (plan.batch > 1)]
+    c = GlobalMatrix(words, leading, extents, lines * leading)
+    times = np.zeros(words.size, dtype=np.uint8)
+    across = plan.order.clusters(plan.tiles)
+    tiles = across[0] * across[1] * plan.batch
+    workers = tiles if plan.config.single else min(tiles, clusters)
+    done = 0
+    for worker in range(workers):
+        cluster = _Cluster(plan, a, b, c, times)
+        for step, tile in enumerate(range(worker, tiles, workers)):
+            cluster.compute(tile, step)
+            done += 1
+            if progress is not None:
+                progress(done, tiles)
+    shaped = times.reshape(plan.batch, lines, leading)[..., :inner]
+    wrong = np.argwhere(shaped != 1)
+    if len(wrong):
+        matrix, line, at = (int(i) for i in wrong[0])
+        row, column = (line, at) if plan.c.order == "row" else (at, line)
+        where = f"C[{row}, {column}]" + f" of matrix {matrix}" * (plan.batch > 1)
+        raise PlanError(
+            f"{where} is stored {shaped[matrix, line, at]} times; {len(wrong)} elements are not stored once"
+        )
+    values = np.asarray(plan.c.dtype.decode(words), np.float32).reshape(plan.batch, lines, leading)[..., :inner]
+    values = values if plan.c.order == "row" else values.swapaxes(1, 2)
+    return np.ascontiguousarray(values if plan.batch > 1 else values[0])
+
+
+class _Block:
+    """One thread block: its place in the cluster, its shared memory, its barriers."""
+
+    def __init__(self, plan: Sm90Plan, rank: int) -> None:
+        self.part, self.place = divmod(rank, plan.sharing)
+        self.row, self.column = self.place % plan.config.cluster[0], self.place // plan.config.cluster[0]
+        self.smem = SharedMemory(plan.smem.total)
+        self.full = [Barrier(f"full[{s}] of block {rank}", plan.full_arrivals) for s in range(plan.stages)]
+        self.empty = [Barrier(f"empty[{s}] of block {rank}", plan.empty_arrivals) for s in range(plan.stages)]
+        self.loaded = 0  # k tiles so far, over all output tiles
+        self.origin: dict[str, int] = {}
+        self.sums: dict[tuple[int, int], Values] = {}  # (consumer, block of rows) -> accumulator
+
+    def registers(self, key: tuple[int, int]) -> Values:
+        """[thread, value] of an accumulator."""
+        return accumulator_registers(self.sums[key])
+
+
+class _Cluster:
+    """The blocks of one cluster, which compute tile after tile."""
+
+    def __init__(
+        self, plan: Sm90Plan, a: GlobalMatrix, b: GlobalMatrix, c: GlobalMatrix, times: npt.NDArray[np.uint8]
+    ) -> None:
+        self.plan, self.a, self.b, self.c, self.times = plan, a, b, c, times
+        self.blocks = [_Block(plan, rank) for rank in range(plan.cluster_size)]
+        for block in self.blocks:
+            for stage in range(plan.stages):
+                for first, count in plan.dead_runs:
+                    at = self._stage(block, plan.a, stage) - block.smem.base + first
+                    block.smem.data[at : at + count] = 0
+
+    def compute(self, tile: int, step: int) -> None:
+        """Tile number `tile` of all, this cluster's number `step`: load, multiply, bring together, store."""
+        plan = self.plan
+        rows, columns = plan.order.clusters(plan.tiles)
+        matrix, number = divmod(tile, rows * columns)
+        grid = rows * plan.config.cluster[0], columns * plan.config.cluster[1]
+        for block in self.blocks:
+            row, column = plan.order.tile(number, 0, block.place, grid)
+            block.origin = {"m": row * plan.tile[0], "n": column * plan.tile[1], "l": matrix}
+            block.sums = {}
+        pingpong = plan.config.schedule == "pingpong"
+        consumers = [step % 2] if pingpong else list(range(plan.config.consumers))
+        k_tiles = -(-plan.k // plan.tile[2])
+        for part in range(plan.config.split):
+            first, end = plan.part_of_k(k_tiles, part)
+            self._multiply([b for b in self.blocks if b.part == part], first, end - first, step, consumers)
+        held = {(block.part, block.place): block for block in self.blocks}
+        finals = self._exchange(held, consumers)
+        for (part, place), registers in finals.items():
+            for (consumer, number), values in registers.items():
+                self._store(held[part, place], consumer, number, part, values)
+
+    # ----------------------------------------------------------------------------------------------- loads and products
+    def _multiply(self, blocks: list[_Block], first: int, count: int, step: int, consumers: list[int]) -> None:
+        """The k tiles of one part, by the blocks that share its loads."""
+        plan = self.plan
+        for i in range(count):
+            at = count - 1 - i if plan.config.snake and step % 2 else i
+            stage, parity = blocks[0].loaded % plan.stages, blocks[0].loaded // plan.stages & 1
+            for block in blocks:
+                block.empty[stage].wait(parity ^ 1)
+                block.full[stage].arrive_expect(plan.full_bytes)
+            for block in blocks:
+                origin = {**block.origin, "k": (first + at) * plan.tile[2]}
+                self._share(plan.a, self.a, origin, stage, block.column, [b for b in blocks if b.row == block.row])
+                column = [b for b in blocks if b.column == block.column]
+                self._share(plan.b, self.b, origin, stage, block.row, column)
+            for block in blocks:
+                block.full[stage].wait(parity)
+                for consumer in consumers:
+                    for number in range(plan.blocks):
+                        self._product(block, consumer, number, stage)
+                block.loaded += 1
+            for block in blocks:
+                for other in blocks:
+                    if block.row == other.row or block.column == other.column:
+                        other.empty[stage].arrive(WARPS_OF_GROUP * len(consumers))
+        for block in blocks:
+            for consumer in consumers:
+                for number in range(plan.blocks):
+                    block.sums.setdefault((consumer, number), np.zeros(plan.mma.shape_mnk[:2], np.float32))
+
+    def _share(
+        self, operand: OperandPlan, matrix: GlobalMatrix, origin: dict[str, int], stage: int, rank: int,
+        targets: list[_Block],
+    ) -> None:  # fmt: skip
+        """One block's boxes of a tile, into every block that needs it."""
+        for copy in operand.tma.issued_by(rank):
+            where = [origin[dim] + offset for dim, offset in zip(operand.tma.dims, copy.coord_offset, strict=True)]
+            for block in targets:
+                address = self._stage(block, operand, stage) + copy.smem_offset
+                tensor_copy(operand.tma, matrix, where, block.smem, address, block.full[stage])
+
+    def _product(self, block: _Block, consumer: int, number: int, stage: int) -> None:
+        plan = self.plan
+        of_rows = number + (0 if plan.config.schedule == "pingpong" else consumer * plan.blocks)
+        a, b = plan.a.descriptor, plan.b.descriptor
+        first_a = self._stage(block, plan.a, stage) + a.mn_steps[of_rows] - a.mn_steps[0]
+        first_b = self._stage(block, plan.b, stage)
+        key = consumer, number
+        for step_a, step_b in zip(a.k_steps, b.k_steps, strict=True):
+            words = a.base.at(first_a + step_a).word, b.base.at(first_b + step_b).word
+            product = wgmma_product(plan.mma, block.smem, words[0], a.major, words[1], b.major)
+            block.sums[key] = block.sums[key] + product if key in block.sums else product
+
+    def _stage(self, block: _Block, operand: OperandPlan, stage: int) -> int:
+        smem = self.plan.smem
+        if operand.name == "A":
+            return block.smem.base + smem.a_offset + stage * smem.a_stage_bytes
+        return block.smem.base + smem.b_offset + stage * smem.b_stage_bytes
+
+    # --------------------------------------------------------------------------------------------------------- the end
+    def _exchange(
+        self, held: dict[tuple[int, int], _Block], consumers: list[int]
+    ) -> dict[tuple[int, int], dict[tuple[int, int], Values]]:
+        """(part, place) -> registers of each accumulator, with the sums of all parts in the values of that part."""
+        plan = self.plan
+        keys = [(consumer, number) for consumer in consumers for number in range(plan.blocks)]
+        registers = {at: {key: block.registers(key) for key in keys} for at, block in held.items()}
+        if plan.exchange is None:
+            return registers
+        sent, parts = plan.exchange, range(plan.config.split)
+        vector, thread = np.arange(sent.vectors)[None, :], np.arange(WARPGROUP)[:, None]
+
+        def places(block: _Block, source: int, key: tuple[int, int]) -> npt.NDArray[np.int64]:
+            at = np.asarray(sent.byte(source, key[0], key[1], vector, thread))
+            return block.smem.base + at[..., None] + 4 * np.arange(4)
+
+        def own(values: Values, part: int) -> Values:
+            return values[:, part * sent.values : (part + 1) * sent.values].reshape(WARPGROUP, sent.vectors, 4)
+
+        for (source, place), given in registers.items():
+            for target in parts:
+                if target != source:
+                    block = held[target, place]
+                    for key in keys:
+                        block.smem.write(places(block, source, key), f32.encode(own(given[key], target)), f32)
+        for (part, place), given in registers.items():
+            block = held[part, place]
+            for key in keys:
+                terms = [
+                    own(given[key], part) if source == part
+                    else np.asarray(f32.decode(block.smem.read(places(block, source, key), f32)))
+                    for source in parts
+                ]  # fmt: skip
+                total = terms[0]
+                for term in terms[1:]:
+                    total = total + term
+                given[key][:, part * sent.values : (part + 1) * sent.values] = total.reshape(WARPGROUP, -1)
+        return registers
+
+    def _store(self, block: _Block, consumer: int, number: int, part: int, registers: Values) -> None:
+        """One accumulator, 64 rows: what a part of K stores of it."""
+        plan = self.plan
+        first = number + (0 if plan.config.schedule == "pingpong" else consumer * plan.blocks)
+        row, column = block.origin["m"] + first * ROWS, block.origin["n"]
+        bits = plan.c.dtype.encode(registers)
+        store = plan.store
+        if store is None:
+            self._store_direct(row, column, block.origin["l"], bits)
+            return
+        for i, round_ in store.rounds_of(number, part):
+            for owner in range(WARPS_OF_GROUP // store.warps):
+                buffer = (consumer * WARPS_OF_GROUP // store.warps + owner) * store.buffers + i % store.buffers
+                address = block.smem.base + plan.smem.c_offset + buffer * plan.smem.c_buffer_bytes
+                for chunk in round_.chunks:
+                    self._fill(block.smem, address + chunk.offset, chunk, owner, bits)
+                for chunk in round_.chunks:
+                    tma = store.maps[chunk.map]
+                    place = {"m": row + owner * (ROWS // WARPS_OF_GROUP), "n": column + chunk.column,
+                             "l": block.origin["l"]}  # fmt: skip
+                    for copy in tma.instructions:
+                        where = [place[dim] + offset for dim, offset in zip(tma.dims, copy.coord_offset, strict=True)]
+                        at = address + chunk.offset + copy.smem_offset
+                        tensor_store(tma, self.c, where, block.smem, at, self.times)
+
+    def _fill(self, smem: SharedMemory, address: int, chunk: StoreChunk, owner: int, bits: npt.NDArray[Any]) -> None:
+        """An owner's registers of a chunk into its tile."""
+        plan, dtype = self.plan, self.plan.c.dtype
+        warps = plan.store.warps if plan.store is not None else 1
+        values = chunk.first_value + np.arange(chunk.values)
+        for warp in range(owner * warps, owner * warps + warps):
+            mine = bits[32 * warp : 32 * warp + 32][:, values]
+            inside = warp - owner * warps
+            if chunk.rows is not None:
+                words = mine.reshape(32, -1, chunk.matrices, 2)
+                for i in range(words.shape[1]):
+                    lanes = np.arange(8 * chunk.matrices)
+                    rows = address + np.asarray([int(chunk.rows(lane, (i, inside))) for lane in lanes]) * dtype.bytes
+                    store_matrices(smem, rows, words[:, i], dtype, plan.c.order == "col")
+                continue
+            thread = 32 * inside + np.arange(32)[:, None]
+            row, column = plan.mma.coords_C(thread, values[None, :])
+            at = address + np.asarray(chunk.tile.byte(row, column - chunk.column))
+            smem.write(at, mine, dtype)
+
+    def _store_direct(self, row: int, column: int, matrix: int, bits: npt.NDArray[Any]) -> None:
+        """Each thread its own elements that are inside."""
+        plan = self.plan
+        i, j = plan.mma.coords_C(np.arange(WARPGROUP)[:, None], np.arange(bits.shape[1])[None, :])
+        i, j = np.broadcast_arrays(row + i, column + j)
+        inside = (i < plan.m) & (j < plan.n)
+        line, at = (i, j) if plan.c.order == "row" else (j, i)
+        element = (matrix * self.c.pitch + line * self.c.leading + at)[inside]
+        self.c.bits[element] = bits[inside]
+        np.add.at(self.times, element, 1)
