@@ -399,7 +399,7 @@ class Stored:
         self.finished = True
         assert self.taken is not None
         box, phase = self.box, self.offset % PERIOD
-        # A line's last 16 bytes may reach over the buffer's end, which was reported.
+        # A line's last 16 bytes may reach over the buffer's end, where nothing is kept.
         over = box.over(self.buffer, self.coordinates)
         rows = None if self.reduces or over else box.rows(self.buffer, self.coordinates, stores=True)
         if rows is None:
@@ -464,9 +464,9 @@ def _reducible(reduces: str, box: Box) -> None:
 
 
 def _edge(fiber: Fiber, box: Box, buffer: Buffer, coordinates: list[int], reduces: str) -> None:
-    """Report a store of elements behind the end of a line, and one over the end of the buffer."""
+    """Report a store of elements behind the end of a line, which may be behind the buffer's end, too."""
     behind = box.behind(coordinates)
-    if not behind:
+    if not behind or not fiber.machine.policy.edges:
         return
     who = f"a reduction ({reduces})" if reduces else "a store"
     why = f"the hardware ends a stored line at a multiple of {EDGE_UNIT} bytes"
@@ -474,12 +474,15 @@ def _edge(fiber: Fiber, box: Box, buffer: Buffer, coordinates: list[int], reduce
         why = f"a line is taken to end at a multiple of {EDGE_UNIT} bytes, as that of a store does; not measured"
     one = f"element {behind[0]}" if len(behind) == 1 else f"elements {behind[0]} to {behind[-1]}"
     line = f"of a line, behind the tensor's {box.tmap.extents[0]} of {box.tmap.dtype}"
-    text = f"{who} of the box at {tuple(coordinates)} writes {one} {line}"
-    if fiber.machine.policy.edges:
-        fiber.machine.problem("edge", f"{text}: {why}. Where that is the output's own: Policy(edges=False)", fiber)
     over = box.over(buffer, coordinates)
     if over:
-        fiber.machine.problem("bounds", f"{text}, {over} bytes over the end of buffer {buffer.name}: {why}", fiber)
+        line += f" and up to {over} bytes over the end of buffer {buffer.name}"
+    fiber.machine.problem(
+        "edge",
+        f"{who} of the box at {tuple(coordinates)} writes {one} {line}: {why}. Where that is the output's own: "
+        "Policy(edges=False)",
+        fiber,
+    )
 
 
 def _written(fiber: Fiber, ins: Instruction, box: Box, coordinates: list[int], offset: int) -> None:
