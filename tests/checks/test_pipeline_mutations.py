@@ -21,7 +21,7 @@ IN_ORDER = "arrivals come in ring order: who knows that the stage filled last is
 
 # (pipeline, role: action): how many of its places may go, and why
 REDUNDANT = {
-    ("cluster 2x1, ring of 2", "producer: Wait('empty', 'load', flip=True)"): (1, IN_ORDER),
+    ("cluster 2x1, ring of 2", "producer: Wait('empty', 'load', flip=True, by='one')"): (1, IN_ORDER),
     ("cluster 2x1, ring of 2", "producer: Advance('load')"): (1, LAST),
     ("cluster 2x1, ring of 2, sync", "producer: ClusterWait()"): (1, HELD),
     ("cluster 2x1, ring of 2, sync", "math: ClusterWait()"): (1, HELD),
