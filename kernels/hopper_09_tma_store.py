@@ -10,6 +10,10 @@ in the swizzled order that keeps the banks apart, and one thread hands the copy 
 lines, and leaves out what lies beyond the edge. A whole tile of C, 64 KiB, does not fit beside four stages of 48 KiB,
 so it goes through a buffer of 16 KiB in four parts.
 
+The edge of a line is not at N: the engine leaves out the units of 16 bytes that begin beyond N, and writes the one that
+holds the last element to its end (H200, driver 580.159; `python benchmarks/verify_copies.py edges`). So up to 7
+elements of C's pitch are this kernel's, which a C inside of a larger matrix does not have. Threads write none.
+
     cluster 2x1, ring of 4: 12 warps, in each of 2 CTAs
       producer     4 warps     TMA, 40 registers
       math         8 warps     wgmma, stores, TMA store, 232 registers

@@ -9,7 +9,8 @@ meet, and wait until the one buffer has been read before they write the next 64 
 own 64 rows, from two buffers of its own, through the instruction made for it: one stmatrix puts four 8x8 matrices in
 place, 16 instructions a tile instead of 64, at addresses derived from the fragment and the swizzled tile, and proven. A
 warpgroup waits for a store only when it needs that buffer again. Four stores can be under way while the next tile's
-products run, and neither warpgroup waits for the other.
+products run, and neither warpgroup waits for the other. As in level 9, the pitch of C up to the next 16 bytes is the
+kernel's.
 
     cluster 2x1, ring of 4: 12 warps, in each of 2 CTAs
       producer     4 warps     TMA, 40 registers

@@ -209,7 +209,7 @@ class TmaPlan:
         return self._parts(whole_units(self.tensor_map), index)
 
     def beyond_line(self, extent: int) -> int:
-        """Elements behind a line of `extent` elements that the copies write: 0 of a load, and of whole 16-byte units.
+        """Elements beyond a line of `extent` elements that the copies write: 0 of a load, and of whole 16-byte units.
 
         >>> from layoutgemm.atoms import smem_tile
         >>> from layoutgemm.atoms.tma import derive

@@ -18,7 +18,7 @@ KINDS = (
 class Finding:
     """Something that PTX forbids or leaves undefined, or that hardware does and PTX does not say.
 
-    kind     of `KINDS`; "edge" is what a tensor store writes behind a line, "lint" is legal and suspicious
+    kind     of `KINDS`; "edge" is what a tensor store writes beyond a line, "lint" is legal and suspicious
     message  what happened, with both sides of a race
     line     the PTX line of the instruction, 0 where there is none
     text     the instruction

@@ -182,7 +182,7 @@ def test_tensor_maps_over_arrays() -> None:
     maps = [TensorMapOf(a[:, :104], (16, 64), "128B", "bf16"), TensorMapOf(c[:, :101], (16, 64), "128B", "bf16")]
     done = emulate_ptx(COPY, grid=(2, 4), smem=4096, args=maps, policy=ORDERS)
     assert [finding.kind for finding in done.findings] == ["edge"] and not done.ok
-    assert "writes elements 101 to 103 of a line, behind the tensor's 101 of bf16" in done.report()
+    assert "writes elements 101 to 103 of a line, beyond the tensor's 101 of bf16" in done.report()
     assert (c[:-1] == a[:-1, :104]).all() and (c[-1, :101] == a[-1, :101]).all()  # the view ends with element 101
     owned = [replace(order, edges=False) for order in ORDERS]
     assert emulate_ptx(COPY, grid=(2, 4), smem=4096, args=maps, policy=owned).ok

@@ -74,7 +74,7 @@ def test_where_stored_lines_end(cases: list[tensor_stores.Case]) -> None:
     assert row["ok"], row["why"]
     assert row["last"] == dict.fromkeys(range(5 * unit + 1, 6 * unit + 1), 6 * unit - 1)
     row = verify_copies.ends(EmulatedDevice("sm_90a"), cases[-2:-1], rng, tensor_stores.PTX_VERSION)
-    assert not row["ok"] and f"behind the tensor's {6 * unit - 1} of {cases[0].dtype}" in row["why"]
+    assert not row["ok"] and f"beyond the tensor's {6 * unit - 1} of {cases[0].dtype}" in row["why"]
     whole = verify_copies.ends(EmulatedDevice("sm_90a"), cases[-1:], rng, tensor_stores.PTX_VERSION)
     assert whole["ok"], whole["why"]
 

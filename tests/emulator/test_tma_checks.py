@@ -203,15 +203,15 @@ ADD = "cp.reduce.async.bulk.tensor.{rank}d.global.shared::cta.add.tile.bulk_grou
 @pytest.mark.parametrize(
     ("kind", "line", "said"),
     [
-        ("bf16", 37, "writes elements 37 to 39 of a line, behind the tensor's 37 of bf16"),
-        ("u8", 47, "writes element 47 of a line, behind the tensor's 47 of u8"),
-        ("f32", 33, "writes elements 33 to 35 of a line, behind the tensor's 33 of f32"),
-        ("f64", 35, "writes element 35 of a line, behind the tensor's 35 of f64"),
+        ("bf16", 37, "writes elements 37 to 39 of a line, beyond the tensor's 37 of bf16"),
+        ("u8", 47, "writes element 47 of a line, beyond the tensor's 47 of u8"),
+        ("f32", 33, "writes elements 33 to 35 of a line, beyond the tensor's 33 of f32"),
+        ("f64", 35, "writes element 35 of a line, beyond the tensor's 35 of f64"),
         ("bf16", 40, ""),
         ("f64", 36, ""),
     ],
 )
-def test_a_store_behind_the_end_of_a_line(kind: str, line: int, said: str) -> None:
+def test_a_store_beyond_the_end_of_a_line(kind: str, line: int, said: str) -> None:
     """The hardware writes whole 16 bytes: it is done, and said, unless the policy says whose the pitch is."""
     tmap, memory = tiled(kind, (line, 6), (32, 8), "none")
     width = tmap.dtype.bytes
@@ -226,7 +226,7 @@ def test_a_store_behind_the_end_of_a_line(kind: str, line: int, said: str) -> No
 
 
 def test_a_box_that_holds_no_end_of_a_line_is_silent() -> None:
-    """To the left of it; behind it; and below the last row. No line is touched twice, none outside is."""
+    """To the left of it; beyond it; and below the last row. No line is touched twice, none outside is."""
     tmap, memory = tiled("bf16", (37, 6, 4), (8, 4, 2), "none")
     source = np.full(8 * 4 * 2 * 2, 7, np.uint8)
     for at, kinds in (
@@ -235,7 +235,7 @@ def test_a_box_that_holds_no_end_of_a_line_is_silent() -> None:
         assert store(tmap, memory.copy(), source, at).kinds == kinds, at
 
 
-def test_a_reduction_behind_the_end_of_a_line() -> None:
+def test_a_reduction_beyond_the_end_of_a_line() -> None:
     tmap, memory = tiled("u32", (5, 2), (8, 4), "none")
     memory[:] = 0
     result = store(tmap, memory, np.ones(32, np.uint32).view(np.uint8), (0, 0), opcode=ADD)
@@ -258,7 +258,7 @@ def test_a_line_that_ends_with_its_buffer() -> None:
             assert (short.reshape(-1)[-2:] != 0).all()
 
 
-def test_what_lies_behind_a_line_need_not_be_written() -> None:
+def test_what_lies_beyond_a_line_need_not_be_written() -> None:
     """A tile of which only the tensor's part was filled: what goes to the pitch is nobody's result."""
     tmap, memory = tiled("f32", (5, 4), (8, 4), "none")
     fill = "mad.lo.u32 %r3, %r0, 32, %r1; @%p2 st.shared.v4.b32 [%r3], {%r0, %r0, %r0, %r0};"

@@ -3,7 +3,7 @@
 Parameters of the kernel, in order: `image`, the bytes of the tile in shared memory; `before`, what global memory holds
 first; `target`, the tensor's memory; and a tensor map over it, by value. The warp copies the one to shared memory and
 the other to the target, fences, and one lane stores the tile twice: at the box that holds the ends of lines, rows and
-planes, and at one that begins behind the last element of every line.
+planes, and at one that begins beyond the last element of every line.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Case:
 
     @property
     def coordinates(self) -> tuple[tuple[int, ...], ...]:
-        """Where the two boxes start: in front of the ends of lines, and behind them."""
+        """Where the two boxes start: in front of the ends of lines, and beyond them."""
         return tuple((start * self.unit, *AT[: self.rank - 1]) for start in (4, 8))
 
     @property

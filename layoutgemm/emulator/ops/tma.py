@@ -5,7 +5,7 @@ cp.async.bulk.prefetch.tensor". What a copy moves, and where to, is said by `ato
 for each tensor map and kept as indices. A load is an asynchronous event that the mbarrier knows of when it has landed,
 a store one that reads shared memory until the thread waits for its bulk group.
 
-A store writes whole 16-byte units (`tma_rules.whole_units`): where a line ends within one, elements behind it too. They
+A store writes whole 16-byte units (`tma_rules.whole_units`): where a line ends within one, elements beyond it too. They
 are written here, as on an H200, and reported, kind "edge": a tensor map of an output whose pitch is its own says what
 is meant, one of a part of a larger matrix overwrites its neighbours. `Policy(edges=False)` is for the former.
 """
@@ -115,8 +115,8 @@ class Box:
             for start, count, step, extent in zip(coordinates, tmap.moved, tmap.steps, tmap.extents, strict=True)
         )
 
-    def behind(self, coordinates: Sequence[int]) -> range:
-        """The elements that a store of the box writes behind its lines' end."""
+    def beyond(self, coordinates: Sequence[int]) -> range:
+        """The elements that a store of the box writes beyond its lines' end."""
         line, end, start = self.tmap.extents[0], self.written.extents[0], coordinates[0]
         if line == end or not start < line < start + self.tmap.box[0]:
             return range(0)
@@ -124,8 +124,8 @@ class Box:
         return range(line, end) if all(start < extent for start, extent in rows) else range(0)
 
     def over(self, buffer: Buffer, coordinates: Sequence[int]) -> int:
-        """The bytes that a store of the box writes behind the buffer's end: what is behind the tensor's last line."""
-        if not self.behind(coordinates):
+        """The bytes that a store of the box writes beyond the buffer's end: what is beyond the tensor's last line."""
+        if not self.beyond(coordinates):
             return 0
         where, _ = tma_engine.global_bits(self.written, coordinates)
         return max(0, self.address + int(where.max() + self.tmap.kind.gmem_bits) // 8 - buffer.end)
@@ -464,16 +464,16 @@ def _reducible(reduces: str, box: Box) -> None:
 
 
 def _edge(fiber: Fiber, box: Box, buffer: Buffer, coordinates: list[int], reduces: str) -> None:
-    """Report a store of elements behind the end of a line, which may be behind the buffer's end, too."""
-    behind = box.behind(coordinates)
-    if not behind or not fiber.machine.policy.edges:
+    """Report a store of elements beyond the end of a line, which may be beyond the buffer's end, too."""
+    beyond = box.beyond(coordinates)
+    if not beyond or not fiber.machine.policy.edges:
         return
     who = f"a reduction ({reduces})" if reduces else "a store"
     why = f"the hardware ends a stored line at a multiple of {EDGE_UNIT} bytes"
     if reduces:
         why = f"a line is taken to end at a multiple of {EDGE_UNIT} bytes, as that of a store does; not measured"
-    one = f"element {behind[0]}" if len(behind) == 1 else f"elements {behind[0]} to {behind[-1]}"
-    line = f"of a line, behind the tensor's {box.tmap.extents[0]} of {box.tmap.dtype}"
+    one = f"element {beyond[0]}" if len(beyond) == 1 else f"elements {beyond[0]} to {beyond[-1]}"
+    line = f"of a line, beyond the tensor's {box.tmap.extents[0]} of {box.tmap.dtype}"
     over = box.over(buffer, coordinates)
     if over:
         line += f" and up to {over} bytes over the end of buffer {buffer.name}"
