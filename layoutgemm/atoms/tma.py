@@ -139,8 +139,7 @@ def tma_reduce(
 ) -> TmaPlan:  # fmt: skip
     """The tensor copies that combine one tile of shared memory into a global tensor, element by element, atomically.
 
-    The ends of lines are taken to be those of `tma_store`, which was not measured: let the tile hold zeros (for "add")
-    beyond the tensor.
+    The ends of lines are those of `tma_store`: let the tile hold zeros (for "add") beyond the tensor.
 
     operation  "add", "min", "max", "inc", "dec", "and", "or" or "xor", where the type has it
 

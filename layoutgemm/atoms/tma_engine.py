@@ -144,7 +144,7 @@ def reduce(
 ) -> None:  # fmt: skip
     """cp.reduce.async.bulk.tensor: combine the part of the box that lies in the tensor into global memory.
 
-    Whole 16-byte units, as `store` writes them: an assumption, not measured. Where it is wrong less is changed.
+    Whole 16-byte units, as `store` writes them: measured on an H200 with add, by `benchmarks/verify_copies.py edges`.
 
     Raises TmaError for an operation that does not exist for the type. Floats are added and rounded to their format.
     """

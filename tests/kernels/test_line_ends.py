@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from layoutgemm.emulator.launch import Policy
+from layoutgemm.errors import EmulatorError
 from layoutgemm.kernels.sm90_plan import Sm90Config, Sm90Plan
 
 SMALL = Sm90Config((64, 64), consumers=1)
@@ -56,3 +57,24 @@ def test_what_its_kernel_writes(store: str) -> None:
         assert [finding.kind for finding in done.findings] == kinds, done.report()
         assert np.array_equal(c[:, :n], want)
         assert (c[:, n:own] != 0xFFFF).all() and (c[:, own:] == 0xFFFF).all()
+
+
+@pytest.mark.parametrize("c", ["bf16", "bf16:col", "f32"])
+@pytest.mark.parametrize("device", ["reference", "emulator"])
+def test_a_run_owns_its_pitch(c: str, device: str) -> None:
+    """Both executors write what the hardware writes, and look that nothing lies further on."""
+    if device == "emulator":
+        pytest.importorskip("cutlass")
+        if not any(map(shutil.which, ("cc", "gcc", "clang"))):
+            pytest.skip("needs a C compiler: gcc or clang")
+    m, n, k = 67, 61, 72
+    plan = Sm90Plan.derive(m, n, k, b="bf16:col", c=c, config=SMALL)
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-2, 3, shape).astype(np.float32) for shape in ((m, k), (k, n)))
+    assert plan.bytes_beyond_line > 0
+    assert np.array_equal(plan.run(a, b, device=device).c, a @ b)
+    if device == "emulator":
+        with pytest.MonkeyPatch.context() as patch:  # a plan that does not say so
+            patch.setattr(Sm90Plan, "bytes_beyond_line", 0)
+            with pytest.raises(EmulatorError, match="between the lines of C were written"):
+                plan.run(a, b, device=device)

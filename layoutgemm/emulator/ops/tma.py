@@ -470,8 +470,6 @@ def _edge(fiber: Fiber, box: Box, buffer: Buffer, coordinates: list[int], reduce
         return
     who = f"a reduction ({reduces})" if reduces else "a store"
     why = f"the hardware ends a stored line at a multiple of {EDGE_UNIT} bytes"
-    if reduces:
-        why = f"a line is taken to end at a multiple of {EDGE_UNIT} bytes, as that of a store does; not measured"
     one = f"element {beyond[0]}" if len(beyond) == 1 else f"elements {beyond[0]} to {beyond[-1]}"
     line = f"of a line, beyond the tensor's {box.tmap.extents[0]} of {box.tmap.dtype}"
     over = box.over(buffer, coordinates)
