@@ -28,6 +28,7 @@ LOADERS = ("self", "warp", "warpgroup")
 STORES = ("tma", "direct")
 MAX_CLUSTER = 8  # CUDA C++ Programming Guide, "Thread Block Clusters": the portable size
 MAX_TILES = 1 << 30  # a tile's number and two steps of a grid more are a signed 32-bit integer
+LEAST_STAGES = 2  # one group of products is in flight: its stage is released when the next k tile's have been issued
 _STAGE_BYTES_OF_K = 128  # one swizzle span
 _PRODUCER_REGISTERS = 24  # the least that setmaxnreg takes: one thread issues copies
 _PARAMETERS = {
@@ -45,7 +46,7 @@ class Sm90Config:
 
     tile       (M, N) elements of C that a block computes at a time: M a multiple of 64, N of 8 up to 256
     tile_k     depth of a stage in elements; default 128 bytes
-    stages     k tiles in flight; default as many as fit
+    stages     k tiles in flight, 2 or more; default as many as fit
     consumers  warpgroups that multiply, 1 to 3. Cooperative: they share a tile's rows; pingpong: each has a tile
     schedule   "cooperative", or "pingpong": two warpgroups in turn, one multiplies while the other stores
     loader     "self": a consumer warp issues the tensor loads, between its products; all registers are the consumers'.
@@ -284,10 +285,10 @@ class Sm90Plan:
         stage_bytes = _up(a_plan.smem.bytes, 1024) + _up(b_plan.smem.bytes, 1024)
         fits = most_stages(arch, stage_bytes + 2 * BARRIER_BYTES, 0 if config.single else c_bytes)
         stages = fits if config.stages is None else config.stages
-        if isinstance(stages, bool) or not isinstance(stages, int) or not 1 <= stages <= fits:
+        if isinstance(stages, bool) or not isinstance(stages, int) or not LEAST_STAGES <= stages <= fits:
             raise PlanError(
-                f"{stages!r} stage(s) of A {a_plan.smem.bytes} + B {b_plan.smem.bytes} bytes beside {c_bytes} of the "
-                f"store: {fits} fit into {arch.smem_per_block}"
+                f"{stages!r} stage(s), and at least {LEAST_STAGES}, of A {a_plan.smem.bytes} + B {b_plan.smem.bytes} "
+                f"bytes beside {c_bytes} of the store: {fits} fit into {arch.smem_per_block}"
             )
         threads = WARPGROUP * config.consumers + {"self": 0, "warp": 32, "warpgroup": WARPGROUP}[config.loader]
         across = -(-m // (tile_m * along_m)), -(-n // (tile_n * along_n))

@@ -9,6 +9,7 @@ import numpy as np
 from ..atoms import smem_tile, stmatrix, wgmma
 from ..atoms.copy_feeds import feeds, row_addresses
 from ..checks import Check, bank_conflicts, filled_by
+from ..errors import CoordinateError
 from ..layouts import Proof
 from .sm90_plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan, one_matrix
 from .sm90_store import ROWS, StoreChunk, StorePlan
@@ -128,7 +129,10 @@ def _written(plan: Sm90Plan, chunk: StoreChunk) -> Check:
     def offsets(rows: Any) -> Any:
         return np.asarray([[[int(rows(lane, (i, w))) for lane in lanes] for i in range(requests)] for w in warps])
 
-    have, want = offsets(chunk.rows), offsets(right)
+    try:
+        have, want = offsets(chunk.rows), offsets(right)
+    except CoordinateError as error:
+        return Check("rows of C", statement, False, proof.method, f"{requests} instructions: {error}")
     wrong = np.argwhere(have != want)
     witness = ""
     if len(wrong):

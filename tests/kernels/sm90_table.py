@@ -1,0 +1,130 @@
+"""Products of the production kernel that the emulator's and the GPU's tests share: every type, order and form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from layoutgemm import GemmPlan
+from layoutgemm.kernels.plan import padded_leading
+from layoutgemm.kernels.sm90_plan import Sm90Config, Sm90Plan
+
+Values = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product and the kernel for it.
+
+    m, n, k, batch, a, b, c   as for Sm90Plan.derive
+    workers  clusters that run at a time: fewer than there are tiles
+    """
+
+    m: int
+    n: int
+    k: int
+    config: Sm90Config = field(default_factory=Sm90Config)
+    batch: int = 1
+    a: str = "bf16"
+    b: str = "bf16:col"
+    c: str = "bf16"
+    workers: int = 2
+
+    def plan(self) -> Sm90Plan:
+        """The plan."""
+        return GemmPlan.derive(
+            self.m, self.n, self.k, batch=self.batch, a=self.a, b=self.b, c=self.c, config=self.config
+        )
+
+    def values(self, seed: int = 0) -> tuple[Values, Values, Values]:
+        """A, B of small integers, whose every sum is exact, and C rounded to its type: each (batch, rows, columns)."""
+        rng = np.random.default_rng(seed)
+        a = rng.integers(-3, 4, (self.batch, self.m, self.k)).astype(np.float32)
+        b = rng.integers(-3, 4, (self.batch, self.k, self.n)).astype(np.float32)
+        plan = self.plan()
+        return a, b, np.asarray(plan.c.dtype.decode(plan.c.dtype.encode(np.matmul(a, b, dtype=np.float64))))
+
+    def operand(self, op: Any, values: Values) -> tuple[Values, int, int]:
+        """(bits, leading, pitch) with NaN, or all bits, between the lines and between the matrices of a batch."""
+        lines = values if op.order == "row" else values.swapaxes(1, 2)
+        leading = padded_leading(op.dtype, lines.shape[2]) + 16
+        bits = np.full((self.batch, lines.shape[1] + 1, leading), -1, np.int64).astype(op.dtype.storage)
+        bits[:, : lines.shape[1], : lines.shape[2]] = op.dtype.encode(lines)
+        return bits, leading, leading * (lines.shape[1] + 1)
+
+
+def small(m: int = 64, n: int = 32, /, **given: Any) -> Sm90Config:
+    """A small tile, and three stages: fewer, and more, k tiles than stages are then easy to have."""
+    given.setdefault("consumers", m // 64)
+    given.setdefault("stages", 3)
+    return Sm90Config((m, n), **given)
+
+
+TABLE = {
+    # who loads, and how the rows are shared
+    "self": Product(200, 90, 328, small()),
+    "self, two consumers": Product(300, 72, 200, small(128, 32)),
+    "self, three consumers, launched early": Product(200, 100, 136, small(192, 40, overlap=True)),
+    "self, two blocks each": Product(300, 72, 264, small(256, 24, consumers=2)),
+    "warp": Product(200, 90, 328, small(loader="warp")),
+    "warpgroup, two consumers": Product(300, 72, 200, small(128, 32, loader="warpgroup")),
+    "warpgroup, three consumers": Product(400, 72, 200, small(192, 32, loader="warpgroup", snake=True, along="N")),
+    "pingpong": Product(200, 100, 328, small(64, 24, loader="warp", schedule="pingpong", consumers=2), workers=1),
+    "pingpong, two blocks, early": Product(
+        520, 100, 200,
+        small(128, 32, schedule="pingpong", loader="warpgroup", early=True, chunks=1, buffers=2, consumers=2),
+    ),
+    # clusters
+    "cluster 2x1": Product(300, 72, 200, small(64, 32, cluster=(2, 1))),
+    "cluster 1x2, pingpong": Product(
+        200, 150, 200, small(64, 24, cluster=(1, 2), schedule="pingpong", loader="warp", consumers=2, snake=True)
+    ),
+    "cluster 2x2": Product(300, 72, 136, small(64, 16, cluster=(2, 2), loader="warpgroup"), workers=1),
+    "cluster 4x2, self": Product(300, 72, 136, small(64, 32, cluster=(4, 2), stages=2), workers=1),
+    # ends
+    "early, one buffer": Product(300, 90, 200, small(256, 40, consumers=2, early=True, chunks=1, buffers=1)),
+    "early, one k tile": Product(300, 90, 60, small(256, 24, consumers=2, early=True, cluster=(1, 2))),
+    "three rounds through two buffers": Product(130, 400, 72, small(128, 176, chunks=1, buffers=2, stages=2)),
+    "four rounds through three buffers": Product(72, 500, 72, small(64, 248, chunks=1, buffers=3, stages=2)),
+    "threads store": Product(130, 77, 72, small(64, 40, store="direct"), batch=2),
+    "threads store columns": Product(77, 50, 72, small(64, 24, store="direct"), c="f32:col"),
+    # one tile a cluster, parts of K, few rows
+    "one tile": Product(130, 100, 200, small(128, 48, single=True, chunks=1, buffers=2)),
+    "one tile, warp, launched early": Product(70, 16, 700, small(64, 16, single=True, loader="warp", overlap=True)),
+    "K in 2 parts": Product(130, 100, 328, small(64, 32, single=True, split=2, loader="warp")),
+    "K in 4 parts, two of them empty": Product(130, 60, 100, small(64, 32, single=True, split=4)),
+    "K in 2 parts, cluster 2x1, columns": Product(
+        200, 64, 328, small(64, 32, single=True, split=2, cluster=(2, 1), loader="warpgroup"), c="bf16:col"
+    ),
+    "K in 2 parts of two blocks": Product(256, 32, 200, small(256, 32, consumers=2, single=True, split=2)),
+    "16 rows": Product(13, 200, 328, small(64, 48, rows=16, loader="warp")),
+    "8 rows, K in 2 parts": Product(
+        5, 100, 328, small(64, 32, rows=8, split=2, single=True, loader="warp", tile_k=128)
+    ),
+    # types and orders
+    "f16, row-major B": Product(200, 72, 104, small(64, 64), a="f16", b="f16:row", c="f16"),
+    "columns of A, rows of B": Product(200, 72, 104, small(64, 64, loader="warp"), a="bf16:col", b="bf16:row"),
+    "columns of both": Product(200, 72, 104, small(64, 32), a="f16:col", b="f16:col", c="f32"),
+    "e4m3 times e5m2": Product(200, 72, 328, small(64, 48), a="e4m3", b="e5m2:col"),
+    "e5m2 times e4m3 in clusters": Product(
+        200, 72, 328, small(128, 48, cluster=(2, 1), loader="warpgroup"), a="e5m2", b="e4m3:col", c="f16"
+    ),
+    "e4m3 to e4m3": Product(130, 72, 200, small(64, 32), a="e4m3", b="e4m3:col", c="e4m3"),
+    "e4m3 to columns of e5m2": Product(130, 40, 200, small(64, 32), a="e4m3", b="e4m3:col", c="e5m2:col"),
+    "f32 rows": Product(130, 90, 100, small(64, 72), c="f32"),
+    "f32 columns": Product(130, 40, 100, small(128, 40, loader="warpgroup"), c="f32:col"),
+    "columns": Product(130, 90, 100, small(64, 88), c="bf16:col"),
+    "a batch": Product(130, 72, 104, small(64, 40), batch=3),
+    "a batch in columns": Product(70, 72, 104, small(64, 32, cluster=(1, 2)), batch=2, a="bf16:col", c="f16:col"),
+    "one row, one column": Product(1, 1, 8, small(64, 8)),
+    "widest": Product(300, 264, 136, Sm90Config((256, 224), cluster=(2, 1), early=True, chunks=1, buffers=2)),
+}
+
+# Forms whose parts are all in others: for the longer run.
+LATER = (
+    "self, two consumers", "warpgroup, two consumers", "cluster 2x1", "early, one buffer", "threads store columns",
+    "one tile", "columns of both", "e4m3 to e4m3", "f32 rows",
+)  # fmt: skip

@@ -1,0 +1,444 @@
+"""Plans of the production kernel: what is derived, what is refused and why, and that every check can fail."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from layoutgemm import GemmPlan, Layout
+from layoutgemm.atoms import wgmma
+from layoutgemm.checks import Grouped, Persistent
+from layoutgemm.errors import LayoutError, OperandError, PlanError
+from layoutgemm.kernels import GemmConfig, error_bound
+from layoutgemm.kernels.compile import kernel_facts
+from layoutgemm.kernels.sm90_choice import Sm90Choice
+from layoutgemm.kernels.sm90_explain import barriers, roles
+from layoutgemm.kernels.sm90_plan import Sm90Config, Sm90Plan
+from tests.kernels.sm90_table import LATER, TABLE, small
+
+
+def names(*slow: str) -> list[Any]:
+    """The table's names, some of them for the longer run."""
+    return [pytest.param(name, marks=[pytest.mark.slow] * (name in slow)) for name in TABLE]
+
+
+def derive(m: int = 300, n: int = 200, k: int = 200, *, a: Any = "bf16", b: Any = "bf16:col", c: Any = "bf16",
+           batch: int = 1, **config: Any) -> Sm90Plan:  # fmt: skip
+    tile = config.pop("tile", (64, 32))
+    return GemmPlan.derive(m, n, k, a=a, b=b, c=c, batch=batch, config=small(*tile, **config))
+
+
+# ----------------------------------------------------------------------------------------------------------- derivation
+
+
+def test_the_config_chooses_the_kernel() -> None:
+    assert isinstance(derive(), Sm90Plan)
+    assert isinstance(GemmPlan.derive(64, 64, 64, config=GemmConfig()), GemmPlan)
+    plan = derive()
+    assert plan == derive() and hash(plan) == hash(derive()) and pickle.loads(pickle.dumps(plan)) == plan
+    assert plan != derive(k=201) and kernel_facts(plan) == kernel_facts(derive(m=9, n=9, k=9))
+    assert kernel_facts(plan) != kernel_facts(derive(c="f16"))
+    assert str(GemmPlan.derive(64, 64, 64, config=Sm90Config()).c.dtype) == "bf16"  # A's type, unless given
+
+
+@pytest.mark.parametrize("name", names(*LATER, "cluster 4x2, self", "widest"))
+def test_every_plan_of_the_table_holds(name: str) -> None:
+    report = TABLE[name].plan().check()
+    assert report, str(report)
+    assert len(report) >= 23
+
+
+def test_a_share_of_the_tile_is_what_a_block_sends() -> None:
+    plan = derive(tile=(128, 64), cluster=(2, 2), loader="warp", stages=2)
+    assert (plan.a.tma.sent_bytes, plan.b.tma.sent_bytes, plan.full_bytes) == (8192, 4096, 24576)
+    assert plan.empty_arrivals == 2 * 4 * 3  # warps of a block; blocks of its row or column
+    turns = derive(tile=(64, 64), cluster=(2, 1), schedule="pingpong", loader="warp", consumers=2)
+    assert turns.empty_arrivals == 4 * 2
+
+
+def test_registers_change_hands_where_threads_start_with_too_few() -> None:
+    assert derive(tile=(128, 32), loader="warpgroup").registers == (24, 240)
+    assert derive(tile=(192, 32), loader="warpgroup").registers == (24, 160)
+    assert derive(tile=(128, 32), loader="warp").registers is None
+    assert derive(tile=(64, 32), loader="warpgroup").registers is None
+
+
+# ------------------------------------------------------------------------------------------------------------- refusals
+
+REFUSED: list[tuple[Callable[[], Any], str]] = [
+    (lambda: derive(m=0), "m = 0: a size is 1 to 2"),
+    (lambda: derive(k=2**31), "k = 2147483648: a size"),
+    (lambda: derive(n=True), "n = True is not an integer"),
+    (lambda: derive(batch=0), "batch = 0: a size"),
+    (lambda: derive(batch=2.0), "batch = 2.0 is not an integer"),  # type: ignore[arg-type]
+    (lambda: GemmPlan.derive(64, 64, 64, batch=2), "batch = 2: this kernel multiplies one pair"),
+    (lambda: GemmPlan.derive(64, 64, 64, arch="sm_80", config=Sm90Config()), "Sm90Config is for sm_90a, not for sm_80"),
+    (lambda: derive(a="f32"), "a is f32; this kernel multiplies"),
+    (lambda: derive(c="i8"), "c is i8; this kernel stores"),
+    (lambda: derive(a="e4m3", b="e4m3:row"), "e4m3"),
+    (lambda: derive(tile=(64, 36)), "N = 36 is none of them"),
+    (lambda: derive(tile_k=24), "tile_k = 24: a positive multiple of the instruction's K = 16"),
+    (lambda: derive(stages=1), "1 stage(s), and at least 2, of A 8192 + B 4096 bytes beside 4096"),
+    (lambda: derive(stages=40), "18 fit into 232448"),
+    (lambda: derive(stages=True), "True stage(s)"),
+    (lambda: Sm90Config(tile=(64,)), "tile = (64,): two ints"),  # type: ignore[arg-type]
+    (lambda: Sm90Config(cluster=(2, True)), "cluster = (2, True): two ints"),
+    (lambda: Sm90Config(single=1), "single = 1: True or False"),  # type: ignore[arg-type]
+    (lambda: Sm90Config(schedule="pong"), "schedule = 'pong': known are 'cooperative', 'pingpong'"),
+    (lambda: Sm90Config(consumers=0), "consumers = 0: an int of at least 1"),
+    (lambda: Sm90Config((256, 64), consumers=4), "three warpgroups and a producer"),
+    (lambda: Sm90Config((96, 64), consumers=1), "96 rows for 1 cooperative warpgroup(s)"),
+    (lambda: small(cluster=(4, 4)), "4 * 4 = 16 blocks of a cluster: every GPU takes 8"),
+    (lambda: small(cluster=(3, 1), split=3, single=True), "3 * 1 * 3 parts of K = 9 blocks"),
+    (lambda: small(schedule="pingpong", consumers=2), "pingpong needs a loader of its own"),
+    (lambda: small(schedule="pingpong", loader="warp"), "pingpong takes two consumers in turn, not 1"),
+    (lambda: small(single=True, early=True), "one tile a cluster leaves nothing to overlap with"),
+    (lambda: small(split=2), "one tile a cluster, single=True"),
+    (lambda: small(split=2, single=True, store="direct"), "a split K goes with"),
+    (lambda: small(rows=12), "rows = 12: a multiple of 8 up to 64"),
+    (lambda: small(128, 32, rows=16), "rows are for a tile of 64 rows that no other block shares"),
+    (lambda: derive(a="bf16:col", rows=16), "rows = 16 of a col-major A"),
+    (
+        lambda: derive(tile=(64, 128), cluster=(4, 1), tile_k=128),
+        "B's tile of 128x128, shared by 4 blocks: copy 0 of block 2 starts at (64, 0), byte 16384: 2 times the "
+        "distance of block 1 is (0, 128), byte 16384",
+    ),
+    (lambda: derive(tile=(64, 40), split=2, single=True), "40 columns in 2 parts"),
+    (lambda: derive(tile=(64, 256), split=2, single=True, stages=2, tile_k=16), "partial sums"),
+    (lambda: derive(tile=(64, 256), single=True, stages=2, tile_k=16, chunks=4, buffers=2), "the stages have"),
+    (lambda: derive(tile=(64, 32), m=2**31 - 1, n=2**31 - 1), "tiles of clusters"),
+    (lambda: derive(tile=(64, 8), c="e4m3"), "no whole 16 bytes"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(REFUSED)))
+def test_refusals(number: int) -> None:
+    make, text = REFUSED[number]
+    with pytest.raises(LayoutError) as error:
+        make()
+    assert text in str(error.value)
+
+
+# ------------------------------------------------------------------------------------------------- every check can fail
+
+
+@dataclass(frozen=True)
+class Stuck(Grouped):
+    """An order that visits the first tile of each pair twice."""
+
+    def _tile(self, number: Any, rows: Any, columns: Any, group: Any, minimum: Any) -> Any:
+        return super()._tile(number - number % 2, rows, columns, group, minimum)
+
+
+class OtherParts(Sm90Plan):
+    """Parts of K that leave the last k tile out."""
+
+    def part_of_k(self, k_tiles: Any, part: Any) -> Any:
+        first, end = super().part_of_k(k_tiles, part)
+        return (first, end - 1) if part == self.config.split - 1 else (first, end)
+
+
+class OneBarrier(Sm90Plan):
+    """The stages' barrier is a consumer's."""
+
+    @property
+    def stages_barrier(self) -> int:
+        return 2
+
+
+class ShortRuns(Sm90Plan):
+    """Zeros for all but the last 16 bytes of each run."""
+
+    @property
+    def dead_runs(self) -> tuple[tuple[int, int], ...]:
+        return tuple((first, count - 16) for first, count in super().dead_runs)
+
+
+def as_(kind: type[Sm90Plan], plan: Sm90Plan) -> Sm90Plan:
+    return kind(**{name: getattr(plan, name) for name in plan.__dataclass_fields__})
+
+
+def with_chunk(plan: Sm90Plan, **changes: Any) -> Sm90Plan:
+    """The plan with its first chunk changed, in every block."""
+    assert plan.store is not None
+    rounds = []
+    for round_ in plan.store.rounds:
+        chunks = [replace(c, **changes) if c == plan.store.rounds[0].chunks[0] else c for c in round_.chunks]
+        rounds.append(replace(round_, chunks=tuple(chunks)))
+    return replace(plan, store=replace(plan.store, rounds=tuple(rounds)))
+
+
+def mutants() -> Iterator[tuple[str, str, Sm90Plan]]:
+    """(check, what is changed, plan)."""
+    plan = derive(tile=(64, 80), cluster=(2, 1), loader="warp", chunks=2, stages=2)
+    assert plan.check() and plan.store is not None
+    other = derive(tile=(64, 80), loader="warp", chunks=2, stages=2, tile_k=32, cluster=(2, 1))
+    smem, store = plan.smem, plan.store
+    a, b = plan.a, plan.b
+    yield "tiles of C", "order", replace(plan, order=Persistent(Stuck("M", 8), 1, (2, 1)))
+    yield "tiles of C", "cluster of the order", replace(plan, order=replace(plan.order, cluster=(1, 2)))
+    yield "tiles of K", "depth of the tile", replace(plan, tile=(64, 80, 32))
+    yield "tile A", "layout", replace(plan, a=replace(a, smem=replace(a.smem, layout=Layout((64, 64), (0, 1)))))
+    yield "copy A", "copies", replace(plan, a=replace(a, tma=other.a.tma))
+    yield "copy B", "box", replace(plan, b=replace(b, tma=replace(b.tma, box=(64, 32))))
+    late = (b.tma.instructions[0], replace(b.tma.instructions[1], rank=0))
+    yield "shares B", "ranks", replace(plan, b=replace(b, tma=replace(b.tma, instructions=late)))
+    yield "shares A", "blocks", replace(plan, a=replace(a, tma=replace(a.tma, multicast=2)))
+    yield "descriptor A", "descriptor", replace(plan, a=replace(a, descriptor=other.a.descriptor))
+    tall = derive(tile=(192, 32), consumers=1, loader="warp", stages=2)
+    apart = tall.a.descriptor.mn_steps
+    for which, steps in (("descriptor A", (*apart[:2], apart[2] + 1024)), ("blocks A", (apart[0], apart[2], apart[1]))):
+        moved = replace(tall.a, descriptor=replace(tall.a.descriptor, mn_steps=steps))
+        yield which, "blocks", replace(tall, a=moved)
+    yield "blocks A", "blocks", replace(plan, blocks=2)
+    yield "barriers", "bytes", replace(plan, full_bytes=plan.full_bytes + 16)
+    yield "pipeline", "bytes", replace(plan, full_bytes=plan.full_bytes + 16)
+    yield "barriers", "arrivals", replace(plan, empty_arrivals=7)
+    yield "pipeline", "arrivals", replace(plan, empty_arrivals=7)
+    yield "pipeline", "arrivals at full", replace(plan, full_arrivals=2)
+    yield "fragment map", "layout", replace(plan, mma=replace(plan.mma, layout_C=wgmma(88).layout_C))
+    yield "columns of C", "a chunk twice", with_chunk(plan, column=64, width=16)
+    yield "columns of C", "values", with_chunk(plan, first_value=4)
+    yield "boxes of C", "map", with_chunk(plan, map=1)
+    yield "boxes of C", "box", replace(plan, store=replace(store, maps=(store.maps[1], store.maps[1])))
+    yield "buffers of C", "offset", with_chunk(plan, offset=1024)
+    yield "buffers of C", "size", replace(plan, store=replace(store, buffer_bytes=1024))
+    rows = store.rounds[0].chunks[0].rows
+    yield "rows of C", "rows", with_chunk(plan, rows=lambda lane, at: rows(lane, at) ^ 8)
+    yield "rows of C", "kind of stmatrix", with_chunk(plan, matrices=2)
+    yield "shared map", "B over A", replace(plan, smem=replace(smem, b_offset=smem.b_offset - 1024))
+    yield "shared map", "barriers over C", replace(plan, smem=replace(smem, barrier_offset=smem.c_offset))
+    yield "shared map", "a buffer", replace(plan, smem=replace(smem, c_buffer_bytes=1024))
+    yield "shared memory", "stages", replace(plan, stages=9)
+    yield "threads", "threads", replace(plan, threads=128)
+    yield "registers", "blocks", replace(plan, blocks=7)
+    changing = derive(tile=(128, 32), loader="warpgroup", stages=2)
+    yield "setmaxnreg", "registers", replace(changing, registers=(40, 240))
+    yield "setmaxnreg", "no multiple of 8", replace(changing, registers=(24, 228))
+    two = replace(derive(tile=(128, 32), loader="warp", stages=2), threads=256)
+    yield "threads", "a loader that is not there", two
+    yield "named barriers", "stages", as_(OneBarrier, derive(tile=(128, 32), single=True, stages=2))
+    few = derive(m=16, rows=16, loader="warp", stages=2)
+    yield "copy A", "zeros", as_(ShortRuns, few)
+    yield "copy A", "rows", replace(few, config=replace(few.config, rows=24))
+    parts = derive(tile=(64, 64), split=2, single=True, stages=3)
+    assert parts.check() and parts.exchange is not None
+    yield "tiles of K", "parts", as_(OtherParts, parts)
+    same = Layout(parts.exchange.layout.shape, (1, 128, 512, 512, 0))
+    yield "exchange", "places", replace(parts, exchange=replace(parts.exchange, layout=same))
+    yield "exchange", "values", replace(parts, exchange=replace(parts.exchange, values=8))
+    yield "shared map", "C over the sums", replace(parts, smem=replace(parts.smem, c_offset=0))
+    ring = derive(tile=(64, 192), chunks=1, buffers=2, stages=2)  # three rounds through two buffers
+    assert ring.check() and ring.store is not None
+
+    class Hasty(type(ring.store)):  # type: ignore[misc]
+        def pending(self, number: int) -> int:
+            return int(self.buffers) - 1
+
+    hasty = Hasty(**{name: getattr(ring.store, name) for name in ring.store.__dataclass_fields__})
+    yield "pipeline", "stores that are waited for", replace(ring, store=hasty)
+    direct = derive(tile=(64, 32), c="f32", stages=2)
+    assert direct.store is not None
+    tile = replace(direct.store.rounds[0].chunks[0].tile, layout=Layout((16, 32), (32, 0)))
+    yield "rows of C", "tile of f32", with_chunk(direct, tile=tile)
+
+
+def test_every_check_can_fail() -> None:
+    seen = set()
+    for check, what, plan in mutants():
+        failed = {found.name: found for found in plan.check().failures}
+        assert check in failed, f"{check}, {what}: {plan.check()}"
+        assert failed[check].witness, f"{check}, {what}"
+        seen.add(check)
+    some = ("self", "K in 2 parts", "16 rows", "warpgroup, three consumers", "pingpong", "columns")
+    names = {found.name for name in some for found in TABLE[name].plan().check()}
+    # The banks of a swizzled tile, and a fragment's coordinates, follow from the tile's and the fragment's layouts.
+    assert names - seen == {"tile B", "banks A", "banks B", "descriptor B", "blocks B", "coordinates"}
+
+
+def test_registers_say_what_spills() -> None:
+    """Two blocks of 256 columns are 256 accumulators, more than a thread has."""
+    failed = GemmPlan.derive(512, 512, 512, b="bf16:col", config=Sm90Config((256, 256), stages=2)).check().failures
+    assert [check.name for check in failed] == ["registers"] and failed[0].witness == "21 too many"
+    with pytest.raises(PlanError, match="FAILS  registers"):
+        GemmPlan.derive(512, 512, 512, b="bf16:col", config=Sm90Config((256, 256), stages=2)).check().require()
+
+
+# ---------------------------------------------------------------------------------------------------------- explanation
+
+
+def test_the_docstring_of_the_kernel_has_the_rows_of_the_plans() -> None:
+    """Names and kinds of barriers, computed from plans of every form, against the table that people read."""
+    text = (Path(__file__).parents[2] / "layoutgemm/kernels/sm90_gemm.py").read_text(encoding="utf-8").split('"""')[1]
+    table = text.split("waited for by\n")[1].split("\n\n")[0].splitlines()
+    assert table[0].split()[0].strip("-") == ""
+    told = {(row[4:16].strip(), row[16:28].split(",")[0].strip()) for row in table[1:] if row[4] != " "}
+    computed = set()
+    for product in TABLE.values():
+        for row in barriers(product.plan()):
+            computed.add((row.name.rstrip(" 0123456789"), row.kind.split()[0]))
+    assert computed == told
+    told_roles = set(re.findall(r"^    (loader|consumer) ", text, re.MULTILINE))
+    assert told_roles == {row.name.split()[0] for row in roles(TABLE["pingpong"].plan())}
+
+
+def test_the_barriers_of_a_plan() -> None:
+    plan = derive(tile=(64, 48), cluster=(2, 1), schedule="pingpong", loader="warp", consumers=2, c="bf16:col")
+    assert [tuple(row) for row in barriers(plan)] == [
+        ("full[s]", "mbarrier", "1 arrival, of the loader, and 14336 bytes", "consumer 0, consumer 1"),
+        ("empty[s]", "mbarrier", "8 arrivals, of each warp of consumer 0 or consumer 1 of 2 blocks", "loader"),
+        ("turn 0", "named 3", "256 threads", "consumer 0"),
+        ("turn 1", "named 4", "256 threads", "consumer 1"),
+        ("store 0", "named 1", "128 threads", "consumer 0"),
+        ("store 1", "named 2", "128 threads", "consumer 1"),
+        ("cluster", "cluster", "2 * 288 threads", "loader, consumer 0, consumer 1"),
+    ]
+    assert roles(derive())[1].who == "warp 0" and roles(plan)[2].who == "warp 8"
+
+
+def test_explanation_holds_the_numbers() -> None:
+    text = derive(m=13, rows=16, split=2, single=True, loader="warp", c="bf16:col").explain()
+    for part in (
+        "1 x 7 of C, 4 along K", "K in 2 parts", "loaded up to row 16; 6144 bytes of each stage are zeros",
+        "0x4000004000010000", "stmatrix x4 .trans", "8 values of each part to (128,2,1,1,2):(1,128,256,256,256)",
+        "over the stages", "m64n32k16",
+    ):  # fmt: skip
+        assert part in text, (part, text)
+    assert "each thread its own values" in derive(store="direct").explain()
+    assert "setmaxnreg: 24 for the loader, 240 for consumers" in derive(tile=(128, 32), loader="warpgroup").explain()
+    svg = derive().svg()
+    assert svg.startswith("<svg") and "m64n32k16" in svg
+
+
+# --------------------------------------------------------------------------------------------------- running on the CPU
+
+
+def values(plan: Sm90Plan, seed: int = 0) -> tuple[Any, Any, Any]:
+    rng = np.random.default_rng(seed)
+    front = (plan.batch,) if plan.batch > 1 else ()
+    a = rng.integers(-3, 4, (*front, plan.m, plan.k)).astype(np.float32)
+    b = rng.integers(-3, 4, (*front, plan.k, plan.n)).astype(np.float32)
+    return a, b, np.asarray(plan.c.dtype.decode(plan.c.dtype.encode(np.matmul(a, b, dtype=np.float64))))
+
+
+@pytest.mark.parametrize("name", names(*LATER, "widest"))
+def test_the_executor_is_exact(name: str) -> None:
+    plan = TABLE[name].plan()
+    a, b, want = values(plan)
+    result = plan.run(a, b, device="reference")
+    assert result.ran_on == "NumPy executor" and result.c.shape == want.shape and np.array_equal(result.c, want)
+
+
+def test_swapped_operands_in_the_executor() -> None:
+    choice = Sm90Choice(small(64, 16, single=True), swapped=True)
+    plan = choice.plan(13, 200, 100, b="bf16:col")
+    a, b, want = values(plan)
+    assert np.array_equal(plan.run(a, b, device="reference").c, want) and (plan.m, plan.n) == (200, 13)
+
+
+def test_real_values_within_the_bound() -> None:
+    rng = np.random.default_rng(1)
+    for a_type, b_type, c_type in (("bf16", "bf16:col", "f32"), ("f16", "f16", "f16"), ("e4m3", "e5m2:col", "bf16"),
+                                   ("e4m3", "e4m3:col", "e4m3")):  # fmt: skip
+        plan = derive(70, 40, 300, a=a_type, b=b_type, c=c_type, split=2, single=True)
+        pair = []
+        for op, shape in ((plan.a, (70, 300)), (plan.b, (300, 40))):
+            pair.append(np.asarray(op.dtype.decode(op.dtype.encode(rng.standard_normal(shape).astype(np.float32) / 4))))
+        error = np.abs(plan.run(*pair, device="reference").c - np.matmul(*pair, dtype=np.float64))
+        assert (error <= error_bound(plan, *pair)).all() and error.max() > 0
+
+
+def outcome(plan: Sm90Plan) -> str:
+    """"" when the mutant computes the right product."""
+    a, b, want = values(plan, 3)
+    try:
+        return "" if np.array_equal(plan.run(a, b, device="reference").c, want) else "wrong values"
+    except LayoutError as error:
+        return str(error)
+
+
+def test_wrong_plans_give_wrong_products() -> None:
+    plan = derive(200, 100, 136, tile=(64, 72), cluster=(2, 1), loader="warp", chunks=2, stages=2)
+    assert outcome(plan) == ""
+    b, store = plan.b, plan.store
+    assert store is not None
+    rows = store.rounds[0].chunks[0].rows
+    swapped = tuple(replace(copy, rank=1 - copy.rank) for copy in b.tma.instructions)
+    wrong = {
+        "bytes": replace(plan, full_bytes=plan.full_bytes + 16),
+        "arrivals": replace(plan, empty_arrivals=plan.empty_arrivals + 1),
+        "a share missing": replace(plan, b=replace(b, tma=replace(b.tma, instructions=b.tma.instructions[:1]))),
+        "order": replace(plan, order=Persistent(Stuck("M", 8), 1, (2, 1))),
+        "rows": with_chunk(plan, rows=lambda lane, at: rows(lane, at) ^ 8),
+        "matrices": with_chunk(plan, matrices=2),
+        "column": with_chunk(plan, column=64),
+        "values": with_chunk(plan, first_value=4),
+        "B over A": replace(plan, smem=replace(plan.smem, b_offset=0)),
+        "buffers over the stages' end": replace(plan, smem=replace(plan.smem, c_buffer_bytes=64)),
+    }
+    assert [name for name, mutant in wrong.items() if not outcome(mutant)] == []
+    # Who sends a share does not matter to the product.
+    assert outcome(replace(plan, b=replace(b, tma=replace(b.tma, instructions=swapped)))) == ""
+    parts = derive(100, 100, 200, tile=(64, 64), split=2, single=True, stages=3)
+    assert outcome(parts) == "" and parts.exchange is not None
+    same = Layout(parts.exchange.layout.shape, (1, 0, 512, 512, 1024))
+    assert outcome(replace(parts, exchange=replace(parts.exchange, layout=same)))
+    assert outcome(as_(OtherParts, parts))
+
+
+def test_operands_as_they_come() -> None:
+    plan = derive(8, 16, 24, batch=2)
+    a, b, want = values(plan)
+    strided = np.zeros((2, 16, 48), np.float32)
+    strided[:, ::2, ::2] = a
+    out = np.empty((2, 8, 16), np.float32)
+    assert plan.run(strided[:, ::2, ::2], b, out=out, device="reference").c is out and np.array_equal(out, want)
+    for bad, text in (
+        ((a[0], b), r"a has shape \(8, 24\), the plan takes \(2, 8, 24\)"),
+        ((a, b[:1]), r"b has shape \(1, 24, 16\)"),
+        ((a.astype(bool), b), "a is bool; the plan's bf16 is given as float32 or bfloat16"),
+        ((a, b.astype(np.float64)), "b is float64"),
+    ):
+        with pytest.raises(OperandError, match=text):
+            plan.run(*bad, device="reference")
+    with pytest.raises(OperandError, match=r"out has shape \(8, 16\)"):
+        plan.run(a, b, out=out[0], device="reference")
+    with pytest.raises(OperandError, match="device 'gpu'"):
+        plan.run(a, b, device="gpu")
+    odd = derive(8, 16, 17)
+    a, b, want = values(odd)
+    result = odd.run(a, b, device="reference")
+    assert np.array_equal(result.c, want) and len(result.copies) == 2 and "copied with pitch 24" in result.copies[0]
+    with pytest.raises(OperandError, match="copy=True makes a copy"):
+        odd.run(a, b, device="reference", copy=False)
+
+
+def test_nan_and_infinity_pass_through() -> None:
+    plan = derive(8, 16, 24)
+    a, b, _ = values(plan)
+    a[0, 0], a[1, 0] = np.nan, np.inf
+    b[0] = 1
+    c = plan.run(a, b, device="reference").c
+    assert np.isnan(c[0]).all() and np.isposinf(c[1]).all() and np.isfinite(c[2:]).all()
+
+
+def test_torch_tensors_on_the_cpu() -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
+    plan = derive(8, 16, 32, a="e4m3", b="e4m3:col", c="e5m2", batch=2)
+    a, b, want = values(plan)
+    x, y = (torch.from_numpy(v).to(torch.float8_e4m3fn) for v in (a, b))
+    result = plan.run(x, y, device="reference")
+    assert result.c.dtype == torch.float8_e5m2 and np.array_equal(result.c.float().numpy(), want)
+    out = torch.empty(2, 8, 16, dtype=torch.float8_e5m2)
+    assert plan.run(x, y, out=out, device="reference").c is out and np.array_equal(out.float().numpy(), want)
+    with pytest.raises(OperandError, match="elements would be written twice"):
+        plan.run(x, y, out=out[:1].expand(2, 8, 16), device="reference")
+    with pytest.raises(OperandError, match=r"a is torch.float32, the plan takes torch.float8_e4m3fn"):
+        plan.run(x.float(), y, device="reference")
