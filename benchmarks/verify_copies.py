@@ -1,11 +1,19 @@
-"""Hold the matrix copies' maps against the hardware: ldmatrix, stmatrix and movmatrix, every form the GPU has.
+"""Hold the copies' models against the hardware: matrix copies, and where tensor stores end a line.
 
     python benchmarks/verify_copies.py matrix --json benchmarks/results/verify_copies_h200.json
+    python benchmarks/verify_copies.py edges --json benchmarks/results/verify_edges_h200.json
 
-Each form runs a batch of cases. Shared memory holds random bytes; the lanes that supply an address get random rows of
-16 bytes, all different, and the others addresses that are no row's start, which nothing may read or write. What the
-registers (of a load), the memory (after a store, every byte of it) or the moved registers must be is read off the
-atom's two maps alone, and one wrong byte fails the form. Needs a driver and a GPU, nothing else.
+`matrix`: ldmatrix, stmatrix and movmatrix, every form the GPU has. Each form runs a batch of cases. Shared memory holds
+random bytes; the lanes that supply an address get random rows of 16 bytes, all different, and the others addresses that
+are no row's start, which nothing may read or write. What the registers (of a load), the memory (after a store, every
+byte of it) or the moved registers must be is read off the atom's two maps alone, and one wrong byte fails the form.
+
+`edges`: tensor stores and reductions (cp.async.bulk.tensor, cp.reduce.async.bulk.tensor) whose lines end within 16
+bytes, in each of the ways in which elements of 1, 2, 4 and 8 bytes can, in one to three dimensions. Every byte of
+global memory must be what the engine's model says, which ends lines of both at multiples of 16 bytes; the report has
+the last column that was written for each number of columns, also where the model is wrong.
+
+Needs a driver and a GPU, nothing else.
 """
 
 from __future__ import annotations
@@ -15,6 +23,7 @@ import datetime
 import json
 import platform
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +33,9 @@ import numpy as np
 import numpy.typing as npt
 
 from layoutgemm import __version__
-from layoutgemm.atoms import CopyAtom, matrix_copies
-from tests.micro import copy_matrix
+from layoutgemm.atoms import CopyAtom, matrix_copies, tma_engine
+from layoutgemm.dtypes import dtype
+from tests.micro import copy_matrix, tensor_stores
 from tests.micro.cuda_driver import CudaError, Device
 
 CASES = 256
@@ -118,18 +128,7 @@ def matrix(args: argparse.Namespace) -> int:
                 continue
             rows.append(verify(gpu, atom, rng, version))
             print(f"{'ok' if rows[-1]['ok'] else 'WRONG':6}{rows[-1]['instruction']}  {rows[-1]['why']}", flush=True)
-        report = {
-            "gpu": gpu.name,
-            "target": gpu.target,
-            "driver": "{}.{}".format(*gpu.driver),
-            "ptx": version,
-            "layoutgemm": __version__,
-            "python": platform.python_version(),
-            "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-            "seed": args.seed,
-            "rows": rows,
-            "absent": absent,
-        }
+        report = about(gpu, version, args.seed) | {"rows": rows, "absent": absent}
     failed = sum(not row["ok"] for row in rows)
     print(f"{len(rows) - failed} of {len(rows)} forms are as their maps say; {len(absent)} not on {report['target']}")
     if args.json:
@@ -137,13 +136,96 @@ def matrix(args: argparse.Namespace) -> int:
     return 1 if failed or not rows else 0
 
 
+def about(gpu: Any, version: str, seed: int) -> dict[str, Any]:
+    """What a report begins with: the GPU, the driver, the versions, the date."""
+    return {
+        "gpu": gpu.name,
+        "target": gpu.target,
+        "driver": "{}.{}".format(*gpu.driver),
+        "ptx": version,
+        "layoutgemm": __version__,
+        "python": platform.python_version(),
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "seed": seed,
+    }
+
+
+# ---------------------------------------------------------------------------------------------- where stored lines end
+
+STORED = ("u8", "bf16", "f32", "f64")
+ADDED = ("bf16", "f16", "u32", "f32", "u64", "f64")  # no reduction has elements of one byte
+
+
+def forms() -> Iterator[list[tensor_stores.Case]]:
+    """Cases that share a type, a rank and an operation: each list has one for every end of a line within 16 bytes."""
+    for rank in (1, 2, 3):
+        for swizzle in ("none", "64B") if rank == 2 else ("none",):
+            for name in STORED:
+                yield tensor_stores.cases(dtype(name), rank, "store", swizzle)
+        for name in ADDED:
+            yield tensor_stores.cases(dtype(name), rank, "add")
+
+
+def ends(gpu: Any, cases: list[tensor_stores.Case], rng: np.random.Generator, version: str) -> dict[str, Any]:
+    """One form: its row of the report. `last`: columns of the tensor -> the last column written, None for none."""
+    row: dict[str, Any] = {"copy": str(cases[0]), "cases": len(cases), "last": {}}
+    wrong = []
+    for case in cases:
+        image, before = tensor_stores.contents(case, rng)
+        want = before.copy()
+        for at in case.coordinates:
+            if case.operation == "store":
+                tma_engine.store(case.tmap, want, at, image, 0)
+            else:
+                tma_engine.reduce(case.tmap, want, at, image, 0, case.operation)
+        try:
+            module = gpu.load(tensor_stores.kernel(case, gpu.target, version))
+            got = gpu.launch(module, "kernel", 1, 32, [image, before], [before.size], maps=[(case.tmap, 2)])[0]
+            gpu.unload(module)
+        except CudaError as error:
+            gpu.reopen()
+            return row | {"ok": False, "why": f"{case.columns} columns: {error}"}
+        row["last"][case.columns] = last_column(case, before, got)
+        if (got != want).any():
+            there = last_column(case, before, want)
+            wrong.append(f"{case.columns} columns: the last one written is {row['last'][case.columns]}, not {there}")
+    return row | {"ok": not wrong, "why": "; ".join(wrong)}
+
+
+def last_column(case: tensor_stores.Case, before: Bytes, after: Bytes) -> int | None:
+    """The last column of the tensor's memory that changed."""
+    count = int(np.prod(case.shape)) * case.dtype.bytes
+    changed = (before != after)[:count].reshape(*case.shape, case.dtype.bytes).any(axis=-1)
+    columns = np.flatnonzero(changed.reshape(-1, case.shape[-1]).any(axis=0))
+    return int(columns[-1]) if len(columns) else None
+
+
+def edges(args: argparse.Namespace) -> int:
+    with Device() as gpu:
+        version = tensor_stores.PTX_VERSION if gpu.target == "sm_90a" else "{}.{}".format(*gpu.ptx_version)
+        rng, rows = np.random.default_rng(args.seed), []
+        for cases in forms():
+            rows.append(ends(gpu, cases, rng, version))
+            print(f"{'ok' if rows[-1]['ok'] else 'WRONG':6}{rows[-1]['copy']}  {rows[-1]['why']}", flush=True)
+        report = about(gpu, version, args.seed) | {"rows": rows}
+    failed = sum(not row["ok"] for row in rows)
+    print(f"{len(rows) - failed} of {len(rows)} forms end lines as the model says, at multiples of 16 bytes")
+    if args.json:
+        Path(args.json).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    return 1 if failed else 0
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description="hold the copy atoms' maps against the GPU")
+    parser = argparse.ArgumentParser(description="hold the models of copies against the GPU")
     commands = parser.add_subparsers(dest="command", required=True)
     one = commands.add_parser("matrix", help="ldmatrix, stmatrix, movmatrix")
     one.add_argument("--json", help="write the report there")
     one.add_argument("--seed", type=int, default=0)
     one.set_defaults(run=matrix)
+    other = commands.add_parser("edges", help="where tensor stores and reductions end a line")
+    other.add_argument("--json", help="write the report there")
+    other.add_argument("--seed", type=int, default=0)
+    other.set_defaults(run=edges)
     args = parser.parse_args()
     return int(args.run(args))
 

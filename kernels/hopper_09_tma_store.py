@@ -10,6 +10,10 @@ in the swizzled order that keeps the banks apart, and one thread hands the copy 
 lines, and leaves out what lies beyond the edge. A whole tile of C, 64 KiB, does not fit beside four stages of 48 KiB,
 so it goes through a buffer of 16 KiB in four parts.
 
+The edge of a line is not at N: the engine leaves out the units of 16 bytes that begin beyond N, and writes the one that
+holds the last element to its end (H200, driver 580.159; `python benchmarks/verify_copies.py edges`). So up to 7
+elements of C's pitch are this kernel's, which a C inside of a larger matrix does not have. Threads write none.
+
     cluster 2x1, ring of 4: 12 warps, in each of 2 CTAs
       producer     4 warps     TMA, 40 registers
       math         8 warps     wgmma, stores, TMA store, 232 registers
@@ -28,7 +32,7 @@ thread asks. A published guide has no barrier there and lets every thread ask.
 What it should gain: half of the bytes of C, 134 MB instead of 268 at 8192^3, and most of the instructions of the
 epilogue. What it leaves: four rounds of two meetings and a wait each, during which nothing is multiplied.
 
-measured: not yet
+Measured on an H200 at 8192^3: 798 TFLOP/s, 1.00 of torch.mm; level 8 made 781.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ Needs: dsl
 What changed against level 9: the meeting after each tile is gone. The producer goes on to the next tile at once and
 fills the ring with its first four k tiles while the consumers still store the last one. What keeps the two together is
 the ring alone: a full stage cannot be loaded again, an empty one cannot be multiplied, and neither knows of tiles. The
-schedule is the same arithmetic in both loops, so nobody has to tell the other what comes next.
+schedule is the same arithmetic in both loops, so nobody has to tell the other what comes next. As in
+level 9, the pitch of C up to the next 16 bytes is the kernel's.
 
     cluster 2x1, ring of 4: 12 warps, in each of 2 CTAs
       producer     4 warps     TMA, 40 registers
@@ -25,7 +26,7 @@ first one passes on a fresh barrier and needs no case.
 What it should gain: the latency of the first loads of each tile, a microsecond or two of 80, since the ring is full
 when the products begin. The epilogue itself is still in the open.
 
-measured: not yet
+Measured on an H200 at 8192^3: 805 TFLOP/s, 1.01 of torch.mm; level 9 made 798.
 """
 
 from __future__ import annotations

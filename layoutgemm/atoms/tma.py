@@ -120,8 +120,12 @@ def tma_store(
 ) -> TmaPlan:  # fmt: skip
     """The tensor copies that write one tile of shared memory to a global tensor; see `tma_load` for the arguments.
 
-    Elements outside the tensor are not written. Raises TmaError as `tma_load` does, and where two coordinates of the
-    tensor are one address.
+    Rows outside the tensor are not written. A line is written to the end of its last 16 bytes, though: the elements of
+    these that lie beyond the tensor get what the tile holds (`TmaPlan.written`, `tma_rules.whole_units`; measured on an
+    H200). No other line of the tensor begins there, but in a part of a larger matrix its neighbours do: give such a
+    part lines of whole 16-byte units, or store it otherwise.
+
+    Raises TmaError as `tma_load` does, and where two coordinates of the tensor are one address.
 
     >>> tma_store(Layout((256, 512), (512, 1)), Layout((64, 32), (32, 1)), "f32").ptx
     'cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group'
@@ -134,6 +138,8 @@ def tma_reduce(
     *, tile: Any = None, names: Sequence[str] | None = None, split: bool = False, address: int = 0,
 ) -> TmaPlan:  # fmt: skip
     """The tensor copies that combine one tile of shared memory into a global tensor, element by element, atomically.
+
+    The ends of lines are those of `tma_store`: let the tile hold zeros (for "add") beyond the tensor.
 
     operation  "add", "min", "max", "inc", "dec", "and", "or" or "xor", where the type has it
 

@@ -7,12 +7,15 @@ says it moves, so a wrong number in a plan moves wrong bytes here, as on the GPU
     box element (i0, i1, ...) is tensor element coordinate + (i0 * step0, i1 * step1, ...), innermost dimension first
     in shared memory the box is compact, i0 fastest; a swizzled row of the box begins at a multiple of its span
     the swizzle XORs bits of the absolute shared address
-    elements outside the tensor, below or above, are loaded as zeros (or NaNs), are not stored, and count as bytes moved
+    elements outside the tensor, below or above, are loaded as zeros (or NaNs), and count as bytes moved
+    a store leaves rows outside the tensor alone, but ends a line at a multiple of 16 bytes: `tma_rules.whole_units`
 
 Sources: PTX ISA, "Tensors" (dimensions, bounding box, traversal stride, out-of-boundary access, swizzling modes),
 "cp.async.bulk.tensor" and "cp.reduce.async.bulk.tensor"; CUDA Programming Guide, "TMA swizzle" for rows narrower than
 the span. Loads, stores and reductions were held against an H200 (tests/vectors/tma_h200.json), which is also where the
-bits of the NaN fill, the rounding of TFLOAT32 and the rule about coordinates come from.
+bits of the NaN fill, the rounding of TFLOAT32 and the rule about coordinates come from. The ends of stored lines were
+measured too (H200, driver 580.159, 2026-11-20; `python benchmarks/verify_copies.py edges`), those of reduced lines were
+not: they are taken to be the stores'.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ import numpy.typing as npt
 
 from ..dtypes import DType
 from ..errors import TmaError
-from .tma_rules import SMEM_UNIT, TensorMap, check_reduction
+from .tma_rules import SMEM_UNIT, TensorMap, check_reduction, whole_units
 
 Ints = npt.NDArray[np.int64]
 # Which bits of a shared address change, and from how much further up their partners come: PTX ISA, "Swizzling Modes".
@@ -125,7 +128,10 @@ def store(
     tmap: TensorMap, memory: npt.NDArray[np.uint8], coordinates: Sequence[int], shared: npt.NDArray[np.uint8],
     address: int,
 ) -> None:  # fmt: skip
-    """cp.async.bulk.tensor, shared to global: copy the part of the box that lies in the tensor."""
+    """cp.async.bulk.tensor, shared to global: copy the part of the box that lies in the tensor.
+
+    Of a line's last 16 bytes all are written, those beyond the tensor too.
+    """
     target, inside = _stored(tmap, coordinates)
     bits = tmap.kind.gmem_bits
     values = _read(shared, shared_bits(tmap, address), bits)
@@ -137,6 +143,8 @@ def reduce(
     address: int, operation: str,
 ) -> None:  # fmt: skip
     """cp.reduce.async.bulk.tensor: combine the part of the box that lies in the tensor into global memory.
+
+    Whole 16-byte units, as `store` writes them: measured on an H200 with add, by `benchmarks/verify_copies.py edges`.
 
     Raises TmaError for an operation that does not exist for the type. Floats are added and rounded to their format.
     """
@@ -177,7 +185,7 @@ def _combine(operation: str, dtype: DType, old: Any, new: Any) -> Any:
 def _stored(tmap: TensorMap, coordinates: Sequence[int]) -> tuple[Ints, npt.NDArray[np.bool_]]:
     if min(coordinates) < 0:
         raise TmaError(f"a store at {tuple(coordinates)}: no coordinate may be negative", rule="coordinate")
-    return global_bits(tmap, coordinates)
+    return global_bits(whole_units(tmap), coordinates)
 
 
 def _fill(tmap: TensorMap) -> int:

@@ -17,7 +17,7 @@ from ..dtypes import DType
 from ..errors import OperandError, TmaError
 from ..layouts import Layout
 from . import tma_engine as engine
-from .tma_rules import MAX_DIM, MODES, Format, TensorMap, broken, format_of
+from .tma_rules import MAX_DIM, MODES, Format, TensorMap, beyond_line, broken, format_of, whole_units
 
 # One digit of a tile's number along a mode: how many tiles (None: as many as are left), and what one step adds to the
 # coordinate of each dimension named.
@@ -188,10 +188,38 @@ class TmaPlan:
     def inside(self, index: Sequence[int]) -> tuple[tuple[tuple[int, int], ...], ...]:
         """For each instruction, the part of its box in the tensor: (first, end) of box elements along each dimension.
 
-        An empty range means that all of the box is outside. Elements outside are zeros in a load and untouched in a
-        store; the bytes are the same.
+        An empty range means that all of the box is outside. Elements outside are zeros in a load. A store writes
+        `written`, which is more where a line ends within 16 bytes; the bytes moved are the same.
         """
-        tmap = self.tensor_map
+        return self._parts(self.tensor_map, index)
+
+    def written(self, index: Sequence[int]) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """For each instruction of a store, the part of its box that it writes, like `inside`.
+
+        That is the part in the tensor, and in the innermost dimension the rest of the line's last 16 bytes. Reductions
+        touch the same elements. Raises TmaError for a load.
+
+        >>> from layoutgemm.atoms import tma_store
+        >>> store = tma_store(Layout((9, 37), (40, 1)), Layout((8, 32), (32, 1)), "bf16")
+        >>> store.inside((1, 1)), store.written((1, 1))
+        ((((0, 5), (0, 1)),), (((0, 8), (0, 1)),))
+        """
+        if self.operation == "load":
+            raise TmaError("a load writes shared memory, all of its box", rule="direction")
+        return self._parts(whole_units(self.tensor_map), index)
+
+    def beyond_line(self, extent: int) -> int:
+        """Elements beyond a line of `extent` elements that the copies write: 0 of a load, and of whole 16-byte units.
+
+        >>> from layoutgemm.atoms import smem_tile
+        >>> from layoutgemm.atoms.tma import derive
+        >>> store = derive(smem_tile((64, 64), "bf16", "K"), ("n", "m"), "store")
+        >>> store.beyond_line(1037), store.beyond_line(1040)
+        (3, 0)
+        """
+        return 0 if self.operation == "load" else beyond_line(extent, self.kind)
+
+    def _parts(self, tmap: TensorMap, index: Sequence[int]) -> tuple[tuple[tuple[int, int], ...], ...]:
         return tuple(
             tuple(
                 (min(n, max(0, -(at // step))), max(0, min(n, -((at - extent) // step))))

@@ -159,6 +159,8 @@ def tiles_cover(name: str, plan: TmaPlan) -> Check:
 
     Mode by mode: the elements of the tiles are the coordinates of the mode, none twice, and no tile lies outside; one
     tile on is as far in the tensor map as in the layout; a part of a merged dimension does not hang over its end.
+    What a store writes beyond a line, to the end of its last 16 bytes, is no element of the tensor: lines start at
+    multiples of 16 bytes, so that one with an element in those bytes has an element of the first line there too.
     """
     if plan.gmem is None or plan.strides is None:
         return Check(name, "the plan has no global layout", False, "none", "sizes are given at run time")

@@ -9,15 +9,16 @@ from .bank_counts import BankUse
 from .ptx import Instruction, Kernel, Source
 
 KINDS = (
-    "race", "deadlock", "uninitialised", "bounds", "alignment", "protocol", "descriptor", "divergence", "lint", "exit",
+    "race", "deadlock", "uninitialised", "bounds", "alignment", "protocol", "descriptor", "divergence", "edge", "lint",
+    "exit",
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that PTX forbids or leaves undefined.
+    """Something that PTX forbids or leaves undefined, or that hardware does and PTX does not say.
 
-    kind     of `KINDS`; "lint" is legal and suspicious
+    kind     of `KINDS`; "edge" is what a tensor store writes beyond a line, "lint" is legal and suspicious
     message  what happened, with both sides of a race
     line     the PTX line of the instruction, 0 where there is none
     text     the instruction

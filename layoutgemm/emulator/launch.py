@@ -27,6 +27,8 @@ class Policy:
               as if its time limit had run out just before, so that every loop around it turns
     strict    count a proxy fence for the fencing thread's own writes alone (see `order.py`)
     races     look for races
+    edges     report tensor stores that write beyond the end of a line, up to its next 16 bytes, as the hardware does
+              (see `ops/tma.py`); False where the output owns its pitch, its last line's too
     register_strict  ask for a wgmma.fence after results were waited for (see `ops/wgmma.py`)
     tensor_strict  hold tcgen05.ld and .st to tcgen05.wait and tcgen05.fence (see `ops/tcgen05.py`)
     limit     operations after which a run is taken for a livelock
@@ -42,6 +44,7 @@ class Policy:
     waits: str = "prompt"
     strict: bool = True
     races: bool = True
+    edges: bool = True
     register_strict: bool = False
     tensor_strict: bool = False
     limit: int = 100_000_000

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,18 @@ Progress = Callable[[int, int, Row], None]
 
 
 def mutate(
-    compiled: Any, *args: Any, count: int | None = None, extra: Sequence[Any] = (), progress: Progress | None = None
+    compiled: Any,
+    *args: Any,
+    count: int | None = None,
+    extra: Sequence[Any] = (),
+    progress: Progress | None = None,
+    edges: bool = True,
 ) -> Survey:
     """Mutants of the kernel of a compiled CuTe DSL function, whose arguments are those of `emulate`.
 
     count     at most so many, spread over their kinds; None: all
     progress  is told (done, number of mutants, row) after each
+    edges     False: outputs own their pitch, as in `Policy`
 
     Arrays have their content again when it returns. Raises EmulatorError for a function that launches several kernels,
     and for one in which the emulator finds something already.
@@ -42,7 +49,7 @@ def mutate(
     arrays, launches = host.call(args, extra)
     if len(launches) != 1:
         raise EmulatorError(f"the function launches {len(launches)} kernels: mutants are made of one")
-    return _survey(launches[0], arrays.memory, count, progress)
+    return _survey(launches[0], arrays.memory, count, progress, edges)
 
 
 def mutate_ptx(
@@ -56,12 +63,15 @@ def mutate_ptx(
     kernel: str | None = None,
     count: int | None = None,
     progress: Progress | None = None,
+    edges: bool = True,
 ) -> Survey:
     """The same of a kernel of PTX text or of a file, described as for `emulate_ptx`."""
-    return _survey(*described(text, grid, block, cluster, smem, args, kernel), count, progress)
+    return _survey(*described(text, grid, block, cluster, smem, args, kernel), count, progress, edges)
 
 
-def _survey(launch: HostLaunch, memory: GlobalMemory, count: int | None, progress: Progress | None) -> Survey:
+def _survey(
+    launch: HostLaunch, memory: GlobalMemory, count: int | None, progress: Progress | None, edges: bool
+) -> Survey:
     before = [buffer.data.copy() for buffer in memory.buffers]
     after: list[bytes] = []
 
@@ -82,7 +92,8 @@ def _survey(launch: HostLaunch, memory: GlobalMemory, count: int | None, progres
         yield from itertools.chain(deletions(launch.kernel), fields(launch.kernel))
         yield from alterations(launch.kernel, restored())
 
-    cases = [Case(f"order {number}", restored, check, policy) for number, policy in enumerate(ORDERS)]
+    orders = [replace(order, edges=edges) for order in ORDERS]
+    cases = [Case(f"order {number}", restored, check, policy) for number, policy in enumerate(orders)]
     try:
         chosen = mutants() if count is None else sample(mutants(), count)
         return explained(launch.kernel, cases, chosen, progress)

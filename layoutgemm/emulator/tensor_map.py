@@ -104,7 +104,7 @@ def decode(content: bytes) -> tuple[TensorMap, int]:
     """128 bytes -> the tensor map and the tensor's address. Raises EmulatorError for what is none, or is not known."""
     words = struct.unpack("<32I", content)
     flags = words[2]
-    if flags & ~_KNOWN or not flags:
+    if flags & ~_KNOWN or not any(words):
         raise EmulatorError(f"these 128 bytes are no tensor map that is known: word 2 is {flags:#x}")
     rank = (flags >> 4 & 7) + 1
     key = (flags >> 7 & 15, flags >> 16 & 1)

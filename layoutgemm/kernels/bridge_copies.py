@@ -101,7 +101,9 @@ def load_share(
 
 
 def store_tile(tensor_map: Any, tma: Any, origin: Mapping[str, Any], source: Any) -> None:
-    """Issue every TMA store of one tile: shared memory -> global box; elements beyond the extents are not written.
+    """Issue every TMA store of one tile: shared memory -> global box; rows beyond the extents are not written.
+
+    A line that ends within 16 bytes is written to their end: `TmaPlan.beyond_line`.
 
     Call it from one thread, after the tile's writers have fenced and met; then `commit_stores`.
     """

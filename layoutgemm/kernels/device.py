@@ -215,6 +215,8 @@ def _store_rule(plan: Sm90Plan, out: Any) -> str:
         return f"out: matrices of the batch lie {pitch} * {size} = {pitch * size} bytes apart, no multiple of 16"
     if out.data_ptr() % 16:
         return f"out starts at {out.data_ptr():#x}, which is no multiple of 16 bytes, as a tensor map needs"
+    if plan.beyond_line:  # what follows a line of the caller's tensor may be somebody else's
+        return plan.beyond_line
     _check_map(plan.store.maps[0], "out", lines, leading, pitch)
     return ""
 

@@ -100,8 +100,8 @@ def share_of_bound(level: Level, a: Any, b: Any, c: Any, k: int) -> float:
 def check(level: Level, m: int, n: int, k: int) -> float:
     """Run the level on random operands; the largest error as a share of the bound.
 
-    Raises PlanError where an element is further off, where what lies between the rows of C was written, or where a
-    second run gives other bits.
+    Raises PlanError where an element is further off, where what lies between the rows of C was written and is not the
+    level's own (`Level.written`), or where a second run gives other bits.
     """
     import torch
 
@@ -116,8 +116,10 @@ def check(level: Level, m: int, n: int, k: int) -> float:
     share = share_of_bound(level, a[:, :k], b[:, :k], results[0][:, :n], k)
     if not share <= 1:
         raise PlanError(f"{m}x{n}x{k} on {torch.cuda.get_device_name()}: an error of {share:.3g} times the bound")
-    if not bool(torch.isnan(results[0][:, n:]).all()):
-        raise PlanError(f"{m}x{n}x{k}: elements beyond N were written")
+    own = level.written(n)
+    if not bool(torch.isnan(results[0][:, own:]).all()):
+        beyond = f"N, and {own - n} of its pitch," if own > n else "N"
+        raise PlanError(f"{m}x{n}x{k}: elements beyond {beyond} were written")
     if not torch.equal(results[0][:, :n], results[1][:, :n]):
         raise PlanError(f"{m}x{n}x{k}: a second run gives other bits")
     return share

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ..atoms.tma_rules import STRIDE_UNIT
 from ..emulator.api import Emulation, emulate_host
 from ..emulator.host import HostFunction, HostParameter
 from ..emulator.machine import Policy
@@ -44,16 +46,23 @@ def emulate_plan(
 def _emulate_sm90(
     plan: Sm90Plan, a: GlobalMatrix, b: GlobalMatrix, policy: Policy | None, progress: bool
 ) -> tuple[npt.NDArray[Any], Emulation]:
-    """A few clusters at a time, so that each computes several tiles. What lies between C's lines has to stay."""
+    """A few clusters at a time, so that each computes several tiles. What lies between C's lines has to stay.
+
+    But for what the plan writes there by its own word (`Sm90Plan.bytes_beyond_line`): C has 16 bytes of pitch more.
+    """
     lines, inner = (plan.m, plan.n) if plan.c.order == "row" else (plan.n, plan.m)
     leading = padded_leading(plan.c.dtype, inner) if plan.store is not None else inner
+    own = inner + plan.bytes_beyond_line // plan.c.dtype.bytes
+    if own > inner:
+        leading += STRIDE_UNIT // plan.c.dtype.bytes
+        policy = replace(policy or Policy(), edges=False)
     words = plan.c.dtype.encode(np.full((plan.batch, lines, leading), np.nan, np.float32))
-    before = words[..., inner:].copy()
+    before = words[..., own:].copy()
     pitches = [padded_leading(op.dtype, m.extents[0]) if m.extents[1] == 1 else m.leading
                for op, m in ((plan.a, a), (plan.b, b))]  # fmt: skip
     sizes = (plan.m, plan.n, plan.k, plan.batch, *pitches, leading, a.pitch, b.pitch, lines * leading, CLUSTERS)
     done = emulate_launch(plan, (a.bits, b.bits, words, *sizes), policy, progress)
-    if not np.array_equal(before, words[..., inner:]):
+    if not np.array_equal(before, words[..., own:]):
         raise EmulatorError(f"{plan}: elements between the lines of C were written")
     found = words[..., :inner]
     found = found if plan.c.order == "row" else found.swapaxes(1, 2)

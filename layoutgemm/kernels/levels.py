@@ -8,7 +8,8 @@ A level is a kernel object with the host function
 
 and a method `check()` that gives a `Report` of what was proven about it. A is (M, K) and B, given as (N, K), are bf16
 with K contiguous, C is (M, N) with N contiguous; lda, ldb, ldc are elements from one row to the next, lda and ldb (and
-ldc of a bf16 C) multiples of 8. All sizes are run-time arguments: one compile serves them all.
+ldc of a bf16 C) multiples of 8. All sizes are run-time arguments: one compile serves them all. A level that stores C by
+tensor copies owns the pitch of C up to the next 16 bytes, of its last line too: the hardware writes them.
 
     LEVELS = (Level(3, "TMA and wgmma", TmaKernel(), guide=230),)
     if __name__ == "__main__":
@@ -23,7 +24,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +32,15 @@ import numpy as np
 import numpy.typing as npt
 
 from ..arch import Arch, arch
-from ..atoms import MmaAtom, SmemTile, smem_tile
+from ..atoms import MmaAtom, SmemTile, TmaPlan, smem_tile
 from ..atoms.descriptor import derive as derive_descriptor
 from ..atoms.tma import derive as derive_tma
 from ..atoms.tma_multicast import shared_out
+from ..atoms.tma_rules import STRIDE_UNIT
 from ..checks import Check, Pipeline, Report, check_pipeline, shared_memory
 from ..dtypes import DType, bf16, f32
 from ..emulator.api import Emulation, Orders, emulate_host
+from ..emulator.launch import Policy
 from ..errors import EmulatorError, PlanError
 from ..layouts import CounterExample, Proof, Undecided
 from . import object_cache
@@ -102,16 +105,35 @@ class Level:
         _COMPILED[id(self)] = (self, compiled)
         return compiled
 
+    @property
+    def store(self) -> TmaPlan | None:
+        """The tensor copies by which the kernel stores C; None where its threads store their own elements."""
+        found = [value for value in vars(self.kernel).values() if isinstance(value, TmaPlan)]
+        return next((plan for plan in found if plan.operation == "store"), None)
+
+    @property
+    def whole_units(self) -> bool:
+        """Whether lines of C are written in whole units of 16 bytes: the pitch up to the next one is the level's."""
+        return self.store is not None
+
+    def written(self, n: int) -> int:
+        """How many columns the level may write of a C of `n` columns: up to the end of a line's last 16 bytes."""
+        return n + (self.store.beyond_line(n) if self.store is not None else 0)
+
     def leading(self, m: int, n: int, k: int) -> tuple[int, int, int]:
-        """lda, ldb, ldc that the harness gives: the smallest that tensor copies take; an f32 C has no pitch."""
+        """lda, ldb, ldc that the harness gives: the smallest that tensor copies take; an f32 C has no pitch.
+
+        Where the level owns a part of C's pitch, C has 16 bytes more, which it must leave alone.
+        """
         pitch = padded_leading(bf16, k)
-        return pitch, pitch, n if self.c == f32 else padded_leading(self.c, n)
+        spare = STRIDE_UNIT // self.c.bytes if self.written(n) > n else 0
+        return pitch, pitch, n if self.c == f32 else padded_leading(self.c, n) + spare
 
     def emulate(self, m: int, n: int, k: int, orders: Orders = None) -> Emulation:
         """Run the compiled kernel on the CPU, race checker on, on small integers, whose every sum is exact.
 
         Raises EmulatorError with the report when anything is found, or when an element of C is not the exact product,
-        rounded to C's type. What lies between the rows of C must stay as it was.
+        rounded to C's type. What lies between the rows of C must stay as it was, but for what the level owns of it.
         """
         host = host_of(self.compile())
         lda, ldb, ldc = self.leading(m, n, k)
@@ -121,9 +143,11 @@ class Level:
         words = self.c.encode(want)
         want[:, :n] = a[:, :k] @ b[:, :k].T
         given = (bf16.encode(a), bf16.encode(b), words)
-        done = emulate_host(host, (*given, m, n, k, lda, ldb, ldc), policy=orders, progress=False)
+        done = emulate_host(host, (*given, m, n, k, lda, ldb, ldc), policy=self.orders(orders), progress=False)
         done.raise_for_findings()
-        wrong = np.argwhere(words != self.c.encode(want))
+        differs = words != self.c.encode(want)
+        differs[:, n : self.written(n)] = False
+        wrong = np.argwhere(differs)
         if len(wrong):
             row, column = (int(i) for i in wrong[0])
             got = float(np.asarray(self.c.decode(words))[row, column])
@@ -131,6 +155,14 @@ class Level:
                 f"{self}: {len(wrong)} elements of C are wrong; C[{row}, {column}] is {got}, not {want[row, column]}"
             )
         return done
+
+    def orders(self, orders: Orders) -> Orders:
+        """The same orders of execution, silent about what the level writes of the pitch that it owns."""
+        if not self.whole_units:
+            return orders
+        if orders is None or isinstance(orders, Policy):
+            return replace(orders or Policy(), edges=False)
+        return [replace(order, edges=False) for order in orders]
 
     def __str__(self) -> str:
         return f"level {self.number}, {self.name}"

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from ..atoms import MmaAtom, TmaPlan
 from ..atoms.descriptor import element_addresses
 from ..atoms.tma_engine import bytes_moved, global_bits, shared_bits
-from ..atoms.tma_rules import TensorMap
+from ..atoms.tma_rules import TensorMap, whole_units
 from ..dtypes import DType
 from ..errors import PlanError, TmaError
 
@@ -135,8 +135,11 @@ def tensor_store(
     plan: TmaPlan, matrix: GlobalMatrix, coordinate: Sequence[int], smem: SharedMemory, address: int,
     times: npt.NDArray[np.uint8],
 ) -> None:  # fmt: skip
-    """cp.async.bulk.tensor, shared to global: store the box's part inside; `times` counts stores of each element."""
-    tmap = matrix.map(plan)
+    """cp.async.bulk.tensor, shared to global: store the box's part inside; `times` counts stores of each element.
+
+    Lines are stored to the end of their last 16 bytes.
+    """
+    tmap = whole_units(matrix.map(plan))
     target, inside = global_bits(tmap, coordinate)
     try:
         source = shared_bits(tmap, address)

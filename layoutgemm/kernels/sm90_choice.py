@@ -181,7 +181,7 @@ def _cluster(tile: tuple[int, int], grid: tuple[int, int], k: int) -> tuple[tupl
     if k < 4096 or tiles < 64:
         return (1, 1), 8, "M"
     if tile[0] == 256 and grid[1] % 2 == 0 and grid[0] > 2:
-        return (1, 2), 8, "N"
+        return ((1, 2), 16, "M") if grid[0] <= 16 else ((1, 2), 8, "N")
     if grid[0] % 2 == 0:
         return (2, 1), 8, "N" if tile[0] == 128 and grid[0] > 8 else "M"
     if grid[1] % 2 == 0:

@@ -236,7 +236,8 @@ class Sm90Plan:
     ) -> Sm90Plan:
         """Derive the kernel for `batch` products C[m, n] = A[m, k] @ B[k, n].
 
-        m, n, k, batch   any positive sizes; ragged edges are zeros on load and not written on store
+        m, n, k, batch   any positive sizes; ragged edges are zeros on load and not written on store, but for
+                         `bytes_beyond_line`
         a, b             bf16, f16, e4m3 or e5m2, ":row" (default) or ":col"; 8-bit ones K-major: a "row", b "col"
         c                f32, bf16, f16, e4m3 or e5m2, ":row" or ":col"; a's type unless given (bf16 for 8-bit inputs)
 
@@ -383,6 +384,34 @@ class Sm90Plan:
         span = tile.span_elements
         runs = [(int(tile.byte(rows, k)), (ROWS - rows) * tile.span) for k in range(0, tile.extent[1], span)]
         return tuple((first - first % tile.span, count) for first, count in runs)
+
+    @property
+    def bytes_beyond_line(self) -> int:
+        """Bytes beyond the end of each line of C that the kernel's stores write.
+
+        A tensor store ends a line at a multiple of 16 bytes, as the hardware does (`tma_rules.whole_units`): C owns its
+        pitch up to there, beyond its last line too. 0 where a line is a multiple of 16 bytes, and for store="direct",
+        which writes elements: what a C inside of a larger matrix takes.
+
+        >>> small = Sm90Config((64, 64), consumers=1)
+        >>> [Sm90Plan.derive(64, n, 64, config=small).bytes_beyond_line for n in (1037, 1040)]
+        [6, 0]
+        """
+        if self.store is None:
+            return 0
+        line = self.n if self.c.order == "row" else self.m
+        return max(tma.beyond_line(line) for tma in self.store.maps) * self.c.dtype.bytes
+
+    @property
+    def beyond_line(self) -> str:
+        """The same in words, with the reason; "" where nothing is written there."""
+        if not self.bytes_beyond_line:
+            return ""
+        line = self.n if self.c.order == "row" else self.m
+        return (
+            f"c: a line of {line} elements is {line * self.c.dtype.bytes} bytes, and a tensor store ends it at a "
+            f"multiple of 16: {self.bytes_beyond_line} bytes beyond it are overwritten, unless store is 'direct'"
+        )
 
     def turn_barrier(self, consumer: Any) -> Any:
         """Named barrier at which a pingpong consumer waits for its turn to multiply."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from layoutgemm.atoms import tma_engine as engine
-from layoutgemm.atoms.tma_rules import TensorMap, broken, format_of
+from layoutgemm.atoms.tma_rules import TensorMap, beyond_line, broken, format_of, whole_units
 from layoutgemm.dtypes import dtype
 from layoutgemm.errors import TmaError
 
@@ -67,6 +67,38 @@ def test_stores_and_reductions_are_those_of_an_h200(record):
         assert hashlib.md5(memory.tobytes()).hexdigest()[:8] == record["md5"]
 
 
+@pytest.mark.parametrize("record", MEASURED["edges"], ids=lambda record: record["type"])
+def test_a_stored_line_ends_where_an_h200_ends_it(record):
+    """At a multiple of 16 bytes from its start; rows end where the tensor does."""
+    element = dtype(record["type"])
+    for columns, last in record["last"].items():
+        strides = (record["pitch"] * element.bytes,)
+        tmap = TensorMap(element, (int(columns), 3), strides, (16, 4), (1, 1))
+        memory, shared = np.full(4 * strides[0], 0xFF, np.uint8), np.zeros(1 << 12, np.uint8)
+        for start in (1024, 1040):
+            engine.store(tmap, memory, (start, 1), shared, 0)
+        written = np.argwhere((memory == 0).reshape(4, record["pitch"], -1).all(axis=2))
+        assert (written.min(axis=0).tolist(), written.max(axis=0).tolist()) == ([1, 1024], [2, last])
+        assert len(written) == 2 * (last + 1 - 1024)
+
+
+def test_the_recorded_writes_do_not_reach_a_ragged_end():
+    """Why those did not show it: no box of theirs holds the end of a line that ends within 16 bytes."""
+    for record in WRITES:
+        line, at = record["extents"][0], record["coordinates"][0]
+        assert line * dtype(record["type"]).bytes % 16 == 0 or at + record["box"][0] <= line
+
+
+def test_whole_units_of_every_width():
+    for element, unit in (("u8", 16), ("bf16", 8), ("f32", 4), ("f64", 2), ("e2m1", 32)):
+        for line in range(512, 512 + 2 * unit, 2 if element == "e2m1" else 1):
+            tmap = whole_units(TensorMap(dtype(element), (line, 7), (1024,), (unit, 4), (1, 1)))
+            assert tmap.extents == (-(-line // unit) * unit, 7)
+            assert beyond_line(line, tmap.kind) == tmap.extents[0] - line
+    padded = TensorMap(dtype("e2m3"), (384, 7), (1024,), (128, 4), (1, 1))  # extents of 128 elements, 96 bytes
+    assert whole_units(padded) is padded
+
+
 @pytest.mark.parametrize("record", MEASURED["faults"], ids=lambda record: f"{record['type']}-{record['coordinates']}")
 def test_an_h200_wants_inner_coordinates_at_16_bytes(record):
     with pytest.raises(TmaError, match="is no multiple of 16 bytes"):
@@ -115,18 +147,23 @@ def test_a_store_returns_what_a_load_brought(swizzle, element):
     assert np.array_equal(source, target)
 
 
-def test_reductions_combine_inside_the_tensor_only():
-    def reduced(operation, element, old, new, at=(0,)):
+def test_reductions_combine_whole_units_of_the_tensor():
+    """An assumption, where a line ends within 16 bytes: the model must not say less than a GPU may do."""
+    def reduced(operation, element, old, new, at=(0,), line=None):
         words = dtype(element).storage
         memory = np.array(old, dtype=words).view(np.uint8).copy()
         shared = np.zeros(512, dtype=np.uint8)
         shared[128:256] = np.resize(np.array(new, dtype=words), 128 // words().itemsize).view(np.uint8)
         box = 16 // words().itemsize
-        engine.reduce(TensorMap(dtype(element), (len(old),), (), (box,), (1,)), memory, at, shared, 128, operation)
+        tmap = TensorMap(dtype(element), (line or len(old),), (), (box,), (1,))
+        engine.reduce(tmap, memory, at, shared, 128, operation)
         return memory.view(words).tolist()
 
     assert reduced("add", "u32", [1, 2, 3, 4], [10, 20, 30, 2**32 - 4]) == [11, 22, 33, 0]
-    assert reduced("add", "u32", [1, 2, 3, 4, 5, 6], [10, 20, 30, 40], at=(4,)) == [1, 2, 3, 4, 15, 26]
+    eight = [1, 2, 3, 4, 5, 6, 7, 8]
+    assert reduced("add", "u32", eight, [10, 20, 30, 40], (4,), 6) == [1, 2, 3, 4, 15, 26, 37, 48]
+    assert reduced("add", "u32", eight, [10, 20, 30, 40], (4,), 4) == eight
+    assert reduced("max", "u32", eight, [0, 0, 0, 9], (4,), 5) == [*eight[:7], 9]
     assert reduced("inc", "u32", [1, 5, 6, 9], [5, 5, 5, 5]) == [2, 0, 0, 0]
     assert reduced("dec", "u32", [1, 0, 6, 5], [5, 5, 5, 5]) == [0, 5, 5, 4]
     minus = 2**32 - 7

@@ -227,6 +227,34 @@ def test_edges_are_ranges_of_the_box():
         assert np.array_equal(inside, want)
 
 
+def test_what_a_store_writes_is_whole_units():
+    gmem = Layout((40, 37), (40, 1))
+    plan = tma_store(gmem, Layout((16, 32), (32, 1)), "bf16")
+    for index in itertools.product(range(3), range(2)):
+        (start,) = plan.coordinates(index)
+        memory = np.zeros(40 * 80, np.uint8)
+        engine.store(plan.tensor_map, memory, start, np.full(2048, 0xFF, np.uint8), 0)
+        (a, b), (c, d) = plan.written(index)[0]
+        want = np.zeros((40, 40), dtype=bool)
+        want[start[1] + c : start[1] + d, start[0] + a : start[0] + b] = True
+        assert np.array_equal(memory.view(np.uint16).reshape(40, 40) > 0, want)
+        assert [d - b for (_, b), (_, d) in zip(plan.inside(index)[0], plan.written(index)[0])] == [3 * index[1], 0]
+    assert plan.beyond_line(37) == 3 and tiles_cover("tiles", plan)
+    load = tma_load(gmem, Layout((16, 32), (32, 1)), "bf16")
+    assert load.beyond_line(37) == 0
+    with pytest.raises(TmaError, match="a load writes shared memory"):
+        load.written((0, 0))
+
+
+def test_no_line_reaches_into_another_of_the_tensor():
+    """Whole units of lines overlap only where the lines do: strides are multiples of a unit, here of 4 elements."""
+    for line, *strides in itertools.product(range(1, 14), range(4, 60, 4), range(4, 60, 4)):
+        starts = Layout((3, 4), tuple(strides)).offsets()
+        elements = starts[:, None] + np.arange(line)
+        units = starts[:, None] + np.arange(-(-line // 4) * 4)
+        assert (np.unique(elements).size == elements.size) == (np.unique(units).size == units.size)
+
+
 def test_edges_of_boxes_that_skip_rows():
     plan = tma_load(Layout((101, 64), (64, 1)), Layout((32, 64), (64, 1)), "bf16", tile=(Layout(32, 2), 64))
     assert plan.box == (64, 64) and plan.bytes == 4096

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from layoutgemm.cli import main
 from layoutgemm.emulator.api import ORDERS, TensorMapOf
 from layoutgemm.emulator.arguments import Packed, array_of
 from layoutgemm.emulator.machine import Policy
+from layoutgemm.emulator.mutate_api import mutate_ptx
 from layoutgemm.emulator.ops import MODULES
 from layoutgemm.errors import DeadlockError, EmulatorError, PtxError
 from layoutgemm.pytest_plugin import emulate_or_fail
@@ -175,6 +177,18 @@ def test_tensor_maps_over_arrays() -> None:
     assert done.ok and (b == a[:, :104]).all()
     with pytest.raises(DeadlockError, match="try_wait"):
         emulate_ptx(COPY.replace(", 2048;\n", ", 2064;\n"), grid=(2, 4), smem=4096, args=maps)
+    # Columns 101 to 103 are the pitch of a matrix of 101, and the hardware writes them.
+    c = np.zeros((50, 104), np.uint16)
+    maps = [TensorMapOf(a[:, :104], (16, 64), "128B", "bf16"), TensorMapOf(c[:, :101], (16, 64), "128B", "bf16")]
+    done = emulate_ptx(COPY, grid=(2, 4), smem=4096, args=maps, policy=ORDERS)
+    assert [finding.kind for finding in done.findings] == ["edge"] and not done.ok
+    assert "writes elements 101 to 103 of a line, beyond the tensor's 101 of bf16" in done.report()
+    assert (c[:-1] == a[:-1, :104]).all() and (c[-1, :101] == a[-1, :101]).all()  # the view ends with element 101
+    owned = [replace(order, edges=False) for order in ORDERS]
+    assert emulate_ptx(COPY, grid=(2, 4), smem=4096, args=maps, policy=owned).ok
+    with pytest.raises(EmulatorError, match="edge"):
+        mutate_ptx(COPY, grid=(2, 4), smem=4096, args=maps, count=1)
+    assert len(mutate_ptx(COPY, grid=(2, 4), smem=4096, args=maps, count=1, edges=False).rows) == 1
     with pytest.raises(EmulatorError, match="not contiguous"):
         emulate_ptx(COPY, args=[TensorMapOf(a.T, (16, 64)), maps[1]])
 

@@ -75,6 +75,14 @@ def maps(draw: st.DrawFn) -> tuple[TensorMap, int]:
     return TensorMap(kind, extents, strides, (inner, *rest), steps, swizzle, "", promotion, fill), address
 
 
+def test_a_map_whose_flags_are_all_zero() -> None:
+    """One dimension of UINT8, no swizzle, no promotion: word 2 says each of these with zeros."""
+    tmap = TensorMap(dtype("u8"), (81,), (), (64,), (1,), l2_promotion="none")
+    assert decode(encode(tmap, 0x7F0000000000)) == (tmap, 0x7F0000000000)
+    with pytest.raises(EmulatorError, match="no tensor map"):
+        decode(bytes(128))
+
+
 @settings(max_examples=60, deadline=None)
 @given(maps())
 def test_reading_undoes_writing(made: tuple[TensorMap, int]) -> None:

@@ -197,6 +197,80 @@ def test_a_map_that_says_more_than_there_is() -> None:
         load(long, memory, (0, 4))
 
 
+ADD = "cp.reduce.async.bulk.tensor.{rank}d.global.shared::cta.add.tile.bulk_group"
+
+
+@pytest.mark.parametrize(
+    ("kind", "line", "said"),
+    [
+        ("bf16", 37, "writes elements 37 to 39 of a line, beyond the tensor's 37 of bf16"),
+        ("u8", 47, "writes element 47 of a line, beyond the tensor's 47 of u8"),
+        ("f32", 33, "writes elements 33 to 35 of a line, beyond the tensor's 33 of f32"),
+        ("f64", 35, "writes element 35 of a line, beyond the tensor's 35 of f64"),
+        ("bf16", 40, ""),
+        ("f64", 36, ""),
+    ],
+)
+def test_a_store_beyond_the_end_of_a_line(kind: str, line: int, said: str) -> None:
+    """The hardware writes whole 16 bytes: it is done, and said, unless the policy says whose the pitch is."""
+    tmap, memory = tiled(kind, (line, 6), (32, 8), "none")
+    width = tmap.dtype.bytes
+    source = np.full(32 * 8 * width, 7, np.uint8)
+    for policy in (*POLICIES, Policy(edges=False)):
+        target = np.zeros_like(memory)
+        result = store(tmap, target, source, (32, 0), policy)
+        assert result.kinds == ["edge"] * bool(said and policy.edges)
+        assert all(said in finding.message for finding in result.findings)
+        rows = target.reshape(6, -1)
+        assert (rows[:, 32 * width :] == 7).all() and not rows[:, : 32 * width].any()
+
+
+def test_a_box_that_holds_no_end_of_a_line_is_silent() -> None:
+    """To the left of it; beyond it; and below the last row. No line is touched twice, none outside is."""
+    tmap, memory = tiled("bf16", (37, 6, 4), (8, 4, 2), "none")
+    source = np.full(8 * 4 * 2 * 2, 7, np.uint8)
+    for at, kinds in (
+        ((24, 0, 0), []), ((40, 0, 0), []), ((32, 8, 0), []), ((32, 0, 4), []), ((32, 4, 2), ["edge"]),
+    ):  # fmt: skip
+        assert store(tmap, memory.copy(), source, at).kinds == kinds, at
+
+
+def test_a_reduction_beyond_the_end_of_a_line() -> None:
+    tmap, memory = tiled("u32", (5, 2), (8, 4), "none")
+    memory[:] = 0
+    result = store(tmap, memory, np.ones(32, np.uint32).view(np.uint8), (0, 0), opcode=ADD)
+    assert result.kinds == ["edge"]
+    assert "a reduction (add) of the box at (0, 0) writes elements 5 to 7" in result.findings[0].message
+    assert "reduction" in result.findings[0].message
+    assert memory.view(np.uint32).reshape(2, 8).tolist() == [[1] * 8] * 2
+
+
+def test_a_line_that_ends_with_its_buffer() -> None:
+    """What lies in the buffer is written; what does not is the output's own only where the policy says so."""
+    tmap, memory = tiled("bf16", (37, 6), (32, 8), "none")
+    source = np.full(512, 7, np.uint8)
+    for opcode in (STORE, ADD):
+        for policy in (Policy(), Policy(edges=False)):
+            short = np.zeros(memory.size - 4, np.uint8)
+            result = store(tmap, short, source, (32, 0), policy, opcode)
+            assert result.kinds == ["edge"] * policy.edges
+            assert all("4 bytes over the end of buffer tensor" in finding.message for finding in result.findings)
+            assert (short.reshape(-1)[-2:] != 0).all()
+
+
+def test_what_lies_beyond_a_line_need_not_be_written() -> None:
+    """A tile of which only the tensor's part was filled: what goes to the pitch is nobody's result."""
+    tmap, memory = tiled("f32", (5, 4), (8, 4), "none")
+    fill = "mad.lo.u32 %r3, %r0, 32, %r1; @%p2 st.shared.v4.b32 [%r3], {%r0, %r0, %r0, %r0};"
+    for count, kinds in ((5, ["edge"]), (4, ["uninitialised", "edge"])):
+        last = "@%p2 st.shared.b32 [%r3+16], %r0;" if count == 5 else ""
+        body = f"""mov.u32 %r0, %tid.x; mov.u32 %r1, smem; setp.eq.u32 %p0, %r0, 0; setp.lt.u32 %p2, %r0, 4;
+        {fill} {last} {FENCE} @!%p0 bra END;
+        {STORE.format(rank=2)} [%map, {{0, 0}}], [%r1]; {COMMIT} cp.async.bulk.wait_group 0;
+        END:"""
+        assert run(body, setting(tmap, memory), shared=SHARED).kinds == kinds
+
+
 def test_prefetch_changes_nothing() -> None:
     fetch = "cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%map, {0, 0}]; prefetch.tensormap [%map];"
     assert one(fetch + ARM + GET).machine.counts.bytes["prefetched to L2"] == 1024

@@ -211,6 +211,51 @@ def test_right_and_silent(number: int) -> None:
         assert launch.cluster == (2, 1, 1) and launch.grid == (2 * (tiles if number == 6 else 1), 1, 1)
 
 
+@dsl
+def test_whose_the_pitch_is() -> None:
+    """Levels that store by tensor copies own it up to the next 16 bytes; the harness gives them 16 bytes more."""
+    for number in LEVELS:
+        found = level(number)
+        assert found.whole_units == (number >= 9) == (found.c.name == "bf16")
+        assert [found.written(n) for n in (1032, 1037)] == ([1032, 1040] if number >= 9 else [1032, 1037])
+        assert [found.leading(8, n, 64)[2] for n in (1032, 1037)] == ([1032, 1048] if number >= 9 else [1032, 1037])
+
+
+@dsl
+@emulated
+def test_what_a_level_writes_beyond_its_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is in the pitch, it is reported to those who do not say whose that is, and further on nothing may be."""
+    from layoutgemm.errors import EmulatorError
+    from layoutgemm.kernels import bridge, levels
+
+    found = compiled_level(9)
+
+    class ByElement(levels.Level):
+        """Owns no pitch."""
+
+        def written(self, n: int) -> int:
+            return n
+
+    claimed = ByElement(9, found.name, found.kernel, found.guide, found.c)
+    with pytest.raises(EmulatorError, match=r"384 elements of C are wrong; C\[0, 261\] is 0\.0, not nan"):
+        claimed.emulate(128, 261, 72)
+    monkeypatch.setattr(levels.Level, "orders", lambda self, orders: orders)
+    with pytest.raises(EmulatorError, match=r"edge: a store of the box at \(256, 0\) writes element 263 of a line"):
+        found.emulate(128, 263, 72)
+    monkeypatch.undo()
+
+    encode = bridge.encode_tensor_map
+
+    def wider(plan: Any, base: Any, extents: Any, leading: Any) -> Any:
+        more = 8 if plan.operation == "store" else 0
+        return encode(plan, base, {**extents, "n": extents["n"] + more}, leading)
+
+    monkeypatch.setattr(bridge, "encode_tensor_map", wider)
+    wide = levels.Level(9, f"{found.name}, 8 columns more", found.kernel, found.guide, found.c)
+    with pytest.raises(EmulatorError, match=r"elements of C are wrong; C\[0, 264\] is 0\.0, not nan"):
+        wide.emulate(128, 261, 72)
+
+
 def without(text: str, pattern: str, which: int) -> str:
     """PTX without one of the instructions that a pattern finds."""
     found = [match.span() for match in re.finditer(pattern, text, re.M)]

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from layoutgemm.atoms.tma_rules import TensorMap
+
 LOG_BYTES = 1 << 16
 _INFO_LOG, _INFO_SIZE, _ERROR_LOG, _ERROR_SIZE = 3, 4, 5, 6  # CU_JIT_INFO_LOG_BUFFER and its neighbours
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
@@ -123,6 +125,29 @@ class Device:
     def unload(self, module: ctypes.c_void_p) -> None:
         self.lib.cuModuleUnload(module)
 
+    def encode(self, tmap: TensorMap, address: int) -> tuple[Any, int]:
+        """The driver's tensor map over the tensor at an address: what owns its 128 bytes, and where they lie."""
+        held = ctypes.create_string_buffer(128 + 64)
+        place = -(-ctypes.addressof(held) // 64) * 64
+        given = tmap.encode_arguments()
+
+        def numbers(kind: Any, values: Sequence[int]) -> Any:
+            return (kind * max(1, len(values)))(*values)
+
+        self.call(
+            "cuTensorMapEncodeTiled",
+            ctypes.c_void_p(place),
+            ctypes.c_int(given["tensorDataType"]),
+            ctypes.c_uint32(given["tensorRank"]),
+            ctypes.c_void_p(address),
+            numbers(ctypes.c_uint64, given["globalDim"]),
+            numbers(ctypes.c_uint64, given["globalStrides"]),
+            numbers(ctypes.c_uint32, given["boxDim"]),
+            numbers(ctypes.c_uint32, given["elementStrides"]),
+            *(ctypes.c_int(given[name]) for name in ("interleave", "swizzle", "l2Promotion", "oobFill")),
+        )
+        return held, place
+
     def launch(
         self,
         module: ctypes.c_void_p,
@@ -133,10 +158,12 @@ class Device:
         outputs: Sequence[int],
         order: Sequence[int] | None = None,
         shared: int = 0,
+        maps: Sequence[tuple[TensorMap, int]] = (),
     ) -> list[npt.NDArray[np.uint8]]:
         """Run a kernel whose parameters are pointers: the inputs, then the outputs, of so many bytes, as raw bytes.
 
         order   positions of the parameters among inputs + outputs, where the kernel lists them otherwise
+        maps    tensor maps, by value, after the pointers: each over the buffer of that position in inputs + outputs
         Outputs begin as bytes 0xff, so what the kernel does not write shows.
         """
         function = ctypes.c_void_p()
@@ -152,7 +179,9 @@ class Device:
                 data = array.ctypes.data_as(ctypes.c_void_p)
                 self.call("cuMemcpyHtoD_v2", pointer, data, ctypes.c_size_t(array.nbytes))
             chosen = [pointers[i] for i in (order if order is not None else range(len(pointers)))]
-            arguments = (ctypes.c_void_p * len(chosen))(*(ctypes.addressof(pointer) for pointer in chosen))
+            encoded = [self.encode(tmap, pointers[i].value) for tmap, i in maps]
+            places = [*(ctypes.addressof(pointer) for pointer in chosen), *(place for _, place in encoded)]
+            arguments = (ctypes.c_void_p * len(places))(*places)
             self.call("cuLaunchKernel", function, grid, 1, 1, block, 1, 1, shared, None, arguments, None)
             self.call("cuCtxSynchronize")
             results = []

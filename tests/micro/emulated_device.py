@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from layoutgemm.emulator.api import emulate_ptx
+from layoutgemm.atoms.tma_rules import TensorMap
+from layoutgemm.emulator.api import TensorMapOf, emulate_ptx
 from layoutgemm.emulator.machine import Policy
 from layoutgemm.errors import LayoutError
 from tests.micro.cuda_driver import CudaError
@@ -41,11 +42,13 @@ class EmulatedDevice:
         outputs: Sequence[int],
         order: Sequence[int] | None = None,
         shared: int = 0,
+        maps: Sequence[tuple[TensorMap, int]] = (),
     ) -> list[npt.NDArray[np.uint8]]:
         """As `cuda_driver.Device.launch`."""
         held = [np.ascontiguousarray(array).view(np.uint8).reshape(-1).copy() for array in inputs]
         held += [np.full(size, 0xFF, dtype=np.uint8) for size in outputs]
-        args = [held[i] for i in (order if order is not None else range(len(held)))]
+        args: list[Any] = [held[i] for i in (order if order is not None else range(len(held)))]
+        args += [over(tmap, held[i]) for tmap, i in maps]
         options = {"policy": self.policy, "progress": False}
         try:
             done = emulate_ptx(module, grid=grid, block=block, smem=shared, args=args, kernel=name, **options)
@@ -54,3 +57,13 @@ class EmulatedDevice:
         if not done.ok:
             raise CudaError(done.report())
         return held[len(inputs) :]
+
+
+def over(tmap: TensorMap, held: npt.NDArray[np.uint8]) -> TensorMapOf:
+    """The tensor map over a buffer's bytes, as the emulator is told of it."""
+    words = held.view(f"u{tmap.dtype.bytes}")
+    strides = (*tmap.strides[::-1], tmap.dtype.bytes)
+    tensor = np.lib.stride_tricks.as_strided(words, tmap.extents[::-1], strides)
+    return TensorMapOf(
+        tensor, tmap.box[::-1], tmap.swizzle, tmap.dtype.name, tmap.steps[::-1], tmap.l2_promotion, tmap.oob_fill
+    )

@@ -4,6 +4,10 @@ PTX ISA, "Data Movement and Conversion Instructions: cp.async.bulk.tensor, cp.re
 cp.async.bulk.prefetch.tensor". What a copy moves, and where to, is said by `atoms.tma_engine`; here it is asked once
 for each tensor map and kept as indices. A load is an asynchronous event that the mbarrier knows of when it has landed,
 a store one that reads shared memory until the thread waits for its bulk group.
+
+A store writes whole 16-byte units (`tma_rules.whole_units`): where a line ends within one, elements beyond it too. They
+are written here, as on an H200, and reported, kind "edge": a tensor map of an output whose pitch is its own says what
+is meant, one of a part of a larger matrix overwrites its neighbours. `Policy(edges=False)` is for the former.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...atoms import tma_engine
-from ...atoms.tma_rules import MAX_DIM, RULES, SMEM_UNIT, check_reduction
+from ...atoms.tma_rules import EDGE_UNIT, MAX_DIM, RULES, SMEM_UNIT, check_reduction, whole_units
 from ...errors import EmulatorError, TmaError
 from ..codegen import PARAMETER_BASE, SHARED_WINDOW
 from ..machine import Cta, Fiber
@@ -51,6 +55,7 @@ class Box:
 
     def __init__(self, content: bytes) -> None:
         self.tmap, self.address = decode(content)
+        self.written = whole_units(self.tmap)  # what a store writes: the same, but for the ends of lines
         self.bytes = tma_engine.bytes_moved(self.tmap)
         bits = self.tmap.kind.gmem_bits
         # Elements in 16 bytes, where they lie in shared memory as they do in global memory; else 0.
@@ -102,17 +107,34 @@ class Box:
         """The granules of shared memory that the box covers, as a bit set."""
         return self.granules(offset % PERIOD) << offset // PERIOD * (PERIOD // GRANULE)
 
-    def whole(self, coordinates: Sequence[int]) -> bool:
-        """Whether all of the box lies in the tensor."""
-        tmap = self.tmap
+    def whole(self, coordinates: Sequence[int], stores: bool = False) -> bool:
+        """Whether all of the box lies in the tensor, or is written by a store."""
+        tmap = self.written if stores else self.tmap
         return all(
             0 <= start and start + (count - 1) * step < extent
             for start, count, step, extent in zip(coordinates, tmap.moved, tmap.steps, tmap.extents, strict=True)
         )
 
-    def rows(self, buffer: Buffer, coordinates: Sequence[int]) -> npt.NDArray[np.int64] | None:
+    def beyond(self, coordinates: Sequence[int]) -> range:
+        """The elements that a store of the box writes beyond its lines' end."""
+        line, end, start = self.tmap.extents[0], self.written.extents[0], coordinates[0]
+        if line == end or not start < line < start + self.tmap.box[0]:
+            return range(0)
+        rows = zip(coordinates[1:], self.tmap.extents[1:], strict=True)
+        return range(line, end) if all(start < extent for start, extent in rows) else range(0)
+
+    def over(self, buffer: Buffer, coordinates: Sequence[int]) -> int:
+        """The bytes that a store of the box writes beyond the buffer's end: what is beyond the tensor's last line."""
+        if not self.beyond(coordinates):
+            return 0
+        where, _ = tma_engine.global_bits(self.written, coordinates)
+        return max(0, self.address + int(where.max() + self.tmap.kind.gmem_bits) // 8 - buffer.end)
+
+    def rows(
+        self, buffer: Buffer, coordinates: Sequence[int], stores: bool = False
+    ) -> npt.NDArray[np.int64] | None:
         """The 16-byte chunks of the buffer that the box is, or None where it is no whole number of aligned ones."""
-        if not self.unit or not self.whole(coordinates):
+        if not self.unit or not self.whole(coordinates, stores):
             return None
         strides = (self.tmap.kind.gmem_bits // 8, *self.tmap.strides)
         start = self.address - buffer.address
@@ -377,14 +399,19 @@ class Stored:
         self.finished = True
         assert self.taken is not None
         box, phase = self.box, self.offset % PERIOD
-        memory = self.buffer.data[box.address - self.buffer.address :]
-        if self.reduces:
-            for _ in range(self.times):
-                tma_engine.reduce(box.tmap, memory, self.coordinates, self.taken, phase, self.reduces)
-            return
-        rows = box.rows(self.buffer, self.coordinates)
+        # A line's last 16 bytes may reach over the buffer's end, where nothing is kept.
+        over = box.over(self.buffer, self.coordinates)
+        rows = None if self.reduces or over else box.rows(self.buffer, self.coordinates, stores=True)
         if rows is None:
-            tma_engine.store(box.tmap, memory, self.coordinates, self.taken, phase)
+            held = self.buffer.data[box.address - self.buffer.address :]
+            memory = np.concatenate([held, np.zeros(over, np.uint8)]) if over else held
+            if self.reduces:
+                for _ in range(self.times):
+                    tma_engine.reduce(box.tmap, memory, self.coordinates, self.taken, phase, self.reduces)
+            else:
+                tma_engine.store(box.tmap, memory, self.coordinates, self.taken, phase)
+            if over:
+                held[:] = memory[: held.size]
         else:
             end = len(self.buffer.data) // GRANULE * GRANULE
             data = self.taken.reshape(-1, GRANULE)[box.chunks(phase)]
@@ -416,6 +443,7 @@ def _store(program: Program, ins: Instruction, reduces: str) -> Run:
                 _reducible(reduces, box)
             buffer = box.tensor(fiber, coordinates)
             _written(fiber, ins, box, coordinates, offset)
+            _edge(fiber, box, buffer, coordinates, reduces)
             what = said(fiber, ins)
             event = ledger.event(True, what)
             machine.touch(fiber, cta, box.places(offset), False, what, event, True)
@@ -435,8 +463,28 @@ def _reducible(reduces: str, box: Box) -> None:
         raise EmulatorError(str(error)) from None
 
 
+def _edge(fiber: Fiber, box: Box, buffer: Buffer, coordinates: list[int], reduces: str) -> None:
+    """Report a store of elements beyond the end of a line, which may be beyond the buffer's end, too."""
+    beyond = box.beyond(coordinates)
+    if not beyond or not fiber.machine.policy.edges:
+        return
+    who = f"a reduction ({reduces})" if reduces else "a store"
+    why = f"the hardware ends a stored line at a multiple of {EDGE_UNIT} bytes"
+    one = f"element {beyond[0]}" if len(beyond) == 1 else f"elements {beyond[0]} to {beyond[-1]}"
+    line = f"of a line, beyond the tensor's {box.tmap.extents[0]} of {box.tmap.dtype}"
+    over = box.over(buffer, coordinates)
+    if over:
+        line += f" and up to {over} bytes over the end of buffer {buffer.name}"
+    fiber.machine.problem(
+        "edge",
+        f"{who} of the box at {tuple(coordinates)} writes {one} {line}: {why}. Where that is the output's own: "
+        "Policy(edges=False)",
+        fiber,
+    )
+
+
 def _written(fiber: Fiber, ins: Instruction, box: Box, coordinates: list[int], offset: int) -> None:
-    """Report a store of bytes that nothing has written; what lies outside the tensor is not stored."""
+    """Report a store of bytes that nothing has written; what lies outside the tensor is nobody's result."""
     shared = fiber.cta.shared
     if box.unit:
         chunks = box.chunks(offset % PERIOD) + offset // PERIOD * (PERIOD // GRANULE)
