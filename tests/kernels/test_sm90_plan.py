@@ -482,8 +482,11 @@ def test_operands_and_outputs_as_tensor_maps_take_them() -> None:
         with pytest.raises(OperandError, match=re.escape(rule)):
             _target(odd, out, cpu, copies, False)
         assert _target(odd, out, cpu, copies, True)[1]
-    fits = zeros(72, 144)[:, :135]
-    assert _target(odd, fits, cpu, copies, False) == (fits, False)
+    beside = zeros(72, 144)[:, :135]  # what follows its lines is the caller's
+    with pytest.raises(OperandError, match="2 bytes beyond it are overwritten"):
+        _target(odd, beside, cpu, copies, False)
+    fits = zeros(72, 144)[:, :136]
+    assert _target(derive(72, 136, 200), fits, cpu, copies, False) == (fits, False)
     columns = derive(72, 136, 200, c="bf16:col")
     made, late = _target(columns, None, cpu, copies, False)
     assert made.stride() == (1, 72) and _target(columns, zeros(136, 72).T, cpu, copies, False)[1] is False
