@@ -223,7 +223,7 @@ def _machine_code(kernel: Any, arch: str, parameters: Mapping[str, str], symbol:
     from cutlass import Int32, Int64
     from cutlass.cute.runtime import make_fake_stream
 
-    kinds = {"address": Int64(0), "size": Int32(1), "stride": Int64(8)}
+    kinds = {"address": Int64(0), "size": Int32(1), "stride": Int64(8), "word": Int64(0)}
     arguments = [kinds[kind] for kind in parameters.values()]
     folder = tempfile.mkdtemp(prefix="layoutgemm-")
     try:
@@ -253,6 +253,10 @@ def _kernel_of(plan: Plan) -> Any:
         from .sm90_single import Sm90SingleKernel
 
         return Sm90SingleKernel(plan)
+    if plan.epilogue:
+        from .sm90_fused import Sm90FusedKernel
+
+        return Sm90FusedKernel(plan)
     from .sm90_gemm import Sm90GemmKernel
 
     return Sm90GemmKernel(plan)

@@ -20,7 +20,7 @@ from .silicon import GlobalMatrix
 from .sm90_plan import Sm90Plan
 from .sm90_reference import CLUSTERS
 
-_C_TYPES = {"address": "int64_t", "size": "int32_t", "stride": "int64_t"}
+_C_TYPES = {"address": "int64_t", "size": "int32_t", "stride": "int64_t", "word": "int64_t"}
 _HOSTS: dict[str, HostFunction] = {}
 
 

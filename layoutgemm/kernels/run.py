@@ -78,6 +78,12 @@ def run_plan(
     >>> result.ran_on, result.c[0].tolist()
     ('NumPy executor', [8.0, 8.0, 8.0, 8.0])
     """
+    if isinstance(plan, Sm90Plan) and plan.epilogue:
+        names = ", ".join(given.name for given in plan.epilogue.given) or "none"
+        raise OperandError(
+            f"the plan has an epilogue with operands of its own ({names}), which run() has no place for: launch "
+            "plan.compile() with kernels.epilogue_words.words_of, or call layoutgemm.matmul"
+        )
     if device not in (None, *DEVICES):
         raise OperandError(f"device {device!r}: known are {', '.join(map(repr, DEVICES))}, or None to choose")
     kinds = {name: _kind(name, value) for name, value in (("a", a), ("b", b))}

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import PlanError
+from .epilogue import Epilogue
 from .plan import Operand
 from .sm90_plan import Sm90Config, Sm90Plan
 
@@ -26,7 +27,16 @@ class Sm90Choice:
     swapped: bool = False
 
     def plan(
-        self, m: int, n: int, k: int, *, batch: int = 1, a: Any = "bf16", b: Any = None, c: Any = None
+        self,
+        m: int,
+        n: int,
+        k: int,
+        *,
+        batch: int = 1,
+        a: Any = "bf16",
+        b: Any = None,
+        c: Any = None,
+        epilogue: Epilogue | None = None,
     ) -> Sm90Plan:
         """The plan of the kernel that computes C[m, n] = A[m, k] @ B[k, n]; arguments as for Sm90Plan.derive.
 
@@ -36,9 +46,12 @@ class Sm90Choice:
         a_, b_ = Operand.parse(a), Operand.parse(Operand.parse(a).dtype if b is None else b)
         c_ = Operand.parse(c if c is not None else a_.dtype if a_.dtype.bits == 16 else "bf16")
         if not self.swapped:
-            return Sm90Plan.derive(m, n, k, batch=batch, a=a_, b=b_, c=c_, config=self.config)
+            return Sm90Plan.derive(m, n, k, batch=batch, a=a_, b=b_, c=c_, config=self.config, epilogue=epilogue)
         flip = {op: Operand(op.dtype, _OTHER[op.order]) for op in (a_, b_, c_)}
-        return Sm90Plan.derive(n, m, k, batch=batch, a=flip[b_], b=flip[a_], c=flip[c_], config=self.config)
+        turned = epilogue.transposed() if epilogue else None
+        return Sm90Plan.derive(
+            n, m, k, batch=batch, a=flip[b_], b=flip[a_], c=flip[c_], config=self.config, epilogue=turned
+        )
 
     def arguments(
         self,

@@ -40,9 +40,10 @@ class Sm90Epilogue:
         owner = (consumer * 4 + warp) // store.warps
         issuer = lane if const_expr(store.warps == 1) else thread
         rows = warp * (64 // 4) if const_expr(store.warps == 1) else 0
+        fused = self.fused(job, (row + block * 64, column, matrix), thread)
         for i, round_ in store.rounds_of(block, part):
             buffer = job.shared.c(owner * store.buffers + i % store.buffers)
-            packed = [self.convert(accumulator, chunk) for chunk in round_.chunks]
+            packed = [self.convert(accumulator, chunk, fused) for chunk in round_.chunks]
             # One thread issues the stores, so it alone can wait until they have read the buffer; then it tells.
             if issuer == 0:
                 bridge.wait_stores_read(store.pending(i))
@@ -56,6 +57,14 @@ class Sm90Epilogue:
                     place = {"m": row + (block * 64 + rows), "n": column + chunk.column, "l": matrix}
                     bridge.store_tile(maps[chunk.map], store.maps[chunk.map], place, buffer + chunk.offset)
                 bridge.commit_stores()
+        if const_expr(fused is not None):
+            fused.finish()
+
+    def fused(self, job: Any, place: Any, thread: Any) -> Any:
+        """What applies the plan's epilogue to a block of 64 rows, or None."""
+        from .sm90_fused import FusedBlock
+
+        return FusedBlock(self.plan, job, place, thread) if self.plan.epilogue else None
 
     def meet(self, consumer: Any) -> None:
         """The threads that share a buffer meet."""
@@ -64,12 +73,16 @@ class Sm90Epilogue:
         else:
             bridge.named_sync(self.plan.store_barrier(consumer), 128)
 
-    def convert(self, accumulator: Any, chunk: Any) -> list[Any]:
+    def convert(self, accumulator: Any, chunk: Any, fused: Any) -> list[Any]:
         """A chunk's values in C's type, as they go into shared memory: pairs in one register, or pairs of f32."""
-        values = range(chunk.first_value, chunk.first_value + chunk.values, 2)
+        if fused is not None:
+            values = fused.values(accumulator, chunk.first_value, chunk.values)
+        else:
+            values = [accumulator[chunk.first_value + v] for v in range(chunk.values)]
+        pairs = zip(values[::2], values[1::2], strict=True)
         if self.plan.c.dtype.bits == 32:
-            return [(accumulator[v], accumulator[v + 1]) for v in values]
-        return [(bridge.convert_pair(accumulator[v], accumulator[v + 1], self.plan.c.dtype),) for v in values]
+            return list(pairs)
+        return [(bridge.convert_pair(low, high, self.plan.c.dtype),) for low, high in pairs]
 
     def fill(self, pairs: Any, tile: Any, chunk: Any, thread: Any) -> None:
         """One chunk of a thread's registers into shared memory; `thread` counts in the tile's owner."""
@@ -96,14 +109,19 @@ class Sm90Epilogue:
         row, column, matrix = origin
         row += block * 64
         base = job.c + Int64(matrix) * job.stride_c * plan.c.dtype.bytes
-        for v in bridge.unrolled(plan.mma.accumulator_registers):
+        count = plan.mma.accumulator_registers
+        fused = self.fused(job, (row, column, matrix), thread)
+        values = [accumulator[v] for v in range(count)] if fused is None else fused.values(accumulator, 0, count)
+        if const_expr(fused is not None):
+            fused.finish()
+        for v in bridge.unrolled(count):
             i, j = plan.mma.coords_C(thread, v)
             if i < job.m - row and j < job.n - column:
                 if const_expr(plan.c.order == "row"):
                     element = Int64(row + i) * job.ldc + (column + j)
                 else:
                     element = Int64(column + j) * job.ldc + (row + i)
-                bridge.store_element(base + element * plan.c.dtype.bytes, accumulator[v], plan.c.dtype)
+                bridge.store_element(base + element * plan.c.dtype.bytes, values[v], plan.c.dtype)
 
     @cute.jit
     def reduce(self, job: Any, accumulators: Any, at: Any) -> None:

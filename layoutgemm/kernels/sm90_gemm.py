@@ -76,9 +76,16 @@ class Sm90GemmKernel:
         a, b, c: global addresses of the first element; lda, ldb, ldc: elements between consecutive lines; stride_*:
         elements between matrices of a batch (not read for a plan of one). Asynchronous on `stream`.
         """
-        plan = self.plan
-        extents = {"m": m, "n": n, "k": k, "l": batch}
         pitches = {"a": (lda, stride_a), "b": (ldb, stride_b), "c": (ldc, stride_c)}
+        self.start((a, b, c), (m, n, k, batch), pitches, workers, (), stream)
+
+    @cute.jit
+    def start(self, matrices: Any, sizes: Any, pitches: Any, workers: Any, words: Any, stream: Any) -> None:
+        """Encode and launch; `words` are what the epilogue takes besides."""
+        plan = self.plan
+        a, b, c = matrices
+        m, n, k, batch = sizes
+        extents = {"m": m, "n": n, "k": k, "l": batch}
         used = 2 if plan.batch > 1 else 1
         map_a = bridge.encode_tensor_map(plan.a.tma, a, extents, *pitches["a"][:used])
         map_b = bridge.encode_tensor_map(plan.b.tma, b, extents, *pitches["b"][:used])
@@ -89,7 +96,7 @@ class Sm90GemmKernel:
         across = plan.order.clusters(grid)
         clusters = cutlass.min(across[0] * across[1] * batch, workers)
         clusters = across[0] * across[1] * batch if const_expr(plan.config.single) else clusters
-        self.kernel(map_a, map_b, *maps_c, c, m, n, k, batch, ldc, stride_c).launch(
+        self.kernel(map_a, map_b, *maps_c, c, m, n, k, batch, *pitches["c"], words).launch(
             grid=(clusters * plan.cluster_size, 1, 1),
             block=(plan.threads, 1, 1),
             cluster=(plan.cluster_size, 1, 1),
@@ -119,6 +126,7 @@ class Sm90GemmKernel:
         batch: Int32,
         ldc: Int64,
         stride_c: Int64,
+        words: tuple,
     ) -> None:
         """Device side: one block of a persistent grid."""
         plan = self.plan
@@ -168,6 +176,7 @@ class Sm90GemmKernel:
             c=c,
             ldc=ldc,
             stride_c=stride_c,
+            given=bridge.Carried(**dict(zip(plan.epilogue.words, words, strict=True))),
         )
         maps = (map_a, map_b, (map_c0, map_c1, map_c2, map_c3))
         first = block // plan.cluster_size

@@ -18,6 +18,7 @@ from ..checks.budgets import launch_registers, setmaxnreg_problem
 from ..dtypes import DType
 from ..errors import PlanError
 from ..layouts import Layout
+from .epilogue import MAX_WORDS, Epilogue
 from .plan import BARRIER_BYTES, MAX_COORDINATE, GemmPlan, Operand, OperandPlan, derive_operand
 from .sm90_store import ROWS, StorePlan
 
@@ -218,7 +219,7 @@ class Sm90Plan:
     empty_arrivals: int
     registers: tuple[int, int] | None
     config: Sm90Config = field(default_factory=Sm90Config)
-    parameters = _PARAMETERS
+    epilogue: Epilogue = field(default_factory=Epilogue)
 
     # ------------------------------------------------------------------------------------------------------- derivation
     @classmethod
@@ -233,12 +234,14 @@ class Sm90Plan:
         b: Operand | DType | str | None = None,
         c: Operand | DType | str | None = None,
         config: Sm90Config | None = None,
+        epilogue: Epilogue | None = None,
     ) -> Sm90Plan:
         """Derive the kernel for `batch` products C[m, n] = A[m, k] @ B[k, n].
 
         m, n, k, batch   any positive sizes; ragged edges are zeros on load and not written on store, but for
                          `bytes_beyond_line`
         a, b             bf16, f16, e4m3 or e5m2, ":row" (default) or ":col"; 8-bit ones K-major: a "row", b "col"
+        epilogue         what happens to the sums before they are stored, see `kernels.epilogue`
         c                f32, bf16, f16, e4m3 or e5m2, ":row" or ":col"; a's type unless given (bf16 for 8-bit inputs)
 
         Raises PlanError naming the argument and the arithmetic when no such kernel exists; passes on AtomError,
@@ -333,9 +336,18 @@ class Sm90Plan:
             empty_arrivals=groups * WARPS_OF_GROUP * (along_m + along_n - 1),
             registers=_registers(arch, threads, config),
             config=config,
+            epilogue=epilogue or Epilogue(),
         )
 
     # ------------------------------------------------------------------------------------------------ what is asked for
+    @property
+    def parameters(self) -> dict[str, str]:
+        """What a launch takes, name -> kind, in order; with an epilogue, sixteen words more, the first its own."""
+        if not self.epilogue:
+            return _PARAMETERS
+        words = [*self.epilogue.words, *[f"unused{i}" for i in range(len(self.epilogue.words), MAX_WORDS)]]
+        return {**_PARAMETERS, **dict.fromkeys(words, "word")}
+
     @property
     def tiles(self) -> tuple[int, int]:
         """How many tiles there are along M and N."""
