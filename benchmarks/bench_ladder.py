@@ -83,9 +83,10 @@ def main() -> int:
         }  # fmt: skip
         rows.append(row)
         mark = "" if timing.right else "  WRONG"
+        guide = "-" if level.guide is None else f"{level.guide:.0f}"
         print(
             f"{level.number:2}  {level.name:30} {timing.us:9.1f} {timing.tflops:8.1f} {timing.ratio:9.3f} "
-            f"{level.guide:6.0f}{mark}",
+            f"{guide:>6}{mark}",
             flush=True,
         )
     print(f"{'torch.mm':34} {library.us:9.1f} {library.tflops:8.1f}")

@@ -46,7 +46,8 @@ def ladder(record: dict[str, Any]) -> list[str]:
     lines = ["| level | TFLOP/s | x torch.mm | the guide's |", "|---|---|---|---|"]
     for level in record["levels"]:
         name = f"{level['level']} {level['name']}"
-        cells = [name, f"{level['tflops']:.0f}", f"{level['ratio']:.3f}", f"{level['guide']:.0f}"]
+        guide = "-" if level["guide"] is None else f"{level['guide']:.0f}"
+        cells = [name, f"{level['tflops']:.0f}", f"{level['ratio']:.3f}", guide]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 

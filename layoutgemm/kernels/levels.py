@@ -63,17 +63,17 @@ ALL_SHARED = 100
 class Level:
     """One level of the ladder, or one variant of it.
 
-    number  of the level in the guide, 1 to 11
+    number  of the level in the guide, 1 to 11; 12 is ours
     name    what it is, unique among the levels
     kernel  the kernel object; what it holds is a compile-time constant
-    guide   TFLOP/s at 8192^3 that the guide gives for the level
+    guide   TFLOP/s at 8192^3 that the guide gives for the level; None where it has none
     c       the output's type, f32 or bf16
     """
 
     number: int
     name: str
     kernel: Any
-    guide: float
+    guide: float | None
     c: DType = f32
     parameters = PARAMETERS
 

@@ -1,0 +1,249 @@
+"""Level 12: no producer. The warpgroups that multiply load for themselves, and a tile of 256x224 fits.
+
+    python kernels/hopper_12_self_loading.py
+
+Needs: dsl
+
+What changed against level 11: the producer is gone, and setmaxnreg with it. A block is two warpgroups, 256 threads that
+may name 255 registers each; beside a producer 240 are the most. 224 of them are accumulators: a warpgroup has 128 rows
+of a 256x224 tile, two products of m64n224 that read the same B. The first warp of the second warpgroup also loads: when
+the k tile before the one that is being multiplied has been read, it says so and refills that stage, for a place of its
+own that runs ahead of the products, into the next output tile where this one has no more k tiles. Three stages are
+enough. The last k tile is multiplied in blocks of 64 rows, each a group, so that the first block leaves while the
+second's products run. Each warp stores its own 16 rows and waits for no other; no named barrier is left. As in levels 9
+to 11, the pitch of C up to the next 16 bytes is the kernel's.
+
+    ring of 3, self-loading, 2 consumers, cluster 2x1, early stores: 8 warps, in each of 2 CTAs
+      math0        4 warps     wgmma, loads
+      math1        4 warps     TMA, wgmma, loads
+      a            TMA: math1 -> math0, math1, 3 stages
+        full       1 arrival: math1 expecting 61440 bytes; lands 61440 = math1 a 32768 + math1 b 14336 * 2
+        empty      16 arrivals: math0 4 warps in 2 CTAs + math1 4 warps in 2 CTAs; waited for by math1
+      b            TMA multicast: math1 -> math0, math1, 3 stages
+
+A warp's stores are a pipeline of their own: 8 rounds a tile, of 16 rows by 64 or 32 columns, through 2 buffers.
+
+What it should gain: a k tile of 256x224 loads 60 KiB for 3.7 million multiply-adds, one of 128x256 48 KiB for 2.1
+million. More than a quarter of the traffic goes, and with it energy, which decides the clock; four tiles pay for an end
+where seven did, and a part of each end hides behind products.
+
+Measured on an H200 at 8192^3: not yet.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64
+
+from layoutgemm.atoms import wgmma
+from layoutgemm.checks import Grouped, Hopper, Persistent, Report, StoreRing, check_pipeline, matrix_access, registers
+from layoutgemm.dtypes import bf16
+from layoutgemm.kernels import bridge, level_checks, levels
+from layoutgemm.kernels.sm90_store import Operand, StorePlan
+
+
+class SelfLoadingKernel:
+    """Two blocks a cluster, one cluster for every two multiprocessors: two warpgroups that load, multiply and store."""
+
+    def __init__(self, workers: int = 66) -> None:
+        self.tile_m, self.tile_n, self.tile_k = 256, 224, 64
+        self.stages, self.consumers, self.buffers = 3, 2, 2
+        self.mma = wgmma(self.tile_n, "bf16")
+        self.blocks = self.tile_m // self.consumers // self.mma.shape_mnk[0]  # of 64 rows, of one warpgroup
+        self.a = levels.operand("A", self.tile_m, self.tile_k, self.mma)
+        self.b = levels.operand("B", self.tile_n, self.tile_k, self.mma, multicast=2)
+        # A warp's 16 rows leave 64 columns at a time, the last 32: their boxes, registers and addresses for stmatrix.
+        self.store = StorePlan.derive(self.mma, self.blocks, Operand(bf16), chunks=1, buffers=self.buffers)
+        self.rounds = [self.store.rounds_of(block, 0) for block in range(self.blocks)]  # (number, round) of each
+        self.wide, self.narrow = self.store.maps
+        self.c = self.store.rounds[0].chunks[0].tile
+        warps = self.consumers * self.mma.threads // 32
+        self.loader = warps - warps // self.consumers  # the first warp of the last warpgroup
+        self.smem = levels.SharedMap.of(self.a.smem, self.b.smem, self.stages, self.c, warps * self.buffers)
+        self.schedule = Persistent(Grouped("M", group=8), workers, cluster=(2, 1))
+        rounds = [[(i % self.buffers, self.store.pending(i)) for i, _ in of_block] for of_block in self.rounds]
+        *self.short, self.pipeline, self.output = Hopper(
+            self.stages, (self.a.tma.sent_bytes, self.b.tma.sent_bytes), cluster=self.schedule.cluster,
+            consumers=self.consumers, blocks=self.blocks, early=True,
+            store=StoreRing(self.store.warps, self.buffers, tuple(map(tuple, rounds))),
+        ).cases()  # fmt: skip
+
+    def check(self) -> Report:
+        """Operands, fragments, budgets; the ring for every number of k tiles and tiles; every tile once; the output."""
+        held = {"accumulators": self.blocks * self.mma.accumulator_registers, "descriptors, places, counters": 20}
+        more = [registers(levels.ARCH, self.pipeline.threads, held), level_checks.every_tile_once(self.schedule)]
+        for copies, (_, round_) in zip((self.wide, self.narrow), (self.rounds[0][0], self.rounds[0][-1])):
+            tile = round_.chunks[0].tile
+            more += level_checks.output_checks(tile, copies, matrix_access(tile.extent, bf16, "K", "stmatrix"))
+        more += map(check_pipeline, (*self.short, self.output))
+        return levels.wgmma_report(self.mma, self.a, self.b, self.smem, self.pipeline, *more)
+
+    @cute.jit
+    def __call__(
+        self, a: Int64, b: Int64, c: Int64, m: Int32, n: Int32, k: Int32,
+        lda: Int64, ldb: Int64, ldc: Int64, stream: bridge.Stream,
+    ) -> None:  # fmt: skip
+        """Host side: encode the tensor maps, launch as many clusters as stay resident, or as there are tiles for."""
+        extents = {"m": m, "n": n, "k": k}
+        map_a = bridge.encode_tensor_map(self.a.tma, a, extents, lda)
+        map_b = bridge.encode_tensor_map(self.b.tma, b, extents, ldb)
+        map_wide = bridge.encode_tensor_map(self.wide, c, extents, ldc)
+        map_narrow = bridge.encode_tensor_map(self.narrow, c, extents, ldc)
+        rows, columns = self.schedule.clusters((levels.tiles(m, self.tile_m), levels.tiles(n, self.tile_n)))
+        blocks = cutlass.min(rows * columns, self.schedule.workers) * self.pipeline.cluster
+        self.kernel(map_a, map_b, map_wide, map_narrow, m, n, k).launch(
+            grid=(blocks, 1, 1), block=(self.pipeline.threads, 1, 1), cluster=(self.pipeline.cluster, 1, 1),
+            smem=self.smem.total, stream=stream, min_blocks_per_mp=1,
+        )  # fmt: skip
+
+    @cute.kernel
+    def kernel(
+        self, map_a: cutlass.GridConstant[bridge.TensorMap], map_b: cutlass.GridConstant[bridge.TensorMap],
+        map_wide: cutlass.GridConstant[bridge.TensorMap], map_narrow: cutlass.GridConstant[bridge.TensorMap],
+        m: Int32, n: Int32, k: Int32,
+    ) -> None:  # fmt: skip
+        """Device side: every block walks through its tiles of C."""
+        # 1. Who this is, and how much there is to do.
+        thread, _, _ = cute.arch.thread_idx()
+        block, _, _ = cute.arch.block_idx()
+        warp, consumer, lane = bridge.uniform(thread // 32), bridge.uniform(thread // 128), thread % 32
+        tile, rank = block // self.pipeline.cluster, bridge.rank_in_cluster()
+        grid = levels.tiles(m, self.tile_m), levels.tiles(n, self.tile_n)
+        rows, columns = self.schedule.clusters(grid)
+        tiles, k_tiles = rows * columns, levels.tiles(k, self.tile_k)
+        shared = bridge.SharedMemory(self.smem)
+        job = bridge.Carried(shared=shared, warp=warp, lane=lane, rank=rank, grid=grid, tiles=tiles, k_tiles=k_tiles)
+        loads, stores = (map_a, map_b), (map_wide, map_narrow)
+        # 2. Barriers, initialised once and for all tiles. The cluster meets before anyone arrives at another block's.
+        if thread == 0:
+            for s in cutlass.range_constexpr(self.stages):
+                bridge.barrier_init(shared.full(s), self.pipeline.mbarrier("full").count)
+                bridge.barrier_init(shared.empty(s), self.pipeline.mbarrier("empty").count)
+            bridge.barriers_visible()
+            for each in (*loads, *stores):
+                bridge.prefetch_map(each)
+        bridge.cluster_arrive(relaxed=True)
+        bridge.cluster_wait()
+
+        # 3. All stages are free. `ahead`, where the loads stand: tile, its first row and column, k tile, stage, phase.
+        m0, n0 = self.origin(job, tile)
+        ahead = (tile, bridge.uniform(m0), bridge.uniform(n0), Int32(0), Int32(0), Int32(0))
+        for _ in cutlass.range(self.stages, unroll=1):
+            ahead = self.load_next(job, loads, ahead)
+        mma = bridge.Wgmma(self)
+        accumulators = [mma.accumulator() for _ in range(self.blocks)]
+        operand_a = bridge.Operand(self.a.descriptor, shared.a(0), self.smem.a_stage_bytes, consumer * self.blocks)
+        operand_b = bridge.Operand(self.b.descriptor, shared.b(0), self.smem.b_stage_bytes)
+        stage, phase = Int32(0), Int32(0)
+        while tile < tiles:
+            m0, n0 = self.origin(job, tile)
+            # 4. All k tiles but the last: one group in flight. The stage of the group before is released, and refilled.
+            behind = stage
+            for k_tile in cutlass.range(k_tiles - 1, unroll=1):
+                stage = bridge.uniform(stage)
+                bridge.barrier_wait(shared.full(stage), phase)
+                mma.multiply_blocks(accumulators, operand_a, operand_b, stage, k_tile > 0)
+                mma.wait(1)
+                if k_tile > 0:
+                    ahead = self.release(job, loads, behind, ahead)
+                behind = stage
+                stage += 1
+                if stage == self.stages:
+                    stage = Int32(0)
+                    phase ^= 1
+
+            # 5. The last k tile: a group for each block of rows.
+            stage = bridge.uniform(stage)
+            bridge.barrier_wait(shared.full(stage), phase)
+            mma.multiply_one_by_one(accumulators, operand_a, operand_b, stage, k_tiles > 1)
+            mma.wait(self.blocks)
+            if k_tiles > 1:
+                ahead = self.release(job, loads, behind, ahead)
+            behind = stage
+            stage += 1
+            if stage == self.stages:
+                stage = Int32(0)
+                phase ^= 1
+
+            # 6. The way out, block by block, while the products of the blocks behind it run. Behind the last of them
+            #    the last stage is free, and is refilled for the next tile before anything is stored.
+            for which in cutlass.range_constexpr(self.blocks):
+                mma.wait(self.blocks - 1 - which)
+                if cutlass.const_expr(which == self.blocks - 1):
+                    ahead = self.release(job, loads, behind, ahead)
+                row = m0 + (consumer * self.blocks + which) * self.mma.shape_mnk[0]
+                self.store_rows(job, stores, accumulators[which], which, row, n0)
+            tile += self.schedule.workers
+        bridge.wait_stores_read(0)
+        # 7. Nobody leaves while the other block may still arrive at its barriers or send it a tile.
+        bridge.cluster_arrive()
+        bridge.cluster_wait()
+
+    def origin(self, job: Any, tile: Any) -> tuple[Any, Any]:
+        """First row and column of this block's part of a cluster's tile."""
+        row, column = self.schedule.tile(tile, 0, job.rank, job.grid, cutlass.min)
+        return row * self.tile_m, column * self.tile_n
+
+    @cute.jit
+    def load_next(self, job: Any, maps: Any, ahead: Any) -> Any:
+        """The warp that loads: one k tile into the next stage, if there is one left, and a step on."""
+        tile, m0, n0, k_tile, stage, phase = ahead
+        if job.warp == self.loader:
+            if tile < job.tiles:
+                bridge.barrier_wait(job.shared.empty(stage), phase ^ 1)
+                if bridge.elect():
+                    full, origin = job.shared.full(stage), {"m": m0, "n": n0, "k": k_tile * self.tile_k}
+                    bridge.barrier_expect(full, self.pipeline.mbarrier("full").bytes)
+                    bridge.load_tile(maps[0], self.a.tma, origin, job.shared.a(stage), full)
+                    # Each block loads one half of B and sends it to both.
+                    everyone = bridge.cluster_mask(self.pipeline.cluster, 0, 1)
+                    bridge.load_share(maps[1], self.b.tma, origin, job.shared.b(stage), full, job.rank, everyone)
+                stage += 1
+                if stage == self.stages:
+                    stage = Int32(0)
+                    phase ^= 1
+                k_tile += 1
+                if k_tile == job.k_tiles:
+                    k_tile = Int32(0)
+                    tile += self.schedule.workers
+                    m0, n0 = self.origin(job, tile)
+        return tile, m0, n0, k_tile, stage, phase
+
+    @cute.jit
+    def release(self, job: Any, maps: Any, stage: Any, ahead: Any) -> Any:
+        """This warp has read the stage: both blocks hear of it, since both send into it. Then the next load."""
+        if job.lane < self.pipeline.cluster:
+            bridge.barrier_arrive_at(job.shared.empty(stage), job.lane)
+        return self.load_next(job, maps, ahead)
+
+    @cute.jit
+    def store_rows(self, job: Any, maps: Any, accumulator: Any, block: int, m0: Any, n0: Any) -> None:
+        """A warp's 16 rows of one block: round them, put them into a buffer by stmatrix, store the buffer by TMA."""
+        for number, round_ in self.rounds[block]:
+            (chunk,) = round_.chunks
+            values = range(chunk.first_value, chunk.first_value + chunk.values, 2)
+            pairs = [bridge.convert_pair(accumulator[v], accumulator[v + 1], bf16) for v in values]
+            buffer = job.shared.c(job.warp * self.buffers + number % self.buffers)
+            # The lane that issued the store of this buffer knows when it has been read, and tells the warp.
+            if job.lane == 0:
+                bridge.wait_stores_read(self.store.pending(number))
+            bridge.warp_sync()
+            for i in bridge.unrolled(len(pairs) // chunk.matrices):
+                four = pairs[i * chunk.matrices : (i + 1) * chunk.matrices]
+                bridge.store_matrices(buffer + chunk.rows((job.lane, (i, 0))) * bf16.bytes, four)
+            # Every writer fences its writes, all meet, and only then the copy engine is asked to read them.
+            bridge.shared_writes_visible()
+            bridge.warp_sync()
+            if job.lane == 0:
+                place = {"m": m0 + job.warp % 4 * self.c.extent[0], "n": n0 + chunk.column}
+                bridge.store_tile(maps[chunk.map], self.store.maps[chunk.map], place, buffer)
+                bridge.commit_stores()
+
+
+LEVELS = (levels.Level(12, "self-loading 256x224", SelfLoadingKernel(), guide=None, c=bf16),)
+
+if __name__ == "__main__":
+    raise SystemExit(levels.main(LEVELS))
