@@ -1,0 +1,198 @@
+"""What an epilogue costs: the production kernel with and without each, side by side, after each was checked.
+
+    python benchmarks/bench_epilogue.py --json benchmarks/results/epilogue_h200.json     # on the GPU, about a minute
+
+A kernel with an epilogue is first held against NumPy at ragged sizes. Times are bursts, as `layoutgemm/bench.py` says;
+the figure is the ratio to the kernel without an epilogue, and beside it the bytes that the epilogue moves besides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+from layoutgemm.bench import CudaDevice, Problem, burst  # noqa: E402
+from layoutgemm.dtypes import dtype  # noqa: E402
+from layoutgemm.kernels.epilogue import (  # noqa: E402
+    Activation,
+    ActivationGradient,
+    Amax,
+    Aux,
+    Bias,
+    Clamp,
+    Custom,
+    Dropout,
+    Epilogue,
+    Given,
+    Residual,
+    Scale,
+    VectorScale,
+)
+from layoutgemm.kernels.epilogue_words import Placed, words_of  # noqa: E402
+from layoutgemm.kernels.sm90_choice import choose  # noqa: E402
+
+CASES: dict[str, tuple[Epilogue, str]] = {
+    "plain": (Epilogue(), "bf16"),
+    "alpha": (Epilogue(Scale()), "bf16"),
+    "bias": (Epilogue(Bias()), "bf16"),
+    "row bias": (Epilogue(Bias("m")), "bf16"),
+    "row and column scales": (Epilogue(VectorScale("m", name="r"), VectorScale("n", name="s")), "bf16"),
+    **{kind: (Epilogue(Activation(kind)), "bf16") for kind in ("relu", "gelu", "gelu_tanh", "silu", "tanh", "sigmoid")},
+    "bias + gelu_tanh": (Epilogue(Bias(), Activation("gelu_tanh")), "bf16"),
+    "clamp": (Epilogue(Clamp(-40.0, 40.0)), "bf16"),
+    "amax": (Epilogue(Amax()), "bf16"),
+    "dropout": (Epilogue(Dropout(0.1)), "bf16"),
+    "own: causal, scaled": (
+        Epilogue(Custom.of(lambda x, i, j, ops, w: ops.where(j <= i, x * w, 0.0), Given("w", "n", dtype("f32")))),
+        "bf16",
+    ),
+    "to e4m3, scaled": (Epilogue(Scale("c_scale", device=True)), "e4m3"),
+    "residual": (Epilogue(Residual()), "bf16"),
+    "aux + gelu_tanh": (Epilogue(Aux(), Activation("gelu_tanh")), "bf16"),
+    "dgelu": (Epilogue(ActivationGradient("gelu_tanh")), "bf16"),
+}
+NUMBERS = {"alpha": 0.5, "beta": 2.0, "seed": 12345}
+
+
+def given_on_gpu(epilogue: Epilogue, m: int, n: int) -> dict[str, Any]:
+    """Tensors and numbers for the epilogue's operands."""
+    import torch
+
+    types = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+    shapes = {"": (1,), "m": (m,), "n": (n,), "mn": (m, n)}
+    made: dict[str, Any] = {}
+    for given in epilogue.given:
+        if given.host:
+            made[given.name] = NUMBERS[given.name]
+        elif given.written:
+            made[given.name] = torch.zeros(shapes[given.axes], dtype=types[given.dtype.name], device="cuda")
+        else:
+            made[given.name] = torch.randn(shapes[given.axes], device="cuda").to(types[given.dtype.name])
+    return made
+
+
+def extra_bytes(epilogue: Epilogue, m: int, n: int) -> int:
+    """Bytes of matrices that the epilogue reads and writes besides C."""
+    return sum(m * n * given.dtype.bytes for given in epilogue.given if given.axes == "mn")
+
+
+def launcher(m: int, n: int, k: int, epilogue: Epilogue, c: str) -> tuple[Callable[..., None], Any]:
+    """(launch of a, b, c and the epilogue's operands, plan) as the heuristic configures it."""
+    import torch
+
+    choice, _ = choose(m, n, k)
+    turned = n % 2 == 0 and not choice.swapped
+    plan = choice.plan(m, n, k, b="bf16:col", c=c, epilogue=epilogue.in_pairs(turned) if epilogue else None)
+    compiled = plan.compile()
+    workers = torch.cuda.get_device_properties(0).multi_processor_count // plan.cluster_size
+
+    def launch(a: Any, b: Any, out: Any, given: dict[str, Any]) -> None:
+        placed = {
+            name: value if isinstance(value, (int, float)) else Placed(value.data_ptr(), value.stride(0), 0)
+            for name, value in given.items()
+        }
+        words = words_of(plan.epilogue, placed) if plan.epilogue else ()
+        arguments = choice.arguments(
+            [x.data_ptr() for x in (a, b, out)], (m, n, k, 1), (a.stride(0), b.stride(0), out.stride(0)), (0, 0, 0),
+            workers,
+        )  # fmt: skip
+        compiled.launch(*arguments, *words, stream=torch.cuda.current_stream().cuda_stream)
+
+    return launch, plan
+
+
+def fault(name: str, m: int = 520, n: int = 776, k: int = 264) -> str:
+    """What is wrong with a kernel at ragged sizes, or ""; C and all that is written are compared with NumPy."""
+    import torch
+
+    epilogue, c = CASES[name]
+    launch, plan = launcher(m, n, k, epilogue, c)
+    a, b = (torch.randn(shape, device="cuda").bfloat16() for shape in ((m, k), (n, k)))
+    out = torch.zeros((m, n), dtype=torch.float8_e4m3fn if c == "e4m3" else torch.bfloat16, device="cuda")
+    given = given_on_gpu(epilogue, m, n)
+    launch(a, b, out, given)
+    exact = (a.double() @ b.double().T).float().cpu().numpy()
+    host = {
+        name: value if isinstance(value, (int, float)) else value.float().cpu().numpy()
+        for name, value in given.items()
+        if not epilogue.named_given(name).written
+    }
+    host = {name: value[0] if getattr(value, "shape", ()) == (1,) else value for name, value in host.items()}
+    want = epilogue.reference(exact, **host)
+    step = plan.c.dtype.unit_roundoff
+
+    def off(found: Any, expected: Any, unit: float) -> float:
+        import numpy as np
+
+        allowed = 2.5 * unit * np.abs(expected) + 2.0**-7
+        return float(np.max(np.abs(found.float().cpu().numpy() - expected) / allowed))
+
+    worst = {"c": off(out, want.c.clip(-448, 448) if c == "e4m3" else want.c, step)}
+    worst |= {key: off(given[key], value, 2.0**-8) for key, value in want.written.items()}
+    wrong = {key: value for key, value in worst.items() if not value <= 1}
+    return f"off by {wrong} times what is allowed" if wrong else ""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--size", type=int, nargs="*", default=[8192, 4096], help="M = N = K (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--only", nargs="*", help="cases whose name contains one of these; plain is always there")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args(argv)
+    import torch
+
+    from benchmarks import machine
+
+    device, record = CudaDevice(), {"machine": machine.facts(), "cases": {}}
+    names = [name for name in CASES if name == "plain" or not options.only or any(o in name for o in options.only)]
+    for name in names:
+        start = time.monotonic()
+        wrong = fault(name)
+        print(f"{name}: {wrong or 'right'} [{time.monotonic() - start:.1f} s]", flush=True)
+        record["cases"][name] = {"fault": wrong}
+    for size in options.size:
+        problem = Problem(size, size, size, "k")
+        sets = device.operands(problem, 0)
+        replays = {}
+        for name in names:
+            epilogue, c = CASES[name]
+            launch, plan = launcher(size, size, size, epilogue, c)
+            narrow = torch.float8_e4m3fn
+            outs = [s.c if c == "bf16" else torch.empty(s.c.shape, dtype=narrow, device="cuda") for s in sets]
+            given = given_on_gpu(epilogue, size, size)
+            replays[name] = device.record(
+                [lambda s=s, out=out, launch=launch, given=given: launch(s.a, s.b, out, given)
+                 for s, out in zip(sets, outs, strict=True)]
+            )  # fmt: skip
+            record["cases"][name]["registers"] = str(plan.compile().resources) if options.json is None else ""
+        samples = burst(device, replays, options.rounds, random.Random(0))
+        base = statistics.median(samples["plain"])
+        print(f"\n{size}^3: plain {problem.tflops(base / len(sets)):.1f} TFLOP/s")
+        for name in names:
+            epilogue, _ = CASES[name]
+            ratio = statistics.median(samples[name]) / base
+            more = extra_bytes(epilogue, size, size)
+            record["cases"][name][str(size)] = {"time_ratio": round(ratio, 4), "extra_bytes": more}
+            print(f"    {ratio:6.4f}  {name}" + (f"  ({more / 2**20:.0f} MiB more)" if more else ""), flush=True)
+        record.setdefault("plain_tflops", {})[str(size)] = round(problem.tflops(base / len(sets)), 1)
+    if options.json:
+        for case in record["cases"].values():
+            case.pop("registers", None)
+        options.json.write_text(json.dumps(record, indent=1) + "\n")
+    return 1 if any(case["fault"] for case in record["cases"].values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
