@@ -15,6 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,11 +88,15 @@ def extra_bytes(epilogue: Epilogue, m: int, n: int) -> int:
     return sum(m * n * given.dtype.bytes for given in epilogue.given if given.axes == "mn")
 
 
-def launcher(m: int, n: int, k: int, epilogue: Epilogue, c: str) -> tuple[Callable[..., None], Any]:
-    """(launch of a, b, c and the epilogue's operands, plan) as the heuristic configures it."""
+def launcher(
+    m: int, n: int, k: int, epilogue: Epilogue, c: str, tile: tuple[int, int] | None = None
+) -> tuple[Callable[..., None], Any]:
+    """(launch of a, b, c and the epilogue's operands, plan) as the heuristic configures it, or with another tile."""
     import torch
 
     choice, _ = choose(m, n, k)
+    if tile is not None:
+        choice = replace(choice, config=replace(choice.config, tile=tile))
     turned = n % 2 == 0 and not choice.swapped
     plan = choice.plan(m, n, k, b="bf16:col", c=c, epilogue=epilogue.in_pairs(turned) if epilogue else None)
     compiled = plan.compile()
@@ -119,7 +124,8 @@ def fault(name: str, m: int = 520, n: int = 776, k: int = 264) -> str:
     epilogue, c = CASES[name]
     launch, plan = launcher(m, n, k, epilogue, c)
     a, b = (torch.randn(shape, device="cuda").bfloat16() for shape in ((m, k), (n, k)))
-    out = torch.zeros((m, n), dtype=torch.float8_e4m3fn if c == "e4m3" else torch.bfloat16, device="cuda")
+    kind = torch.float8_e4m3fn if c == "e4m3" else torch.bfloat16
+    out = torch.zeros((m, -(-n // 16) * 16), dtype=kind, device="cuda")[:, :n]  # lines of whole 16 bytes
     given = given_on_gpu(epilogue, m, n)
     launch(a, b, out, given)
     exact = (a.double() @ b.double().T).float().cpu().numpy()
@@ -149,6 +155,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--size", type=int, nargs="*", default=[8192, 4096], help="M = N = K (%(default)s)")
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--only", nargs="*", help="cases whose name contains one of these; plain is always there")
+    parser.add_argument("--tile", type=int, nargs=2, metavar=("M", "N"), help="another tile than the heuristic's")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)
     import torch
@@ -168,7 +175,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         replays = {}
         for name in names:
             epilogue, c = CASES[name]
-            launch, plan = launcher(size, size, size, epilogue, c)
+            launch, plan = launcher(size, size, size, epilogue, c, options.tile and tuple(options.tile))
             narrow = torch.float8_e4m3fn
             outs = [s.c if c == "bf16" else torch.empty(s.c.shape, dtype=narrow, device="cuda") for s in sets]
             given = given_on_gpu(epilogue, size, size)

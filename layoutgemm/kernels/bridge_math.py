@@ -91,20 +91,28 @@ class ElementMath:
         return self.where(size < 0.04, small, self.where(x < 0.0, -large, large))
 
     def sigmoid(self, x: Any) -> Any:
-        """1 / (1 + exp(-x))."""
-        if not self.exact:
-            return 0.5 + 0.5 * _unary("tanh.approx.f32", 0.5 * x)
+        """1 / (1 + exp(-x)): not by tanh, whose error would be all of the value for small ones."""
         return _unary("rcp.approx.f32", 1.0 + self.exp(-x))
 
     def erf(self, x: Any) -> Any:
         """The error function, within 1.5e-7."""
-        size = self.maximum(x, -x)
-        t = _unary("rcp.approx.f32", 1.0 + _ERF_P * size)
-        polynomial = _ERF[4]
-        for coefficient in _ERF[3::-1]:
-            polynomial = coefficient + t * polynomial
-        value = 1.0 - t * polynomial * self.exp(-(x * x))
+        value = 1.0 - self._tail(x, 1.0, 1.0)
         return self.where(x < 0.0, -value, value)
+
+    def normal(self, x: Any) -> Any:
+        """The normal distribution, within 1e-7: its lower tail is what is computed."""
+        tail = self._tail(x, math.sqrt(0.5), 0.5)
+        return self.where(x < 0.0, tail, 1.0 - tail)
+
+    def _tail(self, x: Any, scale: float, factor: float) -> Any:
+        """factor * erfc(|x| * scale); the terms in pairs, so that the chain of dependent products is short."""
+        size = self.maximum(x, -x)
+        t = _unary("rcp.approx.f32", 1.0 + (_ERF_P * scale) * size)
+        density = _unary("ex2.approx.f32", (x * x) * (-_LOG2E * scale * scale))
+        a, b, c, d, e = [factor * coefficient for coefficient in _ERF]
+        square = t * t
+        polynomial = (a + b * t) + square * ((c + d * t) + square * e)
+        return (t * density) * polynomial
 
     @staticmethod
     def maximum(x: Any, y: Any) -> Any:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .epilogue import Epilogue
 
 Array = npt.NDArray[Any]
-_ERF = np.frompyfunc(math.erf, 1, 1)
+_ERF, _ERFC = np.frompyfunc(math.erf, 1, 1), np.frompyfunc(math.erfc, 1, 1)
 
 
 def mix(seed: Any, i: Any, pair: Any, word: Any = np.uint32) -> Any:
@@ -48,6 +48,11 @@ class Math:
     def erf(x: Any) -> Any:
         """The error function."""
         return np.asarray(_ERF(np.asarray(x, np.float64)), np.float32)
+
+    @staticmethod
+    def normal(x: Any) -> Any:
+        """The normal distribution: erfc(-x / sqrt(2)) / 2."""
+        return np.asarray(_ERFC(np.asarray(x, np.float64) * -math.sqrt(0.5)) / 2, np.float32)
 
     @staticmethod
     def sigmoid(x: Any) -> Any:

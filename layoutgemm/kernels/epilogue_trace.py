@@ -14,7 +14,7 @@ from ..errors import PlanError
 # An expression: ("float", value), ("int", value), ("x",), ("i",), ("j",), ("given", name) or (operation, *expressions).
 Expression = tuple[Any, ...]
 
-_FLOATS = ("exp", "log", "sqrt", "rsqrt", "tanh", "erf", "sigmoid")  # of one float
+_FLOATS = ("exp", "log", "sqrt", "rsqrt", "tanh", "erf", "normal", "sigmoid")  # of one float
 _COMPARE = ("lt", "le", "gt", "ge", "eq", "ne")
 _INTEGERS = ("floordiv", "mod", "and_", "or_", "xor")
 
@@ -100,9 +100,10 @@ class Symbol:
 
 
 class Operations:
-    """What a function may call besides arithmetic: exp, log, sqrt, rsqrt, tanh, erf, sigmoid, maximum, minimum, where.
+    """What a function may call besides arithmetic, in f32.
 
-    In f32. `float` makes a float of a coordinate, which arithmetic with floats does by itself.
+    exp, log, sqrt, rsqrt, tanh, erf, sigmoid; normal, the distribution function, erfc(-x / sqrt(2)) / 2; maximum and
+    minimum; where. `float` makes a float of a coordinate, which arithmetic with floats does by itself.
     """
 
     def __getattr__(self, name: str) -> Callable[[Any], Symbol]:

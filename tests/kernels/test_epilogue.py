@@ -294,13 +294,13 @@ def test_a_kernel_does_what_numpy_does(form: str) -> None:
 @pytest.mark.parametrize("c", ["bf16", "f32"])
 @pytest.mark.parametrize("swapped", [False, True])
 def test_functions_are_as_near_as_they_say(c: str, swapped: bool) -> None:
-    steps = [Activation(kind) for kind in ("tanh", "sigmoid", "silu", "gelu", "gelu_tanh")]
+    steps = [Activation(kind) for kind in ("tanh", "gelu", "gelu_tanh", "silu", "sigmoid")]
     m, n, k = 64, 64, 32
     rng = np.random.default_rng(3)
-    a, b = (numbers(shape, 7) / 4 for shape in ((m, k), (k, n)))
+    a, b = (numbers(shape, 7) / 8 for shape in ((m, k), (k, n)))
     mask = Dropout(0.25)
     own = Custom.of(lambda x, i, j, ops: ops.log(1.0 + ops.sqrt(x * x)) * ops.rsqrt(1.0 + ops.float(i)))
-    for step in (*steps, own, mask) if c == "f32" else steps[:2]:
+    for step in (*steps, own, mask) if c == "f32" else steps:
         epilogue = Epilogue(step)
         given = {"seed": int(rng.integers(2**31))} if step is mask else {}
         config = replace(SMALL, tile=(64, 32))
@@ -312,5 +312,7 @@ def test_functions_are_as_near_as_they_say(c: str, swapped: bool) -> None:
         if step is mask:
             assert np.array_equal(found, expected)
         else:
-            allowed = 2.0**-8 if c == "bf16" else 4e-6
-            assert np.abs(found - expected).max() <= allowed * max(1.0, np.abs(expected).max()), step
+            # relative, so that a tail which cancels is seen: gelu(-5) is -1.4e-6
+            unit, least = (2.0**-8, 2e-7) if c == "bf16" else (3e-6, 3e-7)
+            off = np.abs(found - expected) / (unit * np.abs(expected) + least)
+            assert off.max() <= 1, (step, off.max(), (a @ b).flat[off.argmax()])
