@@ -78,7 +78,8 @@ class Hopper:
     loader            warps of a loader; 0 for the last consumer's first warp
     store             None: each thread stores its own values
     single            one output tile a cluster; buffers of C lie over the stages
-    early             the last k tile has a group for each accumulator, stored while the others are computed
+    early             so many last k tiles, which every tile has, are multiplied accumulator by accumulator, each stored
+                      while the others are computed; 0 for none
     padding           parts of the stages are written once, before anything else
     relaxed           the first meeting of the cluster orders no data
     registers         (loader's, consumers') after setmaxnreg
@@ -97,7 +98,7 @@ class Hopper:
     loader: int = 0
     store: StoreRing | None = None
     single: bool = False
-    early: bool = False
+    early: int = 0
     padding: bool = False
     relaxed: bool = True
     registers: tuple[int, int] | None = None
@@ -129,7 +130,8 @@ class Hopper:
         many = self._pipeline()
         few: list[Pipeline] = []
         if not (self.loader or self.single):
-            few = [replace(many, name=f"{many.name}, {k} k tile(s)", k_tiles=(k, True)) for k in range(1, self.stages)]
+            counts = range(max(1, self.early), self.stages)
+            few = [replace(many, name=f"{many.name}, {k} k tile(s)", k_tiles=(k, True)) for k in counts]
         return (*few, many, *([self.store_pipeline()] if self.store else []))
 
     def store_pipeline(self) -> Pipeline:
@@ -183,7 +185,7 @@ class Hopper:
             buffers.append(Buffer("sums"))
         if self.store and self.store.warps == WARPS:
             barriers += [NamedBarrier(f"store{i}", 32 * WARPS) for i in range(self.consumers)]
-        least = 0 if self.loader or self.single else self.stages
+        least = self.early if self.loader or self.single else self.stages
         return Pipeline(
             self._name(), tuple(roles), tuple(barriers), tuple(buffers), cluster=self.size, k_tiles=(least, False)
         )
@@ -194,7 +196,7 @@ class Hopper:
         more = [f"cluster {self.cluster[0]}x{self.cluster[1]}"] if self.sharing > 1 else []
         more += [f"K in {self.split} parts"] if self.split > 1 else []
         more += ["one tile"] if self.single else []
-        more += ["early stores"] if self.early else []
+        more += [f"the last {self.early} k tile(s) by block"] if self.early else []
         return ", ".join([f"ring of {self.stages}", loads, kind, *more])
 
     def _count(self, which: int) -> int | None:
@@ -204,7 +206,12 @@ class Hopper:
         mine = [Cursor("read", self.stages), Cursor("release", self.stages)]
         if self._loads_for_itself(consumer):
             mine.append(Cursor("load", self.stages))
-        return tuple(mine)
+        return (*mine, *[Cursor(f"again{block}", self.stages) for block in self._later_blocks])
+
+    @property
+    def _later_blocks(self) -> range:
+        """Accumulators whose share of the last k tiles is multiplied behind the first one's."""
+        return range(1, self.blocks if self.early else 0)
 
     def _loads_for_itself(self, consumer: int) -> bool:
         return not self.loader and consumer == self.consumers - 1
@@ -255,13 +262,13 @@ class Hopper:
     def _ahead(self, distance: int) -> Ahead | Onward:
         return Ahead(distance) if self.single else Onward(distance)
 
-    def _release(self, consumer: int) -> Program:
-        """The oldest stage is free; whoever loads for itself fills it anew."""
+    def _release(self, consumer: int, distance: int | None = None) -> Program:
+        """The oldest stage is free; whoever loads for itself fills it anew, so many k tiles after the current one."""
         # Blocks that share neither A nor B do not wait for one another, and may be two rounds apart.
         to = tuple(tuple(sorted({*a, *b})) for a, b in zip(*self._sharers())) if self.sharing > 1 else "own"
         free: Program = (Arrive("empty", "release", to=to), Advance("release"))
         if self._loads_for_itself(consumer):
-            free += (If(self._ahead(self.stages - 1), self._load),)
+            free += (If(self._ahead(self.stages - 1 if distance is None else distance), self._load),)
         return free
 
     def _consumer(self, i: int) -> Program:
@@ -269,18 +276,27 @@ class Hopper:
         products: Program = tuple(Mma(("a", "b"), "read", name, last=name == names[-1]) for name in names)
         earlier = If(Later(1), self._release(i))
         step: Program = (*products, Commit("wgmma"), WaitGroup("wgmma", 1), earlier)
+        behind: list[Action] = []
         if self.early:
-            last: list[Action] = [action for product in products for action in (product, Commit("wgmma"))]
-            final: Program = (*last, WaitGroup("wgmma", self.blocks), earlier)
-            step = (If(Ahead(1), step, final),)
-        tile: list[Action] = [ForK((Wait("full", "read"), *step, Advance("read")))]
+            # The first accumulator takes the last k tiles one by one; the others follow, on cursors that stay behind.
+            follow: Program = tuple(Advance(f"again{block}") for block in self._later_blocks)
+            first_one: Program = (
+                Mma(("a", "b"), "read", names[0], last=self.blocks == 1), Commit("wgmma"),
+                If(Ahead(self.early - 1), (WaitGroup("wgmma", 1), earlier)),
+            )  # fmt: skip
+            step = (If(Ahead(self.early), (*step, *follow), first_one),)
+            for block in self._later_blocks:
+                product = Mma(("a", "b"), f"again{block}", names[block], last=block == self.blocks - 1)
+                behind += [product, Commit("wgmma"), Advance(f"again{block}")] * self.early
+        tile: list[Action] = [ForK((Wait("full", "read"), *step, Advance("read"))), *behind]
         if self.pingpong:
             pass_on = If(MoreTiles(1), (Sync(f"turn{1 - i}", wait=False),))
             tile = [Sync(f"turn{i}"), *tile, pass_on]
         tile += self._single_end(i) if self.single else self._tile_end(i)
         whole: Program = tuple(tile)
         if self.pingpong:
-            others = ForK((Advance("read"), Advance("release")))
+            mine = (cursor.name for cursor in self._cursors(i))  # a loader of its own: none of them is a load
+            others = ForK(tuple(Advance(name) for name in mine))
             whole = (If(TileIs(2, i), whole, (others,)),)
         first: Program = ()
         if self._loads_for_itself(i):
@@ -290,14 +306,18 @@ class Hopper:
         return (*self._start(i == 0), *first, *self._tiles(*whole), *self._end)
 
     def _tile_end(self, i: int) -> list[Action]:
-        """Store block by block; the stages of the last k tile are free when the last of its products is done."""
+        """Store block by block; the stages of the last k tiles are free when the last of their products are done."""
         last = self.blocks - 1 if self.early else 0
         actions: list[Action] = []
         for block in range(self.blocks):
-            if self.early or block == 0:
-                actions.append(WaitGroup("wgmma", self.blocks - 1 - block if self.early else 0))
+            if block < last:
+                actions.append(WaitGroup("wgmma", (last - block) * self.early))
+            if block == last and not self.early:
+                actions += [WaitGroup("wgmma", 0), If(Later(1), self._release(i))]
             if block == last:
-                actions.append(If(Later(1), self._release(i)))
+                for step in range(self.early):
+                    actions.append(WaitGroup("wgmma", self.early - 1 - step))
+                    actions += self._release(i, self.stages - self.early + step)
             actions += self._stored(i, block)
         return actions
 

@@ -22,6 +22,9 @@ from .epilogue_numpy import mix
 _ERF_P = 0.3275911
 _ERF = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
 _LOG2E = math.log2(math.e)
+# log(Phi(x) / Phi(-x)) = x * (these, by powers of x * x), the normal distribution Phi as a logistic one: within 1.7e-3
+# up to |x| = 5.5 (a minimax fit by Lawson's algorithm), so Phi has a relative error of 1.7e-3 at most, in its tail too.
+_LOGIT = (1.5934149606731307, 0.07560413574206144, -0.0009701555546613748, 8.678765826776632e-06)
 
 
 @dsl_user_op
@@ -44,11 +47,13 @@ class ElementMath:
     """f32 functions of registers, with the names that an epilogue's steps use.
 
     exact  tanh from exp and a division, for results that keep more than 16 bits; else the hardware's tanh.approx, whose
-           relative error is 2**-11. exp is ex2.approx (2 ulp and the rounding of x / ln 2) in both.
+           relative error is 2**-11. exp is ex2.approx (2 ulp and the rounding of x / ln 2) in both. Results below
+           2**-126 are 0 (.ftz): the compiler would spend three instructions on them.
+    coarse the result keeps 8 bits or fewer (bf16, fp8): the normal distribution's relative error may be 1.7e-3
     """
 
-    def __init__(self, exact: bool):
-        self.exact = exact
+    def __init__(self, exact: bool, coarse: bool = False):
+        self.exact, self.coarse = exact, coarse
 
     @staticmethod
     def constant(value: float) -> float:
@@ -63,7 +68,7 @@ class ElementMath:
     @staticmethod
     def exp(x: Any) -> Any:
         """e to the power of x."""
-        return _unary("ex2.approx.f32", x * _LOG2E)
+        return _unary("ex2.approx.ftz.f32", x * _LOG2E)
 
     @staticmethod
     def log(x: Any) -> Any:
@@ -87,12 +92,12 @@ class ElementMath:
         # By exp for large |x|, where it saturates without overflow; by the series below 0.04, where 1 - exp cancels.
         small = x * (1.0 + (x * x) * (-1 / 3 + (x * x) * (2 / 15)))
         size = self.maximum(x, -x)
-        large = 1.0 - 2.0 * _unary("rcp.approx.f32", 1.0 + self.exp(2.0 * size))
+        large = 1.0 - 2.0 * _unary("rcp.approx.ftz.f32", 1.0 + self.exp(2.0 * size))
         return self.where(size < 0.04, small, self.where(x < 0.0, -large, large))
 
     def sigmoid(self, x: Any) -> Any:
         """1 / (1 + exp(-x)): not by tanh, whose error would be all of the value for small ones."""
-        return _unary("rcp.approx.f32", 1.0 + self.exp(-x))
+        return _unary("rcp.approx.ftz.f32", 1.0 + self.exp(-x))
 
     def erf(self, x: Any) -> Any:
         """The error function, within 1.5e-7."""
@@ -100,15 +105,20 @@ class ElementMath:
         return self.where(x < 0.0, -value, value)
 
     def normal(self, x: Any) -> Any:
-        """The normal distribution, within 1e-7: its lower tail is what is computed."""
+        """The normal distribution, within 1e-7 (or see `coarse`): its lower tail is what is computed."""
+        if self.coarse:
+            square, logit = x * x, _LOGIT[3]
+            for coefficient in _LOGIT[2::-1]:
+                logit = coefficient + square * logit
+            return self.sigmoid(x * logit)
         tail = self._tail(x, math.sqrt(0.5), 0.5)
         return self.where(x < 0.0, tail, 1.0 - tail)
 
     def _tail(self, x: Any, scale: float, factor: float) -> Any:
         """factor * erfc(|x| * scale); the terms in pairs, so that the chain of dependent products is short."""
         size = self.maximum(x, -x)
-        t = _unary("rcp.approx.f32", 1.0 + (_ERF_P * scale) * size)
-        density = _unary("ex2.approx.f32", (x * x) * (-_LOG2E * scale * scale))
+        t = _unary("rcp.approx.ftz.f32", 1.0 + (_ERF_P * scale) * size)
+        density = _unary("ex2.approx.ftz.f32", (x * x) * (-_LOG2E * scale * scale))
         a, b, c, d, e = [factor * coefficient for coefficient in _ERF]
         square = t * t
         polynomial = (a + b * t) + square * ((c + d * t) + square * e)

@@ -136,13 +136,12 @@ class Wgmma:
                 self._one(accumulator, a, b, stage, k_block, block, accumulate)
         warpgroup.commit_group()
 
-    def multiply_one_by_one(self, accumulators: Any, a: Operand, b: Operand, stage: Any, accumulate: Any) -> None:
-        """`multiply_blocks` with blocks of M outside, and a group of its own for each: the first is complete first."""
+    def multiply_block(self, accumulator: Any, a: Operand, b: Operand, stage: Any, block: int, accumulate: Any) -> None:
+        """One k tile of one block of M, as a group of its own: the block's sums are complete before the others'."""
         warpgroup.fence()
-        for block, accumulator in enumerate(accumulators):
-            for k_block in range(len(a.k_steps)):
-                self._one(accumulator, a, b, stage, k_block, block, accumulate)
-            warpgroup.commit_group()
+        for k_block in range(len(a.k_steps)):
+            self._one(accumulator, a, b, stage, k_block, block, accumulate)
+        warpgroup.commit_group()
 
     def _one(self, accumulator: Any, a: Operand, b: Operand, stage: Any, k_block: int, block: int, keep: Any) -> None:
         self.tiled_mma.set(warpgroup.Field.ACCUMULATE, keep if k_block == 0 else True)

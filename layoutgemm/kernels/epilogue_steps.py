@@ -167,7 +167,8 @@ class Residual(Step):
 
 def _gelu_tanh(x: Any, ops: Any) -> Any:
     # (1 + tanh(u)) / 2 = sigmoid(2 u), which does not cancel where tanh is near -1
-    return x * ops.sigmoid((2 * math.sqrt(2 / math.pi)) * x * (1.0 + 0.044715 * (x * x)))
+    c = 2 * math.sqrt(2 / math.pi)
+    return x * ops.sigmoid(x * (c + (c * 0.044715) * (x * x)))
 
 
 def _relu_sq(x: Any, ops: Any) -> Any:
@@ -213,7 +214,7 @@ def _gelu_gradient(z: Any, ops: Any) -> Any:
 
 def _gelu_tanh_gradient(z: Any, ops: Any) -> Any:
     c = 2 * math.sqrt(2 / math.pi)
-    s = ops.sigmoid(c * z * (1.0 + 0.044715 * (z * z)))
+    s = ops.sigmoid(z * (c + (c * 0.044715) * (z * z)))
     return s + z * (s * (1.0 - s)) * (c * (1.0 + 3 * 0.044715 * (z * z)))
 
 

@@ -161,7 +161,7 @@ def choose(
         overlap=overlap,
         chunks=1,
         buffers=2,
-        early=rows == 256,
+        early=2 if rows == 256 and k >= 1024 else 0,
     )
     if best.pingpong:
         config = replace(config, schedule="pingpong", consumers=2, loader="warpgroup")

@@ -79,7 +79,7 @@ class FusedBlock:
         self.epilogue: Epilogue = plan.epilogue
         self.plan, self.job, self.thread = plan, job, thread
         self.row, self.column, self.matrix = place
-        self.math = element.ElementMath(exact=plan.c.dtype.bits > 16)
+        self.math = element.ElementMath(plan.c.dtype.bits > 16, plan.c.dtype.mantissa <= 8)
         self.read: dict[Any, Any] = {}
         self.found: dict[str, Any] = {}
 
@@ -141,16 +141,23 @@ class Pair:
         return [element.load_value(self.address(given, word, row, column), given.dtype) for column in columns]
 
     def address(self, given: Any, word: Any, row: Any, column: Any) -> Any:
-        """Where an operand's element lies, in bytes."""
-        batch = getattr(self.block.job.given, f"{given.name}_batch")
-        if given.axes == "mn":
-            line, along = (row, column) if given.order == "row" else (column, row)
-            offset = Int64(line) * getattr(self.block.job.given, f"{given.name}_ld") + along
-        else:
-            offset = Int64(row if given.axes == "m" else column)
-        if self.block.plan.batch > 1:
-            offset += Int64(self.block.matrix) * batch
-        return word + offset * given.dtype.bytes
+        """Where an operand's element lies, in bytes. The start of a line of a matrix is computed once a block."""
+        block, size = self.block, given.dtype.bytes
+        line, along = (row, column) if given.order == "row" else (column, row)
+        if given.axes != "mn":
+            return self.of_batch(given, word) + Int64(row if given.axes == "m" else column) * size
+        key = ("line", given.name, self.key[0])
+        if given.order == "col" or key not in block.read:
+            leading = getattr(block.job.given, f"{given.name}_ld")
+            block.read[key] = self.of_batch(given, word) + Int64(line) * leading * size
+        return block.read[key] + Int64(along) * size
+
+    def of_batch(self, given: Any, word: Any) -> Any:
+        """Where the operand of this matrix of the batch begins."""
+        if self.block.plan.batch == 1:
+            return word
+        step = getattr(self.block.job.given, f"{given.name}_batch") * given.dtype.bytes
+        return word + Int64(self.block.matrix) * step
 
     def random(self, name: str, e: int) -> Any:
         """16 random bits of one of the two; neighbours of a row of C share a word, of its transpose a word each."""

@@ -316,7 +316,7 @@ class Sm90GemmKernel:
 
             # One group in flight: the stage of the group before is released, and refilled, while this one runs.
             before = stage
-            early = 1 if plan.config.early else 0
+            early = plan.config.early
             for k_tile in cutlass.range(job.k_tiles - early, unroll=1):
                 stage = bridge.uniform(stage)
                 bridge.barrier_wait(job.shared.full(stage), parity)
@@ -332,21 +332,27 @@ class Sm90GemmKernel:
                     stage = Int32(0)
                     parity ^= 1
 
-            # Early: the last k tile block by block, so that a block can be stored while the next ones are multiplied.
-            if const_expr(plan.config.early):
+            # Early: the last k tiles block by block, so that a block can be stored while the next ones are multiplied.
+            held = []
+            for step in cutlass.range_constexpr(early):
                 stage = bridge.uniform(stage)
                 bridge.barrier_wait(job.shared.full(stage), parity)
-                mma.multiply_one_by_one(accumulators, a, b, stage, job.k_tiles > 1)
-                mma.wait(plan.blocks)
-                if job.k_tiles > 1:
-                    self.release(job, before)
-                    if const_expr(plan.config.loader == "self"):
-                        ahead = self.load_next(job, maps, ahead)
-                before = stage
+                mma.multiply_block(accumulators[0], a, b, stage, 0, job.k_tiles > early if step == 0 else True)
+                if const_expr(step == 0):
+                    mma.wait(1)
+                    if job.k_tiles > early:
+                        self.release(job, before)
+                        if const_expr(plan.config.loader == "self"):
+                            ahead = self.load_next(job, maps, ahead)
+                held.append(stage)
                 stage += 1
                 if stage == plan.stages:
                     stage = Int32(0)
                     parity ^= 1
+            for block in cutlass.range_constexpr(1, plan.blocks if early else 0):
+                for step in cutlass.range_constexpr(early):
+                    keep = job.k_tiles > early if step == 0 else True
+                    mma.multiply_block(accumulators[block], a, b, held[step], block, keep)
             if const_expr(pingpong):
                 if tile + job.workers < job.tiles:  # the other has one more
                     bridge.named_arrive(plan.turn_barrier(1 - consumer), 2 * 128)
@@ -364,10 +370,11 @@ class Sm90GemmKernel:
                 # The buffers lie over the stages: all have to have read these.
                 bridge.named_sync(plan.stages_barrier, 128 * plan.config.consumers)
             for block in cutlass.range_constexpr(plan.blocks):
-                if const_expr(plan.config.early or (block == 0 and not plan.config.single)):
-                    mma.wait(plan.blocks - 1 - block if plan.config.early else 0)
-                if const_expr(block == last and not plan.config.single):
-                    self.release(job, before)
+                if const_expr(early and block < last):
+                    mma.wait((last - block) * early)
+                for step in cutlass.range_constexpr(max(1, early) if block == last and not plan.config.single else 0):
+                    mma.wait(max(1, early) - 1 - step)
+                    self.release(job, held[step] if early else before)
                     if const_expr(plan.config.loader == "self"):
                         ahead = self.load_next(job, maps, ahead)
                 for part in cutlass.range_constexpr(plan.config.split):

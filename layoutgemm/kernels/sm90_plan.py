@@ -65,7 +65,8 @@ class Sm90Config:
     chunks, buffers   of the store; see StorePlan
     split      blocks of a cluster that share a tile's sum over K, each a part of it; they exchange their partial sums
                through shared memory, and each stores its share of the columns
-    early      store the first block of 64 rows while the last products of the others still run
+    early      so many last k tiles are multiplied block of 64 rows by block, so that the first block is stored while
+               the others' products still run; fewer than the stages, which hold them all, and no more than K has
     """
 
     tile: tuple[int, int] = (128, 256)
@@ -84,14 +85,14 @@ class Sm90Config:
     store: str = "tma"
     chunks: int = 2
     buffers: int = 1
-    early: bool = False
+    early: int = 0
     split: int = 1
 
     def __post_init__(self) -> None:
         for name, known in (("schedule", SCHEDULES), ("loader", LOADERS), ("store", STORES), ("along", ("M", "N"))):
             if getattr(self, name) not in known:
                 raise PlanError(f"{name} = {getattr(self, name)!r}: known are {', '.join(map(repr, known))}")
-        for name, least in (("consumers", 1), ("group", 1), ("chunks", 1), ("buffers", 1), ("split", 1)):
+        for name, least in (("consumers", 1), ("group", 1), ("chunks", 1), ("buffers", 1), ("split", 1), ("early", 0)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise PlanError(f"{name} = {value!r}: an int of at least {least}")
@@ -99,7 +100,7 @@ class Sm90Config:
             good = isinstance(values, tuple) and len(values) == 2
             if not good or any(isinstance(v, bool) or not isinstance(v, int) or v < 1 for v in values):
                 raise PlanError(f"{name} = {values!r}: two ints of at least 1, along M and N")
-        for name in ("single", "snake", "overlap", "early"):
+        for name in ("single", "snake", "overlap"):
             if not isinstance(getattr(self, name), bool):
                 raise PlanError(f"{name} = {getattr(self, name)!r}: True or False")
         blocks = self.cluster[0] * self.cluster[1] * self.split
@@ -293,6 +294,10 @@ class Sm90Plan:
                 f"{stages!r} stage(s), and at least {LEAST_STAGES}, of A {a_plan.smem.bytes} + B {b_plan.smem.bytes} "
                 f"bytes beside {c_bytes} of the store: {fits} fit into {arch.smem_per_block}"
             )
+        if config.early and not config.early < stages:
+            raise PlanError(f"early = {config.early}: fewer than the {stages} stages, one of which is being refilled")
+        if config.early > -(-k // tile_k):
+            raise PlanError(f"early = {config.early} k tiles of {tile_k}: K = {k} has {-(-k // tile_k)}")
         threads = WARPGROUP * config.consumers + {"self": 0, "warp": 32, "warpgroup": WARPGROUP}[config.loader]
         across = -(-m // (tile_m * along_m)), -(-n // (tile_n * along_n))
         if across[0] * across[1] * batch > MAX_TILES:

@@ -40,15 +40,17 @@ def store(warps: int, buffers: int, rounds: int, blocks: int = 1) -> StoreRing:
 
 FORMS = {
     "self": Hopper(2, LANDS),
-    "self, two consumers, early": Hopper(3, LANDS, consumers=2, blocks=2, early=True, store=store(1, 2, 2, 2)),
+    "self, two consumers, early": Hopper(3, LANDS, consumers=2, blocks=2, early=1, store=store(1, 2, 2, 2)),
     "self, cluster": Hopper(2, LANDS, cluster=(2, 1)),
     "warp, cluster": Hopper(2, LANDS, loader=1, cluster=(1, 2)),
     "warpgroup, cluster 2x2": Hopper(2, LANDS, loader=4, cluster=(2, 2), registers=(24, 240)),
     "pingpong": Hopper(2, LANDS, loader=1, consumers=2, pingpong=True),
     "pingpong, cluster, early": Hopper(
-        2, LANDS, loader=4, consumers=2, blocks=2, pingpong=True, early=True, cluster=(2, 1)
+        2, LANDS, loader=4, consumers=2, blocks=2, pingpong=True, early=1, cluster=(2, 1)
     ),
-    "early": Hopper(2, LANDS, loader=1, blocks=2, early=True),
+    "self, two k tiles by block": Hopper(3, LANDS, consumers=2, blocks=2, early=2, cluster=(2, 1)),
+    "warpgroup, two k tiles of three blocks": Hopper(3, LANDS, loader=4, blocks=3, early=2),
+    "early": Hopper(2, LANDS, loader=1, blocks=2, early=1),
     "one tile": Hopper(2, LANDS, loader=1, single=True, consumers=2, store=store(4, 1, 1)),
     "one tile, self": Hopper(2, LANDS, single=True, store=store(1, 1, 2)),
     "K in parts": Hopper(2, LANDS, loader=1, single=True, split=2, store=store(1, 2, 2)),

@@ -75,7 +75,7 @@ TABLE = {
     "pingpong": Product(200, 100, 328, small(64, 24, loader="warp", schedule="pingpong", consumers=2), workers=1),
     "pingpong, two blocks, early": Product(
         520, 100, 200,
-        small(128, 32, schedule="pingpong", loader="warpgroup", early=True, chunks=1, buffers=2, consumers=2),
+        small(128, 32, schedule="pingpong", loader="warpgroup", early=1, chunks=1, buffers=2, consumers=2),
     ),
     # clusters
     "cluster 2x1": Product(300, 72, 200, small(64, 32, cluster=(2, 1))),
@@ -85,8 +85,12 @@ TABLE = {
     "cluster 2x2": Product(300, 72, 136, small(64, 16, cluster=(2, 2), loader="warpgroup"), workers=1),
     "cluster 4x2, self": Product(300, 72, 136, small(64, 32, cluster=(4, 2), stages=2), workers=1),
     # ends
-    "early, one buffer": Product(300, 90, 200, small(256, 40, consumers=2, early=True, chunks=1, buffers=1)),
-    "early, one k tile": Product(300, 90, 60, small(256, 24, consumers=2, early=True, cluster=(1, 2))),
+    "early, one buffer": Product(300, 90, 200, small(256, 40, consumers=2, early=1, chunks=1, buffers=1)),
+    "early, two k tiles": Product(300, 90, 200, small(256, 40, consumers=2, early=2, stages=3, cluster=(2, 1))),
+    "early, two k tiles and no more, a loader": Product(
+        300, 90, 128, small(256, 40, consumers=2, early=2, stages=4, loader="warpgroup", chunks=1, buffers=2)
+    ),
+    "early, one k tile": Product(300, 90, 60, small(256, 24, consumers=2, early=1, cluster=(1, 2))),
     "three rounds through two buffers": Product(130, 400, 72, small(128, 176, chunks=1, buffers=2, stages=2)),
     "four rounds through three buffers": Product(72, 500, 72, small(64, 248, chunks=1, buffers=3, stages=2)),
     "threads store": Product(130, 77, 72, small(64, 40, store="direct"), batch=2),
@@ -120,7 +124,7 @@ TABLE = {
     "a batch": Product(130, 72, 104, small(64, 40), batch=3),
     "a batch in columns": Product(70, 72, 104, small(64, 32, cluster=(1, 2)), batch=2, a="bf16:col", c="f16:col"),
     "one row, one column": Product(1, 1, 8, small(64, 8)),
-    "widest": Product(300, 264, 136, Sm90Config((256, 224), cluster=(2, 1), early=True, chunks=1, buffers=2)),
+    "widest": Product(300, 264, 136, Sm90Config((256, 224), cluster=(2, 1), early=1, chunks=1, buffers=2)),
 }
 
 # Forms whose parts are all in others: for the longer run.

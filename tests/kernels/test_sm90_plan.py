@@ -99,7 +99,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: small(cluster=(3, 1), split=3, single=True), "3 * 1 * 3 parts of K = 9 blocks"),
     (lambda: small(schedule="pingpong", consumers=2), "pingpong needs a loader of its own"),
     (lambda: small(schedule="pingpong", loader="warp"), "pingpong takes two consumers in turn, not 1"),
-    (lambda: small(single=True, early=True), "one tile a cluster leaves nothing to overlap with"),
+    (lambda: small(single=True, early=1), "one tile a cluster leaves nothing to overlap with"),
     (lambda: small(split=2), "one tile a cluster, single=True"),
     (lambda: small(split=2, single=True, store="direct"), "a split K goes with"),
     (lambda: small(rows=12), "rows = 12: a multiple of 8 up to 64"),
