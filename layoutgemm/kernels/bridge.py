@@ -36,7 +36,9 @@ from .bridge_copies import (
     wait_stores_read,
 )
 from .bridge_registers import (
+    as_floats,
     convert_pair,
+    from_floats,
     load_shared,
     split_pair,
     store_element,
@@ -130,6 +132,7 @@ __all__ = [
     "TensorMap",
     "Wgmma",
     "allow_next_kernel",
+    "as_floats",
     "barrier_arrive",
     "barrier_arrive_at",
     "barrier_expect",
@@ -148,6 +151,7 @@ __all__ = [
     "elect",
     "element_type",
     "encode_tensor_map",
+    "from_floats",
     "give_registers",
     "keep_elements",
     "load_matrices",

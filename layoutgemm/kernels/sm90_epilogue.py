@@ -141,7 +141,7 @@ class Sm90Epilogue:
                 for block in cutlass.range_constexpr(plan.blocks):
                     for i in cutlass.range_constexpr(sent.vectors):
                         first = target * sent.values + 4 * i
-                        values = [accumulators[block][first + e] for e in range(4)]
+                        values = bridge.as_floats([accumulators[block][first + e] for e in range(4)])
                         place = job.shared.base + sent.byte(job.part, consumer, block, i, thread)
                         bridge.store_remote(place, target * plan.sharing + job.rank, values)
         bridge.cluster_arrive()
@@ -161,7 +161,11 @@ class Sm90Epilogue:
 
     def summed(self, own: Any, mine: int, places: Any) -> Any:
         """The sum of what lies at the places, in their order, a block's own registers at its own."""
-        terms = [own if source == mine else bridge.load_shared(place) for source, place in enumerate(places)]
+        kind = self.plan.mma.c_dtype
+        terms = [
+            own if source == mine else bridge.from_floats(bridge.load_shared(place), kind)
+            for source, place in enumerate(places)
+        ]
         total = terms[0]
         for term in terms[1:]:
             total = [x + y for x, y in zip(total, term, strict=True)]
