@@ -205,8 +205,8 @@ def error_bound(plan: Plan, a: npt.NDArray[Any], b: npt.NDArray[Any]) -> npt.NDA
         tf32        8     2**-23
 
     For tf32, A and B are float32 values, which the copies round to A' and B': E is of those, and |A - A'| @ |B| +
-    |A'| @ |B - B'| comes on top of it, at most (2**-10 + 2**-22) * (|A| @ |B|). Sums of integers are exact: the bound
-    is 0, and C is the sum modulo 2**32.
+    |A'| @ |B - B'| comes on top of it, at most (2**-10 + 2**-22) * (|A| @ |B|). Sums of integers are exact modulo
+    2**32: E is 0 for an i32 C, and for others 2**-24 * |exact|, of sums that did not wrap.
 
     And for a narrower C of unit roundoff r (bf16 2**-8, f16 2**-11, e4m3 2**-4, e5m2 2**-3) and smallest positive value
     t, E + r * (|exact| + E) + t / 2. Values must be finite, and C within its type's range. The bound is a worst case:
@@ -214,7 +214,7 @@ def error_bound(plan: Plan, a: npt.NDArray[Any], b: npt.NDArray[Any]) -> npt.NDA
     """
     depth = plan.mma.shape_mnk[2]
     a64, b64 = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
-    if plan.mma.c_dtype.kind == "int":
+    if plan.mma.c_dtype.kind == "int" and plan.c.dtype.kind == "int":
         return np.zeros((*a64.shape[:-1], b64.shape[-1]))
     if plan.a.dtype == tf32:
         near_a, near_b = (np.asarray(tf32.decode(tf32.encode(x)), dtype=np.float64) for x in (a64, b64))
@@ -222,10 +222,13 @@ def error_bound(plan: Plan, a: npt.NDArray[Any], b: npt.NDArray[Any]) -> npt.NDA
         exact, a64, b64 = a64 @ b64, near_a, near_b
     else:
         given, exact = 0.0, a64 @ b64
-    terms = (depth + 1) * -(-plan.k // depth) * _CUT[plan.a.dtype.bits]
-    if isinstance(plan, Sm90Plan):
-        terms += (plan.config.split - 1) * 2 * f32.unit_roundoff
-    bound = terms * (np.abs(a64) @ np.abs(b64)) + given
+    if plan.mma.c_dtype.kind == "int":
+        bound = f32.unit_roundoff * np.abs(exact)
+    else:
+        terms = (depth + 1) * -(-plan.k // depth) * _CUT[plan.a.dtype.bits]
+        if isinstance(plan, Sm90Plan):
+            terms += (plan.config.split - 1) * 2 * f32.unit_roundoff
+        bound = terms * (np.abs(a64) @ np.abs(b64)) + given
     if plan.c.dtype != f32:
         least = float(plan.c.dtype.decode(np.array([1]))[0])
         bound += plan.c.dtype.unit_roundoff * (np.abs(exact) + bound) + least / 2
@@ -257,9 +260,9 @@ def _check_numpy_type(operand: OperandPlan, value: npt.NDArray[Any]) -> None:
 
 
 def _check_numpy_out(plan: Plan, out: Any) -> None:
-    want = np.dtype(np.float32 if plan.c.dtype.kind == "float" else np.int32)
-    if not isinstance(out, np.ndarray) or out.dtype != want:
-        raise OperandError(f"out must be a NumPy array of {want}; got {getattr(out, 'dtype', type(out))}")
+    want = "a float32" if plan.c.dtype.kind == "float" else "an int32"
+    if not isinstance(out, np.ndarray) or out.dtype.name != want.split()[1]:
+        raise OperandError(f"out must be {want} NumPy array, as the result is; got {getattr(out, 'dtype', type(out))}")
     _check_shape("out", out, batched(plan, (plan.m, plan.n)))
     if not out.flags.writeable:
         raise OperandError("out is read-only")

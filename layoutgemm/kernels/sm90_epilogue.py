@@ -73,12 +73,17 @@ class Sm90Epilogue:
         else:
             bridge.named_sync(self.plan.store_barrier(consumer), 128)
 
+    def sums(self, accumulator: Any, first: int, count: int) -> list[Any]:
+        """Values of an accumulator; sums of integers as f32, unless C has them as they are."""
+        values = [accumulator[v] for v in range(first, first + count)]
+        return values if self.plan.c.dtype.kind == "int" else [bridge.number(value) for value in values]
+
     def convert(self, accumulator: Any, chunk: Any, fused: Any) -> list[Any]:
         """A chunk's values in C's type, as they go into shared memory: pairs in one register, or pairs of f32."""
         if fused is not None:
             values = fused.values(accumulator, chunk.first_value, chunk.values)
         else:
-            values = [accumulator[chunk.first_value + v] for v in range(chunk.values)]
+            values = self.sums(accumulator, chunk.first_value, chunk.values)
         pairs = zip(values[::2], values[1::2], strict=True)
         if self.plan.c.dtype.bits == 32:
             return list(pairs)
@@ -111,7 +116,7 @@ class Sm90Epilogue:
         base = job.c + Int64(matrix) * job.stride_c * plan.c.dtype.bytes
         count = plan.mma.accumulator_registers
         fused = self.fused(job, (row, column, matrix), thread)
-        values = [accumulator[v] for v in range(count)] if fused is None else fused.values(accumulator, 0, count)
+        values = self.sums(accumulator, 0, count) if fused is None else fused.values(accumulator, 0, count)
         if const_expr(fused is not None):
             fused.finish()
         for v in bridge.unrolled(count):

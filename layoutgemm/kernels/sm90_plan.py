@@ -242,8 +242,8 @@ class Sm90Plan:
                          `bytes_beyond_line`
         a, b             bf16, f16, tf32, e4m3 or e5m2 each, i8 or u8 each, ":row" (default) or ":col"; all but 16-bit
                          ones K-major: a "row", b "col". tf32 is given as float32, and rounded by the tensor copy
-        c                f32, bf16, f16, e4m3 or e5m2, of integers i32, ":row" or ":col"; else a's type, bf16 for 8-bit
-                         floats, f32 for tf32. The table is in `sm90_types`
+        c                f32, bf16, f16, e4m3 or e5m2, of integers also i32, ":row" or ":col"; unless given a's type,
+                         bf16 of 8-bit floats, f32 of tf32, i32 of integers: the table is in `sm90_types`
         epilogue         what happens to the sums before they are stored, see `kernels.epilogue`
 
         Raises PlanError naming the argument and the arithmetic when no such kernel exists; passes on AtomError,
@@ -261,6 +261,8 @@ class Sm90Plan:
                 raise PlanError(f"{name} = {size}: a size is 1 to 2**31 - 1, since tensor coordinates have 31 bits")
         arch = arch_named("sm_90a")
         a_spec, b_spec, c_spec = operands(a, b, c)
+        if epilogue and c_spec.dtype.kind != "float":
+            raise PlanError(f"c is {c_spec.dtype}, and an epilogue computes in f32: store f32, or a narrower float")
         tile_m, tile_n = config.tile
         atom = wgmma(tile_n, a_spec.dtype, b_spec.dtype, accumulator_of(a_spec.dtype))
         tile_k = config.tile_k if config.tile_k is not None else _STAGE_BYTES_OF_K * 8 // a_spec.dtype.bits

@@ -239,7 +239,8 @@ class _Cluster:
         plan = self.plan
         first = number + (0 if plan.config.schedule == "pingpong" else consumer * plan.blocks)
         row, column = block.origin["m"] + first * ROWS, block.origin["n"]
-        bits = plan.c.dtype.encode(registers)
+        floats = plan.c.dtype.kind == "float"  # sums of integers go through f32 to a C of floats
+        bits = plan.c.dtype.encode(registers.astype(np.float32) if floats else registers)
         store = plan.store
         if store is None:
             self._store_direct(row, column, block.origin["l"], bits)

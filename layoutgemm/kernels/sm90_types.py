@@ -6,7 +6,7 @@
     f16 both            any       f32          the same
     e4m3 or e5m2 each   K         f32          the same
     tf32 both           K         f32          the same
-    i8 or u8 each       K         i32          i32
+    i8 or u8 each       K         i32          i32, or the others' by way of f32
 
 K-major: an A whose rows are contiguous ("row"), a B whose columns are ("col"). PTX ISA, "wgmma.mma_async": only 16-bit
 operands in shared memory may be transposed.
@@ -16,7 +16,8 @@ memory, ties to even: that is what a tensor map of CU_TENSOR_MAP_DATA_TYPE_TFLOA
 (tests/vectors/tma_h200.json). The lowest 13 bits are zeros by then; the tensor core ignores them in any case
 (benchmarks/results/emulator_h200.json). A relative error of 2**-11 in each operand is therefore what the type costs.
 
-Integer sums are exact, modulo 2**32: those of i8 times i8 fit into i32 up to K = 131071.
+Integer sums are exact, modulo 2**32: those of i8 times i8 fit into i32 up to K = 131071. Stored as floats, or passed
+through an epilogue, which computes in f32, they are rounded to f32 first: from 2**24 on that may change them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from .plan import Given, Operand
 
 INPUTS = ("bf16", "f16", "e4m3", "e5m2", "tf32", "i8", "u8")
 _INTEGERS = ("i8", "u8")
-_OUTPUTS = {"f32": ("f32", "bf16", "f16", "e4m3", "e5m2"), "i32": ("i32",)}
+_FLOATS = ("f32", "bf16", "f16", "e4m3", "e5m2")
+_OUTPUTS = {"f32": _FLOATS, "i32": ("i32", *_FLOATS)}
 _K_MAJOR = {"a": "row", "b": "col"}
 
 

@@ -50,7 +50,9 @@ class Product:
         if plan.mma.c_dtype.kind == "int":
             kinds = [{"i8": np.int8, "u8": np.uint8}[op.dtype.name] for op in (plan.a, plan.b)]
             a, b = (rng.integers(np.iinfo(t).min, np.iinfo(t).max, s, t, True) for t, s in zip(kinds, shapes))
-            return a, b, np.matmul(a.astype(np.int64), b.astype(np.int64)).astype(np.int32)
+            sums = np.matmul(a.astype(np.int64), b.astype(np.int64)).astype(np.int32)
+            c = plan.c.dtype
+            return a, b, sums if c.kind == "int" else np.asarray(c.decode(c.encode(sums.astype(np.float32))))
         a, b = (rng.integers(-3, 4, shape).astype(np.float32) for shape in shapes)
         return a, b, np.asarray(plan.c.dtype.decode(plan.c.dtype.encode(np.matmul(a, b, dtype=np.float64))))
 
@@ -142,6 +144,7 @@ TABLE = {
     "u8 times i8 to columns": Product(
         130, 40, 200, small(64, 32, loader="warpgroup"), a="u8", b="i8:col", c="i32:col", batch=2
     ),
+    "i8 to bf16": Product(130, 72, 200, small(64, 32), a="i8", b="i8:col", c="bf16"),
     "i8, threads store": Product(77, 50, 72, small(64, 24, store="direct"), a="i8", b="i8:col", c="i32"),
     "f32 rows": Product(130, 90, 100, small(64, 72), c="f32"),
     "f32 columns": Product(130, 40, 100, small(128, 40, loader="warpgroup"), c="f32:col"),

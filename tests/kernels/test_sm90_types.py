@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 
 from layoutgemm import GemmPlan
-from layoutgemm.dtypes import tf32
+from layoutgemm.dtypes import f32, tf32
 from layoutgemm.errors import OperandError, PlanError
 from layoutgemm.kernels import error_bound
+from layoutgemm.kernels.epilogue import Epilogue, Scale, VectorScale
+from layoutgemm.kernels.epilogue_words import Placed, words_of
+from layoutgemm.kernels.silicon import unwritten
 from layoutgemm.kernels.sm90_choice import Sm90Choice, choose
 from layoutgemm.kernels.sm90_plan import Sm90Plan
 from layoutgemm.kernels.sm90_types import INPUTS, operands
@@ -36,7 +39,7 @@ REFUSED = [
     (("tf32", None, None), r"b is tf32 row-major, and wgmma reads tf32 K-major alone: plan 'tf32:col', and"),
     (("u8", "i8", None), r"b is i8 row-major, and wgmma reads i8 K-major alone: plan 'i8:col'"),
     (("e4m3", "e5m2", None), r"b is e5m2 row-major, and wgmma reads e5m2 K-major alone"),
-    (("i8", "i8:col", "f32"), r"c is f32; of i8 inputs this kernel stores i32"),
+    (("i8", "i8:col", "i8"), r"c is i8; of i8 inputs this kernel stores i32, f32, bf16, f16, e4m3, e5m2"),
     (("tf32", "tf32:col", "i32"), r"c is i32; of tf32 inputs this kernel stores f32, bf16, f16, e4m3, e5m2"),
 ]
 
@@ -124,6 +127,45 @@ def test_integers_wrap_and_are_exact() -> None:
     assert c.dtype == np.int32 and want < 0 and (c == want).all() and not error_bound(plan, a, b).any()
 
 
+def test_integer_sums_as_floats() -> None:
+    """Rounded to f32 and then to C's type, within the bound; an epilogue has no integers."""
+    rng = np.random.default_rng(2)
+    a, b = rng.integers(100, 128, (70, 3000)).astype(np.int8), rng.integers(100, 128, (3000, 40)).astype(np.int8)
+    exact = a.astype(np.int64) @ b.astype(np.int64)
+    assert exact.min() > 1 << 24
+    single = derive("i8", "i8:col", "f32", m=70, n=40, k=3000)
+    found = single.run(a, b, device="reference").c
+    assert np.array_equal(found, exact.astype(np.float32)) and (found != exact).any()
+    for c in ("f32", "bf16", "f16"):
+        plan = derive("i8", "i8:col", c, m=70, n=40, k=3000 if c != "f16" else 4)
+        part = exact if c != "f16" else a[:, :4].astype(np.int64) @ b[:4].astype(np.int64)
+        error = np.abs(plan.run(a[:, : plan.k], b[: plan.k], device="reference").c - part)
+        assert (error <= error_bound(plan, a[:, : plan.k], b[: plan.k])).all() and error.max() > 0
+    with pytest.raises(PlanError, match="c is i32, and an epilogue computes in f32"):
+        Sm90Plan.derive(64, 32, 64, a="i8", b="i8:col", config=small(64, 32), epilogue=Epilogue(Scale()))
+
+
+@dsl
+@emulated
+def test_integer_sums_through_an_epilogue() -> None:
+    """As quantised products are: a scale for each row and one for all, applied to the sums in f32."""
+    from layoutgemm.kernels.emulated import emulate_launch
+
+    m, n, k = 72, 48, 144
+    epilogue = Epilogue(Scale(), VectorScale("m"))
+    plan = Sm90Plan.derive(m, n, k, a="i8", b="u8:col", c="bf16", config=small(64, 32), epilogue=epilogue)
+    rng = np.random.default_rng(3)
+    a, b = rng.integers(-128, 128, (m, k)).astype(np.int8), rng.integers(0, 256, (n, k)).astype(np.uint8)
+    scale = rng.integers(1, 5, m).astype(np.float32)
+    words = unwritten(plan.c.dtype, (m, n))
+    given = words_of(epilogue, {"alpha": 2.0**-7, "scale": Placed(f32.encode(scale))})
+    sizes = (m, n, k, 1, k, k, n, 0, 0, 0, 2)
+    done = emulate_launch(plan, (a.view(np.uint8), b, words, *sizes, *given), progress=False)
+    assert not done.findings, done.report()
+    want = (a.astype(np.int64) @ b.astype(np.int64).T) * scale[:, None] * np.float32(2.0**-7)
+    assert np.array_equal(words, plan.c.dtype.encode(want.astype(np.float32)))
+
+
 def test_integers_are_given_as_such() -> None:
     plan = derive("i8", "u8:col")
     a, b = np.full((64, 64), -2, np.int8), np.full((64, 32), 200, np.uint8)
@@ -133,7 +175,7 @@ def test_integers_are_given_as_such() -> None:
         plan.run(a.astype(np.float32), b, device="reference")
     with pytest.raises(OperandError, match=r"b is int8; the plan's u8 is given as uint8"):
         plan.run(a, b.view(np.int8), device="reference")
-    with pytest.raises(OperandError, match=r"out must be a NumPy array of int32; got float32"):
+    with pytest.raises(OperandError, match=r"out must be an int32 NumPy array, as the result is; got float32"):
         plan.run(a, b, out=out.astype(np.float32), device="reference")
 
 
