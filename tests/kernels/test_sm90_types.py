@@ -91,11 +91,11 @@ def test_the_copy_rounds_to_nearest_even(device: str) -> None:
     assert np.array_equal(c[:32], tf32.decode(tf32.encode(a)).T)
 
 
-@dsl
 def test_the_tensor_map_is_one_that_rounds() -> None:
     plan = derive("tf32", "tf32:col")
     assert plan.a.tma.dtype == plan.b.tma.dtype == tf32
     assert plan.a.tma.over((64, 64), (256,)).kind.name == "TFLOAT32"
+    assert "B: tf32, col-major in global memory, so K-major for wgmma, given as f32 and rounded to" in plan.explain()
 
 
 def test_the_bound_of_tf32() -> None:
