@@ -153,11 +153,19 @@ TABLE = {
     "a batch in columns": Product(70, 72, 104, small(64, 32, cluster=(1, 2)), batch=2, a="bf16:col", c="f16:col"),
     "one row, one column": Product(1, 1, 8, small(64, 8)),
     "widest": Product(300, 264, 136, Sm90Config((256, 224), cluster=(2, 1), early=True, chunks=1, buffers=2)),
+    "widest, tf32": Product(
+        300, 264, 68, Sm90Config((256, 224), cluster=(2, 1), early=True, chunks=1, buffers=2), a="tf32", b="tf32:col",
+        c="f32",
+    ),
+    "widest, i8": Product(
+        300, 264, 272, Sm90Config((256, 224), cluster=(2, 1), early=True, chunks=1, buffers=2), a="i8", b="i8:col",
+        c="i32",
+    ),
 }
 
 # Forms whose parts are all in others: for the longer run.
 LATER = (
     "self, two consumers", "warpgroup, two consumers", "cluster 2x1", "early, one buffer", "threads store columns",
     "one tile", "columns of both", "e4m3 to e4m3", "f32 rows", "tf32, pingpong", "i8, threads store",
-    "u8 times i8 to columns",
+    "u8 times i8 to columns", "widest, tf32", "widest, i8", "tf32", "i8",
 )  # fmt: skip
