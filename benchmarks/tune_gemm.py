@@ -72,7 +72,7 @@ def _many_rows(m: int, n: int, k: int, overlap: bool) -> Iterator[Sm90Choice]:
     base = Sm90Config(chunks=1, buffers=2, overlap=overlap)
     for cluster, group, along in (((2, 1), 8, "M"), ((2, 1), 8, "N"), ((1, 2), 8, "N"), ((1, 1), 8, "M")):
         for width in (128, 160, 176, 192, 208, 224):
-            config = replace(base, tile=(256, width), cluster=cluster, group=group, along=along, early=True)
+            config = replace(base, tile=(256, width), cluster=cluster, group=group, along=along, early=2)
             yield Sm90Choice(config)
         for width in (64, 96, 128, 160, 192, 224, 256):
             config = replace(base, tile=(128, width), cluster=cluster, group=group, along=along)

@@ -10,7 +10,7 @@ of a 256x224 tile, two products of m64n224 that read the same B. The first warp 
 the k tile before the one that is being multiplied has been read, it says so and refills that stage, for a place of its
 own that runs ahead of the products, into the next output tile where this one has no more k tiles. Three stages are
 enough. The last k tile is multiplied in blocks of 64 rows, each a group, so that the first block leaves while the
-second's products run. Each warp stores its own 16 rows and waits for no other. C's pitch is as in levels 9 to 11.
+second's products run. A warp stores its own 16 rows and waits for no other. C's pitch is as in levels 9 to 11.
 
     ring of 3, self-loading, 2 consumers, cluster 2x1, the last 1 k tile(s) by block: 8 warps, in each of 2 CTAs
       math0        4 warps     wgmma, loads
@@ -157,20 +157,20 @@ class SelfLoadingKernel:
             # 5. The last k tile: a group for each block of rows.
             stage = bridge.uniform(stage)
             bridge.barrier_wait(shared.full(stage), phase)
-            mma.multiply_block(accumulators[0], operand_a, operand_b, stage, 0, k_tiles > 1)
-            mma.wait(1)
-            if k_tiles > 1:
-                ahead = self.release(job, loads, behind, ahead)
-            for which in cutlass.range_constexpr(1, self.blocks):
+            for which in cutlass.range_constexpr(self.blocks):
                 mma.multiply_block(accumulators[which], operand_a, operand_b, stage, which, k_tiles > 1)
+                if cutlass.const_expr(which == 0):
+                    mma.wait(1)
+                    if k_tiles > 1:
+                        ahead = self.release(job, loads, behind, ahead)
             behind = stage
             stage += 1
             if stage == self.stages:
                 stage = Int32(0)
                 phase ^= 1
 
-            # 6. The way out, block by block, while the products of the blocks behind it run. Behind the last of them the
-            #    last stage is free, and is refilled for the next tile before anything is stored.
+            # 6. The way out, block by block, while the products of the blocks behind it run. Behind the last of them
+            #    the last stage is free, and is refilled before anything is stored.
             for which in cutlass.range_constexpr(self.blocks):
                 mma.wait(self.blocks - 1 - which)
                 if cutlass.const_expr(which == self.blocks - 1):

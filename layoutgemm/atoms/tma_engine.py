@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..dtypes import DType
+from ..dtypes import DType, dtype
 from ..errors import TmaError
 from .tma_rules import SMEM_UNIT, TensorMap, check_reduction, whole_units
 
@@ -119,7 +119,7 @@ def load(
     """
     source, inside = global_bits(tmap, coordinates)
     bits = tmap.kind.gmem_bits
-    values = np.where(inside, _rounded(tmap, _read(memory, source, bits)), _fill(tmap))
+    values = np.where(inside, rounded(tmap, _read(memory, source, bits)), _fill(tmap))
     _write(shared, shared_bits(tmap, address), values, bits)
     return bytes_moved(tmap)
 
@@ -193,12 +193,14 @@ def _fill(tmap: TensorMap) -> int:
     return int("7ff7" * (tmap.kind.gmem_bits // 16), 16) if tmap.oob_fill == "nan" else 0
 
 
-def _rounded(tmap: TensorMap, bits: Any) -> Any:
-    """TFLOAT32 elements lose 13 bits on their way, to nearest, ties to even; everything else is moved as it is."""
+def rounded(tmap: TensorMap, bits: Any) -> Any:
+    """TFLOAT32 elements lose 13 bits on their way, to nearest, ties to even; everything else is moved as it is.
+
+    A NaN stays one. Which bits of it stay was not measured.
+    """
     if tmap.kind.name != "TFLOAT32":
         return bits
-    wide = bits.astype(np.uint64)
-    return ((wide + 0xFFF + (wide >> np.uint64(13) & np.uint64(1))) >> np.uint64(13) << np.uint64(13)).astype(np.uint32)
+    return dtype("tf32").encode(np.asarray(bits, dtype=np.uint32).view(np.float32))
 
 
 def _words(bits: int) -> Any:

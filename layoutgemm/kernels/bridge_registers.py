@@ -91,6 +91,22 @@ def split_pair(pair: Sequence[Any], dtype: Any) -> tuple[Any, Any]:
     return kind(half(pair[0])), kind(half(pair[0] >> dtype.bits))
 
 
+def number(value: Any) -> Any:
+    """An accumulator's value, f32 or i32, as f32: rounded to nearest, which is exact below 2**24."""
+    return value if isinstance(value, Float32) else value.to(Float32)
+
+
+def as_floats(values: Sequence[Any]) -> list[Any]:
+    """32-bit registers, f32 or i32, as f32 registers of the same bits: what `store_remote` sends."""
+    return [value if isinstance(value, Float32) else value.bitcast(Float32) for value in values]
+
+
+def from_floats(values: Sequence[Any], dtype: Any) -> list[Any]:
+    """f32 registers as values of an accumulator's type with the same bits: what `load_shared` brings."""
+    kind = element_type(dtype)
+    return [value if kind is Float32 else value.bitcast(kind) for value in values]
+
+
 @dsl_user_op
 def store_remote(pointer: Any, block: int, values: Sequence[Any], *, loc: Any = None, ip: Any = None) -> None:
     """st.shared::cluster.v4.f32 to the same place in the shared memory of block `block` of the cluster."""

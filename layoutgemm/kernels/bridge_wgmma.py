@@ -5,6 +5,7 @@
     OperandDescriptor.word, .k_steps  Wgmma                       the two 64-bit operands of wgmma.mma_async
     MmaAtom.shape_mnk, types          Wgmma                       wgmma.mma_async.m64nNkK.{f32,f16,s32}.{types}
     OperandPlan.major                 Wgmma                       wgmma's imm-trans-a, imm-trans-b
+    MmaAtom.ptx                       _multiply_tied              the instruction itself, where the DSL has none of it
 
 Source: PTX ISA, "Asynchronous warpgroup level matrix instructions".
 """
@@ -16,8 +17,10 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int64, Uint32
+from cutlass import Float32, Int32, Int64, Uint32
+from cutlass._mlir.dialects import llvm
 from cutlass.cute.nvgpu import tcgen05, warpgroup
+from cutlass.cutlass_dsl import T, dsl_user_op
 
 from layoutgemm.atoms.descriptor import ADDRESS_MASK, SM90_FIELDS
 from layoutgemm.errors import PlanError
@@ -73,10 +76,10 @@ class Operand:
         twin.low = cutlass.new_from_mlir_values(self.low, values)
         return twin
 
-    def fragment(self, stage: Any, k_block: int, block: int = 0) -> Any:
-        """The descriptor of one instruction's operand, as what cute.gemm takes."""
+    def at(self, stage: Any, k_block: int, block: int = 0) -> Int64:
+        """The descriptor of one instruction's operand."""
         low = self.low + stage * self.stage_units + (self.k_steps[k_block] + self.mn_steps[block])
-        return _descriptor_fragment(Int64(_as_signed(self.word & ~_LOW)) | Int64(Uint32(low)))
+        return Int64(_as_signed(self.word & ~_LOW)) | Int64(Uint32(low))
 
 
 class Wgmma:
@@ -84,26 +87,34 @@ class Wgmma:
 
     Built from a plan's MmaAtom (shape, types) and the operands' majorness. `accumulator()` gives the calling thread's
     registers for one instruction's tile: element v is value v of the atom's C layout.
+
+    The DSL has an operation for 16-bit types, 8-bit floats and integers. tf32 it has not: its instruction is written
+    out, with the accumulator's registers tied to themselves.
     """
 
     def __init__(self, plan: Any):
         self.a, self.b, self.shape = plan.a.descriptor, plan.b.descriptor, plan.mma.shape_mnk
         if len(self.b.mn_steps) != 1:
             raise PlanError(f"the tile is {len(self.b.mn_steps)} instructions wide; this class issues one along N")
-        self.tiled_mma = cute.make_tiled_mma(_operation(plan), (1, 1, 1))
+        self.atom = plan.mma
+        self.tied = plan.mma.a_dtype.name in _TIED
+        self.tiled_mma: Any = None if self.tied else cute.make_tiled_mma(_operation(plan), (1, 1, 1))
         self.c_type = element_type(plan.mma.c_dtype)
 
     def __extract_mlir_values__(self) -> list[Any]:
-        return cutlass.extract_mlir_values(self.tiled_mma)
+        return [] if self.tied else cutlass.extract_mlir_values(self.tiled_mma)
 
     def __new_from_mlir_values__(self, values: list[Any]) -> Wgmma:
         twin = copy.copy(self)
-        twin.tiled_mma = cutlass.new_from_mlir_values(self.tiled_mma, values)
+        if not self.tied:
+            twin.tiled_mma = cutlass.new_from_mlir_values(self.tiled_mma, values)
         return twin
 
     def accumulator(self) -> Any:
         """Registers for one tile of C, not initialised: the first `multiply` does not read them."""
         m, n, _ = self.shape
+        if self.tied:
+            return cute.make_rmem_tensor(cute.make_layout(self.atom.accumulator_registers), self.c_type)
         return cute.make_rmem_tensor(self.tiled_mma.get_slice(0).partition_shape_C((m, n)), self.c_type)
 
     def multiply(self, accumulator: Any, a: Any, b: Any, accumulate: Any) -> None:
@@ -117,12 +128,9 @@ class Wgmma:
         # wgmma.fence orders register accesses, the accumulator's here. It stands inside the k loop, before the first
         # wgmma of each tile: hoisted out of the loop of a longer kernel, ptxas serialised every wgmma without a word.
         warpgroup.fence()
-        self.tiled_mma.set(warpgroup.Field.ACCUMULATE, accumulate)
         for step_a, step_b in zip(self.a.k_steps, self.b.k_steps, strict=True):
-            fragment_a = _descriptor_fragment(word_a + step_a // ADDRESS_UNIT)
-            fragment_b = _descriptor_fragment(word_b + step_b // ADDRESS_UNIT)
-            cute.gemm(self.tiled_mma, accumulator, fragment_a, fragment_b, accumulator)
-            self.tiled_mma.set(warpgroup.Field.ACCUMULATE, True)
+            self._issue(accumulator, word_a + step_a // ADDRESS_UNIT, word_b + step_b // ADDRESS_UNIT, accumulate)
+            accumulate = True
         warpgroup.commit_group()
 
     def multiply_blocks(self, accumulators: Any, a: Operand, b: Operand, stage: Any, accumulate: Any) -> None:
@@ -144,9 +152,18 @@ class Wgmma:
         warpgroup.commit_group()
 
     def _one(self, accumulator: Any, a: Operand, b: Operand, stage: Any, k_block: int, block: int, keep: Any) -> None:
-        self.tiled_mma.set(warpgroup.Field.ACCUMULATE, keep if k_block == 0 else True)
-        fragment_a, fragment_b = a.fragment(stage, k_block, block), b.fragment(stage, k_block)
-        cute.gemm(self.tiled_mma, accumulator, fragment_a, fragment_b, accumulator)
+        self._issue(accumulator, a.at(stage, k_block, block), b.at(stage, k_block), keep if k_block == 0 else True)
+
+    def _issue(self, accumulator: Any, word_a: Int64, word_b: Int64, keep: Any) -> None:
+        """One instruction: two descriptors, and scale-d."""
+        if self.tied:
+            registers = [accumulator[v] for v in range(self.atom.accumulator_registers)]
+            for v, value in enumerate(_multiply_tied(self.atom, registers, word_a, word_b, keep)):
+                accumulator[v] = value
+            return
+        self.tiled_mma.set(warpgroup.Field.ACCUMULATE, keep)
+        fragments = _descriptor_fragment(word_a), _descriptor_fragment(word_b)
+        cute.gemm(self.tiled_mma, accumulator, *fragments, accumulator)
 
     def wait(self, pending: int = 0) -> None:
         """Until all but `pending` of this thread's groups have finished: accumulators readable, operand tiles read."""
@@ -171,3 +188,32 @@ def _operation(plan: Any) -> Any:
 def _descriptor_fragment(word: Int64) -> Any:
     """A 64-bit descriptor as the operand that cute.gemm takes: one MMA atom along M (or N), one along K."""
     return cute.make_tensor(tcgen05.int_to_smem_descriptor(word), cute.make_layout((1, 1, 1), stride=(0, 0, 0)))
+
+
+# Types of A whose instructions the DSL's operations lack.
+_TIED = ("tf32",)
+
+
+@dsl_user_op
+def _multiply_tied(
+    atom: Any, registers: Any, word_a: Any, word_b: Any, keep: Any, *, loc: Any = None, ip: Any = None
+) -> list[Any]:
+    """The atom's wgmma.mma_async on f32 accumulators and K-major operands; each register comes back as itself."""
+    count = len(registers)
+    names = ", ".join(f"${v}" for v in range(count))
+    found = llvm.inline_asm(
+        llvm.StructType.get_literal([T.f32()] * count),
+        [
+            *[value.ir_value(loc=loc, ip=ip) for value in (Int64(word_a), Int64(word_b), Int32(keep))],
+            *[Float32(value).ir_value(loc=loc, ip=ip) for value in registers],
+        ],
+        f"{{ .reg .pred keep; setp.ne.b32 keep, ${count + 2}, 0; "
+        f"{atom.ptx} {{{names}}}, ${count}, ${count + 1}, keep, 1, 1; }}",
+        ",".join(["=f"] * count + ["l", "l", "r"] + [str(v) for v in range(count)]),
+        has_side_effects=True,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+        loc=loc,
+        ip=ip,
+    )
+    return [Float32(llvm.extractvalue(T.f32(), found, position=[v], loc=loc, ip=ip)) for v in range(count)]

@@ -22,6 +22,7 @@ from .sm90_plan import Sm90Plan
 _CAPABILITY = {"sm_90a": (9, 0)}
 _TORCH_NAMES = {
     "bf16": "bfloat16", "f16": "float16", "f32": "float32", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2",
+    "tf32": "float32", "i8": "int8", "u8": "uint8", "i32": "int32",
 }  # fmt: skip
 
 
@@ -66,7 +67,7 @@ def run_tensors(plan: Plan, a: Any, b: Any, out: Any, device: str | None, copy: 
             found, why = gpu_for(plan)
             chosen = "cuda" if found else "reference"
     if chosen != "cuda":
-        arrays = [tensor.detach().float().numpy() for tensor in (a, b)]
+        arrays = [(t.detach().float() if t.is_floating_point() else t).numpy() for t in (a, b)]
         result = run_on_cpu(plan, arrays[0], arrays[1], chosen, why, copy)
         c = torch.from_numpy(result.c).to(getattr(torch, _TORCH_NAMES[plan.c.dtype.name]))
         return _into(out, GemmResult(c, result.ran_on, result.why, result.copies))
@@ -95,7 +96,8 @@ def run_arrays(plan: Plan, a: npt.NDArray[Any], b: npt.NDArray[Any], why: str) -
         tensor = signed.cuda().view(getattr(torch, _TORCH_NAMES[operand.dtype.name]))
         tensors.append(tensor if operand.order == "row" else tensor.transpose(-1, -2))
     result = _launch(plan, tensors[0], tensors[1], None, why, True)
-    return GemmResult(result.c.float().cpu().numpy(), result.ran_on, result.why, result.copies)
+    c = result.c.float() if result.c.is_floating_point() else result.c
+    return GemmResult(c.cpu().numpy(), result.ran_on, result.why, result.copies)
 
 
 def require_gpu(plan: Plan, index: int | None) -> None:

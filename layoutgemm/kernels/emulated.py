@@ -16,7 +16,7 @@ from ..emulator.machine import Policy
 from ..errors import EmulatorError
 from .compile import CompiledGemm, Plan, compile_plan
 from .plan import padded_leading
-from .silicon import GlobalMatrix
+from .silicon import GlobalMatrix, unwritten, values_of
 from .sm90_plan import Sm90Plan
 from .sm90_reference import CLUSTERS
 
@@ -33,7 +33,7 @@ def emulate_plan(
     """
     if isinstance(plan, Sm90Plan):
         return _emulate_sm90(plan, a, b, policy, progress)
-    words = plan.c.dtype.encode(np.full((plan.m, plan.n), np.nan, np.float32))
+    words = unwritten(plan.c.dtype, (plan.m, plan.n))
     # A matrix of one line has no pitch; the tensor map wants one that it takes.
     leading = [
         padded_leading(operand.dtype, matrix.extents[0]) if matrix.extents[1] == 1 else matrix.leading
@@ -56,7 +56,7 @@ def _emulate_sm90(
     if own > inner:
         leading += STRIDE_UNIT // plan.c.dtype.bytes
         policy = replace(policy or Policy(), edges=False)
-    words = plan.c.dtype.encode(np.full((plan.batch, lines, leading), np.nan, np.float32))
+    words = unwritten(plan.c.dtype, (plan.batch, lines, leading))
     before = words[..., own:].copy()
     pitches = [padded_leading(op.dtype, m.extents[0]) if m.extents[1] == 1 else m.leading
                for op, m in ((plan.a, a), (plan.b, b))]  # fmt: skip
@@ -96,8 +96,8 @@ def host_parameters(parameters: Mapping[str, str]) -> list[HostParameter]:
     return [*scalars, HostParameter("stream", "stream")]
 
 
-def execute_compiled(plan: Plan, a: GlobalMatrix, b: GlobalMatrix) -> npt.NDArray[np.float32]:
-    """C as float32 values. Raises EmulatorError with the report when anything was found."""
+def execute_compiled(plan: Plan, a: GlobalMatrix, b: GlobalMatrix) -> npt.NDArray[Any]:
+    """C as float32 values, of integers as int32. Raises EmulatorError with the report when anything was found."""
     words, emulation = emulate_plan(plan, a, b)
     emulation.raise_for_findings()
-    return np.asarray(plan.c.dtype.decode(words), dtype=np.float32)
+    return values_of(plan.c.dtype, words)

@@ -35,8 +35,10 @@ def explain_operand(operand: OperandPlan) -> str:
     """An operand's tile, copies and descriptor."""
     tile = operand.smem
     extent = "x".join(map(str, tile.extent))
+    given = ", given as f32 and rounded to nearest by the copy" if operand.dtype.name == "tf32" else ""
     lines = [
-        f"{operand.name}: {operand.dtype}, {operand.order}-major in global memory, so {operand.major}-major for wgmma",
+        f"{operand.name}: {operand.dtype}, {operand.order}-major in global memory, so {operand.major}-major for wgmma"
+        + given,
         f"  shared tile {extent} (mn, k) -> {tile.swizzle} o {tile.layout} elements, {tile.bytes} bytes, aligned to "
         f"{tile.alignment}",
         *("  " + line for line in operand.tma.explain().splitlines()),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..dtypes import bf16, dtype, f16, f32
+from ..dtypes import bf16, dtype, f16, f32, i8, tf32, u8
 from ..errors import OperandError
 from .plan import STRIDE_UNIT, GemmPlan, OperandPlan, padded_leading
 from .reference import execute
@@ -26,10 +26,13 @@ _NUMPY_TAKES = {
     f16: ("float32", "float16"),
     dtype("e4m3"): ("float32", "float8_e4m3fn"),
     dtype("e5m2"): ("float32", "float8_e5m2"),
+    tf32: ("float32",),
+    i8: ("int8",),
+    u8: ("uint8",),
 }
 # Of a sum of products and the old accumulator, what an instruction may cut off each term, relative to the largest: f32
 # keeps 24 bits, and the products of 8-bit types are added with 14 (DeepSeek-V3 Technical Report, 3.5.2; H800).
-_CUT = {8: 2.0**-13, 16: 2.0**-23}
+_CUT = {8: 2.0**-13, 16: 2.0**-23, 32: 2.0**-23}
 
 
 @dataclass(frozen=True)
@@ -37,8 +40,8 @@ class GemmResult:
     """What a run gave: the product, where it ran, and which operands had to be copied first.
 
     c       (M, N), or (batch, M, N); NumPy float32 for NumPy inputs (narrower outputs as the float32 values they stand
-            for), else a torch tensor of the plan's type on the inputs' device, its lines padded to 16 bytes where a
-            tensor store needs that
+            for), int32 of integers, else a torch tensor of the plan's type on the inputs' device, its lines padded to
+            16 bytes where a tensor store needs that
     ran_on  "NVIDIA H200 (cuda:0)", "emulator", or "NumPy executor"
     why     why it ran there, when the caller did not choose
     copies  one sentence for each operand that was copied before the run, or `out` after it, with the rule that made it
@@ -51,8 +54,10 @@ class GemmResult:
     copies: tuple[str, ...] = field(default=())
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        value = self.c if isinstance(self.c, np.ndarray) else self.c.detach().float().cpu().numpy()
-        return np.asarray(value, dtype=dtype)
+        if isinstance(self.c, np.ndarray):
+            return np.asarray(self.c, dtype=dtype)
+        value = self.c.detach().float() if self.c.is_floating_point() else self.c
+        return np.asarray(value.cpu().numpy(), dtype=dtype)
 
 
 def run_plan(
@@ -61,7 +66,7 @@ def run_plan(
     """C = A @ B by the plan: (M, K) and (K, N) in, (M, N) out; of a batch, each with the batch in front.
 
     a, b    both NumPy arrays (float32 values are rounded to the plan's types) or both torch tensors of the plan's
-            types, on one device
+            types, on one device; of tf32 float32 in either case, which the tensor copies round
     out     where to put C: an array or tensor of the result's kind and type and shape, rows contiguous (columns for a
             plan whose C is column-major)
     device  "cuda"; "emulator": the compiled kernel, executed on the CPU and checked for races; "reference": the NumPy
@@ -164,8 +169,8 @@ def global_matrix(operand: OperandPlan, value: npt.NDArray[Any], copies: list[st
 
 
 def raw_bits(operand: OperandPlan, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The bits of values that are of the operand's type already, or are rounded to it."""
-    if values.dtype.name in ("float32", "float16"):
+    """The bits of values that are of the operand's type already, or are rounded to it; of tf32 a copy rounds them."""
+    if operand.dtype != tf32 and values.dtype.name in ("float32", "float16"):
         return operand.dtype.encode(values)
     return values.view(operand.dtype.storage)
 
@@ -190,27 +195,43 @@ def error_bound(plan: Plan, a: npt.NDArray[Any], b: npt.NDArray[Any]) -> npt.NDA
 
     For inputs exactly representable in A's and B's type, products are exact in f32. Each instruction adds `d` products
     and the old accumulator, d + 1 terms for its depth d, each cut to the significand of the largest, which costs `u` of
-    it at most; partial sums of a K in s parts are added in f32. So for T = ceil(K / d) instructions
+    it at most; partial sums of a K in s parts are added in f32. So for T = ceil(K / d) instructions and float types
 
         |C - exact| <= E = ((d + 1) * T * u + (s - 1) * 2**-23) * (|A| @ |B|)
 
         A and B     d     u
         16 bits    16     2**-23
         8 bits     32     2**-13
+        tf32        8     2**-23
 
-    and for a narrower C of unit roundoff r (bf16 2**-8, f16 2**-11, e4m3 2**-4, e5m2 2**-3) and smallest positive value
+    For tf32, A and B are float32 values, which the copies round to A' and B': E is of those, and |A - A'| @ |B| +
+    |A'| @ |B - B'| comes on top of it, at most (2**-10 + 2**-22) * (|A| @ |B|). Sums of integers are exact modulo
+    2**32: E is 0 for an i32 C, and for others 2**-24 * |exact|, of sums that did not wrap.
+
+    And for a narrower C of unit roundoff r (bf16 2**-8, f16 2**-11, e4m3 2**-4, e5m2 2**-3) and smallest positive value
     t, E + r * (|exact| + E) + t / 2. Values must be finite, and C within its type's range. The bound is a worst case:
     rounding errors cancel, and a typical error is far below it.
     """
     depth = plan.mma.shape_mnk[2]
     a64, b64 = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
-    terms = (depth + 1) * -(-plan.k // depth) * _CUT[plan.a.dtype.bits]
-    if isinstance(plan, Sm90Plan):
-        terms += (plan.config.split - 1) * 2 * f32.unit_roundoff
-    bound = terms * (np.abs(a64) @ np.abs(b64))
+    if plan.mma.c_dtype.kind == "int" and plan.c.dtype.kind == "int":
+        return np.zeros((*a64.shape[:-1], b64.shape[-1]))
+    if plan.a.dtype == tf32:
+        near_a, near_b = (np.asarray(tf32.decode(tf32.encode(x)), dtype=np.float64) for x in (a64, b64))
+        given = np.abs(a64 - near_a) @ np.abs(b64) + np.abs(near_a) @ np.abs(b64 - near_b)
+        exact, a64, b64 = a64 @ b64, near_a, near_b
+    else:
+        given, exact = 0.0, a64 @ b64
+    if plan.mma.c_dtype.kind == "int":
+        bound = f32.unit_roundoff * np.abs(exact)
+    else:
+        terms = (depth + 1) * -(-plan.k // depth) * _CUT[plan.a.dtype.bits]
+        if isinstance(plan, Sm90Plan):
+            terms += (plan.config.split - 1) * 2 * f32.unit_roundoff
+        bound = terms * (np.abs(a64) @ np.abs(b64)) + given
     if plan.c.dtype != f32:
         least = float(plan.c.dtype.decode(np.array([1]))[0])
-        bound += plan.c.dtype.unit_roundoff * (np.abs(a64 @ b64) + bound) + least / 2
+        bound += plan.c.dtype.unit_roundoff * (np.abs(exact) + bound) + least / 2
     return np.asarray(bound)
 
 
@@ -239,8 +260,9 @@ def _check_numpy_type(operand: OperandPlan, value: npt.NDArray[Any]) -> None:
 
 
 def _check_numpy_out(plan: Plan, out: Any) -> None:
-    if not isinstance(out, np.ndarray) or out.dtype != np.float32:
-        raise OperandError(f"out must be a float32 NumPy array, as a and b are; got {getattr(out, 'dtype', type(out))}")
+    want = "a float32" if plan.c.dtype.kind == "float" else "an int32"
+    if not isinstance(out, np.ndarray) or out.dtype.name != want.split()[1]:
+        raise OperandError(f"out must be {want} NumPy array, as the result is; got {getattr(out, 'dtype', type(out))}")
     _check_shape("out", out, batched(plan, (plan.m, plan.n)))
     if not out.flags.writeable:
         raise OperandError("out is read-only")

@@ -34,6 +34,10 @@ _RESOURCES = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 _LOCAL_MEMORY = ("STL", "LDL")
 
 
+# wgmma.mma_async of 16-bit floats and tf32, of 8-bit floats, of integers, of bits.
+WGMMA = ("HGMMA", "QGMMA", "IGMMA", "BGMMA")
+
+
 @dataclass(frozen=True, slots=True)
 class Instruction:
     """One machine instruction: address in bytes, guarding predicate or "", opcode with modifiers, operands as text."""
@@ -106,7 +110,7 @@ class Sass:
         """
         runs, run = [], 0
         for instruction in self.instructions:
-            if instruction.base == "HGMMA" and not instruction.operands.startswith("RZ"):
+            if instruction.base in WGMMA and not instruction.operands.startswith("RZ"):
                 run += 1
             elif instruction.base == "WARPGROUP" and run:
                 runs.append(run)
@@ -119,6 +123,8 @@ class Sass:
         per_k_tile  wgmmas that one warpgroup issues for one k tile, without waiting in between
         """
         runs = self.wgmma_runs
+        if not runs:
+            return f"there is no {', '.join(WGMMA)}"
         if all(run % per_k_tile == 0 for run in runs):
             return None
         return f"runs of {', '.join(map(str, runs))} wgmmas without a wait or fence inside; a k tile has {per_k_tile}"

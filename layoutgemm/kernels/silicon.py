@@ -18,12 +18,22 @@ import numpy.typing as npt
 
 from ..atoms import MmaAtom, TmaPlan
 from ..atoms.descriptor import element_addresses
-from ..atoms.tma_engine import bytes_moved, global_bits, shared_bits
+from ..atoms.tma_engine import bytes_moved, global_bits, rounded, shared_bits
 from ..atoms.tma_rules import TensorMap, whole_units
 from ..dtypes import DType
 from ..errors import PlanError, TmaError
 
 POISON = 0xFF  # every byte of fresh shared memory: read as bf16 or f16 it is NaN, so an unwritten element shows
+
+
+def unwritten(dtype: DType, shape: int | tuple[int, ...]) -> npt.NDArray[Any]:
+    """The bits of a C that nothing has stored yet: all ones, a NaN of every float type, -1 of an integer one."""
+    return np.full(shape, -1, dtype=np.int64).astype(dtype.storage)
+
+
+def values_of(dtype: DType, words: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """C's bits as what callers get: float32 for every float type, the integers themselves else."""
+    return np.asarray(dtype.decode(words), dtype=np.float32 if dtype.kind == "float" else None)
 
 
 class SharedMemory:
@@ -118,7 +128,10 @@ class GlobalMatrix:
 def tensor_copy(
     plan: TmaPlan, matrix: GlobalMatrix, coordinate: Sequence[int], smem: SharedMemory, address: int, barrier: Barrier
 ) -> None:
-    """cp.async.bulk.tensor: copy the box at `coordinate`, innermost first, to shared memory; beyond edges zeros."""
+    """cp.async.bulk.tensor: copy the box at `coordinate`, innermost first, to shared memory; beyond edges zeros.
+
+    A map of TFLOAT32 rounds what it copies.
+    """
     size = plan.dtype.bytes
     tmap = matrix.map(plan)
     source, inside = global_bits(tmap, coordinate)
@@ -127,7 +140,7 @@ def tensor_copy(
         target = shared_bits(tmap, address)
     except TmaError as error:
         raise PlanError(str(error)) from None
-    smem.write(target // 8, bits, plan.dtype)
+    smem.write(target // 8, rounded(tmap, bits), plan.dtype)
     barrier.complete(bytes_moved(tmap))
 
 
@@ -176,20 +189,22 @@ def _operand_addresses(word: int, major: str, extent: tuple[int, int], dtype: DT
 
 def wgmma_product(
     atom: MmaAtom, smem: SharedMemory, word_a: int, major_a: str, word_b: int, major_b: str
-) -> npt.NDArray[np.float32]:
-    """wgmma.mma_async on two descriptors: the product A B^T of one instruction as a (64, N) float32 matrix.
+) -> npt.NDArray[Any]:
+    """wgmma.mma_async on two descriptors: the product A B^T of one instruction as a (64, N) float32 or int32 matrix.
 
     A and B are read through their descriptors' own arithmetic. The sum of the products is rounded in float32, in
-    whatever order NumPy adds; the hardware's order is not specified either.
+    whatever order NumPy adds; the hardware's order is not specified either. Integers wrap.
     """
     m, n, k = atom.shape_mnk
     a = atom.a_dtype.decode(smem.read(_operand_addresses(word_a, major_a, (m, k), atom.a_dtype), atom.a_dtype))
     b = atom.b_dtype.decode(smem.read(_operand_addresses(word_b, major_b, (n, k), atom.b_dtype), atom.b_dtype))
+    if atom.c_dtype.kind == "int":
+        return np.asarray(a.astype(np.int64) @ b.T.astype(np.int64)).astype(np.int32)
     with np.errstate(invalid="ignore", over="ignore"):
         return np.asarray(a @ b.T, dtype=np.float32)
 
 
-def accumulator_registers(d: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+def accumulator_registers(d: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """A (64, N) accumulator -> array [thread, value] of what each thread's registers hold.
 
     PTX ISA, figure "WGMMA .m64nNk16 register fragment layout for accumulator matrix D": warp w holds rows 16w to

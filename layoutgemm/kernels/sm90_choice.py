@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..dtypes import DType
 from ..errors import PlanError
 from .epilogue import Epilogue
 from .plan import Operand
 from .sm90_plan import Sm90Config, Sm90Plan
+from .sm90_types import operands, output_of
 
 _OTHER = {"row": "col", "col": "row"}
 
@@ -43,8 +45,7 @@ class Sm90Choice:
         >>> Sm90Choice(Sm90Config((64, 16), consumers=1), swapped=True).plan(16, 4096, 4096, b="bf16:col").c.order
         'col'
         """
-        a_, b_ = Operand.parse(a), Operand.parse(Operand.parse(a).dtype if b is None else b)
-        c_ = Operand.parse(c if c is not None else a_.dtype if a_.dtype.bits == 16 else "bf16")
+        a_, b_, c_ = operands(a, b, c)
         if not self.swapped:
             return Sm90Plan.derive(m, n, k, batch=batch, a=a_, b=b_, c=c_, config=self.config, epilogue=epilogue)
         flip = {op: Operand(op.dtype, _OTHER[op.order]) for op in (a_, b_, c_)}
@@ -118,38 +119,43 @@ class Estimate:
 
 
 def choose(
-    m: int, n: int, k: int, *, batch: int = 1, bits: int = 16, b_major: str = "K", multiprocessors: int = 132
+    m: int, n: int, k: int, *, batch: int = 1, a: Any = "bf16", b_major: str = "K", multiprocessors: int = 132
 ) -> tuple[Sm90Choice, str]:
     """The configuration for C[m, n] = A[m, k] @ B[k, n], and why, in words.
 
-    bits     of an element of A and B
+    a        A's type, as for Sm90Plan.derive. Products take as long as their operands' bytes, so the measurements, all
+             of bf16, are scaled by the width; C is taken to be of the type that follows from A's
     b_major  "K", or "MN" for a B whose rows are contiguous: its tile is then of whole 64-byte spans
 
-    Raises PlanError for sizes below 1.
+    Raises PlanError for sizes below 1, and for an MN-major B that the instruction does not read.
 
     >>> choice, why = choose(8192, 8192, 8192)
     >>> choice.config.tile, choice.config.cluster
     ((256, 224), (2, 1))
     >>> choose(16, 14336, 4096)[0].config.tile
     (64, 112)
+    >>> choose(4096, 4096, 4096, a="tf32")[0].config.tile
+    (128, 256)
     """
     for name, size in (("m", m), ("n", n), ("k", k), ("batch", batch)):
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise PlanError(f"{name} = {size!r}: an int of at least 1")
+    kind = operands(a, None if b_major == "MN" else f"{Operand.parse(a).dtype}:col", None)[0].dtype
     if m <= 64:
-        return _for_few_rows(m, n, k, batch, bits, b_major, multiprocessors)
-    work = 2 * m * n * k * batch
+        return _for_few_rows(m, n, k, batch, kind, b_major, multiprocessors)
+    bits = kind.bits
+    work = 2 * m * n * k * batch * bits // 16
     estimates = [
-        _estimate((rows, columns), m, n, k, batch, bits, multiprocessors, pingpong)
+        _estimate((rows, columns), m, n, k, batch, kind, multiprocessors, pingpong)
         for rows in (256, 128, 64)
         for columns in _WIDTHS
         for pingpong in ((False, True) if rows == 128 and columns in _PINGPONG else (False,))
-        if (rows, columns) not in ((256, 256), (64, 64)) and (b_major == "K" or columns % (64 * 8 // bits) == 0)
+        if (rows, columns) not in ((256, 256), (64, 64)) and (b_major == "K" or columns % (64 // kind.bytes) == 0)
     ]
     best = min(estimates, key=lambda e: (e.seconds, -e.tile[1]))
     rows, columns = best.tile
     grid = -(-m // rows), -(-n // columns)
-    cluster, group, along = _cluster(best.tile, grid, k)
+    cluster, group, along = _cluster(best.tile, grid, k * bits // 16)
     overlap = work < _SHORT
     config = Sm90Config(
         best.tile,
@@ -174,7 +180,7 @@ def choose(
 
 
 def _estimate(
-    tile: tuple[int, int], m: int, n: int, k: int, batch: int, bits: int, multiprocessors: int, pingpong: bool
+    tile: tuple[int, int], m: int, n: int, k: int, batch: int, kind: DType, multiprocessors: int, pingpong: bool
 ) -> Estimate:
     """Waves times the cycles of a tile: products at the tile's rate, and the end that is exposed, once for pingpong."""
     rows, columns = tile
@@ -182,9 +188,9 @@ def _estimate(
     workers = multiprocessors
     waves = -(-tiles // workers)
     rate = _RATES.get(tile, 1 - 10 * max(0.0, 1 / rows + 1 / columns - 1 / 256 - 1 / 224))
-    products = rows * columns * k * bits / 16 / _FMA_PER_CYCLE / rate
+    products = rows * columns * k * kind.bits / 16 / _FMA_PER_CYCLE / rate
     cycles = waves * products + (1 if pingpong and waves > 1 else waves) * _TILE_CYCLES
-    moved = (m * k + n * k) * bits / 8 * batch + m * n * 2 * batch
+    moved = ((m + n) * k * kind.bytes + m * n * output_of(kind).bytes) * batch
     return Estimate(tile, max(cycles / _CLOCK, moved / _DRAM) + _LAUNCH, waves, tiles, workers, pingpong and waves > 1)
 
 
@@ -203,18 +209,20 @@ def _cluster(tile: tuple[int, int], grid: tuple[int, int], k: int) -> tuple[tupl
 
 
 def _for_few_rows(
-    m: int, n: int, k: int, batch: int, bits: int, b_major: str, multiprocessors: int
+    m: int, n: int, k: int, batch: int, kind: DType, b_major: str, multiprocessors: int
 ) -> tuple[Sm90Choice, str]:
     """M up to 64: the weights come through memory once, and every multiprocessor takes an equal share of them."""
-    bytes_, step = bits // 8, 8 if b_major == "K" else 128 * 8 // bits
-    columns = min(256, max(-(-n // (multiprocessors * step)) * step, 32 if k < 4096 else 8))
-    least = m * k + n * k + m * n
-    tile_k = 128 * 16 // bits
+    bytes_, step = kind.bytes, 8 if b_major == "K" else 128 // kind.bytes
+    columns = min(256, max(-(-n // (multiprocessors * step)) * step, 32 if k * bytes_ < 8192 else 8))
+    if kind.kind != "float" and columns > 24:  # the instruction's widths for integers
+        columns = -(-columns // 16) * 16
+    least = (m + n) * k * bytes_ + m * n * output_of(kind).bytes
+    tile_k = 256 // bytes_
 
     def seconds(tiles: int, rows: int, width: int, split: int = 1) -> float:
         each = (rows + width) * k * bytes_ / split
         spread = -(-tiles * split * batch // multiprocessors)
-        moved = max(least * bytes_ * batch / _DRAM, tiles * split * batch * each / _L2, spread * each / _ONE)
+        moved = max(least * batch / _DRAM, tiles * split * batch * each / _L2, spread * each / _ONE)
         return max(moved, -(-k // tile_k) / split * _STEP * spread) + _LAUNCH + (_EXCHANGE if split > 1 else 0.0)
 
     straight = seconds(-(-n // columns), min(m, 64), columns)

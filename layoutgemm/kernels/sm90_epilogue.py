@@ -73,12 +73,17 @@ class Sm90Epilogue:
         else:
             bridge.named_sync(self.plan.store_barrier(consumer), 128)
 
+    def sums(self, accumulator: Any, first: int, count: int) -> list[Any]:
+        """Values of an accumulator; sums of integers as f32, unless C has them as they are."""
+        values = [accumulator[v] for v in range(first, first + count)]
+        return values if self.plan.c.dtype.kind == "int" else [bridge.number(value) for value in values]
+
     def convert(self, accumulator: Any, chunk: Any, fused: Any) -> list[Any]:
         """A chunk's values in C's type, as they go into shared memory: pairs in one register, or pairs of f32."""
         if fused is not None:
             values = fused.values(accumulator, chunk.first_value, chunk.values)
         else:
-            values = [accumulator[chunk.first_value + v] for v in range(chunk.values)]
+            values = self.sums(accumulator, chunk.first_value, chunk.values)
         pairs = zip(values[::2], values[1::2], strict=True)
         if self.plan.c.dtype.bits == 32:
             return list(pairs)
@@ -111,7 +116,7 @@ class Sm90Epilogue:
         base = job.c + Int64(matrix) * job.stride_c * plan.c.dtype.bytes
         count = plan.mma.accumulator_registers
         fused = self.fused(job, (row, column, matrix), thread)
-        values = [accumulator[v] for v in range(count)] if fused is None else fused.values(accumulator, 0, count)
+        values = self.sums(accumulator, 0, count) if fused is None else fused.values(accumulator, 0, count)
         if const_expr(fused is not None):
             fused.finish()
         for v in bridge.unrolled(count):
@@ -141,7 +146,7 @@ class Sm90Epilogue:
                 for block in cutlass.range_constexpr(plan.blocks):
                     for i in cutlass.range_constexpr(sent.vectors):
                         first = target * sent.values + 4 * i
-                        values = [accumulators[block][first + e] for e in range(4)]
+                        values = bridge.as_floats([accumulators[block][first + e] for e in range(4)])
                         place = job.shared.base + sent.byte(job.part, consumer, block, i, thread)
                         bridge.store_remote(place, target * plan.sharing + job.rank, values)
         bridge.cluster_arrive()
@@ -161,7 +166,11 @@ class Sm90Epilogue:
 
     def summed(self, own: Any, mine: int, places: Any) -> Any:
         """The sum of what lies at the places, in their order, a block's own registers at its own."""
-        terms = [own if source == mine else bridge.load_shared(place) for source, place in enumerate(places)]
+        kind = self.plan.mma.c_dtype
+        terms = [
+            own if source == mine else bridge.from_floats(bridge.load_shared(place), kind)
+            for source, place in enumerate(places)
+        ]
         total = terms[0]
         for term in terms[1:]:
             total = [x + y for x, y in zip(total, term, strict=True)]

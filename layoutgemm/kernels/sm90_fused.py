@@ -88,7 +88,7 @@ class FusedBlock:
         out: list[Any] = []
         for v in range(first, first + count, 2):
             pair = Pair(self, v)
-            done = [self.epilogue.apply(accumulator[v + e], pair.element(e)) for e in range(2)]
+            done = [self.epilogue.apply(bridge.number(accumulator[v + e]), pair.element(e)) for e in range(2)]
             pair.flush()
             out.extend(done)
         return out

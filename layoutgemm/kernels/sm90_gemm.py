@@ -364,7 +364,7 @@ class Sm90GemmKernel:
             if const_expr(plan.config.split > 1):
                 if job.k_tiles == 0:
                     for block in cutlass.range_constexpr(plan.blocks):
-                        accumulators[block].fill(0.0)
+                        accumulators[block].fill(0)
                 self.epilogue.reduce(job, accumulators, (consumer, thread))
             elif const_expr(plan.config.single and plan.store is not None):
                 # The buffers lie over the stages: all have to have read these.

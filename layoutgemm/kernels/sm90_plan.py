@@ -21,6 +21,7 @@ from ..layouts import Layout
 from .epilogue import MAX_WORDS, Epilogue
 from .plan import BARRIER_BYTES, MAX_COORDINATE, GemmPlan, Operand, OperandPlan, derive_operand
 from .sm90_store import ROWS, StorePlan
+from .sm90_types import accumulator_of, operands
 
 WARPGROUP = 128
 WARPS_OF_GROUP = 4
@@ -38,7 +39,6 @@ _PARAMETERS = {
     **dict.fromkeys(("lda", "ldb", "ldc", "stride_a", "stride_b", "stride_c"), "stride"),
     "workers": "size",
 }
-_FLOATS = ("bf16", "f16", "e4m3", "e5m2")
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,9 +241,11 @@ class Sm90Plan:
 
         m, n, k, batch   any positive sizes; ragged edges are zeros on load and not written on store, but for
                          `bytes_beyond_line`
-        a, b             bf16, f16, e4m3 or e5m2, ":row" (default) or ":col"; 8-bit ones K-major: a "row", b "col"
+        a, b             bf16, f16, tf32, e4m3 or e5m2 each, i8 or u8 each, ":row" (default) or ":col"; all but 16-bit
+                         ones K-major: a "row", b "col". tf32 is given as float32, and rounded by the tensor copy
+        c                f32, bf16, f16, e4m3 or e5m2, of integers also i32, ":row" or ":col"; unless given a's type,
+                         bf16 of 8-bit floats, f32 of tf32, i32 of integers: the table is in `sm90_types`
         epilogue         what happens to the sums before they are stored, see `kernels.epilogue`
-        c                f32, bf16, f16, e4m3 or e5m2, ":row" or ":col"; a's type unless given (bf16 for 8-bit inputs)
 
         Raises PlanError naming the argument and the arithmetic when no such kernel exists; passes on AtomError,
         DescriptorError and TmaError.
@@ -259,16 +261,11 @@ class Sm90Plan:
             if not 1 <= size <= MAX_COORDINATE:
                 raise PlanError(f"{name} = {size}: a size is 1 to 2**31 - 1, since tensor coordinates have 31 bits")
         arch = arch_named("sm_90a")
-        a_spec = Operand.parse(a)
-        b_spec = Operand.parse(a_spec.dtype if b is None else b)
-        c_spec = Operand.parse(c if c is not None else a_spec.dtype if a_spec.dtype.bits == 16 else "bf16")
-        for name, spec in (("a", a_spec), ("b", b_spec)):
-            if spec.dtype.name not in _FLOATS:
-                raise PlanError(f"{name} is {spec.dtype}; this kernel multiplies {', '.join(_FLOATS)}")
-        if c_spec.dtype.name not in ("f32", *_FLOATS):
-            raise PlanError(f"c is {c_spec.dtype}; this kernel stores f32, {', '.join(_FLOATS)}")
+        a_spec, b_spec, c_spec = operands(a, b, c)
+        if epilogue and c_spec.dtype.kind != "float":
+            raise PlanError(f"c is {c_spec.dtype}, and an epilogue computes in f32: store f32, or a narrower float")
         tile_m, tile_n = config.tile
-        atom = wgmma(tile_n, a_spec.dtype, b_spec.dtype, "f32")
+        atom = wgmma(tile_n, a_spec.dtype, b_spec.dtype, accumulator_of(a_spec.dtype))
         tile_k = config.tile_k if config.tile_k is not None else _STAGE_BYTES_OF_K * 8 // a_spec.dtype.bits
         depth = atom.shape_mnk[2]
         if isinstance(tile_k, bool) or not isinstance(tile_k, int) or tile_k < depth or tile_k % depth:

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..dtypes import f32
 from ..errors import PlanError
 from .plan import OperandPlan, padded_leading
 from .silicon import (
@@ -24,19 +23,21 @@ from .silicon import (
     store_matrices,
     tensor_copy,
     tensor_store,
+    unwritten,
+    values_of,
     wgmma_product,
 )
 from .sm90_plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
 from .sm90_store import ROWS, StoreChunk
 
-Values = npt.NDArray[np.float32]
+Values = npt.NDArray[Any]  # float32, or int32 of integers
 CLUSTERS = 4  # that run at a time: more of them have fewer tiles each, and share less of the kernel's way
 
 
 def execute_sm90(
     plan: Sm90Plan, a: GlobalMatrix, b: GlobalMatrix, progress: Any = None, clusters: int = CLUSTERS
 ) -> Values:
-    """C as a float32 array, (M, N) or (batch, M, N), rounded to the plan's output type.
+    """C as a float32 array, (M, N) or (batch, M, N), rounded to the plan's output type; of integers an int32 array.
 
     a, b      the operands' bits, innermost extent first
     progress  called with (tiles done, tiles in all) after each tile of a cluster
@@ -46,7 +47,7 @@ def execute_sm90(
     """
     lines, inner = (plan.m, plan.n) if plan.c.order == "row" else (plan.n, plan.m)
     leading = padded_leading(plan.c.dtype, inner)
-    words = plan.c.dtype.encode(np.full(plan.batch * lines * leading, np.nan, np.float32))
+    words = unwritten(plan.c.dtype, plan.batch * lines * leading)
     extents = (inner, lines, plan.batch)[: 2 + (plan.batch > 1)]
     c = GlobalMatrix(words, leading, extents, lines * leading)
     times = np.zeros(words.size, dtype=np.uint8)
@@ -70,7 +71,7 @@ def execute_sm90(
         raise PlanError(
             f"{where} is stored {shaped[matrix, line, at]} times; {len(wrong)} elements are not stored once"
         )
-    values = np.asarray(plan.c.dtype.decode(words), np.float32).reshape(plan.batch, lines, leading)[..., :inner]
+    values = values_of(plan.c.dtype, words).reshape(plan.batch, lines, leading)[..., :inner]
     values = values if plan.c.order == "row" else values.swapaxes(1, 2)
     return np.ascontiguousarray(values if plan.batch > 1 else values[0])
 
@@ -157,7 +158,12 @@ class _Cluster:
         for block in blocks:
             for consumer in consumers:
                 for number in range(plan.blocks):
-                    block.sums.setdefault((consumer, number), np.zeros(plan.mma.shape_mnk[:2], np.float32))
+                    block.sums.setdefault((consumer, number), self._nothing())
+
+    def _nothing(self) -> Values:
+        """The sum of no products."""
+        kind = np.float32 if self.plan.mma.c_dtype.kind == "float" else np.int32
+        return np.zeros(self.plan.mma.shape_mnk[:2], kind)
 
     def _share(
         self, operand: OperandPlan, matrix: GlobalMatrix, origin: dict[str, int], stage: int, rank: int,
@@ -198,7 +204,7 @@ class _Cluster:
         registers = {at: {key: block.registers(key) for key in keys} for at, block in held.items()}
         if plan.exchange is None:
             return registers
-        sent, parts = plan.exchange, range(plan.config.split)
+        sent, parts, kind = plan.exchange, range(plan.config.split), plan.mma.c_dtype
         vector, thread = np.arange(sent.vectors)[None, :], np.arange(WARPGROUP)[:, None]
 
         def places(block: _Block, source: int, key: tuple[int, int]) -> npt.NDArray[np.int64]:
@@ -213,13 +219,13 @@ class _Cluster:
                 if target != source:
                     block = held[target, place]
                     for key in keys:
-                        block.smem.write(places(block, source, key), f32.encode(own(given[key], target)), f32)
+                        block.smem.write(places(block, source, key), kind.encode(own(given[key], target)), kind)
         for (part, place), given in registers.items():
             block = held[part, place]
             for key in keys:
                 terms = [
                     own(given[key], part) if source == part
-                    else np.asarray(f32.decode(block.smem.read(places(block, source, key), f32)))
+                    else np.asarray(kind.decode(block.smem.read(places(block, source, key), kind)))
                     for source in parts
                 ]  # fmt: skip
                 total = terms[0]
@@ -233,7 +239,8 @@ class _Cluster:
         plan = self.plan
         first = number + (0 if plan.config.schedule == "pingpong" else consumer * plan.blocks)
         row, column = block.origin["m"] + first * ROWS, block.origin["n"]
-        bits = plan.c.dtype.encode(registers)
+        floats = plan.c.dtype.kind == "float"  # sums of integers go through f32 to a C of floats
+        bits = plan.c.dtype.encode(registers.astype(np.float32) if floats else registers)
         store = plan.store
         if store is None:
             self._store_direct(row, column, block.origin["l"], bits)

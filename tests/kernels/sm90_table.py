@@ -40,11 +40,20 @@ class Product:
         )
 
     def values(self, seed: int = 0) -> tuple[Values, Values, Values]:
-        """A, B of small integers, whose every sum is exact, and C rounded to its type: each (batch, rows, columns)."""
+        """A, B of small integers, whose every sum is exact, and C rounded to its type: each (batch, rows, columns).
+
+        Integer types have all their values: no sum of theirs reaches the end of i32 here.
+        """
         rng = np.random.default_rng(seed)
-        a = rng.integers(-3, 4, (self.batch, self.m, self.k)).astype(np.float32)
-        b = rng.integers(-3, 4, (self.batch, self.k, self.n)).astype(np.float32)
         plan = self.plan()
+        shapes = (self.batch, self.m, self.k), (self.batch, self.k, self.n)
+        if plan.mma.c_dtype.kind == "int":
+            kinds = [{"i8": np.int8, "u8": np.uint8}[op.dtype.name] for op in (plan.a, plan.b)]
+            a, b = (rng.integers(np.iinfo(t).min, np.iinfo(t).max, s, t, True) for t, s in zip(kinds, shapes))
+            sums = np.matmul(a.astype(np.int64), b.astype(np.int64)).astype(np.int32)
+            c = plan.c.dtype
+            return a, b, sums if c.kind == "int" else np.asarray(c.decode(c.encode(sums.astype(np.float32))))
+        a, b = (rng.integers(-3, 4, shape).astype(np.float32) for shape in shapes)
         return a, b, np.asarray(plan.c.dtype.decode(plan.c.dtype.encode(np.matmul(a, b, dtype=np.float64))))
 
     def operand(self, op: Any, values: Values) -> tuple[Values, int, int]:
@@ -118,6 +127,29 @@ TABLE = {
     ),
     "e4m3 to e4m3": Product(130, 72, 200, small(64, 32), a="e4m3", b="e4m3:col", c="e4m3"),
     "e4m3 to columns of e5m2": Product(130, 40, 200, small(64, 32), a="e4m3", b="e4m3:col", c="e5m2:col"),
+    "tf32": Product(200, 90, 104, small(64, 72), a="tf32", b="tf32:col", c="f32"),
+    "tf32 to columns of f16, two blocks each, early": Product(
+        300, 90, 136, small(256, 40, consumers=2, early=1, cluster=(2, 1), chunks=1, buffers=2), a="tf32",
+        b="tf32:col", c="f16:col",
+    ),
+    "tf32, pingpong": Product(
+        200, 100, 140, small(64, 24, loader="warp", schedule="pingpong", consumers=2), a="tf32", b="tf32:col", workers=1
+    ),
+    "tf32, K in 2 parts, a batch": Product(
+        130, 40, 72, small(64, 32, single=True, split=2, loader="warp"), a="tf32", b="tf32:col", batch=2, c="f32"
+    ),
+    "i8": Product(200, 90, 328, small(64, 48), a="i8", b="i8:col", c="i32"),
+    "i8 times u8 in clusters, early": Product(
+        300, 90, 264, small(256, 48, consumers=2, early=1, cluster=(1, 2)), a="i8", b="u8:col", c="i32"
+    ),
+    "u8, K in 4 parts, two of them empty": Product(
+        130, 60, 180, small(64, 32, single=True, split=4), a="u8", b="u8:col", c="i32"
+    ),
+    "u8 times i8 to columns": Product(
+        130, 40, 200, small(64, 32, loader="warpgroup"), a="u8", b="i8:col", c="i32:col", batch=2
+    ),
+    "i8 to bf16": Product(130, 72, 200, small(64, 32), a="i8", b="i8:col", c="bf16"),
+    "i8, threads store": Product(77, 50, 72, small(64, 24, store="direct"), a="i8", b="i8:col", c="i32"),
     "f32 rows": Product(130, 90, 100, small(64, 72), c="f32"),
     "f32 columns": Product(130, 40, 100, small(128, 40, loader="warpgroup"), c="f32:col"),
     "columns": Product(130, 90, 100, small(64, 88), c="bf16:col"),
@@ -125,10 +157,19 @@ TABLE = {
     "a batch in columns": Product(70, 72, 104, small(64, 32, cluster=(1, 2)), batch=2, a="bf16:col", c="f16:col"),
     "one row, one column": Product(1, 1, 8, small(64, 8)),
     "widest": Product(300, 264, 136, Sm90Config((256, 224), cluster=(2, 1), early=1, chunks=1, buffers=2)),
+    "widest, tf32": Product(
+        300, 264, 68, Sm90Config((256, 224), cluster=(2, 1), early=1, chunks=1, buffers=2), a="tf32", b="tf32:col",
+        c="f32",
+    ),
+    "widest, i8": Product(
+        300, 264, 272, Sm90Config((256, 224), cluster=(2, 1), early=1, chunks=1, buffers=2), a="i8", b="i8:col",
+        c="i32",
+    ),
 }
 
 # Forms whose parts are all in others: for the longer run.
 LATER = (
     "self, two consumers", "warpgroup, two consumers", "cluster 2x1", "early, one buffer", "threads store columns",
-    "one tile", "columns of both", "e4m3 to e4m3", "f32 rows",
+    "one tile", "columns of both", "e4m3 to e4m3", "f32 rows", "tf32, pingpong", "i8, threads store",
+    "u8 times i8 to columns", "widest, tf32", "widest, i8", "tf32", "i8",
 )  # fmt: skip

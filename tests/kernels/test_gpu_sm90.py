@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from layoutgemm import GemmPlan
+from layoutgemm.dtypes import tf32
 from layoutgemm.errors import OperandError
 from layoutgemm.kernels import error_bound
 from layoutgemm.kernels.sm90_choice import Sm90Choice
@@ -26,7 +27,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 pytestmark = [pytest.mark.gpu, pytest.mark.dsl]
 
 TYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32, "e4m3": torch.float8_e4m3fn,
-         "e5m2": torch.float8_e5m2}  # fmt: skip
+         "e5m2": torch.float8_e5m2, "tf32": torch.float32, "i8": torch.int8, "u8": torch.uint8,
+         "i32": torch.int32}  # fmt: skip
 
 
 def tensor(operand: Any, values: Any) -> Any:
@@ -52,21 +54,57 @@ def test_every_form_is_exact(name: str) -> None:
 
 @pytest.mark.parametrize("name", TABLE)
 def test_real_values_are_within_the_bound(name: str) -> None:
-    """Sizes of several waves, against float64."""
+    """Sizes of several waves, against float64. Values of tf32 are float32, which the kernel rounds."""
     product = TABLE[name]
     m = product.m if product.config.rows else product.m + 1500
-    plan = replace(product, m=m, n=product.n + 1300, k=product.k + 1000).plan()
+    larger = replace(product, m=m, n=product.n + 1300, k=product.k + 1000)
+    plan = larger.plan()
     rng = np.random.default_rng(0)
     front = (plan.batch,) if plan.batch > 1 else ()
-    pair = []
-    for op, shape in ((plan.a, (m, plan.k)), (plan.b, (plan.k, plan.n))):
-        values = rng.standard_normal((*front, *shape)).astype(np.float32) / 4
-        pair.append(np.asarray(op.dtype.decode(op.dtype.encode(values))))
+    pair = [x if front else x[0] for x in larger.values()[:2]]
+    for which, op in enumerate((plan.a, plan.b)):
+        if op.dtype.kind == "float":
+            values = rng.standard_normal(pair[which].shape).astype(np.float32) / 4
+            whole = op.dtype.name == "tf32"
+            pair[which] = values if whole else np.asarray(op.dtype.decode(op.dtype.encode(values)))
     first = plan.run(*(tensor(op, x) for op, x in zip((plan.a, plan.b), pair)))
     error = np.abs(np.asarray(first) - np.matmul(*pair, dtype=np.float64))
     assert (error <= error_bound(plan, *pair)).all()
     again = plan.run(*(tensor(op, x) for op, x in zip((plan.a, plan.b), pair)))
     assert np.array_equal(np.asarray(first), np.asarray(again))  # the same bits from run to run
+
+
+def test_tf32_rounds_to_nearest_even() -> None:
+    """C = A @ 1 is A as the tensor copy brings it: f32 to the nearest tf32, ties to even, infinities and NaNs kept."""
+    plan = GemmPlan.derive(64, 32, 32, a="tf32", b="tf32:col", config=small(64, 32))
+    a = torch.randn(64, 32, device="cuda")
+    a.view(torch.int32)[0, :4] = torch.tensor([0x3F801000, 0x3F803000, 0x3F800FFF, 0x3F801001], device="cuda")
+    c = plan.run(a, torch.eye(32, device="cuda"), copy=False).c.cpu().numpy()
+    assert np.array_equal(c, tf32.decode(tf32.encode(a.cpu().numpy())))
+    ends = torch.zeros(64, 32, device="cuda")
+    bits = [0x7F800000, -0x800000, 0x7FFFFFFF, 0x7F800001, 0x7FC00000]
+    ends.view(torch.int32)[range(5), range(5)] = torch.tensor(bits, dtype=torch.int32, device="cuda")
+    ones = torch.ones(32, 32, device="cuda")
+    rows = plan.run(ends, ones).c[:5, 0].cpu()
+    assert rows[0] == float("inf") and rows[1] == -float("inf") and bool(torch.isnan(rows[2:]).all()), rows
+
+
+def test_integers_wrap() -> None:
+    plan = GemmPlan.derive(64, 16, 33040, a="u8", b="u8:col", config=small(64, 16))
+    a, b = (torch.full(shape, 255, dtype=torch.uint8, device="cuda") for shape in ((64, 33040), (16, 33040)))
+    want = (255 * 255 * 33040 + (1 << 31)) % (1 << 32) - (1 << 31)
+    assert want < 0 and bool((plan.run(a, b.T, copy=False).c == want).all())
+
+
+def test_an_operand_that_is_not_k_major_is_copied() -> None:
+    for kind, output in (("tf32", torch.float32), ("i8", torch.int32)):
+        plan = GemmPlan.derive(72, 136, 208, a=kind, b=f"{kind}:col", config=small(64, 32))
+        a, b = integers(72, 208, dtype=TYPES[kind]), integers(208, 136, dtype=TYPES[kind])
+        result = plan.run(a, b)
+        assert result.c.dtype == output and torch.equal(result.c.double(), a.double() @ b.double())
+        assert len(result.copies) == 1 and "the plan reads it col-major" in result.copies[0]
+        with pytest.raises(OperandError, match="the plan reads it col-major"):
+            plan.run(a, b, copy=False)
 
 
 def integers(*shape: int, dtype: Any = torch.bfloat16) -> Any:

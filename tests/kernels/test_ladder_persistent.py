@@ -84,7 +84,7 @@ def test_proven_and_told(number: int) -> None:
     assert any(check.name == "pipeline" for check in report)
     text = inspect.getdoc(inspect.getmodule(type(found.kernel)))
     assert text is not None and textwrap.indent(found.kernel.pipeline.explain(), "    ") in text
-    assert len(found.program.read_text(encoding="utf-8").splitlines()) < 250
+    assert len(found.program.read_text(encoding="utf-8").splitlines()) <= 250
 
 
 def test_the_order_saves_what_level_8_says() -> None:
