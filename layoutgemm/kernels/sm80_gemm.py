@@ -32,6 +32,8 @@ from . import bridge
 from . import bridge_ampere as ampere
 from .sm80_epilogue import Sm80Epilogue
 
+ALL_SHARED = 100  # percent of what shared memory and L1 have in common, for several blocks a multiprocessor
+
 
 def tile_count(extent: Any, tile: int) -> Any:
     """Tiles along a dimension, without the overflow of a sum."""
@@ -75,6 +77,7 @@ class Sm80GemmKernel:
             block=(plan.threads, 1, 1),
             smem=plan.smem.total,
             min_blocks_per_mp=plan.config.blocks_per_sm,
+            preferred_smem_carveout=ALL_SHARED if plan.config.blocks_per_sm > 1 else None,
             stream=stream,
         )
 
