@@ -3,8 +3,8 @@
     python benchmarks/bench_ampere.py build FOLDER --official path/to/tensorop_gemm.py   # compiles, no GPU needed
     python benchmarks/bench_ampere.py run FOLDER --json ampere.json                      # on a GPU
 
-`build` writes one object a candidate and a manifest; the official example is examples/python/CuTeDSL/cute/ampere/kernel/
-dense_gemm/tensorop_gemm.py of NVIDIA/cutlass. `run` checks every contender against float64 and measures as
+`build` writes one object a candidate and a manifest; the official example is tensorop_gemm.py of NVIDIA/cutlass, in
+examples/python/CuTeDSL/cute/ampere/kernel/dense_gemm. `run` checks every contender against float64 and measures as
 `layoutgemm/bench.py` says: graphs over rotating operands, rounds in random order, idle gaps. B is given as (N, K).
 torch.mm stands beside as what the machine's own instructions give; it is no mma.sync kernel on Hopper.
 """
@@ -204,7 +204,7 @@ def _triton_kernel() -> Any:
         a = a_ptr + i[:, None] * lda + depth[None, :]
         b = b_ptr + j[None, :] * ldb + depth[:, None]
         total = tl.zeros((BM, BN), dtype=tl.float32)
-        for step in range(0, tl.cdiv(k, BK)):
+        for step in range(tl.cdiv(k, BK)):
             left = k - step * BK
             x = tl.load(a, mask=depth[None, :] < left, other=0.0)
             y = tl.load(b, mask=depth[:, None] < left, other=0.0)

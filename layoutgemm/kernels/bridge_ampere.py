@@ -19,6 +19,7 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int8, Int16, Int32, Int64
+from cutlass._mlir import ir
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T, dsl_user_op
 from cutlass.experimental import primitives
@@ -112,13 +113,20 @@ def multiply(
         raise PlanError(f"the bridge has mma.sync of {', '.join(_MMA_TYPES)}, not {mma}")
     whole = mma.c_dtype.name == "i32"
     one, number = (T.i32, Int32) if whole else (T.f32, Float32)
+
+    def register(word: Any) -> Any:
+        value = Int32(word).ir_value(loc=loc, ip=ip)
+        # the dialect wants registers of f16 as pairs of f16; of all other types it takes plain ones
+        pair = mma.a_dtype.name == "f16"
+        return llvm.bitcast(ir.VectorType.get([2], T.f16()), value, loc=loc, ip=ip) if pair else value
+
     found = primitives.mma_sync(
         llvm.StructType.get_literal([one()] * len(c)),
         tuple(mma.shape_mnk),
         primitives.MMALayout.ROW,
         primitives.MMALayout.COL,
-        [Int32(value).ir_value(loc=loc, ip=ip) for value in a],
-        [Int32(value).ir_value(loc=loc, ip=ip) for value in b],
+        [register(value) for value in a],
+        [register(value) for value in b],
         [number(value).ir_value(loc=loc, ip=ip) for value in c],
         int_overflow_behavior=primitives.MMAIntOverflow.WRAPPED if whole else None,
         multiplicand_a_ptx_type=_MMA_TYPES[mma.a_dtype.name],

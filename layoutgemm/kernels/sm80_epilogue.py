@@ -10,8 +10,8 @@ from cutlass import Int32, Int64, const_expr
 
 from . import bridge
 from . import bridge_ampere as ampere
-from .sm80_store import BUFFERS
 from .sm80_operand import VECTOR, WARP
+from .sm80_store import BUFFERS
 
 
 class Sm80Epilogue:

@@ -123,8 +123,8 @@ class TileCopy:
         what = f"{tile.extent[0]}x{tile.extent[1]} elements of {tile.dtype}, {tile.major}-major"
         if threads % lines or tile.extent[across] % lines or tile.extent[along] % (lanes * width):
             raise PlanError(
-                f"{threads} threads copy {what} in vectors of {written} bytes: {lanes} along a line times {lines} lines "
-                "do not divide the tile"
+                f"{threads} threads copy {what} in vectors of {written} bytes: {lanes} along a line times {lines} "
+                "lines do not divide the tile"
             )
         if tile.major == "K":
             order, values = Layout((lines, lanes), (lanes, 1)), Layout((1, width))
