@@ -72,6 +72,23 @@ def load_fragment(address: Any, transpose: bool) -> list[Any]:
     return [words[i] for i in range(4)]
 
 
+@dsl_user_op
+def permute(low: Any, high: Any, selector: Any, *, loc: Any = None, ip: Any = None) -> Any:
+    """prmt: four of the eight bytes of two registers, as the selector's four digits say."""
+    found = llvm.inline_asm(
+        T.i32(),
+        [Int32(value).ir_value(loc=loc, ip=ip) for value in (low, high, selector)],
+        "prmt.b32 $0, $1, $2, $3;",
+        "=r,r,r,r",
+        has_side_effects=False,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+        loc=loc,
+        ip=ip,
+    )
+    return Int32(found)
+
+
 def load_word(address: Any) -> Any:
     """ld.shared of 32 bits."""
     pointer = cute.recast_ptr(address, dtype=Int32)

@@ -26,7 +26,7 @@ class Sm80Epilogue:
         """All accumulators of a warp, whose part of C begins at (row, column)."""
         store = self.plan.store
         buffers = shared + (self.plan.smem.c_offset + warp * (BUFFERS * store.buffer_bytes))
-        put = [store.tile.byte(*store.pair_of(lane, *at)) for at in store.pairs.bases]
+        put = [store.tile.byte(*store.place(lane, store.registers[at][0])) for (at,) in store.pairs.bases]
         taken = [store.tile.byte(*self.inside(lane, at[0])) for at in store.chunks.bases]
         for block in range(self.plan.blocks[0]):
             buffer = buffers + block % BUFFERS * store.buffer_bytes
@@ -41,12 +41,14 @@ class Sm80Epilogue:
         return row % store.tile.extent[0], chunk * (VECTOR // store.c.dtype.bytes)
 
     def fill(self, sums: Any, block: int, buffer: Any, put: Any) -> None:
-        """The pairs of one row of blocks, converted, into a buffer."""
+        """The pairs of neighbours of one row of blocks, converted, into a buffer."""
         store, mma = self.plan.store, self.plan.mma
         values, dtype = mma.accumulator_registers, store.c.dtype
-        for (pair, along_n), (base, constant) in store.pairs.of.items():
-            at = values * (block + self.plan.blocks[0] * along_n) + 2 * pair
-            low, high = sums[at], sums[at + 1]
+        for (number,), (base, constant) in store.pairs.of.items():
+            low, high = (
+                sums[values * (block + self.plan.blocks[0] * (register // values)) + register % values]
+                for register in store.registers[number]
+            )
             words = (low, high) if dtype.bits == 32 else (bridge.convert_pair(low, high, dtype),)
             bridge.store_shared((buffer + put[base] + constant).toint(), words)
 

@@ -31,6 +31,7 @@ from cutlass import Float32, Int32, Int64, const_expr
 from . import bridge
 from . import bridge_ampere as ampere
 from .sm80_epilogue import Sm80Epilogue
+from .sm80_operand import byte_selector
 
 ALL_SHARED = 100  # percent of what shared memory and L1 have in common, for several blocks a multiprocessor
 
@@ -294,22 +295,33 @@ def clamp(value: Any, most: int) -> Any:
 class Loads(ampere.Held):
     """A lane's loads of one operand's fragments."""
 
-    held = ("bases",)
+    held = ("bases", "selectors")
 
     def __init__(self, operand: Any, first: int, lane: Any, warp: Any):
         """Addresses of the lane in the tile of the first stage; `warp` is the warp's number along M or N."""
         self.load, tile = operand.load, operand.smem
         self.bases = [first + self.load.byte(tile, lane, warp, index) for index in self.load.places.bases]
+        late = lane % 4 >= 2
+        self.selectors = [
+            cutlass.select_(late, Int32(byte_selector(1, odd)), Int32(byte_selector(0, odd))) for odd in range(2)
+        ]
 
     def fragments(self, stage: Any, step: int) -> list[Any]:
         """Registers of one depth, block by block along M or N."""
         load, found = self.load, []
         for number in range(load.loads):
             if load.words:
-                for word in range(len(load.words)):
-                    found.append(ampere.load_word(self.place(stage, (number, step, word))))
-            else:
-                found += ampere.load_fragment(self.place(stage, (number, step, 0)), load.kind == "ldmatrix.trans")
+                found += [ampere.load_word(self.place(stage, (number, step, w))) for w in range(len(load.words))]
+                continue
+            words = ampere.load_fragment(self.place(stage, (number, step, 0)), load.kind != "ldmatrix")
+            if load.kind == "bytes":  # of each half of K the even neighbours along M or N, and the odd ones
+                parted = [
+                    [ampere.permute(words[2 * half], words[2 * half + 1], selector) for half in range(2)]
+                    for selector in self.selectors
+                ]
+                even, odd = parted
+                words = [even[0], odd[0], even[1], odd[1]] if load.blocks == 1 else [*even, *odd]
+            found += words
         return found
 
     def place(self, stage: Any, index: Any) -> Any:

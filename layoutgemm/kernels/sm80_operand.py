@@ -34,6 +34,9 @@ WARP = 32
 VECTOR = 16  # bytes that a copy writes to shared memory at most: PTX ISA, "cp.async"
 _ASYNC = (16, 8, 4)  # bytes of cp.async: PTX ISA, "cp.async"
 
+# Rows (or columns) 0 to 7 of an instruction are the even ones of 16 of an MN-major operand of bytes, 8 to 15 the odd.
+PARTED = Layout((8, 2), (2, 1))
+
 Index = tuple[int, ...]
 
 
@@ -163,6 +166,7 @@ class FragmentLoad:
     rows       (lane, load, step) -> (mn, k), inside the warp's part: the row whose address the lane gives to ldmatrix,
                or, for "words", the element of the load's first register; `words` gives the others' distances
     words      (mn, k) of each register of a load, relative to the first: for "words" alone
+    order      index along MN within the 16 of a load, as the instruction counts them -> index in the tile
     """
 
     kind: str
@@ -172,6 +176,7 @@ class FragmentLoad:
     steps: int
     rows: Any
     words: tuple[tuple[int, int], ...]
+    order: Layout
     places: Places  # (lane and warp, (load, step, register)) -> byte
 
     @property
@@ -245,16 +250,14 @@ def _fragment_load(name: str, tile: SmemTile, warps: int, atom: MmaAtom) -> Frag
         words = tuple((mn + block * b, k) for b in range(blocks) for mn, k in first)
         rows = _Elements(places, 16, depth)
     else:
-        raise PlanError(
-            f"{name} is {tile.dtype} with {'M' if name == 'A' else 'N'} contiguous: ldmatrix.trans moves elements of 16 "
-            "bits, and mma.sync wants four neighbours along K in a register. Give it with K contiguous"
-        )
+        kind, rows, words = "bytes", _ByteRows(), ()
     if extent % 16:
         raise PlanError(f"{name}: a warp takes {extent} of {'M' if name == 'A' else 'N'}, no multiple of 16")
     loads = extent // 16
     indices = [(i, s, w) for s in range(steps) for i in range(loads) for w in range(len(words) or 1)]
 
-    bare = FragmentLoad(kind, (extent, depth), blocks, loads, steps, rows, words, Places((), ()))
+    order = PARTED if kind == "bytes" else Layout(16)
+    bare = FragmentLoad(kind, (extent, depth), blocks, loads, steps, rows, words, order, Places((), ()))
     return replace(
         bare, places=Places.derive(lambda t, index: bare.byte(tile, t % WARP, t // WARP, index), WARP * warps, indices)
     )
@@ -271,6 +274,35 @@ class _Rows:
     def __call__(self, lane: Any, load: int, step: int) -> tuple[Any, Any]:
         element = self.map[0][0](lane)
         return element % self.extent + load * self.extent, element // self.extent + step * self.depth
+
+
+@dataclass(frozen=True)
+class _ByteRows:
+    """(lane, load, step) -> (mn, k) of a row of 16 bytes along MN, of an MN-major operand of bytes.
+
+    ldmatrix.trans gives lane 4*g + t of matrix q the rows 2t and 2t + 1, of each the neighbours 2g and 2g + 1. The
+    instruction wants k = 4t to 4t + 3 of one index in a register: two of them come from matrix 2p and two from 2p + 1,
+    p = 0 for k < 16. Which come first changes at t = 2, so that the eight rows of a matrix are different modulo 8: in
+    every swizzled tile these lie in different banks. `byte_selector` puts the four in order.
+    """
+
+    def __call__(self, lane: Any, load: int, step: int) -> tuple[Any, Any]:
+        matrix, row = lane // 8, lane % 8
+        t, e = row // 2, row % 2
+        k = 16 * (matrix // 2) + 4 * t + 2 * ((matrix % 2) ^ (t // 2)) + e
+        return lane * 0 + 16 * load, k + 32 * step
+
+
+def byte_selector(late: int, odd: int) -> int:
+    """The selector of prmt that takes the even (or odd) neighbours out of registers of two matrices, in order of K.
+
+    late   1 for lanes t = 2 and 3 of a quad, for which the second matrix has the first two
+
+    >>> hex(byte_selector(0, 0)), hex(byte_selector(1, 1))
+    ('0x6420', '0x3175')
+    """
+    first, second = 4 * late + odd, 4 * (1 - late) + odd
+    return first | (first + 2) << 4 | second << 8 | (second + 2) << 12
 
 
 @dataclass(frozen=True)

@@ -177,7 +177,8 @@ class Sm80Plan:
                 raise PlanError(f"{name} is {spec.dtype}, aligned to {spec.dtype.bytes} bytes at least, not {bytes_}")
         a_plan = derive_operand("A", a_spec, config.tile[0], tile_k, config.warps[0], threads, vectors[0], atom)
         b_plan = derive_operand("B", b_spec, config.tile[1], tile_k, config.warps[1], threads, vectors[1], atom)
-        store = Sm80Store.derive(atom, config.tile[1] // config.warps[1], c_spec, vectors[2])
+        orders = a_plan.load.order, b_plan.load.order
+        store = Sm80Store.derive(atom, config.tile[1] // config.warps[1], c_spec, vectors[2], orders)
         stages, smem = _ring(target, a_plan, b_plan, store, warps, config)
         tiles = -(-m // config.tile[0]) * -(-n // config.tile[1])
         if tiles > MAX_COORDINATE:

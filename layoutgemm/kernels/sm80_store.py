@@ -8,11 +8,14 @@ rows of one instruction, 16, are a round; a warp has two buffers and meets itsel
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from ..atoms import MmaAtom, SmemTile, smem_tile
 from ..errors import PlanError
+from ..layouts import Layout
 from .plan import Operand
 from .sm80_operand import VECTOR, WARP, Places
 
@@ -25,7 +28,9 @@ class Sm80Store:
 
     c           C's element type and order
     tile        (rows, columns) of a round in shared memory
-    pairs       (lane, (pair of values, block along N)) -> byte in the buffer: where two neighbours are put
+    orders      index along M, and N, within 16 as the instructions count them -> index in C
+    registers   (low, high) registers of a round that hold two neighbours of a row: value + 4 * block along N
+    pairs       (lane, (number of the pair,)) -> byte in the buffer: where the two are put
     chunks      (lane, (chunk,)) -> byte in the buffer: the 16 bytes that a lane takes to global memory
     vector      bytes of one access to global memory; one element where lines are aligned to less than 4
     """
@@ -33,6 +38,8 @@ class Sm80Store:
     c: Operand
     mma: MmaAtom
     tile: SmemTile
+    orders: tuple[Layout, Layout]
+    registers: tuple[tuple[int, int], ...]
     pairs: Places
     chunks: Places
     vector: int
@@ -62,32 +69,58 @@ class Sm80Store:
         number = lane + drain * WARP
         return number // self.per_row, number % self.per_row
 
-    def pair_of(self, lane: Any, pair: int, block: int) -> tuple[Any, Any]:
-        """(row, column) in the round of the first of two neighbours that a lane holds."""
-        i, j = self.mma.coords_C(lane, 2 * pair)
-        return i, j + block * self.mma.shape_mnk[1]
+    def place(self, lane: Any, register: int) -> tuple[Any, Any]:
+        """(row, column) in the round of what a lane holds in one of its registers."""
+        block, value = divmod(register, self.mma.accumulator_registers)
+        width = self.mma.shape_mnk[1]
+        i, j = self.mma.coords_C(lane, value)
+        group, inside = divmod(block * width, 16)
+        return self.orders[0](i), 16 * group + self.orders[1](inside + j)
 
     @classmethod
-    def derive(cls, mma: MmaAtom, columns: int, c: Operand, vector: int) -> Sm80Store:
+    def derive(
+        cls, mma: MmaAtom, columns: int, c: Operand, vector: int, orders: tuple[Layout, Layout] | None = None
+    ) -> Sm80Store:
         """The store of accumulators `columns` wide.
 
         >>> from layoutgemm.atoms import mma_sync
         >>> store = Sm80Store.derive(mma_sync("m16n8k16", "bf16"), 64, Operand.parse("bf16"), 16)
-        >>> print(store.tile, store.drains, store.buffer_bytes)
-        S<3,4,3>[bytes] o ((8,2),(64,1)):((64,512),(1,0)) x bf16 4 2048
+        >>> print(store.tile, store.registers[:2], store.drains, store.buffer_bytes)
+        S<3,4,3>[bytes] o ((8,2),(64,1)):((64,512),(1,0)) x bf16 ((0, 1), (2, 3)) 4 2048
         """
         if columns * c.dtype.bytes % VECTOR:
             raise PlanError(f"{columns} columns of {c.dtype} of a warp are no whole {VECTOR} bytes")
         tile = smem_tile((mma.shape_mnk[0], columns), c.dtype, "K")
-        bare = cls(c, mma, tile, Places((), ()), Places((), ()), vector)
-        pairs = [(p, b) for b in range(columns // mma.shape_mnk[1]) for p in range(mma.accumulator_registers // 2)]
-        put = Places.derive(lambda lane, at: tile.byte(*bare.pair_of(lane, *at)), WARP, pairs)
-        width = VECTOR // c.dtype.bytes
+        bare = cls(c, mma, tile, orders or (Layout(16), Layout(16)), (), Places((), ()), Places((), ()), vector)
+        bare = replace(bare, registers=_neighbours(bare, columns // mma.shape_mnk[1] * mma.accumulator_registers))
 
-        def byte(lane: Any, at: Any) -> Any:
+        def put(lane: Any, at: Any) -> Any:
+            return tile.byte(*bare.place(lane, bare.registers[at[0]][0]))
+
+        def taken(lane: Any, at: Any) -> Any:
             row, chunk = bare.chunk_of(lane, at[0])
             # lanes beyond the last row take part in no access
-            return tile.byte(row % tile.extent[0], chunk * width)
+            return tile.byte(row % tile.extent[0], chunk * (VECTOR // c.dtype.bytes))
 
-        taken = Places.derive(byte, WARP, [(d,) for d in range(bare.drains)])
-        return cls(c, mma, tile, put, taken, vector)
+        return replace(
+            bare,
+            pairs=Places.derive(put, WARP, [(p,) for p in range(len(bare.registers))]),
+            chunks=Places.derive(taken, WARP, [(d,) for d in range(bare.drains)]),
+        )
+
+
+def _neighbours(store: Sm80Store, count: int) -> tuple[tuple[int, int], ...]:
+    """Registers in pairs that are an even column and the next one of a row, in every lane."""
+    lanes = np.arange(WARP)
+    places = {r: tuple(np.asarray(x).tobytes() for x in store.place(lanes, r)) for r in range(count)}
+    at = {place: register for register, place in places.items()}
+    pairs = []
+    for low in range(count):
+        row, column = store.place(lanes, low)
+        column = np.asarray(column)
+        high = at.get((np.asarray(row).tobytes(), (column + 1).tobytes()))
+        if (column % 2 == 0).all() and high is not None:
+            pairs.append((low, high))
+    if 2 * len(pairs) != count:
+        raise PlanError(f"{len(pairs)} pairs of neighbours in {count} accumulators of {store.mma}")
+    return tuple(pairs)
