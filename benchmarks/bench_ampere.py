@@ -39,32 +39,33 @@ OFFICIAL_WARPS = ((2, 2, 1), (2, 4, 1))  # its atom layouts: the default, and ei
 def candidates() -> dict[str, Sm80Config]:
     """Configurations worth trying, by name."""
     found: dict[str, Sm80Config] = {}
-    rows = [
-        # tile, tile_k, stages, warps, blocks a multiprocessor
-        ((128, 256), 32, (3, 4, 6), (2, 4), 1),
-        ((128, 256), 64, (3, 4), (2, 4), 1),
-        ((256, 128), 32, (3, 4, 6), (4, 2), 1),
-        ((256, 128), 64, (3, 4), (4, 2), 1),
-        ((128, 128), 32, (3, 4, 5), (2, 2), 2),
-        ((128, 128), 64, (3,), (2, 2), 2),
-        ((128, 128), 64, (2,), (2, 2), 2),
-        ((256, 192), 32, (4,), (4, 2), 1),
-        ((256, 192), 64, (3,), (4, 2), 1),
-        ((192, 256), 32, (4,), (2, 4), 1),
-        ((128, 192), 32, (4,), (2, 2), 2),
-        ((128, 192), 64, (2,), (2, 2), 2),
-        ((192, 128), 32, (4,), (2, 2), 2),
-        ((256, 256), 32, (4,), (4, 4), 1),
+    rows: list[tuple[Any, ...]] = [
+        # tile, tile_k, stages, warps, blocks a multiprocessor, group, along, fragments ahead
+        ((128, 256), 32, (3, 4, 5, 6), (2, 4), 1, 16, "M", True),
+        ((128, 256), 32, (4,), (2, 4), 1, 8, "M", True),
+        ((128, 256), 32, (4,), (2, 4), 1, 8, "N", True),
+        ((128, 256), 32, (4,), (2, 4), 1, 16, "N", True),
+        ((128, 256), 32, (4,), (2, 4), 1, 32, "M", True),
+        ((256, 128), 32, (4, 6), (4, 2), 1, 8, "M", True),
+        ((128, 256), 32, (4,), (2, 4), 1, 16, "M", False),
+        ((128, 256), 64, (3, 4), (2, 4), 1, 16, "M", True),
+        ((128, 256), 64, (3, 4), (2, 4), 1, 16, "M", False),
+        ((128, 256), 128, (2,), (2, 4), 1, 16, "M", False),
+        ((256, 128), 64, (3, 4), (4, 2), 1, 8, "M", True),
+        ((128, 128), 32, (3, 4, 5), (2, 2), 2, 16, "M", True),
+        ((128, 128), 64, (3,), (2, 2), 2, 16, "M", False),
+        ((256, 192), 32, (3, 4), (4, 2), 1, 8, "M", False),
+        ((256, 192), 64, (3,), (4, 2), 1, 8, "M", False),
+        ((192, 256), 32, (4,), (2, 4), 1, 8, "M", False),
+        ((128, 192), 32, (4,), (2, 2), 2, 16, "M", False),
+        ((160, 256), 32, (4,), (2, 4), 1, 8, "M", True),
+        ((160, 256), 32, (4,), (2, 4), 1, 8, "M", False),
+        ((256, 160), 32, (4,), (4, 2), 1, 8, "M", True),
+        ((256, 160), 32, (4,), (4, 2), 1, 8, "M", False),
     ]
-    for tile, tile_k, stages, warps, blocks in rows:
+    for tile, tile_k, stages, warps, blocks, group, along, ahead in rows:
         for count in stages:
-            config = Sm80Config(tile, tile_k, count, warps, blocks_per_sm=blocks)
-            found[name_of(config)] = config
-    for group, along in ((4, "M"), (16, "M"), (8, "N")):
-        for tile, tile_k, count, warps, blocks in (
-            ((128, 256), 32, 4, (2, 4), 1), ((128, 128), 32, 4, (2, 2), 2), ((256, 128), 64, 3, (4, 2), 1),
-        ):  # fmt: skip
-            config = Sm80Config(tile, tile_k, count, warps, group, along, blocks)
+            config = Sm80Config(tile, tile_k, count, warps, group, along, blocks, ahead)
             found[name_of(config)] = config
     return found
 
@@ -77,7 +78,8 @@ def name_of(config: Sm80Config) -> str:
     """
     tile, warps = ("x".join(map(str, pair)) for pair in (config.tile, config.warps))
     blocks = f" b{config.blocks_per_sm}" if config.blocks_per_sm > 1 else ""
-    return f"{tile} k{config.tile_k} s{config.stages} w{warps}{blocks} g{config.group}{config.along}"
+    late = "" if config.ahead else " late"
+    return f"{tile} k{config.tile_k} s{config.stages} w{warps}{blocks} g{config.group}{config.along}{late}"
 
 
 # -------------------------------------------------------------------------------------------------------------- build

@@ -128,9 +128,6 @@ class Sm80GemmKernel:
             copy_b.issue(shared + s * pitch, offset_b, left)
             bridge.commit_copies()
             left, offset_a, offset_b = left - plan.tile[2], offset_a + copy_a.step, offset_b + copy_b.step
-        bridge.wait_copies(plan.stages - 2)
-        bridge.block_sync()
-
         # 3. The main loop. `held_a` and `held_b` carry the first fragments of a k tile into it.
         count_m, count_n = plan.blocks
         count = count_m * count_n * plan.mma.accumulator_registers
@@ -138,35 +135,43 @@ class Sm80GemmKernel:
         sums.fill(0)
         held_a = cute.make_rmem_tensor(count_m * plan.mma.registers("A"), Int32)
         held_b = cute.make_rmem_tensor(count_n * plan.mma.registers("B"), Int32)
-        keep(held_a, load_a.fragments(shared, 0))
-        keep(held_b, load_b.fragments(shared, 0))
+        ahead = plan.config.ahead
+        if const_expr(ahead):
+            self.meet()
+            keep(held_a, load_a.fragments(shared, 0))
+            keep(held_b, load_b.fragments(shared, 0))
         read, write = Int32(0), Int32((plan.stages - 1) * pitch)
         for _ in cutlass.range(k_tiles, unroll=1):
             totals = [sums[i] for i in bridge.unrolled(count)]
-            fragments = [held_a[i] for i in range(held_a.shape)], [held_b[i] for i in range(held_b.shape)]
+            fragments: Any = None
+            if const_expr(ahead):
+                fragments = [held_a[i] for i in range(held_a.shape)], [held_b[i] for i in range(held_b.shape)]
+            else:
+                self.meet()
             copies = copy_a.work(shared + write, offset_a, left) + copy_b.work(shared + write, offset_b, left)
             for step in cutlass.range_constexpr(plan.steps):
-                last = step == plan.steps - 1
-                now = fragments
-                work: Any = []
-                if const_expr(last):
-                    if const_expr(plan.steps == 1):
-                        for copy in copies:
+                work = self.share(copies, step)
+                if const_expr(ahead):
+                    now = fragments
+                    if const_expr(step == plan.steps - 1):
+                        for copy in work:
                             copy()
-                    bridge.commit_copies()
-                    bridge.wait_copies(plan.stages - 2)
-                    bridge.block_sync()
-                    read = next_stage(read, pitch, plan.stages)
+                        work = []
+                        bridge.commit_copies()
+                        self.meet()
+                        read = next_stage(read, pitch, plan.stages)
+                    place, depth = shared + read, (step + 1) % plan.steps
+                    fragments = load_a.fragments(place, depth), load_b.fragments(place, depth)
                 else:
-                    share = -(-len(copies) // (plan.steps - 1))
-                    work = copies[step * share : (step + 1) * share]
-                place = shared + read
-                ahead = 0 if last else step + 1
-                fragments = load_a.fragments(place, ahead), load_b.fragments(place, ahead)
+                    now = load_a.fragments(shared + read, step), load_b.fragments(shared + read, step)
                 self.multiply(totals, now, work)
+            if const_expr(ahead):
+                keep(held_a, fragments[0])
+                keep(held_b, fragments[1])
+            else:
+                bridge.commit_copies()
+                read = next_stage(read, pitch, plan.stages)
             keep(sums, totals)
-            keep(held_a, fragments[0])
-            keep(held_b, fragments[1])
             write = next_stage(write, pitch, plan.stages)
             left, offset_a, offset_b = left - plan.tile[2], offset_a + copy_a.step, offset_b + copy_b.step
 
@@ -175,6 +180,17 @@ class Sm80GemmKernel:
         bridge.block_sync()
         place = m0 + warp_m * plan.a.warp_extent, n0 + warp_n * plan.b.warp_extent
         self.epilogue.store(sums, shared, warp, lane, c, ldc, m, n, *place)
+
+    def meet(self) -> None:
+        """The next k tile is there for all threads, and all have read what they took before."""
+        bridge.wait_copies(self.plan.stages - 2)
+        bridge.block_sync()
+
+    def share(self, copies: list[Any], step: int) -> list[Any]:
+        """The copies that are issued among the products of one depth; all of them before the block meets."""
+        steps = max(1, self.plan.steps - 1) if self.plan.config.ahead else self.plan.steps
+        each = -(-len(copies) // steps)
+        return copies[step * each : (step + 1) * each]
 
     def multiply(self, totals: list[Any], fragments: Any, work: list[Any]) -> None:
         """All products of one depth; the work is spread among them."""

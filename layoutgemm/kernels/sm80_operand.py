@@ -16,7 +16,7 @@ once, and constants. That is possible because a swizzle leaves alone what lies a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -57,7 +57,7 @@ class Places:
         return dict(self.entries)
 
     @classmethod
-    def derive(cls, byte: Callable[[Any, Index], Any], threads: int, indices: list[Index]) -> Places:
+    def derive(cls, byte: Callable[[Any, Index], Any], threads: int, indices: Sequence[Index]) -> Places:
         """Group the indices whose addresses differ by the same number of bytes for all threads.
 
         >>> tile = smem_tile((64, 64), "bf16", "K")
@@ -119,8 +119,7 @@ class TileCopy:
         across, along = (0, 1) if tile.major == "K" else (1, 0)
         written = vector if vector in _ASYNC else VECTOR
         width = written // tile.dtype.bytes
-        # No wider than leaves whole groups of 8 lines: then a thread's vectors lie whole periods of the swizzle apart.
-        lanes = min(min(tile.extent[along], tile.span_elements) // width, threads // 8)
+        lanes = min(min(tile.extent[along], tile.span_elements) // width, threads)
         lines = min(threads // lanes, tile.extent[across])
         lanes = threads // lines
         what = f"{tile.extent[0]}x{tile.extent[1]} elements of {tile.dtype}, {tile.major}-major"

@@ -13,7 +13,6 @@ from ..arch import Arch
 from ..arch import arch as arch_named
 from ..atoms import MmaAtom, mma_sync
 from ..checks import Grouped, Report, most_stages
-from ..dtypes import dtype
 from ..errors import PlanError
 from .plan import MAX_COORDINATE, Operand
 from .sm80_operand import Sm80Operand, derive_operand
@@ -42,6 +41,8 @@ class Sm80Config:
     warps      along M and N: each multiplies a contiguous part of the tile
     group      tiles of a band of the tile order, and `along` which the bands lie: "M" or "N"
     blocks_per_sm   how many blocks a multiprocessor is to hold: bounds registers and shared memory
+    ahead      take a depth's fragments while the one before it is multiplied, across k tiles too; False leaves their
+               registers to larger tiles
     align      bytes that addresses, pitches and the distance of a batch's matrices are multiples of, for A, B and C:
                16, 8 or 4 give vectors of so many bytes, 2 and 1 accesses of single elements
     """
@@ -53,6 +54,7 @@ class Sm80Config:
     group: int = 8
     along: str = "M"
     blocks_per_sm: int = 1
+    ahead: bool = True
     align: tuple[int, int, int] = (16, 16, 16)
 
     def __post_init__(self) -> None:
@@ -64,6 +66,8 @@ class Sm80Config:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise PlanError(f"{name} = {value!r}: an int of at least 1")
+        if not isinstance(self.ahead, bool):
+            raise PlanError(f"ahead = {self.ahead!r}: True or False")
         if self.along not in ("M", "N"):
             raise PlanError(f"along = {self.along!r}: 'M' or 'N'")
         for bytes_ in self.align:
@@ -309,4 +313,4 @@ def _up(value: int, unit: int) -> int:
     return -(-value // unit) * unit
 
 
-__all__ = ["Sm80Config", "Sm80Plan", "dtype"]
+__all__ = ["Sm80Config", "Sm80Plan"]

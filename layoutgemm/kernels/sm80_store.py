@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ..atoms import MmaAtom, SmemTile, smem_tile
+from ..atoms import SWIZZLES, MmaAtom, SmemTile, smem_tile
+from ..checks import AccessPattern, bank_conflicts
 from ..errors import PlanError
 from ..layouts import Layout
 from .plan import Operand
@@ -77,6 +78,23 @@ class Sm80Store:
         group, inside = divmod(block * width, 16)
         return self.orders[0](i), 16 * group + self.orders[1](inside + j)
 
+    def put(self) -> AccessPattern:
+        """What the lanes write into the buffer: (request, lane, two neighbours)."""
+        lanes = np.arange(WARP)
+        pairs = [[self.place(lanes, register) for register in pair] for pair in self.registers]
+        coords = [np.stack([i + self.tile.extent[0] * j for i, j in pair], axis=1) for pair in pairs]
+        return AccessPattern("st.shared of C", "st.shared", np.stack(coords).astype(np.int64))
+
+    def taken(self) -> AccessPattern:
+        """What the lanes take out of it: (request, lane, elements of a chunk); -1 for a lane beyond the rows."""
+        rows, width = self.tile.extent[0], VECTOR // self.c.dtype.bytes
+        found = np.full((self.drains, WARP, width), -1, np.int64)
+        for drain in range(self.drains):
+            row, chunk = self.chunk_of(np.arange(WARP), drain)
+            coords = row[:, None] + rows * (chunk[:, None] * width + np.arange(width)[None, :])
+            found[drain] = np.where((row < rows)[:, None], coords, -1)
+        return AccessPattern("ld.shared of C", "ld.shared", found)
+
     @classmethod
     def derive(
         cls, mma: MmaAtom, columns: int, c: Operand, vector: int, orders: tuple[Layout, Layout] | None = None
@@ -90,23 +108,40 @@ class Sm80Store:
         """
         if columns * c.dtype.bytes % VECTOR:
             raise PlanError(f"{columns} columns of {c.dtype} of a warp are no whole {VECTOR} bytes")
-        tile = smem_tile((mma.shape_mnk[0], columns), c.dtype, "K")
+        tile = smem_tile((mma.shape_mnk[0], columns), c.dtype, "K")  # replaced below
         bare = cls(c, mma, tile, orders or (Layout(16), Layout(16)), (), Places((), ()), Places((), ()), vector)
         bare = replace(bare, registers=_neighbours(bare, columns // mma.shape_mnk[1] * mma.accumulator_registers))
+        tile = min(store_tiles(bare), key=lambda tile: store_cost(bare, tile))
+        bare = replace(bare, tile=tile)
 
-        def put(lane: Any, at: Any) -> Any:
+        def place_of(lane: Any, at: Any) -> Any:
             return tile.byte(*bare.place(lane, bare.registers[at[0]][0]))
 
-        def taken(lane: Any, at: Any) -> Any:
+        def chunk_at(lane: Any, at: Any) -> Any:
             row, chunk = bare.chunk_of(lane, at[0])
             # lanes beyond the last row take part in no access
             return tile.byte(row % tile.extent[0], chunk * (VECTOR // c.dtype.bytes))
 
         return replace(
             bare,
-            pairs=Places.derive(put, WARP, [(p,) for p in range(len(bare.registers))]),
-            chunks=Places.derive(taken, WARP, [(d,) for d in range(bare.drains)]),
+            pairs=Places.derive(place_of, WARP, [(p,) for p in range(len(bare.registers))]),
+            chunks=Places.derive(chunk_at, WARP, [(d,) for d in range(bare.drains)]),
         )
+
+
+def store_tiles(store: Sm80Store) -> list[SmemTile]:
+    """A round's tile in every swizzle that there is for it, the widest first."""
+    found = []
+    for name, mode in SWIZZLES.items():
+        span = mode.span // store.c.dtype.bytes
+        if mode.xor is not None and store.tile.extent[1] % span == 0 and store.tile.extent[0] % mode.rows == 0:
+            found.append(smem_tile(store.tile.extent, store.c.dtype, "K", name))
+    return sorted(found, key=lambda tile: -tile.span)
+
+
+def store_cost(store: Sm80Store, tile: SmemTile) -> int:
+    """Wavefronts of a round's accesses to shared memory, if the buffer were that tile."""
+    return sum(bank_conflicts(tile, access).wavefronts for access in (store.put(), store.taken()))
 
 
 def _neighbours(store: Sm80Store, count: int) -> tuple[tuple[int, int], ...]:
