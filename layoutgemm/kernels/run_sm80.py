@@ -96,7 +96,7 @@ def _on_cpu(plan: Sm80Plan, a: Any, b: Any, device: str, why: str) -> GemmResult
     (lines_a, lda), (lines_b, ldb) = padded
     unit = max(1, plan.config.align[2] // plan.c.dtype.bytes)
     ldc = -(-plan.n // unit) * unit
-    words = plan.c.dtype.encode(np.zeros((plan.batch, plan.m, ldc)))
+    words = plan.c.dtype.encode(np.zeros((plan.batch, plan.m, ldc), np.int64))
     before = words[:, :, plan.n :].copy()
     strides = lines_a[0].size, lines_b[0].size, words[0].size
     sizes = (plan.m, plan.n, plan.k, plan.batch, lda, ldb, ldc, *strides)

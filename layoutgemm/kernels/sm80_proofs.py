@@ -218,7 +218,7 @@ def held_after(operand: Sm80Operand, load: int, step: int) -> tuple[IntArray, In
     mn, k = (np.asarray(x) + np.zeros(WARP, np.int64) for x in how.rows(lanes, load, step))
     mn, k = mn[row] + (0 if along_k else inside), k[row] + (inside if along_k else 0)
     per = 32 // bits
-    mn, k = mn.reshape(WARP, 4, per), k.reshape(WARP, 4, per)
+    mn, k = (np.asarray(x, np.int64).reshape(WARP, 4, per) for x in (mn, k))
     if how.kind != "bytes":
         return mn, k
     late = (lanes % 4 >= 2).astype(int)
@@ -319,6 +319,8 @@ def _warps(plan: Sm80Plan) -> Check:
 def prefetching(stages: int, warps: int, ahead: bool = True) -> Pipeline:
     """The kernel's loop: copies stages - 1 k tiles ahead, fragments one depth ahead, also into the next k tile, or not.
 
+    Of the zeros beyond the last k tile the kernel takes fragments, too, which it does not multiply; the model does not.
+
     >>> bool(prefetching(3, 4).prove())
     True
     """
@@ -417,6 +419,8 @@ def store_checks(plan: Sm80Plan) -> list[Check]:
         "lines of C", f"{store.drains} chunk(s) of {VECTOR} bytes of a lane are all of a round, each element once", ok,
         f"exhaustion ({extent[0] * extent[1]} elements)", "" if ok else f"an element is taken {int(times.max())} times",
     )  # fmt: skip
+    if not filled or not drained:
+        return [filled, drained]
     lines = Layout(extent, (extent[1] + 128 // size, 1))
     out = AccessPattern("st.global of C", "st.global", taken.coords)
     return [filled, drained, _banks_of_c(store), sectors(lines, out, element=plan.c.dtype).as_check("coalescing C")]

@@ -29,7 +29,7 @@ def execute_sm80(
     a, b      raw bits of the operands, (batch, lines, elements of a line): lines are contiguous
     progress  called with (tiles done, tiles in all)
     """
-    c = plan.c.dtype.encode(np.zeros((plan.batch, plan.m, plan.n)))
+    c = plan.c.dtype.encode(np.zeros((plan.batch, plan.m, plan.n), np.int64))
     times = np.zeros(c.shape, np.uint8)
     total = plan.batch * plan.tiles[0] * plan.tiles[1]
     for number in range(total):
