@@ -255,6 +255,10 @@ def _kernel_of(plan: Plan) -> Any:
 
         return Sm90SingleKernel(plan)
     if isinstance(plan, Sm80Plan):
+        if plan.config.loads == "tma":
+            from .sm120_gemm import Sm120GemmKernel
+
+            return Sm120GemmKernel(plan)
         from .sm80_gemm import Sm80GemmKernel
 
         return Sm80GemmKernel(plan)

@@ -234,4 +234,7 @@ def _lines(name: str, order: str, size: int, tensor: Any, align: int, copies: li
         made.copy_(lines)
         lines = made
     leading, pitch = _distances(lines)
+    if lines.shape[-2] == 1:  # one line has no pitch; a tensor map wants one that it takes
+        unit = max(1, align // size)
+        leading = -(-leading // unit) * unit
     return lines, leading, pitch

@@ -6,12 +6,12 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64, const_expr
+from cutlass import Int64, const_expr
 
 from . import bridge
 from . import bridge_ampere as ampere
 from .sm80_operand import VECTOR, WARP
-from .sm80_store import BUFFERS
+from .sm80_store import BUFFERS, matrix_row
 
 
 class Sm80Epilogue:
@@ -27,6 +27,8 @@ class Sm80Epilogue:
         store = self.plan.store
         buffers = shared + (self.plan.smem.c_offset + warp * (BUFFERS * store.buffer_bytes))
         put = [store.tile.byte(*store.place(lane, store.registers[at][0])) for (at,) in store.pairs.bases]
+        if store.matrices is not None:
+            put = [store.tile.byte(*matrix_row(store.mma, lane, at)) for (at,) in store.matrices.bases]
         taken = [store.tile.byte(*self.inside(lane, at[0])) for at in store.chunks.bases]
         for block in range(self.plan.blocks[0]):
             buffer = buffers + block % BUFFERS * store.buffer_bytes
@@ -44,6 +46,13 @@ class Sm80Epilogue:
         """The pairs of neighbours of one row of blocks, converted, into a buffer."""
         store, mma = self.plan.store, self.plan.mma
         values, dtype = mma.accumulator_registers, store.c.dtype
+        if store.matrices is not None:
+            for (group,), (base, constant) in store.matrices.of.items():
+                packed: list[Any] = []
+                for at in (values * (block + self.plan.blocks[0] * j) for j in (2 * group, 2 * group + 1)):
+                    packed += [bridge.convert_pair(sums[at + v], sums[at + v + 1], dtype) for v in range(0, values, 2)]
+                bridge.store_matrices(buffer + put[base] + constant, packed)
+            return
         for (number,), (base, constant) in store.pairs.of.items():
             low, high = (
                 sums[values * (block + self.plan.blocks[0] * (register // values)) + register % values]
@@ -91,4 +100,4 @@ class Sm80Epilogue:
                 ampere.store_part(address + e * size, words[e // per], e % per, size * 8)
 
 
-__all__ = ["Int32", "Sm80Epilogue"]
+__all__ = ["Sm80Epilogue"]

@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..atoms import MmaAtom, SmemTile, TiledCopy, cp_async, ldmatrix, make_tiled_copy, operand_map, smem_tile
+from ..atoms import MmaAtom, SmemTile, TiledCopy, TmaPlan, cp_async, ldmatrix, make_tiled_copy, operand_map, smem_tile
+from ..atoms.tma import derive as derive_tma
 from ..dtypes import DType
 from ..errors import PlanError
 from ..layouts import Layout
@@ -199,6 +200,7 @@ class Sm80Operand:
     copy       global to shared memory
     load       shared memory to registers
     warps      how many warps share the tile along M (of A) or N (of B)
+    tma        the tensor copy that fills the tile in place of `copy`, or None
     """
 
     name: str
@@ -209,6 +211,7 @@ class Sm80Operand:
     copy: TileCopy
     load: FragmentLoad
     warps: int
+    tma: TmaPlan | None = None
 
     @cached_property
     def warp_extent(self) -> int:
@@ -230,6 +233,18 @@ def derive_operand(
     load = _fragment_load(name, tile, warps, atom)
     copy = TileCopy.derive(tile, threads, vector)
     return Sm80Operand(name, spec.dtype, spec.order, major, tile, copy, load, warps)
+
+
+def by_tensor_copy(operand: Sm80Operand, batch: int) -> Sm80Operand:
+    """The operand with its tile filled by tensor copies; raises PlanError where its swizzle is none of theirs."""
+    free = "m" if operand.name == "A" else "n"
+    if operand.load.words:
+        raise PlanError(
+            f"{operand.name} is {operand.dtype} with {free.upper()} contiguous: its tile has the swizzle "
+            f"{operand.smem.swizzle_name}, which this kernel fills by cp.async"
+        )
+    tma = derive_tma(operand.smem, ("k", free) if operand.major == "K" else (free, "k"))
+    return replace(operand, tma=tma.batched("l") if batch > 1 else tma)
 
 
 def _fragment_load(name: str, tile: SmemTile, warps: int, atom: MmaAtom) -> FragmentLoad:

@@ -14,11 +14,12 @@ from ..arch import arch as arch_named
 from ..atoms import MmaAtom, mma_sync
 from ..checks import Grouped, Report, most_stages
 from ..errors import PlanError
-from .plan import MAX_COORDINATE, Operand
-from .sm80_operand import Sm80Operand, derive_operand
+from .plan import BARRIER_BYTES, MAX_COORDINATE, Operand
+from .sm80_operand import Sm80Operand, by_tensor_copy, derive_operand
 from .sm80_store import BUFFERS, Sm80Store
 
 ARCHES = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
+LOADS = ("cp.async", "tma")
 ALIGNMENTS = (16, 8, 4, 2, 1)
 MAX_BATCH = 65535  # of a grid's y and z: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"
 _INSTRUCTIONS = {"bf16": "m16n8k16", "f16": "m16n8k16", "tf32": "m16n8k8",
@@ -43,6 +44,8 @@ class Sm80Config:
     blocks_per_sm   how many blocks a multiprocessor is to hold: bounds registers and shared memory
     ahead      take a depth's fragments while the one before it is multiplied, across k tiles too; False leaves their
                registers to larger tiles
+    loads      "cp.async" by all threads, or "tma": one thread issues tensor copies (sm_90 on)
+    stmatrix   put C's fragments into shared memory by stmatrix (sm_90 on, 16-bit outputs)
     align      bytes that addresses, pitches and the distance of a batch's matrices are multiples of, for A, B and C:
                16, 8 or 4 give vectors of so many bytes, 2 and 1 accesses of single elements
     """
@@ -55,6 +58,8 @@ class Sm80Config:
     along: str = "M"
     blocks_per_sm: int = 1
     ahead: bool = True
+    loads: str = "cp.async"
+    stmatrix: bool = False
     align: tuple[int, int, int] = (16, 16, 16)
 
     def __post_init__(self) -> None:
@@ -66,8 +71,15 @@ class Sm80Config:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise PlanError(f"{name} = {value!r}: an int of at least 1")
-        if not isinstance(self.ahead, bool):
-            raise PlanError(f"ahead = {self.ahead!r}: True or False")
+        for name in ("ahead", "stmatrix"):
+            if not isinstance(getattr(self, name), bool):
+                raise PlanError(f"{name} = {getattr(self, name)!r}: True or False")
+        if self.loads not in LOADS:
+            raise PlanError(f"loads = {self.loads!r}: known are {', '.join(map(repr, LOADS))}")
+        if self.loads == "tma" and not self.ahead:
+            raise PlanError("tensor copies go with fragments taken ahead")
+        if self.loads == "tma" and self.align[:2] != (16, 16):
+            raise PlanError(f"tensor copies take A and B aligned to 16 bytes; align = {self.align!r}")
         if self.along not in ("M", "N"):
             raise PlanError(f"along = {self.along!r}: 'M' or 'N'")
         for bytes_ in self.align:
@@ -80,7 +92,7 @@ class Sm80Smem:
     """Where everything lies in the block's dynamic shared memory, in bytes from an address aligned to `alignment`.
 
     A stage holds a tile of A and one of B; stages follow one another. C's buffers lie over the stages, which are free
-    when C is stored: those of the first warp, then the next one's.
+    when C is stored: those of the first warp, then the next one's. Tensor copies have an mbarrier a stage behind them.
     """
 
     a_offset: int
@@ -89,6 +101,8 @@ class Sm80Smem:
     b_stage_bytes: int
     c_offset: int
     c_buffer_bytes: int
+    barrier_offset: int
+    barrier_bytes: int
     total: int
     alignment: int
 
@@ -181,8 +195,13 @@ class Sm80Plan:
                 raise PlanError(f"{name} is {spec.dtype}, aligned to {spec.dtype.bytes} bytes at least, not {bytes_}")
         a_plan = derive_operand("A", a_spec, config.tile[0], tile_k, config.warps[0], threads, vectors[0], atom)
         b_plan = derive_operand("B", b_spec, config.tile[1], tile_k, config.warps[1], threads, vectors[1], atom)
+        if config.loads == "tma":
+            target.require("cp.async.bulk.tensor", "loads='tma'")
+            a_plan, b_plan = by_tensor_copy(a_plan, batch), by_tensor_copy(b_plan, batch)
+        if config.stmatrix:
+            target.require("stmatrix", "stmatrix=True")
         orders = a_plan.load.order, b_plan.load.order
-        store = Sm80Store.derive(atom, config.tile[1] // config.warps[1], c_spec, vectors[2], orders)
+        store = Sm80Store.derive(atom, config.tile[1] // config.warps[1], c_spec, vectors[2], orders, config.stmatrix)
         stages, smem = _ring(target, a_plan, b_plan, store, warps, config)
         tiles = -(-m // config.tile[0]) * -(-n // config.tile[1])
         if tiles > MAX_COORDINATE:
@@ -224,6 +243,11 @@ class Sm80Plan:
         """(block along M, block along N) of a depth's products, in order: neighbours share B, and at the turns A."""
         m, n = self.blocks
         return tuple((i if j % 2 == 0 else m - 1 - i, j) for j in range(n) for i in range(m))
+
+    @property
+    def full_bytes(self) -> int:
+        """Bytes that an mbarrier of a stage waits for: those of both tiles' tensor copies."""
+        return sum(operand.tma.bytes for operand in (self.a, self.b) if operand.tma is not None)
 
     def for_any_size(self) -> Sm80Plan:
         """The plan of the same kernel for one product, or two, of 1x1x1: what the trace sees."""
@@ -289,7 +313,8 @@ def _ring(
     alignment = max(a.smem.alignment, b.smem.alignment, store.tile.alignment)
     b_offset = _up(a.smem.bytes, b.smem.alignment)
     pitch = _up(b_offset + b.smem.bytes, alignment)
-    fits = most_stages(target, pitch, 0, config.blocks_per_sm)
+    barrier = BARRIER_BYTES if config.loads == "tma" else 0
+    fits = most_stages(target, pitch + barrier, 0, config.blocks_per_sm)
     stages = min(fits, 4) if config.stages is None else config.stages
     if isinstance(stages, bool) or not isinstance(stages, int) or not 2 <= stages <= fits:
         raise PlanError(
@@ -304,7 +329,9 @@ def _ring(
         b_stage_bytes=pitch,
         c_offset=0,
         c_buffer_bytes=store.buffer_bytes,
-        total=max(stages * pitch, buffers),
+        barrier_offset=max(stages * pitch, buffers),
+        barrier_bytes=BARRIER_BYTES,
+        total=max(stages * pitch, buffers) + stages * barrier,
         alignment=alignment,
     )
 

@@ -6,7 +6,6 @@ which any of them is changed fails the check that speaks of it.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from itertools import product
 from typing import Any
 
@@ -16,29 +15,26 @@ import numpy.typing as npt
 from ..atoms import ldmatrix
 from ..checks import (
     AccessPattern,
-    Buffer,
     Check,
-    Cursor,
-    NamedBarrier,
-    Pipeline,
     PipelineProof,
     Report,
-    Role,
     bank_conflicts,
     bijective_tile,
+    filled_by,
     matrix_access,
     registers,
     sectors,
     shared_memory,
 )
-from ..checks.pipeline_actions import Advance, Ahead, Commit, CpAsync, ForK, If, Program, Read, Sync, WaitGroup, Write
 from ..layouts import Layout
 from .proofs import fragment_checks
 from .sm80_operand import VECTOR, WARP, Sm80Operand, byte_selector
+from .sm80_pipeline import proven
 from .sm80_plan import Sm80Plan
-from .sm80_store import BUFFERS, Sm80Store, store_cost, store_tiles
+from .sm80_store import BUFFERS
+from .sm80_store_proofs import store_checks
+from .sm90_plan import one_matrix
 
-CTA = "cta"
 HELD = 20  # registers of a thread beside accumulators and fragments: addresses of copies and loads, counters
 IntArray = npt.NDArray[np.int64]
 
@@ -51,7 +47,7 @@ def check_sm80(plan: Sm80Plan) -> Report:
     checks += [_warps(plan), _pipeline(plan), *fragment_checks(plan.mma), *store_checks(plan), _stages(plan)]
     parts = {
         f"{plan.stages} stages of A and B": plan.stages * plan.smem.a_stage_bytes,
-        "C's buffers beyond them": plan.smem.total - plan.stages * plan.smem.a_stage_bytes,
+        "C's buffers beyond them, barriers": plan.smem.total - plan.stages * plan.smem.a_stage_bytes,
     }
     checks.append(shared_memory(plan.arch, parts, plan.config.blocks_per_sm))
     m, n = plan.blocks
@@ -108,7 +104,7 @@ def operand_checks(plan: Sm80Plan, operand: Sm80Operand) -> list[Check]:
     written = AccessPattern(f"cp.async of {name}", "cp.async", copied)
     if operand.copy.by_elements:
         written = AccessPattern(f"st.shared of {name}", "st.shared", copied)
-    banks = [bank_conflicts(tile, written).as_check(f"banks of copies {name}")]
+    banks = [bank_conflicts(tile, written).as_check(f"banks of copies {name}")] if operand.tma is None else []
     if operand.load.words:
         banks.append(bank_conflicts(tile, _words_read(operand)).as_check(f"banks of loads {name}"))
     elif operand.load.kind == "bytes":
@@ -117,9 +113,11 @@ def operand_checks(plan: Sm80Plan, operand: Sm80Operand) -> list[Check]:
         banks.append(
             bank_conflicts(tile, matrix_access(tile.extent, tile.dtype, tile.major)).as_check(f"banks of loads {name}")
         )
+    filled = [_copies(operand, plan.threads), _coalesced(operand, copied)]
+    if operand.tma is not None:
+        filled = [filled_by(f"copies {name}", tile, one_matrix(operand.tma))]
     return [
-        bijective_tile(f"tile {name}", tile), _copies(operand, plan.threads), _coalesced(operand, copied),
-        _addresses(operand, plan.threads), _fed(plan, operand), *banks,
+        bijective_tile(f"tile {name}", tile), *filled, _addresses(operand, plan.threads), _fed(plan, operand), *banks,
     ]  # fmt: skip
 
 
@@ -316,51 +314,14 @@ def _warps(plan: Sm80Plan) -> Check:
     return Check("warps", statement, not witness, "exhaustion", witness)
 
 
-def prefetching(stages: int, warps: int, ahead: bool = True) -> Pipeline:
-    """The kernel's loop: copies stages - 1 k tiles ahead, fragments one depth ahead, also into the next k tile, or not.
-
-    Of the zeros beyond the last k tile the kernel takes fragments, too, which it does not multiply; the model does not.
-
-    >>> bool(prefetching(3, 4).prove())
-    True
-    """
-    def copy(distance: int, at: str | int) -> Program:
-        """A k tile that is not there is copied as zeros."""
-        return (If(Ahead(distance), (CpAsync("ab", at),), (CpAsync("ab", at, new=False),)), Commit("cp.async"))
-
-    meet: Program = (WaitGroup("cp.async", stages - 2), Sync(CTA))
-    first: Program = (Read("ab", "read", last=False),)
-    fill = tuple(action for s in range(stages - 1) for action in copy(s, s))
-    body: Program = (
-        Read("ab", "read"), *copy(stages - 1, "load"), *meet, Advance("read"), Advance("load"), If(Ahead(1), first),
-    )  # fmt: skip
-    store: Program = (WaitGroup("cp.async", 0), Sync(CTA), *(Write("ab", s, new=False) for s in range(stages)))
-    program: Program = (*fill, *meet, If(Ahead(0), first), ForK(body), *store)
-    if not ahead:
-        body = (*meet, Read("ab", "read"), *copy(stages - 1, "load"), Advance("read"), Advance("load"))
-        program = (*fill, ForK(body), *store)
-    cursors = (Cursor("read", stages), Cursor("load", stages, index=stages - 1))
-    return Pipeline(
-        f"cp.async, {stages} stages{', fragments ahead' if ahead else ''}",
-        (Role("math", warps, program, cursors),),
-        (NamedBarrier(CTA, 32 * warps),),
-        (Buffer("ab", stages),),
-        arch="sm_80",
-    )
-
-
-@lru_cache(maxsize=64)
-def _proven(stages: int, warps: int, ahead: bool) -> Any:
-    """A pipeline's proof: many plans have the same pipeline."""
-    return prefetching(stages, warps, ahead).prove()
-
-
 def _pipeline(plan: Sm80Plan) -> Check:
-    found = _proven(plan.stages, plan.threads // WARP, plan.config.ahead)
-    proven = isinstance(found, PipelineProof)
+    found = proven(
+        plan.stages, plan.threads // WARP, plan.config.ahead, plan.full_bytes, plan.a.smem.bytes + plan.b.smem.bytes
+    )
+    holds = isinstance(found, PipelineProof)
     statement = f"a ring of {plan.stages} stages, then C's buffers over it: no race, for any number of k tiles"
-    method = f"happens-before, closed after {found.states} states" if proven else "happens-before"
-    return Check("pipeline", statement, proven, method, "" if proven else str(found))
+    method = f"happens-before, closed after {found.states} states" if holds else "happens-before"
+    return Check("pipeline", statement, holds, method, "" if holds else str(found))
 
 
 def _stages(plan: Sm80Plan) -> Check:
@@ -379,60 +340,10 @@ def _stages(plan: Sm80Plan) -> Check:
     buffers = plan.threads // WARP * BUFFERS * smem.c_buffer_bytes
     if smem.c_buffer_bytes < plan.store.tile.bytes or smem.c_offset + buffers > smem.total:
         witness = witness or f"buffers of {smem.c_buffer_bytes} bytes, {buffers} in all, do not fit in {smem.total}"
+    end = smem.barrier_offset + plan.stages * smem.barrier_bytes * (plan.full_bytes > 0)
+    if smem.barrier_offset < max(plan.stages * smem.a_stage_bytes, smem.c_offset + buffers) or end > smem.total:
+        witness = witness or f"barriers from byte {smem.barrier_offset} to {end} of {smem.total}"
     if plan.stages * smem.a_stage_bytes > smem.total:
         witness = witness or f"{plan.stages} stages of {smem.a_stage_bytes} bytes do not fit in {smem.total}"
     statement = f"stages of {smem.a_stage_bytes} bytes hold A and B, {buffers} bytes of them C's buffers"
     return Check("stages", statement, not witness, "arithmetic", witness)
-
-
-# ---------------------------------------------------------------------------------------------------------------- store
-
-
-def store_checks(plan: Sm80Plan) -> list[Check]:
-    """Accumulators into a buffer, and the buffer to C: each element once, without conflicts, in whole sectors."""
-    store, tile = plan.store, plan.store.tile
-    extent, size = tile.extent, plan.c.dtype.bytes
-    lanes = np.arange(WARP)
-    witness = ""
-    for number, (low, high) in enumerate(store.registers):
-        (i, j), (i2, j2) = store.place(lanes, low), store.place(lanes, high)
-        if (np.asarray(i) != i2).any() or (np.asarray(j) + 1 != j2).any() or (np.asarray(j) % 2).any():
-            witness = witness or f"registers {low} and {high} are no two neighbours of a row"
-        base, constant = store.pairs.of[number,]
-        first = store.registers[store.pairs.bases[base][0]][0]
-        if (tile.byte(*store.place(lanes, first)) + constant != tile.byte(i, j)).any():
-            witness = witness or f"pair {number} is put at another byte than its tile has"
-    put, taken = store.put(), store.taken()
-    times = np.bincount(put.coords.ravel(), minlength=extent[0] * extent[1])
-    if len(times) != extent[0] * extent[1] or (times != 1).any():
-        witness = witness or f"element {int(np.nonzero(times != 1)[0][0])} of a round is put {int(times.max())} times"
-    if (store.orders[0], store.orders[1]) != (plan.a.load.order, plan.b.load.order):
-        witness = witness or f"C is stored in the orders {store.orders}, the operands are loaded in others"
-    filled = Check(
-        "fragments of C", f"{len(store.registers)} pairs of a lane fill the {extent[0]}x{extent[1]} of a round",
-        not witness, f"exhaustion ({extent[0] * extent[1]} elements)", witness,
-    )  # fmt: skip
-    flat = taken.coords.reshape(-1, taken.coords.shape[2])
-    times = np.bincount(flat[flat[:, 0] >= 0].ravel(), minlength=extent[0] * extent[1])
-    ok = len(times) == extent[0] * extent[1] and bool((times == 1).all())
-    drained = Check(
-        "lines of C", f"{store.drains} chunk(s) of {VECTOR} bytes of a lane are all of a round, each element once", ok,
-        f"exhaustion ({extent[0] * extent[1]} elements)", "" if ok else f"an element is taken {int(times.max())} times",
-    )  # fmt: skip
-    if not filled or not drained:
-        return [filled, drained]
-    lines = Layout(extent, (extent[1] + 128 // size, 1))
-    out = AccessPattern("st.global of C", "st.global", taken.coords)
-    return [filled, drained, _banks_of_c(store), sectors(lines, out, element=plan.c.dtype).as_check("coalescing C")]
-
-
-def _banks_of_c(store: Sm80Store) -> Check:
-    """The buffer's swizzle costs the least of all: none has a conflict, or all have."""
-    ways = [bank_conflicts(store.tile, access).ways for access in (store.put(), store.taken())]
-    cost, least = store_cost(store, store.tile), min(store_cost(store, tile) for tile in store_tiles(store))
-    statement = (
-        f"{store.tile} costs {cost} wavefronts a round, {ways[0]}-way into it and {ways[1]}-way out of it: no swizzle "
-        "costs less"
-    )
-    witness = "" if cost == least else f"another costs {least}"
-    return Check("banks of C", statement, not witness, "exhaustion, every swizzle", witness)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..atoms import SWIZZLES, MmaAtom, SmemTile, smem_tile
+from ..atoms import SWIZZLES, MmaAtom, SmemTile, operand_map, smem_tile, stmatrix
 from ..checks import AccessPattern, bank_conflicts
 from ..errors import PlanError
 from ..layouts import Layout
@@ -32,6 +32,8 @@ class Sm80Store:
     orders      index along M, and N, within 16 as the instructions count them -> index in C
     registers   (low, high) registers of a round that hold two neighbours of a row: value + 4 * block along N
     pairs       (lane, (number of the pair,)) -> byte in the buffer: where the two are put
+    matrices    (lane, (16 columns,)) -> byte in the buffer: the row that a lane names to stmatrix, which puts four 8x8
+                matrices of 16-bit elements; None where pairs are put one by one
     chunks      (lane, (chunk,)) -> byte in the buffer: the 16 bytes that a lane takes to global memory
     vector      bytes of one access to global memory; one element where lines are aligned to less than 4
     """
@@ -44,6 +46,7 @@ class Sm80Store:
     pairs: Places
     chunks: Places
     vector: int
+    matrices: Places | None = None
 
     @property
     def rounds_columns(self) -> int:
@@ -97,7 +100,13 @@ class Sm80Store:
 
     @classmethod
     def derive(
-        cls, mma: MmaAtom, columns: int, c: Operand, vector: int, orders: tuple[Layout, Layout] | None = None
+        cls,
+        mma: MmaAtom,
+        columns: int,
+        c: Operand,
+        vector: int,
+        orders: tuple[Layout, Layout] | None = None,
+        by_matrices: bool = False,
     ) -> Sm80Store:
         """The store of accumulators `columns` wide.
 
@@ -114,6 +123,13 @@ class Sm80Store:
         tile = min(store_tiles(bare), key=lambda tile: store_cost(bare, tile))
         bare = replace(bare, tile=tile)
 
+        matrices = None
+        if by_matrices:
+            if c.dtype.bits != 16 or any(order != Layout(16) for order in bare.orders):
+                raise PlanError(f"stmatrix stores 16-bit elements in the order of the fragments; C is {c.dtype}")
+            groups = [(g,) for g in range(columns // 16)]
+            matrices = Places.derive(lambda lane, at: tile.byte(*matrix_row(mma, lane, at[0])), WARP, groups)
+
         def place_of(lane: Any, at: Any) -> Any:
             return tile.byte(*bare.place(lane, bare.registers[at[0]][0]))
 
@@ -124,9 +140,22 @@ class Sm80Store:
 
         return replace(
             bare,
+            matrices=matrices,
             pairs=Places.derive(place_of, WARP, [(p,) for p in range(len(bare.registers))]),
             chunks=Places.derive(chunk_at, WARP, [(d,) for d in range(bare.drains)]),
         )
+
+
+def matrix_row(mma: MmaAtom, lane: Any, group: int) -> tuple[Any, Any]:
+    """(row, column) of the row of 8 that a lane names to stmatrix.x4, for 16 columns of a round.
+
+    >>> from layoutgemm.atoms import mma_sync
+    >>> [tuple(int(x) for x in matrix_row(mma_sync("m16n8k16"), lane, 1)) for lane in (0, 8, 16)]
+    [(0, 16), (8, 16), (0, 24)]
+    """
+    rows = mma.shape_mnk[0]
+    element = operand_map(stmatrix(4), mma, "C", (1, 2))[0][0](lane)
+    return element % rows, element // rows + 16 * group
 
 
 def store_tiles(store: Sm80Store) -> list[SmemTile]:

@@ -93,10 +93,24 @@ TABLE |= {
     "two blocks a multiprocessor": Product(b="bf16", config=Sm80Config((128, 128), 32, 3, (2, 2), blocks_per_sm=2)),
     "bands along N": Product(200, 300, 40, config=replace(SMALL, group=2, along="N")),
     "later architectures": Product(b="bf16", arch="sm_120a"),
+    "TMA on sm_120a": Product(200, 72, 264, arch="sm_120a", config=replace(SMALL, loads="tma", stmatrix=True)),
+    "TMA, columns and rows": Product(
+        72, 104, 72, a="bf16:col", b="bf16", batch=2, arch="sm_120a", config=replace(SMALL, loads="tma", stmatrix=True),
+    ),
+    "TMA, bytes": Product(
+        72, 80, 144, a="i8:col", b="i8", arch="sm_120a", config=replace(SMALL, loads="tma", stages=2),
+    ),
+    "TMA, all of sm_120a's shared memory": Product(
+        130, 136, 200, arch="sm_120a", config=Sm80Config((128, 128), 64, 3, (2, 2), loads="tma", stmatrix=True),
+    ),
+    "TMA on sm_90a, one k tile": Product(70, 56, 20, b="bf16", arch="sm_90a", config=replace(SMALL, loads="tma")),
+    "stmatrix on sm_90a": Product(a="bf16:col", b="bf16", arch="sm_90a",
+                                  config=replace(SMALL, stmatrix=True)),
 }  # fmt: skip
 # What the default run leaves to `pytest -m slow`.
 LATER = {
     *(name for name in TABLE if name.startswith(("f16 ", "tf32 row-row", "int8 row", "fp8 row", "fp8 col-row"))),
     "bf16 out of tf32", "late, two stages", "8 bytes, MN", "odd words", "256x192, late", "three depths",
     "two blocks a multiprocessor", "later architectures", "128x256", "bf16 row-row",
+    "TMA on sm_90a, one k tile", "TMA, all of sm_120a's shared memory",
 } - {"f16 col-row"}  # fmt: skip

@@ -43,7 +43,8 @@ def test_machine_code() -> None:
 def test_what_the_program_claims_is_proven() -> None:
     report = level().check()
     assert report, "\n".join(map(str, report.failures))
-    assert {"pipeline", "fragments of A", "fragments of B", "banks of ldmatrix, A", "copies"} <= {c.name for c in report}
+    names = {check.name for check in report}
+    assert names >= {"pipeline", "fragments of A", "fragments of B", "banks of ldmatrix, A", "copies"}
 
 
 def test_without_the_swizzle_reads_conflict(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,6 +108,11 @@ REFUSED = [
     ({"config": Sm80Config(warps=(8, 8), tile=(128, 256))}, "threads"),
     ({"config": Sm80Config(tile=(160, 256))}, "lines do not divide the tile"),
     ({"config": Sm80Config(align=(1, 16, 16))}, "a is bf16, aligned to 2"),
+    ({"config": Sm80Config(loads="tma")}, "loads='tma' needs cp.async.bulk.tensor, which sm_80 has not"),
+    ({"config": Sm80Config(stmatrix=True)}, "stmatrix=True needs stmatrix, which sm_80 has not"),
+    ({"arch": "sm_120a", "c": "f32", "config": Sm80Config((128, 128), stmatrix=True)}, "stmatrix stores 16-bit"),
+    ({"arch": "sm_120a", "a": "tf32:col", "b": "tf32", "config": Sm80Config((64, 64), warps=(2, 2), loads="tma")},
+     "which this kernel fills by cp.async"),
 ]
 
 
@@ -121,6 +126,8 @@ def test_refused(given: dict[str, Any], says: str) -> None:
     ("given", "says"),
     [
         ({"tile": (128,)}, "tile"), ({"warps": (0, 4)}, "warps"), ({"align": (16, 16, 3)}, "align"),
+        ({"loads": "bulk"}, "loads"), ({"loads": "tma", "ahead": False}, "ahead"), ({"stmatrix": 1}, "stmatrix"),
+        ({"loads": "tma", "align": (8, 16, 16)}, "aligned to 16"),
         ({"group": 0}, "group"), ({"along": "K"}, "along"), ({"ahead": 1}, "ahead"),
     ],
 )  # fmt: skip
@@ -136,7 +143,7 @@ def test_refused_configurations(given: dict[str, Any], says: str) -> None:
 def test_every_check_holds(name: str) -> None:
     report = TABLE[name].plan().check()
     assert report, "\n".join(map(str, report.failures))
-    assert len(report) >= 27
+    assert len(report) >= 23
 
 
 def crossed(places: Places) -> Places:
@@ -180,9 +187,25 @@ def test_each_check_can_fail() -> None:
     assert "registers" in failing(many)
 
 
+def test_each_check_of_tensor_copies_can_fail() -> None:
+    given: Any = {"arch": "sm_120a", "config": replace(SMALL, loads="tma", stmatrix=True)}
+    plan = derive(**given)
+    assert not failing(plan) and plan.full_bytes == 2 * 64 * 32 * 2
+    other = derive(**{**given, "config": replace(SMALL, loads="tma", tile=(128, 64))})
+    assert "copies A" in failing(with_a(plan, tma=other.a.tma)) and "pipeline" in failing(with_a(plan, tma=other.a.tma))
+    assert "stages" in failing(replace(plan, smem=replace(plan.smem, barrier_offset=0)))
+    store = plan.store
+    assert store.matrices is not None
+    assert "stmatrix" in failing(replace(plan, store=replace(store, matrices=crossed(store.matrices))))
+    full = derive(arch="sm_120a", config=Sm80Config((128, 128), 64, 3, (2, 2), loads="tma", stmatrix=True))
+    assert full.smem.total == 3 * 32768 + 24 <= full.arch.smem_per_block
+    with pytest.raises(PlanError, match="3 fit where"):
+        derive(arch="sm_120a", config=Sm80Config((128, 128), 64, 4, (2, 2), loads="tma"))
+
+
 def test_a_ring_without_its_waits_is_no_ring() -> None:
     from layoutgemm.checks import deletions
-    from layoutgemm.kernels.sm80_proofs import prefetching
+    from layoutgemm.kernels.sm80_pipeline import prefetching
 
     for ahead in (True, False):
         pipeline = prefetching(3, 4, ahead)
