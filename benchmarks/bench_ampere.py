@@ -58,15 +58,26 @@ def candidates() -> dict[str, Sm80Config]:
         ((256, 192), 64, (3,), (4, 2), 1, 8, "M", False),
         ((192, 256), 32, (4,), (2, 4), 1, 8, "M", False),
         ((128, 192), 32, (4,), (2, 2), 2, 16, "M", False),
-        ((160, 256), 32, (4,), (2, 4), 1, 8, "M", True),
-        ((160, 256), 32, (4,), (2, 4), 1, 8, "M", False),
-        ((256, 160), 32, (4,), (4, 2), 1, 8, "M", True),
-        ((256, 160), 32, (4,), (4, 2), 1, 8, "M", False),
     ]
     for tile, tile_k, stages, warps, blocks, group, along, ahead in rows:
         for count in stages:
             config = Sm80Config(tile, tile_k, count, warps, group, along, blocks, ahead)
             found[name_of(config)] = config
+    for tile, tile_k, count, warps, blocks in (
+        ((128, 256), 32, 4, (2, 4), 1), ((128, 256), 32, 6, (2, 4), 1), ((128, 256), 64, 3, (2, 4), 1),
+        ((128, 256), 64, 4, (2, 4), 1), ((256, 128), 64, 4, (4, 2), 1), ((128, 128), 64, 3, (2, 2), 2),
+        ((256, 192), 64, 3, (4, 2), 1), ((192, 256), 32, 4, (2, 4), 1),
+    ):  # fmt: skip
+        config = Sm80Config(tile, tile_k, count, warps, 16, "M", blocks, True, "tma", True)
+        found[name_of(config)] = config
+    for tile, tile_k, count, warps in (
+        ((256, 192), 64, 3, (4, 2)), ((256, 192), 32, 6, (4, 2)), ((192, 256), 64, 3, (2, 4)),
+        ((128, 256), 64, 4, (2, 4)),
+    ):  # fmt: skip
+        config = Sm80Config(tile, tile_k, count, warps, 16, "M", 1, False, "tma", True)
+        found[name_of(config)] = config
+    config = Sm80Config((128, 256), 32, 4, (2, 4), 16, stmatrix=True)
+    found[name_of(config)] = config
     return found
 
 
@@ -78,7 +89,7 @@ def name_of(config: Sm80Config) -> str:
     """
     tile, warps = ("x".join(map(str, pair)) for pair in (config.tile, config.warps))
     blocks = f" b{config.blocks_per_sm}" if config.blocks_per_sm > 1 else ""
-    late = "" if config.ahead else " late"
+    late = ("" if config.ahead else " late") + " tma" * (config.loads == "tma") + " stsm" * config.stmatrix
     return f"{tile} k{config.tile_k} s{config.stages} w{warps}{blocks} g{config.group}{config.along}{late}"
 
 
@@ -98,10 +109,10 @@ def build(folder: Path, arch: str, official: Path | None, only: str) -> None:
         except LayoutError as error:
             print(f"{name}: {error}", flush=True)
             continue
-        from layoutgemm.kernels.sm80_gemm import Sm80GemmKernel
+        from layoutgemm.kernels.compile import _kernel_of
 
         kinds = [*plan.parameters.values()]
-        manifest[name] = _export(folder, Sm80GemmKernel(plan), kinds, f"ampere{len(manifest)}", arch, "ours")
+        manifest[name] = _export(folder, _kernel_of(plan), kinds, f"ampere{len(manifest)}", arch, "ours")
         print(f"{name}: {manifest[name]}", flush=True)
         file.write_text(json.dumps(manifest, indent=1))
     for warps in OFFICIAL_WARPS if official else ():

@@ -103,11 +103,10 @@ class Sm120GemmKernel(Sm80GemmKernel):
         k_tiles = tile_count(k, plan.tile[2])
         maps = (map_a, map_b)
 
-        # 2. Fill all stages but one, and wait for the first.
+        # 2. Fill all stages but one.
         for s in cutlass.range_constexpr(plan.stages - 1):
             if thread == 0 and s < k_tiles:
                 self.load(maps, shared, origin, s, s)
-        bridge.barrier_wait(shared.full(0), 0)
 
         # 3. The main loop. `held_a` and `held_b` carry the first fragments of a k tile into it.
         count_m, count_n = plan.blocks
@@ -116,16 +115,24 @@ class Sm120GemmKernel(Sm80GemmKernel):
         sums.fill(0)
         held_a = cute.make_rmem_tensor(count_m * plan.mma.registers("A"), Int32)
         held_b = cute.make_rmem_tensor(count_n * plan.mma.registers("B"), Int32)
-        keep(held_a, load_a.fragments(shared.base, 0))
-        keep(held_b, load_b.fragments(shared.base, 0))
+        if const_expr(plan.config.ahead):
+            bridge.barrier_wait(shared.full(0), 0)
+            keep(held_a, load_a.fragments(shared.base, 0))
+            keep(held_b, load_b.fragments(shared.base, 0))
         stage, write, parity = Int32(0), Int32(plan.stages - 1), Int32(0)
         for k_tile in cutlass.range(k_tiles, unroll=1):
+            if const_expr(not plan.config.ahead):
+                bridge.barrier_wait(shared.full(stage), parity)
+                bridge.block_sync()
             ahead = k_tile + plan.stages - 1
             if thread == 0 and ahead < k_tiles:
                 self.load(maps, shared, origin, ahead, write)
             totals = [sums[i] for i in bridge.unrolled(count)]
             fragments: Any = [held_a[i] for i in range(held_a.shape)], [held_b[i] for i in range(held_b.shape)]
             for step in cutlass.range_constexpr(plan.steps):
+                place = shared.base + stage * plan.smem.a_stage_bytes
+                if const_expr(not plan.config.ahead):
+                    fragments = load_a.fragments(place, step), load_b.fragments(place, step)
                 now = fragments
                 if const_expr(step == plan.steps - 1):
                     # Behind the last k tile there is none to wait for: its own stage again, which nobody multiplies.
@@ -133,13 +140,16 @@ class Sm120GemmKernel(Sm80GemmKernel):
                     following = cutlass.select_(stage + 1 == plan.stages, Int32(0), stage + 1)
                     parity = cutlass.select_(more, parity ^ Int32(following == 0), parity)
                     stage = cutlass.select_(more, following, stage)
-                    bridge.barrier_wait(shared.full(stage), parity)
-                    bridge.block_sync()
-                place, depth = shared.base + stage * plan.smem.a_stage_bytes, (step + 1) % plan.steps
-                fragments = load_a.fragments(place, depth), load_b.fragments(place, depth)
+                if const_expr(plan.config.ahead):
+                    if const_expr(step == plan.steps - 1):
+                        bridge.barrier_wait(shared.full(stage), parity)
+                        bridge.block_sync()
+                    place, depth = shared.base + stage * plan.smem.a_stage_bytes, (step + 1) % plan.steps
+                    fragments = load_a.fragments(place, depth), load_b.fragments(place, depth)
                 self.multiply(totals, now, [])
-            keep(held_a, fragments[0])
-            keep(held_b, fragments[1])
+            if const_expr(plan.config.ahead):
+                keep(held_a, fragments[0])
+                keep(held_b, fragments[1])
             keep(sums, totals)
             write = cutlass.select_(write + 1 == plan.stages, Int32(0), write + 1)
 

@@ -60,7 +60,7 @@ def prefetching(stages: int, warps: int, ahead: bool = True) -> Pipeline:
     )
 
 
-def tensor_ring(stages: int, warps: int, bytes_: int, lands: int | None = None) -> Pipeline:
+def tensor_ring(stages: int, warps: int, bytes_: int, lands: int | None = None, ahead: bool = True) -> Pipeline:
     """The same loop fed by tensor copies, which one thread issues once the block has met behind the stage's readers.
 
     bytes_   that an mbarrier expects;   lands   that the copies bring, by default as many
@@ -80,6 +80,12 @@ def tensor_ring(stages: int, warps: int, bytes_: int, lands: int | None = None) 
     )  # fmt: skip
     store: Program = (Sync(CTA), *(Write("ab", s, new=False) for s in range(stages)))
     begin: Program = (*start(True), *fill, If(Ahead(0), (Wait("full", "read"), *first)))
+    if not ahead:
+        body = (
+            Wait("full", "read"), Sync(CTA), *load(stages - 1, "load"), Read("ab", "read"), Advance("read"),
+            Advance("load"),
+        )  # fmt: skip
+        begin = (*start(True), *fill)
     cursors = (Cursor("read", stages), Cursor("load", stages, index=stages - 1))
     return Pipeline(
         f"tensor copies, {stages} stages",
@@ -92,6 +98,6 @@ def tensor_ring(stages: int, warps: int, bytes_: int, lands: int | None = None) 
 @lru_cache(maxsize=64)
 def proven(stages: int, warps: int, ahead: bool, bytes_: int, lands: int) -> Any:
     """A pipeline's proof: many plans have the same pipeline."""
-    return (tensor_ring(stages, warps, bytes_, lands) if bytes_ else prefetching(stages, warps, ahead)).prove()
+    return (tensor_ring(stages, warps, bytes_, lands, ahead) if bytes_ else prefetching(stages, warps, ahead)).prove()
 
 

@@ -76,8 +76,6 @@ class Sm80Config:
                 raise PlanError(f"{name} = {getattr(self, name)!r}: True or False")
         if self.loads not in LOADS:
             raise PlanError(f"loads = {self.loads!r}: known are {', '.join(map(repr, LOADS))}")
-        if self.loads == "tma" and not self.ahead:
-            raise PlanError("tensor copies go with fragments taken ahead")
         if self.loads == "tma" and self.align[:2] != (16, 16):
             raise PlanError(f"tensor copies take A and B aligned to 16 bytes; align = {self.align!r}")
         if self.along not in ("M", "N"):

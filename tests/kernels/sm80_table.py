@@ -104,6 +104,7 @@ TABLE |= {
         130, 136, 200, arch="sm_120a", config=Sm80Config((128, 128), 64, 3, (2, 2), loads="tma", stmatrix=True),
     ),
     "TMA on sm_90a, one k tile": Product(70, 56, 20, b="bf16", arch="sm_90a", config=replace(SMALL, loads="tma")),
+    "TMA, late": Product(200, 72, 264, arch="sm_120a", config=replace(SMALL, loads="tma", ahead=False)),
     "stmatrix on sm_90a": Product(a="bf16:col", b="bf16", arch="sm_90a",
                                   config=replace(SMALL, stmatrix=True)),
 }  # fmt: skip

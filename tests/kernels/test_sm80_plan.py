@@ -126,7 +126,7 @@ def test_refused(given: dict[str, Any], says: str) -> None:
     ("given", "says"),
     [
         ({"tile": (128,)}, "tile"), ({"warps": (0, 4)}, "warps"), ({"align": (16, 16, 3)}, "align"),
-        ({"loads": "bulk"}, "loads"), ({"loads": "tma", "ahead": False}, "ahead"), ({"stmatrix": 1}, "stmatrix"),
+        ({"loads": "bulk"}, "loads"), ({"stmatrix": 1}, "stmatrix"),
         ({"loads": "tma", "align": (8, 16, 16)}, "aligned to 16"),
         ({"group": 0}, "group"), ({"along": "K"}, "along"), ({"ahead": 1}, "ahead"),
     ],
