@@ -68,13 +68,20 @@ def candidates() -> dict[str, Sm80Config]:
         ((128, 256), 64, 4, (2, 4), 1), ((256, 128), 64, 4, (4, 2), 1), ((128, 128), 64, 3, (2, 2), 2),
         ((256, 192), 64, 3, (4, 2), 1), ((192, 256), 32, 4, (2, 4), 1),
     ):  # fmt: skip
-        config = Sm80Config(tile, tile_k, count, warps, 16, "M", blocks, True, "tma", True)
+        config = Sm80Config(tile, tile_k, count, warps, 16, "M", blocks, True, loads="tma", stmatrix=True)
         found[name_of(config)] = config
     for tile, tile_k, count, warps in (
         ((256, 192), 64, 3, (4, 2)), ((256, 192), 32, 6, (4, 2)), ((192, 256), 64, 3, (2, 4)),
         ((128, 256), 64, 4, (2, 4)),
     ):  # fmt: skip
-        config = Sm80Config(tile, tile_k, count, warps, 16, "M", 1, False, "tma", True)
+        config = Sm80Config(tile, tile_k, count, warps, 16, "M", 1, False, loads="tma", stmatrix=True)
+        found[name_of(config)] = config
+    for tile, tile_k, count, warps, blocks, group, ahead in (
+        ((128, 256), 32, 4, (2, 4), 1, 16, True), ((128, 256), 32, 4, (2, 4), 1, 8, True),
+        ((256, 128), 32, 4, (4, 2), 1, 8, True), ((128, 256), 64, 3, (2, 4), 1, 16, False),
+        ((128, 256), 32, 4, (2, 4), 1, 16, False), ((256, 192), 64, 3, (4, 2), 1, 8, False),
+    ):  # fmt: skip
+        config = Sm80Config(tile, tile_k, count, warps, group, "M", blocks, ahead, True)
         found[name_of(config)] = config
     config = Sm80Config((128, 256), 32, 4, (2, 4), 16, stmatrix=True)
     found[name_of(config)] = config
@@ -89,7 +96,9 @@ def name_of(config: Sm80Config) -> str:
     """
     tile, warps = ("x".join(map(str, pair)) for pair in (config.tile, config.warps))
     blocks = f" b{config.blocks_per_sm}" if config.blocks_per_sm > 1 else ""
-    late = ("" if config.ahead else " late") + " tma" * (config.loads == "tma") + " stsm" * config.stmatrix
+    marks = {"late": not config.ahead, "persistent": config.persistent, "tma": config.loads == "tma",
+             "stsm": config.stmatrix}  # fmt: skip
+    late = "".join(f" {mark}" for mark, present in marks.items() if present)
     return f"{tile} k{config.tile_k} s{config.stages} w{warps}{blocks} g{config.group}{config.along}{late}"
 
 
@@ -112,7 +121,9 @@ def build(folder: Path, arch: str, official: Path | None, only: str) -> None:
         from layoutgemm.kernels.compile import _kernel_of
 
         kinds = [*plan.parameters.values()]
-        manifest[name] = _export(folder, _kernel_of(plan), kinds, f"ampere{len(manifest)}", arch, "ours")
+        workers = config.blocks_per_sm if config.persistent else 0
+        made = _export(folder, _kernel_of(plan), kinds, f"ampere{len(manifest)}", arch, "ours")
+        manifest[name] = {"workers": workers, **made}
         print(f"{name}: {manifest[name]}", flush=True)
         file.write_text(json.dumps(manifest, indent=1))
     for warps in OFFICIAL_WARPS if official else ():
@@ -180,6 +191,9 @@ def compiled(folder: Path, name: str, entry: dict[str, Any], problem: Problem) -
             pointers = [x.data_ptr() for x in operands]
             strides = [x.stride(0) for x in operands]
             arguments = (*pointers, *sizes, *([1] if ours else []), *strides, *([0, 0, 0] if ours else []))
+            if entry.get("workers"):
+                processors = torch.cuda.get_device_properties(operands.a.device).multi_processor_count
+                arguments = (*arguments, processors * entry["workers"])
             return lambda: function(*arguments, driver.CUstream(torch.cuda.current_stream().cuda_stream))
 
         return [one(operands) for operands in sets]

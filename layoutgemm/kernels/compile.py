@@ -259,6 +259,10 @@ def _kernel_of(plan: Plan) -> Any:
             from .sm120_gemm import Sm120GemmKernel
 
             return Sm120GemmKernel(plan)
+        if plan.config.persistent:
+            from .sm80_persistent import Sm80PersistentKernel
+
+            return Sm80PersistentKernel(plan)
         from .sm80_gemm import Sm80GemmKernel
 
         return Sm80GemmKernel(plan)

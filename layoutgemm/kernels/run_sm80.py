@@ -18,6 +18,7 @@ from .sm80_operand import Sm80Operand
 from .sm80_plan import Sm80Plan
 from .sm80_reference import execute_sm80
 
+WORKERS = 2  # blocks of a persistent grid in the emulator: each has several tiles
 _TORCH = {"bf16": "bfloat16", "f16": "float16", "tf32": "float32", "f32": "float32", "i8": "int8", "u8": "uint8",
           "i32": "int32", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}  # fmt: skip
 # What NumPy holds the values in: floats rounded to the type, integers inside its range.
@@ -100,7 +101,7 @@ def _on_cpu(plan: Sm80Plan, a: Any, b: Any, device: str, why: str) -> GemmResult
     before = words[:, :, plan.n :].copy()
     strides = lines_a[0].size, lines_b[0].size, words[0].size
     sizes = (plan.m, plan.n, plan.k, plan.batch, lda, ldb, ldc, *strides)
-    done = emulate_launch(plan, (lines_a, lines_b, words, *sizes))
+    done = emulate_launch(plan, (lines_a, lines_b, words, *sizes, *[WORKERS] * plan.config.persistent))
     done.raise_for_findings()
     if not np.array_equal(before, words[:, :, plan.n :]):
         raise EmulatorError(f"{plan}: elements between the lines of C were written")
@@ -187,7 +188,10 @@ def _launch(plan: Sm80Plan, a: Any, b: Any, out: Any, copy: bool) -> GemmResult:
         (_, lda, pitch_a), (_, ldb, pitch_b) = lines
         ldc, pitch_c = _distances(target)
         pointers = lines[0][0].data_ptr(), lines[1][0].data_ptr(), target.data_ptr()
-        sizes = (plan.m, plan.n, plan.k, plan.batch, lda, ldb, ldc, pitch_a, pitch_b, pitch_c)
+        sizes: tuple[int, ...] = (plan.m, plan.n, plan.k, plan.batch, lda, ldb, ldc, pitch_a, pitch_b, pitch_c)
+        if plan.config.persistent:
+            processors = torch.cuda.get_device_properties(a.device).multi_processor_count
+            sizes = (*sizes, processors * plan.config.blocks_per_sm)
         compile_plan(plan).launch(*pointers, *sizes, stream=torch.cuda.current_stream(a.device).cuda_stream)
         if late:
             out.copy_(target)

@@ -22,6 +22,7 @@ leaves has been read before the block meets, and copies into it begin behind tha
 
 from __future__ import annotations
 
+from copy import copy as shallow_copy
 from typing import Any
 
 import cutlass
@@ -239,27 +240,38 @@ class Copies(ampere.Held):
         self.operand, self.copy = operand, copy
         self.by_k = operand.major == "K"
         mn, depth = copy.coordinates(thread, 0, 0)
-        lines = range(copy.parts[0 if self.by_k else 1])
         zero = copy.coordinates(0, 0, 0)
         # (mn, k) distances of a thread's vectors from its first one: the same for all threads
         self.away = {
             (i, j): tuple(int(x - y) for x, y in zip(copy.coordinates(0, i, j), zero)) for i, j in copy.indices
         }
-        if self.by_k:  # a line beyond the matrix repeats the last one: what it gives is not stored
-            rows = [cutlass.min(start + mn + self.away[i, 0][0], extent - 1) for i in lines]
-            self.anchors = [matrix + (Int64(row) * pitch + depth) * size for row in rows]
-            self.rooms, step = [], Int64(operand.smem.extent[1] * size)
-        else:
-            self.anchors = [
-                matrix + (Int64(depth + self.away[0, j][1]) * pitch + (start + mn)) * size for j in lines
-            ]
-            step = operand.smem.extent[1] * size * pitch
-            self.rooms = [clamp((extent - start - mn - self.away[i, 0][0]) * size, copy.vector_bytes)
-                         for i in range(copy.parts[0])]  # fmt: skip
-        self.others = [depth, step]
+        step = Int64(operand.smem.extent[1] * size) if self.by_k else operand.smem.extent[1] * size * pitch
+        self.others = [depth, step, mn, matrix, pitch, extent]
+        self.anchors, self.rooms = self.lines(start)
         self.bases = [
             first + operand.smem.byte(*copy.coordinates(thread, *index)) for index in copy.places.bases
         ]
+
+    def lines(self, start: Any) -> tuple[list[Any], list[Any]]:
+        """For a tile that begins at index `start` along M or N: addresses of the thread's lines at K = 0, and, where K
+        is not contiguous, bytes that there are from each of its vectors along a line on.
+        """
+        depth, _, mn, matrix, pitch, extent = self.others
+        copy, size = self.copy, self.operand.dtype.bytes
+        if self.by_k:  # a line beyond the matrix repeats the last one: what it gives is not stored
+            rows = [cutlass.min(start + mn + self.away[i, 0][0], extent - 1) for i in range(copy.parts[0])]
+            return [matrix + (Int64(row) * pitch + depth) * size for row in rows], []
+        return [
+            matrix + (Int64(depth + self.away[0, j][1]) * pitch + (start + mn)) * size for j in range(copy.parts[1])
+        ], [
+            clamp((extent - start - mn - self.away[i, 0][0]) * size, copy.vector_bytes) for i in range(copy.parts[0])
+        ]  # fmt: skip
+
+    def moved(self, start: Any) -> Any:
+        """The same thread's copies for another tile."""
+        twin = shallow_copy(self)
+        twin.anchors, twin.rooms = self.lines(start)
+        return twin
 
     @property
     def step(self) -> Any:

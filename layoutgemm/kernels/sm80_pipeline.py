@@ -27,10 +27,12 @@ from ..checks.pipeline_patterns import start
 CTA = "cta"
 
 
-def prefetching(stages: int, warps: int, ahead: bool = True) -> Pipeline:
+def prefetching(stages: int, warps: int, ahead: bool = True, persistent: bool = False) -> Pipeline:
     """The kernel's loop: copies stages - 1 k tiles ahead, fragments one depth ahead, also into the next k tile, or not.
 
-    Of the zeros beyond the last k tile the kernel takes fragments, too, which it does not multiply; the model does not.
+    A persistent kernel's k tiles are those of all its tiles, one after another, and C's buffers are no matter of the
+    ring. Of the zeros beyond the last k tile the kernel takes fragments, too, which it does not multiply; the model
+    does not.
 
     >>> bool(prefetching(3, 4).prove())
     True
@@ -46,6 +48,8 @@ def prefetching(stages: int, warps: int, ahead: bool = True) -> Pipeline:
         Read("ab", "read"), *copy(stages - 1, "load"), *meet, Advance("read"), Advance("load"), If(Ahead(1), first),
     )  # fmt: skip
     store: Program = (WaitGroup("cp.async", 0), Sync(CTA), *(Write("ab", s, new=False) for s in range(stages)))
+    if persistent:
+        store = store[:1]
     program: Program = (*fill, *meet, If(Ahead(0), first), ForK(body), *store)
     if not ahead:
         body = (*meet, Read("ab", "read"), *copy(stages - 1, "load"), Advance("read"), Advance("load"))
@@ -96,8 +100,9 @@ def tensor_ring(stages: int, warps: int, bytes_: int, lands: int | None = None, 
 
 
 @lru_cache(maxsize=64)
-def proven(stages: int, warps: int, ahead: bool, bytes_: int, lands: int) -> Any:
+def proven(stages: int, warps: int, ahead: bool, persistent: bool, bytes_: int, lands: int) -> Any:
     """A pipeline's proof: many plans have the same pipeline."""
-    return (tensor_ring(stages, warps, bytes_, lands, ahead) if bytes_ else prefetching(stages, warps, ahead)).prove()
+    by_copies = tensor_ring(stages, warps, bytes_, lands, ahead) if bytes_ else None
+    return (by_copies or prefetching(stages, warps, ahead, persistent)).prove()
 
 

@@ -44,6 +44,7 @@ class Sm80Config:
     blocks_per_sm   how many blocks a multiprocessor is to hold: bounds registers and shared memory
     ahead      take a depth's fragments while the one before it is multiplied, across k tiles too; False leaves their
                registers to larger tiles
+    persistent a block takes tile after tile, and copies run on into the next one; of one product, by cp.async
     loads      "cp.async" by all threads, or "tma": one thread issues tensor copies (sm_90 on)
     stmatrix   put C's fragments into shared memory by stmatrix (sm_90 on, 16-bit outputs)
     align      bytes that addresses, pitches and the distance of a batch's matrices are multiples of, for A, B and C:
@@ -58,6 +59,7 @@ class Sm80Config:
     along: str = "M"
     blocks_per_sm: int = 1
     ahead: bool = True
+    persistent: bool = False
     loads: str = "cp.async"
     stmatrix: bool = False
     align: tuple[int, int, int] = (16, 16, 16)
@@ -71,11 +73,13 @@ class Sm80Config:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise PlanError(f"{name} = {value!r}: an int of at least 1")
-        for name in ("ahead", "stmatrix"):
+        for name in ("ahead", "stmatrix", "persistent"):
             if not isinstance(getattr(self, name), bool):
                 raise PlanError(f"{name} = {getattr(self, name)!r}: True or False")
         if self.loads not in LOADS:
             raise PlanError(f"loads = {self.loads!r}: known are {', '.join(map(repr, LOADS))}")
+        if self.persistent and self.loads != "cp.async":
+            raise PlanError("a persistent kernel copies by cp.async")
         if self.loads == "tma" and self.align[:2] != (16, 16):
             raise PlanError(f"tensor copies take A and B aligned to 16 bytes; align = {self.align!r}")
         if self.along not in ("M", "N"):
@@ -90,7 +94,8 @@ class Sm80Smem:
     """Where everything lies in the block's dynamic shared memory, in bytes from an address aligned to `alignment`.
 
     A stage holds a tile of A and one of B; stages follow one another. C's buffers lie over the stages, which are free
-    when C is stored: those of the first warp, then the next one's. Tensor copies have an mbarrier a stage behind them.
+    when C is stored, or behind them in a persistent kernel: those of the first warp, then the next one's. Tensor copies
+    have an mbarrier a stage behind them.
     """
 
     a_offset: int
@@ -125,7 +130,11 @@ class Sm80Plan:
     order: Grouped
     smem: Sm80Smem
     config: Sm80Config = field(default_factory=Sm80Config)
-    parameters = _PARAMETERS
+
+    @property
+    def parameters(self) -> dict[str, str]:
+        """What a launch takes, name -> kind, in order; `workers` are the blocks of a persistent grid, at most."""
+        return {**_PARAMETERS, "workers": "size"} if self.config.persistent else _PARAMETERS
 
     @classmethod
     def derive(
@@ -161,6 +170,8 @@ class Sm80Plan:
         if target.name not in ARCHES:
             raise PlanError(f"this kernel is for {', '.join(ARCHES)}, not for {target.name}")
         _check_sizes(m, n, k, batch)
+        if config.persistent and batch > 1:
+            raise PlanError(f"batch = {batch}: a persistent kernel multiplies one pair of matrices")
         a_spec = Operand.parse(a)
         b_spec = Operand.parse(a_spec.dtype if b is None else b)
         for name, spec in (("a", a_spec), ("b", b_spec)):
@@ -312,24 +323,26 @@ def _ring(
     b_offset = _up(a.smem.bytes, b.smem.alignment)
     pitch = _up(b_offset + b.smem.bytes, alignment)
     barrier = BARRIER_BYTES if config.loads == "tma" else 0
-    fits = most_stages(target, pitch + barrier, 0, config.blocks_per_sm)
+    buffers = warps * BUFFERS * store.buffer_bytes
+    beside = buffers if config.persistent else 0
+    fits = most_stages(target, pitch + barrier, beside, config.blocks_per_sm)
     stages = min(fits, 4) if config.stages is None else config.stages
     if isinstance(stages, bool) or not isinstance(stages, int) or not 2 <= stages <= fits:
         raise PlanError(
             f"{stages!r} stage(s), and at least 2, of A {a.smem.bytes} + B {b.smem.bytes} bytes: {fits} fit where a "
             f"multiprocessor holds {config.blocks_per_sm} block(s) and a block has up to {target.smem_per_block} bytes"
         )
-    buffers = warps * BUFFERS * store.buffer_bytes
+    end = stages * pitch + buffers if config.persistent else max(stages * pitch, buffers)
     return stages, Sm80Smem(
         a_offset=0,
         a_stage_bytes=pitch,
         b_offset=b_offset,
         b_stage_bytes=pitch,
-        c_offset=0,
+        c_offset=stages * pitch if config.persistent else 0,
         c_buffer_bytes=store.buffer_bytes,
-        barrier_offset=max(stages * pitch, buffers),
+        barrier_offset=end,
         barrier_bytes=BARRIER_BYTES,
-        total=max(stages * pitch, buffers) + stages * barrier,
+        total=end + stages * barrier,
         alignment=alignment,
     )
 

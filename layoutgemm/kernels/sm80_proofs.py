@@ -316,10 +316,12 @@ def _warps(plan: Sm80Plan) -> Check:
 
 def _pipeline(plan: Sm80Plan) -> Check:
     found = proven(
-        plan.stages, plan.threads // WARP, plan.config.ahead, plan.full_bytes, plan.a.smem.bytes + plan.b.smem.bytes
+        plan.stages, plan.threads // WARP, plan.config.ahead, plan.config.persistent, plan.full_bytes,
+        plan.a.smem.bytes + plan.b.smem.bytes,
     )
     holds = isinstance(found, PipelineProof)
-    statement = f"a ring of {plan.stages} stages, then C's buffers over it: no race, for any number of k tiles"
+    where = "beside" if plan.config.persistent else "over"
+    statement = f"a ring of {plan.stages} stages, C's buffers {where} it: no race, for any number of k tiles"
     method = f"happens-before, closed after {found.states} states" if holds else "happens-before"
     return Check("pipeline", statement, holds, method, "" if holds else str(found))
 

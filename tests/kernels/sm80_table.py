@@ -105,6 +105,14 @@ TABLE |= {
     ),
     "TMA on sm_90a, one k tile": Product(70, 56, 20, b="bf16", arch="sm_90a", config=replace(SMALL, loads="tma")),
     "TMA, late": Product(200, 72, 264, arch="sm_120a", config=replace(SMALL, loads="tma", ahead=False)),
+    "persistent": Product(200, 150, 130, a="bf16:col", config=replace(SMALL, persistent=True)),
+    "persistent, late, odd pitches": Product(
+        150, 130, 70, b="bf16", config=replace(SMALL, persistent=True, ahead=False, stages=2, align=(2, 2, 2)),
+    ),
+    "persistent, one k tile": Product(150, 130, 20, config=replace(SMALL, persistent=True)),
+    "persistent, 48 rows a warp": Product(
+        200, 130, 100, config=Sm80Config((96, 64), 32, 3, (2, 2), persistent=True), b="bf16",
+    ),
     "stmatrix on sm_90a": Product(a="bf16:col", b="bf16", arch="sm_90a",
                                   config=replace(SMALL, stmatrix=True)),
 }  # fmt: skip
@@ -113,5 +121,5 @@ LATER = {
     *(name for name in TABLE if name.startswith(("f16 ", "tf32 row-row", "int8 row", "fp8 row", "fp8 col-row"))),
     "bf16 out of tf32", "late, two stages", "8 bytes, MN", "odd words", "256x192, late", "three depths",
     "two blocks a multiprocessor", "later architectures", "128x256", "bf16 row-row",
-    "TMA on sm_90a, one k tile", "TMA, all of sm_120a's shared memory",
+    "TMA on sm_90a, one k tile", "persistent, one k tile", "TMA, all of sm_120a's shared memory",
 } - {"f16 col-row"}  # fmt: skip

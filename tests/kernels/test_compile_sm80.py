@@ -16,6 +16,7 @@ FORMS = {
     "64x96 a warp": (
         {"b": "bf16:col", "arch": "sm_90a", "config": Sm80Config((256, 192), 32, 4, (4, 2), ahead=False)}, 255,
     ),
+    "persistent": ({"b": "bf16:col", "arch": "sm_90a", "config": Sm80Config(group=16, persistent=True)}, 255),
     "on sm_80": ({"a": "bf16:col", "b": "bf16"}, 255),
     "tf32, words": ({"a": "tf32", "b": "tf32", "config": Sm80Config((128, 128), 16, 3, (2, 2))}, 255),
     "bytes": ({"a": "i8:col", "b": "i8", "config": Sm80Config((128, 128), 64, 3, (2, 2))}, 255),

@@ -36,6 +36,7 @@ def arguments(product: Product, seed: int = 0) -> tuple[Any, tuple[Any, ...], An
     expected = words.copy()
     expected[:, :-1, : product.n] = plan.c.dtype.encode(want)
     sizes = (product.m, product.n, product.k, product.batch, lda, ldb, ldc, pitch_a, pitch_b, words[0].size)
+    sizes += (2,) * plan.config.persistent
     return plan, (bits_a, bits_b, words, *sizes), words, expected
 
 

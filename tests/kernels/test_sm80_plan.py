@@ -109,6 +109,7 @@ REFUSED = [
     ({"config": Sm80Config(tile=(160, 256))}, "lines do not divide the tile"),
     ({"config": Sm80Config(align=(1, 16, 16))}, "a is bf16, aligned to 2"),
     ({"config": Sm80Config(loads="tma")}, "loads='tma' needs cp.async.bulk.tensor, which sm_80 has not"),
+    ({"batch": 2, "config": Sm80Config(persistent=True)}, "a persistent kernel multiplies one pair"),
     ({"config": Sm80Config(stmatrix=True)}, "stmatrix=True needs stmatrix, which sm_80 has not"),
     ({"arch": "sm_120a", "c": "f32", "config": Sm80Config((128, 128), stmatrix=True)}, "stmatrix stores 16-bit"),
     ({"arch": "sm_120a", "a": "tf32:col", "b": "tf32", "config": Sm80Config((64, 64), warps=(2, 2), loads="tma")},
@@ -127,6 +128,7 @@ def test_refused(given: dict[str, Any], says: str) -> None:
     [
         ({"tile": (128,)}, "tile"), ({"warps": (0, 4)}, "warps"), ({"align": (16, 16, 3)}, "align"),
         ({"loads": "bulk"}, "loads"), ({"stmatrix": 1}, "stmatrix"),
+        ({"persistent": True, "loads": "tma"}, "persistent kernel copies by cp.async"),
         ({"loads": "tma", "align": (8, 16, 16)}, "aligned to 16"),
         ({"group": 0}, "group"), ({"along": "K"}, "along"), ({"ahead": 1}, "ahead"),
     ],
