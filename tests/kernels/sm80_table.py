@@ -116,10 +116,10 @@ TABLE |= {
     "stmatrix on sm_90a": Product(a="bf16:col", b="bf16", arch="sm_90a",
                                   config=replace(SMALL, stmatrix=True)),
 }  # fmt: skip
-# What the default run leaves to `pytest -m slow`.
-LATER = {
-    *(name for name in TABLE if name.startswith(("f16 ", "tf32 row-row", "int8 row", "fp8 row", "fp8 col-row"))),
-    "bf16 out of tf32", "late, two stages", "8 bytes, MN", "odd words", "256x192, late", "three depths",
-    "two blocks a multiprocessor", "later architectures", "128x256", "bf16 row-row",
-    "TMA on sm_90a, one k tile", "persistent, one k tile", "TMA, all of sm_120a's shared memory",
-} - {"f16 col-row"}  # fmt: skip
+# What the default run has; the rest is left to `pytest -m slow`.
+FIRST = {
+    "bf16 row-col", "bf16 col-row", "f16 col-row", "tf32 col-col", "int8 col-row", "fp8 col-col", "batch", "one element",
+    "one k tile, four stages", "two stages", "late", "4 bytes", "odd pitches", "odd bytes", "TMA on sm_120a",
+    "TMA, bytes", "persistent", "stmatrix on sm_90a",
+}  # fmt: skip
+LATER = set(TABLE) - FIRST
