@@ -1,4 +1,4 @@
-"""The Ampere kernel's mutants: what synchronises is deleted, one instruction at a time, and each is caught or redundant.
+"""The Ampere kernel's mutants: what synchronises is deleted, one instruction at a time, and each deletion is caught.
 
 Three forms on small tiles, of sizes with fewer k tiles than the ring has stages, as many, and more.
 """
