@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from .atoms import smem_tile, wgmma
     from .emulator.api import emulate, emulate_ptx
     from .emulator.mutate_api import mutate, mutate_ptx
-    from .kernels import GemmConfig, GemmPlan, Operand, Sm90Config, Sm90Plan
+    from .kernels import GemmConfig, GemmPlan, Operand, Sm80Config, Sm80Plan, Sm90Config, Sm90Plan
     from .layouts.facts import Facts
     from .layouts.generators import FactError
     from .layouts.poly import MissingFact
@@ -55,6 +55,8 @@ _LATER = {
     "GemmPlan": "kernels",
     "MissingFact": "layouts.poly",
     "Operand": "kernels",
+    "Sm80Config": "kernels",
+    "Sm80Plan": "kernels",
     "Sm90Config": "kernels",
     "Sm90Plan": "kernels",
     "dim": "layouts.symbolic",
@@ -105,6 +107,8 @@ __all__ = [
     "PlanError",
     "Proof",
     "ScaledBasis",
+    "Sm80Config",
+    "Sm80Plan",
     "Sm90Config",
     "Sm90Plan",
     "Swizzle",

@@ -135,10 +135,14 @@ class TmaStore:
 
 @dataclass(frozen=True, slots=True)
 class CpAsync:
-    """cp.async global -> shared: writes each warp's share through the generic proxy, until its group is done."""
+    """cp.async global -> shared: writes each warp's share through the generic proxy, until its group is done.
+
+    new   False for zeros that nobody has to read: src-size 0, where there is nothing to copy
+    """
 
     buffer: str
     at: At
+    new: bool = True
 
 
 @dataclass(frozen=True, slots=True)

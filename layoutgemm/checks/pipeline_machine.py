@@ -395,7 +395,8 @@ class Machine:
         what = f"cp.async into {self._name(place)}"
         access = Access(place, part, True, agent.index, GENERIC, "cp.async", what)
         self._issue(state, agent, CP_ASYNC, self._touch(state, agent, access, state.sets[agent.index], event))
-        self._filled(state, agent, place, part, True, what)
+        if act.new:
+            self._filled(state, agent, place, part, True, what)
         return GO
 
     def _write(self, state: State, agent: Agent, act: Write) -> int:

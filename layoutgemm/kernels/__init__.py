@@ -2,6 +2,17 @@
 
 from .plan import GemmConfig, GemmPlan, Operand
 from .run import GemmResult, error_bound
+from .sm80_plan import Sm80Config, Sm80Plan
 from .sm90_plan import Sm90Config, Sm90Plan
 
-__all__ = ["GemmConfig", "GemmPlan", "GemmResult", "Operand", "Sm90Config", "Sm90Plan", "error_bound"]
+__all__ = [
+    "GemmConfig",
+    "GemmPlan",
+    "GemmResult",
+    "Operand",
+    "Sm80Config",
+    "Sm80Plan",
+    "Sm90Config",
+    "Sm90Plan",
+    "error_bound",
+]

@@ -26,6 +26,7 @@ from . import object_cache
 from .plan import GemmPlan
 from .sass import Resources, Sass, disassemble
 from .sass import resources as resources_of
+from .sm80_plan import Sm80Plan
 from .sm90_plan import Sm90Plan
 
 _PTX, _CUBIN, _OBJECT = "kernel.ptx", "kernel.cubin", "kernel.o"
@@ -36,7 +37,7 @@ _LOADED: dict[str, CompiledGemm] = {}
 # Where a plan remembers its kernel: a frozen plan never needs another, and hashing all of it at each launch is slow.
 _MEMO = "_compiled_gemm"
 
-Plan = GemmPlan | Sm90Plan
+Plan = GemmPlan | Sm80Plan | Sm90Plan
 
 
 class CompiledGemm:
@@ -253,6 +254,18 @@ def _kernel_of(plan: Plan) -> Any:
         from .sm90_single import Sm90SingleKernel
 
         return Sm90SingleKernel(plan)
+    if isinstance(plan, Sm80Plan):
+        if plan.config.loads == "tma":
+            from .sm120_gemm import Sm120GemmKernel
+
+            return Sm120GemmKernel(plan)
+        if plan.config.persistent:
+            from .sm80_persistent import Sm80PersistentKernel
+
+            return Sm80PersistentKernel(plan)
+        from .sm80_gemm import Sm80GemmKernel
+
+        return Sm80GemmKernel(plan)
     if plan.epilogue:
         from .sm90_fused import Sm90FusedKernel
 

@@ -6,6 +6,7 @@ The only module of the kernels that imports torch, and only inside its functions
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,11 @@ from .plan import OperandPlan, padded_leading
 from .run import GemmResult, Plan, batched, pitch_rule, raw_bits, refuse_or_note, run_on_cpu
 from .sm90_plan import Sm90Plan
 
-# Compute capability that each target's code runs on: the "a" targets run on exactly one.
-_CAPABILITY = {"sm_90a": (9, 0)}
+# Compute capabilities that each target's code runs on: the "a" targets run on exactly one, sm_80 on all of its
+# generation (CUDA C++ Programming Guide, "Binary Compatibility").
+_CAPABILITY = {
+    "sm_80": ((8, 0), (8, 6), (8, 7), (8, 9)), "sm_90a": ((9, 0),), "sm_100a": ((10, 0),), "sm_120a": ((12, 0),),
+}  # fmt: skip
 _TORCH_NAMES = {
     "bf16": "bfloat16", "f16": "float16", "f32": "float32", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2",
     "tf32": "float32", "i8": "int8", "u8": "uint8", "i32": "int32",
@@ -36,11 +40,25 @@ def gpu_for(plan: Any, index: int | None = None) -> tuple[bool, str]:
         return False, "torch finds no CUDA GPU"
     found = torch.cuda.get_device_capability(index)
     name = torch.cuda.get_device_name(index)
-    if found != _CAPABILITY.get(plan.arch.name):
+    if found not in _CAPABILITY.get(plan.arch.name, ()):
         return False, f"the plan is for {plan.arch.name}, the GPU is {name} (compute capability {found[0]}.{found[1]})"
     if importlib.util.find_spec("cutlass") is None:
         return False, f"{name} is here, but the CuTe DSL is not installed: pip install 'layoutgemm[dsl]'"
     return True, f"torch finds {name}"
+
+
+def target_here(targets: Sequence[str], default: str) -> str:
+    """Of these targets the first whose code this machine's GPU runs; the default where there is none."""
+    from .compile import require_gpu as require_any_gpu
+
+    try:
+        require_any_gpu()  # torch, slow to import, is asked only where CUDA finds a GPU
+        import torch
+
+        found = torch.cuda.get_device_capability()
+    except (ImportError, PlanError, RuntimeError):
+        return default
+    return next((name for name in targets if found in _CAPABILITY[name]), default)
 
 
 def run_tensors(plan: Plan, a: Any, b: Any, out: Any, device: str | None, copy: bool) -> GemmResult:

@@ -68,6 +68,7 @@ class Level:
     kernel  the kernel object; what it holds is a compile-time constant
     guide   TFLOP/s at 8192^3 that the guide gives for the level; None where it has none
     c       the output's type, f32 or bf16
+    target  the architecture it is compiled for
     """
 
     number: int
@@ -75,12 +76,13 @@ class Level:
     kernel: Any
     guide: float | None
     c: DType = f32
+    target: str = ARCH.name
     parameters = PARAMETERS
 
     @property
     def arch(self) -> Arch:
         """The architecture, as plans name it."""
-        return ARCH
+        return arch(self.target)
 
     @property
     def program(self) -> Path:
@@ -92,7 +94,7 @@ class Level:
         return self.kernel.check()
 
     def compile(self) -> CompiledGemm:
-        """Compile for sm_90a, or take it from the cache; needs the DSL and no GPU."""
+        """Compile for the target, or take it from the cache; needs the DSL and no GPU."""
         memo = _COMPILED.get(id(self))
         if memo is not None and memo[0] is self:
             return memo[1]
@@ -322,15 +324,23 @@ def gpu_here(level: Level) -> tuple[bool, str]:
     return gpu_for(level)
 
 
-def main(levels: Sequence[Level], argv: Sequence[str] | None = None) -> int:
+def main(
+    levels: Sequence[Level],
+    argv: Sequence[str] | None = None,
+    checked_sizes: Sequence[tuple[int, int, int]] = CHECKED,
+    size: int = SIZE,
+) -> int:
     """A level's program: prove, then check and time on a GPU, or emulate where there is none. Gives the exit status.
 
-    --size N         time N x N x N (default 8192)
+    checked_sizes    what is checked on a GPU before anything is timed
+    size             what is timed there, cubed
+
+    --size N         time N x N x N
     --emulate M N K  emulate that size, also where there is a GPU
     --check          check, the size to time included, and do not time
     """
     parser = argparse.ArgumentParser(description="Check this level and time it against torch.mm.")
-    parser.add_argument("--size", type=int, default=SIZE, help="time SIZE x SIZE x SIZE")
+    parser.add_argument("--size", type=int, default=size, help="time SIZE x SIZE x SIZE")
     parser.add_argument("--emulate", type=int, nargs=3, metavar=("M", "N", "K"), help="emulate this size instead")
     parser.add_argument("--check", action="store_true", help="check and do not time")
     options = parser.parse_args(argv)
@@ -349,11 +359,11 @@ def main(levels: Sequence[Level], argv: Sequence[str] | None = None) -> int:
                 seconds = sum(launch.seconds for launch in done.launches)
                 print(f"{level}: {held}; {m}x{n}x{k} emulated in {seconds:.1f} s: exact, nothing found", flush=True)
             else:
-                share = max(gpu.check(level, *size) for size in CHECKED)
+                share = max(gpu.check(level, *sizes) for sizes in checked_sizes)
                 if options.check:
                     share = max(share, gpu.check_rows(level, options.size))
-                sizes = len(CHECKED) + bool(options.check)
-                print(f"{level}: {held}; {sizes} sizes right, {share:.2f} of the error bound", flush=True)
+                count = len(checked_sizes) + bool(options.check)
+                print(f"{level}: {held}; {count} sizes right, {share:.2f} of the error bound", flush=True)
                 checked.append(level)
         except Exception as error:  # a CUDA error as well: name the level, go on
             print(f"{level}: FAILED: {error}", flush=True)

@@ -21,6 +21,7 @@ from ..dtypes import DType, bf16, dtype, f16, f32
 from ..errors import PlanError
 
 if TYPE_CHECKING:
+    from .sm80_plan import Sm80Config, Sm80Plan
     from .sm90_plan import Sm90Config, Sm90Plan
 
 ORDERS = ("row", "col")
@@ -158,6 +159,13 @@ class GemmPlan:
     @classmethod
     def derive(
         cls, m: int, n: int, k: int, *, arch: str | Arch = ..., a: Given = ..., b: Given | None = ...,
+        c: Given | None = ..., batch: int = ..., config: Sm80Config,
+    ) -> Sm80Plan: ...  # fmt: skip
+
+    @overload
+    @classmethod
+    def derive(
+        cls, m: int, n: int, k: int, *, arch: str | Arch = ..., a: Given = ..., b: Given | None = ...,
         c: Given | None = ..., batch: int = ..., config: GemmConfig | None = ...,
     ) -> GemmPlan: ...  # fmt: skip
 
@@ -173,17 +181,17 @@ class GemmPlan:
         b: Given | None = None,
         c: Given | None = None,
         batch: int = 1,
-        config: GemmConfig | Sm90Config | None = None,
-    ) -> GemmPlan | Sm90Plan:
+        config: GemmConfig | Sm80Config | Sm90Config | None = None,
+    ) -> GemmPlan | Sm80Plan | Sm90Plan:
         """Derive the kernel for C[m, n] = A[m, k] @ B[k, n].
 
         m, n, k  any positive sizes; ragged edges are filled with zeros on load and guarded on store
-        arch     "sm_90a"
+        arch     "sm_90a"; "sm_80" gives the plan of the mma.sync kernel: see Sm80Plan.derive
         a, b     bf16 or f16, ":row" (default) or ":col", as in "bf16:col"; b defaults to a's type, row-major
         c        f32 (default), or the type of the inputs, row-major
         batch    1: this kernel multiplies one pair of matrices
         config   choices; None for the defaults. An Sm90Config gives the plan of the production kernel, which takes more
-                 types, orders and a batch: see Sm90Plan.derive
+                 types, orders and a batch: see Sm90Plan.derive; an Sm80Config that of the mma.sync kernel
 
         Raises PlanError naming the argument and the arithmetic when no such kernel exists, and passes on AtomError,
         DescriptorError and TmaError when a derivation is refused.
@@ -194,8 +202,11 @@ class GemmPlan:
         >>> hex(plan.a.descriptor.word), plan.b.tma.box
         ('0x4000004000010000', (64, 64))
         """
+        from .sm80_plan import Sm80Config, Sm80Plan
         from .sm90_plan import Sm90Config, Sm90Plan
 
+        if isinstance(config, Sm80Config) or (config is None and arch_named(arch).name == "sm_80"):
+            return Sm80Plan.derive(m, n, k, arch=arch, batch=batch, a=a, b=b, c=c, config=config)
         if isinstance(config, Sm90Config):
             if arch_named(arch).name != "sm_90a":
                 raise PlanError(f"Sm90Config is for sm_90a, not for {arch_named(arch).name}")

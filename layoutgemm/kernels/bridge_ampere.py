@@ -1,0 +1,198 @@
+"""The bridge's instructions of the Ampere kernels: cp.async of any width, ldmatrix, mma.sync of any type, stores.
+
+    library object                    function here               instruction
+    ------------------------------    -----------------------     ------------------------------------------------
+    CopyAtom cp_async(16, 8, 4)       copy_bytes                  cp.async.cg / .ca, zeros beyond the valid bytes
+    CopyAtom ldmatrix(4)              load_fragment               ldmatrix.sync.aligned.m8n8.x4(.trans)
+    MmaAtom mma_sync(...)             multiply                    mma.sync.aligned
+    CopyAtom store_global(...)        store_vector                st.global of 4, 8 or 16 bytes
+
+Sources: PTX ISA, "cp.async", "ldmatrix", "ld", "st", "mma".
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int8, Int16, Int32, Int64
+from cutlass._mlir import ir
+from cutlass._mlir.dialects import llvm
+from cutlass.cutlass_dsl import T, dsl_user_op
+from cutlass.experimental import primitives
+
+from layoutgemm.errors import PlanError
+
+from .bridge_types import raw
+
+_MMA_TYPES = {
+    "bf16": primitives.MMAType.BF16, "f16": primitives.MMAType.F16, "tf32": primitives.MMAType.TF32,
+    "i8": primitives.MMAType.S8, "u8": primitives.MMAType.U8,
+    "e4m3": primitives.MMAType.E4M3, "e5m2": primitives.MMAType.E5M2,
+}  # fmt: skip
+
+
+class Held:
+    """An object whose attributes named in `held` are lists of run-time values; everything else on it is constant.
+
+    The DSL carries an object into a traced loop as its run-time values, and rebuilds it from them inside.
+    """
+
+    held: tuple[str, ...] = ()
+
+    def __extract_mlir_values__(self) -> list[Any]:
+        return [v for name in self.held for x in getattr(self, name) for v in cutlass.extract_mlir_values(x)]
+
+    def __new_from_mlir_values__(self, values: list[Any]) -> Any:
+        twin, at = copy.copy(self), 0
+        for name in self.held:
+            made = []
+            for old in getattr(self, name):
+                count = len(cutlass.extract_mlir_values(old))
+                made.append(cutlass.new_from_mlir_values(old, values[at : at + count]))
+                at += count
+            setattr(twin, name, made)
+        return twin
+
+
+def copy_bytes(destination: Any, address: Int64, size: int, valid: Any) -> None:
+    """cp.async of 16, 8 or 4 bytes: the first `valid` (0 to `size`) are read, the others become zeros."""
+    source = cute.make_ptr(Int8, address, cute.AddressSpace.gmem, assumed_align=size)
+    cache = primitives.LoadCacheModifier.CG if size == 16 else primitives.LoadCacheModifier.CA
+    primitives.cp_async_shared_global(raw(destination), raw(source), size, cache, cp_size=valid)
+
+
+def load_fragment(address: Any, transpose: bool) -> list[Any]:
+    """ldmatrix.x4: four registers; `address` is that of the lane's row."""
+    order = primitives.MMALayout.COL if transpose else primitives.MMALayout.ROW
+    words = primitives.ldmatrix(raw(address), 4, order)
+    return [words[i] for i in range(4)]
+
+
+@dsl_user_op
+def permute(low: Any, high: Any, selector: Any, *, loc: Any = None, ip: Any = None) -> Any:
+    """prmt: four of the eight bytes of two registers, as the selector's four digits say."""
+    found = llvm.inline_asm(
+        T.i32(),
+        [Int32(value).ir_value(loc=loc, ip=ip) for value in (low, high, selector)],
+        "prmt.b32 $0, $1, $2, $3;",
+        "=r,r,r,r",
+        has_side_effects=False,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+        loc=loc,
+        ip=ip,
+    )
+    return Int32(found)
+
+
+def load_word(address: Any) -> Any:
+    """ld.shared of 32 bits."""
+    pointer = cute.recast_ptr(address, dtype=Int32)
+    return cute.make_tensor(pointer, cute.make_layout(1))[0]
+
+
+def load_words(address: Any, count: int) -> list[Any]:
+    """ld.shared of one, two or four words, aligned to all of them."""
+    return _load_words(Int32(address.toint()), count)
+
+
+@dsl_user_op
+def _load_words(address: Any, count: int, *, loc: Any = None, ip: Any = None) -> list[Any]:
+    vector = "" if count == 1 else f".v{count}"
+    names = ", ".join(f"${i}" for i in range(count))
+    kind = T.i32() if count == 1 else llvm.StructType.get_literal([T.i32()] * count)
+    found = llvm.inline_asm(
+        kind,
+        [address.ir_value(loc=loc, ip=ip)],
+        f"ld.shared{vector}.b32 {'{' + names + '}' if count > 1 else names}, [${count}];",
+        ",".join(["=r"] * count + ["r", "~{memory}"]),
+        has_side_effects=True,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+        loc=loc,
+        ip=ip,
+    )
+    if count == 1:
+        return [Int32(found)]
+    return [Int32(llvm.extractvalue(T.i32(), found, [i], loc=loc, ip=ip)) for i in range(count)]
+
+
+@dsl_user_op
+def multiply(
+    mma: Any, a: Sequence[Any], b: Sequence[Any], c: Sequence[Any], *, loc: Any = None, ip: Any = None
+) -> list[Any]:
+    """mma.sync of an MmaAtom: 32-bit registers of A, B and C (f32 or i32) -> those of D."""
+    if mma.a_dtype.name not in _MMA_TYPES or mma.b_dtype.name not in _MMA_TYPES:
+        raise PlanError(f"the bridge has mma.sync of {', '.join(_MMA_TYPES)}, not {mma}")
+    whole = mma.c_dtype.name == "i32"
+    one, number = (T.i32, Int32) if whole else (T.f32, Float32)
+
+    def register(word: Any) -> Any:
+        value = Int32(word).ir_value(loc=loc, ip=ip)
+        # the dialect wants registers of f16 as pairs of f16; of all other types it takes plain ones
+        pair = mma.a_dtype.name == "f16"
+        return llvm.bitcast(ir.VectorType.get([2], T.f16()), value, loc=loc, ip=ip) if pair else value
+
+    found = primitives.mma_sync(
+        llvm.StructType.get_literal([one()] * len(c)),
+        tuple(mma.shape_mnk),
+        primitives.MMALayout.ROW,
+        primitives.MMALayout.COL,
+        [register(value) for value in a],
+        [register(value) for value in b],
+        [number(value).ir_value(loc=loc, ip=ip) for value in c],
+        int_overflow_behavior=primitives.MMAIntOverflow.WRAPPED if whole else None,
+        multiplicand_a_ptx_type=_MMA_TYPES[mma.a_dtype.name],
+        multiplicand_b_ptx_type=_MMA_TYPES[mma.b_dtype.name],
+        loc=loc,
+        ip=ip,
+    )
+    value: Any = found.ir_value() if hasattr(found, "ir_value") else found
+    return [number(llvm.extractvalue(one(), value, position=[i], loc=loc, ip=ip)) for i in range(len(c))]
+
+
+@dsl_user_op
+def store_vector(address: Any, words: Sequence[Any], *, loc: Any = None, ip: Any = None) -> None:
+    """st.global of one, two or four 32-bit registers to an address in bytes, aligned to all of them."""
+    vector = "" if len(words) == 1 else f".v{len(words)}"
+    names = ", ".join(f"${i + 1}" for i in range(len(words)))
+    llvm.inline_asm(
+        None,
+        [value.ir_value(loc=loc, ip=ip) for value in (Int64(address), *map(Int32, words))],
+        f"st.global{vector}.b32 [$0], {'{' + names + '}' if len(words) > 1 else names};",
+        ",".join(["l"] + ["r"] * len(words) + ["~{memory}"]),
+        has_side_effects=True,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+        loc=loc,
+        ip=ip,
+    )
+
+
+def store_part(address: Int64, word: Any, part: int, bits: int) -> None:
+    """st.global of one element of 32, 16 or 8 bits, the `part`-th of a register."""
+    kind = {32: Int32, 16: Int16, 8: Int8}[bits]
+    value = word if bits == 32 else kind(word >> (part * bits))
+    pointer = cute.make_ptr(kind, address, cute.AddressSpace.gmem, assumed_align=bits // 8)
+    cute.make_tensor(pointer, cute.make_layout(1))[0] = value
+
+
+@dsl_user_op
+def load_element(address: Any, inside: Any, bits: int, *, loc: Any = None, ip: Any = None) -> Any:
+    """ld.global of one element of 32, 16 or 8 bits, as an Int32 with zeros above; 0, and no access, if not inside."""
+    found = llvm.inline_asm(
+        T.i32(),
+        [Int64(address).ir_value(loc=loc, ip=ip), Int32(inside).ir_value(loc=loc, ip=ip)],
+        f"{{ .reg .pred p; setp.ne.b32 p, $2, 0; mov.b32 $0, 0; @p ld.global.u{bits} $0, [$1]; }}",
+        "=&r,l,r",
+        has_side_effects=True,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+        loc=loc,
+        ip=ip,
+    )
+    return Int32(found)
