@@ -27,6 +27,7 @@ from .plan import GemmPlan
 from .sass import Resources, Sass, disassemble
 from .sass import resources as resources_of
 from .sm90_plan import Sm90Plan
+from .sm100_plan import Sm100Plan
 
 _PTX, _CUBIN, _OBJECT = "kernel.ptx", "kernel.cubin", "kernel.o"
 _PARTS = (_PTX, _CUBIN, _OBJECT)
@@ -36,7 +37,7 @@ _LOADED: dict[str, CompiledGemm] = {}
 # Where a plan remembers its kernel: a frozen plan never needs another, and hashing all of it at each launch is slow.
 _MEMO = "_compiled_gemm"
 
-Plan = GemmPlan | Sm90Plan
+Plan = GemmPlan | Sm90Plan | Sm100Plan
 
 
 class CompiledGemm:
@@ -253,6 +254,10 @@ def _kernel_of(plan: Plan) -> Any:
         from .sm90_single import Sm90SingleKernel
 
         return Sm90SingleKernel(plan)
+    if isinstance(plan, Sm100Plan):
+        from .sm100_gemm import Sm100GemmKernel
+
+        return Sm100GemmKernel(plan)
     if plan.epilogue:
         from .sm90_fused import Sm90FusedKernel
 

@@ -22,6 +22,7 @@ from ..errors import PlanError
 
 if TYPE_CHECKING:
     from .sm90_plan import Sm90Config, Sm90Plan
+    from .sm100_plan import Sm100Config, Sm100Plan
 
 ORDERS = ("row", "col")
 BARRIER_BYTES = 8  # PTX ISA, "mbarrier": a 64-bit object, 8-byte aligned
@@ -158,6 +159,13 @@ class GemmPlan:
     @classmethod
     def derive(
         cls, m: int, n: int, k: int, *, arch: str | Arch = ..., a: Given = ..., b: Given | None = ...,
+        c: Given | None = ..., batch: int = ..., config: Sm100Config,
+    ) -> Sm100Plan: ...  # fmt: skip
+
+    @overload
+    @classmethod
+    def derive(
+        cls, m: int, n: int, k: int, *, arch: str | Arch = ..., a: Given = ..., b: Given | None = ...,
         c: Given | None = ..., batch: int = ..., config: GemmConfig | None = ...,
     ) -> GemmPlan: ...  # fmt: skip
 
@@ -173,17 +181,18 @@ class GemmPlan:
         b: Given | None = None,
         c: Given | None = None,
         batch: int = 1,
-        config: GemmConfig | Sm90Config | None = None,
-    ) -> GemmPlan | Sm90Plan:
+        config: GemmConfig | Sm90Config | Sm100Config | None = None,
+    ) -> GemmPlan | Sm90Plan | Sm100Plan:
         """Derive the kernel for C[m, n] = A[m, k] @ B[k, n].
 
         m, n, k  any positive sizes; ragged edges are filled with zeros on load and guarded on store
-        arch     "sm_90a"
+        arch     "sm_90a"; "sm_100a" gives a plan of the Blackwell kernel
         a, b     bf16 or f16, ":row" (default) or ":col", as in "bf16:col"; b defaults to a's type, row-major
         c        f32 (default), or the type of the inputs, row-major
         batch    1: this kernel multiplies one pair of matrices
         config   choices; None for the defaults. An Sm90Config gives the plan of the production kernel, which takes more
-                 types, orders and a batch: see Sm90Plan.derive
+                 types, orders and a batch: see Sm90Plan.derive. An Sm100Config, or arch="sm_100a", gives a plan of the
+                 Blackwell kernel: see Sm100Plan.derive
 
         Raises PlanError naming the argument and the arithmetic when no such kernel exists, and passes on AtomError,
         DescriptorError and TmaError when a derivation is refused.
@@ -195,7 +204,12 @@ class GemmPlan:
         ('0x4000004000010000', (64, 64))
         """
         from .sm90_plan import Sm90Config, Sm90Plan
+        from .sm100_plan import Sm100Config, Sm100Plan
 
+        if isinstance(config, Sm100Config) or (config is None and arch_named(arch).name == "sm_100a"):
+            if arch_named(arch).name not in ("sm_90a", "sm_100a"):
+                raise PlanError(f"Sm100Config is for sm_100a, not for {arch_named(arch).name}")
+            return Sm100Plan.derive(m, n, k, batch=batch, a=a, b=b, c=c, config=config)
         if isinstance(config, Sm90Config):
             if arch_named(arch).name != "sm_90a":
                 raise PlanError(f"Sm90Config is for sm_90a, not for {arch_named(arch).name}")
