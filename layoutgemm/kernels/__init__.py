@@ -3,5 +3,16 @@
 from .plan import GemmConfig, GemmPlan, Operand
 from .run import GemmResult, error_bound
 from .sm90_plan import Sm90Config, Sm90Plan
+from .sm100_plan import Sm100Config, Sm100Plan
 
-__all__ = ["GemmConfig", "GemmPlan", "GemmResult", "Operand", "Sm90Config", "Sm90Plan", "error_bound"]
+__all__ = [
+    "GemmConfig",
+    "GemmPlan",
+    "GemmResult",
+    "Operand",
+    "Sm90Config",
+    "Sm90Plan",
+    "Sm100Config",
+    "Sm100Plan",
+    "error_bound",
+]

@@ -159,7 +159,7 @@ def tensor_load(atom: Any, address: Any, *, loc: Any = None, ip: Any = None) -> 
 
 @dsl_user_op
 def tensor_store(atom: Any, address: Any, values: Sequence[Any], *, loc: Any = None, ip: Any = None) -> None:
-    """tcgen05.st, by a whole warp: the registers, f32 or i32, to the atom's lanes and columns; `tensor_stored` waits."""
+    """tcgen05.st, by a whole warp: registers, f32 or i32, to the atom's lanes and columns; `tensor_stored` waits."""
     names = ", ".join(f"${i + 1}" for i in range(len(values)))
     split = "" if atom.split is None else f", {atom.split}"
     words = [value.bitcast(Int32) if isinstance(value, Float32) else Int32(value) for value in values]

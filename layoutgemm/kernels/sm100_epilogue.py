@@ -16,7 +16,7 @@ from layoutgemm.atoms.tmem import WARP_LANES, tmem_address
 
 from . import bridge
 from . import bridge_tcgen05 as tensor
-from .sm100_store import VECTOR_BYTES, load_of
+from .sm100_store import VECTOR_BYTES, alike, load_of
 
 
 class Sm100Epilogue:
@@ -27,35 +27,50 @@ class Sm100Epilogue:
 
     @cute.jit
     def store(self, job: Any, maps: Any, number: Any, origin: Any) -> None:
-        """Store accumulator `number`: round by round, through the warp's buffers. `origin`: row, column, matrix.
+        """Store accumulator `number`: round by round, through the warp's buffers. `origin`: row, column, matrix."""
+        plan, store = self.plan, self.plan.store
+        lane = cute.arch.lane_idx()
+        lanes = job.accumulators + job.warp * tmem_address(WARP_LANES, 0)
+        at = (number, lanes + number * plan.mma.accumulator.columns, lane)
+        first, count = store.rounds[0], len(store.rounds)
+        if const_expr(alike(store)):
+            width = sum(chunk.width for chunk in first.chunks)
+            for i in cutlass.range(count, unroll=1):
+                self.store_round(job, maps, at, origin, first, (i % store.buffers, store.pending(0)), i * width)
+        else:
+            for i, round_ in store.rounds_of(0, 0):
+                self.store_round(job, maps, at, origin, round_, (i % store.buffers, store.pending(i)), 0)
+
+    @cute.jit
+    def store_round(self, job: Any, maps: Any, at: Any, origin: Any, round_: Any, ring: Any, past: Any) -> None:
+        """Load, convert, write and store one round's columns, `past` columns further on than the round says.
+
+        at    accumulator's number, its address in the warp's lanes, lane
+        ring  which buffer, and how many groups of stores may still read theirs
 
         The accumulator is given back as soon as the last of it is in registers.
         """
         plan, store = self.plan, self.plan.store
-        row, column, matrix = origin
-        lane = cute.arch.lane_idx()
-        lanes = job.accumulators + job.warp * tmem_address(WARP_LANES, 0)
-        own = lanes + number * plan.mma.accumulator.columns
-        for i, round_ in store.rounds_of(0, 0):
-            buffer = job.shared.c(job.warp * store.buffers + i % store.buffers)
-            # One lane issues the stores, so it alone can wait until they have read the buffer; then it tells.
-            if lane == 0:
-                bridge.wait_stores_read(store.pending(i))
-            bridge.warp_sync()
+        (number, own, lane), (row, column, matrix) = at, origin
+        buffer = job.shared.c(job.warp * store.buffers + ring[0])
+        # One lane issues the stores, so it alone can wait until they have read the buffer; then it tells.
+        if lane == 0:
+            bridge.wait_stores_read(ring[1])
+        bridge.warp_sync()
+        for chunk in round_.chunks:
+            ld = load_of(chunk)
+            here = past + chunk.column
+            values = tensor.tensor_load(ld, own + here)
+            if here + chunk.width == plan.tile[1]:
+                self.give_back(job, number, lane)
+            self.fill(values, buffer + chunk.offset, chunk, ld, lane)
+        bridge.shared_writes_visible()
+        bridge.warp_sync()
+        if lane == 0:
             for chunk in round_.chunks:
-                ld = load_of(chunk)
-                for first in cutlass.range_constexpr(0, chunk.width, ld.repeat):
-                    values = tensor.tensor_load(ld, own + (chunk.column + first))
-                    if const_expr(chunk.column + first + ld.repeat == plan.tile[1]):
-                        self.give_back(job, number, lane)
-                    self.fill(values, buffer + chunk.offset, chunk, ld, first, lane)
-            bridge.shared_writes_visible()
-            bridge.warp_sync()
-            if lane == 0:
-                for chunk in round_.chunks:
-                    place = {"m": row + job.warp * WARP_LANES, "n": column + chunk.column, "l": matrix}
-                    bridge.store_tile(maps[chunk.map], store.maps[chunk.map], place, buffer + chunk.offset)
-                bridge.commit_stores()
+                place = {"m": row + job.warp * WARP_LANES, "n": column + (past + chunk.column), "l": matrix}
+                bridge.store_tile(maps[chunk.map], store.maps[chunk.map], place, buffer + chunk.offset)
+            bridge.commit_stores()
 
     @cute.jit
     def give_back(self, job: Any, number: Any, lane: Any) -> None:
@@ -67,8 +82,8 @@ class Sm100Epilogue:
             else:
                 bridge.barrier_arrive(job.shared.acc_empty(number))
 
-    def fill(self, values: Any, tile: Any, chunk: Any, ld: Any, first: int, lane: Any) -> None:
-        """One load's registers into the chunk's tile: value v of a lane is where the load's map says, past `first`."""
+    def fill(self, values: Any, tile: Any, chunk: Any, ld: Any, lane: Any) -> None:
+        """One load's registers into the chunk's tile: value v of a lane is where the load's map says."""
         dtype, count = self.plan.c.dtype, len(values)
         if self.plan.c.order == "row":
             words = self.packed(values)
@@ -76,7 +91,7 @@ class Sm100Epilogue:
             for v in range(0, count, step):
                 i, j = ld.tmem(lane, v)
                 vector = words[v * dtype.bytes // 4 : (v + step) * dtype.bytes // 4]
-                bridge.store_shared((tile + chunk.tile.byte(i, first + j)).toint(), vector)
+                bridge.store_shared((tile + chunk.tile.byte(i, j)).toint(), vector)
             return
         for v in range(0, count, 2):
             pair = (values[v], values[v + 1])
@@ -84,7 +99,7 @@ class Sm100Epilogue:
                 pair = bridge.split_pair((bridge.convert_pair(*pair, dtype),), dtype)
             for step, value in enumerate(pair):
                 i, j = ld.tmem(lane, v + step)
-                bridge.store_shared((tile + chunk.tile.byte(i, first + j)).toint(), (value,))
+                bridge.store_shared((tile + chunk.tile.byte(i, j)).toint(), (value,))
 
     def packed(self, values: Any) -> list[Any]:
         """A lane's neighbours of a row in C's type, as 32-bit words."""

@@ -1,4 +1,4 @@
-"""C = A @ B on Blackwell: persistent, warp-specialised, accumulators in tensor memory; by one block or a pair of blocks.
+"""C = A @ B on Blackwell: persistent, warp-specialised, accumulators in tensor memory; by one block or a pair.
 
 Every layout, box, descriptor, byte count, arrive count and barrier is an attribute of the plan (Sm100Plan); this file
 holds the order in which things happen. A block, or a pair of blocks, takes tile after tile in the plan's order; a ring
@@ -9,10 +9,10 @@ products to the epilogue, which stores a tile while the next one is multiplied.
     --------    ---------    ------------------------------------------------------------------------------------------
     loader      warp 5       waits for empty[s], arms full[s] with plan.full_bytes, issues the loads of a k
                              tile; of a pair it waits at the end for the last commits
-    mma         warp 4       waits for acc_empty[i], then for full[s] of each k tile; multiplies, and commits the stage to
-                             empty[s], the tile to acc_full[i]. It allocates tensor memory and frees it
-    epilogue    warps 0-3    wait for acc_full[i], load their lanes, arrive at acc_empty[i], convert and store, each warp
-                             its 32 rows
+    mma         warp 4       waits for acc_empty[i], then for full[s] of each k tile; multiplies, and commits the stage
+                             to empty[s], the tile to acc_full[i]. It allocates tensor memory and frees it
+    epilogue    warps 0-3    wait for acc_full[i], load their lanes, arrive at acc_empty[i], convert and store, each
+                             warp its 32 rows
 
     barrier         kind        completed by                                               waited for by
     ------------    --------    -------------------------------------------------------    ----------------------
@@ -236,10 +236,10 @@ class Sm100GemmKernel:
         a = tensor.TensorOperand(plan.a.descriptor, job.shared.a(0), plan.smem.a_stage_bytes)
         b = tensor.TensorOperand(plan.b.descriptor, job.shared.b(0), plan.smem.b_stage_bytes)
         tile, stage, parity = job.first, Int32(0), Int32(0)
-        number, turn = Int32(0), Int32(1)  # of the accumulator, and its parity: it is free at first
+        done = Int32(0)
         while tile < job.tiles:
-            number = bridge.uniform(number)
-            bridge.barrier_wait(job.shared.acc_empty(number), turn)
+            number, turn = done % plan.accumulators, done // plan.accumulators & 1
+            bridge.barrier_wait(job.shared.acc_empty(number), turn ^ 1)  # it is free at first
             tensor.fence_after_sync()
             target = job.accumulators + number * plan.mma.accumulator.columns
             for k_tile in cutlass.range(job.k_tiles, unroll=1):
@@ -257,10 +257,7 @@ class Sm100GemmKernel:
                 if stage == plan.stages:
                     stage = Int32(0)
                     parity ^= 1
-            number += 1
-            if number == plan.accumulators:
-                number = Int32(0)
-                turn ^= 1
+            done += 1
             tile += job.workers
 
     # --------------------------------------------------------------------------------------------------------- epilogue
@@ -268,16 +265,13 @@ class Sm100GemmKernel:
     def drain(self, job: Any, maps: Any) -> None:
         """An epilogue warp: its rows of every tile."""
         plan = self.plan
-        tile, number, turn = job.first, Int32(0), Int32(0)
+        tile, done = job.first, Int32(0)
         while tile < job.tiles:
-            number = bridge.uniform(number)
+            number, turn = done % plan.accumulators, done // plan.accumulators & 1
             m0, n0, matrix = self.origin(job, tile)
             bridge.barrier_wait(job.shared.acc_full(number), turn)
             tensor.fence_after_sync()
             self.epilogue.store(job, maps, number, (m0, n0, matrix))
-            number += 1
-            if number == plan.accumulators:
-                number = Int32(0)
-                turn ^= 1
+            done += 1
             tile += job.workers
         bridge.wait_stores_read(0)

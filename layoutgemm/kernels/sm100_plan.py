@@ -46,7 +46,7 @@ class Sm100Config:
     accumulators  in tensor memory: with 2 the epilogue of a tile overlaps the products of the next
     group         tiles of a band of the tile order, and `along` which the bands lie: "M" or "N"
     overlap       programmatic dependent launch: the kernel starts while the one before it drains
-    chunks, buffers   of the store; see sm100_store.derive_store
+    width, chunks, buffers   of the store; see sm100_store.derive_store
     """
 
     tile: tuple[int, int] = (128, 256)
@@ -56,6 +56,7 @@ class Sm100Config:
     group: int = 8
     along: str = "M"
     overlap: bool = False
+    width: int = 32
     chunks: int = 1
     buffers: int = 2
 
@@ -174,7 +175,8 @@ class Sm100Plan:
 
         m, n, k, batch   any positive sizes; ragged edges are zeros on load and not written on store, but for
                          `bytes_beyond_line`
-        a, b             bf16 or f16 alike, e4m3 or e5m2 mixed at will, or tf32; ":row" (default) or ":col"
+        a, b             bf16 or f16 alike, or e4m3 and e5m2 mixed at will; ":row" (default) or ":col". tf32 K-major: a
+                         "row", b "col"
         c                f32, bf16, f16, e4m3 or e5m2, ":row" or ":col"; a's type unless given (bf16 for 8-bit inputs,
                          f32 for tf32)
 
@@ -183,7 +185,7 @@ class Sm100Plan:
 
         >>> plan = Sm100Plan.derive(8192, 8192, 8192, b="bf16:col", config=Sm100Config((256, 256)))
         >>> plan.stages, plan.threads, plan.columns, plan.smem.total, plan.full_bytes
-        (6, 192, 512, 229520, 65536)
+        (6, 192, 512, 213128, 65536)
         >>> hex(plan.word.word), hex(plan.a.descriptor.word)
         ('0x10400490', '0x4000404000010000')
         """
@@ -214,7 +216,7 @@ class Sm100Plan:
             raise PlanError(f"tile_k = {tile_k!r}: a positive multiple of the instruction's K = {depth}")
         a_plan = _operand("A", a_spec, "M", BLOCK_ROWS, tile_k, atom, batch)
         b_plan = _operand("B", b_spec, "N", tile_n // blocks, tile_k, atom, batch)
-        store = derive_store(tile_n, c_spec, config.chunks, config.buffers)
+        store = derive_store(tile_n, c_spec, config.width, config.chunks, config.buffers)
         if batch > 1:
             store = replace(store, maps=tuple(tma.batched("l") for tma in store.maps))
         c_bytes = store.bytes(EPILOGUE_WARPS)
@@ -343,10 +345,13 @@ class Sm100Plan:
 def _operand(
     name: str, spec: Operand, free: str, extent: int, tile_k: int, atom: Tcgen05Atom, batch: int
 ) -> OperandPlan:
-    """What one block holds of an operand. An MN-major tf32 has a swizzle of its own (`OperandRead.objection`)."""
-    k_contiguous = (spec.order == "row") == (name == "A")
-    swizzle = "128B_ATOM_32B" if spec.dtype.bits == 32 and not k_contiguous else None
-    plan = derive_operand(name, spec, free, extent, tile_k, swizzle, atom)
+    """What one block holds of an operand."""
+    if spec.dtype.bits == 32 and (spec.order == "row") != (name == "A"):
+        raise PlanError(
+            f"{name.lower()} is {spec}: the instruction reads an MN-major tf32 under the swizzle 128B_ATOM_32B only, "
+            "which no tensor copy here is derived for"
+        )
+    plan = derive_operand(name, spec, free, extent, tile_k, None, atom)
     return replace(plan, tma=plan.tma.batched("l")) if batch > 1 else plan
 
 

@@ -16,8 +16,8 @@ import numpy.typing as npt
 from ..atoms.descriptor import element_addresses
 from ..atoms.tmem import COLUMNS, LANES, WARP_LANES
 from ..errors import PlanError
-from ..layouts.basis import component
 from ..layouts import Layout
+from ..layouts.basis import component
 from .plan import OperandPlan, padded_leading
 from .silicon import Barrier, GlobalMatrix, SharedMemory, tensor_copy, tensor_store
 from .sm90_reference import CLUSTERS
@@ -183,6 +183,5 @@ class _Group:
         ld, dtype = load_of(chunk), self.plan.c.dtype
         thread, value = np.arange(WARP_LANES)[:, None], np.arange(ld.repeat)[None, :]
         lane, column = places(ld.tmem, thread, value)
-        for past in range(0, chunk.width, ld.repeat):
-            held = block.tensor[warp * WARP_LANES + lane, first + chunk.column + past + column]
-            block.smem.write(address + np.asarray(chunk.tile.byte(lane, past + column)), dtype.encode(held), dtype)
+        held = block.tensor[warp * WARP_LANES + lane, first + chunk.column + column]
+        block.smem.write(address + np.asarray(chunk.tile.byte(lane, column)), dtype.encode(held), dtype)
