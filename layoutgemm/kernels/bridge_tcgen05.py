@@ -17,6 +17,7 @@ Instructions".
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -241,3 +242,23 @@ class TensorShared(SharedMemory):
     def slot(self) -> Any:
         """The word in which tcgen05.alloc leaves an address."""
         return self.base + self.smem.slot_offset
+
+
+class SharedRegions:
+    """A block's dynamic shared memory as named pieces: `primitives.Regions`."""
+
+    def __init__(self, regions: Any):
+        self.regions = regions
+        self.base = cutlass.memory.SmemAllocator().allocate(regions.total, regions.alignment)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.base + self.regions[name]
+
+    # The DSL carries an object into a traced `if` or loop as its run-time values, and rebuilds it from them inside.
+    def __extract_mlir_values__(self) -> list[Any]:
+        return cutlass.extract_mlir_values(self.base)
+
+    def __new_from_mlir_values__(self, values: list[Any]) -> SharedRegions:
+        twin = copy.copy(self)
+        twin.base = cutlass.new_from_mlir_values(self.base, values)
+        return twin
