@@ -46,7 +46,7 @@ class Registers:
     def kernel(self, rows: Int64, registers: Int64) -> None:
         """Device side."""
         thread, _, _ = cute.arch.thread_idx()
-        warp, lane = bridge.uniform(thread // 32), thread % 32
+        warp = bridge.uniform(thread // 32)
         shared = tensor.SharedRegions(self.smem)
         if warp == 0:
             tensor.tensor_allocate(shared["slot"], COLUMNS)

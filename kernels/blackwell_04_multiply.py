@@ -4,10 +4,10 @@
 
 Needs: dsl.
 
-The instruction takes a 64-bit descriptor for each operand in shared memory, a 32-bit descriptor of itself (shape, types,
-majors), the accumulator's address, and whether to add to what is there. All of them are values of the library: the
-descriptors of the tiles' layouts (`atoms.derive_descriptor`), the other of the atom (`atoms.instruction_descriptor`).
-Here D = A B^T is computed, then A B^T once more on top of it, in the kinds of types that the production kernel has, both
+The instruction takes a 64-bit descriptor for each operand in shared memory, a 32-bit descriptor of itself (shape,
+types, majors), the accumulator's address, and whether to add to what is there. All of them are values of the library:
+the descriptors are derived from the tiles' layouts, the other from the atom (`atoms.instruction_descriptor`). Here
+D = A B^T is computed, then A B^T once more on top of it, in the kinds of types that the production kernel has, both
 majors. No Blackwell GPU has run this: it rests on the compiler and the emulator.
 """
 
@@ -110,11 +110,11 @@ class Multiply:
 def main() -> None:
     rng = np.random.default_rng(0)
     for kind, n, depth, a, b in (
-        ("f16", 64, 64, "bf16", "bf16:col"),
-        ("f16", 32, 64, "f16:col", "f16"),
-        ("f8f6f4", 64, 128, "e4m3", "e5m2:col"),
-        ("f8f6f4", 16, 64, "e5m2:col", "e5m2"),
-        ("tf32", 32, 32, "tf32", "tf32:col"),
+        ("f16", 32, 64, "bf16", "bf16:col"),
+        ("f16", 64, 32, "f16:col", "f16"),
+        ("f8f6f4", 16, 128, "e4m3", "e5m2:col"),
+        ("f8f6f4", 32, 32, "e5m2:col", "e5m2"),
+        ("tf32", 16, 32, "tf32", "tf32:col"),
     ):
         kernel = Multiply(kind, n, depth, a, b)
         x = rng.integers(-3, 4, (M, depth)).astype(np.float32)

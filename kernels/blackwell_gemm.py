@@ -19,8 +19,8 @@ from layoutgemm.kernels import GemmPlan, Sm100Config
 from layoutgemm.kernels.emulated import emulate_plan
 from layoutgemm.kernels.run import global_matrix
 
-m, n, k = 300, 200, 328
-plan = GemmPlan.derive(m, n, k, a="bf16", b="bf16:col", arch="sm_100a", config=Sm100Config((256, 128)))
+m, n, k = 300, 100, 328
+plan = GemmPlan.derive(m, n, k, a="bf16", b="bf16:col", arch="sm_100a", config=Sm100Config((256, 64), stages=4))
 print(plan.explain(), "\n")
 report = plan.check().require()
 print(f"{len(report)} checks hold\n")
@@ -40,9 +40,9 @@ rng = np.random.default_rng(0)
 a, b = (rng.integers(-3, 4, shape).astype(np.float32) for shape in ((m, k), (k, n)))
 given = [global_matrix(operand, value, [], True) for operand, value in ((plan.a, a), (plan.b, b))]
 want = plan.c.dtype.encode(a @ b)
-for order in ORDERS:
+for order in ORDERS[:2]:
     words, done = emulate_plan(plan, *given, replace(order, tensor_strict=True), progress=False)
     done.raise_for_findings()
     if not np.array_equal(words, want):
         raise SystemExit(f"{int((words != want).sum())} elements of C are wrong")
-print(f"{m}x{n}x{k} emulated in {len(ORDERS)} orders of events: exact, nothing found")
+print(f"{m}x{n}x{k} emulated in two orders of events: exact, nothing found")

@@ -6,6 +6,7 @@ a plan in which any of them is changed fails the check that speaks of it.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -331,7 +332,12 @@ def _vectors(plan: Sm100Plan) -> Check:
     worst, witness = 1, ""
     for chunk in distinct_chunks(plan.store):
         first = np.arange(0, chunk.width, step)[:, None]
-        banks = bank_conflicts(np.asarray(chunk.tile.byte(np.arange(WARP_LANES)[None, :], first)), size, "st.shared")
+        at = np.asarray(chunk.tile.byte(np.arange(WARP_LANES)[None, :], first))
+        try:
+            banks = bank_conflicts(at, size, "st.shared")
+        except LayoutError as error:
+            witness = witness or str(error)
+            continue
         worst = max(worst, banks.ways)
         witness = witness or ("" if banks else str(banks.witness))
     statement = f"stores of {size} bytes by 32 lanes are {worst}-way in their banks"
@@ -437,7 +443,12 @@ def _shared_memory(plan: Sm100Plan) -> Check:
         "buffers of C": plan.store.bytes(EPILOGUE_WARPS),
     }
     parts["barriers and gaps"] = smem.total - sum(parts.values())
-    return shared_memory(plan.arch, parts)
+    check = shared_memory(plan.arch, parts)
+    needed = 2 * (plan.stages + plan.accumulators) * smem.barrier_bytes + SLOT_BYTES
+    if check and parts["barriers and gaps"] < needed:
+        witness = f"{parts['barriers and gaps']} bytes are left for barriers, which take {needed}"
+        return replace(check, ok=False, witness=witness)
+    return check
 
 
 def _threads(plan: Sm100Plan) -> Check:

@@ -9,10 +9,9 @@ import importlib.util
 import shutil
 from functools import lru_cache
 
-import numpy as np
 import pytest
 
-from layoutgemm.emulator.machine import Launch, Policy
+from layoutgemm.emulator.machine import Policy
 from layoutgemm.emulator.mutants import alterations, deletions, fields
 from layoutgemm.emulator.mutate import Case, sample, unreached
 from layoutgemm.emulator.ptx import Kernel
