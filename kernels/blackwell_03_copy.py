@@ -17,7 +17,6 @@ import numpy as np
 from cutlass import Int32, Int64
 
 from layoutgemm.atoms import smem_tile, tcgen05_cp, tcgen05_ld
-from layoutgemm.atoms.copy_tmem import SPREADS
 from layoutgemm.atoms.descriptor import derive as derive_descriptor
 from layoutgemm.atoms.descriptor_operand import OperandRead
 from layoutgemm.atoms.tma import derive as derive_tma
@@ -97,9 +96,7 @@ class Copy:
 
 def main() -> None:
     rng = np.random.default_rng(0)
-    for shape, multicast in SPREADS:
-        if shape == "4x256b":  # rows of a tile of 4, which no swizzle atom has
-            continue
+    for shape, multicast in (("128x256b", ""), ("64x128b", "warpx2::01_23"), ("32x128b", "warpx4")):
         kernel = Copy(shape, multicast)
         source = rng.integers(0, 256, (kernel.rows, kernel.bits // 8), dtype=np.uint8)
         out = np.zeros((LANES, kernel.columns), np.int32)

@@ -19,8 +19,8 @@ from layoutgemm.kernels import GemmPlan, Sm100Config
 from layoutgemm.kernels.emulated import emulate_plan
 from layoutgemm.kernels.run import global_matrix
 
-m, n, k = 300, 100, 328
-plan = GemmPlan.derive(m, n, k, a="bf16", b="bf16:col", arch="sm_100a", config=Sm100Config((256, 64), stages=4))
+m, n, k = 300, 72, 328
+plan = GemmPlan.derive(m, n, k, a="bf16", b="bf16:col", arch="sm_100a", config=Sm100Config((256, 64), stages=3))
 print(plan.explain(), "\n")
 report = plan.check().require()
 print(f"{len(report)} checks hold\n")

@@ -15,7 +15,7 @@ FORMS = {
     "one block": Blackwell(2, LANDS),
     "one accumulator": Blackwell(2, LANDS, accumulators=1),
     "a pair": Blackwell(2, LANDS, pair=True),
-    "a pair, three accumulators": Blackwell(3, LANDS, accumulators=3, pair=True),
+    "a pair, three accumulators": Blackwell(2, LANDS, accumulators=3, pair=True),
 }
 
 

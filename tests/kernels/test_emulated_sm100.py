@@ -12,7 +12,7 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from layoutgemm.emulator.api import ORDERS
@@ -20,7 +20,7 @@ from layoutgemm.emulator.machine import Policy
 from layoutgemm.errors import LayoutError
 from layoutgemm.kernels.sm100_plan import Sm100Config
 from tests.kernels.sm90_table import Product
-from tests.kernels.sm100_table import LATER, TABLE
+from tests.kernels.sm100_table import LATER, QUICK, TABLE
 from tests.kernels.test_emulated_sm90_gemm import emulate
 
 pytestmark = [
@@ -40,7 +40,7 @@ def test_the_table_has_every_type_order_and_form() -> None:
             some = [p for p in plans if p.a.dtype.bits == bits]
             assert len({(p.a.order, p.b.order) for p in some}) == 4, bits
             assert {p.c.order for p in plans if p.blocks == blocks} == {"row", "col"}
-    quick = [product.plan() for name, product in TABLE.items() if name not in LATER]
+    quick = [TABLE[name].plan() for name in QUICK]
     assert {p.a.dtype.name for p in quick} >= {"bf16", "f16", "e4m3", "e5m2"} and {p.blocks for p in quick} == {1, 2}
 
 
@@ -53,10 +53,9 @@ def test_every_form_is_exact_and_silent(name: str) -> None:
 ADVERSE = [*ORDERS[1:], Policy(waits="reluctant"), Policy(pick="random", seed=7, elect="highest", waits="reluctant")]
 
 
-@pytest.mark.parametrize("name", ["one block", "a pair"])
 @pytest.mark.parametrize("order", range(len(ADVERSE)))
-def test_any_order_of_events(name: str, order: int) -> None:
-    done = emulate(TABLE[name], replace(ADVERSE[order], tensor_strict=True), seed=order)
+def test_any_order_of_events(order: int) -> None:
+    done = emulate(TABLE["a pair"], replace(ADVERSE[order], tensor_strict=True), seed=order)
     assert not done.findings, done.report()
 
 
@@ -72,7 +71,7 @@ def test_every_form_in_every_order(name: str) -> None:
 def test_one_compile_serves_every_size(name: str) -> None:
     """Edges along M, N and K, fewer k tiles than stages, more tiles than workers, fewer rows than a pair has."""
     first = TABLE[name]
-    for m, n, k in ((1, 8, 8), (129, 33, 65), (257, 65, 200), (120, 40, 192)):
+    for m, n, k in ((1, 8, 8), (257, 65, 200)):
         product = replace(first, m=m, n=n, k=k, workers=2)
         done = emulate(product, STRICT)
         assert not done.findings, (m, n, k, done.report())
@@ -129,17 +128,8 @@ def held(product_of: st.DataObject) -> None:
         return
 
 
-SETTINGS = {"deadline": None, "suppress_health_check": list(HealthCheck), "derandomize": True}
-
-
-@settings(max_examples=3, phases=(Phase.generate,), **SETTINGS)
-@given(st.data())
-def test_any_configuration(data: st.DataObject) -> None:
-    held(data)
-
-
 @pytest.mark.slow
-@settings(max_examples=40, **{**SETTINGS, "derandomize": False})
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_many_configurations(data: st.DataObject) -> None:
     held(data)

@@ -41,16 +41,16 @@ def explainer(form: str) -> Explainer:
     return Explainer(kernel, cases[: len(SIZES)], cases[len(SIZES) :])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_every_instruction_is_reached(form: str) -> None:
     kernel, cases = everything(form)
     assert [str(ins) for ins in unreached(kernel, cases)] == []
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_a_sample_of_mutants_is_caught_or_changes_nothing(form: str) -> None:
-    judge = explainer(form)
-    rows = [judge.row(mutant) for mutant in sample([*deletions(judge.kernel), *fields(judge.kernel)], 12)]
+def test_a_sample_of_mutants_is_caught_or_changes_nothing() -> None:
+    judge = explainer("a pair")
+    rows = [judge.row(mutant) for mutant in sample([*deletions(judge.kernel), *fields(judge.kernel)], 8)]
     assert unproven(rows) == []
 
 
