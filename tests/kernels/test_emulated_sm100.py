@@ -41,7 +41,8 @@ def test_the_table_has_every_type_order_and_form() -> None:
             assert len({(p.a.order, p.b.order) for p in some}) == 4, bits
             assert {p.c.order for p in plans if p.blocks == blocks} == {"row", "col"}
     quick = [TABLE[name].plan() for name in QUICK]
-    assert {p.a.dtype.name for p in quick} >= {"bf16", "f16", "e4m3", "e5m2"} and {p.blocks for p in quick} == {1, 2}
+    types = {op.dtype.name for p in quick for op in (p.a, p.b)}
+    assert types == {"bf16", "f16", "e4m3", "e5m2", "tf32"} and {p.blocks for p in quick} == {1, 2}
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in LATER)) for n in TABLE])
