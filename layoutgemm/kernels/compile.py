@@ -255,6 +255,10 @@ def _kernel_of(plan: Plan) -> Any:
 
         return Sm90SingleKernel(plan)
     if isinstance(plan, Sm100Plan):
+        if plan.epilogue:
+            from .sm100_fused import Sm100FusedKernel
+
+            return Sm100FusedKernel(plan)
         from .sm100_gemm import Sm100GemmKernel
 
         return Sm100GemmKernel(plan)

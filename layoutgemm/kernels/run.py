@@ -85,7 +85,7 @@ def run_plan(
     >>> result.ran_on, result.c[0].tolist()
     ('NumPy executor', [8.0, 8.0, 8.0, 8.0])
     """
-    if isinstance(plan, Sm90Plan) and plan.epilogue:
+    if isinstance(plan, (Sm90Plan, Sm100Plan)) and plan.epilogue:
         names = ", ".join(given.name for given in plan.epilogue.given) or "none"
         raise OperandError(
             f"the plan has an epilogue with operands of its own ({names}), which run() has no place for: launch "

@@ -63,6 +63,9 @@ class Sm100Epilogue:
             values = tensor.tensor_load(ld, own + here)
             if here + chunk.width == plan.tile[1]:
                 self.give_back(job, number, lane)
+            if const_expr(plan.epilogue):
+                corner = (row + job.warp * WARP_LANES, column + here, matrix)
+                values = self.fused(job, corner, ld, lane, values)
             self.fill(values, buffer + chunk.offset, chunk, ld, lane)
         bridge.shared_writes_visible()
         bridge.warp_sync()
@@ -71,6 +74,12 @@ class Sm100Epilogue:
                 place = {"m": row + job.warp * WARP_LANES, "n": column + (past + chunk.column), "l": matrix}
                 bridge.store_tile(maps[chunk.map], store.maps[chunk.map], place, buffer + chunk.offset)
             bridge.commit_stores()
+
+    def fused(self, job: Any, place: Any, ld: Any, lane: Any, values: Any) -> list[Any]:
+        """The plan's epilogue, applied to what one load brought; `place`: row, column and matrix of its first value."""
+        from .sm100_fused import fused_values
+
+        return fused_values(self.plan, job, place, ld, lane, values)
 
     @cute.jit
     def give_back(self, job: Any, number: Any, lane: Any) -> None:

@@ -75,16 +75,23 @@ class Sm100GemmKernel:
         a, b, c: global addresses of the first element; lda, ldb, ldc: elements between consecutive lines; stride_*:
         elements between matrices of a batch (not read for a plan of one). Asynchronous on `stream`.
         """
-        plan = self.plan
-        extents = {"m": m, "n": n, "k": k, "l": batch}
         pitches = {"a": (lda, stride_a), "b": (ldb, stride_b), "c": (ldc, stride_c)}
+        self.start((a, b, c), (m, n, k, batch), pitches, workers, (), stream)
+
+    @cute.jit
+    def start(self, matrices: Any, sizes: Any, pitches: Any, workers: Any, words: Any, stream: Any) -> None:
+        """Encode and launch; `words` are what the epilogue takes besides."""
+        plan = self.plan
+        a, b, c = matrices
+        m, n, k, batch = sizes
+        extents = {"m": m, "n": n, "k": k, "l": batch}
         used = 2 if plan.batch > 1 else 1
         map_a = bridge.encode_tensor_map(plan.a.tma, a, extents, *pitches["a"][:used])
         map_b = bridge.encode_tensor_map(plan.b.tma, b, extents, *pitches["b"][:used])
         maps_c = [bridge.encode_tensor_map(tma, c, extents, *pitches["c"][:used]) for tma in plan.store.maps]
         maps_c = (maps_c + [map_b] * 4)[:4]  # a kernel has a fixed number of parameters
         tiles = tile_count(m, plan.tile[0]) * tile_count(n, plan.tile[1]) * batch
-        self.kernel(map_a, map_b, *maps_c, m, n, k, batch).launch(
+        self.kernel(map_a, map_b, *maps_c, m, n, k, batch, words).launch(
             grid=(cutlass.min(tiles, workers) * plan.blocks, 1, 1),
             block=(plan.threads, 1, 1),
             cluster=(plan.blocks, 1, 1),
@@ -107,6 +114,7 @@ class Sm100GemmKernel:
         n: Int32,
         k: Int32,
         batch: Int32,
+        words: tuple,
     ) -> None:
         """Device side: one block of a persistent grid."""
         plan = self.plan
@@ -149,6 +157,9 @@ class Sm100GemmKernel:
             k_tiles=tile_count(k, plan.tile[2]),
             first=block // plan.blocks,
             workers=blocks // plan.blocks,
+            m=m,
+            n=n,
+            given=bridge.Carried(**dict(zip(plan.epilogue.words, words, strict=True))),
         )
 
         # 2. Everything above touched no global memory, and ran while the kernel before this one drained.

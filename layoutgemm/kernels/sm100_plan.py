@@ -18,6 +18,7 @@ from ..atoms.tmem import COLUMNS, LANES, WARP_LANES, allocation_columns
 from ..checks import Grouped, Persistent, Report, most_stages
 from ..dtypes import DType
 from ..errors import PlanError
+from .epilogue import MAX_WORDS, Epilogue
 from .plan import BARRIER_BYTES, MAX_COORDINATE, Operand, OperandPlan, derive_operand
 from .sm90_plan import _PARAMETERS, _STAGE_BYTES_OF_K, MAX_TILES, _up
 from .sm90_store import StorePlan
@@ -155,7 +156,7 @@ class Sm100Plan:
     acc_full_arrivals: int
     acc_empty_arrivals: int
     config: Sm100Config = field(default_factory=Sm100Config)
-    parameters = _PARAMETERS
+    epilogue: Epilogue = field(default_factory=Epilogue)
 
     # ------------------------------------------------------------------------------------------------------- derivation
     @classmethod
@@ -170,6 +171,7 @@ class Sm100Plan:
         b: Operand | DType | str | None = None,
         c: Operand | DType | str | None = None,
         config: Sm100Config | None = None,
+        epilogue: Epilogue | None = None,
     ) -> Sm100Plan:
         """Derive the kernel for `batch` products C[m, n] = A[m, k] @ B[k, n].
 
@@ -179,6 +181,7 @@ class Sm100Plan:
                          "row", b "col"
         c                f32, bf16, f16, e4m3 or e5m2, ":row" or ":col"; a's type unless given (bf16 for 8-bit inputs,
                          f32 for tf32)
+        epilogue         what happens to the sums before they are stored, as in a Hopper kernel: see `kernels.epilogue`
 
         Raises PlanError naming the argument and the arithmetic when no such kernel exists; passes on AtomError,
         DescriptorError and TmaError.
@@ -260,9 +263,18 @@ class Sm100Plan:
             acc_full_arrivals=1,
             acc_empty_arrivals=blocks * EPILOGUE_WARPS,
             config=config,
+            epilogue=epilogue or Epilogue(),
         )
 
     # ------------------------------------------------------------------------------------------------ what is asked for
+    @property
+    def parameters(self) -> dict[str, str]:
+        """What a launch takes, name -> kind, in order; with an epilogue, sixteen words more, the first its own."""
+        if not self.epilogue:
+            return _PARAMETERS
+        words = [*self.epilogue.words, *[f"unused{i}" for i in range(len(self.epilogue.words), MAX_WORDS)]]
+        return {**_PARAMETERS, **dict.fromkeys(words, "word")}
+
     @property
     def blocks(self) -> int:
         """Blocks that compute a tile together: a cluster."""
