@@ -1,4 +1,4 @@
-"""Epilogues of the Hopper kernel in the Blackwell kernel: compiled, emulated, equal to what NumPy makes of them.
+"""Epilogues of the Hopper kernel in the Blackwell kernel: compiled and emulated, equal to NumPy's."""
 
 from __future__ import annotations
 
