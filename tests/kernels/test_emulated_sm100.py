@@ -11,16 +11,17 @@ import importlib.util
 import shutil
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from layoutgemm.emulator.api import ORDERS
+from layoutgemm.emulator.api import ORDERS, emulate_host
 from layoutgemm.emulator.machine import Policy
 from layoutgemm.errors import LayoutError
-from layoutgemm.kernels.sm100_plan import Sm100Config
+from layoutgemm.kernels.sm100_plan import MMA_WARP, Sm100Config
 from tests.kernels.sm90_table import Product
-from tests.kernels.sm100_table import LATER, QUICK, TABLE
+from tests.kernels.sm100_table import LATER, QUICK, TABLE, one
 from tests.kernels.test_emulated_sm90_gemm import emulate
 
 pytestmark = [
@@ -76,6 +77,29 @@ def test_one_compile_serves_every_size(name: str) -> None:
         product = replace(first, m=m, n=n, k=k, workers=2)
         done = emulate(product, STRICT)
         assert not done.findings, (m, n, k, done.report())
+
+
+def overlap(accumulators: int) -> bool:
+    """Whether the second tile's products begin before the last of the first tile has been loaded, in logical time."""
+    from layoutgemm.kernels.emulated import linked
+
+    product = Product(256, 128, 64, one(128, accumulators=accumulators), workers=1)
+    plan = product.plan()
+    a, b, _ = product.values()
+    (bits_a, lda, pitch_a), (bits_b, ldb, pitch_b) = product.operand(plan.a, a), product.operand(plan.b, b)
+    sizes = (256, 128, 64, 1, lda, ldb, 128, pitch_a, pitch_b, 0, 1)
+    given = (bits_a, bits_b, np.zeros((256, 128), np.uint16), *sizes)
+    done = emulate_host(linked(plan), given, timeline=True, progress=False)
+    assert not done.findings and done.launches[0].timeline is not None
+    rows = {row.warp: row.spans for row in done.launches[0].timeline.rows if row.warp is not None}
+    products = [span.begin for span in rows[MMA_WARP] if span.kind == "mma"]
+    loads = [span for span in rows[0] if span.kind == "accumulators"]
+    assert len(products) == 2 and sum(span.times for span in loads) == 2 * 4
+    return products[1] < loads[3].end
+
+
+def test_with_two_accumulators_a_tile_is_stored_while_the_next_is_multiplied() -> None:
+    assert [overlap(accumulators) for accumulators in (1, 2)] == [False, True]
 
 
 def test_the_run_says_that_it_was_emulated() -> None:
