@@ -19,7 +19,7 @@ from ..errors import PlanError
 from ..layouts import Layout
 from ..layouts.basis import component
 from .plan import OperandPlan, padded_leading
-from .silicon import Barrier, GlobalMatrix, SharedMemory, tensor_copy, tensor_store
+from .silicon import Barrier, GlobalMatrix, SharedMemory, tensor_copy, tensor_store, unwritten
 from .sm90_reference import CLUSTERS
 from .sm90_store import StoreChunk
 from .sm100_plan import BLOCK_ROWS, EPILOGUE_WARPS, Sm100Plan
@@ -47,7 +47,7 @@ def execute_sm100(
     """
     lines, inner = (plan.m, plan.n) if plan.c.order == "row" else (plan.n, plan.m)
     leading = padded_leading(plan.c.dtype, inner)
-    words = plan.c.dtype.encode(np.full(plan.batch * lines * leading, np.nan, np.float32))
+    words = unwritten(plan.c.dtype, plan.batch * lines * leading)
     c = GlobalMatrix(words, leading, (inner, lines, plan.batch)[: 2 + (plan.batch > 1)], lines * leading)
     times = np.zeros(words.size, dtype=np.uint8)
     tiles = plan.tiles[0] * plan.tiles[1] * plan.batch

@@ -85,7 +85,7 @@ CONFIGS = {
 }
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "tf32")) for n in CONFIGS])
 def test_the_code_holds_what_the_plan_says(name: str) -> None:
     plan = CONFIGS[name]
     compiled = plan.compile()

@@ -83,12 +83,12 @@ def overlap(accumulators: int) -> bool:
     """Whether the second tile's products begin before the last of the first tile has been loaded, in logical time."""
     from layoutgemm.kernels.emulated import linked
 
-    product = Product(256, 128, 64, one(128, accumulators=accumulators), workers=1)
+    product = Product(256, 64, 64, one(64, width=16, accumulators=accumulators), workers=1)
     plan = product.plan()
     a, b, _ = product.values()
     (bits_a, lda, pitch_a), (bits_b, ldb, pitch_b) = product.operand(plan.a, a), product.operand(plan.b, b)
-    sizes = (256, 128, 64, 1, lda, ldb, 128, pitch_a, pitch_b, 0, 1)
-    given = (bits_a, bits_b, np.zeros((256, 128), np.uint16), *sizes)
+    sizes = (256, 64, 64, 1, lda, ldb, 64, pitch_a, pitch_b, 0, 1)
+    given = (bits_a, bits_b, np.zeros((256, 64), np.uint16), *sizes)
     done = emulate_host(linked(plan), given, timeline=True, progress=False)
     assert not done.findings and done.launches[0].timeline is not None
     rows = {row.warp: row.spans for row in done.launches[0].timeline.rows if row.warp is not None}

@@ -155,9 +155,9 @@ def with_chunk(plan: Sm100Plan, **changes: Any) -> Sm100Plan:
 
 def mutants() -> Iterator[tuple[str, str, Sm100Plan]]:
     """(check, what is changed, plan)."""
-    plan = derive(config=one(80, chunks=2, width=64))
+    plan = derive(config=one(80, chunks=2, width=64, stages=2))
     assert plan.check()
-    other = derive(config=one(80, tile_k=32, chunks=2, width=64))
+    other = derive(config=one(80, tile_k=32, chunks=2, width=64, stages=2))
     smem, store, a, b = plan.smem, plan.store, plan.a, plan.b
     yield "tiles of C", "order", replace(plan, order=Persistent(Stuck("M", 8), 1))
     yield "tiles of C", "cluster of the order", replace(plan, order=Persistent(Grouped("M", 8), 1, (2, 1)))
@@ -207,12 +207,12 @@ def mutants() -> Iterator[tuple[str, str, Sm100Plan]]:
     yield "shared map", "total", replace(plan, smem=replace(smem, total=smem.total - 8))
     yield "shared memory", "stages", replace(plan, stages=9)
     yield "threads", "threads", replace(plan, threads=160)
-    both = derive(config=pair(64))
+    both = derive(config=pair(64, stages=2))
     yield "barriers", "bytes of one block", replace(both, full_bytes=both.full_bytes // 2)
     yield "pipeline", "arrivals of one block", replace(both, acc_empty_arrivals=4)
     yield "share B", "all of B", replace(both, b=derive(config=one(64)).b)
     yield "instruction", "one block's", replace(both, word=derive(config=one(64)).word)
-    ring = derive(config=one(96, width=32, buffers=2))  # three rounds through two buffers
+    ring = derive(config=one(96, width=32, buffers=2, stages=2))  # three rounds through two buffers
 
     class Hasty(type(ring.store)):  # type: ignore[misc]
         def pending(self, number: int) -> int:
@@ -229,7 +229,7 @@ def test_every_check_can_fail() -> None:
         assert check in failed, f"{check}, {what}: {plan.check()}"
         assert failed[check].witness, f"{check}, {what}"
         seen.add(check)
-    names = {found.name for found in derive(config=one(80, chunks=2, width=64)).check()}
+    names = {found.name for found in derive(config=one(80, chunks=2, width=64, stages=2)).check()}
     # A tile's banks follow from its swizzle; registers are far from their bound.
     assert names - seen == {"tile B", "banks A", "banks B", "registers"}
 
