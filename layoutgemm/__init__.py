@@ -38,7 +38,17 @@ if TYPE_CHECKING:
     from .atoms import smem_tile, wgmma
     from .emulator.api import emulate, emulate_ptx
     from .emulator.mutate_api import mutate, mutate_ptx
-    from .kernels import GemmConfig, GemmPlan, Operand, Sm80Config, Sm80Plan, Sm90Config, Sm90Plan
+    from .kernels import (
+        GemmConfig,
+        GemmPlan,
+        Operand,
+        Sm80Config,
+        Sm80Plan,
+        Sm90Config,
+        Sm90Plan,
+        Sm100Config,
+        Sm100Plan,
+    )
     from .layouts.facts import Facts
     from .layouts.generators import FactError
     from .layouts.poly import MissingFact
@@ -59,6 +69,8 @@ _LATER = {
     "Sm80Plan": "kernels",
     "Sm90Config": "kernels",
     "Sm90Plan": "kernels",
+    "Sm100Config": "kernels",
+    "Sm100Plan": "kernels",
     "dim": "layouts.symbolic",
     "dims": "layouts.symbolic",
     "emulate": "emulator.api",
@@ -111,6 +123,8 @@ __all__ = [
     "Sm80Plan",
     "Sm90Config",
     "Sm90Plan",
+    "Sm100Config",
+    "Sm100Plan",
     "Swizzle",
     "SwizzleError",
     "TmaError",

@@ -4,6 +4,7 @@ from .plan import GemmConfig, GemmPlan, Operand
 from .run import GemmResult, error_bound
 from .sm80_plan import Sm80Config, Sm80Plan
 from .sm90_plan import Sm90Config, Sm90Plan
+from .sm100_plan import Sm100Config, Sm100Plan
 
 __all__ = [
     "GemmConfig",
@@ -14,5 +15,7 @@ __all__ = [
     "Sm80Plan",
     "Sm90Config",
     "Sm90Plan",
+    "Sm100Config",
+    "Sm100Plan",
     "error_bound",
 ]

@@ -11,6 +11,7 @@ only:
     bridge_wgmma       descriptors, accumulators, wgmma
     bridge_registers   conversions, stmatrix, stores
     bridge_warp        cp.async, ldmatrix, mma.sync, vector loads
+    bridge_tcgen05     Blackwell's tensor memory and products; kernels import it by itself
 
 and this one has the block's shared memory, and all of the above under one name. Everything here runs while a kernel is
 traced, with traced values (`Int32`, `Int64`) as arguments.

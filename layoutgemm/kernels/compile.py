@@ -28,6 +28,7 @@ from .sass import Resources, Sass, disassemble
 from .sass import resources as resources_of
 from .sm80_plan import Sm80Plan
 from .sm90_plan import Sm90Plan
+from .sm100_plan import Sm100Plan
 
 _PTX, _CUBIN, _OBJECT = "kernel.ptx", "kernel.cubin", "kernel.o"
 _PARTS = (_PTX, _CUBIN, _OBJECT)
@@ -37,7 +38,7 @@ _LOADED: dict[str, CompiledGemm] = {}
 # Where a plan remembers its kernel: a frozen plan never needs another, and hashing all of it at each launch is slow.
 _MEMO = "_compiled_gemm"
 
-Plan = GemmPlan | Sm80Plan | Sm90Plan
+Plan = GemmPlan | Sm80Plan | Sm90Plan | Sm100Plan
 
 
 class CompiledGemm:
@@ -266,6 +267,14 @@ def _kernel_of(plan: Plan) -> Any:
         from .sm80_gemm import Sm80GemmKernel
 
         return Sm80GemmKernel(plan)
+    if isinstance(plan, Sm100Plan):
+        if plan.epilogue:
+            from .sm100_fused import Sm100FusedKernel
+
+            return Sm100FusedKernel(plan)
+        from .sm100_gemm import Sm100GemmKernel
+
+        return Sm100GemmKernel(plan)
     if plan.epilogue:
         from .sm90_fused import Sm90FusedKernel
 

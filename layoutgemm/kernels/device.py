@@ -18,12 +18,15 @@ from ..errors import OperandError, PlanError
 from .plan import OperandPlan, padded_leading
 from .run import GemmResult, Plan, batched, pitch_rule, raw_bits, refuse_or_note, run_on_cpu
 from .sm90_plan import Sm90Plan
+from .sm100_plan import Sm100Plan
 
 # Compute capabilities that each target's code runs on: the "a" targets run on exactly one, sm_80 on all of its
 # generation (CUDA C++ Programming Guide, "Binary Compatibility").
 _CAPABILITY = {
     "sm_80": ((8, 0), (8, 6), (8, 7), (8, 9)), "sm_90a": ((9, 0),), "sm_100a": ((10, 0),), "sm_120a": ((12, 0),),
 }  # fmt: skip
+# Plans whose kernels take pitches of a batch and a number of workers.
+PERSISTENT = (Sm90Plan, Sm100Plan)
 _TORCH_NAMES = {
     "bf16": "bfloat16", "f16": "float16", "f32": "float32", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2",
     "tf32": "float32", "i8": "int8", "u8": "uint8", "i32": "int32",
@@ -186,7 +189,7 @@ def _launch(plan: Plan, a: Any, b: Any, out: Any, why: str, copy: bool) -> GemmR
         lines_c = c if plan.c.order == "row" else c.transpose(-1, -2)
         pointers = lines_a.data_ptr(), lines_b.data_ptr(), c.data_ptr()
         arguments: tuple[int, ...]
-        if isinstance(plan, Sm90Plan):
+        if isinstance(plan, PERSISTENT):
             ldc, pitch_c = _distances(lines_c, plan.c.dtype)
             processors = torch.cuda.get_device_properties(a.device).multi_processor_count
             sizes = (plan.m, plan.n, plan.k, plan.batch, lda, ldb, ldc, pitch_a, pitch_b, pitch_c)
@@ -207,10 +210,10 @@ def _target(plan: Plan, out: Any, device: Any, copies: list[str], copy: bool) ->
 
     kind = getattr(torch, _TORCH_NAMES[plan.c.dtype.name])
     rows, extent = (plan.m, plan.n) if plan.c.order == "row" else (plan.n, plan.m)
-    through_maps = isinstance(plan, Sm90Plan) and plan.store is not None
+    through_maps = isinstance(plan, PERSISTENT) and plan.store is not None
     made = padded_leading(plan.c.dtype, extent) if through_maps else extent
     if out is not None:
-        rule = _store_rule(plan, out) if isinstance(plan, Sm90Plan) else ""
+        rule = _store_rule(plan, out) if isinstance(plan, PERSISTENT) else ""
         if not rule:
             return out, False
         if not copy:
@@ -220,7 +223,7 @@ def _target(plan: Plan, out: Any, device: Any, copies: list[str], copy: bool) ->
     return (buffer if plan.c.order == "row" else buffer.transpose(-1, -2)), out is not None
 
 
-def _store_rule(plan: Sm90Plan, out: Any) -> str:
+def _store_rule(plan: Sm90Plan | Sm100Plan, out: Any) -> str:
     """Why the kernel cannot write into `out`, or ""."""
     lines = out if plan.c.order == "row" else out.transpose(-1, -2)
     leading, pitch = _distances(lines, plan.c.dtype)
@@ -252,7 +255,7 @@ def _check_out(plan: Plan, out: Any, a: Any) -> None:
         raise OperandError(f"out has shape {tuple(out.shape)}, the plan gives {shape}")
     if out.device != a.device:
         raise OperandError(f"out is on {out.device}, a and b are on {a.device}")
-    if isinstance(plan, Sm90Plan):
+    if isinstance(plan, PERSISTENT):
         # In order of their distances, each dimension has to lie beyond what the ones before it span.
         span = 1
         for step, extent in sorted((out.stride(i), n) for i, n in enumerate(shape) if n > 1):

@@ -19,6 +19,7 @@ from .plan import padded_leading
 from .silicon import GlobalMatrix, unwritten, values_of
 from .sm90_plan import Sm90Plan
 from .sm90_reference import CLUSTERS
+from .sm100_plan import Sm100Plan
 
 _C_TYPES = {"address": "int64_t", "size": "int32_t", "stride": "int64_t", "word": "int64_t"}
 _HOSTS: dict[str, HostFunction] = {}
@@ -31,8 +32,8 @@ def emulate_plan(
 
     a, b  the operands as they lie in global memory
     """
-    if isinstance(plan, Sm90Plan):
-        return _emulate_sm90(plan, a, b, policy, progress)
+    if isinstance(plan, (Sm90Plan, Sm100Plan)):
+        return _emulate_persistent(plan, a, b, policy, progress)
     words = unwritten(plan.c.dtype, (plan.m, plan.n))
     # A matrix of one line has no pitch; the tensor map wants one that it takes.
     leading = [
@@ -43,12 +44,12 @@ def emulate_plan(
     return words, emulate_launch(plan, (a.bits, b.bits, words, *sizes), policy, progress)
 
 
-def _emulate_sm90(
-    plan: Sm90Plan, a: GlobalMatrix, b: GlobalMatrix, policy: Policy | None, progress: bool
+def _emulate_persistent(
+    plan: Sm90Plan | Sm100Plan, a: GlobalMatrix, b: GlobalMatrix, policy: Policy | None, progress: bool
 ) -> tuple[npt.NDArray[Any], Emulation]:
     """A few clusters at a time, so that each computes several tiles. What lies between C's lines has to stay.
 
-    But for what the plan writes there by its own word (`Sm90Plan.bytes_beyond_line`): C has 16 bytes of pitch more.
+    But for what the plan writes there by its own word (`bytes_beyond_line`): C has 16 bytes of pitch more.
     """
     lines, inner = (plan.m, plan.n) if plan.c.order == "row" else (plan.n, plan.m)
     leading = padded_leading(plan.c.dtype, inner) if plan.store is not None else inner

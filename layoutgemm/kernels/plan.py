@@ -23,6 +23,7 @@ from ..errors import PlanError
 if TYPE_CHECKING:
     from .sm80_plan import Sm80Config, Sm80Plan
     from .sm90_plan import Sm90Config, Sm90Plan
+    from .sm100_plan import Sm100Config, Sm100Plan
 
 ORDERS = ("row", "col")
 BARRIER_BYTES = 8  # PTX ISA, "mbarrier": a 64-bit object, 8-byte aligned
@@ -166,6 +167,13 @@ class GemmPlan:
     @classmethod
     def derive(
         cls, m: int, n: int, k: int, *, arch: str | Arch = ..., a: Given = ..., b: Given | None = ...,
+        c: Given | None = ..., batch: int = ..., config: Sm100Config,
+    ) -> Sm100Plan: ...  # fmt: skip
+
+    @overload
+    @classmethod
+    def derive(
+        cls, m: int, n: int, k: int, *, arch: str | Arch = ..., a: Given = ..., b: Given | None = ...,
         c: Given | None = ..., batch: int = ..., config: GemmConfig | None = ...,
     ) -> GemmPlan: ...  # fmt: skip
 
@@ -181,17 +189,18 @@ class GemmPlan:
         b: Given | None = None,
         c: Given | None = None,
         batch: int = 1,
-        config: GemmConfig | Sm80Config | Sm90Config | None = None,
-    ) -> GemmPlan | Sm80Plan | Sm90Plan:
+        config: GemmConfig | Sm80Config | Sm90Config | Sm100Config | None = None,
+    ) -> GemmPlan | Sm80Plan | Sm90Plan | Sm100Plan:
         """Derive the kernel for C[m, n] = A[m, k] @ B[k, n].
 
         m, n, k  any positive sizes; ragged edges are filled with zeros on load and guarded on store
-        arch     "sm_90a"; "sm_80" gives the plan of the mma.sync kernel: see Sm80Plan.derive
+        arch     "sm_90a"; "sm_80" gives a plan of the mma.sync kernel, "sm_100a" one of the Blackwell kernel
         a, b     bf16 or f16, ":row" (default) or ":col", as in "bf16:col"; b defaults to a's type, row-major
         c        f32 (default), or the type of the inputs, row-major
         batch    1: this kernel multiplies one pair of matrices
         config   choices; None for the defaults. An Sm90Config gives the plan of the production kernel, which takes more
-                 types, orders and a batch: see Sm90Plan.derive; an Sm80Config that of the mma.sync kernel
+                 types, orders and a batch: see Sm90Plan.derive; an Sm80Config that of the mma.sync kernel; an
+                 Sm100Config that of the Blackwell kernel
 
         Raises PlanError naming the argument and the arithmetic when no such kernel exists, and passes on AtomError,
         DescriptorError and TmaError when a derivation is refused.
@@ -204,9 +213,14 @@ class GemmPlan:
         """
         from .sm80_plan import Sm80Config, Sm80Plan
         from .sm90_plan import Sm90Config, Sm90Plan
+        from .sm100_plan import Sm100Config, Sm100Plan
 
         if isinstance(config, Sm80Config) or (config is None and arch_named(arch).name == "sm_80"):
             return Sm80Plan.derive(m, n, k, arch=arch, batch=batch, a=a, b=b, c=c, config=config)
+        if isinstance(config, Sm100Config) or (config is None and arch_named(arch).name == "sm_100a"):
+            if arch_named(arch).name not in ("sm_90a", "sm_100a"):
+                raise PlanError(f"Sm100Config is for sm_100a, not for {arch_named(arch).name}")
+            return Sm100Plan.derive(m, n, k, batch=batch, a=a, b=b, c=c, config=config)
         if isinstance(config, Sm90Config):
             if arch_named(arch).name != "sm_90a":
                 raise PlanError(f"Sm90Config is for sm_90a, not for {arch_named(arch).name}")

@@ -17,8 +17,10 @@ from .reference import execute
 from .silicon import GlobalMatrix
 from .sm90_plan import Sm90Plan
 from .sm90_reference import execute_sm90
+from .sm100_plan import Sm100Plan
+from .sm100_reference import execute_sm100
 
-Plan = GemmPlan | Sm90Plan
+Plan = GemmPlan | Sm90Plan | Sm100Plan
 DEVICES = ("cuda", "emulator", "reference")
 # Values that NumPy can hold of each type; float32 given for a narrower type is rounded to it, to nearest even.
 _NUMPY_TAKES = {
@@ -83,7 +85,7 @@ def run_plan(
     >>> result.ran_on, result.c[0].tolist()
     ('NumPy executor', [8.0, 8.0, 8.0, 8.0])
     """
-    if isinstance(plan, Sm90Plan) and plan.epilogue:
+    if isinstance(plan, (Sm90Plan, Sm100Plan)) and plan.epilogue:
         names = ", ".join(given.name for given in plan.epilogue.given) or "none"
         raise OperandError(
             f"the plan has an epilogue with operands of its own ({names}), which run() has no place for: launch "
@@ -147,6 +149,8 @@ def run_reference(plan: Plan, a: npt.NDArray[Any], b: npt.NDArray[Any], why: str
     bits_a, bits_b = (global_matrix(operand, value, copies, copy) for operand, value in ((plan.a, a), (plan.b, b)))
     if isinstance(plan, Sm90Plan):
         c = execute_sm90(plan, bits_a, bits_b, progress=_progress_line())
+    elif isinstance(plan, Sm100Plan):
+        c = execute_sm100(plan, bits_a, bits_b, progress=_progress_line())
     else:
         c = execute(plan, bits_a, bits_b, progress=_progress_line())
     return GemmResult(c, "NumPy executor", why, tuple(copies))

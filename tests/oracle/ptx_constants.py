@@ -49,6 +49,40 @@ def wgmma_uses(ptx: str) -> list[WgmmaUse]:
     ]
 
 
+_TCGEN05 = re.compile(
+    r"tcgen05\.mma\.cta_group::(?P<group>[12])\.kind::(?P<kind>\w+)\S*\s+\[%\w+\],\s*"
+    r"(?P<a>%\w+),\s*(?P<b>%\w+),\s*(?P<says>%\w+|-?\d+)\s*[,;]"
+)
+
+
+@dataclass(frozen=True)
+class Tcgen05Use:
+    """One tcgen05.mma: descriptor constants of A and B, address taken as zero, and the instruction descriptor."""
+
+    group: int
+    kind: str
+    a: int
+    b: int
+    says: int
+
+
+def tcgen05_uses(ptx: str) -> list[Tcgen05Use]:
+    """Every tcgen05.mma of the PTX, in text order."""
+    definitions = {
+        m["target"]: (m["opcode"], [s.strip() for s in m["sources"].split(",")]) for m in _DEFINITION.finditer(ptx)
+    }
+    return [
+        Tcgen05Use(
+            int(m["group"]),
+            m["kind"],
+            _constant(m["a"], definitions),
+            _constant(m["b"], definitions),
+            _constant(m["says"], definitions) & 0xFFFFFFFF,
+        )
+        for m in _TCGEN05.finditer(ptx)
+    ]
+
+
 def _constant(operand: str, definitions: dict[str, tuple[str, list[str]]]) -> int:
     if not operand.startswith("%"):
         return int(operand, 0) & _MASK
@@ -57,8 +91,10 @@ def _constant(operand: str, definitions: dict[str, tuple[str, list[str]]]) -> in
     if opcode in ("or.b64", "add.s64", "or.b32", "add.s32"):
         left, right = (_constant(source, definitions) for source in sources)
         return left | right if opcode.startswith("or") else (left + right) & _MASK
-    if opcode in ("mov.b64", "mov.u64", "cvt.u64.u32"):
+    if opcode in ("mov.b64", "mov.u64", "mov.b32", "cvt.u64.u32", "shfl.sync.idx.b32"):
         return _constant(sources[0], definitions)
-    if opcode.startswith(("and.", "shr.", "shl.")):
+    if opcode == "selp.b32":  # a flag of the word that a run-time value could set
+        return _constant(sources[1], definitions)
+    if opcode.startswith(("and.", "shr.", "shl.", "mad.", "mul.")):
         return 0  # the address, on its way into its field
     raise AssertionError(f"a descriptor made by {opcode} {operand}, {', '.join(sources)}: teach the test about it")

@@ -1,0 +1,84 @@
+"""Tensor memory, 1: columns are allocated by a warp, their address comes back through shared memory, and are freed.
+
+    python kernels/blackwell_01_allocate.py
+
+Needs: dsl.
+
+Every multiprocessor of Blackwell has 128 lanes of 512 columns of 32 bits beside its registers: tensor memory, where
+tcgen05.mma keeps accumulators. A warp allocates columns, a power of two from 32 on, all lanes at a time; whoever works
+with them reads the address from the word of shared memory in which the instruction has left it. What is not freed when
+the block ends is lost to the next one: the emulator calls that an error, as it does an access to columns that are not
+allocated. No Blackwell GPU has run this: it rests on the compiler and the emulator.
+"""
+
+import cutlass
+import cutlass.cute as cute
+import numpy as np
+from cutlass import Int64
+
+from layoutgemm.atoms.tmem import COLUMNS, tmem_coordinate
+from layoutgemm.dtypes import i32
+from layoutgemm.errors import EmulatorError
+from layoutgemm.kernels import bridge
+from layoutgemm.kernels import bridge_tcgen05 as tensor
+from layoutgemm.kernels.primitives import Regions, emulate
+
+THREADS = 128
+
+
+class Allocate:
+    """Allocate one after another, tell the addresses, give everything back."""
+
+    def __init__(self, columns: tuple[int, ...]):
+        self.columns = columns
+        self.smem = Regions.of(**{f"slot{i}": (4, 8) for i in range(len(columns))})
+
+    @cute.jit
+    def __call__(self, out: Int64, stream: bridge.Stream) -> None:
+        """Host side: one block."""
+        self.kernel(out).launch(grid=(1, 1, 1), block=(THREADS, 1, 1), smem=self.smem.total, stream=stream)
+
+    @cute.kernel
+    def kernel(self, out: Int64) -> None:
+        """Device side."""
+        thread, _, _ = cute.arch.thread_idx()
+        warp = bridge.uniform(thread // 32)
+        shared = tensor.SharedRegions(self.smem)
+
+        # 1. One warp asks, as a whole; then it says that it will not ask again, so that another block may.
+        if warp == 0:
+            for i, columns in enumerate(self.columns):
+                tensor.tensor_allocate(shared[f"slot{i}"], columns)
+            tensor.tensor_relinquish()
+
+        # 2. Behind the barrier every thread can read the addresses.
+        bridge.block_sync()
+        for i in cutlass.range_constexpr(len(self.columns)):
+            address = tensor.tensor_address(shared[f"slot{i}"])
+            if thread == i:
+                bridge.store_element(out + 4 * i, address, i32)
+
+        # 3. Free, each with the number of columns that it was asked for.
+        bridge.block_sync()
+        if warp == 0:
+            for i, columns in enumerate(self.columns):
+                tensor.tensor_free(tensor.tensor_address(shared[f"slot{i}"]), columns)
+
+
+def main() -> None:
+    for columns in ((512,), (256, 128, 64, 32, 32)):
+        out = np.full(len(columns), -1, np.int32)
+        emulate(f"allocate {columns}", Allocate(columns), {"out": out})
+        taken = np.zeros(COLUMNS, dtype=int)
+        for address, count in zip(out.tolist(), columns, strict=True):
+            lane, first = tmem_coordinate(address)
+            taken[first : first + count] += 1
+            if lane:
+                raise EmulatorError(f"an allocation begins in lane {lane}")
+        if taken.max() > 1 or taken.sum() != sum(columns):
+            raise EmulatorError(f"columns are given twice, or beyond {COLUMNS}")
+        print(f"allocate {columns}: addresses {[hex(a) for a in out.tolist()]}, apart from one another, freed")
+
+
+if __name__ == "__main__":
+    main()

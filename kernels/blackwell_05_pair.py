@@ -1,0 +1,141 @@
+"""Tensor memory, 5: tcgen05.mma by a pair of blocks: one thread multiplies for both multiprocessors.
+
+    python kernels/blackwell_05_pair.py
+
+Needs: dsl.
+
+With cta_group::2 the two blocks of a cluster do one product of M = 256 (or 128) together. Each has half of A's rows and
+half of the rows of B, and in its tensor memory half of the accumulator's rows, all columns (M = 128: both halves of the
+columns, one above the other). So B is held once for both. One thread of the even block issues; the loads of both blocks
+count at its barrier, and tcgen05.commit.multicast tells both when the products are done. No Blackwell GPU has run this:
+it rests on the compiler and the emulator.
+"""
+
+import cutlass
+import cutlass.cute as cute
+import numpy as np
+from cutlass import Int32, Int64
+
+from layoutgemm.atoms import tcgen05_ld, tcgen05_mma
+from layoutgemm.atoms.instruction_descriptor import instruction_descriptor
+from layoutgemm.atoms.tmem import WARP_LANES, tmem_address
+from layoutgemm.atoms.tmem_fragment import accumulator_fragment
+from layoutgemm.dtypes import f32
+from layoutgemm.kernels import Operand, bridge
+from layoutgemm.kernels import bridge_tcgen05 as tensor
+from layoutgemm.kernels.plan import derive_operand
+from layoutgemm.kernels.primitives import Regions, emulate, right
+
+THREADS, BOTH = 128, 0b11
+
+
+class Pair:
+    """D = A B^T of one tile by two blocks."""
+
+    def __init__(self, m: int, n: int, depth: int, a: str, b: str):
+        a_given, b_given = Operand.parse(a), Operand.parse(b)
+        self.mma = tcgen05_mma("f16" if a_given.dtype.bits == 16 else "f8f6f4", m, n, a_given.dtype, b_given.dtype,
+                               cta_group=2)  # fmt: skip
+        # One block's half of each operand: the descriptor says where the instruction finds it, in both blocks.
+        self.a = derive_operand("A", a_given, "M", m // 2, depth, None, self.mma)
+        self.b = derive_operand("B", b_given, "N", n // 2, depth, None, self.mma)
+        self.word = instruction_descriptor(self.mma, self.a.major, self.b.major).word
+        self.ld = tcgen05_ld("32x32b", self.mma.accumulator.columns)
+        self.fragment = accumulator_fragment(self.mma, self.ld)
+        self.sizes = {"m": m, "n": n, "k": depth}
+        self.smem = Regions.of(
+            a=(self.a.smem.bytes, 1024), b=(self.b.smem.bytes, 1024), loaded=(8, 8), done=(8, 8), slot=(4, 8)
+        )
+
+    @cute.jit
+    def __call__(self, a: Int64, b: Int64, d: Int64, stream: bridge.Stream) -> None:
+        """Host side: tensor maps, and a cluster of two blocks."""
+        extents = {name: Int32(size) for name, size in self.sizes.items()}
+        map_a = bridge.encode_tensor_map(self.a.tma, a, extents, Int64(self.sizes[self.a.tma.dims[0]]))
+        map_b = bridge.encode_tensor_map(self.b.tma, b, extents, Int64(self.sizes[self.b.tma.dims[0]]))
+        self.kernel(map_a, map_b, d).launch(
+            grid=(2, 1, 1), block=(THREADS, 1, 1), cluster=(2, 1, 1), smem=self.smem.total, stream=stream
+        )
+
+    @cute.kernel
+    def kernel(
+        self,
+        map_a: cutlass.GridConstant[bridge.TensorMap],
+        map_b: cutlass.GridConstant[bridge.TensorMap],
+        d: Int64,
+    ) -> None:
+        """Device side: one block of the pair."""
+        thread, _, _ = cute.arch.thread_idx()
+        warp, rank = bridge.uniform(thread // 32), bridge.rank_in_cluster()
+        shared = tensor.SharedRegions(self.smem)
+        columns = self.mma.accumulator.allocation
+        if thread == 0:
+            bridge.barrier_init(shared["loaded"], 1)
+            bridge.barrier_init(shared["done"], 1)
+            bridge.barriers_visible()
+        # 1. A warp of each block allocates: both get the same columns. Then the pair meets.
+        if warp == 0:
+            tensor.tensor_allocate(shared["slot"], columns, 2)
+            tensor.tensor_relinquish(2)
+        bridge.cluster_arrive()
+        bridge.cluster_wait()
+        base = tensor.tensor_address(shared["slot"])
+
+        if warp == 0:
+            # 2. Each block loads its halves; the even block's barrier expects the bytes of both.
+            if bridge.elect():
+                at = {"m": rank * self.a.smem.extent[0], "n": rank * self.b.smem.extent[0], "k": Int32(0)}
+                if rank == 0:
+                    bridge.barrier_expect(shared["loaded"], 2 * (self.a.tma.bytes + self.b.tma.bytes))
+                tensor.load_for_pair(map_a, self.a.tma, at, shared["a"], shared["loaded"])
+                tensor.load_for_pair(map_b, self.b.tma, at, shared["b"], shared["loaded"])
+            # 3. One thread of the even block multiplies, and tells both.
+            a = tensor.TensorOperand(self.a.descriptor, shared["a"], self.a.smem.bytes)
+            b = tensor.TensorOperand(self.b.descriptor, shared["b"], self.b.smem.bytes)
+            if rank == 0:
+                bridge.barrier_wait(shared["loaded"], 0)
+                if bridge.elect():
+                    for block in cutlass.range_constexpr(len(self.a.descriptor.k_steps)):
+                        words = a.word_at(0, block), b.word_at(0, block)
+                        tensor.tensor_multiply(self.mma, self.word, base, *words, block > 0)
+                    tensor.tensor_commit(shared["done"], 2, BOTH)
+
+        # 4. Each thread of either block stores what the fragment map says that it holds.
+        bridge.barrier_wait(shared["done"], 0)
+        tensor.fence_after_sync()
+        n = self.sizes["n"]
+        for v, value in enumerate(tensor.tensor_load(self.ld, base + warp * tmem_address(WARP_LANES, 0))):
+            row, column = self.fragment.coords(rank * THREADS + thread, v)
+            bridge.store_element(d + (row * n + column) * 4, value, f32)
+
+        # 5. Neither leaves, nor frees, before the other is done.
+        tensor.fence_before_sync()
+        bridge.cluster_arrive()
+        bridge.cluster_wait()
+        if warp == 0:
+            tensor.fence_after_sync()
+            tensor.tensor_free(base, columns, 2)
+
+
+def main() -> None:
+    rng = np.random.default_rng(0)
+    for m, n, depth, a, b in (
+        (256, 32, 64, "bf16", "bf16:col"),
+        (256, 32, 32, "e4m3:col", "e5m2"),
+        (128, 64, 64, "f16", "f16:col"),
+    ):
+        kernel = Pair(m, n, depth, a, b)
+        x = rng.integers(-3, 4, (m, depth)).astype(np.float32)
+        y = rng.integers(-3, 4, (depth, n)).astype(np.float32)
+        given = [
+            np.ascontiguousarray(op.dtype.encode(v if op.order == "row" else v.T))
+            for op, v in ((kernel.a, x), (kernel.b, y))
+        ]
+        d = np.full((m, n), np.nan, np.float32)
+        name = f"M {m}, A {a}, B {b}"
+        emulate(name, kernel, {"a": given[0], "b": given[1], "d": d})
+        right(name, d, x @ y, f"{m}x{n}x{depth}, {kernel.mma.accumulator}: exact, in every order of events")
+
+
+if __name__ == "__main__":
+    main()
