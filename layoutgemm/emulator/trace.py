@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from .lane_order import Touch, one_lane
 from .launch import Launch, Policy, Triple
 from .machine import Cta, Fiber, Machine
 from .order import NO_PARTS, Event, Knowledge, Parts
@@ -135,7 +136,8 @@ class Trace:
         time = part.times.get(key, 0)
         part.times[key] = time + 1
         number = part.names.setdefault(Name(*key, time), len(part.names))
-        own = part.of_event.get(fiber.epoch.id, 0)
+        alone = not fiber.cta.cluster.ledger.lanes or one_lane(fiber.lanes)
+        own = part.of_event.get(fiber.epoch.id, 0) if alone else 0  # what other lanes do is not in a lane's order
         part.touched[number] = touched
         part.before[number] = tuple(
             part.known(fiber, kind, getattr(knows, kind)) | (own if kind == "seen" else 0) for kind in KINDS
@@ -164,10 +166,14 @@ class Traced(Machine):
         event: Event | None = None,
         asynchronous: bool = False,
         parts: Parts = NO_PARTS,
+        touch: Touch | None = None,
     ) -> None:
         """Record an access to shared memory, and report what it races with."""
+        ledger = cta.cluster.ledger
+        if event is None and (touch is None or not (write or ledger.reads)):
+            event = ledger.joint(fiber)
         self.trace.access(fiber, "shared", cta, places, write, event or fiber.epoch, fiber.knows, asynchronous, parts)
-        super().touch(fiber, cta, places, write, what, event, asynchronous, parts)
+        super().touch(fiber, cta, places, write, what, event, asynchronous, parts, touch)
 
     def exit(self, fiber: Fiber) -> int:
         """End the fiber's lanes."""
