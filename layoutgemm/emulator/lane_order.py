@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 STRONG = object()  # the engine of accesses that never race with one another
 EVERY = 0xFFFF  # byte of a granule
+NOTHING = "nothing orders them: no barrier, mbarrier or wait group leads from the first to the second"
+FILTER = 32  # events of `mine` from which on it is worth looking which of them matter
 MANY = 8  # sets apart from which on they are kept lane by lane
 Offsets = npt.NDArray[np.int64]
 
@@ -157,6 +159,7 @@ def unknown(
     mine    the event is of these lanes themselves, each of which knows its part
     """
     shadow, ways, places = record
+    every = lanes
     for members, more in knows.apart:
         if ledger.knows(more, earlier):
             lanes &= ~members
@@ -168,6 +171,8 @@ def unknown(
         late = lanes_at(touch, lanes, places)
         if not late:
             return None
+        if lanes == every:
+            return NOTHING
         lane = (late & -late).bit_length() - 1
         return f"other lanes of the warp know of the first, lane {lane} does not: no bar.warp.sync tells it"
     found = crossing(earlier, shadow, ways, touch, lanes, places)
@@ -180,13 +185,14 @@ def unknown(
 
 
 def unordered(ledger: Ledger, knows: Knowledge) -> list[Event]:
-    """The events of `mine` that it still makes a difference to know of: some lane may not know of them, or the async
-    proxy does not see what they wrote."""
+    """The events of `mine` that it still makes a difference to know of: they are on record, and some lane may not know
+    of them or the async proxy does not see what they wrote."""
     out = []
     for event in knows.mine:
         bit = ledger.bit(event)
         if bit and not (knows.seen & bit and (not event.wrote or knows.proxied & bit)):
-            out.append(event)
+            if any((event.id, write) in shadow.records for shadow, write, _ in event.touches):
+                out.append(event)
     return out
 
 

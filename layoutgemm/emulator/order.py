@@ -26,7 +26,7 @@ from types import MappingProxyType
 from typing import Any
 from weakref import WeakSet
 
-from .lane_order import Touch, one_lane, unknown
+from .lane_order import FILTER, NOTHING, Touch, one_lane, unknown, unordered
 
 WHOLE = 0xFFFF  # every byte of a place
 Parts = Mapping[int, int]
@@ -232,6 +232,8 @@ class Ledger:
             knows.seen |= bit
         if epoch.lanes and (epoch.wrote or not knows.seen & bit):
             knows.mine.append(epoch)
+            if len(knows.mine) % FILTER == 0:
+                knows.mine = unordered(self, knows)
         fiber.epoch = self.event(False, fiber.describe)
         fiber.joint = None
 
@@ -475,7 +477,7 @@ class Shadow:
         if earlier.engine is not None and earlier.engine is event.engine:
             return None
         known = ledger.knows(knows, earlier)
-        missing = "nothing orders them: no barrier, mbarrier or wait group leads from the first to the second"
+        missing = NOTHING
         if not known:
             mine = earlier is own or earlier is event or earlier in knows.mine
             known = mine

@@ -36,9 +36,10 @@ from .trace import END, Difference, Trace, difference
 KINDS = ("same", "stricter", "looser", "end", "other", "idle", "unreached", "unseen")
 SAME, STRICTER, LOOSER, ENDS, OTHER, IDLE, UNREACHED, UNSEEN = KINDS
 PROVEN = (SAME, STRICTER, ENDS)  # nothing can notice these, whatever the schedule
-# Instructions whose deletion the emulator cannot notice, and why; where a field of the policy is named, if it is unset.
+# Instructions whose deletion the emulator cannot notice, and why; where a field of the policy is named, unless it is
+# set.
 BLIND = (
-    ("bar.warp.sync", "", "lanes of a warp are executed together"),
+    ("bar.warp.sync", "lanes", "lanes of a warp are one thread with `Policy(lanes=\"off\")`"),
     ("griddepcontrol", "", "one grid runs at a time"),
     ("wgmma.fence", "register_strict", "registers are looked at with `Policy(register_strict=True)`"),
     ("tcgen05.wait", "tensor_strict", "waits for tensor memory are looked at with `Policy(tensor_strict=True)`"),
@@ -161,7 +162,8 @@ class Explainer:
         opcode = self.kernel.instructions[mutant.edits[0][0]].opcode
         policies = [case.policy for case in (*(run.case for run in self.runs), *self.others)]
         for name, switch, why in BLIND:
-            if opcode.startswith(name) and not (switch and any(getattr(policy, switch) for policy in policies)):
+            looked = switch and any(getattr(policy, switch) not in (False, "off") for policy in policies)
+            if opcode.startswith(name) and not looked:
                 return why
         return ""
 

@@ -52,6 +52,7 @@ class Part:
     times: dict[tuple[Any, ...], int] = field(default_factory=dict)
     of_event: dict[int, int] = field(default_factory=dict)  # event -> its accesses, as a bit set
     events: int = 0  # those that have any, as a bit set
+    shares: dict[int, int] = field(default_factory=dict)  # access that became several events' -> all of them, as a set
     cache: dict[tuple[Any, str], tuple[int, int]] = field(default_factory=dict)
 
     def known(self, fiber: Fiber, kind: str, events: int) -> int:
@@ -68,7 +69,22 @@ class Part:
             new ^= low
             out |= self.of_event[low.bit_length() - 1]
         self.cache[fiber, kind] = had, out
-        return out
+        return out | sum(1 << number for number, needed in self.shares.items() if not needed & ~events)
+
+    def divide(self, event: Event, other: Event) -> None:
+        """Some lanes' part of an event has become another: an access is known where all parts of it are."""
+        both = 1 << event.id | 1 << other.id
+        numbers = self.of_event.pop(event.id, 0)
+        for number, needed in self.shares.items():
+            if needed >> event.id & 1:
+                self.shares[number] = needed | both
+        while numbers:
+            low = numbers & -numbers
+            numbers ^= low
+            self.shares[low.bit_length() - 1] = both
+        self.events &= ~both
+        for key, (had, out) in self.cache.items():
+            self.cache[key] = had & ~both, out & ~sum(1 << number for number in self.shares)
 
 
 class Trace:
@@ -89,6 +105,7 @@ class Trace:
         if found is None:
             same = None if self.like is None else self.like.parts.get(corner)
             found = self.parts[corner] = Part({} if same is None else dict(same.names))
+            cta.cluster.ledger.divided = found.divide
         return found
 
     def access(
