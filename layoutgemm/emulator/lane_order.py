@@ -144,6 +144,14 @@ def _pair(had: int, has: int) -> tuple[int, int]:
     raise AssertionError((had, has))
 
 
+def uninformed(ledger: Ledger, knows: Knowledge, event: Event, lanes: int) -> int:
+    """Those of the lanes that do not know of an event beside what all know."""
+    for members, more in knows.apart:
+        if ledger.knows(more, event):
+            lanes &= ~members
+    return lanes
+
+
 def unknown(
     ledger: Ledger,
     knows: Knowledge,
@@ -160,9 +168,7 @@ def unknown(
     """
     shadow, ways, places = record
     every = lanes
-    for members, more in knows.apart:
-        if ledger.knows(more, earlier):
-            lanes &= ~members
+    lanes = uninformed(ledger, knows, earlier, lanes)
     if touch is not None and (touch := touch.of(lanes)) is None:
         return None
     if not lanes:
@@ -191,7 +197,8 @@ def unordered(ledger: Ledger, knows: Knowledge) -> list[Event]:
     for event in knows.mine:
         bit = ledger.bit(event)
         if bit and not (knows.seen & bit and (not event.wrote or knows.proxied & bit)):
-            if any((event.id, write) in shadow.records for shadow, write, _ in event.touches):
+            latest = event.near is not None and event in event.near
+            if latest or any((event.id, way) in shadow.records for shadow, way, _ in event.touches):
                 out.append(event)
     return out
 
@@ -363,6 +370,12 @@ def divide(ledger: Ledger, event: Event, lanes: int) -> Event:
     event.touches = kept
     for (shadow, write), (theirs, ours) in sums.items():
         shadow.divide(event, made, _sum(theirs), _sum(ours), write)
+    if event.near is not None:
+        made.near = event.near
+        made.near.append(made)
+    for form, pieces in event.pieces.items():
+        made.pieces[form] = {piece: who & lanes for piece, who in pieces.items() if who & lanes}
+        event.pieces[form] = {piece: who & ~lanes for piece, who in pieces.items() if who & ~lanes}
     bit, new = ledger.bit(event), ledger.bit(made)
     for knowledge in ledger.knowledges:
         for name in ("seen", "proxied", "inits", "own", "open", "past"):

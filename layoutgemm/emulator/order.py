@@ -21,6 +21,7 @@ long as the number of accesses in flight, not as the run.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -42,11 +43,16 @@ class Event:
     issued    what had happened before its issue (`Knowledge.past`), or None
     lanes     those that touched memory, where that is told apart; touches: what they touched: (memory, whether it was
               written, access)
+    pieces    the same of global memory: (bytes of a piece, whether it was written) -> its number -> lanes
+    near      the latest events of the warp with such
     joint     whether its lanes do it as one
     wrote     whether it wrote through the generic proxy
     """
 
-    __slots__ = ("asynchronous", "describe", "engine", "id", "issued", "joint", "lanes", "time", "touches", "wrote")
+    __slots__ = (
+        "asynchronous", "describe", "engine", "id", "issued", "joint", "lanes", "near", "pieces", "time", "touches",
+        "wrote",
+    )  # fmt: skip
 
     def __init__(self, number: int, asynchronous: bool, describe: Callable[[], str], engine: Any = None) -> None:
         self.id, self.asynchronous, self.describe, self.engine = number, asynchronous, describe, engine
@@ -54,6 +60,8 @@ class Event:
         self.issued: Knowledge | None = None
         self.lanes, self.joint, self.wrote = 0, False, False
         self.touches: list[tuple[Shadow, bool, Touch]] = []
+        self.pieces: dict[tuple[int, bool], dict[int, int]] = {}
+        self.near: deque[Event] | None = None
 
 
 class Knowledge:

@@ -92,6 +92,27 @@ def test_one_store_to_one_place() -> None:
     assert not go("st.shared.b32 [%r3], %r0;", OFF).findings
 
 
+def test_global_memory_between_lanes() -> None:
+    """Words of an array: the lane's own, and its neighbour's."""
+    head = "mul.wide.u32 %d1, %r0, 4; add.u64 %d1, %out, %d1; add.u32 %r6, %r0, 1; and.b32 %r6, %r6, 31;"
+    head += "mul.wide.u32 %d2, %r6, 4; add.u64 %d2, %out, %d2; mov.u64 %d3, 0; mov.b16 %h0, 1;"
+    write, sync = f"{head} st.global.b32 [%d1], %r0;", SYNC
+    for then in (
+        "ld.global.b32 %r4, [%d2];", "st.global.b32 [%d2], %r0;", "red.global.add.u32 [%d2], 1;",
+        "ld.global.u8 %h1, [%d2+3];", "ld.global.b64 %d4, [%out];", "@%p1 ld.global.b32 %r4, [%d2];",
+        "@!%p1 bra A; ld.global.b32 %r4, [%d2]; A:", "bar.warp.sync -1; st.global.b32 [%d1], %r5; ld.b32 %r4, [%d2];",
+    ):  # fmt: skip
+        found = go(write + then)
+        assert found.kinds == ["race"] and "global memory at 0x7" in found.findings[0].message, (then, found.findings)
+        assert not go(write + sync + then if not then.startswith("bar") else write, None).findings
+        assert not go(write + then, OFF).findings
+    own = "st.global.b32 [%d1], %r5; ld.global.b32 %r4, [%d1]; @%p1 ld.global.b32 %r4, [%d1];"
+    assert not go(f"{write} {own}", STRICT).findings
+    assert not go(f"{write} @!%p1 bra A; st.global.b32 [%d1], %r5; A: ld.global.b32 %r4, [%d1];").findings
+    late = f"{head} ld.global.b32 %r4, [%d2]; st.global.b32 [%d1], %r0;"
+    assert not go(late).findings and go(late, STRICT).kinds == ["race"]
+
+
 def test_reads_before_writes_are_a_matter_of_the_policy() -> None:
     """A warp that has executed a load has read: practice leans on it, PTX does not say it."""
     for read in ("ld.shared.b32 %r4, [%r2];", "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r4}, [%r9];"):

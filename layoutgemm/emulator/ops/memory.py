@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import EmulatorError
+from .. import lane_words
 from ..codegen import PARAMETER_BASE, SHARED_WINDOW, bits_of
 from ..floats import BINARY, decode, encode
 from ..lane_order import Touch, conflicting, did, strong
@@ -142,6 +143,8 @@ def fetch(fiber: Fiber, form: Form, addresses: npt.NDArray[Any], lanes: int, ins
         machine.counts.bytes["global read"] += size * lanes.bit_count()
         if form.acquire:
             _acquire(fiber, offsets)
+        if (race := lane_words.touch(fiber, offsets, size, lanes, False)) is not None:
+            machine.problem("race", f"{said(fiber, ins)()} reads {race}", fiber)
         return machine.launch.memory.read(offsets, size)
     cta.shared.check(offsets, size, ins.opcode)
     fresh = cta.shared.unwritten(offsets, size)
@@ -215,6 +218,8 @@ def store(program: Program, ins: Instruction) -> Run:
         if cta is None:
             _aligned(offsets, size, "global address")
             machine.counts.bytes["global write"] += raw.size
+            if (race := lane_words.touch(fiber, offsets, size, lanes, True)) is not None:
+                machine.problem("race", f"{said(fiber, ins)()} writes {race}", fiber)
             if form.release:
                 _release(fiber, offsets)
             machine.launch.memory.write(offsets, raw)
@@ -332,6 +337,8 @@ def atomic(program: Program, ins: Instruction) -> Run:
         total = size * form.count
         if cta is None:
             _aligned(offsets, total, "global address")
+            if (race := lane_words.touch(fiber, offsets, total, lanes, True, strong=True)) is not None:
+                machine.problem("race", f"{said(fiber, ins)()} changes {race}", fiber)
         else:
             cta.shared.check(offsets, total, ins.opcode)
             ledger, touch = cta.cluster.ledger, Touch(lanes, offsets, total)
