@@ -203,12 +203,14 @@ class Difference:
     """How a run differs from that of the unchanged kernel.
 
     accesses  the first access that one of them does not have, or has otherwise; "" for none
+    uses      the first mbarrier that one of them uses where the other uses another; "" for none
     lost      (earlier, later): pcs of accesses of which the second is no longer ordered after the first
     hidden    (earlier, later): of which the second, of the async proxy, may no longer see the first
     gained    whether some access is ordered after more than before
     """
 
     accesses: str = ""
+    uses: str = ""
     lost: frozenset[tuple[int, int]] = frozenset()
     hidden: frozenset[tuple[int, int]] = frozenset()
     gained: bool = False
@@ -219,14 +221,14 @@ def difference(before: Trace, after: Trace, say: Callable[[int], str] = str) -> 
     if before.parts.keys() != after.parts.keys():
         return Difference("other clusters were run")
     lost: tuple[set[tuple[int, int]], set[tuple[int, int]]] = (set(), set())
-    gained = False
+    gained, uses = False, ""
     for corner, old in before.parts.items():
         new = after.parts[corner]
         if (place := _first(old, new)) is not None:
             return Difference(_said(old, new, place, say))
         if old.used != new.used:
             one = min(old.used ^ new.used)
-            return Difference(f"mbarrier {one[4]:#x} of CTA {one[3]} is used at {say(one[2])} in one of the two only")
+            uses = f"mbarrier {one[4]:#x} of CTA {one[3]} is used at {say(one[2])} in one of the two only"
         pcs = {number: name.pc for name, number in old.names.items()}
         gone = sum(1 << number for number in old.touched if number not in new.touched)  # mbarriers that nothing uses
         writes, inits = _sets(old)
@@ -244,7 +246,7 @@ def difference(before: Trace, after: Trace, say: Callable[[int], str] = str) -> 
                     low = less & -less
                     less ^= low
                     lost[kind].add((pcs[low.bit_length() - 1], pcs[number]))
-    return Difference("", frozenset(lost[0]), frozenset(lost[1]), gained)
+    return Difference("", uses, frozenset(lost[0]), frozenset(lost[1]), gained)
 
 
 def _sets(part: Part) -> tuple[int, int]:
