@@ -134,6 +134,8 @@ class Explainer:
                 one = replace(one, accesses=f"{run.case.name}: {one.accesses}")
             found.append(one)
         reason = self._judge(mutant, found)
+        if reason.kind not in PROVEN and self._unread(mutant):
+            reason = Reason(UNREAD, "nothing reads the answer")
         if reason.kind not in PROVEN or mutant.kind not in PLAIN:
             for case, limit in zip(self.others, self.limits, strict=True):
                 how, _ = verdict(self.kernel, case, mutant, limit)
@@ -142,8 +144,6 @@ class Explainer:
         return Row(mutant, reason=str(reason))
 
     def _judge(self, mutant: Mutant, found: list[Difference]) -> Reason:
-        if self._unread(mutant):
-            return Reason(UNREAD, "nothing reads the answer")
         if mutant.edits and not any(self.executed[pc] for pc, _ in mutant.edits):
             return Reason(UNREACHED, "no case executes the instruction")
         if mutant.kind == "deletion" and (why := self._blind(mutant)):
