@@ -102,6 +102,42 @@ def test_the_race_of_the_geforce_example() -> None:
     assert verdict(kernel(example), case(example, (128, 128, 128, 1)))[0] == ""  # one tile
 
 
+# By PTX's word one lane's arrival does not release what the other lanes have read (FINDINGS.md).
+WORD = {
+    "blackwell_alpha_beta": ((128, 128, 64, 1), "ld.shared"),
+    "geforce_f16": ((216, 120, 184, 1), "ldmatrix"),
+    "geforce_bf16_mnn": ((88, 56, 184, 1), "ldmatrix"),
+}
+STRICT = Policy(lanes="strict")
+
+
+@pytest.mark.parametrize(
+    "name", [n if n == "blackwell_alpha_beta" else pytest.param(n, marks=pytest.mark.slow) for n in WORD]
+)
+def test_one_lane_releases_what_others_have_read(name: str) -> None:
+    example, (shape, read) = example_or_skip(name), WORD[name]
+    wrong, _ = verdict(repaired(example), case(example, shape, STRICT))
+    assert wrong.startswith("race: cp.async.bulk.tensor") and f"before it, {read}" in wrong, wrong
+    assert verdict(repaired(example), case(example, shape))[0] == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if EXAMPLES[name].shapes and name not in WORD])
+def test_every_other_example_keeps_to_the_word_about_lanes(name: str) -> None:
+    example = example_or_skip(name)
+    for shape in (example.shapes[0], example.shapes[-2]):
+        run(example, shape, STRICT)
+
+
+def test_setmaxnreg_of_warps_that_differ_is_said() -> None:
+    """Of sm_100 and sm_120 as lint: nothing here shows what their hardware makes of it (FINDINGS.md)."""
+    example = example_or_skip("blackwell_mixed_s8_bf16")
+    machine = Machine(Program(kernel(example), build), case(example, example.shapes[0]).launch())
+    machine.run()
+    assert {finding.kind for finding in machine.findings.found} == {"lint"}
+    assert any("setmaxnreg to 24, where warp 4" in finding.message for finding in machine.findings.found)
+
+
 def test_the_missing_fence_of_the_fp8_example() -> None:
     """The promotion reads the accumulators after wgmma.wait_group, and the next wgmma.mma_async writes them without the
     wgmma.fence that PTX asks for after any access of a thread. Practice differs, so that a switch asks for it.
