@@ -1,4 +1,4 @@
-"""How fast the emulator is: NVIDIA's examples and this project's kernel, without and with the race checker.
+"""How fast the emulator is: NVIDIA's examples, without the race checker, with it between warps, and between lanes too.
 
     python benchmarks/bench_emulator.py [--repeat 3] [--json FILE] [NAME...]
 
@@ -48,17 +48,18 @@ def measure(name: str, shape: tuple[int, int, int, int], repeat: int) -> dict[st
     """One row: seconds to load and to run, and operations a second (arithmetic is not counted)."""
     example = EXAMPLES[name]
     text = compiled(example).ptx
-    load, plain, checked = [], [], []
+    load, plain, warps, checked = [], [], [], []
+    policies = ((Policy(races=False), plain), (Policy(lanes="off"), warps), (Policy(), checked))
     operations = 0
     run = Run(example, shape)
     for _ in range(repeat):
         start = time.perf_counter()
         program = Program(parse(text)[0], build)
         load.append(time.perf_counter() - start)
-        for races, into in ((False, plain), (True, checked)):
+        for policy, into in policies:
             launch = run.launch()
             start = time.perf_counter()
-            machine = Machine(program, launch, Policy(races=races)).run()
+            machine = Machine(program, launch, policy).run()
             into.append(time.perf_counter() - start)
             wrong = run.check(launch)
             if wrong:
@@ -67,7 +68,8 @@ def measure(name: str, shape: tuple[int, int, int, int], repeat: int) -> dict[st
     m, n, k, _ = shape
     return {
         "kernel": name, "shape": f"{m}x{n}x{k}", "load_s": round(min(load), 3), "plain_s": round(min(plain), 3),
-        "checked_s": round(min(checked), 3), "operations": operations, "per_s": round(operations / min(checked)),
+        "warps_s": round(min(warps), 3), "checked_s": round(min(checked), 3), "operations": operations,
+        "per_s": round(operations / min(checked)),
     }  # fmt: skip
 
 
@@ -79,8 +81,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
     print(f"Python {platform.python_version()}, NumPy {np.__version__}, {platform.processor() or platform.machine()}")
-    heads = ("kernel", "shape", "load s", "plain s", "checked s", "operations", "a second")
-    print("{:28} {:>14} {:>7} {:>8} {:>9} {:>10} {:>9}".format(*heads))
+    heads = ("kernel", "shape", "load s", "plain s", "warps s", "checked s", "operations", "a second")
+    print("{:28} {:>14} {:>7} {:>8} {:>8} {:>9} {:>10} {:>9}".format(*heads))
     rows = []
     for name, shape in ROWS:
         if chosen.names and not any(part in name for part in chosen.names):
@@ -89,8 +91,8 @@ def main() -> None:
             raise SystemExit(reason)
         row = measure(name, shape, chosen.repeat)
         rows.append(row)
-        print("{kernel:28} {shape:>14} {load_s:7.3f} {plain_s:8.3f} {checked_s:9.3f} {operations:10} {per_s:9}"
-              .format(**row), flush=True)  # fmt: skip
+        line = "{kernel:28} {shape:>14} {load_s:7.3f} {plain_s:8.3f} {warps_s:8.3f} {checked_s:9.3f}"
+        print(f"{line} {{operations:10}} {{per_s:9}}".format(**row), flush=True)
     if chosen.json is not None:
         chosen.json.write_text(json.dumps(rows, indent=1) + "\n")
 

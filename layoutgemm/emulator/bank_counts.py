@@ -131,7 +131,10 @@ def bank_table(rows: list[BankRow], most: int = 20) -> str:
     total = BankUse()
     for row in rows:
         total.add(row.use)
-    head = f"shared memory: {total.requests} accesses take {total.wavefronts} wavefronts, at best {total.minimum}"
+    bound = any(row.at_least for row in rows)
+    taken = f"{'at least ' * bound}{total.wavefronts} wavefronts"
+    head = f"shared memory: {total.requests} accesses take {taken}, at best {total.minimum}"
+    head += "; those of atomics are lower bounds: lanes that name one address wait for each other" * bound
     worse = [row for row in rows if row.use.excess]
     if not worse:
         return head

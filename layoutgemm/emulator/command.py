@@ -6,6 +6,7 @@ import argparse
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--save", action="append", default=[], metavar="N=FILE.npy", help="write argument N (from 0) after"
     )
     parser.add_argument("--order", default="late", help="late, early, or a number: a random order with this seed")
+    parser.add_argument(
+        "--lanes", choices=("strict", "converged", "off"), default="converged",
+        help="races between the lanes of one warp: by PTX's word, as practice has it (%(default)s), or not looked for",
+    )  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, help="of random arrays (%(default)s)")
     parser.add_argument("--banks", action="store_true", help="count bank conflicts of shared memory by instruction")
     parser.add_argument("--timeline", action="store_true", help="draw what each warp and engine did, a row each")
@@ -71,6 +76,7 @@ def run(args: argparse.Namespace) -> int:
         if args.mutants is not None:
             return _mutants(args, values)
         policy = POLICIES.get(args.order) or Policy(pick="random", seed=int(args.order))
+        policy = replace(policy, lanes=args.lanes)
         done = emulate_ptx(
             args.file, grid=args.grid, block=args.block, cluster=args.cluster, smem=args.smem, args=values,
             kernel=args.kernel, policy=policy, banks=args.banks, timeline=args.timeline,

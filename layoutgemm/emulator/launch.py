@@ -27,6 +27,8 @@ class Policy:
               as if its time limit had run out just before, so that every loop around it turns
     strict    count a proxy fence for the fencing thread's own writes alone (see `order.py`)
     races     look for races
+    lanes     and between the lanes of one warp: "strict", by PTX's word; "converged", where what a warp has read counts
+              as read by each of its lanes; "off", where a warp is one thread (see `lane_order.py`)
     edges     report tensor stores that write beyond the end of a line, up to its next 16 bytes, as the hardware does
               (see `ops/tma.py`); False where the output owns its pitch, its last line's too
     register_strict  ask for a wgmma.fence after results were waited for (see `ops/wgmma.py`)
@@ -44,6 +46,7 @@ class Policy:
     waits: str = "prompt"
     strict: bool = True
     races: bool = True
+    lanes: str = "converged"
     edges: bool = True
     register_strict: bool = False
     tensor_strict: bool = False

@@ -29,6 +29,7 @@ import numpy as np
 from ..errors import DeadlockError, EmulatorError
 from .bank_counts import BankCounter
 from .findings import Counts, Finding, Findings
+from .lane_order import Touch, fork, join
 from .launch import MULTIPROCESSORS as MULTIPROCESSORS
 from .launch import Launch as Launch
 from .launch import Policy as Policy
@@ -62,8 +63,8 @@ class Fiber:
     """Some lanes of a warp that execute together."""
 
     __slots__ = (
-        "active", "children", "dirty", "done", "epoch", "ins", "knows", "lanes", "meet", "parent", "pc", "registers",
-        "scratch", "spin", "warp", "written",
+        "active", "children", "dirty", "done", "epoch", "ins", "joint", "knows", "lanes", "meet", "parent", "pc",
+        "registers", "scratch", "spin", "warp", "written",
     )  # fmt: skip
 
     def __init__(self, warp: Warp, registers: list[Any], pc: int, lanes: int, parent: Fiber | None, meet: int) -> None:
@@ -78,6 +79,7 @@ class Fiber:
         self.ins: Instruction | None = None
         self.knows: Knowledge
         self.epoch: Event
+        self.joint: Event | None = None  # of what its lanes do as one, in this epoch
 
     @property
     def cta(self) -> Cta:
@@ -149,7 +151,7 @@ class Cluster:
 
     def __init__(self, machine: Machine, coordinates: list[Triple]) -> None:
         self.machine = machine
-        self.ledger = Ledger(machine.policy.strict, machine.policy.races)
+        self.ledger = Ledger(machine.policy.strict, machine.policy.races, machine.policy.lanes)
         self.fibers: list[Fiber] = []
         self.ready: deque[Fiber] = deque()
         self.pending: list[Callable[[], None]] = []
@@ -174,7 +176,7 @@ class Cluster:
         """Let a fiber run, with what its parent knows."""
         ledger = self.ledger
         if parent is not None:
-            fiber.knows = ledger.knowledge(parent.knows)
+            fiber.knows = fork(ledger, parent.knows, fiber.lanes) if ledger.lanes else ledger.knowledge(parent.knows)
             fiber.dirty = parent.dirty
         else:
             fiber.knows = ledger.knowledge()
@@ -315,18 +317,27 @@ class Machine:
         event: Event | None = None,
         asynchronous: bool = False,
         parts: Parts = NO_PARTS,
+        touch: Touch | None = None,
     ) -> None:
         """Record an access to shared memory, and report what it races with.
 
         event  of an asynchronous operation; None: the fiber's own epoch
         parts  granule -> the bytes of it, as a bit set, where it is not all of them
+        touch  what each lane accesses; None: all of them do it as one
         """
+        ledger, shadow, lanes = cta.cluster.ledger, cta.shadow, 0
+        if ledger.lanes:
+            lanes = fiber.lanes
+            if event is None and (touch is None or not (write or ledger.reads)):
+                event = ledger.joint(fiber)
+        else:
+            touch = None
         event = event or fiber.epoch
-        race = cta.shadow.access(places, write, event, fiber.knows, asynchronous, what, fiber.epoch, parts)
+        race = shadow.access(places, write, event, fiber.knows, asynchronous, what, fiber.epoch, parts, lanes, touch)
         if race is not None:
             self.problem("race", race, fiber)
         if len(cta.shadow.records) > cta.shadow.full:
-            cta.cluster.ledger.prune(cta.shadow, cta.cluster.fibers)
+            ledger.prune(shadow, cta.cluster.fibers)
 
     # ------------------------------------------------------------ running
 
@@ -508,18 +519,22 @@ class Machine:
         parent.children -= 1
         if parent.children:
             return
-        for child, _ in parent.done:
-            parent.knows.merge(child.knows)
-            parent.knows.own |= child.knows.own
-            parent.dirty |= child.dirty
         rest = [child for child, gone in parent.done if not gone]
+        for child, _ in parent.done:
+            parent.dirty |= child.dirty
+            if not cluster.ledger.lanes:
+                parent.knows.merge(child.knows)
+                parent.knows.own |= child.knows.own
+        if cluster.ledger.lanes and rest:
+            ended = [child.knows for child, gone in parent.done if gone]
+            join(cluster.ledger, parent.knows, [(child.lanes, child.knows) for child in rest], ended)
         if not rest:
             cluster.fibers.append(parent)
             self._finish(cluster, parent, True)
             return
         self._join(parent, rest)
         # While it was stopped its epoch may have been forgotten, which would say that all know of it.
-        parent.epoch = cluster.ledger.event(False, parent.describe)
+        parent.epoch, parent.joint = cluster.ledger.event(False, parent.describe), None
         cluster.fibers.append(parent)
         cluster.ready.append(parent)
 

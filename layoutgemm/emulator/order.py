@@ -12,16 +12,22 @@ visible to an async access only through `fence.proxy.async`, so a second set rec
 then a barrier; PTX's proxy order as written would also let the reader fence after the barrier (PTX ISA, "Memory
 Consistency Model", "Proxy-preserved base causality order").
 
+A fiber's lanes are threads of their own: what one of them did or knows is not known to the others before a barrier
+(`lane_order.py`, which says what `Knowledge.mine` and `apart` are).
+
 Sets are bit sets in Python ints. `compact` forgets the events that no record needs any more, so that the sets stay as
 long as the number of accesses in flight, not as the run.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 from weakref import WeakSet
+
+from .lane_order import FILTER, NOTHING, Touch, one_lane, unknown, unordered
 
 WHOLE = 0xFFFF  # every byte of a place
 Parts = Mapping[int, int]
@@ -35,14 +41,27 @@ class Event:
     engine    for operations of one engine that runs them in their order: equal engines never race
     time      the logical time at which it can have happened, where a timeline is recorded
     issued    what had happened before its issue (`Knowledge.past`), or None
+    lanes     those that touched memory, where that is told apart; touches: what they touched: (memory, whether it was
+              written, access)
+    pieces    the same of global memory: (bytes of a piece, whether it was written) -> its number -> lanes
+    near      the latest events of the warp with such
+    joint     whether its lanes do it as one
+    wrote     whether it wrote through the generic proxy
     """
 
-    __slots__ = ("asynchronous", "describe", "engine", "id", "issued", "time")
+    __slots__ = (
+        "asynchronous", "describe", "engine", "id", "issued", "joint", "lanes", "near", "pieces", "time", "touches",
+        "wrote",
+    )  # fmt: skip
 
     def __init__(self, number: int, asynchronous: bool, describe: Callable[[], str], engine: Any = None) -> None:
         self.id, self.asynchronous, self.describe, self.engine = number, asynchronous, describe, engine
         self.time = 0
         self.issued: Knowledge | None = None
+        self.lanes, self.joint, self.wrote = 0, False, False
+        self.touches: list[tuple[Shadow, bool, Touch]] = []
+        self.pieces: dict[tuple[int, bool], dict[int, int]] = {}
+        self.near: deque[Event] | None = None
 
 
 class Knowledge:
@@ -57,12 +76,16 @@ class Knowledge:
     past     events beside those seen that came before in time, though nothing orders their accesses: what the issuer
              of a copy knew that has completed on a barrier
     time     a logical clock that goes along, for a timeline
+    mine     a fiber's own events of which each lane knows its part alone, and those that own writes were left unfenced
+    apart    (lanes, what they know beside)
     """
 
-    __slots__ = ("__weakref__", "inits", "open", "own", "past", "proxied", "seen", "time")
+    __slots__ = ("__weakref__", "apart", "inits", "mine", "open", "own", "past", "proxied", "seen", "time")
 
     def __init__(self) -> None:
         self.seen = self.proxied = self.inits = self.own = self.open = self.past = self.time = 0
+        self.mine: list[Event] = []
+        self.apart: list[tuple[int, Knowledge]] = []
 
     def merge(self, other: Knowledge) -> None:
         """Learn what another knows."""
@@ -135,11 +158,16 @@ class Ledger:
 
     strict   whether a proxy fence counts for the fencing fiber's own writes alone
     enabled  False: nothing is recorded and nothing is a race
+    lanes    whether the lanes of a warp can race; reads: also where one reads what another overwrites or releases
     created  a list that new events are put into, where a timeline is recorded; clock: their time
+    divided  is told of an event that became two
     """
 
-    def __init__(self, strict: bool = True, enabled: bool = True) -> None:
+    divided: Callable[[Event, Event], None] | None = None
+
+    def __init__(self, strict: bool = True, enabled: bool = True, lanes: str = "off") -> None:
         self.strict, self.enabled = strict, enabled
+        self.lanes, self.reads = enabled and lanes != "off", enabled and lanes == "strict"
         self.base = 0
         self.next = 0
         self.created: list[Event] | None = None
@@ -160,7 +188,7 @@ class Ledger:
         return made
 
     def knowledge(self, of: Knowledge | None = None) -> Knowledge:
-        """An empty set, or a copy of one."""
+        """An empty set, or a copy of what all lanes know of one."""
         out = Knowledge()
         if of is not None:
             out.seen, out.proxied, out.inits, out.own, out.open = of.seen, of.proxied, of.inits, of.own, of.open
@@ -205,35 +233,66 @@ class Ledger:
 
     def renew(self, fiber: Any) -> None:
         """The fiber knows its epoch, and enters a new one."""
-        bit = self.bit(fiber.epoch)
-        fiber.knows.seen |= bit
-        fiber.knows.own |= bit
+        epoch, knows = fiber.epoch, fiber.knows
+        bit = self.bit(epoch)
+        knows.own |= bit
+        if not epoch.lanes or one_lane(fiber.lanes):
+            knows.seen |= bit
+        if epoch.lanes and (epoch.wrote or not knows.seen & bit):
+            knows.mine.append(epoch)
+            if len(knows.mine) % FILTER == 0:
+                knows.mine = unordered(self, knows)
         fiber.epoch = self.event(False, fiber.describe)
+        fiber.joint = None
+
+    def joint(self, fiber: Any) -> Event:
+        """The event of what the fiber's lanes do as one, of which all of them know."""
+        if not self.lanes:
+            return fiber.epoch  # type: ignore[no-any-return]
+        if fiber.joint is None:
+            fiber.joint = self.event(False, fiber.describe)
+            fiber.joint.joint = True
+            bit = self.bit(fiber.joint)
+            fiber.knows.seen |= bit
+            fiber.knows.own |= bit
+        return fiber.joint  # type: ignore[no-any-return]
 
     def release(self, fiber: Any, into: Knowledge) -> None:
-        """Hand all that the fiber knows and did to a barrier or another fiber."""
+        """Hand all that the fiber knows and did to a barrier or another fiber: each lane its part."""
         self.renew(fiber)
-        into.merge(fiber.knows)
+        knows = fiber.knows
+        into.merge(knows)
+        for event in knows.mine:
+            into.seen |= self.bit(event)
+        for _, more in knows.apart:
+            into.merge(more)
 
     def release_inits(self, fiber: Any, into: Knowledge) -> None:
         """Hand on the initialised mbarriers alone: a relaxed arrive."""
         into.inits |= fiber.knows.inits
         into.time = max(into.time, fiber.knows.time)
         into.past |= fiber.knows.past | fiber.knows.seen
+        for _, more in fiber.knows.apart:
+            into.inits |= more.inits
 
     def acquire(self, fiber: Any, source: Knowledge) -> None:
         """Learn all that was handed to a barrier or completed with an operation."""
         fiber.knows.merge(source)
 
     def proxy_fence(self, fiber: Any) -> None:
-        """fence.proxy.async: what went before becomes visible to the async proxy."""
+        """fence.proxy.async: what went before becomes visible to the async proxy, of each lane what it did."""
         self.renew(fiber)
-        fiber.knows.proxied |= fiber.knows.own | fiber.knows.open if self.strict else fiber.knows.seen
+        knows = fiber.knows
+        knows.proxied |= knows.own | knows.open if self.strict else knows.own | knows.seen
+        for _, more in knows.apart:
+            more.proxied |= more.open if self.strict else more.seen
 
     def init_fence(self, fiber: Any) -> None:
         """fence.mbarrier_init: the initialisations before it become visible to the cluster."""
         self.renew(fiber)
         fiber.knows.inits |= fiber.knows.seen
+        for _, more in fiber.knows.apart:
+            more.inits |= more.seen
 
     # ------------------------------------------------------------ forgetting
 
@@ -248,6 +307,7 @@ class Ledger:
             self.prune(shadow, alive)
         needed = {r.event.id for shadow in self.shadows for r in shadow.records.values()}
         for fiber in alive:
+            fiber.joint = None
             if fiber.epoch.id not in needed:
                 fiber.epoch = self.event(False, fiber.describe)
         needed |= {event.id for event in also} | {fiber.epoch.id for fiber in alive}
@@ -266,8 +326,9 @@ class Ledger:
     def prune(self, shadow: Shadow, fibers: Iterable[Any]) -> None:
         """Drop the records of a memory that no fiber that can still access anything can race with."""
         seen = proxied = -1
+        alone = not self.lanes
         for fiber in fibers:
-            seen &= fiber.knows.seen | self.bit(fiber.epoch)
+            seen &= fiber.knows.seen | (self.bit(fiber.epoch) if alone or one_lane(fiber.lanes) else 0)
             proxied &= fiber.knows.proxied
         if seen != -1:
             shadow.forget(lambda record: self._harmless(record, seen, proxied))
@@ -311,14 +372,24 @@ class Shadow:
             record.places &= ~places
         self.forget(lambda record: not record.places)
 
-    def divide(self, event: Event, other: Event, theirs: tuple[int, Parts], ours: tuple[int, Parts]) -> None:
-        """An event becomes two: `other` accessed some of its places, with these parts, and it keeps the rest."""
-        for write in (False, True):
-            record = self.records.get((event.id, write))
-            if record is None:
+    def divide(
+        self,
+        event: Event,
+        other: Event,
+        theirs: tuple[int, Parts],
+        ours: tuple[int, Parts],
+        write: bool | None = None,
+    ) -> None:
+        """An event becomes two: `other` accessed some of its places, with these parts, and it keeps the rest.
+
+        write  only what it wrote, or only what it read
+        """
+        for way in (False, True):
+            record = self.records.get((event.id, way))
+            if record is None or (write is not None and way is not write):
                 continue
             before = record.places
-            new = self.records[other.id, write] = Record(write, other, record.what)
+            new = self.records[other.id, way] = Record(way, other, record.what)
             new.pages = set(record.pages)
             for page in record.pages:
                 self.pages[page].append(new)
@@ -336,6 +407,8 @@ class Shadow:
         what: Callable[[], str],
         own: Event | None = None,
         parts: Parts = NO_PARTS,
+        lanes: int = 0,
+        touch: Touch | None = None,
     ) -> str | None:
         """Record an access, and say with what it races, or None.
 
@@ -345,11 +418,13 @@ class Shadow:
         knows, own    what the issuing fiber knows, and its epoch
         asynchronous  through the async proxy
         what          says what the access is
+        lanes         that do it, where they are told apart; touch: what each of them touches, None where it is open
         """
         ledger = self.ledger
         if not ledger.enabled or not places:
             return None
         race = None
+        between = touch is not None and event.lanes != 0  # the event's own earlier accesses, by other lanes
         self.accesses = turn = self.accesses + 1
         pages = range((places & -places).bit_length() - 1 >> self.PAGE, (places.bit_length() - 1 >> self.PAGE) + 1)
         for page in pages:
@@ -358,7 +433,7 @@ class Shadow:
                 if record.seen == turn:
                     continue
                 record.seen = turn
-                if record.event is event:
+                if record.event is event and not between:
                     continue
                 common = record.places & places
                 if common and parts and record.parts:
@@ -366,12 +441,16 @@ class Shadow:
                 if not common:
                     continue
                 if race is None and (write or record.write):
-                    race = self._conflict(record, common, knows, asynchronous, what, event, own)
-                if write:
+                    race = self._conflict(record, common, knows, asynchronous, what, event, own, lanes, touch, write)
+                if write and record.event is not event:
                     record.overwritten(places, parts)
                     gone = gone or not record.places
             if gone:
                 self._drop(page)
+        if touch is not None and not event.joint:
+            event.touches.append((self, write, touch))
+            event.lanes |= touch.lanes
+        event.wrote = event.wrote or (write and not asynchronous)
         mine = self.records.get((event.id, write))
         if mine is None:
             mine = self.records[event.id, write] = Record(write, event, what)
@@ -398,24 +477,33 @@ class Shadow:
         what: Callable[[], str],
         event: Event,
         own: Event | None,
+        lanes: int,
+        touch: Touch | None,
+        writes: bool,
     ) -> str | None:
-        earlier = record.event
+        earlier, ledger = record.event, self.ledger
         if earlier.engine is not None and earlier.engine is event.engine:
             return None
-        known = earlier is own or self.ledger.knows(knows, earlier)
+        known = ledger.knows(knows, earlier)
+        missing = NOTHING
+        if not known:
+            mine = earlier is own or earlier is event or earlier in knows.mine
+            known = mine
+            if lanes and (earlier.lanes if mine else knows.apart):
+                place = (self, (record.write, writes), common)
+                one = unknown(ledger, knows, earlier, place, lanes, touch, mine)
+                known = one is None
+                missing = one or ""
         visible = (
             earlier.asynchronous
             or not asynchronous
             or not record.write
-            or earlier.id < self.ledger.base
-            or bool(knows.proxied >> earlier.id - self.ledger.base & 1)
+            or earlier.id < ledger.base
+            or bool(knows.proxied >> earlier.id - ledger.base & 1)
         )
         if known and visible:
             return None
+        if known:
+            missing = "no fence.proxy.async between the write and the access by an asynchronous engine"
         lowest = (common & -common).bit_length() - 1
-        missing = (
-            "nothing orders them: no barrier, mbarrier or wait group leads from the first to the second"
-            if not known
-            else "no fence.proxy.async between the write and the access by an asynchronous engine"
-        )
         return f"{what()} and, before it, {record.what()} both touch {self.name(lowest)}; {missing}"

@@ -5,13 +5,16 @@ by executing both and comparing what they touch and in which order (`trace.py`):
 
     same      every access touches the same bytes, and is ordered after the same others: whatever the change is, in
               these cases no instruction can notice it. An address field that the hardware does not read, a barrier
-              whose order another one gives too
+              whose order another one gives too; another barrier in its place
     stricter  the same accesses, ordered after more
     looser    the same accesses, some of them no longer ordered; none of these pairs touch the same bytes, one of them
               writing, or it would be a race. A wait for something that is never used again
+    apart     so, and which bytes each thread touches with these instructions depends on nothing but the thread, so that
+              it is the same in any other case
     end       so, and it is only the end of a warp that comes after less
     other     other accesses, and the same bytes in memory at the end
-    idle     the operand has the value that it is given in every case anyway: it always has, or a shape is missing
+    unread    the question to an mbarrier is asked, and nothing reads the answer: no order can be relied on
+    idle      the operand has the value that it is given in every case anyway: it always has, or a shape is missing
     unreached no case executes the instruction: nothing is known
     unseen    the instruction is there for what the emulator does not model: nothing is known either
 
@@ -30,15 +33,19 @@ from .findings import Counts
 from .machine import Launch
 from .mutants import SPARE, Mutant
 from .mutate import FACTOR, SLACK, Case, Row, Survey, verdict
+from .ops import build
+from .program import Program
 from .ptx import Kernel
+from .slices import by_thread
 from .trace import END, Difference, Trace, difference
 
-KINDS = ("same", "stricter", "looser", "end", "other", "idle", "unreached", "unseen")
-SAME, STRICTER, LOOSER, ENDS, OTHER, IDLE, UNREACHED, UNSEEN = KINDS
-PROVEN = (SAME, STRICTER, ENDS)  # nothing can notice these, whatever the schedule
-# Instructions whose deletion the emulator cannot notice, and why; where a field of the policy is named, if it is unset.
+KINDS = ("same", "stricter", "looser", "apart", "end", "other", "unread", "idle", "unreached", "unseen")
+SAME, STRICTER, LOOSER, APART, ENDS, OTHER, UNREAD, IDLE, UNREACHED, UNSEEN = KINDS
+PROVEN = (SAME, STRICTER, APART, ENDS, UNREAD)  # nothing can notice these, whatever the schedule
+# Instructions whose deletion the emulator cannot notice, and why; where a field of the policy is named, unless it is
+# set.
 BLIND = (
-    ("bar.warp.sync", "", "lanes of a warp are executed together"),
+    ("bar.warp.sync", "lanes", "lanes of a warp are one thread with `Policy(lanes=\"off\")`"),
     ("griddepcontrol", "", "one grid runs at a time"),
     ("wgmma.fence", "register_strict", "registers are looked at with `Policy(register_strict=True)`"),
     ("tcgen05.wait", "tensor_strict", "waits for tensor memory are looked at with `Policy(tensor_strict=True)`"),
@@ -87,6 +94,8 @@ class Explainer:
 
     def __init__(self, kernel: Kernel, cases: Sequence[Case], others: Sequence[Case] = ()) -> None:
         self.kernel, self.others = kernel, others
+        self.program = Program(kernel, build)
+        self.settled: dict[int, bool] = {}
         self.executed = bytearray(len(kernel.instructions))
         self.runs = [self._plain(case) for case in cases]
         self.limits = [self._plain(case).limit for case in others]
@@ -125,6 +134,8 @@ class Explainer:
                 one = replace(one, accesses=f"{run.case.name}: {one.accesses}")
             found.append(one)
         reason = self._judge(mutant, found)
+        if reason.kind not in PROVEN and self._unread(mutant):
+            reason = Reason(UNREAD, "nothing reads the answer")
         if reason.kind not in PROVEN or mutant.kind not in PLAIN:
             for case, limit in zip(self.others, self.limits, strict=True):
                 how, _ = verdict(self.kernel, case, mutant, limit)
@@ -148,20 +159,45 @@ class Explainer:
             pairs = sorted(lost, key=lambda pair: (pair[1] == END, pair))
             text = "; ".join(f"{self.say(earlier)}, {self.say(later)}" for earlier, later in pairs[:2])
             more = f"; {len(pairs) - 2} more" if len(pairs) > 2 else ""
+            if all(self._settled(pc) for pair in pairs for pc in pair if pc != END):
+                return Reason(APART, f"no longer in order, and on other bytes in any case: {text}{more}")
             return Reason(LOOSER, f"no longer in order, and never on the same bytes: {text}{more}")
         if any(one.gained for one in found):
             return Reason(STRICTER, "the same accesses, ordered after more")
         made = [one.text for _, instead in mutant.edits for one in instead]
         if any(text.startswith((f"mov.b32 {SPARE}", f"mov.b64 {SPARE}")) for text in made):
             return Reason(IDLE, "the operand has this value in every case")
-        return Reason(SAME, "every access touches the same bytes, after the same others")
+        uses = [one.uses for one in found if one.uses]
+        text = "every access touches the same bytes, after the same others"
+        return Reason(SAME, f"{text}, though {uses[0]}" if uses else text)
+
+    def _unread(self, mutant: Mutant) -> bool:
+        """Whether the mutant changes questions to mbarriers alone, of which no instruction reads the answer."""
+        for pc, _ in mutant.edits:
+            if not self.kernel.instructions[pc].opcode.startswith(("mbarrier.try_wait", "mbarrier.test_wait")):
+                return False
+            if any(self.program.writes[pc] & reads for reads in self.program.reads):
+                return False
+        return bool(mutant.edits)
+
+    def _settled(self, pc: int) -> bool:
+        """Whether all warps execute the instruction, and what each thread touches with it depends on the thread."""
+        if pc not in self.settled:
+            traced = self.runs[0].trace
+            warps, have = set(), set()
+            for part in traced.parts.values():
+                warps |= {name.warp for name in part.names if name.pc == END}
+                have |= {name.warp for name in part.names if name.pc == pc}
+            self.settled[pc] = have == warps and by_thread(self.program, pc)
+        return self.settled[pc]
 
     def _blind(self, mutant: Mutant) -> str:
         """Why the deletion cannot be noticed, or ""."""
         opcode = self.kernel.instructions[mutant.edits[0][0]].opcode
         policies = [case.policy for case in (*(run.case for run in self.runs), *self.others)]
         for name, switch, why in BLIND:
-            if opcode.startswith(name) and not (switch and any(getattr(policy, switch) for policy in policies)):
+            looked = switch and any(getattr(policy, switch) not in (False, "off") for policy in policies)
+            if opcode.startswith(name) and not looked:
                 return why
         return ""
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from .lane_order import Touch, one_lane
 from .launch import Launch, Policy, Triple
 from .machine import Cta, Fiber, Machine
 from .order import NO_PARTS, Event, Knowledge, Parts
@@ -51,6 +52,7 @@ class Part:
     times: dict[tuple[Any, ...], int] = field(default_factory=dict)
     of_event: dict[int, int] = field(default_factory=dict)  # event -> its accesses, as a bit set
     events: int = 0  # those that have any, as a bit set
+    shares: dict[int, int] = field(default_factory=dict)  # access that became several events' -> all of them, as a set
     cache: dict[tuple[Any, str], tuple[int, int]] = field(default_factory=dict)
 
     def known(self, fiber: Fiber, kind: str, events: int) -> int:
@@ -67,7 +69,22 @@ class Part:
             new ^= low
             out |= self.of_event[low.bit_length() - 1]
         self.cache[fiber, kind] = had, out
-        return out
+        return out | sum(1 << number for number, needed in self.shares.items() if not needed & ~events)
+
+    def divide(self, event: Event, other: Event) -> None:
+        """Some lanes' part of an event has become another: an access is known where all parts of it are."""
+        both = 1 << event.id | 1 << other.id
+        numbers = self.of_event.pop(event.id, 0)
+        for number, needed in self.shares.items():
+            if needed >> event.id & 1:
+                self.shares[number] = needed | both
+        while numbers:
+            low = numbers & -numbers
+            numbers ^= low
+            self.shares[low.bit_length() - 1] = both
+        self.events &= ~both
+        for key, (had, out) in self.cache.items():
+            self.cache[key] = had & ~both, out & ~sum(1 << number for number in self.shares)
 
 
 class Trace:
@@ -88,6 +105,7 @@ class Trace:
         if found is None:
             same = None if self.like is None else self.like.parts.get(corner)
             found = self.parts[corner] = Part({} if same is None else dict(same.names))
+            cta.cluster.ledger.divided = found.divide
         return found
 
     def access(
@@ -135,7 +153,8 @@ class Trace:
         time = part.times.get(key, 0)
         part.times[key] = time + 1
         number = part.names.setdefault(Name(*key, time), len(part.names))
-        own = part.of_event.get(fiber.epoch.id, 0)
+        alone = not fiber.cta.cluster.ledger.lanes or one_lane(fiber.lanes)
+        own = part.of_event.get(fiber.epoch.id, 0) if alone else 0  # what other lanes do is not in a lane's order
         part.touched[number] = touched
         part.before[number] = tuple(
             part.known(fiber, kind, getattr(knows, kind)) | (own if kind == "seen" else 0) for kind in KINDS
@@ -164,10 +183,14 @@ class Traced(Machine):
         event: Event | None = None,
         asynchronous: bool = False,
         parts: Parts = NO_PARTS,
+        touch: Touch | None = None,
     ) -> None:
         """Record an access to shared memory, and report what it races with."""
+        ledger = cta.cluster.ledger
+        if event is None and (touch is None or not (write or ledger.reads)):
+            event = ledger.joint(fiber)
         self.trace.access(fiber, "shared", cta, places, write, event or fiber.epoch, fiber.knows, asynchronous, parts)
-        super().touch(fiber, cta, places, write, what, event, asynchronous, parts)
+        super().touch(fiber, cta, places, write, what, event, asynchronous, parts, touch)
 
     def exit(self, fiber: Fiber) -> int:
         """End the fiber's lanes."""
@@ -180,12 +203,14 @@ class Difference:
     """How a run differs from that of the unchanged kernel.
 
     accesses  the first access that one of them does not have, or has otherwise; "" for none
+    uses      the first mbarrier that one of them uses where the other uses another; "" for none
     lost      (earlier, later): pcs of accesses of which the second is no longer ordered after the first
     hidden    (earlier, later): of which the second, of the async proxy, may no longer see the first
     gained    whether some access is ordered after more than before
     """
 
     accesses: str = ""
+    uses: str = ""
     lost: frozenset[tuple[int, int]] = frozenset()
     hidden: frozenset[tuple[int, int]] = frozenset()
     gained: bool = False
@@ -196,14 +221,14 @@ def difference(before: Trace, after: Trace, say: Callable[[int], str] = str) -> 
     if before.parts.keys() != after.parts.keys():
         return Difference("other clusters were run")
     lost: tuple[set[tuple[int, int]], set[tuple[int, int]]] = (set(), set())
-    gained = False
+    gained, uses = False, ""
     for corner, old in before.parts.items():
         new = after.parts[corner]
         if (place := _first(old, new)) is not None:
             return Difference(_said(old, new, place, say))
         if old.used != new.used:
             one = min(old.used ^ new.used)
-            return Difference(f"mbarrier {one[4]:#x} of CTA {one[3]} is used at {say(one[2])} in one of the two only")
+            uses = f"mbarrier {one[4]:#x} of CTA {one[3]} is used at {say(one[2])} in one of the two only"
         pcs = {number: name.pc for name, number in old.names.items()}
         gone = sum(1 << number for number in old.touched if number not in new.touched)  # mbarriers that nothing uses
         writes, inits = _sets(old)
@@ -221,7 +246,7 @@ def difference(before: Trace, after: Trace, say: Callable[[int], str] = str) -> 
                     low = less & -less
                     less ^= low
                     lost[kind].add((pcs[low.bit_length() - 1], pcs[number]))
-    return Difference("", frozenset(lost[0]), frozenset(lost[1]), gained)
+    return Difference("", uses, frozenset(lost[0]), frozenset(lost[1]), gained)
 
 
 def _sets(part: Part) -> tuple[int, int]:

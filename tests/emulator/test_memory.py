@@ -116,8 +116,9 @@ def test_atomics_on_one_place(space, form, start, want):
     if name in ("min", "max", "and", "or") and bits == 32:
         fill = "sub.u32 %r5, %r30, 9;"
     first = f"mov.b{bits} %{letter if kind != 'f32' else 'r'}6, {start or 0};"
-    first += f"st.{space}.b{bits} [{place}], %{letter if kind != 'f32' else 'r'}6;"
-    body = f"{first} {fill} red.{space}.{form} [{place}], %{letter}5; ld.{space}.b{bits} %{letter}7, [{place}];"
+    first += f"st.{space}.b{bits} [{place}], %{letter if kind != 'f32' else 'r'}6; bar.warp.sync -1;"
+    body = f"{first} {fill} red.{space}.{form} [{place}], %{letter}5; bar.warp.sync -1;"
+    body += f"ld.{space}.b{bits} %{letter}7, [{place}];"
     found = go(body + f"st.global.b{bits} [%out], %{letter}7;")
     if want is None:
         old = start

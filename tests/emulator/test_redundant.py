@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -112,6 +113,58 @@ def test_a_barrier_between_accesses_of_different_bytes_orders_what_never_meets()
     assert kind(kernel, [case(1), case(2)], barrier) in ("race", "uninitialised")  # the shape that was missing
 
 
+def test_what_each_thread_touches_by_itself_is_apart_in_any_case() -> None:
+    """Addresses that come from the thread's index alone, by registers with one definition each."""
+    text = TEXT.replace("@%p0 bra OWN;", "").replace("xor.b32 %r5, %r2, 128;", "xor.b32 %r5, %r2, 0;")
+    text = text.replace("add.u32 %r4, %r3, %r5;", "add.u32 %r7, %r3, %r5;").replace("[%r4];", "[%r7];")
+    text = text.replace("[%r7], %r1", "[%r4], %r1")
+    kernel = parse(text)[0]
+    assert kind(kernel, [case(1)], deletion(kernel, "bar.sync 0")) == "apart"
+    for other, why in (
+        ("xor.b32 %r5, %r2, %r9;", "a parameter"),  # 0 in this case
+        ("mov.u32 %r8, %ctaid.x; xor.b32 %r5, %r2, %r8;", "the block"),
+        ("ld.shared.b32 %r8, [%r4]; sub.u32 %r8, %r8, %r1; xor.b32 %r5, %r2, %r8;", "memory"),
+        ("mov.b32 %r5, 0; xor.b32 %r5, %r2, 0;", "two definitions"),
+    ):
+        begin = text.replace("ld.param.u32 %r0, [n];", "ld.param.u32 %r0, [n]; sub.u32 %r9, %r0, 1;")
+        if why == "a parameter":
+            begin = text.replace("ld.param.u32 %r0, [n];", "ld.param.u32 %r0, [n]; ld.param.u32 %r9, [n+4];")
+            begin = begin.replace(".param .u32 n)", ".param .u64 n)")
+        changed_ = parse(begin.replace("xor.b32 %r5, %r2, 0;", other))[0]
+        of = Case("n", _longer(case(1)), case(1).check, Policy())
+        assert kind(changed_, [of], deletion(changed_, "bar.sync 0")) == "looser", why
+
+
+def _longer(one: Case) -> Callable[[], Launch]:
+    """The launch with a parameter of 0 more."""
+
+    def launch() -> Launch:
+        made = one.launch()
+        return dataclasses.replace(made, parameters=made.parameters + bytes(8))
+
+    return launch
+
+
+def test_an_answer_that_nothing_reads() -> None:
+    """A look at an mbarrier whose answer is not used may go; one whose answer is may not."""
+    text = TEXT.replace("ret;", """
+      setp.ne.u32 %p1, %r1, 0; add.u32 %r8, %r3, 256;
+      @%p1 bra OVER; mbarrier.init.shared.b64 [%r8], 1; mbarrier.arrive.shared.b64 _, [%r8];
+      mbarrier.try_wait.parity.shared.b64 %p2, [%r8], 0; OVER: ret;""", 1)
+    kernel = parse(text)[0]
+
+    def launch() -> Launch:
+        return dataclasses.replace(case(1).launch(), dynamic_shared=512)
+
+    asked = deletion(kernel, "try_wait")
+    assert kind(kernel, [Case("n", launch, case(1).check)], asked) in ("same", "end", "unread")
+    text = text.replace("@%p1 bra OVER;", "@%p1 bra OVER; bra OVER;")
+    never = parse(text)[0]
+    assert kind(never, [Case("n", launch, case(1).check)], deletion(never, "try_wait")) == "unread"
+    read = parse(text.replace("OVER: ret", "@%p2 bra OVER; OVER: ret"))[0]
+    assert kind(read, [Case("n", launch, case(1).check)], deletion(read, "try_wait")) == "unreached"
+
+
 def test_a_barrier_that_only_ends_of_warps_come_after() -> None:
     assert kind(words(), [case(1), case(2)], deletion(words(), "bar.sync 1")) == "end"
 
@@ -135,8 +188,10 @@ def test_what_no_case_executes_is_not_called_harmless() -> None:
 
 def test_what_the_emulator_does_not_model_is_not_called_harmless() -> None:
     kernel = inserted(words(), "bar.warp.sync -1", "ld.shared").kernel(words())
+    row = Explainer(kernel, [case(1, Policy(lanes="off"))]).row(deletion(kernel, "bar.warp.sync"))
+    assert row.reason.startswith("unseen: lanes of a warp are one thread")
     row = Explainer(kernel, [case(1)]).row(deletion(kernel, "bar.warp.sync"))
-    assert row.reason == "unseen: lanes of a warp are executed together"
+    assert row.reason.startswith("same")  # bar.sync stands before it
 
 
 def test_what_the_check_lets_pass_shows_in_memory() -> None:

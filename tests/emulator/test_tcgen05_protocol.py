@@ -130,6 +130,16 @@ def test_products_of_two_warps_race():
     only(BASE.run(text), "race", "nothing orders them")
 
 
+def test_a_pair_deallocates_when_both_have_read():
+    """What one block reads of its own tensor memory has to be done before the other's dealloc, too."""
+    end = PAIR.text.index("barrier.cluster.arrive.aligned;", PAIR.text.rindex("tcgen05.ld"))
+    alone = PAIR.text[:end] + PAIR.text[end:].replace("barrier.cluster.arrive.aligned;", "bar.sync 0;", 1)
+    found = PAIR.run(alone.replace("barrier.cluster.wait.aligned;\n  setp.ge.u32 %stop", "setp.ge.u32 %stop"))
+    races = [finding for finding in found.findings if finding.kind == "race"]
+    assert races and "tcgen05.dealloc" in races[0].message and "tcgen05.ld" in races[0].message, found.findings
+    assert not PAIR.run(PAIR.text).findings
+
+
 def test_deallocation_before_the_product_has_completed_races():
     wait = "  @!%done bra wait;\n"
     reads = r"  (add.u32 %at, %ta, \d+;\n  tcgen05.ld|st.global|tcgen05.wait::ld).*\n"

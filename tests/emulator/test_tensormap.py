@@ -200,7 +200,7 @@ def test_shared_memory_is_watched():
     found, _ = change(HEAD + rest.replace("tensormap.cp_fence", "@%p0 tensormap.cp_fence"))
     assert found.kinds[0] == "divergence"
     # Another warp reads the map while it is changed, or writes it while it is published.
-    for access, where in (("ld.shared.b32 %r9, [%r20];", REPLACE), ("st.shared.b32 [%r20], %r0;", PUBLISH)):
+    for access, where in (("ld.shared.b32 %r9, [%r20];", REPLACE), ("st.shared.b32 [%r20], %r20;", PUBLISH)):
         begin = HEAD.replace("bar.warp.sync -1;", "").replace("st.shared", "@!%p5 st.shared")
         begin = re.sub("@%p0 mbarrier.init.*\n", "", begin)
         begin = begin.replace("setp.eq.u32", "setp.ge.u32 %p5, %r0, 32; and.b32 %r0, %r0, 31; setp.eq.u32")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...errors import EmulatorError
+from ..lane_order import synchronise
 from ..machine import BLOCKED, Cluster, Cta, Fiber
 from ..order import Event, Knowledge
 from ..program import Program, Run
@@ -126,13 +127,20 @@ def named_barrier(program: Program, ins: Instruction) -> Run:
 
 @operation("bar.warp.sync")
 def warp_barrier(program: Program, ins: Instruction) -> Run:
-    """bar.warp.sync: lanes of a warp wait for one another; a fiber's lanes are together already."""
+    """bar.warp.sync: lanes of a warp wait for one another, and know what each of them did; a fiber's lanes are together
+    already.
+    """
     mask = program.value(ins.operands[0])
 
     def go(fiber: Fiber) -> None:
-        missing = fiber.one(mask(fiber)) & fiber.warp.alive & ~fiber.lanes
-        if missing:
+        members = fiber.one(mask(fiber))
+        if missing := members & fiber.warp.alive & ~fiber.lanes:
             fiber.machine.problem("divergence", f"bar.warp.sync waits for lanes {missing:#x}, on another way", fiber)
+        if outside := fiber.lanes & ~members:
+            message = f"bar.warp.sync is executed by lanes {outside:#x}, which its mask does not have"
+            fiber.machine.problem("divergence", message, fiber)
+        elif fiber.cta.cluster.ledger.lanes:
+            synchronise(fiber.cta.cluster.ledger, fiber)
 
     return go
 
@@ -487,8 +495,8 @@ def fence(program: Program, ins: Instruction) -> Run:
     def go(fiber: Fiber) -> None:
         # A relaxed arrive after it hands on what went before.
         ledger = fiber.cta.cluster.ledger
-        ledger.renew(fiber)
-        fiber.warp.scratch["fenced"] = ledger.knowledge(fiber.knows)
+        fenced = fiber.warp.scratch["fenced"] = ledger.knowledge()
+        ledger.release(fiber, fenced)
 
     return go
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from ...errors import EmulatorError
+from ..lane_order import learn
 from ..machine import Fiber
 from ..order import Event
 from ..program import Program, Run
@@ -73,7 +74,11 @@ class Groups:
         self.classes = [(members, count) for count, members in counts.items()]
 
     def take(self, lanes: int, left: int, read: bool = False) -> list[Any]:
-        """The operations of all but these lanes' `left` most recent groups, which are waited for no more.
+        """The operations that `taken` gives."""
+        return [what for _, what in self.taken(lanes, left, read)]
+
+    def taken(self, lanes: int, left: int, read: bool = False) -> list[tuple[int, Any]]:
+        """(lanes, operation) of all but these lanes' `left` most recent groups, which are waited for no more.
 
         left  -1: those of the group that is being gathered too
         read  only their reads are waited for: the operations themselves stay pending
@@ -101,7 +106,7 @@ class Groups:
 
     def _split(
         self, waiting: list[tuple[int, int, Any]], lanes: int, left: int
-    ) -> tuple[list[Any], list[tuple[int, int, Any]]]:
+    ) -> tuple[list[tuple[int, Any]], list[tuple[int, int, Any]]]:
         found, rest = [], []
         for members, number, what in waiting:
             done = 0
@@ -111,7 +116,7 @@ class Groups:
             others = members & ~done
             if done:
                 one, what = _separate(what, done, others)
-                found.append(one)
+                found.append((done, one))
             if others:
                 rest.append((others, number, what))
         return found, rest
@@ -162,11 +167,11 @@ def bulk_wait(program: Program, ins: Instruction) -> Run:
 
     def go(fiber: Fiber) -> None:
         ledger = fiber.cta.cluster.ledger
-        for what in groups_of(fiber, "bulk").take(fiber.lanes, group_count(fiber, left(fiber)), read):
+        for lanes, what in groups_of(fiber, "bulk").taken(fiber.lanes, group_count(fiber, left(fiber)), read):
             if read:
                 what.read()
             else:
                 what.finish()
-            ledger.learn(fiber.knows, what.event)
+            learn(ledger, fiber, lanes, what.event)
 
     return go

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from ...atoms.copy_async import cp_async
 from ...errors import EmulatorError
+from ..lane_order import Touch, divide, learn
 from ..machine import Cta, Fiber
 from ..memory import granules, parts_of
 from ..program import Program, Run
@@ -71,10 +72,16 @@ class Copy:
             setattr(one, name, value)
         inside = bool_of(lanes)[bool_of(self.lanes)]
         ledger, shadow = self.cta.cluster.ledger, self.cta.shadow
+        if ledger.lanes:
+            one.event = divide(ledger, self.event, lanes)
+            return self._parted(one, lanes, inside)
         one.event = ledger.event(False, self.event.describe)
         mine, others = (granules(self.offsets[which], self.size) for which in (inside, ~inside))
         parts, left = (parts_of(self.offsets[which], self.size) for which in (inside, ~inside))
         shadow.divide(self.event, one.event, (mine, parts), (others, left))
+        return self._parted(one, lanes, inside)
+
+    def _parted(self, one: Copy, lanes: int, inside: npt.NDArray[np.bool_]) -> tuple[Copy, Copy]:
         one.lanes, self.lanes = lanes, self.lanes & ~lanes
         one.offsets, self.offsets = self.offsets[inside], self.offsets[~inside]
         one.sources, self.sources = self.sources[inside], self.sources[~inside]
@@ -133,8 +140,8 @@ def copy(program: Program, ins: Instruction) -> Run:
             raise EmulatorError(f"{ins.opcode}: global address {int(used[(used & size - 1) != 0][0]):#x} is no "
                                 f"multiple of {size}")  # fmt: skip
         one = Copy(fiber, cta, lanes, size, offsets, sources, valid)
-        parts = parts_of(offsets, size)
-        machine.touch(fiber, cta, granules(offsets, size), True, said(fiber, ins), one.event, parts=parts)
+        parts, touch = parts_of(offsets, size), Touch(lanes, offsets, size)
+        machine.touch(fiber, cta, touch.places, True, said(fiber, ins), one.event, parts=parts, touch=touch)
         machine.counts.bytes["global to shared"] += size * len(offsets)
         if machine.banks is not None:
             machine.banks.add(ins, "cp.async", size, offsets, lanes)
@@ -166,7 +173,7 @@ def wait(program: Program, ins: Instruction) -> Run:
         waited = fiber.warp.scratch.get("cp.async waited")
         for one in groups.take(fiber.lanes, -1 if every else group_count(fiber, left(fiber))):
             one.finish()
-            ledger.learn(fiber.knows, one.event)
+            learn(ledger, fiber, one.lanes, one.event)
             if waited is None:
                 waited = fiber.warp.scratch["cp.async waited"] = ledger.knowledge()
             ledger.learn_open(waited, one.event)

@@ -17,8 +17,9 @@ import numpy.typing as npt
 from ...atoms.copy import CopyAtom
 from ...atoms.copy_matrix import ROW_BYTES, ldmatrix, movmatrix, stmatrix
 from ...errors import EmulatorError
+from ..lane_order import Touch
 from ..machine import Cta, Fiber
-from ..memory import GRANULE, granules
+from ..memory import GRANULE
 from ..program import Program, Run
 from ..ptx import Instruction, Operand
 from ..values import LANES
@@ -31,7 +32,7 @@ PACKED = {"b6x16_p32": 6, "b4x16_p64": 4}
 
 # Rows that sets of addresses stand for: a kernel comes back to the same ones, and every block has them.
 KNOWN = 1 << 14
-_known: dict[tuple[Any, ...], tuple[npt.NDArray[np.int64], int]] = {}
+_known: dict[tuple[Any, ...], tuple[npt.NDArray[np.int64], Touch]] = {}
 
 
 def atom_of(ins: Instruction) -> tuple[CopyAtom, str]:
@@ -100,15 +101,15 @@ class Rows:
             if len(_known) >= KNOWN:
                 _known.clear()
             found = _known[key] = self._rows(fiber, given)
-        fiber.machine.touch(fiber, cta, found[1], write, said(fiber, self.ins))
+        fiber.machine.touch(fiber, cta, found[1].places, write, said(fiber, self.ins), touch=found[1])
         machine = fiber.machine
         machine.counts.bytes["shared write" if write else "shared read"] += self.bytes * len(found[0])
         if machine.banks is not None:
             machine.banks.add(self.ins, self.ins.words[0], ROW_BYTES, found[0] * GRANULE, self.mask)
         return cta, found[0]
 
-    def _rows(self, fiber: Fiber, given: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int64], int]:
-        """(number of each row's 16 bytes, the same as a bit set)."""
+    def _rows(self, fiber: Fiber, given: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int64], Touch]:
+        """(number of each row's 16 bytes, which lane's they are)."""
         name = self.ins.opcode
         cta, offsets = place(fiber, self.space, given[self.lanes])
         if cta is not fiber.cta:
@@ -117,7 +118,7 @@ class Rows:
         if wrong.any():
             raise EmulatorError(f"{name}: row address {int(offsets[wrong][0]):#x} is no multiple of {ROW_BYTES}")
         fiber.cta.shared.check(offsets, ROW_BYTES, name)
-        return offsets // GRANULE, granules(offsets, ROW_BYTES)
+        return offsets // GRANULE, Touch(self.mask, offsets, ROW_BYTES)
 
 
 def _unpacked(rows: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:

@@ -11,10 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import EmulatorError
+from .. import lane_words
 from ..codegen import PARAMETER_BASE, SHARED_WINDOW, bits_of
 from ..floats import BINARY, decode, encode
+from ..lane_order import Touch, conflicting, did, strong
 from ..machine import Cta, Fiber
-from ..memory import OFFSET, RANK_SHIFT, granules, parts_of
+from ..memory import OFFSET, RANK_SHIFT, parts_of
 from ..program import Program, Run
 from ..ptx import SIZES, Instruction, Operand
 from ..values import LANES, bool_of, is_uniform, s32, s64
@@ -141,12 +143,15 @@ def fetch(fiber: Fiber, form: Form, addresses: npt.NDArray[Any], lanes: int, ins
         machine.counts.bytes["global read"] += size * lanes.bit_count()
         if form.acquire:
             _acquire(fiber, offsets)
+        if (race := lane_words.touch(fiber, offsets, size, lanes, False)) is not None:
+            machine.problem("race", f"{said(fiber, ins)()} reads {race}", fiber)
         return machine.launch.memory.read(offsets, size)
     cta.shared.check(offsets, size, ins.opcode)
     fresh = cta.shared.unwritten(offsets, size)
     if fresh is not None:
         machine.problem("uninitialised", f"{ins.opcode} reads shared offset {fresh:#x}, never written", fiber)
-    machine.touch(fiber, cta, granules(offsets, size), False, said(fiber, ins), parts=parts_of(offsets, size))
+    touch = Touch(lanes, offsets, size)
+    machine.touch(fiber, cta, touch.places, False, said(fiber, ins), parts=parts_of(offsets, size), touch=touch)
     machine.counts.bytes["shared read"] += size * lanes.bit_count()
     if machine.banks is not None and cta is fiber.cta:
         machine.banks.add(ins, "ld.shared", size, offsets, lanes)
@@ -206,16 +211,22 @@ def store(program: Program, ins: Instruction) -> Run:
             column = value if is_uniform(value) else value[active]
             data[:, at] = column & ((1 << 8 * form.bytes) - 1) if form.bytes < 4 else column
         raw = data.view(np.uint8).reshape(len(addresses), size)
+        if fiber.cta.cluster.ledger.lanes and (both := conflicting(addresses, raw)) is not None:
+            message = f"lanes of one {ins.opcode} write different values to address {both:#x}"
+            machine.problem("race", message, fiber)
         cta, offsets = place(fiber, form.space, addresses)
         if cta is None:
             _aligned(offsets, size, "global address")
             machine.counts.bytes["global write"] += raw.size
+            if (race := lane_words.touch(fiber, offsets, size, lanes, True)) is not None:
+                machine.problem("race", f"{said(fiber, ins)()} writes {race}", fiber)
             if form.release:
                 _release(fiber, offsets)
             machine.launch.memory.write(offsets, raw)
             return
         cta.shared.check(offsets, size, ins.opcode)
-        machine.touch(fiber, cta, granules(offsets, size), True, said(fiber, ins), parts=parts_of(offsets, size))
+        touch = Touch(lanes, offsets, size)
+        machine.touch(fiber, cta, touch.places, True, said(fiber, ins), parts=parts_of(offsets, size), touch=touch)
         machine.counts.bytes["shared write"] += raw.size
         if cta is not fiber.cta:
             cta.remote.append((fiber.epoch, f"{ins.opcode} at {ins.where} by {fiber.describe()}"))
@@ -326,9 +337,14 @@ def atomic(program: Program, ins: Instruction) -> Run:
         total = size * form.count
         if cta is None:
             _aligned(offsets, total, "global address")
+            if (race := lane_words.touch(fiber, offsets, total, lanes, True, strong=True)) is not None:
+                machine.problem("race", f"{said(fiber, ins)()} changes {race}", fiber)
         else:
             cta.shared.check(offsets, total, ins.opcode)
-            machine.touch(fiber, cta, granules(offsets, total), True, said(fiber, ins), parts=parts_of(offsets, total))
+            ledger, touch = cta.cluster.ledger, Touch(lanes, offsets, total)
+            one, parts = strong(ledger, fiber), parts_of(offsets, total)
+            machine.touch(fiber, cta, touch.places, True, said(fiber, ins), one, parts=parts, touch=touch)
+            did(ledger, fiber, one)
             if machine.banks is not None and cta is fiber.cta:
                 machine.banks.add(ins, "st.shared", total, offsets, lanes)
         if form.release:

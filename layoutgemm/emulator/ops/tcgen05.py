@@ -31,6 +31,7 @@ from .tensor_memory import STRIP, coordinate, engine_of, group_of, tensor_of, to
 from .tensor_waits import hand_on, settle, take_over
 
 GROUPS = ("cta_group::1", "cta_group::2")
+DEALLOCATION = object()  # the engine of deallocations: those of a pair are one
 
 
 def group_size(ins: Instruction) -> int:
@@ -97,7 +98,9 @@ def allocate(program: Program, ins: Instruction) -> Run:
 
 @operation("tcgen05.dealloc")
 def deallocate(program: Program, ins: Instruction) -> Run:
-    """tcgen05.dealloc: give back what one alloc got. Whatever works on those columns has to be done."""
+    """tcgen05.dealloc: give back what one alloc got. Whatever works on those columns has to be done: of a pair, also
+    what the other block does to its own ("issuing warp and peer CTA warp must synchronize Tensor Memory accesses").
+    """
     known(ins, "dealloc", "sync", "aligned", "b32", *GROUPS)
     size = group_size(ins)
     address, wanted = program.value(ins.operands[0]), program.value(ins.operands[1])
@@ -114,9 +117,16 @@ def deallocate(program: Program, ins: Instruction) -> Run:
         places = 0
         for strip in range(LANES // STRIP):
             places |= (1 << count) - 1 << strip * COLUMNS + column
-        touch(fiber, fiber.cta, places, True, said(fiber, ins))
-        tensor.forget(places)
+        ledger, knows = fiber.cta.cluster.ledger, fiber.knows
+        event = ledger.event(False, fiber.describe, DEALLOCATION)
+        for cta in blocks:
+            touch(fiber, cta, places, True, said(fiber, ins), event)
+        knows.seen |= ledger.bit(event)
+        knows.own |= ledger.bit(event)
         del tensor.allocations[column]
+        if not any(column in tensor_of(cta).allocations for cta in blocks):
+            for cta in blocks:
+                tensor_of(cta).forget(places)
         tensor.owned[column : column + count] = False
         for cta in blocks:
             cta.cluster.wake(tensor_of(cta).waiting)
@@ -228,7 +238,10 @@ def wait(program: Program, ins: Instruction) -> Run:
 
 @operation("tcgen05.shift")
 def shift(program: Program, ins: Instruction) -> Run:
-    """tcgen05.shift: refused. PTX says that rows move down by one, all but the last, of a shape 31x256b: not whether
-    row i goes to lane i + 1 or i - 1, whether that is within 32 lanes or all, nor what the row at the edge holds then.
+    """tcgen05.shift: refused. PTX ISA, "tcgen05.shift" (9.0): it "initiates the shifting of 32-byte elements downwards
+    across all the rows, except the last, by one row", of an implicit shape .31x256b, at a lane aligned to 32. Two
+    readings are left: row i goes to row i + 1 and what the last one held is lost, or row i + 1 to row i and the last
+    one stays. Nor does it say what the row at the other edge holds afterwards. None of the official examples uses it; a
+    microkernel on a GPU of sm_100a would settle it.
     """
     raise ValueError("tcgen05.shift is left out: PTX does not say which lane a row goes to, nor what the edge holds")

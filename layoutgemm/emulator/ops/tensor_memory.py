@@ -277,11 +277,12 @@ def touch(
     tcgen05.fence::after_thread_sync.
     """
     knows = fiber.knows
+    event = event or cta.cluster.ledger.joint(fiber)
     if fiber.machine.policy.tensor_strict:
         knows = fenced_knowledge(fiber)
         knows.seen |= fiber.knows.own
     if fiber.machine.trace is not None:
-        fiber.machine.trace.access(fiber, "tensor", cta, places, write, event or fiber.epoch, knows, False)
-    race = tensor_of(cta).shadow.access(places, write, event or fiber.epoch, knows, False, what, fiber.epoch)
+        fiber.machine.trace.access(fiber, "tensor", cta, places, write, event, knows, False)
+    race = tensor_of(cta).shadow.access(places, write, event, knows, False, what, event)
     if race is not None:
         fiber.machine.problem("race", race, fiber)

@@ -17,7 +17,7 @@ from layoutgemm.emulator.redundant import Explainer
 
 from . import survivors
 from .examples import EXAMPLES, Example
-from .running import cases, few, kernel
+from .running import cases, few, repaired
 
 KINDS = ("deletions", "fields", "launch")
 # Changes of what one instruction reads, for which few shapes are as good as all: it reads the same, or it does not.
@@ -25,8 +25,8 @@ LOCAL = ("descriptor", "flag")
 
 
 def mutants_of(example: Example, kinds: tuple[str, ...] = KINDS) -> list[Mutant]:
-    """All mutants of an example, of these kinds."""
-    made = kernel(example)
+    """All mutants of an example, of these kinds; of one that races, of the kernel without its race."""
+    made = repaired(example)
     out: list[Mutant] = []
     if "deletions" in kinds:
         out += deletions(made)
@@ -41,7 +41,7 @@ class Judge:
     """Runs mutants of an example: over few shapes first, and over all in every order where those do not settle it."""
 
     def __init__(self, example: Example) -> None:
-        self.example, self.kernel = example, kernel(example)
+        self.example, self.kernel = example, repaired(example)
         self.quick = Explainer(self.kernel, cases(example, shapes=few(example))[: len(few(example))])
 
     @functools.cached_property

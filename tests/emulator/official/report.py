@@ -2,6 +2,7 @@
 
     python -m tests.emulator.official.report geforce_f16 256x128x128
     python -m tests.emulator.official.report hopper_fp8_2xacc 128x128x256 --register-strict
+    python -m tests.emulator.official.report blackwell_alpha_beta 128x128x64 --lanes strict
 
 exit status: 0 nothing was found and the results are right, 1 otherwise.
 """
@@ -33,6 +34,7 @@ def main() -> int:
     parser.add_argument("name", choices=sorted(EXAMPLES), metavar="NAME")
     parser.add_argument("shape", type=shape_of, help="MxNxK or MxNxKxL")
     parser.add_argument("--register-strict", action="store_true", help="hold wgmma.fence to the word of PTX")
+    parser.add_argument("--lanes", choices=("strict", "converged", "off"), default="converged", help="of one warp")
     chosen = parser.parse_args()
     example = EXAMPLES[chosen.name]
     if (reason := missing(example)) is not None:
@@ -40,7 +42,7 @@ def main() -> int:
         return 1
     one = case(example, chosen.shape)
     launch = one.launch()
-    policy = Policy(register_strict=chosen.register_strict)
+    policy = Policy(register_strict=chosen.register_strict, lanes=chosen.lanes)
     machine = Machine(Program(kernel(example), build), launch, policy)
     wrong = None
     try:

@@ -2,7 +2,7 @@
 
 `survivors.json` has, for each kernel, how many mutants there are and those that survive, by names that hold as long as
 the compiler emits the same instructions: opcode, which of that opcode, and the change. The reason is what
-`layoutgemm.emulator.redundant` found by comparing runs; where that is no proof, `WHY` has the argument.
+`layoutgemm.emulator.redundant` found by comparing runs and looking at the code, and each is a proof.
 """
 
 from __future__ import annotations
@@ -20,23 +20,6 @@ from layoutgemm.kernels.compile import dsl_version
 FILE = Path(__file__).with_suffix(".json")
 NAME = re.compile(r"(?P<instruction>\S+) #(?P<number>\d+): (?P<change>.*)")
 
-# Reasons of `redundant.KINDS` that need an argument beside the comparison: (example, reason, opcode) -> argument.
-WHY: dict[tuple[str, str, str], str] = {
-    ("ampere_tensorop_f16_kkn", "looser", "bar.sync"): (
-        "Each thread fills with zeros what it later copies itself: the same partition gives both, for every shape. "
-        "Others read it after the barrier that follows the wait for the copies."
-    ),
-    ("blackwell_persistent_2sm", "unreached", "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64"): (
-        "In the copy of the loop's body for the last k tile: its look at the next tile's barrier is jumped over, as no "
-        "tile follows. K of 1 to 13 and 16 tiles do not get there either."
-    ),
-    ("blackwell_persistent_2sm", "other", "mapa.shared::cluster.u32"): (
-        "By reading, not proven: each block tells its own barrier instead of its neighbour's that it is done with "
-        "tensor memory, before tcgen05.dealloc. That is collective for a pair of blocks (PTX ISA, tcgen05: issue "
-        "granularity), and either block gets there after its own last load."
-    ),
-}
-PROVEN = ("same", "stricter", "end")
 
 
 def read() -> dict[str, Any]:

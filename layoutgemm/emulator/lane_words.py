@@ -1,0 +1,79 @@
+"""Global memory between the lanes of one warp: what one lane wrote, and another reads or writes unordered.
+
+Global memory is not watched between warps. Between the lanes of a warp it is: each event (`order.py`) keeps which lane
+wrote which piece of it until all lanes know of the event (`lane_order.py`), for the latest `KEPT` events of
+a warp and until the checker forgets them. Reads are kept only under `Policy(lanes="strict")`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .lane_order import one_lane, uninformed
+from .values import bool_of
+
+if TYPE_CHECKING:
+    from .order import Event
+
+KEPT = 8
+
+
+def touch(
+    fiber: Any, addresses: npt.NDArray[Any], size: int, lanes: int, write: bool, strong: bool = False
+) -> str | None:
+    """Record an access to global memory, `size` bytes at each address, and say with what it races, or None.
+
+    addresses  of the lanes, in order, or one for all; strong: of an atomic, which is not kept
+    """
+    ledger, knows, epoch = fiber.cta.cluster.ledger, fiber.knows, fiber.epoch
+    if not ledger.lanes:
+        return None
+    near = fiber.warp.scratch.get("global")
+    pending = [event for event in near or () if not ledger.knows(knows, event)]
+    if not pending and (strong or not (write or ledger.reads)):
+        return None
+    numbers = (addresses // size).tolist()
+    who = np.flatnonzero(bool_of(lanes)).tolist() if len(numbers) > 1 else [None]
+    race = None
+    for event in pending:
+        left = uninformed(ledger, knows, event, lanes)
+        for number, lane in zip(numbers, who, strict=True):
+            mask = (lanes if lane is None else 1 << lane) & left
+            if mask and race is None:
+                race = _crossing(event, number, size, mask, write)
+    if not strong and (write or ledger.reads):
+        kept = epoch.pieces.setdefault((size, write), {})
+        for number, lane in zip(numbers, who, strict=True):
+            kept[number] = kept.get(number, 0) | (lanes if lane is None else 1 << lane)
+        epoch.lanes |= lanes
+        if epoch.near is None:
+            epoch.near = fiber.warp.scratch.setdefault("global", deque(maxlen=KEPT))
+            epoch.near.append(epoch)
+    return race
+
+
+def _crossing(event: Event, number: int, size: int, mask: int, write: bool) -> str | None:
+    """What is wrong when the lanes in `mask` access a piece that others accessed with the event, or None."""
+    for (other, wrote), pieces in event.pieces.items():
+        if not (write or wrote):
+            continue
+        for piece in _same(number, size, other):
+            had = pieces.get(piece, 0)
+            if not had or (one_lane(had) and had == mask) or (not write and not mask & ~had):
+                continue
+            return (
+                f"global memory at {number * size:#x}, that lanes {had:#x} of the same warp "
+                f"{'wrote' if wrote else 'read'} before, and no bar.warp.sync or other barrier orders them"
+            )
+    return None
+
+
+def _same(number: int, size: int, other: int) -> Iterator[int]:
+    """The numbers of the pieces of `other` bytes that overlap a piece of `size`."""
+    first = number * size // other
+    yield from range(first, max(first + 1, (number + 1) * size // other))
