@@ -124,7 +124,7 @@ def name_of(choice: Sm90Choice) -> str:
         if getattr(config, field) != getattr(defaults, field):
             parts.append(f"{short}{getattr(config, field)}")
     parts += [f"r{config.rows}"] * (config.rows is not None) + ["single"] * config.single
-    parts += ["snake"] * config.snake + ["early"] * config.early + ["pdl"] * config.overlap
+    parts += ["snake"] * config.snake + [f"early{config.early}"] * (config.early > 0) + ["pdl"] * config.overlap
     return " ".join(parts)
 
 

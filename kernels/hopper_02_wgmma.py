@@ -22,7 +22,7 @@ the thread that executes it. wgmma.fence is something else: it orders accesses t
 
 What it should gain: no operand in registers, so no ldmatrix, and one instruction for 64x128x16.
 
-Measured on an H200 at 8192^3: 287 TFLOP/s, 0.36 of torch.mm: no more than mma.sync from padded tiles (302).
+Measured on an H200 at 8192^3: 280 TFLOP/s, 0.35 of torch.mm: no more than mma.sync from padded tiles (302).
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ where the ring wraps: a loop that forgets either waits for ever, or overwrites w
 
 What it should gain: no barrier of all threads in the loop, and products back to back.
 
-Measured on an H200 at 8192^3: 295 TFLOP/s, 0.37 of torch.mm; level 3 made 301: no gain, see README.md.
+Measured on an H200 at 8192^3: 290 TFLOP/s, 0.36 of torch.mm; level 3 made 295: no gain, see README.md.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ many stages as fit: six of 32 KiB, or four of 48 KiB.
 
 What it should gain: at 128x256 half of level 4's traffic between L2 and shared memory, and wgmma's widest instruction.
 
-Measured on an H200 at 8192^3: 128x128 526 TFLOP/s, 128x256 728, 0.66 and 0.91 of torch.mm; level 4 made 295.
+Measured on an H200 at 8192^3: 128x128 522 TFLOP/s, 128x256 735, 0.65 and 0.91 of torch.mm; level 4 made 290.
 """
 
 from __future__ import annotations

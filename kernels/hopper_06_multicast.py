@@ -26,7 +26,7 @@ deadlock and of races for every number of k tiles; those two variants are not.
 What it should gain: a third of the traffic from L2, 64 KiB a k tile for two blocks instead of 96. Little time, as level
 5 is not bound by L2; and the two blocks now wait for each other: neither can be more than a ring ahead.
 
-Measured on an H200 at 8192^3: 741 TFLOP/s, 0.93 of torch.mm; level 5 made 728.
+Measured on an H200 at 8192^3: 749 TFLOP/s, 0.93 of torch.mm; level 5 made 735.
 """
 
 from __future__ import annotations
