@@ -83,6 +83,15 @@ def candidates() -> dict[str, Sm80Config]:
     ):  # fmt: skip
         config = Sm80Config(tile, tile_k, count, warps, group, "M", blocks, ahead, True)
         found[name_of(config)] = config
+    for tile, tile_k, count, warps, group in (
+        ((128, 256), 32, 4, (2, 4), 16), ((128, 256), 32, 5, (2, 4), 16), ((256, 128), 32, 4, (4, 2), 16),
+        ((128, 256), 32, 4, (2, 4), 12), ((128, 256), 64, 3, (2, 4), 16),
+    ):  # fmt: skip
+        config = Sm80Config(tile, tile_k, count, warps, group, persistent=True, stmatrix=True)
+        found[name_of(config)] = config
+    for tile_k, count, group, ahead in ((64, 3, 8, True), (64, 3, 32, True), (32, 6, 16, True), (64, 3, 16, False)):
+        config = Sm80Config((128, 128), tile_k, count, (2, 2), group, "M", 2, ahead, loads="tma", stmatrix=True)
+        found[name_of(config)] = config
     config = Sm80Config((128, 256), 32, 4, (2, 4), 16, stmatrix=True)
     found[name_of(config)] = config
     return found
