@@ -226,8 +226,13 @@ def _triton_kernel() -> Any:
     @triton.jit
     def gemm(
         a_ptr, b_ptr, c_ptr, m, n, k, lda, ldb, ldc,
-        BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
+        BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, HINT: tl.constexpr,
     ):  # fmt: skip
+        if HINT:  # Triton finds out by itself what is a multiple of 16, and nothing less
+            k = tl.multiple_of(k, 8)
+            lda = tl.multiple_of(lda, 8)
+            ldb = tl.multiple_of(ldb, 8)
+            ldc = tl.multiple_of(ldc, 8)
         number = tl.program_id(0)
         rows, columns = tl.cdiv(m, BM), tl.cdiv(n, BN)
         first = number // (GROUP * columns) * GROUP
@@ -261,8 +266,9 @@ def triton_contenders(problem: Problem) -> list[Contender]:
         print("no Triton here: left out", flush=True)
         return []
     kernel = _triton_kernel_cached()
+    odd = any(size % 16 for size in (problem.n, problem.k)) and not any(size % 8 for size in (problem.n, problem.k))
 
-    def contender(config: tuple[int, ...]) -> Contender:
+    def contender(config: tuple[int, ...], hint: int) -> Contender:
         bm, bn, bk, warps, stages = config
 
         def prepare(sets: Sequence[Operands]) -> list[Launch]:
@@ -272,7 +278,7 @@ def triton_contenders(problem: Problem) -> list[Contender]:
                 a, b, c = operands
                 return kernel[grid](
                     a, b, c, problem.m, problem.n, problem.k, a.stride(0), b.stride(0), c.stride(0),
-                    BM=bm, BN=bn, BK=bk, GROUP=8, num_warps=warps, num_stages=stages,
+                    BM=bm, BN=bn, BK=bk, GROUP=8, HINT=hint, num_warps=warps, num_stages=stages,
                 )  # fmt: skip
 
             ptx = run(sets[0]).asm["ptx"]
@@ -280,9 +286,10 @@ def triton_contenders(problem: Problem) -> list[Contender]:
                 raise RuntimeError("Triton compiled this to wgmma, or to no mma.sync: DISABLE_MMA_V3 had no effect")
             return [lambda operands=operands: run(operands) for operands in sets]
 
-        return Contender(f"triton {bm}x{bn}x{bk} w{warps} s{stages}", prepare, "triton mma.sync")
+        hinted = " hinted" * hint
+        return Contender(f"triton {bm}x{bn}x{bk} w{warps} s{stages}{hinted}", prepare, "triton mma.sync")
 
-    return [contender(config) for config in TRITON_TILES]
+    return [contender(config, hint) for hint in range(1 + odd) for config in TRITON_TILES]
 
 
 @functools.cache
