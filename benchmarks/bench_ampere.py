@@ -83,6 +83,15 @@ def candidates() -> dict[str, Sm80Config]:
     ):  # fmt: skip
         config = Sm80Config(tile, tile_k, count, warps, group, "M", blocks, ahead, True)
         found[name_of(config)] = config
+    for tile, tile_k, count, warps, group in (
+        ((128, 256), 32, 4, (2, 4), 16), ((128, 256), 32, 5, (2, 4), 16), ((256, 128), 32, 4, (4, 2), 16),
+        ((128, 256), 32, 4, (2, 4), 12), ((128, 256), 64, 3, (2, 4), 16),
+    ):  # fmt: skip
+        config = Sm80Config(tile, tile_k, count, warps, group, persistent=True, stmatrix=True)
+        found[name_of(config)] = config
+    for tile_k, count, group, ahead in ((64, 3, 8, True), (64, 3, 32, True), (32, 6, 16, True), (64, 3, 16, False)):
+        config = Sm80Config((128, 128), tile_k, count, (2, 2), group, "M", 2, ahead, loads="tma", stmatrix=True)
+        found[name_of(config)] = config
     config = Sm80Config((128, 256), 32, 4, (2, 4), 16, stmatrix=True)
     found[name_of(config)] = config
     return found
@@ -217,8 +226,13 @@ def _triton_kernel() -> Any:
     @triton.jit
     def gemm(
         a_ptr, b_ptr, c_ptr, m, n, k, lda, ldb, ldc,
-        BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
+        BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, HINT: tl.constexpr,
     ):  # fmt: skip
+        if HINT:  # Triton finds out by itself what is a multiple of 16, and nothing less
+            k = tl.multiple_of(k, 8)
+            lda = tl.multiple_of(lda, 8)
+            ldb = tl.multiple_of(ldb, 8)
+            ldc = tl.multiple_of(ldc, 8)
         number = tl.program_id(0)
         rows, columns = tl.cdiv(m, BM), tl.cdiv(n, BN)
         first = number // (GROUP * columns) * GROUP
@@ -252,8 +266,9 @@ def triton_contenders(problem: Problem) -> list[Contender]:
         print("no Triton here: left out", flush=True)
         return []
     kernel = _triton_kernel_cached()
+    odd = any(size % 16 for size in (problem.n, problem.k)) and not any(size % 8 for size in (problem.n, problem.k))
 
-    def contender(config: tuple[int, ...]) -> Contender:
+    def contender(config: tuple[int, ...], hint: int) -> Contender:
         bm, bn, bk, warps, stages = config
 
         def prepare(sets: Sequence[Operands]) -> list[Launch]:
@@ -263,7 +278,7 @@ def triton_contenders(problem: Problem) -> list[Contender]:
                 a, b, c = operands
                 return kernel[grid](
                     a, b, c, problem.m, problem.n, problem.k, a.stride(0), b.stride(0), c.stride(0),
-                    BM=bm, BN=bn, BK=bk, GROUP=8, num_warps=warps, num_stages=stages,
+                    BM=bm, BN=bn, BK=bk, GROUP=8, HINT=hint, num_warps=warps, num_stages=stages,
                 )  # fmt: skip
 
             ptx = run(sets[0]).asm["ptx"]
@@ -271,9 +286,10 @@ def triton_contenders(problem: Problem) -> list[Contender]:
                 raise RuntimeError("Triton compiled this to wgmma, or to no mma.sync: DISABLE_MMA_V3 had no effect")
             return [lambda operands=operands: run(operands) for operands in sets]
 
-        return Contender(f"triton {bm}x{bn}x{bk} w{warps} s{stages}", prepare, "triton mma.sync")
+        hinted = " hinted" * hint
+        return Contender(f"triton {bm}x{bn}x{bk} w{warps} s{stages}{hinted}", prepare, "triton mma.sync")
 
-    return [contender(config) for config in TRITON_TILES]
+    return [contender(config, hint) for hint in range(1 + odd) for config in TRITON_TILES]
 
 
 @functools.cache

@@ -132,7 +132,7 @@ def _tensor(operand: Sm80Operand, value: npt.NDArray[Any]) -> Any:
 def _run_tensors(plan: Sm80Plan, a: Any, b: Any, out: Any, device: str | None, copy: bool) -> GemmResult:
     import torch
 
-    from .device import require_gpu
+    from .device import _check_apart, require_gpu
 
     for operand, tensor in ((plan.a, a), (plan.b, b)):
         want = getattr(torch, _TORCH[operand.dtype.name])
@@ -154,6 +154,8 @@ def _run_tensors(plan: Sm80Plan, a: Any, b: Any, out: Any, device: str | None, c
         result = GemmResult(torch.from_numpy(done.c).to(kind), done.ran_on, why)
     else:
         require_gpu(plan, a.device.index if on_gpu else None)  # type: ignore[arg-type]
+        if out is not None and on_gpu:
+            _check_apart(out, a=a, b=b)
         result = _launch(plan, a.detach().cuda(), b.detach().cuda(), out if on_gpu else None, copy)
         result = GemmResult(result.c if on_gpu else result.c.cpu(), result.ran_on, why, result.copies)
     if out is None or result.c is out:

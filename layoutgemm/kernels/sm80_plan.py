@@ -55,7 +55,7 @@ class Sm80Config:
     tile_k: int | None = None
     stages: int | None = None
     warps: tuple[int, int] = (2, 4)
-    group: int = 8
+    group: int = 16
     along: str = "M"
     blocks_per_sm: int = 1
     ahead: bool = True
