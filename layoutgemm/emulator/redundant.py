@@ -36,7 +36,7 @@ from .mutate import FACTOR, SLACK, Case, Row, Survey, verdict
 from .ops import build
 from .program import Program
 from .ptx import Kernel
-from .slices import by_thread
+from .slices import depends
 from .trace import END, Difference, Trace, difference
 
 KINDS = ("same", "stricter", "looser", "apart", "end", "other", "unread", "idle", "unreached", "unseen")
@@ -181,14 +181,15 @@ class Explainer:
         return bool(mutant.edits)
 
     def _settled(self, pc: int) -> bool:
-        """Whether all warps execute the instruction, and what each thread touches with it depends on the thread."""
+        """Whether what is touched by the instruction depends on nothing, or on the thread, and all warps execute it."""
         if pc not in self.settled:
             traced = self.runs[0].trace
             warps, have = set(), set()
             for part in traced.parts.values():
                 warps |= {name.warp for name in part.names if name.pc == END}
                 have |= {name.warp for name in part.names if name.pc == pc}
-            self.settled[pc] = have == warps and by_thread(self.program, pc)
+            of = depends(self.program, pc)
+            self.settled[pc] = of == "nothing" or (of == "thread" and have == warps)
         return self.settled[pc]
 
     def _blind(self, mutant: Mutant) -> str:

@@ -1,7 +1,7 @@
 """What a register's value is made of: the instructions that it comes from, followed back through a kernel.
 
-`by_thread` says whether an access touches, in each thread, the same bytes in every launch of a kernel, whatever its
-sizes, its block and how often it was executed before: its address is computed from the thread's index and constants.
+`depends` says whether an access touches the same bytes in every launch of a kernel, whatever its sizes, its block and
+how often it was executed before: its address is computed from constants, or from these and the thread's index.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ PURE = ("shfl.sync.idx", "cvta.shared", "cvta.to.shared")
 def address_of(ins: Instruction) -> Operand | None:
     """The shared address of an access by ordinary instructions or cp.async; None for others."""
     words = ins.words
-    if words[0] in ("st", "stmatrix", "red") or ins.opcode.startswith(("cp.async.ca", "cp.async.cg")):
+    first = ("cp.async.ca", "cp.async.cg", "mbarrier.init", "tcgen05.alloc")
+    if words[0] in ("st", "stmatrix", "red") or ins.opcode.startswith(first):
         place = 0
     elif words[0] in ("ld", "ldmatrix", "atom"):
         place = 1
@@ -45,14 +46,16 @@ def specials_in(operand: Operand) -> Iterable[str]:
         yield from specials_in(part)
 
 
-def by_thread(program: Program, pc: int) -> bool:
-    """Whether the instruction there is executed without a predicate and its shared address is a function of the thread
-    alone: each register on the way to it has one definition, which computes it from such.
+def depends(program: Program, pc: int) -> str | None:
+    """What the shared address of the instruction there is a function of, if that is "nothing" or the "thread" alone and
+    the instruction has no predicate: each register on the way has one definition, which computes it from such. Else
+    None.
     """
     instructions = program.kernel.instructions
     address = address_of(instructions[pc])
     if address is None or instructions[pc].predicate is not None:
-        return False
+        return None
+    what = "nothing"
     definitions: dict[str, list[int]] = {}
     names = list(program.index)
     for ins in instructions:
@@ -69,16 +72,18 @@ def by_thread(program: Program, pc: int) -> bool:
         done.add(name)
         made = definitions.get(name, [])
         if len(made) != 1:
-            return False
+            return None
         ins = instructions[made[0]]
         if ins.predicate is not None or not (
             program.generator.statement(ins) is not None or ins.opcode.startswith(PURE)
         ):
-            return False
+            return None
         for operand in ins.operands:
-            if any(not special.startswith(OF_THREAD) for special in specials_in(operand)):
-                return False
+            for special in specials_in(operand):
+                if not special.startswith(OF_THREAD):
+                    return None
+                what = "thread"
             wanted += [register for register in registers_in(operand) if register != name]
             if operand is not ins.operands[0] and name in registers_in(operand):
-                return False  # of its own last value
-    return True
+                return None  # of its own last value
+    return what

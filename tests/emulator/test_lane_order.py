@@ -8,9 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from layoutgemm.emulator.lane_order import Touch, conflicting
-from layoutgemm.emulator.machine import Policy
+from layoutgemm.emulator.machine import Launch, Policy
+from layoutgemm.emulator.memory import GlobalMemory
+from layoutgemm.emulator.mutants import deletions
+from layoutgemm.emulator.mutate import Case
+from layoutgemm.emulator.ptx import parse
+from layoutgemm.emulator.redundant import Explainer
 
-from .run_ptx import Result, run
+from .run_ptx import Result, module, run
 
 STRICT, OFF = Policy(lanes="strict"), Policy(lanes="off")
 SYNC = "bar.warp.sync -1;"
@@ -109,6 +114,12 @@ def test_global_memory_between_lanes() -> None:
     own = "st.global.b32 [%d1], %r5; ld.global.b32 %r4, [%d1]; @%p1 ld.global.b32 %r4, [%d1];"
     assert not go(f"{write} {own}", STRICT).findings
     assert not go(f"{write} @!%p1 bra A; st.global.b32 [%d1], %r5; A: ld.global.b32 %r4, [%d1];").findings
+    # Changes by atomics do not race with one another; alike writes of all lanes are each lane's own.
+    assert not go("red.global.add.u32 [%out], 1; red.global.add.u32 [%out], 1;", STRICT).findings
+    assert not go("st.global.b32 [%out], %r5; ld.global.b32 %r4, [%out];", STRICT).findings
+    half = f"{write} @!%p2 bra A; bar.warp.sync 0xffff; A: mov.u32 %r4, 0; @%p2 bra B; bra C; B: "
+    assert not go(half + "ld.global.b32 %r4, [%out+60]; C:").findings
+    assert go(half + "ld.global.b32 %r4, [%out+64]; C:").kinds == ["race"]
     late = f"{head} ld.global.b32 %r4, [%d2]; st.global.b32 [%d1], %r0;"
     assert not go(late).findings and go(late, STRICT).kinds == ["race"]
 
@@ -214,6 +225,42 @@ def test_an_initialised_barrier_is_its_lanes_own() -> None:
     body += WAIT
     assert go(body).kinds == ["race"]
     assert not go(body.replace("32; mbar", f"32; {SYNC} mbar")).findings
+
+
+def test_a_part_of_those_who_know() -> None:
+    """Lanes 0 to 15 have met; of them and others, lanes 8 to 23 go on: the first half of these knows."""
+    body = """
+        @!%p2 bra A; st.shared.b32 [%r1], %r0; bar.warp.sync 0xffff; A: add.u32 %r6, %r0, 8; and.b32 %r6, %r6, 31;
+        setp.lt.u32 %p3, %r6, 16; not.pred %p3, %p3; @!%p3 bra B; setp.lt.u32 %p4, %r0, LAST;
+        @!%p4 bra C; ld.shared.b32 %r4, [%r3]; C: mov.u32 %r7, 1; B:
+    """
+    assert not go(body.replace("LAST", "16")).findings
+    assert go(body.replace("LAST", "17")).kinds == ["race"]
+
+
+def deleted(body: str, what: str, block: int = 32) -> str:
+    """What becomes of a kernel without an instruction: how it is caught, or why it survives."""
+    kernel = parse(module(f"{HEAD} {body}", {"out": "u64"}))[0]
+
+    def launch() -> Launch:
+        memory = GlobalMemory()
+        at = memory.add("out", np.zeros(64, np.uint32)).address
+        return Launch((1, 1, 1), (block, 1, 1), at.to_bytes(8, "little"), memory, dynamic_shared=8192)
+
+    (mutant,) = deletions(kernel, (what,))
+    row = Explainer(kernel, [Case("one", launch, lambda done: None)]).row(mutant)
+    return (row.how or row.reason).split(":")[0]
+
+
+def test_deleted_warp_barriers() -> None:
+    """Needed; between accesses of the same lanes; where another barrier stands."""
+    assert deleted(f"{FILL} ld.shared.b32 %r4, [%r2];", "bar.warp.sync") == "race"
+    assert deleted(f"{FILL} ld.shared.b32 %r4, [%r1];", "bar.warp.sync") == "looser"
+    assert deleted(f"{FILL} bar.sync 0; ld.shared.b32 %r4, [%r2];", "bar.warp.sync") == "same"
+    # One lane's arrival hands on its part alone, where the barrier is not there: the other warp reads that part.
+    body = f"@!%p5 bra R; {FILL} @%p1 mbarrier.arrive.shared.b64 _, [%r7]; bra E; R: {WAIT}"
+    body = BARRIER.replace("COUNT", "1") + body + "ld.shared.b32 %r4, [%r3]; E:"
+    assert deleted(body, "bar.warp.sync", 64) == "looser"
 
 
 def test_a_long_run_stays_short() -> None:
