@@ -194,7 +194,7 @@ class GemmPlan:
         """Derive the kernel for C[m, n] = A[m, k] @ B[k, n].
 
         m, n, k  any positive sizes; ragged edges are filled with zeros on load and guarded on store
-        arch     "sm_90a"; "sm_80" gives a plan of the mma.sync kernel, "sm_100a" one of the Blackwell kernel
+        arch     "sm_90a"; "sm_80" and "sm_120a" give one of the mma.sync kernel, "sm_100a" one of the Blackwell kernel
         a, b     bf16 or f16, ":row" (default) or ":col", as in "bf16:col"; b defaults to a's type, row-major
         c        f32 (default), or the type of the inputs, row-major
         batch    1: this kernel multiplies one pair of matrices
@@ -215,7 +215,9 @@ class GemmPlan:
         from .sm90_plan import Sm90Config, Sm90Plan
         from .sm100_plan import Sm100Config, Sm100Plan
 
-        if isinstance(config, Sm80Config) or (config is None and arch_named(arch).name == "sm_80"):
+        if isinstance(config, Sm80Config) or (
+            config is None and arch_named(arch).name in ("sm_80", "sm_120a")
+        ):
             return Sm80Plan.derive(m, n, k, arch=arch, batch=batch, a=a, b=b, c=c, config=config)
         if isinstance(config, Sm100Config) or (config is None and arch_named(arch).name == "sm_100a"):
             if arch_named(arch).name not in ("sm_90a", "sm_100a"):

@@ -68,7 +68,7 @@ BAD = [
     ({"m": 64.0}, "m = 64.0 is not an integer"),
     ({"m": True}, "m = True is not an integer"),
     ({"m": 2**31 - 1, "n": 2**31 - 1}, "a grid holds 2**31 - 1 blocks"),
-    ({"arch": "sm_89"}, "this kernel needs wgmma, which sm_89 has not"),
+    ({"arch": "sm_80", "config": GemmConfig()}, "this kernel needs wgmma, which sm_80 has not"),
     ({"arch": "sm_90"}, "do you mean 'sm_90a'"),
     ({"a": "bf16", "b": "f16"}, "both bf16 or both f16"),
     ({"a": "f32"}, "both bf16 or both f16; got A f32"),
