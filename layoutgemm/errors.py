@@ -125,7 +125,7 @@ class OperandError(LayoutError):
 
 
 class TensorError(OperandError, RuntimeError):
-    """Tensors that torch itself would refuse, in torch's words: shapes that do not meet, types or devices that differ."""
+    """Tensors that torch itself would refuse, in torch's words: shapes, types or devices that do not meet."""
 
 
 class PtxError(LayoutError):

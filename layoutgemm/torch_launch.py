@@ -1,9 +1,10 @@
-"""Problems of torch tensors, launched: the kernel compiled once, its arguments laid out once, a call that writes four words.
+"""Problems of torch tensors, launched: a kernel compiled once, arguments laid out once, a call that writes four words.
 
     Problem --solve--> Solution --Prepared--> kernel loaded on the GPU, argument blocks, copies if any
 
-`Prepared.launch` is the fast path: pointers and stream into a block of its own, then the compiled host function. Several
-threads and streams may launch one Prepared at once: a block belongs to one call at a time. Nothing is allocated there.
+`Prepared.launch` is the fast path: pointers and stream into a block of its own, then the compiled host function.
+Several threads and streams may launch one Prepared at once: a block belongs to one call at a time. Nothing is allocated
+there.
 """
 
 from __future__ import annotations
@@ -41,8 +42,10 @@ class Prepared:
     tf32      float32 operands, for which the caller's leave is asked each time
     """
 
-    __slots__ = ("_a", "_b", "_entry", "_free", "_launcher", "_template", "device", "kind", "shape", "simple", "solution",
-                 "tf32")  # fmt: skip
+    __slots__ = (
+        "_a", "_b", "_entry", "_free", "_launcher", "_template",
+        "device", "kind", "shape", "simple", "solution", "tf32",
+    )  # fmt: skip
 
     def __init__(self, problem: Problem, shape: Sequence[int], kind: torch.dtype, device: int):
         self.solution = solve(problem)
@@ -150,7 +153,7 @@ def plan_of(choice: Sm90Choice, operands: tuple[str, str, str], m: int, n: int, 
     return choice.plan(m, n, k, batch=batch, a=a, b=b, c=c)
 
 
-# --------------------------------------------------------------------------------------------------------------- tensors
+# -------------------------------------------------------------------------------------------------------------- tensors
 
 
 def given(x: torch.Tensor, name: str) -> Given:
@@ -205,7 +208,7 @@ def emulate(solution: Solution, a: torch.Tensor, b: torch.Tensor, c: torch.Tenso
 
 
 def _words(address: int, held: Sequence[torch.Tensor]) -> Any:
-    """The memory from an address to the end of the allocation that holds it, as a NumPy array of its elements' width."""
+    """The memory from an address to the end of its allocation, as a NumPy array of its elements' width."""
     for x in held:
         storage = x.untyped_storage()
         first, end = storage.data_ptr(), storage.data_ptr() + storage.nbytes()

@@ -24,8 +24,8 @@ from .kernels.sm90_plan import MAX_TILES, Sm90Config
 Ints = tuple[int, ...]
 # Launches that a batch may be taken apart into, where no tensor map holds it as a whole; beyond, an operand is copied.
 MAX_LAUNCHES = 32
-# Whether one matrix for all of a batch is a dimension of a tensor map whose stride is 0: CUDA's driver does not say so, and
-# no GPU was asked yet (tests/kernels/test_gpu_matmul.py does). Until then it is a launch for each of the batch.
+# Whether one matrix for all of a batch is a dimension of a tensor map whose stride is 0: CUDA's driver does not say so,
+# and no GPU was asked yet (tests/kernels/test_gpu_matmul.py does). Until then it is a launch for each of the batch.
 STRETCHED_IN_MAP = False
 # Types that are multiplied, each with the types of C that may be asked for; the first is the default. 8-bit floats of
 # both kinds may meet in one product.
@@ -40,7 +40,7 @@ C_TYPES = {
 _BOTH_MAJORS = ("bf16", "f16")  # wgmma reads others with K contiguous alone: PTX ISA, "wgmma", matrix transpose
 
 
-# ---------------------------------------------------------------------------------------------------------------- shapes
+# --------------------------------------------------------------------------------------------------------------- shapes
 
 
 class Shapes(NamedTuple):
@@ -113,7 +113,7 @@ def contiguous_strides(shape: Sequence[int]) -> Ints:
     return tuple(reversed(strides[: len(shape)]))
 
 
-# --------------------------------------------------------------------------------------------------------------- problem
+# -------------------------------------------------------------------------------------------------------------- problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,8 @@ class Matrices(NamedTuple):
 def matrices(given: Given, side: str, batch: Ints) -> Matrices:
     """The tensor as the operand on the "left" or on the "right" of a product with that batch.
 
-    A vector is a row on the left and a column on the right; a dimension that is stretched, or of extent 1, has stride 0.
+    A vector is a row on the left and a column on the right; a dimension that is stretched, or of extent 1, has stride
+    0.
     """
     shape, strides = given.shape, given.strides
     if len(shape) == 1:
@@ -227,7 +228,7 @@ class Solution:
     why: str
 
 
-# -------------------------------------------------------------------------------------------------------------- solution
+# ------------------------------------------------------------------------------------------------------------- solution
 
 
 def solve(problem: Problem) -> Solution:
@@ -258,13 +259,14 @@ def _solve(problem: Problem, copies: tuple[Copy | None, Copy | None, Copy | None
 
     # One dimension of the batch goes into the launch, the others are launches of their own.
     strides = list(zip(a.batch, b.batch, c.batch, strict=True))
-    one_launch = [i for i, step in enumerate(strides) if all(step) or (STRETCHED_IN_MAP and step[2] and any(step[:2]))]
+    one_launch = [i for i, s in enumerate(strides) if all(s) or (STRETCHED_IN_MAP and s[2] and any(s[:2]))]
     inner = max(one_launch, key=lambda i: batch[i], default=None)
     loops = [i for i in range(len(batch)) if i != inner]
     if prod(batch[i] for i in loops) > MAX_LAUNCHES:
         for index in range(2):
             if copies[index] is None and any(strides[i][index] == 0 for i in loops):
-                why = f"one matrix for {prod(batch[i] for i in loops)} of the batch is more than {MAX_LAUNCHES} launches"
+                many = prod(batch[i] for i in loops)
+                why = f"one matrix for {many} of the batch is more than {MAX_LAUNCHES} launches"
                 return _solve(*_with_copy(problem, copies, index, orders[index], why, shapes.batch))
     sizes = a.rows, b.columns, a.columns, batch[inner] if inner is not None else 1
     for name, size in zip(("m", "n", "k", "batch"), sizes, strict=True):
@@ -273,18 +275,14 @@ def _solve(problem: Problem, copies: tuple[Copy | None, Copy | None, Copy | None
     names = tuple([f"{x.dtype}:{order}" for x, order in zip((a, b, c), orders, strict=True)])
     choice, why = _choice(problem, sizes, orders, names, direct)
     leading = tuple([x.leading(order) for x, order in zip((a, b, c), orders, strict=True)])
-    whole = tuple([count * step for count, step in zip((_count(a, orders[0]), _count(b, orders[1]), _count(c, orders[2])),
-                                                       leading, strict=True)])  # fmt: skip
-    steps = strides[inner] if inner is not None else whole
+    # Between matrices of a batch of one: any that a tensor map takes.
+    alone = [step * x.lines(order)[2] for x, order, step in zip((a, b, c), orders, leading, strict=True)]
+    steps = strides[inner] if inner is not None else tuple(alone)
     launches = [
         tuple([sum(i * strides[d][x] for i, d in zip(at, loops, strict=True)) for x in range(3)])
         for at in product(*[range(batch[d]) for d in loops])
     ]
     return Solution(choice, names, sizes, leading, steps, tuple(launches), copies, why)  # type: ignore[arg-type]
-
-
-def _count(x: Matrices, order: str) -> int:
-    return x.lines(order)[2]
 
 
 def _folded(a: Matrices, b: Matrices, c: Matrices, batch: Ints) -> tuple[Matrices, Matrices, Matrices, Ints]:
@@ -390,8 +388,8 @@ def _with_copy(
     pitch = f", lines {max(strides[-2:])} elements apart" if len(shape) > 1 else ""
     said = "out" if index == 2 else name
     copy = Copy(shape, strides, f"{said}: {why}" if index == 2 else f"{said}: {why}; copied {order}-major{pitch}")
-    seen = tuple([0 if n == 1 and m != 1 else s for n, m, s in zip(shape[:-2], (repeat or given.shape[:-2]), strides[:-2])])
     full = (*repeat, *given.shape[-2:]) if repeat else given.shape
+    seen = tuple([0 if n == 1 != m else s for n, m, s in zip(shape[:-2], full[:-2], strides[:-2])])
     changed = Given(full, (*seen, *strides[-2:]), given.dtype)
     made = (*copies[:index], copy, *copies[index + 1 :])
     return replace(problem, **{name: changed}), made  # type: ignore[return-value,arg-type]
@@ -415,7 +413,7 @@ def padded_strides(shape: Ints, order: str, name: str) -> Ints:
     return (*reversed(outer), *((leading, 1) if order == "row" else (1, leading)))
 
 
-# ---------------------------------------------------------------------------------------------------------------- choice
+# --------------------------------------------------------------------------------------------------------------- choice
 
 
 def _choice(
@@ -437,7 +435,7 @@ def _choice(
         across = -(-rows // (plan.tile[0] * along_m)), -(-columns // (plan.tile[1] * along_n))
         if across[0] * across[1] * batch <= MAX_TILES:
             return choice, why
-        last = OperandError(f"{across[0]} * {across[1]} * {batch} tiles of clusters; they are numbered up to {MAX_TILES}")
+        last = OperandError(f"{across[0]} * {across[1]} * {batch} tiles, which are numbered up to {MAX_TILES}")
     raise OperandError(f"no kernel for a {names[0]}, b {names[1]}, c {names[2]}, {m}x{n}x{k}: {last}") from last
 
 
@@ -470,4 +468,5 @@ def _candidates(
     yield Sm90Choice(config, swapped), why
     # The kernel's B with N contiguous comes in whole spans of its tile.
     for tile, consumers in (((128, 128), 2), ((64, 64), 1), ((64, 128), 1)):
-        yield Sm90Choice(Sm90Config(tile, consumers=consumers, loader="warp")), "the operands' orders leave little choice"
+        config = Sm90Config(tile, consumers=consumers, loader="warp")
+        yield Sm90Choice(config), "the operands' orders leave little choice"

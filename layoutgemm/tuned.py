@@ -70,7 +70,7 @@ def choice_of(entry: Any) -> Sm90Choice | None:
     True
     """
     try:
-        values = {k: tuple(v) if isinstance(v, list) else v for k, v in entry["config"].items()}
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in entry["config"].items()}
         return Sm90Choice(Sm90Config(**values), bool(entry["swapped"]))
     except (LayoutError, TypeError, KeyError, AttributeError):
         return None
@@ -83,9 +83,9 @@ def _content(path: Path, fresh: bool = False) -> dict[str, Any]:
         held = _READ.get(path)
         if held is not None and held[0] == changed and not fresh:
             return held[1]
-        found = {} if object_cache.distrust(path) or object_cache.distrust(path.parent) else json.loads(path.read_text())
-        if not isinstance(found, dict):
-            found = {}
+        ours = not (object_cache.distrust(path) or object_cache.distrust(path.parent))
+        found = json.loads(path.read_text()) if ours else {}
+        found = found if isinstance(found, dict) else {}
     except (OSError, ValueError):
         return {}
     _READ[path] = changed, found

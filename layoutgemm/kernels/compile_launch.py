@@ -1,9 +1,9 @@
 """A compiled kernel's host function, loaded and called as cheaply as Python allows.
 
-The object that the DSL exports has one C function for a launch, `void f(void **arguments)`: an array with the address of
-each argument, and after them the address of an int32 that takes the CUDA error. `Launcher` finds it, loads the kernel
-onto a GPU when that GPU is first used, and hands out `Block`s: arguments laid out once, of which a call writes what has
-changed.
+The object that the DSL exports has one C function for a launch, `void f(void **arguments)`: an array with the address
+of each argument, and after them the address of an int32 that takes the CUDA error. `Launcher` finds it, loads the
+kernel onto a GPU when that GPU is first used, and hands out `Block`s: arguments laid out once, of which a call writes
+what has changed.
 
     what                      where it lies
     ------------------------  -------------------------------------------------------------------------------
@@ -75,7 +75,8 @@ class Launcher:
 
     def __init__(self, lookup: Callable[[str], int], symbol: str, entry: str, keep: Any = None):
         self.entry = _ENTRY(lookup(entry))
-        self._init, self._load = (_ENTRY(lookup(f"_mlir_{symbol}_{name}")) for name in ("cuda_init", "cuda_load_to_device"))
+        self._init = _ENTRY(lookup(f"_mlir_{symbol}_cuda_init"))
+        self._load = _ENTRY(lookup(f"_mlir_{symbol}_cuda_load_to_device"))
         self._library = ctypes.c_void_p()
         self._devices: frozenset[int] = frozenset()
         self._lock = threading.Lock()
@@ -174,7 +175,7 @@ def _which(name: str) -> str | None:
 
 
 def _open(library: bytes) -> ctypes.CDLL:
-    """A shared library from its bytes. A path of its own each time: the loader takes a name it knows for the same one."""
+    """A shared library from its bytes. A path of its own each time: the loader takes one it knows for the same."""
     with tempfile.TemporaryDirectory(prefix="layoutgemm-") as folder:
         path = Path(folder) / "kernel.so"
         path.write_bytes(library)

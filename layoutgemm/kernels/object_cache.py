@@ -152,7 +152,8 @@ def write(facts: Mapping[str, Any], parts: Mapping[str, bytes]) -> Path | None:
 def place(path: Path, write: Callable[[Any], object]) -> Path | None:
     """Write a file of the cache whole, under its name by one rename; None where that cannot be done.
 
-    The folder is made the user's alone. A writer that is killed leaves a file of another name, which a later one removes.
+    The folder is made the user's alone. A writer that is killed leaves a file of another name, which a later one
+    removes.
     """
     temporary = None
     try:
