@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from .errors import OperandError, PlanError
+from .kernels import compile_apart
 from .kernels.compile import CompiledGemm
 from .kernels.compile_launch import Block, error_name
 from .kernels.sm90_choice import Sm90Choice
@@ -143,8 +144,8 @@ def kernel(solution: Solution) -> CompiledGemm:
 
 @functools.lru_cache(MAX_KERNELS)
 def _kernel(choice: Sm90Choice, operands: tuple[str, str, str], batched: bool) -> CompiledGemm:
-    plan = plan_of(choice, operands, 1, 1, 1, 2 if batched else 1)
-    return plan.compile()  # type: ignore[no-any-return]
+    compile_apart.prepare((choice, operands, batched))
+    return compile_apart.plan_of((choice, operands, batched)).compile()  # type: ignore[no-any-return]
 
 
 def plan_of(choice: Sm90Choice, operands: tuple[str, str, str], m: int, n: int, k: int, batch: int) -> Any:

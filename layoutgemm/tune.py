@@ -9,21 +9,18 @@ CUDA graphs, bursts in an order drawn anew each round. The fastest goes into the
 from __future__ import annotations
 
 import functools
-import json
-import os
 import random
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from . import tuned
 from .errors import LayoutError, OperandError, PlanError
 from .kernels import object_cache
+from .kernels.compile_apart import build
 from .kernels.sm90_choice import Sm90Choice, choose
 from .kernels.sm90_plan import Sm90Config
 
@@ -107,7 +104,9 @@ def tune(
         except LayoutError as error:
             failed.append((choice, str(error)))
     good = good[:most]
-    failed += build([(choice, operands, False) for choice in good], jobs, say)
+    if object_cache.cache_dir() is not None:
+        answers = build([(choice, operands, False) for choice in good], jobs, say)
+        failed += [(choice, answer) for choice, answer in zip(good, answers) if answer]
     lost = {choice for choice, _ in failed}
     measured, more, of_torch = _measure(
         (m, n, k), dtype, (a_major, b_major), [c for c in good if c not in lost], rounds, budget, say
@@ -196,62 +195,6 @@ def name_of(choice: Sm90Choice) -> str:
     return " ".join(parts)
 
 
-# --------------------------------------------------------------------------------------------------------- compiling
-
-Kernel = tuple[Sm90Choice, tuple[str, ...], bool]
-
-
-def build(kernels: Sequence[Kernel], jobs: int | None = None, say: Progress = print) -> list[tuple[Sm90Choice, str]]:
-    """Compile kernels into the cache on disk, several processes at once; gives those that failed, and why.
-
-    kernels  (configuration, types and orders of A, B, C, whether of a batch)
-    """
-    if object_cache.cache_dir() is None:
-        return []  # nothing to share between processes: they are compiled when they are used
-    failed: list[tuple[Sm90Choice, str]] = []
-    jobs = jobs or max(1, (os.cpu_count() or 2) // 2)
-    shares = [list(kernels[i::jobs]) for i in range(min(jobs, len(kernels)))]
-    start, done = time.monotonic(), 0
-    with ThreadPoolExecutor(max(1, len(shares))) as pool:
-        running = [pool.submit(_build_some, share) for share in shares]
-        for job in as_completed(running):
-            share, problems = job.result()
-            failed += problems
-            done += len(share)
-            say(f"{done} of {len(kernels)} kernels ready, {time.monotonic() - start:.0f} s")
-    return failed
-
-
-def _build_some(share: Sequence[Kernel]) -> tuple[Sequence[Kernel], list[tuple[Sm90Choice, str]]]:
-    """One process that compiles its share, one kernel after the other; it answers one line for each."""
-    lines = [
-        json.dumps({"swapped": c.swapped, "config": asdict(c.config), "operands": operands, "batched": batched})
-        for c, operands, batched in share
-    ]
-    done = subprocess.run(
-        [sys.executable, "-m", "layoutgemm.tune"], input="\n".join(lines), capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )  # fmt: skip
-    answers = done.stdout.splitlines()
-    answers += [f"the compiling process ended: {done.stderr[-300:]}"] * (len(share) - len(answers))
-    return share, [(kernel[0], why) for kernel, why in zip(share, answers) if why != "ok"]
-
-
-def _compile_lines() -> None:
-    """What such a process does: kernels as JSON lines on stdin, "ok" or what went wrong for each on stdout."""
-    for line in sys.stdin:
-        entry = json.loads(line)
-        try:
-            choice = tuned.choice_of(entry)
-            if choice is None:
-                raise PlanError("no configuration")
-            a, b, c = entry["operands"]
-            choice.plan(1, 1, 1, batch=2 if entry["batched"] else 1, a=a, b=b, c=c).compile()
-            print("ok", flush=True)
-        except Exception as error:  # one kernel less; the answer says which and why
-            print(f"{type(error).__name__}: {error}".replace("\n", " "), flush=True)
-
-
 # --------------------------------------------------------------------------------------------------------- measuring
 
 
@@ -309,7 +252,3 @@ def _measure(
     launches = len(sets) * max(1, problem.launches // len(sets))
     seconds = {name: statistics.median(values) / launches for name, values in samples.items()}
     return {names[name]: value for name, value in seconds.items() if name in names}, failed, seconds["torch"]
-
-
-if __name__ == "__main__":
-    _compile_lines()

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from .errors import LayoutError
-from .kernels import object_cache
+from .kernels import compile_apart, object_cache
 from .kernels.sm90_choice import Sm90Choice
-from .kernels.sm90_plan import Sm90Config
 
 Sizes = tuple[int, int, int, int]
 _LOCK = threading.Lock()
@@ -70,8 +69,7 @@ def choice_of(entry: Any) -> Sm90Choice | None:
     True
     """
     try:
-        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in entry["config"].items()}
-        return Sm90Choice(Sm90Config(**values), bool(entry["swapped"]))
+        return compile_apart.choice_of(entry)
     except (LayoutError, TypeError, KeyError, AttributeError):
         return None
 

@@ -133,6 +133,12 @@ def read(facts: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, bytes] |
         return None
 
 
+def kept(facts: Mapping[str, Any]) -> bool:
+    """Whether there is a file of these facts; whether it is sound, reading it tells."""
+    path = _path(facts)
+    return path is not None and path.exists()
+
+
 def write(facts: Mapping[str, Any], parts: Mapping[str, bytes]) -> Path | None:
     """Keep a kernel's parts under its facts; gives the file, or None when the cache is off or cannot be written."""
     path = _path(facts)
