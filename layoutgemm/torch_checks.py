@@ -17,9 +17,8 @@ _EIGHT = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 def check_tensors(a: Any, b: Any, allow_tf32: bool | None) -> None:
     """Raise TensorError or OperandError unless a and b are tensors whose product there is a kernel for."""
+    require_tensors(a, b)
     for name, x in (("a", a), ("b", b)):
-        if not isinstance(x, torch.Tensor):
-            raise OperandError(f"{name} is a {type(x).__module__}.{type(x).__qualname__}, not a torch tensor")
         if x.layout != torch.strided:
             raise OperandError(f"{name} is {x.layout}: this library multiplies dense tensors; {name}.to_dense() is one")
     if a.device != b.device:
@@ -40,6 +39,13 @@ def check_tensors(a: Any, b: Any, allow_tf32: bool | None) -> None:
             "allow_tf32=True, set torch.backends.cuda.matmul.allow_tf32 = True, convert them to bfloat16 or float16, "
             "or use torch.matmul"
         )
+
+
+def require_tensors(a: Any, b: Any) -> None:
+    """Raise OperandError unless both are tensors."""
+    for name, x in (("a", a), ("b", b)):
+        if not isinstance(x, torch.Tensor):
+            raise OperandError(f"{name} is a {type(x).__module__}.{type(x).__qualname__}, not a torch tensor")
 
 
 def tf32_allowed(allow: bool | None) -> bool:

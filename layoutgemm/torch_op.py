@@ -20,7 +20,7 @@ import torch
 from .errors import OperandError, TensorError
 from .kernels.sm90_choice import Sm90Choice
 from .kernels.sm90_plan import Sm90Config
-from .torch_checks import check_out, check_tensors, output_type, tf32_allowed
+from .torch_checks import check_out, check_tensors, output_type, require_tensors, tf32_allowed
 from .torch_launch import C_NAMES, NAMES, Prepared, gpu, plan_of, problem_of
 from .torch_library import differentiable
 from .torch_problem import Given, Problem, contiguous_strides, shapes_of, solve
@@ -99,7 +99,10 @@ def matmul(
     ):
         index = a.get_device()
         key = (a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype, index, out_dtype, config)
-        ready = _PREPARED.get(key)
+        try:
+            ready = _PREPARED.get(key)
+        except TypeError:  # a config that cannot be hashed is none
+            ready = None
         if (
             ready is not None
             and ready.simple
@@ -155,8 +158,11 @@ def _checked(
     config: Config | None, out_dtype: torch.dtype | None, allow_tf32: bool | None,
 ) -> torch.Tensor:  # fmt: skip
     """Everything but the fast path: autocast, checks, and whoever looks on."""
+    require_tensors(a, b)
     a, b = autocast(a, b)
     check_tensors(a, b, allow_tf32)
+    if config is not None:
+        choice_of(config)
     kind = output_type(a, b, out_dtype)
     if activation is not None and activation not in ACTIVATIONS:
         raise OperandError(f"activation {activation!r}: known are {', '.join(map(repr, ACTIVATIONS))}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
 from math import prod
 from typing import NamedTuple
@@ -249,7 +250,7 @@ def _solve(problem: Problem, copies: tuple[Copy | None, Copy | None, Copy | None
     for index, x, k_major in ((0, a, "row"), (1, b, "col")):
         order, rule = _readable(x, k_major)
         if rule:
-            return _solve(*_with_copy(problem, copies, index, order, rule, ()))
+            return _solve(*_with_copy(problem, copies, index, k_major, rule, ()))
         orders.append(order)
     order, direct = _writable(c)
     if not order:
@@ -333,24 +334,23 @@ def _line_rule(x: Matrices, order: str) -> str:
 
 
 def _readable(x: Matrices, k_major: str) -> tuple[str, str]:
-    """(order in which tensor copies read the operand, ""), or (order that a copy should have, why it is needed)."""
+    """(order in which tensor copies read the operand, ""), or (any, why none of them can)."""
     both = x.dtype in _BOTH_MAJORS
     orders = (k_major, "col" if k_major == "row" else "row") if both else (k_major,)
     rules = {order: _line_rule(x, order) for order in orders}
     size = dtype(x.dtype).bytes
     uneven = next((step for step in x.batch if step * size % STRIDE_UNIT), None)
-    # A line that is contiguous stays one in a copy: then it only changes the pitch.
-    kept = next((order for order in orders if x.lines(order)[1] == 1 and x.lines(order)[0] > 1), k_major)
     if not x.aligned:
-        return kept, f"it starts at no multiple of {STRIDE_UNIT} bytes"
+        return k_major, f"it starts at no multiple of {STRIDE_UNIT} bytes"
     if uneven is not None:
-        return kept, f"matrices of the batch lie {uneven} * {size} = {uneven * size} bytes apart, no multiple of 16"
+        return k_major, f"matrices of the batch lie {uneven} * {size} = {uneven * size} bytes apart, no multiple of 16"
     for order, rule in rules.items():
         if not rule:
             return order, ""
     if not both and x.lines(k_major)[1] != 1:
-        return kept, f"{x.dtype} is multiplied with K contiguous alone, and its strides are {x.row, x.column}"
-    return kept, rules[kept]
+        return k_major, f"{x.dtype} is multiplied with K contiguous alone, and its strides are {x.row, x.column}"
+    # Of two reasons the one that is nearer to a way out.
+    return k_major, next((rule for rule in rules.values() if "elements of a line" not in rule), rules[k_major])
 
 
 def _writable(c: Matrices) -> tuple[str, bool]:
@@ -374,11 +374,21 @@ def _writable(c: Matrices) -> tuple[str, bool]:
 def _with_copy(
     problem: Problem, copies: tuple[Copy | None, ...], index: int, order: str, why: str, repeat: Ints
 ) -> tuple[Problem, tuple[Copy | None, Copy | None, Copy | None]]:
-    """The problem with one tensor replaced by a copy of that order; `repeat` is the batch where stretching ends."""
+    """The problem with one tensor replaced by a copy; `repeat` is the batch where stretching ends.
+
+    order  of the copy, unless the tensor has lines of the other order: those stay, and only their pitch changes
+    """
     name = "abc"[index]
     given: Given = getattr(problem, name)
+    if index < 2 and given.dtype in _BOTH_MAJORS and len(given.shape) > 1:
+        lines = {"row": (given.shape[-1], given.strides[-1]), "col": (given.shape[-2], given.strides[-2])}
+        order = next((o for o, (extent, step) in lines.items() if step == 1 and extent > 1), order)
     if copies[index] is not None:
         raise OperandError(f"{name}: {why}, and so for its copy {copies[index]}")
+    if index == 2:
+        strides = contiguous_strides(given.shape)
+        copy = Copy(given.shape, strides, f"out: {why}")
+        return replace(problem, c=Given(given.shape, strides, given.dtype)), (*copies[:2], copy)  # type: ignore[return-value]
     shape = (*repeat, *given.shape[-2:]) if repeat else given.shape
     strides = padded_strides(shape, order, given.dtype)
     if not repeat and len(shape) > 2:  # what is stretched stays so
@@ -386,8 +396,7 @@ def _with_copy(
         shape = (*kept, *shape[-2:])
         strides = padded_strides(shape, order, given.dtype)
     pitch = f", lines {max(strides[-2:])} elements apart" if len(shape) > 1 else ""
-    said = "out" if index == 2 else name
-    copy = Copy(shape, strides, f"{said}: {why}" if index == 2 else f"{said}: {why}; copied {order}-major{pitch}")
+    copy = Copy(shape, strides, f"{name}: {why}; copied {order}-major{pitch}")
     full = (*repeat, *given.shape[-2:]) if repeat else given.shape
     seen = tuple([0 if n == 1 != m else s for n, m, s in zip(shape[:-2], full[:-2], strides[:-2])])
     changed = Given(full, (*seen, *strides[-2:]), given.dtype)
@@ -417,7 +426,7 @@ def padded_strides(shape: Ints, order: str, name: str) -> Ints:
 
 
 def _choice(
-    problem: Problem, sizes: tuple[int, int, int, int], orders: Sequence[str], names: Sequence[str], direct: bool
+    problem: Problem, sizes: tuple[int, int, int, int], orders: Sequence[str], names: tuple[str, ...], direct: bool
 ) -> tuple[Sm90Choice, str]:
     """The first configuration, of the caller's or of the likeliest, whose plan can be derived."""
     m, n, k, batch = sizes
@@ -425,18 +434,27 @@ def _choice(
     for choice, why in _candidates(problem, sizes, orders):
         if direct:
             choice = replace(choice, config=replace(choice.config, store="direct", split=1, early=False))
-        try:
-            plan = choice.plan(1, 1, 1, batch=min(batch, 2), a=names[0], b=names[1], c=names[2])
-        except LayoutError as error:
+        tile, error = _derived(choice, names, batch > 1)
+        if error is not None:
             last = last or error
             continue
         rows, columns = (n, m) if choice.swapped else (m, n)
         along_m, along_n = choice.config.cluster
-        across = -(-rows // (plan.tile[0] * along_m)), -(-columns // (plan.tile[1] * along_n))
+        across = -(-rows // (tile[0] * along_m)), -(-columns // (tile[1] * along_n))
         if across[0] * across[1] * batch <= MAX_TILES:
             return choice, why
         last = OperandError(f"{across[0]} * {across[1]} * {batch} tiles, which are numbered up to {MAX_TILES}")
     raise OperandError(f"no kernel for a {names[0]}, b {names[1]}, c {names[2]}, {m}x{n}x{k}: {last}") from last
+
+
+@lru_cache(4096)
+def _derived(choice: Sm90Choice, names: tuple[str, ...], batched: bool) -> tuple[tuple[int, int], LayoutError | None]:
+    """The tile of a choice's plan for these operands, or the error of its derivation: sizes take no part in it."""
+    try:
+        plan = choice.plan(1, 1, 1, batch=2 if batched else 1, a=names[0], b=names[1], c=names[2])
+    except LayoutError as error:
+        return (0, 0), error.with_traceback(None)
+    return plan.tile[:2], None
 
 
 def _candidates(
