@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "layoutgemm.matmul, B transposed": lambda: matmul(a, stride_b),
         "torch.matmul, out=": lambda: torch.matmul(a, b, out=c),
         "layoutgemm.matmul, out=": lambda: matmul(a, b, out=c),
-        "part: the output's memory": lambda: a.new_empty(ready.shape, dtype=ready.kind),
+        "part: the output's memory": lambda: torch_op._empty(ready.shape, ready.strides, ready.kind),
         "part: the launch": lambda: ready.launch(*pointers, stream),
     }
     samples = measure(contenders, torch.cuda.synchronize, options.rounds, options.calls)

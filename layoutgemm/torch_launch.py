@@ -20,7 +20,7 @@ from .kernels import compile_apart
 from .kernels.compile import CompiledGemm
 from .kernels.compile_launch import Block, error_name
 from .kernels.sm90_choice import Sm90Choice
-from .torch_problem import Copy, Given, Problem, Solution, solve
+from .torch_problem import Copy, Given, Problem, Solution, contiguous_strides, solve
 
 # torch's types and the names that plans use; float32 is multiplied as tf32, which keeps 11 bits of the significand.
 NAMES = {
@@ -37,7 +37,7 @@ class Prepared:
     """A problem on one GPU, ready to be launched any number of times.
 
     solution  what is launched
-    shape     of the result, and its type `kind`
+    shape     of the result, its strides, and its type `kind`
     device    index of the GPU
     simple    one launch and no copies: `launch` alone does it
     tf32      float32 operands, for which the caller's leave is asked each time
@@ -45,12 +45,13 @@ class Prepared:
 
     __slots__ = (
         "_a", "_b", "_entry", "_free", "_launcher", "_template",
-        "device", "kind", "shape", "simple", "solution", "tf32",
+        "device", "kind", "shape", "simple", "solution", "strides", "tf32",
     )  # fmt: skip
 
     def __init__(self, problem: Problem, shape: Sequence[int], kind: torch.dtype, device: int):
         self.solution = solve(problem)
         self.shape, self.kind, self.device = tuple(shape), kind, device
+        self.strides = contiguous_strides(self.shape)
         self.simple = self.solution.copies == _NO_COPIES and len(self.solution.launches) == 1
         self.tf32 = problem.a.dtype == "tf32"
         compiled = kernel(self.solution)

@@ -37,7 +37,8 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 MAX_PREPARED = 4096  # problems kept ready; beyond, the oldest quarter goes
 _PREPARED: dict[tuple[Any, ...], Prepared] = {}
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+_Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
+_PLAIN = frozenset({_Tensor, _Parameter})
 # What tells that somebody looks on, each a call into C of some ten nanoseconds; and what a launch needs of torch.
 _C = torch._C
 _is_compiling, _grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
@@ -46,6 +47,14 @@ _functorch = _C._functorch.peek_interpreter_stack
 _autocast, _tracing = _C._is_any_autocast_enabled, _C._get_tracing_state
 _current_device = getattr(_C, "_cuda_getDevice", None)
 _raw_stream = getattr(_C, "_cuda_getCurrentRawStream", None)
+
+
+def _empty_strided(shape: Sequence[int], strides: Sequence[int], kind: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(shape, strides, dtype=kind, device="cuda")
+
+
+# What torch's own generated code allocates with: half the time of torch.empty, and all the dispatcher adds is skipped.
+_empty = getattr(getattr(getattr(_C, "_dynamo", None), "guards", None), "_empty_strided_cuda", _empty_strided)
 
 
 def matmul(
@@ -93,8 +102,8 @@ def matmul(
         out is None
         and bias is None
         and activation is None
-        and type(a) in _PLAIN
-        and type(b) in _PLAIN
+        and ((kind := type(a)) is _Tensor or kind is _Parameter)
+        and ((kind := type(b)) is _Tensor or kind is _Parameter)
         and not ((a.requires_grad or b.requires_grad) and _grad_enabled())
     ):
         index = a.get_device()
@@ -114,7 +123,7 @@ def matmul(
         ):
             at_a, at_b = a.data_ptr(), b.data_ptr()
             if not (at_a | at_b) & 15:
-                c = a.new_empty(ready.shape, dtype=ready.kind)
+                c = _empty(ready.shape, ready.strides, ready.kind)  # on the current device
                 ready.launch(at_a, at_b, c.data_ptr(), _raw_stream(index))  # type: ignore[misc]
                 return c
     return _checked(a, b, out, bias, activation, config, out_dtype, allow_tf32)

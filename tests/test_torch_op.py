@@ -281,6 +281,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(torch_op, "_current_device", lambda: -1)
     monkeypatch.setattr(torch_op, "_raw_stream", lambda index: 77)
     monkeypatch.setattr(torch_op, "gpu", lambda index: (132, "NVIDIA H200"))
+    monkeypatch.setattr(torch_op, "_empty", lambda shape, step, kind: torch.empty_strided(shape, step, dtype=kind))
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=88))
     torch_op.forget()
