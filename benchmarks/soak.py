@@ -53,7 +53,7 @@ def types() -> tuple[Any, ...]:
             soak_cases.kernel_of(case, H200)
         except LayoutError:
             continue
-        found.append(kind)
+        found += [kind, torch.uint8] if kind == torch.int8 else [kind]
     return tuple(found)
 
 

@@ -84,7 +84,7 @@ def _types(device: str) -> Iterator[Refusal]:
 
 
 def _unsupported(device: str) -> Iterator[Refusal]:
-    for kind in (torch.float64, torch.int32, torch.int64, torch.int16, torch.bool, torch.uint8, torch.complex64):
+    for kind in (torch.float64, torch.int32, torch.int64, torch.int16, torch.bool, torch.complex128, torch.complex64):
         x = torch.ones(16, 16, device=device).to(kind)
         yield Refusal(f"type {kind}", lambda x=x: matmul(x, x), OperandError, "this library multiplies")
         yield Refusal(f"vector of {kind}", lambda x=x: matmul(x[0], x), OperandError, "this library multiplies")
@@ -137,7 +137,7 @@ def _outputs(device: str) -> Iterator[Refusal]:
 def _output_types(device: str) -> Iterator[Refusal]:
     for given, asked in [
         *itertools.product((BF16, F16, E4M3, E5M2), (torch.float64, torch.int32, torch.int8, torch.bool)),
-        *itertools.product((I8,), (BF16, F32, torch.int8, torch.int64)),
+        *itertools.product((I8,), (torch.float64, torch.bool, torch.int8, torch.int64)),
         *itertools.product((F32,), (torch.float64, torch.int32)),
     ]:
         x = _ones(device, 16, 16, dtype=given)

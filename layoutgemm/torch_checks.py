@@ -12,7 +12,8 @@ from .errors import OperandError, TensorError
 from .torch_launch import C_NAMES, NAMES, TYPES
 from .torch_problem import C_TYPES
 
-_EIGHT = (torch.float8_e4m3fn, torch.float8_e5m2)
+# Types of which two kinds may meet in one product.
+_MIXED = ({torch.float8_e4m3fn, torch.float8_e5m2}, {torch.int8, torch.uint8})
 
 
 def check_tensors(a: Any, b: Any, allow_tf32: bool | None) -> None:
@@ -28,7 +29,7 @@ def check_tensors(a: Any, b: Any, allow_tf32: bool | None) -> None:
         )
     if a.device.type not in ("cuda", "cpu", "meta"):
         raise OperandError(f"a is on {a.device}; this library runs on CUDA GPUs, and on the CPU as their reference")
-    if a.dtype != b.dtype and not (a.dtype in _EIGHT and b.dtype in _EIGHT):
+    if a.dtype != b.dtype and not any({a.dtype, b.dtype} == kinds for kinds in _MIXED):
         raise TensorError(f"expected a and b to have the same dtype, but got: {a.dtype} != {b.dtype}")
     if a.dtype not in NAMES:
         known = ", ".join(str(kind).removeprefix("torch.") for kind in NAMES)

@@ -25,7 +25,7 @@ from .torch_problem import Copy, Given, Problem, Solution, contiguous_strides, s
 # torch's types and the names that plans use; float32 is multiplied as tf32, which keeps 11 bits of the significand.
 NAMES = {
     torch.bfloat16: "bf16", torch.float16: "f16", torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2",
-    torch.float32: "tf32", torch.int8: "i8",
+    torch.float32: "tf32", torch.int8: "i8", torch.uint8: "u8",
 }  # fmt: skip
 C_NAMES = {**NAMES, torch.float32: "f32", torch.int32: "i32"}
 TYPES = {name: kind for kind, name in C_NAMES.items()}
@@ -44,7 +44,7 @@ class Prepared:
     """
 
     __slots__ = (
-        "_a", "_b", "_entry", "_free", "_launcher", "_template",
+        "_a", "_b", "_entry", "_free", "_launcher", "_stream", "_template",
         "device", "kind", "shape", "simple", "solution", "strides", "tf32",
     )  # fmt: skip
 
@@ -59,6 +59,7 @@ class Prepared:
         self._launcher, self._entry = compiled.launcher, compiled.launcher.entry
         self._template = arguments(self.solution, (0, 0, 0), workers(self.solution, problem.multiprocessors))
         self._a, self._b = (1, 0) if self.solution.choice.swapped else (0, 1)
+        self._stream = len(self._template)
         self._free: list[Block] = []
 
     def launch(self, a: int, b: int, c: int, stream: int) -> None:
@@ -74,9 +75,9 @@ class Prepared:
         values[self._a] = a
         values[self._b] = b
         values[2] = c
-        values[14] = stream
+        values[self._stream] = stream
         self._entry(block.pointer)
-        error = values[15]
+        error = values[self._stream + 1]
         self._free.append(block)
         if error:
             raise PlanError(f"CUDA refused the launch: {error_name(error & 0xFFFFFFFF)}; {self.solution.choice}")
@@ -150,7 +151,7 @@ def _kernel(choice: Sm90Choice, operands: tuple[str, str, str], batched: bool) -
 
 
 def plan_of(choice: Sm90Choice, operands: tuple[str, str, str], m: int, n: int, k: int, batch: int) -> Any:
-    """The plan of a choice; one of sizes 1 has the code of any other."""
+    """The plan of a choice for a problem's sizes."""
     a, b, c = operands
     return choice.plan(m, n, k, batch=batch, a=a, b=b, c=c)
 
@@ -191,7 +192,7 @@ def emulate(solution: Solution, a: torch.Tensor, b: torch.Tensor, c: torch.Tenso
     from .kernels.emulated import emulate_launch
 
     # Elements as plain words of their width: what they mean is the kernel's business.
-    plan = plan_of(solution.choice, solution.operands, 1, 1, 1, min(solution.sizes[3], 2))
+    plan = compile_apart.plan_of((solution.choice, solution.operands, solution.sizes[3] > 1))
     held: list[torch.Tensor] = []
 
     def launch(*addresses: int) -> None:

@@ -70,18 +70,18 @@ def matmul(
 ) -> torch.Tensor:
     """activation(a @ b + bias), with shapes as in torch.matmul: vectors, matrices, batches that broadcast.
 
-    a, b        bfloat16, float16, float8_e4m3fn or float8_e5m2 (both kinds may meet), int8, or float32 multiplied as
-                tf32; on one GPU of compute capability 9.0, or on the CPU. Any strides: what tensor copies cannot read
-                in place (`explain_matmul` tells) is copied first
+    a, b        bfloat16, float16, float8_e4m3fn or float8_e5m2, int8 or uint8 (two kinds of 8 bits may meet), or
+                float32 multiplied as tf32; on one GPU of compute capability 9.0, or on the CPU. Any strides: what
+                tensor copies cannot read in place (`explain_matmul` tells) is copied first
     out         where the product goes, of the result's shape and type; may not share memory with a or b
     bias        added along the last dimension; activation one of relu, gelu, gelu_tanh, silu, sigmoid, tanh. Neither is
                 fused yet: the product is written in float32 first and rounded once, at the end
     config      the kernel's configuration, an Sm90Config or Sm90Choice; default what `layoutgemm.tune` measured for the
                 product, or else `sm90_choice.choose`
-    out_dtype   default a's type; bfloat16 for 8-bit floats, int32 for int8
+    out_dtype   default a's type; bfloat16 for 8-bit floats, int32 for integers
     allow_tf32  whether float32 may be multiplied as tf32; default torch.backends.cuda.matmul.allow_tf32
 
-    Sums are float32 (int32 for int8). On the CPU the product is computed in float64 and rounded once: the reference,
+    Sums are float32, of integers int32. On the CPU the product is computed in float64 and rounded once: the reference,
     with the same refusals. Differentiable (twice, too); works under torch.compile, torch.func.vmap, autocast and in
     CUDA graphs after one call outside.
 
@@ -153,7 +153,7 @@ def gemm(
     if c is None and not (isinstance(beta, (int, float)) and beta == 0):
         raise OperandError(f"beta = {beta!r} needs a c to scale")
     kind = output_type(a, b, None) if c is None else c.dtype
-    wide = torch.int32 if a.dtype == torch.int8 else torch.float32
+    wide = torch.float32 if a.dtype.is_floating_point else torch.int32
     value = alpha * matmul(a, b, config=config, out_dtype=wide, allow_tf32=allow_tf32)
     if c is not None and not (isinstance(beta, (int, float)) and beta == 0):
         if shapes_of(a.shape, b.shape).result != tuple(torch.broadcast_shapes(c.shape, value.shape)):

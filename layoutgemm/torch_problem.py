@@ -29,14 +29,15 @@ MAX_LAUNCHES = 32
 # and no GPU was asked yet (tests/kernels/test_gpu_matmul.py does). Until then it is a launch for each of the batch.
 STRETCHED_IN_MAP = False
 # Types that are multiplied, each with the types of C that may be asked for; the first is the default. 8-bit floats of
-# both kinds may meet in one product.
+# both kinds may meet in one product, and so may 8-bit integers.
 C_TYPES = {
     "bf16": ("bf16", "f32", "f16", "e4m3", "e5m2"),
     "f16": ("f16", "f32", "bf16", "e4m3", "e5m2"),
     "e4m3": ("bf16", "f16", "f32", "e4m3", "e5m2"),
     "e5m2": ("bf16", "f16", "f32", "e4m3", "e5m2"),
-    "tf32": ("f32", "bf16", "f16"),
-    "i8": ("i32",),
+    "tf32": ("f32", "bf16", "f16", "e4m3", "e5m2"),
+    "i8": ("i32", "f32", "bf16", "f16", "e4m3", "e5m2"),
+    "u8": ("i32", "f32", "bf16", "f16", "e4m3", "e5m2"),
 }
 _BOTH_MAJORS = ("bf16", "f16")  # wgmma reads others with K contiguous alone: PTX ISA, "wgmma", matrix transpose
 
@@ -433,8 +434,9 @@ def _choice(
     last: LayoutError | None = None
     for choice, why in _candidates(problem, sizes, orders):
         if direct:
-            choice = replace(choice, config=replace(choice.config, store="direct", split=1, early=False))
-        tile, error = _derived(choice, names, batch > 1)
+            choice = replace(choice, config=replace(choice.config, store="direct", split=1, early=0))
+        # Of the sizes only K takes part, and only where the last k tiles are multiplied in another order.
+        tile, error = _derived(choice, names, batch > 1, min(k, 1 << 16) if choice.config.early else 1 << 16)
         if error is not None:
             last = last or error
             continue
@@ -448,10 +450,12 @@ def _choice(
 
 
 @lru_cache(4096)
-def _derived(choice: Sm90Choice, names: tuple[str, ...], batched: bool) -> tuple[tuple[int, int], LayoutError | None]:
-    """The tile of a choice's plan for these operands, or the error of its derivation: sizes take no part in it."""
+def _derived(
+    choice: Sm90Choice, names: tuple[str, ...], batched: bool, k: int
+) -> tuple[tuple[int, int], LayoutError | None]:
+    """The tile of a choice's plan for these operands, or the error of its derivation."""
     try:
-        plan = choice.plan(1, 1, 1, batch=2 if batched else 1, a=names[0], b=names[1], c=names[2])
+        plan = choice.plan(1, 1, k, batch=2 if batched else 1, a=names[0], b=names[1], c=names[2])
     except LayoutError as error:
         return (0, 0), error.with_traceback(None)
     return plan.tile[:2], None
@@ -465,7 +469,6 @@ def _candidates(
         yield problem.config, "given by the caller"
         return
     m, n, k, batch = sizes
-    bits = dtype(problem.a.dtype).bits
     types = problem.a.dtype, problem.b.dtype, problem.c.dtype
     if (found := tuned.lookup(problem.gpu, sizes, types, tuple(orders))) is not None:
         yield found, "measured by layoutgemm.tune"
@@ -474,7 +477,7 @@ def _candidates(
     flip = n < m and n <= 64
     rows, columns, b_major = (n, m, k_major[0]) if flip else (m, n, k_major[1])
     choice, why = choose(
-        rows, columns, k, batch=batch, bits=bits, b_major="K" if b_major else "MN",
+        rows, columns, k, batch=batch, a=problem.a.dtype, b_major="K" if b_major else "MN",
         multiprocessors=problem.multiprocessors,
     )  # fmt: skip
     swapped = choice.swapped != flip

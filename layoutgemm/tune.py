@@ -99,7 +99,7 @@ def tune(
     good, failed = [], []
     for choice in candidates(m, n, k, a_major, b_major, processors):
         try:
-            choice.plan(1, 1, 1, a=operands[0], b=operands[1], c=operands[2])
+            choice.plan(m, n, k, a=operands[0], b=operands[1], c=operands[2])
             good.append(choice)
         except LayoutError as error:
             failed.append((choice, str(error)))
@@ -141,7 +141,7 @@ def candidates(
     chosen, _ = choose(m, n, k, b_major="K" if b_major == "k" else "MN", multiprocessors=multiprocessors)
     few = m <= 64
     seen = set()
-    around = _few_rows(m, n, multiprocessors) if few else _many_rows(chosen)
+    around = _few_rows(m, n, multiprocessors) if few else _many_rows(chosen, k)
     for choice in [chosen, *around]:
         # Rows are left out of the copies only where K is contiguous in the kernel's A.
         if choice.config.rows is not None and (b_major if choice.swapped else a_major) != "k":
@@ -164,13 +164,14 @@ def _few_rows(m: int, n: int, multiprocessors: int) -> Iterator[Sm90Choice]:
         yield Sm90Choice(replace(base, tile=(128, width), consumers=2, split=split), swapped=True)
 
 
-def _many_rows(chosen: Sm90Choice) -> Iterator[Sm90Choice]:
-    base = replace(chosen.config, schedule="cooperative", loader="self", early=False, chunks=1, buffers=2)
+def _many_rows(chosen: Sm90Choice, k: int) -> Iterator[Sm90Choice]:
+    base = replace(chosen.config, schedule="cooperative", loader="self", early=0, chunks=1, buffers=2)
+    early = 2 if k >= 1024 else 0
     clusters = (((2, 1), 8, "M"), ((1, 1), 8, "M"), ((1, 2), 8, "N"), ((2, 1), 8, "N"))
     for cluster, group, along in clusters:
         here = replace(base, cluster=cluster, group=group, along=along)
         for width in (128, 160, 192, 224):
-            yield Sm90Choice(replace(here, tile=(256, width), consumers=2, early=True))
+            yield Sm90Choice(replace(here, tile=(256, width), consumers=2, early=early))
         for width in (128, 192, 256):
             yield Sm90Choice(replace(here, tile=(128, width), consumers=2))
         for width in (128, 160, 192):

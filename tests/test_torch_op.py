@@ -401,7 +401,7 @@ def test_blocks_belong_to_one_call_at_a_time() -> None:
     found.solution = solve(Problem(given(64, 64), given(64, 64), given(64, 64)))
     found._entry = host
     found._launcher = SimpleNamespace(block=lambda arguments: Block(host, arguments))
-    found._template, found._free, (found._a, found._b) = (0,) * 14, [], (0, 1)
+    found._template, found._free, found._a, found._b, found._stream = (0,) * 14, [], 0, 1, 14
 
     def work(thread: int) -> None:
         for step in range(300):

@@ -34,7 +34,7 @@ def test_candidates(sizes: tuple[int, int, int]) -> None:
     derived = 0
     for choice in found:
         try:
-            choice.plan(1, 1, 1, b="bf16:col")
+            choice.plan(*sizes, b="bf16:col")
             derived += 1
         except LayoutError:
             pass
