@@ -154,7 +154,7 @@ def host_costs(seed: int, kernels: int) -> dict[str, Any]:
         compiling._LOADED.clear()
         torch_launch._kernel.cache_clear()
         start = time.perf_counter()
-        torch_launch._kernel(*kernel).launcher.load(0)
+        torch_launch._kernel(kernel).launcher.load(0)
         warm.append(time.perf_counter() - start)
     record["warm_s"] = sorted(warm)[2]
     cold = []
@@ -164,7 +164,7 @@ def host_costs(seed: int, kernels: int) -> dict[str, Any]:
             compiling._LOADED.clear()
             torch_launch._kernel.cache_clear()
             start = time.perf_counter()
-            torch_launch._kernel(*kernel).launcher.load(0)
+            torch_launch._kernel(kernel).launcher.load(0)
             cold.append(time.perf_counter() - start)
     record["cold_first_s"], record["cold_next_s"] = cold[0], cold[1:]
     return record

@@ -174,7 +174,7 @@ def kernel_of(case: Case, gpu: tuple[int, str]) -> tuple[Kernel | None, int]:
     c = out if out is not None else Given(shapes.result, contiguous_strides(shapes.result), C_NAMES[wide])
     assert a.dtype in NAMES
     found = solve(problem_of(a, b, c, choice_of(case.config), *gpu))
-    return (found.choice, found.operands, found.sizes[3] > 1), sum(copy is not None for copy in found.copies)
+    return found.kernel, sum(copy is not None for copy in found.copies)
 
 
 def cases(

@@ -93,8 +93,8 @@ def check_out(out: Any, shape: Sequence[int], kind: torch.dtype, a: torch.Tensor
             "unsupported operation: more than one element of the written-to tensor refers to a single memory "
             f"location: out has shape {list(out.shape)} and strides {list(out.stride())}"
         )
-    if out.device.type == "meta":
-        return
+    if out.device.type == "meta" or torch.compiler.is_compiling() or type(out) is not torch.Tensor:
+        return  # there is no address to compare
     for name, x in (("a", a), ("b", b)):
         if share_memory(out, x):
             raise TensorError(

@@ -15,10 +15,13 @@ from typing import Any
 
 import torch
 
+from .dtypes import dtype
 from .errors import OperandError, PlanError
 from .kernels import compile_apart
 from .kernels.compile import CompiledGemm
-from .kernels.compile_launch import Block, error_name
+from .kernels.compile_apart import Kernel
+from .kernels.compile_launch import THREAD, Block, bind, error_name
+from .kernels.epilogue import MAX_WORDS, Epilogue
 from .kernels.sm90_choice import Sm90Choice
 from .torch_problem import Copy, Given, Problem, Solution, contiguous_strides, solve
 
@@ -31,6 +34,7 @@ C_NAMES = {**NAMES, torch.float32: "f32", torch.int32: "i32"}
 TYPES = {name: kind for kind, name in C_NAMES.items()}
 _NO_COPIES = (None, None, None)
 MAX_KERNELS = 1024
+_WORDS = 14  # where an epilogue's words begin, after the product's own arguments
 
 
 class Prepared:
@@ -41,11 +45,12 @@ class Prepared:
     device    index of the GPU
     simple    one launch and no copies: `launch` alone does it
     tf32      float32 operands, for which the caller's leave is asked each time
+    spans     bytes that A, B and C reach over, from their first
     """
 
     __slots__ = (
         "_a", "_b", "_entry", "_free", "_launcher", "_stream", "_template",
-        "device", "kind", "shape", "simple", "solution", "strides", "tf32",
+        "device", "kind", "shape", "simple", "solution", "spans", "strides", "tf32",
     )  # fmt: skip
 
     def __init__(self, problem: Problem, shape: Sequence[int], kind: torch.dtype, device: int):
@@ -54,19 +59,26 @@ class Prepared:
         self.strides = contiguous_strides(self.shape)
         self.simple = self.solution.copies == _NO_COPIES and len(self.solution.launches) == 1
         self.tf32 = problem.a.dtype == "tf32"
+        self.spans = tuple([span(x) for x in (problem.a, problem.b, problem.c)])
         compiled = kernel(self.solution)
         compiled.launcher.load(device)
         self._launcher, self._entry = compiled.launcher, compiled.launcher.entry
         self._template = arguments(self.solution, (0, 0, 0), workers(self.solution, problem.multiprocessors))
-        self._a, self._b = (1, 0) if self.solution.choice.swapped else (0, 1)
+        self._a, self._b = (1, 0) if self.solution.kernel.choice.swapped else (0, 1)
         self._stream = len(self._template)
         self._free: list[Block] = []
 
-    def launch(self, a: int, b: int, c: int, stream: int) -> None:
+    def launch(self, a: int, b: int, c: int, stream: int, words: Sequence[int] = ()) -> None:
         """Launch at these addresses on a stream of the current device, which has to be this one's.
+
+        words  the epilogue's, as `kernels.epilogue_words` makes them
 
         Raises PlanError when CUDA refuses.
         """
+        try:
+            THREAD.bound  # noqa: B018  # absent in a thread that has no context yet
+        except AttributeError:
+            bind(self.device)
         try:
             block = self._free.pop()
         except IndexError:  # as many blocks as there were calls at once
@@ -75,19 +87,23 @@ class Prepared:
         values[self._a] = a
         values[self._b] = b
         values[2] = c
+        for place, word in enumerate(words, _WORDS):
+            values[place] = word
         values[self._stream] = stream
         self._entry(block.pointer)
         error = values[self._stream + 1]
         self._free.append(block)
         if error:
-            raise PlanError(f"CUDA refused the launch: {error_name(error & 0xFFFFFFFF)}; {self.solution.choice}")
+            raise PlanError(f"CUDA refused the launch: {error_name(error & 0xFFFFFFFF)}; {self.solution.kernel}")
 
-    def run(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+    def run(
+        self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, words: Sequence[int] = ()
+    ) -> torch.Tensor:
         """C = A @ B on the current stream of their device, copies included."""
         c = torch.empty(self.shape, dtype=self.kind, device=a.device) if out is None else out
         with torch.cuda.device(self.device):
             stream = torch.cuda.current_stream().cuda_stream
-            run(self.solution, a, b, c, lambda x, y, z: self.launch(x, y, z, stream))
+            run(self.solution, a, b, c, lambda x, y, z: self.launch(x, y, z, stream, words))
         return c
 
 
@@ -123,14 +139,18 @@ def empty_copy(x: torch.Tensor, copy: Copy) -> torch.Tensor:
     return torch.empty_strided(copy.shape, copy.strides, dtype=x.dtype, device=x.device)
 
 
-def arguments(solution: Solution, pointers: Sequence[Any], workers: int) -> tuple[Any, ...]:
-    """A launch's arguments, as the kernel's `parameters` name them."""
-    return solution.choice.arguments(pointers, solution.sizes, solution.leading, solution.strides, workers)
+def arguments(
+    solution: Solution, pointers: Sequence[Any], workers: int, words: Sequence[Any] = ()
+) -> tuple[Any, ...]:
+    """A launch's arguments, as the kernel's `parameters` name them; the epilogue's words come last."""
+    choice = solution.kernel.choice
+    own = choice.arguments(pointers, solution.sizes, solution.leading, solution.strides, workers)
+    return (*own, *words, *[0] * (MAX_WORDS - len(words))) if solution.kernel.epilogue else own
 
 
 def workers(solution: Solution, multiprocessors: int) -> int:
     """Clusters that may be resident."""
-    return max(1, multiprocessors // cluster_size(solution.choice))
+    return max(1, multiprocessors // cluster_size(solution.kernel.choice))
 
 
 def cluster_size(choice: Sm90Choice) -> int:
@@ -141,22 +161,31 @@ def cluster_size(choice: Sm90Choice) -> int:
 
 def kernel(solution: Solution) -> CompiledGemm:
     """The solution's kernel: from memory, from the cache on disk, or compiled."""
-    return _kernel(solution.choice, solution.operands, solution.sizes[3] > 1)
+    return _kernel(solution.kernel)
 
 
 @functools.lru_cache(MAX_KERNELS)
-def _kernel(choice: Sm90Choice, operands: tuple[str, str, str], batched: bool) -> CompiledGemm:
-    compile_apart.prepare((choice, operands, batched))
-    return compile_apart.plan_of((choice, operands, batched)).compile()  # type: ignore[no-any-return]
+def _kernel(kernel: Kernel) -> CompiledGemm:
+    compile_apart.prepare(kernel)
+    return compile_apart.plan_of(kernel).compile()  # type: ignore[no-any-return]
 
 
-def plan_of(choice: Sm90Choice, operands: tuple[str, str, str], m: int, n: int, k: int, batch: int) -> Any:
-    """The plan of a choice for a problem's sizes."""
-    a, b, c = operands
-    return choice.plan(m, n, k, batch=batch, a=a, b=b, c=c)
+def plan_of(solution: Solution) -> Any:
+    """The plan of a solution, for its sizes."""
+    (a, b, c), (m, n, k, batch) = solution.kernel.operands, solution.sizes
+    return solution.kernel.choice.plan(m, n, k, batch=batch, a=a, b=b, c=c, epilogue=solution.kernel.epilogue)
 
 
 # -------------------------------------------------------------------------------------------------------------- tensors
+
+
+def span(x: Given) -> int:
+    """Bytes from a tensor's first element to behind its last.
+
+    >>> span(Given((2, 3), (8, 1), "bf16"))
+    22
+    """
+    return (sum((n - 1) * step for n, step in zip(x.shape, x.strides, strict=True)) + 1) * dtype(x.dtype).bytes
 
 
 def given(x: torch.Tensor, name: str) -> Given:
@@ -165,11 +194,12 @@ def given(x: torch.Tensor, name: str) -> Given:
 
 
 def problem_of(
-    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | Given, config: Sm90Choice | None, multiprocessors: int, gpu: str
-) -> Problem:
+    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | Given, config: Sm90Choice | None, multiprocessors: int,
+    gpu: str, epilogue: Epilogue | None = None,
+) -> Problem:  # fmt: skip
     """The product of two tensors, into a third or what stands for one, as a problem."""
     into = c if isinstance(c, Given) else given(c, C_NAMES[c.dtype])
-    return Problem(given(a, NAMES[a.dtype]), given(b, NAMES[b.dtype]), into, multiprocessors, gpu, config)
+    return Problem(given(a, NAMES[a.dtype]), given(b, NAMES[b.dtype]), into, multiprocessors, gpu, config, epilogue)
 
 
 @functools.cache
@@ -184,7 +214,9 @@ def gpu(index: int) -> tuple[int, str]:
     return int(found.multi_processor_count), str(found.name)
 
 
-def emulate(solution: Solution, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, workers: int = 2) -> None:
+def emulate(
+    solution: Solution, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, words: Sequence[Any] = (), workers: int = 2
+) -> None:
     """The same kernel, arguments and copies on CPU tensors, in the emulator; raises EmulatorError for what it finds.
 
     For tests: it takes seconds where a GPU takes microseconds.
@@ -192,12 +224,12 @@ def emulate(solution: Solution, a: torch.Tensor, b: torch.Tensor, c: torch.Tenso
     from .kernels.emulated import emulate_launch
 
     # Elements as plain words of their width: what they mean is the kernel's business.
-    plan = compile_apart.plan_of((solution.choice, solution.operands, solution.sizes[3] > 1))
+    plan = compile_apart.plan_of(solution.kernel)
     held: list[torch.Tensor] = []
 
     def launch(*addresses: int) -> None:
         arrays = [_words(at, held) for at in addresses]
-        emulate_launch(plan, arguments(solution, arrays, workers), progress=False).raise_for_findings()
+        emulate_launch(plan, arguments(solution, arrays, workers, words), progress=False).raise_for_findings()
 
     copies = solution.copies
     read = [copied(x, copy) for x, copy in zip((a, b), copies[:2], strict=True)]

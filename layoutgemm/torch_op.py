@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,20 +21,13 @@ from .errors import OperandError, TensorError
 from .kernels.sm90_choice import Sm90Choice
 from .kernels.sm90_plan import Sm90Config
 from .torch_checks import check_out, check_tensors, output_type, require_tensors, tf32_allowed
+from .torch_finish import Finish, by_torch, check_finish, fused, fused_gemm, key_of
 from .torch_launch import C_NAMES, NAMES, Prepared, gpu, plan_of, problem_of
 from .torch_library import differentiable
-from .torch_problem import Given, Problem, contiguous_strides, shapes_of, solve
+from .torch_problem import C_TYPES, Given, Problem, contiguous_strides, shapes_of, solve
 from .torch_reference import multiply
 
 Config = Sm90Config | Sm90Choice
-ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "relu": torch.relu,
-    "gelu": torch.nn.functional.gelu,
-    "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
-    "silu": torch.nn.functional.silu,
-    "sigmoid": torch.sigmoid,
-    "tanh": torch.tanh,
-}
 MAX_PREPARED = 4096  # problems kept ready; beyond, the oldest quarter goes
 _PREPARED: dict[tuple[Any, ...], Prepared] = {}
 _Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
@@ -74,8 +67,10 @@ def matmul(
                 float32 multiplied as tf32; on one GPU of compute capability 9.0, or on the CPU. Any strides: what
                 tensor copies cannot read in place (`explain_matmul` tells) is copied first
     out         where the product goes, of the result's shape and type; may not share memory with a or b
-    bias        added along the last dimension; activation one of relu, gelu, gelu_tanh, silu, sigmoid, tanh. Neither is
-                fused yet: the product is written in float32 first and rounded once, at the end
+    bias        float32, bfloat16 or float16, added along the last dimension; activation one of relu, relu_sq, gelu,
+                gelu_tanh, silu, sigmoid, tanh. Both happen in the kernel, in float32, before the one rounding; by torch
+                on a float32 product where gradients are recorded and under torch.compile. "tanh" in the kernel is the
+                hardware's for a product of 16 bits or fewer: relative error 2**-11
     config      the kernel's configuration, an Sm90Config or Sm90Choice; default what `layoutgemm.tune` measured for the
                 product, or else `sm90_choice.choose`
     out_dtype   default a's type; bfloat16 for 8-bit floats, int32 for integers
@@ -97,17 +92,16 @@ def matmul(
     """
     if _is_compiling():
         return _checked(a, b, out, bias, activation, config, out_dtype, allow_tf32)
-    # The fast path: nothing but a product of plain tensors, seen before.
+    # The fast path: plain tensors, of shapes and strides that were seen before, and nobody who looks on.
     if (
-        out is None
-        and bias is None
-        and activation is None
-        and ((kind := type(a)) is _Tensor or kind is _Parameter)
+        ((kind := type(a)) is _Tensor or kind is _Parameter)
         and ((kind := type(b)) is _Tensor or kind is _Parameter)
         and not ((a.requires_grad or b.requires_grad) and _grad_enabled())
     ):
         index = a.get_device()
         key = (a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype, index, out_dtype, config)
+        if out is not None or bias is not None or activation is not None:
+            key = _longer(key, out, bias, activation, index)
         try:
             ready = _PREPARED.get(key)
         except TypeError:  # a config that cannot be hashed is none
@@ -122,11 +116,42 @@ def matmul(
             and not (ready.tf32 and not tf32_allowed(allow_tf32))
         ):
             at_a, at_b = a.data_ptr(), b.data_ptr()
-            if not (at_a | at_b) & 15:
+            low = at_a | at_b
+            words: tuple[int, ...] = ()
+            if bias is not None:
+                words = (bias.data_ptr(), 0)
+                low |= words[0]
+            if out is None:
                 c = _empty(ready.shape, ready.strides, ready.kind)  # on the current device
-                ready.launch(at_a, at_b, c.data_ptr(), _raw_stream(index))  # type: ignore[misc]
+                at_c = c.data_ptr()
+            else:
+                c, at_c = out, out.data_ptr()
+                low |= at_c
+                if not _apart(at_a, at_b, at_c, ready.spans):
+                    low = 1  # views of the same lines, or an error: `_checked` tells
+            if not low & 15:
+                ready.launch(at_a, at_b, at_c, _raw_stream(index), words)  # type: ignore[misc]
                 return c
     return _checked(a, b, out, bias, activation, config, out_dtype, allow_tf32)
+
+
+def _longer(
+    key: tuple[Any, ...], out: torch.Tensor | None, bias: torch.Tensor | None, activation: str | None, index: int
+) -> tuple[Any, ...]:
+    """The key of a product with more than its operands; one that is never found where they are not plain."""
+    for x in (out, bias):
+        if x is not None and (
+            type(x) not in _PLAIN or x.get_device() != index or (x.requires_grad and _grad_enabled())
+        ):
+            return ()
+    into = None if out is None else (out.shape, out.stride(), out.dtype)
+    return (*key, into, *key_of(bias, activation))
+
+
+def _apart(a: int, b: int, c: int, spans: Sequence[int]) -> bool:
+    """Whether C's bytes lie before or after A's, and B's."""
+    end = c + spans[2]
+    return (end <= a or a + spans[0] <= c) and (end <= b or b + spans[1] <= c)
 
 
 def gemm(
@@ -142,8 +167,8 @@ def gemm(
 ) -> torch.Tensor:
     """alpha * (a @ b) + beta * c, in float32, rounded once to c's type, or to matmul's where there is no c.
 
-    c is broadcast to the product's shape, and not read where beta is the number 0. A new tensor, or `out`. Not fused
-    yet: the product is written in float32 first.
+    c is broadcast to the product's shape, and not read where beta is the number 0. A new tensor, or `out`. One kernel
+    for numbers alpha and beta, matrices, and a c of the product's shape; else torch scales and adds, in float32.
 
     >>> import torch
     >>> x = torch.eye(2).bfloat16()
@@ -152,11 +177,25 @@ def gemm(
     """
     if c is None and not (isinstance(beta, (int, float)) and beta == 0):
         raise OperandError(f"beta = {beta!r} needs a c to scale")
-    kind = output_type(a, b, None) if c is None else c.dtype
+    require_tensors(a, b)
+    if c is not None and isinstance(beta, (int, float)) and beta == 0:
+        kind, c = c.dtype, None
+    else:
+        kind = output_type(a, b, None) if c is None else c.dtype
+    storable = C_NAMES.get(kind) in C_TYPES.get(NAMES.get(a.dtype, ""), ())
+    if storable and not _autocast() and not _looked_on(a, b, c, out):
+        check_tensors(a, b, allow_tf32)
+        shape = shapes_of(a.shape, b.shape).result
+        if out is not None:
+            check_out(out, shape, kind, a, b)
+        if _on_gpu(a) and 0 not in (*shape, *a.shape):
+            finish = fused_gemm(alpha, beta, c, out, kind, shape)
+            if finish is not None:
+                return product(a, b, kind, config, out, finish)
     wide = torch.float32 if a.dtype.is_floating_point else torch.int32
     value = alpha * matmul(a, b, config=config, out_dtype=wide, allow_tf32=allow_tf32)
-    if c is not None and not (isinstance(beta, (int, float)) and beta == 0):
-        if shapes_of(a.shape, b.shape).result != tuple(torch.broadcast_shapes(c.shape, value.shape)):
+    if c is not None:
+        if tuple(value.shape) != tuple(torch.broadcast_shapes(c.shape, value.shape)):
             raise TensorError(f"c of shape {list(c.shape)} does not broadcast to the product's {list(value.shape)}")
         value = value + beta * c.to(value.dtype)
     return _into(out, value.to(kind), a, b)
@@ -173,15 +212,20 @@ def _checked(
     if config is not None:
         choice_of(config)
     kind = output_type(a, b, out_dtype)
-    if activation is not None and activation not in ACTIVATIONS:
-        raise OperandError(f"activation {activation!r}: known are {', '.join(map(repr, ACTIVATIONS))}")
-    finish = bias is not None or activation is not None
-    wide = torch.float32 if finish and kind != torch.int32 else kind
+    shape = shapes_of(a.shape, b.shape).result
     if out is not None:
-        check_out(out, shapes_of(a.shape, b.shape).result, kind, a, b)
-        if not finish and not _looked_on(a, b):
-            return product(a, b, wide, config, out)
-    if not _looked_on(a, b):
+        check_out(out, shape, kind, a, b)
+    wide = kind
+    if bias is not None or activation is not None:
+        check_finish(bias, activation, tuple(shape), a.device)
+        wide = torch.float32 if a.dtype.is_floating_point else torch.int32
+    if not _looked_on(a, b, bias):
+        if wide is kind and bias is None and activation is None:
+            return product(a, b, kind, config, out)
+        if _on_gpu(a) and b.ndim > 1 and 0 not in (*shape, *a.shape):
+            finish = fused(bias, activation, kind, shape[-1])
+            if finish is not None:
+                return product(a, b, kind, config, out, finish)
         value = product(a, b, wide, config)
     else:
         text = config_text(config)
@@ -192,22 +236,13 @@ def _checked(
             value = value.squeeze(-1)
         if a.ndim == 1:
             value = value.squeeze(-1 if b.ndim == 1 else -2)
-    if finish:
-        value = _finish(value, bias, activation, kind)
+    if bias is not None or activation is not None:
+        value = by_torch(value, bias, activation, kind)
     return value if out is None else _into(out, value, a, b)
 
 
-def _finish(
-    c: torch.Tensor, bias: torch.Tensor | None, activation: str | None, kind: torch.dtype
-) -> torch.Tensor:
-    """Bias and activation of the float32 product, rounded once: by torch, after the kernel. Not fused."""
-    if bias is not None:
-        if bias.ndim != 1 or c.ndim == 0 or bias.shape[0] != c.shape[-1]:
-            raise TensorError(f"bias of shape {list(bias.shape)} does not fit a product of shape {list(c.shape)}")
-        c = c + bias
-    if activation is not None:
-        c = ACTIVATIONS[activation](c)
-    return c.to(kind)
+def _on_gpu(x: torch.Tensor) -> bool:
+    return x.device.type == "cuda"
 
 
 def _into(out: torch.Tensor | None, value: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -228,14 +263,13 @@ def autocast(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
     return a.to(to) if a.dtype in takes else a, b.to(to) if b.dtype in takes else b
 
 
-def _looked_on(a: torch.Tensor, b: torch.Tensor) -> bool:
+def _looked_on(*tensors: torch.Tensor | None) -> bool:
     """Whether torch's dispatcher has to see the product: somebody records, transforms or fakes it."""
+    given = [x for x in tensors if x is not None]
     return bool(
         _is_compiling()
-        or type(a) not in _PLAIN
-        or type(b) not in _PLAIN
-        or ((a.requires_grad or b.requires_grad) and _grad_enabled())
-        or a.device.type == "meta"
+        or any(type(x) not in _PLAIN or x.device.type == "meta" for x in given)
+        or (_grad_enabled() and any(x.requires_grad for x in given))
         or _functions()
         or _modes()
         or _functorch() is not None
@@ -243,14 +277,14 @@ def _looked_on(a: torch.Tensor, b: torch.Tensor) -> bool:
     )
 
 
-# ------------------------------------------------------------------------------------------------------------ the
-# product
+# ---------------------------------------------------------------------------------------------------------- the product
 
 
 def product(
-    a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, config: Config | None = None, out: torch.Tensor | None = None
-) -> torch.Tensor:
-    """a @ b of plain tensors that have been checked, computed now."""
+    a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, config: Config | None = None,
+    out: torch.Tensor | None = None, finish: Finish | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """a @ b of plain tensors that have been checked, computed now; `finish` for CUDA tensors alone."""
     shapes = shapes_of(a.shape, b.shape)
     if 0 in (*shapes.result, shapes.k):
         # torch: an empty sum is 0
@@ -259,33 +293,40 @@ def product(
         value = multiply(a, b, kind)
         return value if out is None else out.copy_(value)
     a, b = a.resolve_neg(), b.resolve_neg()
-    return prepare(a, b, kind, config, out).run(a, b, out)
+    return prepare(a, b, kind, config, out, finish).run(a, b, out, () if finish is None else finish.words)
 
 
 def prepare(
-    a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, config: Config | None, out: torch.Tensor | None
-) -> Prepared:
+    a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, config: Config | None = None,
+    out: torch.Tensor | None = None, finish: Finish | None = None,
+) -> Prepared:  # fmt: skip
     """The prepared product of two CUDA tensors, kept for the next ones of the same shapes, strides and types."""
     index = a.get_device()
-    plain = a.data_ptr() % 16 == b.data_ptr() % 16 == 0 and out is None
-    default = kind if kind != output_type(a, b, None) else None
-    key: tuple[Any, ...] = (a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype, index, default, config)
-    if not plain:
-        into = None if out is None else (out.stride(), out.data_ptr() % 16 == 0)
-        key = (*key, a.data_ptr() % 16 == 0, b.data_ptr() % 16 == 0, into)
+    usual = kind == output_type(a, b, None)
+    more: tuple[Any, ...] = ()
+    if out is not None or finish is not None:
+        into = None if out is None else (out.shape, out.stride(), out.dtype)
+        more = (into, *((None, None) if finish is None else finish.key))
+    aligned = tuple([x is None or x.data_ptr() % 16 == 0 for x in (a, b, out)])
+    if not all(aligned):
+        more = (*more, "off", *aligned)
+    operands = (a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype, index)
+    key = (*operands, None if usual else kind, config, *more)
     found = _PREPARED.get(key)
     if found is None:
         shape = shapes_of(a.shape, b.shape).result
         multiprocessors, name = gpu(index)
         c = out if out is not None else Given(shape, contiguous_strides(shape), C_NAMES[kind])
+        epilogue = None if finish is None else finish.epilogue
+        problem = problem_of(a, b, c, choice_of(config), multiprocessors, name, epilogue)
         with torch.cuda.device(index):
-            found = Prepared(problem_of(a, b, c, choice_of(config), multiprocessors, name), shape, kind, index)
+            found = Prepared(problem, shape, kind, index)
         if len(_PREPARED) >= MAX_PREPARED:
             for old in list(_PREPARED)[: MAX_PREPARED // 4]:
                 _PREPARED.pop(old, None)
         _PREPARED[key] = found
-        if plain and kind == output_type(a, b, None):
-            _PREPARED[(*key[:-2], kind, config)] = found  # the caller may name the default
+        if usual:
+            _PREPARED[(*operands, kind, config, *more)] = found  # the caller may name the usual type
     return found
 
 
@@ -364,9 +405,8 @@ def explain_matmul(
     found = solve(_problem(a, b, kind, config, out))
     names = [C_NAMES[kind] if x is None else x for x in (NAMES[a.dtype], NAMES[b.dtype], None)]
     workspace = sum(copy.bytes(name) for copy, name in zip(found.copies, names, strict=True) if copy is not None)
-    plan = plan_of(found.choice, found.operands, *found.sizes)
     copies = tuple([copy.why for copy in found.copies if copy is not None])
-    return Explanation(str(plan), found.why, len(found.launches), copies, workspace)
+    return Explanation(str(plan_of(found)), found.why, len(found.launches), copies, workspace)
 
 
 def _problem(

@@ -18,6 +18,8 @@ from . import tuned
 from .atoms.tma_rules import STRIDE_UNIT
 from .dtypes import dtype
 from .errors import LayoutError, OperandError, TensorError
+from .kernels.compile_apart import Kernel
+from .kernels.epilogue import Epilogue
 from .kernels.plan import MAX_COORDINATE, padded_leading
 from .kernels.sm90_choice import Sm90Choice, choose
 from .kernels.sm90_plan import MAX_TILES, Sm90Config
@@ -25,9 +27,9 @@ from .kernels.sm90_plan import MAX_TILES, Sm90Config
 Ints = tuple[int, ...]
 # Launches that a batch may be taken apart into, where no tensor map holds it as a whole; beyond, an operand is copied.
 MAX_LAUNCHES = 32
-# Whether one matrix for all of a batch is a dimension of a tensor map whose stride is 0: CUDA's driver does not say so,
-# and no GPU was asked yet (tests/kernels/test_gpu_matmul.py does). Until then it is a launch for each of the batch.
-STRETCHED_IN_MAP = False
+# Whether one matrix for all of a batch is a dimension of a tensor map, with stride 0. CUDA's documents do not say so;
+# an H200 with driver 580.159 takes it (2026-11-20, tests/kernels/test_gpu_matmul.py). Without, it is one launch each.
+STRETCHED_IN_MAP = True
 # Types that are multiplied, each with the types of C that may be asked for; the first is the default. 8-bit floats of
 # both kinds may meet in one product, and so may 8-bit integers.
 C_TYPES = {
@@ -135,6 +137,7 @@ class Problem:
     c               where C goes; its shape is the result's, or (batch..., m, n)
     multiprocessors of the GPU, and its name, by which tuned results are kept
     config          what the caller chose, or None
+    epilogue        what the kernel does to each element before it is stored, or None
     """
 
     a: Given
@@ -143,6 +146,7 @@ class Problem:
     multiprocessors: int = 132
     gpu: str = ""
     config: Sm90Choice | None = None
+    epilogue: Epilogue | None = None
 
 
 class Matrices(NamedTuple):
@@ -211,8 +215,7 @@ class Copy:
 class Solution:
     """What is launched for a problem.
 
-    choice      the kernel's configuration
-    operands    types and orders of A, B and C, as plans name them
+    kernel      the kernel: configuration, types and orders of A, B and C, epilogue
     sizes       m, n, k, batch of one launch
     leading     elements from line to line, of A, B, C; strides between matrices of the batch likewise
     launches    for each launch, where A, B, C begin: elements from their first
@@ -220,8 +223,7 @@ class Solution:
     why         why this kernel
     """
 
-    choice: Sm90Choice
-    operands: tuple[str, str, str]
+    kernel: Kernel
     sizes: tuple[int, int, int, int]
     leading: tuple[int, int, int]
     strides: tuple[int, int, int]
@@ -246,7 +248,7 @@ def _solve(problem: Problem, copies: tuple[Copy | None, Copy | None, Copy | None
     vectors = len(problem.a.shape) == 1, len(problem.b.shape) == 1
     a, b = matrices(problem.a, "left", shapes.batch), matrices(problem.b, "right", shapes.batch)
     c = result_matrices(problem.c, shapes, vectors)
-    a, b, c, batch = _folded(a, b, c, shapes.batch)
+    a, b, c, batch = _folded(a, b, c, shapes.batch, problem.epilogue is None)
     orders = []
     for index, x, k_major in ((0, a, "row"), (1, b, "col")):
         order, rule = _readable(x, k_major)
@@ -274,7 +276,8 @@ def _solve(problem: Problem, copies: tuple[Copy | None, Copy | None, Copy | None
     for name, size in zip(("m", "n", "k", "batch"), sizes, strict=True):
         if size > MAX_COORDINATE:
             raise OperandError(f"{name} = {size}: a size is at most 2**31 - 1, since tensor coordinates have 31 bits")
-    names = tuple([f"{x.dtype}:{order}" for x, order in zip((a, b, c), orders, strict=True)])
+    in_a, in_b, in_c = (f"{x.dtype}:{order}" for x, order in zip((a, b, c), orders, strict=True))
+    names = in_a, in_b, in_c
     choice, why = _choice(problem, sizes, orders, names, direct)
     leading = tuple([x.leading(order) for x, order in zip((a, b, c), orders, strict=True)])
     # Between matrices of a batch of one: any that a tensor map takes.
@@ -284,11 +287,16 @@ def _solve(problem: Problem, copies: tuple[Copy | None, Copy | None, Copy | None
         tuple([sum(i * strides[d][x] for i, d in zip(at, loops, strict=True)) for x in range(3)])
         for at in product(*[range(batch[d]) for d in loops])
     ]
-    return Solution(choice, names, sizes, leading, steps, tuple(launches), copies, why)  # type: ignore[arg-type]
+    kernel = Kernel(choice, names, sizes[3] > 1, problem.epilogue)
+    return Solution(kernel, sizes, leading, steps, tuple(launches), copies, why)  # type: ignore[arg-type]
 
 
-def _folded(a: Matrices, b: Matrices, c: Matrices, batch: Ints) -> tuple[Matrices, Matrices, Matrices, Ints]:
+def _folded(
+    a: Matrices, b: Matrices, c: Matrices, batch: Ints, columns: bool = True
+) -> tuple[Matrices, Matrices, Matrices, Ints]:
     """The batch with as few dimensions as can be: neighbours joined, one that only adds rows or columns become such.
+
+    columns  whether one may become columns: not where an epilogue has something of its own for each column
 
     >>> x, weight = Given((8, 2, 16), (32, 16, 1), "bf16"), Given((16, 24), (24, 1), "bf16")
     >>> y = Matrices(2, 24, 24, 1, (48,), "bf16", True)
@@ -311,7 +319,7 @@ def _folded(a: Matrices, b: Matrices, c: Matrices, batch: Ints) -> tuple[Matrice
         if step_b == 0 and step_a and (m == 1 or (step_a == m * a.row and step_c == m * c.row)):
             row_a, row_c = (step_a, step_c) if m == 1 else (a.row, c.row)
             a, c = a._replace(rows=m * size, row=row_a), c._replace(rows=m * size, row=row_c)
-        elif step_a == 0 and step_b and (n == 1 or (step_b == n * b.column and step_c == n * c.column)):
+        elif columns and step_a == 0 and step_b and (n == 1 or (step_b == n * b.column and step_c == n * c.column)):
             column_b, column_c = (step_b, step_c) if n == 1 else (b.column, c.column)
             b, c = b._replace(columns=n * size, column=column_b), c._replace(columns=n * size, column=column_c)
         else:
@@ -427,7 +435,7 @@ def padded_strides(shape: Ints, order: str, name: str) -> Ints:
 
 
 def _choice(
-    problem: Problem, sizes: tuple[int, int, int, int], orders: Sequence[str], names: tuple[str, ...], direct: bool
+    problem: Problem, sizes: tuple[int, int, int, int], orders: Sequence[str], names: tuple[str, str, str], direct: bool
 ) -> tuple[Sm90Choice, str]:
     """The first configuration, of the caller's or of the likeliest, whose plan can be derived."""
     m, n, k, batch = sizes
@@ -436,7 +444,8 @@ def _choice(
         if direct:
             choice = replace(choice, config=replace(choice.config, store="direct", split=1, early=0))
         # Of the sizes only K takes part, and only where the last k tiles are multiplied in another order.
-        tile, error = _derived(choice, names, batch > 1, min(k, 1 << 16) if choice.config.early else 1 << 16)
+        deep = min(k, 1 << 16) if choice.config.early else 1 << 16
+        tile, error = _derived(Kernel(choice, names, batch > 1, problem.epilogue), deep)
         if error is not None:
             last = last or error
             continue
@@ -450,12 +459,12 @@ def _choice(
 
 
 @lru_cache(4096)
-def _derived(
-    choice: Sm90Choice, names: tuple[str, ...], batched: bool, k: int
-) -> tuple[tuple[int, int], LayoutError | None]:
-    """The tile of a choice's plan for these operands, or the error of its derivation."""
+def _derived(kernel: Kernel, k: int) -> tuple[tuple[int, int], LayoutError | None]:
+    """The tile of a kernel's plan for that K, or the error of its derivation."""
+    a, b, c = kernel.operands
+    batch = 2 if kernel.batched else 1
     try:
-        plan = choice.plan(1, 1, k, batch=2 if batched else 1, a=names[0], b=names[1], c=names[2])
+        plan = kernel.choice.plan(1, 1, k, batch=batch, a=a, b=b, c=c, epilogue=kernel.epilogue)
     except LayoutError as error:
         return (0, 0), error.with_traceback(None)
     return plan.tile[:2], None

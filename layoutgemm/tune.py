@@ -20,7 +20,7 @@ from typing import Any
 from . import tuned
 from .errors import LayoutError, OperandError, PlanError
 from .kernels import object_cache
-from .kernels.compile_apart import build
+from .kernels.compile_apart import Kernel, build
 from .kernels.sm90_choice import Sm90Choice, choose
 from .kernels.sm90_plan import Sm90Config
 
@@ -95,7 +95,7 @@ def tune(
 
     processors, gpu_name = gpu(torch.cuda.current_device())
     orders = _MAJORS[a_major]["a"], _MAJORS[b_major]["b"], "row"
-    operands = tuple([f"{dtype}:{order}" for order in orders])
+    operands = f"{dtype}:{orders[0]}", f"{dtype}:{orders[1]}", f"{dtype}:{orders[2]}"
     good, failed = [], []
     for choice in candidates(m, n, k, a_major, b_major, processors):
         try:
@@ -105,7 +105,7 @@ def tune(
             failed.append((choice, str(error)))
     good = good[:most]
     if object_cache.cache_dir() is not None:
-        answers = build([(choice, operands, False) for choice in good], jobs, say)
+        answers = build([Kernel(choice, operands) for choice in good], jobs, say)
         failed += [(choice, answer) for choice, answer in zip(good, answers) if answer]
     lost = {choice for choice, _ in failed}
     measured, more, of_torch = _measure(

@@ -22,7 +22,10 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("emulator",),
     ("kernels",),
     ("bench", "tuned", "torch_problem"),
-    ("torch_op", "torch_checks", "torch_launch", "torch_library", "torch_reference", "jax_op", "distributed"),
+    (
+        "torch_op", "torch_checks", "torch_finish", "torch_launch", "torch_library", "torch_reference", "jax_op",
+        "distributed",
+    ),
     ("tune", "doctor"),
     ("cli", "__main__", "pytest_plugin"),
 )
@@ -37,8 +40,9 @@ CONFINED: dict[str, tuple[str, ...]] = {
     "cuda": ("kernels/sm*.py", "kernels/bridge*.py", "kernels/compile*.py", "kernels/run*.py", "kernels/device*.py"),
     "tvm_ffi": ("kernels/compile*.py", "kernels/run*.py"),
     "torch": (
-        "torch_op.py", "torch_checks.py", "torch_launch.py", "torch_library.py", "torch_reference.py", "tune.py",
-        "doctor.py", "distributed.py", "bench.py", "kernels/run*.py", "kernels/device*.py",
+        "torch_op.py", "torch_checks.py", "torch_finish.py", "torch_launch.py", "torch_library.py",
+        "torch_reference.py", "tune.py", "doctor.py", "distributed.py", "bench.py", "kernels/run*.py",
+        "kernels/device*.py",
     ),
     "jax": ("jax_op.py",),
     "pytest": ("pytest_plugin.py",),

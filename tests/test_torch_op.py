@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 
 from benchmarks.soak_cases import Case, cases, draw, fault, kernel_of, tensors  # noqa: E402
 from benchmarks.soak_refusals import Refusal, refusals  # noqa: E402
-from layoutgemm import Sm90Config, explain_matmul, gemm, matmul, torch_launch, torch_op, torch_problem  # noqa: E402
+from layoutgemm import Sm90Config, explain_matmul, gemm, matmul, torch_finish, torch_launch, torch_op, torch_problem  # noqa: E402
 from layoutgemm.errors import OperandError, PlanError, TensorError  # noqa: E402
 from layoutgemm.kernels.compile_launch import Block, Launcher  # noqa: E402
 from layoutgemm.kernels.sm90_choice import Sm90Choice  # noqa: E402
@@ -118,7 +118,7 @@ def test_bias_and_activation_round_once() -> None:
     torch.manual_seed(0)
     a, b, bias = torch.randn(9, 33).bfloat16(), torch.randn(33, 7).bfloat16(), torch.randn(7).bfloat16()
     exact = a.double() @ b.double() + bias.double()
-    for name, function in torch_op.ACTIVATIONS.items():
+    for name, function in torch_finish.ACTIVATIONS.items():
         got = matmul(a, b, bias=bias, activation=name)
         want = function(exact)
         # one rounding to 8 bits of significand, of a float32 value
@@ -166,7 +166,7 @@ def test_strides_that_are_taken_as_they_are(a: Given, b: Given, orders: str, siz
     found = solved(a, b)
     assert found.copies == (None, None, None)
     if launches is not None:
-        assert tuple(name.partition(":")[2] for name in found.operands) == tuple(orders.split())
+        assert tuple(name.partition(":")[2] for name in found.kernel.operands) == tuple(orders.split())
         assert found.sizes == sizes and len(found.launches) == launches
 
 
@@ -192,19 +192,33 @@ def test_eight_bits_want_k_contiguous() -> None:
     assert solved(a, given(64, 64, strides=(1, 64), dtype="e4m3")).copies == (None, None, None)
 
 
-def test_a_shared_matrix_is_launches_or_beyond_their_number_a_copy() -> None:
-    many = torch_problem.MAX_LAUNCHES
+def test_a_shared_matrix_is_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     a = given(64, 128)
+    found = solved(a, given(100, 128, 80))
+    assert len(found.launches) == 1 and found.sizes[3] == 100 and found.strides[0] == 0 and found.copies[0] is None
+    # where a tensor map did not take the stride of 0: launches, or beyond their number a copy
+    monkeypatch.setattr(torch_problem, "STRETCHED_IN_MAP", False)
+    many = torch_problem.MAX_LAUNCHES
     assert len(solved(a, given(many, 128, 80)).launches) == many
     found = solved(a, given(many + 1, 128, 80))
     assert len(found.launches) == 1 and found.sizes[3] == many + 1 and "more than 32 launches" in found.copies[0].why
     assert found.copies[0].shape == (many + 1, 64, 128)
 
 
+def test_two_dimensions_of_a_batch_of_which_one_is_shared() -> None:
+    """Neither dimension is more rows, since columns of A are contiguous: the longer is in the map, the other
+    launches."""
+    a = given(100, 40, 64, 72, strides=(40 * 72 * 64, 72 * 64, 1, 64))
+    found = solved(a, given(100, 1, 72, 80))
+    assert found.sizes[3] == 4000 and len(found.launches) == 1 and "more than 32 launches" in found.copies[1].why
+    found = solved(a, given(1, 40, 72, 80))
+    assert found.sizes[3] == 100 and len(found.launches) == 40 and found.copies == (None, None, None)
+
+
 def test_where_lines_end_decides_who_stores_them() -> None:
     def store(c: Given) -> tuple[str, str]:
         found = solved(given(64, 64), given(64, c.shape[1]), c)
-        return found.choice.config.store, found.operands[2]
+        return found.kernel.choice.config.store, found.kernel.operands[2]
 
     assert store(given(64, 64)) == ("tma", "bf16:row")
     assert store(given(64, 64, strides=(1, 64))) == ("tma", "bf16:col")
@@ -259,14 +273,16 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> Any:
         def call(self, pointer: Any) -> None:
             count = len(self.plan.parameters)
             addresses = (ctypes.c_void_p * (count + 2)).from_address(pointer.value)
-            kinds = {"address": ctypes.c_uint64, "size": ctypes.c_int32, "stride": ctypes.c_int64}
+            long = ctypes.c_int64
+            kinds = {"address": ctypes.c_uint64, "size": ctypes.c_int32, "stride": long, "word": long}
             values = [
                 kinds[kind].from_address(address).value
                 for kind, address in zip(self.plan.parameters.values(), addresses[:count], strict=True)
             ]
             held = [torch_launch._words(value, kept) for value in values[:3]]
             calls.append((values, ctypes.c_uint64.from_address(addresses[count]).value))
-            emulate_host(self.host, [*held, *values[3:-1], 2], progress=False).raise_for_findings()
+            words = [torch_launch._words(word, kept) if word > 1 << 32 else word for word in values[14:]]
+            emulate_host(self.host, [*held, *values[3:13], 2, *words], progress=False).raise_for_findings()
             ctypes.c_int32.from_address(addresses[count + 1]).value = 0
 
     kept: list[Any] = []
@@ -309,24 +325,58 @@ def test_the_fast_path_launches_the_kernel(monkeypatch: pytest.MonkeyPatch) -> N
         odd = torch.zeros(100 * 72 + 1, dtype=BF16)[1:].view(100, 72).copy_(a)
         assert torch.equal(matmul(odd, b, config=SMALL), want)
         assert calls[3][1] == 88 and calls[3][0][0] not in (odd.data_ptr(), a.data_ptr())
+        # into a tensor of the caller's, by the short way the second time; over an operand is refused by either
+        for stride in (136, 144):
+            whole = torch.full((100, stride), 5.0, dtype=BF16)
+            for turn in range(2):
+                out = whole[:, :136].zero_()
+                assert matmul(a, b, out=out, config=SMALL) is out and torch.equal(out, want)
+                assert calls[-1][1] == (77 if turn else 88) and bool((whole[:, 136:] == 5).all())
+        square = integers(64, 64)
+        matmul(square, square.clone(), out=torch.empty_like(square), config=SMALL)
+        with pytest.raises(TensorError, match="shares memory with a"):
+            matmul(square, square.clone(), out=square, config=SMALL)
         # somebody looks on: the operator, and autograd with it
         x = a.clone().requires_grad_()
         got = matmul(x, b, config=SMALL)
-        assert got.requires_grad and torch.equal(got, want) and calls[4][1] == 88
+        assert got.requires_grad and torch.equal(got, want) and calls[-1][1] == 88
 
 
 def with_config(product: Any) -> Any:
     """`product` whose reference is the emulated kernel, of the configuration that the caller gave."""
 
-    def run(a: Any, b: Any, kind: Any, config: Any = None, out: Any = None) -> Any:
-        return torch_op.prepare(a, b, kind, config, out).run(a, b, out)
+    def run(a: Any, b: Any, kind: Any, config: Any = None, out: Any = None, finish: Any = None) -> Any:
+        words = () if finish is None else finish.words
+        return torch_op.prepare(a, b, kind, config, out, finish).run(a, b, out, words)
 
     return run
+
+
+@pytest.mark.dsl
+def test_bias_activation_and_scalars_in_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The emulated kernel against float64, rounded once; the second call by the short way."""
+    a, b, bias, c = integers(70, 64), integers(72, 64).T, torch.randn(72).bfloat16(), integers(70, 72)
+    product = torch.matmul(a.double(), b.double())
+    with emulated(monkeypatch) as calls:
+        monkeypatch.setattr(torch_op, "product", with_config(torch_op.product))
+        monkeypatch.setattr(torch_op, "_on_gpu", lambda x: True)
+        want = torch.relu(product + bias.double()).bfloat16()
+        for stream in (88, 77):
+            got = matmul(a, b, bias=bias, activation="relu", config=SMALL)
+            assert torch.equal(got, want) and calls[-1][1] == stream
+        odd = torch.empty(73, dtype=BF16)[1:].copy_(bias)  # off 16 bytes: by the long way, no pairs
+        assert torch.equal(matmul(a, b, bias=odd, activation="relu", config=SMALL), want) and calls[-1][1] == 88
+        got = gemm(2.0, a, b, -1.5, c, config=SMALL)
+        assert torch.equal(got, (2 * product - 1.5 * c.double()).bfloat16()) and len(calls) == 4
+        # what the kernel does not take is done by torch, to the same end
+        x = bias.clone().requires_grad_()
+        assert torch.equal(matmul(a, b, bias=x, activation="relu", config=SMALL), want)
 
 
 SAMPLE = {
     "rows and columns": (lambda: (integers(70, 64), integers(72, 64).T)),
     "a batch with a shared matrix": (lambda: (integers(70, 64), integers(3, 72, 64).transpose(1, 2))),
+    "a shared matrix that is no more rows": (lambda: (integers(3, 64, 72).transpose(1, 2), integers(64, 80))),
     "odd sizes, copied": (lambda: (integers(33, 65), integers(65, 31))),
     "heads": (lambda: (integers(2, 70, 3, 64).transpose(1, 2), integers(2, 72, 3, 64).permute(0, 2, 3, 1))),
 }
@@ -401,7 +451,7 @@ def test_blocks_belong_to_one_call_at_a_time() -> None:
     found.solution = solve(Problem(given(64, 64), given(64, 64), given(64, 64)))
     found._entry = host
     found._launcher = SimpleNamespace(block=lambda arguments: Block(host, arguments))
-    found._template, found._free, found._a, found._b, found._stream = (0,) * 14, [], 0, 1, 14
+    found._template, found._free, found._a, found._b, found._stream, found.device = (0,) * 14, [], 0, 1, 14, 0
 
     def work(thread: int) -> None:
         for step in range(300):

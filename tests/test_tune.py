@@ -47,23 +47,23 @@ def problem(gpu: str = GPU, **others: Any) -> Problem:
 
 
 def test_matmul_takes_what_was_measured(own_cache: Path) -> None:
-    assert solve(problem()).choice != CHOICE
+    assert solve(problem()).kernel.choice != CHOICE
     path = tuned.store(GPU, KEY, CHOICE, {"us": 1.5})
     assert path is not None and path.parent == own_cache / "tuned" and path.stat().st_mode & 0o077 == 0
     assert tuned.lookup(GPU, (512, 512, 512, 1), ("bf16",) * 3, ("row",) * 3) == CHOICE
     found = solve(problem())
-    assert found.choice == CHOICE and found.why == "measured by layoutgemm.tune"
-    assert solve(problem("NVIDIA H100")).choice != CHOICE  # another GPU's
+    assert found.kernel.choice == CHOICE and found.why == "measured by layoutgemm.tune"
+    assert solve(problem("NVIDIA H100")).kernel.choice != CHOICE  # another GPU's
     given = Sm90Choice(Sm90Config((64, 64), consumers=1))
-    assert solve(problem(config=given)).choice == given  # the caller's word comes first
+    assert solve(problem(config=given)).kernel.choice == given  # the caller's word comes first
     other = Sm90Choice(Sm90Config((256, 128)), swapped=True)
     tuned.store(GPU, KEY.replace("512", "640"), other, {})
-    assert solve(problem()).choice == CHOICE  # kept beside the other
+    assert solve(problem()).kernel.choice == CHOICE  # kept beside the other
 
 
 def test_a_result_that_does_not_fit_is_passed_over() -> None:
     tuned.store(GPU, KEY, Sm90Choice(Sm90Config((64, 64), consumers=1, stages=200)), {})
-    assert solve(problem()).choice != CHOICE
+    assert solve(problem()).kernel.choice != CHOICE
 
 
 @pytest.mark.parametrize("content", [b"", b"[1, 2]", b"{\"x\":", b"{}", b"\xff\xfe", b'{"KEY": {"config": 3}}'])

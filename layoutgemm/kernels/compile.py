@@ -22,7 +22,7 @@ from typing import Any
 
 from ..errors import PlanError
 from . import object_cache
-from .compile_launch import Launcher, error_name, link, load, runtime_library
+from .compile_launch import Launcher, bind, error_name, link, load, runtime_library
 from .plan import GemmPlan
 from .sass import Resources, Sass, disassemble
 from .sass import resources as resources_of
@@ -89,7 +89,9 @@ class CompiledGemm:
         """
         if len(arguments) != len(self.plan.parameters):
             raise PlanError(f"the kernel takes {', '.join(self.plan.parameters)}: got {len(arguments)} arguments")
-        self.launcher.load(current_gpu())
+        device = current_gpu()
+        bind(device)
+        self.launcher.load(device)
         block = self.launcher.block(arguments)
         block.values[block.count] = stream
         if error := block.call():

@@ -17,22 +17,33 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import LayoutError
 from . import object_cache
 from .compile import kernel_facts
+from .epilogue import Activation, Bias, Epilogue, Residual, Scale, Step
 from .sm90_choice import Sm90Choice
 from .sm90_plan import Sm90Config
 
 IDLE_SECONDS = 30.0
-Kernel = tuple[Sm90Choice, tuple[str, ...], bool]  # configuration, types and orders of A, B, C, whether of a batch
+_STEPS: dict[str, type[Step]] = {step.__name__: step for step in (Activation, Bias, Residual, Scale)}
+
+
+class Kernel(NamedTuple):
+    """A configuration, types and orders of A, B and C, whether it is of a batch, and its epilogue."""
+
+    choice: Sm90Choice
+    operands: tuple[str, str, str]
+    batched: bool = False
+    epilogue: Epilogue | None = None
 
 
 def plan_of(kernel: Kernel) -> Any:
     """The plan of a kernel, for some sizes: its code serves any."""
-    choice, (a, b, c), batched = kernel
-    return choice.plan(1, 1, 1 << 16, batch=2 if batched else 1, a=a, b=b, c=c)
+    a, b, c = kernel.operands
+    batch = 2 if kernel.batched else 1
+    return kernel.choice.plan(1, 1, 1 << 16, batch=batch, a=a, b=b, c=c, epilogue=kernel.epilogue)
 
 
 def prepare(kernel: Kernel) -> None:
@@ -91,13 +102,11 @@ class Worker:
         """Ask for a kernel, and wait: "ok", what went wrong, or "" where the process has ended."""
         if self._process is None or self._process.stdin is None or self._process.stdout is None:
             return ""
-        choice, operands, batched = kernel
-        line = {"swapped": choice.swapped, "config": asdict(choice.config), "operands": operands, "batched": batched}
         try:
-            self._process.stdin.write(json.dumps(line) + "\n")
+            self._process.stdin.write(json.dumps(entry_of(kernel)) + "\n")
             self._process.stdin.flush()
             return self._process.stdout.readline().strip()
-        except OSError:
+        except (OSError, TypeError):  # TypeError: an epilogue that JSON does not hold
             return ""
 
     def close(self) -> None:
@@ -116,6 +125,34 @@ _LOCK = threading.Lock()
 _WORKER: Worker | None = None
 
 
+def entry_of(kernel: Kernel) -> dict[str, Any]:
+    """A kernel as JSON has it. Raises TypeError for an epilogue with a function of a user's own.
+
+    >>> kernel = Kernel(Sm90Choice(Sm90Config()), ("bf16:row",) * 3, False, Epilogue(Bias(), Activation("relu")))
+    >>> kernel_of(json.loads(json.dumps(entry_of(kernel)))) == kernel
+    True
+    """
+    entry: dict[str, Any] = {
+        "swapped": kernel.choice.swapped, "config": asdict(kernel.choice.config), "operands": kernel.operands,
+        "batched": kernel.batched,
+    }  # fmt: skip
+    if kernel.epilogue is not None:
+        for step in kernel.epilogue.steps:
+            if type(step).__name__ not in _STEPS:
+                raise TypeError(f"{step!r} is not one of {', '.join(_STEPS)}")
+        entry["steps"] = [[type(step).__name__, vars(step)] for step in kernel.epilogue.steps]
+        entry["pairs"] = kernel.epilogue.pairs
+    return entry
+
+
+def kernel_of(entry: Any) -> Kernel:
+    """The kernel again. Raises LayoutError, TypeError or KeyError for what is none."""
+    epilogue = None
+    if "steps" in entry:
+        epilogue = Epilogue(*[_STEPS[name](**values) for name, values in entry["steps"]], pairs=entry["pairs"])
+    return Kernel(choice_of(entry), tuple(entry["operands"]), bool(entry["batched"]), epilogue)
+
+
 def choice_of(entry: Any) -> Sm90Choice:
     """A configuration from JSON. Raises LayoutError, TypeError or KeyError for what is none.
 
@@ -132,8 +169,7 @@ def main() -> None:
     os.dup2(2, 1)  # whatever the DSL prints is no answer
     while select.select([sys.stdin], [], [], IDLE_SECONDS)[0] and (line := sys.stdin.readline()):
         try:
-            entry = json.loads(line)
-            plan_of((choice_of(entry), tuple(entry["operands"]), entry["batched"])).compile()
+            plan_of(kernel_of(json.loads(line))).compile()
             answer = "ok"
         except (LayoutError, ImportError, OSError, RuntimeError, TypeError, ValueError, KeyError) as error:
             answer = f"{type(error).__name__}: {error}"

@@ -111,6 +111,33 @@ class Launcher:
             raise PlanError(f"CUDA did not load the kernel: {error_name(values[-1].value)}")
 
 
+class _Thread(threading.local):
+    """Whether the thread has a CUDA context: `bound` is absent until `bind` has seen to it."""
+
+    bound: bool
+
+
+THREAD = _Thread()
+
+
+def bind(device: int) -> None:
+    """Give the calling thread a CUDA context, the GPU's primary one, where it has none: encoding a tensor map needs it.
+
+    A thread that has done nothing on the GPU, as autograd's at its first gradient, has none, whatever torch says the
+    current device is; the compiled host function then ends the process. Only the driver is asked, so that a stream may
+    be captured meanwhile.
+    """
+    THREAD.bound = True
+    context = ctypes.c_void_p()
+    try:
+        driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+        driver.cuCtxGetCurrent(ctypes.byref(context))
+        if not context.value and not driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), ctypes.c_int(device)):
+            driver.cuCtxSetCurrent(context)
+    except (OSError, AttributeError):  # no driver: the launch says so
+        pass
+
+
 def error_name(code: int) -> str:
     """The name of a CUDA error, or its number where CUDA's bindings are absent.
 

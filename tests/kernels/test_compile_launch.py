@@ -16,6 +16,7 @@ import pytest
 from layoutgemm.errors import PlanError
 from layoutgemm.kernels import compile as compiling
 from layoutgemm.kernels import compile_apart, compile_launch, object_cache
+from layoutgemm.kernels.compile_apart import Kernel
 from layoutgemm.kernels.compile_launch import Block, Launcher
 from layoutgemm.kernels.sm90_choice import Sm90Choice
 from layoutgemm.kernels.sm90_plan import Sm90Config, Sm90Plan
@@ -140,8 +141,8 @@ def test_loading_needs_no_dsl_and_no_pickle(compiled: Any) -> None:
 
 # --------------------------------------------------------------------------------------------------------------- apart
 
-KERNEL = (Sm90Choice(SMALL), ("bf16:row", "bf16:row", "bf16:row"), False)
-WRONG = (Sm90Choice(Sm90Config((64, 64), consumers=1, rows=8)), ("bf16:col", "bf16:row", "bf16:row"), False)
+KERNEL = Kernel(Sm90Choice(SMALL), ("bf16:row", "bf16:row", "bf16:row"))
+WRONG = Kernel(Sm90Choice(Sm90Config((64, 64), consumers=1, rows=8)), ("bf16:col", "bf16:row", "bf16:row"))
 
 
 def test_a_process_of_its_own_compiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
