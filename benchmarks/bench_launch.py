@@ -72,6 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     ready = torch_op.prepare(a, b, a.dtype, None, None)
     pointers, stream = [x.data_ptr() for x in (a, b, c)], torch.cuda.current_stream().cuda_stream
     stride_b = b.T.contiguous().T
+    weight, bias = stride_b.T, torch.randn(n, device="cuda", dtype=torch.bfloat16)
+    matmul(a, stride_b, bias=bias, activation="gelu")
     matmul(a, stride_b), matmul(a, b, out=c)
     contenders: dict[str, Callable[[], object]] = {
         "torch.matmul": lambda: torch.matmul(a, b),
@@ -80,6 +82,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "layoutgemm.matmul, B transposed": lambda: matmul(a, stride_b),
         "torch.matmul, out=": lambda: torch.matmul(a, b, out=c),
         "layoutgemm.matmul, out=": lambda: matmul(a, b, out=c),
+        "torch linear, gelu": lambda: torch.nn.functional.gelu(torch.nn.functional.linear(a, weight, bias)),
+        "layoutgemm.matmul, bias, gelu": lambda: matmul(a, stride_b, bias=bias, activation="gelu"),
         "part: the output's memory": lambda: torch_op._empty(ready.shape, ready.strides, ready.kind),
         "part: the launch": lambda: ready.launch(*pointers, stream),
     }

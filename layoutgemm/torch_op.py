@@ -212,16 +212,17 @@ def _checked(
     if config is not None:
         choice_of(config)
     kind = output_type(a, b, out_dtype)
-    shape = shapes_of(a.shape, b.shape).result
-    if out is not None:
-        check_out(out, shape, kind, a, b)
+    finishes = bias is not None or activation is not None
     wide = kind
-    if bias is not None or activation is not None:
-        check_finish(bias, activation, tuple(shape), a.device)
+    if finishes:
         wide = torch.float32 if a.dtype.is_floating_point else torch.int32
     if not _looked_on(a, b, bias):
-        if wide is kind and bias is None and activation is None:
+        shape = shapes_of(a.shape, b.shape).result
+        if out is not None:
+            check_out(out, shape, kind, a, b)
+        if not finishes:
             return product(a, b, kind, config, out)
+        check_finish(bias, activation, shape, a.device)
         if _on_gpu(a) and b.ndim > 1 and 0 not in (*shape, *a.shape):
             finish = fused(bias, activation, kind, shape[-1])
             if finish is not None:
@@ -236,7 +237,8 @@ def _checked(
             value = value.squeeze(-1)
         if a.ndim == 1:
             value = value.squeeze(-1 if b.ndim == 1 else -2)
-    if bias is not None or activation is not None:
+    if finishes:
+        check_finish(bias, activation, tuple(value.shape), value.device)
         value = by_torch(value, bias, activation, kind)
     return value if out is None else _into(out, value, a, b)
 

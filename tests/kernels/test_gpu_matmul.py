@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.dsl]
 
 if torch.cuda.is_available():
     import layoutgemm
-    from layoutgemm import explain_matmul, matmul, torch_op, torch_problem
+    from layoutgemm import explain_matmul, matmul, torch_finish, torch_op, torch_problem
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 
@@ -127,7 +127,12 @@ def test_batches(name: str) -> None:
 
 
 def test_one_matrix_for_a_batch_in_the_tensor_map(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Does the hardware take a stride of 0? If this passes, `torch_problem.STRETCHED_IN_MAP` may be True."""
+    """The hardware takes a stride of 0, on which `torch_problem.STRETCHED_IN_MAP` rests; without it, launches do."""
+    a, b = integers(64, 128), integers(5, 128, 80)
+    monkeypatch.setattr(torch_problem, "STRETCHED_IN_MAP", False)
+    torch_op.forget()
+    assert explain_matmul(a, b).launches == 5
+    check(a, b)
     monkeypatch.setattr(torch_problem, "STRETCHED_IN_MAP", True)
     torch_op.forget()
     try:
@@ -243,6 +248,20 @@ def test_threads_at_once() -> None:
     assert not faults
 
 
+def test_a_thread_that_has_done_nothing_else() -> None:
+    """It has no CUDA context yet, which encoding a tensor map needs: by the long way, and by the short one."""
+    a, b = integers(256, 64), integers(64, 256)
+    want = exact(a, b, BF16)
+    torch.cuda.synchronize()
+    for _ in range(3):
+        found: list[Any] = []
+        thread = threading.Thread(target=lambda found=found: found.append(matmul(a, b)))
+        thread.start()
+        thread.join()
+        torch.cuda.synchronize()
+        assert torch.equal(found[0], want)
+
+
 def test_graphs() -> None:
     a, b = integers(200, 128), integers(128, 136)
     odd = integers(33, 65)
@@ -339,7 +358,49 @@ def test_vmap_and_autocast() -> None:
     assert got.dtype == F16 and torch.equal(got, exact(a, b, F16))
 
 
+FUSED = [((64, 72), (72, 80)), ((3, 40, 72), (72, 80)), ((16, 512), (512, 1024)), ((7, 9), (9, 5))]
+
+
+@pytest.mark.parametrize("shapes", FUSED)
+@pytest.mark.parametrize("activation", [None, "relu", "gelu", "silu"])
+def test_bias_and_activation(shapes: Any, activation: str | None) -> None:
+    a, b = (integers(*shape) for shape in shapes)
+    for bias in (torch.randn(shapes[1][-1], device="cuda"), None):
+        for kind in (BF16, F32):
+            product = a.double() @ b.double() + (0 if bias is None else bias.double())
+            want = product if activation is None else torch_finish.ACTIVATIONS[activation](product)
+            for _ in range(2):
+                given = None if bias is None else bias.to(kind)
+                if given is not None:
+                    product = a.double() @ b.double() + given.double()
+                    want = product if activation is None else torch_finish.ACTIVATIONS[activation](product)
+                got = matmul(a, b, bias=given, activation=activation, out_dtype=kind)
+                bound = (2.0**-8 if kind == BF16 else 2.0**-17) * want.abs() + 2.0**-17 * product.abs() + 1e-6
+                assert got.dtype == kind and bool(((got.double() - want).abs() <= bound).all())
+
+
+def test_what_is_fused_takes_one_kernel_and_no_memory() -> None:
+    a, b, bias = integers(1024, 512), integers(512, 2048), integers(2048)
+    c = integers(1024, 2048)
+    calls = (lambda: matmul(a, b, bias=bias, activation="gelu"), lambda: layoutgemm.gemm(2.0, a, b, -1.0, c))
+    for call in calls:
+        call()
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        got = call()
+        assert torch.cuda.max_memory_allocated() - before <= got.numel() * 2 + 1024
+
+
 def test_gemm_with_its_scalars() -> None:
     a, b, c = integers(64, 72), integers(72, 80), integers(64, 80)
-    got = layoutgemm.gemm(2.0, a, b, -1.0, c)
-    assert torch.equal(got, (2 * (a.double() @ b.double()) - c.double()).bfloat16())
+    want = (2 * (a.double() @ b.double()) - c.double()).bfloat16()
+    for d in (c, c.T.contiguous().T, torch.cat([c, c], 1)[:, :80], c[:, :1].expand(64, 80)):
+        want = (2 * (a.double() @ b.double()) - d.double()).bfloat16()
+        assert torch.equal(layoutgemm.gemm(2.0, a, b, -1.0, d), want)
+        out = torch.empty_like(want)
+        assert torch.equal(layoutgemm.gemm(2.0, a, b, -1.0, d, out=out), want)
+    held = c.clone()
+    want = (2 * (a.double() @ b.double()) - c.double()).bfloat16()
+    assert torch.equal(layoutgemm.gemm(2.0, a, b, -1.0, held, out=held), want)
+    assert torch.equal(layoutgemm.gemm(0.5, a, b), (0.5 * (a.double() @ b.double())).bfloat16())
