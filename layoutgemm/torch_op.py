@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,8 +38,10 @@ _is_compiling, _grad_enabled = torch.compiler.is_compiling, torch.is_grad_enable
 _functions, _modes = _C._len_torch_function_stack, _C._len_torch_dispatch_stack
 _functorch = _C._functorch.peek_interpreter_stack
 _autocast, _tracing = _C._is_any_autocast_enabled, _C._get_tracing_state
-_current_device = getattr(_C, "_cuda_getDevice", None)
-_raw_stream = getattr(_C, "_cuda_getCurrentRawStream", None)
+_current_device: Callable[[], int] = getattr(_C, "_cuda_getDevice", torch.cuda.current_device)
+_raw_stream: Callable[[int], int] = getattr(
+    _C, "_cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream
+)
 
 
 def _empty_strided(shape: Sequence[int], strides: Sequence[int], kind: torch.dtype) -> torch.Tensor:
@@ -109,7 +111,7 @@ def matmul(
         if (
             ready is not None
             and ready.simple
-            and b.get_device() == index == _current_device()  # type: ignore[misc]
+            and b.get_device() == index == _current_device()
             and not (_functions() or _modes() or _autocast())
             and _functorch() is None
             and _tracing() is None
@@ -130,7 +132,7 @@ def matmul(
                 if not _apart(at_a, at_b, at_c, ready.spans):
                     low = 1  # views of the same lines, or an error: `_checked` tells
             if not low & 15:
-                ready.launch(at_a, at_b, at_c, _raw_stream(index), words)  # type: ignore[misc]
+                ready.launch(at_a, at_b, at_c, _raw_stream(index), words)
                 return c
     return _checked(a, b, out, bias, activation, config, out_dtype, allow_tf32)
 
