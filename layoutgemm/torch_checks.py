@@ -50,8 +50,19 @@ def require_tensors(a: Any, b: Any) -> None:
 
 
 def tf32_allowed(allow: bool | None) -> bool:
-    """Whether float32 may be rounded to tf32: as the caller says, or as torch is set."""
-    return bool(torch.backends.cuda.matmul.allow_tf32 if allow is None else allow)
+    """Whether float32 may be rounded to tf32: as the caller says, or as torch is set, by either of its settings."""
+    return _torch_allows_tf32() if allow is None else bool(allow)
+
+
+def _torch_allows_tf32() -> bool:
+    # fp32_precision came with torch 2.9; once it is used, reading allow_tf32 raises
+    precision = getattr(torch.backends.cuda.matmul, "fp32_precision", None)
+    return bool(torch.backends.cuda.matmul.allow_tf32) if precision is None else precision == "tf32"
+
+
+# What torch.compiler.assume_constant_result sets, without importing the compiler: a trace takes the setting of its
+# time.
+_torch_allows_tf32._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def output_type(a: torch.Tensor, b: torch.Tensor, asked: torch.dtype | None) -> torch.dtype:

@@ -32,6 +32,7 @@ MAX_PREPARED = 4096  # problems kept ready; beyond, the oldest quarter goes
 _PREPARED: dict[tuple[Any, ...], Prepared] = {}
 _Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
 _PLAIN = frozenset({_Tensor, _Parameter})
+_written = torch.autograd.graph.increment_version  # a graph that saved the tensor has to see that it has changed
 # What tells that somebody looks on, each a call into C of some ten nanoseconds; and what a launch needs of torch.
 _C = torch._C
 _is_compiling, _grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
@@ -129,6 +130,7 @@ def matmul(
             else:
                 c, at_c = out, out.data_ptr()
                 low |= at_c
+                _written(out)
                 if not _apart(at_a, at_b, at_c, ready.spans):
                     low = 1  # views of the same lines, or an error: `_checked` tells
             if not low & 15:
@@ -296,6 +298,8 @@ def product(
     if a.device.type == "cpu":
         value = multiply(a, b, kind)
         return value if out is None else out.copy_(value)
+    if out is not None:
+        _written(out)
     a, b = a.resolve_neg(), b.resolve_neg()
     return prepare(a, b, kind, config, out, finish).run(a, b, out, () if finish is None else finish.words)
 

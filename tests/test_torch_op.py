@@ -24,6 +24,7 @@ from layoutgemm.kernels.sm90_choice import Sm90Choice  # noqa: E402
 from layoutgemm.torch_problem import Given, Problem, contiguous_strides, shapes_of, solve  # noqa: E402
 
 BF16, F32 = torch.bfloat16, torch.float32
+ROOT = Path(__file__).resolve().parents[1]
 SMALL = Sm90Config((64, 64), consumers=1, loader="warp")
 
 
@@ -112,6 +113,37 @@ def test_float32_needs_leave(tf32: Any) -> None:
     assert torch.equal(matmul(x, x), x)
     with pytest.raises(OperandError, match="allow_tf32=True"):
         matmul(x, x, allow_tf32=False)
+
+
+def test_torch_s_newer_setting_of_tf32() -> None:
+    """In a process of its own: once it is used, the older one cannot be read."""
+    if not hasattr(torch.backends.cuda.matmul, "fp32_precision"):
+        pytest.skip("torch 2.9 has it first")
+    code = (
+        "import torch, layoutgemm\n"
+        "x = torch.eye(4)\n"
+        "for setting, taken in (('tf32', True), ('ieee', False), ('tf32', True)):\n"
+        "    torch.backends.cuda.matmul.fp32_precision = setting\n"
+        "    try:\n"
+        "        layoutgemm.matmul(x, x)\n"
+        "    except layoutgemm.OperandError:\n"
+        "        assert not taken\n"
+        "    else:\n"
+        "        assert taken\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_output_that_a_graph_has_saved_is_seen_to_change() -> None:
+    a, b = integers(4, 8), integers(8, 4)
+    saved = torch.ones(4, 4).bfloat16()
+    weight = torch.ones(4, 4).bfloat16().requires_grad_()
+    loss = (weight * saved).sum()
+    with torch.no_grad():
+        matmul(a, b, out=saved)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
 
 
 def test_bias_and_activation_round_once() -> None:
@@ -330,7 +362,9 @@ def test_the_fast_path_launches_the_kernel(monkeypatch: pytest.MonkeyPatch) -> N
             whole = torch.full((100, stride), 5.0, dtype=BF16)
             for turn in range(2):
                 out = whole[:, :136].zero_()
+                version = out._version
                 assert matmul(a, b, out=out, config=SMALL) is out and torch.equal(out, want)
+                assert out._version > version or not turn
                 assert calls[-1][1] == (77 if turn else 88) and bool((whole[:, 136:] == 5).all())
         square = integers(64, 64)
         matmul(square, square.clone(), out=torch.empty_like(square), config=SMALL)
@@ -493,8 +527,7 @@ def test_torch_is_imported_when_matmul_is_named() -> None:
         "import sys, layoutgemm; assert 'torch' not in sys.modules; layoutgemm.matmul; assert 'torch' in sys.modules; "
         "print('cutlass' in sys.modules, 'torch._dynamo' in sys.modules)"
     )
-    root = Path(__file__).resolve().parents[1]
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120)
     assert done.stdout.strip() == "False False", done.stderr
 
 
