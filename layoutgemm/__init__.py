@@ -19,6 +19,7 @@ from .errors import (
     ParseError,
     PlanError,
     SwizzleError,
+    TensorError,
     TmaError,
 )
 from .layouts import (
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
     from .layouts.poly import MissingFact
     from .layouts.prove import prove
     from .layouts.symbolic import dim, dims
+    from .torch_op import explain_matmul, gemm, matmul
+    from .tune import tune
 
 __version__ = "0.1.0"
 
@@ -75,10 +78,14 @@ _LATER = {
     "dims": "layouts.symbolic",
     "emulate": "emulator.api",
     "emulate_ptx": "emulator.api",
+    "explain_matmul": "torch_op",
+    "gemm": "torch_op",
+    "matmul": "torch_op",
     "mutate": "emulator.mutate_api",
     "mutate_ptx": "emulator.mutate_api",
     "prove": "layouts.prove",
     "smem_tile": "atoms",
+    "tune": "tune",
     "wgmma": "atoms",
 }
 
@@ -127,6 +134,7 @@ __all__ = [
     "Sm100Plan",
     "Swizzle",
     "SwizzleError",
+    "TensorError",
     "TmaError",
     "Undecided",
     "Verdict",
@@ -135,10 +143,14 @@ __all__ = [
     "dims",
     "emulate",
     "emulate_ptx",
+    "explain_matmul",
+    "gemm",
+    "matmul",
     "mutate",
     "mutate_ptx",
     "parse",
     "prove",
     "smem_tile",
+    "tune",
     "wgmma",
 ]

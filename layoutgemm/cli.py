@@ -1,4 +1,5 @@
-"""The command line: `layoutgemm demo`, `layoutgemm explain`, `layoutgemm prove` and `layoutgemm emulate`."""
+"""The command line: `layoutgemm demo`, `layoutgemm explain`, `layoutgemm prove`, `layoutgemm emulate`,
+`layoutgemm doctor` and `layoutgemm tune`."""
 
 from __future__ import annotations
 
@@ -50,12 +51,44 @@ def main(argv: Sequence[str] | None = None) -> int:
     emulator_command.add_arguments(
         commands.add_parser("emulate", help="run a kernel of a PTX file on the CPU and look for races")
     )
+    doctor = commands.add_parser("doctor", help="what of GPU, driver, packages and cache is here")
+    doctor.add_argument("--json", action="store_true", help="the report as JSON")
+    doctor.set_defaults(run=_doctor)
+    tune = commands.add_parser("tune", help="measure configurations for a product on the GPU, and keep the fastest")
+    for name in "mnk":
+        tune.add_argument(name, type=int)
+    tune.add_argument("--dtype", choices=("bf16", "f16"), default="bf16")
+    tune.add_argument("--a-major", choices=("k", "mn"), default="k", help="A's contiguous index (%(default)s)")
+    tune.add_argument("--b-major", choices=("k", "mn"), default="k", help="B's contiguous index (%(default)s)")
+    tune.add_argument("--most", type=int, default=24, help="configurations to try (%(default)s)")
+    tune.add_argument("--budget", type=float, default=120.0, help="seconds for measuring (%(default)s)")
+    tune.set_defaults(run=_tune)
     args = parser.parse_args(argv)
     try:
         return int(args.run(args))
     except LayoutError as error:
         print(f"layoutgemm: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from .doctor import examine, report, status
+
+    findings = examine()
+    print(report(findings, args.json))
+    return status(findings)
+
+
+def _tune(args: argparse.Namespace) -> int:
+    from .tune import tune
+
+    print(
+        tune(
+            args.m, args.n, args.k, dtype=args.dtype, a_major=args.a_major, b_major=args.b_major, most=args.most,
+            budget=args.budget,
+        )
+    )  # fmt: skip
+    return 0
 
 
 def _problem(parser: argparse.ArgumentParser, default: tuple[int, int, int] | None) -> None:

@@ -124,6 +124,10 @@ class OperandError(LayoutError):
     """An array handed to a kernel has a type, device, size, stride or address that it cannot take."""
 
 
+class TensorError(OperandError, RuntimeError):
+    """Tensors that torch itself would refuse, in torch's words: shapes, types or devices that do not meet."""
+
+
 class PtxError(LayoutError):
     """PTX text that cannot be read, or that has an instruction which the emulator does not know."""
 

@@ -21,7 +21,12 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("checks",),
     ("emulator",),
     ("kernels",),
-    ("torch_op", "jax_op", "distributed", "bench"),
+    ("bench", "tuned", "torch_problem"),
+    (
+        "torch_op", "torch_checks", "torch_finish", "torch_launch", "torch_library", "torch_reference", "jax_op",
+        "distributed",
+    ),
+    ("tune", "doctor"),
     ("cli", "__main__", "pytest_plugin"),
 )
 RANK = {piece: rank for rank, layer in enumerate(LAYERS) for piece in layer}
@@ -34,7 +39,11 @@ CONFINED: dict[str, tuple[str, ...]] = {
     "cutlass": ("kernels/bridge*.py", "kernels/compile*.py", "kernels/sm*.py"),
     "cuda": ("kernels/sm*.py", "kernels/bridge*.py", "kernels/compile*.py", "kernels/run*.py", "kernels/device*.py"),
     "tvm_ffi": ("kernels/compile*.py", "kernels/run*.py"),
-    "torch": ("torch_op.py", "distributed.py", "bench.py", "kernels/run*.py", "kernels/device*.py"),
+    "torch": (
+        "torch_op.py", "torch_checks.py", "torch_finish.py", "torch_launch.py", "torch_library.py",
+        "torch_reference.py", "tune.py", "doctor.py", "distributed.py", "bench.py", "kernels/run*.py",
+        "kernels/device*.py",
+    ),
     "jax": ("jax_op.py",),
     "pytest": ("pytest_plugin.py",),
 }

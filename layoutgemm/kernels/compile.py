@@ -11,7 +11,6 @@ import functools
 import importlib.metadata
 import importlib.util
 import os
-import re
 import shutil
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from typing import Any
 
 from ..errors import PlanError
 from . import object_cache
+from .compile_launch import Launcher, bind, error_name, link, load, runtime_library
 from .plan import GemmPlan
 from .sass import Resources, Sass, disassemble
 from .sass import resources as resources_of
@@ -30,8 +30,8 @@ from .sm80_plan import Sm80Plan
 from .sm90_plan import Sm90Plan
 from .sm100_plan import Sm100Plan
 
-_PTX, _CUBIN, _OBJECT = "kernel.ptx", "kernel.cubin", "kernel.o"
-_PARTS = (_PTX, _CUBIN, _OBJECT)
+_PTX, _CUBIN, _OBJECT, _LIBRARY = "kernel.ptx", "kernel.cubin", "kernel.o", "kernel.so"
+_PARTS = (_PTX, _CUBIN, _OBJECT, _LIBRARY)
 # The DSL traces one function at a time, and two loads of one kernel would be one too many.
 _LOCK = threading.RLock()
 _LOADED: dict[str, CompiledGemm] = {}
@@ -39,6 +39,7 @@ _LOADED: dict[str, CompiledGemm] = {}
 _MEMO = "_compiled_gemm"
 
 Plan = GemmPlan | Sm80Plan | Sm90Plan | Sm100Plan
+_runtime_library = runtime_library
 
 
 class CompiledGemm:
@@ -48,6 +49,7 @@ class CompiledGemm:
     ptx      PTX text
     cubin    machine code, an ELF file
     object   the exported object: the compiled host function with the cubin inside; `symbol` is the prefix of its names
+    launcher the host function, loaded; `launcher.block` is the way for many launches
     cached   whether it came from the cache on disk
     seconds  what compiling or loading took
     """
@@ -60,8 +62,7 @@ class CompiledGemm:
         self.symbol = symbol
         self.cached = cached
         self.seconds = 0.0
-        self._function = _load(parts[_OBJECT], symbol)
-        self._ready = False
+        self.launcher: Launcher = load(parts[_OBJECT], parts[_LIBRARY], symbol)
 
     @functools.cached_property
     def _sass(self) -> Sass:
@@ -86,19 +87,15 @@ class CompiledGemm:
         Nothing about the values is checked here: `plan.run` does that, with names. Raises PlanError when there is no
         GPU, the number of arguments is wrong, or the launch is refused.
         """
-        from cuda.bindings import driver
-
-        if not self._ready:
-            require_gpu()
         if len(arguments) != len(self.plan.parameters):
             raise PlanError(f"the kernel takes {', '.join(self.plan.parameters)}: got {len(arguments)} arguments")
-        try:
-            self._function(*arguments, driver.CUstream(stream))
-        except Exception as error:
-            # the DSL's text is a coloured page; the CUDA error's name is what it has to say
-            found = re.search(r"(?:cuda|CUDA_)\w*[Ee][Rr][Rr][Oo][Rr]\w*", str(error))
-            raise PlanError(f"CUDA refused the launch: {found[0] if found else error}; {self.plan}") from error
-        self._ready = True
+        device = current_gpu()
+        bind(device)
+        self.launcher.load(device)
+        block = self.launcher.block(arguments)
+        block.values[block.count] = stream
+        if error := block.call():
+            raise PlanError(f"CUDA refused the launch: {error_name(error)}; {self.plan}")
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write kernel.ptx, kernel.cubin, kernel.o and, where nvdisasm is present, kernel.sass into a folder."""
@@ -238,12 +235,14 @@ def _machine_code(kernel: Any, arch: str, parameters: Mapping[str, str], symbol:
             make_fake_stream(),
             options=options,
         )
-        _runtime_library()
+        runtime_library()  # exporting links the kernel's host half against its symbols
         function.export_to_c(folder, "exported", symbol)
+        content = (Path(folder) / "exported.o").read_bytes()
         return {
             _PTX: function.__ptx__.encode(),
             _CUBIN: bytes(function.__cubin__),
-            _OBJECT: (Path(folder) / "exported.o").read_bytes(),
+            _OBJECT: content,
+            _LIBRARY: link(content),
         }
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -284,28 +283,6 @@ def _kernel_of(plan: Plan) -> Any:
     return Sm90GemmKernel(plan)
 
 
-@functools.cache
-def _runtime_library() -> tuple[Any, ...]:
-    """Load the DSL's runtime for the whole process: exporting links the kernel's host half against its symbols."""
-    import ctypes
-
-    from cutlass.runtime import find_runtime_libraries
-
-    # The default of ctypes keeps symbols private to the handle, and export_to_c then finds none of them.
-    return tuple(ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL) for path in find_runtime_libraries(enable_tvm_ffi=False))
-
-
-def _load(content: bytes, symbol: str) -> Any:
-    """The launch function of an exported object."""
-    from cutlass.cute.runtime import load_module
-
-    _runtime_library()
-    with tempfile.TemporaryDirectory(prefix="layoutgemm-") as folder:
-        path = Path(folder) / _OBJECT
-        path.write_bytes(content)
-        return load_module(str(path))[symbol]
-
-
 def require_gpu() -> None:
     """Raise PlanError when the CUDA runtime finds no GPU."""
     from cuda.bindings import runtime
@@ -314,3 +291,14 @@ def require_gpu() -> None:
     if error != runtime.cudaError_t.cudaSuccess or not count:
         name = error.name if error != runtime.cudaError_t.cudaSuccess else "no device"
         raise PlanError(f"a launch needs an NVIDIA GPU and its driver: {name}. The NumPy executor needs neither")
+
+
+def current_gpu() -> int:
+    """The calling thread's CUDA device; raises PlanError when there is none."""
+    from cuda.bindings import runtime
+
+    require_gpu()
+    error, device = runtime.cudaGetDevice()
+    if error != runtime.cudaError_t.cudaSuccess:
+        raise PlanError(f"CUDA has no current device: {error.name}")
+    return int(device)

@@ -1,9 +1,13 @@
 """Compiled kernels on disk: one file a kernel, named by a hash of everything that decides its code.
 
-A file is a zip archive of the kernel's parts, each with the archive's own checksum, and the facts it was made from. It
-appears under its name by one atomic rename, so any number of processes may write at once; what cannot be read, or was
-made from other facts, is treated as absent and written again. A cache that cannot be read or written costs a
+A file is a zip archive of the kernel's parts, the facts it was made from, and the parts' SHA-256. It appears under its
+name by one atomic rename, so any number of processes may write at once; what cannot be read, was made from other facts
+or is not what its digest says, is treated as absent and written again. A cache that cannot be read or written costs a
 compilation, and no more.
+
+What lies here is executed. So the folder is the user's alone (mode 0700), and a file, or a folder, that belongs to
+somebody else or that others may write is not read; nothing in a file is evaluated, unpickled or loaded before its
+digest has been compared.
 """
 
 from __future__ import annotations
@@ -15,11 +19,13 @@ import hashlib
 import json
 import os
 import platform
+import stat
 import sys
 import tempfile
+import time
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -27,7 +33,8 @@ from typing import Any
 from ..layouts import ComposedLayout, Layout, ScaledBasis, Swizzle
 
 CACHE_DIR_VARIABLE = "LAYOUTGEMM_CACHE_DIR"
-_FACTS = "facts.json"
+_FACTS, _DIGESTS = "facts.json", "digests.json"
+_ABANDONED = 3600.0  # seconds after which a file that its writer never finished is removed
 # What a compiled kernel is made from besides the plan's values: the code that derives, evaluates and traces them.
 _SOURCES = ("layouts", "atoms", "kernels", "arch.py", "dtypes.py")
 _UNREADABLE = (OSError, zipfile.BadZipFile, zlib.error, KeyError, ValueError, EOFError, NotImplementedError)
@@ -110,15 +117,26 @@ def key_of(facts: Mapping[str, Any]) -> str:
 def read(facts: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, bytes] | None:
     """The named parts of the kernel made from these facts, or None when there is no whole, sound file of it."""
     path = _path(facts)
-    if path is None:
+    if path is None or distrust(path.parent):
         return None
     try:
-        with zipfile.ZipFile(path) as archive:
-            if json.loads(archive.read(_FACTS)) != json.loads(json.dumps(facts)):
+        with open(path, "rb") as stream:
+            if _others(os.fstat(stream.fileno())):
                 return None
-            return {name: archive.read(name) for name in names}
+            with zipfile.ZipFile(stream) as archive:
+                if json.loads(archive.read(_FACTS)) != json.loads(json.dumps(facts)):
+                    return None
+                digests = json.loads(archive.read(_DIGESTS))
+                parts = {name: archive.read(name) for name in names}
+        return parts if all(digests[name] == _digest(part) for name, part in parts.items()) else None
     except _UNREADABLE:
         return None
+
+
+def kept(facts: Mapping[str, Any]) -> bool:
+    """Whether there is a file of these facts; whether it is sound, reading it tells."""
+    path = _path(facts)
+    return path is not None and path.exists()
 
 
 def write(facts: Mapping[str, Any], parts: Mapping[str, bytes]) -> Path | None:
@@ -126,14 +144,33 @@ def write(facts: Mapping[str, Any], parts: Mapping[str, bytes]) -> Path | None:
     path = _path(facts)
     if path is None:
         return None
+
+    def content(stream: Any) -> None:
+        with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr(_FACTS, json.dumps(facts, sort_keys=True))
+            archive.writestr(_DIGESTS, json.dumps({name: _digest(part) for name, part in parts.items()}))
+            for name, part in parts.items():
+                archive.writestr(name, part)
+
+    return place(path, content)
+
+
+def place(path: Path, write: Callable[[Any], object]) -> Path | None:
+    """Write a file of the cache whole, under its name by one rename; None where that cannot be done.
+
+    The folder is made the user's alone. A writer that is killed leaves a file of another name, which a later one
+    removes.
+    """
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private(path.parent)
+        if distrust(path.parent):
+            return None
+        _sweep(path.parent)
         handle, temporary = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=".tmp", dir=path.parent)
-        with os.fdopen(handle, "wb") as stream, zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
-            archive.writestr(_FACTS, json.dumps(facts, sort_keys=True))
-            for name, content in parts.items():
-                archive.writestr(name, content)
+        with os.fdopen(handle, "wb") as stream:
+            write(stream)
         os.replace(temporary, path)
         return path
     except OSError:
@@ -141,6 +178,51 @@ def write(facts: Mapping[str, Any], parts: Mapping[str, bytes]) -> Path | None:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
         return None
+
+
+def make_private(folder: Path) -> None:
+    """Take away what others may do with a folder of this user's: an umask, or an older version, may have left it so."""
+    if hasattr(os, "getuid"):
+        found = folder.stat()
+        if found.st_uid == os.getuid() and stat.S_IMODE(found.st_mode) & 0o077:
+            folder.chmod(0o700)
+
+
+def distrust(path: Path) -> str:
+    """Why nothing under this path may be executed, in a sentence; "" where nothing speaks against it."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return ""  # nothing is there
+    if stat.S_ISLNK(found.st_mode):
+        with contextlib.suppress(OSError):
+            found = path.stat()
+    why = _others(found)
+    return f"{path} {why}" if why else ""
+
+
+def _others(found: os.stat_result) -> str:
+    """What somebody else could do with a file or folder of this status."""
+    if not hasattr(os, "getuid"):  # Windows: access lists, which the user's own folder inherits
+        return ""
+    if found.st_uid != os.getuid():
+        return f"belongs to user {found.st_uid}, not {os.getuid()}"
+    if found.st_mode & 0o022:
+        return f"may be written by others: its mode is {stat.S_IMODE(found.st_mode):04o}"
+    return ""
+
+
+def _digest(part: bytes) -> str:
+    return hashlib.sha256(part).hexdigest()
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what writers that were killed left behind."""
+    before = time.time() - _ABANDONED
+    for file in folder.glob(".*.tmp"):
+        with contextlib.suppress(OSError):
+            if file.stat().st_mtime < before:
+                file.unlink()
 
 
 def _path(facts: Mapping[str, Any]) -> Path | None:

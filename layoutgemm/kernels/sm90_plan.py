@@ -262,6 +262,8 @@ class Sm90Plan:
                 raise PlanError(f"{name} = {size}: a size is 1 to 2**31 - 1, since tensor coordinates have 31 bits")
         arch = arch_named("sm_90a")
         a_spec, b_spec, c_spec = operands(a, b, c)
+        if epilogue and (same := set(epilogue.words) & set(_PARAMETERS)):
+            raise PlanError(f"an operand of the epilogue is named {min(same)}, as a parameter of the product is")
         if epilogue and c_spec.dtype.kind != "float":
             raise PlanError(f"c is {c_spec.dtype}, and an epilogue computes in f32: store f32, or a narrower float")
         tile_m, tile_n = config.tile

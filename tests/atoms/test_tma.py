@@ -95,7 +95,7 @@ def test_rows_of_two_spans_cost_an_instruction_each():
 RULES = [
     ({"address": 8}, "b starts at address 0x8, 8 bytes past a multiple of 16"),
     ({"strides": (100,)}, "b: stride of m is 100 elements * 2 = 200 bytes, a tensor map needs a multiple of 16 bytes"),
-    ({"strides": (0,)}, "b: stride of m is 0 bytes"),
+    ({"strides": (-64,)}, "b: stride of m is -128 bytes"),
     ({"strides": (1 << 39,)}, "takes 16 to 2**40 - 16"),
     ({"shape": (0, 5)}, "b: dimension k has 0 elements"),
     ({"shape": (64, (1 << 32) + 1)}, "b: dimension m has 4294967297 elements"),
@@ -108,6 +108,7 @@ def test_global_rules_name_tensor_rule_and_numbers(change, text):
     plan = derive(smem_tile((64, 64), "bf16", "K"), ("k", "m"))
     arguments = {"address": 0, "shape": (64, 64), "strides": (64,)}
     plan.check_global("b", **arguments)
+    plan.check_global("b", **(arguments | {"strides": (0,)}))  # one row for all
     with pytest.raises(OperandError) as error:
         plan.check_global("b", **(arguments | change))
     assert text in str(error.value)

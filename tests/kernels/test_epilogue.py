@@ -316,3 +316,9 @@ def test_functions_are_as_near_as_they_say(c: str, swapped: bool) -> None:
             unit, least = (2.0**-8, 2e-7) if c == "bf16" else (3e-6, 3e-7)
             off = np.abs(found - expected) / (unit * np.abs(expected) + least)
             assert off.max() <= 1, (step, off.max(), (a @ b).flat[off.argmax()])
+
+
+def test_operands_are_not_named_as_the_products_own() -> None:
+    for name in ("c", "lda", "workers"):
+        with pytest.raises(PlanError, match=f"named {name}, as a parameter of the product"):
+            Sm90Plan.derive(64, 64, 64, epilogue=Epilogue(Residual(name=name)))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -157,3 +159,119 @@ def test_a_listing_is_read_whole() -> None:
     assert code.wgmma_runs == (2,)
     assert code.serialised_wgmma(2) is None
     assert code.serialised_wgmma(4) == "runs of 2 wgmmas without a wait or fence inside; a k tile has 4"
+
+
+# ------------------------------------------------------------------------------------------------- who else may be
+# there
+
+
+def modes(own_cache: Path) -> tuple[int, int]:
+    folder = own_cache / "kernels"
+    (file,) = folder.glob("*.zip")
+    return folder.stat().st_mode & 0o777, file.stat().st_mode & 0o777
+
+
+posix = pytest.mark.skipif(not hasattr(os, "getuid"), reason="owners and modes are POSIX's")
+
+
+@posix
+def test_the_folder_is_the_users_alone(own_cache: Path) -> None:
+    before = os.umask(0)
+    try:
+        object_cache.write(FACTS, PARTS)
+        assert modes(own_cache) == (0o700, 0o600)
+        (own_cache / "kernels").chmod(0o777)  # as an older version, or somebody, left it
+        assert "0777" in object_cache.distrust(own_cache / "kernels")
+        assert object_cache.read(FACTS, tuple(PARTS)) is None
+        object_cache.write(FACTS, PARTS)
+        assert modes(own_cache) == (0o700, 0o600) and object_cache.read(FACTS, tuple(PARTS)) == PARTS
+    finally:
+        os.umask(before)
+
+
+@posix
+def test_what_others_could_have_written_is_not_read(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = object_cache.write(FACTS, PARTS)
+    assert path is not None
+    path.chmod(0o666)
+    assert object_cache.read(FACTS, tuple(PARTS)) is None
+    path.chmod(0o600)
+    assert object_cache.read(FACTS, tuple(PARTS)) == PARTS
+    me = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: me + 1)
+    assert object_cache.read(FACTS, tuple(PARTS)) is None and "belongs to user" in object_cache.distrust(path.parent)
+    assert object_cache.write({"other": 1}, PARTS) is None and len(list(path.parent.iterdir())) == 1
+
+
+def test_a_file_with_our_facts_and_anothers_parts(own_cache: Path) -> None:
+    """Made by hand, archive checksums and all: the digests differ."""
+    path = object_cache.write(FACTS, PARTS)
+    assert path is not None
+    with zipfile.ZipFile(path) as archive:
+        content = {name: archive.read(name) for name in archive.namelist()}
+    content["kernel.o"] = bytes(reversed(content["kernel.o"]))
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, part in content.items():
+            archive.writestr(name, part)
+    assert object_cache.read(FACTS, tuple(PARTS)) is None
+    assert object_cache.read(FACTS, ("kernel.ptx",)) == {"kernel.ptx": PARTS["kernel.ptx"]}
+    for name in ("digests.json", "facts.json"):
+        with zipfile.ZipFile(path, "w") as archive:
+            for other in content.keys() - {name}:
+                archive.writestr(other, content[other])
+        assert object_cache.read(FACTS, tuple(PARTS)) is None
+
+
+def test_nothing_is_unpickled(own_cache: Path) -> None:
+    path = object_cache.write(FACTS, PARTS)
+    assert path is not None
+    marker = own_cache / "executed"
+    bomb = f"cposix\nsystem\n(S'touch {marker}'\ntR.".encode()
+    path.write_bytes(bomb)
+    assert object_cache.read(FACTS, tuple(PARTS)) is None
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in ("facts.json", "digests.json", *PARTS):
+            archive.writestr(name, bomb)
+    assert object_cache.read(FACTS, tuple(PARTS)) is None and not marker.exists()
+
+
+_WRITER = """
+import os, sys
+from layoutgemm.kernels import object_cache
+facts = {facts!r}
+parts = {{"kernel.ptx": b"ptx" * 1000, "kernel.o": bytes(range(256)) * 50}}
+mode = sys.argv[1]
+if mode == "killed":
+    def half(stream):
+        stream.write(b"PK" * 100)
+        stream.flush()
+        os.kill(os.getpid(), 9)
+    object_cache.place(object_cache._path(facts), half)
+for _ in range(40):
+    if mode == "write":
+        assert object_cache.write(facts, parts) is not None
+    else:
+        assert object_cache.read(facts, tuple(parts)) in (None, parts)
+"""
+
+
+def writer(mode: str) -> subprocess.Popen[bytes]:
+    program = _WRITER.format(facts=FACTS)
+    return subprocess.Popen([sys.executable, "-c", program, mode], cwd=Path(__file__).resolve().parents[2])
+
+
+@posix
+def test_a_killed_writer_leaves_nothing_that_is_read(own_cache: Path) -> None:
+    assert writer("killed").wait(60) == -9
+    (left,) = (own_cache / "kernels").iterdir()
+    assert left.suffix == ".tmp" and object_cache.read(FACTS, tuple(PARTS)) is None
+    assert object_cache.write(FACTS, PARTS) is not None and left.exists()  # it could still be at work
+    os.utime(left, (1, 1))
+    object_cache.write(FACTS, PARTS)
+    assert not left.exists() and object_cache.read(FACTS, tuple(PARTS)) == PARTS
+
+
+def test_processes_at_once(own_cache: Path) -> None:
+    running = [writer(mode) for mode in ("write", "read", "write")]
+    assert [process.wait(120) for process in running] == [0, 0, 0]
+    assert len(list((own_cache / "kernels").iterdir())) == 1

@@ -1,0 +1,110 @@
+"""What a call costs the host: layoutgemm.matmul beside torch.matmul, for a product so small that nothing else counts.
+
+    python benchmarks/bench_launch.py --json launch.json
+
+Each figure is the time until the call returns, of a few hundred calls in a row without waiting for the GPU; contenders
+in an order drawn anew each round, medians over the rounds. The parts of our call are measured beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+
+def measure(
+    contenders: dict[str, Callable[[], object]], settle: Callable[[], object], rounds: int, calls: int
+) -> dict[str, list[float]]:
+    """Seconds of a call of each contender in each round."""
+    rng = random.Random(0)
+    samples: dict[str, list[float]] = {name: [] for name in contenders}
+    for run in contenders.values():
+        for _ in range(calls):
+            run()
+        settle()
+    for _ in range(rounds):
+        order = list(contenders)
+        rng.shuffle(order)
+        for name in order:
+            run = contenders[name]
+            start = time.perf_counter()
+            for _ in range(calls):
+                run()
+            samples[name].append((time.perf_counter() - start) / calls)
+            settle()
+    return samples
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--size", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=101)
+    parser.add_argument("--calls", type=int, default=200)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args(argv)
+    import torch
+
+    from benchmarks import machine
+    from layoutgemm import matmul, torch_op
+
+    n = options.size
+    a, b = (torch.randn(n, n, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    c = torch.empty_like(a)
+    start = time.perf_counter()
+    first = matmul(a, b)
+    torch.cuda.synchronize()
+    cold = time.perf_counter() - start
+    want = a.double() @ b.double()
+    off = float((first.double() - want).abs().max() / want.abs().max())
+    if not off < 2.0**-7:
+        print(f"wrong: off by {off:.3g} of the largest element")
+        return 1
+    ready = torch_op.prepare(a, b, a.dtype, None, None)
+    pointers, stream = [x.data_ptr() for x in (a, b, c)], torch.cuda.current_stream().cuda_stream
+    stride_b = b.T.contiguous().T
+    weight, bias = stride_b.T, torch.randn(n, device="cuda", dtype=torch.bfloat16)
+    matmul(a, stride_b, bias=bias, activation="gelu")
+    matmul(a, stride_b), matmul(a, b, out=c)
+    contenders: dict[str, Callable[[], object]] = {
+        "torch.matmul": lambda: torch.matmul(a, b),
+        "layoutgemm.matmul": lambda: matmul(a, b),
+        "torch.matmul, B transposed": lambda: torch.matmul(a, stride_b),
+        "layoutgemm.matmul, B transposed": lambda: matmul(a, stride_b),
+        "torch.matmul, out=": lambda: torch.matmul(a, b, out=c),
+        "layoutgemm.matmul, out=": lambda: matmul(a, b, out=c),
+        "torch linear, gelu": lambda: torch.nn.functional.gelu(torch.nn.functional.linear(a, weight, bias)),
+        "layoutgemm.matmul, bias, gelu": lambda: matmul(a, stride_b, bias=bias, activation="gelu"),
+        "part: the output's memory": lambda: torch_op._empty(ready.shape, ready.strides, ready.kind),
+        "part: the launch": lambda: ready.launch(*pointers, stream),
+    }
+    samples = measure(contenders, torch.cuda.synchronize, options.rounds, options.calls)
+    medians = {name: statistics.median(values) for name, values in samples.items()}
+    facts = machine.facts()
+    print(facts)
+    print(f"{n} x {n} x {n} bf16, host time of a call; first call {cold * 1e3:.0f} ms")
+    for name, seconds in medians.items():
+        spread = statistics.median(abs(x - seconds) for x in samples[name])
+        print(f"{name:<34} {seconds * 1e6:7.2f} us  +- {spread * 1e6:.2f}")
+    ratio = medians["layoutgemm.matmul"] / medians["torch.matmul"]
+    print(f"layoutgemm.matmul / torch.matmul: {ratio:.3f}")
+    if options.json:
+        record = {
+            "machine": facts, "size": n, "rounds": options.rounds, "calls": options.calls, "first_call_s": cold,
+            "seconds": medians, "ratio": ratio,
+        }  # fmt: skip
+        options.json.write_text(json.dumps(record, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,232 @@
+"""Two thousand random products at once from several threads and streams, and two hundred that must be refused.
+
+    python benchmarks/soak.py --json soak.json                # on a Hopper GPU, about three minutes
+    python benchmarks/soak.py --cases 200 --threads 2 --device cpu      # the same cases computed by the reference
+
+Every product is held against float64: small integers to the bit, normal values to the error bound. Around every output
+that was given lie elements that have to stay, and no operand may change. The kernels are compiled first, several at a
+time, into the cache folder. Last, in a process of its own: what a thousand shapes cost of the host's memory, and what a
+cold and a warm kernel cost of its time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+import torch  # noqa: E402
+
+from benchmarks import soak_cases  # noqa: E402
+from benchmarks.soak_cases import BF16, EIGHT, F16, F32, Case, cases, fault, tensors  # noqa: E402
+from benchmarks.soak_refusals import refusals  # noqa: E402
+from layoutgemm import matmul  # noqa: E402
+from layoutgemm.errors import LayoutError  # noqa: E402
+from layoutgemm.kernels.compile_apart import build  # noqa: E402
+
+H200 = (132, "NVIDIA H200")
+
+
+def types() -> tuple[Any, ...]:
+    """Types that have a kernel: tf32 and int8 where Sm90Plan takes them."""
+    found: list[Any] = [BF16, BF16, F16, *EIGHT]
+    for kind in (F32, torch.int8):
+        try:
+            out = torch.int32 if kind == torch.int8 else kind
+            kinds, layouts = (kind, kind, out), ("row", "col")
+            case = Case(0, (64, 64, 64), ((), ()), (False, False), kinds, layouts, "none", None, True, False)
+            soak_cases.kernel_of(case, H200)
+        except LayoutError:
+            continue
+        found += [kind, torch.uint8] if kind == torch.int8 else [kind]
+    return tuple(found)
+
+
+def one(case: Case, device: str) -> str:
+    """Run a case; what went wrong, or ""."""
+    a, b, out, whole = tensors(case, device)
+    bias = None
+    if case.finish:
+        bias = torch.full((b.shape[-1],), 1.0, device=device, dtype=a.dtype)
+    before = [x.clone() for x in (a, b)]
+    options: dict[str, Any] = {"config": case.config, "out_dtype": case.types[2], "allow_tf32": True}
+    for _ in range(2):  # the second time as one that was seen before
+        if bias is not None:
+            got = matmul(a, b, bias=bias, activation="relu", **options)
+        else:
+            got = matmul(a, b, out=out, **options)
+        if text := fault(case, a, b, got, bias):
+            return text
+    for name, x, old in (("a", a, before[0]), ("b", b, before[1])):
+        if not torch.equal(x.float().nan_to_num(), old.float().nan_to_num()):
+            return f"{case}: {name} has changed"
+    if whole is not None:
+        out.fill_(3)
+        if not bool((whole.float() == 3).all()):
+            return f"{case}: elements around out have changed"
+    return ""
+
+
+def run(chosen: Sequence[Case], device: str, threads: int) -> list[str]:
+    """All cases, dealt out to threads with two streams each."""
+    faults: list[str] = []
+    done = [0] * threads
+
+    def work(index: int) -> None:
+        rng = random.Random(index)
+        streams: list[Any] = [torch.cuda.Stream() for _ in range(2)] if device == "cuda" else [None]
+        for case in chosen[index::threads]:
+            stream = rng.choice(streams)
+            try:
+                with torch.cuda.stream(stream) if stream is not None else contextlib.nullcontext():
+                    text = one(case, device)
+            except Exception as error:
+                text = f"{case}: {type(error).__name__}: {error}"
+            if text:
+                faults.append(text)
+            done[index] += 1
+
+    start = last = time.monotonic()
+    workers = [threading.Thread(target=work, args=(i,), daemon=True) for i in range(threads)]
+    for worker in workers:
+        worker.start()
+    while any(worker.is_alive() for worker in workers):
+        time.sleep(0.2)
+        if time.monotonic() - last > 10:
+            last = time.monotonic()
+            print(f"  {sum(done)} of {len(chosen)} products, {last - start:.0f} s, {len(faults)} wrong", flush=True)
+    return faults
+
+
+def resident() -> float:
+    """MB of this process's memory that are resident."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def host_costs(seed: int, kernels: int) -> dict[str, Any]:
+    """Memory of a thousand shapes above torch's own, seconds of cold and warm kernels: in a process of its own."""
+    found = [case for case, kernel, _ in cases(1000, seed, H200, types(), kernels) if kernel is not None]
+    made = [tensors(case, "cpu", fill=False)[:2] for case in found[:4]]
+    x = torch.randn(512, 512, device="cuda", dtype=BF16)
+    torch.matmul(x, x)
+    torch.matmul(x.double(), x.double())
+    torch.cuda.synchronize()
+    del made
+    before = resident()
+    times, shapes = [], set()
+    for case in found:
+        a, b, _, _ = tensors(case, "cuda", fill=False)
+        start = time.perf_counter()
+        matmul(a, b, config=case.config, out_dtype=case.types[2], allow_tf32=True)
+        times.append(time.perf_counter() - start)
+        shapes.add((tuple(a.shape), tuple(b.shape), a.stride(), b.stride()))
+    torch.cuda.synchronize()
+    after = resident()
+    from layoutgemm import torch_launch
+
+    info = torch_launch._kernel.cache_info()
+    record = {
+        "shapes": len(shapes), "kernels": info.currsize, "mb_above_torch": after - before,
+        "first_calls_s": sorted(times)[len(times) // 2], "slowest_s": max(times),
+        "dsl_imported": "cutlass" in sys.modules,
+    }  # fmt: skip
+    # warm: the kernel is on disk, this process has not loaded it; cold: an empty cache
+    kernel = next(kernel for _, kernel, _ in cases(50, seed, H200, types(), kernels) if kernel is not None)
+    from layoutgemm.kernels import compile as compiling
+
+    warm = []
+    for _ in range(5):
+        compiling._LOADED.clear()
+        torch_launch._kernel.cache_clear()
+        start = time.perf_counter()
+        torch_launch._kernel(kernel).launcher.load(0)
+        warm.append(time.perf_counter() - start)
+    record["warm_s"] = sorted(warm)[2]
+    cold = []
+    for _ in range(3):
+        with tempfile.TemporaryDirectory() as folder:
+            os.environ["LAYOUTGEMM_CACHE_DIR"] = folder
+            compiling._LOADED.clear()
+            torch_launch._kernel.cache_clear()
+            start = time.perf_counter()
+            torch_launch._kernel(kernel).launcher.load(0)
+            cold.append(time.perf_counter() - start)
+    record["cold_first_s"], record["cold_next_s"] = cold[0], cold[1:]
+    return record
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--cases", type=int, default=2000)
+    parser.add_argument("--kernels", type=int, default=160, help="different kernels at most (%(default)s)")
+    parser.add_argument("--threads", type=int, default=6)
+    parser.add_argument("--jobs", type=int, help="compiling processes (half the processors)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--host-costs", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    if options.host_costs:
+        print(json.dumps(host_costs(options.seed, options.kernels)))
+        return 0
+    start = time.monotonic()
+    drawn = list(cases(options.cases, options.seed, H200, types(), options.kernels))
+    kernels = list(dict.fromkeys(kernel for _, kernel, _ in drawn if kernel is not None))
+    print(f"{len(drawn)} products, {len(kernels)} kernels, {time.monotonic() - start:.0f} s", flush=True)
+    broken: list[str] = []
+    if options.device == "cuda":
+        answers = build(kernels, options.jobs, lambda line: print(f"  {line}", flush=True))
+        broken = [f"{kernel}: {answer}" for kernel, answer in zip(kernels, answers) if answer]
+        print(f"compiled, {time.monotonic() - start:.0f} s, {len(broken)} failed", flush=True)
+    faults = broken + run([case for case, _, _ in drawn], options.device, options.threads)
+    print(f"products done, {time.monotonic() - start:.0f} s, {len(faults)} wrong", flush=True)
+    refused = refusals(options.device)
+    faults += [text for refusal in refused if (text := refusal.fault())]
+    if options.device == "cuda":  # nothing that was refused has broken the GPU
+        torch.cuda.synchronize()
+    print(f"{len(refused)} refusals, {time.monotonic() - start:.0f} s", flush=True)
+    costs: dict[str, Any] = {}
+    if options.device == "cuda":
+        command = [sys.executable, __file__, "--host-costs"]
+        command += ["--seed", str(options.seed), "--kernels", str(options.kernels)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+        if done.returncode:
+            faults.append(f"host costs: {done.stderr[-800:]}")
+        else:
+            costs = json.loads(done.stdout.splitlines()[-1])
+            print(json.dumps(costs, indent=1))
+    for text in faults[:40]:
+        print(f"FAULT {text}")
+    kinds = Counter(str(case.types[0]).removeprefix("torch.") for case, _, _ in drawn)
+    record = {
+        "products": len(drawn), "kernels": len(kernels), "refusals": len(refused), "threads": options.threads,
+        "types": dict(kinds), "copied": sum(copies > 0 for _, _, copies in drawn), "faults": faults,
+        "seconds": round(time.monotonic() - start, 1), "host": costs,
+    }  # fmt: skip
+    if options.device == "cuda":
+        from benchmarks import machine
+
+        record["machine"] = machine.facts()
+    if options.json:
+        options.json.write_text(json.dumps(record, indent=1) + "\n")
+    print(f"{len(drawn)} products, {len(refused)} refusals, {len(faults)} faults, {record['seconds']} s")
+    return int(bool(faults))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

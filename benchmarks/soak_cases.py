@@ -1,0 +1,220 @@
+"""Random products for the soak: sizes, types, strides, batches and outputs, each made again from its number."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from layoutgemm import Sm90Config
+from layoutgemm.kernels.compile_apart import Kernel
+from layoutgemm.torch_launch import C_NAMES, NAMES, problem_of
+from layoutgemm.torch_problem import contiguous_strides, shapes_of, solve
+
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+EIGHT = (torch.float8_e4m3fn, torch.float8_e5m2)
+LAYOUTS = ("row", "col", "wide", "steps", "odd", "off", "far")
+OUTS = ("none", "none", "inside", "turned", "odd", "scattered", "off")
+CONFIGS = (
+    None, None, None,
+    Sm90Config((128, 128), consumers=2, loader="warpgroup", schedule="pingpong"),
+    Sm90Config((64, 64), consumers=1, loader="warp"),
+    Sm90Config((256, 128), cluster=(2, 1)),
+    Sm90Config((128, 256), cluster=(1, 2)),
+)  # fmt: skip
+# depth and unit of the sum that one instruction makes: see layoutgemm.kernels.run.error_bound
+_SUMS = {8: (32, 2.0**-13), 16: (16, 2.0**-23), 32: (8, 2.0**-23)}
+_ROUNDOFF = {BF16: 2.0**-8, F16: 2.0**-11, F32: 2.0**-24, EIGHT[0]: 2.0**-4, EIGHT[1]: 2.0**-3}
+_LEAST = {BF16: 0.0, F16: 2.0**-24, F32: 0.0, EIGHT[0]: 2.0**-9, EIGHT[1]: 2.0**-16}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One product.
+
+    sizes     m, n, k; batches of A and of B; None in place of m or n for a vector
+    layouts   of A and B: "wide" within a wider matrix, "steps" every second row, "odd" an odd pitch, "off" off 16
+              bytes, "far" with the batch between the lines
+    out       where it goes; "inside" of a larger matrix, ...
+    integers  small integers, of which every sum is exact; else normal values, held to the error bound
+    """
+
+    number: int
+    sizes: tuple[int, int, int]
+    batches: tuple[tuple[int, ...], tuple[int, ...]]
+    vectors: tuple[bool, bool]
+    types: tuple[Any, Any, Any]
+    layouts: tuple[str, str]
+    out: str
+    config: Any
+    integers: bool
+    finish: bool
+
+    def __str__(self) -> str:
+        m, n, k = self.sizes
+        kinds = " ".join(str(kind).removeprefix("torch.") for kind in self.types)
+        return f"case {self.number}: {m}x{n}x{k} {self.batches} {self.vectors} {kinds} {self.layouts} out {self.out}"
+
+
+def draw(number: int, seed: int, kinds: tuple[Any, ...] = (BF16, F16, *EIGHT)) -> Case:
+    """The case of that number."""
+    rng = random.Random(seed * 1_000_003 + number)
+
+    def size(most: int) -> int:
+        if rng.random() < 0.02:
+            return rng.choice((0, 1, 1, 2))
+        unit = rng.choice((1, 8, 8, 64))
+        return max(1, round(math.exp(rng.uniform(0, math.log(most / unit)))) * unit)
+
+    most = 3000 if rng.random() < 0.1 else 600
+    m, n, k = size(most), size(most), size(min(most, 1500))
+    kind = rng.choice(kinds)
+    mixed = next((kinds for kinds in (EIGHT, (torch.int8, torch.uint8)) if kind in kinds), (kind,))
+    types = (kind, rng.choice(mixed))
+    integers = rng.random() < 0.5
+    outs = {torch.int8: (torch.int32, torch.int32, F32), F32: (F32, BF16)}.get(kind, (BF16, F16, F32))
+    out_type = rng.choice(outs)
+    front: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    if rng.random() < 0.35:
+        full = tuple(rng.choice((2, 3, 5)) for _ in range(rng.choice((1, 1, 2))))
+        kept = [tuple(x if rng.random() < 0.7 else 1 for x in full)[rng.choice((0, 0, len(full))) :] for _ in range(2)]
+        front = (kept[0], kept[1])
+    vectors = (rng.random() < 0.04 and not front[0], rng.random() < 0.04 and not front[1])
+    m, n = (1 if vectors[0] else m), (1 if vectors[1] else n)
+    finish = rng.random() < 0.08 and kind in (BF16, F16) and not vectors[1]
+    return Case(
+        number, (m, n, k), front, vectors, (*types, out_type), (rng.choice(LAYOUTS), rng.choice(LAYOUTS)),
+        rng.choice(OUTS), rng.choice(CONFIGS) if kind in (BF16, F16) else None, integers, finish,
+    )  # fmt: skip
+
+
+def tensors(case: Case, device: str, fill: bool = True) -> tuple[Any, Any, Any, Any]:
+    """(a, b, out, what `out` is a part of), the last two None where matmul makes its own."""
+    generator = torch.Generator(device=device).manual_seed(case.number)
+    m, n, k = case.sizes
+    a = _operand((*case.batches[0], m, k), case.layouts[0], case.types[0], case.integers, device, generator, fill)
+    b = _operand((*case.batches[1], k, n), case.layouts[1], case.types[1], case.integers, device, generator, fill)
+    a = a[0] if case.vectors[0] else a
+    b = b[:, 0] if case.vectors[1] else b
+    if case.out == "none" or case.finish:
+        return a, b, None, None
+    shape = shapes_of(tuple(a.shape), tuple(b.shape)).result
+    out, whole = _out(shape, case.out, case.types[2], device)
+    return a, b, out, whole
+
+
+def _operand(
+    shape: tuple[int, ...], layout: str, kind: Any, integers: bool, device: str, generator: Any, fill: bool
+) -> Any:
+    *front, rows, columns = shape
+    spare = 16 // torch.empty(0, dtype=kind).element_size()
+    made = {
+        "row": (rows, columns), "col": (columns, rows), "wide": (rows, -(-columns // spare) * spare + 2 * spare),
+        "steps": (2 * rows, -(-columns // spare) * spare), "odd": (rows, columns | 1), "off": (rows, columns),
+        "far": (rows, columns),
+    }[layout]  # fmt: skip
+    full = (*front, *made)
+    if layout == "far" and front:
+        full = (*front[:-1], rows, front[-1], columns)
+    count = math.prod(full) + 1
+    if not fill:
+        values = torch.empty(count, dtype=kind, device=device)
+    elif integers or not kind.is_floating_point:
+        least = 0 if kind == torch.uint8 else -2
+        values = torch.randint(least, 3, (count,), device=device, generator=generator).to(kind)
+    else:
+        values = (torch.randn(count, device=device, generator=generator) / 4).to(kind)
+        if kind == F32:  # as tf32 will round them
+            values = (values.view(torch.int32) & ~0x1FFF).view(F32)
+    whole = (values[1:] if layout == "off" else values[:-1]).view(full)
+    if layout == "col":
+        return whole.transpose(-1, -2)
+    if layout == "wide":
+        return whole[..., spare : spare + columns]
+    if layout == "steps":
+        return whole[..., ::2, :columns]
+    if layout == "odd":
+        return whole[..., :columns]
+    if layout == "far" and front:
+        return whole.transpose(-2, -3)
+    return whole
+
+
+def _out(shape: tuple[int, ...], name: str, kind: Any, device: str) -> tuple[Any, Any]:
+    """A tensor within a larger one full of 3."""
+    shape_ = shape if shape else (1,)
+    *front, last = shape_
+    if name == "scattered":
+        whole = torch.full((*front, 2 * last + 8), 3, device=device).to(kind)
+        out = whole[..., 4 : 4 + 2 * last : 2]
+    elif name == "turned" and front:
+        whole = torch.full((*front[:-1], last, front[-1] + 16), 3, device=device).to(kind)
+        out = whole[..., 8 : 8 + front[-1]].transpose(-1, -2)
+    else:
+        left, more = {"inside": (16, -last % 16 + 32), "odd": (16, (last & 1) + 33)}.get(name, (3, 35))
+        whole = torch.full((*front, last + more), 3, device=device).to(kind)
+        out = whole[..., left : left + last]
+    return (out if shape else out[0]), whole
+
+
+def kernel_of(case: Case, gpu: tuple[int, str]) -> tuple[Kernel | None, int]:
+    """The kernel that the case takes, found on the CPU, and how many tensors are copied; None for empty products."""
+    a, b, out, _ = tensors(case, "cpu", fill=False)
+    shapes = shapes_of(tuple(a.shape), tuple(b.shape))
+    if 0 in (*shapes.result, shapes.k):
+        return None, 0
+    from layoutgemm.torch_op import choice_of
+    from layoutgemm.torch_problem import Given
+
+    wide = F32 if case.finish else case.types[2]
+    c = out if out is not None else Given(shapes.result, contiguous_strides(shapes.result), C_NAMES[wide])
+    assert a.dtype in NAMES
+    found = solve(problem_of(a, b, c, choice_of(case.config), *gpu))
+    return found.kernel, sum(copy is not None for copy in found.copies)
+
+
+def cases(
+    count: int, seed: int, gpu: tuple[int, str], kinds: tuple[Any, ...], kernels: int
+) -> Iterator[tuple[Case, Kernel | None, int]]:
+    """So many cases that take no more than so many kernels; one that would need another is left out."""
+    seen: set[Kernel] = set()
+    found, number = 0, 0
+    while found < count:
+        case = draw(number, seed, kinds)
+        number += 1
+        kernel, copies = kernel_of(case, gpu)
+        if kernel is not None and kernel not in seen and len(seen) >= kernels:
+            continue
+        if kernel is not None:
+            seen.add(kernel)
+        found += 1
+        yield case, kernel, copies
+
+
+def fault(case: Case, a: Any, b: Any, got: Any, bias: Any = None) -> str:
+    """How the result differs from the float64 product, or ""; held to the bit for integers."""
+    kind = case.types[2]
+    exact = torch.matmul(a.double(), b.double())
+    if bias is not None:
+        exact = torch.relu(exact + bias.double())
+    want = exact.to(kind)
+    if got.shape != want.shape or got.dtype != kind:
+        return f"{case}: shape {tuple(got.shape)} {got.dtype}, not {tuple(want.shape)} {kind}"
+    if case.integers or not a.dtype.is_floating_point:
+        if torch.equal(got, want):
+            return ""
+        wrong = (got.double() != want.double()).nonzero()
+        at = tuple(int(i) for i in wrong[0]) if len(wrong) else ()
+        return f"{case}: {len(wrong)} elements are wrong, the first {at}: {got[at].item()}, not {want[at].item()}"
+    if not exact.numel():
+        return ""
+    depth, unit = _SUMS[torch.finfo(a.dtype).bits]
+    terms = (depth + 1) * -(-case.sizes[2] // depth) * unit + 8 * 2.0**-23
+    bound = terms * torch.matmul(a.double().abs(), b.double().abs())
+    bound = bound * (1 + 2.0**-7) + _ROUNDOFF[kind] * (exact.abs() + bound) + _LEAST[kind] / 2 + 1e-30
+    off = ((got.double() - exact).abs() / bound).max().item()
+    return "" if off <= 1 else f"{case}: off by {off:.3g} of the bound"

@@ -1,0 +1,180 @@
+"""Compiling in a process of its own: the caller's stays small, its threads go on, and several kernels are made at once.
+
+Importing the DSL and compiling take some 200 MB and hold the interpreter; loading what was compiled takes neither. So
+`prepare` asks a worker process for a kernel that the cache on disk does not have, and the worker leaves it there. The
+worker waits for more for a while, then ends by itself, as it does when its caller ends. Where there is no cache, or no
+process can be started, the caller compiles for itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+from ..errors import LayoutError
+from . import object_cache
+from .compile import kernel_facts
+from .epilogue import Activation, Bias, Epilogue, Residual, Scale, Step
+from .sm90_choice import Sm90Choice
+from .sm90_plan import Sm90Config
+
+IDLE_SECONDS = 30.0
+_STEPS: dict[str, type[Step]] = {step.__name__: step for step in (Activation, Bias, Residual, Scale)}
+
+
+class Kernel(NamedTuple):
+    """A configuration, types and orders of A, B and C, whether it is of a batch, and its epilogue."""
+
+    choice: Sm90Choice
+    operands: tuple[str, str, str]
+    batched: bool = False
+    epilogue: Epilogue | None = None
+
+
+def plan_of(kernel: Kernel) -> Any:
+    """The plan of a kernel, for some sizes: its code serves any."""
+    a, b, c = kernel.operands
+    batch = 2 if kernel.batched else 1
+    return kernel.choice.plan(1, 1, 1 << 16, batch=batch, a=a, b=b, c=c, epilogue=kernel.epilogue)
+
+
+def prepare(kernel: Kernel) -> None:
+    """Have the kernel in the cache on disk, compiled by the worker if need be; silent where that cannot be done."""
+    if object_cache.cache_dir() is None or object_cache.kept(kernel_facts(plan_of(kernel))):
+        return
+    with _LOCK:
+        global _WORKER
+        for _ in range(2):  # a worker that was idle too long has ended
+            if _WORKER is None:
+                _WORKER = Worker()
+            if _WORKER.compile(kernel):
+                return
+            _WORKER.close()
+            _WORKER = None
+
+
+def build(kernels: Sequence[Kernel], jobs: int | None = None, say: Callable[[str], object] = print) -> list[str]:
+    """Compile kernels into the cache on disk, `jobs` at once (default half the processors); what failed, in words.
+
+    Gives one text for each kernel, "" for those that are ready.
+    """
+    jobs = min(jobs or max(1, (os.cpu_count() or 2) // 2), max(1, len(kernels)))
+    answers = [""] * len(kernels)
+
+    def share(first: int) -> None:
+        worker = Worker()
+        try:
+            for number in range(first, len(kernels), jobs):
+                answers[number] = worker.compile(kernels[number]) or "the compiling process ended"
+        finally:
+            worker.close()
+
+    with ThreadPoolExecutor(jobs) as pool:
+        for done, job in enumerate(as_completed([pool.submit(share, i) for i in range(jobs)]), 1):
+            job.result()
+            say(f"compiling: {done} of {jobs} processes are done, {sum(map(bool, answers))} of {len(kernels)} kernels")
+    return ["" if answer == "ok" else answer for answer in answers]
+
+
+class Worker:
+    """A process that compiles kernels one after the other."""
+
+    def __init__(self) -> None:
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        self._process: subprocess.Popen[str] | None = None
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL, text=True, env=env,
+            )  # fmt: skip
+        except OSError:  # no such interpreter, no more processes
+            pass
+
+    def compile(self, kernel: Kernel) -> str:
+        """Ask for a kernel, and wait: "ok", what went wrong, or "" where the process has ended."""
+        if self._process is None or self._process.stdin is None or self._process.stdout is None:
+            return ""
+        try:
+            self._process.stdin.write(json.dumps(entry_of(kernel)) + "\n")
+            self._process.stdin.flush()
+            return self._process.stdout.readline().strip()
+        except (OSError, TypeError):  # TypeError: an epilogue that JSON does not hold
+            return ""
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            for stream in (self._process.stdin, self._process.stdout):
+                if stream is not None:
+                    try:
+                        stream.close()
+                    except OSError:
+                        pass
+            self._process.wait()
+
+
+_LOCK = threading.Lock()
+_WORKER: Worker | None = None
+
+
+def entry_of(kernel: Kernel) -> dict[str, Any]:
+    """A kernel as JSON has it. Raises TypeError for an epilogue with a function of a user's own.
+
+    >>> kernel = Kernel(Sm90Choice(Sm90Config()), ("bf16:row",) * 3, False, Epilogue(Bias(), Activation("relu")))
+    >>> kernel_of(json.loads(json.dumps(entry_of(kernel)))) == kernel
+    True
+    """
+    entry: dict[str, Any] = {
+        "swapped": kernel.choice.swapped, "config": asdict(kernel.choice.config), "operands": kernel.operands,
+        "batched": kernel.batched,
+    }  # fmt: skip
+    if kernel.epilogue is not None:
+        for step in kernel.epilogue.steps:
+            if type(step).__name__ not in _STEPS:
+                raise TypeError(f"{step!r} is not one of {', '.join(_STEPS)}")
+        entry["steps"] = [[type(step).__name__, vars(step)] for step in kernel.epilogue.steps]
+        entry["pairs"] = kernel.epilogue.pairs
+    return entry
+
+
+def kernel_of(entry: Any) -> Kernel:
+    """The kernel again. Raises LayoutError, TypeError or KeyError for what is none."""
+    epilogue = None
+    if "steps" in entry:
+        epilogue = Epilogue(*[_STEPS[name](**values) for name, values in entry["steps"]], pairs=entry["pairs"])
+    return Kernel(choice_of(entry), tuple(entry["operands"]), bool(entry["batched"]), epilogue)
+
+
+def choice_of(entry: Any) -> Sm90Choice:
+    """A configuration from JSON. Raises LayoutError, TypeError or KeyError for what is none.
+
+    >>> choice_of({"swapped": False, "config": {"tile": [128, 64]}}).config.tile
+    (128, 64)
+    """
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in entry["config"].items()}
+    return Sm90Choice(Sm90Config(**values), bool(entry["swapped"]))
+
+
+def main() -> None:
+    """The worker: kernels as JSON lines on stdin; for each, "ok" or what went wrong, on a line of stdout."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever the DSL prints is no answer
+    while select.select([sys.stdin], [], [], IDLE_SECONDS)[0] and (line := sys.stdin.readline()):
+        try:
+            plan_of(kernel_of(json.loads(line))).compile()
+            answer = "ok"
+        except (LayoutError, ImportError, OSError, RuntimeError, TypeError, ValueError, KeyError) as error:
+            answer = f"{type(error).__name__}: {error}"
+        print(answer.replace("\n", " "), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,427 @@
+"""layoutgemm.matmul and layoutgemm.gemm: products of torch tensors on Hopper's tensor cores.
+
+    a call of matmul ----> fast path: the same shapes and strides again, nothing to record: launch (torch_launch)
+                     \\--> checks, then torch_library's operator where autograd, torch.compile, functorch or a mode
+                           look on, or else straight to `product`: prepare, keep, launch; on the CPU, torch in float64
+
+Imported when `layoutgemm.matmul` is first named; importing layoutgemm alone does not import torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .errors import OperandError, TensorError
+from .kernels.sm90_choice import Sm90Choice
+from .kernels.sm90_plan import Sm90Config
+from .torch_checks import check_out, check_tensors, output_type, require_tensors, tf32_allowed
+from .torch_finish import Finish, by_torch, check_finish, fused, fused_gemm, key_of
+from .torch_launch import C_NAMES, NAMES, Prepared, gpu, plan_of, problem_of
+from .torch_library import differentiable
+from .torch_problem import C_TYPES, Given, Problem, contiguous_strides, shapes_of, solve
+from .torch_reference import multiply
+
+Config = Sm90Config | Sm90Choice
+MAX_PREPARED = 4096  # problems kept ready; beyond, the oldest quarter goes
+_PREPARED: dict[tuple[Any, ...], Prepared] = {}
+_Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
+_PLAIN = frozenset({_Tensor, _Parameter})
+_written = torch.autograd.graph.increment_version  # a graph that saved the tensor has to see that it has changed
+# What tells that somebody looks on, each a call into C of some ten nanoseconds; and what a launch needs of torch.
+_C = torch._C
+_is_compiling, _grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
+_functions, _modes = _C._len_torch_function_stack, _C._len_torch_dispatch_stack
+_functorch = _C._functorch.peek_interpreter_stack
+_autocast, _tracing = _C._is_any_autocast_enabled, _C._get_tracing_state
+_current_device: Callable[[], int] = getattr(_C, "_cuda_getDevice", torch.cuda.current_device)
+_raw_stream: Callable[[int], int] = getattr(
+    _C, "_cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream
+)
+
+
+def _empty_strided(shape: Sequence[int], strides: Sequence[int], kind: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(shape, strides, dtype=kind, device="cuda")
+
+
+# What torch's own generated code allocates with: half the time of torch.empty, and all the dispatcher adds is skipped.
+_empty = getattr(getattr(getattr(_C, "_dynamo", None), "guards", None), "_empty_strided_cuda", _empty_strided)
+
+
+def matmul(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+    config: Config | None = None,
+    out_dtype: torch.dtype | None = None,
+    allow_tf32: bool | None = None,
+) -> torch.Tensor:
+    """activation(a @ b + bias), with shapes as in torch.matmul: vectors, matrices, batches that broadcast.
+
+    a, b        bfloat16, float16, float8_e4m3fn or float8_e5m2, int8 or uint8 (two kinds of 8 bits may meet), or
+                float32 multiplied as tf32; on one GPU of compute capability 9.0, or on the CPU. Any strides: what
+                tensor copies cannot read in place (`explain_matmul` tells) is copied first
+    out         where the product goes, of the result's shape and type; may not share memory with a or b
+    bias        float32, bfloat16 or float16, added along the last dimension; activation one of relu, relu_sq, gelu,
+                gelu_tanh, silu, sigmoid, tanh. Both happen in the kernel, in float32, before the one rounding; by torch
+                on a float32 product where gradients are recorded and under torch.compile. "tanh" in the kernel is the
+                hardware's for a product of 16 bits or fewer: relative error 2**-11
+    config      the kernel's configuration, an Sm90Config or Sm90Choice; default what `layoutgemm.tune` measured for the
+                product, or else `sm90_choice.choose`
+    out_dtype   default a's type; bfloat16 for 8-bit floats, int32 for integers
+    allow_tf32  whether float32 may be multiplied as tf32; default torch.backends.cuda.matmul.allow_tf32
+
+    Sums are float32, of integers int32. On the CPU the product is computed in float64 and rounded once: the reference,
+    with the same refusals. Differentiable (twice, too); works under torch.compile, torch.func.vmap, autocast and in
+    CUDA graphs after one call outside.
+
+    Raises TensorError (a RuntimeError and a ValueError) in torch's words for shapes, types and devices that do not
+    meet, OperandError where no kernel exists.
+
+    >>> import torch
+    >>> a = torch.arange(6.0).reshape(2, 3).bfloat16()
+    >>> matmul(a, a.T).tolist()
+    [[5.0, 14.0], [14.0, 50.0]]
+    >>> matmul(a, torch.ones(5, 3, 4).bfloat16()).shape
+    torch.Size([5, 2, 4])
+    """
+    if _is_compiling():
+        return _checked(a, b, out, bias, activation, config, out_dtype, allow_tf32)
+    # The fast path: plain tensors, of shapes and strides that were seen before, and nobody who looks on.
+    if (
+        ((kind := type(a)) is _Tensor or kind is _Parameter)
+        and ((kind := type(b)) is _Tensor or kind is _Parameter)
+        and not ((a.requires_grad or b.requires_grad) and _grad_enabled())
+    ):
+        index = a.get_device()
+        key = (a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype, index, out_dtype, config)
+        if out is not None or bias is not None or activation is not None:
+            key = _longer(key, out, bias, activation, index)
+        try:
+            ready = _PREPARED.get(key)
+        except TypeError:  # a config that cannot be hashed is none
+            ready = None
+        if (
+            ready is not None
+            and ready.simple
+            and b.get_device() == index == _current_device()
+            and not (_functions() or _modes() or _autocast())
+            and _functorch() is None
+            and _tracing() is None
+            and not (ready.tf32 and not tf32_allowed(allow_tf32))
+        ):
+            at_a, at_b = a.data_ptr(), b.data_ptr()
+            low = at_a | at_b
+            words: tuple[int, ...] = ()
+            if bias is not None:
+                words = (bias.data_ptr(), 0)
+                low |= words[0]
+            if out is None:
+                c = _empty(ready.shape, ready.strides, ready.kind)  # on the current device
+                at_c = c.data_ptr()
+            else:
+                c, at_c = out, out.data_ptr()
+                low |= at_c
+                _written(out)
+                if not _apart(at_a, at_b, at_c, ready.spans):
+                    low = 1  # views of the same lines, or an error: `_checked` tells
+            if not low & 15:
+                ready.launch(at_a, at_b, at_c, _raw_stream(index), words)
+                return c
+    return _checked(a, b, out, bias, activation, config, out_dtype, allow_tf32)
+
+
+def _longer(
+    key: tuple[Any, ...], out: torch.Tensor | None, bias: torch.Tensor | None, activation: str | None, index: int
+) -> tuple[Any, ...]:
+    """The key of a product with more than its operands; one that is never found where they are not plain."""
+    for x in (out, bias):
+        if x is not None and (
+            type(x) not in _PLAIN or x.get_device() != index or (x.requires_grad and _grad_enabled())
+        ):
+            return ()
+    into = None if out is None else (out.shape, out.stride(), out.dtype)
+    return (*key, into, *key_of(bias, activation))
+
+
+def _apart(a: int, b: int, c: int, spans: Sequence[int]) -> bool:
+    """Whether C's bytes lie before or after A's, and B's."""
+    end = c + spans[2]
+    return (end <= a or a + spans[0] <= c) and (end <= b or b + spans[1] <= c)
+
+
+def gemm(
+    alpha: float | torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    beta: float | torch.Tensor = 0.0,
+    c: torch.Tensor | None = None,
+    *,
+    out: torch.Tensor | None = None,
+    config: Config | None = None,
+    allow_tf32: bool | None = None,
+) -> torch.Tensor:
+    """alpha * (a @ b) + beta * c, in float32, rounded once to c's type, or to matmul's where there is no c.
+
+    c is broadcast to the product's shape, and not read where beta is the number 0. A new tensor, or `out`. One kernel
+    for numbers alpha and beta, matrices, and a c of the product's shape; else torch scales and adds, in float32.
+
+    >>> import torch
+    >>> x = torch.eye(2).bfloat16()
+    >>> gemm(2.0, x, x, 1.0, torch.ones(2, 2).bfloat16()).tolist()
+    [[3.0, 1.0], [1.0, 3.0]]
+    """
+    if c is None and not (isinstance(beta, (int, float)) and beta == 0):
+        raise OperandError(f"beta = {beta!r} needs a c to scale")
+    require_tensors(a, b)
+    if c is not None and isinstance(beta, (int, float)) and beta == 0:
+        kind, c = c.dtype, None
+    else:
+        kind = output_type(a, b, None) if c is None else c.dtype
+    storable = C_NAMES.get(kind) in C_TYPES.get(NAMES.get(a.dtype, ""), ())
+    if storable and not _autocast() and not _looked_on(a, b, c, out):
+        check_tensors(a, b, allow_tf32)
+        shape = shapes_of(a.shape, b.shape).result
+        if out is not None:
+            check_out(out, shape, kind, a, b)
+        if _on_gpu(a) and 0 not in (*shape, *a.shape):
+            finish = fused_gemm(alpha, beta, c, out, kind, shape)
+            if finish is not None:
+                return product(a, b, kind, config, out, finish)
+    wide = torch.float32 if a.dtype.is_floating_point else torch.int32
+    value = alpha * matmul(a, b, config=config, out_dtype=wide, allow_tf32=allow_tf32)
+    if c is not None:
+        if tuple(value.shape) != tuple(torch.broadcast_shapes(c.shape, value.shape)):
+            raise TensorError(f"c of shape {list(c.shape)} does not broadcast to the product's {list(value.shape)}")
+        value = value + beta * c.to(value.dtype)
+    return _into(out, value.to(kind), a, b)
+
+
+def _checked(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, bias: torch.Tensor | None, activation: str | None,
+    config: Config | None, out_dtype: torch.dtype | None, allow_tf32: bool | None,
+) -> torch.Tensor:  # fmt: skip
+    """Everything but the fast path: autocast, checks, and whoever looks on."""
+    require_tensors(a, b)
+    a, b = autocast(a, b)
+    check_tensors(a, b, allow_tf32)
+    if config is not None:
+        choice_of(config)
+    kind = output_type(a, b, out_dtype)
+    finishes = bias is not None or activation is not None
+    wide = kind
+    if finishes:
+        wide = torch.float32 if a.dtype.is_floating_point else torch.int32
+    if not _looked_on(a, b, bias):
+        shape = shapes_of(a.shape, b.shape).result
+        if out is not None:
+            check_out(out, shape, kind, a, b)
+        if not finishes:
+            return product(a, b, kind, config, out)
+        check_finish(bias, activation, shape, a.device)
+        if _on_gpu(a) and b.ndim > 1 and 0 not in (*shape, *a.shape):
+            finish = fused(bias, activation, kind, shape[-1])
+            if finish is not None:
+                return product(a, b, kind, config, out, finish)
+        value = product(a, b, wide, config)
+    else:
+        text = config_text(config)
+        value = differentiable(
+            a.unsqueeze(0) if a.ndim == 1 else a, b.unsqueeze(1) if b.ndim == 1 else b, wide, text
+        )
+        if b.ndim == 1:
+            value = value.squeeze(-1)
+        if a.ndim == 1:
+            value = value.squeeze(-1 if b.ndim == 1 else -2)
+    if finishes:
+        check_finish(bias, activation, tuple(value.shape), value.device)
+        value = by_torch(value, bias, activation, kind)
+    return value if out is None else _into(out, value, a, b)
+
+
+def _on_gpu(x: torch.Tensor) -> bool:
+    return x.device.type == "cuda"
+
+
+def _into(out: torch.Tensor | None, value: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    if out is None:
+        return value
+    check_out(out, tuple(value.shape), value.dtype, a, b)
+    return out.copy_(value)
+
+
+def autocast(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """float32, bfloat16 and float16 operands in the type of the autocast region they are in; as they are outside
+    one."""
+    kind = a.device.type
+    if kind not in ("cuda", "cpu") or not torch.is_autocast_enabled(kind):
+        return a, b
+    to = torch.get_autocast_dtype(kind)
+    takes = (torch.float32, torch.bfloat16, torch.float16)
+    return a.to(to) if a.dtype in takes else a, b.to(to) if b.dtype in takes else b
+
+
+def _looked_on(*tensors: torch.Tensor | None) -> bool:
+    """Whether torch's dispatcher has to see the product: somebody records, transforms or fakes it."""
+    given = [x for x in tensors if x is not None]
+    return bool(
+        _is_compiling()
+        or any(type(x) not in _PLAIN or x.device.type == "meta" for x in given)
+        or (_grad_enabled() and any(x.requires_grad for x in given))
+        or _functions()
+        or _modes()
+        or _functorch() is not None
+        or _tracing() is not None
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------- the product
+
+
+def product(
+    a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, config: Config | None = None,
+    out: torch.Tensor | None = None, finish: Finish | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """a @ b of plain tensors that have been checked, computed now; `finish` for CUDA tensors alone."""
+    shapes = shapes_of(a.shape, b.shape)
+    if 0 in (*shapes.result, shapes.k):
+        # torch: an empty sum is 0
+        return torch.zeros(shapes.result, dtype=kind, device=a.device) if out is None else out.zero_()
+    if a.device.type == "cpu":
+        value = multiply(a, b, kind)
+        return value if out is None else out.copy_(value)
+    if out is not None:
+        _written(out)
+    a, b = a.resolve_neg(), b.resolve_neg()
+    return prepare(a, b, kind, config, out, finish).run(a, b, out, () if finish is None else finish.words)
+
+
+def prepare(
+    a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, config: Config | None = None,
+    out: torch.Tensor | None = None, finish: Finish | None = None,
+) -> Prepared:  # fmt: skip
+    """The prepared product of two CUDA tensors, kept for the next ones of the same shapes, strides and types."""
+    index = a.get_device()
+    usual = kind == output_type(a, b, None)
+    more: tuple[Any, ...] = ()
+    if out is not None or finish is not None:
+        into = None if out is None else (out.shape, out.stride(), out.dtype)
+        more = (into, *((None, None) if finish is None else finish.key))
+    aligned = tuple([x is None or x.data_ptr() % 16 == 0 for x in (a, b, out)])
+    if not all(aligned):
+        more = (*more, "off", *aligned)
+    operands = (a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype, index)
+    key = (*operands, None if usual else kind, config, *more)
+    found = _PREPARED.get(key)
+    if found is None:
+        shape = shapes_of(a.shape, b.shape).result
+        multiprocessors, name = gpu(index)
+        c = out if out is not None else Given(shape, contiguous_strides(shape), C_NAMES[kind])
+        epilogue = None if finish is None else finish.epilogue
+        problem = problem_of(a, b, c, choice_of(config), multiprocessors, name, epilogue)
+        with torch.cuda.device(index):
+            found = Prepared(problem, shape, kind, index)
+        if len(_PREPARED) >= MAX_PREPARED:
+            for old in list(_PREPARED)[: MAX_PREPARED // 4]:
+                _PREPARED.pop(old, None)
+        _PREPARED[key] = found
+        if usual:
+            _PREPARED[(*operands, kind, config, *more)] = found  # the caller may name the usual type
+    return found
+
+
+def forget() -> None:
+    """Drop every prepared product: the next call of each chooses anew. What was compiled stays."""
+    _PREPARED.clear()
+
+
+def choice_of(config: Config | None) -> Sm90Choice | None:
+    """A configuration as the choice of a kernel. Raises OperandError for anything else."""
+    if config is None or isinstance(config, Sm90Choice):
+        return config
+    if isinstance(config, Sm90Config):
+        return Sm90Choice(config)
+    raise OperandError(f"config is a {type(config).__qualname__}; it is an Sm90Config, an Sm90Choice or None")
+
+
+def config_text(config: Config | None) -> str:
+    """A configuration as text, which an operator's schema can hold; "" for none."""
+    if config is None:
+        return ""
+    choice = choice_of(config)
+    assert choice is not None
+    return json.dumps({"swapped": choice.swapped, "config": dataclasses.asdict(choice.config)})
+
+
+# What torch.compiler.assume_constant_result sets; that function imports the whole compiler. A configuration does not
+# change between a trace and the runs of it.
+config_text._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+# ------------------------------------------------------------------------------------------------------------ in words
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """How matmul takes a product: what `explain_matmul` gives.
+
+    kernel     configuration and operand orders, or where it is computed otherwise
+    why        why this kernel
+    launches   how many
+    copies     one sentence for each tensor that is copied, with the rule that makes it necessary
+    workspace  bytes that the copies take while they are needed
+    """
+
+    kernel: str
+    why: str
+    launches: int
+    copies: tuple[str, ...]
+    workspace: int
+
+    def __str__(self) -> str:
+        copies = "".join(f"\n  copied: {copy}" for copy in self.copies) or "\n  no copies"
+        times = f", {self.launches} launches" if self.launches > 1 else ""
+        return f"{self.kernel}{times}\n  {self.why}{copies}\n  workspace: {self.workspace} bytes"
+
+
+def explain_matmul(
+    a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None, config: Config | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Explanation:  # fmt: skip
+    """Which kernel `matmul` takes for these tensors, why, and what it copies. Nothing is compiled or launched.
+
+    For CPU tensors it tells what would be done with such tensors on an H200.
+
+    >>> import torch
+    >>> a, b = torch.empty(4096, 4096).bfloat16(), torch.empty(4096, 1023).bfloat16()
+    >>> print(explain_matmul(a, b).copies[0])
+    b: lines lie 1023 * 2 = 2046 bytes apart, no multiple of 16; copied row-major, lines 1024 elements apart
+    """
+    check_tensors(a, b, True)
+    kind = output_type(a, b, out_dtype)
+    shapes = shapes_of(a.shape, b.shape)
+    if 0 in (*shapes.result, shapes.k):
+        return Explanation("no kernel: zeros", "a size is 0", 0, (), 0)
+    found = solve(_problem(a, b, kind, config, out))
+    names = [C_NAMES[kind] if x is None else x for x in (NAMES[a.dtype], NAMES[b.dtype], None)]
+    workspace = sum(copy.bytes(name) for copy, name in zip(found.copies, names, strict=True) if copy is not None)
+    copies = tuple([copy.why for copy in found.copies if copy is not None])
+    return Explanation(str(plan_of(found)), found.why, len(found.launches), copies, workspace)
+
+
+def _problem(
+    a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, config: Config | None, out: torch.Tensor | None
+) -> Problem:
+    shape: Sequence[int] = shapes_of(a.shape, b.shape).result
+    multiprocessors, name = gpu(a.get_device()) if a.device.type == "cuda" else (132, "NVIDIA H200")
+    c = out if out is not None else Given(tuple(shape), contiguous_strides(shape), C_NAMES[kind])
+    return problem_of(a, b, c, choice_of(config), multiprocessors, name)
+

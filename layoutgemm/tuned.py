@@ -1,0 +1,90 @@
+"""What `layoutgemm.tune` found, kept as JSON in the cache folder: product and GPU -> configuration.
+
+One file a GPU and version of the package, `tuned/<gpu>-<version>.json`, written whole by one rename. A file that is not
+ours, or is damaged, is as if it were not there; what it says is only ever looked up, and a configuration made from it
+is held against the same rules as any other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import threading
+from pathlib import Path
+from typing import Any
+
+from .errors import LayoutError
+from .kernels import compile_apart, object_cache
+from .kernels.sm90_choice import Sm90Choice
+
+Sizes = tuple[int, int, int, int]
+_LOCK = threading.Lock()
+_READ: dict[Path, tuple[float, dict[str, Any]]] = {}
+
+
+def key_of(sizes: Sizes, types: tuple[str, ...], orders: tuple[str, ...]) -> str:
+    """The name of a product: sizes, types and orders of A, B, C.
+
+    >>> key_of((64, 4096, 4096, 1), ("bf16", "bf16", "bf16"), ("row", "col", "row"))
+    '64x4096x4096x1 bf16:row bf16:col bf16:row'
+    """
+    return " ".join(["x".join(map(str, sizes)), *[f"{t}:{o}" for t, o in zip(types, orders, strict=True)]])
+
+
+def file_of(gpu: str) -> Path | None:
+    """Where results for a GPU are kept, or None where the cache is off."""
+    from . import __version__
+
+    folder = object_cache.cache_dir()
+    name = re.sub(r"[^A-Za-z0-9]+", "_", gpu).strip("_")
+    return None if folder is None or not name else folder / "tuned" / f"{name}-{__version__}.json"
+
+
+def lookup(gpu: str, sizes: Sizes, types: tuple[str, ...], orders: tuple[str, ...]) -> Sm90Choice | None:
+    """The configuration that was measured fastest, or None."""
+    path = file_of(gpu)
+    entry = _content(path).get(key_of(sizes, types, orders)) if path is not None else None
+    return choice_of(entry) if entry is not None else None
+
+
+def store(gpu: str, key: str, choice: Sm90Choice, facts: dict[str, Any]) -> Path | None:
+    """Keep a result beside the others; `facts` are what is worth knowing of it. Gives the file."""
+    path = file_of(gpu)
+    if path is None:
+        return None
+    with _LOCK:
+        content = dict(_content(path, fresh=True))
+        content[key] = {"swapped": choice.swapped, "config": dataclasses.asdict(choice.config), **facts}
+        text = json.dumps(content, indent=1, sort_keys=True)
+        return object_cache.place(path, lambda stream: stream.write(text.encode()))
+
+
+def choice_of(entry: Any) -> Sm90Choice | None:
+    """The configuration of an entry, or None where it does not hold one.
+
+    >>> choice_of({"swapped": False, "config": {"tile": [128, 64]}}).config.tile
+    (128, 64)
+    >>> choice_of({"swapped": False, "config": {"tile": "large"}}) is None
+    True
+    """
+    try:
+        return compile_apart.choice_of(entry)
+    except (LayoutError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def _content(path: Path, fresh: bool = False) -> dict[str, Any]:
+    """The file's entries, read again when it has changed."""
+    try:
+        changed = path.stat().st_mtime
+        held = _READ.get(path)
+        if held is not None and held[0] == changed and not fresh:
+            return held[1]
+        ours = not (object_cache.distrust(path) or object_cache.distrust(path.parent))
+        found = json.loads(path.read_text()) if ours else {}
+        found = found if isinstance(found, dict) else {}
+    except (OSError, ValueError):
+        return {}
+    _READ[path] = changed, found
+    return found

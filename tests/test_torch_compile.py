@@ -1,0 +1,217 @@
+"""The operator as torch's machinery sees it: compiler, fake tensors, autograd, functorch, autocast, tracing. On the
+CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
+
+from layoutgemm import Sm90Config, gemm, matmul  # noqa: E402
+from layoutgemm.errors import OperandError  # noqa: E402
+
+BF16, F32 = torch.bfloat16, torch.float32
+OP = torch.ops.layoutgemm.matmul
+SHAPES = [
+    ((5, 8), (8, 6)), ((3, 5, 8), (8, 6)), ((5, 8), (3, 8, 6)), ((3, 5, 8), (3, 8, 6)), ((2, 1, 5, 8), (3, 8, 6)),
+    ((1, 5, 8), (3, 8, 6)),
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def tf32() -> Any:
+    """float32 is multiplied here: on the CPU in full, so that gradients can be held against differences."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def normal(*shape: int, dtype: Any = F32, grad: bool = False) -> Any:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, generator=generator).to(dtype).requires_grad_(grad)
+
+
+@pytest.mark.parametrize("shapes", SHAPES[::2])
+def test_opcheck(shapes: Any) -> None:
+    """torch's own tests of an operator: schema, fake tensors, autograd, and the compiler's dispatch."""
+    for grad in (False, True):
+        for kind in (F32, BF16):
+            a, b = (normal(*shape, dtype=kind, grad=grad) for shape in shapes)
+            results = torch.library.opcheck(OP, (a, b))
+            assert set(results.values()) == {"SUCCESS"}, results
+    results = torch.library.opcheck(OP, (normal(4, 8, dtype=BF16), normal(6, 8, dtype=BF16).T, F32))
+    assert set(results.values()) == {"SUCCESS"}, results
+
+
+@pytest.mark.parametrize("shapes", SHAPES)
+def test_gradients(shapes: Any) -> None:
+    a, b = (normal(*shape, grad=True) for shape in shapes)
+    x, y = (t.detach().double().requires_grad_() for t in (a, b))
+    grad = normal(*torch.matmul(x, y).shape)
+    torch.matmul(x, y).backward(grad.double())
+    matmul(a, b).backward(grad)
+    for mine, theirs in ((a.grad, x.grad), (b.grad, y.grad)):
+        assert mine.shape == theirs.shape and torch.allclose(mine.double(), theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("shapes", [((8,), (8,)), ((8,), (8, 6)), ((5, 8), (8,)), ((8,), (3, 8, 6)), ((3, 5, 8), (8,))])
+def test_gradients_of_vectors(shapes: Any) -> None:
+    a, b = (normal(*shape, grad=True) for shape in shapes)
+    x, y = (t.detach().clone().requires_grad_() for t in (a, b))
+    assert matmul(a, b).shape == torch.matmul(x, y).shape
+    matmul(a, b).square().sum().backward()
+    torch.matmul(x, y).square().sum().backward()
+    assert torch.allclose(a.grad, x.grad, rtol=1e-4, atol=1e-4) and torch.allclose(b.grad, y.grad, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:Input .* is not a double precision:UserWarning")
+def test_gradcheck_and_of_gradients() -> None:
+    """Against differences. The product is bilinear, so a long step is exact but for float32's rounding."""
+    a, b = normal(3, 4, grad=True), normal(4, 2, grad=True)
+    options = {"eps": 0.5, "atol": 1e-3, "rtol": 1e-3, "nondet_tol": 0.0}
+    assert torch.autograd.gradcheck(matmul, (a, b), **options)
+    assert torch.autograd.gradgradcheck(matmul, (a, b), **options)
+    bias = normal(2, grad=True)
+    assert torch.autograd.gradcheck(lambda a, b, bias: matmul(a, b, bias=bias), (a, b, bias), **options)
+
+
+def test_bias_and_scalars_have_gradients() -> None:
+    a, b, bias, c = normal(5, 8, grad=True), normal(8, 6, grad=True), normal(6, grad=True), normal(5, 6, grad=True)
+    value = matmul(a, b, bias=bias, activation="gelu").sum() + gemm(2.0, a, b, 3.0, c).sum()
+    value.backward()
+    x, y, z, w = (t.detach().clone().requires_grad_() for t in (a, b, bias, c))
+    (torch.nn.functional.gelu(x @ y + z).sum() + (2 * (x @ y) + 3 * w).sum()).backward()
+    for mine, theirs in ((a, x), (b, y), (bias, z), (c, w)):
+        assert torch.allclose(mine.grad, theirs.grad, rtol=1e-4, atol=1e-4)
+
+
+def test_types_without_gradients_say_so() -> None:
+    a = torch.ones(16, 16).to(torch.float8_e4m3fn).requires_grad_()
+    with pytest.raises(OperandError, match="have no gradient here"):
+        matmul(a, a.detach()).sum().backward()
+
+
+def test_nothing_is_recorded_without_need() -> None:
+    a, b = normal(5, 8, grad=True), normal(8, 6)
+    with torch.no_grad():
+        assert not matmul(a, b).requires_grad
+    with torch.inference_mode():
+        assert not matmul(a, b).requires_grad
+    assert not matmul(a.detach(), b).requires_grad and matmul(a, b).requires_grad
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_the_compiler_takes_it_whole(dynamic: bool) -> None:
+    def step(x: Any, w: Any, bias: Any) -> Any:
+        return matmul(x, w.T, bias=bias, activation="silu").square().mean()
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    w, bias = normal(6, 8, grad=True), normal(6, grad=True)
+    for rows in (5, 7):
+        x = normal(rows, 8)
+        want = torch.autograd.grad(step(x, w, bias), (w, bias))
+        got = torch.autograd.grad(compiled(x, w, bias), (w, bias))
+        assert all(torch.allclose(g, e, rtol=1e-5, atol=1e-6) for g, e in zip(got, want))
+
+
+def test_the_compiler_takes_a_configuration() -> None:
+    config = Sm90Config((64, 64), consumers=1)
+    compiled = torch.compile(lambda a, b: matmul(a, b, config=config), fullgraph=True, backend="aot_eager")
+    a, b = normal(4, 8), normal(8, 5)
+    assert torch.equal(compiled(a, b), matmul(a, b))
+    with pytest.raises(Exception, match="cannot be multiplied"):
+        torch.compile(lambda a, b: matmul(a, b), fullgraph=True, backend="aot_eager")(a, a)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated:DeprecationWarning")
+def test_export_and_trace() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x: Any, y: Any) -> Any:
+            return matmul(x, y, activation="relu")
+
+    a, b = normal(4, 8), normal(8, 5)
+    exported = torch.export.export(Model(), (a, b))
+    assert any("layoutgemm.matmul" in str(node.target) for node in exported.graph.nodes)
+    assert torch.equal(exported.module()(a, b), Model()(a, b))
+    traced = torch.jit.trace(lambda x: matmul(x, b), a)
+    other = a + 1
+    assert torch.equal(traced(other), matmul(other, b))
+
+
+def test_fake_and_meta_tensors() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        a, b = torch.empty(3, 5, 8, device="cuda", dtype=BF16), torch.empty(8, 6, device="cuda", dtype=BF16)
+        got = matmul(a, b, out_dtype=F32)
+        assert got.shape == (3, 5, 6) and got.dtype == F32 and got.device.type == "cuda" and got.is_contiguous()
+        with pytest.raises(RuntimeError, match="cannot be multiplied"):
+            matmul(a, a)
+    got = matmul(torch.empty(5, 8, device="meta").bfloat16(), torch.empty(8, device="meta").bfloat16())
+    assert got.shape == (5,) and got.device.type == "meta"
+
+
+def test_vmap() -> None:
+    a, b = normal(3, 5, 8), normal(3, 8, 6)
+    want = torch.matmul(a, b)
+
+    def close(x: Any, y: Any) -> bool:
+        return torch.allclose(x, y, rtol=1e-5, atol=1e-5)
+
+    vmap = torch.func.vmap
+    assert close(vmap(matmul)(a, b), want)
+    assert close(vmap(matmul, in_dims=(0, None))(a, b[0]), torch.matmul(a, b[0]))
+    assert close(vmap(matmul, in_dims=(None, 0))(a[0], b), torch.matmul(a[0], b))
+    assert close(vmap(matmul, in_dims=(1, 2), out_dims=1)(a.transpose(0, 1), b.permute(1, 2, 0)), want.transpose(0, 1))
+    assert close(vmap(lambda x, y: matmul(x, y, bias=torch.ones(6)))(a, b), want + 1)
+    # a batch within, of one operand alone; a matrix and a vector; twice
+    c = normal(3, 2, 8, 6)
+    assert close(vmap(matmul)(a, c), torch.matmul(a.unsqueeze(1), c))
+    assert close(vmap(matmul)(a, b[..., 0]), torch.einsum("bmk,bk->bm", a, b[..., 0]))
+    d = normal(4, 8, 6)
+    assert close(vmap(vmap(matmul, (None, 0)), (0, None))(a, d), torch.matmul(a.unsqueeze(1), d))
+
+
+def test_functional_gradients() -> None:
+    a, b = normal(3, 5, 8), normal(8, 6)
+    each = torch.func.vmap(torch.func.grad(lambda x, y: matmul(x, y).square().sum()), in_dims=(0, None))(a, b)
+    want = torch.func.vmap(torch.func.grad(lambda x, y: torch.matmul(x, y).square().sum()), in_dims=(0, None))(a, b)
+    assert torch.allclose(each, want, rtol=1e-4, atol=1e-4)
+    got = torch.func.jacrev(lambda x: matmul(x, b))(a[0])
+    assert torch.allclose(got, torch.func.jacrev(lambda x: torch.matmul(x, b))(a[0]), rtol=1e-5, atol=1e-5)
+
+
+def test_autocast() -> None:
+    a, b = normal(5, 8), normal(8, 6)
+    for kind in (BF16, torch.float16):
+        with torch.autocast("cpu", dtype=kind):
+            for got in (matmul(a, b), OP(a, b), matmul(a, b.to(kind))):
+                assert got.dtype == kind
+                want = (a.to(kind).double() @ b.to(kind).double()).to(kind)
+                assert torch.equal(got, want)
+            with torch.autocast("cpu", enabled=False):
+                assert matmul(a, b).dtype == F32
+    with torch.autocast("cpu", dtype=BF16):
+        eight = a.to(torch.float8_e4m3fn)
+        assert matmul(eight, b.to(torch.float8_e4m3fn)).dtype == BF16  # left as they are
+        x = normal(5, 8, grad=True)
+        matmul(x, b).sum().backward()
+        assert x.grad.dtype == F32
+
+
+def test_modes_see_the_operator() -> None:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    with Watch():
+        matmul(normal(4, 8), normal(8, 5))
+    assert "layoutgemm.matmul.default" in seen
