@@ -6,7 +6,7 @@ import torch
 
 
 def multiply(a: torch.Tensor, b: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
-    """a @ b as `kind`: float64 products and sums, one rounding; integers sum in int32, which wraps.
+    """a @ b as `kind`: float64 products and sums, one rounding; integers stop at the ends of int32.
 
     float32 is multiplied as it is: tf32 would round it first, to 11 bits of significand.
 
@@ -15,8 +15,8 @@ def multiply(a: torch.Tensor, b: torch.Tensor, kind: torch.dtype) -> torch.Tenso
     30000
     """
     exact = torch.matmul(a.detach().double(), b.detach().double())
-    if not a.dtype.is_floating_point:  # exact in float64 up to K = 2**37; int32 wraps
-        whole = exact.long().int()
+    if not a.dtype.is_floating_point:  # exact in float64 up to K = 2**37
+        whole = exact.long().clamp(-(2**31), 2**31 - 1).int()
         return whole if kind == torch.int32 else whole.float().to(kind)
     # To float32 first where torch has no direct way from float64; 8-bit types of the CPU come from float32 as well.
     return exact.to(kind)

@@ -209,8 +209,8 @@ def error_bound(plan: Plan, a: npt.NDArray[Any], b: npt.NDArray[Any]) -> npt.NDA
         tf32        8     2**-23
 
     For tf32, A and B are float32 values, which the copies round to A' and B': E is of those, and |A - A'| @ |B| +
-    |A'| @ |B - B'| comes on top of it, at most (2**-10 + 2**-22) * (|A| @ |B|). Sums of integers are exact modulo
-    2**32: E is 0 for an i32 C, and for others 2**-24 * |exact|, of sums that did not wrap.
+    |A'| @ |B - B'| comes on top of it, at most (2**-10 + 2**-22) * (|A| @ |B|). Sums of integers are exact, or
+    stop at the ends of int32: E is 0 for an i32 C, and for others 2**-24 * |exact|, of sums that did not stop.
 
     And for a narrower C of unit roundoff r (bf16 2**-8, f16 2**-11, e4m3 2**-4, e5m2 2**-3) and smallest positive value
     t, E + r * (|exact| + E) + t / 2. Values must be finite, and C within its type's range. The bound is a worst case:

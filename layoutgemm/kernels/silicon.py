@@ -193,7 +193,7 @@ def wgmma_product(
     """wgmma.mma_async on two descriptors: the product A B^T of one instruction as a (64, N) float32 or int32 matrix.
 
     A and B are read through their descriptors' own arithmetic. The sum of the products is rounded in float32, in
-    whatever order NumPy adds; the hardware's order is not specified either. Integers wrap.
+    whatever order NumPy adds; the hardware's order is not specified either. 32 products of 8-bit integers fit into 32.
     """
     m, n, k = atom.shape_mnk
     a = atom.a_dtype.decode(smem.read(_operand_addresses(word_a, major_a, (m, k), atom.a_dtype), atom.a_dtype))
@@ -202,6 +202,21 @@ def wgmma_product(
         return np.asarray(a.astype(np.int64) @ b.T.astype(np.int64)).astype(np.int32)
     with np.errstate(invalid="ignore", over="ignore"):
         return np.asarray(a @ b.T, dtype=np.float32)
+
+
+def accumulated(atom: MmaAtom, sums: npt.NDArray[Any], product: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The accumulator after another product; integers stop at the ends of int32 where the instruction saturates.
+
+    >>> from layoutgemm.atoms import wgmma
+    >>> most, one = np.array([2**31 - 1], np.int32), np.array([1], np.int32)
+    >>> [int(accumulated(wgmma(8, "i8", saturate=s), most, one)[0]) for s in (True, False)]
+    [2147483647, -2147483648]
+    """
+    if atom.c_dtype.kind != "int":
+        return np.asarray(sums + product)
+    exact = sums.astype(np.int64) + product
+    ends = np.iinfo(np.int32)
+    return (np.clip(exact, ends.min, ends.max) if ".satfinite" in atom.ptx else exact).astype(np.int32)
 
 
 def accumulator_registers(d: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -267,7 +267,8 @@ class Sm90Plan:
         if epilogue and c_spec.dtype.kind != "float":
             raise PlanError(f"c is {c_spec.dtype}, and an epilogue computes in f32: store f32, or a narrower float")
         tile_m, tile_n = config.tile
-        atom = wgmma(tile_n, a_spec.dtype, b_spec.dtype, accumulator_of(a_spec.dtype))
+        sums = accumulator_of(a_spec.dtype)
+        atom = wgmma(tile_n, a_spec.dtype, b_spec.dtype, sums, saturate=sums == "i32")  # as the DSL issues it
         tile_k = config.tile_k if config.tile_k is not None else _STAGE_BYTES_OF_K * 8 // a_spec.dtype.bits
         depth = atom.shape_mnk[2]
         if isinstance(tile_k, bool) or not isinstance(tile_k, int) or tile_k < depth or tile_k % depth:

@@ -19,6 +19,7 @@ from .silicon import (
     Barrier,
     GlobalMatrix,
     SharedMemory,
+    accumulated,
     accumulator_registers,
     store_matrices,
     tensor_copy,
@@ -186,7 +187,7 @@ class _Cluster:
         for step_a, step_b in zip(a.k_steps, b.k_steps, strict=True):
             words = a.base.at(first_a + step_a).word, b.base.at(first_b + step_b).word
             product = wgmma_product(plan.mma, block.smem, words[0], a.major, words[1], b.major)
-            block.sums[key] = block.sums[key] + product if key in block.sums else product
+            block.sums[key] = accumulated(plan.mma, block.sums[key], product) if key in block.sums else product
 
     def _stage(self, block: _Block, operand: OperandPlan, stage: int) -> int:
         smem = self.plan.smem

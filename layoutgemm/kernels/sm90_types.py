@@ -16,8 +16,9 @@ memory, ties to even: that is what a tensor map of CU_TENSOR_MAP_DATA_TYPE_TFLOA
 (tests/vectors/tma_h200.json). The lowest 13 bits are zeros by then; the tensor core ignores them in any case
 (benchmarks/results/emulator_h200.json). A relative error of 2**-11 in each operand is therefore what the type costs.
 
-Integer sums are exact, modulo 2**32: those of i8 times i8 fit into i32 up to K = 131071. Stored as floats, or passed
-through an epilogue, which computes in f32, they are rounded to f32 first: from 2**24 on that may change them.
+Integer sums are exact, and stop at the ends of int32 (.satfinite, after every 32 of K): those of i8 times i8 fit up to
+K = 131071. Stored as floats, or passed through an epilogue, which computes in f32, they are rounded to f32 first: from
+2**24 on that may change them.
 """
 
 from __future__ import annotations

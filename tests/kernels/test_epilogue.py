@@ -313,7 +313,8 @@ def test_functions_are_as_near_as_they_say(c: str, swapped: bool) -> None:
             assert np.array_equal(found, expected)
         else:
             # relative, so that a tail which cancels is seen: gelu(-5) is -1.4e-6
-            unit, least = (2.0**-8, 2e-7) if c == "bf16" else (3e-6, 3e-7)
+            # bf16 rounds by 2**-8, and its normal distribution is off by half as much at most
+            unit, least = (1.5 * 2.0**-8, 2e-7) if c == "bf16" else (3e-6, 3e-7)
             off = np.abs(found - expected) / (unit * np.abs(expected) + least)
             assert off.max() <= 1, (step, off.max(), (a @ b).flat[off.argmax()])
 

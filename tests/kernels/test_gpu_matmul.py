@@ -375,7 +375,8 @@ def test_bias_and_activation(shapes: Any, activation: str | None) -> None:
                     product = a.double() @ b.double() + given.double()
                     want = product if activation is None else torch_finish.ACTIVATIONS[activation](product)
                 got = matmul(a, b, bias=given, activation=activation, out_dtype=kind)
-                bound = (2.0**-8 if kind == BF16 else 2.0**-17) * want.abs() + 2.0**-17 * product.abs() + 1e-6
+                # bf16 rounds by 2**-8; its gelu may be off by half as much besides (bridge_math.ElementMath, coarse)
+                bound = (1.5 * 2.0**-8 if kind == BF16 else 2.0**-17) * want.abs() + 2.0**-17 * product.abs() + 1e-6
                 assert got.dtype == kind and bool(((got.double() - want).abs() <= bound).all())
 
 
