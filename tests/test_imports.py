@@ -21,7 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("checks",),
     ("emulator",),
     ("kernels",),
-    ("bench", "tuned", "torch_problem"),
+    ("bench", "tuned", "torch_problem", "torch_choice"),
     (
         "torch_op", "torch_checks", "torch_finish", "torch_launch", "torch_library", "torch_reference", "jax_op",
         "distributed",

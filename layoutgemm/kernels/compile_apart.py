@@ -8,6 +8,7 @@ process can be started, the caller compiles for itself.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import select
@@ -55,6 +56,7 @@ def prepare(kernel: Kernel) -> None:
         for _ in range(2):  # a worker that was idle too long has ended
             if _WORKER is None:
                 _WORKER = Worker()
+                atexit.register(_WORKER.kill)  # it waits for work, and has none to lose
             if _WORKER.compile(kernel):
                 return
             _WORKER.close()
@@ -109,8 +111,14 @@ class Worker:
         except (OSError, TypeError):  # TypeError: an epilogue that JSON does not hold
             return ""
 
+    def kill(self) -> None:
+        """End the process at once."""
+        if self._process is not None:
+            self._process.kill()
+            self.close()
+
     def close(self) -> None:
-        """End the process."""
+        """Let the process end, and wait for it."""
         if self._process is not None:
             for stream in (self._process.stdin, self._process.stdout):
                 if stream is not None:
