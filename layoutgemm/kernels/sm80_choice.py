@@ -23,7 +23,7 @@ def choose_sm80(
 
     >>> config, why = choose_sm80(8192, 8192, 8192, "sm_90a")
     >>> config.tile, config.persistent, why
-    ((128, 256), True, '128x256x32: 2048 tiles, persistent')
+    ((128, 256), True, '128x256x64: 2048 tiles, persistent')
     >>> choose_sm80(4000, 4040, 4072, "sm_90a")[1]
     '128x256x64 by tensor copies: lines of 8144 bytes are no whole sectors, and longer rows straddle fewer'
     """
@@ -44,4 +44,6 @@ def choose_sm80(
             return Sm80Config(_LARGE, 64, 3), f"128x256x64: {why}"
     if target.smem_per_block < 4 * 24576 + 32768:  # four stages, and C's buffers beside them
         return Sm80Config(_LARGE, 32, 4, stmatrix=stmatrix), f"128x256x32: {tiles} tiles"
+    if stmatrix and target.smem_per_block >= 3 * 49152 + 65536:
+        return Sm80Config(_LARGE, 64, 3, persistent=True, stmatrix=True), f"128x256x64: {tiles} tiles, persistent"
     return Sm80Config(_LARGE, 32, 4, persistent=True), f"128x256x32: {tiles} tiles, persistent"

@@ -24,16 +24,20 @@ pytestmark = pytest.mark.dsl
 ORACLE = Path(__file__).resolve().parents[1] / "oracle"
 ORDERS = ("row", "col")
 SWIZZLES = ("none", "32B", "64B", "128B")
+# Every order and type of C with four stages; the other depths are for the longer run, but for one of each.
 COMBINATIONS = [
-    (f"{dtype}:{a}", f"{dtype}:{b}", c, stages)
+    pytest.param(
+        f"{dtype}:{a}", f"{dtype}:{b}", c, stages,
+        marks=[pytest.mark.slow] * (stages != 4 and not (a == "row" and b == "col" and c == "f32")),
+    )
     for dtype, depths in (("bf16", (1, 2, 4)), ("f16", (3,)))
     for a, b, stages in itertools.product(ORDERS, ORDERS, depths)
     for c in ("f32", dtype)
-]
+]  # fmt: skip
 TILES = [
     (64, 64, SWIZZLES),
-    (64, 128, SWIZZLES),
-    (64, 16, SWIZZLES),
+    pytest.param(64, 128, SWIZZLES, marks=pytest.mark.slow),
+    pytest.param(64, 16, SWIZZLES, marks=pytest.mark.slow),
     (24, 32, SWIZZLES),
     (8, 64, ("none",)),
     (256, 64, ("128B",)),
