@@ -216,6 +216,8 @@ def _for_few_rows(
     """M up to 64: the weights come through memory once, and every multiprocessor takes an equal share of them."""
     bytes_, step = kind.bytes, 8 if b_major == "K" else 128 // kind.bytes
     columns = min(256, max(-(-n // (multiprocessors * step)) * step, 32 if k * bytes_ < 8192 else 8))
+    if b_major != "K":  # two waves of one span each are faster than one of two: benchmarks/NOTES.md, "B as (K, N)"
+        columns = step
     if kind.kind != "float" and columns > 24:  # the instruction's widths for integers
         columns = -(-columns // 16) * 16
     least = (m + n) * k * bytes_ + m * n * output_of(kind).bytes
