@@ -17,6 +17,7 @@ from ..dtypes import DType
 from ..errors import OperandError, PlanError
 from .plan import OperandPlan, padded_leading
 from .run import GemmResult, Plan, batched, pitch_rule, raw_bits, refuse_or_note, run_on_cpu
+from .sm90_gated import as_one_matrix
 from .sm90_plan import Sm90Plan
 from .sm100_plan import Sm100Plan
 
@@ -184,7 +185,7 @@ def _launch(plan: Plan, a: Any, b: Any, out: Any, why: str, copy: bool) -> GemmR
     copies: list[str] = []
     with torch.cuda.device(a.device):
         lines_a, lda, pitch_a = tma_operand(plan.a, a, copies, copy)
-        lines_b, ldb, pitch_b = tma_operand(plan.b, b, copies, copy)
+        lines_b, ldb, pitch_b = tma_operand(as_one_matrix(plan.b), b, copies, copy)
         c, late = _target(plan, out, a.device, copies, copy)
         lines_c = c if plan.c.order == "row" else c.transpose(-1, -2)
         pointers = lines_a.data_ptr(), lines_b.data_ptr(), c.data_ptr()

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..dtypes import bf16, dtype, f16, f32, i8, tf32, u8
-from ..errors import OperandError
+from ..errors import OperandError, PlanError
 from .plan import STRIDE_UNIT, GemmPlan, OperandPlan, padded_leading
 from .reference import execute
 from .silicon import GlobalMatrix
@@ -67,6 +67,8 @@ def run_plan(
 ) -> GemmResult:
     """C = A @ B by the plan: (M, K) and (K, N) in, (M, N) out; of a batch, each with the batch in front.
 
+    Of a gated product B is (K, 2N), the gate's columns first.
+
     a, b    both NumPy arrays (float32 values are rounded to the plan's types) or both torch tensors of the plan's
             types, on one device; of tf32 float32 in either case, which the tensor copies round
     out     where to put C: an array or tensor of the result's kind and type and shape, rows contiguous (columns for a
@@ -97,7 +99,7 @@ def run_plan(
     if len(set(kinds.values())) > 1:
         raise OperandError(f"a is a {kinds['a']} and b a {kinds['b']}: give both as one kind, on one device")
     kind = kinds["a"]
-    for name, value, shape in (("a", a, (plan.m, plan.k)), ("b", b, (plan.k, plan.n))):
+    for name, value, shape in (("a", a, (plan.m, plan.k)), ("b", b, (plan.k, columns_of_b(plan)))):
         _check_shape(name, value, batched(plan, shape))
     if kind.startswith("torch"):
         from . import device as on_device
@@ -123,6 +125,11 @@ def run_plan(
         return result
     out[...] = result.c
     return GemmResult(out, result.ran_on, result.why, result.copies)
+
+
+def columns_of_b(plan: Plan) -> int:
+    """N, or, of a gated product, twice that: the gate's columns and then the others."""
+    return plan.n * plan.halves if isinstance(plan, Sm90Plan) else plan.n
 
 
 def batched(plan: Plan, shape: tuple[int, int]) -> tuple[int, ...]:
@@ -214,8 +221,10 @@ def error_bound(plan: Plan, a: npt.NDArray[Any], b: npt.NDArray[Any]) -> npt.NDA
 
     And for a narrower C of unit roundoff r (bf16 2**-8, f16 2**-11, e4m3 2**-4, e5m2 2**-3) and smallest positive value
     t, E + r * (|exact| + E) + t / 2. Values must be finite, and C within its type's range. The bound is a worst case:
-    rounding errors cancel, and a typical error is far below it.
+    rounding errors cancel, and a typical error is far below it. Raises PlanError for a gated product, which is no sum.
     """
+    if isinstance(plan, Sm90Plan) and plan.gated is not None:
+        raise PlanError(f"the bound is of sums of products; the plan's are gated by {plan.gated.kind}")
     depth = plan.mma.shape_mnk[2]
     a64, b64 = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     if plan.mma.c_dtype.kind == "int" and plan.c.dtype.kind == "int":

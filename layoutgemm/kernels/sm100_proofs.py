@@ -35,8 +35,8 @@ from ..errors import LayoutError
 from ..layouts.digit_proof import prove_formulas
 from ..layouts.facts import Facts
 from .plan import OperandPlan
-from .sm90_plan import one_matrix
 from .sm90_proofs import MOST_BYTES
+from .sm90_shares import one_matrix
 from .sm90_store_proofs import distinct_chunks
 from .sm100_plan import BLOCK_ROWS, EPILOGUE_WARPS, LOADER_WARP, MMA_WARP, SLOT_BYTES, Sm100Plan
 from .sm100_reference import places

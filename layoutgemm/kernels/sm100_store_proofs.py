@@ -7,7 +7,7 @@ import numpy as np
 from ..atoms.tmem import WARP_LANES
 from ..checks import Check, bank_conflicts, filled_by
 from ..errors import LayoutError
-from .sm90_plan import one_matrix
+from .sm90_shares import one_matrix
 from .sm90_store_proofs import distinct_chunks
 from .sm100_plan import Sm100Plan
 from .sm100_store import VECTOR_BYTES, load_of

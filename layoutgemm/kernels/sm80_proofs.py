@@ -33,7 +33,7 @@ from .sm80_pipeline import proven
 from .sm80_plan import Sm80Plan
 from .sm80_store import BUFFERS
 from .sm80_store_proofs import store_checks
-from .sm90_plan import one_matrix
+from .sm90_shares import one_matrix
 
 HELD = 20  # registers of a thread beside accumulators and fragments: addresses of copies and loads, counters
 IntArray = npt.NDArray[np.int64]

@@ -13,6 +13,19 @@ import cutlass.cute as cute
 from cutlass import Int64, const_expr
 
 from . import bridge
+from .bridge_math import ElementMath
+
+
+class GatedSums:
+    """An accumulator of a gated product as the one that is stored: its value v is act(value v) * value v + count."""
+
+    def __init__(self, plan: Any, accumulator: Any):
+        self.gated, self.accumulator, self.count = plan.gated, accumulator, plan.stored.accumulator_registers
+        self.math = ElementMath(plan.c.dtype.bits > 16, plan.c.dtype.mantissa <= 8)
+
+    def __getitem__(self, v: int) -> Any:
+        gate, up = bridge.number(self.accumulator[v]), bridge.number(self.accumulator[v + self.count])
+        return self.gated.apply(gate, up, self.math)
 
 
 class Sm90Epilogue:
@@ -73,6 +86,10 @@ class Sm90Epilogue:
         else:
             bridge.named_sync(self.plan.store_barrier(consumer), 128)
 
+    def stored(self, accumulator: Any) -> Any:
+        """The values that are stored, before the epilogue: the accumulator's own, or gated ones."""
+        return GatedSums(self.plan, accumulator) if self.plan.gated is not None else accumulator
+
     def sums(self, accumulator: Any, first: int, count: int) -> list[Any]:
         """Values of an accumulator; sums of integers as f32, unless C has them as they are."""
         values = [accumulator[v] for v in range(first, first + count)]
@@ -80,6 +97,7 @@ class Sm90Epilogue:
 
     def convert(self, accumulator: Any, chunk: Any, fused: Any) -> list[Any]:
         """A chunk's values in C's type, as they go into shared memory: pairs in one register, or pairs of f32."""
+        accumulator = self.stored(accumulator)
         if fused is not None:
             values = fused.values(accumulator, chunk.first_value, chunk.values)
         else:
@@ -114,9 +132,10 @@ class Sm90Epilogue:
         row, column, matrix = origin
         row += block * 64
         base = job.c + Int64(matrix) * job.stride_c * plan.c.dtype.bytes
-        count = plan.mma.accumulator_registers
+        count = plan.stored.accumulator_registers
         fused = self.fused(job, (row, column, matrix), thread)
-        values = self.sums(accumulator, 0, count) if fused is None else fused.values(accumulator, 0, count)
+        sums = self.stored(accumulator)
+        values = self.sums(sums, 0, count) if fused is None else fused.values(sums, 0, count)
         if const_expr(fused is not None):
             fused.finish()
         for v in bridge.unrolled(count):

@@ -130,6 +130,12 @@ def explain_sm90(plan: Sm90Plan) -> str:
         explain_operand(plan.a),
         explain_operand(plan.b),
     ]
+    if plan.gated is not None:
+        count, width = plan.stored.accumulator_registers, plan.tile_c[1]
+        lines.append(
+            f"gated: a tile is {width} columns of C; value v of a thread becomes {plan.gated.kind}(value v) * value "
+            f"v + {count}, for v < {count}"
+        )
     if plan.dead_runs:
         zeros = sum(count for _, count in plan.dead_runs)
         lines.append(f"A's tile is loaded up to row {config.rows}; {zeros} bytes of each stage are zeros, written once")

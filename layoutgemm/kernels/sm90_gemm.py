@@ -42,6 +42,7 @@ from cutlass import Int32, Int64, const_expr
 
 from . import bridge
 from .sm90_epilogue import Sm90Epilogue
+from .sm90_gated import HALF
 from .sm90_single import tile_count
 
 
@@ -85,10 +86,12 @@ class Sm90GemmKernel:
         plan = self.plan
         a, b, c = matrices
         m, n, k, batch = sizes
-        extents = {"m": m, "n": n, "k": k, "l": batch}
+        extents = {"m": m, "n": n, "k": k, "l": batch, HALF: Int32(plan.halves)}
         used = 2 if plan.batch > 1 else 1
         map_a = bridge.encode_tensor_map(plan.a.tma, a, extents, *pitches["a"][:used])
-        map_b = bridge.encode_tensor_map(plan.b.tma, b, extents, *pitches["b"][:used])
+        # Of a gated product the second half of B's columns begins n lines on; it has no batch.
+        lines_b = (pitches["b"][0], Int64(n) * pitches["b"][0]) if plan.gated is not None else pitches["b"][:used]
+        map_b = bridge.encode_tensor_map(plan.b.tma, b, extents, *lines_b)
         tmas_c = plan.store.maps if const_expr(plan.store is not None) else ()
         maps_c = [bridge.encode_tensor_map(tma, c, extents, *pitches["c"][:used]) for tma in tmas_c]
         maps_c = (maps_c + [map_b] * 4)[:4]  # a kernel has a fixed number of parameters
@@ -108,7 +111,7 @@ class Sm90GemmKernel:
 
     def grid_of(self, m: Any, n: Any) -> tuple[Any, Any]:
         """Tiles along M and N."""
-        return tile_count(m, self.plan.tile[0]), tile_count(n, self.plan.tile[1])
+        return tile_count(m, self.plan.tile_c[0]), tile_count(n, self.plan.tile_c[1])
 
     @cute.kernel
     def kernel(
@@ -240,7 +243,7 @@ class Sm90GemmKernel:
             tile = tile % (job.rows * job.columns)
         grid = (job.rows * plan.config.cluster[0], job.columns * plan.config.cluster[1])
         row, column = plan.order.tile(tile, 0, job.rank, grid, cutlass.min)
-        return row * plan.tile[0], column * plan.tile[1], matrix
+        return row * plan.tile_c[0], column * plan.tile_c[1], matrix
 
     # ------------------------------------------------------------------------------------------------------------ loads
     @cute.jit
@@ -272,7 +275,7 @@ class Sm90GemmKernel:
         """Arm full[stage] and issue this block's share of both tiles. Called by one thread."""
         plan = self.plan
         along_m, along_n = plan.config.cluster
-        origin = {"m": m0, "n": n0, "k": k_tile * plan.tile[2], "l": matrix}
+        origin = {"m": m0, "n": n0, "k": k_tile * plan.tile[2], "l": matrix, HALF: Int32(0)}
         full, a, b = job.shared.full(stage), job.shared.a(stage), job.shared.b(stage)
         row, column = job.rank % along_m, job.rank // along_m
         bridge.barrier_expect(full, plan.full_bytes)

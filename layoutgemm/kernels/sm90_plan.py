@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..arch import arch as arch_named
-from ..atoms import MmaAtom, TmaPlan, smem_tile, wgmma
+from ..atoms import MmaAtom, smem_tile, wgmma
 from ..atoms.tma import derive as derive_tma
 from ..atoms.tma_multicast import shared_out
 from ..checks import Grouped, Persistent, Report, most_stages
@@ -20,6 +20,8 @@ from ..errors import PlanError
 from ..layouts import Layout
 from .epilogue import MAX_WORDS, Epilogue
 from .plan import BARRIER_BYTES, MAX_COORDINATE, GemmPlan, Operand, OperandPlan, derive_operand
+from .sm90_gated import HALVES, Gated, check_gated, in_halves
+from .sm90_shares import uneven_shares
 from .sm90_store import ROWS, StorePlan
 from .sm90_types import accumulator_of, operands
 
@@ -196,6 +198,7 @@ class Sm90Plan:
     order         number of a tile -> its place, for every cluster and rank
     full_arrivals, full_bytes, empty_arrivals   what completes a phase of the stages' barriers
     registers     (producer's, consumers') after setmaxnreg, or None where nothing changes hands
+    gated         what makes one element of C of two sums, or None; n is then C's columns, and B has twice as many
     """
 
     m: int
@@ -221,6 +224,7 @@ class Sm90Plan:
     registers: tuple[int, int] | None
     config: Sm90Config = field(default_factory=Sm90Config)
     epilogue: Epilogue = field(default_factory=Epilogue)
+    gated: Gated | None = None
 
     # ------------------------------------------------------------------------------------------------------- derivation
     @classmethod
@@ -236,6 +240,7 @@ class Sm90Plan:
         c: Operand | DType | str | None = None,
         config: Sm90Config | None = None,
         epilogue: Epilogue | None = None,
+        gated: Gated | str | None = None,
     ) -> Sm90Plan:
         """Derive the kernel for `batch` products C[m, n] = A[m, k] @ B[k, n].
 
@@ -246,6 +251,8 @@ class Sm90Plan:
         c                f32, bf16, f16, e4m3 or e5m2, of integers also i32, ":row" or ":col"; unless given a's type,
                          bf16 of 8-bit floats, f32 of tf32, i32 of integers: the table is in `sm90_types`
         epilogue         what happens to the sums before they are stored, see `kernels.epilogue`
+        gated            "silu", "gelu", ...: C = act(A @ B[:, :n]) * (A @ B[:, n:]) for a "col" B of 2n columns, each
+                         tile half of either; the epilogue comes after it. See `sm90_gated`
 
         Raises PlanError naming the argument and the arithmetic when no such kernel exists; passes on AtomError,
         DescriptorError and TmaError.
@@ -267,6 +274,9 @@ class Sm90Plan:
         if epilogue and c_spec.dtype.kind != "float":
             raise PlanError(f"c is {c_spec.dtype}, and an epilogue computes in f32: store f32, or a narrower float")
         tile_m, tile_n = config.tile
+        gated = Gated(gated) if isinstance(gated, str) else gated
+        if gated is not None:
+            check_gated(tile_n, batch, config.split, b_spec, c_spec)
         sums = accumulator_of(a_spec.dtype)
         atom = wgmma(tile_n, a_spec.dtype, b_spec.dtype, sums, saturate=sums == "i32")  # as the DSL issues it
         tile_k = config.tile_k if config.tile_k is not None else _STAGE_BYTES_OF_K * 8 // a_spec.dtype.bits
@@ -277,12 +287,18 @@ class Sm90Plan:
         a_plan = _shared(derive_operand("A", a_spec, "M", tile_m, tile_k, None, atom), along_n, batch)
         if config.rows is not None:
             a_plan = _few_rows(a_plan, config.rows, batch)
-        b_plan = _shared(derive_operand("B", b_spec, "N", tile_n, tile_k, None, atom), along_m, batch)
+        b_whole = derive_operand("B", b_spec, "N", tile_n, tile_k, None, atom)
+        stored, columns = atom, tile_n
+        if gated is not None:
+            columns = tile_n // HALVES
+            stored = wgmma(columns, a_spec.dtype, b_spec.dtype, sums, saturate=sums == "i32")
+            b_whole = replace(b_whole, tma=in_halves(b_whole.tma))
+        b_plan = _shared(b_whole, along_m, batch)
         groups = 1 if config.schedule == "pingpong" else config.consumers
         blocks = tile_m // ROWS // groups
         store = None
         if config.store == "tma":
-            store = StorePlan.derive(atom, blocks, c_spec, config.chunks, config.buffers, config.split)
+            store = StorePlan.derive(stored, blocks, c_spec, config.chunks, config.buffers, config.split)
             if batch > 1:
                 store = replace(store, maps=tuple(tma.batched("l") for tma in store.maps))
         c_bytes = store.bytes(config.consumers * WARPS_OF_GROUP) if store else 0
@@ -299,7 +315,7 @@ class Sm90Plan:
         if config.early > -(-k // tile_k):
             raise PlanError(f"early = {config.early} k tiles of {tile_k}: K = {k} has {-(-k // tile_k)}")
         threads = WARPGROUP * config.consumers + {"self": 0, "warp": 32, "warpgroup": WARPGROUP}[config.loader]
-        across = -(-m // (tile_m * along_m)), -(-n // (tile_n * along_n))
+        across = -(-m // (tile_m * along_m)), -(-n // (columns * along_n))
         if across[0] * across[1] * batch > MAX_TILES:
             raise PlanError(
                 f"{across[0]} * {across[1]} * {batch} = {across[0] * across[1] * batch} tiles of clusters: a tile's "
@@ -342,6 +358,7 @@ class Sm90Plan:
             registers=_registers(arch, threads, config),
             config=config,
             epilogue=epilogue or Epilogue(),
+            gated=gated,
         )
 
     # ------------------------------------------------------------------------------------------------ what is asked for
@@ -356,7 +373,24 @@ class Sm90Plan:
     @property
     def tiles(self) -> tuple[int, int]:
         """How many tiles there are along M and N."""
-        return -(-self.m // self.tile[0]), -(-self.n // self.tile[1])
+        return -(-self.m // self.tile_c[0]), -(-self.n // self.tile_c[1])
+
+    @property
+    def tile_c(self) -> tuple[int, int]:
+        """Rows and columns of C in a tile: of a gated product, half the columns that are multiplied."""
+        return self.tile[0], self.tile[1] // self.halves
+
+    @property
+    def halves(self) -> int:
+        """Columns of B for each column of C: 2 of a gated product, the gate's and the gated."""
+        return HALVES if self.gated is not None else 1
+
+    @property
+    def stored(self) -> MmaAtom:
+        """The instruction whose accumulator has the columns that are stored: `mma`, but for a gated product."""
+        if self.gated is None:
+            return self.mma
+        return wgmma(self.tile_c[1], self.mma.a_dtype, self.mma.b_dtype, self.mma.c_dtype)
 
     @property
     def sharing(self) -> int:
@@ -475,6 +509,7 @@ class Sm90Plan:
             f"Sm90Plan {sizes}: A {self.a.dtype} {self.a.order}, B {self.b.dtype} {self.b.order}, C {self.c}, "
             f"tile {'x'.join(map(str, self.tile))}, {self.stages} stages, {self.config.schedule}, "
             f"{self.config.consumers} consumer(s), loads by {self.config.loader}, cluster {cluster}"
+            + (f", gated by {self.gated.kind}" if self.gated is not None else "")
         )
 
 
@@ -485,42 +520,6 @@ def _shared(operand: OperandPlan, blocks: int, batch: int) -> OperandPlan:
         shared = f"{operand.name}'s tile of {'x'.join(map(str, operand.smem.extent))}, shared by {blocks} blocks"
         raise PlanError(f"{shared}: {problem}")
     return replace(operand, tma=tma.batched("l") if batch > 1 else tma)
-
-
-def uneven_shares(tma: TmaPlan) -> str:
-    """Why the shares of a multicast tile are not rank times a distance, as the kernel computes them; "" when they are.
-
-    >>> from layoutgemm.atoms.tma import derive
-    >>> tile = derive(smem_tile((64, 128), "bf16", "K"), ("k", "n"))
-    >>> uneven_shares(shared_out(tile, 2))
-    ''
-    >>> uneven_shares(shared_out(tile, 4))
-    'copy 0 of block 2 starts at (64, 0), byte 8192: 2 times the distance of block 1 is (0, 64), byte 8192'
-    """
-    shares = [tma.issued_by(rank) for rank in range(tma.multicast)]
-    if len({len(share) for share in shares}) > 1:
-        return f"the blocks send {[len(share) for share in shares]} boxes"
-    for number, copies in enumerate(zip(*shares, strict=True)):
-        first, *others = copies
-        for rank, copy in enumerate(others, 1):
-            steps = [b - a for a, b in zip(first.coord_offset, others[0].coord_offset, strict=True)]
-            place = tuple(a + rank * step for a, step in zip(first.coord_offset, steps, strict=True))
-            byte = first.smem_offset + rank * (others[0].smem_offset - first.smem_offset)
-            if (copy.coord_offset, copy.smem_offset) != (place, byte):
-                return (
-                    f"copy {number} of block {rank} starts at {copy.coord_offset}, byte {copy.smem_offset}: {rank} "
-                    f"times the distance of block 1 is {place}, byte {byte}"
-                )
-    return ""
-
-
-def one_matrix(tma: TmaPlan) -> TmaPlan:
-    """A batch's copies without the dimension of the batch, along which a box has one element."""
-    if len(tma.box) == 2:
-        return tma
-    assert tma.box[2:] == (1,) and all(copy.coord_offset[2:] == (0,) for copy in tma.instructions), tma
-    copies = tuple(replace(copy, coord_offset=copy.coord_offset[:2]) for copy in tma.instructions)
-    return replace(tma, dims=tma.dims[:2], box=tma.box[:2], steps=tma.steps[:2], instructions=copies)
 
 
 def _up(value: int, unit: int) -> int:

@@ -34,7 +34,9 @@ from ..layouts.facts import Facts
 from ..layouts.poly import ge0, show
 from .plan import OperandPlan
 from .proofs import fragment_checks
-from .sm90_plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan, one_matrix, uneven_shares
+from .sm90_gated_proofs import filled_by_halves, halves_meet
+from .sm90_plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
+from .sm90_shares import one_matrix, uneven_shares
 from .sm90_store import ROWS
 from .sm90_store_proofs import distinct_chunks, exchange_check, store_checks
 
@@ -49,6 +51,8 @@ def check_sm90(plan: Sm90Plan) -> Report:
     for operand, groups in ((plan.a, _groups(plan)), (plan.b, 1)):
         checks += _operand(plan, operand, groups)
     checks += [_barriers(plan), *_pipelines(plan), *fragment_checks(plan.mma)]
+    if plan.gated is not None:
+        checks.append(halves_meet(plan))
     if plan.store is not None:
         checks += store_checks(plan, plan.store)
     if plan.exchange is not None:
@@ -100,13 +104,13 @@ def _tiles_of_c(plan: Sm90Plan) -> Check:
     """The order visits each tile of each grid once, each matrix of a batch has all of them, and they cover C."""
     across = plan.order.clusters(plan.tiles)
     statement = (
-        f"{plan.tiles[0]}x{plan.tiles[1]} tiles of {plan.tile[0]}x{plan.tile[1]} cover {plan.m}x{plan.n}"
+        f"{plan.tiles[0]}x{plan.tiles[1]} tiles of {plan.tile_c[0]}x{plan.tile_c[1]} cover {plan.m}x{plan.n}"
         + f" of each of {plan.batch} matrices" * (plan.batch > 1)
         + f", and {plan.order.schedule} over {across[0]}x{across[1]} clusters visits each once, for any number of "
         "clusters that run at a time"
     )
     witness = ""
-    for what, size, tile, count in zip("MN", (plan.m, plan.n), plan.tile, plan.tiles):
+    for what, size, tile, count in zip("MN", (plan.m, plan.n), plan.tile_c, plan.tiles):
         if not (count - 1) * tile < size <= count * tile:
             witness = witness or f"{count} tiles of {tile} along {what} for {size}"
     if plan.order.cluster != plan.config.cluster:
@@ -161,6 +165,8 @@ def _operand(plan: Sm90Plan, operand: OperandPlan, groups: int) -> list[Check]:
     blocks = plan.config.cluster[1 if name == "A" else 0]
     if name == "A" and plan.config.rows is not None:
         filled = _filled_rows(plan, plan.config.rows)
+    elif name == "B" and plan.gated is not None:
+        filled = filled_by_halves(plan)
     else:
         filled = filled_by(f"copy {name}", tile, one_matrix(operand.tma))
     problem = uneven_shares(operand.tma)

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import PlanError
+from .epilogue_numpy import Math
 from .plan import OperandPlan, padded_leading
 from .silicon import (
     Barrier,
@@ -28,6 +29,7 @@ from .silicon import (
     values_of,
     wgmma_product,
 )
+from .sm90_gated import HALF
 from .sm90_plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
 from .sm90_store import ROWS, StoreChunk
 
@@ -52,6 +54,8 @@ def execute_sm90(
     extents = (inner, lines, plan.batch)[: 2 + (plan.batch > 1)]
     c = GlobalMatrix(words, leading, extents, lines * leading)
     times = np.zeros(words.size, dtype=np.uint8)
+    if plan.gated is not None:  # the second half of B's columns begins n lines on
+        b = GlobalMatrix(b.bits, b.leading, (b.extents[0], plan.n, plan.halves), plan.n * b.leading)
     across = plan.order.clusters(plan.tiles)
     tiles = across[0] * across[1] * plan.batch
     workers = tiles if plan.config.single else min(tiles, clusters)
@@ -117,7 +121,7 @@ class _Cluster:
         grid = rows * plan.config.cluster[0], columns * plan.config.cluster[1]
         for block in self.blocks:
             row, column = plan.order.tile(number, 0, block.place, grid)
-            block.origin = {"m": row * plan.tile[0], "n": column * plan.tile[1], "l": matrix}
+            block.origin = {"m": row * plan.tile_c[0], "n": column * plan.tile_c[1], "l": matrix, HALF: 0}
             block.sums = {}
         pingpong = plan.config.schedule == "pingpong"
         consumers = [step % 2] if pingpong else list(range(plan.config.consumers))
@@ -240,6 +244,10 @@ class _Cluster:
         plan = self.plan
         first = number + (0 if plan.config.schedule == "pingpong" else consumer * plan.blocks)
         row, column = block.origin["m"] + first * ROWS, block.origin["n"]
+        if plan.gated is not None:
+            sums = registers.astype(np.float32)
+            count = plan.stored.accumulator_registers
+            registers = plan.gated.apply(sums[:, :count], sums[:, count:], Math)
         floats = plan.c.dtype.kind == "float"  # sums of integers go through f32 to a C of floats
         bits = plan.c.dtype.encode(registers.astype(np.float32) if floats else registers)
         store = plan.store

@@ -11,7 +11,8 @@ from ..atoms.copy_feeds import feeds, row_addresses
 from ..checks import Check, bank_conflicts, filled_by
 from ..errors import CoordinateError
 from ..layouts import Proof
-from .sm90_plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan, one_matrix
+from .sm90_plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
+from .sm90_shares import one_matrix
 from .sm90_store import ROWS, StoreChunk, StorePlan
 
 
@@ -30,8 +31,8 @@ def distinct_chunks(store: StorePlan) -> list[StoreChunk]:
 
 def _columns(plan: Sm90Plan, store: StorePlan) -> Check:
     """Each accumulator's columns are stored once, a part's its own, and a chunk's values are a run of a thread's."""
-    columns, parts = plan.mma.shape_mnk[1], plan.config.split
-    layout = plan.mma.layout_C
+    columns, parts = plan.stored.shape_mnk[1], plan.config.split
+    layout = plan.stored.layout_C
     witness = ""
     for block in range(plan.blocks):
         times = np.zeros(columns, dtype=np.int64)

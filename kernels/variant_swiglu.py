@@ -1,0 +1,33 @@
+"""SwiGLU in one kernel: C = silu(A @ W_gate) * (A @ W_up), the weights one matrix as models keep them.
+
+    python kernels/variant_swiglu.py
+
+Needs: dsl.
+
+Each tile of the weights is half gate and half up, so a thread has both sums of its elements and stores one product:
+C has half the columns that are multiplied, and the two sums never go through memory. How the halves come to lie in one
+tile is told in layoutgemm/kernels/sm90_gated.py.
+"""
+
+import numpy as np
+
+from layoutgemm.kernels import Sm90Config, Sm90Plan
+
+tokens, hidden, width = 200, 88, 136  # A is tokens x width, W_gate and W_up hidden x width each
+plan = Sm90Plan.derive(
+    tokens, hidden, width, b="bf16:col", c="f32", gated="silu", config=Sm90Config((128, 64), stages=3)
+)
+print(plan.explain(), "\n")
+print(f"{len(plan.check().require())} checks hold\n")
+
+used = plan.compile().resources
+print(f"compiled for {plan.arch.name}: {used.registers} registers, {used.local_bytes} bytes of local memory")
+
+rng = np.random.default_rng(0)
+a = rng.integers(-3, 4, (tokens, width)).astype(np.float32) / 8
+weights = rng.integers(-3, 4, (2 * hidden, width)).astype(np.float32) / 8  # [W_gate; W_up]
+gate, up = a @ weights[:hidden].T, a @ weights[hidden:].T
+expected = gate / (1 + np.exp(-gate)) * up
+error = np.abs(plan.run(a, weights.T, device="emulator").c - expected)
+print(f"emulated: largest error {error.max():.2g} of values up to {np.abs(expected).max():.3g}")
+raise SystemExit(bool((error > 3e-6 * np.abs(expected) + 3e-6).any()))
