@@ -1,17 +1,17 @@
-"""The command line: `layoutgemm demo`, `layoutgemm explain`, `layoutgemm prove`, `layoutgemm emulate`,
-`layoutgemm doctor` and `layoutgemm tune`."""
+"""The command line, `layoutgemm COMMAND`: its subcommands, those of `command` and of the emulator among them."""
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from . import __version__
+from .command.arguments import Parser, add, failed
+from .command.show import add_show
 from .emulator import command as emulator_command
 from .errors import LayoutError
 from .kernels import GemmConfig, GemmPlan, error_bound
@@ -22,39 +22,37 @@ from .layouts.prove import prove
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status: 0 when everything held, 1 when something did not, 2 for bad usage."""
-    parser = argparse.ArgumentParser(
-        prog="layoutgemm", description="CuTe-style layouts and the GEMM kernels built on them"
-    )
+    args = make_parser().parse_args(argv)
+    try:
+        return int(args.run(args))
+    except (LayoutError, OSError) as error:
+        return failed(error, getattr(args, "json", False))
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of all subcommands."""
+    parser = Parser(prog="layoutgemm", description="CuTe-style layouts and the GEMM kernels built on them")
     parser.add_argument("--version", action="version", version=f"layoutgemm {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True)
-    demo = commands.add_parser("demo", help="derive, check, compile and run one GEMM, and draw its fragment map")
-    _problem(demo, (200, 136, 72))
-    demo.add_argument("--device", choices=("cuda", "emulator", "reference"), help="default: the GPU when there is one")
-    demo.add_argument(
-        "--svg", type=Path, default=Path("fragment.svg"), help="where to draw the fragment map (%(default)s)"
-    )
-    demo.add_argument("--seed", type=int, default=0, help="of the random matrices (%(default)s)")
-    demo.set_defaults(run=_demo)
-    explain = commands.add_parser("explain", help="print the derivation of a plan and its checks")
-    _problem(explain, None)
-    explain.set_defaults(run=_explain)
-    prove = commands.add_parser(
-        "prove",
-        help="prove two layouts equal, for every size, or show where they differ first",
-        description="Layouts in CuTe's notation, symbols allowed: prove '(64,M//64):(1,64)' M:1 --given '64 | M'."
-        " Exit status: 0 proven, 1 refuted, 3 undecided.",
-    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    add_show(commands)
+    prove = add(
+        commands, "prove", "prove two layouts equal, for every size, or show where they differ first",
+        ("layoutgemm prove '(64,M//64):(1,64)' M:1 --given '64 | M'",), _prove, as_json=False,
+        says="Layouts in CuTe's notation, symbols allowed. Exit status: 0 proven, 1 refuted, 3 undecided.",
+    )  # fmt: skip
     prove.add_argument("a", help="a layout, as in '(M,N):(N,1)' or 'S<3,3,3> o 0 o (8,64):(64,1)'")
     prove.add_argument("b", help="another")
     prove.add_argument("--given", action="append", default=[], metavar="FACT", help="'64 | M', 'ld >= M'; repeatable")
-    prove.set_defaults(run=_prove)
+    explain = commands.add_parser("explain", help="print the derivation of a plan and its checks")
+    _problem(explain, None)
+    explain.set_defaults(run=_explain)
     emulator_command.add_arguments(
         commands.add_parser("emulate", help="run a kernel of a PTX file on the CPU and look for races")
     )
-    doctor = commands.add_parser("doctor", help="what of GPU, driver, packages and cache is here")
-    doctor.add_argument("--json", action="store_true", help="the report as JSON")
-    doctor.set_defaults(run=_doctor)
-    tune = commands.add_parser("tune", help="measure configurations for a product on the GPU, and keep the fastest")
+    tune = add(
+        commands, "tune", "measure configurations for a product on the GPU, and keep the fastest",
+        ("layoutgemm tune 4096 14336 4096",), _tune, as_json=False,
+    )  # fmt: skip
     for name in "mnk":
         tune.add_argument(name, type=int)
     tune.add_argument("--dtype", choices=("bf16", "f16"), default="bf16")
@@ -62,13 +60,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     tune.add_argument("--b-major", choices=("k", "mn"), default="k", help="B's contiguous index (%(default)s)")
     tune.add_argument("--most", type=int, default=24, help="configurations to try (%(default)s)")
     tune.add_argument("--budget", type=float, default=120.0, help="seconds for measuring (%(default)s)")
-    tune.set_defaults(run=_tune)
-    args = parser.parse_args(argv)
-    try:
-        return int(args.run(args))
-    except LayoutError as error:
-        print(f"layoutgemm: {type(error).__name__}: {error}", file=sys.stderr)
-        return 1
+    add(
+        commands, "doctor", "what of GPU, driver, packages and cache is here",
+        ("layoutgemm doctor --json  # status 1 where something is missing",), _doctor,
+    )  # fmt: skip
+    demo = add(
+        commands, "demo", "derive, check, compile and run one GEMM, and draw its fragment map",
+        ("layoutgemm demo -m 65 -n 70 -k 40 --device reference",), _demo, as_json=False,
+    )  # fmt: skip
+    _problem(demo, (200, 136, 72))
+    demo.add_argument("--device", choices=("cuda", "emulator", "reference"), help="default: the GPU when there is one")
+    demo.add_argument(
+        "--svg", type=Path, default=Path("fragment.svg"), help="where to draw the fragment map (%(default)s)"
+    )
+    demo.add_argument("--seed", type=int, default=0, help="of the random matrices (%(default)s)")
+    return parser
 
 
 def _doctor(args: argparse.Namespace) -> int:
