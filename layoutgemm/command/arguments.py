@@ -66,7 +66,7 @@ def one_line(error: Exception) -> str:
     ...     parse("(4,8):(8,x")
     ... except ParseError as error:
     ...     print(one_line(error))
-    expected ')', at the end of '(4,8):(8,x'
+    expected ',' or ')', at the end of '(4,8):(8,x'
     """
     if isinstance(error, ParseError) and error.text:
         rest = error.text[error.position :]
