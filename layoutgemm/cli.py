@@ -12,6 +12,7 @@ import numpy as np
 from . import __version__
 from .command.arguments import Parser, add, failed
 from .command.banks import add_banks, add_swizzle
+from .command.shared import add_box, add_desc
 from .command.show import add_show
 from .emulator import command as emulator_command
 from .errors import LayoutError
@@ -38,6 +39,8 @@ def make_parser() -> argparse.ArgumentParser:
     add_show(commands)
     add_swizzle(commands)
     add_banks(commands)
+    add_desc(commands)
+    add_box(commands)
     prove = add(
         commands, "prove", "prove two layouts equal, for every size, or show where they differ first",
         ("layoutgemm prove '(64,M//64):(1,64)' M:1 --given '64 | M'",), _prove, as_json=False,

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from ..atoms import SmemTile, smem_tile
+from ..dtypes import DType
 from ..errors import LayoutError, ParseError
 from ..layouts import ComposedLayout, Layout, Swizzle, parse
 
@@ -97,8 +98,14 @@ def tile_of(text: str) -> SmemTile:
     if parts[0] != "smem" or not 3 <= len(parts) <= 5:
         raise LayoutError(f"{text!r}: a tile is written smem:MNxK:TYPE[:MAJOR[:SWIZZLE]], as in smem:64x64:bf16:K:128B")
     extent = size_pair(parts[1], "a tile's extent is written MNxK, as in smem:64x64:bf16")
-    tile = smem_tile(extent, parts[2], parts[3] if len(parts) > 3 else "K", parts[4] if len(parts) > 4 else None)
-    # The same function without modes of extent 1, as people write it.
+    return plain_tile(extent, parts[2], parts[3] if len(parts) > 3 else "K", parts[4] if len(parts) > 4 else None)
+
+
+def plain_tile(
+    extent: tuple[int, int], element: DType | str, major: str, swizzle: str | None, packing: str | None = None
+) -> SmemTile:
+    """`smem_tile` with its layout coalesced mode by mode: the same function, as people write it."""
+    tile = smem_tile(extent, element, major, swizzle, packing)
     return replace(tile, layout=tile.layout.coalesce((1, 1)))
 
 
