@@ -12,11 +12,12 @@ import numpy as np
 from . import __version__
 from .command.arguments import Parser, add, failed
 from .command.banks import add_banks, add_swizzle
+from .command.plans import add_plan, derive, options
 from .command.shared import add_box, add_desc
 from .command.show import add_show
 from .emulator import command as emulator_command
 from .errors import LayoutError
-from .kernels import GemmConfig, GemmPlan, error_bound
+from .kernels import GemmPlan, error_bound
 from .layouts import Undecided, parse
 from .layouts.facts import Facts
 from .layouts.prove import prove
@@ -49,9 +50,7 @@ def make_parser() -> argparse.ArgumentParser:
     prove.add_argument("a", help="a layout, as in '(M,N):(N,1)' or 'S<3,3,3> o 0 o (8,64):(64,1)'")
     prove.add_argument("b", help="another")
     prove.add_argument("--given", action="append", default=[], metavar="FACT", help="'64 | M', 'ld >= M'; repeatable")
-    explain = commands.add_parser("explain", help="print the derivation of a plan and its checks")
-    _problem(explain, None)
-    explain.set_defaults(run=_explain)
+    add_plan(commands)
     emulator_command.add_arguments(
         commands.add_parser("emulate", help="run a kernel of a PTX file on the CPU and look for races")
     )
@@ -74,7 +73,9 @@ def make_parser() -> argparse.ArgumentParser:
         commands, "demo", "derive, check, compile and run one GEMM, and draw its fragment map",
         ("layoutgemm demo -m 65 -n 70 -k 40 --device reference",), _demo, as_json=False,
     )  # fmt: skip
-    _problem(demo, (200, 136, 72))
+    for name, size in zip("mnk", (200, 136, 72)):
+        demo.add_argument(f"-{name}", type=int, default=size, help="size (%(default)s)")
+    options(demo)
     demo.add_argument("--device", choices=("cuda", "emulator", "reference"), help="default: the GPU when there is one")
     demo.add_argument(
         "--svg", type=Path, default=Path("fragment.svg"), help="where to draw the fragment map (%(default)s)"
@@ -103,33 +104,6 @@ def _tune(args: argparse.Namespace) -> int:
     return 0
 
 
-def _problem(parser: argparse.ArgumentParser, default: tuple[int, int, int] | None) -> None:
-    for index, name in enumerate("mnk"):
-        if default is None:
-            parser.add_argument(name, type=int)
-        else:
-            parser.add_argument(f"-{name}", type=int, default=default[index], help="size (%(default)s)")
-    parser.add_argument("-a", default="bf16", help="A's type and order, as in bf16:col (%(default)s)")
-    parser.add_argument("-b", default=None, help="B's type and order (A's type, row-major)")
-    parser.add_argument("-c", default="f32", help="C's type (%(default)s)")
-    parser.add_argument("--tile-n", type=int, default=64)
-    parser.add_argument("--tile-k", type=int, default=64)
-    parser.add_argument("--stages", type=int, default=None)
-
-
-def _plan(args: argparse.Namespace) -> GemmPlan:
-    config = GemmConfig(tile_n=args.tile_n, tile_k=args.tile_k, stages=args.stages)
-    return GemmPlan.derive(args.m, args.n, args.k, a=args.a, b=args.b, c=args.c, config=config)
-
-
-def _explain(args: argparse.Namespace) -> int:
-    plan = _plan(args)
-    print(plan.explain())
-    report = plan.check()
-    print(report)
-    return 0 if report else 1
-
-
 def _prove(args: argparse.Namespace) -> int:
     # Names mean symbols under these facts alone, whatever else the process has called by them.
     facts = Facts(*args.given)
@@ -143,7 +117,7 @@ def _prove(args: argparse.Namespace) -> int:
 
 
 def _demo(args: argparse.Namespace) -> int:
-    plan = _plan(args)
+    plan = derive(args)
     print("1. The derivation\n")
     print(plan.explain())
     print("\n2. Its checks\n")
