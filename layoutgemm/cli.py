@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.util
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from . import __version__
-from .command.arguments import Parser, add, failed
+from .command.arguments import Parser, add, answer, failed, plain
 from .command.banks import add_banks, add_swizzle
-from .command.plans import add_plan, derive, options
+from .command.plans import add_plan, derive, options, plan_data
 from .command.shared import add_box, add_desc
 from .command.show import add_show
 from .emulator import command as emulator_command
 from .errors import LayoutError
 from .kernels import GemmPlan, error_bound
-from .layouts import Undecided, parse
+from .layouts import CounterExample, Proof, Undecided, parse
 from .layouts.facts import Facts
 from .layouts.prove import prove
 
@@ -44,7 +47,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_box(commands)
     prove = add(
         commands, "prove", "prove two layouts equal, for every size, or show where they differ first",
-        ("layoutgemm prove '(64,M//64):(1,64)' M:1 --given '64 | M'",), _prove, as_json=False,
+        ("layoutgemm prove '(64,M//64):(1,64)' M:1 --given '64 | M'",), _prove,
         says="Layouts in CuTe's notation, symbols allowed. Exit status: 0 proven, 1 refuted, 3 undecided.",
     )  # fmt: skip
     prove.add_argument("a", help="a layout, as in '(M,N):(N,1)' or 'S<3,3,3> o 0 o (8,64):(64,1)'")
@@ -56,7 +59,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     tune = add(
         commands, "tune", "measure configurations for a product on the GPU, and keep the fastest",
-        ("layoutgemm tune 4096 14336 4096",), _tune, as_json=False,
+        ("layoutgemm tune 4096 14336 4096",), _tune,
     )  # fmt: skip
     for name in "mnk":
         tune.add_argument(name, type=int)
@@ -71,7 +74,7 @@ def make_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     demo = add(
         commands, "demo", "derive, check, compile and run one GEMM, and draw its fragment map",
-        ("layoutgemm demo -m 65 -n 70 -k 40 --device reference",), _demo, as_json=False,
+        ("layoutgemm demo -m 65 -n 70 -k 40 --device reference",), _demo,
     )  # fmt: skip
     for name, size in zip("mnk", (200, 136, 72)):
         demo.add_argument(f"-{name}", type=int, default=size, help="size (%(default)s)")
@@ -93,54 +96,73 @@ def _doctor(args: argparse.Namespace) -> int:
 
 
 def _tune(args: argparse.Namespace) -> int:
-    from .tune import tune
+    from .tune import name_of, tune
 
-    print(
-        tune(
-            args.m, args.n, args.k, dtype=args.dtype, a_major=args.a_major, b_major=args.b_major, most=args.most,
-            budget=args.budget,
-        )
+    found = tune(
+        args.m, args.n, args.k, dtype=args.dtype, a_major=args.a_major, b_major=args.b_major, most=args.most,
+        budget=args.budget,
     )  # fmt: skip
+
+    def data() -> dict[str, Any]:
+        return {
+            "fastest": name_of(found.choice), "seconds": found.seconds, "heuristic_seconds": found.chosen,
+            "torch_seconds": found.torch, "kept": None if found.kept is None else str(found.kept),
+            "measured": [{"configuration": name_of(choice), "seconds": time} for choice, time in found.measured],
+            "failed": [{"configuration": name_of(choice), "why": why} for choice, why in found.failed],
+        }  # fmt: skip
+
+    answer(args, lambda: str(found), data)
     return 0
 
 
 def _prove(args: argparse.Namespace) -> int:
     # Names mean symbols under these facts alone, whatever else the process has called by them.
     facts = Facts(*args.given)
-    answer = prove(parse(args.a, facts), parse(args.b, facts))
-    if args.given:
-        print(f"given {', '.join(args.given)}:")
-    print(answer.explain())
-    if isinstance(answer, Undecided):
-        return 3
-    return 0 if answer else 1
+    found = prove(parse(args.a, facts), parse(args.b, facts))
+    verdict = "undecided" if isinstance(found, Undecided) else "proven" if found else "refuted"
+
+    def data() -> dict[str, Any]:
+        said: dict[str, Any] = {"verdict": verdict, "given": args.given, "explanation": found.explain()}
+        if isinstance(found, CounterExample):
+            witness = {"coord": found.coord, "left": found.left, "right": found.right}
+            said |= {"method": found.method, "sizes": dict(found.sizes)}
+            said |= {name: plain(value) for name, value in witness.items()}
+        elif isinstance(found, Proof):
+            said |= {"method": found.method, "conditions": [str(each) for each in found.conditions]}
+        return said
+
+    given = f"given {', '.join(args.given)}:\n" if args.given else ""
+    answer(args, lambda: given + found.explain(), data)
+    return {"proven": 0, "refuted": 1, "undecided": 3}[verdict]
 
 
 def _demo(args: argparse.Namespace) -> int:
+    say: Callable[[str], object] = (lambda text: None) if args.json else functools.partial(print, flush=True)
     plan = derive(args)
-    print("1. The derivation\n")
-    print(plan.explain())
-    print("\n2. Its checks\n")
+    say(f"1. The derivation\n\n{plan.explain()}\n\n2. Its checks\n")
     report = plan.check()
-    print(report)
-    if not report:
-        return 1
-    print("\n3. The compiled kernel\n")
-    print(_compiled(plan))
-    print("\n4. The run\n")
-    ok = _run(plan, args)
-    print("\n5. The fragment map\n")
-    args.svg.parent.mkdir(parents=True, exist_ok=True)
-    args.svg.write_text(plan.svg(), encoding="utf-8")
-    print(f"written to {args.svg}")
-    return 0 if ok else 1
+    say(str(report))
+    done: dict[str, Any] = {"ok": False, "plan": plan_data(plan, report)}
+    if report:
+        say("\n3. The compiled kernel\n")
+        done["compiled"] = _compiled(plan, say)
+        say(f"{done['compiled']}\n\n4. The run\n")
+        done["run"] = _run(plan, args, say)
+        done["ok"] = done["run"]["ok"]
+        args.svg.parent.mkdir(parents=True, exist_ok=True)
+        args.svg.write_text(plan.svg(), encoding="utf-8")
+        done["svg"] = str(args.svg)
+        say(f"\n5. The fragment map\n\nwritten to {args.svg}")
+    if args.json:
+        print(json.dumps(done))
+    return 0 if done["ok"] else 1
 
 
-def _compiled(plan: GemmPlan) -> str:
+def _compiled(plan: GemmPlan, say: Callable[[str], object]) -> str:
     """Compile where the DSL is installed, and say what came out; else say what is missing. A failed compile raises."""
     if importlib.util.find_spec("cutlass") is None:
         return "not compiled: the CuTe DSL is not installed (Linux: pip install 'layoutgemm[dsl]')"
-    print(f"compiling for {plan.arch.name} ...", flush=True)
+    say(f"compiling for {plan.arch.name} ...")
     kernel = plan.compile()
     lines = [f"{'taken from the cache' if kernel.cached else 'compiled'} in {kernel.seconds:.1f} s"]
     resources, counts = kernel.resources, kernel.sass().counts
@@ -153,7 +175,7 @@ def _compiled(plan: GemmPlan) -> str:
     return "\n".join(lines)
 
 
-def _run(plan: GemmPlan, args: argparse.Namespace) -> bool:
+def _run(plan: GemmPlan, args: argparse.Namespace, say: Callable[[str], object]) -> dict[str, Any]:
     rng = np.random.default_rng(args.seed)
     # Values that A's and B's types represent exactly, so that the float64 product is the exact one.
     a = plan.a.dtype.decode(plan.a.dtype.encode(rng.standard_normal((plan.m, plan.k), dtype=np.float32)))
@@ -163,17 +185,18 @@ def _run(plan: GemmPlan, args: argparse.Namespace) -> bool:
     error = np.abs(np.asarray(result) - exact)
     bound = error_bound(plan, a, b)
     ok = bool((error <= bound).all())
-    print(f"ran on: {result.ran_on}" + (f" ({result.why})" if result.why else ""))
+    say(f"ran on: {result.ran_on}" + (f" ({result.why})" if result.why else ""))
     for note in result.copies:
-        print(f"copied: {note}")
-    relative = float(np.linalg.norm(error) / np.linalg.norm(exact))
-    print(f"C = A @ B, {plan.m}x{plan.n}x{plan.k}, standard normal values")
-    print(
-        f"against float64: largest error {error.max():.3g}, relative {relative:.3g}, "
-        f"at most {(error / bound).max():.3f} of the bound"
+        say(f"copied: {note}")
+    largest, relative = float(error.max()), float(np.linalg.norm(error) / np.linalg.norm(exact))
+    share = float((error / bound).max())
+    say(f"C = A @ B, {plan.m}x{plan.n}x{plan.k}, standard normal values")
+    say(
+        f"against float64: largest error {largest:.3g}, relative {relative:.3g}, at most {share:.3f} of the bound\n"
+        + ("equal within the bound" if ok else "NOT equal within the bound")
     )
-    print("equal within the bound" if ok else "NOT equal within the bound")
-    return ok
+    errors = {"largest_error": largest, "relative_error": relative, "share_of_bound": share}
+    return {"ok": ok, "ran_on": result.ran_on, "why": result.why, "copies": list(result.copies), **errors}
 
 
 if __name__ == "__main__":

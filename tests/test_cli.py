@@ -1,11 +1,13 @@
 """The command line: what the demo says, and that it fails when something does not hold."""
 
 import argparse
+import importlib
 import json
 import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -66,6 +68,39 @@ def test_prove_says_what_it_needs(capsys):
     assert "needs 64 | M" in error and error.count("\n") == 1
 
 
+def told(capsys, status, *arguments):
+    assert main([*arguments, "--json"]) == status
+    return json.loads(capsys.readouterr().out)
+
+
+def test_prove_for_programs(capsys):
+    said = told(capsys, 1, "prove", "(M,N):(1,ld)", "(M,N):(1,M)", "--given", "ld >= M")
+    assert (said["verdict"], said["coord"], said["left"], said["right"]) == ("refuted", [0, 1], 2, 1)
+    assert said["sizes"] == {"M": 1, "N": 2, "ld": 2}
+    assert told(capsys, 0, "prove", "(64,M//64):(1,64)", "M:1", "--given", "64 | M")["verdict"] == "proven"
+    hard = ("S<3,3,3> o 0 o (M,10):(10,1)", "S<2,3,3> o 0 o (M,10):(10,1)", "--given", "M <= 2")
+    assert told(capsys, 3, "prove", *hard)["verdict"] == "undecided"
+
+
+def test_demo_for_programs(capsys, tmp_path):
+    sizes = ("-m", "65", "-n", "70", "-k", "40")
+    said = told(capsys, 0, "demo", *sizes, "--device", "reference", "--svg", str(tmp_path / "map.svg"))
+    assert said["ok"] and said["run"]["ran_on"] == "NumPy executor" and said["run"]["share_of_bound"] <= 1
+    assert said["plan"]["m"] == 65 and (tmp_path / "map.svg").exists()
+
+
+def test_tune_for_programs(capsys, monkeypatch):
+    from layoutgemm.kernels.sm90_choice import choose
+
+    tune = importlib.import_module("layoutgemm.tune")  # the package's name for it is the function
+    choice, _ = choose(512, 512, 512)
+    found = tune.Tuning(choice, 1e-6, 2e-6, 3e-6, ((choice, 1e-6),), ((choice, "wrong"),), None)
+    monkeypatch.setattr(tune, "tune", lambda *sizes, **options: found)
+    said = told(capsys, 0, "tune", "512", "512", "512")
+    assert (said["fastest"], said["seconds"], said["torch_seconds"]) == (tune.name_of(choice), 1e-6, 3e-6)
+    assert said["failed"][0]["why"] == "wrong"
+
+
 def test_runs_as_a_module():
     done = subprocess.run(
         [sys.executable, "-m", "layoutgemm.cli", "--version"], capture_output=True, text=True, check=True
@@ -109,6 +144,19 @@ def test_examples_of_the_helps(name, line, tmp_path, monkeypatch, capsys):
     assert status in allowed and not said.err and said.out, (status, said)
     if "--json" in words:
         assert isinstance(json.loads(said.out), dict)
+
+
+def test_commands_of_the_readme(tmp_path, monkeypatch, capsys):
+    """Those that print at once, as they stand there; swizzle, banks and the like say 1 for a negative answer."""
+    readme = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
+    lines = re.findall(r"^layoutgemm (?:show|swizzle|banks|desc|box|plan|prove) .*$", readme, flags=re.MULTILINE)
+    assert len(lines) >= 7
+    monkeypatch.chdir(tmp_path)
+    for line in lines:
+        status = main(shlex.split(line, comments=True)[1:])
+        said = capsys.readouterr()
+        assert said.out and not said.err and status == int("8-way" in line), line
+        assert "8-way" not in line or "gives 8 words" in said.out
 
 
 def test_every_help_has_an_example():

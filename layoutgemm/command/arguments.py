@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import numbers
 import re
 import sys
 import textwrap
@@ -30,7 +31,7 @@ class Parser(argparse.ArgumentParser):
 
 def add(
     commands: Any, name: str, help_: str, examples: Sequence[str], run: Callable[[argparse.Namespace], int], *,
-    says: str = "", aliases: Sequence[str] = (), as_json: bool = True,
+    says: str = "", aliases: Sequence[str] = (),
 ) -> argparse.ArgumentParser:  # fmt: skip
     """A subcommand whose help ends with examples. Each is run by the tests; `# status 1` after one says how it ends."""
     parser: argparse.ArgumentParser = commands.add_parser(
@@ -39,8 +40,7 @@ def add(
         epilog="\n".join(["examples:" if len(examples) > 1 else "example:", *(f"  {text}" for text in examples)]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    if as_json:
-        parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
     return parser
 
@@ -48,6 +48,19 @@ def add(
 def answer(args: argparse.Namespace, text: Callable[[], str], data: Callable[[], dict[str, Any]]) -> None:
     """Print for people, or with --json for programs."""
     print(json.dumps(data()) if args.json else text())
+
+
+def plain(value: Any) -> Any:
+    """Numbers and tuples as JSON has them; anything else, a symbol or an array, as its text.
+
+    >>> plain((0, (1, 2))), plain(None), plain(Layout(4))
+    ([0, [1, 2]], None, '4:1')
+    """
+    if isinstance(value, (tuple, list)):
+        return [plain(each) for each in value]
+    if isinstance(value, numbers.Integral) and not isinstance(value, bool):  # NumPy's and SymPy's, too
+        return int(value)
+    return value if value is None or isinstance(value, (bool, float, str)) else str(value)
 
 
 def failed(error: Exception, as_json: bool) -> int:
