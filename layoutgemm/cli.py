@@ -6,6 +6,8 @@ import argparse
 import functools
 import importlib.util
 import json
+import os
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,7 +32,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status: 0 when everything held, 1 when something did not, 2 for bad usage."""
     args = make_parser().parse_args(argv)
     try:
-        return int(args.run(args))
+        status = int(args.run(args))
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # the reader, as in `| head`, has seen enough; nothing is left to flush at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except (LayoutError, OSError) as error:
         return failed(error, getattr(args, "json", False))
 
