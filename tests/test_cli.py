@@ -1,12 +1,18 @@
 """The command line: what the demo says, and that it fails when something does not hold."""
 
+import argparse
+import importlib
+import json
+import re
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from layoutgemm.cli import main
+from layoutgemm.cli import main, make_parser
 
 
 def test_demo_derives_checks_runs_and_draws(tmp_path, capsys):
@@ -59,7 +65,40 @@ def test_prove(capsys, arguments, status, text):
 def test_prove_says_what_it_needs(capsys):
     assert main(["prove", "(64,M//64):(1,64)", "M:1"]) == 1
     error = capsys.readouterr().err
-    assert "needs 64 | M" in error and error.endswith("^\n")
+    assert "needs 64 | M" in error and error.count("\n") == 1
+
+
+def told(capsys, status, *arguments):
+    assert main([*arguments, "--json"]) == status
+    return json.loads(capsys.readouterr().out)
+
+
+def test_prove_for_programs(capsys):
+    said = told(capsys, 1, "prove", "(M,N):(1,ld)", "(M,N):(1,M)", "--given", "ld >= M")
+    assert (said["verdict"], said["coord"], said["left"], said["right"]) == ("refuted", [0, 1], 2, 1)
+    assert said["sizes"] == {"M": 1, "N": 2, "ld": 2}
+    assert told(capsys, 0, "prove", "(64,M//64):(1,64)", "M:1", "--given", "64 | M")["verdict"] == "proven"
+    hard = ("S<3,3,3> o 0 o (M,10):(10,1)", "S<2,3,3> o 0 o (M,10):(10,1)", "--given", "M <= 2")
+    assert told(capsys, 3, "prove", *hard)["verdict"] == "undecided"
+
+
+def test_demo_for_programs(capsys, tmp_path):
+    sizes = ("-m", "65", "-n", "70", "-k", "40")
+    said = told(capsys, 0, "demo", *sizes, "--device", "reference", "--svg", str(tmp_path / "map.svg"))
+    assert said["ok"] and said["run"]["ran_on"] == "NumPy executor" and said["run"]["share_of_bound"] <= 1
+    assert said["plan"]["m"] == 65 and (tmp_path / "map.svg").exists()
+
+
+def test_tune_for_programs(capsys, monkeypatch):
+    from layoutgemm.kernels.sm90_choice import choose
+
+    tune = importlib.import_module("layoutgemm.tune")  # the package's name for it is the function
+    choice, _ = choose(512, 512, 512)
+    found = tune.Tuning(choice, 1e-6, 2e-6, 3e-6, ((choice, 1e-6),), ((choice, "wrong"),), None)
+    monkeypatch.setattr(tune, "tune", lambda *sizes, **options: found)
+    said = told(capsys, 0, "tune", "512", "512", "512")
+    assert (said["fastest"], said["seconds"], said["torch_seconds"]) == (tune.name_of(choice), 1e-6, 3e-6)
+    assert said["failed"][0]["why"] == "wrong"
 
 
 def test_runs_as_a_module():
@@ -67,3 +106,94 @@ def test_runs_as_a_module():
         [sys.executable, "-m", "layoutgemm.cli", "--version"], capture_output=True, text=True, check=True
     )
     assert done.stdout.startswith("layoutgemm ")
+
+
+# ------------------------------------------------------------------------------------------------ every subcommand
+
+
+def subcommands() -> dict[str, argparse.ArgumentParser]:
+    found = next(a for a in make_parser()._actions if isinstance(a, argparse._SubParsersAction))
+    return dict(found.choices)
+
+
+def examples() -> list[tuple[str, str]]:
+    return [
+        (name, line.strip())
+        for name, parser in subcommands().items()
+        for line in parser.format_help().splitlines()
+        if line.startswith(f"  layoutgemm {name} ")
+    ]
+
+
+# What a machine without a GPU cannot run.
+NEEDS_GPU = ("tune",)
+
+
+@pytest.mark.parametrize(("name", "line"), examples())
+def test_examples_of_the_helps(name, line, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "kernel.ptx").write_text(PTX)
+    words = shlex.split(line, comments=True)[1:]
+    if name in NEEDS_GPU:
+        make_parser().parse_args(words)
+        return
+    status = main(words)
+    said = capsys.readouterr()
+    told = re.search(r"# status (\d)(.*)", line)
+    allowed = {0} if told is None else {0, 1} if " where " in told[2] else {int(told[1])}
+    assert status in allowed and not said.err and said.out, (status, said)
+    if "--json" in words:
+        assert isinstance(json.loads(said.out), dict)
+
+
+def test_commands_of_the_readme(tmp_path, monkeypatch, capsys):
+    """Those that print at once, as they stand there; swizzle, banks and the like say 1 for a negative answer."""
+    readme = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
+    lines = re.findall(r"^layoutgemm (?:show|swizzle|banks|desc|box|plan|prove) .*$", readme, flags=re.MULTILINE)
+    assert len(lines) >= 7
+    monkeypatch.chdir(tmp_path)
+    for line in lines:
+        status = main(shlex.split(line, comments=True)[1:])
+        said = capsys.readouterr()
+        assert said.out and not said.err and status == int("8-way" in line), line
+        assert "8-way" not in line or "gives 8 words" in said.out
+
+
+def test_every_help_has_an_example():
+    without = set(subcommands()) - {name for name, _ in examples()} - {"explain"}
+    assert not without
+
+
+def refusal(capsys, arguments: str) -> str:
+    """The one line that a command says when it refuses."""
+    try:
+        status = main(shlex.split(arguments))
+    except SystemExit as stop:
+        status = stop.code
+    said = capsys.readouterr()
+    assert status == (2 if "--help" in said.err else 1), (status, said)
+    assert not said.out and said.err.count("\n") == 1, said
+    return said.err
+
+
+PTX = """
+.version 8.0
+.target sm_90a
+.address_size 64
+.visible .entry twice(.param .u64 p)
+.reqntid 32, 1, 1
+{
+    .reg .b64 %rd<4>;
+    .reg .b32 %r<2>;
+    .reg .f32 %f<2>;
+    ld.param.u64 %rd1, [p];
+    cvta.to.global.u64 %rd2, %rd1;
+    mov.u32 %r1, %tid.x;
+    mul.wide.u32 %rd3, %r1, 4;
+    add.s64 %rd2, %rd2, %rd3;
+    ld.global.f32 %f1, [%rd2];
+    add.f32 %f1, %f1, %f1;
+    st.global.f32 [%rd2], %f1;
+    ret;
+}
+"""

@@ -27,6 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "distributed",
     ),
     ("tune", "doctor"),
+    ("command",),
     ("cli", "__main__", "pytest_plugin"),
 )
 RANK = {piece: rank for rank, layer in enumerate(LAYERS) for piece in layer}

@@ -31,6 +31,7 @@ from .tma_multicast import multicast_mask, shared_out
 from .tma_plan import TmaCopy, TmaPlan
 from .tma_rules import (
     DRIVER_SWIZZLE,
+    FORMATS,
     L2_PROMOTION,
     MAX_DIM,
     MAX_STRIDE,
@@ -391,6 +392,8 @@ def derive(tile: SmemTile, dims: tuple[str, str], operation: str = "load") -> Tm
         raise TmaError(f"a matrix has two dimensions of different names, innermost first; got {dims!r}", rule="tile")
     inner = 1 if tile.major == "K" else 0
     unit = 8 * STRIDE_UNIT // min(tile.dtype.bits, 8 * STRIDE_UNIT)
+    if tile.packing != "packed":  # its formats ask for lines of whole groups, which 6 bits do not divide
+        unit = max(kind.inner for kind in FORMATS.values())
     extents = (dim("rows_", multiple_of=unit), dim("columns_", multiple_of=unit))
     # A store asks that no two coordinates share an address: lines as long as their pitch are the case that says it.
     pitch = dim("pitch_", multiple_of=unit) if operation == "load" else extents[inner]

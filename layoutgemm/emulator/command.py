@@ -30,6 +30,9 @@ ARGUMENTS = """arguments, one --arg for each parameter of the kernel, in order:
   i32=5, f32=0.5       a number
   map:bf16:128x64:64x64:128B   a tensor map over a random array: type, shape, box, swizzle; last axis innermost
 
+example:
+  layoutgemm emulate kernel.ptx --arg f32:32=range --timeline
+
 exit status: 0 nothing was found, 1 something was, 2 the run could not be made"""
 POLICIES = {
     "late": Policy(),

@@ -1,0 +1,71 @@
+"""`layoutgemm plan`: the derivation of a GEMM and its checks, for any of the architectures."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from typing import Any
+
+from ..arch import ARCHES
+from ..arch import arch as arch_of
+from ..checks import Report
+from ..errors import PlanError
+from ..kernels import GemmConfig, GemmPlan
+from .arguments import add, answer
+
+EXAMPLES = (
+    "layoutgemm plan 200 136 72 -b bf16:col",
+    "layoutgemm plan 4096 4096 4096 -a f16 --arch sm_80",
+    "layoutgemm plan 300 200 328 -b bf16:col --arch sm_100a --json",
+)
+# What GemmConfig calls the choices.
+CHOICES = ("tile_n", "tile_k", "stages")
+
+
+def add_plan(commands: Any) -> None:
+    """The subcommand plan, and explain, its other name."""
+    parser = add(
+        commands, "plan", "the derivation of a GEMM and its checks", EXAMPLES, run, aliases=("explain",),
+        says="Derives C[m, n] = A[m, k] @ B[k, n]: tiles, boxes, descriptors, stages, budgets, and proves them. Exit "
+        "status: 0 every check holds, 1 one does not.",
+    )  # fmt: skip
+    for name in "mnk":
+        parser.add_argument(name, type=int, help="size")
+    parser.add_argument("--arch", default="sm_90a", help=f"{', '.join(ARCHES)} (%(default)s)")
+    options(parser)
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """Types, orders, and the choices of the sm_90a kernel; left out, the plan chooses."""
+    parser.add_argument("-a", default="bf16", help="A's type and order, as in bf16:col (%(default)s)")
+    parser.add_argument("-b", default=None, help="B's type and order (A's type, row-major)")
+    parser.add_argument("-c", default=None, help="C's type (sm_90a: f32)")
+    for name, what in zip(CHOICES, ("columns of C a block computes", "depth of a stage", "k tiles in flight")):
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, help=f"sm_90a: {what}")
+
+
+def derive(args: argparse.Namespace, arch: str = "sm_90a") -> Any:
+    """The plan that the arguments ask for. Raises LayoutError."""
+    chosen = {name: value for name in CHOICES if (value := getattr(args, name)) is not None}
+    if chosen and arch_of(arch).name != "sm_90a":
+        named = ", ".join(f"--{name.replace('_', '-')}" for name in chosen)
+        raise PlanError(f"{named}: a choice of the sm_90a kernel, {arch} makes its own: leave it away")
+    config = GemmConfig(**chosen) if chosen else None
+    return GemmPlan.derive(args.m, args.n, args.k, arch=arch, a=args.a, b=args.b, c=args.c, config=config)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Derive, check and print; returns the exit status."""
+    plan = derive(args, args.arch)
+    report = plan.check()
+    answer(args, lambda: f"{plan.explain()}\n{report}", lambda: plan_data(plan, report))
+    return 0 if report else 1
+
+
+def plan_data(plan: Any, report: Report) -> dict[str, Any]:
+    """A plan for programs: its main numbers, the derivation as text, and every check with verdict and method."""
+    return {
+        "ok": bool(report), "plan": str(plan), "kernel": type(plan).__name__, "arch": plan.arch.name,
+        "m": plan.m, "n": plan.n, "k": plan.k, "a": str(plan.a.dtype), "b": str(plan.b.dtype), "tile": plan.tile,
+        "stages": plan.stages, "checks": [asdict(check) for check in report], "derivation": plan.explain(),
+    }  # fmt: skip

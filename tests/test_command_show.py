@@ -1,0 +1,79 @@
+"""`layoutgemm show`: what it prints is what the layout says, and what it refuses names the way out."""
+
+import json
+from xml.etree import ElementTree
+
+import pytest
+
+from layoutgemm import Layout, wgmma
+from layoutgemm.atoms import smem_tile
+from layoutgemm.cli import main
+
+from .test_cli import refusal
+
+
+def told(capsys, *arguments):
+    assert main(["show", *arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_layout_is_a_grid_of_its_offsets(capsys):
+    assert main(["show", "(2,4):(4,1)"]) == 0
+    assert capsys.readouterr().out.splitlines()[-2:] == ["0 | 0 1 2 3", "1 | 4 5 6 7"]
+    said = told(capsys, "(4,(2,2)):(2,(1,8))")
+    layout = Layout((4, (2, 2)), (2, (1, 8)))
+    assert said["offsets"] == [[layout(i, j) for j in range(4)] for i in range(4)]
+
+
+def test_a_tile_is_swizzled(capsys):
+    said = told(capsys, "smem:16x64:bf16", "--rows", "1:16:5")
+    tile = smem_tile((16, 64), "bf16", "K")
+    assert said["offsets"] == [[tile.composed(i, j) for j in range(64)] for i in (1, 6, 11)]
+    assert said["rows"] == [1, 6, 11]
+
+
+@pytest.mark.parametrize("operand", ["C", "A"])
+def test_an_atom_says_who_holds_what(capsys, operand):
+    said = told(capsys, f"wgmma:16:f16:{operand}")
+    atom = wgmma(16, "f16", a_source="rmem")
+    for m, row in enumerate(said["thread_value"]):
+        for n, [(thread, value)] in enumerate(row):
+            assert atom.coords(operand)(thread, value) == (m, n)
+
+
+@pytest.mark.parametrize("what", ["(4,8):(8,1)", "smem:8x64:bf16", "mma:m16n8k16:bf16:B"])
+def test_pictures(capsys, tmp_path, what):
+    file = tmp_path / "new" / "picture.svg"
+    assert main(["show", what, "--svg", str(file)]) == 0
+    assert capsys.readouterr().out == f"written to {file}\n"
+    assert ElementTree.parse(file).getroot().tag.endswith("svg")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ("'(4,8'", "at the end of '(4,8': a layout is written '(8,64):(64,1)'"),
+        ("'S<3,4,3>'", "write 'S<3,4,3> o 0 o (8,64):(64,1)'"),
+        ("'(4,M):(M,1)'", "give its symbols values first"),
+        ("'(2,2,2):(1,2,4)'", "group or slice its modes"),
+        ("'(4,8):(8,1)' --rows 0:9", "leaves the 4 rows that there are"),
+        ("'(4,8):(8,1)' --rows 9", "write FROM:TO, as in 0:16; see layoutgemm show --help"),
+        ("", "required: LAYOUT; see layoutgemm show --help"),
+        ("smem:8", "as in smem:64x64:bf16:K:128B"),
+        ("smem:8x64:bf17", "bf16"),
+        ("wgmma:65", "N = 8, 16, ..., 256"),
+        ("wgmma:64:bf16:B", "show its tile, as in smem:64x16:bf16:K"),
+        ("wgmma", "an atom is written FAMILY:SIZE[:TYPE][:OPERAND], as in wgmma:64:bf16:C"),
+        ("mma:m16n8k15", "has m16n8k8, m16n8k16"),
+        ("tcgen05:f16", "show a tile in shared memory"),
+        ("'(512,512):(512,1)'", "--rows 0:64, --columns 0:64"),
+    ],
+)
+def test_refusals(capsys, arguments, text):
+    assert text in refusal(capsys, f"show {arguments}")
+
+
+def test_errors_for_programs(capsys):
+    assert main(["show", "nonsense", "--json"]) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert said["ok"] is False and "a layout is written" in said["error"]
