@@ -99,7 +99,7 @@ def check_out(out: Any, shape: Sequence[int], kind: torch.dtype, a: torch.Tensor
             "matmul(): functions with out=... arguments don't support automatic differentiation, but one of the "
             "arguments requires grad"
         )
-    if _overlaps_itself(out):
+    if overlaps_itself(out):
         raise TensorError(
             "unsupported operation: more than one element of the written-to tensor refers to a single memory "
             f"location: out has shape {list(out.shape)} and strides {list(out.stride())}"
@@ -113,7 +113,7 @@ def check_out(out: Any, shape: Sequence[int], kind: torch.dtype, a: torch.Tensor
             )
 
 
-def _overlaps_itself(x: torch.Tensor) -> bool:
+def overlaps_itself(x: torch.Tensor) -> bool:
     """Whether two elements may lie in one place: in order of strides, each dimension beyond what the ones before
     span."""
     span = 1

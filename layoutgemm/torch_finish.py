@@ -2,6 +2,7 @@
 
     matmul(..., bias=, activation=)   Epilogue(Bias(), Activation(...))       act(a @ b + bias)
     gemm(alpha, a, b, beta, c)        Epilogue(Scale(), Residual())           alpha * a @ b + beta * c
+    matmul(..., epilogue=, given=)    a user's own: `torch_epilogue`
 
 In the kernel (`kernels.epilogue`) it happens to the float32 sums in registers, and the result is rounded once. By torch
 it happens to a product written in float32, and is rounded once as well: where gradients are recorded or somebody else
@@ -36,11 +37,15 @@ _READ = (torch.float32, torch.bfloat16, torch.float16)  # types of what an epilo
 
 
 class Finish(NamedTuple):
-    """What the kernel does with the sums: the epilogue, its words at this launch, and what tells it from others."""
+    """What the kernel does with the sums: the epilogue, its words at this launch, and what tells it from others.
+
+    apart  each matrix of a batch stays one: the epilogue has something of its own for each row, or for each matrix
+    """
 
     epilogue: Epilogue
     words: tuple[Any, ...]
     key: tuple[Any, ...]
+    apart: bool = False
 
 
 def check_finish(bias: torch.Tensor | None, activation: str | None, shape: tuple[int, ...], device: Any) -> None:

@@ -195,11 +195,12 @@ def given(x: torch.Tensor, name: str) -> Given:
 
 def problem_of(
     a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | Given, config: Sm90Choice | None, multiprocessors: int,
-    gpu: str, epilogue: Epilogue | None = None,
+    gpu: str, epilogue: Epilogue | None = None, apart: bool = False,
 ) -> Problem:  # fmt: skip
     """The product of two tensors, into a third or what stands for one, as a problem."""
     into = c if isinstance(c, Given) else given(c, C_NAMES[c.dtype])
-    return Problem(given(a, NAMES[a.dtype]), given(b, NAMES[b.dtype]), into, multiprocessors, gpu, config, epilogue)
+    of_a, of_b = given(a, NAMES[a.dtype]), given(b, NAMES[b.dtype])
+    return Problem(of_a, of_b, into, multiprocessors, gpu, config, epilogue, apart)
 
 
 @functools.cache

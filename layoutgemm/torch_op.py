@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from .errors import OperandError, TensorError
+from .kernels.epilogue import Epilogue
 from .kernels.sm90_choice import Sm90Choice
 from .kernels.sm90_plan import Sm90Config
 from .torch_checks import check_out, check_tensors, output_type, require_tensors, tf32_allowed
+from .torch_epilogue import by_reference, check_apart, check_epilogue, finish_of, spread
 from .torch_finish import Finish, by_torch, check_finish, fused, fused_gemm, key_of
 from .torch_launch import C_NAMES, NAMES, Prepared, gpu, plan_of, problem_of
 from .torch_library import differentiable
@@ -60,6 +62,8 @@ def matmul(
     out: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     activation: str | None = None,
+    epilogue: Epilogue | None = None,
+    given: Mapping[str, Any] | None = None,
     config: Config | None = None,
     out_dtype: torch.dtype | None = None,
     allow_tf32: bool | None = None,
@@ -74,6 +78,8 @@ def matmul(
                 gelu_tanh, silu, sigmoid, tanh. Both happen in the kernel, in float32, before the one rounding; by torch
                 on a float32 product where gradients are recorded and under torch.compile. "tanh" in the kernel is the
                 hardware's for a product of 16 bits or fewer: relative error 2**-11
+    epilogue    in place of these: any `kernels.epilogue.Epilogue`, in the kernel, for matrices and batches of them;
+    given       what it reads and writes, by name: numbers and tensors (see `torch_epilogue`). No gradients
     config      the kernel's configuration, an Sm90Config or Sm90Choice; default what `layoutgemm.tune` measured for the
                 product, or else `sm90_choice.choose`
     out_dtype   default a's type; bfloat16 for 8-bit floats, int32 for integers
@@ -92,7 +98,15 @@ def matmul(
     [[5.0, 14.0], [14.0, 50.0]]
     >>> matmul(a, torch.ones(5, 3, 4).bfloat16()).shape
     torch.Size([5, 2, 4])
+    >>> from layoutgemm.kernels.epilogue import Activation, Aux, Epilogue, Scale
+    >>> aux = torch.empty(2, 2).bfloat16()
+    >>> matmul(a, -a.T, epilogue=Epilogue(Scale(), Aux(), Activation("relu")), given={"alpha": -2.0, "aux": aux})[0]
+    tensor([10., 28.], dtype=torch.bfloat16)
+    >>> aux[0]
+    tensor([10., 28.], dtype=torch.bfloat16)
     """
+    if epilogue is not None or given is not None:
+        return _with_epilogue(a, b, out, bias, activation, epilogue, given, config, out_dtype, allow_tf32)
     if _is_compiling():
         return _checked(a, b, out, bias, activation, config, out_dtype, allow_tf32)
     # The fast path: plain tensors, of shapes and strides that were seen before, and nobody who looks on.
@@ -247,6 +261,66 @@ def _checked(
     return value if out is None else _into(out, value, a, b)
 
 
+def _with_epilogue(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, bias: torch.Tensor | None, activation: str | None,
+    epilogue: Epilogue | None, given: Mapping[str, Any] | None, config: Config | None, out_dtype: torch.dtype | None,
+    allow_tf32: bool | None,
+) -> torch.Tensor:  # fmt: skip
+    """The product with a user's own epilogue."""
+    if epilogue is None:
+        raise OperandError("given holds an epilogue's operands, and there is no epilogue")
+    if bias is not None or activation is not None:
+        name = "bias" if bias is not None else "activation"
+        raise OperandError(f"{name} and epilogue: one or the other; Bias() and Activation(...) are steps of the latter")
+    require_tensors(a, b)
+    a, b = autocast(a, b)
+    check_tensors(a, b, allow_tf32)
+    if config is not None:
+        choice_of(config)
+    kind = output_type(a, b, out_dtype)
+    shapes = shapes_of(a.shape, b.shape)
+    if out is not None:
+        check_out(out, shapes.result, kind, a, b)
+    operands = check_epilogue(epilogue, given, a, b, out, shapes.result, kind)
+    if _looked_on(a, b, out, *[x for x in operands.values() if isinstance(x, torch.Tensor)]):
+        raise OperandError(
+            "epilogue= is a launch of its own: not under torch.compile, torch.func or a mode, nor of fake tensors or "
+            "tensor subclasses; bias= and activation= are"
+        )
+    check_apart(epilogue, operands, a, b, out)
+    with torch.no_grad():
+        if 0 in shapes.result:
+            return torch.empty(shapes.result, dtype=kind, device=a.device) if out is None else out
+        if not _on_gpu(a):
+            value = by_reference(a, b, kind, epilogue, operands)
+            return value if out is None else out.copy_(value)
+        if shapes.k == 0:  # an empty sum is 0, and the epilogue follows
+            a, b = a.new_zeros(*a.shape[:-1], 16), b.new_zeros(*b.shape[:-2], 16, b.shape[-1])
+        c = torch.empty(shapes.result, dtype=kind, device=a.device) if out is None else out
+        a, b = a.resolve_neg(), b.resolve_neg()
+        for x in (c, *[operands[operand.name] for operand in epilogue.given if operand.written]):
+            _written(x)
+        for part in spread(a, b, c, epilogue, operands):
+            _launch_epilogue(*part, epilogue, kind, config)
+        return c
+
+
+def _launch_epilogue(
+    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, operands: dict[str, Any], epilogue: Epilogue,
+    kind: torch.dtype, config: Config | None,
+) -> None:  # fmt: skip
+    """One launch, or where no tensor map holds the whole batch one for each of its matrices."""
+    finish = finish_of(epilogue, operands, c.shape)
+    found = prepare(a, b, kind, config, c, finish)
+    if not finish.apart or len(found.solution.launches) == 1:
+        found.run(a, b, c, finish.words)
+        return
+    lying = {operand.name for operand in epilogue.given if operand.axes}
+    for i in range(c.shape[0]):
+        own = {name: x[i] if name in lying else x for name, x in operands.items()}
+        _launch_epilogue(a[i], b[i], c[i], own, epilogue, kind, config)
+
+
 def _on_gpu(x: torch.Tensor) -> bool:
     return x.device.type == "cuda"
 
@@ -326,7 +400,8 @@ def prepare(
         multiprocessors, name = gpu(index)
         c = out if out is not None else Given(shape, contiguous_strides(shape), C_NAMES[kind])
         epilogue = None if finish is None else finish.epilogue
-        problem = problem_of(a, b, c, choice_of(config), multiprocessors, name, epilogue)
+        apart = finish is not None and finish.apart
+        problem = problem_of(a, b, c, choice_of(config), multiprocessors, name, epilogue, apart)
         with torch.cuda.device(index):
             found = Prepared(problem, shape, kind, index)
         if len(_PREPARED) >= MAX_PREPARED:

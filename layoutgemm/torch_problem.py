@@ -136,6 +136,7 @@ class Problem:
     multiprocessors of the GPU, and its name, by which tuned results are kept
     config          what the caller chose, or None
     epilogue        what the kernel does to each element before it is stored, or None
+    apart           the matrices of a batch stay apart: the epilogue has something of its own for each row or matrix
     """
 
     a: Given
@@ -145,6 +146,7 @@ class Problem:
     gpu: str = ""
     config: Sm90Choice | None = None
     epilogue: Epilogue | None = None
+    apart: bool = False
 
 
 class Matrices(NamedTuple):
@@ -246,7 +248,7 @@ def _solve(problem: Problem, copies: tuple[Copy | None, Copy | None, Copy | None
     vectors = len(problem.a.shape) == 1, len(problem.b.shape) == 1
     a, b = matrices(problem.a, "left", shapes.batch), matrices(problem.b, "right", shapes.batch)
     c = result_matrices(problem.c, shapes, vectors)
-    a, b, c, batch = _folded(a, b, c, shapes.batch, problem.epilogue is None)
+    a, b, c, batch = _folded(a, b, c, shapes.batch, problem.epilogue is None, not problem.apart)
     orders = []
     for index, x, k_major in ((0, a, "row"), (1, b, "col")):
         order, rule = _readable(x, k_major)
@@ -290,11 +292,12 @@ def _solve(problem: Problem, copies: tuple[Copy | None, Copy | None, Copy | None
 
 
 def _folded(
-    a: Matrices, b: Matrices, c: Matrices, batch: Ints, columns: bool = True
+    a: Matrices, b: Matrices, c: Matrices, batch: Ints, columns: bool = True, rows: bool = True
 ) -> tuple[Matrices, Matrices, Matrices, Ints]:
     """The batch with as few dimensions as can be: neighbours joined, one that only adds rows or columns become such.
 
     columns  whether one may become columns: not where an epilogue has something of its own for each column
+    rows     whether one may become rows, or columns
 
     >>> x, weight = Given((8, 2, 16), (32, 16, 1), "bf16"), Given((16, 24), (24, 1), "bf16")
     >>> y = Matrices(2, 24, 24, 1, (48,), "bf16", True)
@@ -311,7 +314,7 @@ def _folded(
             i = 0
         else:
             i += 1
-    while dims:
+    while rows and dims:
         size, step_a, step_b, step_c = dims[-1]
         m, n = a.rows, b.columns
         if size * max(m, n) > MAX_COORDINATE:

@@ -23,7 +23,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("kernels",),
     ("bench", "tuned", "torch_problem", "torch_choice"),
     (
-        "torch_op", "torch_checks", "torch_finish", "torch_launch", "torch_library", "torch_reference", "jax_op",
+        "torch_op", "torch_checks", "torch_epilogue", "torch_finish", "torch_launch", "torch_library", "torch_reference", "jax_op",
         "distributed",
     ),
     ("tune", "doctor"),
@@ -41,7 +41,7 @@ CONFINED: dict[str, tuple[str, ...]] = {
     "cuda": ("kernels/sm*.py", "kernels/bridge*.py", "kernels/compile*.py", "kernels/run*.py", "kernels/device*.py"),
     "tvm_ffi": ("kernels/compile*.py", "kernels/run*.py"),
     "torch": (
-        "torch_op.py", "torch_checks.py", "torch_finish.py", "torch_launch.py", "torch_library.py",
+        "torch_op.py", "torch_checks.py", "torch_epilogue.py", "torch_finish.py", "torch_launch.py", "torch_library.py",
         "torch_reference.py", "tune.py", "doctor.py", "distributed.py", "bench.py", "kernels/run*.py",
         "kernels/device*.py",
     ),

@@ -20,15 +20,36 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
+from ..dtypes import dtype
 from ..errors import LayoutError
 from . import object_cache
 from .compile import kernel_facts
-from .epilogue import Activation, Bias, Epilogue, Residual, Scale, Step
+from .epilogue import (
+    Activation,
+    ActivationGradient,
+    Amax,
+    Aux,
+    Bias,
+    Clamp,
+    Custom,
+    Dropout,
+    Epilogue,
+    Given,
+    Residual,
+    Scale,
+    Step,
+    VectorScale,
+)  # fmt: skip
 from .sm90_choice import Sm90Choice
 from .sm90_plan import Sm90Config
 
 IDLE_SECONDS = 30.0
-_STEPS: dict[str, type[Step]] = {step.__name__: step for step in (Activation, Bias, Residual, Scale)}
+_STEPS: dict[str, type[Step]] = {
+    step.__name__: step
+    for step in (
+        Activation, ActivationGradient, Amax, Aux, Bias, Clamp, Custom, Dropout, Residual, Scale, VectorScale,
+    )
+}  # fmt: skip
 
 
 class Kernel(NamedTuple):
@@ -134,7 +155,7 @@ _WORKER: Worker | None = None
 
 
 def entry_of(kernel: Kernel) -> dict[str, Any]:
-    """A kernel as JSON has it. Raises TypeError for an epilogue with a function of a user's own.
+    """A kernel as JSON has it. Raises TypeError for an epilogue with a step that is none of this package's.
 
     >>> kernel = Kernel(Sm90Choice(Sm90Config()), ("bf16:row",) * 3, False, Epilogue(Bias(), Activation("relu")))
     >>> kernel_of(json.loads(json.dumps(entry_of(kernel)))) == kernel
@@ -148,7 +169,7 @@ def entry_of(kernel: Kernel) -> dict[str, Any]:
         for step in kernel.epilogue.steps:
             if type(step).__name__ not in _STEPS:
                 raise TypeError(f"{step!r} is not one of {', '.join(_STEPS)}")
-        entry["steps"] = [[type(step).__name__, vars(step)] for step in kernel.epilogue.steps]
+        entry["steps"] = [[type(step).__name__, _values_of(step)] for step in kernel.epilogue.steps]
         entry["pairs"] = kernel.epilogue.pairs
     return entry
 
@@ -157,8 +178,26 @@ def kernel_of(entry: Any) -> Kernel:
     """The kernel again. Raises LayoutError, TypeError or KeyError for what is none."""
     epilogue = None
     if "steps" in entry:
-        epilogue = Epilogue(*[_STEPS[name](**values) for name, values in entry["steps"]], pairs=entry["pairs"])
+        epilogue = Epilogue(*[_step_of(name, values) for name, values in entry["steps"]], pairs=entry["pairs"])
     return Kernel(choice_of(entry), tuple(entry["operands"]), bool(entry["batched"]), epilogue)
+
+
+def _values_of(step: Step) -> dict[str, Any]:
+    if not isinstance(step, Custom):
+        return vars(step)
+    operands = [{**vars(operand), "dtype": operand.dtype.name} for operand in step.operands]
+    return {"expression": step.expression, "operands": operands}
+
+
+def _step_of(name: str, values: Any) -> Step:
+    if name != "Custom":
+        return _STEPS[name](**values)
+    operands = [Given(**{**operand, "dtype": dtype(operand["dtype"])}) for operand in values["operands"]]
+    return Custom(_tuples(values["expression"]), tuple(operands))
+
+
+def _tuples(x: Any) -> Any:
+    return tuple([_tuples(y) for y in x]) if isinstance(x, list) else x
 
 
 def choice_of(entry: Any) -> Sm90Choice:

@@ -408,3 +408,39 @@ def test_gemm_with_its_scalars() -> None:
     want = (2 * (a.double() @ b.double()) - c.double()).bfloat16()
     assert torch.equal(layoutgemm.gemm(2.0, a, b, -1.0, held, out=held), want)
     assert torch.equal(layoutgemm.gemm(0.5, a, b), (0.5 * (a.double() @ b.double())).bfloat16())
+
+
+OWN = [*FUSED, ((3, 40, 72), (3, 72, 80)), ((40, 72), (3, 72, 81)), ((2, 3, 33, 64), (3, 64, 40))]
+
+
+@pytest.mark.parametrize("shapes", OWN)
+def test_an_epilogue_of_the_user_s_own(shapes: Any) -> None:
+    """Every kind of operand, held against the same on CPU tensors; of small integers, so that both are exact."""
+    from layoutgemm.dtypes import dtype
+    from layoutgemm.kernels import epilogue as steps
+
+    a, b = (integers(*shape) for shape in shapes)
+    *batch, m, n = torch.matmul(a.float(), b.float()).shape
+    upper = steps.Custom.of(lambda x, i, j, ops, g: ops.where(j >= i, x * g, x), steps.Given("g", "mn", dtype("f32")))
+    epilogue = steps.Epilogue(
+        steps.Scale(), steps.Residual(), steps.Bias("n", "bf16"), steps.Bias("m", name="rows"), steps.Aux(), upper,
+        steps.Amax(), steps.Activation("relu"),
+    )  # fmt: skip
+    for front in ((), batch):
+        given = {
+            "alpha": 2.0, "beta": -1.0, "d": integers(*batch, n, m).mT, "bias": integers(*front, n),
+            "rows": integers(*front, m, dtype=F32), "g": integers(*batch, m, n + 3, dtype=F32)[..., 1 : n + 1],
+            "aux": torch.zeros(*batch, m, n, dtype=BF16, device="cuda"), "amax": torch.zeros(1, device="cuda"),
+        }  # fmt: skip
+        here = {name: x.cpu() if isinstance(x, torch.Tensor) else x for name, x in given.items()}
+        want = matmul(a.cpu(), b.cpu(), epilogue=epilogue, given=here)
+        for _ in range(2):
+            got = matmul(a, b, epilogue=epilogue, given=given)
+            assert torch.equal(got.cpu(), want)
+            assert torch.equal(given["aux"].cpu(), here["aux"]) and torch.equal(given["amax"].cpu(), here["amax"])
+        drop = steps.Epilogue(steps.Dropout(0.5))
+        got = matmul(a, b, epilogue=drop, given={"seed": 5})
+        assert torch.equal(got.cpu(), matmul(a.cpu(), b.cpu(), epilogue=drop, given={"seed": 5}))
+    bias = integers(n, dtype=F32)
+    got = matmul(a, b, epilogue=steps.Epilogue(steps.Bias()), given={"bias": bias})
+    assert torch.equal(got, (a.double() @ b.double() + bias.double()).bfloat16())
