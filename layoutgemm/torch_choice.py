@@ -1,7 +1,8 @@
 """Which kernel for a problem: the caller's, the one that was measured, the likeliest, in this order.
 
-Today every candidate is a configuration of the production kernel of sm_90a. Another family of kernels, as one whose
-threads load what tensor copies cannot, would be asked in `_candidates`, and by `torch_problem` before it copies.
+There are two families: sm_90a's production kernel, fed by tensor copies, and the mma.sync kernel, whose threads read
+lines of any pitch and address. `torch_problem` asks for both where the first would need an operand copied, and
+`compared` says which is likelier to end first.
 """
 
 from __future__ import annotations
@@ -12,13 +13,16 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from . import tuned
+from .arch import arch
+from .dtypes import dtype
 from .errors import LayoutError, OperandError
-from .kernels.compile_apart import Kernel
+from .kernels.compile_apart import Kernel, plan_of
+from .kernels.sm80_choice import Sm80Choice, by_lines
 from .kernels.sm90_choice import Sm90Choice, choose
 from .kernels.sm90_plan import MAX_TILES, Sm90Config
 
 if TYPE_CHECKING:
-    from .torch_problem import Problem
+    from .torch_problem import Problem, Solution
 
 
 def choose_kernel(
@@ -60,7 +64,7 @@ def _derived(kernel: Kernel, k: int) -> tuple[tuple[int, int], LayoutError | Non
 def _candidates(
     problem: Problem, sizes: tuple[int, int, int, int], orders: Sequence[str]
 ) -> Iterator[tuple[Sm90Choice, str]]:
-    """Choices for the production kernel of sm_90a, the best first. Another family of kernels would be asked here."""
+    """Choices for sm_90a's production kernel, the best first; those of the other family are `sm80_choice.by_lines`."""
     if problem.config is not None:
         yield problem.config, "given by the caller"
         return
@@ -87,3 +91,93 @@ def _candidates(
     for tile, consumers in (((128, 128), 2), ((64, 64), 1), ((64, 128), 1)):
         config = Sm90Config(tile, consumers=consumers, loader="warp")
         yield Sm90Choice(config), "the operands' orders leave little choice"
+
+
+# ------------------------------------------------------------------------------------------------ lines of any pitch
+
+# On an H200, of 16-bit elements; other widths in proportion. README: large products of the two kernels, and what its
+# memory moves. The rest is not measured: what a copy costs besides, and what accesses narrower than 16 bytes lose.
+_BY_TENSOR_COPIES, _BY_LINES, _MEMORY = 800e12, 460e12, 4e12
+_COPY = 5e-6  # seconds of a copy besides its bytes: an allocation, a launch
+_NARROW = {16: 1.0, 8: 1.0, 4: 0.5}  # of the rate, by bytes of an access of cp.async
+_ELEMENTS = 0.25e-6  # seconds a thread waits for 16 bytes that it reads element by element, cp.async being 4 bytes up
+
+
+def choose_by_lines(
+    problem: Problem, sizes: tuple[int, int, int, int], orders: Sequence[str], names: tuple[str, str, str],
+    align: tuple[int, int, int],
+) -> tuple[Sm80Choice, str]:  # fmt: skip
+    """The likeliest configuration of the mma.sync kernel whose plan can be derived, and fits the GPU.
+
+    align  bytes that lines of A, B and C are aligned to
+    """
+    if problem.epilogue is not None:
+        raise OperandError(f"an epilogue needs sm_90a's kernel, and this is one for {problem.code} by mma.sync")
+    m, n, k, batch = sizes
+    swapped = orders[2] == "col"
+    rows, columns, turned = (n, m, (align[1], align[0], align[2])) if swapped else (m, n, align)
+    most = problem.smem or arch(problem.code).smem_per_block
+    last: LayoutError | None = None
+    for config, why in by_lines(
+        rows, columns, k, turned, dtype(problem.a.dtype).bytes, batch=batch, arch=problem.code,
+        processors=problem.multiprocessors,
+    ):  # fmt: skip
+        choice = Sm80Choice(config, problem.code, swapped)
+        bytes_, error = _shared(Kernel(choice, names, batch > 1))
+        if error is None and bytes_ <= most:
+            return choice, f"the transposed product, {why}" if swapped else why
+        last = last or error or OperandError(f"{bytes_} bytes of shared memory, and a block has up to {most}")
+    last = last or OperandError(f"a batch of {batch}")
+    types = f"a {names[0]}, b {names[1]}, c {names[2]}"
+    raise OperandError(f"no mma.sync kernel for {types}, {m}x{n}x{k}: {last}") from last
+
+
+@lru_cache(4096)
+def _shared(kernel: Kernel) -> tuple[int, LayoutError | None]:
+    """Bytes of shared memory of the kernel's blocks, or the error of its derivation."""
+    try:
+        return plan_of(kernel).smem.total, None
+    except LayoutError as error:
+        return 0, error.with_traceback(None)
+
+
+def compared(copied: Solution, in_place: Solution, problem: Problem) -> tuple[Solution, str]:
+    """Of two solutions, the one that is likelier to end first, and the sentence that says so.
+
+    copied    by the kernel that tensor copies feed, after copies of operands
+    in_place  by the kernel whose threads read operands as they lie
+    """
+    times = [_copying(x, problem) + _multiplying(x, problem) for x in (copied, in_place)]
+    choice = in_place.kernel.choice
+    assert isinstance(choice, Sm80Choice)
+    align = choice.config.align[1::-1] if choice.swapped else choice.config.align[:2]
+    said = (
+        f"A and B in place, in accesses of {align[0]} and {align[1]} bytes: {times[1] * 1e6:.1f} us; copied for tensor "
+        f"copies: {times[0] * 1e6:.1f} us (an estimate)"
+    )
+    return (in_place if times[1] < times[0] else copied), said
+
+
+def _copying(solution: Solution, problem: Problem) -> float:
+    """Seconds of a solution's copies: each element is read and written."""
+    names = problem.a.dtype, problem.b.dtype, problem.c.dtype
+    bytes_ = [copy.bytes(name) for copy, name in zip(solution.copies, names, strict=True) if copy is not None]
+    return sum(2 * count / _MEMORY + _COPY for count in bytes_)
+
+
+def _multiplying(solution: Solution, problem: Problem) -> float:
+    """Seconds of a solution's launches."""
+    m, n, k, batch = solution.sizes
+    size, choice = dtype(problem.a.dtype).bytes, solution.kernel.choice
+    if isinstance(choice, Sm90Choice):
+        return len(solution.launches) * 2 * m * n * k * batch * size / 2 / _BY_TENSOR_COPIES
+    config, rows, columns = choice.config, *((n, m) if choice.swapped else (m, n))
+    tiles = -(-rows // config.tile[0]) * -(-columns // config.tile[1]) * batch
+    waves = -(-tiles // problem.multiprocessors)
+    wide = 2 if problem.a.dtype in ("e4m3", "e5m2") else size  # sm_90 has no mma.sync of its own for 8-bit floats
+    rate = _BY_LINES * 2 / wide * _NARROW.get(min(config.align[:2]), 1.0) / problem.multiprocessors
+    seconds = waves * 2 * config.tile[0] * config.tile[1] * k / rate
+    threads = 32 * config.warps[0] * config.warps[1]
+    by_elements = sum(e for e, align in zip(config.tile, config.align, strict=False) if align < 4)
+    seconds += waves * by_elements * k * size / 16 / threads * _ELEMENTS
+    return len(solution.launches) * seconds

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from .arch import arch
 from .dtypes import dtype
 from .errors import OperandError, PlanError
 from .kernels import compile_apart
@@ -22,6 +23,8 @@ from .kernels.compile import CompiledGemm
 from .kernels.compile_apart import Kernel
 from .kernels.compile_launch import THREAD, Block, bind, error_name
 from .kernels.epilogue import MAX_WORDS, Epilogue
+from .kernels.sm80_choice import Sm80Choice
+from .kernels.sm80_plan import Sm80Config
 from .kernels.sm90_choice import Sm90Choice
 from .torch_problem import Copy, Given, Problem, Solution, contiguous_strides, solve
 
@@ -153,9 +156,11 @@ def workers(solution: Solution, multiprocessors: int) -> int:
     return max(1, multiprocessors // cluster_size(solution.kernel.choice))
 
 
-def cluster_size(choice: Sm90Choice) -> int:
+def cluster_size(choice: Sm90Choice | Sm80Choice) -> int:
     """Blocks of a cluster."""
     config = choice.config
+    if isinstance(config, Sm80Config):
+        return 1
     return config.cluster[0] * config.cluster[1] * config.split
 
 
@@ -190,29 +195,53 @@ def span(x: Given) -> int:
 
 def given(x: torch.Tensor, name: str) -> Given:
     """A tensor as part of a problem."""
-    return Given(tuple(x.shape), tuple(x.stride()), name, x.data_ptr() % 16 == 0)
+    return Given(tuple(x.shape), tuple(x.stride()), name, start(x))
+
+
+def start(x: torch.Tensor) -> int:
+    """The largest power of two up to 16 that the tensor's address is a multiple of."""
+    address = x.data_ptr()
+    return min(16, address & -address) if address else 16
 
 
 def problem_of(
     a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | Given, config: Sm90Choice | None, multiprocessors: int,
-    gpu: str, epilogue: Epilogue | None = None, apart: bool = False,
+    gpu: str, epilogue: Epilogue | None = None, apart: bool = False, on: tuple[str, int] | None = None,
 ) -> Problem:  # fmt: skip
-    """The product of two tensors, into a third or what stands for one, as a problem."""
+    """The product of two tensors, into a third or what stands for one, as a problem; `on` is what `target` says."""
     into = c if isinstance(c, Given) else given(c, C_NAMES[c.dtype])
     of_a, of_b = given(a, NAMES[a.dtype]), given(b, NAMES[b.dtype])
-    return Problem(of_a, of_b, into, multiprocessors, gpu, config, epilogue, apart)
+    code, smem = target(-1) if on is None else on
+    return Problem(of_a, of_b, into, multiprocessors, gpu, config, epilogue, apart, code, smem)
 
 
 @functools.cache
 def gpu(index: int) -> tuple[int, str]:
     """Multiprocessors and name of a GPU. Raises OperandError where the kernels do not run on it."""
+    target(index)
     found = torch.cuda.get_device_properties(index)
-    if (found.major, found.minor) != (9, 0) or torch.version.hip:
+    return int(found.multi_processor_count), str(found.name)
+
+
+@functools.cache
+def target(index: int) -> tuple[str, int]:
+    """What code runs on a GPU, and the bytes of shared memory that a block may have there; -1 stands for an H200.
+
+    Raises OperandError where no kernel runs on it.
+    """
+    if index < 0:
+        return "sm_90a", arch("sm_90a").smem_per_block
+    found = torch.cuda.get_device_properties(index)
+    version = found.major, found.minor
+    code = "sm_80" if found.major == 8 else {(9, 0): "sm_90a", (12, 0): "sm_120a"}.get(version)
+    if code is None or torch.version.hip:
         raise OperandError(
             f"cuda:{index} is {found.name}, compute capability {found.major}.{found.minor}; these kernels run on 9.0 "
-            "(H100, H200, GH200). torch.matmul takes the same tensors"
+            "(H100, H200, GH200), and by mma.sync on 8.x and 12.0. torch.matmul takes the same tensors"
         )
-    return int(found.multi_processor_count), str(found.name)
+    # CUDA C++ Programming Guide, "Technical Specifications per Compute Capability": 99 KB on 8.6 and 8.9
+    usual = 99 << 10 if version in ((8, 6), (8, 9)) else arch(code).smem_per_block
+    return code, int(getattr(found, "shared_memory_per_block_optin", usual))
 
 
 def emulate(

@@ -24,7 +24,7 @@ from .kernels.sm90_plan import Sm90Config
 from .torch_checks import check_out, check_tensors, output_type, require_tensors, tf32_allowed
 from .torch_epilogue import by_reference, check_apart, check_epilogue, finish_of, spread
 from .torch_finish import Finish, by_torch, check_finish, fused, fused_gemm, key_of
-from .torch_launch import C_NAMES, NAMES, Prepared, gpu, plan_of, problem_of
+from .torch_launch import C_NAMES, NAMES, Prepared, gpu, plan_of, problem_of, start, target
 from .torch_library import differentiable
 from .torch_problem import C_TYPES, Given, Problem, contiguous_strides, shapes_of, solve
 from .torch_reference import multiply
@@ -71,8 +71,8 @@ def matmul(
     """activation(a @ b + bias), with shapes as in torch.matmul: vectors, matrices, batches that broadcast.
 
     a, b        bfloat16, float16, float8_e4m3fn or float8_e5m2, int8 or uint8 (two kinds of 8 bits may meet), or
-                float32 multiplied as tf32; on one GPU of compute capability 9.0, or on the CPU. Any strides: what
-                tensor copies cannot read in place (`explain_matmul` tells) is copied first
+                float32 multiplied as tf32; on one GPU of compute capability 9.0, by mma.sync on 8.x and 12.0, or on
+                the CPU. Any strides: what no kernel reads in place, or none quickly, is copied (`explain_matmul`)
     out         where the product goes, of the result's shape and type; may not share memory with a or b
     bias        float32, bfloat16 or float16, added along the last dimension; activation one of relu, relu_sq, gelu,
                 gelu_tanh, silu, sigmoid, tanh. Both happen in the kernel, in float32, before the one rounding; by torch
@@ -206,7 +206,7 @@ def gemm(
         shape = shapes_of(a.shape, b.shape).result
         if out is not None:
             check_out(out, shape, kind, a, b)
-        if _on_gpu(a) and 0 not in (*shape, *a.shape):
+        if _on_gpu(a) and _fuses(a) and 0 not in (*shape, *a.shape):
             finish = fused_gemm(alpha, beta, c, out, kind, shape)
             if finish is not None:
                 return product(a, b, kind, config, out, finish)
@@ -241,7 +241,7 @@ def _checked(
         if not finishes:
             return product(a, b, kind, config, out)
         check_finish(bias, activation, shape, a.device)
-        if _on_gpu(a) and b.ndim > 1 and 0 not in (*shape, *a.shape):
+        if _on_gpu(a) and _fuses(a) and b.ndim > 1 and 0 not in (*shape, *a.shape):
             finish = fused(bias, activation, kind, shape[-1])
             if finish is not None:
                 return product(a, b, kind, config, out, finish)
@@ -294,6 +294,8 @@ def _with_epilogue(
         if not _on_gpu(a):
             value = by_reference(a, b, kind, epilogue, operands)
             return value if out is None else out.copy_(value)
+        if not _fuses(a):
+            raise OperandError(f"{a.device}: epilogue= needs compute capability 9.0; bias= and activation= do not")
         if shapes.k == 0:  # an empty sum is 0, and the epilogue follows
             a, b = a.new_zeros(*a.shape[:-1], 16), b.new_zeros(*b.shape[:-2], 16, b.shape[-1])
         c = torch.empty(shapes.result, dtype=kind, device=a.device) if out is None else out
@@ -323,6 +325,11 @@ def _launch_epilogue(
 
 def _on_gpu(x: torch.Tensor) -> bool:
     return x.device.type == "cuda"
+
+
+def _fuses(x: torch.Tensor) -> bool:
+    """Whether the kernels of the tensor's GPU have epilogues."""
+    return target(x.get_device())[0] == "sm_90a"
 
 
 def _into(out: torch.Tensor | None, value: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -389,9 +396,9 @@ def prepare(
     if out is not None or finish is not None:
         into = None if out is None else (out.shape, out.stride(), out.dtype)
         more = (into, *((None, None) if finish is None else finish.key))
-    aligned = tuple([x is None or x.data_ptr() % 16 == 0 for x in (a, b, out)])
-    if not all(aligned):
-        more = (*more, "off", *aligned)
+    starts = tuple([16 if x is None else start(x) for x in (a, b, out)])
+    if starts != (16, 16, 16):
+        more = (*more, "off", *starts)
     operands = (a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype, index)
     key = (*operands, None if usual else kind, config, *more)
     found = _PREPARED.get(key)
@@ -401,7 +408,7 @@ def prepare(
         c = out if out is not None else Given(shape, contiguous_strides(shape), C_NAMES[kind])
         epilogue = None if finish is None else finish.epilogue
         apart = finish is not None and finish.apart
-        problem = problem_of(a, b, c, choice_of(config), multiprocessors, name, epilogue, apart)
+        problem = problem_of(a, b, c, choice_of(config), multiprocessors, name, epilogue, apart, target(index))
         with torch.cuda.device(index):
             found = Prepared(problem, shape, kind, index)
         if len(_PREPARED) >= MAX_PREPARED:
@@ -498,5 +505,5 @@ def _problem(
     shape: Sequence[int] = shapes_of(a.shape, b.shape).result
     multiprocessors, name = gpu(a.get_device()) if a.device.type == "cuda" else (132, "NVIDIA H200")
     c = out if out is not None else Given(tuple(shape), contiguous_strides(shape), C_NAMES[kind])
-    return problem_of(a, b, c, choice_of(config), multiprocessors, name)
+    return problem_of(a, b, c, choice_of(config), multiprocessors, name, on=target(a.get_device()))
 

@@ -19,8 +19,10 @@ from .errors import OperandError, TensorError
 from .kernels.compile_apart import Kernel
 from .kernels.epilogue import Epilogue
 from .kernels.plan import MAX_COORDINATE, padded_leading
+from .kernels.sm80_choice import Sm80Choice
+from .kernels.sm80_plan import MAX_BATCH
 from .kernels.sm90_choice import Sm90Choice
-from .torch_choice import choose_kernel
+from .torch_choice import choose_by_lines, choose_kernel, compared
 
 Ints = tuple[int, ...]
 # Launches that a batch may be taken apart into, where no tensor map holds it as a whole; beyond, an operand is copied.
@@ -120,12 +122,13 @@ def contiguous_strides(shape: Sequence[int]) -> Ints:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A tensor as a kernel sees it: shape and strides in elements, its type's name, whether it starts at 16 bytes."""
+    """A tensor as a kernel sees it: shape and strides in elements, its type's name, and `start`, the bytes that its
+    address is a multiple of: 16, 8, 4, 2 or 1."""
 
     shape: Ints
     strides: Ints
     dtype: str
-    aligned: bool = True
+    start: int = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +140,8 @@ class Problem:
     config          what the caller chose, or None
     epilogue        what the kernel does to each element before it is stored, or None
     apart           the matrices of a batch stay apart: the epilogue has something of its own for each row or matrix
+    code, smem      what the GPU runs ("sm_80", "sm_90a" or "sm_120a"), and bytes of shared memory of a block; 0: what
+                    the architecture has at most
     """
 
     a: Given
@@ -147,6 +152,8 @@ class Problem:
     config: Sm90Choice | None = None
     epilogue: Epilogue | None = None
     apart: bool = False
+    code: str = "sm_90a"
+    smem: int = 0
 
 
 class Matrices(NamedTuple):
@@ -158,7 +165,19 @@ class Matrices(NamedTuple):
     column: int
     batch: Ints
     dtype: str
-    aligned: bool
+    start: int
+
+    @property
+    def aligned(self) -> bool:
+        """Whether it begins where a tensor map can."""
+        return self.start == STRIDE_UNIT
+
+    def alignment(self, order: str) -> int:
+        """What addresses of its lines are multiples of, in bytes: a power of two up to 16."""
+        _, _, count, leading = self.lines(order)
+        size = dtype(self.dtype).bytes
+        steps = [step * size for step in (*self.batch, leading if count > 1 else 0) if step]
+        return min(self.start, *[step & -step for step in steps]) if steps else self.start
 
     def lines(self, order: str) -> tuple[int, int, int, int]:
         """Extent and stride along a line, number of lines and the distance between them."""
@@ -182,7 +201,7 @@ def matrices(given: Given, side: str, batch: Ints) -> Matrices:
         shape, strides = ((1, *shape), (0, *strides)) if side == "left" else ((*shape, 1), (*strides, 0))
     front = len(batch) - (len(shape) - 2)
     outer = [0] * front + [0 if n == 1 else s for n, s in zip(shape[:-2], strides[:-2], strict=True)]
-    return Matrices(*shape[-2:], *strides[-2:], tuple(outer), given.dtype, given.aligned)  # type: ignore[call-arg,arg-type]
+    return Matrices(*shape[-2:], *strides[-2:], tuple(outer), given.dtype, given.start)  # type: ignore[call-arg,arg-type]
 
 
 def result_matrices(c: Given, shapes: Shapes, vectors: tuple[bool, bool]) -> Matrices:
@@ -190,7 +209,7 @@ def result_matrices(c: Given, shapes: Shapes, vectors: tuple[bool, bool]) -> Mat
     kept = iter(c.strides[len(shapes.batch) :])
     row, column = (0 if vector else next(kept) for vector in vectors)
     outer = tuple([0 if n == 1 else s for n, s in zip(shapes.batch, c.strides[: len(shapes.batch)], strict=True)])
-    return Matrices(shapes.m, shapes.n, row, column, outer, c.dtype, c.aligned)
+    return Matrices(shapes.m, shapes.n, row, column, outer, c.dtype, c.start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,12 +257,32 @@ class Solution:
 def solve(problem: Problem) -> Solution:
     """The kernel, its arguments and the copies for a problem without empty sizes.
 
+    Where tensor copies cannot read an operand as it lies, threads may (the kernel of `kernels.sm80_plan`, compiled for
+    the GPU's own architecture): which of the two it is, copy or slower kernel, `torch_choice.compared` says. GPUs
+    without wgmma have that kernel alone.
+
     Raises OperandError where no kernel exists for the types, or a size is beyond what tensor coordinates hold.
     """
-    return _solve(problem, (None, None, None))
+    nothing = (None, None, None)
+    if problem.code != "sm_90a":
+        if problem.config is not None:
+            raise OperandError(f"config is one of sm_90a's kernel, and the GPU runs {problem.code}")
+        return _solve(problem, nothing, True)
+    found = _solve(problem, nothing)
+    if not any(found.copies[:2]) or problem.config is not None or problem.epilogue is not None:
+        return found
+    try:
+        other = _solve(problem, nothing, True)
+    except OperandError:  # no such kernel: types, sizes
+        return found
+    taken, why = compared(found, other, problem)
+    return replace(taken, why=f"{taken.why}; {why}")
 
 
-def _solve(problem: Problem, copies: tuple[Copy | None, Copy | None, Copy | None]) -> Solution:
+def _solve(
+    problem: Problem, copies: tuple[Copy | None, Copy | None, Copy | None], by_lines: bool = False
+) -> Solution:
+    """With copies that have been made; `by_lines`: for the kernel whose threads read lines of any pitch."""
     shapes = shapes_of(problem.a.shape, problem.b.shape)
     vectors = len(problem.a.shape) == 1, len(problem.b.shape) == 1
     a, b = matrices(problem.a, "left", shapes.batch), matrices(problem.b, "right", shapes.batch)
@@ -251,19 +290,24 @@ def _solve(problem: Problem, copies: tuple[Copy | None, Copy | None, Copy | None
     a, b, c, batch = _folded(a, b, c, shapes.batch, problem.epilogue is None, not problem.apart)
     orders = []
     for index, x, k_major in ((0, a, "row"), (1, b, "col")):
-        order, rule = _readable(x, k_major)
+        order, rule = _has_lines(x, k_major) if by_lines else _readable(x, k_major)
         if rule:
-            return _solve(*_with_copy(problem, copies, index, k_major, rule, ()))
+            return _solve(*_with_copy(problem, copies, index, k_major, rule, ()), by_lines)
         orders.append(order)
     order, direct = _writable(c)
     if not order:
         why = f"strides {c.row, c.column} of its matrices leave no line contiguous; computed beside it, then copied"
-        return _solve(*_with_copy(problem, copies, 2, "row", why, ()))
+        return _solve(*_with_copy(problem, copies, 2, "row", why, ()), by_lines)
     orders.append(order)
 
     # One dimension of the batch goes into the launch, the others are launches of their own.
     strides = list(zip(a.batch, b.batch, c.batch, strict=True))
-    one_launch = [i for i, s in enumerate(strides) if all(s) or (STRETCHED_IN_MAP and s[2] and any(s[:2]))]
+    one_launch = [
+        i for i, s in enumerate(strides)
+        if all(s) or ((by_lines or STRETCHED_IN_MAP) and s[2] and any(s[:2]))
+    ]  # fmt: skip
+    if by_lines:
+        one_launch = [i for i in one_launch if batch[i] <= MAX_BATCH]
     inner = max(one_launch, key=lambda i: batch[i], default=None)
     loops = [i for i in range(len(batch)) if i != inner]
     if prod(batch[i] for i in loops) > MAX_LAUNCHES:
@@ -271,14 +315,19 @@ def _solve(problem: Problem, copies: tuple[Copy | None, Copy | None, Copy | None
             if copies[index] is None and any(strides[i][index] == 0 for i in loops):
                 many = prod(batch[i] for i in loops)
                 why = f"one matrix for {many} of the batch is more than {MAX_LAUNCHES} launches"
-                return _solve(*_with_copy(problem, copies, index, orders[index], why, shapes.batch))
+                return _solve(*_with_copy(problem, copies, index, orders[index], why, shapes.batch), by_lines)
     sizes = a.rows, b.columns, a.columns, batch[inner] if inner is not None else 1
     for name, size in zip(("m", "n", "k", "batch"), sizes, strict=True):
         if size > MAX_COORDINATE:
             raise OperandError(f"{name} = {size}: a size is at most 2**31 - 1, since tensor coordinates have 31 bits")
     in_a, in_b, in_c = (f"{x.dtype}:{order}" for x, order in zip((a, b, c), orders, strict=True))
     names = in_a, in_b, in_c
-    choice, why = choose_kernel(problem, sizes, orders, names, direct)
+    choice: Sm90Choice | Sm80Choice
+    if by_lines:
+        align = tuple([x.alignment(order) for x, order in zip((a, b, c), orders, strict=True)])
+        choice, why = choose_by_lines(problem, sizes, orders, names, align)  # type: ignore[arg-type]
+    else:
+        choice, why = choose_kernel(problem, sizes, orders, names, direct)
     leading = tuple([x.leading(order) for x, order in zip((a, b, c), orders, strict=True)])
     # Between matrices of a batch of one: any that a tensor map takes.
     alone = [step * x.lines(order)[2] for x, order, step in zip((a, b, c), orders, leading, strict=True)]
@@ -300,7 +349,7 @@ def _folded(
     rows     whether one may become rows, or columns
 
     >>> x, weight = Given((8, 2, 16), (32, 16, 1), "bf16"), Given((16, 24), (24, 1), "bf16")
-    >>> y = Matrices(2, 24, 24, 1, (48,), "bf16", True)
+    >>> y = Matrices(2, 24, 24, 1, (48,), "bf16", 16)
     >>> rows, _, _, batch = _folded(matrices(x, "left", (8,)), matrices(weight, "right", (8,)), y, (8,))
     >>> rows.rows, rows.row, batch
     (16, 16, ())
@@ -363,6 +412,15 @@ def _readable(x: Matrices, k_major: str) -> tuple[str, str]:
         return k_major, f"{x.dtype} is multiplied with K contiguous alone, and its strides are {x.row, x.column}"
     # Of two reasons the one that is nearer to a way out.
     return k_major, next((rule for rule in rules.values() if "elements of a line" not in rule), rules[k_major])
+
+
+def _has_lines(x: Matrices, k_major: str) -> tuple[str, str]:
+    """(order in which threads read the operand, ""), or (any, why they cannot): of two, the one of wider accesses."""
+    orders = [k_major, "col" if k_major == "row" else "row"]
+    able = [order for order in orders if x.lines(order)[0] == 1 or x.lines(order)[1] == 1]
+    if not able:
+        return k_major, f"strides {x.row, x.column} of its matrices leave no line contiguous"
+    return max(able, key=x.alignment), ""
 
 
 def _writable(c: Matrices) -> tuple[str, bool]:

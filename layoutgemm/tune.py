@@ -91,9 +91,11 @@ def tune(
 
     if not torch.cuda.is_available():
         raise PlanError("tuning measures on a GPU, and torch finds none")
-    from .torch_launch import gpu
+    from .torch_launch import gpu, target
 
     processors, gpu_name = gpu(torch.cuda.current_device())
+    if (code := target(torch.cuda.current_device())[0]) != "sm_90a":
+        raise PlanError(f"{gpu_name} runs {code}; what is tuned are configurations of sm_90a's kernel")
     orders = _MAJORS[a_major]["a"], _MAJORS[b_major]["b"], "row"
     operands = f"{dtype}:{orders[0]}", f"{dtype}:{orders[1]}", f"{dtype}:{orders[2]}"
     good, failed = [], []

@@ -23,8 +23,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("kernels",),
     ("bench", "tuned", "torch_problem", "torch_choice"),
     (
-        "torch_op", "torch_checks", "torch_epilogue", "torch_finish", "torch_launch", "torch_library", "torch_reference", "jax_op",
-        "distributed",
+        "torch_op", "torch_checks", "torch_epilogue", "torch_finish", "torch_launch", "torch_library",
+        "torch_reference", "jax_op", "distributed",
     ),
     ("tune", "doctor"),
     ("command",),

@@ -40,6 +40,8 @@ from .epilogue import (
     Step,
     VectorScale,
 )  # fmt: skip
+from .sm80_choice import Sm80Choice
+from .sm80_plan import Sm80Config
 from .sm90_choice import Sm90Choice
 from .sm90_plan import Sm90Config
 
@@ -55,7 +57,7 @@ _STEPS: dict[str, type[Step]] = {
 class Kernel(NamedTuple):
     """A configuration, types and orders of A, B and C, whether it is of a batch, and its epilogue."""
 
-    choice: Sm90Choice
+    choice: Sm90Choice | Sm80Choice
     operands: tuple[str, str, str]
     batched: bool = False
     epilogue: Epilogue | None = None
@@ -165,6 +167,8 @@ def entry_of(kernel: Kernel) -> dict[str, Any]:
         "swapped": kernel.choice.swapped, "config": asdict(kernel.choice.config), "operands": kernel.operands,
         "batched": kernel.batched,
     }  # fmt: skip
+    if isinstance(kernel.choice, Sm80Choice):
+        entry["mma.sync"] = kernel.choice.arch
     if kernel.epilogue is not None:
         for step in kernel.epilogue.steps:
             if type(step).__name__ not in _STEPS:
@@ -179,7 +183,12 @@ def kernel_of(entry: Any) -> Kernel:
     epilogue = None
     if "steps" in entry:
         epilogue = Epilogue(*[_step_of(name, values) for name, values in entry["steps"]], pairs=entry["pairs"])
-    return Kernel(choice_of(entry), tuple(entry["operands"]), bool(entry["batched"]), epilogue)
+    choice: Sm90Choice | Sm80Choice
+    if "mma.sync" in entry:
+        choice = Sm80Choice(Sm80Config(**_values(entry["config"])), entry["mma.sync"], bool(entry["swapped"]))
+    else:
+        choice = choice_of(entry)
+    return Kernel(choice, tuple(entry["operands"]), bool(entry["batched"]), epilogue)
 
 
 def _values_of(step: Step) -> dict[str, Any]:
@@ -206,8 +215,11 @@ def choice_of(entry: Any) -> Sm90Choice:
     >>> choice_of({"swapped": False, "config": {"tile": [128, 64]}}).config.tile
     (128, 64)
     """
-    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in entry["config"].items()}
-    return Sm90Choice(Sm90Config(**values), bool(entry["swapped"]))
+    return Sm90Choice(Sm90Config(**_values(entry["config"])), bool(entry["swapped"]))
+
+
+def _values(config: dict[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in config.items()}
 
 
 def main() -> None:

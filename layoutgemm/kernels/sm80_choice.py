@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
 from ..arch import Arch
 from ..arch import arch as arch_named
-from .sm80_plan import Sm80Config
+from ..errors import PlanError
+from .epilogue import Epilogue
+from .plan import Operand
+from .sm80_plan import MAX_BATCH, Sm80Config, Sm80Plan
 
 SECTOR = 32  # bytes that L2 serves at a time: checks.coalescing
 _LARGE = (128, 256)
@@ -47,3 +54,96 @@ def choose_sm80(
     if stmatrix and target.smem_per_block >= 3 * 49152 + 65536:
         return Sm80Config(_LARGE, 64, 3, persistent=True, stmatrix=True), f"128x256x64: {tiles} tiles, persistent"
     return Sm80Config(_LARGE, 32, 4, persistent=True), f"128x256x32: {tiles} tiles, persistent"
+
+
+_OTHER = {"row": "col", "col": "row"}
+
+
+@dataclass(frozen=True)
+class Sm80Choice:
+    """A configuration of the mma.sync kernel, the code it is compiled for, and whether the operands change places.
+
+    swapped  it multiplies C^T = B^T @ A^T: the kernel stores row-major, and a column-major C is the transpose's
+    """
+
+    config: Sm80Config
+    arch: str = "sm_90a"
+    swapped: bool = False
+
+    def plan(
+        self,
+        m: int,
+        n: int,
+        k: int,
+        *,
+        batch: int = 1,
+        a: Any = "bf16",
+        b: Any = None,
+        c: Any = None,
+        epilogue: Epilogue | None = None,
+    ) -> Sm80Plan:
+        """The plan of the kernel that computes C[m, n] = A[m, k] @ B[k, n]; arguments as for Sm80Plan.derive.
+
+        >>> Sm80Choice(Sm80Config(), swapped=True).plan(16, 4096, 64, a="bf16:row", b="bf16:col", c="bf16:col").a.order
+        'row'
+        """
+        if epilogue:
+            raise PlanError("this kernel has no epilogue of a caller's own")
+        a_ = Operand.parse(a)
+        b_ = Operand.parse(a_.dtype if b is None else b)
+        c_ = None if c is None else Operand.parse(c)
+        if self.swapped:
+            turned = [Operand(op.dtype, _OTHER[op.order]) for op in (b_, a_)]
+            c_ = None if c_ is None else Operand(c_.dtype, _OTHER[c_.order])
+            m, n, a_, b_ = n, m, turned[0], turned[1]
+        return Sm80Plan.derive(m, n, k, arch=self.arch, a=a_, b=b_, c=c_, batch=batch, config=self.config)
+
+    def arguments(
+        self,
+        pointers: Sequence[Any],
+        sizes: Sequence[int],
+        leading: Sequence[int],
+        strides: Sequence[int],
+        workers: int,
+    ) -> tuple[Any, ...]:
+        """The launch's arguments for A, B, C as the caller has them: see Sm90Choice.arguments.
+
+        workers  blocks that may be resident: an argument of a persistent kernel alone
+        """
+        m, n, k, batch = sizes
+        if self.swapped:
+            m, n = n, m
+            pointers, leading, strides = ((x[1], x[0], x[2]) for x in (pointers, leading, strides))
+        own = (*pointers, m, n, k, batch, *leading, *strides)
+        return (*own, workers) if self.config.persistent else own
+
+
+def by_lines(
+    m: int, n: int, k: int, align: tuple[int, int, int], bytes_: int, *, batch: int = 1, arch: str = "sm_90a",
+    processors: int = 132,
+) -> list[tuple[Sm80Config, str]]:  # fmt: skip
+    """Configurations for lines of any pitch, the likeliest first, each with the reason in words.
+
+    align    bytes that A, B and C are aligned to, as Sm80Config has it
+    bytes_   of an element of A and B
+
+    Large tiles are for lines of whole 16-byte vectors, for which they were measured; narrower accesses keep 128x128.
+
+    >>> [config.tile for config, _ in by_lines(4096, 4096, 4095, (2, 2, 2), 2)]
+    [(128, 128), (64, 64)]
+    """
+    if batch > MAX_BATCH:
+        return []
+    config, why = choose_sm80(m, n, k, arch, processors)
+    if config.loads == "tma":
+        config, why = Sm80Config(_LARGE, 64, 3), why.replace("by tensor copies", "by cp.async")
+    found = []
+    if config.tile != _LARGE or min(align[:2]) == 16:
+        depth = None if config.tile_k is None else config.tile_k * 2 // bytes_
+        persistent = config.persistent and batch == 1
+        found.append((replace(config, tile_k=depth, align=align, stmatrix=False, persistent=persistent), why))
+    for tile in ((128, 128), (64, 64)):
+        if not found or found[0][0].tile != tile:
+            vectors = f"lines in accesses of {align[0]} and {align[1]} bytes"
+            found.append((Sm80Config(tile, None, 3, (2, 2), 8, align=align), f"{tile[0]}x{tile[1]}: {vectors}"))
+    return found
