@@ -127,10 +127,15 @@ def _gpus() -> Iterator[Finding]:
         memory = f"{found.total_memory / 2**30:.0f} GiB"
         processors = found.multi_processor_count
         text = f"cuda:{index} {found.name}, compute capability {capability}, {processors} SMs, {memory}"
-        able.append(((found.major, found.minor) == (9, 0), text))
-    for runs, text in able:
-        state = OK if runs else NOTE if any(ok for ok, _ in able) else MISSING
-        yield Finding("GPU", state, text, "" if runs else "these kernels run on compute capability 9.0")
+        able.append(((found.major, found.minor), text))
+    for version, text in able:
+        if version == (9, 0):
+            yield Finding("GPU", OK, text, "")
+        elif version[0] == 8 or version == (12, 0):  # torch_launch.target
+            yield Finding("GPU", NOTE, text, "matmul by mma.sync alone; the fast kernels want compute capability 9.0")
+        else:
+            state = NOTE if any(other == (9, 0) for other, _ in able) else MISSING
+            yield Finding("GPU", state, text, "these kernels run on compute capability 9.0, 8.x and 12.0")
 
 
 def _dsl() -> Finding:

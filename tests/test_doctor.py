@@ -70,7 +70,8 @@ def gpu(name: str, major: int, minor: int) -> Any:
     "gpus, states",
     [
         ([gpu("NVIDIA H200", 9, 0)], [OK]),
-        ([gpu("NVIDIA A100", 8, 0)], [MISSING]),
+        ([gpu("NVIDIA A100", 8, 0)], [NOTE]),
+        ([gpu("NVIDIA V100", 7, 0)], [MISSING]),
         ([gpu("NVIDIA H200", 9, 0), gpu("NVIDIA L4", 8, 9)], [OK, NOTE]),
     ],
 )

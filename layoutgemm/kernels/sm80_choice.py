@@ -142,8 +142,8 @@ def by_lines(
         depth = None if config.tile_k is None else config.tile_k * 2 // bytes_
         persistent = config.persistent and batch == 1
         found.append((replace(config, tile_k=depth, align=align, stmatrix=False, persistent=persistent), why))
-    for tile in ((128, 128), (64, 64)):
+    for tile, warps in (((128, 128), (2, 4)), ((64, 64), (2, 2))):
         if not found or found[0][0].tile != tile:
-            vectors = f"lines in accesses of {align[0]} and {align[1]} bytes"
-            found.append((Sm80Config(tile, None, 3, (2, 2), 8, align=align), f"{tile[0]}x{tile[1]}: {vectors}"))
+            why = f"{tile[0]}x{tile[1]}: lines in accesses of {align[0]} and {align[1]} bytes"
+            found.append((Sm80Config(tile, None, 3, warps, 8, align=align), why))
     return found

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.dsl]
 
 if torch.cuda.is_available():
     import layoutgemm
-    from layoutgemm import explain_matmul, matmul, torch_finish, torch_op, torch_problem
+    from layoutgemm import explain_matmul, matmul, torch_choice, torch_finish, torch_op, torch_problem
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 
@@ -86,11 +86,12 @@ STRIDES: dict[str, Callable[[], tuple[Any, Any, int]]] = {
     # operands, and how many are copied
     "columns of a wider matrix": lambda: (integers(128, 256)[:, 64:192], integers(128, 512)[:, 128:264], 0),
     "rows far apart": lambda: (integers(256, 128)[::2], integers(384, 128)[::3].T, 0),
-    "odd pitch": lambda: (integers(100, 75)[:, :64], integers(64, 96), 1),
+    "odd pitch": lambda: (integers(100, 75)[:, :64], integers(64, 96), 0),
     "every second column": lambda: (integers(64, 128)[:, ::2], integers(64, 96), 1),
-    "off 16 bytes": lambda: (integers(64 * 64 + 1)[1:].view(64, 64), integers(64, 96), 1),
-    "one row for all": lambda: (integers(1, 64).expand(100, 64), integers(64, 96), 1),
-    "odd sizes": lambda: (integers(33, 65), integers(65, 31), 2),
+    "off 16 bytes": lambda: (integers(64 * 64 + 1)[1:].view(64, 64), integers(64, 96), 0),
+    "one row for all": lambda: (integers(1, 64).expand(100, 64), integers(64, 96), 0),
+    "odd sizes": lambda: (integers(33, 65), integers(65, 31), 0),
+    "odd sizes, large": lambda: (integers(3000, 2999), integers(2999, 3001), 2),
     "k of 1": lambda: (integers(64, 1), integers(1, 96), 0),
     "one row": lambda: (integers(1, 4096), integers(4096, 1024), 0),
     "one column": lambda: (integers(1024, 4096), integers(4096, 1), 0),
@@ -103,6 +104,64 @@ def test_strides(name: str) -> None:
     a, b, copies = STRIDES[name]()
     check(a, b)
     assert len(explain_matmul(a, b).copies) == copies
+
+
+def off(x: Any, elements: int) -> Any:
+    """The same values so many elements off 16 bytes."""
+    return torch.empty(x.numel() + elements, dtype=x.dtype, device="cuda")[elements:].view(x.shape).copy_(x)
+
+
+LINES: dict[str, Callable[[Any], tuple[Any, Any]]] = {
+    # operands of a type, for sizes that take more than a tile and end inside one
+    "pitch": lambda kind: (integers(300, 205, dtype=kind)[:, :200], integers(200, 333, dtype=kind)),
+    "pitch of columns": lambda kind: (integers(201, 300, dtype=kind).T[:, 1:], integers(333, 203, dtype=kind).T[3:]),
+    "a half": lambda kind: (integers(300, 204, dtype=kind), integers(204, 334, dtype=kind)),
+    "address": lambda kind: (off(integers(130, 64, dtype=kind), 1), off(integers(64, 128, dtype=kind), 4)),
+    "one row for all": lambda kind: (integers(1, 200, dtype=kind).expand(300, 200), integers(200, 64, dtype=kind)),
+    "a batch": lambda kind: (integers(5, 70, 33, dtype=kind), integers(5, 33, 81, dtype=kind)[..., 1:]),
+    "one matrix for a batch": lambda kind: (integers(70, 33, dtype=kind), integers(5, 33, 81, dtype=kind)),
+    "dimensions that do not join": lambda kind: (
+        integers(2, 3, 40, 33, dtype=kind), integers(3, 2, 33, 41, dtype=kind).transpose(0, 1)
+    ),
+    "large": lambda kind: (integers(2100, 1030, dtype=kind)[:, :1021], integers(1021, 2301, dtype=kind)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float16", "float32", "int8", "uint8", "float8_e4m3fn"])
+@pytest.mark.parametrize("name", LINES)
+def test_lines_of_any_pitch(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place by the mma.sync kernel, then copied for the other one: the same product."""
+    a, b = LINES[name](torch.int32 if kind == "uint8" else getattr(torch, kind))
+    if kind == "uint8":
+        a, b = (x.abs().to(torch.uint8) for x in (a, b))
+    out = torch.int32 if "int" in kind else BF16 if "8" in kind else getattr(torch, kind)
+    want = exact(a, b, out)
+    for seconds, in_place in ((1.0, True), (-1.0, False)):
+        monkeypatch.setattr(torch_choice, "_COPY", seconds)
+        torch_op.forget()
+        how = explain_matmul(a, b)
+        assert how.kernel.startswith("Sm80Plan" if in_place and "an estimate" in how.why else "Sm90Plan")
+        assert not in_place or not how.copies
+        for _ in range(2):
+            assert torch.equal(matmul(a, b, allow_tf32=True), want), how
+    torch_op.forget()
+
+
+def test_lines_of_c_in_both_orders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lies between C's lines stays, whichever index is contiguous."""
+    monkeypatch.setattr(torch_choice, "_COPY", 1.0)
+    torch_op.forget()
+    a, b = integers(130, 65), integers(65, 71)
+    want = exact(a, b, BF16)
+    for make in (lambda: torch.zeros(140, 80, dtype=BF16, device="cuda")[3:133, 3:74],
+                 lambda: torch.zeros(80, 141, dtype=BF16, device="cuda").T[1:131, 3:74]):  # fmt: skip
+        for _ in range(2):
+            out = make()
+            assert not explain_matmul(a, b, out=out).copies
+            assert matmul(a, b, out=out) is out and torch.equal(out, want)
+            out.zero_()
+            assert not out._base.any()
+    torch_op.forget()
 
 
 BATCHES: dict[str, Callable[[], tuple[Any, Any]]] = {
@@ -276,7 +335,7 @@ def test_graphs() -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         first = matmul(a, b)
-        second = matmul(odd, odd.T)  # with a copy
+        second = matmul(odd, odd.T)  # in place, by the mma.sync kernel
     for _ in range(3):
         a.copy_(integers(200, 128))
         odd.copy_(integers(33, 65))
