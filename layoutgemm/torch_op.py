@@ -267,6 +267,8 @@ def _with_epilogue(
     allow_tf32: bool | None,
 ) -> torch.Tensor:  # fmt: skip
     """The product with a user's own epilogue."""
+    if _is_compiling():
+        raise OperandError("epilogue= is a launch of its own, not under torch.compile; bias= and activation= are")
     if epilogue is None:
         raise OperandError("given holds an epilogue's operands, and there is no epilogue")
     if bias is not None or activation is not None:
