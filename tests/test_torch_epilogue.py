@@ -210,6 +210,13 @@ def test_a_bias_of_a_whole_batch_is_one_product(monkeypatch: pytest.MonkeyPatch)
         got = matmul(a, b, epilogue=Epilogue(Bias()), given={"bias": bias}, config=SMALL)
         assert torch.equal(got, (a.double() @ b.double() + bias.double()).bfloat16())
         assert calls[-1][0][3:7] == [60, 40, 64, 1]
+        # a value for each row, or for each matrix: the matrices stay apart
+        product, rows, biases = a.double() @ b.double(), integers(20, dtype=F32), integers(3, 40, dtype=F32)
+        got = matmul(a, b, epilogue=Epilogue(Bias("m")), given={"bias": rows}, config=SMALL)
+        assert torch.equal(got, (product + rows.double()[:, None]).bfloat16()) and calls[-1][0][3:7] == [20, 40, 64, 3]
+        got = matmul(a, b, epilogue=Epilogue(Bias()), given={"bias": biases}, config=SMALL)
+        assert torch.equal(got, (product + biases.double()[:, None]).bfloat16())
+        assert calls[-1][0][3:7] == [20, 40, 64, 3]
         drop = Epilogue(Dropout(0.5), Bias())
         got = matmul(a, b, epilogue=drop, given={"bias": bias, "seed": 11}, config=SMALL)
         assert calls[-1][0][3:7] == [20, 40, 64, 3]
