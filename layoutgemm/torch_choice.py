@@ -95,12 +95,12 @@ def _candidates(
 
 # ------------------------------------------------------------------------------------------------ lines of any pitch
 
-# On an H200, of 16-bit elements; other widths in proportion. README: large products of the two kernels, and what its
-# memory moves. The rest is not measured: what a copy costs besides, and what accesses narrower than 16 bytes lose.
+# On an H200, of 16-bit elements; other widths in proportion. Fitted to benchmarks/results/lines_h200.json, but for the
+# accesses of single bytes, which were not measured.
 _BY_TENSOR_COPIES, _BY_LINES, _MEMORY = 800e12, 460e12, 4e12
-_COPY = 5e-6  # seconds of a copy besides its bytes: an allocation, a launch
-_NARROW = {16: 1.0, 8: 1.0, 4: 0.5}  # of the rate, by bytes of an access of cp.async
-_ELEMENTS = 0.25e-6  # seconds a thread waits for 16 bytes that it reads element by element, cp.async being 4 bytes up
+_COPIED = 1.6e12  # bytes a second that torch's copy of lines of other pitches reads and writes
+_COPY, _LAUNCH = 2e-6, 2e-6  # seconds of a copy besides its bytes, and of a kernel
+_NARROW = {16: 1.0, 8: 0.57, 4: 0.47, 2: 0.15, 1: 0.08}  # of the rate, by bytes of an access; below 4 by registers
 
 
 def choose_by_lines(
@@ -162,22 +162,21 @@ def _copying(solution: Solution, problem: Problem) -> float:
     """Seconds of a solution's copies: each element is read and written."""
     names = problem.a.dtype, problem.b.dtype, problem.c.dtype
     bytes_ = [copy.bytes(name) for copy, name in zip(solution.copies, names, strict=True) if copy is not None]
-    return sum(2 * count / _MEMORY + _COPY for count in bytes_)
+    return sum(2 * count / _COPIED + _COPY for count in bytes_)
 
 
 def _multiplying(solution: Solution, problem: Problem) -> float:
     """Seconds of a solution's launches."""
     m, n, k, batch = solution.sizes
     size, choice = dtype(problem.a.dtype).bytes, solution.kernel.choice
+    moved = (m * k + n * k) * size * batch / _MEMORY
     if isinstance(choice, Sm90Choice):
-        return len(solution.launches) * 2 * m * n * k * batch * size / 2 / _BY_TENSOR_COPIES
+        products = 2 * m * n * k * batch * size / 2 / _BY_TENSOR_COPIES
+        return len(solution.launches) * (max(products, moved) + _LAUNCH)
     config, rows, columns = choice.config, *((n, m) if choice.swapped else (m, n))
     tiles = -(-rows // config.tile[0]) * -(-columns // config.tile[1]) * batch
     waves = -(-tiles // problem.multiprocessors)
     wide = 2 if problem.a.dtype in ("e4m3", "e5m2") else size  # sm_90 has no mma.sync of its own for 8-bit floats
     rate = _BY_LINES * 2 / wide * _NARROW.get(min(config.align[:2]), 1.0) / problem.multiprocessors
     seconds = waves * 2 * config.tile[0] * config.tile[1] * k / rate
-    threads = 32 * config.warps[0] * config.warps[1]
-    by_elements = sum(e for e, align in zip(config.tile, config.align, strict=False) if align < 4)
-    seconds += waves * by_elements * k * size / 16 / threads * _ELEMENTS
-    return len(solution.launches) * seconds
+    return len(solution.launches) * (max(seconds, moved) + _LAUNCH)
