@@ -47,9 +47,11 @@ from . import object_cache
 from .compile import CompiledGemm, compile_kernel, require_gpu
 from .emulated import host_of
 from .plan import BARRIER_BYTES, PARAMETERS, OperandPlan, padded_leading
+from .plan_base import tile_count
 from .proofs import fragment_checks, operand_checks
 
 ARCH = arch("sm_90a")
+tiles = tile_count  # as the programs call it
 # Emulated where there is no GPU: every edge ragged, more k tiles than one round through a ring of four has.
 SMALL = (200, 136, 328)
 # Checked on a GPU before anything is timed: whole tiles; ragged edges; odd K, and fewer k tiles than stages.
@@ -200,15 +202,6 @@ def operand(name: str, rows: int, depth: int, mma: MmaAtom, *, multicast: int = 
     copies = shared_out(derive_tma(tile, ("k", "m" if name == "A" else "n")), multicast)
     order = "row" if name == "A" else "col"
     return OperandPlan(name, bf16, order, "K", tile, copies, derive_descriptor(tile, mma, name))
-
-
-def tiles(extent: Any, tile: int) -> Any:
-    """Tiles along a dimension, the last one possibly ragged; ints or traced integers, without the overflow of a sum.
-
-    >>> tiles(128, 64), tiles(129, 64)
-    (2, 3)
-    """
-    return (extent - 1) // tile + 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from .epilogue import Epilogue
-from .sm90_fused import FusedBlock, Sm90FusedKernel
+from .sm90_fused import FusedBlock
 from .sm100_gemm import Sm100GemmKernel
+from .sm_entry import FusedEntry
 
 
-class Sm100FusedKernel(Sm100GemmKernel):
+class Sm100FusedKernel(FusedEntry, Sm100GemmKernel):
     """The Blackwell kernel with room for an epilogue's operands: the parameters are those of the Hopper kernel."""
-
-    __call__ = Sm90FusedKernel.__call__
 
 
 @dataclass(frozen=True)

@@ -35,16 +35,17 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64, const_expr
+from cutlass import Int32, const_expr
 
 from . import bridge
 from . import bridge_tcgen05 as tensor
-from .sm90_single import tile_count
+from .plan_base import tile_count
 from .sm100_epilogue import Sm100Epilogue
 from .sm100_plan import BLOCK_ROWS, EPILOGUE_WARPS, LOADER_WARP, MMA_WARP
+from .sm_entry import GemmEntry
 
 
-class Sm100GemmKernel:
+class Sm100GemmKernel(GemmEntry):
     """The kernel for one plan. What is reachable through `self.plan` is a compile-time constant of the trace."""
 
     def __init__(self, plan: Any):
@@ -52,35 +53,8 @@ class Sm100GemmKernel:
         self.epilogue = Sm100Epilogue(plan)
 
     @cute.jit
-    def __call__(
-        self,
-        a: Int64,
-        b: Int64,
-        c: Int64,
-        m: Int32,
-        n: Int32,
-        k: Int32,
-        batch: Int32,
-        lda: Int64,
-        ldb: Int64,
-        ldc: Int64,
-        stride_a: Int64,
-        stride_b: Int64,
-        stride_c: Int64,
-        workers: Int32,
-        stream: bridge.Stream,
-    ) -> None:
-        """Host side: encode the tensor maps, launch at most `workers` blocks, or pairs of blocks.
-
-        a, b, c: global addresses of the first element; lda, ldb, ldc: elements between consecutive lines; stride_*:
-        elements between matrices of a batch (not read for a plan of one). Asynchronous on `stream`.
-        """
-        pitches = {"a": (lda, stride_a), "b": (ldb, stride_b), "c": (ldc, stride_c)}
-        self.start((a, b, c), (m, n, k, batch), pitches, workers, (), stream)
-
-    @cute.jit
     def start(self, matrices: Any, sizes: Any, pitches: Any, workers: Any, words: Any, stream: Any) -> None:
-        """Encode and launch; `words` are what the epilogue takes besides."""
+        """Host side: encode the tensor maps, launch at most `workers` blocks, or pairs. See `TileEntry.start`."""
         plan = self.plan
         a, b, c = matrices
         m, n, k, batch = sizes

@@ -26,38 +26,25 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
 
 from . import bridge
-from .sm80_gemm import ALL_SHARED, Loads, Sm80GemmKernel, keep, tile_count
+from .plan_base import tile_count
+from .sm80_gemm import ALL_SHARED, Loads, Sm80GemmKernel, keep
 
 
 class Sm120GemmKernel(Sm80GemmKernel):
     """The kernel for one plan whose operands have tensor copies."""
 
     @cute.jit
-    def __call__(
-        self,
-        a: Int64,
-        b: Int64,
-        c: Int64,
-        m: Int32,
-        n: Int32,
-        k: Int32,
-        batch: Int32,
-        lda: Int64,
-        ldb: Int64,
-        ldc: Int64,
-        stride_a: Int64,
-        stride_b: Int64,
-        stride_c: Int64,
-        stream: bridge.Stream,
-    ) -> None:
-        """Host side: encode the tensor maps, launch a block for each tile of C. Arguments as in Sm80GemmKernel."""
+    def start(self, matrices: Any, sizes: Any, pitches: Any, workers: Any, words: Any, stream: Any) -> None:
+        """Host side: encode the tensor maps, launch a block for each tile of C. See `TileEntry.start`."""
         plan = self.plan
+        a, b, c = matrices
+        m, n, k, batch = sizes
         extents = {"m": m, "n": n, "k": k, "l": batch}
         used = 2 if plan.batch > 1 else 1
-        map_a = bridge.encode_tensor_map(plan.a.tma, a, extents, *(lda, stride_a)[:used])
-        map_b = bridge.encode_tensor_map(plan.b.tma, b, extents, *(ldb, stride_b)[:used])
+        map_a = bridge.encode_tensor_map(plan.a.tma, a, extents, *pitches["a"][:used])
+        map_b = bridge.encode_tensor_map(plan.b.tma, b, extents, *pitches["b"][:used])
         blocks = tile_count(m, plan.tile[0]) * tile_count(n, plan.tile[1])
-        self.tensor_kernel(map_a, map_b, c, m, n, k, ldc, stride_c).launch(
+        self.tensor_kernel(map_a, map_b, c, m, n, k, *pitches["c"]).launch(
             grid=(blocks, 1, batch if const_expr(plan.batch > 1) else 1),
             block=(plan.threads, 1, 1),
             smem=plan.smem.total,

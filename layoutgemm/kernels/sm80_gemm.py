@@ -31,18 +31,15 @@ from cutlass import Float32, Int32, Int64, const_expr
 
 from . import bridge
 from . import bridge_ampere as ampere
+from .plan_base import tile_count
 from .sm80_epilogue import Sm80Epilogue
 from .sm80_operand import byte_selector
+from .sm_entry import TileEntry
 
 ALL_SHARED = 100  # percent of what shared memory and L1 have in common, for several blocks a multiprocessor
 
 
-def tile_count(extent: Any, tile: int) -> Any:
-    """Tiles along a dimension, without the overflow of a sum."""
-    return (extent - 1) // tile + 1
-
-
-class Sm80GemmKernel:
+class Sm80GemmKernel(TileEntry):
     """The kernel for one plan. What is reachable through `self.plan` is a compile-time constant of the trace."""
 
     def __init__(self, plan: Any):
@@ -50,31 +47,13 @@ class Sm80GemmKernel:
         self.epilogue = Sm80Epilogue(plan)
 
     @cute.jit
-    def __call__(
-        self,
-        a: Int64,
-        b: Int64,
-        c: Int64,
-        m: Int32,
-        n: Int32,
-        k: Int32,
-        batch: Int32,
-        lda: Int64,
-        ldb: Int64,
-        ldc: Int64,
-        stride_a: Int64,
-        stride_b: Int64,
-        stride_c: Int64,
-        stream: bridge.Stream,
-    ) -> None:
-        """Host side: launch a block for each tile of C.
-
-        a, b, c: global addresses of the first element; lda, ldb, ldc: elements between consecutive lines; stride_*:
-        elements between matrices of a batch (not read for a plan of one). Asynchronous on `stream`.
-        """
+    def start(self, matrices: Any, sizes: Any, pitches: Any, workers: Any, words: Any, stream: Any) -> None:
+        """Host side: launch a block for each tile of C. See `TileEntry.start`."""
         plan = self.plan
+        m, n, k, batch = sizes
+        pitch, stride = ([pitches[name][i] for name in "abc"] for i in range(2))
         blocks = tile_count(m, plan.tile[0]) * tile_count(n, plan.tile[1])
-        self.kernel(a, b, c, m, n, k, lda, ldb, ldc, stride_a, stride_b, stride_c).launch(
+        self.kernel(*matrices, m, n, k, *pitch, *stride).launch(
             grid=(blocks, 1, batch if const_expr(plan.batch > 1) else 1),
             block=(plan.threads, 1, 1),
             smem=plan.smem.total,

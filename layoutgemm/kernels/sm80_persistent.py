@@ -20,35 +20,21 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
 
 from . import bridge
-from .sm80_gemm import ALL_SHARED, Copies, Loads, Sm80GemmKernel, keep, next_stage, tile_count
+from .plan_base import tile_count
+from .sm80_gemm import ALL_SHARED, Copies, Loads, Sm80GemmKernel, keep, next_stage
+from .sm_entry import GemmEntry
 
 
-class Sm80PersistentKernel(Sm80GemmKernel):
+class Sm80PersistentKernel(GemmEntry, Sm80GemmKernel):
     """The kernel for one plan of one product."""
 
     @cute.jit
-    def __call__(
-        self,
-        a: Int64,
-        b: Int64,
-        c: Int64,
-        m: Int32,
-        n: Int32,
-        k: Int32,
-        batch: Int32,
-        lda: Int64,
-        ldb: Int64,
-        ldc: Int64,
-        stride_a: Int64,
-        stride_b: Int64,
-        stride_c: Int64,
-        workers: Int32,
-        stream: bridge.Stream,
-    ) -> None:
-        """Host side: launch at most `workers` blocks. Other arguments as in Sm80GemmKernel; the batch is one matrix."""
+    def start(self, matrices: Any, sizes: Any, pitches: Any, workers: Any, words: Any, stream: Any) -> None:
+        """Host side: launch at most `workers` blocks; the batch is one matrix. See `TileEntry.start`."""
         plan = self.plan
+        m, n, k, _ = sizes
         blocks = cutlass.min(tile_count(m, plan.tile[0]) * tile_count(n, plan.tile[1]), workers)
-        self.persistent_kernel(a, b, c, m, n, k, lda, ldb, ldc).launch(
+        self.persistent_kernel(*matrices, m, n, k, *[pitches[name][0] for name in "abc"]).launch(
             grid=(blocks, 1, 1),
             block=(plan.threads, 1, 1),
             smem=plan.smem.total,

@@ -10,61 +10,17 @@ from __future__ import annotations
 from typing import Any
 
 import cutlass
-import cutlass.cute as cute
 from cutlass import Int32, Int64
 
 from . import bridge
 from . import bridge_math as element
-from .epilogue import MAX_WORDS, Epilogue
+from .epilogue import Epilogue
 from .sm90_gemm import Sm90GemmKernel
+from .sm_entry import FusedEntry
 
 
-class Sm90FusedKernel(Sm90GemmKernel):
+class Sm90FusedKernel(FusedEntry, Sm90GemmKernel):
     """The production kernel with room for an epilogue's operands."""
-
-    @cute.jit
-    def __call__(
-        self,
-        a: Int64,
-        b: Int64,
-        c: Int64,
-        m: Int32,
-        n: Int32,
-        k: Int32,
-        batch: Int32,
-        lda: Int64,
-        ldb: Int64,
-        ldc: Int64,
-        stride_a: Int64,
-        stride_b: Int64,
-        stride_c: Int64,
-        workers: Int32,
-        w0: Int64,
-        w1: Int64,
-        w2: Int64,
-        w3: Int64,
-        w4: Int64,
-        w5: Int64,
-        w6: Int64,
-        w7: Int64,
-        w8: Int64,
-        w9: Int64,
-        w10: Int64,
-        w11: Int64,
-        w12: Int64,
-        w13: Int64,
-        w14: Int64,
-        w15: Int64,
-        stream: bridge.Stream,
-    ) -> None:
-        """Host side: as Sm90GemmKernel's; w0 ... are the epilogue's `words`, in order, then anything."""
-        words = (w0, w1, w2, w3, w4, w5, w6, w7, w8, w9, w10, w11, w12, w13, w14, w15)
-        used = words[: len(self.plan.epilogue.words)]
-        pitches = {"a": (lda, stride_a), "b": (ldb, stride_b), "c": (ldc, stride_c)}
-        self.start((a, b, c), (m, n, k, batch), pitches, workers, used, stream)
-
-
-assert MAX_WORDS == 16, "Sm90FusedKernel's signature and the epilogue's limit are one number"
 
 
 class FusedBlock:

@@ -41,12 +41,13 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64, const_expr
 
 from . import bridge
+from .plan_base import tile_count
 from .sm90_epilogue import Sm90Epilogue
 from .sm90_gated import HALF
-from .sm90_single import tile_count
+from .sm_entry import GemmEntry
 
 
-class Sm90GemmKernel:
+class Sm90GemmKernel(GemmEntry):
     """The kernel for one plan. What is reachable through `self.plan` is a compile-time constant of the trace."""
 
     def __init__(self, plan: Any):
@@ -54,35 +55,8 @@ class Sm90GemmKernel:
         self.epilogue = Sm90Epilogue(plan)
 
     @cute.jit
-    def __call__(
-        self,
-        a: Int64,
-        b: Int64,
-        c: Int64,
-        m: Int32,
-        n: Int32,
-        k: Int32,
-        batch: Int32,
-        lda: Int64,
-        ldb: Int64,
-        ldc: Int64,
-        stride_a: Int64,
-        stride_b: Int64,
-        stride_c: Int64,
-        workers: Int32,
-        stream: bridge.Stream,
-    ) -> None:
-        """Host side: encode the tensor maps, launch at most `workers` clusters.
-
-        a, b, c: global addresses of the first element; lda, ldb, ldc: elements between consecutive lines; stride_*:
-        elements between matrices of a batch (not read for a plan of one). Asynchronous on `stream`.
-        """
-        pitches = {"a": (lda, stride_a), "b": (ldb, stride_b), "c": (ldc, stride_c)}
-        self.start((a, b, c), (m, n, k, batch), pitches, workers, (), stream)
-
-    @cute.jit
     def start(self, matrices: Any, sizes: Any, pitches: Any, workers: Any, words: Any, stream: Any) -> None:
-        """Encode and launch; `words` are what the epilogue takes besides."""
+        """Host side: encode the tensor maps, launch at most `workers` clusters. See `TileEntry.start`."""
         plan = self.plan
         a, b, c = matrices
         m, n, k, batch = sizes

@@ -30,6 +30,7 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 
 from layoutgemm.kernels import bridge
+from layoutgemm.kernels.plan_base import tile_count
 
 
 class Sm90SingleKernel:
@@ -147,8 +148,3 @@ class Sm90SingleKernel:
         bridge.barrier_expect(full, plan.barrier.bytes)
         bridge.load_tile(map_a, plan.a.tma, origin, shared.a(stage), full)
         bridge.load_tile(map_b, plan.b.tma, origin, shared.b(stage), full)
-
-
-def tile_count(extent: Any, tile: int) -> Any:
-    """ceil(extent / tile) for extent >= 1, without the overflow of extent + tile - 1."""
-    return (extent - 1) // tile + 1
