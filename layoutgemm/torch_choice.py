@@ -17,9 +17,10 @@ from .arch import arch
 from .dtypes import dtype
 from .errors import LayoutError, OperandError
 from .kernels.compile_apart import Kernel, plan_of
+from .kernels.plan_base import MAX_TILES
 from .kernels.sm80_choice import Sm80Choice, by_lines
 from .kernels.sm90_choice import Sm90Choice, choose
-from .kernels.sm90_plan import MAX_TILES, Sm90Config
+from .kernels.sm90_plan import Sm90Config
 
 if TYPE_CHECKING:
     from .torch_problem import Problem, Solution

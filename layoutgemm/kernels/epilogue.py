@@ -33,8 +33,7 @@ from .epilogue_steps import (
     Step,
     VectorScale,
 )
-
-MAX_WORDS = 16  # 64-bit parameters of a kernel besides the product's own
+from .plan_base import MAX_WORDS
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from ..atoms.tma import derive as derive_tma
 from ..checks import Report
 from ..dtypes import DType, bf16, dtype, f16, f32
 from ..errors import PlanError
+from .plan_base import BARRIER_BYTES, MAX_COORDINATE, PARAMETERS, PlanVerbs, check_sizes, rounded_up, tile_count
 
 if TYPE_CHECKING:
     from .sm80_plan import Sm80Config, Sm80Plan
@@ -26,16 +27,7 @@ if TYPE_CHECKING:
     from .sm100_plan import Sm100Config, Sm100Plan
 
 ORDERS = ("row", "col")
-BARRIER_BYTES = 8  # PTX ISA, "mbarrier": a 64-bit object, 8-byte aligned
 DEFAULT_STAGES = 4
-# What a kernel's host function takes besides the stream: name -> "address" (bytes, 64 bits), "size" (elements, 32 bits)
-# or "stride" (elements, 64 bits).
-PARAMETERS = {
-    **dict.fromkeys(("a", "b", "c"), "address"),
-    **dict.fromkeys(("m", "n", "k"), "size"),
-    **dict.fromkeys(("lda", "ldb", "ldc"), "stride"),
-}
-MAX_COORDINATE = (1 << 31) - 1  # tensor coordinates are signed 32-bit: PTX ISA, cp.async.bulk.tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +121,7 @@ class SmemMap:
 
 
 @dataclass(frozen=True)
-class GemmPlan:
+class GemmPlan(PlanVerbs):
     """C[M, N] = A[M, K] @ B[K, N] on one architecture; see `derive`."""
 
     m: int
@@ -229,11 +221,7 @@ class GemmPlan:
             return Sm90Plan.derive(m, n, k, batch=batch, a=a, b=b, c=c, config=config)
         if batch != 1 or isinstance(batch, bool):
             raise PlanError(f"batch = {batch!r}: this kernel multiplies one pair of matrices; give an Sm90Config")
-        for name, size in (("m", m), ("n", n), ("k", k)):
-            if isinstance(size, bool) or not isinstance(size, int):
-                raise PlanError(f"{name} = {size!r} is not an integer")
-            if not 1 <= size <= MAX_COORDINATE:
-                raise PlanError(f"{name} = {size}: a size is 1 to 2**31 - 1, since tensor coordinates have 31 bits")
+        check_sizes(m=m, n=n, k=k)
         target = arch_named(arch)
         target.require("wgmma", "this kernel")
         config = config or GemmConfig()
@@ -286,7 +274,7 @@ class GemmPlan:
     @property
     def tiles(self) -> tuple[int, int, int]:
         """Tiles along M, N and K, the last of each possibly ragged."""
-        m, n, k = (-(-size // tile) for size, tile in zip((self.m, self.n, self.k), self.tile, strict=True))
+        m, n, k = (tile_count(size, tile) for size, tile in zip((self.m, self.n, self.k), self.tile, strict=True))
         return (m, n, k)
 
     @property
@@ -319,24 +307,6 @@ class GemmPlan:
         from .explain import explain_plan
 
         return explain_plan(self)
-
-    def svg(self) -> str:
-        """A drawing of the accumulator's fragment map: which thread and value holds each element of the tile."""
-        from .explain import fragment_svg
-
-        return fragment_svg(self)
-
-    def compile(self) -> Any:
-        """Compile the kernel for the plan's architecture; needs the `dsl` extra and no GPU. See `kernels.compile`."""
-        from .compile import compile_plan
-
-        return compile_plan(self)
-
-    def run(self, a: Any, b: Any, *, out: Any = None, device: str | None = None, copy: bool = True) -> Any:
-        """C = A @ B on NumPy arrays or torch tensors. See `kernels.run.run_plan`."""
-        from .run import run_plan
-
-        return run_plan(self, a, b, out=out, device=device, copy=copy)
 
     def __str__(self) -> str:
         return (
@@ -372,12 +342,8 @@ def padded_leading(dtype: DType, extent: int) -> int:
 
 def _smem_map(a: SmemTile, b: SmemTile, stages: int) -> SmemMap:
     """A's stages, then B's, then the barriers; every stage starts at a multiple of its tile's alignment."""
-
-    def up(value: int, unit: int) -> int:
-        return -(-value // unit) * unit
-
-    a_stage, b_stage = up(a.bytes, a.alignment), up(b.bytes, b.alignment)
-    b_offset = up(stages * a_stage, b.alignment)
+    a_stage, b_stage = rounded_up(a.bytes, a.alignment), rounded_up(b.bytes, b.alignment)
+    b_offset = rounded_up(stages * a_stage, b.alignment)
     barrier_offset = b_offset + stages * b_stage
     return SmemMap(
         a_offset=0,
@@ -407,4 +373,14 @@ def _stages(asked: int | None, a: OperandPlan, b: OperandPlan, target: Arch) -> 
     return most
 
 
-__all__ = ["STRIDE_UNIT", "GemmConfig", "GemmPlan", "Operand", "OperandPlan", "padded_leading"]
+__all__ = [
+    "BARRIER_BYTES",
+    "MAX_COORDINATE",
+    "PARAMETERS",
+    "STRIDE_UNIT",
+    "GemmConfig",
+    "GemmPlan",
+    "Operand",
+    "OperandPlan",
+    "padded_leading",
+]

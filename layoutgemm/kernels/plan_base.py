@@ -1,8 +1,40 @@
-"""What the plans of all kernels have in common."""
+"""What the plans of all kernels have in common: limits, the parameters of a launch, and the verbs.
+
+    PlanVerbs         compile, run, svg, for_any_size
+    PersistentPlan    the same, and what follows from tensor stores and an epilogue: Hopper's and Blackwell's
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..errors import PlanError
+
+if TYPE_CHECKING:
+    from .epilogue import Epilogue
+    from .plan import Operand
+    from .sm90_store import StorePlan
+
+BARRIER_BYTES = 8  # PTX ISA, "mbarrier": a 64-bit object, 8-byte aligned
+MAX_COORDINATE = (1 << 31) - 1  # tensor coordinates are signed 32-bit: PTX ISA, cp.async.bulk.tensor
+MAX_TILES = 1 << 30  # a tile's number and two steps of a grid more are a signed 32-bit integer
+STAGE_BYTES_OF_K = 128  # of a tile copied by tensor copies: one swizzle span
+MAX_WORDS = 16  # 64-bit parameters of a kernel besides the product's own: its epilogue's
+# What a host function takes besides the stream: name -> "address" (bytes, 64 bits), "size" (elements, 32 bits),
+# "stride" (elements, 64 bits) or "word" (64 bits). Here of one product; of a batch; of a persistent kernel.
+PARAMETERS = {
+    **dict.fromkeys(("a", "b", "c"), "address"),
+    **dict.fromkeys(("m", "n", "k"), "size"),
+    **dict.fromkeys(("lda", "ldb", "ldc"), "stride"),
+}
+BATCH_PARAMETERS = {
+    **dict.fromkeys(("a", "b", "c"), "address"),
+    **dict.fromkeys(("m", "n", "k", "batch"), "size"),
+    **dict.fromkeys(("lda", "ldb", "ldc", "stride_a", "stride_b", "stride_c"), "stride"),
+}
+PERSISTENT_PARAMETERS = {**BATCH_PARAMETERS, "workers": "size"}
+P = TypeVar("P", bound="PlanVerbs")
 
 
 def tile_count(extent: Any, tile: int) -> Any:
@@ -12,3 +44,103 @@ def tile_count(extent: Any, tile: int) -> Any:
     (2, 3)
     """
     return (extent - 1) // tile + 1
+
+
+def rounded_up(value: int, unit: int) -> int:
+    """The smallest multiple of `unit` that is not less.
+
+    >>> rounded_up(1000, 128)
+    1024
+    """
+    return -(-value // unit) * unit
+
+
+def check_sizes(**sizes: int) -> None:
+    """Raise PlanError for a size that is no int, or none that a tensor coordinate reaches."""
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int):
+            raise PlanError(f"{name} = {size!r} is not an integer")
+        if not 1 <= size <= MAX_COORDINATE:
+            raise PlanError(f"{name} = {size}: a size is 1 to 2**31 - 1, since tensor coordinates have 31 bits")
+
+
+class PlanVerbs:
+    """What one does with a plan. A plan is a frozen dataclass with `m`, `n`, `k`, `batch` and `mma`."""
+
+    batch: int
+
+    def for_any_size(self: P) -> P:
+        """The plan of the same kernel for one product, or two, of 1x1x1: what the trace sees."""
+        return replace(self, m=1, n=1, k=1, batch=min(self.batch, 2))  # type: ignore[type-var]
+
+    def svg(self) -> str:
+        """A drawing of the accumulator's fragment map: which thread and value holds each element of an instruction."""
+        from .explain import fragment_svg
+
+        return fragment_svg(self)
+
+    def compile(self) -> Any:
+        """Compile the kernel for the plan's architecture; needs the `dsl` extra and no GPU. See `kernels.compile`."""
+        from .compile import compile_plan
+
+        return compile_plan(self)  # type: ignore[arg-type]
+
+    def run(self, a: Any, b: Any, *, out: Any = None, device: str | None = None, copy: bool = True) -> Any:
+        """C = A @ B on NumPy arrays or torch tensors, 2-D or a batch of them. See `kernels.run.run_plan`."""
+        from .run import run_plan
+
+        return run_plan(self, a, b, out=out, device=device, copy=copy)  # type: ignore[arg-type]
+
+
+class PersistentPlan(PlanVerbs):
+    """A plan whose kernel stores C by tensor copies, after an epilogue.
+
+    `remedy` says what else writes no more than C's elements.
+    """
+
+    m: int
+    n: int
+    c: Operand
+    epilogue: Epilogue
+    store: Any  # a StorePlan, or None where threads store their own elements
+    remedy = ""
+
+    @property
+    def parameters(self) -> dict[str, str]:
+        """What a launch takes, name -> kind, in order; with an epilogue, sixteen words more, the first its own."""
+        if not self.epilogue:
+            return PERSISTENT_PARAMETERS
+        words = [*self.epilogue.words, *[f"unused{i}" for i in range(len(self.epilogue.words), MAX_WORDS)]]
+        return {**PERSISTENT_PARAMETERS, **dict.fromkeys(words, "word")}
+
+    @property
+    def bytes_beyond_line(self) -> int:
+        """Bytes beyond the end of each line of C that the kernel's stores write.
+
+        A tensor store ends a line at a multiple of 16 bytes, as the hardware does (`tma_rules.whole_units`): C owns its
+        pitch up to there, beyond its last line too. 0 where a line is a multiple of 16 bytes, and for store="direct" of
+        a Hopper kernel, which writes elements: what a C inside of a larger matrix takes.
+
+        >>> from layoutgemm.kernels import Sm90Config, Sm90Plan, Sm100Plan
+        >>> small = Sm90Config((64, 64), consumers=1)
+        >>> [Sm90Plan.derive(64, n, 64, config=small).bytes_beyond_line for n in (1037, 1040)]
+        [6, 0]
+        >>> [Sm100Plan.derive(64, n, 64).bytes_beyond_line for n in (1037, 1040)]
+        [6, 0]
+        """
+        store: StorePlan | None = self.store
+        return store.bytes_beyond(self._line) if store is not None else 0
+
+    @property
+    def beyond_line(self) -> str:
+        """The same in words, with the reason; "" where nothing is written there."""
+        if not self.bytes_beyond_line:
+            return ""
+        return (
+            f"c: a line of {self._line} elements is {self._line * self.c.dtype.bytes} bytes, and a tensor store ends "
+            f"it at a multiple of 16: {self.bytes_beyond_line} bytes beyond it are overwritten{self.remedy}"
+        )
+
+    @property
+    def _line(self) -> int:
+        return self.n if self.c.order == "row" else self.m

@@ -18,9 +18,17 @@ from ..atoms.tmem import COLUMNS, LANES, WARP_LANES, allocation_columns
 from ..checks import Grouped, Persistent, Report, most_stages
 from ..dtypes import DType
 from ..errors import PlanError
-from .epilogue import MAX_WORDS, Epilogue
-from .plan import BARRIER_BYTES, MAX_COORDINATE, Operand, OperandPlan, derive_operand
-from .sm90_plan import _PARAMETERS, _STAGE_BYTES_OF_K, MAX_TILES, _up
+from .epilogue import Epilogue
+from .plan import Operand, OperandPlan, derive_operand
+from .plan_base import (
+    BARRIER_BYTES,
+    MAX_TILES,
+    STAGE_BYTES_OF_K,
+    PersistentPlan,
+    check_sizes,
+    rounded_up,
+    tile_count,
+)
 from .sm90_store import StorePlan
 from .sm100_store import derive_store
 
@@ -118,7 +126,7 @@ class Sm100Smem:
 
 
 @dataclass(frozen=True)
-class Sm100Plan:
+class Sm100Plan(PersistentPlan):
     """C[l, M, N] = A[l, M, K] @ B[l, K, N] on Blackwell; see `derive` and Sm100Config.
 
     What it rests on: proofs (`check`), the compiled PTX in the emulator, SASS, and agreement with the CuTe DSL's own
@@ -193,11 +201,7 @@ class Sm100Plan:
         ('0x10400490', '0x4000404000010000')
         """
         config = config or Sm100Config()
-        for name, size in (("m", m), ("n", n), ("k", k), ("batch", batch)):
-            if isinstance(size, bool) or not isinstance(size, int):
-                raise PlanError(f"{name} = {size!r} is not an integer")
-            if not 1 <= size <= MAX_COORDINATE:
-                raise PlanError(f"{name} = {size}: a size is 1 to 2**31 - 1, since tensor coordinates have 31 bits")
+        check_sizes(m=m, n=n, k=k, batch=batch)
         arch = arch_named("sm_100a")
         a_spec = Operand.parse(a)
         b_spec = Operand.parse(a_spec.dtype if b is None else b)
@@ -213,7 +217,7 @@ class Sm100Plan:
         (tile_m, tile_n), blocks = config.tile, config.blocks
         kind = _KINDS[a_spec.dtype.name]
         atom = tcgen05_mma(kind, tile_m, tile_n, a_spec.dtype, b_spec.dtype, "f32", blocks)
-        tile_k = config.tile_k if config.tile_k is not None else _STAGE_BYTES_OF_K * 8 // a_spec.dtype.bits
+        tile_k = config.tile_k if config.tile_k is not None else STAGE_BYTES_OF_K * 8 // a_spec.dtype.bits
         depth = atom.shape_mnk[2]
         if isinstance(tile_k, bool) or not isinstance(tile_k, int) or tile_k < depth or tile_k % depth:
             raise PlanError(f"tile_k = {tile_k!r}: a positive multiple of the instruction's K = {depth}")
@@ -223,7 +227,7 @@ class Sm100Plan:
         if batch > 1:
             store = replace(store, maps=tuple(tma.batched("l") for tma in store.maps))
         c_bytes = store.bytes(EPILOGUE_WARPS)
-        stage_bytes = _up(a_plan.smem.bytes, 1024) + _up(b_plan.smem.bytes, 1024)
+        stage_bytes = rounded_up(a_plan.smem.bytes, 1024) + rounded_up(b_plan.smem.bytes, 1024)
         beside = c_bytes + 2 * config.accumulators * BARRIER_BYTES + SLOT_BYTES
         fits = most_stages(arch, stage_bytes + 2 * BARRIER_BYTES, beside)
         stages = fits if config.stages is None else config.stages
@@ -268,14 +272,6 @@ class Sm100Plan:
 
     # ------------------------------------------------------------------------------------------------ what is asked for
     @property
-    def parameters(self) -> dict[str, str]:
-        """What a launch takes, name -> kind, in order; with an epilogue, sixteen words more, the first its own."""
-        if not self.epilogue:
-            return _PARAMETERS
-        words = [*self.epilogue.words, *[f"unused{i}" for i in range(len(self.epilogue.words), MAX_WORDS)]]
-        return {**_PARAMETERS, **dict.fromkeys(words, "word")}
-
-    @property
     def blocks(self) -> int:
         """Blocks that compute a tile together: a cluster."""
         return self.config.blocks
@@ -293,32 +289,7 @@ class Sm100Plan:
     @property
     def tiles(self) -> tuple[int, int]:
         """How many tiles there are along M and N."""
-        return -(-self.m // self.tile[0]), -(-self.n // self.tile[1])
-
-    @property
-    def bytes_beyond_line(self) -> int:
-        """Bytes beyond the end of each line of C that the kernel's stores write: see Sm90Plan.bytes_beyond_line.
-
-        >>> [Sm100Plan.derive(64, n, 64).bytes_beyond_line for n in (1037, 1040)]
-        [6, 0]
-        """
-        line = self.n if self.c.order == "row" else self.m
-        return max(tma.beyond_line(line) for tma in self.store.maps) * self.c.dtype.bytes
-
-    @property
-    def beyond_line(self) -> str:
-        """The same in words, with the reason; "" where nothing is written there."""
-        if not self.bytes_beyond_line:
-            return ""
-        line = self.n if self.c.order == "row" else self.m
-        return (
-            f"c: a line of {line} elements is {line * self.c.dtype.bytes} bytes, and a tensor store ends it at a "
-            f"multiple of 16: {self.bytes_beyond_line} bytes beyond it are overwritten"
-        )
-
-    def for_any_size(self) -> Sm100Plan:
-        """The plan of the same kernel for one product, or two, of 1x1x1: what the trace sees."""
-        return replace(self, m=1, n=1, k=1, batch=min(self.batch, 2))
+        return tile_count(self.m, self.tile[0]), tile_count(self.n, self.tile[1])
 
     # ------------------------------------------------------------------------------------------------------------ verbs
     def check(self) -> Report:
@@ -327,23 +298,17 @@ class Sm100Plan:
 
         return check_sm100(self)
 
+    def svg(self) -> str:
+        """A drawing of a tensor memory load's fragment map: what brings the first columns to a warp's registers."""
+        from .sm100_explain import load_svg
+
+        return load_svg(self)
+
     def explain(self) -> str:
         """The derivation in words and numbers: tiles, copies, descriptors, tensor memory, roles, barriers, store."""
         from .sm100_explain import explain_sm100
 
         return explain_sm100(self)
-
-    def run(self, a: Any, b: Any, *, out: Any = None, device: str | None = None, copy: bool = True) -> Any:
-        """C = A @ B on NumPy arrays or torch tensors, 2-D or a batch of them. See `kernels.run.run_plan`."""
-        from .run import run_plan
-
-        return run_plan(self, a, b, out=out, device=device, copy=copy)
-
-    def compile(self) -> Any:
-        """Compile the kernel; needs the `dsl` extra and no GPU. See `kernels.compile`."""
-        from .compile import compile_plan
-
-        return compile_plan(self)
 
     def __str__(self) -> str:
         sizes = f"{self.batch} x " * (self.batch > 1) + f"{self.m}x{self.n}x{self.k}"
@@ -370,9 +335,9 @@ def _operand(
 def _smem(
     a: OperandPlan, b: OperandPlan, stages: int, accumulators: int, c_bytes: int, store: StorePlan
 ) -> Sm100Smem:
-    a_stage, b_stage = _up(a.smem.bytes, a.smem.alignment), _up(b.smem.bytes, b.smem.alignment)
-    b_offset = _up(stages * a_stage, 1024)
-    c_offset = _up(b_offset + stages * b_stage, 1024)
+    a_stage, b_stage = rounded_up(a.smem.bytes, a.smem.alignment), rounded_up(b.smem.bytes, b.smem.alignment)
+    b_offset = rounded_up(stages * a_stage, 1024)
+    c_offset = rounded_up(b_offset + stages * b_stage, 1024)
     barriers = c_offset + c_bytes
     acc_full = barriers + 2 * stages * BARRIER_BYTES
     slot = acc_full + 2 * accumulators * BARRIER_BYTES

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..arch import Arch
@@ -14,7 +14,16 @@ from ..arch import arch as arch_named
 from ..atoms import MmaAtom, mma_sync
 from ..checks import Grouped, Report, most_stages
 from ..errors import PlanError
-from .plan import BARRIER_BYTES, MAX_COORDINATE, Operand
+from .plan import Operand
+from .plan_base import (
+    BARRIER_BYTES,
+    BATCH_PARAMETERS,
+    MAX_COORDINATE,
+    PERSISTENT_PARAMETERS,
+    PlanVerbs,
+    rounded_up,
+    tile_count,
+)
 from .sm80_operand import Sm80Operand, by_tensor_copy, derive_operand
 from .sm80_store import BUFFERS, Sm80Store
 
@@ -25,11 +34,6 @@ MAX_BATCH = 65535  # of a grid's y and z: CUDA C++ Programming Guide, "Technical
 _INSTRUCTIONS = {"bf16": "m16n8k16", "f16": "m16n8k16", "tf32": "m16n8k8",
                  "e4m3": "m16n8k32", "e5m2": "m16n8k32", "i8": "m16n8k32", "u8": "m16n8k32"}  # fmt: skip
 _STAGE_BYTES_OF_K = 64
-_PARAMETERS = {
-    **dict.fromkeys(("a", "b", "c"), "address"),
-    **dict.fromkeys(("m", "n", "k", "batch"), "size"),
-    **dict.fromkeys(("lda", "ldb", "ldc", "stride_a", "stride_b", "stride_c"), "stride"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +115,7 @@ class Sm80Smem:
 
 
 @dataclass(frozen=True)
-class Sm80Plan:
+class Sm80Plan(PlanVerbs):
     """C[l, M, N] = A[l, M, K] @ B[l, K, N] by mma.sync; see `derive` and Sm80Config."""
 
     m: int
@@ -134,7 +138,7 @@ class Sm80Plan:
     @property
     def parameters(self) -> dict[str, str]:
         """What a launch takes, name -> kind, in order; `workers` are the blocks of a persistent grid, at most."""
-        return {**_PARAMETERS, "workers": "size"} if self.config.persistent else _PARAMETERS
+        return PERSISTENT_PARAMETERS if self.config.persistent else BATCH_PARAMETERS
 
     @classmethod
     def derive(
@@ -230,7 +234,7 @@ class Sm80Plan:
     @property
     def tiles(self) -> tuple[int, int]:
         """How many tiles there are along M and N."""
-        return -(-self.m // self.tile[0]), -(-self.n // self.tile[1])
+        return tile_count(self.m, self.tile[0]), tile_count(self.n, self.tile[1])
 
     @property
     def steps(self) -> int:
@@ -258,10 +262,6 @@ class Sm80Plan:
         """Bytes that an mbarrier of a stage waits for: those of both tiles' tensor copies."""
         return sum(operand.tma.bytes for operand in (self.a, self.b) if operand.tma is not None)
 
-    def for_any_size(self) -> Sm80Plan:
-        """The plan of the same kernel for one product, or two, of 1x1x1: what the trace sees."""
-        return replace(self, m=1, n=1, k=1, batch=min(self.batch, 2))
-
     def check(self) -> Report:
         """Run every check and proof of the plan."""
         from .sm80_proofs import check_sm80
@@ -279,12 +279,6 @@ class Sm80Plan:
         from .run_sm80 import run_sm80
 
         return run_sm80(self, a, b, out=out, device=device, copy=copy)
-
-    def compile(self) -> Any:
-        """Compile the kernel; needs the `dsl` extra and no GPU. See `kernels.compile`."""
-        from .compile import compile_plan
-
-        return compile_plan(self)
 
     def __str__(self) -> str:
         sizes = f"{self.batch} x " * (self.batch > 1) + f"{self.m}x{self.n}x{self.k}"
@@ -320,8 +314,8 @@ def _ring(
     target: Arch, a: Sm80Operand, b: Sm80Operand, store: Sm80Store, warps: int, config: Sm80Config
 ) -> tuple[int, Sm80Smem]:
     alignment = max(a.smem.alignment, b.smem.alignment, store.tile.alignment)
-    b_offset = _up(a.smem.bytes, b.smem.alignment)
-    pitch = _up(b_offset + b.smem.bytes, alignment)
+    b_offset = rounded_up(a.smem.bytes, b.smem.alignment)
+    pitch = rounded_up(b_offset + b.smem.bytes, alignment)
     barrier = BARRIER_BYTES if config.loads == "tma" else 0
     buffers = warps * BUFFERS * store.buffer_bytes
     beside = buffers if config.persistent else 0
@@ -345,10 +339,6 @@ def _ring(
         total=end + stages * barrier,
         alignment=alignment,
     )
-
-
-def _up(value: int, unit: int) -> int:
-    return -(-value // unit) * unit
 
 
 __all__ = ["Sm80Config", "Sm80Plan"]

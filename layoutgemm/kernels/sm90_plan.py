@@ -18,179 +18,33 @@ from ..checks.budgets import launch_registers, setmaxnreg_problem
 from ..dtypes import DType
 from ..errors import PlanError
 from ..layouts import Layout
-from .epilogue import MAX_WORDS, Epilogue
-from .plan import BARRIER_BYTES, MAX_COORDINATE, GemmPlan, Operand, OperandPlan, derive_operand
+from .epilogue import Epilogue
+from .plan import GemmPlan, Operand, OperandPlan, derive_operand
+from .plan_base import (
+    BARRIER_BYTES,
+    MAX_TILES,
+    PERSISTENT_PARAMETERS,
+    STAGE_BYTES_OF_K,
+    PersistentPlan,
+    check_sizes,
+    rounded_up,
+    tile_count,
+)
+from .sm90_config import Sm90Config
 from .sm90_gated import HALVES, Gated, check_gated, in_halves
 from .sm90_shares import uneven_shares
+from .sm90_smem import Exchange, Sm90Smem, smem_map
 from .sm90_store import ROWS, StorePlan
 from .sm90_types import accumulator_of, operands
 
 WARPGROUP = 128
 WARPS_OF_GROUP = 4
-SCHEDULES = ("cooperative", "pingpong")
-LOADERS = ("self", "warp", "warpgroup")
-STORES = ("tma", "direct")
-MAX_CLUSTER = 8  # CUDA C++ Programming Guide, "Thread Block Clusters": the portable size
-MAX_TILES = 1 << 30  # a tile's number and two steps of a grid more are a signed 32-bit integer
 LEAST_STAGES = 2  # one group of products is in flight: its stage is released when the next k tile's have been issued
-_STAGE_BYTES_OF_K = 128  # one swizzle span
 _PRODUCER_REGISTERS = 24  # the least that setmaxnreg takes: one thread issues copies
-_PARAMETERS = {
-    **dict.fromkeys(("a", "b", "c"), "address"),
-    **dict.fromkeys(("m", "n", "k", "batch"), "size"),
-    **dict.fromkeys(("lda", "ldb", "ldc", "stride_a", "stride_b", "stride_c"), "stride"),
-    "workers": "size",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Sm90Config:
-    """What may be chosen; None lets the plan choose.
-
-    tile       (M, N) elements of C that a block computes at a time: M a multiple of 64, N of 8 up to 256
-    tile_k     depth of a stage in elements; default 128 bytes
-    stages     k tiles in flight, 2 or more; default as many as fit
-    consumers  warpgroups that multiply, 1 to 3. Cooperative: they share a tile's rows; pingpong: each has a tile
-    schedule   "cooperative", or "pingpong": two warpgroups in turn, one multiplies while the other stores
-    loader     "self": a consumer warp issues the tensor loads, between its products; all registers are the consumers'.
-               "warp": a warp of its own; "warpgroup": a warpgroup, which gives its registers away
-    rows       rows of A's tile that are loaded, a multiple of 8; the rest of the tile is zeros, written once. For M
-               below the instruction's 64: copies of rows outside a matrix cost time, these cost none
-    single     one tile a cluster: the grid is as large as the problem, and the buffers of the store lie over the stages
-    cluster    blocks along M and N that share loads: those along M the tile of B, those along N the tile of A
-    group      clusters of a band of the tile order, and `along` which the bands lie: "M" or "N"
-    snake      every second tile of a block runs through K backwards: fewer reads of memory, but the order of summation
-               then depends on where a tile lies
-    overlap    programmatic dependent launch: the kernel starts while the one before it drains, and waits for it before
-               it touches memory
-    store      "tma", or "direct": each thread its own elements, for a C that a tensor map does not take
-    chunks, buffers   of the store; see StorePlan
-    split      blocks of a cluster that share a tile's sum over K, each a part of it; they exchange their partial sums
-               through shared memory, and each stores its share of the columns
-    early      so many last k tiles are multiplied block of 64 rows by block, so that the first block is stored while
-               the others' products still run; fewer than the stages, which hold them all, and no more than K has
-    """
-
-    tile: tuple[int, int] = (128, 256)
-    tile_k: int | None = None
-    stages: int | None = None
-    consumers: int = 2
-    schedule: str = "cooperative"
-    loader: str = "self"
-    rows: int | None = None
-    single: bool = False
-    cluster: tuple[int, int] = (1, 1)
-    group: int = 8
-    along: str = "M"
-    snake: bool = False
-    overlap: bool = False
-    store: str = "tma"
-    chunks: int = 2
-    buffers: int = 1
-    early: int = 0
-    split: int = 1
-
-    def __post_init__(self) -> None:
-        for name, known in (("schedule", SCHEDULES), ("loader", LOADERS), ("store", STORES), ("along", ("M", "N"))):
-            if getattr(self, name) not in known:
-                raise PlanError(f"{name} = {getattr(self, name)!r}: known are {', '.join(map(repr, known))}")
-        for name, least in (("consumers", 1), ("group", 1), ("chunks", 1), ("buffers", 1), ("split", 1), ("early", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise PlanError(f"{name} = {value!r}: an int of at least {least}")
-        for name, values in (("tile", self.tile), ("cluster", self.cluster)):
-            good = isinstance(values, tuple) and len(values) == 2
-            if not good or any(isinstance(v, bool) or not isinstance(v, int) or v < 1 for v in values):
-                raise PlanError(f"{name} = {values!r}: two ints of at least 1, along M and N")
-        for name in ("single", "snake", "overlap"):
-            if not isinstance(getattr(self, name), bool):
-                raise PlanError(f"{name} = {getattr(self, name)!r}: True or False")
-        blocks = self.cluster[0] * self.cluster[1] * self.split
-        if blocks > MAX_CLUSTER:
-            of = f" * {self.split} parts of K" if self.split > 1 else ""
-            raise PlanError(
-                f"{self.cluster[0]} * {self.cluster[1]}{of} = {blocks} blocks of a cluster: every GPU takes "
-                f"{MAX_CLUSTER}, and a launch of more has to ask for it"
-            )
-        if self.schedule == "pingpong" and self.loader == "self":
-            raise PlanError(
-                "pingpong needs a loader of its own, 'warp' or 'warpgroup': a consumer that loads for both does not "
-                "while it waits for its turn, and the other one's tile has more k tiles than there are stages"
-            )
-        if self.single and (self.early or self.schedule == "pingpong"):
-            raise PlanError("one tile a cluster leaves nothing to overlap with: no pingpong, no early stores")
-        rows = self.rows
-        if rows is not None and (
-            isinstance(rows, bool) or not isinstance(rows, int) or not 0 < rows <= ROWS or rows % 8
-        ):
-            raise PlanError(f"rows = {self.rows!r}: a multiple of 8 up to {ROWS}")
-        if self.rows is not None and (self.tile[0] != ROWS or self.cluster != (1, 1)):
-            raise PlanError(f"rows are for a tile of {ROWS} rows that no other block shares")
-        if self.split > 1 and not self.single:
-            raise PlanError("a split K exchanges partial sums in the stages' memory: one tile a cluster, single=True")
-        if self.split > 1 and (self.early or self.schedule == "pingpong" or self.store == "direct"):
-            raise PlanError("a split K goes with a cooperative schedule and tensor stores, and without early stores")
-        if self.consumers > 3:
-            raise PlanError(f"consumers = {self.consumers}: three warpgroups and a producer are all that a block holds")
-        if self.schedule == "pingpong" and self.consumers != 2:
-            raise PlanError(f"pingpong takes two consumers in turn, not {self.consumers}")
-        each = self.tile[0] if self.schedule == "pingpong" else self.tile[0] // self.consumers
-        if each < ROWS or each % ROWS or (self.schedule != "pingpong" and self.tile[0] % self.consumers):
-            raise PlanError(
-                f"{self.tile[0]} rows for {self.consumers} {self.schedule} warpgroup(s): each takes a multiple of "
-                f"{ROWS}"
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class Sm90Smem:
-    """Where everything lies in the block's dynamic shared memory, in bytes from an address aligned to `alignment`.
-
-    a, b: stages one after another; c: the buffers of the first consumer warp, then the next one's; then the barriers
-    `full` (`barrier_offset`) and `empty`, one of each a stage.
-    """
-
-    a_offset: int
-    a_stage_bytes: int
-    b_offset: int
-    b_stage_bytes: int
-    c_offset: int
-    c_buffer_bytes: int
-    barrier_offset: int
-    empty_offset: int
-    barrier_bytes: int
-    total: int
-    alignment: int
 
 
 @dataclass(frozen=True)
-class Exchange:
-    """Where partial sums of a split K lie while blocks exchange them: in the stages' memory of the one that takes them.
-
-    values   of a thread's accumulator that a block takes
-    layout   (thread, vector of 4 values, accumulator, consumer, source block) -> vectors of 16 bytes
-    """
-
-    values: int
-    layout: Layout
-
-    @property
-    def vectors(self) -> int:
-        """Vectors of 4 values that a thread sends of one accumulator."""
-        return self.values // 4
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of shared memory."""
-        return int(self.layout.size) * 16
-
-    def byte(self, source, consumer, block, vector, thread):  # type: ignore[no-untyped-def]  # ints or traced integers
-        """The byte at which a vector lies."""
-        return self.layout((thread, vector, block, consumer, source)) * 16
-
-
-@dataclass(frozen=True)
-class Sm90Plan:
+class Sm90Plan(PersistentPlan):
     """C[l, M, N] = A[l, M, K] @ B[l, K, N] on Hopper; see `derive` and Sm90Config.
 
     a, b          the operands: tile of a block, copies (dealt out to the cluster's blocks), descriptors
@@ -225,6 +79,7 @@ class Sm90Plan:
     config: Sm90Config = field(default_factory=Sm90Config)
     epilogue: Epilogue = field(default_factory=Epilogue)
     gated: Gated | None = None
+    remedy = ", unless store is 'direct'"
 
     # ------------------------------------------------------------------------------------------------------- derivation
     @classmethod
@@ -262,14 +117,10 @@ class Sm90Plan:
         (3, 256, 217136, 61440)
         """
         config = config or Sm90Config()
-        for name, size in (("m", m), ("n", n), ("k", k), ("batch", batch)):
-            if isinstance(size, bool) or not isinstance(size, int):
-                raise PlanError(f"{name} = {size!r} is not an integer")
-            if not 1 <= size <= MAX_COORDINATE:
-                raise PlanError(f"{name} = {size}: a size is 1 to 2**31 - 1, since tensor coordinates have 31 bits")
+        check_sizes(m=m, n=n, k=k, batch=batch)
         arch = arch_named("sm_90a")
         a_spec, b_spec, c_spec = operands(a, b, c)
-        if epilogue and (same := set(epilogue.words) & set(_PARAMETERS)):
+        if epilogue and (same := set(epilogue.words) & set(PERSISTENT_PARAMETERS)):
             raise PlanError(f"an operand of the epilogue is named {min(same)}, as a parameter of the product is")
         if epilogue and c_spec.dtype.kind != "float":
             raise PlanError(f"c is {c_spec.dtype}, and an epilogue computes in f32: store f32, or a narrower float")
@@ -279,7 +130,7 @@ class Sm90Plan:
             check_gated(tile_n, batch, config.split, b_spec, c_spec)
         sums = accumulator_of(a_spec.dtype)
         atom = wgmma(tile_n, a_spec.dtype, b_spec.dtype, sums, saturate=sums == "i32")  # as the DSL issues it
-        tile_k = config.tile_k if config.tile_k is not None else _STAGE_BYTES_OF_K * 8 // a_spec.dtype.bits
+        tile_k = config.tile_k if config.tile_k is not None else STAGE_BYTES_OF_K * 8 // a_spec.dtype.bits
         depth = atom.shape_mnk[2]
         if isinstance(tile_k, bool) or not isinstance(tile_k, int) or tile_k < depth or tile_k % depth:
             raise PlanError(f"tile_k = {tile_k!r}: a positive multiple of the instruction's K = {depth}")
@@ -302,7 +153,7 @@ class Sm90Plan:
             if batch > 1:
                 store = replace(store, maps=tuple(tma.batched("l") for tma in store.maps))
         c_bytes = store.bytes(config.consumers * WARPS_OF_GROUP) if store else 0
-        stage_bytes = _up(a_plan.smem.bytes, 1024) + _up(b_plan.smem.bytes, 1024)
+        stage_bytes = rounded_up(a_plan.smem.bytes, 1024) + rounded_up(b_plan.smem.bytes, 1024)
         fits = most_stages(arch, stage_bytes + 2 * BARRIER_BYTES, 0 if config.single else c_bytes)
         stages = fits if config.stages is None else config.stages
         if isinstance(stages, bool) or not isinstance(stages, int) or not LEAST_STAGES <= stages <= fits:
@@ -321,7 +172,7 @@ class Sm90Plan:
                 f"{across[0]} * {across[1]} * {batch} = {across[0] * across[1] * batch} tiles of clusters: a tile's "
                 f"number goes up to {MAX_TILES}"
             )
-        smem = _smem(a_plan, b_plan, stages, c_bytes, store, config.single)
+        smem = smem_map(a_plan, b_plan, stages, c_bytes, store, config.single)
         if config.single and c_bytes > smem.barrier_offset:
             raise PlanError(f"the store's buffers take {c_bytes} bytes, the stages have {smem.barrier_offset}")
         exchange = None
@@ -363,17 +214,9 @@ class Sm90Plan:
 
     # ------------------------------------------------------------------------------------------------ what is asked for
     @property
-    def parameters(self) -> dict[str, str]:
-        """What a launch takes, name -> kind, in order; with an epilogue, sixteen words more, the first its own."""
-        if not self.epilogue:
-            return _PARAMETERS
-        words = [*self.epilogue.words, *[f"unused{i}" for i in range(len(self.epilogue.words), MAX_WORDS)]]
-        return {**_PARAMETERS, **dict.fromkeys(words, "word")}
-
-    @property
     def tiles(self) -> tuple[int, int]:
         """How many tiles there are along M and N."""
-        return -(-self.m // self.tile_c[0]), -(-self.n // self.tile_c[1])
+        return tile_count(self.m, self.tile_c[0]), tile_count(self.n, self.tile_c[1])
 
     @property
     def tile_c(self) -> tuple[int, int]:
@@ -436,41 +279,9 @@ class Sm90Plan:
         runs = [(int(tile.byte(rows, k)), (ROWS - rows) * tile.span) for k in range(0, tile.extent[1], span)]
         return tuple((first - first % tile.span, count) for first, count in runs)
 
-    @property
-    def bytes_beyond_line(self) -> int:
-        """Bytes beyond the end of each line of C that the kernel's stores write.
-
-        A tensor store ends a line at a multiple of 16 bytes, as the hardware does (`tma_rules.whole_units`): C owns its
-        pitch up to there, beyond its last line too. 0 where a line is a multiple of 16 bytes, and for store="direct",
-        which writes elements: what a C inside of a larger matrix takes.
-
-        >>> small = Sm90Config((64, 64), consumers=1)
-        >>> [Sm90Plan.derive(64, n, 64, config=small).bytes_beyond_line for n in (1037, 1040)]
-        [6, 0]
-        """
-        if self.store is None:
-            return 0
-        line = self.n if self.c.order == "row" else self.m
-        return max(tma.beyond_line(line) for tma in self.store.maps) * self.c.dtype.bytes
-
-    @property
-    def beyond_line(self) -> str:
-        """The same in words, with the reason; "" where nothing is written there."""
-        if not self.bytes_beyond_line:
-            return ""
-        line = self.n if self.c.order == "row" else self.m
-        return (
-            f"c: a line of {line} elements is {line * self.c.dtype.bytes} bytes, and a tensor store ends it at a "
-            f"multiple of 16: {self.bytes_beyond_line} bytes beyond it are overwritten, unless store is 'direct'"
-        )
-
     def turn_barrier(self, consumer: Any) -> Any:
         """Named barrier at which a pingpong consumer waits for its turn to multiply."""
         return consumer + 1 + self.config.consumers
-
-    def for_any_size(self) -> Sm90Plan:
-        """The plan of the same kernel for one product, or two, of 1x1x1: what the trace sees."""
-        return replace(self, m=1, n=1, k=1, batch=min(self.batch, 2))
 
     def check(self) -> Report:
         """Run every check and proof of the plan."""
@@ -483,24 +294,6 @@ class Sm90Plan:
         from .sm90_explain import explain_sm90
 
         return explain_sm90(self)
-
-    def svg(self) -> str:
-        """A drawing of the accumulator's fragment map: which thread and value holds each element of a block."""
-        from .explain import fragment_svg
-
-        return fragment_svg(self)
-
-    def run(self, a: Any, b: Any, *, out: Any = None, device: str | None = None, copy: bool = True) -> Any:
-        """C = A @ B on NumPy arrays or torch tensors, 2-D or a batch of them. See `kernels.run.run_plan`."""
-        from .run import run_plan
-
-        return run_plan(self, a, b, out=out, device=device, copy=copy)
-
-    def compile(self) -> Any:
-        """Compile the kernel; needs the `dsl` extra and no GPU. See `kernels.compile`."""
-        from .compile import compile_plan
-
-        return compile_plan(self)
 
     def __str__(self) -> str:
         sizes = f"{self.batch} x " * (self.batch > 1) + f"{self.m}x{self.n}x{self.k}"
@@ -522,10 +315,6 @@ def _shared(operand: OperandPlan, blocks: int, batch: int) -> OperandPlan:
     return replace(operand, tma=tma.batched("l") if batch > 1 else tma)
 
 
-def _up(value: int, unit: int) -> int:
-    return -(-value // unit) * unit
-
-
 def _few_rows(a: OperandPlan, rows: int, batch: int) -> OperandPlan:
     """A with copies of its first rows only, each into the tile where the copy of all rows would have put them."""
     if a.major != "K":
@@ -536,29 +325,6 @@ def _few_rows(a: OperandPlan, rows: int, batch: int) -> OperandPlan:
     )
     tma = replace(tma, instructions=instructions)
     return replace(a, tma=tma.batched("l") if batch > 1 else tma)
-
-
-def _smem(
-    a: OperandPlan, b: OperandPlan, stages: int, c_bytes: int, store: StorePlan | None, single: bool
-) -> Sm90Smem:
-    a_stage, b_stage = _up(a.smem.bytes, a.smem.alignment), _up(b.smem.bytes, b.smem.alignment)
-    b_offset = _up(stages * a_stage, 1024)
-    end = _up(b_offset + stages * b_stage, 1024)
-    c_offset = 0 if single else end  # one tile: the stages are free when C is stored
-    barriers = end if single else end + c_bytes
-    return Sm90Smem(
-        a_offset=0,
-        a_stage_bytes=a_stage,
-        b_offset=b_offset,
-        b_stage_bytes=b_stage,
-        c_offset=c_offset,
-        c_buffer_bytes=store.buffer_bytes if store else 0,
-        barrier_offset=barriers,
-        empty_offset=barriers + stages * BARRIER_BYTES,
-        barrier_bytes=BARRIER_BYTES,
-        total=barriers + 2 * stages * BARRIER_BYTES,
-        alignment=1024,
-    )
 
 
 def _registers(arch: Any, threads: int, config: Sm90Config) -> tuple[int, int] | None:
@@ -577,4 +343,4 @@ def _registers(arch: Any, threads: int, config: Sm90Config) -> tuple[int, int] |
     return _PRODUCER_REGISTERS, consumer
 
 
-__all__ = ["GemmPlan", "Sm90Config", "Sm90Plan"]
+__all__ = ["WARPGROUP", "WARPS_OF_GROUP", "GemmPlan", "Sm90Config", "Sm90Plan"]

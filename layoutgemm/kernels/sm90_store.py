@@ -147,6 +147,14 @@ class StorePlan:
         last = max(range(number, count, self.buffers))
         return count - 1 - last + number
 
+    def bytes_beyond(self, line: int) -> int:
+        """Bytes beyond the end of a line of so many elements that the tensor stores write.
+
+        >>> StorePlan.derive(wgmma(64), 1, Operand.parse("bf16"), 1, 1).bytes_beyond(1037)
+        6
+        """
+        return max(tma.beyond_line(line) for tma in self.maps) * self.c.dtype.bytes
+
     def bytes(self, warps: int) -> int:
         """Shared memory of all buffers of so many warps."""
         return warps // self.warps * self.buffers * self.buffer_bytes

@@ -78,6 +78,13 @@ def test_the_text_of_the_plan_says_what_the_claims_rest_on() -> None:
         ("acc_empty[i]", "mbarrier", "8 arrivals, the epilogue's warps", "mma"),
         ("cluster", "cluster", "2 * 192 threads", "all roles"),
     ]
+
+
+def test_the_picture_is_the_load_of_tensor_memory() -> None:
+    svg = derive(config=one(96, width=16)).svg()
+    assert "tcgen05.ld.sync.aligned.32x32b.x16.b32" in svg
+    # a thread has a row, a register a column
+    assert svg.count(">T31</text>") == 16 and svg.count(">V15</text>") == 32 and ">V16</text>" not in svg
     assert barriers(derive())[-1] == ("block", "named 0", "192 threads", "all roles")
 
 

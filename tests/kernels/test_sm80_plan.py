@@ -87,6 +87,12 @@ def test_explain_names_every_part() -> None:
         assert word in text, text
 
 
+def test_the_picture_is_the_accumulator_of_the_instruction() -> None:
+    svg = derive(a="i8:col", b="i8").svg()
+    assert "m16n8k32" in svg and ">V3 (8, 1)</text>" in svg  # PTX ISA, fragments of m16n8k32: rows of thread 0
+    assert svg.count(">T31</text>") == 4
+
+
 # ------------------------------------------------------------------------------------------------------ what it refuses
 
 REFUSED = [

@@ -1,0 +1,112 @@
+"""Sm90Config: what may be chosen for a Hopper kernel, and what goes together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import PlanError
+from .sm90_store import ROWS
+
+SCHEDULES = ("cooperative", "pingpong")
+LOADERS = ("self", "warp", "warpgroup")
+STORES = ("tma", "direct")
+MAX_CLUSTER = 8  # CUDA C++ Programming Guide, "Thread Block Clusters": the portable size
+
+
+@dataclass(frozen=True, slots=True)
+class Sm90Config:
+    """What may be chosen; None lets the plan choose.
+
+    tile       (M, N) elements of C that a block computes at a time: M a multiple of 64, N of 8 up to 256
+    tile_k     depth of a stage in elements; default 128 bytes
+    stages     k tiles in flight, 2 or more; default as many as fit
+    consumers  warpgroups that multiply, 1 to 3. Cooperative: they share a tile's rows; pingpong: each has a tile
+    schedule   "cooperative", or "pingpong": two warpgroups in turn, one multiplies while the other stores
+    loader     "self": a consumer warp issues the tensor loads, between its products; all registers are the consumers'.
+               "warp": a warp of its own; "warpgroup": a warpgroup, which gives its registers away
+    rows       rows of A's tile that are loaded, a multiple of 8; the rest of the tile is zeros, written once. For M
+               below the instruction's 64: copies of rows outside a matrix cost time, these cost none
+    single     one tile a cluster: the grid is as large as the problem, and the buffers of the store lie over the stages
+    cluster    blocks along M and N that share loads: those along M the tile of B, those along N the tile of A
+    group      clusters of a band of the tile order, and `along` which the bands lie: "M" or "N"
+    snake      every second tile of a block runs through K backwards: fewer reads of memory, but the order of summation
+               then depends on where a tile lies
+    overlap    programmatic dependent launch: the kernel starts while the one before it drains, and waits for it before
+               it touches memory
+    store      "tma", or "direct": each thread its own elements, for a C that a tensor map does not take
+    chunks, buffers   of the store; see StorePlan
+    split      blocks of a cluster that share a tile's sum over K, each a part of it; they exchange their partial sums
+               through shared memory, and each stores its share of the columns
+    early      so many last k tiles are multiplied block of 64 rows by block, so that the first block is stored while
+               the others' products still run; fewer than the stages, which hold them all, and no more than K has
+    """
+
+    tile: tuple[int, int] = (128, 256)
+    tile_k: int | None = None
+    stages: int | None = None
+    consumers: int = 2
+    schedule: str = "cooperative"
+    loader: str = "self"
+    rows: int | None = None
+    single: bool = False
+    cluster: tuple[int, int] = (1, 1)
+    group: int = 8
+    along: str = "M"
+    snake: bool = False
+    overlap: bool = False
+    store: str = "tma"
+    chunks: int = 2
+    buffers: int = 1
+    early: int = 0
+    split: int = 1
+
+    def __post_init__(self) -> None:
+        for name, known in (("schedule", SCHEDULES), ("loader", LOADERS), ("store", STORES), ("along", ("M", "N"))):
+            if getattr(self, name) not in known:
+                raise PlanError(f"{name} = {getattr(self, name)!r}: known are {', '.join(map(repr, known))}")
+        for name, least in (("consumers", 1), ("group", 1), ("chunks", 1), ("buffers", 1), ("split", 1), ("early", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise PlanError(f"{name} = {value!r}: an int of at least {least}")
+        for name, values in (("tile", self.tile), ("cluster", self.cluster)):
+            good = isinstance(values, tuple) and len(values) == 2
+            if not good or any(isinstance(v, bool) or not isinstance(v, int) or v < 1 for v in values):
+                raise PlanError(f"{name} = {values!r}: two ints of at least 1, along M and N")
+        for name in ("single", "snake", "overlap"):
+            if not isinstance(getattr(self, name), bool):
+                raise PlanError(f"{name} = {getattr(self, name)!r}: True or False")
+        blocks = self.cluster[0] * self.cluster[1] * self.split
+        if blocks > MAX_CLUSTER:
+            of = f" * {self.split} parts of K" if self.split > 1 else ""
+            raise PlanError(
+                f"{self.cluster[0]} * {self.cluster[1]}{of} = {blocks} blocks of a cluster: every GPU takes "
+                f"{MAX_CLUSTER}, and a launch of more has to ask for it"
+            )
+        if self.schedule == "pingpong" and self.loader == "self":
+            raise PlanError(
+                "pingpong needs a loader of its own, 'warp' or 'warpgroup': a consumer that loads for both does not "
+                "while it waits for its turn, and the other one's tile has more k tiles than there are stages"
+            )
+        if self.single and (self.early or self.schedule == "pingpong"):
+            raise PlanError("one tile a cluster leaves nothing to overlap with: no pingpong, no early stores")
+        rows = self.rows
+        if rows is not None and (
+            isinstance(rows, bool) or not isinstance(rows, int) or not 0 < rows <= ROWS or rows % 8
+        ):
+            raise PlanError(f"rows = {self.rows!r}: a multiple of 8 up to {ROWS}")
+        if self.rows is not None and (self.tile[0] != ROWS or self.cluster != (1, 1)):
+            raise PlanError(f"rows are for a tile of {ROWS} rows that no other block shares")
+        if self.split > 1 and not self.single:
+            raise PlanError("a split K exchanges partial sums in the stages' memory: one tile a cluster, single=True")
+        if self.split > 1 and (self.early or self.schedule == "pingpong" or self.store == "direct"):
+            raise PlanError("a split K goes with a cooperative schedule and tensor stores, and without early stores")
+        if self.consumers > 3:
+            raise PlanError(f"consumers = {self.consumers}: three warpgroups and a producer are all that a block holds")
+        if self.schedule == "pingpong" and self.consumers != 2:
+            raise PlanError(f"pingpong takes two consumers in turn, not {self.consumers}")
+        each = self.tile[0] if self.schedule == "pingpong" else self.tile[0] // self.consumers
+        if each < ROWS or each % ROWS or (self.schedule != "pingpong" and self.tile[0] % self.consumers):
+            raise PlanError(
+                f"{self.tile[0]} rows for {self.consumers} {self.schedule} warpgroup(s): each takes a multiple of "
+                f"{ROWS}"
+            )

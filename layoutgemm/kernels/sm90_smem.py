@@ -1,0 +1,81 @@
+"""Where everything lies in the shared memory of a block of a Hopper kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..layouts import Layout
+from .plan import OperandPlan
+from .plan_base import BARRIER_BYTES, rounded_up
+from .sm90_store import StorePlan
+
+
+@dataclass(frozen=True, slots=True)
+class Sm90Smem:
+    """Where everything lies in the block's dynamic shared memory, in bytes from an address aligned to `alignment`.
+
+    a, b: stages one after another; c: the buffers of the first consumer warp, then the next one's; then the barriers
+    `full` (`barrier_offset`) and `empty`, one of each a stage.
+    """
+
+    a_offset: int
+    a_stage_bytes: int
+    b_offset: int
+    b_stage_bytes: int
+    c_offset: int
+    c_buffer_bytes: int
+    barrier_offset: int
+    empty_offset: int
+    barrier_bytes: int
+    total: int
+    alignment: int
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Where partial sums of a split K lie while blocks exchange them: in the stages' memory of the one that takes them.
+
+    values   of a thread's accumulator that a block takes
+    layout   (thread, vector of 4 values, accumulator, consumer, source block) -> vectors of 16 bytes
+    """
+
+    values: int
+    layout: Layout
+
+    @property
+    def vectors(self) -> int:
+        """Vectors of 4 values that a thread sends of one accumulator."""
+        return self.values // 4
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of shared memory."""
+        return int(self.layout.size) * 16
+
+    def byte(self, source, consumer, block, vector, thread):  # type: ignore[no-untyped-def]  # ints or traced integers
+        """The byte at which a vector lies."""
+        return self.layout((thread, vector, block, consumer, source)) * 16
+
+
+def smem_map(
+    a: OperandPlan, b: OperandPlan, stages: int, c_bytes: int, store: StorePlan | None, single: bool
+) -> Sm90Smem:
+    """The stages, the store's buffers and the barriers, in this order; `single`: one tile a block."""
+    a_stage, b_stage = rounded_up(a.smem.bytes, a.smem.alignment), rounded_up(b.smem.bytes, b.smem.alignment)
+    b_offset = rounded_up(stages * a_stage, 1024)
+    end = rounded_up(b_offset + stages * b_stage, 1024)
+    c_offset = 0 if single else end  # one tile: the stages are free when C is stored
+    barriers = end if single else end + c_bytes
+    return Sm90Smem(
+        a_offset=0,
+        a_stage_bytes=a_stage,
+        b_offset=b_offset,
+        b_stage_bytes=b_stage,
+        c_offset=c_offset,
+        c_buffer_bytes=store.buffer_bytes if store else 0,
+        barrier_offset=barriers,
+        empty_offset=barriers + stages * BARRIER_BYTES,
+        barrier_bytes=BARRIER_BYTES,
+        total=barriers + 2 * stages * BARRIER_BYTES,
+        alignment=1024,
+    )
