@@ -26,7 +26,7 @@ from cutlass.experimental import primitives
 
 from layoutgemm.errors import PlanError
 
-from .bridge_types import raw
+from .bridge_types import assembly, raw, unpacked
 
 _MMA_TYPES = {
     "bf16": primitives.MMAType.BF16, "f16": primitives.MMAType.F16, "tf32": primitives.MMAType.TF32,
@@ -72,21 +72,10 @@ def load_fragment(address: Any, transpose: bool) -> list[Any]:
     return [words[i] for i in range(4)]
 
 
-@dsl_user_op
-def permute(low: Any, high: Any, selector: Any, *, loc: Any = None, ip: Any = None) -> Any:
+def permute(low: Any, high: Any, selector: Any) -> Any:
     """prmt: four of the eight bytes of two registers, as the selector's four digits say."""
-    found = llvm.inline_asm(
-        T.i32(),
-        [Int32(value).ir_value(loc=loc, ip=ip) for value in (low, high, selector)],
-        "prmt.b32 $0, $1, $2, $3;",
-        "=r,r,r,r",
-        has_side_effects=False,
-        is_align_stack=False,
-        asm_dialect=llvm.AsmDialect.AD_ATT,
-        loc=loc,
-        ip=ip,
-    )
-    return Int32(found)
+    operands = [Int32(value) for value in (low, high, selector)]
+    return assembly("prmt.b32 $0, $1, $2, $3;", "=r,r,r,r", operands, (Int32,), pure=True)[0]
 
 
 def load_word(address: Any) -> Any:
@@ -97,28 +86,14 @@ def load_word(address: Any) -> Any:
 
 def load_words(address: Any, count: int) -> list[Any]:
     """ld.shared of one, two or four words, aligned to all of them."""
-    return _load_words(Int32(address.toint()), count)
-
-
-@dsl_user_op
-def _load_words(address: Any, count: int, *, loc: Any = None, ip: Any = None) -> list[Any]:
     vector = "" if count == 1 else f".v{count}"
     names = ", ".join(f"${i}" for i in range(count))
-    kind = T.i32() if count == 1 else llvm.StructType.get_literal([T.i32()] * count)
-    found = llvm.inline_asm(
-        kind,
-        [address.ir_value(loc=loc, ip=ip)],
+    return assembly(
         f"ld.shared{vector}.b32 {'{' + names + '}' if count > 1 else names}, [${count}];",
         ",".join(["=r"] * count + ["r", "~{memory}"]),
-        has_side_effects=True,
-        is_align_stack=False,
-        asm_dialect=llvm.AsmDialect.AD_ATT,
-        loc=loc,
-        ip=ip,
+        [Int32(address.toint())],
+        (Int32,) * count,
     )
-    if count == 1:
-        return [Int32(found)]
-    return [Int32(llvm.extractvalue(T.i32(), found, [i], loc=loc, ip=ip)) for i in range(count)]
 
 
 @dsl_user_op
@@ -129,7 +104,7 @@ def multiply(
     if mma.a_dtype.name not in _MMA_TYPES or mma.b_dtype.name not in _MMA_TYPES:
         raise PlanError(f"the bridge has mma.sync of {', '.join(_MMA_TYPES)}, not {mma}")
     whole = mma.c_dtype.name == "i32"
-    one, number = (T.i32, Int32) if whole else (T.f32, Float32)
+    number = Int32 if whole else Float32
 
     def register(word: Any) -> Any:
         value = Int32(word).ir_value(loc=loc, ip=ip)
@@ -138,7 +113,7 @@ def multiply(
         return llvm.bitcast(ir.VectorType.get([2], T.f16()), value, loc=loc, ip=ip) if pair else value
 
     found = primitives.mma_sync(
-        llvm.StructType.get_literal([one()] * len(c)),
+        llvm.StructType.get_literal([number.mlir_type] * len(c)),
         tuple(mma.shape_mnk),
         primitives.MMALayout.ROW,
         primitives.MMALayout.COL,
@@ -152,24 +127,17 @@ def multiply(
         ip=ip,
     )
     value: Any = found.ir_value() if hasattr(found, "ir_value") else found
-    return [number(llvm.extractvalue(one(), value, position=[i], loc=loc, ip=ip)) for i in range(len(c))]
+    return unpacked(value, [number] * len(c), loc=loc, ip=ip)
 
 
-@dsl_user_op
-def store_vector(address: Any, words: Sequence[Any], *, loc: Any = None, ip: Any = None) -> None:
+def store_vector(address: Any, words: Sequence[Any]) -> None:
     """st.global of one, two or four 32-bit registers to an address in bytes, aligned to all of them."""
     vector = "" if len(words) == 1 else f".v{len(words)}"
     names = ", ".join(f"${i + 1}" for i in range(len(words)))
-    llvm.inline_asm(
-        None,
-        [value.ir_value(loc=loc, ip=ip) for value in (Int64(address), *map(Int32, words))],
+    assembly(
         f"st.global{vector}.b32 [$0], {'{' + names + '}' if len(words) > 1 else names};",
         ",".join(["l"] + ["r"] * len(words) + ["~{memory}"]),
-        has_side_effects=True,
-        is_align_stack=False,
-        asm_dialect=llvm.AsmDialect.AD_ATT,
-        loc=loc,
-        ip=ip,
+        [Int64(address), *map(Int32, words)],
     )
 
 
@@ -181,18 +149,11 @@ def store_part(address: Int64, word: Any, part: int, bits: int) -> None:
     cute.make_tensor(pointer, cute.make_layout(1))[0] = value
 
 
-@dsl_user_op
-def load_element(address: Any, inside: Any, bits: int, *, loc: Any = None, ip: Any = None) -> Any:
+def load_element(address: Any, inside: Any, bits: int) -> Any:
     """ld.global of one element of 32, 16 or 8 bits, as an Int32 with zeros above; 0, and no access, if not inside."""
-    found = llvm.inline_asm(
-        T.i32(),
-        [Int64(address).ir_value(loc=loc, ip=ip), Int32(inside).ir_value(loc=loc, ip=ip)],
+    return assembly(
         f"{{ .reg .pred p; setp.ne.b32 p, $2, 0; mov.b32 $0, 0; @p ld.global.u{bits} $0, [$1]; }}",
         "=&r,l,r",
-        has_side_effects=True,
-        is_align_stack=False,
-        asm_dialect=llvm.AsmDialect.AD_ATT,
-        loc=loc,
-        ip=ip,
-    )
-    return Int32(found)
+        [Int64(address), Int32(inside)],
+        (Int32,),
+    )[0]

@@ -11,10 +11,9 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Uint32
-from cutlass._mlir.dialects import llvm
-from cutlass.cutlass_dsl import T, dsl_user_op
 
 from .bridge_registers import convert_pair
+from .bridge_types import assembly
 from .epilogue_numpy import mix
 
 # Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26: erf(x) = 1 - poly(t) * exp(-x * x) with
@@ -27,20 +26,8 @@ _LOG2E = math.log2(math.e)
 _LOGIT = (1.5934149606731307, 0.07560413574206144, -0.0009701555546613748, 8.678765826776632e-06)
 
 
-@dsl_user_op
-def _unary(name: str, x: Any, *, loc: Any = None, ip: Any = None) -> Any:
-    value = llvm.inline_asm(
-        T.f32(),
-        [Float32(x).ir_value(loc=loc, ip=ip)],
-        f"{name} $0, $1;",
-        "=f,f",
-        has_side_effects=False,
-        is_align_stack=False,
-        asm_dialect=llvm.AsmDialect.AD_ATT,
-        loc=loc,
-        ip=ip,
-    )
-    return Float32(value)
+def _unary(name: str, x: Any) -> Any:
+    return assembly(f"{name} $0, $1;", "=f,f", [Float32(x)], (Float32,), pure=True)[0]
 
 
 class ElementMath:
@@ -171,53 +158,22 @@ _TWO = {
 }
 
 
-@dsl_user_op
-def load_value(address: Any, dtype: Any, *, loc: Any = None, ip: Any = None) -> Any:
+def load_value(address: Any, dtype: Any) -> Any:
     """ld.global of one f32, bf16 or f16, as f32; the address is a multiple of its size."""
-    value = llvm.inline_asm(
-        T.f32(),
-        [Int64(address).ir_value(loc=loc, ip=ip)],
-        _ONE[dtype.name],
-        "=f,l",
-        has_side_effects=True,
-        is_align_stack=False,
-        asm_dialect=llvm.AsmDialect.AD_ATT,
-        loc=loc,
-        ip=ip,
-    )
-    return Float32(value)
+    return assembly(_ONE[dtype.name], "=f,l", [Int64(address)], (Float32,))[0]
 
 
-@dsl_user_op
-def load_two(address: Any, dtype: Any, *, loc: Any = None, ip: Any = None) -> list[Any]:
+def load_two(address: Any, dtype: Any) -> list[Any]:
     """ld.global of two neighbours, as f32; the address is a multiple of twice their size."""
-    found = llvm.inline_asm(
-        llvm.StructType.get_literal([T.f32()] * 2),
-        [Int64(address).ir_value(loc=loc, ip=ip)],
-        _TWO[dtype.name],
-        "=f,=f,l",
-        has_side_effects=True,
-        is_align_stack=False,
-        asm_dialect=llvm.AsmDialect.AD_ATT,
-        loc=loc,
-        ip=ip,
-    )
-    return [Float32(llvm.extractvalue(T.f32(), found, position=[i], loc=loc, ip=ip)) for i in range(2)]
+    return assembly(_TWO[dtype.name], "=f,=f,l", [Int64(address)], (Float32, Float32))
 
 
-@dsl_user_op
-def _store_word(address: Any, word: Any, bits: int, inside: Any, *, loc: Any = None, ip: Any = None) -> None:
+def _store_word(address: Any, word: Any, bits: int, inside: Any) -> None:
     register = {16: "h", 32: "r", 64: "l"}[bits]
-    llvm.inline_asm(
-        None,
-        [value.ir_value(loc=loc, ip=ip) for value in (Int64(address), word, Int32(inside))],
+    assembly(
         f"{{ .reg .pred p; setp.ne.b32 p, $2, 0; @p st.global.b{bits} [$0], $1; }}",
         f"l,{register},r,~{{memory}}",
-        has_side_effects=True,
-        is_align_stack=False,
-        asm_dialect=llvm.AsmDialect.AD_ATT,
-        loc=loc,
-        ip=ip,
+        [Int64(address), word, Int32(inside)],
     )
 
 
@@ -244,19 +200,12 @@ def magnitude(x: Any) -> Any:
     return Float32(x).bitcast(Int32) & Int32(0x7FFFFFFF)
 
 
-@dsl_user_op
-def _largest(address: Any, bits: Any, *, loc: Any = None, ip: Any = None) -> None:
-    llvm.inline_asm(
-        None,
-        [Int64(address).ir_value(loc=loc, ip=ip), Int32(bits).ir_value(loc=loc, ip=ip)],
+def _largest(address: Any, bits: Any) -> None:
+    assembly(
         "{ .reg .b32 m; .reg .b32 l; .reg .pred p; redux.sync.max.s32 m, $1, -1; mov.u32 l, %laneid; "
         "setp.eq.u32 p, l, 0; @p red.relaxed.gpu.global.max.s32 [$0], m; }",
         "l,r,~{memory}",
-        has_side_effects=True,
-        is_align_stack=False,
-        asm_dialect=llvm.AsmDialect.AD_ATT,
-        loc=loc,
-        ip=ip,
+        [Int64(address), Int32(bits)],
     )
 
 

@@ -10,13 +10,11 @@ from typing import Any
 
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int8, Int16, Int32, Int64
-from cutlass._mlir.dialects import llvm
-from cutlass.cutlass_dsl import T, dsl_user_op
 from cutlass.experimental import primitives
 
 from layoutgemm.errors import PlanError
 
-from .bridge_types import element_type, raw
+from .bridge_types import assembly, element_type, raw
 
 # cvt of two f32 into one register, the second operand in the low half; fp8 saturates, as its conversions do in torch
 _PAIRS = {
@@ -27,22 +25,10 @@ _PAIRS = {
 }
 
 
-@dsl_user_op
-def _convert_pair(low: Any, high: Any, name: str, bits: int, *, loc: Any = None, ip: Any = None) -> Any:
-    operands = [Float32(value).ir_value(loc=loc, ip=ip) for value in (high, low)]
-    result, register = (T.i32(), "=r") if bits == 32 else (T.i16(), "=h")
-    word = llvm.inline_asm(
-        result,
-        operands,
-        f"{name} $0, $1, $2;",
-        f"{register},f,f",
-        has_side_effects=False,
-        is_align_stack=False,
-        asm_dialect=llvm.AsmDialect.AD_ATT,
-        loc=loc,
-        ip=ip,
-    )
-    return Int32(word) if bits == 32 else Int16(word)
+def _convert_pair(low: Any, high: Any, name: str, bits: int) -> Any:
+    result, register = (Int32, "=r") if bits == 32 else (Int16, "=h")
+    operands = [Float32(value) for value in (high, low)]
+    return assembly(f"{name} $0, $1, $2;", f"{register},f,f", operands, (result,), pure=True)[0]
 
 
 def convert_pair(low: Any, high: Any, dtype: Any) -> Any:
@@ -61,8 +47,7 @@ def store_matrices(address: Any, registers: Sequence[Any], transpose: bool = Fal
     primitives.stmatrix(raw(address), list(registers), order)
 
 
-@dsl_user_op
-def store_shared(address: Any, values: Sequence[Any], *, loc: Any = None, ip: Any = None) -> None:
+def store_shared(address: Any, values: Sequence[Any]) -> None:
     """st.shared of one 8-, 16- or 32-bit value or of a vector of 2 or 4 32-bit ones; `address` is an Int32 in bytes."""
     kinds = {8: ("b8", "h"), 16: ("b16", "h"), 32: ("b32", "r")}
     width, register = kinds[values[0].width]
@@ -70,16 +55,10 @@ def store_shared(address: Any, values: Sequence[Any], *, loc: Any = None, ip: An
     values = [Int16(value) if width == "b8" else value for value in values]
     vector = "" if len(values) == 1 else f".v{len(values)}"
     names = ", ".join(f"${i + 1}" for i in range(len(values)))
-    llvm.inline_asm(
-        None,
-        [Int32(address).ir_value(loc=loc, ip=ip), *[value.ir_value(loc=loc, ip=ip) for value in values]],
+    assembly(
         f"st.shared{vector}.{width} [$0], {{{names}}};",
         ",".join(["r", *[register] * len(values), "~{memory}"]),
-        has_side_effects=True,
-        is_align_stack=False,
-        asm_dialect=llvm.AsmDialect.AD_ATT,
-        loc=loc,
-        ip=ip,
+        [Int32(address), *values],
     )
 
 
@@ -107,42 +86,20 @@ def from_floats(values: Sequence[Any], dtype: Any) -> list[Any]:
     return [value if kind is Float32 else value.bitcast(kind) for value in values]
 
 
-@dsl_user_op
-def store_remote(pointer: Any, block: int, values: Sequence[Any], *, loc: Any = None, ip: Any = None) -> None:
+def store_remote(pointer: Any, block: int, values: Sequence[Any]) -> None:
     """st.shared::cluster.v4.f32 to the same place in the shared memory of block `block` of the cluster."""
-    llvm.inline_asm(
-        None,
-        [
-            Int32(pointer.toint()).ir_value(loc=loc, ip=ip),
-            Int32(block).ir_value(loc=loc, ip=ip),
-            *[Float32(value).ir_value(loc=loc, ip=ip) for value in values],
-        ],
+    assembly(
         "{ .reg .b32 there; mapa.shared::cluster.u32 there, $0, $1; "
         "st.shared::cluster.v4.f32 [there], {$2, $3, $4, $5}; }",
         "r,r,f,f,f,f,~{memory}",
-        has_side_effects=True,
-        is_align_stack=False,
-        asm_dialect=llvm.AsmDialect.AD_ATT,
-        loc=loc,
-        ip=ip,
+        [Int32(pointer.toint()), Int32(block), *map(Float32, values)],
     )
 
 
-@dsl_user_op
-def load_shared(pointer: Any, *, loc: Any = None, ip: Any = None) -> list[Any]:
+def load_shared(pointer: Any) -> list[Any]:
     """ld.shared.v4.f32: four neighbours."""
-    struct = llvm.inline_asm(
-        llvm.StructType.get_literal([T.f32()] * 4),
-        [Int32(pointer.toint()).ir_value(loc=loc, ip=ip)],
-        "ld.shared.v4.f32 {$0, $1, $2, $3}, [$4];",
-        "=f,=f,=f,=f,r,~{memory}",
-        has_side_effects=True,
-        is_align_stack=False,
-        asm_dialect=llvm.AsmDialect.AD_ATT,
-        loc=loc,
-        ip=ip,
-    )
-    return [Float32(llvm.extractvalue(T.f32(), struct, [i], loc=loc, ip=ip)) for i in range(4)]
+    text, operands = "ld.shared.v4.f32 {$0, $1, $2, $3}, [$4];", [Int32(pointer.toint())]
+    return assembly(text, "=f,=f,=f,=f,r,~{memory}", operands, (Float32,) * 4)
 
 
 def store_element(address: Int64, value: Any, dtype: Any) -> None:
@@ -155,19 +112,8 @@ def store_element(address: Int64, value: Any, dtype: Any) -> None:
     cute.make_tensor(pointer, cute.make_layout(1))[0] = value.to(target)
 
 
-@dsl_user_op
-def _store_two(address: Any, low: Any, high: Any, *, loc: Any = None, ip: Any = None) -> None:
-    llvm.inline_asm(
-        None,
-        [value.ir_value(loc=loc, ip=ip) for value in (Int64(address), Float32(low), Float32(high))],
-        "st.global.v2.f32 [$0], {$1, $2};",
-        "l,f,f,~{memory}",
-        has_side_effects=True,
-        is_align_stack=False,
-        asm_dialect=llvm.AsmDialect.AD_ATT,
-        loc=loc,
-        ip=ip,
-    )
+def _store_two(address: Any, low: Any, high: Any) -> None:
+    assembly("st.global.v2.f32 [$0], {$1, $2};", "l,f,f,~{memory}", [Int64(address), Float32(low), Float32(high)])
 
 
 @cute.jit

@@ -25,14 +25,14 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int16, Int32, Int64, Uint32
 from cutlass._mlir.dialects import llvm
-from cutlass.cutlass_dsl import T, dsl_user_op
+from cutlass.cutlass_dsl import dsl_user_op
 from cutlass.experimental import primitives
 
 from layoutgemm.errors import PlanError
 
 from .bridge import SharedMemory
 from .bridge_copies import _coordinates
-from .bridge_types import raw
+from .bridge_types import assembly, raw
 from .bridge_wgmma import _LOW, Operand, _as_signed
 
 _KINDS = {"f16": "f16", "tf32": "tf32", "f8f6f4": "f8f6f4", "i8": "int8"}
@@ -128,8 +128,7 @@ def tensor_commit(barrier: Any, blocks: int = 1, mask: int | None = None) -> Non
 # ------------------------------------------------------------------------------------------------------------- copies
 
 
-@dsl_user_op
-def tensor_load(atom: Any, address: Any, *, loc: Any = None, ip: Any = None) -> list[Any]:
+def tensor_load(atom: Any, address: Any) -> list[Any]:
     """tcgen05.ld and tcgen05.wait::ld, by a whole warp: the atom's registers, f32 or (other elements) i32.
 
     address  of the warp's own quarter of the lanes (`atoms.tmem.warp_lanes`)
@@ -138,42 +137,26 @@ def tensor_load(atom: Any, address: Any, *, loc: Any = None, ip: Any = None) -> 
     sees two pieces is free to move a conversion there.
     """
     count = atom.registers
-    floats = atom.element.name == "f32"
     names = ", ".join(f"${i}" for i in range(count))
     split = "" if atom.split is None else f", {atom.split}"
-    kind, register = (T.f32(), "=f") if floats else (T.i32(), "=r")
-    text = f"{atom.ptx} {{{names}}}, [${count}]{split};\n\ttcgen05.wait::ld.sync.aligned;"
-    found = llvm.inline_asm(
-        llvm.StructType.get_literal([kind] * count) if count > 1 else kind,
-        [Int32(address).ir_value(loc=loc, ip=ip)],
-        text,
+    kind, register = (Float32, "=f") if atom.element.name == "f32" else (Int32, "=r")
+    return assembly(
+        f"{atom.ptx} {{{names}}}, [${count}]{split};\n\ttcgen05.wait::ld.sync.aligned;",
         ",".join([register] * count + ["r", "~{memory}"]),
-        has_side_effects=True,
-        is_align_stack=False,
-        asm_dialect=llvm.AsmDialect.AD_ATT,
-        loc=loc,
-        ip=ip,
+        [Int32(address)],
+        (kind,) * count,
     )
-    values = [llvm.extractvalue(kind, found, [i], loc=loc, ip=ip) for i in range(count)] if count > 1 else [found]
-    return [(Float32 if floats else Int32)(value) for value in values]
 
 
-@dsl_user_op
-def tensor_store(atom: Any, address: Any, values: Sequence[Any], *, loc: Any = None, ip: Any = None) -> None:
+def tensor_store(atom: Any, address: Any, values: Sequence[Any]) -> None:
     """tcgen05.st, by a whole warp: registers, f32 or i32, to the atom's lanes and columns; `tensor_stored` waits."""
     names = ", ".join(f"${i + 1}" for i in range(len(values)))
     split = "" if atom.split is None else f", {atom.split}"
     words = [value.bitcast(Int32) if isinstance(value, Float32) else Int32(value) for value in values]
-    llvm.inline_asm(
-        None,
-        [Int32(address).ir_value(loc=loc, ip=ip), *[word.ir_value(loc=loc, ip=ip) for word in words]],
+    assembly(
         f"{atom.ptx} [$0]{split}, {{{names}}};",
         ",".join(["r"] * (1 + len(words)) + ["~{memory}"]),
-        has_side_effects=True,
-        is_align_stack=False,
-        asm_dialect=llvm.AsmDialect.AD_ATT,
-        loc=loc,
-        ip=ip,
+        [Int32(address), *words],
     )
 
 
@@ -182,23 +165,12 @@ def tensor_stored() -> None:
     primitives.tcgen05_wait("store")
 
 
-@dsl_user_op
-def tensor_copy(atom: Any, address: Any, descriptor: Any, *, loc: Any = None, ip: Any = None) -> None:
+def tensor_copy(atom: Any, address: Any, descriptor: Any) -> None:
     """tcgen05.cp, by one thread: rows that a matrix descriptor names, from shared memory to tensor memory.
 
     Products of the same thread that come later see it; `tensor_commit` says when it is done.
     """
-    llvm.inline_asm(
-        None,
-        [Int32(address).ir_value(loc=loc, ip=ip), Int64(descriptor).ir_value(loc=loc, ip=ip)],
-        f"{atom.ptx} [$0], $1;",
-        "r,l,~{memory}",
-        has_side_effects=True,
-        is_align_stack=False,
-        asm_dialect=llvm.AsmDialect.AD_ATT,
-        loc=loc,
-        ip=ip,
-    )
+    assembly(f"{atom.ptx} [$0], $1;", "r,l,~{memory}", [Int32(address), Int64(descriptor)])
 
 
 class _PairBarrier:

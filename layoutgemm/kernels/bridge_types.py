@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import cuda.bindings.driver as driver
 import cutlass
 import cutlass.experimental.cuda as xcuda
 from cutlass import BFloat16, Float8E4M3FN, Float8E5M2, Float16, Float32, Int8, Int32, TFloat32, Uint8
+from cutlass._mlir.dialects import llvm
 from cutlass.cute.nvgpu import OperandMajorMode
+from cutlass.cutlass_dsl import dsl_user_op
 
 from layoutgemm.errors import PlanError
 
@@ -49,6 +52,46 @@ def element_type(dtype: Any) -> Any:
 def raw(pointer: Any) -> Any:
     """A cute.Pointer as the pointer type that the primitives take."""
     return cutlass.Pointer._from_raw_ptr(pointer.llvm_ptr)
+
+
+@dsl_user_op
+def assembly(
+    text: str,
+    constraints: str,
+    operands: Sequence[Any],
+    results: Sequence[Any] = (),
+    *,
+    pure: bool = False,
+    loc: Any = None,
+    ip: Any = None,
+) -> list[Any]:
+    """Inline PTX: values of the DSL in, values of the types `results` out.
+
+    text         instructions; $0, $1, ... are the results, then the operands
+    constraints  LLVM's: one a result ("=r"), one an operand ("l"), then what is touched besides ("~{memory}")
+    pure         results follow from operands alone: the compiler may move, merge or drop the instruction
+    """
+    kinds = [result.mlir_type for result in results]
+    found: Any = llvm.inline_asm(
+        None if not kinds else kinds[0] if len(kinds) == 1 else llvm.StructType.get_literal(kinds),
+        [operand.ir_value(loc=loc, ip=ip) for operand in operands],
+        text,
+        constraints,
+        has_side_effects=not pure,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+        loc=loc,
+        ip=ip,
+    )
+    if len(kinds) < 2:
+        return [result(found) for result in results]
+    return unpacked(found, results, loc=loc, ip=ip)
+
+
+def unpacked(struct: Any, results: Sequence[Any], *, loc: Any = None, ip: Any = None) -> list[Any]:
+    """The parts of a struct of the LLVM dialect, as values of the DSL's types."""
+    parts = enumerate(results)
+    return [kind(llvm.extractvalue(kind.mlir_type, struct, position=[i], loc=loc, ip=ip)) for i, kind in parts]
 
 
 def unrolled(count: int) -> tuple[int, ...]:

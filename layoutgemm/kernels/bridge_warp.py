@@ -26,7 +26,7 @@ from cutlass.experimental import primitives
 from layoutgemm.errors import PlanError
 from layoutgemm.layouts import Layout
 
-from .bridge_types import raw
+from .bridge_types import assembly, raw
 
 VECTOR_BYTES = 16
 _MMA_TYPES = {"bf16": primitives.MMAType.BF16, "f16": primitives.MMAType.F16}
@@ -83,25 +83,13 @@ def load_matrices(address: Any, count: int) -> list[Any]:
 
 def load_vector(address: Int64, inside: Any) -> list[Any]:
     """ld.global of 16 bytes into four registers; zeros, and no access, where `inside` is false."""
-    return _load_vector(address, inside)
-
-
-@dsl_user_op
-def _load_vector(address: Any, inside: Any, *, loc: Any = None, ip: Any = None) -> list[Any]:
-    kind = llvm.StructType.get_literal([T.i32()] * 4)
-    found = llvm.inline_asm(
-        kind,
-        [Int64(address).ir_value(loc=loc, ip=ip), Int32(inside).ir_value(loc=loc, ip=ip)],
+    return assembly(
         "{ .reg .pred p; setp.ne.b32 p, $5, 0; mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0; "
         "@p ld.global.v4.b32 {$0, $1, $2, $3}, [$4]; }",
         "=&r,=&r,=&r,=&r,l,r",
-        has_side_effects=True,
-        is_align_stack=False,
-        asm_dialect=llvm.AsmDialect.AD_ATT,
-        loc=loc,
-        ip=ip,
+        [Int64(address), Int32(inside)],
+        (Int32,) * 4,
     )
-    return [Int32(llvm.extractvalue(T.i32(), found, position=[i], loc=loc, ip=ip)) for i in range(4)]
 
 
 def keep_elements(words: Sequence[Any], count: Any) -> list[Any]:

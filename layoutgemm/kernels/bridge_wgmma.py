@@ -18,15 +18,13 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
-from cutlass._mlir.dialects import llvm
 from cutlass.cute.nvgpu import tcgen05, warpgroup
-from cutlass.cutlass_dsl import T, dsl_user_op
 
 from layoutgemm.atoms.descriptor import ADDRESS_MASK, SM90_FIELDS
 from layoutgemm.errors import PlanError
 
 from .bridge_sync import uniform
-from .bridge_types import MAJOR_MODES, element_type
+from .bridge_types import MAJOR_MODES, assembly, element_type
 
 # The descriptor's address field: its unit, and by ADDRESS_MASK its width. A shared-memory address inside a cluster
 # carries the rank of its block from bit 24 on; everything above the field must go, or it lands in the leading offset.
@@ -194,26 +192,14 @@ def _descriptor_fragment(word: Int64) -> Any:
 _TIED = ("tf32",)
 
 
-@dsl_user_op
-def _multiply_tied(
-    atom: Any, registers: Any, word_a: Any, word_b: Any, keep: Any, *, loc: Any = None, ip: Any = None
-) -> list[Any]:
+def _multiply_tied(atom: Any, registers: Any, word_a: Any, word_b: Any, keep: Any) -> list[Any]:
     """The atom's wgmma.mma_async on f32 accumulators and K-major operands; each register comes back as itself."""
     count = len(registers)
     names = ", ".join(f"${v}" for v in range(count))
-    found = llvm.inline_asm(
-        llvm.StructType.get_literal([T.f32()] * count),
-        [
-            *[value.ir_value(loc=loc, ip=ip) for value in (Int64(word_a), Int64(word_b), Int32(keep))],
-            *[Float32(value).ir_value(loc=loc, ip=ip) for value in registers],
-        ],
+    return assembly(
         f"{{ .reg .pred keep; setp.ne.b32 keep, ${count + 2}, 0; "
         f"{atom.ptx} {{{names}}}, ${count}, ${count + 1}, keep, 1, 1; }}",
         ",".join(["=f"] * count + ["l", "l", "r"] + [str(v) for v in range(count)]),
-        has_side_effects=True,
-        is_align_stack=False,
-        asm_dialect=llvm.AsmDialect.AD_ATT,
-        loc=loc,
-        ip=ip,
+        [Int64(word_a), Int64(word_b), Int32(keep), *map(Float32, registers)],
+        (Float32,) * count,
     )
-    return [Float32(llvm.extractvalue(T.f32(), found, position=[v], loc=loc, ip=ip)) for v in range(count)]
