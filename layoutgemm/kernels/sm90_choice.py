@@ -7,22 +7,20 @@ does as well.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ..dtypes import DType
 from ..errors import PlanError
+from .choice import Choice
 from .epilogue import Epilogue
 from .plan import Operand
 from .sm90_plan import Sm90Config, Sm90Plan
 from .sm90_types import operands, output_of
 
-_OTHER = {"row": "col", "col": "row"}
-
 
 @dataclass(frozen=True)
-class Sm90Choice:
+class Sm90Choice(Choice):
     """A configuration, and whether it multiplies C^T = B^T @ A^T instead of C = A @ B."""
 
     config: Sm90Config
@@ -45,39 +43,10 @@ class Sm90Choice:
         >>> Sm90Choice(Sm90Config((64, 16), consumers=1), swapped=True).plan(16, 4096, 4096, b="bf16:col").c.order
         'col'
         """
-        a_, b_, c_ = operands(a, b, c)
-        if not self.swapped:
-            return Sm90Plan.derive(m, n, k, batch=batch, a=a_, b=b_, c=c_, config=self.config, epilogue=epilogue)
-        flip = {op: Operand(op.dtype, _OTHER[op.order]) for op in (a_, b_, c_)}
-        turned = epilogue.transposed() if epilogue else None
-        return Sm90Plan.derive(
-            n, m, k, batch=batch, a=flip[b_], b=flip[a_], c=flip[c_], config=self.config, epilogue=turned
-        )
-
-    def arguments(
-        self,
-        pointers: Sequence[int],
-        sizes: Sequence[int],
-        leading: Sequence[int],
-        strides: Sequence[int],
-        workers: int,
-    ) -> tuple[int, ...]:
-        """The launch's arguments for A, B, C as the caller has them.
-
-        pointers   of A, B, C: bytes
-        sizes      m, n, k, batch
-        leading    lda, ldb, ldc: elements
-        strides    between matrices of a batch, of A, B, C: elements
-        workers    clusters that may be resident
-        """
-        m, n, k, batch = sizes
-        if not self.swapped:
-            return (*pointers, m, n, k, batch, *leading, *strides, workers)
-
-        def swap(x: Sequence[int]) -> tuple[int, int, int]:
-            return x[1], x[0], x[2]
-
-        return (*swap(pointers), n, m, k, batch, *swap(leading), *swap(strides), workers)
+        a_, b_, c_ = self.operands(*operands(a, b, c))
+        if self.swapped:
+            m, n, epilogue = n, m, epilogue.transposed() if epilogue else None
+        return Sm90Plan.derive(m, n, k, batch=batch, a=a_, b=b_, c=c_, config=self.config, epilogue=epilogue)
 
 
 # ------------------------------------------------------------------------------------------------------ what is fastest
