@@ -65,6 +65,10 @@ _RATES = {
     (256, 224): 1.0, (256, 208): 1.0, (256, 192): 0.995, (256, 176): 0.97, (256, 160): 0.97, (256, 128): 0.965,
     (128, 256): 0.967, (128, 192): 0.955, (128, 128): 0.93,
 }  # fmt: skip
+# Bytes along K from which sharing loads pays: of bf16 it gains 1.5 to 2% at K = 4096 and costs 2% at 2048 (NOTES.md).
+# Of 8-bit types half of it does where there are more than two rows of tiles: at K = 4096 the fastest of 4096x4096 share
+# them, and of 512x14336 those that do not, by 1% (types_h200.json). tf32 is taken to be as bf16 of as many bytes.
+_CLUSTER_BYTES, _NARROW_BYTES = 8192, 4096
 _PINGPONG = (128, 160, 176, 192)  # columns of 128-row tiles that two warpgroups take in turn
 _STEP = 0.165e-6  # of a k tile of 128 elements in a block of 64 rows: eight products that wait for each other
 _EXCHANGE = 2.4e-6  # of partial sums between two blocks of 64 rows
@@ -126,7 +130,7 @@ def choose(
     best = min(estimates, key=lambda e: (e.seconds, -e.tile[1]))
     rows, columns = best.tile
     grid = -(-m // rows), -(-n // columns)
-    cluster, group, along = _cluster(best.tile, grid, k if grid[0] > 2 else k * bits // 16)
+    cluster, group, along = _cluster(best.tile, grid, k, kind)
     overlap = work < _SHORT
     config = Sm90Config(
         best.tile,
@@ -165,10 +169,10 @@ def _estimate(
     return Estimate(tile, max(cycles / _CLOCK, moved / _DRAM) + _LAUNCH, waves, tiles, workers, pingpong and waves > 1)
 
 
-def _cluster(tile: tuple[int, int], grid: tuple[int, int], k: int) -> tuple[tuple[int, int], int, str]:
+def _cluster(tile: tuple[int, int], grid: tuple[int, int], k: int, kind: DType) -> tuple[tuple[int, int], int, str]:
     """Two blocks that share the tile they both need, along the way that leaves none without work; and the order."""
-    tiles = grid[0] * grid[1]
-    if k < 4096 or tiles < 64:
+    least = _NARROW_BYTES if kind.bits == 8 and grid[0] > 2 else _CLUSTER_BYTES
+    if k * kind.bytes < least or grid[0] * grid[1] < 64:
         return (1, 1), 8, "M"
     if tile[0] == 256 and grid[1] % 2 == 0 and grid[0] > 2:
         return ((1, 2), 16, "M") if grid[0] <= 16 else ((1, 2), 8, "N")
