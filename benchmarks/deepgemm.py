@@ -219,7 +219,10 @@ def version(folder: Path | None = None) -> str:
     """Of the compiled kernels or the installed package."""
     if folder:
         return f"{index(folder)['deepgemm']} (nvcc {index(folder)['nvcc']})"
-    return str(getattr(importlib.import_module("deep_gemm"), "__version__", "unknown")) if installed() else "none"
+    try:
+        return str(importlib.import_module("deep_gemm").__version__) if installed() else "none"
+    except Exception as error:
+        return f"unknown ({type(error).__name__})"
 
 
 def installed() -> bool:

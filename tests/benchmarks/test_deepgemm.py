@@ -154,6 +154,9 @@ def test_without_package_or_folder_it_is_left_out(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(deepgemm, "installed", lambda: False)
     assert deepgemm.deepgemm(PROBLEM) == [] and deepgemm.version() == "none"
     assert list(deepgemm.LEFT_OUT) == ["DeepGEMM"]
+    monkeypatch.setattr(deepgemm, "installed", lambda: True)
+    monkeypatch.setitem(sys.modules, "deep_gemm", None)
+    assert deepgemm.version() == "unknown (ModuleNotFoundError)"
 
 
 def test_the_installed_package_is_called_in_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
