@@ -1,7 +1,7 @@
 """tcgen05.shift and .ashift in the emulator: which words go where, in which order, and what is refused.
 
-The rule is that of NVIDIA's example of .ashift (`shifted[r] = A[r + 1]` in each 32 rows, the last one stays), said again
-here on arrays.
+The rule is that of NVIDIA's example of .ashift (`shifted[r] = A[r + 1]` in each 32 rows, the last one stays), said
+again here on arrays.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def test_waiting_for_a_commit_orders_everything() -> None:
     waits = "{0}:\n  mbarrier.try_wait.parity.shared::cta.b64 %done, [%bar], {1};\n  @!%done bra {0};\n"
     first = [*text_of.commit(), *waits.format("committed", 0).splitlines()]
     text = text_of.kernel([SHIFT, *first, SHIFT, *text_of.commit()], {}, 16)
-    text = text.replace(f"  {waits.format('wait', 0)[:-1]}".lstrip(), waits.format("before", 0) + waits.format("wait", 1))
+    text = text.replace(waits.format("wait", 0), waits.format("before", 0) + waits.format("wait", 1))
     image = np.arange(128 * 16, dtype=np.uint32).reshape(1, 128, 16)
     found = run(text, {"T": image.copy()}, block=128)
     wanted = image.copy()
