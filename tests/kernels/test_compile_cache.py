@@ -92,9 +92,8 @@ def test_a_damaged_file_is_compiled_anew(
     else:
         middle = len(whole) // 2
         flipped = whole[:middle] + bytes(byte ^ 0xFF for byte in whole[middle : middle + 64]) + whole[middle + 64 :]
-        path.write_bytes(
-            {"none": whole, "empty": b"", "truncated": whole[:middle], "flipped": flipped, "text": b"no zip" * 99}[damage]
-        )
+        damaged = {"empty": b"", "truncated": whole[:middle], "flipped": flipped, "text": b"no zip" * 99}
+        path.write_bytes(damaged.get(damage, whole))
     forget(monkeypatch, tmp_path)
     again = derive(stages=3).compile()
     assert again.cached == (damage == "none") and again.cubin == cubin
