@@ -35,7 +35,8 @@ def cute_context(arch: str | None = None) -> AbstractContextManager[None]:
 
     arch   the architecture that the DSL checks its operations against ("sm_90a" for wgmma); None leaves it
 
-    What is made inside is of no use to a kernel. Raises LayoutError within a trace, which has a context of its own.
+    What is made inside is of no use to a kernel; it can be looked at as long as the process lives. Raises
+    LayoutError within a trace, which has a context of its own.
     """
     from ..kernels import bridge_convert
 

@@ -38,7 +38,11 @@ def from_cute(
         pycute's and tensor_layouts' Layout, Swizzle, ComposedLayout         Layout, Swizzle, ComposedLayout
         torch tensors, NumPy arrays                                          Layout of their strides, in elements
 
-    Atoms and tiled ones are compared with the DSL's own maps before they are returned.
+    Take the DSL's objects where they are made: one that outlives its trace ends the process when it is touched, by the
+    DSL itself too. Operations, and tensors outside a trace, are Python objects and have no such end.
+
+    Atoms and tiled ones are compared with the DSL's own maps before they are returned. Its copy atoms do not say
+    whether an integer has a sign: they are counted in signed ones.
 
     names    for run-time extents and strides, in the order in which they are written: a name, or a symbol made with
              `dim`. A name given twice says that the two are one integer; without names each is its own. Of an extent it

@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import cutlass
@@ -38,6 +39,11 @@ _TYPES = {ours: theirs for theirs, ours in ELEMENTS.items()} | {"ue4m3": "Float8
 _MMA_ARGUMENTS = ("a_major", "b_major")
 
 
+# The DSL's objects point into the module they were made in, and to touch one whose module is gone ends the process. One
+# context serves all modules made here, and they are kept: some kilobytes each, where a context takes a megabyte.
+_kept: list[Any] = []
+
+
 def _in_trace() -> bool:
     try:
         return ir.InsertionPoint.current is not None
@@ -55,8 +61,11 @@ def context(arch: str | None = None) -> Iterator[None]:
     if arch is not None:
         environment.arch = arch
     try:
-        with ir.Context(), ir.Location.unknown():
+        if not _kept:
+            _kept.append(ir.Context())
+        with _kept[0], ir.Location.unknown():
             module = ir.Module.create()
+            _kept.append(module)
             with ir.InsertionPoint(module.body):
                 yield
     finally:
@@ -206,7 +215,8 @@ def make_copy(atom: CopyAtom) -> Any:
     """The DSL's copy atom of one here. Raises AtomError where it has none."""
     made = _make_copy(atom)
     back = copy_atom(made, (atom.source, atom.target))
-    if back != atom:
+    # The compiler's integers have no sign: what is made of u16 says i16.
+    if back.element.bits != atom.element.bits or replace(back, element=atom.element) != atom:
         raise AtomError(f"the CuTe DSL makes {back} for {atom}, counted in {back.element} and {atom.element}")
     return made
 
