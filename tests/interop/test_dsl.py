@@ -202,6 +202,16 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     pytest.importorskip("cutlass")
     seen: dict[str, Any] = {}
 
+    @cute.kernel
+    def kernel(tiled_mma: cute.TiledMma):  # type: ignore[no-untyped-def]
+        atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, cutlass.BFloat16)
+        whole = cute.tile_to_shape(atom, (128, 64, 2), (0, 1, 2))
+        sA = cutlass.memory.SmemAllocator().allocate_tensor(cutlass.BFloat16, whole.outer, 1024, swizzle=whole.inner)
+        seen["sA"] = tensor_layout(sA)
+        seen["sA layout"] = from_cute(whole, element="bf16", unit="bytes")
+        seen["stage"] = from_cute(sA[None, None, 1])
+        seen["mma"] = from_cute(tiled_mma)
+
     @cute.jit
     def host(a: cute.Tensor, n: cutlass.Int32, wide: cutlass.Int64):  # type: ignore[no-untyped-def]
         seen["a"] = tensor_layout(a)
@@ -224,6 +234,11 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
                 pass
         except LayoutError as error:
             seen["nested"] = str(error)
+        k = OperandMajorMode.K
+        op = warpgroup.MmaF16BF16Op(
+            cutlass.BFloat16, cutlass.Float32, (64, 64, 16), warpgroup.OperandSource.SMEM, k, k
+        )
+        kernel(cute.make_tiled_mma(op, (2, 1, 1))).launch(grid=[1, 1, 1], block=[256, 1, 1])
 
     sizes = (cute.sym_int(), cute.sym_int(divisibility=8))
     fake = cute.runtime.make_fake_compact_tensor(cutlass.BFloat16, sizes, stride_order=(1, 0), assumed_align=16)
@@ -243,6 +258,15 @@ def test_run_time_layouts_in_a_trace(traced: dict[str, Any]) -> None:
     assert str(traced["offset"]) == "S<3,3,3> o o0 o (8,8):(1,8)"
     # A proof about it holds at every size that the kernel may meet.
     assert traced["named"].logical_divide((None, 8)).equivalent(traced["named"])
+
+
+def test_inside_a_kernel(traced: dict[str, Any]) -> None:
+    outer = Layout(((8, 16), (64, 1), (1, 2)), ((64, 512), (1, 0), (0, 8192)))
+    swizzled = Swizzle(3, 3, 3, 16) @ outer
+    assert traced["sA"].layout.equivalent(swizzled) and traced["sA layout"].equivalent(swizzled)
+    assert (traced["sA"].element.name, traced["sA"].space, traced["sA"].alignment) == ("bf16", "smem", 1024)
+    assert traced["stage"].equivalent(smem_tile((128, 64), "bf16", "K", "128B").composed)
+    assert traced["mma"] == TiledMma(wgmma(64), Layout((2, 1, 1), (1, 0, 0)))
 
 
 def test_symbols_given_back_in_a_trace(traced: dict[str, Any]) -> None:
