@@ -122,13 +122,15 @@ def layout_of(
         raise LayoutError(f"{text}: a composed layout is read as inner o offset o outer")
     inner, offset, outer = parts
     found = _SWIZZLE.fullmatch(inner)
-    layout = _plain(outer, symbols)
     if found is None:
         if any(part != "0" for part in re.findall(r"[^(),\s]+", offset)):
             raise LayoutError(f"{text}: a layout of a layout at the offset {offset} is no layout here")
-        return _plain(inner, symbols).compose(layout)
-    start = _entries(offset, symbols, "o", 0)
-    return swizzled(Swizzle(int(found[1]), int(found[2]), int(found[3])), start, layout, element, unit)
+        first = _plain(inner, symbols)
+        return first.compose(_plain(outer, symbols))
+    start = _named(offset, symbols, "o", 0)
+    layout = _plain(outer, symbols)
+    at = symbols.value(start) if start != offset else int(start)
+    return swizzled(Swizzle(int(found[1]), int(found[2]), int(found[3])), at, layout, element, unit)
 
 
 def swizzled(
@@ -187,20 +189,13 @@ def _plain(text: str, symbols: Symbols) -> Layout:
 
 def _named(text: str, symbols: Symbols, letter: str, least: int) -> str:
     """The notation with a placeholder for each run-time entry, which is called after the place it has."""
-    count = [0]
 
     def name(found: re.Match[str]) -> str:
         divisor = _DIVISOR.search(found[1] or "")
-        count[0] += 1
         place = sum(1 for c in text[: found.start()] if c == ",")
         return symbols.entry(f"{letter}{place}", int(divisor[1]) if divisor else 1, least)
 
     return _DYNAMIC.sub(name, text)
-
-
-def _entries(text: str, symbols: Symbols, letter: str, least: int) -> Any:
-    named = _named(text, symbols, letter, least)
-    return symbols.value(named) if named != text else int(text)
 
 
 def tensor_of_integers(shape: Any, stride: Any, symbols: Symbols) -> Layout:

@@ -53,7 +53,14 @@ def _in_trace() -> bool:
 
 @contextmanager
 def context(arch: str | None = None) -> Iterator[None]:
-    """A compiler's context, so that the DSL's objects can be made outside a kernel."""
+    """A compiler's context, so that the DSL's objects can be made outside a kernel.
+
+    >>> from layoutgemm.atoms import ldmatrix, wgmma
+    >>> with context("sm_90a"):
+    ...     theirs = Layout((8, (4, 2)), (1, (8, 32))).to_cute()
+    ...     print(theirs, wgmma(64).to_cute().op.shape_mnk, ldmatrix(4, element="bf16").to_cute().layout_dst_tv)
+    (8,(4,2)):(1,(8,32)) (64, 64, 16) (32,(2,4)):(2,(1,64))
+    """
     if _in_trace():
         raise LayoutError("a trace is under way, and has a context of its own")
     environment = CuTeDSL._get_dsl().envar

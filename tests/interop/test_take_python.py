@@ -183,6 +183,8 @@ def test_a_name_given_twice_is_one_integer_with_the_facts_of_both() -> None:
     symbols.check_used(layout)
     assert layout == Layout((dim("M"), dim("K", multiple_of=24)), (dim("K", multiple_of=24), 1))
     K = dim("K", multiple_of=24)
+    symbols = Symbols(("offset", "rows", "pitch"))  # in the order in which they are written
+    assert str(layout_of("S<3,4,3> o ? o (?,8):(?,1)", symbols)) == "S<3,4,3> o offset o (rows,8):(pitch,1)"
     assert layout_of("?{div=8}:1", Symbols((K,))) == Layout(K)
     for names in (("M",), ("M", "K", "L", "N")):
         with pytest.raises(LayoutError, match="run-time entries"):
