@@ -25,9 +25,7 @@ def to_cute(x: Any, **values: Any) -> Any:
     It needs the CuTe DSL and a trace: call it inside @cute.jit or @cute.kernel, or under `cute_context()`. Raises
     LayoutError without one, for an atom that the DSL has no operation for, and for a symbol without a value.
     """
-    from ..kernels import bridge_convert
-
-    return bridge_convert.to_cute(x, **values)
+    return _bridge().to_cute(x, **values)
 
 
 def cute_context(arch: str | None = None) -> AbstractContextManager[None]:
@@ -38,9 +36,19 @@ def cute_context(arch: str | None = None) -> AbstractContextManager[None]:
     What is made inside is of no use to a kernel; it can be looked at as long as the process lives. Raises
     LayoutError within a trace, which has a context of its own.
     """
-    from ..kernels import bridge_convert
+    context: AbstractContextManager[None] = _bridge().context(arch)
+    return context
 
-    return bridge_convert.context(arch)
+
+def _bridge() -> Any:
+    """The one file that makes objects of the DSL, and imports it."""
+    try:
+        from ..kernels import bridge_convert
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in ("cutlass", "cuda"):
+            raise
+        raise LayoutError("to_cute needs the CuTe DSL: pip install 'layoutgemm[dsl]' (Linux)") from error
+    return bridge_convert
 
 
 def to_module(x: Any, module: Any) -> Any:

@@ -33,10 +33,11 @@ from layoutgemm.atoms import (
     tcgen05_ld,
     tcgen05_mma,
     tcgen05_st,
+    tma_load,
     universal_copy,
     wgmma,
 )
-from layoutgemm.interop import cute_context, from_cute, tensor_layout, to_cute
+from layoutgemm.interop import cute_context, dsl_atoms, from_cute, tensor_layout, to_cute
 from tests.layouts.strategies import pairs, random_pair
 
 pytestmark = pytest.mark.dsl
@@ -514,3 +515,39 @@ def test_tiled_copies(sm90: None) -> None:
     # A tiler of layouts: rows dealt in twos.
     dealt = TiledCopy(vector, Layout((4, 8), (8, 1)), (Layout((2, 2), (1, 4)), 8))
     assert from_cute(dealt.to_cute()) == dealt
+
+
+def test_what_differs_from_the_dsl_is_not_returned(sm90: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every conversion is held against the DSL's own maps: one wrong line in a table cannot pass."""
+    product = wgmma(64).to_cute()
+    monkeypatch.setitem(dsl_atoms.PRODUCTS, ("warpgroup", "MmaF16BF16Op"), lambda op: wgmma(64, a_source="rmem"))
+    with pytest.raises(AtomError, match=r"operand A of wgmma.* is .* here and .* in the DSL: modes of .128, 8. and"):
+        from_cute(product)
+    monkeypatch.setitem(dsl_atoms.PRODUCTS, ("warpgroup", "MmaF16BF16Op"), lambda op: wgmma(128))
+    with pytest.raises(AtomError, match=r"operand B .*: modes of \[128, 2048\] and \[128, 1024\]"):
+        from_cute(product)
+    load = ldmatrix(4, element="bf16").to_cute()
+    monkeypatch.setitem(
+        dsl_atoms.MATRIX_COPIES, ("warp", "LdMatrix8x8x16bOp"), lambda op: ldmatrix(4, transpose=True)
+    )
+    with pytest.raises(AtomError, match=r"side dst of ldmatrix.* here and .* in the DSL"):
+        from_cute(load)
+    tiled = TiledMma(mma_sync((16, 8, 16)), (2, 2, 1), (None, Layout((8, 2, 2), (1, 16, 8)), None)).to_cute()
+    monkeypatch.setattr(dsl_atoms, "_tile", lambda kind: (None, None, None))
+    with pytest.raises(AtomError, match=r"operand B of mma.* tiled is .* in the DSL"):
+        from_cute(tiled)
+
+
+def test_a_tensor_copy_is_made_of_what_it_copies(sm90: None) -> None:
+    """The DSL's TMA atom says what it moves, not of which tensor: it is refused; tensor and tile are taken instead."""
+    bf = cutlass.BFloat16
+    pointer = cute.make_ptr(bf, 0, cute.AddressSpace.gmem, assumed_align=16)
+    tensor = cute.make_tensor(pointer, cute.make_layout((4096, 1024), stride=(1024, 1)))
+    atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, bf)
+    tile = cute.tile_to_shape(atom, (128, 64), (0, 1))
+    theirs, _ = cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileG2SOp(), tensor, tile, (128, 64))
+    with pytest.raises(AtomError, match=r"is a tensor copy, .*tma_load \(or tma_store\) of from_cute\(tensor\)"):
+        from_cute(theirs)
+    plan = tma_load(from_cute(tensor), from_cute(tile, element="bf16", unit="bytes"), dtype="bf16")
+    assert (plan.box, plan.swizzle, len(plan.instructions)) == ((64, 128), "128B", 1)
+    assert "tma_gbasis = <\"(64,128):(1@1,1@0)\">" in str(theirs.type)  # the box that the DSL found
