@@ -224,6 +224,11 @@ def copy_of(op: Any, element: DType | None = None, said: _Copy | None = None) ->
         make, packed = (tcgen05_ld, "pack") if shape[1] == "Ld" else (tcgen05_st, "unpack")
         repeat, pack = int(_name(op.repeat).removeprefix("x")), _name(getattr(op, packed)) != "none"
         return make(shape[2], repeat, pack, element="f32" if element is None else element)
+    if (part, name) == ("tcgen05", "LdRed32x32bOp"):
+        if op.nan or (element is not None and element.name != "f32"):
+            raise AtomError(f"the DSL's {part}.{name} of f32 without .NaN has an atom here, and not of {element}")
+        way = _name(op.redOp)[:3] + (".abs" if _name(op.redOp).endswith("abs") else "")
+        return tcgen05_ld("32x32b", int(_name(op.repeat).removeprefix("x")), reduce=way)
     if (part, name) in THREAD_COPIES:
         if said is None:
             raise AtomError(f"the DSL's {part}.{name} does not say how many bits it copies: take a copy atom of it")
