@@ -6,6 +6,7 @@ Every such object of the DSL is a value of the compiler whose type says all that
     !cute.composed_layout<"S<3,4,3> o 0 o (8,64):(64,1)">      a layout under a swizzle, or of a layout
     !cute.memref<bf16, smem, align<1024>, S<3,4,3>, "(8,64):(64,1)">   a tensor; a swizzle here belongs to its pointer
     !cute.coord_tensor<"(0,0)", "(4,8):(1@0,1@1)">             a tensor of coordinates
+    !cute_nvgpu.smem_desc_view<..., "(1,1,4):(0,0,2)">         one of matrix descriptors, which count 16 bytes
 
 Reading the type adds no operation to the kernel that is being traced, needs no trace, and imports nothing of the DSL.
 """
@@ -43,7 +44,7 @@ class TensorLayout:
     """What a tensor says of itself.
 
     layout      coordinate -> element: Layout or ComposedLayout
-    element     its number format; None for a tensor of coordinates
+    element     its number format; None where there is none here: coordinates, matrix descriptors, truth values
     space       "gmem", "smem", "rmem", "tmem" or "generic"; None where it is not said
     alignment   bytes that its address is a multiple of; None where it is not said
     """
@@ -155,19 +156,21 @@ def memref(kind: str, element: DType | None, symbols: Symbols) -> TensorLayout:
     text = quoted(kind)
     if kind.startswith("!cute.coord_tensor"):
         return TensorLayout(layout_of(text, symbols), None)
+    if kind.startswith("!cute_nvgpu.smem_desc_view"):
+        return TensorLayout(layout_of(text, symbols), None, "smem")
     head = kind[: kind.rindex(f'"{text}"')]
     found = re.match(r"!cute\.memref<[^,]+, (\w+)", head)
-    if found is None or element is None:
+    if found is None:
         raise LayoutError(f"the type {kind} is read as a tensor of elements in a memory, and it is none")
     align = _ALIGNMENT.search(head)
-    alignment = int(align[1]) if align else max(1, element.bits // 8)
+    alignment = int(align[1]) if align else None if element is None else max(1, element.bits // 8)
     swizzle = _SWIZZLE.search(head)
     layout = layout_of(text, symbols, element)
     if swizzle is not None:
         if isinstance(layout, ComposedLayout):
             raise LayoutError(f"{kind} has a swizzle on its pointer and one in its layout: two are not read as one")
         by = Swizzle(int(swizzle[1]), int(swizzle[2]), int(swizzle[3]), "bytes")
-        if alignment % by.span:
+        if alignment is None or alignment % by.span:
             raise LayoutError(
                 f"the pointer's {by} repeats every {by.span} bytes, and the tensor begins at a multiple of {alignment}:"
                 f" its layout does not say where its elements lie. Take the whole tensor, before it is cut"

@@ -10,7 +10,7 @@ from ..dtypes import DType, dtype
 from ..errors import LayoutError, OperandError
 from ..layouts import ComposedLayout, Layout, ScaledBasis, Swizzle
 from . import dsl_atoms, dsl_layouts
-from .dsl_layouts import Symbols, TensorLayout, element_of
+from .dsl_layouts import Symbols, TensorLayout
 
 _OURS = (Layout, ComposedLayout, Swizzle, ScaledBasis, MmaAtom, CopyAtom, TiledMma, TiledCopy)
 _TAKEN = (
@@ -97,17 +97,21 @@ def tensor_layout(x: Any, *, names: Sequence[Any] | None = None) -> TensorLayout
         raise TypeError(f"tensor_layout takes tensors of the CuTe DSL and torch and NumPy arrays, not {_what(x)}")
     symbols = Symbols(names)
     if "cutlass.cute.tensor._Tensor" in bases:
-        coordinates = str(x.value.type).startswith("!cute.coord_tensor")
-        out = dsl_layouts.memref(str(x.value.type), None if coordinates else element_of(x.element_type), symbols)
+        out = dsl_layouts.memref(str(x.value.type), _element(x), symbols)
     else:
         out = TensorLayout(
             dsl_layouts.tensor_of_integers(x.shape, x.stride, symbols),
-            element_of(x.element_type),
+            _element(x),
             str(x.memspace.name).lower(),
             getattr(x, "_assumed_align", None),
         )
     symbols.check_used(out.layout)
     return out
+
+
+def _element(x: Any) -> DType | None:
+    name = getattr(x.element_type, "__name__", "")
+    return dtype(dsl_layouts.ELEMENTS[name]) if name in dsl_layouts.ELEMENTS else None
 
 
 def _of_dsl(x: Any, bases: set[str], names: Any, element: Any, unit: Any, spaces: tuple[str, str]) -> Any:

@@ -148,6 +148,19 @@ def test_coordinate_tensors(sm90: None) -> None:
     assert from_cute(cute.E([0, 1])) == ScaledBasis(1, (0, 1))
 
 
+def test_tensors_without_a_number_format(sm90: None) -> None:
+    """Truth values and matrix descriptors have a layout, of bits or of 16-byte units, and no format here."""
+    predicates = tensor_layout(cute.make_rmem_tensor((4, 2), cutlass.Boolean))
+    assert (predicates.layout, predicates.element, predicates.space) == (Layout((4, 2)), None, "rmem")
+    atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, cutlass.BFloat16)
+    pointer = cute.make_ptr(cutlass.BFloat16, 0, cute.AddressSpace.smem, assumed_align=1024)
+    swizzled = cute.recast_ptr(pointer, atom.inner, dtype=cutlass.BFloat16)
+    sA = cute.make_tensor(swizzled, cute.tile_to_shape(atom, (64, 64), (0, 1)).outer)
+    mma = TiledMma(wgmma(64)).to_cute()
+    descriptors = tensor_layout(mma.make_fragment_A(mma.get_slice(0).partition_A(sA)))
+    assert (descriptors.layout, descriptors.element) == (Layout((1, 1, 4), (0, 0, 2)), None)
+
+
 def test_tensors_outside_a_trace() -> None:
     sizes = (cute.sym_int(symbol="M"), cute.sym_int(divisibility=8, symbol="K"))
     fake = cute.runtime.make_fake_compact_tensor(cutlass.BFloat16, sizes, stride_order=(1, 0), assumed_align=16)
