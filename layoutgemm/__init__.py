@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from .atoms import smem_tile, wgmma
     from .emulator.api import emulate, emulate_ptx
     from .emulator.mutate_api import mutate, mutate_ptx
+    from .interop import from_cute
     from .kernels import (
         GemmConfig,
         GemmPlan,
@@ -79,6 +80,7 @@ _LATER = {
     "emulate": "emulator.api",
     "emulate_ptx": "emulator.api",
     "explain_matmul": "torch_op",
+    "from_cute": "interop",
     "gemm": "torch_op",
     "matmul": "torch_op",
     "mutate": "emulator.mutate_api",
@@ -144,6 +146,7 @@ __all__ = [
     "emulate",
     "emulate_ptx",
     "explain_matmul",
+    "from_cute",
     "gemm",
     "matmul",
     "mutate",
