@@ -274,7 +274,11 @@ def _kernel_of(plan: Plan) -> Any:
         from .sm100_gemm import Sm100GemmKernel
 
         return Sm100GemmKernel(plan)
-    if plan.epilogue:
+    if plan.mainloop is not None:
+        from .sm90_promoted import Sm90PromotedKernel
+
+        return Sm90PromotedKernel(plan)
+    if plan.words:
         from .sm90_fused import Sm90FusedKernel
 
         return Sm90FusedKernel(plan)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,8 +64,9 @@ class GemmResult:
 
 
 def run_plan(
-    plan: Plan, a: Any, b: Any, *, out: Any = None, device: str | None = None, copy: bool = True
-) -> GemmResult:
+    plan: Plan, a: Any, b: Any, *, out: Any = None, device: str | None = None, copy: bool = True,
+    given: Mapping[str, Any] | None = None,
+) -> GemmResult:  # fmt: skip
     """C = A @ B by the plan: (M, K) and (K, N) in, (M, N) out; of a batch, each with the batch in front.
 
     Of a gated product B is (K, 2N), the gate's columns first.
@@ -76,6 +78,7 @@ def run_plan(
     device  "cuda"; "emulator": the compiled kernel, executed on the CPU and checked for races; "reference": the NumPy
             executor; or None: the GPU when there is one that can run the plan, else the executor; CUDA tensors always
             run on their GPU
+    given   what the plan's main loop reads, NumPy arrays by name; such a plan runs in the emulator or the executor
     copy    an operand whose order, strides or alignment the tensor copies cannot take is copied into one they can, and
             the result says so; False refuses instead
 
@@ -93,6 +96,9 @@ def run_plan(
             f"the plan has an epilogue with operands of its own ({names}), which run() has no place for: launch "
             "plan.compile() with kernels.epilogue_words.words_of, or call layoutgemm.matmul"
         )
+    reads = isinstance(plan, Sm90Plan) and plan.mainloop is not None
+    if reads and (device == "cuda" or not isinstance(a, np.ndarray)):
+        raise OperandError("the plan reads more than a and b: run() takes NumPy arrays, in 'emulator' or 'reference'")
     if device not in (None, *DEVICES):
         raise OperandError(f"device {device!r}: known are {', '.join(map(repr, DEVICES))}, or None to choose")
     kinds = {name: _kind(name, value) for name, value in (("a", a), ("b", b))}
@@ -109,7 +115,18 @@ def run_plan(
         _check_numpy_type(operand, value)
     if out is not None:
         _check_numpy_out(plan, out)
-    chosen, why = device or "", ""
+    chosen, why = device or ("reference" if reads else ""), ""
+    if reads or given:
+        from .run_given import execute_given
+
+        assert isinstance(plan, Sm90Plan)
+        copies: list[str] = []
+        lying = [global_matrix(operand, value, copies, copy) for operand, value in ((plan.a, a), (plan.b, b))]
+        c = execute_given(plan, lying[0], lying[1], given or {}, chosen)
+        result = GemmResult(c, "emulator" if chosen == "emulator" else "NumPy executor", why, tuple(copies))
+        if out is not None:
+            out[...] = result.c
+        return result if out is None else GemmResult(out, result.ran_on, why, result.copies)
     if not chosen:
         from .device import gpu_for
 
@@ -221,10 +238,13 @@ def error_bound(plan: Plan, a: npt.NDArray[Any], b: npt.NDArray[Any]) -> npt.NDA
 
     And for a narrower C of unit roundoff r (bf16 2**-8, f16 2**-11, e4m3 2**-4, e5m2 2**-3) and smallest positive value
     t, E + r * (|exact| + E) + t / 2. Values must be finite, and C within its type's range. The bound is a worst case:
-    rounding errors cancel, and a typical error is far below it. Raises PlanError for a gated product, which is no sum.
+    rounding errors cancel, and a typical error is far below it. Raises PlanError for a gated product, which is no sum,
+    and for a main loop of its own.
     """
     if isinstance(plan, Sm90Plan) and plan.gated is not None:
         raise PlanError(f"the bound is of sums of products; the plan's are gated by {plan.gated.kind}")
+    if isinstance(plan, Sm90Plan) and plan.mainloop is not None:
+        raise PlanError("the bound is of sums of products; the plan has a main loop of its own")
     depth = plan.mma.shape_mnk[2]
     a64, b64 = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     if plan.mma.c_dtype.kind == "int" and plan.c.dtype.kind == "int":

@@ -153,7 +153,7 @@ class Sm90GemmKernel(GemmEntry):
             c=c,
             ldc=ldc,
             stride_c=stride_c,
-            given=bridge.Carried(**dict(zip(plan.epilogue.words, words, strict=True))),
+            given=bridge.Carried(**dict(zip(plan.words, words, strict=True))),
         )
         maps = (map_a, map_b, (map_c0, map_c1, map_c2, map_c3))
         first = block // plan.cluster_size

@@ -27,11 +27,13 @@ from .plan_base import (
     STAGE_BYTES_OF_K,
     PersistentPlan,
     check_sizes,
+    check_words,
     rounded_up,
     tile_count,
 )
 from .sm90_config import Sm90Config
 from .sm90_gated import HALVES, Gated, check_gated, in_halves
+from .sm90_mainloop import Promoted, check_promoted
 from .sm90_shares import uneven_shares
 from .sm90_smem import Exchange, Sm90Smem, smem_map
 from .sm90_store import ROWS, StorePlan
@@ -53,6 +55,7 @@ class Sm90Plan(PersistentPlan):
     full_arrivals, full_bytes, empty_arrivals   what completes a phase of the stages' barriers
     registers     (producer's, consumers') after setmaxnreg, or None where nothing changes hands
     gated         what makes one element of C of two sums, or None; n is then C's columns, and B has twice as many
+    mainloop      what makes a total of the sums of K blocks, or None: they are added
     """
 
     m: int
@@ -79,6 +82,7 @@ class Sm90Plan(PersistentPlan):
     config: Sm90Config = field(default_factory=Sm90Config)
     epilogue: Epilogue = field(default_factory=Epilogue)
     gated: Gated | None = None
+    mainloop: Promoted | None = None
     remedy = ", unless store is 'direct'"
 
     # ------------------------------------------------------------------------------------------------------- derivation
@@ -96,6 +100,7 @@ class Sm90Plan(PersistentPlan):
         config: Sm90Config | None = None,
         epilogue: Epilogue | None = None,
         gated: Gated | str | None = None,
+        mainloop: Promoted | None = None,
     ) -> Sm90Plan:
         """Derive the kernel for `batch` products C[m, n] = A[m, k] @ B[k, n].
 
@@ -108,6 +113,7 @@ class Sm90Plan(PersistentPlan):
         epilogue         what happens to the sums before they are stored, see `kernels.epilogue`
         gated            "silu", "gelu", ...: C = act(A @ B[:, :n]) * (A @ B[:, n:]) for a "col" B of 2n columns, each
                          tile half of either; the epilogue comes after it. See `sm90_gated`
+        mainloop         what happens to the sum of each K block, where it is more than added; see `sm90_mainloop`
 
         Raises PlanError naming the argument and the arithmetic when no such kernel exists; passes on AtomError,
         DescriptorError and TmaError.
@@ -129,6 +135,9 @@ class Sm90Plan(PersistentPlan):
         if gated is not None:
             check_gated(tile_n, batch, config.split, b_spec, c_spec)
         sums = accumulator_of(a_spec.dtype)
+        if mainloop is not None:
+            check_promoted(mainloop, config, a_spec, c_spec, gated, sums)
+            config = replace(config, tile_k=mainloop.depth)
         atom = wgmma(tile_n, a_spec.dtype, b_spec.dtype, sums, saturate=sums == "i32")  # as the DSL issues it
         tile_k = config.tile_k if config.tile_k is not None else STAGE_BYTES_OF_K * 8 // a_spec.dtype.bits
         depth = atom.shape_mnk[2]
@@ -185,7 +194,7 @@ class Sm90Plan(PersistentPlan):
                     f"which have {smem.barrier_offset}"
                 )
             smem = replace(smem, c_offset=exchange.bytes)
-        return cls(
+        plan = cls(
             m=m,
             n=n,
             k=k,
@@ -210,9 +219,17 @@ class Sm90Plan(PersistentPlan):
             config=config,
             epilogue=epilogue or Epilogue(),
             gated=gated,
+            mainloop=mainloop,
         )
+        check_words(plan.words)
+        return plan
 
     # ------------------------------------------------------------------------------------------------ what is asked for
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Names of the 64-bit parameters besides the product's own: the epilogue's, then the main loop's."""
+        return (*self.epilogue.words, *(self.mainloop.words if self.mainloop is not None else ()))
+
     @property
     def tiles(self) -> tuple[int, int]:
         """How many tiles there are along M and N."""
@@ -303,6 +320,7 @@ class Sm90Plan(PersistentPlan):
             f"tile {'x'.join(map(str, self.tile))}, {self.stages} stages, {self.config.schedule}, "
             f"{self.config.consumers} consumer(s), loads by {self.config.loader}, cluster {cluster}"
             + (f", gated by {self.gated.kind}" if self.gated is not None else "")
+            + (f", K blocks of {self.mainloop.depth} promoted" if self.mainloop is not None else "")
         )
 
 

@@ -35,6 +35,7 @@ from ..layouts.poly import ge0, show
 from .plan import OperandPlan
 from .proofs import fragment_checks
 from .sm90_gated_proofs import filled_by_halves, halves_meet
+from .sm90_mainloop import promotion_check, table_registers
 from .sm90_plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
 from .sm90_shares import one_matrix, uneven_shares
 from .sm90_store import ROWS
@@ -53,6 +54,8 @@ def check_sm90(plan: Sm90Plan) -> Report:
     checks += [_barriers(plan), *_pipelines(plan), *fragment_checks(plan.mma)]
     if plan.gated is not None:
         checks.append(halves_meet(plan))
+    if plan.mainloop is not None:
+        checks.append(promotion_check(plan))
     if plan.store is not None:
         checks += store_checks(plan, plan.store)
     if plan.exchange is not None:
@@ -89,6 +92,7 @@ def pipeline_of(plan: Sm90Plan) -> Hopper:
         padding=config.rows is not None,
         relaxed=plan.relaxed_start,
         registers=plan.registers,
+        promoted=plan.mainloop is not None,
     )
 
 
@@ -390,16 +394,18 @@ def _threads(plan: Sm90Plan) -> Check:
 
 def _registers(plan: Sm90Plan) -> list[Check]:
     """What a consumer holds at once, against what it has at the launch or after setmaxnreg."""
-    held = plan.blocks * plan.mma.accumulator_registers
+    promoted = plan.mainloop is not None  # the products of a K block, and the totals
+    held, read = (1 + promoted) * plan.blocks * plan.mma.accumulator_registers, table_registers(plan)
     at_launch = min(launch_registers(plan.arch, plan.threads), plan.arch.registers_per_thread)
     have = plan.registers[1] if plan.registers is not None else at_launch
-    over = held + HELD - have
+    over = held + read + HELD - have
     source = "after setmaxnreg" if plan.registers is not None else f"of a launch of {plan.threads} threads"
     checks = [
         Check(
             "registers",
-            f"{plan.blocks} accumulator(s) {held} + descriptors, addresses and counters {HELD} = {held + HELD} "
-            f"registers of a consumer <= {have} {source}",
+            f"{(1 + promoted) * plan.blocks} accumulator(s) {held}" + f" + tables {read}" * promoted
+            + f" + descriptors, addresses and counters {HELD} = {held + read + HELD} registers "
+            f"of a consumer <= {have} {source}",
             over <= 0,
             "arithmetic",
             f"{over} too many" if over > 0 else "",

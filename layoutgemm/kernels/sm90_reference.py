@@ -38,13 +38,15 @@ CLUSTERS = 4  # that run at a time: more of them have fewer tiles each, and shar
 
 
 def execute_sm90(
-    plan: Sm90Plan, a: GlobalMatrix, b: GlobalMatrix, progress: Any = None, clusters: int = CLUSTERS
-) -> Values:
+    plan: Sm90Plan, a: GlobalMatrix, b: GlobalMatrix, progress: Any = None, clusters: int = CLUSTERS,
+    given: dict[str, Values] | None = None,
+) -> Values:  # fmt: skip
     """C as a float32 array, (M, N) or (batch, M, N), rounded to the plan's output type; of integers an int32 array.
 
     a, b      the operands' bits, innermost extent first
     progress  called with (tiles done, tiles in all) after each tile of a cluster
     clusters  how many run at a time
+    given     what the plan's main loop reads, by name
 
     Raises PlanError when a barrier would never complete, shared memory is left, or an element of C is not stored once.
     """
@@ -61,7 +63,7 @@ def execute_sm90(
     workers = tiles if plan.config.single else min(tiles, clusters)
     done = 0
     for worker in range(workers):
-        cluster = _Cluster(plan, a, b, c, times)
+        cluster = _Cluster(plan, a, b, c, times, given or {})
         for step, tile in enumerate(range(worker, tiles, workers)):
             cluster.compute(tile, step)
             done += 1
@@ -93,6 +95,7 @@ class _Block:
         self.loaded = 0  # k tiles so far, over all output tiles
         self.origin: dict[str, int] = {}
         self.sums: dict[tuple[int, int], Values] = {}  # (consumer, block of rows) -> accumulator
+        self.totals: dict[tuple[int, int], Values] = {}  # of a main loop that promotes
 
     def registers(self, key: tuple[int, int]) -> Values:
         """[thread, value] of an accumulator."""
@@ -103,8 +106,10 @@ class _Cluster:
     """The blocks of one cluster, which compute tile after tile."""
 
     def __init__(
-        self, plan: Sm90Plan, a: GlobalMatrix, b: GlobalMatrix, c: GlobalMatrix, times: npt.NDArray[np.uint8]
-    ) -> None:
+        self, plan: Sm90Plan, a: GlobalMatrix, b: GlobalMatrix, c: GlobalMatrix, times: npt.NDArray[np.uint8],
+        given: dict[str, Values],
+    ) -> None:  # fmt: skip
+        self.given = given
         self.plan, self.a, self.b, self.c, self.times = plan, a, b, c, times
         self.blocks = [_Block(plan, rank) for rank in range(plan.cluster_size)]
         for block in self.blocks:
@@ -155,6 +160,8 @@ class _Cluster:
                 for consumer in consumers:
                     for number in range(plan.blocks):
                         self._product(block, consumer, number, stage)
+                        if plan.mainloop is not None:
+                            self._promote(block, consumer, number, first + at)
                 block.loaded += 1
             for block in blocks:
                 for other in blocks:
@@ -192,6 +199,23 @@ class _Cluster:
             words = a.base.at(first_a + step_a).word, b.base.at(first_b + step_b).word
             product = wgmma_product(plan.mma, block.smem, words[0], a.major, words[1], b.major)
             block.sums[key] = accumulated(plan.mma, block.sums[key], product) if key in block.sums else product
+
+    def _promote(self, block: _Block, consumer: int, number: int, k_tile: int) -> None:
+        """The sum of one K block into the total, which becomes the block's sum when all K blocks have passed."""
+        plan, loop, key = self.plan, self.plan.mainloop, (consumer, number)
+        assert loop is not None
+        first = {"m": block.origin["m"] + (consumer * plan.blocks + number) * ROWS, "n": block.origin["n"]}
+        values = {}
+        for table in loop.tables:
+            extent, size = (ROWS, plan.m) if table.axis == "m" else (plan.tile[1], plan.n)
+            group = np.minimum(first[table.axis] + np.arange(extent), size - 1) // table.group
+            of_matrix = self.given[table.name][block.origin["l"]] if plan.batch > 1 else self.given[table.name]
+            found = of_matrix[group, k_tile]
+            values[table.name] = found[:, None] if table.axis == "m" else found[None, :]
+        total = block.totals.get(key, self._nothing())
+        block.totals[key] = loop.apply(total, block.sums.pop(key), values)
+        if k_tile == -(-plan.k // plan.tile[2]) - 1:
+            block.sums[key] = block.totals.pop(key)
 
     def _stage(self, block: _Block, operand: OperandPlan, stage: int) -> int:
         smem = self.plan.smem
