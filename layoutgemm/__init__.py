@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from .layouts.prove import prove
     from .layouts.symbolic import dim, dims
     from .torch_op import explain_matmul, gemm, matmul
+    from .torch_variants import scaled_matmul
     from .tune import tune
 
 __version__ = "0.1.0"
@@ -84,6 +85,7 @@ _LATER = {
     "mutate": "emulator.mutate_api",
     "mutate_ptx": "emulator.mutate_api",
     "prove": "layouts.prove",
+    "scaled_matmul": "torch_variants",
     "smem_tile": "atoms",
     "tune": "tune",
     "wgmma": "atoms",
@@ -150,6 +152,7 @@ __all__ = [
     "mutate_ptx",
     "parse",
     "prove",
+    "scaled_matmul",
     "smem_tile",
     "tune",
     "wgmma",

@@ -78,7 +78,7 @@ def run_plan(
     device  "cuda"; "emulator": the compiled kernel, executed on the CPU and checked for races; "reference": the NumPy
             executor; or None: the GPU when there is one that can run the plan, else the executor; CUDA tensors always
             run on their GPU
-    given   what the plan's main loop reads, NumPy arrays by name; such a plan runs in the emulator or the executor
+    given   what the plan's main loop reads, by name: arrays, for the executor or the emulator, or CUDA tensors
     copy    an operand whose order, strides or alignment the tensor copies cannot take is copied into one they can, and
             the result says so; False refuses instead
 
@@ -96,9 +96,6 @@ def run_plan(
             f"the plan has an epilogue with operands of its own ({names}), which run() has no place for: launch "
             "plan.compile() with kernels.epilogue_words.words_of, or call layoutgemm.matmul"
         )
-    reads = isinstance(plan, Sm90Plan) and plan.mainloop is not None
-    if reads and (device == "cuda" or not isinstance(a, np.ndarray)):
-        raise OperandError("the plan reads more than a and b: run() takes NumPy arrays, in 'emulator' or 'reference'")
     if device not in (None, *DEVICES):
         raise OperandError(f"device {device!r}: known are {', '.join(map(repr, DEVICES))}, or None to choose")
     kinds = {name: _kind(name, value) for name, value in (("a", a), ("b", b))}
@@ -107,6 +104,14 @@ def run_plan(
     kind = kinds["a"]
     for name, value, shape in (("a", a, (plan.m, plan.k)), ("b", b, (plan.k, columns_of_b(plan)))):
         _check_shape(name, value, batched(plan, shape))
+    reads = isinstance(plan, Sm90Plan) and plan.mainloop is not None
+    if reads and kind.startswith("torch tensor on cuda") and device in (None, "cuda"):
+        from . import device as on_device
+
+        assert isinstance(plan, Sm90Plan)
+        return on_device.run_given(plan, a, b, dict(given or {}), out, copy)
+    if reads and (device == "cuda" or kind.startswith("torch")):
+        raise OperandError(f"a is a {kind}: a plan that reads more than a and b takes CUDA tensors, or NumPy arrays")
     if kind.startswith("torch"):
         from . import device as on_device
 

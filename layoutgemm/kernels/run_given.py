@@ -19,7 +19,25 @@ def given_of(plan: Sm90Plan, given: Mapping[str, Any]) -> dict[str, npt.NDArray[
     """What the plan reads besides A and B, checked; raises OperandError naming what is missing or does not fit."""
     if plan.mainloop is None:
         raise OperandError(f"given = {', '.join(given)}: the plan reads A and B alone")
-    return plan.mainloop.check(dict(given), plan.m, plan.n, plan.k, plan.batch)
+    return plan.mainloop.check(given, plan.m, plan.n, plan.k, plan.batch)
+
+
+def words_of_tensors(plan: Sm90Plan, given: Mapping[str, Any], device: Any) -> tuple[int, ...]:
+    """The sixteen words of a launch on CUDA tensors, of any strides; raises OperandError for one that does not fit."""
+    words: list[int] = []
+    if plan.mainloop is not None:
+        for table, shape in plan.mainloop.expected(given, plan.m, plan.n, plan.k, plan.batch):
+            value = given[table.name]
+            if getattr(value, "device", None) != device or str(value.dtype) != "torch.float32":
+                raise OperandError(f"{table.name} is {_said(value)}: it takes torch.float32 on {device}")
+            if tuple(value.shape) != shape:
+                raise OperandError(f"{table.name} has shape {tuple(value.shape)}: it takes {shape}, {table.said}")
+            words += [value.data_ptr(), value.stride(-2), value.stride(-1), value.stride(0) if plan.batch > 1 else 0]
+    return (*words, *[0] * (MAX_WORDS - len(words)))
+
+
+def _said(value: Any) -> str:
+    return f"{getattr(value, 'dtype', type(value).__name__)} on {getattr(value, 'device', 'no device')}"
 
 
 def execute_given(plan: Sm90Plan, a: GlobalMatrix, b: GlobalMatrix, given: Mapping[str, Any], device: str) -> Any:

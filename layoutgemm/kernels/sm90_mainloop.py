@@ -13,7 +13,7 @@ core's short sums of 8-bit products lose: no more than `depth` of them are added
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ..checks import Check
-from ..dtypes import f32
 from ..errors import OperandError, PlanError
 from . import epilogue_trace as tracing
 from .epilogue_numpy import Math
@@ -54,6 +53,13 @@ class Table:
         """The kernel's parameters: address, then elements from group to group, from K block to K block, and from one
         matrix of a batch to the next."""
         return self.name, f"{self.name}_group", f"{self.name}_k", f"{self.name}_batch"
+
+    @property
+    def said(self) -> str:
+        """What its numbers are of, in words."""
+        things = "row of A" if self.axis == "m" else "column of B"
+        things = things if self.group == 1 else f"{self.group} {things.replace(' of', 's of')}"
+        return f"a number for every {things} and K block"
 
     def shape(self, m: int, n: int, k_blocks: int) -> tuple[int, int]:
         """(groups, K blocks).
@@ -127,28 +133,27 @@ class Promoted:
             total = self.apply(total, product, values)
         return total
 
-    def words_of(self, given: dict[str, tuple[Any, int, int, int]]) -> tuple[Any, ...]:
-        """The words of a launch: name -> (address, and the three strides in elements)."""
-        return tuple(word for table in self.tables for word in given[table.name])
-
-    def check(self, given: dict[str, Any], m: int, n: int, k: int, batch: int) -> dict[str, Any]:
-        """NumPy tables as f32, by name; raises OperandError for one that is missing, too many or of another shape."""
+    def expected(
+        self, given: Mapping[str, Any], m: int, n: int, k: int, batch: int
+    ) -> list[tuple[Table, tuple[int, ...]]]:
+        """Each table with the shape that it takes; raises OperandError for one that is missing, or one too many."""
         names = [table.name for table in self.tables]
         for name in (*[x for x in names if x not in given], *[x for x in given if x not in names]):
             what = "is missing" if name in names else "is no table of it"
             raise OperandError(f"the main loop reads {', '.join(names) or 'no tables'}: {name} {what}")
+        front = (batch,) if batch > 1 else ()
+        return [(table, (*front, *table.shape(m, n, -(-k // self.depth)))) for table in self.tables]
+
+    def check(self, given: Mapping[str, Any], m: int, n: int, k: int, batch: int) -> dict[str, npt.NDArray[Any]]:
+        """NumPy tables, by name; raises OperandError for one that does not fit."""
         found = {}
-        for table in self.tables:
-            value = np.asarray(given[table.name])
-            want: tuple[int, ...] = table.shape(m, n, -(-k // self.depth))
-            want = (batch, *want) if batch > 1 else want
-            if value.shape != want or value.dtype.name != f32.name.replace("f", "float"):
+        for table, want in self.expected(given, m, n, k, batch):
+            value = found[table.name] = np.asarray(given[table.name])
+            if value.shape != want or value.dtype.name != "float32":
                 raise OperandError(
-                    f"{table.name} is {value.dtype} of shape {value.shape}: it takes float32 of shape {want}, one for "
-                    f"every {table.group} {'rows of A' if table.axis == 'm' else 'columns of B'} and each K block of "
-                    f"{self.depth}"
+                    f"{table.name} is {value.dtype} of shape {value.shape}: it takes float32 of shape {want}, "
+                    f"{table.said}"
                 )
-            found[table.name] = value
         return found
 
 
@@ -222,9 +227,7 @@ def explain_mainloop(plan: Any) -> list[str]:
     ]
     for table in plan.mainloop.tables:
         count = sum(key[0] == table.name for key in numbers_read(plan))
-        each = "row of A" if table.axis == "m" else "column of B"
-        each = each if table.group == 1 else f"{table.group} {each.replace(' of', 's of')}"
-        lines.append(f"  {table.name}: f32, a number for every {each} and K block; a thread reads {count} of a K block")
+        lines.append(f"  {table.name}: f32, {table.said}; a thread reads {count} of a K block")
     return lines
 
 

@@ -3,8 +3,8 @@
     role        does
     --------    -------------------------------------------------------------------------------------------------------
     loader      as in sm90_gemm
-    consumer    reads the tables' numbers of the K block, waits for full[s], multiplies into fresh registers and waits
-                for the products, releases the stage; then total = expression(total, product, tables), element by element
+    consumer    reads the tables' numbers of the K block, waits for full[s], multiplies into fresh registers, waits for
+                the products and releases the stage; then, for each element, total = expression(total, product, tables)
 
 Nothing is in flight while a warpgroup promotes: another warpgroup's products run meanwhile, so two are the least. A
 thread has both registers of each element, so a tile is half as large as that of a kernel which only adds.
