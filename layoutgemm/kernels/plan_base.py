@@ -92,13 +92,11 @@ class PlanVerbs:
 
         return compile_plan(self)  # type: ignore[arg-type]
 
-    def run(
-        self, a: Any, b: Any, *, out: Any = None, device: str | None = None, copy: bool = True, given: Any = None
-    ) -> Any:
+    def run(self, a: Any, b: Any, *, out: Any = None, device: str | None = None, copy: bool = True) -> Any:
         """C = A @ B on NumPy arrays or torch tensors, 2-D or a batch of them. See `kernels.run.run_plan`."""
         from .run import run_plan
 
-        return run_plan(self, a, b, out=out, device=device, copy=copy, given=given)  # type: ignore[arg-type]
+        return run_plan(self, a, b, out=out, device=device, copy=copy)  # type: ignore[arg-type]
 
 
 class PersistentPlan(PlanVerbs):

@@ -300,6 +300,14 @@ class Sm90Plan(PersistentPlan):
         """Named barrier at which a pingpong consumer waits for its turn to multiply."""
         return consumer + 1 + self.config.consumers
 
+    def run(
+        self, a: Any, b: Any, *, out: Any = None, device: str | None = None, copy: bool = True, given: Any = None
+    ) -> Any:
+        """C = A @ B on NumPy arrays or torch tensors, 2-D or a batch of them. See `kernels.run.run_plan`."""
+        from .run import run_plan
+
+        return run_plan(self, a, b, out=out, device=device, copy=copy, given=given)
+
     def check(self) -> Report:
         """Run every check and proof of the plan."""
         from .sm90_proofs import check_sm90
