@@ -274,6 +274,10 @@ def _kernel_of(plan: Plan) -> Any:
         from .sm100_gemm import Sm100GemmKernel
 
         return Sm100GemmKernel(plan)
+    if plan.ragged is not None:
+        from .sm90_ragged_kernel import Sm90RaggedKernel, Sm90RaggedPromotedKernel
+
+        return Sm90RaggedKernel(plan) if plan.mainloop is None else Sm90RaggedPromotedKernel(plan)
     if plan.mainloop is not None:
         from .sm90_promoted import Sm90PromotedKernel
 

@@ -60,7 +60,9 @@ def _emulate_persistent(
     if own > inner:
         leading += STRIDE_UNIT // plan.c.dtype.bytes
         policy = replace(policy or Policy(), edges=False)
-    words = unwritten(plan.c.dtype, (plan.batch, lines, leading))
+    ragged = isinstance(plan, Sm90Plan) and plan.ragged is not None
+    batch = 1 if ragged else plan.batch
+    words = unwritten(plan.c.dtype, (batch, lines, leading))
     before = words[..., own:].copy()
     pitches = [padded_leading(op.dtype, m.extents[0]) if m.extents[1] == 1 else m.leading
                for op, m in ((plan.a, a), (plan.b, b))]  # fmt: skip
@@ -70,7 +72,7 @@ def _emulate_persistent(
         raise EmulatorError(f"{plan}: elements between the lines of C were written")
     found = words[..., :inner]
     found = found if plan.c.order == "row" else found.swapaxes(1, 2)
-    return (found if plan.batch > 1 else found[0]), done
+    return (found if batch > 1 else found[0]), done
 
 
 def emulate_launch(

@@ -78,7 +78,8 @@ def run_plan(
     device  "cuda"; "emulator": the compiled kernel, executed on the CPU and checked for races; "reference": the NumPy
             executor; or None: the GPU when there is one that can run the plan, else the executor; CUDA tensors always
             run on their GPU
-    given   what the plan's main loop reads, by name: arrays, for the executor or the emulator, or CUDA tensors
+    given   what the plan reads besides, by name (a main loop's tables, a ragged batch's offsets): arrays, for the
+            executor or the emulator, or CUDA tensors
     copy    an operand whose order, strides or alignment the tensor copies cannot take is copied into one they can, and
             the result says so; False refuses instead
 
@@ -103,8 +104,8 @@ def run_plan(
         raise OperandError(f"a is a {kinds['a']} and b a {kinds['b']}: give both as one kind, on one device")
     kind = kinds["a"]
     for name, value, shape in (("a", a, (plan.m, plan.k)), ("b", b, (plan.k, columns_of_b(plan)))):
-        _check_shape(name, value, batched(plan, shape))
-    reads = isinstance(plan, Sm90Plan) and plan.mainloop is not None
+        _check_shape(name, value, batched(plan, shape, name))
+    reads = isinstance(plan, Sm90Plan) and (plan.mainloop is not None or plan.ragged is not None)
     if reads and kind.startswith("torch tensor on cuda") and device in (None, "cuda"):
         from . import device as on_device
 
@@ -154,8 +155,10 @@ def columns_of_b(plan: Plan) -> int:
     return plan.n * plan.halves if isinstance(plan, Sm90Plan) else plan.n
 
 
-def batched(plan: Plan, shape: tuple[int, int]) -> tuple[int, ...]:
-    """The shape of one matrix, or of the plan's batch of them."""
+def batched(plan: Plan, shape: tuple[int, int], name: str = "c") -> tuple[int, ...]:
+    """The shape of one matrix, or of the plan's batch of them; of a ragged batch, B alone has a matrix each."""
+    if isinstance(plan, Sm90Plan) and plan.ragged is not None:
+        return (plan.batch, *shape) if name == "b" else shape
     return (plan.batch, *shape) if plan.batch > 1 else shape
 
 

@@ -13,6 +13,7 @@ from .explain import explain_operand
 from .sm90_mainloop import explain_mainloop
 from .sm90_plan import WARPGROUP, Sm90Plan
 from .sm90_proofs import pipeline_of
+from .sm90_ragged import explain_ragged
 from .sm90_store_proofs import distinct_chunks
 
 
@@ -138,6 +139,8 @@ def explain_sm90(plan: Sm90Plan) -> str:
             f"gated: a tile is {width} columns of C; value v of a thread becomes {plan.gated.kind}(value v) * value "
             f"v + {count}, for v < {count}"
         )
+    if plan.ragged is not None:
+        lines += explain_ragged(plan)
     if plan.mainloop is not None:
         lines += explain_mainloop(plan)
     if plan.dead_runs:

@@ -134,20 +134,26 @@ class Promoted:
         return total
 
     def expected(
-        self, given: Mapping[str, Any], m: int, n: int, k: int, batch: int
+        self, given: Mapping[str, Any], sizes: tuple[int, int, int, int], ragged: bool = False
     ) -> list[tuple[Table, tuple[int, ...]]]:
-        """Each table with the shape that it takes; raises OperandError for one that is missing, or one too many."""
+        """Each table with the shape that it takes; raises OperandError for one that is missing, or one too many.
+
+        sizes   (M, N, K, batch); of a ragged batch A's tables have no batch, and B's always
+        """
         names = [table.name for table in self.tables]
         for name in (*[x for x in names if x not in given], *[x for x in given if x not in names]):
             what = "is missing" if name in names else "is no table of it"
             raise OperandError(f"the main loop reads {', '.join(names) or 'no tables'}: {name} {what}")
-        front = (batch,) if batch > 1 else ()
-        return [(table, (*front, *table.shape(m, n, -(-k // self.depth)))) for table in self.tables]
+        m, n, k, batch = sizes
+        fronts = {"m": (batch,) if batch > 1 and not ragged else (), "n": (batch,) if batch > 1 or ragged else ()}
+        return [(table, (*fronts[table.axis], *table.shape(m, n, -(-k // self.depth)))) for table in self.tables]
 
-    def check(self, given: Mapping[str, Any], m: int, n: int, k: int, batch: int) -> dict[str, npt.NDArray[Any]]:
+    def check(
+        self, given: Mapping[str, Any], sizes: tuple[int, int, int, int], ragged: bool = False
+    ) -> dict[str, npt.NDArray[Any]]:
         """NumPy tables, by name; raises OperandError for one that does not fit."""
         found = {}
-        for table, want in self.expected(given, m, n, k, batch):
+        for table, want in self.expected(given, sizes, ragged):
             value = found[table.name] = np.asarray(given[table.name])
             if value.shape != want or value.dtype.name != "float32":
                 raise OperandError(

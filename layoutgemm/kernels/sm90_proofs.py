@@ -37,6 +37,7 @@ from .proofs import fragment_checks
 from .sm90_gated_proofs import filled_by_halves, halves_meet
 from .sm90_mainloop import promotion_check, table_registers
 from .sm90_plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
+from .sm90_ragged import ragged_checks
 from .sm90_shares import one_matrix, uneven_shares
 from .sm90_store import ROWS
 from .sm90_store_proofs import distinct_chunks, exchange_check, store_checks
@@ -54,6 +55,8 @@ def check_sm90(plan: Sm90Plan) -> Report:
     checks += [_barriers(plan), *_pipelines(plan), *fragment_checks(plan.mma)]
     if plan.gated is not None:
         checks.append(halves_meet(plan))
+    if plan.ragged is not None:
+        checks += ragged_checks(plan)
     if plan.mainloop is not None:
         checks.append(promotion_check(plan))
     if plan.store is not None:
@@ -327,6 +330,8 @@ def _regions(plan: Sm90Plan) -> tuple[list[tuple[str, int, int, int]], list[tupl
         for name, first in (("full", smem.barrier_offset), ("empty", smem.empty_offset))
         for s in range(plan.stages)
     ]
+    if plan.ragged is not None:
+        lasting.append(("groups", smem.table_offset, plan.ragged.bytes, 16))
     late = []
     if plan.store is not None:
         owners = plan.config.consumers * WARPS_OF_GROUP // plan.store.warps
@@ -370,6 +375,8 @@ def _shared_memory(plan: Sm90Plan) -> Check:
     }
     if plan.store is not None and not plan.config.single:
         parts["buffers of C"] = plan.store.bytes(WARPS_OF_GROUP * plan.config.consumers)
+    if plan.ragged is not None:
+        parts["table of groups"] = plan.ragged.bytes
     parts["barriers and gaps"] = smem.total - sum(parts.values())
     check = shared_memory(plan.arch, parts)
     if check and parts["barriers and gaps"] < 2 * plan.stages * smem.barrier_bytes:
