@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from .layouts.prove import prove
     from .layouts.symbolic import dim, dims
     from .torch_op import explain_matmul, gemm, matmul
-    from .torch_variants import scaled_matmul
+    from .torch_variants import grouped_matmul, scaled_matmul
     from .tune import tune
 
 __version__ = "0.1.0"
@@ -81,6 +81,7 @@ _LATER = {
     "emulate_ptx": "emulator.api",
     "explain_matmul": "torch_op",
     "gemm": "torch_op",
+    "grouped_matmul": "torch_variants",
     "matmul": "torch_op",
     "mutate": "emulator.mutate_api",
     "mutate_ptx": "emulator.mutate_api",
@@ -147,6 +148,7 @@ __all__ = [
     "emulate_ptx",
     "explain_matmul",
     "gemm",
+    "grouped_matmul",
     "matmul",
     "mutate",
     "mutate_ptx",

@@ -19,6 +19,7 @@ from .plan import OperandPlan, padded_leading
 from .run import GemmResult, Plan, batched, pitch_rule, raw_bits, refuse_or_note, run_on_cpu
 from .sm90_gated import as_one_matrix
 from .sm90_plan import Sm90Plan
+from .sm90_shares import one_matrix
 from .sm100_plan import Sm100Plan
 
 # Compute capabilities that each target's code runs on: the "a" targets run on exactly one, sm_80 on all of its
@@ -255,7 +256,8 @@ def _store_rule(plan: Sm90Plan | Sm100Plan, out: Any) -> str:
         return f"out starts at {out.data_ptr():#x}, which is no multiple of 16 bytes, as a tensor map needs"
     if plan.beyond_line:  # what follows a line of the caller's tensor may be somebody else's
         return plan.beyond_line
-    _check_map(plan.store.maps[0], "out", lines, leading, pitch)
+    ragged = isinstance(plan, Sm90Plan) and plan.ragged is not None
+    _check_map(one_matrix(plan.store.maps[0]) if ragged else plan.store.maps[0], "out", lines, leading, pitch)
     return ""
 
 

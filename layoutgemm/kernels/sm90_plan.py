@@ -144,7 +144,7 @@ class Sm90Plan(PersistentPlan):
             check_promoted(mainloop, config, a_spec, c_spec, gated, sums)
             config = replace(config, tile_k=mainloop.depth)
         if ragged is not None:
-            check_ragged(ragged, batch, config, c_spec, epilogue, gated)
+            check_ragged(ragged, batch, config, a_spec, c_spec, epilogue, gated)
         atom = wgmma(tile_n, a_spec.dtype, b_spec.dtype, sums, saturate=sums == "i32")  # as the DSL issues it
         tile_k = config.tile_k if config.tile_k is not None else STAGE_BYTES_OF_K * 8 // a_spec.dtype.bits
         depth = atom.shape_mnk[2]

@@ -162,7 +162,7 @@ def check_offsets(plan: Any, offsets: Any) -> npt.NDArray[np.int64]:
     return found.astype(np.int64)
 
 
-def check_ragged(ragged: Ragged, groups: int, config: Any, c: Any, epilogue: Any, gated: Any) -> None:
+def check_ragged(ragged: Ragged, groups: int, config: Any, a: Any, c: Any, epilogue: Any, gated: Any) -> None:
     """Raise PlanError, naming what is in the way, for a problem that has no grouped kernel."""
     if not isinstance(ragged, Ragged) or groups > ragged.capacity:
         raise PlanError(f"ragged = {ragged!r}, batch = {groups}: Ragged.of(groups) has room for them")
@@ -171,6 +171,8 @@ def check_ragged(ragged: Ragged, groups: int, config: Any, c: Any, epilogue: Any
     for name, usual in (("rows", None), ("single", False), ("split", 1), ("overlap", False), ("store", "tma")):
         if getattr(config, name) != usual:
             raise PlanError(f"{name} = {getattr(config, name)!r}: a grouped product takes {usual!r}")
+    if a.order != "row":
+        raise PlanError(f"a is {a}: groups begin at any row, and a tensor copy of columns at multiples of 16 bytes")
     if c.order != "row":
         raise PlanError(f"c is {c}: groups end between rows, and a tensor store of columns would go on: plan a 'row' C")
     written = [given.name for given in epilogue.given if given.written] if epilogue else []
