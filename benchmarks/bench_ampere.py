@@ -17,7 +17,6 @@ import importlib.util
 import json
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
+from benchmarks.objects import export, loaded  # noqa: E402
 from layoutgemm.bench import Contender, Launch, Operands, Problem  # noqa: E402
 from layoutgemm.errors import LayoutError  # noqa: E402
 from layoutgemm.kernels.sm80_plan import Sm80Config, Sm80Plan  # noqa: E402
@@ -148,22 +148,10 @@ def build(folder: Path, arch: str, official: Path | None, only: str) -> None:
 
 
 def _export(folder: Path, kernel: Any, kinds: list[str], symbol: str, arch: str, family: str) -> dict[str, Any]:
-    import cutlass.cute as cute
-    from cutlass import Int32, Int64
-    from cutlass.cute.runtime import make_fake_stream
-
-    from layoutgemm.kernels.compile import _runtime_library
     from layoutgemm.kernels.sass import disassemble, resources
 
-    _runtime_library()
-    values = {"address": Int64(0), "size": Int32(1), "stride": Int64(8)}
     start = time.time()
-    with tempfile.TemporaryDirectory() as scratch:
-        options = f"--gpu-arch {arch} --keep-cubin --dump-dir {scratch}"
-        function = cute.compile(kernel, *[values[kind] for kind in kinds], make_fake_stream(), options=options)
-        function.export_to_c(scratch, "exported", symbol)
-        (folder / f"{symbol}.o").write_bytes((Path(scratch) / "exported.o").read_bytes())
-        cubin = bytes(function.__cubin__)
+    cubin = export(folder, kernel, kinds, symbol, arch)
     used, sass = resources(cubin), disassemble(cubin)
     return {
         "symbol": symbol, "family": family, "registers": used.registers, "spilled": len(sass.local_memory),
@@ -172,17 +160,6 @@ def _export(folder: Path, kernel: Any, kinds: list[str], symbol: str, arch: str,
 
 
 # ---------------------------------------------------------------------------------------------------------------- run
-
-
-@functools.cache
-def loaded(path: Path, symbol: str) -> Any:
-    """A kernel's launch function, kept for good: a recorded graph does not keep the code that it runs."""
-    from cutlass.cute.runtime import load_module
-
-    from layoutgemm.kernels.compile import _runtime_library
-
-    _runtime_library()
-    return load_module(str(path))[symbol]
 
 
 def compiled(folder: Path, name: str, entry: dict[str, Any], problem: Problem) -> Contender:

@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
+from benchmarks.ours import launcher  # noqa: E402
 from layoutgemm.bench import CudaDevice, Problem, burst  # noqa: E402
 from layoutgemm.dtypes import dtype  # noqa: E402
 from layoutgemm.kernels.epilogue import (  # noqa: E402
@@ -88,31 +89,23 @@ def extra_bytes(epilogue: Epilogue, m: int, n: int) -> int:
     return sum(m * n * given.dtype.bytes for given in epilogue.given if given.axes == "mn")
 
 
-def launcher(
+def launcher_of(
     m: int, n: int, k: int, epilogue: Epilogue, c: str, tile: tuple[int, int] | None = None
 ) -> tuple[Callable[..., None], Any]:
     """(launch of a, b, c and the epilogue's operands, plan) as the heuristic configures it, or with another tile."""
-    import torch
-
     choice, _ = choose(m, n, k)
     if tile is not None:
         choice = replace(choice, config=replace(choice.config, tile=tile))
     turned = n % 2 == 0 and not choice.swapped
     plan = choice.plan(m, n, k, b="bf16:col", c=c, epilogue=epilogue.in_pairs(turned) if epilogue else None)
-    compiled = plan.compile()
-    workers = torch.cuda.get_device_properties(0).multi_processor_count // plan.cluster_size
+    product = launcher(plan, choice)
 
     def launch(a: Any, b: Any, out: Any, given: dict[str, Any]) -> None:
         placed = {
             name: value if isinstance(value, (int, float)) else Placed(value.data_ptr(), value.stride(0), 0)
             for name, value in given.items()
         }
-        words = words_of(plan.epilogue, placed) if plan.epilogue else ()
-        arguments = choice.arguments(
-            [x.data_ptr() for x in (a, b, out)], (m, n, k, 1), (a.stride(0), b.stride(0), out.stride(0)), (0, 0, 0),
-            workers,
-        )  # fmt: skip
-        compiled.launch(*arguments, *words, stream=torch.cuda.current_stream().cuda_stream)
+        product(a, b, out, *(words_of(plan.epilogue, placed) if plan.epilogue else ()))
 
     return launch, plan
 
@@ -122,7 +115,7 @@ def fault(name: str, m: int = 520, n: int = 776, k: int = 264) -> str:
     import torch
 
     epilogue, c = CASES[name]
-    launch, plan = launcher(m, n, k, epilogue, c)
+    launch, plan = launcher_of(m, n, k, epilogue, c)
     a, b = (torch.randn(shape, device="cuda").bfloat16() for shape in ((m, k), (n, k)))
     kind = torch.float8_e4m3fn if c == "e4m3" else torch.bfloat16
     out = torch.zeros((m, -(-n // 16) * 16), dtype=kind, device="cuda")[:, :n]  # lines of whole 16 bytes
@@ -175,7 +168,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         replays = {}
         for name in names:
             epilogue, c = CASES[name]
-            launch, plan = launcher(size, size, size, epilogue, c, options.tile and tuple(options.tile))
+            launch, _ = launcher_of(size, size, size, epilogue, c, options.tile and tuple(options.tile))
             narrow = torch.float8_e4m3fn
             outs = [s.c if c == "bf16" else torch.empty(s.c.shape, dtype=narrow, device="cuda") for s in sets]
             given = given_on_gpu(epilogue, size, size)
@@ -183,7 +176,6 @@ def main(argv: Sequence[str] | None = None) -> int:
                 [lambda s=s, out=out, launch=launch, given=given: launch(s.a, s.b, out, given)
                  for s, out in zip(sets, outs, strict=True)]
             )  # fmt: skip
-            record["cases"][name]["registers"] = str(plan.compile().resources) if options.json is None else ""
         samples = burst(device, replays, options.rounds, random.Random(0))
         base = statistics.median(samples["plain"])
         print(f"\n{size}^3: plain {problem.tflops(base / len(sets)):.1f} TFLOP/s")
@@ -195,8 +187,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"    {ratio:6.4f}  {name}" + (f"  ({more / 2**20:.0f} MiB more)" if more else ""), flush=True)
         record.setdefault("plain_tflops", {})[str(size)] = round(problem.tflops(base / len(sets)), 1)
     if options.json:
-        for case in record["cases"].values():
-            case.pop("registers", None)
         options.json.write_text(json.dumps(record, indent=1) + "\n")
     return 1 if any(case["fault"] for case in record["cases"].values()) else 0
 

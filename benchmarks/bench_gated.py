@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
+from benchmarks.ours import launcher  # noqa: E402
 from layoutgemm.bench import CudaDevice, Problem, burst  # noqa: E402
 from layoutgemm.kernels.sm90_choice import choose  # noqa: E402
 from layoutgemm.kernels.sm90_plan import Sm90Config, Sm90Plan  # noqa: E402
@@ -33,21 +34,6 @@ CONFIGS = {
     "128x256 c21": Sm90Config((128, 256), cluster=(2, 1), chunks=1, buffers=2),
     "128x192 pingpong": Sm90Config((128, 192), schedule="pingpong", loader="warpgroup", chunks=1, buffers=2),
 }
-
-
-def launcher(plan: Sm90Plan) -> Callable[[Any, Any, Any], None]:
-    """launch(a, weights, c) of a plan whose B is (2H, K)."""
-    import torch
-
-    compiled = plan.compile()
-    workers = torch.cuda.get_device_properties(0).multi_processor_count // plan.cluster_size
-
-    def launch(a: Any, w: Any, c: Any) -> None:
-        sizes = (plan.m, plan.n, plan.k, 1, a.stride(0), w.stride(0), c.stride(0), 0, 0, 0, workers)
-        pointers = (a.data_ptr(), w.data_ptr(), c.data_ptr())
-        compiled.launch(*pointers, *sizes, stream=torch.cuda.current_stream().cuda_stream)
-
-    return launch
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -79,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 lambda s=s, c=c, launch=launch: launch(s.a, s.b, c) for s, c in zip(sets, narrow, strict=True)
             ]
         choice, _ = choose(m, 2 * h, k)
-        plain = launcher(choice.plan(m, 2 * h, k, b="bf16:col"))
+        plain = launcher(choice.plan(m, 2 * h, k, b="bf16:col"), choice)
         calls["the product alone, ours"] = [lambda s=s, plain=plain: plain(s.a, s.b, s.c) for s in sets]
         calls["the product alone, torch.mm"] = [lambda s=s: torch.mm(s.a, s.b.T, out=s.c) for s in sets]
 

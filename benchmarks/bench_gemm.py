@@ -1,11 +1,13 @@
-"""bf16 GEMM on a GPU: our kernels against torch.mm, cuBLASLt and quack, in bursts and at sustained load.
+"""bf16 GEMM on a GPU: our kernels against torch.mm, cuBLASLt, quack and DeepGEMM, in bursts and at sustained load.
 
     python benchmarks/bench_gemm.py --json benchmarks/results/gemm_h200.json
     python benchmarks/bench_gemm.py --shapes 8192x8192x8192,64x4096x4096 --contender torch.mm,cublasLt,ours
     python benchmarks/bench_gemm.py --object mine=path/to/kernel.o --object "big@8192+16384=big.o" --no-sustained
+    python benchmarks/bench_gemm.py --deepgemm FOLDER --contender deepgemm,ours    # deepgemm_build.py's kernels
 
 How it is measured stands in `layoutgemm/bench.py`. Every contender is checked against float64 before it is timed. Of
-cuBLASLt's twelve proposals and quack's configurations the best two of a short round go on. Sustained figures are taken
+cuBLASLt's twelve proposals and quack's configurations the best two of a short round go on. DeepGEMM runs where it is
+installed, or from kernels compiled elsewhere; its own heuristic configures it. Sustained figures are taken
 for products of at least `--sustained-from` GFLOP (small ones wait for memory, not for power), for the best of each
 family. The JSON is written after every shape; a run that would exceed `--budget` seconds first leaves out sustained
 figures, then shapes, and says so; one that makes no progress for `--patience` seconds ends and names the contender.
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
+import functools
 import gc
 import os
 import re
@@ -28,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from benchmarks import peers  # noqa: E402
+from benchmarks import deepgemm, peers  # noqa: E402
 from benchmarks.gemm_outcome import HEAD, OURS, DeviceLost, Method, Outcome, details, line, measure, save  # noqa: E402
 from benchmarks.ours import NAME, ours  # noqa: E402
 from layoutgemm.bench import Contender, Device, Problem  # noqa: E402
@@ -44,6 +47,7 @@ FAMILIES: dict[str, Callable[[Problem], list[Contender]]] = {
     "torch.mm": peers.torch_mm,
     "cublasLt": peers.cublaslt,
     "quack": peers.quack,
+    deepgemm.NAME: deepgemm.deepgemm,
 }
 
 
@@ -86,6 +90,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="NAME[@SHAPE+SHAPE]=FILE.o",
         help="a kernel compiled by the CuTe DSL with TVM-FFI, exported as func(a, b, c); for these shapes only",
     )
+    parser.add_argument("--deepgemm", type=Path, metavar="FOLDER", help="kernels that deepgemm_build.py compiled")
     parser.add_argument("--rounds", type=int, default=11, help="rounds of bursts (default: 11)")
     parser.add_argument("--sustained-rounds", type=int, default=3)
     parser.add_argument("--sustained-ours", type=int, default=1, help="how many of ours run at sustained load")
@@ -96,6 +101,8 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--quiet", action="store_true", help="print the table only")
     options = parser.parse_args(argv)
+    if options.deepgemm and not (options.deepgemm / "index.json").is_file():
+        parser.error(f"--deepgemm: {options.deepgemm} holds no index.json; benchmarks/deepgemm_build.py writes one")
     known = [*FAMILIES, OURS, *(name.partition("@")[0] for name, _ in [*options.ours, *options.object]), NAME]
     for name in options.contender.split(",") if options.contender else []:
         if not any(name.startswith(start) for start in known):
@@ -106,9 +113,12 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def contenders(problem: Problem, options: argparse.Namespace) -> list[Contender]:
     """All that were asked for, the baseline always among them."""
     wanted = {*options.contender.split(","), "torch.mm"} if options.contender else None
+    families = dict(FAMILIES)
+    if options.deepgemm:
+        families[deepgemm.NAME] = functools.partial(deepgemm.deepgemm, folder=options.deepgemm)
     found = [
         contender
-        for family, of in FAMILIES.items()
+        for family, of in families.items()
         if wanted is None or any(name.startswith(family) for name in wanted)
         for contender in of(problem)
     ]
@@ -237,7 +247,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(text, flush=True)
 
     source, sampler = machine.sampler()
-    facts = {**machine.facts(), "cublasLt": peers.cublaslt_version(), "clock and power": source}
+    facts = {**machine.facts(), "cublasLt": peers.cublaslt_version(), "DeepGEMM": deepgemm.version(options.deepgemm)}
+    facts["clock and power"] = source
     say(", ".join(f"{key} {value}" for key, value in facts.items()))
     problems = [Problem(*sizes, options.b_major) for sizes in options.shapes]
     outcomes: list[Outcome] = []

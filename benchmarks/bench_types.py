@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
+from benchmarks.ours import launcher  # noqa: E402
 from benchmarks.tune_gemm import name_of  # noqa: E402
 from layoutgemm.bench import ROTATION_BYTES, CudaDevice, burst  # noqa: E402
 from layoutgemm.dtypes import dtype  # noqa: E402
@@ -162,7 +163,6 @@ def measured(case: Case) -> dict[str, Any]:
         (made(case.a, m, k), made(case.b, n, k), torch.zeros(m, n, dtype=c_type, device="cuda")) for _ in range(count)
     ]
     launches = count * max(1, round(5e-3 / max(2 * m * n * k / 700e12, each / 4e12) / count))
-    processors = torch.cuda.get_device_properties(0).multi_processor_count
     replays, faults, notes = {}, {}, {}
 
     def contender(name: str, run: Callable[[Any, Any, Any], None], plan: Sm90Plan) -> None:
@@ -180,17 +180,9 @@ def measured(case: Case) -> dict[str, Any]:
             faults[name] = str(error).splitlines()[0]
 
     for i, (name, choice, plan) in enumerate(plans):
-        launch = plan.compile().launch
-
-        def run(a: Any, b: Any, c: Any, choice: Any = choice, plan: Any = plan, launch: Any = launch) -> None:
-            arguments = choice.arguments(
-                [x.data_ptr() for x in (a, b, c)], (m, n, k, 1), (k, k, n), (0, 0, 0), processors // plan.cluster_size
-            )
-            launch(*arguments, stream=torch.cuda.current_stream().cuda_stream)
-
         label = f"ours {name}" + " (chosen)" * (i == 0)
         notes[label] = plan.stages
-        contender(label, run, plan)
+        contender(label, launcher(plan, choice), plan)
     contender("torch", peer(case), plans[0][2])
     seconds = {
         name: statistics.median(found) / launches

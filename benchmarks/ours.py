@@ -10,6 +10,7 @@ from benchmarks.gemm_outcome import OURS
 from benchmarks.peers import each
 from layoutgemm.bench import Contender, Launch, Operands, Problem
 from layoutgemm.kernels.sm90_choice import Sm90Choice, choose
+from layoutgemm.kernels.sm90_plan import Sm90Plan
 
 NAME = "layoutgemm"
 
@@ -30,6 +31,23 @@ def production(problem: Problem, choice: Sm90Choice, name: str, note: str = "") 
         return launches(plan.compile().launch, choice, plan.cluster_size, problem, sets)
 
     return Contender(name, prepare, OURS, note)
+
+
+def launcher(plan: Sm90Plan, choice: Sm90Choice | None = None) -> Callable[..., None]:
+    """launch(a, b, c, *words) of a plan of one product, B given as (N, K), on torch's current stream."""
+    import torch
+
+    own = choice or Sm90Choice(plan.config)
+    m, n = (plan.n, plan.m) if own.swapped else (plan.m, plan.n)
+    compiled = plan.compile()
+    workers = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count // plan.cluster_size
+
+    def launch(a: Any, b: Any, c: Any, *words: int) -> None:
+        pointers, leading = [x.data_ptr() for x in (a, b, c)], [x.stride(0) for x in (a, b, c)]
+        arguments = own.arguments(pointers, (m, n, plan.k, 1), leading, (0, 0, 0), workers)
+        compiled.launch(*arguments, *words, stream=torch.cuda.current_stream().cuda_stream)
+
+    return launch
 
 
 def launches(

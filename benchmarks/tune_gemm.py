@@ -10,12 +10,10 @@ float64, and measures bursts as `layoutgemm/bench.py` says, torch.mm among them.
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import math
 import random
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -27,6 +25,7 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from benchmarks.bench_gemm import SHAPES, shape  # noqa: E402
+from benchmarks.objects import export, loaded  # noqa: E402
 from benchmarks.ours import launches  # noqa: E402
 from layoutgemm.bench import Contender, Launch, Operands, Problem  # noqa: E402
 from layoutgemm.errors import LayoutError  # noqa: E402
@@ -130,18 +129,13 @@ def name_of(choice: Sm90Choice) -> str:
 
 def build(folder: Path, shapes: Sequence[tuple[int, int, int]], b_major: str, of: Callable[..., Any]) -> None:
     """Compile what the shapes need and is not there yet."""
-    import cutlass.cute as cute
-    from cutlass import Int32, Int64
-    from cutlass.cute.runtime import make_fake_stream
-
-    from layoutgemm.kernels.compile import _kernel_of, _runtime_library
+    from layoutgemm.kernels.compile import _kernel_of
+    from layoutgemm.kernels.sass import resources
 
     folder.mkdir(parents=True, exist_ok=True)
     manifest_file = folder / "manifest.json"
     manifest = json.loads(manifest_file.read_text()) if manifest_file.exists() else {}
     wanted = {name_of(choice): choice for sizes in shapes for choice in of(*sizes, b_major)}
-    kinds = {"address": Int64(0), "size": Int32(1), "stride": Int64(8)}
-    _runtime_library()
     for i, (name, choice) in enumerate(wanted.items()):
         key = f"{name} {b_major}"
         if key in manifest:
@@ -153,33 +147,13 @@ def build(folder: Path, shapes: Sequence[tuple[int, int, int]], b_major: str, of
             continue
         start = time.time()
         symbol = f"tuned{len(manifest)}"
-        with tempfile.TemporaryDirectory() as scratch:
-            function = cute.compile(
-                _kernel_of(plan), *[kinds[kind] for kind in plan.parameters.values()], make_fake_stream(),
-                options=f"--gpu-arch sm_90a --keep-cubin --dump-dir {scratch}",
-            )  # fmt: skip
-            function.export_to_c(scratch, "exported", symbol)
-            (folder / f"{symbol}.o").write_bytes((Path(scratch) / "exported.o").read_bytes())
-            from layoutgemm.kernels.sass import resources
-
-            used = resources(bytes(function.__cubin__))
+        used = resources(export(folder, _kernel_of(plan), plan.parameters.values(), symbol, "sm_90a"))
         manifest[key] = {
             "symbol": symbol, "clusters": plan.cluster_size, "registers": used.registers, "local": used.local_bytes,
             "stack": used.stack_bytes, "smem": plan.smem.total, "stages": plan.stages,
         }  # fmt: skip
         manifest_file.write_text(json.dumps(manifest, indent=1))
         print(f"[{i + 1}/{len(wanted)}] {key}: {used}, {plan.stages} stages, {time.time() - start:.1f} s", flush=True)
-
-
-@functools.cache
-def loaded(path: Path, symbol: str) -> Any:
-    """A kernel's launch function, kept for good: a recorded graph does not keep the code that it runs."""
-    from cutlass.cute.runtime import load_module
-
-    from layoutgemm.kernels.compile import _runtime_library
-
-    _runtime_library()
-    return load_module(str(path))[symbol]
 
 
 def contender(folder: Path, key: str, choice: Sm90Choice, entry: dict[str, Any], problem: Problem) -> Contender:

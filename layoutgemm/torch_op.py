@@ -224,12 +224,7 @@ def _checked(
     config: Config | None, out_dtype: torch.dtype | None, allow_tf32: bool | None,
 ) -> torch.Tensor:  # fmt: skip
     """Everything but the fast path: autocast, checks, and whoever looks on."""
-    require_tensors(a, b)
-    a, b = autocast(a, b)
-    check_tensors(a, b, allow_tf32)
-    if config is not None:
-        choice_of(config)
-    kind = output_type(a, b, out_dtype)
+    a, b, kind = _accepted(a, b, config, out_dtype, allow_tf32)
     finishes = bias is not None or activation is not None
     wide = kind
     if finishes:
@@ -261,6 +256,19 @@ def _checked(
     return value if out is None else _into(out, value, a, b)
 
 
+def _accepted(
+    a: torch.Tensor, b: torch.Tensor, config: Config | None, out_dtype: torch.dtype | None, allow_tf32: bool | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.dtype]:
+    """A and B as autocast has them, checked, and the output's type."""
+    require_tensors(a, b)
+    a, b = autocast(a, b)
+    check_tensors(a, b, allow_tf32)
+    if config is not None:
+        choice_of(config)
+    kind = output_type(a, b, out_dtype)
+    return a, b, kind
+
+
 def _with_epilogue(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, bias: torch.Tensor | None, activation: str | None,
     epilogue: Epilogue | None, given: Mapping[str, Any] | None, config: Config | None, out_dtype: torch.dtype | None,
@@ -274,12 +282,7 @@ def _with_epilogue(
     if bias is not None or activation is not None:
         name = "bias" if bias is not None else "activation"
         raise OperandError(f"{name} and epilogue: one or the other; Bias() and Activation(...) are steps of the latter")
-    require_tensors(a, b)
-    a, b = autocast(a, b)
-    check_tensors(a, b, allow_tf32)
-    if config is not None:
-        choice_of(config)
-    kind = output_type(a, b, out_dtype)
+    a, b, kind = _accepted(a, b, config, out_dtype, allow_tf32)
     shapes = shapes_of(a.shape, b.shape)
     if out is not None:
         check_out(out, shapes.result, kind, a, b)

@@ -13,6 +13,7 @@ from layoutgemm.dtypes import dtype  # noqa: E402
 from layoutgemm.errors import LayoutError, OperandError, TensorError  # noqa: E402
 from layoutgemm.kernels.compile_apart import Kernel, entry_of, kernel_of  # noqa: E402
 from layoutgemm.kernels.epilogue import (  # noqa: E402
+    STEPS,
     Activation,
     Amax,
     Aux,
@@ -159,6 +160,13 @@ def test_every_step_reaches_the_compiling_process() -> None:
     for steps in (ALL.steps, (Dropout(0.25), Clamp(0.0))):
         kernel = Kernel(Sm90Choice(Sm90Config()), ("bf16:row",) * 3, True, Epilogue(*steps))
         assert kernel_of(json.loads(json.dumps(entry_of(kernel)))) == kernel
+    assert {type(step).__name__ for step in (*ALL.steps, Dropout(0.25), Clamp(0.0))} <= set(STEPS)
+
+
+def test_a_step_of_somebody_elses_does_not_reach_it() -> None:
+    own = type("Bias", (Bias,), {})()  # a name that is known, and other arithmetic
+    with pytest.raises(TypeError, match="is not one of"):
+        entry_of(Kernel(Sm90Choice(Sm90Config()), ("bf16:row",) * 3, True, Epilogue(own)))
 
 
 # ------------------------------------------------------------------------------------------------------ in the emulator

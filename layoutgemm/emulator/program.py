@@ -261,6 +261,8 @@ class Program:
         if operand.kind != "address":
             raise PtxError(f"{operand.text} is no address")
         base, offset = self.value(operand.parts[0], "b64"), operand.offset
+        if offset < 0:  # lanes' addresses are unsigned, and NumPy adds no negative number to those
+            return lambda fiber: base(fiber) - -offset
         return (lambda fiber: base(fiber) + offset) if offset else base
 
     def coordinates(self, operand: Operand) -> tuple[Callable[[Any], Any], list[Callable[[Any], Any]]]:

@@ -1,13 +1,12 @@
-"""The bridge's instructions of the Ampere kernels: cp.async of any width, ldmatrix, mma.sync of any type, stores.
+"""The bridge's instructions of the Ampere kernels: cp.async of any width, ldmatrix, stores.
 
     library object                    function here               instruction
     ------------------------------    -----------------------     ------------------------------------------------
     CopyAtom cp_async(16, 8, 4)       copy_bytes                  cp.async.cg / .ca, zeros beyond the valid bytes
     CopyAtom ldmatrix(4)              load_fragment               ldmatrix.sync.aligned.m8n8.x4(.trans)
-    MmaAtom mma_sync(...)             multiply                    mma.sync.aligned
     CopyAtom store_global(...)        store_vector                st.global of 4, 8 or 16 bytes
 
-Sources: PTX ISA, "cp.async", "ldmatrix", "ld", "st", "mma".
+Sources: PTX ISA, "cp.async", "ldmatrix", "ld", "st".
 """
 
 from __future__ import annotations
@@ -18,21 +17,10 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int8, Int16, Int32, Int64
-from cutlass._mlir import ir
-from cutlass._mlir.dialects import llvm
-from cutlass.cutlass_dsl import T, dsl_user_op
+from cutlass import Int8, Int16, Int32, Int64
 from cutlass.experimental import primitives
 
-from layoutgemm.errors import PlanError
-
-from .bridge_types import assembly, raw, unpacked
-
-_MMA_TYPES = {
-    "bf16": primitives.MMAType.BF16, "f16": primitives.MMAType.F16, "tf32": primitives.MMAType.TF32,
-    "i8": primitives.MMAType.S8, "u8": primitives.MMAType.U8,
-    "e4m3": primitives.MMAType.E4M3, "e5m2": primitives.MMAType.E5M2,
-}  # fmt: skip
+from .bridge_types import assembly, raw
 
 
 class Held:
@@ -94,40 +82,6 @@ def load_words(address: Any, count: int) -> list[Any]:
         [Int32(address.toint())],
         (Int32,) * count,
     )
-
-
-@dsl_user_op
-def multiply(
-    mma: Any, a: Sequence[Any], b: Sequence[Any], c: Sequence[Any], *, loc: Any = None, ip: Any = None
-) -> list[Any]:
-    """mma.sync of an MmaAtom: 32-bit registers of A, B and C (f32 or i32) -> those of D."""
-    if mma.a_dtype.name not in _MMA_TYPES or mma.b_dtype.name not in _MMA_TYPES:
-        raise PlanError(f"the bridge has mma.sync of {', '.join(_MMA_TYPES)}, not {mma}")
-    whole = mma.c_dtype.name == "i32"
-    number = Int32 if whole else Float32
-
-    def register(word: Any) -> Any:
-        value = Int32(word).ir_value(loc=loc, ip=ip)
-        # the dialect wants registers of f16 as pairs of f16; of all other types it takes plain ones
-        pair = mma.a_dtype.name == "f16"
-        return llvm.bitcast(ir.VectorType.get([2], T.f16()), value, loc=loc, ip=ip) if pair else value
-
-    found = primitives.mma_sync(
-        llvm.StructType.get_literal([number.mlir_type] * len(c)),
-        tuple(mma.shape_mnk),
-        primitives.MMALayout.ROW,
-        primitives.MMALayout.COL,
-        [register(value) for value in a],
-        [register(value) for value in b],
-        [number(value).ir_value(loc=loc, ip=ip) for value in c],
-        int_overflow_behavior=primitives.MMAIntOverflow.WRAPPED if whole else None,
-        multiplicand_a_ptx_type=_MMA_TYPES[mma.a_dtype.name],
-        multiplicand_b_ptx_type=_MMA_TYPES[mma.b_dtype.name],
-        loc=loc,
-        ip=ip,
-    )
-    value: Any = found.ir_value() if hasattr(found, "ir_value") else found
-    return unpacked(value, [number] * len(c), loc=loc, ip=ip)
 
 
 def store_vector(address: Any, words: Sequence[Any]) -> None:

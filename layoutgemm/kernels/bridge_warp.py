@@ -6,7 +6,7 @@
     TiledCopy of it                   copy_tile                   the same, for each vector of the thread
     CopyAtom ldmatrix(count)          load_matrices               ldmatrix.sync.aligned.m8n8
     CopyAtom load_global(128)         load_vector                 ld.global.v4.b32
-    MmaAtom mma_sync((16, 8, 16))     multiply_warp               mma.sync.aligned
+    MmaAtom mma_sync(...)             multiply_warp               mma.sync.aligned
 
 Sources: PTX ISA, "cp.async", "ldmatrix", "ld", "mma".
 """
@@ -19,6 +19,7 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32, Int64
+from cutlass._mlir import ir
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T, dsl_user_op
 from cutlass.experimental import primitives
@@ -26,10 +27,14 @@ from cutlass.experimental import primitives
 from layoutgemm.errors import PlanError
 from layoutgemm.layouts import Layout
 
-from .bridge_types import assembly, raw
+from .bridge_types import assembly, raw, unpacked
 
 VECTOR_BYTES = 16
-_MMA_TYPES = {"bf16": primitives.MMAType.BF16, "f16": primitives.MMAType.F16}
+_MMA_TYPES = {
+    "bf16": primitives.MMAType.BF16, "f16": primitives.MMAType.F16, "tf32": primitives.MMAType.TF32,
+    "i8": primitives.MMAType.S8, "u8": primitives.MMAType.U8,
+    "e4m3": primitives.MMAType.E4M3, "e5m2": primitives.MMAType.E5M2,
+}  # fmt: skip
 
 
 def copy_async(destination: Any, address: Int64, valid: Any) -> None:
@@ -105,23 +110,32 @@ def keep_elements(words: Sequence[Any], count: Any) -> list[Any]:
 def multiply_warp(
     mma: Any, a: Sequence[Any], b: Sequence[Any], c: Sequence[Any], *, loc: Any = None, ip: Any = None
 ) -> list[Any]:
-    """mma.sync of a 16-bit MmaAtom with f32 accumulators: registers of A, B and C -> those of D."""
-    if mma.a_dtype.name not in _MMA_TYPES or mma.c_dtype.name != "f32":
-        raise PlanError(f"the bridge has mma.sync of bf16 and f16 into f32, not {mma}")
-    count = len(c)
-    kind = llvm.StructType.get_literal([T.f32()] * count)
+    """mma.sync of an MmaAtom: 32-bit registers of A, B and C (f32 or i32) -> those of D."""
+    inputs = {mma.a_dtype.name, mma.b_dtype.name}
+    if not inputs <= set(_MMA_TYPES) or mma.c_dtype.name not in ("f32", "i32"):
+        raise PlanError(f"the bridge has mma.sync of {', '.join(_MMA_TYPES)} into f32 or i32, not {mma}")
+    whole = mma.c_dtype.name == "i32"
+    number = Int32 if whole else Float32
+
+    def register(word: Any) -> Any:
+        value = Int32(word).ir_value(loc=loc, ip=ip)
+        # the dialect wants registers of f16 as pairs of f16; of all other types it takes plain ones
+        pair = mma.a_dtype.name == "f16"
+        return llvm.bitcast(ir.VectorType.get([2], T.f16()), value, loc=loc, ip=ip) if pair else value
+
     found = primitives.mma_sync(
-        kind,
+        llvm.StructType.get_literal([number.mlir_type] * len(c)),
         tuple(mma.shape_mnk),
         primitives.MMALayout.ROW,
         primitives.MMALayout.COL,
-        [Int32(value).ir_value(loc=loc, ip=ip) for value in a],
-        [Int32(value).ir_value(loc=loc, ip=ip) for value in b],
-        [Float32(value).ir_value(loc=loc, ip=ip) for value in c],
+        [register(value) for value in a],
+        [register(value) for value in b],
+        [number(value).ir_value(loc=loc, ip=ip) for value in c],
+        int_overflow_behavior=primitives.MMAIntOverflow.WRAPPED if whole else None,
         multiplicand_a_ptx_type=_MMA_TYPES[mma.a_dtype.name],
         multiplicand_b_ptx_type=_MMA_TYPES[mma.b_dtype.name],
         loc=loc,
         ip=ip,
     )
     value: Any = found.ir_value() if hasattr(found, "ir_value") else found
-    return [Float32(llvm.extractvalue(T.f32(), value, position=[i], loc=loc, ip=ip)) for i in range(count)]
+    return unpacked(value, [number] * len(c), loc=loc, ip=ip)

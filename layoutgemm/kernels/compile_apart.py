@@ -24,34 +24,13 @@ from ..dtypes import dtype
 from ..errors import LayoutError
 from . import object_cache
 from .compile import kernel_facts
-from .epilogue import (
-    Activation,
-    ActivationGradient,
-    Amax,
-    Aux,
-    Bias,
-    Clamp,
-    Custom,
-    Dropout,
-    Epilogue,
-    Given,
-    Residual,
-    Scale,
-    Step,
-    VectorScale,
-)  # fmt: skip
+from .epilogue import STEPS, Custom, Epilogue, Given, Step
 from .sm80_choice import Sm80Choice
 from .sm80_plan import Sm80Config
 from .sm90_choice import Sm90Choice
 from .sm90_plan import Sm90Config
 
 IDLE_SECONDS = 30.0
-_STEPS: dict[str, type[Step]] = {
-    step.__name__: step
-    for step in (
-        Activation, ActivationGradient, Amax, Aux, Bias, Clamp, Custom, Dropout, Residual, Scale, VectorScale,
-    )
-}  # fmt: skip
 
 
 class Kernel(NamedTuple):
@@ -159,6 +138,7 @@ _WORKER: Worker | None = None
 def entry_of(kernel: Kernel) -> dict[str, Any]:
     """A kernel as JSON has it. Raises TypeError for an epilogue with a step that is none of this package's.
 
+    >>> from layoutgemm.kernels.epilogue import Activation, Bias
     >>> kernel = Kernel(Sm90Choice(Sm90Config()), ("bf16:row",) * 3, False, Epilogue(Bias(), Activation("relu")))
     >>> kernel_of(json.loads(json.dumps(entry_of(kernel)))) == kernel
     True
@@ -171,8 +151,8 @@ def entry_of(kernel: Kernel) -> dict[str, Any]:
         entry["mma.sync"] = kernel.choice.arch
     if kernel.epilogue is not None:
         for step in kernel.epilogue.steps:
-            if type(step).__name__ not in _STEPS:
-                raise TypeError(f"{step!r} is not one of {', '.join(_STEPS)}")
+            if STEPS.get(type(step).__name__) is not type(step):
+                raise TypeError(f"{step!r} is not one of {', '.join(STEPS)}")
         entry["steps"] = [[type(step).__name__, _values_of(step)] for step in kernel.epilogue.steps]
         entry["pairs"] = kernel.epilogue.pairs
     return entry
@@ -200,7 +180,7 @@ def _values_of(step: Step) -> dict[str, Any]:
 
 def _step_of(name: str, values: Any) -> Step:
     if name != "Custom":
-        return _STEPS[name](**values)
+        return STEPS[name](**values)
     operands = [Given(**{**operand, "dtype": dtype(operand["dtype"])}) for operand in values["operands"]]
     return Custom(_tuples(values["expression"]), tuple(operands))
 

@@ -19,6 +19,7 @@ from ..errors import PlanError
 from .epilogue_steps import (
     ACTIVATIONS,
     GRADIENTS,
+    STEPS,
     Activation,
     ActivationGradient,
     Amax,
@@ -156,6 +157,7 @@ __all__ = [
     "ACTIVATIONS",
     "GRADIENTS",
     "MAX_WORDS",
+    "STEPS",
     "Activation",
     "ActivationGradient",
     "Amax",

@@ -63,6 +63,9 @@ class Given:
         return replace(self, axes=_FLIPPED[self.axes], order=_OTHER[self.order])
 
 
+STEPS: dict[str, type[Step]] = {}  # this package's own by name: those that another process knows, too
+
+
 class Step:
     """One step: `given` says what it needs, `apply` what becomes of x.
 
@@ -71,6 +74,10 @@ class Step:
     """
 
     given: tuple[Given, ...] = ()
+
+    def __init_subclass__(cls) -> None:
+        if cls.__module__ == __name__ and not cls.__name__.startswith("_"):
+            STEPS[cls.__name__] = cls
 
     def apply(self, x: Any, at: Any) -> Any:
         """The new value of x."""

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ..arch import Arch
 from ..arch import arch as arch_named
 from ..errors import PlanError
+from .choice import Choice
 from .epilogue import Epilogue
 from .plan import Operand
+from .plan_base import BARRIER_BYTES
 from .sm80_plan import MAX_BATCH, Sm80Config, Sm80Plan
+from .sm80_store import BUFFERS
 
 SECTOR = 32  # bytes that L2 serves at a time: checks.coalescing
+ROUND_ROWS = 16  # of C that a warp puts into one buffer: the instruction's M
 _LARGE = (128, 256)
 
 
@@ -44,23 +47,42 @@ def choose_sm80(
         return Sm80Config((128, 128), 32, 4, (2, 2), 8), f"128x128x32: {tiles} tiles of 128x256 (not measured)"
     if (line_bytes or 2 * k) % SECTOR:
         why = f"lines of {line_bytes or 2 * k} bytes are no whole sectors, and longer rows straddle fewer"
-        # three stages of 48 KiB: what sm_90 and sm_100 hold
-        if "cp.async.bulk.tensor" in target.features and target.smem_per_block >= 3 * 49152 + 64:
-            return Sm80Config(_LARGE, 64, 3, loads="tma", stmatrix=stmatrix), f"128x256x64 by tensor copies: {why}"
-        if target.smem_per_block >= 3 * 49152:
-            return Sm80Config(_LARGE, 64, 3), f"128x256x64: {why}"
-    if target.smem_per_block < 4 * 24576 + 32768:  # four stages, and C's buffers beside them
+        by_tma = Sm80Config(_LARGE, 64, 3, loads="tma", stmatrix=stmatrix)
+        if "cp.async.bulk.tensor" in target.features and target.smem_per_block >= shared_bytes(by_tma):
+            return by_tma, f"128x256x64 by tensor copies: {why}"
+        deep = Sm80Config(_LARGE, 64, 3)
+        if target.smem_per_block >= shared_bytes(deep):
+            return deep, f"128x256x64: {why}"
+    flat = Sm80Config(_LARGE, 32, 4, persistent=True)
+    if target.smem_per_block < shared_bytes(flat):
         return Sm80Config(_LARGE, 32, 4, stmatrix=stmatrix), f"128x256x32: {tiles} tiles"
-    if stmatrix and target.smem_per_block >= 3 * 49152 + 65536:
-        return Sm80Config(_LARGE, 64, 3, persistent=True, stmatrix=True), f"128x256x64: {tiles} tiles, persistent"
-    return Sm80Config(_LARGE, 32, 4, persistent=True), f"128x256x32: {tiles} tiles, persistent"
+    deep = Sm80Config(_LARGE, 64, 3, persistent=True, stmatrix=True)
+    if stmatrix and target.smem_per_block >= shared_bytes(deep):
+        return deep, f"128x256x64: {tiles} tiles, persistent"
+    return flat, f"128x256x32: {tiles} tiles, persistent"
 
 
-_OTHER = {"row": "col", "col": "row"}
+def shared_bytes(config: Sm80Config, bytes_: int = 2, bytes_c: int = 4) -> int:
+    """Shared memory that a block takes whose tile_k and stages are given: what `Sm80Plan.smem.total` is, or more.
+
+    bytes_, bytes_c   of an element of A and B, and of C
+
+    C's buffers lie behind the stages of a persistent kernel, and over them in the others.
+
+    >>> [shared_bytes(Sm80Config((128, 256), 64, 3, persistent=persistent)) for persistent in (False, True)]
+    [147456, 212992]
+    """
+    assert config.tile_k is not None and config.stages is not None, config
+    stage = (config.tile[0] + config.tile[1]) * config.tile_k * bytes_
+    barriers = config.stages * BARRIER_BYTES if config.loads == "tma" else 0
+    rounds = config.warps[0] * config.warps[1] * BUFFERS * ROUND_ROWS  # a warp's rows of C in shared memory
+    buffers = rounds * config.tile[1] // config.warps[1] * bytes_c
+    lasting = config.stages * stage
+    return (lasting + buffers if config.persistent else max(lasting, buffers)) + barriers
 
 
 @dataclass(frozen=True)
-class Sm80Choice:
+class Sm80Choice(Choice):
     """A configuration of the mma.sync kernel, the code it is compiled for, and whether the operands change places.
 
     swapped  it multiplies C^T = B^T @ A^T: the kernel stores row-major, and a column-major C is the transpose's
@@ -91,31 +113,15 @@ class Sm80Choice:
             raise PlanError("this kernel has no epilogue of a caller's own")
         a_ = Operand.parse(a)
         b_ = Operand.parse(a_.dtype if b is None else b)
-        c_ = None if c is None else Operand.parse(c)
-        if self.swapped:
-            turned = [Operand(op.dtype, _OTHER[op.order]) for op in (b_, a_)]
-            c_ = None if c_ is None else Operand(c_.dtype, _OTHER[c_.order])
-            m, n, a_, b_ = n, m, turned[0], turned[1]
-        return Sm80Plan.derive(m, n, k, arch=self.arch, a=a_, b=b_, c=c_, batch=batch, config=self.config)
-
-    def arguments(
-        self,
-        pointers: Sequence[Any],
-        sizes: Sequence[int],
-        leading: Sequence[int],
-        strides: Sequence[int],
-        workers: int,
-    ) -> tuple[Any, ...]:
-        """The launch's arguments for A, B, C as the caller has them: see Sm90Choice.arguments.
-
-        workers  blocks that may be resident: an argument of a persistent kernel alone
-        """
-        m, n, k, batch = sizes
+        a_, b_, c_ = self.operands(a_, b_, None if c is None else Operand.parse(c))
         if self.swapped:
             m, n = n, m
-            pointers, leading, strides = ((x[1], x[0], x[2]) for x in (pointers, leading, strides))
-        own = (*pointers, m, n, k, batch, *leading, *strides)
-        return (*own, workers) if self.config.persistent else own
+        return Sm80Plan.derive(m, n, k, arch=self.arch, a=a_, b=b_, c=c_, batch=batch, config=self.config)
+
+    @property
+    def persistent(self) -> bool:
+        """Whether the kernel's blocks take tile after tile."""
+        return self.config.persistent
 
 
 def by_lines(

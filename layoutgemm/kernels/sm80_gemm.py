@@ -182,7 +182,7 @@ class Sm80GemmKernel(TileEntry):
             if number % every == 0 and 0 < number // every <= len(work):
                 work[number // every - 1]()
             at = values * (i + plan.blocks[0] * j)
-            totals[at : at + values] = ampere.multiply(
+            totals[at : at + values] = bridge.multiply_warp(
                 plan.mma, a[i * each_a : (i + 1) * each_a], b[j * each_b : (j + 1) * each_b], totals[at : at + values]
             )
         done = (len(plan.products) - 1) // every

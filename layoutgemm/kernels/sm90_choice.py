@@ -7,22 +7,20 @@ does as well.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ..dtypes import DType
 from ..errors import PlanError
+from .choice import Choice
 from .epilogue import Epilogue
 from .plan import Operand
 from .sm90_plan import Sm90Config, Sm90Plan
 from .sm90_types import operands, output_of
 
-_OTHER = {"row": "col", "col": "row"}
-
 
 @dataclass(frozen=True)
-class Sm90Choice:
+class Sm90Choice(Choice):
     """A configuration, and whether it multiplies C^T = B^T @ A^T instead of C = A @ B."""
 
     config: Sm90Config
@@ -45,39 +43,10 @@ class Sm90Choice:
         >>> Sm90Choice(Sm90Config((64, 16), consumers=1), swapped=True).plan(16, 4096, 4096, b="bf16:col").c.order
         'col'
         """
-        a_, b_, c_ = operands(a, b, c)
-        if not self.swapped:
-            return Sm90Plan.derive(m, n, k, batch=batch, a=a_, b=b_, c=c_, config=self.config, epilogue=epilogue)
-        flip = {op: Operand(op.dtype, _OTHER[op.order]) for op in (a_, b_, c_)}
-        turned = epilogue.transposed() if epilogue else None
-        return Sm90Plan.derive(
-            n, m, k, batch=batch, a=flip[b_], b=flip[a_], c=flip[c_], config=self.config, epilogue=turned
-        )
-
-    def arguments(
-        self,
-        pointers: Sequence[int],
-        sizes: Sequence[int],
-        leading: Sequence[int],
-        strides: Sequence[int],
-        workers: int,
-    ) -> tuple[int, ...]:
-        """The launch's arguments for A, B, C as the caller has them.
-
-        pointers   of A, B, C: bytes
-        sizes      m, n, k, batch
-        leading    lda, ldb, ldc: elements
-        strides    between matrices of a batch, of A, B, C: elements
-        workers    clusters that may be resident
-        """
-        m, n, k, batch = sizes
-        if not self.swapped:
-            return (*pointers, m, n, k, batch, *leading, *strides, workers)
-
-        def swap(x: Sequence[int]) -> tuple[int, int, int]:
-            return x[1], x[0], x[2]
-
-        return (*swap(pointers), n, m, k, batch, *swap(leading), *swap(strides), workers)
+        a_, b_, c_ = self.operands(*operands(a, b, c))
+        if self.swapped:
+            m, n, epilogue = n, m, epilogue.transposed() if epilogue else None
+        return Sm90Plan.derive(m, n, k, batch=batch, a=a_, b=b_, c=c_, config=self.config, epilogue=epilogue)
 
 
 # ------------------------------------------------------------------------------------------------------ what is fastest
@@ -96,6 +65,10 @@ _RATES = {
     (256, 224): 1.0, (256, 208): 1.0, (256, 192): 0.995, (256, 176): 0.97, (256, 160): 0.97, (256, 128): 0.965,
     (128, 256): 0.967, (128, 192): 0.955, (128, 128): 0.93,
 }  # fmt: skip
+# Bytes along K from which sharing loads pays: of bf16 it gains 1.5 to 2% at K = 4096 and costs 2% at 2048 (NOTES.md).
+# Of 8-bit types half of it does where there are more than two rows of tiles: at K = 4096 the fastest of 4096x4096 share
+# them, and of 512x14336 those that do not, by 1% (types_h200.json). tf32 is taken to be as bf16 of as many bytes.
+_CLUSTER_BYTES, _NARROW_BYTES = 8192, 4096
 _PINGPONG = (128, 160, 176, 192)  # columns of 128-row tiles that two warpgroups take in turn
 _STEP = 0.165e-6  # of a k tile of 128 elements in a block of 64 rows: eight products that wait for each other
 _EXCHANGE = 2.4e-6  # of partial sums between two blocks of 64 rows
@@ -157,7 +130,7 @@ def choose(
     best = min(estimates, key=lambda e: (e.seconds, -e.tile[1]))
     rows, columns = best.tile
     grid = -(-m // rows), -(-n // columns)
-    cluster, group, along = _cluster(best.tile, grid, k if grid[0] > 2 else k * bits // 16)
+    cluster, group, along = _cluster(best.tile, grid, k, kind)
     overlap = work < _SHORT
     config = Sm90Config(
         best.tile,
@@ -196,10 +169,10 @@ def _estimate(
     return Estimate(tile, max(cycles / _CLOCK, moved / _DRAM) + _LAUNCH, waves, tiles, workers, pingpong and waves > 1)
 
 
-def _cluster(tile: tuple[int, int], grid: tuple[int, int], k: int) -> tuple[tuple[int, int], int, str]:
+def _cluster(tile: tuple[int, int], grid: tuple[int, int], k: int, kind: DType) -> tuple[tuple[int, int], int, str]:
     """Two blocks that share the tile they both need, along the way that leaves none without work; and the order."""
-    tiles = grid[0] * grid[1]
-    if k < 4096 or tiles < 64:
+    least = _NARROW_BYTES if kind.bits == 8 and grid[0] > 2 else _CLUSTER_BYTES
+    if k * kind.bytes < least or grid[0] * grid[1] < 64:
         return (1, 1), 8, "M"
     if tile[0] == 256 and grid[1] % 2 == 0 and grid[0] > 2:
         return ((1, 2), 16, "M") if grid[0] <= 16 else ((1, 2), 8, "N")

@@ -149,7 +149,8 @@ def drive(
     return notes, last, said
 
 
-def test_the_driver_measures_every_shape_and_reports_them() -> None:
+def test_the_driver_measures_every_shape_and_reports_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(bench_gemm.peers.LEFT_OUT, "a peer", "not here")
     problems = [SMALL, Problem(16, 48, 32)]
     notes, outcomes, said = drive(ModelDevice(), problems, rounds=3, sustained_rounds=1)
     assert [o.problem for o in outcomes] == problems and not notes
@@ -157,7 +158,7 @@ def test_the_driver_measures_every_shape_and_reports_them() -> None:
     text = bench_gemm.report(outcomes, {"gpu": "a model"}, ["a note"])
     assert text.splitlines()[0] == "gpu a model"
     assert text.splitlines()[-1] == "a note"
-    assert "left out: DeepGEMM" in text
+    assert "left out: a peer: not here" in text
 
 
 def test_a_short_budget_leaves_out_sustained_load_first_and_says_so() -> None:

@@ -7,12 +7,8 @@ tests/emulator/official/fetch.py); their figures at this version of the DSL are 
 from __future__ import annotations
 
 import itertools
-import json
 import re
-import shutil
 import struct
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,10 +18,10 @@ import pytest
 from layoutgemm.kernels.sass import Sass, disassemble
 from layoutgemm.kernels.sass import resources as resources_of
 from layoutgemm.kernels.sm100_plan import Sm100Config, Sm100Plan
+from tests.kernels.oracles import nvidia_map, run_program
 from tests.oracle.ptx_constants import tcgen05_uses
 
 pytestmark = pytest.mark.dsl
-ORACLE = Path(__file__).resolve().parents[1] / "oracle"
 
 
 def derive(
@@ -197,15 +193,6 @@ def plan_of(request: dict[str, Any]) -> Sm100Plan:
     return derive(request["n"], request["m"] // 128, a, b, "f32", stages=2)
 
 
-def run_program(name: str, argument: str, given: Any) -> Any:
-    done = subprocess.run(
-        [sys.executable, str(ORACLE / name), argument],
-        input=json.dumps(given), capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout)
-
-
 @pytest.fixture(
     scope="module", params=[False, pytest.param(True, marks=pytest.mark.slow)], ids=["a few", "every request"]
 )
@@ -253,31 +240,6 @@ def test_a_changed_word_is_seen_against_nvidia(nvidia: list[tuple[dict[str, Any]
 
 
 # ------------------------------------------------------------------------------------- what the host half really does
-
-
-@pytest.fixture(scope="module")
-def recorder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """recorder.c as a shared library: a CUDA runtime that writes down what it is asked for."""
-    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
-        pytest.skip("running the host half needs a C compiler (cc, gcc or clang) to build tests/oracle/recorder.c")
-    library = tmp_path_factory.mktemp("recorder") / "recorder.so"
-    command = [compiler, "-shared", "-fPIC", "-O1", "-Wl,-Bsymbolic", "-o", str(library), str(ORACLE / "recorder.c")]
-    subprocess.run(command, check=True, capture_output=True)
-    return str(library)
-
-
-def nvidia_map(words: list[int]) -> dict[str, Any]:
-    """The fields of a 2-D tensor map as the DSL encodes it inline. Undocumented: found by varying one at a time."""
-    flags = words[2]
-    return {
-        "address": words[0] | words[1] << 32,
-        "rank": (flags >> 4 & 7) + 1,
-        "swizzle": flags >> 13 & 3,
-        "strides": [words[3] * 16],
-        "dims": [words[8] + 1, words[9] + 1],
-        "box": [(words[13] >> 24) + 1, (words[14] & 0xFF) + 1],
-    }
 
 
 def test_tensor_maps_equal_nvidias(

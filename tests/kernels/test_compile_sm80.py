@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
+from layoutgemm.atoms import mma_sync
+from layoutgemm.dtypes import dtype
+from layoutgemm.errors import PlanError
 from layoutgemm.kernels.sm80_plan import Sm80Config, Sm80Plan
 
 pytestmark = pytest.mark.dsl
@@ -62,3 +66,24 @@ def test_the_loop_of_the_fastest_is_products() -> None:
 def test_arguments_are_the_launchs() -> None:
     plan = plan_of("the fastest")
     assert list(plan.parameters)[:7] == ["a", "b", "c", "m", "n", "k", "batch"]
+
+
+@pytest.mark.parametrize("kind", ["f16", "bf16"])
+def test_the_bridge_multiplies_16_bit_types(kind: str) -> None:
+    """By `multiply_warp`, which the Ampere kernel and the ladder share: the dialect takes f16 in pairs, bf16 plain."""
+    from layoutgemm.kernels.primitives import emulate
+    from tests.kernels.warp_program import OneProduct
+
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-3, 4, (rows, 16)).astype(np.float32) for rows in (16, 8))
+    given = {name: np.asarray(dtype(kind).encode(x)) for name, x in (("a", a), ("b", b))}
+    d = np.zeros((16, 8), np.float32)
+    emulate(f"one product of {kind}", OneProduct(mma_sync("m16n8k16", kind, kind)), {**given, "d": d}, orders=1)
+    assert np.array_equal(d, a @ b.T)
+
+
+def test_the_bridge_refuses_accumulators_that_it_does_not_hold() -> None:
+    from layoutgemm.kernels.bridge import multiply_warp
+
+    with pytest.raises(PlanError, match="into f32 or i32"):
+        multiply_warp(mma_sync("m16n8k16", "f16", "f16", "f16"), [], [], [])

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import re
-import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,10 +14,10 @@ import pytest
 from layoutgemm.errors import AtomError, PlanError
 from layoutgemm.kernels import GemmConfig, GemmPlan
 from layoutgemm.kernels import compile as compiling
+from tests.kernels.oracles import nvidia_map, run_program
 from tests.oracle.ptx_constants import wgmma_uses
 
 pytestmark = pytest.mark.dsl
-ORACLE = Path(__file__).resolve().parents[1] / "oracle"
 ORDERS = ("row", "col")
 SWIZZLES = ("none", "32B", "64B", "128B")
 # Every order and type of C with four stages; the other depths are for the longer run, but for one of each.
@@ -172,15 +168,6 @@ def plan_of(request: dict[str, Any]) -> GemmPlan:
     )  # fmt: skip
 
 
-def run_program(name: str, argument: str, requests: list[dict[str, Any]]) -> Any:
-    done = subprocess.run(
-        [sys.executable, str(ORACLE / name), argument],
-        input=json.dumps(requests), capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout)
-
-
 @pytest.fixture(scope="module")
 def nvidia(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """(request, what the DSL derives from its own layouts), in one subprocess."""
@@ -264,19 +251,6 @@ def test_a_changed_constant_is_seen_in_the_ptx() -> None:
 # ------------------------------------------------------------------------------------- what the host half really does
 
 
-@pytest.fixture(scope="module")
-def recorder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """recorder.c as a shared library: a CUDA runtime that writes down what it is asked for."""
-    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
-        pytest.skip("running the host half needs a C compiler (cc, gcc or clang) to build tests/oracle/recorder.c")
-    library = tmp_path_factory.mktemp("recorder") / "recorder.so"
-    # -Bsymbolic: its own names win over those of a real runtime in the process
-    command = [compiler, "-shared", "-fPIC", "-O1", "-Wl,-Bsymbolic", "-o", str(library), str(ORACLE / "recorder.c")]
-    subprocess.run(command, check=True, capture_output=True)
-    return str(library)
-
-
 def host_calls(recorder: str, runs: list[tuple[GemmPlan, list[int]]], folder: Path) -> list[list[dict[str, Any]]]:
     """Run each plan's compiled host function on its arguments, in one process; each one's calls to the CUDA runtime."""
     requests = []
@@ -333,19 +307,6 @@ def test_the_host_half_encodes_the_plan(recorder: str, tmp_path: Path) -> None:
         runs += [(plan, [2**40, 2**41, 2**42, *sizes, 99]) for sizes in SIZES]
     for (plan, arguments), calls in zip(runs, host_calls(recorder, runs, tmp_path), strict=True):
         check_calls(plan, arguments, calls)
-
-
-def nvidia_map(words: list[int]) -> dict[str, Any]:
-    """The fields of a 2-D tensor map as the DSL encodes it inline. Undocumented: found by varying one at a time."""
-    flags = words[2]
-    return {
-        "address": words[0] | words[1] << 32,
-        "rank": (flags >> 4 & 7) + 1,
-        "swizzle": flags >> 13 & 3,
-        "strides": [words[3] * 16],
-        "dims": [words[8] + 1, words[9] + 1],
-        "box": [(words[13] >> 24) + 1, (words[14] & 0xFF) + 1],
-    }
 
 
 def test_tensor_maps_equal_nvidias(

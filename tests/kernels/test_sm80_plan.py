@@ -11,6 +11,7 @@ import pytest
 from layoutgemm.atoms import as_tile, smem_tile
 from layoutgemm.errors import AtomError, OperandError, PlanError
 from layoutgemm.kernels import GemmPlan
+from layoutgemm.kernels.sm80_choice import shared_bytes
 from layoutgemm.kernels.sm80_operand import PARTED, Places, byte_selector
 from layoutgemm.kernels.sm80_plan import Sm80Config, Sm80Plan
 from layoutgemm.layouts import Layout
@@ -272,3 +273,13 @@ def test_places_take_a_function_apart() -> None:
     assert len(Places.derive(lambda t, at: plain.byte(t % 16 + 16 * at[0], 8 * (t // 16) + 16 * at[1]), 32,
                              indices).bases) == 1  # fmt: skip
     assert Layout(16) != PARTED
+
+
+# ----------------------------------------------------------------------------------------------------------- the choice
+
+
+@pytest.mark.parametrize("form", [{}, {"persistent": True}, {"loads": "tma"}], ids=str)
+def test_the_choice_counts_the_bytes_of_the_plan(form: dict[str, Any]) -> None:
+    config = Sm80Config((64, 64), 32, 3, (2, 2), **form)
+    plan = Sm80Plan.derive(1, 1, 1, arch="sm_90a", c="f32", config=config)
+    assert shared_bytes(config) == plan.smem.total

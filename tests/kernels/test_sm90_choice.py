@@ -44,6 +44,31 @@ def test_what_is_picked(sizes: tuple[int, int, int]) -> None:
     assert config.snake is False, "bits would depend on where a tile lies"
 
 
+# Type of A, sizes -> cluster: loads are shared from 8192 bytes along K, of 8-bit types with many rows from 4096.
+CLUSTERS = {
+    ("bf16", 4096, 4096, 4096): (2, 1),
+    ("bf16", 4096, 4096, 4095): (1, 1),
+    ("bf16", 512, 14336, 4096): (2, 1),
+    ("bf16", 512, 14336, 4095): (1, 1),
+    ("tf32", 4096, 4096, 4096): (2, 1),
+    ("tf32", 4096, 4096, 2048): (2, 1),  # counted in elements, as bf16's are, there was none
+    ("tf32", 4096, 4096, 2047): (1, 1),
+    ("tf32", 512, 14336, 2048): (2, 1),
+    ("e4m3", 4096, 8192, 4096): (1, 2),
+    ("e4m3", 4096, 8192, 4095): (1, 1),
+    ("e4m3", 512, 14336, 4096): (1, 1),
+    ("e4m3", 512, 14336, 8192): (2, 1),
+    ("i8", 512, 14336, 4096): (1, 1),
+}
+
+
+@pytest.mark.parametrize("case", CLUSTERS, ids=str)
+def test_loads_are_shared_by_the_bytes_along_k(case: tuple[str, int, int, int]) -> None:
+    kind, *sizes = case
+    choice, reason = choose(*sizes, a=kind)
+    assert choice.config.cluster == CLUSTERS[case], (choice.config, reason)
+
+
 @pytest.mark.parametrize("b_major", ["K", "MN"])
 def test_every_size_gets_a_kernel_that_fits(b_major: str) -> None:
     order = "bf16:col" if b_major == "K" else "bf16:row"

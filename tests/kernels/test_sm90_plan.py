@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,14 @@ import pytest
 
 from layoutgemm import GemmPlan, Layout
 from layoutgemm.atoms import wgmma
-from layoutgemm.checks import Grouped, Persistent
+from layoutgemm.checks import Persistent
 from layoutgemm.errors import LayoutError, OperandError, PlanError
 from layoutgemm.kernels import GemmConfig, error_bound
 from layoutgemm.kernels.compile import kernel_facts
 from layoutgemm.kernels.sm90_choice import Sm90Choice
 from layoutgemm.kernels.sm90_explain import barriers, roles
 from layoutgemm.kernels.sm90_plan import Sm90Config, Sm90Plan
+from tests.kernels.plan_mutants import Stuck, outcome, values, with_chunk
 from tests.kernels.sm90_table import LATER, TABLE, small
 
 
@@ -129,14 +130,6 @@ def test_refusals(number: int) -> None:
 # ------------------------------------------------------------------------------------------------- every check can fail
 
 
-@dataclass(frozen=True)
-class Stuck(Grouped):
-    """An order that visits the first tile of each pair twice."""
-
-    def _tile(self, number: Any, rows: Any, columns: Any, group: Any, minimum: Any) -> Any:
-        return super()._tile(number - number % 2, rows, columns, group, minimum)
-
-
 class OtherParts(Sm90Plan):
     """Parts of K that leave the last k tile out."""
 
@@ -163,16 +156,6 @@ class ShortRuns(Sm90Plan):
 
 def as_(kind: type[Sm90Plan], plan: Sm90Plan) -> Sm90Plan:
     return kind(**{name: getattr(plan, name) for name in plan.__dataclass_fields__})
-
-
-def with_chunk(plan: Sm90Plan, **changes: Any) -> Sm90Plan:
-    """The plan with its first chunk changed, in every block."""
-    assert plan.store is not None
-    rounds = []
-    for round_ in plan.store.rounds:
-        chunks = [replace(c, **changes) if c == plan.store.rounds[0].chunks[0] else c for c in round_.chunks]
-        rounds.append(replace(round_, chunks=tuple(chunks)))
-    return replace(plan, store=replace(plan.store, rounds=tuple(rounds)))
 
 
 def mutants() -> Iterator[tuple[str, str, Sm90Plan]]:
@@ -320,14 +303,6 @@ def test_explanation_holds_the_numbers() -> None:
 # --------------------------------------------------------------------------------------------------- running on the CPU
 
 
-def values(plan: Sm90Plan, seed: int = 0) -> tuple[Any, Any, Any]:
-    rng = np.random.default_rng(seed)
-    front = (plan.batch,) if plan.batch > 1 else ()
-    a = rng.integers(-3, 4, (*front, plan.m, plan.k)).astype(np.float32)
-    b = rng.integers(-3, 4, (*front, plan.k, plan.n)).astype(np.float32)
-    return a, b, np.asarray(plan.c.dtype.decode(plan.c.dtype.encode(np.matmul(a, b, dtype=np.float64))))
-
-
 @pytest.mark.parametrize("name", names(*LATER, "widest"))
 def test_the_executor_is_exact(name: str) -> None:
     plan = TABLE[name].plan()
@@ -354,15 +329,6 @@ def test_real_values_within_the_bound() -> None:
             pair.append(np.asarray(op.dtype.decode(op.dtype.encode(rng.standard_normal(shape).astype(np.float32) / 4))))
         error = np.abs(plan.run(*pair, device="reference").c - np.matmul(*pair, dtype=np.float64))
         assert (error <= error_bound(plan, *pair)).all() and error.max() > 0
-
-
-def outcome(plan: Sm90Plan) -> str:
-    """"" when the mutant computes the right product."""
-    a, b, want = values(plan, 3)
-    try:
-        return "" if np.array_equal(plan.run(a, b, device="reference").c, want) else "wrong values"
-    except LayoutError as error:
-        return str(error)
 
 
 def test_wrong_plans_give_wrong_products() -> None:

@@ -1,0 +1,185 @@
+"""What bounds the GEMM kernels: Nsight Compute's counters of ours beside the peers', shape by shape.
+
+    python benchmarks/profile_gemm.py --shapes 4096,512x4096x4096 --contender torch.mm,layoutgemm --json FILE
+
+Every contender's product is launched once to warm it up and once between cudaProfilerStart and Stop, with nothing of
+the operands in the caches; ncu replays that launch at the clock that it runs at by itself. Of a contender that launches
+several kernels the longest is shown, and how many there were. Needs ncu and a GPU whose counters may be read.
+
+    us, MHz     of that one launch: a card that was idle before runs faster than in a burst
+    tensor      share of the cycles in which the tensor cores worked, of all multiprocessors' elapsed cycles
+    into SMs    bytes that the multiprocessors took from L2 and from each other; L2 out: share of what L2 can give
+    hit         sectors found in L2
+    memory      bytes read and written, and share of the peak
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+from benchmarks import bench_gemm  # noqa: E402
+from layoutgemm.bench import Contender, Problem  # noqa: E402
+
+ELAPSED = "avg.pct_of_peak_sustained_elapsed"
+METRICS = {
+    "ns": "gpu__time_duration.sum",
+    "cycles": "sm__cycles_elapsed.max",
+    "tensor": f"sm__pipe_tensor_cycles_active.{ELAPSED}",
+    "instructions": "sm__inst_executed.sum",
+    "into_sms": "l1tex__m_xbar2l1tex_read_bytes.sum",
+    "l2_out": f"lts__lts2xbar_cycles_active.{ELAPSED}",
+    "l2_hit": "lts__t_sector_hit_rate.pct",
+    "read": "dram__bytes_read.sum",
+    "written": "dram__bytes_write.sum",
+    "memory": f"dram__throughput.{ELAPSED}",
+}  # name in the table -> Nsight Compute's, as of 2025 for GH100
+HEAD = (
+    f"{'kernel':46} {'us':>8} {'cycles':>9} {'MHz':>5} {'tensor':>7} {'into SMs':>9} {'L2 out':>7} {'hit':>6} "
+    f"{'memory':>17}"
+)
+
+
+def chosen(problem: Problem, options: argparse.Namespace) -> list[Contender]:
+    """The contenders that were asked for; torch.mm only if it was."""
+    names = options.contender.split(",")
+    parsed = bench_gemm.arguments([*[f"--object={x}" for x in options.object], "--contender", options.contender])
+    return [c for c in bench_gemm.contenders(problem, parsed) if any(c.name.startswith(name) for name in names)]
+
+
+def launch(options: argparse.Namespace) -> None:
+    """Run under ncu: what is to be looked at, each announced by a line of its own on standard error."""
+    import torch
+
+    from layoutgemm.bench import CudaDevice
+
+    device = CudaDevice()
+    for sizes in options.shapes:
+        problem = Problem(*sizes)
+        sets = device.operands(problem, seed=1)[:1]
+        for contender in chosen(problem, options):
+            try:
+                (run,) = contender.prepare(sets)
+                run()
+                torch.cuda.synchronize()
+            except Exception as error:
+                print(f"@failed {problem} {contender.name}: {error}", file=sys.stderr, flush=True)
+                continue
+            with torch.cuda.nvtx.range(f"@{problem}|{contender.name}@"):
+                torch.cuda.profiler.start()
+                run()
+                torch.cuda.synchronize()
+                torch.cuda.profiler.stop()
+
+
+def parsed(text: str) -> list[dict[str, str]]:
+    r"""What `ncu --csv --page raw --nvtx` printed: for each kernel the range it was in and its metrics, in base units.
+
+    >>> parsed('"ID","Kernel Name","ranges","gpu__time_duration.sum"\n"","","","ns"\n"0","k","x:@4096|ours@:y","4,896"')
+    [{'kernel': 'k', 'range': '4096|ours', 'gpu__time_duration.sum': '4896'}]
+    """
+    rows = list(csv.reader(io.StringIO("\n".join(line for line in text.splitlines() if line.startswith('"')))))
+    if len(rows) < 3:
+        raise RuntimeError(f"ncu gave no kernel:\n{text.strip()[-2000:]}")
+    found = []
+    for row in rows[2:]:
+        named = dict(zip(rows[0], row))
+        within = re.search(r"@(.+\|.+?)@", " ".join(row))
+        one = {"kernel": named.get("Kernel Name", "?"), "range": within.group(1) if within else "?"}
+        found.append({**one, **{name: x.replace(",", "") for name, x in named.items() if "__" in name}})
+    return found
+
+
+def measured(kernels: Sequence[dict[str, str]]) -> dict[str, dict[str, float | str]]:
+    """By range, the longest kernel's figures under the table's names.
+
+    >>> row = {"range": "64|ours", "kernel": "k", "gpu__time_duration.sum": "2000", "sm__cycles_elapsed.max": "3000"}
+    >>> found = measured([row, {**row, "gpu__time_duration.sum": "500"}])["64|ours"]
+    >>> found["ns"], found["mhz"], found["kernels"]
+    (2000.0, 1500, 2)
+    """
+    found: dict[str, dict[str, float | str]] = {}
+    for row in kernels:
+        key, of = row.get("range", "?"), {"kernel": row["kernel"]}
+        figures: dict[str, float | str] = {
+            **of, **{name: float(row[metric]) for name, metric in METRICS.items() if metric in row}
+        }  # fmt: skip
+        count = 1 + int(found[key]["kernels"]) if key in found else 1
+        if key not in found or float(figures["ns"]) > float(found[key]["ns"]):
+            found[key] = figures
+            if "cycles" in figures:
+                figures["mhz"] = round(float(figures["cycles"]) / float(figures["ns"]) * 1e3)
+        found[key]["kernels"] = count
+    return found
+
+
+def line(name: str, figures: dict[str, float | str]) -> str:
+    """One row of the table; "-" for what this ncu did not count."""
+
+    def cell(key: str, width: int, scale: float = 1.0, unit: str = "", digits: int = 0) -> str:
+        value = figures.get(key)
+        return f"{'-' if value is None else f'{float(value) / scale:.{digits}f}{unit}':>{width}}"
+
+    several = f" (+{int(figures['kernels']) - 1})" if int(figures["kernels"]) > 1 else ""
+    moved = f"{(float(figures.get('read', 0)) + float(figures.get('written', 0))) / 1e6:.0f} MB, "
+    moved += f"{float(figures.get('memory', 0)):.0f}%"
+    return " ".join(
+        [f"{name + several:46}", cell("ns", 8, 1e3, digits=2), cell("cycles", 9), cell("mhz", 5),
+         cell("tensor", 7, unit="%", digits=1), cell("into_sms", 9, 1e9, " GB", 2), cell("l2_out", 7, unit="%"),
+         cell("l2_hit", 6, unit="%"), f"{moved:>17}"]
+    )  # fmt: skip
+
+
+def table(options: argparse.Namespace) -> int:
+    """Have ncu look, print, write. Gives the exit status."""
+    sizes = ",".join("x".join(map(str, s)) for s in options.shapes)
+    command = [
+        options.ncu, "--profile-from-start", "off", "--clock-control", "none", "--nvtx", "--csv", "--page", "raw",
+        "--print-units", "base", "--metrics", ",".join(METRICS.values()),
+        sys.executable, str(Path(__file__).resolve()), "--launch", "--shapes", sizes,
+        "--contender", options.contender, *[f"--object={x}" for x in options.object],
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=options.patience)
+    found = measured(parsed(done.stdout))
+    failed = [text[1:] for text in done.stderr.splitlines() if text.startswith("@failed")]
+    print(HEAD)
+    for key, figures in found.items():
+        print(line(key.replace("|", " "), figures))
+    for text in failed:
+        print(text)
+    if options.json:
+        from benchmarks import machine
+
+        options.json.write_text(json.dumps({"machine": machine.facts(), "kernels": found}, indent=1) + "\n")
+    return 1 if failed else 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--shapes", type=bench_gemm.shapes, default=bench_gemm.SHAPES, help="default: the whole table")
+    parser.add_argument("--contender", default="torch.mm,layoutgemm", help="beginnings of names, comma-separated")
+    parser.add_argument("--object", action="append", default=[], metavar="NAME=FILE.o", help="as for bench_gemm.py")
+    parser.add_argument("--ncu", default="ncu")
+    parser.add_argument("--patience", type=float, default=500.0, metavar="SECONDS")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--launch", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    if options.launch:
+        launch(options)
+        return 0
+    return table(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,34 @@
+"""NVIDIA's own answers, as the tests of the compiled kernels ask for them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ORACLE = Path(__file__).resolve().parents[1] / "oracle"
+
+
+def run_program(name: str, argument: str, given: Any) -> Any:
+    """What a program of tests/oracle answers, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, str(ORACLE / name), argument],
+        input=json.dumps(given), capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+def nvidia_map(words: list[int]) -> dict[str, Any]:
+    """The fields of a 2-D tensor map as the DSL encodes it inline. Undocumented: found by varying one at a time."""
+    flags = words[2]
+    return {
+        "address": words[0] | words[1] << 32,
+        "rank": (flags >> 4 & 7) + 1,
+        "swizzle": flags >> 13 & 3,
+        "strides": [words[3] * 16],
+        "dims": [words[8] + 1, words[9] + 1],
+        "box": [(words[13] >> 24) + 1, (words[14] & 0xFF) + 1],
+    }
