@@ -106,6 +106,8 @@ def run_plan(
     for name, value, shape in (("a", a, (plan.m, plan.k)), ("b", b, (plan.k, columns_of_b(plan)))):
         _check_shape(name, value, batched(plan, shape, name))
     reads = isinstance(plan, Sm90Plan) and (plan.mainloop is not None or plan.ragged is not None)
+    if given and not reads:
+        raise OperandError(f"given = {', '.join(given)}: the plan reads a and b alone")
     if reads and kind.startswith("torch tensor on cuda") and device in (None, "cuda"):
         from . import device as on_device
 

@@ -206,7 +206,7 @@ def test_refusals() -> None:
             plan.run(a, b, given=given)
     with pytest.raises(OperandError, match=r"a is a NumPy array: .* takes CUDA tensors"):
         plan.run(a, b, given=tables, device="cuda")
-    with pytest.raises(OperandError, match="reads A and B alone"):
+    with pytest.raises(OperandError, match="given = sa, sb: the plan reads a and b alone"):
         Sm90Plan.derive(64, 64, 64, config=SMALL).run(a[:64, :64], b[:64, :64], given=tables)
     with pytest.raises(PlanError, match="a main loop of its own"):
         error_bound(plan, a, b)
