@@ -65,6 +65,11 @@ def test_program(path: Path, tmp_path: Path) -> None:
     assert problem is None, problem
 
 
+def test_a_variant_is_at_most_thirty_lines() -> None:
+    lines = {path.name: len(path.read_text().splitlines()) for path in (ROOT / "kernels").glob("variant_*.py")}
+    assert len(lines) >= 3 and max(lines.values()) <= 30, lines
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
