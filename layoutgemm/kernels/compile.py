@@ -282,7 +282,7 @@ def _kernel_of(plan: Plan) -> Any:
         from .sm90_promoted import Sm90PromotedKernel
 
         return Sm90PromotedKernel(plan)
-    if plan.words:
+    if plan.reads_more:
         from .sm90_fused import Sm90FusedKernel
 
         return Sm90FusedKernel(plan)

@@ -114,11 +114,16 @@ class PersistentPlan(PlanVerbs):
 
     @property
     def parameters(self) -> dict[str, str]:
-        """What a launch takes, name -> kind, in order; where there are `words`, sixteen, the first these."""
-        if not self.words:
+        """What a launch takes, name -> kind, in order; where it `reads_more`, sixteen words, the first its own."""
+        if not self.reads_more:
             return PERSISTENT_PARAMETERS
         words = [*self.words, *[f"unused{i}" for i in range(len(self.words), MAX_WORDS)]]
         return {**PERSISTENT_PARAMETERS, **dict.fromkeys(words, "word")}
+
+    @property
+    def reads_more(self) -> bool:
+        """Whether the kernel is one that takes words: it has an epilogue, even if that reads nothing."""
+        return bool(self.epilogue)
 
     @property
     def words(self) -> tuple[str, ...]:

@@ -240,6 +240,11 @@ class Sm90Plan(PersistentPlan):
 
     # ------------------------------------------------------------------------------------------------ what is asked for
     @property
+    def reads_more(self) -> bool:
+        """Whether the kernel is one that takes words."""
+        return bool(self.epilogue) or self.mainloop is not None or self.ragged is not None
+
+    @property
     def words(self) -> tuple[str, ...]:
         """Names of the 64-bit parameters besides the product's own: the epilogue's, main loop's, groups'."""
         own = (self.epilogue, self.mainloop, self.ragged)

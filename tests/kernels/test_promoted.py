@@ -38,11 +38,12 @@ FORMS = {  # config, main loop, batch, A, B, C
     "two blocks": (Sm90Config((256, 32), stages=2), scaled(rows=3, columns=32), 1, "e4m3", "e4m3:col", "bf16:col"),
     "direct": (replace(SMALL, store="direct"), ONLY_A, 1, "e4m3", "e4m3:col", "f32"),
     "bf16": (replace(SMALL, loader="warp"), DECAY, 1, "bf16:col", "bf16", "bf16"),
+    "no table": (replace(SMALL, tile=(64, 32)), Promoted.of(lambda t, x: t + x), 1, "e4m3", "e4m3:col", "f32"),
     "rows": (replace(SMALL, rows=8), scaled(), 1, "e4m3", "e4m3:col", "bf16"),
     "three": (Sm90Config((192, 128), consumers=3, chunks=1), scaled(), 1, "e4m3", "e4m3:col", "bf16"),
 }
 SLOW = [pytest.mark.slow]
-EMULATED = ("loader", *[pytest.param(form, marks=SLOW) for form in ("two", "pair", "each column", "bf16")])
+EMULATED = ("no table", *[pytest.param(form, marks=SLOW) for form in ("loader", "two", "pair", "each column", "bf16")])
 
 
 def problem(form: str) -> tuple[Sm90Plan, np.ndarray, np.ndarray, dict[str, np.ndarray], np.ndarray]:
