@@ -49,7 +49,7 @@ endif
 
 test: lint $(TEST_STAMPS)
 	@echo "==> tests, $(JOBS) at a time (a few minutes)"
-	@$(BIN)/python -m pytest -n $(JOBS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 # Layouts are written as aligned tables, which `ruff format` would tear apart: the linter is held, the formatter is not.
 lint: $(VENV)/.dev

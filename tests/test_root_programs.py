@@ -2,6 +2,9 @@
 
 A program prints what it checked and exits 0. It says what it needs beyond numpy and sympy in a line of its docstring,
 `Needs: dsl`, `Needs: torch` or `Needs: gpu` (several with commas); where that is absent it is skipped.
+
+The first program of each folder, and those with torch, run by an interpreter of their own. The others run in processes
+forked from one that has imported the libraries already: importing takes longer than most of them.
 """
 
 from __future__ import annotations
@@ -9,10 +12,14 @@ from __future__ import annotations
 import ast
 import functools
 import importlib.util
+import json
 import os
 import re
+import select
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +28,8 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("layouts", "atoms", "kernels")
 PROGRAMS = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 LIMIT_S = 120.0
+APART = {min(path for path in PROGRAMS if path.parent.name == folder) for folder in FOLDERS}
+IMPORTED = ("numpy", "layoutgemm.kernels.primitives", "layoutgemm.kernels.levels", "cutlass.cute")
 
 
 @functools.cache
@@ -51,17 +60,60 @@ def run_program(path: Path, cwd: Path, limit_s: float = LIMIT_S) -> str | None:
         )
     except subprocess.TimeoutExpired:
         return f"ran longer than {limit_s:g} s"
-    if done.returncode != 0:
-        return f"exit status {done.returncode}\n{done.stdout}{done.stderr}"
-    return None if done.stdout.strip() else "printed nothing: a program says what it checked"
+    return verdict(done.returncode, done.stdout + done.stderr if done.returncode else done.stdout)
+
+
+def verdict(status: int, output: str) -> str | None:
+    """None for a program that passed, else what was wrong with it."""
+    if status != 0:
+        return f"exit status {status}\n{output}"
+    return None if output.strip() else "printed nothing: a program says what it checked"
+
+
+class Server:
+    """`program_server.py`, and the programs that it runs."""
+
+    def __init__(self) -> None:
+        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        self.process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("program_server.py")), *IMPORTED],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path},
+        )  # fmt: skip
+
+    def run(self, path: Path, cwd: Path, limit_s: float = LIMIT_S) -> str | None:
+        """Runs a program; None if it passed, else what went wrong."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        output, errors = cwd / "program's output", cwd / "program's output.err"
+        self.process.stdin.write(json.dumps([str(path), str(cwd), str(output)]) + "\n")
+        self.process.stdin.flush()
+        child = int(self.process.stdout.readline())
+        late = not select.select([self.process.stdout], [], [], limit_s)[0]
+        if late:
+            os.kill(child, signal.SIGKILL)
+        status = int(self.process.stdout.readline())
+        text = output.read_text(encoding="utf-8") + (errors.read_text(encoding="utf-8") if status else "")
+        return f"ran longer than {limit_s:g} s" if late else verdict(status, text)
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server | None]:
+    """A server for all programs, or None where processes cannot be forked."""
+    if not hasattr(os, "fork"):
+        yield None
+        return
+    found = Server()
+    yield found
+    found.process.kill()
+    found.process.communicate()
 
 
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_program(path: Path, tmp_path: Path) -> None:
+def test_program(path: Path, tmp_path: Path, server: Server | None) -> None:
     lacking = [need for need in needs(path) if absent(need)]
     if lacking:
         pytest.skip(f"needs {', '.join(lacking)}")
-    problem = run_program(path, tmp_path)
+    apart = server is None or path in APART or "torch" in needs(path)
+    problem = run_program(path, tmp_path) if apart or server is None else server.run(path, tmp_path)
     assert problem is None, problem
 
 
@@ -70,20 +122,41 @@ def test_a_variant_is_at_most_thirty_lines() -> None:
     assert len(lines) >= 3 and max(lines.values()) <= 30, lines
 
 
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("import layoutgemm; print('checked: 1 of 1')", None),
-        ("assert 1 == 2, 'one is not two'", "one is not two"),
-        ("pass", "printed nothing"),
-        ("import time; time.sleep(60)", "ran longer than"),
-    ],
-)
+SEEN = [
+    ("import layoutgemm; print('checked: 1 of 1')", None),
+    ("assert 1 == 2, 'one is not two'", "one is not two"),
+    ("pass", "printed nothing"),
+    ("import time; time.sleep(60)", "ran longer than"),
+]
+
+
+@pytest.mark.parametrize(("text", "problem"), SEEN)
 def test_the_runner_sees_failures(tmp_path: Path, text: str, problem: str | None) -> None:
     path = tmp_path / "planted.py"
     path.write_text(text, encoding="utf-8")
-    found = run_program(path, tmp_path, limit_s=5)
+    found = run_program(path, tmp_path, limit_s=3)
     assert (found is None) if problem is None else (found is not None and problem in found)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        *SEEN,
+        ("print('x'); raise SystemExit('no good')", "no good"),
+        ("print('x'); raise SystemExit(3)", "exit status 3"),
+        ("print('x'); np.zeros(1)", "name 'np' is not defined"),
+        ("import os, sys; print(__name__, sys.argv, os.getcwd()); raise SystemExit(1)", "__main__"),
+    ],
+)
+def test_the_server_sees_failures(tmp_path: Path, text: str, problem: str | None, server: Server | None) -> None:
+    if server is None:
+        pytest.skip("processes cannot be forked here")
+    path = tmp_path / "planted.py"
+    path.write_text(text, encoding="utf-8")
+    found = server.run(path, tmp_path, limit_s=3)
+    assert (found is None) if problem is None else (found is not None and problem in found)
+    path.write_text("print('checked')", encoding="utf-8")
+    assert server.run(path, tmp_path) is None  # and the next one is a program of its own
 
 
 def test_needs_are_read(tmp_path: Path) -> None:

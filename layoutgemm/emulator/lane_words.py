@@ -1,8 +1,10 @@
 """Global memory between the lanes of one warp: what one lane wrote, and another reads or writes unordered.
 
 Global memory is not watched between warps. Between the lanes of a warp it is: each event (`order.py`) keeps which lane
-wrote which piece of it until all lanes know of the event (`lane_order.py`), for the latest `KEPT` events of
-a warp and until the checker forgets them. Reads are kept only under `Policy(lanes="strict")`.
+wrote which piece of it until all lanes know of the event (`lane_order.py`), for the latest `KEPT` events of a warp that
+touched global memory, and until the checker forgets them. An event ends where the warp releases something; a race
+across more of them, without a barrier of the warp's in between, is not seen. Reads are kept only under
+`Policy(lanes="strict")`.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from .values import bool_of
 if TYPE_CHECKING:
     from .order import Event
 
-KEPT = 8
+KEPT = 256
 
 
 def touch(
@@ -41,6 +43,8 @@ def touch(
     who = np.flatnonzero(bool_of(lanes)).tolist() if len(numbers) > 1 else [None]
     race = None
     for event in pending:
+        if all(other == size and pieces.keys().isdisjoint(numbers) for (other, _), pieces in event.pieces.items()):
+            continue
         left = uninformed(ledger, knows, event, lanes)
         for number, lane in zip(numbers, who, strict=True):
             mask = (lanes if lane is None else 1 << lane) & left

@@ -198,6 +198,8 @@ def sites(ins: Instruction) -> list[Site]:
     if op.startswith("tcgen05.cp"):
         descriptor = Site("descriptor", "of the source", (1,), TCGEN05_DESCRIPTOR, 64)
         return [Site("column", "of the target", (0, 0), COLUMN[:2]), descriptor]
+    if op.startswith("tcgen05.shift"):
+        return [Site("column", "", (0, 0), COLUMN)]
     if op.startswith(("tcgen05.ld", "tcgen05.st")):
         return [Site("column", "", (0 if words[1] == "st" else 1, 0), COLUMN)]
     if op.startswith("tcgen05.commit"):

@@ -58,8 +58,8 @@ def kind_of(ins: Instruction) -> str:
         return {"mma_async": "mma", "wait_group": "wait"}.get(words[0], "")
     if first == "tcgen05":
         name = words[0].partition("::")[0]
-        named = {"ld": "accumulators", "st": "accumulators", "cp": "copy", "commit": "arrive", "alloc": "setup"}
-        return {"mma": "mma", "wait": "wait", "dealloc": "setup", **named}.get(name, "")
+        named = {"ld": "accumulators", "st": "accumulators", "cp": "copy", "shift": "copy", "commit": "arrive"}
+        return {"mma": "mma", "wait": "wait", "alloc": "setup", "dealloc": "setup", **named}.get(name, "")
     if first == "mbarrier":
         if words[0] in ("try_wait", "test_wait"):
             return "wait"

@@ -52,7 +52,8 @@ class Part:
     times: dict[tuple[Any, ...], int] = field(default_factory=dict)
     of_event: dict[int, int] = field(default_factory=dict)  # event -> its accesses, as a bit set
     events: int = 0  # those that have any, as a bit set
-    shares: dict[int, int] = field(default_factory=dict)  # access that became several events' -> all of them, as a set
+    # Accesses that became several events', as a bit set, by all of those events, as a bit set.
+    shares: dict[int, int] = field(default_factory=dict)
     cache: dict[tuple[Any, str], tuple[int, int]] = field(default_factory=dict)
 
     def known(self, fiber: Fiber, kind: str, events: int) -> int:
@@ -69,22 +70,26 @@ class Part:
             new ^= low
             out |= self.of_event[low.bit_length() - 1]
         self.cache[fiber, kind] = had, out
-        return out | sum(1 << number for number, needed in self.shares.items() if not needed & ~events)
+        for needed, numbers in self.shares.items():
+            if not needed & ~events:
+                out |= numbers
+        return out
 
     def divide(self, event: Event, other: Event) -> None:
         """Some lanes' part of an event has become another: an access is known where all parts of it are."""
         both = 1 << event.id | 1 << other.id
         numbers = self.of_event.pop(event.id, 0)
-        for number, needed in self.shares.items():
-            if needed >> event.id & 1:
-                self.shares[number] = needed | both
-        while numbers:
-            low = numbers & -numbers
-            numbers ^= low
-            self.shares[low.bit_length() - 1] = both
+        for needed in [needed for needed in self.shares if needed >> event.id & 1]:
+            moved = self.shares.pop(needed)
+            self.shares[needed | both] = self.shares.get(needed | both, 0) | moved
+        if numbers:
+            self.shares[both] = self.shares.get(both, 0) | numbers
         self.events &= ~both
+        shared = 0
+        for several in self.shares.values():
+            shared |= several
         for key, (had, out) in self.cache.items():
-            self.cache[key] = had & ~both, out & ~sum(1 << number for number in self.shares)
+            self.cache[key] = had & ~both, out & ~shared
 
 
 class Trace:

@@ -117,6 +117,10 @@ def test_global_memory_between_lanes() -> None:
     # Changes by atomics do not race with one another; alike writes of all lanes are each lane's own.
     assert not go("red.global.add.u32 [%out], 1; red.global.add.u32 [%out], 1;", STRICT).findings
     assert not go("st.global.b32 [%out], %r5; ld.global.b32 %r4, [%out];", STRICT).findings
+    # A word stays watched over many releases that order no lanes, each followed by stores elsewhere.
+    more = " fence.proxy.async; st.global.b32 [%d1+128], %r0;" * 100
+    assert go(f"{write} {more} ld.global.b32 %r4, [%d2];").kinds == ["race"]
+    assert not go(f"{write} {more} {sync} ld.global.b32 %r4, [%d2];").findings
     half = f"{write} @!%p2 bra A; bar.warp.sync 0xffff; A: mov.u32 %r4, 0; @%p2 bra B; bra C; B: "
     assert not go(half + "ld.global.b32 %r4, [%out+60]; C:").findings
     assert go(half + "ld.global.b32 %r4, [%out+64]; C:").kinds == ["race"]

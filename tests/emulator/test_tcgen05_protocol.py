@@ -327,7 +327,6 @@ def test_a_commit_contains_the_fence():
         ("tcgen05.wait::ld", "tcgen05.wait::mma"),
         ("32x32b.x8.b32", "32x32b.x4.b32"),
         ("32x32b.x8.b32", "32x32b.x3.b32"),
-        ("tcgen05.mma.cta_group::1.kind::f16 ", "tcgen05.shift.cta_group::1.down "),
         ("b64 [%bar];", "multicast::cluster.b64 [%bar];"),
     ),
 )

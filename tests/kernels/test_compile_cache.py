@@ -65,12 +65,25 @@ def test_a_kept_kernel_is_found_again_whatever_the_sizes(monkeypatch: pytest.Mon
     assert list((tmp_path / "kernels").iterdir()) == files
 
 
-@pytest.mark.parametrize("damage", ["empty", "truncated", "flipped", "text", "another kernel's"])
-def test_a_damaged_file_is_compiled_anew(damage: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    forget(monkeypatch, tmp_path)
-    good = derive(stages=3).compile()
-    (path,) = (tmp_path / "kernels").iterdir()
-    whole = path.read_bytes()
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, bytes, bytes]:
+    """A kernel that was compiled and kept here: the name and bytes of its file, and its machine code."""
+    folder = tmp_path_factory.mktemp("sound")
+    with pytest.MonkeyPatch.context() as patch:
+        forget(patch, folder)
+        good = derive(stages=3).compile()
+    (path,) = (folder / "kernels").iterdir()
+    return path.name, path.read_bytes(), good.cubin
+
+
+@pytest.mark.parametrize("damage", ["none", "empty", "truncated", "flipped", "text", "another kernel's"])
+def test_a_damaged_file_is_compiled_anew(
+    damage: str, sound: tuple[str, bytes, bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    name, whole, cubin = sound
+    path = tmp_path / "kernels" / name
+    path.parent.mkdir(mode=0o700)
+    path.touch(mode=0o600)
     if damage == "another kernel's":
         forget(monkeypatch, tmp_path / "other")
         derive(c="bf16", stages=3).compile()
@@ -79,12 +92,11 @@ def test_a_damaged_file_is_compiled_anew(damage: str, monkeypatch: pytest.Monkey
     else:
         middle = len(whole) // 2
         flipped = whole[:middle] + bytes(byte ^ 0xFF for byte in whole[middle : middle + 64]) + whole[middle + 64 :]
-        path.write_bytes(
-            {"empty": b"", "truncated": whole[:middle], "flipped": flipped, "text": b"no zip" * 99}[damage]
-        )
+        damaged = {"empty": b"", "truncated": whole[:middle], "flipped": flipped, "text": b"no zip" * 99}
+        path.write_bytes(damaged.get(damage, whole))
     forget(monkeypatch, tmp_path)
     again = derive(stages=3).compile()
-    assert not again.cached and again.cubin == good.cubin
+    assert again.cached == (damage == "none") and again.cubin == cubin
     forget(monkeypatch, tmp_path)
     assert derive(stages=3).compile().cached
 

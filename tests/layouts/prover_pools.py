@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,8 +59,14 @@ class Pool:
         given = Facts(*facts)
         on = given.on(tuple(self.raw.values()))
         self.under = {n: on(p) for n, p in self.raw.items()}
-        self.envs = sorted(self._all(top), key=lambda e: (sum(e.values()), *e.values()))
-        assert self.envs, facts
+        self.top = top
+
+    @cached_property
+    def envs(self) -> list[Env]:
+        """All small sizes for which the facts hold; there are some."""
+        found = sorted(self._all(self.top), key=lambda e: (sum(e.values()), *e.values()))
+        assert found, self.facts
+        return found
 
     def _all(self, top: int) -> Iterator[Env]:
         ranges = []

@@ -17,7 +17,7 @@ from .registry import BUILDERS, GUARDS, guarded
 
 MODULES = (
     "barrier", "bulk_groups", "control", "copy_async", "copy_bulk", "lanes", "launch_control", "matrix", "memory",
-    "mma_sync", "tcgen05", "tcgen05_copy", "tcgen05_mma", "tensormap", "tma", "wgmma",
+    "mma_sync", "tcgen05", "tcgen05_copy", "tcgen05_mma", "tcgen05_shift", "tensormap", "tma", "wgmma",
 )  # fmt: skip
 for _module in MODULES:
     import_module(f"{__name__}.{_module}")

@@ -234,14 +234,3 @@ def wait(program: Program, ins: Instruction) -> Run:
         settle(fiber, way)
 
     return go
-
-
-@operation("tcgen05.shift")
-def shift(program: Program, ins: Instruction) -> Run:
-    """tcgen05.shift: refused. PTX ISA, "tcgen05.shift" (9.0): it "initiates the shifting of 32-byte elements downwards
-    across all the rows, except the last, by one row", of an implicit shape .31x256b, at a lane aligned to 32. Two
-    readings are left: row i goes to row i + 1 and what the last one held is lost, or row i + 1 to row i and the last
-    one stays. Nor does it say what the row at the other edge holds afterwards. None of the official examples uses it; a
-    microkernel on a GPU of sm_100a would settle it.
-    """
-    raise ValueError("tcgen05.shift is left out: PTX does not say which lane a row goes to, nor what the edge holds")

@@ -29,6 +29,7 @@ from .memory import said
 from .operands import Read, codes, lines, reading
 from .registry import operation
 from .tcgen05 import group_size
+from .tcgen05_shift import has_shifts, in_pipeline
 from .tensor_memory import Places, TensorMemory, coordinate, engine_of, group_of, one_thread, tensor_of, touch
 from .tensor_waits import Loading, begin
 
@@ -196,6 +197,7 @@ def copy(program: Program, ins: Instruction) -> Run:
     packing = {8: "packed", 6: "b6x16_p32", 4: "b4x16_p64"}[bits]
     low = low_bit(dtype({8: "e4m3", 6: "e3m2", 4: "e2m1"}[bits]))
     address, descriptor = program.address(ins.operands[0]), program.value(ins.operands[1], "b64")
+    shifts, kind = has_shifts(program), f"tcgen05.cp {ins.words[3]}"
 
     def go(fiber: Fiber) -> None:
         one_thread(fiber)
@@ -212,6 +214,8 @@ def copy(program: Program, ins: Instruction) -> Run:
             tensor.check(lane, column, places.lanes, places.columns)
             machine.touch(fiber, cta, found.places << first, False, what, event, True)
             touch(fiber, cta, places.places(lane, column), True, what, event)
+            if shifts:
+                in_pipeline(fiber, ins, cta, places.places(lane, column), kind, event)
 
             def move(tensor: TensorMemory = tensor, source: Any = cta) -> None:
                 raw = lines(source, found, first, report, packing)

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from ...atoms.descriptor_operand import operand_read
 from ...atoms.instruction_descriptor import InstructionDescriptor
 from ...atoms.mma_tcgen05 import KINDS, Tcgen05Atom, tcgen05_mma
-from ...atoms.tmem import LANES, container_bits, scale_factors
+from ...atoms.tmem import LANES, WARP_LANES, container_bits, scale_factors
 from ...errors import AtomError, DescriptorError, EmulatorError
 from ..machine import Cta, Fiber
 from ..program import Program, Run
@@ -33,6 +33,7 @@ from .operands import Read, Reading, Report, accumulate, fetch, reading
 from .registry import operation
 from .tcgen05 import GROUPS, group_size
 from .tcgen05_copy import low_bit
+from .tcgen05_shift import ALL, shift_rows
 from .tensor_memory import Places, coordinate, engine_of, group_of, one_thread, tensor_of, touch
 
 # Hints to keep an operand in the collector buffer, which change no result.
@@ -132,6 +133,7 @@ class Job:
     scales    addresses of the scale factors
     adds      whether the accumulator is added, times `factor`
     disabled  for each block, lanes whose accumulators stay as they are
+    shifts    whether A's rows move by one afterwards (.ashift)
     """
 
     form: Form
@@ -143,6 +145,7 @@ class Job:
     adds: bool
     factor: float
     disabled: npt.NDArray[np.bool_] | None
+    shifts: bool
     report: Report
 
 
@@ -152,12 +155,14 @@ def product(program: Program, ins: Instruction) -> Run:
 
     Operands: [D], A's descriptor or [A], B's descriptor, the instruction descriptor; with block scales [A's], [B's];
     else optionally the lanes that stay disabled; enable-input-d; optionally scale-input-d. `.collector` words change
-    nothing; .sp, .ashift and a zero-column mask are refused.
+    nothing; .ashift moves A's rows afterwards (`tcgen05_shift.py`); .sp and a zero-column mask are refused.
     """
-    kind, ws, vector = _words(ins)
+    kind, ws, vector, shifts = _words(ins)
     size = group_size(ins)
     target, first, second, word, *rest = ins.operands
     a_source = "tmem" if first.kind == "address" else "smem"
+    if shifts and a_source == "smem":
+        raise ValueError(".ashift moves the rows of an A in tensor memory")
     scale_at = [program.address(rest.pop(0)) for _ in range(2)] if KINDS[kind].scales else []
     disable = None
     if rest and rest[0].kind == "vector":
@@ -183,6 +188,8 @@ def product(program: Program, ins: Instruction) -> Run:
         except (DescriptorError, AtomError) as error:
             report("descriptor", str(error))
             raise EmulatorError(str(error)) from error
+        if shifts and form.atom.shape_mnk[0] not in (128, 256):
+            raise EmulatorError(f".ashift is for M = 128 or 256, not {form.atom.shape_mnk[0]}")
         a: Any = fiber.one(a_at(fiber))
         disabled = None if disable is None else np.array([fiber.one(part(fiber)) for part in disable])
         job = Job(
@@ -195,6 +202,7 @@ def product(program: Program, ins: Instruction) -> Run:
             bool(fiber.one(adds(fiber))),
             factor,
             None if disabled is None else (disabled[:, None] >> np.arange(32) & 1).astype(bool).reshape(size, LANES),
+            shifts,
             report,
         )
         _record(fiber, ins, job)
@@ -203,8 +211,8 @@ def product(program: Program, ins: Instruction) -> Run:
     return go
 
 
-def _words(ins: Instruction) -> tuple[str, bool, str]:
-    """(kind, .ws, scale vector) of the opcode. Raises ValueError for what is not known."""
+def _words(ins: Instruction) -> tuple[str, bool, str, bool]:
+    """(kind, .ws, scale vector, .ashift) of the opcode. Raises ValueError for what is not known."""
     words = list(ins.words[2:])
     ws = words[:1] == ["ws"]
     words = words[ws:]
@@ -215,12 +223,17 @@ def _words(ins: Instruction) -> tuple[str, bool, str]:
     vectors = [word for word in words if word in VECTORS]
     if scaled != ("block_scale" in words) or len(vectors) > scaled:
         raise ValueError(f"kind::{kind} {'has' if scaled else 'has no'} .block_scale")
+    shifts = "ashift" in words
+    if shifts:
+        words.remove("ashift")
+        if ws or scaled or {"collector::a::fill", "collector::a::use"} & set(words):
+            raise ValueError(".ashift is of the plain form, and without .collector::a::fill and ::use")
     for word in words:
         if word not in (*GROUPS, *COLLECTORS, *vectors, f"kind::{kind}", "block_scale"):
             raise ValueError(f".{word} is not known here")
     if kind == "mxf4nvf4" and not vectors:
         raise ValueError("kind::mxf4nvf4 says how many elements share a scale factor")
-    return kind, ws, vectors[0] if vectors else ""
+    return kind, ws, vectors[0] if vectors else "", shifts
 
 
 def _factor(operand: Operand, kind: str, ws: bool) -> float:
@@ -255,6 +268,8 @@ def _record(fiber: Fiber, ins: Instruction, job: Job) -> None:
         lane, column = job.a
         assert isinstance(lane, int)
         tensors.append((form.a, (lane, column), False))
+        if job.shifts:
+            tensors.append((ALL, (lane, column), True))
     if form.scales is not None:
         tensors += [(places, at, False) for places, at in zip(form.scales, job.scales, strict=True)]
     for cta in job.blocks:
@@ -296,6 +311,10 @@ def _run(job: Job) -> None:
             else:
                 found[:, columns] = _scaled(cta, job, left, right, columns) + (total[:, columns] if job.adds else 0)
         _put(cta, job, number, found)
+        if job.shifts:
+            _, column = job.a
+            for first in range(0, LANES, WARP_LANES):
+                shift_rows(tensor_of(cta), first, column)
 
 
 def _shared(cta: Cta, operand: Any, report: Report) -> Any:

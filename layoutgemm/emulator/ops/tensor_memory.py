@@ -5,8 +5,8 @@ Fresh tensor memory is NaN, an allocation never begins at column 0 unless it tak
 columns that are allocated. The race checker sees strips of 16 lanes and single columns.
 
 PTX ISA, "Tensor Memory" and "Memory Consistency Model for 5th generation of TensorCore operations": what one thread
-issues to the tensor cores (tcgen05.mma, tcgen05.cp) runs in order, `Engine`; everything else is ordered by
-tcgen05.commit and an mbarrier.
+issues to the tensor cores (tcgen05.mma, cp, shift) runs in order, `Engine`, but for what `tcgen05_shift.py` says;
+everything else is ordered by tcgen05.commit and an mbarrier.
 """
 
 from __future__ import annotations
@@ -218,9 +218,11 @@ class Engine:
 
     queue   what has not run yet (policy "late"), in order
     issued  the events of all of it
+    moves   copies and shifts, in a kernel with shifts: (what, event, block, places, text)
     """
 
     def __init__(self, fiber: Fiber) -> None:
+        self.moves: list[tuple[str, Event, Cta, int, str]] = []
         self.queue: list[Callable[[], None]] = []
         self.issued: Knowledge = fiber.cta.cluster.ledger.knowledge()
 
