@@ -4,9 +4,8 @@
 
 Needs: dsl.
 
-Each tile of the weights is half gate and half up, so a thread has both sums of its elements and stores one product:
-C has half the columns that are multiplied, and the two sums never go through memory. How the halves come to lie in one
-tile is told in layoutgemm/kernels/sm90_gated.py.
+Each tile of the weights is half gate and half up, so a thread has both sums and stores one product: the two sums never
+go through memory. How the halves come to lie in one tile is told in layoutgemm/kernels/sm90_gated.py.
 """
 
 import numpy as np
@@ -14,15 +13,12 @@ import numpy as np
 from layoutgemm.kernels import Sm90Config, Sm90Plan
 
 tokens, hidden, width = 200, 88, 136  # A is tokens x width, W_gate and W_up hidden x width each
-plan = Sm90Plan.derive(
-    tokens, hidden, width, b="bf16:col", c="f32", gated="silu", config=Sm90Config((128, 64), stages=3)
-)
+config = Sm90Config((128, 64), stages=3)
+plan = Sm90Plan.derive(tokens, hidden, width, b="bf16:col", c="f32", gated="silu", config=config)
 print(plan.explain(), "\n")
 print(f"{len(plan.check().require())} checks hold\n")
-
 used = plan.compile().resources
 print(f"compiled for {plan.arch.name}: {used.registers} registers, {used.local_bytes} bytes of local memory")
-
 rng = np.random.default_rng(0)
 a = rng.integers(-3, 4, (tokens, width)).astype(np.float32) / 8
 weights = rng.integers(-3, 4, (2 * hidden, width)).astype(np.float32) / 8  # [W_gate; W_up]

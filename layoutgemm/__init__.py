@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from .layouts.prove import prove
     from .layouts.symbolic import dim, dims
     from .torch_op import explain_matmul, gemm, matmul
+    from .torch_variants import grouped_matmul, scaled_matmul
     from .tune import tune
 
 __version__ = "0.1.0"
@@ -82,10 +83,12 @@ _LATER = {
     "explain_matmul": "torch_op",
     "from_cute": "interop",
     "gemm": "torch_op",
+    "grouped_matmul": "torch_variants",
     "matmul": "torch_op",
     "mutate": "emulator.mutate_api",
     "mutate_ptx": "emulator.mutate_api",
     "prove": "layouts.prove",
+    "scaled_matmul": "torch_variants",
     "smem_tile": "atoms",
     "tune": "tune",
     "wgmma": "atoms",
@@ -148,11 +151,13 @@ __all__ = [
     "explain_matmul",
     "from_cute",
     "gemm",
+    "grouped_matmul",
     "matmul",
     "mutate",
     "mutate_ptx",
     "parse",
     "prove",
+    "scaled_matmul",
     "smem_tile",
     "tune",
     "wgmma",

@@ -26,7 +26,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("bench", "tuned", "torch_problem", "torch_choice"),
     (
         "torch_op", "torch_checks", "torch_epilogue", "torch_finish", "torch_launch", "torch_library",
-        "torch_reference", "jax_op", "distributed",
+        "torch_reference", "torch_variants", "jax_op", "distributed",
     ),
     ("tune", "doctor"),
     ("command",),
@@ -47,8 +47,8 @@ CONFINED: dict[str, tuple[str, ...]] = {
     "tvm_ffi": ("kernels/compile*.py", "kernels/run*.py"),
     "torch": (
         "torch_op.py", "torch_checks.py", "torch_epilogue.py", "torch_finish.py", "torch_launch.py", "torch_library.py",
-        "torch_reference.py", "tune.py", "doctor.py", "distributed.py", "bench.py", "kernels/run*.py",
-        "kernels/device*.py",
+        "torch_reference.py", "torch_variants.py", "tune.py", "doctor.py", "distributed.py", "bench.py",
+        "kernels/run*.py", "kernels/device*.py",
     ),
     "jax": ("jax_op.py",),
     "pytest": ("pytest_plugin.py",),

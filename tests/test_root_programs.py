@@ -117,6 +117,11 @@ def test_program(path: Path, tmp_path: Path, server: Server | None) -> None:
     assert problem is None, problem
 
 
+def test_a_variant_is_at_most_thirty_lines() -> None:
+    lines = {path.name: len(path.read_text().splitlines()) for path in (ROOT / "kernels").glob("variant_*.py")}
+    assert len(lines) >= 3 and max(lines.values()) <= 30, lines
+
+
 SEEN = [
     ("import layoutgemm; print('checked: 1 of 1')", None),
     ("assert 1 == 2, 'one is not two'", "one is not two"),

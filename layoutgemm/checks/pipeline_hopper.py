@@ -83,6 +83,7 @@ class Hopper:
     padding           parts of the stages ("zeros") are never loaded: the consumers write them once, while the first
                       loads are under way
     registers         (loader's, consumers') after setmaxnreg
+    promoted          each k tile's products are waited for and read before the next ones are issued
     """
 
     stages: int
@@ -101,6 +102,7 @@ class Hopper:
     early: int = 0
     padding: bool = False
     registers: tuple[int, int] | None = None
+    promoted: bool = False
 
     @property
     def sharing(self) -> int:
@@ -129,7 +131,7 @@ class Hopper:
         many = self._pipeline()
         few: list[Pipeline] = []
         if not (self.loader or self.single):
-            counts = range(max(1, self.early), self.stages)
+            counts = range(max(1, self.early), self._reach)
             few = [replace(many, name=f"{many.name}, {k} k tile(s)", k_tiles=(k, True)) for k in counts]
         return (*few, many, *([self.store_pipeline()] if self.store else []))
 
@@ -185,7 +187,7 @@ class Hopper:
             buffers.append(Buffer("sums"))
         if self.store and self.store.warps == WARPS:
             barriers += [NamedBarrier(f"store{i}", 32 * WARPS) for i in range(self.consumers)]
-        least = self.early if self.loader or self.single else self.stages
+        least = self.early if self.loader or self.single else self._reach
         return Pipeline(
             self._name(), tuple(roles), tuple(barriers), tuple(buffers), cluster=self.size, k_tiles=(least, False)
         )
@@ -197,7 +199,13 @@ class Hopper:
         more += [f"K in {self.split} parts"] if self.split > 1 else []
         more += ["one tile"] if self.single else []
         more += [f"the last {self.early} k tile(s) by block"] if self.early else []
+        more += ["each k tile promoted"] if self.promoted else []
         return ", ".join([f"ring of {self.stages}", loads, kind, *more])
+
+    @property
+    def _reach(self) -> int:
+        """K tiles that a consumer which loads for itself is ahead, with the one it multiplies."""
+        return self.stages + self.promoted
 
     def _count(self, which: int) -> int | None:
         return self.registers[which] if self.registers else None
@@ -265,7 +273,7 @@ class Hopper:
         to = tuple(tuple(sorted({*a, *b})) for a, b in zip(*self._sharers())) if self.sharing > 1 else "own"
         free: Program = (Arrive("empty", "release", to=to), Advance("release"))
         if self._loads_for_itself(consumer):
-            free += (If(self._ahead(self.stages - 1 if distance is None else distance), self._load),)
+            free += (If(self._ahead(self._reach - 1 if distance is None else distance), self._load),)
         return free
 
     def _consumer(self, i: int) -> Program:
@@ -274,6 +282,9 @@ class Hopper:
         products: Program = tuple(Mma(reads, "read", name, last=name == names[-1]) for name in names)
         earlier = If(Later(1), self._release(i))
         step: Program = (*products, Commit("wgmma"), WaitGroup("wgmma", 1), earlier)
+        if self.promoted:
+            read = tuple(Read(name) for name in names)
+            step = (*products, Commit("wgmma"), WaitGroup("wgmma", 0), *self._release(i), *read)
         behind: list[Action] = []
         if self.early:
             # The first accumulator takes the last k tiles one by one; the others follow, on cursors that stay behind.
@@ -312,13 +323,14 @@ class Hopper:
         for block in range(self.blocks):
             if block < last:
                 actions.append(WaitGroup("wgmma", (last - block) * self.early))
-            if block == last and not self.early:
+            if block == last and not self.early and not self.promoted:
                 actions += [WaitGroup("wgmma", 0), If(Later(1), self._release(i))]
             if block == last:
                 for step in range(self.early):
                     actions.append(WaitGroup("wgmma", self.early - 1 - step))
                     actions += self._release(i, self.stages - self.early + step)
-            actions += self._stored(i, block)
+            stored = self._stored(i, block)
+            actions += stored[1:] if self.promoted else stored  # a promotion has read the products
         return actions
 
     def _single_end(self, i: int) -> list[Action]:

@@ -75,6 +75,15 @@ class GlobalMemory:
             )
         raise EmulatorError(f"global address {address:#x} lies in no buffer")
 
+    def near(self, address: int) -> Buffer:
+        """The buffer that holds the address, or the next one after it: a tensor may begin before its buffer."""
+        number = (address - self.START) // self.GAP
+        if 0 <= number < len(self.buffers) and address < self.buffers[number].end:
+            return self.buffers[number]
+        if -1 <= number < len(self.buffers) - 1:
+            return self.buffers[number + 1]
+        raise EmulatorError(f"global address {address:#x} lies in no buffer")
+
     def _offsets(self, addresses: npt.NDArray[np.int64], size: int) -> tuple[Buffer, npt.NDArray[np.int64]]:
         low, high = int(addresses.min()), int(addresses.max())
         buffer, _ = self.find(low, size)

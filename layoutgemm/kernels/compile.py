@@ -274,7 +274,15 @@ def _kernel_of(plan: Plan) -> Any:
         from .sm100_gemm import Sm100GemmKernel
 
         return Sm100GemmKernel(plan)
-    if plan.epilogue:
+    if plan.ragged is not None:
+        from .sm90_ragged_kernel import Sm90RaggedKernel, Sm90RaggedPromotedKernel
+
+        return Sm90RaggedKernel(plan) if plan.mainloop is None else Sm90RaggedPromotedKernel(plan)
+    if plan.mainloop is not None:
+        from .sm90_promoted import Sm90PromotedKernel
+
+        return Sm90PromotedKernel(plan)
+    if plan.reads_more:
         from .sm90_fused import Sm90FusedKernel
 
         return Sm90FusedKernel(plan)

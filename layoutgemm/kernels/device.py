@@ -19,6 +19,7 @@ from .plan import OperandPlan, padded_leading
 from .run import GemmResult, Plan, batched, pitch_rule, raw_bits, refuse_or_note, run_on_cpu
 from .sm90_gated import as_one_matrix
 from .sm90_plan import Sm90Plan
+from .sm90_shares import one_matrix
 from .sm100_plan import Sm100Plan
 
 # Compute capabilities that each target's code runs on: the "a" targets run on exactly one, sm_80 on all of its
@@ -177,7 +178,9 @@ def _check_map(tma: TmaPlan, name: str, lines: Any, leading: int, pitch: int) ->
     tma.check_global(name, lines.data_ptr(), shape, (leading, pitch)[: len(shape) - 1])
 
 
-def _launch(plan: Plan, a: Any, b: Any, out: Any, why: str, copy: bool) -> GemmResult:
+def _launch(
+    plan: Plan, a: Any, b: Any, out: Any, why: str, copy: bool, words: tuple[int, ...] = ()
+) -> GemmResult:
     import torch
 
     from .compile import compile_plan
@@ -194,7 +197,7 @@ def _launch(plan: Plan, a: Any, b: Any, out: Any, why: str, copy: bool) -> GemmR
             ldc, pitch_c = _distances(lines_c, plan.c.dtype)
             processors = torch.cuda.get_device_properties(a.device).multi_processor_count
             sizes = (plan.m, plan.n, plan.k, plan.batch, lda, ldb, ldc, pitch_a, pitch_b, pitch_c)
-            arguments = (*pointers, *sizes, max(1, processors // plan.cluster_size))
+            arguments = (*pointers, *sizes, max(1, processors // plan.cluster_size), *words)
         else:
             ldc = lines_c.stride(0) if plan.m > 1 else plan.n
             arguments = (*pointers, plan.m, plan.n, plan.k, lda, ldb, ldc)
@@ -203,6 +206,18 @@ def _launch(plan: Plan, a: Any, b: Any, out: Any, why: str, copy: bool) -> GemmR
             out.copy_(c)
             c = out
     return GemmResult(c, f"{torch.cuda.get_device_name(a.device)} ({a.device})", why, tuple(copies))
+
+
+def run_given(plan: Sm90Plan, a: Any, b: Any, given: dict[str, Any], out: Any = None, copy: bool = True) -> GemmResult:
+    """Run a plan that reads more than A and B, on CUDA tensors: what it reads are CUDA tensors too, by name."""
+    from .run_given import words_of_tensors
+
+    require_gpu(plan, a.device.index)
+    if out is not None:
+        _check_out(plan, out, a)
+        _check_apart(out, a=a, b=b, **given)
+    words = words_of_tensors(plan, given, a.device)
+    return _launch(plan, a.detach(), b.detach(), out, "", copy, words)
 
 
 def _target(plan: Plan, out: Any, device: Any, copies: list[str], copy: bool) -> tuple[Any, bool]:
@@ -241,7 +256,8 @@ def _store_rule(plan: Sm90Plan | Sm100Plan, out: Any) -> str:
         return f"out starts at {out.data_ptr():#x}, which is no multiple of 16 bytes, as a tensor map needs"
     if plan.beyond_line:  # what follows a line of the caller's tensor may be somebody else's
         return plan.beyond_line
-    _check_map(plan.store.maps[0], "out", lines, leading, pitch)
+    ragged = isinstance(plan, Sm90Plan) and plan.ragged is not None
+    _check_map(one_matrix(plan.store.maps[0]) if ragged else plan.store.maps[0], "out", lines, leading, pitch)
     return ""
 
 

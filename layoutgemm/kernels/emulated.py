@@ -26,14 +26,16 @@ _HOSTS: dict[str, HostFunction] = {}
 
 
 def emulate_plan(
-    plan: Plan, a: GlobalMatrix, b: GlobalMatrix, policy: Policy | None = None, progress: bool = True
-) -> tuple[npt.NDArray[Any], Emulation]:
+    plan: Plan, a: GlobalMatrix, b: GlobalMatrix, policy: Policy | None = None, progress: bool = True,
+    given: tuple[Any, ...] = (),
+) -> tuple[npt.NDArray[Any], Emulation]:  # fmt: skip
     """Run the plan's compiled kernel: the raw bits of C, (M, N) or (batch, M, N), and what the emulator found.
 
-    a, b  the operands as they lie in global memory
+    a, b   the operands as they lie in global memory
+    given  the launch's last arguments, of a plan that has `words`; arrays in place of addresses
     """
     if isinstance(plan, (Sm90Plan, Sm100Plan)):
-        return _emulate_persistent(plan, a, b, policy, progress)
+        return _emulate_persistent(plan, a, b, policy, progress, given)
     words = unwritten(plan.c.dtype, (plan.m, plan.n))
     # A matrix of one line has no pitch; the tensor map wants one that it takes.
     leading = [
@@ -45,8 +47,9 @@ def emulate_plan(
 
 
 def _emulate_persistent(
-    plan: Sm90Plan | Sm100Plan, a: GlobalMatrix, b: GlobalMatrix, policy: Policy | None, progress: bool
-) -> tuple[npt.NDArray[Any], Emulation]:
+    plan: Sm90Plan | Sm100Plan, a: GlobalMatrix, b: GlobalMatrix, policy: Policy | None, progress: bool,
+    more: tuple[Any, ...] = (),
+) -> tuple[npt.NDArray[Any], Emulation]:  # fmt: skip
     """A few clusters at a time, so that each computes several tiles. What lies between C's lines has to stay.
 
     But for what the plan writes there by its own word (`bytes_beyond_line`): C has 16 bytes of pitch more.
@@ -57,17 +60,19 @@ def _emulate_persistent(
     if own > inner:
         leading += STRIDE_UNIT // plan.c.dtype.bytes
         policy = replace(policy or Policy(), edges=False)
-    words = unwritten(plan.c.dtype, (plan.batch, lines, leading))
+    ragged = isinstance(plan, Sm90Plan) and plan.ragged is not None
+    batch = 1 if ragged else plan.batch
+    words = unwritten(plan.c.dtype, (batch, lines, leading))
     before = words[..., own:].copy()
     pitches = [padded_leading(op.dtype, m.extents[0]) if m.extents[1] == 1 else m.leading
                for op, m in ((plan.a, a), (plan.b, b))]  # fmt: skip
     sizes = (plan.m, plan.n, plan.k, plan.batch, *pitches, leading, a.pitch, b.pitch, lines * leading, CLUSTERS)
-    done = emulate_launch(plan, (a.bits, b.bits, words, *sizes), policy, progress)
+    done = emulate_launch(plan, (a.bits, b.bits, words, *sizes, *more), policy, progress)
     if not np.array_equal(before, words[..., own:]):
         raise EmulatorError(f"{plan}: elements between the lines of C were written")
     found = words[..., :inner]
     found = found if plan.c.order == "row" else found.swapaxes(1, 2)
-    return (found if plan.batch > 1 else found[0]), done
+    return (found if batch > 1 else found[0]), done
 
 
 def emulate_launch(

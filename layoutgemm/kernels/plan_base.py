@@ -20,7 +20,7 @@ BARRIER_BYTES = 8  # PTX ISA, "mbarrier": a 64-bit object, 8-byte aligned
 MAX_COORDINATE = (1 << 31) - 1  # tensor coordinates are signed 32-bit: PTX ISA, cp.async.bulk.tensor
 MAX_TILES = 1 << 30  # a tile's number and two steps of a grid more are a signed 32-bit integer
 STAGE_BYTES_OF_K = 128  # of a tile copied by tensor copies: one swizzle span
-MAX_WORDS = 16  # 64-bit parameters of a kernel besides the product's own: its epilogue's
+MAX_WORDS = 16  # 64-bit parameters of a kernel besides the product's own
 # What a host function takes besides the stream: name -> "address" (bytes, 64 bits), "size" (elements, 32 bits),
 # "stride" (elements, 64 bits) or "word" (64 bits). Here of one product; of a batch; of a persistent kernel.
 PARAMETERS = {
@@ -62,6 +62,13 @@ def check_sizes(**sizes: int) -> None:
             raise PlanError(f"{name} = {size!r} is not an integer")
         if not 1 <= size <= MAX_COORDINATE:
             raise PlanError(f"{name} = {size}: a size is 1 to 2**31 - 1, since tensor coordinates have 31 bits")
+
+
+def check_words(words: tuple[str, ...]) -> None:
+    """Raise PlanError for more words than a kernel takes, or two parameters of one name."""
+    names = (*PERSISTENT_PARAMETERS, *words)
+    if len(words) > MAX_WORDS or len(set(names)) < len(names):
+        raise PlanError(f"the kernel's own words, {', '.join(words)}: {MAX_WORDS} at most, of different names")
 
 
 class PlanVerbs:
@@ -107,11 +114,21 @@ class PersistentPlan(PlanVerbs):
 
     @property
     def parameters(self) -> dict[str, str]:
-        """What a launch takes, name -> kind, in order; with an epilogue, sixteen words more, the first its own."""
-        if not self.epilogue:
+        """What a launch takes, name -> kind, in order; where it `reads_more`, sixteen words, the first its own."""
+        if not self.reads_more:
             return PERSISTENT_PARAMETERS
-        words = [*self.epilogue.words, *[f"unused{i}" for i in range(len(self.epilogue.words), MAX_WORDS)]]
+        words = [*self.words, *[f"unused{i}" for i in range(len(self.words), MAX_WORDS)]]
         return {**PERSISTENT_PARAMETERS, **dict.fromkeys(words, "word")}
+
+    @property
+    def reads_more(self) -> bool:
+        """Whether the kernel is one that takes words: it has an epilogue, even if that reads nothing."""
+        return bool(self.epilogue)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Names of the 64-bit parameters besides the product's own: the epilogue's."""
+        return self.epilogue.words
 
     @property
     def bytes_beyond_line(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,8 +64,9 @@ class GemmResult:
 
 
 def run_plan(
-    plan: Plan, a: Any, b: Any, *, out: Any = None, device: str | None = None, copy: bool = True
-) -> GemmResult:
+    plan: Plan, a: Any, b: Any, *, out: Any = None, device: str | None = None, copy: bool = True,
+    given: Mapping[str, Any] | None = None,
+) -> GemmResult:  # fmt: skip
     """C = A @ B by the plan: (M, K) and (K, N) in, (M, N) out; of a batch, each with the batch in front.
 
     Of a gated product B is (K, 2N), the gate's columns first.
@@ -76,6 +78,8 @@ def run_plan(
     device  "cuda"; "emulator": the compiled kernel, executed on the CPU and checked for races; "reference": the NumPy
             executor; or None: the GPU when there is one that can run the plan, else the executor; CUDA tensors always
             run on their GPU
+    given   what the plan reads besides, by name (a main loop's tables, a ragged batch's offsets): arrays, for the
+            executor or the emulator, or CUDA tensors
     copy    an operand whose order, strides or alignment the tensor copies cannot take is copied into one they can, and
             the result says so; False refuses instead
 
@@ -100,7 +104,17 @@ def run_plan(
         raise OperandError(f"a is a {kinds['a']} and b a {kinds['b']}: give both as one kind, on one device")
     kind = kinds["a"]
     for name, value, shape in (("a", a, (plan.m, plan.k)), ("b", b, (plan.k, columns_of_b(plan)))):
-        _check_shape(name, value, batched(plan, shape))
+        _check_shape(name, value, batched(plan, shape, name))
+    reads = isinstance(plan, Sm90Plan) and (plan.mainloop is not None or plan.ragged is not None)
+    if given and not reads:
+        raise OperandError(f"given = {', '.join(given)}: the plan reads a and b alone")
+    if reads and kind.startswith("torch tensor on cuda") and device in (None, "cuda"):
+        from . import device as on_device
+
+        assert isinstance(plan, Sm90Plan)
+        return on_device.run_given(plan, a, b, dict(given or {}), out, copy)
+    if reads and (device == "cuda" or kind.startswith("torch")):
+        raise OperandError(f"a is a {kind}: a plan that reads more than a and b takes CUDA tensors, or NumPy arrays")
     if kind.startswith("torch"):
         from . import device as on_device
 
@@ -109,7 +123,18 @@ def run_plan(
         _check_numpy_type(operand, value)
     if out is not None:
         _check_numpy_out(plan, out)
-    chosen, why = device or "", ""
+    chosen, why = device or ("reference" if reads else ""), ""
+    if reads or given:
+        from .run_given import execute_given
+
+        assert isinstance(plan, Sm90Plan)
+        copies: list[str] = []
+        lying = [global_matrix(operand, value, copies, copy) for operand, value in ((plan.a, a), (plan.b, b))]
+        c = execute_given(plan, lying[0], lying[1], given or {}, chosen)
+        result = GemmResult(c, "emulator" if chosen == "emulator" else "NumPy executor", why, tuple(copies))
+        if out is not None:
+            out[...] = result.c
+        return result if out is None else GemmResult(out, result.ran_on, why, result.copies)
     if not chosen:
         from .device import gpu_for
 
@@ -132,8 +157,10 @@ def columns_of_b(plan: Plan) -> int:
     return plan.n * plan.halves if isinstance(plan, Sm90Plan) else plan.n
 
 
-def batched(plan: Plan, shape: tuple[int, int]) -> tuple[int, ...]:
-    """The shape of one matrix, or of the plan's batch of them."""
+def batched(plan: Plan, shape: tuple[int, int], name: str = "c") -> tuple[int, ...]:
+    """The shape of one matrix, or of the plan's batch of them; of a ragged batch, B alone has a matrix each."""
+    if isinstance(plan, Sm90Plan) and plan.ragged is not None:
+        return (plan.batch, *shape) if name == "b" else shape
     return (plan.batch, *shape) if plan.batch > 1 else shape
 
 
@@ -221,10 +248,13 @@ def error_bound(plan: Plan, a: npt.NDArray[Any], b: npt.NDArray[Any]) -> npt.NDA
 
     And for a narrower C of unit roundoff r (bf16 2**-8, f16 2**-11, e4m3 2**-4, e5m2 2**-3) and smallest positive value
     t, E + r * (|exact| + E) + t / 2. Values must be finite, and C within its type's range. The bound is a worst case:
-    rounding errors cancel, and a typical error is far below it. Raises PlanError for a gated product, which is no sum.
+    rounding errors cancel, and a typical error is far below it. Raises PlanError for a gated product, which is no sum,
+    and for a main loop of its own.
     """
     if isinstance(plan, Sm90Plan) and plan.gated is not None:
         raise PlanError(f"the bound is of sums of products; the plan's are gated by {plan.gated.kind}")
+    if isinstance(plan, Sm90Plan) and plan.mainloop is not None:
+        raise PlanError("the bound is of sums of products; the plan has a main loop of its own")
     depth = plan.mma.shape_mnk[2]
     a64, b64 = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     if plan.mma.c_dtype.kind == "int" and plan.c.dtype.kind == "int":

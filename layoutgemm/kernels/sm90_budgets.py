@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from ..checks import Check, shared_memory
 from ..checks.budgets import launch_registers, role_registers
+from .sm90_mainloop import table_registers
 from .sm90_plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
 from .sm90_store_proofs import distinct_chunks
 
@@ -33,6 +34,8 @@ def _regions(plan: Sm90Plan) -> tuple[list[tuple[str, int, int, int]], list[tupl
         for name, first in (("full", smem.barrier_offset), ("empty", smem.empty_offset))
         for s in range(plan.stages)
     ]
+    if plan.ragged is not None:
+        lasting.append(("groups", smem.table_offset, plan.ragged.bytes, 16))
     late = []
     if plan.store is not None:
         owners = plan.config.consumers * WARPS_OF_GROUP // plan.store.warps
@@ -76,6 +79,8 @@ def _shared_memory(plan: Sm90Plan) -> Check:
     }
     if plan.store is not None and not plan.config.single:
         parts["buffers of C"] = plan.store.bytes(WARPS_OF_GROUP * plan.config.consumers)
+    if plan.ragged is not None:
+        parts["table of groups"] = plan.ragged.bytes
     parts["barriers and gaps"] = smem.total - sum(parts.values())
     check = shared_memory(plan.arch, parts)
     if check and parts["barriers and gaps"] < 2 * plan.stages * smem.barrier_bytes:
@@ -100,16 +105,18 @@ def _threads(plan: Sm90Plan) -> Check:
 
 def _registers(plan: Sm90Plan) -> list[Check]:
     """What a consumer holds at once, against what it has at the launch or after setmaxnreg."""
-    held = plan.blocks * plan.mma.accumulator_registers
+    promoted = plan.mainloop is not None  # the products of a K block, and the totals
+    held, read = (1 + promoted) * plan.blocks * plan.mma.accumulator_registers, table_registers(plan)
     at_launch = min(launch_registers(plan.arch, plan.threads), plan.arch.registers_per_thread)
     have = plan.registers[1] if plan.registers is not None else at_launch
-    over = held + HELD - have
+    over = held + read + HELD - have
     source = "after setmaxnreg" if plan.registers is not None else f"of a launch of {plan.threads} threads"
     checks = [
         Check(
             "registers",
-            f"{plan.blocks} accumulator(s) {held} + descriptors, addresses and counters {HELD} = {held + HELD} "
-            f"registers of a consumer <= {have} {source}",
+            f"{(1 + promoted) * plan.blocks} accumulator(s) {held}" + f" + tables {read}" * promoted
+            + f" + descriptors, addresses and counters {HELD} = {held + read + HELD} registers "
+            f"of a consumer <= {have} {source}",
             over <= 0,
             "arithmetic",
             f"{over} too many" if over > 0 else "",

@@ -67,11 +67,15 @@ class Sm90Epilogue:
             self.meet(consumer)
             if issuer == 0:
                 for chunk in round_.chunks:
-                    place = {"m": row + (block * 64 + rows), "n": column + chunk.column, "l": matrix}
+                    place = self.place(job, row + (block * 64 + rows), column + chunk.column, matrix)
                     bridge.store_tile(maps[chunk.map], store.maps[chunk.map], place, buffer + chunk.offset)
                 bridge.commit_stores()
         if const_expr(fused is not None):
             fused.finish()
+
+    def place(self, job: Any, row: Any, column: Any, matrix: Any) -> dict[str, Any]:
+        """The coordinates of a chunk in C's tensor map."""
+        return {"m": row, "n": column, "l": matrix}
 
     def fused(self, job: Any, place: Any, thread: Any) -> Any:
         """What applies the plan's epilogue to a block of 64 rows, or None."""

@@ -10,8 +10,10 @@ from typing import NamedTuple
 from ..checks.pipeline import Mbarrier, Pipeline, walk
 from ..checks.pipeline_actions import Arrive, ArriveExpect, ClusterArrive, Mma, Sync, TmaLoad, Wait
 from .explain import explain_operand
+from .sm90_mainloop import explain_mainloop
 from .sm90_plan import WARPGROUP, Sm90Plan
 from .sm90_proofs import pipeline_of
+from .sm90_ragged import explain_ragged
 from .sm90_store_proofs import distinct_chunks
 
 
@@ -121,7 +123,8 @@ def explain_sm90(plan: Sm90Plan) -> str:
     smem, config = plan.smem, plan.config
     across = plan.order.clusters(plan.tiles)
     k_tiles = -(-plan.k // plan.tile[2])
-    held = plan.blocks * plan.mma.accumulator_registers
+    accumulators = plan.blocks * (1 if plan.mainloop is None else 2)
+    held = accumulators * plan.mma.accumulator_registers
     lines = [
         str(plan),
         f"tiles: {rows} x {columns} of C" + f", {plan.batch} times" * (plan.batch > 1) + f", {k_tiles} along K; "
@@ -136,6 +139,10 @@ def explain_sm90(plan: Sm90Plan) -> str:
             f"gated: a tile is {width} columns of C; value v of a thread becomes {plan.gated.kind}(value v) * value "
             f"v + {count}, for v < {count}"
         )
+    if plan.ragged is not None:
+        lines += explain_ragged(plan)
+    if plan.mainloop is not None:
+        lines += explain_mainloop(plan)
     if plan.dead_runs:
         zeros = sum(count for _, count in plan.dead_runs)
         lines.append(f"A's tile is loaded up to row {config.rows}; {zeros} bytes of each stage are zeros, written once")
@@ -146,7 +153,7 @@ def explain_sm90(plan: Sm90Plan) -> str:
         f"stage*{smem.b_stage_bytes}, C at {smem.c_offset} + buffer*{smem.c_buffer_bytes}{over}, barriers at "
         f"{smem.barrier_offset} and {smem.empty_offset} + stage*{smem.barrier_bytes}; {smem.total} of "
         f"{plan.arch.smem_per_block} bytes, aligned to {smem.alignment}",
-        f"registers: {held} of {plan.blocks} accumulator(s) in each of {WARPGROUP * config.consumers} threads; "
+        f"registers: {held} of {accumulators} accumulator(s) in each of {WARPGROUP * config.consumers} threads; "
         + (f"setmaxnreg: {plan.registers[0]} for the loader, {plan.registers[1]} for consumers" if plan.registers
            else "as launched"),
         f"matrix instruction: {plan.mma}\n"

@@ -53,7 +53,7 @@ class Sm90GemmKernel(GemmEntry):
 
     def __init__(self, plan: Any):
         self.plan = plan
-        self.epilogue = Sm90Epilogue(plan)
+        self.epilogue: Sm90Epilogue = Sm90Epilogue(plan)
 
     @cute.jit
     def start(self, matrices: Any, sizes: Any, pitches: Any, workers: Any, words: Any, stream: Any) -> None:
@@ -62,18 +62,15 @@ class Sm90GemmKernel(GemmEntry):
         a, b, c = matrices
         m, n, k, batch = sizes
         extents = {"m": m, "n": n, "k": k, "l": batch, HALF: Int32(plan.halves)}
-        used = 2 if plan.batch > 1 else 1
-        map_a = bridge.encode_tensor_map(plan.a.tma, a, extents, *pitches["a"][:used])
+        map_a = bridge.encode_tensor_map(plan.a.tma, a, extents, *pitches["a"][: len(plan.a.tma.dims) - 1])
         # Of a gated product the second half of B's columns begins n lines on; it has no batch.
-        lines_b = (pitches["b"][0], Int64(n) * pitches["b"][0]) if plan.gated is not None else pitches["b"][:used]
-        map_b = bridge.encode_tensor_map(plan.b.tma, b, extents, *lines_b)
+        lines_b = (pitches["b"][0], Int64(n) * pitches["b"][0]) if plan.gated is not None else pitches["b"]
+        map_b = bridge.encode_tensor_map(plan.b.tma, b, extents, *lines_b[: len(plan.b.tma.dims) - 1])
         tmas_c = plan.store.maps if const_expr(plan.store is not None) else ()
-        maps_c = [bridge.encode_tensor_map(tma, c, extents, *pitches["c"][:used]) for tma in tmas_c]
+        maps_c = [self.map_of_c(tma, c, extents, pitches) for tma in tmas_c]
         maps_c = (maps_c + [map_b] * 4)[:4]  # a kernel has a fixed number of parameters
-        grid = self.grid_of(m, n)
-        across = plan.order.clusters(grid)
-        clusters = cutlass.min(across[0] * across[1] * batch, workers)
-        clusters = across[0] * across[1] * batch if const_expr(plan.config.single) else clusters
+        tiles = self.most_tiles(m, n, batch)
+        clusters = tiles if const_expr(plan.config.single) else cutlass.min(tiles, workers)
         self.kernel(map_a, map_b, *maps_c, c, m, n, k, batch, *pitches["c"], words).launch(
             grid=(clusters * plan.cluster_size, 1, 1),
             block=(plan.threads, 1, 1),
@@ -83,6 +80,15 @@ class Sm90GemmKernel(GemmEntry):
             use_pdl=plan.config.overlap,
             stream=stream,
         )
+
+    def map_of_c(self, tma: Any, c: Any, extents: Any, pitches: Any) -> Any:
+        """One of C's tensor maps."""
+        return bridge.encode_tensor_map(tma, c, extents, *pitches["c"][: len(tma.dims) - 1])
+
+    def most_tiles(self, m: Any, n: Any, batch: Any) -> Any:
+        """Tiles of clusters, at most: what the host knows of their number."""
+        rows, columns = self.plan.order.clusters(self.grid_of(m, n))
+        return rows * columns * batch
 
     def grid_of(self, m: Any, n: Any) -> tuple[Any, Any]:
         """Tiles along M and N."""
@@ -141,7 +147,7 @@ class Sm90GemmKernel(GemmEntry):
             warp=warp,
             rows=rows,
             columns=columns,
-            tiles=rows * columns * batch,
+            tiles=Int32(0),
             k_first=k_first,
             k_tiles=k_end - k_first,
             workers=blocks // plan.cluster_size,
@@ -150,8 +156,9 @@ class Sm90GemmKernel(GemmEntry):
             c=c,
             ldc=ldc,
             stride_c=stride_c,
-            given=bridge.Carried(**dict(zip(plan.epilogue.words, words, strict=True))),
+            given=bridge.Carried(**dict(zip(plan.words, words, strict=True))),
         )
+        job.tiles = self.count_tiles(job, batch, thread)  # type: ignore[attr-defined]
         maps = (map_a, map_b, (map_c0, map_c1, map_c2, map_c3))
         first = block // plan.cluster_size
 
@@ -214,6 +221,10 @@ class Sm90GemmKernel(GemmEntry):
         bridge.named_sync(plan.stages_barrier, writers)
 
     # ------------------------------------------------------------------------------------------------------------ tiles
+    def count_tiles(self, job: Any, batch: Any, thread: Any) -> Any:
+        """The number of all tiles of clusters. Called by all threads, once."""
+        return job.rows * job.columns * batch
+
     def origin(self, job: Any, tile: Any) -> tuple[Any, Any, Any]:
         """First row, first column and matrix of this block's tile of C, for a cluster tile's number."""
         plan = self.plan

@@ -27,11 +27,14 @@ from .plan_base import (
     STAGE_BYTES_OF_K,
     PersistentPlan,
     check_sizes,
+    check_words,
     rounded_up,
     tile_count,
 )
 from .sm90_config import Sm90Config
 from .sm90_gated import HALVES, Gated, check_gated, in_halves
+from .sm90_mainloop import Promoted, check_promoted
+from .sm90_ragged import Ragged, check_ragged, ragged_store
 from .sm90_shares import uneven_shares
 from .sm90_smem import Exchange, Sm90Smem, smem_map
 from .sm90_store import ROWS, StorePlan
@@ -53,6 +56,8 @@ class Sm90Plan(PersistentPlan):
     full_arrivals, full_bytes, empty_arrivals   what completes a phase of the stages' barriers
     registers     (producer's, consumers') after setmaxnreg, or None where nothing changes hands
     gated         what makes one element of C of two sums, or None; n is then C's columns, and B has twice as many
+    mainloop      what makes a total of the sums of K blocks, or None: they are added
+    ragged        how the ends of groups of rows are found, or None: `batch` is then of A and C as well
     """
 
     m: int
@@ -79,6 +84,8 @@ class Sm90Plan(PersistentPlan):
     config: Sm90Config = field(default_factory=Sm90Config)
     epilogue: Epilogue = field(default_factory=Epilogue)
     gated: Gated | None = None
+    mainloop: Promoted | None = None
+    ragged: Ragged | None = None
     remedy = ", unless store is 'direct'"
 
     # ------------------------------------------------------------------------------------------------------- derivation
@@ -96,6 +103,8 @@ class Sm90Plan(PersistentPlan):
         config: Sm90Config | None = None,
         epilogue: Epilogue | None = None,
         gated: Gated | str | None = None,
+        mainloop: Promoted | None = None,
+        ragged: Ragged | None = None,
     ) -> Sm90Plan:
         """Derive the kernel for `batch` products C[m, n] = A[m, k] @ B[k, n].
 
@@ -108,6 +117,8 @@ class Sm90Plan(PersistentPlan):
         epilogue         what happens to the sums before they are stored, see `kernels.epilogue`
         gated            "silu", "gelu", ...: C = act(A @ B[:, :n]) * (A @ B[:, n:]) for a "col" B of 2n columns, each
                          tile half of either; the epilogue comes after it. See `sm90_gated`
+        mainloop         what happens to the sum of each K block, where it is more than added; see `sm90_mainloop`
+        ragged           A's m rows are `batch` groups, each of which multiplies its own matrix of B: see `sm90_ragged`
 
         Raises PlanError naming the argument and the arithmetic when no such kernel exists; passes on AtomError,
         DescriptorError and TmaError.
@@ -129,32 +140,41 @@ class Sm90Plan(PersistentPlan):
         if gated is not None:
             check_gated(tile_n, batch, config.split, b_spec, c_spec)
         sums = accumulator_of(a_spec.dtype)
+        if mainloop is not None:
+            check_promoted(mainloop, config, a_spec, c_spec, gated, sums)
+            config = replace(config, tile_k=mainloop.depth)
+        if ragged is not None:
+            check_ragged(ragged, batch, config, a_spec, c_spec, epilogue, gated)
         atom = wgmma(tile_n, a_spec.dtype, b_spec.dtype, sums, saturate=sums == "i32")  # as the DSL issues it
         tile_k = config.tile_k if config.tile_k is not None else STAGE_BYTES_OF_K * 8 // a_spec.dtype.bits
         depth = atom.shape_mnk[2]
         if isinstance(tile_k, bool) or not isinstance(tile_k, int) or tile_k < depth or tile_k % depth:
             raise PlanError(f"tile_k = {tile_k!r}: a positive multiple of the instruction's K = {depth}")
         along_m, along_n = config.cluster
-        a_plan = _shared(derive_operand("A", a_spec, "M", tile_m, tile_k, None, atom), along_n, batch)
+        matrices = {"A": batch > 1 and ragged is None, "B": batch > 1 or ragged is not None}
+        a_plan = _shared(derive_operand("A", a_spec, "M", tile_m, tile_k, None, atom), along_n, matrices["A"])
         if config.rows is not None:
-            a_plan = _few_rows(a_plan, config.rows, batch)
+            a_plan = _few_rows(a_plan, config.rows, matrices["A"])
         b_whole = derive_operand("B", b_spec, "N", tile_n, tile_k, None, atom)
         stored, columns = atom, tile_n
         if gated is not None:
             columns = tile_n // HALVES
             stored = wgmma(columns, a_spec.dtype, b_spec.dtype, sums, saturate=sums == "i32")
             b_whole = replace(b_whole, tma=in_halves(b_whole.tma))
-        b_plan = _shared(b_whole, along_m, batch)
+        b_plan = _shared(b_whole, along_m, matrices["B"])
         groups = 1 if config.schedule == "pingpong" else config.consumers
         blocks = tile_m // ROWS // groups
         store = None
         if config.store == "tma":
             store = StorePlan.derive(stored, blocks, c_spec, config.chunks, config.buffers, config.split)
-            if batch > 1:
+            if ragged is not None:
+                store = ragged_store(store)
+            elif batch > 1:
                 store = replace(store, maps=tuple(tma.batched("l") for tma in store.maps))
         c_bytes = store.bytes(config.consumers * WARPS_OF_GROUP) if store else 0
+        table_bytes = ragged.bytes + 16 if ragged is not None else 0  # and up to 16 to align it
         stage_bytes = rounded_up(a_plan.smem.bytes, 1024) + rounded_up(b_plan.smem.bytes, 1024)
-        fits = most_stages(arch, stage_bytes + 2 * BARRIER_BYTES, 0 if config.single else c_bytes)
+        fits = most_stages(arch, stage_bytes + 2 * BARRIER_BYTES, (0 if config.single else c_bytes) + table_bytes)
         stages = fits if config.stages is None else config.stages
         if isinstance(stages, bool) or not isinstance(stages, int) or not LEAST_STAGES <= stages <= fits:
             raise PlanError(
@@ -167,12 +187,14 @@ class Sm90Plan(PersistentPlan):
             raise PlanError(f"early = {config.early} k tiles of {tile_k}: K = {k} has {-(-k // tile_k)}")
         threads = WARPGROUP * config.consumers + {"self": 0, "warp": 32, "warpgroup": WARPGROUP}[config.loader]
         across = -(-m // (tile_m * along_m)), -(-n // (columns * along_n))
-        if across[0] * across[1] * batch > MAX_TILES:
-            raise PlanError(
-                f"{across[0]} * {across[1]} * {batch} = {across[0] * across[1] * batch} tiles of clusters: a tile's "
-                f"number goes up to {MAX_TILES}"
-            )
-        smem = smem_map(a_plan, b_plan, stages, c_bytes, store, config.single)
+        tiles = (across[0] + batch) * across[1] if ragged is not None else across[0] * across[1] * batch
+        if tiles > MAX_TILES:  # of a ragged batch each group may end with a part of a tile
+            of = f"{across[0]} * {across[1]} * {batch}"
+            of = f"({across[0]} + {batch}) * {across[1]}" if ragged is not None else of
+            raise PlanError(f"{of} = {tiles} tiles of clusters: a tile's number goes up to {MAX_TILES}")
+        smem = smem_map(
+            a_plan, b_plan, stages, c_bytes, store, config.single, ragged.bytes if ragged is not None else 0
+        )
         if config.single and c_bytes > smem.barrier_offset:
             raise PlanError(f"the store's buffers take {c_bytes} bytes, the stages have {smem.barrier_offset}")
         exchange = None
@@ -185,7 +207,7 @@ class Sm90Plan(PersistentPlan):
                     f"which have {smem.barrier_offset}"
                 )
             smem = replace(smem, c_offset=exchange.bytes)
-        return cls(
+        plan = cls(
             m=m,
             n=n,
             k=k,
@@ -210,9 +232,24 @@ class Sm90Plan(PersistentPlan):
             config=config,
             epilogue=epilogue or Epilogue(),
             gated=gated,
+            mainloop=mainloop,
+            ragged=ragged,
         )
+        check_words(plan.words)
+        return plan
 
     # ------------------------------------------------------------------------------------------------ what is asked for
+    @property
+    def reads_more(self) -> bool:
+        """Whether the kernel is one that takes words."""
+        return bool(self.epilogue) or self.mainloop is not None or self.ragged is not None
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Names of the 64-bit parameters besides the product's own: the epilogue's, main loop's, groups'."""
+        own = (self.epilogue, self.mainloop, self.ragged)
+        return tuple(word for part in own if part is not None for word in part.words)
+
     @property
     def tiles(self) -> tuple[int, int]:
         """How many tiles there are along M and N."""
@@ -278,6 +315,14 @@ class Sm90Plan(PersistentPlan):
         """Named barrier at which a pingpong consumer waits for its turn to multiply."""
         return consumer + 1 + self.config.consumers
 
+    def run(
+        self, a: Any, b: Any, *, out: Any = None, device: str | None = None, copy: bool = True, given: Any = None
+    ) -> Any:
+        """C = A @ B on NumPy arrays or torch tensors, 2-D or a batch of them. See `kernels.run.run_plan`."""
+        from .run import run_plan
+
+        return run_plan(self, a, b, out=out, device=device, copy=copy, given=given)
+
     def check(self) -> Report:
         """Run every check and proof of the plan."""
         from .sm90_proofs import check_sm90
@@ -298,19 +343,21 @@ class Sm90Plan(PersistentPlan):
             f"tile {'x'.join(map(str, self.tile))}, {self.stages} stages, {self.config.schedule}, "
             f"{self.config.consumers} consumer(s), loads by {self.config.loader}, cluster {cluster}"
             + (f", gated by {self.gated.kind}" if self.gated is not None else "")
+            + (f", K blocks of {self.mainloop.depth} promoted" if self.mainloop is not None else "")
+            + (f", rows in {self.batch} group(s)" if self.ragged is not None else "")
         )
 
 
-def _shared(operand: OperandPlan, blocks: int, batch: int) -> OperandPlan:
+def _shared(operand: OperandPlan, blocks: int, batch: bool) -> OperandPlan:
     """The operand with its copies dealt out to so many blocks of the cluster, and its map made for a batch."""
     tma = shared_out(operand.tma, blocks)
     if problem := uneven_shares(tma):
         shared = f"{operand.name}'s tile of {'x'.join(map(str, operand.smem.extent))}, shared by {blocks} blocks"
         raise PlanError(f"{shared}: {problem}")
-    return replace(operand, tma=tma.batched("l") if batch > 1 else tma)
+    return replace(operand, tma=tma.batched("l") if batch else tma)
 
 
-def _few_rows(a: OperandPlan, rows: int, batch: int) -> OperandPlan:
+def _few_rows(a: OperandPlan, rows: int, batch: bool) -> OperandPlan:
     """A with copies of its first rows only, each into the tile where the copy of all rows would have put them."""
     if a.major != "K":
         raise PlanError(f"rows = {rows} of a {a.order}-major A: its copies run along M, and a part of a line is no box")
@@ -319,7 +366,7 @@ def _few_rows(a: OperandPlan, rows: int, batch: int) -> OperandPlan:
         [replace(i, smem_offset=a.smem.byte(i.coord_offset[1], i.coord_offset[0])) for i in tma.instructions]
     )
     tma = replace(tma, instructions=instructions)
-    return replace(a, tma=tma.batched("l") if batch > 1 else tma)
+    return replace(a, tma=tma.batched("l") if batch else tma)
 
 
 def _registers(arch: Any, threads: int, config: Sm90Config) -> tuple[int, int] | None:

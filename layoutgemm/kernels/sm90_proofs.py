@@ -33,7 +33,9 @@ from .plan import OperandPlan
 from .proofs import fragment_checks
 from .sm90_budgets import budget_checks
 from .sm90_gated_proofs import filled_by_halves, halves_meet
+from .sm90_mainloop import promotion_check
 from .sm90_plan import WARPS_OF_GROUP, Sm90Plan
+from .sm90_ragged import ragged_checks
 from .sm90_shares import one_matrix, uneven_shares
 from .sm90_store import ROWS
 from .sm90_store_proofs import exchange_check, store_checks
@@ -50,6 +52,10 @@ def check_sm90(plan: Sm90Plan) -> Report:
     checks += [_barriers(plan), *_pipelines(plan), *fragment_checks(plan.mma)]
     if plan.gated is not None:
         checks.append(halves_meet(plan))
+    if plan.ragged is not None:
+        checks += ragged_checks(plan)
+    if plan.mainloop is not None:
+        checks.append(promotion_check(plan))
     if plan.store is not None:
         checks += store_checks(plan, plan.store)
     if plan.exchange is not None:
@@ -85,6 +91,7 @@ def pipeline_of(plan: Sm90Plan) -> Hopper:
         early=config.early,
         padding=config.rows is not None,
         registers=plan.registers,
+        promoted=plan.mainloop is not None,
     )
 
 

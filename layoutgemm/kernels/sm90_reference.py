@@ -31,54 +31,65 @@ from .silicon import (
 )
 from .sm90_gated import HALF
 from .sm90_plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
-from .sm90_store import ROWS, StoreChunk
+from .sm90_ragged import STOP, store_extents, store_place, tables
+from .sm90_store import ROWS, WARP_ROWS, StoreChunk
 
 Values = npt.NDArray[Any]  # float32, or int32 of integers
 CLUSTERS = 4  # that run at a time: more of them have fewer tiles each, and share less of the kernel's way
 
 
 def execute_sm90(
-    plan: Sm90Plan, a: GlobalMatrix, b: GlobalMatrix, progress: Any = None, clusters: int = CLUSTERS
-) -> Values:
+    plan: Sm90Plan, a: GlobalMatrix, b: GlobalMatrix, progress: Any = None, clusters: int = CLUSTERS,
+    given: dict[str, Values] | None = None,
+) -> Values:  # fmt: skip
     """C as a float32 array, (M, N) or (batch, M, N), rounded to the plan's output type; of integers an int32 array.
 
     a, b      the operands' bits, innermost extent first
     progress  called with (tiles done, tiles in all) after each tile of a cluster
     clusters  how many run at a time
+    given     what the plan's main loop reads, by name
 
     Raises PlanError when a barrier would never complete, shared memory is left, or an element of C is not stored once.
     """
     lines, inner = (plan.m, plan.n) if plan.c.order == "row" else (plan.n, plan.m)
     leading = padded_leading(plan.c.dtype, inner)
-    words = unwritten(plan.c.dtype, plan.batch * lines * leading)
-    extents = (inner, lines, plan.batch)[: 2 + (plan.batch > 1)]
+    batch = 1 if plan.ragged is not None else plan.batch
+    before = 0 if plan.ragged is None else WARP_ROWS  # lines before C, where the map of a ragged batch begins
+    words = unwritten(plan.c.dtype, (before + batch * lines) * leading)
+    extents = (inner, lines, batch)[: 2 + (batch > 1)]
     c = GlobalMatrix(words, leading, extents, lines * leading)
+    if plan.ragged is not None:
+        of = store_extents(lines, inner)
+        c = GlobalMatrix(words, leading, (of["n"], of["m"], of[STOP]), leading)
     times = np.zeros(words.size, dtype=np.uint8)
     if plan.gated is not None:  # the second half of B's columns begins n lines on
         b = GlobalMatrix(b.bits, b.leading, (b.extents[0], plan.n, plan.halves), plan.n * b.leading)
     across = plan.order.clusters(plan.tiles)
     tiles = across[0] * across[1] * plan.batch
+    if plan.ragged is not None:
+        tiles = tables(plan, (given or {})["offsets"])[1][-1]
     workers = tiles if plan.config.single else min(tiles, clusters)
     done = 0
     for worker in range(workers):
-        cluster = _Cluster(plan, a, b, c, times)
+        cluster = _Cluster(plan, a, b, c, times, given or {})
         for step, tile in enumerate(range(worker, tiles, workers)):
             cluster.compute(tile, step)
             done += 1
             if progress is not None:
                 progress(done, tiles)
-    shaped = times.reshape(plan.batch, lines, leading)[..., :inner]
+    times, words = times[before * leading :], words[before * leading :]
+    shaped = times.reshape(batch, lines, leading)[..., :inner]
     wrong = np.argwhere(shaped != 1)
     if len(wrong):
         matrix, line, at = (int(i) for i in wrong[0])
         row, column = (line, at) if plan.c.order == "row" else (at, line)
-        where = f"C[{row}, {column}]" + f" of matrix {matrix}" * (plan.batch > 1)
+        where = f"C[{row}, {column}]" + f" of matrix {matrix}" * (batch > 1)
         raise PlanError(
             f"{where} is stored {shaped[matrix, line, at]} times; {len(wrong)} elements are not stored once"
         )
-    values = values_of(plan.c.dtype, words).reshape(plan.batch, lines, leading)[..., :inner]
+    values = values_of(plan.c.dtype, words).reshape(batch, lines, leading)[..., :inner]
     values = values if plan.c.order == "row" else values.swapaxes(1, 2)
-    return np.ascontiguousarray(values if plan.batch > 1 else values[0])
+    return np.ascontiguousarray(values if batch > 1 else values[0])
 
 
 class _Block:
@@ -93,6 +104,7 @@ class _Block:
         self.loaded = 0  # k tiles so far, over all output tiles
         self.origin: dict[str, int] = {}
         self.sums: dict[tuple[int, int], Values] = {}  # (consumer, block of rows) -> accumulator
+        self.totals: dict[tuple[int, int], Values] = {}  # of a main loop that promotes
 
     def registers(self, key: tuple[int, int]) -> Values:
         """[thread, value] of an accumulator."""
@@ -103,8 +115,11 @@ class _Cluster:
     """The blocks of one cluster, which compute tile after tile."""
 
     def __init__(
-        self, plan: Sm90Plan, a: GlobalMatrix, b: GlobalMatrix, c: GlobalMatrix, times: npt.NDArray[np.uint8]
-    ) -> None:
+        self, plan: Sm90Plan, a: GlobalMatrix, b: GlobalMatrix, c: GlobalMatrix, times: npt.NDArray[np.uint8],
+        given: dict[str, Values],
+    ) -> None:  # fmt: skip
+        self.given = given
+        self.end = plan.m  # of the group that is computed
         self.plan, self.a, self.b, self.c, self.times = plan, a, b, c, times
         self.blocks = [_Block(plan, rank) for rank in range(plan.cluster_size)]
         for block in self.blocks:
@@ -118,10 +133,16 @@ class _Cluster:
         plan = self.plan
         rows, columns = plan.order.clusters(plan.tiles)
         matrix, number = divmod(tile, rows * columns)
+        start = 0
+        if plan.ragged is not None:
+            starts, first = tables(plan, self.given["offsets"])
+            matrix = plan.ragged.find(first.__getitem__, tile, lambda condition, yes, no: yes if condition else no)
+            start, number, self.end = starts[matrix], tile - first[matrix], starts[matrix + 1]
+            rows = (first[matrix + 1] - first[matrix]) // columns
         grid = rows * plan.config.cluster[0], columns * plan.config.cluster[1]
         for block in self.blocks:
             row, column = plan.order.tile(number, 0, block.place, grid)
-            block.origin = {"m": row * plan.tile_c[0], "n": column * plan.tile_c[1], "l": matrix, HALF: 0}
+            block.origin = {"m": start + row * plan.tile_c[0], "n": column * plan.tile_c[1], "l": matrix, HALF: 0}
             block.sums = {}
         pingpong = plan.config.schedule == "pingpong"
         consumers = [step % 2] if pingpong else list(range(plan.config.consumers))
@@ -155,6 +176,8 @@ class _Cluster:
                 for consumer in consumers:
                     for number in range(plan.blocks):
                         self._product(block, consumer, number, stage)
+                        if plan.mainloop is not None:
+                            self._promote(block, consumer, number, first + at)
                 block.loaded += 1
             for block in blocks:
                 for other in blocks:
@@ -192,6 +215,23 @@ class _Cluster:
             words = a.base.at(first_a + step_a).word, b.base.at(first_b + step_b).word
             product = wgmma_product(plan.mma, block.smem, words[0], a.major, words[1], b.major)
             block.sums[key] = accumulated(plan.mma, block.sums[key], product) if key in block.sums else product
+
+    def _promote(self, block: _Block, consumer: int, number: int, k_tile: int) -> None:
+        """The sum of one K block into the total, which becomes the block's sum when all K blocks have passed."""
+        plan, loop, key = self.plan, self.plan.mainloop, (consumer, number)
+        assert loop is not None
+        first = {"m": block.origin["m"] + (consumer * plan.blocks + number) * ROWS, "n": block.origin["n"]}
+        values = {}
+        for table in loop.tables:
+            extent, size = (ROWS, plan.m) if table.axis == "m" else (plan.tile[1], plan.n)
+            group = np.minimum(first[table.axis] + np.arange(extent), size - 1) // table.group
+            of_matrix = self.given[table.name]
+            found = (of_matrix[block.origin["l"]] if of_matrix.ndim > 2 else of_matrix)[group, k_tile]
+            values[table.name] = found[:, None] if table.axis == "m" else found[None, :]
+        total = block.totals.get(key, self._nothing())
+        block.totals[key] = loop.apply(total, block.sums.pop(key), values)
+        if k_tile == -(-plan.k // plan.tile[2]) - 1:
+            block.sums[key] = block.totals.pop(key)
 
     def _stage(self, block: _Block, operand: OperandPlan, stage: int) -> int:
         smem = self.plan.smem
@@ -264,6 +304,8 @@ class _Cluster:
                     tma = store.maps[chunk.map]
                     place = {"m": row + owner * (ROWS // WARPS_OF_GROUP), "n": column + chunk.column,
                              "l": block.origin["l"]}  # fmt: skip
+                    if plan.ragged is not None:
+                        place = store_place(place["m"], self.end, place["n"], min)
                     for copy in tma.instructions:
                         where = [place[dim] + offset for dim, offset in zip(tma.dims, copy.coord_offset, strict=True)]
                         at = address + chunk.offset + copy.smem_offset

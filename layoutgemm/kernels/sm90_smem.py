@@ -15,7 +15,7 @@ class Sm90Smem:
     """Where everything lies in the block's dynamic shared memory, in bytes from an address aligned to `alignment`.
 
     a, b: stages one after another; c: the buffers of the first consumer warp, then the next one's; then the barriers
-    `full` (`barrier_offset`) and `empty`, one of each a stage.
+    `full` (`barrier_offset`) and `empty`, one of each a stage; then the table of groups of a ragged batch.
     """
 
     a_offset: int
@@ -29,6 +29,7 @@ class Sm90Smem:
     barrier_bytes: int
     total: int
     alignment: int
+    table_offset: int = 0
 
 
 @dataclass(frozen=True)
@@ -58,14 +59,16 @@ class Exchange:
 
 
 def smem_map(
-    a: OperandPlan, b: OperandPlan, stages: int, c_bytes: int, store: StorePlan | None, single: bool
-) -> Sm90Smem:
-    """The stages, the store's buffers and the barriers, in this order; `single`: one tile a block."""
+    a: OperandPlan, b: OperandPlan, stages: int, c_bytes: int, store: StorePlan | None, single: bool,
+    table_bytes: int = 0,
+) -> Sm90Smem:  # fmt: skip
+    """The stages, the store's buffers and the barriers, in this order, then a table; `single`: one tile a block."""
     a_stage, b_stage = rounded_up(a.smem.bytes, a.smem.alignment), rounded_up(b.smem.bytes, b.smem.alignment)
     b_offset = rounded_up(stages * a_stage, 1024)
     end = rounded_up(b_offset + stages * b_stage, 1024)
     c_offset = 0 if single else end  # one tile: the stages are free when C is stored
     barriers = end if single else end + c_bytes
+    table = rounded_up(barriers + 2 * stages * BARRIER_BYTES, 16) if table_bytes else 0
     return Sm90Smem(
         a_offset=0,
         a_stage_bytes=a_stage,
@@ -76,6 +79,7 @@ def smem_map(
         barrier_offset=barriers,
         empty_offset=barriers + stages * BARRIER_BYTES,
         barrier_bytes=BARRIER_BYTES,
-        total=barriers + 2 * stages * BARRIER_BYTES,
+        total=table + table_bytes if table_bytes else barriers + 2 * stages * BARRIER_BYTES,
         alignment=1024,
+        table_offset=table,
     )

@@ -7,7 +7,7 @@ kernel inherits one of these and has a `start`, which encodes what is to be enco
     ----------    -----------------------------------------------------------    ---------------------------------------
     TileEntry     addresses, sizes, pitches                                      one block for each tile of C
     GemmEntry     the same, and how many workers run at a time                   persistent
-    FusedEntry    the same, and sixteen words, the first the epilogue's          persistent, with an epilogue
+    FusedEntry    the same, and sixteen words, the first the plan's `words`      persistent, with more to read
 
 a, b, c: global addresses of the first element; lda, ldb, ldc: elements between consecutive lines; stride_*: elements
 between matrices of a batch (not read for a plan of one). All are asynchronous on `stream`.
@@ -90,7 +90,7 @@ class GemmEntry(TileEntry):
 
 
 class FusedEntry(TileEntry):
-    """A persistent kernel with an epilogue; w0 ... are the epilogue's `words`, in order, then anything."""
+    """A persistent kernel that reads more; w0 ... are the plan's `words`, in order, then anything."""
 
     @cute.jit
     def __call__(
@@ -129,7 +129,7 @@ class FusedEntry(TileEntry):
     ) -> None:
         """Host side: at most `workers` blocks or clusters."""
         words = (w0, w1, w2, w3, w4, w5, w6, w7, w8, w9, w10, w11, w12, w13, w14, w15)
-        used = words[: len(self.plan.epilogue.words)]
+        used = words[: len(self.plan.words)]
         pitches = {"a": (lda, stride_a), "b": (ldb, stride_b), "c": (ldc, stride_c)}
         self.start((a, b, c), (m, n, k, batch), pitches, workers, used, stream)
 

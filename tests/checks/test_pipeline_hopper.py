@@ -58,6 +58,8 @@ FORMS = {
     "K in parts": Hopper(2, LANDS, loader=1, single=True, split=2, store=store(1, 2, 2)),
     "K in parts, self, cluster": Hopper(2, LANDS, single=True, split=2, cluster=(1, 2)),
     "few rows": Hopper(2, LANDS, loader=1, padding=True),
+    "promoted": Hopper(2, LANDS, promoted=True),
+    "promoted, a loader, two consumers": Hopper(2, LANDS, loader=1, consumers=2, promoted=True, store=store(1, 2, 2)),
     "columns": Hopper(2, LANDS, loader=1, store=store(4, 2, 2)),
 }  # fmt: skip
 

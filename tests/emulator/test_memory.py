@@ -206,3 +206,16 @@ def test_memories():
     shared.write(np.array([0, 8]), np.ones((2, 4), np.uint8))
     assert shared.unwritten(np.array([0, 8]), 4) is None and shared.unwritten(np.array([0, 8]), 8) == 4
     assert span(0, 16) == 1 and span(8, 16) == 3 and granules(np.array([0, 16, 40]), 8) == 0b111
+
+
+def test_the_buffer_of_a_tensor_that_begins_before_it() -> None:
+    memory = GlobalMemory()
+    first, second = memory.add("first", np.zeros(64, np.uint8)), memory.add("second", np.zeros(64, np.uint8))
+    for address, buffer in (
+        (first.address, first), (first.end - 1, first), (first.address - 16, first), (second.address - 4096, second),
+        (second.address + 3, second),
+    ):  # fmt: skip
+        assert memory.near(address) is buffer
+    for address in (second.end, first.address - 2 * GlobalMemory.GAP):
+        with pytest.raises(EmulatorError, match="lies in no buffer"):
+            memory.near(address)

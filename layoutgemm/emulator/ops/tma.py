@@ -144,7 +144,6 @@ class Box:
     def tensor(self, fiber: Fiber, coordinates: Sequence[int]) -> Buffer:
         """The buffer that holds all of the box that lies in the tensor. Raises EmulatorError where it does not."""
         memory = fiber.machine.launch.memory
-        buffer, _ = memory.find(self.address)
         if self.whole(coordinates) and self.unit:
             strides = (self.tmap.kind.gmem_bits // 8, *self.tmap.strides)
             low = self.address + sum(at * stride for at, stride in zip(coordinates, strides, strict=True))
@@ -152,8 +151,11 @@ class Box:
         else:
             where, inside = tma_engine.global_bits(self.tmap, coordinates)
             if not inside.any():
-                return buffer
-            low, high = self.address, self.address + -(-int(where.max() + self.tmap.kind.gmem_bits) // 8)
+                return memory.near(self.address)
+            low = self.address + int(where[inside].min()) // 8
+            high = self.address + -(-int(where[inside].max() + self.tmap.kind.gmem_bits) // 8)
+        # The tensor may begin before its buffer (and its first lines be never asked for): what counts is the box.
+        buffer, _ = memory.find(low)
         if high > buffer.end:
             raise EmulatorError(
                 f"the box at {tuple(coordinates)} reaches to byte {high - buffer.address} of buffer {buffer.name}, "
@@ -363,7 +365,7 @@ def _fill(box: Box, buffer: Buffer, coordinates: list[int], cta: Cta, offset: in
         end = len(buffer.data) // GRANULE * GRANULE
         cta.shared.bytes.reshape(-1, GRANULE)[chunks] = buffer.data[:end].reshape(-1, GRANULE)[rows // GRANULE]
     else:
-        tma_engine.load(box.tmap, buffer.data[box.address - buffer.address :], coordinates, cta.shared.bytes, offset)
+        tma_engine.load(box.tmap, _from_start(box, buffer), coordinates, cta.shared.bytes, offset)
     if chunks is None:
         chunks = np.unique(tma_engine.shared_bits(box.tmap, offset) // (8 * GRANULE))
     cta.shared.full_chunks[chunks] = True
@@ -403,7 +405,7 @@ class Stored:
         over = box.over(self.buffer, self.coordinates)
         rows = None if self.reduces or over else box.rows(self.buffer, self.coordinates, stores=True)
         if rows is None:
-            held = self.buffer.data[box.address - self.buffer.address :]
+            held = _from_start(box, self.buffer)
             memory = np.concatenate([held, np.zeros(over, np.uint8)]) if over else held
             if self.reduces:
                 for _ in range(self.times):
@@ -412,10 +414,18 @@ class Stored:
                 tma_engine.store(box.tmap, memory, self.coordinates, self.taken, phase)
             if over:
                 held[:] = memory[: held.size]
+            if box.address < self.buffer.address:
+                self.buffer.data[:] = held[self.buffer.address - box.address :]
         else:
             end = len(self.buffer.data) // GRANULE * GRANULE
             data = self.taken.reshape(-1, GRANULE)[box.chunks(phase)]
             self.buffer.data[:end].reshape(-1, GRANULE)[rows // GRANULE] = data
+
+
+def _from_start(box: Box, buffer: Buffer) -> npt.NDArray[np.uint8]:
+    """The buffer's bytes from the tensor's first one on; a copy, with zeros in front, where that lies before it."""
+    start = box.address - buffer.address
+    return buffer.data[start:] if start >= 0 else np.concatenate([np.zeros(-start, np.uint8), buffer.data])
 
 
 def _store(program: Program, ins: Instruction, reduces: str) -> Run:

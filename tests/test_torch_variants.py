@@ -1,0 +1,123 @@
+"""scaled_matmul and grouped_matmul on the CPU: against their definitions, and every refusal by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
+
+import layoutgemm  # noqa: E402
+from layoutgemm.errors import OperandError, TensorError  # noqa: E402
+
+E4M3 = torch.float8_e4m3fn
+
+
+def operands(m: int = 200, n: int = 300, k: int = 300, *front: int) -> tuple[Any, Any]:
+    generator = torch.Generator().manual_seed(m + n + k)
+    a, b = (torch.randn(*front, *shape, generator=generator) for shape in ((m, k), (n, k)))
+    return a.to(E4M3), b.to(E4M3).transpose(-1, -2)
+
+
+def spread(scale: Any, group: int, size: int, k: int, depth: int = 128) -> Any:
+    """Scales as large as the operand that they are of."""
+    return scale.double().repeat_interleave(group, -2)[..., :size, :].repeat_interleave(depth, -1)[..., :k]
+
+
+@pytest.mark.parametrize("rows", [1, 128])
+@pytest.mark.parametrize("columns", [None, 1, 128])
+@pytest.mark.parametrize("front", [(), (2,)])
+def test_scaled_matmul_is_its_definition(rows: int, columns: int | None, front: tuple[int, ...]) -> None:
+    m, n, k = 200, 300, 300
+    a, b = operands(m, n, k, *front)
+    sa = torch.rand(*front, -(-m // rows), 3)
+    sb = None if columns is None else torch.rand(*front, -(-n // columns), 3)
+    want = a.double() * spread(sa, rows, m, k)
+    other = b.double() if sb is None else b.double() * spread(sb, columns or 1, n, k).transpose(-1, -2)
+    got = layoutgemm.scaled_matmul(a, sa, b, sb, out_dtype=torch.float32)
+    assert torch.allclose(got.double(), want @ other, rtol=1e-6, atol=1e-5)
+    out = torch.empty(*front, m, n, dtype=torch.bfloat16)
+    assert layoutgemm.scaled_matmul(a, sa, b, sb, out=out) is out
+    assert torch.equal(out, layoutgemm.scaled_matmul(a, sa, b, sb)) and out.abs().max() > 1
+
+
+def test_nothing_to_sum() -> None:
+    empty = layoutgemm.scaled_matmul(torch.empty(3, 0).to(E4M3), torch.empty(3, 0), torch.empty(0, 5).to(E4M3))
+    assert empty.tolist() == [[0.0] * 5] * 3
+
+
+def test_scaled_matmul_names_what_it_refuses() -> None:
+    a, b = operands()
+    sa, sb = torch.rand(200, 3), torch.rand(3, 3)
+    for given, error, text in (
+        ({"a": 1}, OperandError, "a is a builtins.int, not a torch tensor"),
+        ({"scale_b": 2.0}, OperandError, "scale_b is a builtins.float"),
+        ({"a": a.float()}, OperandError, "a is torch.float32: scales are for float8"),
+        ({"b": b[:299]}, TensorError, r"a and b have shapes \[200, 300\] and \[299, 300\]"),
+        ({"scale_a": sa[:-1]}, TensorError, r"scale_a has shape \[199, 3\]: \[200, 3\], or \[2, 3\]"),
+        ({"scale_b": sb.T[:, :2]}, TensorError, r"scale_b has shape \[3, 2\]: \[300, 3\], or \[3, 3\]"),
+        ({"scale_a": sa.double()}, OperandError, "scale_a is torch.float64, and scales are float32"),
+        ({"scale_b": sb.clone().requires_grad_()}, OperandError, "scale_b requires grad"),
+        ({"out_dtype": torch.int8}, OperandError, "out_dtype torch.int8"),
+        ({"scale_a": sa.to("meta")}, TensorError, "scale_a"),
+    ):
+        usual = {"a": a, "scale_a": sa, "b": b, "scale_b": sb}
+        with pytest.raises(error, match=text):
+            layoutgemm.scaled_matmul(**{**usual, **given})
+
+
+def experts(kind: Any = torch.bfloat16) -> tuple[Any, Any, Any]:
+    generator = torch.Generator().manual_seed(0)
+    a = torch.randn(100, 72, generator=generator).to(kind)
+    b = torch.randn(4, 40, 72, generator=generator).to(kind).transpose(1, 2)
+    return a, b, torch.tensor([0, 30, 30, 31, 100], dtype=torch.int32)
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, E4M3])
+def test_grouped_matmul_is_its_definition(kind: Any) -> None:
+    a, b, offsets = experts(kind)
+    got = layoutgemm.grouped_matmul(a, b, offsets, out_dtype=torch.float32)
+    ends = offsets.tolist()
+    for e in range(4):
+        want = a[ends[e] : ends[e + 1]].double() @ b[e].double()
+        assert torch.equal(got[ends[e] : ends[e + 1]], want.float())
+    usual = layoutgemm.grouped_matmul(a, b, offsets.long())
+    assert usual.dtype == (torch.bfloat16 if kind == E4M3 else kind) and torch.equal(usual, got.to(usual.dtype))
+    out = torch.empty(100, 40, dtype=usual.dtype)
+    assert layoutgemm.grouped_matmul(a, b, offsets, out=out) is out and torch.equal(out, usual)
+
+
+@pytest.mark.parametrize("both", [True, False])
+def test_grouped_matmul_with_scales(both: bool) -> None:
+    a, b, offsets = experts(E4M3)
+    sa, sb = torch.rand(100, 1), torch.rand(4, 1, 1)
+    got = layoutgemm.grouped_matmul(a, b, offsets, scale_a=sa, scale_b=sb if both else None, out_dtype=torch.float32)
+    ends = offsets.tolist()
+    for e in range(4):
+        rows = slice(ends[e], ends[e + 1])
+        want = layoutgemm.scaled_matmul(a[rows], sa[rows], b[e], sb[e] if both else None, out_dtype=torch.float32)
+        assert torch.equal(got[rows], want)
+
+
+def test_grouped_matmul_names_what_it_refuses() -> None:
+    a, b, offsets = experts()
+    for given, error, text in (
+        ({"a": a.float()}, OperandError, "a is torch.float32: a grouped product is of bfloat16"),
+        ({"b": b.half()}, TensorError, "torch.bfloat16 != torch.float16"),
+        ({"b": b[0]}, TensorError, r"a and b have shapes \[100, 72\] and \[72, 40\]"),
+        ({"offsets": offsets[1:]}, OperandError, r"offsets is torch.int32 of shape \[4\]: .* \[5\]"),
+        ({"offsets": offsets.float()}, OperandError, "offsets is torch.float32"),
+        ({"offsets": offsets.flip(0)}, OperandError, r"offsets = \[100, 31, 30, 30, 0\]: they go from 0"),
+        ({"offsets": [0, 1]}, OperandError, "offsets is a builtins.list"),
+        ({"scale_a": torch.rand(100, 1)}, OperandError, "a is torch.bfloat16: a grouped product with scales"),
+        ({"out_dtype": torch.int32}, OperandError, "out_dtype torch.int32"),
+        ({"a": a.clone().requires_grad_()}, OperandError, "a requires grad"),
+    ):
+        with pytest.raises(error, match=text):
+            layoutgemm.grouped_matmul(**{"a": a, "b": b, "offsets": offsets, **given})
+    a, b = a.to(E4M3), b.to(E4M3)
+    with pytest.raises(OperandError, match="scale_b without a scale_a"):
+        layoutgemm.grouped_matmul(a, b, offsets, scale_b=torch.rand(4, 1, 1))
+    with pytest.raises(TensorError, match=r"scale_b has shape \[1, 1\]"):
+        layoutgemm.grouped_matmul(a, b, offsets, scale_a=torch.rand(100, 1), scale_b=torch.rand(1, 1))
