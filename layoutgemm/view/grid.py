@@ -10,8 +10,8 @@ import numpy as np
 
 from layoutgemm.errors import LayoutError
 
-# A picture of 64 x 256 is as large as an operand tile gets and already needs zooming; more is never looked at.
-MAX_CELLS = 1 << 14
+# Tiles have up to 256 x 256 elements; cells of more are too small to be told apart.
+MAX_CELLS = 1 << 16
 
 
 class Drawable(Protocol):
@@ -80,6 +80,7 @@ class Owners:
     threads: int
     held: tuple[tuple[tuple[tuple[int, int], ...], ...], ...]
     registers: tuple[tuple[int, int], ...]  # (m, n) of each value of the thread asked for
+    values: int = 1
 
 
 def numbers(value: Any) -> list[Any]:
@@ -141,16 +142,17 @@ def owners_of(
     bounded(tv, rows, columns)
     t, v = (grid.ravel() for grid in np.meshgrid(np.arange(threads), np.arange(values), indexing="ij"))
     held: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    registers: list[tuple[int, int]] = []
-    for who, at in zip(zip(t.tolist(), v.tolist(), strict=True), evaluate(tv, t, v), strict=True):
-        m, n = at if isinstance(at, tuple) else (at % m_extent, at // m_extent)
+    places: list[tuple[int, int]] = []
+    for at in evaluate(tv, t, v):
+        places.append(at if isinstance(at, tuple) else (at % m_extent, at // m_extent))
+    for who, (m, n) in zip(zip(t.tolist(), v.tolist(), strict=True), places, strict=True):
         if not (0 <= m < m_extent and 0 <= n < n_extent):
+            at = tv(*who)
             raise LayoutError(
                 f"{tv} leaves the tile ({m_extent}, {n_extent}): thread {who[0]}, value {who[1]} gives {at}, "
                 f"which is row {m}, column {n}"
             )
         held.setdefault((m, n), []).append(who)
-        if who[0] == thread:
-            registers.append((m, n))
-    cells = tuple(tuple(tuple(held.get((m, n), ())) for n in columns) for m in rows)
-    return Owners(rows, columns, threads, cells, tuple(registers))
+    registers = tuple(places[thread * values : (thread + 1) * values])
+    cells = tuple(tuple([tuple(held.get((m, n), ())) for n in columns]) for m in rows)
+    return Owners(rows, columns, threads, cells, registers, values)

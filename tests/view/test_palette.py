@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from layoutgemm.view.palette import EMPTY, FAINT, HUES, INK, PAPER, contrast, lighter, rgb
-from layoutgemm.view.svg import ODD
+from layoutgemm.view.threads import ODD
 
 # Viénot, Brettel and Mollon, "Digital video colourmaps for checking the legibility of displays by dichromats" (1999).
 LMS = np.array([[17.8824, 43.5161, 4.11935], [3.45565, 27.1554, 3.86714], [0.0299566, 0.184309, 1.46709]])

@@ -1,0 +1,159 @@
+"""What the warps and engines of a block did, in order: a line for each, waiting pale, work in colour."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from layoutgemm.errors import LayoutError
+from layoutgemm.view.canvas import Canvas, width_of
+from layoutgemm.view.palette import hue, lighter
+from layoutgemm.view.sheet import MARGIN, NOTE_SIZE, Note, header, legend
+
+WIDTH, HEIGHT, PITCH = 1000.0, 18.0, 24.0
+TICK = 11.0
+# Kind of span -> (colour, letter, meaning). Letters stand in the spans that have room, so that colour is never alone.
+KINDS = {
+    "load": (hue(0), "L", "tensor or bulk load"),
+    "store": (hue(3), "S", "store to global memory"),
+    "mma": (hue(1), "M", "matrix product"),
+    "copy": (lighter(hue(0), 0.5), "C", "copy to tensor memory"),
+    "read": (hue(4), "r", "read"),
+    "write": (hue(6), "w", "write to shared memory"),
+    "accumulators": (hue(2), "a", "tensor memory to registers or back"),
+    "arrive": (hue(5), "^", "arrive at a barrier"),
+    "wait": ("empty", ".", "wait"),
+    "atomic": (lighter(hue(3), 0.5), "x", "atomic"),
+    "setup": (hue(7), "i", "set up"),
+}
+MAX_SPANS = 6000
+
+
+class Strip(NamedTuple):
+    """A span as it is drawn: kind, ticks [begin, end), what hovering says, how many spans it stands for."""
+
+    kind: str
+    begin: int
+    end: int
+    told: str
+    times: int
+
+
+def timeline_svg(
+    timeline: Mapping[str, Any], *, block: Sequence[int] | None = None, rows: int = 48, title: str = "timeline"
+) -> str:
+    """Draws a timeline: a row for each warp and each engine of a block, under the role that it played.
+
+    timeline: as the emulator gives it (`Timeline.as_json()`): "rows" of {"cta", "warp", "engine", "role", "spans"}, a
+    span being [kind, begin, end, detail, line, times] in ticks; "unit" names a tick. `block`: its coordinate; None: the
+    first that did anything. `rows`: so many at most are drawn, and the rest is counted. Spans too short to be seen are
+    put together with their neighbours of the same kind.
+
+    Returns an SVG document as text. Raises LayoutError for a timeline without spans, and for a block that is not there.
+
+    >>> row = {"cta": [0, 0, 0], "warp": 0, "role": "loads", "spans": [["load", 0, 4, "cp.async.bulk", 7, 1]]}
+    >>> svg = timeline_svg({"unit": "instructions of a warp", "rows": [row]})
+    >>> svg.count('data-kind="load"'), "load, 0 to 4: cp.async.bulk, line 7" in svg
+    (1, True)
+    """
+    chosen, where, left_out = rows_of(timeline, block, rows)
+    end = max(span[2] for row in chosen for span in row["spans"])
+    names = [name_of(row) for row in chosen]
+    gutter = max(width_of(name, NOTE_SIZE) for name in names) * 0.9 + 12
+    inner = gutter + WIDTH
+    unit = timeline.get("unit", "ticks")
+    notes = [
+        Note(
+            f"Block {tuple(where)}; to the right: {unit}, a logical clock: what comes first, not how long it takes."
+        )
+    ]
+    if left_out:
+        notes.append(Note(f"{left_out} more rows of this block are not drawn."))
+    if timeline.get("cut"):
+        notes.append(Note(f"{timeline['cut']} instructions came after the last span that was kept."))
+    used = {span[0] for row in chosen for span in row["spans"]}
+    canvas = Canvas()
+    y = header(canvas, title, notes, inner)
+    shown = tuple((fill, f"{letter} {kind}: {what}") for kind, (fill, letter, what) in KINDS.items() if kind in used)
+    y = legend(canvas, shown, y, inner) + 34
+    left, top = MARGIN + gutter, y
+    budget = max(MAX_SPANS // len(chosen), 40)
+    for row, name in zip(chosen, names, strict=True):
+        canvas.text(left - 10, y + HEIGHT / 2 + 4, name, NOTE_SIZE, anchor="end")
+        canvas.lines([(left, y + HEIGHT / 2, left + WIDTH, y + HEIGHT / 2)], "line", 0.5)
+        for strip in strips(row["spans"], end, budget):
+            draw_strip(canvas, strip, left, y, end)
+        y += PITCH
+    step = tick_of(end)
+    canvas.lines(
+        [(left + at / end * WIDTH, top - 4, left + at / end * WIDTH, y) for at in range(0, end + 1, step)], "line", 0.5
+    )
+    canvas.open_texts(TICK, fill="faint")
+    for at in range(0, end + 1, step):
+        canvas.put(left + at / end * WIDTH, top - 7, str(at))
+    canvas.close()
+    return canvas.render(inner + 2 * MARGIN + 10, y + MARGIN, title, [note.text for note in notes])
+
+
+def rows_of(
+    timeline: Mapping[str, Any], block: Sequence[int] | None, most: int
+) -> tuple[list[Mapping[str, Any]], list[int], int]:
+    """The rows to draw, by role, the block that they are of, and how many of it are left out."""
+    busy = [row for row in timeline["rows"] if row["spans"]]
+    if not busy:
+        raise LayoutError("a timeline without spans: nothing was recorded (emulate with timeline=True)")
+    where = list(busy[0]["cta"] if block is None else block)
+    found = [row for row in busy if list(row["cta"]) == where]
+    if not found:
+        known = sorted({tuple(row["cta"]) for row in busy})
+        raise LayoutError(f"no block {tuple(where)} in the timeline, it has {', '.join(map(str, known[:4]))}"
+                          + (", ..." if len(known) > 4 else ""))  # fmt: skip
+    return found[:most], where, max(len(found) - most, 0)
+
+
+def name_of(row: Mapping[str, Any]) -> str:
+    """What stands before a row."""
+    return f"warp {row['warp']}: {row['role']}" if row["warp"] is not None else str(row["engine"])
+
+
+def strips(spans: Sequence[Sequence[Any]], end: int, budget: int) -> list[Strip]:
+    """The spans of a row, `budget` at most: those of a kind that lie closer than can be told apart are one."""
+    near = 0.0
+    while True:
+        out: list[Strip] = []
+        for kind, begin, stop, detail, line, times in spans:
+            last = out[-1] if out else None
+            if last is not None and last.kind == kind and begin - last.end < near:
+                told = f"{kind}, {last.begin} to {max(stop, last.end)}: {last.times + 1} spans"
+                out[-1] = Strip(kind, last.begin, max(stop, last.end), told, last.times + 1)
+                continue
+            many = f", {times} times" if times > 1 else ""
+            out.append(Strip(kind, begin, stop, f"{kind}, {begin} to {stop}: {detail}, line {line}{many}", 1))
+        if len(out) <= budget or near > end:
+            return out
+        near = max(near * 2, end / WIDTH / 2)
+
+
+def draw_strip(canvas: Canvas, strip: Strip, left: float, y: float, end: int) -> None:
+    """One rectangle, with its letter where that fits; waiting is lower than work."""
+    fill, letter, _ = KINDS.get(strip.kind, ("empty", "", ""))
+    x, width = left + strip.begin / end * WIDTH, max((strip.end - strip.begin) / end * WIDTH, 1.5)
+    low = strip.kind == "wait"
+    data = f'data-kind="{strip.kind}"'
+    canvas.box(x, y + (5 if low else 0), width, HEIGHT - (10 if low else 0), fill, strip.told, data=data)
+    if letter and width > 12 and not low:
+        canvas.text(x + width / 2, y + HEIGHT / 2 + 4, letter, 11, fill="#111111", anchor="middle", mono=True)
+
+
+def tick_of(end: int) -> int:
+    """Ticks between two numbers of the axis: 1, 2 or 5 times a power of ten, ten numbers at most.
+
+    >>> tick_of(7), tick_of(1234)
+    (1, 200)
+    """
+    power = 1
+    while True:
+        for unit in (power, 2 * power, 5 * power):
+            if end / unit <= 10:
+                return unit
+        power *= 10
