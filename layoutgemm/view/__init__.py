@@ -14,7 +14,8 @@ tiled_mma_svg                   a tiled MMA likewise, warps outlined
 copy_svg, copy_table            a copy atom: source and destination side by side
 tiled_copy_svg                  a tiled copy likewise, warps outlined
 swizzle_svg, swizzle_table      a shared-memory tile: the banks that every element sits in
-swizzle_pair_svg, -_table       the same before and after a swizzle, the lanes that conflict marked
+swizzle_pair_svg, -_table       the same before and after a swizzle, the lanes that conflict marked; own_tile: the tile
+                                on which a swizzle alone is shown
 fields_svg                      a descriptor: its bits, and what its fields say
 box_svg, box_table              the tensor copies of a tile on their tensor, ragged edges shown
 smem_map_svg, smem_map_table    what lies where in a block's shared memory, by stage; of `Region`s
@@ -26,24 +27,60 @@ Each `*_svg` returns an SVG document, each `*_table` text; both raise LayoutErro
 why. `fields_svg` and `timeline_svg` have their text where their data is: `FieldTable.explain`, `Timeline.text`.
 """
 
-from layoutgemm.view.banks import swizzle_pair_svg, swizzle_svg
-from layoutgemm.view.box import box_svg
-from layoutgemm.view.copy import copy_svg, tiled_copy_svg
-from layoutgemm.view.fields import fields_svg
-from layoutgemm.view.png import png, save
-from layoutgemm.view.product import product_svg, tiled_mma_svg
-from layoutgemm.view.schedule import schedule_svg
-from layoutgemm.view.smem_map import Region, smem_map_svg
-from layoutgemm.view.svg import layout_svg, repr_svg
-from layoutgemm.view.text import layout_table, tv_table
-from layoutgemm.view.text_atoms import copy_table, product_table
-from layoutgemm.view.text_memory import box_table, schedule_table, smem_map_table, swizzle_pair_table, swizzle_table
-from layoutgemm.view.threads import fragment_svg, tv_svg
-from layoutgemm.view.timeline import timeline_svg
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from layoutgemm.view.banks import own_tile, swizzle_pair_svg, swizzle_svg
+    from layoutgemm.view.box import box_svg
+    from layoutgemm.view.copy import copy_svg, tiled_copy_svg
+    from layoutgemm.view.fields import fields_svg
+    from layoutgemm.view.product import product_svg, tiled_mma_svg
+    from layoutgemm.view.raster import png, save
+    from layoutgemm.view.schedule import schedule_svg
+    from layoutgemm.view.smem_map import Region, smem_map_svg
+    from layoutgemm.view.svg import layout_svg, repr_svg
+    from layoutgemm.view.text import layout_table, tv_table
+    from layoutgemm.view.text_atoms import copy_table, product_table
+    from layoutgemm.view.text_memory import box_table, schedule_table, smem_map_table, swizzle_pair_table, swizzle_table
+    from layoutgemm.view.threads import fragment_svg, tv_svg
+    from layoutgemm.view.timeline import timeline_svg
 
 __all__ = [
     "Region", "box_svg", "box_table", "copy_svg", "copy_table", "fields_svg", "fragment_svg", "layout_svg",
-    "layout_table", "png", "product_svg", "product_table", "repr_svg", "save", "schedule_svg", "schedule_table",
-    "smem_map_svg", "smem_map_table", "swizzle_pair_svg", "swizzle_pair_table", "swizzle_svg", "swizzle_table",
-    "tiled_copy_svg", "tiled_mma_svg", "timeline_svg", "tv_svg", "tv_table",
+    "layout_table", "own_tile", "png", "product_svg", "product_table", "repr_svg", "save", "schedule_svg",
+    "schedule_table", "smem_map_svg", "smem_map_table", "swizzle_pair_svg", "swizzle_pair_table", "swizzle_svg",
+    "swizzle_table", "tiled_copy_svg", "tiled_mma_svg", "timeline_svg", "tv_svg", "tv_table",
 ]  # fmt: skip
+
+# Where each name is: a picture of a layout loads neither atoms nor checks.
+_HOMES = {
+    "banks": ("own_tile", "swizzle_pair_svg", "swizzle_svg"),
+    "box": ("box_svg",),
+    "copy": ("copy_svg", "tiled_copy_svg"),
+    "fields": ("fields_svg",),
+    "product": ("product_svg", "tiled_mma_svg"),
+    "raster": ("png", "save"),
+    "schedule": ("schedule_svg",),
+    "smem_map": ("Region", "smem_map_svg"),
+    "svg": ("layout_svg", "repr_svg"),
+    "text": ("layout_table", "tv_table"),
+    "text_atoms": ("copy_table", "product_table"),
+    "text_memory": ("box_table", "schedule_table", "smem_map_table", "swizzle_pair_table", "swizzle_table"),
+    "threads": ("fragment_svg", "tv_svg"),
+    "timeline": ("timeline_svg",),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """The functions, from the files that hold them."""
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

@@ -230,6 +230,24 @@ def swizzle_pair_svg(
     return Sheet(title=heading, notes=notes, legend=LEGEND, panels=placed).render()
 
 
+def own_tile(swizzle: Swizzle, layout: Layout | None = None, bits: int | None = None) -> tuple[Layout, int]:
+    """The tile on which a swizzle is shown, and the bits of its elements: what is not given is chosen.
+
+    Rows as long as what the swizzle brings together, as many as it tells apart, eight at least; elements as it counts
+    them, or such that 16 bytes stay together, as far as there are elements of that size.
+
+    >>> own_tile(Swizzle(3, 4, 3, "bytes")), own_tile(Swizzle(3, 3, 3))
+    ((Layout((8, 128), (128, 1)), 8), (Layout((8, 64), (64, 1)), 16))
+    """
+    if bits is None:
+        bits = swizzle.unit or (min(max(128 >> swizzle.base, 1), 32) if swizzle.base < 8 else 8)
+    if layout is None:
+        moved = on_elements(swizzle, bits)
+        row = 1 << moved.base + abs(moved.shift)
+        layout = Layout((max(1 << moved.bits, 8), row), (row, 1))
+    return layout, bits
+
+
 def on_elements(swizzle: Swizzle, bits: int) -> Swizzle:
     """The swizzle as one of elements of so many bits. Raises SwizzleError where it moves parts of them."""
     return swizzle if swizzle.unit is None else swizzle.recast(bits)

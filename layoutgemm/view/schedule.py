@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from layoutgemm.checks.persistent import Persistent
 from layoutgemm.checks.schedules import Schedule, checked_grid
 from layoutgemm.errors import LayoutError
 from layoutgemm.view.palette import HUES, hue
@@ -16,7 +17,11 @@ from layoutgemm.view.svg import fitted, span_text
 
 
 def schedule_svg(
-    schedule: Schedule | npt.ArrayLike, grid: tuple[int, int], *, wave: int | None = None, title: str | None = None
+    schedule: Schedule | Persistent | npt.ArrayLike,
+    grid: tuple[int, int],
+    *,
+    wave: int | None = None,
+    title: str | None = None,
 ) -> str:
     """Draws an order of the tiles of a grid: every tile with its number, and a line through them from the first on.
 
@@ -69,7 +74,7 @@ def schedule_svg(
 
 
 def numbered(
-    schedule: Schedule | npt.ArrayLike, grid: tuple[int, int]
+    schedule: Schedule | Persistent | npt.ArrayLike, grid: tuple[int, int]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """The order as an array [number] of (row, column), and the number of each tile. Raises LayoutError."""
     rows, columns = checked_grid(grid)

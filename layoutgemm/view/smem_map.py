@@ -20,6 +20,7 @@ class Region(NamedTuple):
     name   what lies there, as in "A"; regions of one name share a line
     stage  which of several such it is, or None
     note   what more there is to say, as in the shape of a tile
+    of     what the number counts, where it is not a stage
     """
 
     name: str
@@ -27,6 +28,12 @@ class Region(NamedTuple):
     bytes: int
     stage: int | None = None
     note: str = ""
+    of: str = "stage"
+
+    @property
+    def label(self) -> str:
+        """Its name and its number."""
+        return self.name if self.stage is None else f"{self.name} {self.of} {self.stage}"
 
 
 def smem_map_svg(
@@ -99,10 +106,9 @@ def check_regions(regions: Sequence[Region], total: int) -> None:
 
 def said(region: Region) -> str:
     """A region in words."""
-    stage = f" stage {region.stage}" if region.stage is not None else ""
     note = f"; {region.note}" if region.note else ""
     last = region.offset + region.bytes - 1
-    return f"{region.name}{stage}: bytes {region.offset} to {last} ({region.offset:#x}), {region.bytes} bytes{note}"
+    return f"{region.label}: bytes {region.offset} to {last} ({region.offset:#x}), {region.bytes} bytes{note}"
 
 
 def side_text(regions: Sequence[Region]) -> str:

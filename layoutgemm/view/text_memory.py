@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from layoutgemm.atoms.tma_plan import TmaPlan
 from layoutgemm.checks.accesses import AccessPattern
+from layoutgemm.checks.persistent import Persistent
 from layoutgemm.checks.schedules import Schedule
 from layoutgemm.layouts import ComposedLayout, Layout, Swizzle
 from layoutgemm.view.banks import BANK_BYTES, LINE_BYTES, as_byte, lanes_at, on_elements, pair_reports, worst_phase
@@ -112,14 +113,13 @@ def smem_map_table(regions: Sequence[Region], *, total: int, limit: int | None =
     check_regions(regions, total)
     lines = [" offset  bytes  what"]
     for region in sorted(regions, key=lambda r: r.offset):
-        stage = f" stage {region.stage}" if region.stage is not None else ""
         note = f": {region.note}" if region.note else ""
         at = f"{region.offset:#x}" if region.offset else "0"
-        lines.append(f"{at:>7} {region.bytes:>6}  {region.name}{stage}{note}")
+        lines.append(f"{at:>7} {region.bytes:>6}  {region.label}{note}")
     return "\n".join([*lines, f"{total} bytes" + (f" of {limit}" if limit is not None else "")])
 
 
-def schedule_table(schedule: Schedule | npt.ArrayLike, grid: tuple[int, int]) -> str:
+def schedule_table(schedule: Schedule | Persistent | npt.ArrayLike, grid: tuple[int, int]) -> str:
     """An order of tiles as a table: the number at which each tile of the grid is visited. Raises as `schedule_svg`.
 
     >>> from layoutgemm.checks import Grouped
