@@ -34,7 +34,7 @@ def plan_svg(plan: Any, of: str = "fragment", **options: Any) -> str:
     if of == "product":
         return view.product_svg(plan.mma, **options)
     if of == "smem":
-        title = {"title": f"shared memory of a block: {plan}"}
+        title = {"title": f"{type(plan).__name__}: shared memory of a block, tile {'x'.join(map(str, plan.tile))}"}
         return view.smem_map_svg(
             regions_of(plan), total=plan.smem.total, limit=plan.arch.smem_per_block, **{**title, **options}
         )

@@ -70,3 +70,19 @@ class Pictured:
             return self._picture()
         except LayoutError:
             return None
+
+
+class PicturedLayout(Pictured):
+    """A layout, swizzled or not: the offset of every coordinate."""
+
+    __slots__ = ()
+
+    def _picture(self, **options: Any) -> str:
+        from ..view import layout_svg
+
+        return layout_svg(self, **options)  # type: ignore[arg-type]
+
+    def _table(self, **options: Any) -> str:
+        from ..view import layout_table
+
+        return layout_table(self, **options)  # type: ignore[arg-type]

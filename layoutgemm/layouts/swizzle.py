@@ -18,7 +18,7 @@ import numpy as np
 
 from ..errors import CompositionError, LayoutError, SwizzleError
 from .inttuple import as_int, coal, scalar
-from .pictured import Pictured
+from .pictured import Pictured, PicturedLayout
 from .predicates import Predicates
 from .symbolic import entry
 
@@ -203,7 +203,7 @@ class Swizzle(Pictured):
         return f"S<{self.bits},{self.base},{self.shift}>{unit}"
 
 
-class ComposedLayout(Pictured, Predicates):
+class ComposedLayout(PicturedLayout, Predicates):
     """c -> swizzle(offset + layout(c)): coordinate -> offset, in the swizzle's unit, which the layout counts too.
 
     `layout` may itself be a ComposedLayout of the same unit. Operations act on the layout inside; a slice keeps its
@@ -453,16 +453,6 @@ class ComposedLayout(Pictured, Predicates):
 
     def __str__(self) -> str:
         return f"{self.swizzle} o {self.offset} o {self.layout}"
-
-    def _picture(self, **options: Any) -> str:
-        from ..view import layout_svg
-
-        return layout_svg(self, **options)
-
-    def _table(self, **options: Any) -> str:
-        from ..view import layout_table
-
-        return layout_table(self, **options)
 
 
 def compose_with_swizzle(left: Any, right: Any) -> ComposedLayout:

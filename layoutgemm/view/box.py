@@ -62,17 +62,22 @@ def box_svg(plan: TmaPlan, index: Sequence[int] | None = None, *, title: str | N
         + ("x".join(map(str, plan.box)) + f" {plan.dtype}, swizzle {plan.swizzle}")
     )
     moved = f"{plan.box_bytes} bytes a box, {plan.bytes} in all"
-    outside = {"load": "zeros arrive", "store": "nothing is written", "reduce": "nothing is added"}[plan.operation]
-    if plan.operation == "load" and plan.oob_fill != "zeros":
-        outside = "NaNs arrive"
-    notes = [
-        Note(f"{moved}, whatever lies outside the tensor; there {outside}. Coordinates: ({', '.join(plan.dims)}).")
+    outside = {"load": "zeros arrive, and count", "store": "nothing is written", "reduce": "nothing is added"}[
+        plan.operation
     ]
+    if plan.operation == "load" and plan.oob_fill != "zeros":
+        outside = "NaNs arrive, and count"
+    notes = [Note(f"{moved}; outside the tensor {outside}. Coordinates: ({', '.join(plan.dims)}).")]
     if rest:
         notes.append(Note(rest))
     canvas = Canvas()
-    inner = 2 * MARGIN + 2 * 60 + TILE + (TENSOR + 40 if plan.extents is not None else 0)
-    inner = max(inner, width_of(heading, 16) * 1.15)
+    left, top, right, bottom_ = bounds(placed)
+    inner = 52 + (right - left) * scales(right - left, bottom_ - top, TILE)[0] + 24
+    sizes = sizes_of(plan)
+    if sizes is not None:
+        width, height = max(sizes[0], right), max(sizes[1], bottom_)
+        inner += max(width * scales(width, height, TENSOR)[0], TENSOR / 2) + 70
+    inner = max(inner, width_of(heading, 16) * 1.15, 560.0)
     y = header(canvas, heading, notes, inner)
     y = legend(canvas, ((hue(0), "in the tensor"), ("empty", "outside")), y, inner) + 60
     x, bottom = MARGIN + 52, y
@@ -186,7 +191,7 @@ def draw_tensor(
     canvas.text(x + sizes[0] * sx / 2, y - 6, names[0] + " \u2192", TICK, fill="faint", anchor="middle")
     canvas.text(x - 6, y + sizes[1] * sy, str(sizes[1]), TICK, fill="faint", anchor="end")
     canvas.text(x - 6, y + sizes[1] * sy / 2, names[1] + " \u2193", TICK, fill="faint", anchor="end")
-    return x + width * sx, y + height * sy
+    return x + max(width * sx, TENSOR / 2), y + height * sy
 
 
 def draw_tile(
@@ -210,12 +215,15 @@ def draw_tile(
             px_, py_ = px + box.first[0] * sx, py + box.first[1] * sy
             canvas.box(px_, py_, cw * sx, ch * sy, fill, " ".join(said), data=inside)
         canvas.frame(px, py, width, height, 1.5, "" if (cw, ch) == box.extent else "5 4")
-        size = 12.0
-        lines = [line for line in said if width_of(line, size) < width]
-        if height > 18 * len(lines):
-            for place, line in enumerate(lines):
-                middle = py + height / 2 + (place - (len(lines) - 1) / 2) * 16 + 4
-                canvas.text(px + width / 2, middle, line, size, fill=INK, anchor="middle")
+        # In the part inside, if there is room.
+        areas = [(px + box.first[0] * sx, py + box.first[1] * sy, cw * sx, ch * sy), (px, py, width, height)]
+        lines = (said, said[:1])
+        for (ax, ay, aw, ah), texts in ((area, text) for text in lines for area in areas):
+            if ah > 17 * len(texts) and all(width_of(line, 12) < aw for line in texts):
+                for place, line in enumerate(texts):
+                    middle = ay + ah / 2 + (place - (len(texts) - 1) / 2) * 16 + 4
+                    canvas.text(ax + aw / 2, middle, line, 12, fill=INK, anchor="middle")
+                break
     xs = sorted({box.start[0] for box in placed} | {right})
     ys = sorted({box.start[1] for box in placed} | {bottom})
     if sizes is not None:

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from layoutgemm.atoms.copy import SIDES, CopyAtom
+from layoutgemm.atoms.copy_tmem import TmemCopyAtom
 from layoutgemm.atoms.tiled_copy import TiledCopy
 from layoutgemm.errors import LayoutError
-from layoutgemm.view.grid import Owners, bounded, evaluate, extent, owners_of
+from layoutgemm.view.grid import Owners, bounded, evaluate, extent, gathered, owners_of
 from layoutgemm.view.panel import MAX_TEXTS, Panel
 from layoutgemm.view.sheet import Note, Sheet
 from layoutgemm.view.threads import coloring, told, tv_panel
@@ -34,10 +35,7 @@ def copy_svg(atom: CopyAtom, *, color: str = "auto", thread: int | None = None, 
     (2, 10)
     """
     found = [atom_owners(atom, side, thread) for side in SIDES]
-    matrices = atom.tile is not None and atom.tile.rank == 3
-    axes = ("row" if not matrices else "8*matrix + row", "column") if len(found[0].rows) > 1 else ("", "element")
-    if atom.tile is None and len(found[0].rows) > 1:
-        axes = (f"element / {LINE}", f"element % {LINE}")
+    axes = [axes_of(atom, side, len(owners.rows)) for side, owners in zip(SIDES, found, strict=True)]
     heading = title or str(getattr(atom, "ptx", atom))
     notes = [Note(f"{atom.threads} thread{'s' if atom.threads > 1 else ''}, elements of {atom.element.bits} bits.")]
     return side_by_side(found, axes, atom, color, thread, False, heading, notes)
@@ -61,20 +59,20 @@ def tiled_copy_svg(copy: TiledCopy, *, color: str = "auto", thread: int | None =
     found = [owners_of(copy.tv_layout(side), tile, thread=thread or 0) for side in SIDES]
     heading = title or f"{copy.atom} over {'x'.join(map(str, copy.tile))}"
     notes = [Note(f"(thread, value) -> element = {copy.layout_tv}", mono=True)]
-    return side_by_side(found, ("i", "j"), copy.atom, color, thread, True, heading, notes)
+    return side_by_side(found, [("i", "j")] * 2, copy.atom, color, thread, True, heading, notes)
 
 
 def side_by_side(
-    found: list[Owners], axes: tuple[str, str], atom: CopyAtom, color: str, thread: int | None, outlined: bool,
+    found: list[Owners], axes: list[tuple[str, str]], atom: CopyAtom, color: str, thread: int | None, outlined: bool,
     title: str, notes: list[Note],
 ) -> str:  # fmt: skip
     """The picture of either."""
     shown = coloring(color, found[0].threads, max(owners.values for owners in found))
     texts = sum(len(owners.rows) * len(owners.columns) for owners in found) <= MAX_TEXTS
     panels: list[Panel] = []
-    for side, owners in zip(SIDES, found, strict=True):
+    for side, owners, axis in zip(SIDES, found, axes, strict=True):
         caption = f"{NAMES[side]}: {SPACES[atom.space(side)]}"
-        panel = tv_panel(owners, axes, shown, thread=thread, texts=texts, outlined=outlined, caption=caption)
+        panel = tv_panel(owners, axis, shown, thread=thread, texts=texts, outlined=outlined, caption=caption)
         panels.append(panel)
     notes.append(Note(told(found, shown, thread, texts)))
     if outlined:
@@ -90,17 +88,40 @@ def atom_owners(atom: CopyAtom, side: str, thread: int | None) -> Owners:
     threads, values = extent(tv.shape[0]), extent(tv.shape[1])
     if thread is not None and not 0 <= thread < threads:
         raise LayoutError(f"{atom} has threads 0 to {threads - 1}: there is no thread {thread}")
-    t, v = (grid.ravel() for grid in np.meshgrid(np.arange(threads), np.arange(values), indexing="ij"))
+    if moves_tmem(atom):
+        t, v = grid_of(atom, "dst" if atom.target == "rmem" else "src")
+        threads, values = atom.threads, len(t) // atom.threads
+        m, n = (t, v) if atom.space(side) == "rmem" else tmem_places(atom, t, v)
+        height, width = int(max(m)) + 1, int(max(n)) + 1
+        bounded(atom, range(height), range(width))
+        return gathered(m, n, (threads, values), (height, width), range(height), range(width))
     size = max(atom.layout_src.cosize, atom.layout_dst.cosize)
-    places = [place_of(at, size) for at in places_of(atom, side, t, v)]
-    all_sides = [place_of(at, size) for s in SIDES for at in places_of(atom, s, *grid_of(atom, s))]
-    height, width = (max(place[axis] for place in all_sides) + 1 for axis in (0, 1))
+    places = {s: np.array([place_of(at, size) for at in places_of(atom, s, *grid_of(atom, s))]) for s in SIDES}
+    height, width = (int(max(found[:, axis].max() for found in places.values())) + 1 for axis in (0, 1))
     bounded(atom, range(height), range(width))
-    held: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    for who, place in zip(zip(t.tolist(), v.tolist(), strict=True), places, strict=True):
-        held.setdefault(place, []).append(who)
-    cells = tuple(tuple([tuple(held.get((r, c), ())) for c in range(width)]) for r in range(height))
-    return Owners(range(height), range(width), threads, cells, (), values)
+    m, n = places[side].T
+    return gathered(m, n, (threads, values), (height, width), range(height), range(width))
+
+
+def moves_tmem(atom: CopyAtom) -> bool:
+    """Whether it goes between registers and tensor memory: then its sides are lanes and columns, threads and values."""
+    return isinstance(atom, TmemCopyAtom) and "rmem" in (atom.source, atom.target)
+
+
+def tmem_places(atom: Any, t: Any, v: Any) -> tuple[Any, Any]:
+    """The lane of tensor memory and the element of it that each (thread, value) is in."""
+    found = [(*at, 0, 0)[:3] if isinstance(at, tuple) else (at, 0, 0) for at in evaluate(atom.tmem, t, v)]
+    lane, column, bit = np.array(found).T
+    return lane, (column * 32 + bit) // atom.element.bits
+
+
+def axes_of(atom: CopyAtom, side: str, rows: int) -> tuple[str, str]:
+    """What counts downwards and across on a side."""
+    if moves_tmem(atom):
+        return ("thread", "value") if atom.space(side) == "rmem" else ("lane", "column")
+    if atom.tile is None:
+        return (f"element / {LINE}", f"element % {LINE}") if rows > 1 else ("", "element")
+    return ("8*matrix + row" if atom.tile.rank == 3 else "row"), "column"
 
 
 def grid_of(atom: CopyAtom, side: str) -> tuple[Any, Any]:

@@ -12,8 +12,9 @@ from layoutgemm.view.sheet import MARGIN, NOTE_SIZE, Note, header
 
 LINE = 32  # bits in a line
 BIT, HEIGHT = 27.0, 26.0  # pixels
-LINE_HEIGHT = 74.0
+LINE_HEIGHT = 100.0
 ROW = 19.0
+LEVELS = 4  # of names under a line of bits
 
 
 def fields_svg(
@@ -98,8 +99,8 @@ def draw_bits(
     for place, bit in enumerate(bits):
         canvas.put(MARGIN + (place + 0.5) * BIT, y + HEIGHT / 2 + 5, str(word >> bit & 1))
     canvas.close()
+    ends = [MARGIN] * LEVELS  # of the last name on each level
     start = 0
-    lowered = False
     while start < len(bits):
         field = owner.get(bits[start])
         stop = start + 1
@@ -108,10 +109,13 @@ def draw_bits(
         x, width = MARGIN + start * BIT, (stop - start) * BIT
         if field is not None:
             canvas.frame(x, y, width, HEIGHT, 1.5)
-            # A name wider than its field goes a line lower, every second time.
-            lowered = width_of(field.name, 11) > width - 4 and not lowered
-            middle = x + width / 2
-            canvas.text(middle, y + HEIGHT + (27 if lowered else 14), field.name, 11, anchor="middle", fill="ink")
-            if lowered:
-                canvas.lines([(middle, y + HEIGHT + 3, middle, y + HEIGHT + 17)], "line", 1)
+            # Under its field, inside of the line of bits, on the first level where no name stands.
+            room, middle = width_of(field.name, 11), x + width / 2
+            left = min(max(middle - room / 2, MARGIN), MARGIN + len(bits) * BIT - room)
+            level = next((n for n, end in enumerate(ends) if end <= left), LEVELS - 1)
+            ends[level] = left + room + 6
+            base = y + HEIGHT + 14 + 13 * level
+            canvas.text(left + room / 2, base, field.name, 11, anchor="middle")
+            if level:
+                canvas.lines([(middle, y + HEIGHT + 2, middle, base - 10)], "line", 1)
         start = stop

@@ -23,6 +23,8 @@ ROLES = {
     "faint": (FAINT, "#B9BEC6"),
     "line": (FAINT, "#8B929C"),  # borders of grids
     "paper": (PAPER, "#15171C"),
+    "idle": ("#C9CDD3", "#6B727C"),  # time that passes without work
+    "track": (EMPTY, "#262A31"),  # where something could be; carries no text
     "empty": (EMPTY, "#A3A8AF"),  # a cell that holds nothing; carries dark text
 }
 

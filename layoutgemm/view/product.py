@@ -15,7 +15,7 @@ from layoutgemm.view.threads import coloring, register_of, told, tv_panel
 
 AXES = {"A": ("m", "k"), "B": ("n", "k"), "C": ("m", "n")}
 PLACES = {"smem": "shared memory", "tmem": "tensor memory"}
-ELSEWHERE = "empty"  # of operands that no thread holds
+ELSEWHERE = "track"  # of operands that no thread holds
 
 
 def product_svg(atom: MmaAtom, *, color: str = "auto", thread: int | None = None, title: str | None = None) -> str:

@@ -42,7 +42,8 @@ def smem_map_svg(
     """Draws a map of shared memory: bytes to the right, a line for each kind of region, coloured by stage.
 
     total: bytes that the block takes; limit: bytes that it may have, marked where given. Regions of different lines
-    that stand over one another use the same memory at different times. The smallest are drawn two pixels wide.
+    that stand over one another use the same memory at different times. A line too small to be seen is
+    magnified over the whole width, and says so.
 
     Returns an SVG document as text. Raises LayoutError for no region, and for one outside of `total`.
 
@@ -55,23 +56,26 @@ def smem_map_svg(
     names = list(dict.fromkeys(region.name for region in regions))
     sides = {name: side_text([r for r in regions if r.name == name]) for name in names}
     left = MARGIN + max(width_of(name, NOTE_SIZE) for name in names) + 10
-    right = max(width_of(text, NOTE_SIZE) for text in sides.values())
-    inner = left - MARGIN + WIDTH + 14 + right
+    right = max(width_of(text, NOTE_SIZE) for text in sides.values()) + 20
+    inner = max(left - MARGIN + WIDTH + 14 + right, width_of(title, 16) * 1.15)
     share = f" of {limit} that a block may have, {limit - total} free" if limit is not None else ""
     notes = [
-        Note(
-            f"{total} bytes{share}. A number is a stage; what stands over another uses its memory at another time."
-        )
+        Note(f"{total} bytes{share}. A number is a stage; what stands over another uses its memory at another time.")
     ]
     canvas = Canvas()
     y = header(canvas, title, notes, inner) + 34
     first = y
     for name in names:
         canvas.text(left - 10, y + HEIGHT / 2 + 4, name, NOTE_SIZE, anchor="end", bold=True)
-        canvas.rect(left, y, WIDTH, HEIGHT, "empty")
-        for region in (r for r in regions if r.name == name):
-            draw_region(canvas, region, left, y, end)
-        canvas.text(left + WIDTH + 14, y + HEIGHT / 2 + 4, sides[name], NOTE_SIZE, fill="faint")
+        line = [region for region in regions if region.name == name]
+        start, stop = extent_of(line)
+        magnified = (stop - start) / end * WIDTH < 4 * len(line)
+        if not magnified:
+            canvas.rect(left, y, WIDTH, HEIGHT, "track")
+        for region in line:
+            draw_region(canvas, region, left, y, *((start, stop) if magnified else (0, end)), thin=magnified)
+        side = sides[name] + ("; magnified" if magnified else "")
+        canvas.text(left + WIDTH + 14, y + HEIGHT / 2 + 4, side, NOTE_SIZE, fill="faint")
         y += PITCH
     bottom = y - PITCH + HEIGHT
     unit = tick_of(end)
@@ -87,7 +91,7 @@ def smem_map_svg(
     if limit is not None:
         for at, told in ((total, f"{total} taken"), (limit, f"{limit} at most")):
             x = left + at / end * WIDTH
-            canvas.lines([(x, first, x, bottom + 8)], "ink", 1.5)
+            canvas.lines([(x, bottom, x, bottom + 8)], "ink", 1.5)
             canvas.text(
                 x, bottom + 20 + (14 if at == limit else 0), told, TICK, anchor="end" if x > left + 120 else "start"
             )
@@ -111,6 +115,11 @@ def said(region: Region) -> str:
     return f"{region.label}: bytes {region.offset} to {last} ({region.offset:#x}), {region.bytes} bytes{note}"
 
 
+def extent_of(regions: Sequence[Region]) -> tuple[int, int]:
+    """The first byte of them all, and the end of the last."""
+    return min(region.offset for region in regions), max(region.offset + region.bytes for region in regions)
+
+
 def side_text(regions: Sequence[Region]) -> str:
     """What stands at the right of a line."""
     sizes = {region.bytes for region in regions}
@@ -121,13 +130,15 @@ def side_text(regions: Sequence[Region]) -> str:
     )
 
 
-def draw_region(canvas: Canvas, region: Region, left: float, y: float, end: int) -> None:
+def draw_region(canvas: Canvas, region: Region, left: float, y: float, start: int, stop: int, thin: bool) -> None:
     """One rectangle, with its number where that fits."""
-    x, width = left + region.offset / end * WIDTH, max(region.bytes / end * WIDTH, 2.0)
+    scale = WIDTH / (stop - start)
+    x, width = left + (region.offset - start) * scale, max(region.bytes * scale, 2.0)
     stage = region.stage or 0
     fill = hue(stage) if stage < 8 else lighter(hue(stage), 0.45)
     data = f'data-name="{region.name}" data-stage="{"" if region.stage is None else region.stage}"'
-    canvas.box(x, y, width, HEIGHT, fill, said(region), stroke="#FFFFFF" if width > 6 else "", data=data)
+    top, height = (y + HEIGHT / 4, HEIGHT / 2) if thin else (y, HEIGHT)
+    canvas.box(x, top, width, height, fill, said(region), stroke="#FFFFFF" if width > 6 else "", data=data)
     text = str(region.stage) if region.stage is not None else ""
     if text and width_of(text, 13) + 2 < width:
         canvas.text(x + width / 2, y + HEIGHT / 2 + 5, text, 13, fill=INK, anchor="middle")

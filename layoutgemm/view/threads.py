@@ -206,8 +206,7 @@ def tv_panel(
         labels = [Label(r, c, 1, cell_text(cell)) for r, row in enumerate(held) for c, cell in enumerate(row)]
     width, height, font = fitted(labels, rows, columns)
     which = shown.name == "register"
-    keys = {cell[0][which]: cell for row in held for cell in row if cell}
-    fills = {key: shown.fill(cell) for key, cell in keys.items()}
+    fills = [shown.fill(((key, key),)) for key in range(found.values if which else found.threads)]
 
     def tells(r: int, c: int) -> str:
         cell = held[r][c]
@@ -266,8 +265,8 @@ def told(found: Sequence[Owners], shown: Coloring, thread: int | None, texts: bo
         out.append(f"Odd {'values' if shown.name == 'register' else 'threads'} are lighter.")
     if thread is not None:
         out.append(f"Framed: thread {thread}.")
-    if any(len(cell) > 1 for owners in found for row in owners.held for cell in row):
+    if any(owners.most > 1 for owners in found):
         out.append("+k: so many more hold the same element.")
-    if any(not cell for owners in found for row in owners.held for cell in row):
+    if any(owners.least == 0 for owners in found):
         out.append("-: nobody holds it." if texts else "Grey: nobody holds it.")
     return " ".join(out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,29 +15,28 @@ WIDTH, HEIGHT, PITCH = 1000.0, 18.0, 24.0
 TICK = 11.0
 # Kind of span -> (colour, letter, meaning). Letters stand in the spans that have room, so that colour is never alone.
 KINDS = {
-    "load": (hue(0), "L", "tensor or bulk load"),
-    "store": (hue(3), "S", "store to global memory"),
+    "load": (hue(0), "L", "copied to shared memory"),
+    "store": (hue(3), "S", "to global memory"),
     "mma": (hue(1), "M", "matrix product"),
-    "copy": (lighter(hue(0), 0.5), "C", "copy to tensor memory"),
-    "read": (hue(4), "r", "read"),
-    "write": (hue(6), "w", "write to shared memory"),
-    "accumulators": (hue(2), "a", "tensor memory to registers or back"),
-    "arrive": (hue(5), "^", "arrive at a barrier"),
-    "wait": ("empty", ".", "wait"),
-    "atomic": (lighter(hue(3), 0.5), "x", "atomic"),
-    "setup": (hue(7), "i", "set up"),
+    "copy": (lighter(hue(0), 0.5), "C", "to tensor memory"),
+    "read": (hue(4), "r", "from memory"),
+    "write": (hue(6), "w", "to shared memory"),
+    "accumulators": (hue(2), "a", "from tensor memory, or to it"),
+    "arrive": (hue(5), "^", "at a barrier"),
+    "wait": ("idle", ".", "for a barrier, a copy or a product"),
+    "atomic": (lighter(hue(3), 0.5), "x", "on memory"),
+    "setup": (hue(7), "i", "of barriers, of tensor memory"),
 }
-MAX_SPANS = 6000
+MAX_SPANS = 4000
 
 
 class Strip(NamedTuple):
-    """A span as it is drawn: kind, ticks [begin, end), what hovering says, how many spans it stands for."""
+    """A span as it is drawn: kind, ticks [begin, end), what hovering says."""
 
     kind: str
     begin: int
     end: int
     told: str
-    times: int
 
 
 def timeline_svg(
@@ -46,8 +46,8 @@ def timeline_svg(
 
     timeline: as the emulator gives it (`Timeline.as_json()`): "rows" of {"cta", "warp", "engine", "role", "spans"}, a
     span being [kind, begin, end, detail, line, times] in ticks; "unit" names a tick. `block`: its coordinate; None: the
-    first that did anything. `rows`: so many at most are drawn, and the rest is counted. Spans too short to be seen are
-    put together with their neighbours of the same kind.
+    first that did anything. `rows`: so many at most are drawn, and the rest is counted. Where there are very many,
+    short ones of one place are put together.
 
     Returns an SVG document as text. Raises LayoutError for a timeline without spans, and for a block that is not there.
 
@@ -60,12 +60,10 @@ def timeline_svg(
     end = max(span[2] for row in chosen for span in row["spans"])
     names = [name_of(row) for row in chosen]
     gutter = max(width_of(name, NOTE_SIZE) for name in names) * 0.9 + 12
-    inner = gutter + WIDTH
+    inner = max(gutter + WIDTH, width_of(title, 16) * 1.15)
     unit = timeline.get("unit", "ticks")
     notes = [
-        Note(
-            f"Block {tuple(where)}; to the right: {unit}, a logical clock: what comes first, not how long it takes."
-        )
+        Note(f"Block {tuple(where)}; to the right: {unit}, a logical clock: what comes first, not how long it takes.")
     ]
     if left_out:
         notes.append(Note(f"{left_out} more rows of this block are not drawn."))
@@ -77,21 +75,24 @@ def timeline_svg(
     shown = tuple((fill, f"{letter} {kind}: {what}") for kind, (fill, letter, what) in KINDS.items() if kind in used)
     y = legend(canvas, shown, y, inner) + 34
     left, top = MARGIN + gutter, y
-    budget = max(MAX_SPANS // len(chosen), 40)
+    budget = max(MAX_SPANS // len(chosen), 100)
+    bottom = top + PITCH * len(chosen)
+    step = tick_of(end)
+    canvas.lines(
+        [(left + at / end * WIDTH, top - 4, left + at / end * WIDTH, bottom) for at in range(0, end + 1, step)],
+        "line",
+        0.5,
+    )
+    canvas.open_texts(TICK, fill="faint")
+    for at in range(0, end + 1, step):
+        canvas.put(left + at / end * WIDTH, top - 7, str(at))
+    canvas.close()
     for row, name in zip(chosen, names, strict=True):
         canvas.text(left - 10, y + HEIGHT / 2 + 4, name, NOTE_SIZE, anchor="end")
         canvas.lines([(left, y + HEIGHT / 2, left + WIDTH, y + HEIGHT / 2)], "line", 0.5)
         for strip in strips(row["spans"], end, budget):
             draw_strip(canvas, strip, left, y, end)
         y += PITCH
-    step = tick_of(end)
-    canvas.lines(
-        [(left + at / end * WIDTH, top - 4, left + at / end * WIDTH, y) for at in range(0, end + 1, step)], "line", 0.5
-    )
-    canvas.open_texts(TICK, fill="faint")
-    for at in range(0, end + 1, step):
-        canvas.put(left + at / end * WIDTH, top - 7, str(at))
-    canvas.close()
     return canvas.render(inner + 2 * MARGIN + 10, y + MARGIN, title, [note.text for note in notes])
 
 
@@ -117,26 +118,32 @@ def name_of(row: Mapping[str, Any]) -> str:
 
 
 def strips(spans: Sequence[Sequence[Any]], end: int, budget: int) -> list[Strip]:
-    """The spans of a row, `budget` at most: those of a kind that lie closer than can be told apart are one."""
-    near = 0.0
-    while True:
-        out: list[Strip] = []
-        for kind, begin, stop, detail, line, times in spans:
-            last = out[-1] if out else None
-            if last is not None and last.kind == kind and begin - last.end < near:
-                told = f"{kind}, {last.begin} to {max(stop, last.end)}: {last.times + 1} spans"
-                out[-1] = Strip(kind, last.begin, max(stop, last.end), told, last.times + 1)
-                continue
-            many = f", {times} times" if times > 1 else ""
-            out.append(Strip(kind, begin, stop, f"{kind}, {begin} to {stop}: {detail}, line {line}{many}", 1))
-        if len(out) <= budget or near > end:
-            return out
-        near = max(near * 2, end / WIDTH / 2)
+    """The spans of a row, about `budget` at most: where there are more, short ones of one place become one.
+
+    That one has the kind that most of them are; waiting only where there is nothing else.
+    """
+    cell = end / budget if len(spans) > budget else 0.0
+    out: list[Strip] = []
+    short: dict[int, list[Sequence[Any]]] = {}
+    for span in spans:
+        kind, begin, stop, detail, line, times = span
+        if stop - begin < cell:
+            short.setdefault(int(begin / cell), []).append(span)
+            continue
+        many = f", {times} times" if times > 1 else ""
+        out.append(Strip(kind, begin, stop, f"{kind}, {begin} to {stop}: {detail}, line {line}{many}"))
+    for found in short.values():
+        kinds = Counter(span[0] for span in found)
+        kind = max(kinds, key=lambda name: (name != "wait", kinds[name]))
+        begin, stop = found[0][1], max(span[2] for span in found)
+        told = ", ".join(f"{count} x {name}" for name, count in kinds.most_common())
+        out.append(Strip(kind, begin, stop, f"{begin} to {stop}: {told}"))
+    return sorted(out, key=lambda strip: strip.begin)
 
 
 def draw_strip(canvas: Canvas, strip: Strip, left: float, y: float, end: int) -> None:
     """One rectangle, with its letter where that fits; waiting is lower than work."""
-    fill, letter, _ = KINDS.get(strip.kind, ("empty", "", ""))
+    fill, letter, _ = KINDS.get(strip.kind, ("idle", "", ""))
     x, width = left + strip.begin / end * WIDTH, max((strip.end - strip.begin) / end * WIDTH, 1.5)
     low = strip.kind == "wait"
     data = f'data-kind="{strip.kind}"'
