@@ -69,10 +69,13 @@ def side_by_side(
     """The picture of either."""
     shown = coloring(color, found[0].threads, max(owners.values for owners in found))
     texts = sum(len(owners.rows) * len(owners.columns) for owners in found) <= MAX_TEXTS
+    largest = max(max(len(owners.rows), len(owners.columns)) for owners in found)
     panels: list[Panel] = []
     for side, owners, axis in zip(SIDES, found, axes, strict=True):
         caption = f"{NAMES[side]}: {SPACES[atom.space(side)]}"
-        panel = tv_panel(owners, axis, shown, thread=thread, texts=texts, outlined=outlined, caption=caption)
+        panel = tv_panel(
+            owners, axis, shown, thread=thread, texts=texts, largest=largest, outlined=outlined, caption=caption
+        )
         panels.append(panel)
     notes.append(Note(told(found, shown, thread, texts)))
     if outlined:

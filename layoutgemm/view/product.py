@@ -61,6 +61,7 @@ def product(atom: MmaAtom, tiled: Any, color: str, thread: int | None, outlined:
     values = max((extent(tvs[o].shape[1]) for o in "ABC" if held[o]), default=1)
     threads = max((extent(tvs[o].shape[0]) for o in "ABC" if held[o]), default=1)
     shown = coloring(color, threads, values)
+    (m, n), (_, k) = tiled.tile_of("C"), tiled.tile_of("A")
     for operand in "ABC":
         tile, turned = tiled.tile_of(operand), operand == "B"
         caption = f"{operand}: {tile[1]}x{tile[0]}" if turned else f"{operand}: {tile[0]}x{tile[1]}"
@@ -72,7 +73,7 @@ def product(atom: MmaAtom, tiled: Any, color: str, thread: int | None, outlined:
         owners.append(found)
         panels[operand] = tv_panel(
             found, AXES[operand], shown, thread=thread, register=register_of(atom, operand) if not outlined else None,
-            texts=total <= MAX_TEXTS, outlined=outlined, turned=turned, caption=caption,
+            texts=total <= MAX_TEXTS, largest=max(m, n, k), outlined=outlined, turned=turned, caption=caption,
         )  # fmt: skip
     # One size of cell for all, so that rows and columns line up.
     cell = (max(p.cell[0] for p in panels.values()), max(p.cell[1] for p in panels.values()))
@@ -80,7 +81,6 @@ def product(atom: MmaAtom, tiled: Any, color: str, thread: int | None, outlined:
         side = min(p.cell[0] for p in panels.values())
         cell = (side, side)
     a, b, c = (replace(panels[operand], cell=cell) for operand in "ABC")
-    m, n, k = (tiled.tile_of("A")[0], tiled.tile_of("B")[0], tiled.tile_of("A")[1])
     notes = [Note(f"C ({m}x{n}) += A ({m}x{k}) x B ({k}x{n}), {threads_text(atom, tiled)}.")]
     if owners:
         notes.append(Note(told(owners, shown, thread, bool(c.labels or a.labels or b.labels))))

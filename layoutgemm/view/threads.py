@@ -193,18 +193,24 @@ def tv_panel(
     thread: int | None = None,
     register: Callable[[int], str] | None = None,
     texts: bool = True,
+    largest: int = 1,
     outlined: bool = False,
     turned: bool = False,
     caption: str = "",
 ) -> Panel:
-    """The grid of a thread-value map; `outlined`: with warps as zones; `turned`: columns down, as B in a product."""
+    """The grid of a thread-value map; `outlined`: with warps as zones; `turned`: columns down.
+
+    `largest`: the longest side of any grid of the picture. `texts`: cells have texts, where there are not too many.
+    """
     held, rows, columns = found.held, found.rows, found.columns
     if turned:
         held, rows, columns, axes = tuple(zip(*held, strict=True)), columns, rows, (axes[1], axes[0])
     labels: list[Label] = []
     if texts and len(rows) * len(columns) <= MAX_TEXTS:
         labels = [Label(r, c, 1, cell_text(cell)) for r, row in enumerate(held) for c, cell in enumerate(row)]
-    width, height, font = fitted(labels, rows, columns)
+    # Grids of one picture have one size of text: that of the largest.
+    longest = range(max(largest, len(rows), len(columns)))
+    width, height, font = fitted(labels, longest if labels else rows, columns)
     which = shown.name == "register"
     fills = [shown.fill(((key, key),)) for key in range(found.values if which else found.threads)]
 
