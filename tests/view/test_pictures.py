@@ -45,7 +45,8 @@ from layoutgemm.view import (
     timeline_svg,
     tv_svg,
 )
-from layoutgemm.view.palette import HUES
+from layoutgemm.view.palette import HUES, lighter
+from layoutgemm.view.threads import ODD
 
 Golden = Callable[[str, str], None]
 Read = Callable[[str, str], list[list[str]]]
@@ -215,6 +216,8 @@ def test_a_swizzle_that_does_not_help_keeps_its_frames() -> None:
     svg = swizzle_pair_svg(ROWS, Swizzle(1, 4, 3, "bytes"))
     frames = [n.get("stroke-dasharray") for n in ET.fromstring(svg).iter(f"{SVG}rect") if n.get("fill") == "none"]
     assert frames == [None] * 16 and "8-way conflict" in svg and "4-way conflict" in svg
+    two = swizzle_pair_svg(Layout((8, 16), (16, 1)), Swizzle(0, 4, 3, "bytes"))  # rows r and r + 4 share their banks
+    assert two.count("2-way conflict") == 2 and two.count("stroke-dasharray") == 0
     column = thread_access(Layout(32, 1), name="a column")
     padded = swizzle_pair_svg(Layout((32, 32), (32, 1)), Swizzle(5, 0, 5), 32, access=column)
     assert "32-way conflict" in padded and "conflict-free" in padded
@@ -340,6 +343,26 @@ def test_a_large_picture_tells_its_cells() -> None:
     # 4096 offsets of a colour are 16 rows of 256: colour k covers them, one run a row.
     for k, hue in enumerate(HUES):
         assert re.findall(r"M0 (\d+)h256", strokes[hue]) == [str(16 * k + r) for r in range(16)]
+
+
+def test_the_colours_of_small_cells_are_those_of_their_threads() -> None:
+    grid = np.full((128, 256), "", dtype=object)
+    for node in ET.fromstring(LARGE["threads"]()).iter(f"{SVG}path"):
+        color, path = node.get("stroke", ""), node.get("d", "")
+        if not re.fullmatch(r"(?:[Mm]\d+ \d+h\d+)+", path) or not color:
+            continue
+        row = column = 0
+        for kind, a, b, length in re.findall(r"([Mm])(\d+) (\d+)h(\d+)", path):
+            row, column = (int(b), int(a)) if kind == "M" else (row, column + int(a))
+            assert not grid[row, column : column + int(length)].any(), "no cell has two colours"
+            grid[row, column : column + int(length)] = color
+            column += int(length)
+    t, v = np.arange(256)[:, None], np.arange(128)[None, :]
+    place = BIG(t, v)
+    for thread in (0, 1, 37, 200, 255):
+        want = lighter(HUES[thread // 32], ODD) if thread % 2 else HUES[thread // 32]
+        assert set(grid[place[thread] % 128, place[thread] // 128]) == {want}
+    assert grid.astype(bool).all()
 
 
 @pytest.mark.parametrize(
