@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 
 from layoutgemm.errors import LayoutError
 from layoutgemm.view.canvas import Canvas, width_of
-from layoutgemm.view.palette import hue, lighter
+from layoutgemm.view.palette import INK, hue, lighter
 from layoutgemm.view.sheet import MARGIN, NOTE_SIZE, Note, header, legend
 
 WIDTH, HEIGHT, PITCH = 1000.0, 18.0, 24.0
+LANE, MAX_TRACKS = 8.0, 16  # pixels that one more thing at once takes; as many as are told apart
 TICK = 11.0
 # Kind of span -> (colour, letter, meaning). Letters stand in the spans that have room, so that colour is never alone.
 KINDS = {
@@ -76,23 +77,25 @@ def timeline_svg(
     y = legend(canvas, shown, y, inner) + 34
     left, top = MARGIN + gutter, y
     budget = max(MAX_SPANS // len(chosen), 100)
-    bottom = top + PITCH * len(chosen)
+    tracks = [tracks_of(strips(row["spans"], end, budget)) for row in chosen]
+    bottom = top + sum(PITCH + (len(found) - 1) * LANE for found in tracks)
     step = tick_of(end)
-    canvas.lines(
-        [(left + at / end * WIDTH, top - 4, left + at / end * WIDTH, bottom) for at in range(0, end + 1, step)],
-        "line",
-        0.5,
-    )
+    xs = [(left + at / end * WIDTH, at) for at in range(0, end + 1, step)]
+    canvas.lines([(x, top - 4, x, bottom) for x, _ in xs], "line", 0.5)
     canvas.open_texts(TICK, fill="faint")
-    for at in range(0, end + 1, step):
-        canvas.put(left + at / end * WIDTH, top - 7, str(at))
+    for x, at in xs:
+        canvas.put(x, top - 7, str(at))
     canvas.close()
-    for row, name in zip(chosen, names, strict=True):
-        canvas.text(left - 10, y + HEIGHT / 2 + 4, name, NOTE_SIZE, anchor="end")
-        canvas.lines([(left, y + HEIGHT / 2, left + WIDTH, y + HEIGHT / 2)], "line", 0.5)
-        for strip in strips(row["spans"], end, budget):
-            draw_strip(canvas, strip, left, y, end)
-        y += PITCH
+    for name, found in zip(names, tracks, strict=True):
+        height = HEIGHT + (len(found) - 1) * LANE
+        canvas.text(left - 10, y + height / 2 + 4, name, NOTE_SIZE, anchor="end")
+        canvas.lines([(left, y + height / 2, left + WIDTH, y + height / 2)], "line", 0.5)
+        # Several at once lie under one another.
+        part = height / len(found)
+        for place, track in enumerate(found):
+            for strip in track:
+                draw_strip(canvas, strip, left, y + place * part, part - (1 if len(found) > 1 else 0), end)
+        y += height + PITCH - HEIGHT
     return canvas.render(inner + 2 * MARGIN + 10, y + MARGIN, title, [note.text for note in notes])
 
 
@@ -141,15 +144,31 @@ def strips(spans: Sequence[Sequence[Any]], end: int, budget: int) -> list[Strip]
     return sorted(out, key=lambda strip: strip.begin)
 
 
-def draw_strip(canvas: Canvas, strip: Strip, left: float, y: float, end: int) -> None:
+def tracks_of(found: Sequence[Strip]) -> list[list[Strip]]:
+    """The strips of a row on as many tracks as it takes for none to lie over another, `MAX_TRACKS` at most.
+
+    >>> spans = [Strip("load", 0, 9, ""), Strip("load", 3, 12, ""), Strip("load", 9, 15, "")]
+    >>> [[strip.begin for strip in track] for track in tracks_of(spans)]
+    [[0, 9], [3]]
+    """
+    tracks: list[list[Strip]] = []
+    for strip in found:
+        track = next((t for t in tracks if t[-1].end <= strip.begin), None)
+        if track is None and len(tracks) < MAX_TRACKS:
+            tracks.append(track := [])
+        (track if track is not None else min(tracks, key=lambda t: t[-1].end)).append(strip)
+    return tracks
+
+
+def draw_strip(canvas: Canvas, strip: Strip, left: float, y: float, height: float, end: int) -> None:
     """One rectangle, with its letter where that fits; waiting is lower than work."""
     fill, letter, _ = KINDS.get(strip.kind, ("idle", "", ""))
     x, width = left + strip.begin / end * WIDTH, max((strip.end - strip.begin) / end * WIDTH, 1.5)
-    low = strip.kind == "wait"
-    data = f'data-kind="{strip.kind}"'
-    canvas.box(x, y + (5 if low else 0), width, HEIGHT - (10 if low else 0), fill, strip.told, data=data)
-    if letter and width > 12 and not low:
-        canvas.text(x + width / 2, y + HEIGHT / 2 + 4, letter, 11, fill="#111111", anchor="middle", mono=True)
+    low = height / 4 if strip.kind == "wait" else 0.0
+    canvas.box(x, y + low, width, height - 2 * low, fill, strip.told, data=f'data-kind="{strip.kind}"')
+    if letter and width > 12 and height >= 10 and not low:
+        size = min(height - 1, 11)
+        canvas.text(x + width / 2, y + height / 2 + 0.36 * size, letter, size, fill=INK, anchor="middle", mono=True)
 
 
 def tick_of(end: int) -> int:
