@@ -52,8 +52,10 @@ class Sheet:
             (max((p.head for p in row if p), default=0.0), max((p.height for p in row if p), default=0.0))
             for row in self.panels
         ])  # fmt: skip
+        first = self.panels[0][0]
+        beside = grids_height - (first.head if first else 0)  # pixels that a list has, beside the grids
         inner = max(
-            grids_width + self._listing_width(grids_height),
+            grids_width + self._listing_width(beside),
             MIN_WIDTH,
             width_of(self.title, TITLE_SIZE) * 1.15,
             min(sum(swatch_width(meaning) for _, meaning in self.legend), LEGEND_WIDTH),
@@ -69,12 +71,8 @@ class Sheet:
             for panel, left in zip(row, lefts, strict=True):
                 if panel is not None:
                     panel.draw(canvas, MARGIN + left, y + top, run)
-        first = self.panels[0][0]
-        start = y + (first.head if first else 0)
-        bottom = max(
-            y + grids_height,
-            self._listing(canvas, MARGIN + grids_width + MARGIN, start, y + grids_height - start),
-        )
+        listed = self._listing(canvas, MARGIN + grids_width + MARGIN, y + grids_height - beside, beside)
+        bottom = max(y + grids_height, listed)
         return canvas.render(inner + 2 * MARGIN, bottom + MARGIN, self.title, [note.text for note in self.notes])
 
     @staticmethod

@@ -26,7 +26,7 @@ KINDS = {
     "arrive": (hue(5), "^", "at a barrier"),
     "wait": ("idle", ".", "for a barrier, a copy or a product"),
     "atomic": (lighter(hue(3), 0.5), "x", "on memory"),
-    "setup": (hue(7), "i", "of barriers, of tensor memory"),
+    "setup": (lighter(hue(2), 0.5), "i", "of barriers, of tensor memory"),
 }
 MAX_SPANS = 4000
 
