@@ -9,6 +9,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -150,6 +151,15 @@ def test_png_without_renderer_says_what_to_install(tmp_path: Path, monkeypatch: 
     with pytest.raises(LayoutError, match=r"pip install 'layoutgemm\[png\]'"):
         Layout((2, 2)).svg(tmp_path / "a.png")
     assert not (tmp_path / "a.png").exists()
+
+
+def test_png_without_fonts_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A renderer that finds no font draws everything but the texts, and says nothing."""
+    silent = re.compile("<text.*</text>")
+    blind = SimpleNamespace(svg_to_bytes=lambda svg_string, **options: silent.sub("", svg_string).encode())
+    monkeypatch.setitem(sys.modules, "resvg_py", blind)
+    with pytest.raises(LayoutError, match="would have no text: none of the fonts"):
+        view.png(Layout((2, 2)).svg())
 
 
 def test_every_function_is_where_the_list_says() -> None:
