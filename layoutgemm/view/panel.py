@@ -99,7 +99,7 @@ class Panel:
     @property
     def dense(self) -> bool:
         """Whether cells are too small for lines between them."""
-        return min(self.cell) < 7
+        return min(self.cell[0] * self.step, self.cell[1]) < 7
 
     def draw(self, canvas: Canvas, left: float, top: float, run: int = 1) -> None:
         """Draws it with the corner of its first cell at (left, top); `run` cells share a title."""
@@ -116,7 +116,8 @@ class Panel:
 
     def _axes(self, canvas: Canvas, left: float, top: float) -> None:
         width, height = self.cell
-        canvas.text(left - 5, top - 5, self.axes[0] + " \u2193", AXIS_SIZE, fill="faint", anchor="end")
+        if self.axes[0]:
+            canvas.text(left - 5, top - 5, self.axes[0] + " \u2193", AXIS_SIZE, fill="faint", anchor="end")
         canvas.text(left + 2, top - 8 - AXIS_SIZE, self.axes[1] + " \u2192", AXIS_SIZE, fill="faint")
         # As many column numbers as fit, at multiples of a power of two; rows likewise.
         need, every = width_of(str(self.columns[-1]), AXIS_SIZE) + 3, self.step
@@ -273,7 +274,7 @@ class Panel:
         unit = "" if alone or not self.unit else self.unit + " "
         canvas.open(f'{moved(left, top + height / 2, width, height)} fill="none" pointer-events="stroke"')
         for r, row in enumerate(self.rows):
-            head = f"{self.axes[0]} {row}, {self.axes[1]} "
+            head = (f"{self.axes[0]} {row}, " if self.axes[0] else "") + f"{self.axes[1]} "
             for c in range(0, len(self.columns), run):
                 end = min(c + run, len(self.columns))
                 place = str(self.columns[c]) if end == c + 1 else f"{self.columns[c]} to {self.columns[end - 1]}"

@@ -225,6 +225,8 @@ def test_a_swizzle_that_does_not_help_keeps_its_frames() -> None:
 
 
 def test_a_swizzle_alone_has_a_tile_of_its_own() -> None:
+    bytes_ = Swizzle(2, 4, 3, "bytes").svg()  # 16 cells a field: narrow cells, and all rows are counted nevertheless
+    assert all(bytes_.count(f">{row}</text>") >= 2 for row in range(8)) and "2-way conflict" in bytes_
     for swizzle in (Swizzle(3, 3, 3), SW128, Swizzle(2, 4, 3, "bytes"), Swizzle(3, 4, -3), Swizzle(0, 4, 3)):
         assert "before: " in swizzle.svg()
     assert swizzle._repr_svg_() is not None
