@@ -8,6 +8,7 @@ import pytest
 from layoutgemm import Layout, wgmma
 from layoutgemm.atoms import smem_tile
 from layoutgemm.cli import main
+from layoutgemm.command.show import fitting
 
 from .test_cli import refusal
 
@@ -32,6 +33,34 @@ def test_a_tile_is_swizzled(capsys):
     assert said["rows"] == [1, 6, 11]
 
 
+OBJECTS = {
+    "mma:m16n8k16:f16": "B, k down, n across, thread:value",
+    "wgmma:8:bf16": "A, m x k = 64x16: in shared memory",
+    "tcgen05:128x32:bf16": "C, m x n = 128x32: in tensor memory",
+    "tiled:2x1x1:mma:m16n8k8:tf32": "2x1x1 x mma.sync.aligned.m16n8k8",
+    "copy:ldmatrix:1:trans": "destination, registers, thread:value",
+    "copy:cp_async:16": "source, global memory, thread:value",
+    "copy:tcgen05_ld:32x32b:2": "source, tensor memory, thread:value",
+    "schedule:serpentine:2:4x4": "serpentine=True) over 4x4 tiles",
+    "S<2,4,3>[bytes]": "before: ",
+}
+
+
+@pytest.mark.parametrize("what", OBJECTS)
+def test_objects_by_name(capsys, what):
+    assert main(["show", what]) == 0
+    assert OBJECTS[what] in capsys.readouterr().out
+    assert told(capsys, what)["what"] == what
+
+
+def test_wide_tables_are_cut_one_by_one():
+    two = "a\n    0 1 2\n  +------\n0 | 7 8 9\nb\n    0 1\n  +----\n0 | 7 8"
+    cut = ["    0 1", "  +----", "0 | 7 8"]
+    assert fitting(two, 8).split("\n")[:8] == ["a", *cut, "b", *cut]
+    assert "2 of 3 columns fit into 8 characters" in fitting(two, 8)
+    assert fitting(two, 80) == two
+
+
 @pytest.mark.parametrize("operand", ["C", "A"])
 def test_an_atom_says_who_holds_what(capsys, operand):
     said = told(capsys, f"wgmma:16:f16:{operand}")
@@ -41,7 +70,7 @@ def test_an_atom_says_who_holds_what(capsys, operand):
             assert atom.coords(operand)(thread, value) == (m, n)
 
 
-@pytest.mark.parametrize("what", ["(4,8):(8,1)", "smem:8x64:bf16", "mma:m16n8k16:bf16:B"])
+@pytest.mark.parametrize("what", ["(4,8):(8,1)", "smem:8x64:bf16", "mma:m16n8k16:bf16:B", *OBJECTS])
 def test_pictures(capsys, tmp_path, what):
     file = tmp_path / "new" / "picture.svg"
     assert main(["show", what, "--svg", str(file)]) == 0
@@ -53,7 +82,9 @@ def test_pictures(capsys, tmp_path, what):
     ("arguments", "text"),
     [
         ("'(4,8'", "at the end of '(4,8': a layout is written '(8,64):(64,1)'"),
-        ("'S<3,4,3>'", "write 'S<3,4,3> o 0 o (8,64):(64,1)'"),
+        ("'S<3,4'", "a swizzle is written S<3,4,3> or S<3,4,3>[bytes]"),
+        ("'S<3,4,3>' --rows 0:4", "is shown whole"),
+        ("'(4,8):(8,1)' --thread 3", "held by no threads"),
         ("'(4,M):(M,1)'", "give its symbols values first"),
         ("'(2,2,2):(1,2,4)'", "group or slice its modes"),
         ("'(4,8):(8,1)' --rows 0:9", "leaves the 4 rows that there are"),
@@ -65,7 +96,13 @@ def test_pictures(capsys, tmp_path, what):
         ("wgmma:64:bf16:B", "show its tile, as in smem:64x16:bf16:K"),
         ("wgmma", "an atom is written FAMILY:SIZE[:TYPE][:OPERAND], as in wgmma:64:bf16:C"),
         ("mma:m16n8k15", "has m16n8k8, m16n8k16"),
-        ("tcgen05:f16", "show a tile in shared memory"),
+        ("tcgen05:f16", "written MxN, as in tcgen05:128x256:bf16"),
+        ("tcgen05:128x256:bf16:A", "show a tile in shared memory"),
+        ("copy:ldmatrix", "a copy is one of copy:ldmatrix:4"),
+        ("copy:ldmatrix:3", "ldmatrix"),
+        ("schedule:grouped:8:16", "as in schedule:grouped:8:16x12"),
+        ("tiled:2x2:mma:m16n8k16", "written tiled:MxNxK:ATOM"),
+        ("tiled:2x2x1:mma:m16n8k16:bf16:C", "written FAMILY:SIZE"),
         ("'(512,512):(512,1)'", "--rows 0:64, --columns 0:64"),
     ],
 )

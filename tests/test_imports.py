@@ -52,6 +52,7 @@ CONFINED: dict[str, tuple[str, ...]] = {
     ),
     "jax": ("jax_op.py",),
     "pytest": ("pytest_plugin.py",),
+    "resvg_py": ("view/raster.py",),
 }
 FREE = frozenset({"numpy"})
 MAX_LINES = 600

@@ -19,6 +19,7 @@ import numpy as np
 from ..dtypes import DType, dtype
 from ..errors import AtomError
 from ..layouts import E, Layout
+from ..layouts.pictured import Pictured
 from .targets import since
 
 SPACES = ("gmem", "smem", "rmem", "tmem")
@@ -42,7 +43,7 @@ class Access(NamedTuple):
 
 
 @dataclass(frozen=True)
-class CopyAtom:
+class CopyAtom(Pictured):
     """One copy instruction.
 
     ptx          the instruction's name without its operands
@@ -271,6 +272,16 @@ thread 0, value 0 has bits 0..15 of the tile and then bits 128..143
         lines.append(f"thread  {'src':<{width + 2}}dst")
         lines += [f"{t:6d}  {a:<{width + 2}}{b}" for t, (a, b) in enumerate(zip(*columns))]
         return "\n".join(lines)
+
+    def _picture(self, **options: Any) -> str:
+        from ..view import copy_svg
+
+        return copy_svg(self, **options)
+
+    def _table(self, **options: Any) -> str:
+        from ..view import copy_table
+
+        return copy_table(self, **options)
 
     def __str__(self) -> str:
         return self.ptx

@@ -24,6 +24,7 @@ from ..arch import Arch
 from ..dtypes import DType
 from ..errors import AtomError, DescriptorError
 from ..layouts import ComposedLayout, Layout
+from ..layouts.pictured import Pictured
 from .canonical import canonical_layout
 from .descriptor_fields import Field, FieldTable
 from .descriptor_operand import OperandRead, operand_read
@@ -124,7 +125,7 @@ def layout_of_values(values: tuple[int, ...]) -> Layout:
 
 
 @dataclass(frozen=True)
-class OperandDescriptor:
+class OperandDescriptor(Pictured):
     """How one operand's tile is handed to the instruction.
 
     base         the descriptor at address 0
@@ -207,6 +208,14 @@ class OperandDescriptor:
         steps = ", ".join(map(str, self.k_steps))
         stages = f"\n  advance per stage, bytes: {self.stage_bytes}" if self.stage_bytes else ""
         return f"{self.base.explain(dict(self.reasons))}\n  advance per K block, bytes: {steps}{stages}"
+
+    def _picture(self, **options: Any) -> str:
+        from ..view import fields_svg
+
+        return fields_svg(self.base.table, self.word, **{"reasons": dict(self.reasons), **options})
+
+    def _table(self, **options: Any) -> str:
+        return self.explain(**options)
 
 
 def derive(

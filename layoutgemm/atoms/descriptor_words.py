@@ -11,11 +11,13 @@ of that architecture has read them here.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ..arch import Arch, arch
 from ..dtypes import DType, bf16
 from ..dtypes import dtype as dtype_of
 from ..errors import DescriptorError
+from ..layouts.pictured import Pictured
 from .canonical import canonical_notation
 from .descriptor_fields import Field, FieldTable
 from .smem import MAJORS, SWIZZLES, packing_of
@@ -77,7 +79,7 @@ def smem_table(arch_: Arch | str) -> FieldTable:
 
 
 @dataclass(frozen=True, slots=True)
-class SmemDescriptor:
+class SmemDescriptor(Pictured):
     """The fields of one shared-memory matrix descriptor, in bytes.
 
     swizzle_name  a mode that the architecture has
@@ -178,3 +180,11 @@ class SmemDescriptor:
           [62,64) swizzle_mode     0x1  128B      : 0 none, 1 128B, 2 64B, 3 32B
         """
         return self.table.explain(self.word, reasons)
+
+    def _picture(self, **options: Any) -> str:
+        from ..view import fields_svg
+
+        return fields_svg(self.table, self.word, **options)
+
+    def _table(self, **options: Any) -> str:
+        return self.explain(**options)

@@ -19,6 +19,7 @@ from typing import Any
 
 from ..dtypes import DType, dtype
 from ..errors import DescriptorError
+from ..layouts.pictured import Pictured
 from .descriptor_fields import Field, FieldTable
 from .mma_tcgen05 import KINDS, legal_m, legal_n
 from .smem import MAJORS, packing_of
@@ -124,7 +125,7 @@ def codes_of(kind: str) -> Codes:
 
 
 @dataclass(frozen=True, slots=True)
-class InstructionDescriptor:
+class InstructionDescriptor(Pictured):
     """The fields of one tcgen05 instruction descriptor; illegal combinations are refused when it is made.
 
     kind             "f16", "tf32", "f8f6f4", "i8", "mxf8f6f4", "mxf4" or "mxf4nvf4"
@@ -342,6 +343,14 @@ class InstructionDescriptor:
           [31,32) k_96             0x0    64      : K of a dense instruction (96: sm_103a)
         """
         return self.table.explain(self.word)
+
+    def _picture(self, **options: Any) -> str:
+        from ..view import fields_svg
+
+        return fields_svg(self.table, self.word, **options)
+
+    def _table(self, **options: Any) -> str:
+        return self.explain(**options)
 
 
 def ptx_kind(ptx: str) -> str | None:

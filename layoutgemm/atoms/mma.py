@@ -14,6 +14,7 @@ from typing import Any
 from ..dtypes import DType
 from ..errors import AtomError
 from ..layouts import CounterExample, E, Layout, Proof, Undecided
+from ..layouts.pictured import Pictured
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class ScaleFactors:
 
 
 @dataclass(frozen=True)
-class MmaAtom:
+class MmaAtom(Pictured):
     """One matrix instruction.
 
     ptx          the instruction's name without its register lists
@@ -281,6 +282,18 @@ class MmaAtom:
         """32-bit registers that the accumulator takes in each thread: its bits over all threads, divided evenly."""
         m, n, _ = self.shape_mnk
         return m * n * self.c_dtype.bits // (32 * self.threads)
+
+    def _picture(self, operand: str | None = None, **options: Any) -> str:
+        from ..view import fragment_svg, product_svg
+
+        return product_svg(self, **options) if operand is None else fragment_svg(self, operand, **options)
+
+    def _table(self, operand: str | None = None, **options: Any) -> str:
+        from ..view import product_table, tv_table
+
+        if operand is None:
+            return product_table(self, **options)
+        return f"{self}, {operand}: {tv_table(self.layout(operand), self.tile_of(operand), **options)}"
 
     def __str__(self) -> str:
         return self.ptx

@@ -19,6 +19,7 @@ from typing import Any
 from ..dtypes import DType, dtype
 from ..errors import AtomError
 from ..layouts import ComposedLayout, Layout, Swizzle
+from ..layouts.pictured import Pictured
 
 MAJORS = ("K", "MN")
 # Rows of a swizzle atom, and bytes of the chunk that stays together: PTX ISA, "Shared Memory Matrix Layout", core
@@ -128,7 +129,7 @@ def slot_to_bit(slot: Any, element: DType, packing: str) -> Any:
 
 
 @dataclass(frozen=True)
-class SmemTile:
+class SmemTile(Pictured):
     """One operand tile in shared memory.
 
     dtype         element type
@@ -224,6 +225,20 @@ class SmemTile:
         """
         slot = self.layout(mn, k) + self.offset
         return self.swizzle.recast(1)(slot_to_bit(slot, self.dtype, self.packing))
+
+    def _picture(self, pair: bool = False, **options: Any) -> str:
+        from ..view import swizzle_pair_svg, swizzle_svg
+
+        if pair:
+            return swizzle_pair_svg(self.layout, self.swizzle, self.slot_bits, **options)
+        return swizzle_svg(self.composed, self.slot_bits, **options)
+
+    def _table(self, pair: bool = False, **options: Any) -> str:
+        from ..view import swizzle_pair_table, swizzle_table
+
+        if pair:
+            return swizzle_pair_table(self.layout, self.swizzle, self.slot_bits, **options)
+        return swizzle_table(self.composed, self.slot_bits, **options)
 
     def __str__(self) -> str:
         start = f"{self.offset} + " if self.offset else ""

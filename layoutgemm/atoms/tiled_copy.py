@@ -22,13 +22,14 @@ import numpy as np
 
 from ..errors import AtomError
 from ..layouts import ComposedLayout, CounterExample, Layout, Proof
+from ..layouts.pictured import Pictured
 from .copy import CopyAtom
 from .tiled_mma import TiledMma, check_thread, flat_strides, one_thread
 from .tiled_view import View
 
 
 @dataclass(frozen=True)
-class TiledCopy:
+class TiledCopy(Pictured):
     """An atom over a tile: `cute.make_tiled_copy(atom, layout_tv, tiler)`.
 
     atom        the instruction
@@ -338,6 +339,16 @@ class TiledCopy:
                 )
         taken = (values, *(int(mode.size) for mode in blocks))
         return taken, Layout(values).logical_product(blocks.right_inverse())
+
+    def _picture(self, **options: Any) -> str:
+        from ..view import tiled_copy_svg
+
+        return tiled_copy_svg(self, **options)
+
+    def _table(self, **options: Any) -> str:
+        from ..view import copy_table
+
+        return copy_table(self, **options)
 
     def __str__(self) -> str:
         return f"{self.atom} tiled: {self.threads} threads, tile {self.tile}, {self.layout_tv}"

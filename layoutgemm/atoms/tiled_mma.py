@@ -20,6 +20,7 @@ from typing import Any
 
 from ..errors import AtomError
 from ..layouts import ComposedLayout, Layout
+from ..layouts.pictured import Pictured
 from .mma import MmaAtom
 from .tiled_view import View
 
@@ -40,7 +41,7 @@ class Fragment:
 
 
 @dataclass(frozen=True)
-class TiledMma:
+class TiledMma(Pictured):
     """An atom over (M, N, K) atoms' worth of threads: `cute.make_tiled_mma(atom, atom_layout_mnk, permutation_mnk)`.
 
     atom         the instruction
@@ -351,6 +352,16 @@ class TiledMma:
                 )
         values = moved[1].upcast(self.threads) if prod(strides or [1]) else moved[1]
         return values.with_shape(self.partition_shape(target, extent))
+
+    def _picture(self, **options: Any) -> str:
+        from ..view import tiled_mma_svg
+
+        return tiled_mma_svg(self, **options)
+
+    def _table(self, **options: Any) -> str:
+        from ..view import product_table
+
+        return product_table(self, **options)
 
     def __str__(self) -> str:
         return f"{self.atom} tiled over {self.atom_layout}: {self.threads} threads, tile {self.tile_mnk}"

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from ..dtypes import DType
 from ..errors import OperandError, TmaError
 from ..layouts import Layout
+from ..layouts.pictured import Pictured
 from . import tma_engine as engine
 from .tma_rules import MAX_DIM, MODES, Format, TensorMap, beyond_line, broken, format_of, whole_units
 
@@ -39,7 +40,7 @@ class TmaCopy:
 
 
 @dataclass(frozen=True, slots=True)
-class TmaPlan:
+class TmaPlan(Pictured):
     """The copies that fill one tile, or empty it.
 
     dtype         element type
@@ -309,3 +310,13 @@ class TmaPlan:
             yield f"  each of {self.multicast} blocks sends {self.sent_bytes} bytes and receives {self.bytes}"
         for condition in self.conditions:
             yield f"  for {condition}"
+
+    def _picture(self, **options: Any) -> str:
+        from ..view import box_svg
+
+        return box_svg(self, **options)
+
+    def _table(self, **options: Any) -> str:
+        from ..view import box_table
+
+        return box_table(self, **options)

@@ -21,6 +21,7 @@ from ..layouts import Layout
 from ..layouts.digit_proof import prove_formulas
 from ..layouts.digits import minimum as least
 from ..layouts.facts import Facts
+from ..layouts.pictured import Pictured
 from ..layouts.poly import show
 from ..layouts.proof import Proof, Undecided
 from ..layouts.prove import disjoint, injective
@@ -33,7 +34,7 @@ def _positive(what: str, value: Any) -> None:
 
 
 @dataclass(frozen=True)
-class Persistent:
+class Persistent(Pictured):
     """`workers` clusters that stay resident; worker w does the tiles numbered w, w + workers, w + 2 * workers, ...
 
     schedule  the order of the clusters' tiles
@@ -97,6 +98,18 @@ class Persistent:
     def idle(self, grid: tuple[int, int]) -> int:
         """Steps of single blocks that are spent without a tile."""
         return int((self.table(grid)[..., 0] < 0).sum())
+
+    def _picture(self, grid: tuple[int, int] = (16, 12), **options: Any) -> str:
+        from ..view import schedule_svg
+
+        if self.workers > 1:
+            options = {"wave": self.workers * self.cluster[0] * self.cluster[1], **options}
+        return schedule_svg(self, grid, **options)
+
+    def _table(self, grid: tuple[int, int] = (16, 12), **options: Any) -> str:
+        from ..view import schedule_table
+
+        return schedule_table(self, grid, **options)
 
     def prove(self) -> Answer:
         """Whether every tile of every grid is done once, for every number of workers and every size of cluster."""

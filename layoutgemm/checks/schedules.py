@@ -26,6 +26,7 @@ from ..layouts import E, Layout
 from ..layouts.digit_proof import prove_formulas
 from ..layouts.digits import minimum as least
 from ..layouts.facts import Facts
+from ..layouts.pictured import Pictured
 from ..layouts.poly import ge0, show
 from ..layouts.proof import CounterExample, Proof, Undecided
 from ..layouts.prove import disjoint, injective
@@ -62,7 +63,7 @@ class Case(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Schedule(Pictured):
     """An order of the tiles of any grid.
 
     along   "M" or "N": the dimension that runs fastest (within a group, where there are groups)
@@ -101,6 +102,16 @@ class Schedule:
         rows, columns = checked_grid(grid)
         found = self.tile(np.arange(rows * columns), (rows, columns))
         return np.stack(np.broadcast_arrays(*found), axis=1).astype(np.int64)
+
+    def _picture(self, grid: tuple[int, int] = (16, 12), **options: Any) -> str:
+        from ..view import schedule_svg
+
+        return schedule_svg(self, grid, **options)
+
+    def _table(self, grid: tuple[int, int] = (16, 12), **options: Any) -> str:
+        from ..view import schedule_table
+
+        return schedule_table(self, grid, **options)
 
     def prove(self) -> Answer:
         """Whether every tile of every grid is visited exactly once, for every size of group."""

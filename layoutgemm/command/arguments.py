@@ -10,6 +10,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NoReturn
 
 from ..atoms import SmemTile, smem_tile
@@ -48,6 +49,32 @@ def add(
 def answer(args: argparse.Namespace, text: Callable[[], str], data: Callable[[], dict[str, Any]]) -> None:
     """Print for people, or with --json for programs."""
     print(json.dumps(data()) if args.json else text())
+
+
+def add_picture(parser: argparse.ArgumentParser, what: str) -> None:
+    """The options that draw instead of printing."""
+    parser.add_argument("--svg", type=Path, metavar="FILE", help=f"draw {what} there instead")
+    parser.add_argument("--png", type=Path, metavar="FILE", help="the same as PNG (needs the extra png)")
+    parser.add_argument("--dark", action="store_true", help="draw it dark; an SVG is as the reader's page else")
+
+
+def drawn(args: argparse.Namespace, draw: Callable[[], str]) -> bool:
+    """Draw into the files that were asked for, and say so; False where none was."""
+    files = [file for file in (args.svg, args.png) if file is not None]
+    if not files:
+        return False
+    from ..view import png, save
+
+    picture = draw()
+    for file in files:
+        if file is args.png and file.suffix.lower() != ".png":  # whatever its name, it was asked for as PNG
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(png(picture, dark=args.dark))
+        else:
+            save(picture, file, dark=args.dark)
+    names = {name: str(file) for name, file in (("svg", args.svg), ("png", args.png)) if file is not None}
+    answer(args, lambda: "\n".join(f"written to {name}" for name in names.values()), lambda: dict(names))
+    return True
 
 
 def plain(value: Any) -> Any:

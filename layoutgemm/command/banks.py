@@ -14,11 +14,13 @@ from ..checks.banks import WAVEFRONT, lanes_of_phase
 from ..dtypes import DType, dtype
 from ..errors import AtomError, LayoutError
 from ..layouts import ComposedLayout, Layout
-from .arguments import LAYOUT_HELP, add, answer, layout_of
+from ..view import swizzle_pair_svg
+from .arguments import LAYOUT_HELP, add, add_picture, answer, drawn, layout_of
 
 SWIZZLE_EXAMPLES = (
     'layoutgemm swizzle "(64,64):(64,1)" --element bf16',
     'layoutgemm swizzle "(128,64):(64,1)" --element bf16 --access rows --access columns  # status 1: none',
+    'layoutgemm swizzle "(8,64):(64,1)" --svg swizzle.svg',
 )
 BANKS_EXAMPLES = (
     'layoutgemm banks "(64,64):(64,1)" --element bf16  # status 1: conflicts',
@@ -38,6 +40,7 @@ def add_swizzle(commands: Any) -> None:
     )  # fmt: skip
     _arguments(parser)
     parser.add_argument("--tma", action="store_true", help="only the modes of the copy engine: 32B, 64B, 128B")
+    add_picture(parser, "the tile before and after the swizzle found, or the best one,")
 
 
 def add_banks(commands: Any) -> None:
@@ -65,6 +68,15 @@ def swizzle(args: argparse.Namespace) -> int:
     with way_out(args):
         tile, element, accesses = asked(args)
         found = find_swizzle(tile, accesses, element=element, tma=args.tma)
+
+    def draw() -> str:
+        plain = tile.layout if isinstance(tile, SmemTile | ComposedLayout) else tile
+        if not isinstance(plain, Layout):
+            raise LayoutError(f"{plain} is swizzled twice: draw it before and after the last swizzle from Python")
+        return swizzle_pair_svg(plain, found.best, element.bits, access=accesses[0])
+
+    if drawn(args, draw):
+        return 0 if found else 1
 
     def data() -> dict[str, Any]:
         in_elements = None if found.swizzle is None else str(found.on_elements(element))

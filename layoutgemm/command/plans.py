@@ -11,12 +11,14 @@ from ..arch import arch as arch_of
 from ..checks import Report
 from ..errors import PlanError
 from ..kernels import GemmConfig, GemmPlan
-from .arguments import add, answer
+from ..kernels.pictures import PICTURES, plan_svg, plan_table
+from .arguments import add, add_picture, answer, drawn
 
 EXAMPLES = (
     "layoutgemm plan 200 136 72 -b bf16:col",
     "layoutgemm plan 4096 4096 4096 -a f16 --arch sm_80",
     "layoutgemm plan 300 200 328 -b bf16:col --arch sm_100a --json",
+    "layoutgemm plan 4096 4096 4096 --of smem --svg smem.svg",
 )
 # What GemmConfig calls the choices.
 CHOICES = ("tile_n", "tile_k", "stages")
@@ -33,6 +35,8 @@ def add_plan(commands: Any) -> None:
         parser.add_argument(name, type=int, help="size")
     parser.add_argument("--arch", default="sm_90a", help=f"{', '.join(ARCHES)} (%(default)s)")
     options(parser)
+    parser.add_argument("--of", choices=tuple(PICTURES), help="print, or draw, this of it instead of the derivation")
+    add_picture(parser, "its fragment map, or what --of says,")
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -57,6 +61,12 @@ def derive(args: argparse.Namespace, arch: str = "sm_90a") -> Any:
 def run(args: argparse.Namespace) -> int:
     """Derive, check and print; returns the exit status."""
     plan = derive(args, args.arch)
+    if drawn(args, lambda: plan_svg(plan, args.of or "fragment")):
+        return 0
+    if args.of is not None:
+        text = plan_table(plan, args.of)
+        answer(args, lambda: text, lambda: {"plan": str(plan), "of": args.of, "text": text})
+        return 0
     report = plan.check()
     answer(args, lambda: f"{plan.explain()}\n{report}", lambda: plan_data(plan, report))
     return 0 if report else 1

@@ -35,18 +35,21 @@ from ..atoms.tma import derive as derive_tma
 from ..dtypes import DType, dtype
 from ..errors import AtomError, DescriptorError, LayoutError
 from ..layouts import Layout
-from .arguments import add, answer, plain_tile, size_pair
+from ..view import box_svg, fields_svg
+from .arguments import add, add_picture, answer, drawn, plain_tile, size_pair
 
 DESC_EXAMPLES = (
     "layoutgemm desc 128x64 --element bf16 --major K --swizzle 128B",
     "layoutgemm desc 256x64 --element e4m3 --operand B --arch sm_100a --json",
     "layoutgemm desc 0x4000004000010040",
     "layoutgemm desc 0x8400490 --kind f16",
+    "layoutgemm desc 128x64 --svg descriptor.svg",
 )
 BOX_EXAMPLES = (
     "layoutgemm box 128x64 --element bf16 --major K",
     "layoutgemm box 64x128 --element f16 --major MN --json",
     "layoutgemm box 128x64 --of 4096x1024 --at 3,2",
+    "layoutgemm box 128x128 --of 200x104 --at 1,0 --svg box.svg",
 )
 WORD = re.compile(r"0[xX][0-9a-fA-F_]+")
 
@@ -75,6 +78,7 @@ def add_desc(commands: Any) -> None:
     parser.add_argument("--operand", type=str.upper, choices=("A", "B"), default="A", help="(%(default)s)")
     parser.add_argument("--kind", choices=tuple(CODES), help="of tcgen05.mma; with a word, its instruction descriptor")
     parser.add_argument("--address", type=number, default=0, help="where the tile starts, bytes (%(default)s)")
+    add_picture(parser, "the word's bits and fields")
 
 
 def number(text: str) -> int:
@@ -88,6 +92,8 @@ def desc(args: argparse.Namespace) -> int:
     if WORD.fullmatch(args.what):
         word = int(args.what, 16)
         found = decoded(word, args.arch, args.kind)
+        if drawn(args, lambda: fields_svg(found.table, word)):
+            return 0
         text = describe(word, args.arch, element, args.kind)
         answer(args, lambda: text, lambda: {**word_data(found.table, word), **meaning(found, element)})
         return 0
@@ -101,6 +107,8 @@ def desc(args: argparse.Namespace) -> int:
             f"--address {args.address:#x}: the tile starts at a multiple of {derived.alignment}, as {up:#x}"
         )
     placed = derived.at(args.address)
+    if drawn(args, lambda: fields_svg(placed.table, placed.word, reasons=dict(derived.reasons))):
+        return 0
 
     def text_() -> str:
         head = f"{read.text}, which reads {read.rows}x{read.depth} of the tile {tile}"
@@ -213,6 +221,7 @@ def add_box(commands: Any) -> None:
     parser.add_argument("--store", action="store_true", help="the copies that empty the tile instead")
     parser.add_argument("--of", metavar="ROWSxCOLUMNS", help="the matrix in global memory, without gaps")
     parser.add_argument("--at", metavar="I,J", help="with --of: which tile of the matrix (0,0)")
+    add_picture(parser, "the tile's boxes on the matrix")
 
 
 def box(args: argparse.Namespace) -> int:
@@ -221,6 +230,7 @@ def box(args: argparse.Namespace) -> int:
         raise LayoutError(f"--at {args.at} is a tile of a matrix: give the matrix too, as in --of 4096x1024")
     tile = plain_tile(size_pair(args.tile), dtype(args.element), args.major, args.swizzle)
     starts: tuple[tuple[int, ...], ...] | None = None
+    at: tuple[int, int] | None = None
     if args.of is None:
         names = ("column", "row") if args.major == "K" else ("row", "column")
         plan = derive_tma(tile, names, "store" if args.store else "load")
@@ -228,7 +238,10 @@ def box(args: argparse.Namespace) -> int:
         rows, columns = size_pair(args.of)
         matrix = Layout((rows, columns), (columns, 1) if args.major == "K" else (1, rows))
         plan = (tma_store if args.store else tma_load)(matrix, tile, names=("row", "column"))
-        starts = plan.coordinates(place(args.at or "0,0", (rows, columns), tile.extent))
+        at = place(args.at or "0,0", (rows, columns), tile.extent)
+        starts = plan.coordinates(at)
+    if drawn(args, lambda: box_svg(plan, at)):
+        return 0
 
     def text() -> str:
         lines = [plan.explain(), f"the tile: {tile}, at a multiple of {plan.alignment} bytes",

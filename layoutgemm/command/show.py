@@ -7,14 +7,15 @@ import re
 import shutil
 import sys
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-from ..atoms import MmaAtom, SmemTile, mma_sync, wgmma
+from ..atoms import SmemTile
 from ..errors import LayoutError
 from ..view import fragment_svg, layout_svg, layout_table, swizzle_svg, tv_table
 from ..view.grid import offsets_of, owners_of
-from .arguments import LAYOUT_HELP, add, answer, layout_of
+from .arguments import LAYOUT_HELP, add, add_picture, answer, drawn, layout_of
+from .named import ATOMS, FAMILIES, atom_of, has_operand, object_of
 
 EXAMPLES = (
     'layoutgemm show "(4,(2,2)):(2,(1,8))"',
@@ -22,21 +23,35 @@ EXAMPLES = (
     "layoutgemm show smem:8x64:bf16:K:128B --columns 0:64:8",
     "layoutgemm show wgmma:64:bf16:C --rows 0:16 --columns 0:16",
     "layoutgemm show mma:m16n8k16:f16:A --json",
+    "layoutgemm show mma:m16n8k16:bf16 --svg product.svg",
+    "layoutgemm show tiled:2x2x1:mma:m16n8k16:bf16 --svg tiled.svg",
+    "layoutgemm show copy:ldmatrix:4 --svg copy.svg",
+    "layoutgemm show schedule:grouped:4:12x8",
+    "layoutgemm show 'S<3,4,3>[bytes]'",
 )
-ATOMS = "wgmma:64:bf16:C, mma:m16n8k16:bf16:A"
+FORMS = (
+    f"{LAYOUT_HELP}; an operand of an atom: {ATOMS}, or all of it: mma:m16n8k16:bf16, tiled:2x2x1:mma:m16n8k16:bf16; "
+    "a copy: copy:ldmatrix:4[:trans], copy:stmatrix:2, copy:movmatrix, copy:cp_async:BYTES, copy:ld:BITS, "
+    "copy:tcgen05_ld:32x32b:4; an order of tiles: schedule:linear|grouped|serpentine|hilbert[:SIZE][:ROWSxCOLUMNS]; a "
+    "swizzle: S<3,4,3>"
+)
 
 
 def add_show(commands: Any) -> None:
     """The subcommand show."""
     parser = add(
-        commands, "show", "a layout, a tile or an atom's fragment as a grid of text, or as SVG", EXAMPLES, run,
-        says="Prints the offset of every coordinate of a layout (mode 0 downwards, mode 1 across), or for an atom "
-        "which thread holds an element in which value, as in 5:2.",
+        commands, "show", "a layout, a tile, an atom, a copy or an order of tiles as text, or as a picture", EXAMPLES,
+        run,
+        says="Prints the offset of every coordinate of a layout (mode 0 downwards, mode 1 across); for an atom or a "
+        "copy which thread holds an element in which value, as in 5:2; for an order the number of every tile; for a "
+        "swizzle its lanes and banks before and after.",
     )  # fmt: skip
-    parser.add_argument("what", metavar="LAYOUT", help=f"{LAYOUT_HELP}; or an atom: {ATOMS}")
+    parser.add_argument("what", metavar="LAYOUT", help=FORMS)
     parser.add_argument("--rows", type=part, metavar="FROM:TO[:STEP]", help="a part of the rows")
     parser.add_argument("--columns", type=part, metavar="FROM:TO[:STEP]", help="a part of the columns")
-    parser.add_argument("--svg", type=Path, metavar="FILE", help="draw it there instead")
+    parser.add_argument("--color", choices=("warp", "quad", "thread", "register"), help="of threads in a picture")
+    parser.add_argument("--thread", type=int, metavar="T", help="surround in a picture what thread T holds")
+    add_picture(parser, "it")
 
 
 def part(text: str) -> range:
@@ -64,49 +79,75 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    part_ = {"rows": args.rows, "columns": args.columns}
-    draw: Callable[[], str]
-    if args.what.partition(":")[0] in FAMILIES:
-        atom, operand = atom_of(args.what)
-        tv, tile = atom.layout(operand), atom.tile_of(operand)
-
-        def text() -> str:
-            return f"{atom}, {operand}: {tv_table(tv, tile, **part_)}"
-
-        def draw() -> str:
-            return fragment_svg(atom, operand, **part_)
-
-        def data() -> dict[str, Any]:
-            found = owners_of(tv, tile, **part_)
-            return {
-                "atom": atom.ptx, "operand": operand, "layout": str(tv), "tile": tile, "threads": atom.threads,
-                "rows": list(found.rows), "columns": list(found.columns), "thread_value": found.held,
-            }  # fmt: skip
-    else:
-        given = layout_of(args.what)
-        layout = given.composed if isinstance(given, SmemTile) else given
-
-        def text() -> str:
-            return layout_table(layout, **part_)
-
-        def draw() -> str:
-            if isinstance(given, SmemTile):
-                return swizzle_svg(layout, given.slot_bits, **part_)
-            return layout_svg(layout, **part_)
-
-        def data() -> dict[str, Any]:
-            found = offsets_of(layout, **part_)
-            named = {"rows": list(found.rows), "columns": list(found.columns), "offsets": found.values}
-            return {"layout": str(given), "shape": layout.shape, **named}
-
-    if args.svg is None:
-        answer(args, lambda: fitting(text()), data)
-        return 0
-    picture = draw()
-    args.svg.parent.mkdir(parents=True, exist_ok=True)
-    args.svg.write_text(picture, encoding="utf-8")
-    answer(args, lambda: f"written to {args.svg}", lambda: {"svg": str(args.svg)})
+    found = shown(args)
+    if not drawn(args, found.draw):
+        answer(args, lambda: fitting(found.text()), found.data)
     return 0
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Something that can be shown: its text, its picture, its data for programs."""
+
+    text: Callable[[], str]
+    draw: Callable[[], str]
+    data: Callable[[], dict[str, Any]]
+
+
+def shown(args: argparse.Namespace) -> Shown:
+    """What the arguments ask for. Raises LayoutError, for an option that it does not take too."""
+    part_: dict[str, Any] = {name: value for name in ("rows", "columns") if (value := getattr(args, name)) is not None}
+    colors = {name: value for name in ("color", "thread") if (value := getattr(args, name)) is not None}
+    family = args.what.partition(":")[0]
+    whole = family in ("tiled", "copy", "schedule") or (family in FAMILIES and not has_operand(args.what))
+    whole = whole or (args.what.startswith("S<") and " o " not in args.what)
+    if whole and part_:
+        raise LayoutError(f"{args.what} is shown whole: --rows and --columns are for layouts, tiles, operands")
+    if colors and not (family in FAMILIES or family in ("tiled", "copy")):
+        raise LayoutError(f"{args.what} is held by no threads: --color and --thread are for atoms and copies")
+    if whole:
+        return object_shown(args.what, colors)
+    if family in FAMILIES:
+        return operand_shown(args.what, part_, colors)
+    given = layout_of(args.what)
+    layout = given.composed if isinstance(given, SmemTile) else given
+
+    def draw() -> str:
+        if isinstance(given, SmemTile):
+            return swizzle_svg(layout, given.slot_bits, **part_)
+        return layout_svg(layout, **part_)
+
+    def data() -> dict[str, Any]:
+        found = offsets_of(layout, **part_)
+        named = {"rows": list(found.rows), "columns": list(found.columns), "offsets": found.values}
+        return {"layout": str(given), "shape": layout.shape, **named}
+
+    return Shown(lambda: layout_table(layout, **part_), draw, data)
+
+
+def operand_shown(what: str, part_: dict[str, Any], colors: dict[str, Any]) -> Shown:
+    """One operand of an atom."""
+    atom, operand = atom_of(what)
+    tv, tile = atom.layout(operand), atom.tile_of(operand)
+
+    def data() -> dict[str, Any]:
+        found = owners_of(tv, tile, **part_)
+        return {
+            "atom": atom.ptx, "operand": operand, "layout": str(tv), "tile": tile, "threads": atom.threads,
+            "rows": list(found.rows), "columns": list(found.columns), "thread_value": found.held,
+        }  # fmt: skip
+
+    return Shown(
+        lambda: f"{atom}, {operand}: {tv_table(tv, tile, **part_)}",
+        lambda: fragment_svg(atom, operand, **part_, **colors),
+        data,
+    )
+
+
+def object_shown(what: str, colors: dict[str, Any]) -> Shown:
+    """An atom, a tiled one, a copy, an order of tiles, a swizzle: by its own picture and text."""
+    made, data, options = object_of(what)
+    return Shown(lambda: made._table(**options), lambda: made.svg(**options, **colors), lambda: {"what": what, **data})
 
 
 def fitting(text: str, width: int | None = None) -> str:
@@ -123,50 +164,21 @@ def fitting(text: str, width: int | None = None) -> str:
         if not sys.stdout.isatty():
             return text
         width = shutil.get_terminal_size().columns
-    title, head, *body = text.split("\n")
-    if len(head) <= width:
+    lines, least, most = text.split("\n"), 0, 0
+    for place, rule in enumerate(lines):
+        if not re.fullmatch(r" *\+-+", rule):
+            continue
+        # A table: the line of column numbers, the rule, then rows with a bar under its cross.
+        gutter, end = rule.index("+") + 1, place + 1
+        while end < len(lines) and lines[end][gutter - 1 : gutter] == "|":
+            end += 1
+        columns = lines[place - 1].split()
+        cell = (len(rule) - gutter) // len(columns)
+        fit = max(1, (width - gutter) // cell)
+        if fit < len(columns):
+            lines[place - 1 : end] = [line[: gutter + fit * cell] for line in lines[place - 1 : end]]
+            least, most = (fit, len(columns)) if len(columns) > most else (least, most)
+    if not most:
         return text
-    columns = head.split()
-    gutter = body[0].index("+") + 1
-    cell = (len(head) - gutter) // len(columns)
-    fit = max(1, (width - gutter) // cell)
-    lines = [line[: gutter + fit * cell] for line in (head, *body)]
-    note = f"{fit} of {len(columns)} columns fit into {width} characters: --columns FROM:TO shows others"
-    return "\n".join([title, *lines, f"{note}, --svg FILE draws all"])
-
-
-# ------------------------------------------------------------------------------------------------------------ atoms
-
-
-def _wgmma(size: str, a: str, b: str, operand: str) -> MmaAtom:
-    if not size.isdigit():
-        raise LayoutError(f"wgmma:{size}: its N is written as a number, as in wgmma:64:bf16:C")
-    if operand == "B":
-        raise LayoutError("no thread holds B of wgmma, shared memory does: show its tile, as in smem:64x16:bf16:K")
-    return wgmma(int(size), a, b, a_source="rmem" if operand == "A" else "smem")
-
-
-def _mma(size: str, a: str, b: str, operand: str) -> MmaAtom:
-    return mma_sync(size, a, b)
-
-
-def _tcgen05(size: str, a: str, b: str, operand: str) -> MmaAtom:
-    raise LayoutError("no thread holds operands of tcgen05.mma: show a tile in shared memory, as in smem:128x64:bf16:K")
-
-
-FAMILIES: dict[str, Callable[[str, str, str, str], MmaAtom]] = {"wgmma": _wgmma, "mma": _mma, "tcgen05": _tcgen05}
-
-
-def atom_of(text: str) -> tuple[MmaAtom, str]:
-    """`FAMILY:SIZE[:TYPE[xTYPE]][:OPERAND]` as the atom and its operand, bf16 and C unless said. Raises LayoutError.
-
-    >>> atom, operand = atom_of("wgmma:64:e4m3xe5m2:A")
-    >>> print(atom, operand)
-    wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e5m2 A
-    """
-    family, *rest = text.split(":")
-    operand = rest.pop() if len(rest) > 1 and rest[-1].upper() in ("A", "B", "C") else "C"
-    if not 1 <= len(rest) <= 2:
-        raise LayoutError(f"{text!r}: an atom is written FAMILY:SIZE[:TYPE][:OPERAND], as in {ATOMS}")
-    a, _, b = (rest[1] if len(rest) > 1 else "bf16").partition("x")
-    return FAMILIES[family](rest[0], a, b or a, operand.upper()), operand.upper()
+    note = f"{least} of {most} columns fit into {width} characters: --columns FROM:TO shows others"
+    return "\n".join([*lines, f"{note}, --svg FILE draws all"])

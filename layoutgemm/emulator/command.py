@@ -30,8 +30,9 @@ ARGUMENTS = """arguments, one --arg for each parameter of the kernel, in order:
   i32=5, f32=0.5       a number
   map:bf16:128x64:64x64:128B   a tensor map over a random array: type, shape, box, swizzle; last axis innermost
 
-example:
+examples:
   layoutgemm emulate kernel.ptx --arg f32:32=range --timeline
+  layoutgemm emulate kernel.ptx --arg f32:32=range --svg timeline.svg
 
 exit status: 0 nothing was found, 1 something was, 2 the run could not be made"""
 POLICIES = {
@@ -62,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of random arrays (%(default)s)")
     parser.add_argument("--banks", action="store_true", help="count bank conflicts of shared memory by instruction")
     parser.add_argument("--timeline", action="store_true", help="draw what each warp and engine did, a row each")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="draw that of the first launch's first block there")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
         "--mutants", nargs="?", type=int, const=0, metavar="N",
@@ -82,7 +84,8 @@ def run(args: argparse.Namespace) -> int:
         policy = replace(policy, lanes=args.lanes)
         done = emulate_ptx(
             args.file, grid=args.grid, block=args.block, cluster=args.cluster, smem=args.smem, args=values,
-            kernel=args.kernel, policy=policy, banks=args.banks, timeline=args.timeline,
+            kernel=args.kernel, policy=policy, banks=args.banks,
+            timeline=args.timeline or args.svg is not None,
         )  # fmt: skip
     except (EmulatorError, OSError, ValueError) as error:
         if args.json:
@@ -95,10 +98,16 @@ def run(args: argparse.Namespace) -> int:
         value = values[int(number)]
         value = value.array if isinstance(value, TensorMapOf) else value
         np.save(path, value.values if isinstance(value, Packed) else value)
+    if args.svg is not None:
+        made = done.launches[0].timeline
+        assert made is not None
+        made.svg(args.svg, title=f"timeline of {args.kernel or args.file.name}")
+        if not args.json:
+            print(f"written to {args.svg}")
     if args.json:
         print(json.dumps(done.as_json()))
     else:
-        drawn = [launch.timeline.text() for launch in done.launches if launch.timeline is not None]
+        drawn = [launch.timeline.text() for launch in done.launches if launch.timeline is not None and args.timeline]
         print("\n".join([*drawn, done.report()]))
     return 0 if done.ok else 1
 

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ..layouts.pictured import Pictured
 from .order import Event
 from .ptx import Instruction
 
@@ -123,7 +124,7 @@ class Row:
 
 
 @dataclass
-class Timeline:
+class Timeline(Pictured):
     """The rows of a run, in order of blocks, warps before engines.
 
     cut  instructions that would have begun or prolonged a span after there were `LIMIT` of them
@@ -161,6 +162,14 @@ class Timeline:
         if self.cut:
             lines.append(f"cut: {self.cut} instructions came after the last of the spans that are kept")
         return "\n".join(lines)
+
+    def _picture(self, **options: Any) -> str:
+        from ..view import timeline_svg
+
+        return timeline_svg(self.as_json(), **options)
+
+    def _table(self, **options: Any) -> str:
+        return self.text(**options)
 
 
 def _drawn(spans: Sequence[Span], step: int, width: int) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from .plan import GemmPlan, OperandPlan
 
 
@@ -45,11 +43,3 @@ def explain_operand(operand: OperandPlan) -> str:
         *("  " + line for line in operand.descriptor.explain().splitlines()),
     ]
     return "\n".join(lines)
-
-
-def fragment_svg(plan: Any) -> str:
-    """The accumulator's fragment map as SVG text."""
-    # a drawing is wanted only here, and `import layoutgemm.kernels` should not pay for it
-    from .. import view
-
-    return view.fragment_svg(plan.mma, "C")

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import PlanError
+from ..layouts.pictured import Pictured
 
 if TYPE_CHECKING:
     from .epilogue import Epilogue
@@ -71,7 +72,7 @@ def check_words(words: tuple[str, ...]) -> None:
         raise PlanError(f"the kernel's own words, {', '.join(words)}: {MAX_WORDS} at most, of different names")
 
 
-class PlanVerbs:
+class PlanVerbs(Pictured):
     """What one does with a plan. A plan is a frozen dataclass with `m`, `n`, `k`, `batch` and `mma`."""
 
     batch: int
@@ -80,11 +81,15 @@ class PlanVerbs:
         """The plan of the same kernel for one product, or two, of 1x1x1: what the trace sees."""
         return replace(self, m=1, n=1, k=1, batch=min(self.batch, 2))  # type: ignore[type-var]
 
-    def svg(self) -> str:
-        """A drawing of the accumulator's fragment map: which thread and value holds each element of an instruction."""
-        from .explain import fragment_svg
+    def _picture(self, **options: Any) -> str:
+        from .pictures import plan_svg
 
-        return fragment_svg(self)
+        return plan_svg(self, **options)
+
+    def _table(self, **options: Any) -> str:
+        from .pictures import plan_table
+
+        return plan_table(self, **options)
 
     def compile(self) -> Any:
         """Compile the kernel for the plan's architecture; needs the `dsl` extra and no GPU. See `kernels.compile`."""

@@ -298,12 +298,6 @@ class Sm100Plan(PersistentPlan):
 
         return check_sm100(self)
 
-    def svg(self) -> str:
-        """A drawing of a tensor memory load's fragment map: what brings the first columns to a warp's registers."""
-        from .sm100_explain import load_svg
-
-        return load_svg(self)
-
     def explain(self) -> str:
         """The derivation in words and numbers: tiles, copies, descriptors, tensor memory, roles, barriers, store."""
         from .sm100_explain import explain_sm100

@@ -17,11 +17,12 @@ from . import recast as _recast
 from .basis import as_stride, assemble, component, has_basis, identity_stride, paths_of
 from .compose import compose as _compose
 from .inttuple import SYMBOLS_SEEN, as_shape, check_congruent, check_enumerable, coal, crd2idx, show_coord
+from .pictured import PicturedLayout
 from .predicates import Predicates
 from .symbolic_arguments import become_symbolic, has_symbols, joined, lift, symbols_in
 
 
-class Layout(Predicates):
+class Layout(PicturedLayout, Predicates):
     """A function from coordinates to offsets: coordinate -> sum of coordinate * stride, in elements.
 
     The domain is the shape: its coordinates are tuples of its nesting, or flat indices in colexicographic order (the
@@ -586,11 +587,6 @@ class Layout(Predicates):
 
     def __str__(self) -> str:
         return f"{_t.show(self.shape)}:{_t.show(self.stride)}"
-
-    def _repr_svg_(self) -> str | None:
-        from ..view import repr_svg
-
-        return repr_svg(self)
 
 
 _object_new = object.__new__

@@ -18,6 +18,7 @@ import numpy as np
 
 from ..errors import CompositionError, LayoutError, SwizzleError
 from .inttuple import as_int, coal, scalar
+from .pictured import Pictured, PicturedLayout
 from .predicates import Predicates
 from .symbolic import entry
 
@@ -44,7 +45,7 @@ def _log2(n: int, what: str) -> int:
     return n.bit_length() - 1
 
 
-class Swizzle:
+class Swizzle(Pictured):
     """The XOR swizzle of B bits at M, from S bits further up: offset -> offset, in its unit.
 
     Works on ints, integer arrays and traced integers, with `& >> << ^` only. Raises SwizzleError for negative B or M
@@ -99,6 +100,18 @@ class Swizzle:
         if x.__class__ is not int:
             x = scalar(x)  # a narrow array could lose bits to the left
         return x ^ (x << -r & self._target)
+
+    def _picture(self, layout: Any = None, bits: int | None = None, **options: Any) -> str:
+        from ..view import own_tile, swizzle_pair_svg
+
+        layout, bits = own_tile(self, layout, bits)
+        return swizzle_pair_svg(layout, self, bits, **options)
+
+    def _table(self, layout: Any = None, bits: int | None = None, **options: Any) -> str:
+        from ..view import own_tile, swizzle_pair_table
+
+        layout, bits = own_tile(self, layout, bits)
+        return swizzle_pair_table(layout, self, bits, **options)
 
     @property
     def span(self) -> int:
@@ -190,7 +203,7 @@ class Swizzle:
         return f"S<{self.bits},{self.base},{self.shift}>{unit}"
 
 
-class ComposedLayout(Predicates):
+class ComposedLayout(PicturedLayout, Predicates):
     """c -> swizzle(offset + layout(c)): coordinate -> offset, in the swizzle's unit, which the layout counts too.
 
     `layout` may itself be a ComposedLayout of the same unit. Operations act on the layout inside; a slice keeps its
@@ -440,11 +453,6 @@ class ComposedLayout(Predicates):
 
     def __str__(self) -> str:
         return f"{self.swizzle} o {self.offset} o {self.layout}"
-
-    def _repr_svg_(self) -> str | None:
-        from ..view import repr_svg
-
-        return repr_svg(self)
 
 
 def compose_with_swizzle(left: Any, right: Any) -> ComposedLayout:

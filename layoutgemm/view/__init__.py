@@ -1,13 +1,86 @@
-"""Pictures of layouts: SVG for a notebook or a file, tables for a terminal. Nothing but strings is made here.
+"""Pictures of layouts and of what is made of them: SVG for a notebook or a file, tables for a terminal.
 
-layout_svg, layout_table    a rank-2 layout: the offset in every cell
-repr_svg                    what a notebook shows for a layout: its picture, or None if it has none
-tv_svg, tv_table            a thread-value layout over its tile: which thread holds an element in which value
-fragment_svg                an MMA atom's operand: the same, with the registers of one thread written out
-swizzle_svg                 a shared-memory tile: the banks that every element sits in
+Nothing but strings is made here. Every picture is legible in a light and in a dark page (a style sheet inside follows
+the reader's), keeps its colours apart for colour-blind eyes, and tells what is under the pointer. Objects have the same
+as methods: `svg(path)` returns the picture and writes a file (.svg, or .png with the extra `png`), `show()` prints the
+text, and a notebook shows the picture by itself.
+
+layout_svg, layout_table        a rank-2 layout: the offset in every cell
+repr_svg                        what a notebook shows for a layout: its picture, or None if it has none
+tv_svg, tv_table                a thread-value layout over its tile, by thread or by register
+fragment_svg                    an MMA atom's operand: the same, with the registers of one thread written out
+product_svg, product_table      an MMA atom: A, B and C arranged as in the product
+tiled_mma_svg                   a tiled MMA likewise, warps outlined
+copy_svg, copy_table            a copy atom: source and destination side by side
+tiled_copy_svg                  a tiled copy likewise, warps outlined
+swizzle_svg, swizzle_table      a shared-memory tile: the banks that every element sits in
+swizzle_pair_svg, -_table       the same before and after a swizzle, the lanes that conflict marked; own_tile: the tile
+                                on which a swizzle alone is shown
+fields_svg                      a descriptor: its bits, and what its fields say
+box_svg, box_table              the tensor copies of a tile on their tensor, ragged edges shown
+smem_map_svg, smem_map_table    what lies where in a block's shared memory, by stage; of `Region`s
+schedule_svg, schedule_table    an order of tiles as a path over the grid
+timeline_svg                    what warps and engines did, by role, from the emulator's timeline
+png, save                       a picture as PNG; a picture into a file of either kind
+
+Each `*_svg` returns an SVG document, each `*_table` text; both raise LayoutError for what they cannot show, and say
+why. `fields_svg` and `timeline_svg` have their text where their data is: `FieldTable.explain`, `Timeline.text`.
 """
 
-from layoutgemm.view.svg import fragment_svg, layout_svg, repr_svg, swizzle_svg, tv_svg
-from layoutgemm.view.text import layout_table, tv_table
+from __future__ import annotations
 
-__all__ = ["fragment_svg", "layout_svg", "layout_table", "repr_svg", "swizzle_svg", "tv_svg", "tv_table"]
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from layoutgemm.view.banks import own_tile, swizzle_pair_svg, swizzle_svg
+    from layoutgemm.view.box import box_svg
+    from layoutgemm.view.copy import copy_svg, tiled_copy_svg
+    from layoutgemm.view.fields import fields_svg
+    from layoutgemm.view.product import product_svg, tiled_mma_svg
+    from layoutgemm.view.raster import png, save
+    from layoutgemm.view.schedule import schedule_svg
+    from layoutgemm.view.smem_map import Region, smem_map_svg
+    from layoutgemm.view.svg import layout_svg, repr_svg
+    from layoutgemm.view.text import layout_table, tv_table
+    from layoutgemm.view.text_atoms import copy_table, product_table
+    from layoutgemm.view.text_memory import box_table, schedule_table, smem_map_table, swizzle_pair_table, swizzle_table
+    from layoutgemm.view.threads import fragment_svg, tv_svg
+    from layoutgemm.view.timeline import timeline_svg
+
+__all__ = [
+    "Region", "box_svg", "box_table", "copy_svg", "copy_table", "fields_svg", "fragment_svg", "layout_svg",
+    "layout_table", "own_tile", "png", "product_svg", "product_table", "repr_svg", "save", "schedule_svg",
+    "schedule_table", "smem_map_svg", "smem_map_table", "swizzle_pair_svg", "swizzle_pair_table", "swizzle_svg",
+    "swizzle_table", "tiled_copy_svg", "tiled_mma_svg", "timeline_svg", "tv_svg", "tv_table",
+]  # fmt: skip
+
+# Where each name is: a picture of a layout loads neither atoms nor checks.
+_HOMES = {
+    "banks": ("own_tile", "swizzle_pair_svg", "swizzle_svg"),
+    "box": ("box_svg",),
+    "copy": ("copy_svg", "tiled_copy_svg"),
+    "fields": ("fields_svg",),
+    "product": ("product_svg", "tiled_mma_svg"),
+    "raster": ("png", "save"),
+    "schedule": ("schedule_svg",),
+    "smem_map": ("Region", "smem_map_svg"),
+    "svg": ("layout_svg", "repr_svg"),
+    "text": ("layout_table", "tv_table"),
+    "text_atoms": ("copy_table", "product_table"),
+    "text_memory": ("box_table", "schedule_table", "smem_map_table", "swizzle_pair_table", "swizzle_table"),
+    "threads": ("fragment_svg", "tv_svg"),
+    "timeline": ("timeline_svg",),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """The functions, from the files that hold them."""
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from layoutgemm.view.palette import INK, PAPER
+from layoutgemm.view.palette import INK, dark_rules, paint
 
 SANS = "system-ui,-apple-system,'Segoe UI','DejaVu Sans',sans-serif"
 MONO = "ui-monospace,Menlo,Consolas,'DejaVu Sans Mono',monospace"
 # Width of a character in a monospaced font, in font sizes. Sans text is narrower on average: this bounds both.
 CHARACTER = 0.61
+SPECIAL = re.compile("[^ !#-%'-;=?-\ud7ff\ue000-\ufffd]")  # what has to be written otherwise, or not at all
+DARK = "@media (prefers-color-scheme:dark)"
 
 
 def escape(text: str) -> str:
@@ -20,6 +23,8 @@ def escape(text: str) -> str:
     >>> escape('a < b & "c"')
     'a &lt; b &amp; &quot;c&quot;'
     """
+    if not SPECIAL.search(text):
+        return text
     legal = "".join(c if c >= " " and not 0xD800 <= ord(c) <= 0xDFFF and c not in "\ufffe\uffff" else " " for c in text)
     return legal.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace('"', "&quot;")
 
@@ -51,25 +56,27 @@ class Canvas:
     def rect(self, x: float, y: float, width: float, height: float, fill: str) -> None:
         """A filled rectangle."""
         self.parts.append(
-            f'<rect x="{number(x)}" y="{number(y)}" width="{number(width)}" height="{number(height)}" fill="{fill}"/>'
+            f'<rect x="{number(x)}" y="{number(y)}" width="{number(width)}" height="{number(height)}" {paint(fill)}/>'
         )
 
     def boxes(self, corners: Iterable[tuple[float, float, float]], height: float, fill: str) -> None:
         """Rectangles (x, y, width) of one height and colour, as one path."""
         path = "".join(f"M{number(x)} {number(y)}h{number(w)}v{number(height)}h{number(-w)}z" for x, y, w in corners)
-        self.parts.append(f'<path d="{path}" fill="{fill}"/>')
+        self.parts.append(f'<path d="{path}" {paint(fill)}/>')
 
-    def frame(self, x: float, y: float, width: float, height: float, stroke_width: float) -> None:
-        """An empty rectangle in ink: what it surrounds is meant."""
+    def frame(self, x: float, y: float, width: float, height: float, stroke_width: float, dots: str = "") -> None:
+        """An empty rectangle in the ink of cells: what it surrounds is meant. `dots`: lengths of dashes and gaps."""
+        dashes = f' stroke-dasharray="{dots}"' if dots else ""
         self.parts.append(
             f'<rect x="{number(x)}" y="{number(y)}" width="{number(width)}" height="{number(height)}" '
-            f'fill="none" stroke="{INK}" stroke-width="{number(stroke_width)}"/>'
+            f'fill="none" stroke="{INK}" stroke-width="{number(stroke_width)}"{dashes}/>'
         )
 
     def lines(self, segments: Iterable[tuple[float, float, float, float]], stroke: str, stroke_width: float) -> None:
         """Straight lines (x0, y0, x1, y1) as one path."""
         path = "".join(f"M{number(a)} {number(b)}L{number(c)} {number(d)}" for a, b, c, d in segments)
-        self.parts.append(f'<path d="{path}" stroke="{stroke}" stroke-width="{number(stroke_width)}" fill="none"/>')
+        width = number(stroke_width)
+        self.parts.append(f'<path d="{path}" {paint(stroke, "stroke")} stroke-width="{width}" fill="none"/>')
 
     def text(
         self,
@@ -78,7 +85,7 @@ class Canvas:
         text: str,
         size: float,
         *,
-        fill: str = INK,
+        fill: str = "ink",
         anchor: str = "start",
         mono: bool = False,
         bold: bool = False,
@@ -91,11 +98,11 @@ class Canvas:
     def open_texts(
         self, size: float, *, fill: str = INK, anchor: str = "middle", mono: bool = False, bold: bool = False
     ) -> None:
-        """Starts a group of texts of one style: what is `put` until `close`."""
+        """Starts a group of texts of one style, on cells unless `fill` says: what is `put` until `close`."""
         weight = ' font-weight="600"' if bold else ""
         self.parts.append(
             f'<g font-family="{MONO if mono else SANS}" font-size="{number(size)}"{weight} '
-            f'text-anchor="{anchor}" fill="{fill}">'
+            f'text-anchor="{anchor}" {paint(fill)}>'
         )
 
     def put(self, x: float, y: float, text: str) -> None:
@@ -103,12 +110,43 @@ class Canvas:
         self.parts.append(f'<text x="{number(x)}" y="{number(y)}">{escape(text)}</text>')
 
     def close(self) -> None:
-        """Ends a group of texts."""
+        """Ends a group."""
         self.parts.append("</g>")
 
-    def render(self, width: float, height: float, title: str, description: Sequence[str]) -> str:
-        """The document. It shrinks to the width of a notebook cell, never grows, and is white in a dark notebook too.
+    def open(self, attributes: str) -> None:
+        """Starts a group with these attributes; ends with `close`."""
+        self.parts.append(f"<g {attributes}>")
 
+    def shape(self, path: str, attributes: str, title: str = "") -> None:
+        """A path, which tells `title` where the pointer rests on it."""
+        told = f"<title>{escape(title)}</title>" if title else ""
+        self.parts.append(
+            f'<path d="{path}" {attributes}>{told}</path>' if told else f'<path d="{path}" {attributes}/>'
+        )
+
+    def box(
+        self,
+        x: float,
+        y: float,
+        width: float,
+        height: float,
+        fill: str,
+        title: str,
+        *,
+        stroke: str = "",
+        data: str = "",
+    ) -> None:
+        """A filled rectangle that tells `title`; `stroke` borders it, `data` are attributes for programs."""
+        border = f' stroke="{stroke}"' if stroke else ""
+        self.parts.append(
+            f'<rect x="{number(x)}" y="{number(y)}" width="{number(width)}" height="{number(height)}" {paint(fill)}'
+            f"{border}{f' {data}' if data else ''}><title>{escape(title)}</title></rect>"
+        )
+
+    def render(self, width: float, height: float, title: str, description: Sequence[str]) -> str:
+        """The document. It shrinks to the width of a notebook cell, never grows, and is dark in a dark page.
+
+        Colours stand in attributes, which every renderer knows; a style sheet changes those of the roles.
         (`block-size` is `height` to a browser; converters such as CairoSVG take `height:auto` for zero.)
 
         Title and description are what a screen reader says. Their ids come from the content: several pictures can stand
@@ -122,5 +160,6 @@ class Canvas:
             f'style="max-width:100%;block-size:auto">\n'
             f'<title id="title-{mark}">{escape(title)}</title>\n'
             f'<desc id="desc-{mark}">{escape(" ".join(description))}</desc>\n'
-            f'<rect width="100%" height="100%" fill="{PAPER}"/>\n{body}\n</svg>\n'
+            f"<style>{DARK}{{{dark_rules()}}}</style>\n"
+            f'<rect width="100%" height="100%" {paint("paper")}/>\n{body}\n</svg>\n'
         )

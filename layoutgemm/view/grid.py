@@ -10,8 +10,8 @@ import numpy as np
 
 from layoutgemm.errors import LayoutError
 
-# A picture of 64 x 256 is as large as an operand tile gets and already needs zooming; more is never looked at.
-MAX_CELLS = 1 << 14
+# Tiles have up to 256 x 256 elements; cells of more are too small to be told apart.
+MAX_CELLS = 1 << 16
 
 
 class Drawable(Protocol):
@@ -80,6 +80,9 @@ class Owners:
     threads: int
     held: tuple[tuple[tuple[tuple[int, int], ...], ...], ...]
     registers: tuple[tuple[int, int], ...]  # (m, n) of each value of the thread asked for
+    values: int
+    least: int  # holders of an element of the tile
+    most: int
 
 
 def numbers(value: Any) -> list[Any]:
@@ -140,17 +143,54 @@ def owners_of(
     rows, columns = pick(rows, m_extent, "rows"), pick(columns, n_extent, "columns")
     bounded(tv, rows, columns)
     t, v = (grid.ravel() for grid in np.meshgrid(np.arange(threads), np.arange(values), indexing="ij"))
-    held: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    registers: list[tuple[int, int]] = []
-    for who, at in zip(zip(t.tolist(), v.tolist(), strict=True), evaluate(tv, t, v), strict=True):
-        m, n = at if isinstance(at, tuple) else (at % m_extent, at // m_extent)
-        if not (0 <= m < m_extent and 0 <= n < n_extent):
-            raise LayoutError(
-                f"{tv} leaves the tile ({m_extent}, {n_extent}): thread {who[0]}, value {who[1]} gives {at}, "
-                f"which is row {m}, column {n}"
-            )
-        held.setdefault((m, n), []).append(who)
-        if who[0] == thread:
-            registers.append((m, n))
-    cells = tuple(tuple(tuple(held.get((m, n), ())) for n in columns) for m in rows)
-    return Owners(rows, columns, threads, cells, tuple(registers))
+    m, n = rows_and_columns(tv(t, v), t.shape, m_extent)
+    outside = (m < 0) | (m >= m_extent) | (n < 0) | (n >= n_extent)
+    if outside.any():
+        first = int(outside.argmax())
+        who = int(t[first]), int(v[first])
+        raise LayoutError(
+            f"{tv} leaves the tile ({m_extent}, {n_extent}): thread {who[0]}, value {who[1]} gives {tv(*who)}, "
+            f"which is row {int(m[first])}, column {int(n[first])}"
+        )
+    own = slice(thread * values, (thread + 1) * values)
+    registers = tuple(zip(m[own].tolist(), n[own].tolist(), strict=True))
+    return gathered(m, n, (threads, values), (m_extent, n_extent), rows, columns, registers)
+
+
+def rows_and_columns(value: Any, shape: tuple[int, ...], m_extent: int) -> tuple[Any, Any]:
+    """Values of a thread-value layout as arrays of rows and columns: of m + M*n, or of the pair (m, n)."""
+    if isinstance(value, tuple):
+        flat = [x for part in value for x in (part if isinstance(part, tuple) else (part,))]
+        m, n = (np.broadcast_to(np.asarray(part), shape) for part in (*flat, 0)[:2])
+        return m, n
+    index = np.broadcast_to(np.asarray(value), shape)
+    return index % m_extent, index // m_extent
+
+
+def gathered(
+    m: Any,
+    n: Any,
+    shape: tuple[int, int],
+    tile: tuple[int, int],
+    rows: range,
+    columns: range,
+    registers: tuple[tuple[int, int], ...] = (),
+) -> Owners:
+    """Owners from the places of all (thread, value), threads one after another, in a tile of that extent."""
+    threads, values = shape
+    place = np.asarray(m) * tile[1] + np.asarray(n)
+    order = np.argsort(place, kind="stable")
+    who = list(zip((order // values).tolist(), (order % values).tolist(), strict=True))
+    counts = np.bincount(place, minlength=tile[0] * tile[1])
+    ends = np.cumsum(counts).tolist()
+    flat: list[tuple[tuple[int, int], ...]]
+    if counts.min() == counts.max() == 1:
+        flat = [(one,) for one in who]
+    else:
+        flat = [tuple(who[begin:end]) for begin, end in zip([0, *ends], ends)]
+    width = tile[1]
+    if columns == range(width):
+        cells = tuple(tuple(flat[r * width : (r + 1) * width]) for r in rows)
+    else:
+        cells = tuple(tuple([flat[r * width + c] for c in columns]) for r in rows)
+    return Owners(rows, columns, threads, cells, registers, values, int(counts.min()), int(counts.max()))

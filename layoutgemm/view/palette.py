@@ -8,11 +8,25 @@ its colour means.
 
 from __future__ import annotations
 
+import functools
+
 HUES = ("#77AADD", "#EE8866", "#EEDD88", "#FFAABB", "#44BB99", "#99DDFF", "#BBCC33", "#DDDDDD")
 INK = "#111111"
 FAINT = "#555555"
 PAPER = "#FFFFFF"
 EMPTY = "#F4F4F4"
+
+# What lies on the paper, as opposed to what lies on a fill, is painted by role: (in a light page, in a dark one). The
+# hues and the text on them are the same in both: pastel fills with dark text stand out on white and on black.
+ROLES = {
+    "ink": (INK, "#F2F2F2"),
+    "faint": (FAINT, "#B9BEC6"),
+    "line": (FAINT, "#8B929C"),  # borders of grids
+    "paper": (PAPER, "#15171C"),
+    "idle": ("#C9CDD3", "#6B727C"),  # time that passes without work
+    "track": (EMPTY, "#262A31"),  # where something could be; carries no text
+    "empty": (EMPTY, "#A3A8AF"),  # a cell that holds nothing; carries dark text
+}
 
 
 def rgb(color: str) -> tuple[int, int, int]:
@@ -24,6 +38,7 @@ def rgb(color: str) -> tuple[int, int, int]:
     return int(color[1:3], 16), int(color[3:5], 16), int(color[5:7], 16)
 
 
+@functools.cache
 def lighter(color: str, share: float) -> str:
     """The colour mixed with white; share 0 is the colour, 1 is white.
 
@@ -60,3 +75,23 @@ def contrast(a: str, b: str) -> float:
     """
     dark, light = sorted((luminance(a), luminance(b)))
     return (light + 0.05) / (dark + 0.05)
+
+
+def dark_rules() -> str:
+    """The style sheet of a dark page: what each role becomes, as a fill (`.lgf-role`) and as a stroke (`.lgs-role`).
+
+    >>> dark_rules()[:41]
+    '.lgf-ink{fill:#F2F2F2}.lgs-ink{stroke:#F2'
+    """
+    return "".join(f".lgf-{role}{{fill:{dark}}}.lgs-{role}{{stroke:{dark}}}" for role, (_, dark) in ROLES.items())
+
+
+def paint(color: str, what: str = "fill") -> str:
+    """A role or a colour as SVG attributes: the light page's colour, and the class by which a dark page changes it.
+
+    >>> paint("faint"), paint("#77AADD", "stroke")
+    ('fill="#555555" class="lgf-faint"', 'stroke="#77AADD"')
+    """
+    if color in ROLES:
+        return f'{what}="{ROLES[color][0]}" class="lg{what[0]}-{color}"'
+    return f'{what}="{color}"'

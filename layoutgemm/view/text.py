@@ -12,7 +12,7 @@ def layout_table(layout: Drawable, *, rows: range | None = None, columns: range 
     """A layout of rank 1 or 2 as a table: mode 0 downwards, mode 1 across, in every place its offset.
 
     layout: (i, j) -> offset (or coordinate tuple). `rows` and `columns` show a part. Raises LayoutError for another
-    rank, for symbolic extents, and for more than 16384 cells.
+    rank, for symbolic extents, and for more than 65536 cells.
 
     >>> from layoutgemm.layouts import Layout
     >>> print(layout_table(Layout((4, (2, 2)), (2, (1, 8)))))
@@ -46,13 +46,19 @@ def tv_table(tv: Drawable, tile: Sequence[int], *, rows: range | None = None, co
     """
     found = owners_of(tv, tile, rows, columns)
 
-    def text(owners: tuple[tuple[int, int], ...]) -> str:
-        if not owners:
-            return "-"
-        return f"{owners[0][0]}:{owners[0][1]}" + (f"+{len(owners) - 1}" if len(owners) > 1 else "")
-
-    cells = [[text(cell) for cell in row] for row in found.held]
+    cells = [[owner_text(cell) for cell in row] for row in found.held]
     return f"{tv} over ({tile[0]},{tile[1]}), thread:value\n" + table(cells, found.rows, found.columns)
+
+
+def owner_text(owners: tuple[tuple[int, int], ...]) -> str:
+    """Who holds an element, as a cell of a table.
+
+    >>> owner_text(((5, 2), (6, 2))), owner_text(())
+    ('5:2+1', '-')
+    """
+    if not owners:
+        return "-"
+    return f"{owners[0][0]}:{owners[0][1]}" + (f"+{len(owners) - 1}" if len(owners) > 1 else "")
 
 
 def table(cells: Sequence[Sequence[str]], rows: range, columns: range) -> str:

@@ -7,8 +7,8 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from layoutgemm.view.palette import EMPTY, FAINT, HUES, INK, PAPER, contrast, lighter, rgb
-from layoutgemm.view.svg import ODD
+from layoutgemm.view.palette import EMPTY, FAINT, HUES, INK, PAPER, ROLES, contrast, lighter, rgb
+from layoutgemm.view.threads import ODD
 
 # Viénot, Brettel and Mollon, "Digital video colourmaps for checking the legibility of displays by dichromats" (1999).
 LMS = np.array([[17.8824, 43.5161, 4.11935], [3.45565, 27.1554, 3.86714], [0.0299566, 0.184309, 1.46709]])
@@ -38,6 +38,21 @@ def test_text_is_readable() -> None:
     fills = [*HUES, *(lighter(fill, ODD) for fill in HUES), EMPTY, PAPER]
     assert min(contrast(INK, fill) for fill in fills) >= 7  # WCAG 2.2 AAA for small text
     assert contrast(FAINT, PAPER) >= 7
+
+
+@pytest.mark.parametrize("page", [0, 1], ids=["light", "dark"])
+def test_a_page_is_legible(page: int) -> None:
+    """WCAG 2.2: 7 for small text (AAA), 3 for what a picture is read by (1.4.11)."""
+    role = {name: colors[page] for name, colors in ROLES.items()}
+    assert min(contrast(role[text], role["paper"]) for text in ("ink", "faint")) >= 7
+    assert contrast(INK, role["empty"]) >= 7  # its text is dark in both
+    assert contrast(role["line"], role["paper"]) >= 3
+    fills = [*HUES, *(lighter(fill, ODD) for fill in HUES)]
+    if page:
+        assert min(contrast(fill, role["paper"]) for fill in fills) >= 7
+    # On white pastels are told apart by hue; the border of a grid and dark frames show where they end.
+    assert min(contrast(INK, fill) for fill in fills) >= 7
+    assert contrast(role["idle"], role["paper"]) >= 1.5
 
 
 @pytest.mark.parametrize("sight", SIGHT)

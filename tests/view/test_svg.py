@@ -165,7 +165,7 @@ def test_empty_and_shared_cells_are_told() -> None:
     ("draw", "message"),
     [
         (lambda: layout_svg(Layout((2, 2, 2))), r"\(2,2,2\).*has 3 modes"),
-        (lambda: layout_svg(Layout((256, 128))), r"256 x 128 = 32768 cells.*rows=range\(64\)"),
+        (lambda: layout_svg(Layout((512, 256))), r"512 x 256 = 131072 cells.*rows=range\(64\)"),
         (lambda: layout_svg(Layout((4, 4)), rows=range(3, 6)), r"rows=range\(3, 6\).*4 rows"),
         (lambda: layout_svg(Layout((4, 4)), columns=range(0)), "shows nothing"),
         (lambda: layout_svg(SimpleNamespace(shape=("M", 2), stride=(1, 1))), "extent M.*values first"),

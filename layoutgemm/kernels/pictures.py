@@ -1,0 +1,140 @@
+"""What a plan shows: plain data for `view`, of its fragment map, its shared memory, its tiles and their order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import PlanError
+
+# What `plan.svg(of=...)` draws, and `plan.show(of=...)` prints.
+PICTURES = {
+    "fragment": "which thread holds an element of the accumulator in which value",
+    "product": "A, B and C of one instruction",
+    "smem": "what lies where in shared memory, by stage",
+    "order": "the order in which the tiles of C are visited",
+    "a": "A's tile in shared memory, by banks",
+    "b": "B's tile in shared memory, by banks",
+}
+MOST_TILES = 64  # of a grid drawn, along each dimension
+
+
+def plan_svg(plan: Any, of: str = "fragment", **options: Any) -> str:
+    """One of `PICTURES` of any plan, as an SVG document; options as of the view's function. Raises PlanError.
+
+    >>> from layoutgemm import GemmPlan
+    >>> plan = GemmPlan.derive(200, 136, 72)
+    >>> "B stage 3" in plan_svg(plan, "smem"), "4x3 tiles" in plan_svg(plan, "order")
+    (True, True)
+    """
+    from .. import view
+
+    check_name(of)
+    if of == "fragment":
+        return fragment_of(plan, **options)
+    if of == "product":
+        return view.product_svg(plan.mma, **options)
+    if of == "smem":
+        title = {"title": f"{type(plan).__name__}: shared memory of a block, tile {'x'.join(map(str, plan.tile))}"}
+        return view.smem_map_svg(
+            regions_of(plan), total=plan.smem.total, limit=plan.arch.smem_per_block, **{**title, **options}
+        )
+    if of == "order":
+        return view.schedule_svg(order_of(plan), grid_of(plan), **options)
+    return str((plan.a if of == "a" else plan.b).smem.svg(**options))
+
+
+def plan_table(plan: Any, of: str = "fragment", **options: Any) -> str:
+    """The same as text. Raises PlanError.
+
+    >>> from layoutgemm import GemmPlan
+    >>> print(plan_table(GemmPlan.derive(200, 136, 72), "smem").splitlines()[1])
+          0   8192  A stage 0: 64x64 bf16, 128B
+    """
+    from .. import view
+
+    check_name(of)
+    if of == "smem":
+        return view.smem_map_table(regions_of(plan), total=plan.smem.total, limit=plan.arch.smem_per_block)
+    if of == "order":
+        return view.schedule_table(order_of(plan), grid_of(plan))
+    if of == "product":
+        return view.product_table(plan.mma)
+    if of == "fragment":
+        return f"{plan.mma}, C: {view.tv_table(plan.mma.layout('C'), plan.mma.tile_of('C'), **options)}"
+    tile = (plan.a if of == "a" else plan.b).smem
+    return view.swizzle_table(tile.composed, tile.slot_bits, **options)
+
+
+def check_name(of: str) -> None:
+    """Raises PlanError for a picture that there is not."""
+    if of not in PICTURES:
+        known = ", ".join(f"{name!r} ({what})" for name, what in PICTURES.items())
+        raise PlanError(f"of={of!r}: a plan shows {known}")
+
+
+def fragment_of(plan: Any, **options: Any) -> str:
+    """The accumulator's fragment map; on Blackwell, where tensor memory holds it, a load's of its first columns."""
+    if plan.mma.c_source == "tmem":
+        from .sm100_explain import load_svg
+
+        return load_svg(plan)
+    from .. import view
+
+    return view.fragment_svg(plan.mma, "C", **options)
+
+
+def grid_of(plan: Any) -> tuple[int, int]:
+    """Tiles along M and N, as many as are drawn."""
+    return min(plan.tiles[0], MOST_TILES), min(plan.tiles[1], MOST_TILES)
+
+
+def order_of(plan: Any) -> Any:
+    """The order of the tiles: the plan's, or the one in which its blocks are numbered, along N first."""
+    from ..checks import Linear
+
+    return getattr(plan, "order", None) or Linear("N")
+
+
+def regions_of(plan: Any) -> list[Any]:
+    """What lies in a block's shared memory: stages of A and B, buffers of C, barriers; read from the plan's map."""
+    from ..view import Region
+
+    smem, stages, out = plan.smem, range(plan.stages), []
+    for operand in (plan.a, plan.b):
+        tile, name = operand.smem, operand.name.lower()
+        first, pitch = getattr(smem, f"{name}_offset"), getattr(smem, f"{name}_stage_bytes")
+        note = f"{'x'.join(map(str, tile.extent))} {tile.dtype}, {tile.swizzle_name}"
+        out += [Region(operand.name, first + i * pitch, tile.bytes, i, note) for i in stages]
+    size = getattr(smem, "c_buffer_bytes", 0)
+    if size:
+        out += [Region("C", smem.c_offset + i * size, size, i, "", "buffer") for i in range(buffers_of(plan))]
+    if getattr(plan, "exchange", None) is not None:
+        out.append(Region("partial sums", 0, plan.exchange.bytes))
+    places = {
+        "full": ("barrier_offset", plan.stages), "empty": ("empty_offset", plan.stages),
+        "acc_full": ("acc_full_offset", accumulators_of(plan)),
+        "acc_empty": ("acc_empty_offset", accumulators_of(plan)),
+    }  # fmt: skip
+    for name, (where, count) in places.items():
+        at = getattr(smem, where, None)
+        if at is not None and at + count * smem.barrier_bytes <= smem.total:
+            counted, size = "accumulator" if name.startswith("acc") else "stage", smem.barrier_bytes
+            out += [Region(name, at + i * size, size, i, "mbarrier", counted) for i in range(count)]
+    if hasattr(smem, "slot_offset"):
+        out.append(Region("slot", smem.slot_offset, smem.total - smem.slot_offset, None, "address of tensor memory"))
+    return out
+
+
+def buffers_of(plan: Any) -> int:
+    """Buffers of C in a block: each warp that stores has its own, or each group of warps."""
+    if hasattr(plan.store, "bytes"):  # Hopper's and Blackwell's: as many as lie before what follows them
+        warps = plan.config.consumers * 4 if hasattr(plan.config, "consumers") else 4
+        return int(plan.store.bytes(warps)) // plan.smem.c_buffer_bytes
+    from .sm80_store import BUFFERS
+
+    return plan.config.warps[0] * plan.config.warps[1] * BUFFERS
+
+
+def accumulators_of(plan: Any) -> int:
+    """Accumulators in tensor memory, which have barriers of their own."""
+    return int(getattr(plan.config, "accumulators", 0))

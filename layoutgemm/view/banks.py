@@ -1,0 +1,313 @@
+"""Shared memory by banks: a tile, and a swizzle before and after with the lanes that conflict."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from layoutgemm.checks.accesses import AccessPattern, matrix_access, thread_access
+from layoutgemm.checks.banks import BankReport, Requests, bank_conflicts, lanes_of_phase
+from layoutgemm.dtypes import dtype
+from layoutgemm.errors import LayoutError
+from layoutgemm.layouts import ComposedLayout, Layout, Swizzle
+from layoutgemm.view.canvas import CHARACTER
+from layoutgemm.view.grid import Drawable, offsets_of
+from layoutgemm.view.palette import hue
+from layoutgemm.view.panel import Label, Panel, runs
+from layoutgemm.view.sheet import Note, Sheet
+from layoutgemm.view.svg import even, fitted, sizes, span_text
+
+BANKS, BANK_BYTES, CHUNK_BYTES = 32, 4, 16  # shared memory: 32 banks of 4 bytes; conflicts are counted per 16 bytes
+LINE_BYTES = BANKS * BANK_BYTES
+MAX_FIELD_CELLS = 8192  # more are coloured alone
+BESIDE = 900  # pixels up to which a tile stands beside its swizzled self
+LEGEND = tuple((hue(g), f"banks {4 * g}-{4 * g + 3}") for g in range(LINE_BYTES // CHUNK_BYTES))
+
+
+def swizzle_svg(
+    layout: Drawable,
+    bits: int = 16,
+    *,
+    swizzle: Callable[[int], int] | None = None,
+    title: str | None = None,
+    rows: range | None = None,
+    columns: range | None = None,
+) -> str:
+    """Draws a shared-memory tile by banks: which of the 32 banks of 4 bytes every element sits in.
+
+    layout: (i, j) -> offset in elements of `bits` bits, for example a ComposedLayout whose swizzle counts elements.
+    `swizzle` is applied to the byte offset after it, for a tile that keeps its byte swizzle apart. The mode that is
+    contiguous in memory runs across; each run of 16 contiguous bytes is one field that prints its banks and its bytes,
+    and the colour is its place in the 128-byte line. The tile is taken to start at a multiple of 1024 bytes.
+
+    Returns an SVG document as text. Raises LayoutError as `layout_svg` does, and for bits < 1.
+
+    >>> from layoutgemm.layouts import ComposedLayout, Layout, Swizzle
+    >>> tile = ComposedLayout(Swizzle(3, 3, 3), 0, Layout((8, 64), (64, 1)))
+    >>> svg = swizzle_svg(tile, 16)
+    >>> svg.count(">banks 28-31</text>"), "conflict-free" in svg
+    (9, True)
+    """
+    if bits < 1:
+        raise LayoutError(f"bits={bits}: an element has at least one bit")
+    found = offsets_of(layout, rows, columns)
+    name = str(layout) if swizzle is None else f"{swizzle} o {layout}"
+    panel, grid = bank_panel(layout, found_bytes(layout, bits, swizzle, rows, columns), bits, found.rows, found.columns)
+    notes = [Note(field_note(panel))]
+    if panel.step > 1 and len(grid) >= 8:
+        notes.append(Note(phase_note(grid, panel.step, panel.axes)))
+    heading = title or f"{name} by shared-memory banks"
+    return Sheet(title=heading, notes=tuple(notes), legend=LEGEND, panels=((panel,),)).render()
+
+
+def as_byte(cell: int | tuple[int, ...], bits: int, layout: Drawable, swizzle: Callable[[int], int] | None) -> int:
+    """Offset in elements -> byte offset, swizzled."""
+    if isinstance(cell, tuple):
+        raise LayoutError(f"{layout} gives coordinates such as {cell}, and only offsets have banks")
+    byte = cell * bits // 8
+    return byte if swizzle is None else int(swizzle(byte))
+
+
+def found_bytes(
+    layout: Drawable, bits: int, swizzle: Callable[[int], int] | None, rows: range | None, columns: range | None
+) -> list[list[int]]:
+    """The byte offset of every element shown."""
+    found = offsets_of(layout, rows, columns)
+    return [[as_byte(cell, bits, layout, swizzle) for cell in row] for row in found.values]
+
+
+def bank_panel(
+    layout: Drawable,
+    grid: list[list[int]],
+    bits: int,
+    down: range,
+    across: range,
+    *,
+    lanes: Mapping[tuple[int, int], int] | None = None,
+    conflicts: frozenset[int] = frozenset(),
+    caption: str = "",
+) -> tuple[Panel, list[list[int]]]:
+    """The grid of byte offsets by banks, the contiguous mode across, and those offsets in its order.
+
+    lanes      (i, j) -> the lane that starts there: named in its field and dotted
+    conflicts  the lanes among them that are framed instead
+    """
+    axes = ("i", "j")
+    near = range(max(bits // 8, 1) + 1)
+    beside = len(across) > 1 and grid[0][1] - grid[0][0] in near
+    below = len(down) > 1 and grid[1][0] - grid[0][0] in near
+    turned = below and not beside
+    if turned:
+        grid = [list(column) for column in zip(*grid, strict=True)]
+        axes, down, across = ("j", "i"), across, down
+    full = max(CHUNK_BYTES * 8 // bits, 1)  # elements in 16 bytes
+    chunks = [runs([byte // CHUNK_BYTES for byte in row]) for row in grid]
+    step = full if all(stop - start == full for row in chunks for start, stop in row) else 1
+    starts = {(j, i) if turned else (i, j): lane for (i, j), lane in (lanes or {}).items()}
+    starts = {(down.index(r), across.index(c)): lane for (r, c), lane in starts.items() if r in down and c in across}
+    labels = []
+    for r, row in enumerate(grid if len(down) * len(across) <= MAX_FIELD_CELLS else ()):
+        # Without whole 16-byte fields (an odd pitch, a part of a tile) each element stands for itself.
+        for start in range(0, len(row), step):
+            first = row[start] % LINE_BYTES // BANK_BYTES
+            lane = starts.get((r, start))
+            under = (
+                f"lane {lane}" if lane is not None else span_text(row[start] // CHUNK_BYTES * CHUNK_BYTES, CHUNK_BYTES)
+            )
+            field = (f"banks {first}-{first + 3}", under)
+            single = (str(first),) if lane is None else (str(first), f"L{lane}")
+            labels.append(Label(r, start, step, field if step > 1 else single))
+    font = 10.0 if step > 1 else sizes(down, across)[0]
+    if labels:
+        longest = max(len(line) / label.span for label in labels for line in label.lines)
+        lines = max(len(label.lines) for label in labels)
+        cell = (even(longest * CHARACTER * font * step + 12) / step, even(lines * 1.15 * font + 8))
+    else:
+        cell = fitted((), down, across)[:2]
+
+    def places(wanted: Callable[[int], bool]) -> frozenset[tuple[int, int]]:
+        return frozenset((r, c + k) for (r, c), lane in starts.items() if wanted(lane) for k in range(step))
+
+    panel = Panel(
+        axes=axes,
+        rows=down,
+        columns=across,
+        fills=tuple(tuple(hue(byte % LINE_BYTES // CHUNK_BYTES) for byte in row) for row in grid),
+        labels=tuple(labels),
+        cell=cell,
+        font=font,
+        step=step,
+        framed=places(lambda lane: lane in conflicts),
+        marked=places(lambda lane: lane not in conflicts),
+        tells=lambda r, c: f"{grid[r][c]} ({grid[r][c] % LINE_BYTES // BANK_BYTES})",
+        unit="byte (bank)",
+        says=lambda r, c: (
+            f"offset {grid[r][c] * 8 // bits}, byte {grid[r][c]}, bank {grid[r][c] % LINE_BYTES // BANK_BYTES}"
+        ),
+        caption=caption,
+    )
+    return panel, grid
+
+
+def field_note(panel: Panel) -> str:
+    """What a cell of it says."""
+    if not panel.labels:
+        return "A cell is an element; the pointer on it tells its byte offset in the tile and its bank."
+    if panel.step > 1:
+        return "A field is 16 contiguous bytes: its banks, and under them its byte offsets in the tile."
+    return "A cell prints the first bank of its element."
+
+
+def phase_note(grid: list[list[int]], step: int, axes: tuple[str, str]) -> str:
+    """How eight 16-byte fields, one under the other, meet in the banks: what a phase of ldmatrix reads at once."""
+    worst = 1
+    for top in range(0, len(grid) - 7, 8):
+        for column in range(0, len(grid[0]), step):
+            # The same 16 bytes read twice are one access: only different ones compete for their banks.
+            fields = {grid[r][column] // CHUNK_BYTES for r in range(top, top + 8)}
+            worst = max(worst, *Counter(field % (LINE_BYTES // CHUNK_BYTES) for field in fields).values())
+    rows = f"Eight fields one under the other (8 values of {axes[0]}, as one phase of ldmatrix reads them)"
+    return (
+        f"{rows} are in different banks: conflict-free."
+        if worst == 1
+        else f"{rows} meet in the same banks: {worst}-way conflict."
+    )
+
+
+def swizzle_pair_svg(
+    layout: Layout,
+    swizzle: Swizzle,
+    bits: int = 16,
+    *,
+    access: AccessPattern | None = None,
+    title: str | None = None,
+) -> str:
+    """Draws a tile in shared memory before and after a swizzle, by banks, with the lanes of one request marked.
+
+    layout: (i, j) -> offset in elements of `bits` bits, without swizzle. `swizzle` counts bytes or elements; a swizzle
+    without unit counts elements. `access`: whose lanes are marked, on the request and the phase in which they conflict
+    most before the swizzle; None: 16-byte rows as ldmatrix reads them where the tile has such, else a column an element
+    for each lane. Lanes that meet another one in a bank are framed, the others dotted.
+
+    Returns an SVG document as text. Raises LayoutError as `swizzle_svg` does, for a swizzle that counts something else,
+    and AtomError for an access that does not fit the tile.
+
+    >>> from layoutgemm.layouts import Layout, Swizzle
+    >>> svg = swizzle_pair_svg(Layout((8, 64), (64, 1)), Swizzle(3, 4, 3, "bytes"))
+    >>> "8-way conflict" in svg, "conflict-free" in svg, svg.count(">lane 7</text>")
+    (True, True, 2)
+    """
+    reports, access = pair_reports(layout, swizzle, bits, access)
+    worst = worst_phase(reports[0])
+    panels = []
+    found = offsets_of(layout)
+    for report, name, inner in zip(reports, ("before", "after"), (None, swizzle), strict=True):
+        lanes, conflicts = lanes_at(report.parts[0], access, len(found.rows), *worst)
+        on = on_elements(swizzle, bits) if inner is not None else None
+        grid = found_bytes(layout if on is None else ComposedLayout(on, 0, layout), bits, None, None, None)
+        verdict = "conflict-free" if report.conflict_free else f"{report.ways}-way conflict"
+        what = f"{name}: {layout}" if inner is None else f"{name}: {swizzle}"
+        panel, _ = bank_panel(
+            layout,
+            grid,
+            bits,
+            found.rows,
+            found.columns,
+            lanes=lanes,
+            conflicts=conflicts,
+            caption=f"{what}, {verdict}",
+        )
+        panels.append(panel)
+    notes = (
+        Note(field_note(panels[0])),
+        Note(f"Lanes of {access.name}, request {worst[0]}, phase {worst[1]}: framed where they meet another in a bank, "
+             "dotted where they do not."),
+    )  # fmt: skip
+    beside = panels[0].width <= BESIDE / 2 or panels[0].height > panels[0].width
+    placed = (tuple(panels),) if beside else tuple((panel,) for panel in panels)
+    heading = title or f"{swizzle} on {layout}, elements of {bits} bits"
+    return Sheet(title=heading, notes=notes, legend=LEGEND, panels=placed).render()
+
+
+def own_tile(swizzle: Swizzle, layout: Layout | None = None, bits: int | None = None) -> tuple[Layout, int]:
+    """The tile on which a swizzle is shown, and the bits of its elements: what is not given is chosen.
+
+    Rows as long as what the swizzle brings together, as many as it tells apart, eight at least; elements as it counts
+    them, or such that 16 bytes stay together, as far as there are elements of that size.
+
+    >>> own_tile(Swizzle(3, 4, 3, "bytes")), own_tile(Swizzle(3, 3, 3))
+    ((Layout((8, 128), (128, 1)), 8), (Layout((8, 64), (64, 1)), 16))
+    """
+    if bits is None:
+        bits = swizzle.unit or (min(max(128 >> swizzle.base, 1), 32) if swizzle.base < 8 else 8)
+    if layout is None:
+        moved = on_elements(swizzle, bits)
+        row = 1 << moved.base + abs(moved.shift)
+        layout = Layout((max(1 << moved.bits, 8), row), (row, 1))
+    return layout, bits
+
+
+def on_elements(swizzle: Swizzle, bits: int) -> Swizzle:
+    """The swizzle as one of elements of so many bits. Raises SwizzleError where it moves parts of them."""
+    return swizzle if swizzle.unit is None else swizzle.recast(bits)
+
+
+def pair_reports(
+    layout: Layout, swizzle: Swizzle, bits: int, access: AccessPattern | None
+) -> tuple[tuple[BankReport, BankReport], AccessPattern]:
+    """The bank conflicts before and after, and the access that they are of."""
+    if bits < 1:
+        raise LayoutError(f"bits={bits}: an element has at least one bit")
+    after = ComposedLayout(on_elements(swizzle, bits), 0, layout)
+    refusal: LayoutError | None = None
+    for tried in plain_accesses(layout, bits) if access is None else (access,):
+        try:
+            before = bank_conflicts(layout, tried, element=bits)
+            return (before, bank_conflicts(after, tried, element=bits)), tried
+        except LayoutError as error:
+            refusal = error
+    assert refusal is not None
+    raise refusal
+
+
+def plain_accesses(layout: Layout, bits: int) -> list[AccessPattern]:
+    """Rows of 16 bytes as ldmatrix reads them, where the tile has such; then a column of single elements."""
+    found = offsets_of(layout)
+    extent = (len(found.rows), len(found.columns))
+    along = "K" if extent[1] > 1 and layout(0, 1) - layout(0, 0) == 1 else "MN"
+    element = next((name for name in ("u8", "u16", "f32", "f64") if dtype(name).bits == bits), None)
+    out: list[AccessPattern] = []
+    if element is not None:
+        with contextlib.suppress(LayoutError):
+            out.append(matrix_access(extent, element, along))
+    axis = 0 if along == "K" else 1
+    lanes = next(count for count in range(min(32, extent[axis]), 0, -1) if extent[axis] % count == 0)
+    block = (lanes, 1) if axis == 0 else (1, lanes)
+    return [*out, thread_access(Layout(lanes, 1), name=f"a column of {lanes} lanes").over(block, extent)]
+
+
+def worst_phase(report: BankReport) -> tuple[int, int]:
+    """(request, phase) of the report's first part with the most ways, the first of those."""
+    ways = report.parts[0].phase_ways
+    request, phase = divmod(int(ways.argmax()), ways.shape[1])
+    return request, phase
+
+
+def lanes_at(
+    part: Requests, access: AccessPattern, rows: int, request: int, phase: int
+) -> tuple[dict[tuple[int, int], int], frozenset[int]]:
+    """The place at which each lane of a phase starts -> the lane; and the lanes that meet another word in a bank."""
+    size = lanes_of_phase(part.width)
+    words: dict[int, dict[int, set[int]]] = {}
+    lanes: dict[tuple[int, int], int] = {}
+    for lane in range(phase * size, min((phase + 1) * size, part.addresses.shape[1])):
+        address = int(part.addresses[request, lane])
+        if address < 0:
+            continue
+        first = int(access.coords[request, lane, 0])
+        lanes.setdefault((first % rows, first // rows), lane)
+        for at in range(address, address + part.width, BANK_BYTES):
+            words.setdefault(at // BANK_BYTES % BANKS, {}).setdefault(at // BANK_BYTES, set()).add(lane)
+    meeting = {lane for bank in words.values() if len(bank) > 1 for found in bank.values() for lane in found}
+    return lanes, frozenset(meeting)

@@ -1,0 +1,149 @@
+"""A copy atom, or a tiled copy: its source and its destination side by side."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from layoutgemm.atoms.copy import SIDES, CopyAtom
+from layoutgemm.atoms.copy_tmem import TmemCopyAtom
+from layoutgemm.atoms.tiled_copy import TiledCopy
+from layoutgemm.errors import LayoutError
+from layoutgemm.view.grid import Owners, bounded, evaluate, extent, gathered, owners_of
+from layoutgemm.view.panel import MAX_TEXTS, Panel
+from layoutgemm.view.sheet import Note, Sheet
+from layoutgemm.view.threads import coloring, told, tv_panel
+
+NAMES = {"src": "source", "dst": "destination"}
+SPACES = {"gmem": "global memory", "smem": "shared memory", "rmem": "registers", "tmem": "tensor memory"}
+LINE = 64  # elements of one dimension that stand side by side
+
+
+def copy_svg(atom: CopyAtom, *, color: str = "auto", thread: int | None = None, title: str | None = None) -> str:
+    """Draws a copy atom: its reference tile twice, as the threads name or hold it at the source and at the destination.
+
+    Matrices stand one under another (row 8*matrix + row); a tile of one dimension goes on in lines of 64. `color`:
+    "warp", "quad", "thread", "register" or "auto"; `thread` surrounds all of one thread.
+
+    Returns an SVG document as text. Raises LayoutError for an unknown colour, a thread that takes no part, and more
+    than 65536 elements.
+
+    >>> from layoutgemm.atoms import ldmatrix
+    >>> svg = copy_svg(ldmatrix(1))
+    >>> svg.count(">T31</text>"), svg.count(">T7</text>")    # at the source lanes 0 to 7 name a row of 8 elements each
+    (2, 10)
+    """
+    found = [atom_owners(atom, side, thread) for side in SIDES]
+    axes = [axes_of(atom, side, len(owners.rows)) for side, owners in zip(SIDES, found, strict=True)]
+    heading = title or str(getattr(atom, "ptx", atom))
+    notes = [Note(f"{atom.threads} thread{'s' if atom.threads > 1 else ''}, elements of {atom.element.bits} bits.")]
+    return side_by_side(found, axes, atom, color, thread, False, heading, notes)
+
+
+def tiled_copy_svg(copy: TiledCopy, *, color: str = "auto", thread: int | None = None, title: str | None = None) -> str:
+    """Draws a tiled copy: its tile as the threads name or hold it at the source and at the destination, warps outlined.
+
+    As `copy_svg`. Raises LayoutError as well for a tile of more than two modes.
+
+    >>> from layoutgemm import Layout
+    >>> from layoutgemm.atoms import make_tiled_copy, universal_copy
+    >>> copy = make_tiled_copy(universal_copy(128, "bf16"), Layout((16, 8), (8, 1)), Layout((1, 8)))
+    >>> svg = tiled_copy_svg(copy)
+    >>> [svg.count(f'data-warp="{warp}"') for warp in range(5)]
+    [2, 2, 2, 2, 0]
+    """
+    tile = copy.tile if len(copy.tile) > 1 else (1, *copy.tile)
+    if len(tile) != 2:
+        raise LayoutError(f"cannot draw a tile of {len(tile)} modes, {tile}: a picture has rows and columns")
+    found = [owners_of(copy.tv_layout(side), tile, thread=thread or 0) for side in SIDES]
+    heading = title or f"{copy.atom} over {'x'.join(map(str, copy.tile))}"
+    notes = [Note(f"(thread, value) -> element = {copy.layout_tv}", mono=True)]
+    return side_by_side(found, [("i", "j")] * 2, copy.atom, color, thread, True, heading, notes)
+
+
+def side_by_side(
+    found: list[Owners], axes: list[tuple[str, str]], atom: CopyAtom, color: str, thread: int | None, outlined: bool,
+    title: str, notes: list[Note],
+) -> str:  # fmt: skip
+    """The picture of either."""
+    shown = coloring(color, found[0].threads, max(owners.values for owners in found))
+    texts = sum(len(owners.rows) * len(owners.columns) for owners in found) <= MAX_TEXTS
+    largest = max(max(len(owners.rows), len(owners.columns)) for owners in found)
+    panels: list[Panel] = []
+    for side, owners, axis in zip(SIDES, found, axes, strict=True):
+        caption = f"{NAMES[side]}: {SPACES[atom.space(side)]}"
+        panel = tv_panel(
+            owners, axis, shown, thread=thread, texts=texts, largest=largest, outlined=outlined, caption=caption
+        )
+        panels.append(panel)
+    notes.append(Note(told(found, shown, thread, texts)))
+    if outlined:
+        notes.append(Note("Outlined: what a warp names or holds; where several do, the first."))
+    wide = panels[0].width > panels[0].height and panels[0].width > 700
+    placed = tuple((panel,) for panel in panels) if wide else (tuple(panels),)
+    return Sheet(title=title, notes=tuple(notes), legend=shown.legend, panels=placed).render()
+
+
+def atom_owners(atom: CopyAtom, side: str, thread: int | None) -> Owners:
+    """Who names or holds each element of the reference tile, as rows and columns."""
+    tv = atom.layout(side)
+    threads, values = extent(tv.shape[0]), extent(tv.shape[1])
+    if thread is not None and not 0 <= thread < threads:
+        raise LayoutError(f"{atom} has threads 0 to {threads - 1}: there is no thread {thread}")
+    if moves_tmem(atom):
+        t, v = grid_of(atom, "dst" if atom.target == "rmem" else "src")
+        threads, values = atom.threads, len(t) // atom.threads
+        m, n = (t, v) if atom.space(side) == "rmem" else tmem_places(atom, t, v)
+        height, width = int(max(m)) + 1, int(max(n)) + 1
+        bounded(atom, range(height), range(width))
+        return gathered(m, n, (threads, values), (height, width), range(height), range(width))
+    size = max(atom.layout_src.cosize, atom.layout_dst.cosize)
+    places = {s: np.array([place_of(at, size) for at in places_of(atom, s, *grid_of(atom, s))]) for s in SIDES}
+    height, width = (int(max(found[:, axis].max() for found in places.values())) + 1 for axis in (0, 1))
+    bounded(atom, range(height), range(width))
+    m, n = places[side].T
+    return gathered(m, n, (threads, values), (height, width), range(height), range(width))
+
+
+def moves_tmem(atom: CopyAtom) -> bool:
+    """Whether it goes between registers and tensor memory: then its sides are lanes and columns, threads and values."""
+    return isinstance(atom, TmemCopyAtom) and "rmem" in (atom.source, atom.target)
+
+
+def tmem_places(atom: Any, t: Any, v: Any) -> tuple[Any, Any]:
+    """The lane of tensor memory and the element of it that each (thread, value) is in."""
+    found = [(*at, 0, 0)[:3] if isinstance(at, tuple) else (at, 0, 0) for at in evaluate(atom.tmem, t, v)]
+    lane, column, bit = np.array(found).T
+    return lane, (column * 32 + bit) // atom.element.bits
+
+
+def axes_of(atom: CopyAtom, side: str, rows: int) -> tuple[str, str]:
+    """What counts downwards and across on a side."""
+    if moves_tmem(atom):
+        return ("thread", "value") if atom.space(side) == "rmem" else ("lane", "column")
+    if atom.tile is None:
+        return (f"element / {LINE}", f"element % {LINE}") if rows > 1 else ("", "element")
+    return ("8*matrix + row" if atom.tile.rank == 3 else "row"), "column"
+
+
+def grid_of(atom: CopyAtom, side: str) -> tuple[Any, Any]:
+    """All (thread, value) of a side, as two arrays."""
+    shape = atom.layout(side).shape
+    t, v = (g.ravel() for g in np.meshgrid(np.arange(extent(shape[0])), np.arange(extent(shape[1])), indexing="ij"))
+    return t, v
+
+
+def places_of(atom: CopyAtom, side: str, t: Any, v: Any) -> list[Any]:
+    """The coordinate in the reference tile of each (thread, value)."""
+    if atom.tile is None:
+        return evaluate(atom.layout(side), t, v)
+    return evaluate(atom.tile, np.asarray(evaluate(atom.layout(side), t, v)))
+
+
+def place_of(at: Any, size: int) -> tuple[int, int]:
+    """A coordinate of the reference tile as (row, column): matrices of 8 rows under one another, in lines."""
+    if not isinstance(at, tuple):
+        return (at // LINE, at % LINE) if size > LINE else (0, at)
+    row, column, *matrix = (*at, 0) if len(at) == 1 else at
+    return row + 8 * (matrix[0] if matrix else 0), column

@@ -1,0 +1,317 @@
+"""One grid of a picture: axes, coloured cells with their texts, frames, outlined zones, and what hovering tells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from layoutgemm.view.canvas import Canvas, escape, number, width_of
+from layoutgemm.view.palette import FAINT, INK, PAPER, paint
+
+AXIS_SIZE, CAPTION_SIZE = 11.0, 13.0
+# Every eighth line of the grid is dark: tensor-core fragments and shared-memory atoms are made of groups of eight.
+RULE = 8
+# Texts are written for so many cells of a picture at most; above that colours, axes and hovering carry it, and one
+# title stands for several cells beside one another: so a picture stays under 1 MB.
+MAX_TEXTS = 4096
+TITLES = ((4096, 1), (16384, 4), (1 << 15, 8), (1 << 62, 16))
+MAX_BORDERS = 6000  # pieces of the outlines of all zones; where zones interleave more finely their colours tell them
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """Text lines in the middle of `span` cells of one row, the first at (row, column), counted from 0."""
+
+    row: int
+    column: int
+    span: int
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """A grid. Sizes are in pixels of the unscaled picture; places are (row, column) counted from 0.
+
+    axes     what counts downwards, what counts across
+    fills    colours or roles of the palette, a row after the other
+    framed   places to surround
+    zones    place -> number of the zone that it is in, -1 for none: each is outlined; zone_name: what they are
+    tells    place -> what hovering says of the cell, behind its coordinate; None: hovering says nothing
+    unit     what `tells` counts, before the first of them
+    says     the same in words, for a cell that has a title of its own; None: as `tells`
+    marked   places to surround by dots
+    path     places joined by a line in their order, an array [number] of (row, column)
+    caption  above the grid
+    """
+
+    axes: tuple[str, str]
+    rows: range
+    columns: range
+    fills: Sequence[Sequence[str]]
+    cell: tuple[float, float]  # width, height
+    labels: tuple[Label, ...] = ()
+    font: float = 10.0
+    step: int = 1  # columns between two fine vertical lines
+    framed: frozenset[tuple[int, int]] = frozenset()
+    zones: npt.NDArray[Any] | None = None
+    zone_name: str = "warp"
+    tells: Callable[[int, int], str] | None = None
+    unit: str = ""
+    says: Callable[[int, int], str] | None = None
+    marked: frozenset[tuple[int, int]] = frozenset()
+    path: npt.NDArray[Any] | None = None
+    caption: str = ""
+
+    @property
+    def cells(self) -> int:
+        """How many cells there are."""
+        return len(self.rows) * len(self.columns)
+
+    @property
+    def gutter(self) -> float:
+        """Room at the left for the row numbers and the name of their axis."""
+        return width_of(max(str(self.rows[-1]), self.axes[0] + " \u2193", key=len), AXIS_SIZE) // 1 + 8
+
+    @property
+    def head(self) -> float:
+        """Room above for the column numbers, the name of their axis and the caption."""
+        return (2.4 * AXIS_SIZE + (1.7 * CAPTION_SIZE if self.caption else 0)) // 1
+
+    @property
+    def width(self) -> float:
+        """Of the grid, without the gutter."""
+        return self.cell[0] * len(self.columns)
+
+    @property
+    def room(self) -> float:
+        """The width of the grid or of its caption, whichever is more."""
+        return max(self.width, width_of(self.caption, CAPTION_SIZE) * 1.05)
+
+    @property
+    def height(self) -> float:
+        """Of the grid, without the head."""
+        return self.cell[1] * len(self.rows)
+
+    @property
+    def dense(self) -> bool:
+        """Whether cells are too small for lines between them."""
+        return min(self.cell[0] * self.step, self.cell[1]) < 7
+
+    def draw(self, canvas: Canvas, left: float, top: float, run: int = 1) -> None:
+        """Draws it with the corner of its first cell at (left, top); `run` cells share a title."""
+        if self.caption:
+            canvas.text(left, top - 3.1 * AXIS_SIZE, self.caption, CAPTION_SIZE, bold=True)
+        self._axes(canvas, left, top)
+        self._fills(canvas, left, top)
+        self._rules(canvas, left, top)
+        self._path(canvas, left, top)
+        self._texts(canvas, left, top)
+        self._zones(canvas, left, top)
+        self._frames(canvas, left, top)
+        self._titles(canvas, left, top, run)
+
+    def _axes(self, canvas: Canvas, left: float, top: float) -> None:
+        width, height = self.cell
+        if self.axes[0]:
+            canvas.text(left - 5, top - 5, self.axes[0] + " \u2193", AXIS_SIZE, fill="faint", anchor="end")
+        canvas.text(left + 2, top - 8 - AXIS_SIZE, self.axes[1] + " \u2192", AXIS_SIZE, fill="faint")
+        # As many column numbers as fit, at multiples of a power of two; rows likewise.
+        need, every = width_of(str(self.columns[-1]), AXIS_SIZE) + 3, self.step
+        while every * width < need:
+            every *= 2
+        canvas.open_texts(AXIS_SIZE, fill="faint")
+        for place, index in enumerate(self.columns):
+            if (index if self.step == 1 else place) % every == 0:
+                canvas.put(left + (place + 0.5 * self.step) * width, top - 5, str(index))
+        canvas.close()
+        every = RULE if self.dense else 1
+        while every * height < AXIS_SIZE + 1:
+            every *= 2
+        canvas.open_texts(AXIS_SIZE, fill="faint", anchor="end")
+        for place, index in enumerate(self.rows):
+            if index % every == 0 or len(self.rows) == 1:
+                canvas.put(left - 5, top + (place + 0.5) * height + 0.36 * AXIS_SIZE, str(index))
+        canvas.close()
+
+    def _fills(self, canvas: Canvas, left: float, top: float) -> None:
+        """One path a colour, of runs of equal cells: rectangles would double the size of a 64 x 64 picture."""
+        width, height = self.cell
+        if self.dense:
+            self._strokes(canvas, left, top)
+            return
+        boxes: dict[str, list[tuple[float, float, float]]] = {}
+        for row, fills in enumerate(self.fills):
+            for start, stop in runs(fills):
+                box = (left + start * width, top + row * height, (stop - start) * width)
+                boxes.setdefault(fills[start], []).append(box)
+        for fill, found in boxes.items():
+            canvas.boxes(found, height, fill)
+
+    def _strokes(self, canvas: Canvas, left: float, top: float) -> None:
+        """The same for many small cells: a run is a stroke as wide as a cell is high, in units of cells."""
+        width, height = self.cell
+        paths: dict[str, list[str]] = {}
+        for row, fills in enumerate(self.fills):
+            last: dict[str, int] = {}
+            for start, stop in runs(fills):
+                path = paths.setdefault(fills[start], [])
+                at = last.get(fills[start])
+                path.append(f"M{start} {row}h{stop - start}" if at is None else f"m{start - at} 0h{stop - start}")
+                last[fills[start]] = stop
+        canvas.open(f'{moved(left, top + height / 2, width, height)} fill="none" shape-rendering="crispEdges"')
+        for fill, path in paths.items():
+            canvas.shape("".join(path), paint(fill, "stroke"))
+        canvas.close()
+
+    def _rules(self, canvas: Canvas, left: float, top: float) -> None:
+        width, height = self.cell
+        right, bottom = left + self.width, top + self.height
+        if not self.dense:
+            fine = [(left + p * width, top, left + p * width, bottom) for p in range(0, len(self.columns), self.step)]
+            fine += [(left, top + p * height, right, top + p * height) for p in range(len(self.rows))]
+            canvas.lines(fine, PAPER, 1)
+        every = RULE if not self.dense else 2 * RULE
+        dark = [
+            (left + p * width, top, left + p * width, bottom)
+            for p, index in enumerate(self.columns)
+            if index % (every * self.step) == 0 and p
+        ]
+        dark += [
+            (left, top + p * height, right, top + p * height)
+            for p, index in enumerate(self.rows)
+            if index % every == 0 and p
+        ]
+        border = [(left, top, right, top), (left, bottom, right, bottom)]
+        border += [(left, top, left, bottom), (right, top, right, bottom)]
+        canvas.lines(dark, FAINT, 0.5 if self.dense else 1)  # thin ones do not hide small cells
+        canvas.lines(border, "line", 1)
+
+    def _texts(self, canvas: Canvas, left: float, top: float) -> None:
+        if not self.labels:
+            return
+        width, height = self.cell
+        canvas.open_texts(self.font, mono=True)
+        for label in self.labels:
+            x = left + (label.column + 0.5 * label.span) * width
+            # Lines 1.15 font sizes apart, the block in the middle of the cell; 0.36 lowers a baseline to centre digits.
+            first = top + (label.row + 0.5) * height - (len(label.lines) - 1) * 0.575 * self.font + 0.36 * self.font
+            for place, line in enumerate(label.lines):
+                canvas.put(x, first + place * 1.15 * self.font, line)
+        canvas.close()
+
+    def _zones(self, canvas: Canvas, left: float, top: float) -> None:
+        if self.zones is None:
+            return
+        width, height = self.cell
+        found = [(int(zone), boundary(self.zones == zone)) for zone in np.unique(self.zones) if zone >= 0]
+        if sum(len(segments) for _, segments in found) > MAX_BORDERS:
+            return
+        for zone, segments in found:
+            path = "".join(
+                f"M{number(left + x * width)} {number(top + y * height)}"
+                + (f"h{number(length * width)}" if across else f"v{number(length * height)}")
+                for x, y, length, across in segments
+            )
+            name = f"{self.zone_name} {zone}"
+            canvas.shape(path, f'data-{self.zone_name}="{zone}" stroke="{INK}" stroke-width="2.5" fill="none"', name)
+            inside = np.argwhere(self.zones == zone)
+            (r0, c0), (r1, c1) = inside.min(0), inside.max(0) + 1
+            size = 13.0
+            solid = len(inside) == (r1 - r0) * (c1 - c0)
+            fits = (c1 - c0) * width > width_of(name, size) and (r1 - r0) * height > 1.5 * size
+            if not self.labels and solid and fits:
+                x, y = left + (c0 + c1) / 2 * width, top + (r0 + r1) / 2 * height + 0.36 * size
+                canvas.text(x, y, name, size, fill=INK, anchor="middle", bold=True)
+
+    def _path(self, canvas: Canvas, left: float, top: float) -> None:
+        """In units of half cells, so that numbers are whole; steps along a row or a column are written shorter."""
+        if self.path is None:
+            return
+        width, height = self.cell
+        (row, column), steps = self.path[0].tolist(), np.diff(self.path, axis=0).tolist()
+        parts = [f"M{2 * column + 1} {2 * row + 1}"]
+        for down, across in steps:
+            parts.append(
+                f"v{2 * down}" if not across else f"h{2 * across}" if not down else f"l{2 * across} {2 * down}"
+            )
+        stroke = number(max(min(self.cell) / 12, 0.6) * 2 / max(self.cell))
+        canvas.open(
+            f'transform="translate({number(left)} {number(top)}) scale({width / 2:g} {height / 2:g})" fill="none"'
+        )
+        # Faint under the numbers; ink where there are none.
+        opacity = "0.45" if self.labels else "0.8"
+        data = (
+            f'stroke="{INK}" stroke-width="{stroke}" stroke-opacity="{opacity}" stroke-linejoin="round" data-order=""'
+        )
+        canvas.shape("".join(parts), data)
+        radius = 0.3
+        half = f"a{radius} {radius} 0 1 0 "
+        dot = f"M{2 * column + 1 - radius} {2 * row + 1}{half}{2 * radius} 0{half}{-2 * radius} 0"
+        canvas.shape(dot, f'fill="{INK}"')
+        canvas.close()
+
+    def _frames(self, canvas: Canvas, left: float, top: float) -> None:
+        width, height = self.cell
+        for places, dots in ((self.framed, ""), (self.marked, "2 3")):
+            for row in sorted({row for row, _ in places}):
+                inside = [(row, column) in places for column in range(len(self.columns))]
+                for start, stop in runs(inside):
+                    if inside[start]:
+                        x, y = left + start * width, top + row * height
+                        canvas.frame(x, y, (stop - start) * width, height, 2, dots)
+
+    def _titles(self, canvas: Canvas, left: float, top: float, run: int) -> None:
+        """Invisible strokes over the cells, each with what it tells: hovering shows nothing else without a script."""
+        if self.tells is None:
+            return
+        width, height = self.cell
+        alone, parts = run == 1 and self.says is not None, canvas.parts
+        tells = self.says if alone and self.says is not None else self.tells
+        unit = "" if alone or not self.unit else self.unit + " "
+        canvas.open(f'{moved(left, top + height / 2, width, height)} fill="none" pointer-events="stroke"')
+        for r, row in enumerate(self.rows):
+            head = (f"{self.axes[0]} {row}, " if self.axes[0] else "") + f"{self.axes[1]} "
+            for c in range(0, len(self.columns), run):
+                end = min(c + run, len(self.columns))
+                place = str(self.columns[c]) if end == c + 1 else f"{self.columns[c]} to {self.columns[end - 1]}"
+                said = escape(" | ".join([tells(r, k) for k in range(c, end)]))
+                parts.append(f'<path d="M{c} {r}h{end - c}"><title>{head}{place}: {unit}{said}</title></path>')
+        canvas.close()
+
+
+def moved(left: float, top: float, width: float, height: float) -> str:
+    """The transform that puts units of cells at (left, top); strokes are a unit wide."""
+    return (
+        f'transform="translate({number(left)} {number(top)}) scale({number(width)} {number(height)})" stroke-width="1"'
+    )
+
+
+def boundary(mask: npt.NDArray[Any]) -> list[tuple[int, int, int, bool]]:
+    """The borders of the marked places, as (column, row, length, whether it runs across).
+
+    >>> boundary(np.array([[True, True], [True, True]]))
+    [(0, 0, 2, True), (0, 2, 2, True), (0, 0, 2, False), (2, 0, 2, False)]
+    """
+    out: list[tuple[int, int, int, bool]] = []
+    padded = np.pad(mask, 1).astype(np.int8)
+    for across, grid in ((True, padded), (False, padded.T)):
+        edges = np.abs(np.diff(grid, axis=0))[:, 1:-1]
+        steps = np.diff(np.pad(edges, ((0, 0), (1, 1))), axis=1)
+        starts, stops = np.argwhere(steps == 1).tolist(), np.argwhere(steps == -1).tolist()
+        for (line, begin), (_, end) in zip(starts, stops, strict=True):
+            out.append((begin, line, end - begin, True) if across else (line, begin, end - begin, False))
+    return out
+
+
+def runs(values: Sequence[object]) -> list[tuple[int, int]]:
+    """Maximal runs of equal neighbours, as half-open ranges.
+
+    >>> runs("aabccc")
+    [(0, 2), (2, 3), (3, 6)]
+    """
+    edges = [i for i in range(1, len(values)) if values[i] != values[i - 1]]
+    return list(zip([0, *edges], [*edges, len(values)], strict=True)) if values else []

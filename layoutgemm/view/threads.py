@@ -1,0 +1,278 @@
+"""Who holds what: thread-value maps over a tile, coloured by thread or by register."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from layoutgemm.errors import LayoutError
+from layoutgemm.view.grid import Drawable, Owners, owners_of
+from layoutgemm.view.palette import HUES, hue, lighter
+from layoutgemm.view.panel import MAX_TEXTS, Label, Panel
+from layoutgemm.view.sheet import Legend, Note, Sheet
+from layoutgemm.view.svg import fitted, span_text
+
+ODD = 0.45  # how much lighter odd threads (or registers) are
+MAX_LISTED = 128
+WARP = 32
+PER_COLOR = {"warp": WARP, "quad": 4, "thread": 1}
+COLORS = "'warp', 'quad', 'thread', 'register' or 'auto'"
+Held = tuple[tuple[int, int], ...]
+
+
+class Atom(Protocol):
+    """What `fragment_svg` draws: an MMA atom."""
+
+    @property
+    def shape_mnk(self) -> tuple[int, int, int]:
+        """Extents of the tile, in elements."""
+
+
+@dataclass(frozen=True, slots=True)
+class Coloring:
+    """Which colour a cell has: by (thread, value) of its first holder.
+
+    name    "warp", "quad", "thread" or "register"
+    per     neighbours of one hue
+    groups  how many hues there would be if none came again
+    """
+
+    name: str
+    per: int
+    groups: int
+
+    @property
+    def shades(self) -> bool:
+        """Whether odd ones are lighter."""
+        return self.per > 1
+
+    def fill(self, held: Held) -> str:
+        """The colour of a cell that these hold."""
+        if not held:
+            return "empty"
+        key = held[0][self.name == "register"]
+        return lighter(hue(key // self.per), ODD) if self.shades and key % 2 else hue(key // self.per)
+
+    @property
+    def legend(self) -> Legend:
+        """What each hue means."""
+        name = {"warp": "warp", "quad": "threads", "thread": "thread", "register": "value"}[self.name]
+        spans = self.name == "quad" or (self.name == "register" and self.per > 1)
+        out = []
+        for g in range(min(self.groups, len(HUES))):
+            which = [span_text(i * self.per, self.per) if spans else str(i) for i in range(g, self.groups, len(HUES))]
+            out.append((hue(g), f"{name} {', '.join(which[:3])}{', ...' if len(which) > 3 else ''}"))
+        return tuple(out)
+
+
+def coloring(color: str, threads: int, values: int) -> Coloring:
+    """The colouring of that name; "auto": by warps if there are several, else by quads. Raises LayoutError.
+
+    >>> coloring("auto", 128, 32).name, coloring("register", 128, 32).per
+    ('warp', 4)
+    """
+    if color == "auto":
+        color = "warp" if threads > WARP else "quad" if threads > 8 else "thread"
+    if color == "register":
+        per = -(-values // len(HUES))
+        return Coloring(color, per, -(-values // per))
+    if color not in PER_COLOR:
+        raise LayoutError(f"color={color!r}: cells are coloured by {COLORS}")
+    return Coloring(color, PER_COLOR[color], -(-threads // PER_COLOR[color]))
+
+
+def tv_svg(
+    tv: Drawable,
+    tile: Sequence[int],
+    *,
+    title: str | None = None,
+    color: str = "auto",
+    thread: int | None = None,
+    rows: range | None = None,
+    columns: range | None = None,
+) -> str:
+    """Draws who holds what: the tile (M, N), in every cell the thread T and the value (register) V that hold it.
+
+    tv: (thread, value) -> m + M*n, the element's place in the tile counted column by column, or the pair (m, n).
+    `color` groups threads by "warp" (32), "quad" (4), "thread" (1) or "auto" (warps if there are several), odd threads
+    lighter; or "register": the values of a thread. `thread` surrounds all cells of one thread. A cell that several hold
+    shows the first and how many more; one that nobody holds stays empty. More than 4096 cells are coloured alone, and
+    tell who holds them when the pointer rests on them.
+
+    Returns an SVG document as text. Raises LayoutError if tv has not two modes or leaves the tile (with the thread and
+    the value that do), and for more than 65536 cells: draw a part with `rows` and `columns`.
+
+    >>> from layoutgemm.layouts import Layout
+    >>> tv = Layout(((4, 8), (2, 2)), ((32, 1), (16, 8)))     # C of mma.m16n8k16 (PTX ISA, 9.7.14.5.8)
+    >>> svg = tv_svg(tv, (16, 8))
+    >>> svg.count(">T31</text>"), svg.count(">V3</text>")
+    (4, 32)
+    """
+    found = owners_of(tv, tile, rows, columns, thread or 0)
+    shown = coloring(color, found.threads, found.values)
+    heading = title or f"{tv} over a tile ({tile[0]}, {tile[1]})"
+    notes = (Note(str(tv), mono=True),) if title else ()
+    panel = tv_panel(found, ("m", "n"), shown, thread=thread)
+    notes = (*notes, Note(told([found], shown, thread, bool(panel.labels))))
+    return Sheet(title=heading, notes=notes, legend=shown.legend, panels=((panel,),)).render()
+
+
+def fragment_svg(
+    atom: Atom,
+    operand: str = "C",
+    *,
+    thread: int = 0,
+    title: str | None = None,
+    color: str = "auto",
+    rows: range | None = None,
+    columns: range | None = None,
+) -> str:
+    """Draws an operand of an MMA atom as its threads hold it, and lists the registers of one thread.
+
+    atom: an object with `shape_mnk` and the thread-value layouts `layout_A` over (M, K), `layout_B` over (N, K) and
+    `layout_C` over (M, N); `operand` is "A", "B" or "C"; `color` as in `tv_svg`. Returns an SVG document as text;
+    raises LayoutError for an unknown operand and whatever `tv_svg` raises.
+
+    >>> from types import SimpleNamespace
+    >>> from layoutgemm.layouts import Layout
+    >>> atom = SimpleNamespace(name="wgmma m64n64k16", shape_mnk=(64, 64, 16),
+    ...                        layout_C=Layout(((4, 8, 4), (2, 2, 8)), ((128, 1, 16), (64, 8, 512))))
+    >>> svg = fragment_svg(atom)
+    >>> ">V31 (8, 57)</text>" in svg
+    True
+    """
+    m, n, k = atom.shape_mnk
+    tiles = {"A": ((m, k), ("m", "k")), "B": ((n, k), ("n", "k")), "C": ((m, n), ("m", "n"))}
+    if operand not in tiles:
+        raise LayoutError(f"operand {operand!r}: an MMA atom has A, B and C")
+    tile, axes = tiles[operand]
+    tv: Any = getattr(atom, f"layout_{operand}")
+    found = owners_of(tv, tile, rows, columns, thread)
+    name = getattr(atom, "name", None) or str(atom)
+    pad = len(f"V{len(found.registers) - 1}")
+    lines = [f"{f'V{v}':{pad}} {at}" for v, at in enumerate(found.registers)]
+    if len(lines) > MAX_LISTED:
+        lines[MAX_LISTED:] = [f"and {len(lines) - MAX_LISTED} more"]
+    listing = (f"Thread {thread}: value ({axes[0]}, {axes[1]})", tuple(lines))
+    shown = coloring(color, found.threads, found.values)
+    panel = tv_panel(found, axes, shown, thread=thread, register=register_of(atom, operand))
+    notes = (
+        Note(f"(thread, value) -> {axes[0]} + {tile[0]}*{axes[1]} = {tv}", mono=True),
+        Note(told([found], shown, thread, bool(panel.labels))),
+    )
+    heading = title or f"{name}: fragment {operand}"
+    return Sheet(title=heading, notes=notes, legend=shown.legend, panels=((panel,),), listing=listing).render()
+
+
+def register_of(atom: Any, operand: str) -> Callable[[int], str] | None:
+    """value -> the 32-bit register and the bits where a thread keeps it, as text; None where the atom does not say."""
+    slot = getattr(atom, "slot", None)
+    if slot is None:
+        return None
+    bits = atom.element_bits(operand)
+    try:
+        slot(operand, 0)
+    except LayoutError:  # not in registers
+        return None
+
+    def text(value: int) -> str:
+        register, low = slot(operand, value)
+        return f"register {register}" + (f", bits {low} to {low + bits - 1}" if bits < 32 else "")
+
+    return text
+
+
+def tv_panel(
+    found: Owners,
+    axes: tuple[str, str],
+    shown: Coloring,
+    *,
+    thread: int | None = None,
+    register: Callable[[int], str] | None = None,
+    texts: bool = True,
+    largest: int = 1,
+    outlined: bool = False,
+    turned: bool = False,
+    caption: str = "",
+) -> Panel:
+    """The grid of a thread-value map; `outlined`: with warps as zones; `turned`: columns down.
+
+    `largest`: the longest side of any grid of the picture. `texts`: cells have texts, where there are not too many.
+    """
+    held, rows, columns = found.held, found.rows, found.columns
+    if turned:
+        held, rows, columns, axes = tuple(zip(*held, strict=True)), columns, rows, (axes[1], axes[0])
+    labels: list[Label] = []
+    if texts and len(rows) * len(columns) <= MAX_TEXTS:
+        labels = [Label(r, c, 1, cell_text(cell)) for r, row in enumerate(held) for c, cell in enumerate(row)]
+    # Grids of one picture have one size of text: that of the largest.
+    longest = range(max(largest, len(rows), len(columns)))
+    width, height, font = fitted(labels, longest if labels else rows, columns)
+    which = shown.name == "register"
+    fills = [shown.fill(((key, key),)) for key in range(found.values if which else found.threads)]
+
+    def tells(r: int, c: int) -> str:
+        cell = held[r][c]
+        if len(cell) == 1:
+            return f"T{cell[0][0]} V{cell[0][1]}"
+        return " ".join([f"T{t} V{v}" for t, v in cell[:2]]) + more(cell, 2) or "-"
+
+    def says(r: int, c: int) -> str:
+        cell = held[r][c]
+        if not cell:
+            return "nobody holds it"
+        place = f", {register(cell[0][1])}" if register else ""
+        return f"thread {cell[0][0]}, value {cell[0][1]}{place}{more(cell, 1)}"
+
+    framed = frozenset(
+        (r, c)
+        for r, row in enumerate(held if thread is not None else ())
+        for c, cell in enumerate(row)
+        if any(who == thread for who, _ in cell)
+    )
+    zones = np.array([[cell[0][0] // WARP if cell else -1 for cell in row] for row in held]) if outlined else None
+    return Panel(
+        axes=axes,
+        rows=rows,
+        columns=columns,
+        fills=tuple(tuple([fills[cell[0][which]] if cell else "empty" for cell in row]) for row in held),
+        labels=tuple(labels),
+        cell=(width, height),
+        font=font,
+        framed=framed,
+        zones=zones,
+        tells=tells,
+        says=says,
+        caption=caption,
+    )
+
+
+def more(cell: Held, shown: int) -> str:
+    """How many hold the element besides those shown."""
+    return f" +{len(cell) - shown} more" if len(cell) > shown else ""
+
+
+def cell_text(cell: Held) -> tuple[str, ...]:
+    """The lines of a cell: its first holder, and how many more there are."""
+    if not cell:
+        return ("-",)
+    rest = (f"+{len(cell) - 1}",) if len(cell) > 1 else ()
+    return (f"T{cell[0][0]}", f"V{cell[0][1]}", *rest)
+
+
+def told(found: Sequence[Owners], shown: Coloring, thread: int | None, texts: bool) -> str:
+    """What the header says about the cells of these tiles."""
+    out = ["T is the thread, V the value (register) that holds the element." if texts else
+           "A cell is an element; the pointer on it tells the thread T and the value (register) V."]  # fmt: skip
+    if shown.shades:
+        out.append(f"Odd {'values' if shown.name == 'register' else 'threads'} are lighter.")
+    if thread is not None:
+        out.append(f"Framed: thread {thread}.")
+    if any(owners.most > 1 for owners in found):
+        out.append("+k: so many more hold the same element.")
+    if any(owners.least == 0 for owners in found):
+        out.append("-: nobody holds it." if texts else "Grey: nobody holds it.")
+    return " ".join(out)

@@ -1,0 +1,176 @@
+"""Every object with a picture returns it, writes it, prints its text and shows itself in a notebook."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import layoutgemm.view as view
+from layoutgemm import GemmPlan, Layout, Swizzle, dim, wgmma
+from layoutgemm.atoms import (
+    InstructionDescriptor,
+    TiledMma,
+    ldmatrix,
+    make_tiled_copy,
+    mma_sync,
+    smem_tile,
+    tcgen05_ld,
+    tcgen05_mma,
+    tma_load,
+    universal_copy,
+)
+from layoutgemm.checks import Grouped, Hilbert, Linear, Persistent
+from layoutgemm.emulator.timeline import Row, Span, Timeline
+from layoutgemm.errors import LayoutError
+from layoutgemm.kernels import Sm80Plan, Sm90Plan, Sm100Plan
+from layoutgemm.kernels.pictures import PICTURES, regions_of
+from layoutgemm.kernels.sm90_plan import Sm90Config
+from layoutgemm.view.canvas import DARK
+from layoutgemm.view.raster import dark_svg
+
+PLAN = GemmPlan.derive(200, 136, 72)
+OBJECTS: dict[str, Callable[[], Any]] = {
+    "Layout": lambda: Layout((4, 8)),
+    "ComposedLayout": lambda: Swizzle(2, 0, 2) @ Layout((4, 4), (4, 1)),
+    "Swizzle": lambda: Swizzle(2, 4, 3, "bytes"),
+    "MmaAtom": lambda: mma_sync("m16n8k8", "tf32"),
+    "Tcgen05Atom": lambda: tcgen05_mma("f16", 64, 8, "bf16"),
+    "CopyAtom": lambda: ldmatrix(2),
+    "TmemCopyAtom": lambda: tcgen05_ld("16x128b", 1),
+    "VectorCopy": lambda: universal_copy(128, "bf16"),
+    "TiledMma": lambda: TiledMma(mma_sync("m16n8k8", "bf16"), (1, 2, 1)),
+    "TiledCopy": lambda: make_tiled_copy(universal_copy(64, "bf16"), Layout((8, 4), (4, 1)), Layout((1, 4))),
+    "TmaPlan": lambda: tma_load(Layout((65, 70), (72, 1)), smem_tile((64, 64), "bf16", "K")),
+    "OperandDescriptor": lambda: PLAN.a.descriptor,
+    "SmemDescriptor": lambda: PLAN.a.descriptor.base,
+    "InstructionDescriptor": lambda: InstructionDescriptor("f16", 128, 64, "bf16", "bf16", "f32"),
+    "SmemTile": lambda: smem_tile((8, 32), "f32", "K"),
+    "Linear": lambda: Linear("N"),
+    "Grouped": lambda: Grouped(group=4),
+    "Hilbert": lambda: Hilbert(),
+    "Persistent": lambda: Persistent(Grouped(), 4, (2, 1)),
+    "GemmPlan": lambda: PLAN,
+    "Timeline": lambda: Timeline([Row((0, 0, 0), 0, role="loads", spans=[Span("load", 0, 3, "cp.async.bulk", 7)])]),
+}
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_objects_show_themselves(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = OBJECTS[name]()
+    assert type(made).__name__ == name
+    svg = made.svg()
+    assert ET.fromstring(svg).tag.endswith("svg") and made._repr_svg_() == svg
+    file = tmp_path / "new" / f"{name}.svg"
+    assert made.svg(file) == svg and file.read_text(encoding="utf-8") == svg
+    made.show()
+    assert capsys.readouterr().out.count("\n") >= 2
+
+
+def test_what_has_no_picture_says_why() -> None:
+    symbolic = Layout((dim("rows"), 4))
+    assert symbolic._repr_svg_() is None and Layout((2, 2, 2))._repr_svg_() is None
+    with pytest.raises(LayoutError, match="give its symbols values first"):
+        symbolic.svg()
+
+
+def test_options_go_on_to_the_picture(capsys: pytest.CaptureFixture[str]) -> None:
+    atom = wgmma(8)
+    assert "fragment C" in atom.svg(operand="C") and "fragment C" not in atom.svg()
+    atom.show(operand="C", rows=range(1))
+    assert capsys.readouterr().out.splitlines()[-1] == "0 | 0:0 0:1 1:0 1:1 2:0 2:1 3:0 3:1"
+    assert "before: " in smem_tile((8, 64), "bf16", "K").svg(pair=True)
+    assert "3x2 tiles" in Linear().svg(grid=(3, 2))
+    assert "40x1 of 64x64 inside" not in OBJECTS["TmaPlan"]().svg()
+    assert "6x1 of 64x64 inside" in OBJECTS["TmaPlan"]().svg(index=(1, 1))
+
+
+PLANS: dict[str, Callable[[], Any]] = {
+    "gemm": lambda: PLAN,
+    "sm80": lambda: Sm80Plan.derive(512, 512, 512),
+    "sm90": lambda: Sm90Plan.derive(512, 512, 512),
+    "sm90 split": lambda: Sm90Plan.derive(128, 512, 4096, config=Sm90Config((128, 128), split=2, single=True)),
+    "sm100": lambda: Sm100Plan.derive(512, 512, 512),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_plans_draw_what_they_hold(name: str) -> None:
+    plan = PLANS[name]()
+    for of in ("smem", "order") if name != "gemm" else PICTURES:
+        assert ET.fromstring(plan.svg(of=of)).tag.endswith("svg")
+        assert plan._table(of=of)
+    regions = regions_of(plan)
+    assert max(r.offset + r.bytes for r in regions) == plan.smem.total
+    for operand in "AB":
+        tile = getattr(plan, operand.lower()).smem
+        found = [r for r in regions if r.name == operand]
+        assert [r.stage for r in found] == list(range(plan.stages)) and {r.bytes for r in found} == {tile.bytes}
+    always = sorted((r.offset, r.offset + r.bytes, r.label) for r in regions if r.name in ("A", "B", "full", "empty"))
+    assert all(a[1] <= b[0] for a, b in pairwise(always)), "stages and barriers are apart"
+    barriers = [r for r in regions if r.note == "mbarrier"]
+    assert {r.bytes for r in barriers} <= {8} and all(r.offset % 8 == 0 for r in barriers)
+    with pytest.raises(LayoutError, match="of='tile': a plan shows 'fragment'"):
+        plan.svg(of="tile")
+
+
+# --------------------------------------------------------------------------------------------------------------- files
+
+
+def test_dark_for_good(tmp_path: Path) -> None:
+    svg = Layout((2, 2)).svg()
+    assert svg.count(DARK) == 1 and DARK not in dark_svg(svg) and ".lgf-ink{fill:#F2F2F2}" in dark_svg(svg)
+    ET.fromstring(dark_svg(svg))
+    Layout((2, 2)).svg(tmp_path / "dark.svg", dark=True)
+    assert (tmp_path / "dark.svg").read_text(encoding="utf-8") == dark_svg(svg)
+
+
+def test_png(tmp_path: Path) -> None:
+    pytest.importorskip("resvg_py", reason="the extra png is not installed")
+    file = tmp_path / "picture.png"
+    svg = Layout((4, 8)).svg(file)
+    content = file.read_bytes()
+    assert content.startswith(b"\x89PNG")
+    width, height = (float(x) for x in re.findall(r'(?:width|height)="([\d.]+)"', svg)[:2])
+    size = [int.from_bytes(content[at : at + 4], "big") for at in (16, 20)]
+    assert size == pytest.approx([2 * width, 2 * height], abs=2)
+    assert view.png(svg, dark=True) != content
+    assert len(view.png(svg, scale=1)) < len(content)
+
+
+def test_png_without_renderer_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "resvg_py", None)
+    with pytest.raises(LayoutError, match=r"pip install 'layoutgemm\[png\]'"):
+        Layout((2, 2)).svg(tmp_path / "a.png")
+    assert not (tmp_path / "a.png").exists()
+
+
+def test_png_without_fonts_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A renderer that finds no font draws everything but the texts, and says nothing."""
+    silent = re.compile("<text.*</text>")
+    blind = SimpleNamespace(svg_to_bytes=lambda svg_string, **options: silent.sub("", svg_string).encode())
+    monkeypatch.setitem(sys.modules, "resvg_py", blind)
+    with pytest.raises(LayoutError, match="would have no text: none of the fonts"):
+        view.png(Layout((2, 2)).svg())
+
+
+def test_every_function_is_where_the_list_says() -> None:
+    for name in view.__all__:
+        assert callable(getattr(view, name)) and name in dir(view)
+        assert name.removesuffix("_table").removesuffix("_pair") in (view.__doc__ or "").replace("-_table", ""), name
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        view.nothing  # noqa: B018
+
+
+def test_a_layout_draws_without_atoms_and_checks() -> None:
+    code = "import sys, layoutgemm; layoutgemm.Layout((4, 4)).svg(); print([m for m in sys.modules if 'atoms' in m])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,389 @@
+"""Pictures of atoms, copies, swizzles, words, boxes, memory, orders, timelines: what they say, read back out."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from layoutgemm.atoms import (
+    SmemDescriptor,
+    TiledMma,
+    ldmatrix,
+    make_tiled_copy,
+    mma_sync,
+    smem_tile,
+    tcgen05_ld,
+    tcgen05_mma,
+    tma_load,
+    tma_store,
+    universal_copy,
+    wgmma,
+)
+from layoutgemm.atoms.descriptor_words import smem_table
+from layoutgemm.checks import Grouped, Hilbert, Persistent, thread_access
+from layoutgemm.errors import DescriptorError, LayoutError
+from layoutgemm.layouts import Layout, Swizzle
+from layoutgemm.view import (
+    Region,
+    box_svg,
+    copy_svg,
+    fields_svg,
+    fragment_svg,
+    layout_svg,
+    product_svg,
+    schedule_svg,
+    smem_map_svg,
+    swizzle_pair_svg,
+    swizzle_svg,
+    tiled_copy_svg,
+    tiled_mma_svg,
+    timeline_svg,
+    tv_svg,
+)
+from layoutgemm.view.palette import HUES, lighter
+from layoutgemm.view.threads import ODD
+
+Golden = Callable[[str, str], None]
+Read = Callable[[str, str], list[list[str]]]
+SVG = "{http://www.w3.org/2000/svg}"
+
+ROWS = Layout((8, 64), (64, 1))
+SW128 = Swizzle(3, 4, 3, "bytes")
+MMA = mma_sync("m16n8k16", "bf16")
+RAGGED = tma_load(Layout((200, 104), (104, 1)), smem_tile((128, 128), "bf16", "K"))
+COPY = make_tiled_copy(universal_copy(128, "bf16"), Layout((8, 8), (8, 1)), Layout((1, 8)))
+REGIONS = [
+    *[Region("A", i * 16384, 16384, i, "128x64 bf16") for i in range(3)],
+    *[Region("full", 49152 + 8 * i, 8, i) for i in range(3)],
+    Region("C", 0, 32768),
+]
+TIMELINE: dict[str, Any] = {
+    "unit": "instructions of a warp",
+    "cut": 3,
+    "rows": [
+        {"cta": [0, 0, 0], "warp": 0, "engine": "", "role": "loads",
+         "spans": [["wait", 0, 40, "mbarrier 0x40 parity 1", 5, 1], ["load", 40, 44, "cp.async.bulk.tensor", 9, 2]]},
+        {"cta": [0, 0, 0], "warp": 1, "engine": "", "role": "mma + epilogue",
+         "spans": [["wait", 2, 90, "mbarrier 0x0 parity 0", 20, 1], ["mma", 90, 130, "wgmma.mma_async", 31, 1],
+                   ["store", 140, 150, "st.global", 44, 8]]},
+        {"cta": [1, 0, 0], "warp": 0, "engine": "", "role": "loads", "spans": [["load", 0, 1, "x", 9, 1]]},
+        {"cta": [0, 0, 0], "warp": None, "engine": "copy engine, loads", "role": "",
+         "spans": [["load", 41, 90, "cp.async.bulk.tensor", 9, 1]]},
+    ],
+}  # fmt: skip
+GOLDEN: dict[str, Callable[[], str]] = {
+    "product_m8n8k4_f64.svg": lambda: product_svg(mma_sync("m8n8k4", "f64"), thread=5),
+    "tiled_2x1x1_m16n8k8.svg": lambda: tiled_mma_svg(TiledMma(mma_sync("m16n8k8", "tf32"), (2, 1, 1))),
+    "copy_ldmatrix_x1.svg": lambda: copy_svg(ldmatrix(1), color="register"),
+    "copy_tcgen05_ld.svg": lambda: copy_svg(tcgen05_ld("16x64b", 1)),
+    "tiled_copy_8x64.svg": lambda: tiled_copy_svg(COPY),
+    "swizzle_pair_8x64.svg": lambda: swizzle_pair_svg(ROWS, SW128),
+    "fields_128B.svg": lambda: SmemDescriptor("128B", 1024, 16).svg(),
+    "box_ragged.svg": lambda: box_svg(RAGGED, (1, 0)),
+    "smem_map.svg": lambda: smem_map_svg(REGIONS, total=49176, limit=65536),
+    "schedule_grouped.svg": lambda: schedule_svg(Grouped(group=2, serpentine=True), (5, 4), wave=6),
+    "timeline.svg": lambda: timeline_svg(TIMELINE),
+}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_pictures_stay_as_they_were_looked_at(name: str, golden: Golden) -> None:
+    golden(name, GOLDEN[name]())
+
+
+@pytest.mark.parametrize("name", [*GOLDEN, "a long list"])
+def test_pictures_are_well_formed_and_nothing_is_cut_off(name: str) -> None:
+    svg = GOLDEN[name]() if name in GOLDEN else fragment_svg(wgmma(256))
+    root = ET.fromstring(svg)
+    width, height = float(root.get("width", "0")), float(root.get("height", "0"))
+    assert "<script" not in svg
+    for group in root.iter(f"{SVG}g"):
+        size, anchor = float(group.get("font-size", "0")), group.get("text-anchor", "start")
+        for node in group.iter(f"{SVG}text"):
+            x, y = float(node.get("x", "-1")), float(node.get("y", "-1"))
+            room = 0.5 * size * len(node.text or "")  # a lower bound: fonts differ
+            left = x - {"start": 0.0, "middle": room / 2, "end": room}[anchor]
+            assert left > -1 and left + room < width + 1 and size - 2 < y < height, node.text
+    for node in root.iter(f"{SVG}rect"):
+        if node.get("width") != "100%":
+            x, y = float(node.get("x", "-1")), float(node.get("y", "-1"))
+            assert x >= 0 and x + float(node.get("width", "0")) <= width + 1, node.attrib
+            assert y >= 0 and y + float(node.get("height", "0")) <= height + 1, node.attrib
+
+
+def titles(svg: str) -> list[str]:
+    """What hovering says, without the document's own title."""
+    return [node.text or "" for node in ET.fromstring(svg).iter(f"{SVG}title")][1:]
+
+
+# ------------------------------------------------------------------------------------------------------ threads, values
+
+
+def test_a_product_has_its_operands_in_line(read: Read) -> None:
+    svg = product_svg(MMA)
+    threads, values = read(svg, r"T\d+"), read(svg, r"V\d+")
+    assert [len(row) for row in threads] == [8] * 16 + [16 + 8] * 16  # B above C, A at the left of C
+    for k in range(16):
+        for n in range(8):
+            t, v = MMA.owner("B")(n, k)
+            assert (threads[k][n], values[k][n]) == (f"T{t}", f"V{v}")
+    for m in range(16):
+        row = [MMA.owner("A")(m, k) for k in range(16)] + [MMA.owner("C")(m, n) for n in range(8)]
+        assert threads[16 + m] == [f"T{t}" for t, _ in row] and values[16 + m] == [f"V{v}" for _, v in row]
+    places: dict[float, list[float]] = {}  # y -> x of the threads in that line
+    for node in ET.fromstring(svg).iter(f"{SVG}text"):
+        if re.fullmatch(r"T\d+", node.text or ""):
+            places.setdefault(float(node.get("y", "")), []).append(float(node.get("x", "")))
+    lines = [sorted(xs) for _, xs in sorted(places.items())]
+    assert lines[0] == lines[-1][16:], "B's columns stand over C's"
+
+
+def test_hovering_tells_thread_value_and_register() -> None:
+    said = titles(product_svg(MMA))
+    assert "m 9, k 11: thread 5, value 7, register 3, bits 16 to 31" in said
+    assert "k 3, n 2: thread 9, value 1, register 0, bits 16 to 31" in said
+    assert len(said) == 16 * 16 + 16 * 8 + 16 * 8
+    assert "i 3, j 8: offset 200, byte 400, bank 4" in titles(swizzle_svg(ROWS, 16))
+
+
+def test_operands_that_no_thread_holds_are_said_to_be_elsewhere() -> None:
+    svg = product_svg(wgmma(8))
+    assert "A: 64x16 bf16, shared memory" in svg and "B: 16x8 bf16, shared memory" in svg and "C: 64x8 f32<" in svg
+    assert "held by no thread" in svg and "held by no thread" not in product_svg(MMA)
+    assert "tensor memory" in product_svg(tcgen05_mma("f16", 128, 32, "bf16"))
+
+
+def test_colours_by_register(read: Read) -> None:
+    svg = tv_svg(Layout((4, 8), (8, 1)), (8, 4), color="register")
+    fills = {fill: path.count("M") for path, fill in re.findall(r'<path d="(M[^"]+)" fill="(#\w+)"/>', svg)}
+    assert fills == dict.fromkeys(HUES, 1)  # value v is row v: eight rows, each a run of its own hue
+    assert "value 3" in svg and "threads are lighter" not in svg
+    assert "Odd values are lighter" in tv_svg(Layout((2, 16), (16, 1)), (16, 2), color="register")
+
+
+def warps(svg: str) -> dict[str, list[str]]:
+    """Warp -> the paths of its outlines."""
+    found: dict[str, list[str]] = {}
+    for node in ET.fromstring(svg).iter(f"{SVG}path"):
+        if node.get("data-warp") is not None:
+            found.setdefault(node.get("data-warp", ""), []).append(node.get("d", ""))
+    return found
+
+
+def test_warps_are_outlined() -> None:
+    tiled = TiledMma(wgmma(16, a_source="rmem"), (2, 1, 1))
+    found = warps(tiled_mma_svg(tiled))
+    assert sorted(found) == [str(w) for w in range(8)] and {len(paths) for paths in found.values()} == {2}  # A and C
+    # A warp of wgmma has 16 rows of C: two lines across and two down.
+    assert all(path.count("h") == path.count("v") == 2 for paths in found.values() for path in paths)
+    assert sorted(warps(tiled_copy_svg(COPY))) == ["0", "1"]
+    # Warps that interleave too finely are not outlined, their colours stay.
+    fine = Layout((64, 128), (1, 64)).compose(Layout((256, 32), (1, 256)))
+    assert "warp 7" in tv_svg(fine, (64, 128))
+
+
+def test_a_copy_shows_both_sides(read: Read) -> None:
+    svg = copy_svg(ldmatrix(4, transpose=True))
+    rows = read(svg, r"T\d+")
+    for i, row in enumerate(rows):
+        assert row[:8] == [f"T{i}"] * 8  # at the source lane i names row i % 8 of matrix i / 8
+        for j, text in enumerate(row[8:]):  # transposed: thread t holds column t / 4
+            assert text == f"T{4 * j + i % 8 // 2}"
+    assert "source: shared memory" in svg and "destination: registers" in svg
+    tmem = copy_svg(tcgen05_ld("32x32b", 2))
+    assert read(tmem, r"T\d+") == [[f"T{t}"] * 4 for t in range(32)] and "lane" in tmem
+
+
+# ------------------------------------------------------------------------------------------------------------- memory
+
+
+def test_a_swizzle_before_and_after(read: Read) -> None:
+    svg = swizzle_pair_svg(ROWS, SW128)
+    fields = read(svg, r"banks \d+-\d+")
+    assert fields[:8] == [[f"banks {4 * c}-{4 * c + 3}" for c in range(8)]] * 8
+    assert fields[8:] == [[f"banks {4 * (c ^ r)}-{4 * (c ^ r) + 3}" for c in range(8)] for r in range(8)]
+    assert read(svg, r"lane \d+") == [[f"lane {lane}"] for lane in range(8)] * 2
+    frames = [n for n in ET.fromstring(svg).iter(f"{SVG}rect") if n.get("fill") == "none"]
+    assert [n.get("stroke-dasharray") for n in frames] == [None] * 8 + ["2 3"] * 8  # framed before, dotted after
+    assert "8-way conflict" in svg and "conflict-free" in svg
+
+
+def test_a_swizzle_that_does_not_help_keeps_its_frames() -> None:
+    svg = swizzle_pair_svg(ROWS, Swizzle(1, 4, 3, "bytes"))
+    frames = [n.get("stroke-dasharray") for n in ET.fromstring(svg).iter(f"{SVG}rect") if n.get("fill") == "none"]
+    assert frames == [None] * 16 and "8-way conflict" in svg and "4-way conflict" in svg
+    two = swizzle_pair_svg(Layout((8, 16), (16, 1)), Swizzle(0, 4, 3, "bytes"))  # rows r and r + 4 share their banks
+    assert two.count("2-way conflict") == 2 and two.count("stroke-dasharray") == 0
+    column = thread_access(Layout(32, 1), name="a column")
+    padded = swizzle_pair_svg(Layout((32, 32), (32, 1)), Swizzle(5, 0, 5), 32, access=column)
+    assert "32-way conflict" in padded and "conflict-free" in padded
+
+
+def test_a_swizzle_alone_has_a_tile_of_its_own() -> None:
+    bytes_ = Swizzle(2, 4, 3, "bytes").svg()  # 16 cells a field: narrow cells, and all rows are counted nevertheless
+    assert all(bytes_.count(f">{row}</text>") >= 2 for row in range(8)) and "2-way conflict" in bytes_
+    for swizzle in (Swizzle(3, 3, 3), SW128, Swizzle(2, 4, 3, "bytes"), Swizzle(3, 4, -3), Swizzle(0, 4, 3)):
+        assert "before: " in swizzle.svg()
+    assert swizzle._repr_svg_() is not None
+    assert "(64,64):(64,1)" in SW128.svg(layout=Layout((64, 64), (64, 1)), bits=16)
+
+
+def bits_of(svg: str) -> dict[int, tuple[str, str]]:
+    """Bit -> its field and its value, from the rectangles."""
+    out = {}
+    for node in ET.fromstring(svg).iter(f"{SVG}rect"):
+        if node.get("data-bit") is not None:
+            title = node[0].text or ""
+            out[int(node.get("data-bit", ""))] = (node.get("data-field", ""), title.split(": ")[1][0])
+    return out
+
+
+def test_fields_show_every_bit() -> None:
+    word = SmemDescriptor("128B", 1024, 16, address=0x8400).word
+    found = bits_of(fields_svg(smem_table("sm_90a"), word))
+    assert sorted(found) == list(range(64)) and sum(int(v) << bit for bit, (_, v) in found.items()) == word
+    assert {bit for bit, (name, _) in found.items() if name == "stride_bytes"} == set(range(32, 46))
+    assert found[14] == ("", "0")
+    assert "Set there: (14,)" in fields_svg(smem_table("sm_90a"), word | 1 << 14)
+    with pytest.raises(DescriptorError, match="no 64-bit word"):
+        fields_svg(smem_table("sm_90a"), 1 << 64)
+
+
+def test_a_ragged_box_says_what_is_inside() -> None:
+    svg = box_svg(RAGGED, (1, 0))
+    assert re.findall(r'data-inside="(\w+)"', svg) == ["64x72", "40x72"]
+    assert "40x72 of 64x128 inside" in svg and "at (64, 128)" in svg and "zeros arrive" in svg
+    inside = [n for n in ET.fromstring(svg).iter(f"{SVG}rect") if n.get("data-inside")]
+    whole = [n for n in ET.fromstring(svg).iter(f"{SVG}rect") if n.get("data-box")]
+    shares = [float(a.get("width", "")) / float(b.get("width", "")) for a, b in zip(inside, whole, strict=True)]
+    assert shares == pytest.approx([1, 40 / 64], abs=1e-3)
+    full = box_svg(RAGGED, (0, 0))
+    assert re.findall(r'data-inside="(\w+)"', full) == ["64x128", "40x128"] and "64x128, all inside" in full
+    store = tma_store(Layout((200, 104), (104, 1)), smem_tile((64, 64), "bf16", "K"))
+    assert "nothing is written" in box_svg(store, (3, 1)) and "40x8 of 64x64 inside" in box_svg(store, (3, 1))
+
+
+def test_a_map_is_to_scale() -> None:
+    svg = smem_map_svg(REGIONS, total=49176, limit=65536)
+    rects = [n for n in ET.fromstring(svg).iter(f"{SVG}rect") if n.get("data-name") == "A"]
+    starts, widths = ([float(n.get(key, "")) for n in rects] for key in ("x", "width"))
+    assert widths == pytest.approx([860 / 4] * 3, abs=0.1) and np.diff(starts) == pytest.approx([860 / 4] * 2, abs=0.1)
+    assert [n.get("data-stage") for n in rects] == ["0", "1", "2"]
+    assert "full stage 2: bytes 49168 to 49175 (0xc010), 8 bytes" in titles(svg) and "3 x 8 bytes" in svg
+    assert "16360 free" in svg and svg.count("magnified") == 1
+
+
+def test_a_schedule_is_a_path_through_every_tile(read: Read) -> None:
+    orders = ((Grouped(group=2, serpentine=True), (5, 4)), (Hilbert(), (4, 4)), (Persistent(Grouped(), 3), (3, 5)))
+    for order, grid in orders:
+        svg = schedule_svg(order, grid)
+        table = order.order(grid) if isinstance(order, Persistent) else order.table(grid)
+        want = np.zeros(grid, dtype=int)
+        want[table[:, 0], table[:, 1]] = np.arange(len(table))
+        assert read(svg, r"\d+") == [[str(n) for n in row] for row in want.tolist()]
+        path = next(n.get("d", "") for n in ET.fromstring(svg).iter(f"{SVG}path") if n.get("data-order") is not None)
+        at = np.array([[int(x) for x in re.findall(r"M(\d+) (\d+)", path)[0]]])
+        for kind, a, b in re.findall(r"([hvl])(-?\d+)(?: (-?\d+))?", path):
+            step = {"h": (int(a), 0), "v": (0, int(a)), "l": (int(a), int(b or 0))}[kind]
+            at = np.vstack([at, at[-1] + step])
+        assert ((at[:, ::-1] - 1) // 2).tolist() == table.tolist()
+    assert Persistent(Grouped(), 3).svg(grid=(3, 5)).count("0-2") == 1  # three workers: a wave of three tiles
+
+
+def test_a_timeline_by_role() -> None:
+    svg = timeline_svg(TIMELINE)
+    assert "warp 0: loads" in svg and "warp 1: mma + epilogue" in svg and "copy engine, loads" in svg
+    assert "3 instructions came after the last span" in svg
+    assert sorted(re.findall(r'data-kind="(\w+)"', svg)) == ["load", "load", "mma", "store", "wait", "wait"]
+    assert "load, 40 to 44: cp.async.bulk.tensor, line 9, 2 times" in titles(svg)
+    boxes = {n[0].text: n for n in ET.fromstring(svg).iter(f"{SVG}rect") if n.get("data-kind")}
+    mma = boxes["mma, 90 to 130: wgmma.mma_async, line 31"]
+    wait = boxes["wait, 2 to 90: mbarrier 0x0 parity 0, line 20"]
+    assert float(mma.get("width", "")) == pytest.approx(40 / 150 * 1000, abs=0.1)
+    assert float(wait.get("height", "")) < float(mma.get("height", ""))
+    assert timeline_svg(TIMELINE, block=(1, 0, 0)).count("data-kind") == 1
+    # A long run stays small, and its spans are put together rather than left out.
+    spans = [["mma" if i % 2 else "wait", 3 * i, 3 * i + 2, "x", i, 1] for i in range(20_000)]
+    long = timeline_svg({"rows": [{"cta": [0, 0, 0], "warp": 0, "role": "mma", "spans": spans}]})
+    assert len(long) < 1 << 20
+
+
+# ----------------------------------------------------------------------------------------------------------- large ones
+
+BIG = Layout(((4, 8, 8), (2, 2, 32)), ((256, 1, 16), (128, 8, 1024)))
+LARGE: dict[str, Callable[[], str]] = {
+    "layout": lambda: layout_svg(Layout((128, 256), (256, 1))),
+    "layout without runs": lambda: layout_svg(Layout(((2, 64), (2, 128)), ((16384, 1), (8192, 64)))),
+    "threads": lambda: tv_svg(BIG, (128, 256)),
+    "registers": lambda: tv_svg(BIG, (128, 256), color="register"),
+    "banks": lambda: swizzle_svg(Swizzle(3, 3, 3) @ Layout((128, 256), (256, 1)), 16),
+    "swizzle": lambda: swizzle_pair_svg(Layout((128, 64), (64, 1)), SW128),
+    "fragment": lambda: fragment_svg(wgmma(256)),
+    "product": lambda: tiled_mma_svg(TiledMma(mma_sync("m16n8k16", "bf16"), (2, 4, 1), (128, 256, 16))),
+    "schedule": lambda: schedule_svg(Grouped(group=8), (128, 256)),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_large_pictures_stay_small_files(name: str) -> None:
+    svg = LARGE[name]()
+    assert len(svg) < 1_000_000
+    assert len(titles(svg)) > 2000  # and still tell what is under the pointer
+
+
+def test_a_large_picture_tells_its_cells() -> None:
+    said = titles(LARGE["layout"]())
+    assert said[1] == "i 0, j 8 to 15: 8 | 9 | 10 | 11 | 12 | 13 | 14 | 15"
+    assert len(said) == 128 * 256 // 8 and said[-1].endswith("| 32767")
+    assert re.search(r"m 17, n 8 to 15: T36 V\d+ \| T36 V\d+ \| T37", LARGE["threads"]())
+    root = ET.fromstring(LARGE["layout"]())
+    strokes = {n.get("stroke"): n.get("d", "") for n in root.iter(f"{SVG}path") if n.get("d", "").startswith("M0 ")}
+    # 4096 offsets of a colour are 16 rows of 256: colour k covers them, one run a row.
+    for k, hue in enumerate(HUES):
+        assert re.findall(r"M0 (\d+)h256", strokes[hue]) == [str(16 * k + r) for r in range(16)]
+
+
+def test_the_colours_of_small_cells_are_those_of_their_threads() -> None:
+    grid = np.full((128, 256), "", dtype=object)
+    for node in ET.fromstring(LARGE["threads"]()).iter(f"{SVG}path"):
+        color, path = node.get("stroke", ""), node.get("d", "")
+        if not re.fullmatch(r"(?:[Mm]\d+ \d+h\d+)+", path) or not color:
+            continue
+        row = column = 0
+        for kind, a, b, length in re.findall(r"([Mm])(\d+) (\d+)h(\d+)", path):
+            row, column = (int(b), int(a)) if kind == "M" else (row, column + int(a))
+            assert not grid[row, column : column + int(length)].any(), "no cell has two colours"
+            grid[row, column : column + int(length)] = color
+            column += int(length)
+    t, v = np.arange(256)[:, None], np.arange(128)[None, :]
+    place = BIG(t, v)
+    for thread in (0, 1, 37, 200, 255):
+        want = lighter(HUES[thread // 32], ODD) if thread % 2 else HUES[thread // 32]
+        assert set(grid[place[thread] % 128, place[thread] // 128]) == {want}
+    assert grid.astype(bool).all()
+
+
+@pytest.mark.parametrize(
+    ("draw", "message"),
+    [
+        (lambda: product_svg(MMA, color="lane"), "color='lane'"),
+        (lambda: product_svg(MMA, thread=32), "no thread 32"),
+        (lambda: copy_svg(ldmatrix(1), thread=32), "no thread 32"),
+        (lambda: swizzle_pair_svg(ROWS, Swizzle(1, 0, 1, "bytes")), "S<1,0,1>"),
+        (lambda: box_svg(RAGGED, (2, 0)), r"tile \(2, 0\) begins at \(0, 256\), outside of the tensor"),
+        (lambda: smem_map_svg([], total=4), "one region at least"),
+        (lambda: smem_map_svg([Region("A", 8, 8)], total=12), "does not lie in the 12 bytes"),
+        (lambda: schedule_svg([[0, 0], [0, 0]], (1, 2)), "2 numbers reach 1 of 2 tiles"),
+        (lambda: schedule_svg([[0, 0], [1, 0]], (1, 2)), r"number 1 is tile \(1, 0\), outside of 1x2"),
+        (lambda: timeline_svg({"rows": []}), "emulate with timeline=True"),
+        (lambda: timeline_svg(TIMELINE, block=(2, 0, 0)), r"no block \(2, 0, 0\).* it has \(0, 0, 0\), \(1, 0, 0\)"),
+    ],
+)
+def test_refusals_say_why(draw: Callable[[], str], message: str) -> None:
+    with pytest.raises(LayoutError, match=message):
+        draw()
