@@ -161,19 +161,21 @@ def _load_facts(operand: Sm80Operand) -> tuple[Fact, ...]:
     mn, k = axes(tile.extent)
     byte = np.asarray(tile.byte(mn, k), np.int64)
     unit = 4 if load.words else UNIT
-    giver = np.full((4, -(-tile.bytes // unit)), -1, np.int64)
+    giver = np.full((2, -(-tile.bytes // unit)), -1, np.int64)
     lanes = np.arange(WARP)
     for warp in range(operand.warps):
         for step in range(load.steps):
             for number in range(load.loads):
                 for word in range(len(load.words) or 1):
                     at = np.asarray(load.byte(tile, lanes, warp, (number, step, word)), np.int64) // unit
-                    giver[:, at] = lanes, lanes * 0 + warp, lanes * 0 + number, lanes * 0 + step
-    lane, warp_, number_, step_ = (part[byte // unit] for part in giver)
-    what = "ld.shared by lane" if load.words else "row's address from lane"
-    along = "M" if operand.name == "A" else "N"
-    facts = [Fact(what, lane), Fact("in load", number_), Fact("of step along k", step_)]
-    if operand.warps > 1:
-        facts.insert(1, Fact(f"of warps number, along {along}", warp_))
-    kind = Fact("by", 0 * mn, (load.kind if not load.words else "ld.shared",))
-    return (kind, *facts)
+                    giver[:, at] = lanes, 0 * lanes + number + load.loads * (step + load.steps * warp)
+    lane, which = (part[byte // unit] for part in giver)
+    kind, along = "ld.shared" if load.words else load.kind, "M" if operand.name == "A" else "N"
+    if load.kind == "bytes":
+        kind = "ldmatrix.trans and prmt"
+    words = tuple(
+        f"{kind}, load {number} of step {step}" + (f", warps {warp} along {along}" if operand.warps > 1 else "")
+        for warp in range(operand.warps) for step in range(load.steps) for number in range(load.loads)
+    )  # fmt: skip
+    name = "read by" if load.words else "row address from"
+    return Fact(name, lane, tuple(f"lane {x}" for x in lanes)), Fact("loaded by", which, words)

@@ -113,7 +113,7 @@ def product_html(
 
     >>> from layoutgemm.atoms import ldmatrix, mma_sync, smem_tile
     >>> html = product_html(mma_sync((16, 8, 16)), a=smem_tile((16, 64), "bf16", "K"), copy_a=ldmatrix(4))
-    >>> "row's address from lane" in html, len(html) < 100_000
+    >>> "row address from" in html, len(html) < 100_000
     (True, True)
     """
     return page(product_figure(mma, a, b, extent=extent, copy_a=copy_a, copy_b=copy_b, title=title))

@@ -25,7 +25,7 @@ def axes(shape: tuple[int, int]) -> tuple[Table, Table]:
 
 
 def holder_paint(holder: Holder, holders: Holders) -> Paint:
-    """Colours by the first that holds an element, as in `tv_svg`: by warps if there are several, by quads, by threads."""
+    """Colours by the first that holds an element, as in `tv_svg`: by warps if there are several, quads, or threads."""
     per = 32 if holder.count > 32 else 4 if holder.count > 8 else 1
     groups = -(-holder.count // per)
     warps = holder.name == "thread" and per == 32
@@ -52,8 +52,8 @@ def shared_memory(name: str, tile: SmemTile, facts: tuple[Fact, ...] = (), parts
     bit = np.asarray(tile.bit(inside, column), np.int64)
     size = -(-tile.bytes * 8 // LINE_BITS) * LINE_BITS
     told = [
-        Fact("byte of the tile", bit // 8),
-        Fact("line of 128 bytes", bit // LINE_BITS),
+        Fact("byte offset", bit // 8),
+        Fact("line", bit // LINE_BITS),
         Fact("bank", bit % LINE_BITS // BANK_BITS),
     ]
     if tile.dtype.bits % 8:

@@ -227,7 +227,7 @@ def descriptor_facts(
         for mn in range(len(derived.mn_steps)):
             word = derived.at(0, k, mn).word
             which = f"block {k} along k" + (f", {mn} along {DIMS[name][0]}" if len(derived.mn_steps) > 1 else "")
-            labels.append(f"{which}: {word:#018x} for a tile at 0, {derived.advance(k, mn) * 16} bytes on")
+            labels.append(f"{word:#018x}, of a tile at address 0: {which}, {derived.advance(k, mn) * 16} bytes on")
     return (Fact("read by the descriptor", mn_block + len(derived.mn_steps) * k_block, tuple(labels)),)
 
 
@@ -264,14 +264,11 @@ def copy_facts(
         i, k = axes(size)
         inner = i % whole[0] + whole[0] * (k % whole[1])
         times = size[0] * size[1] // (whole[0] * whole[1])
-        facts = [Fact("row's address from lane", made[0][inner])]
-        count = int(wanted[1][0].size) if wanted[1].rank == 2 else int(wanted[1].size)
-        if count > 1 or times > 1:
-            number = made[1][inner] % count + count * (i // whole[0] + size[0] // whole[0] * (k // whole[1]))
-            facts.append(Fact(f"in load number of {'.'.join(copy.ptx.split('.')[:5])}", number))
-        else:
-            facts.append(Fact("of", 0 * i, (copy.ptx,)))
-        return tuple(facts)
+        count = int(wanted[1][0].size)  # instructions of a warp; the second mode counts the warps
+        number = made[1][inner] % count + count * (i // whole[0] + size[0] // whole[0] * (k // whole[1]))
+        loads = tuple(f"load {load}: {copy.ptx}" for load in range(count * times))
+        lane_words = tuple(f"lane {x}" for x in range(lanes))
+        return Fact("row address from", made[0][inner], lane_words), Fact("loaded by", number, loads)
     raise LayoutError(f"{copy} does not load {name} of {atom}: {why[0] if why else f'{tile} is too small for it'}")
 
 
