@@ -19,6 +19,7 @@ from typing import Any
 from ..dtypes import DType, dtype
 from ..errors import AtomError
 from ..layouts import ComposedLayout, Layout, Swizzle
+from ..layouts.paged import Paged
 
 MAJORS = ("K", "MN")
 # Rows of a swizzle atom, and bytes of the chunk that stays together: PTX ISA, "Shared Memory Matrix Layout", core
@@ -128,7 +129,7 @@ def slot_to_bit(slot: Any, element: DType, packing: str) -> Any:
 
 
 @dataclass(frozen=True)
-class SmemTile:
+class SmemTile(Paged):
     """One operand tile in shared memory.
 
     dtype         element type

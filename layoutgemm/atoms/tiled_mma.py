@@ -20,6 +20,7 @@ from typing import Any
 
 from ..errors import AtomError
 from ..layouts import ComposedLayout, Layout
+from ..layouts.paged import Paged
 from .mma import MmaAtom
 from .tiled_view import View
 
@@ -40,7 +41,7 @@ class Fragment:
 
 
 @dataclass(frozen=True)
-class TiledMma:
+class TiledMma(Paged):
     """An atom over (M, N, K) atoms' worth of threads: `cute.make_tiled_mma(atom, atom_layout_mnk, permutation_mnk)`.
 
     atom         the instruction

@@ -15,7 +15,7 @@ from .arguments import add, answer
 
 EXAMPLES = (
     "layoutgemm plan 200 136 72 -b bf16:col",
-    "layoutgemm plan 4096 4096 4096 -a f16 --arch sm_80",
+    "layoutgemm plan 4096 4096 4096 -a f16 --arch sm_80 --html tile.html",
     "layoutgemm plan 300 200 328 -b bf16:col --arch sm_100a --json",
 )
 # What GemmConfig calls the choices.
@@ -32,6 +32,7 @@ def add_plan(commands: Any) -> None:
     for name in "mnk":
         parser.add_argument(name, type=int, help="size")
     parser.add_argument("--arch", default="sm_90a", help=f"{', '.join(ARCHES)} (%(default)s)")
+    parser.add_argument("--html", metavar="FILE", help="write the tile as a page to point at there, too")
     options(parser)
 
 
@@ -58,6 +59,8 @@ def run(args: argparse.Namespace) -> int:
     """Derive, check and print; returns the exit status."""
     plan = derive(args, args.arch)
     report = plan.check()
+    if args.html is not None:
+        plan.html(args.html)
     answer(args, lambda: f"{plan.explain()}\n{report}", lambda: plan_data(plan, report))
     return 0 if report else 1
 

@@ -14,11 +14,12 @@ from ..atoms import MmaAtom, SmemTile, mma_sync, wgmma
 from ..errors import LayoutError
 from ..view import fragment_svg, layout_svg, layout_table, swizzle_svg, tv_table
 from ..view.grid import offsets_of, owners_of
-from .arguments import LAYOUT_HELP, add, answer, layout_of
+from .arguments import LAYOUT_HELP, add, answer, layout_of, tile_of
 
 EXAMPLES = (
     'layoutgemm show "(4,(2,2)):(2,(1,8))"',
     'layoutgemm show "S<2,3,3> o 0 o (8,32):(32,1)" --svg swizzled.svg',
+    "layoutgemm show mma:m16n8k16:bf16 --smem-a smem:64x64:bf16 --smem-b smem:32x64:bf16 --html linked.html",
     "layoutgemm show smem:8x64:bf16:K:128B --columns 0:64:8",
     "layoutgemm show wgmma:64:bf16:C --rows 0:16 --columns 0:16",
     "layoutgemm show mma:m16n8k16:f16:A --json",
@@ -29,7 +30,7 @@ ATOMS = "wgmma:64:bf16:C, mma:m16n8k16:bf16:A"
 def add_show(commands: Any) -> None:
     """The subcommand show."""
     parser = add(
-        commands, "show", "a layout, a tile or an atom's fragment as a grid of text, or as SVG", EXAMPLES, run,
+        commands, "show", "a layout, a tile or an atom's fragment as text, as SVG, or as a page", EXAMPLES, run,
         says="Prints the offset of every coordinate of a layout (mode 0 downwards, mode 1 across), or for an atom "
         "which thread holds an element in which value, as in 5:2.",
     )  # fmt: skip
@@ -37,6 +38,14 @@ def add_show(commands: Any) -> None:
     parser.add_argument("--rows", type=part, metavar="FROM:TO[:STEP]", help="a part of the rows")
     parser.add_argument("--columns", type=part, metavar="FROM:TO[:STEP]", help="a part of the columns")
     parser.add_argument("--svg", type=Path, metavar="FILE", help="draw it there instead")
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="write a page to point at there instead; of an atom A, B, C"
+    )
+    for operand in "ab":
+        parser.add_argument(
+            f"--smem-{operand}", metavar="TILE",
+            help=f"with --html and an atom: {operand.upper()} in shared memory, as in smem:64x64:bf16:K:128B",
+        )  # fmt: skip
 
 
 def part(text: str) -> range:
@@ -99,6 +108,10 @@ def _show(args: argparse.Namespace) -> int:
             named = {"rows": list(found.rows), "columns": list(found.columns), "offsets": found.values}
             return {"layout": str(given), "shape": layout.shape, **named}
 
+    if args.html is not None:
+        return page(args)
+    if args.smem_a or args.smem_b:
+        raise LayoutError("--smem-a and --smem-b are tiles beside an atom on a page: give --html FILE too")
     if args.svg is None:
         answer(args, lambda: fitting(text()), data)
         return 0
@@ -106,6 +119,21 @@ def _show(args: argparse.Namespace) -> int:
     args.svg.parent.mkdir(parents=True, exist_ok=True)
     args.svg.write_text(picture, encoding="utf-8")
     answer(args, lambda: f"written to {args.svg}", lambda: {"svg": str(args.svg)})
+    return 0
+
+
+def page(args: argparse.Namespace) -> int:
+    """Write the linked page; returns the exit status."""
+    if args.svg is not None or args.rows is not None or args.columns is not None:
+        raise LayoutError("--html writes a page of the whole: leave --svg, --rows and --columns away")
+    tiles = {name: tile_of(text) for name, text in (("a", args.smem_a), ("b", args.smem_b)) if text is not None}
+    if args.what.partition(":")[0] in FAMILIES:
+        atom_of(args.what)[0].html(args.html, **tiles)
+    elif tiles:
+        raise LayoutError(f"--smem-a and --smem-b are tiles of an atom's operands, and {args.what} is none: {ATOMS}")
+    else:
+        layout_of(args.what).html(args.html)
+    answer(args, lambda: f"written to {args.html}", lambda: {"html": str(args.html)})
     return 0
 
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from ..errors import CompositionError, LayoutError, SwizzleError
 from .inttuple import as_int, coal, scalar
+from .paged import Paged
 from .predicates import Predicates
 from .symbolic import entry
 
@@ -184,7 +185,7 @@ class Swizzle:
         return f"S<{self.bits},{self.base},{self.shift}>{unit}"
 
 
-class ComposedLayout(Predicates):
+class ComposedLayout(Predicates, Paged):
     """c -> swizzle(offset + layout(c)): coordinate -> offset, in the swizzle's unit, which the layout counts too.
 
     `layout` may itself be a ComposedLayout of the same unit. Operations act on the layout inside; a slice keeps its

@@ -35,7 +35,7 @@ def page(figure: Figure) -> str:
 
     >>> from layoutgemm.layouts import Layout
     >>> text = page(layout_figure(Layout((4, 8), (8, 1))))
-    >>> text.startswith("<!DOCTYPE html>"), "http" in text
+    >>> text.startswith("<!DOCTYPE html>"), "http:" in text or "https:" in text
     (True, False)
     """
     folder = files("layoutgemm.view") / "page"
@@ -105,14 +105,14 @@ def product_html(
     a, b     the operands' tiles in shared memory, (m, k) and (n, k): an SmemTile, or a layout under a swizzle. Of an
              operand that a descriptor hands over the page tells which descriptor reads an element
     extent   (M, N, K) of the page; by default that of the tiles, else the instruction's own
-    copy_a, copy_b   the ldmatrix that loads the operand from its tile: the page tells which lane gives an element's row
-             its address. It is proven to feed the operand
+    copy_a, copy_b   the ldmatrix that loads the operand from its tile into registers, proven to feed it; by default the
+             widest that does, if any. The page tells which lane gives the address of an element's row
 
     Returns HTML. Raises LayoutError where tiles, extents and instruction do not fit together, and for more elements
     than a page holds.
 
-    >>> from layoutgemm.atoms import ldmatrix, mma_sync, smem_tile
-    >>> html = product_html(mma_sync((16, 8, 16)), a=smem_tile((16, 64), "bf16", "K"), copy_a=ldmatrix(4))
+    >>> from layoutgemm.atoms import mma_sync, smem_tile
+    >>> html = product_html(mma_sync((16, 8, 16)), a=smem_tile((16, 64), "bf16", "K"))
     >>> "row address from" in html, len(html) < 100_000
     (True, True)
     """

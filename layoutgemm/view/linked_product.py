@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from layoutgemm.atoms import CopyAtom, MmaAtom, OperandDescriptor, SmemTile, TiledMma, feeds, operand_map
+from layoutgemm.atoms import CopyAtom, MmaAtom, OperandDescriptor, SmemTile, TiledMma, feeds, ldmatrix, operand_map
 from layoutgemm.atoms.descriptor import derive as derive_descriptor
 from layoutgemm.atoms.mma_tcgen05 import Tcgen05Atom
 from layoutgemm.atoms.smem import as_tile
@@ -70,7 +70,7 @@ def product_figure(
             raise LayoutError(f"copy_{name.lower()} loads {name} from a tile into registers: give the tile of {name}, "
                               f"which {atom} takes from {source}")  # fmt: skip
         facts: tuple[Fact, ...] = ()
-        holders = None
+        holders: Holders | None = None
         if source == "rmem":
             holders = register_holders(mma, name, size)
         elif source == "tmem" and isinstance(atom, Tcgen05Atom):
@@ -79,9 +79,11 @@ def product_figure(
             facts = (Fact("block", axes(size)[0] // (size[0] // atom.cta_group)),) if atom.cta_group > 1 else ()
         memory = None
         if tile is not None:
-            told = _descriptor_facts(tile, atom, name, size) if source == "smem" else ()
-            if copy is not None:
-                told = copy_facts(copy, tile, atom, name, size, isinstance(mma, TiledMma))
+            told: tuple[Fact, ...] = ()
+            if source == "smem":
+                told = _descriptor_facts(tile, atom, name, size)
+            elif source == "rmem":
+                told = _loaded(copy, tile, atom, name, size, isinstance(mma, TiledMma))
             memory = shared_memory(name, tile, told, atom.threads if isinstance(atom, Tcgen05Atom) else 1)
         matrices.append(
             operand_matrix(name, _words(atom, name, size, source), size, holder, holders, memory, facts)
@@ -229,6 +231,22 @@ def descriptor_facts(
             which = f"block {k} along k" + (f", {mn} along {DIMS[name][0]}" if len(derived.mn_steps) > 1 else "")
             labels.append(f"{word:#018x}, of a tile at address 0: {which}, {derived.advance(k, mn) * 16} bytes on")
     return (Fact("read by the descriptor", mn_block + len(derived.mn_steps) * k_block, tuple(labels)),)
+
+
+def _loaded(
+    copy: CopyAtom | None, tile: SmemTile, atom: MmaAtom, name: str, size: tuple[int, int], tiled: bool
+) -> tuple[Fact, ...]:
+    """What is told of the ldmatrix that loads an operand: the one given, or the widest that does; of none, nothing."""
+    if copy is not None:
+        return copy_facts(copy, tile, atom, name, size, tiled)
+    for count in (4, 2, 1):
+        for transpose in (False, True):
+            try:
+                widest = ldmatrix(count, transpose=transpose, element=tile.dtype)
+                return copy_facts(widest, tile, atom, name, size, tiled)
+            except LayoutError:
+                continue
+    return ()
 
 
 def copy_facts(
