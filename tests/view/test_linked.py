@@ -293,7 +293,7 @@ def test_refusals():
         Layout((2, 2, 2)).html()
     with pytest.raises(LayoutError, match="holds f16, and A of"):
         wgmma(64).html(a=smem_tile((64, 64), "f16", "K"))
-    with pytest.raises(LayoutError, match="the tile of A has 64x64 elements, and the product of 64x64x32 has an A of 64x32"):
+    with pytest.raises(LayoutError, match=r"tile of A has 64x64 elements, .* 64x64x32 has an A of 64x32"):
         wgmma(64).html(a=smem_tile((64, 64), "bf16", "K"), b=smem_tile((64, 32), "bf16", "K"))
     with pytest.raises(LayoutError, match="M = 96 is no multiple of 64"):
         wgmma(64).html(extent=(96, 64, 16))
