@@ -23,7 +23,7 @@ LEFT, TOP = 46, 18  # of the cells within a picture
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
          "--disable-sync", "--no-first-run"]  # fmt: skip
-# Of every cell of a picture, how opaque its centre is in the layer above the colours. Cells are to be 12 pixels or more.
+# Of every cell of a picture, how opaque its centre is in the layer above the colours. Cells are 12 pixels or more.
 PIXELS = """name => {
   const picture = pictures.find((p) => p.name === name), {over} = picture, context = over.getContext("2d");
   const ratio = over.width / parseFloat(over.style.width), found = [];
