@@ -7,7 +7,7 @@ const { hues, odd } = JSON.parse(document.getElementById("palette").textContent)
 const SAME = 1, LINKED = 2, HELD = 4; // the element itself; what it makes or is made of; what its holder holds
 const LEFT = 46, TOP = 18; // room for the numbers of rows and columns, in pixels
 const LARGEST = 1 << 24; // pixels of one picture: browsers refuse much larger ones
-const SMALLEST = 4; // pixels of a cell, unless a smaller one is asked for
+const SMALLEST = 3; // pixels of a cell, unless a smaller one is asked for
 const SIZES = [3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 34, 38];
 const dark = matchMedia("(prefers-color-scheme: dark)");
 

@@ -47,7 +47,7 @@ function tell() {
     const others = matrices.filter((other) => other !== at.matrix);
     const links = others.map((other) => [other.name, linkText(other, at)]).filter(([, text]) => text);
     if (links.length) parts.push(element("h3", at.matrix.place === "middle" ? "made of" : "goes with"), list(links));
-  } else parts.push(...hints());
+  } else if (state.holder === null) parts.push(...hints());
   if (state.holder !== null) {
     parts.push(element("h3", `held by ${holderWords(state.holder)}`));
     for (const matrix of matrices) {

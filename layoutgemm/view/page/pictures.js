@@ -2,7 +2,7 @@
 
 const theme = () => {
   const style = getComputedStyle(document.documentElement);
-  const names = ["paper", "ink", "faint", "empty", "dim"];
+  const names = ["paper", "ink", "faint", "empty", "plain", "dim"];
   return Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
 };
 
@@ -120,12 +120,12 @@ class Picture {
     });
   }
 
-  draw(paint, background) {
+  draw(paint) {
     this.resize();
     const context = this.base.getContext("2d"), colors = theme();
     context.clearRect(0, 0, this.base.width, this.base.height);
     const [width, height] = this.area();
-    context.fillStyle = background ?? colors.empty;
+    context.fillStyle = paint ? colors.empty : colors.plain;
     context.fillRect(LEFT, TOP, width, height);
     const boxes = [];
     for (let e = 0; e < this.matrix.count; e++) {
