@@ -79,7 +79,7 @@ def test_pages(capsys, tmp_path, what, text):
         ("tcgen05:f16", "show a tile in shared memory"),
         ("'(512,512):(512,1)'", "--rows 0:64, --columns 0:64"),
         ("'(4,8):(8,1)' --html x.html --svg x.svg", "leave --svg, --rows and --columns away"),
-        ("'(4,8):(8,1)' --html x.html --smem-a smem:64x64:bf16", "and (4,8):(8,1) is none: wgmma:64:bf16:C"),
+        ("'(4,8):(8,1)' --html x.html --smem-a smem:64x64:bf16", "and (4,8):(8,1) is no atom"),
         ("mma:m16n8k16 --smem-a smem:64x64:bf16", "give --html FILE too"),
         ("mma:m16n8k16 --html x.html --smem-a smem:40x64:bf16", "M = 40 is no multiple of 16"),
     ],

@@ -14,7 +14,8 @@ from ..atoms import MmaAtom, SmemTile, mma_sync, wgmma
 from ..errors import LayoutError
 from ..view import fragment_svg, layout_svg, layout_table, swizzle_svg, tv_table
 from ..view.grid import offsets_of, owners_of
-from .arguments import LAYOUT_HELP, add, answer, layout_of, tile_of
+from .arguments import LAYOUT_HELP, add, answer, layout_of
+from .page import add_page, paged
 
 EXAMPLES = (
     'layoutgemm show "(4,(2,2)):(2,(1,8))"',
@@ -38,14 +39,7 @@ def add_show(commands: Any) -> None:
     parser.add_argument("--rows", type=part, metavar="FROM:TO[:STEP]", help="a part of the rows")
     parser.add_argument("--columns", type=part, metavar="FROM:TO[:STEP]", help="a part of the columns")
     parser.add_argument("--svg", type=Path, metavar="FILE", help="draw it there instead")
-    parser.add_argument(
-        "--html", type=Path, metavar="FILE", help="write a page to point at there instead; of an atom A, B, C"
-    )
-    for operand in "ab":
-        parser.add_argument(
-            f"--smem-{operand}", metavar="TILE",
-            help=f"with --html and an atom: {operand.upper()} in shared memory, as in smem:64x64:bf16:K:128B",
-        )  # fmt: skip
+    add_page(parser)
 
 
 def part(text: str) -> range:
@@ -73,9 +67,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
+    is_atom = args.what.partition(":")[0] in FAMILIES
+    if paged(args, is_atom, lambda: atom_of(args.what)[0] if is_atom else layout_of(args.what)):
+        return 0
     part_ = {"rows": args.rows, "columns": args.columns}
     draw: Callable[[], str]
-    if args.what.partition(":")[0] in FAMILIES:
+    if is_atom:
         atom, operand = atom_of(args.what)
         tv, tile = atom.layout(operand), atom.tile_of(operand)
 
@@ -108,10 +105,6 @@ def _show(args: argparse.Namespace) -> int:
             named = {"rows": list(found.rows), "columns": list(found.columns), "offsets": found.values}
             return {"layout": str(given), "shape": layout.shape, **named}
 
-    if args.html is not None:
-        return page(args)
-    if args.smem_a or args.smem_b:
-        raise LayoutError("--smem-a and --smem-b are tiles beside an atom on a page: give --html FILE too")
     if args.svg is None:
         answer(args, lambda: fitting(text()), data)
         return 0
@@ -119,21 +112,6 @@ def _show(args: argparse.Namespace) -> int:
     args.svg.parent.mkdir(parents=True, exist_ok=True)
     args.svg.write_text(picture, encoding="utf-8")
     answer(args, lambda: f"written to {args.svg}", lambda: {"svg": str(args.svg)})
-    return 0
-
-
-def page(args: argparse.Namespace) -> int:
-    """Write the linked page; returns the exit status."""
-    if args.svg is not None or args.rows is not None or args.columns is not None:
-        raise LayoutError("--html writes a page of the whole: leave --svg, --rows and --columns away")
-    tiles = {name: tile_of(text) for name, text in (("a", args.smem_a), ("b", args.smem_b)) if text is not None}
-    if args.what.partition(":")[0] in FAMILIES:
-        atom_of(args.what)[0].html(args.html, **tiles)
-    elif tiles:
-        raise LayoutError(f"--smem-a and --smem-b are tiles of an atom's operands, and {args.what} is none: {ATOMS}")
-    else:
-        layout_of(args.what).html(args.html)
-    answer(args, lambda: f"written to {args.html}", lambda: {"html": str(args.html)})
     return 0
 
 
