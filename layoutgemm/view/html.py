@@ -23,8 +23,8 @@ from layoutgemm.view.linked import THREADS, Figure, Holders, Matrix
 from layoutgemm.view.linked_parts import holder_paint, layout_figure, tile_figure
 from layoutgemm.view.linked_product import product_figure
 from layoutgemm.view.palette import HUES, lighter
-from layoutgemm.view.svg import ODD
 
+ODD = 0.45  # how much lighter odd holders are, as in `tv_svg`
 SCRIPTS = ("elements.js", "pictures.js", "panel.js", "start.js")
 # The page asks for nothing, and could not.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
