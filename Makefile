@@ -18,16 +18,17 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # The DSL and the SASS tools are published for Linux. Elsewhere everything works but compiling and running kernels.
 ifeq ($(shell uname -s),Linux)
-TEST_STAMPS := $(VENV)/.dsl $(VENV)/.torch
+TEST_STAMPS := $(VENV)/.dsl $(VENV)/.torch $(VENV)/.browser
 endif
 
-.PHONY: help demo test lint bench-algebra bench-proofs bench-gemm clean
+.PHONY: help demo test lint chromium bench-algebra bench-proofs bench-gemm clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo           derive, check, compile and run one GEMM, on the GPU if there is one"
 	@echo "make test           ruff, mypy and all tests"
 	@echo "make lint           ruff and mypy alone"
+	@echo "make chromium       install the browser that the tests of linked pages run in (Debian and Ubuntu, as root)"
 	@echo "make bench-algebra  time the layout algebra against other implementations (PYCUTE=folder that holds pycute)"
 	@echo "make bench-proofs   time the provers"
 	@echo "make bench-gemm     time the GEMM kernels on this machine's GPU against torch.mm, cuBLASLt and quack (BENCH=options)"
@@ -57,6 +58,18 @@ lint: $(VENV)/.dev
 	@$(BIN)/ruff check --output-format concise .
 	@echo "==> mypy (the first run takes about half a minute)"
 	@$(BIN)/mypy
+
+# Never fails: without a browser its tests are skipped, and say so.
+chromium:
+	@if { command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null; then \
+	  echo "==> a browser for the tests of linked pages is there"; \
+	elif [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
+	  echo "==> no Chromium, and only root installs it, by apt-get: the tests of linked pages will be skipped"; \
+	else \
+	  echo "==> installing Chromium by apt-get, about 100 MB to fetch"; \
+	  { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install chromium; } \
+	    >/dev/null || echo "==> Chromium could not be installed: the tests of linked pages will be skipped"; \
+	fi
 
 bench-algebra: $(VENV)/.bench
 	@$(BIN)/python benchmarks/bench_algebra.py $(if $(PYCUTE),--pycute "$(PYCUTE)")
@@ -98,6 +111,12 @@ $(VENV)/.torch: pyproject.toml | $(VENV)/.base
 $(VENV)/.dev: pyproject.toml | $(VENV)/.base
 	@echo "==> installing pytest, hypothesis, ruff and mypy, about 40 MB"
 	@$(PIP) install -q -e '.[dev]'
+	@touch $@
+
+$(VENV)/.browser: pyproject.toml | $(VENV)/.base
+	@echo "==> installing playwright for the tests of linked pages, about 50 MB"
+	@$(PIP) install -q -e '.[browser]' \
+	  || echo "==> playwright could not be installed: the tests of linked pages will be skipped"
 	@touch $@
 
 $(VENV)/.peers: pyproject.toml | $(VENV)/.dsl

@@ -78,6 +78,17 @@ def test_pictures(capsys, tmp_path, what):
     assert ElementTree.parse(file).getroot().tag.endswith("svg")
 
 
+@pytest.mark.parametrize(("what", "text"), [
+    ("(4,8):(8,1)", '"name":"offsets"'), ("smem:8x64:bf16", "tile in shared memory"), ("mma:m16n8k16", '"name":"B"'),
+    ("wgmma:64:bf16 --smem-b smem:64x64:bf16", "read by the descriptor"),
+])  # fmt: skip
+def test_pages(capsys, tmp_path, what, text):
+    file = tmp_path / "new" / "page.html"
+    assert main(["show", *what.split(), "--html", str(file)]) == 0
+    assert capsys.readouterr().out == f"written to {file}\n"
+    assert text in file.read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -104,6 +115,10 @@ def test_pictures(capsys, tmp_path, what):
         ("tiled:2x2:mma:m16n8k16", "written tiled:MxNxK:ATOM"),
         ("tiled:2x2x1:mma:m16n8k16:bf16:C", "written FAMILY:SIZE"),
         ("'(512,512):(512,1)'", "--rows 0:64, --columns 0:64"),
+        ("'(4,8):(8,1)' --html x.html --svg x.svg", "leave --svg, --rows and --columns away"),
+        ("'(4,8):(8,1)' --html x.html --smem-a smem:64x64:bf16", "and (4,8):(8,1) is no atom"),
+        ("mma:m16n8k16 --smem-a smem:64x64:bf16", "give --html FILE too"),
+        ("mma:m16n8k16 --html x.html --smem-a smem:40x64:bf16", "M = 40 is no multiple of 16"),
     ],
 )
 def test_refusals(capsys, arguments, text):

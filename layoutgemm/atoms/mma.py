@@ -14,6 +14,7 @@ from typing import Any
 from ..dtypes import DType
 from ..errors import AtomError
 from ..layouts import CounterExample, E, Layout, Proof, Undecided
+from ..layouts.paged import Paged
 from ..layouts.pictured import Pictured
 
 
@@ -59,7 +60,7 @@ class ScaleFactors:
 
 
 @dataclass(frozen=True)
-class MmaAtom(Pictured):
+class MmaAtom(Pictured, Paged):
     """One matrix instruction.
 
     ptx          the instruction's name without its register lists

@@ -19,6 +19,7 @@ from typing import Any
 from ..dtypes import DType, dtype
 from ..errors import AtomError
 from ..layouts import ComposedLayout, Layout, Swizzle
+from ..layouts.paged import Paged
 from ..layouts.pictured import Pictured
 
 MAJORS = ("K", "MN")
@@ -129,7 +130,7 @@ def slot_to_bit(slot: Any, element: DType, packing: str) -> Any:
 
 
 @dataclass(frozen=True)
-class SmemTile(Pictured):
+class SmemTile(Pictured, Paged):
     """One operand tile in shared memory.
 
     dtype         element type

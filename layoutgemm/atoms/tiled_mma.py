@@ -20,6 +20,7 @@ from typing import Any
 
 from ..errors import AtomError
 from ..layouts import ComposedLayout, Layout
+from ..layouts.paged import Paged
 from ..layouts.pictured import Pictured
 from .mma import MmaAtom
 from .tiled_view import View
@@ -41,7 +42,7 @@ class Fragment:
 
 
 @dataclass(frozen=True)
-class TiledMma(Pictured):
+class TiledMma(Pictured, Paged):
     """An atom over (M, N, K) atoms' worth of threads: `cute.make_tiled_mma(atom, atom_layout_mnk, permutation_mnk)`.
 
     atom         the instruction

@@ -16,7 +16,7 @@ from .arguments import add, add_picture, answer, drawn
 
 EXAMPLES = (
     "layoutgemm plan 200 136 72 -b bf16:col",
-    "layoutgemm plan 4096 4096 4096 -a f16 --arch sm_80",
+    "layoutgemm plan 4096 4096 4096 -a f16 --arch sm_80 --html tile.html",
     "layoutgemm plan 300 200 328 -b bf16:col --arch sm_100a --json",
     "layoutgemm plan 4096 4096 4096 --of smem --svg smem.svg",
 )
@@ -34,6 +34,7 @@ def add_plan(commands: Any) -> None:
     for name in "mnk":
         parser.add_argument(name, type=int, help="size")
     parser.add_argument("--arch", default="sm_90a", help=f"{', '.join(ARCHES)} (%(default)s)")
+    parser.add_argument("--html", metavar="FILE", help="write the tile as a page to point at there, too")
     options(parser)
     parser.add_argument("--of", choices=tuple(PICTURES), help="print, or draw, this of it instead of the derivation")
     add_picture(parser, "its fragment map, or what --of says,")
@@ -68,6 +69,8 @@ def run(args: argparse.Namespace) -> int:
         answer(args, lambda: text, lambda: {"plan": str(plan), "of": args.of, "text": text})
         return 0
     report = plan.check()
+    if args.html is not None:
+        plan.html(args.html)
     answer(args, lambda: f"{plan.explain()}\n{report}", lambda: plan_data(plan, report))
     return 0 if report else 1
 

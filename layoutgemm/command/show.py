@@ -16,10 +16,12 @@ from ..view import fragment_svg, layout_svg, layout_table, swizzle_svg, tv_table
 from ..view.grid import offsets_of, owners_of
 from .arguments import LAYOUT_HELP, add, add_picture, answer, drawn, layout_of
 from .named import ATOMS, FAMILIES, atom_of, has_operand, object_of
+from .page import add_page, paged
 
 EXAMPLES = (
     'layoutgemm show "(4,(2,2)):(2,(1,8))"',
     'layoutgemm show "S<2,3,3> o 0 o (8,32):(32,1)" --svg swizzled.svg',
+    "layoutgemm show mma:m16n8k16:bf16 --smem-a smem:64x64:bf16 --smem-b smem:32x64:bf16 --html linked.html",
     "layoutgemm show smem:8x64:bf16:K:128B --columns 0:64:8",
     "layoutgemm show wgmma:64:bf16:C --rows 0:16 --columns 0:16",
     "layoutgemm show mma:m16n8k16:f16:A --json",
@@ -52,6 +54,7 @@ def add_show(commands: Any) -> None:
     parser.add_argument("--color", choices=("warp", "quad", "thread", "register"), help="of threads in a picture")
     parser.add_argument("--thread", type=int, metavar="T", help="surround in a picture what thread T holds")
     add_picture(parser, "it")
+    add_page(parser)
 
 
 def part(text: str) -> range:
@@ -79,10 +82,21 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
+    if paged(args, args.what.partition(":")[0] in (*FAMILIES, "tiled"), lambda: paged_object(args.what)):
+        return 0
     found = shown(args)
     if not drawn(args, found.draw):
         answer(args, lambda: fitting(found.text()), found.data)
     return 0
+
+
+def paged_object(what: str) -> Any:
+    """What a page is made of: an atom whole, whichever operand is named, and the others as they are."""
+    if what.partition(":")[0] in FAMILIES and has_operand(what):
+        return atom_of(what)[0]
+    if what.startswith(("smem:", "(")) or " o " in what or what[:1].isdigit():
+        return layout_of(what)
+    return object_of(what)[0]
 
 
 @dataclass(frozen=True)

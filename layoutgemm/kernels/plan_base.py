@@ -1,6 +1,6 @@
 """What the plans of all kernels have in common: limits, the parameters of a launch, and the verbs.
 
-    PlanVerbs         compile, run, svg, for_any_size
+    PlanVerbs         compile, run, svg, html, for_any_size
     PersistentPlan    the same, and what follows from tensor stores and an epilogue: Hopper's and Blackwell's
 """
 
@@ -80,6 +80,15 @@ class PlanVerbs(Pictured):
     def for_any_size(self: P) -> P:
         """The plan of the same kernel for one product, or two, of 1x1x1: what the trace sees."""
         return replace(self, m=1, n=1, k=1, batch=min(self.batch, 2))  # type: ignore[type-var]
+
+    def html(self, path: Any = None) -> str:
+        """The plan as a page to point at: tiles of A and B in shared memory, and who holds each element of C.
+
+        path   a file to write it to, too. Returns the page; raises LayoutError for more elements than a page holds.
+        """
+        from .linked import plan_html
+
+        return plan_html(self, path)
 
     def _picture(self, **options: Any) -> str:
         from .pictures import plan_svg

@@ -3,7 +3,7 @@
 Layouts of integers     inttuple: shapes, strides, coordinates; basis: strides that lead to coordinates; layout: the
                         Layout; compose, inverse, divide, recast: its operations; swizzle: Swizzle, ComposedLayout;
                         notation: text back into layouts; predicates: verdicts in place of exceptions; functions: CuTe's
-                        names as free functions
+                        names as free functions; paged: the method html
 Layouts with symbols    symbolic: dim; poly, generators: what an entry is when it is no int; facts, solver: what is
                         known; needs, conditions: what is missing, what was used; symbolic_layout, symbolic_ops,
                         symbolic_views, symbolic_arguments: the operations; symbolic_sympy: to and from SymPy

@@ -17,12 +17,13 @@ from . import recast as _recast
 from .basis import as_stride, assemble, component, has_basis, identity_stride, paths_of
 from .compose import compose as _compose
 from .inttuple import SYMBOLS_SEEN, as_shape, check_congruent, check_enumerable, coal, crd2idx, show_coord
+from .paged import Paged
 from .pictured import PicturedLayout
 from .predicates import Predicates
 from .symbolic_arguments import become_symbolic, has_symbols, joined, lift, symbols_in
 
 
-class Layout(PicturedLayout, Predicates):
+class Layout(PicturedLayout, Predicates, Paged):
     """A function from coordinates to offsets: coordinate -> sum of coordinate * stride, in elements.
 
     The domain is the shape: its coordinates are tuples of its nesting, or flat indices in colexicographic order (the

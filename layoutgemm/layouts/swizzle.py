@@ -18,6 +18,7 @@ import numpy as np
 
 from ..errors import CompositionError, LayoutError, SwizzleError
 from .inttuple import as_int, coal, scalar
+from .paged import Paged
 from .pictured import Pictured, PicturedLayout
 from .predicates import Predicates
 from .symbolic import entry
@@ -203,7 +204,7 @@ class Swizzle(Pictured):
         return f"S<{self.bits},{self.base},{self.shift}>{unit}"
 
 
-class ComposedLayout(PicturedLayout, Predicates):
+class ComposedLayout(PicturedLayout, Predicates, Paged):
     """c -> swizzle(offset + layout(c)): coordinate -> offset, in the swizzle's unit, which the layout counts too.
 
     `layout` may itself be a ComposedLayout of the same unit. Operations act on the layout inside; a slice keeps its

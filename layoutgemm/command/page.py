@@ -1,0 +1,42 @@
+"""`layoutgemm show --html`: a linked page of a layout, of a tile, or of an atom with its operands in shared memory."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..errors import LayoutError
+from .arguments import answer, tile_of
+
+
+def add_page(parser: argparse.ArgumentParser) -> None:
+    """The options of a page."""
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="write a page to point at there instead; of an atom A, B, C"
+    )
+    for operand in "ab":
+        parser.add_argument(
+            f"--smem-{operand}", metavar="TILE",
+            help=f"with --html and an atom: {operand.upper()} in shared memory, as in smem:64x64:bf16:K:128B",
+        )  # fmt: skip
+
+
+def paged(args: argparse.Namespace, is_atom: bool, find: Callable[[], Any]) -> bool:
+    """Write the page of what `find` finds, if one is asked for; returns whether it was."""
+    given = {name: text for name, text in (("a", args.smem_a), ("b", args.smem_b)) if text is not None}
+    if args.html is None:
+        if given:
+            raise LayoutError("--smem-a and --smem-b are tiles beside an atom on a page: give --html FILE too")
+        return False
+    if args.svg is not None or args.rows is not None or args.columns is not None:
+        raise LayoutError("--html writes a page of the whole: leave --svg, --rows and --columns away")
+    if given and not is_atom:
+        raise LayoutError(f"--smem-a and --smem-b are tiles of an atom's operands, and {args.what} is no atom")
+    found = find()
+    if not hasattr(found, "html"):
+        raise LayoutError(f"{args.what} has no page: layouts, tiles and atoms have; --svg FILE draws it")
+    found.html(args.html, **{name: tile_of(text) for name, text in given.items()})
+    answer(args, lambda: f"written to {args.html}", lambda: {"html": str(args.html)})
+    return True

@@ -1,0 +1,31 @@
+"""What has a linked page: one HTML file in which whatever belongs to an element lights up with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+
+class Paged:
+    """Gives layouts, tiles, matrix instructions and tiled ones the method `html`."""
+
+    __slots__ = ()
+
+    def html(self, path: str | Path | None = None, **options: Any) -> str:
+        """A page to point at: one self-contained file, with mouse, touch or keyboard, light or dark.
+
+        path     a file to write it to, too
+        options  of a layout `tile=(M, N)` where it is a thread-value layout over that tile, else none; of a matrix
+                 instruction `a=`, `b=`: its operands' tiles in shared memory; `extent=`; see `view.html.product_html`.
+                 `title=` of each
+
+        Returns the page. Raises LayoutError for what has no picture, and for more elements than a page holds.
+
+        >>> from layoutgemm.layouts import Layout
+        >>> Layout((4, 8), (8, 1)).html()[:15]
+        '<!DOCTYPE html>'
+        """
+        # a page is wanted only here, and `import layoutgemm` should not pay for it
+        from ..view.html import html_of
+
+        return html_of(self, path, **options)

@@ -1,0 +1,295 @@
+"""What a linked page shows, as plain values: matrices, who holds their elements, and where these lie in memory.
+
+    Figure --> Matrix A (m, k), B (n, k), C (m, n) --> Holders: (thread, value) of every element
+                                                   --> Fact: a number, or a named one, of every element
+                                                   --> Memory: where every element begins
+
+Two matrices are linked by the dimensions that they share: (m, n) of C goes with all (m, k) of A and all (n, k) of B.
+Everything is an array over the elements, computed by the layouts; a browser only looks numbers up. `Figure.data` packs
+the arrays: as two lists wherever every entry is the sum, or the XOR, of one of its row and one of its column, else as
+raw integers.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import gcd
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from layoutgemm.errors import LayoutError
+
+Table = npt.NDArray[np.int64]  # (rows, columns) of a matrix -> a number; -1 where there is none
+
+# Of one page. A tile of 256 x 256 with both of its operands 128 deep is as large as a block's tile gets.
+MAX_ELEMENTS = 1 << 17
+MAX_COPIES = 256  # of one element among the threads
+NOTHING = -1
+
+
+def packed(table: Table) -> dict[str, Any]:
+    """A table as JSON has it, in the smallest of its forms.
+
+    >>> import numpy as np
+    >>> packed(np.array([[0, 1], [4, 5]]))
+    {'join': '+', 'rows': [0, 4], 'columns': [0, 1]}
+    >>> packed(np.array([[3, 2], [2, 3]]))
+    {'join': '^', 'rows': [3, 2], 'columns': [0, 1]}
+    >>> packed(np.array([[0, 7], [7, 1]]))
+    {'bytes': 1, 'base64': 'AAcHAQ=='}
+    """
+    values = np.asarray(table, np.int64)
+    rows, columns = values[:, 0], values[0, :] - values[0, 0]
+    if np.array_equal(rows[:, None] + columns, values):
+        return {"join": "+", "rows": rows.tolist(), "columns": columns.tolist()}
+    if values.min() >= 0:
+        columns = values[0, :] ^ values[0, 0]
+        if np.array_equal(rows[:, None] ^ columns, values):
+            return {"join": "^", "rows": rows.tolist(), "columns": columns.tolist()}
+    for width in (1, 2, 4):
+        if -(1 << (8 * width - 1)) <= values.min() and values.max() < 1 << (8 * width - 1):
+            raw = values.astype(f"<i{width}").tobytes()
+            return {"bytes": width, "base64": base64.b64encode(raw).decode()}
+    raise LayoutError(f"the page holds numbers of 32 bits; {values.max()} is too large")
+
+
+def unpacked(form: dict[str, Any], extent: tuple[int, int]) -> Table:
+    """The table of a packed form, as the page reads it: the inverse of `packed`.
+
+    >>> import numpy as np
+    >>> unpacked(packed(np.array([[0, 7], [7, 1]])), (2, 2)).tolist()
+    [[0, 7], [7, 1]]
+    """
+    if "join" in form:
+        rows, columns = np.array(form["rows"])[:, None], np.array(form["columns"])
+        return rows + columns if form["join"] == "+" else rows ^ columns
+    raw = np.frombuffer(base64.b64decode(form["base64"]), f"<i{form['bytes']}")
+    return raw.astype(np.int64).reshape(extent)
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The tables of a page, each kept once."""
+
+    forms: list[dict[str, Any]] = field(default_factory=list)
+    known: dict[tuple[tuple[int, ...], bytes], int] = field(default_factory=dict)
+
+    def add(self, table: Table) -> int:
+        """The number of a table."""
+        key = table.shape, np.ascontiguousarray(table, np.int64).tobytes()
+        if key not in self.known:
+            self.known[key] = len(self.forms)
+            self.forms.append(packed(table))
+        return self.known[key]
+
+
+@dataclass(frozen=True)
+class Fact:
+    """Something that every element of a matrix has: a number, or what `labels` call that number."""
+
+    name: str
+    table: Table
+    labels: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Paint:
+    """A way to colour a matrix: `per` neighbouring numbers share a hue, and every second number may be lighter.
+
+    texts    (prefix, table) of each line that a large cell prints
+    legend   (number of the hue, meaning)
+    """
+
+    name: str
+    table: Table
+    per: int
+    odd: bool
+    texts: tuple[tuple[str, Table], ...]
+    legend: tuple[tuple[int, str], ...]
+
+
+@dataclass(frozen=True)
+class Holder:
+    """What holds elements: "thread", or a "lane" of tensor memory, numbered 0 to count - 1.
+
+    Number h is number h % size of group h // size: lane 5 of warp 1 is thread 37. `value` names what of it holds one
+    element, and two letters stand for both in a cell.
+    """
+
+    name: str
+    count: int
+    size: int
+    group: str
+    inner: str
+    value: str
+    letters: str
+
+    def words(self, number: int) -> str:
+        """A holder as the page names it.
+
+        >>> THREADS(128).words(37), THREADS(8).words(3)
+        ('thread 37 (warp 1, lane 5)', 'thread 3')
+        """
+        if self.count <= self.size:
+            return f"{self.name} {number}"
+        return f"{self.name} {number} ({self.group} {number // self.size}, {self.inner} {number % self.size})"
+
+
+def THREADS(count: int) -> Holder:
+    """The threads of a block, in warps of 32."""
+    return Holder("thread", count, 32, "warp", "lane", "value", "TV")
+
+
+@dataclass(frozen=True)
+class Holders:
+    """Who holds each element of a matrix: as many layers as an element has holders, the lowest thread first.
+
+    labels   value -> how it is told: its instruction, its register
+    """
+
+    threads: tuple[Table, ...]
+    values: tuple[Table, ...]
+    labels: tuple[str, ...]
+
+    @classmethod
+    def of(cls, extent: tuple[int, int], held: Sequence[Any], labels: Sequence[str]) -> Holders:
+        """From arrays (row, column, thread, value) of equal length, in any order.
+
+        >>> import numpy as np
+        >>> both = Holders.of((1, 2), [np.array(x) for x in ([0, 0, 0], [0, 1, 0], [1, 0, 0], [0, 0, 0])], ["V0"])
+        >>> [layer.tolist() for layer in both.threads]
+        [[[0, 0]], [[1, -1]]]
+
+        Raises LayoutError for an element outside the matrix, and for more than MAX_COPIES of one.
+        """
+        row, column, thread, value = (np.asarray(x, np.int64).ravel() for x in np.broadcast_arrays(*held))
+        outside = (row < 0) | (row >= extent[0]) | (column < 0) | (column >= extent[1])
+        if outside.any():
+            at = int(np.flatnonzero(outside)[0])
+            raise LayoutError(
+                f"thread {thread[at]}, value {value[at]} holds ({row[at]}, {column[at]}), outside of {extent}"
+            )
+        element = row * extent[1] + column
+        order = np.lexsort((value, thread, element))
+        element, thread, value = element[order], thread[order], value[order]
+        first = np.searchsorted(element, element)  # of the same element
+        layer = np.arange(element.size) - first
+        copies = int(layer.max()) + 1
+        if copies > MAX_COPIES:
+            raise LayoutError(f"{copies} threads and values hold one element: the page shows up to {MAX_COPIES}")
+        made = np.full((2, copies, extent[0] * extent[1]), NOTHING, np.int64)
+        made[0, layer, element], made[1, layer, element] = thread, value
+        threads, values = made.reshape(2, copies, *extent)
+        return cls(tuple(threads), tuple(values), tuple(labels))
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Where the elements of a matrix lie: a picture of lines, each of so many bytes (or offsets).
+
+    start, bits   first bit of each element, and how many it has; without `bank_bits` they count offsets
+    line, unit    bits of a line, and of a unit within it, which is framed when one of its elements is shown
+    bank_bits     of one bank, or None for an address space without banks
+    size          bits of the whole
+    """
+
+    name: str
+    title: str
+    start: Table
+    bits: int
+    line: int
+    unit: int
+    size: int
+    bank_bits: int | None
+    facts: tuple[Fact, ...]
+    paint: Paint | None = None
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """One matrix: its two dimensions by name, and all that is told of its elements.
+
+    across   which dimension is drawn from left to right: 0 or 1
+    place    "left", "top" or "middle" of the product, or "alone"
+    """
+
+    name: str
+    title: str
+    dims: tuple[str, str]
+    extent: tuple[int, int]
+    across: int = 1
+    place: str = "alone"
+    holders: Holders | None = None
+    facts: tuple[Fact, ...] = ()
+    paints: tuple[Paint, ...] = ()
+    memory: Memory | None = None
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A page: its heading and its matrices."""
+
+    title: str
+    notes: tuple[str, ...]
+    matrices: tuple[Matrix, ...]
+    holder: Holder | None = None
+
+    def __post_init__(self) -> None:
+        count = sum(matrix.extent[0] * matrix.extent[1] for matrix in self.matrices)
+        if count > MAX_ELEMENTS:
+            each = ", ".join(f"{matrix.name} {matrix.extent[0]}x{matrix.extent[1]}" for matrix in self.matrices)
+            raise LayoutError(f"a page shows up to {MAX_ELEMENTS} elements; {each} are {count}")
+
+    def data(self) -> dict[str, Any]:
+        """The figure as JSON has it: tables by their number, the rest by name."""
+        tables = Tables()
+        matrices = [_matrix(matrix, tables) for matrix in self.matrices]
+        holder = None if self.holder is None else dict(vars(self.holder))
+        return {"title": self.title, "notes": self.notes, "holder": holder, "matrices": matrices,
+                "tables": tables.forms}  # fmt: skip
+
+
+def _matrix(matrix: Matrix, tables: Tables) -> dict[str, Any]:
+    held = matrix.holders
+    return {
+        "name": matrix.name, "title": matrix.title, "dims": matrix.dims, "extent": matrix.extent,
+        "across": matrix.across, "place": matrix.place, "facts": _facts(matrix.facts, tables),
+        "paints": [_paint(paint, tables) for paint in matrix.paints],
+        "holders": None if held is None else {
+            "threads": [tables.add(layer) for layer in held.threads],
+            "values": [tables.add(layer) for layer in held.values], "labels": held.labels,
+        },
+        "memory": None if matrix.memory is None else _memory(matrix.memory, tables),
+    }  # fmt: skip
+
+
+def _facts(facts: Sequence[Fact], tables: Tables) -> list[dict[str, Any]]:
+    return [{"name": fact.name, "table": tables.add(fact.table), "labels": fact.labels} for fact in facts]
+
+
+def _paint(paint: Paint, tables: Tables) -> dict[str, Any]:
+    texts = [{"prefix": prefix, "table": tables.add(table)} for prefix, table in paint.texts]
+    return {"name": paint.name, "table": tables.add(paint.table), "per": paint.per, "odd": paint.odd, "texts": texts,
+            "legend": paint.legend}  # fmt: skip
+
+
+def _memory(memory: Memory, tables: Tables) -> dict[str, Any]:
+    """In grains: the largest number of bits that all elements begin at a multiple of."""
+    grain = gcd(int(np.gcd.reduce(memory.start, axis=None)), memory.bits, memory.unit)
+    bank = memory.bank_bits
+    return {
+        "name": memory.name, "title": memory.title, "start": tables.add(memory.start // grain),
+        "grain": grain, "grains": memory.bits // grain, "line": memory.line // grain, "unit": memory.unit // grain,
+        "size": -(-memory.size // grain), "banked": bank is not None,
+        "ticks": [
+            unit * memory.unit // bank % (memory.line // bank) if bank else unit * memory.unit
+            for unit in range(memory.line // memory.unit)
+        ],
+        "per_line": memory.line // 8 if bank else memory.line,
+        "facts": _facts(memory.facts, tables),
+        "paint": None if memory.paint is None else _paint(memory.paint, tables),
+    }  # fmt: skip

@@ -1,0 +1,106 @@
+"use strict";
+// Draws what layoutgemm computed: every number that is shown comes out of the tables of `data`. An element of a matrix
+// is numbered row * columns + column; the marks of all elements are made anew whenever something else is pointed at.
+
+const data = JSON.parse(document.getElementById("data").textContent);
+const { hues, odd } = JSON.parse(document.getElementById("palette").textContent);
+const SAME = 1, LINKED = 2, HELD = 4; // the element itself; what it makes or is made of; what its holder holds
+const LEFT = 46, TOP = 18; // room for the numbers of rows and columns, in pixels
+const LARGEST = 1 << 24; // pixels of one picture: browsers refuse much larger ones
+const SMALLEST = 3; // pixels of a cell, unless a smaller one is asked for
+const SIZES = [3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 34, 38];
+const dark = matchMedia("(prefers-color-scheme: dark)");
+
+function table(number, columns) {
+  const form = data.tables[number];
+  if (form.join === "+") return (e) => form.rows[Math.floor(e / columns)] + form.columns[e % columns];
+  if (form.join === "^") return (e) => form.rows[Math.floor(e / columns)] ^ form.columns[e % columns];
+  const raw = Uint8Array.from(atob(form.base64), (c) => c.charCodeAt(0)).buffer;
+  const values = form.bytes === 1 ? new Int8Array(raw) : form.bytes === 2 ? new Int16Array(raw) : new Int32Array(raw);
+  return (e) => values[e];
+}
+
+function holderWords(number) {
+  const { name, count, size, group, inner } = data.holder;
+  if (count <= size) return `${name} ${number}`;
+  return `${name} ${number} (${group} ${Math.floor(number / size)}, ${inner} ${number % size})`;
+}
+
+class Matrix {
+  constructor(spec) {
+    Object.assign(this, spec);
+    const [rows, columns] = spec.extent;
+    this.count = rows * columns;
+    this.marks = new Uint8Array(this.count);
+    this.labels = spec.holders?.labels ?? [];
+    const at = (number) => table(number, columns);
+    const texts = (all) => all.map((text) => ({ prefix: text.prefix, of: at(text.table) }));
+    const paint = (p) => ({ ...p, key: at(p.table), texts: texts(p.texts) });
+    const facts = (all) => all.map((fact) => ({ ...fact, of: at(fact.table) }));
+    this.facts = facts(spec.facts);
+    this.paints = spec.paints.map(paint);
+    if (spec.holders) {
+      this.layers = spec.holders.threads.map((t, i) => ({ thread: at(t), value: at(spec.holders.values[i]) }));
+      this.holding = new Map(); // holder -> [value, element], in order of the values
+      for (const { thread, value } of this.layers) {
+        for (let e = 0; e < this.count; e++) {
+          const who = thread(e);
+          if (who < 0) continue;
+          if (!this.holding.has(who)) this.holding.set(who, []);
+          this.holding.get(who).push([value(e), e]);
+        }
+      }
+      for (const held of this.holding.values()) held.sort((a, b) => a[0] - b[0]);
+    }
+    if (spec.memory) {
+      const m = spec.memory;
+      this.memory = { ...m, start: at(m.start), facts: facts(m.facts), paint: m.paint && paint(m.paint) };
+    }
+  }
+  coord(e) { return [Math.floor(e / this.extent[1]), e % this.extent[1]]; }
+  element(i, j) { return i * this.extent[1] + j; }
+  heldBy(e) {
+    if (!this.layers) return [];
+    return this.layers.map(({ thread, value }) => [thread(e), value(e)]).filter(([thread]) => thread >= 0);
+  }
+}
+
+const matrices = data.matrices.map((spec) => new Matrix(spec));
+
+const state = { cursor: null, hover: null, holder: null, turn: 0, cell: 0, paint: null };
+const shown = () => state.hover ?? state.cursor; // {matrix, e}, or null
+
+function mark() {
+  const at = shown();
+  for (const matrix of matrices) matrix.marks.fill(0);
+  if (at) {
+    const [i, j] = at.matrix.coord(at.e);
+    const value = { [at.matrix.dims[0]]: i, [at.matrix.dims[1]]: j };
+    for (const other of matrices) {
+      if (other === at.matrix) continue;
+      if (!other.dims.some((dim) => dim in value)) continue;
+      const [rows, columns] = other.dims.map((dim, d) =>
+        dim in value ? [value[dim], value[dim] + 1] : [0, other.extent[d]]);
+      for (let r = rows[0]; r < rows[1]; r++)
+        for (let c = columns[0]; c < columns[1]; c++) other.marks[other.element(r, c)] |= LINKED;
+    }
+    const memory = at.matrix.memory;
+    if (memory && !memory.banked) // two coordinates of a layout may have one offset
+      for (let e = 0; e < at.matrix.count; e++)
+        if (memory.start(e) === memory.start(at.e)) at.matrix.marks[e] |= LINKED;
+    at.matrix.marks[at.e] |= SAME;
+    if (state.holder === null) {
+      const first = at.matrix.heldBy(at.e)[0];
+      if (first) for (const [, e] of at.matrix.holding.get(first[0])) at.matrix.marks[e] |= HELD;
+    }
+  }
+  if (state.holder !== null)
+    for (const matrix of matrices)
+      for (const [, e] of matrix.holding?.get(state.holder) ?? []) matrix.marks[e] |= HELD;
+}
+
+function update() {
+  mark();
+  for (const picture of pictures) picture.light();
+  tell();
+}

@@ -1,0 +1,346 @@
+// The pictures: matrices as grids, shared memory line by line. Each is two canvases, colours and marks.
+
+const theme = () => {
+  const style = getComputedStyle(document.documentElement);
+  const names = ["paper", "ink", "faint", "empty", "plain", "dim"];
+  return Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
+};
+
+function fillOf(paint, e) {
+  const key = paint.key(e);
+  if (key < 0) return null;
+  const group = Math.floor(key / paint.per) % hues.length;
+  return (paint.odd && key % 2 ? odd : hues)[group];
+}
+
+const multiples = (count, step) => Array.from({ length: Math.floor(count / step) + 1 }, (_, i) => i * step);
+
+// A picture of cells: `cells(e)` says where element e is drawn, `find(x, y)` what is drawn there.
+class Picture {
+  constructor(matrix, name, title, home) {
+    Object.assign(this, { matrix, name });
+    const figure = document.createElement("figure");
+    figure.dataset.picture = name;
+    const caption = figure.appendChild(document.createElement("figcaption"));
+    caption.appendChild(document.createElement("b")).textContent = name;
+    caption.append(title);
+    const layers = figure.appendChild(document.createElement("div"));
+    layers.className = "layers";
+    this.base = layers.appendChild(document.createElement("canvas"));
+    this.over = layers.appendChild(document.createElement("canvas"));
+    this.base.setAttribute("aria-hidden", "true");
+    this.over.tabIndex = 0;
+    this.over.setAttribute("role", "application");
+    this.over.setAttribute("aria-roledescription", "element map");
+    const how = "Arrow keys move from element to element, Enter selects who holds it.";
+    this.over.setAttribute("aria-label", `${name}: ${title}. ${how}`);
+    this.over.setAttribute("aria-describedby", "summary");
+    this.figure = home.appendChild(figure);
+    this.listen();
+  }
+
+  listen() {
+    const at = (event) => {
+      const e = this.find(event.offsetX - LEFT, event.offsetY - TOP);
+      return e === null ? null : { matrix: this.matrix, e };
+    };
+    this.over.addEventListener("pointermove", (event) => {
+      const found = at(event);
+      if (found?.matrix === state.hover?.matrix && found?.e === state.hover?.e) return;
+      state.hover = found;
+      update();
+    });
+    this.over.addEventListener("pointerleave", () => { state.hover = null; update(); });
+    this.over.addEventListener("click", (event) => {
+      const found = at(event);
+      if (found) choose(found);
+    });
+    this.over.addEventListener("focus", () => {
+      if (state.cursor?.matrix === this.matrix || !this.over.matches(":focus-visible")) return;
+      state.cursor = { matrix: this.matrix, e: 0 };
+      update();
+    });
+    this.over.addEventListener("keydown", (event) => {
+      if (event.ctrlKey || event.metaKey || event.altKey) return;
+      const steps = {
+        ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1],
+        Home: [-Infinity, 0], End: [Infinity, 0], PageUp: [0, -8], PageDown: [0, 8],
+      };
+      if (event.key in steps) {
+        event.preventDefault();
+        const e = state.cursor?.matrix === this.matrix ? state.cursor.e : 0;
+        state.hover = null;
+        state.cursor = { matrix: this.matrix, e: this.step(e, ...steps[event.key]) };
+        update();
+        this.reveal();
+      } else if ((event.key === "Enter" || event.key === " ") && state.cursor?.matrix === this.matrix) {
+        event.preventDefault();
+        choose(state.cursor);
+      }
+    });
+  }
+
+  // Both canvases at the device's resolution, as far as LARGEST allows.
+  resize() {
+    const [width, height] = this.size();
+    const ratio = Math.min(devicePixelRatio || 1, Math.sqrt(LARGEST / (width * height)));
+    for (const canvas of [this.base, this.over]) {
+      canvas.width = Math.ceil(width * ratio);
+      canvas.height = Math.ceil(height * ratio);
+      canvas.style.width = `${width}px`;
+      canvas.style.height = `${height}px`;
+      canvas.getContext("2d").setTransform(ratio, 0, 0, ratio, 0, 0);
+    }
+  }
+
+  axis(context, texts, horizontal, size) {
+    // As many numbers as fit; those of eight-element groups first.
+    context.font = "11px system-ui, 'DejaVu Sans', sans-serif";
+    context.fillStyle = theme().faint;
+    const need = horizontal ? Math.max(...texts.map((t) => context.measureText(t[0]).width)) + 6 : 12;
+    let every = 1;
+    while (every * size < need) every *= 2;
+    context.textAlign = horizontal ? "center" : "right";
+    context.textBaseline = "middle";
+    texts.forEach(([text, centre], i) => {
+      if (i % every) return;
+      if (horizontal) context.fillText(text, LEFT + centre, TOP - 8);
+      else context.fillText(text, LEFT - 5, TOP + centre);
+    });
+  }
+
+  write(context, paint, e, [x, y, width, height]) {
+    const lines = paint.texts.map((t) => t.prefix + t.of(e));
+    const longest = Math.max(...lines.map((line) => line.length));
+    const size = Math.min(11, (width - 3) / (0.61 * longest), (height - 2) / (1.15 * lines.length));
+    if (size < 5) return;
+    context.font = `${size}px ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace`;
+    lines.forEach((line, i) => {
+      context.fillText(line, x + width / 2, y + height / 2 + (i - (lines.length - 1) / 2) * 1.15 * size);
+    });
+  }
+
+  draw(paint) {
+    this.resize();
+    const context = this.base.getContext("2d"), colors = theme();
+    context.clearRect(0, 0, this.base.width, this.base.height);
+    const [width, height] = this.area();
+    context.fillStyle = paint ? colors.empty : colors.plain;
+    context.fillRect(LEFT, TOP, width, height);
+    const boxes = [];
+    for (let e = 0; e < this.matrix.count; e++) {
+      const box = this.cell(e), fill = paint && fillOf(paint, e);
+      boxes.push(box);
+      if (!fill) continue;
+      context.fillStyle = fill;
+      context.fillRect(LEFT + box[0], TOP + box[1], box[2], box[3]);
+    }
+    this.rules(context, colors);
+    if (paint) {
+      context.fillStyle = "#111111"; // on the hues, in either theme
+      context.textAlign = "center";
+      context.textBaseline = "middle";
+      boxes.forEach(([x, y, w, h], e) => {
+        if (fillOf(paint, e)) this.write(context, paint, e, [LEFT + x, TOP + y, w, h]);
+      });
+    }
+    this.axes(context);
+  }
+
+  lines(context, color, xs, ys) {
+    const [width, height] = this.area();
+    context.strokeStyle = color;
+    context.lineWidth = 1;
+    context.beginPath();
+    for (const x of xs) { context.moveTo(LEFT + x + 0.5, TOP); context.lineTo(LEFT + x + 0.5, TOP + height); }
+    for (const y of ys) { context.moveTo(LEFT, TOP + y + 0.5); context.lineTo(LEFT + width, TOP + y + 0.5); }
+    context.stroke();
+  }
+
+  // What is marked keeps its colour, all else is dimmed: a hole in a veil, not one more colour.
+  light() {
+    const context = this.over.getContext("2d"), { paper, ink, dim } = theme(), { marks, count } = this.matrix;
+    context.clearRect(0, 0, this.over.width, this.over.height);
+    let lit = 0;
+    for (let e = 0; e < count; e++) if (marks[e]) lit++;
+    const marked = (bit) => marks.filter((mark) => mark & bit).length;
+    Object.assign(this.figure.dataset, { lit, same: marked(SAME), linked: marked(LINKED), held: marked(HELD) });
+    const at = shown();
+    if (!lit && !at && state.holder === null) return;
+    const [width, height] = this.area();
+    context.globalAlpha = Number(dim);
+    context.fillStyle = paper;
+    context.fillRect(LEFT, TOP, width, height);
+    context.globalAlpha = 1;
+    for (let e = 0; e < count; e++) {
+      if (!marks[e]) continue;
+      const [x, y, w, h] = this.cell(e), rule = h >= 7 ? 1 : 0; // the lines between cells stay under the veil
+      context.clearRect(LEFT + x + (w >= 7 ? rule : 0), TOP + y + rule, w - (w >= 7 ? rule : 0), h - rule);
+    }
+    context.fillStyle = "#111111";
+    for (let e = 0; e < count; e++) {
+      if (!(marks[e] & HELD)) continue;
+      const [x, y, w, h] = this.cell(e), r = Math.max(0.8, Math.min(2, Math.min(w, h) * 0.16));
+      context.beginPath(); // a dot, or under the text of a larger cell a bar
+      if (w < 12) context.arc(LEFT + x + w / 2, TOP + y + h / 2, r, 0, 7);
+      else context.rect(LEFT + x + w * 0.15, TOP + y + h - 2.2, w * 0.7, 2.2);
+      context.fill();
+    }
+    for (const box of this.frames(at)) {
+      const grow = box[4];
+      for (const [color, thick] of grow ? [[paper, 5], [ink, 2.5]] : [[ink, 1]]) {
+        context.strokeStyle = color;
+        context.lineWidth = thick;
+        context.strokeRect(LEFT + box[0] - 0.5, TOP + box[1] - 0.5, box[2] + 1, box[3] + 1);
+      }
+    }
+    if (at?.matrix === this.matrix) this.here(context, at.e);
+  }
+
+  frames(at) {
+    return at?.matrix === this.matrix ? [[...this.cell(at.e), true]] : [];
+  }
+
+  // The numbers of the element's row and column, in ink.
+  tag(context, text, x, y, right) {
+    const { paper, ink } = theme();
+    context.font = "bold 11px system-ui, 'DejaVu Sans', sans-serif";
+    context.textBaseline = "middle";
+    context.textAlign = right ? "right" : "center";
+    const width = context.measureText(text).width + 6;
+    context.fillStyle = paper;
+    context.fillRect(right ? x - width + 3 : x - width / 2, y - 7, width, 14);
+    context.fillStyle = ink;
+    context.fillText(text, x, y);
+  }
+
+  reveal() {
+    const stage = document.getElementById("stage"), [x, y, w, h] = this.cell(state.cursor.e);
+    const box = this.over.getBoundingClientRect(), frame = stage.getBoundingClientRect();
+    const left = box.left + LEFT + x, top = box.top + TOP + y;
+    if (left < frame.left + LEFT) stage.scrollBy(left - frame.left - LEFT, 0);
+    if (left + w > frame.right) stage.scrollBy(left + w - frame.right + LEFT, 0);
+    if (top < 10) scrollBy(0, top - 40);
+    if (top + h > innerHeight) scrollBy(0, top + h - innerHeight + 40);
+  }
+}
+
+class MatrixPicture extends Picture {
+  constructor(matrix, home) {
+    super(matrix, matrix.name, matrix.title, home);
+    this.figure.classList.add(matrix.place);
+    this.wide = matrix.extent[matrix.across];
+    this.tall = matrix.extent[1 - matrix.across];
+  }
+  area() { return [this.wide * state.cell, this.tall * state.cell]; }
+  size() { const [w, h] = this.area(); return [LEFT + w + 4, TOP + h + 4]; }
+  place(e) { const at = this.matrix.coord(e); return [at[this.matrix.across], at[1 - this.matrix.across]]; }
+  at(x, y) { return this.matrix.across === 1 ? this.matrix.element(y, x) : this.matrix.element(x, y); }
+  cell(e) { const [x, y] = this.place(e); return [x * state.cell, y * state.cell, state.cell, state.cell]; }
+  find(px, py) {
+    const x = Math.floor(px / state.cell), y = Math.floor(py / state.cell);
+    return x >= 0 && y >= 0 && x < this.wide && y < this.tall ? this.at(x, y) : null;
+  }
+  step(e, dx, dy) {
+    const [x, y] = this.place(e);
+    return this.at(Math.max(0, Math.min(this.wide - 1, x + dx)), Math.max(0, Math.min(this.tall - 1, y + dy)));
+  }
+  paint() { return this.matrix.paints.find((p) => p.name === state.paint) ?? this.matrix.paints[0] ?? null; }
+  redraw() { this.draw(this.paint()); }
+  rules(context, colors) {
+    const range = (count, step) => multiples(count, step).map((at) => at * state.cell);
+    if (state.cell >= 7) this.lines(context, colors.paper, range(this.wide, 1), range(this.tall, 1));
+    this.lines(context, colors.faint, range(this.wide, 8), range(this.tall, 8));
+    this.lines(context, colors.faint, [this.wide * state.cell], [this.tall * state.cell]);
+  }
+  axes(context) {
+    const numbers = (count) => Array.from({ length: count }, (_, i) => [String(i), (i + 0.5) * state.cell]);
+    this.axis(context, numbers(this.wide), true, state.cell);
+    this.axis(context, numbers(this.tall), false, state.cell);
+    context.textAlign = "left";
+    const { dims, across } = this.matrix;
+    context.fillText(`${dims[1 - across]}\u2193 ${dims[across]}\u2192`, 0, TOP - 8);
+  }
+  here(context, e) {
+    const [x, y] = this.place(e);
+    this.tag(context, String(x), LEFT + (x + 0.5) * state.cell, TOP - 8, false);
+    this.tag(context, String(y), LEFT - 5, TOP + (y + 0.5) * state.cell, true);
+  }
+}
+
+class MemoryPicture extends Picture {
+  constructor(matrix, home) {
+    const memory = matrix.memory;
+    super(matrix, memory.name, memory.title, home);
+    this.rows = Math.ceil(memory.size / memory.line);
+    this.owner = new Int32Array(this.rows * memory.line).fill(-1); // grain -> the first element in it
+    for (let e = matrix.count - 1; e >= 0; e--)
+      for (let g = 0; g < memory.grains; g++) this.owner[memory.start(e) + g] = e;
+  }
+  // A unit of 16 bytes is as wide as eight cells: elements of 16 bits are square.
+  get grainWidth() {
+    const { unit, banked } = this.matrix.memory;
+    return banked ? Math.max(1, Math.round((8 * state.cell) / unit)) : state.cell;
+  }
+  area() { return [this.matrix.memory.line * this.grainWidth, this.rows * state.cell]; }
+  size() { const [w, h] = this.area(); return [LEFT + w + 4, TOP + h + 4]; }
+  cell(e) {
+    const { line, grains, start } = this.matrix.memory, at = start(e);
+    const x = (at % line) * this.grainWidth, y = Math.floor(at / line) * state.cell;
+    return [x, y, grains * this.grainWidth, state.cell];
+  }
+  find(px, py) {
+    const { line } = this.matrix.memory, x = Math.floor(px / this.grainWidth), y = Math.floor(py / state.cell);
+    if (x < 0 || y < 0 || x >= line || y >= this.rows) return null;
+    const e = this.owner[y * line + x];
+    return e < 0 ? null : e;
+  }
+  step(e, dx, dy) { // to the next place that holds an element
+    const { line, grains, start } = this.matrix.memory, at = start(e);
+    if (Math.abs(dx) === Infinity) {
+      const first = at - (at % line), row = this.owner.slice(first, first + line).filter((x) => x >= 0);
+      return dx < 0 ? row[0] : row[row.length - 1];
+    }
+    const by = dx * grains + dy * line;
+    for (let next = at + by; next >= 0 && next < this.owner.length; next += Math.sign(by) * (dx ? 1 : line))
+      if (this.owner[next] >= 0 && this.owner[next] !== e) return this.owner[next];
+    return e;
+  }
+  redraw() {
+    const { banked, paint, start, line, unit } = this.matrix.memory;
+    if (!banked) return this.draw(paint);
+    const of = this.matrix.coord.bind(this.matrix);
+    this.draw({
+      key: (e) => Math.floor((start(e) % line) / unit), per: 1, odd: false,
+      texts: [{ prefix: "", of: (e) => of(e)[0] }, { prefix: "", of: (e) => of(e)[1] }],
+    });
+  }
+  rules(context, colors) {
+    const { line, unit, grains } = this.matrix.memory, w = this.grainWidth;
+    const range = (count, step, size) => multiples(count, step).map((at) => at * size);
+    if (w * grains >= 7) this.lines(context, colors.paper, range(line, grains, w), []);
+    if (state.cell >= 7) this.lines(context, colors.paper, [], range(this.rows, 1, state.cell));
+    const bottom = this.rows * state.cell;
+    this.lines(context, colors.faint, range(line, unit, w), [...range(this.rows, 8, state.cell), bottom]);
+  }
+  axes(context) {
+    const { ticks, unit, per_line, banked } = this.matrix.memory, w = unit * this.grainWidth;
+    const lines = multiples(this.rows - 1, 1).map((i) => [String(i * per_line), (i + 0.5) * state.cell]);
+    this.axis(context, ticks.map((tick, i) => [String(tick), i * w + (banked ? 6 : this.grainWidth / 2)]), true, w);
+    this.axis(context, lines, false, state.cell);
+    if (banked) { context.textAlign = "right"; context.fillText("bank", LEFT - 5, TOP - 8); }
+  }
+  frames(at) {
+    if (at?.matrix !== this.matrix) return [];
+    const { line, unit, start, banked } = this.matrix.memory, first = start(at.e) - (start(at.e) % unit);
+    const x = (first % line) * this.grainWidth, y = Math.floor(first / line) * state.cell;
+    const own = [...this.cell(at.e), true];
+    return banked ? [[x, y, unit * this.grainWidth, state.cell, false], own] : [own];
+  }
+  here(context, e) {
+    const { line, per_line, banked, start } = this.matrix.memory, [x, y, w] = this.cell(e);
+    const column = banked ? this.matrix.memory.facts.find((fact) => fact.name === "bank").of(e) : start(e) % line;
+    this.tag(context, String(Math.floor(start(e) / line) * per_line), LEFT - 5, TOP + y + state.cell / 2, true);
+    this.tag(context, String(column), LEFT + x + w / 2, TOP - 8, false);
+  }
+}
