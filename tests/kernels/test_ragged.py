@@ -197,6 +197,32 @@ def test_an_epilogue_reads_by_group() -> None:
     plan.check().require()
 
 
+@needs_dsl
+@pytest.mark.dsl
+@pytest.mark.slow
+def test_a_bias_of_each_group() -> None:
+    from layoutgemm.kernels.emulated import emulate_plan
+    from layoutgemm.kernels.run import global_matrix
+
+    _, a, b, _, _ = problem("one")
+    sizes = (30, 0, 45)
+    groups, offsets = len(sizes), np.cumsum([0, *sizes]).astype(np.int32)
+    plan = Sm90Plan.derive(
+        75, N, K, batch=groups, b="bf16:col", c="f32", config=SMALL, ragged=Ragged.of(groups),
+        epilogue=Epilogue(Bias(dtype="f32")),
+    )  # fmt: skip
+    bias = np.arange(groups * N, dtype=np.float32).reshape(groups, N)
+    three = np.concatenate([b, 2 * b, -b])
+    want = np.concatenate(
+        [a[first:end] @ three[e] + bias[e] for e, (first, end) in enumerate(pairwise(offsets))]
+    )
+    lying = [global_matrix(op, x, [], True) for op, x in ((plan.a, a), (plan.b, three))]
+    words = (bias, N, offsets, *[0] * 13)
+    found, done = emulate_plan(plan, lying[0], lying[1], progress=False, given=words)
+    assert not done.findings, done.report()
+    assert np.array_equal(found.view(np.float32), want)
+
+
 def test_refusals() -> None:
     def derive(**given: Any) -> Sm90Plan:
         usual = {"b": "bf16:col", "config": SMALL, "batch": 2, "ragged": Ragged.of(2)}
