@@ -57,6 +57,7 @@ FORMS = {
     "K in parts, self, cluster": Hopper(2, LANDS, single=True, split=2, cluster=(1, 2)),
     "few rows": Hopper(2, LANDS, loader=1, padding=True),
     "promoted": Hopper(2, LANDS, promoted=True),
+    "promoted, self, two consumers, cluster": Hopper(2, LANDS, consumers=2, promoted=True, cluster=(1, 2)),
     "promoted, a loader, two consumers": Hopper(2, LANDS, loader=1, consumers=2, promoted=True, store=store(1, 2, 2)),
     "columns": Hopper(2, LANDS, loader=1, store=store(4, 2, 2)),
 }  # fmt: skip
@@ -83,6 +84,7 @@ ONCE = "no buffer is used twice"
 TWICE = "fence.proxy.async comes after the barriers' initialisation too"
 REDUNDANT = {
     ("self", "math0: Wait('empty', 'load', flip=True, by='one')"): (2, FRESH),
+    ("promoted", "math0: Wait('empty', 'load', flip=True, by='one')"): (2, FRESH),
     ("self, cluster", "math0: Wait('empty', 'load', flip=True, by='one')"): (2, FRESH),
     ("warp, cluster", "loader: ClusterWait()"): (1, HELD),
     ("warp, cluster", "math0: ClusterWait()"): (1, HELD),
@@ -97,7 +99,7 @@ REDUNDANT = {
     ("few rows", "math0: FenceInit()"): (1, TWICE),
     ("columns", "math0: Sync('store0')"): (1, MEETS),
 }
-DELETED = ("self", "self, cluster", "warp, cluster", "early", "one tile", "K in parts", "few rows", "columns")
+DELETED = ("self", "self, cluster", "warp, cluster", "early", "one tile", "K in parts", "few rows", "columns", "promoted")
 
 
 @pytest.mark.parametrize("name", DELETED)
