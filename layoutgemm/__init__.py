@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from .atoms import smem_tile, wgmma
     from .emulator.api import emulate, emulate_ptx
     from .emulator.mutate_api import mutate, mutate_ptx
+    from .interop import from_cute
     from .kernels import (
         GemmConfig,
         GemmPlan,
@@ -80,6 +81,7 @@ _LATER = {
     "emulate": "emulator.api",
     "emulate_ptx": "emulator.api",
     "explain_matmul": "torch_op",
+    "from_cute": "interop",
     "gemm": "torch_op",
     "grouped_matmul": "torch_variants",
     "matmul": "torch_op",
@@ -147,6 +149,7 @@ __all__ = [
     "emulate",
     "emulate_ptx",
     "explain_matmul",
+    "from_cute",
     "gemm",
     "grouped_matmul",
     "matmul",

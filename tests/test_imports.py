@@ -22,6 +22,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("checks",),
     ("emulator",),
     ("kernels",),
+    ("interop",),
     ("bench", "tuned", "torch_problem", "torch_choice"),
     (
         "torch_op", "torch_checks", "torch_epilogue", "torch_finish", "torch_launch", "torch_library",
@@ -34,6 +35,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 RANK = {piece: rank for rank, layer in enumerate(LAYERS) for piece in layer}
 # view stands beside the chain: it draws these, and others import it inside the method that draws (cli: anywhere).
 VIEW_IMPORTS = frozenset({"view", "errors", "arch", "dtypes", "layouts", "atoms", "checks"})
+# interop gives layouts, atoms and tiled ones their `to_cute`: they import it inside that method. The one bridge file
+# that makes objects of the DSL reads from it how theirs are read, and interop imports that file when it is called.
+INTEROP_CALLERS = frozenset({"layouts", "atoms", "kernels"})
 
 # Optional or slow to import: the only files (relative to layoutgemm/) that may name them, even inside a function.
 CONFINED: dict[str, tuple[str, ...]] = {
@@ -85,6 +89,9 @@ def direction(importer: str, target: str, at_top: bool) -> str | None:
         return None if RANK.get(importer, -1) >= RANK["bench"] else "imports the package root, which imports it"
     if importer == "view":
         return None if target in VIEW_IMPORTS else f"view may not import {target}"
+    if target == "interop" and importer in INTEROP_CALLERS:
+        ok = not at_top or importer == "kernels"
+        return None if ok else "imports interop at module level: import it inside the method that converts"
     if target == "view":
         ok = not at_top or RANK.get(importer, -1) >= RANK["bench"]
         return None if ok else "imports view at module level: import it inside the method that draws"
@@ -160,7 +167,10 @@ GOOD = {
     "layoutgemm/layouts/symbolic.py": "import sympy\n",
     "layoutgemm/atoms/__init__.py": "",
     "layoutgemm/view/__init__.py": "from layoutgemm.layouts import Layout\n",
+    "layoutgemm/layouts/convert.py": "def to_cute(x):\n    from ..interop import to_cute\n",
+    "layoutgemm/interop/__init__.py": "def to_cute(x):\n    from ..kernels import bridge_convert\n",
     "layoutgemm/kernels/__init__.py": "import layoutgemm.atoms\n",
+    "layoutgemm/kernels/bridge_convert.py": "import cutlass\nfrom layoutgemm.interop import to_cute\n",
     "layoutgemm/kernels/sm90_gemm.py": "import cutlass.cute as cute\nfrom layoutgemm import layouts\n",
     "layoutgemm/torch_op.py": "import torch\nfrom layoutgemm import Layout\n",
     "layoutgemm/cli.py": "import layoutgemm.view\nfrom layoutgemm.kernels import sm90_gemm\n",
@@ -180,6 +190,11 @@ PLANTED = [
     ("layoutgemm/kernels/bad.py", "from layoutgemm import cli\n", "kernels may not import cli"),
     ("layoutgemm/view/bad.py", "from layoutgemm.kernels import plan\n", "view may not import kernels"),
     ("layoutgemm/novel.py", "from layoutgemm.layouts import Layout\n", "novel has no place"),
+    ("layoutgemm/layouts/bad.py", "from ..interop import to_cute\n", "imports interop at module level"),
+    ("layoutgemm/atoms/bad.py", "import layoutgemm.interop\n", "imports interop at module level"),
+    ("layoutgemm/checks/bad.py", "def f():\n    import layoutgemm.interop\n", "checks may not import interop"),
+    ("layoutgemm/interop/bad.py", "def f():\n    import cutlass\n", "cutlass may be imported only in"),
+    ("layoutgemm/interop/bad.py", "import torch\n", "torch may be imported only in"),
     ("layoutgemm/layouts/bad.py", "import sympy\n", "sympy may be imported only in"),
     ("layoutgemm/layouts/bad.py", "def f():\n    from sympy.core import Symbol\n", "sympy may be imported only in"),
     ("layoutgemm/layouts/bad.py", "import importlib\nimportlib.import_module('sympy')\n", "sympy may be imported only"),
@@ -230,6 +245,13 @@ def test_import_is_light() -> None:
     loaded = f"import sys; print([m for m in {heavy!r} if m in sys.modules])"
     assert fresh(f"import layoutgemm, {loaded.removeprefix('import ')}") == "[]"
     assert fresh(f"import sympy, layoutgemm, {loaded.removeprefix('import ')}") == "['sympy']"  # the probe sees
+
+
+def test_from_cute_imports_nothing_of_others() -> None:
+    """It reads what it is given: neither the DSL nor torch, nor pycute's kin, is needed for another's objects."""
+    code = "import sys, numpy, layoutgemm; layoutgemm.from_cute(numpy.zeros((4, 8))); "
+    heavy = ("cutlass", "torch", "sympy", "tensor_layouts", "pycute", "cuda")
+    assert fresh(f"{code}print([m for m in {heavy!r} if m in sys.modules])") == "[]"
 
 
 def test_import_loads_the_algebra_alone() -> None:

@@ -233,6 +233,12 @@ thread 0, value 0 has bits 0..15 of the tile and then bits 128..143
             start = (lambda lane: lane * values) if self.threads == 1 else threads
         return tuple(tuple(Access(lane, int(start(lane)), size) for lane in phase) for phase in self.phases)
 
+    def to_cute(self) -> Any:
+        """The same as an object of the CuTe DSL, in a trace or under `interop.cute_context()`: see interop.to_cute."""
+        from ..interop import to_cute
+
+        return to_cute(self)
+
     # ------------------------------------------------------------ for people
 
     def explain(self) -> str:

@@ -270,6 +270,12 @@ class MmaAtom:
         if place != "rmem":
             raise AtomError(f"operand {operand} of {self.ptx} is in {place}, not in registers")
 
+    def to_cute(self, **values: Any) -> Any:
+        """The same as an object of the CuTe DSL, in a trace or under `interop.cute_context()`: see interop.to_cute."""
+        from ..interop import to_cute
+
+        return to_cute(self, **values)
+
     @property
     def accumulator_registers(self) -> int:
         """32-bit registers that the accumulator takes in each thread: its bits over all threads, divided evenly."""

@@ -186,6 +186,12 @@ class TiledCopy:
         """((value of one instruction, instruction), rest, ...) of one thread at the destination, and its offset."""
         return one_thread(self.partition("dst", layout), thread, self.threads)
 
+    def to_cute(self) -> Any:
+        """The same as an object of the CuTe DSL, in a trace or under `interop.cute_context()`: see interop.to_cute."""
+        from ..interop import to_cute
+
+        return to_cute(self)
+
     def get_slice(self, thread: int) -> ThreadCopy:
         """The partitions of one thread. Raises AtomError for a thread that does not take part."""
         check_thread(thread, self.threads)

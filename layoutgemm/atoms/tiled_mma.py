@@ -246,6 +246,12 @@ class TiledMma:
     def _partition_of(self, operand: str, thread: Any, layout: Any) -> tuple[Any, Any]:
         return one_thread(self.partition(operand, layout), thread, self.threads)
 
+    def to_cute(self, **values: Any) -> Any:
+        """The same as an object of the CuTe DSL, in a trace or under `interop.cute_context()`: see interop.to_cute."""
+        from ..interop import to_cute
+
+        return to_cute(self, **values)
+
     def get_slice(self, thread: int) -> ThreadMma:
         """The partitions of one thread. Raises AtomError for a thread that does not take part."""
         check_thread(thread, self.threads)

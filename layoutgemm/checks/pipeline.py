@@ -111,12 +111,14 @@ class Buffer:
 
     space   "smem", "tmem", "warp" (shared memory that one warp alone uses) or "reg" (its registers)
     either  roles of which one reads each filling; roles not named here each read every filling
+    kept    written once and read for good, any number of times: only the order of accesses is held
     """
 
     name: str
     stages: int = 1
     space: str = "smem"
     either: tuple[str, ...] = ()
+    kept: bool = False
 
 
 @dataclass(frozen=True)

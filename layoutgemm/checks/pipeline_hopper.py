@@ -80,8 +80,8 @@ class Hopper:
     single            one output tile a cluster; buffers of C lie over the stages
     early             so many last k tiles, which every tile has, are multiplied accumulator by accumulator, each stored
                       while the others are computed; 0 for none
-    padding           parts of the stages are written once, before anything else
-    relaxed           the first meeting of the cluster orders no data
+    padding           parts of the stages ("zeros") are never loaded: the consumers write them once, while the first
+                      loads are under way
     registers         (loader's, consumers') after setmaxnreg
     promoted          each k tile's products are waited for and read before the next ones are issued
     """
@@ -101,7 +101,6 @@ class Hopper:
     single: bool = False
     early: int = 0
     padding: bool = False
-    relaxed: bool = True
     registers: tuple[int, int] | None = None
     promoted: bool = False
 
@@ -181,7 +180,8 @@ class Hopper:
             barriers.append(NamedBarrier(CTA, self.threads))
         if self.pingpong:
             barriers += [NamedBarrier(f"turn{i}", 32 * WARPS * 2) for i in range(2)]
-        if self.single and self.store and self.split == 1:
+        buffers += [Buffer("zeros", self.stages, kept=True)] if self.padding else []
+        if self.padding or (self.single and self.store and self.split == 1):
             barriers.append(NamedBarrier("stages", 32 * WARPS * self.consumers))
         if self.split > 1:
             buffers.append(Buffer("sums"))
@@ -225,11 +225,8 @@ class Hopper:
 
     def _start(self, first: bool) -> Program:
         init: Program = (InitBarriers(), FenceInit()) if first else ()
-        zeros: Program = ()
-        if self.padding:
-            zeros = (*(Write("a", s, new=False) for s in range(self.stages)), FenceProxy())
-        meet: Program = (Sync(CTA),) if self.size == 1 else (ClusterArrive(self.relaxed), ClusterWait())
-        return (*init, *zeros, *meet)
+        meet: Program = (Sync(CTA),) if self.size == 1 else (ClusterArrive(relaxed=True), ClusterWait())
+        return (*init, *meet)
 
     @property
     def _end(self) -> Program:
@@ -283,7 +280,8 @@ class Hopper:
 
     def _consumer(self, i: int) -> Program:
         names = [f"acc{block}" for block in range(self.blocks)]
-        products: Program = tuple(Mma(("a", "b"), "read", name, last=name == names[-1]) for name in names)
+        reads = ("a", "b", "zeros") if self.padding else ("a", "b")
+        products: Program = tuple(Mma(reads, "read", name, last=name == names[-1]) for name in names)
         earlier = If(Later(1), self._release(i))
         step: Program = (*products, Commit("wgmma"), WaitGroup("wgmma", 1), earlier)
         if self.promoted:
@@ -295,12 +293,12 @@ class Hopper:
             # The first accumulator takes the last k tiles one by one; the others follow, on cursors that stay behind.
             follow: Program = tuple(Advance(f"again{block}") for block in self._later_blocks)
             first_one: Program = (
-                Mma(("a", "b"), "read", names[0], last=self.blocks == 1), Commit("wgmma"),
+                Mma(reads, "read", names[0], last=self.blocks == 1), Commit("wgmma"),
                 If(Ahead(self.early - 1), (WaitGroup("wgmma", 1), earlier)),
             )  # fmt: skip
             step = (If(Ahead(self.early), (*step, *follow), first_one),)
             for block in self._later_blocks:
-                product = Mma(("a", "b"), f"again{block}", names[block], last=block == self.blocks - 1)
+                product = Mma(reads, f"again{block}", names[block], last=block == self.blocks - 1)
                 behind += [product, Commit("wgmma"), Advance(f"again{block}")] * self.early
         tile: list[Action] = [ForK((Wait("full", "read"), *step, Advance("read"))), *behind]
         if self.pingpong:
@@ -315,6 +313,8 @@ class Hopper:
         first: Program = ()
         if self._loads_for_itself(i):
             first = tuple(If(self._ahead(s), self._load) for s in range(self.stages))
+        if self.padding:
+            first += (*(Write("zeros", s) for s in range(self.stages)), FenceProxy(), Sync("stages"))
         if self.pingpong and i == 1:
             first += (Sync("turn0", wait=False),)  # the first turn is consumer 0's
         return (*self._start(i == 0), *first, *self._tiles(*whole), *self._end)

@@ -99,6 +99,7 @@ class Machine:
                 (reader, part) for reader in readers for part in sorted(self.parts.get(at, ()), key=repr)
             )}
             for at, readers in self.readers.items()
+            if not pipeline.buffer(at[0]).kept
         }  # fmt: skip
         self.asked = (0, 0)  # kind of question, tile it is about
         self.acts: dict[type, Callable[[State, Agent, Any], int]] = {

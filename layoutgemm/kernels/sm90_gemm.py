@@ -21,8 +21,9 @@ tiles from the tensor copies to the products, across the borders of output tiles
     store       named       one consumer's 128 threads: its buffer is free; is full    the same
     turn        named       pingpong: 128 threads that pass the turn, 128 that take    the consumer whose turn it is
                             it
-    stages      named       one tile a cluster: all consumers have read the stages,    all consumers
-                            over which C's buffers lie
+    stages      named       all consumers have read the stages, over which C's         all consumers
+                            buffers lie (one tile a cluster); or have cleared the
+                            rows of A that are not loaded
     block       named       all threads, at the start of a block without a cluster     the same
     cluster     cluster     all threads of the cluster: at the start, at the end, and  the same
                             twice where parts of K are brought together
@@ -126,21 +127,17 @@ class Sm90GemmKernel(GemmEntry):
 
         # 1. Barriers, once; then the whole cluster, since its blocks arrive at each other's.
         shared = bridge.SharedMemory(plan.smem)
-        if thread == 0:
+        if thread == 0:  # one thread: a thread a stage, or another warp for the maps, took longer
             for tensor_map in (map_a, map_b, map_c0):
                 bridge.prefetch_map(tensor_map)
             for s in cutlass.range_constexpr(plan.stages):
                 bridge.barrier_init(shared.full(s), plan.full_arrivals)
                 bridge.barrier_init(shared.empty(s), plan.empty_arrivals)
             bridge.barriers_visible()
-        if const_expr(plan.config.rows is not None):
-            self.clear_dead_rows(shared, thread)
         if const_expr(plan.cluster_size > 1):
-            bridge.cluster_arrive(relaxed=plan.relaxed_start)
-            bridge.cluster_wait()
-        else:
-            bridge.block_sync()
+            bridge.cluster_arrive(relaxed=True)  # for the barriers, which have a fence: nothing else is written yet
 
+        # 2. Where this block begins: integer divisions, while the others arrive.
         rows, columns = plan.order.clusters(self.grid_of(m, n))
         k_first, k_end = plan.part_of_k(tile_count(k, plan.tile[2]), part)
         job = bridge.Carried(
@@ -170,11 +167,16 @@ class Sm90GemmKernel(GemmEntry):
         origin = [bridge.uniform(x) for x in self.origin(job, first)]
         ahead = (first, *origin, Int32(0), Int32(0), Int32(1), Int32(0))
 
-        # 2. Everything above touched no global memory, and ran while the kernel before this one drained.
+        if const_expr(plan.cluster_size > 1):
+            bridge.cluster_wait()
+        else:
+            bridge.block_sync()
+
+        # 3. Everything above touched no global memory, and ran while the kernel before this one drained.
         if const_expr(plan.config.overlap):
             bridge.wait_for_previous_kernel()
 
-        # 3. The roles.
+        # 4. The roles.
         if const_expr(plan.config.loader == "self"):
             for _ in cutlass.range(plan.stages, unroll=1):
                 ahead = self.load_next(job, maps, ahead)
@@ -195,24 +197,28 @@ class Sm90GemmKernel(GemmEntry):
                     bridge.take_registers(plan.registers[1])
                 self.consume(job, maps, first, group, thread % 128, ahead)
 
-        # 4. No block leaves while another may still send into its shared memory or arrive at its barriers.
+        # 5. No block leaves while another may still send into its shared memory or arrive at its barriers.
         if const_expr(plan.cluster_size > 1):
             bridge.cluster_arrive()
             bridge.cluster_wait()
 
     @cute.jit
     def clear_dead_rows(self, shared: Any, thread: Any) -> None:
-        """Zeros for the rows of A's tiles that are never loaded: their products are not stored, but they are read."""
+        """Zeros for the rows of A's tiles that are never loaded: their products are not stored, but they are read.
+
+        The consumers write them while the first loads are under way, and meet before the first product.
+        """
         plan = self.plan
-        step = 16 * plan.threads
+        writers = 128 * plan.config.consumers
         for s in cutlass.range_constexpr(plan.stages):
             for first, count in plan.dead_runs:
-                for i in cutlass.range_constexpr((count + step - 1) // step):
-                    offset = i * step + thread * 16
+                for i in cutlass.range_constexpr((count + 16 * writers - 1) // (16 * writers)):
+                    offset = 16 * (i * writers + thread)
                     if offset < count:
                         zero = Int32(0)
                         bridge.store_shared((shared.a(s) + (first + offset)).toint(), [zero, zero, zero, zero])
         bridge.shared_writes_visible()
+        bridge.named_sync(plan.stages_barrier, writers)
 
     # ------------------------------------------------------------------------------------------------------------ tiles
     def count_tiles(self, job: Any, batch: Any, thread: Any) -> Any:
@@ -286,6 +292,8 @@ class Sm90GemmKernel(GemmEntry):
         first_block = Int32(0) if pingpong else consumer * plan.blocks
         a = bridge.Operand(plan.a.descriptor, job.shared.a(0), plan.smem.a_stage_bytes, first_block)
         b = bridge.Operand(plan.b.descriptor, job.shared.b(0), plan.smem.b_stage_bytes)
+        if const_expr(plan.config.rows is not None):
+            self.clear_dead_rows(job.shared, consumer * 128 + thread)
         stage, parity = Int32(0), Int32(0)
         done = Int32(0)  # pingpong: tiles of the block before this one
         if const_expr(pingpong):

@@ -302,11 +302,6 @@ class Sm90Plan(PersistentPlan):
         return 1 + 2 * self.config.consumers
 
     @property
-    def relaxed_start(self) -> bool:
-        """Whether the cluster's first meeting orders barriers alone: no thread has written anything else by then."""
-        return self.config.rows is None
-
-    @property
     def dead_runs(self) -> tuple[tuple[int, int], ...]:
         """(first byte, bytes) of A's tile that no copy writes, when only some rows are loaded: zeros, written once."""
         if self.config.rows is None:

@@ -90,7 +90,6 @@ def pipeline_of(plan: Sm90Plan) -> Hopper:
         single=config.single,
         early=config.early,
         padding=config.rows is not None,
-        relaxed=plan.relaxed_start,
         registers=plan.registers,
         promoted=plan.mainloop is not None,
     )

@@ -32,7 +32,12 @@ def parse(text: str, given: Any = ()) -> Layout | ComposedLayout | Swizzle:
     """
     if not isinstance(text, str):
         raise ParseError(f"a layout's notation is a string, not {text!r}")
-    out, position = _parse(text, 0, _symbols(given))
+    return read(text, _symbols(given))
+
+
+def read(text: str, symbol: Symbols) -> Layout | ComposedLayout | Swizzle:
+    """`parse` with the meaning of each name in the text said by `symbol`."""
+    out, position = _parse(text, 0, symbol)
     if text[position:].strip():
         raise ParseError("there is more text after the layout", text, position)
     return out

@@ -144,6 +144,12 @@ class Swizzle:
             raise SwizzleError(f"{self} exchanges parts of the wider element: its M would be {base}")
         return Swizzle(self.bits, base, self.shift, unit)
 
+    def to_cute(self) -> Any:
+        """The same as an object of the CuTe DSL, in a trace or under `interop.cute_context()`: see interop.to_cute."""
+        from ..interop import to_cute
+
+        return to_cute(self)
+
     def compose(self, other: Any) -> Any:
         """The layout c -> self(other(c)) for a Layout or ComposedLayout."""
         return ComposedLayout(self, 0, other)

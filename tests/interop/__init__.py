@@ -1,0 +1,1 @@
+"""Tests of what others have, taken and given back."""
