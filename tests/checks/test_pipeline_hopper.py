@@ -99,7 +99,9 @@ REDUNDANT = {
     ("K in parts", "store: math: Commit('bulk')"): (1, ONCE),
     ("columns", "math0: Sync('store0')"): (1, MEETS),
 }
-DELETED = ("self", "self, cluster", "warp, cluster", "early", "one tile", "K in parts", "few rows", "columns", "promoted")
+DELETED = (
+    "self", "self, cluster", "warp, cluster", "early", "one tile", "K in parts", "few rows", "columns", "promoted",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", DELETED)
