@@ -73,7 +73,8 @@ def test_executor_is_exact_and_the_checks_hold(form: str) -> None:
 
 @needs_dsl
 @pytest.mark.dsl
-@pytest.mark.parametrize("form", [pytest.param(x, marks=SLOW * (x != "pair")) for x in FORMS])
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMS)
 def test_compiled_kernel_is_exact(form: str) -> None:
     plan, a, b, given, want = problem(form, "i64" if form == "pair" else "i32")
     assert np.array_equal(plan.run(a, b, given=given, device="emulator").c, want)
@@ -130,14 +131,14 @@ def test_one_kernel_for_any_groups_and_rows_in_none_stay() -> None:
 @needs_dsl
 @pytest.mark.dsl
 def test_what_the_compiler_made() -> None:
-    for config in (Sm90Config((128, 256), chunks=1, buffers=2),):
-        plan = Sm90Plan.derive(1000, 512, 512, batch=8, b="bf16:col", config=config, ragged=Ragged.of(8))
-        plan.check().require()
-        compiled = plan.compile()
-        sass, used = compiled.sass(), compiled.resources
-        assert sass.local_memory == () and used.local_bytes == used.stack_bytes == 0
-        steps = len(plan.a.descriptor.k_steps)
-        assert max(sass.wgmma_runs) == steps and sass.serialised_wgmma(steps) is None
+    config = Sm90Config((128, 256), chunks=1, buffers=2)
+    plan = Sm90Plan.derive(1000, 512, 512, batch=8, b="bf16:col", config=config, ragged=Ragged.of(8))
+    plan.check().require()
+    compiled = plan.compile()
+    sass, used = compiled.sass(), compiled.resources
+    assert sass.local_memory == () and used.local_bytes == used.stack_bytes == 0
+    steps = len(plan.a.descriptor.k_steps)
+    assert max(sass.wgmma_runs) == steps and sass.serialised_wgmma(steps) is None
 
 
 def test_the_table_and_the_search() -> None:
