@@ -7,8 +7,7 @@ Needs: dsl.
 
 import numpy as np
 
-from layoutgemm.kernels import Sm90Config, Sm90Plan
-from layoutgemm.kernels.sm90_ragged import Ragged
+from layoutgemm.kernels import Ragged, Sm90Config, Sm90Plan
 
 n, k, sizes = 72, 104, (70, 0, 1, 64, 0, 33)  # rows of each expert: the kernel reads where they end, host code does not
 offsets = np.cumsum([0, *sizes]).astype(np.int32)

@@ -7,8 +7,7 @@ Needs: dsl.
 
 import numpy as np
 
-from layoutgemm.kernels import Sm90Config, Sm90Plan
-from layoutgemm.kernels.sm90_mainloop import Promoted, Table
+from layoutgemm.kernels import Promoted, Sm90Config, Sm90Plan, Table
 
 m, n, k = 200, 136, 328
 mainloop = Promoted.of(  # traced once; a thread does this to each of its sums, in f32 registers, after every K block

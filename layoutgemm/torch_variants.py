@@ -199,11 +199,15 @@ def _plan(
 
 
 def _check_tensors(tensors: dict[str, Any]) -> None:
-    """Tensors, dense, of one device that this library runs on."""
+    """Tensors, dense, of one device that this library runs on, and nobody who looks on."""
     first = tensors["a"]
+    if torch.compiler.is_compiling():
+        raise OperandError("a launch of its own, not under torch.compile: torch.compiler.disable keeps it out")
     for name, x in tensors.items():
         if not isinstance(x, torch.Tensor):
             raise OperandError(f"{name} is a {type(x).__module__}.{type(x).__qualname__}, not a torch tensor")
+        if type(x) not in (torch.Tensor, torch.nn.Parameter):
+            raise OperandError(f"{name} is a {type(x).__qualname__}: a launch of its own takes plain tensors")
         if x.layout != torch.strided:
             raise OperandError(f"{name} is {x.layout}: this library multiplies dense tensors")
         if x.device != first.device:

@@ -14,6 +14,10 @@ from layoutgemm.errors import OperandError, TensorError  # noqa: E402
 E4M3 = torch.float8_e4m3fn
 
 
+class Own(torch.Tensor):
+    """Somebody's tensors."""
+
+
 def operands(m: int = 200, n: int = 300, k: int = 300, *front: int) -> tuple[Any, Any]:
     generator = torch.Generator().manual_seed(m + n + k)
     a, b = (torch.randn(*front, *shape, generator=generator) for shape in ((m, k), (n, k)))
@@ -61,6 +65,7 @@ def test_scaled_matmul_names_what_it_refuses() -> None:
         ({"scale_b": sb.clone().requires_grad_()}, OperandError, "scale_b requires grad"),
         ({"out_dtype": torch.int8}, OperandError, "out_dtype torch.int8"),
         ({"scale_a": sa.to("meta")}, TensorError, "scale_a"),
+        ({"scale_a": sa.as_subclass(Own)}, OperandError, "scale_a is a Own: .* takes plain tensors"),
     ):
         usual = {"a": a, "scale_a": sa, "b": b, "scale_b": sb}
         with pytest.raises(error, match=text):

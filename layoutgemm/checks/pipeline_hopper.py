@@ -131,7 +131,7 @@ class Hopper:
         many = self._pipeline()
         few: list[Pipeline] = []
         if not (self.loader or self.single):
-            counts = range(max(1, self.early), self._reach)
+            counts = range(max(1, self.early), self.stages)
             few = [replace(many, name=f"{many.name}, {k} k tile(s)", k_tiles=(k, True)) for k in counts]
         return (*few, many, *([self.store_pipeline()] if self.store else []))
 
@@ -187,7 +187,7 @@ class Hopper:
             buffers.append(Buffer("sums"))
         if self.store and self.store.warps == WARPS:
             barriers += [NamedBarrier(f"store{i}", 32 * WARPS) for i in range(self.consumers)]
-        least = self.early if self.loader or self.single else self._reach
+        least = self.early if self.loader or self.single else self.stages
         return Pipeline(
             self._name(), tuple(roles), tuple(barriers), tuple(buffers), cluster=self.size, k_tiles=(least, False)
         )
@@ -201,11 +201,6 @@ class Hopper:
         more += [f"the last {self.early} k tile(s) by block"] if self.early else []
         more += ["each k tile promoted"] if self.promoted else []
         return ", ".join([f"ring of {self.stages}", loads, kind, *more])
-
-    @property
-    def _reach(self) -> int:
-        """K tiles that a consumer which loads for itself is ahead, with the one it multiplies."""
-        return self.stages + self.promoted
 
     def _count(self, which: int) -> int | None:
         return self.registers[which] if self.registers else None
@@ -268,13 +263,20 @@ class Hopper:
         return Ahead(distance) if self.single else Onward(distance)
 
     def _release(self, consumer: int, distance: int | None = None) -> Program:
-        """The oldest stage is free; whoever loads for itself fills it anew, so many k tiles after the current one."""
+        """The oldest stage is free; whoever loads for itself fills it anew, so many k tiles after the current one.
+
+        Where k tiles are promoted it is filled a k tile later: another consumer may not have read it yet.
+        """
         # Blocks that share neither A nor B do not wait for one another, and may be two rounds apart.
         to = tuple(tuple(sorted({*a, *b})) for a, b in zip(*self._sharers())) if self.sharing > 1 else "own"
         free: Program = (Arrive("empty", "release", to=to), Advance("release"))
-        if self._loads_for_itself(consumer):
-            free += (If(self._ahead(self._reach - 1 if distance is None else distance), self._load),)
-        return free
+        return free if self.promoted else (*free, *self._refill(consumer, distance))
+
+    def _refill(self, consumer: int, distance: int | None = None) -> Program:
+        """The oldest free stage is filled anew by whoever loads for itself."""
+        if not self._loads_for_itself(consumer):
+            return ()
+        return (If(self._ahead(self.stages - 1 if distance is None else distance), self._load),)
 
     def _consumer(self, i: int) -> Program:
         names = [f"acc{block}" for block in range(self.blocks)]
@@ -284,7 +286,8 @@ class Hopper:
         step: Program = (*products, Commit("wgmma"), WaitGroup("wgmma", 1), earlier)
         if self.promoted:
             read = tuple(Read(name) for name in names)
-            step = (*products, Commit("wgmma"), WaitGroup("wgmma", 0), *self._release(i), *read)
+            refill = (If(Later(1), self._refill(i)),) if self._loads_for_itself(i) else ()
+            step = (*products, Commit("wgmma"), WaitGroup("wgmma", 0), *self._release(i), *refill, *read)
         behind: list[Action] = []
         if self.early:
             # The first accumulator takes the last k tiles one by one; the others follow, on cursors that stay behind.
@@ -323,7 +326,9 @@ class Hopper:
         for block in range(self.blocks):
             if block < last:
                 actions.append(WaitGroup("wgmma", (last - block) * self.early))
-            if block == last and not self.early and not self.promoted:
+            if block == last and self.promoted:
+                actions += [If(Later(1), self._refill(i))] if self._loads_for_itself(i) else []
+            elif block == last and not self.early:
                 actions += [WaitGroup("wgmma", 0), If(Later(1), self._release(i))]
             if block == last:
                 for step in range(self.early):

@@ -55,7 +55,8 @@ class Sm90PromotedKernel(Sm90FusedKernel):
                 mma.wait(0)
                 self.release(job, stage)
                 if const_expr(plan.config.loader == "self"):
-                    ahead = self.load_next(job, maps, ahead)
+                    if k_tile > 0:  # the stage before: another consumer may still read this one
+                        ahead = self.load_next(job, maps, ahead)
                 for block in cutlass.range_constexpr(plan.blocks):
                     for v in bridge.unrolled(plan.mma.accumulator_registers):
                         at = tables.element(numbers, block, v, totals[block][v])
@@ -64,6 +65,8 @@ class Sm90PromotedKernel(Sm90FusedKernel):
                 if stage == plan.stages:
                     stage = Int32(0)
                     parity ^= 1
+            if const_expr(plan.config.loader == "self"):
+                ahead = self.load_next(job, maps, ahead)
             for block in cutlass.range_constexpr(plan.blocks):
                 self.epilogue.store(job, maps[2], totals[block], (consumer, thread), (row, n0, matrix), block, 0)
             tile += job.workers

@@ -59,6 +59,7 @@ FORMS = {
     "K in parts, self, cluster": Hopper(2, LANDS, single=True, split=2, cluster=(1, 2)),
     "few rows": Hopper(2, LANDS, loader=1, padding=True),
     "promoted": Hopper(2, LANDS, promoted=True),
+    "promoted, self, two consumers, cluster": Hopper(2, LANDS, consumers=2, promoted=True, cluster=(1, 2)),
     "promoted, a loader, two consumers": Hopper(2, LANDS, loader=1, consumers=2, promoted=True, store=store(1, 2, 2)),
     "columns": Hopper(2, LANDS, loader=1, store=store(4, 2, 2)),
 }  # fmt: skip
@@ -84,6 +85,7 @@ MEETS = "a meeting that the store's own pipeline needs"
 ONCE = "no buffer is used twice"
 REDUNDANT = {
     ("self", "math0: Wait('empty', 'load', flip=True, by='one')"): (2, FRESH),
+    ("promoted", "math0: Wait('empty', 'load', flip=True, by='one')"): (2, FRESH),
     ("self, cluster", "math0: Wait('empty', 'load', flip=True, by='one')"): (2, FRESH),
     ("warp, cluster", "loader: ClusterWait()"): (1, HELD),
     ("warp, cluster", "math0: ClusterWait()"): (1, HELD),
@@ -97,7 +99,9 @@ REDUNDANT = {
     ("K in parts", "store: math: Commit('bulk')"): (1, ONCE),
     ("columns", "math0: Sync('store0')"): (1, MEETS),
 }
-DELETED = ("self", "self, cluster", "warp, cluster", "early", "one tile", "K in parts", "few rows", "columns")
+DELETED = (
+    "self", "self, cluster", "warp, cluster", "early", "one tile", "K in parts", "few rows", "columns", "promoted",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", DELETED)

@@ -43,7 +43,7 @@ FORMS = {  # config, main loop, batch, A, B, C
     "three": (Sm90Config((192, 128), consumers=3, chunks=1), scaled(), 1, "e4m3", "e4m3:col", "bf16"),
 }
 SLOW = [pytest.mark.slow]
-EMULATED = ("no table", *[pytest.param(form, marks=SLOW) for form in ("loader", "two", "pair", "each column", "bf16")])
+EMULATED = ("no table", "loader", "two", "pair", "each column", "bf16")
 
 
 def problem(form: str) -> tuple[Sm90Plan, np.ndarray, np.ndarray, dict[str, np.ndarray], np.ndarray]:
@@ -79,6 +79,7 @@ def test_executor_is_exact_and_the_checks_hold(form: str) -> None:
 
 @needs_dsl
 @pytest.mark.dsl
+@pytest.mark.slow
 @pytest.mark.parametrize("form", EMULATED)
 def test_compiled_kernel_is_exact(form: str) -> None:
     plan, a, b, tables, want = problem(form)

@@ -73,7 +73,8 @@ def test_executor_is_exact_and_the_checks_hold(form: str) -> None:
 
 @needs_dsl
 @pytest.mark.dsl
-@pytest.mark.parametrize("form", [pytest.param(x, marks=SLOW * (x != "pair")) for x in FORMS])
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMS)
 def test_compiled_kernel_is_exact(form: str) -> None:
     plan, a, b, given, want = problem(form, "i64" if form == "pair" else "i32")
     assert np.array_equal(plan.run(a, b, given=given, device="emulator").c, want)
@@ -130,14 +131,14 @@ def test_one_kernel_for_any_groups_and_rows_in_none_stay() -> None:
 @needs_dsl
 @pytest.mark.dsl
 def test_what_the_compiler_made() -> None:
-    for config in (Sm90Config((128, 256), chunks=1, buffers=2),):
-        plan = Sm90Plan.derive(1000, 512, 512, batch=8, b="bf16:col", config=config, ragged=Ragged.of(8))
-        plan.check().require()
-        compiled = plan.compile()
-        sass, used = compiled.sass(), compiled.resources
-        assert sass.local_memory == () and used.local_bytes == used.stack_bytes == 0
-        steps = len(plan.a.descriptor.k_steps)
-        assert max(sass.wgmma_runs) == steps and sass.serialised_wgmma(steps) is None
+    config = Sm90Config((128, 256), chunks=1, buffers=2)
+    plan = Sm90Plan.derive(1000, 512, 512, batch=8, b="bf16:col", config=config, ragged=Ragged.of(8))
+    plan.check().require()
+    compiled = plan.compile()
+    sass, used = compiled.sass(), compiled.resources
+    assert sass.local_memory == () and used.local_bytes == used.stack_bytes == 0
+    steps = len(plan.a.descriptor.k_steps)
+    assert max(sass.wgmma_runs) == steps and sass.serialised_wgmma(steps) is None
 
 
 def test_the_table_and_the_search() -> None:
@@ -195,6 +196,32 @@ def test_an_epilogue_reads_by_group() -> None:
     )
     assert plan.words == ("bias", "bias_batch", "offsets")
     plan.check().require()
+
+
+@needs_dsl
+@pytest.mark.dsl
+@pytest.mark.slow
+def test_a_bias_of_each_group() -> None:
+    from layoutgemm.kernels.emulated import emulate_plan
+    from layoutgemm.kernels.run import global_matrix
+
+    _, a, b, _, _ = problem("one")
+    sizes = (30, 0, 45)
+    groups, offsets = len(sizes), np.cumsum([0, *sizes]).astype(np.int32)
+    plan = Sm90Plan.derive(
+        75, N, K, batch=groups, b="bf16:col", c="f32", config=SMALL, ragged=Ragged.of(groups),
+        epilogue=Epilogue(Bias(dtype="f32")),
+    )  # fmt: skip
+    bias = np.arange(groups * N, dtype=np.float32).reshape(groups, N)
+    three = np.concatenate([b, 2 * b, -b])
+    want = np.concatenate(
+        [a[first:end] @ three[e] + bias[e] for e, (first, end) in enumerate(pairwise(offsets))]
+    )
+    lying = [global_matrix(op, x, [], True) for op, x in ((plan.a, a), (plan.b, three))]
+    words = (bias, N, offsets, *[0] * 13)
+    found, done = emulate_plan(plan, lying[0], lying[1], progress=False, given=words)
+    assert not done.findings, done.report()
+    assert np.array_equal(found.view(np.float32), want)
 
 
 def test_refusals() -> None:
