@@ -31,6 +31,9 @@ def run_fused(
             f"the plan has an epilogue ({names}), which run() executes on NumPy arrays in the emulator; for tensors "
             "call layoutgemm.matmul(a, b, epilogue=, given=)"
         )
+    if isinstance(plan, Sm90Plan) and (plan.mainloop is not None or plan.ragged is not None):
+        words = ", ".join(plan.words)
+        raise OperandError(f"the plan has an epilogue and reads more besides ({words}): run() executes either alone")
     for name, value, shape in (("a", a, (plan.m, plan.k)), ("b", b, (plan.k, columns_of_b(plan)))):
         _check_shape(name, value, batched(plan, shape))
     for operand, value in ((plan.a, a), (plan.b, b)):

@@ -10,6 +10,7 @@ import pytest
 from layoutgemm import OperandError, Sm90Config, Sm90Plan
 from layoutgemm.kernels.epilogue import Amax, Aux, Bias, Custom, Epilogue, Residual, Scale
 from layoutgemm.kernels.epilogue_arrays import Arrays
+from layoutgemm.kernels.sm90_mainloop import Promoted, Table
 
 M, N, K = 72, 44, 40
 CONFIG = Sm90Config((64, 32), consumers=1, stages=2)
@@ -62,3 +63,12 @@ def test_other_devices_are_refused() -> None:
     a, b = integers((M, K), 0), integers((K, N), 1)
     with pytest.raises(OperandError, match=r"in the emulator; for tensors call layoutgemm.matmul"):
         plan.run(a, b, given={"bias": np.ones(N)}, device="reference")
+
+
+def test_an_epilogue_beside_tables_is_refused() -> None:
+    loop = Promoted.of(lambda total, product, sa: total + sa * product, Table("sa", "m"))
+    plan = Sm90Plan.derive(
+        70, 40, 200, a="e4m3", b="e4m3:col", config=CONFIG, mainloop=loop, epilogue=Epilogue(Bias())
+    )  # fmt: skip
+    with pytest.raises(OperandError, match="reads more besides"):
+        plan.run(np.ones((70, 200), np.float32), np.ones((200, 40), np.float32), given={"bias": np.ones(40)})
