@@ -38,7 +38,7 @@ def claims() -> str:
         if claim.right:
             text += ["", f"    {claim.right}"]
         sections.append("\n".join(text))
-        rows.append(f"| {claim.topic} | {mark} | {_code(claim.says)} |")
+        rows.append(f"| {claim.topic} | {mark.replace(' ', chr(0xA0))} | {_code(claim.says)} |")
     wrong = sum(not claim.holds for claim in found)
     head = f"{len(found)} statements: {len(found) - wrong} hold, {wrong} do not."
     return "\n\n".join([head, "\n".join(["| about | verdict | statement |", "|---|---|---|", *rows]), *sections])

@@ -33,10 +33,10 @@ def fenced(text: str) -> str:
 
 
 def _aligned(lines: list[str]) -> bool:
-    """Whether a block is a list of names and meanings, `name   meaning`, in columns."""
-    starts = [line for line in lines if not line.startswith(" ")]
-    heads = [line.partition("  ") for line in starts]
-    return all(gap and not head.rstrip().endswith((".", ":")) and len(head) < 40 for head, gap, _ in heads)
+    """Whether a block is a list of names and meanings, `name   meaning`, in columns: long names may leave one space."""
+    heads = [line.partition("  ") for line in lines if not line.startswith(" ")]
+    named = [head for head, gap, _ in heads if gap and not head.endswith((".", ":")) and len(head) < 40]
+    return len(named) > 0.7 * len(heads)
 
 
 class FencedExamples(griffe.Extension):
@@ -44,5 +44,9 @@ class FencedExamples(griffe.Extension):
 
     def on_object(self, *, obj: griffe.Object, **kwargs: object) -> None:
         """Called for each module, class, function and attribute."""
-        if obj.docstring is not None:
+        if obj.docstring is not None and "```" not in obj.docstring.value:
             obj.docstring.value = fenced(obj.docstring.value)
+
+    def on_package(self, *, pkg: griffe.Module, **kwargs: object) -> None:
+        """Called for the package itself."""
+        self.on_object(obj=pkg)

@@ -133,8 +133,9 @@ def docstring(path: Path) -> str:
 def account(name: str, title: str = "The program's own account") -> str:
     """A program's docstring in a box that opens, and a link to its source."""
     path = ROOT / name
-    body = docstring(path).partition("\n")[2]
-    body = re.sub(r"^    python \S+.*\n|^Needs:.*\n", "", body, flags=re.MULTILINE).strip("\n")
+    first, _, rest = docstring(path).partition("\n")
+    rest = re.sub(r"^ *python \S+.*\n?|^Needs:.*\n?", "", rest, flags=re.MULTILINE).strip("\n")
+    body = f"**{first}**\n\n{rest}".strip()
     inner = "\n".join(f"    {line}".rstrip() for line in body.splitlines())
     return f'??? note "{title}"\n\n{inner}\n\n    [The source: {name}]({source_page(name)})'
 
