@@ -8,15 +8,8 @@ import griffe
 def fenced(text: str) -> str:
     """The docstring with its examples in fences, and lists of names that align their meanings as code.
 
-    >>> print(fenced("Adds.\\n\\n>>> 1 + 1\\n2\\n\\nThen more."))
-    Adds.
-    <BLANKLINE>
-    ```pycon
-    >>> 1 + 1
-    2
-    ```
-    <BLANKLINE>
-    Then more.
+    >>> fenced("Adds.\\n\\n>>> 1 + 1\\n2\\n\\nThen more.")
+    'Adds.\\n\\n```pycon\\n>>> 1 + 1\\n2\\n```\\n\\nThen more.'
     """
     out: list[str] = []
     for block in text.split("\n\n"):
