@@ -16,7 +16,7 @@ NO_BREAK = "\u00a0x\u00a0"  # sizes stay on one line
 __all__ = [
     "account", "ampere_table", "behind", "changelog", "counters_table", "epilogue_table", "gated_table", "gemm_table",
     "ladder_chart", "ladder_table", "launch_table", "level", "lines_table", "machine", "measured", "notes",
-    "types_table",
+    "types_table", "variants_table",
 ]  # fmt: skip
 
 
@@ -212,6 +212,22 @@ def gated_table() -> str:
         times = [f"{us:.0f}" for us in (best[0], alone, three)]
         rows.append([shape.replace("x", " x "), *times, f"{three / best[0]:.2f}"])
     return table(["tokens x H x K", "gated, us", "torch.mm alone", "torch, three calls", "x"], rows)
+
+
+def variants_table() -> str:
+    """Scaled and grouped products beside torch's nearest."""
+    peers = {
+        "scaled": ("torch._scaled_mm, blocks", "torch._scaled_mm, rows", "torch.mm of bf16"),
+        "grouped": ("torch._grouped_mm", "a loop of torch.mm", "one torch.mm of all rows, bf16"),
+        "grouped, scaled": ("torch._scaled_grouped_mm, rows", "one torch.mm of all rows, bf16"),
+    }
+    rows = []
+    for name, found in record("variants")["shapes"].items():
+        kind, _, sizes = name.rpartition(" ")
+        ours = min(us for contender, us in found.items() if contender.startswith("ours") and us)
+        beside = [f"{peer} {found[peer]:.0f} ({found[peer] / ours:.2f})" for peer in peers[kind] if found.get(peer)]
+        rows.append([kind, sizes.replace("x", " x "), f"{ours:.0f}", "; ".join(beside)])
+    return table(["product", "groups x M x N x K, or M x N x K", "us", "torch, us (x: above 1 this is faster)"], rows)
 
 
 def types_table() -> str:
