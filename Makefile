@@ -21,7 +21,7 @@ ifeq ($(shell uname -s),Linux)
 TEST_STAMPS := $(VENV)/.dsl $(VENV)/.torch $(VENV)/.browser
 endif
 
-.PHONY: help demo test lint chromium bench-algebra bench-proofs bench-gemm clean
+.PHONY: help demo test lint docs notebooks chromium bench-algebra bench-proofs bench-gemm clean
 .DELETE_ON_ERROR:
 
 help:
@@ -29,6 +29,8 @@ help:
 	@echo "make test           ruff, mypy and all tests"
 	@echo "make lint           ruff and mypy alone"
 	@echo "make chromium       install the browser that the tests of linked pages run in (Debian and Ubuntu, as root)"
+	@echo "make docs           build the documentation site, build/site/index.html"
+	@echo "make notebooks      make notebooks of the scripts in notebooks/, in out/notebooks"
 	@echo "make bench-algebra  time the layout algebra against other implementations (PYCUTE=folder that holds pycute)"
 	@echo "make bench-proofs   time the provers"
 	@echo "make bench-gemm     time the GEMM kernels on this machine's GPU against torch.mm, cuBLASLt and quack (BENCH=options)"
@@ -70,6 +72,16 @@ chromium:
 	  { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install chromium; } \
 	    >/dev/null || echo "==> Chromium could not be installed: the tests of linked pages will be skipped"; \
 	fi
+
+# Pictures and tables are made while it is built. With the DSL installed (make demo) the last notebook is run as well.
+docs: $(VENV)/.docs
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet && echo "==> build/site/index.html"
+
+notebooks: $(VENV)/.notebooks
+	@mkdir -p out/notebooks
+	@for each in notebooks/*.py; do \
+	  $(BIN)/jupytext --quiet --to ipynb --output "out/$${each%.py}.ipynb" "$$each" || exit 1; done
+	@echo "==> out/notebooks: open them with jupyter lab, or run the scripts as they are"
 
 bench-algebra: $(VENV)/.bench
 	@$(BIN)/python benchmarks/bench_algebra.py $(if $(PYCUTE),--pycute "$(PYCUTE)")
@@ -117,6 +129,16 @@ $(VENV)/.browser: pyproject.toml | $(VENV)/.base
 	@echo "==> installing playwright for the tests of linked pages, about 50 MB"
 	@$(PIP) install -q -e '.[browser]' \
 	  || echo "==> playwright could not be installed: the tests of linked pages will be skipped"
+	@touch $@
+
+$(VENV)/.docs: pyproject.toml | $(VENV)/.base
+	@echo "==> installing mkdocs-material and mkdocstrings, about 60 MB"
+	@$(PIP) install -q -e '.[docs]'
+	@touch $@
+
+$(VENV)/.notebooks: pyproject.toml | $(VENV)/.base
+	@echo "==> installing jupytext and ipykernel, about 60 MB"
+	@$(PIP) install -q -e '.[notebooks]'
 	@touch $@
 
 $(VENV)/.peers: pyproject.toml | $(VENV)/.dsl

@@ -36,6 +36,22 @@ def test_a_failed_equivalence_shows_layouts_coordinate_and_values(pytester):
     result.stdout.fnmatch_lines(shown)
 
 
+def test_so_does_a_failed_proof_with_symbols(pytester):
+    result = run(
+        pytester,
+        """
+        from layoutgemm import Layout, dims, prove
+
+        def test_same():
+            M, N = dims("M N")
+            assert prove(Layout((M, N), (N, 1)), Layout((M, N)))
+        """,
+    )
+    result.assert_outcomes(failed=1)
+    shown = ["*- layoutgemm -*", "left:  (M,N):(N,1)", "right: (M,N):(1,M)", "*M=2, N=2: (1,0) gives 2 and 1*"]
+    result.stdout.fnmatch_lines(shown)
+
+
 def test_a_verdict_in_a_variable_is_found(pytester):
     result = run(
         pytester,

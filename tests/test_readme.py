@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import doctest
+import functools
 import importlib.util
 import io
 import os
@@ -107,6 +108,20 @@ def layoutgemm(arguments: list[str]) -> subprocess.CompletedProcess[str]:
     )
 
 
+@functools.cache
+def help_problem(subcommand: str) -> str | None:
+    """Why `layoutgemm SUBCOMMAND` is none: its --help exits 0, an unknown one 2. In this process: there are many."""
+    from layoutgemm.cli import main
+
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            code = main([subcommand, "--help"])
+    except SystemExit as left:
+        code = left.code
+    return f"layoutgemm {subcommand}: {said.getvalue().strip()[-300:]}" if code else None
+
+
 def extras(root: Path) -> set[str]:
     """Names of the optional dependencies in pyproject.toml (tomllib came with Python 3.11)."""
     section = (root / "pyproject.toml").read_text(encoding="utf-8").split("[project.optional-dependencies]")[1]
@@ -134,9 +149,7 @@ def command_problem(command: str, output: str = "", root: Path = ROOT) -> str | 
                 return f"pyproject.toml has no extra {unknown[0]}"
         return None
     if head == "layoutgemm":
-        # A subcommand's --help exits 0, an unknown one exits 2.
-        done = layoutgemm(words[1:2] + ["--help"])
-        return None if done.returncode == 0 else f"layoutgemm {' '.join(words[1:2])}: {done.stderr.strip()[-300:]}"
+        return help_problem(words[1] if len(words) > 1 else "")
     if head in ("python", "python3", "py") and len(words) > 1:
         if words[1] == "-m":
             known_module = words[2] == "venv" or importlib.util.find_spec(words[2]) is not None
@@ -229,6 +242,8 @@ def test_a_wrong_example_is_seen() -> None:
         ("python tests/test_readme.py", None),
         ("python tests/absent.py", "no file tests/absent.py"),
         ("python -m layoutgemm_absent", "no module layoutgemm_absent"),
+        ("layoutgemm show wgmma:64:bf16:C", None),
+        ("layoutgemm shew wgmma:64:bf16:C", "layoutgemm shew"),
         ("curl https://example.org | sh", "do not know how to check"),
         ("git clone https://example.org/layoutgemm && cd layoutgemm", None),
         (".venv\\Scripts\\layoutgemm demo", None),

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -125,6 +126,15 @@ class PersistentPlan(PlanVerbs):
     epilogue: Epilogue
     store: Any  # a StorePlan, or None where threads store their own elements
     remedy = ""
+
+    def run(
+        self, a: Any, b: Any, *, out: Any = None, device: str | None = None, copy: bool = True,
+        given: Mapping[str, Any] | None = None,
+    ) -> Any:  # fmt: skip
+        """C = A @ B, and the epilogue on operands `given` by name. See `kernels.run.run_plan`."""
+        from .run import run_plan
+
+        return run_plan(self, a, b, out=out, device=device, copy=copy, given=given)  # type: ignore[arg-type]
 
     @property
     def parameters(self) -> dict[str, str]:

@@ -49,12 +49,14 @@ class GemmResult:
     why     why it ran there, when the caller did not choose
     copies  one sentence for each operand that was copied before the run, or `out` after it, with the rule that made it
             necessary
+    written  what the plan's epilogue wrote besides C, by name, see `run_fused`
     """
 
     c: Any
     ran_on: str
     why: str = ""
     copies: tuple[str, ...] = field(default=())
+    written: Mapping[str, Any] = field(default_factory=dict)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
         if isinstance(self.c, np.ndarray):
@@ -92,11 +94,9 @@ def run_plan(
     ('NumPy executor', [8.0, 8.0, 8.0, 8.0])
     """
     if isinstance(plan, (Sm90Plan, Sm100Plan)) and plan.epilogue:
-        names = ", ".join(given.name for given in plan.epilogue.given) or "none"
-        raise OperandError(
-            f"the plan has an epilogue with operands of its own ({names}), which run() has no place for: launch "
-            "plan.compile() with kernels.epilogue_words.words_of, or call layoutgemm.matmul"
-        )
+        from .run_fused import run_fused
+
+        return run_fused(plan, a, b, given or {}, out, device, copy)
     if device not in (None, *DEVICES):
         raise OperandError(f"device {device!r}: known are {', '.join(map(repr, DEVICES))}, or None to choose")
     kinds = {name: _kind(name, value) for name, value in (("a", a), ("b", b))}

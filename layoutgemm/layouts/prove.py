@@ -61,10 +61,10 @@ def prove(a: Any, b: Any, given: Any = ()) -> Answer:
         a, b = facts(a, b)
     gs = generators(*entries_of(a), *entries_of(b))
     if not gs:
-        return _with_conditions(_proof.equivalent(plain(a), plain(b)), (a, b), [])
+        return _proof.between(_with_conditions(_proof.equivalent(plain(a), plain(b)), (a, b), []), a, b)
     check_symbols(gs)
     if not (isinstance(a, Layout) and isinstance(b, Layout)):
-        return _swizzled(a, b, facts)
+        return _proof.between(_swizzled(a, b, facts), a, b)
     if has_basis(a.stride) != has_basis(b.stride):
         raise LayoutError(f"{a} and {b}: one leads to coordinates, the other to offsets")
 
@@ -85,7 +85,7 @@ def prove(a: Any, b: Any, given: Any = ()) -> Answer:
         return _proof.equivalent(at(a, env), at(b, env))
 
     answer = _decide((a, b), same, differ, "coalesced normal form", lambda: "not equivalent", facts)
-    return _with_conditions(answer, (a, b), [])
+    return _proof.between(_with_conditions(answer, (a, b), []), a, b)
 
 
 def injective(a: Any, given: Any = ()) -> Answer:

@@ -47,6 +47,20 @@ def width_of(text: str, size: float) -> float:
     return len(text) * CHARACTER * size
 
 
+class Picture(str):
+    """An SVG document: text, which a notebook draws when it is the last value of a cell.
+
+    >>> picture = Picture("<svg></svg>")
+    >>> picture == picture._repr_svg_() == "<svg></svg>"
+    True
+    """
+
+    __slots__ = ()
+
+    def _repr_svg_(self) -> str:
+        return str(self)
+
+
 @dataclass(slots=True)
 class Canvas:
     """SVG elements in drawing order. Coordinates are pixels of the unscaled picture, y downwards."""
@@ -154,7 +168,7 @@ class Canvas:
         """
         body = "\n".join(self.parts)
         mark = f"{zlib.crc32((title + body).encode()):08x}"
-        return (
+        return Picture(
             f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-labelledby="title-{mark} desc-{mark}" '
             f'width="{number(width)}" height="{number(height)}" viewBox="0 0 {number(width)} {number(height)}" '
             f'style="max-width:100%;block-size:auto">\n'

@@ -129,6 +129,7 @@ def test_no_worse_than_the_official_examples(
     compiled = plan.compile()
     code, used = compiled.sass(), compiled.resources
     per_tile = len(plan.a.descriptor.k_steps)
+    print(f"\n{name}: {len(code.instructions)}, {instructions} instructions; {used.registers}, {registers} registers")
     assert code.count("UTCHMMA") == per_tile == 4 and products % per_tile == 0
     assert (used.local_bytes, used.stack_bytes, code.local_memory) == (0, 0, ())
     assert used.registers <= registers and len(code.instructions) <= instructions

@@ -1,0 +1,52 @@
+"""The page of published claims, from the list in layouts/published_claims.py: nothing of it is written twice."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+PROGRAM = Path(__file__).resolve().parents[1] / "layouts" / "published_claims.py"
+
+
+@functools.cache
+def program() -> Any:
+    """The program, as a module."""
+    spec = importlib.util.spec_from_file_location("published_claims", PROGRAM)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def claims() -> str:
+    """Every claim as published, with its proof or counterexample, topic by topic, and a table of all before them."""
+    found = program().CLAIMS
+    rows, sections, topic = [], [], ""
+    for claim in found:
+        holds, line = claim.answer()
+        if holds is not claim.holds:
+            raise ValueError(f"{claim.says}: expected {claim.holds}, found {line}")
+        if claim.topic != topic:
+            topic = claim.topic
+            sections.append(f"## {topic.capitalize()}")
+        kind, mark = ("success", "holds") if holds else ("failure", "does not hold")
+        text = [f'!!! {kind} "{claim.source}: {mark}"', "", "    " + _code(claim.says), "", f"    {_answer(line)}"]
+        if claim.right:
+            text += ["", f"    {claim.right}"]
+        sections.append("\n".join(text))
+        rows.append(f"| {claim.topic} | {mark.replace(' ', chr(0xA0))} | {_code(claim.says)} |")
+    wrong = sum(not claim.holds for claim in found)
+    head = f"{len(found)} statements: {len(found) - wrong} hold, {wrong} do not."
+    return "\n\n".join([head, "\n".join(["| about | verdict | statement |", "|---|---|---|", *rows]), *sections])
+
+
+def _code(says: str) -> str:
+    return says if says.startswith("its ") else f"`{says}`"
+
+
+def _answer(line: str) -> str:
+    return f"*{line}*" if "`" not in line and "*" not in line else f"`{line}`"

@@ -1,0 +1,112 @@
+"""What the documentation makes when it is built: pictures, tables and notebooks, from the library and its records.
+
+A page is Markdown with three kinds of blocks that are no Markdown:
+
+    ```picture CAPTION          Python whose last line is an expression: an SVG document, made by the library
+    ```generated                Python whose last line is an expression: Markdown, such as a table of a record
+    <!-- when NAME --> ... <!-- end -->      kept where NAME, a dotted name or a path, exists
+
+`render` gives the Markdown that is left when they are made. Nothing here knows mkdocs: the tests call it as well.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import html
+import importlib
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+_WHEN = re.compile(r"<!-- when (\S+) -->\n(.*?)<!-- end -->\n?", flags=re.DOTALL)
+_FENCE = re.compile(r"^```(picture|generated)(?: +([^\n]*))?\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
+_PYTHON = re.compile(r"^```(?:python|py|pycon)\b[^\n]*\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
+# A picture goes to a file of its own: called with the SVG document, gives the address to show it by.
+Keep = Callable[[str], str]
+
+
+_PACKAGE = ("layoutgemm", "layoutgemm.layouts", "layoutgemm.atoms", "layoutgemm.checks", "layoutgemm.view")
+
+
+@functools.cache
+def named(name: str) -> Any:
+    """What a block may name: the library's public names, the tables of docs/tables.py, and `claims`. None: no such.
+
+    Looked up one by one: some names load torch, which need not be there.
+
+    >>> named("Layout").__name__, named("gemm_table").__name__, named("no_such")
+    ('Layout', 'gemm_table', None)
+    """
+    if name == "claims":
+        return importlib.import_module("docs.claims").claims
+    for module in map(importlib.import_module, (*_PACKAGE, "docs.tables")):
+        if name in module.__all__:
+            return getattr(module, name)
+    return None
+
+
+def exists(name: str) -> bool:
+    """Whether a dotted name can be imported, or a path relative to the project's root is there.
+
+    >>> exists("layoutgemm.view.layout_svg"), exists("layoutgemm.view.no_such"), exists("docs/fences.py")
+    (True, False, True)
+    """
+    if "/" in name:
+        return (ROOT / name).exists()
+    head, _, last = name.rpartition(".")
+    try:
+        return hasattr(importlib.import_module(head), last)
+    except ImportError:
+        return False
+
+
+def visible(markdown: str) -> str:
+    """The page without the parts whose condition does not hold.
+
+    >>> visible("a\\n<!-- when no.such -->\\nb\\n<!-- end -->\\nc\\n<!-- when docs/fences.py -->\\nd\\n<!-- end -->\\n")
+    'a\\nc\\nd\\n'
+    """
+    return _WHEN.sub(lambda match: match[2] if exists(match[1]) else "", markdown)
+
+
+def evaluate(code: str) -> Any:
+    """Runs a block; its value is that of the last line, an expression.
+
+    >>> evaluate("x = 6\\nx * 7")
+    42
+    """
+    tree = ast.parse(code)
+    last = tree.body.pop()
+    if not isinstance(last, ast.Expr):
+        raise ValueError(f"a block ends in an expression, not in {ast.unparse(last)!r}")
+    used = {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
+    space = {name: named(name) for name in used if named(name) is not None}
+    exec(compile(tree, "<block>", "exec"), space)
+    return eval(compile(ast.Expression(last.value), "<block>", "eval"), space)
+
+
+def figure(svg: str, caption: str, keep: Keep) -> str:
+    """HTML that shows a picture, with its caption."""
+    if not svg.startswith("<svg"):
+        raise ValueError(f"a picture is an SVG document, not {svg[:40]!r}")
+    said = html.escape(caption, quote=True)
+    below = f"<figcaption>{said}</figcaption>" if caption else ""
+    alt = said or "picture"
+    return f'<figure class="picture"><img src="{keep(svg)}" alt="{alt}" loading="lazy">{below}</figure>'
+
+
+def render(markdown: str, keep: Keep) -> str:
+    """The page with its pictures and tables made, and examples marked as what they are."""
+
+    def made(match: re.Match[str]) -> str:
+        kind, said, code = match.groups()
+        value = evaluate(code)
+        return figure(str(value), said or "", keep) if kind == "picture" else str(value)
+
+    def example(match: re.Match[str]) -> str:
+        return f"```{'pycon' if '>>>' in match[1] else 'python'}\n{match[1]}```"
+
+    return _PYTHON.sub(example, _FENCE.sub(made, visible(markdown)))

@@ -1,0 +1,301 @@
+"""Tables and paragraphs of the documentation, from benchmarks/results/*.json and from the programs themselves."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+NO_BREAK = "\u00a0x\u00a0"  # sizes stay on one line
+
+__all__ = [
+    "account", "ampere_table", "behind", "changelog", "counters_table", "epilogue_table", "gated_table", "gemm_table",
+    "ladder_chart", "ladder_table", "launch_table", "level", "lines_table", "machine", "measured", "notes",
+    "types_table", "variants_table",
+]  # fmt: skip
+
+
+@functools.cache
+def record(name: str) -> Any:
+    """A record of benchmarks/results, by its name without `_h200.json`."""
+    return json.loads((RESULTS / f"{name}_h200.json").read_text(encoding="utf-8"))
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table, the first column to the left, the others to the right.
+
+    >>> print(table(["a", "b"], [["x", "1"]]))
+    | a | b |
+    |---|--:|
+    | x | 1 |
+    """
+    lines = [head, *[[NO_BREAK.join(cell.split(" x ")) for cell in row] for row in rows]]
+    rule = "|---|" + "--:|" * (len(head) - 1)
+    text = ["| " + " | ".join(line) + " |" for line in lines]
+    return "\n".join([text[0], rule, *text[1:]])
+
+
+def machine(name: str) -> str:
+    """One line: the GPU, the versions and the date of a record."""
+    found = record(name)
+    facts = found.get("machine") or found.get("facts") or found
+    said = [facts["gpu"], f"driver {facts['driver']}", f"CUDA {facts['cuda']}", f"torch {facts['torch']}"]
+    for key in ("nvidia-cutlass-dsl", "dsl"):
+        said += [f"nvidia-cutlass-dsl {facts[key]}"] if facts.get(key) else []
+    said += [f"quack-kernels {facts['quack-kernels']}"] if facts.get("quack-kernels") else []
+    return f"*{', '.join(said)}; {facts['date']}. The record: `benchmarks/results/{name}_h200.json`.*"
+
+
+def gemm_table(name: str = "gemm") -> str:
+    """GEMM against torch.mm and the best peer, as the README has it."""
+    from benchmarks import tables
+
+    return "\n".join(NO_BREAK.join(line.split(" x ")) for line in tables.gemm(record(name)))
+
+
+def behind(family: str) -> str:
+    """A sentence: in how many shapes of the GEMM record a peer's best is faster than ours, and by how much at most."""
+    from benchmarks.tables import median
+
+    said = []
+    for what in ("burst", "sustained"):
+        ratios: dict[str, float] = {}
+        for outcome in record("gemm")["outcomes"]:
+            timed = [entry for entry in outcome["measured"] if entry[what]]
+            ours = [median(entry, what) for entry in timed if entry["family"] == "ours"]
+            peers = [median(entry, what) for entry in timed if entry["family"] == family]
+            if ours and peers:
+                sizes = outcome["problem"]
+                ratios[f"{sizes['m']} x {sizes['n']} x {sizes['k']}"] = ours[0] / min(peers)
+        faster = [shape for shape, ratio in ratios.items() if ratio > 1]
+        worst = max(ratios, key=lambda shape: ratios[shape])
+        said.append(
+            f"in {len(faster)} of {len(ratios)} shapes {'in bursts' if what == 'burst' else 'under sustained load'}"
+            f" (most at {worst}, {ratios[worst] - 1:.1%})"
+        )
+    return f"{family} is faster than this library {' and '.join(said)}."
+
+
+def ladder_table() -> str:
+    """A line a level, linked to its section."""
+    rows = []
+    for entry in record("ladder")["levels"]:
+        link = f"[{entry['level']}](#level-{entry['level']}) {entry['name']}"
+        guide = "-" if entry["guide"] is None else f"{entry['guide']:.0f}"
+        rows.append([link, entry["c"], f"{entry['tflops']:.0f}", f"{entry['ratio']:.3f}", guide])
+    return table(["level", "C", "TFLOP/s", "x torch.mm", "the guide's TFLOP/s"], rows)
+
+
+def ladder_chart() -> str:
+    """An SVG chart of the levels' rates, with torch.mm as a line."""
+    found = record("ladder")
+    entries, base = found["levels"], found["torch_mm"]["tflops"]
+    left, width, step, top = 330, 460, 22, 34
+    scale = width / 900
+    height = top + step * len(entries) + 30
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" width="{left + width + 60}" height="{height}" '
+        f'viewBox="0 0 {left + width + 60} {height}" font-family="system-ui,sans-serif" font-size="12">',
+        f"<title>TFLOP/s of each level at {found['size']}^3, bf16</title>",
+        '<rect width="100%" height="100%" fill="#ffffff"/>',
+        f'<text x="16" y="20" font-weight="600">TFLOP/s at {found["size"]}^3, bf16, {found["gpu"]}</text>',
+    ]
+    for i, entry in enumerate(entries):
+        y = top + i * step
+        parts.append(f'<text x="{left - 8}" y="{y + 14}" text-anchor="end">{entry["level"]} {entry["name"]}</text>')
+        parts.append(
+            f'<rect x="{left}" y="{y + 3}" width="{entry["tflops"] * scale:.1f}" height="{step - 7}" '
+            f'fill="{"#3b6fb6" if entry["tflops"] >= base else "#9db8d9"}"/>'
+        )
+        x = left + entry["tflops"] * scale + 6
+        parts.append(f'<text x="{x:.1f}" y="{y + 14}">{entry["tflops"]:.0f}</text>')
+    x, bottom = left + base * scale, top + step * len(entries)
+    parts.append(f'<path d="M{x:.1f} {top - 4}V{bottom + 4}" stroke="#b3261e" stroke-dasharray="4 3" fill="none"/>')
+    parts.append(f'<text x="{x:.1f}" y="{bottom + 20}" text-anchor="middle" fill="#b3261e">torch.mm {base:.0f}</text>')
+    return "\n".join([*parts, "</svg>"])
+
+
+def program(number: int) -> Path:
+    """The program of a level of Hopper's ladder."""
+    return next((ROOT / "kernels").glob(f"hopper_{number:02}_*.py"))
+
+
+def docstring(path: Path) -> str:
+    """A program's docstring."""
+    return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+
+
+def account(name: str, title: str = "The program's own account") -> str:
+    """A program's docstring in a box that opens, and a link to its source."""
+    path = ROOT / name
+    first, _, rest = docstring(path).partition("\n")
+    rest = re.sub(r"^ *python \S+.*\n?|^Needs:.*\n?", "", rest, flags=re.MULTILINE).strip("\n")
+    body = f"**{first}**\n\n{rest}".strip()
+    inner = "\n".join(f"    {line}".rstrip() for line in body.splitlines())
+    return f'??? note "{title}"\n\n{inner}\n\n    [The source: {name}]({source_page(name)})'
+
+
+def source_page(name: str) -> str:
+    """The page that shows a program, relative to a page in the site's root.
+
+    >>> source_page("kernels/find_a_race.py")
+    'programs/kernels-find_a_race.md'
+    """
+    return f"programs/{name.removesuffix('.py').replace('/', '-')}.md"
+
+
+def measured(number: int) -> str:
+    """What a level gained, in words, of the ladder's record."""
+    entries = record("ladder")["levels"]
+    mine = [entry for entry in entries if entry["level"] == number]
+    before = [entry for entry in entries if entry["level"] == number - 1][-1:]
+    said = []
+    for entry in mine:
+        text = f"**{entry['tflops']:.0f} TFLOP/s**, {entry['ratio']:.3f} of torch.mm"
+        said.append(f"{entry['name']}: {text}" if len(mine) > 1 else text)
+    gain = mine[-1]["tflops"] / before[0]["tflops"] - 1 if before else 0.0
+    against = f"; {gain:+.1%} against level {number - 1}" if before else ""
+    guide = mine[-1]["guide"]
+    published = f"; the guide's: {guide:.0f}, on an H800" if guide is not None else ""
+    return f"{'; '.join(said)}{against}{published}. {mine[-1]['registers']} registers a thread."
+
+
+def level(number: int) -> str:
+    """What was measured of a level, the program's account, and the command."""
+    path = program(number).relative_to(ROOT).as_posix()
+    return f"{measured(number)}\n\n```sh\npython {path}\n```\n\n{account(path)}"
+
+
+def counters_table() -> str:
+    """Nsight Compute's counters of the first levels."""
+
+    def value(level: dict[str, str], name: str) -> float:
+        return float(level[name].split()[0].replace(",", ""))
+
+    columns = {
+        "L2 throughput, % of peak": ("lts__throughput.avg.pct_of_peak_sustained_elapsed", 1, 0),
+        "L2 hits, %": ("lts__t_sector_hit_rate.pct", 1, 0),
+        "GB into multiprocessors": ("l1tex__m_xbar2l1tex_read_bytes.sum", 1e-9, 1),
+        "GB from memory": ("dram__bytes_read.sum", 1e-9, 1),
+        "memory, % of peak": ("dram__throughput.avg.pct_of_peak_sustained_elapsed", 1, 0),
+    }
+    levels = record("ladder_ncu")["levels"]
+    kept = {head: what for head, what in columns.items() if all(what[0] in entry for entry in levels.values())}
+    rows = [
+        [name.removeprefix("level "), *[f"{value(entry, key) * by:.{digits}f}" for key, by, digits in kept.values()]]
+        for name, entry in levels.items()
+    ]
+    return table(["level", *kept], rows)
+
+
+def epilogue_table() -> str:
+    """What an epilogue costs at 8192^3."""
+    rows = []
+    for name, case in record("epilogue")["cases"].items():
+        found = case["8192"]
+        more = f"{found['extra_bytes'] / 2**20:.0f}" if found["extra_bytes"] else "-"
+        rows.append([name, f"{found['time_ratio']:.3f}", more])
+    return table(["epilogue", "time, x plain kernel", "MiB moved besides"], rows)
+
+
+def gated_table() -> str:
+    """The gated product against three calls."""
+    rows = []
+    for shape, found in record("gated")["shapes"].items():
+        best = min((us, name) for name, us in found.items() if name.startswith("gated"))
+        three, alone = found["torch.mm, silu, product"], found["the product alone, torch.mm"]
+        times = [f"{us:.0f}" for us in (best[0], alone, three)]
+        rows.append([shape.replace("x", " x "), *times, f"{three / best[0]:.2f}"])
+    return table(["tokens x H x K", "gated, us", "torch.mm alone", "torch, three calls", "x"], rows)
+
+
+def variants_table() -> str:
+    """Scaled and grouped products beside torch's nearest."""
+    peers = {
+        "scaled": ("torch._scaled_mm, blocks", "torch._scaled_mm, rows", "torch.mm of bf16"),
+        "grouped": ("torch._grouped_mm", "a loop of torch.mm", "one torch.mm of all rows, bf16"),
+        "grouped, scaled": ("torch._scaled_grouped_mm, rows", "one torch.mm of all rows, bf16"),
+    }
+    rows = []
+    for name, found in record("variants")["shapes"].items():
+        kind, _, sizes = name.rpartition(" ")
+        ours = min(us for contender, us in found.items() if contender.startswith("ours") and us)
+        beside = [f"{peer} {found[peer]:.0f} ({found[peer] / ours:.2f})" for peer in peers[kind] if found.get(peer)]
+        rows.append([kind, sizes.replace("x", " x "), f"{ours:.0f}", "; ".join(beside)])
+    return table(["product", "groups x M x N x K, or M x N x K", "us", "torch, us (x: above 1 this is faster)"], rows)
+
+
+def types_table() -> str:
+    """The other types against torch, the fastest of the tiles that were measured: ratio of times, and TOP/s."""
+    found: dict[str, dict[str, str]] = {}
+    for case in record("types")["cases"]:
+        pair, _, shape = case["case"].rpartition(" ")
+        ours = min(us for name, us in case["us"].items() if name.startswith("ours"))
+        m, n, k = case["sizes"]
+        base = case["us"].get("torch")
+        rate = 2 * m * n * k / ours / 1e6
+        found.setdefault(pair, {})[shape] = f"{base / ours:.3f} ({rate:.0f})" if base else f"- ({rate:.0f})"
+    shapes = list(next(iter(found.values())))
+    rows = [[pair, *[cells.get(shape, "-") for shape in shapes]] for pair, cells in found.items()]
+    return table(["A x B", *shapes], rows)
+
+
+def ampere_table() -> str:
+    """The mma.sync kernels: every contender, bursts and sustained."""
+    found = record("ampere")
+    shapes = [name for name in found if name != "facts"]
+    contenders = list(dict.fromkeys(name for shape in shapes for name in found[shape]))
+
+    def cell(shape: str, name: str) -> str:
+        case = found[shape].get(name)
+        if case is None or case.get("fault"):
+            return "-"
+        m, n, k = map(int, shape.split("x"))
+        held = case.get("sustained_us")
+        return f"{case['tflops']:.0f}" + (f" ({2 * m * n * k / held / 1e6:.0f})" if held else "")
+
+    return table(["contender", *shapes], [[name, *[cell(shape, name) for shape in shapes]] for name in contenders])
+
+
+def launch_table() -> str:
+    """What a call costs the host."""
+    found = record("launch")["seconds"]
+    return table(["call", "us"], [[name, f"{s * 1e6:.1f}"] for name, s in found.items()])
+
+
+def lines_table() -> str:
+    """Lines read in place, lines copied first, and torch."""
+    rows = []
+    for row in record("lines")["rows"]:
+        us = row["us"]
+        if "torch" in us and len(us) > 1:
+            size = " x ".join(map(str, row["size"]))
+            which = f"{row['bytes']}, {'A and B' if row['both'] else 'A'}"
+            times = [f"{us[key]:.1f}" if key in us else "-" for key in ("in place", "copied", "torch")]
+            rows.append([size, which, *times])
+    return table(["M x N x K", "lines aligned to, bytes", "in place, us", "copied, us", "torch, us"], rows)
+
+
+def notes() -> str:
+    """benchmarks/NOTES.md, without its title; links to files of the repository become their names."""
+    return plain((ROOT / "benchmarks" / "NOTES.md").read_text(encoding="utf-8"))
+
+
+def changelog() -> str:
+    """CHANGELOG.md, without its title."""
+    return plain((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"))
+
+
+def plain(markdown: str) -> str:
+    """A Markdown file of the repository as part of a page.
+
+    >>> plain("# T\\n\\nsee [x](results/a.json) and [y](https://example.org)\\n")
+    'see x and [y](https://example.org)\\n'
+    """
+    body = markdown.partition("\n")[2].lstrip("\n")
+    return re.sub(r"\[([^\]]+)\]\((?!https?:)[^)]+\)", r"\1", body)

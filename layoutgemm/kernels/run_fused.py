@@ -1,0 +1,56 @@
+"""Plans with an epilogue, run on NumPy arrays: the compiled kernel in the emulator, operands and outputs by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ..errors import OperandError
+from .epilogue_arrays import Arrays
+from .run import GemmResult, _check_numpy_out, _check_numpy_type, _check_shape, batched, columns_of_b, global_matrix
+from .silicon import values_of
+from .sm90_plan import Sm90Plan
+from .sm100_plan import Sm100Plan
+
+
+def run_fused(
+    plan: Sm90Plan | Sm100Plan, a: Any, b: Any, given: Mapping[str, Any], out: Any, device: str | None, copy: bool
+) -> GemmResult:
+    """C = epilogue(A @ B): `run.run_plan` for a plan with an epilogue. NumPy arrays, and the emulator, alone.
+
+    given  what the epilogue reads, by name: numbers, vectors along M or N, matrices of C's shape
+
+    Raises OperandError for another device or tensors, and for operands that the epilogue does not take; EmulatorError
+    with a report when the emulator finds anything.
+    """
+    if device not in (None, "emulator") or not (isinstance(a, np.ndarray) and isinstance(b, np.ndarray)):
+        names = ", ".join(operand.name for operand in plan.epilogue.given) or "no operands"
+        raise OperandError(
+            f"the plan has an epilogue ({names}), which run() executes on NumPy arrays in the emulator; for tensors "
+            "call layoutgemm.matmul(a, b, epilogue=, given=)"
+        )
+    if isinstance(plan, Sm90Plan) and (plan.mainloop is not None or plan.ragged is not None):
+        words = ", ".join(plan.words)
+        raise OperandError(f"the plan has an epilogue and reads more besides ({words}): run() executes either alone")
+    for name, value, shape in (("a", a, (plan.m, plan.k)), ("b", b, (plan.k, columns_of_b(plan)))):
+        _check_shape(name, value, batched(plan, shape))
+    for operand, value in ((plan.a, a), (plan.b, b)):
+        _check_numpy_type(operand, value)
+    if out is not None:
+        _check_numpy_out(plan, out)
+    besides = Arrays(plan.epilogue, batched(plan, (plan.m, plan.n)), given)
+    copies: list[str] = []
+    lying = [global_matrix(operand, value, copies, copy) for operand, value in ((plan.a, a), (plan.b, b))]
+    from .emulated import emulate_plan
+
+    bits, emulation = emulate_plan(plan, lying[0], lying[1], given=besides.words)
+    emulation.raise_for_findings()
+    c = values_of(plan.c.dtype, bits)
+    if out is not None:
+        out[...] = c
+    return GemmResult(c if out is None else out, "emulator", "", tuple(copies), besides.written())
+
+
+__all__ = ["run_fused"]

@@ -1,0 +1,150 @@
+"""The documentation is true: its examples run, its commands, links and pages exist, its pictures and tables are made.
+
+Pages are held to the rules of tests/test_readme.py. `make docs` is run by the slow test at the end.
+"""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from docs import claims, fences, percent, tables
+from tests.test_readme import SHELL, absent, blocks, command_problem, commands, run_python
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+PROGRAMS = [path for folder in ("layouts", "atoms", "kernels") for path in (ROOT / folder).glob("*.py")]
+# Pages that are made when the site is built.
+MADE = {f"notebooks/{path.stem}.md" for path in (ROOT / "notebooks").glob("*.py")}
+MADE |= {tables.source_page(path.relative_to(ROOT).as_posix()) for path in PROGRAMS}
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())
+
+
+def text_of(page: Path) -> str:
+    return fences.visible(page.read_text(encoding="utf-8"))
+
+
+@each_page
+def test_python_blocks(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [block for block in blocks(text_of(page)) if block.language == "python"]
+    if not found:
+        return
+    monkeypatch.chdir(tmp_path)
+    report = run_python(found, absent() if any(block.tags for block in found) else frozenset())
+    assert not report, "\n" + "".join(report).replace("README.md", page.name)
+
+
+@each_page
+def test_commands_and_links(page: Path) -> None:
+    text = text_of(page)
+    problems = []
+    for block in blocks(text):
+        for command, _ in commands(block) if block.language in SHELL else ():
+            if why := command_problem(command):
+                problems.append(f"{page.name}:{block.line}: {why}")
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        name = target.partition("#")[0]
+        if name and not re.match(r"[a-z]+:", name):
+            place = (page.parent / name).resolve()
+            if not place.exists() and place.relative_to(DOCS).as_posix() not in MADE:
+                problems.append(f"{page.name}: there is no page {target}")
+    assert not problems, "\n".join(problems)
+
+
+@pytest.fixture(scope="module")
+def kept() -> list[str]:
+    return []
+
+
+@each_page
+def test_pictures_and_tables_are_made(page: Path, kept: list[str]) -> None:
+    def keep(svg: str) -> str:
+        kept.append(svg)
+        return f"{len(kept)}.svg"
+
+    made = fences.render(page.read_text(encoding="utf-8"), keep)
+    assert not re.search(r"^```(picture|generated|python \w)|<!-- when", made, flags=re.MULTILINE)
+    for value in re.findall(r"\bnan\b|\binf\b|\bNone\b", re.sub(r"`[^`]*`|```.*?```", "", made, flags=re.DOTALL)):
+        pytest.fail(f"{page.name} says {value}")
+
+
+def test_pictures_are_of_the_library_and_none_is_committed(kept: list[str]) -> None:
+    assert len(kept) >= 10 and all(svg.startswith("<svg") and "</svg>" in svg for svg in kept)
+    assert not [path for path in DOCS.rglob("*") if path.suffix in (".svg", ".png", ".jpg")]
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+    named = set(re.findall(r"([\w/-]+\.md)", nav))
+    assert named == {page.relative_to(DOCS).as_posix() for page in PAGES} | {n for n in MADE if "notebooks/" in n}
+
+
+def test_every_level_has_a_section() -> None:
+    text = (DOCS / "ladder.md").read_text(encoding="utf-8")
+    levels = sorted({int(number) for number in re.findall(r"\{ #level-(\d+) \}", text)})
+    assert levels == list(range(1, 13)) == sorted({entry["level"] for entry in tables.record("ladder")["levels"]})
+    assert levels == [int(number) for number in re.findall(r"^level\((\d+)\)$", text, flags=re.MULTILINE)]
+
+
+def test_all_claims_are_shown_and_decided() -> None:
+    shown = claims.claims()
+    assert len(claims.program().CLAIMS) > 20 and "not equivalent" in shown and "proven by" in shown
+    for claim in claims.program().CLAIMS:
+        assert claim.says in shown
+
+
+def test_a_notebook_becomes_a_page() -> None:
+    kept: list[str] = []
+    page = percent.page(ROOT / "notebooks" / "01_layouts_in_ten_minutes.py", lambda svg: kept.append(svg) or "p.svg")
+    assert page.startswith("# Layouts in ten minutes") and len(kept) >= 3
+    assert "not equivalent at M=64, N=2: (1,0) gives 2 and 1" in page
+
+
+def test_what_is_wrong_is_seen() -> None:
+    with pytest.raises(ValueError, match="ends in an expression"):
+        fences.evaluate("x = 1")
+    with pytest.raises(ValueError, match="SVG document"):
+        fences.render("```picture a\n'text'\n```\n", lambda svg: "p.svg")
+    with pytest.raises(NameError):
+        fences.render("```generated\nno_such_table()\n```\n", lambda svg: "p.svg")
+    with pytest.raises(ValueError, match="expected"):
+        wrong = claims.program()
+        before = wrong.CLAIMS
+        try:
+            wrong.CLAIMS = (wrong.Claim("t", "guide", "says", lambda: False, True),)
+            claims.claims()
+        finally:
+            wrong.CLAIMS = before
+
+
+@pytest.mark.parametrize("name", ["fences", "percent", "tables", "docstrings"])
+def test_examples_of_the_builders(name: str) -> None:
+    if name == "docstrings":
+        pytest.importorskip("griffe")
+    assert doctest.testmod(importlib.import_module(f"docs.{name}")).failed == 0
+
+
+@pytest.mark.slow
+def test_the_site_is_built_and_fetches_nothing(tmp_path: Path) -> None:
+    if importlib.util.find_spec("material") is None or importlib.util.find_spec("mkdocstrings") is None:
+        pytest.skip("mkdocs-material or mkdocstrings is not installed: extra `docs`")
+    env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    html = {path: path.read_text(encoding="utf-8") for path in (tmp_path / "site").rglob("*.html")}
+    assert len(html) > 40
+    for path, text in html.items():
+        loaded = re.findall(r'<(?:script|img|iframe|link)[^>]*(?:src|href)="?(https?:[^"> ]+)', text)
+        assert not loaded, f"{path.name} loads {loaded}"
+        for picture in re.findall(r'<img src="?([^"> ]+\.svg)', text):
+            assert (path.parent / picture).exists(), f"{path.name} shows {picture}, which is not there"
