@@ -55,7 +55,8 @@ def gemm_table(name: str = "gemm") -> str:
     """GEMM against torch.mm and the best peer, as the README has it."""
     from benchmarks import tables
 
-    return "\n".join(NO_BREAK.join(line.split(" x ")) for line in tables.gemm(record(name)))
+    head, rule, *lines = tables.gemm(record(name))
+    return "\n".join([head, rule, *[NO_BREAK.join(line.split(" x ")) for line in lines]])
 
 
 def behind(family: str) -> str:
@@ -102,7 +103,9 @@ def ladder_chart() -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" width="{left + width + 60}" height="{height}" '
         f'viewBox="0 0 {left + width + 60} {height}" font-family="system-ui,sans-serif" font-size="12">',
         f"<title>TFLOP/s of each level at {found['size']}^3, bf16</title>",
-        '<rect width="100%" height="100%" fill="#ffffff"/>',
+        "<style>.paper{fill:#fff}.ink{fill:#111}"
+        "@media (prefers-color-scheme:dark){.paper{fill:#14161a}.ink{fill:#ddd}}</style>",
+        '<rect width="100%" height="100%" class="paper"/><g class="ink">',
         f'<text x="16" y="20" font-weight="600">TFLOP/s at {found["size"]}^3, bf16, {found["gpu"]}</text>',
     ]
     for i, entry in enumerate(entries):
@@ -117,7 +120,7 @@ def ladder_chart() -> str:
     x, bottom = left + base * scale, top + step * len(entries)
     parts.append(f'<path d="M{x:.1f} {top - 4}V{bottom + 4}" stroke="#b3261e" stroke-dasharray="4 3" fill="none"/>')
     parts.append(f'<text x="{x:.1f}" y="{bottom + 20}" text-anchor="middle" fill="#b3261e">torch.mm {base:.0f}</text>')
-    return "\n".join([*parts, "</svg>"])
+    return "\n".join([*parts, "</g></svg>"])
 
 
 def program(number: int) -> Path:
