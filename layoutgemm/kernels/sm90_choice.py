@@ -71,7 +71,7 @@ _RATES = {
 _CLUSTER_BYTES, _NARROW_BYTES = 8192, 4096
 _PINGPONG = (128, 160, 176, 192)  # columns of 128-row tiles that two warpgroups take in turn
 _STEP = 0.165e-6  # of a k tile of 128 elements in a block of 64 rows: eight products that wait for each other
-_EXCHANGE = 2.4e-6  # of partial sums between two blocks of 64 rows
+_EXCHANGE = 1.9e-6  # of partial sums between two blocks of 64 rows
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ def _cluster(tile: tuple[int, int], grid: tuple[int, int], k: int, kind: DType) 
         return ((1, 2), 16, "M") if grid[0] <= 16 else ((1, 2), 8, "N")
     if grid[0] % 2 == 0:
         return (2, 1), 8, "N" if tile[0] == 128 and grid[0] > 8 else "M"
-    if grid[1] % 2 == 0:
+    if grid[1] % 2 == 0 and tile[0] == 256:  # tiles of 128 rows lose 1 to 2% so
         return (1, 2), 8, "N"
     return (1, 1), 8, "M"
 
@@ -196,7 +196,7 @@ def _for_few_rows(
 ) -> tuple[Sm90Choice, str]:
     """M up to 64: the weights come through memory once, and every multiprocessor takes an equal share of them."""
     bytes_, step = kind.bytes, 8 if b_major == "K" else 128 // kind.bytes
-    columns = min(256, max(-(-n // (multiprocessors * step)) * step, 32 if k * bytes_ < 8192 else 8))
+    columns = min(256, max(-(-n // (multiprocessors * step)) * step, 24 if k * bytes_ < 8192 else 8))
     if b_major != "K":  # two waves of one span each are faster than one of two: benchmarks/NOTES.md, "B as (K, N)"
         columns = step
     if kind.kind != "float" and columns > 24:  # the instruction's widths for integers
