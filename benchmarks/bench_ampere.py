@@ -276,10 +276,12 @@ def _triton_kernel_cached() -> Any:
 
 def run(folder: Path, shapes: str, json_file: Path | None, options: argparse.Namespace) -> int:
     """Measure every shape; the table, and the JSON after each."""
-    from benchmarks import machine, peers
-    from benchmarks.bench_gemm import Watchdog, shape
-    from benchmarks.gemm_outcome import Method, measure
+    from benchmarks.bench_gemm import Watchdog
+    from layoutgemm import bench_machine as machine
     from layoutgemm.bench import CudaDevice
+    from layoutgemm.bench_contenders import torch_mm
+    from layoutgemm.bench_outcome import Method, measure
+    from layoutgemm.command.bench import shape
 
     manifest = json.loads((folder / "manifest.json").read_text())
     _, sampler = machine.sampler()
@@ -290,7 +292,7 @@ def run(folder: Path, shapes: str, json_file: Path | None, options: argparse.Nam
     with Watchdog(options.patience, print) as watchdog:
         for text in shapes.split(","):
             problem, begun = Problem(*shape(text)), time.monotonic()
-            field = peers.torch_mm(problem)
+            field = torch_mm(problem)
             for name, entry in manifest.items():
                 chosen = entry["family"] != "ours" or any(part in name for part in wanted)
                 if chosen and not entry["spilled"]:

@@ -153,7 +153,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     import torch
 
-    from benchmarks import machine
+    from layoutgemm import bench_machine as machine
 
     device, record = CudaDevice(), {"machine": machine.facts(), "cases": {}}
     names = [name for name in CASES if name == "plain" or not options.only or any(o in name for o in options.only)]

@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     import torch
 
-    from benchmarks import machine
+    from layoutgemm import bench_machine as machine
 
     silu = torch.nn.functional.silu
     device, failed = CudaDevice(), 0

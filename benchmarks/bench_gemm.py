@@ -20,7 +20,6 @@ import faulthandler
 import functools
 import gc
 import os
-import re
 import sys
 import threading
 import time
@@ -32,9 +31,11 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from benchmarks import deepgemm, peers  # noqa: E402
-from benchmarks.gemm_outcome import HEAD, OURS, DeviceLost, Method, Outcome, details, line, measure, save  # noqa: E402
 from benchmarks.ours import NAME, ours  # noqa: E402
 from layoutgemm.bench import Contender, Device, Problem  # noqa: E402
+from layoutgemm.bench_contenders import KEEP, cublaslt, cublaslt_version, torch_mm  # noqa: E402
+from layoutgemm.bench_outcome import HEAD, OURS, DeviceLost, Method, Outcome, details, line, measure, save  # noqa: E402
+from layoutgemm.command.bench import shape, shapes  # noqa: E402
 
 WEIGHTS = [(14336, 4096), (28672, 4096), (6144, 4096), (8192, 8192), (4096, 14336)]
 SHAPES = [
@@ -42,30 +43,12 @@ SHAPES = [
     *((4096, n, k) for n, k in WEIGHTS),
     *((m, n, k) for m in (512, 64, 16) for n, k in [*WEIGHTS, (4096, 4096)]),
 ]
-KEEP = {"cublasLt": 2, "quack": 2}
 FAMILIES: dict[str, Callable[[Problem], list[Contender]]] = {
-    "torch.mm": peers.torch_mm,
-    "cublasLt": peers.cublaslt,
+    "torch.mm": torch_mm,
+    "cublasLt": cublaslt,
     "quack": peers.quack,
     deepgemm.NAME: deepgemm.deepgemm,
 }
-
-
-def shape(text: str) -> tuple[int, int, int]:
-    """M, N, K of "MxNxK"; one number is a square.
-
-    >>> shape("512x6144x4096"), shape("4096")
-    ((512, 6144, 4096), (4096, 4096, 4096))
-    """
-    if not re.fullmatch(r"\d+(x\d+x\d+)?", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not of the form MxNxK")
-    sizes = [int(part) for part in text.split("x")]
-    return (sizes[0], sizes[-1] if len(sizes) == 1 else sizes[1], sizes[-1])
-
-
-def shapes(text: str) -> list[tuple[int, int, int]]:
-    """Several, comma-separated."""
-    return [shape(part) for part in text.split(",")]
 
 
 def pair(text: str) -> tuple[str, str]:
@@ -240,14 +223,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not torch.cuda.is_available():
         print("torch finds no CUDA GPU: nothing can be measured", file=sys.stderr)
         return 2
-    from benchmarks import machine
+    from layoutgemm import bench_machine as machine
     from layoutgemm.bench import CudaDevice
 
     def say(text: str) -> None:
         print(text, flush=True)
 
     source, sampler = machine.sampler()
-    facts = {**machine.facts(), "cublasLt": peers.cublaslt_version(), "DeepGEMM": deepgemm.version(options.deepgemm)}
+    facts = {**machine.facts(), "cublasLt": cublaslt_version(), "DeepGEMM": deepgemm.version(options.deepgemm)}
     facts["clock and power"] = source
     say(", ".join(f"{key} {value}" for key, value in facts.items()))
     problems = [Problem(*sizes, options.b_major) for sizes in options.shapes]

@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     import torch
 
-    from benchmarks import machine
+    from layoutgemm import bench_machine as machine
     from layoutgemm import matmul, torch_op
 
     n = options.size

@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     import torch
 
-    from benchmarks import machine
+    from layoutgemm import bench_machine as machine
 
     rng, rows, wrong = random.Random(0), [], 0
     print(f"{'product':>16} {'A':>3} {'B':>3} {'in place':>9} {'copied':>9} {'torch':>9} us   estimated, chosen")

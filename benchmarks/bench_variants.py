@@ -272,7 +272,7 @@ def run(folder: Path, rounds: int, file: Path | None) -> int:
     """Check, then time, every contender of every shape."""
     import torch
 
-    from benchmarks import machine
+    from layoutgemm import bench_machine as machine
     from layoutgemm.bench import CudaDevice, burst
 
     device, ours, failed = CudaDevice(), Ours(folder), 0

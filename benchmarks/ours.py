@@ -6,9 +6,9 @@ import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from benchmarks.gemm_outcome import OURS
-from benchmarks.peers import each
 from layoutgemm.bench import Contender, Launch, Operands, Problem
+from layoutgemm.bench_contenders import each
+from layoutgemm.bench_outcome import OURS
 from layoutgemm.kernels.sm90_choice import Sm90Choice, choose
 from layoutgemm.kernels.sm90_plan import Sm90Plan
 

@@ -1,4 +1,4 @@
-"""The kernels to compare with: torch.mm, cuBLASLt's proposals, quack-kernels; and compiled CuTe DSL objects.
+"""Kernels to compare with beside those of `layoutgemm.bench_contenders`: quack-kernels, compiled CuTe DSL objects.
 
 Each is a `Contender` that is prepared when its turn comes, so that one that is missing or broken is reported by name.
 """
@@ -11,55 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from benchmarks.cublaslt import CublasLt, Product
 from layoutgemm.bench import Contender, Launch, Operands, Problem
-
-HEURISTICS = 12
+from layoutgemm.bench_contenders import each
 
 # Peers that the table did not run, and why: a family that gives no contender says so here.
 LEFT_OUT: dict[str, str] = {}
-
-
-def each(function: Callable[[Any, Any, Any], object]) -> Callable[[Sequence[Operands]], list[Launch]]:
-    """`prepare` of a function that takes a, b, c and writes c."""
-    return lambda sets: [functools.partial(function, *s) for s in sets]
-
-
-def torch_mm(problem: Problem) -> list[Contender]:
-    """What a torch user gets."""
-    return [Contender("torch.mm", each(lambda a, b, c: torch.mm(a, b.T, out=c)), "torch.mm")]
-
-
-@functools.lru_cache(maxsize=1)
-def _cublaslt() -> CublasLt:
-    return CublasLt()
-
-
-def cublaslt_version() -> str:
-    """Its number, or why there is none."""
-    try:
-        return str(_cublaslt().version)
-    except Exception as error:
-        return f"unknown ({type(error).__name__})"
-
-
-def cublaslt(problem: Problem) -> list[Contender]:
-    """The first twelve algorithms that cuBLASLt's heuristic proposes with 32 MB of workspace."""
-    try:
-        product = _cublaslt().product(problem.m, problem.n, problem.k, problem.b_major)
-        found = product.algorithms(HEURISTICS)
-    except Exception as error:
-        return [broken("cublasLt", "cublasLt", error)]
-    return [_algorithm(product, i, result) for i, result in enumerate(found)]
-
-
-def _algorithm(product: Product, index: int, result: Any) -> Contender:
-    def prepare(sets: Sequence[Operands]) -> list[Launch]:
-        return [product.launch(result, *s) for s in sets]
-
-    return Contender(f"cublasLt#{index}", prepare, "cublasLt", product.describe(result))
 
 
 # quack ----------------------------------------------------------------------------------------------------------------
@@ -121,15 +77,6 @@ def _quack_contender(config: QuackConfig) -> Contender:
 
     name = f"quack {config}" + (" (its default)" if config == QUACK_DEFAULT else "")
     return Contender(name, prepare, "quack")
-
-
-def broken(name: str, family: str, error: Exception) -> Contender:
-    """One that reports that error when its turn comes."""
-
-    def prepare(sets: Sequence[Operands]) -> list[Launch]:
-        raise error
-
-    return Contender(name, prepare, family)
 
 
 def dsl_object(name: str, path: Path, family: str) -> Contender:

@@ -159,7 +159,7 @@ def table(options: argparse.Namespace) -> int:
     for text in failed:
         print(text)
     if options.json:
-        from benchmarks import machine
+        from layoutgemm import bench_machine as machine
 
         options.json.write_text(json.dumps({"machine": machine.facts(), "kernels": found}, indent=1) + "\n")
     return 1 if failed else 0

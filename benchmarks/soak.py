@@ -219,7 +219,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "seconds": round(time.monotonic() - start, 1), "host": costs,
     }  # fmt: skip
     if options.device == "cuda":
-        from benchmarks import machine
+        from layoutgemm import bench_machine as machine
 
         record["machine"] = machine.facts()
     if options.json:

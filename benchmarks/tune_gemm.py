@@ -24,10 +24,11 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from benchmarks.bench_gemm import SHAPES, shape  # noqa: E402
+from benchmarks.bench_gemm import SHAPES  # noqa: E402
 from benchmarks.objects import export, loaded  # noqa: E402
 from benchmarks.ours import launches  # noqa: E402
 from layoutgemm.bench import Contender, Launch, Operands, Problem  # noqa: E402
+from layoutgemm.command.bench import shape  # noqa: E402
 from layoutgemm.errors import LayoutError  # noqa: E402
 from layoutgemm.kernels.sm90_choice import Sm90Choice, choose  # noqa: E402
 from layoutgemm.kernels.sm90_plan import Sm90Config  # noqa: E402
@@ -192,10 +193,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.step == "build":
         build(options.folder, shapes, options.b_major, candidates)
         return 0
-    from benchmarks import machine, peers
-    from benchmarks.bench_gemm import FAMILIES, KEEP, Watchdog
-    from benchmarks.gemm_outcome import Method, measure
+    from benchmarks import peers
+    from benchmarks.bench_gemm import FAMILIES, Watchdog
+    from layoutgemm import bench_machine as machine
     from layoutgemm.bench import CudaDevice
+    from layoutgemm.bench_contenders import KEEP, torch_mm
+    from layoutgemm.bench_outcome import Method, measure
 
     manifest = json.loads((options.folder / "manifest.json").read_text())
     _, sampler = machine.sampler()
@@ -208,7 +211,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print("the budget is spent", flush=True)
             break
         problem, start = Problem(*sizes, options.b_major), time.monotonic()
-        field = peers.torch_mm(problem)
+        field = torch_mm(problem)
         if options.peers:
             field = [c for of in FAMILIES.values() for c in of(problem)]
         for choice in candidates(*sizes, options.b_major):

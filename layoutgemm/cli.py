@@ -17,6 +17,7 @@ import numpy as np
 from . import __version__
 from .command.arguments import Parser, add, answer, failed, plain
 from .command.banks import add_banks, add_swizzle
+from .command.bench import add_bench
 from .command.plans import add_plan, derive, options, plan_data
 from .command.shared import add_box, add_desc
 from .command.show import add_show
@@ -75,6 +76,7 @@ def make_parser() -> argparse.ArgumentParser:
     tune.add_argument("--b-major", choices=("k", "mn"), default="k", help="B's contiguous index (%(default)s)")
     tune.add_argument("--most", type=int, default=24, help="configurations to try (%(default)s)")
     tune.add_argument("--budget", type=float, default=120.0, help="seconds for measuring (%(default)s)")
+    add_bench(commands)
     add(
         commands, "doctor", "what of GPU, driver, packages and cache is here",
         ("layoutgemm doctor --json  # status 1 where something is missing",), _doctor,

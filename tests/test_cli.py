@@ -126,7 +126,7 @@ def examples() -> list[tuple[str, str]]:
 
 
 # What a machine without a GPU cannot run.
-NEEDS_GPU = ("tune",)
+NEEDS_GPU = ("tune", "bench")
 
 
 @pytest.mark.parametrize(("name", "line"), examples())

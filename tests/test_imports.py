@@ -23,12 +23,13 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("emulator",),
     ("kernels",),
     ("interop",),
-    ("bench", "tuned", "torch_problem", "torch_choice"),
+    ("bench", "bench_contenders", "bench_cublaslt", "bench_machine", "bench_outcome"),
+    ("tuned", "torch_problem", "torch_choice"),
     (
         "torch_op", "torch_checks", "torch_epilogue", "torch_finish", "torch_launch", "torch_library",
         "torch_reference", "torch_variants", "jax_op", "distributed",
     ),
-    ("tune", "doctor"),
+    ("tune", "bench_matmul", "doctor"),
     ("command",),
     ("cli", "__main__", "pytest_plugin"),
 )
@@ -49,10 +50,11 @@ CONFINED: dict[str, tuple[str, ...]] = {
     "tvm_ffi": ("kernels/compile*.py", "kernels/run*.py"),
     "torch": (
         "torch_op.py", "torch_checks.py", "torch_epilogue.py", "torch_finish.py", "torch_launch.py", "torch_library.py",
-        "torch_reference.py", "torch_variants.py", "tune.py", "doctor.py", "distributed.py", "bench.py",
+        "torch_reference.py", "torch_variants.py", "tune.py", "doctor.py", "distributed.py", "bench*.py",
         "kernels/run*.py", "kernels/device*.py",
     ),
     "jax": ("jax_op.py",),
+    "pynvml": ("bench_machine.py",),
     "pytest": ("pytest_plugin.py",),
     "resvg_py": ("view/raster.py",),
 }

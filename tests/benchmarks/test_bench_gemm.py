@@ -10,9 +10,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from benchmarks import bench_gemm, gemm_outcome  # noqa: E402
-from benchmarks.gemm_outcome import DeviceLost, Measured, Method, Outcome, line, measure  # noqa: E402
+from benchmarks import bench_gemm  # noqa: E402
+from layoutgemm import bench_outcome  # noqa: E402
 from layoutgemm.bench import Contender, Problem  # noqa: E402
+from layoutgemm.bench_outcome import DeviceLost, Measured, Method, Outcome, line, measure  # noqa: E402
 
 from .model_device import ModelDevice, timed  # noqa: E402
 
@@ -103,7 +104,7 @@ def test_a_faulty_baseline_is_timed_and_keeps_its_fault() -> None:
     device = ModelDevice()
     out = measure(device, SMALL, [timed(device, "torch.mm", 2e-6, work=wrong)], Method(3, sustained_rounds=0))
     assert out.measured[0].fault.startswith("wrong") and not out.failed
-    assert "FAULT" in "\n".join(gemm_outcome.details(out))
+    assert "FAULT" in "\n".join(bench_outcome.details(out))
 
 
 def test_a_broken_device_ends_the_run_and_names_the_contender() -> None:
@@ -209,8 +210,8 @@ def test_the_program_from_end_to_end(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """All of `main` but the GPU: the closing table, the JSON, the exit status."""
-    from benchmarks import machine
     from layoutgemm import bench
+    from layoutgemm import bench_machine as machine
 
     device = ModelDevice()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -223,7 +224,7 @@ def test_the_program_from_end_to_end(
     assert bench_gemm.main(["--shapes", "48x32x64,16", "--ours", ours, "--rounds", "3", "--json", str(path)]) == 0
     out = capsys.readouterr().out
     assert "gpu a model, cublasLt unknown" in out and out.count("48x32x64") == 2
-    facts, outcomes = gemm_outcome.load(path)
+    facts, outcomes = bench_outcome.load(path)
     assert facts["method"]["rounds"] == 3
     assert [[m.name for m in o.measured] for o in outcomes] == [["torch.mm", "mine"]] * 2
 
@@ -286,7 +287,7 @@ def test_a_line_holds_rates_and_ratios() -> None:
     assert left.split() == ["8192x8192x8192", "1295.00", "849.0", "311", "0.00", "1.072", "1.039"]
     assert right.split() == ["734.0", "1.065", "1.021", "1500", "640"]
     assert names == "mine; cublasLt#3"
-    assert [len(part) for part in line(LARGE).split(" | ")[:2]] == [len(p) for p in gemm_outcome.HEAD.split(" | ")[:2]]
+    assert [len(part) for part in line(LARGE).split(" | ")[:2]] == [len(p) for p in bench_outcome.HEAD.split(" | ")[:2]]
 
 
 def test_without_ours_the_best_peer_is_the_subject() -> None:
@@ -300,13 +301,13 @@ def test_without_ours_the_best_peer_is_the_subject() -> None:
 def test_json_comes_back_as_it_went(tmp_path: Any) -> None:
     outcome = Outcome(LARGE.problem, LARGE.measured, (("lib#0", 3e-6),), (("bad", "wrong"),))
     path = tmp_path / "results" / "gemm.json"
-    gemm_outcome.save(path, {"gpu": "a model", "rounds": 3}, [outcome])
-    assert gemm_outcome.load(path) == ({"gpu": "a model", "rounds": 3}, [outcome])
+    bench_outcome.save(path, {"gpu": "a model", "rounds": 3}, [outcome])
+    assert bench_outcome.load(path) == ({"gpu": "a model", "rounds": 3}, [outcome])
 
 
 def test_best_of_keeps_the_named_number_of_each_family() -> None:
     family = {"a": "x", "b": "x", "c": "x", "d": "y", "e": "y"}
     seconds = {"a": 3.0, "b": 1.0, "c": 2.0, "d": math.inf, "e": 5.0}
-    assert gemm_outcome.best_of(family, seconds, {"x": 2}) == ["b", "c", "d", "e"]
-    assert gemm_outcome.best_of(family, seconds, {"x": 9}) == list(family)
-    assert gemm_outcome.best_of({}, {}, {"x": 1}) == []
+    assert bench_outcome.best_of(family, seconds, {"x": 2}) == ["b", "c", "d", "e"]
+    assert bench_outcome.best_of(family, seconds, {"x": 9}) == list(family)
+    assert bench_outcome.best_of({}, {}, {"x": 1}) == []

@@ -12,8 +12,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from benchmarks import cublaslt, peers  # noqa: E402
+from benchmarks import peers  # noqa: E402
+from layoutgemm import bench_cublaslt as cublaslt  # noqa: E402
 from layoutgemm.bench import Problem  # noqa: E402
+from layoutgemm.bench_contenders import cublaslt as proposals  # noqa: E402
 
 
 def test_structures_have_the_sizes_of_the_header() -> None:
@@ -147,7 +149,7 @@ def test_a_status_that_is_no_success_raises(lt: cublaslt.CublasLt) -> None:
 def test_without_a_gpu_the_peer_is_there_and_fails_by_name() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    (contender,) = peers.cublaslt(Problem(64, 64, 64))
+    (contender,) = proposals(Problem(64, 64, 64))
     assert contender.name == "cublasLt"
     with pytest.raises(Exception, match=r"CUDA|cuda|NVIDIA"):
         contender.prepare([])

@@ -12,9 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
-from layoutgemm.bench import (
+from .bench import (
     Contender,
     Device,
     Load,
@@ -150,6 +148,8 @@ def _admit(
     progress: Callable[[str], None],
 ) -> tuple[dict[str, _Admitted], list[tuple[str, str]]]:
     """Who is right, eagerly and as recorded; and who is not, with the reason."""
+    import torch
+
     progress(f"{problem}: operands and float64 product")
     sets = device.operands(problem, seed)
     exact = references(sets)
@@ -231,11 +231,15 @@ def _mean(values: Iterator[float | None]) -> float | None:
 # JSON ---------------------------------------------------------------------------------------------------------------
 
 
+def record(facts: Mapping[str, Any], outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Facts and outcomes as JSON holds them: seconds, every round of them."""
+    return {"facts": dict(facts), "outcomes": [dataclasses.asdict(outcome) for outcome in outcomes]}
+
+
 def save(path: Path, facts: Mapping[str, Any], outcomes: Sequence[Outcome]) -> None:
     """Write facts and outcomes; every round is kept."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    shapes = [dataclasses.asdict(outcome) for outcome in outcomes]
-    path.write_text(json.dumps({"facts": dict(facts), "outcomes": shapes}, indent=1) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(record(facts, outcomes), indent=1) + "\n", encoding="utf-8")
 
 
 def load(path: Path) -> tuple[dict[str, Any], list[Outcome]]:
@@ -243,7 +247,7 @@ def load(path: Path) -> tuple[dict[str, Any], list[Outcome]]:
     data = json.loads(path.read_text(encoding="utf-8"))
 
     def outcome(row: dict[str, Any]) -> Outcome:
-        tuples = {"burst": tuple, "sustained": tuple}
+        tuples: dict[str, Callable[[Any], Any]] = {"burst": tuple, "sustained": tuple}
         return Outcome(
             Problem(**row["problem"]),
             tuple(Measured(**{k: tuples.get(k, lambda v: v)(v) for k, v in m.items()}) for m in row["measured"]),
@@ -308,15 +312,31 @@ def _number(value: float | None, width: int) -> str:
     return f"{'-':>{width}}" if value is None else f"{value:{width}.0f}"
 
 
+# Above the lines of `details`.
+DETAILS = (
+    f"    {'burst':>12} {'+-%':>5} {'TFLOP/s':>7} {'GB/s':>5} {'x mm':>6}"
+    f" | {'sust.':>6} {'x mm':>6} {'MHz':>5} {'W':>4} | contender"
+)
+
+
 def details(outcome: Outcome) -> Iterator[str]:
     """Every contender of one problem, the fastest first; then who fell out and who failed."""
-    base = next((m.seconds for m in outcome.measured if m.name == BASELINE), None)
+    problem = outcome.problem
+    base = next((m for m in outcome.measured if m.name == BASELINE), None)
     for m in sorted(outcome.measured, key=lambda m: m.seconds):
-        ratio = f"{base / m.seconds:6.3f}" if base else f"{'-':>6}"
-        held = f"{outcome.problem.tflops(m.sustained_seconds):6.1f}" if m.sustained_seconds else f"{'-':>6}"
+        noise = f"{100 * spread(m.burst) / m.seconds:5.2f}"
+        rate = f"{problem.tflops(m.seconds):7.1f} {problem.gbs(m.seconds):5.0f} {_ratio(base, m, lambda m: m.seconds)}"
+        held = f"{problem.tflops(m.sustained_seconds):6.1f}" if m.sustained_seconds else f"{'-':>6}"
+        held += f" {_ratio(base, m, lambda m: m.sustained_seconds)} {_number(m.clock_mhz, 5)} {_number(m.power_w, 4)}"
         what = f"{m.name}{' ' + m.note if m.note else ''}{'  FAULT: ' + m.fault if m.fault else ''}"
-        yield f"    {m.seconds * 1e6:9.2f} us {outcome.problem.tflops(m.seconds):6.1f} {ratio} sust. {held}  {what}"
+        yield f"    {m.seconds * 1e6:9.2f} us {noise} {rate} | {held} | {what}"
     if outcome.fell_out:
         yield "    fell out: " + ", ".join(f"{name} {seconds * 1e6:.1f}" for name, seconds in outcome.fell_out)
     for name, why in outcome.failed:
         yield f"    FAILED {name}: {why}"
+
+
+def _ratio(base: Measured | None, m: Measured, of: Callable[[Measured], float | None]) -> str:
+    """How many times as fast as the baseline, where both were measured."""
+    theirs, own = (None if base is None else of(base)), of(m)
+    return f"{theirs / own:6.3f}" if theirs and own else f"{'-':>6}"
