@@ -13,13 +13,18 @@ goes on. CUTLASS's pipelines release a buffer by one lane's arrive for a warp wh
 `is_signalling_thread` of PipelineTmaAsync). So "converged", the default, takes reads as made by all of the lanes that
 execute them; it holds writes, and what some lanes waited for, to PTX's word.
 
-So what a warp, or a part of one, knows (`order.Knowledge`) is kept once for all of its lanes, with two additions:
+A bulk or tensor store reads shared memory for the lane that issues it: what other lanes wrote each of them fences
+(fence.proxy.async) and a barrier tells; and only the lane that waits for its group knows that it has read. Tensor
+stores that all lanes issue alike are one, except by the word: the hardware issues one for a warp.
+
+So what a warp, or a part of one, knows (`order.Knowledge`) is kept once for all of its lanes, with three additions:
 
     mine   events of the warp itself that touched memory lane by lane, and that no barrier has ordered since: each lane
            knows its own part of them
     apart  what some lanes know beside: those that a branch sent the other way, and that waited for something there
+    fenced events of `mine` that each lane has fenced its own part of, since the last barrier
 
-Both are empty at most times. `synchronise` empties them; acquiring a barrier at which the lanes arrived does so too,
+They are empty at most times. `synchronise` empties them; acquiring a barrier at which the lanes arrived does so too,
 as that hands each lane's part to all. Where lanes part ways, `fork` divides the events of `mine` between them.
 """
 
@@ -203,6 +208,16 @@ def unordered(ledger: Ledger, knows: Knowledge) -> list[Event]:
     return out
 
 
+def each_alone(ledger: Ledger, knows: Knowledge) -> int:
+    """The events, as a bit set, of whose writes each lane of a fiber fences its own, which no other lane knows of
+    before a barrier."""
+    out = 0
+    for event in knows.mine:
+        if event.wrote and event.lanes:
+            out |= ledger.bit(event)
+    return out & ~knows.proxied & (-1 if ledger.strict else ~knows.seen)
+
+
 def fork(ledger: Ledger, knows: Knowledge, lanes: int) -> Knowledge:
     """What some of the lanes know, where they go another way than the others."""
     out = ledger.knowledge(knows)
@@ -222,6 +237,10 @@ def fork(ledger: Ledger, knows: Knowledge, lanes: int) -> Knowledge:
         if not inside or own is not event:
             out.own &= ~ledger.bit(event)
     out.mine = mine
+    kept = 0
+    for event in mine:
+        kept |= ledger.bit(event)
+    out.fenced &= kept
     if one_lane(lanes):
         for event in mine:
             out.seen |= ledger.bit(event)
@@ -248,10 +267,11 @@ def join(
         proxied &= one.proxied
         inits &= one.inits
         opened &= one.open
-    knows.apart, knows.mine = [], []
+    knows.apart, knows.mine, knows.fenced = [], [], 0
     for lanes, one in arrived:
         knows.past |= one.seen | one.past
         knows.own |= one.own
+        knows.fenced |= one.fenced
         knows.time = max(knows.time, one.time)
         knows.mine += [event for event in one.mine if event not in knows.mine]
         if one.seen & ~seen or one.proxied & ~proxied or one.inits & ~inits or one.open & ~opened:
@@ -299,6 +319,8 @@ def synchronise(ledger: Ledger, fiber: Any) -> None:
     for _, more in knows.apart:
         knows.merge(more)
     knows.apart = []
+    knows.proxied |= knows.fenced
+    knows.fenced = 0
     for event in knows.mine:
         knows.seen |= ledger.bit(event)
     knows.mine = unordered(ledger, knows)
@@ -378,7 +400,7 @@ def divide(ledger: Ledger, event: Event, lanes: int) -> Event:
         event.pieces[form] = {piece: who & ~lanes for piece, who in pieces.items() if who & ~lanes}
     bit, new = ledger.bit(event), ledger.bit(made)
     for knowledge in ledger.knowledges:
-        for name in ("seen", "proxied", "inits", "own", "open", "past"):
+        for name in ("seen", "proxied", "fenced", "inits", "own", "open", "past"):
             if getattr(knowledge, name) & bit:
                 setattr(knowledge, name, getattr(knowledge, name) | new)
     if ledger.divided is not None:

@@ -318,16 +318,18 @@ class Machine:
         asynchronous: bool = False,
         parts: Parts = NO_PARTS,
         touch: Touch | None = None,
+        by: int = 0,
     ) -> None:
         """Record an access to shared memory, and report what it races with.
 
         event  of an asynchronous operation; None: the fiber's own epoch
         parts  granule -> the bytes of it, as a bit set, where it is not all of them
         touch  what each lane accesses; None: all of them do it as one
+        by     the lanes that do it; 0: all of the fiber's
         """
         ledger, shadow, lanes = cta.cluster.ledger, cta.shadow, 0
         if ledger.lanes:
-            lanes = fiber.lanes
+            lanes = by or fiber.lanes
             if event is None and (touch is None or not (write or ledger.reads)):
                 event = ledger.joint(fiber)
         else:

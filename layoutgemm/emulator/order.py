@@ -27,7 +27,7 @@ from types import MappingProxyType
 from typing import Any
 from weakref import WeakSet
 
-from .lane_order import FILTER, NOTHING, Touch, one_lane, unknown, unordered
+from .lane_order import FILTER, NOTHING, Touch, crossing, each_alone, one_lane, unknown, unordered
 
 WHOLE = 0xFFFF  # every byte of a place
 Parts = Mapping[int, int]
@@ -69,6 +69,8 @@ class Knowledge:
 
     seen     events
     proxied  events whose generic writes the async proxy sees
+    fenced   a fiber's own events of which each lane made what it wrote visible to the async proxy; the other lanes do
+             not know that it did
     inits    events whose initialisations of mbarriers are seen (fence.mbarrier_init)
     own      epochs of the fiber itself, and its own asynchronous generic writes
     open     asynchronous generic writes that completed on a barrier: no thread can fence them before it knows of them,
@@ -80,10 +82,10 @@ class Knowledge:
     apart    (lanes, what they know beside)
     """
 
-    __slots__ = ("__weakref__", "apart", "inits", "mine", "open", "own", "past", "proxied", "seen", "time")
+    __slots__ = ("__weakref__", "apart", "fenced", "inits", "mine", "open", "own", "past", "proxied", "seen", "time")
 
     def __init__(self) -> None:
-        self.seen = self.proxied = self.inits = self.own = self.open = self.past = self.time = 0
+        self.seen = self.proxied = self.inits = self.own = self.open = self.past = self.time = self.fenced = 0
         self.mine: list[Event] = []
         self.apart: list[tuple[int, Knowledge]] = []
 
@@ -193,7 +195,7 @@ class Ledger:
         if of is not None:
             out.seen, out.proxied, out.inits, out.own, out.open = of.seen, of.proxied, of.inits, of.own, of.open
             out.time = of.time
-            out.past = of.past
+            out.past, out.fenced = of.past, of.fenced
         self.knowledges.add(out)
         return out
 
@@ -264,6 +266,7 @@ class Ledger:
         into.merge(knows)
         for event in knows.mine:
             into.seen |= self.bit(event)
+        into.proxied |= knows.fenced
         for _, more in knows.apart:
             into.merge(more)
 
@@ -283,7 +286,12 @@ class Ledger:
         """fence.proxy.async: what went before becomes visible to the async proxy, of each lane what it did."""
         self.renew(fiber)
         knows = fiber.knows
-        knows.proxied |= knows.own | knows.open if self.strict else knows.own | knows.seen
+        fenced = knows.own | knows.open if self.strict else knows.own | knows.seen
+        if self.lanes and not one_lane(fiber.lanes):
+            apart = each_alone(self, knows)
+            knows.fenced |= fenced & apart
+            fenced &= ~apart
+        knows.proxied |= fenced
         for _, more in knows.apart:
             more.proxied |= more.open if self.strict else more.seen
 
@@ -321,6 +329,7 @@ class Ledger:
                 knowledge.own >>= shift
                 knowledge.open >>= shift
                 knowledge.past >>= shift
+                knowledge.fenced >>= shift
             self.base = base
 
     def prune(self, shadow: Shadow, fibers: Iterable[Any]) -> None:
@@ -501,9 +510,18 @@ class Shadow:
             or earlier.id < ledger.base
             or bool(knows.proxied >> earlier.id - ledger.base & 1)
         )
+        alone = None
+        if not visible and knows.fenced & ledger.bit(earlier):
+            alone = crossing(earlier, self, (True, writes), touch, lanes, common)
+            visible = alone is None
         if known and visible:
             return None
-        if known:
+        if known and alone is not None:
+            missing = (
+                f"lane {alone[0]} wrote it and fenced that (fence.proxy.async), lane {alone[1]} has it accessed by an "
+                "asynchronous engine, and no bar.warp.sync or other barrier stands between the two"
+            )
+        elif known:
             missing = "no fence.proxy.async between the write and the access by an asynchronous engine"
         lowest = (common & -common).bit_length() - 1
         return f"{what()} and, before it, {record.what()} both touch {self.name(lowest)}; {missing}"

@@ -189,13 +189,14 @@ class Traced(Machine):
         asynchronous: bool = False,
         parts: Parts = NO_PARTS,
         touch: Touch | None = None,
+        by: int = 0,
     ) -> None:
         """Record an access to shared memory, and report what it races with."""
         ledger = cta.cluster.ledger
         if event is None and (touch is None or not (write or ledger.reads)):
             event = ledger.joint(fiber)
         self.trace.access(fiber, "shared", cta, places, write, event or fiber.epoch, fiber.knows, asynchronous, parts)
-        super().touch(fiber, cta, places, write, what, event, asynchronous, parts, touch)
+        super().touch(fiber, cta, places, write, what, event, asynchronous, parts, touch, by)
 
     def exit(self, fiber: Fiber) -> int:
         """End the fiber's lanes."""

@@ -39,7 +39,7 @@ def test_every_kernel_here_is_clean_under_the_strict_switch():
     (
         (ALLOC, ALLOC.replace("32;", "48;"), "48 columns"),
         (ALLOC, ALLOC.replace("32;", "16;"), "16 columns"),
-        ("and.b32 %ta, %lane, 96;", "and.b32 %ta, %lane, 64;", "lanes 0..31 of tensor memory: warp 1 reaches 32..63"),
+        ("and.b32 %ta, %lane, 96;", "and.b32 %ta, %lane, 64;", "lanes 64..95 of tensor memory: warp 3 reaches 96..127"),
         (GIVE_UP, GIVE_UP + "  " + ALLOC + "\n", "has given up its permit"),
         (DEALLOC, DEALLOC.replace("%base, 32;", "%base, 64;"), "dealloc of 64 columns"),
         (DEALLOC, "  add.u32 %base, %base, 32;\n" + DEALLOC, "dealloc of 32 columns|is no tensor-memory address"),
@@ -54,6 +54,14 @@ def test_every_kernel_here_is_clean_under_the_strict_switch():
 def test_what_is_an_error(old, new, says):
     with pytest.raises(EmulatorError, match=says):
         broken(BASE, old, new, count=1)
+
+
+def test_the_first_lanes_in_an_address_are_the_warps_own():
+    """As NVIDIA's and DeepGEMM's kernels have it: the results are right, and it is reported."""
+    result = BASE.run(BASE.text.replace("and.b32 %ta, %lane, 96;", "and.b32 %ta, %lane, 0;"))
+    assert set(result.kinds) == {"lint"}
+    assert np.array_equal(BASE.result(result), BASE.exact)
+    assert "They are taken for the warp's own" in result.findings[0].message
 
 
 def test_a_leak_is_reported():

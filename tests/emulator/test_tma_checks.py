@@ -127,11 +127,16 @@ def test_stores_have_to_be_fenced() -> None:
     for fence, kinds in (
         (FENCE, []),
         ("bar.sync 0;", ["race"]),
-        ("bar.sync 0; fence.proxy.async.shared::cta;", []),
+        # Each lane fences what it wrote, and the one that stores knows nothing of it; lanes="off" takes a warp as one.
+        ("bar.sync 0; fence.proxy.async.shared::cta;", ["race"]),
+        ("bar.sync 0; fence.proxy.async.shared::cta; bar.warp.sync -1;", []),
         ("", ["race"]),
     ):
         for policy in POLICIES:
             assert store(tmap, memory, source, (0, 0), fence=fence, policy=policy).kinds == kinds, (fence, policy)
+    late = "bar.sync 0; fence.proxy.async.shared::cta;"
+    for policy in (Policy(strict=False), Policy(lanes="off")):
+        assert not store(tmap, memory, source, (0, 0), fence=late, policy=policy).findings
 
 
 def test_another_warps_writes_need_its_own_fence() -> None:

@@ -137,9 +137,9 @@ def groups_of(fiber: Fiber, kind: str) -> Groups:
     return found
 
 
-def add(fiber: Fiber, operation: Asynchronous) -> None:
-    """Put a bulk operation that the fiber issued into the group that its threads are gathering."""
-    groups_of(fiber, "bulk").add(fiber.lanes, operation)
+def add(fiber: Fiber, operation: Asynchronous, lanes: int = 0) -> None:
+    """Put a bulk operation that some of the fiber's lanes issued (0: all) into the group that they are gathering."""
+    groups_of(fiber, "bulk").add(lanes or fiber.lanes, operation)
 
 
 def group_count(fiber: Fiber, value: Any) -> int:

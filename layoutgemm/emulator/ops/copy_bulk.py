@@ -59,21 +59,26 @@ def global_address(address: int, what: str) -> int:
     return address
 
 
-def reads_shared(fiber: Fiber, cta: Cta, offset: int, size: int, event: Event, ins: Instruction) -> None:
-    """Check and record that an asynchronous operation reads shared memory."""
+def issuers(fiber: Fiber) -> list[int]:
+    """The fiber's lanes, each as a bit mask: every one issues a copy of its own."""
+    return [1 << lane for lane in range(32) if fiber.lanes >> lane & 1]
+
+
+def reads_shared(fiber: Fiber, cta: Cta, offset: int, size: int, event: Event, ins: Instruction, by: int = 0) -> None:
+    """Check and record that an asynchronous operation reads shared memory; `by`: the lanes that issued it."""
     fresh = ~cta.shared.written[offset : offset + size]
     if fresh.any():
         at = offset + int(np.argmax(fresh))
         message = f"{ins.opcode} reads shared offset {at:#x}, never written"
         fiber.machine.problem("uninitialised", message, fiber)
-    fiber.machine.touch(fiber, cta, span(offset, size), False, said(fiber, ins), event, True)
+    fiber.machine.touch(fiber, cta, span(offset, size), False, said(fiber, ins), event, True, by=by)
     # The block must not end, and its memory go to another, before the engine has read it.
     cta.remote.append((event, said(fiber, ins)()))
 
 
-def writes_shared(fiber: Fiber, cta: Cta, offset: int, size: int, event: Event, ins: Instruction) -> None:
+def writes_shared(fiber: Fiber, cta: Cta, offset: int, size: int, event: Event, ins: Instruction, by: int = 0) -> None:
     """Record that an asynchronous operation writes shared memory of a block, which must not end before."""
-    fiber.machine.touch(fiber, cta, span(offset, size), True, said(fiber, ins), event, event.asynchronous)
+    fiber.machine.touch(fiber, cta, span(offset, size), True, said(fiber, ins), event, event.asynchronous, by=by)
     cta.remote.append((event, said(fiber, ins)()))
 
 
@@ -156,7 +161,7 @@ def into_shared(program: Program, ins: Instruction) -> Run:
         machine, cluster = fiber.machine, fiber.cta.cluster
         size, targets = block_size(fiber, size_of(fiber)), fiber.each(destination(fiber)).tolist()
         sources, marks = fiber.each(origin(fiber)).tolist(), fiber.each(barrier_of(fiber)).tolist()
-        for target, source, mark in zip(targets, sources, marks):
+        for target, source, mark, lane in zip(targets, sources, marks, issuers(fiber)):
             own, offset = block_of(fiber, int(target))
             barrier = mbarrier_at(fiber, int(mark))
             if mask_of is None:
@@ -173,7 +178,7 @@ def into_shared(program: Program, ins: Instruction) -> Run:
             for rank in ranks:
                 cta = cluster.ctas[rank]
                 shared_block(fiber, cta, offset, size, ins.opcode)
-                writes_shared(fiber, cta, offset, size, event, ins)
+                writes_shared(fiber, cta, offset, size, event, ins, lane)
                 barrier_in(cta, barrier.offset)
             machine.counts.bytes["global to shared"] += size * len(ranks)
 
@@ -200,7 +205,7 @@ def _between_blocks(program: Program, ins: Instruction, combine: Combine | None)
         machine, cluster = fiber.machine, fiber.cta.cluster
         size, targets = block_size(fiber, size_of(fiber)), fiber.each(destination(fiber)).tolist()
         sources, marks = fiber.each(origin(fiber)).tolist(), fiber.each(barrier_of(fiber)).tolist()
-        for target, source, mark in zip(targets, sources, marks):
+        for target, source, mark, lane in zip(targets, sources, marks, issuers(fiber)):
             (own, at), (cta, offset) = block_of(fiber, int(source)), block_of(fiber, int(target))
             barrier = mbarrier_at(fiber, int(mark))
             if own is not fiber.cta:
@@ -210,8 +215,8 @@ def _between_blocks(program: Program, ins: Instruction, combine: Combine | None)
             shared_block(fiber, own, at, size, ins.opcode)
             shared_block(fiber, cta, offset, size, ins.opcode)
             event = cluster.ledger.event(True, fiber.describe, by=fiber)
-            reads_shared(fiber, own, at, size, event, ins)
-            writes_shared(fiber, cta, offset, size, event, ins)
+            reads_shared(fiber, own, at, size, event, ins, lane)
+            writes_shared(fiber, cta, offset, size, event, ins, lane)
             machine.counts.bytes["shared to shared"] += size
 
             def arrive(own: Cta = own, at: int = at, cta: Cta = cta, offset: int = offset, barrier: Mbarrier = barrier,
@@ -251,14 +256,14 @@ def _outward(
         if mask_of is not None:
             mask = fiber.one(mask_of(fiber))
             chosen = np.tile(mask >> np.arange(16) & 1, size // 16).astype(bool)
-        for target, source in zip(targets, sources):
+        for target, source, lane in zip(targets, sources, issuers(fiber)):
             own, at = block_of(fiber, int(source))
             if own is not fiber.cta:
                 raise EmulatorError(f"{ins.opcode} reads shared memory of another block")
             shared_block(fiber, own, at, size, ins.opcode)
             machine.launch.memory.find(global_address(int(target), ins.opcode), size)
             event = cluster.ledger.event(True, fiber.describe)
-            reads_shared(fiber, own, at, size, event, ins)
+            reads_shared(fiber, own, at, size, event, ins, lane)
             machine.counts.bytes["shared to global"] += size
 
             def take(own: Cta = own, at: int = at, target: int = target) -> None:
@@ -270,7 +275,7 @@ def _outward(
                     there[:] = data if combine is None else combine(there, data)
 
             store = BulkStore(event, take)
-            bulk_groups.add(fiber, store)
+            bulk_groups.add(fiber, store, lane)
             machine.defer(cluster, "stores", store.read)
 
     return go
@@ -331,13 +336,13 @@ def _remote_store(program: Program, ins: Instruction, count: int, kind: str, com
         values = [fiber.each(source(fiber)) for source in sources]
         event = cluster.ledger.event(False, fiber.describe, by=fiber)
         parts = []
-        for n, (target, mark) in enumerate(zip(targets, marks)):
+        for n, (target, mark, lane) in enumerate(zip(targets, marks, issuers(fiber))):
             cta, offset = block_of(fiber, int(target))
             barrier = mbarrier_at(fiber, int(mark))
             if barrier.cta is not cta:
                 raise EmulatorError(f"{ins.opcode}: the {barrier} is not in the block that is written")
             cta.shared.check(np.array([offset]), size, ins.opcode)
-            writes_shared(fiber, cta, offset, size, event, ins)
+            writes_shared(fiber, cta, offset, size, event, ins, lane)
             data = np.array([int(value[n]) for value in values], dtype=dtype).view(np.uint8)
             parts.append((cta, offset, data, barrier))
         machine.counts.bytes["shared write"] += size * len(parts)

@@ -1,7 +1,9 @@
 """Copies to and from tensor memory: tcgen05.ld, st (registers of a warp), cp (shared memory).
 
 Which lane and column each register or bit has comes from the atoms (`atoms/copy_tmem.py`). A warp reaches its quarter
-of the lanes only. PTX ISA, "tcgen05.ld", "tcgen05.st", "tcgen05.cp".
+of the lanes only. PTX ISA, "tcgen05.ld", "tcgen05.st", "tcgen05.cp". An address of the first quarter means a warp's own
+quarter in code that runs on devices: NVIDIA's `1cta_mma_a_from_tmem.py` (CuTe DSL 4.8) stores so, DeepGEMM's epilogue
+(`sm100_store_cd.cuh`) loads so; here that is a "lint".
 
 A register of tcgen05.st.unpack::16b writes the low halves of two words; their upper halves stay what they were.
 Elements of 4 bits that tcgen05.cp widens to 8 get two zero bits on either side, as mma.sync has them in registers; of 6
@@ -80,9 +82,20 @@ def _split(ins: Instruction, at: int) -> int | None:
 
 
 def _window(fiber: Fiber, tensor: TensorMemory, places: Places, address: int) -> tuple[int, int]:
-    """(lane, column) of an address from which a warp may touch these places."""
+    """(lane, column) of an address from which a warp may touch these places.
+
+    Lanes 0..31 in the address of another warp than the first of four: reported, and taken as the warp's own 32.
+    """
     lane, column = coordinate(address)
     own = warp_lanes(fiber.warp.number)
+    if lane < WARP_LANES <= own[0]:
+        fiber.machine.problem(
+            "lint",
+            f"lanes {lane}..{lane + places.lanes - 1} of tensor memory: warp {fiber.warp.number} reaches "
+            f"{own[0]}..{own[-1]}. They are taken for the warp's own, as kernels that run have it; PTX does not say so",
+            fiber,
+        )
+        lane += own[0]
     if lane not in own or lane + places.lanes - 1 not in own:
         raise EmulatorError(
             f"lanes {lane}..{lane + places.lanes - 1} of tensor memory: warp {fiber.warp.number} reaches "

@@ -24,6 +24,7 @@ from ...atoms import tma_engine
 from ...atoms.tma_rules import EDGE_UNIT, MAX_DIM, RULES, SMEM_UNIT, check_reduction, whole_units
 from ...errors import EmulatorError, TmaError
 from ..codegen import PARAMETER_BASE, SHARED_WINDOW
+from ..lane_order import one_lane
 from ..machine import Cta, Fiber
 from ..memory import GRANULE, RANK_SHIFT, Buffer
 from ..order import Event
@@ -227,15 +228,19 @@ def _of(value: Any, lane: int | None) -> int:
 
 
 def _issuers(fiber: Fiber, values: Sequence[Any]) -> list[tuple[int | None, int]]:
-    """(a lane, how many lanes say the same): every active lane issues a copy of its own, as PTX has it."""
-    count = fiber.lanes.bit_count()
-    if not any(isinstance(value, np.ndarray) for value in values):
-        return [(None, count)]
+    """(a lane, the lanes that say the same): every active lane issues a copy of its own, as PTX has it. Copies that are
+    the same are one to the race checker, unless reads of lanes that execute together are told apart, too."""
+    if not any(isinstance(value, np.ndarray) for value in values) and (
+        one_lane(fiber.lanes) or not fiber.cta.cluster.ledger.reads
+    ):
+        return [(None, fiber.lanes)]
     lanes = np.flatnonzero(bool_of(fiber.lanes)).tolist()
+    if fiber.cta.cluster.ledger.reads:
+        return [(lane, 1 << lane) for lane in lanes]
     said_by: dict[tuple[int, ...], list[int]] = {}
     for lane in lanes:
         said_by.setdefault(tuple([_of(value, lane) for value in values]), []).append(lane)
-    return [(same[0], len(same)) for same in said_by.values()]
+    return [(same[0], sum(1 << lane for lane in same)) for same in said_by.values()]
 
 
 def _aligned(offset: int, what: str) -> None:
@@ -291,7 +296,7 @@ def _load(program: Program, ins: Instruction) -> Run:
         count = fiber.lanes.bit_count()
         if count > 1:
             fiber.machine.problem("lint", f"{count} lanes issue a tensor load, {EACH}", fiber)
-        for lane, times in issuers:
+        for lane, by in issuers:
             box, coordinates = form.box(fiber, lane, where)
             at, on = _of(to, lane), _of(signal, lane)
             cta, offset = block_of(fiber, at)
@@ -309,7 +314,7 @@ def _load(program: Program, ins: Instruction) -> Run:
                 # A pair's signal goes to its even or odd block, as the mbarrier's own block is.
                 home = (rank & ~1 | on >> RANK_SHIFT & 1) if pair else rank if multicast else on >> RANK_SHIFT
                 signalled = mbarrier_at(fiber, home << RANK_SHIFT | on & (1 << RANK_SHIFT) - 1)
-                _land(fiber, ins, box, coordinates, block_of(fiber, rank << RANK_SHIFT | offset), signalled, times)
+                _land(fiber, ins, box, coordinates, block_of(fiber, rank << RANK_SHIFT | offset), signalled, by)
 
     return go
 
@@ -323,10 +328,11 @@ def _ranks(fiber: Fiber, mask: int) -> list[int]:
 
 
 def _land(
-    fiber: Fiber, ins: Instruction, box: Box, coordinates: list[int], to: tuple[Cta, int], barrier: Mbarrier, times: int
+    fiber: Fiber, ins: Instruction, box: Box, coordinates: list[int], to: tuple[Cta, int], barrier: Mbarrier, by: int
 ) -> None:
-    """Start the load of a box into one block; `times` lanes do it alike."""
+    """Start the load of a box into one block; the lanes `by` do it alike."""
     cta, offset = to
+    times = by.bit_count()
     machine, ledger = fiber.machine, cta.cluster.ledger
     _aligned(offset, "shared offset")
     _fits(cta, box, offset)
@@ -343,7 +349,7 @@ def _land(
     buffer = box.tensor(fiber, coordinates)
     what = said(fiber, ins)
     event = ledger.event(True, what, by=fiber)
-    machine.touch(fiber, cta, box.places(offset), True, what, event, True)
+    machine.touch(fiber, cta, box.places(offset), True, what, event, True, by=by)
     cta.remote.append((event, what()))
     machine.counts.bytes["global to shared"] += box.bytes * times
 
@@ -442,7 +448,8 @@ def _store(program: Program, ins: Instruction, reduces: str) -> Run:
         if count > 1:
             kind = f"{reduces} reduction" if reduces else "store"
             machine.problem("lint", f"{count} lanes issue a tensor {kind}, {EACH}", fiber)
-        for lane, times in _issuers(fiber, [*where, source]):
+        for lane, by in _issuers(fiber, [*where, source]):
+            times = by.bit_count()
             box, coordinates = form.box(fiber, lane, where)
             cta, offset = block_of(fiber, _of(source, lane))
             if cta is not fiber.cta:
@@ -456,11 +463,11 @@ def _store(program: Program, ins: Instruction, reduces: str) -> Run:
             _edge(fiber, box, buffer, coordinates, reduces)
             what = said(fiber, ins)
             event = ledger.event(True, what)
-            machine.touch(fiber, cta, box.places(offset), False, what, event, True)
+            machine.touch(fiber, cta, box.places(offset), False, what, event, True, by=by)
             cta.remote.append((event, f"the end of {what()}, which reads its shared memory"))
             machine.counts.bytes["shared to global"] += box.bytes * times
             stored = Stored(event, box, buffer, coordinates, cta, offset, reduces, times)
-            bulk_groups.add(fiber, stored)
+            bulk_groups.add(fiber, stored, by)
             machine.defer(cta.cluster, "stores", stored.finish)
 
     return go
@@ -524,9 +531,9 @@ def tensor_prefetch(program: Program, ins: Instruction) -> Run:
 
     def go(fiber: Fiber) -> None:
         where = form.where(fiber)
-        for lane, times in _issuers(fiber, where):
+        for lane, by in _issuers(fiber, where):
             box, coordinates = form.box(fiber, lane, where)
             box.tensor(fiber, coordinates)
-            fiber.machine.counts.bytes["prefetched to L2"] += box.bytes * times
+            fiber.machine.counts.bytes["prefetched to L2"] += box.bytes * by.bit_count()
 
     return go

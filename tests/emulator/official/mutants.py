@@ -67,11 +67,12 @@ def main() -> None:
     for kind in KINDS:
         parser.add_argument(f"--{kind}", action="append_const", dest="kinds", const=kind, help=f"only {kind}")
     chosen = parser.parse_args()
-    if chosen.write and (chosen.kinds or chosen.sample):
-        parser.error("--write is for all mutants")
+    if chosen.write and chosen.kinds:
+        parser.error("--write is for all kinds")
     for name in chosen.names:
         judge = Judge(EXAMPLES[name])
         mutants = mutants_of(judge.example, tuple(chosen.kinds or KINDS))
+        count = len(mutants)
         if chosen.sample is not None:
             mutants = sample(mutants, chosen.sample)
         rows: list[Row] = []
@@ -80,7 +81,7 @@ def main() -> None:
             on_terminal(len(rows), len(mutants), rows[-1])
         print(f"{name}\n{Survey(tuple(rows)).table()}", flush=True)
         if chosen.write:
-            survivors.write(name, survivors.entry_of(judge.kernel, rows))
+            survivors.write(name, survivors.entry_of(judge.kernel, rows, count, chosen.sample))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 `survivors.json` has, for each kernel, how many mutants there are and those that survive, by names that hold as long as
 the compiler emits the same instructions: opcode, which of that opcode, and the change. The reason is what
-`layoutgemm.emulator.redundant` found by comparing runs and looking at the code, and each is a proof.
+`layoutgemm.emulator.redundant` found by comparing runs and looking at the code, and each is a proof. With "sample" not
+all mutants were run, but those that `layoutgemm.emulator.mutate.sample` picks for that number.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from layoutgemm.emulator.ptx import Kernel
 from layoutgemm.kernels.compile import dsl_version
 
 FILE = Path(__file__).with_suffix(".json")
-NAME = re.compile(r"(?P<instruction>\S+) #(?P<number>\d+): (?P<change>.*)")
+NAME = re.compile(r"(?P<instruction>.*?)(?: #(?P<number>\d+))?: (?P<change>.*)")  # of the launch: no number
 
 
 
@@ -31,23 +32,25 @@ def read() -> dict[str, Any]:
 def listed(example: str) -> dict[str, str]:
     """Names of the surviving mutants of an example, with their reasons."""
     return {
-        f"{group['instruction']} #{number}: {group['change']}": group["reason"]
+        f"{group['instruction']}{number}: {group['change']}": group["reason"]
         for group in read()[example]["survivors"]
-        for number in group["numbers"]
+        for number in [f" #{number}" for number in group["numbers"]] or [""]
     }
 
 
-def entry(named: Iterable[tuple[str, str]], count: int) -> dict[str, Any]:
-    """What the file says of one example: names and reasons of its survivors, and how many mutants there are."""
+def entry(named: Iterable[tuple[str, str]], count: int, sample: int | None = None) -> dict[str, Any]:
+    """What the file says of one example: names and reasons of its survivors, and how many mutants there are, of which
+    all were run or a sample."""
     groups: dict[tuple[str, str, str], list[int]] = {}
     for name, reason in named:
         found = NAME.fullmatch(name)
         assert found is not None, name
         group = (reason.split(":")[0], found["instruction"], found["change"])
-        groups.setdefault(group, []).append(int(found["number"]))
+        groups.setdefault(group, []).extend([int(found["number"])] if found["number"] else [])
     return {
         "dsl": dsl_version(),
         "mutants": count,
+        **({} if sample is None else {"sample": sample}),
         "survivors": [
             {"reason": reason, "instruction": instruction, "change": change, "numbers": sorted(numbers)}
             for (reason, instruction, change), numbers in sorted(groups.items())
@@ -55,10 +58,9 @@ def entry(named: Iterable[tuple[str, str]], count: int) -> dict[str, Any]:
     }
 
 
-def entry_of(kernel: Kernel, rows: Iterable[Row]) -> dict[str, Any]:
+def entry_of(kernel: Kernel, rows: Iterable[Row], count: int, sample: int | None = None) -> dict[str, Any]:
     """The same from the rows of a survey."""
-    every = list(rows)
-    return entry([(row.mutant.name(kernel), row.reason) for row in every if not row.caught], len(every))
+    return entry([(row.mutant.name(kernel), row.reason) for row in rows if not row.caught], count, sample)
 
 
 def write(example: str, what: dict[str, Any]) -> None:
@@ -67,5 +69,6 @@ def write(example: str, what: dict[str, Any]) -> None:
     lines = []
     for name, one in sorted(everything.items()):
         groups = ",\n".join(f"    {json.dumps(group)}" for group in one["survivors"])
-        lines.append(f' "{name}": {{"dsl": "{one["dsl"]}", "mutants": {one["mutants"]}, "survivors": [\n{groups}\n ]}}')
+        facts = ", ".join(f'"{key}": {json.dumps(value)}' for key, value in one.items() if key != "survivors")
+        lines.append(f' "{name}": {{{facts}, "survivors": [\n{groups}\n ]}}')
     FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
