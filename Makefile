@@ -28,6 +28,7 @@ help:
 	@echo "make demo           derive, check, compile and run one GEMM, on the GPU if there is one"
 	@echo "make test           ruff, mypy and all tests"
 	@echo "make lint           ruff and mypy alone"
+	@echo "make pytest         the tests alone"
 	@echo "make chromium       install the browser that the tests of linked pages run in (Debian and Ubuntu, as root)"
 	@echo "make bench-algebra  time the layout algebra against other implementations (PYCUTE=folder that holds pycute)"
 	@echo "make bench-proofs   time the provers"

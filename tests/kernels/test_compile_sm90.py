@@ -14,7 +14,7 @@ import pytest
 from layoutgemm.errors import AtomError, PlanError
 from layoutgemm.kernels import GemmConfig, GemmPlan
 from layoutgemm.kernels import compile as compiling
-from tests.kernels.oracles import nvidia_map, run_program
+from tests.kernels.oracles import nvidia_map, once, run_program
 from tests.oracle.ptx_constants import wgmma_uses
 
 pytestmark = [pytest.mark.dsl, pytest.mark.usefixtures("cache_of_this_run")]
@@ -162,12 +162,12 @@ def plan_of(request: dict[str, Any]) -> GemmPlan:
 
 
 @pytest.fixture(scope="module")
-def nvidia(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """(request, what the DSL derives from its own layouts), in one subprocess."""
-    requests = oracle_requests()
-    return list(
-        zip(requests, run_program("dsl_sm90.py", str(tmp_path_factory.mktemp("nvidia")), requests), strict=True)
-    )
+def nvidia(folder_of_this_run: Path) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """(request, what the DSL derives from its own layouts), in one subprocess for all workers."""
+    requests, folder = oracle_requests(), folder_of_this_run / "nvidia's sm_90a"
+    folder.mkdir(exist_ok=True)
+    answers = once(folder / "answers.json", lambda: run_program("dsl_sm90.py", str(folder), requests))
+    return list(zip(requests, answers, strict=True))
 
 
 def misfits(plan: GemmPlan, answer: dict[str, Any]) -> list[str]:
