@@ -18,16 +18,17 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # The DSL and the SASS tools are published for Linux. Elsewhere everything works but compiling and running kernels.
 ifeq ($(shell uname -s),Linux)
-TEST_STAMPS := $(VENV)/.dsl $(VENV)/.torch $(VENV)/.browser
+TEST_STAMPS := $(VENV)/.tests
 endif
 
-.PHONY: help demo test lint docs notebooks chromium bench-algebra bench-proofs bench-gemm clean
+.PHONY: help demo test lint test-env pytest docs notebooks chromium bench-algebra bench-proofs bench-gemm clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo           derive, check, compile and run one GEMM, on the GPU if there is one"
 	@echo "make test           ruff, mypy and all tests"
 	@echo "make lint           ruff and mypy alone"
+	@echo "make pytest         the tests alone"
 	@echo "make chromium       install the browser that the tests of linked pages run in (Debian and Ubuntu, as root)"
 	@echo "make docs           build the documentation site, build/site/index.html"
 	@echo "make notebooks      make notebooks of the scripts in notebooks/, in out/notebooks"
@@ -50,7 +51,12 @@ else
 endif
 	@$(BIN)/layoutgemm demo
 
-test: lint $(TEST_STAMPS)
+test: lint pytest
+
+# What the tests need, installed; and the tests alone.
+test-env: $(VENV)/.dev $(TEST_STAMPS)
+
+pytest: test-env
 	@echo "==> tests, $(JOBS) at a time (a few minutes)"
 	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
@@ -125,11 +131,13 @@ $(VENV)/.dev: pyproject.toml | $(VENV)/.base
 	@$(PIP) install -q -e '.[dev]'
 	@touch $@
 
-$(VENV)/.browser: pyproject.toml | $(VENV)/.base
-	@echo "==> installing playwright for the tests of linked pages, about 50 MB"
-	@$(PIP) install -q -e '.[browser]' \
-	  || echo "==> playwright could not be installed: the tests of linked pages will be skipped"
-	@touch $@
+# What the tests need besides, in one call of pip: each call resolves, and builds layoutgemm, anew.
+$(VENV)/.tests: pyproject.toml | $(VENV)/.base
+	@echo "==> installing the CuTe DSL, the SASS tools, torch and playwright, 450 MB to 3 GB to fetch"
+	@$(PIP) install -q $(if $(TORCH_INDEX),--extra-index-url "$(TORCH_INDEX)") -e '.[dsl,torch,browser]' \
+	  || { echo "==> trying without playwright: the tests of linked pages will be skipped"; \
+	       $(PIP) install -q $(if $(TORCH_INDEX),--extra-index-url "$(TORCH_INDEX)") -e '.[dsl,torch]'; }
+	@touch $@ $(VENV)/.dsl $(VENV)/.torch
 
 $(VENV)/.docs: pyproject.toml | $(VENV)/.base
 	@echo "==> installing mkdocs-material and mkdocstrings, about 60 MB"

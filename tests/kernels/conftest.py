@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.kernels.oracles import ORACLE
+
+
+@pytest.fixture(scope="session")
+def folder_of_this_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all workers of this run share, and no other run."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
+@pytest.fixture(scope="module")
+def cache_of_this_run(folder_of_this_run: Path) -> Iterator[None]:
+    """Kernels are kept for this run alone: nothing that an earlier run left can make a test pass."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LAYOUTGEMM_CACHE_DIR", str(folder_of_this_run / "kernels of this run"))
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,17 @@ def run_program(name: str, argument: str, given: Any) -> Any:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
+
+
+def once(path: Path, make: Callable[[], Any]) -> Any:
+    """What `make` gives, as JSON: the first worker that asks for this path makes it, the others wait and read."""
+    import fcntl
+
+    with open(f"{path}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            path.write_text(json.dumps(make()), encoding="utf-8")
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def nvidia_map(words: list[int]) -> dict[str, Any]:

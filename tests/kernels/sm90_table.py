@@ -171,5 +171,6 @@ TABLE = {
 LATER = (
     "self, two consumers", "warpgroup, two consumers", "cluster 2x1", "early, one buffer", "threads store columns",
     "one tile", "columns of both", "e4m3 to e4m3", "f32 rows", "tf32, pingpong", "i8, threads store",
-    "u8 times i8 to columns", "widest, tf32", "widest, i8", "tf32", "i8",
+    "u8 times i8 to columns", "widest, tf32", "widest, i8", "tf32", "i8", "self, three consumers, launched early",
+    "self, two blocks each", "warp", "three rounds through two buffers", "K in 2 parts", "columns", "a batch",
 )  # fmt: skip

@@ -7,7 +7,6 @@ import inspect
 import re
 import shutil
 import textwrap
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -47,12 +46,7 @@ dsl = pytest.mark.dsl
 emulated = pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="needs a C compiler")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A cache of this run's own: nothing that an earlier run left can make a test pass."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LAYOUTGEMM_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        yield
+pytestmark = pytest.mark.usefixtures("cache_of_this_run")
 
 
 @cache

@@ -84,8 +84,9 @@ def unproven(rows: list[Row]) -> list[str]:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_sample_of_mutants_is_caught_or_changes_nothing(form: str) -> None:
+    """A few of each kind; the longer run has all of them."""
     judge = explainer(form)
-    rows = [judge.row(mutant) for mutant in sample([*deletions(judge.kernel), *fields(judge.kernel)], 16)]
+    rows = [judge.row(mutant) for mutant in sample([*deletions(judge.kernel), *fields(judge.kernel)], 10)]
     assert unproven(rows) == []
 
 
