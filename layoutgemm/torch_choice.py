@@ -37,7 +37,7 @@ def choose_kernel(
             choice = replace(choice, config=replace(choice.config, store="direct", split=1, early=0))
         # Of the sizes only K takes part, and only where the last k tiles are multiplied in another order.
         deep = min(k, 1 << 16) if choice.config.early else 1 << 16
-        tile, error = _derived(Kernel(choice, names, batch > 1, problem.epilogue), deep)
+        tile, error = _derived(Kernel(choice, names, batch > 1, problem.epilogue, problem.gated), deep)
         if error is not None:
             last = last or error
             continue
@@ -52,14 +52,12 @@ def choose_kernel(
 
 @lru_cache(4096)
 def _derived(kernel: Kernel, k: int) -> tuple[tuple[int, int], LayoutError | None]:
-    """The tile of a kernel's plan for that K, or the error of its derivation."""
-    a, b, c = kernel.operands
-    batch = 2 if kernel.batched else 1
+    """C's tile of a kernel's plan for that K, or the error of its derivation."""
     try:
-        plan = kernel.choice.plan(1, 1, k, batch=batch, a=a, b=b, c=c, epilogue=kernel.epilogue)
+        plan = kernel.plan(1, 1, k, 2 if kernel.batched else 1)
     except LayoutError as error:
         return (0, 0), error.with_traceback(None)
-    return plan.tile[:2], None
+    return plan.tile_c, None
 
 
 def _candidates(
@@ -70,6 +68,12 @@ def _candidates(
         yield problem.config, "given by the caller"
         return
     m, n, k, batch = sizes
+    if problem.gated is not None:  # what was measured is of products that are not
+        yield choose(
+            m, n, k, a=problem.a.dtype, multiprocessors=problem.multiprocessors, gated=problem.gated
+        )
+        yield Sm90Choice(Sm90Config((64, 64), consumers=1, loader="warp")), "the store leaves little choice"
+        return
     types = problem.a.dtype, problem.b.dtype, problem.c.dtype
     if (found := tuned.lookup(problem.gpu, sizes, types, tuple(orders))) is not None:
         yield found, "measured by layoutgemm.tune"

@@ -33,6 +33,7 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "tanh": torch.tanh,
 }
 assert set(ACTIVATIONS) == set(IN_KERNEL)
+GATES = {"swiglu": "silu", "geglu": "gelu"}  # of gated products (`torch_gated`): what the gate goes through
 _READ = (torch.float32, torch.bfloat16, torch.float16)  # types of what an epilogue reads
 
 
@@ -40,18 +41,20 @@ class Finish(NamedTuple):
     """What the kernel does with the sums: the epilogue, its words at this launch, and what tells it from others.
 
     apart  each matrix of a batch stays one: the epilogue has something of its own for each row, or for each matrix
+    gated  what gates the product, in place of an epilogue
     """
 
-    epilogue: Epilogue
+    epilogue: Epilogue | None
     words: tuple[Any, ...]
     key: tuple[Any, ...]
     apart: bool = False
+    gated: str | None = None
 
 
 def check_finish(bias: torch.Tensor | None, activation: str | None, shape: tuple[int, ...], device: Any) -> None:
     """Raise unless the bias is a vector along the product's last dimension, and the activation is known."""
     if activation is not None and activation not in ACTIVATIONS:
-        raise OperandError(f"activation {activation!r}: known are {', '.join(map(repr, ACTIVATIONS))}")
+        raise OperandError(f"activation {activation!r}: known are {', '.join(map(repr, (*ACTIVATIONS, *GATES)))}")
     if bias is None:
         return
     if bias.ndim != 1 or not shape or bias.shape[0] != shape[-1]:

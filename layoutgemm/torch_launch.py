@@ -177,8 +177,7 @@ def _kernel(kernel: Kernel) -> CompiledGemm:
 
 def plan_of(solution: Solution) -> Any:
     """The plan of a solution, for its sizes."""
-    (a, b, c), (m, n, k, batch) = solution.kernel.operands, solution.sizes
-    return solution.kernel.choice.plan(m, n, k, batch=batch, a=a, b=b, c=c, epilogue=solution.kernel.epilogue)
+    return solution.kernel.plan(*solution.sizes)
 
 
 # -------------------------------------------------------------------------------------------------------------- tensors
@@ -207,12 +206,13 @@ def start(x: torch.Tensor) -> int:
 def problem_of(
     a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | Given, config: Sm90Choice | None, multiprocessors: int,
     gpu: str, epilogue: Epilogue | None = None, apart: bool = False, on: tuple[str, int] | None = None,
+    gated: str | None = None,
 ) -> Problem:  # fmt: skip
     """The product of two tensors, into a third or what stands for one, as a problem; `on` is what `target` says."""
     into = c if isinstance(c, Given) else given(c, C_NAMES[c.dtype])
     of_a, of_b = given(a, NAMES[a.dtype]), given(b, NAMES[b.dtype])
     code, smem = target(-1) if on is None else on
-    return Problem(of_a, of_b, into, multiprocessors, gpu, config, epilogue, apart, code, smem)
+    return Problem(of_a, of_b, into, multiprocessors, gpu, config, epilogue, apart, code, smem, gated)
 
 
 @functools.cache

@@ -30,11 +30,12 @@ def _matmul(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None = No
     from .torch_op import product
 
     check_tensors(a, b, True)
-    return product(a, b, output_type(a, b, out_dtype), _config(config))
+    return product(a, b, output_type(a, b, out_dtype), configured(config))
 
 
 @functools.lru_cache(256)
-def _config(text: str) -> Sm90Choice | None:
+def configured(text: str) -> Sm90Choice | None:
+    """The configuration that `torch_op.config_text` wrote. Raises OperandError for a text of no configuration."""
     if not text:
         return None
     found = tuned.choice_of(json.loads(text))
@@ -95,10 +96,10 @@ def _(
     info: Any, in_dims: tuple[int | None, ...], a: torch.Tensor, b: torch.Tensor,
     out_dtype: torch.dtype | None = None, config: str = "",
 ) -> tuple[torch.Tensor, int]:  # fmt: skip
-    return torch.ops.layoutgemm.matmul(*_aligned(in_dims, a, b), out_dtype, config), 0
+    return torch.ops.layoutgemm.matmul(*aligned(in_dims, a, b), out_dtype, config), 0
 
 
-def _aligned(in_dims: Sequence[int | None], *operands: torch.Tensor) -> list[torch.Tensor]:
+def aligned(in_dims: Sequence[int | None], *operands: torch.Tensor) -> list[torch.Tensor]:
     """The mapped dimension in front of all others; an operand that is not mapped is stretched along it."""
     moved = [x if at is None else x.movedim(at, 0) for x, at in zip(operands, in_dims)]
     ranks = [x.ndim - (at is not None) for x, at in zip(moved, in_dims)]
@@ -124,7 +125,7 @@ class _Product(torch.autograd.Function):
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], a: torch.Tensor, b: torch.Tensor, out_dtype: Any, config: str
     ) -> tuple[torch.Tensor, int]:
-        x, y = _aligned(in_dims, a, b)
+        x, y = aligned(in_dims, a, b)
         return differentiable(x, y, out_dtype, config), 0
 
 

@@ -13,6 +13,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -23,10 +24,11 @@ from .kernels.sm90_choice import Sm90Choice
 from .kernels.sm90_plan import Sm90Config
 from .torch_checks import check_out, check_tensors, output_type, require_tensors, tf32_allowed
 from .torch_epilogue import by_reference, check_apart, check_epilogue, finish_of, spread
-from .torch_finish import Finish, by_torch, check_finish, fused, fused_gemm, key_of
+from .torch_finish import GATES, Finish, by_torch, check_finish, fused, fused_gemm, key_of
+from .torch_gated import check_gated_type, gate_by_torch, gated_finish, gated_operator, why_unfused
 from .torch_launch import C_NAMES, NAMES, Prepared, gpu, plan_of, problem_of, start, target
 from .torch_library import differentiable
-from .torch_problem import C_TYPES, Given, Problem, contiguous_strides, shapes_of, solve
+from .torch_problem import C_TYPES, Given, Problem, contiguous_strides, gated_shapes, shapes_of, solve
 from .torch_reference import multiply
 
 Config = Sm90Config | Sm90Choice
@@ -78,6 +80,10 @@ def matmul(
                 gelu_tanh, silu, sigmoid, tanh. Both happen in the kernel, in float32, before the one rounding; by torch
                 on a float32 product where gradients are recorded and under torch.compile. "tanh" in the kernel is the
                 hardware's for a product of 16 bits or fewer: relative error 2**-11
+                "swiglu" and "geglu" are gated products: b holds the gate's n columns and, beside them, the n that it
+                multiplies, and the result has n: silu(a @ b[..., :n]) * (a @ b[..., n:]), or gelu. One kernel for a b
+                whose columns are contiguous (the transpose of (2n, K) weights) and no bias; with a bias, of 2n, and for
+                any other b torch gates a float32 product
     epilogue    in place of these: any `kernels.epilogue.Epilogue`, in the kernel, for matrices and batches of them;
     given       what it reads and writes, by name: numbers and tensors (see `torch_epilogue`). No gradients
     config      the kernel's configuration, an Sm90Config or Sm90Choice; default what `layoutgemm.tune` measured for the
@@ -104,6 +110,10 @@ def matmul(
     tensor([10., 28.], dtype=torch.bfloat16)
     >>> aux[0]
     tensor([10., 28.], dtype=torch.bfloat16)
+    >>> gate, up = torch.tensor([[-1.0], [2.0]]), torch.tensor([[3.0], [4.0]])
+    >>> matmul(torch.eye(2).half(), torch.cat([gate, up], 1).half(), activation="geglu", out_dtype=torch.float32)
+    tensor([[-0.4760],
+            [ 7.8180]])
     """
     if epilogue is not None or given is not None:
         return _with_epilogue(a, b, out, bias, activation, epilogue, given, config, out_dtype, allow_tf32)
@@ -225,6 +235,8 @@ def _checked(
 ) -> torch.Tensor:  # fmt: skip
     """Everything but the fast path: autocast, checks, and whoever looks on."""
     a, b, kind = _accepted(a, b, config, out_dtype, allow_tf32)
+    if activation in GATES:
+        return _gated(a, b, out, bias, str(activation), config, kind)
     finishes = bias is not None or activation is not None
     wide = kind
     if finishes:
@@ -254,6 +266,48 @@ def _checked(
         check_finish(bias, activation, tuple(value.shape), value.device)
         value = by_torch(value, bias, activation, kind)
     return value if out is None else _into(out, value, a, b)
+
+
+def _gated(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, bias: torch.Tensor | None, activation: str,
+    config: Config | None, kind: torch.dtype,
+) -> torch.Tensor:  # fmt: skip
+    """The gated product of tensors that have been checked: one kernel, or the product of all columns and torch."""
+    check_gated_type(kind)
+    every = shapes_of(a.shape, b.shape).result
+    shape = gated_shapes(a.shape, b.shape, GATES[activation]).result
+    check_finish(bias, None, every, a.device)
+    if not _looked_on(a, b, bias):
+        if out is not None:
+            check_out(out, shape, kind, a, b)
+        return gated_product(a, b, bias, activation, kind, config, out)
+    if bias is None and not _differentiated(a, b):
+        value = gated_operator(a, b, activation, kind, config_text(config))
+    else:
+        value = gate_by_torch(
+            _checked(a, b, None, None, None, config, torch.float32, True), bias, activation, kind
+        )
+    return _into(out, value, a, b)
+
+
+def gated_product(
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, activation: str, kind: torch.dtype,
+    config: Config | None = None, out: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """The gated product of plain tensors that have been checked, computed now."""
+    if bias is None and _on_gpu(a) and 0 not in (*a.shape, *b.shape):
+        if not why_unfused(_problem(a, b, kind, config, out, GATES[activation])):
+            return product(a, b, kind, config, out, gated_finish(activation))
+    with torch.no_grad():
+        value = gate_by_torch(product(a, b, torch.float32, config), bias, activation, kind)
+    return value if out is None else out.copy_(value)
+
+
+def _differentiated(*tensors: torch.Tensor) -> bool:
+    """Whether gradients are recorded, or one of torch.func's transforms is at work."""
+    if _grad_enabled() and any(x.requires_grad for x in tensors):
+        return True
+    return not _is_compiling() and _functorch() is not None
 
 
 def _accepted(
@@ -408,12 +462,15 @@ def prepare(
     key = (*operands, None if usual else kind, config, *more)
     found = _PREPARED.get(key)
     if found is None:
-        shape = shapes_of(a.shape, b.shape).result
+        gated = None if finish is None else finish.gated
+        shape = gated_shapes(a.shape, b.shape, gated).result
         multiprocessors, name = gpu(index)
         c = out if out is not None else Given(shape, contiguous_strides(shape), C_NAMES[kind])
         epilogue = None if finish is None else finish.epilogue
         apart = finish is not None and finish.apart
-        problem = problem_of(a, b, c, choice_of(config), multiprocessors, name, epilogue, apart, target(index))
+        problem = problem_of(
+            a, b, c, choice_of(config), multiprocessors, name, epilogue, apart, target(index), gated
+        )
         with torch.cuda.device(index):
             found = Prepared(problem, shape, kind, index)
         if len(_PREPARED) >= MAX_PREPARED:
@@ -463,8 +520,9 @@ class Explanation:
     kernel     configuration and operand orders, or where it is computed otherwise
     why        why this kernel
     launches   how many
-    copies     one sentence for each tensor that is copied, with the rule that makes it necessary
-    workspace  bytes that the copies take while they are needed
+    copies     one sentence for each tensor that is copied, with the rule that makes it necessary and its bytes
+    workspace  bytes of device memory that the call takes besides inputs and output: the copies, and where torch gates a
+               product, that product in float32; the kernels themselves take none
     """
 
     kernel: str
@@ -481,34 +539,54 @@ class Explanation:
 
 def explain_matmul(
     a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None, config: Config | None = None,
-    out_dtype: torch.dtype | None = None,
+    out_dtype: torch.dtype | None = None, activation: str | None = None,
 ) -> Explanation:  # fmt: skip
     """Which kernel `matmul` takes for these tensors, why, and what it copies. Nothing is compiled or launched.
 
-    For CPU tensors it tells what would be done with such tensors on an H200.
+    For CPU tensors it tells what would be done with such tensors on an H200. `activation` is looked at where it is one
+    of a gated product: others change neither copies nor configuration.
 
     >>> import torch
     >>> a, b = torch.empty(4096, 4096).bfloat16(), torch.empty(4096, 1023).bfloat16()
-    >>> print(explain_matmul(a, b).copies[0])
-    b: lines lie 1023 * 2 = 2046 bytes apart, no multiple of 16; copied row-major, lines 1024 elements apart
+    >>> for part in explain_matmul(a, b).copies[0].split("; "):
+    ...     print(part)
+    b: lines lie 1023 * 2 = 2046 bytes apart, no multiple of 16
+    copied row-major, lines 1024 elements apart, 8388606 bytes
+    >>> explain_matmul(a, torch.empty(2048, 4096).bfloat16().T, activation="swiglu").kernel.partition(",")[0]
+    'Sm90Plan 4096x1024x4096: A bf16 row'
     """
     check_tensors(a, b, True)
     kind = output_type(a, b, out_dtype)
-    shapes = shapes_of(a.shape, b.shape)
+    gated = GATES.get(activation) if activation is not None else None
+    shapes = gated_shapes(a.shape, b.shape, gated)
     if 0 in (*shapes.result, shapes.k):
         return Explanation("no kernel: zeros", "a size is 0", 0, (), 0)
-    found = solve(_problem(a, b, kind, config, out))
-    names = [C_NAMES[kind] if x is None else x for x in (NAMES[a.dtype], NAMES[b.dtype], None)]
-    workspace = sum(copy.bytes(name) for copy, name in zip(found.copies, names, strict=True) if copy is not None)
-    copies = tuple([copy.why for copy in found.copies if copy is not None])
-    return Explanation(str(plan_of(found)), found.why, len(found.launches), copies, workspace)
+    unfused = ""
+    if gated is not None:
+        check_gated_type(kind)
+        unfused = why_unfused(_problem(a, b, kind, config, out, gated))
+    if unfused:
+        found = solve(_problem(a, b, torch.float32, config, None))
+        kind = torch.float32
+    else:
+        found = solve(_problem(a, b, kind, config, out, gated))
+    names = NAMES[a.dtype], NAMES[b.dtype], C_NAMES[kind]
+    sizes = [0 if copy is None else copy.bytes(name) for copy, name in zip(found.copies, names, strict=True)]
+    copies = tuple([f"{copy.why}, {size} bytes" for copy, size in zip(found.copies, sizes, strict=True) if copy])
+    kernel, why, workspace = str(plan_of(found)), found.why, sum(sizes)
+    if unfused:
+        half = 4 * prod(shapes.result)  # of 2n columns; then besides act(gate) and its product with up
+        kernel, workspace = f"{kernel}; then torch gates it", max(workspace + 2 * half, 4 * half)
+        why = f"not in one kernel: {unfused}; {why}"
+    return Explanation(kernel, why, len(found.launches), copies, workspace)
 
 
 def _problem(
-    a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, config: Config | None, out: torch.Tensor | None
-) -> Problem:
-    shape: Sequence[int] = shapes_of(a.shape, b.shape).result
+    a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, config: Config | None, out: torch.Tensor | None,
+    gated: str | None = None,
+) -> Problem:  # fmt: skip
+    shape: Sequence[int] = gated_shapes(a.shape, b.shape, gated).result
     multiprocessors, name = gpu(a.get_device()) if a.device.type == "cuda" else (132, "NVIDIA H200")
     c = out if out is not None else Given(tuple(shape), contiguous_strides(shape), C_NAMES[kind])
-    return problem_of(a, b, c, choice_of(config), multiprocessors, name, on=target(a.get_device()))
+    return problem_of(a, b, c, choice_of(config), multiprocessors, name, on=target(a.get_device()), gated=gated)
 

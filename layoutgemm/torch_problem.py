@@ -77,6 +77,24 @@ def shapes_of(a: Sequence[int], b: Sequence[int]) -> Shapes:
     return Shapes(m, n, k, batch, (*batch, *((m,) * (len(a) > 1)), *((n,) * (len(b) > 1))))
 
 
+def gated_shapes(a: Sequence[int], b: Sequence[int], gated: str | None) -> Shapes:
+    """The sizes where b may hold the columns of a gate and, beside them, as many that it multiplies; n is C's.
+
+    Raises TensorError for a b that is a vector, or of an odd number of columns.
+
+    >>> gated_shapes((7, 2, 3), (3, 8), "silu")
+    Shapes(m=2, n=4, k=3, batch=(7,), result=(7, 2, 4))
+    """
+    shapes = shapes_of(a, b)
+    if gated is None:
+        return shapes
+    if len(b) < 2 or shapes.n % 2:
+        has = "is a vector" if len(b) < 2 else f"has {shapes.n} columns"
+        raise TensorError(f"b {has}: a gated product takes gate and up side by side, a matrix of an even number")
+    n = shapes.n // 2
+    return shapes._replace(n=n, result=(*shapes.result[:-1], n))
+
+
 def _mismatch(a: Sequence[int], b: Sequence[int]) -> str:
     if len(a) == len(b) == 1:
         return (
@@ -140,6 +158,7 @@ class Problem:
     config          what the caller chose, or None
     epilogue        what the kernel does to each element before it is stored, or None
     apart           the matrices of a batch stay apart: the epilogue has something of its own for each row or matrix
+    gated           "silu", "gelu", ...: C = act(A @ B[:, :n]) * (A @ B[:, n:]), of half B's columns; or None
     code, smem      what the GPU runs ("sm_80", "sm_90a" or "sm_120a"), and bytes of shared memory of a block; 0: what
                     the architecture has at most
     """
@@ -154,6 +173,7 @@ class Problem:
     apart: bool = False
     code: str = "sm_90a"
     smem: int = 0
+    gated: str | None = None
 
 
 class Matrices(NamedTuple):
@@ -264,6 +284,10 @@ def solve(problem: Problem) -> Solution:
     Raises OperandError where no kernel exists for the types, or a size is beyond what tensor coordinates hold.
     """
     nothing = (None, None, None)
+    if problem.gated is not None:
+        if problem.code != "sm_90a":
+            raise OperandError(f"a gated product needs sm_90a's kernel, and the GPU runs {problem.code}")
+        return _solve(problem, nothing)
     if problem.code != "sm_90a":
         if problem.config is not None:
             raise OperandError(f"config is one of sm_90a's kernel, and the GPU runs {problem.code}")
@@ -283,17 +307,20 @@ def _solve(
     problem: Problem, copies: tuple[Copy | None, Copy | None, Copy | None], by_lines: bool = False
 ) -> Solution:
     """With copies that have been made; `by_lines`: for the kernel whose threads read lines of any pitch."""
-    shapes = shapes_of(problem.a.shape, problem.b.shape)
+    shapes = gated_shapes(problem.a.shape, problem.b.shape, problem.gated)
     vectors = len(problem.a.shape) == 1, len(problem.b.shape) == 1
     a, b = matrices(problem.a, "left", shapes.batch), matrices(problem.b, "right", shapes.batch)
     c = result_matrices(problem.c, shapes, vectors)
-    a, b, c, batch = _folded(a, b, c, shapes.batch, problem.epilogue is None, not problem.apart)
+    plain = problem.epilogue is None and problem.gated is None
+    a, b, c, batch = _folded(a, b, c, shapes.batch, plain, not problem.apart)
     orders = []
     for index, x, k_major in ((0, a, "row"), (1, b, "col")):
         order, rule = _has_lines(x, k_major) if by_lines else _readable(x, k_major)
         if rule:
             return _solve(*_with_copy(problem, copies, index, k_major, rule, ()), by_lines)
         orders.append(order)
+    if problem.gated is not None and orders[1] != "col":
+        raise OperandError(f"b: rows of {b.columns} contiguous elements; a gated product's kernel reads a K-major b")
     order, direct = _writable(c)
     if not order:
         why = f"strides {c.row, c.column} of its matrices leave no line contiguous; computed beside it, then copied"
@@ -316,7 +343,11 @@ def _solve(
                 many = prod(batch[i] for i in loops)
                 why = f"one matrix for {many} of the batch is more than {MAX_LAUNCHES} launches"
                 return _solve(*_with_copy(problem, copies, index, orders[index], why, shapes.batch), by_lines)
-    sizes = a.rows, b.columns, a.columns, batch[inner] if inner is not None else 1
+    if problem.gated is not None:  # halves of several matrices are launches of their own, of one each
+        if prod(batch) > MAX_LAUNCHES:
+            raise OperandError(f"a gated product's kernel is of one pair of matrices, and there are {prod(batch)}")
+        inner, loops = None, list(range(len(batch)))
+    sizes = a.rows, c.columns, a.columns, batch[inner] if inner is not None else 1
     for name, size in zip(("m", "n", "k", "batch"), sizes, strict=True):
         if size > MAX_COORDINATE:
             raise OperandError(f"{name} = {size}: a size is at most 2**31 - 1, since tensor coordinates have 31 bits")
@@ -336,7 +367,7 @@ def _solve(
         tuple([sum(i * strides[d][x] for i, d in zip(at, loops, strict=True)) for x in range(3)])
         for at in product(*[range(batch[d]) for d in loops])
     ]
-    kernel = Kernel(choice, names, sizes[3] > 1, problem.epilogue)
+    kernel = Kernel(choice, names, sizes[3] > 1, problem.epilogue, problem.gated)
     return Solution(kernel, sizes, leading, steps, tuple(launches), copies, why)  # type: ignore[arg-type]
 
 

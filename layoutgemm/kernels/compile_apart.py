@@ -34,19 +34,24 @@ IDLE_SECONDS = 30.0
 
 
 class Kernel(NamedTuple):
-    """A configuration, types and orders of A, B and C, whether it is of a batch, and its epilogue."""
+    """A configuration, types and orders of A, B and C, whether it is of a batch, its epilogue, what gates it."""
 
     choice: Sm90Choice | Sm80Choice
     operands: tuple[str, str, str]
     batched: bool = False
     epilogue: Epilogue | None = None
+    gated: str | None = None
+
+    def plan(self, m: int, n: int, k: int, batch: int) -> Any:
+        """The kernel's plan for these sizes."""
+        a, b, c = self.operands
+        more = {} if self.gated is None else {"gated": self.gated}
+        return self.choice.plan(m, n, k, batch=batch, a=a, b=b, c=c, epilogue=self.epilogue, **more)
 
 
 def plan_of(kernel: Kernel) -> Any:
     """The plan of a kernel, for some sizes: its code serves any."""
-    a, b, c = kernel.operands
-    batch = 2 if kernel.batched else 1
-    return kernel.choice.plan(1, 1, 1 << 16, batch=batch, a=a, b=b, c=c, epilogue=kernel.epilogue)
+    return kernel.plan(1, 1, 1 << 16, 2 if kernel.batched else 1)
 
 
 def prepare(kernel: Kernel) -> None:
@@ -149,6 +154,8 @@ def entry_of(kernel: Kernel) -> dict[str, Any]:
     }  # fmt: skip
     if isinstance(kernel.choice, Sm80Choice):
         entry["mma.sync"] = kernel.choice.arch
+    if kernel.gated is not None:
+        entry["gated"] = kernel.gated
     if kernel.epilogue is not None:
         for step in kernel.epilogue.steps:
             if STEPS.get(type(step).__name__) is not type(step):
@@ -168,7 +175,7 @@ def kernel_of(entry: Any) -> Kernel:
         choice = Sm80Choice(Sm80Config(**_values(entry["config"])), entry["mma.sync"], bool(entry["swapped"]))
     else:
         choice = choice_of(entry)
-    return Kernel(choice, tuple(entry["operands"]), bool(entry["batched"]), epilogue)
+    return Kernel(choice, tuple(entry["operands"]), bool(entry["batched"]), epilogue, entry.get("gated"))
 
 
 def _values_of(step: Step) -> dict[str, Any]:

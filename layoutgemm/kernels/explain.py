@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .plan import GemmPlan, OperandPlan
+from .plan_base import PlanVerbs
 
 
 def explain_plan(plan: GemmPlan) -> str:
@@ -25,8 +26,19 @@ def explain_plan(plan: GemmPlan) -> str:
         f"  accumulator (thread, value) -> row + {plan.mma.shape_mnk[0]}*column: {plan.mma.layout_C}\n"
         f"  as coordinates (row, column): {plan.mma.coords_C}\n"
         f"  {plan.mma.accumulator_registers} registers a thread",
+        explain_workspace(plan),
     ]
     return "\n".join(sections)
+
+
+def explain_workspace(plan: PlanVerbs, exchanged: int = 0) -> str:
+    """What a call takes of the device's memory besides operands; `exchanged` bytes of partial sums in shared memory.
+
+    >>> explain_workspace(GemmPlan.derive(64, 64, 64))
+    'device memory: operands and output, and a workspace of 0 bytes'
+    """
+    text = f"device memory: operands and output, and a workspace of {plan.workspace} bytes"
+    return text + (f"; partial sums, {exchanged} bytes a block, go through shared memory" if exchanged else "")
 
 
 def explain_operand(operand: OperandPlan) -> str:

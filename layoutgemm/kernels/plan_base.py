@@ -78,6 +78,18 @@ class PlanVerbs(Pictured):
 
     batch: int
 
+    @property
+    def workspace(self) -> int:
+        """Bytes of device memory that a call takes besides A, B, C and what its epilogue names.
+
+        None: what blocks exchange, they exchange in shared memory, and no kernel has a parameter for more.
+
+        >>> from layoutgemm.kernels import GemmPlan
+        >>> GemmPlan.derive(64, 64, 64).workspace
+        0
+        """
+        return 0
+
     def for_any_size(self: P) -> P:
         """The plan of the same kernel for one product, or two, of 1x1x1: what the trace sees."""
         return replace(self, m=1, n=1, k=1, batch=min(self.batch, 2))  # type: ignore[type-var]

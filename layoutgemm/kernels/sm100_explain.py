@@ -8,7 +8,7 @@ from __future__ import annotations
 from ..atoms.tmem import WARP_LANES
 from ..checks.pipeline import Mbarrier, walk
 from ..checks.pipeline_actions import Arrive, ArriveExpect, CommitTo, Mma, Read, TmaLoad, Wait
-from .explain import explain_operand
+from .explain import explain_operand, explain_workspace
 from .sm90_explain import BarrierRow, RoleRow, _table
 from .sm90_store_proofs import distinct_chunks
 from .sm100_plan import EPILOGUE_WARPS, LOADER_WARP, MMA_WARP, Sm100Plan
@@ -100,6 +100,7 @@ def explain_sm100(plan: Sm100Plan) -> str:
         f"{smem.barrier_offset}, {smem.empty_offset}, {smem.acc_full_offset} and {smem.acc_empty_offset}, the address "
         f"of tensor memory at {smem.slot_offset}; {smem.total} of {plan.arch.smem_per_block} bytes"
     )
+    lines.append(explain_workspace(plan))
     lines.append("rests on: proofs, compilation, the emulator; no device of this architecture has run it here")
     return "\n".join(lines)
 

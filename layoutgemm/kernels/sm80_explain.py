@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .explain import explain_workspace
 from .sm80_operand import Sm80Operand
 from .sm80_plan import Sm80Plan
 from .sm80_store import BUFFERS
@@ -32,6 +33,7 @@ def explain_sm80(plan: Sm80Plan) -> str:
         f"{plan.store.buffer_bytes} bytes a warp, {plan.store.vector} bytes an access to C",
         f"order        {plan.tiles[0]}x{plan.tiles[1]} tiles by {plan.order}",
         f"shared       {smem.total} bytes, {plan.config.blocks_per_sm} block(s) a multiprocessor",
+        explain_workspace(plan),
     ]
     return "\n".join(lines)
 

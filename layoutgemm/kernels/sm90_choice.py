@@ -15,6 +15,7 @@ from ..errors import PlanError
 from .choice import Choice
 from .epilogue import Epilogue
 from .plan import Operand
+from .sm90_gated import HALVES, Gated
 from .sm90_plan import Sm90Config, Sm90Plan
 from .sm90_types import operands, output_of
 
@@ -37,6 +38,7 @@ class Sm90Choice(Choice):
         b: Any = None,
         c: Any = None,
         epilogue: Epilogue | None = None,
+        gated: Gated | str | None = None,
     ) -> Sm90Plan:
         """The plan of the kernel that computes C[m, n] = A[m, k] @ B[k, n]; arguments as for Sm90Plan.derive.
 
@@ -45,8 +47,12 @@ class Sm90Choice(Choice):
         """
         a_, b_, c_ = self.operands(*operands(a, b, c))
         if self.swapped:
+            if gated is not None:
+                raise PlanError("operands that change places: a gated product has its two halves in the kernel's B")
             m, n, epilogue = n, m, epilogue.transposed() if epilogue else None
-        return Sm90Plan.derive(m, n, k, batch=batch, a=a_, b=b_, c=c_, config=self.config, epilogue=epilogue)
+        return Sm90Plan.derive(
+            m, n, k, batch=batch, a=a_, b=b_, c=c_, config=self.config, epilogue=epilogue, gated=gated
+        )
 
 
 # ------------------------------------------------------------------------------------------------------ what is fastest
@@ -92,15 +98,19 @@ class Estimate:
 
 
 def choose(
-    m: int, n: int, k: int, *, batch: int = 1, a: Any = "bf16", b_major: str = "K", multiprocessors: int = 132
-) -> tuple[Sm90Choice, str]:
+    m: int, n: int, k: int, *, batch: int = 1, a: Any = "bf16", b_major: str = "K", multiprocessors: int = 132,
+    gated: Gated | str | None = None,
+) -> tuple[Sm90Choice, str]:  # fmt: skip
     """The configuration for C[m, n] = A[m, k] @ B[k, n], and why, in words.
 
     a        A's type, as for Sm90Plan.derive. Products take as long as their operands' bytes, so the measurements, all
              of bf16, are scaled by the width; C is taken to be of the type that follows from A's
     b_major  "K", or "MN" for a B whose rows are contiguous: its tile is then of whole 64-byte spans
+    gated    as for Sm90Plan.derive: B has 2n columns, and a tile as many of the gate as of what it multiplies. Its
+             halves are widths of the instruction, and operands keep their places
 
-    Raises PlanError for sizes below 1, and for an MN-major B that the instruction does not read.
+    Raises PlanError for sizes below 1, for an MN-major B that the instruction does not read, and for a gated product of
+    such a B or of a batch.
 
     >>> choice, why = choose(8192, 8192, 8192)
     >>> choice.config.tile, choice.config.cluster
@@ -109,13 +119,23 @@ def choose(
     (64, 112)
     >>> choose(4096, 4096, 4096, a="tf32")[0].config.tile
     (128, 256)
+    >>> choice, why = choose(4096, 14336, 4096, gated="silu")
+    >>> choice.config.tile, choice.config.cluster, why.rpartition("; ")[2]
+    ((256, 208), (1, 2), 'gated: 104 columns of C from 208 of B')
     """
     for name, size in (("m", m), ("n", n), ("k", k), ("batch", batch)):
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise PlanError(f"{name} = {size!r}: an int of at least 1")
     kind = operands(a, None if b_major == "MN" else f"{Operand.parse(a).dtype}:col", None)[0].dtype
+    halves = 1
+    if gated is not None:
+        kind_of = gated if isinstance(gated, Gated) else Gated(gated)
+        if b_major != "K" or batch > 1:
+            what = f"batch = {batch}" if batch > 1 else f"b_major = {b_major!r}"
+            raise PlanError(f"{what}: gated by {kind_of.kind}, a product is of one pair of matrices, B K-major")
+        halves, n = HALVES, HALVES * n
     if m <= 64:
-        return _for_few_rows(m, n, k, batch, kind, b_major, multiprocessors)
+        return _for_few_rows(m, n, k, batch, kind, b_major, multiprocessors, halves)
     bits = kind.bits
     work = 2 * m * n * k * batch * bits // 16
     # The clock falls most under fp8, and most of all under two warpgroups in turn: 4096^3 2% slower (types_h200.json).
@@ -126,6 +146,7 @@ def choose(
         for columns in _WIDTHS
         for pingpong in ((False, True) if rows == 128 and columns in _PINGPONG and not fp8 else (False,))
         if (rows, columns) not in ((256, 256), (64, 64)) and (b_major == "K" or columns % (64 // kind.bytes) == 0)
+        and columns % _unit(kind, halves) == 0
     ]
     best = min(estimates, key=lambda e: (e.seconds, -e.tile[1]))
     rows, columns = best.tile
@@ -154,7 +175,17 @@ def choose(
         if cluster != (1, 1)
         else "too short, or too few tiles, for a cluster to pay"
     )
-    return Sm90Choice(config), reason + ("; starts while the kernel before it drains" if overlap else "")
+    reason += "; starts while the kernel before it drains" if overlap else ""
+    return Sm90Choice(config), reason + _gated_reason(columns, halves)
+
+
+def _unit(kind: DType, halves: int) -> int:
+    """What a tile's columns are a multiple of: of a gated one each half is a width of the instruction."""
+    return 1 if halves == 1 else halves * (8 if kind.kind == "float" else 16)
+
+
+def _gated_reason(columns: int, halves: int) -> str:
+    return f"; gated: {columns // halves} columns of C from {columns} of B" if halves > 1 else ""
 
 
 def _tall_wave(best: Estimate) -> bool:
@@ -192,13 +223,14 @@ def _cluster(tile: tuple[int, int], grid: tuple[int, int], k: int, kind: DType) 
 
 
 def _for_few_rows(
-    m: int, n: int, k: int, batch: int, kind: DType, b_major: str, multiprocessors: int
+    m: int, n: int, k: int, batch: int, kind: DType, b_major: str, multiprocessors: int, halves: int
 ) -> tuple[Sm90Choice, str]:
     """M up to 64: the weights come through memory once, and every multiprocessor takes an equal share of them."""
     bytes_, step = kind.bytes, 8 if b_major == "K" else 128 // kind.bytes
     columns = min(256, max(-(-n // (multiprocessors * step)) * step, 24 if k * bytes_ < 8192 else 8))
     if b_major != "K":  # two waves of one span each are faster than one of two: benchmarks/NOTES.md, "B as (K, N)"
         columns = step
+    columns = -(-columns // _unit(kind, halves)) * _unit(kind, halves)
     if kind.kind != "float" and columns > 24:  # the instruction's widths for integers
         columns = -(-columns // 16) * 16
     least = (m + n) * k * bytes_ + m * n * output_of(kind).bytes
@@ -218,7 +250,7 @@ def _for_few_rows(
         for split in (1, 2)
         if split == 1 or 2 * tiles * batch <= multiprocessors
     )
-    if swapped < 0.99 * straight and b_major == "K":
+    if swapped < 0.99 * straight and b_major == "K" and halves == 1:
         config = Sm90Config(
             (64, width), tile_k=tile_k, consumers=1, loader="warp", single=True, overlap=True, split=split
         )
@@ -233,5 +265,5 @@ def _for_few_rows(
     )  # fmt: skip
     return Sm90Choice(config), (
         f"{-(-n // columns)} blocks of {columns} columns on {multiprocessors} multiprocessors, one each; bound by "
-        f"memory, {straight * 1e6:.1f} us"
+        f"memory, {straight * 1e6:.1f} us" + _gated_reason(columns, halves)
     )

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ..checks.pipeline import Mbarrier, Pipeline, walk
 from ..checks.pipeline_actions import Arrive, ArriveExpect, ClusterArrive, Mma, Sync, TmaLoad, Wait
-from .explain import explain_operand
+from .explain import explain_operand, explain_workspace
 from .sm90_mainloop import explain_mainloop
 from .sm90_plan import WARPGROUP, Sm90Plan
 from .sm90_proofs import pipeline_of
@@ -159,6 +159,7 @@ def explain_sm90(plan: Sm90Plan) -> str:
         f"matrix instruction: {plan.mma}\n"
         f"  accumulator (thread, value) -> row + {plan.mma.shape_mnk[0]}*column: {plan.mma.layout_C}\n"
         f"  as coordinates (row, column): {plan.mma.coords_C}",
+        explain_workspace(plan, 0 if plan.exchange is None else plan.exchange.bytes),
     ]  # fmt: skip
     return "\n".join(lines)
 

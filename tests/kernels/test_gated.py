@@ -13,6 +13,7 @@ from layoutgemm.errors import OperandError, PlanError
 from layoutgemm.kernels import Sm90Config, Sm90Plan, error_bound
 from layoutgemm.kernels.epilogue import Bias, Epilogue, Scale
 from layoutgemm.kernels.epilogue_numpy import Math
+from layoutgemm.kernels.sm90_choice import Sm90Choice, choose
 from layoutgemm.kernels.sm90_gated import Gated, as_one_matrix
 
 needs_dsl = pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")
@@ -158,3 +159,56 @@ def test_it_says_what_it_does() -> None:
     one = as_one_matrix(plan.b).tma
     one.check_global("b", 0, (136, 176), (136,))
     assert one.dims == ("k", "n") and as_one_matrix(plan.a) is plan.a
+
+
+# n is C's; of B there are twice as many columns
+CHOSEN = [
+    # m, n, k, A        tile, cluster, schedule or rows
+    ((4096, 14336, 4096, "bf16"), ((256, 208), (1, 2), "cooperative")),
+    ((512, 14336, 4096, "bf16"), ((256, 224), (2, 1), "cooperative")),
+    ((4096, 14336, 4096, "i8"), ((128, 192), (2, 1), "pingpong")),
+    ((4096, 14336, 4096, "e4m3"), ((256, 208), (1, 2), "cooperative")),
+    ((1, 14336, 4096, "bf16"), ((64, 224), (1, 1), 8)),
+    ((16, 14336, 4096, "f16"), ((64, 224), (1, 1), 16)),
+    ((64, 1000, 4096, "tf32"), ((64, 16), (1, 1), None)),
+    ((64, 1000, 4096, "u8"), ((64, 32), (1, 1), None)),
+    ((100, 24, 64, "bf16"), ((64, 96), (1, 1), "cooperative")),
+    ((300, 8, 4096, "bf16"), ((64, 96), (1, 1), "cooperative")),
+]
+
+
+@pytest.mark.parametrize(("given", "want"), CHOSEN, ids=lambda x: "x".join(map(str, x)))
+def test_the_choice_has_halves_that_the_instruction_has(given: Any, want: Any) -> None:
+    *sizes, a = given
+    choice, why = choose(*sizes, a=a, gated="silu")
+    config = choice.config
+    assert (config.tile, config.cluster, config.rows if sizes[0] <= 64 else config.schedule) == want
+    assert not choice.swapped and why.endswith(f"gated: {config.tile[1] // 2} columns of C from {config.tile[1]} of B")
+    plan = choice.plan(*sizes, a=a, b=f"{a}:col", c="bf16", gated="silu")
+    assert plan.tile_c == (config.tile[0], config.tile[1] // 2)
+    assert (choice, why) == choose(*sizes, a=a, gated=Gated("silu"))  # of its arguments alone
+
+
+def test_every_gated_tile_that_may_be_chosen_is_derived() -> None:
+    """Widths whose half is no width of the instruction are left out: 208 is one of floats, and none of integers."""
+    found = set()
+    for a in ("bf16", "e4m3", "i8", "tf32"):
+        for n in (8, 40, 104, 300, 1000, 2500, 5000, 14336):
+            for m in (1, 17, 64, 65, 130, 600, 3000):
+                choice, _ = choose(m, n, 2048, a=a, gated="gelu")
+                choice.plan(m, n, 2048, a=a, b=f"{a}:col", c="f32", gated="gelu")
+                found.add((a == "i8", choice.config.tile[1]))
+    assert len(found) > 12 and not any(integer and width % 32 for integer, width in found)
+    assert (False, 208) in found
+
+
+def test_what_is_chosen_for_no_gated_product_is_refused() -> None:
+    for given, text in (
+        ({"b_major": "MN"}, "b_major = 'MN': gated by silu"),
+        ({"batch": 3}, "batch = 3: gated by silu"),
+        ({"gated": "mish"}, "known are relu"),
+    ):
+        with pytest.raises(PlanError, match=text):
+            choose(64, 64, 64, **{"gated": "silu", **given})
+    with pytest.raises(PlanError, match="operands that change places"):
+        Sm90Choice(SMALL, swapped=True).plan(64, 64, 64, b="bf16:col", gated="silu")
