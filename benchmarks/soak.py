@@ -32,7 +32,7 @@ if str(ROOT) not in sys.path:
 
 import torch  # noqa: E402
 
-from benchmarks import soak_cases  # noqa: E402
+from benchmarks import soak_cases, soak_forms  # noqa: E402
 from benchmarks.soak_cases import BF16, EIGHT, F16, F32, Case, cases, fault, tensors  # noqa: E402
 from benchmarks.soak_refusals import refusals  # noqa: E402
 from layoutgemm import matmul  # noqa: E402
@@ -63,14 +63,17 @@ def one(case: Case, device: str) -> str:
     bias = None
     if case.finish:
         bias = torch.full((b.shape[-1],), 1.0, device=device, dtype=a.dtype)
+    extra = None if case.form == "plain" else soak_forms.extras(case, device)
     before = [x.clone() for x in (a, b)]
     options: dict[str, Any] = {"config": case.config, "out_dtype": case.types[2], "allow_tf32": True}
     for _ in range(2):  # the second time as one that was seen before
-        if bias is not None:
+        if extra is not None:
+            got = soak_forms.call(case, a, b, out, extra)
+        elif bias is not None:
             got = matmul(a, b, bias=bias, activation="relu", **options)
         else:
             got = matmul(a, b, out=out, **options)
-        if text := fault(case, a, b, got, bias):
+        if text := fault(case, a, b, got, bias, extra):
             return text
     for name, x, old in (("a", a, before[0]), ("b", b, before[1])):
         if not torch.equal(x.float().nan_to_num(), old.float().nan_to_num()):
@@ -120,7 +123,8 @@ def resident() -> float:
 
 def host_costs(seed: int, kernels: int) -> dict[str, Any]:
     """Memory of a thousand shapes above torch's own, seconds of cold and warm kernels: in a process of its own."""
-    found = [case for case, kernel, _ in cases(1000, seed, H200, types(), kernels) if kernel is not None]
+    drawn = cases(1000, seed, H200, types(), kernels)
+    found = [case for case, kernel, _ in drawn if kernel is not None and case.form == "plain"]
     made = [tensors(case, "cpu", fill=False)[:2] for case in found[:4]]
     x = torch.randn(512, 512, device="cuda", dtype=BF16)
     torch.matmul(x, x)
@@ -192,6 +196,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.device == "cuda":
         answers = build(kernels, options.jobs, lambda line: print(f"  {line}", flush=True))
         broken = [f"{kernel}: {answer}" for kernel, answer in zip(kernels, answers) if answer]
+        firsts = {soak_forms.signature(case): case for case, _, _ in reversed(drawn)}
+        broken += run([case for key, case in firsts.items() if key is not None], options.device, 1)  # compiled here
         print(f"compiled, {time.monotonic() - start:.0f} s, {len(broken)} failed", flush=True)
     faults = broken + run([case for case, _, _ in drawn], options.device, options.threads)
     print(f"products done, {time.monotonic() - start:.0f} s, {len(faults)} wrong", flush=True)
@@ -212,11 +218,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(json.dumps(costs, indent=1))
     for text in faults[:40]:
         print(f"FAULT {text}")
+    forms = Counter(case.form.split()[0] for case, _, _ in drawn)
     kinds = Counter(str(case.types[0]).removeprefix("torch.") for case, _, _ in drawn)
     record = {
         "products": len(drawn), "kernels": len(kernels), "refusals": len(refused), "threads": options.threads,
-        "types": dict(kinds), "copied": sum(copies > 0 for _, _, copies in drawn), "faults": faults,
-        "seconds": round(time.monotonic() - start, 1), "host": costs,
+        "types": dict(kinds), "forms": dict(forms), "copied": sum(copies > 0 for _, _, copies in drawn),
+        "faults": faults, "seconds": round(time.monotonic() - start, 1), "host": costs,
     }  # fmt: skip
     if options.device == "cuda":
         from layoutgemm import bench_machine as machine

@@ -1,15 +1,19 @@
-"""Random products for the soak: sizes, types, strides, batches and outputs, each made again from its number."""
+"""Random products for the soak: sizes, types, strides, batches and outputs, each made again from its number.
+
+What is more than a @ b, a gated product, an epilogue of a user's own, scales, groups, is in `soak_forms`.
+"""
 
 from __future__ import annotations
 
 import math
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from benchmarks import soak_forms
 from layoutgemm import Sm90Config
 from layoutgemm.kernels.compile_apart import Kernel
 from layoutgemm.torch_launch import C_NAMES, NAMES, problem_of
@@ -41,6 +45,8 @@ class Case:
               bytes, "far" with the batch between the lines
     out       where it goes; "inside" of a larger matrix, ...
     integers  small integers, of which every sum is exact; else normal values, held to the error bound
+    finish    with a bias and relu
+    form      "plain", or one of `soak_forms` and which of its kind: "gated 0", "own 2"; n counts columns of b
     """
 
     number: int
@@ -53,11 +59,13 @@ class Case:
     config: Any
     integers: bool
     finish: bool
+    form: str = "plain"
 
     def __str__(self) -> str:
         m, n, k = self.sizes
         kinds = " ".join(str(kind).removeprefix("torch.") for kind in self.types)
-        return f"case {self.number}: {m}x{n}x{k} {self.batches} {self.vectors} {kinds} {self.layouts} out {self.out}"
+        text = f"case {self.number}: {m}x{n}x{k} {self.batches} {self.vectors} {kinds} {self.layouts} out {self.out}"
+        return text + f" {self.form}" * (self.form != "plain")
 
 
 def draw(number: int, seed: int, kinds: tuple[Any, ...] = (BF16, F16, *EIGHT)) -> Case:
@@ -86,10 +94,30 @@ def draw(number: int, seed: int, kinds: tuple[Any, ...] = (BF16, F16, *EIGHT)) -
     vectors = (rng.random() < 0.04 and not front[0], rng.random() < 0.04 and not front[1])
     m, n = (1 if vectors[0] else m), (1 if vectors[1] else n)
     finish = rng.random() < 0.08 and kind in (BF16, F16) and not vectors[1]
-    return Case(
+    case = Case(
         number, (m, n, k), front, vectors, (*types, out_type), (rng.choice(LAYOUTS), rng.choice(LAYOUTS)),
         rng.choice(OUTS), rng.choice(CONFIGS) if kind in (BF16, F16) else None, integers, finish,
     )  # fmt: skip
+    form = soak_forms.draw_form(rng, kind)
+    return case if form == "plain" else _formed(case, form, rng)
+
+
+def _formed(case: Case, form: str, rng: random.Random) -> Case:
+    """The case as one of that form: only what the form takes."""
+    (m, n, k), (kind, other, out_type), name = case.sizes, case.types, form.split()[0]
+    a, b = case.layouts
+    case = replace(case, form=form, finish=False, vectors=(False, False))
+    if name == "own":
+        return replace(case, types=(kind, other, out_type if out_type.is_floating_point else F32))
+    if name == "gated":  # a product of two sums is beyond float16 now and then; weights are mostly K-major
+        b = "col" if rng.random() < 0.6 else b
+        return replace(case, sizes=(m, n + n % 2, k), types=(kind, other, rng.choice((BF16, F32))), layouts=(a, b))
+    case = replace(case, types=(kind, kind, BF16 if rng.random() < 0.7 else F32), out="none", config=None)
+    if name == "scaled":
+        front = (2,) if rng.random() < 0.3 else ()
+        return replace(case, batches=(front, front), types=(kind, kind, F32 if front else BF16))
+    b = rng.choice(("row", "col")) if kind == BF16 else "col"
+    return replace(case, batches=((), (rng.choice((1, 3, 7)),)), types=(kind, kind, BF16), layouts=(a, b))
 
 
 def tensors(case: Case, device: str, fill: bool = True) -> tuple[Any, Any, Any, Any]:
@@ -102,7 +130,7 @@ def tensors(case: Case, device: str, fill: bool = True) -> tuple[Any, Any, Any, 
     b = b[:, 0] if case.vectors[1] else b
     if case.out == "none" or case.finish:
         return a, b, None, None
-    shape = shapes_of(tuple(a.shape), tuple(b.shape)).result
+    shape = soak_forms.result_shape(case, a, b)
     out, whole = _out(shape, case.out, case.types[2], device)
     return a, b, out, whole
 
@@ -164,6 +192,10 @@ def _out(shape: tuple[int, ...], name: str, kind: Any, device: str) -> tuple[Any
 def kernel_of(case: Case, gpu: tuple[int, str]) -> tuple[Kernel | None, int]:
     """The kernel that the case takes, found on the CPU, and how many tensors are copied; None for empty products."""
     a, b, out, _ = tensors(case, "cpu", fill=False)
+    if case.form != "plain":
+        from layoutgemm.torch_op import choice_of
+
+        return soak_forms.kernel_of_form(case, a, b, out, choice_of(case.config), gpu)
     shapes = shapes_of(tuple(a.shape), tuple(b.shape))
     if 0 in (*shapes.result, shapes.k):
         return None, 0
@@ -195,16 +227,22 @@ def cases(
         yield case, kernel, copies
 
 
-def fault(case: Case, a: Any, b: Any, got: Any, bias: Any = None) -> str:
+def fault(case: Case, a: Any, b: Any, got: Any, bias: Any = None, extra: Any = None) -> str:
     """How the result differs from the float64 product, or ""; held to the bit for integers."""
     kind = case.types[2]
-    exact = torch.matmul(a.double(), b.double())
+    depth, unit = _SUMS[torch.finfo(a.dtype).bits] if a.dtype.is_floating_point else (1, 0.0)
+    terms = ((depth + 1) * -(-case.sizes[2] // depth) * unit + 8 * 2.0**-23) * (1 + 2.0**-7)
+    if case.form != "plain":
+        exact, bound = soak_forms.wanted(case, a, b, extra, lambda magnitudes: terms * magnitudes)
+    else:
+        exact = torch.matmul(a.double(), b.double())
+        bound = terms * torch.matmul(a.double().abs(), b.double().abs())
     if bias is not None:
         exact = torch.relu(exact + bias.double())
     want = exact.to(kind)
     if got.shape != want.shape or got.dtype != kind:
         return f"{case}: shape {tuple(got.shape)} {got.dtype}, not {tuple(want.shape)} {kind}"
-    if case.integers or not a.dtype.is_floating_point:
+    if (case.integers or not a.dtype.is_floating_point) and soak_forms.exact(case):
         if torch.equal(got, want):
             return ""
         wrong = (got.double() != want.double()).nonzero()
@@ -212,9 +250,6 @@ def fault(case: Case, a: Any, b: Any, got: Any, bias: Any = None) -> str:
         return f"{case}: {len(wrong)} elements are wrong, the first {at}: {got[at].item()}, not {want[at].item()}"
     if not exact.numel():
         return ""
-    depth, unit = _SUMS[torch.finfo(a.dtype).bits]
-    terms = (depth + 1) * -(-case.sizes[2] // depth) * unit + 8 * 2.0**-23
-    bound = terms * torch.matmul(a.double().abs(), b.double().abs())
-    bound = bound * (1 + 2.0**-7) + _ROUNDOFF[kind] * (exact.abs() + bound) + _LEAST[kind] / 2 + 1e-30
+    bound = bound + _ROUNDOFF[kind] * (exact.abs() + bound) + _LEAST[kind] / 2 + 1e-30
     off = ((got.double() - exact).abs() / bound).max().item()
     return "" if off <= 1 else f"{case}: off by {off:.3g} of the bound"

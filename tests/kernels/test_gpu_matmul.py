@@ -503,3 +503,80 @@ def test_an_epilogue_of_the_user_s_own(shapes: Any) -> None:
     bias = integers(n, dtype=F32)
     got = matmul(a, b, epilogue=steps.Epilogue(steps.Bias()), given={"bias": bias})
     assert torch.equal(got, (a.double() @ b.double() + bias.double()).bfloat16())
+
+
+GATES = {"swiglu": "silu", "geglu": "gelu"}
+GATED: dict[str, tuple[Callable[[], tuple[Any, Any]], bool]] = {
+    # operands, and whether one kernel takes them as they are
+    "weights": (lambda: (integers(512, 256), integers(1024, 256).T), True),
+    "few rows": (lambda: (integers(5, 512), integers(2048, 512).T), True),
+    "ragged": (lambda: (integers(333, 200), integers(2 * 301, 200).T), True),
+    "large": (lambda: (integers(1024, 1024), integers(4096, 1024).T), True),
+    "tokens of a batch": (lambda: (integers(3, 40, 72), integers(160, 72).T), True),
+    "a vector": (lambda: (integers(256), integers(96, 256).T), True),
+    "pairs": (lambda: (integers(3, 70, 64), integers(3, 144, 64).mT), True),
+    "rows of b": (lambda: (integers(70, 64), integers(64, 144)), False),
+    "pitch": (lambda: (integers(70, 65)[:, :64], integers(144, 67)[:, :64].T), True),
+}
+
+
+def gated_product(a: Any, b: Any, activation: str, bias: Any = None) -> tuple[Any, Any]:
+    """The product in float64, and what it may be off by before C is rounded, where C keeps few bits and where not."""
+    gate, up = (torch.matmul(a.double(), b.double()) + (0 if bias is None else bias.double())).chunk(2, -1)
+    return torch_finish.ACTIVATIONS[GATES[activation]](gate) * up, gate.abs() * up.abs()
+
+
+@pytest.mark.parametrize("name", GATED)
+@pytest.mark.parametrize("activation", GATES)
+def test_gated_products(name: str, activation: str) -> None:
+    make, fused = GATED[name]
+    a, b = make()
+    how = explain_matmul(a, b, activation=activation)
+    assert (f"gated by {GATES[activation]}" in how.kernel) == fused
+    want, size = gated_product(a, b, activation)
+    for kind in (BF16, F32):
+        out = torch.full_like(want, float("nan"), dtype=kind)
+        for _ in range(2):
+            got = matmul(a, b, activation=activation, out_dtype=kind)
+            bound = (1.5 * 2.0**-8 if kind == BF16 else 2.0**-17) * want.abs()
+            bound = bound + (2.0**-9 if kind == BF16 else 2.0**-17) * size + 1e-6
+            assert got.shape == want.shape and bool(((got.double() - want).abs() <= bound).all())
+            assert matmul(a, b, activation=activation, out=out, out_dtype=kind) is out and torch.equal(out, got)
+
+
+def test_gated_products_of_other_types_with_a_bias_and_gradients() -> None:
+    for kind in (F16, torch.float8_e4m3fn, torch.int8):
+        a, b = integers(100, 128, dtype=kind), integers(160, 128, dtype=kind).T
+        want, size = gated_product(a, b, "swiglu")
+        assert "gated by silu" in explain_matmul(a, b, activation="swiglu", out_dtype=F32).kernel
+        got = matmul(a, b, activation="swiglu", out_dtype=F32)
+        assert bool(((got.double() - want).abs() <= 2.0**-16 * size + 1e-6).all())
+    a, b, bias = integers(40, 64), integers(96, 64).T, integers(96)
+    want, size = gated_product(a, b, "geglu", bias)
+    got = matmul(a, b, bias=bias, activation="geglu", out_dtype=F32)
+    assert bool(((got.double() - want).abs() <= 2.0**-17 * size + 1e-5).all())
+    x, y = (z.float().div(8).bfloat16().requires_grad_() for z in (a, b))
+    matmul(x, y, activation="swiglu").float().sum().backward()
+    ours = x.grad, y.grad
+    x.grad = y.grad = None
+    gate, up = (x.float() @ y.float()).chunk(2, -1)
+    (torch.nn.functional.silu(gate) * up).sum().backward()
+    for one, other in zip(ours, (x.grad, y.grad), strict=True):
+        assert bool(((one.float() - other.float()).abs() <= 2.0**-5 * other.float().abs().max()).all())
+    function = torch.compile(lambda x, y: matmul(x, y, activation="swiglu"), fullgraph=True)
+    assert torch.equal(function(a, b), matmul(a, b, activation="swiglu"))
+
+
+def test_gated_products_take_the_memory_that_is_stated() -> None:
+    for a, b in (
+        (integers(1024, 512), integers(2048, 512).T),
+        (integers(1024, 512), integers(512, 2048)),
+        (integers(1024, 512), integers(2048, 520)[:, 1:513].T),
+    ):
+        for kind in (BF16, F32):
+            matmul(a, b, activation="swiglu", out_dtype=kind)
+            said = explain_matmul(a, b, activation="swiglu", out_dtype=kind)
+            call = lambda a=a, b=b, kind=kind: matmul(a, b, activation="swiglu", out_dtype=kind)  # noqa: E731
+            got, peak = peak_of(call)
+            assert peak <= got.numel() * got.element_size() + said.workspace, said
+            assert (said.workspace == 0) == (b.stride() == (1, 512) and b.data_ptr() % 16 == 0)
