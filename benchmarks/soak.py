@@ -1,6 +1,6 @@
 """Two thousand random products at once from several threads and streams, and two hundred that must be refused.
 
-    python benchmarks/soak.py --json soak.json                # on a Hopper GPU, about three minutes
+    python benchmarks/soak.py --json soak.json                # on a Hopper GPU, some minutes
     python benchmarks/soak.py --cases 200 --threads 2 --device cpu      # the same cases computed by the reference
 
 Every product is held against float64: small integers to the bit, normal values to the error bound. Around every output
@@ -177,7 +177,7 @@ def host_costs(seed: int, kernels: int) -> dict[str, Any]:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--cases", type=int, default=2000)
-    parser.add_argument("--kernels", type=int, default=160, help="different kernels at most (%(default)s)")
+    parser.add_argument("--kernels", type=int, default=200, help="different kernels at most (%(default)s)")
     parser.add_argument("--threads", type=int, default=6)
     parser.add_argument("--jobs", type=int, help="compiling processes (half the processors)")
     parser.add_argument("--seed", type=int, default=0)

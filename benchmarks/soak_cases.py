@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -107,6 +108,8 @@ def _formed(case: Case, form: str, rng: random.Random) -> Case:
     (m, n, k), (kind, other, out_type), name = case.sizes, case.types, form.split()[0]
     a, b = case.layouts
     case = replace(case, form=form, finish=False, vectors=(False, False))
+    if kind in (BF16, F16) and rng.random() < 0.6:  # one of few kernels, rather than the size's own
+        case = replace(case, config=rng.choice(CONFIGS[3:]))
     if name == "own":
         return replace(case, types=(kind, other, out_type if out_type.is_floating_point else F32))
     if name == "gated":  # a product of two sums is beyond float16 now and then; weights are mostly K-major
@@ -213,17 +216,23 @@ def cases(
     count: int, seed: int, gpu: tuple[int, str], kinds: tuple[Any, ...], kernels: int
 ) -> Iterator[tuple[Case, Kernel | None, int]]:
     """So many cases that take no more than so many kernels; one that would need another is left out."""
-    seen: set[Kernel] = set()
-    found, number = 0, 0
-    while found < count:
+    few = kernels // 5  # of gated products, and of epilogues, so that no form takes the kernels of another
+    most = {"plain": kernels - 2 * few, "gated": few, "own": few}
+    seen: dict[str, set[Kernel]] = {form: set() for form in most}
+    found: Counter[str] = Counter()
+    number = 0
+    while found.total() < count:
         case = draw(number, seed, kinds)
         number += 1
-        kernel, copies = kernel_of(case, gpu)
-        if kernel is not None and kernel not in seen and len(seen) >= kernels:
+        form = case.form.split()[0]
+        if found[form] >= soak_forms.MOST.get(form, 1.0) * count:
             continue
-        if kernel is not None:
-            seen.add(kernel)
-        found += 1
+        kernel, copies = kernel_of(case, gpu)
+        if kernel is not None and kernel not in seen[form]:
+            if len(seen[form]) >= most[form]:
+                continue
+            seen[form].add(kernel)
+        found[form] += 1
         yield case, kernel, copies
 
 
