@@ -43,7 +43,7 @@ def scaled_matmul(
     scale_a  float32: (M, K blocks), or (M / 128, K blocks) for a scale of 128 rows; any strides
     scale_b  float32: (N / 128, K blocks), or (N, K blocks) for a scale of each column, or None
     out      where the product goes
-    config   the kernel's configuration; tiles of 128 x 128 unless M is small
+    config   the kernel's configuration; tiles of 192 x 128 unless M is small
 
     Each K block is summed by the tensor core, scaled and added to the total in float32 registers: sums of 8-bit
     products are never longer than 128. No gradients. Raises OperandError, or TensorError in torch's words, naming the
@@ -162,8 +162,8 @@ def grouped_matmul(
 
 
 def grouped_config(rows: int) -> Sm90Config:
-    """For groups of so many rows on average: a tile is one group's, so it is no higher than most of them."""
-    if rows <= 96:
+    """For groups of so many rows on average: a tile is one group's. What was fastest (variants_h200.json)."""
+    if rows <= 32:
         return Sm90Config((64, 256), consumers=1, loader="warp", chunks=1, buffers=2)
     return Sm90Config((128, 256), chunks=1, buffers=2)
 
@@ -178,13 +178,16 @@ def mainloop_of(groups: tuple[int, ...]) -> Promoted:
 
 def default_config(m: int, each_column: bool = False) -> Sm90Config:
     """For m rows. A thread has both the products and the totals: half of the tile of a kernel which only adds.
+    What was fastest of benchmarks/results/variants_h200.json: 192 rows from 256 a group on, 128 at 64 and 128.
 
     each_column  every column of B has a scale, of which a thread reads a quarter of the tile's
     """
     columns = 64 if each_column else 128
-    if m <= 64:
+    if m <= 32:
         return Sm90Config((64, columns), consumers=1, loader="warp", chunks=1, buffers=2)
-    return Sm90Config((128, columns), chunks=1, buffers=2)
+    if m < 192:
+        return Sm90Config((128, columns), chunks=1, buffers=2)
+    return Sm90Config((192, columns), consumers=3, chunks=1, buffers=1)
 
 
 @lru_cache(maxsize=1024)
