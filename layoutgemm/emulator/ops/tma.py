@@ -156,7 +156,9 @@ class Box:
             low = self.address + int(where[inside].min()) // 8
             high = self.address + -(-int(where[inside].max() + self.tmap.kind.gmem_bits) // 8)
         # The tensor may begin before its buffer (and its first lines be never asked for): what counts is the box.
-        buffer, _ = memory.find(low)
+        buffer = memory.near(self.address)
+        if low < buffer.address:
+            memory.find(low)
         if high > buffer.end:
             raise EmulatorError(
                 f"the box at {tuple(coordinates)} reaches to byte {high - buffer.address} of buffer {buffer.name}, "
