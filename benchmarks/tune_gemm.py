@@ -79,6 +79,7 @@ def _many_rows(m: int, n: int, k: int, overlap: bool) -> Iterator[Sm90Choice]:
             yield Sm90Choice(config)
             if width <= 192:
                 yield Sm90Choice(replace(config, loader="warp", consumers=1))
+                yield Sm90Choice(replace(config, loader="warp", consumers=1, early=2))
                 yield Sm90Choice(replace(config, loader="warpgroup", schedule="pingpong"))
         if m * n <= 4096 * 4096:
             for width in (64, 128, 192, 256):
@@ -142,7 +143,7 @@ def build(folder: Path, shapes: Sequence[tuple[int, int, int]], b_major: str, of
         if key in manifest:
             continue
         try:
-            plan = choice.plan(1, 1, 1, b=B_ORDERS[b_major])
+            plan = choice.plan(1, 1, 8192, b=B_ORDERS[b_major])  # a K that every configuration takes
         except LayoutError as error:
             print(f"{key}: {error}", flush=True)
             continue
