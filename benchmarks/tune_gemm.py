@@ -54,7 +54,7 @@ def _few_rows(m: int, n: int) -> Iterator[Sm90Choice]:
             yield Sm90Choice(
                 Sm90Config(
                     (64, width), tile_k=128, consumers=1, loader="warp", single=True, chunks=1, overlap=overlap,
-                    rows=rows if rows < 64 else None,
+                    rows=rows if rows < 64 else None, prefetch=2 * int(overlap), launch="tiles", along="N",
                 )
             )  # fmt: skip
     width = 16 if m <= 16 else 32 if m <= 32 else 64
@@ -63,13 +63,20 @@ def _few_rows(m: int, n: int) -> Iterator[Sm90Choice]:
             for overlap in (True, False):
                 config = Sm90Config(
                     (rows, width), tile_k=128, consumers=rows // 64, loader="warp", single=True, overlap=overlap,
-                    split=split,
+                    split=split, prefetch=2 * int(overlap), launch="tiles",
                 )  # fmt: skip
                 yield Sm90Choice(config, swapped=True)
 
 
 def _many_rows(m: int, n: int, k: int, overlap: bool) -> Iterator[Sm90Choice]:
-    base = Sm90Config(chunks=1, buffers=2, overlap=overlap)
+    base = Sm90Config(chunks=1, buffers=2, overlap=overlap, prefetch=int(overlap))
+    for width in (64, 96, 128, 192, 256):  # one wave: a grid of tiles, and stores that begin early
+        wide = width == 256
+        config = replace(base, tile=(128, width), launch="tiles", early=2, loader="warp", consumers=2 if wide else 1)
+        yield Sm90Choice(replace(config, cluster=(2, 1), along="N"))
+        yield Sm90Choice(config)
+        if width in (64, 128):
+            yield Sm90Choice(replace(config, tile=(64, width), early=0, prefetch=2 * int(overlap)))
     for cluster, group, along in (((2, 1), 8, "M"), ((2, 1), 8, "N"), ((1, 2), 8, "N"), ((1, 1), 8, "M")):
         for width in (128, 160, 176, 192, 208, 224):
             config = replace(base, tile=(256, width), cluster=cluster, group=group, along=along, early=2)
@@ -120,11 +127,13 @@ def name_of(choice: Sm90Choice) -> str:
     parts.append("c" + "".join(map(str, config.cluster)))
     parts.append(f"g{config.group}{config.along}")
     defaults = Sm90Config()
-    shorts = {"stages": "s", "tile_k": "k", "chunks": "ch", "buffers": "b", "split": "split", "consumers": "wg"}
+    shorts = {"stages": "s", "tile_k": "k", "chunks": "ch", "buffers": "b", "split": "split", "consumers": "wg",
+              "prefetch": "pf"}  # fmt: skip
     for field, short in shorts.items():
         if getattr(config, field) != getattr(defaults, field):
             parts.append(f"{short}{getattr(config, field)}")
     parts += [f"r{config.rows}"] * (config.rows is not None) + ["single"] * config.single
+    parts += ["tiles"] * (config.launch == "tiles")
     parts += ["snake"] * config.snake + [f"early{config.early}"] * (config.early > 0) + ["pdl"] * config.overlap
     return " ".join(parts)
 

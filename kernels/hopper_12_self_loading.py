@@ -158,7 +158,7 @@ class SelfLoadingKernel:
             stage = bridge.uniform(stage)
             bridge.barrier_wait(shared.full(stage), phase)
             for which in cutlass.range_constexpr(self.blocks):
-                mma.multiply_block(accumulators[which], operand_a, operand_b, stage, which, k_tiles > 1)
+                mma.multiply_block(accumulators[which], operand_a, operand_b, stage, which, 0, k_tiles > 1)
                 if cutlass.const_expr(which == 0):
                     mma.wait(1)
                     if k_tiles > 1:

@@ -20,7 +20,7 @@ from .kernels.compile_apart import Kernel, plan_of
 from .kernels.plan_base import MAX_TILES
 from .kernels.sm80_choice import Sm80Choice, by_lines
 from .kernels.sm90_choice import Sm90Choice, choose
-from .kernels.sm90_plan import Sm90Config
+from .kernels.sm90_plan import MAX_GRID_Y, Sm90Config
 
 if TYPE_CHECKING:
     from .torch_problem import Problem, Solution
@@ -44,6 +44,9 @@ def choose_kernel(
         rows, columns = (n, m) if choice.swapped else (m, n)
         along_m, along_n = choice.config.cluster
         across = -(-rows // (tile[0] * along_m)), -(-columns // (tile[1] * along_n))
+        if choice.config.launch == "tiles" and across[choice.config.along == "M"] > MAX_GRID_Y:
+            last = OperandError(f"a grid of {across[0]} x {across[1]} tiles, which has {MAX_GRID_Y} at most across")
+            continue
         if across[0] * across[1] * batch <= MAX_TILES:
             return choice, why
         last = OperandError(f"{across[0]} * {across[1]} * {batch} tiles, which are numbered up to {MAX_TILES}")

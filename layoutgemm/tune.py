@@ -156,7 +156,7 @@ def candidates(
 def _few_rows(m: int, n: int, multiprocessors: int) -> Iterator[Sm90Choice]:
     rows = -(-m // 8) * 8
     each = -(-n // (multiprocessors * 8)) * 8
-    base = Sm90Config((64, 64), tile_k=128, consumers=1, loader="warp", single=True, overlap=True)
+    base = Sm90Config((64, 64), tile_k=128, consumers=1, loader="warp", single=True, overlap=True, prefetch=2)
     width = 16 if m <= 16 else 32 if m <= 32 else 64
     for split in (1, 2):
         yield Sm90Choice(replace(base, tile=(64, width), split=split), swapped=True)
@@ -167,7 +167,7 @@ def _few_rows(m: int, n: int, multiprocessors: int) -> Iterator[Sm90Choice]:
 
 
 def _many_rows(chosen: Sm90Choice, k: int) -> Iterator[Sm90Choice]:
-    base = replace(chosen.config, schedule="cooperative", loader="self", early=0, chunks=1, buffers=2)
+    base = replace(chosen.config, schedule="cooperative", loader="self", early=0, launch="workers", chunks=1, buffers=2)
     early = 2 if k >= 1024 else 0
     clusters = (((2, 1), 8, "M"), ((1, 1), 8, "M"), ((1, 2), 8, "N"), ((2, 1), 8, "N"))
     for cluster, group, along in clusters:

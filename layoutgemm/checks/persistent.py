@@ -68,7 +68,16 @@ class Persistent(Pictured):
 
         The worker has a step `step` while worker + workers * step is below the number of clusters in the grid.
         """
-        row, column = self.schedule.tile(worker + self.workers * step, self.clusters(grid), minimum)
+        return self.within(self.schedule.tile(worker + self.workers * step, self.clusters(grid), minimum), rank)
+
+    def within(self, at: Tile, rank: Any) -> Tile:
+        """The tile of block `rank` of the cluster whose place in the grid of clusters is `at`.
+
+        >>> from layoutgemm.checks.schedules import Linear
+        >>> Persistent(Linear(), 1, cluster=(2, 1)).within((3, 5), 1)
+        (7, 5)
+        """
+        row, column = at
         return row * self.cluster[0] + rank % self.cluster[0], column * self.cluster[1] + rank // self.cluster[0]
 
     def steps(self, grid: tuple[int, int]) -> int:

@@ -230,7 +230,15 @@ class Hopper:
 
     @property
     def _end(self) -> Program:
-        return (ClusterArrive(), ClusterWait()) if self.size > 1 else ()
+        """Blocks that exchange partial sums meet at the end."""
+        return (ClusterArrive(), ClusterWait()) if self.split > 1 else ()
+
+    @property
+    def _drain(self) -> Program:
+        """Those that share loads alone: the loader waits for every stage once more."""
+        if self.size == 1 or self.split > 1:
+            return ()
+        return (Wait("empty", "load", flip=True, by="one"), Advance("load")) * self.stages
 
     def _sharers(self) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
         """For every rank, those that need the same A (the blocks along N) and those that need the same B (along M)."""
@@ -257,7 +265,7 @@ class Hopper:
 
     def _loader(self) -> Program:
         meetings = (ClusterArrive(), ClusterWait()) * 2 if self.split > 1 else ()
-        return (*self._start(False), *self._tiles(ForK(self._load)), *meetings, *self._end)
+        return (*self._start(False), *self._tiles(ForK(self._load)), *self._drain, *meetings, *self._end)
 
     def _ahead(self, distance: int) -> Ahead | Onward:
         return Ahead(distance) if self.single else Onward(distance)
@@ -317,7 +325,8 @@ class Hopper:
             first += (*(Write("zeros", s) for s in range(self.stages)), FenceProxy(), Sync("stages"))
         if self.pingpong and i == 1:
             first += (Sync("turn0", wait=False),)  # the first turn is consumer 0's
-        return (*self._start(i == 0), *first, *self._tiles(*whole), *self._end)
+        drain = self._drain if self._loads_for_itself(i) else ()
+        return (*self._start(i == 0), *first, *self._tiles(*whole), *drain, *self._end)
 
     def _tile_end(self, i: int) -> list[Action]:
         """Store block by block; the stages of the last k tiles are free when the last of their products are done."""

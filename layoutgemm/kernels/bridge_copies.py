@@ -5,16 +5,17 @@
     TmaPlan.box, .dims, .swizzle      encode_tensor_map           cuTensorMapEncodeTiled, on the host, at each launch
     TmaPlan.instructions              load_tile                   cp.async.bulk.tensor (one for each entry)
     TmaPlan.issued_by(rank)           load_share                  cp.async.bulk.tensor ... .multicast::cluster
+    TmaPlan.issued_by(rank)           prefetch_share              cp.async.bulk.prefetch.tensor
     TmaPlan.instructions              send_tile                   the same, all of it by one block
     TmaPlan.instructions              store_tile                  cp.async.bulk.tensor.global.shared::cta
 
-Sources: PTX ISA, "cp.async.bulk.tensor", "cp.async.bulk.commit_group", "cp.async.bulk.wait_group"; CUDA driver API,
-cuTensorMapEncodeTiled.
+Sources: PTX ISA, "cp.async.bulk.tensor", "cp.async.bulk.prefetch.tensor", "cp.async.bulk.commit_group",
+"cp.async.bulk.wait_group"; CUDA driver API, cuTensorMapEncodeTiled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import cutlass
@@ -82,22 +83,41 @@ def load_share(
     Every rank sends the same number of boxes, evenly apart in shared memory and in the tensor, so that the share is
     rank times a distance; that is asserted here, while tracing.
     """
-    shares = [tma.issued_by(r) for r in range(tma.multicast)]
-    for first, *others in zip(*shares, strict=True):
-        coordinate_step = [b - a for a, b in zip(first.coord_offset, others[0].coord_offset, strict=True)]
-        byte_step = others[0].smem_offset - first.smem_offset
-        for r, copy in enumerate(others, 1):
-            expected = [a + r * step for a, step in zip(first.coord_offset, coordinate_step, strict=True)]
-            assert list(copy.coord_offset) == expected and copy.smem_offset == first.smem_offset + r * byte_step, tma
-        offsets = [a + rank * step if step else a for a, step in zip(first.coord_offset, coordinate_step, strict=True)]
+    for byte, byte_step, offsets in _share(tma, rank):
         primitives.cp_async_bulk_tensor_shared_cluster_global(
-            raw(destination + (first.smem_offset + rank * byte_step)),
+            raw(destination + (byte + rank * byte_step)),
             tensor_map.get_ptr(),
             _coordinates(tma, origin, offsets),
             raw(barrier),
             [],
             multicast_mask=Int16(mask),
         )
+
+
+def prefetch_share(tensor_map: Any, tma: Any, origin: Mapping[str, Any], rank: Any) -> None:
+    """Bring what `load_share` would send, or `load_tile` load, into L2: a hint, which moves nothing that a thread sees.
+
+    What another kernel writes there later is what a load finds: L2 is where all multiprocessors meet. Call it from one
+    thread. Source: PTX ISA, "cp.async.bulk.prefetch.tensor".
+    """
+    for _, _, offsets in _share(tma, rank):
+        primitives.cp_async_bulk_tensor_prefetch(tensor_map.get_ptr(), _coordinates(tma, origin, offsets), [])
+
+
+def _share(tma: Any, rank: Any) -> Iterator[tuple[int, int, list[Any]]]:
+    """(byte of rank 0's box, bytes to the next rank's, coordinates of this rank's) of each box that a block sends."""
+    shares = [tma.issued_by(r) for r in range(tma.multicast)]
+    for first, *others in zip(*shares, strict=True):
+        if not others:
+            yield first.smem_offset, 0, list(first.coord_offset)
+            continue
+        coordinate_step = [b - a for a, b in zip(first.coord_offset, others[0].coord_offset, strict=True)]
+        byte_step = others[0].smem_offset - first.smem_offset
+        for r, copy in enumerate(others, 1):
+            expected = [a + r * step for a, step in zip(first.coord_offset, coordinate_step, strict=True)]
+            assert list(copy.coord_offset) == expected and copy.smem_offset == first.smem_offset + r * byte_step, tma
+        offsets = [a + rank * step if step else a for a, step in zip(first.coord_offset, coordinate_step, strict=True)]
+        yield first.smem_offset, byte_step, offsets
 
 
 def store_tile(tensor_map: Any, tma: Any, origin: Mapping[str, Any], source: Any) -> None:

@@ -88,16 +88,19 @@ class Wgmma:
 
     The DSL has an operation for 16-bit types, 8-bit floats and integers. tf32 it has not: its instruction is written
     out, with the accumulator's registers tied to themselves.
+
+    half  (atom, B's descriptor) of a plan that is finished half by half, in place of its own: its products are of one
+          of the `halves` of an accumulator
     """
 
-    def __init__(self, plan: Any):
-        self.a, self.b, self.shape = plan.a.descriptor, plan.b.descriptor, plan.mma.shape_mnk
-        if len(self.b.mn_steps) != 1:
-            raise PlanError(f"the tile is {len(self.b.mn_steps)} instructions wide; this class issues one along N")
-        self.atom = plan.mma
-        self.tied = plan.mma.a_dtype.name in _TIED
-        self.tiled_mma: Any = None if self.tied else cute.make_tiled_mma(_operation(plan), (1, 1, 1))
-        self.c_type = element_type(plan.mma.c_dtype)
+    def __init__(self, plan: Any, half: Any = None):
+        self.atom, self.b = half or (plan.mma, plan.b.descriptor)
+        self.a, self.shape = plan.a.descriptor, self.atom.shape_mnk
+        if len(self.b.mn_steps) != (1 if half is None else 2):
+            raise PlanError(f"the tile is {len(self.b.mn_steps)} instructions of {self.atom} wide")
+        self.tied = self.atom.a_dtype.name in _TIED
+        self.tiled_mma: Any = None if self.tied else cute.make_tiled_mma(_operation(plan, self.atom), (1, 1, 1))
+        self.c_type = element_type(self.atom.c_dtype)
 
     def __extract_mlir_values__(self) -> list[Any]:
         return [] if self.tied else cutlass.extract_mlir_values(self.tiled_mma)
@@ -114,6 +117,13 @@ class Wgmma:
         if self.tied:
             return cute.make_rmem_tensor(cute.make_layout(self.atom.accumulator_registers), self.c_type)
         return cute.make_rmem_tensor(self.tiled_mma.get_slice(0).partition_shape_C((m, n)), self.c_type)
+
+    def halves(self, accumulator: Any) -> list[Any]:
+        """The accumulator of an instruction twice as wide, as two of this one: its values are those of the left columns
+        first.
+        """
+        layout, count = self.accumulator().layout, self.atom.accumulator_registers
+        return [cute.make_tensor(accumulator.iterator + count * i, layout) for i in range(2)]
 
     def multiply(self, accumulator: Any, a: Any, b: Any, accumulate: Any) -> None:
         """One k tile: accumulator (+)= A tile @ B tile, one wgmma for each K block, then commit the group.
@@ -142,15 +152,23 @@ class Wgmma:
                 self._one(accumulator, a, b, stage, k_block, block, accumulate)
         warpgroup.commit_group()
 
-    def multiply_block(self, accumulator: Any, a: Operand, b: Operand, stage: Any, block: int, accumulate: Any) -> None:
-        """One k tile of one block of M, as a group of its own: the block's sums are complete before the others'."""
+    def multiply_block(
+        self, accumulator: Any, a: Operand, b: Operand, stage: Any, block: int, column: int, accumulate: Any
+    ) -> None:
+        """One k tile of one block of M, and one of N, as a group of its own.
+
+        The block's sums are complete before the others'.
+        """
         warpgroup.fence()
         for k_block in range(len(a.k_steps)):
-            self._one(accumulator, a, b, stage, k_block, block, accumulate)
+            self._one(accumulator, a, b, stage, k_block, block, accumulate, column)
         warpgroup.commit_group()
 
-    def _one(self, accumulator: Any, a: Operand, b: Operand, stage: Any, k_block: int, block: int, keep: Any) -> None:
-        self._issue(accumulator, a.at(stage, k_block, block), b.at(stage, k_block), keep if k_block == 0 else True)
+    def _one(
+        self, accumulator: Any, a: Operand, b: Operand, stage: Any, k_block: int, block: int, keep: Any, column: int = 0
+    ) -> None:
+        words = a.at(stage, k_block, block), b.at(stage, k_block, column)
+        self._issue(accumulator, *words, keep if k_block == 0 else True)
 
     def _issue(self, accumulator: Any, word_a: Int64, word_b: Int64, keep: Any) -> None:
         """One instruction: two descriptors, and scale-d."""
@@ -168,8 +186,8 @@ class Wgmma:
         warpgroup.wait_group(pending)
 
 
-def _operation(plan: Any) -> Any:
-    atom, majors = plan.mma, (MAJOR_MODES[plan.a.major], MAJOR_MODES[plan.b.major])
+def _operation(plan: Any, atom: Any) -> Any:
+    majors = (MAJOR_MODES[plan.a.major], MAJOR_MODES[plan.b.major])
     a_type, b_type, c_type = (element_type(t) for t in (atom.a_dtype, atom.b_dtype, atom.c_dtype))
     shape, source = tuple(atom.shape_mnk), warpgroup.OperandSource.SMEM
     if atom.a_dtype.name in ("bf16", "f16"):

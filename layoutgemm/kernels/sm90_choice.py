@@ -15,6 +15,7 @@ from ..errors import PlanError
 from .choice import Choice
 from .epilogue import Epilogue
 from .plan import Operand
+from .plan_base import STAGE_BYTES_OF_K as _STAGE_BYTES
 from .sm90_gated import HALVES, Gated
 from .sm90_plan import Sm90Config, Sm90Plan
 from .sm90_types import operands, output_of
@@ -50,9 +51,12 @@ class Sm90Choice(Choice):
             if gated is not None:
                 raise PlanError("operands that change places: a gated product has its two halves in the kernel's B")
             m, n, epilogue = n, m, epilogue.transposed() if epilogue else None
-        return Sm90Plan.derive(
-            m, n, k, batch=batch, a=a_, b=b_, c=c_, config=self.config, epilogue=epilogue, gated=gated
-        )
+        config = self.config
+        orders = a_.order, b_.order
+        plain = not epilogue and c_ is not None and c_.dtype.bits == a_.dtype.bits == 16 and orders == ("row", "col")
+        if config.tile == (128, 256) and config.early and config.loader == "warp" and not plain:
+            config = replace(config, **_WHOLE)
+        return Sm90Plan.derive(m, n, k, batch=batch, a=a_, b=b_, c=c_, config=config, epilogue=epilogue, gated=gated)
 
 
 # ------------------------------------------------------------------------------------------------------ what is fastest
@@ -78,6 +82,15 @@ _CLUSTER_BYTES, _NARROW_BYTES = 8192, 4096
 _PINGPONG = (128, 160, 176, 192)  # columns of 128-row tiles that two warpgroups take in turn
 _STEP = 0.165e-6  # of a k tile of 128 elements in a block of 64 rows: eight products that wait for each other
 _EXCHANGE = 1.9e-6  # of partial sums between two blocks of 64 rows
+# Bytes that a block brings into L2 before the kernel before has ended: more keep the copy engine from the first loads.
+_FETCHED, _FETCHED_FEW = 56 << 10, 64 << 10
+
+
+# A single tile of 128x256 is finished by halves of its columns, with loads by a warp of their own: 2048^3 +1%,
+# 512x8192x8192 +0.4% (NOTES.md). ptxas finds registers for the halves of plain products of 16 bits and K-major
+# operands; beside an epilogue, wide outputs or loads between the products it serialises them all (C7511).
+_IN_HALVES: dict[str, Any] = {"loader": "warp", "early": 2}
+_WHOLE: dict[str, Any] = {"loader": "self", "early": 0}
 
 
 @dataclass(frozen=True)
@@ -164,12 +177,17 @@ def choose(
         group=group,
         along=along,
         overlap=overlap,
+        prefetch=_fetched(best.tile, cluster, _STAGE_BYTES, _FETCHED) if overlap else 0,
         chunks=1,
         buffers=2,
         early=2 if (rows == 256 or tall) and k >= 1024 else 0,
     )
+    if best.tile == (128, 256) and best.waves == 1 and bits == 16 and b_major == "K" and k >= 1024 and gated is None:
+        config = replace(config, **_IN_HALVES)
     if best.pingpong:
         config = replace(config, schedule="pingpong", consumers=2, loader="warpgroup")
+    elif best.waves == 1 and batch == 1 and (cluster != (1, 1) or rows == 64):
+        config = replace(config, launch="tiles", along="N" if cluster != (1, 1) else "M")
     reason = f"{best}; " + (
         f"blocks in clusters of {cluster[0]}x{cluster[1]} share loads"
         if cluster != (1, 1)
@@ -177,6 +195,11 @@ def choose(
     )
     reason += "; starts while the kernel before it drains" if overlap else ""
     return Sm90Choice(config), reason + _gated_reason(columns, halves)
+
+
+def _fetched(tile: tuple[int, int], cluster: tuple[int, int], line: int, most: int) -> int:
+    """K tiles that a block fetches early: its shares of rows and columns, of `line` bytes each, up to `most` bytes."""
+    return min(4, max(1, most // ((tile[0] // cluster[1] + tile[1] // cluster[0]) * line)))
 
 
 def _unit(kind: DType, halves: int) -> int:
@@ -222,6 +245,11 @@ def _cluster(tile: tuple[int, int], grid: tuple[int, int], k: int, kind: DType) 
     return (1, 1), 8, "M"
 
 
+def _grid(along: str, batch: int) -> dict[str, Any]:
+    """A grid of tiles, along the dimension that has more than one; of a batch tiles are numbered."""
+    return {"launch": "tiles", "along": along} if batch == 1 else {}
+
+
 def _for_few_rows(
     m: int, n: int, k: int, batch: int, kind: DType, b_major: str, multiprocessors: int, halves: int
 ) -> tuple[Sm90Choice, str]:
@@ -252,8 +280,9 @@ def _for_few_rows(
     )
     if swapped < 0.99 * straight and b_major == "K" and halves == 1:
         config = Sm90Config(
-            (64, width), tile_k=tile_k, consumers=1, loader="warp", single=True, overlap=True, split=split
-        )
+            (64, width), tile_k=tile_k, consumers=1, loader="warp", single=True, overlap=True, split=split,
+            prefetch=_fetched((64, width), (1, 1), tile_k * bytes_, _FETCHED_FEW), **_grid("M", batch),
+        )  # fmt: skip
         return Sm90Choice(config, swapped=True), (
             f"operands swapped, {tiles} tiles of 64 columns" + f", each of {split} blocks" * (split > 1)
             + f": {swapped * 1e6:.1f} us; {columns} columns a block would take {straight * 1e6:.1f} us"
@@ -261,7 +290,8 @@ def _for_few_rows(
     rows = -(-m // 8) * 8
     config = Sm90Config(
         (64, columns), tile_k=tile_k, consumers=1, loader="warp", single=True, chunks=1, overlap=True,
-        rows=rows if rows < 64 else None,
+        rows=rows if rows < 64 else None, prefetch=_fetched((rows, columns), (1, 1), tile_k * bytes_, _FETCHED_FEW),
+        **_grid("N", batch),
     )  # fmt: skip
     return Sm90Choice(config), (
         f"{-(-n // columns)} blocks of {columns} columns on {multiprocessors} multiprocessors, one each; bound by "

@@ -10,6 +10,7 @@ from .sm90_store import ROWS
 SCHEDULES = ("cooperative", "pingpong")
 LOADERS = ("self", "warp", "warpgroup")
 STORES = ("tma", "direct")
+LAUNCHES = ("workers", "tiles")
 MAX_CLUSTER = 8  # CUDA C++ Programming Guide, "Thread Block Clusters": the portable size
 
 
@@ -33,12 +34,16 @@ class Sm90Config:
                then depends on where a tile lies
     overlap    programmatic dependent launch: the kernel starts while the one before it drains, and waits for it before
                it touches memory
+    prefetch   so many first k tiles are brought into L2 before the kernel before this one has ended, with `overlap`
+    launch     "workers": as many clusters as run at a time, which take tile after tile. "tiles": one for each tile, in
+               a grid of as many rows and columns, `along` first: a block finds its tile without a division. No batch
     store      "tma", or "direct": each thread its own elements, for a C that a tensor map does not take
     chunks, buffers   of the store; see StorePlan
     split      blocks of a cluster that share a tile's sum over K, each a part of it; they exchange their partial sums
                through shared memory, and each stores its share of the columns
-    early      so many last k tiles are multiplied block of 64 rows by block, so that the first block is stored while
-               the others' products still run; fewer than the stages, which hold them all, and no more than K has
+    early      so many last k tiles are multiplied block of 64 rows by block, or of a single block half by half of the
+               columns, so that the first is stored while the others' products still run; fewer than the stages, which
+               hold them all, and no more than K has
     """
 
     tile: tuple[int, int] = (128, 256)
@@ -54,6 +59,8 @@ class Sm90Config:
     along: str = "M"
     snake: bool = False
     overlap: bool = False
+    prefetch: int = 0
+    launch: str = "workers"
     store: str = "tma"
     chunks: int = 2
     buffers: int = 1
@@ -61,10 +68,12 @@ class Sm90Config:
     split: int = 1
 
     def __post_init__(self) -> None:
-        for name, known in (("schedule", SCHEDULES), ("loader", LOADERS), ("store", STORES), ("along", ("M", "N"))):
+        for name, known in (("schedule", SCHEDULES), ("loader", LOADERS), ("store", STORES), ("along", ("M", "N")),
+                            ("launch", LAUNCHES)):  # fmt: skip
             if getattr(self, name) not in known:
                 raise PlanError(f"{name} = {getattr(self, name)!r}: known are {', '.join(map(repr, known))}")
-        for name, least in (("consumers", 1), ("group", 1), ("chunks", 1), ("buffers", 1), ("split", 1), ("early", 0)):
+        leasts = {"consumers": 1, "group": 1, "chunks": 1, "buffers": 1, "split": 1, "early": 0, "prefetch": 0}
+        for name, least in leasts.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise PlanError(f"{name} = {value!r}: an int of at least {least}")
@@ -87,6 +96,10 @@ class Sm90Config:
                 "pingpong needs a loader of its own, 'warp' or 'warpgroup': a consumer that loads for both does not "
                 "while it waits for its turn, and the other one's tile has more k tiles than there are stages"
             )
+        if self.prefetch and not self.overlap:
+            raise PlanError(f"prefetch = {self.prefetch} before the kernel before has ended: with overlap=True alone")
+        if self.launch == "tiles" and self.schedule == "pingpong":
+            raise PlanError("a grid of tiles leaves a block one tile, and pingpong takes two in turn: launch='workers'")
         if self.single and (self.early or self.schedule == "pingpong"):
             raise PlanError("one tile a cluster leaves nothing to overlap with: no pingpong, no early stores")
         rows = self.rows

@@ -133,6 +133,7 @@ def explain_sm90(plan: Sm90Plan) -> str:
         explain_operand(plan.a),
         explain_operand(plan.b),
     ]
+    lines += _explain_launch(plan, across)
     if plan.gated is not None:
         count, width = plan.stored.accumulator_registers, plan.tile_c[1]
         lines.append(
@@ -162,6 +163,21 @@ def explain_sm90(plan: Sm90Plan) -> str:
         explain_workspace(plan, 0 if plan.exchange is None else plan.exchange.bytes),
     ]  # fmt: skip
     return "\n".join(lines)
+
+
+def _explain_launch(plan: Sm90Plan, across: tuple[int, int]) -> list[str]:
+    """The grid where it is that of the tiles, what comes into L2 early, and what is finished early."""
+    config, lines = plan.config, []
+    if config.launch == "tiles":
+        x, y = across if config.along == "M" else across[::-1]
+        lines.append(f"launch: a grid of {x * plan.cluster_size} x {y} blocks, along {config.along} first, a tile each")
+    if config.prefetch:
+        bytes_ = (plan.a.tma.sent_bytes + plan.b.tma.sent_bytes) * config.prefetch
+        lines.append(f"into L2 before the kernel before has ended: {config.prefetch} k tile(s), {bytes_} bytes a block")
+    if config.early:
+        pieces = "half of the columns" if plan.half is not None else "block of 64 rows"
+        lines.append(f"the last {config.early} k tile(s): one {pieces} after the other, each stored when complete")
+    return lines
 
 
 def _explain_store(plan: Sm90Plan) -> list[str]:

@@ -6,8 +6,8 @@ tiles from the tensor copies to the products, across the borders of output tiles
 
     role        who                                          does
     --------    -----------------------------------------    ----------------------------------------------------------
-    loader      one warp: of a consumer ("self"), or of a    waits for empty[s], arms full[s] with plan.full_bytes,
-                warpgroup of its own ("warpgroup")           issues its share of the loads of a k tile
+    loader      one warp: of a consumer ("self"), its own    waits for empty[s], arms full[s] with plan.full_bytes,
+                ("warp"), or of a warpgroup of its own       issues its share of the loads of a k tile: `sm90_loads`
     consumer    1 to 3 warpgroups: of one tile, each some    wait for full[s], multiply, release the stage before;
                 rows (cooperative), or of two tiles in       then convert the accumulators and store them through
                 turn (pingpong)                              shared memory by tensor stores
@@ -25,8 +25,8 @@ tiles from the tensor copies to the products, across the borders of output tiles
                             buffers lie (one tile a cluster); or have cleared the
                             rows of A that are not loaded
     block       named       all threads, at the start of a block without a cluster     the same
-    cluster     cluster     all threads of the cluster: at the start, at the end, and  the same
-                            twice where parts of K are brought together
+    cluster     cluster     all threads of the cluster: at the start; where parts of   the same
+                            K are brought together also twice there, and at the end
 
 One group of wgmmas stays in flight: a stage is released when the group after it has been issued. In a self-loading
 kernel that release is followed by the load that refills the oldest free stage, so loads run `stages - 1` k tiles ahead,
@@ -45,10 +45,11 @@ from . import bridge
 from .plan_base import tile_count
 from .sm90_epilogue import Sm90Epilogue
 from .sm90_gated import HALF
+from .sm90_loads import Sm90Loads
 from .sm_entry import GemmEntry
 
 
-class Sm90GemmKernel(GemmEntry):
+class Sm90GemmKernel(Sm90Loads, GemmEntry):
     """The kernel for one plan. What is reachable through `self.plan` is a compile-time constant of the trace."""
 
     def __init__(self, plan: Any):
@@ -69,10 +70,8 @@ class Sm90GemmKernel(GemmEntry):
         tmas_c = plan.store.maps if const_expr(plan.store is not None) else ()
         maps_c = [self.map_of_c(tma, c, extents, pitches) for tma in tmas_c]
         maps_c = (maps_c + [map_b] * 4)[:4]  # a kernel has a fixed number of parameters
-        tiles = self.most_tiles(m, n, batch)
-        clusters = tiles if const_expr(plan.config.single) else cutlass.min(tiles, workers)
         self.kernel(map_a, map_b, *maps_c, c, m, n, k, batch, *pitches["c"], words).launch(
-            grid=(clusters * plan.cluster_size, 1, 1),
+            grid=self.launch_grid(m, n, batch, workers),
             block=(plan.threads, 1, 1),
             cluster=(plan.cluster_size, 1, 1),
             smem=plan.smem.total,
@@ -80,6 +79,17 @@ class Sm90GemmKernel(GemmEntry):
             use_pdl=plan.config.overlap,
             stream=stream,
         )
+
+    def launch_grid(self, m: Any, n: Any, batch: Any, workers: Any) -> tuple[Any, Any, Any]:
+        """Blocks of the launch: of clusters in a row, or of the grid of tiles itself."""
+        plan = self.plan
+        if plan.config.launch == "tiles":
+            rows, columns = plan.order.clusters(self.grid_of(m, n))
+            across = (rows, columns) if plan.config.along == "M" else (columns, rows)
+            return across[0] * plan.cluster_size, across[1], 1
+        tiles = self.most_tiles(m, n, batch)
+        clusters = tiles if plan.config.single else cutlass.min(tiles, workers)
+        return clusters * plan.cluster_size, 1, 1
 
     def map_of_c(self, tma: Any, c: Any, extents: Any, pitches: Any) -> Any:
         """One of C's tensor maps."""
@@ -161,18 +171,23 @@ class Sm90GemmKernel(GemmEntry):
         job.tiles = self.count_tiles(job, batch, thread)  # type: ignore[attr-defined]
         maps = (map_a, map_b, (map_c0, map_c1, map_c2, map_c3))
         first = block // plan.cluster_size
+        if const_expr(plan.config.launch == "tiles"):  # a block's place says which tile: see `origin`
+            first, job.tiles, job.workers = Int32(0), Int32(1), Int32(1)  # type: ignore[attr-defined]
 
         # `ahead` is where the loader stands: tile, its origin, k tile, stage, parity, direction through K.
         # Uniform, which also keeps the divisions up here: the compiler would move them to where their results are used.
         origin = [bridge.uniform(x) for x in self.origin(job, first)]
         ahead = (first, *origin, Int32(0), Int32(0), Int32(1), Int32(0))
 
+        if const_expr(plan.config.prefetch > 0):
+            self.fetch_ahead(job, maps, (first, *origin))
+
         if const_expr(plan.cluster_size > 1):
             bridge.cluster_wait()
         else:
             bridge.block_sync()
 
-        # 3. Everything above touched no global memory, and ran while the kernel before this one drained.
+        # 3. Everything above saw no global memory, and ran while the kernel before this one drained.
         if const_expr(plan.config.overlap):
             bridge.wait_for_previous_kernel()
 
@@ -188,6 +203,8 @@ class Sm90GemmKernel(GemmEntry):
                 if warp == plan.loader_warp and job.k_tiles > 0:
                     while ahead[0] < job.tiles:
                         ahead = self.load_next(job, maps, ahead)
+                if const_expr(plan.drains):
+                    self.drain(job, ahead)
                 if const_expr(plan.config.split > 1):  # the consumers meet the cluster twice in Sm90Epilogue.reduce
                     for _ in cutlass.range_constexpr(2):
                         bridge.cluster_arrive()
@@ -197,28 +214,11 @@ class Sm90GemmKernel(GemmEntry):
                     bridge.take_registers(plan.registers[1])
                 self.consume(job, maps, first, group, thread % 128, ahead)
 
-        # 5. No block leaves while another may still send into its shared memory or arrive at its barriers.
-        if const_expr(plan.cluster_size > 1):
+        # 5. No block leaves while another may still send into its shared memory or arrive at its barriers: blocks that
+        # share loads know it by their loaders' last waits, and do not wait for one another's stores.
+        if const_expr(plan.cluster_size > 1 and not plan.drains):
             bridge.cluster_arrive()
             bridge.cluster_wait()
-
-    @cute.jit
-    def clear_dead_rows(self, shared: Any, thread: Any) -> None:
-        """Zeros for the rows of A's tiles that are never loaded: their products are not stored, but they are read.
-
-        The consumers write them while the first loads are under way, and meet before the first product.
-        """
-        plan = self.plan
-        writers = 128 * plan.config.consumers
-        for s in cutlass.range_constexpr(plan.stages):
-            for first, count in plan.dead_runs:
-                for i in cutlass.range_constexpr((count + 16 * writers - 1) // (16 * writers)):
-                    offset = 16 * (i * writers + thread)
-                    if offset < count:
-                        zero = Int32(0)
-                        bridge.store_shared((shared.a(s) + (first + offset)).toint(), [zero, zero, zero, zero])
-        bridge.shared_writes_visible()
-        bridge.named_sync(plan.stages_barrier, writers)
 
     # ------------------------------------------------------------------------------------------------------------ tiles
     def count_tiles(self, job: Any, batch: Any, thread: Any) -> Any:
@@ -229,57 +229,17 @@ class Sm90GemmKernel(GemmEntry):
         """First row, first column and matrix of this block's tile of C, for a cluster tile's number."""
         plan = self.plan
         matrix = Int32(0)
+        if plan.config.launch == "tiles":  # as plan.order has it, by the hardware's own division of a block's number
+            x, y, _ = cute.arch.block_idx()
+            x //= plan.cluster_size
+            row, column = plan.order.within((x, y) if plan.config.along == "M" else (y, x), job.rank)
+            return row * plan.tile_c[0], column * plan.tile_c[1], matrix
         if plan.batch > 1:
             matrix = tile // (job.rows * job.columns)
             tile = tile % (job.rows * job.columns)
         grid = (job.rows * plan.config.cluster[0], job.columns * plan.config.cluster[1])
         row, column = plan.order.tile(tile, 0, job.rank, grid, cutlass.min)
         return row * plan.tile_c[0], column * plan.tile_c[1], matrix
-
-    # ------------------------------------------------------------------------------------------------------------ loads
-    @cute.jit
-    def load_next(self, job: Any, maps: Any, ahead: Any) -> Any:
-        """Load one k tile into the next stage, if there is one left, and step on. Only the loader's warp acts."""
-        plan = self.plan
-        tile, m0, n0, matrix, k_tile, stage, parity, backwards = ahead
-        if job.warp == plan.loader_warp:
-            if tile < job.tiles and k_tile < job.k_tiles:
-                bridge.barrier_wait(job.shared.empty(stage), parity)
-                if bridge.elect():
-                    at = k_tile
-                    if const_expr(plan.config.snake):
-                        at = k_tile + backwards * (job.k_tiles - 1 - 2 * k_tile)
-                    self.issue_loads(job, maps, m0, n0, matrix, job.k_first + at, stage)
-                stage += 1
-                if stage == plan.stages:
-                    stage = Int32(0)
-                    parity ^= 1
-                k_tile += 1
-                if k_tile == job.k_tiles:
-                    k_tile = Int32(0)
-                    backwards ^= 1
-                    tile += job.workers
-                    m0, n0, matrix = self.origin(job, tile)
-        return tile, m0, n0, matrix, k_tile, stage, parity, backwards
-
-    def issue_loads(self, job: Any, maps: Any, m0: Any, n0: Any, matrix: Any, k_tile: Any, stage: Any) -> None:
-        """Arm full[stage] and issue this block's share of both tiles. Called by one thread."""
-        plan = self.plan
-        along_m, along_n = plan.config.cluster
-        origin = {"m": m0, "n": n0, "k": k_tile * plan.tile[2], "l": matrix, HALF: Int32(0)}
-        full, a, b = job.shared.full(stage), job.shared.a(stage), job.shared.b(stage)
-        row, column = job.rank % along_m, job.rank // along_m
-        bridge.barrier_expect(full, plan.full_bytes)
-        if along_n == 1:
-            bridge.load_tile(maps[0], plan.a.tma, origin, a, full)
-        else:  # the blocks of one row of the cluster need the same A
-            mask = bridge.cluster_mask(along_n, job.part * plan.sharing + row, along_m)
-            bridge.load_share(maps[0], plan.a.tma, origin, a, full, column, mask)
-        if along_m == 1:
-            bridge.load_tile(maps[1], plan.b.tma, origin, b, full)
-        else:
-            mask = bridge.cluster_mask(along_m, job.part * plan.sharing + column * along_m, 1)
-            bridge.load_share(maps[1], plan.b.tma, origin, b, full, row, mask)
 
     # --------------------------------------------------------------------------------------------------------- products
     @cute.jit
@@ -292,6 +252,12 @@ class Sm90GemmKernel(GemmEntry):
         first_block = Int32(0) if pingpong else consumer * plan.blocks
         a = bridge.Operand(plan.a.descriptor, job.shared.a(0), plan.smem.a_stage_bytes, first_block)
         b = bridge.Operand(plan.b.descriptor, job.shared.b(0), plan.smem.b_stage_bytes)
+        # What the last k tiles are multiplied with where they are `early`: pieces that are complete one by one.
+        pieces, finish, b_of, sums = plan.pieces(0), mma, b, accumulators
+        if const_expr(plan.half is not None):
+            finish = bridge.Wgmma(plan, plan.half)
+            b_of = bridge.Operand(plan.half[1], job.shared.b(0), plan.smem.b_stage_bytes)
+            sums = finish.halves(accumulators[0])
         if const_expr(plan.config.rows is not None):
             self.clear_dead_rows(job.shared, consumer * 128 + thread)
         stage, parity = Int32(0), Int32(0)
@@ -328,12 +294,15 @@ class Sm90GemmKernel(GemmEntry):
                     stage = Int32(0)
                     parity ^= 1
 
-            # Early: the last k tiles block by block, so that a block can be stored while the next ones are multiplied.
+            # Early: the last k tiles piece by piece, so that one can be stored while the next ones are multiplied.
             held = []
             for step in cutlass.range_constexpr(early):
                 stage = bridge.uniform(stage)
                 bridge.barrier_wait(job.shared.full(stage), parity)
-                mma.multiply_block(accumulators[0], a, b, stage, 0, job.k_tiles > early if step == 0 else True)
+                if const_expr(step == 0 and plan.half is not None):
+                    mma.wait(0)  # only instructions of one shape keep their order over an accumulator by themselves
+                keep = job.k_tiles > early if step == 0 else True
+                finish.multiply_block(sums[0], a, b_of, stage, *pieces[0], keep)
                 if const_expr(step == 0):
                     mma.wait(1)
                     if job.k_tiles > early:
@@ -345,16 +314,16 @@ class Sm90GemmKernel(GemmEntry):
                 if stage == plan.stages:
                     stage = Int32(0)
                     parity ^= 1
-            for block in cutlass.range_constexpr(1, plan.blocks if early else 0):
+            for number in cutlass.range_constexpr(1, len(pieces) if early else 0):
                 for step in cutlass.range_constexpr(early):
                     keep = job.k_tiles > early if step == 0 else True
-                    mma.multiply_block(accumulators[block], a, b, held[step], block, keep)
+                    finish.multiply_block(sums[number], a, b_of, held[step], *pieces[number], keep)
             if const_expr(pingpong):
                 if tile + job.workers < job.tiles:  # the other has one more
                     bridge.named_arrive(plan.turn_barrier(1 - consumer), 2 * 128)
 
             row = m0 + first_block * 64
-            last = plan.blocks - 1 if plan.config.early else 0  # the block whose products free the last stage
+            last = len(pieces) - 1 if plan.config.early else 0  # the piece whose products free the last stage
             if const_expr(plan.config.single):
                 mma.wait(0)
             if const_expr(plan.config.split > 1):
@@ -365,23 +334,30 @@ class Sm90GemmKernel(GemmEntry):
             elif const_expr(plan.config.single and plan.store is not None):
                 # The buffers lie over the stages: all have to have read these.
                 bridge.named_sync(plan.stages_barrier, 128 * plan.config.consumers)
-            for block in cutlass.range_constexpr(plan.blocks):
-                if const_expr(early and block < last):
-                    mma.wait((last - block) * early)
-                for step in cutlass.range_constexpr(max(1, early) if block == last and not plan.config.single else 0):
+            for number in cutlass.range_constexpr(len(pieces)):
+                if const_expr(early and number < last):
+                    mma.wait((last - number) * early)
+                for step in cutlass.range_constexpr(max(1, early) if number == last and not plan.config.single else 0):
                     mma.wait(max(1, early) - 1 - step)
                     self.release(job, held[step] if early else before)
                     if const_expr(plan.config.loader == "self"):
                         ahead = self.load_next(job, maps, ahead)
                 for part in cutlass.range_constexpr(plan.config.split):
                     if job.part == part:
-                        self.epilogue.store(
-                            job, maps[2], accumulators[block], (consumer, thread), (row, n0, matrix), block, part
-                        )
+                        self.store_piece(job, maps, accumulators, (consumer, thread), (row, n0, matrix), number, part)
             tile += (2 if pingpong else 1) * job.workers
             done += 2
+        if const_expr(plan.drains and plan.config.loader == "self"):
+            self.drain(job, ahead)
         if const_expr(plan.store is not None):
             bridge.wait_stores_read(0)
+
+    def store_piece(
+        self, job: Any, maps: Any, accumulators: Any, at: Any, origin: Any, number: int, part: int
+    ) -> None:
+        """Store the piece of that number, of the block of the cluster that has this part of K."""
+        block, columns = self.plan.pieces(part)[number]
+        self.epilogue.store(job, maps[2], accumulators[block], at, origin, block, columns)
 
     @cute.jit
     def release(self, job: Any, stage: Any) -> None:

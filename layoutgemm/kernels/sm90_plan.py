@@ -11,9 +11,11 @@ from typing import Any
 
 from ..arch import arch as arch_named
 from ..atoms import MmaAtom, smem_tile, wgmma
+from ..atoms.descriptor import OperandDescriptor
+from ..atoms.descriptor import derive as derive_descriptor
 from ..atoms.tma import derive as derive_tma
 from ..atoms.tma_multicast import shared_out
-from ..checks import Grouped, Persistent, Report, most_stages
+from ..checks import Grouped, Linear, Persistent, Report, most_stages
 from ..checks.budgets import launch_registers, setmaxnreg_problem
 from ..dtypes import DType
 from ..errors import PlanError
@@ -42,6 +44,7 @@ from .sm90_types import accumulator_of, operands
 
 WARPGROUP = 128
 WARPS_OF_GROUP = 4
+MAX_GRID_Y = 65535  # CUDA C++ Programming Guide, "Compute Capabilities": blocks of a grid's second dimension
 LEAST_STAGES = 2  # one group of products is in flight: its stage is released when the next k tile's have been issued
 _PRODUCER_REGISTERS = 24  # the least that setmaxnreg takes: one thread issues copies
 
@@ -52,6 +55,8 @@ class Sm90Plan(PersistentPlan):
 
     a, b          the operands: tile of a block, copies (dealt out to the cluster's blocks), descriptors
     blocks        accumulators of a warpgroup, each 64 rows
+    half          where a single block is finished half by half: the instruction of half the columns, and B's descriptor
+                  for it
     order         number of a tile -> its place, for every cluster and rank
     full_arrivals, full_bytes, empty_arrivals   what completes a phase of the stages' barriers
     registers     (producer's, consumers') after setmaxnreg, or None where nothing changes hands
@@ -86,6 +91,7 @@ class Sm90Plan(PersistentPlan):
     gated: Gated | None = None
     mainloop: Promoted | None = None
     ragged: Ragged | None = None
+    half: tuple[MmaAtom, OperandDescriptor] | None = None
     remedy = ", unless store is 'direct'"
 
     # ------------------------------------------------------------------------------------------------------- derivation
@@ -164,9 +170,18 @@ class Sm90Plan(PersistentPlan):
         b_plan = _shared(b_whole, along_m, matrices["B"])
         groups = 1 if config.schedule == "pingpong" else config.consumers
         blocks = tile_m // ROWS // groups
+        half, parts = None, config.split
+        if config.early and blocks == 1:
+            if gated is not None or config.store == "direct":
+                what = "gated products halve them, too" if gated is not None else "those leave by tensor stores alone"
+                raise PlanError(f"early = {config.early} of a single block of rows halves its columns: {what}")
+            small = wgmma(tile_n // 2, a_spec.dtype, b_spec.dtype, sums, saturate=sums == "i32")
+            half, parts = (small, derive_descriptor(b_plan.smem, small, "B")), 2
         store = None
         if config.store == "tma":
-            store = StorePlan.derive(stored, blocks, c_spec, config.chunks, config.buffers, config.split)
+            store = StorePlan.derive(
+                stored, blocks, c_spec, config.chunks, config.buffers, parts, dealt=config.split > 1
+            )
             if ragged is not None:
                 store = ragged_store(store)
             elif batch > 1:
@@ -188,6 +203,15 @@ class Sm90Plan(PersistentPlan):
         threads = WARPGROUP * config.consumers + {"self": 0, "warp": 32, "warpgroup": WARPGROUP}[config.loader]
         across = -(-m // (tile_m * along_m)), -(-n // (columns * along_n))
         tiles = (across[0] + batch) * across[1] if ragged is not None else across[0] * across[1] * batch
+        if config.launch == "tiles":
+            other = "N" if config.along == "M" else "M"
+            if batch > 1:
+                raise PlanError(f"batch = {batch}: a grid of tiles is that of one matrix; launch='workers' takes more")
+            if across["MN".index(other)] > MAX_GRID_Y:
+                raise PlanError(
+                    f"{across[0]} x {across[1]} tiles of clusters along M and N: a grid holds {MAX_GRID_Y} along its "
+                    f"second dimension, which is {other}; along={other!r}, or launch='workers'"
+                )
         if tiles > MAX_TILES:  # of a ragged batch each group may end with a part of a tile
             of = f"{across[0]} * {across[1]} * {batch}"
             of = f"({across[0]} + {batch}) * {across[1]}" if ragged is not None else of
@@ -221,7 +245,7 @@ class Sm90Plan(PersistentPlan):
             stages=stages,
             blocks=blocks,
             store=store,
-            order=Persistent(Grouped(config.along, config.group), 1, config.cluster),
+            order=Persistent(_order(config), 1, config.cluster),
             smem=smem,
             exchange=exchange,
             threads=threads,
@@ -234,6 +258,7 @@ class Sm90Plan(PersistentPlan):
             gated=gated,
             mainloop=mainloop,
             ragged=ragged,
+            half=half,
         )
         check_words(plan.words)
         return plan
@@ -281,6 +306,26 @@ class Sm90Plan(PersistentPlan):
     def cluster_size(self) -> int:
         """Blocks of a cluster: rank = part of K * sharing + place among those that share loads."""
         return self.sharing * self.config.split
+
+    def pieces(self, part: int) -> tuple[tuple[int, int], ...]:
+        """(block of rows, part of its columns) of what a consumer stores, in the order in which it is complete.
+
+        part  of K, whose block of the cluster this is
+
+        >>> Sm90Plan.derive(256, 256, 256, config=Sm90Config((128, 128), early=1)).pieces(0)
+        ((0, 0), (0, 1))
+        """
+        if self.half is not None:
+            return ((0, 0), (0, 1))
+        return tuple((block, part) for block in range(self.blocks))
+
+    @property
+    def drains(self) -> bool:
+        """Whether blocks of a cluster leave when their loaders know that the others are done with them.
+
+        Blocks that exchange partial sums meet instead.
+        """
+        return self.cluster_size > 1 and self.config.split == 1
 
     def part_of_k(self, k_tiles, part):  # type: ignore[no-untyped-def]  # ints or traced integers alike
         """First and end k tile of one part."""
@@ -346,6 +391,11 @@ class Sm90Plan(PersistentPlan):
             + (f", K blocks of {self.mainloop.depth} promoted" if self.mainloop is not None else "")
             + (f", rows in {self.batch} group(s)" if self.ragged is not None else "")
         )
+
+
+def _order(config: Sm90Config) -> Linear | Grouped:
+    """The order of clusters: bands; or that of a grid's blocks, whose number grows along its first dimension first."""
+    return Linear(config.along) if config.launch == "tiles" else Grouped(config.along, config.group)
 
 
 def _shared(operand: OperandPlan, blocks: int, batch: bool) -> OperandPlan:

@@ -70,6 +70,8 @@ class Sm90PromotedKernel(Sm90FusedKernel):
             for block in cutlass.range_constexpr(plan.blocks):
                 self.epilogue.store(job, maps[2], totals[block], (consumer, thread), (row, n0, matrix), block, 0)
             tile += job.workers
+        if const_expr(plan.drains and plan.config.loader == "self"):
+            self.drain(job, ahead)
         if const_expr(plan.store is not None):
             bridge.wait_stores_read(0)
 

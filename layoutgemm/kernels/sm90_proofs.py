@@ -69,7 +69,7 @@ def pipeline_of(plan: Sm90Plan) -> Hopper:
     config = plan.config
     ring = None
     if plan.store is not None:
-        part = [plan.store.rounds_of(block, 0) for block in range(plan.blocks)]
+        part = [plan.store.rounds_of(*piece) for piece in plan.pieces(0)]
         rounds = tuple(
             tuple((i % plan.store.buffers, plan.store.pending(i)) for i, _ in of_block) for of_block in part
         )
@@ -83,7 +83,7 @@ def pipeline_of(plan: Sm90Plan) -> Hopper:
         cluster=config.cluster,
         split=config.split,
         consumers=config.consumers,
-        blocks=plan.blocks,
+        blocks=len(plan.pieces(0)),
         pingpong=config.schedule == "pingpong",
         loader=plan.threads // 32 - WARPS_OF_GROUP * config.consumers,
         store=ring,

@@ -168,9 +168,10 @@ def check_ragged(ragged: Ragged, groups: int, config: Any, a: Any, c: Any, epilo
         raise PlanError(f"ragged = {ragged!r}, batch = {groups}: Ragged.of(groups) has room for them")
     if gated is not None:
         raise PlanError("gated: the two halves of B are a dimension of its tensor map, and so are the groups")
-    for name, usual in (("rows", None), ("single", False), ("split", 1), ("overlap", False), ("store", "tma")):
-        if getattr(config, name) != usual:
-            raise PlanError(f"{name} = {getattr(config, name)!r}: a grouped product takes {usual!r}")
+    usual = {"rows": None, "single": False, "split": 1, "overlap": False, "store": "tma", "launch": "workers"}
+    for name, value in usual.items():
+        if getattr(config, name) != value:
+            raise PlanError(f"{name} = {getattr(config, name)!r}: a grouped product takes {value!r}")
     if a.order != "row":
         raise PlanError(f"a is {a}: groups begin at any row, and a tensor copy of columns at multiples of 16 bytes")
     if c.order != "row":

@@ -154,7 +154,8 @@ class _Cluster:
         finals = self._exchange(held, consumers)
         for (part, place), registers in finals.items():
             for (consumer, number), values in registers.items():
-                self._store(held[part, place], consumer, number, part, values)
+                for columns in (piece for of, piece in plan.pieces(part) if of == number):
+                    self._store(held[part, place], consumer, number, columns, values)
 
     # ----------------------------------------------------------------------------------------------- loads and products
     def _multiply(self, blocks: list[_Block], first: int, count: int, step: int, consumers: list[int]) -> None:
@@ -280,7 +281,7 @@ class _Cluster:
         return registers
 
     def _store(self, block: _Block, consumer: int, number: int, part: int, registers: Values) -> None:
-        """One accumulator, 64 rows: what a part of K stores of it."""
+        """One accumulator, 64 rows: one part of its columns."""
         plan = self.plan
         first = number + (0 if plan.config.schedule == "pingpong" else consumer * plan.blocks)
         row, column = block.origin["m"] + first * ROWS, block.origin["n"]

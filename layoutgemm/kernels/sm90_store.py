@@ -58,7 +58,7 @@ class StoreChunk:
 
 @dataclass(frozen=True)
 class StoreRound:
-    """What fills one buffer: chunks of one accumulator (`block`), among the columns of one part of a split K."""
+    """What fills one buffer: chunks of one accumulator (`block`), among the columns of one part of it."""
 
     block: int
     part: int
@@ -75,6 +75,8 @@ class StorePlan:
     buffer_bytes  of the largest round, a multiple of the swizzle period
     buffers       of each owner: how many rounds may be in flight
     warps         of an owner: 1 or 4
+    parts         of an accumulator's columns
+    dealt         whether a consumer stores one part, another block the next; else it stores all, one after another
     """
 
     c: Operand
@@ -83,14 +85,19 @@ class StorePlan:
     buffer_bytes: int
     buffers: int
     warps: int
+    parts: int = 1
+    dealt: bool = False
 
     @classmethod
-    def derive(cls, mma: MmaAtom, blocks: int, c: Operand, chunks: int, buffers: int, parts: int = 1) -> StorePlan:
+    def derive(
+        cls, mma: MmaAtom, blocks: int, c: Operand, chunks: int, buffers: int, parts: int = 1, dealt: bool = True
+    ) -> StorePlan:
         """The store of `blocks` accumulators of `mma`, one below the other.
 
         chunks   how many chunks a round has; more make fewer rounds and larger buffers
         buffers  how many rounds may be in flight
-        parts    the columns are dealt out to so many blocks of a cluster that share the sum over K
+        parts    of the columns: dealt out to so many blocks of a cluster that share the sum over K; or, not `dealt`,
+                 complete one after the other
 
         Raises PlanError where a count is not positive or the columns cannot be dealt out; passes on TmaError.
 
@@ -124,12 +131,12 @@ class StorePlan:
                     largest = max(largest, offset)
                     rounds.append(StoreRound(block, which, tuple(made)))
         bytes_ = -(-largest // _ALIGNMENT) * _ALIGNMENT
-        return cls(c, maps, tuple(rounds), bytes_, buffers, 1 if by_row else 4)
+        return cls(c, maps, tuple(rounds), bytes_, buffers, 1 if by_row else 4, parts, dealt and parts > 1)
 
     def rounds_of(self, block: int, part: int) -> list[tuple[int, StoreRound]]:
-        """(number, round) of one block and part; the number tells the buffer."""
-        chosen = [r for r in self.rounds if (r.block, r.part) == (block, part)]
-        return [(block * len(chosen) + i, r) for i, r in enumerate(chosen)]
+        """(number, round) of one block and part; the number, of all that a consumer stores, tells the buffer."""
+        mine = [r for r in self.rounds if not self.dealt or r.part == part]
+        return [(i, r) for i, r in enumerate(mine) if (r.block, r.part) == (block, part)]
 
     def pending(self, number: int) -> int:
         """Groups of an owner's stores that may still read their buffers when round `number` of a tile is written.
@@ -141,7 +148,7 @@ class StorePlan:
         >>> [store.pending(number) for number in range(3)]
         [0, 2, 1]
         """
-        count = len([r for r in self.rounds if r.part == 0])
+        count = len([r for r in self.rounds if not self.dealt or r.part == 0])
         if number >= self.buffers or count <= number:
             return self.buffers - 1
         last = max(range(number, count, self.buffers))

@@ -31,7 +31,7 @@ def distinct_chunks(store: StorePlan) -> list[StoreChunk]:
 
 def _columns(plan: Sm90Plan, store: StorePlan) -> Check:
     """Each accumulator's columns are stored once, a part's its own, and a chunk's values are a run of a thread's."""
-    columns, parts = plan.stored.shape_mnk[1], plan.config.split
+    columns, parts = plan.stored.shape_mnk[1], store.parts
     layout = plan.stored.layout_C
     witness = ""
     for block in range(plan.blocks):

@@ -80,15 +80,18 @@ def test_every_form_is_proven(name: str) -> None:
 
 
 FRESH = "the stages are empty when a block begins, and the barriers fresh"
+LAST = "of the waits before a CTA leaves that for the last stage stands for the others, which are released before it"
+END = "no stage is waited for after the last one"
 HELD = "the other roles of the CTA still wait, and a CTA stays as long as one of its warps"
 MEETS = "a meeting that the store's own pipeline needs"
 ONCE = "no buffer is used twice"
 REDUNDANT = {
     ("self", "math0: Wait('empty', 'load', flip=True, by='one')"): (2, FRESH),
     ("promoted", "math0: Wait('empty', 'load', flip=True, by='one')"): (2, FRESH),
-    ("self, cluster", "math0: Wait('empty', 'load', flip=True, by='one')"): (2, FRESH),
-    ("warp, cluster", "loader: ClusterWait()"): (1, HELD),
-    ("warp, cluster", "math0: ClusterWait()"): (1, HELD),
+    ("self, cluster", "math0: Wait('empty', 'load', flip=True, by='one')"): (3, f"{FRESH}; {LAST}"),
+    ("self, cluster", "math0: Advance('load')"): (1, END),
+    ("warp, cluster", "loader: Wait('empty', 'load', flip=True, by='one')"): (1, LAST),
+    ("warp, cluster", "loader: Advance('load')"): (1, END),
     ("one tile", "math0: Sync('store0')"): (1, MEETS),
     ("one tile", "math1: Sync('store1')"): (1, MEETS),
     ("one tile", "store: math: WaitGroup('bulk', by='one')"): (1, ONCE),

@@ -100,6 +100,28 @@ TABLE = {
         300, 90, 128, small(256, 40, consumers=2, early=2, stages=4, loader="warpgroup", chunks=1, buffers=2)
     ),
     "early, one k tile": Product(300, 90, 60, small(256, 24, consumers=2, early=1, cluster=(1, 2))),
+    "early, halves of one block": Product(
+        300, 150, 328, small(128, 64, early=2, loader="warp", chunks=1, buffers=2, cluster=(2, 1))
+    ),
+    "early, halves, one k tile, self": Product(70, 90, 60, small(64, 48, early=1), c="f32"),
+    "early, halves, pingpong, columns": Product(
+        200, 150, 328,
+        small(64, 64, early=1, loader="warpgroup", schedule="pingpong", consumers=2, overlap=True, prefetch=1),
+        b="bf16:row", c="bf16:col",
+    ),
+    "early, halves, tf32": Product(130, 72, 200, small(64, 80, early=2), a="tf32", b="tf32:col", c="f32"),
+    # one tile a block, in a grid of tiles; fetched ahead
+    "a grid of tiles": Product(200, 90, 328, small(overlap=True, prefetch=2, launch="tiles")),
+    "a grid of tiles along N, cluster 2x1": Product(
+        200, 200, 328,
+        small(64, 32, overlap=True, prefetch=1, launch="tiles", along="N", cluster=(2, 1), loader="warp", early=2),
+    ),
+    "a grid of tiles, cluster 2x2, fetched beyond K": Product(
+        300, 72, 136, small(64, 16, cluster=(2, 2), loader="warpgroup", overlap=True, prefetch=4, launch="tiles")
+    ),
+    "a grid of tiles, K in 2 parts": Product(
+        130, 100, 328, small(64, 32, single=True, split=2, loader="warp", overlap=True, prefetch=2, launch="tiles")
+    ),
     "three rounds through two buffers": Product(130, 400, 72, small(128, 176, chunks=1, buffers=2, stages=2)),
     "four rounds through three buffers": Product(72, 500, 72, small(64, 248, chunks=1, buffers=3, stages=2)),
     "threads store": Product(130, 77, 72, small(64, 40, store="direct"), batch=2),

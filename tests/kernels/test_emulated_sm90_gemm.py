@@ -20,6 +20,7 @@ from layoutgemm.emulator.machine import Policy
 from layoutgemm.errors import LayoutError
 from layoutgemm.kernels.plan import padded_leading
 from layoutgemm.kernels.silicon import unwritten
+from layoutgemm.kernels.sm90_choice import choose
 from layoutgemm.kernels.sm90_plan import Sm90Config
 from tests.kernels.sm90_table import LATER, TABLE, Product
 
@@ -64,6 +65,7 @@ def test_the_table_has_every_type_order_and_form() -> None:
     for name, values in {
         "schedule": 2, "loader": 3, "store": 2, "single": 2, "early": 2, "snake": 2, "overlap": 2, "split": 3,
         "along": 2, "consumers": 3, "buffers": 3, "rows": 3, "cluster": 5,
+        "launch": 2, "prefetch": 4,
     }.items():  # fmt: skip
         assert len({getattr(plan.config, name) for plan in plans}) >= values, name
 
@@ -74,7 +76,7 @@ def test_every_form_is_exact_and_silent(name: str) -> None:
     assert not done.findings, done.report()
 
 
-@pytest.mark.parametrize("name", [n for n in TABLE if n.startswith(("self,", "pingpong", "K in", "early"))])
+@pytest.mark.parametrize("name", [n for n in TABLE if n.startswith(("self,", "pingpong", "K in", "early", "a grid"))])
 @pytest.mark.slow
 def test_every_order_of_events(name: str) -> None:
     for policy in ORDERS[1:]:
@@ -119,6 +121,16 @@ def test_no_local_memory_and_products_that_overlap(name: str) -> None:
     assert used.registers * plan.threads <= 65536
 
 
+@pytest.mark.parametrize("kind", ["bf16", "f16"])
+@pytest.mark.parametrize("sizes", [(2048, 2048, 2048), (512, 8192, 8192)], ids=lambda s: "x".join(map(str, s)))
+def test_halves_that_are_chosen_overlap(sizes: tuple[int, int, int], kind: str) -> None:
+    """ptxas serialises the products of a tile that is finished by halves in most kernels: not in those chosen."""
+    plan = choose(*sizes, a=kind)[0].plan(*sizes, a=kind, b=f"{kind}:col")
+    assert plan.half is not None
+    sass = plan.compile().sass()
+    assert sass.serialised_wgmma(len(plan.a.descriptor.k_steps)) is None and sass.local_memory == ()
+
+
 # ------------------------------------------------------------------------------------------------------- at random
 
 KINDS = ("bf16:row", "bf16:col", "f16:row", "f16:col", "e4m3:row", "e5m2:row", "tf32:row", "i8:row")
@@ -138,9 +150,11 @@ def products(draw: st.DrawFn) -> Product:
         "single": draw(st.booleans()),
         "split": draw(st.sampled_from((1, 1, 2, 3))),
         "rows": draw(st.sampled_from((None, None, 8, 24))),
-        "early": draw(st.booleans()),
+        "early": draw(st.sampled_from((0, 0, 1, 2))),
         "snake": draw(st.booleans()),
-        "overlap": draw(st.booleans()),
+        "overlap": (overlap := draw(st.booleans())),
+        "prefetch": draw(st.integers(0, 3)) if overlap else 0,
+        "launch": draw(st.sampled_from(("workers", "workers", "tiles"))),
         "store": draw(st.sampled_from(("tma", "tma", "direct"))),
         "chunks": draw(st.integers(1, 3)),
         "buffers": draw(st.integers(1, 3)),

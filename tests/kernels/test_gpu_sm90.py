@@ -189,7 +189,8 @@ class Chain:
         self.weights = [(normal(SIZE, SIZE) / SIZE**0.5).bfloat16() for _ in CONFIGS]
         self.launches: list[Callable[[int], None]] = []
         for which, choice in enumerate(CONFIGS):
-            choice = replace(choice, config=replace(choice.config, overlap=overlap))
+            early = {"overlap": overlap, "prefetch": choice.config.prefetch if overlap else 0}
+            choice = replace(choice, config=replace(choice.config, **early))
             self.launches.append(self._launch(choice, self.weights[which]))
 
     def _launch(self, choice: Sm90Choice, weights: Any) -> Callable[[int], None]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from layoutgemm.errors import PlanError
+from layoutgemm.kernels.epilogue import Activation, Epilogue
 from layoutgemm.kernels.sm90_choice import choose
 
 # (M, N, K) -> tile, cluster, loader, swapped, launched early. What was fastest on an H200, or within 1% of it.
 TABLE = {
     (1024, 1024, 1024): ((64, 128), (1, 1), "warp", False, True),
-    (2048, 2048, 2048): ((128, 256), (1, 1), "self", False, True),
+    (2048, 2048, 2048): ((128, 256), (1, 1), "warp", False, True),
     (4096, 4096, 4096): ((128, 256), (2, 1), "self", False, True),
     (8192, 8192, 8192): ((256, 224), (2, 1), "self", False, False),
     (16384, 16384, 16384): ((256, 224), (1, 2), "self", False, False),
@@ -22,7 +23,7 @@ TABLE = {
     (512, 14336, 4096): ((256, 224), (2, 1), "self", False, True),
     (512, 28672, 4096): ((256, 224), (2, 1), "self", False, True),
     (512, 6144, 4096): ((128, 192), (2, 1), "warp", False, True),
-    (512, 8192, 8192): ((128, 256), (2, 1), "self", False, True),
+    (512, 8192, 8192): ((128, 256), (2, 1), "warp", False, True),
     (512, 4096, 4096): ((128, 128), (2, 1), "warp", False, True),
     (512, 4096, 14336): ((128, 128), (2, 1), "warp", False, True),
     (64, 14336, 4096): ((64, 112), (1, 1), "warp", False, True),
@@ -42,6 +43,36 @@ def test_what_is_picked(sizes: tuple[int, int, int]) -> None:
     config = choice.config
     assert (config.tile, config.cluster, config.loader, choice.swapped, config.overlap) == TABLE[sizes], reason
     assert config.snake is False, "bits would depend on where a tile lies"
+
+
+# (M, N, K) -> how it is launched, what is fetched before the kernel before has ended, how many k tiles end early.
+LAUNCHES = {
+    (1024, 1024, 1024): ("tiles", "M", 2, 0),
+    (2048, 2048, 2048): ("workers", "M", 1, 2),
+    (4096, 4096, 4096): ("workers", "N", 1, 0),
+    (8192, 8192, 8192): ("workers", "M", 0, 2),
+    (512, 4096, 4096): ("tiles", "N", 2, 2),
+    (512, 8192, 8192): ("tiles", "N", 1, 2),
+    (64, 4096, 4096): ("tiles", "N", 2, 0),
+    (64, 4096, 14336): ("tiles", "M", 2, 0),
+    (64, 28672, 4096): ("tiles", "N", 1, 0),
+    (16, 4096, 4096): ("tiles", "N", 4, 0),
+}
+
+
+@pytest.mark.parametrize("sizes", LAUNCHES, ids=lambda s: "x".join(map(str, s)))
+def test_how_it_is_launched(sizes: tuple[int, int, int]) -> None:
+    config = choose(*sizes)[0].config
+    assert (config.launch, config.along, config.prefetch, config.early) == LAUNCHES[sizes]
+    assert choose(*sizes, batch=2)[0].config.launch == "workers", "a grid of tiles is that of one matrix"
+
+
+def test_halves_are_for_plain_products_of_16_bits() -> None:
+    """ptxas serialises them beside an epilogue, wide outputs or columns of B: `_IN_HALVES`."""
+    choice = choose(2048, 2048, 2048)[0]
+    assert choice.plan(2048, 2048, 2048, b="bf16:col").half is not None
+    for given in ({"c": "f32"}, {"epilogue": Epilogue(Activation("gelu"))}, {"b": "bf16:row"}):
+        assert choice.plan(2048, 2048, 2048, **{"b": "bf16:col", **given}).half is None
 
 
 # Type of A, sizes -> cluster: loads are shared from 8192 bytes along K, of 8-bit types with many rows from 4096.

@@ -116,6 +116,19 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: derive(tile=(64, 256), single=True, stages=2, tile_k=16, chunks=4, buffers=2), "the stages have"),
     (lambda: derive(tile=(64, 32), m=2**31 - 1, n=2**31 - 1), "tiles of clusters"),
     (lambda: derive(tile=(64, 8), c="e4m3"), "no whole 16 bytes"),
+    (lambda: small(launch="grid"), "launch = 'grid': known are 'workers', 'tiles'"),
+    (lambda: small(prefetch=2), "prefetch = 2 before the kernel before has ended: with overlap=True alone"),
+    (lambda: small(prefetch=-1, overlap=True), "prefetch = -1: an int of at least 0"),
+    (lambda: small(launch="tiles", schedule="pingpong", loader="warp", consumers=2), "pingpong takes two in turn"),
+    (lambda: derive(launch="tiles", batch=2), "batch = 2: a grid of tiles is that of one matrix"),
+    (lambda: derive(tile=(64, 32), launch="tiles", n=32 * 65536), "x 65536 tiles of clusters along M and N: a grid"),
+    (lambda: derive(tile=(64, 32), launch="tiles", along="N", m=64 * 65536), "second dimension, which is M"),
+    (lambda: derive(tile=(64, 40), early=1), "N = 20 is none of them"),
+    (lambda: derive(tile=(64, 32), early=1, store="direct"), "halves its columns: those leave by tensor stores alone"),
+    (
+        lambda: Sm90Plan.derive(64, 32, 64, b="bf16:col", gated="silu", config=small(64, 64, early=1)),
+        "gated products halve them, too",
+    ),
 ]  # fmt: skip
 
 
@@ -298,6 +311,10 @@ def test_explanation_holds_the_numbers() -> None:
     ):  # fmt: skip
         assert part in text, (part, text)
     assert "each thread its own values" in derive(store="direct").explain()
+    early = small(launch="tiles", along="N", cluster=(2, 1), overlap=True, prefetch=2)
+    text = Sm90Plan.derive(200, 300, 64, config=early).explain()
+    assert "a grid of 20 x 2 blocks, along N first" in text and "2 k tile(s), 20480 bytes a block" in text
+    assert "one half of the columns after the other" in derive(tile=(64, 32), early=1).explain()
     assert "setmaxnreg: 24 for the loader, 240 for consumers" in derive(tile=(128, 32), loader="warpgroup").explain()
     svg = derive().svg()
     assert svg.startswith("<svg") and "m64n32k16" in svg

@@ -1,0 +1,122 @@
+"""The loader of a Hopper kernel: one warp that waits for free stages, and issues this block's share of the copies.
+
+    step           when                       does
+    -----------    -----------------------    -------------------------------------------------------------------------
+    fetch_ahead    before the kernel          first k tiles into L2: nobody sees them there, so that kernel may still
+                   before this has ended      write them; later copies find what it wrote
+    load_next      for each k tile            waits for empty[s], arms full[s], issues the copies
+    drain          at the end, where blocks   waits for every empty[s] once more: no block sends to this one, or arrives
+                   share loads                at its barriers, after that
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, const_expr
+
+from . import bridge
+from .sm90_gated import HALF
+
+
+class Sm90Loads:
+    """What a kernel of an Sm90Plan loads, and when. `origin` is the kernel's: a tile's number -> its first element."""
+
+    plan: Any
+
+    def origin(self, job: Any, tile: Any) -> tuple[Any, Any, Any]:
+        """First row, first column and matrix of this block's tile of C."""
+        raise NotImplementedError
+
+    @cute.jit
+    def load_next(self, job: Any, maps: Any, ahead: Any) -> Any:
+        """Load one k tile into the next stage, if there is one left, and step on. Only the loader's warp acts."""
+        plan = self.plan
+        tile, m0, n0, matrix, k_tile, stage, parity, backwards = ahead
+        if job.warp == plan.loader_warp:
+            if tile < job.tiles and k_tile < job.k_tiles:
+                bridge.barrier_wait(job.shared.empty(stage), parity)
+                if bridge.elect():
+                    at = k_tile
+                    if const_expr(plan.config.snake):
+                        at = k_tile + backwards * (job.k_tiles - 1 - 2 * k_tile)
+                    self.issue_loads(job, maps, m0, n0, matrix, job.k_first + at, stage)
+                stage += 1
+                if stage == plan.stages:
+                    stage = Int32(0)
+                    parity ^= 1
+                k_tile += 1
+                if k_tile == job.k_tiles:
+                    k_tile = Int32(0)
+                    backwards ^= 1
+                    tile += job.workers
+                    m0, n0, matrix = self.origin(job, tile)
+        return tile, m0, n0, matrix, k_tile, stage, parity, backwards
+
+    @cute.jit
+    def drain(self, job: Any, ahead: Any) -> None:
+        """Wait until all blocks that share loads with this one have released every stage. Only the loader's warp acts.
+
+        Their last arrivals are then in, and each has what this block sent: it may leave without meeting them.
+        """
+        plan = self.plan
+        stage, parity = ahead[5], ahead[6]
+        if job.warp == plan.loader_warp:
+            for _ in cutlass.range(plan.stages, unroll=1):
+                bridge.barrier_wait(job.shared.empty(stage), parity)
+                stage += 1
+                if stage == plan.stages:
+                    stage = Int32(0)
+                    parity ^= 1
+
+    @cute.jit
+    def fetch_ahead(self, job: Any, maps: Any, first: Any) -> None:
+        """Bring this block's share of the first k tiles of its first tile into L2. Only the loader's warp acts."""
+        plan = self.plan
+        along_m, along_n = plan.config.cluster
+        tile, m0, n0, matrix = first
+        if job.warp == plan.loader_warp and tile < job.tiles:
+            if bridge.elect():
+                for i in cutlass.range(cutlass.min(job.k_tiles, plan.config.prefetch), unroll=1):
+                    origin = {"m": m0, "n": n0, "k": (job.k_first + i) * plan.tile[2], "l": matrix, HALF: Int32(0)}
+                    bridge.prefetch_share(maps[0], plan.a.tma, origin, job.rank // along_m if along_n > 1 else 0)
+                    bridge.prefetch_share(maps[1], plan.b.tma, origin, job.rank % along_m if along_m > 1 else 0)
+
+    def issue_loads(self, job: Any, maps: Any, m0: Any, n0: Any, matrix: Any, k_tile: Any, stage: Any) -> None:
+        """Arm full[stage] and issue this block's share of both tiles. Called by one thread."""
+        plan = self.plan
+        along_m, along_n = plan.config.cluster
+        origin = {"m": m0, "n": n0, "k": k_tile * plan.tile[2], "l": matrix, HALF: Int32(0)}
+        full, a, b = job.shared.full(stage), job.shared.a(stage), job.shared.b(stage)
+        row, column = job.rank % along_m, job.rank // along_m
+        bridge.barrier_expect(full, plan.full_bytes)
+        if along_n == 1:
+            bridge.load_tile(maps[0], plan.a.tma, origin, a, full)
+        else:  # the blocks of one row of the cluster need the same A
+            mask = bridge.cluster_mask(along_n, job.part * plan.sharing + row, along_m)
+            bridge.load_share(maps[0], plan.a.tma, origin, a, full, column, mask)
+        if along_m == 1:
+            bridge.load_tile(maps[1], plan.b.tma, origin, b, full)
+        else:
+            mask = bridge.cluster_mask(along_m, job.part * plan.sharing + column * along_m, 1)
+            bridge.load_share(maps[1], plan.b.tma, origin, b, full, row, mask)
+
+    @cute.jit
+    def clear_dead_rows(self, shared: Any, thread: Any) -> None:
+        """Zeros for the rows of A's tiles that are never loaded: their products are not stored, but they are read.
+
+        The consumers write them while the first loads are under way, and meet before the first product.
+        """
+        plan = self.plan
+        writers = 128 * plan.config.consumers
+        for s in cutlass.range_constexpr(plan.stages):
+            for first, count in plan.dead_runs:
+                for i in cutlass.range_constexpr((count + 16 * writers - 1) // (16 * writers)):
+                    offset = 16 * (i * writers + thread)
+                    if offset < count:
+                        zero = Int32(0)
+                        bridge.store_shared((shared.a(s) + (first + offset)).toint(), [zero, zero, zero, zero])
+        bridge.shared_writes_visible()
+        bridge.named_sync(plan.stages_barrier, writers)
