@@ -73,7 +73,7 @@ _WIDTHS = (256, 224, 208, 192, 176, 160, 128, 96, 64)
 # Rate of products against that of 256x224, of whole waves at K = 4096 and 8192; others by their traffic.
 _RATES = {
     (256, 224): 1.0, (256, 208): 1.0, (256, 192): 0.995, (256, 176): 0.97, (256, 160): 0.97, (256, 128): 0.965,
-    (128, 256): 0.967, (128, 192): 0.955, (128, 128): 0.93,
+    (128, 256): 0.967, (128, 224): 0.94, (128, 192): 0.955, (128, 128): 0.93,
 }  # fmt: skip
 # Bytes along K from which sharing loads pays: of bf16 it gains 1.5 to 2% at K = 4096 and costs 2% at 2048 (NOTES.md).
 # Of 8-bit types half of it does where there are more than two rows of tiles: at K = 4096 the fastest of 4096x4096 share
@@ -164,7 +164,7 @@ def choose(
     best = min(estimates, key=lambda e: (e.seconds, -e.tile[1]))
     rows, columns = best.tile
     grid = -(-m // rows), -(-n // columns)
-    cluster, group, along = _cluster(best.tile, grid, k, kind)
+    cluster, group, along = _cluster(best.tile, grid, k, kind, multiprocessors)
     overlap = work < _SHORT
     # One warpgroup for 128 rows stores the first 64 of them under the products of the others: benchmarks/NOTES.md.
     tall = bits == 16 and _tall_wave(best)
@@ -199,7 +199,7 @@ def choose(
 
 def _fetched(tile: tuple[int, int], cluster: tuple[int, int], line: int, most: int) -> int:
     """K tiles that a block fetches early: its shares of rows and columns, of `line` bytes each, up to `most` bytes."""
-    return min(4, max(1, most // ((tile[0] // cluster[1] + tile[1] // cluster[0]) * line)))
+    return min(2, max(1, most // ((tile[0] // cluster[1] + tile[1] // cluster[0]) * line)))
 
 
 def _unit(kind: DType, halves: int) -> int:
@@ -231,7 +231,9 @@ def _estimate(
     return Estimate(tile, max(cycles / _CLOCK, moved / _DRAM) + _LAUNCH, waves, tiles, workers, pingpong and waves > 1)
 
 
-def _cluster(tile: tuple[int, int], grid: tuple[int, int], k: int, kind: DType) -> tuple[tuple[int, int], int, str]:
+def _cluster(
+    tile: tuple[int, int], grid: tuple[int, int], k: int, kind: DType, multiprocessors: int
+) -> tuple[tuple[int, int], int, str]:
     """Two blocks that share the tile they both need, along the way that leaves none without work; and the order."""
     least = _NARROW_BYTES if kind.bits == 8 and grid[0] > 2 else _CLUSTER_BYTES
     if k * kind.bytes < least or grid[0] * grid[1] < 64:
@@ -240,8 +242,8 @@ def _cluster(tile: tuple[int, int], grid: tuple[int, int], k: int, kind: DType) 
         return ((1, 2), 16, "M") if grid[0] <= 16 else ((1, 2), 8, "N")
     if grid[0] % 2 == 0:
         return (2, 1), 8, "N" if tile[0] == 128 and grid[0] > 8 else "M"
-    if grid[1] % 2 == 0 and tile[0] == 256:  # tiles of 128 rows lose 1 to 2% so
-        return (1, 2), 8, "N"
+    if grid[1] % 2 == 0 and (tile[0] == 256 or (tile[0] == 128 and grid[0] * grid[1] <= multiprocessors)):
+        return (1, 2), 8, "N"  # tiles of 128 rows lose 1 to 2% so, but in a single wave, where 1048x2240x8320 gains 3%
     return (1, 1), 8, "M"
 
 
@@ -256,8 +258,8 @@ def _for_few_rows(
     """M up to 64: the weights come through memory once, and every multiprocessor takes an equal share of them."""
     bytes_, step = kind.bytes, 8 if b_major == "K" else 128 // kind.bytes
     columns = min(256, max(-(-n // (multiprocessors * step)) * step, 24 if k * bytes_ < 8192 else 8))
-    if b_major != "K":  # two waves of one span each are faster than one of two: benchmarks/NOTES.md, "B as (K, N)"
-        columns = step
+    if b_major != "K":  # two waves of one span are faster than one of two, four are slower: NOTES.md, "B as (K, N)"
+        columns = min(256 // step, -(-n // (step * 2 * multiprocessors))) * step
     columns = -(-columns // _unit(kind, halves)) * _unit(kind, halves)
     if kind.kind != "float" and columns > 24:  # the instruction's widths for integers
         columns = -(-columns // 16) * 16

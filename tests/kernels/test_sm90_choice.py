@@ -56,7 +56,8 @@ LAUNCHES = {
     (64, 4096, 4096): ("tiles", "N", 2, 0),
     (64, 4096, 14336): ("tiles", "M", 2, 0),
     (64, 28672, 4096): ("tiles", "N", 1, 0),
-    (16, 4096, 4096): ("tiles", "N", 4, 0),
+    (16, 4096, 4096): ("tiles", "N", 2, 0),
+    (1048, 2240, 8320): ("tiles", "N", 2, 2),  # nine rows of tiles, an even number of columns: clusters of 1x2
 }
 
 
