@@ -21,7 +21,11 @@ ifeq ($(shell uname -s),Linux)
 TEST_STAMPS := $(VENV)/.tests
 endif
 
-.PHONY: help demo test lint test-env pytest docs notebooks chromium bench-algebra bench-proofs bench-gemm clean
+# The tests that run compiled kernels in the emulator.
+EMULATED := tests/emulator $(wildcard $(foreach each,emulated epilogue fused gated ladder lanes line_ends mutants \
+  primitives promoted ragged,tests/kernels/test_$(each)*.py))
+
+.PHONY: help demo test lint test-env pytest emulated docs notebooks chromium bench-algebra bench-proofs bench-gemm clean
 .DELETE_ON_ERROR:
 
 help:
@@ -29,6 +33,7 @@ help:
 	@echo "make test           ruff, mypy and all tests"
 	@echo "make lint           ruff and mypy alone"
 	@echo "make pytest         the tests alone"
+	@echo "make emulated       those alone that run kernels in the emulator; kernels compiled before are taken from the cache"
 	@echo "make chromium       install the browser that the tests of linked pages run in (Debian and Ubuntu, as root)"
 	@echo "make docs           build the documentation site, build/site/index.html"
 	@echo "make notebooks      make notebooks of the scripts in notebooks/, in out/notebooks"
@@ -59,6 +64,9 @@ test-env: $(VENV)/.dev $(TEST_STAMPS)
 pytest: test-env
 	@echo "==> tests, $(JOBS) at a time (a few minutes)"
 	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
+emulated: test-env
+	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q $(EMULATED)
 
 # Layouts are written as aligned tables, which `ruff format` would tear apart: the linter is held, the formatter is not.
 lint: $(VENV)/.dev

@@ -122,6 +122,11 @@ def test_a_variant_is_at_most_thirty_lines() -> None:
     assert len(lines) >= 3 and max(lines.values()) <= 30, lines
 
 
+def limit(problem: str | None) -> float:
+    """Seconds for a planted program: few where it is one that sleeps, which is seen however slow the machine is."""
+    return 0.5 if problem == "ran longer than" else LIMIT_S
+
+
 SEEN = [
     ("import layoutgemm; print('checked: 1 of 1')", None),
     ("assert 1 == 2, 'one is not two'", "one is not two"),
@@ -134,7 +139,7 @@ SEEN = [
 def test_the_runner_sees_failures(tmp_path: Path, text: str, problem: str | None) -> None:
     path = tmp_path / "planted.py"
     path.write_text(text, encoding="utf-8")
-    found = run_program(path, tmp_path, limit_s=3)
+    found = run_program(path, tmp_path, limit(problem))
     assert (found is None) if problem is None else (found is not None and problem in found)
 
 
@@ -153,7 +158,7 @@ def test_the_server_sees_failures(tmp_path: Path, text: str, problem: str | None
         pytest.skip("processes cannot be forked here")
     path = tmp_path / "planted.py"
     path.write_text(text, encoding="utf-8")
-    found = server.run(path, tmp_path, limit_s=3)
+    found = server.run(path, tmp_path, limit(problem))
     assert (found is None) if problem is None else (found is not None and problem in found)
     path.write_text("print('checked')", encoding="utf-8")
     assert server.run(path, tmp_path) is None  # and the next one is a program of its own

@@ -166,7 +166,8 @@ class Records:
         if not state.pending:
             return
         for pipes in state.groups:
-            if any(pipes):
-                for i, groups in enumerate(pipes):
-                    if groups:
-                        pipes[i] = tuple(group & keep for group in groups)
+            for i, groups in enumerate(pipes):
+                for group in groups:
+                    if group & mask:
+                        pipes[i] = tuple([group & keep for group in groups])
+                        break

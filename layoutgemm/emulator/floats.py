@@ -31,8 +31,12 @@ def f64(x: Any) -> Any:
 def bits32(y: Any) -> Any:
     """float -> bits of the nearest float32, NaN as PTX writes it."""
     y = np.asarray(y, dtype=np.float32)
-    found = np.where(np.isnan(y), np.uint32(NAN32), y.view(np.uint32))
-    return found.astype(np.int64) if found.ndim else int(found)
+    if not y.ndim:
+        return NAN32 if np.isnan(y) else int(y.view(np.uint32))
+    found = y.view(np.uint32).astype(np.int64)
+    if (nan := y != y).any():
+        found[nan] = NAN32
+    return found
 
 
 def bits64(y: Any) -> Any:
@@ -43,6 +47,14 @@ def bits64(y: Any) -> Any:
 
 def encode(y: Any, kind: DType) -> Any:
     """float -> bits of a format of 16 bits or less, to nearest."""
+    if kind.name == "bf16" and isinstance(y, np.ndarray) and y.ndim and y.dtype == np.float32:
+        # What most epilogues convert to. NumPy's conversion knows nothing of it; this is `DType.encode`, of one format.
+        word = y.view(np.uint32)
+        half = (word >> np.uint32(16) & np.uint32(1)) + np.uint32(0x7FFF)
+        rounded = (word + half >> np.uint32(16)).astype(np.int64)
+        if (nan := y != y).any():
+            rounded[nan] = M16 >> 1
+        return rounded
     found = np.asarray(kind.encode(np.asarray(y))).astype(np.int64)
     if kind.bits == 16:
         found = np.where(np.isnan(np.asarray(y)), M16 >> 1, found)

@@ -136,14 +136,28 @@ def c_compiler() -> str:
     )
 
 
+@functools.cache
+def _stub(compiler: str) -> bytes:
+    """The stub runtime as an object file: compiled once for a process, since compiling takes longer than linking."""
+    with tempfile.TemporaryDirectory(prefix="layoutgemm-host-") as folder:
+        made = Path(folder) / "stub.o"
+        command = [compiler, "-c", "-fPIC", "-O1", "-o", str(made), str(STUB)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise EmulatorError(f"the stub runtime cannot be compiled: {done.stderr}")
+        return made.read_bytes()
+
+
 def _link(content: bytes) -> ctypes.CDLL:
     """The object file with the stub, as a library. Raises EmulatorError with the linker's words."""
     with tempfile.TemporaryDirectory(prefix="layoutgemm-host-") as folder:
-        made = Path(folder) / "host.so"
-        (Path(folder) / "kernel.o").write_bytes(content)
+        made, compiler = Path(folder) / "host.so", c_compiler()
+        objects = {Path(folder) / "kernel.o": content, Path(folder) / "stub.o": _stub(compiler)}
+        for path, data in objects.items():
+            path.write_bytes(data)
         # -Bsymbolic: the stub's functions, also where the real runtime was loaded for the whole process.
-        command = [c_compiler(), "-shared", "-fPIC", "-O1", "-Wl,-Bsymbolic", "-Wl,--no-undefined", "-o", str(made)]
-        done = subprocess.run([*command, f"{folder}/kernel.o", str(STUB)], capture_output=True, text=True)
+        command = [compiler, "-shared", "-fPIC", "-Wl,-Bsymbolic", "-Wl,--no-undefined", "-o", str(made)]
+        done = subprocess.run([*command, *map(str, objects)], capture_output=True, text=True)
         if done.returncode:
             missing = sorted(set(re.findall(r"undefined reference to [`'](\w+)'", done.stderr)))
             what = f"it calls {', '.join(missing)}, which the stub runtime does not have" if missing else done.stderr

@@ -36,7 +36,7 @@ from .launch import Policy as Policy
 from .launch import Progress, Triple, Watch, special_registers
 from .memory import RANK_SHIFT, SharedMemory
 from .order import NO_PARTS, Event, Knowledge, Ledger, Parts, Shadow
-from .program import Operation, Program
+from .program import Operation, Program, Segment
 from .ptx import Instruction
 from .timeline import Recorder
 from .values import FULL, LANES, bool_of, mask_of, select64
@@ -464,8 +464,9 @@ class Machine:
         instructions = self.program.kernel.instructions
         ins = instructions[min(fiber.pc, len(instructions) - 1)]
         traceback, pc = error.__traceback__, fiber.pc
+        step = self.program.steps[ins.pc]
         while traceback is not None:
-            if traceback.tb_frame.f_code.co_name == f"run{fiber.pc}":
+            if isinstance(step, Segment) and traceback.tb_frame.f_code is step.run.__code__:
                 pc = fiber.pc + traceback.tb_lineno - traceback.tb_frame.f_code.co_firstlineno - 1
                 ins = instructions[pc]
             traceback = traceback.tb_next

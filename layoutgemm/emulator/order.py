@@ -22,10 +22,10 @@ long as the number of accesses in flight, not as the run.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
-from weakref import WeakSet
+from weakref import ref
 
 from .lane_order import FILTER, NOTHING, Touch, crossing, each_alone, one_lane, unknown, unordered
 
@@ -166,6 +166,7 @@ class Ledger:
     """
 
     divided: Callable[[Event, Event], None] | None = None
+    SWEEP = 256
 
     def __init__(self, strict: bool = True, enabled: bool = True, lanes: str = "off") -> None:
         self.strict, self.enabled = strict, enabled
@@ -174,7 +175,9 @@ class Ledger:
         self.next = 0
         self.created: list[Event] | None = None
         self.clock = 0
-        self.knowledges: WeakSet[Knowledge] = WeakSet()
+        # Weak references, some of them dead: a WeakSet, which hears of each death, took a good part of a run.
+        self._knowledges: list[ref[Knowledge]] = []
+        self._sweep = self.SWEEP  # so many, and the dead ones are dropped
         self.shadows: list[Shadow] = []
 
     def event(self, asynchronous: bool, describe: Callable[[], str], engine: Any = None, by: Any = None) -> Event:
@@ -196,8 +199,19 @@ class Ledger:
             out.seen, out.proxied, out.inits, out.own, out.open = of.seen, of.proxied, of.inits, of.own, of.open
             out.time = of.time
             out.past, out.fenced = of.past, of.fenced
-        self.knowledges.add(out)
+        self._knowledges.append(ref(out))
+        if len(self._knowledges) > self._sweep:
+            self._knowledges = [one for one in self._knowledges if one() is not None]
+            self._sweep = self.SWEEP + 2 * len(self._knowledges)
         return out
+
+    @property
+    def knowledges(self) -> Iterator[Knowledge]:
+        """All sets that somebody still has."""
+        for one in self._knowledges:
+            found = one()
+            if found is not None:
+                yield found
 
     def bit(self, event: Event) -> int:
         """The event in a bit set; 0 when it has been forgotten."""
@@ -433,6 +447,7 @@ class Shadow:
         if not ledger.enabled or not places:
             return None
         race = None
+        base, seen, proxied = ledger.base, knows.seen, knows.proxied
         between = touch is not None and event.lanes != 0  # the event's own earlier accesses, by other lanes
         self.accesses = turn = self.accesses + 1
         pages = range((places & -places).bit_length() - 1 >> self.PAGE, (places.bit_length() - 1 >> self.PAGE) + 1)
@@ -450,7 +465,16 @@ class Shadow:
                 if not common:
                     continue
                 if race is None and (write or record.write):
-                    race = self._conflict(record, common, knows, asynchronous, what, event, own, lanes, touch, write)
+                    # Most are known, and what they wrote is visible: no more is to be asked of those.
+                    earlier = record.event
+                    at = earlier.id - base
+                    if at >= 0 and not (
+                        seen >> at & 1
+                        and (not asynchronous or not record.write or earlier.asynchronous or proxied >> at & 1)
+                    ):
+                        race = self._conflict(
+                            record, common, knows, asynchronous, what, event, own, lanes, touch, write
+                        )
                 if write and record.event is not event:
                     record.overwritten(places, parts)
                     gone = gone or not record.places

@@ -7,6 +7,7 @@ instruction that neither computes nor has an operation is refused here, with its
 
 from __future__ import annotations
 
+import itertools
 import linecache
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from .codegen import NAMES, PARAMETER_BASE, Generator, bits_of, number
 from .ptx import Instruction, Kernel, Operand
 
 BRANCHES = ("bra", "ret", "exit")
+_NUMBERS = itertools.count()
 SHARED_START = 1024  # dynamic shared memory does not begin at offset 0: a forgotten base address shows
 # Instructions whose first operand is read although it is a register.
 READS_FIRST = {"bar", "barrier", "nanosleep", "setmaxnreg", "discard", "griddepcontrol"}
@@ -194,8 +196,6 @@ class Program:
     def _make_steps(self) -> None:
         instructions, leaders = self.kernel.instructions, set(self.leaders)
         self.steps = [None] * self.size
-        source: list[str] = []
-        spans: list[tuple[int, int, int, int]] = []
         pc = 0
         while pc < self.size:
             start, lines, writes, moved = pc, [], 0, 0
@@ -203,26 +203,17 @@ class Program:
                 text = self.generator.statement(instructions[pc])
                 if text is None:
                     break
-                lines.append(f"    {text}  # {pc}")
+                lines.append(f"    {text}")
                 writes |= self.writes[pc]
                 moved = moved & ~self.writes[pc] if instructions[pc].words[0] != "mov" else moved | self.writes[pc]
                 pc += 1
             if lines:
-                source += [f"def run{start}(R, W):", *lines, ""]
-                spans.append((start, pc, writes, moved))
+                self.steps[start] = Segment(start, pc, _function("\n".join(lines)), writes, moved)
             else:
                 ins = instructions[pc]
                 moved = self.writes[pc] if ins.words[0] == "wgmma" else 0
                 self.steps[pc] = Operation(ins, self.build(self, ins), self.writes[pc], moved)
                 pc += 1
-        code = "\n".join(source)
-        # A name and an entry in linecache, so that a traceback shows the generated line.
-        name = f"<{self.kernel.name[:60]} {id(self):x}>"
-        linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
-        functions = dict(NAMES)
-        exec(compile(code, name, "exec"), functions)
-        for start, end, writes, moved in spans:
-            self.steps[start] = Segment(start, end, functions[f"run{start}"], writes, moved)
 
     def mark(self, executed: bytearray) -> None:
         """A run of arithmetic was marked at its first instruction alone: mark the others."""
@@ -278,6 +269,28 @@ class Program:
         """Functions that give the elements of a register or vector that is read."""
         parts = operand.parts if operand.kind == "vector" else (operand,)
         return [self.value(part, kind) for part in parts]
+
+
+_FUNCTIONS: dict[str, Callable[[list[Any], Any], None]] = {}
+_KEPT = 1 << 14  # functions that are kept for the next program
+_SCOPE = dict(NAMES)
+
+
+def _function(body: str) -> Callable[[list[Any], Any], None]:
+    """The function of (R, W) with this body. Python's compiler takes longer than all else here, and programs have most
+    of their runs in common: mutants of one kernel, and kernels with the same beginning."""
+    found = _FUNCTIONS.get(body)
+    if found is None:
+        if len(_FUNCTIONS) >= _KEPT:
+            for old in _FUNCTIONS.values():
+                linecache.cache.pop(old.__code__.co_filename, None)
+            _FUNCTIONS.clear()
+        # A name and an entry in linecache, so that a traceback shows the generated line.
+        code, name = f"def run(R, W):\n{body}\n", f"<run {next(_NUMBERS)}>"
+        linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
+        exec(compile(code, name, "exec"), _SCOPE)
+        found = _FUNCTIONS[body] = _SCOPE.pop("run")
+    return found
 
 
 def _post_dominators(follows: list[list[int]]) -> list[int]:

@@ -140,6 +140,9 @@ _LOC = re.compile(r"\s*\.loc\s+(\d+)\s+(\d+)")
 _FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', re.M)
 
 
+_BLANK, _STOP = re.compile(r"\s*"), re.compile(r"[{};:]")
+
+
 def parse(text: str) -> list[Kernel]:
     """The kernels of a PTX module, in order.
 
@@ -219,45 +222,48 @@ def _statements(text: str, start: int, files: dict[int, str]) -> list[_Statement
     """The statements between a kernel's braces, each with the scopes that it stands in and its line."""
     out: list[_Statement] = []
     scopes: list[dict[str, str]] = [{}]
-    buffer, line = "", text.count("\n", 0, start) + 1
-    depth = opened = begun = 0
+    line = text.count("\n", 0, start) + 1
+    opened = 0
     source: Source | None = None
-    at = start
-    while at < len(text):
-        char = text[at]
-        if char == "\n":
-            line += 1
-        if not buffer.strip():
-            begun = line
-            if char == "{":
-                opened += 1
-                scopes.append({"#": str(opened)})
-                at += 1
-                continue
-            if char == "}":
-                scopes.pop()
-                if len(scopes) == 1:
-                    return out
-                at += 1
-                continue
-            loc = _LOC.match(text, at) if char == "." else None
-            if loc is not None:  # a directive that ends with its line
-                number, row = int(loc.group(1)), int(loc.group(2))
-                source = Source(files.get(number, f"file {number}"), row) if row else None
-                at = text.index("\n", at)
-                continue
+    at, end = start, len(text)
+    while at < end:
+        begin = _BLANK.match(text, at).end()  # type: ignore[union-attr]
+        line += text.count("\n", at, begin)
+        at = begin
+        char = text[at : at + 1]
         if char == "{":
-            depth += 1
-        elif char == "}":
-            depth -= 1
-        if char == ";" and not depth:
-            out.append(_Statement("statement", " ".join(buffer.split()), tuple(scopes), begun, source))
-            buffer = ""
-        elif char == ":" and text[at + 1] != ":" and text[at - 1] != ":" and _NAME.fullmatch(buffer.strip()):
-            out.append(_Statement("label", buffer.strip(), tuple(scopes), begun, source))
-            buffer = ""
+            opened += 1
+            scopes.append({"#": str(opened)})
+            at += 1
+            continue
+        if char == "}":
+            scopes.pop()
+            if len(scopes) == 1:
+                return out
+            at += 1
+            continue
+        loc = _LOC.match(text, at) if char == "." else None
+        if loc is not None:  # a directive that ends with its line
+            number, row = int(loc.group(1)), int(loc.group(2))
+            source = Source(files.get(number, f"file {number}"), row) if row else None
+            at = text.index("\n", at)
+            continue
+        depth = 0
+        for stop in _STOP.finditer(text, at):
+            at = stop.start()
+            char = text[at]
+            depth += (char == "{") - (char == "}")
+            if char == ";" and not depth:
+                out.append(_Statement("statement", " ".join(text[begin:at].split()), tuple(scopes), line, source))
+                break
+            if char == ":" and text[at + 1] != ":" and text[at - 1] != ":":
+                label = text[begin:at].strip()
+                if _NAME.fullmatch(label):
+                    out.append(_Statement("label", label, tuple(scopes), line, source))
+                    break
         else:
-            buffer += char
+            break
+        line += text.count("\n", begin, at)
         at += 1
     raise PtxError(f"the kernel's body does not end: {len(scopes) - 1} open scopes at the end of the text")
 
@@ -297,7 +303,7 @@ def _resolved(name: str, scopes: tuple[dict[str, str], ...]) -> str:
 def _instruction(kernel: Kernel, statement: _Statement) -> Instruction:
     _, text, scopes, line, source = statement
     rest, predicate, negated = text, None, False
-    guard = re.match(r"@(!?)(%?[\w$]+)\s+(.*)", text)
+    guard = re.match(r"@(!?)(%?[\w$]+)\s+(.*)", text) if text[:1] == "@" else None
     if guard is not None:
         negated, predicate, rest = bool(guard.group(1)), _resolved(guard.group(2), scopes), guard.group(3)
     opcode, _, arguments = rest.partition(" ")
@@ -321,8 +327,14 @@ def read_instruction(kernel: Kernel, text: str, line: int = 0, source: Source | 
     return _instruction(kernel, _Statement("statement", text, ({},), line, source))
 
 
+_BRACKET = re.compile(r"[\[\](){}]")
+
+
 def _split(text: str) -> list[str]:
     """At the commas outside of brackets."""
+    if not _BRACKET.search(text):
+        plain = [part.strip() for part in text.split(",")]
+        return plain if plain[-1] else plain[:-1]
     out, depth, current = [], 0, ""
     for char in text:
         depth += (char in "[{(") - (char in "]})")
@@ -339,6 +351,8 @@ _NUMBER = re.compile(r"-?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|0[fF][0-9a-fA-F]{8}|0[d
 
 
 def _operand(kernel: Kernel, text: str) -> Operand:
+    if text in kernel.registers:
+        return Operand("reg", text)
     negated = text.startswith("!")
     bare = text.lstrip("!").strip()
     if bare.startswith("["):

@@ -43,12 +43,14 @@ class Part:
     touched  number of an access -> what it touched: memory, places, parts, whether it writes, its proxy
     before   number -> for each of `KINDS`, the numbers of those known to have happened, as a bit set
     used     mbarrier operations: warp, instruction, and which barrier
+    driven   the mbarriers, (block, offset), that something else than an mbarrier instruction arrives at: an engine does
     """
 
     names: dict[Name, int]
     touched: dict[int, tuple[Any, ...]] = field(default_factory=dict)
     before: dict[int, tuple[int, ...]] = field(default_factory=dict)
     used: set[tuple[Any, ...]] = field(default_factory=set)
+    driven: set[tuple[Triple, int]] = field(default_factory=set)
     times: dict[tuple[Any, ...], int] = field(default_factory=dict)
     of_event: dict[int, int] = field(default_factory=dict)  # event -> its accesses, as a bit set
     events: int = 0  # those that have any, as a bit set
@@ -139,7 +141,10 @@ class Trace:
         assert fiber.ins is not None
         if fiber.ins.opcode.startswith(("mbarrier.try_wait", "mbarrier.test_wait")):
             return
-        self.part(cta).used.add((fiber.cta.coordinate, fiber.warp.number, self._pc(fiber), cta.coordinate, offset))
+        part = self.part(cta)
+        part.used.add((fiber.cta.coordinate, fiber.warp.number, self._pc(fiber), cta.coordinate, offset))
+        if not fiber.ins.opcode.startswith("mbarrier."):
+            part.driven.add((cta.coordinate, offset))
 
     def ended(self, fiber: Fiber) -> None:
         """Lanes of a warp ended."""
@@ -237,12 +242,12 @@ def difference(before: Trace, after: Trace, say: Callable[[int], str] = str) -> 
             uses = f"mbarrier {one[4]:#x} of CTA {one[3]} is used at {say(one[2])} in one of the two only"
         pcs = {number: name.pc for name, number in old.names.items()}
         gone = sum(1 << number for number in old.touched if number not in new.touched)  # mbarriers that nothing uses
-        writes, inits = _sets(old)
+        sets = _sets(old, old.driven | new.driven)
         for number, had in old.before.items():
             if gone >> number & 1:
                 continue
             asynchronous = old.touched[number][-1] is True
-            one_way = zip(_orders(had, writes, inits), _orders(new.before[number], writes, inits), strict=True)
+            one_way = zip(_orders(had, *sets), _orders(new.before[number], *sets), strict=True)
             for kind, (was, is_now) in enumerate(one_way):
                 if kind and not asynchronous:
                     continue
@@ -255,21 +260,29 @@ def difference(before: Trace, after: Trace, say: Callable[[int], str] = str) -> 
     return Difference("", uses, frozenset(lost[0]), frozenset(lost[1]), gained)
 
 
-def _sets(part: Part) -> tuple[int, int]:
-    """The ordinary writes and the initialisations of mbarriers, as bit sets."""
-    writes = inits = 0
+def _sets(part: Part, driven: set[tuple[Triple, int]]) -> tuple[int, int, int]:
+    """The ordinary writes, the initialisations of mbarriers, and those of mbarriers that engines arrive at, as bit
+    sets."""
+    writes = inits = shown = 0
     for number, touched in part.touched.items():
         if touched[0][0] == "mbarrier":
             inits |= 1 << number
+            if (touched[0][1], touched[1]) in driven:
+                shown |= 1 << number
         elif len(touched) > 2 and touched[3] and not touched[4]:
             writes |= 1 << number
-    return writes, inits
+    return writes, inits, shown
 
 
-def _orders(known: tuple[int, ...], writes: int, inits: int) -> tuple[int, int]:
-    """What an access is ordered after, and what the async proxy sees: an mbarrier by either kind of fence."""
+def _orders(known: tuple[int, ...], writes: int, inits: int, shown: int) -> tuple[int, int]:
+    """What an access is ordered after, and what the async proxy sees: an mbarrier by either kind of fence.
+
+    An initialisation has to be shown to the async proxy where an engine arrives at the mbarrier: it is there that the
+    engine's proxy meets it (PTX ISA, "cp.async.bulk": complete-tx on the mbarrier). One at which threads alone arrive
+    and wait is met by ordinary accesses, which a barrier between the threads orders without any fence.
+    """
     seen, proxied, initialised = known
-    return seen & ~inits | (seen | initialised) & inits, proxied & writes | (initialised | proxied) & inits
+    return seen & ~inits | (seen | initialised) & inits, proxied & writes | (initialised | proxied) & shown
 
 
 def _first(old: Part, new: Part) -> int | None:

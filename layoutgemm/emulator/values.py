@@ -16,6 +16,7 @@ Semantics: PTX ISA, "Integer Arithmetic Instructions", "Floating Point Instructi
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -53,9 +54,12 @@ def mask_of(predicate: Any, lanes: int) -> int:
     return int(np.packbits(predicate, bitorder="little").view(np.uint32)[0]) & lanes
 
 
+@lru_cache(maxsize=1 << 12)
 def bool_of(mask: int) -> Any:
-    """A bit mask of lanes as an array of bools."""
-    return (mask >> LANE & 1).astype(bool)
+    """A bit mask of lanes as an array of bools, not to be written to: it is kept for the next call."""
+    found = (mask >> LANE & 1).astype(bool)
+    found.flags.writeable = False
+    return found
 
 
 # Integers -------------------------------------------------------------------------------------------------------------

@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from layoutgemm.emulator.lane_order import Touch, conflicting
+from layoutgemm.emulator.lane_order import Touch, conflicting, divide
 from layoutgemm.emulator.machine import Launch, Policy
 from layoutgemm.emulator.memory import GlobalMemory
 from layoutgemm.emulator.mutants import deletions
 from layoutgemm.emulator.mutate import Case
+from layoutgemm.emulator.order import Ledger
 from layoutgemm.emulator.ptx import parse
 from layoutgemm.emulator.redundant import Explainer
 
@@ -240,6 +241,21 @@ def test_a_part_of_those_who_know() -> None:
     """
     assert not go(body.replace("LAST", "16")).findings
     assert go(body.replace("LAST", "17")).kinds == ["race"]
+
+
+def test_who_knows_of_an_event_knows_of_both_its_parts() -> None:
+    ledger = Ledger(lanes="converged")
+    event = ledger.event(False, lambda: "stores")
+    event.lanes, bit = 0b11, ledger.bit(event)
+    kinds = ("seen", "proxied", "fenced", "inits", "own", "open", "past")
+    sets = {kind: ledger.knowledge() for kind in kinds}
+    for kind, one in sets.items():
+        setattr(one, kind, bit)
+    other = divide(ledger, event, 0b01)
+    assert (event.lanes, other.lanes) == (0b10, 0b01)
+    for kind, one in sets.items():
+        both = bit | ledger.bit(other)
+        assert {name: getattr(one, name) for name in kinds} == {**dict.fromkeys(kinds, 0), kind: both}
 
 
 def deleted(body: str, what: str, block: int = 32) -> str:

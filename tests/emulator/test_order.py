@@ -227,7 +227,8 @@ def story(seed: int, compact: bool) -> tuple[list[bool], int]:
     return verdicts, ledger.next - ledger.base
 
 
-def test_forgetting_changes_no_verdict_and_keeps_the_sets_short():
+def test_forgetting_changes_no_verdict_and_keeps_the_sets_short(monkeypatch):
+    monkeypatch.setattr(Ledger, "SWEEP", 4)  # so that sets are looked through all the time
     lengths = []
     for seed in range(60):
         whole, _ = story(seed, False)
@@ -236,6 +237,17 @@ def test_forgetting_changes_no_verdict_and_keeps_the_sets_short():
         lengths.append(length)
         assert 0 < sum(whole) < len(whole)
     assert sorted(lengths)[30] < 600  # of 1,700
+
+
+def test_sets_that_nobody_has_any_more_are_dropped(world):
+    ledger, event = world.ledger, world.actors[0].epoch
+    kept = [ledger.knowledge() for _ in range(10)]
+    for one in kept:
+        ledger.learn(one, event)
+    for _ in range(20 * Ledger.SWEEP):
+        ledger.knowledge()
+    assert len(ledger._knowledges) < 3 * Ledger.SWEEP
+    assert {*map(id, ledger.knowledges)} == {*map(id, kept), *[id(actor.knows) for actor in world.actors]}
 
 
 @pytest.mark.parametrize("module", [test_copy_async, test_copy_bulk], ids=["cp.async", "bulk"])

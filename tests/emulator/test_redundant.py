@@ -165,6 +165,72 @@ def test_an_answer_that_nothing_reads() -> None:
     assert kind(read, [Case("n", launch, case(1).check)], deletion(read, "try_wait")) == "unreached"
 
 
+# A bulk copy completes on one mbarrier; at the other one all threads arrive, and wait. They are initialised one after
+# the other, each with a fence.
+SHOWN = """
+.version 8.0
+.target sm_90a
+.extern .shared .align 16 .b8 smem[];
+.visible .entry shown(.param .u64 c) {
+  .reg .b32 %r<16>; .reg .b64 %d<8>; .reg .pred %p<8>;
+  ld.param.u64 %d0, [c];
+  mov.u32 %r1, %tid.x;
+  mov.u32 %r3, smem;
+  setp.ne.u32 %p0, %r1, 0;
+  @%p0 bra ONE;
+  mbarrier.init.shared.b64 [%r3+FIRST], COUNT;
+ONE:
+  fence.mbarrier_init.release.cluster;
+  bar.sync 0;
+  @%p0 bra TWO;
+  mbarrier.init.shared.b64 [%r3+SECOND], OTHER;
+TWO:
+  fence.mbarrier_init.release.cluster;
+  bar.sync 0;
+  @%p0 bra LOADED;
+  mbarrier.arrive.expect_tx.shared.b64 _, [%r3], 256;
+  cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r3+64], [%d0], 256, [%r3];
+LOADED:
+  mbarrier.arrive.shared.b64 _, [%r3+8];
+T:
+  mbarrier.try_wait.parity.shared.b64 %p1, [%r3+8], 0;
+  @!%p1 bra T;
+E:
+  mbarrier.try_wait.parity.shared.b64 %p2, [%r3], 0;
+  @!%p2 bra E;
+  shl.b32 %r6, %r1, 2;
+  add.u32 %r6, %r6, %r3;
+  ld.shared.b32 %r7, [%r6+64];
+  add.u32 %r7, %r7, 1;
+  mul.wide.u32 %d1, %r1, 4;
+  add.u64 %d2, %d0, %d1;
+  st.global.b32 [%d2], %r7;
+  ret;
+}
+"""
+
+
+def test_an_mbarrier_of_threads_alone_needs_no_fence_of_its_initialisation() -> None:
+    """bar.sync orders it before them; a copy engine's is shown to the engine, and what shows it may not go."""
+    for engine, fences in ((0, ["same", "same"]), (8, ["same", "looser"])):
+        # The engine's mbarrier lies at 0, the threads' at 8; which of them is initialised first changes.
+        text = SHOWN.replace("FIRST", str(engine)).replace("SECOND", str(8 - engine))
+        text = text.replace("COUNT", "1" if engine == 0 else "64").replace("OTHER", "64" if engine == 0 else "1")
+        kernel = parse(text)[0]
+
+        def launch() -> Launch:
+            memory = GlobalMemory()
+            at = struct.pack("<Q", memory.add("c", np.arange(64, dtype=np.uint32)).address)
+            return Launch((1, 1, 1), (64, 1, 1), at, memory, dynamic_shared=512)
+
+        def check(launch: Launch) -> str | None:
+            got = launch.memory.buffers[0].data.view(np.uint32)
+            return None if (got == np.arange(64) + 1).all() else "wrong"
+
+        found = [m for m in deletions(kernel) if "fence.mbarrier_init" in m.place]
+        assert [kind(kernel, [Case("one", launch, check)], m) for m in found] == fences
+
+
 def test_a_barrier_that_only_ends_of_warps_come_after() -> None:
     assert kind(words(), [case(1), case(2)], deletion(words(), "bar.sync 1")) == "end"
 

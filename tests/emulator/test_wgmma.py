@@ -231,6 +231,15 @@ def test_a_later_group_stays_in_flight():
     assert np.array_equal(early, product) and not np.array_equal(late[0], product[0])
 
 
+def test_registers_in_flight_keep_their_places():
+    """The next product of the accumulator names them in the same order, or it is another accumulator."""
+    case = Case(wgmma(8, "bf16"))
+    one = mma(case)
+    text = case.text.replace(one, one + one.replace("%c1, %c2", "%c2, %c1"))
+    with pytest.raises(EmulatorError, match="register %c2 does not hold register 1 of the accumulator"):
+        case.run(text)
+
+
 def test_moves_copy_registers_in_flight():
     case = Case(wgmma(8, "bf16"))
     moved = "  mov.b32 %w, %c1;\n"

@@ -303,7 +303,8 @@ def test_functions_are_as_near_as_they_say(c: str, swapped: bool) -> None:
     for step in (*steps, own, mask) if c == "f32" else steps:
         epilogue = Epilogue(step)
         given = {"seed": int(rng.integers(2**31))} if step is mask else {}
-        config = replace(SMALL, tile=(64, 32))
+        # Tiles of eight columns: the compiler sees a fourth of the elements of one of 32, and the values are the same.
+        config = replace(SMALL, tile=(64, 8))
         plan = Sm90Choice(config, swapped).plan(m, n, k, b="bf16:col", c=c, epilogue=epilogue)
         expected = epilogue.reference(a @ b, **given).c
         operands = (b.T, a.T) if swapped else (a, b)

@@ -14,7 +14,7 @@ import pytest
 
 from layoutgemm.emulator.machine import Launch, Policy
 from layoutgemm.emulator.mutants import deletions
-from layoutgemm.emulator.mutate import Case, unreached
+from layoutgemm.emulator.mutate import Case
 from layoutgemm.emulator.ptx import Kernel
 from layoutgemm.emulator.redundant import PROVEN, Explainer
 from layoutgemm.kernels.sm80_plan import Sm80Config, Sm80Plan
@@ -67,17 +67,23 @@ def everything(form: str) -> tuple[Kernel, tuple[Case, ...]]:
     return found[0][0], tuple(one for _, one in found)
 
 
+@lru_cache
+def explainer(form: str) -> Explainer:
+    """It has run the kernel over all cases."""
+    kernel, cases = everything(form)
+    return Explainer(kernel, cases, ())
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_every_instruction_is_reached(form: str) -> None:
-    kernel, cases = everything(form)
-    assert [str(ins) for ins in unreached(kernel, cases)] == []
+    judge = explainer(form)
+    assert [str(ins) for ins in judge.kernel.instructions if not judge.executed[ins.pc]] == []
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_what_synchronises_is_needed(form: str) -> None:
-    kernel, cases = everything(form)
-    judge = Explainer(kernel, cases, ())
-    rows = [judge.row(mutant) for mutant in deletions(kernel)]
+    judge = explainer(form)
+    rows = [judge.row(mutant) for mutant in deletions(judge.kernel)]
     # lanes of a warp are executed together, so that bar.warp.sync is not judged
     left = [row for row in rows if not row.caught and row.reason.split(":")[0] not in PROVEN]
     survivors = [f"{row.mutant}: {row.reason}" for row in left if "bar.warp.sync" not in row.mutant.place]

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cache
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -159,6 +160,7 @@ class Accumulator:
         self.queue: list[Product] = []
         self.pending = [0] * WARPS
         self.names: list[list[int]] = [[] for _ in range(WARPS)]  # the registers of the last product of each warp
+        self.parts: list[list[Pending]] = [[] for _ in range(WARPS)]  # warp -> what its registers hold meanwhile
         self.last: Product
 
 
@@ -499,8 +501,11 @@ def _check_fence(
 def _take_accumulator(fiber: Fiber, warp: int, found: Product, names: list[int]) -> None:
     """The accumulator's registers go into flight; those that are there already stay."""
     registers, accumulator = fiber.registers, found.accumulator
-    held = [registers[name] for name in names]
-    if any(type(value) is Pending for value in held):
+    held = list(map(registers.__getitem__, names))
+    parts = accumulator.parts[warp]
+    if accumulator.form.c is found.form.c and len(parts) == len(held) and all(map(is_, held, parts)):
+        pass  # in flight, and the registers hold it in their order, as nearly always
+    elif any(type(value) is Pending for value in held):
         if accumulator.form.c is not found.form.c and accumulator.form.c.shape != found.form.c.shape:
             raise EmulatorError(f"the accumulator in flight is of {accumulator.form.atom}: wait for it first")
         for number, value in enumerate(held):
@@ -509,8 +514,9 @@ def _take_accumulator(fiber: Fiber, warp: int, found: Product, names: list[int])
     else:
         if found.words[2]:
             found.form.c.put(accumulator.values, warp, held)
-        for number, name in enumerate(names):
-            registers[name] = Pending(accumulator, number)
+        parts = accumulator.parts[warp] = [Pending(accumulator, number) for number in range(len(names))]
+        for name, part in zip(names, parts, strict=True):
+            registers[name] = part
     accumulator.names[warp] = names
     accumulator.pending[warp] += 1
 
