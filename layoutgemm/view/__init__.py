@@ -27,7 +27,7 @@ Each `*_svg` returns an SVG document, each `*_table` text; both raise LayoutErro
 why. `fields_svg` and `timeline_svg` have their text where their data is: `FieldTable.explain`, `Timeline.text`.
 
 The functions of `view.html` make pages in which an element lights up in every matrix, and in shared memory, at once:
-html_of, product_html, tile_html, layout_html, tv_html; the method is `html(path)`.
+html_of, product_html, copy_html, tile_html, swizzle_html, layout_html, tv_html; the method is `html(path)`.
 """
 
 from __future__ import annotations
