@@ -25,17 +25,18 @@ EXAMPLES = (
     "layoutgemm show smem:8x64:bf16:K:128B --columns 0:64:8",
     "layoutgemm show wgmma:64:bf16:C --rows 0:16 --columns 0:16",
     "layoutgemm show mma:m16n8k16:f16:A --json",
+    "layoutgemm show mma:m16n8k64:e2m1:mxf4:SFA",
     "layoutgemm show mma:m16n8k16:bf16 --svg product.svg",
     "layoutgemm show tiled:2x2x1:mma:m16n8k16:bf16 --svg tiled.svg",
-    "layoutgemm show copy:ldmatrix:4 --svg copy.svg",
+    "layoutgemm show copy:ldmatrix:4 --html copy.html",
     "layoutgemm show schedule:grouped:4:12x8",
     "layoutgemm show 'S<3,4,3>[bytes]'",
 )
 FORMS = (
-    f"{LAYOUT_HELP}; an operand of an atom: {ATOMS}, or all of it: mma:m16n8k16:bf16, tiled:2x2x1:mma:m16n8k16:bf16; "
-    "a copy: copy:ldmatrix:4[:trans], copy:stmatrix:2, copy:movmatrix, copy:cp_async:BYTES, copy:ld:BITS, "
-    "copy:tcgen05_ld:32x32b:4; an order of tiles: schedule:linear|grouped|serpentine|hilbert[:SIZE][:ROWSxCOLUMNS]; a "
-    "swizzle: S<3,4,3>"
+    f"{LAYOUT_HELP}; an operand of an atom: {ATOMS}, or all of it: mma:m16n8k16:bf16, mma:m16n8k64:e2m1:mxf4, "
+    "tiled:2x2x1:mma:m16n8k16:bf16; a copy: copy:ldmatrix:4[:trans], copy:stmatrix:2, copy:movmatrix, "
+    "copy:cp_async:BYTES, copy:ld:BITS, copy:tcgen05_ld:32x32b:4; an order of tiles: "
+    "schedule:linear|grouped|serpentine|hilbert[:SIZE][:ROWSxCOLUMNS]; a swizzle: S<3,4,3>"
 )
 
 
