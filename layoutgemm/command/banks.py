@@ -14,7 +14,7 @@ from ..checks.banks import WAVEFRONT, lanes_of_phase
 from ..dtypes import DType, dtype
 from ..errors import AtomError, LayoutError
 from ..layouts import ComposedLayout, Layout
-from ..view import swizzle_pair_svg
+from ..view import access_svg, swizzle_pair_svg
 from .arguments import LAYOUT_HELP, add, add_picture, answer, drawn, layout_of
 
 SWIZZLE_EXAMPLES = (
@@ -26,6 +26,7 @@ BANKS_EXAMPLES = (
     'layoutgemm banks "(64,64):(64,1)" --element bf16  # status 1: conflicts',
     "layoutgemm banks smem:64x64:bf16:K:128B --json",
     'layoutgemm banks "(32,32):(33,1)" --element f32 --access columns',
+    'layoutgemm banks "(64,64):(64,1)" --svg banks.svg  # status 1: conflicts',
 )
 LANES = 32
 Tile = Layout | ComposedLayout | SmemTile
@@ -45,12 +46,12 @@ def add_swizzle(commands: Any) -> None:
 
 def add_banks(commands: Any) -> None:
     """The subcommand banks."""
-    _arguments(
-        add(
-            commands, "banks", "the bank conflicts of accesses to a tile, and the lanes that conflict", BANKS_EXAMPLES,
-            banks, says="Counts the wavefronts of each access to shared memory. Exit status: 0 free, 1 conflicts.",
-        )
+    parser = add(
+        commands, "banks", "the bank conflicts of accesses to a tile, and the lanes that conflict", BANKS_EXAMPLES,
+        banks, says="Counts the wavefronts of each access to shared memory. Exit status: 0 free, 1 conflicts.",
     )  # fmt: skip
+    _arguments(parser)
+    add_picture(parser, "the tile by banks, and the phase that costs most lane by lane,")
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -100,6 +101,8 @@ def banks(args: argparse.Namespace) -> int:
     with way_out(args):
         tile, element, accesses = asked(args)
         report = bank_conflicts(tile, accesses, element=element)
+    if drawn(args, lambda: access_svg(tile, accesses, element)):
+        return 0 if report else 1
     head = {"layout": args.layout, "element": element.name}
     answer(args, report.explain, lambda: head | report_data(report))
     return 0 if report else 1
