@@ -76,8 +76,9 @@ def swizzle(args: argparse.Namespace) -> int:
             raise LayoutError(f"{plain} is swizzled twice: draw it before and after the last swizzle from Python")
         return swizzle_pair_svg(plain, found.best, element.bits, access=accesses[0])
 
-    if drawn(args, draw):
-        return 0 if found else 1
+    with way_out(args):
+        if drawn(args, draw):
+            return 0 if found else 1
 
     def data() -> dict[str, Any]:
         in_elements = None if found.swizzle is None else str(found.on_elements(element))
@@ -101,8 +102,9 @@ def banks(args: argparse.Namespace) -> int:
     with way_out(args):
         tile, element, accesses = asked(args)
         report = bank_conflicts(tile, accesses, element=element)
-    if drawn(args, lambda: access_svg(tile, accesses, element)):
-        return 0 if report else 1
+    with way_out(args):
+        if drawn(args, lambda: access_svg(tile, accesses, element)):
+            return 0 if report else 1
     head = {"layout": args.layout, "element": element.name}
     answer(args, report.explain, lambda: head | report_data(report))
     return 0 if report else 1
@@ -110,7 +112,7 @@ def banks(args: argparse.Namespace) -> int:
 
 @contextmanager
 def way_out(args: argparse.Namespace) -> Iterator[None]:
-    """Where rows of 16 bytes do not fit the layout, say what would."""
+    """Where rows of 16 bytes do not fit the layout, or a picture its elements, say what would."""
     try:
         yield
     except AtomError as error:
@@ -120,6 +122,12 @@ def way_out(args: argparse.Namespace) -> Iterator[None]:
             f"{error}; rows are 16 bytes at multiples of 16, 8 of them a matrix: pad the layout to that, or ask for "
             "--access columns, single elements"
         ) from None
+    except LayoutError as error:
+        cells, too_many, _ = str(error).partition(": show a part")
+        if not too_many:
+            raise
+        raise LayoutError(f"{cells}: draw a part of it, as in (64,64):(1024,1), or leave the picture away") from None
+
 
 
 def asked(args: argparse.Namespace) -> tuple[Tile, DType, list[AccessPattern]]:

@@ -31,7 +31,9 @@ from .arguments import one_line, size_pair
 
 ATOMS = "wgmma:64:bf16:C, mma:m16n8k16:bf16:A"
 WRITTEN = f"an atom is written FAMILY:SIZE[:TYPE[:KIND]][:OPERAND], as in {ATOMS}, mma:m16n8k64:e2m1:mxf4:SFA"
-OPERANDS = ("A", "B", "C", "SFA", "SFB")
+TILED = "a tiled atom is written tiled:MxNxK:ATOM, as in tiled:2x2x1:mma:m16n8k16"
+OPERANDS = ("A", "B", "C", "D", "SFA", "SFB")
+MAX_TILES = 1 << 16  # of an order that is shown
 
 
 def _wgmma(size: str, a: str, b: str, operand: str, kind: str | None) -> MmaAtom:
@@ -127,7 +129,9 @@ def object_of(text: str) -> tuple[Pictured, dict[str, Any], dict[str, Any]]:
         counts, _, name = rest.partition(":")
         sizes = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)x([1-9]\d*)", counts)
         if sizes is None:
-            raise LayoutError(f"{text!r}: a tiled atom is written tiled:MxNxK:ATOM, as in tiled:2x2x1:mma:m16n8k16")
+            raise LayoutError(f"{text!r}: {TILED}")
+        if not name:
+            raise LayoutError(f"{text!r}: {TILED}")
         tiled = TiledMma(whole_atom(name), (int(sizes[1]), int(sizes[2]), int(sizes[3])))
         return tiled, {"atom": tiled.atom.ptx, "tile": tiled.tile_mnk, "threads": tiled.threads}, {}
     if family in FAMILIES:
@@ -157,6 +161,8 @@ def schedule_of(text: str) -> tuple[Schedule, tuple[int, int]]:
     if name not in orders or len(rest) > (name in ("grouped", "serpentine")) or not all(r.isdigit() for r in rest):
         known = "linear, grouped:GROUP, serpentine:GROUP or hilbert"
         raise LayoutError(f"schedule:{text}: an order is {known}, then :ROWSxCOLUMNS, as in schedule:grouped:8:16x12")
+    if grid[0] * grid[1] > MAX_TILES:
+        raise LayoutError(f"schedule:{text}: {grid[0]}x{grid[1]} tiles, and up to {MAX_TILES} are shown")
     return orders[name](int(rest[0]) if rest else 8), grid
 
 

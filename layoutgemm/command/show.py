@@ -77,9 +77,22 @@ def run(args: argparse.Namespace) -> int:
     except LayoutError as error:
         if "=range(" not in str(error):
             raise
-        # The view names its own arguments as the way out.
-        way_out = re.sub(r"(rows|columns)=range\((\d+)\)", r"--\1 0:\2", str(error))
-        raise LayoutError(way_out) from None
+        raise LayoutError(as_options(str(error), args.what)) from None
+
+
+def as_options(said: str, what: str) -> str:
+    """What a view says, whose way out names its own arguments, with the options of this command instead.
+
+    >>> as_options("too many, for example rows=range(64), columns=range(3, 9)", "(4,8):(8,1)")
+    'too many, for example --rows 0:64, --columns 3:9'
+    """
+    if what.startswith("S<") and " o " not in what:
+        return f"{what}: the tile that shows all of it is too large: write '{what} o 0 o (8,64):(64,1)'"
+    family = what.partition(":")[0]
+    if family in ("tiled", "copy", "schedule") or (family in FAMILIES and not has_operand(what)):
+        return f"{said.partition(': show a part')[0]}; {what} is shown whole"
+    said = re.sub(r"(rows|columns)=range\((\d+)\)", r"--\1 0:\2", said)
+    return re.sub(r"(rows|columns)=range\((\d+), (\d+)(?:, \d+)?\)", r"--\1 \2:\3", said)
 
 
 def _show(args: argparse.Namespace) -> int:
@@ -120,6 +133,8 @@ def shown(args: argparse.Namespace) -> Shown:
         raise LayoutError(f"{args.what} is shown whole: --rows and --columns are for layouts, tiles, operands")
     if colors and not (family in FAMILIES or family in ("tiled", "copy")):
         raise LayoutError(f"{args.what} is held by no threads: --color and --thread are for atoms and copies")
+    if colors and args.svg is None and args.png is None:
+        raise LayoutError("--color and --thread are of a picture: give --svg FILE or --png FILE too")
     if whole:
         return object_shown(args.what, colors)
     if family in FAMILIES:
