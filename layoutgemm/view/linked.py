@@ -150,7 +150,7 @@ def THREADS(count: int) -> Holder:
 class Holders:
     """Who holds each element of a matrix: as many layers as an element has holders, the lowest thread first.
 
-    labels   value -> how it is told: its instruction, its register
+    labels   value -> how it is told: its instruction, its register; without one by its number
     """
 
     threads: tuple[Table, ...]

@@ -26,6 +26,8 @@ from layoutgemm.view.linked import THREADS, Fact, Figure, Holder, Holders, Matri
 from layoutgemm.view.linked_banks import byte_memory, meetings, with_meetings
 from layoutgemm.view.linked_parts import bank_of, bank_paint, holder_paint, offsets_parts, shared_memory
 
+MAX_LABELS = 1024  # of the values of a thread
+
 Held = tuple[Any, Any, Any, Any]  # arrays (row, column, thread, value)
 
 
@@ -99,7 +101,9 @@ def value_words(atom: CopyAtom, side: str, values: int) -> list[str]:
     """
     one, bits = int(atom.layout(side)[1].size), atom.element.bits
     in_memory = atom.space(side) in ("smem", "gmem")
-    words = []
+    words: list[str] = []
+    if values > MAX_LABELS:  # of the box of a tensor copy: the number says as much
+        return words
     for v in range(values):
         low = (v % one if in_memory else v) * bits
         which = f" of instruction {v // one}" if values > one else ""

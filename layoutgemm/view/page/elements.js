@@ -105,7 +105,7 @@ function mark() {
       const group = matrix.rivals && (matrix === at.matrix || at.matrix.twin(matrix)) ? matrix.rivals(at.e) : -1;
       if (group >= 0) for (let e = 0; e < matrix.count; e++) if (matrix.rivals(e) === group) matrix.marks[e] |= RIVAL;
     }
-    if (state.holder === null) {
+    if (state.holder === null && data.holder?.count > 1) {
       const first = at.matrix.heldBy(at.e)[0];
       if (first) for (const [, e] of at.matrix.holding.get(first[0])) at.matrix.marks[e] |= HELD;
     }

@@ -27,7 +27,7 @@ function facts(matrix, e) {
   const pairs = [], holders = matrix.heldBy(e);
   for (const [who, value] of holders.slice(0, 8)) {
     pairs.push([data.holder.name, holderWords(who).replace(`${data.holder.name} `, "")]);
-    pairs.push([data.holder.value, matrix.labels[value]]);
+    pairs.push([data.holder.value, matrix.labels[value] ?? String(value)]);
   }
   if (holders.length > 8) pairs.push(["", `and ${holders.length - 8} more hold it`]);
   for (const fact of matrix.facts) pairs.push([fact.name, factText(fact, e)]);

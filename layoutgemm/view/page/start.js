@@ -29,7 +29,7 @@ function fit() {
     ["row", width + sum(across), Math.max(height, most(down)), pair + count, pile],
     ["below", Math.max(width, sum(across)), height + most(down), Math.max(pair, count), pile + (count ? 1 : 0)],
   ];
-  const stage = document.getElementById("stage"), frame = [62, 52]; // pixels beside and above a picture's cells
+  const stage = document.getElementById("stage"), frame = [64, 52]; // pixels beside and above a picture's cells
   const sized = ways.map(([name, w, h, nx, ny]) => {
     const x = (stage.clientWidth - frame[0] * nx) / w, y = (innerHeight - stage.offsetTop - frame[1] * ny) / h;
     return { name, across: x, both: Math.min(x, y) };
