@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from . import __version__
-from .command.arguments import Parser, add, answer, failed, plain
+from .command.arguments import Parser, add, answer, failed, plain, stated
 from .command.banks import add_banks, add_swizzle
 from .command.bench import add_bench
 from .command.plans import add_plan, derive, options, plan_data
@@ -24,14 +24,18 @@ from .command.show import add_show
 from .emulator import command as emulator_command
 from .errors import LayoutError
 from .kernels import GemmPlan, error_bound
-from .layouts import CounterExample, Proof, Undecided, parse
+from .layouts import CounterExample, Proof, Undecided
 from .layouts.facts import Facts
 from .layouts.prove import prove
+
+# Modules that some commands need, and the extra that brings each.
+EXTRAS = {"torch": "torch", "cutlass": "dsl", "resvg_py": "png"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status: 0 when everything held, 1 when something did not, 2 for bad usage."""
     args = make_parser().parse_args(argv)
+    as_json = getattr(args, "json", False)
     try:
         status = int(args.run(args))
         sys.stdout.flush()
@@ -39,13 +43,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, as in `| head`, has seen enough; nothing is left to flush at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except KeyboardInterrupt:
+        return 130  # as a shell says of a command that ^C ended
+    except MemoryError as error:
+        return failed(LayoutError(f"not enough memory ({str(error) or 'here'}): ask of something smaller"), as_json)
+    except ModuleNotFoundError as error:
+        if error.name not in EXTRAS:
+            raise
+        way_out = f"pip install 'layoutgemm[{EXTRAS[error.name]}]'; layoutgemm doctor says what else is missing"
+        return failed(LayoutError(f"{error.name} is not installed: {way_out}"), as_json)
     except (LayoutError, OSError) as error:
-        return failed(error, getattr(args, "json", False))
+        return failed(error, as_json)
 
 
 def make_parser() -> argparse.ArgumentParser:
     """The parser of all subcommands."""
-    parser = Parser(prog="layoutgemm", description="CuTe-style layouts and the GEMM kernels built on them")
+    parser = Parser(
+        prog="layoutgemm", description="CuTe-style layouts and the GEMM kernels built on them",
+        epilog="examples:\n  layoutgemm show '(4,8):(8,1)'\n  layoutgemm demo\n\n"
+        "layoutgemm COMMAND --help shows those of a command",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
     parser.add_argument("--version", action="version", version=f"layoutgemm {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add_show(commands)
@@ -127,7 +145,7 @@ def _tune(args: argparse.Namespace) -> int:
 def _prove(args: argparse.Namespace) -> int:
     # Names mean symbols under these facts alone, whatever else the process has called by them.
     facts = Facts(*args.given)
-    found = prove(parse(args.a, facts), parse(args.b, facts))
+    found = prove(*(stated(text, facts) for text in (args.a, args.b)))
     verdict = "undecided" if isinstance(found, Undecided) else "proven" if found else "refuted"
 
     def data() -> dict[str, Any]:
@@ -148,6 +166,10 @@ def _prove(args: argparse.Namespace) -> int:
 def _demo(args: argparse.Namespace) -> int:
     say: Callable[[str], object] = (lambda text: None) if args.json else functools.partial(print, flush=True)
     plan = derive(args)
+    if args.device == "cuda":
+        from .kernels.device import require_gpu
+
+        require_gpu(plan, None)  # before anything is compiled for it
     say(f"1. The derivation\n\n{plan.explain()}\n\n2. Its checks\n")
     report = plan.check()
     say(str(report))

@@ -24,6 +24,7 @@ from .kernels.sass import find_tool
 TESTED_DSL = "4.8.1"
 TORCH = (2, 6)
 OK, MISSING, NOTE = "ok", "missing", "note"
+ABSENT = "not installed"
 
 
 @dataclass(frozen=True)
@@ -69,11 +70,12 @@ def report(findings: Sequence[Finding], as_json: bool = False) -> str:
     missing = [finding.name for finding in findings if finding.state == MISSING]
     if as_json:
         return json.dumps({"ok": not missing, "missing": missing, "findings": [asdict(f) for f in findings]}, indent=1)
-    verdict = (
-        f"matmul does not run on a GPU here: {', '.join(missing)}. On CPU tensors it is computed by torch"
-        if missing
-        else "matmul runs on the GPU here"
-    )
+    verdict = "matmul runs on the GPU here"
+    if missing:
+        verdict = f"matmul does not run on a GPU here: {', '.join(missing)}. "
+        without = any(finding.name == "torch" and finding.found == ABSENT for finding in findings)
+        computed = "On CPU tensors it is computed by torch"
+        verdict += "Layouts, proofs and pictures need none of it" if without else computed
     return "\n".join([*map(str, findings), "", verdict])
 
 
@@ -104,7 +106,7 @@ def _driver() -> Finding:
 
 def _gpus() -> Iterator[Finding]:
     if importlib.util.find_spec("torch") is None:
-        yield Finding("torch", MISSING, "not installed", "pip install 'layoutgemm[torch]'")
+        yield Finding("torch", MISSING, ABSENT, "pip install 'layoutgemm[torch]'")
         return
     import torch
 

@@ -90,7 +90,7 @@ def tune(
     import torch
 
     if not torch.cuda.is_available():
-        raise PlanError("tuning measures on a GPU, and torch finds none")
+        raise PlanError("tuning measures on a GPU, and torch finds none; `layoutgemm doctor` says what is missing")
     from .torch_launch import gpu, target
 
     processors, gpu_name = gpu(torch.cuda.current_device())

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import importlib.util
 import json
 import re
 import shlex
@@ -174,6 +175,37 @@ def refusal(capsys, arguments: str) -> str:
     assert status == (2 if "--help" in said.err else 1), (status, said)
     assert not said.out and said.err.count("\n") == 1, said
     return said.err
+
+
+@pytest.mark.parametrize(("raised", "said"), [
+    (MemoryError("7 TiB"), "not enough memory (7 TiB): ask of something smaller"),
+    (ModuleNotFoundError("no torch", name="torch"), "pip install 'layoutgemm[torch]'; layoutgemm doctor"),
+])  # fmt: skip
+def test_what_the_machine_lacks_is_one_line(capsys, monkeypatch, raised, said):
+    def lacks(*given):
+        raise raised
+
+    monkeypatch.setattr("layoutgemm.cli.stated", lacks)
+    assert said in refusal(capsys, "prove M:1 M:1")
+    assert said in told(capsys, 1, "prove", "M:1", "M:1")["error"]
+
+
+@pytest.mark.parametrize(("arguments", "text"), [
+    ("prove '(4,8' M:1", "a layout is written '(M,N):(N,1)'"),
+    ("prove S<3,3,3> M:1", "write 'S<3,3,3> o 0 o (8,64):(64,1)'"),
+    ("tune 64 64 64", "layoutgemm doctor"), ("demo --device cuda", "'emulator' and 'reference' need no GPU"),
+    ("emulate k.ptx --grid x", "write 4 or 4,2,1, x first"), ("nonsense", "see layoutgemm --help"),
+])  # fmt: skip
+def test_refusals(capsys, monkeypatch, arguments, text):
+    if importlib.util.find_spec("torch") is not None:
+        monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert text in refusal(capsys, arguments)
+
+
+def test_the_help_of_all_has_examples(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert "  layoutgemm demo" in capsys.readouterr().out
 
 
 PTX = """

@@ -12,6 +12,7 @@ from layoutgemm.cli import main
 PICTURES = {
     'swizzle "(8,64):(64,1)"': ("before: (8,64):(64,1), 8-way conflict", "conflict-free", ">lane 7<"),
     "swizzle smem:64x32:bf16:K:64B": ("conflict-free",),
+    "banks smem:64x64:bf16:K:128B": ("conflict-free", "64 wavefronts for 16 requests", ">byte 1008<"),
     "desc 128x64": ("stride dimension byte offset", 'data-field="stride_bytes"', ">1024 bytes<"),
     "desc 0x8400490 --kind f16": ("kind::f16", "M of the instruction"),
     "box 128x128 --of 200x104 --at 1,0": ("40x72 of 64x128 inside", "tensor row 200 x column 104"),
@@ -45,6 +46,20 @@ def test_no_swizzle_found_draws_the_best_and_says_1(tmp_path, capsys):
     assert main(["swizzle", "(128,64):(64,1)", "--element", "bf16", *both, "--svg", str(file), "--json"]) == 1
     assert json.loads(capsys.readouterr().out) == {"svg": str(file)}
     assert "before: (128,64):(64,1)" in file.read_text(encoding="utf-8")
+
+
+def test_conflicts_are_framed_lane_by_lane(tmp_path, capsys):
+    """The status is that of the table; framed is what the lanes of a phase ask of one bank: 8 lanes, 4 banks each."""
+    file = tmp_path / "banks.svg"
+    for layout, ways in (("(64,64):(64,1)", 8), ("(8,32):(32,1)", 4), ("(64,64):(72,1)", 1)):
+        assert main(["banks", layout, "--svg", str(file), "--json"]) == int(ways > 1)
+        assert json.loads(capsys.readouterr().out) == {"svg": str(file)}
+        text = file.read_text(encoding="utf-8")
+        assert ("conflict-free" if ways == 1 else f"{ways}-way conflict") in text
+        pitch = 2 * int(layout.split("(")[2].split(",")[0])
+        assert [f">byte {pitch * lane}<" in text for lane in range(8)] == [True] * 8
+        told = " ".join(re.findall(r"<title>lane ([^<]*)", text))
+        assert {number for pair in re.findall(r"gives (\d+)|\d \((\d+)\)", told) for number in pair} == {"", str(ways)}
 
 
 def test_dark_and_png(tmp_path, capsys):

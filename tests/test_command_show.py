@@ -80,7 +80,8 @@ def test_pictures(capsys, tmp_path, what):
 
 @pytest.mark.parametrize(("what", "text"), [
     ("(4,8):(8,1)", '"name":"offsets"'), ("smem:8x64:bf16", "tile in shared memory"), ("mma:m16n8k16", '"name":"B"'),
-    ("wgmma:64:bf16 --smem-b smem:64x64:bf16", "read by the descriptor"),
+    ("wgmma:64:bf16 --smem-b smem:64x64:bf16", "read by the descriptor"), ("copy:ldmatrix:4", '"name":"destination"'),
+    ("S<3,4,3>[bytes]", '"name":"after"'), ("mma:m16n8k64:e2m1:mxf4", '"name":"SFB"'),
 ])  # fmt: skip
 def test_pages(capsys, tmp_path, what, text):
     file = tmp_path / "new" / "page.html"
@@ -105,8 +106,21 @@ def test_pages(capsys, tmp_path, what, text):
         ("smem:8x64:bf17", "bf16"),
         ("wgmma:65", "N = 8, 16, ..., 256"),
         ("wgmma:64:bf16:B", "show its tile, as in smem:64x16:bf16:K"),
-        ("wgmma", "an atom is written FAMILY:SIZE[:TYPE][:OPERAND], as in wgmma:64:bf16:C"),
+        ("wgmma", "an atom is written FAMILY:SIZE[:TYPE[:KIND]][:OPERAND], as in wgmma:64:bf16:C"),
         ("mma:m16n8k15", "has m16n8k8, m16n8k16"),
+        ("mma:m16n8k16 --thread 3", "are of a picture: give --svg FILE"),
+        ("tiled:2x2x1", "as in tiled:2x2x1:mma:m16n8k16"),
+        ("tiled:100x100x1:mma:m16n8k16 --svg x.svg", "tiled:100x100x1:mma:m16n8k16 is shown whole"),
+        ("schedule:linear:100000x100000", "and up to 65536 are shown"),
+        ("'S<40,4,40>'", "write 'S<40,4,40> o 0 o (8,64):(64,1)'"),
+        ("'(4,8):(8,1)' --rows 3:1", "--rows 3:1 shows nothing"),
+        ("'(4,8):(8,1)' --dark", "give --svg FILE or --png FILE too"),
+        ("'(4,8):(8,1)' --svg x.pdf", "a picture is an .svg or a .png"),
+        ("mma:m16n8k64:e2m1:foo", "it has f8f6f4, mxf4"),
+        ("tcgen05:128x64:e2m1:foo", "the kinds of tcgen05.mma are f16"),
+        ("wgmma:64:bf16:f16", "wgmma has no kinds"),
+        ("mma:m16n8k16:bf16:SFA", "has operands A, B, C and D"),
+        ("schedule:linear --html x.html", "has no page"),
         ("tcgen05:f16", "written MxN, as in tcgen05:128x256:bf16"),
         ("tcgen05:128x256:bf16:A", "show a tile in shared memory"),
         ("copy:ldmatrix", "a copy is one of copy:ldmatrix:4"),

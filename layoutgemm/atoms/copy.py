@@ -19,6 +19,7 @@ import numpy as np
 from ..dtypes import DType, dtype
 from ..errors import AtomError
 from ..layouts import E, Layout
+from ..layouts.paged import Paged
 from ..layouts.pictured import Pictured
 from .targets import since
 
@@ -43,7 +44,7 @@ class Access(NamedTuple):
 
 
 @dataclass(frozen=True)
-class CopyAtom(Pictured):
+class CopyAtom(Pictured, Paged):
     """One copy instruction.
 
     ptx          the instruction's name without its operands

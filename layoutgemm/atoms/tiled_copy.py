@@ -22,6 +22,7 @@ import numpy as np
 
 from ..errors import AtomError
 from ..layouts import ComposedLayout, CounterExample, Layout, Proof
+from ..layouts.paged import Paged
 from ..layouts.pictured import Pictured
 from .copy import CopyAtom
 from .tiled_mma import TiledMma, check_thread, flat_strides, one_thread
@@ -29,7 +30,7 @@ from .tiled_view import View
 
 
 @dataclass(frozen=True)
-class TiledCopy(Pictured):
+class TiledCopy(Pictured, Paged):
     """An atom over a tile: `cute.make_tiled_copy(atom, layout_tv, tiler)`.
 
     atom        the instruction

@@ -17,8 +17,10 @@ from ..atoms import SmemTile, smem_tile
 from ..dtypes import DType
 from ..errors import LayoutError, ParseError
 from ..layouts import ComposedLayout, Layout, Swizzle, parse
+from ..layouts.facts import Facts
 
 LAYOUT_HELP = "a layout, as in '(8,64):(64,1)', 'S<3,3,3> o 0 o (8,64):(64,1)', or a tile, as in smem:64x64:bf16:K:128B"
+STATED = "a layout is written '(M,N):(N,1)' or 'S<3,3,3> o 0 o (8,64):(64,1)'"
 FORMS = "a layout is written '(8,64):(64,1)' or 'S<3,3,3> o 0 o (8,64):(64,1)', a tile smem:64x64:bf16:K:128B"
 
 
@@ -61,8 +63,12 @@ def add_picture(parser: argparse.ArgumentParser, what: str) -> None:
 def drawn(args: argparse.Namespace, draw: Callable[[], str]) -> bool:
     """Draw into the files that were asked for, and say so; False where none was."""
     files = [file for file in (args.svg, args.png) if file is not None]
+    if not files and args.dark:
+        raise LayoutError("--dark is of a picture: give --svg FILE or --png FILE too")
     if not files:
         return False
+    if args.svg is not None and args.svg.suffix.lower() not in ("", ".svg", ".png"):
+        raise LayoutError(f"--svg {args.svg}: a picture is an .svg or a .png")
     from ..view import png, save
 
     picture = draw()
@@ -147,6 +153,21 @@ def plain_tile(
     """`smem_tile` with its layout coalesced mode by mode: the same function, as people write it."""
     tile = smem_tile(extent, element, major, swizzle, packing)
     return replace(tile, layout=tile.layout.coalesce((1, 1)))
+
+
+def stated(text: str, facts: Facts) -> Layout | ComposedLayout:
+    """A layout of a statement, its names symbols under the facts. Raises LayoutError, saying how one is written.
+
+    >>> print(stated("(64,M//64):(1,64)", Facts("64 | M")))
+    (64,M//64):(1,64)
+    """
+    try:
+        found = parse(text, facts)
+    except ParseError as error:
+        raise LayoutError(f"{one_line(error)}: {STATED}") from None
+    if isinstance(found, Swizzle):
+        raise LayoutError(f"{text} is a swizzle alone, without extent: write '{text} o 0 o (8,64):(64,1)'")
+    return found
 
 
 def layout_of(text: str) -> Layout | ComposedLayout | SmemTile:

@@ -14,7 +14,7 @@ from ..checks.banks import WAVEFRONT, lanes_of_phase
 from ..dtypes import DType, dtype
 from ..errors import AtomError, LayoutError
 from ..layouts import ComposedLayout, Layout
-from ..view import swizzle_pair_svg
+from ..view import access_svg, swizzle_pair_svg
 from .arguments import LAYOUT_HELP, add, add_picture, answer, drawn, layout_of
 
 SWIZZLE_EXAMPLES = (
@@ -26,6 +26,7 @@ BANKS_EXAMPLES = (
     'layoutgemm banks "(64,64):(64,1)" --element bf16  # status 1: conflicts',
     "layoutgemm banks smem:64x64:bf16:K:128B --json",
     'layoutgemm banks "(32,32):(33,1)" --element f32 --access columns',
+    'layoutgemm banks "(64,64):(64,1)" --svg banks.svg  # status 1: conflicts',
 )
 LANES = 32
 Tile = Layout | ComposedLayout | SmemTile
@@ -45,12 +46,12 @@ def add_swizzle(commands: Any) -> None:
 
 def add_banks(commands: Any) -> None:
     """The subcommand banks."""
-    _arguments(
-        add(
-            commands, "banks", "the bank conflicts of accesses to a tile, and the lanes that conflict", BANKS_EXAMPLES,
-            banks, says="Counts the wavefronts of each access to shared memory. Exit status: 0 free, 1 conflicts.",
-        )
+    parser = add(
+        commands, "banks", "the bank conflicts of accesses to a tile, and the lanes that conflict", BANKS_EXAMPLES,
+        banks, says="Counts the wavefronts of each access to shared memory. Exit status: 0 free, 1 conflicts.",
     )  # fmt: skip
+    _arguments(parser)
+    add_picture(parser, "the tile by banks, and the phase that costs most lane by lane,")
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,8 +76,9 @@ def swizzle(args: argparse.Namespace) -> int:
             raise LayoutError(f"{plain} is swizzled twice: draw it before and after the last swizzle from Python")
         return swizzle_pair_svg(plain, found.best, element.bits, access=accesses[0])
 
-    if drawn(args, draw):
-        return 0 if found else 1
+    with way_out(args):
+        if drawn(args, draw):
+            return 0 if found else 1
 
     def data() -> dict[str, Any]:
         in_elements = None if found.swizzle is None else str(found.on_elements(element))
@@ -100,6 +102,9 @@ def banks(args: argparse.Namespace) -> int:
     with way_out(args):
         tile, element, accesses = asked(args)
         report = bank_conflicts(tile, accesses, element=element)
+    with way_out(args):
+        if drawn(args, lambda: access_svg(tile, accesses, element)):
+            return 0 if report else 1
     head = {"layout": args.layout, "element": element.name}
     answer(args, report.explain, lambda: head | report_data(report))
     return 0 if report else 1
@@ -107,7 +112,7 @@ def banks(args: argparse.Namespace) -> int:
 
 @contextmanager
 def way_out(args: argparse.Namespace) -> Iterator[None]:
-    """Where rows of 16 bytes do not fit the layout, say what would."""
+    """Where rows of 16 bytes do not fit the layout, or a picture its elements, say what would."""
     try:
         yield
     except AtomError as error:
@@ -117,6 +122,12 @@ def way_out(args: argparse.Namespace) -> Iterator[None]:
             f"{error}; rows are 16 bytes at multiples of 16, 8 of them a matrix: pad the layout to that, or ask for "
             "--access columns, single elements"
         ) from None
+    except LayoutError as error:
+        cells, too_many, _ = str(error).partition(": show a part")
+        if not too_many:
+            raise
+        raise LayoutError(f"{cells}: draw a part of it, as in (64,64):(1024,1), or leave the picture away") from None
+
 
 
 def asked(args: argparse.Namespace) -> tuple[Tile, DType, list[AccessPattern]]:

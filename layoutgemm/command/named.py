@@ -30,9 +30,15 @@ from ..layouts.pictured import Pictured
 from .arguments import one_line, size_pair
 
 ATOMS = "wgmma:64:bf16:C, mma:m16n8k16:bf16:A"
+WRITTEN = f"an atom is written FAMILY:SIZE[:TYPE[:KIND]][:OPERAND], as in {ATOMS}, mma:m16n8k64:e2m1:mxf4:SFA"
+TILED = "a tiled atom is written tiled:MxNxK:ATOM, as in tiled:2x2x1:mma:m16n8k16"
+OPERANDS = ("A", "B", "C", "D", "SFA", "SFB")
+MAX_TILES = 1 << 16  # of an order that is shown
 
 
-def _wgmma(size: str, a: str, b: str, operand: str) -> MmaAtom:
+def _wgmma(size: str, a: str, b: str, operand: str, kind: str | None) -> MmaAtom:
+    if kind is not None:
+        raise LayoutError(f"wgmma:{size}:{a}:{kind}: wgmma has no kinds, mma and tcgen05 have, as in mxf4")
     if not size.isdigit():
         raise LayoutError(f"wgmma:{size}: its N is written as a number, as in wgmma:64:bf16:C")
     if operand == "B":
@@ -40,27 +46,35 @@ def _wgmma(size: str, a: str, b: str, operand: str) -> MmaAtom:
     return wgmma(int(size), a, b, a_source="rmem" if operand == "A" else "smem")
 
 
-def _mma(size: str, a: str, b: str, operand: str) -> MmaAtom:
-    return mma_sync(size, a, b)
+def _mma(size: str, a: str, b: str, operand: str, kind: str | None) -> MmaAtom:
+    if kind == "mxf4nvf4":  # of its factors' types the one that NVFP4 means
+        return mma_sync(size, a, b, kind=kind, scale="ue4m3", vector=16)
+    return mma_sync(size, a, b, kind=kind)
 
 
-def _tcgen05(size: str, a: str, b: str, operand: str) -> MmaAtom:
+def _tcgen05(size: str, a: str, b: str, operand: str, kind: str | None) -> MmaAtom:
     if operand:
         raise LayoutError(
             "no thread holds operands of tcgen05.mma: show a tile in shared memory, as in smem:128x64:bf16:K"
         )
     m, n = size_pair(size, "the size of tcgen05 is written MxN, as in tcgen05:128x256:bf16")
-    kind = next((name for name, entry in KINDS.items() if dtype(a).name in entry.types), None)
+    if kind is None:
+        kind = next((name for name, entry in KINDS.items() if dtype(a).name in entry.types), None)
+    if kind is not None and kind not in KINDS:
+        raise LayoutError(f"tcgen05:{size}:{a}:{kind}: the kinds of tcgen05.mma are {', '.join(KINDS)}")
     if kind is None:
         raise LayoutError(f"tcgen05:{size}:{a}: no kind of tcgen05.mma multiplies {a}")
     return tcgen05_mma(kind, m, n, a, b)
 
 
-FAMILIES: dict[str, Callable[[str, str, str, str], MmaAtom]] = {"wgmma": _wgmma, "mma": _mma, "tcgen05": _tcgen05}
+Maker = Callable[[str, str, str, str, "str | None"], MmaAtom]  # of size, types, operand, kind
+FAMILIES: dict[str, Maker] = {"wgmma": _wgmma, "mma": _mma, "tcgen05": _tcgen05}
 
 
 def atom_of(text: str) -> tuple[MmaAtom, str]:
-    """`FAMILY:SIZE[:TYPE[xTYPE]][:OPERAND]` as the atom and its operand, bf16 and C unless said. Raises LayoutError.
+    """`FAMILY:SIZE[:TYPE[xTYPE][:KIND]][:OPERAND]` as the atom and its operand, bf16 and C unless said.
+
+    Raises LayoutError.
 
     >>> atom, operand = atom_of("wgmma:64:e4m3xe5m2:A")
     >>> print(atom, operand)
@@ -68,29 +82,30 @@ def atom_of(text: str) -> tuple[MmaAtom, str]:
     """
     family, *rest = text.split(":")
     operand = rest.pop() if has_operand(text) else "C"
-    if not 1 <= len(rest) <= 2:
-        raise LayoutError(f"{text!r}: an atom is written FAMILY:SIZE[:TYPE][:OPERAND], as in {ATOMS}")
+    if not 1 <= len(rest) <= 3:
+        raise LayoutError(f"{text!r}: {WRITTEN}")
     a, _, b = (rest[1] if len(rest) > 1 else "bf16").partition("x")
-    return FAMILIES[family](rest[0], a, b or a, operand.upper()), operand.upper()
+    kind = rest[2] if len(rest) > 2 else None
+    return FAMILIES[family](rest[0], a, b or a, operand.upper(), kind), operand.upper()
 
 
 def has_operand(text: str) -> bool:
-    """Whether it ends with A, B or C.
+    """Whether it ends with an operand.
 
     >>> has_operand("wgmma:64:bf16:C"), has_operand("wgmma:64:bf16")
     (True, False)
     """
     parts = text.split(":")
-    return len(parts) > 2 and parts[-1].upper() in ("A", "B", "C")
+    return len(parts) > 2 and parts[-1].upper() in OPERANDS
 
 
 def whole_atom(text: str) -> MmaAtom:
     """An atom without operand, as in `mma:m16n8k16:bf16`. Raises LayoutError."""
     family, *rest = text.split(":")
-    if family not in FAMILIES or not 1 <= len(rest) <= 2 or has_operand(text):
-        raise LayoutError(f"{text!r}: an atom is written FAMILY:SIZE[:TYPE][:OPERAND], as in {ATOMS}")
+    if family not in FAMILIES or not 1 <= len(rest) <= 3 or has_operand(text):
+        raise LayoutError(f"{text!r}: {WRITTEN}")
     a, _, b = (rest[1] if len(rest) > 1 else "bf16").partition("x")
-    return FAMILIES[family](rest[0], a, b or a, "")
+    return FAMILIES[family](rest[0], a, b or a, "", rest[2] if len(rest) > 2 else None)
 
 
 # ------------------------------------------------------------------- tiled atoms, copies, orders, swizzles
@@ -114,12 +129,14 @@ def object_of(text: str) -> tuple[Pictured, dict[str, Any], dict[str, Any]]:
         counts, _, name = rest.partition(":")
         sizes = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)x([1-9]\d*)", counts)
         if sizes is None:
-            raise LayoutError(f"{text!r}: a tiled atom is written tiled:MxNxK:ATOM, as in tiled:2x2x1:mma:m16n8k16")
+            raise LayoutError(f"{text!r}: {TILED}")
+        if not name:
+            raise LayoutError(f"{text!r}: {TILED}")
         tiled = TiledMma(whole_atom(name), (int(sizes[1]), int(sizes[2]), int(sizes[3])))
         return tiled, {"atom": tiled.atom.ptx, "tile": tiled.tile_mnk, "threads": tiled.threads}, {}
     if family in FAMILIES:
         atom = whole_atom(text)
-        layouts = {operand: str(atom.layout(operand)) for operand in "ABC"}
+        layouts = {operand: str(atom.layout(operand)) for operand in atom.operands if operand != "D"}
         return atom, {"atom": atom.ptx, "shape": atom.shape_mnk, "threads": atom.threads, "layouts": layouts}, {}
     try:
         swizzle = parse(text)
@@ -144,6 +161,8 @@ def schedule_of(text: str) -> tuple[Schedule, tuple[int, int]]:
     if name not in orders or len(rest) > (name in ("grouped", "serpentine")) or not all(r.isdigit() for r in rest):
         known = "linear, grouped:GROUP, serpentine:GROUP or hilbert"
         raise LayoutError(f"schedule:{text}: an order is {known}, then :ROWSxCOLUMNS, as in schedule:grouped:8:16x12")
+    if grid[0] * grid[1] > MAX_TILES:
+        raise LayoutError(f"schedule:{text}: {grid[0]}x{grid[1]} tiles, and up to {MAX_TILES} are shown")
     return orders[name](int(rest[0]) if rest else 8), grid
 
 

@@ -1,4 +1,4 @@
-"""`layoutgemm show --html`: a linked page of a layout, of a tile, or of an atom with its operands in shared memory."""
+"""`layoutgemm show --html`: a linked page of a layout, tile, swizzle, copy, or of an atom with operands in memory."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from .arguments import answer, tile_of
 def add_page(parser: argparse.ArgumentParser) -> None:
     """The options of a page."""
     parser.add_argument(
-        "--html", type=Path, metavar="FILE", help="write a page to point at there instead; of an atom A, B, C"
-    )
+        "--html", type=Path, metavar="FILE",
+        help="write a page to point at there instead: of an atom A, B, C, of a copy both sides",
+    )  # fmt: skip
     for operand in "ab":
         parser.add_argument(
             f"--smem-{operand}", metavar="TILE",
@@ -36,7 +37,8 @@ def paged(args: argparse.Namespace, is_atom: bool, find: Callable[[], Any]) -> b
         raise LayoutError(f"--smem-a and --smem-b are tiles of an atom's operands, and {args.what} is no atom")
     found = find()
     if not hasattr(found, "html"):
-        raise LayoutError(f"{args.what} has no page: layouts, tiles and atoms have; --svg FILE draws it")
+        known = "layouts, tiles, swizzles, copies and atoms"
+        raise LayoutError(f"{args.what} has no page: {known} have; --svg FILE draws it")
     found.html(args.html, **{name: tile_of(text) for name, text in given.items()})
     answer(args, lambda: f"written to {args.html}", lambda: {"html": str(args.html)})
     return True

@@ -98,7 +98,7 @@ def desc(args: argparse.Namespace) -> int:
         answer(args, lambda: text, lambda: {**word_data(found.table, word), **meaning(found, element)})
         return 0
     extent = size_pair(args.what, "a tile is written MNxK, as in 128x64, a word in hexadecimal, as in 0x400000400001")
-    read = read_of(args.arch, args.operand, element, extent[0], args.kind)
+    read = read_of(args.arch, args.operand, element, fitting(extent, element)[0], args.kind)
     tile = plain_tile(extent, element, args.major, args.swizzle, read.packing)
     derived = derive_descriptor(tile, read, args.operand)
     if args.address % derived.alignment:
@@ -228,7 +228,7 @@ def box(args: argparse.Namespace) -> int:
     """Derive and print; returns the exit status."""
     if args.at is not None and args.of is None:
         raise LayoutError(f"--at {args.at} is a tile of a matrix: give the matrix too, as in --of 4096x1024")
-    tile = plain_tile(size_pair(args.tile), dtype(args.element), args.major, args.swizzle)
+    tile = plain_tile(fitting(size_pair(args.tile), dtype(args.element)), dtype(args.element), args.major, args.swizzle)
     starts: tuple[tuple[int, ...], ...] | None = None
     at: tuple[int, int] | None = None
     if args.of is None:
@@ -254,6 +254,19 @@ def box(args: argparse.Namespace) -> int:
 
     answer(args, text, lambda: box_data(plan, tile, starts))
     return 0
+
+
+def fitting(extent: tuple[int, int], element: DType) -> tuple[int, int]:
+    """The extent of a tile that fits the shared memory of some architecture. Raises LayoutError.
+
+    >>> fitting((128, 64), dtype("bf16"))
+    (128, 64)
+    """
+    size, most = extent[0] * extent[1] * element.bits // 8, max(arch_of(name).smem_per_block for name in ARCHES)
+    if size > most:
+        tile = f"a tile of {extent[0]}x{extent[1]} {element}"
+        raise LayoutError(f"{tile} is {size} bytes, and the shared memory of a block {most} at most: ask for less")
+    return extent
 
 
 def place(text: str, matrix: tuple[int, int], tile: tuple[int, int]) -> tuple[int, int]:

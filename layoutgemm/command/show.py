@@ -25,17 +25,18 @@ EXAMPLES = (
     "layoutgemm show smem:8x64:bf16:K:128B --columns 0:64:8",
     "layoutgemm show wgmma:64:bf16:C --rows 0:16 --columns 0:16",
     "layoutgemm show mma:m16n8k16:f16:A --json",
+    "layoutgemm show mma:m16n8k64:e2m1:mxf4:SFA",
     "layoutgemm show mma:m16n8k16:bf16 --svg product.svg",
     "layoutgemm show tiled:2x2x1:mma:m16n8k16:bf16 --svg tiled.svg",
-    "layoutgemm show copy:ldmatrix:4 --svg copy.svg",
+    "layoutgemm show copy:ldmatrix:4 --html copy.html",
     "layoutgemm show schedule:grouped:4:12x8",
     "layoutgemm show 'S<3,4,3>[bytes]'",
 )
 FORMS = (
-    f"{LAYOUT_HELP}; an operand of an atom: {ATOMS}, or all of it: mma:m16n8k16:bf16, tiled:2x2x1:mma:m16n8k16:bf16; "
-    "a copy: copy:ldmatrix:4[:trans], copy:stmatrix:2, copy:movmatrix, copy:cp_async:BYTES, copy:ld:BITS, "
-    "copy:tcgen05_ld:32x32b:4; an order of tiles: schedule:linear|grouped|serpentine|hilbert[:SIZE][:ROWSxCOLUMNS]; a "
-    "swizzle: S<3,4,3>"
+    f"{LAYOUT_HELP}; an operand of an atom: {ATOMS}, or all of it: mma:m16n8k16:bf16, mma:m16n8k64:e2m1:mxf4, "
+    "tiled:2x2x1:mma:m16n8k16:bf16; a copy: copy:ldmatrix:4[:trans], copy:stmatrix:2, copy:movmatrix, "
+    "copy:cp_async:BYTES, copy:ld:BITS, copy:tcgen05_ld:32x32b:4; an order of tiles: "
+    "schedule:linear|grouped|serpentine|hilbert[:SIZE][:ROWSxCOLUMNS]; a swizzle: S<3,4,3>"
 )
 
 
@@ -76,9 +77,22 @@ def run(args: argparse.Namespace) -> int:
     except LayoutError as error:
         if "=range(" not in str(error):
             raise
-        # The view names its own arguments as the way out.
-        way_out = re.sub(r"(rows|columns)=range\((\d+)\)", r"--\1 0:\2", str(error))
-        raise LayoutError(way_out) from None
+        raise LayoutError(as_options(str(error), args.what)) from None
+
+
+def as_options(said: str, what: str) -> str:
+    """What a view says, whose way out names its own arguments, with the options of this command instead.
+
+    >>> as_options("too many, for example rows=range(64), columns=range(3, 9)", "(4,8):(8,1)")
+    'too many, for example --rows 0:64, --columns 3:9'
+    """
+    if what.startswith("S<") and " o " not in what:
+        return f"{what}: the tile that shows all of it is too large: write '{what} o 0 o (8,64):(64,1)'"
+    family = what.partition(":")[0]
+    if family in ("tiled", "copy", "schedule") or (family in FAMILIES and not has_operand(what)):
+        return f"{said.partition(': show a part')[0]}; {what} is shown whole"
+    said = re.sub(r"(rows|columns)=range\((\d+)\)", r"--\1 0:\2", said)
+    return re.sub(r"(rows|columns)=range\((\d+), (\d+)(?:, \d+)?\)", r"--\1 \2:\3", said)
 
 
 def _show(args: argparse.Namespace) -> int:
@@ -119,6 +133,8 @@ def shown(args: argparse.Namespace) -> Shown:
         raise LayoutError(f"{args.what} is shown whole: --rows and --columns are for layouts, tiles, operands")
     if colors and not (family in FAMILIES or family in ("tiled", "copy")):
         raise LayoutError(f"{args.what} is held by no threads: --color and --thread are for atoms and copies")
+    if colors and args.svg is None and args.png is None:
+        raise LayoutError("--color and --thread are of a picture: give --svg FILE or --png FILE too")
     if whole:
         return object_shown(args.what, colors)
     if family in FAMILIES:

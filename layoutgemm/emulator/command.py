@@ -195,4 +195,7 @@ def _shape(text: str) -> tuple[int, ...]:
 
 
 def _sizes(text: str) -> tuple[int, ...]:
-    return tuple([int(part) for part in text.split(",")])
+    try:
+        return tuple([int(part) for part in text.split(",")])
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size: write 4 or 4,2,1, x first") from None

@@ -36,6 +36,7 @@ from ..atoms import (
     universal_copy,
     wgmma,
 )
+from ..atoms.targets import since
 from ..dtypes import DType
 from ..errors import AtomError, LayoutError
 from ..layouts import Layout
@@ -190,6 +191,15 @@ _CP = {
     "Cp2x64x128b0123Op": ("64x128b", "warpx2::01_23"),
     "Cp4x32x128bOp": ("32x128b", "warpx4"),
 }
+# Tensor copies whose atoms say what they move -> (source, target, what follows the rank in PTX).
+_LOAD = "d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+_STORE = "d.global.shared::cta{}.tile.bulk_group"
+TENSOR_COPIES = {
+    "CopyBulkTensorTileG2SOp": ("gmem", "smem", _LOAD),
+    "CopyBulkTensorTileG2SMulticastOp": ("gmem", "smem", _LOAD + ".multicast::cluster"),
+    "CopyBulkTensorTileS2GOp": ("smem", "gmem", _STORE),
+    "CopyReduceBulkTensorTileS2GOp": ("smem", "gmem", _STORE),
+}
 _TMEM = re.compile(r"(Ld|St)(\d+x\d+bx?2?)Op")
 
 
@@ -235,7 +245,7 @@ def copy_of(op: Any, element: DType | None = None, said: _Copy | None = None) ->
         if said.attributes and name not in ("CopyG2ROp", "CopyR2GOp"):
             raise AtomError(f"the DSL's {part}.{name} with {said.attributes} has no atom here")
         return THREAD_COPIES[part, name](said)
-    if "BulkTensor" in name:
+    if "BulkTensor" in name:  # of an operation nobody knows the box; gathers, im2col and overrides have no tile
         raise AtomError(
             f"the DSL's {part}.{name} is a tensor copy, whose box follows from the tensor and the tile: take "
             f"layoutgemm.atoms.tma_load (or tma_store) of from_cute(tensor) and from_cute(tile)"
@@ -269,6 +279,8 @@ def mma_atom(x: Any) -> MmaAtom:
 
 def copy_atom(x: Any, spaces: tuple[str, str]) -> CopyAtom:
     """The atom of the DSL's CopyAtom, or of the atom in its TiledCopy."""
+    if type(x.op).__name__ in TENSOR_COPIES:
+        return tensor_copy(x)
     kind, element = x.type, element_of(x.value_type)
     theirs = {side: static_layout(getattr(kind, f"layout_{side}_tv")) for side in ("src", "dst")}
     written = re.findall(r"(\w+) = (\w+)", str(kind))
@@ -280,6 +292,29 @@ def copy_atom(x: Any, spaces: tuple[str, str]) -> CopyAtom:
     for side, layout in theirs.items():
         same(f"side {side} of {atom}", atom.layout(side), layout)
     return atom
+
+
+def tensor_copy(x: Any) -> CopyAtom:
+    """The DSL's atom of a tensor copy: one instruction of one thread, whose values are the box in its order.
+
+    The box and its dimensions stand in the atom's type. Which tensor and which tile of shared memory they belong to
+    stands nowhere in it: what needs those (coordinates, swizzle, the tensor map's rules) is asked of `tma_load`.
+    """
+    kind, element = x.type, element_of(x.value_type)
+    source, target, form = TENSOR_COPIES[type(x.op).__name__]
+    basis = re.search(r'tma_gbasis = <"([^"]*)">', str(kind))
+    if basis is None:
+        return copy_of(x.op)  # refuses
+    box = Layout.parse(basis[1])
+    reduction = re.search(r"tma_reduce<(\w+)", str(kind))
+    prefix = "cp.reduce.async" if reduction else "cp.async"
+    ptx = f"{prefix}.bulk.tensor.{box.rank}{form.format(f'.{reduction[1].lower()}' if reduction else '')}"
+    value = Layout((1, int(box.size)), (0, 1))
+    for side in ("src", "dst"):
+        same(f"side {side} of {ptx}", value, static_layout(getattr(kind, f"layout_{side}_tv")))
+    return CopyAtom(ptx, since("sm_90"), element, 1, source, target, value, value,
+                    'PTX ISA, "cp.async.bulk.tensor"; the box as the DSL found it', None,
+                    box if box.rank == 2 else None)  # fmt: skip
 
 
 def tiled_mma(x: Any) -> TiledMma:

@@ -127,7 +127,7 @@ def require_gpu(plan: Plan, index: int | None) -> None:
     """Raise PlanError with the reason when the plan cannot run on the GPU."""
     found, why = gpu_for(plan, index)
     if not found:
-        raise PlanError(f"device 'cuda' was asked for: {why}")
+        raise PlanError(f"device 'cuda' was asked for: {why}; 'emulator' and 'reference' need no GPU")
 
 
 def tma_operand(operand: OperandPlan, tensor: Any, copies: list[str], copy: bool) -> Any:

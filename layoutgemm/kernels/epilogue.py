@@ -73,6 +73,19 @@ class Epilogue:
             raise PlanError(f"the epilogue's operands take {len(self.words)} parameters; a kernel has {MAX_WORDS}")
 
     @classmethod
+    def of(cls, given: Any) -> Epilogue:
+        """What a plan was given as its epilogue: one, a single step, or None for nothing. Raises PlanError.
+
+        >>> Epilogue.of(Bias()) == Epilogue(Bias()), bool(Epilogue.of(None))
+        (True, False)
+        """
+        if given is None or isinstance(given, Step):
+            return cls(given) if given is not None else cls()
+        if not isinstance(given, Epilogue):
+            raise PlanError(f"epilogue={given!r}: it is made of steps, as in Epilogue(Bias(), Custom.of(function))")
+        return given
+
+    @classmethod
     def named(cls, name: str, dtype: str = "bf16", order: str = "row") -> Epilogue:
         """An epilogue by its cuBLASLt name (cublasLtEpilogue_t, without the prefix); the bias is f32, one a row of C.
 

@@ -6,6 +6,8 @@ and on arrays in NumPy. Branches of Python would be taken once, while tracing: a
 
 from __future__ import annotations
 
+import inspect
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -34,6 +36,19 @@ class Symbol:
             "an epilogue's function is traced once for all elements: a value has no truth in Python. Choose with "
             "ops.where(condition, yes, no)"
         )
+
+    def __array_ufunc__(self, function: Any, method: str, *values: Any, **options: Any) -> Symbol:
+        """NumPy's numbers may stand in the arithmetic; its functions know nothing of what a kernel computes."""
+        known: dict[str, Callable[..., Any]] = {
+            "add": operator.add, "subtract": operator.sub, "multiply": operator.mul, "divide": operator.truediv,
+        }  # fmt: skip
+        if method != "__call__" or function.__name__ not in known or options:
+            raise PlanError(
+                f"np.{function.__name__} of a value of the epilogue: its functions are those of ops, as in ops.tanh(x)"
+            )
+        # a list, of an array, is refused by the operation as no number
+        plain = [value.tolist() if hasattr(value, "tolist") else value for value in values]
+        return _symbol(known[function.__name__](*plain))
 
     def __add__(self, other: Any) -> Symbol:
         return _arithmetic("add", self, other)
@@ -145,6 +160,11 @@ def trace(function: Callable[..., Any], names: tuple[str, ...]) -> Expression:
     >>> trace(lambda x, i, j, ops: ops.where(i >= j, x, 0.0), ())
     ('where', ('ge', ('i',), ('j',)), ('x',), ('float', 0.0))
     """
+    taken = ("x", "i", "j", "ops", *names)
+    try:
+        inspect.signature(function).bind(*taken)
+    except TypeError as error:
+        raise PlanError(f"the epilogue's function is called with ({', '.join(taken)}): {error}") from None
     given = [Symbol(("given", name), "float") for name in names]
     result = function(Symbol(("x",), "float"), Symbol(("i",), "int"), Symbol(("j",), "int"), Operations(), *given)
     if result is None:
@@ -178,6 +198,8 @@ def evaluate(expression: Expression, x: Any, at: Any) -> Any:
 def _symbol(value: Any) -> Symbol:
     if isinstance(value, Symbol):
         return value
+    if getattr(value, "ndim", 1) == 0:  # a number of NumPy's
+        value = value.item()
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise PlanError(f"an epilogue computes with numbers and its own values, not with {value!r}")
     return Symbol(("int", value), "int") if isinstance(value, int) else Symbol(("float", value), "float")

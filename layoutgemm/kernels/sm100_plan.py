@@ -202,6 +202,7 @@ class Sm100Plan(PersistentPlan):
         """
         config = config or Sm100Config()
         check_sizes(m=m, n=n, k=k, batch=batch)
+        epilogue = Epilogue.of(epilogue)
         arch = arch_named("sm_100a")
         a_spec = Operand.parse(a)
         b_spec = Operand.parse(a_spec.dtype if b is None else b)

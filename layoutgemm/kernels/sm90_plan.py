@@ -135,6 +135,7 @@ class Sm90Plan(PersistentPlan):
         """
         config = config or Sm90Config()
         check_sizes(m=m, n=n, k=k, batch=batch)
+        epilogue = Epilogue.of(epilogue)
         arch = arch_named("sm_90a")
         a_spec, b_spec, c_spec = operands(a, b, c)
         if epilogue and (same := set(epilogue.words) & set(PERSISTENT_PARAMETERS)):

@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Paged:
-    """Gives layouts, tiles, matrix instructions and tiled ones the method `html`."""
+    """Gives layouts, swizzles, tiles, matrix and copy instructions and tiled ones the method `html`."""
 
     __slots__ = ()
 
@@ -17,7 +17,8 @@ class Paged:
         path     a file to write it to, too
         options  of a layout `tile=(M, N)` where it is a thread-value layout over that tile, else none; of a matrix
                  instruction `a=`, `b=`: its operands' tiles in shared memory; `extent=`; see `view.html.product_html`.
-                 `title=` of each
+                 Of a copy `src=`, `dst=`: where that side lies; see `view.html.copy_html`. Of a swizzle `layout=`,
+                 `bits=`, `access=`; see `view.html.swizzle_html`. `title=` of each
 
         Returns the page. Raises LayoutError for what has no picture, and for more elements than a page holds.
 

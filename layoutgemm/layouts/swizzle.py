@@ -46,7 +46,7 @@ def _log2(n: int, what: str) -> int:
     return n.bit_length() - 1
 
 
-class Swizzle(Pictured):
+class Swizzle(Pictured, Paged):
     """The XOR swizzle of B bits at M, from S bits further up: offset -> offset, in its unit.
 
     Works on ints, integer arrays and traced integers, with `& >> << ^` only. Raises SwizzleError for negative B or M

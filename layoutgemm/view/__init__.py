@@ -16,6 +16,7 @@ tiled_copy_svg                  a tiled copy likewise, warps outlined
 swizzle_svg, swizzle_table      a shared-memory tile: the banks that every element sits in
 swizzle_pair_svg, -_table       the same before and after a swizzle, the lanes that conflict marked; own_tile: the tile
                                 on which a swizzle alone is shown
+access_svg                      an access to a tile: its banks, and which lane asks which bank in the worst phase
 fields_svg                      a descriptor: its bits, and what its fields say
 box_svg, box_table              the tensor copies of a tile on their tensor, ragged edges shown
 smem_map_svg, smem_map_table    what lies where in a block's shared memory, by stage; of `Region`s
@@ -27,7 +28,7 @@ Each `*_svg` returns an SVG document, each `*_table` text; both raise LayoutErro
 why. `fields_svg` and `timeline_svg` have their text where their data is: `FieldTable.explain`, `Timeline.text`.
 
 The functions of `view.html` make pages in which an element lights up in every matrix, and in shared memory, at once:
-html_of, product_html, tile_html, layout_html, tv_html; the method is `html(path)`.
+html_of, product_html, copy_html, tile_html, swizzle_html, layout_html, tv_html; the method is `html(path)`.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from layoutgemm.view.access import access_svg
     from layoutgemm.view.banks import own_tile, swizzle_pair_svg, swizzle_svg
     from layoutgemm.view.box import box_svg
     from layoutgemm.view.copy import copy_svg, tiled_copy_svg
@@ -52,14 +54,15 @@ if TYPE_CHECKING:
     from layoutgemm.view.timeline import timeline_svg
 
 __all__ = [
-    "Region", "box_svg", "box_table", "copy_svg", "copy_table", "fields_svg", "fragment_svg", "layout_svg",
-    "layout_table", "own_tile", "png", "product_svg", "product_table", "repr_svg", "save", "schedule_svg",
+    "Region", "access_svg", "box_svg", "box_table", "copy_svg", "copy_table", "fields_svg", "fragment_svg",
+    "layout_svg", "layout_table", "own_tile", "png", "product_svg", "product_table", "repr_svg", "save", "schedule_svg",
     "schedule_table", "smem_map_svg", "smem_map_table", "swizzle_pair_svg", "swizzle_pair_table", "swizzle_svg",
     "swizzle_table", "tiled_copy_svg", "tiled_mma_svg", "timeline_svg", "tv_svg", "tv_table",
 ]  # fmt: skip
 
 # Where each name is: a picture of a layout loads neither atoms nor checks.
 _HOMES = {
+    "access": ("access_svg",),
     "banks": ("own_tile", "swizzle_pair_svg", "swizzle_svg"),
     "box": ("box_svg",),
     "copy": ("copy_svg", "tiled_copy_svg"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import zlib
 from collections.abc import Iterable, Sequence
@@ -168,6 +169,7 @@ class Canvas:
         """
         body = "\n".join(self.parts)
         mark = f"{zlib.crc32((title + body).encode()):08x}"
+        width, height = math.ceil(width), math.ceil(height)  # a part of a pixel would be half transparent in a PNG
         return Picture(
             f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-labelledby="title-{mark} desc-{mark}" '
             f'width="{number(width)}" height="{number(height)}" viewBox="0 0 {number(width)} {number(height)}" '

@@ -16,10 +16,14 @@ from typing import Any
 import numpy as np
 
 from layoutgemm.atoms import CopyAtom, MmaAtom, SmemTile, TiledMma
+from layoutgemm.atoms.tiled_copy import TiledCopy
 from layoutgemm.errors import LayoutError
+from layoutgemm.layouts import Layout, Swizzle
 from layoutgemm.view.canvas import escape
 from layoutgemm.view.grid import Drawable, evaluate, extent
 from layoutgemm.view.linked import THREADS, Figure, Holders, Matrix
+from layoutgemm.view.linked_banks import swizzle_figure
+from layoutgemm.view.linked_copy import copy_figure
 from layoutgemm.view.linked_parts import holder_paint, layout_figure, tile_figure
 from layoutgemm.view.linked_product import product_figure
 from layoutgemm.view.palette import HUES, lighter
@@ -129,6 +133,43 @@ def tile_html(tile: SmemTile, *, title: str | None = None) -> str:
     return page(tile_figure(tile, title))
 
 
+def copy_html(copy: CopyAtom | TiledCopy, *, src: Any = None, dst: Any = None, title: str | None = None) -> str:
+    """The page of a copy atom or a tiled copy: source and destination, an element lit up on both.
+
+    src, dst   where that side lies, (row, column) of the picture: of shared memory an SmemTile or a layout, swizzled
+               or not; of global memory a layout. Without one a side in shared memory is packed. With one a tiled
+               copy's page tells which lanes meet in a bank, too
+
+    Returns HTML. Raises LayoutError for a tile of another extent or type, for one of a side in registers, and for more
+    elements than a page holds.
+
+    >>> from layoutgemm.atoms import ldmatrix
+    >>> html = copy_html(ldmatrix(4))
+    >>> '"name":"source"' in html, '"name":"destination"' in html, "register 3, bits 16-31" in html
+    (True, True, True)
+    """
+    return page(copy_figure(copy, src=src, dst=dst, title=title))
+
+
+def swizzle_html(
+    swizzle: Swizzle, layout: Layout | None = None, bits: int | None = None, *, access: Any = None,
+    title: str | None = None,
+) -> str:  # fmt: skip
+    """The page of a swizzle: a tile before and after it, an element lit up in both, and what meets it in a bank.
+
+    layout   (i, j) -> offset in elements, without swizzle; None: a tile on which all of the swizzle shows
+    bits     of an element
+    access   whose lanes are told, as in `swizzle_pair_svg`: by default 16-byte rows as ldmatrix reads them
+
+    Returns HTML. Raises LayoutError as `swizzle_pair_svg` does.
+
+    >>> html = swizzle_html(Swizzle(3, 4, 3, "bytes"), Layout((8, 64), (64, 1)), 16)
+    >>> "lanes 0-7: 8 words of bank 0" in html, "conflict-free" in html
+    (True, True)
+    """
+    return page(swizzle_figure(swizzle, layout, bits, access=access, title=title))
+
+
 def layout_html(layout: Drawable, *, title: str | None = None) -> str:
     """The page of a layout of rank 1 or 2: coordinates, and beside them the offsets in order.
 
@@ -166,10 +207,10 @@ def tv_figure(tv: Drawable, tile: Sequence[int], title: str | None = None) -> Fi
 
 
 def html_of(thing: Any, path: str | Path | None = None, **options: Any) -> str:
-    """The linked page of an MMA atom, a TiledMma, an SmemTile, a layout, or (with `tile`) a thread-value layout.
+    """The linked page of an atom, a tiled one, a tile, a swizzle, a layout, or (with `tile`) a thread-value layout.
 
     path     a file to write it to, too
-    options  of `product_html`, `tile_html`, `layout_html`, or `tile=(M, N)` of `tv_html`
+    options  of `product_html`, `copy_html`, `tile_html`, `swizzle_html`, `layout_html`, or `tile=(M, N)` of `tv_html`
 
     >>> from layoutgemm.layouts import Layout
     >>> len(html_of(Layout((4, 8), (8, 1)))) < 50_000
@@ -177,6 +218,10 @@ def html_of(thing: Any, path: str | Path | None = None, **options: Any) -> str:
     """
     if isinstance(thing, (MmaAtom, TiledMma)):
         text = product_html(thing, **options)
+    elif isinstance(thing, (CopyAtom, TiledCopy)):
+        text = copy_html(thing, **options)
+    elif isinstance(thing, Swizzle):
+        text = swizzle_html(thing, **options)
     elif isinstance(thing, SmemTile):
         text = tile_html(thing, **options)
     elif "tile" in options:

@@ -5,6 +5,8 @@
                                                    --> Memory: where every element begins
 
 Two matrices are linked by the dimensions that they share: (m, n) of C goes with all (m, k) of A and all (n, k) of B.
+Matrices of the same two dimensions show the same elements twice: the two sides of a copy, a tile before and after a
+swizzle. A dimension may count blocks of another, as the factors of block scales do along k.
 Everything is an array over the elements, computed by the layouts; a browser only looks numbers up. `Figure.data` packs
 the arrays: as two lists wherever every entry is the sum, or the XOR, of one of its row and one of its column, else as
 raw integers.
@@ -13,7 +15,7 @@ raw integers.
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import gcd
 from typing import Any
@@ -148,7 +150,7 @@ def THREADS(count: int) -> Holder:
 class Holders:
     """Who holds each element of a matrix: as many layers as an element has holders, the lowest thread first.
 
-    labels   value -> how it is told: its instruction, its register
+    labels   value -> how it is told: its instruction, its register; without one by its number
     """
 
     threads: tuple[Table, ...]
@@ -214,7 +216,8 @@ class Matrix:
     """One matrix: its two dimensions by name, and all that is told of its elements.
 
     across   which dimension is drawn from left to right: 0 or 1
-    place    "left", "top" or "middle" of the product, or "alone"
+    place    "left", "top" or "middle" of the product, "farleft" or "fartop" beyond these, or "alone"
+    rivals   element -> a number that those share that meet in a bank; -1 where an element meets none
     """
 
     name: str
@@ -227,16 +230,18 @@ class Matrix:
     facts: tuple[Fact, ...] = ()
     paints: tuple[Paint, ...] = ()
     memory: Memory | None = None
+    rivals: Table | None = None
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A page: its heading and its matrices."""
+    """A page: its heading and its matrices; blocks: dimension -> (the one of which it counts blocks, their size)."""
 
     title: str
     notes: tuple[str, ...]
     matrices: tuple[Matrix, ...]
     holder: Holder | None = None
+    blocks: Mapping[str, tuple[str, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         count = sum(matrix.extent[0] * matrix.extent[1] for matrix in self.matrices)
@@ -250,7 +255,7 @@ class Figure:
         matrices = [_matrix(matrix, tables) for matrix in self.matrices]
         holder = None if self.holder is None else dict(vars(self.holder))
         return {"title": self.title, "notes": self.notes, "holder": holder, "matrices": matrices,
-                "tables": tables.forms}  # fmt: skip
+                "blocks": dict(self.blocks), "tables": tables.forms}  # fmt: skip
 
 
 def _matrix(matrix: Matrix, tables: Tables) -> dict[str, Any]:
@@ -264,6 +269,7 @@ def _matrix(matrix: Matrix, tables: Tables) -> dict[str, Any]:
             "values": [tables.add(layer) for layer in held.values], "labels": held.labels,
         },
         "memory": None if matrix.memory is None else _memory(matrix.memory, tables),
+        "rivals": None if matrix.rivals is None else tables.add(matrix.rivals),
     }  # fmt: skip
 
 

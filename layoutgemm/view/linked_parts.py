@@ -83,6 +83,8 @@ def bank_of(memory: Memory) -> Table:
 
 def tile_figure(tile: SmemTile, title: str | None = None) -> Figure:
     """A tile beside the shared memory that holds it."""
+    # A figure too large is refused before its offsets are computed.
+    Figure("", (), (Matrix("tile", "", ("mn", "k"), tile.extent),))
     memory = shared_memory("tile", tile)
     matrix = Matrix(
         name="tile",

@@ -14,6 +14,7 @@ from layoutgemm.atoms.smem import as_tile
 from layoutgemm.errors import AtomError, DescriptorError, LayoutError
 from layoutgemm.view.linked import THREADS, Fact, Figure, Holder, Holders, Matrix, Memory
 from layoutgemm.view.linked_parts import axes, bank_of, bank_paint, holder_paint, shared_memory
+from layoutgemm.view.linked_scales import BLOCK, scale_matrices
 
 DIMS = {"A": ("m", "k"), "B": ("n", "k"), "C": ("m", "n")}
 PLACES = {"A": "left", "B": "top", "C": "middle"}
@@ -88,8 +89,10 @@ def product_figure(
         matrices.append(
             operand_matrix(name, _words(atom, name, size, source), size, holder, holders, memory, facts)
         )
+    matrices += scale_matrices(mma, holder, sizes)
+    blocks = {} if atom.scale is None else {BLOCK: ("k", atom.scale.vector)}
     what = f"{mma}" if isinstance(mma, TiledMma) else atom.ptx
-    return Figure(title or what, (_how(atom),), tuple(matrices), holder)
+    return Figure(title or what, _how(atom), tuple(matrices), holder, blocks)
 
 
 def _tile(atom: MmaAtom, name: str, given: Any) -> SmemTile | None:
@@ -295,7 +298,13 @@ def _words(atom: MmaAtom, name: str, size: tuple[int, int], source: str) -> str:
     return f"{size[0]}x{size[1]} {atom.dtype_of(name)}, {where}"
 
 
-def _how(atom: MmaAtom) -> str:
+def _how(atom: MmaAtom) -> tuple[str, ...]:
     shape = "x".join(map(str, atom.shape_mnk))
     held = f"{atom.cta_group} block(s)" if isinstance(atom, Tcgen05Atom) else f"{atom.threads} threads"
-    return f"{shape} by {held}. An element (m, n) of C is the product of row m of A and column n of B."
+    product = f"{shape} by {held}. An element (m, n) of C is the product of row m of A and column n of B."
+    if atom.scale is None:
+        return (product,)
+    scaled = f"A factor of SFA scales {atom.scale.vector} elements along k of its row of A, one of SFB as many of B."
+    if isinstance(atom, Tcgen05Atom):
+        return product, f"{scaled} Tensor memory keeps copies of each, for the lanes that multiply."
+    return product, f"{scaled} Of the lanes that hold one the instruction's thread-id picks the one that counts."

@@ -133,8 +133,8 @@ def fragment_svg(
     """Draws an operand of an MMA atom as its threads hold it, and lists the registers of one thread.
 
     atom: an object with `shape_mnk` and the thread-value layouts `layout_A` over (M, K), `layout_B` over (N, K) and
-    `layout_C` over (M, N); `operand` is "A", "B" or "C"; `color` as in `tv_svg`. Returns an SVG document as text;
-    raises LayoutError for an unknown operand and whatever `tv_svg` raises.
+    `layout_C` over (M, N); `operand` is "A", "B", "C" or "D", with block scales "SFA" or "SFB" too; `color` as in
+    `tv_svg`. Returns an SVG document as text; raises LayoutError for an unknown operand and whatever `tv_svg` raises.
 
     >>> from types import SimpleNamespace
     >>> from layoutgemm.layouts import Layout
@@ -146,10 +146,20 @@ def fragment_svg(
     """
     m, n, k = atom.shape_mnk
     tiles = {"A": ((m, k), ("m", "k")), "B": ((n, k), ("n", "k")), "C": ((m, n), ("m", "n"))}
-    if operand not in tiles:
-        raise LayoutError(f"operand {operand!r}: an MMA atom has A, B and C")
-    tile, axes = tiles[operand]
-    tv: Any = getattr(atom, f"layout_{operand}")
+    tiles["D"] = tiles["C"]
+    scale = getattr(atom, "scale", None)
+    tv: Any
+    if scale is not None and operand in ("SFA", "SFB"):
+        side = operand[2]
+        tile, axes = (tiles[side][0][0], k // scale.vector), (tiles[side][1][0], "block")
+        tv = scale.layout_A if side == "A" else scale.layout_B
+    elif operand in tiles:
+        tile, axes = tiles[operand]
+        tv = getattr(atom, f"layout_{operand}", None)
+        tv = getattr(atom, "layout_C", None) if tv is None else tv  # D is held as C unless the atom says otherwise
+    else:
+        known = "A, B, C, D, SFA and SFB" if scale is not None else "A, B, C and D"
+        raise LayoutError(f"operand {operand!r}: {atom} has {known}")
     found = owners_of(tv, tile, rows, columns, thread)
     name = getattr(atom, "name", None) or str(atom)
     pad = len(f"V{len(found.registers) - 1}")

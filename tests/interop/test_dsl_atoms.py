@@ -284,16 +284,31 @@ def test_what_differs_from_the_dsl_is_not_returned(sm90: None, monkeypatch: pyte
         from_cute(tiled)
 
 
-def test_a_tensor_copy_is_made_of_what_it_copies(sm90: None) -> None:
-    """The DSL's TMA atom says what it moves, not of which tensor: it is refused; tensor and tile are taken instead."""
+def test_a_tensor_copy_is_its_box(sm90: None) -> None:
+    """The DSL's TMA atom says what it moves, not of which tensor: that is asked of tensor and tile."""
     bf = cutlass.BFloat16
     pointer = cute.make_ptr(bf, 0, cute.AddressSpace.gmem, assumed_align=16)
     tensor = cute.make_tensor(pointer, cute.make_layout((4096, 1024), stride=(1024, 1)))
     atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, bf)
     tile = cute.tile_to_shape(atom, (128, 64), (0, 1))
-    theirs, _ = cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileG2SOp(), tensor, tile, (128, 64))
-    with pytest.raises(AtomError, match=r"is a tensor copy, .*tma_load \(or tma_store\) of from_cute\(tensor\)"):
-        from_cute(theirs)
+    forms = (
+        (cpasync.CopyBulkTensorTileG2SOp(), {}, ("gmem", "smem"), ".mbarrier::complete_tx::bytes"),
+        (cpasync.CopyBulkTensorTileG2SMulticastOp(), {"num_multicast": 2}, ("gmem", "smem"), ".multicast::cluster"),
+        (cpasync.CopyBulkTensorTileS2GOp(), {}, ("smem", "gmem"), ".tile.bulk_group"),
+        (cpasync.CopyReduceBulkTensorTileS2GOp(), {}, ("smem", "gmem"), ".add.tile.bulk_group"),
+    )
+    for op, options, spaces, ending in forms:
+        theirs, _ = cpasync.make_tiled_tma_atom(op, tensor, tile, (128, 64), **options)
+        box = from_cute(theirs)
+        assert (box.source, box.target) == spaces and box.ptx.endswith(ending) and box.element.name == "bf16"
+        # value v is element v of the box, which runs along the tensor's contiguous mode
+        assert box.threads == 1 and [box.coords("dst")(0, v) for v in (1, 64, 65 * 64 + 3)] == [(0, 1), (1, 0), (65, 3)]
+        with pytest.raises(AtomError, match=r"is a tensor copy, .*tma_load \(or tma_store\) of from_cute\(tensor\)"):
+            from_cute(op)
+    load, _ = cpasync.make_tiled_tma_atom(forms[0][0], tensor, tile, (128, 64))
+    found = from_cute(tile, element="bf16", unit="bytes")
+    assert len(from_cute(load).html(dst=found)) < 200_000 and from_cute(load).svg().startswith("<svg")
+    theirs = load
     plan = tma_load(from_cute(tensor), from_cute(tile, element="bf16", unit="bytes"), dtype="bf16")
     assert (plan.box, plan.swizzle, len(plan.instructions)) == ((64, 128), "128B", 1)
     assert "tma_gbasis = <\"(64,128):(1@1,1@0)\">" in str(theirs.type)  # the box that the DSL found
@@ -321,4 +336,5 @@ def test_every_operation_of_the_dsl_is_accounted_for() -> None:
     rest = {key for key in found - tables if not (key[0] == "tcgen05" and dsl_atoms._TMEM.fullmatch(key[1]))}
     tensor = {key for key in rest if key[0] == "cpasync" and "BulkTensor" in key[1]}
     assert {f"{part}.{name}" for part, name in rest - tensor} == WITHOUT_ATOMS
-    assert (len(found), len(tensor)) == (79, 13)
+    assert set(dsl_atoms.TENSOR_COPIES) <= {name for _, name in tensor}
+    assert (len(found), len(tensor), len(dsl_atoms.TENSOR_COPIES)) == (79, 13, 4)

@@ -35,6 +35,7 @@ from layoutgemm.kernels.object_cache import facts_of
 from layoutgemm.kernels.plan import padded_leading
 from layoutgemm.kernels.sm90_choice import Sm90Choice
 from layoutgemm.kernels.sm90_plan import Sm90Plan
+from layoutgemm.kernels.sm100_plan import Sm100Plan
 
 F32 = dtype("f32")
 SMALL = Sm90Config((64, 64), consumers=1)
@@ -125,9 +126,17 @@ def test_what_a_function_may_do() -> None:
         (lambda x, i, j, ops: x % 2, "for coordinates"),
         (lambda x, i, j, ops: x + "1", "not with '1'"),
         (lambda x, i, j, ops: None, "returned nothing"),
+        (lambda x, i, j, ops: np.tanh(x), "as in ops.tanh"),
+        (lambda x, i, j, ops: np.ones(2) * x, "not with"),
+        (lambda x: x, r"called with \(x, i, j, ops\): too many"),
     ):
         with pytest.raises(PlanError, match=text):
             Custom.of(function)  # type: ignore[arg-type]
+
+
+def test_numpy_numbers_stand_in_the_arithmetic() -> None:
+    own = Custom.of(lambda x, i, j, ops: np.float32(2) * x - np.float64(1) / (x + np.int64(3)))
+    assert own == Custom.of(lambda x, i, j, ops: 2.0 * x - 1.0 / (x + 3))
 
 
 def test_names_of_cublaslt() -> None:
@@ -149,6 +158,11 @@ def test_refusals_name_what_is_wrong() -> None:
         Epilogue(*[Aux(name=f"aux{i}") for i in range(6)])
     with pytest.raises(PlanError, match="made of steps"):
         Epilogue("relu")  # type: ignore[arg-type]
+    for arch in ("sm_90a", "sm_100a"):
+        derive = Sm90Plan.derive if arch == "sm_90a" else Sm100Plan.derive
+        with pytest.raises(PlanError, match="made of steps, as in Epilogue"):
+            derive(64, 64, 64, b="bf16:col", epilogue=lambda x: x)  # type: ignore[arg-type]
+        assert derive(64, 64, 64, b="bf16:col", epilogue=Bias()).epilogue == Epilogue(Bias())  # type: ignore[arg-type]
     with pytest.raises(PlanError, match="known are relu"):
         Activation("mish")
     with pytest.raises(PlanError, match="axis 'k'"):

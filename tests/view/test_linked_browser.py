@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from layoutgemm.atoms import TiledMma, mma_sync, smem_tile, tcgen05_mma, wgmma
+from layoutgemm.atoms import TiledMma, ldmatrix, mma_sync, smem_tile, tcgen05_mma, wgmma
 from layoutgemm.kernels.sm90_plan import Sm90Config, Sm90Plan
-from layoutgemm.layouts import Layout
+from layoutgemm.layouts import Layout, Swizzle
 
 LEFT, TOP = 46, 18  # of the cells within a picture
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -114,7 +114,8 @@ def show(browser: Any, tmp_path: Path) -> Iterator[Any]:
         contexts.append(context)
         page = context.new_page()
         page.on("request", lambda request: asked.append(request.url))
-        page.on("console", lambda message: complaints.append(message.text))
+        # what the browser says of a test that reads many pixels is not about the page
+        page.on("console", lambda message: "readback" in message.text or complaints.append(message.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.goto(opened[-1])
         return Page(page)
@@ -269,6 +270,59 @@ def test_layouts_that_repeat_and_tensor_memory(show):
     page.hover("C", 17 * 16 + 3)
     assert "lane\n33\ncolumn\n3" in page.told()
     assert page.lit("C") == {17 * 16 + n for n in range(16)}
+
+
+def test_both_sides_of_a_copy(show):
+    copy = ldmatrix(4, element="bf16")
+    page = show(copy.html())
+    page.hover("source", 17 * 8 + 5)
+    assert page.lit("destination") == {17 * 8 + 5} == page.lit("source") - {17 * 8 + j for j in range(8) if j != 5}
+    said = page.told()
+    assert said.startswith("source (17, 5)") and "thread\n17\n" in said and f"bank\n{(17 * 16 + 10) // 4 % 32}" in said
+    # the register that it comes to, and back
+    assert "destination\nthread\n6\nvalue\n5: register 2, bits 16-31" in said
+    page.hover("destination", 17 * 8 + 5)
+    assert page.lit("source in shared memory") == {17 * 8 + 5}
+    assert "source in shared memory\nbyte offset\n282\n" in page.told()
+    page.click("destination", 17 * 8 + 5)
+    assert "held by thread 6" in page.told()
+    page.leave()
+    (t, v), row = (6, 5), {r * 8 + c for r in (1, 9, 17, 25) for c in (4, 5)}
+    assert tuple(int(x) for x in copy.coords("dst")(t, v)) == (1, 5, 2) and page.lit("destination") == row
+    assert page.lit("source") == {6 * 8 + j for j in range(8)} | {17 * 8 + 5}
+
+
+def test_a_swizzle_and_the_lanes_that_meet(show):
+    page = show(Swizzle(3, 4, 3, "bytes").html(layout=Layout((8, 64), (64, 1)), bits=16), width=3000)
+    page.hover("before", 3 * 64 + 9)
+    chunk = {i * 64 + j for i in range(8) for j in range(8, 16)}  # 16 bytes of each of the eight rows
+    assert page.lit("before") == page.lit("before in shared memory") == chunk
+    assert page.page.get_attribute('figure[data-picture="before"]', "data-rivals") == "64"
+    said = page.told()
+    assert "meets\nlanes 8-15: 8 words of bank 4" in said and "bank\n4\n" in said
+    after = (64 * 3 + 9) * 2 ^ 3 << 4
+    assert f"after in shared memory\nbyte offset\n{after}\n" in said and f"bank\n{after // 4 % 32}" in said
+    # what its own lane reads, and no other: nothing meets
+    page.hover("after", 3 * 64 + 9)
+    assert page.lit("after") == {3 * 64 + j for j in range(8, 16)} and page.lit("before") == chunk
+    assert page.page.get_attribute('figure[data-picture="after"]', "data-rivals") == "0"
+    page.page.select_option("#paint", "conflicts")
+    assert "meets another lane in a bank" in page.page.inner_text("#legend")
+
+
+def test_block_scales(show):
+    atom = mma_sync((16, 8, 64), "e2m1", kind="mxf4")
+    page = show(atom.html())
+    page.hover("A", 9 * 64 + 35)
+    assert page.lit("SFA") == {9 * 2 + 1} and page.lit("SFB") == {n * 2 + 1 for n in range(8)}
+    page.hover("SFA", 9 * 2 + 1)
+    assert page.lit("A") == {9 * 64 + k for k in range(32, 64)} and page.lit("C") == {9 * 8 + n for n in range(8)}
+    assert page.lit("B") == {n * 64 + k for n in range(8) for k in range(32, 64)}
+    said = page.told()
+    assert "thread\n5\nvalue\n1: bits 8-15" in said and "thread\n7\n" in said
+    assert "A\nm = 9, k = 32 to 63\nB\nk = 32 to 63, n = 0 to 7" in said
+    page.hover("C", 9 * 8 + 3)
+    assert page.lit("SFA") == {18, 19} and page.lit("SFB") == {6, 7}
 
 
 def test_light_dark_and_narrow(show):

@@ -174,3 +174,9 @@ def test_a_layout_draws_without_atoms_and_checks() -> None:
     code = "import sys, layoutgemm; layoutgemm.Layout((4, 4)).svg(); print([m for m in sys.modules if 'atoms' in m])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_picture_is_whole_pixels_wide() -> None:
+    """Of a part of a pixel a PNG would have a seam along its edge, half transparent."""
+    for svg in (Grouped(group=4).svg(grid=(12, 8)), Layout((4, 8)).svg(), ldmatrix(4).svg()):
+        assert re.match(r'<svg [^>]*width="\d+" height="\d+" viewBox="0 0 \d+ \d+"', svg)

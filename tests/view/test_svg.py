@@ -173,7 +173,7 @@ def test_empty_and_shared_cells_are_told() -> None:
         (lambda: tv_svg(WGMMA_C, (64, 32)), r"thread 0, value 16 gives 2048, which is row 0, column 32"),
         (lambda: tv_svg(MMA_A, (16, 16), thread=32), "there is no thread 32"),
         (lambda: tv_svg(MMA_A, (16, 16), color="lane"), "color='lane'"),
-        (lambda: fragment_svg(ATOM, "D"), "operand 'D'"),
+        (lambda: fragment_svg(ATOM, "E"), "operand 'E'"),
         (lambda: swizzle_svg(ROW_MAJOR, 0), "bits=0"),
         (lambda: swizzle_svg(Layout.identity((2, 2)), 16), "only offsets have banks"),
     ],

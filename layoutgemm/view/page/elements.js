@@ -4,7 +4,8 @@
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const { hues, odd } = JSON.parse(document.getElementById("palette").textContent);
-const SAME = 1, LINKED = 2, HELD = 4; // the element itself; what it makes or is made of; what its holder holds
+// The element itself; what it makes or is made of; what its holder holds; what meets it in a bank.
+const SAME = 1, LINKED = 2, HELD = 4, RIVAL = 8;
 const LEFT = 46, TOP = 18; // room for the numbers of rows and columns, in pixels
 const LARGEST = 1 << 24; // pixels of one picture: browsers refuse much larger ones
 const SMALLEST = 3; // pixels of a cell, unless a smaller one is asked for
@@ -38,6 +39,7 @@ class Matrix {
     const paint = (p) => ({ ...p, key: at(p.table), texts: texts(p.texts) });
     const facts = (all) => all.map((fact) => ({ ...fact, of: at(fact.table) }));
     this.facts = facts(spec.facts);
+    this.rivals = spec.rivals === null ? null : at(spec.rivals);
     this.paints = spec.paints.map(paint);
     if (spec.holders) {
       this.layers = spec.holders.threads.map((t, i) => ({ thread: at(t), value: at(spec.holders.values[i]) }));
@@ -59,6 +61,7 @@ class Matrix {
   }
   coord(e) { return [Math.floor(e / this.extent[1]), e % this.extent[1]]; }
   element(i, j) { return i * this.extent[1] + j; }
+  twin(other) { return other !== this && this.dims.every((dim, d) => dim === other.dims[d]); }
   heldBy(e) {
     if (!this.layers) return [];
     return this.layers.map(({ thread, value }) => [thread(e), value(e)]).filter(([thread]) => thread >= 0);
@@ -70,17 +73,26 @@ const matrices = data.matrices.map((spec) => new Matrix(spec));
 const state = { cursor: null, hover: null, holder: null, turn: 0, cell: 0, paint: null };
 const shown = () => state.hover ?? state.cursor; // {matrix, e}, or null
 
+// What an element fixes: dimension -> [first, last + 1]. One dimension may count blocks of another.
+function fixed({ matrix, e }) {
+  const at = matrix.coord(e), found = {};
+  matrix.dims.forEach((dim, d) => { found[dim] = [at[d], at[d] + 1]; });
+  for (const [dim, [of, size]] of Object.entries(data.blocks)) {
+    if (of in found) found[dim] ??= [Math.floor(found[of][0] / size), Math.ceil(found[of][1] / size)];
+    else if (dim in found) found[of] = found[dim].map((x) => x * size);
+  }
+  return found;
+}
+
 function mark() {
   const at = shown();
   for (const matrix of matrices) matrix.marks.fill(0);
   if (at) {
-    const [i, j] = at.matrix.coord(at.e);
-    const value = { [at.matrix.dims[0]]: i, [at.matrix.dims[1]]: j };
+    const value = fixed(at);
     for (const other of matrices) {
       if (other === at.matrix) continue;
       if (!other.dims.some((dim) => dim in value)) continue;
-      const [rows, columns] = other.dims.map((dim, d) =>
-        dim in value ? [value[dim], value[dim] + 1] : [0, other.extent[d]]);
+      const [rows, columns] = other.dims.map((dim, d) => value[dim] ?? [0, other.extent[d]]);
       for (let r = rows[0]; r < rows[1]; r++)
         for (let c = columns[0]; c < columns[1]; c++) other.marks[other.element(r, c)] |= LINKED;
     }
@@ -89,7 +101,11 @@ function mark() {
       for (let e = 0; e < at.matrix.count; e++)
         if (memory.start(e) === memory.start(at.e)) at.matrix.marks[e] |= LINKED;
     at.matrix.marks[at.e] |= SAME;
-    if (state.holder === null) {
+    for (const matrix of matrices) {
+      const group = matrix.rivals && (matrix === at.matrix || at.matrix.twin(matrix)) ? matrix.rivals(at.e) : -1;
+      if (group >= 0) for (let e = 0; e < matrix.count; e++) if (matrix.rivals(e) === group) matrix.marks[e] |= RIVAL;
+    }
+    if (state.holder === null && data.holder?.count > 1) {
       const first = at.matrix.heldBy(at.e)[0];
       if (first) for (const [, e] of at.matrix.holding.get(first[0])) at.matrix.marks[e] |= HELD;
     }

@@ -13,12 +13,25 @@ const factText = (fact, e) => {
   return number < 0 ? "none" : fact.labels ? fact.labels[number] : String(number);
 };
 
+// What of another matrix goes with an element: "m = 9, k = 0 to 31"; what is one number comes first.
 function linkText(other, at) {
-  const [i, j] = at.matrix.coord(at.e), value = { [at.matrix.dims[0]]: i, [at.matrix.dims[1]]: j };
-  const fixed = other.dims.filter((dim) => dim in value), free = other.dims.findIndex((dim) => !(dim in value));
-  if (!fixed.length || free < 0) return null;
-  const last = other.extent[free] - 1;
-  return `${fixed[0]} = ${value[fixed[0]]}, ${other.dims[free]} = 0 to ${last}`;
+  const value = fixed(at);
+  if (at.matrix.twin(other) || !other.dims.some((dim) => dim in value)) return null;
+  const said = other.dims.map((dim, d) => [dim, ...(value[dim] ?? [0, other.extent[d]])]);
+  const words = ([dim, from, to]) => `${dim} = ${from}${to - from > 1 ? ` to ${to - 1}` : ""}`;
+  return said.sort((a, b) => (a[0] in value ? 0 : 1) - (b[0] in value ? 0 : 1)).map(words).join(", ");
+}
+
+// Who holds an element and what is known of it, as [name, value].
+function facts(matrix, e) {
+  const pairs = [], holders = matrix.heldBy(e);
+  for (const [who, value] of holders.slice(0, 8)) {
+    pairs.push([data.holder.name, holderWords(who).replace(`${data.holder.name} `, "")]);
+    pairs.push([data.holder.value, matrix.labels[value] ?? String(value)]);
+  }
+  if (holders.length > 8) pairs.push(["", `and ${holders.length - 8} more hold it`]);
+  for (const fact of matrix.facts) pairs.push([fact.name, factText(fact, e)]);
+  return pairs;
 }
 
 function tell() {
@@ -27,22 +40,18 @@ function tell() {
   if (at) {
     const [i, j] = at.matrix.coord(at.e), [di, dj] = at.matrix.dims;
     parts.push(element("h2", `${at.matrix.name} (${i}, ${j})`));
-    const pairs = [["coordinate", `${di} = ${i}, ${dj} = ${j}`]];
-    const holders = at.matrix.heldBy(at.e);
-    for (const [who, value] of holders.slice(0, 8)) {
-      const label = at.matrix.labels[value];
-      pairs.push([data.holder.name, holderWords(who).replace(`${data.holder.name} `, "")]);
-      pairs.push([data.holder.value, label]);
-    }
-    if (holders.length > 8) pairs.push(["", `and ${holders.length - 8} more hold it`]);
-    for (const fact of at.matrix.facts) pairs.push([fact.name, factText(fact, at.e)]);
+    const pairs = [["coordinate", `${di} = ${i}, ${dj} = ${j}`], ...facts(at.matrix, at.e)];
     parts.push(list(pairs));
     const said = (all) => all.map(([name, value]) => `${name} ${value}`);
     summary = [`${at.matrix.name} ${i}, ${j}`, ...said(pairs.slice(1))].join("; ");
-    if (at.matrix.memory) {
-      const told = at.matrix.memory.facts.map((fact) => [fact.name, factText(fact, at.e)]);
-      if (told.length) parts.push(element("h3", at.matrix.memory.name), list(told));
-      summary = [summary, ...said(told)].join("; ");
+    // of the same element on the other side of a copy, or after a swizzle, too
+    for (const matrix of [at.matrix, ...matrices.filter((other) => at.matrix.twin(other))]) {
+      const told = (matrix.memory?.facts ?? []).map((fact) => [fact.name, factText(fact, at.e)]);
+      const more = matrix === at.matrix ? [] : facts(matrix, at.e);
+      if (more.length) parts.push(element("h3", matrix.name), list(more));
+      if (told.length) parts.push(element("h3", matrix.memory.name), list(told));
+      if (more.length) summary = [summary, matrix.name, ...said(more)].join("; ");
+      if (told.length) summary = [summary, ...said(told)].join("; ");
     }
     const others = matrices.filter((other) => other !== at.matrix);
     const links = others.map((other) => [other.name, linkText(other, at)]).filter(([, text]) => text);

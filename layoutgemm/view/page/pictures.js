@@ -164,7 +164,7 @@ class Picture {
     let lit = 0;
     for (let e = 0; e < count; e++) if (marks[e]) lit++;
     const marked = (bit) => marks.filter((mark) => mark & bit).length;
-    Object.assign(this.figure.dataset, { lit, same: marked(SAME), linked: marked(LINKED), held: marked(HELD) });
+    Object.assign(this.figure.dataset, { lit, same: marked(SAME), linked: marked(LINKED), held: marked(HELD), rivals: marked(RIVAL) });
     const at = shown();
     if (!lit && !at && state.holder === null) return;
     const [width, height] = this.area();
@@ -185,6 +185,13 @@ class Picture {
       if (w < 12) context.arc(LEFT + x + w / 2, TOP + y + h / 2, r, 0, 7);
       else context.rect(LEFT + x + w * 0.15, TOP + y + h - 2.2, w * 0.7, 2.2);
       context.fill();
+    }
+    context.strokeStyle = "#111111";
+    for (let e = 0; e < count; e++) { // a frame inside of each that meets another in a bank
+      if (!(marks[e] & RIVAL)) continue;
+      const [x, y, w, h] = this.cell(e);
+      context.lineWidth = Math.min(w, h) < 10 ? 0.6 : 1.5;
+      context.strokeRect(LEFT + x + 1.5, TOP + y + 1.5, Math.max(1, w - 2), Math.max(1, h - 2));
     }
     for (const box of this.frames(at)) {
       const grow = box[4];
@@ -259,7 +266,9 @@ class MatrixPicture extends Picture {
     this.axis(context, numbers(this.tall), false, state.cell);
     context.textAlign = "left";
     const { dims, across } = this.matrix;
-    context.fillText(`${dims[1 - across]}\u2193 ${dims[across]}\u2192`, 0, TOP - 8);
+    const named = (of) => `${of(dims[1 - across])}\u2193 ${of(dims[across])}\u2192`, whole = named((dim) => dim);
+    // a longer text would lie over the first column's number
+    context.fillText(context.measureText(whole).width < LEFT - 4 ? whole : named((dim) => dim[0]), 0, TOP - 8);
   }
   here(context, e) {
     const [x, y] = this.place(e);

@@ -12,19 +12,24 @@ function fit() {
   const at = (place) => matrices.filter((matrix) => matrix.place === place);
   const wide = (place) => most(at(place).map((matrix) => matrix.extent[matrix.across]));
   const tall = (place) => most(at(place).map((matrix) => matrix.extent[1 - matrix.across]));
-  const alone = at("alone").length > 0, pair = alone ? 1 : 2; // pictures of the product beside and above each other
-  const width = alone ? wide("alone") : wide("left") + wide("middle");
-  const height = alone ? tall("alone") : tall("top") + tall("middle");
+  // Pictures beside and above each other: of a product two, or three with block scales; others as they fit better.
+  const alone = at("alone").length, stacked = alone > 1 && wide("alone") > 2 * tall("alone");
+  const scales = at("farleft").length;
+  product.classList.toggle("stacked", stacked);
+  product.classList.toggle("scaled", scales > 0);
+  const [pair, pile] = alone ? (stacked ? [1, alone] : [alone, 1]) : [2 + scales, 2 + scales];
+  const width = alone ? wide("alone") * pair : wide("farleft") + wide("left") + wide("middle");
+  const height = alone ? tall("alone") * pile : tall("fartop") + tall("top") + tall("middle");
   const lower = pictures.filter((picture) => picture instanceof MemoryPicture);
   const across = lower.map(({ matrix }) => (matrix.memory.banked ? 64 : matrix.memory.line)); // in cells
   const down = lower.map((picture) => picture.rows), count = lower.length;
   // [name, cells across, cells down, pictures across, pictures down]
   const ways = [
-    ["column", width + most(across), Math.max(height, sum(down)), pair + 1, Math.max(pair, count)],
-    ["row", width + sum(across), Math.max(height, most(down)), pair + count, pair],
-    ["below", Math.max(width, sum(across)), height + most(down), Math.max(pair, count), pair + (count ? 1 : 0)],
+    ["column", width + most(across), Math.max(height, sum(down)), pair + 1, Math.max(pile, count)],
+    ["row", width + sum(across), Math.max(height, most(down)), pair + count, pile],
+    ["below", Math.max(width, sum(across)), height + most(down), Math.max(pair, count), pile + (count ? 1 : 0)],
   ];
-  const stage = document.getElementById("stage"), frame = [62, 52]; // pixels beside and above a picture's cells
+  const stage = document.getElementById("stage"), frame = [64, 52]; // pixels beside and above a picture's cells
   const sized = ways.map(([name, w, h, nx, ny]) => {
     const x = (stage.clientWidth - frame[0] * nx) / w, y = (innerHeight - stage.offsetTop - frame[1] * ny) / h;
     return { name, across: x, both: Math.min(x, y) };
