@@ -302,7 +302,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
                 if const_expr(step == 0 and plan.half is not None):
                     mma.wait(0)  # only instructions of one shape keep their order over an accumulator by themselves
                 keep = job.k_tiles > early if step == 0 else True
-                finish.multiply_block(sums[0], a, b_of, stage, *pieces[0], keep)
+                finish.multiply_block(sums[0], a, b_of, stage, pieces[0][0], pieces[0][1], keep)
                 if const_expr(step == 0):
                     mma.wait(1)
                     if job.k_tiles > early:
@@ -317,7 +317,8 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
             for number in cutlass.range_constexpr(1, len(pieces) if early else 0):
                 for step in cutlass.range_constexpr(early):
                     keep = job.k_tiles > early if step == 0 else True
-                    finish.multiply_block(sums[number], a, b_of, held[step], *pieces[number], keep)
+                    of = pieces[number]
+                    finish.multiply_block(sums[number], a, b_of, held[step], of[0], of[1], keep)
             if const_expr(pingpong):
                 if tile + job.workers < job.tiles:  # the other has one more
                     bridge.named_arrive(plan.turn_barrier(1 - consumer), 2 * 128)
