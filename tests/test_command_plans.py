@@ -6,6 +6,7 @@ import pytest
 
 from layoutgemm import GemmPlan
 from layoutgemm.cli import main
+from layoutgemm.kernels.sm90_choice import choose
 
 from .test_cli import refusal
 
@@ -47,3 +48,16 @@ def test_a_check_that_fails_is_the_status(capsys, monkeypatch):
 )
 def test_refusals(capsys, arguments, text):
     assert text in refusal(capsys, f"plan {arguments}")
+
+
+def test_the_kernel_that_matmul_launches(capsys):
+    choice, why = choose(512, 4096, 4096)
+    plan = choice.plan(512, 4096, 4096, b="bf16:col")
+    assert main(["plan", "512", "4096", "4096", "-b", "bf16:col", "--matmul", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["chosen"], said["plan"], said["kernel"], said["ok"]) == (why, str(plan), "Sm90Plan", True)
+    # few rows of a column-major A: no copies of some rows alone
+    assert main(["plan", "16", "4096", "4096", "-a", "bf16:col", "--matmul"]) == 0
+    assert capsys.readouterr().out.startswith(f"chosen: {choose(16, 4096, 4096, b_major='MN')[1]}")
+    for arguments, text in (("--stages 3", "--stages beside --matmul"), ("--arch sm_80", "sm_80 has one")):
+        assert text in refusal(capsys, f"plan 64 64 64 --matmul {arguments}")
