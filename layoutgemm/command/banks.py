@@ -129,7 +129,6 @@ def way_out(args: argparse.Namespace) -> Iterator[None]:
         raise LayoutError(f"{cells}: draw a part of it, as in (64,64):(1024,1), or leave the picture away") from None
 
 
-
 def asked(args: argparse.Namespace) -> tuple[Tile, DType, list[AccessPattern]]:
     """The tile, its element type and the accesses to it. Raises LayoutError."""
     tile = layout_of(args.layout)
