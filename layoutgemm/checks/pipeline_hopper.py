@@ -362,6 +362,8 @@ class Hopper:
             actions += [Write("sums", to=others), ClusterArrive(), ClusterWait(), Read("sums")]
         elif self.store:
             actions.append(Sync("stages"))
+        if self._drain:
+            actions.append(If(Later(1), self._release(i)))
         if self.store:
             actions += [Write(name, s, new=False) for name, s in stages]
         for block in range(self.blocks):

@@ -16,6 +16,7 @@ from .choice import Choice
 from .epilogue import Epilogue
 from .plan import Operand
 from .plan_base import STAGE_BYTES_OF_K as _STAGE_BYTES
+from .sm90_few_rows import DRAM, LAUNCH, fetched, for_few_rows
 from .sm90_gated import HALVES, Gated
 from .sm90_plan import Sm90Config, Sm90Plan
 from .sm90_types import operands, output_of
@@ -67,10 +68,7 @@ class Sm90Choice(Choice):
 # Measured on an H200 (132 multiprocessors, 1.98 GHz, HBM3e): `benchmarks/tune_gemm.py`.
 _FMA_PER_CYCLE = 2048  # of one multiprocessor, 16-bit: m64n256k16 takes 128 cycles
 _CLOCK = 1.7e9  # under load
-_DRAM, _L2, _ONE = 4.2e12, 11.2e12, 120e9  # bytes a second: memory, all L2 reads together, one multiprocessor's
 _TILE_CYCLES = 3500  # of a tile's end that no product hides
-_LAUNCH = 2.0e-6  # from one kernel's end to the next one's first product, with programmatic dependent launch
-_SWAPPED = 0.4e-6  # of a kernel with swapped operands, whose columns of C cross its warps
 _SHORT = 500e9  # operations below which launching early pays
 _WIDTHS = (256, 224, 208, 192, 176, 160, 128, 96, 64)
 # Rate of products against that of 256x224, of whole waves at K = 4096 and 8192; others by their traffic.
@@ -83,11 +81,7 @@ _RATES = {
 # them, and of 512x14336 those that do not, by 1% (types_h200.json). tf32 is taken to be as bf16 of as many bytes.
 _CLUSTER_BYTES, _NARROW_BYTES = 8192, 4096
 _PINGPONG = (128, 160, 176, 192)  # columns of 128-row tiles that two warpgroups take in turn
-_STEP = 0.165e-6  # of a k tile of 128 elements in a block of 64 rows: eight products that wait for each other
-_EXCHANGE = 1.9e-6  # of partial sums between two blocks of 64 rows
-# Bytes that a block brings into L2 before the kernel before has ended: more keep the copy engine from the first loads.
-_FETCHED, _FETCHED_FEW = 56 << 10, 64 << 10
-
+_FETCHED = 56 << 10  # bytes that a block brings into L2 before the kernel before has ended, at most: `fetched`
 
 # A single tile of 128x256 is finished by halves of its columns, with loads by a warp of their own: 2048^3 +1%,
 # 512x8192x8192 +0.4% (NOTES.md). ptxas finds registers for the halves of plain products of 16 bits and K-major
@@ -151,7 +145,8 @@ def choose(
             raise PlanError(f"{what}: gated by {kind_of.kind}, a product is of one pair of matrices, B K-major")
         halves, n = HALVES, HALVES * n
     if m <= 64:
-        return _for_few_rows(m, n, k, batch, kind, b_major, multiprocessors, halves)
+        few = for_few_rows(m, n, k, batch, kind, b_major, multiprocessors, _unit(kind, halves), halves == 1)
+        return Sm90Choice(few.config, few.swapped), few.reason + _gated_reason(few.config.tile[1], halves)
     bits = kind.bits
     work = 2 * m * n * k * batch * bits // 16
     # The clock falls most under fp8, and most of all under two warpgroups in turn: 4096^3 2% slower (types_h200.json).
@@ -180,7 +175,8 @@ def choose(
         group=group,
         along=along,
         overlap=overlap,
-        prefetch=_fetched(best.tile, cluster, _STAGE_BYTES, _FETCHED) if overlap else 0,
+        prefetch=fetched(rows // cluster[1] + columns // cluster[0], _STAGE_BYTES, _FETCHED) if overlap else 0,
+        l2_promotion="256B" if best.waves > 1 else "128B",  # +0.1 to 0.4%; of a single wave up to -5%
         chunks=1,
         buffers=2,
         early=2 if (rows == 256 or tall) and k >= 1024 else 0,
@@ -198,11 +194,6 @@ def choose(
     )
     reason += "; starts while the kernel before it drains" if overlap else ""
     return Sm90Choice(config), reason + _gated_reason(columns, halves)
-
-
-def _fetched(tile: tuple[int, int], cluster: tuple[int, int], line: int, most: int) -> int:
-    """K tiles that a block fetches early: its shares of rows and columns, of `line` bytes each, up to `most` bytes."""
-    return min(2, max(1, most // ((tile[0] // cluster[1] + tile[1] // cluster[0]) * line)))
 
 
 def _unit(kind: DType, halves: int) -> int:
@@ -231,7 +222,7 @@ def _estimate(
     products = rows * columns * k * kind.bits / 16 / _FMA_PER_CYCLE / rate
     cycles = waves * products + (1 if pingpong and waves > 1 else waves) * _TILE_CYCLES
     moved = ((m + n) * k * kind.bytes + m * n * output_of(kind).bytes) * batch
-    return Estimate(tile, max(cycles / _CLOCK, moved / _DRAM) + _LAUNCH, waves, tiles, workers, pingpong and waves > 1)
+    return Estimate(tile, max(cycles / _CLOCK, moved / DRAM) + LAUNCH, waves, tiles, workers, pingpong and waves > 1)
 
 
 def _cluster(
@@ -248,57 +239,3 @@ def _cluster(
     if grid[1] % 2 == 0 and (tile[0] == 256 or (tile[0] == 128 and grid[0] * grid[1] <= multiprocessors)):
         return (1, 2), 8, "N"  # tiles of 128 rows lose 1 to 2% so, but in a single wave, where 1048x2240x8320 gains 3%
     return (1, 1), 8, "M"
-
-
-def _grid(along: str, batch: int) -> dict[str, Any]:
-    """A grid of tiles, along the dimension that has more than one; of a batch tiles are numbered."""
-    return {"launch": "tiles", "along": along} if batch == 1 else {}
-
-
-def _for_few_rows(
-    m: int, n: int, k: int, batch: int, kind: DType, b_major: str, multiprocessors: int, halves: int
-) -> tuple[Sm90Choice, str]:
-    """M up to 64: the weights come through memory once, and every multiprocessor takes an equal share of them."""
-    bytes_, step = kind.bytes, 8 if b_major == "K" else 128 // kind.bytes
-    columns = min(256, max(-(-n // (multiprocessors * step)) * step, 24 if k * bytes_ < 8192 else 8))
-    if b_major != "K":  # two waves of one span are faster than one of two, four are slower: NOTES.md, "B as (K, N)"
-        columns = min(256 // step, -(-n // (step * 2 * multiprocessors))) * step
-    columns = -(-columns // _unit(kind, halves)) * _unit(kind, halves)
-    if kind.kind != "float" and columns > 24:  # the instruction's widths for integers
-        columns = -(-columns // 16) * 16
-    least = (m + n) * k * bytes_ + m * n * output_of(kind).bytes
-    tile_k = 256 // bytes_
-
-    def seconds(tiles: int, rows: int, width: int, split: int = 1) -> float:
-        each = (rows + width) * k * bytes_ / split
-        spread = -(-tiles * split * batch // multiprocessors)
-        moved = max(least * batch / _DRAM, tiles * split * batch * each / _L2, spread * each / _ONE)
-        return max(moved, -(-k // tile_k) / split * _STEP * spread) + _LAUNCH + (_EXCHANGE if split > 1 else 0.0)
-
-    straight = seconds(-(-n // columns), min(m, 64), columns)
-    width = 16 if m <= 16 else 32 if m <= 32 else 64
-    tiles = -(-n // 64)
-    swapped, split = min(
-        (seconds(tiles, width, 64, split) + _SWAPPED, split)
-        for split in (1, 2)
-        if split == 1 or 2 * tiles * batch <= multiprocessors
-    )
-    if swapped < 0.99 * straight and b_major == "K" and halves == 1:
-        config = Sm90Config(
-            (64, width), tile_k=tile_k, consumers=1, loader="warp", single=True, overlap=True, split=split,
-            prefetch=_fetched((64, width), (1, 1), tile_k * bytes_, _FETCHED_FEW), **_grid("M", batch),
-        )  # fmt: skip
-        return Sm90Choice(config, swapped=True), (
-            f"operands swapped, {tiles} tiles of 64 columns" + f", each of {split} blocks" * (split > 1)
-            + f": {swapped * 1e6:.1f} us; {columns} columns a block would take {straight * 1e6:.1f} us"
-        )  # fmt: skip
-    rows = -(-m // 8) * 8
-    config = Sm90Config(
-        (64, columns), tile_k=tile_k, consumers=1, loader="warp", single=True, chunks=1, overlap=True,
-        rows=rows if rows < 64 else None, prefetch=_fetched((rows, columns), (1, 1), tile_k * bytes_, _FETCHED_FEW),
-        **_grid("N", batch),
-    )  # fmt: skip
-    return Sm90Choice(config), (
-        f"{-(-n // columns)} blocks of {columns} columns on {multiprocessors} multiprocessors, one each; bound by "
-        f"memory, {straight * 1e6:.1f} us" + _gated_reason(columns, halves)
-    )

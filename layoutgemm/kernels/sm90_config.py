@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..atoms.tma_rules import L2_PROMOTION
 from ..errors import PlanError
 from .sm90_store import ROWS
 
@@ -11,6 +12,7 @@ SCHEDULES = ("cooperative", "pingpong")
 LOADERS = ("self", "warp", "warpgroup")
 STORES = ("tma", "direct")
 LAUNCHES = ("workers", "tiles")
+TRIGGERS = ("start", "end")
 MAX_CLUSTER = 8  # CUDA C++ Programming Guide, "Thread Block Clusters": the portable size
 
 
@@ -34,7 +36,11 @@ class Sm90Config:
                then depends on where a tile lies
     overlap    programmatic dependent launch: the kernel starts while the one before it drains, and waits for it before
                it touches memory
+    trigger    when the next kernel's blocks may come, with its `overlap`: "start", wherever a multiprocessor is idle;
+               "end", when this kernel's leave. Where a grid leaves multiprocessors idle, they crowd there, and each
+               graphics cluster (GPC) has its share of the memory's rate and no more
     prefetch   so many first k tiles are brought into L2 before the kernel before this one has ended, with `overlap`
+    l2_promotion   what an L2 miss of a load fetches: "none", "64B", "128B" or "256B"; see `TensorMap`
     launch     "workers": as many clusters as run at a time, which take tile after tile. "tiles": one for each tile, in
                a grid of as many rows and columns, `along` first: a block finds its tile without a division. No batch
     store      "tma", or "direct": each thread its own elements, for a C that a tensor map does not take
@@ -59,7 +65,9 @@ class Sm90Config:
     along: str = "M"
     snake: bool = False
     overlap: bool = False
+    trigger: str = "start"
     prefetch: int = 0
+    l2_promotion: str = "128B"
     launch: str = "workers"
     store: str = "tma"
     chunks: int = 2
@@ -68,8 +76,10 @@ class Sm90Config:
     split: int = 1
 
     def __post_init__(self) -> None:
-        for name, known in (("schedule", SCHEDULES), ("loader", LOADERS), ("store", STORES), ("along", ("M", "N")),
-                            ("launch", LAUNCHES)):  # fmt: skip
+        for name, known in (
+            ("schedule", SCHEDULES), ("loader", LOADERS), ("store", STORES), ("along", ("M", "N")),
+            ("launch", LAUNCHES), ("trigger", TRIGGERS), ("l2_promotion", tuple(L2_PROMOTION)),
+        ):  # fmt: skip
             if getattr(self, name) not in known:
                 raise PlanError(f"{name} = {getattr(self, name)!r}: known are {', '.join(map(repr, known))}")
         leasts = {"consumers": 1, "group": 1, "chunks": 1, "buffers": 1, "split": 1, "early": 0, "prefetch": 0}

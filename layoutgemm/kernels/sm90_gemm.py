@@ -132,7 +132,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         rank = bridge.rank_in_cluster() if const_expr(plan.cluster_size > 1) else Int32(0)
         part = rank // plan.sharing  # which part of K: blocks of the same part share loads, those of a tile the sum
 
-        if const_expr(plan.config.overlap):
+        if const_expr(plan.config.overlap and plan.config.trigger == "start"):  # a block's end counts as one, too
             bridge.allow_next_kernel()
 
         # 1. Barriers, once; then the whole cluster, since its blocks arrive at each other's.
@@ -325,6 +325,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
 
             row = m0 + first_block * 64
             last = len(pieces) - 1 if plan.config.early else 0  # the piece whose products free the last stage
+            frees = plan.drains or not plan.config.single  # of a single tile only the blocks of a cluster still ask
             if const_expr(plan.config.single):
                 mma.wait(0)
             if const_expr(plan.config.split > 1):
@@ -338,7 +339,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
             for number in cutlass.range_constexpr(len(pieces)):
                 if const_expr(early and number < last):
                     mma.wait((last - number) * early)
-                for step in cutlass.range_constexpr(max(1, early) if number == last and not plan.config.single else 0):
+                for step in cutlass.range_constexpr(max(1, early) if number == last and frees else 0):
                     mma.wait(max(1, early) - 1 - step)
                     self.release(job, held[step] if early else before)
                     if const_expr(plan.config.loader == "self"):

@@ -10,11 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..arch import arch as arch_named
-from ..atoms import MmaAtom, smem_tile, wgmma
+from ..atoms import MmaAtom, wgmma
 from ..atoms.descriptor import OperandDescriptor
 from ..atoms.descriptor import derive as derive_descriptor
-from ..atoms.tma import derive as derive_tma
-from ..atoms.tma_multicast import shared_out
 from ..checks import Grouped, Linear, Persistent, Report, most_stages
 from ..checks.budgets import launch_registers, setmaxnreg_problem
 from ..dtypes import DType
@@ -37,7 +35,7 @@ from .sm90_config import Sm90Config
 from .sm90_gated import HALVES, Gated, check_gated, in_halves
 from .sm90_mainloop import Promoted, check_promoted
 from .sm90_ragged import Ragged, check_ragged, ragged_store
-from .sm90_shares import uneven_shares
+from .sm90_shares import few_rows, shared
 from .sm90_smem import Exchange, Sm90Smem, smem_map
 from .sm90_store import ROWS, StorePlan
 from .sm90_types import accumulator_of, operands
@@ -159,16 +157,17 @@ class Sm90Plan(PersistentPlan):
             raise PlanError(f"tile_k = {tile_k!r}: a positive multiple of the instruction's K = {depth}")
         along_m, along_n = config.cluster
         matrices = {"A": batch > 1 and ragged is None, "B": batch > 1 or ragged is not None}
-        a_plan = _shared(derive_operand("A", a_spec, "M", tile_m, tile_k, None, atom), along_n, matrices["A"])
+        a_plan = shared(derive_operand("A", a_spec, "M", tile_m, tile_k, None, atom), along_n, matrices["A"])
         if config.rows is not None:
-            a_plan = _few_rows(a_plan, config.rows, matrices["A"])
+            a_plan = few_rows(a_plan, config.rows, matrices["A"])
         b_whole = derive_operand("B", b_spec, "N", tile_n, tile_k, None, atom)
         stored, columns = atom, tile_n
         if gated is not None:
             columns = tile_n // HALVES
             stored = wgmma(columns, a_spec.dtype, b_spec.dtype, sums, saturate=sums == "i32")
             b_whole = replace(b_whole, tma=in_halves(b_whole.tma))
-        b_plan = _shared(b_whole, along_m, matrices["B"])
+        b_plan = shared(b_whole, along_m, matrices["B"])
+        a_plan, b_plan = [replace(x, tma=replace(x.tma, l2_promotion=config.l2_promotion)) for x in (a_plan, b_plan)]
         groups = 1 if config.schedule == "pingpong" else config.consumers
         blocks = tile_m // ROWS // groups
         half, parts = None, config.split
@@ -397,27 +396,6 @@ class Sm90Plan(PersistentPlan):
 def _order(config: Sm90Config) -> Linear | Grouped:
     """The order of clusters: bands; or that of a grid's blocks, whose number grows along its first dimension first."""
     return Linear(config.along) if config.launch == "tiles" else Grouped(config.along, config.group)
-
-
-def _shared(operand: OperandPlan, blocks: int, batch: bool) -> OperandPlan:
-    """The operand with its copies dealt out to so many blocks of the cluster, and its map made for a batch."""
-    tma = shared_out(operand.tma, blocks)
-    if problem := uneven_shares(tma):
-        shared = f"{operand.name}'s tile of {'x'.join(map(str, operand.smem.extent))}, shared by {blocks} blocks"
-        raise PlanError(f"{shared}: {problem}")
-    return replace(operand, tma=tma.batched("l") if batch else tma)
-
-
-def _few_rows(a: OperandPlan, rows: int, batch: bool) -> OperandPlan:
-    """A with copies of its first rows only, each into the tile where the copy of all rows would have put them."""
-    if a.major != "K":
-        raise PlanError(f"rows = {rows} of a {a.order}-major A: its copies run along M, and a part of a line is no box")
-    tma = derive_tma(smem_tile((rows, a.smem.extent[1]), a.dtype, "K", a.smem.swizzle_name), ("k", "m"))
-    instructions = tuple(
-        [replace(i, smem_offset=a.smem.byte(i.coord_offset[1], i.coord_offset[0])) for i in tma.instructions]
-    )
-    tma = replace(tma, instructions=instructions)
-    return replace(a, tma=tma.batched("l") if batch else tma)
 
 
 def _registers(arch: Any, threads: int, config: Sm90Config) -> tuple[int, int] | None:

@@ -4,7 +4,32 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..atoms import TmaPlan
+from ..atoms import TmaPlan, smem_tile
+from ..atoms.tma import derive as derive_tma
+from ..atoms.tma_multicast import shared_out
+from ..errors import PlanError
+from .plan import OperandPlan
+
+
+def shared(operand: OperandPlan, blocks: int, batch: bool) -> OperandPlan:
+    """The operand with its copies dealt out to so many blocks of the cluster, and its map made for a batch."""
+    tma = shared_out(operand.tma, blocks)
+    if problem := uneven_shares(tma):
+        of = f"{operand.name}'s tile of {'x'.join(map(str, operand.smem.extent))}, shared by {blocks} blocks"
+        raise PlanError(f"{of}: {problem}")
+    return replace(operand, tma=tma.batched("l") if batch else tma)
+
+
+def few_rows(a: OperandPlan, rows: int, batch: bool) -> OperandPlan:
+    """A with copies of its first rows only, each into the tile where the copy of all rows would have put them."""
+    if a.major != "K":
+        raise PlanError(f"rows = {rows} of a {a.order}-major A: its copies run along M, and a part of a line is no box")
+    tma = derive_tma(smem_tile((rows, a.smem.extent[1]), a.dtype, "K", a.smem.swizzle_name), ("k", "m"))
+    instructions = tuple(
+        [replace(i, smem_offset=a.smem.byte(i.coord_offset[1], i.coord_offset[0])) for i in tma.instructions]
+    )
+    tma = replace(tma, instructions=instructions)
+    return replace(a, tma=tma.batched("l") if batch else tma)
 
 
 def uneven_shares(tma: TmaPlan) -> str:

@@ -129,6 +129,13 @@ TABLE = {
     # one tile a cluster, parts of K, few rows
     "one tile": Product(130, 100, 200, small(128, 48, single=True, chunks=1, buffers=2)),
     "one tile, warp, launched early": Product(70, 16, 700, small(64, 16, single=True, loader="warp", overlap=True)),
+    "one tile, cluster 1x2, the next kernel at its end": Product(
+        130, 100, 328,
+        small(64, 32, single=True, loader="warp", cluster=(1, 2), overlap=True, trigger="end", launch="tiles"),
+    ),
+    "one tile, cluster 2x1, self": Product(
+        200, 100, 200, small(128, 32, single=True, cluster=(2, 1), l2_promotion="256B")
+    ),
     "K in 2 parts": Product(130, 100, 328, small(64, 32, single=True, split=2, loader="warp")),
     "K in 4 parts, two of them empty": Product(130, 60, 100, small(64, 32, single=True, split=4)),
     "K in 2 parts, cluster 2x1, columns": Product(

@@ -7,6 +7,7 @@ stay. What the compiler made of each form is looked at as well.
 from __future__ import annotations
 
 import importlib.util
+import re
 import shutil
 from dataclasses import replace
 
@@ -65,7 +66,7 @@ def test_the_table_has_every_type_order_and_form() -> None:
     for name, values in {
         "schedule": 2, "loader": 3, "store": 2, "single": 2, "early": 2, "snake": 2, "overlap": 2, "split": 3,
         "along": 2, "consumers": 3, "buffers": 3, "rows": 3, "cluster": 5,
-        "launch": 2, "prefetch": 4,
+        "launch": 2, "prefetch": 4, "trigger": 2, "l2_promotion": 2,
     }.items():  # fmt: skip
         assert len({getattr(plan.config, name) for plan in plans}) >= values, name
 
@@ -93,6 +94,17 @@ def test_another_order_of_events(name: str, policy: Policy) -> None:
 
 
 # ----------------------------------------------------------------------------------------------- what the compiler made
+
+@pytest.mark.parametrize(("trigger", "words"), [("start", ["launch_dependents", "wait"]), ("end", ["wait"])])
+def test_when_the_next_kernel_may_come(trigger: str, words: list[str]) -> None:
+    """A block that says nothing lets it come when it ends; either way nothing is read before the wait."""
+    first = TABLE["one tile, cluster 1x2, the next kernel at its end"]
+    product = replace(first, config=replace(first.config, trigger=trigger))
+    ptx = product.plan().compile().ptx
+    assert re.findall(r"griddepcontrol\.(\w+)", ptx) == words
+    loads = [at.start() for at in re.finditer(r"cp\.async\.bulk\.tensor[^\n]*mbarrier", ptx)]
+    assert loads and min(loads) > ptx.index("griddepcontrol.wait")
+
 
 LOOKED_AT = (
     "self", "warpgroup, three consumers", "pingpong, two blocks, early", "K in 2 parts of two blocks",

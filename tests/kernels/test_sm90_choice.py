@@ -120,6 +120,36 @@ def test_few_rows_give_every_multiprocessor_one_block() -> None:
         assert 100 <= blocks <= 132 and str(blocks) in reason
 
 
+# (M, N, K), order of B -> tile, when the next kernel's blocks may come, k tiles fetched early: measured, "Where blocks
+# begin" of the notes. 96 and 112 blocks leave too many multiprocessors idle to let others come early.
+NEXT = {
+    (16, 6144, 4096, "K"): ((64, 48), "start", 2),
+    (16, 6144, 4096, "MN"): ((64, 64), "end", 0),
+    (64, 14336, 4096, "MN"): ((64, 128), "end", 0),
+    (64, 28672, 4096, "MN"): ((64, 128), "start", 1),
+    (16, 4096, 4096, "MN"): ((64, 64), "start", 2),
+    (4, 14912, 3968, "K"): ((64, 120), "start", 2),
+    (2, 2432, 7744, "K"): ((64, 24), "start", 2),
+    (16, 1920, 9472, "K"): ((64, 16), "start", 2),
+    (1, 2752, 2432, "K"): ((64, 16), "start", 2),
+}
+
+
+@pytest.mark.parametrize("case", NEXT, ids=str)
+def test_where_the_next_kernel_begins(case: tuple[int, int, int, str]) -> None:
+    choice, reason = choose(*case[:3], b_major=case[3])
+    config = choice.config
+    assert (config.tile, config.trigger, config.prefetch) == NEXT[case], reason
+    assert config.overlap and ("when it leaves" in reason) == (config.trigger == "end")
+
+
+@pytest.mark.parametrize("sizes", [(4096, 4096, 4096), (512, 14336, 4096), (16, 4096, 4096)])
+def test_what_a_miss_fetches(sizes: tuple[int, int, int]) -> None:
+    choice, want = choose(*sizes)[0], "256B" if sizes[0] == 4096 else "128B"
+    plan = choice.plan(*sizes, b="bf16:col")
+    assert (plan.a.tma.l2_promotion, plan.b.tma.l2_promotion) == (want, want)
+
+
 def test_other_chips_get_other_tiles() -> None:
     assert choose(16, 4096, 4096, multiprocessors=132)[0].config.tile == (64, 32)
     assert choose(16, 4096, 4096, multiprocessors=64)[0].config.tile == (64, 64)

@@ -1,0 +1,160 @@
+"""Which Hopper kernel for M up to 64, where the weights come through memory once and decide the time.
+
+Every multiprocessor takes an equal share of them: a block's columns are chosen so that there is one block each. Where
+the instruction's 64 rows are better filled with weights, the operands change places. What counts is also where the
+next kernel's blocks begin: launched early they go wherever a multiprocessor is idle, and where a grid leaves more than
+a few idle they crowd in some graphics clusters (GPCs), each of which has an eighth of the memory's rate to itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..dtypes import DType
+from .sm90_config import Sm90Config
+from .sm90_types import output_of
+
+# Measured on an H200 (132 multiprocessors, 1.98 GHz, HBM3e): benchmarks/NOTES.md, "Few rows" and "Where blocks begin".
+DRAM = 4.2e12  # bytes a second that memory brings to all
+_L2, _ONE = 12e12, 132e9  # bytes a second: all L2 reads together, one multiprocessor's
+LAUNCH = 2.0e-6  # from one kernel's end to the next one's first product, with programmatic dependent launch
+_LATE = 0.5e-6  # more where the next kernel's blocks come when this one's have left
+_SWAPPED = 0.1e-6  # of a kernel with swapped operands, whose columns of C cross its warps
+_STEP = 0.165e-6  # of a k tile of 128 elements in a block of 64 rows: eight products that wait for each other
+_EXCHANGE = 1.9e-6  # of partial sums between two blocks of 64 rows
+_WAVE = 1.0e-6  # of each further wave: a block's first loads
+# Of the memory's time, for each idle multiprocessor: beyond a few that the grids in flight leave; and in the last of
+# several waves, where whoever is done first takes the next block.
+_CROWDED, _FEW_IDLE, _LAST_WAVE = 0.005, 4, 0.0025
+# Bytes that a block brings into L2 before the kernel before has ended: more keep the copy engine from the first loads.
+_FETCHED = 64 << 10
+_WIDEST = 192  # columns of an MN-major B in a block: three stages of them fit beside 64 rows of A, each 256 bytes deep
+
+
+@dataclass(frozen=True)
+class FewRows:
+    """The configuration, whether the operands change places, and why."""
+
+    config: Sm90Config
+    swapped: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class _Cost:
+    seconds: float
+    trigger: str
+
+
+@dataclass(frozen=True)
+class _Problem:
+    m: int
+    n: int
+    k: int
+    batch: int
+    kind: DType
+    multiprocessors: int
+
+    @property
+    def tile_k(self) -> int:
+        """256 bytes of K: deeper tiles leave too few stages, flatter ones cost a barrier more."""
+        return 256 // self.kind.bytes
+
+    def cost(self, tiles: int, rows: int, width: int, split: int = 1) -> _Cost:
+        """Of so many tiles, each of which loads `rows` and `width` lines of K, in `split` parts."""
+        bytes_, blocks = self.kind.bytes, tiles * split * self.batch
+        each = (rows + width) * self.k * bytes_ / split
+        waves = -(-blocks // self.multiprocessors)
+        least = (self.m + self.n) * self.k * bytes_ + self.m * self.n * output_of(self.kind).bytes
+        memory = least * self.batch / DRAM
+        steps = -(-self.k // self.tile_k) / split * _STEP * waves
+        others = max(blocks * each / _L2, waves * each / _ONE, steps)
+        more = LAUNCH + (_EXCHANGE if split > 1 else 0.0)
+        if waves > 1:
+            idle = -blocks % self.multiprocessors / waves
+            return _Cost(max(memory * (1 + _LAST_WAVE * idle), others) + more + (waves - 1) * _WAVE, "start")
+        idle = self.multiprocessors % blocks  # as many grids as fit run, or wait, at a time
+        crowded = memory * (1 + _CROWDED * max(0, idle - _FEW_IDLE))
+        start, end = max(crowded, others) + more, max(memory, others) + more + _LATE
+        return _Cost(start, "start") if start <= end else _Cost(end, "end")
+
+
+def fetched(lines: int, line: int, most: int) -> int:
+    """K tiles that a block fetches early: so many lines of it, of `line` bytes each, up to `most` bytes and two."""
+    return min(2, max(1, most // (lines * line)))
+
+
+def for_few_rows(
+    m: int, n: int, k: int, batch: int, kind: DType, b_major: str, multiprocessors: int, unit: int, swappable: bool
+) -> FewRows:
+    """The kernel for M up to 64.
+
+    unit        a tile's columns are a multiple of it
+    swappable   whether C^T = B^T @ A^T is a way to compute it
+
+    >>> from layoutgemm.dtypes import dtype
+    >>> found = for_few_rows(16, 6144, 4096, 1, dtype("bf16"), "K", 132, 1, True)
+    >>> found.config.tile, found.config.trigger
+    ((64, 48), 'start')
+    >>> found = for_few_rows(16, 6144, 4096, 1, dtype("bf16"), "MN", 132, 1, True)
+    >>> found.config.tile, found.config.trigger  # 96 blocks: 36 multiprocessors have none
+    ((64, 64), 'end')
+    """
+    problem = _Problem(m, n, k, batch, kind, multiprocessors)
+    rows = -(-m // 8) * 8
+    costs = {
+        columns: problem.cost(-(-n // columns), min(m, 64), columns)
+        for columns in _widths(problem, b_major, unit)
+    }  # fmt: skip
+    columns = min(costs, key=lambda width: (costs[width].seconds, width))
+    straight = costs[columns]
+    width = 16 if m <= 16 else 32 if m <= 32 else 64
+    tiles = -(-n // 64)
+    parts = {1: problem.cost(tiles, width, 64)}
+    if 2 * tiles * batch <= multiprocessors:
+        parts[2] = problem.cost(tiles, width, 64, split=2)
+    split = min(parts, key=lambda part: (parts[part].seconds, part))
+    swapped = parts[split].seconds + _SWAPPED
+    shared: dict[str, Any] = {"tile_k": problem.tile_k, "consumers": 1, "loader": "warp", "single": True}
+    if batch == 1:  # of a batch tiles are numbered
+        shared["launch"] = "tiles"
+    if swappable and b_major == "K" and swapped < 0.99 * straight.seconds:
+        launched = _overlap(problem, parts[split], 64 + width)
+        config = Sm90Config((64, width), split=split, along="M", **shared, **launched)
+        return FewRows(config, True, (
+            f"operands swapped, {tiles} tiles of 64 columns" + f", each of {split} blocks" * (split > 1)
+            + f": {swapped * 1e6:.1f} us; {columns} columns a block would take {straight.seconds * 1e6:.1f} us"
+            + _when(config)
+        ))  # fmt: skip
+    config = Sm90Config(
+        (64, columns), chunks=1, rows=rows if rows < 64 else None, along="N" if batch == 1 else "M", **shared,
+        **_overlap(problem, straight, rows + columns),
+    )  # fmt: skip
+    return FewRows(config, False, (
+        f"{-(-n // columns)} blocks of {columns} columns on {multiprocessors} multiprocessors, one each; bound by "
+        f"memory, {straight.seconds * 1e6:.1f} us" + _when(config)
+    ))  # fmt: skip
+
+
+def _widths(problem: _Problem, b_major: str, unit: int) -> list[int]:
+    """Columns of a block that may be the fastest: as even a share as there is, or whole 128-byte spans."""
+    n, bytes_, most = problem.n, problem.kind.bytes, problem.multiprocessors
+    if b_major != "K":
+        step = 128 // bytes_
+        return list(range(step, _WIDEST + 1, step))
+    columns = min(256, max(-(-n // (most * 8)) * 8, 24 if problem.k * bytes_ < 8192 else 8))
+    columns = -(-columns // unit) * unit
+    if problem.kind.kind != "float" and columns > 24:  # the instruction's widths for integers
+        columns = -(-columns // 16) * 16
+    return [columns]
+
+
+def _overlap(problem: _Problem, cost: _Cost, lines: int) -> dict[str, Any]:
+    """Programmatic dependent launch, and what is fetched before the kernel before has ended."""
+    early = fetched(lines, problem.tile_k * problem.kind.bytes, _FETCHED)
+    return {"overlap": True, "trigger": cost.trigger, "prefetch": early if cost.trigger == "start" else 0}
+
+
+def _when(config: Sm90Config) -> str:
+    return "; the next kernel starts when it leaves, as too many multiprocessors are idle" * (config.trigger == "end")
