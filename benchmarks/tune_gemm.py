@@ -33,6 +33,7 @@ from layoutgemm.errors import LayoutError  # noqa: E402
 from layoutgemm.kernels.sm90_choice import Sm90Choice, choose  # noqa: E402
 from layoutgemm.kernels.sm90_plan import Sm90Config  # noqa: E402
 
+NEXT = (("start", 2), ("end", 0))  # when the next kernel's blocks may come, k tiles fetched before this one's
 B_ORDERS = {"k": "bf16:col", "n": "bf16:row"}
 
 
@@ -50,20 +51,20 @@ def _few_rows(m: int, n: int) -> Iterator[Sm90Choice]:
     rows = -(-m // 8) * 8
     each = -(-n // (132 * 8)) * 8
     for width in sorted({w for w in (each, each + 8, each * 2, 64, 128) if w <= 256}):
-        for overlap in (True, False):
+        for trigger, early in NEXT:
             yield Sm90Choice(
                 Sm90Config(
-                    (64, width), tile_k=128, consumers=1, loader="warp", single=True, chunks=1, overlap=overlap,
-                    rows=rows if rows < 64 else None, prefetch=2 * int(overlap), launch="tiles", along="N",
+                    (64, width), tile_k=128, consumers=1, loader="warp", single=True, chunks=1, overlap=True,
+                    trigger=trigger, rows=rows if rows < 64 else None, prefetch=early, launch="tiles", along="N",
                 )
             )  # fmt: skip
     width = 16 if m <= 16 else 32 if m <= 32 else 64
     for rows in (64, 128):
         for split in (1, 2):
-            for overlap in (True, False):
+            for trigger, early in NEXT:
                 config = Sm90Config(
-                    (rows, width), tile_k=128, consumers=rows // 64, loader="warp", single=True, overlap=overlap,
-                    split=split, prefetch=2 * int(overlap), launch="tiles",
+                    (rows, width), tile_k=128, consumers=rows // 64, loader="warp", single=True, overlap=True,
+                    trigger=trigger, split=split, prefetch=early, launch="tiles",
                 )  # fmt: skip
                 yield Sm90Choice(config, swapped=True)
 
@@ -76,7 +77,9 @@ def _many_rows(m: int, n: int, k: int, overlap: bool) -> Iterator[Sm90Choice]:
         yield Sm90Choice(replace(config, cluster=(2, 1), along="N"))
         yield Sm90Choice(config)
         if width in (64, 128):
-            yield Sm90Choice(replace(config, tile=(64, width), early=0, prefetch=2 * int(overlap)))
+            low = replace(config, tile=(64, width), early=0, prefetch=2 * int(overlap))
+            yield Sm90Choice(low)
+            yield Sm90Choice(replace(low, cluster=(2, 1), along="N"))
     for cluster, group, along in (((2, 1), 8, "M"), ((2, 1), 8, "N"), ((1, 2), 8, "N"), ((1, 1), 8, "M")):
         for width in (128, 160, 176, 192, 208, 224):
             config = replace(base, tile=(256, width), cluster=cluster, group=group, along=along, early=2)
@@ -134,6 +137,7 @@ def name_of(choice: Sm90Choice) -> str:
             parts.append(f"{short}{getattr(config, field)}")
     parts += [f"r{config.rows}"] * (config.rows is not None) + ["single"] * config.single
     parts += ["tiles"] * (config.launch == "tiles")
+    parts += ["late"] * (config.trigger == "end") + [config.l2_promotion] * (config.l2_promotion != "128B")
     parts += ["snake"] * config.snake + [f"early{config.early}"] * (config.early > 0) + ["pdl"] * config.overlap
     return " ".join(parts)
 

@@ -161,7 +161,10 @@ def _few_rows(m: int, n: int, multiprocessors: int) -> Iterator[Sm90Choice]:
     for split in (1, 2):
         yield Sm90Choice(replace(base, tile=(64, width), split=split), swapped=True)
     for columns in sorted({w for w in (each, each + 8, each * 2, 64, 128) if w <= 256}):
-        yield Sm90Choice(replace(base, tile=(64, columns), chunks=1, rows=rows if rows < 64 else None))
+        straight = replace(base, tile=(64, columns), chunks=1, rows=rows if rows < 64 else None)
+        yield Sm90Choice(straight)
+        if -(-n // columns) < multiprocessors - 4:  # the next kernel's blocks would crowd where this one has none
+            yield Sm90Choice(replace(straight, trigger="end", prefetch=0))
     for split in (1, 2):
         yield Sm90Choice(replace(base, tile=(128, width), consumers=2, split=split), swapped=True)
 
@@ -182,6 +185,7 @@ def _many_rows(chosen: Sm90Choice, k: int) -> Iterator[Sm90Choice]:
             )
         for width in (64, 128):
             yield Sm90Choice(replace(here, tile=(64, width), consumers=1, loader="warp"))
+            yield Sm90Choice(replace(here, tile=(128, width), consumers=1, loader="warp", early=early))
 
 
 def name_of(choice: Sm90Choice) -> str:

@@ -229,11 +229,6 @@ class Hopper:
         return (*init, *meet)
 
     @property
-    def _end(self) -> Program:
-        """Blocks that exchange partial sums meet at the end."""
-        return (ClusterArrive(), ClusterWait()) if self.split > 1 else ()
-
-    @property
     def _drain(self) -> Program:
         """Those that share loads alone: the loader waits for every stage once more."""
         if self.size == 1 or self.split > 1:
@@ -264,8 +259,8 @@ class Hopper:
         return body if self.single else (ForTiles(body),)
 
     def _loader(self) -> Program:
-        meetings = (ClusterArrive(), ClusterWait()) * 2 if self.split > 1 else ()
-        return (*self._start(False), *self._tiles(ForK(self._load)), *self._drain, *meetings, *self._end)
+        meeting: Program = (ClusterArrive(), ClusterWait()) if self.split > 1 else ()
+        return (*self._start(False), *self._tiles(ForK(self._load)), *self._drain, *meeting)
 
     def _ahead(self, distance: int) -> Ahead | Onward:
         return Ahead(distance) if self.single else Onward(distance)
@@ -326,7 +321,7 @@ class Hopper:
         if self.pingpong and i == 1:
             first += (Sync("turn0", wait=False),)  # the first turn is consumer 0's
         drain = self._drain if self._loads_for_itself(i) else ()
-        return (*self._start(i == 0), *first, *self._tiles(*whole), *drain, *self._end)
+        return (*self._start(i == 0), *first, *self._tiles(*whole), *drain)
 
     def _tile_end(self, i: int) -> list[Action]:
         """Store block by block; the stages of the last k tiles are free when the last of their products are done."""
@@ -348,7 +343,7 @@ class Hopper:
         return actions
 
     def _single_end(self, i: int) -> list[Action]:
-        """The cluster's only tile: parts of K meet twice, else the consumers once, and C goes over the stages."""
+        """The cluster's only tile: parts of K meet, else the consumers once, and C goes over the stages."""
         actions: list[Action] = [WaitGroup("wgmma", 0)]
         stages = [(name, s) for name in ("a", "b") for s in range(self.stages)]
         if self.split > 1:
@@ -357,8 +352,6 @@ class Hopper:
                 tuple(r for r in range(self.size) if r != rank and (r - rank) % self.sharing == 0)
                 for rank in range(self.size)
             )
-            actions += [ClusterArrive(), ClusterWait()]
-            actions += [Write(name, s, to=others, new=False) for name, s in stages]
             actions += [Write("sums", to=others), ClusterArrive(), ClusterWait(), Read("sums")]
         elif self.store:
             actions.append(Sync("stages"))

@@ -109,7 +109,7 @@ def regions_of(plan: Any) -> list[Any]:
     if size:
         out += [Region("C", smem.c_offset + i * size, size, i, "", "buffer") for i in range(buffers_of(plan))]
     if getattr(plan, "exchange", None) is not None:
-        out.append(Region("partial sums", 0, plan.exchange.bytes))
+        out.append(Region("partial sums", plan.exchange.offset, plan.exchange.bytes))
     places = {
         "full": ("barrier_offset", plan.stages), "empty": ("empty_offset", plan.stages),
         "acc_full": ("acc_full_offset", accumulators_of(plan)),

@@ -34,6 +34,8 @@ def _regions(plan: Sm90Plan) -> tuple[list[tuple[str, int, int, int]], list[tupl
         for name, first in (("full", smem.barrier_offset), ("empty", smem.empty_offset))
         for s in range(plan.stages)
     ]
+    if plan.exchange is not None:
+        barriers.append(("partial sums", plan.exchange.offset, plan.exchange.bytes, 16))
     if plan.ragged is not None:
         lasting.append(("groups", smem.table_offset, plan.ragged.bytes, 16))
     late = []
@@ -44,8 +46,6 @@ def _regions(plan: Sm90Plan) -> tuple[list[tuple[str, int, int, int]], list[tupl
             (f"C[{i}]", smem.c_offset + i * smem.c_buffer_bytes, plan.store.buffer_bytes, alignment)
             for i in range(owners * plan.store.buffers)
         ]
-    if plan.exchange is not None:
-        late.append(("partial sums", 0, plan.exchange.bytes, 16))
     if not plan.config.single:
         return [*lasting, *late, *barriers], []
     return [*lasting, *barriers], [*late, *barriers]
@@ -79,6 +79,8 @@ def _shared_memory(plan: Sm90Plan) -> Check:
     }
     if plan.store is not None and not plan.config.single:
         parts["buffers of C"] = plan.store.bytes(WARPS_OF_GROUP * plan.config.consumers)
+    if plan.exchange is not None:
+        parts["partial sums"] = plan.exchange.bytes
     if plan.ragged is not None:
         parts["table of groups"] = plan.ragged.bytes
     parts["barriers and gaps"] = smem.total - sum(parts.values())

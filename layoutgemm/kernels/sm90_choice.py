@@ -16,7 +16,7 @@ from .choice import Choice
 from .epilogue import Epilogue
 from .plan import Operand
 from .plan_base import STAGE_BYTES_OF_K as _STAGE_BYTES
-from .sm90_few_rows import DRAM, LAUNCH, fetched, for_few_rows
+from .sm90_few_rows import DRAM, LAUNCH, ONE, crowded, fetched, for_few_rows
 from .sm90_gated import HALVES, Gated
 from .sm90_plan import Sm90Config, Sm90Plan
 from .sm90_types import operands, output_of
@@ -58,7 +58,7 @@ class Sm90Choice(Choice):
         config = self.config
         orders = a_.order, b_.order
         plain = not epilogue and c_ is not None and c_.dtype.bits == a_.dtype.bits == 16 and orders == ("row", "col")
-        if config.tile == (128, 256) and config.early and config.loader == "warp" and not plain:
+        if config.tile == _WIDE and config.early and config.loader == "warp" and not plain:
             config = replace(config, **_WHOLE)
         return Sm90Plan.derive(m, n, k, batch=batch, a=a_, b=b_, c=c_, config=config, epilogue=epilogue, gated=gated)
 
@@ -68,24 +68,26 @@ class Sm90Choice(Choice):
 # Measured on an H200 (132 multiprocessors, 1.98 GHz, HBM3e): `benchmarks/tune_gemm.py`.
 _FMA_PER_CYCLE = 2048  # of one multiprocessor, 16-bit: m64n256k16 takes 128 cycles
 _CLOCK = 1.7e9  # under load
-_TILE_CYCLES = 3500  # of a tile's end that no product hides
+_TILE_CYCLES, _LOW_TILE_CYCLES = 3500, 600  # of a tile's end that no product hides; more of 64 rows, stored in one go
 _SHORT = 500e9  # operations below which launching early pays
 _WIDTHS = (256, 224, 208, 192, 176, 160, 128, 96, 64)
 # Rate of products against that of 256x224, of whole waves at K = 4096 and 8192; others by their traffic.
 _RATES = {
     (256, 224): 1.0, (256, 208): 1.0, (256, 192): 0.995, (256, 176): 0.97, (256, 160): 0.97, (256, 128): 0.965,
-    (128, 256): 0.967, (128, 224): 0.94, (128, 192): 0.955, (128, 128): 0.93,
+    (128, 256): 0.967, (128, 224): 0.94, (128, 192): 0.955, (128, 128): 0.93, (128, 96): 0.87,
 }  # fmt: skip
 # Bytes along K from which sharing loads pays: of bf16 it gains 1.5 to 2% at K = 4096 and costs 2% at 2048 (NOTES.md).
 # Of 8-bit types half of it does where there are more than two rows of tiles: at K = 4096 the fastest of 4096x4096 share
 # them, and of 512x14336 those that do not, by 1% (types_h200.json). tf32 is taken to be as bf16 of as many bytes.
 _CLUSTER_BYTES, _NARROW_BYTES = 8192, 4096
+_L2, _SHARED = 12.6e12, 0.5  # bytes a second of all L2 reads together; of what two blocks share, the part read
 _PINGPONG = (128, 160, 176, 192)  # columns of 128-row tiles that two warpgroups take in turn
 _FETCHED = 56 << 10  # bytes that a block brings into L2 before the kernel before has ended, at most: `fetched`
 
 # A single tile of 128x256 is finished by halves of its columns, with loads by a warp of their own: 2048^3 +1%,
 # 512x8192x8192 +0.4% (NOTES.md). ptxas finds registers for the halves of plain products of 16 bits and K-major
 # operands; beside an epilogue, wide outputs or loads between the products it serialises them all (C7511).
+_WIDE = (128, 256)
 _IN_HALVES: dict[str, Any] = {"loader": "warp", "early": 2}
 _WHOLE: dict[str, Any] = {"loader": "self", "early": 0}
 
@@ -99,6 +101,9 @@ class Estimate:
     waves: int
     tiles: int
     workers: int
+    cluster: tuple[int, int] = (1, 1)
+    group: int = 8
+    along: str = "M"
     pingpong: bool = False
 
     def __str__(self) -> str:
@@ -156,13 +161,11 @@ def choose(
         for rows in (256, 128, 64)
         for columns in _WIDTHS
         for pingpong in ((False, True) if rows == 128 and columns in _PINGPONG and not fp8 else (False,))
-        if (rows, columns) not in ((256, 256), (64, 64)) and (b_major == "K" or columns % (64 // kind.bytes) == 0)
+        if (rows, columns) != (256, 256) and (b_major == "K" or columns % (64 // kind.bytes) == 0)
         and columns % _unit(kind, halves) == 0
     ]
-    best = min(estimates, key=lambda e: (e.seconds, -e.tile[1]))
-    rows, columns = best.tile
-    grid = -(-m // rows), -(-n // columns)
-    cluster, group, along = _cluster(best.tile, grid, k, kind, multiprocessors)
+    best = min(estimates, key=lambda e: (e.seconds, -e.tile[0] * e.tile[1], -e.tile[0]))
+    (rows, columns), cluster = best.tile, best.cluster
     overlap = work < _SHORT
     # One warpgroup for 128 rows stores the first 64 of them under the products of the others: benchmarks/NOTES.md.
     tall = bits == 16 and _tall_wave(best)
@@ -172,20 +175,20 @@ def choose(
         consumers=1 if single else 2,
         loader="self" if not single else "warp" if best.waves == 1 else "warpgroup",
         cluster=cluster,
-        group=group,
-        along=along,
+        group=best.group,
+        along=best.along,
         overlap=overlap,
-        prefetch=fetched(rows // cluster[1] + columns // cluster[0], _STAGE_BYTES, _FETCHED) if overlap else 0,
+        prefetch=fetched((rows // cluster[1] + columns // cluster[0]) * _STAGE_BYTES, _FETCHED) if overlap else 0,
         l2_promotion="256B" if best.waves > 1 else "128B",  # +0.1 to 0.4%; of a single wave up to -5%
         chunks=1,
         buffers=2,
         early=2 if (rows == 256 or tall) and k >= 1024 else 0,
     )
-    if best.tile == (128, 256) and best.waves == 1 and bits == 16 and b_major == "K" and k >= 1024 and gated is None:
+    if best.tile == _WIDE and best.waves == 1 and bits == 16 and b_major == "K" and k >= 1024 and gated is None:
         config = replace(config, **_IN_HALVES)
     if best.pingpong:
         config = replace(config, schedule="pingpong", consumers=2, loader="warpgroup")
-    elif best.waves == 1 and batch == 1 and (cluster != (1, 1) or rows == 64):
+    elif best.waves == 1 and batch == 1 and (cluster != (1, 1) or best.tile != _WIDE):
         config = replace(config, launch="tiles", along="N" if cluster != (1, 1) else "M")
     reason = f"{best}; " + (
         f"blocks in clusters of {cluster[0]}x{cluster[1]} share loads"
@@ -215,20 +218,28 @@ def _estimate(
 ) -> Estimate:
     """Waves times the cycles of a tile: products at the tile's rate, and the end that is exposed, once for pingpong."""
     rows, columns = tile
-    tiles = -(-m // rows) * -(-n // columns) * batch
-    workers = multiprocessors
-    waves = -(-tiles // workers)
+    grid = -(-m // rows), -(-n // columns)
+    tiles = grid[0] * grid[1] * batch
+    waves = -(-tiles // multiprocessors)
+    cluster, group, along = _cluster(tile, grid, waves, k, kind, multiprocessors)
     rate = _RATES.get(tile, 1 - 10 * max(0.0, 1 / rows + 1 / columns - 1 / 256 - 1 / 224))
-    products = rows * columns * k * kind.bits / 16 / _FMA_PER_CYCLE / rate
-    cycles = waves * products + (1 if pingpong and waves > 1 else waves) * _TILE_CYCLES
-    moved = ((m + n) * k * kind.bytes + m * n * output_of(kind).bytes) * batch
-    return Estimate(tile, max(cycles / _CLOCK, moved / DRAM) + LAUNCH, waves, tiles, workers, pingpong and waves > 1)
+    products = rows * columns * k * kind.bits / 16 / _FMA_PER_CYCLE / rate / _CLOCK
+    line, shares = k * kind.bytes, [1.0 if blocks == 1 else _SHARED for blocks in cluster]
+    reads = max(tiles * (rows * shares[1] + columns * shares[0]) * line / _L2, waves * (rows + columns) * line / ONE)
+    ends = (1 if pingpong and waves > 1 else waves) * (_TILE_CYCLES + _LOW_TILE_CYCLES * (rows == 64)) / _CLOCK
+    moved = ((m + n) * k * kind.bytes + m * n * output_of(kind).bytes) * batch / DRAM
+    if waves == 1:
+        moved *= 1 + crowded(tiles, multiprocessors)
+    seconds = max(max(waves * products, reads) + ends, moved) + LAUNCH
+    return Estimate(tile, seconds, waves, tiles, multiprocessors, cluster, group, along, pingpong and waves > 1)
 
 
 def _cluster(
-    tile: tuple[int, int], grid: tuple[int, int], k: int, kind: DType, multiprocessors: int
+    tile: tuple[int, int], grid: tuple[int, int], waves: int, k: int, kind: DType, multiprocessors: int
 ) -> tuple[tuple[int, int], int, str]:
     """Two blocks that share the tile they both need, along the way that leaves none without work; and the order."""
+    if waves == 1 and kind.bits == 16 and tile != _WIDE:  # 3 to 15% at any K; shared along N they lose as much
+        return ((2, 1), 8, "N") if grid[0] % 2 == 0 else ((1, 1), 8, "M")
     least = _NARROW_BYTES if kind.bits == 8 and grid[0] > 2 else _CLUSTER_BYTES
     if k * kind.bytes < least or grid[0] * grid[1] < 64:
         return (1, 1), 8, "M"
@@ -236,6 +247,6 @@ def _cluster(
         return ((1, 2), 16, "M") if grid[0] <= 16 else ((1, 2), 8, "N")
     if grid[0] % 2 == 0:
         return (2, 1), 8, "N" if tile[0] == 128 and grid[0] > 8 else "M"
-    if grid[1] % 2 == 0 and (tile[0] == 256 or (tile[0] == 128 and grid[0] * grid[1] <= multiprocessors)):
-        return (1, 2), 8, "N"  # tiles of 128 rows lose 1 to 2% so, but in a single wave, where 1048x2240x8320 gains 3%
+    if grid[1] % 2 == 0 and tile[0] == 256:  # tiles of 128 rows lose 1 to 2% so
+        return (1, 2), 8, "N"
     return (1, 1), 8, "M"

@@ -120,7 +120,7 @@ class Sm90Config:
         if self.rows is not None and (self.tile[0] != ROWS or self.cluster != (1, 1)):
             raise PlanError(f"rows are for a tile of {ROWS} rows that no other block shares")
         if self.split > 1 and not self.single:
-            raise PlanError("a split K exchanges partial sums in the stages' memory: one tile a cluster, single=True")
+            raise PlanError("the parts of a split K exchange partial sums once: one tile a cluster, single=True")
         if self.split > 1 and (self.early or self.schedule == "pingpong" or self.store == "direct"):
             raise PlanError("a split K goes with a cooperative schedule and tensor stores, and without early stores")
         if self.consumers > 3:

@@ -157,13 +157,11 @@ class Sm90Epilogue:
 
         Every block sends each other one the registers of its columns, straight into the other's shared memory; a thread
         there holds the same elements, so a register travels to its own place. The sums are taken in the order of the
-        blocks, whoever takes them. The stages are free by then: this is the cluster's only tile.
+        blocks, whoever takes them. Nobody touches another's memory behind the meeting: a block may then leave.
         """
         plan = self.plan
         parts, sent = plan.config.split, plan.exchange
         consumer, thread = at
-        bridge.cluster_arrive()
-        bridge.cluster_wait()
         for target in cutlass.range_constexpr(parts):
             if job.part != target:
                 for block in cutlass.range_constexpr(plan.blocks):

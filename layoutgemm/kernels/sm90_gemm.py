@@ -26,7 +26,7 @@ tiles from the tensor copies to the products, across the borders of output tiles
                             rows of A that are not loaded
     block       named       all threads, at the start of a block without a cluster     the same
     cluster     cluster     all threads of the cluster: at the start; where parts of   the same
-                            K are brought together also twice there, and at the end
+                            K are brought together, once all sums are sent
 
 One group of wgmmas stays in flight: a stage is released when the group after it has been issued. In a self-loading
 kernel that release is followed by the load that refills the oldest free stage, so loads run `stages - 1` k tiles ahead,
@@ -205,20 +205,16 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
                         ahead = self.load_next(job, maps, ahead)
                 if const_expr(plan.drains):
                     self.drain(job, ahead)
-                if const_expr(plan.config.split > 1):  # the consumers meet the cluster twice in Sm90Epilogue.reduce
-                    for _ in cutlass.range_constexpr(2):
-                        bridge.cluster_arrive()
-                        bridge.cluster_wait()
+                if const_expr(plan.config.split > 1):  # the consumers meet the cluster in Sm90Epilogue.reduce
+                    bridge.cluster_arrive()
+                    bridge.cluster_wait()
             else:
                 if const_expr(plan.registers is not None):
                     bridge.take_registers(plan.registers[1])
                 self.consume(job, maps, first, group, thread % 128, ahead)
 
-        # 5. No block leaves while another may still send into its shared memory or arrive at its barriers: blocks that
-        # share loads know it by their loaders' last waits, and do not wait for one another's stores.
-        if const_expr(plan.cluster_size > 1 and not plan.drains):
-            bridge.cluster_arrive()
-            bridge.cluster_wait()
+        # No block leaves while another may still send into its shared memory or arrive at its barriers: those that
+        # share loads know it by their loaders' last waits, those that exchange partial sums have met since.
 
     # ------------------------------------------------------------------------------------------------------------ tiles
     def count_tiles(self, job: Any, batch: Any, thread: Any) -> Any:

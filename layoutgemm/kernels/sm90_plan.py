@@ -188,13 +188,19 @@ class Sm90Plan(PersistentPlan):
                 store = replace(store, maps=tuple(tma.batched("l") for tma in store.maps))
         c_bytes = store.bytes(config.consumers * WARPS_OF_GROUP) if store else 0
         table_bytes = ragged.bytes + 16 if ragged is not None else 0  # and up to 16 to align it
+        exchange = None
+        if config.split > 1:
+            values = atom.accumulator_registers // config.split
+            exchange = Exchange(values, Layout((WARPGROUP, values // 4, blocks, config.consumers, config.split)))
+        sums_bytes = exchange.bytes if exchange is not None else 0
         stage_bytes = rounded_up(a_plan.smem.bytes, 1024) + rounded_up(b_plan.smem.bytes, 1024)
-        fits = most_stages(arch, stage_bytes + 2 * BARRIER_BYTES, (0 if config.single else c_bytes) + table_bytes)
+        beside = (0 if config.single else c_bytes) + sums_bytes + table_bytes
+        fits = most_stages(arch, stage_bytes + 2 * BARRIER_BYTES, beside)
         stages = fits if config.stages is None else config.stages
         if isinstance(stages, bool) or not isinstance(stages, int) or not LEAST_STAGES <= stages <= fits:
             raise PlanError(
                 f"{stages!r} stage(s), and at least {LEAST_STAGES}, of A {a_plan.smem.bytes} + B {b_plan.smem.bytes} "
-                f"bytes beside {c_bytes} of the store: {fits} fit into {arch.smem_per_block}"
+                f"bytes beside {beside} of the store: {fits} fit into {arch.smem_per_block}"
             )
         if config.early and not config.early < stages:
             raise PlanError(f"early = {config.early}: fewer than the {stages} stages, one of which is being refilled")
@@ -217,20 +223,12 @@ class Sm90Plan(PersistentPlan):
             of = f"({across[0]} + {batch}) * {across[1]}" if ragged is not None else of
             raise PlanError(f"{of} = {tiles} tiles of clusters: a tile's number goes up to {MAX_TILES}")
         smem = smem_map(
-            a_plan, b_plan, stages, c_bytes, store, config.single, ragged.bytes if ragged is not None else 0
+            a_plan, b_plan, stages, c_bytes, store, config.single, ragged.bytes if ragged is not None else 0, sums_bytes
         )
-        if config.single and c_bytes > smem.barrier_offset:
-            raise PlanError(f"the store's buffers take {c_bytes} bytes, the stages have {smem.barrier_offset}")
-        exchange = None
-        if config.split > 1:
-            values = atom.accumulator_registers // config.split
-            exchange = Exchange(values, Layout((WARPGROUP, values // 4, blocks, config.consumers, config.split)))
-            if exchange.bytes + c_bytes > smem.barrier_offset:
-                raise PlanError(
-                    f"the exchange of partial sums takes {exchange.bytes} bytes and the store {c_bytes} of the stages, "
-                    f"which have {smem.barrier_offset}"
-                )
-            smem = replace(smem, c_offset=exchange.bytes)
+        if exchange is not None:
+            exchange = replace(exchange, offset=smem.barrier_offset - sums_bytes)
+        if config.single and c_bytes > smem.barrier_offset - sums_bytes:
+            raise PlanError(f"the store's buffers take {c_bytes} bytes, the stages {smem.barrier_offset - sums_bytes}")
         plan = cls(
             m=m,
             n=n,
@@ -323,7 +321,7 @@ class Sm90Plan(PersistentPlan):
     def drains(self) -> bool:
         """Whether blocks of a cluster leave when their loaders know that the others are done with them.
 
-        Blocks that exchange partial sums meet instead.
+        Blocks that exchange partial sums have met before they store, and touch nothing of each other's since.
         """
         return self.cluster_size > 1 and self.config.split == 1
 

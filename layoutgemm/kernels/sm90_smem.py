@@ -34,14 +34,16 @@ class Sm90Smem:
 
 @dataclass(frozen=True)
 class Exchange:
-    """Where partial sums of a split K lie while blocks exchange them: in the stages' memory of the one that takes them.
+    """Where partial sums of a split K lie while blocks exchange them: in memory of its own of the one that takes them.
 
     values   of a thread's accumulator that a block takes
     layout   (thread, vector of 4 values, accumulator, consumer, source block) -> vectors of 16 bytes
+    offset   bytes from the beginning of the block's shared memory: behind the stages, which others may still read
     """
 
     values: int
     layout: Layout
+    offset: int = 0
 
     @property
     def vectors(self) -> int:
@@ -55,19 +57,19 @@ class Exchange:
 
     def byte(self, source, consumer, block, vector, thread):  # type: ignore[no-untyped-def]  # ints or traced integers
         """The byte at which a vector lies."""
-        return self.layout((thread, vector, block, consumer, source)) * 16
+        return self.offset + self.layout((thread, vector, block, consumer, source)) * 16
 
 
 def smem_map(
     a: OperandPlan, b: OperandPlan, stages: int, c_bytes: int, store: StorePlan | None, single: bool,
-    table_bytes: int = 0,
+    table_bytes: int = 0, sums_bytes: int = 0,
 ) -> Sm90Smem:  # fmt: skip
-    """The stages, the store's buffers and the barriers, in this order, then a table; `single`: one tile a block."""
+    """Stages, the store's buffers, partial sums, barriers, in this order, then a table; `single`: one tile a block."""
     a_stage, b_stage = rounded_up(a.smem.bytes, a.smem.alignment), rounded_up(b.smem.bytes, b.smem.alignment)
     b_offset = rounded_up(stages * a_stage, 1024)
     end = rounded_up(b_offset + stages * b_stage, 1024)
     c_offset = 0 if single else end  # one tile: the stages are free when C is stored
-    barriers = end if single else end + c_bytes
+    barriers = end + (0 if single else c_bytes) + sums_bytes
     table = rounded_up(barriers + 2 * stages * BARRIER_BYTES, 16) if table_bytes else 0
     return Sm90Smem(
         a_offset=0,

@@ -169,7 +169,7 @@ def _written_one_by_one(plan: Sm90Plan, chunk: StoreChunk) -> Check:
 
 
 def exchange_check(plan: Sm90Plan) -> Check:
-    """Partial sums: every register of a part has a place, none twice, in the stages' memory and beside the store's."""
+    """Partial sums: every register of a part has a place, none twice, in memory of their own."""
     sent, split = plan.exchange, plan.config.split
     assert sent is not None
     held = plan.mma.accumulator_registers
@@ -179,8 +179,8 @@ def exchange_check(plan: Sm90Plan) -> Check:
         witness = f"{split} parts of {sent.values} values, of {held}"
     elif tuple(sent.layout.shape) != shape or not sent.layout.is_bijective():
         witness = f"{sent.layout} for {shape}"
-    elif sent.bytes > plan.smem.barrier_offset:
-        witness = f"{sent.bytes} bytes, the stages have {plan.smem.barrier_offset}"
+    elif sent.offset + sent.bytes > plan.smem.barrier_offset:
+        witness = f"{sent.bytes} bytes from byte {sent.offset} on, the barriers begin at {plan.smem.barrier_offset}"
     elif plan.store is not None:
         for part in range(split):
             values = [

@@ -97,7 +97,6 @@ REDUNDANT = {
     ("one tile", "store: math: WaitGroup('bulk', by='one')"): (1, ONCE),
     ("one tile", "store: math: Sync('store')"): (1, ONCE),
     ("K in parts", "loader: ClusterWait()"): (1, HELD),
-    ("K in parts", "math0: ClusterWait()"): (1, HELD),
     ("K in parts", "store: math: WaitGroup('bulk', 1)"): (2, ONCE),
     ("K in parts", "store: math: Commit('bulk')"): (1, ONCE),
     ("columns", "math0: Sync('store0')"): (1, MEETS),

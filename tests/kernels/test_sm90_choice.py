@@ -10,7 +10,7 @@ from layoutgemm.kernels.sm90_choice import choose
 
 # (M, N, K) -> tile, cluster, loader, swapped, launched early. What was fastest on an H200, or within 1% of it.
 TABLE = {
-    (1024, 1024, 1024): ((64, 128), (1, 1), "warp", False, True),
+    (1024, 1024, 1024): ((128, 64), (2, 1), "warp", False, True),
     (2048, 2048, 2048): ((128, 256), (1, 1), "warp", False, True),
     (4096, 4096, 4096): ((128, 256), (2, 1), "self", False, True),
     (8192, 8192, 8192): ((256, 224), (2, 1), "self", False, False),
@@ -34,6 +34,15 @@ TABLE = {
     (64, 4096, 14336): ((64, 64), (1, 1), "warp", True, True),
     (16, 14336, 4096): ((64, 112), (1, 1), "warp", False, True),
     (16, 4096, 14336): ((64, 32), (1, 1), "warp", False, True),
+    (16, 4096, 4096): ((64, 16), (1, 1), "warp", True, True),
+    # a single wave shares loads along M at any K
+    (496, 11456, 1728): ((256, 176), (2, 1), "self", False, True),
+    (232, 4608, 1344): ((64, 160), (2, 1), "warp", False, True),
+    (256, 4096, 4096): ((128, 64), (2, 1), "warp", False, True),
+    (128, 4096, 4096): ((64, 64), (2, 1), "warp", False, True),
+    (128, 8192, 4096): ((64, 128), (2, 1), "warp", False, True),
+    (768, 4096, 3072): ((128, 192), (2, 1), "warp", False, True),
+    (1048, 2240, 8320): ((128, 160), (1, 1), "warp", False, True),  # nine rows of tiles
 }
 
 
@@ -47,7 +56,7 @@ def test_what_is_picked(sizes: tuple[int, int, int]) -> None:
 
 # (M, N, K) -> how it is launched, what is fetched before the kernel before has ended, how many k tiles end early.
 LAUNCHES = {
-    (1024, 1024, 1024): ("tiles", "M", 2, 0),
+    (1024, 1024, 1024): ("tiles", "N", 2, 2),
     (2048, 2048, 2048): ("workers", "M", 1, 2),
     (4096, 4096, 4096): ("workers", "N", 1, 0),
     (8192, 8192, 8192): ("workers", "M", 0, 2),
@@ -56,8 +65,8 @@ LAUNCHES = {
     (64, 4096, 4096): ("tiles", "N", 2, 0),
     (64, 4096, 14336): ("tiles", "M", 2, 0),
     (64, 28672, 4096): ("tiles", "N", 1, 0),
-    (16, 4096, 4096): ("tiles", "N", 2, 0),
-    (1048, 2240, 8320): ("tiles", "N", 2, 2),  # nine rows of tiles, an even number of columns: clusters of 1x2
+    (16, 4096, 4096): ("tiles", "M", 2, 0),
+    (1048, 2240, 8320): ("tiles", "M", 1, 2),
 }
 
 
@@ -76,12 +85,14 @@ def test_halves_are_for_plain_products_of_16_bits() -> None:
         assert choice.plan(2048, 2048, 2048, **{"b": "bf16:col", **given}).half is None
 
 
-# Type of A, sizes -> cluster: loads are shared from 8192 bytes along K, of 8-bit types with many rows from 4096.
+# Type of A, sizes -> cluster: loads are shared from 8192 bytes along K, of 8-bit types with many rows from 4096; of
+# 16-bit types in a single wave at any K.
 CLUSTERS = {
     ("bf16", 4096, 4096, 4096): (2, 1),
     ("bf16", 4096, 4096, 4095): (1, 1),
     ("bf16", 512, 14336, 4096): (2, 1),
-    ("bf16", 512, 14336, 4095): (1, 1),
+    ("bf16", 512, 14336, 4095): (2, 1),
+    ("bf16", 512, 28672, 4095): (1, 1),
     ("tf32", 4096, 4096, 4096): (2, 1),
     ("tf32", 4096, 4096, 2048): (2, 1),  # counted in elements, as bf16's are, there was none
     ("tf32", 4096, 4096, 2047): (1, 1),
@@ -114,7 +125,7 @@ def test_every_size_gets_a_kernel_that_fits(b_major: str) -> None:
 
 
 def test_few_rows_give_every_multiprocessor_one_block() -> None:
-    for n in (4096, 6144, 11008, 14336, 28672):
+    for n in (6144, 11008, 14336, 28672):
         choice, reason = choose(16, n, 4096)
         blocks = -(-n // choice.config.tile[1])
         assert 100 <= blocks <= 132 and str(blocks) in reason
@@ -126,7 +137,7 @@ NEXT = {
     (16, 6144, 4096, "K"): ((64, 48), "start", 2),
     (16, 6144, 4096, "MN"): ((64, 64), "end", 0),
     (64, 14336, 4096, "MN"): ((64, 128), "end", 0),
-    (64, 28672, 4096, "MN"): ((64, 128), "start", 1),
+    (64, 28672, 4096, "MN"): ((64, 256), "end", 0),
     (16, 4096, 4096, "MN"): ((64, 64), "start", 2),
     (4, 14912, 3968, "K"): ((64, 120), "start", 2),
     (2, 2432, 7744, "K"): ((64, 24), "start", 2),
@@ -143,6 +154,13 @@ def test_where_the_next_kernel_begins(case: tuple[int, int, int, str]) -> None:
     assert config.overlap and ("when it leaves" in reason) == (config.trigger == "end")
 
 
+def test_the_widest_tile_of_few_rows_is_flat() -> None:
+    """64 + 256 lines of 256 bytes would leave two stages."""
+    flat = choose(64, 28672, 4096, b_major="MN")[0]
+    assert (flat.config.tile_k, flat.plan(64, 28672, 4096, b="bf16:row").stages) == (64, 5)
+    assert choose(64, 28672, 4096)[0].config.tile_k == 128
+
+
 @pytest.mark.parametrize("sizes", [(4096, 4096, 4096), (512, 14336, 4096), (16, 4096, 4096)])
 def test_what_a_miss_fetches(sizes: tuple[int, int, int]) -> None:
     choice, want = choose(*sizes)[0], "256B" if sizes[0] == 4096 else "128B"
@@ -151,8 +169,8 @@ def test_what_a_miss_fetches(sizes: tuple[int, int, int]) -> None:
 
 
 def test_other_chips_get_other_tiles() -> None:
-    assert choose(16, 4096, 4096, multiprocessors=132)[0].config.tile == (64, 32)
-    assert choose(16, 4096, 4096, multiprocessors=64)[0].config.tile == (64, 64)
+    assert choose(16, 6144, 4096, multiprocessors=132)[0].config.tile == (64, 48)
+    assert choose(16, 6144, 4096, multiprocessors=64)[0].config.tile == (64, 96)
 
 
 @pytest.mark.parametrize("sizes", [(0, 1, 1), (1, -1, 1), (1, 1, True), (1.0, 1, 1)])
