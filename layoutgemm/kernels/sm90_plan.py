@@ -200,7 +200,8 @@ class Sm90Plan(PersistentPlan):
         if isinstance(stages, bool) or not isinstance(stages, int) or not LEAST_STAGES <= stages <= fits:
             raise PlanError(
                 f"{stages!r} stage(s), and at least {LEAST_STAGES}, of A {a_plan.smem.bytes} + B {b_plan.smem.bytes} "
-                f"bytes beside {beside} of the store: {fits} fit into {arch.smem_per_block}"
+                f"bytes beside {beside - sums_bytes} of the store and {sums_bytes} of partial sums: {fits} fit into "
+                f"{arch.smem_per_block}"
             )
         if config.early and not config.early < stages:
             raise PlanError(f"early = {config.early}: fewer than the {stages} stages, one of which is being refilled")

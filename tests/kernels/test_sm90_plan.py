@@ -112,8 +112,8 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
         "distance of block 1 is (0, 128), byte 16384",
     ),
     (lambda: derive(tile=(64, 40), split=2, single=True), "40 columns in 2 parts"),
-    (lambda: derive(tile=(64, 256), split=2, single=True, stages=2, tile_k=16), "partial sums"),
-    (lambda: derive(tile=(64, 256), single=True, stages=2, tile_k=16, chunks=4, buffers=2), "the stages have"),
+    (lambda: derive(tile=(64, 256), split=2, single=True, tile_k=128, stages=3), "65536 of partial sums: 2 fit"),
+    (lambda: derive(tile=(64, 256), single=True, stages=2, tile_k=16, chunks=4, buffers=2), "bytes, the stages"),
     (lambda: derive(tile=(64, 32), m=2**31 - 1, n=2**31 - 1), "tiles of clusters"),
     (lambda: derive(tile=(64, 8), c="e4m3"), "no whole 16 bytes"),
     (lambda: small(launch="grid"), "launch = 'grid': known are 'workers', 'tiles'"),
@@ -230,7 +230,8 @@ def mutants() -> Iterator[tuple[str, str, Sm90Plan]]:
     same = Layout(parts.exchange.layout.shape, (1, 128, 512, 512, 0))
     yield "exchange", "places", replace(parts, exchange=replace(parts.exchange, layout=same))
     yield "exchange", "values", replace(parts, exchange=replace(parts.exchange, values=8))
-    yield "shared map", "C over the sums", replace(parts, smem=replace(parts.smem, c_offset=0))
+    yield "shared map", "sums over the stages", replace(parts, exchange=replace(parts.exchange, offset=0))
+    yield "exchange", "sums over the barriers", replace(parts, exchange=replace(parts.exchange, offset=65536))
     ring = derive(tile=(64, 192), chunks=1, buffers=2, stages=2)  # three rounds through two buffers
     assert ring.check() and ring.store is not None
 
@@ -307,7 +308,7 @@ def test_explanation_holds_the_numbers() -> None:
     for part in (
         "1 x 7 of C, 4 along K", "K in 2 parts", "loaded up to row 16; 6144 bytes of each stage are zeros",
         "0x4000004000010000", "stmatrix x4 .trans", "8 values of each part to (128,2,1,1,2):(1,128,256,256,256)",
-        "over the stages", "m64n32k16",
+        "bytes from byte", "m64n32k16",
     ):  # fmt: skip
         assert part in text, (part, text)
     assert "each thread its own values" in derive(store="direct").explain()
