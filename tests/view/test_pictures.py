@@ -295,6 +295,33 @@ def test_a_schedule_is_a_path_through_every_tile(read: Read) -> None:
     assert Persistent(Grouped(), 3).svg(grid=(3, 5)).count("0-2") == 1  # three workers: a wave of three tiles
 
 
+@pytest.mark.parametrize(("order", "grid"), [(Grouped(group=2), (5, 4)), (Grouped(), (32, 64)), (Hilbert(), (64, 64))])
+def test_no_line_of_a_schedule_runs_through_digits(order: Any, grid: tuple[int, int]) -> None:
+    svg = schedule_svg(order, grid)
+    line, rest = svg.index("data-order"), svg[svg.index("data-order") :]
+    ring, (text,) = rest.index("<circle"), re.findall(r'<g font-family.*?</g>', rest, flags=re.DOTALL)
+    plates = rest[ring : rest.index(text)]
+    assert svg.count("<circle") == 1 and "(the ring)" in svg[:line] and len(svg) < 1_000_000
+    size = float(re.findall(r'font-size="([\d.]+)"', text)[0])
+    numbers = [(float(x), float(y), len(n)) for x, y, n in re.findall(r'x="([\d.]+)" y="([\d.]+)">(\d+)<', text)]
+    assert len(numbers) == grid[0] * grid[1]
+    x, y, digits = np.array(numbers).T
+    found = re.findall(r"M([\d.]+) ([\d.]+)h([\d.]+)v([\d.]+)h", plates)
+    left, top, wide, high = np.array(found, dtype=float).T
+    # The middle of each number lies in the middle of a plate as large as its digits; the line is seen between two.
+    apart = np.abs(x[:, None] - (left + wide / 2)) + np.abs(y[:, None] - 0.36 * size - (top + high / 2))
+    under = apart.argmin(1)
+    assert apart.min(1).max() < 0.3 and sorted(under.tolist()) == list(range(len(numbers)))
+    assert (wide[under] >= 0.6 * size * digits).all() and (high >= size).all()
+    assert np.diff(np.unique(x)).min() - wide.max() >= 6
+
+
+def test_a_path_without_numbers_starts_at_a_dot() -> None:
+    svg = schedule_svg(Grouped(), (65, 64))
+    assert svg.count("<circle") == 1 and "(the dot)" in svg
+    assert float(re.findall(r'<circle[^>]* r="([\d.]+)"', svg)[0]) >= 4
+
+
 def test_a_timeline_by_role() -> None:
     svg = timeline_svg(TIMELINE)
     assert "warp 0: loads" in svg and "warp 1: mma + epilogue" in svg and "copy engine, loads" in svg
