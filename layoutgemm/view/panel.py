@@ -101,6 +101,11 @@ class Panel:
         """Whether cells are too small for lines between them."""
         return min(self.cell[0] * self.step, self.cell[1]) < 7
 
+    @property
+    def sparse(self) -> bool:
+        """Whether cells are left as the page is, dark in a dark one."""
+        return any("track" in row for row in self.fills)
+
     def draw(self, canvas: Canvas, left: float, top: float, run: int = 1) -> None:
         """Draws it with the corner of its first cell at (left, top); `run` cells share a title."""
         if self.caption:
@@ -173,7 +178,8 @@ class Panel:
         if not self.dense:
             fine = [(left + p * width, top, left + p * width, bottom) for p in range(0, len(self.columns), self.step)]
             fine += [(left, top + p * height, right, top + p * height) for p in range(len(self.rows))]
-            canvas.lines(fine, PAPER, 1)
+            # Between pastel fields white in dark pages, too; between dark ones as the page is.
+            canvas.lines(fine, "paper" if self.sparse else PAPER, 1)
         every = RULE if not self.dense else 2 * RULE
         dark = [
             (left + p * width, top, left + p * width, bottom)
@@ -274,13 +280,15 @@ class Panel:
 
     def _frames(self, canvas: Canvas, left: float, top: float) -> None:
         width, height = self.cell
+        within = 1.0 if self.sparse else 0.0  # ink is seen on the cell's colour, not on a dark neighbour
         for places, dots in ((self.framed, ""), (self.marked, "2 3")):
             for row in sorted({row for row, _ in places}):
                 inside = [(row, column) in places for column in range(len(self.columns))]
                 for start, stop in runs(inside):
                     if inside[start]:
                         x, y = left + start * width, top + row * height
-                        canvas.frame(x, y, (stop - start) * width, height, 2, dots)
+                        wide, high = (stop - start) * width - 2 * within, height - 2 * within
+                        canvas.frame(x + within, y + within, wide, high, 2, dots)
 
     def _titles(self, canvas: Canvas, left: float, top: float, run: int) -> None:
         """Invisible strokes over the cells, each with what it tells: hovering shows nothing else without a script."""
