@@ -74,11 +74,10 @@ def access_svg(
             caption=f"{pattern.name}: {verdict}", tall=TALL, part=len(accesses) > 1,
         )  # fmt: skip
         pairs.append((phase_panel(part, *worst), panel))
-        if not notes:
-            notes.append(Note(field_note(panel)))
         wavefronts = f"{one.wavefronts} wavefronts for {part.addresses.shape[0]} requests, at least {one.minimum}"
         notes.append(Note(f"{pattern.name}: {wavefronts}. Drawn: request {worst[0]}, phase {worst[1]}; framed where a "
                           "bank must give several words, dotted where it need not."))  # fmt: skip
+    notes[:0] = [Note(text) for text in dict.fromkeys(field_note(panel) for _, panel in pairs)]
     verdict = "conflict-free" if report else f"{report.ways}-way conflict"
     heading = title or f"{tile}, elements of {bits} bits: {verdict}"
     return placed(Sheet(title=heading, notes=tuple(notes), legend=LEGEND, panels=()), pairs).render()

@@ -185,7 +185,7 @@ def compact(
 def field_note(panel: Panel) -> str:
     """What a cell of it says."""
     if not any("bank" in line or line.isdecimal() for label in panel.labels for line in label.lines):
-        cell = "A field is 16 contiguous bytes" if panel.step > 1 else "A cell is an element"
+        cell = "A small field is 16 contiguous bytes" if panel.step > 1 else "A cell is an element"
         return f"{cell}, coloured by bank; the pointer on it tells byte offsets in the tile and banks."
     if panel.step > 1:
         return "A field is 16 contiguous bytes: its banks, and under them its byte offsets in the tile."

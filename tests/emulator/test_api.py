@@ -22,8 +22,9 @@ from layoutgemm.errors import DeadlockError, EmulatorError, PtxError
 from layoutgemm.pytest_plugin import emulate_or_fail
 from tests.test_pytest_plugin import plugin_options
 
+
 def test_what_is_no_compiled_function_is_refused() -> None:
-    with pytest.raises(TypeError, match="emulate takes what cute.compile returned, not NoneType"):
+    with pytest.raises(TypeError, match=r"emulate takes what cute\.compile returned, not NoneType"):
         layoutgemm.emulate(None)
     with pytest.raises(TypeError, match="PTX, as text or as a file, is for emulate_ptx"):
         layoutgemm.emulate(Path("kernel.ptx"))

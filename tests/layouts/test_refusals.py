@@ -52,7 +52,7 @@ def test_bad_layouts(shape: Any, stride: Any, mention: str) -> None:
 def test_text_is_no_layout_to_compare_with() -> None:
     with pytest.raises(LayoutError, match=r"layouts are compared, and '4:1' is none; .* parse\('4:1'\)"):
         Layout(4).equivalent("4:1")
-    with pytest.raises(LayoutError, match="layouts are compared, and 4 is none$"):
+    with pytest.raises(LayoutError, match=r"layouts are compared, and 4 is none$"):
         Layout(4).equivalent(4)
 
 

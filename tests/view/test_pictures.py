@@ -311,6 +311,7 @@ def test_several_accesses_fit_a_screen(read: Read) -> None:
     lanes = Counter(re.findall(r">lane (\d+)<", two))
     assert lanes == Counter([str(lane) for lane in (*range(8), *range(32))])
     assert "8-way conflict, i = 0 to 7 of 64" in two and "32-way conflict, i = 0 to 31 of 64" in two
+    assert [said[:15] for said in re.findall(r">(A [^<]*)</text>", two)] == ["A field is 16 c", "A small field i"]
     one = access_svg(tile, rows, "bf16")  # of one access the whole tile, small
     assert " of 64<" not in one and "8190 (31)<" in one
     turned = access_svg(Layout((64, 64)), [matrix_access(extent, "bf16", "MN")] * 2, "bf16")
