@@ -218,7 +218,11 @@ def report(outcomes: Sequence[Outcome], facts: dict[str, object], notes: Iterabl
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = arguments(argv)
-    import torch
+    try:
+        import torch
+    except ModuleNotFoundError:
+        print("torch is not installed: make bench-gemm installs it, and the peers", file=sys.stderr)
+        return 2
 
     if not torch.cuda.is_available():
         print("torch finds no CUDA GPU: nothing can be measured", file=sys.stderr)

@@ -56,9 +56,12 @@ if TYPE_CHECKING:
     from .layouts.poly import MissingFact
     from .layouts.prove import prove
     from .layouts.symbolic import dim, dims
-    from .torch_op import explain_matmul, gemm, matmul
-    from .torch_variants import grouped_matmul, scaled_matmul
-    from .tune import tune
+    from .torch_op import explain_matmul as explain_matmul
+    from .torch_op import gemm as gemm
+    from .torch_op import matmul as matmul
+    from .torch_variants import grouped_matmul as grouped_matmul
+    from .torch_variants import scaled_matmul as scaled_matmul
+    from .tune import tune as tune
 
 __version__ = "0.1.0"
 
@@ -97,10 +100,20 @@ _LATER = {
 
 def __getattr__(name: str) -> Any:
     if name not in _LATER:
-        raise AttributeError(f"module 'layoutgemm' has no attribute {name!r}")
+        import sys
+
+        # With both named, a traceback ends with the name that was meant.
+        said = f"module 'layoutgemm' has no attribute {name!r}"
+        raise AttributeError(said, name=name, obj=sys.modules[__name__])
     from importlib import import_module
 
-    value = getattr(import_module(f".{_LATER[name]}", __name__), name)
+    try:
+        value = getattr(import_module(f".{_LATER[name]}", __name__), name)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        way_out = "pip install 'layoutgemm[torch]'; layouts, proofs, plans and the emulator do without"
+        raise ModuleNotFoundError(f"layoutgemm.{name} needs torch: {way_out}", name="torch") from None
     globals()[name] = value
     return value
 
@@ -109,6 +122,7 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *_LATER})
 
 
+# What a star import brings, at a prompt: all but the names that need torch, which takes seconds to load.
 __all__ = [
     "AtomError",
     "BudgetError",
@@ -148,17 +162,11 @@ __all__ = [
     "dims",
     "emulate",
     "emulate_ptx",
-    "explain_matmul",
     "from_cute",
-    "gemm",
-    "grouped_matmul",
-    "matmul",
     "mutate",
     "mutate_ptx",
     "parse",
     "prove",
-    "scaled_matmul",
     "smem_tile",
-    "tune",
     "wgmma",
 ]

@@ -34,7 +34,11 @@ EXTRAS = {"torch": "torch", "cutlass": "dsl", "resvg_py": "png"}
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status: 0 when everything held, 1 when something did not, 2 for bad usage."""
-    args = make_parser().parse_args(argv)
+    parser = make_parser()
+    if not (sys.argv[1:] if argv is None else argv):  # nothing asked: say what there is
+        parser.print_help()
+        return 2
+    args = parser.parse_args(argv)
     as_json = getattr(args, "json", False)
     try:
         status = int(args.run(args))

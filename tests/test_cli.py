@@ -102,11 +102,49 @@ def test_tune_for_programs(capsys, monkeypatch):
     assert said["failed"][0]["why"] == "wrong"
 
 
-def test_runs_as_a_module():
-    done = subprocess.run(
-        [sys.executable, "-m", "layoutgemm.cli", "--version"], capture_output=True, text=True, check=True
-    )
+@pytest.mark.parametrize("module", ["layoutgemm", "layoutgemm.cli"])
+def test_runs_as_a_module(module):
+    done = subprocess.run([sys.executable, "-m", module, "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("layoutgemm ")
+
+
+def test_nothing_asked_is_answered_by_the_help(capsys):
+    assert main([]) == 2
+    assert "  layoutgemm demo" in capsys.readouterr().out
+
+
+# Star imports and functions of torch where torch is not: a finder that finds none stands in for a machine without.
+WITHOUT_TORCH = """
+import sys
+
+class Nothing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "torch":
+            raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+sys.meta_path.insert(0, Nothing())
+from layoutgemm import *
+print(Layout((4, 8)), GemmPlan.__name__, "torch" in sys.modules)
+try:
+    from layoutgemm import matmul
+except ImportError as error:
+    print(error.name, error)
+"""
+
+
+def test_the_package_without_torch():
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True, check=True)
+    first, second = done.stdout.splitlines()
+    assert first == "(4,8):(1,4) GemmPlan False"
+    assert second.startswith("torch layoutgemm.matmul needs torch: pip install 'layoutgemm[torch]'")
+
+
+def test_a_misspelt_name_is_nearly_found():
+    import layoutgemm
+
+    with pytest.raises(AttributeError) as missing:
+        _ = layoutgemm.wgma
+    assert (missing.value.name, missing.value.obj) == ("wgma", layoutgemm) and "wgmma" in dir(layoutgemm)
 
 
 # ------------------------------------------------------------------------------------------------ every subcommand
@@ -195,6 +233,10 @@ def test_what_the_machine_lacks_is_one_line(capsys, monkeypatch, raised, said):
     ("prove S<3,3,3> M:1", "write 'S<3,3,3> o 0 o (8,64):(64,1)'"),
     ("tune 64 64 64", "layoutgemm doctor"), ("demo --device cuda", "'emulator' and 'reference' need no GPU"),
     ("emulate k.ptx --grid x", "write 4 or 4,2,1, x first"), ("nonsense", "see layoutgemm --help"),
+    ("shwo S<3,4,3>", "invalid choice: 'shwo'; do you mean 'show'? (choose from"),
+    ("desc 128x64 --swizzle 128", "do you mean '128B'? (choose from"),
+    ("banks wgmma:64:bf16:C", "wgmma:64:bf16:C is an instruction, held by threads, and shared memory holds tiles"),
+    ("swizzle schedule:grouped:4:8x8", "is an order of tiles, and shared memory holds tiles"),
 ])  # fmt: skip
 def test_refusals(capsys, monkeypatch, arguments, text):
     if importlib.util.find_spec("torch") is not None:

@@ -261,6 +261,13 @@ class TmaPlan(Pictured):
         for fault in broken(tmap, address, self.operation, self.dims):
             raise OperandError(f"{name}: {fault.arithmetic}".replace(f"{name}: the tensor", name))
 
+    # -------------------------------------------------------------------------------------------------------- the DSL
+    def to_cute(self, tensor: Any) -> Any:
+        """What the CuTe DSL's make_tiled_tma_atom makes of its tensor and this tile: see interop.to_cute."""
+        from ..interop import to_cute
+
+        return to_cute(self, tensor=tensor)
+
     # ---------------------------------------------------------------------------------------------------------- words
     @property
     def ptx(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import numbers
 import re
@@ -23,12 +24,21 @@ LAYOUT_HELP = "a layout, as in '(8,64):(64,1)', 'S<3,3,3> o 0 o (8,64):(64,1)', 
 STATED = "a layout is written '(M,N):(N,1)' or 'S<3,3,3> o 0 o (8,64):(64,1)'"
 FORMS = "a layout is written '(8,64):(64,1)' or 'S<3,3,3> o 0 o (8,64):(64,1)', a tile smem:64x64:bf16:K:128B"
 
+# What `show` takes besides, by how it begins.
+NO_TILES = dict.fromkeys(("wgmma", "mma", "tcgen05", "tiled", "copy"), "an instruction, held by threads") | {
+    "schedule": "an order of tiles"
+}
+
 
 class Parser(argparse.ArgumentParser):
     """An argument parser whose complaints are one line that names the help. Exit status 2."""
 
     def error(self, message: str) -> NoReturn:
-        """Print the complaint and exit."""
+        """Print the complaint and exit. Where a choice was misspelt, the nearest one comes first."""
+        found = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
+        near = difflib.get_close_matches(found[1], re.findall(r"[\w.-]+", found[2]), 1) if found else []
+        if found and near:
+            message = message.replace(" (choose from", f"; do you mean {near[0]!r}? (choose from")
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
@@ -174,6 +184,9 @@ def layout_of(text: str) -> Layout | ComposedLayout | SmemTile:
     """A layout, a swizzled layout or a tile from its text. Raises LayoutError, saying how one is written."""
     if text.startswith("smem:"):
         return tile_of(text)
+    family = text.partition(":")[0]
+    if family in NO_TILES:
+        raise LayoutError(f"{text} is {NO_TILES[family]}, and shared memory holds tiles: {FORMS}; `show` takes both")
     try:
         found = parse(text)
     except ParseError as error:

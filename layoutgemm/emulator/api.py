@@ -193,8 +193,13 @@ def emulate(
     banks     count the wavefronts of shared memory for each instruction, of the first order: `LaunchResult.banks`
     timeline  record what each warp and engine did, of the first order: `LaunchResult.timeline`
 
-    Raises EmulatorError (DeadlockError, PtxError) where a run cannot go on; what was found before is in its text.
+    Raises EmulatorError (DeadlockError, PtxError) where a run cannot go on; what was found before is in its text; and
+    TypeError for what is no compiled function.
     """
+    if isinstance(compiled, (str, bytes, Path)):
+        raise TypeError("emulate takes what cute.compile returned; PTX, as text or as a file, is for emulate_ptx")
+    if not callable(compiled):
+        raise TypeError(f"emulate takes what cute.compile returned, not {type(compiled).__name__}")
     host = _HOSTS.get(compiled)
     if host is None:
         host = _HOSTS[compiled] = HostFunction.of(compiled)

@@ -4,6 +4,7 @@
 
 dsl_layouts   layouts, swizzles and tensors of the DSL, read from their types' notation
 dsl_atoms     its instructions, tiled copies and tiled products
+dsl_refused   those of its instructions that have no atom here, with the way out
 take          from_cute and tensor_layout, which look at what they are given
 give          to_cute, to_module
 

@@ -36,11 +36,13 @@ from ..atoms import (
     universal_copy,
     wgmma,
 )
+from ..atoms.copy_tmem import HALVED
 from ..atoms.targets import since
 from ..dtypes import DType
 from ..errors import AtomError, LayoutError
 from ..layouts import Layout
 from .dsl_layouts import element_of, static_layout
+from .dsl_refused import MAPS, REFUSED
 
 # ---------------------------------------------------------------- operations
 
@@ -191,16 +193,22 @@ _CP = {
     "Cp2x64x128b0123Op": ("64x128b", "warpx2::01_23"),
     "Cp4x32x128bOp": ("32x128b", "warpx4"),
 }
-# Tensor copies whose atoms say what they move -> (source, target, what follows the rank in PTX).
-_LOAD = "d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-_STORE = "d.global.shared::cta{}.tile.bulk_group"
+# Tensor copies whose atoms say what they move -> (source, target, what follows the rank in PTX, boxes that one moves).
+# The modes ::gather4 and ::scatter4 move four boxes of one row each, whose rows four coordinates name.
+_LOAD = "d.shared::cluster.global.tile{}.mbarrier::complete_tx::bytes"
+_STORE = "d.global.shared::cta{}.tile{}.bulk_group"
+_MULTICAST = ".multicast::cluster"
 TENSOR_COPIES = {
-    "CopyBulkTensorTileG2SOp": ("gmem", "smem", _LOAD),
-    "CopyBulkTensorTileG2SMulticastOp": ("gmem", "smem", _LOAD + ".multicast::cluster"),
-    "CopyBulkTensorTileS2GOp": ("smem", "gmem", _STORE),
-    "CopyReduceBulkTensorTileS2GOp": ("smem", "gmem", _STORE),
+    "CopyBulkTensorTileG2SOp": ("gmem", "smem", _LOAD.format(""), 1),
+    "CopyBulkTensorTileG2SMulticastOp": ("gmem", "smem", _LOAD.format("") + _MULTICAST, 1),
+    "CopyBulkTensorTileS2GOp": ("smem", "gmem", _STORE.format("", ""), 1),
+    "CopyReduceBulkTensorTileS2GOp": ("smem", "gmem", _STORE.format(".{}", ""), 1),
+    "CopyBulkTensor2DGather4G2SOp": ("gmem", "smem", _LOAD.format("::gather4"), 4),
+    "CopyBulkTensor2DGather4G2SMulticastOp": ("gmem", "smem", _LOAD.format("::gather4") + _MULTICAST, 4),
+    "CopyBulkTensor2DScatter4S2GOp": ("smem", "gmem", _STORE.format("", "::scatter4"), 4),
 }
 _TMEM = re.compile(r"(Ld|St)(\d+x\d+bx?2?)Op")
+_TMEM_REDUCING = re.compile(r"LdRed(\d+x\d+bx?2?)Op")
 
 
 def _key(op: Any) -> tuple[str, str]:
@@ -212,6 +220,8 @@ def product_of(op: Any) -> MmaAtom:
     """The atom of one of the DSL's matrix operations. Raises AtomError where there is none here."""
     part, name = _key(op)
     make = PRODUCTS.get((part, name))
+    if (part, name) in REFUSED:
+        raise AtomError(f"the DSL's {part}.{name} is {REFUSED[part, name]}")
     if make is None:
         raise AtomError(
             f"the DSL's {part}.{name} has no atom here; the maps of an atom of it are layouts, as in "
@@ -234,26 +244,31 @@ def copy_of(op: Any, element: DType | None = None, said: _Copy | None = None) ->
         make, packed = (tcgen05_ld, "pack") if shape[1] == "Ld" else (tcgen05_st, "unpack")
         repeat, pack = int(_name(op.repeat).removeprefix("x")), _name(getattr(op, packed)) != "none"
         return make(shape[2], repeat, pack, element="f32" if element is None else element)
-    if (part, name) == ("tcgen05", "LdRed32x32bOp"):
+    if part == "tcgen05" and (reducing := _TMEM_REDUCING.fullmatch(name)) is not None:
         if op.nan or (element is not None and element.name != "f32"):
-            raise AtomError(f"the DSL's {part}.{name} of f32 without .NaN has an atom here, and not of {element}")
+            asked = "one with .NaN" if op.nan else f"that of {element}"
+            raise AtomError(
+                f"the DSL's {part}.{name} of f32 without .NaN has an atom here, and not {asked}; "
+                f"{MAPS.format('dst')}"
+            )
         way = _name(op.redOp)[:3] + (".abs" if _name(op.redOp).endswith("abs") else "")
-        return tcgen05_ld("32x32b", int(_name(op.repeat).removeprefix("x")), reduce=way)
+        # Columns between the halves: the last operand of the instruction, as the DSL writes it into the PTX.
+        split = int(op.half_split_off) if reducing[1] == HALVED else None
+        return tcgen05_ld(reducing[1], int(_name(op.repeat).removeprefix("x")), split=split, reduce=way)
     if (part, name) in THREAD_COPIES:
         if said is None:
             raise AtomError(f"the DSL's {part}.{name} does not say how many bits it copies: take a copy atom of it")
         if said.attributes and name not in ("CopyG2ROp", "CopyR2GOp"):
             raise AtomError(f"the DSL's {part}.{name} with {said.attributes} has no atom here")
         return THREAD_COPIES[part, name](said)
-    if "BulkTensor" in name:  # of an operation nobody knows the box; gathers, im2col and overrides have no tile
+    if (part, name) in REFUSED:
+        raise AtomError(f"the DSL's {part}.{name} is {REFUSED[part, name]}")
+    if "BulkTensor" in name:  # an operation without its atom: nobody knows the box
         raise AtomError(
             f"the DSL's {part}.{name} is a tensor copy, whose box follows from the tensor and the tile: take "
             f"layoutgemm.atoms.tma_load (or tma_store) of from_cute(tensor) and from_cute(tile)"
         )
-    raise AtomError(
-        f"the DSL's {part}.{name} has no atom here; the maps of an atom of it are layouts, as in "
-        f"from_cute(x.layout_src_tv)"
-    )
+    raise AtomError(f"the DSL's {part}.{name} has no atom here; {MAPS.format('src')}")
 
 
 # ---------------------------------------------------------------- atoms and tiled ones
@@ -294,25 +309,37 @@ def copy_atom(x: Any, spaces: tuple[str, str]) -> CopyAtom:
     return atom
 
 
+def tensor_box(x: Any) -> Layout:
+    """The box of the DSL's atom of a tensor copy, as the DSL found it: value -> coordinate in the tensor."""
+    basis = re.search(r'tma_gbasis = <"([^"]*)">', str(x.type))
+    if basis is None:
+        raise AtomError(f"the DSL's {type(x.op).__name__} says no box in {x.type}")
+    return Layout.parse(basis[1])
+
+
 def tensor_copy(x: Any) -> CopyAtom:
     """The DSL's atom of a tensor copy: one instruction of one thread, whose values are the box in its order.
 
     The box and its dimensions stand in the atom's type. Which tensor and which tile of shared memory they belong to
     stands nowhere in it: what needs those (coordinates, swizzle, the tensor map's rules) is asked of `tma_load`.
+
+    A gather or scatter has a box of one row, and four of them: what counts rows is then which of the four coordinates,
+    and not a row of the tensor. PTX ISA, "Tiled mode": the rows lie one after the other in shared memory.
     """
     kind, element = x.type, element_of(x.value_type)
-    source, target, form = TENSOR_COPIES[type(x.op).__name__]
-    basis = re.search(r'tma_gbasis = <"([^"]*)">', str(kind))
-    if basis is None:
-        return copy_of(x.op)  # refuses
-    box = Layout.parse(basis[1])
+    source, target, form, boxes = TENSOR_COPIES[type(x.op).__name__]
+    box = tensor_box(x)
+    if boxes > 1:
+        if box.rank != 2 or box.shape[1] != 1:
+            raise AtomError(f"a gather's or scatter's box has one row; the DSL found {box}")
+        box = Layout((box.shape[0], boxes), box.stride)
     reduction = re.search(r"tma_reduce<(\w+)", str(kind))
     prefix = "cp.reduce.async" if reduction else "cp.async"
-    ptx = f"{prefix}.bulk.tensor.{box.rank}{form.format(f'.{reduction[1].lower()}' if reduction else '')}"
+    ptx = f"{prefix}.bulk.tensor.{box.rank}{form.format(reduction[1].lower()) if reduction else form}"
     value = Layout((1, int(box.size)), (0, 1))
     for side in ("src", "dst"):
         same(f"side {side} of {ptx}", value, static_layout(getattr(kind, f"layout_{side}_tv")))
-    return CopyAtom(ptx, since("sm_90"), element, 1, source, target, value, value,
+    return CopyAtom(ptx, since("sm_100" if boxes > 1 else "sm_90"), element, 1, source, target, value, value,
                     'PTX ISA, "cp.async.bulk.tensor"; the box as the DSL found it', None,
                     box if box.rank == 2 else None)  # fmt: skip
 

@@ -15,9 +15,11 @@ def to_cute(x: Any, **values: Any) -> Any:
         Layout, Swizzle, ComposedLayout    make_layout, make_swizzle, make_composed_layout
         MmaAtom, TiledMma                  make_mma_atom, make_tiled_mma of the operation
         CopyAtom, TiledCopy                make_copy_atom, make_tiled_copy of the operation
+        TmaPlan                            make_tiled_tma_atom of the DSL's tensor and the plan's tile; box compared
 
     values   for layouts with symbols: name -> a run-time integer of the DSL or an int (state what divides it with
-             `cute.assume`); for a product with operands in shared memory a_major and b_major, "K" unless given
+             `cute.assume`); for a product with operands in shared memory a_major and b_major, "K" unless given; for a
+             tensor copy tensor, the DSL's tensor in global memory
 
     The swizzle of a composed layout acts on what the layout counts, as the DSL evaluates `make_tensor(pointer,
     x.to_cute())`. For one on the pointer give it `x.layout.to_cute()` and `x.swizzle.recast("bytes").to_cute()`.

@@ -6,6 +6,7 @@
     MmaAtom                              MmaUniversalOp; warp, warpgroup, tcgen05 operations
     CopyAtom                             CopyUniversalOp, CopyG2SOp, LdMatrix, StMatrix, tcgen05 Ld and St operations
     TiledMma, TiledCopy                  make_tiled_mma, make_tiled_copy
+    TmaPlan, with the tensor             make_tiled_tma_atom
 
 Every atom is turned back and compared before it is returned: what the DSL makes is what was asked for, or an error.
 """
@@ -25,12 +26,14 @@ from cutlass.cute import nvgpu
 from cutlass.cute.nvgpu import cpasync, tcgen05, warp, warpgroup
 from cutlass.cutlass_dsl import CuTeDSL
 
-from layoutgemm.atoms import CopyAtom, MmaAtom, TiledCopy, TiledMma, TmemCopyAtom, VectorCopy
+from layoutgemm.atoms import CopyAtom, MmaAtom, SmemTile, TiledCopy, TiledMma, TmaPlan, TmemCopyAtom, VectorCopy
 from layoutgemm.atoms.mma_tcgen05 import Tcgen05Atom
+from layoutgemm.atoms.tma_rules import MODES
 from layoutgemm.dtypes import DType
 from layoutgemm.errors import AtomError, LayoutError
-from layoutgemm.interop.dsl_atoms import copy_atom, mma_atom
+from layoutgemm.interop.dsl_atoms import copy_atom, mma_atom, tensor_box
 from layoutgemm.interop.dsl_layouts import ELEMENTS
+from layoutgemm.interop.take import tensor_layout
 from layoutgemm.layouts import ComposedLayout, Layout, ScaledBasis, Swizzle
 from layoutgemm.layouts.poly import P, show
 from layoutgemm.layouts.symbolic import parse_entry
@@ -88,6 +91,8 @@ def to_cute(x: Any, **values: Any) -> Any:
         )
     if isinstance(x, (Layout, ComposedLayout)):
         return layout(x, values)
+    if isinstance(x, TmaPlan):
+        return tensor_copy(x, **values)
     unknown = [name for name in values if name not in _MMA_ARGUMENTS or not isinstance(x, (MmaAtom, TiledMma))]
     if unknown:
         raise LayoutError(f"{x} has no {unknown[0]} to give a value")
@@ -104,7 +109,7 @@ def to_cute(x: Any, **values: Any) -> Any:
     if isinstance(x, TiledCopy):
         tiler = tuple([layout(t if isinstance(t, Layout) else Layout(t), {}) for t in x.tiler])
         return cute.make_tiled_copy(make_copy(x.atom), layout(x.layout_tv, {}), tiler)
-    raise TypeError(f"to_cute takes layouts, swizzles, atoms and tiled ones, not {type(x).__name__}")
+    raise TypeError(f"to_cute takes layouts, swizzles, atoms, tiled ones and tensor copies, not {type(x).__name__}")
 
 
 # ---------------------------------------------------------------- layouts
@@ -232,8 +237,10 @@ def _make_copy(atom: CopyAtom) -> Any:
     element = _type(atom.element)
     if (op := _matrix_operation(atom)) is not None:
         return cute.make_copy_atom(op, element)
-    if isinstance(atom, TmemCopyAtom) and "rmem" in (atom.source, atom.target) and not atom.reduction:
+    if isinstance(atom, TmemCopyAtom) and "rmem" in (atom.source, atom.target):
         load = atom.target == "rmem"
+        if atom.reduction:
+            return cute.make_copy_atom(_reducing(atom), element)
         kind = getattr(tcgen05, f"{'Ld' if load else 'St'}{atom.shape}Op")
         packed = (tcgen05.Pack.PACK_16b_IN_32b if load else tcgen05.Unpack.UNPACK_32b_IN_16b) if atom.pack else None
         repeat = getattr(tcgen05.Repetition, f"x{atom.repeat}")
@@ -244,7 +251,70 @@ def _make_copy(atom: CopyAtom) -> Any:
     if (found := re.match(r"cp\.async\.(ca|cg)\.shared\.global", atom.ptx)) is not None:
         mode = {"ca": cpasync.LoadCacheMode.ALWAYS, "cg": cpasync.LoadCacheMode.GLOBAL}[found[1]]
         return cute.make_copy_atom(cpasync.CopyG2SOp(mode), element, num_bits_per_copy=bits)
+    if ".bulk.tensor." in atom.ptx:
+        raise AtomError(
+            f"{atom}: the DSL makes a tensor copy of a tensor and a tile, and an atom has neither: take "
+            f"tma_load(from_cute(tensor), from_cute(tile, unit='bytes', ...)).to_cute(tensor=tensor), or tma_store"
+        )
     raise AtomError(f"{atom} is not made for the CuTe DSL here: vectors, cp.async, matrix and tensor-memory copies are")
+
+
+def _reducing(atom: TmemCopyAtom) -> Any:
+    """The DSL's operation of a tcgen05.ld.red."""
+    way = getattr(tcgen05.TmemLoadRedOp, atom.reduction.replace(".", "").upper())
+    parts = getattr(tcgen05.Repetition, f"x{atom.repeat}"), tcgen05.Pack.NONE, way, False
+    if atom.split is None:
+        return tcgen05.copy.LdRed32x32bOp(*parts)
+    return tcgen05.copy.LdRed16x32bx2Op(*parts, atom.split)
+
+
+def tensor_copy(plan: TmaPlan, tensor: Any = None, **unknown: Any) -> Any:
+    """What make_tiled_tma_atom makes of a tensor of the DSL and the plan's tile: atom, coordinates, `smem_layout`.
+
+    Raises AtomError for another tensor than the plan's, and where the DSL finds other boxes.
+    """
+    if unknown or tensor is None:
+        given = f"not {', '.join(unknown)}" if unknown else "and none is given"
+        raise LayoutError(f"a tensor copy is made for a tensor of the DSL: give it as to_cute(tensor=mA), {given}")
+    theirs = tensor_layout(tensor)
+    if theirs.element is None or _unsigned(theirs.element) != _unsigned(plan.dtype):
+        raise AtomError(f"the plan copies {plan.dtype}, and the tensor has {theirs.element or tensor.element_type}")
+    gmem = theirs.layout
+    if isinstance(gmem, Layout) and plan.gmem is not None and not (gmem._symbolic or plan.gmem._symbolic):
+        verdict = gmem.equivalent(plan.gmem)
+        if not verdict:
+            raise AtomError(f"the plan's tensor is {plan.gmem}, and this one {gmem}: {verdict.explain()}")
+    plain = plan.smem.layout if isinstance(plan.smem, (SmemTile, ComposedLayout)) else plan.smem
+    part = isinstance(plan.smem, (SmemTile, ComposedLayout)) and plan.smem.offset != 0
+    if not isinstance(plain, Layout) or part:
+        raise AtomError(f"the plan has no tile that the DSL takes, but {plan.smem}: derive it by tma_load or tma_store")
+    shared, mode = layout(plain, {}), MODES[plan.swizzle]
+    if mode.bits:  # of byte addresses, as the DSL has it for tiles in shared memory
+        shared = cute.make_composed_layout(cute.make_swizzle(mode.bits, mode.base, mode.shift), 0, shared)
+    tiler = tuple([layout(t, {}) if isinstance(t, Layout) else t for t in plan.tile])
+    made = cpasync.make_tiled_tma_atom(_tensor_operation(plan), tensor, shared, tiler, plan.multicast)
+    box = tensor_box(made[0])
+    found, count = tuple(box.flatten().shape), int(plain.size) // plan.stages // int(box.size)
+    if found != plan.box or count != len(plan.instructions):
+        raise AtomError(
+            f"the DSL copies {count} x {found} and the plan {len(plan.instructions)} x {plan.box}: copy with "
+            "load_tile, send_tile or store_tile of layoutgemm.kernels.bridge, which take the plan as it is"
+        )
+    return made
+
+
+def _unsigned(kind: DType) -> str:
+    """A type's name; of integers the width alone: the compiler's have no sign."""
+    return f"integer of {kind.bits}" if kind.kind in ("int", "uint") else kind.name
+
+
+def _tensor_operation(plan: TmaPlan) -> Any:
+    if plan.operation == "load":
+        many = plan.multicast > 1
+        return cpasync.CopyBulkTensorTileG2SMulticastOp() if many else cpasync.CopyBulkTensorTileG2SOp()
+    if plan.operation == "store":
+        return cpasync.CopyBulkTensorTileS2GOp()
+    return cpasync.CopyReduceBulkTensorTileS2GOp(getattr(cute.ReductionKind, plan.reduction.upper()))
 
 
 def _matrix_operation(atom: CopyAtom) -> Any:

@@ -165,7 +165,8 @@ def as_int(x: Any, what: str) -> int:
         return int(x)
     if isinstance(x, int) and not isinstance(x, bool):
         return int(x)
-    raise LayoutError(f"{what} must be an integer, not {x!r} ({type(x).__name__})")
+    notation = f"; CuTe's notation is read by parse({x!r})" if isinstance(x, str) and ":" in x else ""
+    raise LayoutError(f"{what} must be an integer, not {x!r} ({type(x).__name__}){notation}")
 
 
 def as_shape(x: Any) -> Any:

@@ -216,7 +216,8 @@ def equivalent(a: Any, b: Any) -> Proof | CounterExample | Undecided:
     """Whether two layouts are one function of the flat index, of one size."""
     for x in (a, b):
         if not hasattr(x, "shape") or not hasattr(x, "offsets"):
-            raise LayoutError(f"a layout is compared with {x!r}, which is none")
+            notation = f"; CuTe's notation is read by parse({x!r})" if isinstance(x, str) else ""
+            raise LayoutError(f"layouts are compared, and {x!r} is none{notation}")
     pa, pb = getattr(a, "_plain", None), getattr(b, "_plain", None)
     if pa is None or pb is None:
         with_symbols = symbolic_arguments.prove(a, b)

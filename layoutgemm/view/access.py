@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -21,7 +23,8 @@ from layoutgemm.view.panel import Label, Panel
 from layoutgemm.view.sheet import Note, Sheet
 
 FONT = 10.0
-BESIDE = 900  # pixels up to which the two grids stand side by side
+TALL = 640.0  # pixels; a tile that would be higher is drawn in small cells
+SCREEN, HEADER = (1440.0, 900.0), 150.0  # what a picture should fit, and what title, notes and legend take of it
 
 
 def access_svg(
@@ -39,7 +42,9 @@ def access_svg(
 
     In the grid of the tile the lanes of that phase are named where they start: framed where they meet another one in a
     bank, dotted where they do not. In the other a field is what a lane asks for, with its byte address, framed where
-    the bank has to give another word too. Returns an SVG document as text.
+    the bank has to give another word too. A high tile is drawn in small cells, and of several accesses only the rows in
+    which lanes start; the grids are placed such that all fit a screen, as far as they can. Returns an SVG document as
+    text.
 
     Raises LayoutError for a tile without two modes and for more than 65536 elements, AtomError for an access that does
     not fit the tile.
@@ -57,7 +62,7 @@ def access_svg(
     layout: Any = tile.composed if isinstance(tile, SmemTile) else tile
     bits = tile.slot_bits if isinstance(tile, SmemTile) else kind.bits
     found, grid = offsets_of(layout), found_bytes(layout, bits, None, None, None)
-    rows: list[tuple[Panel, ...]] = []
+    pairs: list[tuple[Panel, Panel]] = []
     notes: list[Note] = []
     for part, pattern in zip(report.parts, accesses, strict=True):
         one = BankReport((part,), packing=report.packing)
@@ -66,19 +71,34 @@ def access_svg(
         verdict = "conflict-free" if one.conflict_free else f"{one.ways}-way conflict"
         panel, _ = bank_panel(
             layout, grid, bits, found.rows, found.columns, lanes=lanes, conflicts=conflicts,
-            caption=f"{pattern.name}: {verdict}",
+            caption=f"{pattern.name}: {verdict}", tall=TALL, part=len(accesses) > 1,
         )  # fmt: skip
-        rows.append((panel, phase_panel(part, *worst)))
-        if not notes:
-            notes.append(Note(field_note(panel)))
+        pairs.append((phase_panel(part, *worst), panel))
         wavefronts = f"{one.wavefronts} wavefronts for {part.addresses.shape[0]} requests, at least {one.minimum}"
         notes.append(Note(f"{pattern.name}: {wavefronts}. Drawn: request {worst[0]}, phase {worst[1]}; framed where a "
                           "bank must give several words, dotted where it need not."))  # fmt: skip
-    if max(row[0].width + row[1].width for row in rows) > BESIDE:
-        rows = [(panel,) for row in rows for panel in reversed(row)]  # the phase above a tile that may be tall
+    notes[:0] = [Note(text) for text in dict.fromkeys(field_note(panel) for _, panel in pairs)]
     verdict = "conflict-free" if report else f"{report.ways}-way conflict"
     heading = title or f"{tile}, elements of {bits} bits: {verdict}"
-    return Sheet(title=heading, notes=tuple(notes), legend=LEGEND, panels=tuple(rows)).render()
+    return placed(Sheet(title=heading, notes=tuple(notes), legend=LEGEND, panels=()), pairs).render()
+
+
+def placed(sheet: Sheet, pairs: Sequence[tuple[Panel, Panel]]) -> Sheet:
+    """The sheet with these pairs of grids, as they fit a screen best: how many beside one another, and each upright
+    (the first above the second) or lying."""
+
+    def strain(tried: Sheet) -> float:
+        width, height = tried.extent
+        return max(width / SCREEN[0], (height + HEADER) / SCREEN[1])
+
+    found = []
+    for count in range(1, len(pairs) + 1):
+        bands = [pairs[first : first + count] for first in range(0, len(pairs), count)]
+        free = [(None,) * (count - len(band)) for band in bands]
+        upright = [(*grids, *room) for band, room in zip(bands, free, strict=True) for grids in zip(*band, strict=True)]
+        lying = [(*chain.from_iterable(band), *room, *room) for band, room in zip(bands, free, strict=True)]
+        found += [replace(sheet, panels=tuple(upright)), replace(sheet, panels=tuple(lying))]
+    return min(found, key=strain)
 
 
 def phase_panel(part: Requests, request: int, phase: int) -> Panel:

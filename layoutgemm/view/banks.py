@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 
@@ -11,16 +12,17 @@ from layoutgemm.checks.banks import BankReport, Requests, bank_conflicts, lanes_
 from layoutgemm.dtypes import dtype
 from layoutgemm.errors import LayoutError
 from layoutgemm.layouts import ComposedLayout, Layout, Swizzle
-from layoutgemm.view.canvas import CHARACTER
+from layoutgemm.view.canvas import CHARACTER, width_of
 from layoutgemm.view.grid import Drawable, offsets_of
 from layoutgemm.view.palette import hue
-from layoutgemm.view.panel import Label, Panel, runs
+from layoutgemm.view.panel import RULE, Label, Panel, runs
 from layoutgemm.view.sheet import Note, Sheet
 from layoutgemm.view.svg import even, fitted, sizes, span_text
 
 BANKS, BANK_BYTES, CHUNK_BYTES = 32, 4, 16  # shared memory: 32 banks of 4 bytes; conflicts are counted per 16 bytes
 LINE_BYTES = BANKS * BANK_BYTES
 MAX_FIELD_CELLS = 8192  # more are coloured alone
+SMALL = 10.0  # the height of a cell in which a lane's number can be read
 BESIDE = 900  # pixels up to which a tile stands beside its swizzled self
 LEGEND = tuple((hue(g), f"banks {4 * g}-{4 * g + 3}") for g in range(LINE_BYTES // CHUNK_BYTES))
 
@@ -87,11 +89,15 @@ def bank_panel(
     lanes: Mapping[tuple[int, int], int] | None = None,
     conflicts: frozenset[int] = frozenset(),
     caption: str = "",
+    tall: float = math.inf,
+    part: bool = False,
 ) -> tuple[Panel, list[list[int]]]:
     """The grid of byte offsets by banks, the contiguous mode across, and those offsets in its order.
 
     lanes      (i, j) -> the lane that starts there: named in its field and dotted
     conflicts  the lanes among them that are framed instead
+    tall       pixels; a higher grid is drawn in small cells, where only lanes have a text
+    part       only the groups of eight rows in which lanes start; the caption says which
     """
     axes = ("i", "j")
     near = range(max(bits // 8, 1) + 1)
@@ -106,6 +112,12 @@ def bank_panel(
     step = full if all(stop - start == full for row in chunks for start, stop in row) else 1
     starts = {(j, i) if turned else (i, j): lane for (i, j), lane in (lanes or {}).items()}
     starts = {(down.index(r), across.index(c)): lane for (r, c), lane in starts.items() if r in down and c in across}
+    if part and starts:
+        first, last = min(r for r, _ in starts) // RULE * RULE, max(r for r, _ in starts) // RULE * RULE + RULE
+        if last - first < len(down):
+            caption += f", {axes[0]} = {down[first]} to {down[min(last, len(down)) - 1]} of {len(down)}"
+            grid, down = grid[first:last], down[first:last]
+            starts = {(r - first, c): lane for (r, c), lane in starts.items()}
     labels = []
     for r, row in enumerate(grid if len(down) * len(across) <= MAX_FIELD_CELLS else ()):
         # Without whole 16-byte fields (an odd pitch, a part of a tile) each element stands for itself.
@@ -125,6 +137,8 @@ def bank_panel(
         cell = (even(longest * CHARACTER * font * step + 12) / step, even(lines * 1.15 * font + 8))
     else:
         cell = fitted((), down, across)[:2]
+    if cell[1] * len(down) > tall:
+        font, cell, labels = compact(starts, step, len(down), tall)
 
     def places(wanted: Callable[[int], bool]) -> frozenset[tuple[int, int]]:
         return frozenset((r, c + k) for (r, c), lane in starts.items() if wanted(lane) for k in range(step))
@@ -150,10 +164,29 @@ def bank_panel(
     return panel, grid
 
 
+def compact(
+    starts: Mapping[tuple[int, int], int], step: int, rows: int, tall: float
+) -> tuple[float, tuple[float, float], list[Label]]:
+    """Font, cell and texts of a grid drawn small: the lanes alone, and those where they can be read.
+
+    >>> compact({(0, 8): 3}, 8, 64, 640)
+    (8.0, (5.0, 10.0), [Label(row=0, column=8, span=8, lines=('lane 3',))])
+    >>> compact({(0, 8): 3}, 8, 1024, 640)[1:]
+    ((5.0, 2.0), [])
+    """
+    name, font = "lane " if step > 1 else "L", 8.0
+    wide = even(width_of(name + "31", font) + 4) / step
+    if SMALL * rows > 2 * tall:
+        return font, (min(wide, 5.0), max(2 * tall / rows // 1, 2.0)), []
+    named = [Label(r, c, step, (f"{name}{lane}",)) for (r, c), lane in starts.items() if c % step == 0]
+    return font, (wide, min(max(tall / rows // 1, SMALL), 2 * font)), named
+
+
 def field_note(panel: Panel) -> str:
     """What a cell of it says."""
-    if not panel.labels:
-        return "A cell is an element; the pointer on it tells its byte offset in the tile and its bank."
+    if not any("bank" in line or line.isdecimal() for label in panel.labels for line in label.lines):
+        cell = "A small field is 16 contiguous bytes" if panel.step > 1 else "A cell is an element"
+        return f"{cell}, coloured by bank; the pointer on it tells byte offsets in the tile and banks."
     if panel.step > 1:
         return "A field is 16 contiguous bytes: its banks, and under them its byte offsets in the tile."
     return "A cell prints the first bank of its element."

@@ -74,6 +74,13 @@ class Canvas:
             f'<rect x="{number(x)}" y="{number(y)}" width="{number(width)}" height="{number(height)}" {paint(fill)}/>'
         )
 
+    def circle(self, x: float, y: float, radius: float, fill: str, stroke: str, stroke_width: float) -> None:
+        """A filled circle with a border."""
+        self.parts.append(
+            f'<circle cx="{number(x)}" cy="{number(y)}" r="{number(radius)}" {paint(fill)} '
+            f'{paint(stroke, "stroke")} stroke-width="{number(stroke_width)}"/>'
+        )
+
     def boxes(self, corners: Iterable[tuple[float, float, float]], height: float, fill: str) -> None:
         """Rectangles (x, y, width) of one height and colour, as one path."""
         path = "".join(f"M{number(x)} {number(y)}h{number(w)}v{number(height)}h{number(-w)}z" for x, y, w in corners)

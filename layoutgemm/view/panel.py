@@ -101,6 +101,11 @@ class Panel:
         """Whether cells are too small for lines between them."""
         return min(self.cell[0] * self.step, self.cell[1]) < 7
 
+    @property
+    def sparse(self) -> bool:
+        """Whether cells are left as the page is, dark in a dark one."""
+        return any("track" in row for row in self.fills)
+
     def draw(self, canvas: Canvas, left: float, top: float, run: int = 1) -> None:
         """Draws it with the corner of its first cell at (left, top); `run` cells share a title."""
         if self.caption:
@@ -173,7 +178,8 @@ class Panel:
         if not self.dense:
             fine = [(left + p * width, top, left + p * width, bottom) for p in range(0, len(self.columns), self.step)]
             fine += [(left, top + p * height, right, top + p * height) for p in range(len(self.rows))]
-            canvas.lines(fine, PAPER, 1)
+            # Between pastel fields white in dark pages, too; between dark ones as the page is.
+            canvas.lines(fine, "paper" if self.sparse else PAPER, 1)
         every = RULE if not self.dense else 2 * RULE
         dark = [
             (left + p * width, top, left + p * width, bottom)
@@ -228,7 +234,10 @@ class Panel:
                 canvas.text(x, y, name, size, fill=INK, anchor="middle", bold=True)
 
     def _path(self, canvas: Canvas, left: float, top: float) -> None:
-        """In units of half cells, so that numbers are whole; steps along a row or a column are written shorter."""
+        """The line, which texts interrupt: a place's number is a station on it. The first has a ring, or a dot.
+
+        In units of half cells, so that numbers are whole; steps along a row or a column are written shorter.
+        """
         if self.path is None:
             return
         width, height = self.cell
@@ -238,31 +247,48 @@ class Panel:
             parts.append(
                 f"v{2 * down}" if not across else f"h{2 * across}" if not down else f"l{2 * across} {2 * down}"
             )
-        stroke = number(max(min(self.cell) / 12, 0.6) * 2 / max(self.cell))
+        thick = min(self.cell) / (16 if self.labels else 12)
+        stroke = number(max(thick, 0.6) * 2 / max(self.cell))
         canvas.open(
             f'transform="translate({number(left)} {number(top)}) scale({width / 2:g} {height / 2:g})" fill="none"'
         )
-        # Faint under the numbers; ink where there are none.
-        opacity = "0.45" if self.labels else "0.8"
+        opacity = "0.6" if self.labels else "0.8"
         data = (
             f'stroke="{INK}" stroke-width="{stroke}" stroke-opacity="{opacity}" stroke-linejoin="round" data-order=""'
         )
         canvas.shape("".join(parts), data)
-        radius = 0.3
-        half = f"a{radius} {radius} 0 1 0 "
-        dot = f"M{2 * column + 1 - radius} {2 * row + 1}{half}{2 * radius} 0{half}{-2 * radius} 0"
-        canvas.shape(dot, f'fill="{INK}"')
         canvas.close()
+        x, y = left + (column + 0.5) * width, top + (row + 0.5) * height
+        if self.labels:
+            canvas.circle(x, y, 0.42 * min(self.cell), self.fills[row][column], INK, 1.5)
+            self._plates(canvas, left, top)
+        else:
+            canvas.circle(x, y, max(min(self.cell) / 6, 4.0), INK, PAPER, 1)
+
+    def _plates(self, canvas: Canvas, left: float, top: float) -> None:
+        """The cell's colour behind each text, so that no line runs through its digits."""
+        width, height = self.cell
+        tall = 1.15 * self.font
+        boxes: dict[tuple[float, str], list[tuple[float, float, float]]] = {}
+        for label in self.labels:
+            high, wide = tall * len(label.lines), max(width_of(line, self.font) for line in label.lines) + 1
+            x, y = left + (label.column + 0.5 * label.span) * width, top + (label.row + 0.5) * height
+            found = boxes.setdefault((high, self.fills[label.row][label.column]), [])
+            found.append((x - wide / 2, y - high / 2, wide))
+        for (high, fill), corners in boxes.items():
+            canvas.boxes(corners, high, fill)
 
     def _frames(self, canvas: Canvas, left: float, top: float) -> None:
         width, height = self.cell
+        within = 1.0 if self.sparse else 0.0  # ink is seen on the cell's colour, not on a dark neighbour
         for places, dots in ((self.framed, ""), (self.marked, "2 3")):
             for row in sorted({row for row, _ in places}):
                 inside = [(row, column) in places for column in range(len(self.columns))]
                 for start, stop in runs(inside):
                     if inside[start]:
                         x, y = left + start * width, top + row * height
-                        canvas.frame(x, y, (stop - start) * width, height, 2, dots)
+                        wide, high = (stop - start) * width - 2 * within, height - 2 * within
+                        canvas.frame(x + within, y + within, wide, high, 2, dots)
 
     def _titles(self, canvas: Canvas, left: float, top: float, run: int) -> None:
         """Invisible strokes over the cells, each with what it tells: hovering shows nothing else without a script."""

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from layoutgemm.checks.persistent import Persistent
 from layoutgemm.checks.schedules import Schedule, checked_grid
 from layoutgemm.errors import LayoutError
+from layoutgemm.view.canvas import width_of
 from layoutgemm.view.palette import HUES, hue
 from layoutgemm.view.panel import MAX_TEXTS, Label, Panel
 from layoutgemm.view.sheet import Note, Sheet
@@ -44,7 +45,9 @@ def schedule_svg(
     if total <= MAX_TEXTS:
         labels = [Label(r, c, 1, (str(numbers[r, c]),)) for r in rows for c in columns]
     width, height, font = fitted(labels, rows, columns)
-    side = max(width, height, 30.0 if total <= 256 else 0.0)
+    # Between two numbers there is room to see the line.
+    widest = max((width_of(label.lines[0], font) for label in labels), default=0.0)
+    side = max(width, height, widest + 9 if labels else 0.0, 30.0 if total <= 256 else 0.0)
 
     def says(r: int, c: int) -> str:
         which = int(numbers[r, c])
@@ -67,8 +70,9 @@ def schedule_svg(
     legend = tuple((hue(w), wave_text(w, waves, wave, total)) for w in range(min(waves, len(HUES))))
     steps = np.abs(np.diff(order, axis=0)).sum(1)
     jumps = int((steps > 1).sum())
-    note = Note(f"{total} tiles, {wave} of a colour; the line goes from tile 0 (the dot) on, with {jumps} "
-                f"step{'s' if jumps != 1 else ''} to a tile that is no neighbour.")  # fmt: skip
+    start = "the ring" if labels else "the dot"
+    note = Note(f"{total} tile{'s' if total != 1 else ''}, {wave} of a colour; the line goes from tile 0 ({start}) on, "
+                f"with {jumps} step{'s' if jumps != 1 else ''} to a tile that is no neighbour.")  # fmt: skip
     return Sheet(title=title or f"{named(schedule)}, {grid[0]}x{grid[1]} tiles", notes=(note,), legend=legend,
                  panels=((panel,),)).render()  # fmt: skip
 

@@ -44,14 +44,7 @@ class Sheet:
 
     def render(self) -> str:
         """The SVG document."""
-        lefts, grids_width = self._spread([
-            (max((p.gutter for p in column if p), default=0.0), max((p.room for p in column if p), default=0.0))
-            for column in zip(*self.panels, strict=True)
-        ])  # fmt: skip
-        tops, grids_height = self._spread([
-            (max((p.head for p in row if p), default=0.0), max((p.height for p in row if p), default=0.0))
-            for row in self.panels
-        ])  # fmt: skip
+        (lefts, grids_width), (tops, grids_height) = self._columns(), self._rows()
         first = self.panels[0][0]
         beside = grids_height - (first.head if first else 0)  # pixels that a list has, beside the grids
         inner = max(
@@ -74,6 +67,23 @@ class Sheet:
         listed = self._listing(canvas, MARGIN + grids_width + MARGIN, y + grids_height - beside, beside)
         bottom = max(y + grids_height, listed)
         return canvas.render(inner + 2 * MARGIN, bottom + MARGIN, self.title, [note.text for note in self.notes])
+
+    @property
+    def extent(self) -> tuple[float, float]:
+        """Width and height of the grids together, in pixels."""
+        return self._columns()[1], self._rows()[1]
+
+    def _columns(self) -> tuple[list[float], float]:
+        return self._spread([
+            (max((p.gutter for p in column if p), default=0.0), max((p.room for p in column if p), default=0.0))
+            for column in zip(*self.panels, strict=True)
+        ])  # fmt: skip
+
+    def _rows(self) -> tuple[list[float], float]:
+        return self._spread([
+            (max((p.head for p in row if p), default=0.0), max((p.height for p in row if p), default=0.0))
+            for row in self.panels
+        ])  # fmt: skip
 
     @staticmethod
     def _spread(parts: Sequence[tuple[float, float]]) -> tuple[list[float], float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from typing import Any
 
 import pytest
@@ -311,3 +312,11 @@ def test_best_of_keeps_the_named_number_of_each_family() -> None:
     assert bench_outcome.best_of(family, seconds, {"x": 2}) == ["b", "c", "d", "e"]
     assert bench_outcome.best_of(family, seconds, {"x": 9}) == list(family)
     assert bench_outcome.best_of({}, {}, {"x": 1}) == []
+
+
+def test_without_torch_one_line_says_what_installs_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert bench_gemm.main(["--shapes", "64"]) == 2
+    assert capsys.readouterr().err == "torch is not installed: make bench-gemm installs it, and the peers\n"

@@ -22,6 +22,14 @@ from layoutgemm.errors import DeadlockError, EmulatorError, PtxError
 from layoutgemm.pytest_plugin import emulate_or_fail
 from tests.test_pytest_plugin import plugin_options
 
+
+def test_what_is_no_compiled_function_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"emulate takes what cute\.compile returned, not NoneType"):
+        layoutgemm.emulate(None)
+    with pytest.raises(TypeError, match="PTX, as text or as a file, is for emulate_ptx"):
+        layoutgemm.emulate(Path("kernel.ptx"))
+
+
 # y = s * x with one barrier between the threads: x goes through shared memory, reversed. `BARRIER` orders the threads.
 REVERSE = """
 .version 8.0

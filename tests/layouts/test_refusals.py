@@ -27,6 +27,7 @@ BAD_LAYOUTS: list[tuple[Any, Any, str]] = [
     ((4, 2.5), None, "2.5"),
     ((4, 2), (1, 4.0), "4.0"),
     ("4", None, "4"),
+    ("(4,8):(8,1)", None, "CuTe's notation is read by parse('(4,8):(8,1)')"),
     (None, None, "None"),
     (0, None, "0"),
     ((4, 0), None, "0"),
@@ -46,6 +47,13 @@ def test_bad_layouts(shape: Any, stride: Any, mention: str) -> None:
         Layout(shape) if stride is None else Layout(shape, stride)
     assert isinstance(caught.value, LayoutError), "bad values are the algebra's own error, which is a ValueError"
     assert mention.replace(" ", "") in str(caught.value).replace(" ", ""), str(caught.value)
+
+
+def test_text_is_no_layout_to_compare_with() -> None:
+    with pytest.raises(LayoutError, match=r"layouts are compared, and '4:1' is none; .* parse\('4:1'\)"):
+        Layout(4).equivalent("4:1")
+    with pytest.raises(LayoutError, match=r"layouts are compared, and 4 is none$"):
+        Layout(4).equivalent(4)
 
 
 BAD_SWIZZLES: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [

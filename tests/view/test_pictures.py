@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -25,11 +26,12 @@ from layoutgemm.atoms import (
     wgmma,
 )
 from layoutgemm.atoms.descriptor_words import smem_table
-from layoutgemm.checks import Grouped, Hilbert, Persistent, thread_access
+from layoutgemm.checks import Grouped, Hilbert, Persistent, matrix_access, thread_access
 from layoutgemm.errors import DescriptorError, LayoutError
 from layoutgemm.layouts import Layout, Swizzle
 from layoutgemm.view import (
     Region,
+    access_svg,
     box_svg,
     copy_svg,
     fields_svg,
@@ -45,6 +47,7 @@ from layoutgemm.view import (
     timeline_svg,
     tv_svg,
 )
+from layoutgemm.view.banks import bank_panel
 from layoutgemm.view.palette import HUES, lighter
 from layoutgemm.view.threads import ODD
 
@@ -293,6 +296,65 @@ def test_a_schedule_is_a_path_through_every_tile(read: Read) -> None:
             at = np.vstack([at, at[-1] + step])
         assert ((at[:, ::-1] - 1) // 2).tolist() == table.tolist()
     assert Persistent(Grouped(), 3).svg(grid=(3, 5)).count("0-2") == 1  # three workers: a wave of three tiles
+
+
+def test_several_accesses_fit_a_screen(read: Read) -> None:
+    tile, extent = Layout((64, 64), (64, 1)), (64, 64)
+    rows = matrix_access(extent, "bf16")
+    columns = thread_access(Layout(32, 1), name="columns").over((32, 1), extent)
+    for accesses in ([rows], [rows, columns], [rows, columns, columns], [rows] * 4):
+        svg = access_svg(tile, accesses, "bf16")
+        width, height = (float(x) for x in re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)[0])
+        assert 0.9 < width / height < 2.2 and max(width, height) < 2700, (width, height)
+        assert svg.count("which lane asks which bank") == len(accesses)
+    two = access_svg(tile, [rows, columns], "bf16")
+    lanes = Counter(re.findall(r">lane (\d+)<", two))
+    assert lanes == Counter([str(lane) for lane in (*range(8), *range(32))])
+    assert "8-way conflict, i = 0 to 7 of 64" in two and "32-way conflict, i = 0 to 31 of 64" in two
+    assert [said[:15] for said in re.findall(r">(A [^<]*)</text>", two)] == ["A field is 16 c", "A small field i"]
+    one = access_svg(tile, rows, "bf16")  # of one access the whole tile, small
+    assert " of 64<" not in one and "8190 (31)<" in one
+    turned = access_svg(Layout((64, 64)), [matrix_access(extent, "bf16", "MN")] * 2, "bf16")
+    assert turned.count("8-way conflict, j = 0 to 7 of 64") == 2
+
+
+def test_a_part_of_a_tile_is_where_lanes_start() -> None:
+    tile = Layout((64, 64), (64, 1))
+    grid = [[2 * tile(i, j) for j in range(64)] for i in range(64)]
+    panel, part = bank_panel(tile, grid, 16, range(64), range(64), lanes={(20, 8): 3, (33, 0): 4}, part=True)
+    assert panel.rows == range(16, 40) and part == grid[16:40] and panel.caption == ", i = 16 to 39 of 64"
+    named = {(label.row, label.column) for label in panel.labels if label.lines[1] in ("lane 3", "lane 4")}
+    assert named == {(4, 8), (17, 0)} and (4, 15) in panel.marked and panel.says is not None
+    assert panel.says(4, 8) == "offset 1288, byte 2576, bank 4"
+    whole, _ = bank_panel(tile, grid, 16, range(64), range(64), lanes={(0, 0): 3, (63, 0): 4}, part=True)
+    assert whole.rows == range(64) and whole.caption == ""
+
+
+@pytest.mark.parametrize(("order", "grid"), [(Grouped(group=2), (5, 4)), (Grouped(), (32, 64)), (Hilbert(), (64, 64))])
+def test_no_line_of_a_schedule_runs_through_digits(order: Any, grid: tuple[int, int]) -> None:
+    svg = schedule_svg(order, grid)
+    line, rest = svg.index("data-order"), svg[svg.index("data-order") :]
+    ring, (text,) = rest.index("<circle"), re.findall(r'<g font-family.*?</g>', rest, flags=re.DOTALL)
+    plates = rest[ring : rest.index(text)]
+    assert svg.count("<circle") == 1 and "(the ring)" in svg[:line] and len(svg) < 1_000_000
+    size = float(re.findall(r'font-size="([\d.]+)"', text)[0])
+    numbers = [(float(x), float(y), len(n)) for x, y, n in re.findall(r'x="([\d.]+)" y="([\d.]+)">(\d+)<', text)]
+    assert len(numbers) == grid[0] * grid[1]
+    x, y, digits = np.array(numbers).T
+    found = re.findall(r"M([\d.]+) ([\d.]+)h([\d.]+)v([\d.]+)h", plates)
+    left, top, wide, high = np.array(found, dtype=float).T
+    # The middle of each number lies in the middle of a plate as large as its digits; the line is seen between two.
+    apart = np.abs(x[:, None] - (left + wide / 2)) + np.abs(y[:, None] - 0.36 * size - (top + high / 2))
+    under = apart.argmin(1)
+    assert apart.min(1).max() < 0.3 and sorted(under.tolist()) == list(range(len(numbers)))
+    assert (wide[under] >= 0.6 * size * digits).all() and (high >= size).all()
+    assert np.diff(np.unique(x)).min() - wide.max() >= 6
+
+
+def test_a_path_without_numbers_starts_at_a_dot() -> None:
+    svg = schedule_svg(Grouped(), (65, 64))
+    assert svg.count("<circle") == 1 and "(the dot)" in svg
+    assert float(re.findall(r'<circle[^>]* r="([\d.]+)"', svg)[0]) >= 4
 
 
 def test_a_timeline_by_role() -> None:
