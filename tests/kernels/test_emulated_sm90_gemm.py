@@ -166,6 +166,8 @@ def products(draw: st.DrawFn) -> Product:
         "snake": draw(st.booleans()),
         "overlap": (overlap := draw(st.booleans())),
         "prefetch": draw(st.integers(0, 3)) if overlap else 0,
+        "trigger": draw(st.sampled_from(("start", "end"))),
+        "l2_promotion": draw(st.sampled_from(("none", "128B", "256B"))),
         "launch": draw(st.sampled_from(("workers", "workers", "tiles"))),
         "store": draw(st.sampled_from(("tma", "tma", "direct"))),
         "chunks": draw(st.integers(1, 3)),
