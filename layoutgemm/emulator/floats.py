@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import DType
-from .values import M16, M32, NAN32, narrow, wide
+from .values import M16, M32, NAN32, any_of, narrow, wide
 
 
 def f32(x: Any) -> Any:
@@ -34,7 +34,7 @@ def bits32(y: Any) -> Any:
     if not y.ndim:
         return NAN32 if np.isnan(y) else int(y.view(np.uint32))
     found = y.view(np.uint32).astype(np.int64)
-    if (nan := y != y).any():
+    if any_of(nan := y != y):
         found[nan] = NAN32
     return found
 
@@ -52,7 +52,7 @@ def encode(y: Any, kind: DType) -> Any:
         word = y.view(np.uint32)
         half = (word >> np.uint32(16) & np.uint32(1)) + np.uint32(0x7FFF)
         rounded = (word + half >> np.uint32(16)).astype(np.int64)
-        if (nan := y != y).any():
+        if any_of(nan := y != y):
             rounded[nan] = M16 >> 1
         return rounded
     found = np.asarray(kind.encode(np.asarray(y))).astype(np.int64)

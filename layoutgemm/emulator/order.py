@@ -457,25 +457,25 @@ class Shadow:
                 if record.seen == turn:
                     continue
                 record.seen = turn
-                if record.event is event and not between:
+                earlier, wrote = record.event, record.write
+                if (earlier is event and not between) or not (write or wrote):
+                    continue
+                # Most are known, and what they wrote is visible: no more is to be asked of those, and a read leaves
+                # them as they are. Sets of places are long: they are compared last.
+                at = earlier.id - base
+                harmless = at < 0 or (
+                    seen >> at & 1 and (not asynchronous or not wrote or earlier.asynchronous or proxied >> at & 1)
+                )
+                if harmless and not write:
                     continue
                 common = record.places & places
                 if common and parts and record.parts:
                     common = record.common(places, parts)
                 if not common:
                     continue
-                if race is None and (write or record.write):
-                    # Most are known, and what they wrote is visible: no more is to be asked of those.
-                    earlier = record.event
-                    at = earlier.id - base
-                    if at >= 0 and not (
-                        seen >> at & 1
-                        and (not asynchronous or not record.write or earlier.asynchronous or proxied >> at & 1)
-                    ):
-                        race = self._conflict(
-                            record, common, knows, asynchronous, what, event, own, lanes, touch, write
-                        )
-                if write and record.event is not event:
+                if race is None and not harmless:
+                    race = self._conflict(record, common, knows, asynchronous, what, event, own, lanes, touch, write)
+                if write and earlier is not event:
                     record.overwritten(places, parts)
                     gone = gone or not record.places
             if gone:
