@@ -47,11 +47,15 @@ def bits64(y: Any) -> Any:
 
 def encode(y: Any, kind: DType) -> Any:
     """float -> bits of a format of 16 bits or less, to nearest."""
-    if kind.name == "bf16" and isinstance(y, np.ndarray) and y.ndim and y.dtype == np.float32:
-        # What most epilogues convert to. NumPy's conversion knows nothing of it; this is `DType.encode`, of one format.
-        word = y.view(np.uint32)
-        half = (word >> np.uint32(16) & np.uint32(1)) + np.uint32(0x7FFF)
-        rounded = (word + half >> np.uint32(16)).astype(np.int64)
+    if kind.name in ("bf16", "f16") and isinstance(y, np.ndarray) and y.ndim and y.dtype == np.float32:
+        # What most epilogues convert to: `DType.encode`, of one format. NumPy's conversion knows nothing of bf16.
+        if kind.name == "f16":
+            with np.errstate(over="ignore"):
+                rounded = y.astype(np.float16).view(np.uint16).astype(np.int64)
+        else:
+            word = y.view(np.uint32)
+            half = (word >> np.uint32(16) & np.uint32(1)) + np.uint32(0x7FFF)
+            rounded = (word + half >> np.uint32(16)).astype(np.int64)
         if any_of(nan := y != y):
             rounded[nan] = M16 >> 1
         return rounded
