@@ -33,7 +33,8 @@ help:
 	@echo "make test           ruff, mypy and all tests"
 	@echo "make lint           ruff and mypy alone"
 	@echo "make pytest         the tests alone"
-	@echo "make emulated       those alone that run kernels in the emulator; kernels compiled before are taken from the cache"
+	@echo "make emulated       those alone that run kernels in the emulator, and what their seconds went to; kernels that were"
+	@echo "                    compiled before are taken from the cache"
 	@echo "make chromium       install the browser that the tests of linked pages run in (Debian and Ubuntu, as root)"
 	@echo "make docs           build the documentation site, build/site/index.html"
 	@echo "make notebooks      make notebooks of the scripts in notebooks/, in out/notebooks"
@@ -66,7 +67,7 @@ pytest: test-env
 	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 emulated: test-env
-	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q $(EMULATED)
+	@$(BIN)/python -m pytest -p tests.seconds -n $(JOBS) --dist worksteal -q $(EMULATED)
 
 # Layouts are written as aligned tables, which `ruff format` would tear apart: the linter is held, the formatter is not.
 lint: $(VENV)/.dev

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import importlib.util
 import os
 from collections.abc import Callable
@@ -36,6 +37,13 @@ def missing_gpu() -> str | None:
     import torch
 
     return None if torch.cuda.is_available() else "no NVIDIA GPU"
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What is there by now stays to the end, and looking for garbage among it took a twentieth of a run."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -26,8 +26,7 @@ from .host import HostFunction, HostLaunch
 from .launch import Launch, Policy, Progress, Watch
 from .machine import Machine
 from .memory import GlobalMemory
-from .ops import build
-from .program import Program
+from .ops import program_of
 from .ptx import Instruction, Kernel, Parameter, parse
 from .tensor_map import BYTES, encode
 from .timeline import Timeline
@@ -254,7 +253,7 @@ def _run_once(
     for number, launch in enumerate(launches):
         described = Launch(launch.grid, launch.block, launch.parameters, memory, launch.cluster, launch.dynamic_shared)
         line = _progress(f"{launch.kernel.name[:40]} ({number + 1} of {len(launches)})") if progress else None
-        machine = Machine(_program(launch.kernel), described, policy, line, watch)
+        machine = Machine(program_of(launch.kernel), described, policy, line, watch)
         start = time.perf_counter()
         try:
             machine.run()
@@ -271,19 +270,6 @@ def _run_once(
             )
         )  # fmt: skip
     return out
-
-
-def _program(kernel: Kernel) -> Program:
-    """The kernel made ready to run, once: it is kept with the kernel."""
-    found = _PROGRAMS.get(id(kernel))
-    if found is None or found.kernel is not kernel:
-        found = _PROGRAMS[id(kernel)] = Program(kernel, build)
-        if len(_PROGRAMS) > 64:
-            del _PROGRAMS[next(iter(_PROGRAMS))]
-    return found
-
-
-_PROGRAMS: dict[int, Program] = {}
 
 
 def _progress(name: str) -> Callable[[Progress], None]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,7 @@ NAMES: dict[str, Any] = {
 }
 
 
+@cache
 def bits_of(kind: str) -> int:
     """Bits of a type such as "s32" or "b64"; 1 for pred."""
     if kind == "pred":

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import DType
-from .values import M16, M32, NAN32, narrow, wide
+from .values import M16, M32, NAN32, any_of, narrow, wide
 
 
 def f32(x: Any) -> Any:
@@ -34,7 +34,7 @@ def bits32(y: Any) -> Any:
     if not y.ndim:
         return NAN32 if np.isnan(y) else int(y.view(np.uint32))
     found = y.view(np.uint32).astype(np.int64)
-    if (nan := y != y).any():
+    if any_of(nan := y != y):
         found[nan] = NAN32
     return found
 
@@ -47,12 +47,16 @@ def bits64(y: Any) -> Any:
 
 def encode(y: Any, kind: DType) -> Any:
     """float -> bits of a format of 16 bits or less, to nearest."""
-    if kind.name == "bf16" and isinstance(y, np.ndarray) and y.ndim and y.dtype == np.float32:
-        # What most epilogues convert to. NumPy's conversion knows nothing of it; this is `DType.encode`, of one format.
-        word = y.view(np.uint32)
-        half = (word >> np.uint32(16) & np.uint32(1)) + np.uint32(0x7FFF)
-        rounded = (word + half >> np.uint32(16)).astype(np.int64)
-        if (nan := y != y).any():
+    if kind.name in ("bf16", "f16") and isinstance(y, np.ndarray) and y.ndim and y.dtype == np.float32:
+        # What most epilogues convert to: `DType.encode`, of one format. NumPy's conversion knows nothing of bf16.
+        if kind.name == "f16":
+            with np.errstate(over="ignore"):
+                rounded = y.astype(np.float16).view(np.uint16).astype(np.int64)
+        else:
+            word = y.view(np.uint32)
+            half = (word >> np.uint32(16) & np.uint32(1)) + np.uint32(0x7FFF)
+            rounded = (word + half >> np.uint32(16)).astype(np.int64)
+        if any_of(nan := y != y):
             rounded[nan] = M16 >> 1
         return rounded
     found = np.asarray(kind.encode(np.asarray(y))).astype(np.int64)

@@ -13,11 +13,10 @@ from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import numpy.typing as npt
 
 from .lane_order import one_lane, uninformed
-from .values import bool_of
+from .values import lane_bits
 
 if TYPE_CHECKING:
     from .order import Event
@@ -40,20 +39,24 @@ def touch(
     if not pending and (strong or not (write or ledger.reads)):
         return None
     numbers = (addresses // size).tolist()
-    who = np.flatnonzero(bool_of(lanes)).tolist() if len(numbers) > 1 else [None]
+    who = lane_bits(lanes) if len(numbers) > 1 else (lanes,)
     race = None
     for event in pending:
         if all(other == size and pieces.keys().isdisjoint(numbers) for (other, _), pieces in event.pieces.items()):
             continue
         left = uninformed(ledger, knows, event, lanes)
-        for number, lane in zip(numbers, who, strict=True):
-            mask = (lanes if lane is None else 1 << lane) & left
+        for number, members in zip(numbers, who, strict=True):
+            mask = members & left
             if mask and race is None:
                 race = _crossing(event, number, size, mask, write)
     if not strong and (write or ledger.reads):
         kept = epoch.pieces.setdefault((size, write), {})
-        for number, lane in zip(numbers, who, strict=True):
-            kept[number] = kept.get(number, 0) | (lanes if lane is None else 1 << lane)
+        new = dict(zip(numbers, who, strict=True))
+        if len(new) == len(numbers) and kept.keys().isdisjoint(new):
+            kept.update(new)
+        else:
+            for number, members in zip(numbers, who, strict=True):
+                kept[number] = kept.get(number, 0) | members
         epoch.lanes |= lanes
         if epoch.near is None:
             epoch.near = fiber.warp.scratch.setdefault("global", deque(maxlen=KEPT))

@@ -39,7 +39,7 @@ from .order import NO_PARTS, Event, Knowledge, Ledger, Parts, Shadow
 from .program import Operation, Program, Segment
 from .ptx import Instruction
 from .timeline import Recorder
-from .values import FULL, LANES, bool_of, mask_of, select64
+from .values import FULL, LANES, any_of, bool_of, mask_of, select64
 
 BLOCKED, GONE = -1, -2
 PRODUCTS = ("wgmma.mma_async", "mma.", "tcgen05.mma")
@@ -101,7 +101,7 @@ class Fiber:
         if not isinstance(value, np.ndarray):
             return int(value)
         chosen = value if self.active is None else value[self.active]
-        if (chosen != chosen[0]).any():
+        if any_of(chosen != chosen[0]):
             raise EmulatorError(f"lanes have different values, {chosen.tolist()[:4]}..., where one is needed")
         return int(chosen[0])
 

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import EmulatorError
+from .values import any_of
 
 POISON = 0xFF
 GRANULE = 16  # bytes that the race checker keeps apart
@@ -85,7 +86,8 @@ class GlobalMemory:
         raise EmulatorError(f"global address {address:#x} lies in no buffer")
 
     def _offsets(self, addresses: npt.NDArray[np.int64], size: int) -> tuple[Buffer, npt.NDArray[np.int64]]:
-        low, high = int(addresses.min()), int(addresses.max())
+        every = addresses.tolist()  # of a few numbers Python finds the least and the greatest sooner than NumPy
+        low, high = min(every), max(every)
         buffer, _ = self.find(low, size)
         if high + size > buffer.end:
             self.find(high, size)
@@ -97,13 +99,13 @@ class GlobalMemory:
         if addresses.size == 0:
             return np.empty((0, size), dtype=np.uint8)
         buffer, offsets = self._offsets(addresses, size)
-        return buffer.data[offsets[:, None] + np.arange(size)]
+        return pieces(buffer.data, offsets, size)
 
     def write(self, addresses: npt.NDArray[np.int64], data: npt.NDArray[np.uint8]) -> None:
         """Store [n, size] bytes at [n] addresses."""
         if addresses.size:
             buffer, offsets = self._offsets(addresses, data.shape[1])
-            buffer.data[offsets[:, None] + np.arange(data.shape[1])] = data
+            buffer.data[_bytes(offsets, data.shape[1])] = data
 
 
 class SharedMemory:
@@ -122,29 +124,49 @@ class SharedMemory:
 
     def check(self, offsets: npt.NDArray[np.int64], size: int, what: str) -> None:
         """Raise EmulatorError for bytes outside, and for addresses that are no multiple of the access's size."""
-        low, high = int(offsets.min()), int(offsets.max())
+        every = offsets.tolist()
+        low, high = min(every), max(every)
         if low < 0 or high + size > self.size:
             bad = low if low < 0 else high
             raise EmulatorError(f"{what}: shared offset {bad:#x} and {size} bytes, of {self.size:#x} bytes")
-        if size & (size - 1) == 0 and (offsets & size - 1).any():
+        if size & (size - 1) == 0 and any_of(offsets & size - 1):
             bad = int(offsets[(offsets & size - 1) != 0][0])
             raise EmulatorError(f"{what}: shared offset {bad:#x} is no multiple of {size}")
 
     def read(self, offsets: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.uint8]:
         """[n] offsets -> [n, size] bytes."""
-        return self.bytes[offsets[:, None] + np.arange(size)]
+        return pieces(self.bytes, offsets, size)
 
     def write(self, offsets: npt.NDArray[np.int64], data: npt.NDArray[np.uint8]) -> None:
         """Store [n, size] bytes at [n] offsets."""
-        where = offsets[:, None] + np.arange(data.shape[1])
+        where = _bytes(offsets, data.shape[1])
         self.bytes[where] = data
         self.written[where] = True
 
     def unwritten(self, offsets: npt.NDArray[np.int64], size: int) -> int | None:
         """The first byte of the access that nothing has written yet, or None."""
-        where = offsets[:, None] + np.arange(size)
-        fresh = ~self.written[where]
-        return int(where[fresh][0]) if fresh.any() else None
+        written = pieces(self.written, offsets, size)
+        if np.count_nonzero(written) == written.size:
+            return None
+        lane, byte = np.argwhere(~written)[0]
+        return int(offsets[lane] + byte)
+
+
+def pieces(data: npt.NDArray[Any], offsets: npt.NDArray[np.int64], size: int) -> npt.NDArray[Any]:
+    """[n] offsets -> [n, size] bytes of an array of them.
+
+    >>> pieces(np.arange(9, dtype=np.uint8), np.array([4, 0]), 2).tolist()
+    [[4, 5], [0, 1]]
+    """
+    return data.take(_bytes(offsets, size))
+
+
+_COUNT = np.arange(64)
+
+
+def _bytes(offsets: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.int64]:
+    """[n] offsets -> [n, size] offsets of bytes."""
+    return offsets[:, None] + (_COUNT[:size] if size <= len(_COUNT) else np.arange(size))
 
 
 def span(offset: int, size: int) -> int:

@@ -89,7 +89,8 @@ def edited(kernel: Kernel, edits: dict[int, tuple[Instruction, ...]]) -> Kernel:
     for ins in kernel.instructions:
         place[ins.pc] = len(instructions)
         for one in edits.get(ins.pc, (ins,)):
-            instructions.append(dataclasses.replace(one, pc=len(instructions)))
+            pc = len(instructions)
+            instructions.append(one if one.pc == pc else dataclasses.replace(one, pc=pc))
     place[len(kernel.instructions)] = len(instructions)
     registers = dict(kernel.registers)
     for made in edits.values():

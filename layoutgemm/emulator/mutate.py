@@ -15,13 +15,13 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ..errors import DeadlockError, EmulatorError, PtxError
 from .findings import Counts
 from .machine import Launch, Machine, Policy
 from .mutants import Mutant
-from .ops import build
-from .program import Program
+from .ops import program_of
 from .ptx import Instruction, Kernel
 from .trace import Trace, Traced
 
@@ -95,8 +95,8 @@ def verdict(
     launch = case.launch()
     try:
         if mutant is not None:
-            kernel, launch = mutant.kernel(kernel), mutant.launch(launch)
-        program = Program(kernel, build)
+            kernel, launch = _changed(kernel, mutant), mutant.launch(launch)
+        program = program_of(kernel)
         machine = Machine(program, launch, policy) if trace is None else Traced(program, launch, policy, trace)
         counts = machine.counts
         machine.run()
@@ -111,6 +111,17 @@ def verdict(
         return f"{serious[0].kind}: {_first(serious[0].message)}", counts
     wrong = case.check(launch)
     return f"values: {wrong}" if wrong else "", counts
+
+
+_LAST: list[Any] = []  # a kernel, a mutant, and the kernel with the mutant's change
+
+
+def _changed(kernel: Kernel, mutant: Mutant) -> Kernel:
+    """The kernel with the change in it: the same one for all cases that a mutant is run over in turn."""
+    if not _LAST or _LAST[0] is not kernel or _LAST[1] is not mutant:
+        _LAST[:] = [kernel, mutant, mutant.kernel(kernel)]
+    changed: Kernel = _LAST[2]
+    return changed
 
 
 def _first(message: object) -> str:

@@ -112,7 +112,7 @@ class Record:
         self.write, self.event, self.what = write, event, what
         self.places = 0
         self.parts: dict[int, int] = {}
-        self.pages: set[int] = set()  # of the shadow, that list it
+        self.pages: set[int] = set()  # keys of the shadow's `pages` that list it
         self.seen = 0  # the latest access that looked at it
 
     def add(self, places: int, parts: Parts) -> None:
@@ -376,6 +376,7 @@ class Shadow:
     def __init__(self, ledger: Ledger, name: Callable[[int], str]) -> None:
         self.ledger, self.name = ledger, name
         self.records: dict[tuple[int, bool], Record] = {}  # by event and by whether it writes
+        # Twice the page's number for those that read, one more for those that write, which is all that a read looks at.
         self.pages: dict[int, list[Record]] = {}
         self.accesses = 0
         self.full = Shadow.FULL  # so many, and `prune` is due
@@ -451,35 +452,35 @@ class Shadow:
         between = touch is not None and event.lanes != 0  # the event's own earlier accesses, by other lanes
         self.accesses = turn = self.accesses + 1
         pages = range((places & -places).bit_length() - 1 >> self.PAGE, (places.bit_length() - 1 >> self.PAGE) + 1)
-        for page in pages:
+        for key in range(2 * pages.start, 2 * pages.stop) if write else range(2 * pages.start + 1, 2 * pages.stop, 2):
             gone = False
-            for record in self.pages.get(page, ()):
+            for record in self.pages.get(key, ()):
                 if record.seen == turn:
                     continue
                 record.seen = turn
-                if record.event is event and not between:
+                earlier, wrote = record.event, record.write
+                if earlier is event and not between:
+                    continue
+                # Most are known, and what they wrote is visible: no more is to be asked of those, and a read leaves
+                # them as they are. Sets of places are long: they are compared last.
+                at = earlier.id - base
+                harmless = at < 0 or (
+                    seen >> at & 1 and (not asynchronous or not wrote or earlier.asynchronous or proxied >> at & 1)
+                )
+                if harmless and not write:
                     continue
                 common = record.places & places
                 if common and parts and record.parts:
                     common = record.common(places, parts)
                 if not common:
                     continue
-                if race is None and (write or record.write):
-                    # Most are known, and what they wrote is visible: no more is to be asked of those.
-                    earlier = record.event
-                    at = earlier.id - base
-                    if at >= 0 and not (
-                        seen >> at & 1
-                        and (not asynchronous or not record.write or earlier.asynchronous or proxied >> at & 1)
-                    ):
-                        race = self._conflict(
-                            record, common, knows, asynchronous, what, event, own, lanes, touch, write
-                        )
-                if write and record.event is not event:
+                if race is None and not harmless:
+                    race = self._conflict(record, common, knows, asynchronous, what, event, own, lanes, touch, write)
+                if write and earlier is not event:
                     record.overwritten(places, parts)
                     gone = gone or not record.places
             if gone:
-                self._drop(page)
+                self._drop(key)
         if touch is not None and not event.joint:
             event.touches.append((self, write, touch))
             event.lanes |= touch.lanes
@@ -488,15 +489,15 @@ class Shadow:
         if mine is None:
             mine = self.records[event.id, write] = Record(write, event, what)
         mine.add(places, parts)
-        for page in pages:
-            if page not in mine.pages:
-                mine.pages.add(page)
-                self.pages.setdefault(page, []).append(mine)
+        for key in range(2 * pages.start + write, 2 * pages.stop, 2):
+            if key not in mine.pages:
+                mine.pages.add(key)
+                self.pages.setdefault(key, []).append(mine)
         return race
 
-    def _drop(self, page: int) -> None:
+    def _drop(self, key: int) -> None:
         """Take the records of a page that stand for nothing any more out of all pages."""
-        for record in [record for record in self.pages[page] if not record.places]:
+        for record in [record for record in self.pages[key] if not record.places]:
             self.records.pop((record.event.id, record.write), None)
             for other in record.pages:
                 self.pages[other].remove(record)

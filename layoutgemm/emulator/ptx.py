@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 from ..errors import PtxError
@@ -282,15 +283,22 @@ def _declare(kernel: Kernel, statements: list[_Statement]) -> list[SharedSymbol]
                 raise PtxError(f"PTX line {line}: cannot read the declaration {text!r}")
             for name in _split(m.group(2)):
                 many = re.fullmatch(r"(%?[\w$]+)\s*<(\d+)>", name)
-                for one in [f"{many.group(1)}{i}" for i in range(int(many.group(2)))] if many else [name]:
-                    if inner:
-                        scopes[-1][one] = f"{one}@{scopes[-1]['#']}"
-                    kernel.registers[_resolved(one, scopes)] = m.group(1)
+                names = _numbered(many.group(1), int(many.group(2))) if many else (name,)
+                if inner:
+                    scopes[-1].update({one: f"{one}@{scopes[-1]['#']}" for one in names})
+                    names = tuple([scopes[-1][one] for one in names])
+                kernel.registers.update(dict.fromkeys(names, m.group(1)))
         elif ".shared" in text:
             found = _SHARED.match(text)
             if found is not None:
                 shared.append(_shared(found))
     return shared
+
+
+@lru_cache(maxsize=64)
+def _numbered(prefix: str, count: int) -> tuple[str, ...]:
+    """%r0, %r1 and so on."""
+    return tuple([f"{prefix}{i}" for i in range(count)])
 
 
 def _resolved(name: str, scopes: tuple[dict[str, str], ...]) -> str:

@@ -33,8 +33,7 @@ from .findings import Counts
 from .machine import Launch
 from .mutants import SPARE, Mutant
 from .mutate import FACTOR, SLACK, Case, Row, Survey, verdict
-from .ops import build
-from .program import Program
+from .ops import program_of
 from .ptx import Kernel
 from .slices import depends
 from .trace import END, Difference, Trace, difference
@@ -94,7 +93,7 @@ class Explainer:
 
     def __init__(self, kernel: Kernel, cases: Sequence[Case], others: Sequence[Case] = ()) -> None:
         self.kernel, self.others = kernel, others
-        self.program = Program(kernel, build)
+        self.program = program_of(kernel)
         self.settled: dict[int, bool] = {}
         self.executed = bytearray(len(kernel.instructions))
         self.runs = [self._plain(case) for case in cases]

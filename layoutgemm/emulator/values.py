@@ -47,6 +47,11 @@ def compact(x: Any) -> Any:
     return x
 
 
+def any_of(flags: Any) -> bool:
+    """Whether an array holds anything but zeros: what its own `any` says, in a third of the time for a few lanes."""
+    return bool(np.count_nonzero(flags))
+
+
 def mask_of(predicate: Any, lanes: int) -> int:
     """The lanes, as a bit mask, of those in `lanes` for which the predicate holds."""
     if not isinstance(predicate, np.ndarray):
@@ -60,6 +65,16 @@ def bool_of(mask: int) -> Any:
     found = (mask >> LANE & 1).astype(bool)
     found.flags.writeable = False
     return found
+
+
+@lru_cache(maxsize=1 << 12)
+def lane_bits(mask: int) -> tuple[int, ...]:
+    """The lanes of a bit mask, from the lowest, each as a mask of its own.
+
+    >>> lane_bits(0b1101)
+    (1, 4, 8)
+    """
+    return tuple([1 << lane for lane in range(LANES) if mask >> lane & 1])
 
 
 # Integers -------------------------------------------------------------------------------------------------------------

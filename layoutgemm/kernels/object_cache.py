@@ -114,9 +114,9 @@ def key_of(facts: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def read(facts: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, bytes] | None:
-    """The named parts of the kernel made from these facts, or None when there is no whole, sound file of it."""
-    path = _path(facts)
+def read(facts: Mapping[str, Any], names: tuple[str, ...], folder: str = "kernels") -> dict[str, bytes] | None:
+    """The named parts of what was made from these facts, or None when there is no whole, sound file of it."""
+    path = _path(facts, folder)
     if path is None or distrust(path.parent):
         return None
     try:
@@ -139,9 +139,12 @@ def kept(facts: Mapping[str, Any]) -> bool:
     return path is not None and path.exists()
 
 
-def write(facts: Mapping[str, Any], parts: Mapping[str, bytes]) -> Path | None:
-    """Keep a kernel's parts under its facts; gives the file, or None when the cache is off or cannot be written."""
-    path = _path(facts)
+def write(facts: Mapping[str, Any], parts: Mapping[str, bytes], folder: str = "kernels") -> Path | None:
+    """Keep parts under their facts; gives the file, or None when the cache is off or cannot be written.
+
+    folder  of the cache; what is no kernel has another one
+    """
+    path = _path(facts, folder)
     if path is None:
         return None
 
@@ -225,6 +228,6 @@ def _sweep(folder: Path) -> None:
                 file.unlink()
 
 
-def _path(facts: Mapping[str, Any]) -> Path | None:
-    folder = cache_dir()
-    return None if folder is None else folder / "kernels" / f"{key_of(facts)}.zip"
+def _path(facts: Mapping[str, Any], folder: str = "kernels") -> Path | None:
+    root = cache_dir()
+    return None if root is None else root / folder / f"{key_of(facts)}.zip"

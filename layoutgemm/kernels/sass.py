@@ -14,6 +14,7 @@ the CuTe DSL. Machine code is not documented; these facts were read off kernels 
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib.util
 import os
 import re
@@ -26,12 +27,14 @@ from functools import cached_property
 from pathlib import Path
 
 from ..errors import PlanError
+from . import object_cache
 
 _INSTRUCTION = re.compile(
     r"^\s*/\*(?P<address>[0-9a-f]{4,})\*/\s+(?:(?P<predicate>@!?U?P[T0-9]+)\s+)?(?P<opcode>[A-Z][A-Za-z0-9_.]*)(?P<operands>[^;]*);"
 )
 _RESOURCES = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 _LOCAL_MEMORY = ("STL", "LDL")
+_FOLDER, _TEXT = "code", "said.txt"  # of the cache
 
 
 # wgmma.mma_async of 16-bit floats and tf32, of 8-bit floats, of integers, of bits.
@@ -182,11 +185,21 @@ def find_tool(name: str) -> Path:
 
 
 def _run(name: str, options: list[str], cubin: bytes) -> str:
+    """What a tool says of a cubin: kept, since it always says the same and takes most of a second."""
     tool = find_tool(name)
+    made = tool.stat()
+    facts = {
+        "tool": [str(tool), made.st_size, made.st_mtime_ns],
+        "options": options,
+        "cubin": hashlib.sha256(cubin).hexdigest(),
+    }
+    if (kept := object_cache.read(facts, (_TEXT,), _FOLDER)) is not None:
+        return kept[_TEXT].decode()
     with tempfile.TemporaryDirectory(prefix="layoutgemm-") as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)
         done = subprocess.run([str(tool), *options, str(path)], capture_output=True, text=True, check=False)
     if done.returncode:
         raise PlanError(f"{tool} {' '.join(options)} failed with {done.returncode}: {done.stderr.strip()}")
+    object_cache.write(facts, {_TEXT: done.stdout.encode()}, _FOLDER)
     return done.stdout

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -60,7 +61,9 @@ def module(body: str, names: Mapping[str, str], target: str = "sm_90a", shared: 
     return f"{head}.visible .entry kernel({parameters})\n{{\n" + "\n".join(lines) + "\nret;\n}\n"
 
 
+@lru_cache(maxsize=64)
 def program(ptx: str) -> Program:
+    """The text's kernel, loaded once: a test that changes how programs are made clears this cache."""
     return Program(parse(ptx)[0], build)
 
 

@@ -67,13 +67,16 @@ def grid(atom, a: int, b: int, rounds: int = 2, after: str = "") -> tuple[str, d
 
 
 def both(atom, a: int, b: int, monkeypatch: pytest.MonkeyPatch, after: str = "") -> tuple[Result, Result]:
-    """Together, and one by one."""
+    """Together, and one by one: that is decided where a program is loaded, so each loads its own."""
     text, buffers = grid(atom, a, b, after=after)
+    program.cache_clear()
     together = run(text, buffers, target="sm_90a")
     text, buffers = grid(atom, a, b, after=after)
     with monkeypatch.context() as patch:
         patch.setattr(module, "_run_from", lambda *_: None)
+        program.cache_clear()
         apart = run(text, buffers, target="sm_90a")
+    program.cache_clear()
     return together, apart
 
 

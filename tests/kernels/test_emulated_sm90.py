@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+from collections.abc import Iterable
 from functools import lru_cache
 
 import numpy as np
@@ -15,10 +16,10 @@ import pytest
 
 from layoutgemm import GemmPlan
 from layoutgemm.emulator.machine import Launch
-from layoutgemm.emulator.mutants import deletions, edited, fields
-from layoutgemm.emulator.mutate import Case, sample, unreached, verdict
+from layoutgemm.emulator.mutants import Mutant, deletions, edited, fields
+from layoutgemm.emulator.mutate import Case, Survey, sample, verdict
 from layoutgemm.emulator.ptx import Kernel
-from layoutgemm.emulator.redundant import Explainer, explained
+from layoutgemm.emulator.redundant import Explainer
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the CuTe DSL (extra `dsl`)"),
@@ -59,23 +60,33 @@ def everything() -> tuple[Kernel, tuple[Case, ...]]:
     return found[0][0], tuple(one for _, one in found)
 
 
+@lru_cache
+def explainer() -> Explainer:
+    """It has run the kernel over all cases, with a trace."""
+    return Explainer(*everything())
+
+
+def survey(mutants: Iterable[Mutant]) -> Survey:
+    return Survey(tuple([explainer().row(mutant) for mutant in mutants]))
+
+
 def test_every_instruction_is_reached() -> None:
-    kernel, cases = everything()
-    assert [str(ins) for ins in unreached(kernel, cases)] == []
+    judge = explainer()
+    assert [str(ins) for ins in judge.kernel.instructions if not judge.executed[ins.pc]] == []
 
 
 def test_what_synchronises_cannot_be_left_out() -> None:
     """Every deletion is caught but those of the two fences after the barriers' initialisation: either of them shows the
     barriers to the copy engine, so that one may go. Without both it is a race."""
     kernel, cases = everything()
-    found = explained(kernel, cases, deletions(kernel))
+    found = survey(deletions(kernel))
     fences = [ins for ins in kernel.instructions if ins.words[0] == "fence"]
     assert len(found.rows) >= 12 and len(fences) == 2
     assert len(found.survivors) == 2, found.table()
     assert all(any(f"PTX line {ins.line}:" in str(mutant) for mutant in found.survivors) for ins in fences)
     assert {row.reason.split(":")[0] for row in found.rows if not row.caught} == {"same"}, found.table()
     one, other = found.survivors
-    assert Explainer(kernel, cases[:1]).partner(one, found.survivors) is other
+    assert explainer().partner(one, found.survivors) is other
     wrong, _ = verdict(edited(kernel, {ins.pc: () for ins in fences}), cases[0])
     assert wrong.startswith("race"), wrong
 
@@ -84,12 +95,11 @@ def test_what_synchronises_cannot_be_left_out() -> None:
 def test_wrong_fields_are_seen(count: int) -> None:
     """All but the leading offsets, which the hardware does not read of an operand that lies within one span: with other
     ones every product reads the same bytes."""
-    kernel, cases = everything()
-    every = list(fields(kernel))
+    every = list(fields(everything()[0]))
     unread = [mutant for mutant in every if "leading offset" in mutant.change]
     assert len(every) > 150 and len(unread) == 16
     read = [mutant for mutant in every if mutant not in unread]
-    found = explained(kernel, cases, sample(read, min(count, len(read))))
+    found = survey(sample(read, min(count, len(read))))
     assert not found.survivors, found.table()
-    found = explained(kernel, cases, unread[::3])
+    found = survey(unread[::3])
     assert len(found.survivors) == 6 and {row.reason.split(":")[0] for row in found.rows} == {"same"}

@@ -130,6 +130,27 @@ def test_without_the_tools_the_error_names_the_package(monkeypatch: pytest.Monke
     sass.find_tool.cache_clear()
 
 
+def test_what_a_tool_says_is_kept_by_cubin_options_and_tool(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, own_cache: Path
+) -> None:
+    tool, asked = tmp_path / "cuobjdump", []
+    tool.write_text("a tool")
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        asked.append(Path(command[-1]).read_bytes())
+        return subprocess.CompletedProcess(command, 0, f"REG:{len(asked)} STACK:0 SHARED:0 LOCAL:0", "")
+
+    monkeypatch.setattr(sass, "find_tool", lambda name: tool)
+    monkeypatch.setattr(sass.subprocess, "run", run)
+    assert [sass.resources(cubin).registers for cubin in (b"one", b"one", b"two", b"one")] == [1, 1, 2, 1]
+    assert sass._run("cuobjdump", ["-sass"], b"one").startswith("REG:3")
+    tool.write_text("a newer tool")
+    assert sass.resources(b"one").registers == 4 and asked == [b"one", b"two", b"one", b"one"]
+    assert len(list((own_cache / "code").iterdir())) == 4 and not (own_cache / "kernels").exists()
+    monkeypatch.setenv(object_cache.CACHE_DIR_VARIABLE, "")
+    assert [sass.resources(b"one").registers for _ in range(2)] == [5, 6]
+
+
 LISTING = """
 .text.kernel:
         /*0420*/                   SYNCS.EXCH.64 URZ, [UR8+0xc000], UR4 ;

@@ -12,7 +12,7 @@ from importlib import import_module
 
 from ...errors import PtxError
 from ..program import Program, Run
-from ..ptx import Instruction
+from ..ptx import Instruction, Kernel
 from .registry import BUILDERS, GUARDS, guarded
 
 MODULES = (
@@ -21,6 +21,23 @@ MODULES = (
 )  # fmt: skip
 for _module in MODULES:
     import_module(f"{__name__}.{_module}")
+
+
+_PROGRAMS: dict[int, Program] = {}
+_KEPT = 32
+
+
+def program_of(kernel: Kernel) -> Program:
+    """The kernel made ready to run: once, for all of its launches, while few others come in between.
+
+    Raises PtxError for an instruction that is not known.
+    """
+    found = _PROGRAMS.get(id(kernel))
+    if found is None or found.kernel is not kernel:
+        if len(_PROGRAMS) >= _KEPT:
+            del _PROGRAMS[next(iter(_PROGRAMS))]
+        found = _PROGRAMS[id(kernel)] = Program(kernel, build)
+    return found
 
 
 def build(program: Program, ins: Instruction) -> Run:

@@ -19,7 +19,7 @@ from ..machine import Cta, Fiber
 from ..memory import OFFSET, RANK_SHIFT, parts_of
 from ..program import Program, Run
 from ..ptx import SIZES, Instruction, Operand
-from ..values import LANES, bool_of, is_uniform, s32, s64
+from ..values import LANES, any_of, bool_of, is_uniform, s32, s64
 from .registry import operation, taken
 
 UNSIGNED: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
@@ -71,15 +71,16 @@ def place(fiber: Fiber, space: str, addresses: npt.NDArray[Any]) -> tuple[Cta | 
     addresses = addresses.astype(np.int64)
     if not space:
         inside = addresses >= SHARED_WINDOW
-        if not inside.any():
+        count = np.count_nonzero(inside)
+        if not count:
             return None, addresses
-        if not inside.all():
+        if count < len(inside):
             raise EmulatorError("generic addresses of one access lie in shared memory for some lanes, not for others")
         addresses = addresses - SHARED_WINDOW
     elif space == "global":
         return None, addresses
     ranks = addresses >> RANK_SHIFT
-    if (ranks != ranks[0]).any():
+    if any_of(ranks != ranks[0]):
         raise EmulatorError("lanes of one access name shared memory of different blocks")
     cta, _ = block_of(fiber, int(addresses[0]))
     return cta, addresses & OFFSET
@@ -167,7 +168,7 @@ def said(fiber: Fiber, ins: Instruction) -> Callable[[], str]:
 
 def _aligned(addresses: npt.NDArray[np.int64], size: int, what: str) -> None:
     wrong = addresses & size - 1
-    if wrong.any():
+    if any_of(wrong):
         bad = int(addresses[wrong != 0][0])
         raise EmulatorError(f"{what} {bad:#x} is no multiple of the access's {size} bytes")
 

@@ -23,6 +23,7 @@ from ...dtypes import DType
 from ...errors import DescriptorError, EmulatorError
 from ..machine import Cta, Fiber
 from ..memory import RANK_SHIFT, SharedMemory
+from ..values import any_of
 
 # The widest swizzle pattern repeats after so many bytes: chunks move with the address in steps of it.
 PERIOD = 1024
@@ -165,7 +166,7 @@ def check_written(shared: SharedMemory, chunks: npt.NDArray[np.int64], packing: 
     needed = _NEEDED[packing]
     have = shared.written.view(np.uint64).reshape(-1, 2)[chunks]
     short = (have & needed) != needed
-    if short.any():
+    if any_of(short):
         line = tuple(int(axis[0]) for axis in np.nonzero(short.any(axis=-1)))
         at = int(chunks[line]) * CHUNK_BYTES
         byte = int(np.nonzero(~shared.written[at : at + CHUNK_BYTES])[0][0])

@@ -318,13 +318,16 @@ def _materialise(fiber: Fiber, group: Group, warp: int, accumulator: Accumulator
     """Put a warp's part of the results in place of every `Pending` register of it, and of halves of them."""
     values = accumulator.form.c.take(accumulator.values, warp)
     missing = set(range(len(values)))
-    for register, value in enumerate(fiber.registers):
+    registers, written, flying = fiber.registers, 0, (Pending, Half)
+    for register in [at for at, value in enumerate(registers) if type(value) in flying]:
+        value = registers[register]
         whole = value.whole if type(value) is Half else value
-        if type(whole) is Pending and whole.accumulator is accumulator:
+        if whole.accumulator is accumulator:
             now = values[whole.number]
-            fiber.registers[register] = now >> value.low & 0xFFFF if type(value) is Half else now
-            fiber.written |= 1 << register
+            registers[register] = now >> value.low & 0xFFFF if type(value) is Half else now
+            written |= 1 << register
             missing.discard(whole.number)
+    fiber.written |= written
     if fiber.machine.policy.register_strict:
         group.fenced[warp] = False
     if missing:
