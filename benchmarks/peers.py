@@ -6,6 +6,7 @@ Each is a `Contender` that is prepared when its turn comes, so that one that is 
 from __future__ import annotations
 
 import functools
+import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,7 +62,10 @@ def quack_configs(m: int) -> list[QuackConfig]:
 
 
 def quack(problem: Problem) -> list[Contender]:
-    """quack-kernels' GEMM in each of those configurations."""
+    """quack-kernels' GEMM in each of those configurations; none, with a line in `LEFT_OUT`, without the package."""
+    if importlib.util.find_spec("quack") is None:
+        LEFT_OUT["quack"] = "no package quack: pip install quack-kernels"
+        return []
     return [_quack_contender(config) for config in quack_configs(problem.m)]
 
 

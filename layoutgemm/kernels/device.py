@@ -106,8 +106,14 @@ def run_tensors(plan: Plan, a: Any, b: Any, out: Any, device: str | None, copy: 
     return _into(out, GemmResult(result.c.cpu(), result.ran_on, result.why, result.copies))
 
 
-def run_arrays(plan: Plan, a: npt.NDArray[Any], b: npt.NDArray[Any], why: str) -> GemmResult:
-    """Run on NumPy arrays: upload, run, download; values are rounded here exactly as the executor rounds them."""
+def run_arrays(
+    plan: Plan, a: npt.NDArray[Any], b: npt.NDArray[Any], why: str, words: Sequence[Any] = ()
+) -> GemmResult:
+    """Run on NumPy arrays: upload, run, download; values are rounded here exactly as the executor rounds them.
+
+    words  a launch's last arguments, of a plan that has `words`: numbers, and arrays, which hold afterwards what the
+           kernel left in them
+    """
     require_gpu(plan, None)
     import torch
 
@@ -118,7 +124,12 @@ def run_arrays(plan: Plan, a: npt.NDArray[Any], b: npt.NDArray[Any], why: str) -
         signed = torch.from_numpy(bits.view(f"i{operand.dtype.bytes}"))
         tensor = signed.cuda().view(getattr(torch, _TORCH_NAMES[operand.dtype.name]))
         tensors.append(tensor if operand.order == "row" else tensor.transpose(-1, -2))
-    result = _launch(plan, tensors[0], tensors[1], None, why, True)
+    besides = [(word, torch.from_numpy(word.view(np.uint8)).cuda()) for word in words if isinstance(word, np.ndarray)]
+    addresses = iter([there.data_ptr() for _, there in besides])
+    numbers = tuple([next(addresses) if isinstance(word, np.ndarray) else word for word in words])
+    result = _launch(plan, tensors[0], tensors[1], None, why, True, numbers)
+    for word, there in besides:
+        word.view(np.uint8)[...] = there.cpu().numpy()
     c = result.c.float() if result.c.is_floating_point() else result.c
     return GemmResult(c.cpu().numpy(), result.ran_on, result.why, result.copies)
 

@@ -80,8 +80,8 @@ def run_plan(
     device  "cuda"; "emulator": the compiled kernel, executed on the CPU and checked for races; "reference": the NumPy
             executor; or None: the GPU when there is one that can run the plan, else the executor; CUDA tensors always
             run on their GPU
-    given   what the plan reads besides, by name (a main loop's tables, a ragged batch's offsets): arrays, for the
-            executor or the emulator, or CUDA tensors
+    given   what the plan reads besides, by name (an epilogue's operands, a main loop's tables, a ragged batch's
+            offsets): arrays beside arrays, CUDA tensors beside CUDA tensors
     copy    an operand whose order, strides or alignment the tensor copies cannot take is copied into one they can, and
             the result says so; False refuses instead
 
@@ -113,7 +113,7 @@ def run_plan(
 
         assert isinstance(plan, Sm90Plan)
         return on_device.run_given(plan, a, b, dict(given or {}), out, copy)
-    if reads and (device == "cuda" or kind.startswith("torch")):
+    if reads and kind.startswith("torch"):
         raise OperandError(f"a is a {kind}: a plan that reads more than a and b takes CUDA tensors, or NumPy arrays")
     if kind.startswith("torch"):
         from . import device as on_device
@@ -123,8 +123,19 @@ def run_plan(
         _check_numpy_type(operand, value)
     if out is not None:
         _check_numpy_out(plan, out)
-    chosen, why = device or ("reference" if reads else ""), ""
-    if reads or given:
+    chosen, why = device, ""
+    if not chosen:
+        from .device import gpu_for
+
+        found, why = gpu_for(plan)
+        chosen = "cuda" if found else "reference"
+    words: tuple[Any, ...] = ()
+    if reads and chosen == "cuda":
+        from .run_given import given_of, words_of_arrays
+
+        assert isinstance(plan, Sm90Plan)
+        words = words_of_arrays(plan, given_of(plan, given or {}))
+    elif reads:
         from .run_given import execute_given
 
         assert isinstance(plan, Sm90Plan)
@@ -135,15 +146,10 @@ def run_plan(
         if out is not None:
             out[...] = result.c
         return result if out is None else GemmResult(out, result.ran_on, why, result.copies)
-    if not chosen:
-        from .device import gpu_for
-
-        found, why = gpu_for(plan)
-        chosen = "cuda" if found else "reference"
     if chosen == "cuda":
         from . import device as on_device
 
-        result = on_device.run_arrays(plan, a, b, why)
+        result = on_device.run_arrays(plan, a, b, why, words)
     else:
         result = run_on_cpu(plan, a, b, chosen, why, copy)
     if out is None:

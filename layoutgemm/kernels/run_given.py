@@ -53,10 +53,10 @@ def execute_given(plan: Sm90Plan, a: GlobalMatrix, b: GlobalMatrix, given: Mappi
 
 
 def words_of_arrays(plan: Sm90Plan, values: Mapping[str, npt.NDArray[Any]]) -> tuple[Any, ...]:
-    """The sixteen words of an emulated launch, arrays in place of their addresses."""
+    """The sixteen words of a launch, arrays of the launch's own in place of their addresses."""
     words: list[Any] = []
     for table in plan.mainloop.tables if plan.mainloop is not None else ():
-        lying = np.ascontiguousarray(values[table.name], np.float32)
+        lying = np.array(values[table.name], np.float32, order="C")
         groups, k_blocks = lying.shape[-2:]
         words += [lying, k_blocks, 1, groups * k_blocks if lying.ndim > 2 else 0]
     if plan.ragged is not None:

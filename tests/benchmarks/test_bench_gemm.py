@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import math
 import sys
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from benchmarks import bench_gemm  # noqa: E402
+from benchmarks import bench_gemm, peers  # noqa: E402
 from layoutgemm import bench_outcome  # noqa: E402
 from layoutgemm.bench import Contender, Problem  # noqa: E402
 from layoutgemm.bench_outcome import DeviceLost, Measured, Method, Outcome, line, measure  # noqa: E402
@@ -189,7 +190,11 @@ def test_shapes_and_pairs_parse_or_say_why_not() -> None:
         bench_gemm.pair("mine")
 
 
-def test_an_unknown_contender_is_refused_and_a_known_one_is_found(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_contender_is_refused_and_a_known_one_is_found(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: found("json" if name == "quack" else name))
     with pytest.raises(SystemExit):
         bench_gemm.arguments(["--contender", "torch.mm,cutlass"])
     assert "nothing is called 'cutlass'" in capsys.readouterr().err
@@ -198,6 +203,17 @@ def test_an_unknown_contender_is_refused_and_a_known_one_is_found(capsys: pytest
     assert names[0] == "torch.mm" and names[-1] == "mine"
     assert [name for name in names if name.startswith("quack")] == names[1:-1]
     assert len(names) == 6
+
+
+def test_a_peer_that_is_not_installed_is_left_out_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "quack" else found(name))
+    monkeypatch.setattr(peers, "LEFT_OUT", {})
+    parsed = bench_gemm.arguments(["--contender", "torch.mm,quack"])
+    assert [c.name for c in bench_gemm.contenders(Problem(16, 4096, 4096), parsed)] == ["torch.mm"]
+    assert bench_gemm.report([], {}, []).splitlines()[-1] == (
+        "left out: quack: no package quack: pip install quack-kernels"
+    )
 
 
 def test_an_object_may_be_for_some_shapes_only() -> None:

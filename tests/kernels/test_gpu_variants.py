@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 import layoutgemm
-from layoutgemm.kernels import Sm90Config
+from layoutgemm.kernels import Sm90Config, Sm90Plan
+from layoutgemm.kernels.epilogue import Amax, Aux, Bias, Custom, Epilogue, Scale
+from layoutgemm.kernels.sm90_mainloop import Promoted, Table
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
 pytestmark = [pytest.mark.gpu, pytest.mark.dsl]
@@ -148,3 +151,26 @@ def test_in_a_graph_the_offsets_are_read_at_each_replay() -> None:
     offsets.copy_(torch.tensor([0, 1, 150, 192]))
     graph.replay()
     assert torch.equal(out, layoutgemm.grouped_matmul(a, b, offsets))
+
+
+def test_plans_that_read_more_run_on_arrays() -> None:
+    """An epilogue's operands, and a main loop's tables, as NumPy arrays beside A and B: as in the emulator."""
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-3, 4, shape).astype(np.float32) for shape in ((2, 200, 136), (2, 136, 72)))
+    square = Custom.of(lambda x, i, j, ops: ops.where(x > 0, x * x, 0.0))
+    epilogue = Epilogue(Scale(), Bias(), Aux("bf16"), Amax(), square)
+    plan = Sm90Plan.derive(200, 72, 136, batch=2, b="bf16:col", c="f32", config=CONFIGS["direct"], epilogue=epilogue)
+    given = {"alpha": 2.0, "bias": rng.integers(-9, 9, (2, 72)).astype(np.float32)}
+    out = np.empty((2, 200, 72), np.float32)
+    result, expected = plan.run(a, b, given=given, out=out), epilogue.reference(a @ b, **given)
+    assert "cuda" in result.ran_on and result.c is out and np.array_equal(out, expected.c)
+    for name, value in expected.written.items():
+        assert np.array_equal(result.written[name], value), name
+
+    loop = Promoted.of(lambda total, product, sa: total + sa * product, Table("sa", "m"))
+    scaled = Sm90Plan.derive(200, 72, 256, a="e4m3", b="e4m3:col", c="f32", config=CONFIGS["loader"], mainloop=loop)
+    a, b = (rng.integers(-3, 4, shape).astype(np.float32) for shape in ((200, 256), (256, 72)))
+    sa = 2.0 ** rng.integers(-2, 3, (200, 2)).astype(np.float32)
+    found = scaled.run(a, b, given={"sa": sa})
+    want = (np.repeat(sa, 128, axis=1) * a).astype(np.float64) @ b
+    assert "cuda" in found.ran_on and np.array_equal(found.c, want)

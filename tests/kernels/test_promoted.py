@@ -206,8 +206,9 @@ def test_refusals() -> None:
     ):
         with pytest.raises(OperandError, match=text):
             plan.run(a, b, given=given)
-    with pytest.raises(OperandError, match=r"a is a NumPy array: .* takes CUDA tensors"):
-        plan.run(a, b, given=tables, device="cuda")
+    torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
+    with pytest.raises(OperandError, match=r"a is a torch tensor on cpu: .* takes CUDA tensors"):
+        plan.run(torch.ones(a.shape), torch.ones(b.shape), given=tables)
     with pytest.raises(OperandError, match="given = sa, sb: the plan reads a and b alone"):
         Sm90Plan.derive(64, 64, 64, config=SMALL).run(a[:64, :64], b[:64, :64], given=tables)
     with pytest.raises(PlanError, match="a main loop of its own"):
