@@ -85,23 +85,26 @@ class Sm90Loads:
                     bridge.prefetch_share(maps[1], plan.b.tma, origin, job.rank % along_m if along_m > 1 else 0)
 
     def issue_loads(self, job: Any, maps: Any, m0: Any, n0: Any, matrix: Any, k_tile: Any, stage: Any) -> None:
-        """Arm full[stage] and issue this block's share of both tiles. Called by one thread."""
+        """Arm full[stage] and issue this block's share of both tiles. Called by one thread.
+
+        What blocks of the cluster share is issued first: others wait for it, and it takes longer.
+        """
         plan = self.plan
         along_m, along_n = plan.config.cluster
         origin = {"m": m0, "n": n0, "k": k_tile * plan.tile[2], "l": matrix, HALF: Int32(0)}
         full, a, b = job.shared.full(stage), job.shared.a(stage), job.shared.b(stage)
         row, column = job.rank % along_m, job.rank // along_m
         bridge.barrier_expect(full, plan.full_bytes)
-        if along_n == 1:
-            bridge.load_tile(maps[0], plan.a.tma, origin, a, full)
-        else:  # the blocks of one row of the cluster need the same A
-            mask = bridge.cluster_mask(along_n, job.part * plan.sharing + row, along_m)
-            bridge.load_share(maps[0], plan.a.tma, origin, a, full, column, mask)
-        if along_m == 1:
-            bridge.load_tile(maps[1], plan.b.tma, origin, b, full)
-        else:
+        if along_m > 1:  # the blocks of one column of the cluster need the same B
             mask = bridge.cluster_mask(along_m, job.part * plan.sharing + column * along_m, 1)
             bridge.load_share(maps[1], plan.b.tma, origin, b, full, row, mask)
+        if along_n > 1:  # and those of one row the same A
+            mask = bridge.cluster_mask(along_n, job.part * plan.sharing + row, along_m)
+            bridge.load_share(maps[0], plan.a.tma, origin, a, full, column, mask)
+        else:
+            bridge.load_tile(maps[0], plan.a.tma, origin, a, full)
+        if along_m == 1:
+            bridge.load_tile(maps[1], plan.b.tma, origin, b, full)
 
     @cute.jit
     def clear_dead_rows(self, shared: Any, thread: Any) -> None:
