@@ -52,12 +52,14 @@ def _few_rows(m: int, n: int) -> Iterator[Sm90Choice]:
     each = -(-n // (132 * 8)) * 8
     for width in sorted({w for w in (each, each + 8, each * 2, 64, 128) if w <= 256}):
         for trigger, early in NEXT:
-            yield Sm90Choice(
-                Sm90Config(
-                    (64, width), tile_k=128, consumers=1, loader="warp", single=True, chunks=1, overlap=True,
-                    trigger=trigger, rows=rows if rows < 64 else None, prefetch=early, launch="tiles", along="N",
-                )
+            config = Sm90Config(
+                (64, width), tile_k=128, consumers=1, loader="warp", single=True, chunks=1, overlap=True,
+                trigger=trigger, rows=rows if rows < 64 else None, prefetch=early, first="B", launch="tiles",
+                along="N",
             )  # fmt: skip
+            yield Sm90Choice(config)
+            if rows == 64:
+                yield Sm90Choice(replace(config, cluster=(1, 2)))
     width = 16 if m <= 16 else 32 if m <= 32 else 64
     for rows in (64, 128):
         for split in (1, 2):
@@ -137,6 +139,7 @@ def name_of(choice: Sm90Choice) -> str:
             parts.append(f"{short}{getattr(config, field)}")
     parts += [f"r{config.rows}"] * (config.rows is not None) + ["single"] * config.single
     parts += ["tiles"] * (config.launch == "tiles")
+    parts += [f"{config.first}first"] * (config.first is not None)
     parts += ["late"] * (config.trigger == "end") + [config.l2_promotion] * (config.l2_promotion != "128B")
     parts += ["snake"] * config.snake + [f"early{config.early}"] * (config.early > 0) + ["pdl"] * config.overlap
     return " ".join(parts)

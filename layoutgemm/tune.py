@@ -161,8 +161,10 @@ def _few_rows(m: int, n: int, multiprocessors: int) -> Iterator[Sm90Choice]:
     for split in (1, 2):
         yield Sm90Choice(replace(base, tile=(64, width), split=split), swapped=True)
     for columns in sorted({w for w in (each, each + 8, each * 2, 64, 128) if w <= 256}):
-        straight = replace(base, tile=(64, columns), chunks=1, rows=rows if rows < 64 else None)
+        straight = replace(base, tile=(64, columns), chunks=1, rows=rows if rows < 64 else None, first="B")
         yield Sm90Choice(straight)
+        if rows == 64:
+            yield Sm90Choice(replace(straight, cluster=(1, 2)))
         if -(-n // columns) < multiprocessors - 4:  # the next kernel's blocks would crowd where this one has none
             yield Sm90Choice(replace(straight, trigger="end", prefetch=0))
     for split in (1, 2):

@@ -40,6 +40,8 @@ class Sm90Config:
                "end", when this kernel's leave. Where a grid leaves multiprocessors idle, they crowd there, and each
                graphics cluster (GPC) has its share of the memory's rate and no more
     prefetch   so many first k tiles are brought into L2 before the kernel before this one has ended, with `overlap`
+    first      whose loads of a k tile are issued first, "A" or "B"; by default what blocks of the cluster share, which
+               takes longest, else A
     l2_promotion   what an L2 miss of a load fetches: "none", "64B", "128B" or "256B"; see `TensorMap`
     launch     "workers": as many clusters as run at a time, which take tile after tile. "tiles": one for each tile, in
                a grid of as many rows and columns, `along` first: a block finds its tile without a division. No batch
@@ -67,6 +69,7 @@ class Sm90Config:
     overlap: bool = False
     trigger: str = "start"
     prefetch: int = 0
+    first: str | None = None
     l2_promotion: str = "128B"
     launch: str = "workers"
     store: str = "tma"
@@ -79,6 +82,7 @@ class Sm90Config:
         for name, known in (
             ("schedule", SCHEDULES), ("loader", LOADERS), ("store", STORES), ("along", ("M", "N")),
             ("launch", LAUNCHES), ("trigger", TRIGGERS), ("l2_promotion", tuple(L2_PROMOTION)),
+            ("first", (None, "A", "B")),
         ):  # fmt: skip
             if getattr(self, name) not in known:
                 raise PlanError(f"{name} = {getattr(self, name)!r}: known are {', '.join(map(repr, known))}")
@@ -133,3 +137,13 @@ class Sm90Config:
                 f"{self.tile[0]} rows for {self.consumers} {self.schedule} warpgroup(s): each takes a multiple of "
                 f"{ROWS}"
             )
+
+    @property
+    def order_of_loads(self) -> str:
+        """The operands in the order in which a stage's loads are issued.
+
+        >>> Sm90Config().order_of_loads, Sm90Config(cluster=(2, 1)).order_of_loads, Sm90Config(first="B").order_of_loads
+        ('AB', 'BA', 'BA')
+        """
+        first = self.first or ("B" if self.cluster[0] > 1 else "A")
+        return "AB" if first == "A" else "BA"

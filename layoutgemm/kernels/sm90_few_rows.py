@@ -31,6 +31,7 @@ _WAVE = 1.0e-6  # of each further wave: a block's first loads
 _CROWDED, _FEW_IDLE, _SPARSE, _MANY_IDLE, _LAST_WAVE = 0.55, 4, 0.1, 40, 0.0025
 # Bytes that a block brings into L2 before the kernel before has ended: more keep the copy engine from the first loads.
 _FETCHED = 64 << 10
+_LONG = 16384  # bytes along K from which sharing the rows of A pays
 _DEEP = 232  # columns up to which three stages of 256 bytes of K fit beside 64 rows of A
 
 
@@ -137,7 +138,9 @@ def for_few_rows(
     shared: dict[str, Any] = {"consumers": 1, "loader": "warp", "single": True}
     if batch == 1:  # of a batch tiles are numbered
         shared["launch"] = "tiles"
-    if swappable and b_major == "K" and swapped < 0.99 * straight.seconds:
+    # Of weights in rows (MN-major) the halves of K are worth it for M up to 32 alone: at 64 they lose 1%.
+    swappable = swappable and (b_major == "K" or m <= 32)
+    if swappable and swapped < 0.99 * straight.seconds:
         tile_k = problem.tile_k(width)
         launched = _overlap(turned, (64 + width) * tile_k * kind.bytes)
         config = Sm90Config((64, width), tile_k=tile_k, split=split, along="M", **shared, **launched)
@@ -146,14 +149,19 @@ def for_few_rows(
             + f": {swapped * 1e6:.1f} us; {columns} columns a block would take {straight.seconds * 1e6:.1f} us"
             + _when(config)
         ))  # fmt: skip
-    tile_k = problem.tile_k(columns)
+    tile_k, tiles = problem.tile_k(columns), -(-n // columns)
+    # Of long sums half of what is read is A, the same for all: two blocks share it. 64x8192x8192 gains 1%.
+    both = rows == 64 <= columns and k * kind.bytes >= _LONG and tiles % 2 == 0 and tiles <= multiprocessors
+    both = both and batch == parts == 1 and b_major == "K" and kind.bits == 16
     config = Sm90Config(
-        (64, columns), tile_k=tile_k, split=parts, chunks=parts, rows=rows if rows < 64 else None,
-        along="N" if batch == 1 else "M", **shared, **_overlap(straight, (rows + columns) * tile_k * kind.bytes),
+        (64, columns), tile_k=tile_k, split=parts, chunks=parts, rows=rows if rows < 64 else None, first="B",
+        cluster=(1, 2) if both else (1, 1), along="N" if batch == 1 else "M",
+        **shared, **_overlap(straight, (rows + columns) * tile_k * kind.bytes),
     )  # fmt: skip
     return FewRows(config, False, (
-        f"{-(-n // columns)} tiles of {columns} columns" + f", each of {parts} blocks," * (parts > 1)
-        + f" on {multiprocessors} multiprocessors; bound by memory, {straight.seconds * 1e6:.1f} us" + _when(config)
+        f"{tiles} tiles of {columns} columns" + f", each of {parts} blocks," * (parts > 1)
+        + f" on {multiprocessors} multiprocessors; bound by memory, {straight.seconds * 1e6:.1f} us"
+        + "; two blocks share A" * both + _when(config)
     ))  # fmt: skip
 
 

@@ -75,36 +75,54 @@ class Sm90Loads:
     def fetch_ahead(self, job: Any, maps: Any, first: Any) -> None:
         """Bring this block's share of the first k tiles of its first tile into L2. Only the loader's warp acts."""
         plan = self.plan
-        along_m, along_n = plan.config.cluster
         tile, m0, n0, matrix = first
         if job.warp == plan.loader_warp and tile < job.tiles:
             if bridge.elect():
                 for i in cutlass.range(cutlass.min(job.k_tiles, plan.config.prefetch), unroll=1):
                     origin = {"m": m0, "n": n0, "k": (job.k_first + i) * plan.tile[2], "l": matrix, HALF: Int32(0)}
-                    bridge.prefetch_share(maps[0], plan.a.tma, origin, job.rank // along_m if along_n > 1 else 0)
-                    bridge.prefetch_share(maps[1], plan.b.tma, origin, job.rank % along_m if along_m > 1 else 0)
+                    self.issue_prefetches(job, maps, origin)
 
-    def issue_loads(self, job: Any, maps: Any, m0: Any, n0: Any, matrix: Any, k_tile: Any, stage: Any) -> None:
-        """Arm full[stage] and issue this block's share of both tiles. Called by one thread.
-
-        What blocks of the cluster share is issued first: others wait for it, and it takes longer.
-        """
+    def issue_prefetches(self, job: Any, maps: Any, origin: Any) -> None:
+        """This block's share of one k tile into L2, as `issue_loads` would load it. Called by one thread."""
         plan = self.plan
         along_m, along_n = plan.config.cluster
+        for operand in plan.config.order_of_loads:
+            if operand == "A":
+                bridge.prefetch_share(maps[0], plan.a.tma, origin, job.rank // along_m if along_n > 1 else 0)
+            else:
+                bridge.prefetch_share(maps[1], plan.b.tma, origin, job.rank % along_m if along_m > 1 else 0)
+
+    def issue_loads(self, job: Any, maps: Any, m0: Any, n0: Any, matrix: Any, k_tile: Any, stage: Any) -> None:
+        """Arm full[stage] and issue this block's share of both tiles. Called by one thread."""
+        plan = self.plan
         origin = {"m": m0, "n": n0, "k": k_tile * plan.tile[2], "l": matrix, HALF: Int32(0)}
-        full, a, b = job.shared.full(stage), job.shared.a(stage), job.shared.b(stage)
-        row, column = job.rank % along_m, job.rank // along_m
+        full = job.shared.full(stage)
         bridge.barrier_expect(full, plan.full_bytes)
-        if along_m > 1:  # the blocks of one column of the cluster need the same B
-            mask = bridge.cluster_mask(along_m, job.part * plan.sharing + column * along_m, 1)
-            bridge.load_share(maps[1], plan.b.tma, origin, b, full, row, mask)
-        if along_n > 1:  # and those of one row the same A
-            mask = bridge.cluster_mask(along_n, job.part * plan.sharing + row, along_m)
-            bridge.load_share(maps[0], plan.a.tma, origin, a, full, column, mask)
-        else:
-            bridge.load_tile(maps[0], plan.a.tma, origin, a, full)
+        for operand in plan.config.order_of_loads:
+            if operand == "A":
+                self._load_a(job, maps[0], origin, job.shared.a(stage), full)
+            else:
+                self._load_b(job, maps[1], origin, job.shared.b(stage), full)
+
+    def _load_a(self, job: Any, tensor_map: Any, origin: Any, destination: Any, full: Any) -> None:
+        """The blocks of one row of the cluster need the same A."""
+        plan = self.plan
+        along_m, along_n = plan.config.cluster
+        if along_n == 1:
+            bridge.load_tile(tensor_map, plan.a.tma, origin, destination, full)
+            return
+        mask = bridge.cluster_mask(along_n, job.part * plan.sharing + job.rank % along_m, along_m)
+        bridge.load_share(tensor_map, plan.a.tma, origin, destination, full, job.rank // along_m, mask)
+
+    def _load_b(self, job: Any, tensor_map: Any, origin: Any, destination: Any, full: Any) -> None:
+        """The blocks of one column of the cluster need the same B."""
+        plan = self.plan
+        along_m, _ = plan.config.cluster
         if along_m == 1:
-            bridge.load_tile(maps[1], plan.b.tma, origin, b, full)
+            bridge.load_tile(tensor_map, plan.b.tma, origin, destination, full)
+            return
+        mask = bridge.cluster_mask(along_m, job.part * plan.sharing + job.rank // along_m * along_m, 1)
+        bridge.load_share(tensor_map, plan.b.tma, origin, destination, full, job.rank % along_m, mask)
 
     @cute.jit
     def clear_dead_rows(self, shared: Any, thread: Any) -> None:

@@ -114,7 +114,10 @@ TABLE = {
     "a grid of tiles": Product(200, 90, 328, small(overlap=True, prefetch=2, launch="tiles")),
     "a grid of tiles along N, cluster 2x1": Product(
         200, 200, 328,
-        small(64, 32, overlap=True, prefetch=1, launch="tiles", along="N", cluster=(2, 1), loader="warp", early=2),
+        small(
+            64, 32, overlap=True, prefetch=1, first="A", launch="tiles", along="N", cluster=(2, 1), loader="warp",
+            early=2,
+        ),
     ),
     "a grid of tiles, cluster 2x2, fetched beyond K": Product(
         300, 72, 136, small(64, 16, cluster=(2, 2), loader="warpgroup", overlap=True, prefetch=4, launch="tiles")
@@ -131,7 +134,9 @@ TABLE = {
     "one tile, warp, launched early": Product(70, 16, 700, small(64, 16, single=True, loader="warp", overlap=True)),
     "one tile, cluster 1x2, the next kernel at its end": Product(
         130, 100, 328,
-        small(64, 32, single=True, loader="warp", cluster=(1, 2), overlap=True, trigger="end", launch="tiles"),
+        small(
+            64, 32, single=True, loader="warp", cluster=(1, 2), overlap=True, trigger="end", launch="tiles", first="B"
+        ),
     ),
     "one tile, cluster 2x1, self": Product(
         200, 100, 200, small(128, 32, single=True, cluster=(2, 1), l2_promotion="256B")

@@ -66,7 +66,7 @@ def test_the_table_has_every_type_order_and_form() -> None:
     for name, values in {
         "schedule": 2, "loader": 3, "store": 2, "single": 2, "early": 2, "snake": 2, "overlap": 2, "split": 3,
         "along": 2, "consumers": 3, "buffers": 3, "rows": 3, "cluster": 5,
-        "launch": 2, "prefetch": 4, "trigger": 2, "l2_promotion": 2,
+        "launch": 2, "prefetch": 4, "trigger": 2, "l2_promotion": 2, "first": 3,
     }.items():  # fmt: skip
         assert len({getattr(plan.config, name) for plan in plans}) >= values, name
 
@@ -104,6 +104,16 @@ def test_when_the_next_kernel_may_come(trigger: str, words: list[str]) -> None:
     assert re.findall(r"griddepcontrol\.(\w+)", ptx) == words
     loads = [at.start() for at in re.finditer(r"cp\.async\.bulk\.tensor[^\n]*mbarrier", ptx)]
     assert loads and min(loads) > ptx.index("griddepcontrol.wait")
+
+
+@pytest.mark.parametrize(("first", "shared"), [(None, True), ("B", True), ("A", False)])
+def test_whose_loads_are_issued_first(first: str | None, shared: bool) -> None:
+    """Two blocks along M share B, whose copies are then the multicast ones."""
+    product = TABLE["one tile, cluster 2x1, self"]
+    product = replace(product, config=replace(product.config, first=first))
+    ptx = product.plan().compile().ptx
+    loads = re.findall(r"cp\.async\.bulk\.tensor[^\n]*mbarrier[^\n]*", ptx)
+    assert [".multicast::cluster" in load for load in loads[:2]] == [shared, not shared]
 
 
 LOOKED_AT = (
@@ -167,6 +177,7 @@ def products(draw: st.DrawFn) -> Product:
         "overlap": (overlap := draw(st.booleans())),
         "prefetch": draw(st.integers(0, 3)) if overlap else 0,
         "trigger": draw(st.sampled_from(("start", "end"))),
+        "first": draw(st.sampled_from((None, "A", "B"))),
         "l2_promotion": draw(st.sampled_from(("none", "128B", "256B"))),
         "launch": draw(st.sampled_from(("workers", "workers", "tiles"))),
         "store": draw(st.sampled_from(("tma", "tma", "direct"))),

@@ -29,7 +29,7 @@ TABLE = {
     (64, 14336, 4096): ((64, 112), (1, 1), "warp", False, True),
     (64, 28672, 4096): ((64, 224), (1, 1), "warp", False, True),
     (64, 6144, 4096): ((64, 48), (1, 1), "warp", False, True),
-    (64, 8192, 8192): ((64, 64), (1, 1), "warp", False, True),
+    (64, 8192, 8192): ((64, 64), (1, 2), "warp", False, True),
     (64, 4096, 4096): ((64, 32), (1, 1), "warp", False, True),
     (64, 4096, 14336): ((64, 64), (1, 1), "warp", True, True),
     (16, 14336, 4096): ((64, 112), (1, 1), "warp", False, True),
@@ -58,7 +58,8 @@ def test_what_is_picked(sizes: tuple[int, int, int]) -> None:
 LAUNCHES = {
     (1024, 1024, 1024): ("tiles", "N", 2, 2),
     (2048, 2048, 2048): ("workers", "M", 1, 2),
-    (4096, 4096, 4096): ("workers", "N", 1, 0),
+    (4096, 4096, 4096): ("workers", "N", 2, 0),
+    (512, 28672, 4096): ("workers", "M", 2, 2),
     (8192, 8192, 8192): ("workers", "M", 0, 2),
     (512, 4096, 4096): ("tiles", "N", 2, 2),
     (512, 8192, 8192): ("tiles", "N", 1, 2),
@@ -138,7 +139,8 @@ NEXT = {
     (16, 6144, 4096, "MN"): ((64, 64), "end", 0),
     (64, 14336, 4096, "MN"): ((64, 128), "end", 0),
     (64, 28672, 4096, "MN"): ((64, 256), "end", 0),
-    (16, 4096, 4096, "MN"): ((64, 64), "start", 2),
+    (16, 4096, 4096, "MN"): ((64, 16), "start", 2),
+    (64, 4096, 4096, "MN"): ((64, 64), "start", 2),
     (4, 14912, 3968, "K"): ((64, 120), "start", 2),
     (2, 2432, 7744, "K"): ((64, 24), "start", 2),
     (16, 1920, 9472, "K"): ((64, 16), "start", 2),
@@ -159,6 +161,21 @@ def test_the_widest_tile_of_few_rows_is_flat() -> None:
     flat = choose(64, 28672, 4096, b_major="MN")[0]
     assert (flat.config.tile_k, flat.plan(64, 28672, 4096, b="bf16:row").stages) == (64, 5)
     assert choose(64, 28672, 4096)[0].config.tile_k == 128
+
+
+def test_weights_are_loaded_first() -> None:
+    """Of few rows what this block alone reads, of clusters what their blocks share: the longer wait begins earlier."""
+    for sizes, b_major, order in (
+        ((16, 14336, 4096), "K", "BA"),
+        ((64, 8192, 8192), "K", "BA"),
+        ((16, 4096, 4096), "K", "AB"),  # operands swapped
+        ((16, 4096, 4096), "MN", "AB"),
+        ((64, 4096, 4096), "MN", "BA"),
+        ((512, 4096, 4096), "K", "BA"),
+        ((4096, 14336, 4096), "K", "AB"),  # a cluster of (1, 2)
+        ((2048, 2048, 2048), "K", "AB"),
+    ):
+        assert choose(*sizes, b_major=b_major)[0].config.order_of_loads == order, (sizes, b_major)
 
 
 @pytest.mark.parametrize("sizes", [(4096, 4096, 4096), (512, 14336, 4096), (16, 4096, 4096)])
