@@ -194,7 +194,7 @@ def choose(
     if best.pingpong:
         config = replace(config, schedule="pingpong", consumers=2, loader="warpgroup")
     elif best.waves == 1 and batch == 1 and (cluster != (1, 1) or best.tile != _WIDE):
-        config = replace(config, launch="tiles", along="N" if cluster != (1, 1) else "M")
+        config = replace(config, launch="tiles", along="N" if cluster[0] > 1 else "M")
     reason = f"{best}; " + (
         f"blocks in clusters of {cluster[0]}x{cluster[1]} share loads"
         if cluster != (1, 1)
@@ -243,8 +243,12 @@ def _cluster(
     tile: tuple[int, int], grid: tuple[int, int], waves: int, k: int, kind: DType, multiprocessors: int
 ) -> tuple[tuple[int, int], int, str]:
     """Two blocks that share the tile they both need, along the way that leaves none without work; and the order."""
-    if waves == 1 and kind.bits == 16 and tile != _WIDE:  # 3 to 15% at any K; shared along N they lose as much
-        return ((2, 1), 8, "N") if grid[0] % 2 == 0 else ((1, 1), 8, "M")
+    if waves == 1 and kind.bits == 16 and tile != _WIDE:
+        if grid[0] % 2 == 0:  # 3 to 15% at any K; shared along N they lose as much
+            return (2, 1), 8, "N"
+        # But where that cannot be, and K is long: 1048x2240x8320 1.1%, 1840x1792x4736 0.3%.
+        along_n = tile[0] >= 128 and grid[0] > 2 and grid[1] % 2 == 0 and k * kind.bytes >= _CLUSTER_BYTES
+        return ((1, 2) if along_n else (1, 1)), 8, "M"
     least = _NARROW_BYTES if kind.bits == 8 and grid[0] > 2 else _CLUSTER_BYTES
     if k * kind.bytes < least or grid[0] * grid[1] < 64:
         return (1, 1), 8, "M"

@@ -150,9 +150,10 @@ def for_few_rows(
             + _when(config)
         ))  # fmt: skip
     tile_k, tiles = problem.tile_k(columns), -(-n // columns)
-    # Of long sums half of what is read is A, the same for all: two blocks share it. 64x8192x8192 gains 1%.
-    both = rows == 64 <= columns and k * kind.bytes >= _LONG and tiles % 2 == 0 and tiles <= multiprocessors
-    both = both and batch == parts == 1 and b_major == "K" and kind.bits == 16
+    # Two blocks share A where that was measured to pay, by up to 1%: long sums, and wide tiles of weights in rows.
+    long = k * kind.bytes >= _LONG or (b_major != "K" and columns >= 128)
+    both = long and rows == 64 <= columns and tiles % 2 == 0 and tiles <= multiprocessors
+    both = both and batch == parts == 1 and kind.bits == 16
     config = Sm90Config(
         (64, columns), tile_k=tile_k, split=parts, chunks=parts, rows=rows if rows < 64 else None, first="B",
         cluster=(1, 2) if both else (1, 1), along="N" if batch == 1 else "M",
