@@ -19,6 +19,7 @@ import argparse
 import faulthandler
 import functools
 import gc
+import importlib.util
 import os
 import sys
 import threading
@@ -226,6 +227,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     if not torch.cuda.is_available():
         print("torch finds no CUDA GPU: nothing can be measured", file=sys.stderr)
+        return 2
+    wanted = options.contender.split(",") if options.contender else [OURS]
+    if not options.ours and {OURS, NAME} & {*wanted} and importlib.util.find_spec("cutlass") is None:
+        say = "the CuTe DSL is not installed, which our kernels need: pip install 'layoutgemm[dsl]'"
+        print(f"{say}; --contender {','.join(FAMILIES)} measures the others alone", file=sys.stderr)
         return 2
     from layoutgemm import bench_machine as machine
     from layoutgemm.bench import CudaDevice

@@ -8,7 +8,9 @@ several kernels the longest is shown, and how many there were. Needs ncu and a G
 
     us, MHz     of that one launch: a card that was idle before runs faster than in a burst
     tensor      share of the cycles in which the tensor cores worked, of all multiprocessors' elapsed cycles
-    into SMs    bytes that the multiprocessors took from L2 and from each other; L2 out: share of what L2 can give
+    into SMs    bytes that the multiprocessors took from L2 and from each other
+    asked       bytes that L2 was asked for: what several multiprocessors of a graphics cluster ask for at about the
+                same time, or share by multicast, once. L2 out: share of what L2 can give
     hit         sectors found in L2
     memory      bytes read and written, and share of the peak
 """
@@ -39,15 +41,17 @@ METRICS = {
     "tensor": f"sm__pipe_tensor_cycles_active.{ELAPSED}",
     "instructions": "sm__inst_executed.sum",
     "into_sms": "l1tex__m_xbar2l1tex_read_bytes.sum",
+    "asked": "lts__t_sectors_srcunit_tex.sum",
     "l2_out": f"lts__lts2xbar_cycles_active.{ELAPSED}",
     "l2_hit": "lts__t_sector_hit_rate.pct",
     "read": "dram__bytes_read.sum",
     "written": "dram__bytes_write.sum",
     "memory": f"dram__throughput.{ELAPSED}",
 }  # name in the table -> Nsight Compute's, as of 2025 for GH100
+SECTOR = 32  # bytes
 HEAD = (
-    f"{'kernel':46} {'us':>8} {'cycles':>9} {'MHz':>5} {'tensor':>7} {'into SMs':>9} {'L2 out':>7} {'hit':>6} "
-    f"{'memory':>17}"
+    f"{'kernel':46} {'us':>8} {'cycles':>9} {'MHz':>5} {'tensor':>7} {'into SMs':>9} {'asked':>9} {'L2 out':>7} "
+    f"{'hit':>6} {'memory':>17}"
 )
 
 
@@ -136,7 +140,8 @@ def line(name: str, figures: dict[str, float | str]) -> str:
     moved += f"{float(figures.get('memory', 0)):.0f}%"
     return " ".join(
         [f"{name + several:46}", cell("ns", 8, 1e3, digits=2), cell("cycles", 9), cell("mhz", 5),
-         cell("tensor", 7, unit="%", digits=1), cell("into_sms", 9, 1e9, " GB", 2), cell("l2_out", 7, unit="%"),
+         cell("tensor", 7, unit="%", digits=1), cell("into_sms", 9, 1e9, " GB", 2),
+         cell("asked", 9, 1e9 / SECTOR, " GB", 2), cell("l2_out", 7, unit="%"),
          cell("l2_hit", 6, unit="%"), f"{moved:>17}"]
     )  # fmt: skip
 

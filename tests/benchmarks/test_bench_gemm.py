@@ -336,3 +336,23 @@ def test_without_torch_one_line_says_what_installs_it(
     monkeypatch.setitem(sys.modules, "torch", None)
     assert bench_gemm.main(["--shapes", "64"]) == 2
     assert capsys.readouterr().err == "torch is not installed: make bench-gemm installs it, and the peers\n"
+
+
+def test_without_the_dsl_nothing_is_measured_but_what_does_not_need_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "cutlass" else found(name))
+    assert bench_gemm.main(["--shapes", "64x64x64"]) == 2
+    assert "pip install 'layoutgemm[dsl]'; --contender torch.mm,cublasLt" in capsys.readouterr().err
+
+    class BeyondTheCheck(Exception):
+        pass
+
+    def stop() -> None:
+        raise BeyondTheCheck
+
+    monkeypatch.setattr("layoutgemm.bench_machine.sampler", stop)
+    with pytest.raises(BeyondTheCheck):
+        bench_gemm.main(["--shapes", "64x64x64", "--contender", "torch.mm"])
