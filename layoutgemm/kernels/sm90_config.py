@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from ..atoms.tma_rules import L2_PROMOTION
+from ..checks import Grouped, Linear
+from ..checks.budgets import launch_registers, setmaxnreg_problem
 from ..errors import PlanError
 from .sm90_store import ROWS
 
@@ -13,6 +16,8 @@ LOADERS = ("self", "warp", "warpgroup")
 STORES = ("tma", "direct")
 LAUNCHES = ("workers", "tiles")
 TRIGGERS = ("start", "end")
+WARPGROUP = 128
+_PRODUCER_REGISTERS = 24  # the least that setmaxnreg takes: one thread issues copies
 MAX_CLUSTER = 8  # CUDA C++ Programming Guide, "Thread Block Clusters": the portable size
 
 
@@ -147,3 +152,24 @@ class Sm90Config:
         """
         first = self.first or ("B" if self.cluster[0] > 1 else "A")
         return "AB" if first == "A" else "BA"
+
+
+def order_of(config: Sm90Config) -> Linear | Grouped:
+    """The order of clusters: bands; or that of a grid's blocks, whose number grows along its first dimension first."""
+    return Linear(config.along) if config.launch == "tiles" else Grouped(config.along, config.group)
+
+
+def registers_of(config: Sm90Config, arch: Any, threads: int) -> tuple[int, int] | None:
+    """What setmaxnreg makes of the block's registers, or None where each thread has all it can name from the start.
+
+    Only whole warpgroups may execute it (PTX ISA, setmaxnreg): a loader that is one warp leaves registers as they are.
+    """
+    if config.loader != "warpgroup" or launch_registers(arch, threads) >= 240:
+        return None
+    pool = threads * launch_registers(arch, threads) // WARPGROUP
+    consumer = min((pool - _PRODUCER_REGISTERS) // config.consumers // 8 * 8, 240)
+    for count in (_PRODUCER_REGISTERS, consumer):
+        problem = setmaxnreg_problem(count)
+        if problem:
+            raise PlanError(problem)
+    return _PRODUCER_REGISTERS, consumer

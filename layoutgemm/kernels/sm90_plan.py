@@ -13,8 +13,7 @@ from ..arch import arch as arch_named
 from ..atoms import MmaAtom, wgmma
 from ..atoms.descriptor import OperandDescriptor
 from ..atoms.descriptor import derive as derive_descriptor
-from ..checks import Grouped, Linear, Persistent, Report, most_stages
-from ..checks.budgets import launch_registers, setmaxnreg_problem
+from ..checks import Persistent, Report, most_stages
 from ..dtypes import DType
 from ..errors import PlanError
 from ..layouts import Layout
@@ -31,7 +30,7 @@ from .plan_base import (
     rounded_up,
     tile_count,
 )
-from .sm90_config import Sm90Config
+from .sm90_config import WARPGROUP, Sm90Config, order_of, registers_of
 from .sm90_gated import HALVES, Gated, check_gated, in_halves
 from .sm90_mainloop import Promoted, check_promoted
 from .sm90_ragged import Ragged, check_ragged, ragged_store
@@ -40,11 +39,9 @@ from .sm90_smem import Exchange, Sm90Smem, smem_map
 from .sm90_store import ROWS, StorePlan
 from .sm90_types import accumulator_of, operands
 
-WARPGROUP = 128
 WARPS_OF_GROUP = 4
 MAX_GRID_Y = 65535  # CUDA C++ Programming Guide, "Compute Capabilities": blocks of a grid's second dimension
 LEAST_STAGES = 2  # one group of products is in flight: its stage is released when the next k tile's have been issued
-_PRODUCER_REGISTERS = 24  # the least that setmaxnreg takes: one thread issues copies
 
 
 @dataclass(frozen=True)
@@ -244,14 +241,14 @@ class Sm90Plan(PersistentPlan):
             stages=stages,
             blocks=blocks,
             store=store,
-            order=Persistent(_order(config), 1, config.cluster),
+            order=Persistent(order_of(config), 1, config.cluster),
             smem=smem,
             exchange=exchange,
             threads=threads,
             full_arrivals=1,
             full_bytes=a_plan.tma.bytes + b_plan.tma.bytes,
             empty_arrivals=groups * WARPS_OF_GROUP * (along_m + along_n - 1),
-            registers=_registers(arch, threads, config),
+            registers=registers_of(config, arch, threads),
             config=config,
             epilogue=epilogue or Epilogue(),
             gated=gated,
@@ -390,27 +387,6 @@ class Sm90Plan(PersistentPlan):
             + (f", K blocks of {self.mainloop.depth} promoted" if self.mainloop is not None else "")
             + (f", rows in {self.batch} group(s)" if self.ragged is not None else "")
         )
-
-
-def _order(config: Sm90Config) -> Linear | Grouped:
-    """The order of clusters: bands; or that of a grid's blocks, whose number grows along its first dimension first."""
-    return Linear(config.along) if config.launch == "tiles" else Grouped(config.along, config.group)
-
-
-def _registers(arch: Any, threads: int, config: Sm90Config) -> tuple[int, int] | None:
-    """What setmaxnreg makes of the block's registers, or None where each thread has all it can name from the start.
-
-    Only whole warpgroups may execute it (PTX ISA, setmaxnreg): a loader that is one warp leaves registers as they are.
-    """
-    if config.loader != "warpgroup" or launch_registers(arch, threads) >= 240:
-        return None
-    pool = threads * launch_registers(arch, threads) // WARPGROUP
-    consumer = min((pool - _PRODUCER_REGISTERS) // config.consumers // 8 * 8, 240)
-    for count in (_PRODUCER_REGISTERS, consumer):
-        problem = setmaxnreg_problem(count)
-        if problem:
-            raise PlanError(problem)
-    return _PRODUCER_REGISTERS, consumer
 
 
 __all__ = ["WARPGROUP", "WARPS_OF_GROUP", "GemmPlan", "Sm90Config", "Sm90Plan"]
