@@ -44,7 +44,8 @@ def roles(plan: Sm90Plan) -> tuple[RoleRow, ...]:
         loads = any(isinstance(action, TmaLoad) for action in actions)
         if loads:
             which = f"warp {plan.loader_warp}"
-            does = f"waits for empty[s], arms full[s] with {plan.full_bytes} bytes, issues {sum(boxes)} boxes"
+            issues = f"issues {sum(boxes)} boxes, {plan.config.order_of_loads[0]}'s first"
+            does = f"waits for empty[s], arms full[s] with {plan.full_bytes} bytes, {issues}"
             rows.append(RoleRow("loader", which, does))
         if any(isinstance(action, Mma) for action in actions):
             number = int(role.name.removeprefix("math"))

@@ -175,7 +175,10 @@ def test_weights_are_loaded_first() -> None:
         ((4096, 14336, 4096), "K", "AB"),  # a cluster of (1, 2)
         ((2048, 2048, 2048), "K", "AB"),
     ):
-        assert choose(*sizes, b_major=b_major)[0].config.order_of_loads == order, (sizes, b_major)
+        choice = choose(*sizes, b_major=b_major)[0]
+        assert choice.config.order_of_loads == order, (sizes, b_major)
+        told = choice.plan(*sizes, b="bf16:col" if b_major == "K" else "bf16:row").explain()
+        assert f"boxes, {order[0]}'s first" in told
 
 
 @pytest.mark.parametrize("sizes", [(4096, 4096, 4096), (512, 14336, 4096), (16, 4096, 4096)])
