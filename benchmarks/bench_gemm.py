@@ -230,8 +230,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     wanted = options.contender.split(",") if options.contender else [OURS]
     if not options.ours and {OURS, NAME} & {*wanted} and importlib.util.find_spec("cutlass") is None:
-        say = "the CuTe DSL is not installed, which our kernels need: pip install 'layoutgemm[dsl]'"
-        print(f"{say}; --contender {','.join(FAMILIES)} measures the others alone", file=sys.stderr)
+        lacks = "the CuTe DSL is not installed, which our kernels need: pip install 'layoutgemm[dsl]'"
+        print(f"{lacks}; --contender {','.join(FAMILIES)} measures the others alone", file=sys.stderr)
         return 2
     from layoutgemm import bench_machine as machine
     from layoutgemm.bench import CudaDevice

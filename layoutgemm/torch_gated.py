@@ -101,4 +101,4 @@ def gated_operator(
     """The operator on shapes that matmul takes."""
     gated_shapes(a.shape, b.shape, GATES[activation])
     value = torch.ops.layoutgemm.gated(a.unsqueeze(0) if a.ndim == 1 else a, b, activation, kind, config)
-    return value.squeeze(-2) if a.ndim == 1 else value  # type: ignore[no-any-return]
+    return value.squeeze(-2) if a.ndim == 1 else value

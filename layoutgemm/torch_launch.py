@@ -172,7 +172,7 @@ def kernel(solution: Solution) -> CompiledGemm:
 @functools.lru_cache(MAX_KERNELS)
 def _kernel(kernel: Kernel) -> CompiledGemm:
     compile_apart.prepare(kernel)
-    return compile_apart.plan_of(kernel).compile()  # type: ignore[no-any-return]
+    return compile_apart.plan_of(kernel).compile()
 
 
 def plan_of(solution: Solution) -> Any:
@@ -279,6 +279,6 @@ def _words(address: int, held: Sequence[torch.Tensor]) -> Any:
         first, end = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
         if first <= address < end:
             kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[x.element_size()]
-            whole = torch.empty(0, dtype=torch.uint8).set_(storage).narrow(0, address - first, end - address)  # type: ignore[call-overload]
+            whole = torch.empty(0, dtype=torch.uint8).set_(storage).narrow(0, address - first, end - address)
             return whole[: (end - address) // x.element_size() * x.element_size()].view(kind).numpy()
     raise OperandError(f"address {address:#x} is in none of the tensors")

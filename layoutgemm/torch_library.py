@@ -134,8 +134,8 @@ def differentiable(
 ) -> torch.Tensor:
     """The operator, by the way that whoever looks on can differentiate."""
     if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
-        return _Product.apply(a, b, out_dtype, config)  # type: ignore[no-untyped-call,no-any-return]
-    return torch.ops.layoutgemm.matmul(a, b, out_dtype, config)  # type: ignore[no-any-return]
+        return _Product.apply(a, b, out_dtype, config)
+    return torch.ops.layoutgemm.matmul(a, b, out_dtype, config)
 
 
 # Under autocast the operator takes its operands in the region's type, as torch.matmul does. `matmul` has done so

@@ -79,7 +79,7 @@ def scaled_matmul(
     if a.ndim == 3 and batch == 1:
         one = None if out is None else out[0]
         scales = [None if x is None else x[0] for x in (scale_a, scale_b)]
-        c = scaled_matmul(a[0], scales[0], b[0], scales[1], out=one, out_dtype=out_dtype, config=config)  # type: ignore[arg-type]
+        c = scaled_matmul(a[0], scales[0], b[0], scales[1], out=one, out_dtype=out_dtype, config=config)
         return c.unsqueeze(0) if out is None else out
     config = config or default_config(m, groups[1:] == [1])
     types = NAMES[a.dtype], f"{NAMES[b.dtype]}:col", C_NAMES[out_dtype]

@@ -264,14 +264,14 @@ class Ledger:
     def joint(self, fiber: Any) -> Event:
         """The event of what the fiber's lanes do as one, of which all of them know."""
         if not self.lanes:
-            return fiber.epoch  # type: ignore[no-any-return]
+            return fiber.epoch
         if fiber.joint is None:
             fiber.joint = self.event(False, fiber.describe)
             fiber.joint.joint = True
             bit = self.bit(fiber.joint)
             fiber.knows.seen |= bit
             fiber.knows.own |= bit
-        return fiber.joint  # type: ignore[no-any-return]
+        return fiber.joint
 
     def release(self, fiber: Any, into: Knowledge) -> None:
         """Hand all that the fiber knows and did to a barrier or another fiber: each lane its part."""

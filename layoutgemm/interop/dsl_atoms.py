@@ -240,7 +240,7 @@ def copy_of(op: Any, element: DType | None = None, said: _Copy | None = None) ->
     if part == "tcgen05" and (shape is not None or name in _CP):
         if shape is None:
             group = {"one": 1, "two": 2}[_name(op.cta_group)]
-            return tcgen05_cp(*_CP[name], group, element="u8" if element is None else element)  # type: ignore[misc]
+            return tcgen05_cp(*_CP[name], group, element="u8" if element is None else element)
         make, packed = (tcgen05_ld, "pack") if shape[1] == "Ld" else (tcgen05_st, "unpack")
         repeat, pack = int(_name(op.repeat).removeprefix("x")), _name(getattr(op, packed)) != "none"
         return make(shape[2], repeat, pack, element="f32" if element is None else element)

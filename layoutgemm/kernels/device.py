@@ -52,6 +52,14 @@ def gpu_for(plan: Any, index: int | None = None) -> tuple[bool, str]:
     return True, f"torch finds {name}"
 
 
+def chosen_device(plan: Any, device: str | None, otherwise: str = "reference") -> tuple[str, str]:
+    """The device asked for, or, where none was, the GPU if one can run the plan; and why, if it was not asked for."""
+    if device is not None:
+        return device, ""
+    found, why = gpu_for(plan)
+    return ("cuda" if found else otherwise), why
+
+
 def target_here(targets: Sequence[str], default: str) -> str:
     """Of these targets the first whose code this machine's GPU runs; the default where there is none."""
     from .compile import require_gpu as require_any_gpu
@@ -82,13 +90,7 @@ def run_tensors(plan: Plan, a: Any, b: Any, out: Any, device: str | None, copy: 
     if on_gpu and device in ("emulator", "reference"):
         what = "emulator" if device == "emulator" else "NumPy executor"
         raise OperandError(f"a and b are on {a.device}; move them to the CPU for the {what}")
-    chosen, why = device, ""
-    if chosen is None:
-        if on_gpu:
-            chosen = "cuda"
-        else:
-            found, why = gpu_for(plan)
-            chosen = "cuda" if found else "reference"
+    chosen, why = chosen_device(plan, "cuda" if on_gpu else device)
     if chosen != "cuda":
         arrays = [(t.detach().float() if t.is_floating_point() else t).numpy() for t in (a, b)]
         result = run_on_cpu(plan, arrays[0], arrays[1], chosen, why, copy)

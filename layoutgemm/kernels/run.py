@@ -97,6 +97,8 @@ def run_plan(
         from .run_fused import run_fused
 
         return run_fused(plan, a, b, given or {}, out, device, copy)
+    from . import device as on_device
+
     if device not in (None, *DEVICES):
         raise OperandError(f"device {device!r}: known are {', '.join(map(repr, DEVICES))}, or None to choose")
     kinds = {name: _kind(name, value) for name, value in (("a", a), ("b", b))}
@@ -109,26 +111,17 @@ def run_plan(
     if given and not reads:
         raise OperandError(f"given = {', '.join(given)}: the plan reads a and b alone")
     if reads and kind.startswith("torch tensor on cuda") and device in (None, "cuda"):
-        from . import device as on_device
-
         assert isinstance(plan, Sm90Plan)
         return on_device.run_given(plan, a, b, dict(given or {}), out, copy)
     if reads and kind.startswith("torch"):
         raise OperandError(f"a is a {kind}: a plan that reads more than a and b takes CUDA tensors, or NumPy arrays")
     if kind.startswith("torch"):
-        from . import device as on_device
-
         return on_device.run_tensors(plan, a, b, out, device, copy)
     for operand, value in ((plan.a, a), (plan.b, b)):
         _check_numpy_type(operand, value)
     if out is not None:
         _check_numpy_out(plan, out)
-    chosen, why = device, ""
-    if not chosen:
-        from .device import gpu_for
-
-        found, why = gpu_for(plan)
-        chosen = "cuda" if found else "reference"
+    chosen, why = on_device.chosen_device(plan, device)
     words: tuple[Any, ...] = ()
     if reads and chosen == "cuda":
         from .run_given import given_of, words_of_arrays
@@ -147,8 +140,6 @@ def run_plan(
             out[...] = result.c
         return result if out is None else GemmResult(out, result.ran_on, why, result.copies)
     if chosen == "cuda":
-        from . import device as on_device
-
         result = on_device.run_arrays(plan, a, b, why, words)
     else:
         result = run_on_cpu(plan, a, b, chosen, why, copy)

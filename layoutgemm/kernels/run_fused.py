@@ -43,15 +43,10 @@ def run_fused(
     if out is not None:
         _check_numpy_out(plan, out)
     besides = Arrays(plan.epilogue, batched(plan, (plan.m, plan.n)), given)
-    why = ""
-    if device is None:
-        from .device import gpu_for
+    from .device import chosen_device, run_arrays
 
-        found, why = gpu_for(plan)
-        device = "cuda" if found else "emulator"
-    if device == "cuda":
-        from .device import run_arrays
-
+    chosen, why = chosen_device(plan, device, otherwise="emulator")
+    if chosen == "cuda":
         result = run_arrays(plan, a, b, why, besides.words)
     else:
         result = _emulated(plan, a, b, besides, why, copy)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import EmulatorError, OperandError
-from .device import gpu_for
+from .device import chosen_device
 from .run import DEVICES, GemmResult, _check_shape, _kind, _progress_line, batched
 from .sm80_operand import Sm80Operand
 from .sm80_plan import Sm80Plan
@@ -60,10 +60,7 @@ def run_sm80(
         if value.dtype.name not in takes:
             raise OperandError(f"{operand.name.lower()} is {value.dtype}; {operand.dtype} is given as "
                                f"{' or '.join(takes)}")  # fmt: skip
-    why = ""
-    if device is None:
-        found, why = gpu_for(plan)
-        device = "cuda" if found else "reference"
+    device, why = chosen_device(plan, device)
     if device == "cuda":
         result = _launch(plan, _tensor(plan.a, a), _tensor(plan.b, b), None, True)
         values = result.c.float() if plan.c.dtype.kind == "float" else result.c
@@ -141,16 +138,14 @@ def _run_tensors(plan: Sm80Plan, a: Any, b: Any, out: Any, device: str | None, c
     kind = getattr(torch, _TORCH[plan.c.dtype.name])
     if out is not None and (out.dtype != kind or out.device != a.device):
         raise OperandError(f"out is {out.dtype} on {out.device}, the plan gives {kind} on {a.device}")
-    on_gpu, why = a.device.type == "cuda", ""
+    on_gpu = a.device.type == "cuda"
     if on_gpu and device in ("emulator", "reference"):
         raise OperandError(f"a and b are on {a.device}; move them to the CPU for the {device}")
-    if device is None and not on_gpu:
-        found, why = gpu_for(plan)
-        device = "cuda" if found else "reference"
-    if not on_gpu and device != "cuda":
+    device, why = chosen_device(plan, "cuda" if on_gpu else device)
+    if device != "cuda":
         floats = plan.a.dtype.kind == "float"
         arrays = [(x.detach().float() if floats else x.detach()).numpy() for x in (a, b)]
-        done = _on_cpu(plan, arrays[0], arrays[1], device or "reference", why)
+        done = _on_cpu(plan, arrays[0], arrays[1], device, why)
         result = GemmResult(torch.from_numpy(done.c).to(kind), done.ran_on, why)
     else:
         require_gpu(plan, a.device.index if on_gpu else None)  # type: ignore[arg-type]

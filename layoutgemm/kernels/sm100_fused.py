@@ -36,7 +36,7 @@ class _Loaded:
 
     @property
     def epilogue(self) -> Epilogue:
-        return self.plan.epilogue  # type: ignore[no-any-return]
+        return self.plan.epilogue
 
     @property
     def c(self) -> Any:

@@ -170,11 +170,10 @@ def choose(
     # One warpgroup for 128 rows stores the first 64 of them under the products of the others: benchmarks/NOTES.md.
     tall = bits == 16 and _tall_wave(best)
     single = rows == 64 or rows * columns <= 128 * 128 or tall
-    loader = "self" if not single else "warp" if best.waves == 1 else "warpgroup"
     config = Sm90Config(
         best.tile,
         consumers=1 if single else 2,
-        loader=loader,
+        loader="self" if not single else "warp" if best.waves == 1 else "warpgroup",
         cluster=cluster,
         group=best.group,
         along=best.along,
@@ -186,15 +185,15 @@ def choose(
     )
     if best.tile == _WIDE and best.waves == 1 and bits == 16 and b_major == "K" and k >= 1024 and gated is None:
         config = replace(config, **_IN_HALVES)
-    if overlap:
-        # Of kernels that load for themselves in clusters two k tiles, whatever they weigh: 512x28672x4096 +0.5%.
-        stage = (rows // cluster[1] + columns // cluster[0]) * _STAGE_BYTES
-        two = config.loader == "self" and cluster != (1, 1)
-        config = replace(config, prefetch=2 if two else fetched(stage, _FETCHED))
     if best.pingpong:
         config = replace(config, schedule="pingpong", consumers=2, loader="warpgroup")
     elif best.waves == 1 and batch == 1 and (cluster != (1, 1) or best.tile != _WIDE):
         config = replace(config, launch="tiles", along="N" if cluster[0] > 1 else "M")
+    if overlap:
+        # Of kernels that load for themselves in clusters two k tiles, whatever they weigh: 512x28672x4096 +0.3 to 0.7%.
+        stage = (rows // cluster[1] + columns // cluster[0]) * _STAGE_BYTES
+        two = config.loader == "self" and cluster != (1, 1)
+        config = replace(config, prefetch=2 if two else fetched(stage, _FETCHED))
     reason = f"{best}; " + (
         f"blocks in clusters of {cluster[0]}x{cluster[1]} share loads"
         if cluster != (1, 1)
