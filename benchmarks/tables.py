@@ -18,7 +18,7 @@ def gemm(record: dict[str, Any]) -> list[str]:
         "| M x N x K | us | TFLOP/s | x torch.mm | x best peer | best peer | sustained x torch.mm | x best peer |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for outcome in record["outcomes"]:
+    for outcome in sorted(record["outcomes"], key=place):
         measured = {m["name"]: m for m in outcome["measured"]}
         ours, base = measured.get("layoutgemm"), measured["torch.mm"]
         if ours is None:
@@ -39,6 +39,16 @@ def gemm(record: dict[str, Any]) -> list[str]:
             cells += ["-", "-"]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
+
+
+def place(outcome: dict[str, Any]) -> tuple[bool, int, float]:
+    """Squares first, then from many rows to few, and by the work in each: a run may take them in another order.
+
+    >>> place({"problem": {"m": 16, "n": 4096, "k": 4096}}) > place({"problem": {"m": 1024, "n": 1024, "k": 1024}})
+    True
+    """
+    m, n, k = (int(outcome["problem"][name]) for name in "mnk")
+    return not m == n == k, -m, -n * k
 
 
 def ladder(record: dict[str, Any]) -> list[str]:

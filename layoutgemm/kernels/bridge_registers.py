@@ -112,6 +112,17 @@ def store_element(address: Int64, value: Any, dtype: Any) -> None:
     cute.make_tensor(pointer, cute.make_layout(1))[0] = value.to(target)
 
 
+def store_neighbours(address: Int64, low: Any, high: Any, dtype: Any) -> None:
+    """Store two values as neighbours of `dtype` in one instruction; the address in bytes is a multiple of both's."""
+    if dtype.bits == 32:
+        words = [value.bitcast(Int32) if isinstance(value, Float32) else value for value in (low, high)]
+        assembly("st.global.v2.b32 [$0], {$1, $2};", "l,r,r,~{memory}", [Int64(address), *words])
+        return
+    kind, register = ("b32", "r") if dtype.bits == 16 else ("b16", "h")
+    pair = convert_pair(low, high, dtype)
+    assembly(f"st.global.{kind} [$0], $1;", f"l,{register},~{{memory}}", [Int64(address), pair])
+
+
 def _store_two(address: Any, low: Any, high: Any) -> None:
     assembly("st.global.v2.f32 [$0], {$1, $2};", "l,f,f,~{memory}", [Int64(address), Float32(low), Float32(high)])
 

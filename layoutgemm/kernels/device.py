@@ -170,7 +170,8 @@ def tma_operand(operand: OperandPlan, tensor: Any, copies: list[str], copy: bool
     elif tensor.data_ptr() % 16:
         rule = f"{name} starts at {tensor.data_ptr():#x}, which is no multiple of 16 bytes, as a tensor map needs"
     else:
-        _check_map(operand.tma, name, lines, leading, pitch)
+        for tma in operand.copies:
+            _check_map(tma, name, lines, leading, pitch)
         return lines, leading, pitch
     refuse_or_note(operand, rule, f"pitch {made}", copies, copy)
     buffer = torch.empty((*lines.shape[:-1], made), dtype=tensor.dtype, device=tensor.device)

@@ -51,7 +51,7 @@ def explain_operand(operand: OperandPlan) -> str:
         + given,
         f"  shared tile {extent} (mn, k) -> {tile.swizzle} o {tile.layout} elements, {tile.bytes} bytes, aligned to "
         f"{tile.alignment}",
-        *("  " + line for line in operand.tma.explain().splitlines()),
+        *("  " + line for tma in operand.copies for line in tma.explain().splitlines()),
         *("  " + line for line in operand.descriptor.explain().splitlines()),
     ]
     return "\n".join(lines)

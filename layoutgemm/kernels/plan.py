@@ -85,6 +85,7 @@ class OperandPlan:
     order  of the global matrix, A being M x K and B being K x N
     major  "K" when K is contiguous in it, else "MN": shared memory keeps the order, since a tensor copy does not
            transpose
+    rest   where the tile's last span is not full: the copies of what it has, `tma` being those of the full ones
     """
 
     name: str
@@ -94,6 +95,22 @@ class OperandPlan:
     smem: SmemTile
     tma: TmaPlan
     descriptor: OperandDescriptor
+    rest: TmaPlan | None = None
+
+    @property
+    def copies(self) -> tuple[TmaPlan, ...]:
+        """The copies of a tile, those of each tensor map."""
+        return (self.tma,) if self.rest is None else (self.tma, self.rest)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that arrive in one block for a tile: what its barrier expects."""
+        return sum(tma.bytes for tma in self.copies)
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of a tile that one block reads from global memory, for all that share it."""
+        return sum(tma.sent_bytes for tma in self.copies)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,10 @@ from .choice import Choice
 from .epilogue import Epilogue
 from .plan import Operand
 from .plan_base import STAGE_BYTES_OF_K as _STAGE_BYTES
-from .sm90_few_rows import DRAM, LAUNCH, ONE, crowded, fetched, for_few_rows
+from .sm90_few_rows import crowded, exchange, fetched, for_few_rows, most_split
 from .sm90_gated import HALVES, Gated
 from .sm90_plan import Sm90Config, Sm90Plan
+from .sm90_shares import LINE
 from .sm90_types import operands, output_of
 
 
@@ -80,8 +81,14 @@ _RATES = {
 # Of 8-bit types half of it does where there are more than two rows of tiles: at K = 4096 the fastest of 4096x4096 share
 # them, and of 512x14336 those that do not, by 1% (types_h200.json). tf32 is taken to be as bf16 of as many bytes.
 _CLUSTER_BYTES, _NARROW_BYTES = 8192, 4096
-_L2, _SHARED = 12.6e12, 0.5  # bytes a second of all L2 reads together; of what two blocks share, the part read
+_DRAM, _LAUNCH = 4.2e12, 2.0e-6  # bytes a second of memory; from one kernel's end to the next one's first product
+_ONE = 120e9  # bytes a second into one multiprocessor
+# Bytes a second of all L2 reads, and of several waves without clusters; of what two blocks share, the part read.
+_L2, _L2_ALONE, _SHARED = 12.6e12, 10.8e12, 0.5
+_UNSHARED = 0.97  # the rate of several waves of blocks that share nothing, where K is long
 _PINGPONG = (128, 160, 176, 192)  # columns of 128-row tiles that two warpgroups take in turn
+_TURNS = 1.015  # their rate where K is long: the clock takes the rest of what hidden ends give
+_SPLITS, _SPLIT_GAIN = (2, 4), 0.86  # parts of K that are tried in a single wave, and what they have to gain
 _FETCHED = 56 << 10  # bytes that a block brings into L2 before the kernel before has ended, at most: `fetched`
 
 # A single tile of 128x256 is finished by halves of its columns, with loads by a warp of their own: 2048^3 +1%,
@@ -105,10 +112,11 @@ class Estimate:
     group: int = 8
     along: str = "M"
     pingpong: bool = False
+    split: int = 1
 
     def __str__(self) -> str:
         rows, columns = self.tile
-        name = f"{rows}x{columns}" + " in turn" * self.pingpong
+        name = f"{rows}x{columns}" + " in turn" * self.pingpong + f" in {self.split} parts of K" * (self.split > 1)
         return f"{name}: {self.tiles} tiles, {self.waves} wave(s) of {self.workers}, {self.seconds * 1e6:.1f} us"
 
 
@@ -120,7 +128,7 @@ def choose(
 
     a        A's type, as for Sm90Plan.derive. Products take as long as their operands' bytes, so the measurements, all
              of bf16, are scaled by the width; C is taken to be of the type that follows from A's
-    b_major  "K", or "MN" for a B whose rows are contiguous: its tile is then of whole 64-byte spans
+    b_major  "K", or "MN" for a B whose rows are contiguous
     gated    as for Sm90Plan.derive: B has 2n columns, and a tile as many of the gate as of what it multiplies. Its
              halves are widths of the instruction, and operands keep their places
 
@@ -161,10 +169,15 @@ def choose(
         for rows in (256, 128, 64)
         for columns in _WIDTHS
         for pingpong in ((False, True) if rows == 128 and columns in _PINGPONG and not fp8 else (False,))
-        if (rows, columns) != (256, 256) and (b_major == "K" or columns % (64 // kind.bytes) == 0)
-        and columns % _unit(kind, halves) == 0
+        if (rows, columns) != (256, 256) and columns % _unit(kind, halves) == 0
     ]
+    if b_major != "K":
+        estimates = [e for e in estimates if e.tile[1] % (LINE // kind.bytes) == 0 or _spans_in_part_pay(e, k, kind)]
     best = min(estimates, key=lambda e: (e.seconds, -e.tile[0] * e.tile[1], -e.tile[0]))
+    if batch == halves == 1 and bits == 16 and work < _SHORT:
+        parts = _in_parts(m, n, k, kind, b_major, multiprocessors)
+        if parts and min(parts, key=_seconds).seconds < _SPLIT_GAIN * best.seconds:
+            return _of_parts(min(parts, key=_seconds))
     (rows, columns), cluster = best.tile, best.cluster
     overlap = work < _SHORT
     # One warpgroup for 128 rows stores the first 64 of them under the products of the others: benchmarks/NOTES.md.
@@ -203,6 +216,45 @@ def choose(
     return Sm90Choice(config), reason + _gated_reason(columns, halves)
 
 
+def _spans_in_part_pay(e: Estimate, k: int, kind: DType) -> bool:
+    """Whether a tile of B's rows may end within a span: its lines then begin within one, and are asked for twice.
+
+    256 rows hide it (1 to 2% faster than whole spans); in one wave, wide tiles of blocks that share A do, or little K.
+    """
+    short = k * kind.bytes < _CLUSTER_BYTES
+    return e.tile[0] == 256 or (e.waves == 1 and ((e.cluster == (1, 2) and e.tile[1] >= 160) or short))
+
+
+def _seconds(estimate: Estimate) -> float:
+    """Of a product in parts of K; tiles of 64 rows ran 3 to 10% behind what is estimated for them beside others."""
+    return estimate.seconds * (1.03 if estimate.tile[0] == 64 else 1)
+
+
+def _in_parts(m: int, n: int, k: int, kind: DType, b_major: str, multiprocessors: int) -> list[Estimate]:
+    """Estimates of few tiles whose sums over K are shared out to the blocks of a cluster: more of them are at work."""
+    found = []
+    for split in _SPLITS:
+        for rows in (64, 128):
+            for columns in _WIDTHS:
+                tiles = -(-m // rows) * -(-n // columns)
+                fit = columns % (8 * split) == 0 and (b_major == "K" or columns % (LINE // kind.bytes) == 0)
+                if fit and tiles <= most_split(multiprocessors, split) and k * kind.bytes >= 2048 * split:
+                    found.append(_estimate((rows, columns), m, n, k, 1, kind, multiprocessors, False, split))
+    return found
+
+
+def _of_parts(best: Estimate) -> tuple[Sm90Choice, str]:
+    """The configuration of a product in parts of K, and why."""
+    rows, _ = best.tile
+    early = 1 if best.split == 2 else 0
+    config = Sm90Config(
+        best.tile, consumers=rows // 64, loader="warp", single=True, split=best.split, chunks=best.split, overlap=True,
+        trigger="start" if early else "end", prefetch=early, launch="tiles",
+    )  # fmt: skip
+    why = f"{best}; too few tiles to fill the machine: {best.split} blocks of a cluster share each sum over K"
+    return Sm90Choice(config), why
+
+
 def _unit(kind: DType, halves: int) -> int:
     """What a tile's columns are a multiple of: of a gated one each half is a width of the instruction."""
     return 1 if halves == 1 else halves * (8 if kind.kind == "float" else 16)
@@ -218,24 +270,36 @@ def _tall_wave(best: Estimate) -> bool:
 
 
 def _estimate(
-    tile: tuple[int, int], m: int, n: int, k: int, batch: int, kind: DType, multiprocessors: int, pingpong: bool
-) -> Estimate:
+    tile: tuple[int, int], m: int, n: int, k: int, batch: int, kind: DType, multiprocessors: int, pingpong: bool,
+    split: int = 1,
+) -> Estimate:  # fmt: skip
     """Waves times the cycles of a tile: products at the tile's rate, and the end that is exposed, once for pingpong."""
     rows, columns = tile
     grid = -(-m // rows), -(-n // columns)
     tiles = grid[0] * grid[1] * batch
     waves = -(-tiles // multiprocessors)
     cluster, group, along = _cluster(tile, grid, waves, k, kind, multiprocessors)
+    if split > 1:
+        cluster = (1, 1)
     rate = _RATES.get(tile, 1 - 10 * max(0.0, 1 / rows + 1 / columns - 1 / 256 - 1 / 224))
-    products = rows * columns * k * kind.bits / 16 / _FMA_PER_CYCLE / rate / _CLOCK
+    turns = pingpong and waves > 1
+    long = k * kind.bytes >= _CLUSTER_BYTES
+    if turns and long:
+        rate *= _TURNS
+    if waves > 1 and long and cluster == (1, 1):
+        rate *= _UNSHARED
+    products = rows * columns * k / split * kind.bits / 16 / _FMA_PER_CYCLE / rate / _CLOCK
     line, shares = k * kind.bytes, [1.0 if blocks == 1 else _SHARED for blocks in cluster]
-    reads = max(tiles * (rows * shares[1] + columns * shares[0]) * line / _L2, waves * (rows + columns) * line / ONE)
-    ends = (1 if pingpong and waves > 1 else waves) * (_TILE_CYCLES + _LOW_TILE_CYCLES * (rows == 64)) / _CLOCK
-    moved = ((m + n) * k * kind.bytes + m * n * output_of(kind).bytes) * batch / DRAM
+    one = _ONE
+    alone = waves > 1 and cluster == (1, 1)
+    reads = tiles * (rows * shares[1] + columns * shares[0]) * line / (_L2_ALONE if alone else _L2)
+    reads = max(reads, waves * (rows + columns) * line / split / one)
+    ends = (1 if turns and not long else waves) * (_TILE_CYCLES + _LOW_TILE_CYCLES * (rows == 64)) / _CLOCK
+    moved = ((m + n) * k * kind.bytes + m * n * output_of(kind).bytes) * batch / _DRAM
     if waves == 1:
-        moved *= 1 + crowded(tiles, multiprocessors)
-    seconds = max(max(waves * products, reads) + ends, moved) + LAUNCH
-    return Estimate(tile, seconds, waves, tiles, multiprocessors, cluster, group, along, pingpong and waves > 1)
+        moved *= 1 + crowded(tiles * split, multiprocessors)
+    seconds = max(max(waves * products, reads) + ends, moved) + _LAUNCH + exchange(rows, columns, split)
+    return Estimate(tile, seconds, waves, tiles, multiprocessors, cluster, group, along, turns, split)
 
 
 def _cluster(
@@ -243,10 +307,11 @@ def _cluster(
 ) -> tuple[tuple[int, int], int, str]:
     """Two blocks that share the tile they both need, along the way that leaves none without work; and the order."""
     if waves == 1 and kind.bits == 16 and tile != _WIDE:
-        if grid[0] % 2 == 0:  # 3 to 15% at any K; shared along N they lose as much
+        flat = tile[0] == 256 and grid[0] == 2 and k * kind.bytes < _NARROW_BYTES  # 496x11456x1728 2.1%
+        if grid[0] % 2 == 0 and not (flat and grid[1] % 2 == 0):  # 3 to 15%; shared along N they lose as much
             return (2, 1), 8, "N"
-        # But where that cannot be, and K is long: 1048x2240x8320 1.1%, 1840x1792x4736 0.3%.
-        along_n = tile[0] >= 128 and grid[0] > 2 and grid[1] % 2 == 0 and k * kind.bytes >= _CLUSTER_BYTES
+        # But where that cannot be: 1048x2240x8320 1.1%, 648x7232x2176 1.0%, 864x2304x1088 0.4 to 2.0%.
+        along_n = tile[0] >= 128 and (grid[0] > 2 or flat) and grid[1] % 2 == 0
         return ((1, 2) if along_n else (1, 1)), 8, "M"
     least = _NARROW_BYTES if kind.bits == 8 and grid[0] > 2 else _CLUSTER_BYTES
     if k * kind.bytes < least or grid[0] * grid[1] < 64:

@@ -50,7 +50,8 @@ class Sm90Config:
     l2_promotion   what an L2 miss of a load fetches: "none", "64B", "128B" or "256B"; see `TensorMap`
     launch     "workers": as many clusters as run at a time, which take tile after tile. "tiles": one for each tile, in
                a grid of as many rows and columns, `along` first: a block finds its tile without a division. No batch
-    store      "tma", or "direct": each thread its own elements, for a C that a tensor map does not take
+    store      "tma", or "direct": each thread its own elements, for a C that a tensor map does not take, and for few
+               rows, which few threads have: no meeting, and no way through shared memory
     chunks, buffers   of the store; see StorePlan
     split      blocks of a cluster that share a tile's sum over K, each a part of it; they exchange their partial sums
                through shared memory, and each stores its share of the columns

@@ -14,6 +14,7 @@ from cutlass import Int64, const_expr
 
 from . import bridge
 from .bridge_math import ElementMath
+from .sm90_store import rows_of_values
 
 
 class GatedSums:
@@ -131,7 +132,7 @@ class Sm90Epilogue:
 
     @cute.jit
     def store_direct(self, job: Any, accumulator: Any, thread: Any, origin: Any, block: int) -> None:
-        """Each thread its own elements, guarded: for a C whose lines a tensor map does not take."""
+        """Each thread its own elements, guarded; neighbours in a row of C together where its lines allow it."""
         plan = self.plan
         row, column, matrix = origin
         row += block * 64
@@ -142,14 +143,44 @@ class Sm90Epilogue:
         values = self.sums(sums, 0, count) if fused is None else fused.values(sums, 0, count)
         if const_expr(fused is not None):
             fused.finish()
-        for v in bridge.unrolled(count):
-            i, j = plan.mma.coords_C(thread, v)
+        size = plan.c.dtype.bytes
+        paired = base % (2 * size) == 0 and job.ldc % 2 == 0 and column <= job.n - plan.tile_c[1]
+        if const_expr(plan.c.order == "row"):
+            if paired:
+                self.store_pairs(job, values, base, (row, column), thread)
+            else:
+                self.store_elements(job, values, base, (row, column), thread)
+        else:
+            self.store_elements(job, values, base, (row, column), thread)
+
+    @cute.jit
+    def store_pairs(self, job: Any, values: Any, base: Any, origin: Any, thread: Any) -> None:
+        """Neighbours in a row of C in one store; all columns of the tile are in C, so that only rows are asked for."""
+        atom, size = self.plan.stored, self.plan.c.dtype.bytes
+        row, column = origin
+        rows = rows_of_values(atom)
+        for r in cutlass.range_constexpr(len(rows)):
+            i, _ = atom.coords_C(thread, rows[r][0])
+            if i < job.m - row:
+                line = base + (Int64(row + i) * job.ldc + column) * size
+                for e in cutlass.range_constexpr(0, len(rows[r]), 2):
+                    low, high = rows[r][e], rows[r][e + 1]
+                    _, j = atom.coords_C(thread, low)
+                    bridge.store_neighbours(line + Int64(j) * size, values[low], values[high], self.plan.c.dtype)
+
+    @cute.jit
+    def store_elements(self, job: Any, values: Any, base: Any, origin: Any, thread: Any) -> None:
+        """Element by element, each asked whether it is in C."""
+        atom, dtype = self.plan.stored, self.plan.c.dtype
+        row, column = origin
+        for v in bridge.unrolled(atom.accumulator_registers):
+            i, j = atom.coords_C(thread, v)
             if i < job.m - row and j < job.n - column:
-                if const_expr(plan.c.order == "row"):
+                if const_expr(self.plan.c.order == "row"):
                     element = Int64(row + i) * job.ldc + (column + j)
                 else:
                     element = Int64(column + j) * job.ldc + (row + i)
-                bridge.store_element(base + element * plan.c.dtype.bytes, values[v], plan.c.dtype)
+                bridge.store_element(base + element * dtype.bytes, values[v], dtype)
 
     @cute.jit
     def reduce(self, job: Any, accumulators: Any, at: Any) -> None:

@@ -37,7 +37,7 @@ class BarrierRow(NamedTuple):
 def roles(plan: Sm90Plan) -> tuple[RoleRow, ...]:
     """The loader and the consumers, from the programs of the plan's pipeline."""
     pipeline = _model(plan)
-    boxes = [len(op.tma.instructions) // op.tma.multicast for op in (plan.a, plan.b)]
+    boxes = [len(tma.instructions) // tma.multicast for op in (plan.a, plan.b) for tma in op.copies]
     rows = []
     for role in pipeline.roles:
         actions = list(walk(role.program))
@@ -173,7 +173,7 @@ def _explain_launch(plan: Sm90Plan, across: tuple[int, int]) -> list[str]:
         x, y = across if config.along == "M" else across[::-1]
         lines.append(f"launch: a grid of {x * plan.cluster_size} x {y} blocks, along {config.along} first, a tile each")
     if config.prefetch:
-        bytes_ = (plan.a.tma.sent_bytes + plan.b.tma.sent_bytes) * config.prefetch
+        bytes_ = (plan.a.sent_bytes + plan.b.sent_bytes) * config.prefetch
         lines.append(f"into L2 before the kernel before has ended: {config.prefetch} k tile(s), {bytes_} bytes a block")
     if config.early:
         pieces = "half of the columns" if plan.half is not None else "block of 64 rows"

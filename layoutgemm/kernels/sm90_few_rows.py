@@ -13,25 +13,32 @@ from typing import Any
 
 from ..dtypes import DType
 from .sm90_config import Sm90Config
+from .sm90_store import WARP_ROWS
 from .sm90_types import output_of
 
-# Measured on an H200 (132 multiprocessors, 1.98 GHz, HBM3e): benchmarks/NOTES.md, "Few rows" and "Where blocks begin".
-DRAM = 4.2e12  # bytes a second that memory brings to all
-_L2, ONE = 12e12, 120e9  # bytes a second: all L2 reads together, one multiprocessor's
-LAUNCH = 2.0e-6  # from one kernel's end to the next one's first product, with programmatic dependent launch
-_LATE = 0.7e-6  # more where the next kernel's blocks come when this one's have left
-_SWAPPED = 0.1e-6  # of a kernel with swapped operands, whose columns of C cross its warps
-_STEP = 0.165e-6  # of a k tile of 128 elements in a block of 64 rows: eight products that wait for each other
-_EXCHANGE, _EXCHANGE_ROWS = 0.1e-6, 0.9e-6  # of partial sums between two blocks, of weights in rows and in columns
-_NARROW, _LINES = 0.35e-6, 64  # of copies with fewer lines than these
+# Fitted to 478 kernels of 49 shapes on an H200 (132 multiprocessors, 1.98 GHz, HBM3e); what is cheapest here was at
+# most 4% behind the fastest there, 0.1% on average: NOTES.md, "Choices for shapes that nobody chose".
+_MEMORY, _ONE, _L2 = 4.4e12, 147e9, 19e12  # bytes a second: memory's, into one multiprocessor, all L2 reads together
+_START = 1.51e-6  # from one kernel's end to the next one's first product, with programmatic dependent launch
+_LATE = 0.79e-6  # more where the next kernel's blocks come when this one's have left
+_STEP, _STEP_COLUMN = 0.134e-6, 0.0004e-6  # of a k tile of 256 bytes in a block of 64 rows, which follow one another
+_EXCHANGE, _EXCHANGE_KB = 0.31e-6, 0.026e-6  # of partial sums, and more for each 1024 bytes that a block sends
+_NARROW, _LINES = 1.04, 48  # memory's time for blocks with fewer lines of weights than these
+_TOGETHER = 6  # limits that are near each other add up: the norm of this order
 _WAVE = 1.0e-6  # of each further wave: a block's first loads
 # Of the memory's time: for idle multiprocessors beyond a few that the grids in flight leave, as a share of a grid's
-# blocks; up to a tenth where a grid itself fills few; for each idle one in the last of several waves, where whoever is
-# done first takes the next block.
-_CROWDED, _FEW_IDLE, _SPARSE, _MANY_IDLE, _LAST_WAVE = 0.55, 4, 0.1, 40, 0.0025
+# blocks; a little where a grid itself fills few; for each idle one in the last of several waves, where whoever is done
+# first takes the next block.
+_CROWDED, _FEW_IDLE, _SPARSE, _MANY_IDLE, _LAST_WAVE = 0.62, 2, 0.07, 40, 0.0025
+_CROWDED_ONE = 0.45  # of that, of what goes into one multiprocessor
+_ALIKE = 0.98  # what whole sums of swapped operands have to take of the others' time
+# Clusters of four lie in graphics clusters of 16 or 18 multiprocessors: so many blocks find a place at a time.
+_FOURS, _SPLITS = 100, (1, 2, 4)
+_SPLIT_COLUMNS = 64  # at most, of a block whose sums are brought together
 # Bytes that a block brings into L2 before the kernel before has ended: more keep the copy engine from the first loads.
 _FETCHED = 64 << 10
 _LONG = 16384  # bytes along K from which sharing the rows of A pays
+_HELD = 128  # columns up to which threads store what they hold
 _DEEP = 232  # columns up to which three stages of 256 bytes of K fit beside 64 rows of A
 
 
@@ -39,7 +46,7 @@ def crowded(blocks: int, multiprocessors: int) -> float:
     """What memory takes longer for a single wave of so many blocks, if the next kernel's come early; a share.
 
     >>> [round(crowded(blocks, 132), 2) for blocks in (132, 128, 120, 112, 96, 72, 64)]
-    [0.0, 0.0, 0.04, 0.08, 0.18, 0.43, 0.0]
+    [0.0, 0.01, 0.05, 0.1, 0.22, 0.5, 0.02]
     """
     idle = multiprocessors % blocks  # as many grids as fit run, or wait, at a time
     return _CROWDED * max(0, idle - _FEW_IDLE) / blocks
@@ -58,6 +65,8 @@ class FewRows:
 class _Cost:
     seconds: float
     trigger: str
+    columns: int
+    split: int
 
 
 @dataclass(frozen=True)
@@ -73,33 +82,51 @@ class _Problem:
         """256 bytes of K, of the widest half: deeper tiles leave too few stages, flatter ones cost a barrier more."""
         return (256 if columns <= _DEEP else 128) // self.kind.bytes
 
-    def cost(self, tiles: int, rows: int, width: int, split: int = 1, exchange: float = 0.0) -> _Cost:
-        """Of so many tiles, each of which loads `rows` and `width` lines of K, in `split` parts that they exchange."""
+    def cost(self, tiles: int, rows: int, columns: int, split: int, weights: int) -> _Cost:
+        """Of so many tiles, each of which loads `rows` and `columns` lines of K, in `split` parts of it; lines of
+        weights among them."""
         bytes_, blocks = self.kind.bytes, tiles * split * self.batch
-        each = (rows + width) * self.k * bytes_ / split
+        each = (rows + columns) * self.k * bytes_ / split
         waves = -(-blocks // self.multiprocessors)
         least = (self.m + self.n) * self.k * bytes_ + self.m * self.n * output_of(self.kind).bytes
-        memory = least * self.batch / DRAM
-        steps = -(-self.k * bytes_ // 256) / split * _STEP * waves
-        others = max(blocks * each / _L2, waves * each / ONE, steps)
-        more = LAUNCH + exchange + _NARROW * (rows + width < _LINES)
+        memory = least * self.batch / _MEMORY * (_NARROW if weights < _LINES else 1.0)
+        steps = -(-self.k * bytes_ // 256) / split * waves * (_STEP + _STEP_COLUMN * columns)
+        one, l2 = waves * each / _ONE, blocks * each / _L2
+        more = _START + exchange(64, columns, split)
         if waves > 1:
             idle = -blocks % self.multiprocessors / waves
-            return _Cost(max(memory * (1 + _LAST_WAVE * idle), others) + more + (waves - 1) * _WAVE, "start")
-        sparse = _SPARSE * min(1.0, max(0, self.multiprocessors - _FEW_IDLE - blocks) / _MANY_IDLE)
-        longer = max(sparse, crowded(blocks, self.multiprocessors))
-        start = max(memory * (1 + longer), others) + more
-        end = max(memory * (1 + sparse), others) + more + _LATE
-        return _Cost(start, "start") if start <= end else _Cost(end, "end")
+            seconds = max(memory * (1 + _LAST_WAVE * idle), one, steps, l2)
+            return _Cost(seconds + more + (waves - 1) * _WAVE, "start", columns, split)
+        sparse = _SPARSE * min(1.0, max(0, self.multiprocessors - 4 - blocks) / _MANY_IDLE)
+        longer = crowded(blocks, self.multiprocessors)
+        start = _both(memory * (1 + max(sparse, longer)), one * (1 + _CROWDED_ONE * longer), steps, l2) + more
+        end = _both(memory * (1 + sparse), one, steps, l2) + more + _LATE
+        if start <= end and split <= 2:
+            return _Cost(start, "start", columns, split)
+        return _Cost(end, "end", columns, split)
 
-    def best_split(self, tiles: int, rows: int, width: int, exchange: float) -> tuple[_Cost, int]:
-        """The cheaper of one and two parts of K: two where all of the next kernel's blocks may come early."""
-        whole = self.cost(tiles, rows, width)
-        if 2 * tiles * self.batch <= self.multiprocessors:
-            halves = self.cost(tiles, rows, width, 2, exchange)
-            if halves.trigger == "start" and halves.seconds < whole.seconds:
-                return halves, 2
-        return whole, 1
+    def fits(self, tiles: int, split: int) -> bool:
+        """Whether so many clusters of parts of K run at a time."""
+        return split == 1 or tiles * self.batch <= most_split(self.multiprocessors, split)
+
+
+def _both(*limits: float) -> float:
+    return float(sum(limit**_TOGETHER for limit in limits) ** (1 / _TOGETHER))
+
+
+def exchange(rows: int, columns: int, split: int) -> float:
+    """Seconds in which the blocks of a tile bring the partial sums of `split` parts of K together."""
+    sent = rows * columns * 4 * (split - 1) / split
+    return _EXCHANGE + _EXCHANGE_KB * sent / 1024 if split > 1 else 0.0
+
+
+def most_split(multiprocessors: int, split: int) -> int:
+    """Tiles whose parts of K, a cluster each, find their places at a time.
+
+    >>> most_split(132, 1), most_split(132, 2), most_split(132, 4)
+    (132, 66, 25)
+    """
+    return (multiprocessors if split <= 2 else min(_FOURS, multiprocessors)) // split
 
 
 def fetched(stage: int, most: int) -> int:
@@ -125,22 +152,24 @@ def for_few_rows(
     """
     problem = _Problem(m, n, k, batch, kind, multiprocessors)
     rows = -(-m // 8) * 8
-    costs = {width: (problem.cost(-(-n // width), rows, width), 1) for width in _widths(problem, b_major, unit)}
-    if b_major != "K":  # K-major blocks can be narrower instead
-        span = min(costs)
-        costs[span] = problem.best_split(-(-n // span), rows, span, _EXCHANGE_ROWS)
-    columns = min(costs, key=lambda width: (costs[width][0].seconds, width))
-    straight, parts = costs[columns]
-    width = 16 if m <= 16 else 32 if m <= 32 else 64
-    tiles = -(-n // 64)
-    turned, split = problem.best_split(tiles, width, 64, _EXCHANGE)
-    swapped = turned.seconds + _SWAPPED
+    costs = [
+        problem.cost(-(-n // width), rows, width, split, width)
+        for split in (_SPLITS if unit == 1 else (1,))
+        for width in _widths(problem, b_major, unit, split)
+        if problem.fits(-(-n // width), split)
+    ]
+    straight = min(costs, key=lambda cost: (cost.seconds, cost.columns))
+    columns, parts = straight.columns, straight.split
+    width, tiles = 16 if m <= 16 else 32 if m <= 32 else 64, -(-n // 64)
+    turns = [s for s in _SPLITS if width % (8 * s) == 0 and problem.fits(tiles, s)]
+    turned = min([problem.cost(tiles, 64, width, split, 64) for split in turns], key=lambda cost: cost.seconds)
+    swapped, split = turned.seconds, turned.split
     shared: dict[str, Any] = {"consumers": 1, "loader": "warp", "single": True}
     if batch == 1:  # of a batch tiles are numbered
         shared["launch"] = "tiles"
     # Of weights in rows (MN-major) the halves of K are worth it for M up to 32 alone: at 64 they lose 1%.
     swappable = swappable and (b_major == "K" or m <= 32)
-    if swappable and swapped < 0.99 * straight.seconds:
+    if swappable and swapped <= straight.seconds * (_ALIKE if split == 1 else 1):
         tile_k = problem.tile_k(width)
         launched = _overlap(turned, (64 + width) * tile_k * kind.bytes)
         config = Sm90Config((64, width), tile_k=tile_k, split=split, along="M", **shared, **launched)
@@ -154,29 +183,37 @@ def for_few_rows(
     long = k * kind.bytes >= _LONG or (b_major != "K" and columns >= 128)
     both = long and rows == 64 <= columns and tiles % 2 == 0 and tiles <= multiprocessors
     both = both and batch == parts == 1 and kind.bits == 16
+    # One warp of the four has rows: its threads store what they hold at once. Up to 0.9%; of 64 rows, or 256 columns,
+    # it would cost 1 to 3% (NOTES.md, "Spans in part, and stores without a meeting").
+    direct = rows <= WARP_ROWS and columns <= _HELD and parts == 1
     config = Sm90Config(
         (64, columns), tile_k=tile_k, split=parts, chunks=parts, rows=rows if rows < 64 else None, first="B",
-        cluster=(1, 2) if both else (1, 1), along="N" if batch == 1 else "M",
+        store="direct" if direct else "tma", cluster=(1, 2) if both else (1, 1), along="N" if batch == 1 else "M",
         **shared, **_overlap(straight, (rows + columns) * tile_k * kind.bytes),
     )  # fmt: skip
     return FewRows(config, False, (
         f"{tiles} tiles of {columns} columns" + f", each of {parts} blocks," * (parts > 1)
         + f" on {multiprocessors} multiprocessors; bound by memory, {straight.seconds * 1e6:.1f} us"
-        + "; two blocks share A" * both + _when(config)
+        + "; two blocks share A" * both + "; threads store what they hold" * direct + _when(config)
     ))  # fmt: skip
 
 
-def _widths(problem: _Problem, b_major: str, unit: int) -> list[int]:
+def _widths(problem: _Problem, b_major: str, unit: int, split: int) -> list[int]:
     """Columns of a block that may be the fastest: as even a share as there is, or whole 128-byte spans."""
     n, bytes_, most = problem.n, problem.kind.bytes, problem.multiprocessors
     if b_major != "K":
         step = 128 // bytes_
-        return list(range(step, 257, step))
-    columns = min(256, max(-(-n // (most * 8)) * 8, 24 if problem.k * bytes_ < 8192 else 8))
-    columns = -(-columns // unit) * unit
-    if problem.kind.kind != "float" and columns > 24:  # the instruction's widths for integers
-        columns = -(-columns // 16) * 16
-    return [columns]
+        widest = min(256, max(step, 3 * n // most))
+        return [step] if split > 1 else list(range(step, widest + 1, step))
+    integer = problem.kind.kind != "float"
+    if integer and split > 1:
+        return []
+    least = 8 * split  # each part stores whole groups of 8 columns
+    share = -(-n // (most_split(most, split) * least)) * least
+    found = sorted({-(-max(share, width) // unit) * unit for width in (16, 24, 32, 64) if width % least == 0})
+    if integer:  # the instruction's widths, beyond 24
+        found = sorted({width if width <= 24 else -(-width // 16) * 16 for width in found})
+    return [width for width in found if width <= (256 if split == 1 else _SPLIT_COLUMNS)] or [256] * (split == 1)
 
 
 def _overlap(cost: _Cost, stage: int) -> dict[str, Any]:

@@ -46,6 +46,7 @@ from .plan_base import tile_count
 from .sm90_epilogue import Sm90Epilogue
 from .sm90_gated import HALF
 from .sm90_loads import Sm90Loads
+from .sm90_shares import OTHER_MAPS
 from .sm_entry import GemmEntry
 
 
@@ -66,11 +67,11 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         map_a = bridge.encode_tensor_map(plan.a.tma, a, extents, *pitches["a"][: len(plan.a.tma.dims) - 1])
         # Of a gated product the second half of B's columns begins n lines on; it has no batch.
         lines_b = (pitches["b"][0], Int64(n) * pitches["b"][0]) if plan.gated is not None else pitches["b"]
-        map_b = bridge.encode_tensor_map(plan.b.tma, b, extents, *lines_b[: len(plan.b.tma.dims) - 1])
+        maps_b = [bridge.encode_tensor_map(tma, b, extents, *lines_b[: len(tma.dims) - 1]) for tma in plan.b.copies]
         tmas_c = plan.store.maps if const_expr(plan.store is not None) else ()
         maps_c = [self.map_of_c(tma, c, extents, pitches) for tma in tmas_c]
-        maps_c = (maps_c + [map_b] * 4)[:4]  # a kernel has a fixed number of parameters
-        self.kernel(map_a, map_b, *maps_c, c, m, n, k, batch, *pitches["c"], words).launch(
+        others = (maps_c + maps_b[1:] + [map_a] * OTHER_MAPS)[:OTHER_MAPS]  # a kernel has a fixed number of parameters
+        self.kernel(map_a, maps_b[0], *others, c, m, n, k, batch, *pitches["c"], words).launch(
             grid=self.launch_grid(m, n, batch, workers),
             block=(plan.threads, 1, 1),
             cluster=(plan.cluster_size, 1, 1),
@@ -109,10 +110,11 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         self,
         map_a: cutlass.GridConstant[bridge.TensorMap],
         map_b: cutlass.GridConstant[bridge.TensorMap],
-        map_c0: cutlass.GridConstant[bridge.TensorMap],
-        map_c1: cutlass.GridConstant[bridge.TensorMap],
-        map_c2: cutlass.GridConstant[bridge.TensorMap],
-        map_c3: cutlass.GridConstant[bridge.TensorMap],
+        map_0: cutlass.GridConstant[bridge.TensorMap],
+        map_1: cutlass.GridConstant[bridge.TensorMap],
+        map_2: cutlass.GridConstant[bridge.TensorMap],
+        map_3: cutlass.GridConstant[bridge.TensorMap],
+        map_4: cutlass.GridConstant[bridge.TensorMap],
         c: Int64,
         m: Int32,
         n: Int32,
@@ -138,7 +140,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         # 1. Barriers, once; then the whole cluster, since its blocks arrive at each other's.
         shared = bridge.SharedMemory(plan.smem)
         if thread == 0:  # one thread: a thread a stage, or another warp for the maps, took longer
-            for tensor_map in (map_a, map_b, map_c0):
+            for tensor_map in (map_a, map_b, map_0):
                 bridge.prefetch_map(tensor_map)
             for s in cutlass.range_constexpr(plan.stages):
                 bridge.barrier_init(shared.full(s), plan.full_arrivals)
@@ -169,7 +171,9 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
             given=bridge.Carried(**dict(zip(plan.words, words, strict=True))),
         )
         job.tiles = self.count_tiles(job, batch, thread)  # type: ignore[attr-defined]
-        maps = (map_a, map_b, (map_c0, map_c1, map_c2, map_c3))
+        others = (map_0, map_1, map_2, map_3, map_4)  # the store's, then what B has besides its first
+        stores = len(plan.store.maps) if const_expr(plan.store is not None) else 0
+        maps = (map_a, (map_b, *others[stores : stores + len(plan.b.copies) - 1]), others[:stores])
         first = block // plan.cluster_size
         if const_expr(plan.config.launch == "tiles"):  # a block's place says which tile: see `origin`
             first, job.tiles, job.workers = Int32(0), Int32(1), Int32(1)  # type: ignore[attr-defined]

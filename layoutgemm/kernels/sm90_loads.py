@@ -90,7 +90,8 @@ class Sm90Loads:
             if operand == "A":
                 bridge.prefetch_share(maps[0], plan.a.tma, origin, job.rank // along_m if along_n > 1 else 0)
             else:
-                bridge.prefetch_share(maps[1], plan.b.tma, origin, job.rank % along_m if along_m > 1 else 0)
+                for tensor_map, tma in zip(maps[1], plan.b.copies, strict=True):
+                    bridge.prefetch_share(tensor_map, tma, origin, job.rank % along_m if along_m > 1 else 0)
 
     def issue_loads(self, job: Any, maps: Any, m0: Any, n0: Any, matrix: Any, k_tile: Any, stage: Any) -> None:
         """Arm full[stage] and issue this block's share of both tiles. Called by one thread."""
@@ -114,15 +115,16 @@ class Sm90Loads:
         mask = bridge.cluster_mask(along_n, job.part * plan.sharing + job.rank % along_m, along_m)
         bridge.load_share(tensor_map, plan.a.tma, origin, destination, full, job.rank // along_m, mask)
 
-    def _load_b(self, job: Any, tensor_map: Any, origin: Any, destination: Any, full: Any) -> None:
+    def _load_b(self, job: Any, tensor_maps: Any, origin: Any, destination: Any, full: Any) -> None:
         """The blocks of one column of the cluster need the same B."""
         plan = self.plan
         along_m, _ = plan.config.cluster
-        if along_m == 1:
-            bridge.load_tile(tensor_map, plan.b.tma, origin, destination, full)
-            return
-        mask = bridge.cluster_mask(along_m, job.part * plan.sharing + job.rank // along_m * along_m, 1)
-        bridge.load_share(tensor_map, plan.b.tma, origin, destination, full, job.rank % along_m, mask)
+        for tensor_map, tma in zip(tensor_maps, plan.b.copies, strict=True):
+            if along_m == 1:
+                bridge.load_tile(tensor_map, tma, origin, destination, full)
+                continue
+            mask = bridge.cluster_mask(along_m, job.part * plan.sharing + job.rank // along_m * along_m, 1)
+            bridge.load_share(tensor_map, tma, origin, destination, full, job.rank % along_m, mask)
 
     @cute.jit
     def clear_dead_rows(self, shared: Any, thread: Any) -> None:

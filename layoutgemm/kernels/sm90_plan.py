@@ -34,7 +34,7 @@ from .sm90_config import WARPGROUP, Sm90Config, order_of, registers_of
 from .sm90_gated import HALVES, Gated, check_gated, in_halves
 from .sm90_mainloop import Promoted, check_promoted
 from .sm90_ragged import Ragged, check_ragged, ragged_store
-from .sm90_shares import few_rows, shared
+from .sm90_shares import columns_of, few_rows, shared, with_copies
 from .sm90_smem import Exchange, Sm90Smem, smem_map
 from .sm90_store import ROWS, StorePlan
 from .sm90_types import accumulator_of, operands
@@ -157,16 +157,19 @@ class Sm90Plan(PersistentPlan):
         a_plan = shared(derive_operand("A", a_spec, "M", tile_m, tile_k, None, atom), along_n, matrices["A"])
         if config.rows is not None:
             a_plan = few_rows(a_plan, config.rows, matrices["A"])
-        b_whole = derive_operand("B", b_spec, "N", tile_n, tile_k, None, atom)
+        groups = 1 if config.schedule == "pingpong" else config.consumers
+        blocks = tile_m // ROWS // groups
+        b_whole = columns_of(b_spec, tile_n, tile_k, atom, halved=bool(config.early) and blocks == 1)
         stored, columns = atom, tile_n
         if gated is not None:
             columns = tile_n // HALVES
             stored = wgmma(columns, a_spec.dtype, b_spec.dtype, sums, saturate=sums == "i32")
             b_whole = replace(b_whole, tma=in_halves(b_whole.tma))
         b_plan = shared(b_whole, along_m, matrices["B"])
-        a_plan, b_plan = [replace(x, tma=replace(x.tma, l2_promotion=config.l2_promotion)) for x in (a_plan, b_plan)]
-        groups = 1 if config.schedule == "pingpong" else config.consumers
-        blocks = tile_m // ROWS // groups
+        a_plan, b_plan = [
+            with_copies(x, [replace(tma, l2_promotion=config.l2_promotion) for tma in x.copies])
+            for x in (a_plan, b_plan)
+        ]
         half, parts = None, config.split
         if config.early and blocks == 1:
             if gated is not None or config.store == "direct":
@@ -246,7 +249,7 @@ class Sm90Plan(PersistentPlan):
             exchange=exchange,
             threads=threads,
             full_arrivals=1,
-            full_bytes=a_plan.tma.bytes + b_plan.tma.bytes,
+            full_bytes=a_plan.bytes + b_plan.bytes,
             empty_arrivals=groups * WARPS_OF_GROUP * (along_m + along_n - 1),
             registers=registers_of(config, arch, threads),
             config=config,

@@ -38,7 +38,7 @@ from .sm90_plan import WARPS_OF_GROUP, Sm90Plan
 from .sm90_ragged import ragged_checks
 from .sm90_shares import one_matrix, uneven_shares
 from .sm90_store import ROWS
-from .sm90_store_proofs import exchange_check, store_checks
+from .sm90_store_proofs import exchange_check, neighbours_check, store_checks
 
 NAMED_BARRIERS = 16  # PTX ISA, "bar": 0 to 15, of which 0 is the whole block's
 MOST_BYTES = (1 << 20) - 1  # PTX ISA, "mbarrier", tx-count: what one phase may wait for
@@ -56,7 +56,9 @@ def check_sm90(plan: Sm90Plan) -> Report:
         checks += ragged_checks(plan)
     if plan.mainloop is not None:
         checks.append(promotion_check(plan))
-    if plan.store is not None:
+    if plan.store is None:
+        checks.append(neighbours_check(plan))
+    else:
         checks += store_checks(plan, plan.store)
     if plan.exchange is not None:
         checks.append(exchange_check(plan))
@@ -76,7 +78,7 @@ def pipeline_of(plan: Sm90Plan) -> Hopper:
         ring = StoreRing(plan.store.warps, plan.store.buffers, rounds)
     return Hopper(
         stages=plan.stages,
-        lands=(plan.a.tma.sent_bytes, plan.b.tma.sent_bytes),
+        lands=(plan.a.sent_bytes, plan.b.sent_bytes),
         full_bytes=plan.full_bytes,
         full_arrivals=plan.full_arrivals,
         empty_arrivals=plan.empty_arrivals,
@@ -168,16 +170,21 @@ def _operand(plan: Sm90Plan, operand: OperandPlan, groups: int) -> list[Check]:
     blocks = plan.config.cluster[1 if name == "A" else 0]
     if name == "A" and plan.config.rows is not None:
         filled = _filled_rows(plan, plan.config.rows)
+    elif name == "B" and tile.extent[0] != plan.tile[1]:
+        filled = _filled_columns(plan)
     elif name == "B" and plan.gated is not None:
         filled = filled_by_halves(plan)
     else:
         filled = filled_by(f"copy {name}", tile, one_matrix(operand.tma))
-    problem = uneven_shares(operand.tma)
-    if operand.tma.multicast != blocks:
-        problem = f"the copies are dealt out to {operand.tma.multicast} blocks"
+    problem = ""
+    for tma in operand.copies:
+        problem = problem or uneven_shares(tma)
+        if tma.multicast != blocks:
+            problem = f"the copies are dealt out to {tma.multicast} blocks"
+    boxes = sum(len(tma.instructions) for tma in operand.copies)
     shares = Check(
         f"shares {name}",
-        f"each of {blocks} block(s) sends {len(operand.tma.instructions) // max(1, blocks)} box(es) of {name} to all, "
+        f"each of {blocks} block(s) sends {boxes // max(1, blocks)} box(es) of {name} to all, "
         "rank times a distance from the first one's",
         not problem,
         "exhaustion",
@@ -242,14 +249,42 @@ def _filled_rows(plan: Sm90Plan, rows: int) -> Check:
     return Check("copy A", statement, not witness, f"exhaustion ({tile.bytes} bytes)", witness)
 
 
+def _filled_columns(plan: Sm90Plan) -> Check:
+    """Every column of B's tile is copied once, to its place; what is left of the last span, which nobody reads, not."""
+    tile, columns = plan.b.smem, plan.tile[1]
+    times = np.zeros(tile.extent, dtype=np.int64)
+    witness = "" if tile.extent[0] - columns < tile.span_elements else f"room for {tile.extent[0]} of {columns} columns"
+    for tma in [one_matrix(copies) for copies in plan.b.copies]:
+        box = tma.over([1 << 31] * 2, (0,))
+        for copy in tma.instructions:
+            at = shared_bits(box, copy.smem_offset) // 8
+            n = copy.coord_offset[0] + np.arange(at.shape[0])[:, None]
+            k = copy.coord_offset[1] + np.arange(at.shape[1])[None, :]
+            if n.max() >= tile.extent[0] or k.max() >= tile.extent[1]:
+                witness = witness or f"the box at {copy.coord_offset} is not all of the tile"
+                continue
+            wrong = np.argwhere(at != tile.byte(n, k))
+            if len(wrong) and not witness:
+                i, j = (int(x) for x in wrong[0])
+                witness = f"column {int(n[i, 0])}, k {int(k[0, j])} lands at byte {int(at[i, j])}"
+            times[n, k] += 1
+    wrong = np.argwhere(times != (np.arange(tile.extent[0]) < columns)[:, None])
+    if len(wrong) and not witness:
+        column, at_k = (int(x) for x in wrong[0])
+        witness = f"column {column}, k {at_k} is copied {int(times[column, at_k])} times"
+    boxes = " and ".join(f"{len(tma.instructions)} box(es) {tma.box}" for tma in plan.b.copies)
+    statement = f"{boxes} bring {columns} columns, each element once, in its place, into room for {tile.extent[0]}"
+    return Check("copy B", statement, not witness, f"exhaustion ({times.size} elements)", witness)
+
+
 # ------------------------------------------------------------------------------------------------ barriers and pipeline
 
 
 def _barriers(plan: Sm90Plan) -> Check:
     """What completes a phase of full and of empty, against what arrives there."""
     rows, columns = plan.config.cluster
-    sent = [f"{blocks} * {op.tma.sent_bytes}" for op, blocks in ((plan.a, columns), (plan.b, rows))]
-    landed = plan.a.tma.sent_bytes * columns + plan.b.tma.sent_bytes * rows
+    sent = [f"{blocks} * {op.sent_bytes}" for op, blocks in ((plan.a, columns), (plan.b, rows))]
+    landed = plan.a.sent_bytes * columns + plan.b.sent_bytes * rows
     warps = _groups(plan) * WARPS_OF_GROUP
     reach = rows + columns - 1
     witness = ""

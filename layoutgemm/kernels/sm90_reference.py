@@ -199,11 +199,12 @@ class _Cluster:
         targets: list[_Block],
     ) -> None:  # fmt: skip
         """One block's boxes of a tile, into every block that needs it."""
-        for copy in operand.tma.issued_by(rank):
-            where = [origin[dim] + offset for dim, offset in zip(operand.tma.dims, copy.coord_offset, strict=True)]
-            for block in targets:
-                address = self._stage(block, operand, stage) + copy.smem_offset
-                tensor_copy(operand.tma, matrix, where, block.smem, address, block.full[stage])
+        for tma in operand.copies:
+            for copy in tma.issued_by(rank):
+                where = [origin[dim] + offset for dim, offset in zip(tma.dims, copy.coord_offset, strict=True)]
+                for block in targets:
+                    address = self._stage(block, operand, stage) + copy.smem_offset
+                    tensor_copy(tma, matrix, where, block.smem, address, block.full[stage])
 
     def _product(self, block: _Block, consumer: int, number: int, stage: int) -> None:
         plan = self.plan

@@ -2,22 +2,73 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from ..atoms import TmaPlan, smem_tile
+from ..atoms import MmaAtom, SmemTile, TmaPlan, smem_tile, wgmma
+from ..atoms.descriptor import derive as derive_descriptor
 from ..atoms.tma import derive as derive_tma
 from ..atoms.tma_multicast import shared_out
 from ..errors import PlanError
-from .plan import OperandPlan
+from ..layouts import Layout
+from .plan import Operand, OperandPlan, derive_operand
+
+LINE = 128  # bytes of the widest span
+OTHER_MAPS = 5  # a kernel's tensor maps besides A's and B's first: C's chunks of 64, 32, 16, 8 columns, B's second
+
+
+def columns_of(spec: Operand, tile_n: int, tile_k: int, atom: MmaAtom, halved: bool = False) -> OperandPlan:
+    """B with a block's tile of so many columns; of a row-major B its last span of 128 bytes need not be full.
+
+    halved   the columns are multiplied half by half, too: the second half begins a span then
+
+    Its room in shared memory is whole spans, where the instruction reads as many columns as it has. A box whose rows
+    are narrower than the span leaves the rest of each alone (CUDA Programming Guide, "TMA swizzle"; an H200 does so,
+    and counts the bytes of the box: tests/vectors/tma_h200.json). It has a tensor map of its own beside that of the
+    full spans.
+
+    >>> from layoutgemm.atoms import wgmma
+    >>> b = columns_of(Operand.parse("bf16:row"), 208, 64, wgmma(208))
+    >>> b.smem.extent, [(tma.box, len(tma.instructions)) for tma in b.copies], b.rest.instructions[0].smem_offset
+    ((256, 64), [((64, 64), 3), ((16, 64), 1)], 24576)
+    """
+    span = LINE // spec.dtype.bytes
+    full, narrow = tile_n // span * span, tile_n % span
+    whole = derive_operand("B", spec, "N", tile_n, tile_k, None, atom)
+    if whole.major == "K" or not narrow or halved or len(whole.tma.instructions) == 1:
+        return whole
+    room = full + span
+    reads = wgmma(room, atom.a_dtype, atom.b_dtype, atom.c_dtype)
+    tile = smem_tile((room, tile_k), spec.dtype, "MN", "128B")
+    lines = tile.layout[1]
+    part = SmemTile(spec.dtype, "MN", "128B", Layout((narrow, lines.shape), (1, lines.stride)))
+    rest = derive_tma(part, ("n", "k"))
+    copies = [rest]
+    if full:
+        main = derive_tma(smem_tile((full, tile_k), spec.dtype, "MN", "128B"), ("n", "k"))
+        at = tile.byte(full, 0)
+        moved = [
+            replace(i, coord_offset=(i.coord_offset[0] + full, i.coord_offset[1]), smem_offset=i.smem_offset + at)
+            for i in rest.instructions
+        ]
+        copies = [main, replace(rest, instructions=tuple(moved))]
+    descriptor = derive_descriptor(tile, reads, "B")
+    return replace(whole, smem=tile, tma=copies[0], rest=copies[1] if full else None, descriptor=descriptor)
 
 
 def shared(operand: OperandPlan, blocks: int, batch: bool) -> OperandPlan:
-    """The operand with its copies dealt out to so many blocks of the cluster, and its map made for a batch."""
-    tma = shared_out(operand.tma, blocks)
-    if problem := uneven_shares(tma):
-        of = f"{operand.name}'s tile of {'x'.join(map(str, operand.smem.extent))}, shared by {blocks} blocks"
-        raise PlanError(f"{of}: {problem}")
-    return replace(operand, tma=tma.batched("l") if batch else tma)
+    """The operand with its copies dealt out to so many blocks of the cluster, and its maps made for a batch."""
+    dealt = [shared_out(tma, blocks) for tma in operand.copies]
+    for tma in dealt:
+        if problem := uneven_shares(tma):
+            of = f"{operand.name}'s tile of {'x'.join(map(str, operand.smem.extent))}, shared by {blocks} blocks"
+            raise PlanError(f"{of}: {problem}")
+    return with_copies(operand, [tma.batched("l") if batch else tma for tma in dealt])
+
+
+def with_copies(operand: OperandPlan, copies: Sequence[TmaPlan]) -> OperandPlan:
+    """The operand with other copies, those of each tensor map."""
+    return replace(operand, tma=copies[0], rest=copies[1] if len(copies) > 1 else None)
 
 
 def few_rows(a: OperandPlan, rows: int, batch: bool) -> OperandPlan:

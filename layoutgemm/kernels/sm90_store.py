@@ -211,3 +211,16 @@ def _chunk(mma: MmaAtom, c: Operand, column: int, width: int, offset: int, map_:
         whole = smem_tile((ROWS, width), c.dtype, tile.major)
         rows = row_addresses(copy, whole, wgmma(width, "bf16"), "C")
     return StoreChunk(column, width, offset, map_, tile, rows, matrices, first, count)
+
+
+def rows_of_values(atom: MmaAtom) -> list[list[int]]:
+    """A thread's values by the row of C in which they are: two rows, the same values in every thread.
+
+    >>> from layoutgemm.atoms import wgmma
+    >>> rows_of_values(wgmma(16))
+    [[0, 1, 4, 5], [2, 3, 6, 7]]
+    """
+    found: dict[int, list[int]] = {}
+    for v in range(atom.accumulator_registers):
+        found.setdefault(int(atom.coords_C(0, v)[0]), []).append(v)
+    return list(found.values())

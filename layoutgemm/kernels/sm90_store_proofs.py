@@ -13,7 +13,7 @@ from ..errors import CoordinateError
 from ..layouts import Proof
 from .sm90_plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
 from .sm90_shares import one_matrix
-from .sm90_store import ROWS, StoreChunk, StorePlan
+from .sm90_store import ROWS, StoreChunk, StorePlan, rows_of_values
 
 
 def store_checks(plan: Sm90Plan, store: StorePlan) -> list[Check]:
@@ -21,6 +21,22 @@ def store_checks(plan: Sm90Plan, store: StorePlan) -> list[Check]:
     checks = [_columns(plan, store), _boxes(plan, store), _buffers(store)]
     written = [_written(plan, chunk) for chunk in distinct_chunks(store)]
     return [*checks, next((check for check in written if not check), written[0])]
+
+
+def neighbours_check(plan: Sm90Plan) -> Check:
+    """Where threads store by themselves: each row's values are pairs of neighbours, the first in an even column."""
+    rows, thread = rows_of_values(plan.stored), np.arange(WARPGROUP)[:, None]
+    witness = "" if plan.tile_c[1] % 2 == 0 else f"a tile of {plan.tile_c[1]} columns"
+    for values in rows:
+        i, j = np.broadcast_arrays(*plan.stored.coords_C(thread, np.asarray(values)[None, :]))
+        pairs = len(values) % 2 == 0 and (j[:, 1::2] == j[:, ::2] + 1).all() and (j[:, ::2] % 2 == 0).all()
+        if not pairs or (i != i[:, :1]).any():
+            witness = witness or f"values {values} are no pairs of neighbours in one row"
+    count = plan.stored.accumulator_registers
+    if sorted(v for values in rows for v in values) != list(range(count)):
+        witness = witness or f"the rows have {sum(map(len, rows))} of {count} values"
+    statement = f"a thread's {count} values are pairs of neighbours in {len(rows)} rows of C, even columns first"
+    return Check("neighbours", statement, not witness, f"exhaustion ({WARPGROUP * count} values)", witness)
 
 
 def distinct_chunks(store: StorePlan) -> list[StoreChunk]:

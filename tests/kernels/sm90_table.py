@@ -129,6 +129,13 @@ TABLE = {
     "four rounds through three buffers": Product(72, 500, 72, small(64, 248, chunks=1, buffers=3, stages=2)),
     "threads store": Product(130, 77, 72, small(64, 40, store="direct"), batch=2),
     "threads store columns": Product(77, 50, 72, small(64, 24, store="direct"), c="f32:col"),
+    "threads store pairs, 16 rows": Product(
+        13, 100, 328, small(64, 48, rows=16, single=True, loader="warp", store="direct", launch="tiles")
+    ),
+    "threads store pairs of 8 bits": Product(
+        70, 50, 136, small(64, 24, store="direct"), a="e4m3", b="e4m3:col", c="e4m3"
+    ),
+    "threads store pairs of f32, a batch": Product(70, 50, 72, small(64, 24, store="direct"), c="f32", batch=2),
     # one tile a cluster, parts of K, few rows
     "one tile": Product(130, 100, 200, small(128, 48, single=True, chunks=1, buffers=2)),
     "one tile, warp, launched early": Product(70, 16, 700, small(64, 16, single=True, loader="warp", overlap=True)),
@@ -153,6 +160,17 @@ TABLE = {
     ),
     # types and orders
     "f16, row-major B": Product(200, 72, 104, small(64, 64), a="f16", b="f16:row", c="f16"),
+    "rows of B, the last span in part, cluster 1x2": Product(
+        200, 250, 200, small(128, 112, cluster=(1, 2), first="B"), b="bf16:row"
+    ),
+    "rows of B, the last span in part, cluster 2x1, a batch": Product(
+        200, 150, 136, small(64, 72, cluster=(2, 1), loader="warp", chunks=1, buffers=2), a="f16", b="f16:row", batch=2
+    ),
+    "rows of B, a span in part, a grid of tiles": Product(
+        13, 100, 328,
+        small(64, 40, rows=16, single=True, loader="warp", overlap=True, prefetch=2, launch="tiles"), b="bf16:row",
+    ),
+    "rows of B, four chunks of C and a span in part": Product(130, 250, 72, small(128, 120), b="bf16:row"),
     "columns of A, rows of B": Product(200, 72, 104, small(64, 64, loader="warp"), a="bf16:col", b="bf16:row"),
     "columns of both": Product(200, 72, 104, small(64, 32), a="f16:col", b="f16:col", c="f32"),
     "e4m3 times e5m2": Product(200, 72, 328, small(64, 48), a="e4m3", b="e5m2:col"),

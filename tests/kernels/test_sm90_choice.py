@@ -30,13 +30,13 @@ TABLE = {
     (64, 28672, 4096): ((64, 224), (1, 1), "warp", False, True),
     (64, 6144, 4096): ((64, 48), (1, 1), "warp", False, True),
     (64, 8192, 8192): ((64, 64), (1, 2), "warp", False, True),
-    (64, 4096, 4096): ((64, 32), (1, 1), "warp", False, True),
+    (64, 4096, 4096): ((64, 64), (1, 1), "warp", True, True),  # or 32 columns, 0.3% between them
     (64, 4096, 14336): ((64, 64), (1, 1), "warp", True, True),
     (16, 14336, 4096): ((64, 112), (1, 1), "warp", False, True),
-    (16, 4096, 14336): ((64, 32), (1, 1), "warp", False, True),
+    (16, 4096, 14336): ((64, 16), (1, 1), "warp", True, True),  # or 32 columns, 0.1% between them
     (16, 4096, 4096): ((64, 16), (1, 1), "warp", True, True),
-    # a single wave shares loads along M at any K
-    (496, 11456, 1728): ((256, 176), (2, 1), "self", False, True),
+    # a single wave shares loads along M, or, where there are two rows of 256 and K is short, along N
+    (496, 11456, 1728): ((256, 176), (1, 2), "self", False, True),
     (232, 4608, 1344): ((64, 160), (2, 1), "warp", False, True),
     (256, 4096, 4096): ((128, 64), (2, 1), "warp", False, True),
     (128, 4096, 4096): ((64, 64), (2, 1), "warp", False, True),
@@ -63,7 +63,7 @@ LAUNCHES = {
     (8192, 8192, 8192): ("workers", "M", 0, 2),
     (512, 4096, 4096): ("tiles", "N", 2, 2),
     (512, 8192, 8192): ("tiles", "N", 1, 2),
-    (64, 4096, 4096): ("tiles", "N", 2, 0),
+    (64, 4096, 4096): ("tiles", "M", 2, 0),
     (64, 4096, 14336): ("tiles", "M", 2, 0),
     (64, 28672, 4096): ("tiles", "N", 1, 0),
     (16, 4096, 4096): ("tiles", "M", 2, 0),
@@ -142,10 +142,40 @@ NEXT = {
     (16, 4096, 4096, "MN"): ((64, 16), "start", 2),
     (64, 4096, 4096, "MN"): ((64, 64), "start", 2),
     (4, 14912, 3968, "K"): ((64, 120), "start", 2),
-    (2, 2432, 7744, "K"): ((64, 24), "start", 2),
-    (16, 1920, 9472, "K"): ((64, 16), "start", 2),
-    (1, 2752, 2432, "K"): ((64, 16), "start", 2),
+    (2, 2432, 7744, "K"): ((64, 48), "end", 0),
+    (16, 1920, 9472, "K"): ((64, 32), "start", 2),
+    (1, 2752, 2432, "K"): ((64, 24), "start", 2),
 }
+
+# (M, N, K), order of B -> tile, parts of K: shapes that nobody chose, with few columns and long sums.
+PARTS = {
+    (8, 1088, 10368, "K"): ((64, 64), 4),
+    (8, 2112, 9472, "K"): ((64, 32), 2),
+    (64, 1024, 8192, "K"): ((64, 16), 2),
+    (64, 2752, 11840, "K"): ((64, 48), 2),
+    (128, 2048, 8192, "K"): ((128, 96), 4),
+    (128, 1024, 14336, "MN"): ((128, 64), 4),
+    (280, 2240, 15232, "MN"): ((128, 128), 2),
+    (4096, 4096, 14336, "K"): ((128, 256), 1),
+    (128, 4096, 4096, "K"): ((64, 64), 1),
+}
+
+
+@pytest.mark.parametrize("case", PARTS, ids=str)
+def test_few_tiles_share_out_their_sums(case: tuple[int, int, int, str]) -> None:
+    choice, reason = choose(*case[:3], b_major=case[3])
+    assert (choice.config.tile, choice.config.split) == PARTS[case], reason
+    plan = choice.plan(*case[:3], b="bf16:col" if case[3] == "K" else "bf16:row")
+    if choice.config.split > 1:
+        assert plan.tiles[0] * plan.tiles[1] * plan.cluster_size <= 132, "all of them run at a time"
+
+
+def test_tiles_of_rows_end_within_a_span_where_that_pays() -> None:
+    """As wide as with the other order of B where 256 rows hide it; whole spans where it costs up to a third."""
+    assert {choose(4096, 28672, 4096, b_major=b)[0].config.tile for b in ("K", "MN")} == {(256, 208)}
+    for sizes in ((2176, 12416, 11584), (256, 6592, 14912), (4488, 1856, 9856)):
+        config = choose(*sizes, b_major="MN")[0].config
+        assert config.tile[0] == 256 or config.tile[1] % 64 == 0
 
 
 @pytest.mark.parametrize("case", NEXT, ids=str)

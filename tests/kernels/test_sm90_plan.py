@@ -151,6 +151,22 @@ class OtherParts(Sm90Plan):
         return (first, end - 1) if part == self.config.split - 1 else (first, end)
 
 
+class CrossedAtom:
+    """An instruction whose values are where those of another order would be."""
+
+    def __init__(self, atom: Any) -> None:
+        self.atom, self.accumulator_registers = atom, atom.accumulator_registers
+
+    def coords_C(self, thread: Any, value: Any) -> Any:
+        return self.atom.coords_C(thread, value ^ 2 * (value & 1))
+
+
+class Crossed(Sm90Plan):
+    @property
+    def stored(self) -> Any:
+        return CrossedAtom(self.mma)
+
+
 class OneBarrier(Sm90Plan):
     """The stages' barrier is a consumer's."""
 
@@ -184,6 +200,17 @@ def mutants() -> Iterator[tuple[str, str, Sm90Plan]]:
     yield "tile A", "layout", replace(plan, a=replace(a, smem=replace(a.smem, layout=Layout((64, 64), (0, 1)))))
     yield "copy A", "copies", replace(plan, a=replace(a, tma=other.a.tma))
     yield "copy B", "box", replace(plan, b=replace(b, tma=replace(b.tma, box=(64, 32))))
+    spans = derive(tile=(64, 80), b="bf16:row", loader="warp", stages=2)
+    assert spans.check() and spans.b.rest is not None
+    (only,) = spans.b.rest.instructions
+    for what, moved in (("place", replace(only, smem_offset=0)), ("columns", replace(only, coord_offset=(48, 0)))):
+        rest = replace(spans.b.rest, instructions=(moved,))
+        yield "copy B", f"{what} of the last span", replace(spans, b=replace(spans.b, rest=rest))
+    yield "copy B", "no last span", replace(spans, b=replace(spans.b, rest=None))
+    wide = replace(spans.b.rest, box=(32, 64))
+    yield "copy B", "width of the last span", replace(spans, b=replace(spans.b, rest=wide))
+    alone = derive(tile=(64, 32), store="direct", stages=2)
+    yield "neighbours", "places of the values", as_(Crossed, alone)
     late = (b.tma.instructions[0], replace(b.tma.instructions[1], rank=0))
     yield "shares B", "ranks", replace(plan, b=replace(b, tma=replace(b.tma, instructions=late)))
     yield "shares A", "blocks", replace(plan, a=replace(a, tma=replace(a.tma, multicast=2)))
