@@ -29,8 +29,10 @@ from benchmarks.objects import export, loaded  # noqa: E402
 from benchmarks.ours import launches  # noqa: E402
 from layoutgemm.bench import Contender, Launch, Operands, Problem  # noqa: E402
 from layoutgemm.command.bench import shape  # noqa: E402
+from layoutgemm.dtypes import bf16  # noqa: E402
 from layoutgemm.errors import LayoutError  # noqa: E402
-from layoutgemm.kernels.sm90_choice import Sm90Choice, choose  # noqa: E402
+from layoutgemm.kernels.sm90_choice import Sm90Choice, choose, in_parts, of_parts  # noqa: E402
+from layoutgemm.kernels.sm90_few_rows import most_split  # noqa: E402
 from layoutgemm.kernels.sm90_plan import Sm90Config  # noqa: E402
 
 NEXT = (("start", 2), ("end", 0))  # when the next kernel's blocks may come, k tiles fetched before this one's
@@ -41,7 +43,9 @@ def candidates(m: int, n: int, k: int, b_major: str = "k") -> Iterator[Sm90Choic
     """Configurations that could be the fastest for a shape; the heuristic's own comes first."""
     seen = set()
     chosen, _ = choose(m, n, k, b_major="K" if b_major == "k" else "MN")
-    for choice in [chosen, *(_few_rows(m, n) if m <= 64 else _many_rows(m, n, k, chosen.config.overlap))]:
+    order = "K" if b_major == "k" else "MN"
+    parts = [of_parts(e)[0] for e in in_parts(m, n, k, bf16, order, 132)[:4]] if m > 64 else []
+    for choice in [chosen, *parts, *(_few_rows(m, n) if m <= 64 else _many_rows(m, n, k, chosen.config.overlap))]:
         if (name := name_of(choice)) not in seen:
             seen.add(name)
             yield choice
@@ -60,6 +64,15 @@ def _few_rows(m: int, n: int) -> Iterator[Sm90Choice]:
             yield Sm90Choice(config)
             if rows == 64:
                 yield Sm90Choice(replace(config, cluster=(1, 2)))
+    for split, width in ((2, 16), (2, 32), (2, 64), (4, 64)):
+        for trigger, early in NEXT:
+            if -(-n // width) <= most_split(132, split):
+                config = Sm90Config(
+                    (64, width), tile_k=128, consumers=1, loader="warp", single=True, split=split, chunks=split,
+                    overlap=True, trigger=trigger, rows=rows if rows < 64 else None, prefetch=early, first="B",
+                    launch="tiles", along="N",
+                )  # fmt: skip
+                yield Sm90Choice(config)
     width = 16 if m <= 16 else 32 if m <= 32 else 64
     for rows in (64, 128):
         for split in (1, 2):

@@ -18,10 +18,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from . import tuned
+from .dtypes import bf16
 from .errors import LayoutError, OperandError, PlanError
 from .kernels import object_cache
 from .kernels.compile_apart import Kernel, build
-from .kernels.sm90_choice import Sm90Choice, choose
+from .kernels.sm90_choice import Sm90Choice, choose, in_parts, of_parts
+from .kernels.sm90_few_rows import most_split
 from .kernels.sm90_plan import Sm90Config
 
 Progress = Callable[[str], object]
@@ -143,7 +145,8 @@ def candidates(
     chosen, _ = choose(m, n, k, b_major="K" if b_major == "k" else "MN", multiprocessors=multiprocessors)
     few = m <= 64
     seen = set()
-    around = _few_rows(m, n, multiprocessors) if few else _many_rows(chosen, k)
+    parts = in_parts(m, n, k, bf16, "K" if b_major == "k" else "MN", multiprocessors)[:4]
+    around = _few_rows(m, n, multiprocessors) if few else [of_parts(e)[0] for e in parts] + list(_many_rows(chosen, k))
     for choice in [chosen, *around]:
         # Rows are left out of the copies only where K is contiguous in the kernel's A.
         if choice.config.rows is not None and (b_major if choice.swapped else a_major) != "k":
@@ -160,6 +163,11 @@ def _few_rows(m: int, n: int, multiprocessors: int) -> Iterator[Sm90Choice]:
     width = 16 if m <= 16 else 32 if m <= 32 else 64
     for split in (1, 2):
         yield Sm90Choice(replace(base, tile=(64, width), split=split), swapped=True)
+    for split, columns in ((2, 32), (2, 64), (4, 64)):  # few columns: the blocks of a cluster share out K
+        if -(-n // columns) <= most_split(multiprocessors, split):
+            late: dict[str, Any] = {"trigger": "end", "prefetch": 0} if split > 2 else {}
+            straight = replace(base, tile=(64, columns), chunks=split, split=split, first="B", **late)
+            yield Sm90Choice(replace(straight, rows=rows if rows < 64 else None))
     for columns in sorted({w for w in (each, each + 8, each * 2, 64, 128) if w <= 256}):
         straight = replace(base, tile=(64, columns), chunks=1, rows=rows if rows < 64 else None, first="B")
         yield Sm90Choice(straight)
@@ -172,7 +180,10 @@ def _few_rows(m: int, n: int, multiprocessors: int) -> Iterator[Sm90Choice]:
 
 
 def _many_rows(chosen: Sm90Choice, k: int) -> Iterator[Sm90Choice]:
-    base = replace(chosen.config, schedule="cooperative", loader="self", early=0, launch="workers", chunks=1, buffers=2)
+    base = replace(
+        chosen.config, schedule="cooperative", loader="self", early=0, launch="workers", chunks=1, buffers=2, split=1,
+        single=False, trigger="start",
+    )  # fmt: skip
     early = 2 if k >= 1024 else 0
     clusters = (((2, 1), 8, "M"), ((1, 1), 8, "M"), ((1, 2), 8, "N"), ((2, 1), 8, "N"))
     for cluster, group, along in clusters:

@@ -175,9 +175,9 @@ def choose(
         estimates = [e for e in estimates if e.tile[1] % (LINE // kind.bytes) == 0 or _spans_in_part_pay(e, k, kind)]
     best = min(estimates, key=lambda e: (e.seconds, -e.tile[0] * e.tile[1], -e.tile[0]))
     if batch == halves == 1 and bits == 16 and work < _SHORT:
-        parts = _in_parts(m, n, k, kind, b_major, multiprocessors)
-        if parts and min(parts, key=_seconds).seconds < _SPLIT_GAIN * best.seconds:
-            return _of_parts(min(parts, key=_seconds))
+        parts = in_parts(m, n, k, kind, b_major, multiprocessors)
+        if parts and parts[0].seconds < _SPLIT_GAIN * best.seconds:
+            return of_parts(parts[0])
     (rows, columns), cluster = best.tile, best.cluster
     overlap = work < _SHORT
     # One warpgroup for 128 rows stores the first 64 of them under the products of the others: benchmarks/NOTES.md.
@@ -225,13 +225,11 @@ def _spans_in_part_pay(e: Estimate, k: int, kind: DType) -> bool:
     return e.tile[0] == 256 or (e.waves == 1 and ((e.cluster == (1, 2) and e.tile[1] >= 160) or short))
 
 
-def _seconds(estimate: Estimate) -> float:
-    """Of a product in parts of K; tiles of 64 rows ran 3 to 10% behind what is estimated for them beside others."""
-    return estimate.seconds * (1.03 if estimate.tile[0] == 64 else 1)
+def in_parts(m: int, n: int, k: int, kind: DType, b_major: str, multiprocessors: int) -> list[Estimate]:
+    """Estimates of few tiles whose sums over K are shared out to the blocks of a cluster, the likeliest first.
 
-
-def _in_parts(m: int, n: int, k: int, kind: DType, b_major: str, multiprocessors: int) -> list[Estimate]:
-    """Estimates of few tiles whose sums over K are shared out to the blocks of a cluster: more of them are at work."""
+    Tiles of 64 rows ran 3 to 10% behind what is estimated for them beside others.
+    """
     found = []
     for split in _SPLITS:
         for rows in (64, 128):
@@ -240,10 +238,10 @@ def _in_parts(m: int, n: int, k: int, kind: DType, b_major: str, multiprocessors
                 fit = columns % (8 * split) == 0 and (b_major == "K" or columns % (LINE // kind.bytes) == 0)
                 if fit and tiles <= most_split(multiprocessors, split) and k * kind.bytes >= 2048 * split:
                     found.append(_estimate((rows, columns), m, n, k, 1, kind, multiprocessors, False, split))
-    return found
+    return sorted(found, key=lambda e: e.seconds * (1.03 if e.tile[0] == 64 else 1))
 
 
-def _of_parts(best: Estimate) -> tuple[Sm90Choice, str]:
+def of_parts(best: Estimate) -> tuple[Sm90Choice, str]:
     """The configuration of a product in parts of K, and why."""
     rows, _ = best.tile
     early = 1 if best.split == 2 else 0
