@@ -67,6 +67,7 @@ class _Cost:
     trigger: str
     columns: int
     split: int
+    bound: str
 
 
 @dataclass(frozen=True)
@@ -95,23 +96,28 @@ class _Problem:
         more = _START + exchange(64, columns, split)
         if waves > 1:
             idle = -blocks % self.multiprocessors / waves
-            seconds = max(memory * (1 + _LAST_WAVE * idle), one, steps, l2)
-            return _Cost(seconds + more + (waves - 1) * _WAVE, "start", columns, split)
+            limits = memory * (1 + _LAST_WAVE * idle), one, steps, l2
+            return _Cost(max(limits) + more + (waves - 1) * _WAVE, "start", columns, split, _largest(limits))
         sparse = _SPARSE * min(1.0, max(0, self.multiprocessors - 4 - blocks) / _MANY_IDLE)
         longer = crowded(blocks, self.multiprocessors)
-        start = _both(memory * (1 + max(sparse, longer)), one * (1 + _CROWDED_ONE * longer), steps, l2) + more
-        end = _both(memory * (1 + sparse), one, steps, l2) + more + _LATE
+        early = memory * (1 + max(sparse, longer)), one * (1 + _CROWDED_ONE * longer), steps, l2
+        late = memory * (1 + sparse), one, steps, l2
+        start, end = _both(early) + more, _both(late) + more + _LATE
         if start <= end and split <= 2:
-            return _Cost(start, "start", columns, split)
-        return _Cost(end, "end", columns, split)
+            return _Cost(start, "start", columns, split, _largest(early))
+        return _Cost(end, "end", columns, split, _largest(late))
 
     def fits(self, tiles: int, split: int) -> bool:
         """Whether so many clusters of parts of K run at a time."""
         return split == 1 or tiles * self.batch <= most_split(self.multiprocessors, split)
 
 
-def _both(*limits: float) -> float:
+def _both(limits: tuple[float, ...]) -> float:
     return float(sum(limit**_TOGETHER for limit in limits) ** (1 / _TOGETHER))
+
+
+def _largest(limits: tuple[float, ...]) -> str:
+    return ("memory", "what one multiprocessor loads", "k tiles one after another", "L2")[limits.index(max(limits))]
 
 
 def exchange(rows: int, columns: int, split: int) -> float:
@@ -193,7 +199,7 @@ def for_few_rows(
     )  # fmt: skip
     return FewRows(config, False, (
         f"{tiles} tiles of {columns} columns" + f", each of {parts} blocks," * (parts > 1)
-        + f" on {multiprocessors} multiprocessors; bound by memory, {straight.seconds * 1e6:.1f} us"
+        + f" on {multiprocessors} multiprocessors; bound by {straight.bound}, {straight.seconds * 1e6:.1f} us"
         + "; two blocks share A" * both + "; threads store what they hold" * direct + _when(config)
     ))  # fmt: skip
 
@@ -223,4 +229,5 @@ def _overlap(cost: _Cost, stage: int) -> dict[str, Any]:
 
 
 def _when(config: Sm90Config) -> str:
-    return "; the next kernel starts when it leaves, as too many multiprocessors are idle" * (config.trigger == "end")
+    why = "clusters of four then find their places" if config.split > 2 else "as too many multiprocessors are idle"
+    return f"; the next kernel starts when it leaves, {why}" * (config.trigger == "end")
