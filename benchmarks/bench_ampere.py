@@ -27,10 +27,10 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from benchmarks.objects import export, loaded  # noqa: E402
-from layoutgemm.bench import Contender, Launch, Operands, Problem  # noqa: E402
-from layoutgemm.errors import LayoutError  # noqa: E402
-from layoutgemm.kernels.sm80_plan import Sm80Config, Sm80Plan  # noqa: E402
+from benchmarks.objects import export, loaded
+from layoutgemm.bench import Contender, Launch, Operands, Problem
+from layoutgemm.errors import LayoutError
+from layoutgemm.kernels.sm80_plan import Sm80Config, Sm80Plan
 
 SHAPES = "4096x4096x4096,8192x8192x8192,4000x4040x4072"
 OFFICIAL_WARPS = ((2, 2, 1), (2, 4, 1))  # its atom layouts: the default, and eight warps

@@ -21,15 +21,15 @@ for _variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_variable, "1")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import numpy as np  # noqa: E402
+import numpy as np
 
-from layoutgemm.emulator.machine import Machine, Policy  # noqa: E402
-from layoutgemm.emulator.ops import build  # noqa: E402
-from layoutgemm.emulator.program import Program  # noqa: E402
-from layoutgemm.emulator.ptx import parse  # noqa: E402
-from tests.emulator.official.compiled import compiled, missing  # noqa: E402
-from tests.emulator.official.examples import EXAMPLES  # noqa: E402
-from tests.emulator.official.running import Run  # noqa: E402
+from layoutgemm.emulator.machine import Machine, Policy
+from layoutgemm.emulator.ops import build
+from layoutgemm.emulator.program import Program
+from layoutgemm.emulator.ptx import parse
+from tests.emulator.official.compiled import compiled, missing
+from tests.emulator.official.examples import EXAMPLES
+from tests.emulator.official.running import Run
 
 ROWS = (
     ("hopper_persistent_f16_2x1", (256, 256, 256, 1)),

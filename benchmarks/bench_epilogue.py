@@ -23,10 +23,10 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from benchmarks.ours import launcher  # noqa: E402
-from layoutgemm.bench import CudaDevice, Problem, burst  # noqa: E402
-from layoutgemm.dtypes import dtype  # noqa: E402
-from layoutgemm.kernels.epilogue import (  # noqa: E402
+from benchmarks.ours import launcher
+from layoutgemm.bench import CudaDevice, Problem, burst
+from layoutgemm.dtypes import dtype
+from layoutgemm.kernels.epilogue import (
     Activation,
     ActivationGradient,
     Amax,
@@ -41,8 +41,8 @@ from layoutgemm.kernels.epilogue import (  # noqa: E402
     Scale,
     VectorScale,
 )
-from layoutgemm.kernels.epilogue_words import Placed, words_of  # noqa: E402
-from layoutgemm.kernels.sm90_choice import choose  # noqa: E402
+from layoutgemm.kernels.epilogue_words import Placed, words_of
+from layoutgemm.kernels.sm90_choice import choose
 
 CASES: dict[str, tuple[Epilogue, str]] = {
     "plain": (Epilogue(), "bf16"),

@@ -22,10 +22,10 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from benchmarks.ours import launcher  # noqa: E402
-from layoutgemm.bench import CudaDevice, Problem, burst  # noqa: E402
-from layoutgemm.kernels.sm90_choice import choose  # noqa: E402
-from layoutgemm.kernels.sm90_plan import Sm90Config, Sm90Plan  # noqa: E402
+from benchmarks.ours import launcher
+from layoutgemm.bench import CudaDevice, Problem, burst
+from layoutgemm.kernels.sm90_choice import choose
+from layoutgemm.kernels.sm90_plan import Sm90Config, Sm90Plan
 
 SHAPES = ((4096, 14336, 4096), (8192, 14336, 4096), (512, 14336, 4096))  # tokens, H, K
 CONFIGS = {

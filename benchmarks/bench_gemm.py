@@ -31,12 +31,12 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from benchmarks import deepgemm, peers  # noqa: E402
-from benchmarks.ours import NAME, ours  # noqa: E402
-from layoutgemm.bench import Contender, Device, Problem  # noqa: E402
-from layoutgemm.bench_contenders import KEEP, cublaslt, cublaslt_version, torch_mm  # noqa: E402
-from layoutgemm.bench_outcome import HEAD, OURS, DeviceLost, Method, Outcome, details, line, measure, save  # noqa: E402
-from layoutgemm.command.bench import shape, shapes  # noqa: E402
+from benchmarks import deepgemm, peers
+from benchmarks.ours import NAME, ours
+from layoutgemm.bench import Contender, Device, Problem
+from layoutgemm.bench_contenders import KEEP, cublaslt, cublaslt_version, torch_mm
+from layoutgemm.bench_outcome import HEAD, OURS, DeviceLost, Method, Outcome, details, line, measure, save
+from layoutgemm.command.bench import shape, shapes
 
 WEIGHTS = [(14336, 4096), (28672, 4096), (6144, 4096), (8192, 8192), (4096, 14336)]
 SHAPES = [

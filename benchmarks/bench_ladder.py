@@ -23,7 +23,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from layoutgemm.kernels import device_levels, levels  # noqa: E402
+from layoutgemm.kernels import device_levels, levels
 
 CHECK_LIMIT_S = 90
 AT_ONCE = 4  # programs checked at a time

@@ -32,12 +32,12 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-import layoutgemm  # noqa: E402
-from layoutgemm import CounterExample, Layout, Proof, Swizzle  # noqa: E402
-from layoutgemm.layouts.linear import LinearLayout  # noqa: E402
-from layoutgemm.layouts.prove import prove  # noqa: E402
-from layoutgemm.layouts.symbolic import dim, dims  # noqa: E402
-from tests.layouts.theorems import THEOREMS, Theorem  # noqa: E402
+import layoutgemm
+from layoutgemm import CounterExample, Layout, Proof, Swizzle
+from layoutgemm.layouts.linear import LinearLayout
+from layoutgemm.layouts.prove import prove
+from layoutgemm.layouts.symbolic import dim, dims
+from tests.layouts.theorems import THEOREMS, Theorem
 
 CPU = time.get_clock_info("thread_time").resolution < 1e-6 and sys.platform != "win32"
 clock_ns = time.thread_time_ns if CPU else time.perf_counter_ns

@@ -28,15 +28,15 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from benchmarks.ours import launcher  # noqa: E402
-from benchmarks.tune_gemm import name_of  # noqa: E402
-from layoutgemm.bench import ROTATION_BYTES, CudaDevice, burst  # noqa: E402
-from layoutgemm.dtypes import dtype  # noqa: E402
-from layoutgemm.errors import LayoutError  # noqa: E402
-from layoutgemm.kernels import error_bound  # noqa: E402
-from layoutgemm.kernels.device_levels import facts  # noqa: E402
-from layoutgemm.kernels.sm90_choice import Sm90Choice, choose  # noqa: E402
-from layoutgemm.kernels.sm90_plan import Sm90Config, Sm90Plan  # noqa: E402
+from benchmarks.ours import launcher
+from benchmarks.tune_gemm import name_of
+from layoutgemm.bench import ROTATION_BYTES, CudaDevice, burst
+from layoutgemm.dtypes import dtype
+from layoutgemm.errors import LayoutError
+from layoutgemm.kernels import error_bound
+from layoutgemm.kernels.device_levels import facts
+from layoutgemm.kernels.sm90_choice import Sm90Choice, choose
+from layoutgemm.kernels.sm90_plan import Sm90Config, Sm90Plan
 
 SHAPES = ((8192, 8192, 8192), (4096, 4096, 4096), (4096, 14336, 4096), (512, 14336, 4096), (16, 14336, 4096))
 PAIRS = (("tf32", "tf32"), ("i8", "i8"), ("e4m3", "e4m3"), ("e4m3", "e5m2"))
@@ -175,7 +175,7 @@ def measured(case: Case) -> dict[str, Any]:
                 return
             for one in sets[1:]:
                 run(*one)
-            replays[name] = device.record([lambda i=i: run(*sets[i % count]) for i in range(launches)])  # type: ignore[misc]
+            replays[name] = device.record([lambda i=i: run(*sets[i % count]) for i in range(launches)])
         except Exception as error:  # a peer without a kernel for the case, or a launch that is refused
             faults[name] = str(error).splitlines()[0]
 

@@ -28,10 +28,10 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from layoutgemm.kernels.compile_launch import link, load  # noqa: E402
-from layoutgemm.kernels.sm90_mainloop import Promoted, Table  # noqa: E402
-from layoutgemm.kernels.sm90_plan import Sm90Config, Sm90Plan  # noqa: E402
-from layoutgemm.kernels.sm90_ragged import Ragged  # noqa: E402
+from layoutgemm.kernels.compile_launch import link, load
+from layoutgemm.kernels.sm90_mainloop import Promoted, Table
+from layoutgemm.kernels.sm90_plan import Sm90Config, Sm90Plan
+from layoutgemm.kernels.sm90_ragged import Ragged
 
 Call = Callable[[], Any]
 DEPTH = 128
@@ -283,7 +283,7 @@ def run(folder: Path, rounds: int, file: Path | None) -> int:
         torch.manual_seed(0)
         title = f"{kind} {'x'.join(map(str, sizes))}"
         print(title, flush=True)
-        calls, errors = scaled(ours, sizes) if kind == "scaled" else grouped(ours, sizes, kind != "grouped")  # type: ignore[arg-type]
+        calls, errors = scaled(ours, sizes) if kind == "scaled" else grouped(ours, sizes, kind != "grouped")
         torch.cuda.synchronize()
         for name, share in errors.items():
             if not share <= 1:

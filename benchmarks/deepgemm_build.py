@@ -27,9 +27,9 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from benchmarks.bench_gemm import SHAPES  # noqa: E402
-from benchmarks.deepgemm import Kernel  # noqa: E402
-from layoutgemm.command.bench import shapes  # noqa: E402
+from benchmarks.bench_gemm import SHAPES
+from benchmarks.deepgemm import Kernel
+from layoutgemm.command.bench import shapes
 
 HEURISTIC = ROOT / "benchmarks" / "deepgemm_heuristic.cpp"
 # Headers of torch and cuBLASLt that DeepGEMM's host code includes; the heuristic needs none of their text.

@@ -84,4 +84,4 @@ def resolve(where: str) -> Callable[[Any, Any, Any], object]:
     found = importlib.import_module(module)
     for part in attribute.split("."):
         found = getattr(found, part)
-    return found  # type: ignore[return-value]
+    return found

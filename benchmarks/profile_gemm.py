@@ -31,8 +31,8 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from benchmarks import bench_gemm  # noqa: E402
-from layoutgemm.bench import Contender, Problem  # noqa: E402
+from benchmarks import bench_gemm
+from layoutgemm.bench import Contender, Problem
 
 ELAPSED = "avg.pct_of_peak_sustained_elapsed"
 METRICS = {

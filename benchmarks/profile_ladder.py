@@ -26,7 +26,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from layoutgemm.kernels import device_levels, levels  # noqa: E402
+from layoutgemm.kernels import device_levels, levels
 
 SECTIONS = (
     "SpeedOfLight", "ComputeWorkloadAnalysis", "MemoryWorkloadAnalysis", "SchedulerStats", "WarpStateStats",

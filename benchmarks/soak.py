@@ -30,14 +30,14 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-import torch  # noqa: E402
+import torch
 
-from benchmarks import soak_cases, soak_forms  # noqa: E402
-from benchmarks.soak_cases import BF16, EIGHT, F16, F32, Case, cases, fault, tensors  # noqa: E402
-from benchmarks.soak_refusals import refusals  # noqa: E402
-from layoutgemm import matmul  # noqa: E402
-from layoutgemm.errors import LayoutError  # noqa: E402
-from layoutgemm.kernels.compile_apart import build  # noqa: E402
+from benchmarks import soak_cases, soak_forms
+from benchmarks.soak_cases import BF16, EIGHT, F16, F32, Case, cases, fault, tensors
+from benchmarks.soak_refusals import refusals
+from layoutgemm import matmul
+from layoutgemm.errors import LayoutError
+from layoutgemm.kernels.compile_apart import build
 
 H200 = (132, "NVIDIA H200")
 

@@ -130,7 +130,7 @@ def _outputs(device: str) -> Iterator[Refusal]:
             tensors[who].requires_grad_()
             call = lambda t=tensors: matmul(t[0], t[1], out=t[2])  # noqa: E731
             yield Refusal(f"out and a gradient of {who} {dtype}", call, TensorError, "automatic differentiation")
-        call = lambda x=x, y=y: matmul(x, y, out=[1.0])  # type: ignore[arg-type]  # noqa: E731
+        call = lambda x=x, y=y: matmul(x, y, out=[1.0])  # noqa: E731
         yield Refusal(f"out is a list {dtype}", call, OperandError, "not a torch tensor")
 
 
@@ -194,4 +194,4 @@ def _epilogues(device: str) -> Iterator[Refusal]:
     for shape in ((23,), (24, 16), (2, 16, 24)):
         c = torch.ones(shape, device=device, dtype=BF16)
         call = lambda c=c: gemm(1.0, x, y, 1.0, c)  # noqa: E731
-        yield Refusal(f"gemm: c of shape {shape}", call, (TensorError, RuntimeError), "")  # type: ignore[arg-type]
+        yield Refusal(f"gemm: c of shape {shape}", call, (TensorError, RuntimeError), "")

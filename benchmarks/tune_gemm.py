@@ -24,16 +24,16 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from benchmarks.bench_gemm import SHAPES  # noqa: E402
-from benchmarks.objects import export, loaded  # noqa: E402
-from benchmarks.ours import launches  # noqa: E402
-from layoutgemm.bench import Contender, Launch, Operands, Problem  # noqa: E402
-from layoutgemm.command.bench import shape  # noqa: E402
-from layoutgemm.dtypes import bf16  # noqa: E402
-from layoutgemm.errors import LayoutError  # noqa: E402
-from layoutgemm.kernels.sm90_choice import Sm90Choice, choose, in_parts, of_parts  # noqa: E402
-from layoutgemm.kernels.sm90_few_rows import most_split  # noqa: E402
-from layoutgemm.kernels.sm90_plan import Sm90Config  # noqa: E402
+from benchmarks.bench_gemm import SHAPES
+from benchmarks.objects import export, loaded
+from benchmarks.ours import launches
+from layoutgemm.bench import Contender, Launch, Operands, Problem
+from layoutgemm.command.bench import shape
+from layoutgemm.dtypes import bf16
+from layoutgemm.errors import LayoutError
+from layoutgemm.kernels.sm90_choice import Sm90Choice, choose, in_parts, of_parts
+from layoutgemm.kernels.sm90_few_rows import most_split
+from layoutgemm.kernels.sm90_plan import Sm90Config
 
 NEXT = (("start", 2), ("end", 0))  # when the next kernel's blocks may come, k tiles fetched before this one's
 B_ORDERS = {"k": "bf16:col", "n": "bf16:row"}
@@ -42,8 +42,8 @@ B_ORDERS = {"k": "bf16:col", "n": "bf16:row"}
 def candidates(m: int, n: int, k: int, b_major: str = "k") -> Iterator[Sm90Choice]:
     """Configurations that could be the fastest for a shape; the heuristic's own comes first."""
     seen = set()
-    chosen, _ = choose(m, n, k, b_major="K" if b_major == "k" else "MN")
     order = "K" if b_major == "k" else "MN"
+    chosen, _ = choose(m, n, k, b_major=order)
     parts = [of_parts(e)[0] for e in in_parts(m, n, k, bf16, order, 132)[:4]] if m > 64 else []
     for choice in [chosen, *parts, *(_few_rows(m, n) if m <= 64 else _many_rows(m, n, k, chosen.config.overlap))]:
         if (name := name_of(choice)) not in seen:
@@ -209,6 +209,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--shapes", help="MxNxK,... (default: the table's)")
     parser.add_argument("--random", type=int, default=0, metavar="COUNT", help="shapes drawn at random, beside")
+    parser.add_argument("--seed", type=int, default=0, help="of the random shapes")
     parser.add_argument("--b-major", choices=("k", "n"), default="k")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--budget", type=float, default=400.0, metavar="SECONDS")
@@ -219,7 +220,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)
     shapes = [shape(text) for text in options.shapes.split(",")] if options.shapes else list(SHAPES)
-    shapes = (shapes if options.shapes or not options.random else []) + random_shapes(options.random)
+    shapes = (shapes if options.shapes or not options.random else []) + random_shapes(options.random, options.seed)
     if options.step == "build":
         build(options.folder, shapes, options.b_major, candidates)
         return 0

@@ -142,11 +142,15 @@ def candidates(
     >>> [c.config.tile for c in candidates(4096, 4096, 4096)][:3]
     [(128, 256), (256, 128), (256, 160)]
     """
-    chosen, _ = choose(m, n, k, b_major="K" if b_major == "k" else "MN", multiprocessors=multiprocessors)
+    order = "K" if b_major == "k" else "MN"
+    chosen, _ = choose(m, n, k, b_major=order, multiprocessors=multiprocessors)
     few = m <= 64
     seen = set()
-    parts = in_parts(m, n, k, bf16, "K" if b_major == "k" else "MN", multiprocessors)[:4]
-    around = _few_rows(m, n, multiprocessors) if few else [of_parts(e)[0] for e in parts] + list(_many_rows(chosen, k))
+    if few:
+        around = list(_few_rows(m, n, multiprocessors))
+    else:
+        parts = in_parts(m, n, k, bf16, order, multiprocessors)[:4]
+        around = [*(of_parts(estimate)[0] for estimate in parts), *_many_rows(chosen, k)]
     for choice in [chosen, *around]:
         # Rows are left out of the copies only where K is contiguous in the kernel's A.
         if choice.config.rows is not None and (b_major if choice.swapped else a_major) != "k":

@@ -122,7 +122,7 @@ class Late(MetaPathFinder):
                 for part, place in LATE[name].items():
                     wrap(part, place)
 
-            spec.loader.exec_module = load  # type: ignore[method-assign]
+            spec.loader.exec_module = load
         return spec
 
 

@@ -34,7 +34,7 @@ def test_unknown_names():
     with pytest.raises(PlanError, match="do you mean 'sm_90a'"):
         arch("sm_90")
     with pytest.raises(PlanError, match="no architecture 90"):
-        arch(90)  # type: ignore[arg-type]
+        arch(90)
 
 
 def test_every_number_has_a_source_and_pickles():

@@ -82,7 +82,7 @@ def constant(seconds: float) -> Any:
 
 def test_every_round_holds_every_contender_once_and_idles_three_times_its_time() -> None:
     device, costs = Clock(), {"a": 0.005, "b": 0.006, "c": 0.004}
-    samples = burst(device, {name: constant(x) for name, x in costs.items()}, 7, random.Random(1))  # type: ignore[arg-type]
+    samples = burst(device, {name: constant(x) for name, x in costs.items()}, 7, random.Random(1))
     assert {name: len(x) for name, x in samples.items()} == dict.fromkeys(costs, 7)
     warm, slots = device.log[:3], device.log[3:]
     assert [entry[0] for entry in warm] == ["run"] * 3
@@ -97,7 +97,7 @@ def test_every_round_holds_every_contender_once_and_idles_three_times_its_time()
 
 def test_the_order_is_drawn_anew_each_round_without_favour() -> None:
     device = Clock()
-    burst(device, {str(i): constant(float(i + 1)) for i in range(3)}, 600, random.Random(7))  # type: ignore[arg-type]
+    burst(device, {str(i): constant(float(i + 1)) for i in range(3)}, 600, random.Random(7))
     runs = [x for kind, x, _ in device.log[3:] if kind == "run"]
     firsts = Counter(runs[::3])
     assert set(firsts) == {1.0, 2.0, 3.0} and min(firsts.values()) > 150
@@ -105,7 +105,7 @@ def test_the_order_is_drawn_anew_each_round_without_favour() -> None:
 
 def test_sustained_load_counts_the_second_half_alone() -> None:
     device = Clock()
-    samples = sustained(device, {"a": (constant(0.005), 0.005), "b": (constant(0.5), 0.5)}, 2, random.Random(0))  # type: ignore[arg-type]
+    samples = sustained(device, {"a": (constant(0.005), 0.005), "b": (constant(0.5), 0.5)}, 2, random.Random(0))
     assert samples["a"] == [(pytest.approx(0.005), Load(1400.0, 700.0))] * 2
     for before, watch, after in zip(device.log[::3], device.log[1::3], device.log[2::3], strict=True):
         assert watch[0] == "watch" and before == after

@@ -18,9 +18,9 @@ from .test_cli import refusal
 
 torch = pytest.importorskip("torch")
 
-from layoutgemm import torch_op  # noqa: E402
+from layoutgemm import torch_op
 
-from .benchmarks.model_device import ModelDevice, timed  # noqa: E402
+from .benchmarks.model_device import ModelDevice, timed
 
 
 @pytest.fixture

@@ -10,13 +10,13 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
 
-from benchmarks import soak_forms  # noqa: E402
-from benchmarks.soak_cases import Case, draw, fault, kernel_of, tensors  # noqa: E402
-from layoutgemm import torch_launch, torch_op, torch_variants  # noqa: E402
-from layoutgemm.kernels.sm90_ragged import Ragged  # noqa: E402
-from layoutgemm.torch_launch import C_NAMES, NAMES  # noqa: E402
-from layoutgemm.torch_problem import solve  # noqa: E402
-from tests.test_torch_op import SMALL  # noqa: E402
+from benchmarks import soak_forms
+from benchmarks.soak_cases import Case, draw, fault, kernel_of, tensors
+from layoutgemm import torch_launch, torch_op, torch_variants
+from layoutgemm.kernels.sm90_ragged import Ragged
+from layoutgemm.torch_launch import C_NAMES, NAMES
+from layoutgemm.torch_problem import solve
+from tests.test_torch_op import SMALL
 
 KINDS = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float32, torch.int8)
 FORMS = [f"{name} {i}" for name, many in (("gated", 2), ("own", 3), ("scaled", 3), ("grouped", 1)) for i in range(many)]

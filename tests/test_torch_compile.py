@@ -9,8 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
 
-from layoutgemm import Sm90Config, gemm, matmul  # noqa: E402
-from layoutgemm.errors import OperandError  # noqa: E402
+from layoutgemm import Sm90Config, gemm, matmul
+from layoutgemm.errors import OperandError
 
 BF16, F32 = torch.bfloat16, torch.float32
 OP = torch.ops.layoutgemm.matmul

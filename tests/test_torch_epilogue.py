@@ -8,11 +8,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
 
-from layoutgemm import Sm90Config, matmul, torch_op  # noqa: E402
-from layoutgemm.dtypes import dtype  # noqa: E402
-from layoutgemm.errors import LayoutError, OperandError, TensorError  # noqa: E402
-from layoutgemm.kernels.compile_apart import Kernel, entry_of, kernel_of  # noqa: E402
-from layoutgemm.kernels.epilogue import (  # noqa: E402
+from layoutgemm import Sm90Config, matmul, torch_op
+from layoutgemm.dtypes import dtype
+from layoutgemm.errors import LayoutError, OperandError, TensorError
+from layoutgemm.kernels.compile_apart import Kernel, entry_of, kernel_of
+from layoutgemm.kernels.epilogue import (
     STEPS,
     Activation,
     Amax,
@@ -26,8 +26,8 @@ from layoutgemm.kernels.epilogue import (  # noqa: E402
     Residual,
     Scale,
 )  # fmt: skip
-from layoutgemm.kernels.sm90_choice import Sm90Choice  # noqa: E402
-from tests.test_torch_op import F32, SMALL, emulated, integers, with_config  # noqa: E402
+from layoutgemm.kernels.sm90_choice import Sm90Choice
+from tests.test_torch_op import F32, SMALL, emulated, integers, with_config
 
 GATE = Custom.of(lambda x, i, j, ops, gate: ops.where(j <= i + 8, x * gate, -1.0), Given("gate", "mn", dtype("f32")))
 ALL = Epilogue(

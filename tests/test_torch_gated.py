@@ -8,12 +8,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
 
-from layoutgemm import Sm90Config, explain_matmul, matmul, torch_op  # noqa: E402
-from layoutgemm.errors import OperandError, TensorError  # noqa: E402
-from layoutgemm.kernels.compile_apart import Kernel, entry_of, kernel_of  # noqa: E402
-from layoutgemm.kernels.sm90_choice import Sm90Choice  # noqa: E402
-from layoutgemm.torch_gated import why_unfused  # noqa: E402
-from tests.test_torch_op import BF16, F32, SMALL, emulated, integers  # noqa: E402
+from layoutgemm import Sm90Config, explain_matmul, matmul, torch_op
+from layoutgemm.errors import OperandError, TensorError
+from layoutgemm.kernels.compile_apart import Kernel, entry_of, kernel_of
+from layoutgemm.kernels.sm90_choice import Sm90Choice
+from layoutgemm.torch_gated import why_unfused
+from tests.test_torch_op import BF16, F32, SMALL, emulated, integers
 
 ACTS = {"swiglu": torch.nn.functional.silu, "geglu": torch.nn.functional.gelu}
 

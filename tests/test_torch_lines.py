@@ -9,13 +9,13 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
 
-from benchmarks.soak_cases import Case, draw, tensors  # noqa: E402
-from layoutgemm import explain_matmul, matmul, torch_choice, torch_launch, torch_op  # noqa: E402
-from layoutgemm.errors import OperandError  # noqa: E402
-from layoutgemm.kernels.compile_apart import entry_of, kernel_of  # noqa: E402
-from layoutgemm.kernels.sm80_choice import Sm80Choice  # noqa: E402
-from layoutgemm.torch_problem import Given, Problem, contiguous_strides, shapes_of, solve  # noqa: E402
-from tests.test_torch_op import BF16, SM90, emulate, emulated, integers, with_config  # noqa: E402
+from benchmarks.soak_cases import Case, draw, tensors
+from layoutgemm import explain_matmul, matmul, torch_choice, torch_launch, torch_op
+from layoutgemm.errors import OperandError
+from layoutgemm.kernels.compile_apart import entry_of, kernel_of
+from layoutgemm.kernels.sm80_choice import Sm80Choice
+from layoutgemm.torch_problem import Given, Problem, contiguous_strides, shapes_of, solve
+from tests.test_torch_op import BF16, SM90, emulate, emulated, integers, with_config
 
 
 def given(*shape: int, strides: Any = None, dtype: str = "bf16", start: int = 16) -> Given:
@@ -149,7 +149,7 @@ def test_random_cases_in_place(number: int, monkeypatch: pytest.MonkeyPatch) -> 
     sizes = tuple(min(size, 150) for size in case.sizes)
     small = Case(
         number, sizes, case.batches, case.vectors, (BF16, BF16, BF16), case.layouts, case.out, None, True, False,
-    )  # type: ignore[arg-type]  # fmt: skip
+    )  # fmt: skip
     a, b, out, whole = tensors(small, "cpu")
     if 0 in (*shapes_of(a.shape, b.shape).result, sizes[2]):
         return

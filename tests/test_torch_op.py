@@ -15,13 +15,13 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
 
-from benchmarks.soak_cases import Case, cases, draw, fault, kernel_of, tensors  # noqa: E402
-from benchmarks.soak_refusals import Refusal, refusals  # noqa: E402
-from layoutgemm import Sm90Config, explain_matmul, gemm, matmul, torch_finish, torch_launch, torch_op, torch_problem  # noqa: E402
-from layoutgemm.errors import OperandError, PlanError, TensorError  # noqa: E402
-from layoutgemm.kernels.compile_launch import Block, Launcher  # noqa: E402
-from layoutgemm.kernels.sm90_choice import Sm90Choice  # noqa: E402
-from layoutgemm.torch_problem import Given, Problem, contiguous_strides, shapes_of, solve  # noqa: E402
+from benchmarks.soak_cases import Case, cases, draw, fault, kernel_of, tensors
+from benchmarks.soak_refusals import Refusal, refusals
+from layoutgemm import Sm90Config, explain_matmul, gemm, matmul, torch_finish, torch_launch, torch_op, torch_problem
+from layoutgemm.errors import OperandError, PlanError, TensorError
+from layoutgemm.kernels.compile_launch import Block, Launcher
+from layoutgemm.kernels.sm90_choice import Sm90Choice
+from layoutgemm.torch_problem import Given, Problem, contiguous_strides, shapes_of, solve
 
 BF16, F32 = torch.bfloat16, torch.float32
 ROOT = Path(__file__).resolve().parents[1]
@@ -443,7 +443,7 @@ def test_random_cases_in_the_emulator(number: int) -> None:
     sizes = tuple(min(size, 150) for size in case.sizes)
     small = Case(
         number, sizes, case.batches, case.vectors, (BF16, BF16, BF16), case.layouts, case.out, SMALL, True, False,
-    )  # type: ignore[arg-type]  # fmt: skip
+    )  # fmt: skip
     a, b, out, whole = tensors(small, "cpu")
     if 0 in (*shapes_of(a.shape, b.shape).result, sizes[2]):
         return

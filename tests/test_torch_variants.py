@@ -8,8 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
 
-import layoutgemm  # noqa: E402
-from layoutgemm.errors import OperandError, TensorError  # noqa: E402
+import layoutgemm
+from layoutgemm.errors import OperandError, TensorError
 
 E4M3 = torch.float8_e4m3fn
 

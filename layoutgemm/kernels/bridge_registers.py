@@ -14,6 +14,7 @@ from cutlass.experimental import primitives
 
 from layoutgemm.errors import PlanError
 
+from .bridge_ampere import store_part, store_vector
 from .bridge_types import assembly, element_type, raw
 
 # cvt of two f32 into one register, the second operand in the low half; fp8 saturates, as its conversions do in torch
@@ -115,12 +116,11 @@ def store_element(address: Int64, value: Any, dtype: Any) -> None:
 def store_neighbours(address: Int64, low: Any, high: Any, dtype: Any) -> None:
     """Store two values as neighbours of `dtype` in one instruction; the address in bytes is a multiple of both's."""
     if dtype.bits == 32:
-        words = [value.bitcast(Int32) if isinstance(value, Float32) else value for value in (low, high)]
-        assembly("st.global.v2.b32 [$0], {$1, $2};", "l,r,r,~{memory}", [Int64(address), *words])
-        return
-    kind, register = ("b32", "r") if dtype.bits == 16 else ("b16", "h")
-    pair = convert_pair(low, high, dtype)
-    assembly(f"st.global.{kind} [$0], $1;", f"l,{register},~{{memory}}", [Int64(address), pair])
+        store_vector(address, [x.bitcast(Int32) if isinstance(x, Float32) else x for x in (low, high)])
+    elif dtype.bits == 16:
+        store_vector(address, [convert_pair(low, high, dtype)])
+    else:
+        store_part(address, Int32(convert_pair(low, high, dtype)), 0, 2 * dtype.bits)
 
 
 def _store_two(address: Any, low: Any, high: Any) -> None:

@@ -170,13 +170,12 @@ def tma_operand(operand: OperandPlan, tensor: Any, copies: list[str], copy: bool
     elif tensor.data_ptr() % 16:
         rule = f"{name} starts at {tensor.data_ptr():#x}, which is no multiple of 16 bytes, as a tensor map needs"
     else:
-        for tma in operand.copies:
-            _check_map(tma, name, lines, leading, pitch)
+        _check_maps(operand, name, lines, leading, pitch)
         return lines, leading, pitch
     refuse_or_note(operand, rule, f"pitch {made}", copies, copy)
     buffer = torch.empty((*lines.shape[:-1], made), dtype=tensor.dtype, device=tensor.device)
     buffer[..., :extent].copy_(lines)
-    _check_map(operand.tma, name, buffer[..., :extent], made, rows * made)
+    _check_maps(operand, name, buffer[..., :extent], made, rows * made)
     return buffer[..., :extent], made, rows * made
 
 
@@ -185,6 +184,11 @@ def _distances(lines: Any, dtype: DType) -> tuple[int, int]:
     rows, extent = lines.shape[-2:]
     leading = int(lines.stride(-2)) if rows > 1 else padded_leading(dtype, extent)
     return leading, int(lines.stride(0)) if lines.ndim > 2 and lines.shape[0] > 1 else rows * leading
+
+
+def _check_maps(operand: OperandPlan, name: str, lines: Any, leading: int, pitch: int) -> None:
+    for tma in operand.copies:
+        _check_map(tma, name, lines, leading, pitch)
 
 
 def _check_map(tma: TmaPlan, name: str, lines: Any, leading: int, pitch: int) -> None:

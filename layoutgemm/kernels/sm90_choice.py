@@ -284,14 +284,13 @@ def _estimate(
     long = k * kind.bytes >= _CLUSTER_BYTES
     if turns and long:
         rate *= _TURNS
-    if waves > 1 and long and cluster == (1, 1):
+    alone = waves > 1 and cluster == (1, 1)
+    if alone and long:
         rate *= _UNSHARED
     products = rows * columns * k / split * kind.bits / 16 / _FMA_PER_CYCLE / rate / _CLOCK
     line, shares = k * kind.bytes, [1.0 if blocks == 1 else _SHARED for blocks in cluster]
-    one = _ONE
-    alone = waves > 1 and cluster == (1, 1)
     reads = tiles * (rows * shares[1] + columns * shares[0]) * line / (_L2_ALONE if alone else _L2)
-    reads = max(reads, waves * (rows + columns) * line / split / one)
+    reads = max(reads, waves * (rows + columns) * line / split / _ONE)
     ends = (1 if turns and not long else waves) * (_TILE_CYCLES + _LOW_TILE_CYCLES * (rows == 64)) / _CLOCK
     moved = ((m + n) * k * kind.bytes + m * n * output_of(kind).bytes) * batch / _DRAM
     if waves == 1:

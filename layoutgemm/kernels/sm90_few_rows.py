@@ -29,7 +29,8 @@ _WAVE = 1.0e-6  # of each further wave: a block's first loads
 # Of the memory's time: for idle multiprocessors beyond a few that the grids in flight leave, as a share of a grid's
 # blocks; a little where a grid itself fills few; for each idle one in the last of several waves, where whoever is done
 # first takes the next block.
-_CROWDED, _FEW_IDLE, _SPARSE, _MANY_IDLE, _LAST_WAVE = 0.62, 2, 0.07, 40, 0.0025
+_CROWDED, _FEW_IDLE, _LAST_WAVE = 0.62, 2, 0.0025
+_SPARSE, _SPARE, _MANY_IDLE = 0.07, 4, 40
 _CROWDED_ONE = 0.45  # of that, of what goes into one multiprocessor
 _ALIKE = 0.98  # what whole sums of swapped operands have to take of the others' time
 # Clusters of four lie in graphics clusters of 16 or 18 multiprocessors: so many blocks find a place at a time.
@@ -98,7 +99,7 @@ class _Problem:
             idle = -blocks % self.multiprocessors / waves
             limits = memory * (1 + _LAST_WAVE * idle), one, steps, l2
             return _Cost(max(limits) + more + (waves - 1) * _WAVE, "start", columns, split, _largest(limits))
-        sparse = _SPARSE * min(1.0, max(0, self.multiprocessors - 4 - blocks) / _MANY_IDLE)
+        sparse = _SPARSE * min(1.0, max(0, self.multiprocessors - _SPARE - blocks) / _MANY_IDLE)
         longer = crowded(blocks, self.multiprocessors)
         early = memory * (1 + max(sparse, longer)), one * (1 + _CROWDED_ONE * longer), steps, l2
         late = memory * (1 + sparse), one, steps, l2
@@ -190,7 +191,7 @@ def for_few_rows(
     both = long and rows == 64 <= columns and tiles % 2 == 0 and tiles <= multiprocessors
     both = both and batch == parts == 1 and kind.bits == 16
     # One warp of the four has rows: its threads store what they hold at once. Up to 0.9%; of 64 rows, or 256 columns,
-    # it would cost 1 to 3% (NOTES.md, "Spans in part, and stores without a meeting").
+    # it would cost 1 to 3% (NOTES.md, "What a load-only kernel leaves").
     direct = rows <= WARP_ROWS and columns <= _HELD and parts == 1
     config = Sm90Config(
         (64, columns), tile_k=tile_k, split=parts, chunks=parts, rows=rows if rows < 64 else None, first="B",

@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ..atoms.tma_engine import shared_bits
 from ..checks import (
@@ -216,25 +217,37 @@ def _blocks(plan: Sm90Plan, operand: OperandPlan, groups: int) -> Check:
     return Check(f"blocks {operand.name}", statement, not witness, "arithmetic", witness)
 
 
+def _landed(operand: OperandPlan) -> tuple[npt.NDArray[np.int64], str]:
+    """How often each element (mn, k) of a tile is copied; and the first that does not land in its place, or ""."""
+    tile, across = operand.smem, operand.major == "K"  # the box's first dimension is the contiguous one
+    times, witness = np.zeros(tile.extent, dtype=np.int64), ""
+    for tma in [one_matrix(copies) for copies in operand.copies]:
+        box = tma.over([1 << 31] * 2, (0,))
+        for copy in tma.instructions:
+            at = shared_bits(box, copy.smem_offset) // 8
+            inner, outer = [first + np.arange(n) for first, n in zip(copy.coord_offset, at.shape, strict=True)]
+            mn, k = (outer[None, :], inner[:, None]) if across else (inner[:, None], outer[None, :])
+            if mn.max() >= tile.extent[0] or k.max() >= tile.extent[1]:
+                witness = witness or f"the box at {copy.coord_offset} is not all of the tile"
+                continue
+            wrong = np.argwhere(at != tile.byte(mn, k))
+            if len(wrong) and not witness:
+                place = tuple(int(x) for x in wrong[0])
+                where = [int(np.broadcast_to(x, at.shape)[place]) for x in (mn, k)]
+                line = "row" if operand.name == "A" else "column"
+                witness = f"{line} {where[0]}, k {where[1]} lands at byte {int(at[place])}"
+            times[mn, k] += 1
+    return times, witness
+
+
 def _filled_rows(plan: Sm90Plan, rows: int) -> Check:
     """The loaded rows of A lie where the tile has them, and the runs of zeros are all other bytes."""
     tile, tma = plan.a.smem, one_matrix(plan.a.tma)
+    loaded, witness = _landed(plan.a)
     times = np.zeros(tile.bytes, dtype=np.int64)
-    witness = ""
-    box = tma.over([1 << 31] * 2, (0,))
-    width = tile.dtype.bytes
-    for copy in tma.instructions:
-        at = shared_bits(box, copy.smem_offset) // 8
-        k = copy.coord_offset[0] + np.arange(at.shape[0])[:, None]
-        row = copy.coord_offset[1] + np.arange(at.shape[1])[None, :]
-        wrong = np.argwhere(at != tile.byte(row, k))
-        if len(wrong) and not witness:
-            i, j = (int(x) for x in wrong[0])
-            witness = f"row {int(row[0, j])}, k {int(k[i, 0])} lands at byte {int(at[i, j])}"
-        if at.max() + width > tile.bytes:
-            witness = witness or f"a box reaches byte {int(at.max()) + width - 1} of {tile.bytes}"
-            continue
-        np.add.at(times, (at[..., None] + np.arange(width)).ravel(), 1)
+    first_byte = tile.byte(*np.indices(tile.extent))
+    for byte in range(tile.dtype.bytes):
+        np.add.at(times, first_byte + byte, loaded)
     for first, count in plan.dead_runs:
         if first % 16 or count % 16:
             witness = witness or f"zeros are written 16 bytes at a time, the run is {first}..{first + count - 1}"
@@ -242,6 +255,8 @@ def _filled_rows(plan: Sm90Plan, rows: int) -> Check:
     if not witness and (times != 1).any():
         byte = int(np.nonzero(times != 1)[0][0])
         witness = f"byte {byte} of the tile is written {int(times[byte])} times, should be 1"
+    if not witness and (loaded[:rows] != 1).any():
+        witness = f"of {rows} rows {int((loaded[:rows] == 1).all(axis=1).sum())} are loaded once"
     statement = (
         f"{len(tma.instructions)} box(es) {tma.box} bring {rows} of {ROWS} rows to their places, and "
         f"{len(plan.dead_runs)} run(s) of zeros are the rest of the tile"
@@ -252,22 +267,9 @@ def _filled_rows(plan: Sm90Plan, rows: int) -> Check:
 def _filled_columns(plan: Sm90Plan) -> Check:
     """Every column of B's tile is copied once, to its place; what is left of the last span, which nobody reads, not."""
     tile, columns = plan.b.smem, plan.tile[1]
-    times = np.zeros(tile.extent, dtype=np.int64)
-    witness = "" if tile.extent[0] - columns < tile.span_elements else f"room for {tile.extent[0]} of {columns} columns"
-    for tma in [one_matrix(copies) for copies in plan.b.copies]:
-        box = tma.over([1 << 31] * 2, (0,))
-        for copy in tma.instructions:
-            at = shared_bits(box, copy.smem_offset) // 8
-            n = copy.coord_offset[0] + np.arange(at.shape[0])[:, None]
-            k = copy.coord_offset[1] + np.arange(at.shape[1])[None, :]
-            if n.max() >= tile.extent[0] or k.max() >= tile.extent[1]:
-                witness = witness or f"the box at {copy.coord_offset} is not all of the tile"
-                continue
-            wrong = np.argwhere(at != tile.byte(n, k))
-            if len(wrong) and not witness:
-                i, j = (int(x) for x in wrong[0])
-                witness = f"column {int(n[i, 0])}, k {int(k[0, j])} lands at byte {int(at[i, j])}"
-            times[n, k] += 1
+    times, witness = _landed(plan.b)
+    if tile.extent[0] - columns >= tile.span_elements:
+        witness = witness or f"room for {tile.extent[0]} of {columns} columns"
     wrong = np.argwhere(times != (np.arange(tile.extent[0]) < columns)[:, None])
     if len(wrong) and not witness:
         column, at_k = (int(x) for x in wrong[0])

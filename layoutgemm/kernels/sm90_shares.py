@@ -7,13 +7,14 @@ from dataclasses import replace
 
 from ..atoms import MmaAtom, SmemTile, TmaPlan, smem_tile, wgmma
 from ..atoms.descriptor import derive as derive_descriptor
+from ..atoms.smem import SPANS
 from ..atoms.tma import derive as derive_tma
 from ..atoms.tma_multicast import shared_out
 from ..errors import PlanError
 from ..layouts import Layout
 from .plan import Operand, OperandPlan, derive_operand
 
-LINE = 128  # bytes of the widest span
+LINE = SPANS["128B"]  # bytes of the widest span
 OTHER_MAPS = 5  # a kernel's tensor maps besides A's and B's first: C's chunks of 64, 32, 16, 8 columns, B's second
 
 

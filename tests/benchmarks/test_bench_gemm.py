@@ -12,12 +12,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from benchmarks import bench_gemm, peers  # noqa: E402
-from layoutgemm import bench_outcome  # noqa: E402
-from layoutgemm.bench import Contender, Problem  # noqa: E402
-from layoutgemm.bench_outcome import DeviceLost, Measured, Method, Outcome, line, measure  # noqa: E402
+from benchmarks import bench_gemm, peers
+from layoutgemm import bench_outcome
+from layoutgemm.bench import Contender, Problem
+from layoutgemm.bench_outcome import DeviceLost, Measured, Method, Outcome, line, measure
 
-from .model_device import ModelDevice, timed  # noqa: E402
+from .model_device import ModelDevice, timed
 
 SMALL = Problem(48, 32, 64)
 
@@ -97,7 +97,7 @@ def test_who_is_wrong_or_raises_is_named_and_not_timed() -> None:
 def test_launches_that_do_not_record_are_found() -> None:
     """A launch on another stream runs at once and is missing from the graph."""
     device = ModelDevice()
-    device.record = lambda launches: lambda: None  # type: ignore[method-assign]
+    device.record = lambda launches: lambda: None
     out = measure(device, SMALL, [timed(device, "stray", 1e-6)], Method(3, sustained_rounds=0))
     assert out.failed == (("stray", "the recorded launches give other bits than the eager ones"),)
 

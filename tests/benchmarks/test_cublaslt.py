@@ -12,10 +12,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from benchmarks import peers  # noqa: E402
-from layoutgemm import bench_cublaslt as cublaslt  # noqa: E402
-from layoutgemm.bench import Problem  # noqa: E402
-from layoutgemm.bench_contenders import cublaslt as proposals  # noqa: E402
+from benchmarks import peers
+from layoutgemm import bench_cublaslt as cublaslt
+from layoutgemm.bench import Problem
+from layoutgemm.bench_contenders import cublaslt as proposals
 
 
 def test_structures_have_the_sizes_of_the_header() -> None:
@@ -110,7 +110,7 @@ class FakeLibrary:
 @pytest.fixture
 def lt() -> cublaslt.CublasLt:
     made = object.__new__(cublaslt.CublasLt)
-    made.library = FakeLibrary()  # type: ignore[assignment]
+    made.library = FakeLibrary()
     made.workspace, made.handle = torch.empty(64, dtype=torch.uint8), ctypes.c_void_p(1)
     made.one, made.zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
     return made
@@ -127,7 +127,7 @@ def test_usable_algorithms_are_described_and_launched(lt: cublaslt.CublasLt, mon
     assert product.describe(found[0]) == "algo 0 tile 10 splitk 20 stages 60 cluster_shape ?"
     a, b, c = torch.empty(5, 3), torch.empty(7, 3), torch.empty(5, 7)
     product.launch(found[1], a, b, c)()
-    name, arguments = lt.library.calls[-1]  # type: ignore[attr-defined]
+    name, arguments = lt.library.calls[-1]
     assert name == "cublasLtMatmul"
     assert [arguments[i] for i in (3, 5, 8, 10)] == [b.data_ptr(), a.data_ptr(), c.data_ptr(), c.data_ptr()]
     assert arguments[12]._obj.data[0] == 102 and arguments[-1] == 77
@@ -136,12 +136,12 @@ def test_usable_algorithms_are_described_and_launched(lt: cublaslt.CublasLt, mon
 
 def test_every_call_has_as_many_arguments_as_its_signature(lt: cublaslt.CublasLt) -> None:
     lt.product(5, 7, 3, "n").algorithms(4)
-    for name, arguments in lt.library.calls:  # type: ignore[attr-defined]
+    for name, arguments in lt.library.calls:
         assert len(arguments) == len(cublaslt.SIGNATURES[name]), name
 
 
 def test_a_status_that_is_no_success_raises(lt: cublaslt.CublasLt) -> None:
-    lt.library.cublasLtCreate = lambda handle: 1  # type: ignore[attr-defined]
+    lt.library.cublasLtCreate = lambda handle: 1
     with pytest.raises(cublaslt.CublasLtError, match="cublasLtCreate returned status 1"):
         lt._made("cublasLtCreate")
 

@@ -14,9 +14,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from benchmarks import bench_gemm, deepgemm, deepgemm_build, peers  # noqa: E402
-from benchmarks.deepgemm import Driver, Kernel, TensorMap  # noqa: E402
-from layoutgemm.bench import Operands, Problem  # noqa: E402
+from benchmarks import bench_gemm, deepgemm, deepgemm_build, peers
+from benchmarks.deepgemm import Driver, Kernel, TensorMap
+from layoutgemm.bench import Operands, Problem
 
 HEADER = Path("/usr/local/cuda/include/cuda.h")
 

@@ -14,7 +14,7 @@ README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding=
 
 @pytest.mark.parametrize("name, table", [("gemm_h200.json", tables.gemm), ("ladder_h200.json", tables.ladder)])
 def test_the_readme_quotes_the_record(name: str, table: object) -> None:
-    lines = table(json.loads((tables.RESULTS / name).read_text(encoding="utf-8")))  # type: ignore[operator]
+    lines = table(json.loads((tables.RESULTS / name).read_text(encoding="utf-8")))
     assert len(lines) > 10
     assert "\n".join(lines) in README, "run `python benchmarks/tables.py` and put its table into the README"
 

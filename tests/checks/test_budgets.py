@@ -95,4 +95,4 @@ def test_blocks_share_a_multiprocessor() -> None:
 @pytest.mark.parametrize("bad", [{"tile": (0, 8, 8)}, {"stages": 0}, {"stages": True}, {"warpgroups": 0}])
 def test_what_means_nothing_is_refused(bad: dict[str, object]) -> None:
     with pytest.raises(PlanError):
-        why_not("sm_90a", **{"tile": (64, 64, 64), "stages": 2} | bad)  # type: ignore[arg-type]
+        why_not("sm_90a", **{"tile": (64, 64, 64), "stages": 2} | bad)

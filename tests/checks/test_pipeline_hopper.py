@@ -164,7 +164,7 @@ def test_an_arrival_where_nobody_sends_from() -> None:
             return replace(program, then=to_all(program.then))
         return replace(program, to="all") if isinstance(program, Arrive) and program.barrier == "empty" else program
 
-    found = case.with_program("math0", to_all(case.role("math0").program)).prove()  # type: ignore[arg-type]
+    found = case.with_program("math0", to_all(case.role("math0").program)).prove()
     assert isinstance(found, Interleaving) and found.kind == "arrival"
     assert "without knowing that its phase 0 is over" in found.what
 
@@ -180,7 +180,7 @@ def test_an_arrival_where_nobody_sends_from() -> None:
     ],
 )
 def test_numbers_that_do_not_fit(change: dict[str, int], kind: str) -> None:
-    assert refuted(replace(Hopper(2, LANDS, loader=1), **change)).kind == kind  # type: ignore[arg-type]
+    assert refuted(replace(Hopper(2, LANDS, loader=1), **change)).kind == kind
 
 
 def test_what_is_no_pipeline() -> None:
@@ -236,7 +236,7 @@ def test_turns_are_passed_only_to_who_takes_them() -> None:
             return replace(program, then=asking(program.then, distance))
         return program
 
-    found = case.with_program("math0", asking(case.role("math0").program, 2)).prove()  # type: ignore[arg-type]
+    found = case.with_program("math0", asking(case.role("math0").program, 2)).prove()
     assert isinstance(found, Interleaving) and found.kind == "deadlock"
 
 
@@ -246,7 +246,7 @@ def test_writes_into_another_block() -> None:
     def two(*after: object) -> Pipeline:
         meet = (ClusterArrive(), ClusterWait())
         program = (*meet, Write("sums", to=((1,), (0,))), *after)
-        role = Role("all", 2, program)  # type: ignore[arg-type]
+        role = Role("all", 2, program)
         return Pipeline("two", (role,), (), (Buffer("sums"),), cluster=2)
 
     meet = (ClusterArrive(), ClusterWait())

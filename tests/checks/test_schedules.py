@@ -51,25 +51,25 @@ def test_orders_by_hand() -> None:
 class NoShorterGroup(Grouped):
     """Forgets that the last group has fewer rows."""
 
-    def _tile(self, number, rows, columns, group, minimum):  # type: ignore[no-untyped-def]
+    def _tile(self, number, rows, columns, group, minimum):
         return super()._tile(number, rows, columns, group, lambda a, b: b)
 
 
 class WrongPeriod(Grouped):
-    def _tile(self, number, rows, columns, group, minimum):  # type: ignore[no-untyped-def]
+    def _tile(self, number, rows, columns, group, minimum):
         return super()._tile(number, rows, columns + 1, group, minimum)
 
 
 class MissingPiece(Grouped):
     """The right order, and an argument that forgets the last group."""
 
-    def _cases(self):  # type: ignore[no-untyped-def]
+    def _cases(self):
         for case in super()._cases():
             yield case._replace(pieces=case.pieces[:-1] or case.pieces)
 
 
 class OverlappingPieces(Grouped):
-    def _cases(self):  # type: ignore[no-untyped-def]
+    def _cases(self):
         for case in super()._cases():
             yield case._replace(pieces=[*case.pieces, case.pieces[0]])
 
@@ -77,7 +77,7 @@ class OverlappingPieces(Grouped):
 class Backwards(Grouped):
     """Turns every group round where only every second one should."""
 
-    def _tile(self, number, rows, columns, group, minimum):  # type: ignore[no-untyped-def]
+    def _tile(self, number, rows, columns, group, minimum):
         row, column = Grouped(group=self.group)._tile(number, rows, columns, group, minimum)
         return row, columns - 1 - column
 
@@ -116,7 +116,7 @@ def test_a_faulty_order_is_named(order: list[tuple[int, int]], witness: str) -> 
                                  lambda: Persistent(Linear(), 0), lambda: Persistent(Linear(), 2, (0, 1)),
                                  lambda: StreamK(0, 1, 1), lambda: StreamK(4, 4, 3, 2), lambda: StreamK(4, 4, 2, 5),
                                  lambda: StreamK(4, 4, 2).segments(2), lambda: reuse([], 4)])  # fmt: skip
-def test_what_means_nothing_is_refused(bad) -> None:  # type: ignore[no-untyped-def]
+def test_what_means_nothing_is_refused(bad) -> None:
     with pytest.raises(PlanError):
         bad()
 

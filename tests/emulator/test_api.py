@@ -106,7 +106,7 @@ def test_every_order_begins_with_the_same_arrays() -> None:
 def test_a_tensor_map_of_packed_elements() -> None:
     codes = np.random.default_rng(0).integers(0, 16, (32, 256))
     packed, out = Packed.of(codes, "e2m1"), np.zeros((32, 128), np.uint8)
-    found = TensorMapOf(packed, (16, 128), "64B").tensor_map(array_of(packed))  # type: ignore[arg-type]
+    found = TensorMapOf(packed, (16, 128), "64B").tensor_map(array_of(packed))
     assert (found.dtype.name, found.extents, found.strides, found.box) == ("e2m1", (256, 32), (128,), (128, 16))
     maps = [TensorMapOf(packed, (16, 128), "64B"), TensorMapOf(Packed(out, "e2m1"), (16, 128), "64B")]
     text = COPY.replace("sm_90a", "sm_100a").replace("shl.b32 %r3, %r3, 6", "shl.b32 %r3, %r3, 7")
@@ -117,7 +117,7 @@ def test_a_tensor_map_of_packed_elements() -> None:
 def test_a_tensor_map_of_three_dimensions() -> None:
     a = np.zeros((3, 5, 16), np.float32)
     made = TensorMapOf(a[:, :4], (1, 2, 8), "32B", steps=(1, 2, 1))
-    found = made.tensor_map(array_of(a[:, :4]))  # type: ignore[arg-type]
+    found = made.tensor_map(array_of(a[:, :4]))
     assert (found.extents, found.strides, found.box, found.steps) == ((16, 4, 3), (64, 320), (8, 2, 1), (1, 2, 1))
     assert found.dtype.name == "f32"
 

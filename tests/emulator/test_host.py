@@ -95,7 +95,7 @@ def test_arguments_are_packed() -> None:
 def test_descriptors_are_aligned_as_c_aligns_them() -> None:
     a = np.zeros((2, 3, 4), np.float32)
     parameter = HostParameter("a", "tensor", shapes=(3, "int32_t"), strides=(2, "int64_t"))
-    arrays = host.Arrays([("a", host.array_of(a))])  # type: ignore[list-item]
+    arrays = host.Arrays([("a", host.array_of(a))])
     (content,) = host._packed(parameter, a, arrays)
     assert np.frombuffer(content[8:24], np.int32).tolist() == [2, 3, 4, 0]
     assert np.frombuffer(content[24:], np.int64).tolist() == [12, 4]
@@ -104,7 +104,7 @@ def test_descriptors_are_aligned_as_c_aligns_them() -> None:
 def test_a_descriptor_of_packed_elements_counts_elements() -> None:
     a = Packed(np.zeros((6, 32), np.uint8), "e2m1")
     parameter = HostParameter("a", "tensor", shapes=(2, "int32_t"), strides=(1, "int64_t"))
-    arrays = host.Arrays([("a", host.array_of(a))])  # type: ignore[list-item]
+    arrays = host.Arrays([("a", host.array_of(a))])
     (content,) = host._packed(parameter, a, arrays)
     assert content[:8] == START and np.frombuffer(content[8:16], np.int32).tolist() == [6, 64]
     assert np.frombuffer(content[16:], np.int64).tolist() == [64]

@@ -33,7 +33,7 @@ FILL = f"st.shared.b32 [%r1], %r0; {SYNC}"
 
 def go(body: str, policy: Policy | None = None, block: int = 32, **more: object) -> Result:
     out = np.zeros(64, np.uint32)
-    return run(f"{HEAD} {body}", {"out": out}, block=block, shared=8192, policy=policy, **more)  # type: ignore[arg-type]
+    return run(f"{HEAD} {body}", {"out": out}, block=block, shared=8192, policy=policy, **more)
 
 
 # (what the lanes do, what may stand between, what they do then): a race unless something orders them.

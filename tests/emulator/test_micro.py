@@ -87,7 +87,7 @@ class ElementDevice(EmulatedDevice):
         return ptx
 
     def launch(self, *args: object, maps: Sequence[tuple[TensorMap, int]] = (), **more: object) -> list[np.ndarray]:
-        image, after = (array.copy() for array in args[4])  # type: ignore[attr-defined]
+        image, after = (array.copy() for array in args[4])
         ((tmap, _),) = maps
         for at in self.case.coordinates:
             bits, inside = tma_engine.global_bits(tmap, at)

@@ -185,7 +185,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     seen: dict[str, Any] = {}
 
     @cute.kernel
-    def kernel(tiled_mma: cute.TiledMma):  # type: ignore[no-untyped-def]
+    def kernel(tiled_mma: cute.TiledMma):
         atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, cutlass.BFloat16)
         whole = cute.tile_to_shape(atom, (128, 64, 2), (0, 1, 2))
         sA = cutlass.memory.SmemAllocator().allocate_tensor(cutlass.BFloat16, whole.outer, 1024, swizzle=whole.inner)
@@ -195,7 +195,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         seen["mma"] = from_cute(tiled_mma)
 
     @cute.jit
-    def host(a: cute.Tensor, n: cutlass.Int32, wide: cutlass.Int64):  # type: ignore[no-untyped-def]
+    def host(a: cute.Tensor, n: cutlass.Int32, wide: cutlass.Int64):
         seen["a"] = tensor_layout(a)
         seen["named"] = from_cute(a, names=("M", "K", "ld"))
         seen["tile"] = from_cute(cute.local_tile(a, (64, 32), (n, 0)))

@@ -155,8 +155,8 @@ def test_a_process_of_its_own_compiles(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert worker.compile(KERNEL) == "ok"
     plan = compile_apart.plan_of(KERNEL)
     assert object_cache.kept(compiling.kernel_facts(plan)) and plan.compile().cached
-    worker._process.kill()  # type: ignore[union-attr]
-    worker._process.wait()  # type: ignore[union-attr]
+    worker._process.kill()
+    worker._process.wait()
     assert worker.compile(KERNEL) == ""
     worker.close()
 

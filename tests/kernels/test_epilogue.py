@@ -131,7 +131,7 @@ def test_what_a_function_may_do() -> None:
         (lambda x: x, r"called with \(x, i, j, ops\): too many"),
     ):
         with pytest.raises(PlanError, match=text):
-            Custom.of(function)  # type: ignore[arg-type]
+            Custom.of(function)
 
 
 def test_numpy_numbers_stand_in_the_arithmetic() -> None:
@@ -157,12 +157,12 @@ def test_refusals_name_what_is_wrong() -> None:
     with pytest.raises(PlanError, match="take 18 parameters; a kernel has 16"):
         Epilogue(*[Aux(name=f"aux{i}") for i in range(6)])
     with pytest.raises(PlanError, match="made of steps"):
-        Epilogue("relu")  # type: ignore[arg-type]
+        Epilogue("relu")
     for arch in ("sm_90a", "sm_100a"):
         derive = Sm90Plan.derive if arch == "sm_90a" else Sm100Plan.derive
         with pytest.raises(PlanError, match="made of steps, as in Epilogue"):
-            derive(64, 64, 64, b="bf16:col", epilogue=lambda x: x)  # type: ignore[arg-type]
-        assert derive(64, 64, 64, b="bf16:col", epilogue=Bias()).epilogue == Epilogue(Bias())  # type: ignore[arg-type]
+            derive(64, 64, 64, b="bf16:col", epilogue=lambda x: x)
+        assert derive(64, 64, 64, b="bf16:col", epilogue=Bias()).epilogue == Epilogue(Bias())
     with pytest.raises(PlanError, match="known are relu"):
         Activation("mish")
     with pytest.raises(PlanError, match="axis 'k'"):

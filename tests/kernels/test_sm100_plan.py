@@ -109,7 +109,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: derive(m=0), "m = 0: a size is 1 to 2"),
     (lambda: derive(k=2**31), "k = 2147483648: a size"),
     (lambda: derive(n=True), "n = True is not an integer"),
-    (lambda: derive(batch=2.0), "batch = 2.0 is not an integer"),  # type: ignore[arg-type]
+    (lambda: derive(batch=2.0), "batch = 2.0 is not an integer"),
     (lambda: GemmPlan.derive(64, 64, 64, arch="sm_80", config=one()), "Sm100Config is for sm_100a, not for sm_80"),
     (lambda: derive(a="f32"), "a is f32; this kernel multiplies"),
     (lambda: derive(c="i8"), "c is i8; this kernel stores"),
@@ -122,7 +122,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: pair(48), "a multiple of 32 up to 256 for 256 rows"),
     (lambda: one(272), "a tile of 272 columns"),
     (lambda: one(256, accumulators=3), "3 accumulators of 256 columns are 768; tensor memory has 512"),
-    (lambda: Sm100Config((128,)), "tile = (128,): two ints"),  # type: ignore[arg-type]
+    (lambda: Sm100Config((128,)), "tile = (128,): two ints"),
     (lambda: Sm100Config((128, True)), "tile = (128, True): two ints"),
     (lambda: one(accumulators=0), "accumulators = 0: an int of at least 1"),
     (lambda: one(along="K"), "along = 'K': known are 'M', 'N'"),
@@ -213,7 +213,7 @@ def mutants() -> Iterator[tuple[str, str, Sm100Plan]]:
     yield "instruction", "one block's", replace(both, word=derive(config=one(64)).word)
     ring = derive(config=one(96, width=32, buffers=2, stages=2))  # three rounds through two buffers
 
-    class Hasty(type(ring.store)):  # type: ignore[misc]
+    class Hasty(type(ring.store)):
         def pending(self, number: int) -> int:
             return int(self.buffers) - 1
 

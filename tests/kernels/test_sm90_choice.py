@@ -147,6 +147,15 @@ NEXT = {
     (1, 2752, 2432, "K"): ((64, 24), "start", 2),
 }
 
+
+@pytest.mark.parametrize("case", NEXT, ids=str)
+def test_where_the_next_kernel_begins(case: tuple[int, int, int, str]) -> None:
+    choice, reason = choose(*case[:3], b_major=case[3])
+    config = choice.config
+    assert (config.tile, config.trigger, config.prefetch) == NEXT[case], reason
+    assert config.overlap and ("when it leaves" in reason) == (config.trigger == "end")
+
+
 # (M, N, K), order of B -> tile, parts of K: shapes that nobody chose, with few columns and long sums.
 PARTS = {
     (8, 1088, 10368, "K"): ((64, 64), 4),
@@ -176,14 +185,6 @@ def test_tiles_of_rows_end_within_a_span_where_that_pays() -> None:
     for sizes in ((2176, 12416, 11584), (256, 6592, 14912), (4488, 1856, 9856)):
         config = choose(*sizes, b_major="MN")[0].config
         assert config.tile[0] == 256 or config.tile[1] % 64 == 0
-
-
-@pytest.mark.parametrize("case", NEXT, ids=str)
-def test_where_the_next_kernel_begins(case: tuple[int, int, int, str]) -> None:
-    choice, reason = choose(*case[:3], b_major=case[3])
-    config = choice.config
-    assert (config.tile, config.trigger, config.prefetch) == NEXT[case], reason
-    assert config.overlap and ("when it leaves" in reason) == (config.trigger == "end")
 
 
 def test_the_widest_tile_of_few_rows_is_flat() -> None:

@@ -78,7 +78,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: derive(k=2**31), "k = 2147483648: a size"),
     (lambda: derive(n=True), "n = True is not an integer"),
     (lambda: derive(batch=0), "batch = 0: a size"),
-    (lambda: derive(batch=2.0), "batch = 2.0 is not an integer"),  # type: ignore[arg-type]
+    (lambda: derive(batch=2.0), "batch = 2.0 is not an integer"),
     (lambda: GemmPlan.derive(64, 64, 64, batch=2), "batch = 2: this kernel multiplies one pair"),
     (lambda: GemmPlan.derive(64, 64, 64, arch="sm_80", config=Sm90Config()), "Sm90Config is for sm_90a, not for sm_80"),
     (lambda: derive(a="f32"), "a is f32; this kernel multiplies"),
@@ -89,9 +89,9 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: derive(stages=1), "1 stage(s), and at least 2, of A 8192 + B 4096 bytes beside 4096"),
     (lambda: derive(stages=40), "18 fit into 232448"),
     (lambda: derive(stages=True), "True stage(s)"),
-    (lambda: Sm90Config(tile=(64,)), "tile = (64,): two ints"),  # type: ignore[arg-type]
+    (lambda: Sm90Config(tile=(64,)), "tile = (64,): two ints"),
     (lambda: Sm90Config(cluster=(2, True)), "cluster = (2, True): two ints"),
-    (lambda: Sm90Config(single=1), "single = 1: True or False"),  # type: ignore[arg-type]
+    (lambda: Sm90Config(single=1), "single = 1: True or False"),
     (lambda: Sm90Config(schedule="pong"), "schedule = 'pong': known are 'cooperative', 'pingpong'"),
     (lambda: Sm90Config(consumers=0), "consumers = 0: an int of at least 1"),
     (lambda: Sm90Config((256, 64), consumers=4), "three warpgroups and a producer"),
@@ -262,7 +262,7 @@ def mutants() -> Iterator[tuple[str, str, Sm90Plan]]:
     ring = derive(tile=(64, 192), chunks=1, buffers=2, stages=2)  # three rounds through two buffers
     assert ring.check() and ring.store is not None
 
-    class Hasty(type(ring.store)):  # type: ignore[misc]
+    class Hasty(type(ring.store)):
         def pending(self, number: int) -> int:
             return int(self.buffers) - 1
 

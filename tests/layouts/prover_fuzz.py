@@ -31,10 +31,10 @@ ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from layoutgemm import CounterExample, Proof, Undecided  # noqa: E402
-from layoutgemm.layouts.digit_proof import prove_formulas  # noqa: E402
-from layoutgemm.layouts.prove import bijective, covers, disjoint, injective, prove  # noqa: E402
-from tests.layouts.prover_pools import (  # noqa: E402
+from layoutgemm import CounterExample, Proof, Undecided
+from layoutgemm.layouts.digit_proof import prove_formulas
+from layoutgemm.layouts.prove import bijective, covers, disjoint, injective, prove
+from tests.layouts.prover_pools import (
     LARGE,
     POOLS,
     RELATIONS,

@@ -67,7 +67,7 @@ INJECTIVE = ("compact", "permuted", "padded")
 
 
 def random_pair(rng: random.Random, families: tuple[str, ...] = FAMILIES, **shape: object) -> Pair:
-    tree = random_shape(rng, **shape)  # type: ignore[arg-type]
+    tree = random_shape(rng, **shape)
     return tree, random_stride(rng, tree, rng.choice(families))
 
 

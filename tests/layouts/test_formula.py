@@ -130,7 +130,7 @@ def test_bad_input() -> None:
         (lambda x: "a", {"x": 4}, LayoutError),
     ]:
         with pytest.raises(error):
-            from_expr(bad, **extents)  # type: ignore[arg-type]
+            from_expr(bad, **extents)
     with pytest.raises(LayoutError, match="by keyword"):
         from_expr("x + y", (4, 4))
     with pytest.raises(LayoutError, match="not both"):

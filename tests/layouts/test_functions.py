@@ -44,7 +44,7 @@ class Traced:
 
 
 def plain(value: object) -> int:
-    return value.value if isinstance(value, Traced) else int(value)  # type: ignore[call-overload, no-any-return]
+    return value.value if isinstance(value, Traced) else int(value)
 
 
 def deep(tree: ref.Tree) -> int:

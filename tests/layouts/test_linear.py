@@ -86,7 +86,7 @@ def test_accepts_exactly_the_affine_functions() -> None:
 
 
 def ref_shape(source: object) -> tuple[int, ...]:
-    return tuple(ref.size(mode) for mode in ref.modes(source.shape))  # type: ignore[attr-defined]
+    return tuple(ref.size(mode) for mode in ref.modes(source.shape))
 
 
 @pytest.mark.parametrize(

@@ -232,5 +232,5 @@ def test_foreign_operands_give_type_errors() -> None:
     with pytest.raises((TypeError, LayoutError)):
         Layout(4) @ "4:1"
     with pytest.raises(TypeError):
-        Layout(4) + Layout(4)  # type: ignore[operator]
+        Layout(4) + Layout(4)
     assert (Layout(4) == 4) is False

@@ -10,7 +10,7 @@ _SPACE = {"gmem": "[%g]", "smem": "[%s]"}
 def instruction(atom: CopyAtom) -> str:
     """The instruction with its operands: %g and %s are global and shared addresses, %b an mbarrier's."""
     if isinstance(atom, AsyncCopy):
-        size = {None: "", "register": ", %r0"}.get(atom.src_bytes, f", {atom.src_bytes}")  # type: ignore[call-overload]
+        size = {None: "", "register": ", %r0"}.get(atom.src_bytes, f", {atom.src_bytes}")
         return f"{atom.ptx} [%s], [%g], {atom.bytes}{size};"
     if isinstance(atom, BulkCopy):
         mask = ", %h0" if atom.multicast or atom.byte_mask else ""

@@ -54,7 +54,7 @@ def main() -> None:
         loads, stores = ([{k: member(v) for k, v in row.items()} for row in question[x]] for x in ("loads", "stores"))
 
         @cute.kernel
-        def body(a: cute.Tensor, b: cute.Tensor):  # type: ignore[no-untyped-def]
+        def body(a: cute.Tensor, b: cute.Tensor):
             for i in cutlass.range_constexpr(len(loads)):
                 atom = cute.make_copy_atom(nvgpu.CopyG2ROp(), cutlass.Float32, num_bits_per_copy=128, **loads[i])
                 r = cute.make_rmem_tensor(cute.make_layout(4), cutlass.Float32)
@@ -68,7 +68,7 @@ def main() -> None:
                 cute.copy(atom, r, cute.local_tile(b, (4,), (i + len(loads),)))
 
         @cute.jit
-        def host(a: cute.Tensor, b: cute.Tensor):  # type: ignore[no-untyped-def]
+        def host(a: cute.Tensor, b: cute.Tensor):
             body(a, b).launch(grid=[1, 1, 1], block=[1, 1, 1])
 
         fake = cute.runtime.make_fake_compact_tensor(cutlass.Float32, (1024,), assumed_align=32)

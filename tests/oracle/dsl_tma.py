@@ -69,7 +69,7 @@ def main() -> None:
         return {
             "box": box(found[2]),
             "bits": int(found[1]),
-            "tensor": _TENSOR.search(str(coordinates))[1],  # type: ignore[index]
+            "tensor": _TENSOR.search(str(coordinates))[1],
         }
 
     with ir.Context(), ir.Location.unknown():

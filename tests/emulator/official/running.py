@@ -22,7 +22,7 @@ from .examples import Constant, Example, Matrix, Number, Pointer, Scales, Shape,
 RACES = ("geforce_f16", "geforce_bf16_mnn")  # the stores of whose epilogue race with the next tile's stmatrix
 
 
-class Marked(np.ndarray):  # type: ignore[type-arg]
+class Marked(np.ndarray):
     """An array that says which of its extents and strides the compiled function takes at run time."""
 
     dynamic_shapes_mask: tuple[bool, ...]
