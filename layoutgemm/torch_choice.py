@@ -20,7 +20,7 @@ from .kernels.compile_apart import Kernel, plan_of
 from .kernels.plan_base import MAX_TILES
 from .kernels.sm80_choice import Sm80Choice, by_lines
 from .kernels.sm90_choice import Sm90Choice, choose
-from .kernels.sm90_plan import MAX_GRID_Y, Sm90Config
+from .kernels.sm90_config import MAX_GRID_Y, Sm90Config
 
 if TYPE_CHECKING:
     from .torch_problem import Problem, Solution

@@ -30,6 +30,7 @@ from .ops import program_of
 from .ptx import Instruction, Kernel, Parameter, parse
 from .tensor_map import BYTES, encode
 from .timeline import Timeline
+from .undefined import contents, restore, settled
 
 EVERY = 2.0  # seconds between lines of progress
 QUIET = ("lint",)  # kinds of findings that leave a run ok
@@ -47,6 +48,7 @@ Orders = Policy | Sequence[Policy] | None
 class LaunchResult:
     """One launch: what was launched, what it did, and how long that took here.
 
+    suspects  what products read that nobody has written: in `findings`, too, where a result depends on it
     timeline  what each warp and engine did, where that was recorded
     """
 
@@ -58,6 +60,7 @@ class LaunchResult:
     counts: Counts
     findings: list[Finding]
     seconds: float
+    suspects: list[Finding] = field(default_factory=list)
     timeline: Timeline | None = None
 
     @property
@@ -223,22 +226,24 @@ def emulate_host(
 def _run(
     launches: Sequence[HostLaunch], memory: GlobalMemory, policy: Orders, progress: bool, watch: Watch
 ) -> Emulation:
+    def run(order: Policy, watch: Watch) -> Emulation:
+        return Emulation(settled(lambda of, w: _run_once(launches, memory, of, progress, w), memory, order, watch))
+
     if policy is None or isinstance(policy, Policy):
-        return _run_once(launches, memory, policy, progress, watch)
-    before = [buffer.data.copy() for buffer in memory.buffers]
+        return run(policy or Policy(), watch)
+    before = contents(memory)
     after: list[Any] = []
     out = Emulation()
     for number, order in enumerate(policy):
-        for buffer, content in zip(memory.buffers, before, strict=True):
-            if number and buffer.data.flags.writeable:
-                buffer.data[:] = content
-        one = _run_once(launches, memory, order, progress, Watch() if number else watch)
+        if number:
+            restore(memory, before)
+        one = run(order, Watch() if number else watch)
         for buffer, content in zip(memory.buffers, after, strict=False):
             differ = buffer.data != content
             if differ.any() and one.launches:
                 text = f"byte {int(differ.argmax())} of {buffer.name} depends on the order: {policy[0]} and {order}"
                 one.launches[-1].findings.append(Finding("race", text))
-        after = after or [buffer.data.copy() for buffer in memory.buffers]
+        after = after or contents(memory)
         seen = {(finding.kind, finding.line) for finding in out.findings}
         for launch in one.launches:
             launch.findings[:] = [f for f in launch.findings if (f.kind, f.line) not in seen]
@@ -247,9 +252,9 @@ def _run(
 
 
 def _run_once(
-    launches: Sequence[HostLaunch], memory: GlobalMemory, policy: Policy | None, progress: bool, watch: Watch
-) -> Emulation:
-    out = Emulation()
+    launches: Sequence[HostLaunch], memory: GlobalMemory, policy: Policy, progress: bool, watch: Watch
+) -> list[LaunchResult]:
+    out = []
     for number, launch in enumerate(launches):
         described = Launch(launch.grid, launch.block, launch.parameters, memory, launch.cluster, launch.dynamic_shared)
         line = _progress(f"{launch.kernel.name[:40]} ({number + 1} of {len(launches)})") if progress else None
@@ -258,14 +263,15 @@ def _run_once(
         try:
             machine.run()
         except EmulatorError as error:
-            before = "".join([f"\n{finding}" for finding in machine.findings.found])
+            found = machine.findings.found + machine.suspects.found
+            before = "".join([f"\n{finding}" for finding in found])
             if not before:
                 raise
             raise type(error)(f"{error}\nfound before that:{before}") from error
-        out.launches.append(
+        out.append(
             LaunchResult(
                 launch.kernel, launch.grid, launch.block, launch.cluster, launch.dynamic_shared, machine.counts,
-                machine.findings.found, time.perf_counter() - start,
+                machine.findings.found, time.perf_counter() - start, machine.suspects.found,
                 machine.recorder.timeline() if machine.recorder is not None else None,
             )
         )  # fmt: skip

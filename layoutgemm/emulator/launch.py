@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .memory import GlobalMemory
+from .memory import POISON, GlobalMemory
 from .values import FULL, LANE, LANES
 
 MULTIPROCESSORS = 132  # what kernels are told that the machine has: an H200's, which sizes persistent grids
@@ -34,6 +34,7 @@ class Policy:
     register_strict  ask for a wgmma.fence after results were waited for (see `ops/wgmma.py`)
     tensor_strict  hold tcgen05.ld and .st to tcgen05.wait and tcgen05.fence (see `ops/tcgen05.py`)
     limit     operations after which a run is taken for a livelock
+    fill      what a byte of shared memory is before anything is written there
     """
 
     loads: str = "late"
@@ -51,6 +52,7 @@ class Policy:
     register_strict: bool = False
     tensor_strict: bool = False
     limit: int = 100_000_000
+    fill: int = POISON
 
 
 @dataclass

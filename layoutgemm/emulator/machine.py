@@ -136,7 +136,7 @@ class Cta:
 
     def __init__(self, cluster: Cluster, coordinate: Triple, rank: int, shared: int, threads: int) -> None:
         self.cluster, self.coordinate, self.rank = cluster, coordinate, rank
-        self.shared = SharedMemory(shared)
+        self.shared = SharedMemory(shared, cluster.machine.policy.fill)
         self.shadow = Shadow(cluster.ledger, lambda granule: f"shared memory of CTA {coordinate} at {granule * 16:#x}")
         self.alive = threads
         self.exited = False
@@ -193,7 +193,8 @@ class Cluster:
 class Machine:
     """Runs a program's launch, one cluster after the other.
 
-    After `run`, `findings` and `counts` tell what happened; results are in the launch's memory.
+    After `run`, `findings` and `counts` tell what happened; results are in the launch's memory. `suspects` are findings
+    where a result depends on them alone: what products read that nobody has written (`undefined.py`).
 
     progress  told after each cluster, and within one about every `EVERY` seconds
     """
@@ -217,7 +218,7 @@ class Machine:
         self.banks = BankCounter() if watch.banks else None
         self.recorder = Recorder() if watch.timeline else None
         self.random = random.Random(self.policy.seed)
-        self.findings = Findings()
+        self.findings, self.suspects = Findings(), Findings()
         self.counts = Counts(executed=bytearray(program.size))
         self.operations = 0
         self.look = self.policy.limit  # operations at which the clock is looked at
@@ -274,10 +275,12 @@ class Machine:
 
     # ------------------------------------------------------------ what operations ask for
 
-    def problem(self, kind: str, message: str, fiber: Fiber | None = None, ins: Instruction | None = None) -> None:
-        """Report something; the run goes on until there are too many."""
+    def problem(
+        self, kind: str, message: str, fiber: Fiber | None = None, ins: Instruction | None = None, suspect: bool = False
+    ) -> None:
+        """Report something, or something suspect; the run goes on until there are too many findings."""
         ins = ins or (fiber.ins if fiber is not None else None)
-        self.findings.add(
+        (self.suspects if suspect else self.findings).add(
             Finding(
                 kind,
                 message,

@@ -112,12 +112,13 @@ class SharedMemory:
     """One block's shared memory: bytes, views of wider units, and which bytes were written.
 
     size  bytes that the kernel may use, from offset 0; a multiple of 16 is made of it
+    fill  what each byte is before anything is written
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, fill: int = POISON) -> None:
         size = -(-size // GRANULE) * GRANULE
         self.size = size
-        self.bytes = np.full(size, POISON, dtype=np.uint8)
+        self.bytes = np.full(size, fill, dtype=np.uint8)
         self.chunks = self.bytes.view(np.uint16).reshape(-1, GRANULE // 2)  # 16-byte chunks as eight 16-bit words
         self.written = np.zeros(size, dtype=bool)
         self.full_chunks = self.written.reshape(-1, GRANULE)

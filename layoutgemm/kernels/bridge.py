@@ -25,6 +25,7 @@ from typing import Any
 import cutlass
 
 from .bridge_copies import (
+    EitherMap,
     cluster_mask,
     commit_stores,
     encode_tensor_map,
@@ -130,6 +131,7 @@ class SharedMemory:
 
 __all__ = [
     "Carried",
+    "EitherMap",
     "Operand",
     "SharedMemory",
     "Stream",

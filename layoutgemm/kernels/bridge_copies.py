@@ -21,7 +21,7 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 import cutlass.experimental.cuda as xcuda
-from cutlass import Int16, Int32, Int64
+from cutlass import Boolean, Int16, Int32, Int64
 from cutlass.experimental import primitives
 
 from layoutgemm.atoms.tma import STRIDE_UNIT
@@ -31,24 +31,37 @@ from .bridge_types import element_type, raw
 _PROMOTIONS = {"none": "none", "64B": "l2_64b", "128B": "l2_128b", "256B": "l2_256b"}
 
 
-def encode_tensor_map(tma: Any, address: Int64, extents: Mapping[str, Any], *strides: Any) -> Any:
+def encode_tensor_map(
+    tma: Any, address: Int64, extents: Mapping[str, Any], *strides: Any, box: Mapping[str, Any] | None = None
+) -> Any:
     """Encode a tensor map, on the host: TmaPlan x run-time tensor -> tensor map.
 
     `address` is the tensor's first byte, `extents` maps the dimension names of `tma.dims` to run-time sizes in
     elements, `strides` are the run-time distances, in elements, between neighbours along every dimension but the
-    first. Box and swizzle mode come from `tma`. Reads beyond `extents` return zeros, which makes ragged edges right: a
-    zero adds nothing to a dot product.
+    first. Box and swizzle mode come from `tma`; `box` may name other extents, run-time ones too. Reads beyond `extents`
+    return zeros, which makes ragged edges right: a zero adds nothing to a dot product.
     """
     return xcuda.create_tensor_map_tiled(
         address,
         element_type(tma.dtype),
         [extents[name] for name in tma.dims],
         [Int64(stride) * tma.dtype.bytes // STRIDE_UNIT for stride in strides],
-        list(tma.box),
+        [(box or {}).get(name, extent) for name, extent in zip(tma.dims, tma.box, strict=True)],
         swizzle=xcuda.TensorMapSwizzle(tma.driver_swizzle),
         l2_promotion=getattr(xcuda.TensorMapL2Promotion, _PROMOTIONS[tma.l2_promotion]),
         oob_fill=xcuda.TensorMapFloatOOBFill.none,
     )
+
+
+class EitherMap:
+    """One of two tensor maps, as a condition says."""
+
+    def __init__(self, condition: Any, yes: Any, no: Any):
+        self._pointers = Boolean(condition), yes.get_ptr(), no.get_ptr()
+
+    def get_ptr(self) -> Any:
+        """The address that an instruction takes."""
+        return cutlass.Pointer._from_raw_ptr(cutlass.select_(*self._pointers))
 
 
 def prefetch_map(tensor_map: Any) -> None:

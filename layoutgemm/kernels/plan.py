@@ -23,6 +23,7 @@ from .plan_base import BARRIER_BYTES, MAX_COORDINATE, PARAMETERS, PlanVerbs, che
 
 if TYPE_CHECKING:
     from .sm80_plan import Sm80Config, Sm80Plan
+    from .sm90_ends import Ends
     from .sm90_plan import Sm90Config, Sm90Plan
     from .sm100_plan import Sm100Config, Sm100Plan
 
@@ -86,6 +87,7 @@ class OperandPlan:
     major  "K" when K is contiguous in it, else "MN": shared memory keeps the order, since a tensor copy does not
            transpose
     rest   where the tile's last span is not full: the copies of what it has, `tma` being those of the full ones
+    ends   where the copies end with the matrix, by a tensor map of the rows that are left: see `sm90_ends`
     """
 
     name: str
@@ -96,6 +98,7 @@ class OperandPlan:
     tma: TmaPlan
     descriptor: OperandDescriptor
     rest: TmaPlan | None = None
+    ends: Ends | None = None
 
     @property
     def copies(self) -> tuple[TmaPlan, ...]:
@@ -103,8 +106,13 @@ class OperandPlan:
         return (self.tma,) if self.rest is None else (self.tma, self.rest)
 
     @property
+    def maps(self) -> int:
+        """How many tensor maps it has."""
+        return len(self.copies) + (self.ends is not None)
+
+    @property
     def bytes(self) -> int:
-        """Bytes that arrive in one block for a tile: what its barrier expects."""
+        """Bytes that arrive in one block for a tile, all of it inside of the matrix: what its barrier expects."""
         return sum(tma.bytes for tma in self.copies)
 
     @property

@@ -178,8 +178,25 @@ def choose(
         parts = in_parts(m, n, k, kind, b_major, multiprocessors)
         if parts and parts[0].seconds < _SPLIT_GAIN * best.seconds:
             return of_parts(parts[0])
-    (rows, columns), cluster = best.tile, best.cluster
+    (_, columns), cluster = best.tile, best.cluster
     overlap = work < _SHORT
+    config = _configured(best, k, batch, kind, overlap, b_major == "K" and gated is None)
+    reason = f"{best}; " + (
+        f"blocks in clusters of {cluster[0]}x{cluster[1]} share loads"
+        if cluster != (1, 1)
+        else "too short, or too few tiles, for a cluster to pay"
+    )
+    reason += "; starts while the kernel before it drains" if overlap else ""
+    return Sm90Choice(config), reason + _gated_reason(columns, halves)
+
+
+def _configured(best: Estimate, k: int, batch: int, kind: DType, overlap: bool, halves: bool) -> Sm90Config:
+    """The configuration of an estimate.
+
+    overlap  whether it starts while the kernel before it drains
+    halves   whether a tile of 128x256 may be finished by halves
+    """
+    (rows, columns), cluster, bits = best.tile, best.cluster, kind.bits
     # One warpgroup for 128 rows stores the first 64 of them under the products of the others: benchmarks/NOTES.md.
     tall = bits == 16 and _tall_wave(best)
     single = rows == 64 or rows * columns <= 128 * 128 or tall
@@ -196,7 +213,7 @@ def choose(
         buffers=2,
         early=2 if (rows == 256 or tall) and k >= 1024 else 0,
     )
-    if best.tile == _WIDE and best.waves == 1 and bits == 16 and b_major == "K" and k >= 1024 and gated is None:
+    if best.tile == _WIDE and best.waves == 1 and bits == 16 and k >= 1024 and halves:
         config = replace(config, **_IN_HALVES)
     if best.pingpong:
         config = replace(config, schedule="pingpong", consumers=2, loader="warpgroup")
@@ -207,13 +224,7 @@ def choose(
         stage = (rows // cluster[1] + columns // cluster[0]) * _STAGE_BYTES
         two = config.loader == "self" and cluster != (1, 1)
         config = replace(config, prefetch=2 if two else fetched(stage, _FETCHED))
-    reason = f"{best}; " + (
-        f"blocks in clusters of {cluster[0]}x{cluster[1]} share loads"
-        if cluster != (1, 1)
-        else "too short, or too few tiles, for a cluster to pay"
-    )
-    reason += "; starts while the kernel before it drains" if overlap else ""
-    return Sm90Choice(config), reason + _gated_reason(columns, halves)
+    return config
 
 
 def _spans_in_part_pay(e: Estimate, k: int, kind: DType) -> bool:

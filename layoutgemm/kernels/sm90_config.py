@@ -9,6 +9,7 @@ from ..atoms.tma_rules import L2_PROMOTION
 from ..checks import Grouped, Linear
 from ..checks.budgets import launch_registers, setmaxnreg_problem
 from ..errors import PlanError
+from .plan_base import MAX_TILES
 from .sm90_store import ROWS
 
 SCHEDULES = ("cooperative", "pingpong")
@@ -18,6 +19,7 @@ LAUNCHES = ("workers", "tiles")
 TRIGGERS = ("start", "end")
 WARPGROUP = 128
 _PRODUCER_REGISTERS = 24  # the least that setmaxnreg takes: one thread issues copies
+MAX_GRID_Y = 65535  # CUDA C++ Programming Guide, "Compute Capabilities": blocks of a grid's second dimension
 MAX_CLUSTER = 8  # CUDA C++ Programming Guide, "Thread Block Clusters": the portable size
 
 
@@ -158,6 +160,23 @@ class Sm90Config:
 def order_of(config: Sm90Config) -> Linear | Grouped:
     """The order of clusters: bands; or that of a grid's blocks, whose number grows along its first dimension first."""
     return Linear(config.along) if config.launch == "tiles" else Grouped(config.along, config.group)
+
+
+def check_tiles(config: Sm90Config, across: tuple[int, int], batch: int, ragged: bool) -> None:
+    """Raise PlanError for more tiles of clusters, so many along M and N, than a kernel counts or a grid holds."""
+    tiles = (across[0] + batch) * across[1] if ragged else across[0] * across[1] * batch
+    if config.launch == "tiles":
+        other = "N" if config.along == "M" else "M"
+        if batch > 1:
+            raise PlanError(f"batch = {batch}: a grid of tiles is that of one matrix; launch='workers' takes more")
+        if across["MN".index(other)] > MAX_GRID_Y:
+            raise PlanError(
+                f"{across[0]} x {across[1]} tiles of clusters along M and N: a grid holds {MAX_GRID_Y} along its "
+                f"second dimension, which is {other}; along={other!r}, or launch='workers'"
+            )
+    if tiles > MAX_TILES:  # of a ragged batch each group may end with a part of a tile
+        of = f"({across[0]} + {batch}) * {across[1]}" if ragged else f"{across[0]} * {across[1]} * {batch}"
+        raise PlanError(f"{of} = {tiles} tiles of clusters: a tile's number goes up to {MAX_TILES}")
 
 
 def registers_of(config: Sm90Config, arch: Any, threads: int) -> tuple[int, int] | None:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from ..checks.pipeline import Mbarrier, Pipeline, walk
 from ..checks.pipeline_actions import Arrive, ArriveExpect, ClusterArrive, Mma, Sync, TmaLoad, Wait
 from .explain import explain_operand, explain_workspace
+from .sm90_ends import explain_ends
 from .sm90_mainloop import explain_mainloop
 from .sm90_plan import WARPGROUP, Sm90Plan
 from .sm90_proofs import pipeline_of
@@ -134,6 +135,7 @@ def explain_sm90(plan: Sm90Plan) -> str:
         explain_operand(plan.a),
         explain_operand(plan.b),
     ]
+    lines += explain_ends(plan.a, plan.m) + explain_ends(plan.b, plan.n)
     lines += _explain_launch(plan, across)
     if plan.gated is not None:
         count, width = plan.stored.accumulator_registers, plan.tile_c[1]

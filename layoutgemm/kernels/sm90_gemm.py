@@ -70,7 +70,10 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         maps_b = [bridge.encode_tensor_map(tma, b, extents, *lines_b[: len(tma.dims) - 1]) for tma in plan.b.copies]
         tmas_c = plan.store.maps if const_expr(plan.store is not None) else ()
         maps_c = [self.map_of_c(tma, c, extents, pitches) for tma in tmas_c]
-        others = (maps_c + maps_b[1:] + [map_a] * OTHER_MAPS)[:OTHER_MAPS]  # a kernel has a fixed number of parameters
+        last_a = self.maps_of_last_rows(plan.a, a, extents, pitches["a"])
+        last_b = self.maps_of_last_rows(plan.b, b, extents, lines_b)
+        others = maps_c + last_a + maps_b[1:] + last_b
+        others = (others + [map_a] * OTHER_MAPS)[:OTHER_MAPS]  # a kernel has a fixed number of parameters
         self.kernel(map_a, maps_b[0], *others, c, m, n, k, batch, *pitches["c"], words).launch(
             grid=self.launch_grid(m, n, batch, workers),
             block=(plan.threads, 1, 1),
@@ -96,6 +99,14 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         """One of C's tensor maps."""
         return bridge.encode_tensor_map(tma, c, extents, *pitches["c"][: len(tma.dims) - 1])
 
+    def maps_of_last_rows(self, operand: Any, address: Any, extents: Any, pitches: Any) -> list[Any]:
+        """An operand's tensor map where its rows end within a box, if it has one."""
+        tma, ends = operand.tma, operand.ends
+        if ends is None:
+            return []
+        box = {ends.dim: ends.last(extents[ends.dim])}
+        return [bridge.encode_tensor_map(tma, address, extents, *pitches[: len(tma.dims) - 1], box=box)]
+
     def most_tiles(self, m: Any, n: Any, batch: Any) -> Any:
         """Tiles of clusters, at most: what the host knows of their number."""
         rows, columns = self.plan.order.clusters(self.grid_of(m, n))
@@ -115,6 +126,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         map_2: cutlass.GridConstant[bridge.TensorMap],
         map_3: cutlass.GridConstant[bridge.TensorMap],
         map_4: cutlass.GridConstant[bridge.TensorMap],
+        map_5: cutlass.GridConstant[bridge.TensorMap],
         c: Int64,
         m: Int32,
         n: Int32,
@@ -171,9 +183,10 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
             given=bridge.Carried(**dict(zip(plan.words, words, strict=True))),
         )
         job.tiles = self.count_tiles(job, batch, thread)  # type: ignore[attr-defined]
-        others = (map_0, map_1, map_2, map_3, map_4)  # the store's, then what B has besides its first
-        stores = len(plan.store.maps) if const_expr(plan.store is not None) else 0
-        maps = (map_a, (map_b, *others[stores : stores + len(plan.b.copies) - 1]), others[:stores])
+        others = (map_0, map_1, map_2, map_3, map_4, map_5)  # the store's, then what A and B have besides their first
+        of_a = len(plan.store.maps) if const_expr(plan.store is not None) else 0
+        of_b = of_a + plan.a.maps - 1
+        maps = ((map_a, *others[of_a:of_b]), (map_b, *others[of_b : of_b + plan.b.maps - 1]), others[:of_a])
         first = block // plan.cluster_size
         if const_expr(plan.config.launch == "tiles"):  # a block's place says which tile: see `origin`
             first, job.tiles, job.workers = Int32(0), Int32(1), Int32(1)  # type: ignore[attr-defined]

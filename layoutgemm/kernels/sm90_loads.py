@@ -18,6 +18,7 @@ import cutlass.cute as cute
 from cutlass import Int32, const_expr
 
 from . import bridge
+from .bridge_tables import choose
 from .sm90_gated import HALF
 
 
@@ -52,7 +53,8 @@ class Sm90Loads:
                     k_tile = Int32(0)
                     backwards ^= 1
                     tile += job.workers
-                    m0, n0, matrix = self.origin(job, tile)
+                    if const_expr(not plan.stays):
+                        m0, n0, matrix = self.origin(job, tile)
         return tile, m0, n0, matrix, k_tile, stage, parity, backwards
 
     @cute.jit
@@ -84,47 +86,42 @@ class Sm90Loads:
 
     def issue_prefetches(self, job: Any, maps: Any, origin: Any) -> None:
         """This block's share of one k tile into L2, as `issue_loads` would load it. Called by one thread."""
-        plan = self.plan
-        along_m, along_n = plan.config.cluster
-        for operand in plan.config.order_of_loads:
-            if operand == "A":
-                bridge.prefetch_share(maps[0], plan.a.tma, origin, job.rank // along_m if along_n > 1 else 0)
-            else:
-                for tensor_map, tma in zip(maps[1], plan.b.copies, strict=True):
-                    bridge.prefetch_share(tensor_map, tma, origin, job.rank % along_m if along_m > 1 else 0)
+        for operand in self.plan.config.order_of_loads:
+            for tensor_map, tma, place, share in self._copies(job, maps, operand, origin):
+                bridge.prefetch_share(tensor_map, tma, place, share)
 
     def issue_loads(self, job: Any, maps: Any, m0: Any, n0: Any, matrix: Any, k_tile: Any, stage: Any) -> None:
         """Arm full[stage] and issue this block's share of both tiles. Called by one thread."""
         plan = self.plan
         origin = {"m": m0, "n": n0, "k": k_tile * plan.tile[2], "l": matrix, HALF: Int32(0)}
         full = job.shared.full(stage)
-        bridge.barrier_expect(full, plan.full_bytes)
-        for operand in plan.config.order_of_loads:
-            if operand == "A":
-                self._load_a(job, maps[0], origin, job.shared.a(stage), full)
-            else:
-                self._load_b(job, maps[1], origin, job.shared.b(stage), full)
-
-    def _load_a(self, job: Any, tensor_map: Any, origin: Any, destination: Any, full: Any) -> None:
-        """The blocks of one row of the cluster need the same A."""
-        plan = self.plan
+        bridge.barrier_expect(full, plan.expected(origin, job, choose))
         along_m, along_n = plan.config.cluster
-        if along_n == 1:
-            bridge.load_tile(tensor_map, plan.a.tma, origin, destination, full)
-            return
-        mask = bridge.cluster_mask(along_n, job.part * plan.sharing + job.rank % along_m, along_m)
-        bridge.load_share(tensor_map, plan.a.tma, origin, destination, full, job.rank // along_m, mask)
+        first = job.part * plan.sharing
+        for operand in plan.config.order_of_loads:
+            destination = job.shared.a(stage) if operand == "A" else job.shared.b(stage)
+            for tensor_map, tma, place, share in self._copies(job, maps, operand, origin):
+                if tma.multicast == 1:
+                    bridge.load_tile(tensor_map, tma, place, destination, full)
+                elif operand == "A":  # the blocks of one row of the cluster need the same A
+                    mask = bridge.cluster_mask(along_n, first + job.rank % along_m, along_m)
+                    bridge.load_share(tensor_map, tma, place, destination, full, share, mask)
+                else:  # and those of one column the same B
+                    mask = bridge.cluster_mask(along_m, first + job.rank // along_m * along_m, 1)
+                    bridge.load_share(tensor_map, tma, place, destination, full, share, mask)
 
-    def _load_b(self, job: Any, tensor_maps: Any, origin: Any, destination: Any, full: Any) -> None:
-        """The blocks of one column of the cluster need the same B."""
+    def _copies(self, job: Any, maps: Any, name: str, origin: Any) -> list[tuple[Any, Any, Any, Any]]:
+        """(tensor map, its copies, where they begin, this block's share) of an operand's tile."""
         plan = self.plan
-        along_m, _ = plan.config.cluster
-        for tensor_map, tma in zip(tensor_maps, plan.b.copies, strict=True):
-            if along_m == 1:
-                bridge.load_tile(tensor_map, tma, origin, destination, full)
-                continue
-            mask = bridge.cluster_mask(along_m, job.part * plan.sharing + job.rank // along_m * along_m, 1)
-            bridge.load_share(tensor_map, tma, origin, destination, full, job.rank % along_m, mask)
+        operand, own = (plan.a, maps[0]) if name == "A" else (plan.b, maps[1])
+        share = job.rank // plan.config.cluster[0] if name == "A" else job.rank % plan.config.cluster[0]
+        share = share if operand.tma.multicast > 1 else 0
+        if operand.ends is None:
+            return [(tensor_map, tma, origin, share) for tensor_map, tma in zip(own, operand.copies, strict=True)]
+        ends = operand.ends
+        left = ends.left(getattr(job, ends.dim), origin[ends.dim], share)
+        place = {**origin, ends.dim: ends.row(left, origin[ends.dim], share, choose)}
+        return [(bridge.EitherMap(left >= ends.box, *own), operand.tma, place, share)]
 
     @cute.jit
     def clear_dead_rows(self, shared: Any, thread: Any) -> None:

@@ -21,7 +21,6 @@ from .epilogue import Epilogue
 from .plan import GemmPlan, Operand, OperandPlan, derive_operand
 from .plan_base import (
     BARRIER_BYTES,
-    MAX_TILES,
     PERSISTENT_PARAMETERS,
     STAGE_BYTES_OF_K,
     PersistentPlan,
@@ -30,7 +29,8 @@ from .plan_base import (
     rounded_up,
     tile_count,
 )
-from .sm90_config import WARPGROUP, Sm90Config, order_of, registers_of
+from .sm90_config import WARPGROUP, Sm90Config, check_tiles, order_of, registers_of
+from .sm90_ends import with_ends
 from .sm90_gated import HALVES, Gated, check_gated, in_halves
 from .sm90_mainloop import Promoted, check_promoted
 from .sm90_ragged import Ragged, check_ragged, ragged_store
@@ -40,7 +40,6 @@ from .sm90_store import ROWS, StorePlan
 from .sm90_types import accumulator_of, operands
 
 WARPS_OF_GROUP = 4
-MAX_GRID_Y = 65535  # CUDA C++ Programming Guide, "Compute Capabilities": blocks of a grid's second dimension
 LEAST_STAGES = 2  # one group of products is in flight: its stage is released when the next k tile's have been issued
 
 
@@ -170,6 +169,10 @@ class Sm90Plan(PersistentPlan):
             with_copies(x, [replace(tma, l2_promotion=config.l2_promotion) for tma in x.copies])
             for x in (a_plan, b_plan)
         ]
+        # Beside loads between the products it costs 1%; halves of a tile ptxas serialises then (as with `stays`): 5%.
+        ends = config.loader != "self" and not (config.early and blocks == 1)
+        a_plan = with_ends(a_plan, "m", tile_m, c_spec.dtype, ends and config.rows is None and ragged is None)
+        b_plan = with_ends(b_plan, "n", tile_n, c_spec.dtype, ends and gated is None)
         half, parts = None, config.split
         if config.early and blocks == 1:
             if gated is not None or config.store == "direct":
@@ -209,20 +212,7 @@ class Sm90Plan(PersistentPlan):
             raise PlanError(f"early = {config.early} k tiles of {tile_k}: K = {k} has {-(-k // tile_k)}")
         threads = WARPGROUP * config.consumers + {"self": 0, "warp": 32, "warpgroup": WARPGROUP}[config.loader]
         across = -(-m // (tile_m * along_m)), -(-n // (columns * along_n))
-        tiles = (across[0] + batch) * across[1] if ragged is not None else across[0] * across[1] * batch
-        if config.launch == "tiles":
-            other = "N" if config.along == "M" else "M"
-            if batch > 1:
-                raise PlanError(f"batch = {batch}: a grid of tiles is that of one matrix; launch='workers' takes more")
-            if across["MN".index(other)] > MAX_GRID_Y:
-                raise PlanError(
-                    f"{across[0]} x {across[1]} tiles of clusters along M and N: a grid holds {MAX_GRID_Y} along its "
-                    f"second dimension, which is {other}; along={other!r}, or launch='workers'"
-                )
-        if tiles > MAX_TILES:  # of a ragged batch each group may end with a part of a tile
-            of = f"{across[0]} * {across[1]} * {batch}"
-            of = f"({across[0]} + {batch}) * {across[1]}" if ragged is not None else of
-            raise PlanError(f"{of} = {tiles} tiles of clusters: a tile's number goes up to {MAX_TILES}")
+        check_tiles(config, across, batch, ragged is not None)
         smem = smem_map(
             a_plan, b_plan, stages, c_bytes, store, config.single, ragged.bytes if ragged is not None else 0, sums_bytes
         )
@@ -335,6 +325,20 @@ class Sm90Plan(PersistentPlan):
     def loader_warp(self) -> int:
         """The warp of the block that issues the loads: the first after the consumers, or the last consumer's first."""
         return WARPS_OF_GROUP * (self.config.consumers - (self.config.loader == "self"))
+
+    @property
+    def stays(self) -> bool:
+        """Whether a block's one tile begins, for the loader, at constants."""
+        return self.config.launch == "tiles" and self.half is None
+
+    def expected(self, origin: Any, sizes: Any, choose: Any) -> Any:
+        """Bytes that a stage's barrier expects, for the tile at an origin; ints or traced integers. See `sm90_ends`."""
+        found = self.full_bytes
+        for operand in (self.a, self.b):
+            if (ends := operand.ends) is not None:
+                extent = getattr(sizes, ends.dim)
+                found += ends.expected(extent, origin[ends.dim], ends.last(extent), choose) - ends.bytes
+        return found
 
     def store_barrier(self, consumer: Any) -> Any:
         """Named barrier of one consumer's store; 0 is the block's, the turns' come after these."""

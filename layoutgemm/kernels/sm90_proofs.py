@@ -33,6 +33,7 @@ from ..layouts.poly import ge0, show
 from .plan import OperandPlan
 from .proofs import fragment_checks
 from .sm90_budgets import budget_checks
+from .sm90_ends import ends_check
 from .sm90_gated_proofs import filled_by_halves, halves_meet
 from .sm90_mainloop import promotion_check
 from .sm90_plan import WARPS_OF_GROUP, Sm90Plan
@@ -50,6 +51,8 @@ def check_sm90(plan: Sm90Plan) -> Report:
     checks: list[Check] = [_tiles_of_c(plan), _tiles_of_k(plan)]
     for operand, groups in ((plan.a, _groups(plan)), (plan.b, 1)):
         checks += _operand(plan, operand, groups)
+        if operand.ends is not None:
+            checks.append(ends_check(operand, plan.tile["mn".index(operand.ends.dim)], plan.c.dtype))
     checks += [_barriers(plan), *_pipelines(plan), *fragment_checks(plan.mma)]
     if plan.gated is not None:
         checks.append(halves_meet(plan))

@@ -29,12 +29,15 @@ from .silicon import (
     values_of,
     wgmma_product,
 )
+from .sm90_ends import either
 from .sm90_gated import HALF
 from .sm90_plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
 from .sm90_ragged import STOP, store_extents, store_place, tables
 from .sm90_store import ROWS, WARP_ROWS, StoreChunk
 
 Values = npt.NDArray[Any]  # float32, or int32 of integers
+
+
 CLUSTERS = 4  # that run at a time: more of them have fewer tiles each, and share less of the kernel's way
 
 
@@ -166,7 +169,7 @@ class _Cluster:
             stage, parity = blocks[0].loaded % plan.stages, blocks[0].loaded // plan.stages & 1
             for block in blocks:
                 block.empty[stage].wait(parity ^ 1)
-                block.full[stage].arrive_expect(plan.full_bytes)
+                block.full[stage].arrive_expect(plan.expected(block.origin, plan, either))
             for block in blocks:
                 origin = {**block.origin, "k": (first + at) * plan.tile[2]}
                 self._share(plan.a, self.a, origin, stage, block.column, [b for b in blocks if b.row == block.row])
@@ -199,7 +202,13 @@ class _Cluster:
         targets: list[_Block],
     ) -> None:  # fmt: skip
         """One block's boxes of a tile, into every block that needs it."""
-        for tma in operand.copies:
+        copies, ends = operand.copies, operand.ends
+        if ends is not None:
+            extent, first = getattr(self.plan, ends.dim), origin[ends.dim]
+            left = ends.left(extent, first, rank)
+            origin = {**origin, ends.dim: ends.row(left, first, rank, either)}
+            copies = (operand.tma if left >= ends.box else ends.of_last_rows(operand.tma, extent),)
+        for tma in copies:
             for copy in tma.issued_by(rank):
                 where = [origin[dim] + offset for dim, offset in zip(tma.dims, copy.coord_offset, strict=True)]
                 for block in targets:

@@ -15,7 +15,9 @@ from ..layouts import Layout
 from .plan import Operand, OperandPlan, derive_operand
 
 LINE = SPANS["128B"]  # bytes of the widest span
-OTHER_MAPS = 5  # a kernel's tensor maps besides A's and B's first: C's chunks of 64, 32, 16, 8 columns, B's second
+# A kernel's tensor maps besides A's and B's first: C's chunks of 64, 32, 16, 8 columns, the last rows of A, and of B
+# either those or what its spans have in part.
+OTHER_MAPS = 6
 
 
 def columns_of(spec: Operand, tile_n: int, tile_k: int, atom: MmaAtom, halved: bool = False) -> OperandPlan:

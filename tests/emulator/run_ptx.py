@@ -30,7 +30,7 @@ class Result:
 
     @property
     def findings(self) -> list[Finding]:
-        return self.machine.findings.found
+        return self.machine.findings.found + self.machine.suspects.found
 
     @property
     def kinds(self) -> list[str]:

@@ -93,6 +93,22 @@ TABLE = {
     ),
     "cluster 2x2": Product(300, 72, 136, small(64, 16, cluster=(2, 2), loader="warpgroup"), workers=1),
     "cluster 4x2, self": Product(300, 72, 136, small(64, 32, cluster=(4, 2), stages=2), workers=1),
+    # where boxes end with their matrix: tiles, and shares, that are outside; last rows that make no 16 bytes of C
+    "a tile outside, cluster 2x1": Product(136, 77, 328, small(cluster=(2, 1), loader="warp")),
+    "half a tile outside, cluster 1x2": Product(
+        93, 100, 328, small(128, 32, cluster=(1, 2), loader="warpgroup", consumers=2), workers=1
+    ),
+    "a tile outside, cluster 2x2, a batch, f32": Product(
+        68, 37, 200, small(64, 32, cluster=(2, 2), loader="warp"), c="f32", batch=2
+    ),
+    "shares that are parts of K, fetched ahead": Product(
+        130, 75, 328,
+        small(64, 48, cluster=(2, 1), loader="warp", tile_k=128, overlap=True, prefetch=2, launch="tiles", along="N"),
+    ),
+    "all rows within one box, pingpong, columns of e4m3": Product(
+        19, 21, 328, small(64, 32, loader="warpgroup", schedule="pingpong", consumers=2), a="e4m3", b="e4m3:col",
+        c="e4m3:col",
+    ),
     # ends
     "early, one buffer": Product(300, 90, 200, small(256, 40, consumers=2, early=1, chunks=1, buffers=1)),
     "early, two k tiles": Product(300, 90, 200, small(256, 40, consumers=2, early=2, stages=3, cluster=(2, 1))),

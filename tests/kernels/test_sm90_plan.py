@@ -209,6 +209,10 @@ def mutants() -> Iterator[tuple[str, str, Sm90Plan]]:
     yield "copy B", "no last span", replace(spans, b=replace(spans.b, rest=None))
     wide = replace(spans.b.rest, box=(32, 64))
     yield "copy B", "width of the last span", replace(spans, b=replace(spans.b, rest=wide))
+    ended = derive(tile=(64, 80), loader="warp", stages=2)
+    assert ended.check() and ended.a.ends is not None and ended.b.ends is not None
+    yield "ends A", "bytes", replace(ended, a=replace(ended.a, ends=replace(ended.a.ends, line=256)))
+    yield "ends B", "rows", replace(ended, b=replace(ended.b, ends=replace(ended.b.ends, box=72)))
     alone = derive(tile=(64, 32), store="direct", stages=2)
     yield "neighbours", "places of the values", as_(Crossed, alone)
     late = (b.tma.instructions[0], replace(b.tma.instructions[1], rank=0))

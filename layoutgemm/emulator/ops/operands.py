@@ -29,6 +29,7 @@ from ..values import any_of
 PERIOD = 1024
 CHUNK_SHIFT = CHUNK_BYTES.bit_length() - 1
 Report = Callable[[str, str], None]  # (kind, message)
+UNWRITTEN = "uninitialised"  # the kind of finding where an operand has bytes that nobody has written
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,7 @@ def check_written(shared: SharedMemory, chunks: npt.NDArray[np.int64], packing: 
         line = tuple(int(axis[0]) for axis in np.nonzero(short.any(axis=-1)))
         at = int(chunks[line]) * CHUNK_BYTES
         byte = int(np.nonzero(~shared.written[at : at + CHUNK_BYTES])[0][0])
-        report("uninitialised", f"it reads shared offset {at + byte:#x}, never written")
+        report(UNWRITTEN, f"it reads shared offset {at + byte:#x}, never written")
 
 
 def numbers(raw: npt.NDArray[np.uint8], dtype: DType, packing: str = "packed") -> Any:

@@ -44,7 +44,7 @@ from ..ptx import Instruction
 from .fragments import Fragment
 from .held import Held
 from .memory import said
-from .operands import Read, Reading, accumulate, fetch, reading
+from .operands import UNWRITTEN, Read, Reading, accumulate, fetch, reading
 from .registry import known, operation
 
 _NAMES = {name for form in FORMS for name in (*form.types, *form.accumulators)}
@@ -564,7 +564,7 @@ def _run(product: Product, fiber: Fiber) -> None:
     form, machine = product.form, fiber.machine
 
     def report(kind: str, message: str) -> None:
-        machine.problem(kind, message, fiber, product.ins)
+        machine.problem(kind, message, fiber, product.ins, kind == UNWRITTEN)
 
     def get(operand: tuple[Reading, int]) -> Any:
         machine.counts.bytes["shared read by wgmma"] += operand[0].chunks.size * 16

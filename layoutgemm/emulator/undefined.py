@@ -1,0 +1,60 @@
+"""What a product reads that nobody has written: a finding where a result depends on it, and only there.
+
+A tile at a matrix's end has rows that no copy fills. The tensor core reads them, as it reads every row, and what comes
+of them is not stored: PTX leaves their values undefined, and the kernel is right. So a run in which a product reads
+such bytes is repeated with other bytes in their place. Global memory that is the same after both does not depend on
+them.
+
+The two fills are a NaN in every floating-point type and a small number in every type:
+
+>>> import numpy as np
+>>> [np.frombuffer(bytes([fill] * 4), kind)[0].item() for fill in FILLS for kind in ("f4", "f2", "i1")]
+[nan, nan, -1, 3.0039215087890625, 2.125, 64]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..errors import EmulatorError
+from .launch import Policy, Watch
+from .memory import POISON, GlobalMemory
+
+FILLS = POISON, 0x40
+
+
+def settled(run: Callable[[Policy, Watch], list[Any]], memory: GlobalMemory, policy: Policy, watch: Watch) -> list[Any]:
+    """The launches of a run, each with those of its `suspects` among its `findings` that count.
+
+    run  (policy, what is recorded) -> launches, executed in `memory`
+    """
+    before = contents(memory)
+    launches = run(policy, watch)
+    if not any(launch.suspects for launch in launches):
+        return launches
+    after = contents(memory)
+    restore(memory, before)
+    try:
+        run(replace(policy, fill=FILLS[policy.fill == FILLS[0]]), Watch())
+        same = all((x == buffer.data).all() for x, buffer in zip(after, memory.buffers, strict=True))
+    except EmulatorError:  # it goes another way, so it depends on them
+        same = False
+    restore(memory, after)
+    if not same:
+        for launch in launches:
+            launch.findings += launch.suspects
+    return launches
+
+
+def contents(memory: GlobalMemory) -> list[Any]:
+    """A copy of each buffer."""
+    return [buffer.data.copy() for buffer in memory.buffers]
+
+
+def restore(memory: GlobalMemory, saved: Sequence[Any]) -> None:
+    """Write the copies back, where a buffer may be written."""
+    for buffer, content in zip(memory.buffers, saved, strict=True):
+        if buffer.data.flags.writeable:
+            buffer.data[:] = content

@@ -1,0 +1,178 @@
+"""Where a matrix ends within a tile: K-major operands are loaded in boxes of the rows that are left, no more.
+
+A tensor copy fills the rows of a box that lie outside of the matrix with zeros, and these are not free: many blocks
+that copy them at a time slow each other down. 132 blocks that copied boxes of 128 rows took 366 cycles a box with all
+rows inside, 632 with 32 of them outside, 864 with 64, 1228 with 120 (H200; one such block alone took no longer than
+without: benchmarks/NOTES.md, "Rows outside the matrix"). So each operand has a second tensor map, of boxes as high as
+the last one of the matrix, and a block's barrier expects what its tile really brings:
+
+    rows left from a share's first one on     its box                                     brings
+    -------------------------------------     ----------------------------------------    --------------------
+    a whole box of them, or more              the tile's, in its place                    `box` rows
+    fewer                                     that of the last rows, in its place         `last(extent)` rows
+    none: the tile, or share, is outside      that of the last rows, of the matrix's      `last(extent)` rows
+                                              first rows
+
+What shared memory holds where nothing is copied makes sums that are not stored. A tensor store ends a line of C with 16
+bytes, all the same; so the last rows are as many as make whole ones, and those beyond the matrix are zeros. Shares
+begin at multiples of a box, so that fewer rows than a box are always the last ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..atoms import TmaPlan
+from ..atoms.tma import STRIDE_UNIT
+from ..checks import Check
+from ..dtypes import DType
+from .plan import OperandPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """An operand's boxes along the dimension where its rows end; ints or traced integers alike.
+
+    dim     "m" or "n"
+    box     rows of a box
+    shares  blocks that each send a part of a tile
+    step    rows from one share to the next: a box, or 0 where shares are parts of K
+    line    bytes of a row of a share
+    unit    elements of C that a tensor store writes together
+    """
+
+    dim: str
+    box: int
+    shares: int
+    step: int
+    line: int
+    unit: int
+
+    @property
+    def bytes(self) -> int:
+        """Of a tile whose boxes are all whole."""
+        return self.shares * self.box * self.line
+
+    def last(self, extent: Any) -> Any:
+        """Rows of the last box of a matrix with so many.
+
+        >>> ends = Ends("m", 128, 1, 128, 128, 8)
+        >>> ends.last(408), ends.last(512), ends.last(5)
+        (24, 128, 8)
+        """
+        rows = (extent - 1) % self.box + self.unit
+        return rows - rows % self.unit
+
+    def of_last_rows(self, tma: TmaPlan, extent: int) -> TmaPlan:
+        """The copies with boxes of a matrix's last rows."""
+        at = tma.dims.index(self.dim)
+        return replace(tma, box=(*tma.box[:at], self.last(extent), *tma.box[at + 1 :]))
+
+    def left(self, extent: Any, first: Any, share: Any) -> Any:
+        """Rows of the matrix from a share's first one on, below 1 where it is outside; `first` is the tile's row."""
+        return extent - first - share * self.step
+
+    def row(self, left: Any, first: Any, share: Any, choose: Callable[[Any, Any, Any], Any]) -> Any:
+        """The tile's row that a share is copied from: its own, or one that puts the share on the matrix's first rows.
+
+        choose  (condition, yes, no) -> one of them
+        """
+        return choose(left > 0, first, -share * self.step)
+
+    def expected(self, extent: Any, first: Any, last: Any, choose: Callable[[Any, Any, Any], Any]) -> Any:
+        """Bytes that all shares of a tile bring; `last` is `last(extent)`.
+
+        >>> two = Ends("n", 64, 2, 64, 128, 8)  # 128 rows, by two blocks
+        >>> [two.expected(100, first, 40, lambda c, x, y: x if c else y) // 128 for first in (0, 128)]
+        [104, 80]
+        """
+        if not self.step:
+            return choose(self.left(extent, first, 0) >= self.box, self.box, last) * (self.shares * self.line)
+        rows = [choose(self.left(extent, first, share) >= self.box, self.box, last) for share in range(self.shares)]
+        return sum(rows[1:], rows[0]) * self.line
+
+
+def ends_of(tma: TmaPlan, dim: str, tile: int, unit: int) -> Ends | None:
+    """How the boxes of a tile of so many rows end with their matrix; None where rows are not the boxes' lines.
+
+    unit  elements of C that a tensor store writes together: of a box, a divisor
+
+    >>> from layoutgemm.atoms import smem_tile
+    >>> from layoutgemm.atoms.tma import derive
+    >>> from layoutgemm.atoms.tma_multicast import shared_out
+    >>> deep, flat = [derive(smem_tile((256, k), "bf16", "K"), ("k", "m")) for k in (128, 64)]
+    >>> ends_of(deep, "m", 256, 8)
+    Ends(dim='m', box=256, shares=1, step=0, line=256, unit=8)
+    >>> ends_of(shared_out(flat, 2), "m", 256, 8)
+    Ends(dim='m', box=128, shares=2, step=128, line=128, unit=8)
+    """
+    at = tma.dims.index(dim)
+    shares = [[copy.coord_offset[at] for copy in tma.issued_by(rank)] for rank in range(tma.multicast)]
+    box, step = tma.box[at], shares[1][0] if tma.multicast > 1 else 0
+    if at == 0 or any(set(share) != {rank * step} for rank, share in enumerate(shares)):
+        return None
+    if step not in (0, box) or step * (tma.multicast - 1) + box != tile or box % unit:
+        return None
+    return Ends(dim, box, tma.multicast, step, tma.sent_bytes // box, unit)
+
+
+def with_ends(operand: OperandPlan, dim: str, tile: int, c: DType, wanted: bool) -> OperandPlan:
+    """The operand with copies that end where its matrix does, if that is wanted and rows are its boxes' lines.
+
+    c  the type of C
+    """
+    if not wanted or operand.major != "K":
+        return operand
+    return replace(operand, ends=ends_of(operand.tma, dim, tile, STRIDE_UNIT // c.bytes))
+
+
+def either(condition: Any, yes: Any, no: Any) -> Any:
+    """One of two numbers, as the kernel chooses without a branch."""
+    return yes if condition else no
+
+
+def ends_check(operand: OperandPlan, tile: int, c: DType) -> Check:
+    """For every extent: the matrix's rows of a tile land in their places, nearly none from outside, as expected."""
+    ends, tma = operand.ends, operand.tma
+    assert ends is not None
+    at, witness, tiles = tma.dims.index(ends.dim), "", 0
+    if ends.unit * c.bytes != STRIDE_UNIT or ends.box % ends.unit:
+        witness = f"boxes of {ends.box} rows, the last in steps of {ends.unit}: {ends.unit * c.bytes} bytes of C"
+    for extent in range(1, 2 * tile + 1):
+        for first in range(0, extent + tile, tile):  # a cluster may have a tile that is all outside
+            bytes_, landed = 0, set()
+            for share in range(tma.multicast):
+                left = ends.left(extent, first, share)
+                row = ends.row(left, first, share, either)
+                sent = tma if left >= ends.box else ends.of_last_rows(tma, extent)
+                bytes_ += sent.sent_bytes
+                for copy in sent.issued_by(share):
+                    place = copy.coord_offset[at]
+                    start, rows = row + place, sent.box[at]
+                    if start < 0 or start + rows >= extent + ends.unit:
+                        witness = witness or f"of {extent} rows, tile at {first}: rows {start} to {start + rows - 1}"
+                    if left > 0:
+                        landed |= {place + i for i in range(rows) if start + i == first + place + i}
+            if not landed >= set(range(min(tile, extent - first))):
+                witness = witness or f"of {extent} rows, tile at {first}: {len(landed)} rows land in their places"
+            if bytes_ != (said := ends.expected(extent, first, ends.last(extent), either)):
+                witness = witness or f"of {extent} rows, tile at {first}: {bytes_} bytes are sent, {said} expected"
+            tiles += 1
+    statement = (
+        f"boxes of {operand.name} end with its rows, up to {ends.unit - 1} more; a tile of {tile} rows has all of the "
+        "matrix's in their places, and its barrier expects what is sent"
+    )
+    return Check(f"ends {operand.name}", statement, not witness, f"exhaustion ({tiles} tiles)", witness)
+
+
+def explain_ends(operand: OperandPlan, extent: int) -> list[str]:
+    """Where the operand's boxes end."""
+    ends = operand.ends
+    if ends is None:
+        return []
+    return [
+        f"{operand.name}'s boxes end with its rows: of {extent} the last box has {ends.last(extent)} of {ends.box}, by "
+        "a tensor map of its own, and a stage's barrier expects so many bytes less"
+    ]
