@@ -29,13 +29,13 @@ from benchmarks.objects import export, loaded
 from benchmarks.ours import launches
 from layoutgemm.bench import Contender, Launch, Operands, Problem
 from layoutgemm.command.bench import shape
-from layoutgemm.dtypes import bf16
 from layoutgemm.errors import LayoutError
-from layoutgemm.kernels.sm90_choice import Sm90Choice, choose, in_parts, of_parts
+from layoutgemm.kernels.sm90_choice import Sm90Choice, choose, likeliest, of_estimate
 from layoutgemm.kernels.sm90_few_rows import most_split
 from layoutgemm.kernels.sm90_plan import Sm90Config
 
 NEXT = (("start", 2), ("end", 0))  # when the next kernel's blocks may come, k tiles fetched before this one's
+_LIKELY = 24  # of those that the heuristic estimates, the best
 B_ORDERS = {"k": "bf16:col", "n": "bf16:row"}
 
 
@@ -44,8 +44,8 @@ def candidates(m: int, n: int, k: int, b_major: str = "k") -> Iterator[Sm90Choic
     seen = set()
     order = "K" if b_major == "k" else "MN"
     chosen, _ = choose(m, n, k, b_major=order)
-    parts = [of_parts(e)[0] for e in in_parts(m, n, k, bf16, order, 132)[:4]] if m > 64 else []
-    for choice in [chosen, *parts, *(_few_rows(m, n) if m <= 64 else _many_rows(m, n, k, chosen.config.overlap))]:
+    likely = [of_estimate(e, m, n, k, order)[0] for e in likeliest(m, n, k, order)[:_LIKELY]] if m > 64 else []
+    for choice in [chosen, *likely, *(_few_rows(m, n) if m <= 64 else _many_rows(m, n, k, chosen.config.overlap))]:
         if (name := name_of(choice)) not in seen:
             seen.add(name)
             yield choice

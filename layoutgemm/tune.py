@@ -18,11 +18,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from . import tuned
-from .dtypes import bf16
 from .errors import LayoutError, OperandError, PlanError
 from .kernels import object_cache
 from .kernels.compile_apart import Kernel, build
-from .kernels.sm90_choice import Sm90Choice, choose, in_parts, of_parts
+from .kernels.sm90_choice import Sm90Choice, choose, likeliest, of_estimate
 from .kernels.sm90_few_rows import most_split
 from .kernels.sm90_plan import Sm90Config
 
@@ -140,17 +139,16 @@ def candidates(
     """Configurations that could be the fastest, the heuristic's own first, the likelier ones before the others.
 
     >>> [c.config.tile for c in candidates(4096, 4096, 4096)][:3]
-    [(128, 256), (256, 128), (256, 160)]
+    [(128, 256), (128, 208), (256, 176)]
     """
     order = "K" if b_major == "k" else "MN"
     chosen, _ = choose(m, n, k, b_major=order, multiprocessors=multiprocessors)
-    few = m <= 64
     seen = set()
-    if few:
+    if m <= 64:
         around = list(_few_rows(m, n, multiprocessors))
     else:
-        parts = in_parts(m, n, k, bf16, order, multiprocessors)[:4]
-        around = [*(of_parts(estimate)[0] for estimate in parts), *_many_rows(chosen, k)]
+        found = likeliest(m, n, k, order, multiprocessors=multiprocessors)
+        around = [of_estimate(estimate, m, n, k, order)[0] for estimate in found]
     for choice in [chosen, *around]:
         # Rows are left out of the copies only where K is contiguous in the kernel's A.
         if choice.config.rows is not None and (b_major if choice.swapped else a_major) != "k":
@@ -181,28 +179,6 @@ def _few_rows(m: int, n: int, multiprocessors: int) -> Iterator[Sm90Choice]:
             yield Sm90Choice(replace(straight, trigger="end", prefetch=0))
     for split in (1, 2):
         yield Sm90Choice(replace(base, tile=(128, width), consumers=2, split=split), swapped=True)
-
-
-def _many_rows(chosen: Sm90Choice, k: int) -> Iterator[Sm90Choice]:
-    base = replace(
-        chosen.config, schedule="cooperative", loader="self", early=0, launch="workers", chunks=1, buffers=2, split=1,
-        single=False, trigger="start",
-    )  # fmt: skip
-    early = 2 if k >= 1024 else 0
-    clusters = (((2, 1), 8, "M"), ((1, 1), 8, "M"), ((1, 2), 8, "N"), ((2, 1), 8, "N"))
-    for cluster, group, along in clusters:
-        here = replace(base, cluster=cluster, group=group, along=along)
-        for width in (128, 160, 192, 224):
-            yield Sm90Choice(replace(here, tile=(256, width), consumers=2, early=early))
-        for width in (128, 192, 256):
-            yield Sm90Choice(replace(here, tile=(128, width), consumers=2))
-        for width in (128, 160, 192):
-            yield Sm90Choice(
-                replace(here, tile=(128, width), consumers=2, loader="warpgroup", schedule="pingpong")
-            )
-        for width in (64, 128):
-            yield Sm90Choice(replace(here, tile=(64, width), consumers=1, loader="warp"))
-            yield Sm90Choice(replace(here, tile=(128, width), consumers=1, loader="warp", early=early))
 
 
 def name_of(choice: Sm90Choice) -> str:

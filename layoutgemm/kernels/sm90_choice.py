@@ -10,14 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..dtypes import DType
+from ..dtypes import DType, bf16
 from ..errors import PlanError
 from .choice import Choice
 from .epilogue import Epilogue
 from .plan import Operand
 from .plan_base import STAGE_BYTES_OF_K as _STAGE_BYTES
-from .sm90_few_rows import crowded, exchange, fetched, for_few_rows, most_split
+from .sm90_few_rows import crowded, fetched, for_few_rows
 from .sm90_gated import HALVES, Gated
+from .sm90_many_rows import EVEN, WIDE, Estimate, Problem
 from .sm90_plan import Sm90Config, Sm90Plan
 from .sm90_shares import LINE
 from .sm90_types import operands, output_of
@@ -59,7 +60,7 @@ class Sm90Choice(Choice):
         config = self.config
         orders = a_.order, b_.order
         plain = not epilogue and c_ is not None and c_.dtype.bits == a_.dtype.bits == 16 and orders == ("row", "col")
-        if config.tile == _WIDE and config.early and config.loader == "warp" and not plain:
+        if config.tile == WIDE and config.early and config.loader == "warp" and not plain:
             config = replace(config, **_WHOLE)
         return Sm90Plan.derive(m, n, k, batch=batch, a=a_, b=b_, c=c_, config=config, epilogue=epilogue, gated=gated)
 
@@ -88,36 +89,15 @@ _L2, _L2_ALONE, _SHARED = 12.6e12, 10.8e12, 0.5
 _UNSHARED = 0.97  # the rate of several waves of blocks that share nothing, where K is long
 _PINGPONG = (128, 160, 176, 192)  # columns of 128-row tiles that two warpgroups take in turn
 _TURNS = 1.015  # their rate where K is long: the clock takes the rest of what hidden ends give
-_SPLITS, _SPLIT_GAIN = (2, 4), 0.86  # parts of K that are tried in a single wave, and what they have to gain
+_SPLIT_GAIN = 0.985  # what parts of K in a single wave have to gain
+_SPAN = LINE // bf16.bytes  # columns of B's rows in a whole span
 _FETCHED = 56 << 10  # bytes that a block brings into L2 before the kernel before has ended, at most: `fetched`
 
 # A single tile of 128x256 is finished by halves of its columns, with loads by a warp of their own: 2048^3 +1%,
 # 512x8192x8192 +0.4% (NOTES.md). ptxas finds registers for the halves of plain products of 16 bits and K-major
 # operands; beside an epilogue, wide outputs or loads between the products it serialises them all (C7511).
-_WIDE = (128, 256)
 _IN_HALVES: dict[str, Any] = {"loader": "warp", "early": 2}
 _WHOLE: dict[str, Any] = {"loader": "self", "early": 0}
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """What a tile would cost: seconds, and the sentence that says how."""
-
-    tile: tuple[int, int]
-    seconds: float
-    waves: int
-    tiles: int
-    workers: int
-    cluster: tuple[int, int] = (1, 1)
-    group: int = 8
-    along: str = "M"
-    pingpong: bool = False
-    split: int = 1
-
-    def __str__(self) -> str:
-        rows, columns = self.tile
-        name = f"{rows}x{columns}" + " in turn" * self.pingpong + f" in {self.split} parts of K" * (self.split > 1)
-        return f"{name}: {self.tiles} tiles, {self.waves} wave(s) of {self.workers}, {self.seconds * 1e6:.1f} us"
 
 
 def choose(
@@ -160,6 +140,9 @@ def choose(
     if m <= 64:
         few = for_few_rows(m, n, k, batch, kind, b_major, multiprocessors, _unit(kind, halves), halves == 1)
         return Sm90Choice(few.config, few.swapped), few.reason + _gated_reason(few.config.tile[1], halves)
+    if kind.bits == 16 and halves == 1:
+        best = likeliest(m, n, k, b_major, batch=batch, multiprocessors=multiprocessors)[0]
+        return of_estimate(best, m, n, k, b_major, batch=batch)
     bits = kind.bits
     work = 2 * m * n * k * batch * bits // 16
     # The clock falls most under fp8, and most of all under two warpgroups in turn: 4096^3 2% slower (types_h200.json).
@@ -174,20 +157,65 @@ def choose(
     if b_major != "K":
         estimates = [e for e in estimates if e.tile[1] % (LINE // kind.bytes) == 0 or _spans_in_part_pay(e, k, kind)]
     best = min(estimates, key=lambda e: (e.seconds, -e.tile[0] * e.tile[1], -e.tile[0]))
-    if batch == halves == 1 and bits == 16 and work < _SHORT:
-        parts = in_parts(m, n, k, kind, b_major, multiprocessors)
-        if parts and parts[0].seconds < _SPLIT_GAIN * best.seconds:
-            return of_parts(parts[0])
-    (_, columns), cluster = best.tile, best.cluster
-    overlap = work < _SHORT
-    config = _configured(best, k, batch, kind, overlap, b_major == "K" and gated is None)
-    reason = f"{best}; " + (
-        f"blocks in clusters of {cluster[0]}x{cluster[1]} share loads"
-        if cluster != (1, 1)
-        else "too short, or too few tiles, for a cluster to pay"
-    )
-    reason += "; starts while the kernel before it drains" if overlap else ""
-    return Sm90Choice(config), reason + _gated_reason(columns, halves)
+    config = _configured(best, k, batch, kind, work < _SHORT, b_major == "K" and gated is None)
+    return Sm90Choice(config), _reason(best, config) + _gated_reason(best.tile[1], halves)
+
+
+def likeliest(
+    m: int, n: int, k: int, b_major: str = "K", *, batch: int = 1, multiprocessors: int = 132
+) -> list[Estimate]:
+    """What more than 64 rows of 16-bit elements would take, operands in their places or swapped, or in parts of K; the
+    likeliest first. Arguments as for `choose`, which takes the first; `of_estimate` makes a kernel of one.
+
+    Parts of K have to gain 1.5%, and in tiles of 64 rows 5%.
+
+    >>> print(likeliest(300, 4096, 14336)[0])
+    64x152 of the transposed product: 128 tiles, 1 wave(s) of 132, 55.1 us
+    """
+    straight = Problem(m, n, k, batch, multiprocessors)
+    found = list(straight.estimates())
+    if batch == 1 and _overlaps(m, n, k, batch):
+        found += straight.in_parts()
+    if b_major != "K":
+        found = [e for e in found if e.tile[1] % _SPAN == 0 or (e.split == 1 and _spans_in_part_pay(e, k, bf16))]
+    if m <= EVEN:
+        found += Problem(n, m, k, batch, multiprocessors, swapped=True).estimates()
+
+    def rank(e: Estimate) -> tuple[float, ...]:
+        rows, columns = e.tile
+        more = (1.03 if rows == 64 else 1) / _SPLIT_GAIN if e.split > 1 else 1
+        return e.seconds * more, -rows * columns, -rows, e.swapped
+
+    return sorted(found, key=rank)
+
+
+def of_estimate(
+    best: Estimate, m: int, n: int, k: int, b_major: str = "K", *, batch: int = 1
+) -> tuple[Sm90Choice, str]:
+    """The kernel of an estimate of 16-bit elements, and why.
+
+    >>> choice, why = of_estimate(likeliest(128, 1024, 14336)[0], 128, 1024, 14336)
+    >>> choice.config.tile, choice.config.split
+    ((128, 64), 4)
+    """
+    if best.split > 1:
+        return _of_parts(best)
+    config = _configured(best, k, batch, bf16, _overlaps(m, n, k, batch), b_major == "K" and not best.swapped)
+    return Sm90Choice(config, best.swapped), _reason(best, config)
+
+
+def _overlaps(m: int, n: int, k: int, batch: int) -> bool:
+    """Whether a product of 16-bit elements is so short that it starts while the kernel before it drains."""
+    return 2 * m * n * k * batch < _SHORT
+
+
+def _reason(best: Estimate, config: Sm90Config) -> str:
+    """The choice in words."""
+    rows, columns = best.cluster
+    shared = "too short, or too few tiles, for a cluster to pay"
+    if best.cluster != (1, 1):
+        shared = f"blocks in clusters of {rows}x{columns} share loads"
+    return f"{best}; {shared}" + "; starts while the kernel before it drains" * config.overlap
 
 
 def _configured(best: Estimate, k: int, batch: int, kind: DType, overlap: bool, halves: bool) -> Sm90Config:
@@ -213,11 +241,11 @@ def _configured(best: Estimate, k: int, batch: int, kind: DType, overlap: bool, 
         buffers=2,
         early=2 if (rows == 256 or tall) and k >= 1024 else 0,
     )
-    if best.tile == _WIDE and best.waves == 1 and bits == 16 and k >= 1024 and halves:
+    if best.tile == WIDE and best.waves == 1 and bits == 16 and k >= 1024 and halves:
         config = replace(config, **_IN_HALVES)
     if best.pingpong:
         config = replace(config, schedule="pingpong", consumers=2, loader="warpgroup")
-    elif best.waves == 1 and batch == 1 and (cluster != (1, 1) or best.tile != _WIDE):
+    elif best.waves == 1 and batch == 1 and (cluster != (1, 1) or best.tile != WIDE):
         config = replace(config, launch="tiles", along="N" if cluster[0] > 1 else "M")
     if overlap:
         # Of kernels that load for themselves in clusters two k tiles, whatever they weigh: 512x28672x4096 +0.3 to 0.7%.
@@ -236,23 +264,7 @@ def _spans_in_part_pay(e: Estimate, k: int, kind: DType) -> bool:
     return e.tile[0] == 256 or (e.waves == 1 and ((e.cluster == (1, 2) and e.tile[1] >= 160) or short))
 
 
-def in_parts(m: int, n: int, k: int, kind: DType, b_major: str, multiprocessors: int) -> list[Estimate]:
-    """Estimates of few tiles whose sums over K are shared out to the blocks of a cluster, the likeliest first.
-
-    Tiles of 64 rows ran 3 to 10% behind what is estimated for them beside others.
-    """
-    found = []
-    for split in _SPLITS:
-        for rows in (64, 128):
-            for columns in _WIDTHS:
-                tiles = -(-m // rows) * -(-n // columns)
-                fit = columns % (8 * split) == 0 and (b_major == "K" or columns % (LINE // kind.bytes) == 0)
-                if fit and tiles <= most_split(multiprocessors, split) and k * kind.bytes >= 2048 * split:
-                    found.append(_estimate((rows, columns), m, n, k, 1, kind, multiprocessors, False, split))
-    return sorted(found, key=lambda e: e.seconds * (1.03 if e.tile[0] == 64 else 1))
-
-
-def of_parts(best: Estimate) -> tuple[Sm90Choice, str]:
+def _of_parts(best: Estimate) -> tuple[Sm90Choice, str]:
     """The configuration of a product in parts of K, and why."""
     rows, _ = best.tile
     early = 1 if best.split == 2 else 0
@@ -279,8 +291,7 @@ def _tall_wave(best: Estimate) -> bool:
 
 
 def _estimate(
-    tile: tuple[int, int], m: int, n: int, k: int, batch: int, kind: DType, multiprocessors: int, pingpong: bool,
-    split: int = 1,
+    tile: tuple[int, int], m: int, n: int, k: int, batch: int, kind: DType, multiprocessors: int, pingpong: bool
 ) -> Estimate:  # fmt: skip
     """Waves times the cycles of a tile: products at the tile's rate, and the end that is exposed, once for pingpong."""
     rows, columns = tile
@@ -288,8 +299,6 @@ def _estimate(
     tiles = grid[0] * grid[1] * batch
     waves = -(-tiles // multiprocessors)
     cluster, group, along = _cluster(tile, grid, waves, k, kind, multiprocessors)
-    if split > 1:
-        cluster = (1, 1)
     rate = _RATES.get(tile, 1 - 10 * max(0.0, 1 / rows + 1 / columns - 1 / 256 - 1 / 224))
     turns = pingpong and waves > 1
     long = k * kind.bytes >= _CLUSTER_BYTES
@@ -298,23 +307,23 @@ def _estimate(
     alone = waves > 1 and cluster == (1, 1)
     if alone and long:
         rate *= _UNSHARED
-    products = rows * columns * k / split * kind.bits / 16 / _FMA_PER_CYCLE / rate / _CLOCK
+    products = rows * columns * k * kind.bits / 16 / _FMA_PER_CYCLE / rate / _CLOCK
     line, shares = k * kind.bytes, [1.0 if blocks == 1 else _SHARED for blocks in cluster]
     reads = tiles * (rows * shares[1] + columns * shares[0]) * line / (_L2_ALONE if alone else _L2)
-    reads = max(reads, waves * (rows + columns) * line / split / _ONE)
+    reads = max(reads, waves * (rows + columns) * line / _ONE)
     ends = (1 if turns and not long else waves) * (_TILE_CYCLES + _LOW_TILE_CYCLES * (rows == 64)) / _CLOCK
     moved = ((m + n) * k * kind.bytes + m * n * output_of(kind).bytes) * batch / _DRAM
     if waves == 1:
-        moved *= 1 + crowded(tiles * split, multiprocessors)
-    seconds = max(max(waves * products, reads) + ends, moved) + _LAUNCH + exchange(rows, columns, split)
-    return Estimate(tile, seconds, waves, tiles, multiprocessors, cluster, group, along, turns, split)
+        moved *= 1 + crowded(tiles, multiprocessors)
+    seconds = max(max(waves * products, reads) + ends, moved) + _LAUNCH
+    return Estimate(tile, seconds, waves, tiles, multiprocessors, cluster, group, along, turns)
 
 
 def _cluster(
     tile: tuple[int, int], grid: tuple[int, int], waves: int, k: int, kind: DType, multiprocessors: int
 ) -> tuple[tuple[int, int], int, str]:
     """Two blocks that share the tile they both need, along the way that leaves none without work; and the order."""
-    if waves == 1 and kind.bits == 16 and tile != _WIDE:
+    if waves == 1 and kind.bits == 16 and tile != WIDE:
         flat = tile[0] == 256 and grid[0] == 2 and k * kind.bytes < _NARROW_BYTES  # 496x11456x1728 2.1%
         if grid[0] % 2 == 0 and not (flat and grid[1] % 2 == 0):  # 3 to 15%; shared along N they lose as much
             return (2, 1), 8, "N"
