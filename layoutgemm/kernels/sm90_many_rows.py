@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from .sm90_few_rows import exchange, most_split
 
 # Fitted to 1233 kernels of 83 shapes on an H200 (132 multiprocessors, 1.98 GHz, HBM3e), in which what is cheapest here
-# was 0.5% behind the fastest on average, over 1% in 13 of 98 comparisons: NOTES.md, "Swapped operands for more rows".
+# was 0.5% behind the fastest on average, over 1% in 14 of 98 comparisons: NOTES.md, "Swapped operands for more rows".
 _CLOCK = 1.926e9
 _HEAT, _HEATING = 0.09, 150e-6  # the share that the clock falls by in long kernels, and how soon
 _FMA_PER_CYCLE = 2048  # of one multiprocessor: m64n256k16 takes 128 cycles
@@ -30,7 +30,7 @@ _SHARED = 0.635  # of what two blocks share, the part read
 _MEMORY, _AGAIN, _APART = 4.79e12, 0.26, 0.375  # memory's; more of weights that clusters read again; or wait for apart
 _STEP = 0.0755e-6  # of a k tile of 128 bytes, which follow one another
 _END, _LARGEST = 1.46e-6, 57344  # a tile's end that no product hides, of so many elements; of others by the root
-_END_256, _END_64 = 4.4e-6, 0.2e-6  # more for 256 rows, which have three stages; of 64, stored in one go
+_END_256, _END_64 = 3.76e-6, 0.2e-6  # more for 256 rows, which have three stages; of 64, stored in one go
 _WAVE, _START = 1.0e-6, 0.87e-6  # of each further wave; from one kernel's end to the next one's first product
 _CROWDED, _FEW_IDLE = 0.3, 2  # as in `sm90_few_rows`, of all of it; what is in clusters does not crowd
 _TOGETHER = 3  # limits that are near each other add up: the norm of this order
@@ -78,7 +78,11 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Problem:
-    """Sizes as the kernel has them: rows, columns and depth of one of `batch` products, on so many multiprocessors."""
+    """Sizes as the kernel has them: rows, columns and depth of one of `batch` products, on so many multiprocessors.
+
+    >>> print(Problem(512, 4096, 4096, 1, 132).estimate((128, 128), (2, 1), pingpong=False))
+    128x128: 128 tiles, 1 wave(s) of 132, 23.2 us
+    """
 
     m: int
     n: int
