@@ -44,7 +44,7 @@ _NARROWEST, _SHARES = 40, 12  # columns of a tile, at least, and such tiles, at 
 # what shared the activations took up to 17% longer than what shared nothing.
 _MANY, _UNEQUAL = 1024, 4
 _SPLITS = (2, 4)
-_WIDEST_SPLIT = {64: 208, 128: 160}  # columns by rows; wider tiles have too few stages: up to 40% behind their estimates
+_WIDEST_SPLIT = {64: 208, 128: 160}  # columns by rows: wider tiles have too few stages, up to 40% behind estimates
 WIDE = (128, 256)  # the tile that is finished by halves of its columns, in one wave
 
 
