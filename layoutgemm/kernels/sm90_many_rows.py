@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from .sm90_few_rows import exchange, most_split
 
 # Fitted to 1233 kernels of 83 shapes on an H200 (132 multiprocessors, 1.98 GHz, HBM3e), in which what is cheapest here
-# was 0.5% behind the fastest on average, over 1% in 14 of 98 comparisons: NOTES.md, "Swapped operands for more rows".
+# was 0.4% behind the fastest on average, over 1% in 13 of 98 comparisons: NOTES.md, "Swapped operands for more rows".
 _CLOCK = 1.926e9
 _HEAT, _HEATING = 0.09, 150e-6  # the share that the clock falls by in long kernels, and how soon
 _FMA_PER_CYCLE = 2048  # of one multiprocessor: m64n256k16 takes 128 cycles
@@ -32,7 +32,8 @@ _STEP = 0.0755e-6  # of a k tile of 128 bytes, which follow one another
 _END, _LARGEST = 1.46e-6, 57344  # a tile's end that no product hides, of so many elements; of others by the root
 _END_256, _END_64 = 3.76e-6, 0.2e-6  # more for 256 rows, which have three stages; of 64, stored in one go
 _WAVE, _START = 1.0e-6, 0.87e-6  # of each further wave; from one kernel's end to the next one's first product
-_CROWDED, _FEW_IDLE = 0.3, 2  # as in `sm90_few_rows`, of all of it; what is in clusters does not crowd
+_CROWDED, _FEW_IDLE = 0.4, 2  # as in `sm90_few_rows`, of memory and L2; what is in clusters does not crowd
+_BETWEEN = 0.02  # what boxes cost that two blocks share, and that end between the swizzle's groups of 8 lines
 _TOGETHER = 3  # limits that are near each other add up: the norm of this order
 
 _ROWS, _LONG = (64, 128, 256), 4096  # rows of tiles; elements along K from which sharing pays in several waves
@@ -119,12 +120,15 @@ class Problem:
         apart = single and cluster[weights] > 1
         memory = ((self.m + self.n) * line + 2 * self.m * self.n) * self.batch / _MEMORY
         memory *= (1 + _AGAIN * again) * (1 + _APART * apart)
+        if single and cluster == (1, 1) and split == 1 and tiles > self.multiprocessors // 2:
+            crowded = 1 + _CROWDED * max(0, self.multiprocessors - tiles - _FEW_IDLE) / tiles
+            memory, l2 = memory * crowded, l2 * crowded
         ends = (1 if pingpong else waves) * _END * (rows * columns / _LARGEST) ** 0.5
         ends += (waves - 1) * _WAVE + waves * (_END_256 * (rows == 256) + _END_64 * (rows == 64))
         limits = products + ends, l2, memory, waves * k / 64 * _STEP
         seconds = sum(limit**_TOGETHER for limit in limits) ** (1 / _TOGETHER)
-        if single and cluster == (1, 1) and split == 1 and tiles > self.multiprocessors // 2:
-            seconds *= 1 + _CROWDED * max(0, self.multiprocessors - tiles - _FEW_IDLE) / tiles
+        if cluster[0] > 1 and columns % 16:
+            seconds *= 1 + _BETWEEN
         seconds += _START + exchange(rows, columns, split)
         tall = rows == 256 and cluster == (1, 2)
         along_n = grid[0] > 16 if tall else cluster[0] > 1 and (single or (rows == 128 and grid[0] > 8))

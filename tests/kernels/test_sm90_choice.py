@@ -6,7 +6,7 @@ import pytest
 
 from layoutgemm.errors import PlanError
 from layoutgemm.kernels.epilogue import Activation, Epilogue
-from layoutgemm.kernels.sm90_choice import choose
+from layoutgemm.kernels.sm90_choice import choose, likeliest, of_estimate
 
 # (M, N, K) -> tile, cluster, loader, swapped, launched early. What was fastest on an H200, or within 1% of it.
 TABLE = {
@@ -130,6 +130,27 @@ def test_every_size_gets_a_kernel_that_fits(b_major: str) -> None:
                 plan = choice.plan(m, n, k, b=order)
                 assert plan.stages >= 2 and plan.smem.total <= plan.arch.smem_per_block, reason
                 assert "us" in reason
+
+
+@pytest.mark.parametrize("sizes", [(65, 8, 64), (300, 4096, 14336), (128, 1024, 14336), (3000, 200, 2000)], ids=str)
+@pytest.mark.parametrize("b_major", ["K", "MN"])
+def test_all_that_is_weighed_is_a_kernel(sizes: tuple[int, int, int], b_major: str) -> None:
+    found = likeliest(*sizes, b_major)
+    assert choose(*sizes, b_major=b_major) == of_estimate(found[0], *sizes, b_major)
+    assert any(e.swapped for e in found) == (sizes[0] <= 2048), "where M is worth dealing out evenly"
+    for estimate in found:
+        choice, reason = of_estimate(estimate, *sizes, b_major)
+        assert str(estimate) in reason and choice.swapped == estimate.swapped
+        plan = choice.plan(*sizes, b="bf16:col" if b_major == "K" else "bf16:row")
+        tile, across = estimate.tile, plan.order.clusters(plan.tiles)
+        assert plan.tile[:2] == tile and plan.tiles[0] * plan.tiles[1] == estimate.tiles
+        assert across[0] * across[1] * plan.sharing == estimate.tiles, "no block of a cluster has no tile"
+
+
+def test_blocks_share_the_weights() -> None:
+    """Of few rows of activations: what two blocks with weights of their own share, both wait for."""
+    for e in likeliest(300, 14336, 4096):
+        assert e.cluster[0 if e.swapped else 1] == 1, e
 
 
 def test_few_rows_give_every_multiprocessor_one_block() -> None:
