@@ -6,7 +6,7 @@ tiles from the tensor copies to the products, across the borders of output tiles
 
     role        who                                          does
     --------    -----------------------------------------    ----------------------------------------------------------
-    loader      one warp: of a consumer ("self"), its own    waits for empty[s], arms full[s] with plan.full_bytes,
+    loader      one warp: of a consumer ("self"), its own    waits for empty[s], arms full[s] with plan.expected,
                 ("warp"), or of a warpgroup of its own       issues its share of the loads of a k tile: `sm90_loads`
     consumer    1 to 3 warpgroups: of one tile, each some    wait for full[s], multiply, release the stage before;
                 rows (cooperative), or of two tiles in       then convert the accumulators and store them through
@@ -15,7 +15,8 @@ tiles from the tensor copies to the products, across the borders of output tiles
     barrier     kind        completed by                                               waited for by
     --------    --------    -------------------------------------------------------    ----------------------------
     full[s]     mbarrier    plan.full_arrivals (the loader's arrive.expect_tx) and     all consumers of the block
-                            plan.full_bytes, from all blocks that share the tile
+                            plan.full_bytes, less what of the tile is outside of
+                            the matrix, from all blocks that share it
     empty[s]    mbarrier    plan.empty_arrivals: one of each consumer warp of every    the loader
                             block that shares A or B with this one
     store       named       one consumer's 128 threads: its buffer is free; is full    the same

@@ -52,7 +52,7 @@ class Sm90Plan(PersistentPlan):
     half          where a single block is finished half by half: the instruction of half the columns, and B's descriptor
                   for it
     order         number of a tile -> its place, for every cluster and rank
-    full_arrivals, full_bytes, empty_arrivals   what completes a phase of the stages' barriers
+    full_arrivals, full_bytes, empty_arrivals   what completes a phase of the stages' barriers; see `expected`
     registers     (producer's, consumers') after setmaxnreg, or None where nothing changes hands
     gated         what makes one element of C of two sums, or None; n is then C's columns, and B has twice as many
     mainloop      what makes a total of the sums of K blocks, or None: they are added
