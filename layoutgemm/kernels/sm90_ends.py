@@ -140,23 +140,26 @@ def ends_check(operand: OperandPlan, tile: int, c: DType) -> Check:
     at, witness, tiles = tma.dims.index(ends.dim), "", 0
     if ends.unit * c.bytes != STRIDE_UNIT or ends.box % ends.unit:
         witness = f"boxes of {ends.box} rows, the last in steps of {ends.unit}: {ends.unit * c.bytes} bytes of C"
+    places = [sorted(copy.coord_offset[at] for copy in tma.issued_by(share)) for share in range(tma.multicast)]
+    boxes = {ends.last(extent): ends.of_last_rows(tma, extent) for extent in range(1, ends.box + 1)}
+    sizes = {rows: (copies.box[at], copies.sent_bytes) for rows, copies in boxes.items()}
+    whole = tma.box[at], tma.sent_bytes
     for extent in range(1, 2 * tile + 1):
         for first in range(0, extent + tile, tile):  # a cluster may have a tile that is all outside
-            bytes_, landed = 0, set()
-            for share in range(tma.multicast):
+            bytes_ = landed = 0
+            for share, offsets in enumerate(places):
                 left = ends.left(extent, first, share)
                 row = ends.row(left, first, share, either)
-                sent = tma if left >= ends.box else ends.of_last_rows(tma, extent)
-                bytes_ += sent.sent_bytes
-                for copy in sent.issued_by(share):
-                    place = copy.coord_offset[at]
-                    start, rows = row + place, sent.box[at]
+                rows, sent = whole if left >= ends.box else sizes[ends.last(extent)]
+                bytes_ += sent
+                for place in offsets:
+                    start = row + place
                     if start < 0 or start + rows >= extent + ends.unit:
                         witness = witness or f"of {extent} rows, tile at {first}: rows {start} to {start + rows - 1}"
-                    if left > 0:
-                        landed |= {place + i for i in range(rows) if start + i == first + place + i}
-            if not landed >= set(range(min(tile, extent - first))):
-                witness = witness or f"of {extent} rows, tile at {first}: {len(landed)} rows land in their places"
+                    if left > 0 and row == first and place <= landed:  # its own rows, next to those before
+                        landed = max(landed, place + rows)
+            if landed < min(tile, extent - first):
+                witness = witness or f"of {extent} rows, tile at {first}: the first {landed} land in their places"
             if bytes_ != (said := ends.expected(extent, first, ends.last(extent), either)):
                 witness = witness or f"of {extent} rows, tile at {first}: {bytes_} bytes are sent, {said} expected"
             tiles += 1

@@ -33,8 +33,8 @@ def outcome(made: Any) -> str:
 
 @pytest.mark.parametrize("cluster", [(1, 1), (2, 1), (1, 2), (2, 2)], ids=str)
 def test_every_extent(cluster: tuple[int, int]) -> None:
-    for m in (*range(1, 20), 57, 63, 64, 65, 71, 127, 128, 129, 193):
-        for n in (1, 8, 31, 32, 33, 65):
+    for m in (1, 8, 9, 63, 64, 65, 71, 129, 193):
+        for n in (1, 31, 33, 65):
             assert outcome(plan(m, n, cluster=cluster)) == "", (m, n)
 
 
