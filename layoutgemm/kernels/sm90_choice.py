@@ -18,7 +18,7 @@ from .plan import Operand
 from .plan_base import STAGE_BYTES_OF_K as _STAGE_BYTES
 from .sm90_few_rows import crowded, fetched, for_few_rows
 from .sm90_gated import HALVES, Gated
-from .sm90_many_rows import EVEN, WIDE, Estimate, Problem
+from .sm90_many_rows import EVEN, FMA_PER_CYCLE, WIDE, Estimate, ManyRows
 from .sm90_plan import Sm90Config, Sm90Plan
 from .sm90_shares import LINE
 from .sm90_types import operands, output_of
@@ -68,7 +68,6 @@ class Sm90Choice(Choice):
 # ------------------------------------------------------------------------------------------------------ what is fastest
 
 # Measured on an H200 (132 multiprocessors, 1.98 GHz, HBM3e): `benchmarks/tune_gemm.py`.
-_FMA_PER_CYCLE = 2048  # of one multiprocessor, 16-bit: m64n256k16 takes 128 cycles
 _CLOCK = 1.7e9  # under load
 _TILE_CYCLES, _LOW_TILE_CYCLES = 3500, 600  # of a tile's end that no product hides; more of 64 rows, stored in one go
 _SHORT = 500e9  # operations below which launching early pays
@@ -154,10 +153,8 @@ def choose(
         for pingpong in ((False, True) if rows == 128 and columns in _PINGPONG and not fp8 else (False,))
         if (rows, columns) != (256, 256) and columns % _unit(kind, halves) == 0
     ]
-    if b_major != "K":
-        estimates = [e for e in estimates if e.tile[1] % (LINE // kind.bytes) == 0 or _spans_in_part_pay(e, k, kind)]
     best = min(estimates, key=lambda e: (e.seconds, -e.tile[0] * e.tile[1], -e.tile[0]))
-    config = _configured(best, k, batch, kind, work < _SHORT, b_major == "K" and gated is None)
+    config = _configured(best, k, batch, kind, work < _SHORT, halves=False)
     return Sm90Choice(config), _reason(best, config) + _gated_reason(best.tile[1], halves)
 
 
@@ -172,14 +169,14 @@ def likeliest(
     >>> print(likeliest(300, 4096, 14336)[0])
     64x152 of the transposed product: 128 tiles, 1 wave(s) of 132, 55.1 us
     """
-    straight = Problem(m, n, k, batch, multiprocessors)
+    straight = ManyRows(m, n, k, batch, multiprocessors)
     found = list(straight.estimates())
     if batch == 1 and _overlaps(m, n, k, batch):
         found += straight.in_parts()
     if b_major != "K":
-        found = [e for e in found if e.tile[1] % _SPAN == 0 or (e.split == 1 and _spans_in_part_pay(e, k, bf16))]
+        found = [e for e in found if e.tile[1] % _SPAN == 0 or (e.split == 1 and _spans_in_part_pay(e, k))]
     if m <= EVEN:
-        found += Problem(n, m, k, batch, multiprocessors, swapped=True).estimates()
+        found += ManyRows(n, m, k, batch, multiprocessors, swapped=True).estimates()
 
     def rank(e: Estimate) -> tuple[float, ...]:
         rows, columns = e.tile
@@ -255,12 +252,12 @@ def _configured(best: Estimate, k: int, batch: int, kind: DType, overlap: bool, 
     return config
 
 
-def _spans_in_part_pay(e: Estimate, k: int, kind: DType) -> bool:
+def _spans_in_part_pay(e: Estimate, k: int) -> bool:
     """Whether a tile of B's rows may end within a span: its lines then begin within one, and are asked for twice.
 
     256 rows hide it (1 to 2% faster than whole spans); in one wave, wide tiles of blocks that share A do, or little K.
     """
-    short = k * kind.bytes < _CLUSTER_BYTES
+    short = k * bf16.bytes < _CLUSTER_BYTES
     return e.tile[0] == 256 or (e.waves == 1 and ((e.cluster == (1, 2) and e.tile[1] >= 160) or short))
 
 
@@ -292,7 +289,7 @@ def _tall_wave(best: Estimate) -> bool:
 
 def _estimate(
     tile: tuple[int, int], m: int, n: int, k: int, batch: int, kind: DType, multiprocessors: int, pingpong: bool
-) -> Estimate:  # fmt: skip
+) -> Estimate:
     """Waves times the cycles of a tile: products at the tile's rate, and the end that is exposed, once for pingpong."""
     rows, columns = tile
     grid = -(-m // rows), -(-n // columns)
@@ -307,7 +304,7 @@ def _estimate(
     alone = waves > 1 and cluster == (1, 1)
     if alone and long:
         rate *= _UNSHARED
-    products = rows * columns * k * kind.bits / 16 / _FMA_PER_CYCLE / rate / _CLOCK
+    products = rows * columns * k * kind.bits / 16 / FMA_PER_CYCLE / rate / _CLOCK
     line, shares = k * kind.bytes, [1.0 if blocks == 1 else _SHARED for blocks in cluster]
     reads = tiles * (rows * shares[1] + columns * shares[0]) * line / (_L2_ALONE if alone else _L2)
     reads = max(reads, waves * (rows + columns) * line / _ONE)

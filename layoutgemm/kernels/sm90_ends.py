@@ -74,18 +74,25 @@ class Ends:
         """Rows of the matrix from a share's first one on, below 1 where it is outside; `first` is the tile's row."""
         return extent - first - share * self.step
 
-    def row(self, left: Any, first: Any, share: Any, choose: Callable[[Any, Any, Any], Any]) -> Any:
-        """The tile's row that a share is copied from: its own, or one that puts the share on the matrix's first rows.
+    def place(self, extent: Any, first: Any, share: Any, choose: Callable[[Any, Any, Any], Any]) -> tuple[Any, Any]:
+        """Whether a share's box is whole, and the tile's row that it is copied from.
+
+        The row is the tile's own, or one that puts the share on the matrix's first rows.
 
         choose  (condition, yes, no) -> one of them
+
+        >>> two = Ends("n", 64, 2, 64, 128, 8)
+        >>> [two.place(300, 256, share, either) for share in (0, 1)]  # 44 rows left, and none
+        [(False, 256), (False, -64)]
         """
-        return choose(left > 0, first, -share * self.step)
+        left = self.left(extent, first, share)
+        return left >= self.box, choose(left > 0, first, -share * self.step)
 
     def expected(self, extent: Any, first: Any, last: Any, choose: Callable[[Any, Any, Any], Any]) -> Any:
         """Bytes that all shares of a tile bring; `last` is `last(extent)`.
 
         >>> two = Ends("n", 64, 2, 64, 128, 8)  # 128 rows, by two blocks
-        >>> [two.expected(100, first, 40, lambda c, x, y: x if c else y) // 128 for first in (0, 128)]
+        >>> [two.expected(100, first, 40, either) // 128 for first in (0, 128)]
         [104, 80]
         """
         if not self.step:
@@ -148,15 +155,15 @@ def ends_check(operand: OperandPlan, tile: int, c: DType) -> Check:
         for first in range(0, extent + tile, tile):  # a cluster may have a tile that is all outside
             bytes_ = landed = 0
             for share, offsets in enumerate(places):
-                left = ends.left(extent, first, share)
-                row = ends.row(left, first, share, either)
-                rows, sent = whole if left >= ends.box else sizes[ends.last(extent)]
+                in_whole, row = ends.place(extent, first, share, either)
+                rows, sent = whole if in_whole else sizes[ends.last(extent)]
                 bytes_ += sent
                 for place in offsets:
                     start = row + place
                     if start < 0 or start + rows >= extent + ends.unit:
                         witness = witness or f"of {extent} rows, tile at {first}: rows {start} to {start + rows - 1}"
-                    if left > 0 and row == first and place <= landed:  # its own rows, next to those before
+                    # Its own rows, next to those before.
+                    if ends.left(extent, first, share) > 0 and row == first and place <= landed:
                         landed = max(landed, place + rows)
             if landed < min(tile, extent - first):
                 witness = witness or f"of {extent} rows, tile at {first}: the first {landed} land in their places"

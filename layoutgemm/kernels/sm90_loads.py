@@ -119,9 +119,8 @@ class Sm90Loads:
         if operand.ends is None:
             return [(tensor_map, tma, origin, share) for tensor_map, tma in zip(own, operand.copies, strict=True)]
         ends = operand.ends
-        left = ends.left(getattr(job, ends.dim), origin[ends.dim], share)
-        place = {**origin, ends.dim: ends.row(left, origin[ends.dim], share, choose)}
-        return [(bridge.EitherMap(left >= ends.box, *own), operand.tma, place, share)]
+        whole, row = ends.place(getattr(job, ends.dim), origin[ends.dim], share, choose)
+        return [(bridge.EitherMap(whole, *own), operand.tma, {**origin, ends.dim: row}, share)]
 
     @cute.jit
     def clear_dead_rows(self, shared: Any, thread: Any) -> None:

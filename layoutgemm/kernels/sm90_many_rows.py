@@ -11,13 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ..dtypes import bf16
+from .plan_base import STAGE_BYTES_OF_K
 from .sm90_few_rows import exchange, most_split
 
 # Fitted to 1233 kernels of 83 shapes on an H200 (132 multiprocessors, 1.98 GHz, HBM3e), in which what is cheapest here
 # was 0.4% behind the fastest on average, over 1% in 13 of 98 comparisons: NOTES.md, "Swapped operands for more rows".
 _CLOCK = 1.926e9
 _HEAT, _HEATING = 0.09, 150e-6  # the share that the clock falls by in long kernels, and how soon
-_FMA_PER_CYCLE = 2048  # of one multiprocessor: m64n256k16 takes 128 cycles
+FMA_PER_CYCLE = 2048  # of one multiprocessor: m64n256k16 takes 128 cycles
 _READ_A, _READ_COLUMN = 16, 0.25  # cycles in which an instruction of 64 rows reads A, and each column of B
 _READ_HIDDEN = 0.146  # the share of them that other instructions hide
 _LINES = 10.2  # what products lose by a tile's loads, a row or column of it, against 256x224
@@ -28,8 +30,8 @@ _BANDS = 0.008  # what tiles of 256 rows gain that share A, in bands as high as 
 _L2, _WEIGHTS = 21e12, 1.735  # bytes a second of L2 reads; of weights, which come from memory, so many times as long
 _SHARED = 0.635  # of what two blocks share, the part read
 _MEMORY, _AGAIN, _APART = 4.79e12, 0.26, 0.375  # memory's; more of weights that clusters read again; or wait for apart
-_STEP = 0.0755e-6  # of a k tile of 128 bytes, which follow one another
-_END, _LARGEST = 1.46e-6, 57344  # a tile's end that no product hides, of so many elements; of others by the root
+_K_TILE, _STEP = STAGE_BYTES_OF_K // bf16.bytes, 0.0755e-6  # of a k tile, which follow one another
+_END, _LARGEST = 1.46e-6, 256 * 224  # a tile's end that no product hides, of so many elements; of others by the root
 _END_256, _END_64 = 3.76e-6, 0.2e-6  # more for 256 rows, which have three stages; of 64, stored in one go
 _WAVE, _START = 1.0e-6, 0.87e-6  # of each further wave; from one kernel's end to the next one's first product
 _CROWDED, _FEW_IDLE = 0.4, 2  # as in `sm90_few_rows`, of memory and L2; what is in clusters does not crowd
@@ -78,10 +80,10 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Problem:
+class ManyRows:
     """Sizes as the kernel has them: rows, columns and depth of one of `batch` products, on so many multiprocessors.
 
-    >>> print(Problem(512, 4096, 4096, 1, 132).estimate((128, 128), (2, 1), pingpong=False))
+    >>> print(ManyRows(512, 4096, 4096, 1, 132).estimate((128, 128), (2, 1), pingpong=False))
     128x128: 128 tiles, 1 wave(s) of 132, 23.2 us
     """
 
@@ -102,7 +104,7 @@ class Problem:
         single = waves == 1
         feed = max(1.0, (_READ_A + _READ_COLUMN * columns) / (columns / 2) * (1 - _READ_HIDDEN))
         rate = max(0.3, 1 - _LINES * max(0.0, 1 / rows + 1 / columns - 1 / 256 - 1 / 224))
-        products = waves * rows * columns * k / _FMA_PER_CYCLE / _CLOCK / rate * feed
+        products = waves * rows * columns * k / FMA_PER_CYCLE / _CLOCK / rate * feed
         if not single and cluster == (1, 1) and self.k >= _LONG:
             products *= 1 + _ALONE
         if pingpong:
@@ -125,7 +127,7 @@ class Problem:
             memory, l2 = memory * crowded, l2 * crowded
         ends = (1 if pingpong else waves) * _END * (rows * columns / _LARGEST) ** 0.5
         ends += (waves - 1) * _WAVE + waves * (_END_256 * (rows == 256) + _END_64 * (rows == 64))
-        limits = products + ends, l2, memory, waves * k / 64 * _STEP
+        limits = products + ends, l2, memory, waves * k / _K_TILE * _STEP
         seconds = sum(limit**_TOGETHER for limit in limits) ** (1 / _TOGETHER)
         if cluster[0] > 1 and columns % 16:
             seconds *= 1 + _BETWEEN

@@ -33,6 +33,7 @@ from ..atoms import TmaPlan
 from ..atoms.tma_engine import global_bits
 from ..checks import Check
 from ..errors import OperandError, PlanError
+from .sm90_ends import either
 from .sm90_store import WARP_ROWS, StorePlan
 
 STOP = "stop"  # the dimension of C's tensor map that says where a group ends
@@ -210,7 +211,7 @@ def _tiles_of_groups(plan: Any) -> Check:
             first.append(first[-1] + clusters_of(plan, starts[e + 1] - starts[e], 3))
         expected = [(e, i) for e in range(count) for i in range(first[e + 1] - first[e])]
         for t, want in enumerate(expected):
-            group = plan.ragged.find(first.__getitem__, t, lambda condition, yes, no: yes if condition else no)
+            group = plan.ragged.find(first.__getitem__, t, either)
             rows = -(-(starts[want[0] + 1] - starts[want[0]]) // (plan.tile_c[0] * plan.config.cluster[0]))
             if (group, t - first[group]) != want or rows * columns != first[want[0] + 1] - first[want[0]]:
                 witness = witness or f"offsets {offsets.tolist()}: tile {t} is {group, t - first[group]}, not {want}"

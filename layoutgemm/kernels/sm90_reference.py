@@ -37,7 +37,6 @@ from .sm90_store import ROWS, WARP_ROWS, StoreChunk
 
 Values = npt.NDArray[Any]  # float32, or int32 of integers
 
-
 CLUSTERS = 4  # that run at a time: more of them have fewer tiles each, and share less of the kernel's way
 
 
@@ -139,7 +138,7 @@ class _Cluster:
         start = 0
         if plan.ragged is not None:
             starts, first = tables(plan, self.given["offsets"])
-            matrix = plan.ragged.find(first.__getitem__, tile, lambda condition, yes, no: yes if condition else no)
+            matrix = plan.ragged.find(first.__getitem__, tile, either)
             start, number, self.end = starts[matrix], tile - first[matrix], starts[matrix + 1]
             rows = (first[matrix + 1] - first[matrix]) // columns
         grid = rows * plan.config.cluster[0], columns * plan.config.cluster[1]
@@ -204,10 +203,10 @@ class _Cluster:
         """One block's boxes of a tile, into every block that needs it."""
         copies, ends = operand.copies, operand.ends
         if ends is not None:
-            extent, first = getattr(self.plan, ends.dim), origin[ends.dim]
-            left = ends.left(extent, first, rank)
-            origin = {**origin, ends.dim: ends.row(left, first, rank, either)}
-            copies = (operand.tma if left >= ends.box else ends.of_last_rows(operand.tma, extent),)
+            extent = getattr(self.plan, ends.dim)
+            whole, row = ends.place(extent, origin[ends.dim], rank, either)
+            origin = {**origin, ends.dim: row}
+            copies = (operand.tma if whole else ends.of_last_rows(operand.tma, extent),)
         for tma in copies:
             for copy in tma.issued_by(rank):
                 where = [origin[dim] + offset for dim, offset in zip(tma.dims, copy.coord_offset, strict=True)]

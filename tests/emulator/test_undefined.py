@@ -8,7 +8,7 @@ import pytest
 from layoutgemm import emulate_ptx
 from layoutgemm.atoms import wgmma
 from layoutgemm.emulator.api import Emulation
-from layoutgemm.emulator.launch import Policy
+from layoutgemm.emulator.launch import Policy, Watch
 from layoutgemm.emulator.memory import GlobalMemory
 from layoutgemm.emulator.undefined import FILLS, settled
 from tests.emulator.test_wgmma import Case
@@ -73,6 +73,6 @@ def test_the_arrays_are_those_of_the_first_run() -> None:
         array[:] += np.uint8(policy.fill)
         return [Ran()]
 
-    (launch,) = settled(run, memory, Policy(), None)  # type: ignore[arg-type]
+    (launch,) = settled(run, memory, Policy(), Watch())
     assert fills == list(FILLS) and array.tolist() == [FILLS[0]] * 4
     assert launch.findings == ["other", "read"]
