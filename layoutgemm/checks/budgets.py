@@ -19,6 +19,7 @@ from .report import Check, Report
 # thread is given).
 REGISTER_UNIT, LEAST_REGISTERS, MOST_REGISTERS = 8, 24, 256
 WARPGROUP = 128
+_QUARTERS = 4  # of a multiprocessor: each has a quarter of the registers and of a block's warps (cuda_occupancy.h)
 
 
 def shared_memory(arch: Arch, parts: dict[str, int], blocks_per_sm: int = 1) -> Check:
@@ -46,29 +47,46 @@ def registers(arch: Arch, threads: int, per_thread: dict[str, int], blocks_per_s
     """Do the registers a thread must hold at once (name -> 32-bit registers) fit, for it and for the multiprocessor?
 
     The parts are a lower bound, what the algorithm keeps live by name; ptxas adds addresses and temporaries, and what
-    it really used is read from the compiled kernel.
+    it really used is read from the compiled kernel. A thread has its registers in eights, and a block as many as if its
+    warps were a multiple of four, one on each quarter of the multiprocessor.
+
+    >>> from layoutgemm.arch import arch
+    >>> registers(arch("sm_90a"), 288, {"two accumulators of 64x176": 176}).witness
+    '384 threads * 176 * 1 blocks = 67584 > 65536'
     """
     total = sum(per_thread.values())
     terms = " + ".join(f"{name} {count}" for name, count in per_thread.items())
-    block = threads * total * blocks_per_sm
+    held, each = allocated_threads(threads), -(-total // REGISTER_UNIT) * REGISTER_UNIT
+    block = held * each * blocks_per_sm
     witness = ""
     if total > arch.registers_per_thread:
         witness = f"{total - arch.registers_per_thread} registers a thread too many"
     elif block > arch.registers_per_sm:
-        witness = f"{threads} threads * {total} * {blocks_per_sm} blocks = {block} > {arch.registers_per_sm}"
+        witness = f"{held} threads * {each} * {blocks_per_sm} blocks = {block} > {arch.registers_per_sm}"
     limits = f"{block} a block <= {arch.registers_per_sm}"
     statement = f"{terms} = {total} registers a thread <= {arch.registers_per_thread}, {limits}"
     return Check("registers", statement, not witness, "arithmetic", witness)
 
 
+def allocated_threads(threads: int) -> int:
+    """Threads whose registers a launch takes: warps are held to be as many on each quarter of the multiprocessor.
+
+    >>> allocated_threads(384), allocated_threads(288), allocated_threads(1)
+    (384, 384, 128)
+    """
+    return -(-max(threads, 1) // (32 * _QUARTERS)) * 32 * _QUARTERS
+
+
 def launch_registers(arch: Arch, threads: int) -> int:
     """The registers that each thread of a block of so many can start with: what there are, shared out in eights.
 
+    What a launch is held against (cuda_occupancy.h), and ptxas with it: of 288 threads it gives each 168, as of 384.
+
     >>> from layoutgemm.arch import arch
-    >>> launch_registers(arch("sm_90a"), 384), launch_registers(arch("sm_90a"), 128)
-    (168, 256)
+    >>> [launch_registers(arch("sm_90a"), threads) for threads in (128, 288, 384, 416)]
+    [256, 168, 168, 128]
     """
-    return min(MOST_REGISTERS, arch.registers_per_sm // max(threads, 1) // REGISTER_UNIT * REGISTER_UNIT)
+    return min(MOST_REGISTERS, arch.registers_per_sm // allocated_threads(threads) // REGISTER_UNIT * REGISTER_UNIT)
 
 
 def setmaxnreg_problem(count: int) -> str:

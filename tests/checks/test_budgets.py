@@ -4,6 +4,7 @@ import pytest
 
 from layoutgemm.arch import arch
 from layoutgemm.checks import most_stages, role_registers, shared_memory, tensor_memory, why_not
+from layoutgemm.checks.budgets import launch_registers, registers
 from layoutgemm.errors import PlanError
 
 H, B, A = arch("sm_90a"), arch("sm_100a"), arch("sm_80")
@@ -52,6 +53,16 @@ def test_every_way_out_is_one() -> None:
 def test_registers_of_roles(roles: dict[str, tuple[int, int]], ok: bool, says: str) -> None:
     check = role_registers(H, roles)
     assert bool(check) is ok and check.witness.startswith(says) and bool(check.witness) is not ok
+
+
+@pytest.mark.parametrize(
+    ("threads", "each"), [(128, 256), (160, 256), (256, 256), (288, 168), (416, 128), (672, 80), (800, 72)]
+)
+def test_a_launch_takes_registers_for_whole_warpgroups(threads: int, each: int) -> None:
+    """What ptxas 13.0 gives each thread of such a launch at most; `registers` holds a block to the same."""
+    assert launch_registers(H, threads) == each
+    limit = min(each, 255)
+    assert registers(H, threads, {"all": limit}) and not registers(H, threads, {"all": limit + 1})
 
 
 def test_setmaxnreg_is_not_everywhere() -> None:
