@@ -18,7 +18,7 @@ from .plan import Operand
 from .plan_base import STAGE_BYTES_OF_K as _STAGE_BYTES
 from .sm90_few_rows import crowded, fetched, for_few_rows
 from .sm90_gated import HALVES, Gated
-from .sm90_many_rows import EVEN, FMA_PER_CYCLE, WIDE, Estimate, ManyRows
+from .sm90_many_rows import EVEN, FMA_PER_CYCLE, TALL, WIDE, Estimate, ManyRows, buffers, warpgroups
 from .sm90_plan import Sm90Config, Sm90Plan
 from .sm90_shares import LINE
 from .sm90_types import operands, output_of
@@ -88,7 +88,7 @@ _L2, _L2_ALONE, _SHARED = 12.6e12, 10.8e12, 0.5
 _UNSHARED = 0.97  # the rate of several waves of blocks that share nothing, where K is long
 _PINGPONG = (128, 160, 176, 192)  # columns of 128-row tiles that two warpgroups take in turn
 _TURNS = 1.015  # their rate where K is long: the clock takes the rest of what hidden ends give
-_SPLIT_GAIN = 0.985  # what parts of K in a single wave have to gain
+_TALL_COLUMNS = 200  # of 192 rows beside a loader of their own
 _SPAN = LINE // bf16.bytes  # columns of B's rows in a whole span
 _FETCHED = 56 << 10  # bytes that a block brings into L2 before the kernel before has ended, at most: `fetched`
 
@@ -164,26 +164,18 @@ def likeliest(
     """What more than 64 rows of 16-bit elements would take, operands in their places or swapped, or in parts of K; the
     likeliest first. Arguments as for `choose`, which takes the first; `of_estimate` makes a kernel of one.
 
-    Parts of K have to gain 1.5%, and in tiles of 64 rows 5%.
-
     >>> print(likeliest(300, 4096, 14336)[0])
     64x152 of the transposed product: 128 tiles, 1 wave(s) of 132, 55.1 us
     """
-    straight = ManyRows(m, n, k, batch, multiprocessors)
-    found = list(straight.estimates())
-    if batch == 1 and _overlaps(m, n, k, batch):
-        found += straight.in_parts()
+    straight, parts = ManyRows(m, n, k, batch, multiprocessors), batch == 1 and _overlaps(m, n, k, batch)
+    found = [*straight.estimates(), *(straight.in_parts() if parts else ())]
     if b_major != "K":
         found = [e for e in found if e.tile[1] % _SPAN == 0 or (e.split == 1 and _spans_in_part_pay(e, k))]
     if m <= EVEN:
-        found += ManyRows(n, m, k, batch, multiprocessors, swapped=True).estimates()
-
-    def rank(e: Estimate) -> tuple[float, ...]:
-        rows, columns = e.tile
-        more = (1.03 if rows == 64 else 1) / _SPLIT_GAIN if e.split > 1 else 1
-        return e.seconds * more, -rows * columns, -rows, e.swapped
-
-    return sorted(found, key=rank)
+        turned = ManyRows(n, m, k, batch, multiprocessors, swapped=True)
+        # Of weights in rows parts of the transposed product were not measured.
+        found += [*turned.estimates(), *(turned.in_parts() if parts and b_major == "K" else ())]
+    return sorted(found, key=lambda e: (e.seconds, -e.tile[0] * e.tile[1], -e.tile[0], e.swapped))
 
 
 def of_estimate(
@@ -224,18 +216,21 @@ def _configured(best: Estimate, k: int, batch: int, kind: DType, overlap: bool, 
     (rows, columns), cluster, bits = best.tile, best.cluster, kind.bits
     # One warpgroup for 128 rows stores the first 64 of them under the products of the others: benchmarks/NOTES.md.
     tall = bits == 16 and _tall_wave(best)
-    single = rows == 64 or rows * columns <= 128 * 128 or tall
+    consumers, one = warpgroups(best.tile, once=tall), best.waves == 1
+    loader = "self" if consumers == 2 else "warp" if one else "warpgroup"
+    if rows == TALL:  # beside a loader's registers there are enough for 200 columns (`sm90_budgets`)
+        loader = "warp" if one and columns <= _TALL_COLUMNS else "self"
     config = Sm90Config(
         best.tile,
-        consumers=1 if single else 2,
-        loader="self" if not single else "warp" if best.waves == 1 else "warpgroup",
+        consumers=consumers,
+        loader=loader,
         cluster=cluster,
         group=best.group,
         along=best.along,
         overlap=overlap,
         l2_promotion="256B" if best.waves > 1 else "128B",  # +0.1 to 0.4%; of a single wave up to -5%
         chunks=1,
-        buffers=2,
+        buffers=buffers(best.tile, best.waves),
         early=2 if (rows == 256 or tall) and k >= 1024 else 0,
     )
     if best.tile == WIDE and best.waves == 1 and bits == 16 and k >= 1024 and halves:
@@ -247,7 +242,7 @@ def _configured(best: Estimate, k: int, batch: int, kind: DType, overlap: bool, 
     if overlap:
         # Of kernels that load for themselves in clusters two k tiles, whatever they weigh: 512x28672x4096 +0.3 to 0.7%.
         stage = (rows // cluster[1] + columns // cluster[0]) * _STAGE_BYTES
-        two = config.loader == "self" and cluster != (1, 1)
+        two = (config.loader == "self" and cluster != (1, 1)) or rows == TALL
         config = replace(config, prefetch=2 if two else fetched(stage, _FETCHED))
     return config
 
@@ -270,7 +265,7 @@ def _of_parts(best: Estimate) -> tuple[Sm90Choice, str]:
         trigger="start" if early else "end", prefetch=early, launch="tiles",
     )  # fmt: skip
     why = f"{best}; too few tiles to fill the machine: {best.split} blocks of a cluster share each sum over K"
-    return Sm90Choice(config), why
+    return Sm90Choice(config, best.swapped), why
 
 
 def _unit(kind: DType, halves: int) -> int:

@@ -33,8 +33,9 @@ _CROWDED, _FEW_IDLE, _LAST_WAVE = 0.62, 2, 0.0025
 _SPARSE, _SPARE, _MANY_IDLE = 0.07, 4, 40
 _CROWDED_ONE = 0.45  # of that, of what goes into one multiprocessor
 _ALIKE = 0.98  # what whole sums of swapped operands have to take of the others' time
-# Clusters of four lie in graphics clusters of 16 or 18 multiprocessors: so many blocks find a place at a time.
-_FOURS, _SPLITS = 100, (1, 2, 4)
+# Clusters of four lie in graphics clusters of 16 or 18 multiprocessors: so many blocks find a place at a time; of
+# clusters of three 27 were seen to, which are not more than fit.
+_FOURS, _THREES, _SPLITS = 100, 81, (1, 2, 4)
 _SPLIT_COLUMNS = 64  # at most, of a block whose sums are brought together
 # Bytes that a block brings into L2 before the kernel before has ended: more keep the copy engine from the first loads.
 _FETCHED = 64 << 10
@@ -130,10 +131,10 @@ def exchange(rows: int, columns: int, split: int) -> float:
 def most_split(multiprocessors: int, split: int) -> int:
     """Tiles whose parts of K, a cluster each, find their places at a time.
 
-    >>> most_split(132, 1), most_split(132, 2), most_split(132, 4)
-    (132, 66, 25)
+    >>> [most_split(132, split) for split in (1, 2, 3, 4)]
+    [132, 66, 27, 25]
     """
-    return (multiprocessors if split <= 2 else min(_FOURS, multiprocessors)) // split
+    return min(multiprocessors, {3: _THREES, 4: _FOURS}.get(split, multiprocessors)) // split
 
 
 def fetched(stage: int, most: int) -> int:

@@ -109,6 +109,13 @@ TABLE = {
         19, 21, 328, small(64, 32, loader="warpgroup", schedule="pingpong", consumers=2), a="e4m3", b="e4m3:col",
         c="e4m3:col",
     ),
+    "three consumers and a warp, a block without a tile, one buffer": Product(
+        400, 45, 200,
+        small(
+            192, 40, loader="warp", cluster=(2, 1), chunks=1, buffers=1, overlap=True, prefetch=2, launch="tiles",
+            along="N",
+        ),
+    ),
     # ends
     "early, one buffer": Product(300, 90, 200, small(256, 40, consumers=2, early=1, chunks=1, buffers=1)),
     "early, two k tiles": Product(300, 90, 200, small(256, 40, consumers=2, early=2, stages=3, cluster=(2, 1))),
@@ -165,6 +172,11 @@ TABLE = {
         200, 100, 200, small(128, 32, single=True, cluster=(2, 1), l2_promotion="256B")
     ),
     "K in 2 parts": Product(130, 100, 328, small(64, 32, single=True, split=2, loader="warp")),
+    "K in 3 parts, columns": Product(
+        130, 90, 328,
+        small(64, 48, single=True, split=3, chunks=3, loader="warp", overlap=True, trigger="end", launch="tiles"),
+        c="bf16:col",
+    ),
     "K in 4 parts, two of them empty": Product(130, 60, 100, small(64, 32, single=True, split=4)),
     "K in 2 parts, cluster 2x1, columns": Product(
         200, 64, 328, small(64, 32, single=True, split=2, cluster=(2, 1), loader="warpgroup"), c="bf16:col"
