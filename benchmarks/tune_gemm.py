@@ -258,7 +258,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{problem} [{time.monotonic() - start:.1f} s] torch.mm {base * 1e6:.2f} us", flush=True)
         for m in ranked:
             print(f"    {base / m.seconds:6.4f} {m.seconds * 1e6:9.2f} us  {m.name} {m.fault}", flush=True)
-        chosen = next((m.seconds for m in ranked if m.name.startswith(f"{name_of(choose(*sizes)[0])} ")), None)
+        own = f"{name_of(next(candidates(*sizes, options.b_major)))} "
+        chosen = next((m.seconds for m in ranked if m.name.startswith(own)), None)
         best = min((m.seconds for m in ranked if m.family == "ours"), default=None)
         if chosen and best:
             print(f"    chosen / best: {chosen / best:.4f}", flush=True)

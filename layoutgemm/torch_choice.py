@@ -86,7 +86,7 @@ def _candidates(
     rows, columns, b_major = (n, m, k_major[0]) if flip else (m, n, k_major[1])
     choice, why = choose(
         rows, columns, k, batch=batch, a=problem.a.dtype, b_major="K" if b_major else "MN",
-        multiprocessors=problem.multiprocessors,
+        multiprocessors=problem.multiprocessors, matrices=_has_matrices(problem),
     )  # fmt: skip
     swapped = choice.swapped != flip
     why = f"of the transposed product: {why}" if flip else why
@@ -99,6 +99,11 @@ def _candidates(
     for tile, consumers in (((128, 128), 2), ((64, 64), 1), ((64, 128), 1)):
         config = Sm90Config(tile, consumers=consumers, loader="warp")
         yield Sm90Choice(config), "the operands' orders leave little choice"
+
+
+def _has_matrices(problem: Problem) -> bool:
+    """Whether the epilogue reads or writes matrices of C's shape."""
+    return problem.epilogue is not None and any(given.axes == "mn" for given in problem.epilogue.given)
 
 
 # ------------------------------------------------------------------------------------------------ lines of any pitch

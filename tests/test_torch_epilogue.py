@@ -27,6 +27,8 @@ from layoutgemm.kernels.epilogue import (
     Scale,
 )  # fmt: skip
 from layoutgemm.kernels.sm90_choice import Sm90Choice
+from layoutgemm.torch_problem import Given as Tensor
+from layoutgemm.torch_problem import Problem, solve
 from tests.test_torch_op import F32, SMALL, emulated, integers, with_config
 
 GATE = Custom.of(lambda x, i, j, ops, gate: ops.where(j <= i + 8, x * gate, -1.0), Given("gate", "mn", dtype("f32")))
@@ -152,6 +154,17 @@ def test_refusals_name_the_operand() -> None:
     with pytest.raises(OperandError, match=r"not under torch\.compile"):
         mapped(ones(2, 16, 16).bfloat16())
     assert issubclass(TensorError, LayoutError)
+
+
+def test_matrices_keep_operands_in_their_places() -> None:
+    """Across their rows a swapped product's epilogue would read them: a fifth of 2400x1024x4928."""
+    a, c = (Tensor(shape, (shape[1], 1), "bf16", 16) for shape in ((2400, 4928), (2400, 1024)))
+    b = Tensor((4928, 1024), (1, 4928), "bf16", 16)
+    swapped = {
+        name: solve(Problem(a, b, c, epilogue=epilogue)).kernel.choice.swapped
+        for name, epilogue in (("none", None), ("bias", Epilogue(Bias())), ("residual", Epilogue(Residual())))
+    }
+    assert swapped == {"none": True, "bias": True, "residual": False}
 
 
 def test_every_step_reaches_the_compiling_process() -> None:

@@ -18,7 +18,7 @@ from .plan import Operand
 from .plan_base import STAGE_BYTES_OF_K as _STAGE_BYTES
 from .sm90_few_rows import crowded, fetched, for_few_rows
 from .sm90_gated import HALVES, Gated
-from .sm90_many_rows import EVEN, FMA_PER_CYCLE, TALL, WIDE, Estimate, ManyRows, buffers, warpgroups
+from .sm90_many_rows import FMA_PER_CYCLE, TALL, WIDE, Estimate, ManyRows, buffers, warpgroups
 from .sm90_plan import Sm90Config, Sm90Plan
 from .sm90_shares import LINE
 from .sm90_types import operands, output_of
@@ -101,7 +101,7 @@ _WHOLE: dict[str, Any] = {"loader": "self", "early": 0}
 
 def choose(
     m: int, n: int, k: int, *, batch: int = 1, a: Any = "bf16", b_major: str = "K", multiprocessors: int = 132,
-    gated: Gated | str | None = None,
+    gated: Gated | str | None = None, matrices: bool = False,
 ) -> tuple[Sm90Choice, str]:  # fmt: skip
     """The configuration for C[m, n] = A[m, k] @ B[k, n], and why, in words.
 
@@ -110,6 +110,8 @@ def choose(
     b_major  "K", or "MN" for a B whose rows are contiguous
     gated    as for Sm90Plan.derive: B has 2n columns, and a tile as many of the gate as of what it multiplies. Its
              halves are widths of the instruction, and operands keep their places
+    matrices whether an epilogue reads or writes matrices of C's shape, across whose rows it goes where operands change
+             places: products of 16 bits and more than 64 rows then change them for a larger gain
 
     Raises PlanError for sizes below 1, for an MN-major B that the instruction does not read, and for a gated product of
     such a B or of a batch.
@@ -140,7 +142,7 @@ def choose(
         few = for_few_rows(m, n, k, batch, kind, b_major, multiprocessors, _unit(kind, halves), halves == 1)
         return Sm90Choice(few.config, few.swapped), few.reason + _gated_reason(few.config.tile[1], halves)
     if kind.bits == 16 and halves == 1:
-        best = likeliest(m, n, k, b_major, batch=batch, multiprocessors=multiprocessors)[0]
+        best = likeliest(m, n, k, b_major, batch=batch, multiprocessors=multiprocessors, matrices=matrices)[0]
         return of_estimate(best, m, n, k, b_major, batch=batch)
     bits = kind.bits
     work = 2 * m * n * k * batch * bits // 16
@@ -159,22 +161,22 @@ def choose(
 
 
 def likeliest(
-    m: int, n: int, k: int, b_major: str = "K", *, batch: int = 1, multiprocessors: int = 132
+    m: int, n: int, k: int, b_major: str = "K", *, batch: int = 1, multiprocessors: int = 132, matrices: bool = False
 ) -> list[Estimate]:
     """What more than 64 rows of 16-bit elements would take, operands in their places or swapped, or in parts of K; the
     likeliest first. Arguments as for `choose`, which takes the first; `of_estimate` makes a kernel of one.
 
     >>> print(likeliest(300, 4096, 14336)[0])
-    64x152 of the transposed product: 128 tiles, 1 wave(s) of 132, 55.1 us
+    64x152 of the transposed product: 128 tiles, 1 wave(s) of 132, 53.7 us
     """
-    straight, parts = ManyRows(m, n, k, batch, multiprocessors), batch == 1 and _overlaps(m, n, k, batch)
+    rows_of, parts = None if b_major == "K" else n, batch == 1 and _overlaps(m, n, k, batch)
+    straight = ManyRows(m, n, k, batch, multiprocessors, rows_of=rows_of)
     found = [*straight.estimates(), *(straight.in_parts() if parts else ())]
     if b_major != "K":
         found = [e for e in found if e.tile[1] % _SPAN == 0 or (e.split == 1 and _spans_in_part_pay(e, k))]
-    if m <= EVEN:
-        turned = ManyRows(n, m, k, batch, multiprocessors, swapped=True)
-        # Of weights in rows parts of the transposed product were not measured.
-        found += [*turned.estimates(), *(turned.in_parts() if parts and b_major == "K" else ())]
+    turned = ManyRows(n, m, k, batch, multiprocessors, swapped=True, matrices=matrices, rows_of=rows_of)
+    # Of weights in rows parts of the transposed product were not measured.
+    found += [*turned.estimates(), *(turned.in_parts() if parts and b_major == "K" else ())]
     return sorted(found, key=lambda e: (e.seconds, -e.tile[0] * e.tile[1], -e.tile[0], e.swapped))
 
 
@@ -185,7 +187,7 @@ def of_estimate(
 
     >>> choice, why = of_estimate(likeliest(128, 1024, 14336)[0], 128, 1024, 14336)
     >>> choice.config.tile, choice.config.split
-    ((128, 64), 4)
+    ((64, 128), 4)
     """
     if best.split > 1:
         return _of_parts(best)
@@ -230,7 +232,7 @@ def _configured(best: Estimate, k: int, batch: int, kind: DType, overlap: bool, 
         overlap=overlap,
         l2_promotion="256B" if best.waves > 1 else "128B",  # +0.1 to 0.4%; of a single wave up to -5%
         chunks=1,
-        buffers=buffers(best.tile, best.waves),
+        buffers=buffers(best.tile, consumers),
         early=2 if (rows == 256 or tall) and k >= 1024 else 0,
     )
     if best.tile == WIDE and best.waves == 1 and bits == 16 and k >= 1024 and halves:

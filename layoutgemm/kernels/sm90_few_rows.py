@@ -13,6 +13,7 @@ from typing import Any
 
 from ..dtypes import DType
 from .sm90_config import Sm90Config
+from .sm90_shares import LINE
 from .sm90_store import WARP_ROWS
 from .sm90_types import output_of
 
@@ -37,6 +38,11 @@ _ALIKE = 0.98  # what whole sums of swapped operands have to take of the others'
 # clusters of three 27 were seen to, which are not more than fit.
 _FOURS, _THREES, _SPLITS = 100, 81, (1, 2, 4)
 _SPLIT_COLUMNS = 64  # at most, of a block whose sums are brought together
+# Lines of 128 bytes a second into one multiprocessor, where lines of a matrix begin between: at 64, 32 or 16. Fitted to
+# 82 products, up to 16 kernels each, of more rows; of fewer it takes longer, and few blocks get more each: NOTES.md,
+# "Lines that begin between".
+_BETWEEN = {64: 624e6, 32: 546e6, 16: 403e6}
+_LONGER, _MOST_EACH = 1.16, 1.6
 # Bytes that a block brings into L2 before the kernel before has ended: more keep the copy engine from the first loads.
 _FETCHED = 64 << 10
 _LONG = 16384  # bytes along K from which sharing the rows of A pays
@@ -52,6 +58,19 @@ def crowded(blocks: int, multiprocessors: int) -> float:
     """
     idle = multiprocessors % blocks  # as many grids as fit run, or wait, at a time
     return _CROWDED * max(0, idle - _FEW_IDLE) / blocks
+
+
+def between(asked: tuple[float, float], apart: tuple[int, int]) -> float:
+    """Seconds in which one multiprocessor takes in lines of 128 bytes, where a matrix's lines begin between them.
+
+    asked   lines of A and of B that a block asks for: half of what two share
+    apart   bytes from one line of the matrix to the next, of A and of B; multiples of 128 cost nothing here
+
+    >>> [round(between((128, 256), (2 * k, 2 * k)) * 1e9) for k in (3008, 3040, 3024, 3000)]
+    [0, 615, 703, 953]
+    """
+    steps = [bytes_ % LINE for bytes_ in apart]
+    return sum(lines / _BETWEEN[max(16, step & -step)] for lines, step in zip(asked, steps, strict=True) if step)
 
 
 @dataclass(frozen=True)
@@ -80,21 +99,42 @@ class _Problem:
     batch: int
     kind: DType
     multiprocessors: int
+    b_major: str = "K"
 
     def tile_k(self, columns: int) -> int:
         """256 bytes of K, of the widest half: deeper tiles leave too few stages, flatter ones cost a barrier more."""
         return (256 if columns <= _DEEP else 128) // self.kind.bytes
 
-    def cost(self, tiles: int, rows: int, columns: int, split: int, weights: int) -> _Cost:
-        """Of so many tiles, each of which loads `rows` and `columns` lines of K, in `split` parts of it; lines of
-        weights among them."""
+    def straight(self, rows: int, columns: int, split: int) -> _Cost:
+        """Of tiles of so many columns of weights."""
+        shared = 2 if self.both(rows, columns, split) else 1
+        return self.cost(-(-self.n // columns), columns, split, rows, columns, rows / shared)
+
+    def turned(self, columns: int, split: int) -> _Cost:
+        """Of tiles of 64 rows of weights: operands swapped."""
+        return self.cost(-(-self.n // 64), columns, split, columns, 64, columns)
+
+    def both(self, rows: int, columns: int, split: int) -> bool:
+        """Whether two blocks share A where that was measured to pay: long sums and wide tiles of weights in rows, by up
+        to 1%, and lines that begin between, by a sixth."""
+        tiles, line = -(-self.n // columns), self.k * self.kind.bytes
+        long = line >= _LONG or line % LINE > 0 or (self.b_major != "K" and columns >= 128)
+        fit = rows == 64 <= columns and tiles % 2 == 0 and tiles <= self.multiprocessors
+        return long and fit and self.batch == split == 1 and self.kind.bits == 16
+
+    def cost(self, tiles: int, columns: int, split: int, others: int, weights: int, asked: float) -> _Cost:
+        """Of so many tiles in `split` parts of K, of which each loads so many lines of K of weights and of the other
+        operand, and asks for so many of the latter."""
         bytes_, blocks = self.kind.bytes, tiles * split * self.batch
-        each = (rows + columns) * self.k * bytes_ / split
+        each = (others + weights) * self.k * bytes_ / split
         waves = -(-blocks // self.multiprocessors)
         least = (self.m + self.n) * self.k * bytes_ + self.m * self.n * output_of(self.kind).bytes
         memory = least * self.batch / _MEMORY * (_NARROW if weights < _LINES else 1.0)
         steps = -(-self.k * bytes_ // 256) / split * waves * (_STEP + _STEP_COLUMN * columns)
-        one, l2 = waves * each / _ONE, blocks * each / _L2
+        apart = self.k * bytes_, (self.k if self.b_major == "K" else self.n) * bytes_
+        slow = -(-self.k * bytes_ // LINE) / split * between((asked, weights), apart)
+        slow *= _LONGER / min(_MOST_EACH, max(1.0, self.multiprocessors / blocks))
+        one, l2 = waves * max(each / _ONE, slow), blocks * each / _L2
         more = _START + exchange(64, columns, split)
         if waves > 1:
             idle = -blocks % self.multiprocessors / waves
@@ -158,10 +198,10 @@ def for_few_rows(
     >>> found.config.tile, found.config.trigger  # 96 blocks: 36 multiprocessors have none
     ((64, 64), 'end')
     """
-    problem = _Problem(m, n, k, batch, kind, multiprocessors)
+    problem = _Problem(m, n, k, batch, kind, multiprocessors, b_major)
     rows = -(-m // 8) * 8
     costs = [
-        problem.cost(-(-n // width), rows, width, split, width)
+        problem.straight(rows, width, split)
         for split in (_SPLITS if unit == 1 else (1,))
         for width in _widths(problem, b_major, unit, split)
         if problem.fits(-(-n // width), split)
@@ -170,7 +210,7 @@ def for_few_rows(
     columns, parts = straight.columns, straight.split
     width, tiles = 16 if m <= 16 else 32 if m <= 32 else 64, -(-n // 64)
     turns = [s for s in _SPLITS if width % (8 * s) == 0 and problem.fits(tiles, s)]
-    turned = min([problem.cost(tiles, 64, width, split, 64) for split in turns], key=lambda cost: cost.seconds)
+    turned = min([problem.turned(width, split) for split in turns], key=lambda cost: cost.seconds)
     swapped, split = turned.seconds, turned.split
     shared: dict[str, Any] = {"consumers": 1, "loader": "warp", "single": True}
     if batch == 1:  # of a batch tiles are numbered
@@ -187,10 +227,7 @@ def for_few_rows(
             + _when(config)
         ))  # fmt: skip
     tile_k, tiles = problem.tile_k(columns), -(-n // columns)
-    # Two blocks share A where that was measured to pay, by up to 1%: long sums, and wide tiles of weights in rows.
-    long = k * kind.bytes >= _LONG or (b_major != "K" and columns >= 128)
-    both = long and rows == 64 <= columns and tiles % 2 == 0 and tiles <= multiprocessors
-    both = both and batch == parts == 1 and kind.bits == 16
+    both = problem.both(rows, columns, parts)
     # One warp of the four has rows: its threads store what they hold at once. Up to 0.9%; of 64 rows, or 256 columns,
     # it would cost 1 to 3% (NOTES.md, "What a load-only kernel leaves").
     direct = rows <= WARP_ROWS and columns <= _HELD and parts == 1

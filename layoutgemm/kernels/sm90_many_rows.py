@@ -12,53 +12,57 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 from ..arch import arch
 from ..checks.budgets import most_stages
 from ..dtypes import bf16
 from .plan_base import BARRIER_BYTES, STAGE_BYTES_OF_K
-from .sm90_few_rows import most_split
+from .sm90_few_rows import between, most_split
 from .sm90_store import ROWS
 
 # Fitted to 302 comparisons of 2 to 35 kernels on H200s (132 multiprocessors, 1.98 GHz, HBM3e), in which what is
 # cheapest here was 0.5% behind the fastest on average, over 1% in 54; fitted to two thirds of the shapes, in the others
 # 0.7%, over 1% in one of five: NOTES.md, "More tiles for more rows".
-_CLOCK = 1.902e9
-_HEAT, _HEATING = 0.158, 125e-6  # the share that the clock falls by in long kernels, and how soon
+_CLOCK = 1.861e9
+_HEAT, _HEATING = 0.144, 125e-6  # the share that the clock falls by in long kernels, and how soon
 FMA_PER_CYCLE = 2048  # of one multiprocessor: m64n256k16 takes 128 cycles
 _READ_A, _READ_COLUMN = 16, 0.25  # cycles in which an instruction of 64 rows reads A, and each column of B
-_READ_HIDDEN = 0.13  # the share of them that other instructions hide
-_LINES = 7.65  # what products lose by a tile's loads, a row or column of it, against 256x224
-_ALONE = 0.0253  # by several waves of blocks that share nothing, where K is long
-_HALVED = 0.1125  # what a tile of 128x256 loses that cannot be finished by halves, or shares loads of short sums
-_BANDS = 0.0315  # what tiles of 256 rows gain that share A, in bands as high as C
-_L2, _WEIGHTS = 22.45e12, 1.783  # bytes a second of L2 reads; of weights, which come from memory, so many times as long
-_SHARED = 0.633  # of what two blocks share, the part read
-_MEMORY, _AGAIN, _APART = 4.525e12, 0.286, 0.326  # memory's; more of weights that clusters read again, or apart
-_FEW_STAGES, _SHALLOW = 3, 0.21  # stages that leave memory waiting, and by how much
-_K_TILE, _STEP = STAGE_BYTES_OF_K // bf16.bytes, 0.0967e-6  # of a k tile, which follow one another
-_END, _LARGEST = 2.37e-6, 256 * 224  # a tile's end that no product hides, of so many elements; of others by the root
+_READ_HIDDEN = 0.135  # the share of them that other instructions hide
+_LINES = 8.01  # what products lose by a tile's loads, a row or column of it, against 256x224
+_ALONE = 0.0251  # by several waves of blocks that share nothing, where K is long
+_HALVED = 0.1045  # what a tile of 128x256 loses that cannot be finished by halves, or shares loads of short sums
+_BANDS = 0.0273  # what tiles of 256 rows gain that share A, in bands as high as C
+_L2, _WEIGHTS = 22.86e12, 1.86  # bytes a second of L2 reads; of weights, which come from memory, so many times as long
+_SHARED = 0.616  # of what two blocks share, the part read
+_MEMORY, _AGAIN, _APART = 4.433e12, 0.29, 0.354  # memory's; more of weights that clusters read again, or apart
+_FEW_STAGES, _SHALLOW = 3, 0.216  # stages that leave memory waiting, and by how much
+_K_TILE, _STEP = STAGE_BYTES_OF_K // bf16.bytes, 0.0997e-6  # of a k tile, which follow one another
+_END, _LARGEST = 2.226e-6, 256 * 224  # a tile's end that no product hides, of so many elements; of others by the root
 # More of 256 rows and of 192, of 224 columns, and of fewer by these powers; of 64, which are stored in one go.
-_END_256, _POWER_256, _END_192, _POWER_192, _END_64 = 2.08e-6, -0.69, 1.86e-6, -0.17, 0.25e-6
-_WAVE, _START = 1.03e-6, 0.998e-6  # of each further wave; from one kernel's end to the next one's first product
-_CROWDED, _CROWDED_PARTS, _FEW_IDLE = 0.194, 0.741, 2  # as in `sm90_few_rows`, of memory and L2, and of parts of K
-_BETWEEN = 0.06  # what boxes cost that two blocks share, and that end between the swizzle's groups of 8 lines
-_WIDE_ALONE = 0.0768  # what a wave of blocks without a cluster gains, for each 256 columns beyond 128
-_LOW_SHARING = 0.0173  # what tiles of 64 rows gain whose blocks share columns
+_END_256, _POWER_256, _END_192, _POWER_192, _END_64 = 1.69e-6, -0.89, 1.82e-6, -0.11, 0.23e-6
+_WAVE, _START = 0.811e-6, 1.087e-6  # of each further wave; from one kernel's end to the next one's first product
+_CROWDED, _CROWDED_PARTS, _FEW_IDLE = 0.193, 0.717, 2  # as in `sm90_few_rows`, of memory and L2, and of parts of K
+_BETWEEN = 0.0633  # what boxes cost that two blocks share, and that end between the swizzle's groups of 8 lines
+_WIDE_ALONE = 0.0764  # what a wave of blocks without a cluster gains, for each 256 columns beyond 128
+_LOW_SHARING = 0.0166  # what tiles of 64 rows gain whose blocks share columns
+_TURNED, _ACROSS = 0.003, 0.15e-9  # what swapped operands must gain; what a wave's epilogue takes for each element of
+# a warpgroup whose matrices are then read across their rows
 # The exchange of partial sums, by so many times for 128 rows, and for more than two blocks; for each byte sent.
-_MEETING, _OF_128, _OF_MORE, _SENT = 0.517e-6, 1.96, 1.61, 30e-12
-_TOGETHER = 3.17  # limits that are near each other add up: the norm of this order
+_MEETING, _OF_128, _OF_MORE, _SENT = 0.751e-6, 2.22, 1.13, 25.1e-12
+_TOGETHER = 3.4  # limits that are near each other add up: the norm of this order
 
 _ROWS, _LONG = (64, 128, 192, 256), 4096  # of tiles; elements along K from which sharing pays in several waves
 _WIDTHS = (64, 96, 128, 160, 176, 192, 208, 224, 256)
 _IN_TURN = (96, 192)  # columns of 128-row tiles that two warpgroups take in turn
-EVEN = 2048  # columns, at most, that are dealt out to tiles evenly; rows of operands that are worth swapping
+_EVEN = 2048  # columns, at most, that are dealt out to tiles evenly
 _NARROWEST, _SHARES = 40, 12  # columns of a tile, at least, and such tiles, at most
 _EDGE = 5  # tiles, at least, along a dimension where a cluster's last block may have none
 # Below so many rows of activations, and from so many times as many of weights, blocks share the weights or nothing:
 # what shared the activations took up to 17% longer than what shared nothing.
 _MANY, _UNEQUAL = 1024, 4
+_FOURS = ((4, 1), (1, 4))
+_FILLED = 5  # waves, at most, that tiles of a width of their own fill
 _SPLITS = (2, 3, 4)
 _WIDEST_SPLIT = {64: 208, 128: 160}  # columns by rows: wider tiles have too few stages, up to 40% behind estimates
 WIDE = (128, 256)  # the tile that is finished by halves of its columns, in one wave
@@ -80,7 +84,7 @@ def warpgroups(tile: tuple[int, int], once: bool, pingpong: bool = False) -> int
     return 1 if alone and not pingpong else 2
 
 
-@lru_cache(maxsize=None)
+@cache
 def stages(tile: tuple[int, int], consumers: int, buffers: int) -> int:
     """Stages of 128 bytes of K beside the store's buffers, a swizzle span of 64 rows for each warpgroup.
 
@@ -91,14 +95,18 @@ def stages(tile: tuple[int, int], consumers: int, buffers: int) -> int:
     return most_stages(arch("sm_90a"), each, buffers * consumers * ROWS * STAGE_BYTES_OF_K)
 
 
-def buffers(tile: tuple[int, int], waves: int) -> int:
-    """The store's buffers: two, but of 192 rows in one wave one where that leaves a stage more: up to 16% less time.
+def buffers(tile: tuple[int, int], consumers: int) -> int:
+    """The store's buffers: one where that leaves a fourth stage, or a further one of 192 rows; else two.
 
-    >>> buffers((192, 184), 1), buffers((192, 152), 1), buffers((256, 224), 1)
-    (1, 2, 2)
+    256x136 takes 2 to 13% less time so, 192 rows of one wave up to 16%. Elsewhere one buffer gains 0.3% (tiles in turn)
+    or nothing, or costs 0.5%.
+
+    >>> buffers((256, 152), 2), buffers((256, 224), 2), buffers((192, 184), 3), buffers((128, 208), 2)
+    (1, 2, 1, 2)
     """
-    more = waves == 1 and tile[0] == TALL and stages(tile, 3, 1) > stages(tile, 3, 2)
-    return 1 if more else 2
+    two = stages(tile, consumers, 2)
+    more = stages(tile, consumers, 1) > two
+    return 1 if more and (two <= _FEW_STAGES or tile[0] == TALL) else 2
 
 
 @dataclass(frozen=True)
@@ -133,8 +141,12 @@ class Estimate:
 class ManyRows:
     """Sizes as the kernel has them: rows, columns and depth of one of `batch` products, on so many multiprocessors.
 
+    swapped   rows are columns of C
+    matrices  whether an epilogue reads or writes matrices of C's shape
+    rows_of   elements of a line of B, if they are not K's: those of the kernel's A if swapped
+
     >>> print(ManyRows(512, 4096, 4096, 1, 132).estimate((128, 128), (2, 1), pingpong=False))
-    128x128: 128 tiles, 1 wave(s) of 132, 23.2 us
+    128x128: 128 tiles, 1 wave(s) of 132, 23.4 us
     """
 
     m: int
@@ -143,6 +155,8 @@ class ManyRows:
     batch: int
     multiprocessors: int
     swapped: bool = False
+    matrices: bool = False
+    rows_of: int | None = None
 
     def grid(self, tile: tuple[int, int], cluster: tuple[int, int] = (1, 1)) -> tuple[int, int]:
         """Tiles along M and N, in whole clusters."""
@@ -152,7 +166,7 @@ class ManyRows:
     def estimate(self, tile: tuple[int, int], cluster: tuple[int, int], pingpong: bool, split: int = 1) -> Estimate:
         """The cost of a tile."""
         rows, columns = tile
-        k, grid = self.k / split, self.grid(tile, cluster)
+        k, grid = -(-self.k // _K_TILE) * _K_TILE / split, self.grid(tile, cluster)
         tiles = grid[0] * grid[1] * self.batch
         waves = -(-tiles // self.multiprocessors)
         products = self._products(tile, cluster, waves, k, grid)
@@ -162,18 +176,23 @@ class ManyRows:
             more, power = (_END_256, _POWER_256) if rows == 256 else (_END_192, _POWER_192)
             ends += waves * more * (columns / 224) ** power
         ends += waves * _END_64 * (rows == 64)
-        limits = products + ends, l2, memory, waves * k / _K_TILE * _STEP
+        tiles_of_k = waves * k / _K_TILE
+        asked = tile[0] / cluster[1], tile[1] / cluster[0]  # lines of A and of B, by each of the blocks that share them
+        limits = products + ends, l2, memory, tiles_of_k * _STEP
         seconds = sum(limit**_TOGETHER for limit in limits) ** (1 / _TOGETHER)
-        if cluster[0] > 1 and columns % 16:
+        seconds = max(seconds, tiles_of_k * between(asked, self._apart))
+        if columns % (8 * cluster[0]):
             seconds *= 1 + _BETWEEN
         if cluster == (1, 1) and waves == 1:
             seconds *= 1 - _WIDE_ALONE * (columns - 128) / 256
         if cluster[0] > 1 and rows == 64:
             seconds *= 1 - _LOW_SHARING
-        seconds += _START
+        seconds = seconds * (1 + _TURNED * self.swapped) + _START
         if split > 1:
             seconds += _MEETING * (_OF_128 if rows > 64 else 1) * (_OF_MORE if split > 2 else 1)
             seconds += _SENT * rows * columns * 4 * (split - 1) / split
+        if self.swapped and self.matrices:
+            seconds += _ACROSS * waves * rows * columns / warpgroups(tile, waves == 1, pingpong)
         tall = rows == 256 and cluster == (1, 2)
         along_n = grid[0] > 16 if tall else cluster[0] > 1 and (waves == 1 or (rows in (128, TALL) and grid[0] > 8))
         return Estimate(
@@ -204,13 +223,14 @@ class ManyRows:
     ) -> tuple[float, float]:  # fmt: skip
         """Seconds of L2's reads, and of memory's."""
         line, weights, single = bf16.bytes * self.k, self.weights, waves == 1
-        reads = [grid[1] * (_SHARED if cluster[1] > 1 else 1), grid[0] * (_SHARED if cluster[0] > 1 else 1)]
+        reads = [grid[1] * _SHARED ** (cluster[1] // 2), grid[0] * _SHARED ** (cluster[0] // 2)]  # of 1, 2 or 4 blocks
         reads[weights] *= _WEIGHTS
         l2 = (self.m * reads[0] + self.n * reads[1]) * self.batch * line / _L2
         memory = ((self.m + self.n) * line + bf16.bytes * self.m * self.n) * self.batch / _MEMORY
         memory *= 1 + _AGAIN * (grid[1 - weights] > cluster[1 - weights])
-        memory *= 1 + _APART * (single and cluster[weights] > 1)
-        has = stages(tile, warpgroups(tile, single, pingpong), 0 if split > 1 else buffers(tile, waves))
+        memory *= 1 + _APART * (single and cluster[weights] == 2)
+        consumers = warpgroups(tile, single, pingpong)
+        has = stages(tile, consumers, 0 if split > 1 else buffers(tile, consumers))
         memory *= 1 + _SHALLOW * (has <= _FEW_STAGES)
         blocks = grid[0] * grid[1] * self.batch * split
         # What is in clusters that share loads does not crowd, nor what begins when the kernel before has ended.
@@ -221,26 +241,40 @@ class ManyRows:
         return l2, memory
 
     @property
+    def _apart(self) -> tuple[int, int]:
+        """Bytes from line to line of A, and of B."""
+        lines = (self.k if self.rows_of is None else self.rows_of) * bf16.bytes
+        return (lines, self.k * bf16.bytes) if self.swapped else (self.k * bf16.bytes, lines)
+
+    @property
     def weights(self) -> int:
         """The larger operand: 0 for A, 1 for B."""
         return 0 if self.m > self.n else 1
 
     def shares(self, tile: tuple[int, int], cluster: tuple[int, int]) -> bool:
-        """Whether the blocks of a cluster may share loads: few without a tile, none apart (above)."""
+        """Whether the blocks of a cluster may share loads: few without a tile, none apart (above).
+
+        Four do where lines begin between and all blocks find their places at a time: up to a fifth less time.
+        """
         grid = self.grid(tile)
         if any(tiles % blocks and tiles < _EDGE for tiles, blocks in zip(grid, cluster, strict=True)):
             return False
+        if cluster in _FOURS:
+            across, down = self.grid(tile, cluster)
+            fit = across * down * self.batch <= 4 * most_split(self.multiprocessors, 4)
+            # Rows of MN-major operands are whole spans, which four cannot share out.
+            return fit and self.rows_of is None and between((1, 1), self._apart) > 0
         few = min(self.m, self.n)
         return cluster[self.weights] == 1 or few >= _MANY or max(self.m, self.n) < _UNEQUAL * few
 
     def widths(self, rows: int) -> set[int]:
         """Columns of tiles that may be the fastest: even shares of few columns; of many also what fills waves."""
         found: set[int] = set()
-        if self.n <= EVEN:
+        if self.n <= _EVEN:
             found |= {_rounded(self.n, tiles, 8) for tiles in range(1, _SHARES + 1)}
-        if self.n > EVEN or not self.swapped:
+        if self.n > _EVEN or not self.swapped:
             found |= set(_WIDTHS)
-            for wave in (1, 2, 3):
+            for wave in range(1, _FILLED + 1):
                 if tiles := wave * self.multiprocessors // (-(-self.m // rows) * self.batch):
                     found.add(_rounded(self.n, tiles, 8))
         return {width for width in found if _NARROWEST <= width <= (224 if rows > 128 else 256)}
@@ -249,7 +283,7 @@ class ManyRows:
         """Of every tile, cluster and schedule that may be the fastest."""
         for rows in _ROWS:
             for columns in self.widths(rows):
-                for cluster in ((1, 1), (2, 1), (1, 2)):
+                for cluster in ((1, 1), (2, 1), (1, 2), *_FOURS):
                     if self.shares((rows, columns), cluster):
                         found = self.estimate((rows, columns), cluster, False)
                         yield found
@@ -261,7 +295,7 @@ class ManyRows:
         for split in _SPLITS:
             for rows, widest in _WIDEST_SPLIT.items():
                 widths = self.widths(rows)
-                if self.n <= EVEN:  # each part stores whole groups of 8 columns
+                if self.n <= _EVEN:  # each part stores whole groups of 8 columns
                     widths |= {_rounded(self.n, tiles, 8 * split) for tiles in range(1, _SHARES + 1)}
                 for columns in widths:
                     fit = columns % (8 * split) == 0 and _NARROWEST <= columns <= widest

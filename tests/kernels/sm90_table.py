@@ -93,6 +93,11 @@ TABLE = {
     ),
     "cluster 2x2": Product(300, 72, 136, small(64, 16, cluster=(2, 2), loader="warpgroup"), workers=1),
     "cluster 4x2, self": Product(300, 72, 136, small(64, 32, cluster=(4, 2), stages=2), workers=1),
+    "cluster 4x1, quarters of 26 lines, blocks without a tile": Product(
+        300, 104, 136,
+        small(64, 104, cluster=(4, 1), loader="warp", overlap=True, prefetch=1, launch="tiles", along="N"),
+    ),
+    "cluster 1x4": Product(70, 150, 136, small(64, 40, cluster=(1, 4), loader="warp", overlap=True, launch="tiles")),
     # where boxes end with their matrix: tiles, and shares, that are outside; last rows that make no 16 bytes of C
     "a tile outside, cluster 2x1": Product(136, 77, 328, small(cluster=(2, 1), loader="warp")),
     "half a tile outside, cluster 1x2": Product(
