@@ -34,15 +34,15 @@ _CROWDED, _FEW_IDLE, _LAST_WAVE = 0.62, 2, 0.0025
 _SPARSE, _SPARE, _MANY_IDLE = 0.07, 4, 40
 _CROWDED_ONE = 0.45  # of that, of what goes into one multiprocessor
 _ALIKE = 0.98  # what whole sums of swapped operands have to take of the others' time
-# Clusters of four lie in graphics clusters of 16 or 18 multiprocessors: so many blocks find a place at a time; of
-# clusters of three 27 were seen to, which are not more than fit.
-_FOURS, _THREES, _SPLITS = 100, 81, (1, 2, 4)
+# Clusters lie in graphics clusters of 16 or 18 multiprocessors, not the same on all chips: so many blocks of clusters
+# of four, and of three, were seen to find a place at a time; of one chip the driver says 120 and 117.
+_FOURS, _THREES, _SPLITS = 104, 108, (1, 2, 4)
 _SPLIT_COLUMNS = 64  # at most, of a block whose sums are brought together
 # Lines of 128 bytes a second into one multiprocessor, where lines of a matrix begin between: at 64, 32 or 16. Fitted to
-# 82 products, up to 16 kernels each, of more rows; of fewer it takes longer, and few blocks get more each: NOTES.md,
+# 107 products of more rows, up to 16 kernels each; fewer rows take longer, and few blocks get more each: NOTES.md,
 # "Lines that begin between".
-_BETWEEN = {64: 624e6, 32: 546e6, 16: 403e6}
-_LONGER, _MOST_EACH = 1.16, 1.6
+_BETWEEN = {64: 660e6, 32: 596e6, 16: 409e6}
+_LONGER, _MOST_EACH = 1.18, 1.6
 # Bytes that a block brings into L2 before the kernel before has ended: more keep the copy engine from the first loads.
 _FETCHED = 64 << 10
 _LONG = 16384  # bytes along K from which sharing the rows of A pays
@@ -67,7 +67,7 @@ def between(asked: tuple[float, float], apart: tuple[int, int]) -> float:
     apart   bytes from one line of the matrix to the next, of A and of B; multiples of 128 cost nothing here
 
     >>> [round(between((128, 256), (2 * k, 2 * k)) * 1e9) for k in (3008, 3040, 3024, 3000)]
-    [0, 615, 703, 953]
+    [0, 582, 644, 939]
     """
     steps = [bytes_ % LINE for bytes_ in apart]
     return sum(lines / _BETWEEN[max(16, step & -step)] for lines, step in zip(asked, steps, strict=True) if step)
@@ -172,7 +172,7 @@ def most_split(multiprocessors: int, split: int) -> int:
     """Tiles whose parts of K, a cluster each, find their places at a time.
 
     >>> [most_split(132, split) for split in (1, 2, 3, 4)]
-    [132, 66, 27, 25]
+    [132, 66, 36, 26]
     """
     return min(multiprocessors, {3: _THREES, 4: _FOURS}.get(split, multiprocessors)) // split
 

@@ -21,9 +21,9 @@ from .plan_base import BARRIER_BYTES, STAGE_BYTES_OF_K
 from .sm90_few_rows import between, most_split
 from .sm90_store import ROWS
 
-# Fitted to 302 comparisons of 2 to 35 kernels on H200s (132 multiprocessors, 1.98 GHz, HBM3e), in which what is
-# cheapest here was 0.5% behind the fastest on average, over 1% in 54; fitted to two thirds of the shapes, in the others
-# 0.7%, over 1% in one of five: NOTES.md, "More tiles for more rows".
+# Fitted to 579 comparisons of 2 to 35 kernels on H200s (132 multiprocessors, 1.98 GHz, HBM3e), in which what is
+# cheapest here was 0.6% behind the fastest on average, over 1% in one of five; of 87 shapes drawn later 0.7%, over 1% in
+# 16: NOTES.md, "Swapped for any M".
 _CLOCK = 1.861e9
 _HEAT, _HEATING = 0.144, 125e-6  # the share that the clock falls by in long kernels, and how soon
 FMA_PER_CYCLE = 2048  # of one multiprocessor: m64n256k16 takes 128 cycles
@@ -46,11 +46,12 @@ _CROWDED, _CROWDED_PARTS, _FEW_IDLE = 0.193, 0.717, 2  # as in `sm90_few_rows`, 
 _BETWEEN = 0.0633  # what boxes cost that two blocks share, and that end between the swizzle's groups of 8 lines
 _WIDE_ALONE = 0.0764  # what a wave of blocks without a cluster gains, for each 256 columns beyond 128
 _LOW_SHARING = 0.0166  # what tiles of 64 rows gain whose blocks share columns
-_TURNED, _ACROSS = 0.003, 0.15e-9  # what swapped operands must gain; what a wave's epilogue takes for each element of
-# a warpgroup whose matrices are then read across their rows
+# What swapped operands must gain; what an epilogue's matrices, read across their rows, take for a warpgroup's elements.
+_TURNED, _ACROSS = 0.003, 0.15e-9
 # The exchange of partial sums, by so many times for 128 rows, and for more than two blocks; for each byte sent.
 _MEETING, _OF_128, _OF_MORE, _SENT = 0.751e-6, 2.22, 1.13, 25.1e-12
-_TOGETHER = 3.4  # limits that are near each other add up: the norm of this order
+_TOGETHER, _LINES_TOGETHER = 3.4, 5.2  # limits that are near each other add up: norms of these orders
+_OF_FOUR = 0.39e-6  # more of clusters of four
 
 _ROWS, _LONG = (64, 128, 192, 256), 4096  # of tiles; elements along K from which sharing pays in several waves
 _WIDTHS = (64, 96, 128, 160, 176, 192, 208, 224, 256)
@@ -61,7 +62,7 @@ _EDGE = 5  # tiles, at least, along a dimension where a cluster's last block may
 # Below so many rows of activations, and from so many times as many of weights, blocks share the weights or nothing:
 # what shared the activations took up to 17% longer than what shared nothing.
 _MANY, _UNEQUAL = 1024, 4
-_FOURS = ((4, 1), (1, 4))
+_FOURS = ((4, 1), (1, 4))  # clusters
 _FILLED = 5  # waves, at most, that tiles of a width of their own fill
 _SPLITS = (2, 3, 4)
 _WIDEST_SPLIT = {64: 208, 128: 160}  # columns by rows: wider tiles have too few stages, up to 40% behind estimates
@@ -178,16 +179,15 @@ class ManyRows:
         ends += waves * _END_64 * (rows == 64)
         tiles_of_k = waves * k / _K_TILE
         asked = tile[0] / cluster[1], tile[1] / cluster[0]  # lines of A and of B, by each of the blocks that share them
-        limits = products + ends, l2, memory, tiles_of_k * _STEP
-        seconds = sum(limit**_TOGETHER for limit in limits) ** (1 / _TOGETHER)
-        seconds = max(seconds, tiles_of_k * between(asked, self._apart))
+        seconds = _norm(_TOGETHER, products + ends, l2, memory, tiles_of_k * _STEP)
+        seconds = _norm(_LINES_TOGETHER, seconds, tiles_of_k * between(asked, self._apart))
         if columns % (8 * cluster[0]):
             seconds *= 1 + _BETWEEN
         if cluster == (1, 1) and waves == 1:
             seconds *= 1 - _WIDE_ALONE * (columns - 128) / 256
         if cluster[0] > 1 and rows == 64:
             seconds *= 1 - _LOW_SHARING
-        seconds = seconds * (1 + _TURNED * self.swapped) + _START
+        seconds = seconds * (1 + _TURNED * self.swapped) + _START + _OF_FOUR * (cluster in _FOURS)
         if split > 1:
             seconds += _MEETING * (_OF_128 if rows > 64 else 1) * (_OF_MORE if split > 2 else 1)
             seconds += _SENT * rows * columns * 4 * (split - 1) / split
@@ -303,6 +303,10 @@ class ManyRows:
                     fit = fit and across * down <= most_split(self.multiprocessors, split)
                     if fit and self.k >= 1024 * split:
                         yield self.estimate((rows, columns), (1, 1), False, split)
+
+
+def _norm(order: float, *limits: float) -> float:
+    return float(sum(limit**order for limit in limits) ** (1 / order))
 
 
 def _rounded(columns: int, tiles: int, unit: int) -> int:
