@@ -28,8 +28,8 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
+from benchmarks.configurations import name_of
 from benchmarks.ours import launcher
-from benchmarks.tune_gemm import name_of
 from layoutgemm.bench import ROTATION_BYTES, CudaDevice, burst
 from layoutgemm.dtypes import dtype
 from layoutgemm.errors import LayoutError

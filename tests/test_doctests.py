@@ -1,4 +1,4 @@
-"""Every example in a docstring of the package gives what it says."""
+"""Every example in a docstring of the package, and of the programs that measure, gives what it says."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).resolve().parents[1] / "layoutgemm"
+ROOT = Path(__file__).resolve().parents[1]
 # A module that needs one of these is skipped where it is absent; any other import that fails is a failure.
 OPTIONAL = frozenset({"cutlass", "cuda", "torch", "jax", "tvm_ffi"})
 
 
 def module_names() -> list[str]:
     names = []
-    for path in sorted(PACKAGE.rglob("*.py")):
-        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    for path in [*sorted((ROOT / "layoutgemm").rglob("*.py")), *sorted((ROOT / "benchmarks").glob("*.py"))]:
+        parts = path.relative_to(ROOT).with_suffix("").parts
         names.append(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
     return [name for name in names if not name.endswith("__main__")]
 
