@@ -101,7 +101,7 @@ def name_of(config: Sm80Config) -> str:
     """A short name that tells configurations apart.
 
     >>> name_of(Sm80Config((128, 128), 64, 3, (2, 2), blocks_per_sm=2))
-    '128x128 k64 s3 w2x2 b2 g8M'
+    '128x128 k64 s3 w2x2 b2 g16M'
     """
     tile, warps = ("x".join(map(str, pair)) for pair in (config.tile, config.warps))
     blocks = f" b{config.blocks_per_sm}" if config.blocks_per_sm > 1 else ""
