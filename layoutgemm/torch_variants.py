@@ -18,6 +18,7 @@ from .kernels.device import run_given
 from .kernels.sm90_mainloop import Promoted, Table
 from .kernels.sm90_plan import Sm90Config, Sm90Plan
 from .kernels.sm90_ragged import Ragged
+from .torch_checks import check_out
 from .torch_launch import C_NAMES, NAMES
 from .torch_problem import C_TYPES
 
@@ -42,7 +43,7 @@ def scaled_matmul(
              elements; what lies otherwise is copied
     scale_a  float32: (M, K blocks), or (M / 128, K blocks) for a scale of 128 rows; any strides
     scale_b  float32: (N / 128, K blocks), or (N, K blocks) for a scale of each column, or None
-    out      where the product goes
+    out      where the product goes, of its shape and type, apart from a and b
     config   the kernel's configuration; tiles of 192 x 128 unless M is small
 
     Each K block is summed by the tensor core, scaled and added to the total in float32 registers: sums of 8-bit
@@ -71,6 +72,8 @@ def scaled_matmul(
     if scale_b is not None:
         groups.append(_group("scale_b", scale_b, n, k, b))
         given["scale_b"] = scale_b
+    if out is not None:
+        check_out(out, (*a.shape[:-1], n), out_dtype, a, b)
     if 0 in (batch, m, n, k):
         return _empty(out, (*a.shape[:-1], n), out_dtype, a.device)
     if a.device.type == "cpu":
@@ -109,6 +112,7 @@ def grouped_matmul(
               that groups may be empty. On a GPU the values are read by the kernel alone, nobody waits for them, and
               they are not checked: no row is written outside of its group, nor any that is in none
     scale_a   of float8: float32 (rows, K blocks of 128) and scale_b (experts, N / 128, K blocks), as for scaled_matmul
+    out       where the product goes, of its shape and type, apart from a and b
     out_dtype default a's type; bfloat16 for float8
     config    the kernel's configuration
 
@@ -146,6 +150,8 @@ def grouped_matmul(
     if scale_a is not None and groups == [DEPTH] and m > 1:
         raise TensorError(f"scale_a has shape {list(scale_a.shape)}: {[m, -(-k // DEPTH)]}, as groups end at any row")
     groups += [] if scale_b is None else [_group("scale_b", scale_b, n, k, b)]
+    if out is not None:
+        check_out(out, (m, n), kind, a, b)
     if 0 in (experts, m, n, k):
         return _empty(out, (m, n), kind, a.device)
     if a.device.type == "cpu":

@@ -46,6 +46,27 @@ def test_scaled_matmul_is_its_definition(rows: int, columns: int | None, front: 
     assert torch.equal(out, layoutgemm.scaled_matmul(a, sa, b, sb)) and out.abs().max() > 1
 
 
+@pytest.mark.parametrize("k", [256, 0])
+def test_an_output_that_is_not_the_products_is_refused_and_untouched(k: int) -> None:
+    a, b, offsets = torch.ones(2, k).to(E4M3), torch.ones(1, k, 3).to(E4M3), torch.tensor([0, 2])
+    sa, kind = torch.ones(2, k // 128), torch.bfloat16
+    for out, text in (
+        (torch.full((4, 2, 3), 7.0, dtype=kind), r"out has shape \[4, 2, 3\], the product \[2, 3\]"),
+        (torch.full((2, 4), 7.0, dtype=kind), r"out has shape \[2, 4\], the product \[2, 3\]"),
+        (torch.full((2, 3), 7.0, dtype=torch.float64), "dtype torch.bfloat16, but got torch.float64"),
+        (torch.full((2, 3), 7, dtype=torch.int8), "dtype torch.bfloat16, but got torch.int8"),
+        (torch.full((3,), 7.0, dtype=kind).expand(2, 3), "more than one element"),
+        (torch.empty(2, 3, dtype=kind, device="meta"), "two devices, cpu and meta"),
+    ):
+        with pytest.raises(TensorError, match=text):
+            layoutgemm.scaled_matmul(a, sa, b[0], out=out)
+        with pytest.raises(TensorError, match=text):
+            layoutgemm.grouped_matmul(a, b, offsets, out=out)
+        assert out.device.type == "meta" or (out == 7).all()
+    with pytest.raises(OperandError, match="out is a list"):
+        layoutgemm.grouped_matmul(a, b, offsets, out=[1])  # type: ignore[arg-type]
+
+
 def test_nothing_to_sum() -> None:
     empty = layoutgemm.scaled_matmul(torch.empty(3, 0).to(E4M3), torch.empty(3, 0), torch.empty(0, 5).to(E4M3))
     assert empty.tolist() == [[0.0] * 5] * 3
