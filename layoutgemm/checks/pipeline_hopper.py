@@ -235,7 +235,7 @@ class Hopper:
             return ()
         return (Wait("empty", "load", flip=True, by="one"), Advance("load")) * self.stages
 
-    def _sharers(self) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
+    def sharers(self) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
         """For every rank, those that need the same A (the blocks along N) and those that need the same B (along M)."""
         rows, ranks = self.cluster[0], range(self.size)
         first = [rank - rank % self.sharing % rows for rank in ranks]
@@ -246,7 +246,7 @@ class Hopper:
     def _load(self) -> Program:
         """One k tile: this block's share of A and of B."""
         copies: list[TmaLoad] = []
-        for name, lands, to, blocks in zip("ab", self.lands, self._sharers(), self.cluster[::-1]):
+        for name, lands, to, blocks in zip("ab", self.lands, self.sharers(), self.cluster[::-1]):
             alone = blocks == 1
             copies.append(
                 TmaLoad(name, "load", "full", lands, "own" if alone else to, part="whole" if alone else "rank")
@@ -271,7 +271,7 @@ class Hopper:
         Where k tiles are promoted it is filled a k tile later: another consumer may not have read it yet.
         """
         # Blocks that share neither A nor B do not wait for one another, and may be two rounds apart.
-        to = tuple(tuple(sorted({*a, *b})) for a, b in zip(*self._sharers())) if self.sharing > 1 else "own"
+        to = tuple(tuple(sorted({*a, *b})) for a, b in zip(*self.sharers())) if self.sharing > 1 else "own"
         free: Program = (Arrive("empty", "release", to=to), Advance("release"))
         return free if self.promoted else (*free, *self._refill(consumer, distance))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ..arch import arch as arch_named
 from ..atoms.tma_rules import L2_PROMOTION
 from ..checks import Grouped, Linear
 from ..checks.budgets import launch_registers, setmaxnreg_problem
@@ -20,7 +21,7 @@ TRIGGERS = ("start", "end")
 WARPGROUP = 128
 _PRODUCER_REGISTERS = 24  # the least that setmaxnreg takes: one thread issues copies
 MAX_GRID_Y = 65535  # CUDA C++ Programming Guide, "Compute Capabilities": blocks of a grid's second dimension
-MAX_CLUSTER = 8  # CUDA C++ Programming Guide, "Thread Block Clusters": the portable size
+MAX_CLUSTER = arch_named("sm_90a").cluster_portable  # blocks
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from cutlass import Int64, const_expr
 
 from . import bridge
 from .bridge_math import ElementMath
-from .sm90_store import rows_of_values
+from .sm90_store import ROWS, WARP_ROWS, WARPS_OF_GROUP, rows_of_values
 
 
 class GatedSums:
@@ -51,10 +51,10 @@ class Sm90Epilogue:
         consumer, thread = at
         row, column, matrix = origin
         warp, lane = bridge.uniform(thread // 32), thread % 32
-        owner = (consumer * 4 + warp) // store.warps
+        owner = (consumer * WARPS_OF_GROUP + warp) // store.warps
         issuer = lane if const_expr(store.warps == 1) else thread
-        rows = warp * (64 // 4) if const_expr(store.warps == 1) else 0
-        fused = self.fused(job, (row + block * 64, column, matrix), thread)
+        rows = warp * WARP_ROWS if const_expr(store.warps == 1) else 0
+        fused = self.fused(job, (row + block * ROWS, column, matrix), thread)
         for i, round_ in store.rounds_of(block, part):
             buffer = job.shared.c(owner * store.buffers + i % store.buffers)
             packed = [self.convert(accumulator, chunk, fused) for chunk in round_.chunks]
@@ -63,12 +63,12 @@ class Sm90Epilogue:
                 bridge.wait_stores_read(store.pending(i))
             self.meet(consumer)
             for chunk, values in zip(round_.chunks, packed, strict=True):
-                self.fill(values, buffer + chunk.offset, chunk, thread if store.warps == 4 else lane)
+                self.fill(values, buffer + chunk.offset, chunk, thread if store.warps == WARPS_OF_GROUP else lane)
             bridge.shared_writes_visible()
             self.meet(consumer)
             if issuer == 0:
                 for chunk in round_.chunks:
-                    place = self.place(job, row + (block * 64 + rows), column + chunk.column, matrix)
+                    place = self.place(job, row + (block * ROWS + rows), column + chunk.column, matrix)
                     bridge.store_tile(maps[chunk.map], store.maps[chunk.map], place, buffer + chunk.offset)
                 bridge.commit_stores()
         if const_expr(fused is not None):
@@ -89,7 +89,7 @@ class Sm90Epilogue:
         if self.plan.store.warps == 1:
             bridge.warp_sync()
         else:
-            bridge.named_sync(self.plan.store_barrier(consumer), 128)
+            bridge.named_sync(self.plan.store_barrier(consumer), self.plan.store_threads)
 
     def stored(self, accumulator: Any) -> Any:
         """The values that are stored, before the epilogue: the accumulator's own, or gated ones."""
@@ -135,7 +135,7 @@ class Sm90Epilogue:
         """Each thread its own elements, guarded; neighbours in a row of C together where its lines allow it."""
         plan = self.plan
         row, column, matrix = origin
-        row += block * 64
+        row += block * ROWS
         base = job.c + Int64(matrix) * job.stride_c * plan.c.dtype.bytes
         count = plan.stored.accumulator_registers
         fused = self.fused(job, (row, column, matrix), thread)

@@ -44,10 +44,12 @@ from cutlass import Int32, Int64, const_expr
 
 from . import bridge
 from .plan_base import tile_count
+from .sm90_config import WARPGROUP
 from .sm90_epilogue import Sm90Epilogue
 from .sm90_gated import HALF
 from .sm90_loads import Sm90Loads
 from .sm90_shares import OTHER_MAPS
+from .sm90_store import ROWS
 from .sm_entry import GemmEntry
 
 
@@ -74,7 +76,8 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         last_a = self.maps_of_last_rows(plan.a, a, extents, pitches["a"])
         last_b = self.maps_of_last_rows(plan.b, b, extents, lines_b)
         others = maps_c + last_a + maps_b[1:] + last_b
-        others = (others + [map_a] * OTHER_MAPS)[:OTHER_MAPS]  # a kernel has a fixed number of parameters
+        assert len(others) <= OTHER_MAPS, f"{len(others)} tensor maps besides the first two"
+        others += [map_a] * (OTHER_MAPS - len(others))  # a kernel has a fixed number of parameters
         self.kernel(map_a, maps_b[0], *others, c, m, n, k, batch, *pitches["c"], words).launch(
             grid=self.launch_grid(m, n, batch, workers),
             block=(plan.threads, 1, 1),
@@ -143,7 +146,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         block, _, _ = cute.arch.block_idx()
         blocks, _, _ = cute.arch.grid_dim()
         warp = bridge.uniform(thread // 32)
-        group = bridge.uniform(thread // 128)
+        group = bridge.uniform(thread // WARPGROUP)
         rank = bridge.rank_in_cluster() if const_expr(plan.cluster_size > 1) else Int32(0)
         part = rank // plan.sharing  # which part of K: blocks of the same part share loads, those of a tile the sum
 
@@ -213,7 +216,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         if const_expr(plan.config.loader == "self"):
             for _ in cutlass.range(plan.stages, unroll=1):
                 ahead = self.load_next(job, maps, ahead)
-            self.consume(job, maps, first, group, thread % 128, ahead)
+            self.consume(job, maps, first, group, thread % WARPGROUP, ahead)
         else:
             if group == plan.config.consumers:
                 if const_expr(plan.registers is not None):
@@ -229,7 +232,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
             else:
                 if const_expr(plan.registers is not None):
                     bridge.take_registers(plan.registers[1])
-                self.consume(job, maps, first, group, thread % 128, ahead)
+                self.consume(job, maps, first, group, thread % WARPGROUP, ahead)
 
         # No block leaves while another may still send into its shared memory or arrive at its barriers: those that
         # share loads know it by their loaders' last waits, those that exchange partial sums have met since.
@@ -273,14 +276,14 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
             b_of = bridge.Operand(plan.half[1], job.shared.b(0), plan.smem.b_stage_bytes)
             sums = finish.halves(accumulators[0])
         if const_expr(plan.config.rows is not None):
-            self.clear_dead_rows(job.shared, consumer * 128 + thread)
+            self.clear_dead_rows(job.shared, consumer * WARPGROUP + thread)
         stage, parity = Int32(0), Int32(0)
         done = Int32(0)  # pingpong: tiles of the block before this one
         if const_expr(pingpong):
             tile += consumer * job.workers
             done = Int32(consumer)
             if consumer == 1:  # the first turn is consumer 0's
-                bridge.named_arrive(plan.turn_barrier(0), 2 * 128)
+                bridge.named_arrive(plan.turn_barrier(0), plan.turn_threads)
 
         while tile < job.tiles:
             m0, n0, matrix = self.origin(job, tile)
@@ -288,7 +291,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
                 passed = done * job.k_tiles
                 stage = passed % plan.stages
                 parity = passed // plan.stages & 1
-                bridge.named_sync(plan.turn_barrier(consumer), 2 * 128)
+                bridge.named_sync(plan.turn_barrier(consumer), plan.turn_threads)
 
             # One group in flight: the stage of the group before is released, and refilled, while this one runs.
             before = stage
@@ -335,9 +338,9 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
                     finish.multiply_block(sums[number], a, b_of, held[step], of[0], of[1], keep)
             if const_expr(pingpong):
                 if tile + job.workers < job.tiles:  # the other has one more
-                    bridge.named_arrive(plan.turn_barrier(1 - consumer), 2 * 128)
+                    bridge.named_arrive(plan.turn_barrier(1 - consumer), plan.turn_threads)
 
-            row = m0 + first_block * 64
+            row = m0 + first_block * ROWS
             last = len(pieces) - 1 if plan.config.early else 0  # the piece whose products free the last stage
             frees = plan.drains or not plan.config.single  # of a single tile only the blocks of a cluster still ask
             if const_expr(plan.config.single):
@@ -349,7 +352,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
                 self.epilogue.reduce(job, accumulators, (consumer, thread))
             elif const_expr(plan.config.single and plan.store is not None):
                 # The buffers lie over the stages: all have to have read these.
-                bridge.named_sync(plan.stages_barrier, 128 * plan.config.consumers)
+                bridge.named_sync(plan.stages_barrier, plan.stages_threads)
             for number in cutlass.range_constexpr(len(pieces)):
                 if const_expr(early and number < last):
                     mma.wait((last - number) * early)
@@ -384,8 +387,8 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         if const_expr(min(plan.config.cluster) > 1):
             # Those of its row send it A, those of its column B. A block of neither may be a round behind: it would
             # count the arrival in the wrong phase.
-            rows = plan.config.cluster[0]
-            needed = needed and (lane % rows == job.rank % rows or lane // rows == job.rank // rows)
+            (row, column), (own_row, own_column) = plan.sharers.place(lane), plan.sharers.place(job.rank)
+            needed = needed and (row == own_row or column == own_column)
         if needed:
             if const_expr(plan.sharing > 1):
                 bridge.barrier_arrive_at(job.shared.empty(stage), job.part * plan.sharing + lane)

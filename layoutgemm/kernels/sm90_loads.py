@@ -96,26 +96,22 @@ class Sm90Loads:
         origin = {"m": m0, "n": n0, "k": k_tile * plan.tile[2], "l": matrix, HALF: Int32(0)}
         full = job.shared.full(stage)
         bridge.barrier_expect(full, plan.expected(origin, job, choose))
-        along_m, along_n = plan.config.cluster
-        first = job.part * plan.sharing
+        part = job.part * plan.sharing
         for operand in plan.config.order_of_loads:
             destination = job.shared.a(stage) if operand == "A" else job.shared.b(stage)
             for tensor_map, tma, place, share in self._copies(job, maps, operand, origin):
                 if tma.multicast == 1:
                     bridge.load_tile(tensor_map, tma, place, destination, full)
-                elif operand == "A":  # the blocks of one row of the cluster need the same A
-                    mask = bridge.cluster_mask(along_n, first + job.rank % along_m, along_m)
-                    bridge.load_share(tensor_map, tma, place, destination, full, share, mask)
-                else:  # and those of one column the same B
-                    mask = bridge.cluster_mask(along_m, first + job.rank // along_m * along_m, 1)
+                else:
+                    blocks, first, step = plan.sharers.group(operand, job.rank)
+                    mask = bridge.cluster_mask(blocks, part + first, step)
                     bridge.load_share(tensor_map, tma, place, destination, full, share, mask)
 
     def _copies(self, job: Any, maps: Any, name: str, origin: Any) -> list[tuple[Any, Any, Any, Any]]:
         """(tensor map, its copies, where they begin, this block's share) of an operand's tile."""
         plan = self.plan
         operand, own = (plan.a, maps[0]) if name == "A" else (plan.b, maps[1])
-        share = job.rank // plan.config.cluster[0] if name == "A" else job.rank % plan.config.cluster[0]
-        share = share if operand.tma.multicast > 1 else 0
+        share = plan.sharers.share(name, job.rank) if operand.tma.multicast > 1 else 0
         if operand.ends is None:
             return [(tensor_map, tma, origin, share) for tensor_map, tma in zip(own, operand.copies, strict=True)]
         ends = operand.ends
@@ -129,7 +125,7 @@ class Sm90Loads:
         The consumers write them while the first loads are under way, and meet before the first product.
         """
         plan = self.plan
-        writers = 128 * plan.config.consumers
+        writers = plan.stages_threads
         for s in cutlass.range_constexpr(plan.stages):
             for first, count in plan.dead_runs:
                 for i in cutlass.range_constexpr((count + 16 * writers - 1) // (16 * writers)):

@@ -33,18 +33,18 @@ from .sm90_config import WARPGROUP, Sm90Config, check_tiles, order_of, registers
 from .sm90_ends import with_ends
 from .sm90_gated import HALVES, Gated, check_gated, in_halves
 from .sm90_mainloop import Promoted, check_promoted
+from .sm90_meetings import Sm90Meetings
 from .sm90_ragged import Ragged, check_ragged, ragged_store
 from .sm90_shares import columns_of, few_rows, shared, with_copies
 from .sm90_smem import Exchange, Sm90Smem, smem_map
-from .sm90_store import ROWS, StorePlan
+from .sm90_store import ROWS, TILE_ALIGNMENT, WARPS_OF_GROUP, StorePlan
 from .sm90_types import accumulator_of, operands
 
-WARPS_OF_GROUP = 4
 LEAST_STAGES = 2  # one group of products is in flight: its stage is released when the next k tile's have been issued
 
 
 @dataclass(frozen=True)
-class Sm90Plan(PersistentPlan):
+class Sm90Plan(Sm90Meetings, PersistentPlan):
     """C[l, M, N] = A[l, M, K] @ B[l, K, N] on Hopper; see `derive` and Sm90Config.
 
     a, b          the operands: tile of a block, copies (dealt out to the cluster's blocks), descriptors
@@ -196,7 +196,7 @@ class Sm90Plan(PersistentPlan):
             values = atom.accumulator_registers // config.split
             exchange = Exchange(values, Layout((WARPGROUP, values // 4, blocks, config.consumers, config.split)))
         sums_bytes = exchange.bytes if exchange is not None else 0
-        stage_bytes = rounded_up(a_plan.smem.bytes, 1024) + rounded_up(b_plan.smem.bytes, 1024)
+        stage_bytes = rounded_up(a_plan.smem.bytes, TILE_ALIGNMENT) + rounded_up(b_plan.smem.bytes, TILE_ALIGNMENT)
         beside = (0 if config.single else c_bytes) + sums_bytes + table_bytes
         fits = most_stages(arch, stage_bytes + 2 * BARRIER_BYTES, beside)
         stages = fits if config.stages is None else config.stages
@@ -286,16 +286,6 @@ class Sm90Plan(PersistentPlan):
             return self.mma
         return wgmma(self.tile_c[1], self.mma.a_dtype, self.mma.b_dtype, self.mma.c_dtype)
 
-    @property
-    def sharing(self) -> int:
-        """Blocks of a cluster that share loads: those of one part of K."""
-        return self.config.cluster[0] * self.config.cluster[1]
-
-    @property
-    def cluster_size(self) -> int:
-        """Blocks of a cluster: rank = part of K * sharing + place among those that share loads."""
-        return self.sharing * self.config.split
-
     def pieces(self, part: int) -> tuple[tuple[int, int], ...]:
         """(block of rows, part of its columns) of what a consumer stores, in the order in which it is complete.
 
@@ -307,14 +297,6 @@ class Sm90Plan(PersistentPlan):
         if self.half is not None:
             return ((0, 0), (0, 1))
         return tuple((block, part) for block in range(self.blocks))
-
-    @property
-    def drains(self) -> bool:
-        """Whether blocks of a cluster leave when their loaders know that the others are done with them.
-
-        Blocks that exchange partial sums have met before they store, and touch nothing of each other's since.
-        """
-        return self.cluster_size > 1 and self.config.split == 1
 
     def part_of_k(self, k_tiles, part):  # type: ignore[no-untyped-def]  # ints or traced integers alike
         """First and end k tile of one part."""
@@ -340,15 +322,6 @@ class Sm90Plan(PersistentPlan):
                 found += ends.expected(extent, origin[ends.dim], ends.last(extent), choose) - ends.bytes
         return found
 
-    def store_barrier(self, consumer: Any) -> Any:
-        """Named barrier of one consumer's store; 0 is the block's, the turns' come after these."""
-        return consumer + 1
-
-    @property
-    def stages_barrier(self) -> int:
-        """Named barrier of all consumers, after the stores' and the turns'."""
-        return 1 + 2 * self.config.consumers
-
     @property
     def dead_runs(self) -> tuple[tuple[int, int], ...]:
         """(first byte, bytes) of A's tile that no copy writes, when only some rows are loaded: zeros, written once."""
@@ -358,10 +331,6 @@ class Sm90Plan(PersistentPlan):
         span = tile.span_elements
         runs = [(int(tile.byte(rows, k)), (ROWS - rows) * tile.span) for k in range(0, tile.extent[1], span)]
         return tuple((first - first % tile.span, count) for first, count in runs)
-
-    def turn_barrier(self, consumer: Any) -> Any:
-        """Named barrier at which a pingpong consumer waits for its turn to multiply."""
-        return consumer + 1 + self.config.consumers
 
     def run(
         self, a: Any, b: Any, *, out: Any = None, device: str | None = None, copy: bool = True, given: Any = None

@@ -26,6 +26,7 @@ from ..checks import (
     matrix_access,
     read_by,
 )
+from ..checks.pipeline import NamedBarrier
 from ..checks.pipeline_hopper import Hopper, StoreRing
 from ..layouts.digit_proof import prove_formulas
 from ..layouts.facts import Facts
@@ -301,11 +302,25 @@ def _barriers(plan: Sm90Plan) -> Check:
         witness = f"{plan.full_arrivals} arrivals, and one thread arms the stage"
     elif plan.empty_arrivals != warps * reach:
         witness = f"{warps * reach} arrive"
+    else:
+        witness = _unlike_groups(plan)
     statement = (
         f"a stage is full with 1 arrival and {' + '.join(sent)} = {plan.full_bytes} bytes, and empty with "
         f"{plan.empty_arrivals} arrivals: {warps} warps of {reach} block(s)"
     )
     return Check("barriers", statement, not witness, "arithmetic", witness)
+
+
+def _unlike_groups(plan: Sm90Plan) -> str:
+    """Where the plan has other blocks share a tile than the pipeline that is proven, if anywhere."""
+    for name, groups in zip("AB", pipeline_of(plan).sharers(), strict=True):
+        for rank in range(plan.sharing):
+            count, first, step = plan.sharers.group(name, rank)
+            found = tuple(range(first, first + count * step, step))
+            if found != groups[rank] or found[plan.sharers.share(name, rank)] != rank:
+                sends = f"block {rank} sends share {plan.sharers.share(name, rank)} of {name} to blocks {found}"
+                return f"{sends}, and {groups[rank]} need the same"
+    return ""
 
 
 def _pipelines(plan: Sm90Plan) -> list[Check]:
@@ -332,7 +347,8 @@ def _proven(pipeline: Pipeline) -> Any:
 
 
 def _named_barriers(plan: Sm90Plan) -> Check:
-    """Barriers of the consumers' stores, of their turns and of the stages: none twice, none the block's."""
+    """Barriers of the consumers' stores, of their turns and of the stages: none twice, none the block's; their threads
+    are those that the proven pipeline has meet there."""
     named = {"the block": 0}
     for consumer in range(plan.config.consumers):
         named[f"store {consumer}"] = plan.store_barrier(consumer)
@@ -342,6 +358,15 @@ def _named_barriers(plan: Sm90Plan) -> Check:
     times = Counter(named.values())
     twice = [f"{name} is {number}" for name, number in named.items() if times[number] > 1]
     beyond = [f"{name} is {number}" for name, number in named.items() if not 0 <= number < NAMED_BARRIERS]
-    witness = " and ".join(twice) or (beyond[0] if beyond else "")
+    meet = {"store": plan.store_threads, "turn": plan.turn_threads, "stages": plan.stages_threads, "cta": plan.threads}
+    barriers = [barrier for case in pipeline_of(plan).cases() for barrier in case.barriers]
+    unlike = [
+        f"{count} threads of the plan meet at {barrier.name}, and {barrier.threads} of the pipeline that is proven"
+        for barrier in barriers
+        if isinstance(barrier, NamedBarrier)
+        for count in [meet[barrier.name.rstrip("0123456789")]]
+        if count != barrier.threads
+    ]
+    witness = " and ".join(twice) or (beyond + unlike + [""])[0]
     statement = f"named barriers {', '.join(f'{name} {number}' for name, number in named.items())} are different ones"
     return Check("named barriers", statement, not witness, f"exhaustion, below {NAMED_BARRIERS}", witness)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 from ..atoms import MmaAtom, SmemTile, TmaPlan, smem_tile, wgmma
 from ..atoms.descriptor import derive as derive_descriptor
@@ -18,6 +19,35 @@ LINE = SPANS["128B"]  # bytes of the widest span
 # A kernel's tensor maps besides A's and B's first: C's chunks of 64, 32, 16, 8 columns, the last rows of A, and of B
 # either those or what its spans have in part.
 OTHER_MAPS = 6
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """Blocks of a cluster that share loads: those of one row need the same A, those of one column the same B.
+
+    A block's rank among them is row + rows * column. Ranks are ints or traced integers.
+
+    >>> four = Sharing(2, 2)
+    >>> four.place(3), four.share("A", 3), four.group("A", 3), four.group("B", 3)
+    ((1, 1), 1, (2, 1, 2), (2, 2, 1))
+    """
+
+    rows: int
+    columns: int
+
+    def place(self, rank: Any) -> tuple[Any, Any]:
+        """Row and column of a block."""
+        return rank % self.rows, rank // self.rows
+
+    def share(self, operand: str, rank: Any) -> Any:
+        """Which share of the operand's tile a block sends to all that need it."""
+        row, column = self.place(rank)
+        return column if operand == "A" else row
+
+    def group(self, operand: str, rank: Any) -> tuple[int, Any, int]:
+        """Those that need the same tile of the operand as a block: how many, rank of the first, step to the next."""
+        row, column = self.place(rank)
+        return (self.columns, row, self.rows) if operand == "A" else (self.rows, column * self.rows, 1)
 
 
 def columns_of(spec: Operand, tile_n: int, tile_k: int, atom: MmaAtom, halved: bool = False) -> OperandPlan:

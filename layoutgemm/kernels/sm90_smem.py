@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ..layouts import Layout
 from .plan import OperandPlan
 from .plan_base import BARRIER_BYTES, rounded_up
-from .sm90_store import StorePlan
+from .sm90_store import TILE_ALIGNMENT, StorePlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,8 @@ def smem_map(
 ) -> Sm90Smem:  # fmt: skip
     """Stages, the store's buffers, partial sums, barriers, in this order, then a table; `single`: one tile a block."""
     a_stage, b_stage = rounded_up(a.smem.bytes, a.smem.alignment), rounded_up(b.smem.bytes, b.smem.alignment)
-    b_offset = rounded_up(stages * a_stage, 1024)
-    end = rounded_up(b_offset + stages * b_stage, 1024)
+    b_offset = rounded_up(stages * a_stage, TILE_ALIGNMENT)
+    end = rounded_up(b_offset + stages * b_stage, TILE_ALIGNMENT)
     c_offset = 0 if single else end  # one tile: the stages are free when C is stored
     barriers = end + (0 if single else c_bytes) + sums_bytes
     table = rounded_up(barriers + 2 * stages * BARRIER_BYTES, 16) if table_bytes else 0
@@ -82,6 +82,6 @@ def smem_map(
         empty_offset=barriers + stages * BARRIER_BYTES,
         barrier_bytes=BARRIER_BYTES,
         total=table + table_bytes if table_bytes else barriers + 2 * stages * BARRIER_BYTES,
-        alignment=1024,
+        alignment=TILE_ALIGNMENT,
         table_offset=table,
     )

@@ -23,10 +23,12 @@ from ..atoms.tma import derive as derive_tma
 from ..dtypes import DType
 from ..errors import PlanError
 from .plan import Operand
+from .plan_base import rounded_up
 
 ROWS = 64  # of an accumulator: wgmma's M
 WARP_ROWS = 16  # of it that one warp holds
-_ALIGNMENT = 1024  # a buffer begins where the widest swizzle pattern does
+WARPS_OF_GROUP = ROWS // WARP_ROWS
+TILE_ALIGNMENT = 1024  # bytes: a stage or a buffer begins where the widest swizzle pattern does
 _COLUMNS = 64  # of a chunk of column-major C: more make one round of more registers, fewer make more rounds
 
 
@@ -130,7 +132,7 @@ class StorePlan:
                         offset += tiles[width].bytes
                     largest = max(largest, offset)
                     rounds.append(StoreRound(block, which, tuple(made)))
-        bytes_ = -(-largest // _ALIGNMENT) * _ALIGNMENT
+        bytes_ = rounded_up(largest, TILE_ALIGNMENT)
         return cls(c, maps, tuple(rounds), bytes_, buffers, 1 if by_row else 4, parts, dealt and parts > 1)
 
     def rounds_of(self, block: int, part: int) -> list[tuple[int, StoreRound]]:

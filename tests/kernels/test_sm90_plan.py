@@ -21,6 +21,7 @@ from layoutgemm.kernels.compile import kernel_facts
 from layoutgemm.kernels.sm90_choice import Sm90Choice
 from layoutgemm.kernels.sm90_explain import barriers, roles
 from layoutgemm.kernels.sm90_plan import Sm90Config, Sm90Plan
+from layoutgemm.kernels.sm90_shares import Sharing
 from tests.kernels.plan_mutants import Stuck, outcome, values, with_chunk
 from tests.kernels.sm90_table import LATER, TABLE, small
 
@@ -175,6 +176,42 @@ class OneBarrier(Sm90Plan):
         return 2
 
 
+class AllStore(Sm90Plan):
+    """All consumers are expected at one consumer's barrier."""
+
+    @property
+    def store_threads(self) -> int:
+        return 256
+
+
+class TurnOfOne(Sm90Plan):
+    """Who passes the turn on is forgotten."""
+
+    @property
+    def turn_threads(self) -> int:
+        return 128
+
+
+class FewerConsumers(Sm90Plan):
+    """One consumer of two is expected where all meet."""
+
+    @property
+    def stages_threads(self) -> int:
+        return 128
+
+
+class OtherColumns(Sm90Plan):
+    """Blocks are numbered along N first."""
+
+    @property
+    def sharers(self) -> Sharing:
+        class ByRows(Sharing):
+            def place(self, rank: Any) -> tuple[Any, Any]:
+                return rank // self.columns, rank % self.columns
+
+        return ByRows(*self.config.cluster)
+
+
 class ShortRuns(Sm90Plan):
     """Zeros for all but the last 16 bytes of each run."""
 
@@ -252,6 +289,11 @@ def mutants() -> Iterator[tuple[str, str, Sm90Plan]]:
     two = replace(derive(tile=(128, 32), loader="warp", stages=2), threads=256)
     yield "threads", "a loader that is not there", two
     yield "named barriers", "stages", as_(OneBarrier, derive(tile=(128, 32), single=True, stages=2))
+    yield "named barriers", "threads at a store", as_(AllStore, derive(c="bf16:col", tile=(128, 32), stages=2))
+    turns = derive(tile=(64, 32), schedule="pingpong", consumers=2, loader="warpgroup", stages=2)
+    yield "named barriers", "threads of a turn", as_(TurnOfOne, turns)
+    yield "named barriers", "threads at the stages", as_(FewerConsumers, derive(tile=(128, 32), single=True, stages=2))
+    yield "barriers", "who shares", as_(OtherColumns, derive(m=256, n=128, cluster=(2, 2), stages=2))
     few = derive(m=16, rows=16, loader="warp", stages=2)
     yield "copy A", "zeros", as_(ShortRuns, few)
     yield "copy A", "rows", replace(few, config=replace(few.config, rows=24))
