@@ -105,6 +105,7 @@ def name_of(choice: Sm90Choice) -> str:
             parts.append(f"{short}{getattr(config, field)}")
     parts += [f"r{config.rows}"] * (config.rows is not None) + ["single"] * config.single
     parts += ["tiles"] * (config.launch == "tiles")
+    parts += [config.store] * (config.store != "tma")
     parts += [f"{config.first}first"] * (config.first is not None)
     parts += ["late"] * (config.trigger == "end") + [config.l2_promotion] * (config.l2_promotion != "128B")
     parts += ["snake"] * config.snake + [f"early{config.early}"] * (config.early > 0) + ["pdl"] * config.overlap

@@ -1,9 +1,9 @@
 """layoutgemm.tune: measure the configurations that could be the fastest for a product, and keep the best.
 
-Candidates are the heuristic's own and its neighbours. They are compiled in processes of their own while nothing is
-measured, checked against a float64 product, and timed as `layoutgemm.bench` does: random normal operands in rotation,
-CUDA graphs, bursts in an order drawn anew each round. The fastest goes into the cache folder (`tuned.py`), and
-`layoutgemm.matmul` takes it from then on.
+Candidates are the heuristic's own and what it takes for the next best; of up to 64 rows, the forms near it. They are
+compiled in processes of their own while nothing is measured, checked against a float64 product, and timed as
+`layoutgemm.bench` does: random normal operands in rotation, CUDA graphs, bursts in an order drawn anew each round. The
+fastest goes into the cache folder (`tuned.py`), and `layoutgemm.matmul` takes it from then on.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from .kernels.compile_apart import Kernel, build
 from .kernels.sm90_choice import Sm90Choice, choose, likeliest, of_estimate
 from .kernels.sm90_few_rows import most_split
 from .kernels.sm90_plan import Sm90Config
+from .kernels.sm90_store import WARP_ROWS
 
 Progress = Callable[[str], object]
 _MAJORS = {"k": {"a": "row", "b": "col"}, "mn": {"a": "col", "b": "row"}}
@@ -159,24 +160,30 @@ def candidates(
 
 
 def _few_rows(m: int, n: int, multiprocessors: int) -> Iterator[Sm90Choice]:
+    """Up to 64 rows: shares of the weights for every multiprocessor and near them, parts of K, operands swapped."""
     rows = -(-m // 8) * 8
     each = -(-n // (multiprocessors * 8)) * 8
-    base = Sm90Config((64, 64), tile_k=128, consumers=1, loader="warp", single=True, overlap=True, prefetch=2)
+    base = Sm90Config(
+        (64, 64), tile_k=128, consumers=1, loader="warp", single=True, overlap=True, prefetch=2, launch="tiles"
+    )
+    late: dict[str, Any] = {"trigger": "end", "prefetch": 0}
     width = 16 if m <= 16 else 32 if m <= 32 else 64
     for split in (1, 2):
         yield Sm90Choice(replace(base, tile=(64, width), split=split), swapped=True)
-    for split, columns in ((2, 32), (2, 64), (4, 64)):  # few columns: the blocks of a cluster share out K
+    weights = replace(base, first="B", along="N", rows=rows if rows < 64 else None)
+    for split, columns in ((2, 16), (2, 32), (2, 64), (4, 64)):  # few columns: the blocks of a cluster share out K
         if -(-n // columns) <= most_split(multiprocessors, split):
-            late: dict[str, Any] = {"trigger": "end", "prefetch": 0} if split > 2 else {}
-            straight = replace(base, tile=(64, columns), chunks=split, split=split, first="B", **late)
-            yield Sm90Choice(replace(straight, rows=rows if rows < 64 else None))
+            later = late if split > 2 else {}
+            yield Sm90Choice(replace(weights, tile=(64, columns), chunks=split, split=split, **later))
     for columns in sorted({w for w in (each, each + 8, each * 2, 64, 128) if w <= 256}):
-        straight = replace(base, tile=(64, columns), chunks=1, rows=rows if rows < 64 else None, first="B")
+        straight = replace(weights, tile=(64, columns), chunks=1)
         yield Sm90Choice(straight)
+        if rows <= WARP_ROWS:  # one warp has rows: its threads store what they hold
+            yield Sm90Choice(replace(straight, store="direct"))
         if rows == 64:
             yield Sm90Choice(replace(straight, cluster=(1, 2)))
         if -(-n // columns) < multiprocessors - 4:  # the next kernel's blocks would crowd where this one has none
-            yield Sm90Choice(replace(straight, trigger="end", prefetch=0))
+            yield Sm90Choice(replace(straight, **late))
     for split in (1, 2):
         yield Sm90Choice(replace(base, tile=(128, width), consumers=2, split=split), swapped=True)
 
