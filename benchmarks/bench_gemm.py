@@ -20,6 +20,7 @@ import faulthandler
 import functools
 import gc
 import importlib.util
+import math
 import os
 import sys
 import threading
@@ -44,6 +45,7 @@ SHAPES = [
     *((4096, n, k) for n, k in WEIGHTS),
     *((m, n, k) for m in (512, 64, 16) for n, k in [*WEIGHTS, (4096, 4096)]),
 ]
+SHAPES.sort(key=math.prod)  # small ones first: a budget that is spent leaves out as few as it can
 FAMILIES: dict[str, Callable[[Problem], list[Contender]]] = {
     "torch.mm": torch_mm,
     "cublasLt": cublaslt,

@@ -67,8 +67,8 @@ def _many_rows(m: int, n: int, overlap: bool) -> Iterator[Sm90Choice]:
                     yield Sm90Choice(replace(config, loader="warpgroup", schedule="pingpong", consumers=2))
 
 
-def random_shapes(count: int, seed: int = 0) -> list[tuple[int, int, int]]:
-    """Shapes that nobody chose: sizes log-uniform, N and K multiples of 64, M any multiple of 8 or a power of two.
+def random_shapes(count: int, seed: int = 0, unit: int = 64) -> list[tuple[int, int, int]]:
+    """Shapes that nobody chose: sizes log-uniform, N and K multiples of `unit`, M any multiple of 8 or a power of two.
 
     >>> random_shapes(2)
     [(4288, 8384, 3264), (4, 14912, 3968)]
@@ -81,7 +81,7 @@ def random_shapes(count: int, seed: int = 0) -> list[tuple[int, int, int]]:
     shapes = []
     for i in range(count):
         m = size(128, 8192, 8) if i % 2 == 0 else 1 << rng.randrange(0, 7)
-        shapes.append((m, size(1024, 16384, 64), size(1024, 16384, 64)))
+        shapes.append((m, size(1024, 16384, unit), size(1024, 16384, unit)))
     return shapes
 
 

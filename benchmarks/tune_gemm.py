@@ -171,6 +171,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--shapes", help="MxNxK,... (default: the table's)")
     parser.add_argument("--random", type=int, default=0, metavar="COUNT", help="shapes drawn at random, beside")
     parser.add_argument("--seed", type=int, default=0, help="of the random shapes")
+    parser.add_argument("--unit", type=int, default=64, help="of their N and K: 8 for lines of 16 bytes")
     parser.add_argument("--likely", type=int, metavar="COUNT", help="so many configurations a shape (default: all)")
     parser.add_argument("--b-major", choices=("k", "n"), default="k")
     parser.add_argument("--jobs", type=int, default=2, help="processes that compile")
@@ -187,7 +188,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("\n".join(report([standing(one) for path in options.where for one in load(path)[1]])))
         return 0
     shapes = [shape(text) for text in options.shapes.split(",")] if options.shapes else list(SHAPES)
-    shapes = (shapes if options.shapes or not options.random else []) + random_shapes(options.random, options.seed)
+    drawn = random_shapes(options.random, options.seed, options.unit)
+    shapes = (shapes if options.shapes or not options.random else []) + drawn
     if options.step == "run":
         return run(options, shapes)
     wanted = {

@@ -1,8 +1,8 @@
 """Which Hopper kernel for which product: a configuration, and whether the operands change places.
 
-Small M leaves most of wgmma's 64 rows empty. With the operands swapped, C^T = B^T @ A^T, the rows of the weights fill
-them and M becomes the instruction's N, which goes down to 8; C is then written column by column, which a tensor store
-does as well.
+With the operands swapped, C^T = B^T @ A^T, the rows of the weights fill wgmma's 64 rows, of which a small M leaves most
+empty, and M becomes the instruction's N: any multiple of 8, so that a larger M, too, may fall into more even tiles. C
+is then written column by column, which a tensor store does as well.
 """
 
 from __future__ import annotations
@@ -78,8 +78,9 @@ _RATES = {
     (128, 256): 0.967, (128, 224): 0.94, (128, 192): 0.955, (128, 128): 0.93, (128, 96): 0.87,
 }  # fmt: skip
 # Bytes along K from which sharing loads pays: of bf16 it gains 1.5 to 2% at K = 4096 and costs 2% at 2048 (NOTES.md).
-# Of 8-bit types half of it does where there are more than two rows of tiles: at K = 4096 the fastest of 4096x4096 share
-# them, and of 512x14336 those that do not, by 1% (types_h200.json). tf32 is taken to be as bf16 of as many bytes.
+# Of fp8 half of it does where there are more than two rows of tiles: at K = 4096 the fastest of 4096x4096 share them,
+# and of 512x14336 those that do not, by 1%; of integers the fastest of both do not (types_h200.json). tf32 is taken to
+# be as bf16 of as many bytes.
 _CLUSTER_BYTES, _NARROW_BYTES = 8192, 4096
 _DRAM, _LAUNCH = 4.2e12, 2.0e-6  # bytes a second of memory; from one kernel's end to the next one's first product
 _ONE = 120e9  # bytes a second into one multiprocessor
@@ -105,8 +106,9 @@ def choose(
 ) -> tuple[Sm90Choice, str]:  # fmt: skip
     """The configuration for C[m, n] = A[m, k] @ B[k, n], and why, in words.
 
-    a        A's type, as for Sm90Plan.derive. Products take as long as their operands' bytes, so the measurements, all
-             of bf16, are scaled by the width; C is taken to be of the type that follows from A's
+    a        A's type, as for Sm90Plan.derive. Products take as long as their operands' bytes: measurements of bf16 are
+             scaled by the width, and what fp8 and integers have of their own is which blocks share loads, and who takes
+             tiles in turn. C is taken to be of the type that follows from A's
     b_major  "K", or "MN" for a B whose rows are contiguous
     gated    as for Sm90Plan.derive: B has 2n columns, and a tile as many of the gate as of what it multiplies. Its
              halves are widths of the instruction, and operands keep their places
@@ -324,7 +326,8 @@ def _cluster(
         # But where that cannot be: 1048x2240x8320 1.1%, 648x7232x2176 1.0%, 864x2304x1088 0.4 to 2.0%.
         along_n = tile[0] >= 128 and (grid[0] > 2 or flat) and grid[1] % 2 == 0
         return ((1, 2) if along_n else (1, 1)), 8, "M"
-    least = _NARROW_BYTES if kind.bits == 8 and grid[0] > 2 else _CLUSTER_BYTES
+    fp8 = kind.bits == 8 and kind.kind == "float"
+    least = _NARROW_BYTES if fp8 and grid[0] > 2 else _CLUSTER_BYTES
     if k * kind.bytes < least or grid[0] * grid[1] < 64:
         return (1, 1), 8, "M"
     if tile[0] == 256 and grid[1] % 2 == 0 and grid[0] > 2:

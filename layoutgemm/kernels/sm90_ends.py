@@ -182,7 +182,10 @@ def explain_ends(operand: OperandPlan, extent: int) -> list[str]:
     ends = operand.ends
     if ends is None:
         return []
+    last = ends.last(extent)
+    if last == ends.box:
+        return [f"{operand.name}'s boxes end with its rows: {extent} are whole boxes of {ends.box}"]
     return [
-        f"{operand.name}'s boxes end with its rows: of {extent} the last box has {ends.last(extent)} of {ends.box}, by "
-        "a tensor map of its own, and a stage's barrier expects so many bytes less"
+        f"{operand.name}'s boxes end with its rows: of {extent} the last box has {last} of {ends.box}, by a tensor map "
+        "of its own, and a stage's barrier expects so many bytes less"
     ]

@@ -63,7 +63,7 @@ def crowded(blocks: int, multiprocessors: int) -> float:
 def between(asked: tuple[float, float], apart: tuple[int, int]) -> float:
     """Seconds in which one multiprocessor takes in lines of 128 bytes, where a matrix's lines begin between them.
 
-    asked   lines of A and of B that a block asks for: half of what two share
+    asked   lines of A and of B that a block asks for: half of what two blocks share, a quarter of what four do
     apart   bytes from one line of the matrix to the next, of A and of B; multiples of 128 cost nothing here
 
     >>> [round(between((128, 256), (2 * k, 2 * k)) * 1e9) for k in (3008, 3040, 3024, 3000)]

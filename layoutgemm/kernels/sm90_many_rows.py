@@ -22,8 +22,8 @@ from .sm90_few_rows import between, most_split
 from .sm90_store import ROWS
 
 # Fitted to 579 comparisons of 2 to 35 kernels on H200s (132 multiprocessors, 1.98 GHz, HBM3e), in which what is
-# cheapest here was 0.6% behind the fastest on average, over 1% in one of five; of 87 shapes drawn later 0.7%, over 1%
-# in 16: NOTES.md, "Swapped for any M".
+# cheapest here was 0.6% behind the fastest on average, over 1% in one of five; of 84 shapes drawn later 0.6%, over 1%
+# on 14: NOTES.md, "Swapped for any M".
 _CLOCK = 1.861e9
 _HEAT, _HEATING = 0.144, 125e-6  # the share that the clock falls by in long kernels, and how soon
 FMA_PER_CYCLE = 2048  # of one multiprocessor: m64n256k16 takes 128 cycles
