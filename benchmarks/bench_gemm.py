@@ -6,8 +6,8 @@
     python benchmarks/bench_gemm.py --deepgemm FOLDER --contender deepgemm,ours    # deepgemm_build.py's kernels
 
 How it is measured stands in `layoutgemm/bench.py`. Every contender is checked against float64 before it is timed. Of
-cuBLASLt's twelve proposals and quack's configurations the best two of a short round go on. DeepGEMM runs where it is
-installed, or from kernels compiled elsewhere; its own heuristic configures it. Sustained figures are taken
+up to twelve proposals of cuBLASLt and of quack's configurations the best two of a short round go on. DeepGEMM runs
+where it is installed, or from kernels compiled elsewhere; its own heuristic configures it. Sustained figures are taken
 for products of at least `--sustained-from` GFLOP (small ones wait for memory, not for power), for the best of each
 family. The JSON is written after every shape; a run that would exceed `--budget` seconds first leaves out sustained
 figures, then shapes, and says so; one that makes no progress for `--patience` seconds ends and names the contender.
