@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
+from benchmarks import needs
 from benchmarks.objects import export, loaded
 from layoutgemm.bench import Contender, Launch, Operands, Problem
 from layoutgemm.errors import LayoutError
@@ -340,6 +341,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.step == "build":
         build(options.folder, options.arch, options.official, options.only)
         return 0
+    if status := needs.refused(needs.no_gpu()):
+        return status
     return run(options.folder, options.shapes, options.json, options)
 
 

@@ -21,6 +21,8 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
+from benchmarks import needs
+
 
 def measure(
     contenders: dict[str, Callable[[], object]], settle: Callable[[], object], rounds: int, calls: int
@@ -52,6 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--calls", type=int, default=200)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)
+    if status := needs.refused(needs.no_gpu()):
+        return status
     import torch
 
     from layoutgemm import bench_machine as machine

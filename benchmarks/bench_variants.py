@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
+from benchmarks import needs
 from layoutgemm.kernels.compile_launch import link, load
 from layoutgemm.kernels.sm90_mainloop import Promoted, Table
 from layoutgemm.kernels.sm90_plan import Sm90Config, Sm90Plan
@@ -317,6 +318,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.step == "build":
         build(options.folder)
         return 0
+    if status := needs.refused(needs.no_gpu()):
+        return status
     return run(options.folder, options.rounds, options.json)
 
 

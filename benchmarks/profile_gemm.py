@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from benchmarks import bench_gemm
+from benchmarks import bench_gemm, needs
 from layoutgemm.bench import Contender, Problem
 
 ELAPSED = "avg.pct_of_peak_sustained_elapsed"
@@ -180,6 +180,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--launch", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
+    if status := needs.refused(needs.no_gpu(), None if options.launch else needs.no_tool(options.ncu)):
+        return status
     if options.launch:
         launch(options)
         return 0

@@ -32,7 +32,7 @@ if str(ROOT) not in sys.path:
 
 import torch
 
-from benchmarks import soak_cases, soak_forms
+from benchmarks import needs, soak_cases, soak_forms
 from benchmarks.soak_cases import BF16, EIGHT, F16, F32, Case, cases, fault, tensors
 from benchmarks.soak_refusals import refusals
 from layoutgemm import matmul
@@ -185,6 +185,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--host-costs", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
+    if options.device == "cuda" and (status := needs.refused(needs.no_gpu())):
+        return status
     if options.host_costs:
         print(json.dumps(host_costs(options.seed, options.kernels)))
         return 0

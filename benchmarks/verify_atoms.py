@@ -22,7 +22,7 @@ import itertools
 import json
 import platform
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +31,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks import needs
 from layoutgemm import __version__
 from layoutgemm.atoms import SPANS, MmaAtom, SmemTile, atoms, smem_tile
 from layoutgemm.atoms.descriptor import derive
 from layoutgemm.atoms.mma_scales import selectors
 from layoutgemm.errors import LayoutError
 from tests.micro import mma_sync, values, wgmma
-from tests.micro.cuda_driver import CudaError, Device, available
+from tests.micro.cuda_driver import CudaError, Device
 
 Row = dict[str, Any]
 Ints = npt.NDArray[np.int64]
@@ -273,17 +274,15 @@ FAMILIES: dict[str, Callable[[Any, Callable[[str], bool], bool], Iterator[Row]]]
 }
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("family", choices=[*FAMILIES, "all"])
     parser.add_argument("--json", type=Path, help="write the rows here")
     parser.add_argument("--match", default="", help="only atoms whose name has this text")
     parser.add_argument("--quick", action="store_true", help="fewer selectors, three values of N")
-    arguments = parser.parse_args()
-    missing = available()
-    if missing is not None:
-        print(f"no GPU to run on: {missing}")
-        return 2
+    arguments = parser.parse_args(argv)
+    if status := needs.refused(needs.no_driver()):
+        return status
     rows: list[Row] = []
     with Device() as gpu:
         about = {
