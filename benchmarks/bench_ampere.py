@@ -325,6 +325,7 @@ def run(folder: Path, shapes: str, json_file: Path | None, options: argparse.Nam
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """The command; 2 where `run` finds no GPU."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("step", choices=("build", "run"))
     parser.add_argument("folder", type=Path)

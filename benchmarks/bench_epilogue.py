@@ -145,6 +145,7 @@ def fault(name: str, m: int = 520, n: int = 776, k: int = 264) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """The command; 1 where an epilogue is wrong, 2 without a GPU."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--size", type=int, nargs="*", default=[8192, 4096], help="M = N = K (%(default)s)")
     parser.add_argument("--rounds", type=int, default=11)

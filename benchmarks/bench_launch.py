@@ -48,6 +48,7 @@ def measure(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """The command; 1 where a product is wrong, 2 without a GPU."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--size", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=101)

@@ -33,6 +33,7 @@ CALLS = 10  # in a graph
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """The command; 1 where a product is wrong, 2 without a GPU."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", type=Path)

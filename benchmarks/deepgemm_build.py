@@ -144,6 +144,7 @@ def build(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """The command; 2 without nvcc. Raises SystemExit with what a compiler says that fails."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--source", type=Path, required=True, help="a checkout of DeepGEMM")

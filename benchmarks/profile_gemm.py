@@ -171,6 +171,7 @@ def table(options: argparse.Namespace) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """The command; 1 where a contender failed, 2 without a GPU or ncu. Raises RuntimeError where ncu has no kernel."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--shapes", type=bench_gemm.shapes, default=bench_gemm.SHAPES, help="default: the whole table")
     parser.add_argument("--contender", default="torch.mm,layoutgemm", help="beginnings of names, comma-separated")

@@ -175,6 +175,7 @@ def host_costs(seed: int, kernels: int) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """The command; 1 where a product or a refusal is wrong, 2 without the GPU that was asked for."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--cases", type=int, default=2000)
     parser.add_argument("--kernels", type=int, default=200, help="different kernels at most (%(default)s)")

@@ -78,6 +78,7 @@ def judge(rows: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """The command; 1 where a pattern differs from the model, 2 without a GPU."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the rows and the machine here")
     parser.add_argument("--plant", type=int, default=0, metavar="N", help="make every Nth prediction wrong")

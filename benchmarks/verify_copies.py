@@ -119,6 +119,7 @@ def verify(gpu: Any, atom: CopyAtom, rng: np.random.Generator, version: str) -> 
 
 
 def matrix(args: argparse.Namespace) -> int:
+    """The command `matrix`; 1 where a form is wrong or none was run."""
     with Device() as gpu:
         version = "{}.{}".format(*min(tuple(map(int, copy_matrix.PTX_VERSION.split("."))), gpu.ptx_version))
         rng = np.random.default_rng(args.seed)
@@ -202,6 +203,7 @@ def last_column(case: tensor_stores.Case, before: Bytes, after: Bytes) -> int | 
 
 
 def edges(args: argparse.Namespace) -> int:
+    """The command `edges`; 1 where lines do not end as the engine's model says."""
     with Device() as gpu:
         version = tensor_stores.PTX_VERSION if gpu.target == "sm_90a" else "{}.{}".format(*gpu.ptx_version)
         rng, rows = np.random.default_rng(args.seed), []
@@ -217,6 +219,7 @@ def edges(args: argparse.Namespace) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """The command; 1 where a form is wrong, 2 without a GPU."""
     parser = argparse.ArgumentParser(description="hold the models of copies against the GPU")
     commands = parser.add_subparsers(dest="command", required=True)
     one = commands.add_parser("matrix", help="ldmatrix, stmatrix, movmatrix")

@@ -61,11 +61,13 @@ def register_words(atom: MmaAtom, operand: str, rng: np.random.Generator, normal
 
 
 def sync_case(atom: MmaAtom, version: str, target: str, rng: np.random.Generator, normal: bool) -> tuple[Any, ...]:
+    """An mma.sync form's kernel, its inputs, the order of its parameters and the threads of a block."""
     inputs = [register_words(atom, operand, rng, normal) for operand in "ABC"]
     return mma_sync.kernel(atom, target, version), inputs, [0, 1, 2, 3], 32
 
 
 def group_case(atom: MmaAtom, version: str, target: str, rng: np.random.Generator, normal: bool) -> tuple[Any, ...]:
+    """The same of a wgmma form, operands in shared memory as whole tiles."""
     described: dict[str, Any] = {"A": None}
     inputs = []
     for operand in "ABC":
@@ -96,6 +98,7 @@ def both(gpu: Any, emulated: EmulatedDevice, atom: MmaAtom, case: tuple[Any, ...
 
 
 def as_floats(raw: npt.NDArray[np.uint8], name: str) -> npt.NDArray[np.float64]:
+    """The bytes of f32 or f16 values as float64."""
     return raw.view(np.float32 if name == "f32" else np.float16).astype(np.float64)
 
 
@@ -189,6 +192,7 @@ def chosen(target: str, every: int) -> Iterator[MmaAtom]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """The command; 1 where a form differs, 2 without a GPU."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--json", type=Path, help="write the rows here")
     parser.add_argument("--every", type=int, default=1, help="only every Nth mma.sync form")

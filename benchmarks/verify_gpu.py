@@ -157,6 +157,7 @@ def _version(metadata: Any, name: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """The command; 1 where a case fails, 2 without a GPU."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a few small cases, for compute-sanitizer")
     parser.add_argument("--json", type=Path, help="write the rows and the machine here")
