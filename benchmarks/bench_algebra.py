@@ -49,6 +49,7 @@ HEAVY = ("cutlass", "torch", "sympy", "matplotlib", "jax", "pandas", "scipy", "h
 
 
 def lay(shape: Any, stride: Any) -> tuple:
+    """A layout as raw numbers, which each contender builds as its own."""
     return ("layout", shape, stride)
 
 
@@ -117,10 +118,12 @@ class Contender:
 
 
 def tuples(layout: tuple) -> tuple:
+    """Shape and stride of a raw layout."""
     return layout[1], layout[2]
 
 
 def ours() -> Contender:
+    """This library. Offsets of a layout and swizzled ranges come as arrays."""
     import numpy as np
 
     from layoutgemm.layouts import Layout, Swizzle
@@ -166,6 +169,7 @@ def loops(build_layout: Callable[..., Any], build_swizzle: Callable[..., Any], t
 
 
 def peer_operations(module: Any, compose: str) -> dict[str, Callable[..., Any]]:
+    """The operations of a peer's module, which calls composition `compose`. Raises AttributeError for one it lacks."""
     names = ("coalesce", "complement", "right_inverse", "zipped_divide", "logical_product")
     return {
         "compose": getattr(module, compose),
@@ -177,6 +181,7 @@ def peer_operations(module: Any, compose: str) -> dict[str, Callable[..., Any]]:
 
 
 def pycute(folder: str) -> Contender:
+    """pycute, from the folder that holds it. Raises ModuleNotFoundError where it does not."""
     sys.path.insert(0, folder)
     peer = importlib.import_module("pycute")
     build = loops(peer.Layout, peer.Swizzle, tuple)
@@ -185,6 +190,7 @@ def pycute(folder: str) -> Contender:
 
 
 def tensor_layouts() -> Contender:
+    """tensor-layouts, as it is installed. Raises ModuleNotFoundError where it is not."""
     peer = importlib.import_module("tensor_layouts")
 
     def tile(parts: Iterable[Any]) -> Any:
@@ -199,6 +205,7 @@ def tensor_layouts() -> Contender:
 
 
 def as_values(contender: Contender, answer: Any) -> list[int]:
+    """An answer as plain offsets: a number, a range of them, or a layout at every coordinate."""
     if isinstance(answer, int):
         return [answer]
     if isinstance(answer, list) or hasattr(answer, "tolist"):
@@ -250,10 +257,17 @@ def measure(
 
 
 def geometric(values: Sequence[float]) -> float:
+    """The geometric mean. Raises ZeroDivisionError for no values.
+
+    >>> geometric([1.0, 4.0])
+    2.0
+    """
     return prod(values) ** (1 / len(values))
 
 
 def benchmark(contenders: Sequence[Contender], rounds: int, seed: int) -> list[dict[str, Any]]:
+    """A row for each case: each contender's microseconds, their ratio to the first's where the answers are the same,
+    else what is different. Raises what the first contender raises."""
     rng = random.Random(seed)
     rows = []
     for op, cases in CASES.items():
@@ -310,6 +324,7 @@ def summary(rows: Sequence[dict[str, Any]], peers: Sequence[str]) -> list[dict[s
 
 
 def print_tables(rows: Sequence[dict[str, Any]], lines: Sequence[dict[str, Any]], peers: Sequence[str]) -> None:
+    """Print every case, then a line for each operation."""
     print(f"{'operation':<16} {'case':<13} {'layoutgemm':>11}" + "".join(f" {p:>15} {'ratio':>7}" for p in peers))
     for r in rows:
         text = f"{r['op']:<16} {r['case']:<13} {r['microseconds']['layoutgemm']:>8.2f} us"
@@ -331,6 +346,7 @@ def print_tables(rows: Sequence[dict[str, Any]], lines: Sequence[dict[str, Any]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """The command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--pycute", metavar="FOLDER", help="directory that contains the package pycute")
     parser.add_argument("--json", metavar="FILE", help="write all figures here")

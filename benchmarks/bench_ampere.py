@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
+from benchmarks import needs
 from benchmarks.objects import export, loaded
 from layoutgemm.bench import Contender, Launch, Operands, Problem
 from layoutgemm.errors import LayoutError
@@ -324,6 +325,7 @@ def run(folder: Path, shapes: str, json_file: Path | None, options: argparse.Nam
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """The command; 2 where `run` finds no GPU."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("step", choices=("build", "run"))
     parser.add_argument("folder", type=Path)
@@ -340,6 +342,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.step == "build":
         build(options.folder, options.arch, options.official, options.only)
         return 0
+    if status := needs.refused(needs.no_gpu()):
+        return status
     return run(options.folder, options.shapes, options.json, options)
 
 

@@ -3,8 +3,7 @@
     python benchmarks/bench_emulator.py [--repeat 3] [--json FILE] [NAME...]
 
 The examples have to be there (python -m tests.emulator.official.fetch). Best of the repetitions, one thread; the
-compiler's time is not counted, loading (parse and code generation) has a column of its own. Goals: a cluster's tile
-with the checker under 0.3 s, 2048x2048x512 under 15 s.
+compiler's time is not counted, loading (parse and code generation) has a column of its own.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
+from benchmarks import needs
 from benchmarks.ours import launcher
 from layoutgemm.bench import CudaDevice, Problem, burst
 from layoutgemm.dtypes import dtype
@@ -144,6 +145,7 @@ def fault(name: str, m: int = 520, n: int = 776, k: int = 264) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """The command; 1 where an epilogue is wrong, 2 without a GPU."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--size", type=int, nargs="*", default=[8192, 4096], help="M = N = K (%(default)s)")
     parser.add_argument("--rounds", type=int, default=11)
@@ -151,6 +153,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tile", type=int, nargs=2, metavar=("M", "N"), help="another tile than the heuristic's")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)
+    if status := needs.refused(needs.no_gpu()):
+        return status
     import torch
 
     from layoutgemm import bench_machine as machine

@@ -2,9 +2,9 @@
 
     python benchmarks/bench_gated.py --json benchmarks/results/gated_h200.json      # on the GPU, under a minute
 
-Contenders: the gated kernel in a few configurations; the same product of 2H columns without a gate, ours and
-torch.mm's; torch.mm with torch's silu and product behind it. Bursts, as `layoutgemm/bench.py` says; every gated
-result is held against float64 first.
+Contenders: the gated kernel as `choose` configures it, and in a few other configurations; the same product of 2H
+columns without a gate, ours and torch.mm's; torch.mm with torch's silu and product behind it. Bursts, as
+`layoutgemm/bench.py` says; every gated result is held against float64 first.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
+from benchmarks import needs
+from benchmarks.configurations import name_of
 from benchmarks.ours import launcher
 from layoutgemm.bench import CudaDevice, Problem, burst
-from layoutgemm.kernels.sm90_choice import choose
-from layoutgemm.kernels.sm90_plan import Sm90Config, Sm90Plan
+from layoutgemm.kernels.sm90_choice import Sm90Choice, choose
+from layoutgemm.kernels.sm90_plan import Sm90Config
 
 SHAPES = ((4096, 14336, 4096), (8192, 14336, 4096), (512, 14336, 4096))  # tokens, H, K
 CONFIGS = {
@@ -36,11 +38,29 @@ CONFIGS = {
 }
 
 
+def gated(m: int, h: int, k: int) -> dict[str, Sm90Choice]:
+    """Configurations of the gated kernel by name: what `choose` takes for the shape, "(chosen)", then the others.
+
+    >>> chosen, *others = gated(4096, 14336, 4096)
+    >>> chosen.endswith(" (chosen)"), len(others)
+    (True, 4)
+    """
+    chosen, _ = choose(m, h, k, gated="silu")
+    others = {name: Sm90Choice(config) for name, config in CONFIGS.items()}
+    return {
+        f"{name_of(chosen)} (chosen)": chosen,
+        **{name: choice for name, choice in others.items() if choice != chosen},
+    }
+
+
 def main(argv: Sequence[str] | None = None) -> int:
+    """The command; 1 where a gated result is wrong, 2 without a GPU."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)
+    if status := needs.refused(needs.no_gpu()):
+        return status
     import torch
 
     from layoutgemm import bench_machine as machine
@@ -53,8 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sets = device.operands(problem, 0)
         narrow = [torch.empty((m, h), dtype=torch.bfloat16, device="cuda") for _ in sets]
         calls: dict[str, list[Callable[[], Any]]] = {}
-        for name, config in CONFIGS.items():
-            launch = launcher(Sm90Plan.derive(m, h, k, b="bf16:col", gated="silu", config=config))
+        for name, choice in gated(m, h, k).items():
+            launch = launcher(choice.plan(m, h, k, b="bf16:col", gated="silu"), choice)
             launch(sets[0].a, sets[0].b, narrow[0])
             gate, up = (sets[0].a.double() @ sets[0].b.double().T).chunk(2, 1)
             want = silu(gate) * up

@@ -6,8 +6,8 @@
     python benchmarks/bench_gemm.py --deepgemm FOLDER --contender deepgemm,ours    # deepgemm_build.py's kernels
 
 How it is measured stands in `layoutgemm/bench.py`. Every contender is checked against float64 before it is timed. Of
-cuBLASLt's twelve proposals and quack's configurations the best two of a short round go on. DeepGEMM runs where it is
-installed, or from kernels compiled elsewhere; its own heuristic configures it. Sustained figures are taken
+up to twelve proposals of cuBLASLt and of quack's configurations the best two of a short round go on. DeepGEMM runs
+where it is installed, or from kernels compiled elsewhere; its own heuristic configures it. Sustained figures are taken
 for products of at least `--sustained-from` GFLOP (small ones wait for memory, not for power), for the best of each
 family. The JSON is written after every shape; a run that would exceed `--budget` seconds first leaves out sustained
 figures, then shapes, and says so; one that makes no progress for `--patience` seconds ends and names the contender.
@@ -27,12 +27,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from benchmarks import deepgemm, peers
+from benchmarks import deepgemm, needs, peers
 from benchmarks.ours import NAME, ours
 from layoutgemm.bench import Contender, Device, Problem
 from layoutgemm.bench_contenders import KEEP, cublaslt, cublaslt_version, torch_mm
@@ -63,6 +64,8 @@ def pair(text: str) -> tuple[str, str]:
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line, parsed. Raises SystemExit for one that does not parse, for a contender that nothing is called
+    and for a folder of DeepGEMM's kernels without an index."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--shapes", type=shapes, default=SHAPES, help="MxNxK,... (default: the whole table)")
     parser.add_argument("--b-major", choices=("k", "n"), default="k", help="B's contiguous index (default: k)")
@@ -171,6 +174,13 @@ class Budget:
         self.left_shapes -= 1
 
 
+class Ended(NamedTuple):
+    """How a run ended: what it left out, as sentences, and whether a contender made the device unusable."""
+
+    notes: list[str]
+    lost: bool
+
+
 def run(
     device: Device,
     problems: Sequence[Problem],
@@ -180,8 +190,8 @@ def run(
     done: Callable[[list[Outcome]], None],
     clock: Callable[[], float] = time.monotonic,
     mark: Callable[[str], None] = lambda step: None,
-) -> list[str]:
-    """Measure every problem; `done` gets all outcomes so far after each. What was left out, as sentences."""
+) -> Ended:
+    """Measure every problem; `done` gets all outcomes so far after each."""
     budget, notes, outcomes = Budget(options.budget, len(problems), clock), [], []
     for problem in problems:
         if not budget.allows():
@@ -199,7 +209,7 @@ def run(
             outcomes.append(measure(device, problem, field(problem), method, mark))
         except DeviceLost as error:
             notes.append(f"{problem}: {error}; the run ends here, run again without it")
-            break
+            return Ended(notes, lost=True)
         gc.collect()  # graphs and operands, before the next shape's
         budget.spent(clock() - began - (load if rounds else 0.0))
         say(f"[{clock() - began:5.1f} s] {line(outcomes[-1])}")
@@ -207,7 +217,7 @@ def run(
             for text in details(outcomes[-1]):
                 say(text)
         done(outcomes)
-    return notes
+    return Ended(notes, lost=False)
 
 
 def report(outcomes: Sequence[Outcome], facts: dict[str, object], notes: Iterable[str]) -> str:
@@ -220,21 +230,14 @@ def report(outcomes: Sequence[Outcome], facts: dict[str, object], notes: Iterabl
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """The command; 2 where nothing can be measured, 3 where nothing was, or a contender made the device unusable."""
     options = arguments(argv)
-    try:
-        import torch
-    except ModuleNotFoundError:
-        print("torch is not installed: make bench-gemm installs it, and the peers", file=sys.stderr)
-        return 2
-
-    if not torch.cuda.is_available():
-        print("torch finds no CUDA GPU: nothing can be measured", file=sys.stderr)
-        return 2
+    if status := needs.refused(needs.no_gpu("make bench-gemm installs it, and the peers")):
+        return status
     wanted = options.contender.split(",") if options.contender else [OURS]
     if not options.ours and {OURS, NAME} & {*wanted} and importlib.util.find_spec("cutlass") is None:
         lacks = "the CuTe DSL is not installed, which our kernels need: pip install 'layoutgemm[dsl]'"
-        print(f"{lacks}; --contender {','.join(FAMILIES)} measures the others alone", file=sys.stderr)
-        return 2
+        return needs.refused(f"{lacks}; --contender {','.join(FAMILIES)} measures the others alone")
     from layoutgemm import bench_machine as machine
     from layoutgemm.bench import CudaDevice
 
@@ -256,11 +259,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             save(options.json, {**facts, "method": method}, so_far)
 
     with Watchdog(options.patience, say) as watchdog:
-        notes = run(
+        ended = run(
             *(CudaDevice(sampler), problems, lambda p: contenders(p, options), options, say, done), mark=watchdog.mark
         )
-    say("\n" + report(outcomes, facts, notes))
-    return 0 if outcomes and not any("broken" in note for note in notes) else 3
+    say("\n" + report(outcomes, facts, ended.notes))
+    return 0 if outcomes and not ended.lost else 3
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -23,6 +24,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks import needs
 from layoutgemm.kernels import device_levels, levels
 
 CHECK_LIMIT_S = 90
@@ -43,14 +45,16 @@ def checked(program: Path, size: int) -> str:
     return "" if done.returncode == 0 else text.splitlines()[-1] if text else f"exit status {done.returncode}"
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("programs", nargs="*", type=Path, help="default: all of kernels/hopper_*.py")
     parser.add_argument("--size", type=int, default=levels.SIZE)
     parser.add_argument("--rounds", type=int, default=device_levels.ROUNDS)
     parser.add_argument("--json", type=Path, default=RESULTS, help="where the table goes")
-    chosen = parser.parse_args()
+    chosen = parser.parse_args(argv)
+    if status := needs.refused(needs.no_gpu()):
+        return status
     began = time.perf_counter()
     programs = chosen.programs or sorted((ROOT / "kernels").glob("hopper_*.py"))
 
@@ -69,8 +73,7 @@ def main() -> int:
         return 1
     found, why = levels.gpu_here(ready[0][1])
     if not found:
-        print(f"not timed: {why}")
-        return int(bool(rows))
+        return needs.refused(f"not timed: {why}")
 
     timings = device_levels.time_levels([level for _, level in ready], chosen.size, chosen.rounds)
     library = timings.pop()

@@ -21,6 +21,8 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
+from benchmarks import needs
+
 
 def measure(
     contenders: dict[str, Callable[[], object]], settle: Callable[[], object], rounds: int, calls: int
@@ -46,12 +48,15 @@ def measure(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """The command; 1 where a product is wrong, 2 without a GPU."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--size", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=101)
     parser.add_argument("--calls", type=int, default=200)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)
+    if status := needs.refused(needs.no_gpu()):
+        return status
     import torch
 
     from layoutgemm import bench_machine as machine

@@ -22,6 +22,8 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
+from benchmarks import needs
+
 SIZES = (
     (128, 128, 128), (256, 256, 256), (512, 512, 512), (1024, 1024, 1024), (2048, 2048, 2048), (4096, 4096, 4096),
     (16, 4096, 4096), (64, 8192, 1024), (8192, 8192, 8192),
@@ -31,10 +33,13 @@ CALLS = 10  # in a graph
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """The command; 1 where a product is wrong, 2 without a GPU."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)
+    if status := needs.refused(needs.no_gpu()):
+        return status
     import torch
 
     from layoutgemm import bench_machine as machine

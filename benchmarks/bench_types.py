@@ -1,7 +1,7 @@
 """The production kernel in every type but 16-bit ones, against torch and against other tiles of its own.
 
-    PYTHONPATH=. python benchmarks/bench_types.py build                   # compiles into the cache, no GPU needed
-    PYTHONPATH=. python benchmarks/bench_types.py run --json benchmarks/results/types_h200.json      # on the GPU
+    python benchmarks/bench_types.py build                   # compiles into the cache, no GPU needed
+    python benchmarks/bench_types.py run --json benchmarks/results/types_h200.json      # on the GPU
 
 A is (M, K) and B given as (N, K), both K-major, random; C is f32 of tf32, i32 of integers, bf16 of 8-bit floats. Every
 contender is checked first, on sampled rows and columns against float64 within `kernels.error_bound`, then timed in
@@ -17,7 +17,7 @@ import math
 import random
 import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
+from benchmarks import needs
 from benchmarks.configurations import name_of
 from benchmarks.ours import launcher
 from layoutgemm.bench import ROTATION_BYTES, CudaDevice, burst
@@ -201,16 +202,18 @@ def measured(case: Case) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("command", choices=("build", "run"))
     parser.add_argument("--types", default="", help="of A, comma-separated: tf32, i8, e4m3")
     parser.add_argument("--json", type=Path)
-    chosen = parser.parse_args()
+    chosen = parser.parse_args(argv)
     if chosen.command == "build":
         build()
         return 0
+    if status := needs.refused(needs.no_gpu()):
+        return status
     wanted = chosen.types.split(",") if chosen.types else [a for a, _ in PAIRS]
     records = [measured(case) for case in cases() if case.a in wanted]
     if chosen.json is not None:

@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
+from benchmarks import needs
 from layoutgemm.kernels.compile_launch import link, load
 from layoutgemm.kernels.sm90_mainloop import Promoted, Table
 from layoutgemm.kernels.sm90_plan import Sm90Config, Sm90Plan
@@ -136,6 +137,7 @@ class Ours:
 
 
 def table_words(scale_a: Any, scale_b: Any) -> list[int]:
+    """What a launch takes of two tables of scales: address, and strides of lines, of blocks and of the batch."""
     words = []
     for x in (scale_a, scale_b):
         words += [x.data_ptr(), x.stride(-2), x.stride(-1), x.stride(0) if x.ndim > 2 else 0]
@@ -143,6 +145,7 @@ def table_words(scale_a: Any, scale_b: Any) -> list[int]:
 
 
 def fp8(*shape: int) -> Any:
+    """A random matrix, or several, of e4m3 on the GPU."""
     import torch
 
     return torch.randn(*shape, device="cuda", dtype=torch.bfloat16).to(torch.float8_e4m3fn)
@@ -171,6 +174,10 @@ def attempt(calls: dict[str, list[Call]], name: str, each: list[Call]) -> None:
 
 
 def scaled(ours: Ours, sizes: tuple[int, int, int]) -> tuple[dict[str, list[Call]], dict[str, float]]:
+    """A product with scales of K blocks: every contender's calls, and the error of each of ours, 1 at the bound.
+
+    Raises KeyError where a kernel was not built, RuntimeError where CUDA refuses a launch.
+    """
     import torch
 
     m, n, k = sizes
@@ -220,6 +227,7 @@ def drawn(experts: int, rows: int) -> list[int]:
 def grouped(
     ours: Ours, sizes: tuple[int, int, int, int], with_scales: bool
 ) -> tuple[dict[str, list[Call]], dict[str, float]]:
+    """A grouped product, with scales or without, in the same form. Raises as `scaled` does."""
     import torch
 
     experts, m, n, k = sizes
@@ -308,6 +316,7 @@ def run(folder: Path, rounds: int, file: Path | None) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """The command; 1 where a result of ours is wrong, 2 where `run` finds no GPU."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("step", choices=("build", "run"))
     parser.add_argument("folder", type=Path)
@@ -317,6 +326,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.step == "build":
         build(options.folder)
         return 0
+    if status := needs.refused(needs.no_gpu()):
+        return status
     return run(options.folder, options.rounds, options.json)
 
 

@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
+from benchmarks import needs
 from benchmarks.bench_gemm import SHAPES
 from benchmarks.deepgemm import Kernel
 from layoutgemm.command.bench import shapes
@@ -143,6 +144,7 @@ def build(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """The command; 2 without nvcc. Raises SystemExit with what a compiler says that fails."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--source", type=Path, required=True, help="a checkout of DeepGEMM")
@@ -152,7 +154,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--sms", type=int, default=SMS, help=f"multiprocessors of the GPU (default: {SMS})")
     parser.add_argument("--nvcc", default="nvcc")
     parser.add_argument("--jobs", type=int, default=2)
-    index = build(parser.parse_args(argv))
+    options = parser.parse_args(argv)
+    if status := needs.refused(needs.no_tool(options.nvcc)):
+        return status
+    index = build(options)
     print(f"DeepGEMM {index['deepgemm']}, nvcc {index['nvcc']}: {len(index['kernels'])} kernels")
     return 0
 

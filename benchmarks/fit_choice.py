@@ -121,6 +121,7 @@ def folds(tried: Sequence[Tried], count: int, seed: int = 0) -> list[Standing]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """The command. Raises ValueError where the records hold nothing of more than 64 rows."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("records", type=Path, nargs="+")
     parser.add_argument("--folds", type=int, default=0, metavar="COUNT", help="how well other shapes are chosen for")

@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from benchmarks import bench_gemm
+from benchmarks import bench_gemm, needs
 from layoutgemm.bench import Contender, Problem
 
 ELAPSED = "avg.pct_of_peak_sustained_elapsed"
@@ -171,6 +171,7 @@ def table(options: argparse.Namespace) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """The command; 1 where a contender failed, 2 without a GPU or ncu. Raises RuntimeError where ncu has no kernel."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--shapes", type=bench_gemm.shapes, default=bench_gemm.SHAPES, help="default: the whole table")
     parser.add_argument("--contender", default="torch.mm,layoutgemm", help="beginnings of names, comma-separated")
@@ -180,6 +181,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--launch", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
+    if status := needs.refused(needs.no_gpu(), None if options.launch else needs.no_tool(options.ncu)):
+        return status
     if options.launch:
         launch(options)
         return 0

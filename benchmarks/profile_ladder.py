@@ -20,12 +20,14 @@ import io
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks import needs
 from layoutgemm.kernels import device_levels, levels
 
 SECTIONS = (
@@ -159,7 +161,7 @@ def table(chosen: list[int], size: int, ncu: str, path: Path | None) -> int:
     return status
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -172,7 +174,9 @@ def main() -> int:
     many.add_argument("--json", type=Path)
     for command in (one, many):
         command.add_argument("--size", type=int, default=levels.SIZE)
-    chosen = parser.parse_args()
+    chosen = parser.parse_args(argv)
+    if status := needs.refused(needs.no_gpu(), needs.no_tool(chosen.ncu) if chosen.command == "table" else None):
+        return status
     if chosen.command == "launch":
         launch(chosen.program, chosen.which, chosen.size)
         return 0

@@ -32,7 +32,7 @@ if str(ROOT) not in sys.path:
 
 import torch
 
-from benchmarks import soak_cases, soak_forms
+from benchmarks import needs, soak_cases, soak_forms
 from benchmarks.soak_cases import BF16, EIGHT, F16, F32, Case, cases, fault, tensors
 from benchmarks.soak_refusals import refusals
 from layoutgemm import matmul
@@ -175,6 +175,7 @@ def host_costs(seed: int, kernels: int) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """The command; 1 where a product or a refusal is wrong, 2 without the GPU that was asked for."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--cases", type=int, default=2000)
     parser.add_argument("--kernels", type=int, default=200, help="different kernels at most (%(default)s)")
@@ -185,6 +186,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--host-costs", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
+    if options.device == "cuda" and (status := needs.refused(needs.no_gpu())):
+        return status
     if options.host_costs:
         print(json.dumps(host_costs(options.seed, options.kernels)))
         return 0

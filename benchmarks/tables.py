@@ -79,6 +79,7 @@ def ratio(other: dict[str, Any], ours: dict[str, Any], what: str = "burst") -> s
 
 
 def main() -> int:
+    """The command: a table of each record that is there."""
     for name, table in (("gemm_h200.json", gemm), ("ladder_h200.json", ladder)):
         path = RESULTS / name
         if path.exists():

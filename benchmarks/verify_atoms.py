@@ -22,7 +22,7 @@ import itertools
 import json
 import platform
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +31,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks import needs
 from layoutgemm import __version__
 from layoutgemm.atoms import SPANS, MmaAtom, SmemTile, atoms, smem_tile
 from layoutgemm.atoms.descriptor import derive
 from layoutgemm.atoms.mma_scales import selectors
 from layoutgemm.errors import LayoutError
 from tests.micro import mma_sync, values, wgmma
-from tests.micro.cuda_driver import CudaError, Device, available
+from tests.micro.cuda_driver import CudaError, Device
 
 Row = dict[str, Any]
 Ints = npt.NDArray[np.int64]
@@ -53,6 +54,7 @@ def version_for(gpu: Any) -> str:
 
 
 def random_matrices(rng: np.random.Generator, atom: MmaAtom, operand: str, cases: int) -> Ints:
+    """[case, product, row, column] small integers that the operand's type has exactly."""
     low, high = values.range_of(atom.dtype_of(operand))
     shape = (cases, values.products(atom), *atom.tile_of(operand))
     return rng.integers(low, high, size=shape, endpoint=True, dtype=np.int64)
@@ -145,6 +147,7 @@ def run_mma_sync(gpu: Any, atom: MmaAtom, rng: np.random.Generator, quick: bool)
 
 
 def verify_mma_sync(gpu: Any, wanted: Callable[[str], bool], quick: bool) -> Iterator[Row]:
+    """A row for each mma.sync form of the GPU's architecture that is wanted."""
     rng = np.random.default_rng(1)
     for atom in atoms(gpu.target, "mma.sync"):
         if isinstance(atom, MmaAtom) and wanted(atom.ptx):
@@ -222,6 +225,7 @@ def run_wgmma(gpu: Any, atom: MmaAtom, rng: np.random.Generator, pair: tuple[Any
 
 
 def verify_wgmma(gpu: Any, wanted: Callable[[str], bool], quick: bool) -> Iterator[Row]:
+    """A row for each wgmma form that is wanted, in each of the tiles in which its operands are tried."""
     rng = np.random.default_rng(2)
     for atom in atoms(gpu.target, "wgmma"):
         if not isinstance(atom, MmaAtom) or not wanted(atom.ptx) or atom.a_dtype.bits < 8:
@@ -273,17 +277,16 @@ FAMILIES: dict[str, Callable[[Any, Callable[[str], bool], bool], Iterator[Row]]]
 }
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command; 1 where a form is wrong or none was run, 2 without a GPU."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("family", choices=[*FAMILIES, "all"])
     parser.add_argument("--json", type=Path, help="write the rows here")
     parser.add_argument("--match", default="", help="only atoms whose name has this text")
     parser.add_argument("--quick", action="store_true", help="fewer selectors, three values of N")
-    arguments = parser.parse_args()
-    missing = available()
-    if missing is not None:
-        print(f"no GPU to run on: {missing}")
-        return 2
+    arguments = parser.parse_args(argv)
+    if status := needs.refused(needs.no_driver()):
+        return status
     rows: list[Row] = []
     with Device() as gpu:
         about = {

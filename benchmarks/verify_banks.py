@@ -1,6 +1,6 @@
 """Hold the model of bank conflicts against a GPU: cycles of one access for many patterns, beside the wavefronts.
 
-    PYTHONPATH=. python benchmarks/verify_banks.py --json benchmarks/results/banks_h200.json
+    python benchmarks/verify_banks.py --json benchmarks/results/banks_h200.json
 
 Each pattern runs on each instruction that it is for (tests/micro/banks.py). All warps of one block repeat it, so the
 cycles for one access are its wavefronts times the cycles of a wavefront. That unit is the median over the patterns
@@ -21,8 +21,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).resolve().parents[1]
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
 import numpy as np
 
+from benchmarks import needs
 from layoutgemm import __version__
 from layoutgemm.checks import bank_conflicts
 from tests.micro.banks import FORMS, IDLE, RESULT_BYTES, ROUNDS, UNROLL, WARPS, Form, Pattern, module, patterns
@@ -73,16 +78,16 @@ def judge(rows: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """The command; 1 where a pattern differs from the model, 2 without a GPU."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the rows and the machine here")
     parser.add_argument("--plant", type=int, default=0, metavar="N", help="make every Nth prediction wrong")
     options = parser.parse_args(arguments)
 
-    from tests.micro.cuda_driver import Device, available
+    if status := needs.refused(needs.no_driver()):
+        return status
+    from tests.micro.cuda_driver import Device
 
-    if reason := available():
-        print(f"no GPU to measure: {reason}")
-        return 2
     rows: list[dict[str, Any]] = []
     with Device() as gpu:
         target = "sm_" + "".join(map(str, gpu.capability))

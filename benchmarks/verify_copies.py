@@ -23,7 +23,7 @@ import datetime
 import json
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks import needs
 from layoutgemm import __version__
 from layoutgemm.atoms import CopyAtom, matrix_copies, tma_engine
 from layoutgemm.dtypes import dtype
@@ -118,6 +119,7 @@ def verify(gpu: Any, atom: CopyAtom, rng: np.random.Generator, version: str) -> 
 
 
 def matrix(args: argparse.Namespace) -> int:
+    """The command `matrix`; 1 where a form is wrong or none was run."""
     with Device() as gpu:
         version = "{}.{}".format(*min(tuple(map(int, copy_matrix.PTX_VERSION.split("."))), gpu.ptx_version))
         rng = np.random.default_rng(args.seed)
@@ -201,6 +203,7 @@ def last_column(case: tensor_stores.Case, before: Bytes, after: Bytes) -> int | 
 
 
 def edges(args: argparse.Namespace) -> int:
+    """The command `edges`; 1 where lines do not end as the engine's model says."""
     with Device() as gpu:
         version = tensor_stores.PTX_VERSION if gpu.target == "sm_90a" else "{}.{}".format(*gpu.ptx_version)
         rng, rows = np.random.default_rng(args.seed), []
@@ -215,7 +218,8 @@ def edges(args: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command; 1 where a form is wrong, 2 without a GPU."""
     parser = argparse.ArgumentParser(description="hold the models of copies against the GPU")
     commands = parser.add_subparsers(dest="command", required=True)
     one = commands.add_parser("matrix", help="ldmatrix, stmatrix, movmatrix")
@@ -226,7 +230,9 @@ def main() -> int:
     other.add_argument("--json", help="write the report there")
     other.add_argument("--seed", type=int, default=0)
     other.set_defaults(run=edges)
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
+    if status := needs.refused(needs.no_driver()):
+        return status
     return int(args.run(args))
 
 

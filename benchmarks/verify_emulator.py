@@ -1,6 +1,6 @@
 """Run the same PTX on a GPU and in the emulator, and compare what comes out.
 
-    PYTHONPATH=. python benchmarks/verify_emulator.py [--json FILE] [--every N]
+    python benchmarks/verify_emulator.py [--json FILE] [--every N]
 
 Matrix products of every mma.sync and wgmma form that the GPU has, on the same random inputs: integers, of which every
 result must be the same bits; and normally distributed floats, where the sums are rounded. Of those the largest
@@ -21,19 +21,24 @@ import argparse
 import datetime
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
 
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks import needs
 from benchmarks.verify_atoms import tiles, version_for
 from layoutgemm import __version__
 from layoutgemm.atoms import MmaAtom, atoms
 from layoutgemm.atoms.descriptor import derive
 from tests.micro import mma_sync, values, wgmma
-from tests.micro.cuda_driver import CudaError, Device, available
+from tests.micro.cuda_driver import CudaError, Device
 from tests.micro.emulated_device import EmulatedDevice
 
 CASES = 4
@@ -56,11 +61,13 @@ def register_words(atom: MmaAtom, operand: str, rng: np.random.Generator, normal
 
 
 def sync_case(atom: MmaAtom, version: str, target: str, rng: np.random.Generator, normal: bool) -> tuple[Any, ...]:
+    """An mma.sync form's kernel, its inputs, the order of its parameters and the threads of a block."""
     inputs = [register_words(atom, operand, rng, normal) for operand in "ABC"]
     return mma_sync.kernel(atom, target, version), inputs, [0, 1, 2, 3], 32
 
 
 def group_case(atom: MmaAtom, version: str, target: str, rng: np.random.Generator, normal: bool) -> tuple[Any, ...]:
+    """The same of a wgmma form, operands in shared memory as whole tiles."""
     described: dict[str, Any] = {"A": None}
     inputs = []
     for operand in "ABC":
@@ -91,6 +98,7 @@ def both(gpu: Any, emulated: EmulatedDevice, atom: MmaAtom, case: tuple[Any, ...
 
 
 def as_floats(raw: npt.NDArray[np.uint8], name: str) -> npt.NDArray[np.float64]:
+    """The bytes of f32 or f16 values as float64."""
     return raw.view(np.float32 if name == "f32" else np.float16).astype(np.float64)
 
 
@@ -183,15 +191,14 @@ def chosen(target: str, every: int) -> Iterator[MmaAtom]:
             yield atom
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command; 1 where a form differs, 2 without a GPU."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--json", type=Path, help="write the rows here")
     parser.add_argument("--every", type=int, default=1, help="only every Nth mma.sync form")
-    args = parser.parse_args()
-    missing = available()
-    if missing is not None:
-        print(f"no GPU to run on: {missing}")
-        return 2
+    args = parser.parse_args(argv)
+    if status := needs.refused(needs.no_driver()):
+        return status
     rng = np.random.default_rng(3)
     with Device() as gpu:
         about = {"gpu": gpu.name, "target": gpu.target, "driver": "{}.{}".format(*gpu.driver),

@@ -21,12 +21,17 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).resolve().parents[1]
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
 import torch
 
+from benchmarks import needs
 from layoutgemm import __version__
 from layoutgemm.dtypes import f32
 from layoutgemm.kernels import GemmConfig, GemmPlan
@@ -151,12 +156,15 @@ def _version(metadata: Any, name: str) -> str:
         return str(getattr(cutlass, "__version__", "unknown"))
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command; 1 where a case fails, 2 without a GPU."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a few small cases, for compute-sanitizer")
     parser.add_argument("--json", type=Path, help="write the rows and the machine here")
     parser.add_argument("--plant", action="store_true", help="store past the end of C, for a sanitizer to find")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
+    if status := needs.refused(needs.no_gpu()):
+        return status
     if args.plant:
         plant()
         return 0

@@ -21,6 +21,7 @@ from layoutgemm.atoms.descriptor import derive as derive_descriptor
 from layoutgemm.atoms.descriptor_operand import OperandRead
 from layoutgemm.atoms.tma import derive as derive_tma
 from layoutgemm.atoms.tmem import LANES, WARP_LANES, WORD_BITS, allocation_columns, tmem_address
+from layoutgemm.checks import Mbarrier
 from layoutgemm.dtypes import dtype, i32
 from layoutgemm.kernels import bridge
 from layoutgemm.kernels import bridge_tcgen05 as tensor
@@ -42,6 +43,9 @@ class Copy:
         self.descriptor = derive_descriptor(self.tile, read, "A")
         self.ld = tcgen05_ld("32x32b", self.columns, element="i32")
         self.smem = Regions.of(tile=(self.tile.bytes, 1024), loaded=(8, 8), done=(8, 8), slot=(4, 8))
+        # What completes each: the loader's one arrival and the tile's bytes; the commit's one arrival.
+        self.loaded = Mbarrier("loaded", count=1, bytes=self.tma.bytes)
+        self.barriers = self.loaded, Mbarrier("done", count=1)
 
     @cute.jit
     def __call__(self, source: Int64, out: Int64, stream: bridge.Stream) -> None:
@@ -60,8 +64,8 @@ class Copy:
         shared = tensor.SharedRegions(self.smem)
         size = allocation_columns(self.columns)
         if thread == 0:
-            bridge.barrier_init(shared["loaded"], 1)
-            bridge.barrier_init(shared["done"], 1)
+            for barrier in self.barriers:
+                bridge.barrier_init(shared[barrier.name], barrier.count)
             bridge.barriers_visible()
         if warp == 0:
             tensor.tensor_allocate(shared["slot"], size)
@@ -72,7 +76,7 @@ class Copy:
         # 1. The tile comes to shared memory; one thread copies it on, and commits.
         if warp == 0:
             if bridge.elect():
-                bridge.barrier_expect(shared["loaded"], self.tma.bytes)
+                bridge.barrier_expect(shared["loaded"], self.loaded.bytes)
                 bridge.load_tile(tensor_map, self.tma, {"m": Int32(0), "k": Int32(0)}, shared["tile"], shared["loaded"])
             bridge.barrier_wait(shared["loaded"], 0)
             operand = tensor.TensorOperand(self.descriptor, shared["tile"], self.tile.bytes)

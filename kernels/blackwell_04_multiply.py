@@ -19,6 +19,7 @@ from cutlass import Int32, Int64
 from layoutgemm.atoms import tcgen05_ld, tcgen05_mma
 from layoutgemm.atoms.instruction_descriptor import instruction_descriptor
 from layoutgemm.atoms.tmem import WARP_LANES, tmem_address
+from layoutgemm.checks import Mbarrier
 from layoutgemm.dtypes import f32
 from layoutgemm.kernels import Operand, bridge
 from layoutgemm.kernels import bridge_tcgen05 as tensor
@@ -42,6 +43,9 @@ class Multiply:
         self.smem = Regions.of(
             a=(self.a.smem.bytes, 1024), b=(self.b.smem.bytes, 1024), loaded=(8, 8), done=(8, 8), slot=(4, 8)
         )
+        # What completes each: the loader's one arrival and the bytes of both tiles; the commit's one arrival.
+        self.loaded = Mbarrier("loaded", count=1, bytes=self.a.tma.bytes + self.b.tma.bytes)
+        self.barriers = self.loaded, Mbarrier("done", count=1)
 
     @cute.jit
     def __call__(self, a: Int64, b: Int64, d: Int64, stream: bridge.Stream) -> None:
@@ -66,8 +70,8 @@ class Multiply:
         shared = tensor.SharedRegions(self.smem)
         columns = self.mma.accumulator.allocation
         if thread == 0:
-            bridge.barrier_init(shared["loaded"], 1)
-            bridge.barrier_init(shared["done"], 1)
+            for barrier in self.barriers:
+                bridge.barrier_init(shared[barrier.name], barrier.count)
             bridge.barriers_visible()
         if warp == 0:
             tensor.tensor_allocate(shared["slot"], columns)
@@ -79,7 +83,7 @@ class Multiply:
             # 1. One thread asks for both tiles.
             if bridge.elect():
                 zero = {"m": Int32(0), "n": Int32(0), "k": Int32(0)}
-                bridge.barrier_expect(shared["loaded"], self.a.tma.bytes + self.b.tma.bytes)
+                bridge.barrier_expect(shared["loaded"], self.loaded.bytes)
                 bridge.load_tile(map_a, self.a.tma, zero, shared["a"], shared["loaded"])
                 bridge.load_tile(map_b, self.b.tma, zero, shared["b"], shared["loaded"])
             bridge.barrier_wait(shared["loaded"], 0)

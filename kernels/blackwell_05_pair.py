@@ -20,13 +20,14 @@ from layoutgemm.atoms import tcgen05_ld, tcgen05_mma
 from layoutgemm.atoms.instruction_descriptor import instruction_descriptor
 from layoutgemm.atoms.tmem import WARP_LANES, tmem_address
 from layoutgemm.atoms.tmem_fragment import accumulator_fragment
+from layoutgemm.checks import Mbarrier
 from layoutgemm.dtypes import f32
 from layoutgemm.kernels import Operand, bridge
 from layoutgemm.kernels import bridge_tcgen05 as tensor
 from layoutgemm.kernels.plan import derive_operand
 from layoutgemm.kernels.primitives import Regions, emulate, right
 
-THREADS, BOTH = 128, 0b11
+THREADS = 128
 
 
 class Pair:
@@ -46,6 +47,12 @@ class Pair:
         self.smem = Regions.of(
             a=(self.a.smem.bytes, 1024), b=(self.b.smem.bytes, 1024), loaded=(8, 8), done=(8, 8), slot=(4, 8)
         )
+        # What completes each: one arrival of the even block's loader, and the bytes that both blocks load; the commit's
+        # one arrival, which comes in every block of the mask.
+        self.blocks = self.mma.cta_group
+        self.both = (1 << self.blocks) - 1
+        self.loaded = Mbarrier("loaded", count=1, bytes=self.blocks * (self.a.tma.bytes + self.b.tma.bytes))
+        self.barriers = self.loaded, Mbarrier("done", count=1)
 
     @cute.jit
     def __call__(self, a: Int64, b: Int64, d: Int64, stream: bridge.Stream) -> None:
@@ -53,8 +60,9 @@ class Pair:
         extents = {name: Int32(size) for name, size in self.sizes.items()}
         map_a = bridge.encode_tensor_map(self.a.tma, a, extents, Int64(self.sizes[self.a.tma.dims[0]]))
         map_b = bridge.encode_tensor_map(self.b.tma, b, extents, Int64(self.sizes[self.b.tma.dims[0]]))
+        size = (self.blocks, 1, 1)
         self.kernel(map_a, map_b, d).launch(
-            grid=(2, 1, 1), block=(THREADS, 1, 1), cluster=(2, 1, 1), smem=self.smem.total, stream=stream
+            grid=size, block=(THREADS, 1, 1), cluster=size, smem=self.smem.total, stream=stream
         )
 
     @cute.kernel
@@ -70,13 +78,13 @@ class Pair:
         shared = tensor.SharedRegions(self.smem)
         columns = self.mma.accumulator.allocation
         if thread == 0:
-            bridge.barrier_init(shared["loaded"], 1)
-            bridge.barrier_init(shared["done"], 1)
+            for barrier in self.barriers:
+                bridge.barrier_init(shared[barrier.name], barrier.count)
             bridge.barriers_visible()
         # 1. A warp of each block allocates: both get the same columns. Then the pair meets.
         if warp == 0:
-            tensor.tensor_allocate(shared["slot"], columns, 2)
-            tensor.tensor_relinquish(2)
+            tensor.tensor_allocate(shared["slot"], columns, self.blocks)
+            tensor.tensor_relinquish(self.blocks)
         bridge.cluster_arrive()
         bridge.cluster_wait()
         base = tensor.tensor_address(shared["slot"])
@@ -86,7 +94,7 @@ class Pair:
             if bridge.elect():
                 at = {"m": rank * self.a.smem.extent[0], "n": rank * self.b.smem.extent[0], "k": Int32(0)}
                 if rank == 0:
-                    bridge.barrier_expect(shared["loaded"], 2 * (self.a.tma.bytes + self.b.tma.bytes))
+                    bridge.barrier_expect(shared["loaded"], self.loaded.bytes)
                 tensor.load_for_pair(map_a, self.a.tma, at, shared["a"], shared["loaded"])
                 tensor.load_for_pair(map_b, self.b.tma, at, shared["b"], shared["loaded"])
             # 3. One thread of the even block multiplies, and tells both.
@@ -98,7 +106,7 @@ class Pair:
                     for block in cutlass.range_constexpr(len(self.a.descriptor.k_steps)):
                         words = a.word_at(0, block), b.word_at(0, block)
                         tensor.tensor_multiply(self.mma, self.word, base, *words, block > 0)
-                    tensor.tensor_commit(shared["done"], 2, BOTH)
+                    tensor.tensor_commit(shared["done"], self.blocks, self.both)
 
         # 4. Each thread of either block stores what the fragment map says that it holds.
         bridge.barrier_wait(shared["done"], 0)
@@ -114,7 +122,7 @@ class Pair:
         bridge.cluster_wait()
         if warp == 0:
             tensor.fence_after_sync()
-            tensor.tensor_free(base, columns, 2)
+            tensor.tensor_free(base, columns, self.blocks)
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ from cutlass import Int32, Int64, const_expr
 from layoutgemm.atoms import tcgen05_ld, tcgen05_mma
 from layoutgemm.atoms.instruction_descriptor import instruction_descriptor
 from layoutgemm.atoms.tmem import WARP_LANES, allocation_columns, tmem_address
+from layoutgemm.checks import Mbarrier
 from layoutgemm.dtypes import f32, i32
 from layoutgemm.kernels import Operand, bridge
 from layoutgemm.kernels import bridge_tcgen05 as tensor
@@ -44,6 +45,10 @@ class Commit:
             a=(self.a.smem.bytes, 1024), b=(self.b.smem.bytes, 1024),
             loaded=(8, 8), first=(8, 8), second=(8, 8), everyone=(8, 8), slot=(4, 8),
         )  # fmt: skip
+        # What completes each: the loader's one arrival and the bytes of both tiles; one commit.
+        self.loaded = Mbarrier("loaded", count=1, bytes=self.a.tma.bytes + self.b.tma.bytes)
+        self.barriers = self.loaded, *(Mbarrier(name, count=1) for name in ("first", "second", "everyone"))
+        self.everyone = (1 << blocks) - 1 if blocks > 1 else None  # a bit for each block of the cluster
 
     @cute.jit
     def __call__(self, a: Int64, b: Int64, d: Int64, told: Int64, stream: bridge.Stream) -> None:
@@ -71,8 +76,8 @@ class Commit:
         shared = tensor.SharedRegions(self.smem)
         columns = allocation_columns(2 * N)
         if thread == 0:
-            for name in ("loaded", "first", "second", "everyone"):
-                bridge.barrier_init(shared[name], 1)
+            for barrier in self.barriers:
+                bridge.barrier_init(shared[barrier.name], barrier.count)
             bridge.barriers_visible()
         if warp == 0:
             tensor.tensor_allocate(shared["slot"], columns)
@@ -86,7 +91,7 @@ class Commit:
             b = tensor.TensorOperand(self.b.descriptor, shared["b"], self.b.smem.bytes)
             if bridge.elect():
                 zero = {"m": Int32(0), "n": Int32(0), "k": Int32(0)}
-                bridge.barrier_expect(shared["loaded"], self.a.tma.bytes + self.b.tma.bytes)
+                bridge.barrier_expect(shared["loaded"], self.loaded.bytes)
                 bridge.load_tile(map_a, self.a.tma, zero, shared["a"], shared["loaded"])
                 bridge.load_tile(map_b, self.b.tma, zero, shared["b"], shared["loaded"])
             bridge.barrier_wait(shared["loaded"], 0)
@@ -99,7 +104,7 @@ class Commit:
                         tensor.tensor_multiply(self.mma, self.word, base + number * N, *words, block > 0)
                     tensor.tensor_commit(shared[name])
                 # 2. One more commit, to every block.
-                tensor.tensor_commit(shared["everyone"], 1, (1 << self.blocks) - 1 if self.blocks > 1 else None)
+                tensor.tensor_commit(shared["everyone"], mask=self.everyone)
 
         # 3. The first accumulator is read behind its own commit, the second behind the other.
         if rank == 0:
@@ -133,7 +138,8 @@ def main() -> None:
         emulate(f"{blocks} block(s)", kernel, {"a": encode(x), "b": encode(y), "d": d, "told": told})
         want = np.stack([x[:, : DEPTH // 2] @ y[:, : DEPTH // 2].T, x @ y.T])
         right(f"{blocks} block(s)", d, want, "two products behind two commits: exact, in every order of events")
-        right(f"{blocks} block(s)", told, np.arange(1, blocks + 1), f"a commit to mask {(1 << blocks) - 1:#b} told all")
+        said = f"a commit to mask {kernel.everyone or 1:#b} told all"
+        right(f"{blocks} block(s)", told, np.arange(1, blocks + 1), said)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from cutlass import Int32, Int64
 from layoutgemm.atoms import tcgen05_ld, tcgen05_mma, tcgen05_st
 from layoutgemm.atoms.instruction_descriptor import instruction_descriptor
 from layoutgemm.atoms.tmem import WARP_LANES, WORD_BITS, allocation_columns, tmem_address
+from layoutgemm.checks import Mbarrier
 from layoutgemm.dtypes import bf16, f32
 from layoutgemm.kernels import Operand, bridge
 from layoutgemm.kernels import bridge_tcgen05 as tensor
@@ -51,6 +52,9 @@ class RoundTrip:
             **{name: (op.smem.bytes, 1024) for name, op in tiles.items()},
             loaded=(8, 8), scores=(8, 8), done=(8, 8), slot=(4, 8),
         )  # fmt: skip
+        # What completes each: the loader's one arrival and the bytes of all tiles; one commit.
+        self.loaded = Mbarrier("loaded", count=1, bytes=sum(op.tma.bytes for op in tiles.values()))
+        self.barriers = self.loaded, Mbarrier("scores", count=1), Mbarrier("done", count=1)
 
     @cute.jit
     def __call__(self, q: Int64, k: Int64, v: Int64, o: Int64, stream: bridge.Stream) -> None:
@@ -75,8 +79,8 @@ class RoundTrip:
         warp = bridge.uniform(thread // 32)
         shared = tensor.SharedRegions(self.smem)
         if thread == 0:
-            for name in ("loaded", "scores", "done"):
-                bridge.barrier_init(shared[name], 1)
+            for barrier in self.barriers:
+                bridge.barrier_init(shared[barrier.name], barrier.count)
             bridge.barriers_visible()
         if warp == 0:
             tensor.tensor_allocate(shared["slot"], self.columns)
@@ -93,7 +97,7 @@ class RoundTrip:
         if warp == 0:
             if bridge.elect():
                 zero = {"m": Int32(0), "n": Int32(0), "k": Int32(0)}
-                bridge.barrier_expect(shared["loaded"], self.q.tma.bytes + self.k.tma.bytes + self.v.tma.bytes)
+                bridge.barrier_expect(shared["loaded"], self.loaded.bytes)
                 bridge.load_tile(map_q, self.q.tma, zero, shared["q"], shared["loaded"])
                 bridge.load_tile(map_k, self.k.tma, zero, shared["k"], shared["loaded"])
                 bridge.load_tile(map_v, self.v.tma, zero, shared["v"], shared["loaded"])

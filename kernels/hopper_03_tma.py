@@ -53,11 +53,11 @@ class TmaKernel:
         self.smem = levels.SharedMap.of(self.a.smem, self.b.smem, self.stages)
         self.stage_bytes = self.a.tma.bytes + self.b.tma.bytes
         self.schedule = Linear("N")  # neighbours share rows of A in L2
+        self.pipeline = self_loading(self.stages, self.stage_bytes)
 
     def check(self) -> Report:
         """Operands, fragment map, shared memory of two blocks, and the loop for any number of k tiles."""
-        pipeline = self_loading(self.stages, self.stage_bytes)
-        return levels.wgmma_report(self.mma, self.a, self.b, self.smem, pipeline, blocks_per_sm=self.blocks_per_sm)
+        return levels.wgmma_report(self.mma, self.a, self.b, self.smem, self.pipeline, blocks_per_sm=self.blocks_per_sm)
 
     @cute.jit
     def __call__(
@@ -97,7 +97,7 @@ class TmaKernel:
         shared = bridge.SharedMemory(self.smem)
         if thread == 0:
             for s in cutlass.range_constexpr(self.stages):
-                bridge.barrier_init(shared.full(s), 1)
+                bridge.barrier_init(shared.full(s), self.pipeline.mbarrier("full").count)
             bridge.barriers_visible()
         bridge.block_sync()
 
@@ -142,7 +142,7 @@ class TmaKernel:
         """Arm full[stage] and ask for both tiles. Called by one thread, when nobody reads the stage."""
         origin = {"m": m0, "n": n0, "k": k_tile * self.tile_k}
         full = shared.full(stage)
-        bridge.barrier_expect(full, self.stage_bytes)
+        bridge.barrier_expect(full, self.pipeline.mbarrier("full").bytes)
         bridge.load_tile(map_a, self.a.tma, origin, shared.a(stage), full)
         bridge.load_tile(map_b, self.b.tma, origin, shared.b(stage), full)
 

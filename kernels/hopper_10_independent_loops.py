@@ -153,6 +153,7 @@ class IndependentKernel:
             # 4. Consumers: each warpgroup has 64 rows of the tile.
             bridge.take_registers(self.registers[1])
             consumer, consumers = warpgroup - 1, self.pipeline.named_barrier("store0").threads
+            met = self.pipeline.barrier_number("store0")
             mma = bridge.Wgmma(self)
             operand_a = bridge.Operand(self.a.descriptor, shared.a(0), self.smem.a_stage_bytes, consumer)
             operand_b = bridge.Operand(self.b.descriptor, shared.b(0), self.smem.b_stage_bytes)
@@ -184,7 +185,7 @@ class IndependentKernel:
                 for part in cutlass.range_constexpr(self.parts):
                     if warp == FIRST_CONSUMER:
                         bridge.wait_stores_read(0)
-                    bridge.named_sync(1, consumers)
+                    bridge.named_sync(met, consumers)
                     for v in range(0, self.part.accumulator_registers, 2):
                         i, j = self.part.coords_C(thread % self.mma.threads, v)
                         register = part * self.part.accumulator_registers + v
@@ -193,7 +194,7 @@ class IndependentKernel:
                         bridge.store_shared(shared.c(0).toint() + place, [pair])
                     # Every writer fences its writes, all meet, and only then the copy engine is asked to read them.
                     bridge.shared_writes_visible()
-                    bridge.named_sync(1, consumers)
+                    bridge.named_sync(met, consumers)
                     if warp == FIRST_CONSUMER:
                         if bridge.elect():
                             origin = {"m": m0, "n": n0 + part * self.c.extent[1]}

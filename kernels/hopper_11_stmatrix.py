@@ -154,6 +154,8 @@ class StmatrixKernel:
             # 4. Consumers: each warpgroup has 64 rows of the tile.
             bridge.take_registers(self.registers[1])
             consumer, quarter = warpgroup - 1, bridge.uniform(warp % 4)
+            # store0 and store1 follow each other.
+            met, own = self.pipeline.barrier_number("store0"), self.pipeline.named_barrier("store0").threads
             mma = bridge.Wgmma(self)
             operand_a = bridge.Operand(self.a.descriptor, shared.a(0), self.smem.a_stage_bytes, consumer)
             operand_b = bridge.Operand(self.b.descriptor, shared.b(0), self.smem.b_stage_bytes)
@@ -186,7 +188,7 @@ class StmatrixKernel:
                     buffer = shared.c(consumer * self.buffers + part % self.buffers)
                     if quarter == 0:
                         bridge.wait_stores_read(self.buffers - 1)
-                    bridge.named_sync(1 + consumer, self.mma.threads)
+                    bridge.named_sync(met + consumer, own)
                     for i in bridge.unrolled(self.rows[1][0].size):
                         first = part * self.part.accumulator_registers + 8 * i
                         pairs = [(accumulator[v], accumulator[v + 1]) for v in range(first, first + 8, 2)]
@@ -194,7 +196,7 @@ class StmatrixKernel:
                         bridge.store_matrices(buffer + self.rows(lane, (i, quarter)) * bf16.bytes, registers)
                     # Every writer fences its writes, all meet, and only then the copy engine is asked to read them.
                     bridge.shared_writes_visible()
-                    bridge.named_sync(1 + consumer, self.mma.threads)
+                    bridge.named_sync(met + consumer, own)
                     if quarter == 0:
                         if bridge.elect():
                             origin = {"m": m0, "n": n0 + part * self.c.extent[1]}

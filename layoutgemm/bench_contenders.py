@@ -46,7 +46,7 @@ def cublaslt_version() -> str:
 
 
 def cublaslt(problem: Problem) -> list[Contender]:
-    """The first twelve algorithms that cuBLASLt's heuristic proposes with 32 MB of workspace."""
+    """Up to twelve algorithms, as many as cuBLASLt's heuristic proposes with 32 MB of workspace."""
     try:
         product = _cublaslt().product(problem.m, problem.n, problem.k, problem.b_major)
         found = product.algorithms(HEURISTICS)

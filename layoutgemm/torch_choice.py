@@ -29,7 +29,22 @@ if TYPE_CHECKING:
 def choose_kernel(
     problem: Problem, sizes: tuple[int, int, int, int], orders: Sequence[str], names: tuple[str, str, str], direct: bool
 ) -> tuple[Sm90Choice, str]:
-    """The first configuration, of the caller's or of the likeliest, whose plan can be derived."""
+    """The first configuration, of the caller's or of the likeliest, whose plan can be derived, and why it.
+
+    sizes   m, n, k and the batch of one launch
+    orders  "row" or "col" of A, B and C
+    names   of their types, with the orders: "bf16:row"
+    direct  C's lines are such that no tensor copy stores them
+
+    Raises OperandError with the reason of the first that failed where none can be derived, or each has too many tiles.
+
+    >>> from layoutgemm.torch_problem import Given, Problem
+    >>> x = Given((64, 64), (64, 1), "bf16")
+    >>> names = ("bf16:row", "bf16:row", "bf16:row")
+    >>> choice, _ = choose_kernel(Problem(x, x, x), (64, 64, 64, 1), ("row", "row", "row"), names, direct=False)
+    >>> choice.config.launch
+    'tiles'
+    """
     m, n, k, batch = sizes
     last: LayoutError | None = None
     for choice, why in _candidates(problem, sizes, orders):
@@ -122,7 +137,18 @@ def choose_by_lines(
 ) -> tuple[Sm80Choice, str]:  # fmt: skip
     """The likeliest configuration of the mma.sync kernel whose plan can be derived, and fits the GPU.
 
-    align  bytes that lines of A, B and C are aligned to
+    sizes, orders, names  as for `choose_kernel`
+    align                 bytes that lines of A, B and C are aligned to
+
+    Raises OperandError for an epilogue, which this kernel does not have, and with the reason where no configuration can
+    be derived.
+
+    >>> from layoutgemm.torch_problem import Given, Problem
+    >>> x = Given((64, 63), (63, 1), "bf16", start=2)
+    >>> problem, names = Problem(x, x, x, code="sm_80"), ("bf16:row", "bf16:row", "bf16:row")
+    >>> choice, _ = choose_by_lines(problem, (64, 63, 63, 1), ("row", "row", "row"), names, (2, 2, 2))
+    >>> choice.config.align
+    (2, 2, 2)
     """
     if problem.epilogue is not None:
         raise OperandError(f"an epilogue needs sm_90a's kernel, and this is one for {problem.code} by mma.sync")

@@ -138,7 +138,17 @@ def _order(x: torch.Tensor) -> str:
 def by_reference(
     a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, epilogue: Epilogue, given: Tensors
 ) -> torch.Tensor:
-    """The product of CPU tensors in float64, rounded to float32, and `Epilogue.reference` on it."""
+    """The product of CPU tensors in float64, rounded to float32, and `Epilogue.reference` on it, as `kind`.
+
+    given  the epilogue's operands by name; those that it writes are written
+
+    Raises OperandError where an operand's shape is not the epilogue's.
+
+    >>> from layoutgemm.kernels.epilogue import Bias
+    >>> x = torch.eye(2).bfloat16()
+    >>> by_reference(x, x, torch.float32, Epilogue(Bias()), {"bias": torch.tensor([1.0, 2.0])}).tolist()
+    [[2.0, 2.0], [1.0, 3.0]]
+    """
 
     def array(x: Any) -> Any:
         return x.detach().float().reshape(() if x.numel() == 1 and x.ndim < 2 else x.shape).numpy()

@@ -28,7 +28,7 @@ from .torch_finish import GATES, Finish, by_torch, check_finish, fused, fused_ge
 from .torch_gated import check_gated_type, gate_by_torch, gated_finish, gated_operator, why_unfused
 from .torch_launch import C_NAMES, NAMES, Prepared, gpu, plan_of, problem_of, start, target
 from .torch_library import differentiable
-from .torch_problem import C_TYPES, Given, Problem, contiguous_strides, gated_shapes, shapes_of, solve
+from .torch_problem import C_TYPES, Given, Problem, broadcast, contiguous_strides, gated_shapes, shapes_of, solve
 from .torch_reference import multiply
 
 Config = Sm90Config | Sm90Choice
@@ -198,6 +198,9 @@ def gemm(
     c is broadcast to the product's shape, and not read where beta is the number 0. A new tensor, or `out`. One kernel
     for numbers alpha and beta, matrices, and a c of the product's shape; else torch scales and adds, in float32.
 
+    Raises OperandError for a beta without a c and a c that is no tensor, TensorError for a c that does not broadcast to
+    the product's shape, and both as matmul does.
+
     >>> import torch
     >>> x = torch.eye(2).bfloat16()
     >>> gemm(2.0, x, x, 1.0, torch.ones(2, 2).bfloat16()).tolist()
@@ -206,6 +209,8 @@ def gemm(
     if c is None and not (isinstance(beta, (int, float)) and beta == 0):
         raise OperandError(f"beta = {beta!r} needs a c to scale")
     require_tensors(a, b)
+    if c is not None and not isinstance(c, torch.Tensor):
+        raise OperandError(f"c is a {type(c).__module__}.{type(c).__qualname__}, not a torch tensor")
     if c is not None and isinstance(beta, (int, float)) and beta == 0:
         kind, c = c.dtype, None
     else:
@@ -223,7 +228,7 @@ def gemm(
     wide = torch.float32 if a.dtype.is_floating_point else torch.int32
     value = alpha * matmul(a, b, config=config, out_dtype=wide, allow_tf32=allow_tf32)
     if c is not None:
-        if tuple(value.shape) != tuple(torch.broadcast_shapes(c.shape, value.shape)):
+        if tuple(value.shape) != broadcast(c.shape, value.shape):
             raise TensorError(f"c of shape {list(c.shape)} does not broadcast to the product's {list(value.shape)}")
         value = value + beta * c.to(value.dtype)
     return _into(out, value.to(kind), a, b)

@@ -162,6 +162,18 @@ def test_bias_and_activation_round_once() -> None:
     assert torch.equal(gemm(1, a, b, 0, torch.full_like(c, float("nan"))), matmul(a, b))  # c is not read
 
 
+def test_gemm_refuses_a_c_that_does_not_meet_the_product() -> None:
+    a, b = integers(4, 8), integers(8, 6)
+    with pytest.raises(TensorError, match=r"tensor a \(5\) must match the size of tensor b \(6\)"):
+        gemm(1, a, b, 1, torch.ones(5).bfloat16())
+    with pytest.raises(TensorError, match=r"c of shape \[2, 4, 6\] does not broadcast to the product's \[4, 6\]"):
+        gemm(1, a, b, 1, torch.ones(2, 4, 6).bfloat16())
+    with pytest.raises(OperandError, match=r"c is a builtins\.float, not a torch tensor"):
+        gemm(1, a, b, 1, 3.0)
+    with pytest.raises(OperandError, match=r"beta = 1 needs a c to scale"):
+        gemm(1, a, b, 1)
+
+
 # ------------------------------------------------------------------------------------------------------------ solutions
 
 

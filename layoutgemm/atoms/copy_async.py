@@ -14,11 +14,9 @@ from .targets import since
 
 # PTX ISA, "cp.async": cp-size is 4, 8 or 16 bytes, and 16 only with .cg, which bypasses L1.
 _ASYNC_BYTES = {"ca": (4, 8, 16), "cg": (16,)}
-# PTX ISA, "cp.async.bulk": size and both addresses are multiples of 16 bytes; ptxas takes sizes up to 2^20 - 16. The
-# mbarrier is a 64-bit object: "mbarrier: Size and alignment".
+# PTX ISA, "cp.async.bulk": size and both addresses are multiples of 16 bytes; ptxas takes sizes up to 2^20 - 16.
 BULK_ALIGNMENT = 16
 BULK_MAX = (1 << 20) - BULK_ALIGNMENT
-MBARRIER_ALIGNMENT = 8
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,8 @@ WARP = 32
 PIPES = ("wgmma", "cp.async", "bulk", "tcgen05")
 SPACES = ("smem", "tmem", "warp", "reg")
 PRIVATE = ("warp", "reg")  # each warp has its own, and nobody else touches it
+CTA = "cta"  # the named barrier of all threads of a CTA
+MOST_NAMED = 16  # hardware barriers of a CTA (PTX ISA, "bar")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +158,27 @@ class Pipeline:
 
     def named_barrier(self, name: str) -> NamedBarrier:
         """The named barrier of that name; raises PlanError when there is none."""
-        return _named(tuple(b for b in self.barriers if isinstance(b, NamedBarrier)), name, "named barrier")
+        return _named(self._named_barriers, name, "named barrier")
+
+    def barrier_number(self, name: str) -> int:
+        """Which of the CTA's hardware barriers the named barrier is: 0 is that of all threads, the others follow.
+
+        Raises PlanError when there is no barrier of that name, or the hardware has none left for it.
+
+        >>> from layoutgemm.checks import ring
+        >>> stores = ring(4, 32768, consumers=2, store=(2, 4))
+        >>> [stores.barrier_number(name) for name in ("cta", "store0", "store1")]
+        [0, 1, 2]
+        """
+        self.named_barrier(name)
+        order = [CTA, *(b.name for b in self._named_barriers if b.name != CTA)]
+        if (number := order.index(name)) >= MOST_NAMED:
+            raise PlanError(f"{self.name}: {name!r} would be hardware barrier {number}; a CTA has {MOST_NAMED}")
+        return number
+
+    @property
+    def _named_barriers(self) -> tuple[NamedBarrier, ...]:
+        return tuple(b for b in self.barriers if isinstance(b, NamedBarrier))
 
     def buffer(self, name: str) -> Buffer:
         """The buffer of that name; raises PlanError when there is none."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .pipeline import Buffer, Cursor, Mbarrier, NamedBarrier, Pipeline, Role
+from .pipeline import CTA, Buffer, Cursor, Mbarrier, NamedBarrier, Pipeline, Role
 from .pipeline_actions import (
     Action,
     Advance,
@@ -35,8 +35,6 @@ from .pipeline_actions import (
     Write,
 )
 from .pipeline_hopper import Hopper, StoreRing
-
-CTA = "cta"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..errors import PlanError
-from .pipeline import Buffer, Cursor, Mbarrier, NamedBarrier, Pipeline, Role
+from .pipeline import CTA, Buffer, Cursor, Mbarrier, NamedBarrier, Pipeline, Role
 from .pipeline_actions import (
     Action,
     Advance,
@@ -47,7 +47,6 @@ from .pipeline_actions import (
     Write,
 )
 
-CTA = "cta"
 WARPS = 4  # of a consumer: wgmma is a warpgroup's
 
 

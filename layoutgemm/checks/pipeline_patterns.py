@@ -7,7 +7,7 @@ Every constructor returns a `Pipeline`; a kernel's plan calls one with its own n
 from __future__ import annotations
 
 from ..errors import PlanError
-from .pipeline import Buffer, Cursor, Mbarrier, NamedBarrier, Pipeline, Role
+from .pipeline import CTA, Buffer, Cursor, Mbarrier, NamedBarrier, Pipeline, Role
 from .pipeline_actions import (
     Action,
     Advance,
@@ -39,8 +39,6 @@ from .pipeline_actions import (
     WaitGroup,
     Write,
 )
-
-CTA = "cta"
 
 
 def start(first: bool, cluster: int = 1) -> Program:

@@ -80,7 +80,7 @@ def add_bench(commands: Any) -> None:
     parser.add_argument("--b-major", choices=("k", "n"), default="k", help="B's contiguous index (%(default)s)")
     parser.add_argument("--rounds", type=rounds, default=11, help="rounds of bursts (%(default)s)")
     parser.add_argument("--sustained", action="store_true", help="also 0.8 s of load on end, with clock and power")
-    parser.add_argument("--peers", action="store_true", help="also the best two of cuBLASLt's twelve proposals")
+    parser.add_argument("--peers", action="store_true", help="also the best two of up to twelve proposals of cuBLASLt")
 
 
 def bench(args: argparse.Namespace) -> int:

@@ -37,7 +37,6 @@ from typing import Any
 from ..errors import PlanError
 
 RUNTIME = "libcute_dsl_runtime.so"
-_POINTER = ctypes.sizeof(ctypes.c_void_p)
 # Releases the GIL: a launch waits when the GPU's queue is full, and what empties it may be Python.
 _ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 

@@ -17,7 +17,6 @@ from ..errors import PlanError
 Expression = tuple[Any, ...]
 
 _FLOATS = ("exp", "log", "sqrt", "rsqrt", "tanh", "erf", "normal", "sigmoid")  # of one float
-_COMPARE = ("lt", "le", "gt", "ge", "eq", "ne")
 _INTEGERS = ("floordiv", "mod", "and_", "or_", "xor")
 
 

@@ -32,7 +32,7 @@ from . import object_cache
 _INSTRUCTION = re.compile(
     r"^\s*/\*(?P<address>[0-9a-f]{4,})\*/\s+(?:(?P<predicate>@!?U?P[T0-9]+)\s+)?(?P<opcode>[A-Z][A-Za-z0-9_.]*)(?P<operands>[^;]*);"
 )
-_RESOURCES = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
+_RESOURCES = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)")
 _LOCAL_MEMORY = ("STL", "LDL")
 _FOLDER, _TEXT = "code", "said.txt"  # of the cache
 
@@ -139,13 +139,11 @@ class Resources:
 
     registers      32-bit registers a thread
     stack_bytes    stack a thread
-    static_bytes   static shared memory, the system's reserve of 1 KiB a block included; dynamic memory comes at launch
     local_bytes    local memory a thread
     """
 
     registers: int
     stack_bytes: int
-    static_bytes: int
     local_bytes: int
 
 
@@ -160,8 +158,7 @@ def resources(cubin: bytes) -> Resources:
     found = _RESOURCES.findall(text)
     if len(found) != 1:
         raise PlanError(f"the cubin has {len(found)} kernels, expected one; cuobjdump -res-usage said:\n{text}")
-    registers, stack, shared, local = map(int, found[0])
-    return Resources(registers, stack, shared, local)
+    return Resources(*map(int, found[0]))
 
 
 @functools.cache

@@ -49,11 +49,6 @@ class Sm80Store:
     matrices: Places | None = None
 
     @property
-    def rounds_columns(self) -> int:
-        """Columns of a warp."""
-        return self.tile.extent[1]
-
-    @property
     def per_row(self) -> int:
         """Chunks of 16 bytes in a row."""
         return self.tile.extent[1] * self.c.dtype.bytes // VECTOR

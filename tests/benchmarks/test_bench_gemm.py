@@ -140,7 +140,7 @@ def drive(
         device.now += setup
         return field(device)
 
-    notes = bench_gemm.run(
+    ended = bench_gemm.run(
         device,
         problems,
         contenders,
@@ -149,7 +149,8 @@ def drive(
         lambda outcomes: last.__setitem__(slice(None), outcomes),
         clock=lambda: device.now,
     )
-    return notes, last, said
+    assert not ended.lost
+    return ended.notes, last, said
 
 
 def test_the_driver_measures_every_shape_and_reports_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,10 +247,36 @@ def test_the_program_from_end_to_end(
     assert [[m.name for m in o.measured] for o in outcomes] == [["torch.mm", "mine"]] * 2
 
 
-def test_without_a_gpu_the_program_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert bench_gemm.main([]) == 2
-    assert "no CUDA GPU" in capsys.readouterr().err
+@pytest.mark.parametrize(("says", "lost", "status"), [("gone", True, 3), ("nothing broken has the device", False, 0)])
+def test_the_exit_status_is_that_of_the_device_not_of_a_word(
+    says: str, lost: bool, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A device that is lost after the first shape; a note that says "broken" of one that is not."""
+    from layoutgemm import bench
+    from layoutgemm import bench_machine as machine
+
+    device, run = ModelDevice(), bench_gemm.run
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(machine, "facts", dict)
+    monkeypatch.setattr(machine, "sampler", lambda: ("nothing", None))
+    monkeypatch.setattr(bench, "CudaDevice", lambda sampler: device)
+    monkeypatch.setattr(bench_gemm, "FAMILIES", {"torch.mm": lambda p: [timed(device, "torch.mm", 2e-6)]})
+
+    def second_is_lost(device: Any, problem: Problem, *rest: Any) -> Outcome:
+        if lost and problem.m == 16:
+            raise DeviceLost(says)
+        return measure(device, problem, *rest)
+
+    def noted(*given: Any, **named: Any) -> bench_gemm.Ended:
+        ended = run(*given, **named)
+        return ended._replace(notes=[*ended.notes, says])
+
+    monkeypatch.setattr(bench_gemm, "measure", second_is_lost)
+    monkeypatch.setattr(bench_gemm, "run", noted)
+    argv = ["--shapes", "48x32x64,16", "--contender", "torch.mm", "--rounds", "1"]
+    assert bench_gemm.main(argv) == status
+    out = capsys.readouterr().out
+    assert says in out and ("16x16x16: gone; the run ends here" in out) is lost
 
 
 def test_a_callable_of_ours_is_imported_when_its_turn_comes() -> None:

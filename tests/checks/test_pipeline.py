@@ -202,6 +202,21 @@ def test_two_turns_of_a_named_barrier_may_be_taken_for_one() -> None:
     assert isinstance(found, Interleaving) and found.kind == "arrival"
 
 
+def test_named_barriers_have_numbers_of_their_own() -> None:
+    """Behind that of all threads, whether the pipeline has it or not."""
+    meeting = cluster_ring(4, 16384, 16384, consumers=2, persistent=True, meet=True, store=(1, 2))
+    assert [meeting.barrier_number(name) for name in ("store0", "store1", "cta")] == [1, 2, 0]
+    apart = cluster_ring(4, 16384, 16384, consumers=2, persistent=True, store=(1, 2))
+    assert [apart.barrier_number(name) for name in ("store0", "store1")] == [1, 2]
+    with pytest.raises(PlanError, match=r"no named barrier 'cta'; there are store0, store1"):
+        apart.barrier_number("cta")
+    many = tuple(NamedBarrier(f"x{i}", 32) for i in range(16))
+    pipeline = Pipeline("many", (Role("a", 1, ()),), many, ())
+    assert pipeline.barrier_number("x14") == 15
+    with pytest.raises(PlanError, match=r"many: 'x15' would be hardware barrier 16; a CTA has 16"):
+        pipeline.barrier_number("x15")
+
+
 def test_a_group_that_is_done_says_nothing_of_a_newer_one() -> None:
     one = (Mma((), 0, "acc"), Commit("wgmma"))
     for pending, good in ((0, True), (1, False)):

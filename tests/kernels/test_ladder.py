@@ -132,13 +132,15 @@ def test_a_ring_that_waits_for_too_many_stands_still() -> None:
 
 
 def test_the_program_says_what_failed(capsys: pytest.CaptureFixture[str]) -> None:
+    from layoutgemm.checks import self_loading
     from layoutgemm.kernels import levels
 
     level = level_of("hopper_03_tma")
     fine = ["--emulate", "64", "128", "64"]
     assert levels.main([level], fine) == 0
     assert "64x128x64 emulated" in capsys.readouterr().out
-    broken = changed(level, "a barrier of other bytes", stage_bytes=level.kernel.stage_bytes + 16)
+    other = self_loading(level.kernel.stages, level.kernel.stage_bytes + 16)
+    broken = changed(level, "a barrier of other bytes", pipeline=other)
     assert levels.main([broken, level], fine) == 1
     first, *_, last = [line for line in capsys.readouterr().out.splitlines() if "level 3" in line]
     assert "FAILED" in first and "64x128x64 emulated" in last

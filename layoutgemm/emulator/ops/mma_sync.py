@@ -36,7 +36,6 @@ from .registry import operation
 
 Array = npt.NDArray[Any]
 Places = tuple[Any, ...]  # of each register its number, or a constant as a tuple of one
-QUAD_PAIRS = 4
 
 
 def atom_of(ins: Instruction) -> MmaAtom:

@@ -1,0 +1,105 @@
+"""Every measuring program without a GPU: one line on standard error, nothing else, exit status 2."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import needs
+from tests.micro import cuda_driver
+
+ROOT = Path(__file__).resolve().parents[2]
+# Program -> command lines that measure on torch's GPU, or on what the CUDA driver alone finds.
+BY_TORCH = {
+    "bench_ampere": ["run FOLDER"],
+    "bench_epilogue": [""],
+    "bench_gated": [""],
+    "bench_gemm": [""],
+    "bench_ladder": [""],
+    "bench_launch": [""],
+    "bench_lines": [""],
+    "bench_types": ["run"],
+    "bench_variants": ["run FOLDER"],
+    "profile_gemm": ["", "--launch"],
+    "profile_ladder": ["table", "launch hopper_03_tma.py 0"],
+    "soak": [""],
+    "verify_gpu": ["", "--plant"],
+}
+BY_DRIVER = {
+    "verify_atoms": ["all"],
+    "verify_banks": [""],
+    "verify_copies": ["matrix", "edges"],
+    "verify_emulator": [""],
+}
+# What needs no GPU; of tune_gemm.py only one of three steps does.
+WITHOUT = {"bench_algebra", "bench_emulator", "bench_proofs", "deepgemm_build", "fit_choice", "tables", "tune_gemm"}
+
+
+def lines(programs: dict[str, list[str]]) -> list[tuple[str, str]]:
+    return [(program, line) for program, lines in programs.items() for line in lines]
+
+
+def refusal(program: str, line: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """What the program says on standard error when it refuses."""
+    assert importlib.import_module(f"benchmarks.{program}").main(line.split()) == needs.REFUSED
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1
+    return said.err
+
+
+@pytest.mark.parametrize(("program", "line"), lines(BY_TORCH))
+def test_without_a_gpu(
+    program: str, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert refusal(program, line, capsys) == "torch finds no CUDA GPU: nothing can be measured\n"
+
+
+@pytest.mark.parametrize(("program", "line"), lines(BY_DRIVER))
+def test_without_a_driver(
+    program: str, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cuda_driver, "available", lambda: "libcuda.so.1: no such file")
+    assert refusal(program, line, capsys) == "no GPU to run on: libcuda.so.1: no such file\n"
+
+
+@pytest.mark.parametrize(
+    ("program", "line"),
+    [("profile_gemm", "--ncu"), ("profile_ladder", "table --ncu"), ("deepgemm_build", "FOLDER --source FOLDER --nvcc")],
+)
+def test_without_a_tool(
+    program: str, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert refusal(program, f"{line} no-such-tool", capsys).startswith("no-such-tool is not here: ")
+
+
+def test_without_torch(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert refusal("bench_launch", "", capsys) == "torch is not installed: pip install 'layoutgemm[dsl,torch]'\n"
+
+
+def test_no_program_is_left_out() -> None:
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "benchmarks").glob("*.py")}
+    programs = {stem for stem, text in texts.items() if re.search(r"^def main\(", text, flags=re.MULTILINE)}
+    assert programs == {*BY_TORCH, *BY_DRIVER, *WITHOUT}
+
+
+def test_programs_that_import_tests_run_from_any_folder(tmp_path: Path) -> None:
+    program = ROOT / "benchmarks" / "verify_banks.py"
+    done = subprocess.run([sys.executable, "-I", str(program), "--help"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_gpu_that_is_there_is_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(cuda_driver, "available", lambda: None)
+    assert needs.refused(needs.no_gpu(), needs.no_driver(), needs.no_tool(sys.executable)) == 0
