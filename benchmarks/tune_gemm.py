@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
+from benchmarks import needs
 from benchmarks.bench_gemm import SHAPES
 from benchmarks.choice_record import Timed, Tried, load, report, save, standing
 from benchmarks.configurations import candidates, name_of, random_shapes
@@ -125,7 +126,9 @@ def race(
 
 
 def run(options: argparse.Namespace, shapes: Sequence[tuple[int, int, int]]) -> int:
-    """Measure the shapes, on torch's current GPU."""
+    """Measure the shapes, on torch's current GPU; the exit status."""
+    if status := needs.refused(needs.no_gpu()):
+        return status
     from benchmarks import peers
     from benchmarks.bench_gemm import FAMILIES, Watchdog
     from layoutgemm import bench_machine as machine
@@ -165,6 +168,7 @@ def run(options: argparse.Namespace, shapes: Sequence[tuple[int, int, int]]) -> 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Build, run or judge; the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("step", choices=("build", "run", "judge"))
     parser.add_argument("where", type=Path, nargs="+", help="the folder of objects; for judge: records")

@@ -28,6 +28,7 @@ BY_TORCH = {
     "profile_gemm": ["", "--launch"],
     "profile_ladder": ["table", "launch hopper_03_tma.py 0"],
     "soak": [""],
+    "tune_gemm": ["run FOLDER"],
     "verify_gpu": ["", "--plant"],
 }
 BY_DRIVER = {
@@ -36,8 +37,7 @@ BY_DRIVER = {
     "verify_copies": ["matrix", "edges"],
     "verify_emulator": [""],
 }
-# What needs no GPU; of tune_gemm.py only one of three steps does.
-WITHOUT = {"bench_algebra", "bench_emulator", "bench_proofs", "deepgemm_build", "fit_choice", "tables", "tune_gemm"}
+WITHOUT = {"bench_algebra", "bench_emulator", "bench_proofs", "deepgemm_build", "fit_choice", "tables"}
 
 
 def lines(programs: dict[str, list[str]]) -> list[tuple[str, str]]:
