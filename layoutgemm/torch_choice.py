@@ -19,11 +19,14 @@ from .errors import LayoutError, OperandError
 from .kernels.compile_apart import Kernel, plan_of
 from .kernels.plan_base import MAX_TILES
 from .kernels.sm80_choice import Sm80Choice, by_lines
-from .kernels.sm90_choice import Sm90Choice, choose
+from .kernels.sm90_choice import Sm90Choice, choose, likeliest, of_estimate
 from .kernels.sm90_config import MAX_GRID_Y, Sm90Config
 
 if TYPE_CHECKING:
     from .torch_problem import Problem, Solution
+
+
+_NEXT = 24  # of the likeliest, so many are tried before what always exists
 
 
 def choose_kernel(
@@ -87,9 +90,10 @@ def _candidates(
         return
     m, n, k, batch = sizes
     if problem.gated is not None:  # what was measured is of products that are not
-        yield choose(
+        choice, why = choose(
             m, n, k, a=problem.a.dtype, multiprocessors=problem.multiprocessors, gated=problem.gated
         )
+        yield from _nearest(choice, why, orders[0] == "row")
         yield Sm90Choice(Sm90Config((64, 64), consumers=1, loader="warp")), "the store leaves little choice"
         return
     types = problem.a.dtype, problem.b.dtype, problem.c.dtype
@@ -105,15 +109,41 @@ def _candidates(
     )  # fmt: skip
     swapped = choice.swapped != flip
     why = f"of the transposed product: {why}" if flip else why
-    config = choice.config
-    # Rows are left out of the copies only where K is contiguous in the kernel's A.
-    if config.rows is not None and not k_major[1 if swapped else 0]:
-        config = replace(config, rows=None)
-    yield Sm90Choice(config, swapped), why
+    yield from _nearest(Sm90Choice(choice.config, swapped), why, k_major[1 if swapped else 0])
+    if rows > 64 and dtype(problem.a.dtype).bits == 16:
+        yield from _next_best((rows, columns, k, batch), "K" if b_major else "MN", problem, flip)
     # The kernel's B with N contiguous comes in whole spans of its tile.
     for tile, consumers in (((128, 128), 2), ((64, 64), 1), ((64, 128), 1)):
         config = Sm90Config(tile, consumers=consumers, loader="warp")
         yield Sm90Choice(config), "the operands' orders leave little choice"
+
+
+def _nearest(choice: Sm90Choice, why: str, k_major: bool) -> Iterator[tuple[Sm90Choice, str]]:
+    """A choice, and what is nearest to it for an A, or a C, that it was not made for.
+
+    k_major   whether the kernel's A is: else none of its rows can be left out of the copies
+    """
+    config = choice.config if k_major else replace(choice.config, rows=None)
+    yield replace(choice, config=config), why
+    if config.early:  # a C of wide elements leaves fewer stages
+        yield replace(choice, config=replace(config, early=0)), why
+    rows, columns = config.tile
+    if columns % 16:  # lines of a C of 8 bits are whole 16 bytes
+        yield replace(choice, config=replace(config, tile=(rows, -(-columns // 16) * 16))), why
+
+
+def _next_best(
+    sizes: tuple[int, int, int, int], b_major: str, problem: Problem, flip: bool
+) -> Iterator[tuple[Sm90Choice, str]]:
+    """What is likeliest behind the first, where that cannot be had: of a column-major A, or of a wide or narrow C."""
+    m, n, k, batch = sizes
+    found = likeliest(
+        m, n, k, b_major, batch=batch, multiprocessors=problem.multiprocessors, matrices=_has_matrices(problem)
+    )
+    for estimate in found[1:_NEXT]:
+        choice, why = of_estimate(estimate, m, n, k, b_major, batch=batch)
+        for config in (choice.config, replace(choice.config, early=0)):
+            yield Sm90Choice(config, choice.swapped != flip), f"of the transposed product: {why}" if flip else why
 
 
 def _has_matrices(problem: Problem) -> bool:

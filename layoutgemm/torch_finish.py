@@ -66,10 +66,28 @@ def check_finish(bias: torch.Tensor | None, activation: str | None, shape: tuple
         )
 
 
+def check_integers(bias: torch.Tensor | None, activation: str | None, kind: torch.dtype) -> None:
+    """Raise OperandError where a product that is stored in integers would cut off what follows it."""
+    if kind.is_floating_point:
+        return
+    what = ""
+    if bias is not None and bias.is_floating_point():
+        what = f"bias is {bias.dtype}"
+    elif activation not in (None, "relu"):
+        what = f"activation {activation!r} gives fractions, or more than {kind} holds"
+    if what:
+        raise OperandError(f"{what}, and the product is stored as {kind}: out_dtype=torch.float32 keeps them")
+
+
 def by_torch(
     c: torch.Tensor, bias: torch.Tensor | None, activation: str | None, kind: torch.dtype
 ) -> torch.Tensor:
-    """Bias and activation of a product that was written in float32, rounded once."""
+    """Bias and activation of a product that was written in float32, or of integers in int32, rounded once.
+
+    As in the kernel: sums of integers that are stored as floats become float32 before.
+    """
+    if kind.is_floating_point:
+        c = c.float()
     if bias is not None:
         c = c + bias
     if activation is not None:

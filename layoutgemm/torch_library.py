@@ -82,9 +82,8 @@ def _summed(left: torch.Tensor, right: torch.Tensor, like: torch.Tensor) -> torc
     if like.shape[:-2] == batch:
         return differentiable(left, right, like.dtype)
     if like.ndim == 2 and left.shape[:-2] == right.shape[:-2]:
-        m, n = like.shape
         # (..., m, k) @ (..., k, n) over all of the batch: (m, batch * k) @ (batch * k, n)
-        return differentiable(left.mT.reshape(-1, m).mT, right.reshape(-1, n), like.dtype)
+        return differentiable(left.mT.flatten(0, -2).mT, right.flatten(0, -2), like.dtype)
     return differentiable(left, right, torch.float32).sum_to_size(like.shape).to(like.dtype)
 
 

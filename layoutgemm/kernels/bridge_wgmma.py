@@ -185,6 +185,20 @@ class Wgmma:
         """Until all but `pending` of this thread's groups have finished: accumulators readable, operand tiles read."""
         warpgroup.wait_group(pending)
 
+    def settle(self, accumulator: Any) -> None:
+        """Nothing reads the sums above this, which stands behind the `wait` that completes them.
+
+        `wait` names no register. Where what is done with a sum takes nothing else, as of relu, LLVM moves it up to the
+        last wgmma, above the wait; ptxas then waits for every wgmma by itself. Here each register comes back as itself,
+        by no instruction. CUTLASS's warpgroup_fence_operand (include/cute/arch/mma_sm90_gmma.hpp) does so, too.
+        """
+        count = self.atom.accumulator_registers
+        letter, kind = ("r", Int32) if self.c_type is Int32 else ("f", Float32)
+        ties = ",".join([f"={letter}"] * count + [str(v) for v in range(count)])
+        values = assembly("// settled", ties, [kind(accumulator[v]) for v in range(count)], (kind,) * count)
+        for v, value in enumerate(values):
+            accumulator[v] = value
+
 
 def _operation(plan: Any, atom: Any) -> Any:
     majors = (MAJOR_MODES[plan.a.major], MAJOR_MODES[plan.b.major])

@@ -78,9 +78,9 @@ _RATES = {
     (128, 256): 0.967, (128, 224): 0.94, (128, 192): 0.955, (128, 128): 0.93, (128, 96): 0.87,
 }  # fmt: skip
 # Bytes along K from which sharing loads pays: of bf16 it gains 1.5 to 2% at K = 4096 and costs 2% at 2048 (NOTES.md).
-# Of fp8 half of it does where there are more than two rows of tiles: at K = 4096 the fastest of 4096x4096 share them,
-# and of 512x14336 those that do not, by 1%; of integers the fastest of both do not (types_h200.json). tf32 is taken to
-# be as bf16 of as many bytes.
+# Of 8-bit types half of it does where there are more than two rows of tiles: at K = 4096 the fastest fp8 kernels of
+# 4096x4096 share them, and of 512x14336 those that do not, by 1% (types_h200.json; of integers the fastest tiles were
+# not measured sharing). tf32 is taken to be as bf16 of as many bytes.
 _CLUSTER_BYTES, _NARROW_BYTES = 8192, 4096
 _DRAM, _LAUNCH = 4.2e12, 2.0e-6  # bytes a second of memory; from one kernel's end to the next one's first product
 _ONE = 120e9  # bytes a second into one multiprocessor
@@ -326,8 +326,7 @@ def _cluster(
         # But where that cannot be: 1048x2240x8320 1.1%, 648x7232x2176 1.0%, 864x2304x1088 0.4 to 2.0%.
         along_n = tile[0] >= 128 and (grid[0] > 2 or flat) and grid[1] % 2 == 0
         return ((1, 2) if along_n else (1, 1)), 8, "M"
-    fp8 = kind.bits == 8 and kind.kind == "float"
-    least = _NARROW_BYTES if fp8 and grid[0] > 2 else _CLUSTER_BYTES
+    least = _NARROW_BYTES if kind.bits == 8 and grid[0] > 2 else _CLUSTER_BYTES
     if k * kind.bytes < least or grid[0] * grid[1] < 64:
         return (1, 1), 8, "M"
     if tile[0] == 256 and grid[1] % 2 == 0 and grid[0] > 2:

@@ -254,6 +254,8 @@ def _widths(problem: _Problem, b_major: str, unit: int, split: int) -> list[int]
     if integer and split > 1:
         return []
     least = 8 * split  # each part stores whole groups of 8 columns
+    if not most_split(most, split):
+        return []
     share = -(-n // (most_split(most, split) * least)) * least
     found = sorted({-(-max(share, width) // unit) * unit for width in (16, 24, 32, 64) if width % least == 0})
     if integer:  # the instruction's widths, beyond 24

@@ -349,6 +349,8 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
                 if job.k_tiles == 0:
                     for block in cutlass.range_constexpr(plan.blocks):
                         accumulators[block].fill(0)
+                for block in cutlass.range_constexpr(plan.blocks):
+                    mma.settle(accumulators[block])
                 self.epilogue.reduce(job, accumulators, (consumer, thread))
             elif const_expr(plan.config.single and plan.store is not None):
                 # The buffers lie over the stages: all have to have read these.
@@ -361,6 +363,8 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
                     self.release(job, held[step] if early else before)
                     if const_expr(plan.config.loader == "self"):
                         ahead = self.load_next(job, maps, ahead)
+                if const_expr(plan.config.split == 1):
+                    finish.settle(sums[number])
                 for part in cutlass.range_constexpr(plan.config.split):
                     if job.part == part:
                         self.store_piece(job, maps, accumulators, (consumer, thread), (row, n0, matrix), number, part)
