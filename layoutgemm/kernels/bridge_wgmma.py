@@ -182,7 +182,9 @@ class Wgmma:
         cute.gemm(self.tiled_mma, accumulator, *fragments, accumulator)
 
     def wait(self, pending: int = 0) -> None:
-        """Until all but `pending` of this thread's groups have finished: accumulators readable, operand tiles read."""
+        """Until all but `pending` of this thread's groups have finished: operand tiles read, accumulators readable behind
+        `settle`.
+        """
         warpgroup.wait_group(pending)
 
     def settle(self, accumulator: Any) -> None:

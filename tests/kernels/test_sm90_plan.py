@@ -224,6 +224,15 @@ def as_(kind: type[Sm90Plan], plan: Sm90Plan) -> Sm90Plan:
     return kind(**{name: getattr(plan, name) for name in plan.__dataclass_fields__})
 
 
+def test_a_pipeline_of_too_many_states_is_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
+    def endless(case: Any) -> Any:
+        raise PlanError("ring of 2: 20001 runs and no end")
+
+    monkeypatch.setattr(sm90_proofs, "_proven", endless)
+    report = derive(stages=2).check()
+    assert not report and "undecided: ring of 2: 20001 runs and no end" in str(report)
+
+
 def mutants() -> Iterator[tuple[str, str, Sm90Plan]]:
     """(check, what is changed, plan)."""
     plan = derive(tile=(64, 80), cluster=(2, 1), loader="warp", chunks=2, stages=2)
