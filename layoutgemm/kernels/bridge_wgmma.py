@@ -182,9 +182,7 @@ class Wgmma:
         cute.gemm(self.tiled_mma, accumulator, *fragments, accumulator)
 
     def wait(self, pending: int = 0) -> None:
-        """Until all but `pending` of this thread's groups have finished: operand tiles read, accumulators readable behind
-        `settle`.
-        """
+        """Until all but `pending` of this thread's groups have finished: operand tiles read, sums to be settled."""
         warpgroup.wait_group(pending)
 
     def settle(self, accumulator: Any) -> None:

@@ -49,6 +49,8 @@ class Sm90Choice(Choice):
         A tile of 128x256 that is finished by halves, with loads by a warp, is finished whole and loads for itself where
         ptxas is known to serialise the halves: with an epilogue, and for other outputs or orders (`_IN_HALVES`).
 
+        Raises PlanError for operands that change places in a gated product, and what Sm90Plan.derive raises.
+
         >>> Sm90Choice(Sm90Config((64, 16), consumers=1), swapped=True).plan(16, 4096, 4096, b="bf16:col").c.order
         'col'
         """

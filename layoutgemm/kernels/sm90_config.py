@@ -61,6 +61,15 @@ class Sm90Config:
     early      so many last k tiles are multiplied block of 64 rows by block, or of a single block half by half of the
                columns, so that the first is stored while the others' products still run; fewer than the stages, which
                hold them all, and no more than K has
+
+    Raises PlanError, naming the field and what it may be; what depends on types and sizes, `Sm90Plan.derive` refuses.
+
+    >>> Sm90Config((256, 224), cluster=(2, 1), group=4).tile
+    (256, 224)
+    >>> Sm90Config((100, 64))
+    Traceback (most recent call last):
+        ...
+    layoutgemm.errors.PlanError: 100 rows for 2 cooperative warpgroup(s): each takes a multiple of 64
     """
 
     tile: tuple[int, int] = (128, 256)
@@ -184,6 +193,7 @@ def registers_of(config: Sm90Config, arch: Any, threads: int) -> tuple[int, int]
     """What setmaxnreg makes of the block's registers, or None where each thread has all it can name from the start.
 
     Only whole warpgroups may execute it (PTX ISA, setmaxnreg): a loader that is one warp leaves registers as they are.
+    Raises PlanError for counts that the instruction does not take.
     """
     if config.loader != "warpgroup" or launch_registers(arch, threads) >= 240:
         return None

@@ -90,7 +90,10 @@ def columns_of(spec: Operand, tile_n: int, tile_k: int, atom: MmaAtom, halved: b
 
 
 def shared(operand: OperandPlan, blocks: int, batch: bool) -> OperandPlan:
-    """The operand with its copies dealt out to so many blocks of the cluster, and its maps made for a batch."""
+    """The operand with its copies dealt out to so many blocks of the cluster, and its maps made for a batch.
+
+    Raises PlanError where the shares are not evenly apart; passes on TmaError where they cannot be dealt out.
+    """
     dealt = [shared_out(tma, blocks) for tma in operand.copies]
     for tma in dealt:
         if problem := uneven_shares(tma):
@@ -105,7 +108,10 @@ def with_copies(operand: OperandPlan, copies: Sequence[TmaPlan]) -> OperandPlan:
 
 
 def few_rows(a: OperandPlan, rows: int, batch: bool) -> OperandPlan:
-    """A with copies of its first rows only, each into the tile where the copy of all rows would have put them."""
+    """A with copies of its first rows only, each into the tile where the copy of all rows would have put them.
+
+    Raises PlanError for an MN-major A.
+    """
     if a.major != "K":
         raise PlanError(f"rows = {rows} of a {a.order}-major A: its copies run along M, and a part of a line is no box")
     tma = derive_tma(smem_tile((rows, a.smem.extent[1]), a.dtype, "K", a.smem.swizzle_name), ("k", "m"))
