@@ -51,10 +51,20 @@ class Finish(NamedTuple):
     gated: str | None = None
 
 
-def check_finish(bias: torch.Tensor | None, activation: str | None, shape: tuple[int, ...], device: Any) -> None:
-    """Raise unless the bias is a vector along the product's last dimension, and the activation is known."""
+def check_finish(
+    bias: torch.Tensor | None, activation: str | None, shape: tuple[int, ...], device: Any, kind: torch.dtype
+) -> None:
+    """Raise unless the bias is a vector along the product's last dimension, the activation is known, and a result that
+    is stored in integers cuts off nothing of either."""
     if activation is not None and activation not in ACTIVATIONS:
         raise OperandError(f"activation {activation!r}: known are {', '.join(map(repr, (*ACTIVATIONS, *GATES)))}")
+    what = ""
+    if bias is not None and bias.is_floating_point():
+        what = f"bias is {bias.dtype}"
+    elif activation not in (None, "relu"):
+        what = f"activation {activation!r} gives fractions, or more than {kind} holds"
+    if what and not kind.is_floating_point:
+        raise OperandError(f"{what}, and the product is stored as {kind}: out_dtype=torch.float32 keeps them")
     if bias is None:
         return
     if bias.ndim != 1 or not shape or bias.shape[0] != shape[-1]:
@@ -66,17 +76,12 @@ def check_finish(bias: torch.Tensor | None, activation: str | None, shape: tuple
         )
 
 
-def check_integers(bias: torch.Tensor | None, activation: str | None, kind: torch.dtype) -> None:
-    """Raise OperandError where a product that is stored in integers would cut off what follows it."""
-    if kind.is_floating_point:
-        return
-    what = ""
-    if bias is not None and bias.is_floating_point():
-        what = f"bias is {bias.dtype}"
-    elif activation not in (None, "relu"):
-        what = f"activation {activation!r} gives fractions, or more than {kind} holds"
-    if what:
-        raise OperandError(f"{what}, and the product is stored as {kind}: out_dtype=torch.float32 keeps them")
+def check_scalars(alpha: Any, beta: Any, kind: torch.dtype) -> None:
+    """Raise OperandError where a result that is stored in integers would cut off what it is scaled to."""
+    for name, x in (("alpha", alpha), ("beta", beta)):
+        whole = isinstance(x, int) or (isinstance(x, torch.Tensor) and not x.is_floating_point())
+        if not (kind.is_floating_point or whole or x == 0):
+            raise OperandError(f"{name} = {x!r} of a result stored as {kind}: a c of torch.float32 keeps fractions")
 
 
 def by_torch(

@@ -24,7 +24,7 @@ from .kernels.sm90_choice import Sm90Choice
 from .kernels.sm90_plan import Sm90Config
 from .torch_checks import check_out, check_tensors, output_type, require_tensors, tf32_allowed
 from .torch_epilogue import by_reference, check_apart, check_epilogue, finish_of, spread
-from .torch_finish import GATES, Finish, by_torch, check_finish, check_integers, fused, fused_gemm, key_of
+from .torch_finish import GATES, Finish, by_torch, check_finish, check_scalars, fused, fused_gemm, key_of
 from .torch_gated import check_gated_type, gate_by_torch, gated_finish, gated_operator, why_unfused
 from .torch_launch import C_NAMES, NAMES, Prepared, gpu, plan_of, problem_of, start, target
 from .torch_library import differentiable
@@ -226,10 +226,7 @@ def gemm(
             if finish is not None:
                 return product(a, b, kind, config, out, finish)
     wide = torch.float32 if a.dtype.is_floating_point else torch.int32
-    for name, x in (("alpha", alpha), ("beta", beta)):
-        whole = isinstance(x, int) or (isinstance(x, torch.Tensor) and not x.is_floating_point())
-        if not (kind.is_floating_point or whole or x == 0):
-            raise OperandError(f"{name} = {x!r} of a result stored as {kind}: a c of torch.float32 keeps fractions")
+    check_scalars(alpha, beta, kind)
     value = matmul(a, b, config=config, out_dtype=wide, allow_tf32=allow_tf32)
     value = alpha * (value.float() if kind.is_floating_point else value)
     if c is not None:
@@ -251,14 +248,13 @@ def _checked(
     wide = kind
     if finishes:
         wide = torch.float32 if a.dtype.is_floating_point else torch.int32
-        check_integers(bias, activation, kind)
     if not _looked_on(a, b, bias):
         shape = shapes_of(a.shape, b.shape).result
         if out is not None:
             check_out(out, shape, kind, a, b)
         if not finishes:
             return product(a, b, kind, config, out)
-        check_finish(bias, activation, shape, a.device)
+        check_finish(bias, activation, shape, a.device, kind)
         if _on_gpu(a) and _fuses(a) and b.ndim > 1 and 0 not in (*shape, *a.shape):
             finish = fused(bias, activation, kind, shape[-1])
             if finish is not None:
@@ -274,7 +270,7 @@ def _checked(
         if a.ndim == 1:
             value = value.squeeze(-1 if b.ndim == 1 else -2)
     if finishes:
-        check_finish(bias, activation, tuple(value.shape), value.device)
+        check_finish(bias, activation, tuple(value.shape), value.device, kind)
         value = by_torch(value, bias, activation, kind)
     return value if out is None else _into(out, value, a, b)
 
@@ -287,7 +283,7 @@ def _gated(
     check_gated_type(kind)
     every = shapes_of(a.shape, b.shape).result
     shape = gated_shapes(a.shape, b.shape, GATES[activation]).result
-    check_finish(bias, None, every, a.device)
+    check_finish(bias, None, every, a.device, kind)
     if not _looked_on(a, b, bias):
         if out is not None:
             check_out(out, shape, kind, a, b)
