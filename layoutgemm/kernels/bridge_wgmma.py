@@ -185,8 +185,8 @@ class Wgmma:
         """Until all but `pending` of this thread's groups have finished: operand tiles read, sums to be settled."""
         warpgroup.wait_group(pending)
 
-    def settle(self, accumulator: Any) -> None:
-        """Nothing reads the sums above this, which stands behind the `wait` that completes them.
+    def settle(self, *accumulators: Any) -> None:
+        """Nothing reads these sums above this, which stands behind the `wait` that completes them.
 
         `wait` names no register. Where what is done with a sum takes nothing else, as of relu, LLVM moves it up to the
         last wgmma, above the wait; ptxas then waits for every wgmma by itself. Here each register comes back as itself,
@@ -195,9 +195,10 @@ class Wgmma:
         count = self.atom.accumulator_registers
         letter, kind = ("r", Int32) if self.c_type is Int32 else ("f", Float32)
         ties = ",".join([f"={letter}"] * count + [str(v) for v in range(count)])
-        values = assembly("// settled", ties, [kind(accumulator[v]) for v in range(count)], (kind,) * count)
-        for v, value in enumerate(values):
-            accumulator[v] = value
+        for accumulator in accumulators:
+            values = assembly("// settled", ties, [kind(accumulator[v]) for v in range(count)], (kind,) * count)
+            for v, value in enumerate(values):
+                accumulator[v] = value
 
 
 def _operation(plan: Any, atom: Any) -> Any:

@@ -349,8 +349,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
                 if job.k_tiles == 0:
                     for block in cutlass.range_constexpr(plan.blocks):
                         accumulators[block].fill(0)
-                for block in cutlass.range_constexpr(plan.blocks):
-                    mma.settle(accumulators[block])
+                mma.settle(*accumulators)
                 self.epilogue.reduce(job, accumulators, (consumer, thread))
             elif const_expr(plan.config.single and plan.store is not None):
                 # The buffers lie over the stages: all have to have read these.
@@ -385,8 +384,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
     @cute.jit
     def release(self, job: Any, stage: Any) -> None:
         """This warp has read the stage: tell every block that sends into it, one lane each."""
-        plan = self.plan
-        lane = cute.arch.lane_idx()
+        plan, lane = self.plan, cute.arch.lane_idx()
         needed = lane < plan.sharing
         if const_expr(min(plan.config.cluster) > 1):
             # Those of its row send it A, those of its column B. A block of neither may be a round behind: it would

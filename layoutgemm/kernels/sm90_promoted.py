@@ -53,8 +53,7 @@ class Sm90PromotedKernel(Sm90FusedKernel):
                 bridge.barrier_wait(job.shared.full(stage), parity)
                 mma.multiply_blocks(products, a, b, stage, False)
                 mma.wait(0)
-                for block in cutlass.range_constexpr(plan.blocks):
-                    mma.settle(products[block])
+                mma.settle(*products)
                 self.release(job, stage)
                 if const_expr(plan.config.loader == "self"):
                     if k_tile > 0:  # the stage before: another consumer may still read this one
