@@ -27,7 +27,7 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from benchmarks import needs
-from benchmarks.bench_gemm import SHAPES
+from benchmarks.bench_gemm import SHAPES, pair
 from benchmarks.choice_record import Timed, Tried, load, report, save, standing
 from benchmarks.configurations import candidates, name_of, random_shapes
 from benchmarks.objects import export, loaded
@@ -36,6 +36,7 @@ from layoutgemm.bench import Contender, Device, Launch, Operands, Problem
 from layoutgemm.bench_contenders import KEEP, torch_mm
 from layoutgemm.bench_outcome import BASELINE, OURS, Method, measure
 from layoutgemm.command.bench import shape
+from layoutgemm.errors import LayoutError
 from layoutgemm.kernels.sm90_choice import Sm90Choice
 
 B_ORDERS = {"k": "bf16:col", "n": "bf16:row"}
@@ -47,11 +48,12 @@ def key_of(choice: Sm90Choice, b_major: str) -> str:
     return f"{name_of(choice)} {b_major}"
 
 
-def build(folder: Path, wanted: dict[str, Sm90Choice], b_major: str, jobs: int) -> None:
-    """Compile what is wanted and not there yet, by so many processes."""
+def build(folder: Path, wanted: dict[str, Sm90Choice], b_major: str, jobs: int) -> int:
+    """Compile what is wanted and not there yet, by so many processes; how many failed that have a plan."""
     folder.mkdir(parents=True, exist_ok=True)
     manifest_file = folder / "manifest.json"
     manifest = json.loads(manifest_file.read_text()) if manifest_file.exists() else {}
+    failed = 0
     missing = {key: choice for key, choice in wanted.items() if key not in manifest}
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
         running = {pool.submit(compiled, folder, key, choice, b_major): key for key, choice in missing.items()}
@@ -60,10 +62,12 @@ def build(folder: Path, wanted: dict[str, Sm90Choice], b_major: str, jobs: int) 
             try:
                 manifest[key] = job.result()
             except Exception as error:  # the others are still worth having
+                failed += not isinstance(error, LayoutError)
                 print(f"[{done}/{len(running)}] FAILED {key}: {type(error).__name__}: {error}", flush=True)
                 continue
             manifest_file.write_text(json.dumps(manifest, indent=1))
             print(f"[{done}/{len(running)}] {key}: {manifest[key]}", flush=True)
+    return failed
 
 
 def compiled(folder: Path, key: str, choice: Sm90Choice, b_major: str) -> dict[str, Any]:
@@ -150,7 +154,7 @@ def run(options: argparse.Namespace, shapes: Sequence[tuple[int, int, int]]) -> 
             others = torch_mm(problem)
             if options.peers:
                 others = [c for of in FAMILIES.values() for c in of(problem)]
-            others += [peers.dsl_object(*text.split("=", 1), "others") for text in options.object]  # type: ignore[arg-type]
+            others += [peers.dsl_object(name, Path(path), "others") for name, path in options.object]
             field = {}
             for number, choice in enumerate(candidates(*sizes, options.b_major, options.likely)):
                 key = key_of(choice, options.b_major)
@@ -185,7 +189,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--patience", type=float, default=30.0, metavar="SECONDS")
     parser.add_argument("--only", help="configurations whose name contains one of these, comma-separated")
     parser.add_argument("--peers", action="store_true", help="cublasLt and quack, too")
-    parser.add_argument("--object", action="append", default=[], metavar="NAME=FILE.o", help="others' kernels, beside")
+    parser.add_argument(
+        "--object", type=pair, action="append", default=[], metavar="NAME=FILE.o", help="others' kernels, beside"
+    )
     parser.add_argument("--json", type=Path, help="the record")
     options = parser.parse_args(argv)
     if options.step == "judge":
@@ -201,8 +207,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for sizes in shapes
         for choice in candidates(*sizes, options.b_major, options.likely)
     }
-    build(options.where[0], wanted, options.b_major, options.jobs)
-    return 0
+    return int(build(options.where[0], wanted, options.b_major, options.jobs) > 0)
 
 
 if __name__ == "__main__":

@@ -75,10 +75,9 @@ def behind(family: str) -> str:
                 ratios[f"{sizes['m']} x {sizes['n']} x {sizes['k']}"] = ours[0] / min(peers)
         faster = [shape for shape, ratio in ratios.items() if ratio > 1]
         worst = max(ratios, key=lambda shape: ratios[shape])
-        said.append(
-            f"in {len(faster)} of {len(ratios)} shapes {'in bursts' if what == 'burst' else 'under sustained load'}"
-            f" (most at {worst}, {ratios[worst] - 1:.1%})"
-        )
+        most = f" (most at {worst}, {ratios[worst] - 1:.1%})" if faster else ""
+        load = "in bursts" if what == "burst" else "under sustained load"
+        said.append(f"in {len(faster) or 'none'} of {len(ratios)} shapes {load}{most}")
     return f"{family} is faster than this library {' and '.join(said)}."
 
 

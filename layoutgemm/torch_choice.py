@@ -142,8 +142,8 @@ def _next_best(
     )
     for estimate in found[1:_NEXT]:
         choice, why = of_estimate(estimate, m, n, k, b_major, batch=batch)
-        for config in (choice.config, replace(choice.config, early=0)):
-            yield Sm90Choice(config, choice.swapped != flip), f"of the transposed product: {why}" if flip else why
+        why = f"of the transposed product: {why}" if flip else why
+        yield from _nearest(replace(choice, swapped=choice.swapped != flip), why, k_major=True)  # all rows are loaded
 
 
 def _has_matrices(problem: Problem) -> bool:

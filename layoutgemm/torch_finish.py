@@ -76,12 +76,21 @@ def check_finish(
         )
 
 
-def check_scalars(alpha: Any, beta: Any, kind: torch.dtype) -> None:
-    """Raise OperandError where a result that is stored in integers would cut off what it is scaled to."""
-    for name, x in (("alpha", alpha), ("beta", beta)):
-        whole = isinstance(x, int) or (isinstance(x, torch.Tensor) and not x.is_floating_point())
-        if not (kind.is_floating_point or whole or x == 0):
+def scalars_of(alpha: Any, beta: Any, kind: torch.dtype) -> tuple[Any, Any]:
+    """alpha and beta for a result of that type: of integers whole numbers, so that nothing is rounded on the way.
+
+    Raises OperandError where integers would cut off what they are scaled to.
+
+    >>> scalars_of(2.0, 0.5, torch.float32), scalars_of(2.0, 0.0, torch.int32)
+    ((2.0, 0.5), (2, 0))
+    """
+    if kind.is_floating_point:
+        return alpha, beta
+    found = [int(x) if isinstance(x, float) and x.is_integer() else x for x in (alpha, beta)]
+    for name, x in zip(("alpha", "beta"), found, strict=True):
+        if not (isinstance(x, int) or (isinstance(x, torch.Tensor) and not x.is_floating_point())):
             raise OperandError(f"{name} = {x!r} of a result stored as {kind}: a c of torch.float32 keeps fractions")
+    return found[0], found[1]
 
 
 def by_torch(

@@ -24,7 +24,7 @@ from .kernels.sm90_choice import Sm90Choice
 from .kernels.sm90_plan import Sm90Config
 from .torch_checks import check_out, check_tensors, output_type, require_tensors, tf32_allowed
 from .torch_epilogue import by_reference, check_apart, check_epilogue, finish_of, spread
-from .torch_finish import GATES, Finish, by_torch, check_finish, check_scalars, fused, fused_gemm, key_of
+from .torch_finish import GATES, Finish, by_torch, check_finish, fused, fused_gemm, key_of, scalars_of
 from .torch_gated import check_gated_type, gate_by_torch, gated_finish, gated_operator, why_unfused
 from .torch_launch import C_NAMES, NAMES, Prepared, gpu, plan_of, problem_of, start, target
 from .torch_library import differentiable
@@ -198,8 +198,8 @@ def gemm(
     c is broadcast to the product's shape, and not read where beta is the number 0. A new tensor, or `out`. One kernel
     for numbers alpha and beta, matrices, and a c of the product's shape; else torch scales and adds, in float32.
 
-    Raises OperandError for a beta without a c and a c that is no tensor, TensorError for a c that does not broadcast to
-    the product's shape, and both as matmul does.
+    Raises OperandError for a beta without a c, a c that is no tensor and fractions of a result in integers, TensorError
+    for a c that does not broadcast to the product's shape, and both as matmul does.
 
     >>> import torch
     >>> x = torch.eye(2).bfloat16()
@@ -226,7 +226,7 @@ def gemm(
             if finish is not None:
                 return product(a, b, kind, config, out, finish)
     wide = torch.float32 if a.dtype.is_floating_point else torch.int32
-    check_scalars(alpha, beta, kind)
+    alpha, beta = scalars_of(alpha, beta, kind)
     value = matmul(a, b, config=config, out_dtype=wide, allow_tf32=allow_tf32)
     value = alpha * (value.float() if kind.is_floating_point else value)
     if c is not None:

@@ -31,6 +31,9 @@ def test_what_follows_a_product_of_integers_happens_in_float32_as_in_the_kernel(
     assert gemm(3000, a, b, 1, torch.zeros(2, 2))[0, 0].item() == 3000 * exact
     # stored as integers: what is whole stays, what would be cut off is refused
     assert gemm(2, one, one, 3, torch.full((1, 1), 5, dtype=torch.int32)).item() == 17
+    assert gemm(1.0, a, b).tolist() == [[812800] * 2] * 2 and gemm(1.0, a, b).dtype == torch.int32
+    odd = torch.full((1, 1041), 127, dtype=torch.int8)  # 1041 * 127 * 127 is odd, beyond 2**24, and so no float32
+    assert gemm(1.0, odd, odd.T, 1.0, torch.full((1, 1), 2, dtype=torch.int32)).item() == 1041 * 127**2 + 2
     whole = matmul(-a, b, bias=torch.tensor([812801, 0], dtype=torch.int32), activation="relu")
     assert whole.dtype == torch.int32 and whole.tolist() == [[1, 0], [1, 0]]
     for refused, text in (
@@ -38,6 +41,7 @@ def test_what_follows_a_product_of_integers_happens_in_float32_as_in_the_kernel(
         (lambda: matmul(a, b, activation="gelu"), "activation 'gelu' gives fractions"),
         (lambda: matmul(a, b, activation="relu_sq"), "or more than torch.int32 holds"),
         (lambda: gemm(0.5, a, b), "alpha = 0.5 of a result stored as torch.int32"),
+        (lambda: gemm(torch.tensor([1.0, 2.0]), a, b), "alpha = tensor"),
         (lambda: gemm(1, a, b, 0.5, torch.ones(2, 2, dtype=torch.int32)), "beta = 0.5"),
     ):
         with pytest.raises(OperandError, match=text):

@@ -181,9 +181,13 @@ class Wgmma:
         fragments = _descriptor_fragment(word_a), _descriptor_fragment(word_b)
         cute.gemm(self.tiled_mma, accumulator, *fragments, accumulator)
 
-    def wait(self, pending: int = 0) -> None:
-        """Until all but `pending` of this thread's groups have finished: operand tiles read, sums to be settled."""
+    def wait(self, pending: int = 0, *accumulators: Any) -> None:
+        """Until all but `pending` of this thread's groups have finished: operand tiles read; `settle` these sums.
+
+        Any that is read behind this belongs here, or to `settle`, where more than a store takes it first.
+        """
         warpgroup.wait_group(pending)
+        self.settle(*accumulators)
 
     def settle(self, *accumulators: Any) -> None:
         """Nothing reads these sums above this, which stands behind the `wait` that completes them.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .sm90_config import WARPGROUP
+from .sm90_config import WARPGROUP, Sm90Config
 from .sm90_shares import Sharing
 
 
@@ -18,12 +18,12 @@ class Sm90Meetings:
     (2, 128, 4, 256)
     """
 
-    config: Any
+    config: Sm90Config
 
     @property
     def sharing(self) -> int:
         """Blocks of a cluster that share loads: those of one part of K."""
-        return int(self.config.cluster[0] * self.config.cluster[1])
+        return self.config.cluster[0] * self.config.cluster[1]
 
     @property
     def sharers(self) -> Sharing:
@@ -33,7 +33,7 @@ class Sm90Meetings:
     @property
     def cluster_size(self) -> int:
         """Blocks of a cluster: rank = part of K * sharing + place among those that share loads."""
-        return int(self.sharing * self.config.split)
+        return self.sharing * self.config.split
 
     @property
     def drains(self) -> bool:
@@ -64,9 +64,9 @@ class Sm90Meetings:
     @property
     def stages_barrier(self) -> int:
         """Named barrier of all consumers, after the stores' and the turns'."""
-        return int(1 + 2 * self.config.consumers)
+        return 1 + 2 * self.config.consumers
 
     @property
     def stages_threads(self) -> int:
         """Threads that meet there: all consumers'."""
-        return int(WARPGROUP * self.config.consumers)
+        return WARPGROUP * self.config.consumers

@@ -52,8 +52,7 @@ class Sm90PromotedKernel(Sm90FusedKernel):
                 numbers = tables.load(k_tile)  # their loads are under way while the products are computed
                 bridge.barrier_wait(job.shared.full(stage), parity)
                 mma.multiply_blocks(products, a, b, stage, False)
-                mma.wait(0)
-                mma.settle(*products)
+                mma.wait(0, *products)
                 self.release(job, stage)
                 if const_expr(plan.config.loader == "self"):
                     if k_tile > 0:  # the stage before: another consumer may still read this one

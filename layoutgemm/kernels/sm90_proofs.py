@@ -26,7 +26,7 @@ from ..checks import (
     matrix_access,
     read_by,
 )
-from ..checks.pipeline import NamedBarrier
+from ..checks.pipeline import MOST_NAMED, NamedBarrier
 from ..checks.pipeline_hopper import Hopper, StoreRing
 from ..errors import PlanError
 from ..layouts.digit_proof import prove_formulas
@@ -44,7 +44,6 @@ from .sm90_shares import one_matrix, uneven_shares
 from .sm90_store import ROWS
 from .sm90_store_proofs import exchange_check, neighbours_check, store_checks
 
-NAMED_BARRIERS = 16  # PTX ISA, "bar": 0 to 15, of which 0 is the whole block's
 MOST_BYTES = (1 << 20) - 1  # PTX ISA, "mbarrier", tx-count: what one phase may wait for
 
 
@@ -361,7 +360,7 @@ def _named_barriers(plan: Sm90Plan) -> Check:
     named["stages"] = plan.stages_barrier
     times = Counter(named.values())
     twice = [f"{name} is {number}" for name, number in named.items() if times[number] > 1]
-    beyond = [f"{name} is {number}" for name, number in named.items() if not 0 <= number < NAMED_BARRIERS]
+    beyond = [f"{name} is {number}" for name, number in named.items() if not 0 <= number < MOST_NAMED]
     meet = {"store": plan.store_threads, "turn": plan.turn_threads, "stages": plan.stages_threads, "cta": plan.threads}
     barriers = [barrier for case in pipeline_of(plan).cases() for barrier in case.barriers]
     unlike = [
@@ -373,4 +372,4 @@ def _named_barriers(plan: Sm90Plan) -> Check:
     ]
     witness = " and ".join(twice) or (beyond + unlike + [""])[0]
     statement = f"named barriers {', '.join(f'{name} {number}' for name, number in named.items())} are different ones"
-    return Check("named barriers", statement, not witness, f"exhaustion, below {NAMED_BARRIERS}", witness)
+    return Check("named barriers", statement, not witness, f"exhaustion, below {MOST_NAMED}", witness)

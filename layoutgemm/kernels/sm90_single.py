@@ -115,7 +115,7 @@ class Sm90SingleKernel:
             bridge.barrier_wait(shared.full(stage), phase)
             # The first k tile starts the accumulator (D = A*B): no zero fill, and no read of uninitialised registers.
             mma.multiply(accumulator, shared.a(stage), shared.b(stage), k_tile > 0)
-            mma.wait()
+            mma.wait(0, accumulator)
 
             # 5. Refill the stage that was just read. `wait` tells a warp that ITS OWN wgmmas have finished, and each
             #    warp reads its 16 rows of A and all of B: thread 0's wait says nothing about the other three warps, and

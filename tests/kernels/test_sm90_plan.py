@@ -168,36 +168,10 @@ class Crossed(Sm90Plan):
         return CrossedAtom(self.mma)
 
 
-class OneBarrier(Sm90Plan):
-    """The stages' barrier is a consumer's."""
-
-    @property
-    def stages_barrier(self) -> int:
-        return 2
-
-
-class AllStore(Sm90Plan):
-    """All consumers are expected at one consumer's barrier."""
-
-    @property
-    def store_threads(self) -> int:
-        return 256
-
-
-class TurnOfOne(Sm90Plan):
-    """Who passes the turn on is forgotten."""
-
-    @property
-    def turn_threads(self) -> int:
-        return 128
-
-
-class FewerConsumers(Sm90Plan):
-    """One consumer of two is expected where all meet."""
-
-    @property
-    def stages_threads(self) -> int:
-        return 128
+def with_property(name: str, value: Any) -> type[Sm90Plan]:
+    """A plan of which one property says something else."""
+    assert isinstance(getattr(Sm90Plan, name), property)
+    return type("Changed", (Sm90Plan,), {name: property(lambda self: value)})
 
 
 class OtherColumns(Sm90Plan):
@@ -297,11 +271,12 @@ def mutants() -> Iterator[tuple[str, str, Sm90Plan]]:
     yield "setmaxnreg", "no multiple of 8", replace(changing, registers=(24, 228))
     two = replace(derive(tile=(128, 32), loader="warp", stages=2), threads=256)
     yield "threads", "a loader that is not there", two
-    yield "named barriers", "stages", as_(OneBarrier, derive(tile=(128, 32), single=True, stages=2))
-    yield "named barriers", "threads at a store", as_(AllStore, derive(c="bf16:col", tile=(128, 32), stages=2))
+    single, columns = derive(tile=(128, 32), single=True, stages=2), derive(c="bf16:col", tile=(128, 32), stages=2)
+    yield "named barriers", "stages", as_(with_property("stages_barrier", 2), single)
+    yield "named barriers", "threads at the stages", as_(with_property("stages_threads", 128), single)
+    yield "named barriers", "threads at a store", as_(with_property("store_threads", 256), columns)
     turns = derive(tile=(64, 32), schedule="pingpong", consumers=2, loader="warpgroup", stages=2)
-    yield "named barriers", "threads of a turn", as_(TurnOfOne, turns)
-    yield "named barriers", "threads at the stages", as_(FewerConsumers, derive(tile=(128, 32), single=True, stages=2))
+    yield "named barriers", "threads of a turn", as_(with_property("turn_threads", 128), turns)
     yield "barriers", "who shares", as_(OtherColumns, derive(m=256, n=128, cluster=(2, 2), stages=2))
     few = derive(m=16, rows=16, loader="warp", stages=2)
     yield "copy A", "zeros", as_(ShortRuns, few)
