@@ -24,7 +24,6 @@ def made(sizes: tuple[int, int, int]) -> Tried:
 
 
 def test_the_constants_are_found_again() -> None:
-    pytest.importorskip("scipy", reason="scipy is not installed: pip install scipy")
     tried = [made(sizes) for sizes in SHAPES]
     found = fit(tried, (*MADE, "_OF_FOUR"))
     assert {name: found[name] / MADE[name] for name in MADE} == pytest.approx(dict.fromkeys(MADE, 1.0), abs=0.1)
@@ -38,7 +37,6 @@ def test_few_rows_are_not_fitted(tmp_path: Path, capsys: pytest.CaptureFixture[s
     few = Tried(Problem(16, 4096, 4096), 1e-5, (Timed(next(candidates(16, 4096, 4096)), 9e-6),))
     with pytest.raises(ValueError, match="more than 64 rows"):
         fit([few])
-    pytest.importorskip("scipy", reason="scipy is not installed: pip install scipy")
     save(tmp_path / "record.json", {}, [few, made(SHAPES[0])])
     before = model._START
     assert main([str(tmp_path / "record.json")]) == 0 and model._START == before

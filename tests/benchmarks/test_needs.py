@@ -56,7 +56,7 @@ def refusal(program: str, line: str, capsys: pytest.CaptureFixture[str]) -> str:
 def test_without_a_gpu(
     program: str, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert refusal(program, line, capsys) == "torch finds no CUDA GPU: nothing can be measured\n"
 
@@ -76,7 +76,7 @@ def test_without_a_driver(
 def test_without_a_tool(
     program: str, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert refusal(program, f"{line} no-such-tool", capsys).startswith("no-such-tool is not here: ")
 
@@ -99,7 +99,7 @@ def test_programs_that_import_tests_run_from_any_folder(tmp_path: Path) -> None:
 
 
 def test_a_gpu_that_is_there_is_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(cuda_driver, "available", lambda: None)
     assert needs.refused(needs.no_gpu(), needs.no_driver(), needs.no_tool(sys.executable)) == 0
