@@ -160,7 +160,7 @@ def choose(
         if (rows, columns) != (256, 256) and columns % _unit(kind, halves) == 0
     ]
     best = min(estimates, key=lambda e: (e.seconds, -e.tile[0] * e.tile[1], -e.tile[0]))
-    config = _configured(best, k, batch, kind, work < _SHORT, halves=False)
+    config = _configured(best, k, batch, kind, work < _SHORT, False, _on_lines(k, None if b_major == "K" else n, kind))
     return Sm90Choice(config), _reason(best, config) + _gated_reason(best.tile[1], halves)
 
 
@@ -171,7 +171,7 @@ def likeliest(
     likeliest first. Arguments as for `choose`, which takes the first; `of_estimate` makes a kernel of one.
 
     >>> print(likeliest(300, 4096, 14336)[0])
-    64x152 of the transposed product: 128 tiles, 1 wave(s) of 132, 53.7 us
+    64x152 of the transposed product: 128 tiles, 1 wave(s) of 132, 52.7 us
     """
     rows_of, parts = None if b_major == "K" else n, batch == 1 and _overlaps(m, n, k, batch)
     straight = ManyRows(m, n, k, batch, multiprocessors, rows_of=rows_of)
@@ -179,8 +179,7 @@ def likeliest(
     if b_major != "K":
         found = [e for e in found if e.tile[1] % _SPAN == 0 or (e.split == 1 and _spans_in_part_pay(e, k))]
     turned = ManyRows(n, m, k, batch, multiprocessors, swapped=True, matrices=matrices, rows_of=rows_of)
-    # Of weights in rows parts of the transposed product were not measured.
-    found += [*turned.estimates(), *(turned.in_parts() if parts and b_major == "K" else ())]
+    found += [*turned.estimates(), *(turned.in_parts() if parts else ())]
     return sorted(found, key=lambda e: (e.seconds, -e.tile[0] * e.tile[1], -e.tile[0], e.swapped))
 
 
@@ -191,11 +190,13 @@ def of_estimate(
 
     >>> choice, why = of_estimate(likeliest(128, 1024, 14336)[0], 128, 1024, 14336)
     >>> choice.config.tile, choice.config.split
-    ((64, 128), 4)
+    ((64, 96), 4)
     """
     if best.split > 1:
         return _of_parts(best)
-    config = _configured(best, k, batch, bf16, _overlaps(m, n, k, batch), b_major == "K" and not best.swapped)
+    halves = b_major == "K" and not best.swapped
+    lines = _on_lines(k, None if b_major == "K" else n, bf16)
+    config = _configured(best, k, batch, bf16, _overlaps(m, n, k, batch), halves, lines)
     return Sm90Choice(config, best.swapped), _reason(best, config)
 
 
@@ -213,11 +214,22 @@ def _reason(best: Estimate, config: Sm90Config) -> str:
     return f"{best}; {shared}" + "; starts while the kernel before it drains" * config.overlap
 
 
-def _configured(best: Estimate, k: int, batch: int, kind: DType, overlap: bool, halves: bool) -> Sm90Config:
+def _on_lines(k: int, row_of_b: int | None, kind: DType) -> bool:
+    """Whether all lines of A and B begin with the memory's lines of 128 bytes.
+
+    row_of_b  elements from row to row of B, if its rows are contiguous; else its lines are of K elements, as A's
+    """
+    return all(size * kind.bytes % LINE == 0 for size in (k, row_of_b or k))
+
+
+def _configured(
+    best: Estimate, k: int, batch: int, kind: DType, overlap: bool, halves: bool, on_lines: bool
+) -> Sm90Config:
     """The configuration of an estimate.
 
     overlap  whether it starts while the kernel before it drains
     halves   whether a tile of 128x256 may be finished by halves
+    on_lines whether all lines of A and B begin with memory's lines
     """
     (rows, columns), cluster, bits = best.tile, best.cluster, kind.bits
     # One warpgroup for 128 rows stores the first 64 of them under the products of the others: benchmarks/NOTES.md.
@@ -234,7 +246,8 @@ def _configured(best: Estimate, k: int, batch: int, kind: DType, overlap: bool, 
         group=best.group,
         along=best.along,
         overlap=overlap,
-        l2_promotion="256B" if best.waves > 1 else "128B",  # +0.1 to 0.4%; of a single wave up to -5%
+        # +0.1 to 0.4% of several waves; of a single one up to -5%, and up to -15% where lines begin between.
+        l2_promotion="256B" if best.waves > 1 and on_lines else "128B",
         chunks=1,
         buffers=buffers(best.tile, consumers),
         early=2 if (rows == 256 or tall) and k >= 1024 else 0,

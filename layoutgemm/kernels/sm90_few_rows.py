@@ -36,7 +36,8 @@ _CROWDED_ONE = 0.45  # of that, of what goes into one multiprocessor
 _ALIKE = 0.98  # what whole sums of swapped operands have to take of the others' time
 # Clusters lie in graphics clusters of 16 or 18 multiprocessors, not the same on all chips: so many blocks of clusters
 # of four, and of three, were seen to find a place at a time; of one chip the driver says 120 and 117.
-_FOURS, _THREES, _SPLITS = 104, 108, (1, 2, 4)
+# Of eight 112 blocks were seen to; of that chip 120.
+_THREES, _FOURS, _EIGHTS, _SPLITS = 108, 104, 112, (1, 2, 4)
 _SPLIT_COLUMNS = 64  # at most, of a block whose sums are brought together
 # Lines of 128 bytes a second into one multiprocessor, where lines of a matrix begin between: at 64, 32 or 16. Fitted to
 # 107 products of more rows, up to 16 kernels each; fewer rows take longer, and few blocks get more each: NOTES.md,
@@ -46,6 +47,8 @@ _LONGER, _MOST_EACH = 1.18, 1.6
 # Bytes that a block brings into L2 before the kernel before has ended: more keep the copy engine from the first loads.
 _FETCHED = 64 << 10
 _LONG = 16384  # bytes along K from which sharing the rows of A pays
+_LEAST_SHARING, _EDGE = 24, 5  # columns from which it does where lines begin between; tiles, if their number is odd
+_HALF_SPANS = 20e6  # bytes of weights in rows up to which half a span pays where whole ones leave most blocks idle
 _HELD = 128  # columns up to which threads store what they hold
 _DEEP = 232  # columns up to which three stages of 256 bytes of K fit beside 64 rows of A
 
@@ -116,11 +119,20 @@ class _Problem:
 
     def both(self, rows: int, columns: int, split: int) -> bool:
         """Whether two blocks share A where that was measured to pay: long sums and wide tiles of weights in rows, by up
-        to 1%, and lines that begin between, by a sixth."""
-        tiles, line = -(-self.n // columns), self.k * self.kind.bytes
-        long = line >= _LONG or line % LINE > 0 or (self.b_major != "K" and columns >= 128)
-        fit = rows == 64 <= columns and tiles % 2 == 0 and tiles <= self.multiprocessors
-        return long and fit and self.batch == split == 1 and self.kind.bits == 16
+        to 1%, and lines that begin between, by up to a quarter."""
+        tiles, apart = -(-self.n // columns), self.apart != (0, 0)
+        wide = columns >= 64 and (self.k * self.kind.bytes >= _LONG or (self.b_major != "K" and columns >= 128))
+        # The last of an odd number of tiles is alone in its cluster, which loads its share of A for nobody else.
+        even = tiles % 2 == 0 or (apart and tiles >= _EDGE)
+        fit = rows == 64 and even and tiles + tiles % 2 <= self.multiprocessors
+        pays = wide or (apart and columns >= _LEAST_SHARING)
+        return pays and fit and self.batch == split == 1 and self.kind.bits == 16
+
+    @property
+    def apart(self) -> tuple[int, int]:
+        """Bytes from line to line of A and of B beyond the memory's lines."""
+        of_b = self.k if self.b_major == "K" else self.n
+        return self.k * self.kind.bytes % LINE, of_b * self.kind.bytes % LINE
 
     def cost(self, tiles: int, columns: int, split: int, others: int, weights: int, asked: float) -> _Cost:
         """Of so many tiles in `split` parts of K, of which each loads so many lines of K of weights and of the other
@@ -131,8 +143,7 @@ class _Problem:
         least = (self.m + self.n) * self.k * bytes_ + self.m * self.n * output_of(self.kind).bytes
         memory = least * self.batch / _MEMORY * (_NARROW if weights < _LINES else 1.0)
         steps = -(-self.k * bytes_ // 256) / split * waves * (_STEP + _STEP_COLUMN * columns)
-        apart = self.k * bytes_, (self.k if self.b_major == "K" else self.n) * bytes_
-        slow = -(-self.k * bytes_ // LINE) / split * between((asked, weights), apart)
+        slow = -(-self.k * bytes_ // LINE) / split * between((asked, weights), self.apart)
         slow *= _LONGER / min(_MOST_EACH, max(1.0, self.multiprocessors / blocks))
         one, l2 = waves * max(each / _ONE, slow), blocks * each / _L2
         more = _START + exchange(64, columns, split)
@@ -171,10 +182,10 @@ def exchange(rows: int, columns: int, split: int) -> float:
 def most_split(multiprocessors: int, split: int) -> int:
     """Tiles whose parts of K, a cluster each, find their places at a time.
 
-    >>> [most_split(132, split) for split in (1, 2, 3, 4)]
-    [132, 66, 36, 26]
+    >>> [most_split(132, split) for split in (1, 2, 3, 4, 8)]
+    [132, 66, 36, 26, 14]
     """
-    return min(multiprocessors, {3: _THREES, 4: _FOURS}.get(split, multiprocessors)) // split
+    return min(multiprocessors, {3: _THREES, 4: _FOURS, 8: _EIGHTS}.get(split, multiprocessors)) // split
 
 
 def fetched(stage: int, most: int) -> int:
@@ -244,12 +255,16 @@ def for_few_rows(
 
 
 def _widths(problem: _Problem, b_major: str, unit: int, split: int) -> list[int]:
-    """Columns of a block that may be the fastest: as even a share as there is, or whole 128-byte spans."""
+    """Columns of a block that may be the fastest: as even a share as there is, or, of rows that begin with the memory's
+    lines, whole spans of 128 bytes."""
     n, bytes_, most = problem.n, problem.kind.bytes, problem.multiprocessors
-    if b_major != "K":
+    if b_major != "K" and (split > 1 or not problem.apart[1]):
         step = 128 // bytes_
         widest = min(256, max(step, 3 * n // most))
-        return [step] if split > 1 else list(range(step, widest + 1, step))
+        if split > 1:
+            return [step]
+        half = 2 * n <= step * most and n * problem.k * bytes_ <= _HALF_SPANS
+        return [step // 2] * half + list(range(step, widest + 1, step))
     integer = problem.kind.kind != "float"
     if integer and split > 1:
         return []

@@ -19,39 +19,44 @@ from ..checks.budgets import most_stages
 from ..dtypes import bf16
 from .plan_base import BARRIER_BYTES, STAGE_BYTES_OF_K
 from .sm90_few_rows import between, most_split
+from .sm90_shares import LINE
 from .sm90_store import ROWS
 
-# Fitted to 579 comparisons of 2 to 35 kernels on H200s (132 multiprocessors, 1.98 GHz, HBM3e), in which what is
-# cheapest here was 0.6% behind the fastest on average, over 1% in one of five; of 84 shapes drawn later 0.6%, over 1%
-# on 14: NOTES.md, "Swapped for any M".
-_CLOCK = 1.861e9
-_HEAT, _HEATING = 0.144, 125e-6  # the share that the clock falls by in long kernels, and how soon
+# Fitted to 4600 kernels of 219 shapes on H200s (132 multiprocessors, 1.98 GHz, HBM3e; `benchmarks/fit_choice.py`), in
+# which what is cheapest here was 0.7% behind the fastest on average; of 20 shapes drawn later 0.3%, over 1% on 3:
+# NOTES.md, "What a miss fetches, clusters of eight, a new fit".
+_CLOCK = 1.9e9
+_HEAT, _HEATING = 0.175, 85e-6  # the share that the clock falls by in long kernels, and how soon
 FMA_PER_CYCLE = 2048  # of one multiprocessor: m64n256k16 takes 128 cycles
 _READ_A, _READ_COLUMN = 16, 0.25  # cycles in which an instruction of 64 rows reads A, and each column of B
-_READ_HIDDEN = 0.135  # the share of them that other instructions hide
-_LINES = 8.01  # what products lose by a tile's loads, a row or column of it, against 256x224
-_ALONE = 0.0251  # by several waves of blocks that share nothing, where K is long
-_HALVED = 0.1045  # what a tile of 128x256 loses that cannot be finished by halves, or shares loads of short sums
-_BANDS = 0.0273  # what tiles of 256 rows gain that share A, in bands as high as C
-_L2, _WEIGHTS = 22.86e12, 1.86  # bytes a second of L2 reads; of weights, which come from memory, so many times as long
-_SHARED = 0.616  # of what two blocks share, the part read
-_MEMORY, _AGAIN, _APART = 4.433e12, 0.29, 0.354  # memory's; more of weights that clusters read again, or apart
-_FEW_STAGES, _SHALLOW = 3, 0.216  # stages that leave memory waiting, and by how much
-_K_TILE, _STEP = STAGE_BYTES_OF_K // bf16.bytes, 0.0997e-6  # of a k tile, which follow one another
-_END, _LARGEST = 2.226e-6, 256 * 224  # a tile's end that no product hides, of so many elements; of others by the root
+_READ_HIDDEN = 0.0864  # the share of them that other instructions hide
+_LINES = 6.24  # what products lose by a tile's loads, a row or column of it, against 256x224
+_ALONE = 0.0218  # by several waves of blocks that share nothing, where K is long
+_HALVED = 0.0929  # what a tile of 128x256 loses that cannot be finished by halves, or shares loads of short sums
+_BANDS = 0.0224  # what tiles of 256 rows gain that share A, in bands as high as C
+_L2, _WEIGHTS = 24.5e12, 1.97  # bytes a second of L2 reads; of weights, which come from memory, so many times as long
+_SHARED = 0.678  # of what two blocks share, the part read
+_MEMORY, _AGAIN, _APART = 4.61e12, 0.231, 0.587  # memory's; more of weights that clusters read again, or apart
+_FEW_STAGES, _SHALLOW = 3, 0.282  # stages that leave memory waiting, and by how much
+_K_TILE, _STEP = STAGE_BYTES_OF_K // bf16.bytes, 0.0995e-6  # of a k tile, which follow one another
+_END, _LARGEST = 1.43e-6, 256 * 224  # a tile's end that no product hides, of so many elements; of others by the root
 # More of 256 rows and of 192, of 224 columns, and of fewer by these powers; of 64, which are stored in one go.
-_END_256, _POWER_256, _END_192, _POWER_192, _END_64 = 1.69e-6, -0.89, 1.82e-6, -0.11, 0.23e-6
-_WAVE, _START = 0.811e-6, 1.087e-6  # of each further wave; from one kernel's end to the next one's first product
-_CROWDED, _CROWDED_PARTS, _FEW_IDLE = 0.193, 0.717, 2  # as in `sm90_few_rows`, of memory and L2, and of parts of K
-_BETWEEN = 0.0633  # what boxes cost that two blocks share, and that end between the swizzle's groups of 8 lines
-_WIDE_ALONE = 0.0764  # what a wave of blocks without a cluster gains, for each 256 columns beyond 128
-_LOW_SHARING = 0.0166  # what tiles of 64 rows gain whose blocks share columns
+_END_256, _POWER_256, _END_192, _POWER_192, _END_64 = 1.63e-6, -0.935, 1.75e-6, -0.112, 0.216e-6
+_WAVE, _START = 1.12e-6, 1.57e-6  # of each further wave; from one kernel's end to the next one's first product
+_CROWDED, _CROWDED_PARTS, _FEW_IDLE = 0.268, 0.575, 2  # as in `sm90_few_rows`, of memory and L2, and of parts of K
+# Where lines begin between the memory's: their time in several waves, by that in one; what a multiprocessor takes in
+# faster while others are idle, at most; lines a second that clusters of four and more bring into one multiprocessor.
+_LATER, _MOST_EACH, _FILL = 0.899, 1.3, 0.886e9
+_IN_PART = 0.0241  # what tiles of B's rows cost that end within a span
+_BETWEEN = 0.0344  # what boxes cost that two blocks share, and that end between the swizzle's groups of 8 lines
+_WIDE_ALONE = 0.0412  # what a wave of blocks without a cluster gains, for each 256 columns beyond 128
+_LOW_SHARING = 0.00769  # what tiles of 64 rows gain whose blocks share columns
 # What swapped operands must gain; what an epilogue's matrices, read across their rows, take for a warpgroup's elements.
 _TURNED, _ACROSS = 0.003, 0.15e-9
 # The exchange of partial sums, by so many times for 128 rows, and for more than two blocks; for each byte sent.
-_MEETING, _OF_128, _OF_MORE, _SENT = 0.751e-6, 2.22, 1.13, 25.1e-12
+_MEETING, _OF_128, _OF_MORE, _SENT = 0.615e-6, 1.96, 1.39, 29.3e-12
 _TOGETHER, _LINES_TOGETHER = 3.4, 5.2  # limits that are near each other add up: norms of these orders
-_OF_FOUR = 0.39e-6  # more of clusters of four
+_OF_FOUR = 0.184e-6  # more of clusters of four and eight
 
 _ROWS, _LONG = (64, 128, 192, 256), 4096  # of tiles; elements along K from which sharing pays in several waves
 _WIDTHS = (64, 96, 128, 160, 176, 192, 208, 224, 256)
@@ -62,9 +67,10 @@ _EDGE = 5  # tiles, at least, along a dimension where a cluster's last block may
 # Below so many rows of activations, and from so many times as many of weights, blocks share the weights or nothing:
 # what shared the activations took up to 17% longer than what shared nothing.
 _MANY, _UNEQUAL = 1024, 4
-_FOURS = ((4, 1), (1, 4))  # clusters
+_LARGE = ((4, 1), (1, 4), (2, 2), (2, 4), (4, 2))  # clusters that share loads where lines begin between
 _FILLED = 5  # waves, at most, that tiles of a width of their own fill
 _SPLITS = (2, 3, 4)
+_SPAN = LINE // bf16.bytes  # columns of B's rows in a whole span
 _WIDEST_SPLIT = {64: 208, 128: 160}  # columns by rows: wider tiles have too few stages, up to 40% behind estimates
 WIDE = (128, 256)  # the tile that is finished by halves of its columns, in one wave
 TALL = 192  # rows of three warpgroups
@@ -147,7 +153,7 @@ class ManyRows:
     rows_of   elements of a line of B, if they are not K's: those of the kernel's A if swapped
 
     >>> print(ManyRows(512, 4096, 4096, 1, 132).estimate((128, 128), (2, 1), pingpong=False))
-    128x128: 128 tiles, 1 wave(s) of 132, 23.4 us
+    128x128: 128 tiles, 1 wave(s) of 132, 23.1 us
     """
 
     m: int
@@ -178,16 +184,18 @@ class ManyRows:
             ends += waves * more * (columns / 224) ** power
         ends += waves * _END_64 * (rows == 64)
         tiles_of_k = waves * k / _K_TILE
-        asked = tile[0] / cluster[1], tile[1] / cluster[0]  # lines of A and of B, by each of the blocks that share them
         seconds = _norm(_TOGETHER, products + ends, l2, memory, tiles_of_k * _STEP)
-        seconds = _norm(_LINES_TOGETHER, seconds, tiles_of_k * between(asked, self._apart))
+        lines, filled = self._lines(tile, cluster, waves, tiles * split)
+        seconds = _norm(_LINES_TOGETHER, seconds, tiles_of_k * lines, tiles_of_k * filled)
+        if self.rows_of is not None and not self.swapped and columns % _SPAN:
+            seconds *= 1 + _IN_PART
         if columns % (8 * cluster[0]):
             seconds *= 1 + _BETWEEN
         if cluster == (1, 1) and waves == 1:
             seconds *= 1 - _WIDE_ALONE * (columns - 128) / 256
         if cluster[0] > 1 and rows == 64:
             seconds *= 1 - _LOW_SHARING
-        seconds = seconds * (1 + _TURNED * self.swapped) + _START + _OF_FOUR * (cluster in _FOURS)
+        seconds = seconds * (1 + _TURNED * self.swapped) + _START + _OF_FOUR * (cluster in _LARGE)
         if split > 1:
             seconds += _MEETING * (_OF_128 if rows > 64 else 1) * (_OF_MORE if split > 2 else 1)
             seconds += _SENT * rows * columns * 4 * (split - 1) / split
@@ -228,7 +236,7 @@ class ManyRows:
         l2 = (self.m * reads[0] + self.n * reads[1]) * self.batch * line / _L2
         memory = ((self.m + self.n) * line + bf16.bytes * self.m * self.n) * self.batch / _MEMORY
         memory *= 1 + _AGAIN * (grid[1 - weights] > cluster[1 - weights])
-        memory *= 1 + _APART * (single and cluster[weights] == 2)
+        memory *= 1 + _APART * (single and cluster[weights] == 2 and cluster not in _LARGE)
         consumers = warpgroups(tile, single, pingpong)
         has = stages(tile, consumers, 0 if split > 1 else buffers(tile, consumers))
         memory *= 1 + _SHALLOW * (has <= _FEW_STAGES)
@@ -239,6 +247,19 @@ class ManyRows:
             crowded = 1 + share * max(0, self.multiprocessors - blocks - _FEW_IDLE) / blocks
             memory, l2 = memory * crowded, l2 * crowded
         return l2, memory
+
+    def _lines(
+        self, tile: tuple[int, int], cluster: tuple[int, int], waves: int, blocks: int
+    ) -> tuple[float, float]:  # fmt: skip
+        """Seconds of a k tile's lines in one multiprocessor: of those that begin between the memory's and that it asks
+        for, half of what two blocks share; of all that four and more bring in."""
+        (rows, columns), (along_m, along_n) = tile, cluster
+        lines = between((rows / along_n, columns / along_m), self._apart)
+        if waves == 1:
+            lines /= min(_MOST_EACH, max(1.0, self.multiprocessors / blocks))
+        else:
+            lines *= _LATER
+        return lines, (rows + columns) / _FILL if cluster in _LARGE else 0.0
 
     @property
     def _apart(self) -> tuple[int, int]:
@@ -254,14 +275,14 @@ class ManyRows:
     def shares(self, tile: tuple[int, int], cluster: tuple[int, int]) -> bool:
         """Whether the blocks of a cluster may share loads: few without a tile, none apart (above).
 
-        Four do where lines begin between and all blocks find their places at a time: up to a fifth less time.
+        Four and eight do where lines begin between and all blocks find their places at a time: up to a fifth less time.
         """
         grid = self.grid(tile)
         if any(tiles % blocks and tiles < _EDGE for tiles, blocks in zip(grid, cluster, strict=True)):
             return False
-        if cluster in _FOURS:
-            across, down = self.grid(tile, cluster)
-            fit = across * down * self.batch <= 4 * most_split(self.multiprocessors, 4)
+        if cluster in _LARGE:
+            (across, down), blocks = self.grid(tile, cluster), cluster[0] * cluster[1]
+            fit = across * down * self.batch <= blocks * most_split(self.multiprocessors, blocks)
             # Rows of MN-major operands are whole spans, which four cannot share out.
             return fit and self.rows_of is None and between((1, 1), self._apart) > 0
         few = min(self.m, self.n)
@@ -283,7 +304,7 @@ class ManyRows:
         """Of every tile, cluster and schedule that may be the fastest."""
         for rows in _ROWS:
             for columns in self.widths(rows):
-                for cluster in ((1, 1), (2, 1), (1, 2), *_FOURS):
+                for cluster in ((1, 1), (2, 1), (1, 2), *_LARGE):
                     if self.shares((rows, columns), cluster):
                         found = self.estimate((rows, columns), cluster, False)
                         yield found

@@ -98,6 +98,16 @@ TABLE = {
         small(64, 104, cluster=(4, 1), loader="warp", overlap=True, prefetch=1, launch="tiles", along="N"),
     ),
     "cluster 1x4": Product(70, 150, 136, small(64, 40, cluster=(1, 4), loader="warp", overlap=True, launch="tiles")),
+    "cluster 2x4, halves of 52 lines, blocks without a tile": Product(
+        70, 250, 136,
+        small(64, 104, cluster=(2, 4), loader="warp", overlap=True, prefetch=2, launch="tiles", along="N"),
+    ),
+    "cluster 4x2, self, half of a warpgroup's rows early": Product(
+        520, 50, 200,
+        small(
+            256, 32, consumers=2, cluster=(4, 2), overlap=True, prefetch=2, launch="tiles", along="N", chunks=1, early=2
+        ),
+    ),
     # where boxes end with their matrix: tiles, and shares, that are outside; last rows that make no 16 bytes of C
     "a tile outside, cluster 2x1": Product(136, 77, 328, small(cluster=(2, 1), loader="warp")),
     "half a tile outside, cluster 1x2": Product(
