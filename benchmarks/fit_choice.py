@@ -3,38 +3,45 @@
     python benchmarks/fit_choice.py RECORD...              # constants, and what is chosen before and after
     python benchmarks/fit_choice.py RECORD... --folds 3    # and of each third of the shapes, fitted to the others
 
-Fitted are the logarithms of the times, the more the nearer a kernel is to its shape's fastest: which of the fast ones
-is the fastest is what counts. A new constant is taken up by hand, with the figures that this prints beside it.
+What is made small is the time that a choice loses, of one that takes each kernel with a likelihood that falls with its
+estimate (by a factor of e for each share `SOFT`): the least estimate alone decides, but has no slope to follow. Errors
+of the logarithms of the times, near the fastest, count beside it, and so do changes of the constants. A new constant is
+taken up by hand, with the figures that this prints beside it.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from benchmarks.choice_record import Standing, Tried, load, report, standing
+from benchmarks.bench_gemm import SHAPES
+from benchmarks.choice_record import Standing, Timed, Tried, load, report, standing
 from layoutgemm.bench import Problem
 from layoutgemm.kernels import sm90_many_rows as model
-from layoutgemm.kernels.sm90_choice import Sm90Choice
+from layoutgemm.kernels.sm90_choice import Sm90Choice, likeliest, of_estimate
 
 FITTED = (
     "_CLOCK", "_HEAT", "_HEATING", "_READ_HIDDEN", "_LINES", "_ALONE", "_HALVED", "_BANDS", "_L2", "_WEIGHTS",
     "_SHARED", "_MEMORY", "_AGAIN", "_APART", "_SHALLOW", "_STEP", "_END", "_END_256", "_POWER_256", "_END_192",
     "_POWER_192", "_END_64", "_WAVE", "_START", "_CROWDED", "_CROWDED_PARTS", "_BETWEEN", "_WIDE_ALONE", "_LOW_SHARING",
-    "_MEETING", "_OF_128", "_OF_MORE", "_SENT", "_OF_FOUR",
+    "_MEETING", "_OF_128", "_OF_MORE", "_SENT", "_OF_FOUR", "_LATER", "_FILL", "_IN_PART",
 )  # fmt: skip
-NEAR = 0.03  # how far behind the fastest a kernel counts half
+SOFT = 0.012, 0.006  # a kernel whose estimate is that share longer is taken e times less likely; one after the other
+MOST = 0.15  # what a choice loses counts up to this share
+NEAR = 0.05  # how far behind the fastest a kernel's error counts half
+TABLE = 15  # times that a shape of the table counts
 LOOSE = 0.02  # errors beyond this count less than by their squares
-KEPT = 0.005  # a constant changed by a factor of e counts as such an error of every kernel: the data has to want it
+# Beside a per cent lost: an error of LOOSE of every kernel, and the mean square of the constants' logarithmic changes.
+ERRORS, KEPT = 0.5, 0.3
 
 
 def estimate(problem: Problem, choice: Sm90Choice, multiprocessors: int = 132) -> float:
@@ -75,31 +82,46 @@ def constants(values: Mapping[str, float]) -> Iterator[None]:
             setattr(model, name, value)
 
 
+def configured(one: Tried) -> list[Timed]:
+    """What was measured as `choose` would configure it now: kernels tried with other settings have no estimate."""
+    p = one.problem
+    order = "K" if p.b_major == "k" else "MN"
+    now = {of_estimate(e, p.m, p.n, p.k, order)[0] for e in likeliest(p.m, p.n, p.k, order)}
+    return [timed for timed in one.kernels if timed.choice in now]
+
+
 def fit(tried: Sequence[Tried], names: Sequence[str] = FITTED) -> dict[str, float]:
     """The constants that fit what was measured; raises ValueError where nothing was, of more than 64 rows."""
-    from scipy.optimize import least_squares
+    import numpy as np
+    from scipy.optimize import minimize
 
-    rows = [
-        (one.problem, t.choice, math.log(t.seconds), 1 / (1 + (t.seconds / best - 1) / NEAR))
-        for one in tried
-        if one.problem.m > 64
-        for best in [min(t.seconds for t in one.kernels)]
-        for t in one.kernels
-    ]
-    if not rows:
+    fields = [(one.problem, kernels) for one in tried if one.problem.m > 64 and (kernels := configured(one))]
+    if not fields:
         raise ValueError("nothing was measured of more than 64 rows")
-    now = {name: float(getattr(model, name)) for name in names}
+    now = np.array([getattr(model, name) for name in names])
+    counts = [TABLE if (p.m, p.n, p.k) in SHAPES else 1 for p, _ in fields]
+    times = [np.log([timed.seconds for timed in kernels]) for _, kernels in fields]
+    lost = [np.exp(t - t.min()) - 1 for t in times]
 
-    def values(factors: Sequence[float]) -> dict[str, float]:
-        return {name: now[name] * math.exp(x) for name, x in zip(names, factors, strict=True)}
+    def values(changes: Any) -> dict[str, float]:
+        return dict(zip(names, (now * np.exp(changes)).tolist(), strict=True))
 
-    def errors(factors: Sequence[float]) -> list[float]:
-        with constants(values(factors)):
-            found = [weight * (math.log(estimate(problem, choice)) - time) for problem, choice, time, weight in rows]
-        return found + [KEPT * len(rows) ** 0.5 * x for x in factors]
+    def cost(changes: Any, soft: float) -> float:
+        taken, errors = [], []
+        with constants(values(changes)):
+            for (problem, kernels), time, behind in zip(fields, times, lost, strict=True):
+                estimated = np.log([estimate(problem, timed.choice) for timed in kernels])
+                likely = np.exp((estimated.min() - estimated) / soft)
+                taken.append(likely @ np.minimum(behind, MOST) / likely.sum())
+                errors.append(np.sqrt(1 + ((estimated - time) / (1 + behind / NEAR) / LOOSE) ** 2))
+        of_errors = float(np.concatenate(errors).mean())
+        of_choice = float(np.average(taken, weights=counts))
+        return 100 * of_choice + ERRORS * of_errors + KEPT * float(np.square(changes).mean())
 
-    best = least_squares(errors, [0.0] * len(names), loss="soft_l1", f_scale=LOOSE, max_nfev=30, x_scale=0.1)
-    return values(best.x)
+    found = np.zeros(len(now))
+    for soft in SOFT:
+        found = minimize(cost, found, (soft,), method="L-BFGS-B", options={"maxiter": 60, "maxfun": 10**6}).x
+    return values(found)
 
 
 def judged(tried: Sequence[Tried], values: Mapping[str, float]) -> list[Standing]:

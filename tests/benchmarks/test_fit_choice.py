@@ -26,7 +26,7 @@ def made(sizes: tuple[int, int, int]) -> Tried:
 def test_the_constants_are_found_again() -> None:
     tried = [made(sizes) for sizes in SHAPES]
     found = fit(tried, (*MADE, "_OF_FOUR"))
-    assert {name: found[name] / MADE[name] for name in MADE} == pytest.approx(dict.fromkeys(MADE, 1.0), abs=0.1)
+    assert {name: found[name] / MADE[name] for name in MADE} == pytest.approx(dict.fromkeys(MADE, 1.0), abs=0.15)
     assert found["_OF_FOUR"] == pytest.approx(model._OF_FOUR)  # no cluster of four is among them
     before, after = judged(tried, {}), judged(tried, found)
     assert sum(s.behind for s in after) <= sum(s.behind for s in before) and max(s.behind for s in after) < 0.01
@@ -41,4 +41,4 @@ def test_few_rows_are_not_fitted(tmp_path: Path, capsys: pytest.CaptureFixture[s
     before = model._START
     assert main([str(tmp_path / "record.json")]) == 0 and model._START == before
     said = capsys.readouterr().out
-    assert "1 of 1 shapes" in said and "_START 1.087e-06 -> " in said
+    assert "1 of 1 shapes" in said and f"_START {model._START:.4g} -> " in said
