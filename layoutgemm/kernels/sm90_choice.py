@@ -18,7 +18,7 @@ from .plan import Operand
 from .plan_base import STAGE_BYTES_OF_K as _STAGE_BYTES
 from .sm90_few_rows import crowded, fetched, for_few_rows
 from .sm90_gated import HALVES, Gated
-from .sm90_many_rows import FMA_PER_CYCLE, TALL, WIDE, Estimate, ManyRows, buffers, warpgroups
+from .sm90_many_rows import FMA_PER_CYCLE, SPAN, TALL, WIDE, Estimate, ManyRows, buffers, warpgroups
 from .sm90_plan import Sm90Config, Sm90Plan
 from .sm90_shares import LINE
 from .sm90_types import operands, output_of
@@ -92,7 +92,6 @@ _UNSHARED = 0.97  # the rate of several waves of blocks that share nothing, wher
 _PINGPONG = (128, 160, 176, 192)  # columns of 128-row tiles that two warpgroups take in turn
 _TURNS = 1.015  # their rate where K is long: the clock takes the rest of what hidden ends give
 _TALL_COLUMNS = 200  # of 192 rows beside a loader of their own
-_SPAN = LINE // bf16.bytes  # columns of B's rows in a whole span
 _FETCHED = 56 << 10  # bytes that a block brings into L2 before the kernel before has ended, at most: `fetched`
 
 # A single tile of 128x256 is finished by halves of its columns, with loads by a warp of their own: 2048^3 +1%,
@@ -177,7 +176,7 @@ def likeliest(
     straight = ManyRows(m, n, k, batch, multiprocessors, rows_of=rows_of)
     found = [*straight.estimates(), *(straight.in_parts() if parts else ())]
     if b_major != "K":
-        found = [e for e in found if e.tile[1] % _SPAN == 0 or (e.split == 1 and _spans_in_part_pay(e, k))]
+        found = [e for e in found if e.tile[1] % SPAN == 0 or (e.split == 1 and _spans_in_part_pay(e, k))]
     turned = ManyRows(n, m, k, batch, multiprocessors, swapped=True, matrices=matrices, rows_of=rows_of)
     found += [*turned.estimates(), *(turned.in_parts() if parts else ())]
     return sorted(found, key=lambda e: (e.seconds, -e.tile[0] * e.tile[1], -e.tile[0], e.swapped))

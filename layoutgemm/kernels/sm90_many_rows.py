@@ -70,7 +70,7 @@ _MANY, _UNEQUAL = 1024, 4
 _LARGE = ((4, 1), (1, 4), (2, 2), (2, 4), (4, 2))  # clusters that share loads where lines begin between
 _FILLED = 5  # waves, at most, that tiles of a width of their own fill
 _SPLITS = (2, 3, 4)
-_SPAN = LINE // bf16.bytes  # columns of B's rows in a whole span
+SPAN = LINE // bf16.bytes  # columns of B's rows in a whole span
 _WIDEST_SPLIT = {64: 208, 128: 160}  # columns by rows: wider tiles have too few stages, up to 40% behind estimates
 WIDE = (128, 256)  # the tile that is finished by halves of its columns, in one wave
 TALL = 192  # rows of three warpgroups
@@ -187,7 +187,7 @@ class ManyRows:
         seconds = _norm(_TOGETHER, products + ends, l2, memory, tiles_of_k * _STEP)
         lines, filled = self._lines(tile, cluster, waves, tiles * split)
         seconds = _norm(_LINES_TOGETHER, seconds, tiles_of_k * lines, tiles_of_k * filled)
-        if self.rows_of is not None and not self.swapped and columns % _SPAN:
+        if self.rows_of is not None and not self.swapped and columns % SPAN:
             seconds *= 1 + _IN_PART
         if columns % (8 * cluster[0]):
             seconds *= 1 + _BETWEEN
