@@ -30,10 +30,11 @@ from layoutgemm.kernels import sm90_many_rows as model
 from layoutgemm.kernels.sm90_choice import Sm90Choice, likeliest, of_estimate
 
 FITTED = (
-    "_CLOCK", "_HEAT", "_HEATING", "_READ_HIDDEN", "_LINES", "_ALONE", "_HALVED", "_BANDS", "_L2", "_WEIGHTS",
-    "_SHARED", "_MEMORY", "_AGAIN", "_APART", "_SHALLOW", "_STEP", "_END", "_END_256", "_POWER_256", "_END_192",
-    "_POWER_192", "_END_64", "_WAVE", "_START", "_CROWDED", "_CROWDED_PARTS", "_BETWEEN", "_WIDE_ALONE", "_LOW_SHARING",
-    "_MEETING", "_OF_128", "_OF_MORE", "_SENT", "_OF_FOUR", "_LATER", "_FILL", "_IN_PART",
+    "_CLOCK", "_HEAT", "_HEATING", "_READ_HIDDEN", "_LINES", "_HALVED", "_L2", "_L2_LATER", "_WEIGHTS", "_SHARED",
+    "_SHARED_LATER", "_MEMORY", "_AGAIN", "_APART", "_SHALLOW", "_STEP", "_END", "_END_256", "_POWER_256",
+    "_END_192", "_POWER_192", "_END_64", "_WAVE", "_START", "_CROWDED", "_CROWDED_PARTS", "_BETWEEN", "_WIDE_ALONE",
+    "_LOW_SHARING", "_MEETING", "_OF_128", "_OF_MORE", "_SENT", "_OF_FOUR", "_LATER", "_FILL", "_IN_PART",
+    "_BETWEEN_LATER",
 )  # fmt: skip
 SOFT = 0.012, 0.006  # a kernel whose estimate is that share longer is taken e times less likely; one after the other
 MOST = 0.15  # what a choice loses counts up to this share

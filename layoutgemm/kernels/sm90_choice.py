@@ -170,7 +170,7 @@ def likeliest(
     likeliest first. Arguments as for `choose`, which takes the first; `of_estimate` makes a kernel of one.
 
     >>> print(likeliest(300, 4096, 14336)[0])
-    64x152 of the transposed product: 128 tiles, 1 wave(s) of 132, 52.7 us
+    64x152 of the transposed product: 128 tiles, 1 wave(s) of 132, 53.1 us
     """
     rows_of, parts = None if b_major == "K" else n, batch == 1 and _overlaps(m, n, k, batch)
     straight = ManyRows(m, n, k, batch, multiprocessors, rows_of=rows_of)

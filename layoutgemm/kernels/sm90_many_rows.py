@@ -22,41 +22,43 @@ from .sm90_few_rows import between, most_split
 from .sm90_shares import LINE
 from .sm90_store import ROWS
 
-# Fitted to 4600 kernels of 219 shapes on H200s (132 multiprocessors, 1.98 GHz, HBM3e; `benchmarks/fit_choice.py`), in
-# which what is cheapest here was 0.7% behind the fastest on average; of 20 shapes drawn later 0.3%, over 1% on 3:
-# NOTES.md, "What a miss fetches, clusters of eight, a new fit".
-_CLOCK = 1.9e9
-_HEAT, _HEATING = 0.175, 85e-6  # the share that the clock falls by in long kernels, and how soon
+# Fitted to 4600 kernels of 219 shapes on H200s (132 multiprocessors, 1.98 GHz, HBM3e), in which what is cheapest here
+# was 0.7% behind the fastest on average; of 20 other shapes 0.2%, over 1% on 2: NOTES.md, "What a miss fetches,
+# clusters of eight, a new fit".
+_CLOCK = 1.93e9
+_HEAT, _HEATING = 0.194, 78.9e-6  # the share that the clock falls by in long kernels, and how soon
 FMA_PER_CYCLE = 2048  # of one multiprocessor: m64n256k16 takes 128 cycles
 _READ_A, _READ_COLUMN = 16, 0.25  # cycles in which an instruction of 64 rows reads A, and each column of B
-_READ_HIDDEN = 0.0864  # the share of them that other instructions hide
-_LINES = 6.24  # what products lose by a tile's loads, a row or column of it, against 256x224
-_ALONE = 0.0218  # by several waves of blocks that share nothing, where K is long
-_HALVED = 0.0929  # what a tile of 128x256 loses that cannot be finished by halves, or shares loads of short sums
-_BANDS = 0.0224  # what tiles of 256 rows gain that share A, in bands as high as C
-_L2, _WEIGHTS = 24.5e12, 1.97  # bytes a second of L2 reads; of weights, which come from memory, so many times as long
-_SHARED = 0.678  # of what two blocks share, the part read
-_MEMORY, _AGAIN, _APART = 4.61e12, 0.231, 0.587  # memory's; more of weights that clusters read again, or apart
-_FEW_STAGES, _SHALLOW = 3, 0.282  # stages that leave memory waiting, and by how much
-_K_TILE, _STEP = STAGE_BYTES_OF_K // bf16.bytes, 0.0995e-6  # of a k tile, which follow one another
-_END, _LARGEST = 1.43e-6, 256 * 224  # a tile's end that no product hides, of so many elements; of others by the root
+_READ_HIDDEN = 0.079  # the share of them that other instructions hide
+_LINES = 6.99  # what products lose by a tile's loads, a row or column of it, against 256x224
+_HALVED = 0.0914  # what a tile of 128x256 loses that cannot be finished by halves, or shares loads of short sums
+# Bytes a second of L2 reads, in one wave and in several; of weights, which come from memory, so many times as long.
+_L2, _L2_LATER, _WEIGHTS = 23.9e12, 22.3e12, 1.96
+_SHARED, _SHARED_LATER = 0.687, 0.719  # of what two blocks share, the part read
+# What sharing loads gains beside that in several waves, by rows of the tile, of clusters (2,1) and (1,2).
+_GAINS = {64: (0.03, 0.0448), 128: (0.0216, 0.0079), 192: (0.0094, 0.0086), 256: (0.0108, 0.0204)}
+_MEMORY, _AGAIN, _APART = 4.64e12, 0.217, 0.643  # memory's; more of weights that clusters read again, or apart
+_FEW_STAGES, _SHALLOW = 3, 0.303  # stages that leave memory waiting, and by how much
+_K_TILE, _STEP = STAGE_BYTES_OF_K // bf16.bytes, 0.0979e-6  # of a k tile, which follow one another
+_END, _LARGEST = 1.49e-6, 256 * 224  # a tile's end that no product hides, of so many elements; of others by the root
 # More of 256 rows and of 192, of 224 columns, and of fewer by these powers; of 64, which are stored in one go.
-_END_256, _POWER_256, _END_192, _POWER_192, _END_64 = 1.63e-6, -0.935, 1.75e-6, -0.112, 0.216e-6
-_WAVE, _START = 1.12e-6, 1.57e-6  # of each further wave; from one kernel's end to the next one's first product
-_CROWDED, _CROWDED_PARTS, _FEW_IDLE = 0.268, 0.575, 2  # as in `sm90_few_rows`, of memory and L2, and of parts of K
+_END_256, _POWER_256, _END_192, _POWER_192, _END_64 = 1.59e-6, -0.948, 1.77e-6, -0.113, 0.216e-6
+_WAVE, _START = 1.13e-6, 1.54e-6  # of each further wave; from one kernel's end to the next one's first product
+_CROWDED, _CROWDED_PARTS, _FEW_IDLE = 0.288, 0.561, 2  # as in `sm90_few_rows`, of memory and L2, and of parts of K
 # Where lines begin between the memory's: their time in several waves, by that in one; what a multiprocessor takes in
 # faster while others are idle, at most; lines a second that clusters of four and more bring into one multiprocessor.
-_LATER, _MOST_EACH, _FILL = 0.899, 1.3, 0.886e9
-_IN_PART = 0.0241  # what tiles of B's rows cost that end within a span
-_BETWEEN = 0.0344  # what boxes cost that two blocks share, and that end between the swizzle's groups of 8 lines
-_WIDE_ALONE = 0.0412  # what a wave of blocks without a cluster gains, for each 256 columns beyond 128
-_LOW_SHARING = 0.00769  # what tiles of 64 rows gain whose blocks share columns
+_LATER, _MOST_EACH, _FILL = 0.908, 1.3, 0.894e9
+_IN_PART = 0.0252  # what tiles of B's rows cost that end within a span
+# What boxes cost that two blocks share, and that end between the swizzle's groups of 8 lines, in one wave and several.
+_BETWEEN, _BETWEEN_LATER = 0.0336, 0.00864
+_WIDE_ALONE = 0.037  # what a wave of blocks without a cluster gains, for each 256 columns beyond 128
+_LOW_SHARING = 0.00685  # what tiles of 64 rows gain whose blocks share columns
 # What swapped operands must gain; what an epilogue's matrices, read across their rows, take for a warpgroup's elements.
 _TURNED, _ACROSS = 0.003, 0.15e-9
 # The exchange of partial sums, by so many times for 128 rows, and for more than two blocks; for each byte sent.
-_MEETING, _OF_128, _OF_MORE, _SENT = 0.615e-6, 1.96, 1.39, 29.3e-12
-_TOGETHER, _LINES_TOGETHER = 3.4, 5.2  # limits that are near each other add up: norms of these orders
-_OF_FOUR = 0.184e-6  # more of clusters of four and eight
+_MEETING, _OF_128, _OF_MORE, _SENT = 0.596e-6, 1.92, 1.44, 30.3e-12
+_TOGETHER, _LINES_TOGETHER = 3.4, 7.31  # limits that are near each other add up: norms of these orders
+_OF_FOUR = 0.159e-6  # more of clusters of four and eight
 
 _ROWS, _LONG = (64, 128, 192, 256), 4096  # of tiles; elements along K from which sharing pays in several waves
 _WIDTHS = (64, 96, 128, 160, 176, 192, 208, 224, 256)
@@ -67,6 +69,7 @@ _EDGE = 5  # tiles, at least, along a dimension where a cluster's last block may
 # Below so many rows of activations, and from so many times as many of weights, blocks share the weights or nothing:
 # what shared the activations took up to 17% longer than what shared nothing.
 _MANY, _UNEQUAL = 1024, 4
+_PAIRS = ((2, 1), (1, 2))  # clusters of two blocks
 _LARGE = ((4, 1), (1, 4), (2, 2), (2, 4), (4, 2))  # clusters that share loads where lines begin between
 _FILLED = 5  # waves, at most, that tiles of a width of their own fill
 _SPLITS = (2, 3, 4)
@@ -176,7 +179,7 @@ class ManyRows:
         k, grid = -(-self.k // _K_TILE) * _K_TILE / split, self.grid(tile, cluster)
         tiles = grid[0] * grid[1] * self.batch
         waves = -(-tiles // self.multiprocessors)
-        products = self._products(tile, cluster, waves, k, grid)
+        products = self._products(tile, cluster, waves, k)
         l2, memory = self._reads(tile, cluster, waves, grid, split, pingpong)
         ends = (1 if pingpong else waves) * _END * (rows * columns / _LARGEST) ** 0.5 + (waves - 1) * _WAVE
         if rows > 128:
@@ -190,7 +193,9 @@ class ManyRows:
         if self.rows_of is not None and not self.swapped and columns % SPAN:
             seconds *= 1 + _IN_PART
         if columns % (8 * cluster[0]):
-            seconds *= 1 + _BETWEEN
+            seconds *= 1 + (_BETWEEN if waves == 1 else _BETWEEN_LATER)
+        if waves > 1 and cluster in _PAIRS:
+            seconds *= 1 - _GAINS[rows][_PAIRS.index(cluster)]
         if cluster == (1, 1) and waves == 1:
             seconds *= 1 - _WIDE_ALONE * (columns - 128) / 256
         if cluster[0] > 1 and rows == 64:
@@ -208,9 +213,7 @@ class ManyRows:
             "N" if along_n else "M", pingpong, split, self.swapped,
         )  # fmt: skip
 
-    def _products(
-        self, tile: tuple[int, int], cluster: tuple[int, int], waves: int, k: float, grid: tuple[int, int]
-    ) -> float:
+    def _products(self, tile: tuple[int, int], cluster: tuple[int, int], waves: int, k: float) -> float:
         """Seconds of the tensor cores, for the products of `k` of K."""
         rows, columns = tile
         feed = max(1.0, (_READ_A + _READ_COLUMN * columns) / (columns / 2) * (1 - _READ_HIDDEN))
@@ -219,10 +222,6 @@ class ManyRows:
         if waves == 1 and tile == WIDE:
             short = cluster[0] > 1 and self.k < _LONG
             found *= 1 + _HALVED * (self.swapped or cluster[1] > 1 or short)
-        if waves > 1 and cluster == (1, 1) and self.k >= _LONG:
-            found *= 1 + _ALONE
-        if rows == 256 and columns >= 192 and cluster == (1, 2) and waves > 1 and grid[0] > 2:
-            found *= 1 - _BANDS
         return found * (1 + _HEAT * found / (found + _HEATING))
 
     def _reads(
@@ -231,9 +230,10 @@ class ManyRows:
     ) -> tuple[float, float]:  # fmt: skip
         """Seconds of L2's reads, and of memory's."""
         line, weights, single = bf16.bytes * self.k, self.weights, waves == 1
-        reads = [grid[1] * _SHARED ** (cluster[1] // 2), grid[0] * _SHARED ** (cluster[0] // 2)]  # of 1, 2 or 4 blocks
+        shared = _SHARED if single else _SHARED_LATER
+        reads = [grid[1] * shared ** (cluster[1] // 2), grid[0] * shared ** (cluster[0] // 2)]  # of 1, 2 or 4 blocks
         reads[weights] *= _WEIGHTS
-        l2 = (self.m * reads[0] + self.n * reads[1]) * self.batch * line / _L2
+        l2 = (self.m * reads[0] + self.n * reads[1]) * self.batch * line / (_L2 if single else _L2_LATER)
         memory = ((self.m + self.n) * line + bf16.bytes * self.m * self.n) * self.batch / _MEMORY
         memory *= 1 + _AGAIN * (grid[1 - weights] > cluster[1 - weights])
         memory *= 1 + _APART * (single and cluster[weights] == 2 and cluster not in _LARGE)
@@ -304,7 +304,7 @@ class ManyRows:
         """Of every tile, cluster and schedule that may be the fastest."""
         for rows in _ROWS:
             for columns in self.widths(rows):
-                for cluster in ((1, 1), (2, 1), (1, 2), *_LARGE):
+                for cluster in ((1, 1), *_PAIRS, *_LARGE):
                     if self.shares((rows, columns), cluster):
                         found = self.estimate((rows, columns), cluster, False)
                         yield found

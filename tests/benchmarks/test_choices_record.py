@@ -34,18 +34,18 @@ def test_what_is_chosen_was_measured(standings: dict[Problem, Standing]) -> None
 def test_the_table_is_near_its_fastest(standings: dict[Problem, Standing]) -> None:
     found = behind(standings, [Problem(*sizes) for sizes in SHAPES])
     assert len(found) == 28 and statistics.mean(found) < 0.002
-    assert [round(x, 3) for x in found if x > 0.01] == [0.012, 0.015], "64x4096x4096 and 4096x8192x8192"
+    assert [round(x, 3) for x in found if x > 0.01] == [0.012], "64x4096x4096"
 
 
 def test_shapes_that_nothing_was_fitted_to(standings: dict[Problem, Standing]) -> None:
     found = behind(standings, FRESH)
-    assert len(found) == 20 and statistics.mean(found) < 0.004
-    assert sum(x > 0.01 for x in found) <= 3 and found[-1] < 0.04
+    assert len(found) == 20 and statistics.mean(found) < 0.003
+    assert sum(x > 0.01 for x in found) <= 2 and found[-1] < 0.03
 
 
 def test_all_that_was_measured(standings: dict[Problem, Standing]) -> None:
     found = behind(standings, list(standings))
-    assert statistics.mean(found) < 0.009 and statistics.median(found) < 0.001
+    assert statistics.mean(found) < 0.008 and statistics.median(found) < 0.001
 
 
 def test_another_choice_would_fail(standings: dict[Problem, Standing]) -> None:
