@@ -33,8 +33,7 @@ def test_what_is_chosen_was_measured(standings: dict[Problem, Standing]) -> None
 
 def test_the_table_is_near_its_fastest(standings: dict[Problem, Standing]) -> None:
     found = behind(standings, [Problem(*sizes) for sizes in SHAPES])
-    assert len(found) == 28 and statistics.mean(found) < 0.002
-    assert [round(x, 3) for x in found if x > 0.01] == [0.012], "64x4096x4096"
+    assert len(found) == 28 and statistics.mean(found) < 0.001 and found[-1] < 0.01
 
 
 def test_shapes_that_nothing_was_fitted_to(standings: dict[Problem, Standing]) -> None:
