@@ -60,7 +60,7 @@ _MEETING, _OF_128, _OF_MORE, _SENT = 0.596e-6, 1.92, 1.44, 30.3e-12
 _TOGETHER, _LINES_TOGETHER = 3.4, 7.31  # limits that are near each other add up: norms of these orders
 _OF_FOUR = 0.159e-6  # more of clusters of four and eight
 
-_ROWS, _LONG = (64, 128, 192, 256), 4096  # of tiles; elements along K from which sharing pays in several waves
+_ROWS, _LONG = (64, 128, 192, 256), 4096  # of tiles; elements along K of a sum that is not short
 _WIDTHS = (64, 96, 128, 160, 176, 192, 208, 224, 256)
 _IN_TURN = (96, 192)  # columns of 128-row tiles that two warpgroups take in turn
 _EVEN = 2048  # columns, at most, that are dealt out to tiles evenly
@@ -251,8 +251,8 @@ class ManyRows:
     def _lines(
         self, tile: tuple[int, int], cluster: tuple[int, int], waves: int, blocks: int
     ) -> tuple[float, float]:  # fmt: skip
-        """Seconds of a k tile's lines in one multiprocessor: of those that begin between the memory's and that it asks
-        for, half of what two blocks share; of all that four and more bring in."""
+        """Seconds of a k tile's lines in one multiprocessor: of those that begin between the memory's, as far as it
+        asks for them itself (half of what two blocks share); and of all that clusters of four and more bring in."""
         (rows, columns), (along_m, along_n) = tile, cluster
         lines = between((rows / along_n, columns / along_m), self._apart)
         if waves == 1:
