@@ -2,6 +2,7 @@
 
     python benchmarks/fit_choice.py RECORD...              # constants, and what is chosen before and after
     python benchmarks/fit_choice.py RECORD... --folds 3    # and of each third of the shapes, fitted to the others
+    python benchmarks/fit_choice.py RECORD... --pairs      # what clusters gain in several waves, measured and modelled
 
 What is made small is the time that a choice loses, of one that takes each kernel with a likelihood that falls with its
 estimate (by a factor of e for each share `SOFT`): the least estimate alone decides, but has no slope to follow. Errors
@@ -12,7 +13,9 @@ taken up by hand, with the figures that this prints beside it.
 from __future__ import annotations
 
 import argparse
+import math
 import random
+import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -131,6 +134,36 @@ def judged(tried: Sequence[Tried], values: Mapping[str, float]) -> list[Standing
         return [standing(one) for one in tried if one.problem.m > 64]
 
 
+def pairs(tried: Sequence[Tried]) -> list[str]:
+    """Lines: kernels of one shape, of several waves and whole lines, that differ in the cluster alone, (1,2) against
+    another; medians of the logarithms of their times and of their estimates, by the tile and who takes it in turn."""
+    found: dict[tuple[Any, ...], list[tuple[float, float]]] = {}
+    for one in tried:
+        p = one.problem
+        if p.m <= 64 or p.k * 2 % 128:
+            continue
+        times = {timed.choice: timed.seconds for timed in configured(one)}
+        for choice, seconds in times.items():
+            config = choice.config
+            if config.cluster != (1, 2) or config.launch == "tiles":
+                continue
+            for other, its in times.items():
+                alike = (other.swapped, other.config.tile, other.config.schedule) == (
+                    choice.swapped, config.tile, config.schedule
+                )  # fmt: skip
+                if alike and other.config.cluster in ((1, 1), (2, 1)) and other.config.split == 1:
+                    logs = math.log(seconds / its), math.log(estimate(p, choice) / estimate(p, other))
+                    kind = config.tile[0], config.tile[1] >= 192, config.schedule, other.config.cluster
+                    found.setdefault(kind, []).append(logs)
+    lines = []
+    for (rows, wide, schedule, cluster), logs in sorted(found.items()):
+        measured, modelled = (100 * statistics.median(values) for values in zip(*logs, strict=True))
+        columns = "from 192 columns" if wide else "narrower"
+        said = f"measured {measured:+.1f}%, modelled {modelled:+.1f}%, {len(logs)} pairs"
+        lines.append(f"{rows} rows, {columns}, {schedule}, (1,2) against {cluster}: {said}")
+    return lines
+
+
 def folds(tried: Sequence[Tried], count: int, seed: int = 0) -> list[Standing]:
     """What would be chosen for each part of the shapes, fitted to the others."""
     mixed = list(tried)
@@ -148,8 +181,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("records", type=Path, nargs="+")
     parser.add_argument("--folds", type=int, default=0, metavar="COUNT", help="how well other shapes are chosen for")
+    parser.add_argument("--pairs", action="store_true", help="kernels that differ in the cluster alone; no fit")
     options = parser.parse_args(argv)
     tried = [one for path in options.records for one in load(path)[1] if one.problem.m > 64]
+    if options.pairs:
+        print("\n".join(pairs(tried)))
+        return 0
     print("\n".join(["as it is:", *report(judged(tried, {}))]), flush=True)
     found = fit(tried)
     for name, value in found.items():

@@ -25,7 +25,7 @@ from layoutgemm.kernels.epilogue import (
     Given,
     Residual,
     Scale,
-)  # fmt: skip
+)
 from layoutgemm.kernels.sm90_choice import Sm90Choice
 from layoutgemm.torch_problem import Given as Tensor
 from layoutgemm.torch_problem import Problem, solve

@@ -248,9 +248,7 @@ class ManyRows:
             memory, l2 = memory * crowded, l2 * crowded
         return l2, memory
 
-    def _lines(
-        self, tile: tuple[int, int], cluster: tuple[int, int], waves: int, blocks: int
-    ) -> tuple[float, float]:  # fmt: skip
+    def _lines(self, tile: tuple[int, int], cluster: tuple[int, int], waves: int, blocks: int) -> tuple[float, float]:
         """Seconds of a k tile's lines in one multiprocessor: of those that begin between the memory's, as far as it
         asks for them itself (half of what two blocks share); and of all that clusters of four and more bring in."""
         (rows, columns), (along_m, along_n) = tile, cluster

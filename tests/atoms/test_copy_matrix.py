@@ -137,7 +137,7 @@ def test_m16n8_loads_are_m16n16_with_rows_and_bytes_exchanged():
         (lambda: ldmatrix(4).accesses("src", lambda lane: lane), "fixes the element of every lane"),
         (lambda: ldmatrix(4).address_threads("dst"), "takes no address at dst"),
     ),
-)  # fmt: skip
+)
 def test_refusals(make, message):
     with pytest.raises(AtomError, match=message.replace("(", r"\(")):
         make()

@@ -34,7 +34,7 @@ THREADS = [
     load_global(32, "f32", order="relaxed", scope="gpu", evict="no_allocate", l2_prefetch=128),
     *(cp_async(16, "cg", src_bytes=n, l2_prefetch=128) for n in (0, 5, 16, "register")),
     bulk_copy((1 << 20) - 16),
-]  # fmt: skip
+]
 
 
 def assembled(text, target, folder):

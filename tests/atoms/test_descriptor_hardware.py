@@ -41,7 +41,8 @@ def test_the_words_try_what_a_layout_may_ask_for() -> None:
 
 @pytest.mark.gpu
 def test_this_gpu_reads_what_the_model_reads() -> None:
-    driver = pytest.importorskip("tests.micro.cuda_driver")
+    from tests.micro import cuda_driver as driver
+
     with driver.Device() as device:
         if device.capability != (9, 0):
             pytest.skip(f"wgmma is sm_90a's; this GPU is {device.name}")

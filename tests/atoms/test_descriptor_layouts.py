@@ -182,7 +182,7 @@ REFUSALS = [
     (smem_tile((64, 64), "bf16", "MN", "128B_ATOM_32B"), None, "swizzle 128B_ATOM_32B is read by tcgen05"),
     (Layout((64, 64), (64, 1)), "128B_ATOM_64B", "swizzle 128B_ATOM_64B is read by no tensor core"),
     (Layout((64, 64), (64, 1)), "128B_ATOM_32B_FLIP_8B", "is read by no tensor core"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("layout, swizzle, text", REFUSALS, ids=[str(i) for i in range(len(REFUSALS))])

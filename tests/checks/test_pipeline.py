@@ -331,7 +331,7 @@ def test_roles_that_are_not_bound_are_refused_not_passed() -> None:
         (Role("a", 1, (ForK((CpAsync("x", 0), Commit("cp.async"))), WaitGroup("cp.async"))),),
         (),
         (Buffer("x"),),
-    ).prove()  # fmt: skip
+    ).prove()
     assert isinstance(found, Interleaving) and "64 cp.async groups are pending" in found.what
     with pytest.raises(PlanError, match="41 runs and no end"):
         pingpong(2, 64, warps=1).prove(limit=40)

@@ -62,7 +62,7 @@ FORMS = {
     "promoted, self, two consumers, cluster": Hopper(2, LANDS, consumers=2, promoted=True, cluster=(1, 2)),
     "promoted, a loader, two consumers": Hopper(2, LANDS, loader=1, consumers=2, promoted=True, store=store(1, 2, 2)),
     "columns": Hopper(2, LANDS, loader=1, store=store(4, 2, 2)),
-}  # fmt: skip
+}
 
 
 def refuted(form: Hopper) -> Interleaving:

@@ -17,7 +17,6 @@ from layoutgemm.emulator.api import ORDERS, TensorMapOf
 from layoutgemm.emulator.arguments import Packed, array_of
 from layoutgemm.emulator.machine import Policy
 from layoutgemm.emulator.mutate_api import mutate_ptx
-from layoutgemm.emulator.ops import MODULES
 from layoutgemm.errors import DeadlockError, EmulatorError, PtxError
 from layoutgemm.pytest_plugin import emulate_or_fail
 from tests.test_pytest_plugin import plugin_options
@@ -332,7 +331,6 @@ def test_an_array_too_small_for_what_the_host_function_says(copies: dict[bool, A
 
 
 @pytest.mark.dsl
-@pytest.mark.skipif("wgmma" not in MODULES, reason="the emulator has no wgmma yet")
 @pytest.mark.parametrize("size", [(64, 64, 64), (100, 72, 136), (1, 1, 1), (65, 130, 328), (3, 9, 17)])
 def test_plans_run_in_the_emulator(size: tuple[int, int, int]) -> None:
     """The compiled kernel gives what the NumPy executor gives, and nothing is found; 1 to 6 k tiles."""

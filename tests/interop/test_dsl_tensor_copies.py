@@ -86,7 +86,7 @@ def refused(name: str) -> Any:
         ("tcgen05.LdRedSPCompress32x32bOp", "tcgen05.ld.red.spcompress of sm_107a", "layout_dst_tv"),
         ("warp.MmaF16BF16SparseOp", "mma.sp, of which DSL 4.8.1 makes no atom", "mma_sync of the same M and N"),
     ],
-)  # fmt: skip
+)
 def test_a_refusal_says_what_why_and_the_way_out(sm100: None, name: str, why: str, way_out: str) -> None:
     with pytest.raises(AtomError, match=f"the DSL's {name} is .*{why}.*{way_out}") as refusal:
         from_cute(refused(name))

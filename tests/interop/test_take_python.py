@@ -43,7 +43,8 @@ LOOKALIKE = SimpleNamespace(
 
 
 def module(name: str) -> Any:
-    return LOOKALIKE if name == "like pycute" else pytest.importorskip(name)
+    where = "python/pycute of NVIDIA/cutlass has to be on the path; what PyPI calls pycute is another package"
+    return LOOKALIKE if name == "like pycute" else pytest.importorskip(name, reason=where if name == "pycute" else None)
 
 
 MODULES = ("like pycute", "pycute", "tensor_layouts")
@@ -72,7 +73,7 @@ def test_swizzled_layouts_there_and_back(name: str) -> None:
 
 
 def test_tensor_layouts_composed_of_two_layouts() -> None:
-    theirs = pytest.importorskip("tensor_layouts")
+    theirs = module("tensor_layouts")
     first, last = theirs.Layout((8, 4), (4, 1)), theirs.Layout((4, 2), (1, 16))
     composed = theirs.ComposedLayout(first, last)
     assert [int(composed(i)) for i in range(8)] == from_cute(composed).offsets().tolist()

@@ -93,7 +93,7 @@ BAD = [
         lambda a, b: (torch.from_numpy(a).bfloat16().to("meta"), torch.from_numpy(b).bfloat16()),
         "on meta and b a torch tensor on cpu",
     ),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("change, text", BAD, ids=range(len(BAD)))

@@ -132,7 +132,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: derive(config=one(stages=1)), "1 stage(s), and at least 2, of A 16384 + B 4096 bytes beside 16384"),
     (lambda: derive(config=one(stages=40)), "10 fit into 232448"),
     (lambda: derive(m=2**31 - 1, n=2**31 - 1), "tiles: a tile's number goes up to"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("number", range(len(REFUSED)))

@@ -130,7 +130,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
         lambda: Sm90Plan.derive(64, 32, 64, b="bf16:col", gated="silu", config=small(64, 64, early=1)),
         "gated products halve them, too",
     ),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("number", range(len(REFUSED)))

@@ -172,7 +172,7 @@ UNDECIDED: list[tuple[Formula, Formula, dict[str, Any], str]] = [
     (lambda i: (X * Y + i) // (X + Y), lambda i: (i + X * Y) // (Y + X), {"i": X}, "not below it"),
     (lambda i: (i + X) // 8, lambda i: (X + i) // 8, {"i": 8}, "needs 8 | X"),
     (lambda i: (i * 2 + 1) // X, lambda i: (1 + i * 2) // X, {"i": X}, "not below it"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("left", "right", "extents", "reason"), UNDECIDED)

@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+import sympy
 
 from layoutgemm import ComposedLayout, E, Layout, Swizzle, parse
 from layoutgemm.errors import CompositionError, CoordinateError, LayoutError
@@ -448,7 +449,6 @@ def test_swizzles_over_symbolic_extents():
 
 
 def test_sympy_symbols_are_accepted_where_symbols_are():
-    sympy = pytest.importorskip("sympy")
     m = sympy.Symbol("M", integer=True, positive=True)
     n = sympy.Symbol("N", integer=True, positive=True)
     M, N = dims("M N")
@@ -468,7 +468,6 @@ def test_sympy_symbols_are_accepted_where_symbols_are():
 
 
 def test_entries_to_sympy_and_back():
-    sympy = pytest.importorskip("sympy")
     from layoutgemm.layouts.symbolic import entry, from_sympy, to_sympy
 
     M, N, A = dim("M"), dim("N"), dim("A", multiple_of=64, max=4096)
