@@ -107,6 +107,7 @@ def name_of(choice: Sm90Choice) -> str:
     parts += ["tiles"] * (config.launch == "tiles")
     parts += [config.store] * (config.store != "tma")
     parts += [f"{config.first}first"] * (config.first is not None)
+    parts += ["dealt" + "+".join(f"{places}x{times}" for places, times in config.dealt)] * bool(config.dealt)
     parts += ["late"] * (config.trigger == "end") + [config.l2_promotion] * (config.l2_promotion != "128B")
     parts += ["snake"] * config.snake + [f"early{config.early}"] * (config.early > 0) + ["pdl"] * config.overlap
     return " ".join(parts)

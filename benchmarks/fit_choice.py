@@ -31,13 +31,17 @@ from benchmarks.choice_record import Standing, Timed, Tried, load, report, stand
 from layoutgemm.bench import Problem
 from layoutgemm.kernels import sm90_many_rows as model
 from layoutgemm.kernels.sm90_choice import Sm90Choice, likeliest, of_estimate
+from layoutgemm.kernels.sm90_places import Places
 
 FITTED = (
     "_CLOCK", "_HEAT", "_HEATING", "_READ_HIDDEN", "_LINES", "_HALVED", "_L2", "_L2_LATER", "_WEIGHTS", "_SHARED",
     "_SHARED_LATER", "_MEMORY", "_AGAIN", "_APART", "_SHALLOW", "_STEP", "_END", "_END_256", "_POWER_256",
     "_END_192", "_POWER_192", "_END_64", "_WAVE", "_START", "_CROWDED", "_CROWDED_PARTS", "_BETWEEN", "_WIDE_ALONE",
     "_LOW_SHARING", "_MEETING", "_OF_128", "_OF_MORE", "_SENT", "_OF_FOUR", "_LATER", "_FILL", "_IN_PART",
-    "_BETWEEN_LATER",
+    "_BETWEEN_LATER", "_FILL_WHOLE", "_LARGE_LOSS", "_TOGETHER", "_LINES_TOGETHER", "_AFTER",
+    "_TOGETHER_DEALT", "_ROUNDS_OF_A",
+    "_FILL_DEALT",
+    *(f"_PAIRED {rows} {order}" for rows in (64, 128, 192, 256) for order in (0, 1)),
 )  # fmt: skip
 SOFT = 0.012, 0.006  # a kernel whose estimate is that share longer is taken e times less likely; one after the other
 MOST = 0.15  # what a choice loses counts up to this share
@@ -59,10 +63,11 @@ def estimate(problem: Problem, choice: Sm90Choice, multiprocessors: int = 132) -
     config = choice.config
     m, n = (problem.n, problem.m) if choice.swapped else (problem.m, problem.n)
     rows_of = None if problem.b_major == "k" else problem.n
-    sizes = model.ManyRows(m, n, problem.k, 1, multiprocessors, swapped=choice.swapped, rows_of=rows_of)
+    sizes = model.ManyRows(m, n, problem.k, 1, Places.of(multiprocessors), swapped=choice.swapped, rows_of=rows_of)
     # The blocks of a cluster share out K or loads, not both.
     cluster = config.cluster if config.split == 1 else (1, 1)
-    return sizes.estimate(config.tile, cluster, config.schedule == "pingpong", config.split).seconds
+    dealt = bool(config.dealt) and config.launch == "tiles"  # several waves take tiles so, or not, by what they are
+    return sizes.estimate(config.tile, cluster, config.schedule == "pingpong", config.split, dealt).seconds
 
 
 @contextmanager
@@ -76,14 +81,32 @@ def constants(values: Mapping[str, float]) -> Iterator[None]:
     >>> model._START == before
     True
     """
-    before = {name: getattr(model, name) for name in values}
+    before = {name: constant(name) for name in values}
     try:
         for name, value in values.items():
-            setattr(model, name, value)
+            put(name, value)
         yield
     finally:
         for name, value in before.items():
-            setattr(model, name, value)
+            put(name, value)
+
+
+def constant(name: str) -> float:
+    """The model's constant of that name; of one by rows and order, "name rows order"."""
+    first, *places = name.split()
+    found = getattr(model, first)
+    return float(found[int(places[0])][int(places[1])] if places else found)
+
+
+def put(name: str, value: float) -> None:
+    """Let the model reckon with another value of a constant."""
+    first, *places = name.split()
+    if places:
+        table = getattr(model, first)
+        rows, order = map(int, places)
+        table[rows] = tuple(value if i == order else kept for i, kept in enumerate(table[rows]))
+    else:
+        setattr(model, first, value)
 
 
 def configured(one: Tried) -> list[Timed]:
@@ -102,7 +125,7 @@ def fit(tried: Sequence[Tried], names: Sequence[str] = FITTED) -> dict[str, floa
     fields = [(one.problem, kernels) for one in tried if one.problem.m > 64 and (kernels := configured(one))]
     if not fields:
         raise ValueError("nothing was measured of more than 64 rows")
-    now = np.array([getattr(model, name) for name in names])
+    now = np.array([constant(name) for name in names])
     counts = [TABLE if (p.m, p.n, p.k) in SHAPES else 1 for p, _ in fields]
     times = [np.log([timed.seconds for timed in kernels]) for _, kernels in fields]
     lost = [np.exp(t - t.min()) - 1 for t in times]
@@ -190,7 +213,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print("\n".join(["as it is:", *report(judged(tried, {}))]), flush=True)
     found = fit(tried)
     for name, value in found.items():
-        print(f"{name} {getattr(model, name):.4g} -> {value:.4g}")
+        print(f"{name} {constant(name):.4g} -> {value:.4g}")
     print("\n".join(["fitted to all:", *report(judged(tried, found))]), flush=True)
     if options.folds:
         print("\n".join(["fitted to other shapes:", *report(folds(tried, options.folds))]))

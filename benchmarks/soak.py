@@ -38,8 +38,9 @@ from benchmarks.soak_refusals import refusals
 from layoutgemm import matmul
 from layoutgemm.errors import LayoutError
 from layoutgemm.kernels.compile_apart import build
+from layoutgemm.kernels.sm90_places import Places
 
-H200 = (132, "NVIDIA H200")
+H200 = (Places(), "NVIDIA H200")
 
 
 def types() -> tuple[Any, ...]:

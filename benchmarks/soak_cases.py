@@ -17,6 +17,7 @@ import torch
 from benchmarks import soak_forms
 from layoutgemm import Sm90Config
 from layoutgemm.kernels.compile_apart import Kernel
+from layoutgemm.kernels.sm90_places import Places
 from layoutgemm.torch_launch import C_NAMES, NAMES, problem_of
 from layoutgemm.torch_problem import contiguous_strides, shapes_of, solve
 
@@ -192,7 +193,7 @@ def _out(shape: tuple[int, ...], name: str, kind: Any, device: str) -> tuple[Any
     return (out if shape else out[0]), whole
 
 
-def kernel_of(case: Case, gpu: tuple[int, str]) -> tuple[Kernel | None, int]:
+def kernel_of(case: Case, gpu: tuple[Places, str]) -> tuple[Kernel | None, int]:
     """The kernel that the case takes, found on the CPU, and how many tensors are copied; None for empty products."""
     a, b, out, _ = tensors(case, "cpu", fill=False)
     if case.form != "plain":
@@ -213,7 +214,7 @@ def kernel_of(case: Case, gpu: tuple[int, str]) -> tuple[Kernel | None, int]:
 
 
 def cases(
-    count: int, seed: int, gpu: tuple[int, str], kinds: tuple[Any, ...], kernels: int
+    count: int, seed: int, gpu: tuple[Places, str], kinds: tuple[Any, ...], kernels: int
 ) -> Iterator[tuple[Case, Kernel | None, int]]:
     """So many cases that take no more than so many kernels; one that would need another is left out."""
     few = kernels // 5  # of gated products, and of epilogues, so that no form takes the kernels of another

@@ -21,6 +21,7 @@ from layoutgemm import grouped_matmul, matmul, scaled_matmul
 from layoutgemm.dtypes import dtype
 from layoutgemm.kernels.compile_apart import Kernel
 from layoutgemm.kernels.epilogue import Custom, Epilogue, Given
+from layoutgemm.kernels.sm90_places import Places
 from layoutgemm.torch_epilogue import finish_of, spread
 from layoutgemm.torch_finish import ACTIVATIONS, GATES
 from layoutgemm.torch_gated import why_unfused
@@ -152,7 +153,7 @@ def exact(case: Any) -> bool:
     return not case.form.startswith("gated")
 
 
-def problem_and_words(case: Any, a: Any, b: Any, c: Any, config: Any, gpu: tuple[int, str]) -> tuple[Problem, Any]:
+def problem_and_words(case: Any, a: Any, b: Any, c: Any, config: Any, gpu: tuple[Places, str]) -> tuple[Problem, Any]:
     """Of a gated or own case: its first launch's problem, and the epilogue's words; that of all columns where no kernel
     gates."""
     name, which = case.form.split()
@@ -169,7 +170,9 @@ def problem_and_words(case: Any, a: Any, b: Any, c: Any, config: Any, gpu: tuple
     return problem_of(a, b, c, config, *gpu, finish.epilogue, finish.apart), finish.words
 
 
-def kernel_of_form(case: Any, a: Any, b: Any, out: Any, config: Any, gpu: tuple[int, str]) -> tuple[Kernel | None, int]:
+def kernel_of_form(
+    case: Any, a: Any, b: Any, out: Any, config: Any, gpu: tuple[Places, str]
+) -> tuple[Kernel | None, int]:
     """The kernel that the case takes where it is one of matmul's, and how many tensors are copied."""
     if case.form.split()[0] in ("scaled", "grouped"):
         return None, 0

@@ -91,7 +91,7 @@ def _candidates(
     m, n, k, batch = sizes
     if problem.gated is not None:  # what was measured is of products that are not
         choice, why = choose(
-            m, n, k, a=problem.a.dtype, multiprocessors=problem.multiprocessors, gated=problem.gated
+            m, n, k, a=problem.a.dtype, multiprocessors=problem.places, gated=problem.gated
         )
         yield from _nearest(choice, why, orders[0] == "row")
         yield Sm90Choice(Sm90Config((64, 64), consumers=1, loader="warp")), "the store leaves little choice"
@@ -105,7 +105,7 @@ def _candidates(
     rows, columns, b_major = (n, m, k_major[0]) if flip else (m, n, k_major[1])
     choice, why = choose(
         rows, columns, k, batch=batch, a=problem.a.dtype, b_major="K" if b_major else "MN",
-        multiprocessors=problem.multiprocessors, matrices=_has_matrices(problem),
+        multiprocessors=problem.places, matrices=_has_matrices(problem),
     )  # fmt: skip
     swapped = choice.swapped != flip
     why = f"of the transposed product: {why}" if flip else why
@@ -138,7 +138,7 @@ def _next_best(
     """What is likeliest behind the first, where that cannot be had: of a column-major A, or of a wide or narrow C."""
     m, n, k, batch = sizes
     found = likeliest(
-        m, n, k, b_major, batch=batch, multiprocessors=problem.multiprocessors, matrices=_has_matrices(problem)
+        m, n, k, b_major, batch=batch, multiprocessors=problem.places, matrices=_has_matrices(problem)
     )
     for estimate in found[1:_NEXT]:
         choice, why = of_estimate(estimate, m, n, k, b_major, batch=batch)

@@ -22,10 +22,12 @@ from .kernels import compile_apart
 from .kernels.compile import CompiledGemm
 from .kernels.compile_apart import Kernel
 from .kernels.compile_launch import THREAD, Block, bind, error_name
+from .kernels.device_places import places
 from .kernels.epilogue import MAX_WORDS, Epilogue
 from .kernels.sm80_choice import Sm80Choice
 from .kernels.sm80_plan import Sm80Config
 from .kernels.sm90_choice import Sm90Choice
+from .kernels.sm90_places import Places
 from .torch_problem import Copy, Given, Problem, Solution, contiguous_strides, solve
 
 # torch's types and the names that plans use; float32 is multiplied as tf32, which keeps 11 bits of the significand.
@@ -204,7 +206,7 @@ def start(x: torch.Tensor) -> int:
 
 
 def problem_of(
-    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | Given, config: Sm90Choice | None, multiprocessors: int,
+    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | Given, config: Sm90Choice | None, room: Places,
     gpu: str, epilogue: Epilogue | None = None, apart: bool = False, on: tuple[str, int] | None = None,
     gated: str | None = None,
 ) -> Problem:  # fmt: skip
@@ -212,15 +214,21 @@ def problem_of(
     into = c if isinstance(c, Given) else given(c, C_NAMES[c.dtype])
     of_a, of_b = given(a, NAMES[a.dtype]), given(b, NAMES[b.dtype])
     code, smem = target(-1) if on is None else on
-    return Problem(of_a, of_b, into, multiprocessors, gpu, config, epilogue, apart, code, smem, gated)
+    return Problem(of_a, of_b, into, room, gpu, config, epilogue, apart, code, smem, gated)
 
 
 @functools.cache
-def gpu(index: int) -> tuple[int, str]:
-    """Multiprocessors and name of a GPU. Raises OperandError where the kernels do not run on it."""
-    target(index)
+def gpu(index: int) -> tuple[Places, str]:
+    """What a GPU has place for, and its name; -1 stands for an H200.
+
+    Raises OperandError where the kernels do not run on it.
+    """
+    code, _ = target(index)
+    if index < 0:
+        return Places(), "NVIDIA H200"
     found = torch.cuda.get_device_properties(index)
-    return int(found.multi_processor_count), str(found.name)
+    processors = int(found.multi_processor_count)
+    return places(index, processors) if code == "sm_90a" else Places(processors), str(found.name)
 
 
 @functools.cache

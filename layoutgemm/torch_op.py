@@ -471,12 +471,12 @@ def prepare(
     if found is None:
         gated = None if finish is None else finish.gated
         shape = gated_shapes(a.shape, b.shape, gated).result
-        multiprocessors, name = gpu(index)
+        places, name = gpu(index)
         c = out if out is not None else Given(shape, contiguous_strides(shape), C_NAMES[kind])
         epilogue = None if finish is None else finish.epilogue
         apart = finish is not None and finish.apart
         problem = problem_of(
-            a, b, c, choice_of(config), multiprocessors, name, epilogue, apart, target(index), gated
+            a, b, c, choice_of(config), places, name, epilogue, apart, target(index), gated
         )
         with torch.cuda.device(index):
             found = Prepared(problem, shape, kind, index)
@@ -593,7 +593,7 @@ def _problem(
     gated: str | None = None,
 ) -> Problem:  # fmt: skip
     shape: Sequence[int] = gated_shapes(a.shape, b.shape, gated).result
-    multiprocessors, name = gpu(a.get_device()) if a.device.type == "cuda" else (132, "NVIDIA H200")
+    places, name = gpu(a.get_device())
     c = out if out is not None else Given(tuple(shape), contiguous_strides(shape), C_NAMES[kind])
-    return problem_of(a, b, c, choice_of(config), multiprocessors, name, on=target(a.get_device()), gated=gated)
+    return problem_of(a, b, c, choice_of(config), places, name, on=target(a.get_device()), gated=gated)
 

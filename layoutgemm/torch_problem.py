@@ -22,6 +22,7 @@ from .kernels.plan import MAX_COORDINATE, padded_leading
 from .kernels.sm80_choice import Sm80Choice
 from .kernels.sm80_plan import MAX_BATCH
 from .kernels.sm90_choice import Sm90Choice
+from .kernels.sm90_places import Places
 from .torch_choice import choose_by_lines, choose_kernel, compared
 
 Ints = tuple[int, ...]
@@ -154,7 +155,8 @@ class Problem:
     """C = A @ B of given tensors.
 
     c               where C goes; its shape is the result's, or (batch..., m, n)
-    multiprocessors of the GPU, and its name, by which tuned results are kept
+    places          of the GPU: its multiprocessors, and how many clusters run on them at a time
+    gpu             its name, by which tuned results are kept
     config          what the caller chose, or None
     epilogue        what the kernel does to each element before it is stored, or None
     apart           the matrices of a batch stay apart: the epilogue has something of its own for each row or matrix
@@ -166,7 +168,7 @@ class Problem:
     a: Given
     b: Given
     c: Given
-    multiprocessors: int = 132
+    places: Places = Places()  # noqa: RUF009  # is frozen
     gpu: str = ""
     config: Sm90Choice | None = None
     epilogue: Epilogue | None = None
@@ -174,6 +176,11 @@ class Problem:
     code: str = "sm_90a"
     smem: int = 0
     gated: str | None = None
+
+    @property
+    def multiprocessors(self) -> int:
+        """The GPU's."""
+        return self.places.multiprocessors
 
 
 class Matrices(NamedTuple):

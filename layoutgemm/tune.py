@@ -22,7 +22,7 @@ from .errors import LayoutError, OperandError, PlanError
 from .kernels import object_cache
 from .kernels.compile_apart import Kernel, build
 from .kernels.sm90_choice import Sm90Choice, choose, likeliest, of_estimate
-from .kernels.sm90_few_rows import most_split
+from .kernels.sm90_places import Places
 from .kernels.sm90_plan import Sm90Config
 from .kernels.sm90_store import WARP_ROWS
 
@@ -95,13 +95,13 @@ def tune(
         raise PlanError("tuning measures on a GPU, and torch finds none; `layoutgemm doctor` says what is missing")
     from .torch_launch import gpu, target
 
-    processors, gpu_name = gpu(torch.cuda.current_device())
+    places, gpu_name = gpu(torch.cuda.current_device())
     if (code := target(torch.cuda.current_device())[0]) != "sm_90a":
         raise PlanError(f"{gpu_name} runs {code}; what is tuned are configurations of sm_90a's kernel")
     orders = _MAJORS[a_major]["a"], _MAJORS[b_major]["b"], "row"
     operands = f"{dtype}:{orders[0]}", f"{dtype}:{orders[1]}", f"{dtype}:{orders[2]}"
     good, failed = [], []
-    for choice in candidates(m, n, k, a_major, b_major, processors):
+    for choice in candidates(m, n, k, a_major, b_major, places):
         try:
             choice.plan(m, n, k, a=operands[0], b=operands[1], c=operands[2])
             good.append(choice)
@@ -135,7 +135,7 @@ def tune(
 
 
 def candidates(
-    m: int, n: int, k: int, a_major: str = "k", b_major: str = "k", multiprocessors: int = 132
+    m: int, n: int, k: int, a_major: str = "k", b_major: str = "k", multiprocessors: int | Places = 132
 ) -> Iterator[Sm90Choice]:
     """Configurations that could be the fastest, the heuristic's own first, the likelier ones before the others.
 
@@ -146,7 +146,7 @@ def candidates(
     chosen, _ = choose(m, n, k, b_major=order, multiprocessors=multiprocessors)
     seen = set()
     if m <= 64:
-        around = list(_few_rows(m, n, multiprocessors))
+        around = list(_few_rows(m, n, Places.of(multiprocessors)))
     else:
         found = likeliest(m, n, k, order, multiprocessors=multiprocessors)
         around = [of_estimate(estimate, m, n, k, order)[0] for estimate in found]
@@ -159,10 +159,10 @@ def candidates(
             yield choice
 
 
-def _few_rows(m: int, n: int, multiprocessors: int) -> Iterator[Sm90Choice]:
+def _few_rows(m: int, n: int, places: Places) -> Iterator[Sm90Choice]:
     """Up to 64 rows: shares of the weights for every multiprocessor and near them, parts of K, operands swapped."""
     rows = -(-m // 8) * 8
-    each = -(-n // (multiprocessors * 8)) * 8
+    each = -(-n // (places.multiprocessors * 8)) * 8
     base = Sm90Config(
         (64, 64), tile_k=128, consumers=1, loader="warp", single=True, overlap=True, prefetch=2, launch="tiles"
     )
@@ -172,7 +172,7 @@ def _few_rows(m: int, n: int, multiprocessors: int) -> Iterator[Sm90Choice]:
         yield Sm90Choice(replace(base, tile=(64, width), split=split), swapped=True)
     weights = replace(base, first="B", along="N", rows=rows if rows < 64 else None)
     for split, columns in ((2, 16), (2, 32), (2, 64), (4, 64)):  # few columns: the blocks of a cluster share out K
-        if -(-n // columns) <= most_split(multiprocessors, split):
+        if -(-n // columns) <= places.most(split):
             later = late if split > 2 else {}
             yield Sm90Choice(replace(weights, tile=(64, columns), chunks=split, split=split, **later))
     for columns in sorted({w for w in (each, each + 8, each * 2, 64, 128) if w <= 256}):
@@ -182,7 +182,8 @@ def _few_rows(m: int, n: int, multiprocessors: int) -> Iterator[Sm90Choice]:
             yield Sm90Choice(replace(straight, store="direct"))
         if rows == 64:
             yield Sm90Choice(replace(straight, cluster=(1, 2)))
-        if -(-n // columns) < multiprocessors - 4:  # the next kernel's blocks would crowd where this one has none
+        # The next kernel's blocks would crowd where this one has none.
+        if -(-n // columns) < places.multiprocessors - 4:
             yield Sm90Choice(replace(straight, **late))
     for split in (1, 2):
         yield Sm90Choice(replace(base, tile=(128, width), consumers=2, split=split), swapped=True)

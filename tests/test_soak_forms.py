@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 from benchmarks import soak_forms
 from benchmarks.soak_cases import Case, draw, fault, kernel_of, tensors
 from layoutgemm import torch_launch, torch_op, torch_variants
+from layoutgemm.kernels.sm90_places import Places
 from layoutgemm.kernels.sm90_ragged import Ragged
 from layoutgemm.torch_launch import C_NAMES, NAMES
 from layoutgemm.torch_problem import solve
@@ -67,7 +68,7 @@ def test_the_library_is_right_and_faults_are_seen(form: str) -> None:
 
 
 def test_the_kernels_are_found_on_the_cpu() -> None:
-    h200 = (132, "NVIDIA H200")
+    h200 = (Places(), "NVIDIA H200")
     case = small("gated 0", layouts=("row", "col"), batches=((), ()), out="none", config=None)
     kernel, copies = kernel_of(case, h200)
     assert kernel is not None and kernel.gated == "silu" and copies == (case.sizes[2] % 8 > 0) * 2
@@ -100,7 +101,7 @@ def test_forms_in_the_emulator(form: str) -> None:
         got = _planned(case, a, b, extra)
     else:
         got = torch.full(soak_forms.result_shape(case, a, b), float("nan")).to(case.types[2])
-        problem, words = soak_forms.problem_and_words(case, a, b, got, torch_op.choice_of(SMALL), (132, ""))
+        problem, words = soak_forms.problem_and_words(case, a, b, got, torch_op.choice_of(SMALL), (Places(), ""))
         assert (problem.gated is not None) == form.startswith("gated")
         held = [extra["scale"].numpy() if word > 1 << 32 else word for word in words]
         torch_launch.emulate(solve(problem), a, b, got, held)

@@ -21,6 +21,7 @@ from layoutgemm import Sm90Config, explain_matmul, gemm, matmul, torch_finish, t
 from layoutgemm.errors import OperandError, PlanError, TensorError
 from layoutgemm.kernels.compile_launch import Block, Launcher
 from layoutgemm.kernels.sm90_choice import Sm90Choice
+from layoutgemm.kernels.sm90_places import Places
 from layoutgemm.torch_problem import Given, Problem, contiguous_strides, shapes_of, solve
 
 BF16, F32 = torch.bfloat16, torch.float32
@@ -344,7 +345,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(torch.Tensor, "data_ptr", seen)
     monkeypatch.setattr(torch_op, "_current_device", lambda: -1)
     monkeypatch.setattr(torch_op, "_raw_stream", lambda index: 77)
-    monkeypatch.setattr(torch_op, "gpu", lambda index: (132, "NVIDIA H200"))
+    monkeypatch.setattr(torch_op, "gpu", lambda index: (Places(), "NVIDIA H200"))
     monkeypatch.setattr(torch_op, "_empty", lambda shape, step, kind: torch.empty_strided(shape, step, dtype=kind))
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=88))
@@ -442,7 +443,7 @@ def test_solutions_give_the_product_in_the_emulator(name: str) -> None:
 def emulate(a: Any, b: Any, out: Any, config: Any) -> None:
     want = torch.matmul(a.double(), b.double()).bfloat16()
     c = torch.full_like(want, float("nan")) if out is None else out
-    torch_launch.emulate(solve(torch_launch.problem_of(a, b, c, torch_op.choice_of(config), 132, "")), a, b, c)
+    torch_launch.emulate(solve(torch_launch.problem_of(a, b, c, torch_op.choice_of(config), Places(), "")), a, b, c)
     assert torch.equal(c, want)
 
 
@@ -470,7 +471,7 @@ def test_random_cases_in_the_emulator(number: int) -> None:
 
 
 def test_the_soak_draws_many_kinds_and_sees_faults() -> None:
-    drawn = list(cases(60, 0, (132, "NVIDIA H200"), (BF16, torch.float8_e4m3fn), 30))
+    drawn = list(cases(60, 0, (Places(), "NVIDIA H200"), (BF16, torch.float8_e4m3fn), 30))
     assert len({kernel for _, kernel, _ in drawn} - {None}) <= 30
     assert any(copies for _, _, copies in drawn) and any(case.batches[0] for case, _, _ in drawn)
     plain = [case for case, kernel, _ in drawn if kernel is not None and case.form == "plain" and not case.finish]
@@ -481,7 +482,7 @@ def test_the_soak_draws_many_kinds_and_sees_faults() -> None:
     wrong = right.clone()
     wrong.view(-1)[-1] += 1 if case.integers else right.abs().max() / 8 + 1
     assert fault(case, a, b, wrong) != ""
-    assert kernel_of(case, (132, "NVIDIA H200")) == kernel_of(case, (132, "NVIDIA H200"))
+    assert kernel_of(case, (Places(), "NVIDIA H200")) == kernel_of(case, (Places(), "NVIDIA H200"))
 
 
 # ------------------------------------------------------------------------------------------------------------ launching
@@ -530,7 +531,7 @@ def test_blocks_belong_to_one_call_at_a_time() -> None:
 def test_prepared_products_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_op, "MAX_PREPARED", 8)
     monkeypatch.setattr(torch_op, "Prepared", lambda *arguments: arguments)
-    monkeypatch.setattr(torch_op, "gpu", lambda index: (132, ""))
+    monkeypatch.setattr(torch_op, "gpu", lambda index: (Places(), ""))
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
     torch_op.forget()
     for m in range(1, 40):

@@ -11,6 +11,7 @@ import pytest
 from layoutgemm import tuned
 from layoutgemm.errors import LayoutError, OperandError, PlanError
 from layoutgemm.kernels.sm90_choice import Sm90Choice, choose
+from layoutgemm.kernels.sm90_places import Places
 from layoutgemm.kernels.sm90_plan import Sm90Config
 from layoutgemm.torch_problem import Given, Problem, solve
 from layoutgemm.tune import candidates, name_of, tune
@@ -43,7 +44,7 @@ def test_candidates(sizes: tuple[int, int, int]) -> None:
 
 def problem(gpu: str = GPU, **others: Any) -> Problem:
     square = Given((512, 512), (512, 1), "bf16")
-    return Problem(square, square, square, 132, gpu, **others)
+    return Problem(square, square, square, Places(), gpu, **others)
 
 
 def test_matmul_takes_what_was_measured(own_cache: Path) -> None:

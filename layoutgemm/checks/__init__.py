@@ -4,6 +4,7 @@ from .accesses import AccessPattern, atom_access, matrix_access, thread_access, 
 from .banks import BankReport, Phase, bank_conflicts
 from .budgets import most_stages, registers, role_registers, shared_memory, tensor_memory, why_not
 from .coalescing import SectorReport, sectors
+from .dealt import Dealt
 from .persistent import Persistent, Segment, StreamK
 from .pipeline import (
     Buffer,
@@ -40,6 +41,7 @@ __all__ = [
     "Buffer",
     "Check",
     "Cursor",
+    "Dealt",
     "Grouped",
     "Hilbert",
     "Hopper",

@@ -19,6 +19,7 @@ from .plan_base import STAGE_BYTES_OF_K as _STAGE_BYTES
 from .sm90_few_rows import crowded, fetched, for_few_rows
 from .sm90_gated import HALVES, Gated
 from .sm90_many_rows import FMA_PER_CYCLE, SPAN, TALL, WIDE, Estimate, ManyRows, buffers, warpgroups
+from .sm90_places import Places
 from .sm90_plan import Sm90Config, Sm90Plan
 from .sm90_shares import LINE
 from .sm90_types import operands, output_of
@@ -102,7 +103,7 @@ _WHOLE: dict[str, Any] = {"loader": "self", "early": 0}
 
 
 def choose(
-    m: int, n: int, k: int, *, batch: int = 1, a: Any = "bf16", b_major: str = "K", multiprocessors: int = 132,
+    m: int, n: int, k: int, *, batch: int = 1, a: Any = "bf16", b_major: str = "K", multiprocessors: int | Places = 132,
     gated: Gated | str | None = None, matrices: bool = False,
 ) -> tuple[Sm90Choice, str]:  # fmt: skip
     """The configuration for C[m, n] = A[m, k] @ B[k, n], and why, in words.
@@ -141,18 +142,19 @@ def choose(
             what = f"batch = {batch}" if batch > 1 else f"b_major = {b_major!r}"
             raise PlanError(f"{what}: gated by {kind_of.kind}, a product is of one pair of matrices, B K-major")
         halves, n = HALVES, HALVES * n
+    places = Places.of(multiprocessors)
     if m <= 64:
-        few = for_few_rows(m, n, k, batch, kind, b_major, multiprocessors, _unit(kind, halves), halves == 1)
+        few = for_few_rows(m, n, k, batch, kind, b_major, places, _unit(kind, halves), halves == 1)
         return Sm90Choice(few.config, few.swapped), few.reason + _gated_reason(few.config.tile[1], halves)
     if kind.bits == 16 and halves == 1:
-        best = likeliest(m, n, k, b_major, batch=batch, multiprocessors=multiprocessors, matrices=matrices)[0]
+        best = likeliest(m, n, k, b_major, batch=batch, multiprocessors=places, matrices=matrices)[0]
         return of_estimate(best, m, n, k, b_major, batch=batch)
     bits = kind.bits
     work = 2 * m * n * k * batch * bits // 16
     # The clock falls most under fp8, and most of all under two warpgroups in turn: 4096^3 2% slower (types_h200.json).
     fp8 = kind.bits == 8 and kind.kind == "float"
     estimates = [
-        _estimate((rows, columns), m, n, k, batch, kind, multiprocessors, pingpong)
+        _estimate((rows, columns), m, n, k, batch, kind, places.multiprocessors, pingpong)
         for rows in (256, 128, 64)
         for columns in _WIDTHS
         for pingpong in ((False, True) if rows == 128 and columns in _PINGPONG and not fp8 else (False,))
@@ -164,20 +166,22 @@ def choose(
 
 
 def likeliest(
-    m: int, n: int, k: int, b_major: str = "K", *, batch: int = 1, multiprocessors: int = 132, matrices: bool = False
+    m: int, n: int, k: int, b_major: str = "K", *, batch: int = 1, multiprocessors: int | Places = 132,
+    matrices: bool = False,
 ) -> list[Estimate]:
     """What more than 64 rows of 16-bit elements would take, operands in their places or swapped, or in parts of K; the
     likeliest first. Arguments as for `choose`, which takes the first; `of_estimate` makes a kernel of one.
 
     >>> print(likeliest(300, 4096, 14336)[0])
-    64x152 of the transposed product: 128 tiles, 1 wave(s) of 132, 53.1 us
+    64x152 of the transposed product: 128 tiles, 1 wave(s) of 132, 51.7 us
     """
     rows_of, parts = None if b_major == "K" else n, batch == 1 and _overlaps(m, n, k, batch)
-    straight = ManyRows(m, n, k, batch, multiprocessors, rows_of=rows_of)
+    places = Places.of(multiprocessors)
+    straight = ManyRows(m, n, k, batch, places, rows_of=rows_of)
     found = [*straight.estimates(), *(straight.in_parts() if parts else ())]
     if b_major != "K":
         found = [e for e in found if e.tile[1] % SPAN == 0 or (e.split == 1 and _spans_in_part_pay(e, k))]
-    turned = ManyRows(n, m, k, batch, multiprocessors, swapped=True, matrices=matrices, rows_of=rows_of)
+    turned = ManyRows(n, m, k, batch, places, swapped=True, matrices=matrices, rows_of=rows_of)
     found += [*turned.estimates(), *(turned.in_parts() if parts else ())]
     return sorted(found, key=lambda e: (e.seconds, -e.tile[0] * e.tile[1], -e.tile[0], e.swapped))
 
@@ -195,7 +199,8 @@ def of_estimate(
         return _of_parts(best)
     halves = b_major == "K" and not best.swapped
     lines = _on_lines(k, None if b_major == "K" else n, bf16)
-    config = _configured(best, k, batch, bf16, _overlaps(m, n, k, batch), halves, lines)
+    overlap = _overlaps(m, n, k, batch) and not (best.dealt and best.waves > 1)
+    config = _configured(best, k, batch, bf16, overlap, halves, lines)
     return Sm90Choice(config, best.swapped), _reason(best, config)
 
 
@@ -256,8 +261,11 @@ def _configured(
     if best.pingpong:
         config = replace(config, schedule="pingpong", consumers=2, loader="warpgroup")
     elif best.waves == 1 and batch == 1 and (cluster != (1, 1) or best.tile != WIDE):
-        config = replace(config, launch="tiles", along="N" if cluster[0] > 1 else "M")
-    if overlap:
+        config = replace(config, launch="tiles")
+    config = replace(config, dealt=best.dealt)
+    if overlap and best.dealt:  # only an idle GPU deals out as it is known to
+        config = replace(config, trigger="end")
+    elif overlap:
         # Of kernels that load for themselves in clusters two k tiles, whatever they weigh: 512x28672x4096 +0.3 to 0.7%.
         stage = (rows // cluster[1] + columns // cluster[0]) * _STAGE_BYTES
         two = (config.loader == "self" and cluster != (1, 1)) or rows == TALL
@@ -309,6 +317,8 @@ def _estimate(
     tiles = grid[0] * grid[1] * batch
     waves = -(-tiles // multiprocessors)
     cluster, group, along = _cluster(tile, grid, waves, k, kind, multiprocessors)
+    if waves == 1:
+        along = "N" if cluster[0] > 1 else "M"
     rate = _RATES.get(tile, 1 - 10 * max(0.0, 1 / rows + 1 / columns - 1 / 256 - 1 / 224))
     turns = pingpong and waves > 1
     long = k * kind.bytes >= _CLUSTER_BYTES

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..arch import arch as arch_named
 from ..atoms.tma_rules import L2_PROMOTION
-from ..checks import Grouped, Linear
+from ..checks import Dealt, Grouped, Linear
 from ..checks.budgets import launch_registers, setmaxnreg_problem
 from ..errors import PlanError
 from .plan_base import MAX_TILES
@@ -56,6 +56,8 @@ class Sm90Config:
     store      "tma", or "direct": each thread its own elements, for a C that a tensor map does not take, and for few
                rows, which few threads have: no meeting, and no way through shared memory
     chunks, buffers   of the store; see StorePlan
+    dealt      rounds of (places, times) in which the hardware deals clusters out to graphics clusters (GPCs), if those
+               that lie together are to take tiles that lie together; see `checks.Dealt`
     split      blocks of a cluster that share a tile's sum over K, each a part of it; they exchange their partial sums
                through shared memory, and each stores its share of the columns
     early      so many last k tiles are multiplied block of 64 rows by block, or of a single block half by half of the
@@ -95,6 +97,7 @@ class Sm90Config:
     buffers: int = 1
     early: int = 0
     split: int = 1
+    dealt: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         for name, known in (
@@ -116,6 +119,7 @@ class Sm90Config:
         for name in ("single", "snake", "overlap"):
             if not isinstance(getattr(self, name), bool):
                 raise PlanError(f"{name} = {getattr(self, name)!r}: True or False")
+        Dealt(self.dealt)
         blocks = self.cluster[0] * self.cluster[1] * self.split
         if blocks > MAX_CLUSTER:
             of = f" * {self.split} parts of K" if self.split > 1 else ""
@@ -175,10 +179,10 @@ def order_of(config: Sm90Config) -> Linear | Grouped:
 def check_tiles(config: Sm90Config, across: tuple[int, int], batch: int, ragged: bool) -> None:
     """Raise PlanError for more tiles of clusters, so many along M and N, than a kernel counts or a grid holds."""
     tiles = (across[0] + batch) * across[1] if ragged else across[0] * across[1] * batch
-    if config.launch == "tiles":
+    if config.launch == "tiles" and batch > 1:
+        raise PlanError(f"batch = {batch}: a grid of tiles is that of one matrix; launch='workers' takes more")
+    if config.launch == "tiles" and not config.dealt:
         other = "N" if config.along == "M" else "M"
-        if batch > 1:
-            raise PlanError(f"batch = {batch}: a grid of tiles is that of one matrix; launch='workers' takes more")
         if across["MN".index(other)] > MAX_GRID_Y:
             raise PlanError(
                 f"{across[0]} x {across[1]} tiles of clusters along M and N: a grid holds {MAX_GRID_Y} along its "

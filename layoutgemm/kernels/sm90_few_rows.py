@@ -13,6 +13,7 @@ from typing import Any
 
 from ..dtypes import DType
 from .sm90_config import Sm90Config
+from .sm90_places import Places
 from .sm90_shares import LINE
 from .sm90_store import WARP_ROWS
 from .sm90_types import output_of
@@ -34,10 +35,7 @@ _CROWDED, _FEW_IDLE, _LAST_WAVE = 0.62, 2, 0.0025
 _SPARSE, _SPARE, _MANY_IDLE = 0.07, 4, 40
 _CROWDED_ONE = 0.45  # of that, of what goes into one multiprocessor
 _ALIKE = 0.98  # what whole sums of swapped operands have to take of the others' time
-# Clusters lie in graphics clusters of 16 or 18 multiprocessors, not the same on all chips: so many blocks of clusters
-# of four, and of three, were seen to find a place at a time; of one chip the driver says 120 and 117.
-# Of eight 112 blocks were seen to; of that chip 120.
-_THREES, _FOURS, _EIGHTS, _SPLITS = 108, 104, 112, (1, 2, 4)
+_SPLITS = 1, 2, 4
 _SPLIT_COLUMNS = 64  # at most, of a block whose sums are brought together
 # Lines of 128 bytes a second into one multiprocessor, where lines of a matrix begin between: at 64, 32 or 16. Fitted to
 # 107 products of more rows, up to 16 kernels each; fewer rows take longer, and few blocks get more each: NOTES.md,
@@ -101,7 +99,7 @@ class _Problem:
     k: int
     batch: int
     kind: DType
-    multiprocessors: int
+    places: Places
     b_major: str = "K"
 
     def tile_k(self, columns: int) -> int:
@@ -127,6 +125,10 @@ class _Problem:
         fit = rows == 64 and even and tiles + tiles % 2 <= self.multiprocessors
         pays = wide or (apart and columns >= _LEAST_SHARING)
         return pays and fit and self.batch == split == 1 and self.kind.bits == 16
+
+    @property
+    def multiprocessors(self) -> int:
+        return self.places.multiprocessors
 
     @property
     def apart(self) -> tuple[int, int]:
@@ -162,7 +164,7 @@ class _Problem:
 
     def fits(self, tiles: int, split: int) -> bool:
         """Whether so many clusters of parts of K run at a time."""
-        return split == 1 or tiles * self.batch <= most_split(self.multiprocessors, split)
+        return split == 1 or tiles * self.batch <= self.places.most(split)
 
 
 def _both(limits: tuple[float, ...]) -> float:
@@ -179,22 +181,13 @@ def exchange(rows: int, columns: int, split: int) -> float:
     return _EXCHANGE + _EXCHANGE_KB * sent / 1024 if split > 1 else 0.0
 
 
-def most_split(multiprocessors: int, split: int) -> int:
-    """Tiles whose parts of K, a cluster each, find their places at a time.
-
-    >>> [most_split(132, split) for split in (1, 2, 3, 4, 8)]
-    [132, 66, 36, 26, 14]
-    """
-    return min(multiprocessors, {3: _THREES, 4: _FOURS, 8: _EIGHTS}.get(split, multiprocessors)) // split
-
-
 def fetched(stage: int, most: int) -> int:
     """K tiles of `stage` bytes that a block fetches early: up to `most` bytes, and two."""
     return min(2, max(1, most // stage))
 
 
 def for_few_rows(
-    m: int, n: int, k: int, batch: int, kind: DType, b_major: str, multiprocessors: int, unit: int, swappable: bool
+    m: int, n: int, k: int, batch: int, kind: DType, b_major: str, places: Places, unit: int, swappable: bool
 ) -> FewRows:
     """The kernel for M up to 64.
 
@@ -202,14 +195,14 @@ def for_few_rows(
     swappable   whether C^T = B^T @ A^T is a way to compute it
 
     >>> from layoutgemm.dtypes import dtype
-    >>> found = for_few_rows(16, 6144, 4096, 1, dtype("bf16"), "K", 132, 1, True)
+    >>> found = for_few_rows(16, 6144, 4096, 1, dtype("bf16"), "K", Places(), 1, True)
     >>> found.config.tile, found.config.trigger
     ((64, 48), 'start')
-    >>> found = for_few_rows(16, 6144, 4096, 1, dtype("bf16"), "MN", 132, 1, True)
+    >>> found = for_few_rows(16, 6144, 4096, 1, dtype("bf16"), "MN", Places(), 1, True)
     >>> found.config.tile, found.config.trigger  # 96 blocks: 36 multiprocessors have none
     ((64, 64), 'end')
     """
-    problem = _Problem(m, n, k, batch, kind, multiprocessors, b_major)
+    problem = _Problem(m, n, k, batch, kind, places, b_major)
     rows = -(-m // 8) * 8
     costs = [
         problem.straight(rows, width, split)
@@ -249,7 +242,7 @@ def for_few_rows(
     )  # fmt: skip
     return FewRows(config, False, (
         f"{tiles} tiles of {columns} columns" + f", each of {parts} blocks," * (parts > 1)
-        + f" on {multiprocessors} multiprocessors; bound by {straight.bound}, {straight.seconds * 1e6:.1f} us"
+        + f" on {places.multiprocessors} multiprocessors; bound by {straight.bound}, {straight.seconds * 1e6:.1f} us"
         + "; two blocks share A" * both + "; threads store what they hold" * direct + _when(config)
     ))  # fmt: skip
 
@@ -269,9 +262,9 @@ def _widths(problem: _Problem, b_major: str, unit: int, split: int) -> list[int]
     if integer and split > 1:
         return []
     least = 8 * split  # each part stores whole groups of 8 columns
-    if not most_split(most, split):
+    if not problem.places.most(split):
         return []
-    share = -(-n // (most_split(most, split) * least)) * least
+    share = -(-n // (problem.places.most(split) * least)) * least
     found = sorted({-(-max(share, width) // unit) * unit for width in (16, 24, 32, 64) if width % least == 0})
     if integer:  # the instruction's widths, beyond 24
         found = sorted({width if width <= 24 else -(-width // 16) * 16 for width in found})

@@ -91,12 +91,12 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
     def launch_grid(self, m: Any, n: Any, batch: Any, workers: Any) -> tuple[Any, Any, Any]:
         """Blocks of the launch: of clusters in a row, or of the grid of tiles itself."""
         plan = self.plan
-        if plan.config.launch == "tiles":
+        if plan.by_place:
             rows, columns = plan.order.clusters(self.grid_of(m, n))
             across = (rows, columns) if plan.config.along == "M" else (columns, rows)
             return across[0] * plan.cluster_size, across[1], 1
         tiles = self.most_tiles(m, n, batch)
-        clusters = tiles if plan.config.single else cutlass.min(tiles, workers)
+        clusters = tiles if plan.one_each else cutlass.min(tiles, workers)
         return clusters * plan.cluster_size, 1, 1
 
     def map_of_c(self, tma: Any, c: Any, extents: Any, pitches: Any) -> Any:
@@ -191,9 +191,10 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         of_a = len(plan.store.maps) if const_expr(plan.store is not None) else 0
         of_b = of_a + plan.a.maps - 1
         maps = ((map_a, *others[of_a:of_b]), (map_b, *others[of_b : of_b + plan.b.maps - 1]), others[:of_a])
-        first = block // plan.cluster_size
-        if const_expr(plan.config.launch == "tiles"):  # a block's place says which tile: see `origin`
-            first, job.tiles, job.workers = Int32(0), Int32(1), Int32(1)  # type: ignore[attr-defined]
+        first = plan.dealt.number(block // plan.cluster_size, blocks // plan.cluster_size, cutlass.min)
+        if const_expr(plan.config.launch == "tiles"):  # a block has one; its place may say which: see `origin`
+            first = Int32(0) if plan.by_place else first
+            job.tiles, job.workers = first + 1, Int32(1)  # type: ignore[attr-defined]
 
         # `ahead` is where the loader stands: tile, its origin, k tile, stage, parity, direction through K.
         # Uniform, which also keeps the divisions up here: the compiler would move them to where their results are used.
@@ -246,7 +247,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         """First row, first column and matrix of this block's tile of C, for a cluster tile's number."""
         plan = self.plan
         matrix = Int32(0)
-        if plan.config.launch == "tiles":  # as plan.order has it, by the hardware's own division of a block's number
+        if plan.by_place:  # as plan.order has it, by the hardware's own division of a block's number
             x, y, _ = cute.arch.block_idx()
             x //= plan.cluster_size
             row, column = plan.order.within((x, y) if plan.config.along == "M" else (y, x), job.rank)

@@ -18,47 +18,57 @@ from ..arch import arch
 from ..checks.budgets import most_stages
 from ..dtypes import bf16
 from .plan_base import BARRIER_BYTES, STAGE_BYTES_OF_K
-from .sm90_few_rows import between, most_split
+from .sm90_few_rows import between
+from .sm90_places import Places
 from .sm90_shares import LINE
 from .sm90_store import ROWS
 
-# Fitted to 4600 kernels of 219 shapes on H200s (132 multiprocessors, 1.98 GHz, HBM3e), in which what is cheapest here
-# was 0.7% behind the fastest on average; of 20 other shapes 0.2%, over 1% on 2: NOTES.md, "What a miss fetches,
-# clusters of eight, a new fit".
-_CLOCK = 1.93e9
-_HEAT, _HEATING = 0.194, 78.9e-6  # the share that the clock falls by in long kernels, and how soon
+# Fitted to 339 shapes on H200s (132 multiprocessors, 1.98 GHz, HBM3e), of which what is cheapest here is 0.8% behind the
+# fastest on average; of 20 other shapes 0.4%, over 1% on 3: NOTES.md, "Which blocks lie together".
+_CLOCK = 1.94e9
+_HEAT, _HEATING = 0.221, 3.36e-5  # the share that the clock falls by in long kernels, and how soon
 FMA_PER_CYCLE = 2048  # of one multiprocessor: m64n256k16 takes 128 cycles
 _READ_A, _READ_COLUMN = 16, 0.25  # cycles in which an instruction of 64 rows reads A, and each column of B
-_READ_HIDDEN = 0.079  # the share of them that other instructions hide
-_LINES = 6.99  # what products lose by a tile's loads, a row or column of it, against 256x224
-_HALVED = 0.0914  # what a tile of 128x256 loses that cannot be finished by halves, or shares loads of short sums
+_READ_HIDDEN = 0.0239  # the share of them that other instructions hide
+_LINES = 11.6  # what products lose by a tile's loads, a row or column of it, against 256x224
+_HALVED = 0.0939  # what a tile of 128x256 loses that cannot be finished by halves, or shares loads of short sums
 # Bytes a second of L2 reads, in one wave and in several; of weights, which come from memory, so many times as long.
-_L2, _L2_LATER, _WEIGHTS = 23.9e12, 22.3e12, 1.96
-_SHARED, _SHARED_LATER = 0.687, 0.719  # of what two blocks share, the part read
-# What sharing loads gains beside that in several waves, by rows of the tile, of clusters (2,1) and (1,2).
-_GAINS = {64: (0.03, 0.0448), 128: (0.0216, 0.0079), 192: (0.0094, 0.0086), 256: (0.0108, 0.0204)}
-_MEMORY, _AGAIN, _APART = 4.64e12, 0.217, 0.643  # memory's; more of weights that clusters read again, or apart
-_FEW_STAGES, _SHALLOW = 3, 0.303  # stages that leave memory waiting, and by how much
-_K_TILE, _STEP = STAGE_BYTES_OF_K // bf16.bytes, 0.0979e-6  # of a k tile, which follow one another
-_END, _LARGEST = 1.49e-6, 256 * 224  # a tile's end that no product hides, of so many elements; of others by the root
+_L2, _L2_LATER, _WEIGHTS = 2.42e13, 2.59e13, 2.6
+_SHARED, _SHARED_LATER = 0.563, 0.925  # of what two blocks share, the part read
+# What sharing loads takes beside that in several waves, by rows of the tile, of clusters (2,1) and (1,2).
+_PAIRED = {64: (0.97, 0.9552), 128: (0.9893, 1.0074), 192: (1.0025, 1.0044), 256: (1.0064, 0.9679)}
+_MEMORY, _AGAIN, _APART = 4.21e12, 0.181, 0.753  # memory's; more of weights that clusters read again, or apart
+_FEW_STAGES, _SHALLOW = 3, 0.597  # stages that leave memory waiting, and by how much
+_K_TILE, _STEP = STAGE_BYTES_OF_K // bf16.bytes, 8.66e-8  # of a k tile, which follow one another
+_END, _LARGEST = 1.83e-6, 256 * 224  # a tile's end that no product hides, of so many elements; of others by the root
 # More of 256 rows and of 192, of 224 columns, and of fewer by these powers; of 64, which are stored in one go.
-_END_256, _POWER_256, _END_192, _POWER_192, _END_64 = 1.59e-6, -0.948, 1.77e-6, -0.113, 0.216e-6
-_WAVE, _START = 1.13e-6, 1.54e-6  # of each further wave; from one kernel's end to the next one's first product
-_CROWDED, _CROWDED_PARTS, _FEW_IDLE = 0.288, 0.561, 2  # as in `sm90_few_rows`, of memory and L2, and of parts of K
+_END_256, _POWER_256, _END_192, _POWER_192, _END_64 = 1.25e-6, -8.39e-1, 9.52e-7, -8.94e-2, 1.63e-7
+_WAVE, _START = 3.81e-7, 1.82e-6  # of each further wave; from one kernel's end to the next one's first product
+_CROWDED, _CROWDED_PARTS, _FEW_IDLE = 0.297, 0.591, 2  # as in `sm90_few_rows`, of memory and L2, and of parts of K
 # Where lines begin between the memory's: their time in several waves, by that in one; what a multiprocessor takes in
-# faster while others are idle, at most; lines a second that clusters of four and more bring into one multiprocessor.
-_LATER, _MOST_EACH, _FILL = 0.908, 1.3, 0.894e9
-_IN_PART = 0.0252  # what tiles of B's rows cost that end within a span
+# faster while others are idle, at most.
+_LATER, _MOST_EACH = 0.703, 1.3
+# Of clusters of four and eight: bytes a second that they bring into one multiprocessor, of lines that begin between the
+# memory's and with them; the share of a tile's loads that its products wait for.
+_FILL, _FILL_WHOLE, _LARGE_LOSS = 1.32e11, 1.85e11, 0.429
+_IN_PART = 0.025  # what tiles of B's rows cost that end within a span
 # What boxes cost that two blocks share, and that end between the swizzle's groups of 8 lines, in one wave and several.
-_BETWEEN, _BETWEEN_LATER = 0.0336, 0.00864
-_WIDE_ALONE = 0.037  # what a wave of blocks without a cluster gains, for each 256 columns beyond 128
-_LOW_SHARING = 0.00685  # what tiles of 64 rows gain whose blocks share columns
+_BETWEEN, _BETWEEN_LATER = 0.0196, 0.00796
+_WIDE_ALONE = 0.0109  # what a wave of blocks without a cluster gains, for each 256 columns beyond 128
+_LOW_SHARING = 0.00514  # what tiles of 64 rows gain whose blocks share columns
 # What swapped operands must gain; what an epilogue's matrices, read across their rows, take for a warpgroup's elements.
 _TURNED, _ACROSS = 0.003, 0.15e-9
 # The exchange of partial sums, by so many times for 128 rows, and for more than two blocks; for each byte sent.
-_MEETING, _OF_128, _OF_MORE, _SENT = 0.596e-6, 1.92, 1.44, 30.3e-12
-_TOGETHER, _LINES_TOGETHER = 3.4, 7.31  # limits that are near each other add up: norms of these orders
-_OF_FOUR = 0.159e-6  # more of clusters of four and eight
+_MEETING, _OF_128, _OF_MORE, _SENT = 1.06e-6, 0.831, 1.4, 2.43e-11
+_TOGETHER, _LINES_TOGETHER = 6.17, 4.33  # limits that are near each other add up: norms of these orders
+_OF_FOUR = 6.97e-8  # more of clusters of four and eight
+
+# Blocks that take tiles by the rounds in which they are dealt out: so many lie together; what it costs to wait for the
+# kernel before to leave. From so many operations on kernels of several waves take tiles so, and begin on an idle GPU.
+# Bytes a second that such a block of one wave takes in; what clusters of (2,1) of several waves take so, of what is
+# reckoned: those that lie together share rows of A.
+_FILL_DEALT, _ROUNDS_OF_A = 2.25e11, 0.969
+_TOGETHER_DEALT, _AFTER, _LONG_WORK = 8.78, 6.46e-7, 125e9
 
 _ROWS, _LONG = (64, 128, 192, 256), 4096  # of tiles; elements along K of a sum that is not short
 _WIDTHS = (64, 96, 128, 160, 176, 192, 208, 224, 256)
@@ -70,7 +80,7 @@ _EDGE = 5  # tiles, at least, along a dimension where a cluster's last block may
 # what shared the activations took up to 17% longer than what shared nothing.
 _MANY, _UNEQUAL = 1024, 4
 _PAIRS = ((2, 1), (1, 2))  # clusters of two blocks
-_LARGE = ((4, 1), (1, 4), (2, 2), (2, 4), (4, 2))  # clusters that share loads where lines begin between
+_LARGE = ((4, 1), (1, 4), (2, 2), (2, 4), (4, 2))  # clusters of four and eight
 _FILLED = 5  # waves, at most, that tiles of a width of their own fill
 _SPLITS = (2, 3, 4)
 SPAN = LINE // bf16.bytes  # columns of B's rows in a whole span
@@ -126,6 +136,7 @@ class Estimate:
     swapped   C^T = B^T @ A^T: the tile's rows are columns of C
     pingpong  two warpgroups take tiles in turn
     split     parts of K, a cluster each
+    dealt     rounds in which the GPU deals clusters out, where tiles are taken by them: see `checks.Dealt`
     """
 
     tile: tuple[int, int]
@@ -139,11 +150,12 @@ class Estimate:
     pingpong: bool = False
     split: int = 1
     swapped: bool = False
+    dealt: tuple[tuple[int, int], ...] = ()
 
     def __str__(self) -> str:
         rows, columns = self.tile
         name = f"{rows}x{columns}" + " of the transposed product" * self.swapped + " in turn" * self.pingpong
-        name += f" in {self.split} parts of K" * (self.split > 1)
+        name += f" in {self.split} parts of K" * (self.split > 1) + " dealt out" * bool(self.dealt)
         return f"{name}: {self.tiles} tiles, {self.waves} wave(s) of {self.workers}, {self.seconds * 1e6:.1f} us"
 
 
@@ -155,32 +167,42 @@ class ManyRows:
     matrices  whether an epilogue reads or writes matrices of C's shape
     rows_of   elements of a line of B, if they are not K's: those of the kernel's A if swapped
 
-    >>> print(ManyRows(512, 4096, 4096, 1, 132).estimate((128, 128), (2, 1), pingpong=False))
-    128x128: 128 tiles, 1 wave(s) of 132, 23.1 us
+    >>> print(ManyRows(512, 4096, 4096, 1, Places()).estimate((128, 128), (2, 1), pingpong=False))
+    128x128: 128 tiles, 1 wave(s) of 132, 23.0 us
     """
 
     m: int
     n: int
     k: int
     batch: int
-    multiprocessors: int
+    places: Places
     swapped: bool = False
     matrices: bool = False
     rows_of: int | None = None
+
+    @property
+    def multiprocessors(self) -> int:
+        """The GPU's."""
+        return self.places.multiprocessors
 
     def grid(self, tile: tuple[int, int], cluster: tuple[int, int] = (1, 1)) -> tuple[int, int]:
         """Tiles along M and N, in whole clusters."""
         (rows, columns), (along_m, along_n) = tile, cluster
         return -(-self.m // (rows * along_m)) * along_m, -(-self.n // (columns * along_n)) * along_n
 
-    def estimate(self, tile: tuple[int, int], cluster: tuple[int, int], pingpong: bool, split: int = 1) -> Estimate:
-        """The cost of a tile."""
+    def estimate(
+        self, tile: tuple[int, int], cluster: tuple[int, int], pingpong: bool, split: int = 1, dealt: bool = False
+    ) -> Estimate:
+        """The cost of a tile.
+
+        dealt  whether blocks of one wave take tiles by the rounds in which they are dealt out
+        """
         rows, columns = tile
         k, grid = -(-self.k // _K_TILE) * _K_TILE / split, self.grid(tile, cluster)
         tiles = grid[0] * grid[1] * self.batch
         waves = -(-tiles // self.multiprocessors)
         products = self._products(tile, cluster, waves, k)
-        l2, memory = self._reads(tile, cluster, waves, grid, split, pingpong)
+        l2, memory = self._reads(tile, cluster, waves, grid, split, pingpong, dealt)
         ends = (1 if pingpong else waves) * _END * (rows * columns / _LARGEST) ** 0.5 + (waves - 1) * _WAVE
         if rows > 128:
             more, power = (_END_256, _POWER_256) if rows == 256 else (_END_192, _POWER_192)
@@ -189,35 +211,53 @@ class ManyRows:
         tiles_of_k = waves * k / _K_TILE
         seconds = _norm(_TOGETHER, products + ends, l2, memory, tiles_of_k * _STEP)
         lines, filled = self._lines(tile, cluster, waves, tiles * split)
+        filled += sum(tile) * LINE / _FILL_DEALT * dealt
         seconds = _norm(_LINES_TOGETHER, seconds, tiles_of_k * lines, tiles_of_k * filled)
         if self.rows_of is not None and not self.swapped and columns % SPAN:
             seconds *= 1 + _IN_PART
         if columns % (8 * cluster[0]):
             seconds *= 1 + (_BETWEEN if waves == 1 else _BETWEEN_LATER)
+        long = waves > 1 and 2 * self.m * self.n * self.k * self.batch >= _LONG_WORK
+        rounds = self.places.dealt(cluster[0] * cluster[1]) if (dealt or long) and split == 1 else ()
         if waves > 1 and cluster in _PAIRS:
-            seconds *= 1 - _GAINS[rows][_PAIRS.index(cluster)]
+            seconds *= _PAIRED[rows][_PAIRS.index(cluster)]
+            if rounds and cluster == (2, 1):
+                seconds *= _ROUNDS_OF_A
         if cluster == (1, 1) and waves == 1:
             seconds *= 1 - _WIDE_ALONE * (columns - 128) / 256
         if cluster[0] > 1 and rows == 64:
             seconds *= 1 - _LOW_SHARING
-        seconds = seconds * (1 + _TURNED * self.swapped) + _START + _OF_FOUR * (cluster in _LARGE)
+        seconds = seconds * (1 + _TURNED * self.swapped) + _START + _OF_FOUR * (cluster in _LARGE) + _AFTER * dealt
         if split > 1:
             seconds += _MEETING * (_OF_128 if rows > 64 else 1) * (_OF_MORE if split > 2 else 1)
             seconds += _SENT * rows * columns * 4 * (split - 1) / split
         if self.swapped and self.matrices:
             seconds += _ACROSS * waves * rows * columns / warpgroups(tile, waves == 1, pingpong)
-        tall = rows == 256 and cluster == (1, 2)
-        along_n = grid[0] > 16 if tall else cluster[0] > 1 and (waves == 1 or (rows in (128, TALL) and grid[0] > 8))
+        group, along = self._order(tile, cluster, waves, grid, bool(rounds))
         return Estimate(
-            tile, seconds, waves, tiles, self.multiprocessors, cluster, 16 if tall and grid[0] <= 16 else 8,
-            "N" if along_n else "M", pingpong, split, self.swapped,
+            tile, seconds, waves, tiles, self.multiprocessors, cluster, group, along, pingpong, split, self.swapped,
+            rounds,
         )  # fmt: skip
+
+    def _order(
+        self, tile: tuple[int, int], cluster: tuple[int, int], waves: int, grid: tuple[int, int], dealt: bool
+    ) -> tuple[int, str]:
+        """Clusters of a band, and along which dimension the bands lie."""
+        tall = tile[0] == 256 and cluster == (1, 2)
+        if waves == 1:
+            along_n = self._weights_first(cluster) == (self.weights == 1)
+        elif dealt:  # those that lie together share what the blocks of a cluster do not
+            along_n = cluster[0] >= cluster[1]
+        else:
+            along_n = grid[0] > 16 if tall else cluster[0] > 1 and tile[0] in (128, TALL) and grid[0] > 8
+        return (16 if tall and grid[0] <= 16 and not dealt else 8), "N" if along_n else "M"
 
     def _products(self, tile: tuple[int, int], cluster: tuple[int, int], waves: int, k: float) -> float:
         """Seconds of the tensor cores, for the products of `k` of K."""
         rows, columns = tile
         feed = max(1.0, (_READ_A + _READ_COLUMN * columns) / (columns / 2) * (1 - _READ_HIDDEN))
-        rate = max(0.3, 1 - _LINES * max(0.0, 1 / rows + 1 / columns - 1 / 256 - 1 / 224))
+        lost = _LINES * max(0.0, 1 / rows + 1 / columns - 1 / 256 - 1 / 224)
+        rate = max(0.3, 1 - lost * (_LARGE_LOSS if cluster in _LARGE else 1.0))
         found = waves * rows * columns * k / FMA_PER_CYCLE / _CLOCK / rate * feed
         if waves == 1 and tile == WIDE:
             short = cluster[0] > 1 and self.k < _LONG
@@ -226,12 +266,16 @@ class ManyRows:
 
     def _reads(
         self, tile: tuple[int, int], cluster: tuple[int, int], waves: int, grid: tuple[int, int], split: int,
-        pingpong: bool,
+        pingpong: bool, dealt: bool,
     ) -> tuple[float, float]:  # fmt: skip
         """Seconds of L2's reads, and of memory's."""
         line, weights, single = bf16.bytes * self.k, self.weights, waves == 1
         shared = _SHARED if single else _SHARED_LATER
         reads = [grid[1] * shared ** (cluster[1] // 2), grid[0] * shared ** (cluster[0] // 2)]  # of 1, 2 or 4 blocks
+        if dealt:  # of the blocks of a place, those of the same rows or columns ask once
+            across = min(grid[1 - weights], _TOGETHER_DEALT)
+            reads[weights] /= across
+            reads[1 - weights] /= max(1.0, _TOGETHER_DEALT / across)
         reads[weights] *= _WEIGHTS
         l2 = (self.m * reads[0] + self.n * reads[1]) * self.batch * line / (_L2 if single else _L2_LATER)
         memory = ((self.m + self.n) * line + bf16.bytes * self.m * self.n) * self.batch / _MEMORY
@@ -242,7 +286,7 @@ class ManyRows:
         memory *= 1 + _SHALLOW * (has <= _FEW_STAGES)
         blocks = grid[0] * grid[1] * self.batch * split
         # What is in clusters that share loads does not crowd, nor what begins when the kernel before has ended.
-        if single and cluster == (1, 1) and split <= 2 and blocks > self.multiprocessors // 2:
+        if single and cluster == (1, 1) and split <= 2 and blocks > self.multiprocessors // 2 and not dealt:
             share = _CROWDED_PARTS if split > 1 else _CROWDED
             crowded = 1 + share * max(0, self.multiprocessors - blocks - _FEW_IDLE) / blocks
             memory, l2 = memory * crowded, l2 * crowded
@@ -257,7 +301,17 @@ class ManyRows:
             lines /= min(_MOST_EACH, max(1.0, self.multiprocessors / blocks))
         else:
             lines *= _LATER
-        return lines, (rows + columns) / _FILL if cluster in _LARGE else 0.0
+        if cluster not in _LARGE:
+            return lines, 0.0
+        steps = zip((rows, columns), self._apart, strict=True)
+        return lines, sum(side * LINE / (_FILL if step % LINE else _FILL_WHOLE) for side, step in steps)
+
+    def _weights_first(self, cluster: tuple[int, int]) -> bool:
+        """Whether consecutive clusters of one wave have other weights: where most blocks of a cluster share theirs.
+
+        Blocks that begin one after the other ask at about the same time: the activations then, or else the weights.
+        """
+        return cluster[1 - self.weights] > cluster[self.weights]
 
     @property
     def _apart(self) -> tuple[int, int]:
@@ -273,16 +327,17 @@ class ManyRows:
     def shares(self, tile: tuple[int, int], cluster: tuple[int, int]) -> bool:
         """Whether the blocks of a cluster may share loads: few without a tile, none apart (above).
 
-        Four and eight do where lines begin between and all blocks find their places at a time: up to a fifth less time.
+        Four and eight do where all find their places at a time: up to a fifth less time where lines begin between the
+        memory's, up to a tenth elsewhere.
         """
         grid = self.grid(tile)
         if any(tiles % blocks and tiles < _EDGE for tiles, blocks in zip(grid, cluster, strict=True)):
             return False
         if cluster in _LARGE:
             (across, down), blocks = self.grid(tile, cluster), cluster[0] * cluster[1]
-            fit = across * down * self.batch <= blocks * most_split(self.multiprocessors, blocks)
+            fit = across * down * self.batch <= blocks * self.places.most(blocks)
             # Rows of MN-major operands are whole spans, which four cannot share out.
-            return fit and self.rows_of is None and between((1, 1), self._apart) > 0
+            return fit and self.rows_of is None
         few = min(self.m, self.n)
         return cluster[self.weights] == 1 or few >= _MANY or max(self.m, self.n) < _UNEQUAL * few
 
@@ -296,6 +351,11 @@ class ManyRows:
             for wave in range(1, _FILLED + 1):
                 if tiles := wave * self.multiprocessors // (-(-self.m // rows) * self.batch):
                     found.add(_rounded(self.n, tiles, 8))
+        if self.rows_of is None:  # what fills the places of large clusters
+            for along_m, along_n in _LARGE:
+                blocks = along_m * along_n
+                if down := self.places.most(blocks) // (-(-self.m // (rows * along_m)) * self.batch):
+                    found.add(_rounded(self.n, down * along_n, 8))
         return {width for width in found if _NARROWEST <= width <= (224 if rows > 128 else 256)}
 
     def estimates(self) -> Iterator[Estimate]:
@@ -306,8 +366,15 @@ class ManyRows:
                     if self.shares((rows, columns), cluster):
                         found = self.estimate((rows, columns), cluster, False)
                         yield found
+                        if found.waves == 1 and cluster == (1, 1) and self._may_be_dealt(found):
+                            yield self.estimate((rows, columns), cluster, False, dealt=True)
                         if found.waves > 1 and rows == 128 and _IN_TURN[0] <= columns <= _IN_TURN[1]:
                             yield self.estimate((rows, columns), cluster, True)
+
+    def _may_be_dealt(self, of: Estimate) -> bool:
+        """Whether blocks of one wave may take their tiles by rounds: several share weights, and each has one tile."""
+        several = min(self.grid(of.tile)) > 1 and self.batch == 1 and of.tile != WIDE
+        return several and bool(self.places.dealt(1)) and of.tiles > self.multiprocessors // 2
 
     def in_parts(self) -> Iterator[Estimate]:
         """Of few tiles whose sums over K are shared out to the blocks of a cluster."""
@@ -319,7 +386,7 @@ class ManyRows:
                 for columns in widths:
                     fit = columns % (8 * split) == 0 and _NARROWEST <= columns <= widest
                     across, down = self.grid((rows, columns))
-                    fit = fit and across * down <= most_split(self.multiprocessors, split)
+                    fit = fit and across * down <= self.places.most(split)
                     if fit and self.k >= 1024 * split:
                         yield self.estimate((rows, columns), (1, 1), False, split)
 

@@ -13,7 +13,7 @@ from ..arch import arch as arch_named
 from ..atoms import MmaAtom, wgmma
 from ..atoms.descriptor import OperandDescriptor
 from ..atoms.descriptor import derive as derive_descriptor
-from ..checks import Persistent, Report, most_stages
+from ..checks import Dealt, Persistent, Report, most_stages
 from ..dtypes import DType
 from ..errors import PlanError
 from ..layouts import Layout
@@ -87,6 +87,21 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
     ragged: Ragged | None = None
     half: tuple[MmaAtom, OperandDescriptor] | None = None
     remedy = ", unless store is 'direct'"
+
+    @property
+    def dealt(self) -> Dealt:
+        """Which number of the order the nth cluster of a launch begins with."""
+        return Dealt(self.config.dealt)
+
+    @property
+    def by_place(self) -> bool:
+        """Whether a block's place in a grid of two dimensions says which tile it has."""
+        return self.config.launch == "tiles" and not self.config.dealt
+
+    @property
+    def one_each(self) -> bool:
+        """Whether a launch has as many clusters as there are tiles for them."""
+        return self.config.single or self.config.launch == "tiles"
 
     # ------------------------------------------------------------------------------------------------------- derivation
     @classmethod

@@ -49,7 +49,7 @@ MOST_BYTES = (1 << 20) - 1  # PTX ISA, "mbarrier", tx-count: what one phase may 
 
 def check_sm90(plan: Sm90Plan) -> Report:
     """Every check of the plan."""
-    checks: list[Check] = [_tiles_of_c(plan), _tiles_of_k(plan)]
+    checks: list[Check] = [_tiles_of_c(plan), _tiles_of_k(plan), *([plan.dealt.check()] if plan.config.dealt else [])]
     for operand, groups in ((plan.a, _groups(plan)), (plan.b, 1)):
         checks += _operand(plan, operand, groups)
         if operand.ends is not None:

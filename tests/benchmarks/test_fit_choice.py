@@ -31,9 +31,9 @@ def test_the_constants_are_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fit_choice, "ERRORS", 50.0)
     monkeypatch.setattr(fit_choice, "KEPT", 0.0)
     tried = [made(sizes) for sizes in SHAPES]
-    found = fit(tried, (*MADE, "_OF_FOUR"))
+    found = fit(tried, (*MADE, "_IN_PART"))
     assert {name: found[name] / MADE[name] for name in MADE} == pytest.approx(dict.fromkeys(MADE, 1.0), abs=0.1)
-    assert found["_OF_FOUR"] == pytest.approx(model._OF_FOUR)  # no cluster of four is among them
+    assert found["_IN_PART"] == pytest.approx(model._IN_PART)  # no B has contiguous rows here
     before, after = judged(tried, {}), judged(tried, found)
     assert sum(s.behind for s in after) <= sum(s.behind for s in before) and max(s.behind for s in after) < 0.01
     assert {s.problem for s in folds(tried[:2], 2)} == {one.problem for one in tried[:2]}

@@ -30,6 +30,7 @@ BY_TORCH = {
     "soak": [""],
     "tune_gemm": ["run FOLDER"],
     "verify_gpu": ["", "--plant"],
+    "verify_places": ["", "--plant 1"],
 }
 BY_DRIVER = {
     "verify_atoms": ["all"],

@@ -150,6 +150,12 @@ TABLE = {
     "early, halves, tf32": Product(130, 72, 200, small(64, 80, early=2), a="tf32", b="tf32:col", c="f32"),
     # one tile a block, in a grid of tiles; fetched ahead
     "a grid of tiles": Product(200, 90, 328, small(overlap=True, prefetch=2, launch="tiles")),
+    "a grid of tiles, dealt out": Product(
+        200, 90, 328, small(launch="tiles", dealt=((1, 1), (3, 2), (2, 3)), along="N", loader="warp")
+    ),
+    "clusters dealt out": Product(
+        300, 172, 200, small(64, 32, cluster=(2, 1), dealt=((2, 2),), group=2), workers=4
+    ),
     "a grid of tiles along N, cluster 2x1": Product(
         200, 200, 328,
         small(

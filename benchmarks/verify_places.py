@@ -1,0 +1,151 @@
+"""Where the clusters of a launch come to lie on a GPU, beside what `Places` says of it: how many, and in what rounds.
+
+    python benchmarks/verify_places.py --json benchmarks/results/places_h200.json
+
+Blocks of 200 KiB of shared memory, one to a multiprocessor, store on which one they run. Multiprocessors that a
+cluster of eight, or of fewer, was seen to lie on are of one graphics cluster (GPC), or of its half: a place. A round
+holds where all clusters that `Places.dealt` deals out to one place were in one.
+
+To see that a difference is seen: --plant 1 moves all rounds by one cluster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+from benchmarks import needs
+from layoutgemm.kernels.device_places import BLOCK_BYTES, asked, got, launch_of
+from layoutgemm.kernels.sm90_places import SIZES, Places
+
+WAIT_NS = 20_000  # that a block stays, so that all others come meanwhile
+WHERE = f"""
+.version 7.8
+.target sm_90
+.address_size 64
+.visible .entry where(.param .u64 out)
+{{
+    .reg .pred %p;
+    .reg .u32 %r<3>;
+    .reg .u64 %t<3>;
+    .reg .u64 %a<3>;
+    mov.u64 %t0, %globaltimer;
+again:
+    mov.u64 %t1, %globaltimer;
+    sub.u64 %t2, %t1, %t0;
+    setp.lt.u64 %p, %t2, {WAIT_NS};
+    @%p bra again;
+    mov.u32 %r0, %tid.x;
+    setp.ne.u32 %p, %r0, 0;
+    @%p ret;
+    mov.u32 %r1, %ctaid.x;
+    mov.u32 %r2, %smid;
+    ld.param.u64 %a0, [out];
+    mul.wide.u32 %a1, %r1, 4;
+    add.u64 %a2, %a0, %a1;
+    st.global.u32 [%a2], %r2;
+    ret;
+}}
+"""
+
+
+class Gpu:
+    """Torch's current GPU, and the program that says where its blocks run."""
+
+    def __init__(self) -> None:
+        import torch
+        from cuda.bindings import driver
+
+        self.torch, self.driver = torch, driver
+        torch.zeros(1, device="cuda")
+        self.module = got(driver.cuModuleLoadData(WHERE.encode() + b"\0"))
+        self.function = got(driver.cuModuleGetFunction(self.module, b"where"))
+        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        got(driver.cuFuncSetAttribute(self.function, attribute, BLOCK_BYTES))
+
+    def clusters(self, count: int, blocks: int) -> list[tuple[int, ...]]:
+        """The multiprocessors of each of `count` clusters, in the order of their numbers."""
+        import ctypes
+
+        out = self.torch.full((count * blocks,), -1, dtype=self.torch.int32, device="cuda")
+        launch = launch_of(self.driver, blocks, count)
+        launch.hStream = self.torch.cuda.current_stream().cuda_stream
+        got(self.driver.cuLaunchKernelEx(launch, self.function, ((out.data_ptr(),), (ctypes.c_uint64,)), 0))
+        found = out.tolist()
+        return [tuple(found[i : i + blocks]) for i in range(0, len(found), blocks)]
+
+
+def places_of(gpu: Gpu, counts: Sequence[int]) -> dict[int, int]:
+    """Multiprocessor -> its place: those that a cluster was seen to lie on are of one."""
+    root: dict[int, int] = {}
+
+    def find(x: int) -> int:
+        while root.setdefault(x, x) != x:
+            x = root[x]
+        return x
+
+    for blocks, count in zip(reversed(SIZES), reversed(counts), strict=True):
+        for fewer in range(3):
+            for cluster in gpu.clusters(count - fewer, blocks):
+                for other in cluster:
+                    root[find(other)] = find(cluster[0])
+    return {x: find(x) for x in sorted(root)}
+
+
+def held(rounds: Sequence[tuple[int, int]], at: Sequence[int], plant: int = 0) -> str:
+    """Why the clusters of those places were not dealt out in such rounds, or an empty text.
+
+    >>> held(((2, 2),), [5, 7, 5, 7, 9]), held(((2, 2),), [5, 7, 7, 5])
+    ('', 'clusters 0 and 2 lie in places 5 and 7')
+    """
+    start = plant
+    for places, times in rounds:
+        for place in range(places):
+            numbers = range(start + place, min(start + places * times, len(at)), places)
+            for number in numbers[1:]:
+                if at[number] != at[numbers[0]]:
+                    return f"clusters {numbers[0]} and {number} lie in places {at[numbers[0]]} and {at[number]}"
+        start += places * times
+    return ""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command: 1 where rounds do not hold, 2 without a GPU."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--repeats", type=int, default=20, metavar="COUNT", help="launches of each size")
+    parser.add_argument("--plant", type=int, default=0, metavar="CLUSTERS", help="move the rounds by so many")
+    parser.add_argument("--json", type=Path, help="the record")
+    options = parser.parse_args(argv)
+    if status := needs.refused(needs.no_gpu()):
+        return status
+    from layoutgemm import bench_machine as machine
+
+    gpu, facts = Gpu(), machine.facts()
+    known = Places(int(facts["sms"]), asked(gpu.torch.cuda.current_device()))
+    print(f"{facts['gpu']}: {known.multiprocessors} multiprocessors, places for {known.clusters} clusters of {SIZES}")
+    place, seen, failed = places_of(gpu, known.clusters), {}, 0
+    for blocks in (1, *SIZES):
+        rounds, count = known.dealt(blocks), known.most(blocks)
+        launches = [[place.get(c[0], c[0]) for c in gpu.clusters(count, blocks)] for _ in range(options.repeats)]
+        faults = [fault for at in launches if (fault := held(rounds, at, options.plant))]
+        failed += bool(faults)
+        seen[str(blocks)] = {"rounds": rounds, "first": launches[0], "held": len(launches) - len(faults)}
+        said = f"rounds of {rounds} held in {len(launches) - len(faults)} of {len(launches)} launches"
+        print(f"clusters of {blocks}: {'; '.join([said, *faults[:1]]) if rounds else 'no rounds are known'}")
+        print("    places: " + " ".join(map(str, launches[0])))
+    if options.json:
+        record: dict[str, Any] = {"machine": facts, "clusters": known.clusters, "sizes": SIZES, "seen": seen}
+        options.json.write_text(json.dumps(record) + "\n", encoding="utf-8")
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

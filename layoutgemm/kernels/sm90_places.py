@@ -1,0 +1,68 @@
+"""How many clusters of so many blocks run at a time on a Hopper GPU, one block to a multiprocessor.
+
+A cluster lies within a graphics cluster (GPC), of which a chip has up to eight, of 18 multiprocessors or fewer: not the
+same on all chips. What does not find a place waits for one, and the kernel takes twice as long.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SIZES = (2, 3, 4, 8)  # blocks of the clusters that kernels have
+# Blocks of a cluster -> rounds of (places, times): `benchmarks/verify_places.py`, on an H200 that has _H200's places.
+_DEALT = {1: ((12, 2), (8, 6), (7, 8)), 2: ((4, 1), (8, 4), (7, 4)), 4: ((8, 2), (7, 2))}
+_H200 = 132, (66, 39, 30, 15)  # cudaOccupancyMaxActiveClusters, of 200 KiB of shared memory a block
+
+
+@dataclass(frozen=True)
+class Places:
+    """A GPU's multiprocessors, and how many clusters of 2, 3, 4 and 8 blocks run at a time on them.
+
+    clusters  (): the share of the multiprocessors that an H200's have
+
+    Raises ValueError for another number of numbers.
+
+    >>> Places().clusters, Places(114).clusters, Places(132, (66, 36, 26, 14)).most(8)
+    ((66, 39, 30, 15), (57, 33, 25, 12), 14)
+    """
+
+    multiprocessors: int = _H200[0]
+    clusters: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        whole, known = _H200
+        found = self.clusters or tuple(count * self.multiprocessors // whole for count in known)
+        if len(found) != len(SIZES):
+            raise ValueError(f"clusters = {self.clusters}: one number for each of {SIZES} blocks")
+        object.__setattr__(self, "clusters", found)
+
+    @classmethod
+    def of(cls, known: int | Places) -> Places:
+        """The places of a GPU of which no more than its multiprocessors may be known.
+
+        >>> Places.of(132) == Places.of(Places()) == Places()
+        True
+        """
+        return known if isinstance(known, Places) else cls(known)
+
+    def dealt(self, blocks: int) -> tuple[tuple[int, int], ...]:
+        """Rounds in which an idle GPU deals out clusters of so many blocks to graphics clusters: see `checks.Dealt`.
+
+        Known of H200s, by what they have place for; () where they are not.
+
+        >>> Places().dealt(2), Places(132, (66, 36, 26, 14)).dealt(2)
+        (((4, 1), (8, 4), (7, 4)), ())
+        """
+        return _DEALT.get(blocks, ()) if self == Places() else ()
+
+    def most(self, blocks: int) -> int:
+        """Clusters of so many blocks that run at a time. Raises ValueError for a number that is not in SIZES, nor 1.
+
+        >>> [Places().most(blocks) for blocks in (1, 2, 3, 4, 8)]
+        [132, 66, 39, 30, 15]
+        """
+        if blocks == 1:
+            return self.multiprocessors
+        if blocks not in SIZES:
+            raise ValueError(f"clusters of {blocks} blocks: known are places for 1 and {SIZES}")
+        return self.clusters[SIZES.index(blocks)]

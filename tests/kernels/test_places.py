@@ -1,0 +1,73 @@
+"""How many clusters find a place: what is known of an H200, and what a GPU says of itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from layoutgemm.kernels import device_places
+from layoutgemm.kernels.sm90_choice import choose
+from layoutgemm.kernels.sm90_places import SIZES, Places
+
+
+def test_fewer_places_than_multiprocessors() -> None:
+    """Whole clusters of what an H200 has, and the same share of another's multiprocessors."""
+    for places in (Places(), Places(114), Places(78), Places(1)):
+        for blocks in SIZES:
+            assert places.most(blocks) * blocks <= places.multiprocessors
+        assert places.most(1) == places.multiprocessors
+    with pytest.raises(ValueError, match=r"clusters = \(66, 33\): one number for each of"):
+        Places(132, (66, 33))
+    with pytest.raises(ValueError, match="clusters of 5 blocks"):
+        Places().most(5)
+
+
+def test_clusters_without_a_place_are_not_chosen() -> None:
+    """A chip with 14 places for clusters of eight gets no grid of 15, nor with none a cluster of eight or four."""
+    shape = 184, 7624, 13136  # lines begin between the memory's: clusters share as much as they can
+    sizes = []
+    for clusters in ((66, 39, 30, 15), (66, 39, 30, 8), (66, 39, 0, 0)):
+        config = choose(*shape, multiprocessors=Places(132, clusters))[0].config
+        blocks = config.cluster[0] * config.cluster[1] * config.split
+        sizes.append(blocks)
+        choice = choose(*shape, multiprocessors=Places(132, clusters))[0]
+        m, n = shape[1::-1] if choice.swapped else shape[:2]
+        tiles = -(-m // config.tile[0]) * -(-n // config.tile[1])
+        assert tiles * config.split <= blocks * Places(132, clusters).most(blocks)
+    assert sizes[0] >= 4 > sizes[2]
+
+
+@pytest.mark.parametrize("shape", [(8192, 8192, 8192), (216, 5376, 6656)])
+def test_tiles_are_dealt_out_where_the_rounds_are_known(shape: tuple[int, int, int]) -> None:
+    """And only there; the kernel then begins on an idle GPU."""
+    config = choose(*shape)[0].config
+    assert config.dealt == Places().dealt(config.cluster[0] * config.cluster[1]) != ()
+    assert not config.overlap or (config.trigger, config.prefetch) == ("end", 0)
+    assert choose(*shape, multiprocessors=Places(132, (66, 36, 26, 14)))[0].config.dealt == ()
+
+
+def test_a_gpu_that_does_not_answer_has_an_h200s_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Choices are made all the same."""
+
+    def refused(index: int) -> tuple[int, ...]:
+        raise RuntimeError(f"no GPU {index}")
+
+    monkeypatch.setattr(device_places, "asked", refused)
+    assert device_places.places.__wrapped__(0, 114) == Places(114)
+
+
+@pytest.mark.gpu
+def test_what_the_gpu_says() -> None:
+    """Whole clusters that fit; the context that was current stays so."""
+    import torch
+    from cuda.bindings import driver
+
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("clusters are of compute capability 9.0, and this GPU has another")
+    torch.zeros(1, device="cuda")
+    before = int(driver.cuCtxGetCurrent()[1])
+    found = device_places.asked(torch.cuda.current_device())
+    most = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
+    assert int(driver.cuCtxGetCurrent()[1]) == before
+    assert all(0 < count * blocks <= most for count, blocks in zip(found, SIZES, strict=True))
+    assert found[0] > most // 2 - 10
+    assert list(found) == sorted(found, reverse=True)
