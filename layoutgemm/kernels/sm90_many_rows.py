@@ -23,8 +23,8 @@ from .sm90_places import Places
 from .sm90_shares import LINE
 from .sm90_store import ROWS
 
-# Fitted to 339 shapes on H200s (132 multiprocessors, 1.98 GHz, HBM3e), of which what is cheapest here is 0.8% behind the
-# fastest on average; of 20 other shapes 0.4%, over 1% on 3: NOTES.md, "Which blocks lie together".
+# Fitted to 339 shapes on H200s (132 multiprocessors, 1.98 GHz, HBM3e), in which what is cheapest here was 0.8% behind
+# the fastest on average; of 20 other shapes 0.4%, over 1% on 3: NOTES.md, "Which blocks lie together".
 _CLOCK = 1.94e9
 _HEAT, _HEATING = 0.221, 3.36e-5  # the share that the clock falls by in long kernels, and how soon
 FMA_PER_CYCLE = 2048  # of one multiprocessor: m64n256k16 takes 128 cycles
