@@ -172,9 +172,11 @@ def explain_sm90(plan: Sm90Plan) -> str:
 def _explain_launch(plan: Sm90Plan, across: tuple[int, int]) -> list[str]:
     """The grid where it is that of the tiles, what comes into L2 early, and what is finished early."""
     config, lines = plan.config, []
-    if config.launch == "tiles":
+    if plan.by_place:
         x, y = across if config.along == "M" else across[::-1]
         lines.append(f"launch: a grid of {x * plan.cluster_size} x {y} blocks, along {config.along} first, a tile each")
+    elif config.launch == "tiles":
+        lines.append(f"launch: {across[0] * across[1] * plan.cluster_size} blocks, a tile each, by rounds")
     if config.prefetch:
         bytes_ = (plan.a.sent_bytes + plan.b.sent_bytes) * config.prefetch
         lines.append(f"into L2 before the kernel before has ended: {config.prefetch} k tile(s), {bytes_} bytes a block")
