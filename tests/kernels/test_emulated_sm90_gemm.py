@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from layoutgemm.checks import Dealt
 from layoutgemm.emulator.api import ORDERS, Emulation
 from layoutgemm.emulator.machine import Policy
 from layoutgemm.errors import LayoutError
@@ -91,6 +92,16 @@ def test_every_order_of_events(name: str) -> None:
 def test_another_order_of_events(name: str, policy: Policy) -> None:
     done = emulate(TABLE[name], policy, seed=1)
     assert not done.findings, done.report()
+
+
+def test_a_kernel_takes_the_tiles_that_it_is_dealt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all are dealt the first, the others are missing."""
+    monkeypatch.setenv("LAYOUTGEMM_CACHE_DIR", "")
+    monkeypatch.setattr(Dealt, "number", lambda self, nth, count, minimum=min: nth * 0)
+    for name, rounds in (("a grid of tiles, dealt out", ((1, 1), (3, 3))), ("clusters dealt out", ((2, 3),))):
+        product = TABLE[name]  # with rounds that no other test has: compiled kernels are kept in memory
+        with pytest.raises(AssertionError, match="elements, the first at"):
+            emulate(replace(product, config=replace(product.config, dealt=rounds)))
 
 
 # ----------------------------------------------------------------------------------------------- what the compiler made
