@@ -8,7 +8,7 @@ Nothing here touches memory, and nothing here imports torch: a problem is a valu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
 from typing import NamedTuple
@@ -168,7 +168,7 @@ class Problem:
     a: Given
     b: Given
     c: Given
-    places: Places = Places()  # noqa: RUF009  # is frozen
+    places: Places = field(default_factory=Places)
     gpu: str = ""
     config: Sm90Choice | None = None
     epilogue: Epilogue | None = None

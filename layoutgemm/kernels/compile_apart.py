@@ -189,11 +189,11 @@ def _step_of(name: str, values: Any) -> Step:
     if name != "Custom":
         return STEPS[name](**values)
     operands = [Given(**{**operand, "dtype": dtype(operand["dtype"])}) for operand in values["operands"]]
-    return Custom(_nested(values["expression"]), tuple(operands))
+    return Custom(_tuples(values["expression"]), tuple(operands))
 
 
-def _nested(x: Any) -> Any:
-    return tuple([_nested(y) for y in x]) if isinstance(x, list) else x
+def _tuples(x: Any) -> Any:
+    return tuple([_tuples(y) for y in x]) if isinstance(x, list) else x
 
 
 def choice_of(entry: Any) -> Sm90Choice:
@@ -206,7 +206,7 @@ def choice_of(entry: Any) -> Sm90Choice:
 
 
 def _values(config: dict[str, Any]) -> dict[str, Any]:
-    return {name: _nested(value) for name, value in config.items()}
+    return {name: _tuples(value) for name, value in config.items()}
 
 
 def main() -> None:

@@ -71,5 +71,5 @@ def got(answer: tuple[Any, ...]) -> Any:
     """What the driver gave; raises RuntimeError for its error."""
     error, *found = answer
     if int(error):
-        raise RuntimeError(f"the driver refused to say how many clusters find a place: {error.name}")
+        raise RuntimeError(f"the CUDA driver refused: {error.name}")
     return found[0] if found else None

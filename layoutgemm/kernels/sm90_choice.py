@@ -114,6 +114,7 @@ def choose(
     b_major  "K", or "MN" for a B whose rows are contiguous
     gated    as for Sm90Plan.derive: B has 2n columns, and a tile as many of the gate as of what it multiplies. Its
              halves are widths of the instruction, and operands keep their places
+    multiprocessors  the GPU's, or its `Places`; of a number alone it is taken to place clusters as an H200 does
     matrices whether an epilogue reads or writes matrices of C's shape, across whose rows it goes where operands change
              places: products of 16 bits and more than 64 rows then change them for a larger gain
 
@@ -215,6 +216,8 @@ def _reason(best: Estimate, config: Sm90Config) -> str:
     shared = "too short, or too few tiles, for a cluster to pay"
     if best.cluster != (1, 1):
         shared = f"blocks in clusters of {rows}x{columns} share loads"
+    elif best.dealt:
+        shared = "blocks that lie together on the GPU read the same lines"
     return f"{best}; {shared}" + "; starts while the kernel before it drains" * config.overlap
 
 
@@ -255,6 +258,7 @@ def _configured(
         chunks=1,
         buffers=buffers(best.tile, consumers),
         early=2 if (rows == 256 or tall) and k >= 1024 else 0,
+        dealt=best.dealt,
     )
     if best.tile == WIDE and best.waves == 1 and bits == 16 and k >= 1024 and halves:
         config = replace(config, **_IN_HALVES)
@@ -262,7 +266,6 @@ def _configured(
         config = replace(config, schedule="pingpong", consumers=2, loader="warpgroup")
     elif best.waves == 1 and batch == 1 and (cluster != (1, 1) or best.tile != WIDE):
         config = replace(config, launch="tiles")
-    config = replace(config, dealt=best.dealt)
     if overlap and best.dealt:  # only an idle GPU deals out as it is known to
         config = replace(config, trigger="end")
     elif overlap:

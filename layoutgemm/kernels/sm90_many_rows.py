@@ -42,7 +42,7 @@ _FEW_STAGES, _SHALLOW = 3, 0.597  # stages that leave memory waiting, and by how
 _K_TILE, _STEP = STAGE_BYTES_OF_K // bf16.bytes, 8.66e-8  # of a k tile, which follow one another
 _END, _LARGEST = 1.83e-6, 256 * 224  # a tile's end that no product hides, of so many elements; of others by the root
 # More of 256 rows and of 192, of 224 columns, and of fewer by these powers; of 64, which are stored in one go.
-_END_256, _POWER_256, _END_192, _POWER_192, _END_64 = 1.25e-6, -8.39e-1, 9.52e-7, -8.94e-2, 1.63e-7
+_END_256, _POWER_256, _END_192, _POWER_192, _END_64 = 1.25e-6, -8.39e-1, 8.85e-7, -8.94e-2, 1.63e-7
 _WAVE, _START = 3.81e-7, 1.82e-6  # of each further wave; from one kernel's end to the next one's first product
 _CROWDED, _CROWDED_PARTS, _FEW_IDLE = 0.297, 0.591, 2  # as in `sm90_few_rows`, of memory and L2, and of parts of K
 # Where lines begin between the memory's: their time in several waves, by that in one; what a multiprocessor takes in
@@ -63,12 +63,12 @@ _MEETING, _OF_128, _OF_MORE, _SENT = 1.06e-6, 0.831, 1.4, 2.43e-11
 _TOGETHER, _LINES_TOGETHER = 6.17, 4.33  # limits that are near each other add up: norms of these orders
 _OF_FOUR = 6.97e-8  # more of clusters of four and eight
 
-# Blocks that take tiles by the rounds in which they are dealt out: so many lie together; what it costs to wait for the
-# kernel before to leave. From so many operations on kernels of several waves take tiles so, and begin on an idle GPU.
-# Bytes a second that such a block of one wave takes in; what clusters of (2,1) of several waves take so, of what is
-# reckoned: those that lie together share rows of A.
-_FILL_DEALT, _ROUNDS_OF_A = 2.25e11, 0.969
-_TOGETHER_DEALT, _AFTER, _LONG_WORK = 8.78, 6.46e-7, 125e9
+# Blocks of one wave that take tiles by the rounds in which they are dealt out: bytes a second that one takes in, and
+# what it costs to wait for the kernel before to leave.
+_FILL_DEALT, _AFTER = 2.25e11, 6.46e-7
+# From so many operations on kernels of several waves take tiles so, and begin on an idle GPU; what clusters of (2,1)
+# then take of what is reckoned: those that lie together share rows of A.
+_LONG_WORK, _ROUNDS_OF_A = 125e9, 0.969
 
 _ROWS, _LONG = (64, 128, 192, 256), 4096  # of tiles; elements along K of a sum that is not short
 _WIDTHS = (64, 96, 128, 160, 176, 192, 208, 224, 256)
@@ -273,9 +273,10 @@ class ManyRows:
         shared = _SHARED if single else _SHARED_LATER
         reads = [grid[1] * shared ** (cluster[1] // 2), grid[0] * shared ** (cluster[0] // 2)]  # of 1, 2 or 4 blocks
         if dealt:  # of the blocks of a place, those of the same rows or columns ask once
-            across = min(grid[1 - weights], _TOGETHER_DEALT)
+            together = max(times for _, times in self.places.dealt(1))
+            across = min(grid[1 - weights], together)
             reads[weights] /= across
-            reads[1 - weights] /= max(1.0, _TOGETHER_DEALT / across)
+            reads[1 - weights] /= together / across
         reads[weights] *= _WEIGHTS
         l2 = (self.m * reads[0] + self.n * reads[1]) * self.batch * line / (_L2 if single else _L2_LATER)
         memory = ((self.m + self.n) * line + bf16.bytes * self.m * self.n) * self.batch / _MEMORY

@@ -13,7 +13,8 @@ from benchmarks.configurations import random_shapes
 from layoutgemm.bench import Problem
 
 RECORD = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "choices_h200.json"
-FRESH = [Problem(*sizes) for sizes in random_shapes(20, seed=61)]  # of no fit
+FRESH = [Problem(*sizes) for sizes in random_shapes(20, seed=41)]  # drawn after the fit before
+FRESHER = [Problem(*sizes) for sizes in random_shapes(20, seed=61)]  # of no fit
 UNMEASURED = 5  # shapes, at most, whose choice may have moved to what was not measured
 
 
@@ -41,15 +42,21 @@ def test_the_table_is_near_its_fastest(standings: dict[Problem, Standing]) -> No
     assert len(found) == 28 and statistics.mean(found) < 0.001 and found[-1] < 0.01
 
 
-def test_shapes_that_nothing_was_fitted_to(standings: dict[Problem, Standing]) -> None:
+def test_shapes_that_were_drawn_at_random(standings: dict[Problem, Standing]) -> None:
     found = behind(standings, FRESH)
+    assert len(found) == 20 and statistics.mean(found) < 0.003
+    assert sum(x > 0.01 for x in found) <= 2 and found[-1] < 0.03
+
+
+def test_shapes_that_nothing_was_fitted_to(standings: dict[Problem, Standing]) -> None:
+    found = behind(standings, FRESHER)
     assert len(found) == 20 and statistics.mean(found) < 0.005
     assert sum(x > 0.01 for x in found) <= 3 and found[-1] < 0.04
 
 
 def test_all_that_was_measured(standings: dict[Problem, Standing]) -> None:
     found = behind(standings, list(standings))
-    assert statistics.mean(found) < 0.009 and statistics.median(found) < 0.001
+    assert statistics.mean(found) < 0.008 and statistics.median(found) < 0.001
 
 
 def test_another_choice_would_fail(tried: list[Tried]) -> None:

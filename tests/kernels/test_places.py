@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
+from benchmarks.verify_places import held
 from layoutgemm.kernels import device_places
 from layoutgemm.kernels.sm90_choice import choose
 from layoutgemm.kernels.sm90_places import SIZES, Places
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_fewer_places_than_multiprocessors() -> None:
@@ -56,6 +62,18 @@ def test_a_gpu_that_does_not_answer_has_an_h200s_share(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(device_places, "asked", refused)
     assert device_places.places.__wrapped__(0, 114) == Places(114)
+
+
+def test_the_rounds_are_those_that_were_seen() -> None:
+    """Of each size of cluster, in the record's launch of as many as find a place; moved by one they are not."""
+    record = json.loads((ROOT / "benchmarks" / "results" / "places_h200.json").read_text())
+    assert tuple(record["clusters"]) == Places().clusters and tuple(record["sizes"]) == SIZES
+    known = [blocks for blocks in (1, *SIZES) if Places().dealt(blocks)]
+    assert known == [1, 2, 4]
+    for blocks in known:
+        at = record["seen"][str(blocks)]["first"]
+        assert len(at) == Places().most(blocks) and held(Places().dealt(blocks), at) == ""
+    assert held(Places().dealt(1), record["seen"]["1"]["first"], plant=1) != ""
 
 
 @pytest.mark.gpu
