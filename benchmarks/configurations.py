@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 
+from layoutgemm.checks import Dealt
 from layoutgemm.kernels.sm90_choice import Sm90Choice
 from layoutgemm.kernels.sm90_plan import Sm90Config
 from layoutgemm.tune import candidates as tunable
@@ -107,7 +108,7 @@ def name_of(choice: Sm90Choice) -> str:
     parts += ["tiles"] * (config.launch == "tiles")
     parts += [config.store] * (config.store != "tma")
     parts += [f"{config.first}first"] * (config.first is not None)
-    parts += ["dealt" + "+".join(f"{places}x{times}" for places, times in config.dealt)] * bool(config.dealt)
+    parts += ["dealt " + str(Dealt(config.dealt)).replace(", ", " ")] * bool(config.dealt)
     parts += ["late"] * (config.trigger == "end") + [config.l2_promotion] * (config.l2_promotion != "128B")
     parts += ["snake"] * config.snake + [f"early{config.early}"] * (config.early > 0) + ["pdl"] * config.overlap
     return " ".join(parts)

@@ -39,7 +39,7 @@ FITTED = (
     "_END_192", "_POWER_192", "_END_64", "_WAVE", "_START", "_CROWDED", "_CROWDED_PARTS", "_BETWEEN", "_WIDE_ALONE",
     "_LOW_SHARING", "_MEETING", "_OF_128", "_OF_MORE", "_SENT", "_OF_FOUR", "_LATER", "_FILL", "_IN_PART",
     "_BETWEEN_LATER", "_FILL_WHOLE", "_LARGE_LOSS", "_TOGETHER", "_LINES_TOGETHER", "_AFTER", "_FILL_DEALT",
-    "_ROUNDS_OF_A",
+    "_ROUNDS_OF_A", "_COOL", "_TURN_LOSS",
     *(f"_PAIRED {rows} {order}" for rows in (64, 128, 192, 256) for order in (0, 1)),
 )  # fmt: skip
 SOFT = 0.012, 0.006  # a kernel whose estimate is that share longer is taken e times less likely; one after the other

@@ -3,8 +3,8 @@
     python benchmarks/verify_places.py --json benchmarks/results/places_h200.json
 
 Blocks of 200 KiB of shared memory, one to a multiprocessor, store on which one they run. Multiprocessors that a
-cluster of eight, or of fewer, was seen to lie on are of one graphics cluster (GPC), or of its half: a place. A round
-holds where all clusters that `Places.dealt` deals out to one place were in one.
+cluster of eight, or of fewer, was seen to lie on are of one graphics cluster (GPC): a place. Rounds hold where all
+clusters that `Places.dealt` deals out to one place were in one, and those of different places in different ones.
 
 To see that a difference is seen: --plant 1 moves all rounds by one cluster.
 """
@@ -23,6 +23,7 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from benchmarks import needs
+from layoutgemm.checks.dealt import Dealt, Rounds
 from layoutgemm.kernels.device_places import BLOCK_BYTES, asked, got, launch_of
 from layoutgemm.kernels.sm90_places import SIZES, Places
 
@@ -100,20 +101,24 @@ def places_of(gpu: Gpu, counts: Sequence[int]) -> dict[int, int]:
     return {x: find(x) for x in sorted(root)}
 
 
-def held(rounds: Sequence[tuple[int, int]], at: Sequence[int], plant: int = 0) -> str:
+def held(rounds: Rounds, at: Sequence[int], plant: int = 0) -> str:
     """Why the clusters of those places were not dealt out in such rounds, or an empty text.
 
-    >>> held(((2, 2),), [5, 7, 5, 7, 9]), held(((2, 2),), [5, 7, 7, 5])
-    ('', 'clusters 0 and 2 lie in places 5 and 7')
+    >>> held((((0, 1), 2),), [5, 7, 5, 7, 9]), held((((0, 1), 2),), [5, 5, 5, 5])
+    ('', 'clusters 0 and 1 lie in place 5: they were to be in 0 and 1')
+    >>> held((((0, 1), 1), ((1,), 2)), [5, 7, 7, 8])
+    'clusters 1 and 3 lie in places 7 and 8: both were to be in 1'
     """
-    start = plant
-    for places, times in rounds:
-        for place in range(places):
-            numbers = range(start + place, min(start + places * times, len(at)), places)
-            for number in numbers[1:]:
-                if at[number] != at[numbers[0]]:
-                    return f"clusters {numbers[0]} and {number} lie in places {at[numbers[0]]} and {at[number]}"
-        start += places * times
+    planned = [place for places, times in rounds for _ in range(times) for place in places]
+    lies: dict[int, tuple[int, int]] = {}  # what was to be a place: the first cluster there, and where it lies
+    said: dict[int, tuple[int, int]] = {}  # the other way round
+    for number, (place, seen) in enumerate(zip(planned, at[plant:], strict=False), plant):
+        first, its = lies.setdefault(place, (number, seen))
+        if its != seen:
+            return f"clusters {first} and {number} lie in places {its} and {seen}: both were to be in {place}"
+        first, its = said.setdefault(seen, (number, place))
+        if its != place:
+            return f"clusters {first} and {number} lie in place {seen}: they were to be in {its} and {place}"
     return ""
 
 
@@ -138,7 +143,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         faults = [fault for at in launches if (fault := held(rounds, at, options.plant))]
         failed += bool(faults)
         seen[str(blocks)] = {"rounds": rounds, "first": launches[0], "held": len(launches) - len(faults)}
-        said = f"rounds of {rounds} held in {len(launches) - len(faults)} of {len(launches)} launches"
+        said = f"rounds of {Dealt(rounds)} held in {len(launches) - len(faults)} of {len(launches)} launches"
         print(f"clusters of {blocks}: {'; '.join([said, *faults[:1]]) if rounds else 'no rounds are known'}")
         print("    places: " + " ".join(map(str, launches[0])))
     if options.json:

@@ -140,7 +140,7 @@ def candidates(
     """Configurations that could be the fastest, the heuristic's own first, the likelier ones before the others.
 
     >>> [c.config.tile for c in candidates(4096, 4096, 4096)][:3]
-    [(128, 256), (128, 256), (256, 176)]
+    [(128, 256), (128, 256), (128, 256)]
     """
     order = "K" if b_major == "k" else "MN"
     chosen, _ = choose(m, n, k, b_major=order, multiprocessors=multiprocessors)

@@ -18,10 +18,11 @@ from .plan import Operand
 from .plan_base import STAGE_BYTES_OF_K as _STAGE_BYTES
 from .sm90_few_rows import crowded, fetched, for_few_rows
 from .sm90_gated import HALVES, Gated
-from .sm90_many_rows import FMA_PER_CYCLE, SPAN, TALL, WIDE, Estimate, ManyRows, buffers, warpgroups
+from .sm90_many_rows import FMA_PER_CYCLE, SPAN, WIDE, Estimate, ManyRows
 from .sm90_places import Places
 from .sm90_plan import Sm90Config, Sm90Plan
 from .sm90_shares import LINE
+from .sm90_stages import TALL, buffers, warpgroups
 from .sm90_types import operands, output_of
 
 
@@ -174,7 +175,7 @@ def likeliest(
     likeliest first. Arguments as for `choose`, which takes the first; `of_estimate` makes a kernel of one.
 
     >>> print(likeliest(300, 4096, 14336)[0])
-    64x152 of the transposed product: 128 tiles, 1 wave(s) of 132, 51.7 us
+    128x160 of the transposed product in 2 parts of K: 64 tiles, 1 wave(s) of 132, 51.0 us
     """
     rows_of, parts = None if b_major == "K" else n, batch == 1 and _overlaps(m, n, k, batch)
     places = Places.of(multiprocessors)
@@ -200,7 +201,7 @@ def of_estimate(
         return _of_parts(best)
     halves = b_major == "K" and not best.swapped
     lines = _on_lines(k, None if b_major == "K" else n, bf16)
-    overlap = _overlaps(m, n, k, batch) and not (best.dealt and best.waves > 1)
+    overlap = _overlaps(m, n, k, batch) and not best.dealt  # only an idle GPU deals clusters out as it is known to
     config = _configured(best, k, batch, bf16, overlap, halves, lines)
     return Sm90Choice(config, best.swapped), _reason(best, config)
 
@@ -266,9 +267,7 @@ def _configured(
         config = replace(config, schedule="pingpong", consumers=2, loader="warpgroup")
     elif best.waves == 1 and batch == 1 and (cluster != (1, 1) or best.tile != WIDE):
         config = replace(config, launch="tiles")
-    if overlap and best.dealt:  # only an idle GPU deals out as it is known to
-        config = replace(config, trigger="end")
-    elif overlap:
+    if overlap:
         # Of kernels that load for themselves in clusters two k tiles, whatever they weigh: 512x28672x4096 +0.3 to 0.7%.
         stage = (rows // cluster[1] + columns // cluster[0]) * _STAGE_BYTES
         two = (config.loader == "self" and cluster != (1, 1)) or rows == TALL

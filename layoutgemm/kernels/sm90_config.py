@@ -9,6 +9,7 @@ from ..arch import arch as arch_named
 from ..atoms.tma_rules import L2_PROMOTION
 from ..checks import Dealt, Grouped, Linear
 from ..checks.budgets import launch_registers, setmaxnreg_problem
+from ..checks.dealt import Rounds
 from ..errors import PlanError
 from .plan_base import MAX_TILES
 from .sm90_store import ROWS
@@ -57,7 +58,8 @@ class Sm90Config:
                rows, which few threads have: no meeting, and no way through shared memory
     chunks, buffers   of the store; see StorePlan
     dealt      rounds of (places, times) in which the hardware deals clusters out to graphics clusters (GPCs), if those
-               that lie together are to take tiles that lie together; see `checks.Dealt`
+               that lie together are to take tiles that lie together; see `checks.Dealt`. Of a kernel that an idle GPU
+               begins: launched early, blocks lie where others leave
     split      blocks of a cluster that share a tile's sum over K, each a part of it; they exchange their partial sums
                through shared memory, and each stores its share of the columns
     early      so many last k tiles are multiplied block of 64 rows by block, or of a single block half by half of the
@@ -97,7 +99,7 @@ class Sm90Config:
     buffers: int = 1
     early: int = 0
     split: int = 1
-    dealt: tuple[tuple[int, int], ...] = ()
+    dealt: Rounds = ()
 
     def __post_init__(self) -> None:
         for name, known in (

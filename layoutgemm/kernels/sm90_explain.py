@@ -132,7 +132,7 @@ def explain_sm90(plan: Sm90Plan) -> str:
         f"tiles: {rows} x {columns} of C" + f", {plan.batch} times" * (plan.batch > 1) + f", {k_tiles} along K; "
         f"{across[0]} x {across[1]} for clusters of {config.cluster[0]}x{config.cluster[1]}, in the order of "
         f"{plan.order.schedule}" + f", K in {config.split} parts" * (config.split > 1)
-        + f", taken in rounds of {config.dealt}" * bool(config.dealt),
+        + f", taken in rounds of {plan.dealt}" * bool(config.dealt),
         explain_operand(plan.a),
         explain_operand(plan.b),
     ]

@@ -12,63 +12,68 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 
-from ..arch import arch
-from ..checks.budgets import most_stages
+from ..checks.dealt import Dealt, Rounds
 from ..dtypes import bf16
-from .plan_base import BARRIER_BYTES, STAGE_BYTES_OF_K
+from .plan_base import STAGE_BYTES_OF_K
 from .sm90_few_rows import between
 from .sm90_places import Places
 from .sm90_shares import LINE
-from .sm90_store import ROWS
+from .sm90_stages import FEW, TALL, buffers, stages, warpgroups
 
-# Fitted to 339 shapes on H200s (132 multiprocessors, 1.98 GHz, HBM3e), in which what is cheapest here was 0.8% behind
-# the fastest on average; of 20 other shapes 0.4%, over 1% on 3: NOTES.md, "Which blocks lie together".
-_CLOCK = 1.94e9
-_HEAT, _HEATING = 0.221, 3.36e-5  # the share that the clock falls by in long kernels, and how soon
+# Fitted to 352 shapes on H200s (132 multiprocessors, 1.98 GHz, HBM3e), in which what is cheapest here was 0.5% behind
+# the fastest on average; of 20 other shapes 0.6%, over 1% on 3: NOTES.md, "Whole graphics clusters". They go together:
+# long kernels run at _CLOCK / (1 + _HEAT).
+_CLOCK = 2.39e9
+_HEAT, _HEATING = 0.477, 5.51e-6  # the share that the clock falls by in long kernels, and how soon
+_COOL = 0.654  # the power of the share of multiprocessors that work, by which it falls less
+_TURN_LOSS = 0.0104  # what tiles in turn lose beside that
 FMA_PER_CYCLE = 2048  # of one multiprocessor: m64n256k16 takes 128 cycles
 _READ_A, _READ_COLUMN = 16, 0.25  # cycles in which an instruction of 64 rows reads A, and each column of B
-_READ_HIDDEN = 0.0239  # the share of them that other instructions hide
-_LINES = 11.6  # what products lose by a tile's loads, a row or column of it, against 256x224
-_HALVED = 0.0939  # what a tile of 128x256 loses that cannot be finished by halves, or shares loads of short sums
+_READ_HIDDEN = 0.0402  # the share of them that other instructions hide
+_LINES = 11.5  # what products lose by a tile's loads, a row or column of it, against 256x224
+_HALVED = 0.0464  # what a tile of 128x256 loses that cannot be finished by halves, or shares loads of short sums
 # Bytes a second of L2 reads, in one wave and in several; of weights, which come from memory, so many times as long.
-_L2, _L2_LATER, _WEIGHTS = 2.42e13, 2.59e13, 2.6
-_SHARED, _SHARED_LATER = 0.563, 0.925  # of what two blocks share, the part read
+_L2, _L2_LATER, _WEIGHTS = 2.01e13, 2.41e13, 2.03
+_SHARED, _SHARED_LATER = 0.583, 1.0  # of what two blocks share, the part read
 # What sharing loads takes beside that in several waves, by rows of the tile, of clusters (2,1) and (1,2).
-_PAIRED = {64: (0.97, 0.9552), 128: (0.9893, 1.0074), 192: (1.0025, 1.0044), 256: (1.0064, 0.9679)}
-_MEMORY, _AGAIN, _APART = 4.21e12, 0.181, 0.753  # memory's; more of weights that clusters read again, or apart
-_FEW_STAGES, _SHALLOW = 3, 0.597  # stages that leave memory waiting, and by how much
-_K_TILE, _STEP = STAGE_BYTES_OF_K // bf16.bytes, 8.66e-8  # of a k tile, which follow one another
-_END, _LARGEST = 1.83e-6, 256 * 224  # a tile's end that no product hides, of so many elements; of others by the root
+_PAIRED = {64: (0.973, 0.959), 128: (0.978, 0.976), 192: (0.993, 0.995), 256: (0.996, 0.983)}
+_MEMORY, _AGAIN, _APART = 4.14e12, 0.123, 1.15  # memory's; more of weights that clusters read again, or apart
+_SHALLOW = 0.562  # what FEW stages leave memory waiting
+_K_TILE, _STEP = STAGE_BYTES_OF_K // bf16.bytes, 9e-8  # of a k tile, which follow one another
+_END, _LARGEST = 2.14e-6, 256 * 224  # a tile's end that no product hides, of so many elements; of others by the root
 # More of 256 rows and of 192, of 224 columns, and of fewer by these powers; of 64, which are stored in one go.
-_END_256, _POWER_256, _END_192, _POWER_192, _END_64 = 1.25e-6, -8.39e-1, 8.85e-7, -8.94e-2, 1.63e-7
-_WAVE, _START = 3.81e-7, 1.82e-6  # of each further wave; from one kernel's end to the next one's first product
-_CROWDED, _CROWDED_PARTS, _FEW_IDLE = 0.297, 0.591, 2  # as in `sm90_few_rows`, of memory and L2, and of parts of K
+_END_256, _POWER_256, _END_192, _POWER_192, _END_64 = 6.47e-7, -0.393, 6.2e-7, -0.0769, 2.59e-7
+_WAVE, _START = 2.72e-7, 1.93e-6  # of each further wave; from one kernel's end to the next one's first product
+_CROWDED, _CROWDED_PARTS, _FEW_IDLE = 0.127, 0.88, 2  # as in `sm90_few_rows`, of memory and L2, and of parts of K
 # Where lines begin between the memory's: their time in several waves, by that in one; what a multiprocessor takes in
 # faster while others are idle, at most.
-_LATER, _MOST_EACH = 0.703, 1.3
+_LATER, _MOST_EACH = 0.713, 1.3
 # Of clusters of four and eight: bytes a second that they bring into one multiprocessor, of lines that begin between the
 # memory's and with them; the share of a tile's loads that its products wait for.
-_FILL, _FILL_WHOLE, _LARGE_LOSS = 1.32e11, 1.85e11, 0.429
-_IN_PART = 0.025  # what tiles of B's rows cost that end within a span
+_FILL, _FILL_WHOLE, _LARGE_LOSS = 1.36e11, 1.9e11, 0.483
+_IN_PART = 0.0332  # what tiles of B's rows cost that end within a span
 # What boxes cost that two blocks share, and that end between the swizzle's groups of 8 lines, in one wave and several.
-_BETWEEN, _BETWEEN_LATER = 0.0196, 0.00796
-_WIDE_ALONE = 0.0109  # what a wave of blocks without a cluster gains, for each 256 columns beyond 128
-_LOW_SHARING = 0.00514  # what tiles of 64 rows gain whose blocks share columns
+_BETWEEN, _BETWEEN_LATER = 0.00755, 0.00445
+_WIDE_ALONE = 0.00442  # what a wave of blocks without a cluster gains, for each 256 columns beyond 128
+_LOW_SHARING = 0.0129  # what tiles of 64 rows gain whose blocks share columns
 # What swapped operands must gain; what an epilogue's matrices, read across their rows, take for a warpgroup's elements.
-_TURNED, _ACROSS = 0.003, 0.15e-9
+_TURNED, _ACROSS = 0.0035, 0.15e-9
 # The exchange of partial sums, by so many times for 128 rows, and for more than two blocks; for each byte sent.
-_MEETING, _OF_128, _OF_MORE, _SENT = 1.06e-6, 0.831, 1.4, 2.43e-11
-_TOGETHER, _LINES_TOGETHER = 6.17, 4.33  # limits that are near each other add up: norms of these orders
-_OF_FOUR = 6.97e-8  # more of clusters of four and eight
+_MEETING, _OF_128, _OF_MORE, _SENT = 7.82e-7, 1.82, 1.03, 4.99e-11
+_TOGETHER, _LINES_TOGETHER = 6.88, 4.21  # limits that are near each other add up: norms of these orders
+_OF_FOUR = 3.82e-8  # more of clusters of four and eight
 
 # Blocks of one wave that take tiles by the rounds in which they are dealt out: bytes a second that one takes in, and
 # what it costs to wait for the kernel before to leave.
-_FILL_DEALT, _AFTER = 2.25e11, 6.46e-7
+_FILL_DEALT, _AFTER = 2.07e11, 5.63e-7
 # From so many operations on kernels of several waves take tiles so, and begin on an idle GPU; what clusters of (2,1)
 # then take of what is reckoned: those that lie together share rows of A.
-_LONG_WORK, _ROUNDS_OF_A = 125e9, 0.969
+_LONG_WORK, _ROUNDS_OF_A = 45e9, 0.993
+
+# Bytes of the operand that a band of tiles goes over again and again: of more than these L2 keeps too little, and bands
+# are narrower. 16384^3 takes 0.8% less time.
+_BAND, _FEWER = 60e6, 6
 
 _ROWS, _LONG = (64, 128, 192, 256), 4096  # of tiles; elements along K of a sum that is not short
 _WIDTHS = (64, 96, 128, 160, 176, 192, 208, 224, 256)
@@ -86,47 +91,6 @@ _SPLITS = (2, 3, 4)
 SPAN = LINE // bf16.bytes  # columns of B's rows in a whole span
 _WIDEST_SPLIT = {64: 208, 128: 160}  # columns by rows: wider tiles have too few stages, up to 40% behind estimates
 WIDE = (128, 256)  # the tile that is finished by halves of its columns, in one wave
-TALL = 192  # rows of three warpgroups
-
-
-def warpgroups(tile: tuple[int, int], once: bool, pingpong: bool = False) -> int:
-    """Warpgroups that multiply: one for tiles that it can hold alone, three for 192 rows.
-
-    once  each block has one tile: a warpgroup alone stores the first 64 of 128 rows under the others' products
-
-    >>> [warpgroups(tile, once=True) for tile in ((64, 256), (128, 192), (128, 256), (192, 152), (256, 224))]
-    [1, 1, 2, 3, 2]
-    """
-    rows, columns = tile
-    if rows == TALL:
-        return 3
-    alone = rows == 64 or rows * columns <= 128 * 128 or (rows == 128 and columns <= 192 and once)
-    return 1 if alone and not pingpong else 2
-
-
-@cache
-def stages(tile: tuple[int, int], consumers: int, buffers: int) -> int:
-    """Stages of 128 bytes of K beside the store's buffers, a swizzle span of 64 rows for each warpgroup.
-
-    >>> stages((256, 224), 2, 2), stages((192, 184), 3, 2), stages((192, 184), 3, 1)
-    (3, 3, 4)
-    """
-    each = sum(tile) * STAGE_BYTES_OF_K + 2 * BARRIER_BYTES
-    return most_stages(arch("sm_90a"), each, buffers * consumers * ROWS * STAGE_BYTES_OF_K)
-
-
-def buffers(tile: tuple[int, int], consumers: int) -> int:
-    """The store's buffers: one where that leaves a fourth stage, or a further one of 192 rows; else two.
-
-    256x136 takes 2 to 13% less time so, 192 rows of one wave up to 16%. Elsewhere one buffer gains 0.3% (tiles in turn)
-    or nothing, or costs 0.5%.
-
-    >>> buffers((256, 152), 2), buffers((256, 224), 2), buffers((192, 184), 3), buffers((128, 208), 2)
-    (1, 2, 1, 2)
-    """
-    two = stages(tile, consumers, 2)
-    more = stages(tile, consumers, 1) > two
-    return 1 if more and (two <= _FEW_STAGES or tile[0] == TALL) else 2
 
 
 @dataclass(frozen=True)
@@ -150,7 +114,7 @@ class Estimate:
     pingpong: bool = False
     split: int = 1
     swapped: bool = False
-    dealt: tuple[tuple[int, int], ...] = ()
+    dealt: Rounds = ()
 
     def __str__(self) -> str:
         rows, columns = self.tile
@@ -168,7 +132,7 @@ class ManyRows:
     rows_of   elements of a line of B, if they are not K's: those of the kernel's A if swapped
 
     >>> print(ManyRows(512, 4096, 4096, 1, Places()).estimate((128, 128), (2, 1), pingpong=False))
-    128x128: 128 tiles, 1 wave(s) of 132, 23.0 us
+    128x128: 128 tiles, 1 wave(s) of 132, 23.4 us
     """
 
     m: int
@@ -201,7 +165,7 @@ class ManyRows:
         k, grid = -(-self.k // _K_TILE) * _K_TILE / split, self.grid(tile, cluster)
         tiles = grid[0] * grid[1] * self.batch
         waves = -(-tiles // self.multiprocessors)
-        products = self._products(tile, cluster, waves, k)
+        products = self._products(tile, cluster, waves, k, tiles / waves / self.multiprocessors)
         l2, memory = self._reads(tile, cluster, waves, grid, split, pingpong, dealt)
         ends = (1 if pingpong else waves) * _END * (rows * columns / _LARGEST) ** 0.5 + (waves - 1) * _WAVE
         if rows > 128:
@@ -223,6 +187,7 @@ class ManyRows:
             seconds *= _PAIRED[rows][_PAIRS.index(cluster)]
             if rounds and cluster == (2, 1):
                 seconds *= _ROUNDS_OF_A
+        seconds *= 1 + _TURN_LOSS * pingpong
         if cluster == (1, 1) and waves == 1:
             seconds *= 1 - _WIDE_ALONE * (columns - 128) / 256
         if cluster[0] > 1 and rows == 64:
@@ -250,10 +215,14 @@ class ManyRows:
             along_n = cluster[0] >= cluster[1]
         else:
             along_n = grid[0] > 16 if tall else cluster[0] > 1 and tile[0] in (128, TALL) and grid[0] > 8
-        return (16 if tall and grid[0] <= 16 and not dealt else 8), "N" if along_n else "M"
+        group = 16 if tall and grid[0] <= 16 and not dealt else 8
+        side = tile[1] * cluster[1] if along_n else tile[0] * cluster[0]
+        if dealt and waves > 1 and group * side * self.k * bf16.bytes > _BAND:
+            group = _FEWER
+        return group, "N" if along_n else "M"
 
-    def _products(self, tile: tuple[int, int], cluster: tuple[int, int], waves: int, k: float) -> float:
-        """Seconds of the tensor cores, for the products of `k` of K."""
+    def _products(self, tile: tuple[int, int], cluster: tuple[int, int], waves: int, k: float, busy: float) -> float:
+        """Seconds of the tensor cores, for the products of `k` of K; `busy`: the share of them that have a tile."""
         rows, columns = tile
         feed = max(1.0, (_READ_A + _READ_COLUMN * columns) / (columns / 2) * (1 - _READ_HIDDEN))
         lost = _LINES * max(0.0, 1 / rows + 1 / columns - 1 / 256 - 1 / 224)
@@ -262,7 +231,7 @@ class ManyRows:
         if waves == 1 and tile == WIDE:
             short = cluster[0] > 1 and self.k < _LONG
             found *= 1 + _HALVED * (self.swapped or cluster[1] > 1 or short)
-        return found * (1 + _HEAT * found / (found + _HEATING))
+        return found * (1 + _HEAT * busy**_COOL * found / (found + _HEATING))
 
     def _reads(
         self, tile: tuple[int, int], cluster: tuple[int, int], waves: int, grid: tuple[int, int], split: int,
@@ -273,7 +242,7 @@ class ManyRows:
         shared = _SHARED if single else _SHARED_LATER
         reads = [grid[1] * shared ** (cluster[1] // 2), grid[0] * shared ** (cluster[0] // 2)]  # of 1, 2 or 4 blocks
         if dealt:  # of the blocks of a place, those of the same rows or columns ask once
-            together = max(times for _, times in self.places.dealt(1))
+            together = Dealt(self.places.dealt(1)).most
             across = min(grid[1 - weights], together)
             reads[weights] /= across
             reads[1 - weights] /= together / across
@@ -284,7 +253,7 @@ class ManyRows:
         memory *= 1 + _APART * (single and cluster[weights] == 2 and cluster not in _LARGE)
         consumers = warpgroups(tile, single, pingpong)
         has = stages(tile, consumers, 0 if split > 1 else buffers(tile, consumers))
-        memory *= 1 + _SHALLOW * (has <= _FEW_STAGES)
+        memory *= 1 + _SHALLOW * (has <= FEW)
         blocks = grid[0] * grid[1] * self.batch * split
         # What is in clusters that share loads does not crowd, nor what begins when the kernel before has ended.
         if single and cluster == (1, 1) and split <= 2 and blocks > self.multiprocessors // 2 and not dealt:

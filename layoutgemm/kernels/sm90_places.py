@@ -8,9 +8,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..checks.dealt import Rounds
+
 SIZES = (2, 3, 4, 8)  # blocks of the clusters that kernels have
-# Blocks of a cluster -> rounds of (places, times): `benchmarks/verify_places.py`, on an H200 that has _H200's places.
-_DEALT = {1: ((12, 2), (8, 6), (7, 8)), 2: ((4, 1), (8, 4), (7, 4)), 4: ((8, 2), (7, 2))}
+# How an H200 that has _H200's places deals clusters out, on all that were seen: four pairs of multiprocessors that are
+# left over come first; of eight graphics clusters the second has 8 multiprocessors besides, the others twice as many.
+_LEFT, _EIGHT, _SEVEN = tuple(range(4)), tuple(range(4, 12)), (4, *range(6, 12))
+# Blocks of a cluster -> rounds of (places, times): `benchmarks/verify_places.py`.
+_DEALT: dict[int, Rounds] = {
+    1: ((_LEFT + _EIGHT, 2), (_EIGHT, 6), (_SEVEN, 8)),
+    2: ((_LEFT, 1), (_EIGHT, 4), (_SEVEN, 4)),
+    4: ((_EIGHT, 2), (_SEVEN, 2)),
+}
 _H200 = 132, (66, 39, 30, 15)  # cudaOccupancyMaxActiveClusters, of 200 KiB of shared memory a block
 
 
@@ -45,13 +54,15 @@ class Places:
         """
         return known if isinstance(known, Places) else cls(known)
 
-    def dealt(self, blocks: int) -> tuple[tuple[int, int], ...]:
+    def dealt(self, blocks: int) -> Rounds:
         """Rounds in which an idle GPU deals out clusters of so many blocks to graphics clusters: see `checks.Dealt`.
 
         Known of H200s, by what they have place for; () where they are not.
 
-        >>> Places().dealt(2), Places(132, (66, 36, 26, 14)).dealt(2)
-        (((4, 1), (8, 4), (7, 4)), ())
+        >>> [(places[0], len(places), times) for places, times in Places().dealt(2)]
+        [(0, 4, 1), (4, 8, 4), (4, 7, 4)]
+        >>> Places(132, (66, 36, 26, 14)).dealt(2)
+        ()
         """
         return _DEALT.get(blocks, ()) if self == Places() else ()
 

@@ -151,10 +151,10 @@ TABLE = {
     # one tile a block, in a grid of tiles; fetched ahead
     "a grid of tiles": Product(200, 90, 328, small(overlap=True, prefetch=2, launch="tiles")),
     "a grid of tiles, dealt out": Product(
-        200, 90, 328, small(launch="tiles", dealt=((1, 1), (3, 2), (2, 3)), along="N", loader="warp")
+        200, 90, 328, small(launch="tiles", dealt=(((0,), 1), ((1, 2, 3), 2), ((1, 3), 3)), along="N", loader="warp")
     ),
     "clusters dealt out": Product(
-        300, 172, 200, small(64, 32, cluster=(2, 1), dealt=((2, 2),), group=2), workers=4
+        300, 172, 200, small(64, 32, cluster=(2, 1), dealt=(((0, 1), 2),), group=2), workers=4
     ),
     "a grid of tiles along N, cluster 2x1": Product(
         200, 200, 328,

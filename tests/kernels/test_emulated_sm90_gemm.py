@@ -98,7 +98,8 @@ def test_a_kernel_takes_the_tiles_that_it_is_dealt(monkeypatch: pytest.MonkeyPat
     """Where all are dealt the first, the others are missing."""
     monkeypatch.setenv("LAYOUTGEMM_CACHE_DIR", "")
     monkeypatch.setattr(Dealt, "number", lambda self, nth, count, minimum=min: nth * 0)
-    for name, rounds in (("a grid of tiles, dealt out", ((1, 1), (3, 3))), ("clusters dealt out", ((2, 3),))):
+    other = {"a grid of tiles, dealt out": (((0,), 1), ((1, 2, 3), 3)), "clusters dealt out": (((0, 1), 3),)}
+    for name, rounds in other.items():
         product = TABLE[name]  # with rounds that no other test has: compiled kernels are kept in memory
         with pytest.raises(AssertionError, match="elements, the first at"):
             emulate(replace(product, config=replace(product.config, dealt=rounds)))

@@ -7,7 +7,7 @@ import pytest
 from layoutgemm.errors import PlanError
 from layoutgemm.kernels.epilogue import Activation, Epilogue
 from layoutgemm.kernels.sm90_choice import choose, likeliest, of_estimate
-from layoutgemm.kernels.sm90_many_rows import stages
+from layoutgemm.kernels.sm90_stages import stages
 
 # (M, N, K) -> tile, cluster, loader, swapped, launched early. What is picked; test_choices_record.py says how it stands
 # where that was measured.
@@ -23,7 +23,7 @@ TABLE = {
     (4096, 8192, 8192): ((256, 200), (2, 1), "self", False, False),  # 41 columns of tiles, 1.5% less than 40
     (4096, 4096, 14336): ((128, 256), (2, 1), "self", False, False),
     (512, 14336, 4096): ((256, 224), (2, 1), "self", False, True),
-    (512, 28672, 4096): ((256, 224), (2, 1), "self", False, True),
+    (512, 28672, 4096): ((256, 224), (2, 1), "self", False, False),
     (512, 6144, 4096): ((128, 192), (2, 1), "warp", False, True),
     (512, 8192, 8192): ((128, 256), (2, 1), "warp", False, True),
     (512, 4096, 4096): ((128, 128), (2, 1), "warp", False, True),
@@ -46,10 +46,10 @@ TABLE = {
     (128, 8192, 4096): ((64, 128), (2, 1), "warp", False, True),  # or 128x64 swapped, 0.1% between them
     (136, 8192, 8192): ((128, 72), (1, 2), "warp", True, True),
     (160, 14336, 4096): ((128, 160), (4, 1), "warp", True, True),
-    (300, 14336, 4096): ((256, 152), (1, 2), "self", True, True),  # 272x14336x4096 2% less than 128 rows
+    (300, 14336, 4096): ((256, 152), (4, 2), "self", True, True),  # 0.7% less than (1,2)
     (408, 4096, 4288): ((128, 104), (1, 2), "warp", True, True),
-    (768, 4096, 3072): ((128, 192), (2, 1), "warp", False, True),
-    (1048, 2240, 8320): ((192, 96), (1, 1), "warp", True, True),
+    (768, 4096, 3072): ((128, 192), (1, 2), "warp", True, True),
+    (1048, 2240, 8320): ((192, 96), (1, 1), "warp", True, False),
     (1704, 8000, 9280): ((256, 216), (1, 2), "self", True, False),
     # three warpgroups where their tiles make one wave; beside 208 columns there are no registers for a loader
     (296, 11648, 5824): ((192, 152), (1, 2), "warp", True, True),
@@ -57,11 +57,11 @@ TABLE = {
     (4208, 1088, 13376): ((192, 184), (1, 2), "warp", False, True),
     (4536, 11840, 2944): ((128, 192), (2, 1), "warpgroup", False, False),
     # swapped for any M, where less of the tiles lies outside
-    (2400, 1024, 4928): ((128, 160), (4, 1), "warp", True, True),
-    (4352, 3008, 3456): ((256, 200), (1, 2), "self", True, True),
+    (2400, 1024, 4928): ((128, 152), (2, 1), "warp", True, True),
+    (4352, 3008, 3456): ((256, 200), (1, 2), "self", True, False),
     (5328, 4160, 14080): ((192, 224), (2, 1), "self", True, False),
     # lines of K that begin between those of 128 bytes: what shares loads, and wide tiles
-    (2048, 2048, 3008): ((128, 256), (1, 1), "warp", False, True),
+    (2048, 2048, 3008): ((256, 128), (2, 1), "self", False, True),
     (2048, 2048, 3000): ((256, 128), (1, 2), "self", False, True),
     (300, 4096, 3000): ((192, 72), (2, 4), "warp", False, True),
     (256, 8192, 3000): ((128, 144), (2, 4), "warp", False, True),
@@ -86,7 +86,7 @@ LAUNCHES = {
     (1024, 1024, 1024): ("tiles", "N", 2, 2),
     (2048, 2048, 2048): ("workers", "M", 1, 2),
     (4096, 4096, 4096): ("workers", "N", 0, 0),
-    (512, 28672, 4096): ("workers", "M", 2, 2),
+    (512, 28672, 4096): ("workers", "N", 0, 2),
     (8192, 8192, 8192): ("workers", "N", 0, 2),
     (512, 4096, 4096): ("tiles", "N", 2, 2),
     (512, 8192, 8192): ("tiles", "N", 1, 2),
@@ -122,7 +122,7 @@ CLUSTERS = {
     ("bf16", 512, 14336, 4096): (2, 1),
     ("bf16", 512, 14336, 4032): (2, 1),
     ("bf16", 512, 28672, 4032): (2, 1),
-    ("bf16", 300, 14336, 4032): (1, 2),  # the weights, not what all of them are multiplied with
+    ("bf16", 300, 14336, 4032): (4, 2),
     ("tf32", 4096, 4096, 4096): (2, 1),
     ("tf32", 4096, 4096, 2048): (2, 1),  # counted in elements, as bf16's are, there was none
     ("tf32", 4096, 4096, 2047): (1, 1),
@@ -251,11 +251,11 @@ PARTS = {
     (8, 2112, 9472, "K"): ((64, 32), 2),
     (64, 1024, 8192, "K"): ((64, 16), 2),
     (64, 2752, 11840, "K"): ((64, 48), 2),
-    (128, 2048, 8192, "K"): ((128, 72), 3),
-    (128, 1024, 14336, "MN"): ((128, 64), 4),  # swapped
+    (128, 2048, 8192, "K"): ((64, 144), 3),
+    (128, 1024, 14336, "MN"): ((64, 128), 4),  # swapped
     (152, 1472, 11264, "MN"): ((64, 160), 4),  # swapped: 13.9 us, 22.6 by whole sums
     (280, 2240, 15232, "MN"): ((128, 144), 3),  # swapped: 35.4 us, 44.9 by whole sums
-    (384, 2560, 9856, "MN"): ((128, 64), 1),
+    (384, 2560, 9856, "MN"): ((64, 128), 1),
     (312, 2240, 12992, "K"): ((64, 88), 1),
     (144, 1728, 8960, "K"): ((64, 160), 4),
     (304, 1856, 15616, "K"): ((128, 160), 4),
