@@ -68,7 +68,7 @@ class Prepared:
         compiled = kernel(self.solution)
         compiled.launcher.load(device)
         self._launcher, self._entry = compiled.launcher, compiled.launcher.entry
-        self._template = arguments(self.solution, (0, 0, 0), workers(self.solution, problem.multiprocessors))
+        self._template = arguments(self.solution, (0, 0, 0), workers(self.solution, problem.places))
         self._a, self._b = (1, 0) if self.solution.kernel.choice.swapped else (0, 1)
         self._stream = len(self._template)
         self._free: list[Block] = []
@@ -153,9 +153,9 @@ def arguments(
     return (*own, *words, *[0] * (MAX_WORDS - len(words))) if solution.kernel.epilogue else own
 
 
-def workers(solution: Solution, multiprocessors: int) -> int:
-    """Clusters that may be resident."""
-    return max(1, multiprocessors // cluster_size(solution.kernel.choice))
+def workers(solution: Solution, places: Places) -> int:
+    """Clusters that run at a time: one more would begin when another has ended, and have as much to do."""
+    return max(1, places.resident(cluster_size(solution.kernel.choice)))
 
 
 def cluster_size(choice: Sm90Choice | Sm80Choice) -> int:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from benchmarks.verify_places import held
 from layoutgemm.checks import Dealt
 from layoutgemm.kernels import device_places
-from layoutgemm.kernels.sm90_choice import choose
+from layoutgemm.kernels.sm90_choice import Sm90Choice, choose
 from layoutgemm.kernels.sm90_places import SIZES, Places
+from layoutgemm.kernels.sm90_plan import Sm90Config
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -26,6 +28,16 @@ def test_fewer_places_than_multiprocessors() -> None:
         Places(132, (66, 33))
     with pytest.raises(ValueError, match="clusters of 5 blocks"):
         Places().most(5)
+
+
+def test_a_persistent_kernel_has_as_many_clusters_as_find_a_place() -> None:
+    """Of four blocks 30 on an H200, not 33: three would begin when others have ended."""
+    launch = pytest.importorskip("layoutgemm.torch_launch", reason="torch is not installed: pip install torch")
+    for cluster, wanted in (((1, 1), 132), ((2, 1), 66), ((2, 2), 30), ((2, 4), 15)):
+        choice = Sm90Choice(Sm90Config((128, 128), cluster=cluster))
+        solution = SimpleNamespace(kernel=SimpleNamespace(choice=choice))
+        assert launch.workers(solution, Places()) == wanted
+        assert launch.workers(solution, Places(132, (0, 0, 0, 0))) == (132 if cluster == (1, 1) else 1)
 
 
 def test_clusters_without_a_place_are_not_chosen() -> None:
