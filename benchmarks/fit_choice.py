@@ -1,13 +1,14 @@
 """Fit what `choose` reckons with, of more than 64 rows of 16-bit elements, to records of `tune_gemm.py`; without a GPU.
 
     python benchmarks/fit_choice.py RECORD...              # constants, and what is chosen before and after
+    python benchmarks/fit_choice.py RECORD... --leave 71   # fitted without the shapes of random_shapes(20, seed=71)
     python benchmarks/fit_choice.py RECORD... --folds 3    # and of each third of the shapes, fitted to the others
     python benchmarks/fit_choice.py RECORD... --pairs      # what clusters gain in several waves, measured and modelled
 
 What is made small is the time that a choice loses, of one that takes each kernel with a likelihood that falls with its
 estimate (by a factor of e for each share `SOFT`): the least estimate alone decides, but has no slope to follow. Errors
-of the logarithms of the times, near the fastest, count beside it, and so do changes of the constants. A new constant is
-taken up by hand, with the figures that this prints beside it.
+of the logarithms of the times, near the fastest, count beside it, and so do changes of the constants. Its slopes are
+those of the model itself (`slopes.py`). A new constant is taken up by hand, with the figures printed beside it.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ if str(ROOT) not in sys.path:
 
 from benchmarks.bench_gemm import SHAPES
 from benchmarks.choice_record import Standing, Timed, Tried, load, report, standing
+from benchmarks.configurations import random_shapes
+from benchmarks.slopes import Slope
 from layoutgemm.bench import Problem
 from layoutgemm.kernels import sm90_many_rows as model
 from layoutgemm.kernels.sm90_choice import Sm90Choice, likeliest, of_estimate
@@ -42,17 +45,20 @@ FITTED = (
     "_ROUNDS_OF_A", "_COOL", "_TURN_LOSS",
     *(f"_PAIRED {rows} {order}" for rows in (64, 128, 192, 256) for order in (0, 1)),
 )  # fmt: skip
-SOFT = 0.012, 0.006  # a kernel whose estimate is that share longer is taken e times less likely; one after the other
+# A kernel whose estimate is that share longer is taken e times less likely; one share after the other.
+SOFT = 0.012, 0.006, 0.003
 MOST = 0.15  # what a choice loses counts up to this share
 NEAR = 0.05  # how far behind the fastest a kernel's error counts half
 TABLE = 15  # times that a shape of the table counts
+DRAWN, OFTEN = tuple(random_shapes(20, seed=41)), 8  # shapes of which most kernels were measured count so many times
+STEPS = 200  # at most, of each of SOFT
 LOOSE = 0.02  # errors beyond this count less than by their squares
 # Beside a per cent lost: an error of LOOSE of every kernel, and the mean square of the constants' logarithmic changes.
 ERRORS, KEPT = 0.5, 0.3
 
 
-def estimate(problem: Problem, choice: Sm90Choice, multiprocessors: int = 132) -> float:
-    """Seconds that a kernel would take, as `choose` reckons them.
+def estimate(problem: Problem, choice: Sm90Choice, multiprocessors: int = 132) -> Any:
+    """Seconds that a kernel would take, as `choose` reckons them; a `Slope` where the constants are.
 
     >>> from layoutgemm.kernels.sm90_choice import likeliest, of_estimate
     >>> best = likeliest(300, 4096, 14336)[0]
@@ -70,7 +76,7 @@ def estimate(problem: Problem, choice: Sm90Choice, multiprocessors: int = 132) -
 
 
 @contextmanager
-def constants(values: Mapping[str, float]) -> Iterator[None]:
+def constants(values: Mapping[str, Any]) -> Iterator[None]:
     """The model with other constants, for a while.
 
     >>> before = model._START
@@ -97,7 +103,7 @@ def constant(name: str) -> float:
     return float(found[int(places[0])][int(places[1])] if places else found)
 
 
-def put(name: str, value: float) -> None:
+def put(name: str, value: Any) -> None:
     """Let the model reckon with another value of a constant."""
     first, *places = name.split()
     if places:
@@ -125,28 +131,41 @@ def fit(tried: Sequence[Tried], names: Sequence[str] = FITTED) -> dict[str, floa
     if not fields:
         raise ValueError("nothing was measured of more than 64 rows")
     now = np.array([constant(name) for name in names])
-    counts = [TABLE if (p.m, p.n, p.k) in SHAPES else 1 for p, _ in fields]
+    counts = [TABLE if (p.m, p.n, p.k) in SHAPES else OFTEN if (p.m, p.n, p.k) in DRAWN else 1 for p, _ in fields]
     times = [np.log([timed.seconds for timed in kernels]) for _, kernels in fields]
     lost = [np.exp(t - t.min()) - 1 for t in times]
 
     def values(changes: Any) -> dict[str, float]:
         return dict(zip(names, (now * np.exp(changes)).tolist(), strict=True))
 
-    def cost(changes: Any, soft: float) -> float:
-        taken, errors = [], []
-        with constants(values(changes)):
-            for (problem, kernels), time, behind in zip(fields, times, lost, strict=True):
-                estimated = np.log([estimate(problem, timed.choice) for timed in kernels])
+    def cost(changes: Any, soft: float) -> tuple[float, Any]:
+        """What is made small, and its slopes."""
+        unit = np.eye(len(names))
+        found = {name: Slope(value, value * unit[i]) for i, (name, value) in enumerate(values(changes).items())}
+        loss, slopes, errors, error_slopes = 0.0, np.zeros(len(names)), 0.0, np.zeros(len(names))
+        with constants(found):
+            for (problem, kernels), time, behind, count in zip(fields, times, lost, counts, strict=True):
+                each = [estimate(problem, timed.choice) for timed in kernels]
+                estimated = np.log([e.value for e in each])
+                steep = np.array([e.slopes / e.value for e in each])
                 likely = np.exp((estimated.min() - estimated) / soft)
-                taken.append(likely @ np.minimum(behind, MOST) / likely.sum())
-                errors.append(np.sqrt(1 + ((estimated - time) / (1 + behind / NEAR) / LOOSE) ** 2))
-        of_errors = float(np.concatenate(errors).mean())
-        of_choice = float(np.average(taken, weights=counts))
-        return 100 * of_choice + ERRORS * of_errors + KEPT * float(np.square(changes).mean())
+                likely /= likely.sum()
+                taken = likely @ np.minimum(behind, MOST)
+                loss += count * taken
+                slopes += count * ((taken - np.minimum(behind, MOST)) * likely / soft) @ steep
+                weight = 1 / (1 + behind / NEAR) / LOOSE
+                off = np.sqrt(1 + ((estimated - time) * weight) ** 2)
+                errors += off.sum()
+                error_slopes += ((estimated - time) * weight**2 / off) @ steep
+        kernels_in_all = sum(map(len, times))
+        value = 100 * loss / sum(counts) + ERRORS * errors / kernels_in_all + KEPT * np.square(changes).mean()
+        slope = 100 * slopes / sum(counts) + ERRORS * error_slopes / kernels_in_all + 2 * KEPT * changes / len(names)
+        return float(value), slope
 
     found = np.zeros(len(now))
     for soft in SOFT:
-        found = minimize(cost, found, (soft,), method="L-BFGS-B", options={"maxiter": 60, "maxfun": 10**6}).x
+        found = minimize(cost, found, (soft,), method="L-BFGS-B", jac=True, options={"maxiter": STEPS}).x
+        print(f"fitted to a share of {soft}", flush=True)
     return values(found)
 
 
@@ -203,6 +222,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("records", type=Path, nargs="+")
     parser.add_argument("--folds", type=int, default=0, metavar="COUNT", help="how well other shapes are chosen for")
+    parser.add_argument("--leave", type=int, metavar="SEED", help="fit without the 20 random shapes of a seed")
     parser.add_argument("--pairs", action="store_true", help="kernels that differ in the cluster alone; no fit")
     options = parser.parse_args(argv)
     tried = [one for path in options.records for one in load(path)[1] if one.problem.m > 64]
@@ -210,7 +230,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("\n".join(pairs(tried)))
         return 0
     print("\n".join(["as it is:", *report(judged(tried, {}))]), flush=True)
-    found = fit(tried)
+    left = random_shapes(20, options.leave) if options.leave is not None else []
+    found = fit([one for one in tried if (one.problem.m, one.problem.n, one.problem.k) not in left])
     for name, value in found.items():
         print(f"{name} {constant(name):.4g} -> {value:.4g}")
     print("\n".join(["fitted to all:", *report(judged(tried, found))]), flush=True)

@@ -362,7 +362,9 @@ class ManyRows:
 
 
 def _norm(order: float, *limits: float) -> float:
-    return float(sum(limit**order for limit in limits) ** (1 / order))
+    total: float = sum([limit**order for limit in limits if limit > 0], 0.0)
+    found: float = total ** (1 / order)
+    return found
 
 
 def _rounded(columns: int, tiles: int, unit: int) -> int:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks import fit_choice
 from benchmarks.choice_record import Timed, Tried, save
 from benchmarks.configurations import candidates
 from benchmarks.fit_choice import constants, estimate, fit, folds, judged, main
+from benchmarks.slopes import Slope
 from layoutgemm.bench import Problem
 from layoutgemm.kernels import sm90_many_rows as model
 
@@ -37,6 +39,27 @@ def test_the_constants_are_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
     before, after = judged(tried, {}), judged(tried, found)
     assert sum(s.behind for s in after) <= sum(s.behind for s in before) and max(s.behind for s in after) < 0.01
     assert {s.problem for s in folds(tried[:2], 2)} == {one.problem for one in tried[:2]}
+
+
+def test_slopes_are_those_of_the_model() -> None:
+    """Against differences, of each constant, in kernels of one wave and several, in parts of K, by rounds, swapped."""
+    now = {name: fit_choice.constant(name) for name in fit_choice.FITTED}
+    unit = np.eye(len(now))
+    slopes = {name: Slope(value, value * unit[i]) for i, (name, value) in enumerate(now.items())}
+    moved = set()
+    for problem in map(Problem, (4096, 216, 128, 200), (6144, 5376, 2048, 1472), (4096, 6656, 8192, 1536), "kkkn"):
+        for choice in list(candidates(problem.m, problem.n, problem.k, problem.b_major, likely=12)):
+            with constants(slopes):
+                found = estimate(problem, choice)
+            assert found.value == pytest.approx(estimate(problem, choice))
+            for i, (name, value) in enumerate(now.items()):
+                sides = []
+                for step in (1 + 1e-5, 1 - 1e-5):
+                    with constants({name: value * step}):
+                        sides.append(estimate(problem, choice))
+                assert found.slopes[i] == pytest.approx((sides[0] - sides[1]) / 2e-5, abs=1e-6 * found.value), name
+                moved |= {name} if found.slopes[i] else set()
+    assert len(moved) > 40
 
 
 def test_few_rows_are_not_fitted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
