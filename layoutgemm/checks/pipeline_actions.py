@@ -9,7 +9,7 @@ Two fields recur:
     to   the CTAs it reaches: "own", "all", or for each rank of the cluster the ranks reached
 
 Sources: PTX ISA, "mbarrier", "cp.async", "cp.async.bulk", "wgmma.wait_group", "bar, barrier", "barrier.cluster",
-"tcgen05.commit", "Async proxy", "membar / fence".
+"tcgen05.commit", "st.async", "Async proxy", "membar / fence".
 """
 
 from __future__ import annotations
@@ -159,6 +159,25 @@ class Write:
     by: str = "warp"
     to: Targets = OWN
     new: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class StoreAsync:
+    """st.async: each warp's share of a buffer of other CTAs, from registers; then complete_tx(bytes) there.
+
+    Through the generic proxy, and done when it lands: the warp that issues it does not know when that is.
+
+    bytes  of each warp's share, counted at the same stage of the barrier of each CTA reached
+    to     the CTAs whose shared memory is written
+    """
+
+    buffer: str
+    at: At
+    barrier: str
+    bytes: int
+    to: Targets
+    part: str = "warp"
+    by: str = "warp"
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,8 +344,8 @@ class ForTiles:
 
 Action = (
     InitBarriers | FenceInit | Wait | Arrive | ArriveExpect | Expect | Sync | ClusterArrive | ClusterWait | TmaLoad
-    | TmaStore | CpAsync | Write | Read | FenceProxy | Mma | Commit | WaitGroup | CommitTo | Advance | Reset | If | ForK
-    | ForTiles
+    | TmaStore | CpAsync | Write | StoreAsync | Read | FenceProxy | Mma | Commit | WaitGroup | CommitTo | Advance
+    | Reset | If | ForK | ForTiles
 )  # fmt: skip
 Program = tuple[Action, ...]
 

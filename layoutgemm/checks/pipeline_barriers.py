@@ -235,7 +235,7 @@ class Barriers:
     def landed(
         self, state: State, agent: Agent, name: str, at: str | int, cta: int, size: int, know: int, event: int
     ) -> None:
-        """Bytes of a TMA load that `agent` issued arrive at a CTA's barrier."""
+        """Bytes of a copy or store that `agent` issued arrive at a CTA's barrier."""
         number = self._number(state, agent, name, at, cta)
         m = state.mbarriers[number]
         if self.trace is not None:
@@ -249,8 +249,8 @@ class Barriers:
     def may_land(self, state: State, agent: Agent, name: str, at: str | int, cta: int, size: int) -> None:
         """Raise unless bytes that the warp asks for now are sure to be counted in the current phase."""
         number = self._number(state, agent, name, at, cta)
-        self._usable(state, agent, number, True, "issues a TMA load that counts at")
-        what = f"issues a TMA load whose {size} bytes land at"
+        self._usable(state, agent, number, True, "issues a copy that counts at")
+        what = f"issues a copy whose {size} bytes land at"
         self._known_phase(state, agent, number, state.sets[agent.index], what)
 
     def _settle(self, state: State, agent: Agent, number: int, event: int) -> None:

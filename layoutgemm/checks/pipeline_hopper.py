@@ -4,7 +4,7 @@
 the model leaves out is said here:
 
 - In a split K the blocks of different parts may have different numbers of k tiles; the model gives all the same. Parts
-  touch one another at the cluster's barriers only, so neither number matters to the other.
+  touch one another at the cluster's barrier and where sums are sent only, so neither number matters to the other.
 - The store of C is a pipeline of its own (`Hopper.store_pipeline`): its buffers, named barriers and groups are one
   consumer's, so the only thing it has in common with the rest is that warps meet, and there the rest has a meeting.
 - Buffers of C that lie over the stages are buffers of their own. That the stages are free by then is what the writes
@@ -38,6 +38,7 @@ from .pipeline_actions import (
     Onward,
     Program,
     Read,
+    StoreAsync,
     Sync,
     TileIs,
     TmaLoad,
@@ -72,6 +73,8 @@ class Hopper:
     lands             (A's bytes, B's bytes) that one block of a cluster brings into each block that needs them
     full_bytes, full_arrivals, empty_arrivals   what completes a phase; None takes what the others add up to
     cluster, split    blocks that share loads; parts of K that a cluster's blocks have
+    sends             bytes of partial sums that a consumer warp sends to each other part
+    sums_bytes, sums_arrivals   what completes the phase in which they come; None takes what the others add up to
     consumers, blocks warpgroups, and accumulators of each
     pingpong          each tile is one consumer's, in turn, instead of all consumers'
     loader            warps of a loader; 0 for the last consumer's first warp
@@ -92,6 +95,9 @@ class Hopper:
     empty_arrivals: int | None = None
     cluster: tuple[int, int] = (1, 1)
     split: int = 1
+    sends: int = 512
+    sums_bytes: int | None = None
+    sums_arrivals: int = 1
     consumers: int = 1
     blocks: int = 1
     pingpong: bool = False
@@ -180,9 +186,13 @@ class Hopper:
         if self.pingpong:
             barriers += [NamedBarrier(f"turn{i}", 32 * WARPS * 2) for i in range(2)]
         buffers += [Buffer("zeros", self.stages, kept=True)] if self.padding else []
-        if self.padding or (self.single and self.store and self.split == 1):
+        if self.padding or (self.single and self.store):
             barriers.append(NamedBarrier("stages", 32 * WARPS * self.consumers))
         if self.split > 1:
+            come = (self.split - 1) * WARPS * self.consumers * self.sends
+            barriers.append(
+                Mbarrier("sums", self.sums_arrivals, bytes=come if self.sums_bytes is None else self.sums_bytes)
+            )
             buffers.append(Buffer("sums"))
         if self.store and self.store.warps == WARPS:
             barriers += [NamedBarrier(f"store{i}", 32 * WARPS) for i in range(self.consumers)]
@@ -224,13 +234,15 @@ class Hopper:
 
     def _start(self, first: bool) -> Program:
         init: Program = (InitBarriers(), FenceInit()) if first else ()
+        if first and self.split > 1:
+            init += (ArriveExpect("sums", 0),)
         meet: Program = (Sync(CTA),) if self.size == 1 else (ClusterArrive(relaxed=True), ClusterWait())
         return (*init, *meet)
 
     @property
     def _drain(self) -> Program:
         """Those that share loads alone: the loader waits for every stage once more."""
-        if self.size == 1 or self.split > 1:
+        if self.sharing == 1:
             return ()
         return (Wait("empty", "load", flip=True, by="one"), Advance("load")) * self.stages
 
@@ -258,8 +270,7 @@ class Hopper:
         return body if self.single else (ForTiles(body),)
 
     def _loader(self) -> Program:
-        meeting: Program = (ClusterArrive(), ClusterWait()) if self.split > 1 else ()
-        return (*self._start(False), *self._tiles(ForK(self._load)), *self._drain, *meeting)
+        return (*self._start(False), *self._tiles(ForK(self._load)), *self._drain)
 
     def _ahead(self, distance: int) -> Ahead | Onward:
         return Ahead(distance) if self.single else Onward(distance)
@@ -342,7 +353,7 @@ class Hopper:
         return actions
 
     def _single_end(self, i: int) -> list[Action]:
-        """The cluster's only tile: parts of K meet, else the consumers once, and C goes over the stages."""
+        """The cluster's only tile: parts of K exchange their sums, consumers meet, and C goes over the stages."""
         actions: list[Action] = [WaitGroup("wgmma", 0)]
         stages = [(name, s) for name in ("a", "b") for s in range(self.stages)]
         if self.split > 1:
@@ -351,9 +362,11 @@ class Hopper:
                 tuple(r for r in range(self.size) if r != rank and (r - rank) % self.sharing == 0)
                 for rank in range(self.size)
             )
-            actions += [Write("sums", to=others), ClusterArrive(), ClusterWait(), Read("sums")]
-        elif self.store:
+            actions.append(StoreAsync("sums", 0, "sums", self.sends, others))
+        if self.store:
             actions.append(Sync("stages"))
+        if self.split > 1:
+            actions += [Wait("sums", 0), Read("sums")]
         if self._drain:
             actions.append(If(Later(1), self._release(i)))
         if self.store:

@@ -39,6 +39,7 @@ from .pipeline_actions import (
     Onward,
     Read,
     Reset,
+    StoreAsync,
     TileIs,
     TmaLoad,
     TmaStore,
@@ -104,9 +105,9 @@ class Machine:
         self.asked = (0, 0)  # kind of question, tile it is about
         self.acts: dict[type, Callable[[State, Agent, Any], int]] = {
             TmaLoad: self._tma_load, TmaStore: self._tma_store, CpAsync: self._cp_async, Write: self._write,
-            Read: self._read, FenceProxy: self._fence, Mma: self._mma, Commit: self._commit,
-            WaitGroup: self._wait_group, CommitTo: self._commit_to, Advance: self._advance, Reset: self._reset,
-            **self.barriers.acts,
+            StoreAsync: self._store_async, Read: self._read, FenceProxy: self._fence, Mma: self._mma,
+            Commit: self._commit, WaitGroup: self._wait_group, CommitTo: self._commit_to, Advance: self._advance,
+            Reset: self._reset, **self.barriers.acts,
         }  # fmt: skip
 
     def start(self) -> State:
@@ -258,7 +259,7 @@ class Machine:
                 if isinstance(act, TmaLoad):
                     for cta in ranks_of(act.to, agent.cta, self.pipeline.cluster):
                         self.parts.setdefault((act.buffer, cta), set()).add(self._part(agent, act.part))
-                elif isinstance(act, Write) and act.new:
+                elif isinstance(act, StoreAsync) or (isinstance(act, Write) and act.new):
                     for cta in ranks_of(act.to, agent.cta, self.pipeline.cluster):
                         self.parts.setdefault((act.buffer, cta), set()).add(self._share(agent, act))
                 elif isinstance(act, CpAsync):
@@ -284,7 +285,7 @@ class Machine:
             return None
         return agent.cta if part == "rank" else (agent.role, agent.warp)
 
-    def _share(self, agent: Agent, act: Write) -> object:
+    def _share(self, agent: Agent, act: Write | StoreAsync) -> object:
         """The share of a generic write: of each warp in its CTA, or of each warp of the cluster."""
         part = self._part(agent, act.part)
         return part if act.to == OWN else (agent.cta, part)
@@ -411,6 +412,20 @@ class Machine:
             state.sets[agent.index] |= bit
             if act.new:
                 self._filled(state, agent, place, part, True, what)
+        return GO
+
+    def _store_async(self, state: State, agent: Agent, act: StoreAsync) -> int:
+        part, ctas = self._share(agent, act), ranks_of(act.to, agent.cta, self.pipeline.cluster)
+        for cta in ctas:
+            place = self._place(state, agent, act.buffer, act.at, cta)
+            what = f"st.async into {self._name(place)}"
+            event = self._log(state, agent, lambda w=what: f"issues {w}, {act.bytes} bytes")  # type: ignore[misc]
+            self.barriers.may_land(state, agent, act.barrier, act.at, cta, act.bytes)
+            access = Access(place, part, True, agent.index, GENERIC, "", what)
+            bit = self._touch(state, agent, access, state.sets[agent.index], event)
+            self._filled(state, agent, place, part, True, f"{what} lands")
+            know = state.sets[agent.index] | bit
+            self.barriers.landed(state, agent, act.barrier, act.at, cta, act.bytes, know, event)
         return GO
 
     def _read(self, state: State, agent: Agent, act: Read) -> int:

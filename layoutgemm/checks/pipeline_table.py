@@ -30,6 +30,7 @@ from .pipeline_actions import (
     OnRank,
     Program,
     Read,
+    StoreAsync,
     Sync,
     TmaLoad,
     TmaStore,
@@ -38,7 +39,8 @@ from .pipeline_actions import (
 )
 
 KINDS = (
-    (TmaLoad, "TMA"), (CpAsync, "cp.async"), (Mma, ""), (TmaStore, "TMA store"), (Write, "stores"), (Read, "loads"),
+    (TmaLoad, "TMA"), (CpAsync, "cp.async"), (Mma, ""), (TmaStore, "TMA store"), (Write, "stores"),
+    (StoreAsync, "st.async"), (Read, "loads"),
 )  # fmt: skip
 
 
@@ -104,8 +106,8 @@ def _fillers(pipeline: Pipeline, buffer: str) -> tuple[str, list[str]]:
     for role in pipeline.roles:
         for action in walk(role.program):
             kind = ""
-            if isinstance(action, (TmaLoad, CpAsync, Write)) and action.buffer == buffer:
-                kind = {TmaLoad: "TMA", CpAsync: "cp.async", Write: "stores"}[type(action)]
+            if isinstance(action, (TmaLoad, CpAsync, Write, StoreAsync)) and action.buffer == buffer:
+                kind = dict(KINDS)[type(action)]
                 size = pipeline.cluster
                 if isinstance(action, TmaLoad) and any(len(ranks_of(action.to, r, size)) > 1 for r in range(size)):
                     kind = "TMA multicast"
@@ -125,9 +127,13 @@ def _barriers_of(pipeline: Pipeline, buffer: str, fillers: list[str], readers: l
     waited: set[str] = set()
     for role in pipeline.roles:
         for a in walk(role.program):
-            fills = a.buffer == buffer if isinstance(a, TmaLoad) else isinstance(a, CommitTo) and buffer in a.publishes
-            if isinstance(a, (TmaLoad, CommitTo)) and fills:
-                full += [a.barrier] * (a.barrier not in full)
+            fills: str | None = None
+            if isinstance(a, (TmaLoad, StoreAsync)) and a.buffer == buffer:
+                fills = a.barrier
+            elif isinstance(a, CommitTo) and buffer in a.publishes:
+                fills = a.barrier
+            if fills is not None:
+                full += [fills] * (fills not in full)
             elif isinstance(a, (Arrive, CommitTo)) and role.name in readers:
                 arrived.add(a.barrier)
             elif isinstance(a, Wait) and role.name in fillers:
@@ -159,6 +165,10 @@ def _mbarrier(pipeline: Pipeline, barrier: Mbarrier, width: int) -> str:
                     what = (role.name, action.buffer, size)
                     if size and what not in seen:
                         seen.add(what)
+                        landing[what] = landing.get(what, 0) + 1
+                elif isinstance(action, StoreAsync):
+                    what = (role.name, action.buffer, role.warps * action.bytes)
+                    if 0 in ranks_of(action.to, rank, pipeline.cluster):
                         landing[what] = landing.get(what, 0) + 1
                 elif isinstance(action, Wait) and role.name not in waiters:
                     waiters.append(role.name)

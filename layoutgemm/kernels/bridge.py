@@ -44,12 +44,13 @@ from .bridge_registers import (
     from_floats,
     load_shared,
     number,
+    remote,
+    send,
     split_pair,
     store_element,
     store_matrices,
     store_neighbours,
     store_pair,
-    store_remote,
     store_shared,
 )
 from .bridge_sync import (
@@ -128,6 +129,10 @@ class SharedMemory:
         """The mbarrier that says that a stage may be written again."""
         return self.base + (self.smem.empty_offset + stage * self.smem.barrier_bytes)
 
+    def sums(self) -> Any:
+        """The mbarrier that counts the partial sums that other blocks send."""
+        return self.base + self.smem.sums_offset
+
 
 __all__ = [
     "Carried",
@@ -173,6 +178,8 @@ __all__ = [
     "prefetch_map",
     "prefetch_share",
     "rank_in_cluster",
+    "remote",
+    "send",
     "send_tile",
     "shared_writes_visible",
     "split_pair",
@@ -180,7 +187,6 @@ __all__ = [
     "store_matrices",
     "store_neighbours",
     "store_pair",
-    "store_remote",
     "store_shared",
     "store_tile",
     "take_registers",

@@ -77,7 +77,7 @@ def number(value: Any) -> Any:
 
 
 def as_floats(values: Sequence[Any]) -> list[Any]:
-    """32-bit registers, f32 or i32, as f32 registers of the same bits: what `store_remote` sends."""
+    """32-bit registers, f32 or i32, as f32 registers of the same bits: what `send` takes."""
     return [value if isinstance(value, Float32) else value.bitcast(Float32) for value in values]
 
 
@@ -87,13 +87,18 @@ def from_floats(values: Sequence[Any], dtype: Any) -> list[Any]:
     return [value if kind is Float32 else value.bitcast(kind) for value in values]
 
 
-def store_remote(pointer: Any, block: int, values: Sequence[Any]) -> None:
-    """st.shared::cluster.v4.f32 to the same place in the shared memory of block `block` of the cluster."""
+def remote(pointer: Any, block: Any) -> Any:
+    """mapa: the address, an Int32, of the same place in the shared memory of block `block` of the cluster."""
+    text, operands = "mapa.shared::cluster.u32 $0, $1, $2;", [Int32(pointer.toint()), Int32(block)]
+    return assembly(text, "=r,r,r", operands, (Int32,), pure=True)[0]
+
+
+def send(address: Any, values: Sequence[Any], barrier: Any) -> None:
+    """st.async of four f32 to another block's shared memory, whose mbarrier counts their bytes; `remote` addresses."""
     assembly(
-        "{ .reg .b32 there; mapa.shared::cluster.u32 there, $0, $1; "
-        "st.shared::cluster.v4.f32 [there], {$2, $3, $4, $5}; }",
-        "r,r,f,f,f,f,~{memory}",
-        [Int32(pointer.toint()), Int32(block), *map(Float32, values)],
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [$0], {$1, $2, $3, $4}, [$5];",
+        "r,f,f,f,f,r,~{memory}",
+        [Int32(address), *map(Float32, values), Int32(barrier)],
     )
 
 

@@ -36,6 +36,7 @@ def _regions(plan: Sm90Plan) -> tuple[list[tuple[str, int, int, int]], list[tupl
     ]
     if plan.exchange is not None:
         barriers.append(("partial sums", plan.exchange.offset, plan.exchange.bytes, 16))
+        barriers.append(("sums", smem.sums_offset, 8, 8))
     if plan.ragged is not None:
         lasting.append(("groups", smem.table_offset, plan.ragged.bytes, 16))
     late = []
@@ -85,7 +86,8 @@ def _shared_memory(plan: Sm90Plan) -> Check:
         parts["table of groups"] = plan.ragged.bytes
     parts["barriers and gaps"] = smem.total - sum(parts.values())
     check = shared_memory(plan.arch, parts)
-    if check and parts["barriers and gaps"] < 2 * plan.stages * smem.barrier_bytes:
+    count = 2 * plan.stages + (plan.exchange is not None)
+    if check and parts["barriers and gaps"] < count * smem.barrier_bytes:
         return replace(check, ok=False, witness=f"{parts['barriers and gaps']} bytes are left for the barriers")
     return check
 

@@ -42,7 +42,7 @@ class Sm90Epilogue:
         if const_expr(plan.store is not None):
             self.store_tensor(job, maps, accumulator, at, origin, block, part)
         else:
-            self.store_direct(job, accumulator, at[1], origin, block)
+            self.store_direct(job, accumulator, at[1], origin, block, part)
 
     @cute.jit
     def store_tensor(self, job: Any, maps: Any, accumulator: Any, at: Any, origin: Any, block: int, part: int) -> None:
@@ -131,16 +131,16 @@ class Sm90Epilogue:
                     bridge.store_shared((tile + chunk.tile.byte(i, j + step)).toint(), (value,))
 
     @cute.jit
-    def store_direct(self, job: Any, accumulator: Any, thread: Any, origin: Any, block: int) -> None:
+    def store_direct(self, job: Any, accumulator: Any, thread: Any, origin: Any, block: int, part: int) -> None:
         """Each thread its own elements, guarded; neighbours in a row of C together where its lines allow it."""
         plan = self.plan
+        mine = plan.stored_values(part)
         row, column, matrix = origin
         row += block * ROWS
         base = job.c + Int64(matrix) * job.stride_c * plan.c.dtype.bytes
-        count = plan.stored.accumulator_registers
         fused = self.fused(job, (row, column, matrix), thread)
-        sums = self.stored(accumulator)
-        values = self.sums(sums, 0, count) if fused is None else fused.values(sums, 0, count)
+        sums, take = self.stored(accumulator), self.sums if fused is None else fused.values
+        values = dict(zip(mine, take(sums, mine.start, len(mine)), strict=True))
         if const_expr(fused is not None):
             fused.finish()
         size = plan.c.dtype.bytes
@@ -158,7 +158,7 @@ class Sm90Epilogue:
         """Neighbours in a row of C in one store; all columns of the tile are in C, so that only rows are asked for."""
         atom, size = self.plan.stored, self.plan.c.dtype.bytes
         row, column = origin
-        rows = rows_of_values(atom)
+        rows = rows_of_values(atom, list(values))
         for r in cutlass.range_constexpr(len(rows)):
             i, _ = atom.coords_C(thread, rows[r][0])
             if i < job.m - row:
@@ -173,7 +173,7 @@ class Sm90Epilogue:
         """Element by element, each asked whether it is in C."""
         atom, dtype = self.plan.stored, self.plan.c.dtype
         row, column = origin
-        for v in bridge.unrolled(atom.accumulator_registers):
+        for v in tuple(values):
             i, j = atom.coords_C(thread, v)
             if i < job.m - row and j < job.n - column:
                 if const_expr(self.plan.c.order == "row"):
@@ -183,46 +183,59 @@ class Sm90Epilogue:
                 bridge.store_element(base + element * dtype.bytes, values[v], dtype)
 
     @cute.jit
-    def reduce(self, job: Any, accumulators: Any, at: Any) -> None:
-        """Bring the partial sums of a split K together: block `part` of the cluster ends up with part `part` of all.
+    def send(self, job: Any, accumulators: Any, at: Any) -> None:
+        """Send partial sums of a split K: to each other block the registers of its columns.
 
-        Every block sends each other one the registers of its columns, straight into the other's shared memory; a thread
-        there holds the same elements, so a register travels to its own place. The sums are taken in the order of the
-        blocks, whoever takes them. Nobody touches another's memory behind the meeting: a block may then leave.
+        They go straight into its shared memory, whose barrier counts their bytes; a thread there holds the same
+        elements, so a register travels to its own place.
         """
         plan = self.plan
         parts, sent = plan.config.split, plan.exchange
         consumer, thread = at
         for target in cutlass.range_constexpr(parts):
             if job.part != target:
+                rank = target * plan.sharing + job.rank
+                there, barrier = bridge.remote(job.shared.base, rank), bridge.remote(job.shared.sums(), rank)
+                slot = sent.slot(job.part, target)
                 for block in cutlass.range_constexpr(plan.blocks):
                     for i in cutlass.range_constexpr(sent.vectors):
                         first = target * sent.values + 4 * i
                         values = bridge.as_floats([accumulators[block][first + e] for e in range(4)])
-                        place = job.shared.base + sent.byte(job.part, consumer, block, i, thread)
-                        bridge.store_remote(place, target * plan.sharing + job.rank, values)
-        bridge.cluster_arrive()
-        bridge.cluster_wait()
+                        bridge.send(there + sent.byte(slot, consumer, block, i, thread), values, barrier)
+
+    @cute.jit
+    def reduce(self, job: Any, accumulators: Any, at: Any) -> None:
+        """Bring the partial sums together: block `part` of the cluster ends up with part `part` of all columns.
+
+        The sums are taken in the order of the blocks, whoever takes them. When all have come nobody touches this
+        block's memory any more.
+        """
+        plan = self.plan
+        parts, sent = plan.config.split, plan.exchange
+        consumer, thread = at
+        bridge.barrier_wait(job.shared.sums(), 0)
         for mine in cutlass.range_constexpr(parts):
             if job.part == mine:
                 for block in cutlass.range_constexpr(plan.blocks):
                     for i in cutlass.range_constexpr(sent.vectors):
                         first = mine * sent.values + 4 * i
                         own = [accumulators[block][first + e] for e in range(4)]
-                        places = [
-                            job.shared.base + sent.byte(source, consumer, block, i, thread) for source in range(parts)
+                        terms = [
+                            own if source == mine else self.sent(job, source, mine, (consumer, block, i, thread))
+                            for source in range(parts)
                         ]
-                        total = self.summed(own, mine, places)
+                        total = self.summed(terms)
                         for e in cutlass.range_constexpr(4):
                             accumulators[block][first + e] = total[e]
 
-    def summed(self, own: Any, mine: int, places: Any) -> Any:
-        """The sum of what lies at the places, in their order, a block's own registers at its own."""
-        kind = self.plan.mma.c_dtype
-        terms = [
-            own if source == mine else bridge.from_floats(bridge.load_shared(place), kind)
-            for source, place in enumerate(places)
-        ]
+    def sent(self, job: Any, source: int, target: int, at: Any) -> list[Any]:
+        """What block `source` has sent to this one, `target`. `at`: (consumer, accumulator, vector, thread)."""
+        sent = self.plan.exchange
+        values = bridge.load_shared(job.shared.base + sent.byte(sent.slot(source, target), *at))
+        return bridge.from_floats(values, self.plan.mma.c_dtype)
+
+    def summed(self, terms: list[list[Any]]) -> list[Any]:
+        """Value by value, the sum of the terms in their order."""
         total = terms[0]
         for term in terms[1:]:
             total = [x + y for x, y in zip(total, term, strict=True)]

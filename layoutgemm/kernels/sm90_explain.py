@@ -74,7 +74,8 @@ def barriers(plan: Sm90Plan) -> tuple[BarrierRow, ...]:
     for barrier in pipeline.barriers:
         if isinstance(barrier, Mbarrier):
             arrivals = _arrivals(plan, barrier.name, barrier.count_of(0))
-            rows.append(BarrierRow(f"{barrier.name}[s]", "mbarrier", arrivals, ", ".join(waits[barrier.name])))
+            shown = barrier.name if barrier.name == "sums" else f"{barrier.name}[s]"
+            rows.append(BarrierRow(shown, "mbarrier", arrivals, ", ".join(waits[barrier.name])))
             continue
         kind = barrier.name.rstrip("0123456789")
         number = barrier.name.removeprefix(kind)
@@ -113,6 +114,8 @@ def _arrivals(plan: Sm90Plan, name: str, count: int) -> str:
     ]  # fmt: skip
     if name == "full":
         return f"{count} arrival, of the loader, and {plan.full_bytes} bytes"
+    if name == "sums":
+        return f"{count} arrival, of {_said(roles_[0].name)}, and {plan.exchange.bytes if plan.exchange else 0} bytes"
     blocks = sum(plan.config.cluster) - 1
     either = " or " if plan.config.schedule == "pingpong" else " and "
     who = either.join(_said(role.name) for role in roles_)

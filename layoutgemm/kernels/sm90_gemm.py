@@ -26,8 +26,9 @@ tiles from the tensor copies to the products, across the borders of output tiles
                             buffers lie (one tile a cluster); or have cleared the
                             rows of A that are not loaded
     block       named       all threads, at the start of a block without a cluster     the same
-    cluster     cluster     all threads of the cluster: at the start; where parts of   the same
-                            K are brought together, once all sums are sent
+    sums        mbarrier    plan.sums_arrivals, at the start, and the bytes that the   all consumers
+                            blocks of the other parts of K send
+    cluster     cluster     all threads of the cluster, at the start                   the same
 
 One group of wgmmas stays in flight: a stage is released when the group after it has been issued. In a self-loading
 kernel that release is followed by the load that refills the oldest free stage, so loads run `stages - 1` k tiles ahead,
@@ -158,10 +159,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         if thread == 0:  # one thread: a thread a stage, or another warp for the maps, took longer
             for tensor_map in (map_a, map_b, map_0):
                 bridge.prefetch_map(tensor_map)
-            for s in cutlass.range_constexpr(plan.stages):
-                bridge.barrier_init(shared.full(s), plan.full_arrivals)
-                bridge.barrier_init(shared.empty(s), plan.empty_arrivals)
-            bridge.barriers_visible()
+            self.init_barriers(shared)
         if const_expr(plan.cluster_size > 1):
             bridge.cluster_arrive(relaxed=True)  # for the barriers, which have a fence: nothing else is written yet
 
@@ -227,16 +225,13 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
                         ahead = self.load_next(job, maps, ahead)
                 if const_expr(plan.drains):
                     self.drain(job, ahead)
-                if const_expr(plan.config.split > 1):  # the consumers meet the cluster in Sm90Epilogue.reduce
-                    bridge.cluster_arrive()
-                    bridge.cluster_wait()
             else:
                 if const_expr(plan.registers is not None):
                     bridge.take_registers(plan.registers[1])
                 self.consume(job, maps, first, group, thread % WARPGROUP, ahead)
 
         # No block leaves while another may still send into its shared memory or arrive at its barriers: those that
-        # share loads know it by their loaders' last waits, those that exchange partial sums have met since.
+        # share loads know it by their loaders' last waits, those that exchange partial sums by having them all.
 
     # ------------------------------------------------------------------------------------------------------------ tiles
     def count_tiles(self, job: Any, batch: Any, thread: Any) -> Any:
@@ -351,10 +346,12 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
                     for block in cutlass.range_constexpr(plan.blocks):
                         accumulators[block].fill(0)
                 mma.settle(*accumulators)
-                self.epilogue.reduce(job, accumulators, (consumer, thread))
-            elif const_expr(plan.config.single and plan.store is not None):
+                self.epilogue.send(job, accumulators, (consumer, thread))
+            if const_expr(plan.config.single and plan.store is not None):
                 # The buffers lie over the stages: all have to have read these.
                 bridge.named_sync(plan.stages_barrier, plan.stages_threads)
+            if const_expr(plan.config.split > 1):
+                self.epilogue.reduce(job, accumulators, (consumer, thread))
             for number in cutlass.range_constexpr(len(pieces)):
                 if const_expr(early and number < last):
                     mma.wait((last - number) * early)
@@ -387,6 +384,8 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         """This warp has read the stage: tell every block that sends into it, one lane each."""
         plan, lane = self.plan, cute.arch.lane_idx()
         needed = lane < plan.sharing
+        if const_expr(plan.config.split > 1):
+            needed = needed and job.k_tiles > 0  # a part of K may have none, and then has read no stage
         if const_expr(min(plan.config.cluster) > 1):
             # Those of its row send it A, those of its column B. A block of neither may be a round behind: it would
             # count the arrival in the wrong phase.

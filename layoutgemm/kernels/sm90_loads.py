@@ -2,6 +2,8 @@
 
     step           when                       does
     -----------    -----------------------    -------------------------------------------------------------------------
+    init_barriers  at the start, by one       sets up full[s] and empty[s]; and the barrier of partial sums, which
+                   thread                     expects all that other blocks will send
     fetch_ahead    before the kernel          first k tiles into L2: nobody sees them there, so that kernel may still
                    before this has ended      write them; later copies find what it wrote
     load_next      for each k tile            waits for empty[s], arms full[s], issues the copies
@@ -30,6 +32,18 @@ class Sm90Loads:
     def origin(self, job: Any, tile: Any) -> tuple[Any, Any, Any]:
         """First row, first column and matrix of this block's tile of C."""
         raise NotImplementedError
+
+    def init_barriers(self, shared: Any) -> None:
+        """Every barrier of the block's shared memory; other blocks see them when all have met."""
+        plan = self.plan
+        for s in range(plan.stages):
+            bridge.barrier_init(shared.full(s), plan.full_arrivals)
+            bridge.barrier_init(shared.empty(s), plan.empty_arrivals)
+        if plan.exchange is not None:
+            bridge.barrier_init(shared.sums(), plan.sums_arrivals)
+        bridge.barriers_visible()
+        if plan.exchange is not None:
+            bridge.barrier_expect(shared.sums(), plan.exchange.bytes)
 
     @cute.jit
     def load_next(self, job: Any, maps: Any, ahead: Any) -> Any:

@@ -39,9 +39,14 @@ class Sm90Meetings:
     def drains(self) -> bool:
         """Whether blocks of a cluster leave when their loaders know that the others are done with them.
 
-        Blocks that exchange partial sums have met before they store, and touch nothing of each other's since.
+        Those that exchange partial sums alone have all that is sent to them when they store.
         """
-        return self.cluster_size > 1 and self.config.split == 1
+        return self.sharing > 1
+
+    @property
+    def sums_arrivals(self) -> int:
+        """Arrivals at the barrier of partial sums, beside their bytes: of the thread that says how many to expect."""
+        return 1
 
     def store_barrier(self, consumer: Any) -> Any:
         """Named barrier of one consumer's store; an int or a traced integer."""

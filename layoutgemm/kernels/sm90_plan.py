@@ -209,11 +209,12 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         exchange = None
         if config.split > 1:
             values = atom.accumulator_registers // config.split
-            exchange = Exchange(values, Layout((WARPGROUP, values // 4, blocks, config.consumers, config.split)))
+            exchange = Exchange(values, Layout((WARPGROUP, values // 4, blocks, config.consumers, config.split - 1)))
         sums_bytes = exchange.bytes if exchange is not None else 0
         stage_bytes = rounded_up(a_plan.smem.bytes, TILE_ALIGNMENT) + rounded_up(b_plan.smem.bytes, TILE_ALIGNMENT)
         beside = (0 if config.single else c_bytes) + sums_bytes + table_bytes
-        fits = most_stages(arch, stage_bytes + 2 * BARRIER_BYTES, beside)
+        of_sums = BARRIER_BYTES if exchange is not None else 0
+        fits = most_stages(arch, stage_bytes + 2 * BARRIER_BYTES, beside + of_sums)
         stages = fits if config.stages is None else config.stages
         if isinstance(stages, bool) or not isinstance(stages, int) or not LEAST_STAGES <= stages <= fits:
             raise PlanError(
@@ -312,6 +313,16 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         if self.half is not None:
             return ((0, 0), (0, 1))
         return tuple((block, part) for block in range(self.blocks))
+
+    def stored_values(self, part: int) -> range:
+        """Values of each accumulator's threads that the block with a part of K stores: all, or a part of the columns.
+
+        >>> config = Sm90Config((64, 32), consumers=1, split=2, single=True)
+        >>> Sm90Plan.derive(64, 32, 256, config=config).stored_values(1)
+        range(8, 16)
+        """
+        count = self.stored.accumulator_registers // self.config.split
+        return range(part * count, (part + 1) * count)
 
     def part_of_k(self, k_tiles, part):  # type: ignore[no-untyped-def]  # ints or traced integers alike
         """First and end k tile of one part."""

@@ -262,8 +262,8 @@ class _Cluster:
         sent, parts, kind = plan.exchange, range(plan.config.split), plan.mma.c_dtype
         vector, thread = np.arange(sent.vectors)[None, :], np.arange(WARPGROUP)[:, None]
 
-        def places(block: _Block, source: int, key: tuple[int, int]) -> npt.NDArray[np.int64]:
-            at = np.asarray(sent.byte(source, key[0], key[1], vector, thread))
+        def places(block: _Block, source: int, target: int, key: tuple[int, int]) -> npt.NDArray[np.int64]:
+            at = np.asarray(sent.byte(sent.slot(source, target), key[0], key[1], vector, thread))
             return block.smem.base + at[..., None] + 4 * np.arange(4)
 
         def own(values: Values, part: int) -> Values:
@@ -274,13 +274,13 @@ class _Cluster:
                 if target != source:
                     block = held[target, place]
                     for key in keys:
-                        block.smem.write(places(block, source, key), kind.encode(own(given[key], target)), kind)
+                        block.smem.write(places(block, source, target, key), kind.encode(own(given[key], target)), kind)
         for (part, place), given in registers.items():
             block = held[part, place]
             for key in keys:
                 terms = [
                     own(given[key], part) if source == part
-                    else np.asarray(kind.decode(block.smem.read(places(block, source, key), kind)))
+                    else np.asarray(kind.decode(block.smem.read(places(block, source, part, key), kind)))
                     for source in parts
                 ]  # fmt: skip
                 total = terms[0]
@@ -302,7 +302,7 @@ class _Cluster:
         bits = plan.c.dtype.encode(registers.astype(np.float32) if floats else registers)
         store = plan.store
         if store is None:
-            self._store_direct(row, column, block.origin["l"], bits)
+            self._store_direct(row, column, block.origin["l"], bits, plan.stored_values(part))
             return
         for i, round_ in store.rounds_of(number, part):
             for owner in range(WARPS_OF_GROUP // store.warps):
@@ -341,10 +341,11 @@ class _Cluster:
             at = address + np.asarray(chunk.tile.byte(row, column - chunk.column))
             smem.write(at, mine, dtype)
 
-    def _store_direct(self, row: int, column: int, matrix: int, bits: npt.NDArray[Any]) -> None:
-        """Each thread its own elements that are inside."""
-        plan = self.plan
-        i, j = plan.mma.coords_C(np.arange(WARPGROUP)[:, None], np.arange(bits.shape[1])[None, :])
+    def _store_direct(self, row: int, column: int, matrix: int, bits: npt.NDArray[Any], mine: range) -> None:
+        """Each thread those of its own elements that are inside."""
+        plan, values = self.plan, np.asarray(mine)
+        bits = bits[:, values]
+        i, j = plan.mma.coords_C(np.arange(WARPGROUP)[:, None], values[None, :])
         i, j = np.broadcast_arrays(row + i, column + j)
         inside = (i < plan.m) & (j < plan.n)
         line, at = (i, j) if plan.c.order == "row" else (j, i)

@@ -15,6 +15,7 @@ A warp that stores its own rows waits for no other; columns of C run across all 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -215,14 +216,14 @@ def _chunk(mma: MmaAtom, c: Operand, column: int, width: int, offset: int, map_:
     return StoreChunk(column, width, offset, map_, tile, rows, matrices, first, count)
 
 
-def rows_of_values(atom: MmaAtom) -> list[list[int]]:
-    """A thread's values by the row of C in which they are: two rows, the same values in every thread.
+def rows_of_values(atom: MmaAtom, values: Iterable[int] | None = None) -> list[list[int]]:
+    """A thread's values, or those asked for, by the row of C in which they are: two rows, the same in every thread.
 
     >>> from layoutgemm.atoms import wgmma
-    >>> rows_of_values(wgmma(16))
-    [[0, 1, 4, 5], [2, 3, 6, 7]]
+    >>> rows_of_values(wgmma(16)), rows_of_values(wgmma(16), range(4))
+    ([[0, 1, 4, 5], [2, 3, 6, 7]], [[0, 1], [2, 3]])
     """
     found: dict[int, list[int]] = {}
-    for v in range(atom.accumulator_registers):
+    for v in range(atom.accumulator_registers) if values is None else values:
         found.setdefault(int(atom.coords_C(0, v)[0]), []).append(v)
     return list(found.values())

@@ -203,6 +203,23 @@ TABLE = {
         200, 64, 328, small(64, 32, single=True, split=2, cluster=(2, 1), loader="warpgroup"), c="bf16:col"
     ),
     "K in 2 parts of two blocks": Product(256, 32, 200, small(256, 32, consumers=2, single=True, split=2)),
+    "K in 4 parts, two of them empty, cluster 2x1": Product(
+        130, 60, 100, small(64, 32, single=True, split=4, cluster=(2, 1), loader="warp")
+    ),
+    "K in 2 parts, cluster 2x2, launched early": Product(
+        200, 100, 328,
+        small(
+            128, 32, consumers=2, single=True, split=2, cluster=(2, 2), loader="warp", overlap=True, trigger="end",
+            launch="tiles",
+        ),
+    ),
+    "K in 2 parts, cluster 1x2, self": Product(130, 90, 200, small(64, 32, single=True, split=2, cluster=(1, 2))),
+    "K in 2 parts, threads store pairs": Product(
+        130, 100, 328, small(64, 32, single=True, split=2, loader="warp", store="direct")
+    ),
+    "K in 3 parts, threads store columns": Product(
+        130, 77, 328, small(64, 48, single=True, split=3, loader="warp", store="direct"), c="bf16:col"
+    ),
     "16 rows": Product(13, 200, 328, small(64, 48, rows=16, loader="warp")),
     "8 rows, K in 2 parts": Product(
         5, 100, 328, small(64, 32, rows=8, split=2, single=True, loader="warp", tile_k=128)
