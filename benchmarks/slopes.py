@@ -6,7 +6,8 @@
     >>> z.value, z.slopes.tolist()
     (6.75, [4.5, 2.25])
 
-Where a formula takes the larger of two, the slope is that of the one it takes.
+Where a formula takes the larger of two, the slope is that of the one it takes. Scalars of torch would not do: the
+model's formulas change numbers in place, and compare them.
 """
 
 from __future__ import annotations

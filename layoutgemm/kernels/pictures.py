@@ -110,6 +110,7 @@ def regions_of(plan: Any) -> list[Any]:
         out += [Region("C", smem.c_offset + i * size, size, i, "", "buffer") for i in range(buffers_of(plan))]
     if getattr(plan, "exchange", None) is not None:
         out.append(Region("partial sums", plan.exchange.offset, plan.exchange.bytes))
+        out.append(Region("sums", smem.sums_offset, smem.barrier_bytes, None, "mbarrier"))
     places = {
         "full": ("barrier_offset", plan.stages), "empty": ("empty_offset", plan.stages),
         "acc_full": ("acc_full_offset", accumulators_of(plan)),

@@ -18,7 +18,7 @@ from .plan import Operand
 from .plan_base import STAGE_BYTES_OF_K as _STAGE_BYTES
 from .sm90_few_rows import crowded, fetched, for_few_rows
 from .sm90_gated import HALVES, Gated
-from .sm90_many_rows import FMA_PER_CYCLE, SPAN, WIDE, Estimate, ManyRows
+from .sm90_many_rows import FMA_PER_CYCLE, SPAN, WIDE, Estimate, ManyRows, early_parts
 from .sm90_places import Places
 from .sm90_plan import Sm90Config, Sm90Plan
 from .sm90_shares import LINE
@@ -174,8 +174,8 @@ def likeliest(
     """What more than 64 rows of 16-bit elements would take, operands in their places or swapped, or in parts of K; the
     likeliest first. Arguments as for `choose`, which takes the first; `of_estimate` makes a kernel of one.
 
-    >>> print(likeliest(300, 4096, 14336)[0])
-    128x160 of the transposed product in 2 parts of K: 64 tiles, 1 wave(s) of 132, 51.0 us
+    >>> print(likeliest(304, 1856, 15616)[0])
+    128x80 of the transposed product in 2 parts of K: 60 tiles, 1 wave(s) of 132, 27.9 us
     """
     rows_of, parts = None if b_major == "K" else n, batch == 1 and _overlaps(m, n, k, batch)
     places = Places.of(multiprocessors)
@@ -286,14 +286,16 @@ def _spans_in_part_pay(e: Estimate, k: int) -> bool:
 
 def _of_parts(best: Estimate) -> tuple[Sm90Choice, str]:
     """The configuration of a product in parts of K, and why."""
-    rows, _ = best.tile
-    early = 1 if best.split == 2 else 0
+    rows, cluster = best.tile[0], best.cluster
+    early = early_parts(cluster, best.split, best.tiles)
     config = Sm90Config(
-        best.tile, consumers=rows // 64, loader="warp", single=True, split=best.split, chunks=best.split, overlap=True,
-        trigger="start" if early else "end", prefetch=early, launch="tiles",
+        best.tile, consumers=rows // 64, loader="warp", single=True, cluster=cluster, split=best.split,
+        chunks=best.split, overlap=True, trigger="start" if early else "end", prefetch=2 * early, launch="tiles",
+        along=best.along,
     )  # fmt: skip
     why = f"{best}; too few tiles to fill the machine: {best.split} blocks of a cluster share each sum over K"
-    return Sm90Choice(config, best.swapped), why
+    shared = f", {cluster[0]}x{cluster[1]} share loads" * (cluster != (1, 1))
+    return Sm90Choice(config, best.swapped), why + shared
 
 
 def _unit(kind: DType, halves: int) -> int:

@@ -210,7 +210,8 @@ def _explain_store(plan: Sm90Plan) -> list[str]:
     if plan.exchange is not None:
         lines.append(
             f"partial sums: {plan.exchange.values} values of each part to {plan.exchange.layout} vectors of 16 bytes, "
-            f"{plan.exchange.bytes} bytes from byte {plan.exchange.offset} on"
+            f"{plan.exchange.bytes} bytes from byte {plan.exchange.offset} on, counted at the barrier at byte "
+            f"{plan.smem.sums_offset}"
         )
     return lines
 

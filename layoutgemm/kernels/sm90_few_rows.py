@@ -8,7 +8,7 @@ a few idle they crowd in some graphics clusters (GPCs), each of which has an eig
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..dtypes import DType
@@ -20,28 +20,29 @@ from .sm90_types import output_of
 
 # Fitted to 478 kernels of 49 shapes on an H200 (132 multiprocessors, 1.98 GHz, HBM3e); what is cheapest here was at
 # most 4% behind the fastest there, 0.1% on average: NOTES.md, "Choices for shapes that nobody chose".
-_MEMORY, _ONE, _L2 = 4.4e12, 147e9, 19e12  # bytes a second: memory's, into one multiprocessor, all L2 reads together
-_START = 1.51e-6  # from one kernel's end to the next one's first product, with programmatic dependent launch
-_LATE = 0.79e-6  # more where the next kernel's blocks come when this one's have left
-_STEP, _STEP_COLUMN = 0.134e-6, 0.0004e-6  # of a k tile of 256 bytes in a block of 64 rows, which follow one another
-_EXCHANGE, _EXCHANGE_KB = 0.30e-6, 0.029e-6  # of partial sums, and more for each 1024 bytes that a block sends
-_NARROW, _LINES = 1.04, 48  # memory's time for blocks with fewer lines of weights than these
+_MEMORY, _ONE, _L2 = 4.4e12, 140e9, 19e12  # bytes a second: memory's, into one multiprocessor, all L2 reads together
+_START = 1.50e-6  # from one kernel's end to the next one's first product, with programmatic dependent launch
+_LATE = 0.65e-6  # more where the next kernel's blocks come when this one's have left
+_STEP, _STEP_COLUMN = 0.133e-6, 0.00049e-6  # of a k tile of 256 bytes in a block of 64 rows, which follow one another
+_EXCHANGE, _EXCHANGE_KB = 0.175e-6, 0.0147e-6  # of partial sums, and more for each 1024 bytes that a block sends
+_AT_ONCE, _AT_ONCE_TURNED = 0.054e-6, 0.13e-6  # less of parts of K where threads store what they hold
+_NARROW, _LINES = 1.025, 48  # memory's time for blocks with fewer lines of weights than these
 _TOGETHER = 6  # limits that are near each other add up: the norm of this order
 _WAVE = 1.0e-6  # of each further wave: a block's first loads
 # Of the memory's time: for idle multiprocessors beyond a few that the grids in flight leave, as a share of a grid's
 # blocks; a little where a grid itself fills few; for each idle one in the last of several waves, where whoever is done
 # first takes the next block.
-_CROWDED, _FEW_IDLE, _LAST_WAVE = 0.62, 2, 0.0025
+_CROWDED, _FEW_IDLE, _LAST_WAVE = 0.64, 2, 0.0025
 _SPARSE, _SPARE, _MANY_IDLE = 0.07, 4, 40
 _CROWDED_ONE = 0.45  # of that, of what goes into one multiprocessor
 _ALIKE = 0.98  # what whole sums of swapped operands have to take of the others' time
 _SPLITS = 1, 2, 4
-_SPLIT_COLUMNS = 64  # at most, of a block whose sums are brought together
+_SPLIT_COLUMNS = 80  # at most, of a block whose sums are brought together
 # Lines of 128 bytes a second into one multiprocessor, where lines of a matrix begin between: at 64, 32 or 16. Fitted to
 # 107 products of more rows, up to 16 kernels each; fewer rows take longer, and few blocks get more each: NOTES.md,
 # "Lines that begin between".
 _BETWEEN = {64: 660e6, 32: 596e6, 16: 409e6}
-_LONGER, _MOST_EACH = 1.18, 1.6
+_LONGER, _MOST_EACH = 1.12, 2.56
 # Bytes that a block brings into L2 before the kernel before has ended: more keep the copy engine from the first loads.
 _FETCHED = 64 << 10
 _LONG = 16384  # bytes along K from which sharing the rows of A pays
@@ -55,7 +56,7 @@ def crowded(blocks: int, multiprocessors: int) -> float:
     """What memory takes longer for a single wave of so many blocks, if the next kernel's come early; a share.
 
     >>> [round(crowded(blocks, 132), 2) for blocks in (132, 128, 120, 112, 96, 72, 64)]
-    [0.0, 0.01, 0.05, 0.1, 0.22, 0.5, 0.02]
+    [0.0, 0.01, 0.05, 0.1, 0.23, 0.52, 0.02]
     """
     idle = multiprocessors % blocks  # as many grids as fit run, or wait, at a time
     return _CROWDED * max(0, idle - _FEW_IDLE) / blocks
@@ -91,6 +92,10 @@ class _Cost:
     split: int
     bound: str
 
+    def less(self, seconds: float) -> _Cost:
+        """So much less."""
+        return replace(self, seconds=self.seconds - seconds)
+
 
 @dataclass(frozen=True)
 class _Problem:
@@ -109,11 +114,13 @@ class _Problem:
     def straight(self, rows: int, columns: int, split: int) -> _Cost:
         """Of tiles of so many columns of weights."""
         shared = 2 if self.both(rows, columns, split) else 1
-        return self.cost(-(-self.n // columns), columns, split, rows, columns, rows / shared)
+        found = self.cost(-(-self.n // columns), columns, split, rows, columns, rows / shared)
+        return found.less(_AT_ONCE * (split > 1 and rows <= WARP_ROWS))
 
     def turned(self, columns: int, split: int) -> _Cost:
         """Of tiles of 64 rows of weights: operands swapped."""
-        return self.cost(-(-self.n // 64), columns, split, columns, 64, columns)
+        found = self.cost(-(-self.n // 64), columns, split, columns, 64, columns)
+        return found.less(_AT_ONCE_TURNED * (split > 1 and columns <= WARP_ROWS))
 
     def both(self, rows: int, columns: int, split: int) -> bool:
         """Whether two blocks share A where that was measured to pay: long sums and wide tiles of weights in rows, by up
@@ -224,7 +231,9 @@ def for_few_rows(
     if swappable and swapped <= straight.seconds * (_ALIKE if split == 1 else 1):
         tile_k = problem.tile_k(width)
         launched = _overlap(turned, (64 + width) * tile_k * kind.bytes)
-        config = Sm90Config((64, width), tile_k=tile_k, split=split, along="M", **shared, **launched)
+        # Of 16 columns in parts of K each thread has few, and stores them at once: 0.5% in the median, and up to 11.
+        store = "direct" if split > 1 and width == WARP_ROWS else "tma"
+        config = Sm90Config((64, width), tile_k=tile_k, split=split, along="M", store=store, **shared, **launched)
         return FewRows(config, True, (
             f"operands swapped, {tiles} tiles of 64 columns" + f", each of {split} blocks" * (split > 1)
             + f": {swapped * 1e6:.1f} us; {columns} columns a block would take {straight.seconds * 1e6:.1f} us"
@@ -234,7 +243,7 @@ def for_few_rows(
     both = problem.both(rows, columns, parts)
     # One warp of the four has rows: its threads store what they hold at once. Up to 0.9%; of 64 rows, or 256 columns,
     # it would cost 1 to 3% (NOTES.md, "What a load-only kernel leaves").
-    direct = rows <= WARP_ROWS and columns <= _HELD and parts == 1
+    direct = rows <= WARP_ROWS and columns <= _HELD
     config = Sm90Config(
         (64, columns), tile_k=tile_k, split=parts, chunks=parts, rows=rows if rows < 64 else None, first="B",
         store="direct" if direct else "tma", cluster=(1, 2) if both else (1, 1), along="N" if batch == 1 else "M",

@@ -16,60 +16,67 @@ from dataclasses import dataclass
 from ..checks.dealt import Dealt, Rounds
 from ..dtypes import bf16
 from .plan_base import STAGE_BYTES_OF_K
+from .sm90_config import MAX_CLUSTER
 from .sm90_few_rows import between
 from .sm90_places import Places
 from .sm90_shares import LINE
 from .sm90_stages import FEW, TALL, buffers, stages, warpgroups
+from .sm90_store import ROWS
 
-# Fitted to 352 shapes on H200s (132 multiprocessors, 1.98 GHz, HBM3e), in which what is cheapest here was 0.5% behind
-# the fastest on average; of 20 other shapes 0.6%, over 1% on 3: NOTES.md, "Whole graphics clusters". They go together:
-# long kernels run at _CLOCK / (1 + _HEAT).
-_CLOCK = 2.39e9
-_HEAT, _HEATING = 0.477, 5.51e-6  # the share that the clock falls by in long kernels, and how soon
-_COOL = 0.654  # the power of the share of multiprocessors that work, by which it falls less
-_TURN_LOSS = 0.0104  # what tiles in turn lose beside that
+# Fitted to 382 shapes on H200s (132 multiprocessors, 1.98 GHz, HBM3e), in which what is cheapest here was 0.5% behind
+# the fastest on average; of 20 others 0.5%, over 1% on 3: NOTES.md, "Partial sums that nobody meets for". They go
+# together: long kernels run at _CLOCK / (1 + _HEAT).
+_CLOCK = 2.68e9
+_HEAT, _HEATING = 0.643, 5.93e-6  # the share that the clock falls by in long kernels, and how soon
+_COOL = 0.821  # the power of the share of multiprocessors that work, by which it falls less
+_TURN_LOSS = 0.0234  # what tiles in turn lose beside that
 FMA_PER_CYCLE = 2048  # of one multiprocessor: m64n256k16 takes 128 cycles
 _READ_A, _READ_COLUMN = 16, 0.25  # cycles in which an instruction of 64 rows reads A, and each column of B
-_READ_HIDDEN = 0.0402  # the share of them that other instructions hide
-_LINES = 11.5  # what products lose by a tile's loads, a row or column of it, against 256x224
-_HALVED = 0.0464  # what a tile of 128x256 loses that cannot be finished by halves, or shares loads of short sums
+_READ_HIDDEN = 0.049  # the share of them that other instructions hide
+_LINES = 10  # what products lose by a tile's loads, a row or column of it, against 256x224
+_HALVED = 0.0677  # what a tile of 128x256 loses that cannot be finished by halves, or shares loads of short sums
 # Bytes a second of L2 reads, in one wave and in several; of weights, which come from memory, so many times as long.
-_L2, _L2_LATER, _WEIGHTS = 2.01e13, 2.41e13, 2.03
-_SHARED, _SHARED_LATER = 0.583, 1.0  # of what two blocks share, the part read
+_L2, _L2_LATER, _WEIGHTS = 2.56e13, 3.1e13, 2.88
+_SHARED, _SHARED_LATER = 0.594, 0.926  # of what two blocks share, the part read
 # What sharing loads takes beside that in several waves, by rows of the tile, of clusters (2,1) and (1,2).
-_PAIRED = {64: (0.973, 0.959), 128: (0.978, 0.976), 192: (0.993, 0.995), 256: (0.996, 0.983)}
-_MEMORY, _AGAIN, _APART = 4.14e12, 0.123, 1.15  # memory's; more of weights that clusters read again, or apart
-_SHALLOW = 0.562  # what FEW stages leave memory waiting
-_K_TILE, _STEP = STAGE_BYTES_OF_K // bf16.bytes, 9e-8  # of a k tile, which follow one another
-_END, _LARGEST = 2.14e-6, 256 * 224  # a tile's end that no product hides, of so many elements; of others by the root
+_PAIRED = {64: (1.006, 0.987), 128: (0.997, 0.983), 192: (1.004, 0.999), 256: (1.007, 0.981)}
+_MEMORY, _AGAIN, _APART = 4.16e12, 0.0649, 1.3  # memory's; more of weights that clusters read again, or apart
+_SHALLOW = 0.658  # how much longer memory takes where there are no more than FEW stages
+_K_TILE, _STEP = STAGE_BYTES_OF_K // bf16.bytes, 1.01e-7  # of a k tile, which follow one another
+_END, _LARGEST = 2.39e-6, 256 * 224  # a tile's end that no product hides, of so many elements; of others by the root
 # More of 256 rows and of 192, of 224 columns, and of fewer by these powers; of 64, which are stored in one go.
-_END_256, _POWER_256, _END_192, _POWER_192, _END_64 = 6.47e-7, -0.393, 6.2e-7, -0.0769, 2.59e-7
-_WAVE, _START = 2.72e-7, 1.93e-6  # of each further wave; from one kernel's end to the next one's first product
-_CROWDED, _CROWDED_PARTS, _FEW_IDLE = 0.127, 0.88, 2  # as in `sm90_few_rows`, of memory and L2, and of parts of K
+_END_256, _POWER_256, _END_192, _POWER_192, _END_64 = 8.52e-7, -0.543, 8.15e-7, -0.08, 2.59e-7
+_WAVE, _START = 4.16e-7, 2.15e-6  # of each further wave; from one kernel's end to the next one's first product
+_CROWDED, _CROWDED_PARTS, _FEW_IDLE = 0.0921, 0.251, 2  # as in `sm90_few_rows`, of memory and L2, and of parts of K
 # Where lines begin between the memory's: their time in several waves, by that in one; what a multiprocessor takes in
 # faster while others are idle, at most.
-_LATER, _MOST_EACH = 0.713, 1.3
+_LATER, _MOST_EACH = 0.685, 1.3
 # Of clusters of four and eight: bytes a second that they bring into one multiprocessor, of lines that begin between the
 # memory's and with them; the share of a tile's loads that its products wait for.
-_FILL, _FILL_WHOLE, _LARGE_LOSS = 1.36e11, 1.9e11, 0.483
-_IN_PART = 0.0332  # what tiles of B's rows cost that end within a span
+_FILL, _FILL_WHOLE, _LARGE_LOSS = 1.36e11, 2.03e11, 0.483
+_IN_PART = 0.0262  # what tiles of B's rows cost that end within a span
 # What boxes cost that two blocks share, and that end between the swizzle's groups of 8 lines, in one wave and several.
-_BETWEEN, _BETWEEN_LATER = 0.00755, 0.00445
-_WIDE_ALONE = 0.00442  # what a wave of blocks without a cluster gains, for each 256 columns beyond 128
-_LOW_SHARING = 0.0129  # what tiles of 64 rows gain whose blocks share columns
-# What swapped operands must gain; what an epilogue's matrices, read across their rows, take for a warpgroup's elements.
-_TURNED, _ACROSS = 0.0035, 0.15e-9
-# The exchange of partial sums, by so many times for 128 rows, and for more than two blocks; for each byte sent.
-_MEETING, _OF_128, _OF_MORE, _SENT = 7.82e-7, 1.82, 1.03, 4.99e-11
-_TOGETHER, _LINES_TOGETHER = 6.88, 4.21  # limits that are near each other add up: norms of these orders
-_OF_FOUR = 3.82e-8  # more of clusters of four and eight
+_BETWEEN, _BETWEEN_LATER = 0.00854, 0.00519
+_WIDE_ALONE = 0.00293  # what a wave of blocks without a cluster gains, for each 256 columns beyond 128
+_LOW_SHARING = 0.00993  # what tiles of 64 rows gain whose blocks share columns
+# What swapped operands lose, and lose at the end; what an epilogue's matrices, read across their rows, take for a
+# warpgroup's elements.
+_TURNED, _TURNED_END, _ACROSS = 0.000764, 3.67e-8, 0.15e-9
+# The exchange of partial sums, by so many times for 128 rows, for each byte sent, and of clusters of more than two.
+_MEETING, _OF_128, _SENT, _MORE_PARTS = 3.57e-7, 1.33, 3.22e-11, 5.56e-8
+# What a kernel in parts takes longer that lets the next one come when it leaves, and from how many blocks on one of
+# more than two parts lets it come at once: that gains 2%, and up to 10; with fewer blocks, which share no loads or
+# some, the next one's crowd, and take up to 26% longer.
+_LATE_PARTS, _EARLY_PARTS, _EARLY_SHARING = 3.18e-7, 100, 76
+_TOGETHER, _LINES_TOGETHER = 7.35, 4.23  # limits that are near each other add up: norms of these orders
+_OF_FOUR = 1.58e-8  # more of clusters of four and eight
 
 # Blocks of one wave that take tiles by the rounds in which they are dealt out: bytes a second that one takes in, and
 # what it costs to wait for the kernel before to leave.
-_FILL_DEALT, _AFTER = 2.07e11, 5.63e-7
+_FILL_DEALT, _AFTER = 2.01e11, 5.61e-7
 # From so many operations on kernels of several waves take tiles so, and begin on an idle GPU; what clusters of (2,1)
 # then take of what is reckoned: those that lie together share rows of A.
-_LONG_WORK, _ROUNDS_OF_A = 45e9, 0.993
+_LONG_WORK, _ROUNDS_OF_A = 45e9, 0.982
 
 # Bytes of the operand that a band of tiles goes over again and again: of more than these L2 keeps too little, and bands
 # are narrower. 16384^3 takes 0.8% less time.
@@ -89,7 +96,7 @@ _LARGE = ((4, 1), (1, 4), (2, 2), (2, 4), (4, 2))  # clusters of four and eight
 _FILLED = 5  # waves, at most, that tiles of a width of their own fill
 _SPLITS = (2, 3, 4)
 SPAN = LINE // bf16.bytes  # columns of B's rows in a whole span
-_WIDEST_SPLIT = {64: 208, 128: 160}  # columns by rows: wider tiles have too few stages, up to 40% behind estimates
+_ROWS_SPLIT, _LEAST_SPLIT = (64, 128), 4  # of tiles of a part of K; stages, at least: with fewer up to 40% behind
 WIDE = (128, 256)  # the tile that is finished by halves of its columns, in one wave
 
 
@@ -132,7 +139,7 @@ class ManyRows:
     rows_of   elements of a line of B, if they are not K's: those of the kernel's A if swapped
 
     >>> print(ManyRows(512, 4096, 4096, 1, Places()).estimate((128, 128), (2, 1), pingpong=False))
-    128x128: 128 tiles, 1 wave(s) of 132, 23.4 us
+    128x128: 128 tiles, 1 wave(s) of 132, 22.5 us
     """
 
     m: int
@@ -165,7 +172,7 @@ class ManyRows:
         k, grid = -(-self.k // _K_TILE) * _K_TILE / split, self.grid(tile, cluster)
         tiles = grid[0] * grid[1] * self.batch
         waves = -(-tiles // self.multiprocessors)
-        products = self._products(tile, cluster, waves, k, tiles / waves / self.multiprocessors)
+        products = self._products(tile, cluster, waves, k, tiles * split / waves / self.multiprocessors)
         l2, memory = self._reads(tile, cluster, waves, grid, split, pingpong, dealt)
         ends = (1 if pingpong else waves) * _END * (rows * columns / _LARGEST) ** 0.5 + (waves - 1) * _WAVE
         if rows > 128:
@@ -194,8 +201,10 @@ class ManyRows:
             seconds *= 1 - _LOW_SHARING
         seconds = seconds * (1 + _TURNED * self.swapped) + _START + _OF_FOUR * (cluster in _LARGE) + _AFTER * dealt
         if split > 1:
-            seconds += _MEETING * (_OF_128 if rows > 64 else 1) * (_OF_MORE if split > 2 else 1)
-            seconds += _SENT * rows * columns * 4 * (split - 1) / split
+            seconds += _MEETING * (_OF_128 if rows > 64 else 1) + _SENT * sent(tile, split)
+            seconds += _MORE_PARTS * (cluster[0] * cluster[1] * split > 2)
+            seconds += _LATE_PARTS * (not early_parts(cluster, split, tiles))
+        seconds += _TURNED_END * self.swapped
         if self.swapped and self.matrices:
             seconds += _ACROSS * waves * rows * columns / warpgroups(tile, waves == 1, pingpong)
         group, along = self._order(tile, cluster, waves, grid, bool(rounds))
@@ -252,11 +261,12 @@ class ManyRows:
         memory *= 1 + _AGAIN * (grid[1 - weights] > cluster[1 - weights])
         memory *= 1 + _APART * (single and cluster[weights] == 2 and cluster not in _LARGE)
         consumers = warpgroups(tile, single, pingpong)
-        has = stages(tile, consumers, 0 if split > 1 else buffers(tile, consumers))
+        has = stages(tile, consumers, 0 if split > 1 else buffers(tile, consumers), sent(tile, split))
         memory *= 1 + _SHALLOW * (has <= FEW)
         blocks = grid[0] * grid[1] * self.batch * split
         # What is in clusters that share loads does not crowd, nor what begins when the kernel before has ended.
-        if single and cluster == (1, 1) and split <= 2 and blocks > self.multiprocessors // 2 and not dealt:
+        soon = not dealt and (split == 1 or early_parts(cluster, split, grid[0] * grid[1]))
+        if single and cluster == (1, 1) and soon and blocks > self.multiprocessors // 2:
             share = _CROWDED_PARTS if split > 1 else _CROWDED
             crowded = 1 + share * max(0, self.multiprocessors - blocks - _FEW_IDLE) / blocks
             memory, l2 = memory * crowded, l2 * crowded
@@ -347,18 +357,55 @@ class ManyRows:
         return several and bool(self.places.dealt(1)) and of.tiles > self.multiprocessors // 2
 
     def in_parts(self) -> Iterator[Estimate]:
-        """Of few tiles whose sums over K are shared out to the blocks of a cluster."""
+        """Of few tiles whose sums over K are shared out to the blocks of a cluster, which may share loads as well."""
         for split in _SPLITS:
-            for rows, widest in _WIDEST_SPLIT.items():
-                widths = self.widths(rows)
-                if self.n <= _EVEN:  # each part stores whole groups of 8 columns
-                    widths |= {_rounded(self.n, tiles, 8 * split) for tiles in range(1, _SHARES + 1)}
-                for columns in widths:
-                    fit = columns % (8 * split) == 0 and _NARROWEST <= columns <= widest
-                    across, down = self.grid((rows, columns))
-                    fit = fit and across * down <= self.places.most(split)
-                    if fit and self.k >= 1024 * split:
-                        yield self.estimate((rows, columns), (1, 1), False, split)
+            for cluster in ((1, 1), *_PAIRS, *_LARGE):
+                blocks = cluster[0] * cluster[1] * split
+                if blocks > MAX_CLUSTER or self.k < 1024 * split:
+                    continue
+                for rows in _ROWS_SPLIT:
+                    for columns in self._widths_of_parts(rows, cluster, split):
+                        tile = rows, columns
+                        across, down = self.grid(tile, cluster)
+                        fit = across * down * split <= blocks * self.places.resident(blocks)
+                        if fit and self.shares(tile, cluster):
+                            yield self.estimate(tile, cluster, False, split)
+
+    def _widths_of_parts(self, rows: int, cluster: tuple[int, int], split: int) -> set[int]:
+        """Columns of tiles that have the stages, a part whole groups of 8: even shares, and what fills the places."""
+        unit, (along_m, along_n) = 8 * split, cluster
+        found = self.widths(rows)
+        if self.n <= _EVEN:
+            found |= {_rounded(self.n, tiles, unit) for tiles in range(1, _SHARES + 1)}
+        clusters = self.places.resident(along_m * along_n * split)
+        if down := clusters // -(-self.m // (rows * along_m)):
+            found.add(_rounded(self.n, down * along_n, unit))
+        return {
+            columns
+            for columns in found
+            if columns % unit == 0 and _NARROWEST <= columns <= 256
+            and stages((rows, columns), rows // ROWS, 0, sent((rows, columns), split)) >= _LEAST_SPLIT
+        }  # fmt: skip
+
+
+def sent(tile: tuple[int, int], split: int) -> int:
+    """Bytes of partial sums that a block takes from those of the other parts of K, and sends to them.
+
+    >>> sent((128, 160), 2), sent((128, 160), 4), sent((128, 160), 1)
+    (40960, 61440, 0)
+    """
+    return tile[0] * tile[1] * 4 // split * (split - 1)
+
+
+def early_parts(cluster: tuple[int, int], split: int, tiles: int) -> bool:
+    """Whether a kernel of so many tiles in parts of K lets the next one come before it leaves.
+
+    >>> [early_parts((1, 1), 3, tiles) for tiles in (39, 30)], early_parts((2, 1), 2, 40)
+    ([True, False], True)
+    """
+    if cluster == (1, 1):
+        return split == 2 or tiles * split >= _EARLY_PARTS
+    return tiles * split >= _EARLY_SHARING
 
 
 def _norm(order: float, *limits: float) -> float:

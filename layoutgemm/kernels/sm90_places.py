@@ -55,15 +55,14 @@ class Places:
         return known if isinstance(known, Places) else cls(known)
 
     def resident(self, blocks: int) -> int:
-        """As `most`, of any number of blocks: between the sizes what the next larger one has, beyond them what the
-        multiprocessors are enough for.
+        """As `most`, of any number of blocks up to the largest of SIZES: between them what the next larger one has.
 
-        >>> [Places().resident(blocks) for blocks in (1, 2, 4, 6, 16)]
-        [132, 66, 30, 15, 8]
+        Raises ValueError for more, as `most` does.
+
+        >>> [Places().resident(blocks) for blocks in (1, 2, 4, 6)]
+        [132, 66, 30, 15]
         """
-        if blocks == 1:
-            return self.multiprocessors
-        return next((self.most(size) for size in SIZES if size >= blocks), self.multiprocessors // blocks)
+        return self.most(next((size for size in (1, *SIZES) if size >= blocks), blocks))
 
     def dealt(self, blocks: int) -> Rounds:
         """Rounds in which an idle GPU deals out clusters of so many blocks to graphics clusters: see `checks.Dealt`.

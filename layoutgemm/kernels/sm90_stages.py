@@ -29,14 +29,17 @@ def warpgroups(tile: tuple[int, int], once: bool, pingpong: bool = False) -> int
 
 
 @cache
-def stages(tile: tuple[int, int], consumers: int, buffers: int) -> int:
+def stages(tile: tuple[int, int], consumers: int, buffers: int, sums: int = 0) -> int:
     """Stages of 128 bytes of K beside the store's buffers, a swizzle span of 64 rows for each warpgroup.
 
-    >>> stages((256, 224), 2, 2), stages((192, 184), 3, 2), stages((192, 184), 3, 1)
-    (3, 3, 4)
+    sums  bytes of partial sums that other blocks send
+
+    >>> stages((256, 224), 2, 2), stages((192, 184), 3, 2), stages((192, 184), 3, 1), stages((128, 160), 2, 0, 40960)
+    (3, 3, 4, 5)
     """
     each = sum(tile) * STAGE_BYTES_OF_K + 2 * BARRIER_BYTES
-    return most_stages(arch("sm_90a"), each, buffers * consumers * ROWS * STAGE_BYTES_OF_K)
+    of_sums = sums + BARRIER_BYTES if sums else 0
+    return most_stages(arch("sm_90a"), each, buffers * consumers * ROWS * STAGE_BYTES_OF_K + of_sums)
 
 
 def buffers(tile: tuple[int, int], consumers: int) -> int:

@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks import fit_choice
 from benchmarks.choice_record import Timed, Tried, save
-from benchmarks.configurations import candidates
-from benchmarks.fit_choice import constants, estimate, fit, folds, judged, main
+from benchmarks.configurations import candidates, random_shapes
+from benchmarks.fit_choice import constants, estimate, fit, folds, judged, main, searched
 from benchmarks.slopes import Slope
 from layoutgemm.bench import Problem
 from layoutgemm.kernels import sm90_many_rows as model
@@ -71,6 +71,29 @@ def test_few_rows_are_not_fitted(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main([str(tmp_path / "record.json")]) == 0 and model._START == before
     said = capsys.readouterr().out
     assert "1 of 1 shapes" in said and f"_START {model._START:.4g} -> " in said
+
+
+def test_shapes_are_left_out_of_the_fit(tmp_path: Path) -> None:
+    """Those of the seed and no others: of a record of one shape nothing is left."""
+    left = next(sizes for sizes in random_shapes(20, seed=5) if sizes[0] > 64)
+    save(tmp_path / "record.json", {}, [made(left)])
+    with pytest.raises(ValueError, match="more than 64 rows"):
+        main([str(tmp_path / "record.json"), "--leave", "5"])
+    assert left not in random_shapes(20, seed=6)
+
+
+def test_a_search_keeps_what_loses_less() -> None:
+    """Of a shape whose times are the estimates of other constants: what is chosen after it is no slower."""
+    with constants(MADE):
+        one = made((300, 4096, 4096))
+    steps = iter(range(200))
+    with constants({"_SHARED": 1.6 * model._SHARED}):
+        before = judged([one], {})[0].behind
+        found = searched([one], 100, seed=1, names=("_SHARED", "_LINES"), clock=lambda: next(steps))
+        after = judged([one], found)[0].behind
+    assert after < before > 0.05 and set(found) == {"_SHARED", "_LINES"}
+    with pytest.raises(ValueError, match="more than 64 rows"):
+        searched([], 1)
 
 
 def test_pairs_differ_in_the_cluster_alone(capsys: pytest.CaptureFixture[str]) -> None:

@@ -171,6 +171,7 @@ CONFIGS = (
     Sm90Choice(Sm90Config((64, 64), consumers=1, loader="warp")),
     Sm90Choice(Sm90Config((64, 64), consumers=1, loader="warp", single=True), swapped=True),
     Sm90Choice(Sm90Config((64, 64), consumers=1, loader="warp", single=True, split=2)),
+    Sm90Choice(Sm90Config((64, 64), consumers=1, loader="warp", single=True, split=2, cluster=(1, 2), trigger="end")),
 )
 
 
@@ -220,7 +221,7 @@ def chains() -> tuple[Chain, Chain]:
     """(without overlap, with overlap), each warmed up."""
     made = Chain(False), Chain(True)
     for chain in made:
-        chain.run([0, 1, 2])
+        chain.run(list(range(len(CONFIGS))))
     torch.cuda.synchronize()
     return made
 
