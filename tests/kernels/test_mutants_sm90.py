@@ -1,7 +1,7 @@
 """The production kernel's mutants: each is caught by a few shapes, or provably changes nothing.
 
-Three of its forms, on small tiles with few workers, so that each block computes several tiles: self-loading, with a
-loader of its own in a cluster that shares loads, and pingpong.
+Four of its forms, on small tiles; three with few workers, so that each block computes several tiles: self-loading, with
+a loader of its own in a cluster that shares loads, and pingpong; and K in two parts, each of blocks that share loads.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ FORMS = {
     "self": Sm90Config((128, 128), stages=3),
     "cluster": Sm90Config((128, 64), stages=3, loader="warpgroup", cluster=(2, 1)),
     "pingpong": Sm90Config((64, 64), stages=3, schedule="pingpong", loader="warpgroup"),
+    "parts": Sm90Config((64, 64), stages=2, consumers=1, loader="warp", single=True, split=2, cluster=(1, 2)),
 }
 # k tiles: fewer than the stages, as many, more; edges along M, N and K; more tiles than blocks.
 SIZES = ((192, 136, 320), (128, 64, 64), (72, 200, 136))
