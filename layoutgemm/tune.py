@@ -168,18 +168,21 @@ def _few_rows(m: int, n: int, places: Places) -> Iterator[Sm90Choice]:
     )
     late: dict[str, Any] = {"trigger": "end", "prefetch": 0}
     width = 16 if m <= 16 else 32 if m <= 32 else 64
+    few = "direct" if rows <= WARP_ROWS else "tma"  # one warp has rows: its threads store what they hold
     for split in (1, 2):
         yield Sm90Choice(replace(base, tile=(64, width), split=split), swapped=True)
+    if width == WARP_ROWS:
+        yield Sm90Choice(replace(base, tile=(64, width), split=2, store="direct"), swapped=True)
     weights = replace(base, first="B", along="N", rows=rows if rows < 64 else None)
     for split, columns in ((2, 16), (2, 32), (2, 64), (4, 64)):  # few columns: the blocks of a cluster share out K
         if -(-n // columns) <= places.most(split):
             later = late if split > 2 else {}
-            yield Sm90Choice(replace(weights, tile=(64, columns), chunks=split, split=split, **later))
+            yield Sm90Choice(replace(weights, tile=(64, columns), chunks=split, split=split, store=few, **later))
     for columns in sorted({w for w in (each, each + 8, each * 2, 64, 128) if w <= 256}):
         straight = replace(weights, tile=(64, columns), chunks=1)
         yield Sm90Choice(straight)
-        if rows <= WARP_ROWS:  # one warp has rows: its threads store what they hold
-            yield Sm90Choice(replace(straight, store="direct"))
+        if rows <= WARP_ROWS:
+            yield Sm90Choice(replace(straight, store=few))
         if rows == 64:
             yield Sm90Choice(replace(straight, cluster=(1, 2)))
         # The next kernel's blocks would crowd where this one has none.
