@@ -176,8 +176,6 @@ class StoreAsync:
     barrier: str
     bytes: int
     to: Targets
-    part: str = "warp"
-    by: str = "warp"
 
 
 @dataclass(frozen=True, slots=True)

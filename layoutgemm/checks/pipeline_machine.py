@@ -259,7 +259,10 @@ class Machine:
                 if isinstance(act, TmaLoad):
                     for cta in ranks_of(act.to, agent.cta, self.pipeline.cluster):
                         self.parts.setdefault((act.buffer, cta), set()).add(self._part(agent, act.part))
-                elif isinstance(act, StoreAsync) or (isinstance(act, Write) and act.new):
+                elif isinstance(act, StoreAsync):
+                    for cta in ranks_of(act.to, agent.cta, self.pipeline.cluster):
+                        self.parts.setdefault((act.buffer, cta), set()).add((agent.cta, self._part(agent, "warp")))
+                elif isinstance(act, Write) and act.new:
                     for cta in ranks_of(act.to, agent.cta, self.pipeline.cluster):
                         self.parts.setdefault((act.buffer, cta), set()).add(self._share(agent, act))
                 elif isinstance(act, CpAsync):
@@ -285,7 +288,7 @@ class Machine:
             return None
         return agent.cta if part == "rank" else (agent.role, agent.warp)
 
-    def _share(self, agent: Agent, act: Write | StoreAsync) -> object:
+    def _share(self, agent: Agent, act: Write) -> object:
         """The share of a generic write: of each warp in its CTA, or of each warp of the cluster."""
         part = self._part(agent, act.part)
         return part if act.to == OWN else (agent.cta, part)
@@ -415,11 +418,13 @@ class Machine:
         return GO
 
     def _store_async(self, state: State, agent: Agent, act: StoreAsync) -> int:
-        part, ctas = self._share(agent, act), ranks_of(act.to, agent.cta, self.pipeline.cluster)
-        for cta in ctas:
-            place = self._place(state, agent, act.buffer, act.at, cta)
+        part, ctas = (agent.cta, self._part(agent, "warp")), ranks_of(act.to, agent.cta, self.pipeline.cluster)
+        places = [self._place(state, agent, act.buffer, act.at, cta) for cta in ctas]
+        event = self._log(
+            state, agent, lambda: f"issues st.async into {', '.join(map(self._name, places))}, {act.bytes} bytes each"
+        )
+        for cta, place in zip(ctas, places, strict=True):
             what = f"st.async into {self._name(place)}"
-            event = self._log(state, agent, lambda w=what: f"issues {w}, {act.bytes} bytes")  # type: ignore[misc]
             self.barriers.may_land(state, agent, act.barrier, act.at, cta, act.bytes)
             access = Access(place, part, True, agent.index, GENERIC, "", what)
             bit = self._touch(state, agent, access, state.sets[agent.index], event)

@@ -127,13 +127,10 @@ def _barriers_of(pipeline: Pipeline, buffer: str, fillers: list[str], readers: l
     waited: set[str] = set()
     for role in pipeline.roles:
         for a in walk(role.program):
-            fills: str | None = None
-            if isinstance(a, (TmaLoad, StoreAsync)) and a.buffer == buffer:
-                fills = a.barrier
-            elif isinstance(a, CommitTo) and buffer in a.publishes:
-                fills = a.barrier
-            if fills is not None:
-                full += [fills] * (fills not in full)
+            if (isinstance(a, (TmaLoad, StoreAsync)) and a.buffer == buffer) or (
+                isinstance(a, CommitTo) and buffer in a.publishes
+            ):
+                full += [a.barrier] * (a.barrier not in full)
             elif isinstance(a, (Arrive, CommitTo)) and role.name in readers:
                 arrived.add(a.barrier)
             elif isinstance(a, Wait) and role.name in fillers:

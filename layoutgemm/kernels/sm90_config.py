@@ -149,8 +149,6 @@ class Sm90Config:
             raise PlanError(f"rows are for a tile of {ROWS} rows that no other block shares")
         if self.split > 1 and not self.single:
             raise PlanError("the parts of a split K exchange partial sums once: one tile a cluster, single=True")
-        if self.split > 1 and (self.early or self.schedule == "pingpong"):
-            raise PlanError("a split K goes with a cooperative schedule, and without early stores")
         if self.consumers > 3:
             raise PlanError(f"consumers = {self.consumers}: three warpgroups and a producer are all that a block holds")
         if self.schedule == "pingpong" and self.consumers != 2:

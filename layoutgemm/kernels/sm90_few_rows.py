@@ -15,11 +15,12 @@ from ..dtypes import DType
 from .sm90_config import Sm90Config
 from .sm90_places import Places
 from .sm90_shares import LINE
+from .sm90_stages import sent
 from .sm90_store import WARP_ROWS
 from .sm90_types import output_of
 
-# Fitted to 478 kernels of 49 shapes on an H200 (132 multiprocessors, 1.98 GHz, HBM3e); what is cheapest here was at
-# most 4% behind the fastest there, 0.1% on average: NOTES.md, "Choices for shapes that nobody chose".
+# Fitted to 101 shapes on H200s (132 multiprocessors, 1.98 GHz, HBM3e), in which what is cheapest here was 0.15% behind
+# the fastest on average, 3.5% at most: NOTES.md, "Partial sums that nobody meets for".
 _MEMORY, _ONE, _L2 = 4.4e12, 140e9, 19e12  # bytes a second: memory's, into one multiprocessor, all L2 reads together
 _START = 1.50e-6  # from one kernel's end to the next one's first product, with programmatic dependent launch
 _LATE = 0.65e-6  # more where the next kernel's blocks come when this one's have left
@@ -184,8 +185,7 @@ def _largest(limits: tuple[float, ...]) -> str:
 
 def exchange(rows: int, columns: int, split: int) -> float:
     """Seconds in which the blocks of a tile bring the partial sums of `split` parts of K together."""
-    sent = rows * columns * 4 * (split - 1) / split
-    return _EXCHANGE + _EXCHANGE_KB * sent / 1024 if split > 1 else 0.0
+    return _EXCHANGE + _EXCHANGE_KB * sent((rows, columns), split) / 1024 if split > 1 else 0.0
 
 
 def fetched(stage: int, most: int) -> int:

@@ -20,7 +20,7 @@ from .sm90_config import MAX_CLUSTER
 from .sm90_few_rows import between
 from .sm90_places import Places
 from .sm90_shares import LINE
-from .sm90_stages import FEW, TALL, buffers, stages, warpgroups
+from .sm90_stages import FEW, TALL, buffers, sent, stages, warpgroups
 from .sm90_store import ROWS
 
 # Fitted to 382 shapes on H200s (132 multiprocessors, 1.98 GHz, HBM3e), in which what is cheapest here was 0.5% behind
@@ -358,23 +358,25 @@ class ManyRows:
 
     def in_parts(self) -> Iterator[Estimate]:
         """Of few tiles whose sums over K are shared out to the blocks of a cluster, which may share loads as well."""
+        whole = {rows: self.widths(rows) for rows in _ROWS_SPLIT}
         for split in _SPLITS:
             for cluster in ((1, 1), *_PAIRS, *_LARGE):
                 blocks = cluster[0] * cluster[1] * split
                 if blocks > MAX_CLUSTER or self.k < 1024 * split:
                     continue
-                for rows in _ROWS_SPLIT:
-                    for columns in self._widths_of_parts(rows, cluster, split):
+                for rows, widths in whole.items():
+                    for columns in self._widths_of_parts(rows, widths, cluster, split):
                         tile = rows, columns
                         across, down = self.grid(tile, cluster)
                         fit = across * down * split <= blocks * self.places.resident(blocks)
                         if fit and self.shares(tile, cluster):
                             yield self.estimate(tile, cluster, False, split)
 
-    def _widths_of_parts(self, rows: int, cluster: tuple[int, int], split: int) -> set[int]:
-        """Columns of tiles that have the stages, a part whole groups of 8: even shares, and what fills the places."""
+    def _widths_of_parts(self, rows: int, whole: set[int], cluster: tuple[int, int], split: int) -> set[int]:
+        """Columns of tiles that have the stages, a part whole groups of 8: those of whole sums, even shares, and what
+        fills the places."""
         unit, (along_m, along_n) = 8 * split, cluster
-        found = self.widths(rows)
+        found = set(whole)
         if self.n <= _EVEN:
             found |= {_rounded(self.n, tiles, unit) for tiles in range(1, _SHARES + 1)}
         clusters = self.places.resident(along_m * along_n * split)
@@ -386,15 +388,6 @@ class ManyRows:
             if columns % unit == 0 and _NARROWEST <= columns <= 256
             and stages((rows, columns), rows // ROWS, 0, sent((rows, columns), split)) >= _LEAST_SPLIT
         }  # fmt: skip
-
-
-def sent(tile: tuple[int, int], split: int) -> int:
-    """Bytes of partial sums that a block takes from those of the other parts of K, and sends to them.
-
-    >>> sent((128, 160), 2), sent((128, 160), 4), sent((128, 160), 1)
-    (40960, 61440, 0)
-    """
-    return tile[0] * tile[1] * 4 // split * (split - 1)
 
 
 def early_parts(cluster: tuple[int, int], split: int, tiles: int) -> bool:

@@ -28,11 +28,20 @@ def warpgroups(tile: tuple[int, int], once: bool, pingpong: bool = False) -> int
     return 1 if alone and not pingpong else 2
 
 
+def sent(tile: tuple[int, int], split: int) -> int:
+    """Bytes of partial sums that a block of a split K sends to those of the other parts, and takes from them.
+
+    >>> sent((128, 160), 2), sent((128, 160), 4), sent((128, 160), 1)
+    (40960, 61440, 0)
+    """
+    return tile[0] * tile[1] * 4 // split * (split - 1)
+
+
 @cache
 def stages(tile: tuple[int, int], consumers: int, buffers: int, sums: int = 0) -> int:
     """Stages of 128 bytes of K beside the store's buffers, a swizzle span of 64 rows for each warpgroup.
 
-    sums  bytes of partial sums that other blocks send
+    sums  bytes of partial sums that other blocks send: `sent`
 
     >>> stages((256, 224), 2, 2), stages((192, 184), 3, 2), stages((192, 184), 3, 1), stages((128, 160), 2, 0, 40960)
     (3, 3, 4, 5)

@@ -172,6 +172,7 @@ CONFIGS = (
     Sm90Choice(Sm90Config((64, 64), consumers=1, loader="warp", single=True), swapped=True),
     Sm90Choice(Sm90Config((64, 64), consumers=1, loader="warp", single=True, split=2)),
     Sm90Choice(Sm90Config((64, 64), consumers=1, loader="warp", single=True, split=2, cluster=(1, 2), trigger="end")),
+    Sm90Choice(Sm90Config((64, 64), consumers=1, loader="warp", single=True, split=4, cluster=(1, 2), chunks=4)),
 )
 
 

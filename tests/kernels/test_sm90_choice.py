@@ -8,7 +8,7 @@ from layoutgemm.errors import PlanError
 from layoutgemm.kernels.epilogue import Activation, Epilogue
 from layoutgemm.kernels.sm90_choice import choose, likeliest, of_estimate
 from layoutgemm.kernels.sm90_places import Places
-from layoutgemm.kernels.sm90_stages import stages
+from layoutgemm.kernels.sm90_stages import sent, stages
 
 # (M, N, K) -> tile, cluster, loader, swapped, launched early. What is picked; test_choices_record.py says how it stands
 # where that was measured.
@@ -186,13 +186,15 @@ def test_a_buffer_makes_room_for_a_stage() -> None:
         assert choice.plan(*sizes, b="bf16:col").stages == of_stages and choice.config.buffers == of_buffers
 
 
-@pytest.mark.parametrize("sizes", [(296, 11648, 5824), (368, 11840, 1792), (512, 14336, 4096), (1024,) * 3], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [(296, 11648, 5824), (368, 11840, 1792), (512, 14336, 4096), (1024,) * 3, (304, 1856, 15616)], ids=str
+)
 def test_estimates_know_the_stages(sizes: tuple[int, int, int]) -> None:
     for estimate in likeliest(*sizes)[:12]:
         choice = of_estimate(estimate, *sizes)[0]
-        if estimate.split == 1:
-            config = choice.config
-            assert stages(config.tile, config.consumers, config.buffers) == choice.plan(*sizes, b="bf16:col").stages
+        config, whole = choice.config, estimate.split == 1  # the store's buffers lie over the stages of parts
+        known = stages(config.tile, config.consumers, config.buffers * whole, sent(config.tile, config.split))
+        assert known == choice.plan(*sizes, b="bf16:col").stages
 
 
 def test_blocks_share_the_weights() -> None:
@@ -274,6 +276,7 @@ def test_few_tiles_share_out_their_sums(case: tuple[int, int, int, str]) -> None
     if choice.config.split > 1:
         across = plan.order.clusters(plan.tiles)
         assert across[0] * across[1] <= Places().resident(plan.cluster_size), "all of them run at a time"
+        assert plan.exchange is not None and plan.exchange.bytes == sent(choice.config.tile, choice.config.split)
 
 
 def test_tiles_of_rows_end_within_a_span_where_that_pays() -> None:

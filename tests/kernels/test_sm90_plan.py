@@ -104,7 +104,11 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: small(schedule="pingpong", loader="warp"), "pingpong takes two consumers in turn, not 1"),
     (lambda: small(single=True, early=1), "one tile a cluster leaves nothing to overlap with"),
     (lambda: small(split=2), "one tile a cluster, single=True"),
-    (lambda: small(split=2, single=True, early=1), "no early stores"),
+    (lambda: small(split=2, single=True, early=1), "one tile a cluster leaves nothing to overlap with"),
+    (
+        lambda: small(split=2, single=True, schedule="pingpong", consumers=2, loader="warp"),
+        "one tile a cluster leaves nothing to overlap with",
+    ),
     (lambda: small(rows=12), "rows = 12: a multiple of 8 up to 64"),
     (lambda: small(128, 32, rows=16), "rows are for a tile of 64 rows that no other block shares"),
     (lambda: derive(a="bf16:col", rows=16), "rows = 16 of a col-major A"),

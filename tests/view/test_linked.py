@@ -19,7 +19,7 @@ from layoutgemm.atoms import (
     smem_tile,
     tcgen05_mma,
     wgmma,
-)  # fmt: skip
+)
 from layoutgemm.errors import LayoutError
 from layoutgemm.kernels.linked import plan_figure
 from layoutgemm.kernels.plan import GemmPlan
