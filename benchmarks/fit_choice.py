@@ -45,7 +45,7 @@ FITTED = (
     "_CLOCK", "_HEAT", "_HEATING", "_READ_HIDDEN", "_LINES", "_HALVED", "_L2", "_L2_LATER", "_WEIGHTS", "_SHARED",
     "_SHARED_LATER", "_MEMORY", "_AGAIN", "_APART", "_SHALLOW", "_STEP", "_END", "_END_256", "_POWER_256",
     "_END_192", "_POWER_192", "_END_64", "_WAVE", "_START", "_CROWDED", "_CROWDED_PARTS", "_BETWEEN", "_WIDE_ALONE",
-    "_LOW_SHARING", "_MEETING", "_OF_128", "_SENT", "_MORE_PARTS", "_LATE_PARTS", "_OF_FOUR", "_LATER", "_FILL",
+    "_LOW_SHARING", "_EXCHANGE", "_OF_128", "_SENT", "_MORE_PARTS", "_LATE_PARTS", "_OF_FOUR", "_LATER", "_FILL",
     "_IN_PART", "_BETWEEN_LATER", "_FILL_WHOLE", "_LARGE_LOSS", "_TOGETHER", "_LINES_TOGETHER", "_AFTER", "_FILL_DEALT",
     "_ROUNDS_OF_A", "_COOL", "_TURN_LOSS", "_TURNED", "_TURNED_END",
     *(f"_PAIRED {rows} {order}" for rows in (64, 128, 192, 256) for order in (0, 1)),

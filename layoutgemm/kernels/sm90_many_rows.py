@@ -63,7 +63,7 @@ _LOW_SHARING = 0.00993  # what tiles of 64 rows gain whose blocks share columns
 # warpgroup's elements.
 _TURNED, _TURNED_END, _ACROSS = 0.000764, 3.67e-8, 0.15e-9
 # The exchange of partial sums, by so many times for 128 rows, for each byte sent, and of clusters of more than two.
-_MEETING, _OF_128, _SENT, _MORE_PARTS = 3.57e-7, 1.33, 3.22e-11, 5.56e-8
+_EXCHANGE, _OF_128, _SENT, _MORE_PARTS = 3.57e-7, 1.33, 3.22e-11, 5.56e-8
 # What a kernel in parts takes longer that lets the next one come when it leaves, and from how many blocks on one of
 # more than two parts lets it come at once: that gains 2%, and up to 10; with fewer blocks, which share no loads or
 # some, the next one's crowd, and take up to 26% longer.
@@ -201,7 +201,7 @@ class ManyRows:
             seconds *= 1 - _LOW_SHARING
         seconds = seconds * (1 + _TURNED * self.swapped) + _START + _OF_FOUR * (cluster in _LARGE) + _AFTER * dealt
         if split > 1:
-            seconds += _MEETING * (_OF_128 if rows > 64 else 1) + _SENT * sent(tile, split)
+            seconds += _EXCHANGE * (_OF_128 if rows > 64 else 1) + _SENT * sent(tile, split)
             seconds += _MORE_PARTS * (cluster[0] * cluster[1] * split > 2)
             seconds += _LATE_PARTS * (not early_parts(cluster, split, tiles))
         seconds += _TURNED_END * self.swapped
