@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..errors import CompositionError, LayoutError
+from ..errors import LayoutError
 from .compose import compose
 from .inttuple import as_int, coal, compact, leaves, pack, product, show, transform
 from .inverse import complement, complement_exact
@@ -95,49 +95,14 @@ def unpack(pair: Pair, first: bool) -> Pair:
 
 
 def divide(shape: Any, stride: Any, pair: Pair) -> Pair:
-    """A o (T, complement of T up to size(A)): mode 0 is a tile, mode 1 runs over the tiles.
+    """A o (T, T*), where T* is the complement of T up to size(A): mode 0 is a tile, mode 1 runs over the tiles.
 
-    Where the tiles do not divide A they hang over its end, as CuTe defines it: over the end of A's last mode, whose
-    stride counts there even when its extent is 1, or, when a tile ends inside another mode, over the end of that one,
-    which is rounded up to whole tiles.
+    T* counts ceil(size(A) / end of T) tiles, so the last ones may hang over the end of A. There A's last mode runs on,
+    as in every composition. So the answer is this one function, at the end too, or there is none.
     """
     s, d = pair
     cs, cd = complement_exact(s, d, product(shape), "a divide")
-    try:
-        return compose(shape, stride, (s, cs), (d, cd))
-    except CompositionError:
-        rounded = _round_up(shape, stride, pair)
-        if rounded is None:
-            raise
-        return rounded
-
-
-def _round_up(shape: Any, stride: Any, pair: Pair) -> Pair | None:
-    """A divide whose tile ends inside a mode of A and does not divide it, that mode rounded up; or None."""
-    S, D = coal(shape, stride)
-    end: Any = 1 + max([(n - 1) * d for n, d in zip(leaves(pair[0]), leaves(pair[1]))], default=0)
-    for n, d in zip(leaves(pair[0]), leaves(pair[1])):
-        if n > 1 and d:
-            end = max(end, n * d)
-    rest = end
-    for i, a in enumerate(S[:-1]):
-        if rest % a == 0:
-            rest //= a
-            continue
-        if rest > a:
-            return None
-        S[i] = -(-a // rest) * rest
-        break
-    else:
-        return None
-    wide = tuple(S), tuple(D)
-    try:
-        if coal(*compose(*wide, *pair)) != coal(*compose(shape, stride, *pair)):
-            return None
-        cs, cd = complement_exact(*pair, product(wide[0]), "a divide")
-        return compose(*wide, (pair[0], cs), (pair[1], cd))
-    except LayoutError:
-        return None
+    return compose(shape, stride, (s, cs), (d, cd))
 
 
 def multiply(shape: Any, stride: Any, pair: Pair) -> Pair:

@@ -413,13 +413,19 @@ class Layout(PicturedLayout, Predicates, Paged):
         return self.max_common_layout(other).size
 
     def logical_divide(self, tiler: Any) -> Layout:
-        """self o (T, complement of T): mode 0 a tile, mode 1 the tiles; mode by mode for a tuple.
+        """self o (T, complement of T up to self.size): mode 0 a tile, mode 1 the tiles; mode by mode for a tuple.
 
-        Where the tiles do not divide a mode they hang over its end, which is rounded up (CuTe's definition). Raises
-        LayoutError or CompositionError where the tile is no layout, or its translates would leave elements out.
+        Right or refused: it answers exactly when a layout with these modes is that function. Tiles may hang over the
+        end of what is divided, where its last mode runs on, as in `compose`. An int or a Layout divides the whole
+        layout, of any rank, and its end is the end of the last entry; a tuple divides each mode, nested ones as a
+        whole, and each has its own end. So Layout(10) takes tiles of 4, and in (5,2):(1,60) a tile of 2 is refused:
+        element 5 is in the next mode. Raises CompositionError with the first flat coordinate of the divided layout
+        that no layout fits, and LayoutError where the tile's translates overlap or leave elements out.
 
         >>> str(Layout((4, 6)).logical_divide((2, 3)))
         '((2,2),(3,2)):((1,2),(4,12))'
+        >>> str(Layout(10).logical_divide(4)), Layout((5, 2), (1, 60)).can_divide(2).witness
+        ('(4,3):(1,4)', 5)
         """
         if symbols_in(tiler):
             return lift(self).logical_divide(tiler)
