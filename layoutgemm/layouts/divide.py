@@ -24,10 +24,9 @@ def tiler_pair(tiler: Any) -> Pair:
         if tiler < 1:
             raise LayoutError(f"a tiler's extent must be at least 1, not {tiler}")
         return tiler, 1 if tiler > 1 else 0
-    stride = getattr(tiler, "stride", None)
-    if stride is None:
+    if not getattr(tiler.__class__, "_plain", False):  # the mark of a Layout; tensors and arrays have strides too
         return tiler_pair(as_int(tiler, "a tiler that is no Layout and no tuple"))
-    return tiler.shape, stride
+    return tiler.shape, tiler.stride
 
 
 def _modes(shape: Any, stride: Any, tiler: Any) -> int:

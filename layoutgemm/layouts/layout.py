@@ -317,6 +317,7 @@ class Layout(PicturedLayout, Predicates, Paged):
         >>> str(Layout((2, 3, 5)).group(0, 2))
         '((2,3),5):((1,2),6)'
         """
+        begin, end = _t.as_int(begin, "the first mode to group"), _t.as_int(end, "the end of the modes to group")
         if not 0 <= begin < end <= self.rank:
             raise LayoutError(f"{self} has no modes {begin}..{end - 1} to group")
         s, d = self[:].shape, self[:].stride
@@ -526,7 +527,7 @@ class Layout(PicturedLayout, Predicates, Paged):
         return _new(*_recast.upcast(self.shape, self.stride, _recast.factor(n, "upcast")))
 
     def downcast(self, n: int) -> Layout:
-        """The layout of elements of an n-th of the width; the mode of stride 1 takes in the parts.
+        """The layout of elements of an n-th of the width; each mode of stride 1 takes in the parts (CuTe's definition).
 
         >>> str(Layout((2, 4), (1, 2)).downcast(4))
         '(8,4):(1,8)'
@@ -534,10 +535,13 @@ class Layout(PicturedLayout, Predicates, Paged):
         return _new(*_recast.downcast(self.shape, self.stride, _recast.factor(n, "downcast")))
 
     def recast(self, new_bits: int, old_bits: int) -> Layout:
-        """From elements of old_bits to elements of new_bits.
+        """From elements of old_bits to elements of new_bits: the same bits.
 
-        >>> str(Layout((8, 4)).recast(8, 16))
-        '(16,4):(1,16)'
+        One mode of stride 1 takes in the parts of an element. Raises LayoutError where a mode would hold a fraction of
+        an element, or no strides lead to the new ones.
+
+        >>> str(Layout((8, 4)).recast(8, 16)), Layout(4).can_recast(6, 8).ok
+        ('(16,4):(1,16)', False)
         """
         new, old = _recast.factor(new_bits, "recast (new_bits)"), _recast.factor(old_bits, "recast (old_bits)")
         return _new(*_recast.recast(self.shape, self.stride, new, old))

@@ -38,7 +38,7 @@ def quotient(pair: Pair, tile: Pair) -> tuple[list[int], list[int]] | None:
     rest = ref.complement(*tile, ref.size(pair[0]))
     if rest is None:
         return None
-    covered = sorted({p for p in ref.sums(table(tile), ref.image(tuple(rest[0]), tuple(rest[1])))})
+    covered = sorted(set(ref.sums(table(tile), ref.image(tuple(rest[0]), tuple(rest[1])))))
     if covered != list(range(len(covered))):
         return None
     free = ref.image(tuple(rest[0]), tuple(rest[1]))
