@@ -454,9 +454,9 @@ def _sized(
     found: CounterExample, env: dict[int, int], statement: str, facts: Facts | None, objects: Any
 ) -> CounterExample:
     values = sizes(env, facts)
-    where = ", ".join(f"{n}={v}" for n, v in values.items())
+    where = " at " + ", ".join(f"{n}={v}" for n, v in values.items()) if values else ""
     tail = found.statement[len("not equivalent") :] if found.statement.startswith("not equivalent") else ""
-    return replace(found, statement=f"{statement} at {where}{tail}", sizes=tuple(values.items()))
+    return replace(found, statement=f"{statement}{where}{tail}", sizes=tuple(values.items()))
 
 
 def _with_conditions(answer: Answer, layouts: tuple[Any, ...], used: list[str], why: list[str] | None = None) -> Answer:

@@ -121,8 +121,9 @@ def recast(shape: Any, stride: Any, new_bits: int, old_bits: int) -> Pair:
         S, D = widened(S, D, down, taker(S, D, what))
     if up == 1:
         return S, D
+    steps = {d for s, d in zip(leaves(S), leaves(D)) if s != 1}
     for s, d, whole in zip(leaves(S), leaves(D), leaves(shape)):
-        if s != 1 and not_whole(s, d, up):
+        if s != 1 and not_whole(s, d, up, steps):
             raise LayoutError(
                 f"{what}: the mode of extent {whole} holds {s} times {old_bits // down} bits at a stride of {d} of "
                 f"them, and {new_bits} bits hold {up}: no whole number of elements"
@@ -130,9 +131,14 @@ def recast(shape: Any, stride: Any, new_bits: int, old_bits: int) -> Pair:
     return upcast(S, D, up)
 
 
-def not_whole(s: int, d: int, n: int) -> bool:
-    """Whether n neighbours as one element would be a fraction of an element somewhere in the mode s:d."""
-    return 0 < d < n and bool(n % d or s % (n // d))
+def not_whole(s: int, d: int, n: int, steps: set[Any]) -> bool:
+    """Whether n neighbours as one element would be a fraction of an element somewhere in the mode s:d.
+
+    The mode fills elements, or it ends inside one and a mode among `steps` goes on where it ends.
+    """
+    if d <= 0 or d >= n:
+        return False
+    return bool(n % d) or bool(s % (n // d) and (n % (s * d) or s * d not in steps))
 
 
 def factors(new_bits: int, old_bits: int) -> tuple[int, int]:

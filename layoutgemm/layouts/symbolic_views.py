@@ -88,9 +88,11 @@ def recast(shape: Any, stride: Any, new_bits: int, old_bits: int) -> Pair:
         S, D = widened(S, D, down, taking)
     if up == 1:
         return S, D
+    # Only a mode known to be longer than 1 goes on where another ends.
+    steps = {d for s, d in zip(leaves(S), leaves(D)) if s.__class__ is int and s > 1}
     for s, d in zip(leaves(S), leaves(D)):
         if s.__class__ is int:
-            if s != 1 and d.__class__ is int and int_recast.not_whole(s, d, up):
+            if s != 1 and d.__class__ is int and int_recast.not_whole(s, d, up, steps):
                 raise LayoutError(f"{what}: {s} parts {d} apart are no whole number of elements of {up} parts")
         elif d.__class__ is int and 0 < d < up and (up % d or quotient(s, up // d) is None):
             raise MissingFact(
