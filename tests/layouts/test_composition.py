@@ -312,6 +312,7 @@ def test_negative_strides_right_or_refused() -> None:
         ("(8,1):(1,100)", 16, None),  # offset 9 is A(9) = 101
         ("(8,1):(4,0)", 16, None),
         ("(8,1):(4,0)", 8, "S<1,2,3> o 0 o 8:4"),  # stays below 8: the last entry is not reached
+        ("(9,1):(4,0)", 9, None),  # 8 moves to 9, which is the end
         ("(8,1):(1,8)", 16, "S<1,0,3> o 0 o 16:1"),  # the last entry goes on as the first does
         ("1:4", 16, "S<1,2,3> o 0 o 16:4"),
         ("(1,8):(5,2)", 16, "S<1,1,3> o 0 o 16:2"),
