@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import LayoutError
+from .basis import has_basis
 from .compose import compose
 from .inttuple import as_int, coal, compact, leaves, pack, product, show, transform
 from .inverse import complement, complement_exact
@@ -96,8 +97,15 @@ def unpack(pair: Pair, first: bool) -> Pair:
 def divide(shape: Any, stride: Any, pair: Pair) -> Pair:
     """A o (T, T*), where T* is the complement of T up to size(A): mode 0 is a tile, mode 1 runs over the tiles.
 
-    T* counts ceil(size(A) / end of T) tiles, so the last ones may hang over the end of A. There A's last mode runs on,
-    as in every composition. So the answer is this one function, at the end too, or there is none.
+    T* counts ceil(size(A) / end of T) tiles, so the last ones may hang over the end of A. There A's last entry runs on,
+    as in every composition: the definition holds for them too. A is what one tile divides:
+
+        int or Layout   the whole layout, flattened; its end is the end of its last entry, whatever its rank
+        tuple           each mode by its own tile, a nested mode as a whole; each has its own end
+
+    So (10):(1) and the first mode of (10,2):(1,60) take tiles of 4. A tile of 2 does not divide (5,2):(1,60) as a
+    whole: element 5 is the next mode's first, 60. In (5,1):(1,100) it is 100, as the last entry counts at extent 1 too.
+    Raises CompositionError where no layout is the function, and LayoutError where T and its translates do not tile.
     """
     s, d = pair
     cs, cd = complement_exact(s, d, product(shape), "a divide")
@@ -109,7 +117,9 @@ def multiply(shape: Any, stride: Any, pair: Pair) -> Pair:
     s, d = pair
     reach: Any = 1
     for n, e in zip(leaves(s), leaves(d)):
-        if e.__class__ is int and e < 0:
+        if e.__class__ is not int:
+            refuse_coordinates(s, d)
+        if e < 0:
             raise LayoutError(
                 f"a product over {show(s)}:{show(d)}: mode {n}:{e} has a negative stride, and copies count up"
             )
@@ -119,6 +129,12 @@ def multiply(shape: Any, stride: Any, pair: Pair) -> Pair:
         complement_exact(shape, stride, 1, "a product this large")
     s, d = compose(cs, cd, s, d)
     return (shape, s), (stride, d)
+
+
+def refuse_coordinates(shape: Any, stride: Any) -> None:
+    """Raise LayoutError for a product over a layout that leads to coordinates."""
+    if has_basis(stride):
+        raise LayoutError(f"a product over {show(shape)}:{show(stride)}, which leads to coordinates: copies are counted")
 
 
 def interleave(block: Pair, tiler: Any, raked: bool) -> Pair:

@@ -317,7 +317,7 @@ class Layout(PicturedLayout, Predicates, Paged):
         >>> str(Layout((2, 3, 5)).group(0, 2))
         '((2,3),5):((1,2),6)'
         """
-        begin, end = _t.as_int(begin, "the first mode to group"), _t.as_int(end, "the end of the modes to group")
+        begin, end = _t.as_int(begin, "the first mode of a group"), _t.as_int(end, "the end of a group")
         if not 0 <= begin < end <= self.rank:
             raise LayoutError(f"{self} has no modes {begin}..{end - 1} to group")
         s, d = self[:].shape, self[:].stride
@@ -416,12 +416,9 @@ class Layout(PicturedLayout, Predicates, Paged):
     def logical_divide(self, tiler: Any) -> Layout:
         """self o (T, complement of T up to self.size): mode 0 a tile, mode 1 the tiles; mode by mode for a tuple.
 
-        Right or refused: it answers exactly when a layout with these modes is that function. Tiles may hang over the
-        end of what is divided, where its last mode runs on, as in `compose`. An int or a Layout divides the whole
-        layout, of any rank, and its end is the end of the last entry; a tuple divides each mode, nested ones as a
-        whole, and each has its own end. So Layout(10) takes tiles of 4, and in (5,2):(1,60) a tile of 2 is refused:
-        element 5 is in the next mode. Raises CompositionError with the first flat coordinate of the divided layout
-        that no layout fits, and LayoutError where the tile's translates overlap or leave elements out.
+        It answers exactly when a layout with these modes is that function. An int or a Layout divides the whole, a
+        tuple each mode. Tiles may hang over its end only, where its last entry runs on. Raises CompositionError with
+        the first coordinate that fails, LayoutError where the tile's translates overlap or leave elements out.
 
         >>> str(Layout((4, 6)).logical_divide((2, 3)))
         '((2,2),(3,2)):((1,2),(4,12))'
@@ -535,10 +532,7 @@ class Layout(PicturedLayout, Predicates, Paged):
         return _new(*_recast.downcast(self.shape, self.stride, _recast.factor(n, "downcast")))
 
     def recast(self, new_bits: int, old_bits: int) -> Layout:
-        """From elements of old_bits to elements of new_bits: the same bits.
-
-        One mode of stride 1 takes in the parts of an element. Raises LayoutError where a mode would hold a fraction of
-        an element, or no strides lead to the new ones.
+        """From elements of old_bits to elements of new_bits: the same bits. Raises LayoutError for fractions of one.
 
         >>> str(Layout((8, 4)).recast(8, 16)), Layout(4).can_recast(6, 8).ok
         ('(16,4):(1,16)', False)

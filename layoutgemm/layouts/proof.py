@@ -280,6 +280,8 @@ def _swizzled(a: Any, b: Any) -> Proof | CounterExample | Undecided:
     """Static layouts, at least one composed: without the swizzle they share, over GF(2), else by exhaustion."""
     from .linear import LinearLayout  # it imports this module
 
+    if has_basis(getattr(a, "stride", 0)) or has_basis(getattr(b, "stride", 0)):
+        return _difference(a, b, 0, "coalesced normal form")  # coordinates, and offsets
     under = [getattr(x, "layout", None) for x in (a, b)]
     if None not in under and a.swizzle == b.swizzle and a.offset == b.offset:
         # A swizzle is one to one: under it, and from one offset, the inner layouts decide.

@@ -70,8 +70,8 @@ def _upcast(shape: Any, stride: Any, n: int, rest: list[tuple[int, int, int, int
 def downcast(shape: Any, stride: Any, n: int) -> Pair:
     """Each element as n neighbouring ones: every mode of stride 1 takes in the parts, all other strides grow by n.
 
-    That is CuTe's definition: without a mode of stride 1 the result leads to the first part of each element, and two
-    modes of stride 1, one of extent 1 among them, take in the parts twice.
+    That is CuTe's definition. Without a mode of stride 1 the result leads to the first part of each element. Two modes
+    of stride 1 take in the parts twice, even where the extent of one is 1.
     """
     _refuse_basis("downcast", shape, stride)
     for s, d in zip(leaves(shape), leaves(stride)):
@@ -132,9 +132,9 @@ def recast(shape: Any, stride: Any, new_bits: int, old_bits: int) -> Pair:
 
 
 def not_whole(s: int, d: int, n: int, steps: set[Any]) -> bool:
-    """Whether n neighbours as one element would be a fraction of an element somewhere in the mode s:d.
+    """True if elements of n neighbours do not divide the mode s:d.
 
-    The mode fills elements, or it ends inside one and a mode among `steps` goes on where it ends.
+    The mode fills elements, or it ends inside one and a mode of a stride in `steps` goes on where it ends.
     """
     if d <= 0 or d >= n:
         return False

@@ -488,7 +488,7 @@ def compose_with_swizzle(left: Any, right: Any) -> ComposedLayout:
 
 
 def _stays_below(right: Any, end: Any) -> bool:
-    """Whether no value of a swizzled layout of integers, nor one before its swizzle, is `end` or more."""
+    """True if all values, before and after the swizzle, are in 0..end-1."""
     try:
         before, after = right.layout.offsets() + right.offset, right.offsets()
     except LayoutError:  # symbols, or too many values to look at

@@ -18,7 +18,7 @@ from . import compose as _int_compose
 from . import inverse as _int_inverse
 from .basis import ScaledBasis, component, has_basis, paths_of
 from .conditions import back_to, holds, mark, quotient, rounded_down, rounded_up
-from .divide import join
+from .divide import join, refuse_coordinates
 from .inttuple import coal, coal_open, compact, leaves, pack, product
 from .inttuple import show as show_tuple
 from .poly import MissingFact, P, needs_div, needs_ge, show
@@ -255,7 +255,7 @@ def _order_needs(rest: list[Mode], end: Any) -> tuple[str, ...]:
 
 
 def gaps(shape: Any, stride: Any, what: str, exact: bool) -> tuple[list[Any], list[Any], list[tuple[Any, ...]]]:
-    """The modes of the complement below the end of the layout, and the chain of the layout's own modes."""
+    """The complement's modes below the end of the layout, and the layout's own chain."""
     S: list[Any] = []
     D: list[Any] = []
     modes = chain(shape, stride, what)
@@ -273,7 +273,7 @@ def gaps(shape: Any, stride: Any, what: str, exact: bool) -> tuple[list[Any], li
 
 
 def end_of(modes: list[tuple[Any, ...]]) -> Any:
-    """Where the last mode of a chain ends."""
+    """The end of the last mode of a chain."""
     return modes[-1][0] * modes[-1][1] if modes else 1
 
 
@@ -466,6 +466,7 @@ def multiply(shape: Any, stride: Any, pair: Pair) -> Pair:
     if not has_symbols(shape, stride, pair):
         return int_multiply(shape, stride, pair)
     s, d = pair
+    refuse_coordinates(s, d)
     reach: Any = 1
     for n, e in zip(leaves(s), leaves(d)):
         if not holds(0, e):

@@ -63,7 +63,7 @@ def downcast(shape: Any, stride: Any, n: int) -> Pair:
 
 
 def _check_ones(stride: Any, n: int, what: str) -> None:
-    """Refuse a symbolic stride that may be 1, where its mode would take in the parts, and a backward one."""
+    """Refuse a symbolic stride that may be 1, since its mode would take in the parts, and a stride of -1."""
     for d in leaves(stride):
         if n > 1 and (d == -1 if d.__class__ is int else not holds(2, d)):
             raise MissingFact(

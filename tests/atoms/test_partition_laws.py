@@ -1,4 +1,4 @@
-"""Partitions of ragged and nested tensors: the tensor at the elements that the thread has in a plain one, or refused."""
+"""Partitions of nested and padded tensors: the values at the elements of the plain partition, or a refusal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.layouts import reference as ref
 
 
 def tensor(rng: random.Random, extents: tuple[int, ...]) -> Layout:
-    """A tensor of these extents, its modes split and its strides permuted, padded or broadcast at random."""
+    """A random tensor: split modes; permuted, padded or broadcast strides."""
     shape: list[Any] = []
     for n in extents:
         inner = rng.choice([k for k in range(1, n + 1) if n % k == 0])
@@ -33,7 +33,7 @@ def tensor(rng: random.Random, extents: tuple[int, ...]) -> Layout:
 
 
 def judge(partition: Any, of: Layout) -> bool:
-    """The partition of a tensor against the elements that the partition of the plain tensor names."""
+    """Compare with the tensor at the elements that the plain partition names."""
     plain = partition(Layout(tuple(ref.size(s) for s in of.shape)))
     try:
         answer = partition(of)

@@ -159,7 +159,9 @@ def test_a_refusal_shows_the_parts_of_a_mode_that_was_split() -> None:
 
 
 def test_every_sum_in_a_refusal_has_two_terms() -> None:
-    said = re.compile(r"the offset is ([\d +]+) = (\d+), which the left one sends to (\d+); .* \(([-\d +]+) (?:mode|part)")
+    said = re.compile(
+        r"the offset is ([\d +]+) = (\d+), which the left one sends to (\d+);.* \(([-\d +]+) (?:mod|part)"
+    )
     rng, found = random.Random(29), 0
     for _ in range(2000):
         left = random_pair(rng, limit=200, leaves=4)
@@ -325,7 +327,8 @@ def test_a_layout_after_a_swizzle_runs_on_in_its_last_entry(left: str, right: in
             a @ b
         return
     assert str(a @ b) == answer
-    assert [(a @ b)(i) for i in range(right)] == [ref.offset(b(i), a.shape, a.stride, wrap_last=False) for i in range(right)]
+    truth = [ref.offset(b(i), a.shape, a.stride, wrap_last=False) for i in range(right)]
+    assert [(a @ b)(i) for i in range(right)] == truth
 
 
 def test_swizzled_left_operand() -> None:

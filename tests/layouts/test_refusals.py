@@ -20,7 +20,7 @@ from layoutgemm.errors import (
 from layoutgemm.layouts import ComposedLayout, E, Layout, Swizzle, functions
 from layoutgemm.layouts.linear import LinearLayout
 from layoutgemm.layouts.prove import bijective, covers, injective, prove
-from layoutgemm.layouts.symbolic import dims
+from layoutgemm.layouts.symbolic import dim, dims
 
 BAD_LAYOUTS: list[tuple[Any, Any, str]] = [
     # (shape, stride, what the message must contain)
@@ -112,6 +112,11 @@ def test_a_matrix_over_bits_has_one_size() -> None:
     M, N = dims("M N")
     with pytest.raises(LayoutError, match="the other layout has symbols"):
         prove(Layout((M, N), (N, 1)), LinearLayout.of(Layout(16)))
+
+
+def test_coordinates_are_no_offsets() -> None:
+    found = Layout.identity((4, 4)).equivalent(Swizzle(1, 0, 3) @ Layout(16))
+    assert found.explain() == "not equivalent: (0,0) gives (0,0) and 0"
 
 
 def test_two_indices_print_as_two_indices() -> None:
@@ -243,6 +248,8 @@ BAD_CALLS: list[tuple[str, Callable[[], Any], str]] = [
     ("48 bits as 32-bit elements", lambda: Layout(6).recast(32, 8), "6:1 from 8 to 32 bits"),
     ("24 swizzled bits as 16-bit elements", lambda: (Swizzle(1, 4, 3) @ Layout(3)).recast(16, 8), "3:1 from 8 to 16"),
     ("two modes of stride 1", lambda: Layout((4, 4), (1, 1)).recast(8, 16), "4:1 and 4:1 overlap"),
+    ("product over coordinates", lambda: Layout(4).logical_product(Layout.identity((2, 2))), "coordinates"),
+    ("symbolic product over coordinates", lambda: Layout(dim("M")).logical_product(Layout.identity(2)), "coordinates"),
     ("group modes by text", lambda: Layout((4, 2)).group("0", 2), "'0'"),
     ("upcast by a float", lambda: Layout(4).upcast(2.0), "2.0"),
     ("profile deeper than the layout", lambda: Layout((4, 2)).coalesce((1, (1, 1))), "2"),
