@@ -134,7 +134,7 @@ def multiply(shape: Any, stride: Any, pair: Pair) -> Pair:
 def refuse_coordinates(shape: Any, stride: Any) -> None:
     """Raise LayoutError for a product over a layout that leads to coordinates."""
     if has_basis(stride):
-        raise LayoutError(f"a product over {show(shape)}:{show(stride)}, which leads to coordinates: copies are counted")
+        raise LayoutError(f"a product over {show(shape)}:{show(stride)}, which leads to coordinates: copies count")
 
 
 def interleave(block: Pair, tiler: Any, raked: bool) -> Pair:

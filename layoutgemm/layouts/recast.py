@@ -74,10 +74,18 @@ def downcast(shape: Any, stride: Any, n: int) -> Pair:
     of stride 1 take in the parts twice, even where the extent of one is 1.
     """
     _refuse_basis("downcast", shape, stride)
-    for s, d in zip(leaves(shape), leaves(stride)):
-        if d == -1 and n > 1 and s > 1:
-            raise LayoutError(f"downcast by {n}: the mode {s}:-1 runs backwards, and the parts of an element do not")
-    return widened(shape, stride, n, [i for i, d in enumerate(leaves(stride)) if d == 1])
+    return _downcast(shape, stride, n)
+
+
+def _downcast(shape: Any, stride: Any, n: int) -> Pair:
+    if shape.__class__ is tuple:
+        pairs = [_downcast(s, d, n) for s, d in zip(shape, stride)]
+        return tuple([s for s, _ in pairs]), tuple([d for _, d in pairs])
+    if stride == 1:
+        return shape * n, 1
+    if stride == -1 and n > 1 and shape > 1:
+        raise LayoutError(f"downcast by {n}: the mode {shape}:-1 runs backwards, and the parts of an element do not")
+    return shape, stride * n
 
 
 def widened(shape: Any, stride: Any, n: int, taking: list[int]) -> Pair:
@@ -93,7 +101,12 @@ def widened(shape: Any, stride: Any, n: int, taking: list[int]) -> Pair:
     return part(shape, stride)
 
 
-def taker(shape: Any, stride: Any, what: str) -> list[int]:
+def recasting(shape: Any, stride: Any, new_bits: int, old_bits: int) -> str:
+    """The operation as messages name it."""
+    return f"recast of {show(shape)}:{show(stride)} from {old_bits} to {new_bits} bits"
+
+
+def taker(shape: Any, stride: Any, new_bits: int, old_bits: int) -> list[int]:
     """The entry that takes in the parts of an element: of those of stride 1 the one longer than 1, else the first.
 
     Raises LayoutError where two are longer: they overlap, and an element has its parts once.
@@ -103,6 +116,7 @@ def taker(shape: Any, stride: Any, what: str) -> list[int]:
     long = [i for i in ones if not (S[i].__class__ is int and S[i] == 1)]
     if len(long) > 1:
         names = " and ".join([f"{S[i]}:1" for i in long[:2]])
+        what = recasting(shape, stride, new_bits, old_bits)
         raise LayoutError(f"{what}: the modes {names} overlap, and both would take in the parts of an element")
     return (long or ones)[:1]
 
@@ -113,17 +127,18 @@ def recast(shape: Any, stride: Any, new_bits: int, old_bits: int) -> Pair:
     Down to the widest element that both are made of, where one mode takes in the parts, and up from there.
     """
     _refuse_basis("recast", shape, stride)
-    what = f"recast of {show(shape)}:{show(stride)} from {old_bits} to {new_bits} bits"
     down, up = factors(new_bits, old_bits)
     S, D = shape, stride
     if down > 1:
-        downcast(S, D, down)  # refuses what runs backwards
-        S, D = widened(S, D, down, taker(S, D, what))
+        S, D = _downcast(shape, stride, down)
+        if leaves(stride).count(1) > 1:
+            S, D = widened(shape, stride, down, taker(shape, stride, new_bits, old_bits))
     if up == 1:
         return S, D
     steps = {d for s, d in zip(leaves(S), leaves(D)) if s != 1}
     for s, d, whole in zip(leaves(S), leaves(D), leaves(shape)):
         if s != 1 and not_whole(s, d, up, steps):
+            what = recasting(shape, stride, new_bits, old_bits)
             raise LayoutError(
                 f"{what}: the mode of extent {whole} holds {s} times {old_bits // down} bits at a stride of {d} of "
                 f"them, and {new_bits} bits hold {up}: no whole number of elements"

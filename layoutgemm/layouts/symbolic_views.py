@@ -75,12 +75,12 @@ def recast(shape: Any, stride: Any, new_bits: int, old_bits: int) -> Pair:
     """From elements of old_bits to elements of new_bits: whole elements of both, at every size."""
     if not has_symbols(shape, stride):
         return int_recast.recast(shape, stride, new_bits, old_bits)
-    what = f"recast of {show_tuple(shape)}:{show_tuple(stride)} from {old_bits} to {new_bits} bits"
+    what = int_recast.recasting(shape, stride, new_bits, old_bits)
     down, up = int_recast.factors(new_bits, old_bits)
     S, D = shape, stride
     if down > 1:
         _check_ones(D, down, what)
-        taking = int_recast.taker(S, D, what)
+        taking = int_recast.taker(S, D, new_bits, old_bits)
         ones = [s for s, d in zip(leaves(S), leaves(D)) if d.__class__ is int and d == 1]
         if len(ones) > 1 and not holds(2, leaves(S)[taking[0]]):
             extent = leaves(S)[taking[0]]
