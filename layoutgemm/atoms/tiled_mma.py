@@ -116,7 +116,7 @@ class TiledMma(Pictured, Paged):
 
         >>> from layoutgemm.atoms import wgmma
         >>> str(TiledMma(wgmma(64), (2, 1, 1)).thr_layout_vmnk)
-        '(128,2,1,1):(1,128,0,0)'
+        '(128,2,1,1):(1,128,256,256)'
         """
         ids = self.atom.thread_ids if self.atom.thread_ids is not None else Layout(self.atom.threads)
         return ids.tiled_product(self.atom_layout)

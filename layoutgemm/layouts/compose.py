@@ -219,7 +219,7 @@ class _Reader:
                 break
         c = self.first_carry(parts)
         if c is not None and (misfit is None or c < misfit[0]):
-            self.refuse_sum(c, bs, bd)
+            self.refuse_sum(c, bs, bd, parts)
         if misfit is not None:
             c, j, n, rest, d = misfit
             last, step = (n - 1) * d, self.value(d)
@@ -306,20 +306,28 @@ class _Reader:
             return str(value)
         return " + ".join(str(ScaledBasis(v, p)) for p, v in self.code.digits(value).items() if v) or "0"
 
-    def refuse_sum(self, c: int, bs: list[int], bd: list[int]) -> None:
-        coord, rest, offset, split = [], c, 0, []
-        for s, d in zip(bs, bd):
+    def refuse_sum(self, c: int, bs: list[int], bd: list[int], parts: list[tuple[int, int, int]]) -> None:
+        coord, rest = [], c
+        for s in bs:
             rest, i = divmod(rest, s)
             coord.append(i)
-            offset += i * d
-            if i and d:
-                split.append(i * d)
-        alone = " + ".join([self.text(self.value(x)) for x in split])
+        moved = [(c // weight % n * d, weight) for n, d, weight in parts if c // weight % n]
+        split = [x for x, _ in moved]
         where = f"({','.join(map(str, coord))})" if len(coord) > 1 else str(c)
+        # A mode that had to be split moves by several of its parts.
+        starts = list(accumulate(bs, mul, initial=1))
+        modes = [max(j for j, w in enumerate(starts[:-1]) if w <= weight and bs[j] > 1) for _, weight in moved]
+        inside = ""
+        for j in dict.fromkeys(j for j in modes if modes.count(j) > 1):
+            own = [(n, d) for n, d, weight in parts if starts[j] <= weight < starts[j + 1]]
+            shape, stride = pack([n for n, _ in own], [d for _, d in own])
+            inside += f", mode {j} being {show(shape)}:{show(stride)}"
+        alone = " + ".join([self.text(self.value(x)) for x in split])
         self.refuse(
             f"the modes of the right operand carry across a mode of the left one: at {where} the offset is "
-            f"{' + '.join(map(str, split))} = {offset}, which the left one sends to {self.text(self.value(offset))}; "
-            f"no layout with these modes fits ({alone} mode by mode)",
+            f"{' + '.join(map(str, split))} = {sum(split)}, which the left one sends to "
+            f"{self.text(self.value(sum(split)))}; no layout with these modes fits ({alone} "
+            f"{'part by part' if inside else 'mode by mode'}{inside})",
             c,
         )
 

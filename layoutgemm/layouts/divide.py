@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..errors import CompositionError, LayoutError
+from ..errors import LayoutError
+from .basis import has_basis
 from .compose import compose
 from .inttuple import as_int, coal, compact, leaves, pack, product, show, transform
 from .inverse import complement, complement_exact
@@ -24,10 +25,9 @@ def tiler_pair(tiler: Any) -> Pair:
         if tiler < 1:
             raise LayoutError(f"a tiler's extent must be at least 1, not {tiler}")
         return tiler, 1 if tiler > 1 else 0
-    stride = getattr(tiler, "stride", None)
-    if stride is None:
+    if not getattr(tiler.__class__, "_plain", False):  # the mark of a Layout; tensors and arrays have strides too
         return tiler_pair(as_int(tiler, "a tiler that is no Layout and no tuple"))
-    return tiler.shape, stride
+    return tiler.shape, tiler.stride
 
 
 def _modes(shape: Any, stride: Any, tiler: Any) -> int:
@@ -95,49 +95,21 @@ def unpack(pair: Pair, first: bool) -> Pair:
 
 
 def divide(shape: Any, stride: Any, pair: Pair) -> Pair:
-    """A o (T, complement of T up to size(A)): mode 0 is a tile, mode 1 runs over the tiles.
+    """A o (T, T*), where T* is the complement of T up to size(A): mode 0 is a tile, mode 1 runs over the tiles.
 
-    Where the tiles do not divide A they hang over its end, as CuTe defines it: over the end of A's last mode, whose
-    stride counts there even when its extent is 1, or, when a tile ends inside another mode, over the end of that one,
-    which is rounded up to whole tiles.
+    T* counts ceil(size(A) / end of T) tiles, so the last ones may hang over the end of A. There A's last entry runs on,
+    as in every composition: the definition holds for them too. A is what one tile divides:
+
+        int or Layout   the whole layout, flattened; its end is the end of its last entry, whatever its rank
+        tuple           each mode by its own tile, a nested mode as a whole; each has its own end
+
+    So (10):(1) and the first mode of (10,2):(1,60) take tiles of 4. A tile of 2 does not divide (5,2):(1,60) as a
+    whole: element 5 is the next mode's first, 60. In (5,1):(1,100) it is 100, as the last entry counts at extent 1 too.
+    Raises CompositionError where no layout is the function, and LayoutError where T and its translates do not tile.
     """
     s, d = pair
     cs, cd = complement_exact(s, d, product(shape), "a divide")
-    try:
-        return compose(shape, stride, (s, cs), (d, cd))
-    except CompositionError:
-        rounded = _round_up(shape, stride, pair)
-        if rounded is None:
-            raise
-        return rounded
-
-
-def _round_up(shape: Any, stride: Any, pair: Pair) -> Pair | None:
-    """A divide whose tile ends inside a mode of A and does not divide it, that mode rounded up; or None."""
-    S, D = coal(shape, stride)
-    end: Any = 1 + max([(n - 1) * d for n, d in zip(leaves(pair[0]), leaves(pair[1]))], default=0)
-    for n, d in zip(leaves(pair[0]), leaves(pair[1])):
-        if n > 1 and d:
-            end = max(end, n * d)
-    rest = end
-    for i, a in enumerate(S[:-1]):
-        if rest % a == 0:
-            rest //= a
-            continue
-        if rest > a:
-            return None
-        S[i] = -(-a // rest) * rest
-        break
-    else:
-        return None
-    wide = tuple(S), tuple(D)
-    try:
-        if coal(*compose(*wide, *pair)) != coal(*compose(shape, stride, *pair)):
-            return None
-        cs, cd = complement_exact(*pair, product(wide[0]), "a divide")
-        return compose(*wide, (pair[0], cs), (pair[1], cd))
-    except LayoutError:
-        return None
+    return compose(shape, stride, (s, cs), (d, cd))
 
 
 def multiply(shape: Any, stride: Any, pair: Pair) -> Pair:
@@ -145,7 +117,9 @@ def multiply(shape: Any, stride: Any, pair: Pair) -> Pair:
     s, d = pair
     reach: Any = 1
     for n, e in zip(leaves(s), leaves(d)):
-        if e.__class__ is int and e < 0:
+        if e.__class__ is not int:
+            refuse_coordinates(s, d)
+        if e < 0:
             raise LayoutError(
                 f"a product over {show(s)}:{show(d)}: mode {n}:{e} has a negative stride, and copies count up"
             )
@@ -155,6 +129,12 @@ def multiply(shape: Any, stride: Any, pair: Pair) -> Pair:
         complement_exact(shape, stride, 1, "a product this large")
     s, d = compose(cs, cd, s, d)
     return (shape, s), (stride, d)
+
+
+def refuse_coordinates(shape: Any, stride: Any) -> None:
+    """Raise LayoutError for a product over a layout that leads to coordinates."""
+    if has_basis(stride):
+        raise LayoutError(f"a product over {show(shape)}:{show(stride)}, which leads to coordinates: copies count")
 
 
 def interleave(block: Pair, tiler: Any, raked: bool) -> Pair:

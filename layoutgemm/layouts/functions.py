@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..errors import LayoutError
 from . import inttuple as _t
 from .inttuple import compatible, congruent, idx2crd, product, product_each, weakly_congruent
 from .layout import Layout
@@ -62,6 +63,20 @@ __all__ = [
     "zipped_divide",
     "zipped_product",
 ]
+
+
+def _method(x: Any, name: str) -> Any:
+    """The method of a layout. Raises LayoutError for what is no layout, or has no such operation."""
+    found = None if isinstance(x, type) else getattr(x, name, None)
+    if found is None:
+        raise LayoutError(f"{name} is an operation of layouts; got {type(x).__name__} {x!r}")
+    return found
+
+
+def _layout(x: Any, what: str) -> Layout:
+    if not isinstance(x, Layout):
+        raise LayoutError(f"{what} is a Layout; got {type(x).__name__} {x!r}")
+    return x
 
 
 def size(x: Any) -> Any:
@@ -149,7 +164,7 @@ def make_layout_tv(thread: Layout, value: Layout) -> tuple[Any, Layout]:
     >>> tile, str(tv)
     ((32, 16), '((8,4),(4,4)):((4,128),(1,32))')
     """
-    tile = thread.raked_product(value)
+    tile = _layout(thread, "the layout of threads").raked_product(_layout(value, "the layout of values"))
     threads, values = thread.size, value.size
     tv = tile.right_inverse().compose(
         Layout((threads, values), (0 if threads == 1 else 1, 0 if values == 1 else threads))
@@ -159,87 +174,87 @@ def make_layout_tv(thread: Layout, value: Layout) -> tuple[Any, Layout]:
 
 def coalesce(layout: Any, profile: Any = None) -> Any:
     """See Layout.coalesce."""
-    return layout.coalesce(profile)
+    return _method(layout, "coalesce")(profile)
 
 
 def filter(layout: Layout, profile: Any = None) -> Layout:
     """See Layout.filter."""
-    return layout.filter(profile)
+    return _method(layout, "filter")(profile)
 
 
 def composition(a: Any, b: Any) -> Any:
     """See Layout.compose."""
-    return a.compose(b)
+    return _method(a, "compose")(b)
 
 
 def complement(layout: Layout, bound: Any = None) -> Layout:
     """See Layout.complement."""
-    return layout.complement(bound)
+    return _method(layout, "complement")(bound)
 
 
 def right_inverse(layout: Layout) -> Layout:
     """See Layout.right_inverse."""
-    return layout.right_inverse()
+    return _method(layout, "right_inverse")()
 
 
 def left_inverse(layout: Layout) -> Layout:
     """See Layout.left_inverse."""
-    return layout.left_inverse()
+    return _method(layout, "left_inverse")()
 
 
 def nullspace(layout: Layout) -> Layout:
     """See Layout.nullspace."""
-    return layout.nullspace()
+    return _method(layout, "nullspace")()
 
 
 def max_common_layout(a: Layout, b: Layout) -> Layout:
     """See Layout.max_common_layout."""
-    return a.max_common_layout(b)
+    return _method(a, "max_common_layout")(b)
 
 
 def max_common_vector(a: Layout, b: Layout) -> Any:
     """See Layout.max_common_vector."""
-    return a.max_common_vector(b)
+    return _method(a, "max_common_vector")(b)
 
 
 def tile_to_shape(block: Any, shape: Any, order: Any = None) -> Any:
     """See Layout.tile_to_shape."""
-    return block.tile_to_shape(shape, order)
+    return _method(block, "tile_to_shape")(shape, order)
 
 
 def with_shape(layout: Any, shape: Any) -> Any:
     """See Layout.with_shape."""
-    return layout.with_shape(shape)
+    return _method(layout, "with_shape")(shape)
 
 
 def upcast(layout: Any, n: int) -> Any:
     """See Layout.upcast."""
-    return layout.upcast(n)
+    return _method(layout, "upcast")(n)
 
 
 def downcast(layout: Any, n: int) -> Any:
     """See Layout.downcast."""
-    return layout.downcast(n)
+    return _method(layout, "downcast")(n)
 
 
 def recast_layout(new_bits: int, old_bits: int, layout: Any) -> Any:
     """See Layout.recast; the arguments come in CuTe's order."""
-    return layout.recast(new_bits, old_bits)
+    return _method(layout, "recast")(new_bits, old_bits)
 
 
 def slice_(coord: Any, layout: Any) -> Any:
     """The layout of the modes that None keeps, without its offset."""
-    return layout.slice(coord)[0]
+    return _method(layout, "slice")(coord)[0]
 
 
 def slice_and_offset(coord: Any, layout: Any) -> tuple[Any, Any]:
     """See Layout.slice."""
-    return layout.slice(coord)
+    return _method(layout, "slice")(coord)
 
 
 def dice(coord: Any, layout: Any) -> Any:
     """See Layout.dice."""
-    return layout.dice(coord)
+    return _method(layout, "dice")(coord)
 
 
 def select(layout: Layout, modes: Any) -> Layout:
@@ -248,12 +263,19 @@ def select(layout: Layout, modes: Any) -> Layout:
     >>> str(select(Layout((2, 3, 5)), (2, 0)))
     '(5,2):(6,1)'
     """
-    return Layout.join(*[layout[i] for i in modes])
+    _layout(layout, "what select() takes modes of")
+    if not isinstance(modes, (tuple, list)):
+        raise LayoutError(f"select() takes a tuple of modes; got {type(modes).__name__} {modes!r}")
+    chosen = [_t.as_int(i, "a mode to select") for i in modes]
+    for i in chosen:
+        if not -layout.rank <= i < layout.rank:
+            raise LayoutError(f"{layout} has no mode {i} to select")
+    return Layout.join(*[layout[i] for i in chosen])
 
 
 def group_modes(layout: Layout, begin: int, end: int) -> Layout:
     """See Layout.group."""
-    return layout.group(begin, end)
+    return _method(layout, "group")(begin, end)
 
 
 def append(layout: Layout, mode: Layout) -> Layout:
@@ -262,59 +284,59 @@ def append(layout: Layout, mode: Layout) -> Layout:
     >>> str(append(Layout((4, 8)), Layout(3, 32)))
     '(4,8,3):(1,4,32)'
     """
-    return Layout.join(*layout, mode)
+    return Layout.join(*_layout(layout, "what a mode is appended to"), mode)
 
 
 def prepend(layout: Layout, mode: Layout) -> Layout:
     """The layout with one more mode at its beginning."""
-    return Layout.join(mode, *layout)
+    return Layout.join(mode, *_layout(layout, "what a mode is prepended to"))
 
 
 def logical_divide(layout: Any, tiler: Any) -> Any:
     """See Layout.logical_divide."""
-    return layout.logical_divide(tiler)
+    return _method(layout, "logical_divide")(tiler)
 
 
 def zipped_divide(layout: Any, tiler: Any) -> Any:
     """See Layout.zipped_divide."""
-    return layout.zipped_divide(tiler)
+    return _method(layout, "zipped_divide")(tiler)
 
 
 def tiled_divide(layout: Any, tiler: Any) -> Any:
     """See Layout.tiled_divide."""
-    return layout.tiled_divide(tiler)
+    return _method(layout, "tiled_divide")(tiler)
 
 
 def flat_divide(layout: Any, tiler: Any) -> Any:
     """See Layout.flat_divide."""
-    return layout.flat_divide(tiler)
+    return _method(layout, "flat_divide")(tiler)
 
 
 def logical_product(layout: Any, tiler: Any) -> Any:
     """See Layout.logical_product."""
-    return layout.logical_product(tiler)
+    return _method(layout, "logical_product")(tiler)
 
 
 def zipped_product(layout: Any, tiler: Any) -> Any:
     """See Layout.zipped_product."""
-    return layout.zipped_product(tiler)
+    return _method(layout, "zipped_product")(tiler)
 
 
 def tiled_product(layout: Any, tiler: Any) -> Any:
     """See Layout.tiled_product."""
-    return layout.tiled_product(tiler)
+    return _method(layout, "tiled_product")(tiler)
 
 
 def flat_product(layout: Any, tiler: Any) -> Any:
     """See Layout.flat_product."""
-    return layout.flat_product(tiler)
+    return _method(layout, "flat_product")(tiler)
 
 
 def blocked_product(layout: Any, tiler: Any) -> Any:
     """See Layout.blocked_product."""
-    return layout.blocked_product(tiler)
+    return _method(layout, "blocked_product")(tiler)
 
 
 def raked_product(layout: Any, tiler: Any) -> Any:
     """See Layout.raked_product."""
-    return layout.raked_product(tiler)
+    return _method(layout, "raked_product")(tiler)

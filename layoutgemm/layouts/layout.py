@@ -317,6 +317,7 @@ class Layout(PicturedLayout, Predicates, Paged):
         >>> str(Layout((2, 3, 5)).group(0, 2))
         '((2,3),5):((1,2),6)'
         """
+        begin, end = _t.as_int(begin, "the first mode of a group"), _t.as_int(end, "the end of a group")
         if not 0 <= begin < end <= self.rank:
             raise LayoutError(f"{self} has no modes {begin}..{end - 1} to group")
         s, d = self[:].shape, self[:].stride
@@ -413,13 +414,16 @@ class Layout(PicturedLayout, Predicates, Paged):
         return self.max_common_layout(other).size
 
     def logical_divide(self, tiler: Any) -> Layout:
-        """self o (T, complement of T): mode 0 a tile, mode 1 the tiles; mode by mode for a tuple.
+        """self o (T, complement of T up to self.size): mode 0 a tile, mode 1 the tiles; mode by mode for a tuple.
 
-        Where the tiles do not divide a mode they hang over its end, which is rounded up (CuTe's definition). Raises
-        LayoutError or CompositionError where the tile is no layout, or its translates would leave elements out.
+        It answers exactly when a layout with these modes is that function. An int or a Layout divides the whole, a
+        tuple each mode. Tiles may hang over its end only, where its last entry runs on. Raises CompositionError with
+        the first coordinate that fails, LayoutError where the tile's translates overlap or leave elements out.
 
         >>> str(Layout((4, 6)).logical_divide((2, 3)))
         '((2,2),(3,2)):((1,2),(4,12))'
+        >>> str(Layout(10).logical_divide(4)), Layout((5, 2), (1, 60)).can_divide(2).witness
+        ('(4,3):(1,4)', 5)
         """
         if symbols_in(tiler):
             return lift(self).logical_divide(tiler)
@@ -520,7 +524,7 @@ class Layout(PicturedLayout, Predicates, Paged):
         return _new(*_recast.upcast(self.shape, self.stride, _recast.factor(n, "upcast")))
 
     def downcast(self, n: int) -> Layout:
-        """The layout of elements of an n-th of the width; the mode of stride 1 takes in the parts.
+        """The layout of elements of an n-th of the width; each mode of stride 1 takes in the parts (CuTe's definition).
 
         >>> str(Layout((2, 4), (1, 2)).downcast(4))
         '(8,4):(1,8)'
@@ -528,10 +532,10 @@ class Layout(PicturedLayout, Predicates, Paged):
         return _new(*_recast.downcast(self.shape, self.stride, _recast.factor(n, "downcast")))
 
     def recast(self, new_bits: int, old_bits: int) -> Layout:
-        """From elements of old_bits to elements of new_bits.
+        """From elements of old_bits to elements of new_bits: the same bits. Raises LayoutError for fractions of one.
 
-        >>> str(Layout((8, 4)).recast(8, 16))
-        '(16,4):(1,16)'
+        >>> str(Layout((8, 4)).recast(8, 16)), Layout(4).can_recast(6, 8).ok
+        ('(16,4):(1,16)', False)
         """
         new, old = _recast.factor(new_bits, "recast (new_bits)"), _recast.factor(old_bits, "recast (old_bits)")
         return _new(*_recast.recast(self.shape, self.stride, new, old))

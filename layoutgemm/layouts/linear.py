@@ -375,12 +375,13 @@ class LinearLayout:
         statement = "not equivalent" if n == m else f"not equivalent, 2^{n} and 2^{m} elements"
         return CounterExample(longer.coord(at), left_value, right_value, at, statement, "GF(2) matrix")
 
-    def first_difference(self, other: LinearLayout) -> int | None:
+    def first_difference(self, other: Any) -> int | None:
         """The first flat index at which two functions differ, or that only one of them has; None when they are one.
 
         >>> LinearLayout((1, 2, 4)).first_difference(LinearLayout((1, 2, 8)))
         4
         """
+        other = LinearLayout.of(other)
         if self.offset != other.offset:
             return 0
         if self.columns == other.columns:

@@ -18,6 +18,7 @@ from .inttuple import coal, idx2crd, leaves, show
 
 LIMIT = 1 << 24
 PROBE = 1 << 20
+TWO_INDICES = "two coordinates"  # the method of a counterexample whose coord is two flat indices with one value
 
 
 @dataclass(frozen=True)
@@ -145,6 +146,9 @@ class CounterExample:
         >>> CounterExample((0, 17), 34, 42).explain()
         'not equivalent: (0,17) gives 34 and 42'
         """
+        if self.method == TWO_INDICES:
+            i, j = self.coord
+            return f"{self.statement}: indices {i} and {j} both give {show(self.left)}"
         coord = show(self.coord)
         if self.left is None or self.right is None:
             side, value = ("left", self.left) if self.left is not None else ("right", self.right)
@@ -212,14 +216,21 @@ def between(answer: Any, a: Any, b: Any) -> Any:
     return answer if isinstance(answer, Proof) else replace(answer, between=(a, b))
 
 
-def equivalent(a: Any, b: Any) -> Proof | CounterExample | Undecided:
-    """Whether two layouts are one function of the flat index, of one size."""
-    for x in (a, b):
-        if not hasattr(x, "shape") or not hasattr(x, "offsets"):
+def check_layouts(*xs: Any) -> None:
+    """Raise LayoutError for an operand of a statement about layouts that is none."""
+    from .linear import LinearLayout  # both import this module
+    from .predicates import Predicates
+
+    for x in xs:
+        if not isinstance(x, (Predicates, LinearLayout)):
             notation = f"; CuTe's notation is read by parse({x!r})" if isinstance(x, str) else ""
             raise LayoutError(f"layouts are compared, and {x!r} is none{notation}")
-    pa, pb = getattr(a, "_plain", None), getattr(b, "_plain", None)
-    if pa is None or pb is None:
+
+
+def equivalent(a: Any, b: Any) -> Proof | CounterExample | Undecided:
+    """Whether two layouts are one function of the flat index, of one size."""
+    if getattr(a.__class__, "_plain", None) is None or getattr(b.__class__, "_plain", None) is None:
+        check_layouts(a, b)
         with_symbols = symbolic_arguments.prove(a, b)
         if with_symbols is not None:
             return with_symbols
@@ -268,6 +279,8 @@ def _swizzled(a: Any, b: Any) -> Proof | CounterExample | Undecided:
     """Static layouts, at least one composed: without the swizzle they share, over GF(2), else by exhaustion."""
     from .linear import LinearLayout  # it imports this module
 
+    if has_basis(getattr(a, "stride", 0)) or has_basis(getattr(b, "stride", 0)):
+        return _difference(a, b, 0, "coalesced normal form")  # coordinates, and offsets
     under = [getattr(x, "layout", None) for x in (a, b)]
     if None not in under and a.swizzle == b.swizzle and a.offset == b.offset:
         # A swizzle is one to one: under it, and from one offset, the inner layouts decide.
@@ -397,7 +410,7 @@ def _shared(shape: Any, stride: Any, i: int, j: int) -> CounterExample:
     from .layout import Layout
 
     value = Layout._new(shape, stride)(i)
-    return CounterExample((i, j), value, value, j, f"{show(shape)}:{show(stride)} is not injective", "two coordinates")
+    return CounterExample((i, j), value, value, j, f"{show(shape)}:{show(stride)} is not injective", TWO_INDICES)
 
 
 def bijective(shape: Any, stride: Any) -> Proof | CounterExample | Undecided:

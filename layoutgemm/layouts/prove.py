@@ -30,6 +30,7 @@ from .generators import show as show_names
 from .inttuple import coal, leaves, product
 from .inttuple import show as show_tuple
 from .layout import Layout
+from .linear import LinearLayout
 from .poly import div, ge0, needs_ge, show, substitute, val
 from .proof import CounterExample, Proof, Undecided
 from .sizes import at, candidates, cases_of, entries_of, plain, replaced, sizes
@@ -55,6 +56,7 @@ def prove(a: Any, b: Any, given: Any = ()) -> Answer:
     >>> print(prove(Layout((M, N), (N, 1)), Layout(M * N)).explain())
     not equivalent at M=2, N=2: (1,0) gives 2 and 1
     """
+    _proof.check_layouts(a, b)
     facts = _facts(given)
     if facts is not None:
         facts = facts.on(a, b)
@@ -63,6 +65,8 @@ def prove(a: Any, b: Any, given: Any = ()) -> Answer:
     if not gs:
         return _proof.between(_with_conditions(_proof.equivalent(plain(a), plain(b)), (a, b), []), a, b)
     check_symbols(gs)
+    if isinstance(a, LinearLayout) or isinstance(b, LinearLayout):
+        raise LayoutError(f"{a} and {b}: a matrix over bits has one size, and the other layout has symbols")
     if not (isinstance(a, Layout) and isinstance(b, Layout)):
         return _proof.between(_swizzled(a, b, facts), a, b)
     if has_basis(a.stride) != has_basis(b.stride):
@@ -97,10 +101,11 @@ def injective(a: Any, given: Any = ()) -> Answer:
     >>> M, N, ld = dims("M N ld")
     >>> A = Layout((M, N), (1, ld))
     >>> print(injective(A).explain())
-    (M,N):(1,ld) is not injective at M=2, N=2, ld=1: (1,2) gives 1 and 1
+    (M,N):(1,ld) is not injective at M=2, N=2, ld=1: indices 1 and 2 both give 1
     >>> injective(A, ["ld >= M"]).steps
     ('M:1 is the smallest', 'N:ld steps over the span M-1 of the smaller strides')
     """
+    _proof.check_layouts(a)
     facts = _facts(given)
     if facts is not None:
         facts = facts.on(a)
@@ -126,16 +131,17 @@ def injective(a: Any, given: Any = ()) -> Answer:
 
 def bijective(a: Any, given: Any = ()) -> Answer:
     """Whether the values are 0..size-1, each once, at every size."""
+    _proof.check_layouts(a)
     facts = _facts(given)
     if facts is not None:
         facts = facts.on(a)
         a = facts(a)
-    if not generators(*entries_of(a)):
-        return plain(a).is_bijective()
     if not isinstance(a, Layout) or has_basis(a.stride):
         raise LayoutError(
             f"{a}: bijective means onto the offsets 0..size-1, of a layout without swizzle or coordinates"
         )
+    if not generators(*entries_of(a)):
+        return plain(a).is_bijective()
     why: list[str] = []
 
     def compact(f: Callable[[Any], Any]) -> Argument | None:
@@ -176,8 +182,9 @@ def covers(a: Any, tile: Any, given: Any = ()) -> Answer:
     >>> covers(Layout((M // 8, 8), (8, 1)), M).ok, covers(Layout((M // 8, 4), (8, 1)), M).ok
     (True, False)
     """
-    shape = getattr(tile, "shape", None)
+    shape = None if isinstance(tile, type) else getattr(tile, "shape", None)
     target = Layout(tile).shape if shape is None else shape
+    _proof.check_layouts(a)
     facts = _facts(given)
     if facts is not None:
         facts = facts.on(a, target)
@@ -229,6 +236,7 @@ def disjoint(a: Any, b: Any, offset: Any = 0, given: Any = ()) -> Answer:
     >>> disjoint(Layout((M, N), (1, 2 * M)), Layout((M, N), (1, 2 * M)), M).ok
     True
     """
+    _proof.check_layouts(a, b)
     facts = _facts(given)
     if facts is not None:
         facts = facts.on(a, b, offset)
@@ -257,7 +265,7 @@ def disjoint(a: Any, b: Any, offset: Any = 0, given: Any = ()) -> Answer:
             return Proof("exhaustion", (), (f"{len(x)} and {len(y)} values, none in common",))
         i = int(np.nonzero(np.isin(x, common))[0][0])
         j = int(np.nonzero(y == x[i])[0][0])
-        return CounterExample((i, j), int(x[i]), int(y[j]), i, statement(), "exhaustion at one size")
+        return CounterExample((i, j), int(x[i]), int(y[j]), i, statement(), _proof.TWO_INDICES)
 
     with recording() as used:
         answer = _decide((a, b, offset), apart, meet, "disjoint ranges", statement, facts)
@@ -446,9 +454,9 @@ def _sized(
     found: CounterExample, env: dict[int, int], statement: str, facts: Facts | None, objects: Any
 ) -> CounterExample:
     values = sizes(env, facts)
-    where = ", ".join(f"{n}={v}" for n, v in values.items())
+    where = " at " + ", ".join(f"{n}={v}" for n, v in values.items()) if values else ""
     tail = found.statement[len("not equivalent") :] if found.statement.startswith("not equivalent") else ""
-    return replace(found, statement=f"{statement} at {where}{tail}", sizes=tuple(values.items()))
+    return replace(found, statement=f"{statement}{where}{tail}", sizes=tuple(values.items()))
 
 
 def _with_conditions(answer: Answer, layouts: tuple[Any, ...], used: list[str], why: list[str] | None = None) -> Answer:

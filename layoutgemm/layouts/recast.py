@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import count
 from math import gcd
 from typing import Any
 
 from ..errors import CoordinateError, LayoutError
 from .basis import has_basis
-from .inttuple import as_int, crd2idx, show
+from .inttuple import as_int, crd2idx, leaves, show
 
 Pair = tuple[Any, Any]
 
@@ -67,9 +68,10 @@ def _upcast(shape: Any, stride: Any, n: int, rest: list[tuple[int, int, int, int
 
 
 def downcast(shape: Any, stride: Any, n: int) -> Pair:
-    """Each element as n neighbouring ones: a mode of stride 1 takes in the parts, all other strides grow by n.
+    """Each element as n neighbouring ones: every mode of stride 1 takes in the parts, all other strides grow by n.
 
-    That is CuTe's definition: without a mode of stride 1 the result leads to the first part of each element.
+    That is CuTe's definition. Without a mode of stride 1 the result leads to the first part of each element. Two modes
+    of stride 1 take in the parts twice, even where the extent of one is 1.
     """
     _refuse_basis("downcast", shape, stride)
     return _downcast(shape, stride, n)
@@ -86,15 +88,78 @@ def _downcast(shape: Any, stride: Any, n: int) -> Pair:
     return shape, stride * n
 
 
+def widened(shape: Any, stride: Any, n: int, taking: list[int]) -> Pair:
+    """The entries numbered `taking` n times as long, all other strides n times as large."""
+    place = count()
+
+    def part(s: Any, d: Any) -> Pair:
+        if s.__class__ is tuple:
+            pairs = [part(x, y) for x, y in zip(s, d)]
+            return tuple([x for x, _ in pairs]), tuple([y for _, y in pairs])
+        return (s * n, d) if next(place) in taking else (s, d * n)
+
+    return part(shape, stride)
+
+
+def recasting(shape: Any, stride: Any, new_bits: int, old_bits: int) -> str:
+    """The operation as messages name it."""
+    return f"recast of {show(shape)}:{show(stride)} from {old_bits} to {new_bits} bits"
+
+
+def taker(shape: Any, stride: Any, new_bits: int, old_bits: int) -> list[int]:
+    """The entry that takes in the parts of an element: of those of stride 1 the one longer than 1, else the first.
+
+    Raises LayoutError where two are longer: they overlap, and an element has its parts once.
+    """
+    S, D = leaves(shape), leaves(stride)
+    ones = [i for i, d in enumerate(D) if d.__class__ is int and d == 1]
+    long = [i for i in ones if not (S[i].__class__ is int and S[i] == 1)]
+    if len(long) > 1:
+        names = " and ".join([f"{S[i]}:1" for i in long[:2]])
+        what = recasting(shape, stride, new_bits, old_bits)
+        raise LayoutError(f"{what}: the modes {names} overlap, and both would take in the parts of an element")
+    return (long or ones)[:1]
+
+
 def recast(shape: Any, stride: Any, new_bits: int, old_bits: int) -> Pair:
-    """From elements of old_bits to elements of new_bits: an upcast, a downcast, or the one after the other."""
-    if new_bits % old_bits == 0:
-        return upcast(shape, stride, new_bits // old_bits)
-    if old_bits % new_bits == 0:
-        return downcast(shape, stride, old_bits // new_bits)
-    # Through the widest element that both are made of: 16 -> 24 bits is down to 8 and up to 24.
+    """From elements of old_bits to elements of new_bits: the same bits, so whole elements of both, or LayoutError.
+
+    Down to the widest element that both are made of, where one mode takes in the parts, and up from there.
+    """
+    _refuse_basis("recast", shape, stride)
+    down, up = factors(new_bits, old_bits)
+    S, D = shape, stride
+    if down > 1:
+        S, D = _downcast(shape, stride, down)
+        if leaves(stride).count(1) > 1:
+            S, D = widened(shape, stride, down, taker(shape, stride, new_bits, old_bits))
+    if up == 1:
+        return S, D
+    steps = {d for s, d in zip(leaves(S), leaves(D)) if s != 1}
+    for s, d, whole in zip(leaves(S), leaves(D), leaves(shape)):
+        if s != 1 and not_whole(s, d, up, steps):
+            what = recasting(shape, stride, new_bits, old_bits)
+            raise LayoutError(
+                f"{what}: the mode of extent {whole} holds {s} times {old_bits // down} bits at a stride of {d} of "
+                f"them, and {new_bits} bits hold {up}: no whole number of elements"
+            )
+    return upcast(S, D, up)
+
+
+def not_whole(s: int, d: int, n: int, steps: set[Any]) -> bool:
+    """True if elements of n neighbours do not divide the mode s:d.
+
+    The mode fills elements, or it ends inside one and a mode of a stride in `steps` goes on where it ends.
+    """
+    if d <= 0 or d >= n:
+        return False
+    return bool(n % d) or bool(s % (n // d) and (n % (s * d) or s * d not in steps))
+
+
+def factors(new_bits: int, old_bits: int) -> tuple[int, int]:
+    """Down to the widest element that both are made of, and up from there: 16 -> 24 bits is down to 8 and up to 24."""
     g = gcd(new_bits, old_bits)
-    return upcast(*downcast(shape, stride, old_bits // g), new_bits // g)
+    return old_bits // g, new_bits // g
 
 
 # ---------------------------------------------------------------- slices

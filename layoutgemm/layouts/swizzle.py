@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 
 from ..errors import CompositionError, LayoutError, SwizzleError
-from .inttuple import as_int, coal, scalar
+from .inttuple import as_int, coal_open, scalar
 from .paged import Paged
 from .pictured import Pictured, PicturedLayout
 from .predicates import Predicates
+from .recast import factor
 from .symbolic import entry
 
 _set = object.__setattr__
@@ -142,10 +143,12 @@ class Swizzle(Pictured, Paged):
 
     def upcast(self, n: int) -> Swizzle:
         """The same movement on elements n times as wide, n a power of two."""
+        n = factor(n, "upcast")
         return self._rebase(self.base - _log2(n, "the factor"), None if self.unit is None else self.unit * n)
 
     def downcast(self, n: int) -> Swizzle:
         """The same movement on elements of an n-th of the width, n a power of two."""
+        n = factor(n, "downcast")
         by = _log2(n, "the factor")
         if self.unit is not None and self.unit % n:
             raise SwizzleError(f"{self} cannot be counted in {n} parts of a {self.unit}-bit element")
@@ -407,10 +410,16 @@ class ComposedLayout(PicturedLayout, Predicates, Paged):
             raise SwizzleError(f"{self}: the swizzle counts {unit} bits, and the layout is said to count {old_bits}")
         if new_bits == old_bits:
             return self
-        if new_bits > old_bits and new_bits % old_bits == 0:
-            return self.upcast(new_bits // old_bits)
-        if old_bits % new_bits == 0:
-            return self.downcast(old_bits // new_bits)
+        if new_bits > old_bits > 0 and new_bits % old_bits == 0:
+            n = new_bits // old_bits
+            return ComposedLayout._new(
+                self.swizzle.upcast(n), self._offset_up(n), self.layout.recast(new_bits, old_bits)
+            )
+        if old_bits > new_bits > 0 and old_bits % new_bits == 0:
+            n = old_bits // new_bits
+            return ComposedLayout._new(
+                self.swizzle.downcast(n), self.offset * n, self.layout.recast(new_bits, old_bits)
+            )
         raise SwizzleError(f"{self}: {old_bits} and {new_bits} bits, and neither divides the other")
 
     # ------------------------------------------------------------ statements
@@ -459,17 +468,29 @@ class ComposedLayout(PicturedLayout, Predicates, Paged):
 def compose_with_swizzle(left: Any, right: Any) -> ComposedLayout:
     """A plain layout after a swizzled one: answered where the layout only multiplies by a power of two.
 
-    2^k * swizzle(x) is the swizzle k bits further up, applied to 2^k * x. Any other layout moves the bits apart.
+    2^k * swizzle(x) is the swizzle k bits further up, applied to 2^k * x. Any other layout moves the bits apart. The
+    last entry of `left` counts even where its extent is 1, since offsets past the end run on in it.
     """
-    S, D = coal(left.shape, left.stride)
-    if not isinstance(right, ComposedLayout) or len(S) != 1 or D[0] < 1 or D[0] & (D[0] - 1):
+    S, D = coal_open(left.shape, left.stride)
+    if len(S) == 2 and S[1].__class__ is int and S[1] == 1 and _stays_below(right, S[0]):
+        S, D = S[:1], D[:1]
+    d = D[0] if len(D) == 1 else None
+    if not isinstance(right, ComposedLayout) or d.__class__ is not int or d < 1 or d & (d - 1):
         raise CompositionError(
             "a plain layout after a swizzle is a swizzled layout only where it multiplies by a power of two",
             None,
             left,
             right,
         )
-    d = D[0]
     inner = left.compose(right.layout)
     sw = right.swizzle
     return ComposedLayout(Swizzle(sw.bits, sw.base + d.bit_length() - 1, sw.shift), right.offset * d, inner)
+
+
+def _stays_below(right: Any, end: Any) -> bool:
+    """True if all values, before and after the swizzle, are in 0..end-1."""
+    try:
+        before, after = right.layout.offsets() + right.offset, right.offsets()
+    except LayoutError:  # symbols, or too many values to look at
+        return False
+    return end.__class__ is int and bool(max(before.max(), after.max()) < end and before.min() >= 0)

@@ -201,7 +201,17 @@ class SymbolicLayout(Layout):
 
     def max_common_layout(self, other: Layout) -> Layout:
         """See Layout.max_common_layout: as large as the facts show."""
-        return self._made(lambda s, d: _ops.max_common((s, d), (other.shape, other.stride)), also=(other,))
+        tiler = as_tiler(other)
+        pair = _divide.tiler_pair(tiler)
+        return self._made(lambda s, d: _ops.max_common((s, d), pair), also=_layouts_in(tiler))
+
+    def filter(self, profile: Any = None) -> Layout:
+        """See Layout.filter; no stride may be 0 at some sizes only."""
+        return self._made(lambda s, d: _ops.nonzero("filter", super(SymbolicLayout, self).filter(profile), s, d))
+
+    def nullspace(self) -> Layout:
+        """See Layout.nullspace; no stride may be 0 at some sizes only."""
+        return self._made(lambda s, d: _ops.nonzero("nullspace", super(SymbolicLayout, self).nullspace(), s, d))
 
     def with_shape(self, *shape: Any) -> Layout:
         """See Layout.with_shape."""
@@ -282,7 +292,7 @@ class SymbolicLayout(Layout):
         return self._made(_views.upcast, factor)
 
     def downcast(self, n: int) -> Layout:
-        """See Layout.downcast; a symbolic stride is none of stride 1."""
+        """See Layout.downcast; a symbolic stride must be known to be at least 2."""
         from . import recast
 
         factor = recast.factor(n, "downcast")
@@ -291,16 +301,11 @@ class SymbolicLayout(Layout):
 
     def recast(self, new_bits: int, old_bits: int) -> Layout:
         """See Layout.recast."""
-        from math import gcd
-
         from . import recast
 
         new, old = recast.factor(new_bits, "recast (new_bits)"), recast.factor(old_bits, "recast (old_bits)")
-        g = gcd(new, old)
-        out: Layout = self
-        if old != g:
-            out = out.downcast(old // g)
-        return out.upcast(new // g) if new != g else out
+        recast._refuse_basis("recast", self.shape, self.stride)
+        return self._made(_views.recast, new, old)
 
     # ------------------------------------------------------------ statements
 
@@ -346,7 +351,7 @@ def _again(name: str) -> Any:
     return method
 
 
-for _name in ("coalesce", "dice", "filter", "flatten", "group", "nullspace"):
+for _name in ("coalesce", "dice", "flatten", "group"):
     setattr(SymbolicLayout, _name, _again(_name))
 
 

@@ -18,7 +18,7 @@ from . import compose as _int_compose
 from . import inverse as _int_inverse
 from .basis import ScaledBasis, component, has_basis, paths_of
 from .conditions import back_to, holds, mark, quotient, rounded_down, rounded_up
-from .divide import join
+from .divide import join, refuse_coordinates
 from .inttuple import coal, coal_open, compact, leaves, pack, product
 from .inttuple import show as show_tuple
 from .poly import MissingFact, P, needs_div, needs_ge, show
@@ -254,12 +254,12 @@ def _order_needs(rest: list[Mode], end: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(ways))
 
 
-def gaps(shape: Any, stride: Any, what: str, exact: bool) -> tuple[list[Any], list[Any], Any]:
-    """The modes of the complement below the end of the layout, and that end."""
+def gaps(shape: Any, stride: Any, what: str, exact: bool) -> tuple[list[Any], list[Any], list[tuple[Any, ...]]]:
+    """The complement's modes below the end of the layout, and the layout's own chain."""
     S: list[Any] = []
     D: list[Any] = []
-    top: Any = 1
-    for s, d, gap, end in chain(shape, stride, what):
+    modes = chain(shape, stride, what)
+    for _, d, gap, end in modes:
         if exact and quotient(d, end) is None:
             raise MissingFact(
                 f"{what} needs the complement of {_text((shape, stride))} to leave nothing out: the stride {show(d)} "
@@ -269,8 +269,44 @@ def gaps(shape: Any, stride: Any, what: str, exact: bool) -> tuple[list[Any], li
         if not (gap.__class__ is int and gap == 1):
             S.append(gap)
             D.append(end)
-        top = d * s
-    return S, D, top
+    return S, D, modes
+
+
+def end_of(modes: list[tuple[Any, ...]]) -> Any:
+    """The end of the last mode of a chain."""
+    return modes[-1][0] * modes[-1][1] if modes else 1
+
+
+def check_units(modes: list[tuple[Any, ...]], bound: Any, what: str, pair: Pair) -> None:
+    """Refuse a chain whose complement is another function where the extent of a mode is 1.
+
+    The integer operation drops that mode. Its gap then merges into the gap above or, at the top, into the copies up to
+    `bound`; the two are one function where each divides the next. A `bound` of None is copies without end.
+    """
+    for i, (s, d, gap, end) in enumerate(modes):
+        if s.__class__ is int:
+            continue  # chain() has dropped those of extent 1
+        point = mark()
+        whole = quotient(d, end) is not None
+        if whole and gap.__class__ is int and gap == 1:
+            continue
+        above = modes[i + 1 :] if bound is not None else modes[i + 1 : -1]
+        if whole or (bound is None and not modes[i + 1 :]):
+            fixed = False
+            for t, e, _, below in above:
+                whole = quotient(e, below) is not None
+                fixed = t.__class__ is int
+                if fixed or not whole:
+                    break
+            if whole and (fixed or bound is None or quotient(bound, d) is not None):
+                continue
+        back_to(point)
+        if not holds(2, s):
+            raise MissingFact(
+                f"{what} of {_text(pair)}: the mode {show(s)}:{show(d)} leaves a gap of {show(gap)} below it, and has "
+                f"none where its extent is 1",
+                (*needs_ge(s - 2), *(needs_div(d, bound) if bound is not None else ())),
+            )
 
 
 def complement(shape: Any, stride: Any, bound: Any = 1, what: str = "complement", exact: bool = False) -> Pair:
@@ -279,7 +315,9 @@ def complement(shape: Any, stride: Any, bound: Any = 1, what: str = "complement"
         if exact:
             return _int_inverse.complement_exact(shape, stride, bound, what)
         return _int_inverse.complement(shape, stride, bound)
-    S, D, end = gaps(shape, stride, what, exact)
+    S, D, modes = gaps(shape, stride, what, exact)
+    check_units(modes, bound, what, (shape, stride))
+    end = end_of(modes)
     if not holds(bound, end):
         top = rounded_up(bound, end)
         if top is None:
@@ -390,6 +428,18 @@ def _common_mode(a: Pair, S: tuple[Any, ...], D: tuple[Any, ...]) -> tuple[list[
         return [], []
 
 
+def nonzero(what: str, answer: Any, shape: Any, stride: Any) -> Pair:
+    """The shape and stride of `answer`, which took symbolic strides for other than 0. Refuses where one may be 0."""
+    for s, d in zip(leaves(shape), leaves(stride)):
+        value = d.value if d.__class__ is ScaledBasis else d
+        if value.__class__ is P and not (s.__class__ is int and s == 1) and not holds(value, -1):
+            if not holds(1, value):
+                raise MissingFact(
+                    f"{what} of {_text((shape, stride))}: the stride {show(value)} may be 0", needs_ge(value - 1)
+                )
+    return answer.shape, answer.stride
+
+
 # ---------------------------------------------------------------- divides and products
 
 
@@ -416,18 +466,20 @@ def multiply(shape: Any, stride: Any, pair: Pair) -> Pair:
     if not has_symbols(shape, stride, pair):
         return int_multiply(shape, stride, pair)
     s, d = pair
+    refuse_coordinates(s, d)
     reach: Any = 1
     for n, e in zip(leaves(s), leaves(d)):
         if not holds(0, e):
             raise MissingFact(f"a product over {_text(pair)}: mode {show(n)}:{show(e)} counts copies up", needs_ge(e))
         reach = reach + (n - 1) * e
-    S, D, end = gaps(shape, stride, "a product", exact=False)
+    S, D, modes = gaps(shape, stride, "a product", exact=False)
     room = product(tuple(S))
     if not holds(reach, room):
         # Beyond the end of A every gap must be whole, or copies would leave elements out.
-        S, D, end = gaps(shape, stride, "a product", exact=True)
+        S, D, modes = gaps(shape, stride, "a product", exact=True)
         S.append(2)
-        D.append(end)
+        D.append(end_of(modes))
+    check_units(modes, None, "a product", (shape, stride))
     cs, cd = pack(S, D)
     s, d = compose(cs, cd, s, d)
     return (shape, s), (stride, d)
@@ -473,6 +525,7 @@ def interleave(block: Pair, pair: Pair, raked: bool) -> Pair:
 
 __all__ = [
     "chain",
+    "check_units",
     "complement",
     "compose",
     "composed",
@@ -482,6 +535,7 @@ __all__ = [
     "left_inverse",
     "max_common",
     "multiply",
+    "nonzero",
     "right_inverse",
     "tile_to_shape",
 ]

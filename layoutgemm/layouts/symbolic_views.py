@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..errors import CoordinateError
+from ..errors import CoordinateError, LayoutError
 from . import inttuple as _t
+from . import recast as int_recast
 from .conditions import holds, quotient, rounded_up
 from .divide import join
 from .inttuple import leaves, product
 from .inttuple import show as show_tuple
 from .poly import MissingFact, P, needs_div, needs_ge, show
+from .recast import widened
 from .symbolic_ops import has_symbols
 
 Pair = tuple[Any, Any]
@@ -21,10 +23,8 @@ Pair = tuple[Any, Any]
 
 def upcast(shape: Any, stride: Any, n: int) -> Pair:
     """Each n neighbouring elements as one group; a symbolic stride must be a multiple of n."""
-    from .recast import upcast as int_upcast
-
     if not has_symbols(shape, stride):
-        return int_upcast(shape, stride, n)
+        return int_recast.upcast(shape, stride, n)
     over: list[Any] = []
     out = _upcast(shape, stride, n, over)
     if over and not holds(sum(over), n - 1):
@@ -55,12 +55,51 @@ def _upcast(s: Any, d: Any, n: int, over: list[Any]) -> Pair:
 
 
 def downcast(shape: Any, stride: Any, n: int) -> Pair:
-    """Each element as n neighbouring ones: the mode of stride 1 takes in the parts, other strides grow."""
-    if shape.__class__ is tuple:
-        return join([downcast(s, d, n) for s, d in zip(shape, stride)])
-    if stride.__class__ is int and stride == 1:
-        return shape * n, 1
-    return shape, stride * n
+    """Each element as n neighbouring ones: the modes of stride 1 take in the parts, other strides grow."""
+    if has_symbols(shape, stride):
+        _check_ones(stride, n, f"downcast of {show_tuple(shape)}:{show_tuple(stride)} by {n}")
+        return widened(shape, stride, n, [i for i, d in enumerate(leaves(stride)) if d.__class__ is int and d == 1])
+    return int_recast.downcast(shape, stride, n)
+
+
+def _check_ones(stride: Any, n: int, what: str) -> None:
+    """Refuse a symbolic stride that may be 1, since its mode would take in the parts, and a stride of -1."""
+    for d in leaves(stride):
+        if n > 1 and (d == -1 if d.__class__ is int else not holds(2, d)):
+            raise MissingFact(
+                f"{what}: a mode of stride {show(d)}, and one of stride 1 takes in the parts", needs_ge(d - 2)
+            )
+
+
+def recast(shape: Any, stride: Any, new_bits: int, old_bits: int) -> Pair:
+    """From elements of old_bits to elements of new_bits: whole elements of both, at every size."""
+    if not has_symbols(shape, stride):
+        return int_recast.recast(shape, stride, new_bits, old_bits)
+    what = int_recast.recasting(shape, stride, new_bits, old_bits)
+    down, up = int_recast.factors(new_bits, old_bits)
+    S, D = shape, stride
+    if down > 1:
+        _check_ones(D, down, what)
+        taking = int_recast.taker(S, D, new_bits, old_bits)
+        ones = [s for s, d in zip(leaves(S), leaves(D)) if d.__class__ is int and d == 1]
+        if len(ones) > 1 and not holds(2, leaves(S)[taking[0]]):
+            extent = leaves(S)[taking[0]]
+            raise MissingFact(f"{what}: the mode {show(extent)}:1 takes in the parts", needs_ge(extent - 2))
+        S, D = widened(S, D, down, taking)
+    if up == 1:
+        return S, D
+    # Only a mode known to be longer than 1 goes on where another ends.
+    steps = {d for s, d in zip(leaves(S), leaves(D)) if s.__class__ is int and s > 1}
+    for s, d in zip(leaves(S), leaves(D)):
+        if s.__class__ is int:
+            if s != 1 and d.__class__ is int and int_recast.not_whole(s, d, up, steps):
+                raise LayoutError(f"{what}: {s} parts {d} apart are no whole number of elements of {up} parts")
+        elif d.__class__ is int and 0 < d < up and (up % d or quotient(s, up // d) is None):
+            raise MissingFact(
+                f"{what}: {show(s)} parts {d} apart as whole elements of {up} parts",
+                needs_div(up // d, s) if not up % d else (),
+            )
+    return upcast(S, D, up)
 
 
 # ---------------------------------------------------------------- coordinates
@@ -122,4 +161,4 @@ def _split(index: Any, shape: Any) -> Any:
     return tuple(out)
 
 
-__all__ = ["crd2idx", "downcast", "split", "upcast"]
+__all__ = ["crd2idx", "downcast", "recast", "split", "upcast"]

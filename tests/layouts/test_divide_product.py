@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from layoutgemm.errors import LayoutError
+from layoutgemm.errors import CompositionError, LayoutError
 from layoutgemm.layouts import Layout, make_layout_tv
 from tests.layouts import reference as ref
 from tests.layouts.strategies import INJECTIVE, Pair, inside, pairs, random_pair, random_shape, random_stride, seeds
@@ -31,35 +31,21 @@ def table(pair: Pair) -> list[int]:
 
 
 def quotient(pair: Pair, tile: Pair) -> tuple[list[int], list[int]] | None:
-    """A o (T, T*) by definition: its values and the extents of its modes; None where T has no complement in A."""
+    """A o (T, T*) by definition: its values and the extents of its modes; None where no T* leaves nothing out.
+
+    Past the end of A its last entry runs on, so every value is defined, those of tiles that hang over included.
+    """
     rest = ref.complement(*tile, ref.size(pair[0]))
     if rest is None:
+        return None
+    covered = sorted(set(ref.sums(table(tile), ref.image(tuple(rest[0]), tuple(rest[1])))))
+    if covered != list(range(len(covered))):
         return None
     free = ref.image(tuple(rest[0]), tuple(rest[1]))
     picks = ref.sums(table(tile), free)
     shape, stride = pair
     values = [ref.offset(p, shape, stride, wrap_last=False) for p in picks]
     return values, [*ref.leaves(tile[0]), *(ref.canonical(free) or ([], []))[0]]
-
-
-def rounded(pair: Pair, tile: Pair) -> list[int] | None:
-    """CuTe's overhang inside A: where the tile's span ends within a mode of the coalesced A, that mode is taken as the
-    next multiple of what is left of the span; the values of the divide of that longer A, or None.
-    """
-    form = ref.canonical(table(pair))
-    assert form is not None
-    extents, strides = form
-    span = max([1, *(s * d for s, d in zip(ref.leaves(tile[0]), ref.leaves(tile[1]), strict=True) if s > 1)])
-    for i, s in enumerate(extents[:-1]):
-        if span % s == 0:
-            span //= s
-        elif span < s:
-            extents[i] = -(-s // span) * span
-            truth = quotient((tuple(extents), tuple(strides)), tile)
-            return truth[0] if truth is not None and ref.first_misfit(*truth) is None else None
-        else:
-            return None
-    return None
 
 
 def judge_divide(pair: Pair, tile: Pair, answer: Layout | LayoutError) -> bool:
@@ -70,15 +56,14 @@ def judge_divide(pair: Pair, tile: Pair, answer: Layout | LayoutError) -> bool:
         assert isinstance(answer, LayoutError), text
         return False
     values, extents = truth
-    if ref.first_misfit(values, extents) is None and len(values) == ref.size(pair[0]):
-        assert not isinstance(answer, LayoutError), text
-        assert image(answer) == values, text
-        assert sizes(answer) == [ref.size(tile[0]), len(values) // ref.size(tile[0])], text
-        return True
-    if not isinstance(answer, LayoutError):  # overhang: refused, or CuTe's rounding and no other
-        assert set(table(pair)) <= set(image(answer)), text
-        assert image(answer) in (values, rounded(pair, tile)), text
-    return False
+    misfit = ref.first_misfit(values, extents)
+    if misfit is not None:
+        assert isinstance(answer, LayoutError) and answer.witness == misfit, f"{text}: misfit at {misfit}"
+        return False
+    assert not isinstance(answer, LayoutError), text
+    assert image(answer) == values, text
+    assert sizes(answer) == [ref.size(tile[0]), len(values) // ref.size(tile[0])], text
+    return True
 
 
 def attempt(call: Callable[[], Layout]) -> Layout | LayoutError:
@@ -114,17 +99,58 @@ def test_divides_by_the_hundred() -> None:
 @pytest.mark.parametrize(
     ("layout", "tile", "answer"),
     [
-        ("(5,4):(1,8)", "2:2", "(2,(2,8)):(2,(1,4))"),  # 5 is taken as 8: 2 tiles of span 4
-        ("(6,2):(8,300)", "4:1", "(4,(2,2)):(8,(32,300))"),
-        ("5:1", "2:1", "(2,3):(1,2)"),  # over the end: the last mode runs on
-        ("(5,2):(1,60)", "2:1", "(2,(3,2)):(1,(2,60))"),
+        ("5:1", "2:1", "(2,3):(1,2)"),
+        ("10:3", "4:1", "(4,3):(3,12)"),
+        ("10:1", "2:4", "(2,(4,2)):(4,(1,8))"),
+        ("4:1", "8:1", "(8,1):(1,0)"),  # a tile larger than the layout
+        ("(4,5):(1,8)", "8:1", "((4,2),3):((1,8),16)"),  # the whole of a matrix ends in its last mode
+        ("((4,5),3):((1,8),40)", "16:1", "((4,4),4):((1,8),32)"),
     ],
 )
 def test_overhanging_tiles(layout: str, tile: str, answer: str) -> None:
-    """Where CuTe defines a divide that does not come out even, ours is the same: the whole of A, and a little more."""
+    """Over the end of what is divided its last entry runs on."""
     a, t, want = (Layout.parse(text) for text in (layout, tile, answer))
+    assert judge_divide((a.shape, a.stride), (t.shape, t.stride), a.logical_divide(t))
     assert image(a.logical_divide(t)) == image(want)
-    assert judge_divide((a.shape, a.stride), (t.shape, t.stride), a.logical_divide(t)) is False
+
+
+@pytest.mark.parametrize(
+    ("layout", "tile", "misfit"),
+    [
+        ("(3,4):(1,6)", "2:1", 3),  # element 3 is A(3) = 6
+        ("(6,5):(4,8)", "4:1", 6),
+        ("(5,4):(1,8)", "2:2", 5),
+        ("(5,2):(1,60)", "2:1", 5),
+        ("(5,1):(1,100)", "2:1", 5),  # the last entry, of extent 1, is what runs on
+        ("((3,4),2):((1,6),24)", "2:1", 3),
+    ],
+)
+def test_a_tile_that_ends_inside_an_entry_is_refused(layout: str, tile: str, misfit: int) -> None:
+    """Two CuTe implementations round the entry up here, and name offsets that the layout does not have."""
+    a, t = Layout.parse(layout), Layout.parse(tile)
+    for divide in (a.logical_divide, a.zipped_divide, a.tiled_divide, a.flat_divide):
+        with pytest.raises(CompositionError) as caught:
+            divide(t)
+        assert caught.value.witness == misfit == a.can_divide(t).witness
+        assert str(a) in str(caught.value)
+    # as the mode of a tuple tiler it is refused alike, and elsewhere the same tile may be right
+    with pytest.raises(CompositionError):
+        Layout.join(Layout(2), a).zipped_divide((2, t))
+
+
+@pytest.mark.parametrize(
+    ("layout", "tiler", "answer"),
+    [
+        # each mode of a tuple tiler has its own end, over which its last entry runs on
+        ("(5,2):(1,60)", (2,), "((2,3),2):((1,2),60)"),
+        ("(5,3):(1,60)", (2, 2), "((2,3),(2,2)):((1,2),(60,120))"),
+        ("((4,5),3):((1,8),100)", (8, 2), "(((4,2),3),(2,2)):(((1,8),16),(100,200))"),
+        ("((4,5),3):((1,8),100)", ((None, 2), None), "((4,(2,3)),3):((1,(8,16)),100)"),
+    ],
+)
+def test_overhang_by_mode(layout: str, tiler: tuple, answer: str) -> None:
+    a, want = Layout.parse(layout), Layout.parse(answer)
+    assert a.logical_divide(tiler) == want
 
 
 @given(pairs(limit=120), seeds)

@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 import layoutgemm.errors as errors
@@ -16,7 +17,10 @@ from layoutgemm.errors import (
     ParseError,
     SwizzleError,
 )
-from layoutgemm.layouts import ComposedLayout, E, Layout, Swizzle
+from layoutgemm.layouts import ComposedLayout, E, Layout, Swizzle, functions
+from layoutgemm.layouts.linear import LinearLayout
+from layoutgemm.layouts.prove import bijective, covers, injective, prove
+from layoutgemm.layouts.symbolic import dim, dims
 
 BAD_LAYOUTS: list[tuple[Any, Any, str]] = [
     # (shape, stride, what the message must contain)
@@ -54,6 +58,75 @@ def test_text_is_no_layout_to_compare_with() -> None:
         Layout(4).equivalent("4:1")
     with pytest.raises(LayoutError, match=r"layouts are compared, and 4 is none$"):
         Layout(4).equivalent(4)
+
+
+NO_LAYOUTS: list[Any] = [3, "4:1", None, 2.5, (4, 2), [1], {}, b"4:1", Layout, object(), np.zeros(3), Swizzle(1, 0, 3)]
+
+
+def two_layouts(a: Any, x: Any) -> dict[str, Callable[[], Any]]:
+    """Every operation and statement on two layouts, with `x` for one of them."""
+    calls: dict[str, Callable[[], Any]] = {
+        "prove": lambda: prove(a, x),
+        "prove, turned": lambda: prove(x, a),
+        "equivalent": lambda: a.equivalent(x),
+        "disjoint": lambda: a.disjoint(x),
+        "bijective": lambda: bijective(x),
+        "injective": lambda: injective(x),
+        "covers": lambda: covers(x, 4),
+        "join": lambda: Layout.join(a, x),
+        "append": lambda: functions.append(a, x),
+        "append, turned": lambda: functions.append(x, a),
+        "prepend": lambda: functions.prepend(x, a),
+        "composition": lambda: functions.composition(x, a),
+        "make_layout_tv": lambda: functions.make_layout_tv(a, x),
+        "make_layout_tv, turned": lambda: functions.make_layout_tv(x, a),
+        "max_common_vector, turned": lambda: functions.max_common_vector(x, a),
+        "logical_divide, turned": lambda: functions.logical_divide(x, a),
+        "blocked_product, turned": lambda: functions.blocked_product(x, a),
+        "select": lambda: functions.select(a, x),
+    }
+    if not isinstance(x, (int, tuple, list)):  # these are tilers
+        for name in ("compose", "logical_divide", "zipped_product", "raked_product", "max_common_layout"):
+            if hasattr(a, name) and x is not None:
+                calls[name] = lambda name=name: getattr(a, name)(x)
+    return calls
+
+
+@pytest.mark.parametrize("x", NO_LAYOUTS, ids=lambda x: repr(x)[:20])
+def test_what_is_no_layout_is_refused_by_every_operation_on_two(x: Any) -> None:
+    M, N = dims("M N")
+    some = (Layout((4, 8)), Layout((M, N), (N, 1)), Swizzle(1, 0, 3) @ Layout(16), Swizzle(1, 0, 3) @ Layout((M, 16)))
+    for a in (*some, Layout.identity((4, 8)), LinearLayout.of(Layout(16))):
+        for name, call in two_layouts(a, x).items():
+            if isinstance(a, LinearLayout) and not name.startswith(("prove", "append, turned", "make_layout_tv")):
+                continue
+            if (name, isinstance(x, (tuple, list))) == ("select", True) and isinstance(a, Layout) and x == [1]:
+                continue  # a list of modes
+            if isinstance(x, Swizzle) and name == "composition":
+                continue  # swizzle o layout is one
+            with pytest.raises(LayoutError):
+                call()
+
+
+def test_a_matrix_over_bits_has_one_size() -> None:
+    M, N = dims("M N")
+    with pytest.raises(LayoutError, match="the other layout has symbols"):
+        prove(Layout((M, N), (N, 1)), LinearLayout.of(Layout(16)))
+
+
+def test_coordinates_are_no_offsets() -> None:
+    found = Layout.identity((4, 4)).equivalent(Swizzle(1, 0, 3) @ Layout(16))
+    assert found.explain() == "not equivalent: (0,0) gives (0,0) and 0"
+
+
+def test_two_indices_print_as_two_indices() -> None:
+    """A verdict about one layout names two flat indices, which are no coordinate of it."""
+    M, N = dims("M N")
+    shared = "(2,2):(1,1) is not injective: indices 1 and 2 both give 1"
+    assert Layout((2, 2), (1, 1)).is_injective().explain() == shared
+    assert Layout((2, 2), (1, 1)).is_bijective().explain() == shared
+    assert injective(Layout((M, N), (1, 1))).explain().endswith("at M=2, N=2: indices 1 and 2 both give 1")
+    assert Layout(4, 2).disjoint(Layout(4, 2), 4).explain().endswith("share values: indices 2 and 0 both give 4")
 
 
 BAD_SWIZZLES: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
@@ -169,6 +242,15 @@ BAD_CALLS: list[tuple[str, Callable[[], Any], str]] = [
     ("complement of a bool bound", lambda: Layout(4).complement(True), "True"),
     ("complement of a negative stride", lambda: Layout((4, 2), (-1, 4)).complement(16), "-1"),
     ("product by 0", lambda: Layout(4).logical_product(0), "0"),
+    ("upcast of a swizzled layout by text", lambda: (Swizzle(1, 0, 3) @ Layout(8)).upcast("2"), "'2'"),
+    ("downcast of a swizzled layout by None", lambda: (Swizzle(1, 0, 3) @ Layout(8)).downcast(None), "None"),
+    ("32 bits as 6-bit elements", lambda: Layout(4).recast(6, 8), "4:1 from 8 to 6 bits"),
+    ("48 bits as 32-bit elements", lambda: Layout(6).recast(32, 8), "6:1 from 8 to 32 bits"),
+    ("24 swizzled bits as 16-bit elements", lambda: (Swizzle(1, 4, 3) @ Layout(3)).recast(16, 8), "3:1 from 8 to 16"),
+    ("two modes of stride 1", lambda: Layout((4, 4), (1, 1)).recast(8, 16), "4:1 and 4:1 overlap"),
+    ("product over coordinates", lambda: Layout(4).logical_product(Layout.identity((2, 2))), "coordinates"),
+    ("symbolic product over coordinates", lambda: Layout(dim("M")).logical_product(Layout.identity(2)), "coordinates"),
+    ("group modes by text", lambda: Layout((4, 2)).group("0", 2), "'0'"),
     ("upcast by a float", lambda: Layout(4).upcast(2.0), "2.0"),
     ("profile deeper than the layout", lambda: Layout((4, 2)).coalesce((1, (1, 1))), "2"),
     ("profile longer than the layout", lambda: Layout((4, 2)).coalesce((1, 1, 1)), "3"),

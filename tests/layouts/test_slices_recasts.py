@@ -172,6 +172,32 @@ def test_recast_changes_width() -> None:
         Layout((3, 5), (5, 3)).recast(16, 8)
 
 
+@pytest.mark.parametrize(
+    ("layout", "new", "old", "answer"),
+    [
+        ("(1,4):(1,1)", 8, 16, "(1,8):(2,1)"),  # the longer mode of stride 1 takes in the parts, once
+        ("(4,1):(1,1)", 8, 16, "(8,1):(1,2)"),
+        ("1:1", 8, 32, "4:1"),
+        ("(2,4):(1,2)", 32, 8, "(1,2):(1,1)"),  # 2 bytes, and the next mode goes on where they end
+        ("(6,3):(1,6)", 12, 8, "(4,3):(1,4)"),
+        ("4:2", 32, 8, "2:1"),  # padding is part of the wider elements
+    ],
+)
+def test_recast_keeps_the_bits(layout: str, new: int, old: int, answer: str) -> None:
+    assert str(Layout.parse(layout).recast(new, old)) == answer
+
+
+@pytest.mark.parametrize(
+    ("layout", "new", "old"),
+    [("4:1", 6, 8), ("5:1", 6, 8), ("3:1", 16, 8), ("(3,4):(1,3)", 16, 8), ("(2,4):(1,8)", 32, 8), ("4:2", 24, 8)],
+)
+def test_recast_refuses_fractions_of_an_element(layout: str, new: int, old: int) -> None:
+    a = Layout.parse(layout)
+    with pytest.raises(LayoutError, match=f"from {old} to {new} bits.*no whole number of elements"):
+        a.recast(new, old)
+    assert not a.can_recast(new, old)
+
+
 def test_recast_through_the_common_width() -> None:
     """12-bit to 8-bit and back, where the unit mode holds whole groups: through the bits both share."""
     layout = Layout((4, 12), (12, 1))

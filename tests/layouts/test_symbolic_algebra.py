@@ -13,7 +13,7 @@ from layoutgemm import ComposedLayout, E, Layout, Swizzle, parse
 from layoutgemm.errors import CompositionError, CoordinateError, LayoutError
 from layoutgemm.layouts.facts import Facts
 from layoutgemm.layouts.generators import FactError
-from layoutgemm.layouts.inttuple import leaves, product_each
+from layoutgemm.layouts.inttuple import leaves
 from layoutgemm.layouts.poly import MissingFact, P, div, valuations
 from layoutgemm.layouts.prove import at
 from layoutgemm.layouts.symbolic import dim, dims
@@ -190,81 +190,6 @@ def test_max_common_layout_is_common():
     assert str(a.max_common_layout(b)) == "M:1" and a.max_common_vector(a) == M * N
 
 
-def same_modes(r, expected, env):
-    assert product_each(r.shape) == product_each(expected.shape), (r, expected, env)
-    assert offsets(r) == offsets(expected), (r, expected, env)
-
-
-@pytest.mark.parametrize("name", ["logical_divide", "zipped_divide", "tiled_divide", "flat_divide"])
-def test_divides_agree_with_the_integers_at_every_size(name):
-    checked = 0
-    rng = random.Random(len(name))
-    answered = 0
-    for _ in range(300):
-        symbols = pool(rng)
-        a = random_layout(rng, symbols)
-        tiler = rng.choice([2, 4, 8, rng.choice(symbols), Layout(rng.choice([2, 4]), rng.choice([1, 2, *symbols]))])
-        if a.rank > 1 and rng.random() < 0.6:
-            tiler = tuple(rng.choice([None, 2, 4, rng.choice(symbols), Layout(2, 2)]) for _ in range(a.rank))
-        try:
-            r = getattr(a, name)(tiler)
-        except REFUSED:
-            continue
-        answered += 1
-        for env in sizes(a, r, limit=8):
-            numbers = tiler_at(tiler, env)
-            try:
-                expected = getattr(at(a, env), name)(numbers)
-            except LayoutError:
-                continue
-            checked += 1
-            x = at(r, env)
-            if name in ("logical_divide", "zipped_divide"):
-                same_modes(x, expected, env)
-            else:
-                assert sorted(offsets(x)) == sorted(offsets(expected))
-    assert answered > 60 and checked > 200, (answered, checked)
-
-
-def tiler_at(tiler, env):
-    if isinstance(tiler, tuple):
-        return tuple(tiler_at(t, env) for t in tiler)
-    return tiler if tiler is None else at(tiler, env)
-
-
-@pytest.mark.parametrize("name", ["logical_product", "zipped_product", "blocked_product", "raked_product"])
-def test_products_agree_with_the_integers_at_every_size(name):
-    checked = answered = 0
-    rng = random.Random(len(name) + 50)
-    for _ in range(300):
-        symbols = pool(rng)
-        a = random_layout(rng, symbols, 3)
-        b = (
-            random_layout(rng, symbols, 2)
-            if rng.random() < 0.4
-            else Layout(tuple(extent(rng, symbols) for _ in range(2)))
-        )
-        try:
-            r = getattr(a, name)(b)
-        except REFUSED:
-            continue
-        answered += 1
-        for env in sizes(a, b, r, limit=8):
-            try:
-                expected = getattr(at(a, env), name)(at(b, env))
-            except LayoutError:
-                continue
-            x = at(r, env)
-            sums = sorted(offsets(x))
-            assert len(sums) == expected.size
-            # Where an extent is 1 the integers may order or round the gaps below it otherwise.
-            if 1 in leaves(at(a, env).shape):
-                continue
-            checked += 1
-            same_modes(x, expected, env)
-    assert answered > 100 and checked > 120, (answered, checked)
-
-
 def test_tile_to_shape():
     M, N = dim("M", multiple_of=8), dim("N", multiple_of=64)
     r = Layout((8, 64), (64, 1)).tile_to_shape((M, N), (1, 0))
@@ -285,11 +210,13 @@ def test_widths():
     assert fuzz(400, 9, lambda rng, a, b, s: a.upcast(4), up) > 60
 
     def down(a, b, r, env):
-        if sum(d == 1 for d in leaves(a.stride)) > 1:
-            return  # two modes of stride 1 take in the parts twice, as CuTe defines it
-        assert {x // 2 for x in offsets(r)} == set(offsets(a)), (a, r, env)
+        expected = a.downcast(2)
+        assert offsets(r) == offsets(expected), (a, r, expected, env)
 
-    assert fuzz(300, 10, lambda rng, a, b, s: a.downcast(2), down) == 300
+    # refused where a symbolic stride may be 1: a mode of stride 1 takes in the parts
+    assert 200 < fuzz(300, 10, lambda rng, a, b, s: a.downcast(2), down) < 300
+    with pytest.raises(MissingFact, match="needs N >= 2"):
+        Layout((dim("M"), dim("N")), (dim("N"), 1)).downcast(2)
     M = dim("M", multiple_of=8)
     assert str(Layout((M, 4), (1, M)).recast(16, 8)) == "(M//2,4):(1,M//2)"
     assert (
