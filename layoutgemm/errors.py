@@ -83,11 +83,26 @@ class ParseError(LayoutError):
     """Text is not the notation of a layout. `position` is the index of the first character that does not fit."""
 
     def __init__(self, reason: str = "", text: str = "", position: int = 0) -> None:
-        pointer = f"\n  {text}\n  {' ' * position}^" if text else ""
-        super().__init__(reason + pointer)
+        super().__init__(_printable(reason) + _pointer(text, position))
         self.reason = reason
         self.text = text
         self.position = position
+
+
+def _printable(text: str) -> str:
+    """The text with an escape for each character that cannot be written: halves of surrogate pairs."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _pointer(text: str, position: int, most: int = 100) -> str:
+    """Two lines: the text, or what of a long one lies around the position, and a caret under the position."""
+    if not text:
+        return ""
+    start = max(0, min(position - most // 2, len(text) - most))
+    shown, before = text[start : start + most], text[start:position]
+    left, right = "..." if start else "", "..." if start + most < len(text) else ""
+    blanks = " " * len(left + _printable(before))
+    return f"\n  {left}{_printable(shown)}{right}\n  {blanks}^".replace("\t", " ")
 
 
 class AtomError(LayoutError):

@@ -19,6 +19,7 @@ import numpy as np
 from ..dtypes import DType, dtype
 from ..errors import AtomError
 from ..layouts import E, Layout
+from ..layouts.inttuple import plain_fields
 from ..layouts.paged import Paged
 from ..layouts.pictured import Pictured
 from .targets import since
@@ -73,6 +74,7 @@ class CopyAtom(Pictured, Paged):
     tile: Layout | None = None
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         for side in (self.source, self.target):
             if side not in SPACES:
                 raise AtomError(f"{self.ptx} copies between {', '.join(SPACES)}, not {side!r}")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ..dtypes import DType, dtype
 from ..errors import AtomError
 from ..layouts import Layout
+from ..layouts.inttuple import plain
 from .copy import CopyAtom
 from .copy_vector import L2_PREFETCH, LOAD_CACHE
 from .targets import since
@@ -57,6 +58,7 @@ class AsyncCopy(CopyAtom):
         >>> cp_async(16, element="bf16", src_bytes="register").source_size(3)
         6
         """
+        valid = plain(valid)
         most = self.values_per_thread("src")
         if isinstance(valid, bool) or not isinstance(valid, int) or not 0 <= valid <= most:
             raise AtomError(f"{self.ptx} copies {most} elements of {self.element}; {valid!r} cannot be valid")
@@ -101,6 +103,7 @@ class BulkCopy(CopyAtom):
         >>> bulk_copy(4096).transaction_bytes()
         4096
         """
+        blocks = plain(blocks)
         if self.completion != "mbarrier":
             raise AtomError(f"{self.ptx} completes by bulk group and counts no bytes on an mbarrier")
         if isinstance(blocks, bool) or not isinstance(blocks, int) or blocks < 1:
@@ -133,6 +136,7 @@ def cp_async(
     ...
     layoutgemm.errors.AtomError: cp.async.cg copies 16 bytes, not 8
     """
+    bytes, l2_prefetch = plain(bytes), plain(l2_prefetch)
     kind = dtype(element)
     cop = next((c for c in _ASYNC_BYTES if cache in (c, LOAD_CACHE[c])), None)
     if cop is None:
@@ -199,6 +203,7 @@ def bulk_copy(
     ...
     layoutgemm.errors.AtomError: cp.async.bulk copies multiples of 16 bytes; 24 is 1 x 16 + 8
     """
+    bytes = plain(bytes)
     kind = dtype(element)
     if (source, target) not in _BULK:
         known = ", ".join(f"{a} -> {b}" for a, b in _BULK)
@@ -247,6 +252,7 @@ def st_async(bits: int = 32, element: DType | str = "u32") -> CopyAtom:
     >>> print(st_async(128, "f32"))
     st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32
     """
+    bits = plain(bits)
     kind = dtype(element)
     if isinstance(bits, bool) or bits not in _STORE_BITS:
         raise AtomError(f"st.async stores {', '.join(map(str, _STORE_BITS))} bits, not {bits!r}")

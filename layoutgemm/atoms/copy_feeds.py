@@ -18,6 +18,7 @@ import numpy as np
 
 from ..errors import AtomError, CompositionError
 from ..layouts import ComposedLayout, CounterExample, Layout, Proof
+from ..layouts.inttuple import plain
 from .copy import WARP, CopyAtom
 from .copy_matrix import ROW_BYTES
 from .mma import MmaAtom
@@ -43,6 +44,7 @@ def operand_map(copy: CopyAtom, mma: MmaAtom, operand: str, blocks: tuple[int, i
     >>> print(operand_map(stmatrix(4), wgmma(64), "C"))
     (((16,2),8),(4,4)):(((1,512),64),(1024,16))
     """
+    blocks = plain(blocks)
     memory, registers = _sides(copy)
     fragment = _fragment(mma, operand, blocks)
     if copy.side_in("smem") != ("dst" if operand == "C" else "src"):
@@ -89,6 +91,7 @@ def row_addresses(
     >>> print(row_addresses(stmatrix(4), smem_tile((64, 64), "bf16", "K"), wgmma(64), "C"))
     S<3,3,3>[16b] o 0 o ((16,2),(4,4)):((64,8),(16,1024))
     """
+    blocks = plain(blocks)
     proof = feeds(copy, tile, mma, operand, blocks)
     if not proof:
         raise AtomError(f"{copy} cannot move {operand} of {mma}: {proof.explain()}")
@@ -119,6 +122,7 @@ def feeds(
     >>> feeds(stmatrix(4, transpose=True), smem_tile((64, 64), "f16", "MN"), wgmma(64), "C").ok
     True
     """
+    blocks = plain(blocks)
     wanted = operand_map(copy, mma, operand, blocks)
     place = _part(tile, mma, operand, blocks)
     row = int(wanted[0][1].size)
@@ -135,12 +139,12 @@ def feeds(
     except CompositionError as refusal:
         # The tile is no layout in the rows' coordinates; every element was looked at, which is a proof as well.
         return Proof(f"exhaustion ({wanted.size} elements)", steps=(*steps, f"no composition: {refusal.reason}"))
-    plain = memory.layout if isinstance(memory, ComposedLayout) else memory
-    along = plain[0][1].equivalent(Layout(row))
+    bare = memory.layout if isinstance(memory, ComposedLayout) else memory
+    along = bare[0][1].equivalent(Layout(row))
     if not along:
         return Proof(f"exhaustion ({wanted.size} elements)", steps=(*steps, f"(lane, j) -> offset: {memory}"))
     steps.append(f"(lane, j) -> offset: {memory}")
-    steps.append(f"j adds j: {plain[0][1]} = {Layout(row)} by {along.method}; rows start at multiples of {row}")
+    steps.append(f"j adds j: {bare[0][1]} = {Layout(row)} by {along.method}; rows start at multiples of {row}")
     if isinstance(memory, ComposedLayout):
         steps.append(f"{memory.swizzle} moves {1 << memory.swizzle.base} elements together, a multiple of {row}")
     steps.append(f"lane -> address: {place.compose(_rows(wanted))}")
@@ -207,9 +211,9 @@ def _fragment(mma: MmaAtom, operand: str, blocks: tuple[int, int]) -> Layout:
 def _part(tile: SmemTile | Tile, mma: MmaAtom, operand: str, blocks: tuple[int, int]) -> Tile:
     """Element of the operand's blocks, column-major -> offset in the tile."""
     layout: Tile = tile.composed if isinstance(tile, SmemTile) else tile
-    plain = layout.layout if isinstance(layout, ComposedLayout) else layout
+    bare = layout.layout if isinstance(layout, ComposedLayout) else layout
     extent = tuple(x * n for x, n in zip(mma.tile_of(operand), blocks))
-    if plain.rank != 2 or any(int(mode.size) % x for mode, x in zip(plain, extent)):
+    if bare.rank != 2 or any(int(mode.size) % x for mode, x in zip(bare, extent)):
         raise AtomError(f"{layout} is no tile of {extent[0]}x{extent[1]} elements, nor of multiples, of {operand}")
     return layout.zipped_divide(extent)[0]
 

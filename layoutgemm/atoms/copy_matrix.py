@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from ..dtypes import DType, dtype
 from ..errors import AtomError
 from ..layouts import E, Layout
+from ..layouts.inttuple import plain
 from .copy import WARP, CopyAtom
 from .targets import since
 
@@ -90,6 +91,7 @@ def ldmatrix(
     ...
     layoutgemm.errors.AtomError: ldmatrix m16n16.b8 moves 1 or 2 matrices, not 4
     """
+    count = plain(count)
     spec = _chosen("ldmatrix", _LOADS, form, count, transpose)
     return _matrix_copy("ldmatrix", spec, count, transpose, element)
 
@@ -114,6 +116,7 @@ def stmatrix(
     ...
     layoutgemm.errors.AtomError: stmatrix m16n8.b8 exists only with .trans
     """
+    count = plain(count)
     spec = _chosen("stmatrix", _STORES, form, count, transpose)
     return _matrix_copy("stmatrix", spec, count, transpose, element)
 
@@ -154,6 +157,7 @@ def ldmatrix_m16n8(count: int, source: str = "b8", element: DType | str | None =
     >>> print(atom, atom.layout_src, atom.layout_dst == stmatrix(2, "m16n8.b8", True).layout_src)
     ldmatrix.sync.aligned.m16n16.x1.trans.shared.b8 ((2,2,4,2),16):((16,128,32,0),1) True
     """
+    count = plain(count)
     if count not in (2, 4) or isinstance(count, bool):
         raise AtomError(f"m16n8 matrices are loaded in pairs, as an m16n16: 2 or 4 of them, not {count!r}")
     base = ldmatrix(count // 2, f"m16n16.{source}", transpose=True)

@@ -23,6 +23,7 @@ from typing import Any
 from ..dtypes import DType, dtype, f32
 from ..errors import AtomError
 from ..layouts import E, Layout
+from ..layouts.inttuple import plain
 from .copy import CopyAtom
 from .tmem import COLUMNS, WARP_LANES, WORD_BITS
 
@@ -234,6 +235,7 @@ def tcgen05_ld(
     >>> print(tcgen05_ld("32x32b", 8, reduce="max.abs"))
     tcgen05.ld.red.sync.aligned.32x32b.x8.max.abs.f32
     """
+    repeat, split = plain(repeat), plain(split)
     kind, warp, elements, places, gap = _move("tcgen05.ld", shape, repeat, pack, split, element)
     if reduce:
         _reducing(shape, repeat, pack, kind, reduce)
@@ -268,6 +270,7 @@ def tcgen05_st(
     >>> st.tmem == tcgen05_ld("16x128b", 1).tmem
     True
     """
+    repeat, split = plain(repeat), plain(split)
     kind, warp, elements, places, gap = _move("tcgen05.st", shape, repeat, unpack, split, element)
     return TmemCopyAtom(
         ptx=f"tcgen05.st.sync.aligned.{shape}.x{repeat}{'.unpack::16b' if unpack else ''}.b32",
@@ -341,6 +344,7 @@ def tcgen05_cp(
     >>> print(tcgen05_cp("64x128b", "warpx2::02_13").tmem)
     (64,(32,4),2):(1@0,(1@2,1@1),64@0)
     """
+    cta_group = plain(cta_group)
     if (shape, multicast) not in SPREADS:
         known = ", ".join(name + (f".{way}" if way else "") for name, way in SPREADS)
         raise AtomError(f"tcgen05.cp has {known}; not {shape!r} with multicast {multicast!r}")

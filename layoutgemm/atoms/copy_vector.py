@@ -10,6 +10,7 @@ from typing import Any
 from ..dtypes import DType, dtype
 from ..errors import AtomError
 from ..layouts import ComposedLayout, Layout, Verdict
+from ..layouts.inttuple import plain
 from .copy import CopyAtom
 from .targets import TARGETS, since
 
@@ -88,6 +89,7 @@ def universal_copy(
     >>> print(copy, copy.layout_src, copy.bytes_per_thread("dst"))
     ld.global.v4.b32 (1,8):(0,1) 16
     """
+    bits = plain(bits)
     return _vector(bits, element, source, target)
 
 
@@ -118,6 +120,7 @@ def load_global(
     ...
     layoutgemm.errors.AtomError: ld.global takes a cache operator or an L1 priority, not both: .cg, L1::evict_first
     """
+    bits, l2_prefetch = plain(bits), plain(l2_prefetch)
     return _vector(
         bits, element, "gmem", "rmem", cache=cache, evict=evict, l2_prefetch=l2_prefetch, order=order, scope=scope,
         read_only=read_only,
@@ -143,6 +146,7 @@ def store_global(
     >>> print(store_global(128, "f32", cache="wt"), store_global(32, "f32", order="release", scope="sys"))
     st.global.wt.v4.b32 st.release.sys.global.b32
     """
+    bits = plain(bits)
     return _vector(bits, element, "rmem", "gmem", cache=cache, evict=evict, order=order, scope=scope)
 
 
@@ -154,6 +158,7 @@ def load_shared(
     >>> print(load_shared(64, "bf16"), load_shared(64, "bf16").phases[0][-1])
     ld.shared.v2.b32 15
     """
+    bits = plain(bits)
     return _vector(bits, element, "smem", "rmem", order=order, scope=scope)
 
 
@@ -165,6 +170,7 @@ def store_shared(
     >>> print(store_shared(128, "f32"))
     st.shared.v4.b32
     """
+    bits = plain(bits)
     return _vector(bits, element, "rmem", "smem", order=order, scope=scope)
 
 
@@ -303,6 +309,7 @@ def widest(
     >>> print(widest(Layout((128, 12), (12, 1)), "f32", alignment=8))
     64 bits (2 elements): the address is a multiple of 8 bytes, not of 16
     """
+    alignment, limit = plain(alignment), plain(limit)
     kind = dtype(element)
     if isinstance(limit, bool) or limit not in _VECTORS:
         raise AtomError(f"the widest vector wanted is one of {', '.join(map(str, _VECTORS))} bits, not {limit!r}")
@@ -312,8 +319,8 @@ def widest(
     for side in (layout,) if other is None else (layout, other):
         rules += _rules(side, kind)
     if other is not None:
-        plain, theirs = (x.layout if isinstance(x, ComposedLayout) else x for x in (layout, other))
-        run = plain.max_common_vector(theirs)
+        bare, theirs = (x.layout if isinstance(x, ComposedLayout) else x for x in (layout, other))
+        run = bare.max_common_vector(theirs)
         rules.append((kind.bits * _power(run), f"the two layouts have {run} consecutive element(s) in common"))
     rules.append((alignment * 8, f"the address is a multiple of {alignment} bytes, not of {2 * alignment}"))
     bits, why = min(rules, key=lambda rule: rule[0])
@@ -325,7 +332,7 @@ def widest(
 def _rules(layout: Layout | ComposedLayout, kind: DType) -> list[tuple[int, str]]:
     """(bits, reason): how wide a vector each part of the layout allows."""
     out = []
-    plain: Any = layout
+    bare: Any = layout
     if isinstance(layout, ComposedLayout):
         swizzle = layout.swizzle
         if swizzle.unit is not None and swizzle.unit != kind.bits:
@@ -335,8 +342,8 @@ def _rules(layout: Layout | ComposedLayout, kind: DType) -> list[tuple[int, str]
             out.append((kept * kind.bits, f"{swizzle} keeps {kept} elements together, not {2 * kept}"))
         if layout.offset:
             out.append(_multiple("the offset", layout.offset, kind))
-        plain = layout.layout
-    flat = plain.coalesce().flatten()
+        bare = layout.layout
+    flat = bare.coalesce().flatten()
     # The same element twice is no obstacle, so modes of stride 0 are left out; the run starts at stride 1.
     modes = [(d, s) for s, d in zip(_leaves(flat.shape), _leaves(flat.stride)) if s > 1 and d]
     run = 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..arch import Arch
 from ..dtypes import DType, bf16
 from ..dtypes import dtype as dtype_of
+from ..layouts.inttuple import plain
 from .descriptor_fields import FieldChange
 from .descriptor_words import SmemDescriptor, smem_table
 from .instruction_descriptor import TABLES, InstructionDescriptor, codes_of
@@ -21,6 +22,7 @@ def decode(word: int, arch: Arch | str = "sm_90a", kind: str | None = None) -> S
     >>> decode(0x8400490, kind="f16").m
     128
     """
+    word = plain(word)
     if kind is not None:
         return InstructionDescriptor.decode(word, kind)
     return SmemDescriptor.decode(word, arch)
@@ -51,6 +53,7 @@ def describe(
       K-major   S<3,4,3>[bytes] o ((8,m),64):((64,512),1) x bf16
       MN-major  S<3,4,3>[bytes] o ((64,m),(8,k)):((1,8),(64,512)) x bf16
     """
+    word = plain(word)
     found = decode(word, arch, kind)
     if isinstance(found, InstructionDescriptor):
         return found.explain()
@@ -75,6 +78,7 @@ def diff(before: int, after: int, arch: Arch | str = "sm_90a", kind: str | None 
     >>> print(diff(0x4000004000010000, 0x8000002000010000)[1])
     swizzle_mode: 128B -> 64B: spans of 128 -> 64 bytes, chunks moved by S<3,4,3> -> S<2,4,3>
     """
+    before, after = plain(before), plain(after)
     if kind is not None:
         codes_of(kind)
         return TABLES[kind].diff(before, after)

@@ -24,6 +24,7 @@ from ..arch import Arch
 from ..dtypes import DType
 from ..errors import AtomError, DescriptorError
 from ..layouts import ComposedLayout, Layout
+from ..layouts.inttuple import plain
 from ..layouts.pictured import Pictured
 from .canonical import canonical_layout
 from .descriptor_fields import Field, FieldTable
@@ -162,6 +163,7 @@ class OperandDescriptor(Pictured):
 
     def advance(self, k_block: int, mn_block: int = 0) -> int:
         """What to add to the word for one block of the tile, in units of 16 bytes."""
+        k_block, mn_block = plain(k_block), plain(mn_block)
         for name, block, steps in (("K", k_block, self.k_steps), ("M or N", mn_block, self.mn_steps)):
             if isinstance(block, bool) or not isinstance(block, int) or not 0 <= block < len(steps):
                 raise DescriptorError(f"the tile has {len(steps)} block(s) along {name}; there is no block {block!r}")
@@ -199,6 +201,7 @@ class OperandDescriptor(Pictured):
         >>> d.stage_bytes, hex(d.stage(2, 1024, k_block=1).word)
         (16384, '0x4000004000010842')
         """
+        index, address, k_block, mn_block = plain(index), plain(address), plain(k_block), plain(mn_block)
         if isinstance(index, bool) or not isinstance(index, int) or index < 0:
             raise DescriptorError(f"stages are counted from 0; there is no stage {index!r}")
         return self.at(address + index * self.stage_bytes, k_block, mn_block)
@@ -251,6 +254,7 @@ def derive(
     ...
     layoutgemm.errors.DescriptorError: ... the rows of an atom lie 128 bytes apart, the layout's 144 ...
     """
+    stage_bytes = plain(stage_bytes)
     read = operand_read(atom, operand)
     if isinstance(layout, SmemTile):
         if layout.dtype != read.dtype:

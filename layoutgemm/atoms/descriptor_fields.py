@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..errors import DescriptorError
+from ..layouts.inttuple import plain_fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,7 @@ class FieldTable:
     source: str
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         taken = 0
         for field in self.fields:
             if taken & field.mask or field.low + field.width > self.bits:

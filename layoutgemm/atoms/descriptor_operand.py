@@ -8,6 +8,7 @@ from typing import Any
 from ..dtypes import DType
 from ..dtypes import dtype as dtype_of
 from ..errors import DescriptorError
+from ..layouts.inttuple import plain
 from .instruction_descriptor import codes_of, ptx_cta_group, ptx_kind
 from .mma_tcgen05 import KINDS
 from .smem import ATOM_ROWS, SWIZZLES, packing_of, slot_bits
@@ -105,6 +106,7 @@ def tcgen05_read(kind: str, dtype: DType | str, rows: int, operand: str = "A", s
     >>> read.depth, read.packing
     (32, 'b6x16_p32')
     """
+    rows = plain(rows)
     has, element = codes_of(kind), dtype_of(dtype)
     entry = KINDS[kind]
     if element.name not in entry.types:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from ..errors import AtomError
 from ..layouts import Layout
+from ..layouts.inttuple import plain
 
 REGISTER_BITS = 32
 QUAD, GROUPS = 4, 8
@@ -51,6 +52,7 @@ def fragment(rows: int, columns: int, run: int, warps: int = 1) -> Layout:
     >>> print(fragment(16, 16, 2), fragment(8, 16, 2), fragment(16, 8, 2))
     ((4,8),(2,2,2)):((32,1),(16,8,128)) ((4,8),(2,2)):((16,1),(8,64)) ((4,8),(2,2)):((32,1),(16,8))
     """
+    rows, columns, run, warps = plain(rows), plain(columns), plain(run), plain(warps)
     own, block = rows // warps, QUAD * run
     if rows % (GROUPS * warps) or columns % block or min(rows, columns, run, warps) < 1:
         raise AtomError(

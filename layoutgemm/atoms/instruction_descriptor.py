@@ -19,6 +19,7 @@ from typing import Any
 
 from ..dtypes import DType, dtype
 from ..errors import DescriptorError
+from ..layouts.inttuple import plain_fields
 from ..layouts.pictured import Pictured
 from .descriptor_fields import Field, FieldTable
 from .mma_tcgen05 import KINDS, legal_m, legal_n
@@ -168,6 +169,7 @@ class InstructionDescriptor(Pictured):
     weight_stationary: bool = False
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         for name in ("a", "b", "d", "scale"):
             value = getattr(self, name)
             if value is not None:

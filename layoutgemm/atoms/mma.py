@@ -14,6 +14,7 @@ from typing import Any
 from ..dtypes import DType
 from ..errors import AtomError
 from ..layouts import CounterExample, E, Layout, Proof, Undecided
+from ..layouts.inttuple import plain
 from ..layouts.paged import Paged
 from ..layouts.pictured import Pictured
 
@@ -248,6 +249,7 @@ class MmaAtom(Pictured, Paged):
         >>> mma_sync((16, 8, 16)).slot("A", 5), mma_sync((16, 8, 32), "e2m1", "e4m3", kind="f8f6f4").slot("A", 5)
         ((2, 16), (1, 10))
         """
+        value = plain(value)
         self._in_registers(operand)
         count = self.layout(operand)[1].size
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < count:

@@ -16,6 +16,7 @@ from itertools import product
 
 from ..dtypes import DType, dtype
 from ..errors import AtomError
+from ..layouts.inttuple import plain
 from .fragments import QUAD_PAIR_LANES, fragment, quad_pair, run_of, scale_fragment
 from .mma import Container, MmaAtom, ScaleFactors
 from .targets import since
@@ -109,6 +110,7 @@ def mma_sync(
     ...
     layoutgemm.errors.AtomError: mma.sync m16n8k8 of tf32 and tf32 accumulates in f32, not in f16
     """
+    vector = plain(vector)
     mnk = _shape(shape)
     a_type = dtype(a)
     b_type = a_type if b is None else dtype(b)
@@ -196,7 +198,7 @@ def _shape(shape: Shape | str) -> Shape:
         if found is None:
             raise AtomError(f"{shape!r} is no shape: write (16, 8, 16) or 'm16n8k16'")
         return (int(found[1]), int(found[2]), int(found[3]))
-    given = tuple(shape) if isinstance(shape, (tuple, list)) else ()
+    given = plain(shape) if isinstance(shape, (tuple, list)) else ()
     if len(given) != 3 or any(isinstance(x, bool) or not isinstance(x, int) for x in given):
         raise AtomError(f"{shape!r} is no shape: write (16, 8, 16) or 'm16n8k16'")
     return (given[0], given[1], given[2])

@@ -21,6 +21,7 @@ from types import MappingProxyType
 from ..dtypes import DType, dtype
 from ..errors import AtomError
 from ..layouts import Layout
+from ..layouts.inttuple import plain
 from .mma import MmaAtom, ScaleFactors
 from .tmem import DataPath, TmemLayout, accumulator, datapath, operand_a, scale_factors
 
@@ -160,6 +161,7 @@ def legal_n(kind: str, cta_group: int = 1, ws: bool = False, sparse: bool = Fals
     >>> legal_n("i8")[:6], legal_n("f16", 2)[:3], legal_n("tf32", ws=True)
     ((8, 16, 24, 32, 48, 64), (16, 32, 48), (64, 128, 256))
     """
+    cta_group = plain(cta_group)
     if ws:
         return _WS_N[sparse]
     entry = KINDS[kind]
@@ -179,6 +181,7 @@ def legal_m(
     >>> legal_m("f16"), legal_m("mxf4", 2), legal_m("mxf4", 2, k=96), legal_m("f16", ws=True)
     ((64, 128), (128, 256), (256,), (32, 64, 128))
     """
+    cta_group, k = plain(cta_group), plain(k)
     if ws:
         return _WS_M
     entry = KINDS[kind]
@@ -240,6 +243,7 @@ def tcgen05_mma(
     ...
     layoutgemm.errors.AtomError: M of kind::f16, cta_group::1 = 256: PTX allows 64, 128
     """
+    m, n, cta_group, vector, k = plain(m), plain(n), plain(cta_group), plain(vector), plain(k)
     _one_of(kind, tuple(KINDS), "the kind of tcgen05.mma")
     entry = KINDS[kind]
     _one_of(cta_group, (1,) if ws else (1, 2), "cta_group of tcgen05.mma.ws" if ws else "cta_group")
@@ -247,9 +251,9 @@ def tcgen05_mma(
     if ws and entry.scales:
         raise AtomError(f"kind::{kind} has no .ws form; PTX has it for {_names(lambda other: not other.scales)}")
     doubled = 2 if sparse else 1
-    plain = [entry.k * doubled, *(() if sparse else entry.more_k)]
-    depth = plain[0] if k is None else k
-    _one_of(depth, tuple(plain), f"K of {'sparse ' if sparse else ''}kind::{kind}")
+    depths = [entry.k * doubled, *(() if sparse else entry.more_k)]
+    depth = depths[0] if k is None else k
+    _one_of(depth, tuple(depths), f"K of {'sparse ' if sparse else ''}kind::{kind}")
     form = f"{'.ws' if ws else ''}{'.sp' if sparse else ''}"
     where = f"kind::{kind}{form}, cta_group::{cta_group}"
     _one_of(m, legal_m(kind, cta_group, depth, ws, sparse), f"M of {where}{f', K = {depth}' if k else ''}")
@@ -266,7 +270,7 @@ def tcgen05_mma(
     _one_of(c_type.name, accumulators, f"the accumulator of kind::{kind} with {a_type} inputs")
 
     factors = _scales(entry, m, n, depth, cta_group, scale, vector, doubled)
-    archs = entry.archs if depth == plain[0] else entry.more_k[depth]
+    archs = entry.archs if depth == depths[0] else entry.more_k[depth]
     block = f".block_scale.block{factors.vector // doubled}" if factors is not None else ""
     return Tcgen05Atom(
         ptx=f"tcgen05.mma{form}.cta_group::{cta_group}.kind::{kind}{block}",

@@ -9,6 +9,7 @@ from itertools import product
 from ..dtypes import DType, bf16, dtype
 from ..errors import AtomError
 from ..layouts import Layout
+from ..layouts.inttuple import plain
 from .fragments import fragment, run_of
 from .mma import MmaAtom
 from .mma_sync import ptx_type
@@ -78,6 +79,7 @@ def wgmma(
     >>> print(wgmma(64, "e4m3", a_source="rmem").layout_A)
     ((4,8,4),(4,2,2)):((256,1,16),(64,8,1024))
     """
+    n = plain(n)
     a_type = dtype(a)
     b_type = a_type if b is None else dtype(b)
     form = next((form for form in FORMS if a_type.name in form.types and b_type.name in form.types), None)

@@ -19,6 +19,7 @@ from typing import Any
 from ..dtypes import DType, dtype
 from ..errors import AtomError
 from ..layouts import ComposedLayout, Layout, Swizzle
+from ..layouts.inttuple import plain, plain_fields
 from ..layouts.paged import Paged
 from ..layouts.pictured import Pictured
 
@@ -150,6 +151,7 @@ class SmemTile(Pictured, Paged):
     offset: int = 0
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         swizzle_mode(self.swizzle_name)
         packing_of(self.dtype, self.packing)
         if self.major not in MAJORS:
@@ -290,6 +292,7 @@ def smem_tile(
     >>> print(smem_tile((64, 64), "bf16", "MN", "64B").layout)
     ((32,2),(8,8)):((1,2048),(32,256))
     """
+    extent = plain(extent)
     element = dtype(dtype_)
     if not isinstance(extent, tuple) or len(extent) != 2:
         raise AtomError(f"a tile's extent is a pair (mn, k), as in (128, 64), not {extent!r}")
@@ -317,6 +320,7 @@ def widest_swizzle(contiguous: int, dtype_: DType | str, packing: str | None = N
     >>> widest_swizzle(64, "bf16"), widest_swizzle(96, "bf16"), widest_swizzle(24, "bf16")
     ('128B', '64B', 'none')
     """
+    contiguous = plain(contiguous)
     element = dtype(dtype_)
     size = contiguous * slot_bits(element, packing_of(element, packing))
     for name in sorted(SPANS, key=SPANS.__getitem__, reverse=True):

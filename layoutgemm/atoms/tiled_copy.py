@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import AtomError
-from ..layouts import ComposedLayout, CounterExample, Layout, Proof
+from ..layouts import ComposedLayout, CounterExample, Layout, Proof, Undecided
+from ..layouts.inttuple import ENUMERABLE, plain, plain_fields
 from ..layouts.paged import Paged
 from ..layouts.pictured import Pictured
 from .copy import CopyAtom
@@ -59,6 +60,7 @@ class TiledCopy(Pictured, Paged):
     blocks: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         tiler = self.tiler if isinstance(self.tiler, (tuple, list)) else (self.tiler,)
         for mode in tiler:
             if isinstance(mode, bool) or not isinstance(mode, (int, Layout)) or (isinstance(mode, int) and mode < 1):
@@ -196,6 +198,7 @@ class TiledCopy(Pictured, Paged):
 
     def get_slice(self, thread: int) -> ThreadCopy:
         """The partitions of one thread. Raises AtomError for a thread that does not take part."""
+        thread = plain(thread)
         check_thread(thread, self.threads)
         return ThreadCopy(self, thread)
 
@@ -259,13 +262,29 @@ class TiledCopy(Pictured, Paged):
                 return CounterExample(starts.coord(weight), stride, aligned, statement=f"{what}: the access at")
             weight *= extent
         if isinstance(layout, ComposedLayout):
-            if layout.offset % width:
-                start = layout.offset
-                return CounterExample(0, start, start - start % width, statement=f"{what}: the access at")
-            if layout.swizzle.bits and layout.swizzle.base < (width - 1).bit_length():
-                group = 1 << layout.swizzle.base
-                return CounterExample(group, layout.swizzle(group), group, statement=f"{what}: the swizzle moves")
+            refuted = self._swizzled_vectors(layout, starts, width, what)
+            if refuted is not None:
+                return refuted
         return Proof("strides", (), (f"{width} values at consecutive offsets, every start a multiple of {width}",))
+
+    def _swizzled_vectors(self, layout: ComposedLayout, starts: Layout, width: int, what: str) -> Any:
+        """The first access that a swizzle or an offset makes no vector, or None; see `vectors`."""
+        start, swizzle = layout.offset, layout.swizzle
+        if start % width and not swizzle.bits:
+            return CounterExample(0, start, start - start % width, statement=f"{what}: the access at")
+        if not swizzle.bits or (swizzle.base >= (width - 1).bit_length() and not start % width):
+            return None  # whole vectors are moved
+        if not isinstance(starts.size, int) or starts.size * width > ENUMERABLE:
+            return Undecided(f"{swizzle} moves parts of {width} values, and {starts} has too many accesses to look at")
+        values = swizzle(start + starts.offsets().reshape(-1, 1) + np.arange(width))
+        wanted = values[:, :1] - values[:, :1] % width + np.arange(width)
+        wrong = np.argwhere(values != wanted)
+        if not len(wrong):
+            return None
+        access, v = map(int, wrong[0])
+        said = f"{what}: value {v} of the access at" if v else f"{what}: the access at"
+        coord = starts.coord(access)
+        return CounterExample(coord, int(values[access, v]), int(wanted[access, v]), statement=said)
 
     # ------------------------------------------------------------ fragments
 

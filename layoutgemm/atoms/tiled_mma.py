@@ -20,6 +20,7 @@ from typing import Any
 
 from ..errors import AtomError
 from ..layouts import ComposedLayout, Layout
+from ..layouts.inttuple import plain
 from ..layouts.paged import Paged
 from ..layouts.pictured import Pictured
 from .mma import MmaAtom
@@ -256,6 +257,7 @@ class TiledMma(Pictured, Paged):
 
     def get_slice(self, thread: int) -> ThreadMma:
         """The partitions of one thread. Raises AtomError for a thread that does not take part."""
+        thread = plain(thread)
         check_thread(thread, self.threads)
         return ThreadMma(self, thread)
 
@@ -396,6 +398,7 @@ def check_thread(thread: Any, threads: int) -> None:
 
 def one_thread(part: Any, thread: Any, threads: int) -> tuple[Any, Any]:
     """The modes past the first of (thread, ...), and where that thread begins."""
+    thread = plain(thread)
     check_thread(thread, threads)
     return part.slice((thread,) + (None,) * (part.rank - 1))
 

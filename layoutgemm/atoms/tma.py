@@ -25,6 +25,7 @@ from typing import Any
 from ..dtypes import DType, dtype
 from ..errors import LayoutError, TmaError
 from ..layouts import ComposedLayout, Layout, Verdict
+from ..layouts.inttuple import plain
 from .smem import SmemTile
 from .tma_box import Choice, Dim, Leaf, digits_of, leaves_of, plans_of, walk_of
 from .tma_multicast import multicast_mask, shared_out
@@ -110,6 +111,7 @@ def tma_load(
     layoutgemm.errors.TmaError: shared memory runs along m0 first, of which neighbours are K elements apart in global \
 memory; a tensor copy does not transpose; nearest that works: shared layout S<3,4,3>[bytes] o (128,64):(64,1)
     """
+    multicast, address = plain(multicast), plain(address)
     return _answered(
         Request(gmem, smem, dtype, tile, names, "load", "", multicast, split, format, l2_promotion, oob_fill, address)
     )
@@ -131,6 +133,7 @@ def tma_store(
     >>> tma_store(Layout((256, 512), (512, 1)), Layout((64, 32), (32, 1)), "f32").ptx
     'cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group'
     """
+    address = plain(address)
     return _answered(Request(gmem, smem, dtype, tile, names, "store", "", 1, split, format, address=address))
 
 
@@ -149,6 +152,7 @@ def tma_reduce(
         ...
     layoutgemm.errors.TmaError: max reduces u32, i32, u64, i64, f16, bf16 in global memory, not f32
     """
+    address = plain(address)
     return _answered(Request(gmem, smem, dtype, tile, names, "reduce", operation, 1, split, address=address))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..errors import TmaError
 from ..layouts import Layout
+from ..layouts.inttuple import plain
 from .tma_plan import TmaCopy, TmaPlan
 from .tma_rules import MODES
 
@@ -20,6 +21,7 @@ def shared_out(plan: TmaPlan, blocks: int) -> TmaPlan:
     A block then issues the instructions of its rank, each to all blocks, and every block receives the whole tile: its
     barrier expects `plan.bytes`, not what it sends. Raises TmaError, rule "multicast", where no equal cut exists.
     """
+    blocks = plain(blocks)
     if isinstance(blocks, bool) or not isinstance(blocks, int) or not 1 <= blocks <= MAX_BLOCKS:
         raise TmaError(f"multicast to {blocks!r} blocks: a mask names 1 to {MAX_BLOCKS}", rule="multicast")
     if blocks == 1:
@@ -93,6 +95,7 @@ def multicast_mask(cluster: Layout, coordinate: tuple[int, ...], mode: int) -> i
     >>> multicast_mask(Layout((2, 4)), (1, 2), 0), bin(multicast_mask(Layout((2, 4)), (1, 2), 1))
     (48, '0b10101010')
     """
+    coordinate, mode = plain(coordinate), plain(mode)
     rank = cluster.rank if isinstance(cluster.shape, tuple) else 1
     if len(coordinate) != rank or not 0 <= mode < rank:
         raise TmaError(f"{coordinate} and mode {mode} in a cluster {cluster}", rule="multicast")

@@ -20,6 +20,7 @@ from ..dtypes import DType, dtype, f32
 from ..errors import AtomError, BudgetError
 from ..layouts import E, Layout
 from ..layouts.basis import component
+from ..layouts.inttuple import plain
 
 LANES = 128
 COLUMNS = 512
@@ -43,6 +44,7 @@ def tmem_address(lane: int, column: int) -> int:
     >>> hex(tmem_address(32, 64)), tmem_coordinate(0x200040)
     ('0x200040', (32, 64))
     """
+    lane, column = plain(lane), plain(column)
     if not 0 <= _integer(lane, "a lane") < LANES or not 0 <= _integer(column, "a column") < COLUMNS:
         raise AtomError(f"tensor memory has lanes 0..{LANES - 1} and columns 0..{COLUMNS - 1}, not ({lane}, {column})")
     return lane << 16 | column
@@ -50,6 +52,7 @@ def tmem_address(lane: int, column: int) -> int:
 
 def tmem_coordinate(address: int) -> tuple[int, int]:
     """Address -> (lane, column); raises AtomError for an address outside tensor memory."""
+    address = plain(address)
     lane, column = _integer(address, "an address") >> 16, address & 0xFFFF
     tmem_address(lane, column)
     return lane, column
@@ -63,6 +66,7 @@ def allocation_columns(columns: int) -> int:
     >>> [allocation_columns(n) for n in (1, 32, 33, 192, 512)]
     [32, 32, 64, 256, 512]
     """
+    columns = plain(columns)
     if _integer(columns, "a number of columns") < 1:
         raise BudgetError(f"an allocation has at least one column, not {columns}")
     if columns > COLUMNS:
@@ -138,6 +142,7 @@ def datapath(m: int, cta_group: int = 1, ws: bool = False, sparse: bool = False)
     >>> [datapath(*x).letter for x in ((256, 2), (128, 2), (128, 1), (64, 1), (64, 1, True), (32, 1, True))]
     ['A', 'B', 'D', 'F', 'E', 'G']
     """
+    m, cta_group = plain(m), plain(cta_group)
     _integer(m, "M"), _integer(cta_group, "cta_group")
     for rows, group, weight_stationary, sparsity, letter in _CHOICE:
         if (rows, group) == (m, cta_group) and weight_stationary in (None, ws) and sparsity in (None, sparse):
@@ -213,6 +218,7 @@ def accumulator(
     >>> print(accumulator(64, 8, tiles=(2, 2)).layout)
     ((16,4),8,(2,2)):((1@0,32@0),1@1,(16@0,8@1))
     """
+    m, n, cta_group, tiles = plain(m), plain(n), plain(cta_group), plain(tiles)
     path = datapath(m, cta_group, ws, sparse)
     if _integer(n, "N") < 1 or n % path.parts:
         raise AtomError(f"layout {path.letter} cuts N into {path.parts} parts; N = {n} is no multiple of it")
@@ -259,6 +265,7 @@ def operand_a(m: int, k: int, a: DType | str, kind: str, cta_group: int = 1) -> 
     >>> print(operand_a(128, 32, "e2m1", "f8f6f4", cta_group=2).layout)
     (64,(4,8),2):(1@0,(8@2,1@1),64@0)
     """
+    m, k, cta_group = plain(m), plain(k), plain(cta_group)
     path, bits = datapath(m, cta_group), container_bits(a, kind)
     per_word = WORD_BITS // bits
     if _integer(k, "K") < 1 or k % per_word:
@@ -287,6 +294,7 @@ def scale_factors(rows: int, factors: int, scale: DType | str = "ue8m0", halves:
     >>> scale_factors(256, 16).columns, scale_factors(256, 4, halves=2).columns
     (32, 4)
     """
+    rows, factors, halves = plain(rows), plain(factors), plain(halves)
     if halves not in (1, 2):
         raise AtomError(f"scale factors lie over the lanes as a whole or in 2 halves, not {halves!r}")
     if _integer(rows, "a number of rows") < 1 or rows % halves or (rows // halves > 32 and rows // halves % 32):

@@ -21,6 +21,7 @@ from ..atoms.tiled_copy import TiledCopy
 from ..dtypes import DType, dtype
 from ..errors import AtomError
 from ..layouts import ComposedLayout, Layout
+from ..layouts.inttuple import plain
 from ..layouts.linear import LinearLayout
 
 IntArray = npt.NDArray[np.int64]
@@ -117,6 +118,7 @@ def thread_access(
     >>> float4.coords.shape, float4.coords[0, 1].tolist()
     ((1, 32, 4), [4, 5, 6, 7])
     """
+    vector, lanes = plain(vector), plain(lanes)
     rank = 1 if isinstance(tv.shape, int) else len(tv.shape)
     threads = tv.size if rank == 1 else tv[0].size
     values = tv.size // threads
@@ -151,6 +153,7 @@ def matrix_access(
     >>> matrix_access((16, 16), "bf16").coords[0, 9].tolist()  # lane 9 names row 9, k from 0 to 7
     [9, 25, 41, 57, 73, 89, 105, 121]
     """
+    extent, matrices = plain(extent), plain(matrices)
     bits = dtype(element).bits
     if along not in MAJORS:
         raise AtomError(f"rows run along 'K' or 'MN', not {along!r}")
@@ -215,6 +218,7 @@ def tiled_access(copy: TiledCopy, extent: Sequence[int], side: str | None = None
 
     Raises AtomError where the copy does not divide the tile, or has no such side.
     """
+    extent = plain(extent)
     atom = copy.atom
     side = _memory_side(atom) if side is None else side
     kind = _kind_of(atom, side)

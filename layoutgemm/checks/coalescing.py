@@ -19,6 +19,7 @@ import numpy as np
 from ..dtypes import DType
 from ..errors import AtomError
 from ..layouts import ComposedLayout, Layout
+from ..layouts.inttuple import plain
 from ..layouts.linear import LinearLayout
 from .accesses import AccessPattern, IntArray, byte_addresses
 from .banks import address_array, check_addresses
@@ -184,6 +185,7 @@ def sectors(
     >>> sectors(range(0, 128, 4), 4, alignment=4).sectors  # 128 bytes that straddle
     5
     """
+    alignment = plain(alignment)
     if isinstance(alignment, bool) or not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
         raise AtomError(f"the base's alignment is a power of two of bytes, not {alignment!r}")
     found: list[tuple[str, IntArray, int]] = []

@@ -21,6 +21,7 @@ from ..layouts import Layout
 from ..layouts.digit_proof import prove_formulas
 from ..layouts.digits import minimum as least
 from ..layouts.facts import Facts
+from ..layouts.inttuple import plain_fields
 from ..layouts.pictured import Pictured
 from ..layouts.poly import show
 from ..layouts.proof import Proof, Undecided
@@ -54,6 +55,7 @@ class Persistent(Pictured):
     cluster: tuple[int, int] = (1, 1)
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         _positive("the number of workers", self.workers)
         for n in self.cluster:
             _positive("an extent of the cluster", n)
@@ -177,6 +179,7 @@ class StreamK:
     streamed: int | None = None
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         _positive("the number of tiles", self.tiles)
         _positive("the number of K tiles", self.k_tiles)
         _positive("the number of workers", self.workers)

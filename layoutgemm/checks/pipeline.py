@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from ..arch import Arch
 from ..arch import arch as arch_named
 from ..errors import PlanError
+from ..layouts.inttuple import plain_fields
 from .budgets import role_registers
 from .pipeline_actions import (
     ALL,
@@ -146,6 +147,7 @@ class Pipeline:
     k_tiles: tuple[int, bool] = (0, False)
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         validate(self)
 
     def role(self, name: str) -> Role:

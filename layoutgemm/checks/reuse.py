@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import PlanError
+from ..layouts.inttuple import plain
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ def reuse(order: npt.ArrayLike, wave: int, tile: tuple[int, int] = (1, 1)) -> Re
     waves of 132: 1988 row panels and 94 column panels for 4096 tiles, each used 5.65 times; no order exceeds 11.94
     waves of 132: 308 row panels and 528 column panels for 4096 tiles, each used 9.01 times; no order exceeds 11.94
     """
+    wave, tile = plain(wave), plain(tile)
     tiles = np.asarray(order, dtype=np.int64).reshape(-1, 2)
     if not len(tiles) or isinstance(wave, bool) or not isinstance(wave, int) or wave < 1:
         raise PlanError(f"reuse of {len(tiles)} tiles in waves of {wave!r}: both are to be 1 or more")

@@ -26,6 +26,7 @@ from ..layouts import E, Layout
 from ..layouts.digit_proof import prove_formulas
 from ..layouts.digits import minimum as least
 from ..layouts.facts import Facts
+from ..layouts.inttuple import plain, plain_fields
 from ..layouts.pictured import Pictured
 from ..layouts.poly import ge0, show
 from ..layouts.proof import CounterExample, Proof, Undecided
@@ -161,6 +162,7 @@ class Grouped(Schedule):
     serpentine: bool = False
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         super().__post_init__()
         if isinstance(self.group, bool) or not isinstance(self.group, int) or self.group < 1:
             raise PlanError(f"a group of tiles has 1 row or more, not {self.group!r}")
@@ -349,6 +351,7 @@ def _inside(piece: Piece, rows: Any, columns: Any) -> Answer:
 
 def checked_grid(grid: tuple[int, int]) -> tuple[int, int]:
     """The grid, or PlanError when its extents are not two positive ints."""
+    grid = plain(grid)
     if len(grid) != 2 or any(isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 1 for n in grid):
         raise PlanError(f"a grid of tiles has two extents of 1 or more, not {grid!r}")
     return int(grid[0]), int(grid[1])
@@ -363,6 +366,7 @@ def visits_once(order: npt.ArrayLike, grid: tuple[int, int], name: str = "schedu
     >>> check.ok, check.witness
     (False, 'tile (1, 0) is visited as number 1 and again as number 2')
     """
+    grid = plain(grid)
     rows, columns = checked_grid(grid)
     tiles = np.asarray(order, dtype=np.int64).reshape(-1, 2)
     witness = ""

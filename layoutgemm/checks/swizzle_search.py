@@ -33,6 +33,7 @@ from ..dtypes import DType, dtype
 from ..errors import AtomError
 from ..layouts import Layout, Swizzle
 from ..layouts.gf2 import Elimination
+from ..layouts.inttuple import plain
 from .accesses import AccessPattern, IntArray, byte_addresses, element_bits
 from .banks import BANK_BYTES, WAVEFRONT, BankReport, bank_conflicts, judge, phases_of, ways_of
 from .report import Check
@@ -381,6 +382,7 @@ def find_padding(
     >>> find_padding((32, 32), thread_access(Layout(32, 1)), "f32").pitch  # a column of floats
     33
     """
+    extent = plain(extent)
     listed = [accesses] if isinstance(accesses, AccessPattern) else list(accesses)
     bits = dtype(element).bits
     if major not in ("K", "MN"):

@@ -19,6 +19,7 @@ from ..atoms.tma import derive as derive_tma
 from ..checks import Report
 from ..dtypes import DType, bf16, dtype, f16, f32
 from ..errors import PlanError
+from ..layouts.inttuple import plain
 from .plan_base import BARRIER_BYTES, MAX_COORDINATE, PARAMETERS, PlanVerbs, check_sizes, rounded_up, tile_count
 
 if TYPE_CHECKING:
@@ -228,6 +229,7 @@ class GemmPlan(PlanVerbs):
         >>> hex(plan.a.descriptor.word), plan.b.tma.box
         ('0x4000004000010000', (64, 64))
         """
+        m, n, k, batch = plain(m), plain(n), plain(k), plain(batch)
         from .sm80_plan import Sm80Config, Sm80Plan
         from .sm90_plan import Sm90Config, Sm90Plan
         from .sm100_plan import Sm100Config, Sm100Plan
@@ -361,6 +363,7 @@ def derive_operand(
 
 def padded_leading(dtype: DType, extent: int) -> int:
     """The smallest leading dimension of at least `extent` elements that is a whole number of 16-byte units."""
+    extent = plain(extent)
     unit = STRIDE_UNIT * 8 // dtype.bits
     return -(-extent // unit) * unit
 

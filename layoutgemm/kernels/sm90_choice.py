@@ -12,6 +12,7 @@ from typing import Any
 
 from ..dtypes import DType, bf16
 from ..errors import PlanError
+from ..layouts.inttuple import plain
 from .choice import Choice
 from .epilogue import Epilogue
 from .plan import Operand
@@ -133,6 +134,7 @@ def choose(
     >>> choice.config.tile, choice.config.cluster, why.rpartition("; ")[2]
     ((256, 208), (1, 2), 'gated: 104 columns of C from 208 of B')
     """
+    m, n, k, batch = plain(m), plain(n), plain(k), plain(batch)
     for name, size in (("m", m), ("n", n), ("k", k), ("batch", batch)):
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise PlanError(f"{name} = {size!r}: an int of at least 1")

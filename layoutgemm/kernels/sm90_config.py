@@ -11,6 +11,7 @@ from ..checks import Dealt, Grouped, Linear
 from ..checks.budgets import launch_registers, setmaxnreg_problem
 from ..checks.dealt import Rounds
 from ..errors import PlanError
+from ..layouts.inttuple import plain_fields
 from .plan_base import MAX_TILES
 from .sm90_store import ROWS
 
@@ -102,6 +103,7 @@ class Sm90Config:
     dealt: Rounds = ()
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         for name, known in (
             ("schedule", SCHEDULES), ("loader", LOADERS), ("store", STORES), ("along", ("M", "N")),
             ("launch", LAUNCHES), ("trigger", TRIGGERS), ("l2_promotion", tuple(L2_PROMOTION)),

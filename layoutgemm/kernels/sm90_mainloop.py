@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from ..checks import Check
 from ..errors import OperandError, PlanError
+from ..layouts.inttuple import plain, plain_fields
 from . import epilogue_trace as tracing
 from .epilogue_numpy import Math
 
@@ -43,6 +44,7 @@ class Table:
     group: int = 1
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         if self.axis not in ("m", "n"):
             raise PlanError(f"{self.name}: axis {self.axis!r}: 'm', rows of A, or 'n', columns of B")
         if isinstance(self.group, bool) or not isinstance(self.group, int) or self.group < 1:
@@ -91,6 +93,7 @@ class Promoted:
         >>> loop.apply(np.float32(1), np.float32(10), {"s": np.float32(0.5)}).tolist()
         6.0
         """
+        depth = plain(depth)
         names = [table.name for table in tables]
         if len({TOTAL, *names}) <= len(names):
             raise PlanError(f"tables named {', '.join(names)}: each has a name of its own, and none is {TOTAL!r}")

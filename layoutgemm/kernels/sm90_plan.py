@@ -17,6 +17,7 @@ from ..checks import Dealt, Persistent, Report, most_stages
 from ..dtypes import DType
 from ..errors import PlanError
 from ..layouts import Layout
+from ..layouts.inttuple import plain
 from .epilogue import Epilogue
 from .plan import GemmPlan, Operand, OperandPlan, derive_operand
 from .plan_base import (
@@ -142,6 +143,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         >>> plan.stages, plan.threads, plan.smem.total, plan.full_bytes
         (3, 256, 217136, 61440)
         """
+        m, n, k, batch = plain(m), plain(n), plain(k), plain(batch)
         config = config or Sm90Config()
         check_sizes(m=m, n=n, k=k, batch=batch)
         epilogue = Epilogue.of(epilogue)

@@ -33,6 +33,7 @@ from ..atoms import TmaPlan
 from ..atoms.tma_engine import global_bits
 from ..checks import Check
 from ..errors import OperandError, PlanError
+from ..layouts.inttuple import plain, plain_fields
 from .sm90_ends import either
 from .sm90_store import WARP_ROWS, StorePlan
 
@@ -56,12 +57,14 @@ class Ragged:
     offsets: str = "i32"
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         if self.offsets not in ("i32", "i64"):
             raise PlanError(f"offsets of {self.offsets}: i32 or i64")
 
     @classmethod
     def of(cls, groups: int, offsets: str = "i32") -> Ragged:
         """Room for so many groups. Raises PlanError for a number that is none."""
+        groups = plain(groups)
         if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1:
             raise PlanError(f"ragged = {groups!r}: how many groups there are, 1 or more")
         return cls(max(_LEAST_GROUPS, 1 << (groups - 1).bit_length()), offsets)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import LayoutError
-from .inttuple import SYMBOLS_SEEN, as_int, leaves, transform
+from .inttuple import DEPTH, SYMBOLS_SEEN, as_int, leaves, too_deep, transform
 from .poly import P
 from .symbolic import entry, is_sympy
 
@@ -117,11 +117,13 @@ def as_stride(x: Any) -> Any:
     return out
 
 
-def _as_stride(x: Any) -> Any:
+def _as_stride(x: Any, depth: int = 0) -> Any:
     if x.__class__ is int or x.__class__ is ScaledBasis:
         return x
     if isinstance(x, (tuple, list)):
-        return tuple([_as_stride(y) for y in x])
+        if depth >= DEPTH:
+            raise too_deep("stride")
+        return tuple([y if y.__class__ is int else _as_stride(y, depth + 1) for y in x])
     if x.__class__ is P or is_sympy(x):
         SYMBOLS_SEEN[0] += 1
         return entry(x)

@@ -30,7 +30,7 @@ from .linear import LinearLayout
 from .poly import MissingFact, P, div, needs_div
 from .poly import show as show_entry
 from .swizzle import ComposedLayout, Swizzle
-from .symbolic import ARITHMETIC, declared, entry, is_sympy
+from .symbolic import ARITHMETIC, declared, entry, expression, is_sympy, operate
 
 __all__ = ["expr", "from_expr"]
 
@@ -150,10 +150,7 @@ def _checked(extents: dict[str, Any], formula: Any) -> dict[str, Any]:
 
 
 def _parse(text: str) -> ast.expr:
-    try:
-        return ast.parse(text.strip(), mode="eval").body
-    except SyntaxError as error:
-        raise ParseError(f"no formula: {error.msg}", text, (error.offset or 1) - 1) from None
+    return expression(text, "no formula")
 
 
 def _free_names(tree: ast.expr) -> list[str]:
@@ -187,7 +184,8 @@ def _evaluate(node: ast.expr, variables: Mapping[str, Any], text: str) -> Any:
             return declared(node.id)
         raise ParseError(f"{node.id} is neither a variable ({', '.join(variables)}) nor a size", text, node.col_offset)
     if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
-        return _BINARY[type(node.op)](_evaluate(node.left, variables, text), _evaluate(node.right, variables, text))
+        left, right = _evaluate(node.left, variables, text), _evaluate(node.right, variables, text)
+        return operate(_BINARY[type(node.op)], node, left, right)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.Invert, ast.UAdd)):
         value = _evaluate(node.operand, variables, text)
         return -value if isinstance(node.op, ast.USub) else ~value if isinstance(node.op, ast.Invert) else value

@@ -23,6 +23,7 @@ from .symbolic import entry, extent, is_sympy
 IntTuple = int | tuple["IntTuple", ...]
 
 ENUMERABLE = 1 << 28
+DEPTH = 64  # tuples inside one another: each level takes several of the 1000 calls that Python allows
 
 # How many symbols the checks below have let through: a constructor that sees it grow made a layout with symbols.
 SYMBOLS_SEEN = [0]
@@ -169,7 +170,36 @@ def as_int(x: Any, what: str) -> int:
     raise LayoutError(f"{what} must be an integer, not {x!r} ({type(x).__name__}){notation}")
 
 
-def as_shape(x: Any) -> Any:
+def plain(x: Any) -> Any:
+    """An argument as the library works with it: NumPy integers as ints, lists and torch.Size of integers as tuples.
+
+    Everything else stays as it is, for the caller to judge: bools, floats, strings, objects, lists that hold them.
+
+    >>> plain(np.int64(64)), plain([128, np.int32(64)]), plain(((2,), [3])), plain(True), plain("4")
+    (64, (128, 64), ((2,), (3,)), True, '4')
+    """
+    if x.__class__ is int or x is None or x.__class__ is str:
+        return x
+    if isinstance(x, np.integer):
+        return int(x)
+    if isinstance(x, (tuple, list)) and not hasattr(x, "_fields"):
+        parts = [plain(part) if part.__class__ is not int else part for part in x]
+        if x.__class__ is not tuple and all(part.__class__ is int or part.__class__ is tuple for part in parts):
+            return tuple(parts)
+        same = all(new is old for new, old in zip(parts, x))
+        return x if same or x.__class__ is not tuple else tuple(parts)
+    return x
+
+
+def plain_fields(value: Any) -> None:
+    """`plain` for each field of a dataclass, frozen or not: the first line of its __post_init__."""
+    for name in value.__dataclass_fields__:
+        given = getattr(value, name)
+        if given.__class__ is not int and (taken := plain(given)) is not given:
+            object.__setattr__(value, name, taken)
+
+
+def as_shape(x: Any, depth: int = 0) -> Any:
     """A checked shape: extents are integers >= 1; lists become tuples, NumPy integers become ints.
 
     Raises LayoutError naming the extent.
@@ -179,11 +209,18 @@ def as_shape(x: Any) -> Any:
             raise LayoutError(f"a layout's extent must be at least 1, not {x}")
         return x
     if x.__class__ is tuple or isinstance(x, (tuple, list)):
-        return tuple([y if y.__class__ is int and y > 0 else as_shape(y) for y in x])
+        if depth >= DEPTH:
+            raise too_deep("shape")
+        return tuple([y if y.__class__ is int and y > 0 else as_shape(y, depth + 1) for y in x])
     if x.__class__ is P or is_sympy(x):
         SYMBOLS_SEEN[0] += 1
         return extent(entry(x))
     return as_shape(as_int(x, "a layout's extent"))
+
+
+def too_deep(what: str) -> LayoutError:
+    """The error for a tuple that nests deeper than DEPTH."""
+    return LayoutError(f"a {what} nests at most {DEPTH} deep")
 
 
 def check_congruent(shape: Any, stride: Any) -> None:
@@ -311,10 +348,20 @@ def crd2idx(coord: Any, shape: Any, stride: Any) -> Any:
         return crd2idx(coord, shape, stride)
     if isinstance(coord, np.ndarray):
         S, D = coal_open(shape, stride)
+        if coord.dtype != object and any(d.__class__ is int and abs(d) >> 31 for d in D):
+            return _far(coord, S, D)
         out = _offset(coord, S, D)
         return np.zeros(coord.shape, np.int64) if out.__class__ is int else out
     # A traced index must be in range: what is 0 there costs no instruction.
     return _offset(coord, *coal(shape, stride))
+
+
+def _far(coord: Any, S: list[Any], D: list[Any]) -> Any:
+    """Offsets under strides so large that 64 bits may not hold them: by Python's integers, or refused."""
+    out = np.asarray(_offset(coord.astype(object), S, D), object)
+    if out.size and (int(out.max()) >= 1 << 63 or int(out.min()) < -(1 << 63)):
+        raise LayoutError(f"offsets up to {max(int(out.max()), -int(out.min()))} do not fit 64 bits")
+    return np.broadcast_to(out.astype(np.int64), coord.shape)
 
 
 def _offset(x: Any, S: list[Any], D: list[Any]) -> Any:
@@ -334,9 +381,11 @@ def _offset(x: Any, S: list[Any], D: list[Any]) -> Any:
     return total
 
 
-def show_coord(coord: Any) -> str:
-    """A coordinate as given, in CuTe's notation."""
-    return f"({','.join([show_coord(c) for c in coord])})" if isinstance(coord, (tuple, list)) else repr(coord)
+def show_coord(coord: Any, depth: int = 0) -> str:
+    """A coordinate as given, in CuTe's notation; what nests deeper than any layout as dots."""
+    if not isinstance(coord, (tuple, list)):
+        return repr(coord)
+    return f"({','.join([show_coord(c, depth + 1) for c in coord])})" if depth < DEPTH else "(...)"
 
 
 def coal(shape: Any, stride: Any) -> tuple[list[Any], list[Any]]:

@@ -114,13 +114,12 @@ class Layout(PicturedLayout, Predicates, Paged):
         return _new(*out)
 
     @staticmethod
-    def parse(text: str) -> Layout:
-        """The inverse of str(): CuTe's notation, as in '(8,(2,2)):(2,(1,16))' or '(4,8):(1@0,1@1)'."""
+    def parse(text: str) -> Any:
+        """The inverse of str(), and what CuTe prints: a ComposedLayout where there is a swizzle. See notation.parse."""
         from .notation import parse
 
-        out = parse(text)
-        if not isinstance(out, Layout):
-            raise LayoutError(f"{text!r} has a swizzle and is a ComposedLayout")
+        if not hasattr(out := parse(text), "layout") and not isinstance(out, Layout):
+            raise LayoutError(f"{text!r} is a swizzle and no layout")
         return out
 
     @staticmethod

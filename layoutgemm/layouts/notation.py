@@ -1,27 +1,56 @@
-"""CuTe's notation back into layouts: what str() prints, and what CuTe prints (static integers as _8)."""
+"""Layouts from text: what str() prints, and what CuTe, the CuTe DSL and pycute print.
+
+    (8,(2,2)):(2,(1,16))                              this library, pycute, CuTe; static integers as _8, too
+    (?,8):(8,1)   (?{div=8},8):(?{i64},1)             CuTe and the DSL: each ? is a symbol of its own
+    (4,8):(1@0,1@1)   (4,8):(E<0>,E<1>)               strides that are coordinates
+    S<3,4,3>[bytes] o 0 o (8,64):(64,1)               a swizzle, with its unit
+    Sw<3,4,3> o smem_ptr[16b](unset) o (8,64):(64,1)  CuTe: the swizzle counts bytes, the layout elements of 16 bits
+    gmem_ptr[16b](0x7f00) o (4,8):(8,1)               CuTe's tensors: the pointer is left out
+    tensor<ptr<f16, smem, align<16>> o (4,8):(8,1)>   the DSL's
+    !cute.layout<"(4,8):(8,1)">                       its IR
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..dtypes import dtype
 from ..errors import LayoutError, ParseError
 from .basis import ScaledBasis
+from .inttuple import DEPTH
 from .layout import Layout
 from .swizzle import ComposedLayout, Swizzle
-from .symbolic import declared, parse_entry
+from .symbolic import declared, parse_entry, symbol
 
 Symbols = Callable[[str], Any]
-_TOKEN = re.compile(r"\s*(?:(-?_?\d+(?:@\d+)*)|([(),:]))")
+MAX_TEXT = 1 << 16  # characters: no layout that can be read by a person, or is printed by a program, is longer
+SWIZZLES = 64  # of a text: each is composed with what follows it
+
+_NUMBER = re.compile(r"\s*(-?)_?(\d+)((?:@\d+)*)(?![\w.])(?!\s*[/*%+-])")
+_BASIS = re.compile(r"\s*(?:(-?\d+)\s*\*\s*)?E<\s*(\d+(?:\s*,\s*\d+)*)\s*>")
+_UNKNOWN = re.compile(r"\s*\?(?:\{([^{}]*)\})?")
 _SWIZZLE = re.compile(r"\s*S(?:w|wizzle)?<\s*(-?\d+)\s*,\s*(-?\d+)\s*,\s*(-?\d+)\s*>(?:\[(?:(bytes)|(\d+)b)\])?")
-_OFFSET = re.compile(r"\s*o\s+(?:_?(-?\d+)\s+o\s+)?")
+_LINK = re.compile(r"\s*o\s+")
+_OFFSET = re.compile(r"\s*_?(-?\d+)\s+o\s+")
+# CuTe's pointers: ptr[32b](nil), gmem_ptr[16b](0x7f00), smem_ptr[16b](unset), tmem_[32b](0x0)
+_POINTER = re.compile(r"[\s_]*(\w*ptr|\w*mem_)\[(\d+)b\]\([^()]*\)")
+# The DSL's: ptr<f16, smem, align<16>>, raw_ptr(0x7f00: f32, generic, align<4>)
+_TYPED = re.compile(r"\s*(?:raw_)?ptr([<(])")
+_TYPE = re.compile(r"\s*(?:0x[0-9a-fA-F]+\s*:\s*)?([A-Za-z]\w*)")
+_WRAPPERS = (
+    re.compile(r"\s*(?:!cute\.)?(?:tensor|memref|layout|composed_layout)<\s*\"?"), re.compile(r"\s*[\"'`]"),
+)  # fmt: skip
+_AFTER = re.compile(r"[\s>\"'`]*(?:=\s*\(.*)?\s*", re.DOTALL)
 
 
 def parse(text: str, given: Any = ()) -> Layout | ComposedLayout | Swizzle:
     """A layout, a swizzle, or a swizzled layout from its notation. Raises ParseError, which points at the character.
 
-    Entries may hold symbols; `given` are facts about them, as `Facts` takes them, under which the text is read.
+    Entries may hold symbols; `given` are facts about them, as `Facts` takes them, under which the text is read. Each
+    `?` is a new symbol. A pointer before a layout is left out; one of CuTe's after a swizzle says that the swizzle
+    counts bytes, and the result counts the pointer's elements.
 
     >>> parse("((_4,_2),8):((1,16),4)")
     Layout(((4, 2), 8), ((1, 16), 4))
@@ -29,6 +58,8 @@ def parse(text: str, given: Any = ()) -> Layout | ComposedLayout | Swizzle:
     ComposedLayout(Swizzle(3, 4, 3, 'bytes'), 0, Layout((8, 64), (64, 1)))
     >>> print(parse("(64,M//64):(1,64)", given="64 | M").coalesce())
     M:1
+    >>> print(parse("Sw<3,4,3> o smem_ptr[16b](unset) o (8,64):(64,1)"))
+    S<3,3,3>[16b] o 0 o (8,64):(64,1)
     """
     if not isinstance(text, str):
         raise ParseError(f"a layout's notation is a string, not {text!r}")
@@ -37,10 +68,9 @@ def parse(text: str, given: Any = ()) -> Layout | ComposedLayout | Swizzle:
 
 def read(text: str, symbol: Symbols) -> Layout | ComposedLayout | Swizzle:
     """`parse` with the meaning of each name in the text said by `symbol`."""
-    out, position = _parse(text, 0, symbol)
-    if text[position:].strip():
-        raise ParseError("there is more text after the layout", text, position)
-    return out
+    if len(text) > MAX_TEXT:
+        raise ParseError(f"{len(text)} characters: a layout's notation has at most {MAX_TEXT}", text, MAX_TEXT)
+    return _Reader(text, symbol).all()
 
 
 def _symbols(given: Any) -> Symbols:
@@ -61,102 +91,230 @@ def parse_swizzle(text: str) -> Swizzle:
     return out
 
 
-def _parse(text: str, position: int, symbol: Symbols) -> tuple[Any, int]:
-    found = _SWIZZLE.match(text, position)
-    if found is None:
-        return _layout(text, position, symbol)
-    b, m, s, in_bytes, bits = found.groups()
-    unit = "bytes" if in_bytes else int(bits) if bits else None
-    swizzle = Swizzle(int(b), int(m), int(s), unit)
-    position = found.end()
-    link = _OFFSET.match(text, position)
-    if link is None:
-        return swizzle, position
-    inner, position = _parse(text, link.end(), symbol)
-    if isinstance(inner, Swizzle):
-        raise ParseError("a composed layout ends with a layout", text, position)
-    return ComposedLayout(swizzle, int(link.group(1) or 0), inner), position
+class _Reader:
+    """Reads a text from left to right; `at` is the position."""
 
+    def __init__(self, text: str, symbol: Symbols) -> None:
+        self.text, self.symbol, self.at = text, symbol, 0
+        self.unknown = 0
 
-def _layout(text: str, position: int, symbol: Symbols) -> tuple[Layout, int]:
-    start = position
-    shape, position = _tuple(text, position, symbol)
-    _, _, after = _next(text, position, ":")
-    stride, position = _tuple(text, after, symbol)
-    try:
-        return Layout(shape, stride), position
-    except LayoutError as error:
-        raise ParseError(error.reason, text, start) from None
+    def take(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
+        """The match at the position, which moves past it; None where there is none."""
+        found = pattern.match(self.text, self.at)
+        if found is not None:
+            self.at = found.end()
+        return found
 
+    def peek(self) -> str:
+        """The next character that is no blank, "" at the end; the position moves to it."""
+        while self.at < len(self.text) and self.text[self.at].isspace():
+            self.at += 1
+        return self.text[self.at : self.at + 1]
 
-def _next(text: str, position: int, expected: str = "") -> tuple[str | None, str | None, int]:
-    """The next token, as (number, sign, position after it)."""
-    found = _TOKEN.match(text, position)
-    if found is None or (expected and found.group(2) != expected):
-        what = f"'{expected}'" if expected else "an integer or '('"
-        rest = text[position:]
-        raise ParseError(f"expected {what}", text, position + len(rest) - len(rest.lstrip()))
-    return found.group(1), found.group(2), found.end()
+    def fail(self, expected: str) -> ParseError:
+        """The error that says what was expected at the position."""
+        self.peek()
+        return ParseError(f"expected {expected}", self.text, self.at)
 
+    # ------------------------------------------------------------------------------------------ layouts
 
-def _end_of_entry(text: str, position: int) -> int:
-    """Where the entry or tuple that begins here ends: at a comma, colon or bracket outside its own brackets."""
-    depth = 0
-    for i in range(position, len(text)):
-        c = text[i]
-        if depth == 0 and c in "),:":
-            return i
-        depth += (c == "(") - (c == ")")
-    return len(text)
+    def all(self) -> Any:
+        """What the whole text says."""
+        wrapped = False
+        while any(self.take(pattern) is not None for pattern in _WRAPPERS):
+            wrapped = True
+        out = self.composed(0)
+        end = _AFTER.match(self.text, self.at) if wrapped or "=" in self.text[self.at :] else None
+        if self.text[end.end() if end is not None else self.at :].strip():
+            self.peek()
+            raise ParseError("there is more text after the layout", self.text, self.at)
+        return out
 
+    def composed(self, count: int) -> Any:
+        """A swizzle and what follows it, or a layout, with or without a pointer before it."""
+        found = self.take(_SWIZZLE)
+        if found is None:
+            bits, inner = self.pointer()
+            layout = self.layout()
+            return layout if inner is None else _swizzled(inner, bits, layout)
+        if count >= SWIZZLES:
+            raise ParseError(f"more than {SWIZZLES} swizzles, one after another", self.text, found.start())
+        *numbers, in_bytes, width = found.groups()
+        swizzle = self.made(lambda: _swizzle(numbers, "bytes" if in_bytes else _unit(width)), found)
+        start = self.at
+        linked = self.take(_LINK) is not None
+        bits, inner = self.pointer()
+        if bits is not None:
+            # CuTe's swizzles of shared memory act on addresses.
+            swizzle = self.made(lambda: _swizzle(numbers, "bytes").recast(bits), found)
+            layout = self.layout()
+            if inner is not None:
+                raise ParseError("two swizzles of one pointer", self.text, start)
+            return ComposedLayout(swizzle, 0, layout)
+        if not linked:
+            return swizzle
+        offset = self.take(_OFFSET)
+        follows = self.composed(count + 1)
+        if isinstance(follows, Swizzle):
+            raise ParseError("a composed layout ends with a layout", self.text, self.at)
+        number = 0 if offset is None else self.made(lambda: _int(str(offset[1])), offset)
+        return self.made(lambda: ComposedLayout(swizzle, number, follows), found)
 
-def _symbolic(text: str, position: int, symbol: Symbols) -> tuple[Any, int] | None:
-    """An entry with symbols, such as `64*N+8` or `BK@1`; None when it is an integer or a tuple."""
-    end = _end_of_entry(text, position)
-    words = text[position:end].strip()
-    if not any(map(str.isalpha, words)):
-        return None
-    if words[0] == "(":
-        depth = closed = 0
-        for i, c in enumerate(words):
+    def pointer(self) -> tuple[int | None, Swizzle | None]:
+        """(bits of an element, the swizzle that it holds) of a pointer and the `o` after it; (None, None) for none."""
+        start = self.at
+        found = self.take(_POINTER)
+        if found is not None:
+            bits: int | None = self.made(lambda: _int(found[2]), found)
+            if not bits:
+                raise ParseError("a pointer's elements have at least one bit", self.text, found.start(2))
+            inner = None
+        else:
+            opening = self.take(_TYPED)
+            if opening is None:
+                return None, None
+            depth, end = 1, self.at
+            while depth and end < len(self.text):
+                depth += (self.text[end] in "<(") - (self.text[end] in ">)")
+                end += 1
+            if depth:
+                raise self.fail(f"the end of the pointer, '{'>' if opening[1] == '<' else ')'}'")
+            inside = self.text[self.at : end - 1]
+            named = _TYPE.match(inside)
+            try:
+                bits = dtype(named[1]).bits if named is not None else None
+            except LayoutError:
+                bits = None
+            swizzle = _SWIZZLE.search(inside)
+            numbers = swizzle.groups()[:3] if swizzle is not None else ()
+            inner = self.made(lambda: _swizzle(numbers, "bytes"), opening) if numbers else None
+            self.at = end
+        if self.take(_LINK) is None:
+            raise self.fail("' o ' and the layout after the pointer")
+        if inner is not None and bits is None:
+            raise ParseError("the pointer has a swizzle, and its element type is not known", self.text, start)
+        return bits, inner
+
+    def layout(self) -> Layout:
+        """shape:stride."""
+        self.peek()
+        start = self.at
+        shape = self.entries(0)
+        if self.peek() != ":":
+            raise self.fail("':'")
+        self.at += 1
+        stride = self.entries(0)
+        try:
+            return Layout(shape, stride)
+        except LayoutError as error:
+            raise ParseError(error.reason, self.text, start) from None
+
+    def made(self, make: Callable[[], Any], found: re.Match[str]) -> Any:
+        """The value, or a ParseError at what was matched."""
+        try:
+            return make()
+        except ParseError as error:
+            raise ParseError(error.reason, self.text, found.start()) from None
+        except LayoutError as error:
+            raise ParseError(str(error), self.text, found.start()) from None
+
+    # ------------------------------------------------------------------------------------------ entries
+
+    def entries(self, depth: int) -> Any:
+        """An entry, or a tuple of them in brackets."""
+        if self.peek() != "(" or self._is_expression():
+            return self.entry()
+        if depth >= DEPTH:
+            raise ParseError(f"tuples nest at most {DEPTH} deep", self.text, self.at)
+        self.at += 1
+        out: list[Any] = []
+        while self.peek() != ")":
+            out.append(self.entries(depth + 1))
+            if self.peek() == ",":
+                self.at += 1
+            elif self.peek() != ")":
+                raise self.fail("',' or ')'")
+        self.at += 1
+        return tuple(out)
+
+    def entry(self) -> Any:
+        """An integer, a coordinate, an unknown, or an expression of symbols."""
+        start = self.at
+        found = self.take(_BASIS)
+        if found is not None:
+            factor, inside = found[1] or "1", found[2].split(",")
+            return self.made(lambda: _basis(_int(factor), inside), found)
+        found = self.take(_NUMBER)
+        if found is not None:
+            digits, path = found[1] + found[2], found[3].split("@")[:0:-1]
+            value = self.made(lambda: _int(digits), found)
+            return self.made(lambda: _basis(value, path), found) if path else value
+        found = self.take(_UNKNOWN)
+        if found is not None:
+            return self._fresh(found[1] or "")
+        end = self._end_of_entry()
+        words = self.text[start:end].strip()
+        if not any(map(str.isalpha, words)) or words[0] in ")],:":
+            raise self.fail("an integer or '('")
+        value, *path = words.split("@")
+        if not all(part.isdigit() for part in path):
+            raise ParseError("a path is integers, as in M@1@0", self.text, start)
+        try:
+            x = parse_entry(value, self.symbol)
+        except LayoutError as error:
+            raise ParseError(str(getattr(error, "reason", "") or error), self.text, start) from None
+        self.at = end
+        return x * ScaledBasis(1, tuple([int(p) for p in reversed(path)])) if path else x
+
+    def _fresh(self, facts: str) -> Any:
+        """A symbol that no other text has: unknown0, unknown1, ... of this one."""
+        divisor = re.search(r"div\s*=\s*(\d+)", facts)
+        name = f"unknown{self.unknown}"
+        self.unknown += 1
+        return symbol(name, max(1, _int(divisor[1])) if divisor is not None else 1)
+
+    def _end_of_entry(self) -> int:
+        """Where the entry that begins here ends: at a comma, colon or bracket outside its own brackets."""
+        depth = 0
+        for i in range(self.at, len(self.text)):
+            c = self.text[i]
+            if depth == 0 and c in "),:>\"'`=":
+                return i
             depth += (c == "(") - (c == ")")
+        return len(self.text)
+
+    def _is_expression(self) -> bool:
+        """Whether the bracket that opens here is part of an expression, as in (M+1)*2: an operator follows its end."""
+        depth = 0
+        for i in range(self.at, len(self.text)):
+            depth += (self.text[i] == "(") - (self.text[i] == ")")
             if depth == 0:
-                closed = i
-                break
-        if closed in (0, len(words) - 1):
-            return None  # brackets around all of it: a tuple
-    value, *path = words.split("@")
-    if path and not all(map(str.isdigit, path)):
-        raise ParseError("a path is integers, as in M@1@0", text, position)
-    try:
-        x = parse_entry(value, symbol)
-    except LayoutError as error:
-        raise ParseError(str(error.reason), text, position) from None
-    return (x * ScaledBasis(1, tuple([int(p) for p in reversed(path)])) if path else x), end
+                after = self.text[i + 1 :].lstrip()[:1]
+                return bool(after) and after in "+-*/%@"
+            if depth > DEPTH:
+                return False
+        return False
 
 
-def _tuple(text: str, position: int, symbol: Symbols) -> tuple[Any, int]:
-    symbolic = _symbolic(text, position, symbol)
-    if symbolic is not None:
-        return symbolic
-    number, sign, after = _next(text, position)
-    if number is not None:
-        value, *path = number.replace("_", "").split("@")
-        if path:
-            return (ScaledBasis(int(value), tuple(int(p) for p in reversed(path))) if int(value) else 0), after
-        return int(value), after
-    if sign != "(":
-        raise ParseError("expected an integer or '('", text, after - 1)
-    out: list[Any] = []
-    found = _TOKEN.match(text, after)
-    if found is not None and found.group(2) == ")":
-        return (), found.end()
-    while True:
-        entry, after = _tuple(text, after, symbol)
-        out.append(entry)
-        found = _TOKEN.match(text, after)
-        if found is None or found.group(2) not in (",", ")"):
-            raise ParseError("expected ',' or ')'", text, after)
-        after = found.end()
-        if found.group(2) == ")":
-            return tuple(out), after
+def _int(text: str) -> int:
+    if len(text) > 1000:
+        raise ParseError(f"an integer of {len(text)} digits")
+    return int(text)
+
+
+def _swizzle(numbers: Sequence[str], unit: int | str | None) -> Swizzle:
+    bits, base, shift = map(_int, numbers)
+    return Swizzle(bits, base, shift, unit)
+
+
+def _unit(bits: str | None) -> int | None:
+    return None if bits is None else _int(bits)
+
+
+def _basis(value: int, path: list[str]) -> Any:
+    return ScaledBasis(value, tuple([_int(part.strip()) for part in path])) if value else 0
+
+
+def _swizzled(swizzle: Swizzle, bits: int | None, layout: Layout) -> ComposedLayout:
+    assert bits is not None
+    return ComposedLayout(swizzle.recast(bits), 0, layout)

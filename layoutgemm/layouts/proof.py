@@ -14,7 +14,7 @@ import numpy as np
 from ..errors import LayoutError
 from . import symbolic_arguments
 from .basis import component, has_basis, paths_of
-from .inttuple import coal, idx2crd, leaves, show
+from .inttuple import coal, idx2crd, leaves, show, show_coord
 
 LIMIT = 1 << 24
 PROBE = 1 << 20
@@ -122,6 +122,22 @@ class CounterExample:
     sizes: tuple[tuple[str, int], ...] = ()
     between: tuple[Any, ...] = field(default=(), repr=False, compare=False)
 
+    def __post_init__(self) -> None:
+        """A counterexample that refutes nothing cannot be made: AssertionError, an error of this library's own."""
+        if self.method == TWO_INDICES:
+            # One value at two indices; of two layouts the indices are each one's own.
+            if not (isinstance(self.coord, tuple) and len(self.coord) == 2) or not _same(self.left, self.right):
+                raise AssertionError(f"{self.coord!r} with {self.left!r} and {self.right!r} are no shared value")
+        elif self.left is None and self.right is None:
+            raise AssertionError(f"a counterexample at {self.coord!r} without a value")
+        elif self.left is not None and self.right is not None and _same(self.left, self.right):
+            raise AssertionError(f"{show_coord(self.coord)} gives {self.left!r} twice, which refutes nothing")
+        if len(self.between) == 2 and self.index is not None and not self.sizes and self.method != TWO_INDICES:
+            for layout, value in zip(self.between, (self.left, self.right)):
+                plain = getattr(layout.__class__, "_plain", None) is not None
+                if value is not None and plain and not _same(layout(self.index), value):
+                    raise AssertionError(f"{layout} gives {layout(self.index)} at {self.index}, not {value}")
+
     def __bool__(self) -> bool:
         return False
 
@@ -154,6 +170,14 @@ class CounterExample:
             side, value = ("left", self.left) if self.left is not None else ("right", self.right)
             return f"{self.statement}: {coord} is a coordinate of the {side} one only, where it gives {show(value)}"
         return f"{self.statement}: {coord} gives {show(self.left)} and {show(self.right)}"
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two values are one; values that cannot be compared, as of symbols, are not."""
+    try:
+        return bool(a == b)
+    except LayoutError:
+        return False
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import ast
 import sys
+import warnings
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
@@ -119,11 +120,44 @@ def parse_entry(text: str, symbol: Callable[[str], Any] | None = None) -> Any:
     >>> parse_entry("2*(M+1)") == 2 * declared("M") + 2
     True
     """
+    tree = expression(text, "no integer and no expression of symbols")
+    return evaluate(tree, symbol or declared)
+
+
+MAX_EXPRESSION = 2000  # characters
+MAX_BITS = 4096  # of an integer: far more than any size or address has
+MAX_POWER = 32  # of symbols: the power of a sum has as many terms as there are ways to choose them
+
+
+def expression(text: str, failing: str) -> ast.expr:
+    """The syntax tree of a text in Python's syntax. Raises ParseError, `failing` being what the text is, then.
+
+    Texts are bounded, so that neither the parser nor what walks the tree runs out of stack.
+    """
+    if len(text) > MAX_EXPRESSION:
+        raise ParseError(f"{len(text)} characters: an expression has at most {MAX_EXPRESSION}", text, MAX_EXPRESSION)
     try:
-        tree = ast.parse(text.strip(), mode="eval")
-    except SyntaxError:
-        raise ParseError(f"`{text}` is no integer and no expression of symbols", text, 0) from None
-    return evaluate(tree.body, symbol or declared)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of numbers with letters behind them, which are refused below
+            tree = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        at = (getattr(error, "offset", None) or 1) - 1
+        why = f": {error.msg}" if isinstance(error, SyntaxError) else ""
+        raise ParseError(f"`{_head(text)}` is {failing}{why}", text, at) from None
+    depths = {id(tree): 1}
+    for node in ast.walk(tree):  # breadth first: a parent comes before its children
+        for child in ast.iter_child_nodes(node):
+            depths[id(child)] = depths[id(node)] + 1
+    if max(depths.values()) > MAX_DEPTH:
+        raise ParseError(f"`{_head(text)}` nests more than {MAX_DEPTH} operations", text, 0)
+    return tree
+
+
+MAX_DEPTH = 200  # operations inside of one another
+
+
+def _head(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def evaluate(node: ast.expr, symbol: Callable[[str], Any]) -> Any:
@@ -136,18 +170,55 @@ def evaluate(node: ast.expr, symbol: Callable[[str], Any]) -> Any:
         return -evaluate(node.operand, symbol)
     if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
         left, right = evaluate(node.left, symbol), evaluate(node.right, symbol)
-        if not isinstance(node.op, ast.Pow) or (right.__class__ is int and right >= 0):
-            return _BINARY[type(node.op)](left, right)
-        raise ParseError(f"`{ast.unparse(node)}`: an exponent is an integer >= 0", ast.unparse(node), 0)
+        return operate(_BINARY[type(node.op)], node, left, right)
     if (
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)
         and node.func.id == "ceil_div"
         and len(node.args) == 2
     ):
-        return ceil_div(evaluate(node.args[0], symbol), evaluate(node.args[1], symbol))
+        left, right = evaluate(node.args[0], symbol), evaluate(node.args[1], symbol)
+        if right.__class__ is int and right == 0:
+            raise _refused(node, "a division by zero")
+        return ceil_div(left, right)
+    raise _refused(node, "no integer expression in + - * // % ** and ceil_div")
+
+
+def operate(operation: Callable[[Any, Any], Any], node: ast.BinOp, left: Any, right: Any) -> Any:
+    """The operation of a node on two entries. Raises ParseError for a division by zero, and for what grows too large.
+
+    >>> evaluate(expression("M**2//4", ""), lambda name: dim(name, multiple_of=2))
+    M**2//4
+    >>> evaluate(expression("9**9**9", ""), dim)
+    Traceback (most recent call last):
+        ...
+    layoutgemm.errors.ParseError: `9 ** 9 ** 9`: the result has more than 4096 bits
+      9 ** 9 ** 9
+      ^
+    """
+    if right.__class__ is int:
+        if right == 0 and isinstance(node.op, (ast.FloorDiv, ast.Mod)):
+            raise _refused(node, "a division by zero")
+        if isinstance(node.op, ast.Pow):
+            if right < 0:
+                raise _refused(node, "an exponent is an integer >= 0")
+            if left.__class__ is int and left.bit_length() * right > MAX_BITS and abs(left) > 1:
+                raise _refused(node, f"the result has more than {MAX_BITS} bits")
+            if left.__class__ is not int and right > MAX_POWER:
+                raise _refused(node, f"an exponent of symbols is at most {MAX_POWER}")
+        if isinstance(node.op, (ast.LShift, ast.RShift)) and not 0 <= right <= MAX_BITS:
+            raise _refused(node, f"a shift by {right} bits")
+    elif isinstance(node.op, ast.Pow):
+        raise _refused(node, "an exponent is an integer >= 0")
+    out = operation(left, right)
+    if out.__class__ is int and out.bit_length() > MAX_BITS:
+        raise _refused(node, f"the result has more than {MAX_BITS} bits")
+    return out
+
+
+def _refused(node: ast.expr, why: str) -> ParseError:
     text = ast.unparse(node)
-    raise ParseError(f"`{text}` is no integer expression in + - * // % ** and ceil_div", text, 0)
+    return ParseError(f"`{_head(text)}`{' is' if why.startswith(('a ', 'no ')) else ':'} {why}", text, 0)
 
 
 # ---------------------------------------------------------------- SymPy

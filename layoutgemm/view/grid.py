@@ -48,18 +48,30 @@ def pick(wanted: range | None, size: int, name: str) -> range:
     """
     if wanted is None:
         return range(size)
-    if len(wanted) == 0 or min(wanted) < 0 or max(wanted) >= size:
+    if not isinstance(wanted, range):
+        raise LayoutError(f"{name} is a range, as in {name}=range(8), not {wanted!r}")
+    if length(wanted) == 0 or wanted[0] < 0 or wanted[-1] < 0 or max(wanted[0], wanted[-1]) >= size:
         raise LayoutError(f"{name}={wanted} shows nothing or leaves the {size} {name} that there are")
     return wanted
 
 
 def bounded(what: object, rows: range, columns: range) -> None:
     """Raises LayoutError if the picture would have more than MAX_CELLS cells."""
-    if (cells := len(rows) * len(columns)) > MAX_CELLS:
+    n, m = length(rows), length(columns)
+    if (cells := n * m) > MAX_CELLS:
         raise LayoutError(
-            f"{what} has {len(rows)} x {len(columns)} = {cells} cells to draw, more than {MAX_CELLS}: "
-            f"show a part of it, for example rows=range({min(len(rows), 64)}), columns=range({min(len(columns), 64)})"
+            f"{what} has {n} x {m} = {cells} cells to draw, more than {MAX_CELLS}: "
+            f"show a part of it, for example rows=range({min(n, 64)}), columns=range({min(m, 64)})"
         )
+
+
+def length(numbers: range) -> int:
+    """How many numbers a range has; len() ends at 2**63.
+
+    >>> length(range(2**100)), length(range(9, 0, -2))
+    (1267650600228229401496703205376, 5)
+    """
+    return max(0, -((numbers.start - numbers.stop) // numbers.step))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,163 @@
+"""Texts that people paste, texts that are damaged, and integers of other libraries: read alike, or refused in place."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from layoutgemm import ComposedLayout, Layout, Swizzle, parse, smem_tile, wgmma
+from layoutgemm.atoms import TiledMma, fma, ldmatrix, mma_sync
+from layoutgemm.checks import Grouped
+from layoutgemm.errors import LayoutError, ParseError
+from layoutgemm.layouts import CounterExample
+from layoutgemm.layouts.inttuple import DEPTH, plain
+from layoutgemm.layouts.notation import MAX_TEXT
+from layoutgemm.layouts.proof import TWO_INDICES
+
+# What CuTe, the CuTe DSL and pycute print -> what it is here.
+PASTED = {
+    "(4,):(1,)": "(4):(1)",
+    "_8:_1": "8:1",
+    "(_4,(_2,8)):(_1,(_4,_8))": "(4,(2,8)):(1,(4,8))",
+    "(_4,_8):(_0,-_1)": "(4,8):(0,-1)",
+    "ptr[32b](nil) o (4,8):(8,1)": "(4,8):(8,1)",
+    "gmem_ptr[16b](0x7f5c2e000000) o (128,64):(64,_1)": "(128,64):(64,1)",
+    "raw_ptr(0x00007f5c: f32, generic, align<4>) o (4,8):(8,1)": "(4,8):(8,1)",
+    "tensor<ptr<f16, smem, align<16>> o (4,8):(8,1)>": "(4,8):(8,1)",
+    "tensor<ptr<f16, smem, align<16>> o (4,8):(8,1)> = (1, 2)": "(4,8):(8,1)",
+    '!cute.layout<"(4,8):(8,1)">': "(4,8):(8,1)",
+    "'(4,8):(8,1)'": "(4,8):(8,1)",
+    "(4,8):(E<0>,E<1>)": "(4,8):(1@0,1@1)",
+    "(4,(2,8)):(E<0>,(2*E<1,0>,E<1,1>))": "(4,(2,8)):(1@0,(2@0@1,1@1@1))",
+    "Sw<3,4,3> o smem_ptr[16b](unset) o ((8,16),(64,2)):((64,512),(1,1024))":
+        "S<3,3,3>[16b] o 0 o ((8,16),(64,2)):((64,512),(1,1024))",
+    "Sw<2,4,3>_smem_ptr[8b](0x7f0000000400) o (8,64):(64,1)": "S<2,4,3>[bytes] o 0 o (8,64):(64,1)",
+    "Sw<1,4,3> o smem_ptr[32b](unset) o (8,8):(8,1)": "S<1,2,3>[32b] o 0 o (8,8):(8,1)",
+    "tensor<ptr<f16, smem, align<1024>, S<3,4,3>> o (8,64):(64,1)>": "S<3,3,3>[16b] o 0 o (8,64):(64,1)",
+    "S<3,4,3> o 0 o (8,64):(64,1)": "S<3,4,3> o 0 o (8,64):(64,1)",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "right"), PASTED.items())
+def test_pasted_texts(text: str, right: str) -> None:
+    assert str(parse(text)) == right
+    assert str(Layout.parse(f"  {text} ")) == right
+
+
+def test_a_swizzled_pointer_counts_bytes() -> None:
+    found = parse("Sw<3,4,3> o smem_ptr[16b](unset) o (8,64):(64,1)")
+    by_bytes = Swizzle(3, 4, 3)
+    assert isinstance(found, ComposedLayout)
+    assert all(2 * found(i) == by_bytes(2 * Layout((8, 64), (64, 1))(i)) for i in range(512))
+
+
+def test_each_unknown_is_a_symbol_of_its_own() -> None:
+    found = parse("(?,8,?{div=16}):(?{i64 div=8},1,8)")
+    first, third, stride = found.shape[0], found.shape[2], found.stride[0]
+    assert len({str(first), str(third), str(stride)}) == 3
+    assert found.shape[1] == 8 and third % 16 == 0 and stride % 8 == 0
+    with pytest.raises(LayoutError):
+        first // 2  # nothing is known of it
+
+
+@pytest.mark.parametrize(
+    ("text", "position", "said"),
+    [
+        ("(4,8:(1,4)", 4, "expected ',' or ')'"), ("4", 1, "expected ':'"), ("(4,x y):(1,4)", 3, "no integer"),
+        ("4:1 junk", 4, "more text"), ("M//0:1", 0, "a division by zero"), ("M%0:1", 0, "a division by zero"),
+        ("(4,0):(1,4)", 0, "at least 1"), ("M*9**9**9:1", 0, "more than 4096 bits"),
+        ("9" * 1200 + ":1", 0, "1200 digits"),
+        ("M**100:1", 0, "at most 32"), ("(" * 100_000, MAX_TEXT, "100000 characters"),
+        ("(" * 3000, DEPTH, f"at most {DEPTH} deep"), ("S<3,4,3> o " * 3000 + "4:1", 704, "more than 64 swizzles"),
+        ("-" * 1500 + "M:1", 0, "nests more than"), ("\ud800:1", 0, "integer"), ("ptr[16b](0x0) (4):(1)", 14, "' o '"),
+        ("ptr<f16, smem o 4:1", 4, "the end of the pointer"), ("S<9,4,3> o 4:1", 0, "9"), ("1@x:1", 1, "expected ':'"),
+    ],
+)  # fmt: skip
+def test_a_damaged_text_is_refused_where_it_is(text: str, position: int, said: str) -> None:
+    with pytest.raises(ParseError) as error:
+        parse(text)
+    assert said in str(error.value)
+    assert len(str(error.value)) < 600
+    str(error.value).encode()
+    if text[:1] not in "-M9":  # of an expression the place is its own
+        assert error.value.position == position
+
+
+def test_random_texts_are_read_or_refused() -> None:
+    rng = random.Random(0)
+    parts = [*PASTED, "(M,N//4):(1,M)", "((8,2),4):((1,16),8)", "(4,8):(1@0,1@1)"]
+    signs = "()<>,:@?_*/%+- \"'=oSEMw0123456789[]{}\ud800é"
+    for _ in range(4000):
+        text = rng.choice(parts)
+        for _ in range(rng.randint(1, 4)):
+            at = rng.randrange(len(text) + 1)
+            more = rng.choice(["", rng.choice(signs), rng.choice(parts)[:9]])
+            text = text[:at] + more + text[at + rng.randint(0, 2) :]
+        try:
+            found = parse(text)
+        except LayoutError:
+            continue
+        assert parse(str(found)) == found or "unknown" in str(found), text
+
+
+def test_deep_tuples_are_refused() -> None:
+    def nested(depth: int) -> Any:
+        x: Any = 2
+        for _ in range(depth):
+            x = (x,)
+        return x
+
+    deepest = Layout(nested(DEPTH), nested(DEPTH))
+    assert parse(str(deepest)) == eval(repr(deepest)) == deepest
+    assert hash(parse(str(deepest))) == hash(deepest)
+    for make in (lambda: Layout(nested(600)), lambda: Layout(nested(2), nested(600)), lambda: Layout(4)(nested(600))):
+        with pytest.raises(LayoutError):
+            make()
+
+
+def test_offsets_that_64_bits_do_not_hold_are_refused() -> None:
+    large = Layout((4, 8), (1 << 62, 1))
+    with pytest.raises(LayoutError, match="do not fit 64 bits"):
+        large(np.arange(32))
+    assert large(np.arange(2)).tolist() == [0, 1 << 62]
+    for layout in (Layout((2**100, 7)), Layout((4, 8), (2**70, 1))):
+        with pytest.raises(LayoutError):
+            layout.svg()
+
+
+def test_plain_converts_integers_and_lists_and_nothing_else() -> None:
+    torch = pytest.importorskip("torch")
+    assert plain(torch.Size([4, 8])) == (4, 8) and plain(torch.Size([4, 8])).__class__ is tuple
+    for same in (True, 1.0, "4", None, [1.5], [object], np.bool_(True), np.float32(2)):
+        assert plain(same) is same
+
+
+def test_integers_of_numpy_are_integers_everywhere() -> None:
+    i = np.int64
+    for ours, theirs in (
+        (wgmma(64), wgmma(i(64))), (mma_sync((16, 8, 16)), mma_sync([i(16), i(8), i(16)])),
+        (smem_tile((128, 64), "bf16", "K"), smem_tile([128, i(64)], "bf16", "K")), (ldmatrix(4), ldmatrix(i(4))),
+        (Grouped(group=8), Grouped(group=i(8))), (Swizzle(3, 4, 3), Swizzle(i(3), i(4), i(3))),
+    ):  # fmt: skip
+        assert ours == theirs
+    product = TiledMma(fma(), Layout((4, 8, 1)))
+    assert product.partition_A(i(3), Layout((4, 16))) == product.partition_A(3, Layout((4, 16)))
+    assert product.get_slice(np.uint8(3)).thread == 3
+    for wrong in (True, 64.0, "64", None, (64,)):
+        with pytest.raises(LayoutError):
+            wgmma(wrong)
+
+
+def test_a_counterexample_refutes() -> None:
+    assert CounterExample(3, 4, 5).explain() == "not equivalent: 3 gives 4 and 5"
+    for wrong in (
+        lambda: CounterExample(3, 4, 4), lambda: CounterExample(3, None, None),
+        lambda: CounterExample((1, 2), 4, 5, method=TWO_INDICES), lambda: CounterExample(1, 4, 4, method=TWO_INDICES),
+        lambda: CounterExample(1, 5, 2, 1, between=(Layout(4), Layout(4, 2))),
+    ):  # fmt: skip
+        with pytest.raises(AssertionError):
+            wrong()
+    assert CounterExample(1, 1, 2, 1, between=(Layout(4), Layout(4, 2))).left == 1
