@@ -182,14 +182,12 @@ def emulate(
     extra: Sequence[Any] = (),
     banks: bool = False,
     timeline: bool = False,
-    **keywords: Any,
 ) -> Emulation:
     """Run a compiled CuTe DSL function on the CPU, with its own host half, and check it.
 
     compiled  what `cute.compile` returned; compile with "--keep-ptx --dump-dir FOLDER" among its options
-    args, keywords  those of a call, as on a GPU: the DSL packs them. NumPy arrays, CPU torch tensors and CuTe tensors
-              (an array where its address goes, too) are written in place; streams may be left out. Elements narrower
-              than a byte: `Packed`
+    args      those of a call: NumPy arrays, CPU torch tensors or CuTe tensors (an array where its address goes, too),
+              numbers; streams may be left out. Arrays are written in place. Elements narrower than a byte: `Packed`
     policy    which legal order is executed; races are found in any. Several, as `ORDERS`: all are, each from the same
               content of the arrays, and results that differ are reported
     progress  a line on stderr every two seconds
@@ -207,8 +205,7 @@ def emulate(
     host = _HOSTS.get(compiled)
     if host is None:
         host = _HOSTS[compiled] = HostFunction.of(compiled)
-    arrays, launches = host.call(args, extra, keywords)
-    return _run(launches, arrays.memory, policy, progress, Watch(banks, timeline))
+    return emulate_host(host, args, policy=policy, progress=progress, extra=extra, banks=banks, timeline=timeline)
 
 
 def emulate_host(

@@ -185,10 +185,6 @@ class Arrays:
             f"address {host:#x} lies in none of the arrays of this call ({names}): pass the array itself, or as `extra`"
         )
 
-    def holds(self, host: int) -> bool:
-        """Whether a host address lies inside of an array."""
-        return any(low <= host < high for low, high, _ in self.regions)
-
     def hold(self, pointers: Iterable[tuple[int, int]], what: str) -> None:
         """Raise EmulatorError for a pointer outside of all arrays: into a gap between them, or of this process.
 

@@ -1,19 +1,16 @@
 """The host half of a compiled CuTe DSL kernel, run on the CPU: it says what would be launched.
 
-`dump_to_object` gives the host function as an object file. Linked with a stub of the CUDA runtime (host_stub.c) it runs
+`export_to_c` gives the host function as an object file. Linked with a stub of the CUDA runtime (host_stub.c) it runs
 here, encodes its tensor maps, computes its grid, and tells each launch to the stub. So boxes, strides, swizzles,
-clusters and shared memory are those that the compiler produced. The DSL itself packs the arguments: packing.py.
+clusters and shared memory are those that the compiler produced. The arguments' structs come from the generated header.
 
 A C compiler links the two: $CC, or cc, gcc or clang on the path.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import dataclasses
 import functools
-import inspect
 import os
 import re
 import shutil
@@ -21,7 +18,7 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,12 +28,29 @@ from ..dtypes import dtype
 from ..errors import EmulatorError
 from .arguments import Array, Arrays, array_of
 from .machine import MULTIPROCESSORS
-from .packing import GpuTensor, HostParameter, StandIn, bound, is_stream, memory_of, pack, read_signature, replaced
 from .ptx import Kernel, parse
 from .tensor_map import BYTES, from_driver
 
 STUB = Path(__file__).with_name("host_stub.c")
 KEEP = 'compile with options="--gpu-arch sm_90a --keep-ptx --dump-dir FOLDER" (or CUTE_DSL_KEEP_PTX=1) to keep it'
+
+
+@dataclass(frozen=True)
+class HostParameter:
+    """One parameter of a host function.
+
+    kind     "tensor" (a descriptor), "tensors" (a list of them), "pointer", "scalar", "integers" or "stream"
+    type     C type of a scalar or of integers
+    count    tensors of a list, or integers
+    shapes   (how many extents, C type) that a descriptor holds; strides likewise
+    """
+
+    name: str
+    kind: str
+    type: str = ""
+    count: int = 1
+    shapes: tuple[int, str] = (0, "int32_t")
+    strides: tuple[int, str] = (0, "int64_t")
 
 
 @dataclass(frozen=True)
@@ -69,8 +83,43 @@ _SCALARS: dict[str, Any] = {
     "double": ctypes.c_double,
 }
 _HALVES = {"__half_raw": "f16", "__nv_bfloat16": "bf16"}
+_DESCRIPTOR = re.compile(r"typedef struct \{\s*void \*data;(.*?)\} (\w+)_Tensor_(\w+)_t;", re.S)
+_LIST = re.compile(r"_Tensor_(\w+)_t elements\[(\d+)\];")
+_WRAPPER = re.compile(r"_wrapper\(\w+_Kernel_Module_t \*module(?:, )?(.*?)\) \{(.*?)\n\}", re.S)
 _ENTRY = re.compile(rb"_mlir_\w+?__mlir_ciface_\w+")
-_TVM_FFI = b"kernel___tvm_ffi_"
+
+
+def read_header(text: str) -> list[HostParameter]:
+    """The parameters of a generated header's wrapper function, in order. Raises EmulatorError for what is not known."""
+    found = _WRAPPER.search(text)
+    if found is None:
+        raise EmulatorError("the generated header has no wrapper function: this version of the CuTe DSL is not known")
+    members: dict[str, dict[str, tuple[int, str]]] = {}
+    for body, _, name in _DESCRIPTOR.findall(text):
+        members[name] = {what: (int(n), kind) for kind, what, n in re.findall(r"(\w+) dynamic_(\w+)\[(\d+)\];", body)}
+    lists = {name: int(count) for name, count in _LIST.findall(text)}
+    out = []
+    for argument in [part.strip() for part in found[1].split(",") if part.strip()]:
+        kind, star, name = (part.strip() for part in re.fullmatch(r"(.*?)(\s*\*\s*|\s+)(\w+)", argument).groups())  # type: ignore[union-attr]
+        if kind.endswith("_t") and "_Tensor" in kind:
+            form = members.get(name, {})
+            listed = "_TensorList_" in kind
+            out.append(
+                HostParameter(
+                    name, "tensors" if listed else "tensor", "", lists.get(name, 1),
+                    form.get("shapes", (0, "int32_t")), form.get("strides", (0, "int64_t")),
+                )
+            )  # fmt: skip
+        elif kind == "void" and star:
+            out.append(HostParameter(name, "pointer"))
+        elif kind in ("cudaStream_t", "CUstream"):
+            out.append(HostParameter(name, "stream"))
+        elif kind in _SCALARS or kind in _HALVES:
+            many = len(re.findall(rf"&{name}\[\d+\]", found[2]))
+            out.append(HostParameter(name, "integers" if star else "scalar", kind, many if star else 1))
+        else:
+            raise EmulatorError(f"host parameter {argument!r} is of a kind that is not known")
+    return out
 
 
 # The compiler ---------------------------------------------------------------------------------------------------------
@@ -99,8 +148,8 @@ def _stub(compiler: str) -> bytes:
         return made.read_bytes()
 
 
-def _link(content: bytes, libraries: Sequence[str] = ()) -> ctypes.CDLL:
-    """The object file with the stub and these libraries, as one. Raises EmulatorError with the linker's words."""
+def _link(content: bytes) -> ctypes.CDLL:
+    """The object file with the stub, as a library. Raises EmulatorError with the linker's words."""
     with tempfile.TemporaryDirectory(prefix="layoutgemm-host-") as folder:
         made, compiler = Path(folder) / "host.so", c_compiler()
         objects = {Path(folder) / "kernel.o": content, Path(folder) / "stub.o": _stub(compiler)}
@@ -108,7 +157,7 @@ def _link(content: bytes, libraries: Sequence[str] = ()) -> ctypes.CDLL:
             path.write_bytes(data)
         # -Bsymbolic: the stub's functions, also where the real runtime was loaded for the whole process.
         command = [compiler, "-shared", "-fPIC", "-Wl,-Bsymbolic", "-Wl,--no-undefined", "-o", str(made)]
-        done = subprocess.run([*command, *map(str, objects), *libraries], capture_output=True, text=True)
+        done = subprocess.run([*command, *map(str, objects)], capture_output=True, text=True)
         if done.returncode:
             missing = sorted(set(re.findall(r"undefined reference to [`'](\w+)'", done.stderr)))
             what = f"it calls {', '.join(missing)}, which the stub runtime does not have" if missing else done.stderr
@@ -125,21 +174,6 @@ def _runtime_libraries() -> tuple[Any, ...]:
     return tuple(
         ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL) for path in module.find_runtime_libraries(enable_tvm_ffi=False)
     )
-
-
-def object_of(compiled: Any, prefix: str) -> bytes:
-    """The object file of what `cute.compile` returned, its symbols beginning with `prefix`. Raises EmulatorError."""
-    _runtime_libraries()
-    binder = compiled.execution_args
-    signature = binder.signature
-    try:
-        # The object holds the pickled signature, which nothing here reads; defaults and annotations may not pickle.
-        binder.signature = inspect.Signature()
-        return bytes(compiled.dump_to_object(prefix))
-    except Exception as error:  # the DSL's own errors have no common base
-        raise EmulatorError(f"the compiled function cannot be exported: {error}") from error
-    finally:
-        binder.signature = signature
 
 
 # Host functions -------------------------------------------------------------------------------------------------------
@@ -164,17 +198,12 @@ class HostFunction:
 
     kernels     of the PTX
     parameters  in order
-    binder      what packs the arguments of a function that `cute.compile` returned (its `execution_args`); None for a
-                function whose parameters are scalars and addresses of these names
-    tvm_ffi     the function as TVM-FFI calls it, where it was compiled with --enable-tvm-ffi
     """
 
     kernels: list[Kernel]
     parameters: list[HostParameter]
     library: ctypes.CDLL
     entry: str
-    binder: Any = None
-    tvm_ffi: Any = None
     launches: list[HostLaunch] = field(default_factory=list)
     failure: BaseException | None = None
 
@@ -184,19 +213,14 @@ class HostFunction:
         text = getattr(compiled, "__ptx__", None)
         if not isinstance(text, str) or ".entry" not in text:
             raise EmulatorError(f"the compiled function has no PTX: {KEEP}")
-        content = object_of(compiled, "kernel")
-        function = HostFunction.link(content, text, read_signature(str(compiled.ir_module)))
-        function.binder = compiled.execution_args
-        if function.tvm_ffi_loaded() is not None and _TVM_FFI in content:
-            entry = getattr(function.library, f"{_TVM_FFI.decode()}{compiled.function_name}")
-            address = ctypes.cast(entry, ctypes.c_void_p).value
-            function.tvm_ffi = function.tvm_ffi_loaded().Function.__from_extern_c__(address, keep_alive_object=entry)
-        return function
-
-    @staticmethod
-    def tvm_ffi_loaded() -> Any:
-        """The module tvm_ffi where the DSL has loaded it, else None."""
-        return sys.modules.get("tvm_ffi")
+        _runtime_libraries()
+        with tempfile.TemporaryDirectory(prefix="layoutgemm-host-") as folder:
+            try:
+                compiled.export_to_c(folder, "kernel", "kernel")
+            except NotImplementedError as error:
+                raise EmulatorError(f"the compiled function cannot be exported: {error}") from error
+            parameters = read_header((Path(folder) / "kernel.h").read_text())
+            return HostFunction.link((Path(folder) / "kernel.o").read_bytes(), text, parameters)
 
     @staticmethod
     def link(content: bytes, ptx: str, parameters: Sequence[HostParameter]) -> HostFunction:
@@ -204,9 +228,7 @@ class HostFunction:
         names = sorted({name.decode() for name in _ENTRY.findall(content)}, key=len)
         if not names:
             raise EmulatorError("the object file has no host function of the CuTe DSL")
-        tvm_ffi = HostFunction.tvm_ffi_loaded() if _TVM_FFI in content else None
-        libraries = [tvm_ffi.libinfo.find_libtvm_ffi()] if tvm_ffi is not None else []
-        function = HostFunction(parse(ptx), list(parameters), _link(content, libraries), names[0])
+        function = HostFunction(parse(ptx), list(parameters), _link(content), names[0])
         facts = facts_of(function.kernels[0].target)
         for name, value in (("multiprocessors", MULTIPROCESSORS), ("shared_opt_in", facts.smem_per_block)):
             ctypes.c_int32.in_dll(function.library, f"layoutgemm_{name}").value = value
@@ -224,92 +246,48 @@ class HostFunction:
 
     # -------------------------------------------------------- calling it
 
-    def call(
-        self, values: Sequence[Any], extra: Sequence[Any] = (), keywords: Mapping[str, Any] | None = None
-    ) -> tuple[Arrays, list[HostLaunch]]:
+    def call(self, values: Sequence[Any], extra: Sequence[Any] = ()) -> tuple[Arrays, list[HostLaunch]]:
         """Run the function with these arguments: the memory that its kernels see, and what it launches.
 
-        values, keywords  the arguments of a call; streams may be left out
-        extra             further arrays that kernels reach by addresses in them
+        values  one for each parameter, streams left out or not
+        extra   further arrays that kernels reach by addresses in them
         """
-        if self.tvm_ffi is not None:
-            arrays = self._by_tvm_ffi(values, keywords or {}, extra)
-        elif self.binder is not None:
-            packed = pack(self.binder, self.parameters, values, keywords or {}, extra, _content)
-            arrays = packed.arrays
-            self._run(packed.addresses)
-        else:
-            arrays, words = self._by_name(values, extra)
-            keep = [ctypes.create_string_buffer(word, len(word)) for word in words]
-            self._run([ctypes.addressof(word) for word in keep])
-        # The memory is the caller's, by address: it has to live as long as somebody may run the launches.
-        arrays.memory.kept = (*values, *(keywords or {}).values(), *extra)
-        for launch in self.launches:
-            arrays.hold(launch.pointers(), launch.kernel.name)
-        return arrays, self.launches
-
-    def _by_name(self, values: Sequence[Any], extra: Sequence[Any]) -> tuple[Arrays, list[bytes]]:
-        """The memory and the words of a function whose parameters are scalars and addresses."""
         wanted = [p for p in self.parameters if p.kind != "stream" or len(values) == len(self.parameters)]
         if len(values) != len(wanted):
             names = ", ".join(f"{p.name} ({p.kind})" for p in wanted)
             raise EmulatorError(f"{len(values)} arguments; the compiled function takes {len(wanted)}: {names}")
-        given = {p.name: StandIn(p.name, value, array_of(value)) for p, value in zip(wanted, values, strict=True)}
-        arrays = memory_of([*given.values()], extra)
-        return arrays, [
-            bytes(8) if p.kind == "stream" else _content(p, given[p.name], arrays) for p in self.parameters
-        ]
+        named: list[tuple[str, Array]] = []
+        for parameter, value in zip(wanted, values, strict=True):
+            for number, part in enumerate(value if isinstance(value, (list, tuple)) else (value,)):
+                array = array_of(part)
+                if array is not None:
+                    name = f"{parameter.name}[{number}]" if isinstance(value, (list, tuple)) else parameter.name
+                    named.append((name, array))
+        named += [(f"extra {n}", array) for n, value in enumerate(extra) if (array := array_of(value)) is not None]
+        arrays = Arrays(named)
+        # The memory is the caller's, by address: it has to live as long as somebody may run the launches.
+        arrays.memory.kept = (*values, *extra)
+        given = dict(zip([p.name for p in wanted], values, strict=True))
+        words: list[bytes] = []
+        for parameter in self.parameters:
+            if parameter.kind == "stream":
+                words.append(bytes(8))
+            else:
+                words += _packed(parameter, given[parameter.name], arrays)
+        self._run(words)
+        for launch in self.launches:
+            arrays.hold(launch.pointers(), launch.kernel.name)
+        return arrays, self.launches
 
-    def _by_tvm_ffi(self, values: Sequence[Any], keywords: Mapping[str, Any], extra: Sequence[Any]) -> Arrays:
-        """Run the function as TVM-FFI calls it, with arrays that say they lie on a GPU."""
-        tvm_ffi, signature, stand_ins = self.tvm_ffi_loaded(), self.binder.signature, []
-
-        def make(name: str, value: Any, array: Array | None, address: int) -> StandIn:
-            stand_ins.append(StandIn(name, value, array, address))
-            return stand_ins[-1]
-
-        given = bound(signature, values, keywords)
-        given = {n: v for n, v in given.items() if v is not None or not is_stream(n, signature.parameters[n])}
-        leaves = {name: replaced(value, name, make) for name, value in given.items()}
-        arrays, kept = memory_of(stand_ins, extra), []
-
-        def on_gpu(value: Any) -> Any:
-            if isinstance(value, StandIn):
-                if value.array is None:
-                    return ctypes.c_void_p(arrays.address(value.address) if value.address else 0)
-                kept.append(tensor := GpuTensor(value.value, value.array, arrays.address(value.array.address)))
-                return tvm_ffi.from_dlpack(tensor)
-            if isinstance(value, (list, tuple)):
-                return tuple([on_gpu(part) for part in value])
-            if dataclasses.is_dataclass(value):
-                return tuple([on_gpu(getattr(value, part.name)) for part in dataclasses.fields(value)])
-            return value
-
-        with self._callbacks():
-            try:
-                self.tvm_ffi(*[on_gpu(value) for value in leaves.values()])
-            except Exception as error:  # whatever kind the compiled function's checks name
-                if self.failure is None:
-                    raise EmulatorError(f"the compiled function refuses its arguments: {error}") from error
-        if self.failure is not None:
-            raise self.failure
-        return arrays
-
-    @contextlib.contextmanager
-    def _callbacks(self) -> Iterator[None]:
-        """While the function runs, the stub tells this object what is encoded and launched."""
+    def _run(self, words: Sequence[bytes]) -> None:
         self.launches, self.failure = [], None
         encode_call, launch_call = _ENCODE(self._encode), _LAUNCH(self._launch)
         for name, call in (("layoutgemm_encode", encode_call), ("layoutgemm_launch", launch_call)):
             ctypes.c_void_p.in_dll(self.library, name).value = ctypes.cast(call, ctypes.c_void_p).value
-        yield
-
-    def _run(self, addresses: Sequence[int]) -> None:
+        keep = [ctypes.create_string_buffer(word, len(word)) for word in words]
         status = ctypes.c_int32(0)
-        pointers = [*addresses, ctypes.addressof(status)]
-        with self._callbacks():
-            entry = getattr(self.library, self.entry)
-            entry((ctypes.c_void_p * len(pointers))(*pointers), ctypes.c_int32(len(pointers)))
+        pointers = [ctypes.addressof(word) for word in keep] + [ctypes.addressof(status)]
+        getattr(self.library, self.entry)((ctypes.c_void_p * len(pointers))(*pointers), ctypes.c_int32(len(pointers)))
         if self.failure is not None:
             raise self.failure
         if status.value:
@@ -359,25 +337,40 @@ class HostFunction:
 # Arguments ------------------------------------------------------------------------------------------------------------
 
 
-def _content(parameter: HostParameter, given: StandIn, arrays: Arrays) -> bytes:
-    """The bytes of a parameter's value."""
-    array, value, name = given.array, given.value, parameter.name
+def _packed(parameter: HostParameter, value: Any, arrays: Arrays) -> list[bytes]:
+    """A parameter's value as the function takes it: the bytes behind each pointer."""
+    if parameter.kind == "tensors":
+        if not isinstance(value, (list, tuple)) or len(value) != parameter.count:
+            raise EmulatorError(f"{parameter.name} is a list of {parameter.count} tensors")
+        return [_descriptor(parameter, part, arrays) for part in value]
     if parameter.kind == "tensor":
-        return _descriptor(parameter, array, value, arrays)
+        return [_descriptor(parameter, value, arrays)]
+    if parameter.kind == "integers":
+        numbers = _leaves(value)
+        if len(numbers) != parameter.count:
+            raise EmulatorError(
+                f"{parameter.name} has {len(numbers)} integers, the compiled function {parameter.count}"
+            )
+        return [_scalar(parameter.type, number, parameter.name) for number in numbers]
+    array = array_of(value)
     if array is not None:
         if parameter.kind == "scalar" and parameter.type not in ("int64_t", "uint64_t"):
-            raise EmulatorError(f"{name} is a scalar of type {parameter.type}, and an array was given")
-        if parameter.kind == "struct":
-            raise EmulatorError(f"{name} is {parameter.type}, and an array was given")
-        return struct.pack("<Q", arrays.address(array.address))
+            raise EmulatorError(f"{parameter.name} is a scalar of type {parameter.type}, and an array was given")
+        return [struct.pack("<Q", arrays.address(array.address))]
     if parameter.kind == "pointer":
-        raw = given.address or (0 if value is None else getattr(value, "_pointer", value))
-        if raw == 0:
-            return bytes(8)
+        raw = getattr(value, "_pointer", value)
+        if raw is None or raw == 0:
+            return [bytes(8)]
         if not isinstance(raw, int):
-            raise EmulatorError(f"{name} is a pointer: pass the array that it points to")
-        return struct.pack("<Q", arrays.address(raw))
-    return _scalar(parameter.type, value, name)
+            raise EmulatorError(f"{parameter.name} is a pointer: pass the array that it points to")
+        return [struct.pack("<Q", arrays.address(raw))]
+    return [_scalar(parameter.type, value, parameter.name)]
+
+
+def _leaves(value: Any) -> list[Any]:
+    if isinstance(value, (list, tuple)):
+        return [leaf for part in value for leaf in _leaves(part)]
+    return [value]
 
 
 def _scalar(kind: str, value: Any, name: str) -> bytes:
@@ -386,13 +379,14 @@ def _scalar(kind: str, value: Any, name: str) -> bytes:
         if kind in _HALVES:
             return int(dtype(_HALVES[kind]).encode([float(value)])[0]).to_bytes(2, "little")
         number = float(value) if kind in ("float", "double") else int(value)
-    except (KeyError, TypeError, ValueError):
+    except (TypeError, ValueError):
         raise EmulatorError(f"{name} is a scalar of type {kind}, and {value!r} was given") from None
     return bytes(_SCALARS[kind](number))
 
 
-def _descriptor(parameter: HostParameter, array: Array | None, value: Any, arrays: Arrays) -> bytes:
+def _descriptor(parameter: HostParameter, value: Any, arrays: Arrays) -> bytes:
     """A tensor's descriptor: its address, and the extents and strides that the compiled function takes."""
+    array = array_of(value)
     if array is None:
         raise EmulatorError(f"{parameter.name} is a tensor: pass a NumPy array, a CPU torch tensor or a CuTe tensor")
     fields = [struct.pack("<Q", arrays.address(array.address))]
@@ -433,9 +427,4 @@ def _strides(parameter: HostParameter, array: Array, mask: Any) -> list[int]:
         if 1 in array.strides:
             leading = array.strides.index(1)
             return [stride for i, stride in enumerate(array.strides) if i != leading]
-        if max(array.shape, default=1) > 1:
-            raise EmulatorError(
-                f"{parameter.name}: one of the tensor's strides is compiled in as 1, and the array's are "
-                f"{array.strides} elements: pass a contiguous array, or compile with strides that are all dynamic"
-            )
     return _dynamic(parameter, array.strides, count, mask, "strides")

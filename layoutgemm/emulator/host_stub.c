@@ -85,15 +85,4 @@ int _cudaDeviceSynchronize(void) { return 0; }
 int _cudaStreamSynchronize(void) { return 0; }
 int _cudaGetLastError(void) { return 0; }
 int _cudaPeekAtLastError(void) { return 0; }
-int _cudaSetDevice(int device) { return device != 0; }
 void cuda_dialect_assert_success(int error) { (void)error; }
-
-/* What functions compiled with --enable-tvm-ffi call besides: the module was loaded when it was linked. */
-int cuda_dialect_init_library_once(void) { return 0; }
-void cuda_dialect_unload_library_once(void) {}
-const char *cuda_dialect_get_error_name(int error) { return error ? "cudaErrorUnknown" : "cudaSuccess"; }
-void TVMFFIErrorSetRaisedFromCStr(const char *kind, const char *message) __attribute__((weak));
-void CuteDSLRT_TVMFFISetRaisedCudaError(const char *message, int error) {
-  (void)error;
-  if (TVMFFIErrorSetRaisedFromCStr) TVMFFIErrorSetRaisedFromCStr("RuntimeError", message);
-}

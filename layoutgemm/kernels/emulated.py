@@ -11,9 +11,8 @@ import numpy.typing as npt
 
 from ..atoms.tma_rules import STRIDE_UNIT
 from ..emulator.api import Emulation, emulate_host
-from ..emulator.host import HostFunction
+from ..emulator.host import HostFunction, HostParameter
 from ..emulator.machine import Policy
-from ..emulator.packing import HostParameter
 from ..errors import EmulatorError
 from .compile import CompiledGemm, Plan, compile_plan
 from .plan import padded_leading

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,42 +14,66 @@ from layoutgemm.atoms.tma_rules import TensorMap
 from layoutgemm.dtypes import dtype
 from layoutgemm.emulator import host
 from layoutgemm.emulator.arguments import Packed
-from layoutgemm.emulator.host import HostFunction
+from layoutgemm.emulator.host import HostFunction, HostParameter, read_header
 from layoutgemm.emulator.memory import GlobalMemory
-from layoutgemm.emulator.packing import HostParameter, StandIn, memory_of, read_signature
 from layoutgemm.emulator.tensor_map import decode
 from layoutgemm.errors import EmulatorError
 
-MODULE = "llvm.func @f(%arg0: !llvm.ptr) -> i32\nllvm.func @_mlir_ciface_f(" + ", ".join([
-    "%arg0: !llvm.struct<(ptr, struct<(struct<(i32, i32)>, i64)>)>",
-    "%arg1: !llvm.struct<(ptr<1>, struct<(struct<()>, struct<()>)>)> {llvm.nonnull}",
-    "%arg2: i32", "%arg3: f32", "%arg4: !llvm.ptr<1>", "%arg5: i1", "%arg6: !llvm.array<4 x i8>",
-    "%arg7: !llvm.struct<(ptr, struct<(struct<(i64, struct<(i32)>)>, i64)>)>",
-]) + ") -> i32 attributes {}"  # fmt: skip
+HEADER = """
+typedef struct {
+    void *data;
+    int32_t dynamic_shapes[2];
+    int64_t dynamic_strides[1];
+} k_Tensor_a_t;
+typedef struct {
+    void *data;
+} k_Tensor_b_t;
+typedef struct {
+    void *data;
+    int64_t dynamic_shapes[1];
+} k_Tensor_many_t;
+typedef struct {
+    k_Tensor_many_t elements[3];
+    int32_t count;
+} k_TensorList_many_t;
+void _mlir_k__mlir_ciface_f(void **args, int32_t num_args);
+
+static inline int32_t cute_dsl_k_wrapper(k_Kernel_Module_t *module, k_Tensor_a_t *a, k_Tensor_b_t *b, \
+k_TensorList_many_t *many, int32_t n, float alpha, void *p, int32_t *shape, cudaStream_t stream) {
+    int32_t ret = 0;
+    void *args[12] = {
+        a, b, &many->elements[0], &many->elements[1], &many->elements[2], &n, &alpha, &p, &shape[0], &shape[1], &stream,
+        &ret
+    };
+    return ret;
+}
+"""
 
 
-def test_a_signature_is_read() -> None:
-    assert read_signature(MODULE) == [
-        HostParameter("parameter 0", "tensor", shapes=(2, "int32_t"), strides=(1, "int64_t")),
-        HostParameter("parameter 1", "tensor", shapes=(0, "int64_t")),
-        HostParameter("parameter 2", "scalar", "int32_t"),
-        HostParameter("parameter 3", "scalar", "float"),
-        HostParameter("parameter 4", "pointer"),
-        HostParameter("parameter 5", "scalar", "uint8_t"),
-        HostParameter("parameter 6", "struct", "array<4 x i8>"),
-        HostParameter("parameter 7", "struct", "struct<(ptr, struct<(struct<(i64, struct<(i32)>)>, i64)>)>"),
+def test_a_header_is_read() -> None:
+    assert read_header(HEADER) == [
+        HostParameter("a", "tensor", shapes=(2, "int32_t"), strides=(1, "int64_t")),
+        HostParameter("b", "tensor"),
+        HostParameter("many", "tensors", count=3, shapes=(1, "int64_t")),
+        HostParameter("n", "scalar", "int32_t"),
+        HostParameter("alpha", "scalar", "float"),
+        HostParameter("p", "pointer"),
+        HostParameter("shape", "integers", "int32_t", 2),
+        HostParameter("stream", "stream"),
     ]
 
 
-def test_a_module_without_a_host_function_is_refused() -> None:
+@pytest.mark.parametrize(("old", "new"), [("float alpha", "quad alpha"), ("_wrapper(", "_wrapped(")])
+def test_an_unknown_header_is_refused(old: str, new: str) -> None:
     with pytest.raises(EmulatorError, match="not known"):
-        read_signature(MODULE.replace("_mlir_ciface_f", "g"))
+        read_header(HEADER.replace(old, new))
 
 
-def packed(number: int, value: Any) -> bytes:
-    given = StandIn("it", value, host.array_of(value))
-    parameter = replace(read_signature(MODULE)[number], name="it")
-    return host._content(parameter, given, memory_of([given], ()))
+def packed(name: str, value: Any) -> list[bytes]:
+    parameter = next(p for p in read_header(HEADER) if p.name == name)
+    parts = value if isinstance(value, list) else [value]
+    named = [(name, array) for part in parts if (array := host.array_of(part)) is not None]
+    return host._packed(parameter, value, host.Arrays(named))
 
 
 START = GlobalMemory.START.to_bytes(8, "little")
@@ -58,20 +81,22 @@ START = GlobalMemory.START.to_bytes(8, "little")
 
 def test_arguments_are_packed() -> None:
     a = np.zeros((4, 6), np.float32)
-    assert packed(0, a) == START + bytes([4, 0, 0, 0, 6, 0, 0, 0, 6, 0, 0, 0, 0, 0, 0, 0])
-    assert packed(0, a.T) == START + bytes([6, 0, 0, 0, 4, 0, 0, 0, 6, 0, 0, 0, 0, 0, 0, 0])
-    assert packed(1, a) == START
-    assert packed(2, -2) == b"\xfe\xff\xff\xff"
-    assert packed(3, 1) == np.float32(1).tobytes()
-    assert packed(4, a) == START
-    assert packed(4, 0) == packed(4, None) == bytes(8)
+    assert packed("a", a) == [START + bytes([4, 0, 0, 0, 6, 0, 0, 0, 6, 0, 0, 0, 0, 0, 0, 0])]
+    assert packed("a", a.T) == [START + bytes([6, 0, 0, 0, 4, 0, 0, 0, 6, 0, 0, 0, 0, 0, 0, 0])]
+    assert packed("b", a) == [START]
+    assert packed("n", -2) == [b"\xfe\xff\xff\xff"]
+    assert packed("alpha", 1) == [np.float32(1).tobytes()]
+    assert packed("p", a) == [START]
+    assert packed("p", 0) == [bytes(8)]
+    assert packed("shape", (3, (4,))) == [b"\3\0\0\0", b"\4\0\0\0"]
+    assert len(packed("many", [a.reshape(-1)[:8], a.reshape(-1)[8:16], a.reshape(-1)[16:]])) == 3
 
 
 def test_descriptors_are_aligned_as_c_aligns_them() -> None:
     a = np.zeros((2, 3, 4), np.float32)
     parameter = HostParameter("a", "tensor", shapes=(3, "int32_t"), strides=(2, "int64_t"))
-    given = StandIn("a", a, host.array_of(a))
-    content = host._content(parameter, given, memory_of([given], ()))
+    arrays = host.Arrays([("a", host.array_of(a))])
+    (content,) = host._packed(parameter, a, arrays)
     assert np.frombuffer(content[8:24], np.int32).tolist() == [2, 3, 4, 0]
     assert np.frombuffer(content[24:], np.int64).tolist() == [12, 4]
 
@@ -79,8 +104,8 @@ def test_descriptors_are_aligned_as_c_aligns_them() -> None:
 def test_a_descriptor_of_packed_elements_counts_elements() -> None:
     a = Packed(np.zeros((6, 32), np.uint8), "e2m1")
     parameter = HostParameter("a", "tensor", shapes=(2, "int32_t"), strides=(1, "int64_t"))
-    given = StandIn("a", a, host.array_of(a))
-    content = host._content(parameter, given, memory_of([given], ()))
+    arrays = host.Arrays([("a", host.array_of(a))])
+    (content,) = host._packed(parameter, a, arrays)
     assert content[:8] == START and np.frombuffer(content[8:16], np.int32).tolist() == [6, 64]
     assert np.frombuffer(content[16:], np.int64).tolist() == [64]
 
@@ -97,20 +122,21 @@ def test_a_cute_tensor_of_four_bits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "value", "message"),
+    ("name", "value", "message"),
     [
-        (0, 3, "it is a tensor"),
-        (0, np.zeros((2, 3, 4), np.float32), "takes 2 of the tensor's 3 extents"),
-        (0, np.zeros((4, 12), np.float32)[:, ::2], "one of the tensor's strides is compiled in as 1"),
-        (2, np.zeros(3), "scalar of type int32_t, and an array"),
-        (2, "x", "'x' was given"),
-        (4, 12345, "lies in none"),
-        (6, np.zeros(4), "array<4 x i8>, and an array"),
+        ("a", 3, "a is a tensor"),
+        ("a", np.zeros((2, 3, 4), np.float32), "takes 2 of the tensor's 3 extents"),
+        ("a", np.zeros((4, 12), np.float32)[:, ::2], "takes 1 of the tensor's 2 strides"),
+        ("n", np.zeros(3), "scalar of type int32_t, and an array"),
+        ("n", "x", "'x' was given"),
+        ("p", 12345, "lies in none"),
+        ("shape", (1, 2, 3), "3 integers"),
+        ("many", np.zeros(4), "a list of 3"),
     ],
 )
-def test_wrong_arguments_are_refused(number: int, value: Any, message: str) -> None:
+def test_wrong_arguments_are_refused(name: str, value: Any, message: str) -> None:
     with pytest.raises(EmulatorError, match=message):
-        packed(number, value)
+        packed(name, value)
 
 
 def test_a_missing_compiler_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +242,7 @@ def test_grids_and_arguments_of_a_compiled_function(small: Any, compiled: Compil
     function = HostFunction.of(
         compiled(small.Scale(), dynamic(x), dynamic(x), Int32(1), Float32(1), make_fake_stream())
     )
-    assert [p.kind for p in function.parameters] == ["tensor", "tensor", "scalar", "scalar", "pointer"]
+    assert [p.kind for p in function.parameters] == ["tensor", "tensor", "scalar", "scalar", "stream"]
     for count in (1, 128, 129, 1000):
         a, b = np.zeros(count, np.float32), np.zeros(count, np.float32)
         for arguments in ((a, b, count, 2.5), (a, dynamic(b), Int32(count), Float32(2.5), None)):

@@ -1,4 +1,4 @@
-"""Examples compiled without a GPU, and kept: PTX, object and the host's signature, by a hash of what made them.
+"""Examples compiled without a GPU, and kept: PTX, the exported object and its header, by a hash of what made them.
 
 A second run reads the cache and imports no cutlass, which is most of a run's time.
 """
@@ -9,6 +9,7 @@ import contextlib
 import functools
 import hashlib
 import importlib.util
+import inspect
 import os
 import shutil
 import sys
@@ -17,14 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from layoutgemm.emulator.host import object_of
 from layoutgemm.kernels import object_cache
 from layoutgemm.kernels.compile import dsl_version
 
 from . import fetch
 from .examples import Constant, Example, Matrix, Number, Pointer, Scales, Sizes, Stream
 
-PARTS = ("kernel.ptx", "kernel.o", "signature")
+PARTS = ("kernel.ptx", "kernel.o", "kernel.h")
 TYPES = {
     "f16": "Float16", "bf16": "BFloat16", "f32": "Float32", "tf32": "TFloat32", "e4m3": "Float8E4M3FN",
     "e5m2": "Float8E5M2", "e2m1": "Float4E2M1FN", "ue8m0": "Float8E8M0FNU", "s8": "Int8", "u8": "Uint8",
@@ -35,12 +35,12 @@ BITS = {"f16": 16, "bf16": 16, "f32": 32, "tf32": 32, "e2m1": 4, "s32": 32}
 
 @dataclass(frozen=True)
 class Compiled:
-    """A compiled example: PTX text, the object with its host function, its signature, and the names' prefix."""
+    """A compiled example: PTX text, the object with its host function, the C header of it, and the names' prefix."""
 
     example: Example
     ptx: str
     object: bytes
-    signature: str
+    header: str
     symbol: str
 
 
@@ -80,8 +80,8 @@ def compiled(example: Example) -> Compiled:
     if parts is None:
         parts = _compile(example, symbol)
         object_cache.write(facts, parts)
-    ptx, object_, signature = (parts[name] for name in PARTS)
-    return Compiled(example, ptx.decode(), object_, signature.decode(), symbol)
+    ptx, object_, header = (parts[name] for name in PARTS)
+    return Compiled(example, ptx.decode(), object_, header.decode(), symbol)
 
 
 def missing(example: Example) -> str | None:
@@ -148,6 +148,8 @@ def _compile(example: Example, symbol: str) -> dict[str, bytes]:
     import cutlass
     import cutlass.cute as cute
 
+    from layoutgemm.kernels.compile import _runtime_library
+
     path = fetch.path_of(example.path)
     assert path is not None, fetch.MISSING
     kernel = example.kernel(_load(path), cutlass)
@@ -156,8 +158,13 @@ def _compile(example: Example, symbol: str) -> dict[str, bytes]:
         arguments = [_argument(argument, cutlass) for argument in example.arguments]
         options = f"--gpu-arch {example.arch} --keep-ptx --keep-cubin --dump-dir {folder}"
         function = cute.compile(kernel, *arguments, options=options)
-        content = object_of(function, symbol)
-        line = next(line for line in str(function.ir_module).splitlines() if "llvm.func @_mlir_ciface_" in line)
-        return {PARTS[0]: function.__ptx__.encode(), PARTS[1]: content, PARTS[2]: line.strip().encode()}
+        _runtime_library()
+        # Exporting pickles the host function's signature, and the default of a stream cannot be pickled.
+        spec = function.execution_args
+        plain = [p.replace(default=inspect.Parameter.empty) for p in spec.signature.parameters.values()]
+        spec.signature = spec.signature.replace(parameters=plain)
+        function.export_to_c(folder, "exported", symbol)
+        read = {name: (Path(folder) / f"exported{name[-2:]}").read_bytes() for name in PARTS[1:]}
+        return {PARTS[0]: function.__ptx__.encode(), **read}
     finally:
         shutil.rmtree(folder, ignore_errors=True)

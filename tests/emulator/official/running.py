@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from layoutgemm.emulator.host import HostFunction
+from layoutgemm.emulator.host import HostFunction, read_header
 from layoutgemm.emulator.machine import Launch, Policy
 from layoutgemm.emulator.mutants import edited
 from layoutgemm.emulator.mutate import Case
-from layoutgemm.emulator.packing import read_signature
 from layoutgemm.emulator.ptx import Kernel, read_instruction
 
 from .cases import Inputs, Tensor, inputs
@@ -34,7 +33,7 @@ class Marked(np.ndarray):
 def host(example: Example) -> HostFunction:
     """The example's host function, linked."""
     made = compiled(example)
-    return HostFunction.link(made.object, made.ptx, read_signature(made.signature))
+    return HostFunction.link(made.object, made.ptx, read_header(made.header))
 
 
 def kernel(example: Example) -> Kernel:
@@ -70,7 +69,7 @@ def _view(of: Matrix | Scales, tensor: Tensor) -> Marked:
 
 
 def arguments(example: Example, given: Inputs) -> list[Any]:
-    """What the host function is called with; no stream, and nothing that was fixed when it was compiled."""
+    """What the host function is called with; without the stream, and without what was fixed when it was compiled."""
     out: list[Any] = []
     for argument in example.arguments:
         if isinstance(argument, Pointer):
@@ -78,13 +77,11 @@ def arguments(example: Example, given: Inputs) -> list[Any]:
         elif isinstance(argument, Matrix | Scales):
             out.append(_view(argument, given.tensors[argument.name]))
         elif isinstance(argument, Sizes):
-            out += given.shape
+            out.append(given.shape)
         elif isinstance(argument, Number):
             out.append(argument.value)
-        elif isinstance(argument, Stream):
-            out.append(None)
         else:
-            assert isinstance(argument, Constant)
+            assert isinstance(argument, Constant | Stream)
     return out
 
 
