@@ -21,6 +21,7 @@ from ..dtypes import DType, dtype
 from ..errors import EmulatorError
 from .arguments import Array, Arrays, Packed, array_of
 from .bank_counts import BankRow, bank_rows, bank_table
+from .dsl_host import CompiledFunction, watch
 from .findings import Counts, Finding
 from .host import HostFunction, HostLaunch
 from .launch import Launch, Policy, Progress, Watch
@@ -171,7 +172,8 @@ class Emulation:
 
 # Compiled functions ---------------------------------------------------------------------------------------------------
 
-_HOSTS: weakref.WeakKeyDictionary[Any, HostFunction] = weakref.WeakKeyDictionary()
+watch()
+_HOSTS: weakref.WeakKeyDictionary[Any, CompiledFunction] = weakref.WeakKeyDictionary()
 
 
 def emulate(
@@ -182,6 +184,7 @@ def emulate(
     extra: Sequence[Any] = (),
     banks: bool = False,
     timeline: bool = False,
+    **named: Any,
 ) -> Emulation:
     """Run a compiled CuTe DSL function on the CPU, with its own host half, and check it.
 
@@ -204,8 +207,9 @@ def emulate(
         raise TypeError(f"emulate takes what cute.compile returned, not {type(compiled).__name__}")
     host = _HOSTS.get(compiled)
     if host is None:
-        host = _HOSTS[compiled] = HostFunction.of(compiled)
-    return emulate_host(host, args, policy=policy, progress=progress, extra=extra, banks=banks, timeline=timeline)
+        host = _HOSTS[compiled] = CompiledFunction.of(compiled)
+    arrays, launches = host.call(args, extra, named)
+    return _run(launches, arrays.memory, policy, progress, Watch(banks, timeline))
 
 
 def emulate_host(
