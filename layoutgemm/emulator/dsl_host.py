@@ -19,15 +19,15 @@ import json
 import re
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from ..errors import EmulatorError
-from .arguments import Array, Arrays, Packed, array_of
+from .arguments import Arrays, Packed, array_of
 from .host import HostFunction, HostLaunch, gathered
 from .host_types import HostParameter, Raw, packed, parameter_of
 
@@ -147,6 +147,8 @@ def _opened(name: str, value: Any, annotation: Any, scalars: bool) -> Iterator[L
     """
     numeric = annotation if _is_scalar_type(annotation) else None
     if value is None or isinstance(value, (str, bytes, dict, type)):
+        if numeric is not None:
+            yield Leaf(name, value, numeric)
         return
     if isinstance(value, np.generic):
         if scalars or numeric is not None:
@@ -174,7 +176,27 @@ def _opened(name: str, value: Any, annotation: Any, scalars: bool) -> Iterator[L
     else:
         adapter = _adapter(value)
         if adapter is not None:
-            yield from _by_the_dsl(name, adapter(value))
+            try:
+                adapted = adapter(value)
+            except Exception as error:
+                raise EmulatorError(f"{name} cannot be packed by the DSL: {_plain(error)}") from error
+            yield from _by_the_dsl(name, adapted)
+
+
+def _is_algebra(annotation: Any) -> bool:
+    """Whether an annotation is the DSL's Shape, Stride, Coord, Tile or IntTuple."""
+    from cutlass.cutlass_dsl.cutlass import is_cute_algebra_type
+
+    return bool(is_cute_algebra_type(annotation))
+
+
+def _algebra(value: Any) -> Iterator[Any]:
+    """The scalars of run time in a shape, stride or coordinate: its Python integers are constants for the DSL."""
+    if isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _algebra(part)
+    elif _is_scalar_type(type(value)):
+        yield value
 
 
 def _custom(value: Any) -> bool:
@@ -191,7 +213,10 @@ def _by_the_dsl(name: str, value: Any) -> Iterator[Leaf]:
     """What the DSL packs for an object, by its addresses."""
     from cutlass.base_dsl.typing import get_c_pointers
 
-    pointers = get_c_pointers(value)
+    try:
+        pointers = get_c_pointers(value)
+    except Exception as error:
+        raise EmulatorError(f"{name} cannot be packed by the DSL: {_plain(error)}") from error
     for number, pointer in enumerate(pointers):
         address = getattr(pointer, "value", pointer)
         yield Leaf(name if len(pointers) == 1 else f"{name}({number})", Kept(int(address or 0), (value, pointer)))
@@ -219,9 +244,11 @@ def _arrays_in(name: str, value: Any, depth: int = 6) -> Iterator[tuple[str, Any
                 yield from _arrays_in(f"{name}.{key}", part, depth - 1)
 
 
-def _typed(parameter: HostParameter, annotation: Any) -> HostParameter:
-    """The parameter with the sign that the user's annotation gives an integer, and TFloat32 told from Int32."""
-    name = getattr(annotation, "__name__", "")
+def _typed(parameter: HostParameter, leaf: Leaf) -> HostParameter:
+    """The parameter with the sign of its integer, and TFloat32 told from Int32: by the user's annotation or by the
+    value's own type. A Python integer is an Int32 for the DSL."""
+    plain = "Int32" if type(leaf.value) is int and leaf.annotation is None else ""
+    name = getattr(leaf.annotation, "__name__", plain)
     if parameter.kind != "scalar" or parameter.type[0] != "i" or parameter.type == "i1":
         return parameter
     if name == "TFloat32":
@@ -272,7 +299,7 @@ class CompiledFunction:
         host = HostFunction.link(_object_of(compiled, ffi is not None), text, parameters_of(compiled), libraries)
         made = CompiledFunction(compiled, host)
         if ffi is not None:
-            symbol = ctypes.cast(getattr(host.library, f"__tvm_ffi_{compiled.function_name}"), ctypes.c_void_p)
+            symbol = ctypes.cast(host.library[f"__tvm_ffi_{compiled.function_name}"], ctypes.c_void_p)
             made.entry = ffi.Function.__from_extern_c__(symbol.value, keep_alive_object=host.library)
         return made
 
@@ -291,12 +318,12 @@ class CompiledFunction:
         arrays = gathered(found, extra)
         arrays.memory.kept = (*arrays.memory.kept, bound, leaves)
         words = [
-            packed(_typed(parameter, leaf.annotation), leaf.name, leaf.value, arrays)
+            packed(_typed(parameter, leaf), leaf.name, leaf.value, arrays)
             for parameter, leaf in zip(self.parameters, leaves, strict=True)
         ]
         if self.entry is None:
             return arrays, self.host.run(words, arrays)
-        return arrays, self._run_ffi(bound, arrays)
+        return arrays, self._run_ffi(bound, leaves, arrays)
 
     # -------------------------------------------------------- binding
 
@@ -333,12 +360,21 @@ class CompiledFunction:
                 raise EmulatorError(f"{name} was None when the function was compiled: only None can be passed")
         told: list[list[Leaf]] = []
         for scalars in (False, True):
-            told = [list(_opened(name, value, kinds[name], scalars)) for name, value in bound.items()]
+            told = [
+                [] if none[name] is True
+                else [Leaf(f"{name}({n})", part) for n, part in enumerate(_algebra(value))]
+                if _is_algebra(kinds[name]) and not scalars
+                else list(_opened(name, value, kinds[name], scalars))
+                for name, value in bound.items()
+            ]  # fmt: skip
             for leaves, (name, value) in zip(told, bound.items(), strict=True):
                 if value is None and none[name] is not True and _expects_value(execution.signature.parameters[name]):
                     leaves.append(Leaf(name, None))
             flat = [leaf for leaves in told for leaf in leaves]
             if len(flat) == count:
+                for name, leaves in zip(bound, told, strict=True):
+                    if not leaves and _is_algebra(kinds[name]):
+                        self._hold_constant(name, bound[name])
                 return flat
         missing = [(name, at) for at, (name, value) in enumerate(bound.items()) if value is None and not told[at]]
         if len(missing) == count - len(flat) == 1:  # a stream without an annotation
@@ -352,10 +388,27 @@ class CompiledFunction:
             f"{', '.join(map(str, self.parameters))}{self._culprit(bound, told)}"
         )
 
+    def _hold_constant(self, name: str, value: Any) -> None:
+        """Raise EmulatorError where a shape or the like was another when it was compiled in: the DSL writes it into
+        the function's name, which it cuts at 180 characters."""
+        from cutlass.base_dsl.dsl import _MANGLE_TRANSLATION_TABLE
+
+        function = self.compiled.function_name
+        said = "_".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        said = re.sub(r"\s+", "_", said.translate(_MANGLE_TRANSLATION_TABLE))
+        if len(function) < 180 and said not in function:
+            raise EmulatorError(
+                f"{name} is {value!r}, and was another constant when the function was compiled ({function}): pass the "
+                "same, or compile with Int32 values"
+            )
+
     def _culprit(self, bound: Mapping[str, Any], told: Sequence[Sequence[Leaf]]) -> str:
         """Where the values part from what is taken."""
         place = 0
         for name, leaves in zip(bound, told, strict=True):
+            inner = get_args(self.compiled.execution_args.signature.parameters[name].annotation)
+            if isinstance(bound[name], tuple) and Ellipsis not in inner and len(inner) not in (0, len(bound[name])):
+                return f". {name} has {len(bound[name])} elements, and its annotation {len(inner)}"
             for leaf in leaves:
                 if place == len(self.parameters):
                     return f". {leaf.name} is one too many"
@@ -363,35 +416,37 @@ class CompiledFunction:
                 if (wanted.kind == "tensor") != _is_array(leaf.value) and not isinstance(leaf.value, Raw):
                     return f". {leaf.name} stands where a {wanted} is taken"
                 place += 1
-            if not leaves and bound[name] is not None:
+            if not leaves and self.compiled.execution_args._compiled_with_none[list(bound).index(name)] is not True:
                 return f". {name}, a {type(bound[name]).__name__}, gives nothing: pass what it was compiled with"
         return ""
 
     # -------------------------------------------------------- TVM-FFI
 
-    def _run_ffi(self, bound: Mapping[str, Any], arrays: Arrays) -> list[HostLaunch]:
-        """The same through TVM-FFI's entry: it takes the arguments that it was compiled with a place for."""
+    def _run_ffi(self, bound: Mapping[str, Any], leaves: Sequence[Leaf], arrays: Arrays) -> list[HostLaunch]:
+        """The same through TVM-FFI's entry. A stream that it takes from its environment is no argument of it."""
         import tvm_ffi
 
-        exact = self.compiled.execution_args
-        values, _ = exact.convert_python_pointer_args_for_tvm_ffi(tuple(bound.values()), {})
-        device_types = (tvm_ffi.DLDeviceType.kDLCUDA, tvm_ffi.DLDeviceType.kDLCPU)
+        pointers = {leaf.name for leaf, p in zip(leaves, self.parameters, strict=True) if p.kind == "pointer"}
+        streams = {leaf.name for leaf, p in zip(leaves, self.parameters, strict=True) if p.kind == "stream"}
 
         def enter() -> None:
-            for device in device_types:
-                given = [
-                    _for_ffi(name, value, arrays, int(device)) for name, value in zip(bound, values, strict=True)
-                    if not (_is_stream(value) and getattr(value, "use_tvm_ffi_env_stream", False))
-                ]  # fmt: skip
+            device, given = tvm_ffi.DLDeviceType.kDLCUDA, dict(bound)
+            while True:
+                ready = [_for_ffi(name, value, pointers, arrays, int(device)) for name, value in given.items()]
                 try:
-                    self.entry(*given)
-                    return
+                    self.entry(*ready)
                 except Exception as error:
-                    again = "device" in str(error) and device is device_types[0] and not self.host.launches
-                    if not again and self.host.failure is None:
-                        raise EmulatorError(_plain(error)) from error
-                    if not again:
+                    if self.host.failure is not None:
                         return
+                    taken = re.search(r"Expects (\d+) parameters", str(error))
+                    if taken and int(taken[1]) == len(given) - len(streams & set(given)) < len(given):
+                        given = {name: value for name, value in given.items() if name not in streams}
+                        continue
+                    if "device" in str(error) and device == tvm_ffi.DLDeviceType.kDLCUDA:
+                        device = tvm_ffi.DLDeviceType.kDLCPU
+                        continue
+                    raise EmulatorError(_plain(error)) from error
+                return
 
         return self.host.recorded(enter, arrays)
 
@@ -423,8 +478,12 @@ class _Moved:
         self.capsule, self.device = tensor.__dlpack__(), (device, 0)
         get = ctypes.pythonapi.PyCapsule_GetPointer
         get.restype, get.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-        content = _DLTensor.from_address(get(self.capsule, b"dltensor"))
-        content.data, content.device_type, content.device_id = address, device, 0
+        self.content = _DLTensor.from_address(get(self.capsule, b"dltensor"))
+        self.content.data, self.content.device_type, self.content.device_id = address, device, 0
+
+    def be(self, kind: Any) -> None:
+        """Take the elements for those of this type, of the same bytes."""
+        self.content.code, self.content.bits, self.content.lanes = kind.type_code, kind.bits, kind.lanes
 
     def __dlpack__(self, **_: Any) -> Any:
         return self.capsule
@@ -433,26 +492,35 @@ class _Moved:
         return self.device
 
 
-def _for_ffi(name: str, value: Any, arrays: Arrays, device: int) -> Any:
-    """An argument for TVM-FFI: arrays at their emulated addresses, dataclasses as tuples."""
+def _for_ffi(name: str, value: Any, pointers: Collection[str], arrays: Arrays, device: int) -> Any:
+    """An argument for TVM-FFI: arrays at their emulated addresses, dataclasses as tuples.
+
+    pointers  names of the values that are taken for addresses
+    """
     import tvm_ffi
 
+    if name in pointers:
+        array = array_of(value)
+        raw = array.address if array is not None else getattr(value, "_pointer", value)
+        raw = raw.value if isinstance(raw, ctypes.c_void_p) else raw
+        return ctypes.c_void_p(arrays.address(raw)) if isinstance(raw, int) and raw else ctypes.c_void_p(0)
     if _is_array(value):
         array = array_of(value)
-        assert isinstance(array, Array)
+        assert array is not None
         source = value.values if isinstance(value, Packed) else getattr(value, "_tvm_ffi_tensor", value)
         try:
-            moved = tvm_ffi.from_dlpack(_Moved(tvm_ffi.from_dlpack(source), arrays.address(array.address), device))
+            moved = _Moved(tvm_ffi.from_dlpack(source), arrays.address(array.address), device)
+            if isinstance(value, Packed) and value.kind == "e2m1":
+                moved.be(tvm_ffi.dtype("float4_e2m1fnx2"))
+            return tvm_ffi.from_dlpack(moved)
         except Exception as error:
             raise EmulatorError(f"{name} cannot be passed to TVM-FFI: {_plain(error)}") from error
-        return moved
     if isinstance(value, (list, tuple)):
-        return tuple([_for_ffi(f"{name}[{number}]", part, arrays, device) for number, part in enumerate(value)])
-    if hasattr(value, "_pointer") and hasattr(value, "memspace"):
-        raw = value._pointer
-        return ctypes.c_void_p(arrays.address(raw) if raw else 0)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type) and not _custom(value):
-        return tuple([_for_ffi(f"{name}.{part}", content, arrays, device) for part, content, _ in _fields(value)])
-    if _is_scalar_type(type(value)):
-        return value.value
-    return value
+        names = getattr(value, "_fields", None) or [f"[{number}]" for number in range(len(value))]
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [part.name for part in dataclasses.fields(value)]
+        value = [getattr(value, part) for part in names]
+    else:
+        return value.value if _is_scalar_type(type(value)) else value
+    inner = [name + (part if part[0] == "[" else f".{part}") for part in names]
+    return tuple([_for_ffi(n, part, pointers, arrays, device) for n, part in zip(inner, value, strict=True)])
