@@ -22,7 +22,7 @@ import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 import numpy as np
 
@@ -406,8 +406,9 @@ class CompiledFunction:
         """Where the values part from what is taken."""
         place = 0
         for name, leaves in zip(bound, told, strict=True):
-            inner = get_args(self.compiled.execution_args.signature.parameters[name].annotation)
-            if isinstance(bound[name], tuple) and Ellipsis not in inner and len(inner) not in (0, len(bound[name])):
+            kind = self.compiled.execution_args.signature.parameters[name].annotation
+            inner = get_args(kind) if get_origin(kind) is tuple and isinstance(bound[name], tuple) else ()
+            if Ellipsis not in inner and len(inner) not in (0, len(bound[name])):
                 return f". {name} has {len(bound[name])} elements, and its annotation {len(inner)}"
             for leaf in leaves:
                 if place == len(self.parameters):

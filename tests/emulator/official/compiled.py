@@ -41,7 +41,7 @@ class Compiled:
     example: Example
     ptx: str
     object: bytes
-    types: list[str]
+    types: list[tuple[str, str]]
     symbol: str
 
 
@@ -149,11 +149,12 @@ def _compile(example: Example, symbol: str) -> dict[str, bytes]:
     import cutlass
     import cutlass.cute as cute
 
-    from layoutgemm.emulator.dsl_host import types_of
+    from layoutgemm.emulator.dsl_host import types_of, watch
     from layoutgemm.kernels.compile import _runtime_library
 
     path = fetch.path_of(example.path)
     assert path is not None, fetch.MISSING
+    watch()
     kernel = example.kernel(_load(path), cutlass)
     folder = tempfile.mkdtemp(prefix="layoutgemm-")
     try:
@@ -166,7 +167,8 @@ def _compile(example: Example, symbol: str) -> dict[str, bytes]:
         plain = [p.replace(default=inspect.Parameter.empty) for p in spec.signature.parameters.values()]
         spec.signature = spec.signature.replace(parameters=plain)
         function.export_to_c(folder, "exported", symbol)
-        types, _ = types_of(function)
+        # Elements are passed as bits, so of the types before lowering streams alone matter.
+        types = [(one, before if before == "!cuda.stream" else "") for one, before in zip(*types_of(function))]
         parts = (function.__ptx__.encode(), (Path(folder) / "exported.o").read_bytes(), json.dumps(types).encode())
         return dict(zip(PARTS, parts, strict=True))
     finally:

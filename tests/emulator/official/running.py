@@ -34,7 +34,7 @@ class Marked(np.ndarray):
 def host(example: Example) -> HostFunction:
     """The example's host function, linked."""
     made = compiled(example)
-    return HostFunction.link(made.object, made.ptx, [parameter_of(machine) for machine in made.types])
+    return HostFunction.link(made.object, made.ptx, [parameter_of(*types) for types in made.types])
 
 
 def kernel(example: Example) -> Kernel:
