@@ -408,7 +408,7 @@ class CompiledFunction:
         for name, leaves in zip(bound, told, strict=True):
             kind = self.compiled.execution_args.signature.parameters[name].annotation
             inner = get_args(kind) if get_origin(kind) is tuple and isinstance(bound[name], tuple) else ()
-            if Ellipsis not in inner and len(inner) not in (0, len(bound[name])):
+            if inner and Ellipsis not in inner and len(inner) != len(bound[name]):
                 return f". {name} has {len(bound[name])} elements, and its annotation {len(inner)}"
             for leaf in leaves:
                 if place == len(self.parameters):
@@ -433,7 +433,10 @@ class CompiledFunction:
         def enter() -> None:
             device, given = tvm_ffi.DLDeviceType.kDLCUDA, dict(bound)
             while True:
-                ready = [_for_ffi(name, value, pointers, arrays, int(device)) for name, value in given.items()]
+                ready = [
+                    ctypes.c_void_p(0) if name in streams else _for_ffi(name, value, pointers, arrays, int(device))
+                    for name, value in given.items()
+                ]
                 try:
                     self.entry(*ready)
                 except Exception as error:

@@ -34,7 +34,8 @@ class Marked(np.ndarray):
 def host(example: Example) -> HostFunction:
     """The example's host function, linked."""
     made = compiled(example)
-    return HostFunction.link(made.object, made.ptx, [parameter_of(*types) for types in made.types])
+    parameters = [parameter_of(*types, f"argument {number}") for number, types in enumerate(made.types)]
+    return HostFunction.link(made.object, made.ptx, parameters)
 
 
 def kernel(example: Example) -> Kernel:
