@@ -189,8 +189,8 @@ def emulate(
     """Run a compiled CuTe DSL function on the CPU, with its own host half, and check it.
 
     compiled  what `cute.compile` returned; compile with "--keep-ptx --dump-dir FOLDER" among its options
-    args      those of a call on a GPU, with NumPy arrays and CPU torch tensors for the memory there, also where a pointer
-              or an address goes; streams may be left out. Arrays are written in place. Narrower than a byte: `Packed`
+    args      those of a call on a GPU, with NumPy arrays and CPU torch tensors for the memory there, where a pointer or
+              an address goes, too; streams may be left out. Arrays are written in place. Narrower than a byte: `Packed`
     named     those by keyword; a parameter that is called as one of the following can be passed by position only
     policy    which legal order is executed; races are found in any. Several, as `ORDERS`: all are, each from the same
               content of the arrays, and results that differ are reported
@@ -199,8 +199,8 @@ def emulate(
     banks     count the wavefronts of shared memory for each instruction, of the first order: `LaunchResult.banks`
     timeline  record what each warp and engine did, of the first order: `LaunchResult.timeline`
 
-    Raises EmulatorError for an argument that does not fit, by name; EmulatorError (DeadlockError, PtxError) where a run
-    cannot go on, with what was found before; and TypeError for what is no compiled function.
+    Raises EmulatorError for an argument that does not fit, by name; EmulatorError (DeadlockError, PtxError) where a
+    run cannot go on, with what was found before; and TypeError for what is no compiled function.
     """
     if isinstance(compiled, (str, bytes, Path)):
         raise TypeError("emulate takes what cute.compile returned; PTX, as text or as a file, is for emulate_ptx")

@@ -168,7 +168,8 @@ def kinds(ffi: bool, x: Any, t: Any) -> dict[str, tuple[Any, tuple[Any, ...], li
     rows: dict[str, tuple[Any, tuple[Any, ...], list[Call]]] = {
         "fake": (k.plain, (fake, Int32(1), null), [
             Call(2, x, 2, stream), Call(3, t, Int32(3), stream, array=t), Call(5, c, 5),
-            Call(4, x, np.int32(4), cudart.cudaStream_t(0)), Call(6, x, n=6), Call(7, n=7, stream=stream, x=x), Call(8, x, 8, null),
+            Call(4, x, np.int32(4), cudart.cudaStream_t(0)), Call(6, x, n=6),
+            Call(7, n=7, stream=stream, x=x), Call(8, x, 8, null),
             Call("x has elements of float32; the compiled function takes int32", x.astype(np.float32), 2, stream),
             Call("x has 2 axes", x.reshape(4, 8), 2, stream), Call("x has stride 2 along axis 0", x[::2], 2, stream),
             Call("x has extent 31 along axis 0; .*multiples of 8", x[:31], 2, stream),
