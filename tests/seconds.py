@@ -27,7 +27,7 @@ PARTS = {
     "import": ("importing the DSL, torch and JAX", []),
     "compile": (
         "tracing and compiling kernels, and exporting their host functions",
-        ["layoutgemm.kernels.compile:_machine_code", "layoutgemm.emulator.host:HostFunction.of"],
+        ["layoutgemm.kernels.compile:_machine_code", "layoutgemm.emulator.dsl_host:CompiledFunction.of"],
     ),
     "code": ("reading the machine code", ["layoutgemm.kernels.sass:disassemble", "layoutgemm.kernels.sass:resources"]),
     "host": (

@@ -45,9 +45,9 @@ INTEROP_CALLERS = frozenset({"layouts", "atoms", "kernels"})
 # Optional or slow to import: the only files (relative to layoutgemm/) that may name them, even inside a function.
 CONFINED: dict[str, tuple[str, ...]] = {
     "sympy": ("layouts/symbolic*.py", "layouts/proof*.py"),
-    "cutlass": ("kernels/bridge*.py", "kernels/compile*.py", "kernels/sm*.py"),
+    "cutlass": ("kernels/bridge*.py", "kernels/compile*.py", "kernels/sm*.py", "emulator/dsl_host.py"),
     "cuda": ("kernels/sm*.py", "kernels/bridge*.py", "kernels/compile*.py", "kernels/run*.py", "kernels/device*.py"),
-    "tvm_ffi": ("kernels/compile*.py", "kernels/run*.py"),
+    "tvm_ffi": ("kernels/compile*.py", "kernels/run*.py", "emulator/dsl_host.py"),
     "torch": (
         "torch_op.py", "torch_checks.py", "torch_epilogue.py", "torch_finish.py", "torch_gated.py",
         "torch_launch.py", "torch_library.py",

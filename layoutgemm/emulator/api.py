@@ -21,6 +21,7 @@ from ..dtypes import DType, dtype
 from ..errors import EmulatorError
 from .arguments import Array, Arrays, Packed, array_of
 from .bank_counts import BankRow, bank_rows, bank_table
+from .dsl_host import CompiledFunction, watch
 from .findings import Counts, Finding
 from .host import HostFunction, HostLaunch
 from .launch import Launch, Policy, Progress, Watch
@@ -171,7 +172,8 @@ class Emulation:
 
 # Compiled functions ---------------------------------------------------------------------------------------------------
 
-_HOSTS: weakref.WeakKeyDictionary[Any, HostFunction] = weakref.WeakKeyDictionary()
+watch()
+_HOSTS: weakref.WeakKeyDictionary[Any, CompiledFunction] = weakref.WeakKeyDictionary()
 
 
 def emulate(
@@ -182,12 +184,14 @@ def emulate(
     extra: Sequence[Any] = (),
     banks: bool = False,
     timeline: bool = False,
+    **named: Any,
 ) -> Emulation:
     """Run a compiled CuTe DSL function on the CPU, with its own host half, and check it.
 
     compiled  what `cute.compile` returned; compile with "--keep-ptx --dump-dir FOLDER" among its options
-    args      those of a call: NumPy arrays, CPU torch tensors or CuTe tensors (an array where its address goes, too),
-              numbers; streams may be left out. Arrays are written in place. Elements narrower than a byte: `Packed`
+    args      those of a call on a GPU, with NumPy arrays and CPU torch tensors for the memory there, where a pointer or
+              an address goes, too; streams may be left out. Arrays are written in place. Narrower than a byte: `Packed`
+    named     those by keyword; a parameter that is called as one of the following can be passed by position only
     policy    which legal order is executed; races are found in any. Several, as `ORDERS`: all are, each from the same
               content of the arrays, and results that differ are reported
     progress  a line on stderr every two seconds
@@ -195,8 +199,8 @@ def emulate(
     banks     count the wavefronts of shared memory for each instruction, of the first order: `LaunchResult.banks`
     timeline  record what each warp and engine did, of the first order: `LaunchResult.timeline`
 
-    Raises EmulatorError (DeadlockError, PtxError) where a run cannot go on; what was found before is in its text; and
-    TypeError for what is no compiled function.
+    Raises EmulatorError for an argument that does not fit, by name; EmulatorError (DeadlockError, PtxError) where a
+    run cannot go on, with what was found before; and TypeError for what is no compiled function.
     """
     if isinstance(compiled, (str, bytes, Path)):
         raise TypeError("emulate takes what cute.compile returned; PTX, as text or as a file, is for emulate_ptx")
@@ -204,8 +208,9 @@ def emulate(
         raise TypeError(f"emulate takes what cute.compile returned, not {type(compiled).__name__}")
     host = _HOSTS.get(compiled)
     if host is None:
-        host = _HOSTS[compiled] = HostFunction.of(compiled)
-    return emulate_host(host, args, policy=policy, progress=progress, extra=extra, banks=banks, timeline=timeline)
+        host = _HOSTS[compiled] = CompiledFunction.of(compiled)
+    arrays, launches = host.call(args, extra, named)
+    return _run(launches, arrays.memory, policy, progress, Watch(banks, timeline))
 
 
 def emulate_host(

@@ -117,6 +117,17 @@ def array_of(value: Any) -> Array | None:
     return _spanned(address, _flat(value.shape), _flat(value.stride), kind.width, address // PAGE * PAGE)
 
 
+def element_of(value: Any) -> str:
+    """The element type of an array by its own name, "float32", or "" of `Packed` and of what does not say.
+
+    >>> element_of(np.zeros(3, np.uint16)), element_of(Packed(np.zeros(4, np.uint8), "u4"))
+    ('uint16', '')
+    """
+    kind = getattr(value, "element_type", None) or getattr(value, "dtype", None)  # of the CuTe DSL, torch, NumPy
+    name = getattr(kind, "name", None) if isinstance(kind, np.dtype) else getattr(kind, "__name__", None)
+    return str(name or kind or "").removeprefix("torch.")
+
+
 def _torch_bytes(value: Any) -> Any:
     """torch.uint8, without importing torch."""
     return sys.modules["torch"].uint8
@@ -174,6 +185,10 @@ class Arrays:
                 view.flags.writeable = False
             buffer = self.memory.add("/".join(dict.fromkeys(names)), view, (low - base) % PAGE)
             self.regions.append((low, high, buffer))
+
+    def holds(self, host: int) -> bool:
+        """Whether a host address lies in one of the arrays."""
+        return any(low <= host < high or low == host == high for low, high, _ in self.regions)
 
     def address(self, host: int) -> int:
         """The emulated address of a host address inside of an array. Raises EmulatorError for any other."""

@@ -75,6 +75,7 @@ int _cudaDeviceGetAttribute(int *value, int attribute, int device) {
   return 0;
 }
 
+int _cudaSetDevice(int device) { return (void)device, 0; }
 int _cudaGetDevice(int *device) { return *device = 0; }
 int _cudaGetDeviceCount(int *count) { return *count = 1, 0; }
 int _cuKernelGetAttribute(int *value) { return *value = 0; }
@@ -85,4 +86,21 @@ int _cudaDeviceSynchronize(void) { return 0; }
 int _cudaStreamSynchronize(void) { return 0; }
 int _cudaGetLastError(void) { return 0; }
 int _cudaPeekAtLastError(void) { return 0; }
+/* What TVM-FFI's entry calls besides: the kernels' handles are asked for before. */
+int cuda_dialect_init_library_once(void **library, void *init, void *load, void *raise) {
+  (void)library, (void)init, (void)load, (void)raise;
+  return 0;
+}
+void cuda_dialect_unload_library_once(void *library) { (void)library; }
+const char *cuda_dialect_get_error_name(int error) { return (void)error, "an error of the emulated runtime"; }
+
+typedef void (*raise_function)(const char *kind, const char **parts, int32_t count);
+void CuteDSLRT_TVMFFISetRaisedCudaError(raise_function raise, int32_t error) {
+  const char *parts[1] = {"the host function failed"};
+  (void)error, raise("RuntimeError", parts, 1);
+}
+void CuteDSLRT_TVMFFISetRaisedCudaLaunchError(raise_function raise) {
+  CuteDSLRT_TVMFFISetRaisedCudaError(raise, 1);
+}
+
 void cuda_dialect_assert_success(int error) { (void)error; }

@@ -17,6 +17,7 @@ from typing import Any
 
 from ..errors import EmulatorError
 from .api import described
+from .dsl_host import CompiledFunction
 from .host import HostFunction, HostLaunch
 from .machine import Launch, Policy
 from .memory import GlobalMemory
@@ -45,7 +46,7 @@ def mutate(
     Arrays have their content again when it returns. Raises EmulatorError for a function that launches several kernels,
     and for one in which the emulator finds something already.
     """
-    host = compiled if isinstance(compiled, HostFunction) else HostFunction.of(compiled)
+    host = compiled if isinstance(compiled, HostFunction) else CompiledFunction.of(compiled)
     arrays, launches = host.call(args, extra)
     if len(launches) != 1:
         raise EmulatorError(f"the function launches {len(launches)} kernels: mutants are made of one")

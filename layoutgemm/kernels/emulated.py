@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from ..atoms.tma_rules import STRIDE_UNIT
 from ..emulator.api import Emulation, emulate_host
-from ..emulator.host import HostFunction, HostParameter
+from ..emulator.host import HostFunction
+from ..emulator.host_types import HostParameter, parameter_of
 from ..emulator.machine import Policy
 from ..errors import EmulatorError
 from .compile import CompiledGemm, Plan, compile_plan
@@ -21,7 +22,7 @@ from .sm90_plan import Sm90Plan
 from .sm90_reference import CLUSTERS
 from .sm100_plan import Sm100Plan
 
-_C_TYPES = {"address": "int64_t", "size": "int32_t", "stride": "int64_t", "word": "int64_t"}
+_TYPES = {"address": "i64", "size": "i32", "stride": "i64", "word": "i64"}
 _HOSTS: dict[str, HostFunction] = {}
 
 
@@ -98,7 +99,7 @@ def host_of(compiled: CompiledGemm) -> HostFunction:
 
 def host_parameters(parameters: Mapping[str, str]) -> list[HostParameter]:
     """A kernel's parameters, name -> kind, as its compiled host function has them; the stream comes last."""
-    scalars = [HostParameter(name, "scalar", _C_TYPES[kind]) for name, kind in parameters.items()]
+    scalars = [parameter_of(_TYPES[kind], name=name) for name, kind in parameters.items()]
     return [*scalars, HostParameter("stream", "stream")]
 
 

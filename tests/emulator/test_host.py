@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,68 +11,60 @@ import pytest
 
 from layoutgemm.atoms.tma_rules import TensorMap
 from layoutgemm.dtypes import dtype
-from layoutgemm.emulator import host
+from layoutgemm.emulator import host, host_types
 from layoutgemm.emulator.arguments import Packed
-from layoutgemm.emulator.host import HostFunction, HostParameter, read_header
+from layoutgemm.emulator.dsl_host import CompiledFunction, watch
+from layoutgemm.emulator.host import HostFunction, gathered
+from layoutgemm.emulator.host_types import Mode, parameter_of
 from layoutgemm.emulator.memory import GlobalMemory
 from layoutgemm.emulator.tensor_map import decode
 from layoutgemm.errors import EmulatorError
 
-HEADER = """
-typedef struct {
-    void *data;
-    int32_t dynamic_shapes[2];
-    int64_t dynamic_strides[1];
-} k_Tensor_a_t;
-typedef struct {
-    void *data;
-} k_Tensor_b_t;
-typedef struct {
-    void *data;
-    int64_t dynamic_shapes[1];
-} k_Tensor_many_t;
-typedef struct {
-    k_Tensor_many_t elements[3];
-    int32_t count;
-} k_TensorList_many_t;
-void _mlir_k__mlir_ciface_f(void **args, int32_t num_args);
-
-static inline int32_t cute_dsl_k_wrapper(k_Kernel_Module_t *module, k_Tensor_a_t *a, k_Tensor_b_t *b, \
-k_TensorList_many_t *many, int32_t n, float alpha, void *p, int32_t *shape, cudaStream_t stream) {
-    int32_t ret = 0;
-    void *args[12] = {
-        a, b, &many->elements[0], &many->elements[1], &many->elements[2], &n, &alpha, &p, &shape[0], &shape[1], &stream,
-        &ret
-    };
-    return ret;
-}
-"""
+MATRIX = "!llvm.struct<(ptr<1>, struct<(struct<(i32, i32)>, i64)>)>"
+TYPES = {"a": MATRIX, "b": "!llvm.struct<(ptr, struct<(struct<()>, struct<()>)>)>", "n": "i32", "alpha": "f32"}
+TYPES |= {"p": "!llvm.ptr<1>", "flag": "i1", "half": "f16", "brain": "bf16", "wide": "i64"}
+TYPES |= {"layout": "!llvm.struct<(i32)>"}
+LONG = np.lib.stride_tricks.as_strided(np.zeros(1, np.float32), (1 << 33, 1), (0, 4))
 
 
-def test_a_header_is_read() -> None:
-    assert read_header(HEADER) == [
-        HostParameter("a", "tensor", shapes=(2, "int32_t"), strides=(1, "int64_t")),
-        HostParameter("b", "tensor"),
-        HostParameter("many", "tensors", count=3, shapes=(1, "int64_t")),
-        HostParameter("n", "scalar", "int32_t"),
-        HostParameter("alpha", "scalar", "float"),
-        HostParameter("p", "pointer"),
-        HostParameter("shape", "integers", "int32_t", 2),
-        HostParameter("stream", "stream"),
-    ]
+@pytest.mark.parametrize(
+    ("machine", "kind", "size", "shapes", "strides"),
+    [
+        (MATRIX, "tensor", 24, ((8, 4), (12, 4)), ((16, 8),)),
+        ("!llvm.struct<(ptr, struct<(struct<()>, struct<()>)>)>", "tensor", 8, (), ()),
+        ("!llvm.struct<(ptr, struct<(i32, struct<()>)>)>", "tensor", 16, ((8, 4),), ()),
+        ("!llvm.struct<(ptr, struct<(i32, i64)>)>", "tensor", 24, ((8, 4),), ((16, 8),)),
+        ("!llvm.struct<(ptr, struct<(struct<(i32, i64)>, i32)>)>", "tensor", 32, ((8, 4), (16, 8)), ((24, 4),)),
+        ("!llvm.struct<(ptr, struct<(struct<(struct<(i64, i32)>, i32)>, i32)>)>", "tensor", 40,
+         ((8, 8), (16, 4), (24, 4)), ((32, 4),)),
+        ("!llvm.struct<(i32, array<3 x i8>)>", "bytes", 8, (), ()),
+        ("!llvm.ptr", "pointer", 8, (), ()),
+        ("i1", "scalar", 1, (), ()),
+    ],
+)  # fmt: skip
+def test_types_say_where_values_go(machine: str, kind: str, size: int, shapes: Any, strides: Any) -> None:
+    found = parameter_of(machine)
+    assert (found.kind, found.size, found.shapes, found.strides) == (kind, size, shapes, strides)
 
 
-@pytest.mark.parametrize(("old", "new"), [("float alpha", "quad alpha"), ("_wrapper(", "_wrapped(")])
-def test_an_unknown_header_is_refused(old: str, new: str) -> None:
+def test_types_before_lowering_say_more() -> None:
+    found = parameter_of(MATRIX, '!cute.memref<bf16, gmem, align<16>, "(?,?{div=8}):(?{i64 div=8},1)">')
+    assert (found.element, found.align) == ("bf16", 16)
+    assert found.modes == ((Mode(None), Mode(None, 8)), (Mode(None, 8), Mode(1)))
+    assert parameter_of("!llvm.ptr", "!cuda.stream").kind == "stream"
+    assert parameter_of("!llvm.ptr<1>", "!cute.ptr<f4E2M1FN, gmem, align<16>>").element == "f4E2M1FN"
+    assert parameter_of("i32", "tf32").type == "tf32"
+
+
+@pytest.mark.parametrize("machine", ["!llvm.struct<(ptr, quad)>", "f80", "vector<4xi32>"])
+def test_an_unknown_type_is_refused(machine: str) -> None:
     with pytest.raises(EmulatorError, match="not known"):
-        read_header(HEADER.replace(old, new))
+        parameter_of(machine)
 
 
-def packed(name: str, value: Any) -> list[bytes]:
-    parameter = next(p for p in read_header(HEADER) if p.name == name)
-    parts = value if isinstance(value, list) else [value]
-    named = [(name, array) for part in parts if (array := host.array_of(part)) is not None]
-    return host._packed(parameter, value, host.Arrays(named))
+def packed(name: str, value: Any, traced: str = "") -> bytes:
+    arrays = gathered([(name, value)])
+    return host_types.packed(parameter_of(TYPES[name], traced), name, value, arrays)
 
 
 START = GlobalMemory.START.to_bytes(8, "little")
@@ -81,31 +72,19 @@ START = GlobalMemory.START.to_bytes(8, "little")
 
 def test_arguments_are_packed() -> None:
     a = np.zeros((4, 6), np.float32)
-    assert packed("a", a) == [START + bytes([4, 0, 0, 0, 6, 0, 0, 0, 6, 0, 0, 0, 0, 0, 0, 0])]
-    assert packed("a", a.T) == [START + bytes([6, 0, 0, 0, 4, 0, 0, 0, 6, 0, 0, 0, 0, 0, 0, 0])]
-    assert packed("b", a) == [START]
-    assert packed("n", -2) == [b"\xfe\xff\xff\xff"]
-    assert packed("alpha", 1) == [np.float32(1).tobytes()]
-    assert packed("p", a) == [START]
-    assert packed("p", 0) == [bytes(8)]
-    assert packed("shape", (3, (4,))) == [b"\3\0\0\0", b"\4\0\0\0"]
-    assert len(packed("many", [a.reshape(-1)[:8], a.reshape(-1)[8:16], a.reshape(-1)[16:]])) == 3
-
-
-def test_descriptors_are_aligned_as_c_aligns_them() -> None:
-    a = np.zeros((2, 3, 4), np.float32)
-    parameter = HostParameter("a", "tensor", shapes=(3, "int32_t"), strides=(2, "int64_t"))
-    arrays = host.Arrays([("a", host.array_of(a))])
-    (content,) = host._packed(parameter, a, arrays)
-    assert np.frombuffer(content[8:24], np.int32).tolist() == [2, 3, 4, 0]
-    assert np.frombuffer(content[24:], np.int64).tolist() == [12, 4]
+    assert packed("a", a) == START + bytes([4, 0, 0, 0, 6, 0, 0, 0, 6, 0, 0, 0, 0, 0, 0, 0])
+    assert packed("a", a.T) == START + bytes([6, 0, 0, 0, 4, 0, 0, 0, 6, 0, 0, 0, 0, 0, 0, 0])
+    assert packed("b", a) == START
+    assert packed("n", -2) == packed("n", (1 << 32) - 2) == b"\xfe\xff\xff\xff"
+    assert packed("alpha", 1) == np.float32(1).tobytes()
+    assert (packed("flag", True), packed("half", 1.5), packed("brain", 1.5)) == (b"\1", b"\0\x3e", b"\xc0\x3f")
+    assert packed("alpha", float("inf")) == np.float32("inf").tobytes()
+    assert packed("p", a) == packed("wide", a) == START
+    assert packed("p", 0) == packed("p", None) == bytes(8)
 
 
 def test_a_descriptor_of_packed_elements_counts_elements() -> None:
-    a = Packed(np.zeros((6, 32), np.uint8), "e2m1")
-    parameter = HostParameter("a", "tensor", shapes=(2, "int32_t"), strides=(1, "int64_t"))
-    arrays = host.Arrays([("a", host.array_of(a))])
-    (content,) = host._packed(parameter, a, arrays)
+    content = packed("a", Packed(np.zeros((6, 32), np.uint8), "e2m1"), '!cute.memref<f4E2M1FN, gmem, "(?,?):(?,1)">')
     assert content[:8] == START and np.frombuffer(content[8:16], np.int32).tolist() == [6, 64]
     assert np.frombuffer(content[16:], np.int64).tolist() == [64]
 
@@ -125,18 +104,50 @@ def test_a_cute_tensor_of_four_bits() -> None:
     ("name", "value", "message"),
     [
         ("a", 3, "a is a tensor"),
-        ("a", np.zeros((2, 3, 4), np.float32), "takes 2 of the tensor's 3 extents"),
-        ("a", np.zeros((4, 12), np.float32)[:, ::2], "takes 1 of the tensor's 2 strides"),
-        ("n", np.zeros(3), "scalar of type int32_t, and an array"),
-        ("n", "x", "'x' was given"),
-        ("p", 12345, "lies in none"),
-        ("shape", (1, 2, 3), "3 integers"),
-        ("many", np.zeros(4), "a list of 3"),
+        ("a", np.zeros((2, 3, 4), np.float32), "a: .*takes 2 of the tensor's 3 extents"),
+        ("a", np.zeros((4, 12), np.float32)[:, ::2], "a: .*takes 1 of the tensor's 2 strides"),
+        ("a", LONG, "a: 8589934592 is no 32-bit extent"),
+        ("n", np.zeros(3), "n is a scalar of type i32, and an array"),
+        ("n", "x", "n is .*'x' was given"),
+        ("n", 2.5, "n is .*2.5 was given"),
+        ("n", 1 << 32, "n is .*it holds -2147483648 to 4294967295"),
+        ("n", float("nan"), "n is .*nan was given"),
+        ("flag", 2, "flag is .*it holds 0 to 1"),
+        ("alpha", 1e39, r"alpha is .*1e\+39 was given"),
+        ("half", 65520, "half is .*65520 was given"),
+        ("p", 12345, "p: .*lies in none"),
+        ("p", 1.5, "p is a pointer"),
+        ("layout", 3, "layout is a struct of 4 bytes"),
     ],
 )
 def test_wrong_arguments_are_refused(name: str, value: Any, message: str) -> None:
     with pytest.raises(EmulatorError, match=message):
         packed(name, value)
+
+
+@pytest.mark.parametrize(
+    ("array", "traced", "message"),
+    [
+        (np.zeros((4, 6)), "f32, gmem", "a has elements of float64; the compiled function takes float32"),
+        (np.zeros((4, 6), np.int32), "f32, gmem", "float32: pass such an array, or its bits as uint32"),
+        (np.zeros((4, 6), np.float16), "bf16, gmem", "a has elements of float16"),
+        (np.zeros((4, 6), np.uint8), "f4E2M1FN, gmem", "pass Packed"),
+        (np.zeros((2, 4, 6), np.float32), "f32, gmem", "a has 3 axes, the compiled function's tensor 2"),
+        (np.zeros((4, 6), np.float32)[:, ::2], "f32, gmem", "a has stride 2 along axis 1; the compiled function has 1"),
+        (np.zeros((4, 6), np.float32).T, "f32, gmem", "a has stride 1 along axis 0; .* takes multiples of 2"),
+        (np.zeros(27, np.float32)[3:].reshape(4, 6), "f32, gmem, align<16>", "a is not aligned to 16 bytes"),
+    ],
+)
+def test_wrong_tensors_are_refused(array: Any, traced: str, message: str) -> None:
+    with pytest.raises(EmulatorError, match=message):
+        packed("a", array, f'!cute.memref<{traced}, "(?,?):(?{{i64 div=2}},1)">')
+
+
+def test_extents_that_are_compiled_in_are_held() -> None:
+    traced = '!cute.memref<f32, gmem, "(4,6):(6,1)">'
+    assert packed("b", np.zeros((4, 6), np.float32), traced) == START
+    with pytest.raises(EmulatorError, match="b has extent 5 along axis 0; the compiled function has 4 there"):
+        packed("b", np.zeros((5, 6), np.float32), traced)
 
 
 def test_a_missing_compiler_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +193,7 @@ def test_the_stub_tells_of_a_driver_encoded_map(tmp_path: Path) -> None:
     ptx = """.version 8.0
     .target sm_90a
     .visible .entry kernel(.param .align 64 .b8 map[128], .param .u64 p) { .reg .b64 %d; ld.param.b64 %d, [p]; ret; }"""
-    parameters = [HostParameter("a", "pointer"), HostParameter("swizzle", "scalar", "int32_t")]
+    parameters = [parameter_of("!llvm.ptr", name="a"), parameter_of("i32", name="swizzle")]
     function = HostFunction.link((tmp_path / "f.o").read_bytes(), ptx, parameters)
     a = np.zeros((60, 128), np.uint16)
     for swizzle, name in ((0, "none"), (3, "128B")):
@@ -222,6 +233,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compile:
     """Compile for sm_90a, PTX kept."""
     import cutlass.cute as cute
 
+    watch()
     folder = tmp_path_factory.mktemp("dsl")
     options = f"--gpu-arch sm_90a --keep-ptx --generate-line-info --dump-dir {folder}"
     return lambda kernel, *args: cute.compile(kernel, *args, options=options)
@@ -239,7 +251,7 @@ def test_grids_and_arguments_of_a_compiled_function(small: Any, compiled: Compil
     from cutlass.cute.runtime import make_fake_stream
 
     x = np.zeros(5, np.float32)
-    function = HostFunction.of(
+    function = CompiledFunction.of(
         compiled(small.Scale(), dynamic(x), dynamic(x), Int32(1), Float32(1), make_fake_stream())
     )
     assert [p.kind for p in function.parameters] == ["tensor", "tensor", "scalar", "scalar", "stream"]
@@ -255,7 +267,7 @@ def test_grids_and_arguments_of_a_compiled_function(small: Any, compiled: Compil
 
 @pytest.mark.dsl
 def test_several_launches_of_a_call(small: Any, compiled: Compile) -> None:
-    function = HostFunction.of(compiled(small.Twice(), dynamic(np.zeros(64, np.float32))))
+    function = CompiledFunction.of(compiled(small.Twice(), dynamic(np.zeros(64, np.float32))))
     _, launches = function.call([np.zeros(64, np.float32)])
     assert [launch.cluster for launch in launches] == [(1, 1, 1), (2, 1, 1)]
     assert ["add" in launch.kernel.name for launch in launches] == [True, False]
@@ -280,7 +292,7 @@ def test_maps_that_the_dsl_encodes(
     from cutlass.cute.runtime import make_ptr
 
     element = getattr(cutlass, kind)
-    function = HostFunction.of(
+    function = CompiledFunction.of(
         compiled(small.Maps(element, tile, bits), make_ptr(element, 0, assumed_align=32), *[cutlass.Int32(64)] * 3)
     )
     names = {"BFloat16": "bf16", "Float16": "f16", "Float32": "f32", "Int8": "u8", "TFloat32": "tf32"}
@@ -301,10 +313,9 @@ def test_ptx_has_to_be_kept(small: Any) -> None:
     if isinstance(made.__ptx__, str):
         pytest.skip("this environment keeps PTX always")
     with pytest.raises(EmulatorError, match="--keep-ptx"):
-        HostFunction.of(made)
+        CompiledFunction.of(made)
 
 
 def test_what_is_no_compiled_function() -> None:
     with pytest.raises(EmulatorError, match="no PTX"):
-        HostFunction.of(object())
-    assert ctypes.sizeof(host._SCALARS["int64_t"]) == 8
+        CompiledFunction.of(object())

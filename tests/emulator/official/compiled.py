@@ -1,4 +1,4 @@
-"""Examples compiled without a GPU, and kept: PTX, the exported object and its header, by a hash of what made them.
+"""Examples compiled without a GPU, and kept: PTX, the exported object and its types, by a hash of what made them.
 
 A second run reads the cache and imports no cutlass, which is most of a run's time.
 """
@@ -10,6 +10,7 @@ import functools
 import hashlib
 import importlib.util
 import inspect
+import json
 import os
 import shutil
 import sys
@@ -24,7 +25,7 @@ from layoutgemm.kernels.compile import dsl_version
 from . import fetch
 from .examples import Constant, Example, Matrix, Number, Pointer, Scales, Sizes, Stream
 
-PARTS = ("kernel.ptx", "kernel.o", "kernel.h")
+PARTS = ("kernel.ptx", "kernel.o", "kernel.json")
 TYPES = {
     "f16": "Float16", "bf16": "BFloat16", "f32": "Float32", "tf32": "TFloat32", "e4m3": "Float8E4M3FN",
     "e5m2": "Float8E5M2", "e2m1": "Float4E2M1FN", "ue8m0": "Float8E8M0FNU", "s8": "Int8", "u8": "Uint8",
@@ -35,12 +36,12 @@ BITS = {"f16": 16, "bf16": 16, "f32": 32, "tf32": 32, "e2m1": 4, "s32": 32}
 
 @dataclass(frozen=True)
 class Compiled:
-    """A compiled example: PTX text, the object with its host function, the C header of it, and the names' prefix."""
+    """A compiled example: PTX text, the object with its host function, its arguments' types, and the names' prefix."""
 
     example: Example
     ptx: str
     object: bytes
-    header: str
+    types: list[tuple[str, str]]
     symbol: str
 
 
@@ -80,8 +81,8 @@ def compiled(example: Example) -> Compiled:
     if parts is None:
         parts = _compile(example, symbol)
         object_cache.write(facts, parts)
-    ptx, object_, header = (parts[name] for name in PARTS)
-    return Compiled(example, ptx.decode(), object_, header.decode(), symbol)
+    ptx, object_, types = (parts[name] for name in PARTS)
+    return Compiled(example, ptx.decode(), object_, json.loads(types), symbol)
 
 
 def missing(example: Example) -> str | None:
@@ -148,10 +149,12 @@ def _compile(example: Example, symbol: str) -> dict[str, bytes]:
     import cutlass
     import cutlass.cute as cute
 
+    from layoutgemm.emulator.dsl_host import types_of, watch
     from layoutgemm.kernels.compile import _runtime_library
 
     path = fetch.path_of(example.path)
     assert path is not None, fetch.MISSING
+    watch()
     kernel = example.kernel(_load(path), cutlass)
     folder = tempfile.mkdtemp(prefix="layoutgemm-")
     try:
@@ -164,7 +167,9 @@ def _compile(example: Example, symbol: str) -> dict[str, bytes]:
         plain = [p.replace(default=inspect.Parameter.empty) for p in spec.signature.parameters.values()]
         spec.signature = spec.signature.replace(parameters=plain)
         function.export_to_c(folder, "exported", symbol)
-        read = {name: (Path(folder) / f"exported{name[-2:]}").read_bytes() for name in PARTS[1:]}
-        return {PARTS[0]: function.__ptx__.encode(), **read}
+        # Elements are passed as bits, so of the types before lowering streams alone matter.
+        types = [(one, before if before == "!cuda.stream" else "") for one, before in zip(*types_of(function))]
+        parts = (function.__ptx__.encode(), (Path(folder) / "exported.o").read_bytes(), json.dumps(types).encode())
+        return dict(zip(PARTS, parts, strict=True))
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from layoutgemm.emulator.host import HostFunction, read_header
+from layoutgemm.emulator.host import HostFunction
+from layoutgemm.emulator.host_types import parameter_of
 from layoutgemm.emulator.machine import Launch, Policy
 from layoutgemm.emulator.mutants import edited
 from layoutgemm.emulator.mutate import Case
@@ -33,7 +34,8 @@ class Marked(np.ndarray):
 def host(example: Example) -> HostFunction:
     """The example's host function, linked."""
     made = compiled(example)
-    return HostFunction.link(made.object, made.ptx, read_header(made.header))
+    parameters = [parameter_of(*types, f"argument {number}") for number, types in enumerate(made.types)]
+    return HostFunction.link(made.object, made.ptx, parameters)
 
 
 def kernel(example: Example) -> Kernel:
