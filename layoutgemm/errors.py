@@ -35,13 +35,20 @@ class LayoutError(ValueError):
     """
 
     def __init__(self, reason: str = "", witness: Any = None) -> None:
-        super().__init__(reason)
+        super().__init__(_printable(reason))
         self.reason = reason
         self.witness = witness
 
     def __reduce__(self) -> tuple[Any, ...]:
         # An exception's default pickle calls the class with `args`, which drops the attributes.
         return _rebuild, (self.__class__, self.args, self.__dict__)
+
+
+def _printable(text: Any) -> Any:
+    """The text with an escape for each character that cannot be written: halves of surrogate pairs."""
+    if not isinstance(text, str) or text.isascii():
+        return text
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _rebuild(cls: type[LayoutError], args: tuple[Any, ...], attributes: dict[str, Any]) -> LayoutError:
@@ -83,15 +90,10 @@ class ParseError(LayoutError):
     """Text is not the notation of a layout. `position` is the index of the first character that does not fit."""
 
     def __init__(self, reason: str = "", text: str = "", position: int = 0) -> None:
-        super().__init__(_printable(reason) + _pointer(text, position))
+        super().__init__(reason + _pointer(text, position))
         self.reason = reason
         self.text = text
         self.position = position
-
-
-def _printable(text: str) -> str:
-    """The text with an escape for each character that cannot be written: halves of surrogate pairs."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _pointer(text: str, position: int, most: int = 100) -> str:

@@ -25,11 +25,12 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
+from ..errors import ParseError
 from .generators import GENERATORS, FactError
 from .generators import show as show_names
 from .poly import MissingFact, P, Relation, ge0, gens, make, show, substitute, val
 from .solver import Solver
-from .symbolic import entry
+from .symbolic import entry, expression
 from .symbolic import symbol as plain_symbol
 
 
@@ -199,15 +200,16 @@ def _statements(fact: Any, facts: Facts) -> list[Statement]:
     if not isinstance(fact, str):
         raise FactError(f"a fact is a text such as '64 | M' or a relation such as ld >= M, not {fact!r}")
     text = fact.strip()
+    text = text.replace("==", "=").replace("=", "==").replace("<==", "<=").replace(">==", ">=")
     try:
-        tree = ast.parse(
-            text.replace("==", "=").replace("=", "==").replace("<==", "<=").replace(">==", ">="), mode="eval"
-        )
-    except SyntaxError:
+        tree = expression(text, "no fact")
+    except ParseError as error:
+        said = fact if len(fact) <= 60 else f"{fact[:57]}..."
         raise FactError(
-            f"cannot read the fact `{fact}`: write it as 64 | M, ld >= M, M == N or T = ceil_div(M, 64)"
+            f"cannot read the fact `{said}` ({error.reason.rpartition('` is ')[2]}): "
+            "write it as 64 | M, ld >= M, M == N or T = ceil_div(M, 64)"
         ) from None
-    return _read(tree.body, facts)
+    return _read(tree, facts)
 
 
 def _collect(x: Any, found: set[int]) -> None:

@@ -318,3 +318,17 @@ def test_what_is_left_out_is_found(number: int, pattern: str, which: int) -> Non
     words = found.c.encode(np.zeros((m, ldc), np.float32))
     done = emulate_host(host, (*ones, words, m, n, k, lda, ldb, ldc), progress=False)
     assert any(finding.kind == "race" for finding in done.findings), done.report()
+
+
+@pytest.mark.parametrize(("stages", "buffers"), [(2, 0), (4, 2), (3, 4)])
+def test_the_parts_of_shared_memory_are_the_regions_of_its_map(stages: int, buffers: int) -> None:
+    from layoutgemm.atoms import smem_tile
+    from layoutgemm.kernels.levels import SharedMap
+
+    a, c = smem_tile((128, 64), "bf16", "K"), smem_tile((64, 32), "bf16", "K")
+    smem = SharedMap.of(a, a, stages, c if buffers else None, buffers)
+    parts = smem.parts()
+    assert sum(parts.values()) == smem.total
+    assert parts[f"{stages} stages of A"] == smem.b_offset - smem.a_offset == stages * a.bytes
+    assert parts.get(f"{buffers} buffers of C", 0) == buffers * c.bytes
+    assert parts["barriers and gaps"] == 2 * stages * 8

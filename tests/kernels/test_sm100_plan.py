@@ -187,6 +187,11 @@ def mutants() -> Iterator[tuple[str, str, Sm100Plan]]:
     yield "columns of C", "type", replace(plan, c=derive(c="f16").c)
     yield "boxes of C", "map", with_chunk(plan, map=1)
     yield "boxes of C", "box", replace(plan, store=replace(store, maps=(store.maps[1], store.maps[1])))
+    first, *others = store.maps
+    for what, wrong in (
+        ("dimensions", replace(first, dims=first.dims[::-1])), ("a load", replace(first, operation="load")),
+    ):  # fmt: skip
+        yield "boxes of C", what, replace(plan, store=replace(store, maps=(wrong, *others)))
     plain = smem_tile((32, 64), "bf16", "K", "none")
     mixed = replace(plain, layout=Layout((32, 64), (1, 32)))
     yield "rows of C", "tile", with_chunk(plan, tile=mixed)

@@ -574,3 +574,17 @@ def test_operands_and_outputs_as_tensor_maps_take_them() -> None:
     for shape in ((72, 134), (135, 72)):
         with pytest.raises(OperandError, match="out has shape"):
             _check_out(odd, zeros(*shape), zeros(72, 200))
+
+
+@pytest.mark.parametrize("config", [
+    {"tile": (128, 256), "stages": 4, "consumers": 2}, {"tile": (64, 32), "stages": 7},
+    {"tile": (128, 32), "single": True},
+])  # fmt: skip
+def test_the_budget_of_shared_memory_names_the_bytes_of_each_part(config: dict[str, Any]) -> None:
+    """What no part is named for is the barriers and what aligns them."""
+    plan = derive(**config)
+    check = next(check for check in plan.check().checks if check.name == "shared memory")
+    for operand in (plan.a, plan.b):
+        assert f"{plan.stages} stages of {operand.name} {plan.stages * operand.smem.bytes} " in check.statement
+    gaps = int(re.search(r"barriers and gaps (\d+)", check.statement)[1])  # type: ignore[index]
+    assert 2 * 8 * plan.stages <= gaps < 2 * 8 * plan.stages + 3 * 1024

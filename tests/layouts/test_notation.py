@@ -161,3 +161,29 @@ def test_a_counterexample_refutes() -> None:
         with pytest.raises(AssertionError):
             wrong()
     assert CounterExample(1, 1, 2, 1, between=(Layout(4), Layout(4, 2))).left == 1
+
+
+HOSTILE = (
+    "(" * 2000, "-" * 3000 + "M", "9" * 5000, "\ud800", "M*9**9**9", "M**100000000", "M//0", "M%0", "1<<99999999",
+    "x" * 100_000, "", "()", "[1]", "1.5", "lambda: 1", "M if N else 1", "True", "M; N", "\x00", "a.b", "f(1)",
+    "ceil_div(M,0)", "x<<-1", "x>>9**9",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(HOSTILE)))
+def test_every_parser_reads_or_refuses_hostile_texts(number: int) -> None:
+    from layoutgemm.arch import arch
+    from layoutgemm.dtypes import dtype
+    from layoutgemm.kernels.plan import Operand
+    from layoutgemm.layouts.facts import Facts
+    from layoutgemm.layouts.formula import from_expr
+
+    text = HOSTILE[number]
+    for read in (
+        Facts, lambda t: Facts(f"64 | {t}"), lambda t: from_expr(t, x=4), lambda t: from_expr(t, 4), arch, dtype,
+        Operand.parse, lambda t: parse("(M):(1)", given=t), lambda t: parse(f"{t}:1"),
+    ):  # fmt: skip
+        try:
+            read(text)
+        except LayoutError as error:
+            assert len(str(error).encode()) < 2000 or len(text) > 2000

@@ -326,3 +326,14 @@ def test_packing_has_an_inverse(table, form):
 def test_a_page_is_plain_json():
     figure = Figure("title", (), (Matrix("x", "", ("i", "j"), (2, 2)),))
     assert data_of(page(figure))["matrices"][0]["extent"] == [2, 2]
+
+
+def test_a_note_says_which_tiles_were_assumed():
+    """Only of shared memory that no tile was given for."""
+    from layoutgemm.view.linked_copy import notes_of
+
+    copy = ldmatrix(4)
+    tile = Layout((8, 8), (8, 1))
+    assumed = notes_of(copy, copy, None, None)
+    assert len(assumed) == 2 and "src= takes a tile of your own" in assumed[1]
+    assert len(notes_of(copy, copy, tile, None)) == 1
