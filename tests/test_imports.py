@@ -269,4 +269,4 @@ def test_import_loads_the_algebra_alone() -> None:
     """Atoms, checks, kernels and views come when they are named; how long the import takes, bench_algebra tells."""
     loaded = "{m.split('.')[1] for m in sys.modules if m.startswith('layoutgemm.')}"
     code = f"import sys, layoutgemm; print(sorted({loaded}))"
-    assert fresh(code) == "['errors', 'layouts']"
+    assert fresh(code) == "['dtypes', 'errors', 'layouts']"
