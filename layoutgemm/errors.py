@@ -35,7 +35,7 @@ class LayoutError(ValueError):
     """
 
     def __init__(self, reason: str = "", witness: Any = None) -> None:
-        super().__init__(reason)
+        self.args = (reason,)  # not by super().__init__, which torch.compile does not trace: it would lose the text
         self.reason = reason
         self.witness = witness
 

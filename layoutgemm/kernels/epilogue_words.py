@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -44,13 +45,36 @@ def words_of(epilogue: Epilogue, given: Mapping[str, Any]) -> tuple[Any, ...]:
     return (*words, *[0] * (MAX_WORDS - len(words)))
 
 
+def host_number(name: str, value: Any, whole: bool = False) -> int | float:
+    """A number that is given at a launch, NumPy's included: 32 bits of an integer where it is `whole`, or a float32.
+
+    Raises OperandError for anything else, and for a number that 32 bits do not hold.
+
+    >>> host_number("alpha", 3), host_number("seed", 7, whole=True)
+    (3.0, 7)
+    """
+    kind = numbers.Integral if whole else numbers.Real
+    if isinstance(value, bool) or not isinstance(value, kind):
+        what = "a whole number" if whole and isinstance(value, numbers.Real) else f"got a {type(value).__qualname__}"
+        raise OperandError(f"{name} is a number, given at the launch; {what}")
+    if whole:
+        if not -(2**31) <= value < 2**32:
+            raise OperandError(f"{name} is an integer of {int(value).bit_length()} bits, and a launch takes 32")
+        return int(value)
+    try:
+        struct.pack("<f", number := float(value))
+    except OverflowError:
+        shown = repr(value) if isinstance(value, float) else f"an integer of {int(value).bit_length()} bits"
+        raise OperandError(f"{name} = {shown} is beyond float32") from None
+    return number
+
+
 def _words(operand: Given, value: Any) -> tuple[Any, ...]:
     if operand.host:
-        if isinstance(value, (Placed, bool)) or not isinstance(value, (int, float)):
-            raise OperandError(f"{operand.name} is a number, given at the launch; got {value!r}")
-        if operand.dtype.name == "i32":
-            return (int(value) & 0xFFFFFFFF,)
-        return (int.from_bytes(struct.pack("<f", value), "little"),)
+        number = host_number(operand.name, value, operand.dtype.name == "i32")
+        if isinstance(number, int):
+            return (number & 0xFFFFFFFF,)
+        return (int.from_bytes(struct.pack("<f", number), "little"),)
     if not isinstance(value, Placed):
         raise OperandError(f"{operand.name} lies in memory: an address, not {value!r}")
     if not operand.axes:

@@ -91,6 +91,9 @@ class Promoted:
         >>> loop.apply(np.float32(1), np.float32(10), {"s": np.float32(0.5)}).tolist()
         6.0
         """
+        for table in tables:
+            if not isinstance(table, Table):
+                raise PlanError(f'a table of the main loop is {table!r}: a Table, as in Table("scale_a", "m")')
         names = [table.name for table in tables]
         if len({TOTAL, *names}) <= len(names):
             raise PlanError(f"tables named {', '.join(names)}: each has a name of its own, and none is {TOTAL!r}")
