@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from .layouts.poly import MissingFact
     from .layouts.prove import prove
     from .layouts.symbolic import dim, dims
-    from .torch_op import explain_matmul as explain_matmul
+    from .torch_explain import explain_matmul as explain_matmul
     from .torch_op import gemm as gemm
     from .torch_op import matmul as matmul
     from .torch_variants import grouped_matmul as grouped_matmul
@@ -83,7 +83,7 @@ _LATER = {
     "dims": "layouts.symbolic",
     "emulate": "emulator.api",
     "emulate_ptx": "emulator.api",
-    "explain_matmul": "torch_op",
+    "explain_matmul": "torch_explain",
     "from_cute": "interop",
     "gemm": "torch_op",
     "grouped_matmul": "torch_variants",

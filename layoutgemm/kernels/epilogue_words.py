@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 import struct
 from collections.abc import Mapping
@@ -10,6 +11,8 @@ from typing import Any
 
 from ..errors import OperandError
 from .epilogue import MAX_WORDS, Epilogue, Given
+
+_MAX_F32 = float.fromhex("0x1.ffffffp127")  # rounds to no float32
 
 
 @dataclass(frozen=True)
@@ -53,19 +56,19 @@ def host_number(name: str, value: Any, whole: bool = False) -> int | float:
     >>> host_number("alpha", 3), host_number("seed", 7, whole=True)
     (3.0, 7)
     """
-    kind = numbers.Integral if whole else numbers.Real
-    if isinstance(value, bool) or not isinstance(value, kind):
+    kinds = (int, numbers.Integral) if whole else (int, float, numbers.Real)
+    if isinstance(value, bool) or not isinstance(value, kinds):
         what = "a whole number" if whole and isinstance(value, numbers.Real) else f"got a {type(value).__qualname__}"
         raise OperandError(f"{name} is a number, given at the launch; {what}")
     if whole:
         if not -(2**31) <= value < 2**32:
             raise OperandError(f"{name} is an integer of {int(value).bit_length()} bits, and a launch takes 32")
         return int(value)
-    try:
-        struct.pack("<f", number := float(value))
-    except OverflowError:
-        shown = repr(value) if isinstance(value, float) else f"an integer of {int(value).bit_length()} bits"
-        raise OperandError(f"{name} = {shown} is beyond float32") from None
+    if isinstance(value, int) and value.bit_length() > 128:
+        raise OperandError(f"{name} = an integer of {value.bit_length()} bits is beyond float32")
+    number = float(value)
+    if _MAX_F32 <= abs(number) < math.inf:
+        raise OperandError(f"{name} = {number!r} is beyond float32")
     return number
 
 
