@@ -102,7 +102,7 @@ def differentiated(*tensors: torch.Tensor | None) -> bool:
 
 def has_tangent(x: torch.Tensor) -> bool:
     """Whether a tensor carries a tangent, and forward mode is on."""
-    if torch.compiler.is_compiling() or _forward._current_level < 0 or not torch._C._is_fwd_grad_enabled():
+    if torch.compiler.is_dynamo_compiling() or _forward._current_level < 0 or not torch._C._is_fwd_grad_enabled():
         return False
     return _forward.unpack_dual(x).tangent is not None
 
@@ -111,5 +111,6 @@ def refuse_derivatives(tensors: Mapping[str, Any], way_out: str) -> None:
     """Raise TensorError, naming it, where a tensor's derivative is recorded, of a product that has none."""
     for name, x in tensors.items():
         if isinstance(x, torch.Tensor) and differentiated(x):
-            what = "has a tangent" if has_tangent(x) else "requires grad"
-            raise TensorError(f"{name} {what}, and this product has no derivative: {way_out}")
+            if has_tangent(x):
+                raise TensorError(f"{name} has a tangent, and this product has none: give unpack_dual({name}).primal")
+            raise TensorError(f"{name} requires grad, and this product has no gradient: {way_out}")

@@ -65,7 +65,7 @@ def check_epilogue(
             raise OperandError(f"{operand.name} is a {type(x).__qualname__}, not a torch tensor")
     tensors = {name: x for name, x in given.items() if isinstance(x, torch.Tensor)}
     every = {"a": a, "b": b, **tensors, **({} if out is None else {"out": out})}
-    refuse_derivatives(every, "call it under torch.no_grad(), or give what detach() gives; bias= and activation= have")
+    refuse_derivatives(every, "call it under torch.no_grad(), or give its detach(); bias= and activation= have one")
     written = {operand.name for operand in epilogue.given if operand.written} | {"out"}
     check_operands(
         {name: x for name, x in every.items() if name not in written},

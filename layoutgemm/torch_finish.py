@@ -121,9 +121,10 @@ def _scalar(name: str, x: Any, kind: torch.dtype, a: torch.Tensor) -> Any:
         x = x.reshape(())
         return x.long() if whole else x.float()
     if whole and isinstance(x, numbers.Real):
-        if x != x or x in (math.inf, -math.inf) or x != int(x):
+        number: Any = x
+        if not math.isfinite(number) or number != int(number):
             raise OperandError(fractions)
-        x = int(x)
+        x = int(number)
         if not -(2**31) <= x < 2**31:
             raise OperandError(f"{name} is an integer of {x.bit_length()} bits, and scales a result stored as {kind}")
         return x

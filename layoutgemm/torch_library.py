@@ -186,7 +186,6 @@ def differentiable(
 
 
 _library = torch.library.Library("layoutgemm", "FRAGMENT")
-_BELOW = torch._C._after_autograd_keyset
 
 
 def with_autograd(name: str, recorded: Callable[..., torch.Tensor]) -> None:
@@ -194,13 +193,14 @@ def with_autograd(name: str, recorded: Callable[..., torch.Tensor]) -> None:
 
     By torch.library's register_autograd an operator has gradients, and loses tangents in silence.
     """
+    below = torch._C._after_autograd_keyset
     operator = getattr(torch.ops.layoutgemm, name).default
 
     def run(keys: Any, a: torch.Tensor, b: torch.Tensor, *others: Any) -> Any:
         if differentiated(a, b):
             return recorded(a, b, *others)
         with torch._C._AutoDispatchBelowAutograd():
-            return operator.redispatch(keys & _BELOW, a, b, *others)
+            return operator.redispatch(keys & below, a, b, *others)
 
     for device in ("CUDA", "CPU", "Meta"):
         _library.impl(name, run, f"Autograd{device}", with_keyset=True)
@@ -210,6 +210,11 @@ def _recorded(
     a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None = None, config: str = "",
     allow_tf32: bool | None = None,
 ) -> torch.Tensor:  # fmt: skip
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise OperandError(
+            "torch.ops.layoutgemm.matmul is differentiated by torch.func, which takes no operator's derivative: "
+            "layoutgemm.matmul has it, outside of torch.compile"
+        )
     return _Product.apply(a, b, out_dtype, config, allow_tf32)
 
 

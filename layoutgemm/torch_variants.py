@@ -221,7 +221,7 @@ def _check_tensors(tensors: dict[str, Any]) -> None:
         if type(x) not in (torch.Tensor, torch.nn.Parameter):
             raise OperandError(f"{name} is a {type(x).__qualname__}: a launch of its own takes plain tensors")
     check_device(tensors["a"], meta=False)
-    refuse_derivatives(tensors, "use torch.no_grad(), or give what detach() gives")
+    refuse_derivatives(tensors, "use torch.no_grad(), or give its detach()")
     if torch._C._get_tracing_state() is not None or not all(addressed(x) for x in tensors.values()):
         raise OperandError("a launch of its own: not under torch.func's transforms, nor traced")
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..errors import OperandError, TensorError
 
-_WORK = 10_000  # candidates that the exact test of two strided tensors may try; beyond, they count as overlapping
+_WORK: Any = 10_000  # candidates that the exact test of two strided tensors may try; beyond, they count as overlapping
 _ANYWHERE = 1 << 20  # an address for a tensor that is compared with itself
 
 

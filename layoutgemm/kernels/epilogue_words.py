@@ -56,14 +56,15 @@ def host_number(name: str, value: Any, whole: bool = False) -> int | float:
     >>> host_number("alpha", 3), host_number("seed", 7, whole=True)
     (3.0, 7)
     """
-    kinds = (int, numbers.Integral) if whole else (int, float, numbers.Real)
+    kinds: Any = (int, numbers.Integral) if whole else (int, float, numbers.Real)
     if isinstance(value, bool) or not isinstance(value, kinds):
         what = "a whole number" if whole and isinstance(value, numbers.Real) else f"got a {type(value).__qualname__}"
         raise OperandError(f"{name} is a number, given at the launch; {what}")
     if whole:
+        value = int(value)
         if not -(2**31) <= value < 2**32:
-            raise OperandError(f"{name} is an integer of {int(value).bit_length()} bits, and a launch takes 32")
-        return int(value)
+            raise OperandError(f"{name} is an integer of {value.bit_length()} bits, and a launch takes 32")
+        return value
     if isinstance(value, int) and value.bit_length() > 128:
         raise OperandError(f"{name} = an integer of {value.bit_length()} bits is beyond float32")
     number = float(value)
