@@ -104,11 +104,11 @@ def scalars_of(alpha: Any, beta: Any, kind: torch.dtype, a: torch.Tensor) -> tup
 
 def _scalar(name: str, x: Any, kind: torch.dtype, a: torch.Tensor) -> Any:
     whole = not kind.is_floating_point
-    fractions = f"{name} = {x!r} of a result stored as {kind}: a c of torch.float32 keeps fractions"
+    fractions = f"of a result stored as {kind}: a c of torch.float32 keeps fractions"
     if isinstance(x, torch.Tensor):
         check_operands({name: x})
         if whole and x.dtype.is_floating_point:
-            raise OperandError(fractions)
+            raise OperandError(f"{name} = {x!r} {fractions}")
         if x.dtype not in ((*_WHOLE, torch.int64) if whole else (*_READ, torch.float64, *_WHOLE)):
             raise OperandError(f"{name} is {x.dtype}, and scales a result stored as {kind}")
         if x.numel() != 1 or x.ndim > 1:
@@ -122,8 +122,8 @@ def _scalar(name: str, x: Any, kind: torch.dtype, a: torch.Tensor) -> Any:
         return x.long() if whole else x.float()
     if whole and isinstance(x, numbers.Real):
         number: Any = x
-        if not math.isfinite(number) or number != int(number):
-            raise OperandError(fractions)
+        if not isinstance(number, numbers.Integral) and (not math.isfinite(number) or number != int(number)):
+            raise OperandError(f"{name} = {x!r} {fractions}")
         x = int(number)
         if not -(2**31) <= x < 2**31:
             raise OperandError(f"{name} is an integer of {x.bit_length()} bits, and scales a result stored as {kind}")

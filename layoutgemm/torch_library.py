@@ -20,6 +20,7 @@ import torch
 
 from . import tuned
 from .errors import OperandError, TensorError
+from .kernels.device_operands import check_operands
 from .kernels.sm90_choice import Sm90Choice
 from .torch_checks import check_tensors, differentiated, output_type
 from .torch_problem import shapes_of
@@ -204,6 +205,11 @@ def with_autograd(name: str, recorded: Callable[..., torch.Tensor]) -> None:
 
     for device in ("CUDA", "CPU", "Meta"):
         _library.impl(name, run, f"Autograd{device}", with_keyset=True)
+
+    def refuse(a: torch.Tensor, b: torch.Tensor, *others: Any) -> None:
+        check_operands({"a": a, "b": b})
+
+    _library.impl(name, refuse, "AutogradNestedTensor")  # nested tensors would say NotImplementedError
 
 
 def _recorded(

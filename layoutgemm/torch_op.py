@@ -165,27 +165,31 @@ def matmul(
             and _tracing() is None
             and not (ready.tf32 and not tf32_allowed(allow_tf32))
         ):
-            at_a, at_b = a.data_ptr(), b.data_ptr()
-            low = at_a | at_b
-            words: tuple[int, ...] = ()
-            if bias is not None:
-                words = (bias.data_ptr(),)
-                low |= words[0]
-            if out is None:
-                c = _empty(ready.shape, ready.strides, ready.kind)  # on the current device
-                at_c = c.data_ptr()
-            else:
-                c, at_c = out, out.data_ptr()
-                low |= at_c
-                _written((out,))
-                end = at_c + ready.spans[2]
-                if (
-                    not (end <= at_a or at_a + ready.spans[0] <= at_c)
-                    or not (end <= at_b or at_b + ready.spans[1] <= at_c)
-                    or (bias is not None and not (end <= words[0] or words[0] + bias.nbytes <= at_c))
-                ):
-                    low = 1  # views of the same lines, or an error: `_checked` tells
+            try:
+                at_a, at_b = a.data_ptr(), b.data_ptr()
+                low = at_a | at_b
+                words: tuple[int, ...] = ()
+                if bias is not None:
+                    words = (bias.data_ptr(),)
+                    low |= words[0]
+                if out is None:
+                    c = _empty(ready.shape, ready.strides, ready.kind)  # on the current device
+                    at_c = c.data_ptr()
+                else:
+                    c, at_c = out, out.data_ptr()
+                    low |= at_c
+                    end = at_c + ready.spans[2]
+                    if (
+                        not (end <= at_a or at_a + ready.spans[0] <= at_c)
+                        or not (end <= at_b or at_b + ready.spans[1] <= at_c)
+                        or (bias is not None and not (end <= words[0] or words[0] + bias.nbytes <= at_c))
+                    ):
+                        low = 1  # views of the same lines, or an error: `_checked` tells
+            except RuntimeError:  # sparse tensors have no address
+                low = 1
             if not low & 15:
+                if out is not None:
+                    _written((out,))
                 ready.launch(at_a, at_b, at_c, _raw_stream(index), words)
                 return c
     return _checked(a, b, out, bias, activation, config, out_dtype, allow_tf32)
@@ -236,7 +240,8 @@ def gemm(
     check_operands({"a": a, "b": b, **({} if c is None else {"c": c})})
     number = isinstance(beta, (int, float)) and not isinstance(beta, bool)
     if c is None and not (number and beta == 0):
-        raise OperandError(f"beta = {beta!r} needs a c to scale")
+        shown = f"an integer of {beta.bit_length()} bits" if isinstance(beta, int) and beta >> 64 else repr(beta)
+        raise OperandError(f"beta = {shown} needs a c to scale")
     a, b, usual = _accepted(a, b, config, None, allow_tf32)
     try:
         kind = usual if c is None else output_type(a, b, c.dtype)

@@ -304,11 +304,12 @@ def _check_out(plan: Plan, out: Any, a: Any) -> None:
     shape = batched(plan, (plan.m, plan.n))
     if not isinstance(out, torch.Tensor) or out.dtype != want:
         raise OperandError(f"out must be a {want} tensor; got {getattr(out, 'dtype', type(out))}")
+    check_operands({"out": out})
     if tuple(out.shape) != shape:
         raise OperandError(f"out has shape {tuple(out.shape)}, the plan gives {shape}")
     if out.device != a.device:
         raise OperandError(f"out is on {out.device}, a and b are on {a.device}")
-    if isinstance(plan, GemmPlan) and out.layout == torch.strided:
+    if isinstance(plan, GemmPlan):
         if (plan.n > 1 and out.stride(1) != 1) or (plan.m > 1 and out.stride(0) < plan.n):
             raise OperandError(f"out has strides {tuple(out.stride())}; rows must be contiguous and not overlap")
 
