@@ -163,13 +163,21 @@ def test_raw_operators_refuse_alike_on_every_device() -> None:
 
 def test_refusals_keep_their_text_under_the_compiler() -> None:
     x = ones(4, 4)
-    for function, text in (
-        (lambda a: matmul(a, a, activation="nope"), "activation 'nope': known are 'relu', 'relu_sq'"),
-        (lambda a: matmul(a.double(), a.double()), "a and b are torch.float64; this library multiplies bfloat16"),
-        (lambda a: matmul(a, a, bias=5), "bias is a builtins.int"),
-        (lambda a: matmul(a, a[:3]), r"cannot be multiplied \(4x4 and 3x4\)"),
-        (lambda a: gemm(1, a, a, 2), "beta = 2 needs a c to scale"),
-    ):
+    functions = (
+        lambda a: matmul(a, a, activation="nope"),
+        lambda a: matmul(a.double(), a.double()),
+        lambda a: matmul(a, a, bias=5),
+        lambda a: matmul(a, a[:3]),
+        lambda a: gemm(1, a, a, 2),
+    )
+    texts = (  # apart from the functions, whose lines torch quotes
+        "activation 'nope': known are 'relu', 'relu_sq'",
+        "a and b are torch.float64; this library multiplies bfloat16",
+        "bias is a builtins.int",
+        r"cannot be multiplied \(4x4 and 3x4\)",
+        "beta = 2 needs a c to scale",
+    )
+    for function, text in zip(functions, texts, strict=True):
         torch._dynamo.reset()
         with pytest.raises(Exception, match=text):
             torch.compile(function, fullgraph=True, backend="eager")(x)
