@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from .layouts.poly import MissingFact
     from .layouts.prove import prove
     from .layouts.symbolic import dim, dims
-    from .torch_op import explain_matmul as explain_matmul
+    from .torch_explain import explain_matmul as explain_matmul
     from .torch_op import gemm as gemm
     from .torch_op import matmul as matmul
     from .torch_variants import grouped_matmul as grouped_matmul
@@ -83,7 +83,7 @@ _LATER = {
     "dims": "layouts.symbolic",
     "emulate": "emulator.api",
     "emulate_ptx": "emulator.api",
-    "explain_matmul": "torch_op",
+    "explain_matmul": "torch_explain",
     "from_cute": "interop",
     "gemm": "torch_op",
     "grouped_matmul": "torch_variants",
@@ -99,21 +99,26 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATER:
-        import sys
+    import sys
 
+    if name not in _LATER:
         # With both named, a traceback ends with the name that was meant.
         said = f"module 'layoutgemm' has no attribute {name!r}"
         raise AttributeError(said, name=name, obj=sys.modules[__name__])
     from importlib import import_module
 
     try:
-        value = getattr(import_module(f".{_LATER[name]}", __name__), name)
+        module = import_module(f".{_LATER[name]}", __name__)
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
         way_out = "pip install 'layoutgemm[torch]'; layouts, proofs, plans and the emulator do without"
-        raise ModuleNotFoundError(f"layoutgemm.{name} needs torch: {way_out}", name="torch") from None
+        said = f"layoutgemm.{name} needs torch: {way_out}"
+        # `from layoutgemm import matmul` asks by importlib's hasattr, and would drop the text of an AttributeError.
+        if sys._getframe(1).f_code.co_name == "_handle_fromlist":
+            raise ModuleNotFoundError(said, name="torch") from None
+        raise AttributeError(said, name=name, obj=sys.modules[__name__]) from None
+    value = module if callable(module) else getattr(module, name)
     globals()[name] = value
     return value
 

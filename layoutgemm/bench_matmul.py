@@ -96,7 +96,8 @@ def compare(
     told: list[Any] = []
 
     def prepare(sets: Sequence[Operands]) -> list[Launch]:
-        from .torch_op import explain_matmul, matmul
+        from .torch_explain import explain_matmul
+        from .torch_op import matmul
 
         a, b, c = sets[0]
         told.append(explain_matmul(a, b.T, out=c))

@@ -35,18 +35,21 @@ class LayoutError(ValueError):
     """
 
     def __init__(self, reason: str = "", witness: Any = None) -> None:
-        super().__init__(_printable(reason))
+        self.args = (reason,)  # not by super().__init__, which torch.compile does not trace: it would lose the text
         self.reason = reason
         self.witness = witness
+
+    def __str__(self) -> str:
+        return _printable(super().__str__())
 
     def __reduce__(self) -> tuple[Any, ...]:
         # An exception's default pickle calls the class with `args`, which drops the attributes.
         return _rebuild, (self.__class__, self.args, self.__dict__)
 
 
-def _printable(text: Any) -> Any:
+def _printable(text: str) -> str:
     """The text with an escape for each character that cannot be written: halves of surrogate pairs."""
-    if not isinstance(text, str) or text.isascii():
+    if text.isascii():
         return text
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 

@@ -16,7 +16,6 @@ The order that a step states for a matrix is not asked for: the tensor's strides
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
@@ -25,13 +24,14 @@ from typing import Any
 import torch
 
 from .errors import OperandError, PlanError, TensorError
+from .kernels.device_operands import check_operands, resolved
 from .kernels.epilogue import Custom, Dropout, Epilogue, Step
 from .kernels.epilogue import Given as Operand
-from .kernels.epilogue_words import Placed, words_of
-from .torch_checks import overlaps_itself, share_memory
+from .kernels.epilogue_words import Placed, host_number, words_of
+from .torch_checks import refuse_derivatives
 from .torch_finish import Finish
 from .torch_launch import TYPES
-from .torch_reference import multiply
+from .torch_reference import multiply, rounded
 
 Tensors = dict[str, Any]
 
@@ -58,39 +58,29 @@ def check_epilogue(
         what = "is missing" if name in names else "is no operand of it"
         raise OperandError(f"the epilogue takes {', '.join(names) or 'no operands'}: {name} {what}")
     for operand in epilogue.given:
-        _check_operand(operand, given[operand.name], shape, a.device)
-    if torch.is_grad_enabled():
-        every = {"a": a, "b": b, **({} if out is None else {"out": out}), **given}
-        for name, x in every.items():
-            if isinstance(x, torch.Tensor) and x.requires_grad:
-                raise TensorError(
-                    f"epilogue= records no gradients, and {name} requires grad: call it under torch.no_grad(), or give "
-                    f"{name}.detach(); bias= and activation= are differentiable"
-                )
+        x = given[operand.name]
+        if operand.host:
+            host_number(operand.name, x, operand.dtype.name == "i32")
+        elif not isinstance(x, torch.Tensor):
+            raise OperandError(f"{operand.name} is a {type(x).__qualname__}, not a torch tensor")
+    tensors = {name: x for name, x in given.items() if isinstance(x, torch.Tensor)}
+    every = {"a": a, "b": b, **tensors, **({} if out is None else {"out": out})}
+    refuse_derivatives(every, "call it under torch.no_grad(), or give its detach(); bias= and activation= have one")
+    written = {operand.name for operand in epilogue.given if operand.written} | {"out"}
+    check_operands(
+        {name: x for name, x in every.items() if name not in written},
+        {name: x for name, x in every.items() if name in written},
+    )
+    for operand in epilogue.given:
+        if not operand.host:
+            _check_operand(operand, given[operand.name], shape)
     return dict(given)
 
 
-def _check_operand(operand: Operand, x: Any, shape: tuple[int, ...], device: torch.device) -> None:
+def _check_operand(operand: Operand, x: Any, shape: tuple[int, ...]) -> None:
     name = operand.name
-    if operand.host:
-        kinds = (int,) if operand.dtype.name == "i32" else (int, float)
-        if isinstance(x, bool) or not isinstance(x, kinds):
-            raise OperandError(f"{name} is a number, given at the launch; got a {type(x).__qualname__}")
-        if operand.dtype.name == "f32":
-            try:
-                struct.pack("<f", x)
-            except OverflowError:
-                raise OperandError(f"{name} = {x!r} is beyond float32") from None
-        return
-    if not isinstance(x, torch.Tensor):
-        raise OperandError(f"{name} is a {type(x).__qualname__}, not a torch tensor")
     if x.dtype != TYPES[operand.dtype.name]:
         raise TensorError(f"{name} is {x.dtype}; the epilogue's step says {TYPES[operand.dtype.name]}")
-    if x.device != device:
-        raise TensorError(
-            "Expected all tensors to be on the same device, but found at least two devices, "
-            f"{device} and {x.device}: {name}"
-        )
     *batch, m, n = shape
     one = {"": (), "m": (m,), "n": (n,), "mn": (m, n)}[operand.axes]
     fits = [one, (*batch, *one)] if operand.axes else [(), (1,)]
@@ -105,23 +95,6 @@ def _check_operand(operand: Operand, x: Any, shape: tuple[int, ...], device: tor
         raise OperandError(
             f"{name}: strides {x.stride()} leave neither rows nor columns contiguous; {name}.contiguous() is"
         )
-    if operand.written and overlaps_itself(x):
-        raise TensorError(
-            f"unsupported operation: more than one element of {name}, which is written to, refers to a single memory "
-            f"location: shape {list(x.shape)}, strides {list(x.stride())}"
-        )
-
-
-def check_apart(epilogue: Epilogue, given: Mapping[str, Any], a: Any, b: Any, out: torch.Tensor | None) -> None:
-    """Raise TensorError unless what is written has its bytes for itself."""
-    read = {"a": a, "b": b, **{x.name: given[x.name] for x in epilogue.given if not x.host and not x.written}}
-    written = {x.name: given[x.name] for x in epilogue.given if x.written}
-    if out is not None:
-        written["out"] = out
-    for name, x in written.items():
-        for other, y in {**read, **written}.items():
-            if other != name and share_memory(x, y):
-                raise TensorError(f"unsupported operation: {name}, which is written to, shares memory with {other}")
 
 
 def _order(x: torch.Tensor) -> str:
@@ -151,7 +124,7 @@ def by_reference(
     """
 
     def array(x: Any) -> Any:
-        return x.detach().float().reshape(() if x.numel() == 1 and x.ndim < 2 else x.shape).numpy()
+        return resolved(x.detach()).float().reshape(() if x.numel() == 1 and x.ndim < 2 else x.shape).numpy()
 
     sums = multiply(a, b, torch.float32)
     values = {}
@@ -159,7 +132,7 @@ def by_reference(
         x = given[operand.name]
         if not operand.written:
             scalar = not operand.host and not operand.axes
-            values[operand.name] = x if operand.host else array(x) if scalar else x.detach().float().numpy()
+            values[operand.name] = x if operand.host else array(x) if scalar else resolved(x.detach()).float().numpy()
     try:
         found = epilogue.reference(sums.numpy(), **values)
     except PlanError as error:
@@ -170,7 +143,7 @@ def by_reference(
             target = given[operand.name]
             # the largest so far: the caller may go on from an earlier one
             target.copy_(target.clamp_min(float(found.written[operand.name])) if value is None else value)
-    return torch.from_numpy(found.c.copy()).to(kind)
+    return rounded(torch.from_numpy(found.c.copy()), kind)
 
 
 # ------------------------------------------------------------------------------------------------------------- launches

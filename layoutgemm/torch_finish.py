@@ -12,16 +12,20 @@ looks on (autograd, torch.compile, functorch), on the CPU, and for operands that
 from __future__ import annotations
 
 import functools
+import math
+import numbers
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 
 from .errors import OperandError, TensorError
+from .kernels.device_operands import addressed, check_operands, share_memory
 from .kernels.epilogue import ACTIVATIONS as IN_KERNEL
 from .kernels.epilogue import Activation, Bias, Epilogue, Residual, Scale, Step
-from .kernels.epilogue_words import Placed, words_of
+from .kernels.epilogue_words import Placed, host_number, words_of
 from .torch_launch import C_NAMES
+from .torch_reference import rounded
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "relu": torch.relu,
@@ -35,6 +39,7 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 assert set(ACTIVATIONS) == set(IN_KERNEL)
 GATES = {"swiglu": "silu", "geglu": "gelu"}  # of gated products (`torch_gated`): what the gate goes through
 _READ = (torch.float32, torch.bfloat16, torch.float16)  # types of what an epilogue reads
+_WHOLE = (torch.int32, torch.int16, torch.int8, torch.uint8)  # of a bias, and of a c, of integers
 
 
 class Finish(NamedTuple):
@@ -51,13 +56,22 @@ class Finish(NamedTuple):
     gated: str | None = None
 
 
+def check_activation(activation: Any) -> None:
+    """Raise OperandError unless the activation is None, or a name that is known."""
+    if activation is not None and (
+        not isinstance(activation, str) or (activation not in ACTIVATIONS and activation not in GATES)
+    ):
+        known = ", ".join([repr(name) for name in (*ACTIVATIONS, *GATES)])
+        raise OperandError(f"activation {activation!r}: known are {known}")
+
+
 def check_finish(
-    bias: torch.Tensor | None, activation: str | None, shape: tuple[int, ...], device: Any, kind: torch.dtype
+    bias: Any, activation: str | None, shape: tuple[int, ...], a: torch.Tensor, kind: torch.dtype
 ) -> None:
-    """Raise unless the bias is a vector along the product's last dimension, the activation is known, and a result that
-    is stored in integers cuts off nothing of either."""
-    if activation is not None and activation not in ACTIVATIONS:
-        raise OperandError(f"activation {activation!r}: known are {', '.join(map(repr, (*ACTIVATIONS, *GATES)))}")
+    """Raise unless the bias is a vector along the product's last dimension, of a type that is added as it is, and a
+    result that is stored in integers cuts off nothing of either."""
+    if bias is not None:
+        check_operands({"a": a, "bias": bias})
     what = ""
     if bias is not None and bias.is_floating_point():
         what = f"bias is {bias.dtype}"
@@ -67,46 +81,105 @@ def check_finish(
         raise OperandError(f"{what}, and the product is stored as {kind}: out_dtype=torch.float32 keeps them")
     if bias is None:
         return
+    known = (*_READ, *_WHOLE) if kind.is_floating_point else _WHOLE
+    if bias.dtype not in known:
+        names = ", ".join([str(one).removeprefix("torch.") for one in known])
+        raise OperandError(f"bias is {bias.dtype}; to a product that is stored as {kind} it is one of {names}")
     if bias.ndim != 1 or not shape or bias.shape[0] != shape[-1]:
         raise TensorError(f"bias of shape {list(bias.shape)} does not fit a product of shape {list(shape)}")
-    if bias.device != device:
-        raise TensorError(
-            "Expected all tensors to be on the same device, but found at least two devices, "
-            f"{device} and {bias.device}!"
-        )
 
 
-def scalars_of(alpha: Any, beta: Any, kind: torch.dtype) -> tuple[Any, Any]:
-    """alpha and beta for a result of that type: of integers whole numbers, so that nothing is rounded on the way.
+def scalars_of(alpha: Any, beta: Any, kind: torch.dtype, a: torch.Tensor) -> tuple[Any, Any]:
+    """alpha and beta for a result of that type: numbers of float32, of integers whole ones of 32 bits, so that nothing
+    is rounded on the way; or tensors of one element, on a's device or the CPU.
 
-    Raises OperandError where integers would cut off what they are scaled to.
+    Raises OperandError where integers would cut off what they are scaled to, and for what is no real number.
 
-    >>> scalars_of(2.0, 0.5, torch.float32), scalars_of(2.0, 0.0, torch.int32)
+    >>> x = torch.ones(1)
+    >>> scalars_of(2.0, 0.5, torch.float32, x), scalars_of(2.0, 0.0, torch.int32, x)
     ((2.0, 0.5), (2, 0))
     """
-    if kind.is_floating_point:
-        return alpha, beta
-    found = [int(x) if isinstance(x, float) and x.is_integer() else x for x in (alpha, beta)]
-    for name, x in zip(("alpha", "beta"), found, strict=True):
-        if not (isinstance(x, int) or (isinstance(x, torch.Tensor) and not x.is_floating_point())):
-            raise OperandError(f"{name} = {x!r} of a result stored as {kind}: a c of torch.float32 keeps fractions")
-    return found[0], found[1]
+    return tuple([_scalar(name, x, kind, a) for name, x in (("alpha", alpha), ("beta", beta))])  # type: ignore[return-value]
+
+
+def _scalar(name: str, x: Any, kind: torch.dtype, a: torch.Tensor) -> Any:
+    whole = not kind.is_floating_point
+    fractions = f"of a result stored as {kind}: a c of torch.float32 keeps fractions"
+    if isinstance(x, torch.Tensor):
+        check_operands({name: x})
+        if whole and x.dtype.is_floating_point:
+            raise OperandError(f"{name} = {x!r} {fractions}")
+        if x.dtype not in ((*_WHOLE, torch.int64) if whole else (*_READ, torch.float64, *_WHOLE)):
+            raise OperandError(f"{name} is {x.dtype}, and scales a result stored as {kind}")
+        if x.numel() != 1 or x.ndim > 1:
+            raise OperandError(f"{name} has shape {list(x.shape)}: a number, or a tensor of one element")
+        if x.device != a.device and x.device.type != "cpu":
+            raise TensorError(
+                "Expected all tensors to be on the same device, but found at least two devices, "
+                f"{a.device} and {x.device}: {name} is on {x.device}"
+            )
+        x = x.reshape(())
+        return x.long() if whole else x.float()
+    if whole and isinstance(x, numbers.Real):
+        number: Any = x
+        if not isinstance(number, numbers.Integral) and (not math.isfinite(number) or number != int(number)):
+            raise OperandError(f"{name} = {x!r} {fractions}")
+        x = int(number)
+        if not -(2**31) <= x < 2**31:
+            raise OperandError(f"{name} is an integer of {x.bit_length()} bits, and scales a result stored as {kind}")
+        return x
+    return host_number(name, x)
 
 
 def by_torch(
     c: torch.Tensor, bias: torch.Tensor | None, activation: str | None, kind: torch.dtype
 ) -> torch.Tensor:
-    """Bias and activation of a product that was written in float32, or of integers in int32, rounded once.
+    """Bias and activation of a product that was written in float32, or of integers in int32, rounded once; on the CPU
+    in float64 where that is what it is given.
 
-    As in the kernel: sums of integers that are stored as floats become float32 before.
+    Raises OperandError for a sum of integers that int32 does not hold, with the first.
     """
+    if bias is not None and not (c.dtype.is_floating_point or bias.dtype.is_floating_point):
+        c, bias = c.long() + bias.long(), None
+        if not kind.is_floating_point:
+            c = as_int32(c, "bias")
     if kind.is_floating_point:
-        c = c.float()
+        c = c if c.dtype.is_floating_point else c.double()
     if bias is not None:
         c = c + bias
     if activation is not None:
         c = ACTIVATIONS[activation](c)
-    return c.to(kind)
+    return rounded(c, kind)
+
+
+def as_int32(c: torch.Tensor, said: str) -> torch.Tensor:
+    """Sums of int64 as int32. Raises OperandError for one that it does not hold, with its place; where values cannot
+    be looked at (traced, mapped, captured in a CUDA graph) they stop at the ends, as the product's own sums do.
+
+    said  the operand that is added
+    """
+    ends = torch.iinfo(torch.int32)
+    if addressed(c) and not (c.is_cuda and torch.cuda.is_current_stream_capturing()):
+        outside = ((c < ends.min) | (c > ends.max)).nonzero()
+        if len(outside):
+            at = tuple(outside[0].tolist())
+            raise OperandError(f"{said}: the sum at {at} is {c[at].item()}, beyond int32's {ends.min} to {ends.max}")
+    return c.clamp(ends.min, ends.max).int()
+
+
+def scaled_by_torch(
+    product: torch.Tensor, alpha: Any, beta: Any, c: torch.Tensor | None, kind: torch.dtype
+) -> torch.Tensor:
+    """alpha * product + beta * c, rounded once, of numbers that `scalars_of` gave."""
+    if not kind.is_floating_point:
+        value = alpha * product.long()
+        if c is not None:
+            value = value + beta * c.long()
+        return as_int32(value, "alpha" if c is None else "alpha, beta and c")
+    value = alpha * (product if product.dtype.is_floating_point else product.double())
+    if c is not None:
+        value = value + beta * c.to(value.dtype)
+    return rounded(value, kind)
 
 
 def fused(
@@ -142,10 +215,7 @@ def fused_gemm(
 
     It takes Python's numbers, and a matrix of the product's own shape with rows or columns contiguous, apart from out.
     """
-    from .torch_checks import share_memory
-
-    numbers = all(isinstance(x, (int, float)) for x in (alpha, beta))
-    if not numbers or not kind.is_floating_point or len(shape) != 2:
+    if not all(isinstance(x, (int, float)) for x in (alpha, beta)) or not kind.is_floating_point or len(shape) != 2:
         return None
     steps: list[Step] = [] if alpha == 1 else [Scale("alpha")]
     given: dict[str, Any] = {} if alpha == 1 else {"alpha": float(alpha)}
@@ -154,7 +224,7 @@ def fused_gemm(
         order = "row" if c.stride()[1:] == (1,) else "col" if c.stride()[:1] == (1,) else ""
         if tuple(c.shape) != shape or not order or c.dtype not in _READ:
             return None
-        if out is not None and share_memory(c, out):
+        if out is not None and share_memory(c, out):  # c itself: torch adds before it is written
             return None
         leading = c.stride(0 if order == "row" else 1)
         steps.append(Residual(C_NAMES[c.dtype], order))

@@ -14,10 +14,12 @@ from typing import Any
 
 import torch
 
-from .errors import LayoutError, OperandError
+from .errors import LayoutError, OperandError, TensorError
+from .torch_checks import output_type
 from .torch_finish import ACTIVATIONS, GATES, Finish
-from .torch_library import aligned, configured
+from .torch_library import aligned, check_matrices, configured, fake_shape, with_autograd
 from .torch_problem import Problem, gated_shapes, solve
+from .torch_reference import rounded
 
 __all__ = ["GATES", "check_gated_type", "gate_by_torch", "gated_finish", "gated_operator", "why_unfused"]
 
@@ -53,7 +55,7 @@ def why_unfused(problem: Problem) -> str:
 def gate_by_torch(
     wide: torch.Tensor, bias: torch.Tensor | None, activation: str, kind: torch.dtype
 ) -> torch.Tensor:
-    """The gated product from that of all columns, which was written in float32; rounded once.
+    """The gated product from that of all columns, which was written in float32, or in float64; rounded once.
 
     >>> gate_by_torch(torch.tensor([[0.0, 2.0, 3.0, 5.0]]), torch.ones(4), "swiglu", torch.float32)
     tensor([[ 2.9242, 17.1463]])
@@ -61,44 +63,69 @@ def gate_by_torch(
     if bias is not None:
         wide = wide + bias
     n = wide.shape[-1] // 2
-    return (ACTIVATIONS[GATES[activation]](wide[..., :n]) * wide[..., n:]).to(kind)
+    return rounded(ACTIVATIONS[GATES[activation]](wide[..., :n]) * wide[..., n:], kind)
 
 
-# torch.ops.layoutgemm.gated(Tensor a, Tensor b, str activation, ScalarType out_dtype, str config="") -> Tensor: the
-# product as torch's compiler and modes see it where nothing is differentiated; a and b of two dimensions or more.
+# torch.ops.layoutgemm.gated(Tensor a, Tensor b, str activation, ScalarType out_dtype, str config="",
+# bool? allow_tf32=None) -> Tensor: the product as torch's compiler and modes see it where nothing is differentiated; a
+# and b of two dimensions or more.
 @torch.library.custom_op("layoutgemm::gated", mutates_args=())
 def _gated(
-    a: torch.Tensor, b: torch.Tensor, activation: str, out_dtype: torch.dtype, config: str = ""
-) -> torch.Tensor:
-    from .torch_checks import check_tensors, output_type
+    a: torch.Tensor, b: torch.Tensor, activation: str, out_dtype: torch.dtype, config: str = "",
+    allow_tf32: bool | None = None,
+) -> torch.Tensor:  # fmt: skip
     from .torch_op import gated_product
 
-    check_tensors(a, b, True)
-    return gated_product(a, b, None, activation, output_type(a, b, out_dtype), configured(config))
+    kind = _check_gated(a, b, activation, out_dtype, allow_tf32)
+    gated_shapes(a.shape, b.shape, GATES[activation])
+    return gated_product(a, b, None, activation, kind, configured(config))
+
+
+def _check_gated(
+    a: torch.Tensor, b: torch.Tensor, activation: str, out_dtype: torch.dtype, allow_tf32: bool | None
+) -> torch.dtype:
+    check_matrices(a, b, allow_tf32)
+    if activation not in GATES:
+        raise OperandError(f"activation {activation!r}: of gated products known are {', '.join(map(repr, GATES))}")
+    kind = output_type(a, b, out_dtype)
+    check_gated_type(kind)
+    return kind
 
 
 @_gated.register_fake
 def _(
-    a: torch.Tensor, b: torch.Tensor, activation: str, out_dtype: torch.dtype, config: str = ""
-) -> torch.Tensor:
-    torch._check(a.shape[-1] == b.shape[-2], lambda: f"K is {a.shape[-1]} in a and {b.shape[-2]} in b")
-    torch._check(b.shape[-1] % 2 == 0, lambda: f"b has {b.shape[-1]} columns: gate and up are an even number")
-    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    return a.new_empty((*batch, a.shape[-2], b.shape[-1] // 2), dtype=out_dtype)
+    a: torch.Tensor, b: torch.Tensor, activation: str, out_dtype: torch.dtype, config: str = "",
+    allow_tf32: bool | None = None,
+) -> torch.Tensor:  # fmt: skip
+    kind = _check_gated(a, b, activation, out_dtype, allow_tf32)
+    configured(config)
+    columns = b.shape[-1]
+    torch._check_with(
+        TensorError, columns % 2 == 0, lambda: f"b has {columns} columns: gate and up are an even number"
+    )
+    *front, n = fake_shape(a, b)
+    return a.new_empty((*front, n // 2), dtype=kind)
+
+
+def _underived(a: torch.Tensor, b: torch.Tensor, *others: Any) -> torch.Tensor:
+    raise OperandError("torch.ops.layoutgemm.gated has no derivative; matmul(a, b, activation=) has")
+
+
+with_autograd("gated", _underived)
 
 
 @_gated.register_vmap
 def _(
     info: Any, in_dims: tuple[int | None, ...], a: torch.Tensor, b: torch.Tensor, activation: str,
-    out_dtype: torch.dtype, config: str = "",
+    out_dtype: torch.dtype, config: str = "", allow_tf32: bool | None = None,
 ) -> tuple[torch.Tensor, int]:  # fmt: skip
-    return torch.ops.layoutgemm.gated(*aligned(in_dims, a, b), activation, out_dtype, config), 0
+    return torch.ops.layoutgemm.gated(*aligned(in_dims, a, b), activation, out_dtype, config, allow_tf32), 0
 
 
 def gated_operator(
     a: torch.Tensor, b: torch.Tensor, activation: str, kind: torch.dtype, config: str
 ) -> torch.Tensor:
-    """The operator on shapes that matmul takes."""
+    """The operator on shapes that matmul takes, of operands that have been checked."""
     gated_shapes(a.shape, b.shape, GATES[activation])
-    value = torch.ops.layoutgemm.gated(a.unsqueeze(0) if a.ndim == 1 else a, b, activation, kind, config)
+    value = torch.ops.layoutgemm.gated(a.unsqueeze(0) if a.ndim == 1 else a, b, activation, kind, config, True)
     return value.squeeze(-2) if a.ndim == 1 else value

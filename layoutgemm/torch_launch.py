@@ -92,8 +92,9 @@ class Prepared:
         values[self._a] = a
         values[self._b] = b
         values[2] = c
-        for place, word in enumerate(words, _WORDS):
-            values[place] = word
+        if words:
+            for place, word in enumerate(words, _WORDS):
+                values[place] = word
         values[self._stream] = stream
         self._entry(block.pointer)
         error = values[self._stream + 1]

@@ -12,41 +12,62 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import torch
+import torch.autograd.forward_ad as _forward
 
 from .errors import OperandError, TensorError
+from .kernels.device_operands import check_operands, resolved, same_memory
 from .kernels.epilogue import Epilogue
 from .kernels.sm90_choice import Sm90Choice
 from .kernels.sm90_plan import Sm90Config
-from .torch_checks import check_out, check_tensors, output_type, require_tensors, tf32_allowed
-from .torch_epilogue import by_reference, check_apart, check_epilogue, finish_of, spread
-from .torch_finish import GATES, Finish, by_torch, check_finish, fused, fused_gemm, key_of, scalars_of
+from .torch_checks import check_out, check_tensors, differentiated, output_type, tf32_allowed
+from .torch_epilogue import by_reference, check_epilogue, finish_of, spread
+from .torch_finish import (
+    GATES,
+    Finish,
+    by_torch,
+    check_activation,
+    check_finish,
+    fused,
+    fused_gemm,
+    scalars_of,
+    scaled_by_torch,
+)
 from .torch_gated import check_gated_type, gate_by_torch, gated_finish, gated_operator, why_unfused
-from .torch_launch import C_NAMES, NAMES, Prepared, gpu, plan_of, problem_of, start, target
+from .torch_launch import C_NAMES, Prepared, gpu, problem_of, start, target
 from .torch_library import differentiable
-from .torch_problem import C_TYPES, Given, Problem, broadcast, contiguous_strides, gated_shapes, shapes_of, solve
-from .torch_reference import multiply
+from .torch_problem import Given, Problem, broadcast, contiguous_strides, gated_shapes, shapes_of
+from .torch_reference import exact, multiply
 
 Config = Sm90Config | Sm90Choice
 MAX_PREPARED = 4096  # problems kept ready; beyond, the oldest quarter goes
 _PREPARED: dict[tuple[Any, ...], Prepared] = {}
 _Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
 _PLAIN = frozenset({_Tensor, _Parameter})
-_written = torch.autograd.graph.increment_version  # a graph that saved the tensor has to see that it has changed
 # What tells that somebody looks on, each a call into C of some ten nanoseconds; and what a launch needs of torch.
 _C = torch._C
 _is_compiling, _grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
-_functions, _modes = _C._len_torch_function_stack, _C._len_torch_dispatch_stack
-_functorch = _C._functorch.peek_interpreter_stack
+_functions = getattr(_C, "_is_torch_function_mode_enabled", _C._len_torch_function_stack)
+_modes = _C._len_torch_dispatch_stack
+_functorch = _C._are_functorch_transforms_active
+_is_traced = torch.compiler.is_dynamo_compiling  # a constant to Dynamo; others that compile are modes
 _autocast, _tracing = _C._is_any_autocast_enabled, _C._get_tracing_state
 _current_device: Callable[[], int] = getattr(_C, "_cuda_getDevice", torch.cuda.current_device)
 _raw_stream: Callable[[int], int] = getattr(
     _C, "_cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream
 )
+
+
+# A graph that saved a tensor has to see that it has changed: in C alone, half the time of increment_version.
+try:
+    (_written := _C._increment_version)((torch.empty(0),))
+except (AttributeError, TypeError):
+
+    def _written(tensors: Sequence[torch.Tensor]) -> None:
+        for x in tensors:
+            torch.autograd.graph.increment_version(x)
 
 
 def _empty_strided(shape: Sequence[int], strides: Sequence[int], kind: torch.dtype) -> torch.Tensor:
@@ -75,11 +96,13 @@ def matmul(
     a, b        bfloat16, float16, float8_e4m3fn or float8_e5m2, int8 or uint8 (two kinds of 8 bits may meet), or
                 float32 multiplied as tf32; on one GPU of compute capability 9.0, by mma.sync on 8.x and 12.0, or on
                 the CPU. Any strides: what no kernel reads in place, or none quickly, is copied (`explain_matmul`)
-    out         where the product goes, of the result's shape and type; may not share memory with a or b
-    bias        float32, bfloat16 or float16, added along the last dimension; activation one of relu, relu_sq, gelu,
-                gelu_tanh, silu, sigmoid, tanh. Both happen in the kernel, in float32, before the one rounding; by torch
-                on a float32 product where gradients are recorded and under torch.compile. "tanh" in the kernel is the
-                hardware's for a product of 16 bits or fewer: relative error 2**-11
+    out         where the product goes, of the result's shape and type; may not share memory with what is read
+    bias        float32, bfloat16, float16 or integers of up to 32 bits, added along the last dimension; to a product
+                that is stored as int32 such integers, and a sum that int32 does not hold is refused. activation one of
+                relu, relu_sq, gelu, gelu_tanh, silu, sigmoid, tanh. Both happen in the kernel, in float32, before the
+                one rounding; by torch on a float32 product where derivatives are recorded and under torch.compile; on
+                the CPU in float64. "tanh" in the kernel is the hardware's for a product of 16 bits or fewer: relative
+                error 2**-11
                 "swiglu" and "geglu" are gated products: b holds the gate's n columns and, beside them, the n that it
                 multiplies, and the result has n: silu(a @ b[..., :n]) * (a @ b[..., n:]), or gelu. One kernel for a b
                 whose columns are contiguous (the transpose of (2n, K) weights) and no bias; with a bias, of 2n, and for
@@ -92,8 +115,8 @@ def matmul(
     allow_tf32  whether float32 may be multiplied as tf32; default torch.backends.cuda.matmul.allow_tf32
 
     Sums are float32, of integers int32. On the CPU the product is computed in float64 and rounded once: the reference,
-    with the same refusals. Differentiable (twice, too); works under torch.compile, torch.func.vmap, autocast and in
-    CUDA graphs after one call outside.
+    with the same refusals. Differentiable (twice, too, and in forward mode); works under torch.compile, torch.func,
+    autocast and in CUDA graphs after one call outside.
 
     Raises TensorError (a RuntimeError and a ValueError) in torch's words for shapes, types and devices that do not
     meet, OperandError where no kernel exists.
@@ -117,7 +140,7 @@ def matmul(
     """
     if epilogue is not None or given is not None:
         return _with_epilogue(a, b, out, bias, activation, epilogue, given, config, out_dtype, allow_tf32)
-    if _is_compiling():
+    if _is_traced():
         return _checked(a, b, out, bias, activation, config, out_dtype, allow_tf32)
     # The fast path: plain tensors, of shapes and strides that were seen before, and nobody who looks on.
     if (
@@ -126,38 +149,47 @@ def matmul(
         and not ((a.requires_grad or b.requires_grad) and _grad_enabled())
     ):
         index = a.get_device()
-        key = (a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype, index, out_dtype, config)
-        if out is not None or bias is not None or activation is not None:
-            key = _longer(key, out, bias, activation, index)
         try:
-            ready = _PREPARED.get(key)
-        except TypeError:  # a config that cannot be hashed is none
+            key = (a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype, index, out_dtype, config)
+            if out is not None or bias is not None or activation is not None:
+                key = _longer(key, out, bias, activation, index)
+            ready = _PREPARED[key]
+        except (KeyError, TypeError, RuntimeError):  # new; a config that cannot be hashed is none; no strides: sparse
             ready = None
         if (
             ready is not None
             and ready.simple
             and b.get_device() == index == _current_device()
-            and not (_functions() or _modes() or _autocast())
-            and _functorch() is None
+            and not (_functions() or _modes() or _autocast() or _functorch() or a.is_neg() or b.is_neg())
+            and _forward._current_level < 0
             and _tracing() is None
             and not (ready.tf32 and not tf32_allowed(allow_tf32))
         ):
-            at_a, at_b = a.data_ptr(), b.data_ptr()
-            low = at_a | at_b
-            words: tuple[int, ...] = ()
-            if bias is not None:
-                words = (bias.data_ptr(), 0)
-                low |= words[0]
-            if out is None:
-                c = _empty(ready.shape, ready.strides, ready.kind)  # on the current device
-                at_c = c.data_ptr()
-            else:
-                c, at_c = out, out.data_ptr()
-                low |= at_c
-                _written(out)
-                if not _apart(at_a, at_b, at_c, ready.spans):
-                    low = 1  # views of the same lines, or an error: `_checked` tells
+            try:
+                at_a, at_b = a.data_ptr(), b.data_ptr()
+                low = at_a | at_b
+                words: tuple[int, ...] = ()
+                if bias is not None:
+                    words = (bias.data_ptr(),)
+                    low |= words[0]
+                if out is None:
+                    c = _empty(ready.shape, ready.strides, ready.kind)  # on the current device
+                    at_c = c.data_ptr()
+                else:
+                    c, at_c = out, out.data_ptr()
+                    low |= at_c
+                    end = at_c + ready.spans[2]
+                    if (
+                        not (end <= at_a or at_a + ready.spans[0] <= at_c)
+                        or not (end <= at_b or at_b + ready.spans[1] <= at_c)
+                        or (bias is not None and not (end <= words[0] or words[0] + bias.nbytes <= at_c))
+                    ):
+                        low = 1  # views of the same lines, or an error: `_checked` tells
+            except RuntimeError:  # sparse tensors have no address
+                low = 1
             if not low & 15:
+                if out is not None:
+                    _written((out,))
                 ready.launch(at_a, at_b, at_c, _raw_stream(index), words)
                 return c
     return _checked(a, b, out, bias, activation, config, out_dtype, allow_tf32)
@@ -167,19 +199,18 @@ def _longer(
     key: tuple[Any, ...], out: torch.Tensor | None, bias: torch.Tensor | None, activation: str | None, index: int
 ) -> tuple[Any, ...]:
     """The key of a product with more than its operands; one that is never found where they are not plain."""
-    for x in (out, bias):
-        if x is not None and (
-            type(x) not in _PLAIN or x.get_device() != index or (x.requires_grad and _grad_enabled())
-        ):
+    into = over = None
+    if out is not None:
+        if type(out) not in _PLAIN or out.get_device() != index or out.requires_grad or out.is_neg():
             return ()
-    into = None if out is None else (out.shape, out.stride(), out.dtype)
-    return (*key, into, *key_of(bias, activation))
-
-
-def _apart(a: int, b: int, c: int, spans: Sequence[int]) -> bool:
-    """Whether C's bytes lie before or after A's, and B's."""
-    end = c + spans[2]
-    return (end <= a or a + spans[0] <= c) and (end <= b or b + spans[1] <= c)
+        into = out.shape, out.stride(), out.dtype
+    if bias is not None:
+        if type(bias) not in _PLAIN or bias.get_device() != index or bias.is_neg():
+            return ()
+        if bias.requires_grad and _grad_enabled():
+            return ()
+        over = bias.shape, bias.stride(), bias.dtype  # as `key_of` has it
+    return (*key, into, over, activation)
 
 
 def gemm(
@@ -206,34 +237,51 @@ def gemm(
     >>> gemm(2.0, x, x, 1.0, torch.ones(2, 2).bfloat16()).tolist()
     [[3.0, 1.0], [1.0, 3.0]]
     """
-    if c is None and not (isinstance(beta, (int, float)) and beta == 0):
-        raise OperandError(f"beta = {beta!r} needs a c to scale")
-    require_tensors(a, b)
-    if c is not None and not isinstance(c, torch.Tensor):
-        raise OperandError(f"c is a {type(c).__module__}.{type(c).__qualname__}, not a torch tensor")
-    if c is not None and isinstance(beta, (int, float)) and beta == 0:
-        kind, c = c.dtype, None
-    else:
-        kind = output_type(a, b, None) if c is None else c.dtype
-    storable = C_NAMES.get(kind) in C_TYPES.get(NAMES.get(a.dtype, ""), ())
-    if storable and not _autocast() and not _looked_on(a, b, c, out):
-        check_tensors(a, b, allow_tf32)
+    check_operands({"a": a, "b": b, **({} if c is None else {"c": c})})
+    number = isinstance(beta, (int, float)) and not isinstance(beta, bool)
+    if c is None and not (number and beta == 0):
+        shown = f"an integer of {beta.bit_length()} bits" if isinstance(beta, int) and beta >> 64 else repr(beta)
+        raise OperandError(f"beta = {shown} needs a c to scale")
+    a, b, usual = _accepted(a, b, config, None, allow_tf32)
+    try:
+        kind = usual if c is None else output_type(a, b, c.dtype)
+    except OperandError as error:
+        raise OperandError(f"c, as which the result is stored: {error}") from None
+    c = None if number and beta == 0 else c
+    alpha, beta = scalars_of(alpha, beta, kind, a)
+    scales = [x for x in (alpha, beta) if isinstance(x, torch.Tensor)]
+    looked_on = _looked_on(a, b, c, out, *scales)
+    if not _sizes_later():
         shape = shapes_of(a.shape, b.shape).result
-        if out is not None:
-            check_out(out, shape, kind, a, b)
-        if _on_gpu(a) and _fuses(a) and 0 not in (*shape, *a.shape):
-            finish = fused_gemm(alpha, beta, c, out, kind, shape)
+        _check_gemm(a, b, c, out, scales, shape, kind)
+        if not looked_on and _on_gpu(a) and _fuses(a) and 0 not in (*shape, *a.shape):
+            finish = fused_gemm(alpha, beta, None if c is None else resolved(c), out, kind, shape)
             if finish is not None:
                 return product(a, b, kind, config, out, finish)
-    wide = torch.float32 if a.dtype.is_floating_point else torch.int32
-    alpha, beta = scalars_of(alpha, beta, kind)
-    value = matmul(a, b, config=config, out_dtype=wide, allow_tf32=allow_tf32)
-    value = alpha * (value.float() if kind.is_floating_point else value)
-    if c is not None:
-        if tuple(value.shape) != broadcast(c.shape, value.shape):
-            raise TensorError(f"c of shape {list(c.shape)} does not broadcast to the product's {list(value.shape)}")
-        value = value + beta * c.to(value.dtype)
-    return _into(out, value.to(kind), a, b)
+    if looked_on:
+        value = _checked(a, b, None, None, None, config, _wide(a), True)
+    else:
+        value = product(a, b, _wide(a), config) if _on_gpu(a) else exact(a, b)
+    if _sizes_later():
+        _check_gemm(a, b, c, out, scales, tuple(value.shape), kind)
+    value = scaled_by_torch(value, alpha, beta, c, kind)
+    return value if out is None else out.copy_(value)
+
+
+def _check_gemm(
+    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, out: torch.Tensor | None, scales: Sequence[torch.Tensor],
+    shape: tuple[int, ...], kind: torch.dtype,
+) -> None:  # fmt: skip
+    """A c that does not broadcast to the product's shape, and an output that cannot take it, are refused."""
+    if c is not None and shape != broadcast(c.shape, shape):
+        raise TensorError(f"c of shape {list(c.shape)} does not broadcast to the product's {list(shape)}")
+    if out is not None:  # c may be the output itself: each element is read before it is written
+        check_out(out, shape, kind, {"a": a, "b": b, "c": None if same_memory(c, out) else c}, scales)
+
+
+def _wide(a: torch.Tensor) -> torch.dtype:
+    """The type of sums before they are scaled, shifted and rounded."""
+    return torch.float32 if a.dtype.is_floating_point else torch.int32
 
 
 def _checked(
@@ -242,37 +290,48 @@ def _checked(
 ) -> torch.Tensor:  # fmt: skip
     """Everything but the fast path: autocast, checks, and whoever looks on."""
     a, b, kind = _accepted(a, b, config, out_dtype, allow_tf32)
+    check_activation(activation)
     if activation in GATES:
         return _gated(a, b, out, bias, str(activation), config, kind)
     finishes = bias is not None or activation is not None
-    wide = kind
-    if finishes:
-        wide = torch.float32 if a.dtype.is_floating_point else torch.int32
-    if not _looked_on(a, b, bias):
+    shape: tuple[int, ...] = ()
+    if not _sizes_later():
         shape = shapes_of(a.shape, b.shape).result
-        if out is not None:
-            check_out(out, shape, kind, a, b)
+        _check_call(a, b, out, bias, activation, shape, shape, kind)
+    if not _looked_on(a, b, out, bias):
         if not finishes:
             return product(a, b, kind, config, out)
-        check_finish(bias, activation, shape, a.device, kind)
+        bias = None if bias is None else resolved(bias)
         if _on_gpu(a) and _fuses(a) and b.ndim > 1 and 0 not in (*shape, *a.shape):
             finish = fused(bias, activation, kind, shape[-1])
             if finish is not None:
                 return product(a, b, kind, config, out, finish)
-        value = product(a, b, wide, config)
+        value = product(a, b, _wide(a), config) if _on_gpu(a) else exact(a, b)
     else:
-        text = config_text(config)
         value = differentiable(
-            a.unsqueeze(0) if a.ndim == 1 else a, b.unsqueeze(1) if b.ndim == 1 else b, wide, text
-        )
+            a.unsqueeze(0) if a.ndim == 1 else a, b.unsqueeze(1) if b.ndim == 1 else b,
+            _wide(a) if finishes else kind, config_text(config),
+        )  # fmt: skip
         if b.ndim == 1:
             value = value.squeeze(-1)
         if a.ndim == 1:
             value = value.squeeze(-1 if b.ndim == 1 else -2)
+    if _sizes_later():
+        shape = tuple(value.shape)
+        _check_call(a, b, out, bias, activation, shape, shape, kind)
     if finishes:
-        check_finish(bias, activation, tuple(value.shape), value.device, kind)
         value = by_torch(value, bias, activation, kind)
-    return value if out is None else _into(out, value, a, b)
+    return value if out is None else out.copy_(value)
+
+
+def _check_call(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, bias: torch.Tensor | None, activation: str | None,
+    every: tuple[int, ...], shape: tuple[int, ...], kind: torch.dtype,
+) -> None:  # fmt: skip
+    """Bias, activation and output of a product of shape `every`, stored with `shape`: refused before it is launched."""
+    check_finish(bias, activation, every, a, kind)
+    if out is not None:
+        check_out(out, shape, kind, {"a": a, "b": b, "bias": bias})
 
 
 def _gated(
@@ -283,18 +342,16 @@ def _gated(
     check_gated_type(kind)
     every = shapes_of(a.shape, b.shape).result
     shape = gated_shapes(a.shape, b.shape, GATES[activation]).result
-    check_finish(bias, None, every, a.device, kind)
-    if not _looked_on(a, b, bias):
-        if out is not None:
-            check_out(out, shape, kind, a, b)
+    _check_call(a, b, out, bias, None, every, shape, kind)
+    if not _looked_on(a, b, out, bias):
         return gated_product(a, b, bias, activation, kind, config, out)
-    if bias is None and not _differentiated(a, b):
+    if bias is None and not differentiated(a, b) and (_is_compiling() or not _functorch()):
         value = gated_operator(a, b, activation, kind, config_text(config))
     else:
         value = gate_by_torch(
             _checked(a, b, None, None, None, config, torch.float32, True), bias, activation, kind
         )
-    return _into(out, value, a, b)
+    return value if out is None else out.copy_(value)
 
 
 def gated_product(
@@ -303,25 +360,19 @@ def gated_product(
 ) -> torch.Tensor:  # fmt: skip
     """The gated product of plain tensors that have been checked, computed now."""
     if bias is None and _on_gpu(a) and 0 not in (*a.shape, *b.shape):
-        if not why_unfused(_problem(a, b, kind, config, out, GATES[activation])):
+        if not why_unfused(problem_at(a, b, kind, config, out, GATES[activation])):
             return product(a, b, kind, config, out, gated_finish(activation))
     with torch.no_grad():
-        value = gate_by_torch(product(a, b, torch.float32, config), bias, activation, kind)
+        wide = product(a, b, torch.float32, config) if _on_gpu(a) else exact(a, b).double()
+        value = gate_by_torch(wide, bias, activation, kind)
     return value if out is None else out.copy_(value)
-
-
-def _differentiated(*tensors: torch.Tensor) -> bool:
-    """Whether gradients are recorded, or one of torch.func's transforms is at work."""
-    if _grad_enabled() and any(x.requires_grad for x in tensors):
-        return True
-    return not _is_compiling() and _functorch() is not None
 
 
 def _accepted(
     a: torch.Tensor, b: torch.Tensor, config: Config | None, out_dtype: torch.dtype | None, allow_tf32: bool | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.dtype]:
     """A and B as autocast has them, checked, and the output's type."""
-    require_tensors(a, b)
+    check_operands({"a": a, "b": b})
     a, b = autocast(a, b)
     check_tensors(a, b, allow_tf32)
     if config is not None:
@@ -346,14 +397,13 @@ def _with_epilogue(
     a, b, kind = _accepted(a, b, config, out_dtype, allow_tf32)
     shapes = shapes_of(a.shape, b.shape)
     if out is not None:
-        check_out(out, shapes.result, kind, a, b)
+        check_out(out, shapes.result, kind, {"a": a, "b": b})
     operands = check_epilogue(epilogue, given, a, b, out, shapes.result, kind)
     if _looked_on(a, b, out, *[x for x in operands.values() if isinstance(x, torch.Tensor)]):
         raise OperandError(
             "epilogue= is a launch of its own: not under torch.compile, torch.func or a mode, nor of fake tensors or "
             "tensor subclasses; bias= and activation= are"
         )
-    check_apart(epilogue, operands, a, b, out)
     with torch.no_grad():
         if 0 in shapes.result:
             return torch.empty(shapes.result, dtype=kind, device=a.device) if out is None else out
@@ -365,9 +415,10 @@ def _with_epilogue(
         if shapes.k == 0:  # an empty sum is 0, and the epilogue follows
             a, b = a.new_zeros(*a.shape[:-1], 16), b.new_zeros(*b.shape[:-2], 16, b.shape[-1])
         c = torch.empty(shapes.result, dtype=kind, device=a.device) if out is None else out
-        a, b = a.resolve_neg(), b.resolve_neg()
+        a, b = resolved(a), resolved(b)
+        operands = {name: resolved(x) if isinstance(x, torch.Tensor) else x for name, x in operands.items()}
         for x in (c, *[operands[operand.name] for operand in epilogue.given if operand.written]):
-            _written(x)
+            _written((x,))
         for part in spread(a, b, c, epilogue, operands):
             _launch_epilogue(*part, epilogue, kind, config)
         return c
@@ -398,13 +449,6 @@ def _fuses(x: torch.Tensor) -> bool:
     return target(x.get_device())[0] == "sm_90a"
 
 
-def _into(out: torch.Tensor | None, value: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    if out is None:
-        return value
-    check_out(out, tuple(value.shape), value.dtype, a, b)
-    return out.copy_(value)
-
-
 def autocast(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """float32, bfloat16 and float16 operands in the type of the autocast region they are in; as they are outside
     one."""
@@ -416,16 +460,21 @@ def autocast(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
     return a.to(to) if a.dtype in takes else a, b.to(to) if b.dtype in takes else b
 
 
+def _sizes_later() -> bool:
+    """Whether sizes may be symbols, whose comparison a trace would keep: the operator compares those it has to."""
+    return _is_compiling() or _tracing() is not None
+
+
 def _looked_on(*tensors: torch.Tensor | None) -> bool:
     """Whether torch's dispatcher has to see the product: somebody records, transforms or fakes it."""
     given = [x for x in tensors if x is not None]
     return bool(
         _is_compiling()
         or any(type(x) not in _PLAIN or x.device.type == "meta" for x in given)
-        or (_grad_enabled() and any(x.requires_grad for x in given))
+        or differentiated(*given)
         or _functions()
         or _modes()
-        or _functorch() is not None
+        or _functorch()
         or _tracing() is not None
     )
 
@@ -446,8 +495,8 @@ def product(
         value = multiply(a, b, kind)
         return value if out is None else out.copy_(value)
     if out is not None:
-        _written(out)
-    a, b = a.resolve_neg(), b.resolve_neg()
+        _written((out,))
+    a, b = resolved(a), resolved(b)
     return prepare(a, b, kind, config, out, finish).run(a, b, out, () if finish is None else finish.words)
 
 
@@ -517,81 +566,11 @@ def config_text(config: Config | None) -> str:
 config_text._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-# ------------------------------------------------------------------------------------------------------------ in words
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """How matmul takes a product: what `explain_matmul` gives.
-
-    kernel     configuration and operand orders, or where it is computed otherwise
-    why        why this kernel
-    launches   how many
-    copies     one sentence for each tensor that is copied, with the rule that makes it necessary and its bytes
-    workspace  bytes of device memory that the call takes besides inputs and output: the copies, and where torch gates a
-               product, that product in float32; the kernels themselves take none
-    """
-
-    kernel: str
-    why: str
-    launches: int
-    copies: tuple[str, ...]
-    workspace: int
-
-    def __str__(self) -> str:
-        copies = "".join(f"\n  copied: {copy}" for copy in self.copies) or "\n  no copies"
-        times = f", {self.launches} launches" if self.launches > 1 else ""
-        return f"{self.kernel}{times}\n  {self.why}{copies}\n  workspace: {self.workspace} bytes"
-
-
-def explain_matmul(
-    a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None, config: Config | None = None,
-    out_dtype: torch.dtype | None = None, activation: str | None = None,
-) -> Explanation:  # fmt: skip
-    """Which kernel `matmul` takes for these tensors, why, and what it copies. Nothing is compiled or launched.
-
-    For CPU tensors it tells what would be done with such tensors on an H200. `activation` is looked at where it is one
-    of a gated product: others change neither copies nor configuration.
-
-    >>> import torch
-    >>> a, b = torch.empty(4096, 4096).bfloat16(), torch.empty(4096, 1023).bfloat16()
-    >>> for part in explain_matmul(a, b).copies[0].split("; "):
-    ...     print(part)
-    b: lines lie 1023 * 2 = 2046 bytes apart, no multiple of 16
-    copied row-major, lines 1024 elements apart, 8388606 bytes
-    >>> explain_matmul(a, torch.empty(2048, 4096).bfloat16().T, activation="swiglu").kernel.partition(",")[0]
-    'Sm90Plan 4096x1024x4096: A bf16 row'
-    """
-    check_tensors(a, b, True)
-    kind = output_type(a, b, out_dtype)
-    gated = GATES.get(activation) if activation is not None else None
-    shapes = gated_shapes(a.shape, b.shape, gated)
-    if 0 in (*shapes.result, shapes.k):
-        return Explanation("no kernel: zeros", "a size is 0", 0, (), 0)
-    unfused = ""
-    if gated is not None:
-        check_gated_type(kind)
-        unfused = why_unfused(_problem(a, b, kind, config, out, gated))
-    if unfused:
-        found = solve(_problem(a, b, torch.float32, config, None))
-        kind = torch.float32
-    else:
-        found = solve(_problem(a, b, kind, config, out, gated))
-    names = NAMES[a.dtype], NAMES[b.dtype], C_NAMES[kind]
-    sizes = [0 if copy is None else copy.bytes(name) for copy, name in zip(found.copies, names, strict=True)]
-    copies = tuple([f"{copy.why}, {size} bytes" for copy, size in zip(found.copies, sizes, strict=True) if copy])
-    kernel, why, workspace = str(plan_of(found)), found.why, sum(sizes)
-    if unfused:
-        half = 4 * prod(shapes.result)  # of 2n columns; then besides act(gate) and its product with up
-        kernel, workspace = f"{kernel}; then torch gates it", max(workspace + 2 * half, 4 * half)
-        why = f"not in one kernel: {unfused}; {why}"
-    return Explanation(kernel, why, len(found.launches), copies, workspace)
-
-
-def _problem(
+def problem_at(
     a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, config: Config | None, out: torch.Tensor | None,
     gated: str | None = None,
 ) -> Problem:  # fmt: skip
+    """The product of two tensors as a problem of their GPU, or of an H200 for CPU tensors."""
     shape: Sequence[int] = gated_shapes(a.shape, b.shape, gated).result
     places, name = gpu(a.get_device())
     c = out if out is not None else Given(tuple(shape), contiguous_strides(shape), C_NAMES[kind])

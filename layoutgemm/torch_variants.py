@@ -15,12 +15,14 @@ import torch
 
 from .errors import OperandError, TensorError
 from .kernels.device import run_given
+from .kernels.device_operands import addressed, check_operands, resolved
 from .kernels.sm90_mainloop import Promoted, Table
 from .kernels.sm90_plan import Sm90Config, Sm90Plan
 from .kernels.sm90_ragged import Ragged
-from .torch_checks import check_out
+from .torch_checks import check_device, check_out, refuse_derivatives
 from .torch_launch import C_NAMES, NAMES
 from .torch_problem import C_TYPES
+from .torch_reference import rounded
 
 DEPTH = 128  # of K, that share a scale
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -57,13 +59,14 @@ def scaled_matmul(
     """
     tensors = {"a": a, "scale_a": scale_a, "b": b} | ({} if scale_b is None else {"scale_b": scale_b})
     _check_tensors(tensors)
+    check_config(config)
     for name, x in (("a", a), ("b", b)):
         if x.dtype not in _FP8:
             raise OperandError(f"{name} is {x.dtype}: scales are for float8_e4m3fn and float8_e5m2")
     if a.ndim not in (2, 3) or b.ndim != a.ndim or a.shape[-1] != b.shape[-2] or a.shape[:-2] != b.shape[:-2]:
         shapes = f"a and b have shapes {list(a.shape)} and {list(b.shape)}"
         raise TensorError(f"{shapes}: (M, K) and (K, N), or as many of both")
-    if out_dtype not in C_NAMES or C_NAMES[out_dtype] not in C_TYPES["e4m3"]:
+    if not isinstance(out_dtype, torch.dtype) or out_dtype not in C_NAMES or C_NAMES[out_dtype] not in C_TYPES["e4m3"]:
         raise OperandError(f"out_dtype {out_dtype}: a product of float8 is stored as {', '.join(C_TYPES['e4m3'])}")
     (m, k), n = a.shape[-2:], b.shape[-1]
     batch = a.shape[0] if a.ndim == 3 else 1
@@ -73,11 +76,11 @@ def scaled_matmul(
         groups.append(_group("scale_b", scale_b, n, k, b))
         given["scale_b"] = scale_b
     if out is not None:
-        check_out(out, (*a.shape[:-1], n), out_dtype, a, b)
+        check_out(out, (*a.shape[:-1], n), out_dtype, tensors)
     if 0 in (batch, m, n, k):
         return _empty(out, (*a.shape[:-1], n), out_dtype, a.device)
     if a.device.type == "cpu":
-        c = _on_cpu(mainloop_of(tuple(groups)), a, b, given).to(out_dtype)
+        c = rounded(_on_cpu(mainloop_of(tuple(groups)), a, b, given), out_dtype)
         return c if out is None else out.copy_(c)
     if a.ndim == 3 and batch == 1:
         one = None if out is None else out[0]
@@ -124,7 +127,9 @@ def grouped_matmul(
     [2.0, 6.0, 6.0]
     """
     given = {name: x for name, x in (("scale_a", scale_a), ("scale_b", scale_b)) if x is not None}
-    _check_tensors({"a": a, "b": b, "offsets": offsets, **given})
+    tensors = {"a": a, "b": b, "offsets": offsets, **given}
+    _check_tensors(tensors)
+    check_config(config)
     kinds = _FP8 if given else (torch.bfloat16, torch.float16, *_FP8)
     for name, x in (("a", a), ("b", b)):
         if x.dtype not in kinds:
@@ -141,8 +146,8 @@ def grouped_matmul(
         )
     if scale_b is not None and scale_a is None:
         raise OperandError("scale_b without a scale_a")
-    kind = out_dtype or (torch.bfloat16 if a.dtype in _FP8 else a.dtype)
-    if kind not in C_NAMES or C_NAMES[kind] not in C_TYPES[NAMES[a.dtype]]:
+    kind = out_dtype if out_dtype is not None else (torch.bfloat16 if a.dtype in _FP8 else a.dtype)
+    if not isinstance(kind, torch.dtype) or kind not in C_NAMES or C_NAMES[kind] not in C_TYPES[NAMES[a.dtype]]:
         known = ", ".join(C_TYPES[NAMES[a.dtype]])
         raise OperandError(f"out_dtype {kind}: a product of {a.dtype} is stored as {known}")
     (m, k), (experts, _, n) = a.shape, b.shape
@@ -151,11 +156,11 @@ def grouped_matmul(
         raise TensorError(f"scale_a has shape {list(scale_a.shape)}: {[m, -(-k // DEPTH)]}, as groups end at any row")
     groups += [] if scale_b is None else [_group("scale_b", scale_b, n, k, b)]
     if out is not None:
-        check_out(out, (m, n), kind, a, b)
+        check_out(out, (m, n), kind, tensors)
     if 0 in (experts, m, n, k):
         return _empty(out, (m, n), kind, a.device)
     if a.device.type == "cpu":
-        c = _grouped_on_cpu(mainloop_of(tuple(groups)) if groups else None, a, b, offsets, given).to(kind)
+        c = rounded(_grouped_on_cpu(mainloop_of(tuple(groups)) if groups else None, a, b, offsets, given), kind)
         return c if out is None else out.copy_(c)
     order = "col" if groups or a.dtype in _FP8 or (b.stride(-2) == 1 and b.stride(-1) != 1) else "row"
     types = NAMES[a.dtype], f"{NAMES[b.dtype]}:{order}", C_NAMES[kind]
@@ -208,26 +213,23 @@ def _plan(
 
 
 def _check_tensors(tensors: dict[str, Any]) -> None:
-    """Tensors, dense, of one device that this library runs on, and nobody who looks on."""
-    first = tensors["a"]
+    """Plain tensors of one device that this library runs on, and nobody who looks on."""
     if torch.compiler.is_compiling():
         raise OperandError("a launch of its own, not under torch.compile: torch.compiler.disable keeps it out")
+    check_operands(tensors)
     for name, x in tensors.items():
-        if not isinstance(x, torch.Tensor):
-            raise OperandError(f"{name} is a {type(x).__module__}.{type(x).__qualname__}, not a torch tensor")
         if type(x) not in (torch.Tensor, torch.nn.Parameter):
             raise OperandError(f"{name} is a {type(x).__qualname__}: a launch of its own takes plain tensors")
-        if x.layout != torch.strided:
-            raise OperandError(f"{name} is {x.layout}: this library multiplies dense tensors")
-        if x.device != first.device:
-            raise TensorError(
-                "Expected all tensors to be on the same device, but found at least two devices, "
-                f"{first.device} and {x.device}! ({name})"
-            )
-        if torch.is_grad_enabled() and x.requires_grad:
-            raise OperandError(f"{name} requires grad, and this product has no gradient: use torch.no_grad()")
-    if first.device.type not in ("cuda", "cpu"):
-        raise OperandError(f"a is on {first.device}; this library runs on CUDA GPUs, and on the CPU as their reference")
+    check_device(tensors["a"], meta=False)
+    refuse_derivatives(tensors, "use torch.no_grad(), or give its detach()")
+    if torch._C._get_tracing_state() is not None or not all(addressed(x) for x in tensors.values()):
+        raise OperandError("a launch of its own: not under torch.func's transforms, nor traced")
+
+
+def check_config(config: Any) -> None:
+    """Raise OperandError for what is no configuration."""
+    if config is not None and not isinstance(config, Sm90Config):
+        raise OperandError(f"config is a {type(config).__qualname__}; it is an Sm90Config or None")
 
 
 def _group(name: str, scale: torch.Tensor, size: int, k: int, of: torch.Tensor) -> int:
@@ -267,6 +269,6 @@ def _grouped_on_cpu(
 
 
 def _on_cpu(loop: Promoted, a: torch.Tensor, b: torch.Tensor, given: dict[str, torch.Tensor]) -> torch.Tensor:
-    values = [x.detach().double().numpy() for x in (a, b)]
-    tables = {name: x.detach().double().numpy() for name, x in given.items()}
+    values = [resolved(x.detach()).double().numpy() for x in (a, b)]
+    tables = {name: resolved(x.detach()).double().numpy() for name, x in given.items()}
     return torch.from_numpy(np.ascontiguousarray(loop.reference(values[0], values[1], **tables)))

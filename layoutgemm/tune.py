@@ -9,10 +9,12 @@ fastest goes into the cache folder (`tuned.py`), and `layoutgemm.matmul` takes i
 from __future__ import annotations
 
 import functools
+import inspect
 import random
 import statistics
 import sys
 import time
+import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -25,6 +27,8 @@ from .kernels.sm90_choice import Sm90Choice, choose, likeliest, of_estimate
 from .kernels.sm90_places import Places
 from .kernels.sm90_plan import Sm90Config
 from .kernels.sm90_store import WARP_ROWS
+
+__all__ = ["Tuning", "candidates", "name_of", "tune"]
 
 Progress = Callable[[str], object]
 _MAJORS = {"k": {"a": "row", "b": "col"}, "mn": {"a": "col", "b": "row"}}
@@ -263,3 +267,13 @@ def _measure(
     launches = len(sets) * max(1, problem.launches // len(sets))
     seconds = {name: statistics.median(values) / launches for name, values in samples.items()}
     return {names[name]: value for name, value in seconds.items() if name in names}, failed, seconds["torch"]
+
+
+class _CallableModule(types.ModuleType):
+    """Calls `tune`: `layoutgemm.tune` is this module, whatever was imported first, and works as the function."""
+
+    __call__ = staticmethod(tune)
+
+
+__signature__ = inspect.signature(tune)
+sys.modules[__name__].__class__ = _CallableModule

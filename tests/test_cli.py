@@ -129,12 +129,19 @@ try:
     from layoutgemm import matmul
 except ImportError as error:
     print(error.name, error)
+import pydoc, layoutgemm
+print(hasattr(layoutgemm, "matmul"), "class Layout" in pydoc.render_doc(layoutgemm, renderer=pydoc.plaintext))
+try:
+    layoutgemm.matmul
+except AttributeError as error:
+    print(error)
 """
 
 
 def test_the_package_without_torch():
     done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True, check=True)
-    first, second = done.stdout.splitlines()
+    first, second, third, fourth = done.stdout.splitlines()
+    assert third == "False True" and fourth.startswith("layoutgemm.matmul needs torch: pip install")
     assert first == "(4,8):(1,4) GemmPlan False"
     assert second.startswith("torch layoutgemm.matmul needs torch: pip install 'layoutgemm[torch]'")
 

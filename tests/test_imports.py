@@ -26,8 +26,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("bench", "bench_contenders", "bench_cublaslt", "bench_machine", "bench_outcome"),
     ("tuned", "torch_problem", "torch_choice"),
     (
-        "torch_op", "torch_checks", "torch_epilogue", "torch_finish", "torch_gated", "torch_launch", "torch_library",
-        "torch_reference", "torch_variants", "jax_op", "distributed",
+        "torch_op", "torch_checks", "torch_epilogue", "torch_explain", "torch_finish", "torch_gated", "torch_launch",
+        "torch_library", "torch_reference", "torch_variants", "jax_op", "distributed",
     ),
     ("tune", "bench_matmul", "doctor"),
     ("command",),
@@ -49,7 +49,7 @@ CONFINED: dict[str, tuple[str, ...]] = {
     "cuda": ("kernels/sm*.py", "kernels/bridge*.py", "kernels/compile*.py", "kernels/run*.py", "kernels/device*.py"),
     "tvm_ffi": ("kernels/compile*.py", "kernels/run*.py", "emulator/dsl_host.py"),
     "torch": (
-        "torch_op.py", "torch_checks.py", "torch_epilogue.py", "torch_finish.py", "torch_gated.py",
+        "torch_op.py", "torch_checks.py", "torch_epilogue.py", "torch_explain.py", "torch_finish.py", "torch_gated.py",
         "torch_launch.py", "torch_library.py",
         "torch_reference.py", "torch_variants.py", "tune.py", "doctor.py", "distributed.py", "bench*.py",
         "kernels/run*.py", "kernels/device*.py",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -96,3 +98,24 @@ def test_refusals() -> None:
     if not torch.cuda.is_available():
         with pytest.raises(PlanError, match="torch finds none"):
             tune(64, 64, 64)
+
+
+ORDERS = """
+import sys
+{first}
+import layoutgemm
+from layoutgemm.tune import Tuning
+assert callable(layoutgemm.tune) and layoutgemm.tune is sys.modules["layoutgemm.tune"]
+assert layoutgemm.tune.Tuning is Tuning
+try:
+    layoutgemm.tune(0, 1, 1)
+except layoutgemm.OperandError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("first", ["import layoutgemm.tune", "from layoutgemm import tune; assert callable(tune)", ""])
+def test_tune_is_called_whatever_was_imported_first(first: str) -> None:
+    code = [sys.executable, "-c", ORDERS.format(first=first)]
+    done = subprocess.run(code, capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith("m = 0: an int of at least 1"), done.stderr

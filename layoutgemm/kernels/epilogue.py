@@ -97,6 +97,8 @@ class Epilogue:
         ['Bias', 'Aux', 'Activation']
         """
         steps: list[Step] = []
+        if not isinstance(name, str):
+            raise PlanError(f"an epilogue is named by text, as in 'GELU_AUX_BIAS', not by {name!r}")
         parts = name.split("_")
         kinds = {"RELU": "relu", "GELU": "gelu_tanh", "DRELU": "relu", "DGELU": "gelu_tanh"}
         head, rest = (parts[0], parts[1:]) if parts[0] in kinds else ("", parts)
@@ -154,14 +156,17 @@ class Epilogue:
         """The same in NumPy, in float32: accumulator (M, N), or (batch, M, N), operands by name.
 
         Vectors have shape (N,) or (M,), or (batch, ...); matrices C's shape. Raises PlanError for one that is missing,
-        or is not the epilogue's, or has another shape.
+        or is not the epilogue's, or has another shape, OperandError for one that is no number, or no array of numbers.
 
         >>> Epilogue(Bias(), Activation("relu")).reference(np.array([[1.0, -2.0]], np.float32), bias=[0.5, 0.5]).c
         array([[1.5, 0. ]], dtype=float32)
         """
-        from .epilogue_numpy import Matrix
+        from .epilogue_numpy import Matrix, numbers_of
 
-        at = Matrix(self, np.asarray(accumulator, np.float32), given)
+        sums = numbers_of("accumulator", accumulator).astype(np.float32)
+        if sums.ndim < 2:
+            raise PlanError(f"accumulator has shape {sums.shape}; it is (M, N), or (batch, M, N)")
+        at = Matrix(self, sums, given)
         c = self.apply(at.accumulator, at)
         return Outputs(np.broadcast_to(c, at.accumulator.shape), at.written)
 

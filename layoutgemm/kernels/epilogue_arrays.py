@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from ..errors import OperandError
 from .epilogue import Epilogue
+from .epilogue_numpy import rounded
 from .epilogue_words import Placed, words_of
 
 PADDING = 6  # elements behind each line of a matrix, which a kernel has to leave as they are
@@ -42,7 +43,7 @@ class Arrays:
             if operand.written:
                 value = np.zeros(several if operand.axes else one, np.float32)
             else:
-                value = np.atleast_1d(np.asarray(given[operand.name], np.float32))
+                value = np.atleast_1d(rounded(operand, given[operand.name]))
             if value.shape not in (one, several):
                 raise OperandError(f"{operand.name} has shape {value.shape}; the epilogue takes {one}")
             own = len(value.shape) > len(one)  # a matrix, or a vector, for each of the batch

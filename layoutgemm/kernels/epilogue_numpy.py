@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import PlanError
+from ..errors import OperandError, PlanError
+from .epilogue_words import host_number
 
 if TYPE_CHECKING:
     from .epilogue import Epilogue
+    from .epilogue_steps import Given
 
 Array = npt.NDArray[Any]
 _ERF, _ERFC = np.frompyfunc(math.erf, 1, 1), np.frompyfunc(math.erfc, 1, 1)
@@ -89,6 +91,22 @@ class Math:
     and_, or_, xor = (staticmethod(f) for f in (np.bitwise_and, np.bitwise_or, np.bitwise_xor))
 
 
+def numbers_of(name: str, value: Any) -> Array:
+    """An array of real numbers. Raises OperandError for anything else."""
+    try:
+        array = np.asarray(value)
+    except ValueError as error:  # of rows that differ
+        raise OperandError(f"{name} is no array of numbers: {error}") from None
+    if array.dtype.name != "bfloat16" and array.dtype.kind not in "iuf":
+        raise OperandError(f"{name} is of {array.dtype}, and an epilogue computes with real numbers")
+    return array
+
+
+def rounded(operand: Given, value: Any) -> Array:
+    """Values of an epilogue's operand, rounded once to its type, as float32."""
+    return np.asarray(operand.dtype.decode(operand.dtype.encode(numbers_of(operand.name, value))), np.float32)
+
+
 class Matrix:
     """All elements of C at once, as a step's `at`."""
 
@@ -110,15 +128,16 @@ class Matrix:
 
     def _placed(self, name: str, value: Any) -> Any:
         operand = self.epilogue.named_given(name)
-        if operand.dtype.name == "i32":
-            return int(value)
-        array = np.asarray(value, np.float32)
+        if operand.host:
+            number = host_number(name, value, operand.dtype.name == "i32")
+            return number if isinstance(number, int) else np.float32(number)
+        array = rounded(operand, value)
         rows, columns = self.accumulator.shape[-2:]
         one = {"": (), "m": (rows,), "n": (columns,), "mn": (rows, columns)}[operand.axes]
         if array.shape not in (one, (*self.accumulator.shape[:-2], *one)):
             raise PlanError(f"{name} has shape {array.shape}; the epilogue takes {one}")
         if not operand.axes:
-            return np.float32(array)
+            return array[()]
         return array[..., :, None] if operand.axes == "m" else array[..., None, :] if operand.axes == "n" else array
 
     def read(self, name: str) -> Any:

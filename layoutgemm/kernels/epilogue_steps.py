@@ -26,7 +26,7 @@ class Given:
 
     name     what the caller gives it by
     axes     "": one value; "n": one for each column of C; "m": one for each row; "mn": one for each element
-    dtype    "f32", or a narrower float
+    dtype    "f32", "bf16" or "f16", or such a `DType`
     host     of one value: a number given at the launch, in place of an address ("f32", or "i32")
     order    of "mn": which index is contiguous in memory, as for C
     written  whether it is written
@@ -40,10 +40,11 @@ class Given:
     written: bool = False
 
     def __post_init__(self) -> None:
-        if not self.name.isidentifier():
+        if not isinstance(self.name, str) or not self.name.isidentifier():
             raise PlanError(f"an operand of an epilogue is named {self.name!r}: no identifier")
-        if self.axes not in _FLIPPED:
+        if not isinstance(self.axes, str) or self.axes not in _FLIPPED:
             raise PlanError(f"{self.name}: axes {self.axes!r}; known are {', '.join(map(repr, _FLIPPED))}")
+        object.__setattr__(self, "dtype", dtype_named(self.dtype))
         if self.order not in ORDERS:
             raise PlanError(f"{self.name}: order {self.order!r}; known are 'row' and 'col'")
         known = ("f32", "i32") if self.host else ("f32", "bf16", "f16")
@@ -195,9 +196,14 @@ ACTIVATIONS: Mapping[str, Callable[[Any, Any], Any]] = {
 """name -> formula. "gelu" is torch's default (erf); "gelu_tanh" torch's approximate="tanh" and cuBLASLt's GELU."""
 
 
-def _check_activation(kind: str) -> None:
-    if kind not in ACTIVATIONS:
-        raise PlanError(f"activation {kind!r}: known are {', '.join(ACTIVATIONS)}")
+def check_activation(kind: Any, said: str = "activation") -> None:
+    """Raise PlanError unless `kind` is one of ACTIVATIONS; `said` is what the caller gave it as."""
+    if not isinstance(kind, str) or kind not in ACTIVATIONS:
+        raise PlanError(f"{said} {kind!r}: known are {', '.join(ACTIVATIONS)}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True)
@@ -207,7 +213,7 @@ class Activation(Step):
     kind: str
 
     def __post_init__(self) -> None:
-        _check_activation(self.kind)
+        check_activation(self.kind)
 
     def apply(self, x: Any, at: Any) -> Any:
         """The activation of x."""
@@ -261,7 +267,7 @@ class ActivationGradient(Step):
     name: str = "aux"
 
     def __post_init__(self) -> None:
-        _check_activation(self.kind)
+        check_activation(self.kind)
 
     @property
     def given(self) -> tuple[Given, ...]:  # type: ignore[override]
@@ -285,6 +291,9 @@ class Clamp(Step):
     high: float = math.inf
 
     def __post_init__(self) -> None:
+        for name, value in (("low", self.low), ("high", self.high)):
+            if not _is_number(value):
+                raise PlanError(f"clamp with {name} = {value!r}: a number")
         if not self.low <= self.high:
             raise PlanError(f"clamp from {self.low} to {self.high}: no such numbers")
 
@@ -345,8 +354,8 @@ class Dropout(Step):
     name: str = "seed"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.p < 1:
-            raise PlanError(f"dropout with p = {self.p}: at least 0 and below 1")
+        if not _is_number(self.p) or not 0 <= self.p < 1:
+            raise PlanError(f"dropout with p = {self.p!r}: a number of at least 0 and below 1")
 
     @property
     def given(self) -> tuple[Given, ...]:  # type: ignore[override]
@@ -379,6 +388,9 @@ class Custom(Step):
         >>> Epilogue(causal).reference(np.ones((2, 3), np.float32)).c.tolist()
         [[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]]
         """
+        for operand in operands:
+            if not isinstance(operand, Given):
+                raise PlanError(f'an operand of the function is {operand!r}: a Given, as in Given("gate", "mn", "f32")')
         if any(operand.written for operand in operands):
             raise PlanError("an epilogue's function reads its operands; Aux writes a matrix")
         return cls(tracing.trace(function, tuple(operand.name for operand in operands)), operands)

@@ -7,17 +7,21 @@ and on arrays in NumPy. Branches of Python would be taken once, while tracing: a
 from __future__ import annotations
 
 import inspect
+import math
 import operator
 from collections.abc import Callable
 from typing import Any
 
-from ..errors import PlanError
+from ..errors import LayoutError, PlanError
 
 # An expression: ("float", value), ("int", value), ("x",), ("i",), ("j",), ("given", name) or (operation, *expressions).
 Expression = tuple[Any, ...]
 
 _FLOATS = ("exp", "log", "sqrt", "rsqrt", "tanh", "erf", "normal", "sigmoid")  # of one float
+MAX_POWER = 16  # of x ** n
 _INTEGERS = ("floordiv", "mod", "and_", "or_", "xor")
+_KNOWN = (*_FLOATS, "float", "maximum", "minimum", "where")  # what ops has
+_MAX_F32 = float.fromhex("0x1.fffffep127")
 
 
 class Symbol:
@@ -73,6 +77,15 @@ class Symbol:
     def __rtruediv__(self, other: Any) -> Symbol:
         return _apply("div", "float", _float(other), _float(self))
 
+    def __pow__(self, other: Any) -> Symbol:
+        if isinstance(other, bool) or not isinstance(other, int) or not 1 <= other <= MAX_POWER:
+            raise PlanError(
+                f"x ** {other!r}: a whole number from 1 to {MAX_POWER} is a chain of products; others are "
+                "ops.exp(exponent * ops.log(x)), of a positive x"
+            )
+        half = self if other < 2 else self ** (other // 2)
+        return half if other == 1 else half * half if other % 2 == 0 else half * half * self
+
     def __neg__(self) -> Symbol:
         return _arithmetic("sub", 0, self)
 
@@ -122,8 +135,7 @@ class Operations:
 
     def __getattr__(self, name: str) -> Callable[[Any], Symbol]:
         if name not in _FLOATS:
-            known = ", ".join((*_FLOATS, "float", "maximum", "minimum", "where"))
-            raise PlanError(f"an epilogue has no operation {name!r}; it has {known}")
+            raise PlanError(f"an epilogue has no operation {name!r}; it has {', '.join(_KNOWN)}")
         return lambda x: _apply(name, "float", _float(x))
 
     @staticmethod
@@ -154,7 +166,7 @@ def trace(function: Callable[..., Any], names: tuple[str, ...]) -> Expression:
     """The expression of `function(x, i, j, ops, *values)`, `values` in the order of their names.
 
     x is the f32 value of an element, i and j its row and column in C. Raises PlanError when the function does not give
-    one f32 value, or asks a value for its truth.
+    one f32 value, asks a value for its truth, or raises an error of its own, such as that of math.exp(x).
 
     >>> trace(lambda x, i, j, ops: ops.where(i >= j, x, 0.0), ())
     ('where', ('ge', ('i',), ('j',)), ('x',), ('float', 0.0))
@@ -165,7 +177,15 @@ def trace(function: Callable[..., Any], names: tuple[str, ...]) -> Expression:
     except TypeError as error:
         raise PlanError(f"the epilogue's function is called with ({', '.join(taken)}): {error}") from None
     given = [Symbol(("given", name), "float") for name in names]
-    result = function(Symbol(("x",), "float"), Symbol(("i",), "int"), Symbol(("j",), "int"), Operations(), *given)
+    try:
+        result = function(Symbol(("x",), "float"), Symbol(("i",), "int"), Symbol(("j",), "int"), Operations(), *given)
+    except LayoutError:
+        raise
+    except Exception as error:
+        raise PlanError(
+            f"the epilogue's function raised {type(error).__name__}: {error}. It is called once with values that take "
+            f"+ - * / ** and comparisons; functions of them are those of ops: {', '.join(_KNOWN)}"
+        ) from error
     if result is None:
         raise PlanError("the epilogue's function returned nothing: it gives the new value of x")
     return _float(result).expression
@@ -201,7 +221,11 @@ def _symbol(value: Any) -> Symbol:
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise PlanError(f"an epilogue computes with numbers and its own values, not with {value!r}")
-    return Symbol(("int", value), "int") if isinstance(value, int) else Symbol(("float", value), "float")
+    if isinstance(value, int):
+        return Symbol(("int", value), "int")
+    if math.isfinite(value) and abs(value) > _MAX_F32:
+        raise PlanError(f"{value!r} is beyond float32, in which an epilogue computes")
+    return Symbol(("float", value), "float")
 
 
 def _float(value: Any) -> Symbol:
@@ -209,14 +233,26 @@ def _float(value: Any) -> Symbol:
     if value.kind == "bool":
         raise PlanError("a comparison is no number: ops.where(condition, 1.0, 0.0) makes one of it")
     if value.kind == "int":
-        constant = value.expression[0] == "int"
-        return Symbol(("float", float(value.expression[1])) if constant else ("to_float", value.expression), "float")
+        if value.expression[0] != "int":
+            return Symbol(("to_float", value.expression), "float")
+        if abs(value.expression[1]) > _MAX_F32:
+            bits = value.expression[1].bit_length()
+            raise PlanError(f"an integer of {bits} bits is beyond float32, in which an epilogue computes")
+        return Symbol(("float", float(value.expression[1])), "float")
     return value
 
 
 def _same(x: Any, y: Any) -> tuple[Symbol, Symbol]:
     x, y = _symbol(x), _symbol(y)
-    return (x, y) if x.kind == y.kind == "int" else (_float(x), _float(y))
+    return (_int32(x), _int32(y)) if x.kind == y.kind == "int" else (_float(x), _float(y))
+
+
+def _int32(value: Symbol) -> Symbol:
+    """The same. Raises PlanError for a number that meets coordinates, which are int32, and is beyond it."""
+    if value.expression[0] == "int" and not -(2**31) <= value.expression[1] < 2**31:
+        bits = value.expression[1].bit_length()
+        raise PlanError(f"an integer of {bits} bits is beyond int32, in which coordinates are computed")
+    return value
 
 
 def _apply(name: str, kind: str, *operands: Symbol) -> Symbol:
@@ -236,4 +272,4 @@ def _integers(name: str, x: Any, y: Any) -> Symbol:
     x, y = _symbol(x), _symbol(y)
     if x.kind != "int" or y.kind != "int":
         raise PlanError(f"{name.strip('_')} is for coordinates and whole numbers, not for {x.kind} and {y.kind}")
-    return _apply(name, "int", x, y)
+    return _apply(name, "int", _int32(x), _int32(y))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,6 +11,8 @@ from typing import Any
 
 from ..errors import OperandError
 from .epilogue import MAX_WORDS, Epilogue, Given
+
+_MAX_F32 = float.fromhex("0x1.ffffffp127")  # rounds to no float32
 
 
 @dataclass(frozen=True)
@@ -44,13 +48,37 @@ def words_of(epilogue: Epilogue, given: Mapping[str, Any]) -> tuple[Any, ...]:
     return (*words, *[0] * (MAX_WORDS - len(words)))
 
 
+def host_number(name: str, value: Any, whole: bool = False) -> int | float:
+    """A number that is given at a launch, NumPy's included: 32 bits of an integer where it is `whole`, or a float32.
+
+    Raises OperandError for anything else, and for a number that 32 bits do not hold.
+
+    >>> host_number("alpha", 3), host_number("seed", 7, whole=True)
+    (3.0, 7)
+    """
+    kinds: Any = (int, numbers.Integral) if whole else (int, float, numbers.Real)
+    if isinstance(value, bool) or not isinstance(value, kinds):
+        what = "a whole number" if whole and isinstance(value, numbers.Real) else f"got a {type(value).__qualname__}"
+        raise OperandError(f"{name} is a number, given at the launch; {what}")
+    if whole:
+        value = int(value)
+        if not -(2**31) <= value < 2**32:
+            raise OperandError(f"{name} is an integer of {value.bit_length()} bits, and a launch takes 32")
+        return value
+    if isinstance(value, int) and value.bit_length() > 128:
+        raise OperandError(f"{name} = an integer of {value.bit_length()} bits is beyond float32")
+    number = float(value)
+    if _MAX_F32 <= abs(number) < math.inf:
+        raise OperandError(f"{name} = {number!r} is beyond float32")
+    return number
+
+
 def _words(operand: Given, value: Any) -> tuple[Any, ...]:
     if operand.host:
-        if isinstance(value, (Placed, bool)) or not isinstance(value, (int, float)):
-            raise OperandError(f"{operand.name} is a number, given at the launch; got {value!r}")
-        if operand.dtype.name == "i32":
-            return (int(value) & 0xFFFFFFFF,)
-        return (int.from_bytes(struct.pack("<f", value), "little"),)
+        number = host_number(operand.name, value, operand.dtype.name == "i32")
+        if isinstance(number, int):
+            return (number & 0xFFFFFFFF,)
+        return (int.from_bytes(struct.pack("<f", number), "little"),)
     if not isinstance(value, Placed):
         raise OperandError(f"{operand.name} lies in memory: an address, not {value!r}")
     if not operand.axes:

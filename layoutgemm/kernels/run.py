@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from ..dtypes import bf16, dtype, f16, f32, i8, tf32, u8
 from ..errors import OperandError, PlanError
+from .device_operands import check_operands
 from .plan import STRIDE_UNIT, GemmPlan, OperandPlan, padded_leading
 from .reference import execute
 from .silicon import GlobalMatrix
@@ -280,6 +281,7 @@ def _kind(name: str, value: Any) -> str:
         return "NumPy array"
     module = type(value).__module__.partition(".")[0]
     if module == "torch" and hasattr(value, "data_ptr"):
+        check_operands({name: value})
         return f"torch tensor on {value.device}"
     raise OperandError(
         f"{name} is a {type(value).__module__}.{type(value).__qualname__}; give NumPy arrays or torch tensors"

@@ -140,8 +140,7 @@ def choose(
             raise PlanError(f"{name} = {size!r}: an int of at least 1")
     kind = operands(a, None if b_major == "MN" else f"{Operand.parse(a).dtype}:col", None)[0].dtype
     halves = 1
-    if gated is not None:
-        kind_of = gated if isinstance(gated, Gated) else Gated(gated)
+    if (kind_of := Gated.of(gated)) is not None:
         if b_major != "K" or batch > 1:
             what = f"batch = {batch}" if batch > 1 else f"b_major = {b_major!r}"
             raise PlanError(f"{what}: gated by {kind_of.kind}, a product is of one pair of matrices, B K-major")

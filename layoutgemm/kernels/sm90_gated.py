@@ -18,7 +18,7 @@ from typing import Any
 
 from ..atoms import TmaPlan
 from ..errors import PlanError, TmaError
-from .epilogue_steps import ACTIVATIONS
+from .epilogue_steps import ACTIVATIONS, check_activation
 from .plan import Operand, OperandPlan
 
 HALF = "half"  # the dimension of a tensor map: 0 for the gate's columns of B, 1 for those that it multiplies
@@ -40,8 +40,16 @@ class Gated:
     kind: str
 
     def __post_init__(self) -> None:
-        if self.kind not in ACTIVATIONS:
-            raise PlanError(f"gated = {self.kind!r}: known are {', '.join(ACTIVATIONS)}")
+        check_activation(self.kind, "gated =")
+
+    @classmethod
+    def of(cls, given: Any) -> Gated | None:
+        """What gates a plan: one, its kind by name, or None for nothing. Raises PlanError.
+
+        >>> Gated.of("silu") == Gated("silu"), Gated.of(None)
+        (True, None)
+        """
+        return given if given is None or isinstance(given, cls) else cls(given)
 
     def apply(self, gate: Any, up: Any, math: Any) -> Any:
         """One element, or matrices of them; `math` is a kernel's functions or NumPy's, as for a step of an epilogue."""

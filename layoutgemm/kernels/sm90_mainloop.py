@@ -94,6 +94,9 @@ class Promoted:
         6.0
         """
         depth = plain(depth)
+        for table in tables:
+            if not isinstance(table, Table):
+                raise PlanError(f'a table of the main loop is {table!r}: a Table, as in Table("scale_a", "m")')
         names = [table.name for table in tables]
         if len({TOTAL, *names}) <= len(names):
             raise PlanError(f"tables named {', '.join(names)}: each has a name of its own, and none is {TOTAL!r}")

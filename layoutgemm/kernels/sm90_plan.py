@@ -154,7 +154,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         if epilogue and c_spec.dtype.kind != "float":
             raise PlanError(f"c is {c_spec.dtype}, and an epilogue computes in f32: store f32, or a narrower float")
         tile_m, tile_n = config.tile
-        gated = Gated(gated) if isinstance(gated, str) else gated
+        gated = Gated.of(gated)
         if gated is not None:
             check_gated(tile_n, batch, config.split, b_spec, c_spec)
         sums = accumulator_of(a_spec.dtype)

@@ -30,6 +30,7 @@ from layoutgemm.kernels.epilogue import (
     Scale,
     VectorScale,
 )
+from layoutgemm.kernels.epilogue_arrays import Arrays
 from layoutgemm.kernels.epilogue_words import Placed, words_of
 from layoutgemm.kernels.object_cache import facts_of
 from layoutgemm.kernels.plan import padded_leading
@@ -137,6 +138,62 @@ def test_what_a_function_may_do() -> None:
 def test_numpy_numbers_stand_in_the_arithmetic() -> None:
     own = Custom.of(lambda x, i, j, ops: np.float32(2) * x - np.float64(1) / (x + np.int64(3)))
     assert own == Custom.of(lambda x, i, j, ops: 2.0 * x - 1.0 / (x + 3))
+
+
+def test_powers_are_products() -> None:
+    x = np.array([[-1.5, 0.5, 3.0]], np.float32)
+    for power in (1, 2, 3, 5, 16):
+        found = Epilogue(Custom.of(lambda x, i, j, ops, n=power: x**n)).reference(x).c
+        assert np.allclose(found, x.astype(np.float64) ** power, rtol=1e-6), power
+    assert Epilogue(Custom.of(lambda x, i, j, ops: x + i**2)).reference(np.zeros((3, 1))).c[2, 0] == 4
+
+
+@pytest.mark.parametrize(
+    "make, text",
+    [
+        (lambda: Custom.of(lambda x: x**2), r"is called with \(x, i, j, ops\)"),
+        (lambda: Custom.of(lambda x, i, j, ops: math.exp(x)), "raised TypeError.*those of ops: exp"),
+        (lambda: Custom.of(lambda x, i, j, ops: x.exp()), "raised AttributeError.*'exp'.*those of ops"),
+        (lambda: Custom.of(lambda x, i, j, ops: sum(x)), "raised TypeError"),
+        (lambda: Custom.of(lambda x, i, j, ops: x + 1 // 0), "raised ZeroDivisionError"),
+        (lambda: Custom.of(lambda x, i, j, ops: x**0.5), r"x \*\* 0.5: a whole number from 1 to 16"),
+        (lambda: Custom.of(lambda x, i, j, ops: x**0), r"x \*\* 0"),
+        (lambda: Custom.of(lambda x, i, j, ops: x * 1e39), "1e[+]39 is beyond float32"),
+        (lambda: Custom.of(lambda x, i, j, ops: x * 10**5000), "bits is beyond float32"),
+        (lambda: Custom.of(lambda x, i, j, ops: ops.where(i < 2**40, x, 0.0)), "41 bits is beyond int32"),
+        (lambda: Custom.of(5), "5 is not a callable"),
+        (lambda: Custom.of(lambda x, i, j, ops, w: x, "w"), "'w': a Given"),
+        (lambda: Given(5, "m", F32), "named 5"),
+        (lambda: Given("w", ["m"], F32), "axes"),
+        (lambda: Given("w", "m", "i8"), "w is i8"),
+        (lambda: Given("w", "m", "f99"), "unknown number format 'f99'"),
+        (lambda: Activation(["relu"]), "activation"),
+        (lambda: Clamp("a", "b"), "low = 'a'"),
+        (lambda: Dropout("x"), "p = 'x'"),
+        (lambda: Epilogue.named(5), "named by text"),
+        (lambda: Sm90Plan.derive(64, 64, 64, b="bf16:col", config=SMALL, gated=lambda x: x), "gated = <function"),
+        (lambda: Sm90Plan.derive(64, 64, 64, b="bf16:col", config=SMALL, gated=["silu"]), "gated ="),
+        (lambda: Epilogue(Bias()).reference(np.zeros((2, 2)), bias="x"), "bias is of <U1"),
+        (lambda: Epilogue(Bias()).reference(np.zeros((2, 2)), bias=[1j, 2]), "bias is of complex"),
+        (lambda: Epilogue(Bias()).reference(np.zeros(2), bias=[1, 2]), r"accumulator has shape \(2,\)"),
+        (lambda: Epilogue(Dropout(0.5)).reference(np.zeros((2, 2)), seed=1.5), "seed is a number"),
+        (lambda: Epilogue(Dropout(0.5)).reference(np.zeros((2, 2)), seed=2**40), "41 bits"),
+        (lambda: words_of(Epilogue(Scale()), {"alpha": 1e39}), "alpha = 1e[+]39 is beyond float32"),
+    ],
+    ids=range(28),
+)
+def test_what_means_nothing_is_refused_in_words(make: Any, text: str) -> None:
+    with pytest.raises((PlanError, OperandError), match=text):
+        make()
+
+
+def test_operands_are_rounded_once_to_their_type() -> None:
+    near = 1 + 2**-8 + 2**-40  # float32 would be the tie
+    for dtypes, want in (("bf16", 1.0078125), ("f32", 1.00390625)):
+        found = Epilogue(Bias("n", dtypes)).reference(np.zeros((1, 1)), bias=[near]).c
+        arrays = Arrays(Epilogue(Bias("n", dtypes)), (1, 1), {"bias": [near]})
+        assert found.item() == want == dtype(dtypes).decode(arrays.words[0]).item()
+    assert Given("w", "m", "f32") == Given("w", "m", F32)
 
 
 def test_names_of_cublaslt() -> None:

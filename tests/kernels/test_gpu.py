@@ -82,7 +82,7 @@ def test_bad_operands_are_named():
         plan.run(a, b, device="reference")
     with pytest.raises(OperandError, match="out is on cpu, a and b are on cuda:0"):
         plan.run(a, b, out=torch.empty(M, N))
-    with pytest.raises(OperandError, match="out shares memory with a"):
+    with pytest.raises(OperandError, match="out, which is written to, shares memory with a"):
         square = integers(64, 64)
         GemmPlan.derive(64, 64, 64, c="bf16").run(square, square.clone(), out=square)
 

@@ -225,7 +225,7 @@ def test_outputs_and_what_lies_around_them() -> None:
     assert torch.equal(matmul(a, b, out=scattered), want)
     assert len(explain_matmul(a, b, out=scattered).copies) == 1
     square = integers(128, 128)
-    with pytest.raises(TensorError, match="out shares memory with a"):
+    with pytest.raises(TensorError, match="out, which is written to, shares memory with a"):
         matmul(square, square.clone(), out=square)
 
 

@@ -65,7 +65,7 @@ def test_views_are_taken_as_they_lie_or_copied_by_name() -> None:
     result = plan.run(a, b.T)
     assert not result.copies
     torch.testing.assert_close(result.c.double(), exact, rtol=1e-2, atol=1e-2)
-    with pytest.raises(OperandError, match="out shares memory with a"):
+    with pytest.raises(OperandError, match="out, which is written to, shares memory with a"):
         plan.run(a, b.T, out=a)
     shifted = plan.run(whole[:64, 1:65], b.T)
     assert "a starts at" in shifted.copies[0]

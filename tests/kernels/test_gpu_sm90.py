@@ -149,7 +149,7 @@ def test_where_the_product_goes() -> None:
     direct = GemmPlan.derive(72, 135, 200, b="bf16:col", config=small(store="direct"))
     tight.zero_()
     assert direct.run(a, b, out=tight, copy=False).copies == () and torch.equal(tight, want)
-    with pytest.raises(OperandError, match="out shares memory with a"):
+    with pytest.raises(OperandError, match="out, which is written to, shares memory with a"):
         square = integers(64, 64)
         GemmPlan.derive(64, 64, 64, config=small()).run(square, square.clone(), out=square)
 
