@@ -314,6 +314,9 @@ def _instruction(kernel: Kernel, statement: _Statement) -> Instruction:
     guard = re.match(r"@(!?)(%?[\w$]+)\s+(.*)", text) if text[:1] == "@" else None
     if guard is not None:
         negated, predicate, rest = bool(guard.group(1)), _resolved(guard.group(2), scopes), guard.group(3)
+        if (kind := kernel.registers.get(predicate)) != "pred":
+            known = "is not declared" if kind is None else f"is a register of type .{kind}, not .pred"
+            raise PtxError(f"PTX line {line}: {text}: the guard {predicate} {known}")
     opcode, _, arguments = rest.partition(" ")
     if len(scopes) > 2:
         arguments = _NAME.sub(lambda m: _resolved(m.group(0), scopes), arguments)
