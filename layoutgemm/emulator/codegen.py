@@ -20,8 +20,11 @@ import numpy as np
 from ..dtypes import dtype
 from ..errors import PtxError
 from . import floats, values
+from .launch import SPECIAL
 from .ptx import Instruction, Kernel, Operand
 
+# What reading an instruction may raise where its words or operands are not those of any form.
+UNREADABLE = (ValueError, LookupError, TypeError, StopIteration)
 # Where parameter space begins, and where shared memory lies among generic addresses.
 PARAMETER_BASE = 0x10000
 SHARED_WINDOW = 0x7F0000000000
@@ -73,7 +76,7 @@ class Generator:
             text = f"R[{self.index[operand.text]}]"
             return f"({text} ^ True)" if operand.negated else text
         if operand.kind == "special":
-            return f"W.special[{operand.text!r}]"
+            return f"W.special[{special(operand)!r}]"
         if operand.kind == "number":
             return str(number(operand.text, bits_of(kind)))
         if operand.kind == "symbol":
@@ -126,7 +129,7 @@ class Generator:
             return None
         try:
             found = rule(self, ins)
-        except (ValueError, KeyError, IndexError) as error:
+        except UNREADABLE as error:
             raise PtxError(f"{ins.where}: {ins.text}: unknown form of {ins.words[0]}: {error}") from None
         if found is None:
             return None
@@ -163,6 +166,13 @@ def result_bits(ins: Instruction) -> int:
     if name in ("popc", "clz", "bfind"):
         return 32
     return 2 * bits if name in ("mul", "mad") and "wide" in ins.words else bits
+
+
+def special(operand: Operand) -> str:
+    """The name of a special register. Raises ValueError for one that is not known."""
+    if operand.text not in SPECIAL:
+        raise ValueError(f"{operand.text} is neither declared nor a special register")
+    return operand.text
 
 
 def number(text: str, bits: int) -> int:

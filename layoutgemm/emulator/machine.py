@@ -415,7 +415,7 @@ class Machine:
                     self._finish(cluster, fiber, False)
                     return
                 if pc >= end:
-                    raise EmulatorError("the kernel runs past its last instruction")
+                    raise EmulatorError(f"the kernel runs past its last instruction, {program.kernel.instructions[-1]}")
                 step = steps[pc]
                 if isinstance(step, Operation):
                     ins = fiber.ins = step.ins
@@ -459,7 +459,7 @@ class Machine:
             if fiber.ins is None or "PTX line" in str(error):
                 raise
             raise type(error)(f"{error}\n  {fiber.describe()} at {fiber.ins}") from error
-        except (TypeError, ValueError, IndexError, AttributeError) as error:
+        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
             raise self._broken(fiber, error) from error
 
     def _broken(self, fiber: Fiber, error: Exception) -> EmulatorError:
