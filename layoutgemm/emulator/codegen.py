@@ -128,6 +128,8 @@ class Generator:
         if rule is None or (ins.words[0] == "add" and "noftz" in ins.words):
             return None
         try:
+            if ins.words[0] in KINDS_OF and not KINDS_OF[ins.words[0]].fullmatch(ins.words[-1]):
+                raise ValueError(f".{ins.words[-1]} is no type of it")
             found = rule(self, ins)
         except UNREADABLE as error:
             raise PtxError(f"{ins.where}: {ins.text}: unknown form of {ins.words[0]}: {error}") from None
@@ -182,6 +184,34 @@ def number(text: str, bits: int) -> int:
         return int(text[2:], 16)
     return int(text, 0) & ((1 << bits) - 1)
 
+
+_INTEGER, _BITS, _FLOAT = r"[us](16|32|64)", r"b(16|32|64)", r"b?f16(x2)?|f32(x2)?|f64"
+_ANY = r"[bus](16|32|64)|f32|f64"
+# The types that an instruction may have; those of cvt are two.
+KINDS_OF = {
+    name: re.compile(kinds)
+    for names, kinds in {
+        ("add", "sub", "mul", "min", "max"): f"{_INTEGER}|{_FLOAT}",
+        ("mad", "div"): f"{_INTEGER}|f32|f64",
+        ("rem",): _INTEGER,
+        ("fma",): _FLOAT,
+        ("neg", "abs"): f"s(16|32|64)|{_FLOAT}",
+        ("rcp", "sqrt", "rsqrt", "copysign"): r"f32|f64",
+        ("lg2", "sin", "cos"): r"f32",
+        ("ex2", "tanh"): r"b?f16(x2)?|f32",
+        ("mov",): rf"{_ANY}|b128|pred",
+        ("and", "or", "xor", "not"): f"{_BITS}|pred",
+        ("cnot", "shl"): _BITS,
+        ("shr",): r"[bus](16|32|64)",
+        ("shf", "lop3", "prmt"): r"b32",
+        ("bfe", "bfind"): r"[us](32|64)",
+        ("bfi", "brev", "popc", "clz"): r"b(32|64)",
+        ("selp",): _ANY,
+        ("setp",): f"{_ANY}|{_FLOAT}",
+        ("cvta",): r"u(32|64)",
+    }.items()
+    for name in names
+}
 
 Rule = Callable[[Generator, Instruction], "str | list[tuple[Operand, str]] | None"]
 RULES: dict[str, Rule] = {}
@@ -489,6 +519,9 @@ def _setp(g: Generator, ins: Instruction) -> str | list[tuple[Operand, str]]:
 @rule("cvt")
 def _cvt(g: Generator, ins: Instruction) -> str:
     *words, to, from_ = ins.words[1:]
+    for kind in (to, from_):
+        if kind[0] in "us" and not kind.endswith("x2") and not re.fullmatch(r"[us](8|16|32|64)", kind):
+            raise ValueError(f".{kind} is no type of it")
     sources = ins.operands[1:]
     if from_ == "s2f6x2":
         _known(words, "rn", "satfinite", "relu", "scaled::n2::ue8m0")

@@ -171,7 +171,8 @@ def parse(text: str) -> list[Kernel]:
     Operand(kind='address', text='[%rd0+4]', parts=(Operand(kind='reg', text='%rd0', parts=(), offset=0, \
 negated=False),), offset=4, negated=False)
     """
-    text = _blank_comments(text)
+    # What is no character, half of a surrogate pair, could not be written out in a message.
+    text = _blank_comments(text.encode("utf-8", "backslashreplace").decode("utf-8"))
     target = re.search(r"\.target\s+(\w+)", text)
     if target is None:
         raise PtxError("PTX line 1: no .target: this is no PTX module")

@@ -50,8 +50,8 @@ class Form:
                 self.count = int(word[1:])
             elif word not in IGNORED and word not in extra and not word.startswith(("L1::", "L2::")):
                 raise ValueError(f".{word} is not known here")
-        self.bytes = bits_of(self.kind) // 8 if self.kind not in SIZES else SIZES[self.kind]
-        if self.bytes not in UNSIGNED or self.space in ("const", "local"):
+        self.bytes = bits_of(self.kind) // 8 if self.kind in ("bf16", "f16x2", "bf16x2") else SIZES.get(self.kind, 0)
+        if self.bytes not in UNSIGNED or self.kind == "pred" or self.space in ("const", "local"):
             raise ValueError(f"{self.space or 'generic'} {self.kind} is not known here")
 
 
