@@ -20,8 +20,11 @@ import numpy as np
 from ..dtypes import dtype
 from ..errors import PtxError
 from . import floats, values
+from .launch import SPECIAL
 from .ptx import Instruction, Kernel, Operand
 
+# What reading an instruction may raise where its words or operands are not those of any form.
+UNREADABLE = (ValueError, LookupError, TypeError, StopIteration)
 # Where parameter space begins, and where shared memory lies among generic addresses.
 PARAMETER_BASE = 0x10000
 SHARED_WINDOW = 0x7F0000000000
@@ -68,10 +71,12 @@ class Generator:
     def read(self, operand: Operand, kind: str = "b32") -> str:
         """The operand's bits as an expression."""
         if operand.kind == "reg":
+            if wrong := self.misfit(operand, bits_of(kind)):
+                raise ValueError(wrong)
             text = f"R[{self.index[operand.text]}]"
             return f"({text} ^ True)" if operand.negated else text
         if operand.kind == "special":
-            return f"W.special[{operand.text!r}]"
+            return f"W.special[{special(operand)!r}]"
         if operand.kind == "number":
             return str(number(operand.text, bits_of(kind)))
         if operand.kind == "symbol":
@@ -84,15 +89,32 @@ class Generator:
             return f"({address} | W.window)" if name.strip() in self.shared else str(address)
         raise ValueError(f"{operand.text} is no value")
 
-    def signed(self, operand: Operand, kind: str) -> str:
-        """The operand's value as an expression, signed where its type is."""
+    def misfit(self, operand: Operand, bits: int) -> str:
+        """What is wrong with a register of another width, or "": `cvt`, `ld` and `st` alone take wider ones."""
+        found = bits_of(self.kinds[operand.text])
+        return "" if found == bits else f"{operand.text} is a register of {found} bits, where one of {bits} is needed"
+
+    def low(self, operand: Operand, kind: str) -> str:
+        """The bits of a type as an expression, from a register that may be wider."""
+        if operand.kind != "reg" or (found := bits_of(self.kinds[operand.text])) == bits_of(kind):
+            return self.read(operand, kind)
+        text, bits = f"R[{self.index[operand.text]}]", bits_of(kind)
+        if found < bits:
+            raise ValueError(f"{operand.text} is a register of {found} bits, narrower than .{kind}")
+        text = f"narrow({text})" if found == 64 else text
+        return f"({text} & {MASKS[bits]})" if bits < 32 else text
+
+    def packed(self, operand: Operand) -> str:
+        """The bits of a packed pair as an expression: it lies in the low bits of a register of any width."""
+        return self.read(operand, self.kinds.get(operand.text, "b32"))
+
+    def signed(self, operand: Operand, kind: str, wider: bool = False) -> str:
+        """The operand's value as an expression, signed where its type is; `wider`: its register may be."""
         if operand.kind == "number":
             bits = bits_of(kind)
             value = number(operand.text, bits)
             return str(value - (1 << bits) if kind[0] == "s" and value >> bits - 1 else value)
-        text = self.read(operand, kind)
-        if kind == "u8":
-            return f"({text} & 255)"
+        text = self.low(operand, kind) if wider else self.read(operand, kind)
         return f"s{bits_of(kind)}({text})" if kind[0] == "s" else text
 
     # ------------------------------------------------------------ instructions
@@ -106,14 +128,20 @@ class Generator:
         if rule is None or (ins.words[0] == "add" and "noftz" in ins.words):
             return None
         try:
+            if ins.words[0] in KINDS_OF and not KINDS_OF[ins.words[0]].fullmatch(ins.words[-1]):
+                raise ValueError(f".{ins.words[-1]} is no type of it")
             found = rule(self, ins)
-        except (ValueError, KeyError, IndexError) as error:
+        except UNREADABLE as error:
             raise PtxError(f"{ins.where}: {ins.text}: unknown form of {ins.words[0]}: {error}") from None
         if found is None:
             return None
-        if isinstance(found, list):  # (operand, expression) pairs, of one instruction that writes several registers
-            return "; ".join(self.assign(ins, target, text) for target, text in found)
-        return self.assign(ins, ins.operands[0], found)
+        # (operand, expression) pairs, of one instruction that writes several registers
+        pairs = found if isinstance(found, list) else [(ins.operands[0], found)]
+        if ins.words[0] != "cvt":
+            for target, _ in pairs:
+                if target.kind == "reg" and (wrong := self.misfit(target, result_bits(ins) // len(pairs))):
+                    raise PtxError(f"{ins.where}: {ins.text}: {wrong}")
+        return "; ".join(self.assign(ins, target, text) for target, text in pairs)
 
     def assign(self, ins: Instruction, target: Operand, text: str) -> str:
         """target = text, where the instruction's predicate holds."""
@@ -132,6 +160,23 @@ class Generator:
         return "select64" if bits_of(self.kinds.get(target.text, "b32")) == 64 else "select"
 
 
+def result_bits(ins: Instruction) -> int:
+    """Bits that an instruction writes, of all its targets together; `cvt` may write wider registers."""
+    name, bits = ins.words[0], bits_of(ins.words[-1])
+    if name == "setp":
+        return max(1, len(ins.operands[0].parts))
+    if name in ("popc", "clz", "bfind"):
+        return 32
+    return 2 * bits if name in ("mul", "mad") and "wide" in ins.words else bits
+
+
+def special(operand: Operand) -> str:
+    """The name of a special register. Raises ValueError for one that is not known."""
+    if operand.text not in SPECIAL:
+        raise ValueError(f"{operand.text} is neither declared nor a special register")
+    return operand.text
+
+
 def number(text: str, bits: int) -> int:
     """The bits of a literal: decimal, hexadecimal, binary, or the bits of a float (0f..., 0d...)."""
     text = text.rstrip("U")
@@ -139,6 +184,34 @@ def number(text: str, bits: int) -> int:
         return int(text[2:], 16)
     return int(text, 0) & ((1 << bits) - 1)
 
+
+_INTEGER, _BITS, _FLOAT = r"[us](16|32|64)", r"b(16|32|64)", r"b?f16(x2)?|f32(x2)?|f64"
+_ANY = r"[bus](16|32|64)|f32|f64"
+# The types that an instruction may have; those of cvt are two.
+KINDS_OF = {
+    name: re.compile(kinds)
+    for names, kinds in {
+        ("add", "sub", "mul", "min", "max"): f"{_INTEGER}|{_FLOAT}",
+        ("mad", "div"): f"{_INTEGER}|f32|f64",
+        ("rem",): _INTEGER,
+        ("fma",): _FLOAT,
+        ("neg", "abs"): f"s(16|32|64)|{_FLOAT}",
+        ("rcp", "sqrt", "rsqrt", "copysign"): r"f32|f64",
+        ("lg2", "sin", "cos"): r"f32",
+        ("ex2", "tanh"): r"b?f16(x2)?|f32",
+        ("mov",): rf"{_ANY}|b128|pred",
+        ("and", "or", "xor", "not"): f"{_BITS}|pred",
+        ("cnot", "shl"): _BITS,
+        ("shr",): r"[bus](16|32|64)",
+        ("shf", "lop3", "prmt"): r"b32",
+        ("bfe", "bfind"): r"[us](32|64)",
+        ("bfi", "brev", "popc", "clz"): r"b(32|64)",
+        ("selp",): _ANY,
+        ("setp",): f"{_ANY}|{_FLOAT}",
+        ("cvta",): r"u(32|64)",
+    }.items()
+    for name in names
+}
 
 Rule = Callable[[Generator, Instruction], "str | list[tuple[Operand, str]] | None"]
 RULES: dict[str, Rule] = {}
@@ -265,7 +338,7 @@ def _float_arithmetic(g: Generator, ins: Instruction) -> str:
     _only(ins, *ROUNDING, "ftz", "sat", *(("NaN",) if chooses else ()))
     if chooses and len(ins.operands) != 3 and not (len(ins.operands) == 4 and kind == "f32"):
         raise ValueError(f"{name} of {len(ins.operands) - 1} operands")
-    operands = [g.read(o, "b64" if kind in ("f64", "f32x2") else "b32") for o in ins.operands[1:]]
+    operands = [g.read(o, kind) for o in ins.operands[1:]]
     name = "fma" if name == "mad" else f"{name}.NaN" if "NaN" in ins.words else name
     flush, saturate = "ftz" in ins.words, "sat" in ins.words
     if kind in ("f32", "f32x2"):
@@ -446,17 +519,20 @@ def _setp(g: Generator, ins: Instruction) -> str | list[tuple[Operand, str]]:
 @rule("cvt")
 def _cvt(g: Generator, ins: Instruction) -> str:
     *words, to, from_ = ins.words[1:]
+    for kind in (to, from_):
+        if kind[0] in "us" and not kind.endswith("x2") and not re.fullmatch(r"[us](8|16|32|64)", kind):
+            raise ValueError(f".{kind} is no type of it")
     sources = ins.operands[1:]
     if from_ == "s2f6x2":
         _known(words, "rn", "satfinite", "relu", "scaled::n2::ue8m0")
-        scale = g.read(sources[1]) if len(sources) > 1 else "0x7F7F"
-        return f"fixed_pair({g.read(sources[0])}, {scale}, {_kind(to[:-2])}, {'relu' in words})"
+        scale = g.packed(sources[1]) if len(sources) > 1 else "0x7F7F"
+        return f"fixed_pair({g.packed(sources[0])}, {scale}, {_kind(to[:-2])}, {'relu' in words})"
     if to.endswith("x2") and from_ == "f32" and len(sources) == 2:
-        up, low = (f"decode({g.read(o)}, KIND_f32)" for o in sources)
+        up, low = (f"decode({g.read(o, from_)}, KIND_f32)" for o in sources)
         return _pair(words, to, up, low)
     if to.endswith("x2") and from_.endswith("x2"):
         kind = _kind(from_[:-2])
-        text, bits = g.read(sources[0]), _field_bits(from_)
+        text, bits = g.packed(sources[0]), _field_bits(from_)
         up, low = (f"decode({text} >> {at} & {(1 << bits) - 1}, {kind})" for at in (bits, 0))
         return _pair(words, to, up, low)
     if to[0] in "su" and from_[0] in "su":
@@ -465,17 +541,18 @@ def _cvt(g: Generator, ins: Instruction) -> str:
     if to[0] in "su":
         _known(words, "rni", "rzi", "rmi", "rpi", "ftz", "sat")
         mode = next(word for word in words if word in floats.ROUND)
-        text = g.read(sources[0], from_)
+        text = g.low(sources[0], from_)
         text = f"bits32(flushed(f32({text})))" if "ftz" in words and from_ == "f32" else text
-        width = max(bits_of(to), bits_of(g.kinds.get(ins.operands[0].text, to)))
+        width = _register(g, ins, to)
         return f"to_integer({text}, {_kind(from_)}, {mode!r}, {bits_of(to)}, {to[0] == 's'}, {width})"
+    wide = "wide" if _register(g, ins, "b32" if to == "tf32" else to) > max(32, bits_of(to)) else ""
     if from_[0] in "su":
         _known(words, "rn")
-        return f"from_integer({g.signed(sources[0], from_)}, {_kind(to)})"
+        return f"{wide}(from_integer({g.signed(sources[0], from_, wider=True)}, {_kind(to)}))"
     _known(words, "rn", "ftz", "relu", "sat", "satfinite", "rna", *floats.ROUND)
     if "rna" in words and to != "tf32":
         raise ValueError(".rna")
-    text = f"decode({g.read(sources[0], from_)}, {_kind(from_)})"
+    text = f"decode({g.low(sources[0], from_)}, {_kind(from_)})"
     if "ftz" in words and from_ == "f32":
         text = f"flushed({text})"
     for word in words:
@@ -485,11 +562,12 @@ def _cvt(g: Generator, ins: Instruction) -> str:
         text = f"saturated({text}, 0, 1)"
     if to == "tf32":
         text = f"tf32(bits32({_limited(words, text, to)}), {'rna' in words})"
-        return f"limit_tf32({text})" if "satfinite" in words else text
+        return f"{wide}(limit_tf32({text}))" if "satfinite" in words else f"{wide}({text})"
     text = _limited(words, text, to)
     if to == "f32" and "ftz" in words:
         text = f"flushed(np.float32({text}))"
-    return f"bits32({text})" if to == "f32" else f"bits64({text})" if to == "f64" else f"encode({text}, {_kind(to)})"
+    text = f"bits32({text})" if to == "f32" else f"bits64({text})" if to == "f64" else f"encode({text}, {_kind(to)})"
+    return f"{wide}({text})"
 
 
 def _limited(words: list[str], text: str, to: str) -> str:
@@ -531,24 +609,34 @@ def _known(words: list[str], *known: str) -> None:
 
 def _integer(g: Generator, ins: Instruction, to: str, from_: str, saturate: bool) -> str:
     """cvt between integers; a register wider than its type has the type's sign, or zeros, above."""
-    source, target = ins.operands[1], ins.operands[0]
-    value = g.signed(source, from_)
-    bits, register = bits_of(to), max(bits_of(to), bits_of(g.kinds.get(target.text, to)))
+    source = ins.operands[1]
+    value = g.signed(source, from_, wider=True)
+    bits, had, register = bits_of(to), bits_of(from_), _register(g, ins, to)
+    (low, top), (least, most) = _range(to), _range(from_)
+    fits = low <= least and most <= top
     if saturate:
-        (low, top), (least, most) = _range(to), _range(from_)
         value = f"largest({value}, {low})" if low > least else value
         value = f"least({value}, {top})" if top < most else value
-    elif bits < bits_of(from_) or (bits == bits_of(from_) and to[0] != from_[0]):
-        if bits_of(from_) == 64:
-            value = f"narrow({g.read(source, from_)})" if bits < 64 else g.read(source, from_)
-            from_ = "s64"  # an array of it is int64 now
-        if to[0] == "s" and register > bits:
+    if had < 64 and register < 64:
+        if fits or (saturate and low == 0):
+            return f"({value}) & {MASKS[register]}" if least < 0 else value
+        if to[0] == "s" and register > bits and not saturate:
             value = _sign_extended(value, to)
-        else:
-            return f"{value} & {_mask(to)}" if bits < 64 else value
-    if register < 64:
-        return f"{f'narrow({value})' if from_ == 'u64' else f'({value})'} & {MASKS[register]}"
-    return f"wide({value})" if from_[0] == "u" and not (to[0] == "s" and bits < 64) else f"signed_wide({value})"
+        return f"({value}) & {MASKS[register if to[0] == 's' else bits]}"
+    if had == 64 and bits == 64 and (fits or not saturate):
+        return g.read(source, from_)
+    if had < 64 and fits:
+        return f"signed_wide({value})" if least < 0 else f"wide({value})"
+    return f"converted({value}, {bits}, {to[0] == 's'}, {register})"
+
+
+def _register(g: Generator, ins: Instruction, kind: str) -> int:
+    """Bits of the register that a cvt writes. Raises ValueError for one that is narrower than its type."""
+    target = ins.operands[0]
+    register, bits = bits_of(g.kinds.get(target.text, kind)), bits_of(kind)
+    if target.kind == "reg" and register < bits:
+        raise ValueError(f"{target.text} is a register of {register} bits, narrower than .{kind}")
+    return max(register, bits)
 
 
 def _range(kind: str) -> tuple[int, int]:

@@ -378,7 +378,7 @@ def learn(ledger: Ledger, fiber: Any, lanes: int, event: Event) -> None:
 
 def divide(ledger: Ledger, event: Event, lanes: int) -> Event:
     """Take the accesses of some lanes out of an event, into one of their own that all know who knew of the first."""
-    made = ledger.event(event.asynchronous, event.describe)
+    made = ledger.event(event.asynchronous, event.describe, event.engine)
     made.time, made.wrote = event.time, event.wrote
     made.lanes, event.lanes = lanes, event.lanes & ~lanes
     kept: list[tuple[Shadow, bool, Touch]] = []

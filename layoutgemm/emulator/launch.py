@@ -140,3 +140,7 @@ def special_registers(launch: Launch, coordinate: Triple, rank: int, shared: int
         special[f"%cluster_ctaid.{name}"] = coordinate[axis] % size[axis]
         special[f"%cluster_nctaid.{name}"] = size[axis]
     return special
+
+
+# The names of all special registers.
+SPECIAL = frozenset(special_registers(Launch((1, 1, 1), (1, 1, 1), b"", GlobalMemory()), (0, 0, 0), 0, 0, 0))

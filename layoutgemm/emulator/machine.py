@@ -22,6 +22,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import product
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -37,11 +38,14 @@ from .launch import Progress, Triple, Watch, special_registers
 from .memory import RANK_SHIFT, SharedMemory
 from .order import NO_PARTS, Event, Knowledge, Ledger, Parts, Shadow
 from .program import Operation, Program, Segment
-from .ptx import Instruction
+from .ptx import MAX_SHARED_BYTES, Instruction
 from .timeline import Recorder
 from .values import FULL, LANES, any_of, bool_of, mask_of, select64
 
 BLOCKED, GONE = -1, -2
+# CUDA's limits of a launch: along each axis, threads of a block, blocks of a cluster; and blocks that are emulated.
+MOST = {"grid": (2**31 - 1, 65535, 65535), "block": (1024, 1024, 64), "cluster": (16, 16, 16)}
+MAX_THREADS, MAX_BLOCKS, MAX_GRID = 1024, 16, 1 << 24
 PRODUCTS = ("wgmma.mma_async", "mma.", "tcgen05.mma")
 
 
@@ -225,6 +229,8 @@ class Machine:
         self.told, self.products = 0.0, 0
         self.waiting: deque[Triple] = deque()
         self.scratch: dict[str, Any] = {}  # what operations keep for a launch
+        if problem := _geometry(launch):
+            raise EmulatorError(problem)
         for axis in range(3):
             if launch.grid[axis] % launch.cluster[axis]:
                 raise EmulatorError(f"a grid of {launch.grid} is no whole number of clusters of {launch.cluster}")
@@ -415,7 +421,7 @@ class Machine:
                     self._finish(cluster, fiber, False)
                     return
                 if pc >= end:
-                    raise EmulatorError("the kernel runs past its last instruction")
+                    raise EmulatorError(f"the kernel runs past its last instruction, {program.kernel.instructions[-1]}")
                 step = steps[pc]
                 if isinstance(step, Operation):
                     ins = fiber.ins = step.ins
@@ -459,7 +465,7 @@ class Machine:
             if fiber.ins is None or "PTX line" in str(error):
                 raise
             raise type(error)(f"{error}\n  {fiber.describe()} at {fiber.ins}") from error
-        except (TypeError, ValueError, IndexError, AttributeError) as error:
+        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
             raise self._broken(fiber, error) from error
 
     def _broken(self, fiber: Fiber, error: Exception) -> EmulatorError:
@@ -571,6 +577,24 @@ class Machine:
                     continue
                 value = _merged(value, other, child, bool(self.program.wide >> register & 1))
             parent.registers[register] = value
+
+
+def _geometry(launch: Launch) -> str:
+    """What no GPU launches, or ""."""
+    for name, sizes in (("grid", launch.grid), ("block", launch.block), ("cluster", launch.cluster)):
+        most = MOST[name]
+        if any(not 1 <= size <= limit for size, limit in zip(sizes, most, strict=True)):
+            return f"a {name} of {sizes}: from 1 to {most} along each axis"
+    threads, blocks = prod(launch.block), prod(launch.cluster)
+    if threads > MAX_THREADS:
+        return f"a block of {launch.block} has {threads} threads, and {MAX_THREADS} are the most"
+    if blocks > MAX_BLOCKS:
+        return f"a cluster of {launch.cluster} has {blocks} blocks, and {MAX_BLOCKS} are the most"
+    if launch.dynamic_shared > MAX_SHARED_BYTES:
+        return f"{launch.dynamic_shared} bytes of dynamic shared memory, more than {MAX_SHARED_BYTES}"
+    if prod(launch.grid) > MAX_GRID:
+        return f"a grid of {launch.grid} has {prod(launch.grid)} blocks: more than {MAX_GRID} are not emulated"
+    return ""
 
 
 def _merged(value: Any, other: Any, child: Fiber, wide: bool) -> Any:

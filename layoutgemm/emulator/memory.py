@@ -176,6 +176,20 @@ def span(offset: int, size: int) -> int:
     return ((1 << last - first + 1) - 1) << first
 
 
+def span_parts(offset: int, size: int) -> dict[int, int]:
+    """Granule -> its bytes in [offset, offset + size), as a bit set, for the first and the last if it is not all.
+
+    >>> span_parts(20, 12), span_parts(28, 8), span_parts(16, 32)
+    ({1: 65520}, {1: 61440, 2: 15}, {})
+    """
+    parts: dict[int, int] = {}
+    for place in (offset // GRANULE, (offset + size - 1) // GRANULE):
+        low, end = max(offset - place * GRANULE, 0), min(offset + size - place * GRANULE, GRANULE)
+        if end - low < GRANULE:
+            parts[place] = (1 << end) - (1 << low)
+    return parts
+
+
 def granules(offsets: npt.NDArray[np.int64], size: int) -> int:
     """The granules that accesses of `size` bytes at these offsets touch, as a bit set."""
     places = 0

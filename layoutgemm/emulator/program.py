@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ..errors import PtxError
-from .codegen import NAMES, PARAMETER_BASE, Generator, bits_of, number
-from .ptx import Instruction, Kernel, Operand
+from .codegen import NAMES, PARAMETER_BASE, Generator, bits_of, number, special
+from .ptx import MAX_SHARED_BYTES, Instruction, Kernel, Operand
 
 BRANCHES = ("bra", "ret", "exit")
 _NUMBERS = itertools.count()
@@ -98,6 +98,8 @@ class Program:
             at = -(-at // symbol.align) * symbol.align
             self.symbols[symbol.name] = at
             at += symbol.size
+            if at > MAX_SHARED_BYTES:
+                raise PtxError(f"{symbol.name} ends at byte {at} of shared memory, which has {MAX_SHARED_BYTES} at most")
         self.shared_bytes = at
 
     # ------------------------------------------------------------ what instructions read and write
@@ -135,7 +137,7 @@ class Program:
 
     def target(self, ins: Instruction) -> int:
         """The pc that a branch goes to."""
-        name = ins.operands[0].text
+        name = ins.operands[0].text if ins.operands else "to go to"
         if name not in self.kernel.labels:
             raise PtxError(f"{ins.where}: {ins.text}: no label {name}")
         return self.kernel.labels[name]
@@ -231,7 +233,7 @@ class Program:
                 return lambda fiber: fiber.registers[at] ^ True
             return lambda fiber: fiber.registers[at]
         if operand.kind == "special":
-            name = operand.text
+            name = special(operand)
             return lambda fiber: fiber.warp.special[name]
         if operand.kind == "number":
             constant = number(operand.text, bits_of(kind))
@@ -261,8 +263,11 @@ class Program:
         return self.address(operand), [self.value(part) for part in operand.parts[1:]]
 
     def targets(self, operand: Operand) -> list[int | None]:
-        """The register numbers of a register or vector that is written; None for `_`."""
+        """The register numbers of a register or vector that is written; None for `_`. Raises PtxError for others."""
         parts = operand.parts if operand.kind == "vector" else (operand,)
+        for part in parts:
+            if part.kind not in ("reg", "sink"):
+                raise PtxError(f"cannot write to {part.text}")
         return [self.index[part.text] if part.kind == "reg" else None for part in parts]
 
     def sources(self, operand: Operand, kind: str = "b32") -> list[Callable[[Any], Any]]:

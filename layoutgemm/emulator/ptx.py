@@ -16,6 +16,9 @@ from typing import NamedTuple
 
 from ..errors import PtxError
 
+# Bounds of what a kernel may declare; the hardware has none for virtual registers, and 32764 bytes of parameters.
+MAX_REGISTERS, MAX_PARAMETER_BYTES, MAX_SHARED_BYTES, MAX_SCOPES = 1 << 17, 32764, 1 << 24, 256
+MAX_ALIGNMENT, MAX_BRACKETS = 1 << 16, 8
 # Sizes in bytes of the types that may stand in a declaration.
 SIZES = {"pred": 1, **{f"{k}{n}": n // 8 for k in "bsuf" for n in (8, 16, 32, 64, 128)}}
 
@@ -130,15 +133,21 @@ class _Statement(NamedTuple):
 
 
 _NAME = re.compile(r"%?[A-Za-z_$][\w$]*")
-_ENTRY = re.compile(r"(?:\.visible\s+|\.weak\s+)?\.entry\s+([\w$]+)\s*(?:\((.*?)\))?", re.S)
+_ENTRY = re.compile(r"(?:\.visible\s+|\.weak\s+)?\.entry\s+([\w$]+)\s*(?:\(([^(){};]*)\))?")
 _PARAMETER = re.compile(
-    r"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+(?:\.ptr\s*(?:\.(?!align\b)\w+\s*)*(?:\.align\s+\d+\s+)?|\.align\s+\d+\s+)*"
-    r"([\w$]+)\s*(?:\[(\d+)\])?"
+    r"\.param\s+(?:\.align\s+(\d{1,9})\s+)?\.(\w+)\s+(?:\.ptr\b\s*(?:\.(?:const|global|local|shared|param)\b\s*)?)?"
+    r"(?:\.align\s+\d{1,9}\s+)?([\w$]+)\s*(?:\[\s*(\d{1,9})\s*\])?"
 )
-_SHARED = re.compile(r"(?:\.extern\s+)?\.shared\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+([\w$]+)\s*(?:\[(\d*)\])?")
-_DIRECTIVE = re.compile(r"\.(\w+)((?:\s+\d+)?(?:\s*,\s*\d+)*)")
-_LOC = re.compile(r"\s*\.loc\s+(\d+)\s+(\d+)")
-_FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', re.M)
+_SHARED = re.compile(
+    r"(?:\.extern\s+)?\.shared\s+(?:\.align\s+(\d{1,9})\s+)?\.(\w+)\s+([\w$]+)\s*((?:\[\s*\d{0,9}\s*\]\s*)*)"
+)
+_REGISTERS = re.compile(r"\.reg\s+(?:\.v[24]\s+)?\.(\w+)\s+(.*)")
+_REGISTER = re.compile(r"(%?[A-Za-z_$][\w$]*)\s*(?:<\s*(\d{1,9})\s*>)?")
+_DIRECTIVE = re.compile(r"\.(\w+)((?:\s+\d{1,9})?(?:\s*,\s*\d{1,9})*)")
+_LOC = re.compile(r"\s*\.loc\s+(\d{1,9})\s+(\d{1,9})")
+_FILE = re.compile(r'^\s*\.file\s+(\d{1,9})\s+"([^"]*)"', re.M)
+# Directives that may stand among instructions and change nothing here; what uses a .local or .const name is refused.
+_IGNORED = {".pragma", ".local", ".const", ".global", ".param", ".branchtargets", ".calltargets", ".callprototype"}
 
 
 _BLANK, _STOP = re.compile(r"\s*"), re.compile(r"[{};:]")
@@ -162,39 +171,72 @@ def parse(text: str) -> list[Kernel]:
     Operand(kind='address', text='[%rd0+4]', parts=(Operand(kind='reg', text='%rd0', parts=(), offset=0, \
 negated=False),), offset=4, negated=False)
     """
-    text = _blank_comments(text)
+    # What is no character, half of a surrogate pair, could not be written out in a message.
+    text = _blank_comments(text.encode("utf-8", "backslashreplace").decode("utf-8"))
     target = re.search(r"\.target\s+(\w+)", text)
     if target is None:
-        raise PtxError("no .target: this is no PTX module")
+        raise PtxError("PTX line 1: no .target: this is no PTX module")
     files = {int(number): name for number, name in _FILE.findall(text)}
     entries = list(_ENTRY.finditer(text))
     if not entries:
-        raise PtxError("the module has no .entry")
-    first = text.index("{", entries[0].end())
-    shared = [_shared(m) for m in _SHARED.finditer(text, 0, first)]
-    kernels = []
-    for entry in entries:
-        kernels.append(_kernel(text, entry, target.group(1), shared, files))
-    return kernels
+        raise PtxError(f"PTX line {_line(text, len(text))}: the module ends, and has no .entry")
+    first = _body(text, entries[0])
+    shared = [_shared(m, _line(text, m.start())) for m in _SHARED.finditer(text, 0, first)]
+    return [_kernel(text, entry, target.group(1), shared, files) for entry in entries]
+
+
+def _line(text: str, at: int) -> int:
+    """The line of a place in the text, from 1."""
+    return text.count("\n", 0, at) + 1
 
 
 def _blank_comments(text: str) -> str:
     """Comments replaced by blanks, line ends kept."""
-    return re.sub(
-        r"//[^\n]*|/\*.*?\*/", lambda m: "\n" * m.group(0).count("\n") if m.group(0).startswith("/*") else "", text,
-        flags=re.S,
-    )  # fmt: skip
+
+    def blank(m: re.Match[str]) -> str:
+        if m.group(0) == "/*":
+            raise PtxError(f"PTX line {_line(text, m.start())}: the comment does not end")
+        return "\n" * m.group(0).count("\n")
+
+    return re.sub(r"//[^\n]*|/\*.*?\*/|/\*", blank, text, flags=re.S)
 
 
-def _shared(m: re.Match[str]) -> SharedSymbol:
-    align, kind, name, count = m.groups()
-    size = SIZES[kind]
-    return SharedSymbol(name, int(align or size), 0 if count == "" else size * int(count or 1))
+def _size(kind: str, what: str) -> int:
+    if kind not in SIZES:
+        raise PtxError(f"{what}: .{kind} is no type")
+    return SIZES[kind]
+
+
+def _alignment(align: str | None, default: int, what: str) -> int:
+    found = default if align is None else int(align)
+    if not 1 <= found <= MAX_ALIGNMENT or found & found - 1:
+        raise PtxError(f"{what}: an alignment of {found} bytes is no power of two up to {MAX_ALIGNMENT}")
+    return found
+
+
+def _shared(m: re.Match[str], line: int) -> SharedSymbol:
+    align, kind, name, extents = m.groups()
+    what = f"PTX line {line}: {' '.join(m.group(0).split())}"
+    size = unit = _size(kind, what)
+    for extent in re.findall(r"\[\s*(\d*)\s*\]", extents):
+        size *= int(extent or 0)
+    if size > MAX_SHARED_BYTES:
+        raise PtxError(f"{what}: {size} bytes of shared memory, more than {MAX_SHARED_BYTES}")
+    return SharedSymbol(name, _alignment(align, unit, what), size)
+
+
+def _body(text: str, entry: re.Match[str]) -> int:
+    """Where the kernel's body begins."""
+    found = text.find("{", entry.end())
+    if found < 0:
+        raise PtxError(f"PTX line {_line(text, entry.start())}: the kernel {entry.group(1)} has no body")
+    return found
 
 
 def _kernel(text: str, entry: re.Match[str], target: str, shared: list[SharedSymbol], files: dict[int, str]) -> Kernel:
-    body = text.index("{", entry.end())
-    kernel = Kernel(entry.group(1), target, _parameters(entry.group(2) or ""))
+    body = _body(text, entry)
+    line = _line(text, entry.start())
+    kernel = Kernel(entry.group(1), target, _parameters(entry.group(2) or "", line))
     for name, numbers in _DIRECTIVE.findall(text[entry.end() : body]):
         kernel.directives[f".{name}"] = tuple([int(n) for n in re.findall(r"\d+", numbers)])
     statements = list(_statements(text, body, files))
@@ -202,20 +244,33 @@ def _kernel(text: str, entry: re.Match[str], target: str, shared: list[SharedSym
     kernel.shared = (*shared, *own)
     for statement in statements:
         if statement.kind == "label":
-            kernel.labels[_resolved(statement.text, statement.scopes)] = len(kernel.instructions)
+            label = _resolved(statement.text, statement.scopes)
+            if label in kernel.labels:
+                raise PtxError(f"PTX line {statement.line}: the label {statement.text} stands twice")
+            kernel.labels[label] = len(kernel.instructions)
         elif not statement.text.startswith("."):
             kernel.instructions.append(_instruction(kernel, statement))
+    if not kernel.instructions:
+        raise PtxError(f"PTX line {line}: the kernel {kernel.name} has no instructions")
     return kernel
 
 
-def _parameters(text: str) -> tuple[Parameter, ...]:
-    out, offset = [], 0
-    for align, kind, name, count in _PARAMETER.findall(text):
-        size = SIZES[kind] * int(count or 1)
-        unit = int(align or SIZES[kind])
+def _parameters(text: str, line: int) -> tuple[Parameter, ...]:
+    out: list[Parameter] = []
+    offset = 0
+    for part in text.split(",") if text.strip() else ():
+        m = _PARAMETER.fullmatch(part.strip())
+        what = f"PTX line {line}: {' '.join(part.split())!r} among the kernel's parameters"
+        if m is None:
+            raise PtxError(f"{what} cannot be read")
+        align, kind, name, count = m.groups()
+        size = _size(kind, what) * int(count or 1)
+        unit = _alignment(align, _size(kind, what), what)
         offset = -(-offset // unit) * unit
         out.append(Parameter(name, offset, size))
         offset += size
+        if offset > MAX_PARAMETER_BYTES:
+            raise PtxError(f"{what}: it ends at byte {offset}, and parameters have {MAX_PARAMETER_BYTES} bytes")
     return tuple(out)
 
 
@@ -223,7 +278,7 @@ def _statements(text: str, start: int, files: dict[int, str]) -> list[_Statement
     """The statements between a kernel's braces, each with the scopes that it stands in and its line."""
     out: list[_Statement] = []
     scopes: list[dict[str, str]] = [{}]
-    line = text.count("\n", 0, start) + 1
+    line = first = _line(text, start)
     opened = 0
     source: Source | None = None
     at, end = start, len(text)
@@ -234,6 +289,8 @@ def _statements(text: str, start: int, files: dict[int, str]) -> list[_Statement
         char = text[at : at + 1]
         if char == "{":
             opened += 1
+            if len(scopes) > MAX_SCOPES:
+                raise PtxError(f"PTX line {line}: more than {MAX_SCOPES} scopes, one in the other")
             scopes.append({"#": str(opened)})
             at += 1
             continue
@@ -247,7 +304,9 @@ def _statements(text: str, start: int, files: dict[int, str]) -> list[_Statement
         if loc is not None:  # a directive that ends with its line
             number, row = int(loc.group(1)), int(loc.group(2))
             source = Source(files.get(number, f"file {number}"), row) if row else None
-            at = text.index("\n", at)
+            at = text.find("\n", at)
+            if at < 0:
+                break
             continue
         depth = 0
         for stop in _STOP.finditer(text, at):
@@ -266,7 +325,10 @@ def _statements(text: str, start: int, files: dict[int, str]) -> list[_Statement
             break
         line += text.count("\n", begin, at)
         at += 1
-    raise PtxError(f"the kernel's body does not end: {len(scopes) - 1} open scopes at the end of the text")
+    raise PtxError(
+        f"PTX line {first}: the kernel's body, which begins here, does not end: {len(scopes) - 1} open scopes at the end "
+        "of the text"
+    )
 
 
 def _declare(kernel: Kernel, statements: list[_Statement]) -> list[SharedSymbol]:
@@ -274,24 +336,30 @@ def _declare(kernel: Kernel, statements: list[_Statement]) -> list[SharedSymbol]
     shared = []
     for kind, text, scopes, line, _ in statements:
         inner = len(scopes) > 2
+        directive = text.partition(" ")[0]
         if kind == "label":
             if inner:
                 scopes[-1][text] = f"{text}@{scopes[-1]['#']}"
-        elif text.startswith(".reg"):
-            m = re.match(r"\.reg\s+(?:\.v[24]\s+)?\.(\w+)\s+(.*)", text)
-            if m is None:
+        elif directive == ".reg":
+            m = _REGISTERS.fullmatch(text)
+            found = [_REGISTER.fullmatch(name.strip()) for name in m.group(2).split(",")] if m is not None else []
+            if m is None or m.group(1) not in SIZES or not found or None in found:
                 raise PtxError(f"PTX line {line}: cannot read the declaration {text!r}")
-            for name in _split(m.group(2)):
-                many = re.fullmatch(r"(%?[\w$]+)\s*<(\d+)>", name)
-                names = _numbered(many.group(1), int(many.group(2))) if many else (name,)
+            for prefix, count in [one.groups() for one in found if one is not None]:
+                if int(count or 1) + len(kernel.registers) > MAX_REGISTERS:
+                    raise PtxError(f"PTX line {line}: {text}: more than {MAX_REGISTERS} registers in one kernel")
+                names = (prefix,) if count is None else _numbered(prefix, int(count))
                 if inner:
                     scopes[-1].update({one: f"{one}@{scopes[-1]['#']}" for one in names})
                     names = tuple([scopes[-1][one] for one in names])
                 kernel.registers.update(dict.fromkeys(names, m.group(1)))
-        elif ".shared" in text:
-            found = _SHARED.match(text)
-            if found is not None:
-                shared.append(_shared(found))
+        elif directive in (".shared", ".extern"):
+            declared = _SHARED.fullmatch(text)
+            if declared is None:
+                raise PtxError(f"PTX line {line}: cannot read the declaration {text!r}")
+            shared.append(_shared(declared, line))
+        elif text.startswith(".") and directive not in _IGNORED:
+            raise PtxError(f"PTX line {line}: {text}: {directive} is not known here")
     return shared
 
 
@@ -314,6 +382,9 @@ def _instruction(kernel: Kernel, statement: _Statement) -> Instruction:
     guard = re.match(r"@(!?)(%?[\w$]+)\s+(.*)", text) if text[:1] == "@" else None
     if guard is not None:
         negated, predicate, rest = bool(guard.group(1)), _resolved(guard.group(2), scopes), guard.group(3)
+        if (kind := kernel.registers.get(predicate)) != "pred":
+            known = "is not declared" if kind is None else f"is a register of type .{kind}, not .pred"
+            raise PtxError(f"PTX line {line}: {text}: the guard {predicate} {known}")
     opcode, _, arguments = rest.partition(" ")
     if len(scopes) > 2:
         arguments = _NAME.sub(lambda m: _resolved(m.group(0), scopes), arguments)
@@ -346,6 +417,8 @@ def _split(text: str) -> list[str]:
     out, depth, current = [], 0, ""
     for char in text:
         depth += (char in "[{(") - (char in "]})")
+        if depth > MAX_BRACKETS:
+            raise ValueError(f"more than {MAX_BRACKETS} brackets, one in the other")
         if char == "," and depth == 0:
             out.append(current.strip())
             current = ""
@@ -363,12 +436,16 @@ def _operand(kernel: Kernel, text: str) -> Operand:
         return Operand("reg", text)
     negated = text.startswith("!")
     bare = text.lstrip("!").strip()
+    if bare[:1] in ("[", "{") and bare[-1] != {"[": "]", "{": "}"}[bare[0]]:
+        raise ValueError(f"the bracket of {text!r} is not closed")
     if bare.startswith("["):
         base, *coordinates = _split(bare[1:-1])
         offset = 0
         m = _OFFSET.match(base)
         if m is not None and (m.group(1) in kernel.registers or not _NUMBER.fullmatch(base)):
             base, offset = m.group(1), int(m.group(2) + "1") * int(m.group(3), 0)
+            if abs(offset) >> 32:
+                raise ValueError(f"the offset of {text!r} has more than 32 bits")
         parts = [_operand(kernel, base)]
         for part in coordinates:
             inner = _operand(kernel, part)
@@ -383,6 +460,8 @@ def _operand(kernel: Kernel, text: str) -> Operand:
     if bare in kernel.registers:
         return Operand("reg", bare, negated=negated)
     if _NUMBER.fullmatch(bare):
+        if len(bare) > 20 and bare[:2] not in ("0b", "0B") or len(bare) > 67:
+            raise ValueError(f"{bare[:24]}... has more than 64 bits")
         return Operand("number", bare)
     if bare.startswith("%"):
         return Operand("special", bare)

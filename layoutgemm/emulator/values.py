@@ -110,6 +110,23 @@ def signed_wide(x: Any) -> Any:
     return x.astype(np.int64).view(np.uint64) if isinstance(x, np.ndarray) else x & M64
 
 
+def converted(x: Any, bits: int, signed: bool, register: int) -> Any:
+    """An integer wrapped to a type of so many bits, in a register that may be wider: with its sign or zeros above.
+
+    >>> hex(converted(-1, 8, False, 64)), hex(converted(0x180, 8, True, 32))
+    ('0xff', '0xffffff80')
+    """
+    if isinstance(x, np.ndarray):
+        x = x.view(np.int64)
+    if bits < 64:
+        x = x & ((1 << bits) - 1)
+        if signed:
+            x = (x ^ 1 << bits - 1) - (1 << bits - 1)
+    if register < 64:
+        return x & ((1 << register) - 1)
+    return x.view(np.uint64) if isinstance(x, np.ndarray) else x & M64
+
+
 def narrow(x: Any) -> Any:
     """The low 32 bits of a 64-bit value."""
     return (x & np.uint64(M32)).astype(np.int64) if isinstance(x, np.ndarray) else x & M32

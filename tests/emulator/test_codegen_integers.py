@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 
+import numpy as np
 import pytest
 
 from layoutgemm.errors import PtxError
@@ -240,20 +241,74 @@ EIGHT = [f"{letter}{bits}" for letter in "us" for bits in (8, 16, 32, 64)]
 @pytest.mark.parametrize("to", EIGHT)
 @pytest.mark.parametrize("saturate", (False, True))
 def test_conversions_of_integers(to, saturate):
+    """Both registers may be wider than their types: above are zeros, or the sign, and what is read there is dropped."""
     bits = int(to[1:])
-    out = f"b{max(bits, 16)}"
-    for source in EIGHT:
+    for source, into, out_of in itertools.product(EIGHT, SIZES, SIZES):
+        if into < bits or out_of < int(source[1:]):
+            continue
 
-        def convert(x, source=source):
+        def convert(x, source=source, into=into):
             value = view(x, source)
             if saturate:
                 low, top = (-(1 << bits - 1), (1 << bits - 1) - 1) if to[0] == "s" else (0, (1 << bits) - 1)
                 value = max(low, min(top, value))
-            # A destination register wider than its type is extended by the type's sign.
-            return fit(view(value, to), max(bits, 16))
+            return fit(view(value, to), into)
 
-        agree(f"cvt{'.sat' if saturate else ''}.{to}.{source} {{0}}, {{a}}", [f"b{max(int(source[1:]), 16)}"], [out],
-              convert, (0x7F, 0x80, 0xFF, 0x8080))  # fmt: skip
+        agree(f"cvt{'.sat' if saturate else ''}.{to}.{source} {{0}}, {{a}}", [f"b{out_of}"], [f"b{into}"],
+              convert, (0x7F, 0x80, 0xFF, 0x8080), rounds=1)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["f16", "bf16", "f32", "tf32"])
+def test_conversions_of_floats_into_wider_registers(kind):
+    bits = 16 if kind.endswith("16") else 32
+    rounding = "rna" if kind == "tf32" else "rn"
+    for source, register in (("f32", "b32"), ("f64", "b64"), ("s16", "b32"), ("u32", "b64"), ("f16", "b64")):
+        if kind == "tf32" and source != "f32" or (kind, source) in (("f32", "f16"), ("f16", "f16"), ("bf16", "f16")):
+            continue
+        wide, narrow = [], []
+        for into, out in ((32 if bits == 16 else 64, wide), (bits, narrow)):
+            values = [n * 0x3F3504F3 & (1 << int(register[1:])) - 1 for n in range(32)]
+            text = f"cvt.{rounding}.{kind}.{source} {{0}}, {{a}}"
+            out += evaluate(text, [(register, values)], [f"b{into}"])[0]
+        assert wide == narrow
+
+
+def test_registers_of_another_width_than_the_type_are_refused():
+    for text in (
+        "add.u32 %d0, %r0, %r1", "mov.b32 %r0, %h0", "bfe.u32 %r0, %d0, %r1, %r2", "shl.b64 %d0, %d1, %d2",
+        "selp.b32 %d0, %r0, %r1, %p0", "setp.eq.u16 %p0, %r0, %h1", "and.b32 %r0, %r1, %h1", "popc.b64 %d0, %d1",
+        "mul.wide.u32 %r0, %r1, %r2", "mad.wide.u16 %d0, %h0, %h1, %r1", "fma.rn.f16 %h0, %h1, %h2, %r0",
+        "neg.s64 %r0, %d0", "mov.b64 {%r0, %h0}, %d0", "mov.b64 %d0, {%r0, %h0}", "selp.b32 %r0, %r1, %r2, %r3",
+        "cvt.u32.u8 %h0, %h1", "cvt.u8.u64 %h0, %r0", "cvt.rn.f32.u64 %r0, %r1", "cvt.rzi.u64.f32 %r0, %r1",
+        "ld.shared.u32 %h0, [%r0]", "st.shared.b64 [%r0], %r1", "ld.shared.v2.b32 {%r0, %h0}, [%r0]",
+        "atom.shared.add.u32 %d0, [%r0], %r1", "@%r0 mov.u32 %r0, 1",
+    ):  # fmt: skip
+        with pytest.raises(PtxError, match=r"PTX line \d+.*register of (\d+|type)"):
+            run(text + ";", shared=64)
+
+
+@pytest.mark.parametrize("kind", [*EIGHT, "f32", "f16", "b8", "b32"])
+def test_loads_and_stores_with_wider_registers(kind):
+    """ld extends to its register by the type's sign, st drops what is above; 64-bit logic takes what came of them."""
+    bits = int(kind.lstrip("usfb"))
+    for letter, into in (("h", 16), ("r", 32), ("d", 64)):
+        if into < bits:
+            continue
+        values = [(n * 0x9E3779B97F4A7C15 ^ n << 60) & (1 << 64) - 1 for n in range(32)]
+        source, out = np.array(values, np.uint64), np.zeros(32, np.uint64)
+        kept = np.zeros(32, np.uint64)
+        for index in ("%tid.x", "0"):
+            run(
+                f"""mov.u32 %r31, %tid.x; mul.wide.u32 %d31, %r31, 8; add.u64 %d30, %out, %d31;
+                add.u64 %d28, %kept, %d31; mov.u32 %r30, {index}; mul.wide.u32 %d29, %r30, 8;
+                add.u64 %d29, %source, %d29; ld.global.{kind} %{letter}5, [%d29]; st.global.{kind} [%d28], %{letter}5;
+                cvt.u64.u{into} %d6, %{letter}5; or.b64 %d6, %d6, 0; st.global.b64 [%d30], %d6;""",
+                {"source": source, "out": out, "kept": kept},
+            )
+            for lane in range(32):
+                value = values[lane if index != "0" else 0]
+                assert int(out[lane]) == fit(view(value, f"{'s' if kind[0] == 's' else 'u'}{bits}"), into)
+                assert int(kept[lane]) == fit(value, bits)
 
 
 def test_moves():

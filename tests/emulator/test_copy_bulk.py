@@ -257,3 +257,50 @@ def test_misuse_is_an_error(text, says):
 def test_unknown_forms_are_refused_with_their_line(text, says):
     with pytest.raises(PtxError, match=rf"PTX line \d+: .*{says}"):
         go(text)
+
+NEIGHBOURS = """
+mov.u32 %r30, %tid.x; shr.u32 %r31, %r30, 5; mov.u32 %r29, smem; mov.u32 %r20, fixed; setp.eq.u32 %p0, %r30, 0;
+and.b32 %r28, %r30, 31; setp.eq.u32 %p1, %r28, 0; mov.u32 %r24, 0;
+@%p0 mbarrier.init.shared.b64 [%r20], 1; fence.mbarrier_init.release.cluster; barrier.cluster.arrive;
+barrier.cluster.wait; @%p0 mbarrier.arrive.expect_tx.shared.b64 _, [%r20], {0};
+mad.lo.u32 %r10, %r31, {1}, %r29; mapa.shared::cluster.u32 %r22, %r10, %r24;
+mapa.shared::cluster.u32 %r23, %r20, %r24; add.u32 %r31, %r31, 1; cvt.u64.u32 %d31, %r31;
+@%p1 {2} [%r22], {3}, [%r23];
+wait: mbarrier.try_wait.parity.shared.b64 %p2, [%r20], 0; @!%p2 bra wait;
+@%p1 ld.shared.b32 %r0, [%r10]; mul.wide.u32 %d1, %r31, 4; add.u64 %d1, %d1, %out;
+@%p1 st.global.b32 [%d1+-4], %r0;
+"""
+
+
+def neighbours(stride: int, form: str = "b32", opcode: str = "st.async"):
+    kind = "mbarrier::complete_tx::bytes"
+    name = f"{opcode}.shared::cluster.{kind}.{form}".replace("red.async.", "red.async.relaxed.cluster.")
+    size = int(form[-2:]) // 8
+    body = NEIGHBOURS.format(2 * size, stride, name, "%d31" if size == 8 else "%r31")
+    if "add" in form:
+        body = body.replace("fence.mb", "@%p0 st.shared.b32 [%r29], 0; fence.mb", 1)
+    return run(body, {"out": np.zeros(2, np.uint32)}, block=64, shared=64, static=16)
+
+
+@pytest.mark.parametrize(("form", "strides"), [("b32", (4, 8, 12, 16, 32)), ("b64", (8, 16, 24))])
+def test_st_async_beside_another_within_16_bytes(form, strides):
+    for stride in strides:
+        result = neighbours(stride, form)
+        assert not result.findings and result["out"].tolist() == [1, 2], (stride, result.findings)
+    assert "race" in neighbours(0, form).kinds
+
+
+def test_red_async_of_two_warps_on_one_word():
+    result = neighbours(0, "add.u32", "red.async")
+    assert not result.findings and result["out"].tolist() == [3, 3]
+
+
+def test_st_async_beside_an_ordinary_store_within_16_bytes():
+    for place, kinds in (("4", []), ("0", ["race"])):
+        at = f"%r29+{place}" if place != "0" else "%r29"
+        body = NEIGHBOURS.replace("@%p1 {2}", f"setp.eq.u32 %p3, %r30, 33; @%p3 st.shared.b32 [{at}], 7; @%p0 {{2}}")
+        body = body.format(4, 0, "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32", "%r31")
+        body = body.replace("@%p1 ld.shared.b32 %r0, [%r10];", "@%p0 ld.shared.b32 %r0, [%r10];").replace(
+            "@%p1 st.global", "@%p0 st.global"
+        )
+        assert run(body, {"out": np.zeros(2, np.uint32)}, block=64, shared=64, static=16).kinds == kinds

@@ -219,3 +219,35 @@ def test_the_buffer_of_a_tensor_that_begins_before_it() -> None:
     for address in (second.end, first.address - 2 * GlobalMemory.GAP):
         with pytest.raises(EmulatorError, match="lies in no buffer"):
             memory.near(address)
+
+
+HISTOGRAM = """
+mov.u32 %r0, %tid.x; mov.u32 %r1, smem; mad.lo.u32 %r2, %r0, 4, %r1; setp.gt.u32 %p1, %r0, 15;
+@%p1 bra cleared; st.shared.u32 [%r2], 0;
+cleared: bar.sync 0;
+mov.u32 %r18, %r0; setp.ge.u32 %p2, %r18, %n; @%p2 bra done;
+loop: cvt.u64.u32 %d1, %r18; add.u64 %d1, %d1, %x; ld.global.u8 %r10, [%d1]; mad.lo.u32 %r11, %r10, 4, %r1;
+atom.shared.add.u32 %r12, [%r11], 1;
+add.u32 %r18, %r18, 64; setp.lt.u32 %p3, %r18, %n; @%p3 bra loop;
+done: bar.sync 0;
+@%p1 bra end; mul.wide.u32 %d2, %r0, 4; add.u64 %d2, %d2, %h; ld.shared.u32 %r16, [%r2]; red.global.add.u32 [%d2], %r16;
+end:
+"""
+
+
+@pytest.mark.parametrize("n", [33, 64, 100, 116, 180, 244, 256, 500])
+def test_atomics_of_warps_that_leave_a_loop_lane_by_lane(n):
+    """Lanes of a warp part behind an atomic, and so does its event: it stays the event of an atomic."""
+    values = np.random.default_rng(n).integers(0, 16, n).astype(np.uint8)
+
+    def ran(body: str):
+        return run(body, {"x": values, "h": np.zeros(16, np.uint32)}, block=64, shared=64, n=n)
+
+    done = ran(HISTOGRAM)
+    assert not done.findings and np.array_equal(done["h"], np.bincount(values, minlength=16))
+    for mutant in (
+        HISTOGRAM.replace("cleared: bar.sync 0;", "cleared:"),
+        HISTOGRAM.replace("done: bar.sync 0;", "done:"),
+        HISTOGRAM.replace("atom.shared.add.u32 %r12, [%r11], 1;", "st.shared.u32 [%r11], %r18;"),
+    ):
+        assert "race" in ran(mutant).kinds

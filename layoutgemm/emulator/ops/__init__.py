@@ -11,6 +11,7 @@ from __future__ import annotations
 from importlib import import_module
 
 from ...errors import PtxError
+from ..codegen import UNREADABLE
 from ..program import Program, Run
 from ..ptx import Instruction, Kernel
 from .registry import BUILDERS, GUARDS, guarded
@@ -48,7 +49,7 @@ def build(program: Program, ins: Instruction) -> Run:
         if builder is not None:
             try:
                 run = builder(program, ins)
-            except (PtxError, ValueError, KeyError, IndexError) as error:
+            except UNREADABLE as error:
                 raise PtxError(f"{ins.where}: {ins.text}: {error}") from None
             return run if ins.predicate is None or name in GUARDS else guarded(program, ins, run)
     raise PtxError(f"{ins.where}: {ins.text}: the emulator does not know {ins.opcode}")

@@ -19,8 +19,9 @@ import numpy.typing as npt
 from ...atoms.copy_async import BULK_ALIGNMENT, BULK_MAX
 from ...errors import EmulatorError
 from ..codegen import bits_of
+from ..lane_order import STRONG
 from ..machine import Cta, Fiber
-from ..memory import span
+from ..memory import span, span_parts
 from ..order import Event
 from ..program import Program, Run
 from ..ptx import Instruction
@@ -78,7 +79,9 @@ def reads_shared(fiber: Fiber, cta: Cta, offset: int, size: int, event: Event, i
 
 def writes_shared(fiber: Fiber, cta: Cta, offset: int, size: int, event: Event, ins: Instruction, by: int = 0) -> None:
     """Record that an asynchronous operation writes shared memory of a block, which must not end before."""
-    fiber.machine.touch(fiber, cta, span(offset, size), True, said(fiber, ins), event, event.asynchronous, by=by)
+    fiber.machine.touch(
+        fiber, cta, span(offset, size), True, said(fiber, ins), event, event.asynchronous, span_parts(offset, size), by=by
+    )
     cta.remote.append((event, said(fiber, ins)()))
 
 
@@ -214,14 +217,17 @@ def _between_blocks(program: Program, ins: Instruction, combine: Combine | None)
                 raise EmulatorError(f"{ins.opcode}: the {barrier} is not in the block that is written")
             shared_block(fiber, own, at, size, ins.opcode)
             shared_block(fiber, cta, offset, size, ins.opcode)
-            event = cluster.ledger.event(True, fiber.describe, by=fiber)
+            event = wrote = cluster.ledger.event(True, fiber.describe, by=fiber)
+            if combine is not None:  # reductions do not race with each other, though what they read may be written
+                wrote = cluster.ledger.event(True, fiber.describe, STRONG, by=fiber)
             reads_shared(fiber, own, at, size, event, ins, lane)
-            writes_shared(fiber, cta, offset, size, event, ins, lane)
+            writes_shared(fiber, cta, offset, size, wrote, ins, lane)
             machine.counts.bytes["shared to shared"] += size
 
             def arrive(own: Cta = own, at: int = at, cta: Cta = cta, offset: int = offset, barrier: Mbarrier = barrier,
-                       event: Event = event) -> None:  # fmt: skip
+                       event: Event = event, wrote: Event = wrote) -> None:  # fmt: skip
                 land(cta, offset, own.shared.bytes[at : at + size].copy(), combine)
+                cluster.ledger.learn_open(barrier.knows, wrote)
                 complete(barrier, size, event)
 
             machine.defer(cluster, "loads", arrive)
@@ -334,7 +340,7 @@ def _remote_store(program: Program, ins: Instruction, count: int, kind: str, com
         machine, cluster = fiber.machine, fiber.cta.cluster
         targets, marks = fiber.each(destination(fiber)).tolist(), fiber.each(barrier_of(fiber)).tolist()
         values = [fiber.each(source(fiber)) for source in sources]
-        event = cluster.ledger.event(False, fiber.describe, by=fiber)
+        event = cluster.ledger.event(False, fiber.describe, None if combine is None else STRONG, by=fiber)
         parts = []
         for n, (target, mark, lane) in enumerate(zip(targets, marks, issuers(fiber))):
             cta, offset = block_of(fiber, int(target))

@@ -50,8 +50,8 @@ class Form:
                 self.count = int(word[1:])
             elif word not in IGNORED and word not in extra and not word.startswith(("L1::", "L2::")):
                 raise ValueError(f".{word} is not known here")
-        self.bytes = bits_of(self.kind) // 8 if self.kind not in SIZES else SIZES[self.kind]
-        if self.bytes not in UNSIGNED or self.space in ("const", "local"):
+        self.bytes = bits_of(self.kind) // 8 if self.kind in ("bf16", "f16x2", "bf16x2") else SIZES.get(self.kind, 0)
+        if self.bytes not in UNSIGNED or self.kind == "pred" or self.space in ("const", "local"):
             raise ValueError(f"{self.space or 'generic'} {self.kind} is not known here")
 
 
@@ -95,16 +95,27 @@ def signed_to(values: npt.NDArray[Any], kind: str, width: int) -> npt.NDArray[An
     return values.astype(wide)
 
 
-def _width(program: Program, operand: Operand) -> int:
-    first = operand.parts[0] if operand.kind == "vector" else operand
-    return bits_of(program.kernel.registers.get(first.text, "b32"))
+def _width(program: Program, operand: Operand, form: Form, wider: bool = True) -> int:
+    """Bits of the registers of an operand, which may be wider than the elements; of a constant those of an element.
+
+    Raises ValueError for narrower ones, for different ones, and for another number of them.
+    """
+    parts = operand.parts if operand.kind == "vector" else (operand,)
+    if len(parts) != form.count:
+        raise ValueError(f"{operand.text} for {form.count} elements")
+    bits = 8 * form.bytes
+    found = {bits_of(program.kernel.registers[part.text]) for part in parts if part.kind == "reg"} or {bits}
+    if len(found) > 1 or min(found) < bits or (max(found) > bits and not wider):
+        sizes = " and ".join([str(one) for one in sorted(found)])
+        raise ValueError(f"{operand.text} has a register of {sizes} bits, for elements of {bits}")
+    return found.pop()
 
 
 @operation("ld", "ldu", guards=True)
 def load(program: Program, ins: Instruction) -> Run:
     """ld: elements of consecutive addresses into one register each."""
     form = Form(ins)
-    targets, width = program.targets(ins.operands[0]), _width(program, ins.operands[0])
+    targets, width = program.targets(ins.operands[0]), _width(program, ins.operands[0], form)
     address, lanes_of = program.address(ins.operands[1]), taken(program, ins)
     size, count, kind = form.bytes, form.count, form.kind
     if form.space == "param":
@@ -198,6 +209,7 @@ def store(program: Program, ins: Instruction) -> Run:
     address, lanes_of = program.address(ins.operands[0]), taken(program, ins)
     sources = program.sources(ins.operands[1], form.kind)
     dtype, size = UNSIGNED[form.bytes], form.bytes * form.count
+    keeps = (1 << 8 * form.bytes) - 1 if _width(program, ins.operands[1], form) > 8 * form.bytes else 0
 
     def go(fiber: Fiber) -> None:
         lanes = lanes_of(fiber)
@@ -210,7 +222,7 @@ def store(program: Program, ins: Instruction) -> Run:
         for at, source in enumerate(sources):
             value = source(fiber)
             column = value if is_uniform(value) else value[active]
-            data[:, at] = column & ((1 << 8 * form.bytes) - 1) if form.bytes < 4 else column
+            data[:, at] = column & keeps if keeps else column
         raw = data.view(np.uint8).reshape(len(addresses), size)
         if fiber.cta.cluster.ledger.lanes and (both := conflicting(addresses, raw)) is not None:
             message = f"lanes of one {ins.opcode} write different values to address {both:#x}"
@@ -325,6 +337,9 @@ def atomic(program: Program, ins: Instruction) -> Run:
     address = program.address(ins.operands[1 if returns else 0])
     values = [program.sources(operand, form.kind) for operand in ins.operands[2 if returns else 1 :]]
     lanes_of = taken(program, ins)
+    for operand in [*ins.operands[: 1 if returns else 0], *ins.operands[2 if returns else 1 :]]:
+        if operand.kind != "sink":
+            _width(program, operand, form, wider=False)
     dtype, size = UNSIGNED[form.bytes], form.bytes
 
     def go(fiber: Fiber) -> None:

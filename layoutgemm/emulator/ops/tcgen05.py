@@ -21,7 +21,7 @@ import numpy as np
 from ...atoms.tmem import COLUMNS, LANES, MIN_ALLOCATION
 from ...errors import EmulatorError
 from ..machine import BLOCKED, Fiber
-from ..memory import OFFSET, RANK_SHIFT, granules
+from ..memory import OFFSET, RANK_SHIFT, granules, parts_of
 from ..program import Program, Run
 from ..ptx import Instruction
 from .barrier import mbarrier_at
@@ -89,7 +89,9 @@ def allocate(program: Program, ins: Instruction) -> Run:
         cta, offsets = place(fiber, "shared", np.array([fiber.one(address(fiber))]))
         assert cta is not None
         cta.shared.check(offsets, 4, ins.opcode)
-        fiber.machine.touch(fiber, cta, granules(offsets, 4), True, said(fiber, ins))
+        fiber.machine.touch(
+            fiber, cta, granules(offsets, 4), True, said(fiber, ins), parts=parts_of(offsets, 4)
+        )
         cta.shared.write(offsets, np.array([[first]], dtype=np.uint32).view(np.uint8))
         return None
 
