@@ -190,21 +190,25 @@ def _cache() -> Iterator[Finding]:
     folder = object_cache.cache_dir()
     variable = object_cache.CACHE_DIR_VARIABLE
     if folder is None:
-        yield Finding("cache", NOTE, f"off: {variable} is empty", f"unset {variable}, or name a folder")
+        chosen = os.environ.get(variable)
+        why = "there is no home folder" if chosen is None else f"{variable} is {chosen!r}"
+        why = why if chosen is None or not chosen.strip() else f"{why}, a home folder that does not exist"
+        yield Finding("cache", NOTE, f"off: {why}", f"name a folder in {variable}")
         return
-    kernels = folder / "kernels"
-    files = [path.stat().st_size for path in kernels.glob("*.zip")] if kernels.is_dir() else []
-    tuned = list((folder / "tuned").glob("*.json")) if (folder / "tuned").is_dir() else []
-    said = f"{folder}: {len(files)} kernels, {sum(files) / 1e6:.1f} MB, {len(tuned)} files of tuned results"
-    for part in (kernels, folder / "tuned"):
+    kernels, tuned = folder / "kernels", folder / "tuned"
+    for part in (kernels, tuned):
         if why := object_cache.distrust(part):
-            yield Finding("cache", NOTE, f"{said}; not used: {why}", f"chmod 700 {part}, or set {variable}")
+            way_out = f"chmod 700 {part}, or set {variable}" if "its mode is" in why else f"set {variable}"
+            yield Finding("cache", NOTE, f"{folder} is not used: {why}", f"{way_out} to another folder")
             return
-    exists = next((path for path in (kernels, *kernels.parents) if path.exists()), None)
     try:
+        files = [path.stat().st_size for path in kernels.glob("*.zip")] if os.path.isdir(kernels) else []
+        results = len(list(tuned.glob("*.json"))) if os.path.isdir(tuned) else 0
+        said = f"{folder}: {len(files)} kernels, {sum(files) / 1e6:.1f} MB, {results} files of tuned results"
+        exists = next(path for path in (kernels, *kernels.parents) if path.exists())
         with tempfile.TemporaryFile(dir=exists):
             pass
     except OSError as error:
-        yield Finding("cache", NOTE, f"{said}; cannot be written: {error.strerror}", f"set {variable} to a folder")
+        yield Finding("cache", NOTE, f"{folder} cannot be written: {error.strerror}", f"set {variable} to a folder")
         return
     yield Finding("cache", OK, said)

@@ -1,8 +1,8 @@
 """What `layoutgemm.tune` found, kept as JSON in the cache folder: product and GPU -> configuration.
 
-One file a GPU and version of the package, `tuned/<gpu>-<version>.json`, written whole by one rename. A file that is not
-ours, or is damaged, is as if it were not there; what it says is only ever looked up, and a configuration made from it
-is held against the same rules as any other.
+One file a GPU and version of the package, `tuned/<gpu>-<version>.json`, written whole by one rename under a lock, so that
+any number of processes and threads may store at once. A file that is not ours or is damaged, and an entry without a
+configuration, are treated as absent. A configuration must hold to the same rules as any other.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .kernels.sm90_choice import Sm90Choice
 
 Sizes = tuple[int, int, int, int]
 _LOCK = threading.Lock()
-_READ: dict[Path, tuple[float, dict[str, Any]]] = {}
+_READ: dict[Path, tuple[tuple[int, ...], dict[str, Any]]] = {}
 
 
 def key_of(sizes: Sizes, types: tuple[str, ...], orders: tuple[str, ...]) -> str:
@@ -49,13 +49,17 @@ def lookup(gpu: str, sizes: Sizes, types: tuple[str, ...], orders: tuple[str, ..
 
 
 def store(gpu: str, key: str, choice: Sm90Choice, facts: dict[str, Any]) -> Path | None:
-    """Keep a result beside the others; `facts` are what is worth knowing of it. Gives the file."""
+    """Keep a result beside the others; `facts` are numbers and texts that describe it.
+
+    Gives the file, or None where the cache is off, cannot be written, or is locked by another process for too long.
+    """
     path = file_of(gpu)
     if path is None:
         return None
-    with _LOCK:
-        content = dict(_content(path, fresh=True))
-        content[key] = {"swapped": choice.swapped, "config": dataclasses.asdict(choice.config), **facts}
+    with _LOCK, object_cache.locked(path) as alone:
+        if not alone:
+            return None
+        content = {**_content(path), key: _entry(choice, facts)}
         text = json.dumps(content, indent=1, sort_keys=True)
         return object_cache.place(path, lambda stream: stream.write(text.encode()))
 
@@ -70,21 +74,29 @@ def choice_of(entry: Any) -> Sm90Choice | None:
     """
     try:
         return compile_apart.choice_of(entry)
-    except (LayoutError, TypeError, KeyError, AttributeError):
+    except (LayoutError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 
 
-def _content(path: Path, fresh: bool = False) -> dict[str, Any]:
-    """The file's entries, read again when it has changed."""
-    try:
-        changed = path.stat().st_mtime
-        held = _READ.get(path)
-        if held is not None and held[0] == changed and not fresh:
-            return held[1]
-        ours = not (object_cache.distrust(path) or object_cache.distrust(path.parent))
-        found = json.loads(path.read_text()) if ours else {}
-        found = found if isinstance(found, dict) else {}
-    except (OSError, ValueError):
+def _entry(choice: Sm90Choice, facts: dict[str, Any]) -> dict[str, Any]:
+    plain = {name: value for name, value in facts.items() if isinstance(value, (str, int, float))}
+    return {**plain, "swapped": choice.swapped, "config": dataclasses.asdict(choice.config)}
+
+
+def _content(path: Path) -> dict[str, Any]:
+    """The file's entries that hold a configuration, read again when it has changed."""
+    held = _READ.get(path)
+    if held is not None and held[0] == object_cache.version(path):
+        return held[1]
+    found = object_cache.content(path)
+    if found is None:
         return {}
-    _READ[path] = changed, found
-    return found
+    try:
+        known = json.loads(found.data)
+    except (ValueError, RecursionError):
+        known = {}
+    known = known if isinstance(known, dict) else {}
+    choices = ((key, entry, choice_of(entry)) for key, entry in known.items())
+    entries = {key: _entry(choice, entry) for key, entry, choice in choices if choice is not None}
+    _READ[path] = found.version, entries
+    return entries

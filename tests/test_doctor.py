@@ -94,8 +94,16 @@ def test_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("LAYOUTGEMM_CACHE_DIR", str(tmp_path / "new"))
     assert found("cache").state == OK and "0 kernels" in found("cache").found
     assert not (tmp_path / "new").exists()  # looking leaves nothing
+    for folder in ("~nosuchuser", str(tmp_path / ("x" * 300))):
+        monkeypatch.setenv("LAYOUTGEMM_CACHE_DIR", folder)
+        assert found("cache").state == NOTE and folder in found("cache").found
     if hasattr(os, "getuid"):
-        (tmp_path / "new" / "kernels").mkdir(parents=True)
-        (tmp_path / "new" / "kernels").chmod(0o777)
+        monkeypatch.setenv("LAYOUTGEMM_CACHE_DIR", str(tmp_path / "new"))
+        kernels = tmp_path / "new" / "layoutgemm-cache" / "kernels"
+        kernels.mkdir(parents=True)
+        kernels.chmod(0o777)
         assert found("cache").state == NOTE and "may be written by others" in found("cache").found
         assert "chmod 700" in found("cache").way_out
+        kernels.rmdir()
+        kernels.symlink_to(tmp_path)
+        assert found("cache").state == NOTE and "is a symbolic link" in found("cache").found

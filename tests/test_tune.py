@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +15,8 @@ import pytest
 
 from layoutgemm import tuned
 from layoutgemm.errors import LayoutError, OperandError, PlanError
+from layoutgemm.kernels import compile as compiling
+from layoutgemm.kernels import compile_apart, object_cache
 from layoutgemm.kernels.sm90_choice import Sm90Choice, choose
 from layoutgemm.kernels.sm90_places import Places
 from layoutgemm.kernels.sm90_plan import Sm90Config
@@ -26,7 +31,7 @@ KEY = tuned.key_of((512, 512, 512, 1), ("bf16",) * 3, ("row", "row", "row"))
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("LAYOUTGEMM_CACHE_DIR", str(tmp_path))
-    return tmp_path
+    return tmp_path / "layoutgemm-cache"
 
 
 @pytest.mark.parametrize("sizes", [(4096, 4096, 4096), (16, 4096, 4096), (512, 1000, 64)])
@@ -69,7 +74,15 @@ def test_a_result_that_does_not_fit_is_passed_over() -> None:
     assert solve(problem()).kernel.choice != CHOICE
 
 
-@pytest.mark.parametrize("content", [b"", b"[1, 2]", b"{\"x\":", b"{}", b"\xff\xfe", b'{"KEY": {"config": 3}}'])
+DEEP = b"[" * 100_000 + b"]" * 100_000
+DAMAGED = [
+    b"", b"[1, 2]", b"3", b"null", b"{\"x\":", b"{}", b"\xff\xfe", b'{"KEY": {"config": 3}}', b'{"KEY": 3}', DEEP,
+    b'{"KEY": ' + DEEP + b"}", b'{"KEY": {"swapped": false, "config": {"tile": ' + b"[" * 900 + b"]" * 900 + b"}}}",
+    b'{"KEY": {"swapped": "no", "config": {"tile": [128, 64]}}}', b'{"KEY": {"swapped": false, "config": []}}',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("content", DAMAGED, ids=lambda content: repr(content[:40]))
 def test_a_damaged_file_is_none(content: bytes) -> None:
     path = tuned.store(GPU, KEY, CHOICE, {})
     assert path is not None
@@ -78,6 +91,120 @@ def test_a_damaged_file_is_none(content: bytes) -> None:
     assert tuned.lookup(GPU, (512, 512, 512, 1), ("bf16",) * 3, ("row",) * 3) is None
     tuned.store(GPU, KEY, CHOICE, {})
     assert tuned.lookup(GPU, (512, 512, 512, 1), ("bf16",) * 3, ("row",) * 3) == CHOICE
+
+
+VALUES = [None, True, -1, 0, 2, 3, 1e9, 1 << 70, "x", [], {}, [1], [[0, [1]], 2], [[[0, 0], 1]], [0, 0], ["a", "b"]]
+
+
+def test_whatever_a_tuned_file_holds_is_used_or_absent() -> None:
+    """One value of an entry is exchanged for each of many: the entry is absent, or its plan is derived or refused."""
+    path = tuned.store(GPU, KEY, CHOICE, {})
+    assert path is not None
+    whole = json.loads(path.read_text())
+    places = [(), ("swapped",), ("config",), *[("config", name) for name in whole[KEY]["config"]], ("config", "other")]
+    used = 0
+    for place in places:
+        for value in VALUES:
+            changed = copy.deepcopy(whole)
+            holder: Any = changed
+            for name in (KEY, *place)[:-1]:
+                holder = holder[name]
+            holder[(KEY, *place)[-1]] = value
+            path.write_text(json.dumps(changed))
+            choice = tuned.lookup(GPU, (512, 512, 512, 1), ("bf16",) * 3, ("row",) * 3)
+            try:
+                found = solve(problem())
+                used += found.kernel.choice == choice
+                compiling.kernel_facts(compile_apart.plan_of(found.kernel))
+            except LayoutError as error:
+                raise AssertionError((place, value)) from error
+    assert used > len(places)
+
+
+def test_every_bit_of_a_tuned_file() -> None:
+    path = tuned.store(GPU, KEY, CHOICE, {"us": 1.5})
+    assert path is not None
+    whole = path.read_bytes()
+    rng = random.Random(0)
+    for _ in range(300):
+        damaged = bytearray(whole[: rng.choice([len(whole), rng.randrange(len(whole))])] or b" ")
+        damaged[rng.randrange(len(damaged))] ^= 1 << rng.randrange(8)
+        path.write_bytes(damaged)
+        solve(problem())
+
+
+def test_a_result_survives_a_damaged_neighbour() -> None:
+    path = tuned.store(GPU, KEY, CHOICE, {})
+    assert path is not None
+    entry = json.loads(path.read_text())[KEY]
+    deep: Any = 0
+    for _ in range(500):
+        deep = [deep]
+    path.write_text(json.dumps({KEY: entry, "a": 3, "b": {**entry, "more": deep}, "c": {"config": deep}}))
+    tuned.store(GPU, "d", CHOICE, {})
+    assert json.loads(path.read_text()).keys() == {KEY, "b", "d"}
+
+
+_STORES = """
+import sys, threading
+from layoutgemm import tuned
+from layoutgemm.kernels.sm90_choice import Sm90Choice
+from layoutgemm.kernels.sm90_config import Sm90Config
+def store(first):
+    for i in range(first, first + 5):
+        choice = Sm90Choice(Sm90Config((64, 64), consumers=1))
+        assert tuned.store("NVIDIA H200", f"{sys.argv[1]} {i}", choice, {"us": i}) is not None
+threads = [threading.Thread(target=store, args=(first,)) for first in (0, 5)]
+sys.stdin.readline()
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+"""
+
+
+def test_results_of_processes_and_threads_at_once_are_all_kept() -> None:
+    root = Path(__file__).resolve().parents[1]
+    command = [sys.executable, "-c", _STORES]
+    running = [subprocess.Popen([*command, str(i)], cwd=root, stdin=subprocess.PIPE, text=True) for i in range(8)]
+    for process in running:
+        process.communicate("go\n", timeout=120)
+    assert [process.returncode for process in running] == [0] * 8
+    path = tuned.file_of(GPU)
+    assert path is not None
+    assert json.loads(path.read_text()).keys() == {f"{i} {j}" for i in range(8) for j in range(10)}
+    assert not list(path.parent.glob("*.tmp"))
+
+
+@pytest.mark.skipif(object_cache.fcntl is None, reason="locks are POSIX's")
+def test_a_killed_holder_leaves_no_lock_and_a_live_one_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tuned.file_of(GPU)
+    assert path is not None
+    program = (
+        "import sys; from pathlib import Path; from layoutgemm.kernels import object_cache\n"
+        "with object_cache.locked(Path(sys.argv[1])) as alone: print(alone, flush=True); sys.stdin.read()"
+    )
+    root = Path(__file__).resolve().parents[1]
+    holder = subprocess.Popen(
+        [sys.executable, "-c", program, str(path)], cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout is not None and holder.stdin is not None
+    assert holder.stdout.readline() == "True\n"
+    monkeypatch.setattr(object_cache, "_LOCK_SECONDS", 0.05)
+    assert tuned.store(GPU, KEY, CHOICE, {}) is None and not path.exists()
+    holder.kill()
+    holder.wait()
+    holder.stdin.close()
+    holder.stdout.close()
+    assert tuned.store(GPU, KEY, CHOICE, {}) == path
+
+
+def test_a_reader_sees_each_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two files of one size, within one tick of a file system's clock: the second is another file."""
+    choices = [Sm90Choice(Sm90Config((64, n), consumers=1)) for n in (64, 32)]
+    for choice in choices * 3:
+        path = tuned.store(GPU, KEY, choice, {})
+        assert path is not None
+        os.utime(path, (1, 1))
+        assert tuned.lookup(GPU, (512, 512, 512, 1), ("bf16",) * 3, ("row",) * 3) == choice
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="owners and modes are POSIX's")

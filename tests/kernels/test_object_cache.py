@@ -11,9 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from layoutgemm import tuned
 from layoutgemm.errors import PlanError
 from layoutgemm.kernels import GemmConfig, GemmPlan, object_cache, sass
 from layoutgemm.kernels import compile as compiling
+from layoutgemm.kernels.sm90_choice import Sm90Choice
+from layoutgemm.kernels.sm90_config import Sm90Config
 
 FACTS = {"plan": {"tile": [64, 64, 64]}, "dsl": "1.2.3"}
 PARTS = {"kernel.ptx": b"ptx" * 1000, "kernel.o": bytes(range(256)) * 50}
@@ -22,7 +25,7 @@ PARTS = {"kernel.ptx": b"ptx" * 1000, "kernel.o": bytes(range(256)) * 50}
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv(object_cache.CACHE_DIR_VARIABLE, str(tmp_path / "cache"))
-    return tmp_path / "cache"
+    return tmp_path / "cache" / "layoutgemm-cache"
 
 
 def test_what_is_written_is_read() -> None:
@@ -71,8 +74,10 @@ def test_a_writer_leaves_one_file_and_failures_leave_none(monkeypatch: pytest.Mo
         ("linux", {}, "{home}/.cache/layoutgemm"),
         ("darwin", {}, "{home}/Library/Caches/layoutgemm"),
         ("win32", {"LOCALAPPDATA": "/local"}, "/local/layoutgemm/Cache"),
-        ("linux", {"LAYOUTGEMM_CACHE_DIR": "/mine", "XDG_CACHE_HOME": "/x"}, "/mine"),
+        ("linux", {"LAYOUTGEMM_CACHE_DIR": "/mine", "XDG_CACHE_HOME": "/x"}, "/mine/layoutgemm-cache"),
+        ("linux", {"LAYOUTGEMM_CACHE_DIR": "~/x"}, "{home}/x/layoutgemm-cache"),
         ("linux", {"LAYOUTGEMM_CACHE_DIR": "  ", "XDG_CACHE_HOME": "/x"}, None),
+        ("linux", {"LAYOUTGEMM_CACHE_DIR": "~nosuchuser/x", "XDG_CACHE_HOME": "/x"}, None),
     ],
 )
 def test_where_the_cache_lies(
@@ -196,18 +201,104 @@ posix = pytest.mark.skipif(not hasattr(os, "getuid"), reason="owners and modes a
 
 
 @posix
-def test_the_folder_is_the_users_alone(own_cache: Path) -> None:
+def test_the_folder_is_made_for_the_user_alone_and_keeps_its_mode(own_cache: Path) -> None:
     before = os.umask(0)
     try:
         object_cache.write(FACTS, PARTS)
         assert modes(own_cache) == (0o700, 0o600)
-        (own_cache / "kernels").chmod(0o777)  # as an older version, or somebody, left it
+        (own_cache / "kernels").chmod(0o777)
         assert "0777" in object_cache.distrust(own_cache / "kernels")
-        assert object_cache.read(FACTS, tuple(PARTS)) is None
-        object_cache.write(FACTS, PARTS)
-        assert modes(own_cache) == (0o700, 0o600) and object_cache.read(FACTS, tuple(PARTS)) == PARTS
+        assert object_cache.read(FACTS, tuple(PARTS)) is None and object_cache.write(FACTS, PARTS) is None
+        (own_cache / "kernels").chmod(0o755)
+        assert object_cache.read(FACTS, tuple(PARTS)) == PARTS and object_cache.write(FACTS, PARTS) is not None
+        assert modes(own_cache) == (0o755, 0o600)
     finally:
         os.umask(before)
+
+
+def state_of(folder: Path) -> dict[str, tuple[int, bytes | str | None]]:
+    """Mode and content of all that lies under a folder; links are not followed."""
+    found: dict[str, tuple[int, bytes | str | None]] = {}
+    for path in [folder, *sorted(folder.rglob("*"))]:
+        content = os.readlink(path) if path.is_symlink() else path.read_bytes() if path.is_file() else None
+        found[str(path)] = path.lstat().st_mode, content
+    return found
+
+
+def use_everything() -> list[Path | None]:
+    """What all writers of the cache gave."""
+    choice = Sm90Choice(Sm90Config((64, 64), consumers=1))
+    return [
+        object_cache.write(FACTS, PARTS), object_cache.write(FACTS, PARTS, "code"), tuned.store("GPU", "a", choice, {}),
+    ]  # fmt: skip
+
+
+@posix
+def test_folders_of_others_are_left_as_they_are(own_cache: Path) -> None:
+    """Under the folder that the variable names lie folders of the names that the cache uses, with old files."""
+    root = own_cache.parent
+    for name in ("", "kernels", "tuned", "code", "layoutgemm"):
+        (root / name).mkdir(exist_ok=True)
+        (root / name).chmod(0o755)
+        for file in ("mine.tmp", ".mine.tmp", ".layoutgemm-abcdefgh.tmp", "a.lock"):
+            (root / name / file).write_text("mine")
+            os.utime(root / name / file, (1, 1))
+    before = state_of(root)
+    assert None not in use_everything()
+    assert {path: found for path, found in state_of(root).items() if "layoutgemm-cache" not in path} == before
+
+
+@posix
+def test_only_names_of_its_own_are_removed(own_cache: Path) -> None:
+    assert None not in use_everything()
+    others = ["x.tmp", ".x.tmp", ".layoutgemm-x.tmp", ".layoutgemm-abcdefgh.tmpx", ".layoutgemm-ABCDEFGH.tmp"]
+    for name in ("kernels", "tuned", "code"):
+        for file in (*others, ".layoutgemm-abcdefgh.tmp"):
+            (own_cache / name / file).write_text("mine")
+            os.utime(own_cache / name / file, (1, 1))
+        (own_cache / name / ".layoutgemm-bcdefghi.tmp").mkdir()
+        (own_cache / name / ".layoutgemm-cdefghij.tmp").symlink_to(own_cache)
+        os.utime(own_cache / name / ".layoutgemm-cdefghij.tmp", (1, 1), follow_symlinks=False)
+    assert None not in use_everything()
+    for name in ("kernels", "tuned", "code"):
+        left = {path.name for path in (own_cache / name).iterdir()}
+        assert left >= {*others, ".layoutgemm-bcdefghi.tmp", ".layoutgemm-cdefghij.tmp"}
+        assert ".layoutgemm-abcdefgh.tmp" not in left
+
+
+@posix
+@pytest.mark.parametrize("link", ["", "kernels", "tuned", "code", "file", "lock"])
+def test_no_link_is_followed(link: str, own_cache: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    written = [path for path in use_everything() if path is not None]
+    if link in ("file", "lock"):
+        elsewhere.mkdir()
+        for path in written:
+            target = path if link == "file" else path.with_name(f"{path.name}.lock")
+            if target.exists():
+                target.rename(elsewhere / f"{path.parent.name}-{target.name}")
+                target.symlink_to(elsewhere / f"{path.parent.name}-{target.name}")
+    else:
+        (own_cache / link).rename(elsewhere)
+        (own_cache / link).symlink_to(elsewhere)
+    elsewhere.chmod(0o755)
+    before = state_of(elsewhere)
+    if link != "lock":
+        refused = [path for path in written if link in ("", "file") or path.parent.name == link]
+        assert refused and all(object_cache.content(path) is None for path in refused)
+        assert all("is a symbolic link" in object_cache.distrust(path) for path in refused)
+    use_everything()
+    assert state_of(elsewhere) == before
+
+
+@posix
+def test_the_folder_that_the_user_names_may_be_a_link(
+    own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    monkeypatch.setenv(object_cache.CACHE_DIR_VARIABLE, str(tmp_path / "link"))
+    assert object_cache.write(FACTS, PARTS) is not None and object_cache.read(FACTS, tuple(PARTS)) == PARTS
 
 
 @posix
@@ -241,6 +332,72 @@ def test_a_file_with_our_facts_and_anothers_parts(own_cache: Path) -> None:
             for other in content.keys() - {name}:
                 archive.writestr(other, content[other])
         assert object_cache.read(FACTS, tuple(PARTS)) is None
+
+
+DEEP = b"[" * 100_000 + b"]" * 100_000
+STRANGE = [b"", b"null", b"[]", b"3", b'"x"', b"{}", b"[1, 2]", b"{\"kernel.o\": 3}", b"\xff\xfe", b"1" * 5000, DEEP]
+
+
+@pytest.mark.parametrize("name", ["facts.json", "digests.json"])
+@pytest.mark.parametrize("content", STRANGE, ids=lambda content: repr(content[:8]))
+def test_a_sound_archive_with_strange_json(name: str, content: bytes) -> None:
+    path = object_cache.write(FACTS, PARTS)
+    assert path is not None
+    with zipfile.ZipFile(path) as archive:
+        parts = {each: archive.read(each) for each in archive.namelist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for each, part in {**parts, name: content}.items():
+            archive.writestr(each, part)
+    assert object_cache.read(FACTS, tuple(PARTS)) is None
+
+
+def test_every_bit_of_the_archives_records_is_damage_or_harmless() -> None:
+    """Local headers and the directory hold flags, methods, sizes and offsets, at each of which zipfile raises."""
+    small = {"a": b"x"}
+    path = object_cache.write({}, small)
+    assert path is not None
+    whole = path.read_bytes()
+    for bit in range(8 * len(whole)):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        assert object_cache.read({}, ("a",)) in (None, small), bit
+
+
+@posix
+def test_what_is_no_file_is_absent(own_cache: Path) -> None:
+    path = object_cache.write(FACTS, PARTS)
+    assert path is not None
+    path.unlink()
+    os.mkfifo(path, 0o600)
+    assert object_cache.read(FACTS, tuple(PARTS)) is None  # and does not wait for a writer
+    path.unlink()
+    path.mkdir(mode=0o700)
+    assert object_cache.read(FACTS, tuple(PARTS)) is None and object_cache.write(FACTS, PARTS) is None
+    path.rmdir()
+    with open(path, "wb") as stream:
+        stream.truncate(1 << 40)  # a hole of 1 TiB
+    path.chmod(0o600)
+    assert object_cache.read(FACTS, tuple(PARTS)) is None
+    assert object_cache.write(FACTS, PARTS) is not None and object_cache.read(FACTS, tuple(PARTS)) == PARTS
+
+
+@pytest.mark.parametrize("folder", ["x" * 300, "a/" + "y" * 256 + "/b", "/".join(["z" * 200] * 30), "~nosuchuser"])
+def test_a_folder_that_cannot_be(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(object_cache.CACHE_DIR_VARIABLE, folder if folder[0] == "~" else str(tmp_path / folder))
+    assert not object_cache.kept(FACTS) and object_cache.read(FACTS, tuple(PARTS)) is None
+    assert use_everything() == [None] * 3
+    assert tuned.lookup("GPU", (1, 1, 1, 1), ("bf16",) * 3, ("row",) * 3) is None
+
+
+@pytest.mark.parametrize("under", ["file", "file/kernels", "dangling"])
+def test_a_folder_that_is_something_else(under: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    monkeypatch.setenv(object_cache.CACHE_DIR_VARIABLE, str(tmp_path / under))
+    before = state_of(tmp_path)
+    assert use_everything() == [None] * 3 and not object_cache.kept(FACTS)
+    assert state_of(tmp_path) == before
 
 
 def test_nothing_is_unpickled(own_cache: Path) -> None:
