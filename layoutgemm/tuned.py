@@ -1,7 +1,7 @@
 """What `layoutgemm.tune` found, kept as JSON in the cache folder: product and GPU -> configuration.
 
-One file a GPU and version of the package, `tuned/<gpu>-<version>.json`, written whole by one rename under a lock, so that
-any number of processes and threads may store at once. A file that is not ours or is damaged, and an entry without a
+One file a GPU and version of the package, `tuned/<gpu>-<version>.json`, written whole by one rename under a lock: any
+number of processes and threads may store at once. A file that is not ours or is damaged, and an entry without a
 configuration, are treated as absent. A configuration must hold to the same rules as any other.
 """
 

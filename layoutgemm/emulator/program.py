@@ -99,7 +99,7 @@ class Program:
             self.symbols[symbol.name] = at
             at += symbol.size
             if at > MAX_SHARED_BYTES:
-                raise PtxError(f"{symbol.name} ends at byte {at} of shared memory, which has {MAX_SHARED_BYTES} at most")
+                raise PtxError(f"{symbol.name} ends at byte {at} of shared memory: at most {MAX_SHARED_BYTES}")
         self.shared_bytes = at
 
     # ------------------------------------------------------------ what instructions read and write

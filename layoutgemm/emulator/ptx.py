@@ -326,8 +326,8 @@ def _statements(text: str, start: int, files: dict[int, str]) -> list[_Statement
         line += text.count("\n", begin, at)
         at += 1
     raise PtxError(
-        f"PTX line {first}: the kernel's body, which begins here, does not end: {len(scopes) - 1} open scopes at the end "
-        "of the text"
+        f"PTX line {first}: the kernel's body, which begins here, does not end: {len(scopes) - 1} open scopes at the "
+        "end of the text"
     )
 
 
@@ -460,7 +460,7 @@ def _operand(kernel: Kernel, text: str) -> Operand:
     if bare in kernel.registers:
         return Operand("reg", bare, negated=negated)
     if _NUMBER.fullmatch(bare):
-        if len(bare) > 20 and bare[:2] not in ("0b", "0B") or len(bare) > 67:
+        if (len(bare) > 20 and bare[:2] not in ("0b", "0B")) or len(bare) > 67:
             raise ValueError(f"{bare[:24]}... has more than 64 bits")
         return Operand("number", bare)
     if bare.startswith("%"):

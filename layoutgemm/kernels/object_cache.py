@@ -55,8 +55,8 @@ def cache_dir() -> Path | None:
     """Where compiled kernels are kept, or None for nowhere.
 
     LAYOUTGEMM_CACHE_DIR names a folder, in which `layoutgemm-cache` is the cache's own; set to nothing, or to a home
-    folder that does not exist, it switches the cache off. Otherwise the platform's own place: $XDG_CACHE_HOME or ~/.cache
-    on Linux, ~/Library/Caches on macOS, %LOCALAPPDATA% on Windows.
+    folder that does not exist, it switches the cache off. Otherwise the platform's own place: $XDG_CACHE_HOME or
+    ~/.cache on Linux, ~/Library/Caches on macOS, %LOCALAPPDATA% on Windows.
     """
     chosen = os.environ.get(CACHE_DIR_VARIABLE)
     try:

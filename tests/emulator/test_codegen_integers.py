@@ -263,7 +263,7 @@ def test_conversions_of_floats_into_wider_registers(kind):
     bits = 16 if kind.endswith("16") else 32
     rounding = "rna" if kind == "tf32" else "rn"
     for source, register in (("f32", "b32"), ("f64", "b64"), ("s16", "b32"), ("u32", "b64"), ("f16", "b64")):
-        if kind == "tf32" and source != "f32" or (kind, source) in (("f32", "f16"), ("f16", "f16"), ("bf16", "f16")):
+        if (kind == "tf32" and source != "f32") or (kind, source) in (("f32", "f16"), ("f16", "f16"), ("bf16", "f16")):
             continue
         wide, narrow = [], []
         for into, out in ((32 if bits == 16 else 64, wide), (bits, narrow)):

@@ -79,9 +79,8 @@ def reads_shared(fiber: Fiber, cta: Cta, offset: int, size: int, event: Event, i
 
 def writes_shared(fiber: Fiber, cta: Cta, offset: int, size: int, event: Event, ins: Instruction, by: int = 0) -> None:
     """Record that an asynchronous operation writes shared memory of a block, which must not end before."""
-    fiber.machine.touch(
-        fiber, cta, span(offset, size), True, said(fiber, ins), event, event.asynchronous, span_parts(offset, size), by=by
-    )
+    places, parts = span(offset, size), span_parts(offset, size)
+    fiber.machine.touch(fiber, cta, places, True, said(fiber, ins), event, event.asynchronous, parts, by=by)
     cta.remote.append((event, said(fiber, ins)()))
 
 
