@@ -141,19 +141,19 @@ class Generator:
             for target, _ in pairs:
                 if target.kind == "reg" and (wrong := self.misfit(target, result_bits(ins) // len(pairs))):
                     raise PtxError(f"{ins.where}: {ins.text}: {wrong}")
-        return "; ".join(self.assign(ins, target, text) for target, text in pairs)
+        assigned = [self.assigned(ins, target, text) for target, text in pairs if target.kind != "sink"]
+        # All at once: a register that is written first may be read for the second.
+        return " = ".join(", ".join(side) for side in zip(*assigned)) or "pass"
 
-    def assign(self, ins: Instruction, target: Operand, text: str) -> str:
-        """target = text, where the instruction's predicate holds."""
-        if target.kind == "sink":
-            return "pass"
+    def assigned(self, ins: Instruction, target: Operand, text: str) -> tuple[str, str]:
+        """(register, its new value): the text where the instruction's predicate holds."""
         if target.kind != "reg":
             raise PtxError(f"{ins.where}: {ins.text}: cannot write to {target.text}")
         place = f"R[{self.index[target.text]}]"
         if ins.predicate is None:
-            return f"{place} = {text}"
+            return place, text
         guard, choose = f"R[{self.index[ins.predicate]}]", self.choose(target)
-        return f"{place} = {choose}({guard} ^ {ins.negated}, {text}, {place})"
+        return place, f"{choose}({guard} ^ {ins.negated}, {text}, {place})"
 
     def choose(self, target: Operand) -> str:
         """The function that chooses between two values of a register."""

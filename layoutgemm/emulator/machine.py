@@ -40,7 +40,8 @@ from .order import NO_PARTS, Event, Knowledge, Ledger, Parts, Shadow
 from .program import Operation, Program, Segment
 from .ptx import MAX_SHARED_BYTES, Instruction
 from .timeline import Recorder
-from .values import FULL, LANES, any_of, bool_of, mask_of, select64
+from .uninitialized import compute_doubtful, failed_at, merged, merged_doubtful, run_doubtful
+from .values import FULL, LANES, Undefined, any_of, bool_of, mask_of
 
 BLOCKED, GONE = -1, -2
 # CUDA's limits of a launch: along each axis, threads of a block, blocks of a cluster; and blocks that are emulated.
@@ -172,7 +173,7 @@ class Cluster:
                 present = min(LANES, threads - LANES * number)
                 warp.alive = (1 << present) - 1
                 cta.warps.append(warp)
-                registers: list[Any] = [None] * len(machine.program.index)
+                registers = list(machine.program.blank)
                 self.start(Fiber(warp, registers, 0, warp.alive, None, -1), None)
                 self.running += 1
 
@@ -430,7 +431,10 @@ class Machine:
                     executed[pc] = 1
                     if recorder is not None:
                         recorder.before(fiber)
-                    result = step.run(fiber)
+                    if step.doubtful:
+                        result = run_doubtful(fiber, step)
+                    else:
+                        result = step.run(fiber)
                     if recorder is not None and result != GONE:
                         recorder.step(fiber, ins, result == BLOCKED)
                     if result is None:
@@ -454,7 +458,10 @@ class Machine:
                         self._look(cluster)
                 else:
                     assert step is not None
-                    step.run(registers, warp)
+                    try:
+                        step.run(registers, warp)
+                    except TypeError as error:
+                        compute_doubtful(fiber, step, error)
                     executed[pc] = 1
                     fiber.dirty |= step.writes & ~step.moved
                     fiber.written |= step.writes
@@ -472,19 +479,12 @@ class Machine:
         """The exception of a run of arithmetic, said in the terms of the kernel."""
         instructions = self.program.kernel.instructions
         ins = instructions[min(fiber.pc, len(instructions) - 1)]
-        traceback, pc = error.__traceback__, fiber.pc
         step = self.program.steps[ins.pc]
-        while traceback is not None:
-            if isinstance(step, Segment) and traceback.tb_frame.f_code is step.run.__code__:
-                pc = fiber.pc + traceback.tb_lineno - traceback.tb_frame.f_code.co_firstlineno - 1
-                ins = instructions[pc]
-            traceback = traceback.tb_next
+        if isinstance(step, Segment):
+            ins = instructions[failed_at(step, error)]
         for register in self.program.registers_read(ins):
             value = fiber.registers[register]
-            if value is None:
-                name = list(self.program.index)[register]
-                return EmulatorError(f"register {name} is read and was never written\n  {fiber.describe()} at {ins}")
-            if not isinstance(value, (int, np.ndarray)) and ins.words[0] != "wgmma":
+            if isinstance(value, Undefined) or (not isinstance(value, (int, np.ndarray)) and ins.words[0] != "wgmma"):
                 return EmulatorError(f"{value}\n  {fiber.describe()} at {ins}")
         return EmulatorError(f"{type(error).__name__}: {error}\n  {fiber.describe()} at {ins}")
 
@@ -572,10 +572,11 @@ class Machine:
                 other = child.registers[register]
                 if value is other or (isinstance(value, int) and isinstance(other, int) and value == other):
                     continue
-                if value is None or other is None:
-                    value = other if value is None else value
-                    continue
-                value = _merged(value, other, child, bool(self.program.wide >> register & 1))
+                wide = bool(self.program.wide >> register & 1)
+                if type(value) is Undefined or type(other) is Undefined:
+                    value = merged_doubtful(value, other, child.lanes, lanes, wide)
+                else:
+                    value = merged(value, other, child.lanes, wide)
             parent.registers[register] = value
 
 
@@ -595,12 +596,6 @@ def _geometry(launch: Launch) -> str:
     if prod(launch.grid) > MAX_GRID:
         return f"a grid of {launch.grid} has {prod(launch.grid)} blocks: more than {MAX_GRID} are not emulated"
     return ""
-
-
-def _merged(value: Any, other: Any, child: Fiber, wide: bool) -> Any:
-    """The child's lanes of `other`, the rest of `value`; an array of a 64-bit register is uint64."""
-    active = child.active if child.active is not None else bool_of(FULL)
-    return select64(active, other, value) if wide else np.where(active, other, value)
 
 
 def lanes_where(fiber: Fiber, predicate: Any, negated: bool) -> int:

@@ -117,7 +117,7 @@ class SharedMemory:
 
     def __init__(self, size: int, fill: int = POISON) -> None:
         size = -(-size // GRANULE) * GRANULE
-        self.size = size
+        self.size, self.fill = size, fill
         self.bytes = np.full(size, fill, dtype=np.uint8)
         self.chunks = self.bytes.view(np.uint16).reshape(-1, GRANULE // 2)  # 16-byte chunks as eight 16-bit words
         self.written = np.zeros(size, dtype=bool)
@@ -143,6 +143,12 @@ class SharedMemory:
         where = _bytes(offsets, data.shape[1])
         self.bytes[where] = data
         self.written[where] = True
+
+    def forget(self, offsets: npt.NDArray[np.int64], size: int) -> None:
+        """Take [n, size] bytes at [n] offsets for never written: what was stored there has no value."""
+        where = _bytes(offsets, size)
+        self.bytes[where] = self.fill
+        self.written[where] = False
 
     def unwritten(self, offsets: npt.NDArray[np.int64], size: int) -> int | None:
         """The first byte of the access that nothing has written yet, or None."""

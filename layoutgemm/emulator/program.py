@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from ..errors import PtxError
 from .codegen import NAMES, PARAMETER_BASE, Generator, bits_of, number, special
 from .ptx import MAX_SHARED_BYTES, Instruction, Kernel, Operand
+from .values import FULL, Undefined
 
 BRANCHES = ("bra", "ret", "exit")
 _NUMBERS = itertools.count()
@@ -44,6 +45,7 @@ class Operation:
     """One instruction that does more than compute.
 
     run      what it does to a fiber
+    doubtful the registers that it reads and that may have no value, by their numbers
     writes   the registers that it writes, as a bit set
     moved    those of them that it does not compute when it is executed: a wgmma's come with the wait for it
     """
@@ -52,6 +54,7 @@ class Operation:
     run: Run
     writes: int
     moved: int
+    doubtful: tuple[int, ...]
 
 
 @dataclass
@@ -59,6 +62,7 @@ class Program:
     """A kernel with its control flow, its live registers, and its steps.
 
     build  instruction -> operation, given by `ops`
+    needs  for each pc, the registers that are operands; `reads` has the predicate too, and what that may leave as it was
 
     Register sets are ints used as bit sets, bit i for register i of `index`.
     """
@@ -72,9 +76,12 @@ class Program:
     steps: list[Segment | Operation | None] = field(init=False)
     writes: list[int] = field(init=False)
     reads: list[int] = field(init=False)
+    needs: list[int] = field(init=False)
     leaders: list[int] = field(init=False)
     meets: dict[int, int] = field(init=False)
     live: dict[int, int] = field(init=False)
+    doubts: list[int] = field(init=False)
+    blank: list[Any] = field(init=False)
 
     def __post_init__(self) -> None:
         self._place_symbols()
@@ -82,7 +89,12 @@ class Program:
         self.index = self.generator.index
         self.wide = sum(1 << i for i, kind in enumerate(self.kernel.registers.values()) if bits_of(kind) == 64)
         effects = [self._effect(ins) for ins in self.kernel.instructions]
-        self.writes, self.reads = [w for w, _ in effects], [r for _, r in effects]
+        self.writes, self.needs = [w for w, _ in effects], [r for _, r in effects]
+        self.reads = list(self.needs)
+        for ins in self.kernel.instructions:
+            if ins.predicate is not None:  # where it does not hold, the registers stay as they are
+                self.reads[ins.pc] |= 1 << self.index[ins.predicate] | self.writes[ins.pc]
+        self.blank = [Undefined(False if kind == "pred" else 0, FULL, name) for name, kind in self.kernel.registers.items()]
         self._blocks()
         self._make_steps()
 
@@ -113,10 +125,10 @@ class Program:
 
     def registers_read(self, ins: Instruction) -> list[int]:
         """The registers that an instruction reads."""
-        return [register for register in range(len(self.index)) if self.reads[ins.pc] >> register & 1]
+        return list(_numbers(self.reads[ins.pc]))
 
     def _effect(self, ins: Instruction) -> tuple[int, int]:
-        """(written, read) registers."""
+        """(written, read) registers, but for the predicate."""
         written = read = 0
         reads_first = ins.words[0] in READS_FIRST or ins.opcode.startswith("tcgen05.dealloc")
         for place, operand in enumerate(ins.operands):
@@ -129,8 +141,6 @@ class Program:
                 written |= named
             if not target or ins.opcode.startswith("wgmma.mma_async"):
                 read |= named
-        if ins.predicate is not None:
-            read |= 1 << self.index[ins.predicate] | written
         return written, read
 
     # ------------------------------------------------------------ control flow
@@ -170,6 +180,7 @@ class Program:
             nearest = next((m for m in range(exit_) if strict >> m & 1 and after[m] == strict), exit_)
             self.meets[at] = starts[nearest] if nearest < exit_ else end
         self._liveness(starts, last, follows)
+        self._doubts(starts, last, follows)
 
     def _liveness(self, starts: list[int], last: list[int], follows: list[list[int]]) -> None:
         used, killed = [], []
@@ -193,7 +204,29 @@ class Program:
                     live[n], changed = now, True
         self.live = {pc: live[n] for n, pc in enumerate(starts)} | {self.size: 0}
 
+    def _doubts(self, starts: list[int], last: list[int], follows: list[list[int]]) -> None:
+        """`doubts`: for each pc, the registers among those read that have no value on some way there, or one computed
+        from such; as a bit set."""
+        every = (1 << len(self.index)) - 1
+        before = [every] + [0] * len(starts)
+        self.doubts, queue = [0] * self.size, {0} if starts else set()
+        while queue:
+            block = min(queue)
+            queue.discard(block)
+            doubtful = before[block]
+            for pc in range(starts[block], last[block] + 1):
+                self.doubts[pc] = found = self.reads[pc] & doubtful
+                doubtful = doubtful | self.writes[pc] if found else doubtful & ~self.writes[pc]
+            for after in follows[block]:
+                if after < len(starts) and doubtful & ~before[after]:
+                    before[after] |= doubtful
+                    queue.add(after)
+
     # ------------------------------------------------------------ code
+
+    def one(self, pc: int) -> Callable[[list[Any], Any], None]:
+        """The instruction of a run of arithmetic at a pc, as a function of its own."""
+        return _function(f"    {self.generator.statement(self.kernel.instructions[pc])}")
 
     def _make_steps(self) -> None:
         instructions, leaders = self.kernel.instructions, set(self.leaders)
@@ -214,7 +247,8 @@ class Program:
             else:
                 ins = instructions[pc]
                 moved = self.writes[pc] if ins.words[0] == "wgmma" else 0
-                self.steps[pc] = Operation(ins, self.build(self, ins), self.writes[pc], moved)
+                doubtful = tuple(_numbers(self.doubts[pc]))
+                self.steps[pc] = Operation(ins, self.build(self, ins), self.writes[pc], moved, doubtful)
                 pc += 1
 
     def mark(self, executed: bytearray) -> None:
@@ -274,6 +308,13 @@ class Program:
         """Functions that give the elements of a register or vector that is read."""
         parts = operand.parts if operand.kind == "vector" else (operand,)
         return [self.value(part, kind) for part in parts]
+
+
+def _numbers(bits: int) -> Iterator[int]:
+    """The numbers in a bit set, from the lowest."""
+    while bits:
+        yield (bits & -bits).bit_length() - 1
+        bits &= bits - 1
 
 
 _FUNCTIONS: dict[str, Callable[[list[Any], Any], None]] = {}

@@ -8,7 +8,7 @@ bool for a predicate), which is most of a kernel's instructions and much the fas
     64 bit       int, 0 <= x     or  uint64[32]
 
 Floats are kept as raw bits too and viewed as floats when they are computed with. Functions here take and give either
-form. A register that no instruction has written is None, and any use of it in arithmetic raises TypeError.
+form. A register that no instruction has written for all lanes is `Undefined`, and arithmetic with it raises TypeError.
 
 Semantics: PTX ISA, "Integer Arithmetic Instructions", "Floating Point Instructions", "Data Movement and Conversion".
 """
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -26,6 +26,44 @@ FULL = (1 << LANES) - 1
 M16, M32, M64 = (1 << 16) - 1, (1 << 32) - 1, (1 << 64) - 1
 LANE = np.arange(LANES)
 NAN32 = 0x7FFFFFFF  # the NaN that PTX arithmetic gives
+
+
+class NoValue:
+    """What a register holds in place of a value. Moving it is harmless; computing with it raises TypeError."""
+
+    def _refuse(self, *_: Any) -> NoReturn:
+        raise TypeError(str(self))
+
+    __array_ufunc__ = None
+    __array__ = __bool__ = __int__ = __index__ = __float__ = __eq__ = __ne__ = _refuse
+    __hash__ = object.__hash__
+
+
+class Undefined(NoValue):
+    """A register's value where nothing has written some lanes, or what they hold was computed from such.
+
+    value  of the other lanes; any in those
+    lanes  without a value, as a bit mask
+    of     the register that was read and never written
+    """
+
+    __slots__ = ("lanes", "of", "value")
+
+    def __init__(self, value: Any, lanes: int, of: str) -> None:
+        self.value, self.lanes, self.of = value, lanes, of
+
+    def __str__(self) -> str:
+        return f"register {self.of} is read and was never written"
+
+
+def lanes_without(x: Any) -> int:
+    """The lanes, as a bit mask, for which a register has no value."""
+    return x.lanes if type(x) is Undefined else 0
+
+
+def defined(x: Any) -> Any:
+    """The value of a register; what it is in lanes that have none is open."""
+    return x.value if type(x) is Undefined else x
 
 
 def is_uniform(x: Any) -> bool:
@@ -102,7 +140,7 @@ def s64(x: Any) -> Any:
 
 def wide(x: Any) -> Any:
     """A value of 32 bits or less as one of 64, zero-extended."""
-    return x.astype(np.uint64) if isinstance(x, np.ndarray) else x
+    return x.astype(np.uint64) if isinstance(x, np.ndarray) else x | 0
 
 
 def signed_wide(x: Any) -> Any:
@@ -219,14 +257,12 @@ def select(p: Any, a: Any, b: Any) -> Any:
     """a where p holds, else b."""
     if not isinstance(p, np.ndarray):
         return a if p else b
-    if a is None or b is None:  # lanes without a value stay as they are: nobody may read them
-        return b if a is None else a
     return np.where(p, a, b)
 
 
 def select64(p: Any, a: Any, b: Any) -> Any:
     """select of 64-bit values: an array of them is uint64, whatever the ints are."""
-    if not isinstance(p, np.ndarray) or a is None or b is None:
+    if not isinstance(p, np.ndarray):
         return select(p, a, b)
     a, b = (x if isinstance(x, np.ndarray) else np.uint64(x) for x in (a, b))
     return np.where(p, a, b)

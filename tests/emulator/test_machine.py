@@ -111,11 +111,11 @@ def test_special_registers():
 
 def test_an_unwritten_register_is_named_with_its_place():
     with pytest.raises(EmulatorError) as caught:
-        run(".loc 1 41 2\nadd.u32 %r1, %r30, 1;\n")
+        run(".loc 1 41 2\nadd.u32 %r1, %r30, 1;\nst.shared.u32 [%r30], 1;\n", shared=64)
     assert "register %r30 is read and was never written" in str(caught.value)
-    assert "CTA (0, 0, 0) warp 0 at PTX line 15 (file 1:41): add.u32 %r1, %r30, 1" in str(caught.value)
-    with pytest.raises(EmulatorError, match="register %r7 is read"):
-        run("mov.u32 %r0, %tid.x; setp.lt.u32 %p0, %r0, 3; mov.u32 %r1, 1; mul.lo.u32 %r2, %r1, %r7;")
+    assert "CTA (0, 0, 0) warp 0 at PTX line 16 (file 1:41): st.shared.u32 [%r30], 1" in str(caught.value)
+    with pytest.raises(EmulatorError, match="register %r7 is read and was never written, and %p0 depends on it"):
+        run("mov.u32 %r1, 1; mul.lo.u32 %r2, %r1, %r7; setp.lt.u32 %p0, %r2, 3; @%p0 bra end; end:")
 
 
 def test_lanes_that_did_not_write_a_register_may_not_read_it():
@@ -161,9 +161,9 @@ def test_registers_are_not_changed_in_place():
 
 
 def test_too_many_findings_are_given_up():
-    many = "".join(f"ld.shared.u32 %r{i}, [%r90+{4 * i}];\n" for i in range(60))
+    many = "".join(f"st.shared.u32 [%r90+{4 * i}], {i};\n" for i in range(60))
     with pytest.raises(EmulatorError, match="50 different findings"):
-        run("mov.u32 %r90, smem;" + many, shared=1024)
+        run("mov.u32 %r90, smem;" + many, shared=1024, block=64)
 
 
 def test_a_cluster_must_divide_the_grid():

@@ -8,6 +8,7 @@ import pytest
 from layoutgemm import emulate_ptx
 from layoutgemm.atoms import wgmma
 from layoutgemm.emulator.api import Emulation
+from layoutgemm.emulator.findings import Finding
 from layoutgemm.emulator.launch import Policy, Watch
 from layoutgemm.emulator.memory import GlobalMemory
 from layoutgemm.emulator.undefined import FILLS, settled
@@ -62,11 +63,12 @@ def test_the_arrays_are_those_of_the_first_run() -> None:
     memory = GlobalMemory()
     array = np.zeros(4, np.uint8)
     memory.add("x", array)
-    fills = []
+    fills: list[int] = []
+    text = "wgmma.mma_async.sync"
 
     class Ran:
         def __init__(self) -> None:
-            self.suspects, self.findings = ["read"], ["other"]
+            self.suspects, self.findings = [Finding("uninitialised", "read", 1, text)], ["other"]
 
     def run(policy: Policy, watch: object) -> list[Ran]:
         fills.append(policy.fill)
@@ -75,4 +77,4 @@ def test_the_arrays_are_those_of_the_first_run() -> None:
 
     (launch,) = settled(run, memory, Policy(), Watch())
     assert fills == list(FILLS) and array.tolist() == [FILLS[0]] * 4
-    assert launch.findings == ["other", "read"]
+    assert [str(finding)[:19] for finding in launch.findings] == ["other", "uninitialised: read"]

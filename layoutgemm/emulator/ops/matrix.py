@@ -146,7 +146,7 @@ def load_matrix(program: Program, ins: Instruction) -> Run:
                 at = np.argwhere(fresh)[0]
                 offset = int(numbers[at[0]]) * GRANULE + int(at[1])
                 message = f"{ins.opcode} reads shared offset {offset:#x}, never written"
-                fiber.machine.problem("uninitialised", message, fiber)
+                fiber.machine.problem("uninitialised", message, fiber, suspect=True)
         if packed is None:
             fetched: Any = shared.chunks[numbers].view(unit)
         else:

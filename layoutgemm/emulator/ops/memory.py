@@ -19,8 +19,8 @@ from ..machine import Cta, Fiber
 from ..memory import OFFSET, RANK_SHIFT, parts_of
 from ..program import Program, Run
 from ..ptx import SIZES, Instruction, Operand
-from ..values import LANES, any_of, bool_of, is_uniform, s32, s64
-from .registry import operation, taken
+from ..values import LANES, Undefined, any_of, bool_of, defined, is_uniform, lanes_without, s32, s64
+from .registry import guarded, operation, taken
 
 UNSIGNED: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 # Words of ld and st that choose caches, ordering strength or scope, and change no value here.
@@ -119,7 +119,8 @@ def load(program: Program, ins: Instruction) -> Run:
     address, lanes_of = program.address(ins.operands[1]), taken(program, ins)
     size, count, kind = form.bytes, form.count, form.kind
     if form.space == "param":
-        return _load_parameter(targets, width, address, form)
+        run = _load_parameter(targets, width, address, form)
+        return run if ins.predicate is None else guarded(program, ins, run)
 
     def go(fiber: Fiber) -> None:
         lanes = lanes_of(fiber)
@@ -136,14 +137,20 @@ def load(program: Program, ins: Instruction) -> Run:
             if uniform and lanes == fiber.lanes:
                 fiber.registers[register] = int(columns[0, at])
                 continue
-            out = np.zeros(LANES, dtype=columns.dtype)
-            before = fiber.registers[register]
-            if before is not None and lanes != fiber.lanes:
-                out[:] = before
-            out[bool_of(lanes)] = columns[:, at]
-            fiber.registers[register] = out
+            assign(fiber, register, lanes, columns[:, at])
 
     return go
+
+
+def assign(fiber: Fiber, register: int, lanes: int, values: npt.NDArray[Any]) -> None:
+    """Write the values of some of the fiber's lanes; the others keep what they have."""
+    out, gone = np.zeros(LANES, dtype=values.dtype), 0
+    if lanes != fiber.lanes:
+        before = fiber.registers[register]
+        gone = lanes_without(before) & ~lanes & fiber.lanes
+        out[:] = defined(before)
+    out[bool_of(lanes)] = values
+    fiber.registers[register] = Undefined(out, gone, before.of) if gone else out
 
 
 def fetch(fiber: Fiber, form: Form, addresses: npt.NDArray[Any], lanes: int, ins: Instruction) -> npt.NDArray[np.uint8]:
@@ -161,7 +168,8 @@ def fetch(fiber: Fiber, form: Form, addresses: npt.NDArray[Any], lanes: int, ins
     cta.shared.check(offsets, size, ins.opcode)
     fresh = cta.shared.unwritten(offsets, size)
     if fresh is not None:
-        machine.problem("uninitialised", f"{ins.opcode} reads shared offset {fresh:#x}, never written", fiber)
+        message = f"{ins.opcode} reads shared offset {fresh:#x}, never written"
+        machine.problem("uninitialised", message, fiber, suspect=True)
     touch = Touch(lanes, offsets, size)
     machine.touch(fiber, cta, touch.places, False, said(fiber, ins), parts=parts_of(offsets, size), touch=touch)
     machine.counts.bytes["shared read"] += size * lanes.bit_count()
@@ -219,8 +227,11 @@ def store(program: Program, ins: Instruction) -> Run:
         where = address(fiber)
         addresses = np.full(lanes.bit_count(), where) if is_uniform(where) else where[active]
         data = np.empty((len(addresses), form.count), dtype=dtype)
+        gone, why = 0, ""
         for at, source in enumerate(sources):
             value = source(fiber)
+            if type(value) is Undefined:
+                gone, why, value = gone | value.lanes & lanes, str(value), value.value
             column = value if is_uniform(value) else value[active]
             data[:, at] = column & keeps if keeps else column
         raw = data.view(np.uint8).reshape(len(addresses), size)
@@ -229,6 +240,8 @@ def store(program: Program, ins: Instruction) -> Run:
             machine.problem("race", message, fiber)
         cta, offsets = place(fiber, form.space, addresses)
         if cta is None:
+            if gone:
+                raise EmulatorError(f"{why}, and it is stored")
             _aligned(offsets, size, "global address")
             machine.counts.bytes["global write"] += raw.size
             if (race := lane_words.touch(fiber, offsets, size, lanes, True)) is not None:
@@ -248,6 +261,8 @@ def store(program: Program, ins: Instruction) -> Run:
         if form.release:
             _release(fiber, offsets + (cta.rank << RANK_SHIFT))
         cta.shared.write(offsets, raw)
+        if gone:
+            cta.shared.forget(offsets[bool_of(gone)[active]], size)
 
     return go
 
@@ -337,6 +352,8 @@ def atomic(program: Program, ins: Instruction) -> Run:
     address = program.address(ins.operands[1 if returns else 0])
     values = [program.sources(operand, form.kind) for operand in ins.operands[2 if returns else 1 :]]
     lanes_of = taken(program, ins)
+    if len(values) != (2 if name == "cas" else 1):
+        raise ValueError(f"{name} with {len(values)} values")
     for operand in [*ins.operands[: 1 if returns else 0], *ins.operands[2 if returns else 1 :]]:
         if operand.kind != "sink":
             _width(program, operand, form, wider=False)
@@ -387,9 +404,7 @@ def atomic(program: Program, ins: Instruction) -> Run:
                 cta.shared.write(at, changed)
         for k, register in enumerate(targets):
             if register is not None:
-                out = np.zeros(LANES, dtype=np.uint64 if size == 8 else np.int64)
-                out[active] = before[:, k]
-                fiber.registers[register] = out
+                assign(fiber, register, lanes, before[:, k].astype(np.uint64 if size == 8 else np.int64))
 
     return go
 

@@ -63,4 +63,5 @@ def guarded(program: Program, ins: Instruction, run: Run) -> Run:
         fiber.machine.counts.instructions[ins.opcode] -= 1  # the first part executes it
         return fiber.machine.split(fiber, after, parts)
 
+    go.splits = True  # type: ignore[attr-defined]
     return go
