@@ -25,6 +25,7 @@ from .plan_base import (
     MAX_TILES,
     STAGE_BYTES_OF_K,
     PersistentPlan,
+    check_fields,
     check_sizes,
     rounded_up,
     tile_count,
@@ -70,17 +71,9 @@ class Sm100Config:
     buffers: int = 2
 
     def __post_init__(self) -> None:
-        for name in ("accumulators", "group", "chunks", "buffers"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise PlanError(f"{name} = {value!r}: an int of at least 1")
-        good = isinstance(self.tile, tuple) and len(self.tile) == 2
-        if not good or any(isinstance(v, bool) or not isinstance(v, int) or v < 1 for v in self.tile):
-            raise PlanError(f"tile = {self.tile!r}: two ints of at least 1, along M and N")
+        check_fields(self)
         if self.along not in ("M", "N"):
             raise PlanError(f"along = {self.along!r}: known are 'M', 'N'")
-        if not isinstance(self.overlap, bool):
-            raise PlanError(f"overlap = {self.overlap!r}: True or False")
         if self.tile[0] not in (BLOCK_ROWS, 2 * BLOCK_ROWS):
             raise PlanError(f"a tile of {self.tile[0]} rows: {BLOCK_ROWS} by one block, {2 * BLOCK_ROWS} by a pair")
         step = N_STEP[self.blocks]
@@ -220,7 +213,7 @@ class Sm100Plan(PersistentPlan):
         atom = tcgen05_mma(kind, tile_m, tile_n, a_spec.dtype, b_spec.dtype, "f32", blocks)
         tile_k = config.tile_k if config.tile_k is not None else STAGE_BYTES_OF_K * 8 // a_spec.dtype.bits
         depth = atom.shape_mnk[2]
-        if isinstance(tile_k, bool) or not isinstance(tile_k, int) or tile_k < depth or tile_k % depth:
+        if isinstance(tile_k, bool) or tile_k < depth or tile_k % depth:
             raise PlanError(f"tile_k = {tile_k!r}: a positive multiple of the instruction's K = {depth}")
         a_plan = _operand("A", a_spec, "M", BLOCK_ROWS, tile_k, atom, batch)
         b_plan = _operand("B", b_spec, "N", tile_n // blocks, tile_k, atom, batch)
@@ -232,7 +225,7 @@ class Sm100Plan(PersistentPlan):
         beside = c_bytes + 2 * config.accumulators * BARRIER_BYTES + SLOT_BYTES
         fits = most_stages(arch, stage_bytes + 2 * BARRIER_BYTES, beside)
         stages = fits if config.stages is None else config.stages
-        if isinstance(stages, bool) or not isinstance(stages, int) or not LEAST_STAGES <= stages <= fits:
+        if isinstance(stages, bool) or not LEAST_STAGES <= stages <= fits:
             raise PlanError(
                 f"{stages!r} stage(s), and at least {LEAST_STAGES}, of A {a_plan.smem.bytes} + B {b_plan.smem.bytes} "
                 f"bytes beside {c_bytes} of the store: {fits} fit into {arch.smem_per_block}"
