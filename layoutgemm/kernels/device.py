@@ -15,6 +15,7 @@ import numpy.typing as npt
 from ..atoms import TmaPlan
 from ..dtypes import DType
 from ..errors import OperandError, PlanError
+from .device_places import resident
 from .plan import OperandPlan, padded_leading
 from .run import GemmResult, Plan, batched, pitch_rule, raw_bits, refuse_or_note, run_on_cpu
 from .sm90_gated import as_one_matrix
@@ -213,9 +214,8 @@ def _launch(
         arguments: tuple[int, ...]
         if isinstance(plan, PERSISTENT):
             ldc, pitch_c = _distances(lines_c, plan.c.dtype)
-            processors = torch.cuda.get_device_properties(a.device).multi_processor_count
             sizes = (plan.m, plan.n, plan.k, plan.batch, lda, ldb, ldc, pitch_a, pitch_b, pitch_c)
-            arguments = (*pointers, *sizes, max(1, processors // plan.cluster_size), *words)
+            arguments = (*pointers, *sizes, resident(a.device.index, plan.cluster_size), *words)
         else:
             ldc = lines_c.stride(0) if plan.m > 1 else plan.n
             arguments = (*pointers, plan.m, plan.n, plan.k, lda, ldb, ldc)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from ..errors import EmulatorError, OperandError
 from .device import chosen_device
+from .device_places import resident
 from .run import DEVICES, GemmResult, _check_shape, _kind, _progress_line, batched
 from .sm80_operand import Sm80Operand
 from .sm80_plan import Sm80Plan
@@ -187,8 +188,7 @@ def _launch(plan: Sm80Plan, a: Any, b: Any, out: Any, copy: bool) -> GemmResult:
         pointers = lines[0][0].data_ptr(), lines[1][0].data_ptr(), target.data_ptr()
         sizes: tuple[int, ...] = (plan.m, plan.n, plan.k, plan.batch, lda, ldb, ldc, pitch_a, pitch_b, pitch_c)
         if plan.config.persistent:
-            processors = torch.cuda.get_device_properties(a.device).multi_processor_count
-            sizes = (*sizes, processors * plan.config.blocks_per_sm)
+            sizes = (*sizes, resident(a.device.index, 1) * plan.config.blocks_per_sm)
         compile_plan(plan).launch(*pointers, *sizes, stream=torch.cuda.current_stream(a.device).cuda_stream)
         if late:
             out.copy_(target)

@@ -352,7 +352,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
     @property
     def dead_runs(self) -> tuple[tuple[int, int], ...]:
         """(first byte, bytes) of A's tile that no copy writes, when only some rows are loaded: zeros, written once."""
-        if self.config.rows is None:
+        if self.config.rows in (None, ROWS):
             return ()
         tile, rows = self.a.smem, self.config.rows
         span = tile.span_elements
