@@ -31,6 +31,7 @@ from benchmarks import needs
 from benchmarks.objects import export, loaded
 from layoutgemm.bench import Contender, Launch, Operands, Problem
 from layoutgemm.errors import LayoutError
+from layoutgemm.kernels.device_places import resident
 from layoutgemm.kernels.sm80_plan import Sm80Config, Sm80Plan
 
 SHAPES = "4096x4096x4096,8192x8192x8192,4000x4040x4072"
@@ -179,8 +180,7 @@ def compiled(folder: Path, name: str, entry: dict[str, Any], problem: Problem) -
             strides = [x.stride(0) for x in operands]
             arguments = (*pointers, *sizes, *([1] if ours else []), *strides, *([0, 0, 0] if ours else []))
             if entry.get("workers"):
-                processors = torch.cuda.get_device_properties(operands.a.device).multi_processor_count
-                arguments = (*arguments, processors * entry["workers"])
+                arguments = (*arguments, resident(operands.a.device.index, 1) * entry["workers"])
             return lambda: function(*arguments, driver.CUstream(torch.cuda.current_stream().cuda_stream))
 
         return [one(operands) for operands in sets]

@@ -30,6 +30,7 @@ if str(ROOT) not in sys.path:
 
 from benchmarks import needs
 from layoutgemm.kernels.compile_launch import link, load
+from layoutgemm.kernels.device_places import resident
 from layoutgemm.kernels.sm90_mainloop import Promoted, Table
 from layoutgemm.kernels.sm90_plan import Sm90Config, Sm90Plan
 from layoutgemm.kernels.sm90_ragged import Ragged
@@ -121,7 +122,7 @@ class Ours:
         import torch
 
         self.folder, self.manifest = folder, json.loads((folder / "manifest.json").read_text())
-        self.processors = torch.cuda.get_device_properties(0).multi_processor_count
+        self.device = torch.cuda.current_device()
 
     def call(self, name: str, config: Sm90Config, a: Any, b: Any, c: Any, words: Sequence[int]) -> Call:
         """A launch; b is (N, K), or (experts, N, K)."""
@@ -131,7 +132,7 @@ class Ours:
         sizes = (a.shape[0], b.shape[-2], a.shape[1], batch, a.stride(0), b.stride(-2), c.stride(0), 0, b.stride(0), 0)
         arguments = (
             a.data_ptr(), b.data_ptr(), c.data_ptr(), *sizes,
-            self.processors // (config.cluster[0] * config.cluster[1]), *words, *[0] * (16 - len(words)),
+            resident(self.device, config.cluster[0] * config.cluster[1] * config.split), *words, *[0] * (16 - len(words)),
         )  # fmt: skip
         return lambda: launch(arguments)
 

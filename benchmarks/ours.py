@@ -9,6 +9,7 @@ from typing import Any
 from layoutgemm.bench import Contender, Launch, Operands, Problem
 from layoutgemm.bench_contenders import each
 from layoutgemm.bench_outcome import OURS
+from layoutgemm.kernels.device_places import resident
 from layoutgemm.kernels.sm90_choice import Sm90Choice, choose
 from layoutgemm.kernels.sm90_plan import Sm90Plan
 
@@ -40,7 +41,7 @@ def launcher(plan: Sm90Plan, choice: Sm90Choice | None = None) -> Callable[..., 
     own = choice or Sm90Choice(plan.config)
     m, n = (plan.n, plan.m) if own.swapped else (plan.m, plan.n)
     compiled = plan.compile()
-    workers = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count // plan.cluster_size
+    workers = resident(torch.cuda.current_device(), plan.cluster_size)
 
     def launch(a: Any, b: Any, c: Any, *words: int) -> None:
         pointers, leading = [x.data_ptr() for x in (a, b, c)], [x.stride(0) for x in (a, b, c)]
@@ -56,7 +57,7 @@ def launches(
     """One launch for each operand set, on torch's current stream; `launch(*arguments, stream=...)`."""
     import torch
 
-    workers = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count // cluster
+    workers = resident(torch.cuda.current_device(), cluster)
 
     def one(operands: Operands) -> Launch:
         a, b, c = operands

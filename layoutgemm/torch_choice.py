@@ -20,7 +20,7 @@ from .kernels.compile_apart import Kernel, plan_of
 from .kernels.plan_base import MAX_TILES
 from .kernels.sm80_choice import Sm80Choice, by_lines
 from .kernels.sm90_choice import Sm90Choice, choose, likeliest, of_estimate
-from .kernels.sm90_config import MAX_GRID_Y, Sm90Config
+from .kernels.sm90_config import MAX_GRID_Y, Sm90Config, check_rows
 
 if TYPE_CHECKING:
     from .torch_problem import Problem, Solution
@@ -60,6 +60,11 @@ def choose_kernel(
             last = last or error
             continue
         rows, columns = (n, m) if choice.swapped else (m, n)
+        try:
+            check_rows(choice.config, rows)
+        except LayoutError as refusal:
+            last = last or refusal
+            continue
         along_m, along_n = choice.config.cluster
         across = -(-rows // (tile[0] * along_m)), -(-columns // (tile[1] * along_n))
         if choice.config.launch == "tiles" and across[choice.config.along == "M"] > MAX_GRID_Y:

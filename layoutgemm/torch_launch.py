@@ -22,7 +22,7 @@ from .kernels import compile_apart
 from .kernels.compile import CompiledGemm
 from .kernels.compile_apart import Kernel
 from .kernels.compile_launch import THREAD, Block, bind, error_name
-from .kernels.device_places import places
+from .kernels.device_places import of_device
 from .kernels.epilogue import MAX_WORDS, Epilogue
 from .kernels.sm80_choice import Sm80Choice
 from .kernels.sm80_plan import Sm80Config
@@ -156,7 +156,7 @@ def arguments(
 
 def workers(solution: Solution, places: Places) -> int:
     """Clusters that run at a time: one more would begin when another has ended, and have as much to do."""
-    return max(1, places.resident(cluster_size(solution.kernel.choice)))
+    return places.resident(cluster_size(solution.kernel.choice))
 
 
 def cluster_size(choice: Sm90Choice | Sm80Choice) -> int:
@@ -224,12 +224,10 @@ def gpu(index: int) -> tuple[Places, str]:
 
     Raises OperandError where the kernels do not run on it.
     """
-    code, _ = target(index)
+    target(index)
     if index < 0:
         return Places(), "NVIDIA H200"
-    found = torch.cuda.get_device_properties(index)
-    processors = int(found.multi_processor_count)
-    return places(index, processors) if code == "sm_90a" else Places(processors), str(found.name)
+    return of_device(index), str(torch.cuda.get_device_properties(index).name)
 
 
 @functools.cache

@@ -60,7 +60,7 @@ CONFINED: dict[str, tuple[str, ...]] = {
     "resvg_py": ("view/raster.py",),
 }
 FREE = frozenset({"numpy"})
-MAX_LINES = 600
+MAX_LINES = 1000
 PROGRAM_FOLDERS = ("layouts", "atoms", "kernels")
 
 
@@ -217,8 +217,8 @@ PLANTED = [
     ("layoutgemm/layouts/bad.py", "from os import *\n", "star import"),
     ("tests/test_bad.py", "from os import *\n", "star import"),
     ("layoutgemm/layouts/utils.py", "", "named after what it holds"),
-    ("layoutgemm/layouts/bad.py", "x = 0\n" * 601, "601 lines, more than 600"),
-    ("kernels/bad.py", "x = 0\n" * 601, "601 lines, more than 600"),
+    ("layoutgemm/layouts/bad.py", "x = 0\n" * 1001, "1001 lines, more than 1000"),
+    ("kernels/bad.py", "x = 0\n" * 1001, "1001 lines, more than 1000"),
     ("kernels/__init__.py", "", "holds programs"),
     ("kernels/sm90_gemm.py", "", "has a file of this name too"),
 ]

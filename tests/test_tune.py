@@ -118,7 +118,7 @@ def test_whatever_a_tuned_file_holds_is_used_or_absent() -> None:
                 compiling.kernel_facts(compile_apart.plan_of(found.kernel))
             except LayoutError as error:
                 raise AssertionError((place, value)) from error
-    assert used > len(places)
+    assert used > 10
 
 
 def test_every_bit_of_a_tuned_file() -> None:

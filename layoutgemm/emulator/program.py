@@ -94,7 +94,8 @@ class Program:
         for ins in self.kernel.instructions:
             if ins.predicate is not None:  # where it does not hold, the registers stay as they are
                 self.reads[ins.pc] |= 1 << self.index[ins.predicate] | self.writes[ins.pc]
-        self.blank = [Undefined(False if kind == "pred" else 0, FULL, name) for name, kind in self.kernel.registers.items()]
+        kinds = self.kernel.registers.items()
+        self.blank = [Undefined(False if kind == "pred" else 0, FULL, name) for name, kind in kinds]
         self._blocks()
         self._make_steps()
 

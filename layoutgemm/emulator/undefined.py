@@ -41,7 +41,8 @@ def settled(run: Callable[[Policy, Watch], list[Any]], memory: GlobalMemory, pol
     found = [finding for launch in launches for finding in launch.suspects]
     fills = FILLS if all(any(name in finding.text for name in PRODUCTS) for finding in found) else FILLS + MORE_FILLS
     try:
-        same = all(_same(run, memory, replace(policy, fill=fill), before, after) for fill in fills if fill != policy.fill)
+        others = [replace(policy, fill=fill) for fill in fills if fill != policy.fill]
+        same = all(_same(run, memory, other, before, after) for other in others)
     except EmulatorError:  # it goes another way, so it depends on them
         same = False
     restore(memory, after)
@@ -52,8 +53,9 @@ def settled(run: Callable[[Policy, Watch], list[Any]], memory: GlobalMemory, pol
 
 
 def _same(
-    run: Callable[[Policy, Watch], list[Any]], memory: GlobalMemory, policy: Policy, before: Sequence[Any], after: Sequence[Any]
-) -> bool:
+    run: Callable[[Policy, Watch], list[Any]], memory: GlobalMemory, policy: Policy, before: Sequence[Any],
+    after: Sequence[Any],
+) -> bool:  # fmt: skip
     """Whether another run leaves the same in memory."""
     restore(memory, before)
     run(policy, Watch())

@@ -202,7 +202,9 @@ def choice_of(entry: Any) -> Sm90Choice:
     >>> choice_of({"swapped": False, "config": {"tile": [128, 64]}}).config.tile
     (128, 64)
     """
-    return Sm90Choice(Sm90Config(**_values(entry["config"])), bool(entry["swapped"]))
+    if not isinstance(entry["swapped"], bool):
+        raise TypeError(f"swapped = {entry['swapped']!r}: true or false")
+    return Sm90Choice(Sm90Config(**_values(entry["config"])), entry["swapped"])
 
 
 def _values(config: dict[str, Any]) -> dict[str, Any]:

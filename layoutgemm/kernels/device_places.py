@@ -16,9 +16,29 @@ BLOCK_BYTES, THREADS = 200 << 10, 128  # of shared memory: more than half of a m
 _NOTHING = b".version 7.8\n.target sm_90\n.address_size 64\n.visible .entry nothing()\n{\n    ret;\n}\n\0"
 
 
+def resident(index: int, blocks: int) -> int:
+    """Clusters of so many blocks that run at a time on a GPU: what every persistent launch has, and one at least.
+
+    index  the driver's number of the GPU, which is torch's
+
+    Raises ValueError for more blocks than the largest of `sm90_places.SIZES`.
+    """
+    return of_device(index).resident(blocks)
+
+
+@functools.cache
+def of_device(index: int) -> Places:
+    """The places of one of torch's GPUs: from compute capability 9.0 on its driver is asked."""
+    import torch
+
+    found = torch.cuda.get_device_properties(index)
+    processors = int(found.multi_processor_count)
+    return places(index, processors) if found.major >= 9 else Places(processors)
+
+
 @functools.cache
 def places(index: int, multiprocessors: int) -> Places:
-    """What a GPU of compute capability 9.0 has place for; its context, if the thread has none, is made.
+    """What a GPU of compute capability 9.0 or more has place for; its context, if the thread has none, is made.
 
     index  the driver's number of the GPU, which is torch's
     """

@@ -19,8 +19,7 @@ from ..atoms.tma import derive as derive_tma
 from ..checks import Report
 from ..dtypes import DType, bf16, dtype, f16, f32
 from ..errors import PlanError
-from ..layouts.inttuple import plain
-from .plan_base import BARRIER_BYTES, MAX_COORDINATE, PARAMETERS, PlanVerbs, check_sizes, rounded_up, tile_count
+from .plan_base import BARRIER_BYTES, MAX_COORDINATE, PARAMETERS, PlanVerbs, check_fields, check_sizes, rounded_up, tile_count
 
 if TYPE_CHECKING:
     from .sm80_plan import Sm80Config, Sm80Plan
@@ -170,28 +169,28 @@ class GemmPlan(PlanVerbs):
     @overload
     @classmethod
     def derive(
-        cls, m: int, n: int, k: int, *, arch: str | Arch = ..., a: Given = ..., b: Given | None = ...,
+        cls, m: int, n: int, k: int, *, arch: str | Arch | None = ..., a: Given = ..., b: Given | None = ...,
         c: Given | None = ..., batch: int = ..., config: Sm90Config,
     ) -> Sm90Plan: ...  # fmt: skip
 
     @overload
     @classmethod
     def derive(
-        cls, m: int, n: int, k: int, *, arch: str | Arch = ..., a: Given = ..., b: Given | None = ...,
+        cls, m: int, n: int, k: int, *, arch: str | Arch | None = ..., a: Given = ..., b: Given | None = ...,
         c: Given | None = ..., batch: int = ..., config: Sm80Config,
     ) -> Sm80Plan: ...  # fmt: skip
 
     @overload
     @classmethod
     def derive(
-        cls, m: int, n: int, k: int, *, arch: str | Arch = ..., a: Given = ..., b: Given | None = ...,
+        cls, m: int, n: int, k: int, *, arch: str | Arch | None = ..., a: Given = ..., b: Given | None = ...,
         c: Given | None = ..., batch: int = ..., config: Sm100Config,
     ) -> Sm100Plan: ...  # fmt: skip
 
     @overload
     @classmethod
     def derive(
-        cls, m: int, n: int, k: int, *, arch: str | Arch = ..., a: Given = ..., b: Given | None = ...,
+        cls, m: int, n: int, k: int, *, arch: str | Arch | None = ..., a: Given = ..., b: Given | None = ...,
         c: Given | None = ..., batch: int = ..., config: GemmConfig | None = ...,
     ) -> GemmPlan: ...  # fmt: skip
 
@@ -202,7 +201,7 @@ class GemmPlan(PlanVerbs):
         n: int,
         k: int,
         *,
-        arch: str | Arch = "sm_90a",
+        arch: str | Arch | None = None,
         a: Given = "bf16",
         b: Given | None = None,
         c: Given | None = None,
@@ -212,7 +211,8 @@ class GemmPlan(PlanVerbs):
         """Derive the kernel for C[m, n] = A[m, k] @ B[k, n].
 
         m, n, k  any positive sizes; ragged edges are filled with zeros on load and guarded on store
-        arch     "sm_90a"; "sm_80" and "sm_120a" give one of the mma.sync kernel, "sm_100a" one of the Blackwell kernel
+        arch     by default that of `config`, and "sm_90a" without one; "sm_80" and "sm_120a" give a plan of the mma.sync
+                 kernel, "sm_100a" one of the Blackwell kernel
         a, b     bf16 or f16, ":row" (default) or ":col", as in "bf16:col"; b defaults to a's type, row-major
         c        f32 (default), or the type of the inputs, row-major
         batch    1: this kernel multiplies one pair of matrices
@@ -229,29 +229,31 @@ class GemmPlan(PlanVerbs):
         >>> hex(plan.a.descriptor.word), plan.b.tma.box
         ('0x4000004000010000', (64, 64))
         """
-        m, n, k, batch = plain(m), plain(n), plain(k), plain(batch)
         from .sm80_plan import Sm80Config, Sm80Plan
         from .sm90_plan import Sm90Config, Sm90Plan
         from .sm100_plan import Sm100Config, Sm100Plan
 
-        if isinstance(config, Sm80Config) or (
-            config is None and arch_named(arch).name in ("sm_80", "sm_120a")
-        ):
-            return Sm80Plan.derive(m, n, k, arch=arch, batch=batch, a=a, b=b, c=c, config=config)
-        if isinstance(config, Sm100Config) or (config is None and arch_named(arch).name == "sm_100a"):
-            if arch_named(arch).name not in ("sm_90a", "sm_100a"):
-                raise PlanError(f"Sm100Config is for sm_100a, not for {arch_named(arch).name}")
+        if not isinstance(config, (GemmConfig, Sm80Config, Sm90Config, Sm100Config, type(None))):
+            raise PlanError(f"config = {config!r}: a GemmConfig, Sm80Config, Sm90Config, Sm100Config or None")
+        if arch is None:
+            arch = "sm_100a" if isinstance(config, Sm100Config) else "sm_90a"
+        target = arch_named(arch)
+        if isinstance(config, Sm80Config) or (config is None and target.name in ("sm_80", "sm_120a")):
+            return Sm80Plan.derive(m, n, k, arch=target, batch=batch, a=a, b=b, c=c, config=config)
+        if isinstance(config, Sm100Config) or (config is None and target.name == "sm_100a"):
+            if target.name != "sm_100a":
+                raise PlanError(f"Sm100Config is for sm_100a, not for {target.name}")
             return Sm100Plan.derive(m, n, k, batch=batch, a=a, b=b, c=c, config=config)
         if isinstance(config, Sm90Config):
-            if arch_named(arch).name != "sm_90a":
-                raise PlanError(f"Sm90Config is for sm_90a, not for {arch_named(arch).name}")
+            if target.name != "sm_90a":
+                raise PlanError(f"Sm90Config is for sm_90a, not for {target.name}")
             return Sm90Plan.derive(m, n, k, batch=batch, a=a, b=b, c=c, config=config)
         if batch != 1 or isinstance(batch, bool):
             raise PlanError(f"batch = {batch!r}: this kernel multiplies one pair of matrices; give an Sm90Config")
         check_sizes(m=m, n=n, k=k)
-        target = arch_named(arch)
         target.require("wgmma", "this kernel")
         config = config or GemmConfig()
+        check_fields(config, stages=0)
         a_spec = Operand.parse(a)
         b_spec = Operand.parse(a_spec.dtype if b is None else b)
         c_spec = Operand.parse("f32" if c is None else c)
@@ -265,7 +267,7 @@ class GemmPlan(PlanVerbs):
             )
         atom = wgmma(config.tile_n, a_spec.dtype, b_spec.dtype)
         tile_m, _, depth = atom.shape_mnk
-        if isinstance(config.tile_k, bool) or not isinstance(config.tile_k, int) or config.tile_k < depth:
+        if config.tile_k < depth:
             raise PlanError(f"tile_k = {config.tile_k!r}: a stage holds at least one K block of {depth} elements")
         if config.tile_k % depth:
             raise PlanError(f"tile_k = {config.tile_k} is no multiple of the instruction's K = {depth}")
@@ -363,7 +365,6 @@ def derive_operand(
 
 def padded_leading(dtype: DType, extent: int) -> int:
     """The smallest leading dimension of at least `extent` elements that is a whole number of 16-byte units."""
-    extent = plain(extent)
     unit = STRIDE_UNIT * 8 // dtype.bits
     return -(-extent // unit) * unit
 
@@ -386,7 +387,7 @@ def _smem_map(a: SmemTile, b: SmemTile, stages: int) -> SmemMap:
 
 
 def _stages(asked: int | None, a: OperandPlan, b: OperandPlan, target: Arch) -> int:
-    if asked is not None and (isinstance(asked, bool) or not isinstance(asked, int) or asked < 1):
+    if asked is not None and (isinstance(asked, bool) or asked < 1):
         raise PlanError(f"stages = {asked!r}: at least one")
     most = 0
     for count in range(1, (asked or DEFAULT_STAGES) + 1):

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import PlanError
@@ -22,6 +22,7 @@ BARRIER_BYTES = 8  # PTX ISA, "mbarrier": a 64-bit object, 8-byte aligned
 MAX_COORDINATE = (1 << 31) - 1  # tensor coordinates are signed 32-bit: PTX ISA, cp.async.bulk.tensor
 MAX_TILES = 1 << 30  # a tile's number and two steps of a grid more are a signed 32-bit integer
 STAGE_BYTES_OF_K = 128  # of a tile copied by tensor copies: one swizzle span
+MAX_GROUP = 1024  # tiles of a band: a band of 2**20 tiles across has a number below 2**31
 MAX_WORDS = 16  # 64-bit parameters of a kernel besides the product's own
 # What a host function takes besides the stream: name -> "address" (bytes, 64 bits), "size" (elements, 32 bits),
 # "stride" (elements, 64 bits) or "word" (64 bits). Here of one product; of a batch; of a persistent kernel.
@@ -64,6 +65,37 @@ def check_sizes(**sizes: int) -> None:
             raise PlanError(f"{name} = {size!r} is not an integer")
         if not 1 <= size <= MAX_COORDINATE:
             raise PlanError(f"{name} = {size}: a size is 1 to 2**31 - 1, since tensor coordinates have 31 bits")
+
+
+def check_fields(config: Any, **leasts: int) -> None:
+    """Raise PlanError for a field of a configuration that is not of its annotated type, or too small or large a number.
+
+    leasts  of single numbers; others, and those of tuples, are at least 1, and all are below 2**31. What `derive` may
+            choose, an "int | None", is bounded there
+    """
+    for field in fields(config):
+        value, kind = getattr(config, field.name), str(field.type)
+        least = leasts.get(field.name, 1)
+        if kind == "int" and not _is_size(value, least):
+            raise PlanError(f"{field.name} = {value!r}: an int of at least {least}, and below 2**31")
+        if kind == "int | None" and value is not None and (not isinstance(value, int) or value > MAX_COORDINATE):
+            raise PlanError(f"{field.name} = {value!r}: an int below 2**31, or None")
+        if kind.startswith("tuple[int"):
+            count = kind.count("int")
+            if not isinstance(value, tuple) or len(value) != count or not all(_is_size(v, 1) for v in value):
+                number = {2: "two", 3: "three"}[count]
+                raise PlanError(f"{field.name} = {value!r}: {number} ints of at least 1, and below 2**31, in a tuple")
+        if kind == "bool" and not isinstance(value, bool):
+            raise PlanError(f"{field.name} = {value!r}: True or False")
+        if kind in ("str", "str | None") and not isinstance(value, str) and (value is not None or kind == "str"):
+            raise PlanError(f"{field.name} = {value!r}: a str" + " or None" * (kind != "str"))
+    group, most = getattr(config, "group", 1), MAX_GROUP
+    if group > most:
+        raise PlanError(f"group = {group}: {most} at most, since group * tiles across is a signed 32-bit integer")
+
+
+def _is_size(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= MAX_COORDINATE
 
 
 def check_words(words: tuple[str, ...]) -> None:

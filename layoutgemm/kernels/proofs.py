@@ -19,11 +19,16 @@ from ..checks import (
     shared_memory,
 )
 from ..layouts import Layout
+from .derivation import checked
 from .plan import GemmPlan, OperandPlan
 
 
 def check_plan(plan: GemmPlan) -> Report:
     """Every check of the plan, in the order of the data's way from global memory to C."""
+    return checked(plan, _checks, arch=plan.arch)
+
+
+def _checks(plan: GemmPlan) -> list[Check]:
     checks: list[Check] = [_tile_coverage(plan), _k_coverage(plan)]
     for operand in (plan.a, plan.b):
         checks += operand_checks(operand, plan.mma)
@@ -40,7 +45,7 @@ def check_plan(plan: GemmPlan) -> Report:
     )
     held = {"accumulator": plan.mma.accumulator_registers, "two descriptors": 4, "addresses, sizes and counters": 16}
     checks.append(registers(plan.arch, plan.threads, held))
-    return Report(tuple(checks))
+    return checks
 
 
 def operand_checks(operand: OperandPlan, mma: MmaAtom) -> list[Check]:

@@ -18,7 +18,6 @@ from ..atoms.tmem import COLUMNS, LANES, WARP_LANES, allocation_columns
 from ..checks import Grouped, Persistent, Report, most_stages
 from ..dtypes import DType
 from ..errors import PlanError
-from ..layouts.inttuple import plain, plain_fields
 from .epilogue import Epilogue
 from .plan import Operand, OperandPlan, derive_operand
 from .plan_base import (
@@ -26,6 +25,7 @@ from .plan_base import (
     MAX_TILES,
     STAGE_BYTES_OF_K,
     PersistentPlan,
+    check_fields,
     check_sizes,
     rounded_up,
     tile_count,
@@ -71,18 +71,9 @@ class Sm100Config:
     buffers: int = 2
 
     def __post_init__(self) -> None:
-        plain_fields(self)
-        for name in ("accumulators", "group", "chunks", "buffers"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise PlanError(f"{name} = {value!r}: an int of at least 1")
-        good = isinstance(self.tile, tuple) and len(self.tile) == 2
-        if not good or any(isinstance(v, bool) or not isinstance(v, int) or v < 1 for v in self.tile):
-            raise PlanError(f"tile = {self.tile!r}: two ints of at least 1, along M and N")
+        check_fields(self)
         if self.along not in ("M", "N"):
             raise PlanError(f"along = {self.along!r}: known are 'M', 'N'")
-        if not isinstance(self.overlap, bool):
-            raise PlanError(f"overlap = {self.overlap!r}: True or False")
         if self.tile[0] not in (BLOCK_ROWS, 2 * BLOCK_ROWS):
             raise PlanError(f"a tile of {self.tile[0]} rows: {BLOCK_ROWS} by one block, {2 * BLOCK_ROWS} by a pair")
         step = N_STEP[self.blocks]
@@ -202,7 +193,6 @@ class Sm100Plan(PersistentPlan):
         >>> hex(plan.word.word), hex(plan.a.descriptor.word)
         ('0x10400490', '0x4000404000010000')
         """
-        m, n, k, batch = plain(m), plain(n), plain(k), plain(batch)
         config = config or Sm100Config()
         check_sizes(m=m, n=n, k=k, batch=batch)
         epilogue = Epilogue.of(epilogue)
@@ -223,7 +213,7 @@ class Sm100Plan(PersistentPlan):
         atom = tcgen05_mma(kind, tile_m, tile_n, a_spec.dtype, b_spec.dtype, "f32", blocks)
         tile_k = config.tile_k if config.tile_k is not None else STAGE_BYTES_OF_K * 8 // a_spec.dtype.bits
         depth = atom.shape_mnk[2]
-        if isinstance(tile_k, bool) or not isinstance(tile_k, int) or tile_k < depth or tile_k % depth:
+        if isinstance(tile_k, bool) or tile_k < depth or tile_k % depth:
             raise PlanError(f"tile_k = {tile_k!r}: a positive multiple of the instruction's K = {depth}")
         a_plan = _operand("A", a_spec, "M", BLOCK_ROWS, tile_k, atom, batch)
         b_plan = _operand("B", b_spec, "N", tile_n // blocks, tile_k, atom, batch)
@@ -235,7 +225,7 @@ class Sm100Plan(PersistentPlan):
         beside = c_bytes + 2 * config.accumulators * BARRIER_BYTES + SLOT_BYTES
         fits = most_stages(arch, stage_bytes + 2 * BARRIER_BYTES, beside)
         stages = fits if config.stages is None else config.stages
-        if isinstance(stages, bool) or not isinstance(stages, int) or not LEAST_STAGES <= stages <= fits:
+        if isinstance(stages, bool) or not LEAST_STAGES <= stages <= fits:
             raise PlanError(
                 f"{stages!r} stage(s), and at least {LEAST_STAGES}, of A {a_plan.smem.bytes} + B {b_plan.smem.bytes} "
                 f"bytes beside {c_bytes} of the store: {fits} fit into {arch.smem_per_block}"

@@ -34,6 +34,7 @@ from ..checks.pipeline_hopper import StoreRing
 from ..errors import LayoutError
 from ..layouts.digit_proof import prove_formulas
 from ..layouts.facts import Facts
+from .derivation import checked
 from .plan import OperandPlan
 from .sm90_proofs import MOST_BYTES
 from .sm90_shares import one_matrix
@@ -48,6 +49,10 @@ HELD = 56  # registers of an epilogue thread beside what it loads: converted val
 
 def check_sm100(plan: Sm100Plan) -> Report:
     """Every check of the plan."""
+    return checked(plan, _checks, batch=plan.batch, epilogue=plan.epilogue)
+
+
+def _checks(plan: Sm100Plan) -> list[Check]:
     checks: list[Check] = [_tiles_of_c(plan), _tiles_of_k(plan)]
     for operand in (plan.a, plan.b):
         checks += _operand(plan, operand)
@@ -56,7 +61,7 @@ def check_sm100(plan: Sm100Plan) -> Report:
     checks += [_barriers(plan), *_pipelines(plan), _shared_map(plan), _shared_memory(plan), _threads(plan)]
     load = max(load_of(chunk).registers for chunk in distinct_chunks(plan.store))
     checks.append(registers(plan.arch, plan.threads, {"loaded columns": load, "the epilogue's other values": HELD}))
-    return Report(tuple(checks))
+    return checks
 
 
 def pipeline_of(plan: Sm100Plan) -> Blackwell:

@@ -14,7 +14,6 @@ from ..arch import arch as arch_named
 from ..atoms import MmaAtom, mma_sync
 from ..checks import Grouped, Report, most_stages
 from ..errors import PlanError
-from ..layouts.inttuple import plain, plain_fields
 from .plan import Operand
 from .plan_base import (
     BARRIER_BYTES,
@@ -22,6 +21,7 @@ from .plan_base import (
     MAX_COORDINATE,
     PERSISTENT_PARAMETERS,
     PlanVerbs,
+    check_fields,
     rounded_up,
     tile_count,
 )
@@ -70,18 +70,7 @@ class Sm80Config:
     align: tuple[int, int, int] = (16, 16, 16)
 
     def __post_init__(self) -> None:
-        plain_fields(self)
-        for name, values, count in (("tile", self.tile, 2), ("warps", self.warps, 2), ("align", self.align, 3)):
-            good = isinstance(values, tuple) and len(values) == count
-            if not good or any(isinstance(v, bool) or not isinstance(v, int) or v < 1 for v in values):
-                raise PlanError(f"{name} = {values!r}: {count} ints of at least 1")
-        for name in ("group", "blocks_per_sm"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise PlanError(f"{name} = {value!r}: an int of at least 1")
-        for name in ("ahead", "stmatrix", "persistent"):
-            if not isinstance(getattr(self, name), bool):
-                raise PlanError(f"{name} = {getattr(self, name)!r}: True or False")
+        check_fields(self)
         if self.loads not in LOADS:
             raise PlanError(f"loads = {self.loads!r}: known are {', '.join(map(repr, LOADS))}")
         if self.persistent and self.loads != "cp.async":
@@ -171,7 +160,6 @@ class Sm80Plan(PlanVerbs):
         >>> print(Sm80Plan.derive(4096, 4096, 4096, b="bf16:col"))
         Sm80Plan 4096x4096x4096 sm_80: A bf16 row, B bf16 col, C bf16 row-major, tile 128x256x32, 4 stages, 2x4 warps
         """
-        m, n, k, batch = plain(m), plain(n), plain(k), plain(batch)
         config = config or Sm80Config()
         target = arch_named(arch)
         if target.name not in ARCHES:
@@ -190,7 +178,7 @@ class Sm80Plan(PlanVerbs):
         c_spec = _output(c, a_spec, atom)
         depth = atom.shape_mnk[2]
         tile_k = config.tile_k if config.tile_k is not None else _STAGE_BYTES_OF_K * 8 // a_spec.dtype.bits
-        if isinstance(tile_k, bool) or not isinstance(tile_k, int) or tile_k < depth or tile_k % depth:
+        if isinstance(tile_k, bool) or tile_k < depth or tile_k % depth:
             raise PlanError(f"tile_k = {tile_k!r}: a positive multiple of the instruction's K = {depth}")
         warps = config.warps[0] * config.warps[1]
         threads = 32 * warps
@@ -324,7 +312,7 @@ def _ring(
     beside = buffers if config.persistent else 0
     fits = most_stages(target, pitch + barrier, beside, config.blocks_per_sm)
     stages = min(fits, 4) if config.stages is None else config.stages
-    if isinstance(stages, bool) or not isinstance(stages, int) or not 2 <= stages <= fits:
+    if isinstance(stages, bool) or not 2 <= stages <= fits:
         raise PlanError(
             f"{stages!r} stage(s), and at least 2, of A {a.smem.bytes} + B {b.smem.bytes} bytes: {fits} fit where a "
             f"multiprocessor holds {config.blocks_per_sm} block(s) and a block has up to {target.smem_per_block} bytes"

@@ -27,6 +27,7 @@ from ..checks import (
     shared_memory,
 )
 from ..layouts import Layout
+from .derivation import checked
 from .proofs import fragment_checks
 from .sm80_operand import VECTOR, WARP, Sm80Operand, byte_selector
 from .sm80_pipeline import proven
@@ -41,6 +42,10 @@ IntArray = npt.NDArray[np.int64]
 
 def check_sm80(plan: Sm80Plan) -> Report:
     """Every check of the plan."""
+    return checked(plan, _checks, arch=plan.arch, batch=plan.batch)
+
+
+def _checks(plan: Sm80Plan) -> list[Check]:
     checks: list[Check] = [_tiles_of_c(plan), _tiles_of_k(plan)]
     for operand in (plan.a, plan.b):
         checks += operand_checks(plan, operand)
@@ -57,7 +62,7 @@ def check_sm80(plan: Sm80Plan) -> Report:
         "addresses and counters": HELD,
     }
     checks.append(registers(plan.arch, plan.threads, held, plan.config.blocks_per_sm))
-    return Report(tuple(checks))
+    return checks
 
 
 # ---------------------------------------------------------------------------------------------------------------- tiles

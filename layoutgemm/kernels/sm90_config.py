@@ -11,8 +11,7 @@ from ..checks import Dealt, Grouped, Linear
 from ..checks.budgets import launch_registers, setmaxnreg_problem
 from ..checks.dealt import Rounds
 from ..errors import PlanError
-from ..layouts.inttuple import plain_fields
-from .plan_base import MAX_TILES
+from .plan_base import MAX_TILES, check_fields
 from .sm90_store import ROWS
 
 SCHEDULES = ("cooperative", "pingpong")
@@ -37,8 +36,8 @@ class Sm90Config:
     schedule   "cooperative", or "pingpong": two warpgroups in turn, one multiplies while the other stores
     loader     "self": a consumer warp issues the tensor loads, between its products; all registers are the consumers'.
                "warp": a warp of its own; "warpgroup": a warpgroup, which gives its registers away
-    rows       rows of A's tile that are loaded, a multiple of 8; the rest of the tile is zeros, written once. For M
-               below the instruction's 64: copies of rows outside a matrix cost time, these cost none
+    rows       rows of A's tile that are loaded, a multiple of 8 and M or more; the rest of the tile is zeros, written
+               once. For M below the instruction's 64: copies of rows outside a matrix cost time, these cost none
     single     one tile a cluster: the grid is as large as the problem, and the buffers of the store lie over the stages
     cluster    blocks along M and N that share loads: those along M the tile of B, those along N the tile of A
     group      clusters of a band of the tile order, and `along` which the bands lie: "M" or "N"
@@ -103,7 +102,7 @@ class Sm90Config:
     dealt: Rounds = ()
 
     def __post_init__(self) -> None:
-        plain_fields(self)
+        check_fields(self, early=0, prefetch=0)
         for name, known in (
             ("schedule", SCHEDULES), ("loader", LOADERS), ("store", STORES), ("along", ("M", "N")),
             ("launch", LAUNCHES), ("trigger", TRIGGERS), ("l2_promotion", tuple(L2_PROMOTION)),
@@ -111,18 +110,6 @@ class Sm90Config:
         ):  # fmt: skip
             if getattr(self, name) not in known:
                 raise PlanError(f"{name} = {getattr(self, name)!r}: known are {', '.join(map(repr, known))}")
-        leasts = {"consumers": 1, "group": 1, "chunks": 1, "buffers": 1, "split": 1, "early": 0, "prefetch": 0}
-        for name, least in leasts.items():
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise PlanError(f"{name} = {value!r}: an int of at least {least}")
-        for name, values in (("tile", self.tile), ("cluster", self.cluster)):
-            good = isinstance(values, tuple) and len(values) == 2
-            if not good or any(isinstance(v, bool) or not isinstance(v, int) or v < 1 for v in values):
-                raise PlanError(f"{name} = {values!r}: two ints of at least 1, along M and N")
-        for name in ("single", "snake", "overlap"):
-            if not isinstance(getattr(self, name), bool):
-                raise PlanError(f"{name} = {getattr(self, name)!r}: True or False")
         Dealt(self.dealt)
         blocks = self.cluster[0] * self.cluster[1] * self.split
         if blocks > MAX_CLUSTER:
@@ -143,9 +130,7 @@ class Sm90Config:
         if self.single and (self.early or self.schedule == "pingpong"):
             raise PlanError("one tile a cluster leaves nothing to overlap with: no pingpong, no early stores")
         rows = self.rows
-        if rows is not None and (
-            isinstance(rows, bool) or not isinstance(rows, int) or not 0 < rows <= ROWS or rows % 8
-        ):
+        if rows is not None and (isinstance(rows, bool) or not 0 < rows <= ROWS or rows % 8):
             raise PlanError(f"rows = {self.rows!r}: a multiple of 8 up to {ROWS}")
         if self.rows is not None and (self.tile[0] != ROWS or self.cluster != (1, 1)):
             raise PlanError(f"rows are for a tile of {ROWS} rows that no other block shares")
@@ -176,6 +161,18 @@ class Sm90Config:
 def order_of(config: Sm90Config) -> Linear | Grouped:
     """The order of clusters: bands; or that of a grid's blocks, whose number grows along its first dimension first."""
     return Linear(config.along) if config.launch == "tiles" else Grouped(config.along, config.group)
+
+
+def check_rows(config: Sm90Config, m: int) -> None:
+    """Raise PlanError for a kernel that loads fewer rows of A's tile than the product has.
+
+    >>> check_rows(Sm90Config((64, 64), consumers=1, rows=16), 17)
+    Traceback (most recent call last):
+        ...
+    layoutgemm.errors.PlanError: rows = 16 of A's tile are loaded, and the product has 17
+    """
+    if config.rows is not None and m > config.rows:
+        raise PlanError(f"rows = {config.rows} of A's tile are loaded, and the product has {m}")
 
 
 def check_tiles(config: Sm90Config, across: tuple[int, int], batch: int, ragged: bool) -> None:

@@ -57,12 +57,14 @@ class Places:
     def resident(self, blocks: int) -> int:
         """As `most`, of any number of blocks up to the largest of SIZES: between them what the next larger one has.
 
+        One at least: a launch has a cluster, which then waits for its place.
+
         Raises ValueError for more, as `most` does.
 
         >>> [Places().resident(blocks) for blocks in (1, 2, 4, 6)]
         [132, 66, 30, 15]
         """
-        return self.most(next((size for size in (1, *SIZES) if size >= blocks), blocks))
+        return max(1, self.most(next((size for size in (1, *SIZES) if size >= blocks), blocks)))
 
     def dealt(self, blocks: int) -> Rounds:
         """Rounds in which an idle GPU deals out clusters of so many blocks to graphics clusters: see `checks.Dealt`.

@@ -30,7 +30,7 @@ from .plan_base import (
     rounded_up,
     tile_count,
 )
-from .sm90_config import WARPGROUP, Sm90Config, check_tiles, order_of, registers_of
+from .sm90_config import WARPGROUP, Sm90Config, check_rows, check_tiles, order_of, registers_of
 from .sm90_ends import with_ends
 from .sm90_gated import HALVES, Gated, check_gated, in_halves
 from .sm90_mainloop import Promoted, check_promoted
@@ -166,13 +166,14 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         atom = wgmma(tile_n, a_spec.dtype, b_spec.dtype, sums, saturate=sums == "i32")  # as the DSL issues it
         tile_k = config.tile_k if config.tile_k is not None else STAGE_BYTES_OF_K * 8 // a_spec.dtype.bits
         depth = atom.shape_mnk[2]
-        if isinstance(tile_k, bool) or not isinstance(tile_k, int) or tile_k < depth or tile_k % depth:
+        if isinstance(tile_k, bool) or tile_k < depth or tile_k % depth:
             raise PlanError(f"tile_k = {tile_k!r}: a positive multiple of the instruction's K = {depth}")
         along_m, along_n = config.cluster
         matrices = {"A": batch > 1 and ragged is None, "B": batch > 1 or ragged is not None}
         a_plan = shared(derive_operand("A", a_spec, "M", tile_m, tile_k, None, atom), along_n, matrices["A"])
         if config.rows is not None:
             a_plan = few_rows(a_plan, config.rows, matrices["A"])
+            check_rows(config, m)
         groups = 1 if config.schedule == "pingpong" else config.consumers
         blocks = tile_m // ROWS // groups
         b_whole = columns_of(b_spec, tile_n, tile_k, atom, halved=bool(config.early) and blocks == 1)
@@ -218,7 +219,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         of_sums = BARRIER_BYTES if exchange is not None else 0
         fits = most_stages(arch, stage_bytes + 2 * BARRIER_BYTES, beside + of_sums)
         stages = fits if config.stages is None else config.stages
-        if isinstance(stages, bool) or not isinstance(stages, int) or not LEAST_STAGES <= stages <= fits:
+        if isinstance(stages, bool) or not LEAST_STAGES <= stages <= fits:
             raise PlanError(
                 f"{stages!r} stage(s), and at least {LEAST_STAGES}, of A {a_plan.smem.bytes} + B {b_plan.smem.bytes} "
                 f"bytes beside {beside - sums_bytes} of the store and {sums_bytes} of partial sums: {fits} fit into "
@@ -353,7 +354,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
     @property
     def dead_runs(self) -> tuple[tuple[int, int], ...]:
         """(first byte, bytes) of A's tile that no copy writes, when only some rows are loaded: zeros, written once."""
-        if self.config.rows is None:
+        if self.config.rows in (None, ROWS):
             return ()
         tile, rows = self.a.smem, self.config.rows
         span = tile.span_elements

@@ -32,6 +32,7 @@ from ..errors import PlanError
 from ..layouts.digit_proof import prove_formulas
 from ..layouts.facts import Facts
 from ..layouts.poly import ge0, show
+from .derivation import checked
 from .plan import OperandPlan
 from .proofs import fragment_checks
 from .sm90_budgets import budget_checks
@@ -49,6 +50,11 @@ MOST_BYTES = (1 << 20) - 1  # PTX ISA, "mbarrier", tx-count: what one phase may 
 
 def check_sm90(plan: Sm90Plan) -> Report:
     """Every check of the plan."""
+    more = {name: getattr(plan, name) for name in ("batch", "epilogue", "gated", "mainloop", "ragged")}
+    return checked(plan, _checks, **more)
+
+
+def _checks(plan: Sm90Plan) -> list[Check]:
     checks: list[Check] = [_tiles_of_c(plan), _tiles_of_k(plan), *([plan.dealt.check()] if plan.config.dealt else [])]
     for operand, groups in ((plan.a, _groups(plan)), (plan.b, 1)):
         checks += _operand(plan, operand, groups)
@@ -68,7 +74,7 @@ def check_sm90(plan: Sm90Plan) -> Report:
     if plan.exchange is not None:
         checks.append(exchange_check(plan))
     checks += [_named_barriers(plan), *budget_checks(plan)]
-    return Report(tuple(checks))
+    return checks
 
 
 def pipeline_of(plan: Sm90Plan) -> Hopper:

@@ -101,7 +101,8 @@ def test_a_comparison_with_a_register_that_nothing_wrote() -> None:
     ("body", "found"),
     [
         ("ld.shared.b32 %r9, [%r28]; st.global.b32 [%d2], %r9;", True),
-        ("ld.shared.b32 %r9, [%r28]; add.u32 %r9, %r9, 1; selp.b32 %r9, 5, %r9, %p1; @%p1 st.global.b32 [%d2], %r9;", False),
+        ("ld.shared.b32 %r9, [%r28]; add.u32 %r9, %r9, 1; selp.b32 %r9, 5, %r9, %p1; @%p1 st.global.b32 [%d2], %r9;",
+         False),
         ("ld.shared.b32 %r9, [%r28]; setp.eq.u32 %p2, %r9, 0; @%p2 st.global.b32 [%d2], 9;", True),
         ("ld.shared.b32 %r9, [%r28]; setp.lt.s32 %p2, %r9, -1; @%p2 st.global.b32 [%d2], 9;", True),
         ("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r9}, [%r29]; st.global.b32 [%d2], %r9;", True),
@@ -124,6 +125,7 @@ def test_lanes_without_an_instruction_keep_what_they_have() -> None:
 
 def test_a_comparison_whose_operand_is_its_own_first_result() -> None:
     out = np.zeros(1, np.uint32)
-    run("setp.eq.u32 %p0, 1, 1; setp.eq.and.u32 %p0|%p1, 1, 2, %p0; selp.u32 %r0, 1, 0, %p1; st.global.b32 [%out], %r0;",
+    run("setp.eq.u32 %p0, 1, 1; setp.eq.and.u32 %p0|%p1, 1, 2, %p0; selp.u32 %r0, 1, 0, %p1; "
+        "st.global.b32 [%out], %r0;",
         {"out": out})  # fmt: skip
     assert out.tolist() == [1]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -38,6 +41,92 @@ def test_a_persistent_kernel_has_as_many_clusters_as_find_a_place() -> None:
         solution = SimpleNamespace(kernel=SimpleNamespace(choice=choice))
         assert launch.workers(solution, Places()) == wanted
         assert launch.workers(solution, Places(132, (0, 0, 0, 0))) == (132 if cluster == (1, 1) else 1)
+
+
+def test_one_function_counts_the_clusters_of_a_launch() -> None:
+    """Where else a GPU's multiprocessors are read, they are shown."""
+    shown = {"doctor.py", "bench_machine.py", "device_levels.py", "device_places.py"}
+    readers = set()
+    for path in [path for folder in ("layoutgemm", "benchmarks", "kernels") for path in (ROOT / folder).rglob("*.py")]:
+        if re.search("multi_?processor_?count", path.read_text(encoding="utf-8"), re.IGNORECASE):
+            readers.add(path.name)
+    assert readers == shown
+
+
+@pytest.mark.parametrize("answer", [(66, 39, 30, 15), (57, 33, 25, 12), (0, 0, 0, 0), None])
+def test_a_gpu_is_asked_for_its_clusters(answer: tuple[int, ...] | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
+
+    def asked(index: int) -> tuple[int, ...]:
+        if answer is None:
+            raise RuntimeError("the driver does not say")
+        return answer
+
+    monkeypatch.setattr(device_places, "asked", asked)
+    try:
+        for major, processors in ((9, 132), (10, 148), (12, 170), (8, 108)):
+            device_places.of_device.cache_clear()
+            device_places.places.cache_clear()
+            found = SimpleNamespace(major=major, multi_processor_count=processors)
+            monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index, found=found: found)
+            known = Places(processors, answer or ()) if major >= 9 else Places(processors)
+            got = [device_places.resident(0, blocks) for blocks in (1, 2, 3, 4, 8)]
+            assert got == [processors, *[max(1, count) for count in known.clusters]]
+    finally:
+        device_places.of_device.cache_clear()
+        device_places.places.cache_clear()
+
+
+class Launched(Exception):
+    """A launch, instead of one."""
+
+
+def run_of(name: str) -> tuple[Any, Any, int]:
+    """A plan, what launches it, and the blocks of its clusters."""
+    torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
+    from layoutgemm.kernels import Sm80Config, Sm80Plan, Sm90Plan, Sm100Config, Sm100Plan
+    from layoutgemm.kernels.device import _launch
+    from layoutgemm.kernels.run_sm80 import _launch as launch_sm80
+
+    plan: Any
+    if name == "three":
+        config = Sm90Config((64, 96), consumers=1, cluster=(3, 1))
+        plan, blocks = Sm90Plan.derive(64, 96, 64, b="bf16:col", config=config), 3
+    elif name == "parts":
+        config = Sm90Config((64, 64), consumers=1, cluster=(2, 1), split=2, single=True)
+        plan, blocks = Sm90Plan.derive(64, 64, 256, config=config), 4
+    elif name == "pair":
+        plan, blocks = Sm100Plan.derive(64, 64, 64, config=Sm100Config((256, 64))), 2
+    else:
+        plan, blocks = Sm80Plan.derive(64, 64, 64, config=Sm80Config((64, 64), warps=(2, 2), persistent=True)), 1
+    a, b = torch.zeros(plan.m, plan.k).bfloat16(), torch.zeros(plan.k, plan.n).bfloat16()
+    if name == "blocks":
+        return plan, lambda: launch_sm80(plan, a, b, None, True), blocks
+    return plan, lambda: _launch(plan, a, b, None, "", True), blocks
+
+
+@pytest.mark.parametrize("name", ["three", "parts", "pair", "blocks"])
+def test_a_launch_of_a_plan_has_as_many_clusters_as_are_resident(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, launch, blocks = run_of(name)
+    import torch
+
+    from layoutgemm.kernels import compile as compiling
+    from layoutgemm.kernels import device, run_sm80
+
+    def compiled(plan: Any) -> Any:
+        def launched(*arguments: int, stream: int) -> None:
+            raise Launched(dict(zip(plan.parameters, arguments)))
+
+        return SimpleNamespace(launch=launched)
+
+    monkeypatch.setattr(compiling, "compile_plan", compiled)
+    monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda index=None: SimpleNamespace(cuda_stream=0))
+    for module in (device, run_sm80):
+        monkeypatch.setattr(module, "resident", lambda index, blocks: 1000 + blocks)
+    with pytest.raises(Launched) as found:
+        launch()
+    assert found.value.args[0]["workers"] == 1000 + blocks
 
 
 def test_clusters_without_a_place_are_not_chosen() -> None:

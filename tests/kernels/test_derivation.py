@@ -1,0 +1,146 @@
+"""Whatever `check` passes is a plan that `derive` gives: any field exchanged, any configuration drawn."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import pytest
+
+from layoutgemm.arch import arch
+from layoutgemm.checks import Grouped, Hilbert, Linear, Persistent
+from layoutgemm.errors import LayoutError, PlanError
+from layoutgemm.kernels import GemmConfig, GemmPlan, Sm80Config, Sm80Plan, Sm90Config, Sm90Plan, Sm100Config, Sm100Plan
+from layoutgemm.kernels.epilogue import Bias, Epilogue
+from tests.kernels.plan_mutants import Stuck, outcome
+
+SMALL: dict[str, Any] = {
+    "first": GemmPlan.derive(96, 80, 72, b="bf16:col"),
+    "sm_80": Sm80Plan.derive(96, 80, 72, config=Sm80Config((64, 64), warps=(2, 2))),
+    "sm_90a": Sm90Plan.derive(96, 80, 72, config=Sm90Config((64, 64), consumers=1, stages=2)),
+    "sm_100a": Sm100Plan.derive(96, 80, 72, config=Sm100Config((128, 64), stages=2)),
+}
+OTHERS: dict[str, Any] = {
+    "first": GemmPlan.derive(100, 88, 64, a="f16", config=GemmConfig(tile_n=128, stages=3)),
+    "sm_80": Sm80Plan.derive(100, 88, 64, arch="sm_90a", a="f16", c="f32", config=Sm80Config((128, 64), warps=(4, 1))),
+    "sm_90a": Sm90Plan.derive(100, 88, 64, a="f16", b="f16:col", c="f32", config=Sm90Config((128, 32), cluster=(2, 1))),
+    "sm_100a": Sm100Plan.derive(100, 88, 64, a="f16", b="f16:col", c="f32", config=Sm100Config((256, 64))),
+}
+VALUES = (
+    None, True, 0, 1, 2, -1, 3.0, 1 << 40, "x", "sm_90a", (), (1, 1), [1, 1], {}, Linear(), Grouped("N", 3), Hilbert(),
+    Persistent(Hilbert(), 1, (1, 1)), Persistent(Linear(), 1), Persistent(Grouped("N", 3), 1), arch("sm_90a"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_plan_that_is_derived_holds(name: str) -> None:
+    for plan in (SMALL[name], OTHERS[name]):
+        assert plan.check(), plan.check()
+        assert "derivation" not in {check.name for check in plan.check()}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_what_holds_with_a_field_exchanged_computes_the_product(name: str) -> None:
+    plan, held = SMALL[name], set()
+    for field in fields(plan):
+        for value in (*VALUES, getattr(OTHERS[name], field.name)):
+            mutant = replace(plan, **{field.name: value})
+            report = mutant.check()
+            if report:
+                if value != getattr(plan, field.name):
+                    held.add(field.name)
+                assert outcome(mutant) == "", f"{field.name} = {value!r}"
+            else:
+                assert all(check.witness for check in report.failures), f"{field.name} = {value!r}"
+    assert {"m", "n", "k"} <= held <= {"m", "n", "k", "batch", "order"}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_numbers_of_other_types_are_no_sizes(name: str) -> None:
+    plan = SMALL[name]
+    for field in fields(plan):
+        value = getattr(plan, field.name)
+        if isinstance(value, int):
+            assert not replace(plan, **{field.name: float(value)}).check(), field.name
+            assert value != 1 or not replace(plan, **{field.name: True}).check(), field.name
+
+
+@dataclass(frozen=True)
+class Branching(Grouped):
+    """An order that is proven, and that no trace computes: it asks for the value of a number."""
+
+    def tile(self, number: Any, grid: Any, minimum: Any = min) -> Any:
+        return super().tile(int(number) if isinstance(number, (int, float)) else int(number[0]), grid, minimum)
+
+
+@dataclass(frozen=True)
+class Own(Grouped):
+    """A user's order."""
+
+
+@pytest.mark.parametrize("name", ["sm_80", "sm_90a", "sm_100a"])
+def test_an_order_is_one_that_a_kernel_computes(name: str) -> None:
+    plan = SMALL[name]
+
+    def ordered(schedule: Any) -> Any:
+        return replace(plan, order=schedule if name == "sm_80" else Persistent(schedule, 1, plan.order.cluster))
+
+    for schedule in (Linear("N"), Grouped("M", 3), Grouped("N", 2, serpentine=True), Own("N", 2)):
+        assert ordered(schedule).check() and outcome(ordered(schedule)) == ""
+    for schedule, why in ((Hilbert(), "no formula"), (Branching(), "no formula"), (Stuck("M", 8), "twice")):
+        failures = ordered(schedule).check().failures
+        assert failures and (why == "twice" or why in failures[-1].witness), schedule
+
+
+def test_an_epilogue_of_its_own() -> None:
+    for name in ("sm_90a", "sm_100a"):
+        assert replace(SMALL[name], epilogue=Epilogue(Bias())).check()
+
+
+@pytest.mark.parametrize("config, own, other", [
+    (Sm100Config((128, 64)), "sm_100a", "sm_90a"), (Sm100Config((128, 64)), "sm_100a", "sm_80"),
+    (Sm90Config((64, 64), consumers=1), "sm_90a", "sm_100a"), (Sm90Config((64, 64), consumers=1), "sm_90a", "sm_120a"),
+    (GemmConfig(), "sm_90a", "sm_100a"), (GemmConfig(), "sm_90a", "sm_80"),
+])  # fmt: skip
+def test_a_configuration_is_for_its_own_architecture(config: Any, own: str, other: str) -> None:
+    for given in (None, own, arch(own)):
+        assert GemmPlan.derive(64, 64, 64, arch=given, config=config).arch.name == own
+    with pytest.raises(PlanError, match=other):
+        GemmPlan.derive(64, 64, 64, arch=other, config=config)
+
+
+def test_what_is_no_configuration_is_refused() -> None:
+    for config in (3, "x", {}, (128, 128), Sm90Config):
+        with pytest.raises(PlanError, match="config = "):
+            GemmPlan.derive(64, 64, 64, config=config)  # type: ignore[call-overload]
+
+
+CONFIGS: dict[str, Any] = {"first": GemmConfig, "sm_80": Sm80Config, "sm_90a": Sm90Config, "sm_100a": Sm100Config}
+DRAWN = (
+    None, True, False, 0, 1, 2, 3, 4, 5, 8, 16, 24, 32, 64, 128, 192, 256, 1 << 20, 1 << 40, -1, 2.0, "x", "M", "N",
+    "A", "B", "none", "32B", "64B", "128B", "256B", "self", "warp", "warpgroup", "tma", "direct", "cp.async", "tiles",
+    "start", "end", "pingpong", (1, 1), (2, 1), (1, 2), (2, 2), (4, 2), (64, 64), (128, 128), (128, 32), (256, 64), (192, 64),
+    [], {}, (), (16, 16, 16), (4, 4, 4), (2, 1, 2), (((0, 1), 2),),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_configuration_is_refused_or_its_plan_computes_the_product(name: str) -> None:
+    """One to three fields of a small configuration drawn from all kinds of values."""
+    rng, plan, ran = random.Random(0), SMALL[name], 0
+    names = [field.name for field in fields(CONFIGS[name])]
+    small = {field: getattr(plan.config, field) for field in names}
+    for _ in range(600):
+        drawn = {field: rng.choice(DRAWN) for field in rng.sample(names, rng.choice([1, 1, 2, 3]))}
+        try:
+            config = CONFIGS[name](**{**small, **drawn})
+            mutant = type(plan).derive(plan.m, plan.n, plan.k, config=config)
+        except LayoutError:
+            continue
+        if mutant.check():
+            ran += 1
+            assert outcome(mutant) == "", drawn
+        else:
+            assert all(check.witness for check in mutant.check().failures), drawn
+    assert ran > 20
