@@ -18,7 +18,7 @@ from .test_cli import refusal
 
 torch = pytest.importorskip("torch")
 
-from layoutgemm import torch_op
+from layoutgemm import torch_explain, torch_op
 
 from .benchmarks.model_device import ModelDevice, timed
 
@@ -48,7 +48,7 @@ def test_a_product_with_its_kernel_and_the_reason(device: ModelDevice, capsys: p
     said = capsys.readouterr()
     lines = said.out.splitlines()
     a, b = torch.empty(48, 64).bfloat16(), torch.empty(32, 64).bfloat16()
-    told = torch_op.explain_matmul(a, b.T)
+    told = torch_explain.explain_matmul(a, b.T)
     assert lines[0] == "gpu a model" and not said.err
     assert lines[2:4] == [f"48x32x64: {told.kernel}", f"    because {told.why}"]
     assert lines[5].split()[:2] == ["1.00", "us"] and lines[5].split()[5] == "2.000"
@@ -94,7 +94,7 @@ def test_a_kernel_that_does_not_exist_is_the_status(
     def none(*operands: Any, **options: Any) -> None:
         raise OperandError("no kernel for it")
 
-    monkeypatch.setattr(torch_op, "explain_matmul", none)
+    monkeypatch.setattr(torch_explain, "explain_matmul", none)
     assert main(["bench", "48", "32", "64", "--rounds", "1"]) == 1
     text = capsys.readouterr().out
     assert "48x32x64: no kernel" in text and "FAILED layoutgemm: OperandError: no kernel for it" in text
@@ -104,7 +104,7 @@ def test_what_it_copies_is_said(device: ModelDevice, capsys: pytest.CaptureFixtu
     """Lines of 20 bytes: no tensor copy reads them."""
     assert main(["bench", "48", "32", "10", "--rounds", "1", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["outcomes"]
-    told = torch_op.explain_matmul(torch.empty(48, 10).bfloat16(), torch.empty(32, 10).bfloat16().T)
+    told = torch_explain.explain_matmul(torch.empty(48, 10).bfloat16(), torch.empty(32, 10).bfloat16().T)
     assert (row["copies"], row["why"]) == (list(told.copies), told.why)
 
 

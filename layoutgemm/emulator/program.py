@@ -62,7 +62,7 @@ class Program:
     """A kernel with its control flow, its live registers, and its steps.
 
     build  instruction -> operation, given by `ops`
-    needs  for each pc, the registers that are operands; `reads` has the predicate too, and what that may leave as it was
+    needs  for each pc, the registers that are operands; `reads` has the predicate too, and what it may leave alone
 
     Register sets are ints used as bit sets, bit i for register i of `index`.
     """

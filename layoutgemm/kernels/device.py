@@ -6,7 +6,7 @@ The only module of the kernels that imports torch, and only inside its functions
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,9 @@ import numpy.typing as npt
 from ..atoms import TmaPlan
 from ..dtypes import DType
 from ..errors import OperandError, PlanError
+from .device_operands import addressed, check_operands, resolved
 from .device_places import resident
-from .plan import OperandPlan, padded_leading
+from .plan import GemmPlan, OperandPlan, padded_leading
 from .run import GemmResult, Plan, batched, pitch_rule, raw_bits, refuse_or_note, run_on_cpu
 from .sm90_gated import as_one_matrix
 from .sm90_plan import Sm90Plan
@@ -79,21 +80,15 @@ def run_tensors(plan: Plan, a: Any, b: Any, out: Any, device: str | None, copy: 
     """Run on torch tensors: CUDA tensors on their GPU, CPU tensors on the NumPy executor or, when asked, elsewhere."""
     import torch
 
-    for operand, tensor in ((plan.a, a), (plan.b, b)):
-        want = getattr(torch, _TORCH_NAMES[operand.dtype.name])
-        if tensor.dtype != want:
-            raise OperandError(f"{operand.name.lower()} is {tensor.dtype}, the plan takes {want}")
-    if out is not None:
-        _check_out(plan, out, a)
+    check_tensors(plan, a, b, out)
+    a, b = resolved(a.detach()), resolved(b.detach())
     on_gpu = a.device.type == "cuda"
-    if a.device.type not in ("cuda", "cpu"):
-        raise OperandError(f"a is on {a.device}; this library runs on CUDA GPUs and, on the CPU, in the NumPy executor")
     if on_gpu and device in ("emulator", "reference"):
         what = "emulator" if device == "emulator" else "NumPy executor"
         raise OperandError(f"a and b are on {a.device}; move them to the CPU for the {what}")
     chosen, why = chosen_device(plan, "cuda" if on_gpu else device)
     if chosen != "cuda":
-        arrays = [(t.detach().float() if t.is_floating_point() else t).numpy() for t in (a, b)]
+        arrays = [(t.float() if t.is_floating_point() else t).numpy() for t in (a, b)]
         result = run_on_cpu(plan, arrays[0], arrays[1], chosen, why, copy)
         c = torch.from_numpy(result.c).to(getattr(torch, _TORCH_NAMES[plan.c.dtype.name]))
         return _into(out, GemmResult(c, result.ran_on, result.why, result.copies))
@@ -102,10 +97,8 @@ def run_tensors(plan: Plan, a: Any, b: Any, out: Any, device: str | None, copy: 
     )
     require_gpu(plan, target.index)
     if on_gpu:
-        if out is not None:
-            _check_apart(out, a=a, b=b)
-        return _launch(plan, a.detach(), b.detach(), out, why, copy)
-    result = _launch(plan, a.detach().to(target), b.detach().to(target), None, why, copy)
+        return _launch(plan, a, b, out, why, copy)
+    result = _launch(plan, a.to(target), b.to(target), None, why, copy)
     return _into(out, GemmResult(result.c.cpu(), result.ran_on, result.why, result.copies))
 
 
@@ -230,12 +223,37 @@ def run_given(plan: Sm90Plan, a: Any, b: Any, given: dict[str, Any], out: Any = 
     """Run a plan that reads more than A and B, on CUDA tensors: what it reads are CUDA tensors too, by name."""
     from .run_given import words_of_tensors
 
+    check_tensors(plan, a, b, out, given)
     require_gpu(plan, a.device.index)
+    given = {name: resolved(x.detach()) for name, x in given.items()}
+    words = words_of_tensors(plan, given, a.device)
+    return _launch(plan, resolved(a.detach()), resolved(b.detach()), out, "", copy, words)
+
+
+def check_tensors(plan: Any, a: Any, b: Any, out: Any, given: Mapping[str, Any] | None = None) -> None:
+    """Raise OperandError unless a plan can run on these tensors: dense, of its types, on one device, an output of its
+    shape in memory of its own, and no derivative recorded."""
+    import torch
+    import torch.autograd.forward_ad as forward
+
     if out is not None:
         _check_out(plan, out, a)
-        _check_apart(out, a=a, b=b, **given)
-    words = words_of_tensors(plan, given, a.device)
-    return _launch(plan, a.detach(), b.detach(), out, "", copy, words)
+    tensors = {"a": a, "b": b, **(given or {})}
+    check_operands(tensors, {} if out is None else {"out": out})
+    for name, x in (tensors if out is None else {**tensors, "out": out}).items():
+        if x.device.type not in ("cuda", "cpu") or not addressed(x):
+            raise OperandError(
+                f"{name} is on {x.device}, or a {type(x).__qualname__} without memory of its own; this library runs on "
+                "CUDA GPUs and, on the CPU, in the NumPy executor"
+            )
+        tangent = forward._current_level >= 0 and forward.unpack_dual(x).tangent is not None
+        if tangent or (x.requires_grad and torch.is_grad_enabled()):
+            what = "has a tangent" if tangent else "requires grad"
+            raise OperandError(f"{name} {what}, and plan.run has no derivative: layoutgemm.matmul has")
+    for operand, tensor in ((plan.a, a), (plan.b, b)):
+        want = getattr(torch, _TORCH_NAMES[operand.dtype.name])
+        if tensor.dtype != want:
+            raise OperandError(f"{operand.name.lower()} is {tensor.dtype}, the plan takes {want}")
 
 
 def _target(plan: Plan, out: Any, device: Any, copies: list[str], copy: bool) -> tuple[Any, bool]:
@@ -286,35 +304,14 @@ def _check_out(plan: Plan, out: Any, a: Any) -> None:
     shape = batched(plan, (plan.m, plan.n))
     if not isinstance(out, torch.Tensor) or out.dtype != want:
         raise OperandError(f"out must be a {want} tensor; got {getattr(out, 'dtype', type(out))}")
+    check_operands({"out": out})
     if tuple(out.shape) != shape:
         raise OperandError(f"out has shape {tuple(out.shape)}, the plan gives {shape}")
     if out.device != a.device:
         raise OperandError(f"out is on {out.device}, a and b are on {a.device}")
-    if isinstance(plan, PERSISTENT):
-        # In order of their distances, each dimension has to lie beyond what the ones before it span.
-        span = 1
-        for step, extent in sorted((out.stride(i), n) for i, n in enumerate(shape) if n > 1):
-            if step < span:
-                raise OperandError(f"out has strides {tuple(out.stride())}: elements would be written twice")
-            span = step * (extent - 1) + span
-    elif (plan.n > 1 and out.stride(1) != 1) or (plan.m > 1 and out.stride(0) < plan.n):
-        raise OperandError(f"out has strides {tuple(out.stride())}; rows must be contiguous and not overlap")
-
-
-def _check_apart(out: Any, **inputs: Any) -> None:
-    """Blocks store C while others still read A and B: an output over an input would be read half written."""
-
-    def span(tensor: Any) -> tuple[int, int]:
-        last = sum((extent - 1) * step for extent, step in zip(tensor.shape, tensor.stride(), strict=True))
-        return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
-
-    first, end = span(out)
-    for name, tensor in inputs.items():
-        start, stop = span(tensor)
-        if start < end and first < stop:
-            raise OperandError(
-                f"out shares memory with {name}: bytes {first:#x} to {end:#x} against {start:#x} to {stop:#x}"
-            )
+    if isinstance(plan, GemmPlan):
+        if (plan.n > 1 and out.stride(1) != 1) or (plan.m > 1 and out.stride(0) < plan.n):
+            raise OperandError(f"out has strides {tuple(out.stride())}; rows must be contiguous and not overlap")
 
 
 def _into(out: Any, result: GemmResult) -> GemmResult:

@@ -19,7 +19,17 @@ from ..atoms.tma import derive as derive_tma
 from ..checks import Report
 from ..dtypes import DType, bf16, dtype, f16, f32
 from ..errors import PlanError
-from .plan_base import BARRIER_BYTES, MAX_COORDINATE, PARAMETERS, PlanVerbs, check_fields, check_sizes, rounded_up, tile_count
+from ..layouts.inttuple import plain
+from .plan_base import (
+    BARRIER_BYTES,
+    MAX_COORDINATE,
+    PARAMETERS,
+    PlanVerbs,
+    check_fields,
+    check_sizes,
+    rounded_up,
+    tile_count,
+)
 
 if TYPE_CHECKING:
     from .sm80_plan import Sm80Config, Sm80Plan
@@ -211,8 +221,8 @@ class GemmPlan(PlanVerbs):
         """Derive the kernel for C[m, n] = A[m, k] @ B[k, n].
 
         m, n, k  any positive sizes; ragged edges are filled with zeros on load and guarded on store
-        arch     by default that of `config`, and "sm_90a" without one; "sm_80" and "sm_120a" give a plan of the mma.sync
-                 kernel, "sm_100a" one of the Blackwell kernel
+        arch     by default that of `config`, and "sm_90a" without one; "sm_80" and "sm_120a" give a plan of the
+                 mma.sync kernel, "sm_100a" one of the Blackwell kernel
         a, b     bf16 or f16, ":row" (default) or ":col", as in "bf16:col"; b defaults to a's type, row-major
         c        f32 (default), or the type of the inputs, row-major
         batch    1: this kernel multiplies one pair of matrices
@@ -229,6 +239,7 @@ class GemmPlan(PlanVerbs):
         >>> hex(plan.a.descriptor.word), plan.b.tma.box
         ('0x4000004000010000', (64, 64))
         """
+        m, n, k, batch = plain(m), plain(n), plain(k), plain(batch)
         from .sm80_plan import Sm80Config, Sm80Plan
         from .sm90_plan import Sm90Config, Sm90Plan
         from .sm100_plan import Sm100Config, Sm100Plan
@@ -365,6 +376,7 @@ def derive_operand(
 
 def padded_leading(dtype: DType, extent: int) -> int:
     """The smallest leading dimension of at least `extent` elements that is a whole number of 16-byte units."""
+    extent = plain(extent)
     unit = STRIDE_UNIT * 8 // dtype.bits
     return -(-extent // unit) * unit
 

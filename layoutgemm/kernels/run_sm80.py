@@ -13,8 +13,9 @@ import numpy.typing as npt
 
 from ..errors import EmulatorError, OperandError
 from .device import chosen_device
+from .device_operands import resolved
 from .device_places import resident
-from .run import DEVICES, GemmResult, _check_shape, _kind, _progress_line, batched
+from .run import DEVICES, GemmResult, _check_numpy_out, _check_shape, _kind, _progress_line, batched
 from .sm80_operand import Sm80Operand
 from .sm80_plan import Sm80Plan
 from .sm80_reference import execute_sm80
@@ -52,10 +53,10 @@ def run_sm80(
         raise OperandError(f"a is a {kinds['a']} and b a {kinds['b']}: give both as one kind, on one device")
     for name, value, shape in (("a", a, (plan.m, plan.k)), ("b", b, (plan.k, plan.n))):
         _check_shape(name, value, batched(plan, shape))  # type: ignore[arg-type]
-    if out is not None:
-        _check_shape("out", out, batched(plan, (plan.m, plan.n)))  # type: ignore[arg-type]
     if kinds["a"].startswith("torch"):
         return _run_tensors(plan, a, b, out, device, copy)
+    if out is not None:
+        _check_numpy_out(plan, out)  # type: ignore[arg-type]
     for operand, value in ((plan.a, a), (plan.b, b)):
         takes = _NUMPY[operand.dtype.name]
         if value.dtype.name not in takes:
@@ -130,29 +131,23 @@ def _tensor(operand: Sm80Operand, value: npt.NDArray[Any]) -> Any:
 def _run_tensors(plan: Sm80Plan, a: Any, b: Any, out: Any, device: str | None, copy: bool) -> GemmResult:
     import torch
 
-    from .device import _check_apart, require_gpu
+    from .device import check_tensors, require_gpu
 
-    for operand, tensor in ((plan.a, a), (plan.b, b)):
-        want = getattr(torch, _TORCH[operand.dtype.name])
-        if tensor.dtype != want:
-            raise OperandError(f"{operand.name.lower()} is {tensor.dtype}, the plan takes {want}")
+    check_tensors(plan, a, b, out)
+    a, b = resolved(a.detach()), resolved(b.detach())
     kind = getattr(torch, _TORCH[plan.c.dtype.name])
-    if out is not None and (out.dtype != kind or out.device != a.device):
-        raise OperandError(f"out is {out.dtype} on {out.device}, the plan gives {kind} on {a.device}")
     on_gpu = a.device.type == "cuda"
     if on_gpu and device in ("emulator", "reference"):
         raise OperandError(f"a and b are on {a.device}; move them to the CPU for the {device}")
     device, why = chosen_device(plan, "cuda" if on_gpu else device)
     if device != "cuda":
         floats = plan.a.dtype.kind == "float"
-        arrays = [(x.detach().float() if floats else x.detach()).numpy() for x in (a, b)]
+        arrays = [(x.float() if floats else x).numpy() for x in (a, b)]
         done = _on_cpu(plan, arrays[0], arrays[1], device, why)
         result = GemmResult(torch.from_numpy(done.c).to(kind), done.ran_on, why)
     else:
         require_gpu(plan, a.device.index if on_gpu else None)  # type: ignore[arg-type]
-        if out is not None and on_gpu:
-            _check_apart(out, a=a, b=b)
-        result = _launch(plan, a.detach().cuda(), b.detach().cuda(), out if on_gpu else None, copy)
+        result = _launch(plan, a.cuda(), b.cuda(), out if on_gpu else None, copy)
         result = GemmResult(result.c if on_gpu else result.c.cpu(), result.ran_on, why, result.copies)
     if out is None or result.c is out:
         return result

@@ -18,6 +18,7 @@ from ..atoms.tmem import COLUMNS, LANES, WARP_LANES, allocation_columns
 from ..checks import Grouped, Persistent, Report, most_stages
 from ..dtypes import DType
 from ..errors import PlanError
+from ..layouts.inttuple import plain
 from .epilogue import Epilogue
 from .plan import Operand, OperandPlan, derive_operand
 from .plan_base import (
@@ -193,6 +194,7 @@ class Sm100Plan(PersistentPlan):
         >>> hex(plan.word.word), hex(plan.a.descriptor.word)
         ('0x10400490', '0x4000404000010000')
         """
+        m, n, k, batch = plain(m), plain(n), plain(k), plain(batch)
         config = config or Sm100Config()
         check_sizes(m=m, n=n, k=k, batch=batch)
         epilogue = Epilogue.of(epilogue)

@@ -14,6 +14,7 @@ from ..arch import arch as arch_named
 from ..atoms import MmaAtom, mma_sync
 from ..checks import Grouped, Report, most_stages
 from ..errors import PlanError
+from ..layouts.inttuple import plain
 from .plan import Operand
 from .plan_base import (
     BARRIER_BYTES,
@@ -160,6 +161,7 @@ class Sm80Plan(PlanVerbs):
         >>> print(Sm80Plan.derive(4096, 4096, 4096, b="bf16:col"))
         Sm80Plan 4096x4096x4096 sm_80: A bf16 row, B bf16 col, C bf16 row-major, tile 128x256x32, 4 stages, 2x4 warps
         """
+        m, n, k, batch = plain(m), plain(n), plain(k), plain(batch)
         config = config or Sm80Config()
         target = arch_named(arch)
         if target.name not in ARCHES:
