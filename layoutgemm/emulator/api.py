@@ -19,7 +19,7 @@ from typing import Any
 from ..atoms.tma_rules import TensorMap
 from ..dtypes import DType, dtype
 from ..errors import EmulatorError
-from .arguments import Array, Arrays, Packed, array_of
+from .arguments import Array, Arrays, Packed, array_of, callers_array
 from .bank_counts import BankRow, bank_rows, bank_table
 from .dsl_host import CompiledFunction, watch
 from .findings import Counts, Finding
@@ -231,6 +231,8 @@ def emulate_host(
 def _run(
     launches: Sequence[HostLaunch], memory: GlobalMemory, policy: Orders, progress: bool, watch: Watch
 ) -> Emulation:
+    memory.follow = callers_array
+
     def run(order: Policy, watch: Watch) -> Emulation:
         return Emulation(settled(lambda of, w: _run_once(launches, memory, of, progress, w), memory, order, watch))
 

@@ -162,6 +162,45 @@ def _flat(value: Any) -> tuple[int, ...]:
     return (int(value),)
 
 
+def callers_array(address: int) -> tuple[str, int, npt.NDArray[np.uint8]] | None:
+    """(name, first address, bytes) of the array of a calling frame that holds an address of this process, or None.
+
+    Only variables of the callers are looked at, and lists, tuples and dicts of them: an address near no array of theirs
+    is an error, as it would be on a GPU, and no memory is read to find out.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        if not str(frame.f_globals.get("__name__", "")).startswith("layoutgemm."):
+            for name, value in [*frame.f_locals.items(), *frame.f_globals.items()]:
+                for place, one in _arrays_in(name, value):
+                    try:
+                        array = array_of(one)
+                    except EmulatorError:  # on a GPU, or not to be described
+                        continue
+                    if array is not None and array.low <= address < array.high:
+                        content: Any = (ctypes.c_uint8 * (array.high - array.low)).from_address(array.low)
+                        content.of = one  # the array lives as long as its bytes
+                        view = np.frombuffer(content, dtype=np.uint8)
+                        view.flags.writeable = array.writeable
+                        return place, array.low, view
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+def _arrays_in(name: str, value: Any) -> Iterable[tuple[str, Any]]:
+    if isinstance(value, dict):
+        return [(f"{name}[{key!r}]", part) for key, part in list(value.items()) if _may_be_array(part)]
+    if isinstance(value, (list, tuple)):
+        return [(f"{name}[{number}]", part) for number, part in enumerate(value) if _may_be_array(part)]
+    return [(name, value)] if _may_be_array(value) else []
+
+
+def _may_be_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray) or (type(value).__module__.partition(".")[0] == "torch" and hasattr(
+        value, "untyped_storage"
+    ))
+
+
 class Arrays:
     """The arrays of one call, as buffers of a global memory."""
 

@@ -7,6 +7,7 @@ ever written.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +50,10 @@ class GlobalMemory:
 
     def __init__(self) -> None:
         self.buffers: list[Buffer] = []
+        # Arrays of this process that pointers in memory lead to, at their own addresses; and who finds one.
+        self.followed: list[Buffer] = []
+        self.before: list[npt.NDArray[np.uint8]] = []  # what each held when it was found
+        self.follow: Callable[[int], tuple[str, int, npt.NDArray[np.uint8]] | None] | None = None
         self.kept: tuple[Any, ...] = ()  # objects whose memory the buffers are, where they hold it by address alone
 
     def add(self, name: str, values: npt.NDArray[Any], offset: int = 0) -> Buffer:
@@ -74,7 +79,30 @@ class GlobalMemory:
                 f"global address {address:#x} is byte {side} of buffer {buffer.name}, which has {len(buffer.data)}: "
                 f"{size} bytes there are outside of it"
             )
-        raise EmulatorError(f"global address {address:#x} lies in no buffer")
+        buffer = self._followed(address)
+        if address + size > buffer.end:
+            raise EmulatorError(f"global address {address:#x} and {size} bytes leave {buffer.name}")
+        return buffer, address - buffer.address
+
+    def _followed(self, address: int) -> Buffer:
+        """The array of this process that holds an address, which the kernel read from memory. Raises EmulatorError."""
+        for buffer in self.followed:
+            if buffer.address <= address < buffer.end:
+                return buffer
+        found = self.follow(address) if self.follow is not None else None
+        if found is None:
+            raise EmulatorError(f"global address {address:#x} lies in no buffer")
+        name, low, data = found
+        for other in self.buffers:
+            first = other.data.__array_interface__["data"][0]
+            if first < low + len(data) and low < first + len(other.data):
+                raise EmulatorError(
+                    f"global address {address:#x}, a pointer in memory, leads to {name}, which is passed as {other.name}, "
+                    "too: the kernel would reach its bytes at two addresses; pass it in one of the two ways"
+                )
+        self.followed.append(Buffer(name, low, data))
+        self.before.append(data.copy())
+        return self.followed[-1]
 
     def near(self, address: int) -> Buffer:
         """The buffer that holds the address, or the next one after it: a tensor may begin before its buffer."""
@@ -83,7 +111,7 @@ class GlobalMemory:
             return self.buffers[number]
         if -1 <= number < len(self.buffers) - 1:
             return self.buffers[number + 1]
-        raise EmulatorError(f"global address {address:#x} lies in no buffer")
+        return self._followed(address)
 
     def _offsets(self, addresses: npt.NDArray[np.int64], size: int) -> tuple[Buffer, npt.NDArray[np.int64]]:
         every = addresses.tolist()  # of a few numbers Python finds the least and the greatest sooner than NumPy

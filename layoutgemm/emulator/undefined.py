@@ -69,6 +69,6 @@ def contents(memory: GlobalMemory) -> list[Any]:
 
 def restore(memory: GlobalMemory, saved: Sequence[Any]) -> None:
     """Write the copies back, where a buffer may be written."""
-    for buffer, content in zip(memory.buffers, saved, strict=True):
+    for buffer, content in zip([*memory.buffers, *memory.followed], [*saved, *memory.before], strict=True):
         if buffer.data.flags.writeable:
             buffer.data[:] = content

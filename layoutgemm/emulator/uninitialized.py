@@ -2,10 +2,10 @@
 
 A predicated load leaves its register as it was where the predicate is false; arithmetic with that register, which
 compilers write, is harmless as long as the result goes nowhere. So such a value is followed lane by lane
-(`values.Undefined`): what is computed from it has no value either, a `selp` has that of the operand it takes, and a move within the warp is
-given some value, and noted among the suspects (`undefined.py`). It is an error where it shows: what is stored to global
-memory, a branch or another predicate, an address, and each other operand of an instruction that does more than compute.
-Stored to shared memory it leaves the bytes unwritten.
+(`values.Undefined`): what is computed from it has no value either, a `selp` has that of the operand it takes, and a
+move within the warp is given some value, and noted among the suspects (`undefined.py`). It is an error where it shows:
+what is stored to global memory, a branch or another predicate, an address, and each other operand of an instruction
+that does more than compute. Stored to shared memory it leaves the bytes unwritten.
 
 Generated code knows nothing of this: arithmetic with `Undefined` raises TypeError, and the rest of that run is computed
 here, instruction by instruction. Which operations may meet one is known when a kernel is loaded (`Program.doubts`).

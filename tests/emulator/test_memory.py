@@ -251,3 +251,42 @@ def test_atomics_of_warps_that_leave_a_loop_lane_by_lane(n):
         HISTOGRAM.replace("atom.shared.add.u32 %r12, [%r11], 1;", "st.shared.u32 [%r11], %r18;"),
     ):
         assert "race" in ran(mutant).kinds
+
+
+TABLE = """
+.version 8.0
+.target sm_80
+.visible .entry k(.param .u64 table, .param .u64 out, .param .u32 at) {
+  .reg .b32 %r<3>; .reg .b64 %d<6>;
+  ld.param.u64 %d0, [table]; ld.param.u64 %d2, [out]; ld.param.u32 %r1, [at];
+  ld.global.u64 %d1, [%d0]; cvt.u64.u32 %d3, %r1; add.u64 %d4, %d1, %d3;
+  ld.global.u32 %r0, [%d4]; add.u32 %r2, %r0, 1; st.global.u32 [%d4], %r2; st.global.u32 [%d2], %r0; ret; }
+"""
+
+
+def test_pointers_in_memory_lead_to_the_arrays_of_the_callers():
+    from layoutgemm.emulator.api import ORDERS, emulate_ptx
+
+    held = {"seven": np.array([7, 8], np.uint32)}
+    out = np.zeros(1, np.uint32)
+    table = np.array([held["seven"].ctypes.data], np.uint64)
+    assert emulate_ptx(TABLE, block=1, args=[table, out, 4]).ok
+    assert out.tolist() == [8] and held["seven"].tolist() == [7, 9]
+    # Each order begins with the same content, so that no order's result depends on the one before it.
+    assert emulate_ptx(TABLE, block=1, args=[table, out, 0], policy=ORDERS).ok
+    assert out.tolist() == [7] and held["seven"].tolist() == [8, 9]
+
+
+def test_pointers_in_memory_that_lead_to_no_array_are_refused():
+    from layoutgemm.emulator.api import emulate_ptx
+
+    one, out = np.array([7, 0, 0], np.uint16), np.zeros(1, np.uint32)
+    table = np.array([one.ctypes.data], np.uint64)
+    for at, message in ((1 << 20, "lies in no buffer"), (4, "leave one")):
+        with pytest.raises(EmulatorError, match=message):
+            emulate_ptx(TABLE, block=1, args=[table, out, at])
+    frozen = np.array([7], np.uint32)
+    frozen.flags.writeable = False
+    for pointer, message in ((out, "which is passed as out"), (frozen, "read-only|not writeable|may not be written")):
+        with pytest.raises((EmulatorError, ValueError), match=message):
+            emulate_ptx(TABLE, block=1, args=[np.array([pointer.ctypes.data], np.uint64), out, 0])
