@@ -132,7 +132,8 @@ class Ours:
         sizes = (a.shape[0], b.shape[-2], a.shape[1], batch, a.stride(0), b.stride(-2), c.stride(0), 0, b.stride(0), 0)
         arguments = (
             a.data_ptr(), b.data_ptr(), c.data_ptr(), *sizes,
-            resident(self.device, config.cluster[0] * config.cluster[1] * config.split), *words, *[0] * (16 - len(words)),
+            resident(self.device, config.cluster[0] * config.cluster[1] * config.split),
+            *words, *[0] * (16 - len(words)),
         )  # fmt: skip
         return lambda: launch(arguments)
 

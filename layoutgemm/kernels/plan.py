@@ -19,7 +19,16 @@ from ..atoms.tma import derive as derive_tma
 from ..checks import Report
 from ..dtypes import DType, bf16, dtype, f16, f32
 from ..errors import PlanError
-from .plan_base import BARRIER_BYTES, MAX_COORDINATE, PARAMETERS, PlanVerbs, check_fields, check_sizes, rounded_up, tile_count
+from .plan_base import (
+    BARRIER_BYTES,
+    MAX_COORDINATE,
+    PARAMETERS,
+    PlanVerbs,
+    check_fields,
+    check_sizes,
+    rounded_up,
+    tile_count,
+)
 
 if TYPE_CHECKING:
     from .sm80_plan import Sm80Config, Sm80Plan
@@ -211,8 +220,8 @@ class GemmPlan(PlanVerbs):
         """Derive the kernel for C[m, n] = A[m, k] @ B[k, n].
 
         m, n, k  any positive sizes; ragged edges are filled with zeros on load and guarded on store
-        arch     by default that of `config`, and "sm_90a" without one; "sm_80" and "sm_120a" give a plan of the mma.sync
-                 kernel, "sm_100a" one of the Blackwell kernel
+        arch     by default that of `config`, and "sm_90a" without one; "sm_80" and "sm_120a" give a plan of the
+                 mma.sync kernel, "sm_100a" one of the Blackwell kernel
         a, b     bf16 or f16, ":row" (default) or ":col", as in "bf16:col"; b defaults to a's type, row-major
         c        f32 (default), or the type of the inputs, row-major
         batch    1: this kernel multiplies one pair of matrices

@@ -118,10 +118,10 @@ def test_what_is_no_configuration_is_refused() -> None:
 
 CONFIGS: dict[str, Any] = {"first": GemmConfig, "sm_80": Sm80Config, "sm_90a": Sm90Config, "sm_100a": Sm100Config}
 DRAWN = (
-    None, True, False, 0, 1, 2, 3, 4, 5, 8, 16, 24, 32, 64, 128, 192, 256, 1 << 20, 1 << 40, -1, 2.0, "x", "M", "N", "A",
-    "B", "none", "32B", "64B", "128B", "256B", "self", "warp", "warpgroup", "tma", "direct", "cp.async", "tiles", "start",
-    "end", "pingpong", (1, 1), (2, 1), (1, 2), (2, 2), (4, 2), (64, 64), (128, 128), (128, 32), (256, 64), (192, 64), [],
-    {}, (), (16, 16, 16), (4, 4, 4), (2, 1, 2), (((0, 1), 2),),
+    None, True, False, 0, 1, 2, 3, 4, 5, 8, 16, 24, 32, 64, 128, 192, 256, 1 << 20, 1 << 40, -1, 2.0, "x", "M", "N",
+    "A", "B", "none", "32B", "64B", "128B", "256B", "self", "warp", "warpgroup", "tma", "direct", "cp.async", "tiles",
+    "start", "end", "pingpong", (1, 1), (2, 1), (1, 2), (2, 2), (4, 2), (64, 64), (128, 128), (128, 32), (256, 64),
+    (192, 64), [], {}, (), (16, 16, 16), (4, 4, 4), (2, 1, 2), (((0, 1), 2),),
 )  # fmt: skip
 
 
