@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from .kernels import compile_apart, object_cache
 from .kernels.sm90_choice import Sm90Choice
 
 Sizes = tuple[int, int, int, int]
-_LOCK = threading.Lock()
 _READ: dict[Path, tuple[tuple[int, ...], dict[str, Any]]] = {}
 
 
@@ -56,7 +54,7 @@ def store(gpu: str, key: str, choice: Sm90Choice, facts: dict[str, Any]) -> Path
     path = file_of(gpu)
     if path is None:
         return None
-    with _LOCK, object_cache.locked(path) as alone:
+    with object_cache.locked(path) as alone:
         if not alone:
             return None
         content = {**_content(path), key: _entry(choice, facts)}

@@ -161,6 +161,7 @@ for thread in threads: thread.join()
 """
 
 
+@pytest.mark.skipif(object_cache.fcntl is None, reason="locks are POSIX's")
 def test_results_of_processes_and_threads_at_once_are_all_kept() -> None:
     root = Path(__file__).resolve().parents[1]
     command = [sys.executable, "-c", _STORES]

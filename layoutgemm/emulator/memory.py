@@ -97,8 +97,8 @@ class GlobalMemory:
             first = other.data.__array_interface__["data"][0]
             if first < low + len(data) and low < first + len(other.data):
                 raise EmulatorError(
-                    f"global address {address:#x}, a pointer in memory, leads to {name}, which is passed as {other.name}, "
-                    "too: the kernel would reach its bytes at two addresses; pass it in one of the two ways"
+                    f"global address {address:#x}, in memory, leads to {name}, which is passed as {other.name}: "
+                    "the kernel would reach its bytes at two addresses; pass it in one of the two ways"
                 )
         self.followed.append(Buffer(name, low, data))
         self.before.append(data.copy())

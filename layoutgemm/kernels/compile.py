@@ -310,3 +310,13 @@ def current_gpu() -> int:
     if error != runtime.cudaError_t.cudaSuccess:
         raise PlanError(f"CUDA has no current device: {error.name}")
     return int(device)
+
+
+def _forked() -> None:
+    """In a new process: a thread that it has not may hold the lock."""
+    global _LOCK
+    _LOCK = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)

@@ -100,10 +100,10 @@ class Traced:
     def _more(self, *_: Any) -> Traced:
         return self
 
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __floordiv__ = __rfloordiv__ = _more
-    __mod__ = __rmod__ = _more
-    __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = __lshift__ = __rlshift__ = _more
-    __rshift__ = __rrshift__ = _more
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _more
+    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = _more
+    __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = _more
+    __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = _more
     __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = __neg__ = __pos__ = __invert__ = _more  # type: ignore[assignment]
     __hash__ = None  # type: ignore[assignment]
 

@@ -40,6 +40,7 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 CACHE_DIR_VARIABLE = "LAYOUTGEMM_CACHE_DIR"
+_KEPT_IN: Path | None = None  # of a compiling process
 OWN_NAME = "layoutgemm-cache"  # of the folder under the one that the variable names
 _FACTS, _DIGESTS = "facts.json", "digests.json"
 _ABANDONED = 3600.0  # seconds after which a file that its writer never finished is removed
@@ -58,6 +59,8 @@ def cache_dir() -> Path | None:
     folder that does not exist, it switches the cache off. Otherwise the platform's own place: $XDG_CACHE_HOME or
     ~/.cache on Linux, ~/Library/Caches on macOS, %LOCALAPPDATA% on Windows.
     """
+    if _KEPT_IN is not None:
+        return _KEPT_IN
     chosen = os.environ.get(CACHE_DIR_VARIABLE)
     try:
         if chosen is not None:
@@ -70,6 +73,12 @@ def cache_dir() -> Path | None:
     if sys.platform == "win32":
         return Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local") / "layoutgemm" / "Cache"
     return Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache") / "layoutgemm"
+
+
+def keep_in(folder: Path) -> None:
+    """Make this folder the cache's own, whatever the environment says: a compiling process has its caller's."""
+    global _KEPT_IN
+    _KEPT_IN = folder
 
 
 def facts_of(value: Any) -> Any:

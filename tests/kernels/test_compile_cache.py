@@ -57,13 +57,13 @@ def forget(monkeypatch: pytest.MonkeyPatch, folder: Path | str) -> None:
 def test_a_kept_kernel_is_found_again_whatever_the_sizes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     forget(monkeypatch, tmp_path)
     first = derive(stages=3).compile()
-    files = list((tmp_path / "kernels").iterdir())
+    files = list((tmp_path / "layoutgemm-cache" / "kernels").iterdir())
     assert not first.cached and len(files) == 1
     assert derive(m=1000, n=24, k=4096, stages=3).compile() is first
     forget(monkeypatch, tmp_path)
     second = derive(m=1000, n=24, k=4096, stages=3).compile()
     assert second.cached and second.cubin == first.cubin and second.ptx == first.ptx
-    assert list((tmp_path / "kernels").iterdir()) == files
+    assert list((tmp_path / "layoutgemm-cache" / "kernels").iterdir()) == files
 
 
 @dataclass
@@ -95,7 +95,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, bytes, dict
         forget(patch, folder)
         patch.setattr(compiling, "_trace", traced)
         derive(stages=3).compile()
-    (path,) = (folder / "kernels").iterdir()
+    (path,) = (folder / "layoutgemm-cache" / "kernels").iterdir()
     return path.name, path.read_bytes(), parts
 
 
@@ -106,13 +106,13 @@ def sound(compiled: tuple[str, bytes, dict[str, bytes]], monkeypatch: pytest.Mon
     return found
 
 
-@pytest.mark.parametrize("damage", ["none", "empty", "truncated", "flipped", "text", "another kernel's"])
+@pytest.mark.parametrize("damage", ["none", "empty", "truncated", "flipped", "encrypted", "text", "another kernel's"])
 def test_a_damaged_file_is_compiled_anew(
     damage: str, sound: Sound, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     whole = sound.whole
-    path = tmp_path / "kernels" / sound.name
-    path.parent.mkdir(mode=0o700)
+    path = tmp_path / "layoutgemm-cache" / "kernels" / sound.name
+    path.parent.mkdir(mode=0o700, parents=True)
     path.touch(mode=0o600)
     if damage == "another kernel's":
         monkeypatch.setenv("LAYOUTGEMM_CACHE_DIR", str(tmp_path / "other"))
@@ -122,7 +122,9 @@ def test_a_damaged_file_is_compiled_anew(
     else:
         middle = len(whole) // 2
         flipped = whole[:middle] + bytes(byte ^ 0xFF for byte in whole[middle : middle + 64]) + whole[middle + 64 :]
-        damaged = {"empty": b"", "truncated": whole[:middle], "flipped": flipped, "text": b"no zip" * 99}
+        flag = whole.index(b"PK\x01\x02") + 8  # of the directory's first entry: its file is said to be encrypted
+        encrypted = whole[:flag] + bytes([whole[flag] | 1]) + whole[flag + 1 :]
+        damaged = {"empty": b"", "truncated": whole[:middle], "flipped": flipped, "encrypted": encrypted, "text": b"no zip" * 99}
         path.write_bytes(damaged.get(damage, whole))
     forget(monkeypatch, tmp_path)
     again = derive(stages=3).compile()
@@ -163,4 +165,4 @@ def test_many_processes_may_compile_at_once(tmp_path: Path) -> None:
     running = [start() for _ in range(2)]
     digests = {process.communicate(timeout=300)[0] for process in running}
     assert [process.returncode for process in running] == [0] * 2 and len(digests) == 1
-    assert [path.suffix for path in (tmp_path / "kernels").iterdir()] == [".zip"]
+    assert [path.suffix for path in (tmp_path / "layoutgemm-cache" / "kernels").iterdir()] == [".zip"]
