@@ -124,7 +124,9 @@ def test_a_damaged_file_is_compiled_anew(
         flipped = whole[:middle] + bytes(byte ^ 0xFF for byte in whole[middle : middle + 64]) + whole[middle + 64 :]
         flag = whole.index(b"PK\x01\x02") + 8  # of the directory's first entry: its file is said to be encrypted
         encrypted = whole[:flag] + bytes([whole[flag] | 1]) + whole[flag + 1 :]
-        damaged = {"empty": b"", "truncated": whole[:middle], "flipped": flipped, "encrypted": encrypted, "text": b"no zip" * 99}
+        damaged = {
+            "empty": b"", "truncated": whole[:middle], "flipped": flipped, "encrypted": encrypted, "text": b"no zip" * 99,
+        }  # fmt: skip
         path.write_bytes(damaged.get(damage, whole))
     forget(monkeypatch, tmp_path)
     again = derive(stages=3).compile()
