@@ -125,7 +125,8 @@ def test_a_damaged_file_is_compiled_anew(
         flag = whole.index(b"PK\x01\x02") + 8  # of the directory's first entry: its file is said to be encrypted
         encrypted = whole[:flag] + bytes([whole[flag] | 1]) + whole[flag + 1 :]
         damaged = {
-            "empty": b"", "truncated": whole[:middle], "flipped": flipped, "encrypted": encrypted, "text": b"no zip" * 99,
+            "empty": b"", "truncated": whole[:middle], "flipped": flipped, "encrypted": encrypted,
+            "text": b"no zip" * 99,
         }  # fmt: skip
         path.write_bytes(damaged.get(damage, whole))
     forget(monkeypatch, tmp_path)
