@@ -3,21 +3,19 @@
     python benchmarks/bench_gemm.py --json benchmarks/results/gemm_h200.json
     python benchmarks/bench_gemm.py --shapes 8192x8192x8192,64x4096x4096 --contender torch.mm,cublasLt,ours
     python benchmarks/bench_gemm.py --object mine=path/to/kernel.o --object "big@8192+16384=big.o" --no-sustained
-    python benchmarks/bench_gemm.py --deepgemm FOLDER --contender deepgemm,ours    # deepgemm_build.py's kernels
 
 How it is measured stands in `layoutgemm/bench.py`. Every contender is checked against float64 before it is timed. Of
 up to twelve proposals of cuBLASLt and of quack's configurations the best two of a short round go on. DeepGEMM runs
-where it is installed, or from kernels compiled elsewhere; its own heuristic configures it. Sustained figures are taken
-for products of at least `--sustained-from` GFLOP (small ones wait for memory, not for power), for the best of each
-family. The JSON is written after every shape; a run that would exceed `--budget` seconds first leaves out sustained
-figures, then shapes, and says so; one that makes no progress for `--patience` seconds ends and names the contender.
+where its package `deep_gemm` is installed, and is left out elsewhere. Sustained figures are taken for products of at
+least `--sustained-from` GFLOP (small ones wait for memory, not for power), for the best of each family. The JSON is
+written after every shape; a run that would exceed `--budget` seconds first leaves out sustained figures, then shapes,
+and says so; one that makes no progress for `--patience` seconds ends and names the contender.
 """
 
 from __future__ import annotations
 
 import argparse
 import faulthandler
-import functools
 import gc
 import importlib.util
 import math
@@ -64,8 +62,7 @@ def pair(text: str) -> tuple[str, str]:
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command line, parsed. Raises SystemExit for one that does not parse, for a contender that nothing is called
-    and for a folder of DeepGEMM's kernels without an index."""
+    """The command line, parsed. Raises SystemExit for one that does not parse, and for a contender without a name."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--shapes", type=shapes, default=SHAPES, help="MxNxK,... (default: the whole table)")
     parser.add_argument("--b-major", choices=("k", "n"), default="k", help="B's contiguous index (default: k)")
@@ -79,7 +76,6 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="NAME[@SHAPE+SHAPE]=FILE.o",
         help="a kernel compiled by the CuTe DSL with TVM-FFI, exported as func(a, b, c); for these shapes only",
     )
-    parser.add_argument("--deepgemm", type=Path, metavar="FOLDER", help="kernels that deepgemm_build.py compiled")
     parser.add_argument("--rounds", type=int, default=11, help="rounds of bursts (default: 11)")
     parser.add_argument("--sustained-rounds", type=int, default=3)
     parser.add_argument("--sustained-ours", type=int, default=1, help="how many of ours run at sustained load")
@@ -90,8 +86,6 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--quiet", action="store_true", help="print the table only")
     options = parser.parse_args(argv)
-    if options.deepgemm and not (options.deepgemm / "index.json").is_file():
-        parser.error(f"--deepgemm: {options.deepgemm} holds no index.json; benchmarks/deepgemm_build.py writes one")
     known = [*FAMILIES, OURS, *(name.partition("@")[0] for name, _ in [*options.ours, *options.object]), NAME]
     for name in options.contender.split(",") if options.contender else []:
         if not any(name.startswith(start) for start in known):
@@ -102,12 +96,9 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def contenders(problem: Problem, options: argparse.Namespace) -> list[Contender]:
     """All that were asked for, the baseline always among them."""
     wanted = {*options.contender.split(","), "torch.mm"} if options.contender else None
-    families = dict(FAMILIES)
-    if options.deepgemm:
-        families[deepgemm.NAME] = functools.partial(deepgemm.deepgemm, folder=options.deepgemm)
     found = [
         contender
-        for family, of in families.items()
+        for family, of in FAMILIES.items()
         if wanted is None or any(name.startswith(family) for name in wanted)
         for contender in of(problem)
     ]
@@ -245,7 +236,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(text, flush=True)
 
     source, sampler = machine.sampler()
-    facts = {**machine.facts(), "cublasLt": cublaslt_version(), "DeepGEMM": deepgemm.version(options.deepgemm)}
+    facts = {**machine.facts(), "cublasLt": cublaslt_version(), "DeepGEMM": deepgemm.version()}
     facts["clock and power"] = source
     say(", ".join(f"{key} {value}" for key, value in facts.items()))
     problems = [Problem(*sizes, options.b_major) for sizes in options.shapes]

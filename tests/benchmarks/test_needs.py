@@ -38,7 +38,7 @@ BY_DRIVER = {
     "verify_copies": ["matrix", "edges"],
     "verify_emulator": [""],
 }
-WITHOUT = {"bench_algebra", "bench_emulator", "bench_proofs", "deepgemm_build", "fit_choice", "tables"}
+WITHOUT = {"bench_algebra", "bench_emulator", "bench_proofs", "fit_choice", "tables"}
 
 
 def lines(programs: dict[str, list[str]]) -> list[tuple[str, str]]:
@@ -72,7 +72,7 @@ def test_without_a_driver(
 
 @pytest.mark.parametrize(
     ("program", "line"),
-    [("profile_gemm", "--ncu"), ("profile_ladder", "table --ncu"), ("deepgemm_build", "FOLDER --source FOLDER --nvcc")],
+    [("profile_gemm", "--ncu"), ("profile_ladder", "table --ncu")],
 )
 def test_without_a_tool(
     program: str, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
