@@ -19,6 +19,7 @@ from .kernels.device_operands import addressed, check_operands, resolved
 from .kernels.sm90_mainloop import Promoted, Table
 from .kernels.sm90_plan import Sm90Config, Sm90Plan
 from .kernels.sm90_ragged import Ragged
+from .kernels.sm90_scaled_choice import default_config, grouped_config
 from .torch_checks import check_device, check_out, refuse_derivatives
 from .torch_launch import C_NAMES, NAMES
 from .torch_problem import C_TYPES
@@ -172,33 +173,12 @@ def grouped_matmul(
     return c
 
 
-def grouped_config(rows: int) -> Sm90Config:
-    """For groups of so many rows on average: a tile is one group's. What was fastest (variants_h200.json)."""
-    if rows <= 32:
-        return Sm90Config((64, 256), consumers=1, loader="warp", chunks=1, buffers=2)
-    return Sm90Config((128, 256), chunks=1, buffers=2)
-
-
 def mainloop_of(groups: tuple[int, ...]) -> Promoted:
     """The main loop: scales of so many rows of A, and of so many columns of B where there are two."""
     if len(groups) == 1:
         return Promoted.of(lambda total, product, a: total + a * product, Table("scale_a", "m", groups[0]), depth=DEPTH)
     tables = Table("scale_a", "m", groups[0]), Table("scale_b", "n", groups[1])
     return Promoted.of(lambda total, product, a, b: total + a * b * product, *tables, depth=DEPTH)
-
-
-def default_config(m: int, each_column: bool = False) -> Sm90Config:
-    """For m rows. A thread has both the products and the totals: half of the tile of a kernel which only adds.
-    What was fastest of benchmarks/results/variants_h200.json: 192 rows from 256 a group on, 128 at 64 and 128.
-
-    each_column  every column of B has a scale, of which a thread reads a quarter of the tile's
-    """
-    columns = 64 if each_column else 128
-    if m <= 32:
-        return Sm90Config((64, columns), consumers=1, loader="warp", chunks=1, buffers=2)
-    if m < 192:
-        return Sm90Config((128, columns), chunks=1, buffers=2)
-    return Sm90Config((192, columns), consumers=3, chunks=1, buffers=1)
 
 
 @lru_cache(maxsize=1024)

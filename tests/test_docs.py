@@ -135,6 +135,34 @@ def test_examples_of_the_builders(name: str) -> None:
     assert doctest.testmod(importlib.import_module(f"docs.{name}")).failed == 0
 
 
+# What neither the package nor its extra `docs` installs: a page that imports one of these fails in a new environment.
+BLOCKED = """
+import importlib.abc, sys
+ABSENT = {"torch", "cutlass", "cuda", "tvm_ffi", "scipy", "hypothesis", "pytest", "resvg_py", "tensor_layouts", "jax"}
+class Absent(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ABSENT:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Absent())
+sys.path.insert(0, ".")
+from pathlib import Path
+from docs import fences, tables
+wrong = []
+for page in sorted(Path("docs").glob("*.md")):
+    try:
+        fences.render(page.read_text(encoding="utf-8"), lambda svg: "p.svg")
+    except ImportError as error:
+        wrong.append(f"{page}: {error}")
+print("\\n".join(wrong))
+"""
+
+
+def test_pages_need_nothing_but_the_docs_extra() -> None:
+    done = subprocess.run([sys.executable, "-c", BLOCKED], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert not done.stdout.strip(), done.stdout
+
+
 @pytest.mark.slow
 def test_the_site_is_built_and_fetches_nothing(tmp_path: Path) -> None:
     if importlib.util.find_spec("material") is None or importlib.util.find_spec("mkdocstrings") is None:
