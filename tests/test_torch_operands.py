@@ -162,6 +162,8 @@ def test_raw_operators_refuse_alike_on_every_device() -> None:
 
 
 def test_refusals_keep_their_text_under_the_compiler() -> None:
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):
+        pytest.skip("torch before 2.13 drops the text of any exception under fullgraph=True: seen with 2.11")
     x = ones(4, 4)
     functions = (
         lambda a: matmul(a, a, activation="nope"),
