@@ -114,7 +114,7 @@ def _function(formula: Any, shape: Any, extents: dict[str, Any]) -> tuple[Callab
     if isinstance(formula, str):
         tree = _parse(formula)
         if shape is not None:
-            extents = _named(shape, _free_names(tree), formula)
+            extents = _named(shape, _variables(tree, shape), formula)
         return lambda **v: _evaluate(tree, v, formula), _checked(extents, formula)
     if is_sympy(formula) or isinstance(formula, tuple):
         from . import symbolic_formula
@@ -157,6 +157,17 @@ def _free_names(tree: ast.expr) -> list[str]:
     called = {id(n.func) for n in ast.walk(tree) if isinstance(n, ast.Call)}
     names = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and id(n) not in called}
     return sorted(n for n in names if not _is_size(n))
+
+
+def _variables(tree: ast.expr, shape: Any) -> list[str]:
+    """The variables that a shape gives the extents of: the names that are no sizes, or all where those are too few.
+
+    A name that another part of a program declared as a size is a variable here, if the shape has a mode for it.
+    """
+    names = _free_names(tree)
+    modes = len(shape) if isinstance(shape, (tuple, list)) else 1
+    every = sorted({n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} - _CALLS.keys())
+    return every if len(names) < modes == len(every) else names
 
 
 def _is_size(name: str) -> bool:

@@ -135,6 +135,7 @@ def test_bad_input() -> None:
         from_expr("x + y", (4, 4))
     with pytest.raises(LayoutError, match="not both"):
         from_expr("x", 4, x=4)
+    dim("x")  # that a size has this name, too, changes nothing
     assert str(from_expr("x", 4)) == "4:1" and str(from_expr(lambda a, b: a + 4 * b, (4, 2))) == "(4,2):(1,4)"
 
 
