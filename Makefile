@@ -22,8 +22,8 @@ TEST_STAMPS := $(VENV)/.tests
 endif
 
 # The tests that run compiled kernels in the emulator.
-EMULATED := tests/emulator $(wildcard $(foreach each,emulated epilogue fused gated ladder lanes line_ends mutants \
-  primitives promoted ragged,tests/kernels/test_$(each)*.py))
+EMULATED := tests/emulator tests/kernels/epilogue tests/kernels/ladder $(wildcard $(foreach each,emulated fused gated \
+  grouped lanes line_ends mutants promoted,tests/kernels/*/test_$(each)*.py))
 
 .PHONY: help demo test lint test-env pytest emulated docs notebooks chromium bench-algebra bench-proofs bench-gemm clean
 .DELETE_ON_ERROR:

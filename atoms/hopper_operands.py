@@ -4,8 +4,8 @@ python atoms/hopper_operands.py
 """
 
 from layoutgemm.atoms import SPANS, smem_tile, wgmma
-from layoutgemm.atoms.descriptor import derive
-from layoutgemm.atoms.tma import derive as derive_tma
+from layoutgemm.atoms.smem.descriptor import derive
+from layoutgemm.atoms.tma.derive import derive as derive_tma
 
 atom = wgmma(128)
 print(f"{atom}\naccumulator (thread, value) -> row + 64*column: {atom.layout_C}")

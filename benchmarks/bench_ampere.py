@@ -5,8 +5,8 @@
 
 `build` writes one object a candidate and a manifest; the official example is tensorop_gemm.py of NVIDIA/cutlass, in
 examples/python/CuTeDSL/cute/ampere/kernel/dense_gemm. `run` checks every contender against float64 and measures as
-`layoutgemm/bench.py` says: graphs over rotating operands, rounds in random order, idle gaps. B is given as (N, K).
-torch.mm stands beside as what the machine's own instructions give; it is no mma.sync kernel on Hopper.
+`layoutgemm/bench/method.py` says: graphs over rotating operands, rounds in random order, idle gaps. B is given as (N,
+K). torch.mm stands beside as what the machine's own instructions give; it is no mma.sync kernel on Hopper.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ if str(ROOT) not in sys.path:
 
 from benchmarks import needs
 from benchmarks.objects import export, loaded
-from layoutgemm.bench import Contender, Launch, Operands, Problem
+from layoutgemm.bench.method import Contender, Launch, Operands, Problem
 from layoutgemm.errors import LayoutError
-from layoutgemm.kernels.device_places import resident
-from layoutgemm.kernels.sm80_plan import Sm80Config, Sm80Plan
+from layoutgemm.kernels.run.occupancy import resident
+from layoutgemm.kernels.sm80.plan import Sm80Config, Sm80Plan
 
 SHAPES = "4096x4096x4096,8192x8192x8192,4000x4040x4072"
 OFFICIAL_WARPS = ((2, 2, 1), (2, 4, 1))  # its atom layouts: the default, and eight warps
@@ -129,7 +129,7 @@ def build(folder: Path, arch: str, official: Path | None, only: str) -> None:
         except LayoutError as error:
             print(f"{name}: {error}", flush=True)
             continue
-        from layoutgemm.kernels.compile import _kernel_of
+        from layoutgemm.kernels.compile.compiler import _kernel_of
 
         kinds = [*plan.parameters.values()]
         workers = config.blocks_per_sm if config.persistent else 0
@@ -150,7 +150,7 @@ def build(folder: Path, arch: str, official: Path | None, only: str) -> None:
 
 
 def _export(folder: Path, kernel: Any, kinds: list[str], symbol: str, arch: str, family: str) -> dict[str, Any]:
-    from layoutgemm.kernels.sass import disassemble, resources
+    from layoutgemm.kernels.compile.sass import disassemble, resources
 
     start = time.time()
     cubin = export(folder, kernel, kinds, symbol, arch)
@@ -278,11 +278,11 @@ def _triton_kernel_cached() -> Any:
 def run(folder: Path, shapes: str, json_file: Path | None, options: argparse.Namespace) -> int:
     """Measure every shape; the table, and the JSON after each."""
     from benchmarks.bench_gemm import Watchdog
-    from layoutgemm import bench_machine as machine
-    from layoutgemm.bench import CudaDevice
-    from layoutgemm.bench_contenders import torch_mm
-    from layoutgemm.bench_outcome import Method, measure
-    from layoutgemm.command.bench import shape
+    from layoutgemm.bench import machine
+    from layoutgemm.bench.contenders import torch_mm
+    from layoutgemm.bench.method import CudaDevice
+    from layoutgemm.bench.outcome import Method, measure
+    from layoutgemm.cli.bench import shape
 
     manifest = json.loads((folder / "manifest.json").read_text())
     _, sampler = machine.sampler()

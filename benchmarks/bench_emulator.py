@@ -22,10 +22,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 
-from layoutgemm.emulator.machine import Machine, Policy
+from layoutgemm.emulator.machine.interpreter import Machine, Policy
 from layoutgemm.emulator.ops import build
-from layoutgemm.emulator.program import Program
-from layoutgemm.emulator.ptx import parse
+from layoutgemm.emulator.ptx.parser import parse
+from layoutgemm.emulator.ptx.program import Program
 from tests.emulator.official.compiled import compiled, missing
 from tests.emulator.official.examples import EXAMPLES
 from tests.emulator.official.running import Run

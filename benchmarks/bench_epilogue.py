@@ -2,8 +2,9 @@
 
     python benchmarks/bench_epilogue.py --json benchmarks/results/epilogue_h200.json     # on the GPU, about a minute
 
-A kernel with an epilogue is first held against NumPy at ragged sizes. Times are bursts, as `layoutgemm/bench.py` says;
-the figure is the ratio to the kernel without an epilogue, and beside it the bytes that the epilogue moves besides.
+A kernel with an epilogue is first held against NumPy at ragged sizes. Times are bursts, as `layoutgemm/bench/method.py`
+says; the figure is the ratio to the kernel without an epilogue, and beside it the bytes that the epilogue moves
+besides.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ if str(ROOT) not in sys.path:
 
 from benchmarks import needs
 from benchmarks.ours import launcher
-from layoutgemm.bench import CudaDevice, Problem, burst
+from layoutgemm.bench.method import CudaDevice, Problem, burst
 from layoutgemm.dtypes import dtype
-from layoutgemm.kernels.epilogue import (
+from layoutgemm.kernels.epilogue.chain import (
     Activation,
     ActivationGradient,
     Amax,
@@ -42,8 +43,8 @@ from layoutgemm.kernels.epilogue import (
     Scale,
     VectorScale,
 )
-from layoutgemm.kernels.epilogue_words import Placed, words_of
-from layoutgemm.kernels.sm90_choice import choose
+from layoutgemm.kernels.epilogue.parameters import Placed, words_of
+from layoutgemm.kernels.sm90.choose.rules import choose
 
 CASES: dict[str, tuple[Epilogue, str]] = {
     "plain": (Epilogue(), "bf16"),
@@ -157,7 +158,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return status
     import torch
 
-    from layoutgemm import bench_machine as machine
+    from layoutgemm.bench import machine
 
     device, record = CudaDevice(), {"machine": machine.facts(), "cases": {}}
     names = [name for name in CASES if name == "plain" or not options.only or any(o in name for o in options.only)]

@@ -4,7 +4,7 @@
 
 Contenders: the gated kernel as `choose` configures it, and in a few other configurations; the same product of 2H
 columns without a gate, ours and torch.mm's; torch.mm with torch's silu and product behind it. Bursts, as
-`layoutgemm/bench.py` says; every gated result is held against float64 first.
+`layoutgemm/bench/method.py` says; every gated result is held against float64 first.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if str(ROOT) not in sys.path:
 from benchmarks import needs
 from benchmarks.configurations import name_of
 from benchmarks.ours import launcher
-from layoutgemm.bench import CudaDevice, Problem, burst
-from layoutgemm.kernels.sm90_choice import Sm90Choice, choose
-from layoutgemm.kernels.sm90_plan import Sm90Config
+from layoutgemm.bench.method import CudaDevice, Problem, burst
+from layoutgemm.kernels.sm90.choose.rules import Sm90Choice, choose
+from layoutgemm.kernels.sm90.plan import Sm90Config
 
 SHAPES = ((4096, 14336, 4096), (8192, 14336, 4096), (512, 14336, 4096))  # tokens, H, K
 CONFIGS = {
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return status
     import torch
 
-    from layoutgemm import bench_machine as machine
+    from layoutgemm.bench import machine
 
     silu = torch.nn.functional.silu
     device, failed = CudaDevice(), 0

@@ -4,10 +4,10 @@
     python benchmarks/bench_gemm.py --shapes 8192x8192x8192,64x4096x4096 --contender torch.mm,cublasLt,ours
     python benchmarks/bench_gemm.py --object mine=path/to/kernel.o --object "big@8192+16384=big.o" --no-sustained
 
-How it is measured stands in `layoutgemm/bench.py`. Every contender is checked against float64 before it is timed. Of
-up to twelve proposals of cuBLASLt and of quack's configurations the best two of a short round go on. DeepGEMM runs
-where its package `deep_gemm` is installed, and is left out elsewhere. Sustained figures are taken for products of at
-least `--sustained-from` GFLOP (small ones wait for memory, not for power), for the best of each family. The JSON is
+How it is measured stands in `layoutgemm/bench/method.py`. Every contender is checked against float64 before it is
+timed. Of up to twelve proposals of cuBLASLt and of quack's configurations the best two of a short round go on. DeepGEMM
+runs where its package `deep_gemm` is installed, and is left out elsewhere. Sustained figures are taken for products of
+at least `--sustained-from` GFLOP (small ones wait for memory, not for power), for the best of each family. The JSON is
 written after every shape; a run that would exceed `--budget` seconds first leaves out sustained figures, then shapes,
 and says so; one that makes no progress for `--patience` seconds ends and names the contender.
 """
@@ -33,10 +33,10 @@ if str(ROOT) not in sys.path:
 
 from benchmarks import deepgemm, needs, peers
 from benchmarks.ours import NAME, ours
-from layoutgemm.bench import Contender, Device, Problem
-from layoutgemm.bench_contenders import KEEP, cublaslt, cublaslt_version, torch_mm
-from layoutgemm.bench_outcome import HEAD, OURS, DeviceLost, Method, Outcome, details, line, measure, save
-from layoutgemm.command.bench import shape, shapes
+from layoutgemm.bench.contenders import KEEP, cublaslt, cublaslt_version, torch_mm
+from layoutgemm.bench.method import Contender, Device, Problem
+from layoutgemm.bench.outcome import HEAD, OURS, DeviceLost, Method, Outcome, details, line, measure, save
+from layoutgemm.cli.bench import shape, shapes
 
 WEIGHTS = [(14336, 4096), (28672, 4096), (6144, 4096), (8192, 8192), (4096, 14336)]
 SHAPES = [
@@ -229,8 +229,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not options.ours and {OURS, NAME} & {*wanted} and importlib.util.find_spec("cutlass") is None:
         lacks = "the CuTe DSL is not installed, which our kernels need: pip install 'layoutgemm[dsl]'"
         return needs.refused(f"{lacks}; --contender {','.join(FAMILIES)} measures the others alone")
-    from layoutgemm import bench_machine as machine
-    from layoutgemm.bench import CudaDevice
+    from layoutgemm.bench import machine
+    from layoutgemm.bench.method import CudaDevice
 
     def say(text: str) -> None:
         print(text, flush=True)

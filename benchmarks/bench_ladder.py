@@ -4,7 +4,7 @@
 
 Every program is first checked in a process of its own, so that one that hangs or faults is reported by name and the
 others go on. Those that passed are then timed in this process, interleaved with each other and with torch.mm in random
-order: rotating operands, idle gaps, medians, as layoutgemm/kernels/device_levels.py has it. Needs: dsl, gpu.
+order: rotating operands, idle gaps, medians, as layoutgemm/kernels/ladder/on_gpu.py has it. Needs: dsl, gpu.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import needs
-from layoutgemm.kernels import device_levels, levels
+from layoutgemm.kernels.ladder import levels
+from layoutgemm.kernels.ladder import on_gpu as device_levels
 
 CHECK_LIMIT_S = 90
 AT_ONCE = 4  # programs checked at a time

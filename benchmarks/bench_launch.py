@@ -59,8 +59,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return status
     import torch
 
-    from layoutgemm import bench_machine as machine
-    from layoutgemm import matmul, torch_op
+    from layoutgemm import matmul
+    from layoutgemm.bench import machine
+    from layoutgemm.torch_op import operator as torch_op
 
     n = options.size
     a, b = (torch.randn(n, n, device="cuda", dtype=torch.bfloat16) for _ in range(2))

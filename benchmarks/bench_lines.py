@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return status
     import torch
 
-    from layoutgemm import bench_machine as machine
+    from layoutgemm.bench import machine
 
     rng, rows, wrong = random.Random(0), [], 0
     print(f"{'product':>16} {'A':>3} {'B':>3} {'in place':>9} {'copied':>9} {'torch':>9} us   estimated, chosen")
@@ -67,7 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _measure(m: int, n: int, k: int, bytes_: int, both: bool, rounds: int, rng: random.Random) -> dict[str, Any]:
     import torch
 
-    from layoutgemm import explain_matmul, torch_choice, torch_op
+    from layoutgemm import explain_matmul
+    from layoutgemm.torch_op import choose as torch_choice
+    from layoutgemm.torch_op import operator as torch_op
 
     def matrix(rows: int, columns: int, odd: bool) -> Any:
         more = bytes_ // 2 if odd else 0

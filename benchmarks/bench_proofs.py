@@ -9,8 +9,8 @@ The figure is the median of this thread's CPU time where the clock resolves it (
 machine takes); "again" is the same question a second time, with the caches of the first. SymPy is loaded first where it
 is installed.
 
-A theorem about families of layouts (`tests/layouts/theorems.py`) is timed family by family, and the slowest one is
-printed; one that is proven in parts is timed as a whole.
+A theorem about families of layouts (`tests/layouts/proofs/theorems.py`) is timed family by family, and the slowest one
+is printed; one that is proven in parts is timed as a whole.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ if str(ROOT) not in sys.path:
 import layoutgemm
 from layoutgemm import CounterExample, Layout, Proof, Swizzle
 from layoutgemm.layouts.linear import LinearLayout
-from layoutgemm.layouts.prove import prove
-from layoutgemm.layouts.symbolic import dim, dims
-from tests.layouts.theorems import THEOREMS, Theorem
+from layoutgemm.layouts.proofs.prove import prove
+from layoutgemm.layouts.symbols.dims import dim, dims
+from tests.layouts.proofs.theorems import THEOREMS, Theorem
 
 CPU = time.get_clock_info("thread_time").resolution < 1e-6 and sys.platform != "win32"
 clock_ns = time.thread_time_ns if CPU else time.perf_counter_ns

@@ -5,8 +5,8 @@
 
 A is (M, K) and B given as (N, K), both K-major, random; C is f32 of tf32, i32 of integers, bf16 of 8-bit floats. Every
 contender is checked first, on sampled rows and columns against float64 within `kernels.error_bound`, then timed in
-bursts as `layoutgemm/bench.py` says. The peers: `torch.mm` with TF32 allowed, `torch._int_mm`, `torch._scaled_mm` with
-scales of 1 and fast accumulation, which is how this kernel accumulates, too.
+bursts as `layoutgemm/bench/method.py` says. The peers: `torch.mm` with TF32 allowed, `torch._int_mm`,
+`torch._scaled_mm` with scales of 1 and fast accumulation, which is how this kernel accumulates, too.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ if str(ROOT) not in sys.path:
 from benchmarks import needs
 from benchmarks.configurations import name_of
 from benchmarks.ours import launcher
-from layoutgemm.bench import ROTATION_BYTES, CudaDevice, burst
+from layoutgemm.bench.method import ROTATION_BYTES, CudaDevice, burst
 from layoutgemm.dtypes import dtype
 from layoutgemm.errors import LayoutError
 from layoutgemm.kernels import error_bound
-from layoutgemm.kernels.device_levels import facts
-from layoutgemm.kernels.sm90_choice import Sm90Choice, choose
-from layoutgemm.kernels.sm90_plan import Sm90Config, Sm90Plan
+from layoutgemm.kernels.ladder.on_gpu import facts
+from layoutgemm.kernels.sm90.choose.rules import Sm90Choice, choose
+from layoutgemm.kernels.sm90.plan import Sm90Config, Sm90Plan
 
 SHAPES = ((8192, 8192, 8192), (4096, 4096, 4096), (4096, 14336, 4096), (512, 14336, 4096), (16, 14336, 4096))
 PAIRS = (("tf32", "tf32"), ("i8", "i8"), ("e4m3", "e4m3"), ("e4m3", "e5m2"))

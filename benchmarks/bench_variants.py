@@ -8,7 +8,8 @@ few configurations: torch._scaled_mm with one scale a row and column (which prom
 it, with the same blocks; torch.mm of bf16. `grouped`: rows of experts drawn at random, some of them none. Beside ours:
 torch._grouped_mm, and a loop of torch.mm, which has to know on the host where groups end. `grouped, scaled`: both.
 
-Bursts, as `layoutgemm/bench.py` says; operands rotate where they would stay in L2; ratios are to the first of torch's.
+Bursts, as `layoutgemm/bench/method.py` says; operands rotate where they would stay in L2; ratios are to the first of
+torch's.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from benchmarks import needs
-from layoutgemm.kernels.compile_launch import link, load
-from layoutgemm.kernels.device_places import resident
-from layoutgemm.kernels.sm90_mainloop import Promoted, Table
-from layoutgemm.kernels.sm90_plan import Sm90Config, Sm90Plan
-from layoutgemm.kernels.sm90_ragged import Ragged
+from layoutgemm.kernels.compile.launcher import link, load
+from layoutgemm.kernels.run.occupancy import resident
+from layoutgemm.kernels.sm90.grouped import Ragged
+from layoutgemm.kernels.sm90.mainloop import Promoted, Table
+from layoutgemm.kernels.sm90.plan import Sm90Config, Sm90Plan
 
 Call = Callable[[], Any]
 DEPTH = 128
@@ -282,8 +283,8 @@ def run(folder: Path, rounds: int, file: Path | None) -> int:
     """Check, then time, every contender of every shape."""
     import torch
 
-    from layoutgemm import bench_machine as machine
-    from layoutgemm.bench import CudaDevice, burst
+    from layoutgemm.bench import machine
+    from layoutgemm.bench.method import CudaDevice, burst
 
     device, ours, failed = CudaDevice(), Ours(folder), 0
     record: dict[str, Any] = {"machine": machine.facts(), "shapes": {}}

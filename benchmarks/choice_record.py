@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from layoutgemm.bench import Problem
-from layoutgemm.kernels.compile_apart import choice_of
-from layoutgemm.kernels.sm90_choice import Sm90Choice, choose
-from layoutgemm.kernels.sm90_plan import Sm90Config
+from layoutgemm.bench.method import Problem
+from layoutgemm.kernels.compile.worker import choice_of
+from layoutgemm.kernels.sm90.choose.rules import Sm90Choice, choose
+from layoutgemm.kernels.sm90.plan import Sm90Config
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 
-from layoutgemm.checks import Dealt
-from layoutgemm.kernels.sm90_choice import Sm90Choice
-from layoutgemm.kernels.sm90_plan import Sm90Config
-from layoutgemm.tune import candidates as tunable
+from layoutgemm.kernels.sm90.choose.rules import Sm90Choice
+from layoutgemm.kernels.sm90.plan import Sm90Config
+from layoutgemm.schedule import Dealt
+from layoutgemm.torch_op.tuning import candidates as tunable
 
 NEXT = (("start", 2), ("end", 0))  # when the next kernel's blocks may come, k tiles fetched before this one's
 

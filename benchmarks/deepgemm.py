@@ -12,7 +12,7 @@ import importlib.util
 from collections.abc import Sequence
 
 from benchmarks.peers import LEFT_OUT
-from layoutgemm.bench import Contender, Launch, Operands, Problem
+from layoutgemm.bench.method import Contender, Launch, Operands, Problem
 
 NAME, PACKAGE = "deepgemm", "deep_gemm"
 WAYS = {NAME: False, f"{NAME} pdl": True}  # contender: with programmatic dependent launch?

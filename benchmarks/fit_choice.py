@@ -36,10 +36,10 @@ from benchmarks.bench_gemm import SHAPES
 from benchmarks.choice_record import Standing, Timed, Tried, load, report, standing
 from benchmarks.configurations import random_shapes
 from benchmarks.slopes import Slope
-from layoutgemm.bench import Problem
-from layoutgemm.kernels import sm90_many_rows as model
-from layoutgemm.kernels.sm90_choice import Sm90Choice, likeliest, of_estimate
-from layoutgemm.kernels.sm90_places import Places
+from layoutgemm.bench.method import Problem
+from layoutgemm.kernels.sm90.choose import large_m as model
+from layoutgemm.kernels.sm90.choose.occupancy import Places
+from layoutgemm.kernels.sm90.choose.rules import Sm90Choice, likeliest, of_estimate
 
 FITTED = (
     "_CLOCK", "_HEAT", "_HEATING", "_READ_HIDDEN", "_LINES", "_HALVED", "_L2", "_L2_LATER", "_WEIGHTS", "_SHARED",
@@ -65,7 +65,7 @@ ERRORS, KEPT = 0.5, 0.3
 def estimate(problem: Problem, choice: Sm90Choice, multiprocessors: int = 132) -> Any:
     """Seconds that a kernel would take, as `choose` reckons them; a `Slope` where the constants are.
 
-    >>> from layoutgemm.kernels.sm90_choice import likeliest, of_estimate
+    >>> from layoutgemm.kernels.sm90.choose.rules import likeliest, of_estimate
     >>> best = likeliest(300, 4096, 14336)[0]
     >>> estimate(Problem(300, 4096, 14336), of_estimate(best, 300, 4096, 14336)[0]) == best.seconds
     True

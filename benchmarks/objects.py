@@ -18,7 +18,7 @@ def export(folder: Path, kernel: Any, kinds: Iterable[str], symbol: str, arch: s
     from cutlass import Int32, Int64
     from cutlass.cute.runtime import make_fake_stream
 
-    from layoutgemm.kernels.compile import _runtime_library
+    from layoutgemm.kernels.compile.compiler import _runtime_library
 
     _runtime_library()
     values = {"address": Int64(0), "size": Int32(1), "stride": Int64(8)}
@@ -35,7 +35,7 @@ def loaded(path: Path, symbol: str) -> Any:
     """A kernel's launch function, kept for good: a recorded graph does not keep the code that it runs."""
     from cutlass.cute.runtime import load_module
 
-    from layoutgemm.kernels.compile import _runtime_library
+    from layoutgemm.kernels.compile.compiler import _runtime_library
 
     _runtime_library()
     return load_module(str(path))[symbol]

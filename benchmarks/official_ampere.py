@@ -11,7 +11,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Int32, Int64
 
-from layoutgemm.kernels.bridge_types import Stream
+from layoutgemm.kernels.dsl.types import Stream
 
 
 class OfficialGemm:

@@ -6,12 +6,12 @@ import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from layoutgemm.bench import Contender, Launch, Operands, Problem
-from layoutgemm.bench_contenders import each
-from layoutgemm.bench_outcome import OURS
-from layoutgemm.kernels.device_places import resident
-from layoutgemm.kernels.sm90_choice import Sm90Choice, choose
-from layoutgemm.kernels.sm90_plan import Sm90Plan
+from layoutgemm.bench.contenders import each
+from layoutgemm.bench.method import Contender, Launch, Operands, Problem
+from layoutgemm.bench.outcome import OURS
+from layoutgemm.kernels.run.occupancy import resident
+from layoutgemm.kernels.sm90.choose.rules import Sm90Choice, choose
+from layoutgemm.kernels.sm90.plan import Sm90Plan
 
 NAME = "layoutgemm"
 

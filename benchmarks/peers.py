@@ -1,4 +1,4 @@
-"""Kernels to compare with beside those of `layoutgemm.bench_contenders`: quack-kernels, compiled CuTe DSL objects.
+"""Kernels to compare with beside those of `layoutgemm.bench.contenders`: quack-kernels, compiled CuTe DSL objects.
 
 Each is a `Contender` that is prepared when its turn comes, so that one that is missing or broken is reported by name.
 """
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from layoutgemm.bench import Contender, Launch, Operands, Problem
-from layoutgemm.bench_contenders import each
+from layoutgemm.bench.contenders import each
+from layoutgemm.bench.method import Contender, Launch, Operands, Problem
 
 # Peers that the table did not run, and why: a family that gives no contender says so here.
 LEFT_OUT: dict[str, str] = {}

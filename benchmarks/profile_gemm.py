@@ -32,7 +32,7 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from benchmarks import bench_gemm, needs
-from layoutgemm.bench import Contender, Problem
+from layoutgemm.bench.method import Contender, Problem
 
 ELAPSED = "avg.pct_of_peak_sustained_elapsed"
 METRICS = {
@@ -66,7 +66,7 @@ def launch(options: argparse.Namespace) -> None:
     """Run under ncu: what is to be looked at, each announced by a line of its own on standard error."""
     import torch
 
-    from layoutgemm.bench import CudaDevice
+    from layoutgemm.bench.method import CudaDevice
 
     device = CudaDevice()
     for sizes in options.shapes:
@@ -164,7 +164,7 @@ def table(options: argparse.Namespace) -> int:
     for text in failed:
         print(text)
     if options.json:
-        from layoutgemm import bench_machine as machine
+        from layoutgemm.bench import machine
 
         options.json.write_text(json.dumps({"machine": machine.facts(), "kernels": found}, indent=1) + "\n")
     return 1 if failed else 0

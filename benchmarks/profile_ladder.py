@@ -28,7 +28,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import needs
-from layoutgemm.kernels import device_levels, levels
+from layoutgemm.kernels.ladder import levels
+from layoutgemm.kernels.ladder import on_gpu as device_levels
 
 SECTIONS = (
     "SpeedOfLight", "ComputeWorkloadAnalysis", "MemoryWorkloadAnalysis", "SchedulerStats", "WarpStateStats",

@@ -37,8 +37,8 @@ from benchmarks.soak_cases import BF16, EIGHT, F16, F32, Case, cases, fault, ten
 from benchmarks.soak_refusals import refusals
 from layoutgemm import matmul
 from layoutgemm.errors import LayoutError
-from layoutgemm.kernels.compile_apart import build
-from layoutgemm.kernels.sm90_places import Places
+from layoutgemm.kernels.compile.worker import build
+from layoutgemm.kernels.sm90.choose.occupancy import Places
 
 H200 = (Places(), "NVIDIA H200")
 
@@ -142,7 +142,7 @@ def host_costs(seed: int, kernels: int) -> dict[str, Any]:
         shapes.add((tuple(a.shape), tuple(b.shape), a.stride(), b.stride()))
     torch.cuda.synchronize()
     after = resident()
-    from layoutgemm import torch_launch
+    from layoutgemm.torch_op import launch as torch_launch
 
     info = torch_launch._kernel.cache_info()
     record = {
@@ -152,7 +152,7 @@ def host_costs(seed: int, kernels: int) -> dict[str, Any]:
     }  # fmt: skip
     # warm: the kernel is on disk, this process has not loaded it; cold: an empty cache
     kernel = next(kernel for _, kernel, _ in cases(50, seed, H200, types(), kernels) if kernel is not None)
-    from layoutgemm.kernels import compile as compiling
+    from layoutgemm.kernels.compile import compiler as compiling
 
     warm = []
     for _ in range(5):
@@ -230,7 +230,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "faults": faults, "seconds": round(time.monotonic() - start, 1), "host": costs,
     }  # fmt: skip
     if options.device == "cuda":
-        from layoutgemm import bench_machine as machine
+        from layoutgemm.bench import machine
 
         record["machine"] = machine.facts()
     if options.json:

@@ -16,10 +16,10 @@ import torch
 
 from benchmarks import soak_forms
 from layoutgemm import Sm90Config
-from layoutgemm.kernels.compile_apart import Kernel
-from layoutgemm.kernels.sm90_places import Places
-from layoutgemm.torch_launch import C_NAMES, NAMES, problem_of
-from layoutgemm.torch_problem import contiguous_strides, shapes_of, solve
+from layoutgemm.kernels.compile.worker import Kernel
+from layoutgemm.kernels.sm90.choose.occupancy import Places
+from layoutgemm.torch_op.launch import C_NAMES, NAMES, problem_of
+from layoutgemm.torch_op.problem import contiguous_strides, shapes_of, solve
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 EIGHT = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -32,7 +32,7 @@ CONFIGS = (
     Sm90Config((256, 128), cluster=(2, 1)),
     Sm90Config((128, 256), cluster=(1, 2)),
 )  # fmt: skip
-# depth and unit of the sum that one instruction makes: see layoutgemm.kernels.run.error_bound
+# depth and unit of the sum that one instruction makes: see layoutgemm.kernels.run.numpy_arrays.error_bound
 _SUMS = {8: (32, 2.0**-13), 16: (16, 2.0**-23), 32: (8, 2.0**-23)}
 _ROUNDOFF = {BF16: 2.0**-8, F16: 2.0**-11, F32: 2.0**-24, EIGHT[0]: 2.0**-4, EIGHT[1]: 2.0**-3}
 _LEAST = {BF16: 0.0, F16: 2.0**-24, F32: 0.0, EIGHT[0]: 2.0**-9, EIGHT[1]: 2.0**-16}
@@ -197,14 +197,14 @@ def kernel_of(case: Case, gpu: tuple[Places, str]) -> tuple[Kernel | None, int]:
     """The kernel that the case takes, found on the CPU, and how many tensors are copied; None for empty products."""
     a, b, out, _ = tensors(case, "cpu", fill=False)
     if case.form != "plain":
-        from layoutgemm.torch_op import choice_of
+        from layoutgemm.torch_op.operator import choice_of
 
         return soak_forms.kernel_of_form(case, a, b, out, choice_of(case.config), gpu)
     shapes = shapes_of(tuple(a.shape), tuple(b.shape))
     if 0 in (*shapes.result, shapes.k):
         return None, 0
-    from layoutgemm.torch_op import choice_of
-    from layoutgemm.torch_problem import Given
+    from layoutgemm.torch_op.operator import choice_of
+    from layoutgemm.torch_op.problem import Given
 
     wide = F32 if case.finish else case.types[2]
     c = out if out is not None else Given(shapes.result, contiguous_strides(shapes.result), C_NAMES[wide])

@@ -19,15 +19,15 @@ import torch
 
 from layoutgemm import grouped_matmul, matmul, scaled_matmul
 from layoutgemm.dtypes import dtype
-from layoutgemm.kernels.compile_apart import Kernel
-from layoutgemm.kernels.epilogue import Custom, Epilogue, Given
-from layoutgemm.kernels.sm90_places import Places
-from layoutgemm.torch_epilogue import finish_of, spread
-from layoutgemm.torch_finish import ACTIVATIONS, GATES
-from layoutgemm.torch_gated import why_unfused
-from layoutgemm.torch_launch import C_NAMES, problem_of
-from layoutgemm.torch_problem import Given as Strided
-from layoutgemm.torch_problem import Problem, contiguous_strides, gated_shapes, shapes_of, solve
+from layoutgemm.kernels.compile.worker import Kernel
+from layoutgemm.kernels.epilogue.chain import Custom, Epilogue, Given
+from layoutgemm.kernels.sm90.choose.occupancy import Places
+from layoutgemm.torch_op.bias_activation import ACTIVATIONS, GATES
+from layoutgemm.torch_op.epilogue import finish_of, spread
+from layoutgemm.torch_op.gated import why_unfused
+from layoutgemm.torch_op.launch import C_NAMES, problem_of
+from layoutgemm.torch_op.problem import Given as Strided
+from layoutgemm.torch_op.problem import Problem, contiguous_strides, gated_shapes, shapes_of, solve
 
 SHARES = {"gated": 0.07, "own": 0.07, "scaled": 0.12, "grouped": 0.08}  # of the cases of types that have the form
 MOST = {"gated": 0.08, "own": 0.08, "scaled": 0.05, "grouped": 0.05}  # of all cases that are run

@@ -5,8 +5,9 @@
     python benchmarks/tune_gemm.py judge tuned.json                                # no GPU needed
 
 `build` writes one object a configuration, and a manifest; `run` loads what it needs, checks every contender against
-float64, and measures bursts as `layoutgemm/bench.py` says, torch.mm among them: a few rounds of all, then as many as
-asked for of the fastest and of what `choose` takes. `judge` says how what `choose` takes now stands in such records.
+float64, and measures bursts as `layoutgemm/bench/method.py` says, torch.mm among them: a few rounds of all, then as
+many as asked for of the fastest and of what `choose` takes. `judge` says how what `choose` takes now stands in such
+records.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ from benchmarks.choice_record import Timed, Tried, load, report, save, standing
 from benchmarks.configurations import candidates, name_of, random_shapes
 from benchmarks.objects import export, loaded
 from benchmarks.ours import launches
-from layoutgemm.bench import Contender, Device, Launch, Operands, Problem
-from layoutgemm.bench_contenders import KEEP, torch_mm
-from layoutgemm.bench_outcome import BASELINE, OURS, Method, measure
-from layoutgemm.command.bench import shape
+from layoutgemm.bench.contenders import KEEP, torch_mm
+from layoutgemm.bench.method import Contender, Device, Launch, Operands, Problem
+from layoutgemm.bench.outcome import BASELINE, OURS, Method, measure
+from layoutgemm.cli.bench import shape
 from layoutgemm.errors import LayoutError
-from layoutgemm.kernels.sm90_choice import Sm90Choice
+from layoutgemm.kernels.sm90.choose.rules import Sm90Choice
 
 B_ORDERS = {"k": "bf16:col", "n": "bf16:row"}
 CHOSEN = "chosen"  # the family of what `choose` takes: it is always in the last round
@@ -72,8 +73,8 @@ def build(folder: Path, wanted: dict[str, Sm90Choice], b_major: str, jobs: int) 
 
 def compiled(folder: Path, key: str, choice: Sm90Choice, b_major: str) -> dict[str, Any]:
     """Compile one configuration into the folder; its manifest's entry. Raises LayoutError."""
-    from layoutgemm.kernels.compile import _kernel_of
-    from layoutgemm.kernels.sass import resources
+    from layoutgemm.kernels.compile.compiler import _kernel_of
+    from layoutgemm.kernels.compile.sass import resources
 
     plan = choice.plan(1, 1, 8192, b=B_ORDERS[b_major])  # a K that every configuration takes
     symbol = f"tuned_{hashlib.sha256(key.encode()).hexdigest()[:16]}"
@@ -135,8 +136,8 @@ def run(options: argparse.Namespace, shapes: Sequence[tuple[int, int, int]]) -> 
         return status
     from benchmarks import peers
     from benchmarks.bench_gemm import FAMILIES, Watchdog
-    from layoutgemm import bench_machine as machine
-    from layoutgemm.bench import CudaDevice
+    from layoutgemm.bench import machine
+    from layoutgemm.bench.method import CudaDevice
 
     folder = options.where[0]
     manifest = json.loads((folder / "manifest.json").read_text())

@@ -34,8 +34,8 @@ import numpy.typing as npt
 from benchmarks import needs
 from layoutgemm import __version__
 from layoutgemm.atoms import SPANS, MmaAtom, SmemTile, atoms, smem_tile
-from layoutgemm.atoms.descriptor import derive
-from layoutgemm.atoms.mma_scales import selectors
+from layoutgemm.atoms.mma.block_scales import selectors
+from layoutgemm.atoms.smem.descriptor import derive
 from layoutgemm.errors import LayoutError
 from tests.micro import mma_sync, values, wgmma
 from tests.micro.cuda_driver import CudaError, Device

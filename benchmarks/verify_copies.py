@@ -34,7 +34,8 @@ import numpy.typing as npt
 
 from benchmarks import needs
 from layoutgemm import __version__
-from layoutgemm.atoms import CopyAtom, matrix_copies, tma_engine
+from layoutgemm.atoms import CopyAtom, matrix_copies
+from layoutgemm.atoms.tma import engine as tma_engine
 from layoutgemm.dtypes import dtype
 from tests.micro import copy_matrix, tensor_stores
 from tests.micro.cuda_driver import CudaError, Device

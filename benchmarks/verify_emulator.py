@@ -36,7 +36,7 @@ from benchmarks import needs
 from benchmarks.verify_atoms import tiles, version_for
 from layoutgemm import __version__
 from layoutgemm.atoms import MmaAtom, atoms
-from layoutgemm.atoms.descriptor import derive
+from layoutgemm.atoms.smem.descriptor import derive
 from tests.micro import mma_sync, values, wgmma
 from tests.micro.cuda_driver import CudaError, Device
 from tests.micro.emulated_device import EmulatedDevice

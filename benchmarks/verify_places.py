@@ -23,9 +23,9 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from benchmarks import needs
-from layoutgemm.checks.dealt import Dealt, Rounds
-from layoutgemm.kernels.device_places import BLOCK_BYTES, asked, got, launch_of
-from layoutgemm.kernels.sm90_places import SIZES, Places
+from layoutgemm.kernels.run.occupancy import BLOCK_BYTES, asked, got, launch_of
+from layoutgemm.kernels.sm90.choose.occupancy import SIZES, Places
+from layoutgemm.schedule.gpc_order import Dealt, Rounds
 
 WAIT_NS = 20_000  # that a block stays, so that all others come meanwhile
 WHERE = f"""
@@ -131,7 +131,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if status := needs.refused(needs.no_gpu()):
         return status
-    from layoutgemm import bench_machine as machine
+    from layoutgemm.bench import machine
 
     gpu, facts = Gpu(), machine.facts()
     known = Places(int(facts["sms"]), asked(gpu.torch.cuda.current_device()))

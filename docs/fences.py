@@ -28,7 +28,10 @@ _PYTHON = re.compile(r"^```(?:python|py|pycon)\b[^\n]*\n(.*?)^```$", flags=re.DO
 Keep = Callable[[str], str]
 
 
-_PACKAGE = ("layoutgemm", "layoutgemm.layouts", "layoutgemm.atoms", "layoutgemm.checks", "layoutgemm.view")
+_PACKAGE = (
+    "layoutgemm", "layoutgemm.layouts", "layoutgemm.atoms", "layoutgemm.schedule", "layoutgemm.checks",
+    "layoutgemm.view",
+)  # fmt: skip
 
 
 @functools.cache

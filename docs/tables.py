@@ -218,7 +218,7 @@ def gated_table() -> str:
 
 def variants_table() -> str:
     """Scaled and grouped products, with the tiles that they take by themselves, beside torch's nearest."""
-    from layoutgemm.kernels.sm90_scaled_choice import default_config, grouped_config
+    from layoutgemm.kernels.sm90.choose.scaled_grouped import default_config, grouped_config
 
     peers = {
         "scaled": (

@@ -23,9 +23,9 @@ away, and ldmatrix brings a fragment of 16x16 with one instruction in place of f
 
 Empty groups are closed as well where no k tile is left: how many are pending then always says what has landed.
 
-What holds it back is what the production kernel (`layoutgemm/kernels/sm80_gemm.py`) changes: a tile of 64x64 asks for
-each byte of A and B twice as often as one of 128x128 does, two barriers a k tile of 16 let nothing overlap, and each
-lane stores four bytes of C at a time.
+What holds it back is what the production kernel (`layoutgemm/kernels/sm80/device/gemm.py`) changes: a tile of 64x64
+asks for each byte of A and B twice as often as one of 128x128 does, two barriers a k tile of 16 let nothing overlap,
+and each lane stores four bytes of C at a time.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
-from layoutgemm import Layout, atoms, checks
-from layoutgemm.checks import pipeline_actions as do
+from layoutgemm import Layout, atoms, checks, report, schedule
+from layoutgemm.checks.pipeline import actions as do
 from layoutgemm.dtypes import bf16, f32
-from layoutgemm.kernels import bridge, levels
-from layoutgemm.kernels.device import target_here
+from layoutgemm.kernels.dsl import bridge
+from layoutgemm.kernels.ladder import levels
+from layoutgemm.kernels.run.torch_tensors import target_here
 
 ATOM = atoms.mma_sync("m16n8k16", "bf16")
 # Four warps along M; a warp's 64 columns are its own, 16 of them a load.
@@ -51,7 +52,7 @@ CHUNK = 8  # elements of 16 bytes
 # (thread, value, (block along M, block along N)) -> (row, column) of the tile of C.
 C_PLACES = MMA.partition("C", Layout.identity((TILE_M, TILE_N)))
 VALUES, BLOCKS_M, BLOCKS_N = (C_PLACES[mode].size for mode in (1, 2, 3))
-SCHEDULE = checks.Linear("N")
+SCHEDULE = schedule.Linear("N")
 # What the kernel is checked with on a GPU: squares, K unlike M and N, ragged.
 SIZES = (
     (64, 64, 64), (64, 64, 256), (128, 128, 128), (256, 256, 256), (512, 512, 512), (1024, 1024, 1024),
@@ -92,7 +93,7 @@ class PipelinedKernel:
         self.fill = {"A": atoms.make_tiled_copy_A(ldmatrix, MMA), "B": atoms.make_tiled_copy_B(ldmatrix, MMA)}
         self.pipeline = two_in_flight()
 
-    def check(self) -> checks.Report:
+    def check(self) -> report.Report:
         """Copies and ldmatrix: all of a tile, whole vectors, no conflicts; the right registers; the ring; the bytes."""
         extent = self.tile.extent
         held = [
@@ -108,7 +109,7 @@ class PipelinedKernel:
         held.append(levels.proven("order of tiles", f"{SCHEDULE} visits each tile once", SCHEDULE.prove()))
         held.append(checks.check_pipeline(self.pipeline))
         held.append(checks.shared_memory(LEVELS[0].arch, self.smem.parts(), blocks_per_sm=4))
-        return checks.Report(tuple(held))
+        return report.Report(tuple(held))
 
     @cute.jit
     def __call__(

@@ -16,12 +16,12 @@ import cutlass.cute as cute
 import numpy as np
 from cutlass import Int64
 
-from layoutgemm.atoms.tmem import COLUMNS, tmem_coordinate
+from layoutgemm.atoms.tmem.layout import COLUMNS, tmem_coordinate
 from layoutgemm.dtypes import i32
 from layoutgemm.errors import EmulatorError
-from layoutgemm.kernels import bridge
-from layoutgemm.kernels import bridge_tcgen05 as tensor
-from layoutgemm.kernels.primitives import Regions, emulate
+from layoutgemm.kernels.dsl import bridge
+from layoutgemm.kernels.dsl import tcgen05 as tensor
+from layoutgemm.kernels.ladder.primitives import Regions, emulate
 
 THREADS = 128
 

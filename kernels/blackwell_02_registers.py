@@ -16,12 +16,12 @@ import numpy as np
 from cutlass import Int32, Int64
 
 from layoutgemm.atoms import tcgen05_ld, tcgen05_st
-from layoutgemm.atoms.copy_tmem import FRAGMENTS
-from layoutgemm.atoms.tmem import LANES, WARP_LANES, tmem_address
+from layoutgemm.atoms.copy.tmem import FRAGMENTS
+from layoutgemm.atoms.tmem.layout import LANES, WARP_LANES, tmem_address
 from layoutgemm.dtypes import i32
-from layoutgemm.kernels import bridge
-from layoutgemm.kernels import bridge_tcgen05 as tensor
-from layoutgemm.kernels.primitives import Regions, emulate, right
+from layoutgemm.kernels.dsl import bridge
+from layoutgemm.kernels.dsl import tcgen05 as tensor
+from layoutgemm.kernels.ladder.primitives import Regions, emulate, right
 
 COLUMNS = 32  # that are looked at
 

@@ -17,15 +17,15 @@ import numpy as np
 from cutlass import Int32, Int64
 
 from layoutgemm.atoms import smem_tile, tcgen05_cp, tcgen05_ld
-from layoutgemm.atoms.descriptor import derive as derive_descriptor
-from layoutgemm.atoms.descriptor_operand import OperandRead
-from layoutgemm.atoms.tma import derive as derive_tma
-from layoutgemm.atoms.tmem import LANES, WARP_LANES, WORD_BITS, allocation_columns, tmem_address
+from layoutgemm.atoms.smem.descriptor import derive as derive_descriptor
+from layoutgemm.atoms.smem.operand_read import OperandRead
+from layoutgemm.atoms.tma.derive import derive as derive_tma
+from layoutgemm.atoms.tmem.layout import LANES, WARP_LANES, WORD_BITS, allocation_columns, tmem_address
 from layoutgemm.checks import Mbarrier
 from layoutgemm.dtypes import dtype, i32
-from layoutgemm.kernels import bridge
-from layoutgemm.kernels import bridge_tcgen05 as tensor
-from layoutgemm.kernels.primitives import Regions, emulate, right
+from layoutgemm.kernels.dsl import bridge
+from layoutgemm.kernels.dsl import tcgen05 as tensor
+from layoutgemm.kernels.ladder.primitives import Regions, emulate, right
 
 
 class Copy:

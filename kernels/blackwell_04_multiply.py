@@ -17,14 +17,15 @@ import numpy as np
 from cutlass import Int32, Int64
 
 from layoutgemm.atoms import tcgen05_ld, tcgen05_mma
-from layoutgemm.atoms.instruction_descriptor import instruction_descriptor
-from layoutgemm.atoms.tmem import WARP_LANES, tmem_address
+from layoutgemm.atoms.smem.instruction_descriptor import instruction_descriptor
+from layoutgemm.atoms.tmem.layout import WARP_LANES, tmem_address
 from layoutgemm.checks import Mbarrier
 from layoutgemm.dtypes import f32
-from layoutgemm.kernels import Operand, bridge
-from layoutgemm.kernels import bridge_tcgen05 as tensor
-from layoutgemm.kernels.plan import derive_operand
-from layoutgemm.kernels.primitives import Regions, emulate, right
+from layoutgemm.kernels import Operand
+from layoutgemm.kernels.derive import derive_operand
+from layoutgemm.kernels.dsl import bridge
+from layoutgemm.kernels.dsl import tcgen05 as tensor
+from layoutgemm.kernels.ladder.primitives import Regions, emulate, right
 
 M, THREADS = 128, 128
 

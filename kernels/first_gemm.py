@@ -2,8 +2,8 @@
 
     python kernels/first_gemm.py            # on a GPU where there is one, else in the NumPy executor
 
-What the kernel does is in layoutgemm/kernels/sm90_single.py; this program shows what it is made of and that it is
-right.
+What the kernel does is in layoutgemm/kernels/teaching/device/kernel.py; this program shows what it is made of and that
+it is right.
 
 One block computes one tile. Thread 0 asks for the first k tiles of A and B, each into a stage of its own; then, k tile
 by k tile, all 128 threads wait for the stage's bytes, multiply, and wait for the product. With a single buffer, thread

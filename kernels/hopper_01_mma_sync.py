@@ -35,9 +35,10 @@ import cutlass.cute as cute
 import numpy as np
 from cutlass import Float32, Int32, Int64
 
-from layoutgemm import Layout, atoms, checks
+from layoutgemm import Layout, atoms, checks, report, schedule
 from layoutgemm.dtypes import bf16, f32
-from layoutgemm.kernels import bridge, levels
+from layoutgemm.kernels.dsl import bridge
+from layoutgemm.kernels.ladder import levels
 
 ATOM = atoms.mma_sync("m16n8k16", "bf16")
 # Two warps along M, two along N, which share each 32x32 of the tile.
@@ -51,7 +52,7 @@ DEPTH = K_ORDER.size
 # (thread, value, (block along M, block along N)) -> (row, column) of the tile of C; a value, then its neighbour in N.
 C_PLACES = MMA.partition("C", Layout.identity((TILE_M, TILE_N)))
 VALUES, BLOCKS_M, BLOCKS_N = (C_PLACES[mode].size for mode in (1, 2, 3))
-SCHEDULE = checks.Linear("N")
+SCHEDULE = schedule.Linear("N")
 
 
 class MmaSyncKernel:
@@ -106,7 +107,7 @@ class MmaSyncKernel:
 class FromGlobal(MmaSyncKernel):
     """Fragments straight from global memory, 16 bytes a load."""
 
-    def check(self) -> checks.Report:
+    def check(self) -> report.Report:
         """What a lane loads in one go is what two instructions want of it, register by register."""
         held = [levels.proven("order of K", f"{K_ORDER} is a permutation", K_ORDER.is_bijective())]
         for name in "AB":
@@ -118,8 +119,8 @@ class FromGlobal(MmaSyncKernel):
                 != K_ORDER(places(lane, 0)[1]) + 2 * word_of(places(0, value)[1], step) + value % 2
             ]
             statement = f"a lane's {name} of two instructions is {2 * CHUNK} consecutive bytes of each of its rows"
-            held.append(checks.Check(f"loads of {name}", statement, not wrong, "exhaustion", str(wrong[:1] or "")))
-        return checks.Report(tuple(held))
+            held.append(report.Check(f"loads of {name}", statement, not wrong, "exhaustion", str(wrong[:1] or "")))
+        return report.Report(tuple(held))
 
     @cute.kernel
     def kernel(
@@ -183,7 +184,7 @@ class FromPaddedTiles(MmaSyncKernel):
         self.copy = atoms.make_tiled_copy(cp_async, lanes, Layout((1, CHUNK)))
         self.fill = {"A": atoms.make_tiled_copy_A(ldmatrix, MMA), "B": atoms.make_tiled_copy_B(ldmatrix, MMA)}
 
-    def check(self) -> checks.Report:
+    def check(self) -> report.Report:
         """Copies and ldmatrix: whole vectors, no conflicts, the right registers; the loop for any K; the bytes."""
         layout, extent = self.tile.layout, self.tile.extent
         held = [checks.bank_conflicts(self.tile, checks.tiled_access(self.copy, extent)).as_check("copies in")]
@@ -195,7 +196,7 @@ class FromPaddedTiles(MmaSyncKernel):
         held.append(levels.proven("vectors", f"copies are 16 bytes of {layout}", self.copy.vectors("dst", layout)))
         held.append(checks.check_pipeline(checks.multistage(self.stages)))
         held.append(checks.shared_memory(levels.ARCH, self.smem.parts(), blocks_per_sm=2))
-        return checks.Report(tuple(held))
+        return report.Report(tuple(held))
 
     @cute.kernel
     def kernel(

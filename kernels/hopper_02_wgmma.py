@@ -33,10 +33,13 @@ from cutlass import Int32, Int64
 
 from layoutgemm import Layout
 from layoutgemm.atoms import cp_async, make_tiled_copy, wgmma
-from layoutgemm.checks import Buffer, Cursor, Linear, NamedBarrier, Pipeline, Report, Role, bank_conflicts, tiled_access
-from layoutgemm.checks import pipeline_actions as act
+from layoutgemm.checks import Buffer, Cursor, NamedBarrier, Pipeline, Role, bank_conflicts, tiled_access
+from layoutgemm.checks.pipeline import actions as act
 from layoutgemm.dtypes import bf16, f32
-from layoutgemm.kernels import bridge, levels
+from layoutgemm.kernels.dsl import bridge
+from layoutgemm.kernels.ladder import levels
+from layoutgemm.report import Report
+from layoutgemm.schedule import Linear
 
 THREADS = 128
 CHUNK = 8  # elements of a cp.async

@@ -35,9 +35,12 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 
 from layoutgemm.atoms import wgmma
-from layoutgemm.checks import Linear, Report, self_loading
+from layoutgemm.checks import self_loading
 from layoutgemm.dtypes import f32
-from layoutgemm.kernels import bridge, levels
+from layoutgemm.kernels.dsl import bridge
+from layoutgemm.kernels.ladder import levels
+from layoutgemm.report import Report
+from layoutgemm.schedule import Linear
 
 
 class TmaKernel:

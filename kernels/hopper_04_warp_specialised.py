@@ -36,9 +36,12 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 
 from layoutgemm.atoms import wgmma
-from layoutgemm.checks import Linear, Report, ring, role_registers
+from layoutgemm.checks import ring, role_registers
 from layoutgemm.dtypes import f32
-from layoutgemm.kernels import bridge, levels
+from layoutgemm.kernels.dsl import bridge
+from layoutgemm.kernels.ladder import levels
+from layoutgemm.report import Report
+from layoutgemm.schedule import Linear
 
 WARPGROUP = 128
 

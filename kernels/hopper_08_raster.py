@@ -33,9 +33,12 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 
 from layoutgemm.atoms import wgmma
-from layoutgemm.checks import Grouped, Persistent, Report, cluster_ring, register_check
+from layoutgemm.checks import cluster_ring, register_check
 from layoutgemm.dtypes import f32
-from layoutgemm.kernels import bridge, level_checks, levels
+from layoutgemm.kernels.dsl import bridge
+from layoutgemm.kernels.ladder import level_checks, levels
+from layoutgemm.report import Report
+from layoutgemm.schedule import Grouped, Persistent
 
 
 class RasterKernel:

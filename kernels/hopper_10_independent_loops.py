@@ -37,10 +37,13 @@ from cutlass import Int32, Int64
 
 from layoutgemm import Layout
 from layoutgemm.atoms import smem_tile, wgmma
-from layoutgemm.atoms.tma import derive as tensor_copies
-from layoutgemm.checks import Grouped, Persistent, Report, cluster_ring, register_check, thread_access
+from layoutgemm.atoms.tma.derive import derive as tensor_copies
+from layoutgemm.checks import cluster_ring, register_check, thread_access
 from layoutgemm.dtypes import bf16
-from layoutgemm.kernels import bridge, level_checks, levels
+from layoutgemm.kernels.dsl import bridge
+from layoutgemm.kernels.ladder import level_checks, levels
+from layoutgemm.report import Report
+from layoutgemm.schedule import Grouped, Persistent
 
 FIRST_CONSUMER = 4  # the first warp of warpgroup 1, which issues the stores
 

@@ -41,10 +41,13 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 
 from layoutgemm.atoms import row_addresses, smem_tile, stmatrix, wgmma
-from layoutgemm.atoms.tma import derive as tensor_copies
-from layoutgemm.checks import Grouped, Persistent, Report, cluster_ring, matrix_access, register_check
+from layoutgemm.atoms.tma.derive import derive as tensor_copies
+from layoutgemm.checks import cluster_ring, matrix_access, register_check
 from layoutgemm.dtypes import bf16
-from layoutgemm.kernels import bridge, level_checks, levels
+from layoutgemm.kernels.dsl import bridge
+from layoutgemm.kernels.ladder import level_checks, levels
+from layoutgemm.report import Report
+from layoutgemm.schedule import Grouped, Persistent
 
 
 class StmatrixKernel:

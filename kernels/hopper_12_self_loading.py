@@ -38,10 +38,14 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 
 from layoutgemm.atoms import wgmma
-from layoutgemm.checks import Grouped, Hopper, Persistent, Report, StoreRing, check_pipeline, matrix_access, registers
+from layoutgemm.checks import check_pipeline, matrix_access, registers
 from layoutgemm.dtypes import bf16
-from layoutgemm.kernels import bridge, level_checks, levels
-from layoutgemm.kernels.sm90_store import Operand, StorePlan
+from layoutgemm.kernels.dsl import bridge
+from layoutgemm.kernels.ladder import level_checks, levels
+from layoutgemm.kernels.sm90.pipeline_model import Hopper, StoreRing
+from layoutgemm.kernels.store import Operand, StorePlan
+from layoutgemm.report import Report
+from layoutgemm.schedule import Grouped, Persistent
 
 
 class SelfLoadingKernel:

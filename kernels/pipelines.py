@@ -7,7 +7,7 @@ stage 0 looks for the parity that k = 0 left behind. It passes at once, and the 
 """
 
 from layoutgemm.checks import Interleaving, Pipeline, cluster_ring, ring
-from layoutgemm.checks.pipeline_actions import Advance, ForK
+from layoutgemm.checks.pipeline.actions import Advance, ForK
 
 good = ring(stages=4, bytes=32768, consumers=2, registers=(40, 232))
 print(good.explain())

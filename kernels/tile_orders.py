@@ -6,7 +6,7 @@ Every order is proven to visit each tile of every grid once; then the reads are 
 128 x 256 each, make of A and B while they run together, for a product of 8192 x 8192.
 """
 
-from layoutgemm.checks import Grouped, Hilbert, Linear, Persistent, StreamK, reuse, visits_once
+from layoutgemm.schedule import Grouped, Hilbert, Linear, Persistent, StreamK, reuse, visits_once
 
 grid, wave, tile = (8192 // 128, 8192 // 256), 132, (128, 256)
 orders = {

@@ -6,6 +6,7 @@
 (53, '((4,4),(2,4)):((16,1),(64,4))')
 """
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from .errors import (
@@ -34,11 +35,12 @@ from .layouts import (
     Verdict,
     parse,
 )
+from .moved import OldPaths
 
 if TYPE_CHECKING:
     from .atoms import smem_tile, wgmma
     from .emulator.api import emulate, emulate_ptx
-    from .emulator.mutate_api import mutate, mutate_ptx
+    from .emulator.mutation.api import mutate, mutate_ptx
     from .interop import from_cute
     from .kernels import (
         GemmConfig,
@@ -51,27 +53,30 @@ if TYPE_CHECKING:
         Sm100Config,
         Sm100Plan,
     )
-    from .layouts.facts import Facts
-    from .layouts.generators import FactError
-    from .layouts.poly import MissingFact
-    from .layouts.prove import prove
-    from .layouts.symbolic import dim, dims
-    from .torch_explain import explain_matmul as explain_matmul
-    from .torch_op import gemm as gemm
-    from .torch_op import matmul as matmul
-    from .torch_variants import grouped_matmul as grouped_matmul
-    from .torch_variants import scaled_matmul as scaled_matmul
-    from .tune import tune as tune
+    from .layouts.proofs.prove import prove
+    from .layouts.symbols.dims import dim, dims
+    from .layouts.symbols.facts import Facts
+    from .layouts.symbols.generators import FactError
+    from .layouts.symbols.polynomial import MissingFact
+    from .torch_op.explain import explain_matmul as explain_matmul
+    from .torch_op.operator import gemm as gemm
+    from .torch_op.operator import matmul as matmul
+    from .torch_op.scaled_grouped import grouped_matmul as grouped_matmul
+    from .torch_op.scaled_grouped import scaled_matmul as scaled_matmul
+    from .torch_op.tuning import tune as tune
+
+if not any(isinstance(finder, OldPaths) for finder in sys.meta_path):
+    sys.meta_path.append(OldPaths())
 
 __version__ = "0.1.0"
 
 # Loaded when first asked for: whoever works with layouts alone does not pay for kernels.
 _LATER = {
-    "FactError": "layouts.generators",
-    "Facts": "layouts.facts",
+    "FactError": "layouts.symbols.generators",
+    "Facts": "layouts.symbols.facts",
     "GemmConfig": "kernels",
     "GemmPlan": "kernels",
-    "MissingFact": "layouts.poly",
+    "MissingFact": "layouts.symbols.polynomial",
     "Operand": "kernels",
     "Sm80Config": "kernels",
     "Sm80Plan": "kernels",
@@ -79,21 +84,21 @@ _LATER = {
     "Sm90Plan": "kernels",
     "Sm100Config": "kernels",
     "Sm100Plan": "kernels",
-    "dim": "layouts.symbolic",
-    "dims": "layouts.symbolic",
+    "dim": "layouts.symbols.dims",
+    "dims": "layouts.symbols.dims",
     "emulate": "emulator.api",
     "emulate_ptx": "emulator.api",
-    "explain_matmul": "torch_explain",
+    "explain_matmul": "torch_op.explain",
     "from_cute": "interop",
-    "gemm": "torch_op",
-    "grouped_matmul": "torch_variants",
-    "matmul": "torch_op",
-    "mutate": "emulator.mutate_api",
-    "mutate_ptx": "emulator.mutate_api",
-    "prove": "layouts.prove",
-    "scaled_matmul": "torch_variants",
+    "gemm": "torch_op.operator",
+    "grouped_matmul": "torch_op.scaled_grouped",
+    "matmul": "torch_op.operator",
+    "mutate": "emulator.mutation.api",
+    "mutate_ptx": "emulator.mutation.api",
+    "prove": "layouts.proofs.prove",
+    "scaled_matmul": "torch_op.scaled_grouped",
     "smem_tile": "atoms",
-    "tune": "tune",
+    "tune": "torch_op.tuning",
     "wgmma": "atoms",
 }
 
@@ -118,7 +123,7 @@ def __getattr__(name: str) -> Any:
         if sys._getframe(1).f_code.co_name == "_handle_fromlist":
             raise ModuleNotFoundError(said, name="torch") from None
         raise AttributeError(said, name=name, obj=sys.modules[__name__]) from None
-    value = module if callable(module) else getattr(module, name)
+    value = getattr(module, name)
     globals()[name] = value
     return value
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from .layouts.proof import CounterExample, Undecided
+from .layouts.proofs.verdicts import CounterExample, Undecided
 
 # pytest's rewritten assertions keep their parts in locals of this name until they have passed.
 _PARTS = "@py_assert"

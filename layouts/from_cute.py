@@ -21,7 +21,7 @@ from cutlass.cute.nvgpu import cpasync, warp
 import layoutgemm
 from layoutgemm import from_cute
 from layoutgemm.checks import bank_conflicts
-from layoutgemm.checks.accesses import tiled_access
+from layoutgemm.checks.smem.access_patterns import tiled_access
 from layoutgemm.view import swizzle_svg
 
 TILE = (64, 64)

@@ -20,11 +20,11 @@ from layoutgemm import DescriptorError, Layout, Swizzle, Undecided, dim, smem_ti
 from layoutgemm.arch import arch
 from layoutgemm.atoms import SmemDescriptor
 from layoutgemm.checks import Interleaving, Pipeline, ring, shared_memory
-from layoutgemm.checks.pipeline_actions import Advance, ForK
-from layoutgemm.layouts.digit_proof import prove_formulas
-from layoutgemm.layouts.digits import minimum
-from layoutgemm.layouts.formula import from_expr
+from layoutgemm.checks.pipeline.actions import Advance, ForK
+from layoutgemm.layouts.formulas import from_expr
 from layoutgemm.layouts.linear import LinearLayout
+from layoutgemm.layouts.proofs.digits import minimum
+from layoutgemm.layouts.proofs.index_formulas import prove_formulas
 
 SWIZZLE = Swizzle(3, 4, 3, unit="bytes")
 M, N, K = dim("M"), dim("N", multiple_of=8), dim("K", multiple_of=64)

@@ -13,8 +13,8 @@
 # %%
 from layoutgemm import CounterExample, Layout, Proof, dim, smem_tile, wgmma
 from layoutgemm.atoms import feeds, ldmatrix, mma_sync
-from layoutgemm.layouts.digit_proof import prove_formulas
-from layoutgemm.layouts.formula import from_expr
+from layoutgemm.layouts.formulas import from_expr
+from layoutgemm.layouts.proofs.index_formulas import prove_formulas
 from layoutgemm.view import fragment_svg
 
 # %% [markdown]

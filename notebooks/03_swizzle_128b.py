@@ -13,9 +13,9 @@
 # %%
 from layoutgemm import CounterExample, Layout, Proof, Swizzle, dim, smem_tile
 from layoutgemm.checks import bank_conflicts, find_padding, find_swizzle, matrix_access, thread_access, tma_access
-from layoutgemm.layouts.digit_proof import prove_formulas
-from layoutgemm.layouts.formula import from_expr
+from layoutgemm.layouts.formulas import from_expr
 from layoutgemm.layouts.linear import LinearLayout
+from layoutgemm.layouts.proofs.index_formulas import prove_formulas
 from layoutgemm.view import swizzle_svg
 
 # %% [markdown]

@@ -15,7 +15,7 @@ import numpy as np
 
 from layoutgemm import DescriptorError, Layout, TmaError, dims, smem_tile, wgmma
 from layoutgemm.atoms import SmemDescriptor, diff, tma_load
-from layoutgemm.atoms.descriptor import derive, element_addresses
+from layoutgemm.atoms.smem.descriptor import derive, element_addresses
 from layoutgemm.view import swizzle_svg
 
 # %% [markdown]

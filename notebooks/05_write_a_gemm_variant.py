@@ -20,7 +20,7 @@ import numpy as np
 
 from layoutgemm import PlanError, Sm90Config, Sm90Plan, smem_tile
 from layoutgemm.checks import why_not
-from layoutgemm.kernels.epilogue import Aux, Bias, Custom, Epilogue
+from layoutgemm.kernels.epilogue.chain import Aux, Bias, Custom, Epilogue
 
 # %% [markdown]
 # ## What is new

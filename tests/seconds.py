@@ -27,19 +27,22 @@ PARTS = {
     "import": ("importing the DSL, torch and JAX", []),
     "compile": (
         "tracing and compiling kernels, and exporting their host functions",
-        ["layoutgemm.kernels.compile:_machine_code", "layoutgemm.emulator.dsl_host:CompiledFunction.of"],
+        ["layoutgemm.kernels.compile.compiler:_machine_code", "layoutgemm.emulator.host.dsl_calls:CompiledFunction.of"],
     ),
-    "code": ("reading the machine code", ["layoutgemm.kernels.sass:disassemble", "layoutgemm.kernels.sass:resources"]),
+    "code": (
+        "reading the machine code",
+        ["layoutgemm.kernels.compile.sass:disassemble", "layoutgemm.kernels.compile.sass:resources"],
+    ),
     "host": (
         "linking host functions, and running them",
-        ["layoutgemm.emulator.host:HostFunction.link", "layoutgemm.emulator.host:HostFunction.call"],
+        ["layoutgemm.emulator.host.launcher:HostFunction.link", "layoutgemm.emulator.host.launcher:HostFunction.call"],
     ),
     "load": (
         "reading PTX, and generating code from it",
-        ["layoutgemm.emulator.ptx:parse", "layoutgemm.emulator.program:Program.__init__"],
+        ["layoutgemm.emulator.ptx.parser:parse", "layoutgemm.emulator.ptx.program:Program.__init__"],
     ),
-    "run": ("emulating", ["layoutgemm.emulator.machine:Machine.run"]),
-    "order": ("looking for races, meanwhile", ["layoutgemm.emulator.order:Shadow.access"]),
+    "run": ("emulating", ["layoutgemm.emulator.machine.interpreter:Machine.run"]),
+    "order": ("looking for races, meanwhile", ["layoutgemm.emulator.races.happens_before:Shadow.access"]),
     "tests": ("the tests' own work", []),
     "collect": ("collecting the tests, before the first", []),
 }

@@ -16,17 +16,17 @@ import pytest
 
 from layoutgemm.arch import arch
 from layoutgemm.atoms import wgmma
-from layoutgemm.atoms.descriptor import SmemDescriptor
-from layoutgemm.atoms.smem import smem_tile, swizzle_of
+from layoutgemm.atoms.smem.descriptor import SmemDescriptor
+from layoutgemm.atoms.smem.tile import smem_tile, swizzle_of
 from layoutgemm.checks.budgets import shared_memory
 from layoutgemm.errors import DescriptorError
 from layoutgemm.layouts import CounterExample, Layout, Proof, Swizzle, Undecided
-from layoutgemm.layouts.digit_proof import prove_formulas
-from layoutgemm.layouts.digits import minimum
-from layoutgemm.layouts.formula import expr, from_expr
+from layoutgemm.layouts.formulas import expr, from_expr
 from layoutgemm.layouts.linear import LinearLayout
-from layoutgemm.layouts.poly import ge0
-from layoutgemm.layouts.symbolic import dim
+from layoutgemm.layouts.proofs.digits import minimum
+from layoutgemm.layouts.proofs.index_formulas import prove_formulas
+from layoutgemm.layouts.symbols.dims import dim
+from layoutgemm.layouts.symbols.polynomial import ge0
 
 B128 = swizzle_of("128B")  # (3, 4, 3) on byte addresses
 FRAGMENT = Layout(((4, 8, 4), (2, 2, 8)), ((128, 1, 16), (64, 8, 512)))

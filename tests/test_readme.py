@@ -101,7 +101,7 @@ def commands(block: Block) -> Iterator[tuple[str, str]]:
 
 
 def layoutgemm(arguments: list[str]) -> subprocess.CompletedProcess[str]:
-    code = "import sys; from layoutgemm.cli import main; sys.exit(main(sys.argv[1:]))"
+    code = "import sys; from layoutgemm.cli.main import main; sys.exit(main(sys.argv[1:]))"
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     return subprocess.run(
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=300, env=env
@@ -111,7 +111,7 @@ def layoutgemm(arguments: list[str]) -> subprocess.CompletedProcess[str]:
 @functools.cache
 def help_problem(subcommand: str) -> str | None:
     """Why `layoutgemm SUBCOMMAND` is none: its --help exits 0, an unknown one 2. In this process: there are many."""
-    from layoutgemm.cli import main
+    from layoutgemm.cli.main import main
 
     said = io.StringIO()
     try:

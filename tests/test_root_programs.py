@@ -29,7 +29,7 @@ FOLDERS = ("layouts", "atoms", "kernels")
 PROGRAMS = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 LIMIT_S = 120.0
 APART = {min(path for path in PROGRAMS if path.parent.name == folder) for folder in FOLDERS}
-IMPORTED = ("numpy", "layoutgemm.kernels.primitives", "layoutgemm.kernels.levels", "cutlass.cute")
+IMPORTED = ("numpy", "layoutgemm.kernels.ladder.primitives", "layoutgemm.kernels.ladder.levels", "cutlass.cute")
 
 
 @functools.cache

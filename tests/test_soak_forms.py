@@ -12,12 +12,14 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 
 from benchmarks import soak_forms
 from benchmarks.soak_cases import Case, draw, fault, kernel_of, tensors
-from layoutgemm import torch_launch, torch_op, torch_variants
-from layoutgemm.kernels.sm90_places import Places
-from layoutgemm.kernels.sm90_ragged import Ragged
-from layoutgemm.torch_launch import C_NAMES, NAMES
-from layoutgemm.torch_problem import solve
-from tests.test_torch_op import SMALL
+from layoutgemm.kernels.sm90.choose.occupancy import Places
+from layoutgemm.kernels.sm90.grouped import Ragged
+from layoutgemm.torch_op import launch as torch_launch
+from layoutgemm.torch_op import operator as torch_op
+from layoutgemm.torch_op import scaled_grouped as torch_variants
+from layoutgemm.torch_op.launch import C_NAMES, NAMES
+from layoutgemm.torch_op.problem import solve
+from tests.torch_op.test_operator import SMALL
 
 KINDS = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float32, torch.int8)
 FORMS = [f"{name} {i}" for name, many in (("gated", 2), ("own", 3), ("scaled", 3), ("grouped", 1)) for i in range(many)]

@@ -1,11 +1,12 @@
 """Hardware as objects: matrix instructions, shared-memory tiles, descriptors and tensor copies."""
 
-from .copy import Access, CopyAtom
-from .copy_async import AsyncCopy, BulkCopy, async_copies, bulk_copy, cp_async, st_async
-from .copy_feeds import feeds, operand_map, row_addresses
-from .copy_matrix import ldmatrix, ldmatrix_m16n8, matrix_copies, movmatrix, stmatrix
-from .copy_tmem import TmemCopyAtom, tcgen05_cp, tcgen05_ld, tcgen05_st
-from .copy_vector import (
+from .catalog import FAMILIES, atoms
+from .copy.base import Access, CopyAtom
+from .copy.cp_async import AsyncCopy, BulkCopy, async_copies, bulk_copy, cp_async, st_async
+from .copy.feeds_mma import feeds, operand_map, row_addresses
+from .copy.ldmatrix import ldmatrix, ldmatrix_m16n8, matrix_copies, movmatrix, stmatrix
+from .copy.tmem import TmemCopyAtom, tcgen05_cp, tcgen05_ld, tcgen05_st
+from .copy.vector import (
     VectorCopy,
     Widest,
     load_global,
@@ -16,19 +17,19 @@ from .copy_vector import (
     vector_copies,
     widest,
 )
-from .describe import decode, describe, diff
-from .descriptor import OperandDescriptor, SmemDescriptor
-from .descriptor_operand import OperandRead, operand_read, tcgen05_read
-from .families import FAMILIES, atoms
-from .fragments import fragment
-from .instruction_descriptor import InstructionDescriptor, instruction_descriptor
-from .mma import Container, MmaAtom, ScaleFactors
-from .mma_fma import fma
-from .mma_sync import mma_sync
-from .mma_tcgen05 import Tcgen05Atom, tcgen05_mma
-from .mma_wgmma import wgmma
-from .smem import SPANS, SWIZZLES, SmemTile, as_tile, smem_atom, smem_tile, swizzle_of, widest_swizzle
-from .tiled_copies import (
+from .mma.base import Container, MmaAtom, ScaleFactors
+from .mma.fma import fma
+from .mma.sync import mma_sync
+from .mma.tcgen05 import Tcgen05Atom, tcgen05_mma
+from .mma.warp_fragments import fragment
+from .mma.wgmma import wgmma
+from .smem.describe import decode, describe, diff
+from .smem.descriptor import OperandDescriptor, SmemDescriptor
+from .smem.instruction_descriptor import InstructionDescriptor, instruction_descriptor
+from .smem.operand_read import OperandRead, operand_read, tcgen05_read
+from .smem.tile import SPANS, SWIZZLES, SmemTile, as_tile, smem_atom, smem_tile, swizzle_of, widest_swizzle
+from .tiled.copy import TiledCopy
+from .tiled.derived_copies import (
     make_cotiled_copy,
     make_tiled_copy,
     make_tiled_copy_A,
@@ -39,13 +40,12 @@ from .tiled_copies import (
     make_tiled_copy_S,
     make_tiled_copy_tv,
 )
-from .tiled_copy import TiledCopy
-from .tiled_mma import Fragment, TiledMma
-from .tiled_view import View
-from .tma import TmaCopy, TmaPlan, can_tma, tma_load, tma_reduce, tma_store
-from .tma_rules import TensorMap
-from .tmem import TmemLayout
-from .tmem_fragment import AccumulatorFragment, accumulator_fragment
+from .tiled.mma import Fragment, TiledMma
+from .tiled.thread_map import View
+from .tma.derive import TmaCopy, TmaPlan, can_tma, tma_load, tma_reduce, tma_store
+from .tma.rules import TensorMap
+from .tmem.fragment import AccumulatorFragment, accumulator_fragment
+from .tmem.layout import TmemLayout
 
 __all__ = [
     "FAMILIES",

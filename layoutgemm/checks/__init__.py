@@ -1,12 +1,9 @@
 """Checks of plans: every statement with its verdict, its method, and its first counterexample."""
 
-from .accesses import AccessPattern, atom_access, matrix_access, thread_access, tiled_access, tma_access
-from .banks import BankReport, Phase, bank_conflicts
+from ..moved import old_names
 from .budgets import most_stages, registers, role_registers, shared_memory, tensor_memory, why_not
 from .coalescing import SectorReport, sectors
-from .dealt import Dealt
-from .persistent import Persistent, Segment, StreamK
-from .pipeline import (
+from .pipeline.model import (
     Buffer,
     Cursor,
     Mbarrier,
@@ -17,52 +14,30 @@ from .pipeline import (
     deletions,
     register_check,
 )
-from .pipeline_hopper import Hopper, StoreRing
-from .pipeline_patterns import (
-    cluster_ring,
-    multistage,
-    pingpong,
-    ring,
-    self_loading,
-    tcgen05_ring,
-)
-from .pipeline_prove import Interleaving, PipelineProof
-from .pipeline_trace import Step
-from .report import Check, Report
-from .reuse import Reuse, reuse
-from .schedules import Grouped, Hilbert, Linear, Schedule, visits_once
-from .swizzle_search import PaddingAnswer, SwizzleAnswer, best_swizzle, find_padding, find_swizzle
+from .pipeline.patterns import cluster_ring, multistage, pingpong, ring, self_loading, tcgen05_ring
+from .pipeline.prove import Interleaving, PipelineProof
+from .pipeline.trace import Step
+from .smem.access_patterns import AccessPattern, atom_access, matrix_access, thread_access, tiled_access, tma_access
+from .smem.bank_conflicts import BankReport, Phase, bank_conflicts
+from .smem.swizzle_search import PaddingAnswer, SwizzleAnswer, best_swizzle, find_padding, find_swizzle
+from .smem.tile_views import bijective_tile, read_by
 from .tensor_copies import filled_by, tiles_cover
-from .tiles import bijective_tile, read_by
 
 __all__ = [
     "AccessPattern",
     "BankReport",
     "Buffer",
-    "Check",
     "Cursor",
-    "Dealt",
-    "Grouped",
-    "Hilbert",
-    "Hopper",
     "Interleaving",
-    "Linear",
     "Mbarrier",
     "NamedBarrier",
     "PaddingAnswer",
-    "Persistent",
     "Phase",
     "Pipeline",
     "PipelineProof",
-    "Report",
-    "Reuse",
     "Role",
-    "Schedule",
     "SectorReport",
-    "Segment",
     "Step",
-    "StoreRing",
-    "StreamK",
     "SwizzleAnswer",
     "atom_access",
     "bank_conflicts",
@@ -81,7 +56,6 @@ __all__ = [
     "read_by",
     "register_check",
     "registers",
-    "reuse",
     "ring",
     "role_registers",
     "sectors",
@@ -93,6 +67,7 @@ __all__ = [
     "tiled_access",
     "tiles_cover",
     "tma_access",
-    "visits_once",
     "why_not",
 ]
+
+__getattr__ = old_names(__name__)

@@ -10,11 +10,11 @@ from dataclasses import replace
 
 from ..arch import Arch
 from ..arch import arch as find_arch
-from ..atoms.tmem import COLUMNS, allocation_columns
+from ..atoms.tmem.layout import COLUMNS, allocation_columns
 from ..dtypes import DType, dtype
 from ..errors import PlanError
-from ..layouts.inttuple import plain
-from .report import Check, Report
+from ..layouts.int_tuple import plain
+from ..report import Check, Report
 
 # PTX ISA, setmaxnreg: the count is a multiple of 8 in 24..256 (255 is the most that code can name, 256 the most a
 # thread is given).

@@ -19,11 +19,11 @@ import numpy as np
 from ..dtypes import DType
 from ..errors import AtomError
 from ..layouts import ComposedLayout, Layout
-from ..layouts.inttuple import plain
+from ..layouts.int_tuple import plain
 from ..layouts.linear import LinearLayout
-from .accesses import AccessPattern, IntArray, byte_addresses
-from .banks import address_array, check_addresses
-from .report import Check
+from ..report import Check
+from .smem.access_patterns import AccessPattern, IntArray, byte_addresses
+from .smem.bank_conflicts import address_array, check_addresses
 
 SECTOR = 32
 LINE = 128

@@ -16,22 +16,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..atoms.tma_rules import TensorMap
+from ..atoms.tma.rules import TensorMap
 from ..dtypes import DType, dtype
 from ..errors import EmulatorError
-from .arguments import Array, Arrays, Packed, array_of, callers_array
-from .bank_counts import BankRow, bank_rows, bank_table
-from .dsl_host import CompiledFunction, watch
 from .findings import Counts, Finding
-from .host import HostFunction, HostLaunch
-from .launch import Launch, Policy, Progress, Watch
-from .machine import Machine
-from .memory import GlobalMemory
+from .host.arguments import Array, Arrays, Packed, array_of, callers_array
+from .host.dsl_calls import CompiledFunction, watch
+from .host.launcher import HostFunction, HostLaunch
+from .machine.bank_counts import BankRow, bank_rows, bank_table
+from .machine.interpreter import Machine
+from .machine.launch import Launch, Policy, Progress, Watch
+from .machine.memory import GlobalMemory
+from .machine.tensor_map import BYTES, encode
+from .machine.timeline import Timeline
+from .machine.unwritten_memory import contents, restore, settled
 from .ops import program_of
-from .ptx import Instruction, Kernel, Parameter, parse
-from .tensor_map import BYTES, encode
-from .timeline import Timeline
-from .undefined import contents, restore, settled
+from .ptx.parser import Instruction, Kernel, Parameter, parse
 
 EVERY = 2.0  # seconds between lines of progress
 QUIET = ("lint",)  # kinds of findings that leave a run ok

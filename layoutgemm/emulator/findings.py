@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from .bank_counts import BankUse
-from .ptx import Instruction, Kernel, Source
+from .machine.bank_counts import BankUse
+from .ptx.parser import Instruction, Kernel, Source
 
 KINDS = (
     "race", "deadlock", "uninitialised", "bounds", "alignment", "protocol", "descriptor", "divergence", "edge", "lint",

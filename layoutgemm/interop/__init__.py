@@ -12,8 +12,8 @@ Importing this loads none of those packages, and neither does from_cute: it read
 `cute_context` import the DSL, when they are called.
 """
 
+from .cute_reader import from_cute, tensor_layout
+from .cute_writer import cute_context, to_cute, to_module
 from .dsl_layouts import TensorLayout
-from .give import cute_context, to_cute, to_module
-from .take import from_cute, tensor_layout
 
 __all__ = ["TensorLayout", "cute_context", "from_cute", "tensor_layout", "to_cute", "to_module"]

@@ -36,13 +36,13 @@ from ..atoms import (
     universal_copy,
     wgmma,
 )
-from ..atoms.copy_tmem import HALVED
+from ..atoms.copy.tmem import HALVED
 from ..atoms.targets import since
 from ..dtypes import DType
 from ..errors import AtomError, LayoutError
 from ..layouts import Layout
 from .dsl_layouts import element_of, static_layout
-from .dsl_refused import MAPS, REFUSED
+from .unsupported import MAPS, REFUSED
 
 # ---------------------------------------------------------------- operations
 
@@ -353,7 +353,7 @@ def tiled_mma(x: Any) -> TiledMma:
     tiled = TiledMma(atom, atoms, _tile(kind.permutation_mnk))
     same(f"the threads of {atom} over {atoms}", tiled.thr_layout_vmnk, threads)
     # With atoms along K the DSL's tiled map of C gives the threads of all but the first places outside the tile, while
-    # its partition_C puts them where they belong (tests/atoms/test_tiled_oracle.py): that map says nothing here.
+    # its partition_C puts them where they belong (tests/atoms/tiled/test_against_dsl.py): that map says nothing here.
     for operand in "ABC" if atoms[2].size == 1 else "AB":
         theirs = static_layout(getattr(kind, f"layout_{operand.lower()}_tv_tiled"))
         same(f"operand {operand} of {atom} tiled", tiled.tv_layout(operand), theirs)

@@ -23,7 +23,7 @@ from ..dtypes import DType, dtype
 from ..errors import LayoutError
 from ..layouts import ComposedLayout, Layout, Swizzle
 from ..layouts.notation import read
-from ..layouts.symbolic import dim
+from ..layouts.symbols.dims import dim
 
 # Number formats by the names of the DSL's classes.
 ELEMENTS = {

@@ -1,12 +1,13 @@
 """GEMM kernels: plans that derive and check everything, and the kernels that read them."""
 
-from .plan import GemmConfig, GemmPlan, Operand
-from .run import GemmResult, error_bound
-from .sm80_plan import Sm80Config, Sm80Plan
-from .sm90_mainloop import Promoted, Table
-from .sm90_plan import Sm90Config, Sm90Plan
-from .sm90_ragged import Ragged
-from .sm100_plan import Sm100Config, Sm100Plan
+from .derive import Operand
+from .run.numpy_arrays import GemmResult, error_bound
+from .sm80.plan import Sm80Config, Sm80Plan
+from .sm90.grouped import Ragged
+from .sm90.mainloop import Promoted, Table
+from .sm90.plan import Sm90Config, Sm90Plan
+from .sm100.plan import Sm100Config, Sm100Plan
+from .teaching.plan import GemmConfig, GemmPlan
 
 __all__ = [
     "GemmConfig",

@@ -11,11 +11,12 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
-from ..checks import Check, Persistent, Report
-from ..checks.schedules import Schedule
 from ..errors import LayoutError
-from .object_cache import facts_of
-from .plan import Operand
+from ..report import Check, Report
+from ..schedule import Persistent
+from ..schedule.tile_order import Schedule
+from .compile.cache import facts_of
+from .derive import Operand
 
 _NAME = "derivation"
 _SHOWN = 160  # characters of a value

@@ -1,39 +1,18 @@
-"""The derivation of a plan as text, and its fragment map as a drawing."""
+"""Text that the plans of all architectures explain themselves with."""
 
 from __future__ import annotations
 
-from .plan import GemmPlan, OperandPlan
-from .plan_base import PlanVerbs
+from typing import NamedTuple
 
-
-def explain_plan(plan: GemmPlan) -> str:
-    """The whole derivation, section by section, in the order of the data's way."""
-    m, n, k = plan.tiles
-    smem = plan.smem
-    sections = [
-        str(plan),
-        f"tiles: {m} x {n} of C, {k} along K; one block of {plan.threads} threads a tile, block b at rows "
-        f"{plan.tile[0]}*(b//{n}), columns {plan.tile[1]}*(b%{n})",
-        explain_operand(plan.a),
-        explain_operand(plan.b),
-        f"barrier {plan.barrier.name}[0..{plan.barrier.count - 1}]: {plan.barrier.arrivals} arrival (thread 0) and "
-        f"{plan.barrier.bytes} bytes a phase = A {plan.a.tma.bytes} + B {plan.b.tma.bytes}",
-        f"shared memory: A at {smem.a_offset} + stage*{smem.a_stage_bytes}, B at {smem.b_offset} + "
-        f"stage*{smem.b_stage_bytes}, "
-        f"barriers at {smem.barrier_offset} + stage*{smem.barrier_bytes}; {smem.total} of {plan.arch.smem_per_block} "
-        f"bytes, aligned to {smem.alignment}",
-        f"matrix instruction: {plan.mma}\n"
-        f"  accumulator (thread, value) -> row + {plan.mma.shape_mnk[0]}*column: {plan.mma.layout_C}\n"
-        f"  as coordinates (row, column): {plan.mma.coords_C}\n"
-        f"  {plan.mma.accumulator_registers} registers a thread",
-        explain_workspace(plan),
-    ]
-    return "\n".join(sections)
+from ..moved import old_names
+from .derive import OperandPlan
+from .plan import PlanVerbs
 
 
 def explain_workspace(plan: PlanVerbs, exchanged: int = 0) -> str:
     """What a call takes of the device's memory besides operands; `exchanged` bytes of partial sums in shared memory.
 
+    >>> from layoutgemm.kernels import GemmPlan
     >>> explain_workspace(GemmPlan.derive(64, 64, 64))
     'device memory: operands and output, and a workspace of 0 bytes'
     """
@@ -55,3 +34,29 @@ def explain_operand(operand: OperandPlan) -> str:
         *("  " + line for line in operand.descriptor.explain().splitlines()),
     ]
     return "\n".join(lines)
+
+
+class RoleRow(NamedTuple):
+    """name, who: warps of the block; does: what it issues and waits for."""
+
+    name: str
+    who: str
+    does: str
+
+
+class BarrierRow(NamedTuple):
+    """name; kind: mbarrier, named or cluster; completed: by how many arrivals and bytes; waits: who waits for it."""
+
+    name: str
+    kind: str
+    completed: str
+    waits: str
+
+
+def aligned(rows: tuple[tuple[str, ...], ...]) -> list[str]:
+    """Rows of texts as lines, each column as wide as its widest text."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return ["  " + "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths)).rstrip() for row in rows]
+
+
+__getattr__ = old_names(__name__)

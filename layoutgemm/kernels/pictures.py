@@ -75,7 +75,7 @@ def check_name(of: str) -> None:
 def fragment_of(plan: Any, **options: Any) -> str:
     """The accumulator's fragment map; on Blackwell, where tensor memory holds it, a load's of its first columns."""
     if plan.mma.c_source == "tmem":
-        from .sm100_explain import load_svg
+        from .sm100.explain import load_svg
 
         return load_svg(plan)
     from .. import view
@@ -90,7 +90,7 @@ def grid_of(plan: Any) -> tuple[int, int]:
 
 def order_of(plan: Any) -> Any:
     """The order of the tiles: the plan's, or the one in which its blocks are numbered, along N first."""
-    from ..checks import Linear
+    from ..schedule import Linear
 
     return getattr(plan, "order", None) or Linear("N")
 
@@ -131,7 +131,7 @@ def buffers_of(plan: Any) -> int:
     if hasattr(plan.store, "bytes"):  # Hopper's and Blackwell's: as many as lie before what follows them
         warps = plan.config.consumers * 4 if hasattr(plan.config, "consumers") else 4
         return int(plan.store.bytes(warps)) // plan.smem.c_buffer_bytes
-    from .sm80_store import BUFFERS
+    from .sm80.store import BUFFERS
 
     return plan.config.warps[0] * plan.config.warps[1] * BUFFERS
 

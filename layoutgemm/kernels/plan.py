@@ -1,427 +1,238 @@
-"""GemmPlan: every object that one GEMM kernel is made of, derived, checked, explained.
+"""What the plans of all kernels have in common: limits, the parameters of a launch, and the verbs.
 
-A plan is a frozen value. `GemmPlan.derive` turns a problem (sizes, types, orders, architecture) into a matrix
-instruction, shared-memory tiles, descriptors, tensor copies, barriers and budgets; the kernel reads them from here and
-from nowhere else.
+    PlanVerbs         compile, run, svg, html, for_any_size
+    PersistentPlan    the same, and what follows from tensor stores and an epilogue: Hopper's and Blackwell's
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, overload
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..arch import Arch
-from ..arch import arch as arch_named
-from ..atoms import MmaAtom, OperandDescriptor, SmemTile, TmaPlan, smem_tile, wgmma
-from ..atoms.descriptor import derive as derive_descriptor
-from ..atoms.tma import STRIDE_UNIT
-from ..atoms.tma import derive as derive_tma
-from ..checks import Report
-from ..dtypes import DType, bf16, dtype, f16, f32
 from ..errors import PlanError
-from ..layouts.inttuple import plain
-from .plan_base import (
-    BARRIER_BYTES,
-    MAX_COORDINATE,
-    PARAMETERS,
-    PlanVerbs,
-    check_fields,
-    check_sizes,
-    rounded_up,
-    tile_count,
-)
+from ..layouts.display import Pictured
+from ..moved import old_names
 
 if TYPE_CHECKING:
-    from .sm80_plan import Sm80Config, Sm80Plan
-    from .sm90_ends import Ends
-    from .sm90_plan import Sm90Config, Sm90Plan
-    from .sm100_plan import Sm100Config, Sm100Plan
+    from .derive import Operand
+    from .epilogue.chain import Epilogue
+    from .store import StorePlan
 
-ORDERS = ("row", "col")
-DEFAULT_STAGES = 4
+BARRIER_BYTES = 8  # PTX ISA, "mbarrier": a 64-bit object, 8-byte aligned
+MAX_COORDINATE = (1 << 31) - 1  # tensor coordinates are signed 32-bit: PTX ISA, cp.async.bulk.tensor
+MAX_TILES = 1 << 30  # a tile's number and two steps of a grid more are a signed 32-bit integer
+STAGE_BYTES_OF_K = 128  # of a tile copied by tensor copies: one swizzle span
+MAX_GROUP = 1024  # tiles of a band: a band of 2**20 tiles across has a number below 2**31
+MAX_WORDS = 16  # 64-bit parameters of a kernel besides the product's own
+# What a host function takes besides the stream: name -> "address" (bytes, 64 bits), "size" (elements, 32 bits),
+# "stride" (elements, 64 bits) or "word" (64 bits). Here of one product; of a batch; of a persistent kernel.
+PARAMETERS = {
+    **dict.fromkeys(("a", "b", "c"), "address"),
+    **dict.fromkeys(("m", "n", "k"), "size"),
+    **dict.fromkeys(("lda", "ldb", "ldc"), "stride"),
+}
+BATCH_PARAMETERS = {
+    **dict.fromkeys(("a", "b", "c"), "address"),
+    **dict.fromkeys(("m", "n", "k", "batch"), "size"),
+    **dict.fromkeys(("lda", "ldb", "ldc", "stride_a", "stride_b", "stride_c"), "stride"),
+}
+PERSISTENT_PARAMETERS = {**BATCH_PARAMETERS, "workers": "size"}
+P = TypeVar("P", bound="PlanVerbs")
 
 
-@dataclass(frozen=True, slots=True)
-class Operand:
-    """How a matrix is given: its element type, and which index is contiguous.
+def tile_count(extent: Any, tile: int) -> Any:
+    """Tiles along a dimension, the last one possibly ragged; ints or traced integers, without the overflow of a sum.
 
-    order  "row": the second index is contiguous (C order); "col": the first is (Fortran order, or a transposed view)
-
-    >>> Operand.parse("bf16:col")
-    Operand(dtype=dtype('bf16'), order='col')
+    >>> tile_count(128, 64), tile_count(129, 64)
+    (2, 3)
     """
-
-    dtype: DType
-    order: str = "row"
-
-    @classmethod
-    def parse(cls, spec: Operand | DType | str | Any) -> Operand:
-        """An operand from "bf16", "bf16:col", a DType, a torch or NumPy dtype, or an Operand; else raises PlanError."""
-        if isinstance(spec, Operand):
-            return spec
-        name, _, order = spec.partition(":") if isinstance(spec, str) else (spec, "", "")
-        if order not in ("", *ORDERS):
-            raise PlanError(f"{spec!r}: the order is 'row' or 'col', not {order!r}")
-        return cls(dtype(name), order or "row")
-
-    def __str__(self) -> str:
-        return f"{self.dtype} {self.order}-major"
+    return (extent - 1) // tile + 1
 
 
-Given = Operand | DType | str  # how a caller names an operand
+def rounded_up(value: int, unit: int) -> int:
+    """The smallest multiple of `unit` that is not less.
 
-
-@dataclass(frozen=True, slots=True)
-class GemmConfig:
-    """What may be chosen for one kernel; None lets the plan choose.
-
-    tile_n     columns of C a block computes: wgmma's N, 8 to 256 in steps of 8
-    tile_k     depth of one stage, a multiple of 16 elements
-    stages     how many k tiles are in flight; default 4, or fewer where shared memory does not hold them
-    swizzle_a, swizzle_b   "none", "32B", "64B", "128B"; default the widest that fits
+    >>> rounded_up(1000, 128)
+    1024
     """
-
-    tile_n: int = 64
-    tile_k: int = 64
-    stages: int | None = None
-    swizzle_a: str | None = None
-    swizzle_b: str | None = None
+    return -(-value // unit) * unit
 
 
-@dataclass(frozen=True)
-class OperandPlan:
-    """One input operand: the global matrix, its tile in shared memory, the copies between, and its descriptor.
+def check_sizes(**sizes: int) -> None:
+    """Raise PlanError for a size that is no int, or none that a tensor coordinate reaches."""
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int):
+            raise PlanError(f"{name} = {size!r} is not an integer")
+        if not 1 <= size <= MAX_COORDINATE:
+            raise PlanError(f"{name} = {size}: a size is 1 to 2**31 - 1, since tensor coordinates have 31 bits")
 
-    name   "A" or "B"
-    order  of the global matrix, A being M x K and B being K x N
-    major  "K" when K is contiguous in it, else "MN": shared memory keeps the order, since a tensor copy does not
-           transpose
-    rest   where the tile's last span is not full: the copies of what it has, `tma` being those of the full ones
-    ends   where the copies end with the matrix, by a tensor map of the rows that are left: see `sm90_ends`
+
+def check_fields(config: Any, **leasts: int) -> None:
+    """Raise PlanError for a field of a configuration that is not of its annotated type, or too small or large a number.
+
+    leasts  of single numbers; others, and those of tuples, are at least 1, and all are below 2**31. What `derive` may
+            choose, an "int | None", is bounded there
     """
+    for field in fields(config):
+        value, kind = getattr(config, field.name), str(field.type)
+        least = leasts.get(field.name, 1)
+        if kind == "int" and not _is_size(value, least):
+            raise PlanError(f"{field.name} = {value!r}: an int of at least {least}, and below 2**31")
+        if kind == "int | None" and value is not None and (not isinstance(value, int) or value > MAX_COORDINATE):
+            raise PlanError(f"{field.name} = {value!r}: an int below 2**31, or None")
+        if kind.startswith("tuple[int"):
+            count = kind.count("int")
+            if not isinstance(value, tuple) or len(value) != count or not all(_is_size(v, 1) for v in value):
+                number = {2: "two", 3: "three"}[count]
+                raise PlanError(f"{field.name} = {value!r}: {number} ints of at least 1, and below 2**31, in a tuple")
+        if kind == "bool" and not isinstance(value, bool):
+            raise PlanError(f"{field.name} = {value!r}: True or False")
+        if kind in ("str", "str | None") and not isinstance(value, str) and (value is not None or kind == "str"):
+            raise PlanError(f"{field.name} = {value!r}: a str" + " or None" * (kind != "str"))
+    group, most = getattr(config, "group", 1), MAX_GROUP
+    if group > most:
+        raise PlanError(f"group = {group}: {most} at most, since group * tiles across is a signed 32-bit integer")
 
-    name: str
-    dtype: DType
-    order: str
-    major: str
-    smem: SmemTile
-    tma: TmaPlan
-    descriptor: OperandDescriptor
-    rest: TmaPlan | None = None
-    ends: Ends | None = None
+
+def _is_size(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= MAX_COORDINATE
+
+
+def check_words(words: tuple[str, ...]) -> None:
+    """Raise PlanError for more words than a kernel takes, or two parameters of one name."""
+    names = (*PERSISTENT_PARAMETERS, *words)
+    if len(words) > MAX_WORDS or len(set(names)) < len(names):
+        raise PlanError(f"the kernel's own words, {', '.join(words)}: {MAX_WORDS} at most, of different names")
+
+
+class PlanVerbs(Pictured):
+    """What one does with a plan. A plan is a frozen dataclass with `m`, `n`, `k`, `batch` and `mma`."""
+
+    batch: int
 
     @property
-    def copies(self) -> tuple[TmaPlan, ...]:
-        """The copies of a tile, those of each tensor map."""
-        return (self.tma,) if self.rest is None else (self.tma, self.rest)
+    def workspace(self) -> int:
+        """Bytes of device memory that a call takes besides A, B, C and what its epilogue names.
 
-    @property
-    def maps(self) -> int:
-        """How many tensor maps it has."""
-        return len(self.copies) + (self.ends is not None)
+        None: what blocks exchange, they exchange in shared memory, and no kernel has a parameter for more.
 
-    @property
-    def bytes(self) -> int:
-        """Bytes that arrive in one block for a tile, all of it inside of the matrix: what its barrier expects."""
-        return sum(tma.bytes for tma in self.copies)
+        >>> from layoutgemm.kernels import GemmPlan
+        >>> GemmPlan.derive(64, 64, 64).workspace
+        0
+        """
+        return 0
 
-    @property
-    def sent_bytes(self) -> int:
-        """Bytes of a tile that one block reads from global memory, for all that share it."""
-        return sum(tma.sent_bytes for tma in self.copies)
+    def for_any_size(self: P) -> P:
+        """The plan of the same kernel for one product, or two, of 1x1x1: what the trace sees."""
+        return replace(self, m=1, n=1, k=1, batch=min(self.batch, 2))  # type: ignore[type-var]
+
+    def html(self, path: Any = None) -> str:
+        """The plan as a page to point at: tiles of A and B in shared memory, and who holds each element of C.
+
+        path   a file to write it to, too. Returns the page; raises LayoutError for more elements than a page holds.
+        """
+        from .page import plan_html
+
+        return plan_html(self, path)
+
+    def _picture(self, **options: Any) -> str:
+        from .pictures import plan_svg
+
+        return plan_svg(self, **options)
+
+    def _table(self, **options: Any) -> str:
+        from .pictures import plan_table
+
+        return plan_table(self, **options)
+
+    def compile(self) -> Any:
+        """Compile the kernel for the plan's architecture; needs the `dsl` extra and no GPU. See `kernels.compile`."""
+        from .compile.compiler import compile_plan
+
+        return compile_plan(self)  # type: ignore[arg-type]
+
+    def run(self, a: Any, b: Any, *, out: Any = None, device: str | None = None, copy: bool = True) -> Any:
+        """C = A @ B on NumPy arrays or torch tensors, 2-D or a batch of them. See `kernels.run.run_plan`."""
+        from .run.numpy_arrays import run_plan
+
+        return run_plan(self, a, b, out=out, device=device, copy=copy)  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True, slots=True)
-class BarrierPlan:
-    """The barriers of the kernel: one an stage, completed by one arrival plus the bytes of that stage's copies."""
+class PersistentPlan(PlanVerbs):
+    """A plan whose kernel stores C by tensor copies, after an epilogue.
 
-    name: str
-    count: int
-    arrivals: int
-    bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class SmemMap:
-    """Where everything lies in the block's dynamic shared memory, in bytes from an address aligned to `alignment`."""
-
-    a_offset: int
-    a_stage_bytes: int
-    b_offset: int
-    b_stage_bytes: int
-    barrier_offset: int
-    barrier_bytes: int
-    total: int
-    alignment: int
-
-
-@dataclass(frozen=True)
-class GemmPlan(PlanVerbs):
-    """C[M, N] = A[M, K] @ B[K, N] on one architecture; see `derive`."""
+    `remedy` says what else writes no more than C's elements.
+    """
 
     m: int
     n: int
-    k: int
-    arch: Arch
-    a: OperandPlan
-    b: OperandPlan
     c: Operand
-    mma: MmaAtom
-    tile: tuple[int, int, int]
-    stages: int
-    smem: SmemMap
-    barrier: BarrierPlan
-    config: GemmConfig = field(default_factory=GemmConfig)
-    parameters = PARAMETERS
-    batch = 1  # matrices: this kernel multiplies one pair
+    epilogue: Epilogue
+    store: Any  # a StorePlan, or None where threads store their own elements
+    remedy = ""
 
-    # ------------------------------------------------------------------------------------------------------- derivation
-    @overload
-    @classmethod
-    def derive(
-        cls, m: int, n: int, k: int, *, arch: str | Arch | None = ..., a: Given = ..., b: Given | None = ...,
-        c: Given | None = ..., batch: int = ..., config: Sm90Config,
-    ) -> Sm90Plan: ...  # fmt: skip
+    def run(
+        self, a: Any, b: Any, *, out: Any = None, device: str | None = None, copy: bool = True,
+        given: Mapping[str, Any] | None = None,
+    ) -> Any:  # fmt: skip
+        """C = A @ B, and the epilogue on operands `given` by name. See `kernels.run.run_plan`."""
+        from .run.numpy_arrays import run_plan
 
-    @overload
-    @classmethod
-    def derive(
-        cls, m: int, n: int, k: int, *, arch: str | Arch | None = ..., a: Given = ..., b: Given | None = ...,
-        c: Given | None = ..., batch: int = ..., config: Sm80Config,
-    ) -> Sm80Plan: ...  # fmt: skip
+        return run_plan(self, a, b, out=out, device=device, copy=copy, given=given)  # type: ignore[arg-type]
 
-    @overload
-    @classmethod
-    def derive(
-        cls, m: int, n: int, k: int, *, arch: str | Arch | None = ..., a: Given = ..., b: Given | None = ...,
-        c: Given | None = ..., batch: int = ..., config: Sm100Config,
-    ) -> Sm100Plan: ...  # fmt: skip
+    @property
+    def parameters(self) -> dict[str, str]:
+        """What a launch takes, name -> kind, in order; where it `reads_more`, sixteen words, the first its own."""
+        if not self.reads_more:
+            return PERSISTENT_PARAMETERS
+        words = [*self.words, *[f"unused{i}" for i in range(len(self.words), MAX_WORDS)]]
+        return {**PERSISTENT_PARAMETERS, **dict.fromkeys(words, "word")}
 
-    @overload
-    @classmethod
-    def derive(
-        cls, m: int, n: int, k: int, *, arch: str | Arch | None = ..., a: Given = ..., b: Given | None = ...,
-        c: Given | None = ..., batch: int = ..., config: GemmConfig | None = ...,
-    ) -> GemmPlan: ...  # fmt: skip
+    @property
+    def reads_more(self) -> bool:
+        """Whether the kernel is one that takes words: it has an epilogue, even if that reads nothing."""
+        return bool(self.epilogue)
 
-    @classmethod
-    def derive(
-        cls,
-        m: int,
-        n: int,
-        k: int,
-        *,
-        arch: str | Arch | None = None,
-        a: Given = "bf16",
-        b: Given | None = None,
-        c: Given | None = None,
-        batch: int = 1,
-        config: GemmConfig | Sm80Config | Sm90Config | Sm100Config | None = None,
-    ) -> GemmPlan | Sm80Plan | Sm90Plan | Sm100Plan:
-        """Derive the kernel for C[m, n] = A[m, k] @ B[k, n].
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Names of the 64-bit parameters besides the product's own: the epilogue's."""
+        return self.epilogue.words
 
-        m, n, k  any positive sizes; ragged edges are filled with zeros on load and guarded on store
-        arch     by default that of `config`, and "sm_90a" without one; "sm_80" and "sm_120a" give a plan of the
-                 mma.sync kernel, "sm_100a" one of the Blackwell kernel
-        a, b     bf16 or f16, ":row" (default) or ":col", as in "bf16:col"; b defaults to a's type, row-major
-        c        f32 (default), or the type of the inputs, row-major
-        batch    1: this kernel multiplies one pair of matrices
-        config   choices; None for the defaults. An Sm90Config gives the plan of the production kernel, which takes more
-                 types, orders and a batch: see Sm90Plan.derive; an Sm80Config that of the mma.sync kernel; an
-                 Sm100Config that of the Blackwell kernel
+    @property
+    def bytes_beyond_line(self) -> int:
+        """Bytes beyond the end of each line of C that the kernel's stores write.
 
-        Raises PlanError naming the argument and the arithmetic when no such kernel exists, and passes on AtomError,
-        DescriptorError and TmaError when a derivation is refused.
+        A tensor store ends a line at a multiple of 16 bytes, as the hardware does (`tma_rules.whole_units`): C owns its
+        pitch up to there, beyond its last line too. 0 where a line is a multiple of 16 bytes, and for store="direct" of
+        a Hopper kernel, which writes elements: what a C inside of a larger matrix takes.
 
-        >>> plan = GemmPlan.derive(200, 136, 72, a="bf16", b="bf16:col")
-        >>> plan.tile, plan.stages, plan.bytes_per_stage
-        ((64, 64, 64), 4, 16384)
-        >>> hex(plan.a.descriptor.word), plan.b.tma.box
-        ('0x4000004000010000', (64, 64))
+        >>> from layoutgemm.kernels import Sm90Config, Sm90Plan, Sm100Plan
+        >>> small = Sm90Config((64, 64), consumers=1)
+        >>> [Sm90Plan.derive(64, n, 64, config=small).bytes_beyond_line for n in (1037, 1040)]
+        [6, 0]
+        >>> [Sm100Plan.derive(64, n, 64).bytes_beyond_line for n in (1037, 1040)]
+        [6, 0]
         """
-        m, n, k, batch = plain(m), plain(n), plain(k), plain(batch)
-        from .sm80_plan import Sm80Config, Sm80Plan
-        from .sm90_plan import Sm90Config, Sm90Plan
-        from .sm100_plan import Sm100Config, Sm100Plan
-
-        if not isinstance(config, (GemmConfig, Sm80Config, Sm90Config, Sm100Config, type(None))):
-            raise PlanError(f"config = {config!r}: a GemmConfig, Sm80Config, Sm90Config, Sm100Config or None")
-        if arch is None:
-            arch = "sm_100a" if isinstance(config, Sm100Config) else "sm_90a"
-        target = arch_named(arch)
-        if isinstance(config, Sm80Config) or (config is None and target.name in ("sm_80", "sm_120a")):
-            return Sm80Plan.derive(m, n, k, arch=target, batch=batch, a=a, b=b, c=c, config=config)
-        if isinstance(config, Sm100Config) or (config is None and target.name == "sm_100a"):
-            if target.name != "sm_100a":
-                raise PlanError(f"Sm100Config is for sm_100a, not for {target.name}")
-            return Sm100Plan.derive(m, n, k, batch=batch, a=a, b=b, c=c, config=config)
-        if isinstance(config, Sm90Config):
-            if target.name != "sm_90a":
-                raise PlanError(f"Sm90Config is for sm_90a, not for {target.name}")
-            return Sm90Plan.derive(m, n, k, batch=batch, a=a, b=b, c=c, config=config)
-        if batch != 1 or isinstance(batch, bool):
-            raise PlanError(f"batch = {batch!r}: this kernel multiplies one pair of matrices; give an Sm90Config")
-        check_sizes(m=m, n=n, k=k)
-        target.require("wgmma", "this kernel")
-        config = config or GemmConfig()
-        check_fields(config, stages=0)
-        a_spec = Operand.parse(a)
-        b_spec = Operand.parse(a_spec.dtype if b is None else b)
-        c_spec = Operand.parse("f32" if c is None else c)
-        if c_spec.order != "row":
-            raise PlanError(f"c is {c_spec}; this kernel stores row-major. Compute the transpose: C^T = B^T @ A^T")
-        if c_spec.dtype not in (f32, a_spec.dtype):
-            raise PlanError(f"c is {c_spec.dtype}; this kernel stores f32 or the inputs' {a_spec.dtype}")
-        if a_spec.dtype not in (bf16, f16) or a_spec.dtype != b_spec.dtype:
-            raise PlanError(
-                f"this kernel takes A and B both bf16 or both f16; got A {a_spec.dtype} and B {b_spec.dtype}"
-            )
-        atom = wgmma(config.tile_n, a_spec.dtype, b_spec.dtype)
-        tile_m, _, depth = atom.shape_mnk
-        if config.tile_k < depth:
-            raise PlanError(f"tile_k = {config.tile_k!r}: a stage holds at least one K block of {depth} elements")
-        if config.tile_k % depth:
-            raise PlanError(f"tile_k = {config.tile_k} is no multiple of the instruction's K = {depth}")
-        a_plan = derive_operand("A", a_spec, "M", tile_m, config.tile_k, config.swizzle_a, atom)
-        b_plan = derive_operand("B", b_spec, "N", config.tile_n, config.tile_k, config.swizzle_b, atom)
-        stages = _stages(config.stages, a_plan, b_plan, target)
-        stage_bytes = a_plan.tma.bytes + b_plan.tma.bytes
-        plan = cls(
-            m=m, n=n, k=k, arch=target, a=a_plan, b=b_plan, c=c_spec, mma=atom,
-            tile=(tile_m, config.tile_n, config.tile_k),
-            stages=stages,
-            smem=_smem_map(a_plan.smem, b_plan.smem, stages),
-            barrier=BarrierPlan("full", stages, 1, stage_bytes),
-            config=config,
-        )  # fmt: skip
-        if plan.grid[0] > MAX_COORDINATE:
-            raise PlanError(
-                f"{m}x{n} in tiles of {tile_m}x{config.tile_n} is {plan.grid[0]} tiles; a grid holds 2**31 - 1 blocks"
-            )
-        return plan
-
-    # ------------------------------------------------------------------------------------------------------- properties
-    @property
-    def threads(self) -> int:
-        """Threads of a block: those of the one matrix instruction."""
-        return self.mma.threads
+        store: StorePlan | None = self.store
+        return store.bytes_beyond(self._line) if store is not None else 0
 
     @property
-    def bytes_per_stage(self) -> int:
-        """Bytes that the barrier of a stage waits for."""
-        return self.barrier.bytes
-
-    @property
-    def tiles(self) -> tuple[int, int, int]:
-        """Tiles along M, N and K, the last of each possibly ragged."""
-        m, n, k = (tile_count(size, tile) for size, tile in zip((self.m, self.n, self.k), self.tile, strict=True))
-        return (m, n, k)
-
-    @property
-    def grid(self) -> tuple[int, int, int]:
-        """Blocks of the launch: one a tile of C, tiles along N first."""
-        return (self.tiles[0] * self.tiles[1], 1, 1)
-
-    def tile_origin(self, block, tiles_n=None):  # type: ignore[no-untyped-def]  # ints or traced integers alike
-        """Block number -> (first row, first column) of its tile of C. `tiles_n` may be given at run time.
-
-        >>> GemmPlan.derive(200, 136, 64).tile_origin(4)
-        (64, 64)
-        """
-        along_n = self.tiles[1] if tiles_n is None else tiles_n
-        return block // along_n * self.tile[0], block % along_n * self.tile[1]
-
-    def for_any_size(self) -> GemmPlan:
-        """The plan of the same kernel for a problem of 1x1x1: what the trace sees, and what its name is made of."""
-        return replace(self, m=1, n=1, k=1, config=GemmConfig())
-
-    # ------------------------------------------------------------------------------------------------------------ verbs
-    def check(self) -> Report:
-        """Run every check and proof; the report is truthy when all hold, and lists each statement with its method."""
-        from .proofs import check_plan
-
-        return check_plan(self)
-
-    def explain(self) -> str:
-        """The derivation in words and numbers: tiles, copies, swizzles, descriptors, fragment map, barriers, bytes."""
-        from .explain import explain_plan
-
-        return explain_plan(self)
-
-    def __str__(self) -> str:
+    def beyond_line(self) -> str:
+        """The same in words, with the reason; "" where nothing is written there."""
+        if not self.bytes_beyond_line:
+            return ""
         return (
-            f"GemmPlan {self.m}x{self.n}x{self.k} {self.arch.name}: A {self.a.dtype} {self.a.order}, B {self.b.dtype} "
-            f"{self.b.order}, C {self.c.dtype}, tile {'x'.join(map(str, self.tile))}, {self.stages} stages"
+            f"c: a line of {self._line} elements is {self._line * self.c.dtype.bytes} bytes, and a tensor store ends "
+            f"it at a multiple of 16: {self.bytes_beyond_line} bytes beyond it are overwritten{self.remedy}"
         )
 
+    @property
+    def _line(self) -> int:
+        return self.n if self.c.order == "row" else self.m
 
-def derive_operand(
-    name: str, spec: Operand, free: str, extent: int, tile_k: int, swizzle: str | None, atom: MmaAtom
-) -> OperandPlan:
-    """A is M x K and B is K x N: K is contiguous in a row-major A and in a column-major B."""
-    k_contiguous = (spec.order == "row") == (name == "A")
-    major = "K" if k_contiguous else "MN"
-    tile = smem_tile((extent, tile_k), spec.dtype, major, swizzle)
-    dims = ("k", free.lower()) if k_contiguous else (free.lower(), "k")
-    return OperandPlan(
-        name=name,
-        dtype=spec.dtype,
-        order=spec.order,
-        major=major,
-        smem=tile,
-        tma=derive_tma(tile, (dims[0], dims[1])),
-        descriptor=derive_descriptor(tile, atom, name),
-    )
+MOST_BYTES = (1 << 20) - 1  # PTX ISA, "mbarrier", tx-count: what one phase may wait for
 
 
-def padded_leading(dtype: DType, extent: int) -> int:
-    """The smallest leading dimension of at least `extent` elements that is a whole number of 16-byte units."""
-    extent = plain(extent)
-    unit = STRIDE_UNIT * 8 // dtype.bits
-    return -(-extent // unit) * unit
 
-
-def _smem_map(a: SmemTile, b: SmemTile, stages: int) -> SmemMap:
-    """A's stages, then B's, then the barriers; every stage starts at a multiple of its tile's alignment."""
-    a_stage, b_stage = rounded_up(a.bytes, a.alignment), rounded_up(b.bytes, b.alignment)
-    b_offset = rounded_up(stages * a_stage, b.alignment)
-    barrier_offset = b_offset + stages * b_stage
-    return SmemMap(
-        a_offset=0,
-        a_stage_bytes=a_stage,
-        b_offset=b_offset,
-        b_stage_bytes=b_stage,
-        barrier_offset=barrier_offset,
-        barrier_bytes=BARRIER_BYTES,
-        total=barrier_offset + stages * BARRIER_BYTES,
-        alignment=max(a.alignment, b.alignment),
-    )
-
-
-def _stages(asked: int | None, a: OperandPlan, b: OperandPlan, target: Arch) -> int:
-    if asked is not None and (isinstance(asked, bool) or asked < 1):
-        raise PlanError(f"stages = {asked!r}: at least one")
-    most = 0
-    for count in range(1, (asked or DEFAULT_STAGES) + 1):
-        if _smem_map(a.smem, b.smem, count).total <= target.smem_per_block:
-            most = count
-    if (asked is not None and most < asked) or most == 0:
-        total = _smem_map(a.smem, b.smem, asked or 1).total
-        raise PlanError(
-            f"{asked or 1} stage(s) of A {a.smem.bytes} + B {b.smem.bytes} bytes and their barriers need {total} bytes "
-            f"of shared memory; {target.name} gives a block {target.smem_per_block}. {most} stage(s) fit"
-        )
-    return most
-
-
-__all__ = [
-    "BARRIER_BYTES",
-    "MAX_COORDINATE",
-    "PARAMETERS",
-    "STRIDE_UNIT",
-    "GemmConfig",
-    "GemmPlan",
-    "Operand",
-    "OperandPlan",
-    "padded_leading",
-]
+__getattr__ = old_names(__name__)

@@ -70,7 +70,7 @@ from .functions import (
 from .layout import Layout
 from .linear import LinearLayout
 from .notation import parse
-from .proof import CounterExample, Proof, Undecided, Verdict
+from .proofs.verdicts import CounterExample, Proof, Undecided, Verdict
 from .swizzle import ComposedLayout, Swizzle
 
 __all__ = [

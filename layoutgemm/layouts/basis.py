@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import LayoutError
-from .inttuple import DEPTH, SYMBOLS_SEEN, as_int, leaves, too_deep, transform
-from .poly import P
-from .symbolic import entry, is_sympy
+from .int_tuple import DEPTH, SYMBOLS_SEEN, as_int, leaves, too_deep, transform
+from .symbols.dims import entry, is_sympy
+from .symbols.polynomial import P
 
 
 class ScaledBasis:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import LayoutError
-from . import inttuple as _t
-from .inttuple import compatible, congruent, idx2crd, product, product_each, weakly_congruent
+from . import int_tuple as _t
+from .int_tuple import compatible, congruent, idx2crd, product, product_each, weakly_congruent
 from .layout import Layout
 from .swizzle import ComposedLayout, Swizzle
 

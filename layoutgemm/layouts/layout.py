@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 
 from ..errors import CoordinateError, LayoutError
-from . import divide as _divide
-from . import inttuple as _t
-from . import inverse as _inverse
-from . import proof as _proof
-from . import recast as _recast
+from . import int_tuple as _t
+from .algebra import divide as _divide
+from .algebra import inverse as _inverse
+from .algebra import recast as _recast
+from .algebra.compose import compose as _compose
 from .basis import as_stride, assemble, component, has_basis, identity_stride, paths_of
-from .compose import compose as _compose
-from .inttuple import SYMBOLS_SEEN, as_shape, check_congruent, check_enumerable, coal, crd2idx, show_coord
+from .display import PicturedLayout
+from .int_tuple import SYMBOLS_SEEN, as_shape, check_congruent, check_enumerable, coal, crd2idx, show_coord
 from .paged import Paged
-from .pictured import PicturedLayout
 from .predicates import Predicates
-from .symbolic_arguments import become_symbolic, has_symbols, joined, lift, symbols_in
+from .proofs import verdicts as _proof
+from .symbols.dispatch import become_symbolic, has_symbols, joined, lift, symbols_in
 
 
 class Layout(PicturedLayout, Predicates, Paged):
@@ -132,7 +132,7 @@ class Layout(PicturedLayout, Predicates, Paged):
         >>> print(Layout.from_expr("16*(t//32) + (t//4)%8 + 8*(v%2)", t=128, v=2))
         ((4,8,4),2):((0,1,16),8)
         """
-        from .formula import from_expr
+        from .formulas import from_expr
 
         return from_expr(formula, shape, **extents)
 
@@ -547,7 +547,7 @@ class Layout(PicturedLayout, Predicates, Paged):
         >>> Layout(((4, 8, 4), 2), ((0, 1, 16), 8)).expr("t", "v")
         8*v + 16*(t//32) + (t//4)%8
         """
-        from .formula import expr
+        from .formulas import expr
 
         return expr(self, *names)
 

@@ -28,10 +28,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import CoordinateError, LayoutError
-from .gf2 import Elimination, add_constant, bits_of, clash, combine, rows_of, swizzle_candidates
-from .inttuple import coal, leaves, pack, product
+from .int_tuple import coal, leaves, pack, product
 from .layout import Layout
-from .proof import CounterExample, Proof
+from .proofs.gf2 import Elimination, add_constant, bits_of, clash, combine, rows_of, swizzle_candidates
+from .proofs.verdicts import CounterExample, Proof
 from .swizzle import ComposedLayout, Swizzle
 
 __all__ = ["LinearLayout"]

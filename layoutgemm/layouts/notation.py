@@ -19,10 +19,10 @@ from typing import Any
 from ..dtypes import dtype
 from ..errors import LayoutError, ParseError
 from .basis import ScaledBasis
-from .inttuple import DEPTH
+from .int_tuple import DEPTH
 from .layout import Layout
 from .swizzle import ComposedLayout, Swizzle
-from .symbolic import declared, parse_entry, symbol
+from .symbols.dims import declared, parse_entry, symbol
 
 Symbols = Callable[[str], Any]
 MAX_TEXT = 1 << 16  # characters: no layout that can be read by a person, or is printed by a program, is longer
@@ -77,7 +77,7 @@ def _symbols(given: Any) -> Symbols:
     """What a name in the text stands for."""
     if not given:
         return declared
-    from .facts import Facts  # it needs symbols, which the notation of plain layouts does not
+    from .symbols.facts import Facts  # it needs symbols, which the notation of plain layouts does not
 
     facts = given if isinstance(given, Facts) else Facts(*([given] if isinstance(given, str) else given))
     return facts.__getitem__

@@ -27,6 +27,6 @@ class Paged:
         '<!DOCTYPE html>'
         """
         # a page is wanted only here, and `import layoutgemm` should not pay for it
-        from ..view.html import html_of
+        from ..view.pages.html import html_of
 
         return html_of(self, path, **options)

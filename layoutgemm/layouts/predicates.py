@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import LayoutError
-from .proof import Verdict
+from .proofs.verdicts import Verdict
 
 
 def verdict(operation: Callable[..., Any], *args: Any) -> Verdict:
@@ -34,7 +34,7 @@ class Predicates:
         >>> Layout((4, 8), (8, 1)).covers(32).ok, Layout((4, 8), (9, 1)).covers(32).coord
         (True, 8)
         """
-        from .prove import covers
+        from .proofs.prove import covers
 
         return covers(self, tile, given)
 
@@ -45,7 +45,7 @@ class Predicates:
         >>> Layout(4, 2).disjoint(Layout(4, 2), 1).ok, Layout(4, 2).disjoint(Layout(4, 2), 4).coord
         (True, (2, 0))
         """
-        from .prove import disjoint
+        from .proofs.prove import disjoint
 
         return disjoint(self, other, offset, given)
 

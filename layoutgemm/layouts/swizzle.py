@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from ..errors import CompositionError, LayoutError, SwizzleError
-from .inttuple import as_int, coal_open, scalar
+from .algebra.recast import factor
+from .display import Pictured, PicturedLayout
+from .int_tuple import as_int, coal_open, scalar
 from .paged import Paged
-from .pictured import Pictured, PicturedLayout
 from .predicates import Predicates
-from .recast import factor
-from .symbolic import entry
+from .symbols.dims import entry
 
 _set = object.__setattr__
 
@@ -290,7 +290,7 @@ class ComposedLayout(PicturedLayout, Predicates, Paged):
     @property
     def cosize(self) -> int:
         """One more than the largest value, found by looking at all of them."""
-        from .inttuple import check_enumerable
+        from .int_tuple import check_enumerable
 
         check_enumerable("cosize", self)
         return int(np.max(self.offsets())) + 1
@@ -426,7 +426,7 @@ class ComposedLayout(PicturedLayout, Predicates, Paged):
 
     def equivalent(self, other: Any) -> Any:
         """Whether both are one function of the flat index; by looking at all values."""
-        from .proof import between, equivalent
+        from .proofs.verdicts import between, equivalent
 
         return between(equivalent(self, other), self, other)
 

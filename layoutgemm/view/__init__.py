@@ -47,9 +47,15 @@ if TYPE_CHECKING:
     from layoutgemm.view.schedule import schedule_svg
     from layoutgemm.view.smem_map import Region, smem_map_svg
     from layoutgemm.view.svg import layout_svg, repr_svg
-    from layoutgemm.view.text import layout_table, tv_table
-    from layoutgemm.view.text_atoms import copy_table, product_table
-    from layoutgemm.view.text_memory import box_table, schedule_table, smem_map_table, swizzle_pair_table, swizzle_table
+    from layoutgemm.view.text.atoms import copy_table, product_table
+    from layoutgemm.view.text.layouts import layout_table, tv_table
+    from layoutgemm.view.text.memory import (
+        box_table,
+        schedule_table,
+        smem_map_table,
+        swizzle_pair_table,
+        swizzle_table,
+    )
     from layoutgemm.view.threads import fragment_svg, tv_svg
     from layoutgemm.view.timeline import timeline_svg
 
@@ -72,9 +78,9 @@ _HOMES = {
     "schedule": ("schedule_svg",),
     "smem_map": ("Region", "smem_map_svg"),
     "svg": ("layout_svg", "repr_svg"),
-    "text": ("layout_table", "tv_table"),
-    "text_atoms": ("copy_table", "product_table"),
-    "text_memory": ("box_table", "schedule_table", "smem_map_table", "swizzle_pair_table", "swizzle_table"),
+    "text.layouts": ("layout_table", "tv_table"),
+    "text.atoms": ("copy_table", "product_table"),
+    "text.memory": ("box_table", "schedule_table", "smem_map_table", "swizzle_pair_table", "swizzle_table"),
     "threads": ("fragment_svg", "tv_svg"),
     "timeline": ("timeline_svg",),
 }

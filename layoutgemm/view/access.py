@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from layoutgemm.atoms import SmemTile
-from layoutgemm.checks.accesses import AccessPattern
-from layoutgemm.checks.banks import BankReport, Requests, bank_conflicts, lanes_of_phase
+from layoutgemm.checks.smem.access_patterns import AccessPattern
+from layoutgemm.checks.smem.bank_conflicts import BankReport, Requests, bank_conflicts, lanes_of_phase
 from layoutgemm.dtypes import DType, dtype
 from layoutgemm.errors import LayoutError
 from layoutgemm.layouts import ComposedLayout, Layout

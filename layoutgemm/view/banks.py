@@ -7,8 +7,8 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from layoutgemm.checks.accesses import AccessPattern, matrix_access, thread_access
-from layoutgemm.checks.banks import BankReport, Requests, bank_conflicts, lanes_of_phase
+from layoutgemm.checks.smem.access_patterns import AccessPattern, matrix_access, thread_access
+from layoutgemm.checks.smem.bank_conflicts import BankReport, Requests, bank_conflicts, lanes_of_phase
 from layoutgemm.dtypes import dtype
 from layoutgemm.errors import LayoutError
 from layoutgemm.layouts import ComposedLayout, Layout, Swizzle

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from layoutgemm.atoms.tma_plan import TmaPlan
+from layoutgemm.atoms.tma.plan import TmaPlan
 from layoutgemm.errors import LayoutError
 from layoutgemm.view.canvas import Canvas, width_of
 from layoutgemm.view.palette import INK, hue, lighter

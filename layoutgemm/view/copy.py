@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from layoutgemm.atoms.copy import SIDES, CopyAtom
-from layoutgemm.atoms.copy_tmem import TmemCopyAtom
-from layoutgemm.atoms.tiled_copy import TiledCopy
+from layoutgemm.atoms.copy.base import SIDES, CopyAtom
+from layoutgemm.atoms.copy.tmem import TmemCopyAtom
+from layoutgemm.atoms.tiled.copy import TiledCopy
 from layoutgemm.errors import LayoutError
 from layoutgemm.view.grid import Owners, bounded, evaluate, extent, gathered, owners_of
 from layoutgemm.view.panel import MAX_TEXTS, Panel

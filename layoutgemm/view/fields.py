@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from layoutgemm.atoms.descriptor_fields import Field, FieldTable
+from layoutgemm.atoms.smem.bit_fields import Field, FieldTable
 from layoutgemm.errors import DescriptorError
 from layoutgemm.view.canvas import Canvas, width_of
 from layoutgemm.view.palette import hue
@@ -26,7 +26,7 @@ def fields_svg(
     text. Raises DescriptorError for a word that does not fit the table's width; a word with bits outside the fields, or
     with values that mean nothing, is drawn and says so.
 
-    >>> from layoutgemm.atoms.descriptor_words import smem_table
+    >>> from layoutgemm.atoms.smem.descriptor_words import smem_table
     >>> svg = fields_svg(smem_table("sm_90a"), 0x4000004000010040)
     >>> svg.count('data-bit="'), 'data-bit="62" data-field="swizzle_mode"' in svg
     (64, True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from layoutgemm.atoms.mma import MmaAtom
-from layoutgemm.atoms.tiled_mma import TiledMma
+from layoutgemm.atoms.mma.base import MmaAtom
+from layoutgemm.atoms.tiled.mma import TiledMma
 from layoutgemm.view.grid import Owners, bounded, extent, owners_of
 from layoutgemm.view.panel import MAX_TEXTS, Panel
 from layoutgemm.view.sheet import Note, Sheet

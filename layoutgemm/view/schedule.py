@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from layoutgemm.checks.persistent import Persistent
-from layoutgemm.checks.schedules import Schedule, checked_grid
 from layoutgemm.errors import LayoutError
+from layoutgemm.schedule.persistent import Persistent
+from layoutgemm.schedule.tile_order import Schedule, checked_grid
 from layoutgemm.view.canvas import width_of
 from layoutgemm.view.palette import HUES, hue
 from layoutgemm.view.panel import MAX_TEXTS, Label, Panel
@@ -32,7 +32,7 @@ def schedule_svg(
     Returns an SVG document as text. Raises LayoutError where the order does not visit every tile once, and for more
     than 65536 tiles.
 
-    >>> from layoutgemm.checks import Grouped
+    >>> from layoutgemm.schedule import Grouped
     >>> svg = schedule_svg(Grouped(group=2), (4, 4), wave=4)
     >>> "tile 0 of wave 1" in svg, svg.count('data-order="')
     (True, 1)

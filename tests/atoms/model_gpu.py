@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from layoutgemm.atoms import MmaAtom, atoms
-from layoutgemm.atoms.descriptor import element_addresses
+from layoutgemm.atoms.smem.descriptor import element_addresses
 from layoutgemm.dtypes import DType
-from tests.atoms.ptx_fragments import place
+from tests.atoms.mma.ptx_fragments import place
 from tests.micro import values
 
 CODES = range(-4, 5)

@@ -13,8 +13,8 @@ import pytest
 
 from layoutgemm import Layout
 from layoutgemm.atoms import MmaAtom, mma_sync, wgmma
+from tests.atoms.mma.test_sync import refused
 from tests.atoms.model_gpu import ModelGpu
-from tests.atoms.test_mma_sync import refused
 from tests.micro import values
 from tests.micro import wgmma as wgmma_text
 from tests.micro.mma_sync import PTX_VERSION, header

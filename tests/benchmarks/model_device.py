@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from layoutgemm.bench import Contender, Launch, Load, Operands, Problem, Replay
+from layoutgemm.bench.method import Contender, Launch, Load, Operands, Problem, Replay
 
 
 class ModelDevice:

@@ -13,11 +13,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from benchmarks import bench_gemm, peers
-from layoutgemm import bench_outcome
-from layoutgemm.bench import Contender, Problem
-from layoutgemm.bench_outcome import DeviceLost, Measured, Method, Outcome, line, measure
-
-from .model_device import ModelDevice, timed
+from layoutgemm.bench import outcome as bench_outcome
+from layoutgemm.bench.method import Contender, Problem
+from layoutgemm.bench.outcome import DeviceLost, Measured, Method, Outcome, line, measure
+from tests.benchmarks.model_device import ModelDevice, timed
 
 SMALL = Problem(48, 32, 64)
 
@@ -228,8 +227,8 @@ def test_the_program_from_end_to_end(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """All of `main` but the GPU: the closing table, the JSON, the exit status."""
-    from layoutgemm import bench
-    from layoutgemm import bench_machine as machine
+    from layoutgemm.bench import machine
+    from layoutgemm.bench import method as bench
 
     device = ModelDevice()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -252,8 +251,8 @@ def test_the_exit_status_is_that_of_the_device_not_of_a_word(
     says: str, lost: bool, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A device that is lost after the first shape; a note that says "broken" of one that is not."""
-    from layoutgemm import bench
-    from layoutgemm import bench_machine as machine
+    from layoutgemm.bench import machine
+    from layoutgemm.bench import method as bench
 
     device, run = ModelDevice(), bench_gemm.run
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -380,6 +379,6 @@ def test_without_the_dsl_nothing_is_measured_but_what_does_not_need_it(
     def stop() -> None:
         raise BeyondTheCheck
 
-    monkeypatch.setattr("layoutgemm.bench_machine.sampler", stop)
+    monkeypatch.setattr("layoutgemm.bench.machine.sampler", stop)
     with pytest.raises(BeyondTheCheck):
         bench_gemm.main(["--shapes", "64x64x64", "--contender", "torch.mm"])

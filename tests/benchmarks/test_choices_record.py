@@ -10,7 +10,7 @@ import pytest
 from benchmarks.bench_gemm import SHAPES
 from benchmarks.choice_record import Standing, Tried, load, standing
 from benchmarks.configurations import random_shapes
-from layoutgemm.bench import Problem
+from layoutgemm.bench.method import Problem
 
 RECORD = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "choices_h200.json"
 # Drawn after the fit before, and fitted to since; up to 140 kernels of each were measured, among them such as `choose`

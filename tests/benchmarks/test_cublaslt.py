@@ -13,9 +13,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from benchmarks import peers
-from layoutgemm import bench_cublaslt as cublaslt
-from layoutgemm.bench import Problem
-from layoutgemm.bench_contenders import cublaslt as proposals
+from layoutgemm.bench import cublaslt
+from layoutgemm.bench.contenders import cublaslt as proposals
+from layoutgemm.bench.method import Problem
 
 
 def test_structures_have_the_sizes_of_the_header() -> None:

@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from benchmarks import bench_gemm, deepgemm, peers
-from layoutgemm.bench import Operands, Problem
+from layoutgemm.bench.method import Operands, Problem
 
 PROBLEM = Problem(512, 14336, 4096)
 

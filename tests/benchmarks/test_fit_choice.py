@@ -13,8 +13,8 @@ from benchmarks.choice_record import Timed, Tried, save
 from benchmarks.configurations import candidates, random_shapes
 from benchmarks.fit_choice import constants, estimate, fit, folds, judged, main, searched
 from benchmarks.slopes import Slope
-from layoutgemm.bench import Problem
-from layoutgemm.kernels import sm90_many_rows as model
+from layoutgemm.bench.method import Problem
+from layoutgemm.kernels.sm90.choose import large_m as model
 
 RECORD = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "choices_h200.json"
 SHAPES = [(300, 4096, 4096), (2400, 1024, 4928), (1000, 6144, 2048), (200, 14336, 1024), (640, 1280, 1856)]

@@ -11,9 +11,9 @@ import pytest
 from benchmarks.choice_record import Standing, Timed, Tried, load, report, save, standing
 from benchmarks.configurations import candidates, name_of, random_shapes
 from benchmarks.tune_gemm import key_of, main, race
-from layoutgemm.bench import Contender, Launch, Operands, Problem
+from layoutgemm.bench.method import Contender, Launch, Operands, Problem
 from layoutgemm.errors import LayoutError
-from layoutgemm.kernels.sm90_choice import Sm90Choice, choose
+from layoutgemm.kernels.sm90.choose.rules import Sm90Choice, choose
 from tests.benchmarks.model_device import ModelDevice
 
 SHAPE = Problem(256, 128, 64)
@@ -22,8 +22,8 @@ CHOICES = list(candidates(256, 128, 64, likely=5))
 
 @pytest.fixture(autouse=True)
 def short_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("layoutgemm.bench.ROTATION_BYTES", 1.0)
-    monkeypatch.setattr("layoutgemm.bench.GRAPH_SECONDS", 0.0)
+    monkeypatch.setattr("layoutgemm.bench.method.ROTATION_BYTES", 1.0)
+    monkeypatch.setattr("layoutgemm.bench.method.GRAPH_SECONDS", 0.0)
 
 
 def takes(device: ModelDevice, name: str, seconds: float, family: str = "ours") -> Contender:

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from layoutgemm.emulator.findings import Finding
-from layoutgemm.emulator.machine import Launch, Machine, Policy
-from layoutgemm.emulator.memory import GlobalMemory
+from layoutgemm.emulator.machine.interpreter import Launch, Machine, Policy
+from layoutgemm.emulator.machine.memory import GlobalMemory
 from layoutgemm.emulator.ops import build
-from layoutgemm.emulator.program import Program
-from layoutgemm.emulator.ptx import parse
+from layoutgemm.emulator.ptx.parser import parse
+from layoutgemm.emulator.ptx.program import Program
 
 REGISTERS = {"pred": "p", "b16": "h", "b32": "r", "b64": "d", "f32": "f", "f64": "e"}
 COUNT = 96

@@ -12,11 +12,11 @@ import pytest
 
 import layoutgemm
 from layoutgemm import emulate_ptx
-from layoutgemm.cli import main
+from layoutgemm.cli.main import main
 from layoutgemm.emulator.api import ORDERS, TensorMapOf
-from layoutgemm.emulator.arguments import Packed, array_of
-from layoutgemm.emulator.machine import Policy
-from layoutgemm.emulator.mutate_api import mutate_ptx
+from layoutgemm.emulator.host.arguments import Packed, array_of
+from layoutgemm.emulator.machine.interpreter import Policy
+from layoutgemm.emulator.mutation.api import mutate_ptx
 from layoutgemm.errors import DeadlockError, EmulatorError, PtxError
 from layoutgemm.pytest_plugin import emulate_or_fail
 from tests.test_pytest_plugin import plugin_options

@@ -33,7 +33,7 @@ from layoutgemm.atoms import (
     wgmma,
 )
 from layoutgemm.interop import dsl_atoms, from_cute
-from layoutgemm.interop.dsl_refused import REFUSED
+from layoutgemm.interop.unsupported import REFUSED
 
 pytestmark = pytest.mark.dsl
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from layoutgemm.checks import Grouped
 from layoutgemm.errors import LayoutError
+from layoutgemm.schedule import Grouped
 
 
 @dataclass(frozen=True)

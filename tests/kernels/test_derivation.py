@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from layoutgemm.arch import arch
-from layoutgemm.checks import Grouped, Hilbert, Linear, Persistent
 from layoutgemm.errors import LayoutError, PlanError
 from layoutgemm.kernels import GemmConfig, GemmPlan, Sm80Config, Sm80Plan, Sm90Config, Sm90Plan, Sm100Config, Sm100Plan
-from layoutgemm.kernels.epilogue import Bias, Epilogue
+from layoutgemm.kernels.epilogue.chain import Bias, Epilogue
+from layoutgemm.schedule import Grouped, Hilbert, Linear, Persistent
 from tests.kernels.plan_mutants import Stuck, outcome
 
 SMALL: dict[str, Any] = {

@@ -11,8 +11,8 @@ import pytest
 
 from layoutgemm.errors import CoordinateError, LayoutError
 from layoutgemm.layouts import ComposedLayout, CounterExample, E, Layout, Proof, Swizzle
-from layoutgemm.layouts.gf2 import add_constant
 from layoutgemm.layouts.linear import LinearLayout
+from layoutgemm.layouts.proofs.gf2 import add_constant
 from tests.layouts import reference as ref
 
 SWIZZLES = [(b, m, s) for b in range(4) for m in range(4) for s in (-4, -3, -2, -1, 1, 2, 3, 4) if b <= abs(s)]

@@ -10,12 +10,12 @@ import pytest
 
 from layoutgemm import ComposedLayout, Layout, Swizzle, parse, smem_tile, wgmma
 from layoutgemm.atoms import TiledMma, fma, ldmatrix, mma_sync
-from layoutgemm.checks import Grouped
 from layoutgemm.errors import LayoutError, ParseError
 from layoutgemm.layouts import CounterExample
-from layoutgemm.layouts.inttuple import DEPTH, plain
+from layoutgemm.layouts.int_tuple import DEPTH, plain
 from layoutgemm.layouts.notation import MAX_TEXT
-from layoutgemm.layouts.proof import TWO_INDICES
+from layoutgemm.layouts.proofs.verdicts import TWO_INDICES
+from layoutgemm.schedule import Grouped
 
 # What CuTe, the CuTe DSL and pycute print -> what it is here.
 PASTED = {
@@ -174,9 +174,9 @@ HOSTILE = (
 def test_every_parser_reads_or_refuses_hostile_texts(number: int) -> None:
     from layoutgemm.arch import arch
     from layoutgemm.dtypes import dtype
-    from layoutgemm.kernels.plan import Operand
-    from layoutgemm.layouts.facts import Facts
-    from layoutgemm.layouts.formula import from_expr
+    from layoutgemm.kernels.derive import Operand
+    from layoutgemm.layouts.formulas import from_expr
+    from layoutgemm.layouts.symbols.facts import Facts
 
     text = HOSTILE[number]
     for read in (

@@ -19,8 +19,8 @@ from layoutgemm.errors import (
 )
 from layoutgemm.layouts import ComposedLayout, E, Layout, Swizzle, functions
 from layoutgemm.layouts.linear import LinearLayout
-from layoutgemm.layouts.prove import bijective, covers, injective, prove
-from layoutgemm.layouts.symbolic import dim, dims
+from layoutgemm.layouts.proofs.prove import bijective, covers, injective, prove
+from layoutgemm.layouts.symbols.dims import dim, dims
 
 BAD_LAYOUTS: list[tuple[Any, Any, str]] = [
     # (shape, stride, what the message must contain)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from layoutgemm.atoms.tma_rules import TensorMap
+from layoutgemm.atoms.tma.rules import TensorMap
 
 LOG_BYTES = 1 << 16
 _INFO_LOG, _INFO_SIZE, _ERROR_LOG, _ERROR_SIZE = 3, 4, 5, 6  # CU_JIT_INFO_LOG_BUFFER and its neighbours

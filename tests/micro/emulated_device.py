@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from layoutgemm.atoms.tma_rules import TensorMap
+from layoutgemm.atoms.tma.rules import TensorMap
 from layoutgemm.emulator.api import TensorMapOf, emulate_ptx
-from layoutgemm.emulator.machine import Policy
+from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.errors import LayoutError
 from tests.micro.cuda_driver import CudaError
 

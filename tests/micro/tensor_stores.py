@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from layoutgemm.atoms.tma_rules import TensorMap
+from layoutgemm.atoms.tma.rules import TensorMap
 from layoutgemm.dtypes import DType
 
 PTX_VERSION = "8.0"

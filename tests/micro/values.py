@@ -120,7 +120,7 @@ def unpack(atom: MmaAtom, operand: str, registers: npt.NDArray[np.uint32]) -> np
 
 def pack_scales(atom: MmaAtom, operand: str, factors: npt.NDArray[np.int64], byte_id: int, thread_id: int) -> Any:
     """[case, row, block] factors -> [case, lane, 1] metadata registers, only at the bytes that the selectors read."""
-    from layoutgemm.atoms.mma_scales import provider
+    from layoutgemm.atoms.mma.block_scales import provider
 
     assert atom.scale is not None
     registers = np.zeros((len(factors), 32, 1), dtype=np.uint32)

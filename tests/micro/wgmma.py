@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from layoutgemm.atoms import MmaAtom
-from layoutgemm.atoms.descriptor import ADDRESS_MASK, SM90_FIELDS
+from layoutgemm.atoms.smem.descriptor import ADDRESS_MASK, SM90_FIELDS
 from tests.micro.mma_sync import PTX_VERSION, header
 
 

@@ -28,12 +28,12 @@ from layoutgemm.atoms import (
     tma_load,
     universal_copy,
 )
-from layoutgemm.checks import Grouped, Hilbert, Linear, Persistent
-from layoutgemm.emulator.timeline import Row, Span, Timeline
+from layoutgemm.emulator.machine.timeline import Row, Span, Timeline
 from layoutgemm.errors import LayoutError
 from layoutgemm.kernels import Sm80Plan, Sm90Plan, Sm100Plan
 from layoutgemm.kernels.pictures import PICTURES, regions_of
-from layoutgemm.kernels.sm90_plan import Sm90Config
+from layoutgemm.kernels.sm90.plan import Sm90Config
+from layoutgemm.schedule import Grouped, Hilbert, Linear, Persistent
 from layoutgemm.view.canvas import DARK
 from layoutgemm.view.raster import dark_svg
 

@@ -25,10 +25,11 @@ from layoutgemm.atoms import (
     universal_copy,
     wgmma,
 )
-from layoutgemm.atoms.descriptor_words import smem_table
-from layoutgemm.checks import Grouped, Hilbert, Persistent, matrix_access, thread_access
+from layoutgemm.atoms.smem.descriptor_words import smem_table
+from layoutgemm.checks import matrix_access, thread_access
 from layoutgemm.errors import DescriptorError, LayoutError
 from layoutgemm.layouts import Layout, Swizzle
+from layoutgemm.schedule import Grouped, Hilbert, Persistent
 from layoutgemm.view import (
     Region,
     access_svg,

@@ -11,14 +11,15 @@ from __future__ import annotations
 from importlib import import_module
 
 from ...errors import PtxError
-from ..codegen import UNREADABLE
-from ..program import Program, Run
-from ..ptx import Instruction, Kernel
+from ..ptx.codegen import UNREADABLE
+from ..ptx.parser import Instruction, Kernel
+from ..ptx.program import Program, Run
 from .registry import BUILDERS, GUARDS, guarded
 
 MODULES = (
-    "barrier", "bulk_groups", "control", "copy_async", "copy_bulk", "lanes", "launch_control", "matrix", "memory",
-    "mma_sync", "tcgen05", "tcgen05_copy", "tcgen05_mma", "tcgen05_shift", "tensormap", "tma", "wgmma",
+    "barrier", "control", "launch_control", "memory", "warp",
+    "copy.bulk", "copy.bulk_groups", "copy.cp_async", "copy.ldmatrix", "copy.tensormap", "copy.tma",
+    "mma.sync", "mma.wgmma", "tcgen05.allocation", "tcgen05.copy", "tcgen05.mma", "tcgen05.shift",
 )  # fmt: skip
 for _module in MODULES:
     import_module(f"{__name__}.{_module}")

@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 from ...errors import EmulatorError
-from ..lane_order import synchronise
-from ..machine import BLOCKED, Cluster, Cta, Fiber
-from ..order import Event, Knowledge
-from ..program import Program, Run
-from ..ptx import Instruction
+from ..machine.interpreter import BLOCKED, Cluster, Cta, Fiber
+from ..ptx.parser import Instruction
+from ..ptx.program import Program, Run
+from ..races.happens_before import Event, Knowledge
+from ..races.lanes import synchronise
 from .memory import block_of, said
 from .registry import known, operation
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from ...errors import EmulatorError
-from ..machine import Fiber
-from ..program import Program, Run
-from ..ptx import Instruction
+from ..machine.interpreter import Fiber
+from ..ptx.parser import Instruction
+from ..ptx.program import Program, Run
 from .registry import known, operation, taken
 
 

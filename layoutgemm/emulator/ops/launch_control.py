@@ -10,10 +10,10 @@ from __future__ import annotations
 import numpy as np
 
 from ...errors import EmulatorError
-from ..machine import Fiber
-from ..memory import span
-from ..program import Program, Run
-from ..ptx import Instruction
+from ..machine.interpreter import Fiber
+from ..machine.memory import span
+from ..ptx.parser import Instruction
+from ..ptx.program import Program, Run
 from .barrier import barriers_of, mbarrier_at
 from .memory import block_of, said
 from .registry import known, operation

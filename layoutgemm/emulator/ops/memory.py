@@ -11,15 +11,15 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import EmulatorError
-from .. import lane_words
-from ..codegen import PARAMETER_BASE, SHARED_WINDOW, bits_of
-from ..floats import BINARY, decode, encode
-from ..lane_order import Touch, conflicting, did, strong
-from ..machine import Cta, Fiber
-from ..memory import OFFSET, RANK_SHIFT, parts_of
-from ..program import Program, Run
-from ..ptx import SIZES, Instruction, Operand
-from ..values import LANES, Undefined, any_of, bool_of, defined, is_uniform, lanes_without, s32, s64
+from ..machine.interpreter import Cta, Fiber
+from ..machine.memory import OFFSET, RANK_SHIFT, parts_of
+from ..ptx.codegen import PARAMETER_BASE, SHARED_WINDOW, bits_of
+from ..ptx.floats import BINARY, decode, encode
+from ..ptx.parser import SIZES, Instruction, Operand
+from ..ptx.program import Program, Run
+from ..ptx.values import LANES, Undefined, any_of, bool_of, defined, is_uniform, lanes_without, s32, s64
+from ..races import global_words as lane_words
+from ..races.lanes import Touch, conflicting, did, strong
 from .registry import guarded, operation, taken
 
 UNSIGNED: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
@@ -316,7 +316,7 @@ def _integer_update(name: str, kind: str) -> Callable[[int, int, int], int]:
 
 def _float_update(name: str, kind: str) -> Callable[[int, int, int], int]:
     from ...dtypes import dtype
-    from ..floats import bits32, bits64
+    from ..ptx.floats import bits32, bits64
 
     base = dtype(kind.removesuffix("x2"))
     function = BINARY[name]

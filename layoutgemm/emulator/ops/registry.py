@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..machine import Fiber, lanes_where
-from ..program import Program, Run
-from ..ptx import Instruction
+from ..machine.interpreter import Fiber, lanes_where
+from ..ptx.parser import Instruction
+from ..ptx.program import Program, Run
 
 Builder = Callable[[Program, Instruction], Run]
 BUILDERS: dict[str, Builder] = {}  # opcode, or the beginning of one up to a dot -> builder

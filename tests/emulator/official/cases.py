@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from layoutgemm.dtypes import dtype
-
-from .examples import Example, Matrix, Number, Pointer, Scales, Shape
+from tests.emulator.official.examples import Example, Matrix, Number, Pointer, Scales, Shape
 
 Array = npt.NDArray[Any]
 KINDS = {"s8": "i8", "s32": "i32"}  # this library's names of types that PTX calls so

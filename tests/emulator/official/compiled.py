@@ -19,11 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from layoutgemm.kernels import object_cache
-from layoutgemm.kernels.compile import dsl_version
-
-from . import fetch
-from .examples import Constant, Example, Matrix, Number, Pointer, Scales, Sizes, Stream
+from layoutgemm.kernels.compile import cache as object_cache
+from layoutgemm.kernels.compile.compiler import dsl_version
+from tests.emulator.official import fetch
+from tests.emulator.official.examples import Constant, Example, Matrix, Number, Pointer, Scales, Sizes, Stream
 
 PARTS = ("kernel.ptx", "kernel.o", "kernel.json")
 TYPES = {
@@ -149,8 +148,8 @@ def _compile(example: Example, symbol: str) -> dict[str, bytes]:
     import cutlass
     import cutlass.cute as cute
 
-    from layoutgemm.emulator.dsl_host import types_of, watch
-    from layoutgemm.kernels.compile import _runtime_library
+    from layoutgemm.emulator.host.dsl_calls import types_of, watch
+    from layoutgemm.kernels.compile.compiler import _runtime_library
 
     path = fetch.path_of(example.path)
     assert path is not None, fetch.MISSING

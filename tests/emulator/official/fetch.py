@@ -18,7 +18,7 @@ import sys
 import urllib.request
 from pathlib import Path
 
-from layoutgemm.kernels.object_cache import cache_dir
+from layoutgemm.kernels.compile.cache import cache_dir
 
 COMMIT = "7107b05535f8977f5ecb9d01ee203205b1fd9bc4"
 ROOT = "examples/python/CuTeDSL/"

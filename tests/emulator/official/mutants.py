@@ -2,8 +2,8 @@
 
     python -m tests.emulator.official.mutants NAME... [--sample N] [--deletions] [--fields] [--launch] [--write]
 
-Each survivor has a reason (`layoutgemm/emulator/redundant.py`). --write keeps them in `survivors.json`, which a test
-compares with what it finds.
+Each survivor has a reason (`layoutgemm/emulator/mutation/survivors.py`). --write keeps them in `survivors.json`, which
+a test compares with what it finds.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ from __future__ import annotations
 import argparse
 import functools
 
-from layoutgemm.emulator.mutants import Mutant, alterations, deletions, fields
-from layoutgemm.emulator.mutate import Row, Survey, on_terminal, sample
-from layoutgemm.emulator.redundant import Explainer
-
-from . import survivors
-from .examples import EXAMPLES, Example
-from .running import cases, few, repaired
+from layoutgemm.emulator.mutation.mutants import Mutant, alterations, deletions, fields
+from layoutgemm.emulator.mutation.run import Row, Survey, on_terminal, sample
+from layoutgemm.emulator.mutation.survivors import Explainer
+from tests.emulator.official import survivors
+from tests.emulator.official.examples import EXAMPLES, Example
+from tests.emulator.official.running import cases, few, repaired
 
 KINDS = ("deletions", "fields", "launch")
 # Changes of what one instruction reads, for which few shapes are as good as all: it reads the same, or it does not.

@@ -12,14 +12,13 @@ from __future__ import annotations
 import argparse
 import sys
 
-from layoutgemm.emulator.machine import Machine, Policy
+from layoutgemm.emulator.machine.interpreter import Machine, Policy
 from layoutgemm.emulator.ops import build
-from layoutgemm.emulator.program import Program
+from layoutgemm.emulator.ptx.program import Program
 from layoutgemm.errors import EmulatorError
-
-from .compiled import missing
-from .examples import EXAMPLES, Shape
-from .running import case, kernel
+from tests.emulator.official.compiled import missing
+from tests.emulator.official.examples import EXAMPLES, Shape
+from tests.emulator.official.running import case, kernel
 
 
 def shape_of(text: str) -> Shape:

@@ -9,16 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from layoutgemm.emulator.host import HostFunction
-from layoutgemm.emulator.host_types import parameter_of
-from layoutgemm.emulator.machine import Launch, Policy
-from layoutgemm.emulator.mutants import edited
-from layoutgemm.emulator.mutate import Case
-from layoutgemm.emulator.ptx import Kernel, read_instruction
-
-from .cases import Inputs, Tensor, inputs
-from .compiled import compiled
-from .examples import Constant, Example, Matrix, Number, Pointer, Scales, Shape, Sizes, Stream
+from layoutgemm.emulator.host.launcher import HostFunction
+from layoutgemm.emulator.host.types import parameter_of
+from layoutgemm.emulator.machine.interpreter import Launch, Policy
+from layoutgemm.emulator.mutation.mutants import edited
+from layoutgemm.emulator.mutation.run import Case
+from layoutgemm.emulator.ptx.parser import Kernel, read_instruction
+from tests.emulator.official.cases import Inputs, Tensor, inputs
+from tests.emulator.official.compiled import compiled
+from tests.emulator.official.examples import Constant, Example, Matrix, Number, Pointer, Scales, Shape, Sizes, Stream
 
 RACES = ("geforce_f16", "geforce_bf16_mnn")  # the stores of whose epilogue race with the next tile's stmatrix
 

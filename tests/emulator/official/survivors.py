@@ -2,8 +2,8 @@
 
 `survivors.json` has, for each kernel, how many mutants there are and those that survive, by names that hold as long as
 the compiler emits the same instructions: opcode, which of that opcode, and the change. The reason is what
-`layoutgemm.emulator.redundant` found by comparing runs and looking at the code, and each is a proof. With "sample" not
-all mutants were run, but those that `layoutgemm.emulator.mutate.sample` picks for that number.
+`layoutgemm.emulator.mutation.survivors` found by comparing runs and looking at the code, and each is a proof. With
+"sample" not all mutants were run, but those that `layoutgemm.emulator.mutation.run.sample` picks for that number.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from layoutgemm.emulator.mutate import Row
-from layoutgemm.emulator.ptx import Kernel
-from layoutgemm.kernels.compile import dsl_version
+from layoutgemm.emulator.mutation.run import Row
+from layoutgemm.emulator.ptx.parser import Kernel
+from layoutgemm.kernels.compile.compiler import dsl_version
 
 FILE = Path(__file__).with_suffix(".json")
 NAME = re.compile(r"(?P<instruction>.*?)(?: #(?P<number>\d+))?: (?P<change>.*)")  # of the launch: no number

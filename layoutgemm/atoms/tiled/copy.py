@@ -1,0 +1,394 @@
+"""One copy instruction tiled over threads and values: which thread moves which element of a whole tile.
+
+A tiled copy says, for every thread and each of its values, which element of a tile it moves: `layout_tv`, (thread,
+value) -> element, column-major over the tile. That map is about one side of the atom, its reference: the registers of a
+copy between registers and memory, tensor memory where one side is that, else the source. What the other side names
+follows from the atom:
+
+    other thread and value of one instruction -> reference's:   right_inverse(reference) o other
+    (thread, value) of the tiled copy, the same:                 zipped_divide(layout_tv, one instruction), composed
+
+Source: `cute/atom/copy_atom.hpp` in NVIDIA/cutlass, TiledCopy; `cute.make_tiled_copy` of the CuTe DSL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ...errors import AtomError
+from ...layouts import ComposedLayout, CounterExample, Layout, Proof, Undecided
+from ...layouts.display import Pictured
+from ...layouts.int_tuple import ENUMERABLE, plain, plain_fields
+from ...layouts.paged import Paged
+from ..copy.base import CopyAtom
+from .mma import TiledMma, check_thread, flat_strides, one_thread
+from .thread_map import View
+
+
+@dataclass(frozen=True)
+class TiledCopy(Pictured, Paged):
+    """An atom over a tile: `cute.make_tiled_copy(atom, layout_tv, tiler)`.
+
+    atom        the instruction
+    layout_tv   (thread, value) -> element of the tile, column-major; several threads may move one element
+    tiler       for each mode of the tensor which of its elements are the tile: an int (the first so many) or a Layout
+    blocks      the shape (values, blocks along the rows, blocks along the columns) in which a thread's values lie in
+                the fragment of the tiled product that the copy was made for; None where there is none
+
+    Raises AtomError where one instruction needs more threads or values than there are or does not divide them, and
+    where `layout_tv` leaves the tile.
+
+    >>> from layoutgemm.atoms.tiled.derived_copies import make_tiled_copy
+    >>> from layoutgemm.dtypes import bf16
+    >>> vector = Layout((1, 8), (0, 1))
+    >>> atom = CopyAtom("ld.global.v4.b32", ("sm_80",), bf16, 1, "gmem", "rmem", vector, vector, "PTX ISA, ld")
+    >>> copy = make_tiled_copy(atom, Layout((16, 8), (8, 1)), Layout((1, 8)))
+    >>> copy.threads, copy.tile, str(copy.layout_tv)
+    (128, (16, 64), '((8,16),8):((128,1),16)')
+    >>> copy.coverage().ok, str(copy.partition_S(9, Layout((32, 64), (64, 1)))[0])
+    (True, '((8,1),2,1):((1,0),1024,0)')
+    """
+
+    atom: CopyAtom
+    layout_tv: Layout
+    tiler: Any
+    blocks: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        plain_fields(self)
+        tiler = self.tiler if isinstance(self.tiler, (tuple, list)) else (self.tiler,)
+        for mode in tiler:
+            if isinstance(mode, bool) or not isinstance(mode, (int, Layout)) or (isinstance(mode, int) and mode < 1):
+                raise AtomError(f"a tiler has an int or a Layout for each mode, not {mode!r}")
+        object.__setattr__(self, "tiler", tuple(tiler))
+        tv, atom = self.layout_tv, self.atom
+        if tv.rank != 2:
+            raise AtomError(f"a thread-value layout has the modes thread and value; {tv} has {tv.rank}")
+        if atom.thread_ids is not None and not atom.thread_ids.equivalent(Layout(atom.threads)):
+            raise AtomError(
+                f"{atom} runs on the threads {atom.thread_ids}: a tiled copy numbers the threads of one instruction in "
+                f"a row, 0 to {atom.threads - 1}"
+            )
+        for name, have, need in zip(("threads", "values"), (tv[0].size, tv[1].size), self._per_instruction):
+            if have % need:
+                raise AtomError(
+                    f"{atom} takes {need} {name} an instruction, and the tiled copy has {have} = {have // need}*{need} "
+                    f"+ {have % need}: {tv}"
+                )
+        size = prod(self.tile)
+        if tv.cosize > size or min([0, *flat_strides(tv)]) < 0:
+            raise AtomError(f"{tv} leaves its tile {self.tile} of {size} elements: it reaches {tv.cosize - 1}")
+
+    # ------------------------------------------------------------ sizes
+
+    @property
+    def threads(self) -> int:
+        """How many threads the copy takes."""
+        return int(self.layout_tv[0].size)
+
+    @property
+    def values(self) -> int:
+        """How many elements of the tile each thread moves."""
+        return int(self.layout_tv[1].size)
+
+    @property
+    def tile(self) -> tuple[int, ...]:
+        """The extents of the tile, in elements."""
+        return tuple(mode if isinstance(mode, int) else int(mode.size) for mode in self.tiler)
+
+    @property
+    def reference(self) -> str:
+        """The side that `layout_tv` is about, "src" or "dst".
+
+        Tensor memory where one side is that, else registers where one side is those, else the source: RefLayout in
+        `cute/atom/copy_traits_sm75.hpp`, `_sm90.hpp` and `_sm100.hpp`.
+        """
+        for space in ("tmem", "rmem"):
+            if (self.atom.source == space) != (self.atom.target == space):
+                return "src" if self.atom.source == space else "dst"
+        return "src"
+
+    @property
+    def _per_instruction(self) -> tuple[int, int]:
+        """Threads and values of the reference that one instruction takes."""
+        layout = self.atom.layout(self.reference)
+        return int(layout[0].size), int(layout[1].size)
+
+    # ------------------------------------------------------------ the maps
+
+    @property
+    def layout_src_tv(self) -> Layout:
+        """(thread, (value of one instruction, instruction)) -> element of the tile, on the source side."""
+        return self.tv_layout("src")
+
+    @property
+    def layout_dst_tv(self) -> Layout:
+        """(thread, (value of one instruction, instruction)) -> element of the tile, on the destination side."""
+        return self.tv_layout("dst")
+
+    def tv_layout(self, side: str) -> Layout:
+        """(thread, (value of one instruction, instruction)) -> element of the tile that side "src" or "dst" names."""
+        named = self.atom.layout(side)
+        instructions = self.layout_tv.zipped_divide(self._per_instruction)
+        if side != self.reference:
+            inverse = self.atom.layout(self.reference).right_inverse()
+            if named.cosize > inverse.size:
+                raise AtomError(
+                    f"{self.atom}: the {side} side names elements up to {named.cosize - 1}, and the registers "
+                    f"{self.atom.layout(self.reference)} hold the first {inverse.size} of them"
+                )
+            instructions = instructions.compose((inverse.compose(named), None))
+        (threads, values), (thread_rest, value_rest) = instructions[0], instructions[1]
+        return Layout.join(Layout.join(threads, thread_rest).coalesce(), Layout.join(values.coalesce(), value_rest))
+
+    def partition(self, side: str, layout: Any) -> Any:
+        """(thread, (value of one instruction, instruction), rest, rest, ...) -> what `layout` gives for those elements.
+
+        `layout` is the tensor on that side: offsets, coordinates, or with a swizzle; modes past the tiler's stay.
+        Raises AtomError where the tile does not divide an extent, and CompositionError where no layout has the answer.
+        """
+        if isinstance(layout, ComposedLayout):
+            return ComposedLayout(layout.swizzle, layout.offset, self.partition(side, layout.layout))
+        self._check_extents(layout)
+        tiles = layout.zipped_divide(self.tiler)
+        threads, values = tiles[0].compose(self.tv_layout(side))
+        return Layout.join(threads, values, *tiles[1])
+
+    def _check_extents(self, layout: Any) -> None:
+        if not isinstance(layout, Layout):
+            raise AtomError(f"a tiled copy partitions a Layout or a ComposedLayout, not {layout!r}")
+        if layout.rank < len(self.tiler):
+            raise AtomError(f"the tiler has {len(self.tiler)} modes, and {layout} has {layout.rank}")
+        for i, (mode, tiler) in enumerate(zip(layout, self.tiler)):
+            n = self.tile[i]
+            if not isinstance(mode.size, int):
+                Layout(mode.size).logical_divide(tiler)  # refuses, and says what it needs
+            elif mode.size % n:
+                raise AtomError(
+                    f"mode {i} of {layout} has {mode.size} elements, and the tile {n}: "
+                    f"{mode.size} = {mode.size // n}*{n} + {mode.size % n}"
+                )
+            elif isinstance(tiler, Layout):
+                # A tiler with gaps is filled by its own translates, or it hangs over the end.
+                cut = Layout(mode.size).logical_divide(tiler)
+                if cut.size != mode.size or not cut.is_bijective():
+                    raise AtomError(
+                        f"{tiler} and its translates do not cut the {mode.size} elements of mode {i} of {layout}: they "
+                        f"are {cut.size} and reach element {cut.cosize - 1}"
+                    )
+
+    def partition_S(self, thread: Any, layout: Any) -> tuple[Any, Any]:
+        """((value of one instruction, instruction), rest, ...) of one thread at the source, and its offset."""
+        return one_thread(self.partition("src", layout), thread, self.threads)
+
+    def partition_D(self, thread: Any, layout: Any) -> tuple[Any, Any]:
+        """((value of one instruction, instruction), rest, ...) of one thread at the destination, and its offset."""
+        return one_thread(self.partition("dst", layout), thread, self.threads)
+
+    def to_cute(self) -> Any:
+        """The same as an object of the CuTe DSL, in a trace or under `interop.cute_context()`: see interop.to_cute."""
+        from ...interop import to_cute
+
+        return to_cute(self)
+
+    def get_slice(self, thread: int) -> ThreadCopy:
+        """The partitions of one thread. Raises AtomError for a thread that does not take part."""
+        thread = plain(thread)
+        check_thread(thread, self.threads)
+        return ThreadCopy(self, thread)
+
+    def view(self, side: str, extent: Sequence[Any] | None = None) -> View:
+        """The whole map (thread, value, rest) -> (row, column) of one side over `extent` (None: one tile).
+
+        Raises AtomError for a tile of other than two modes, and where the tiler has a Layout and no extent is given.
+        """
+        if len(self.tiler) != 2:
+            raise AtomError(f"a view has rows and columns; the tile {self.tile} has {len(self.tile)} modes")
+        if extent is None:
+            if any(isinstance(mode, Layout) and mode.coalesce() != Layout(mode.size) for mode in self.tiler):
+                raise AtomError(f"the tiler {', '.join(map(str, self.tiler))} is no box: say the extent of the view")
+            extent = self.tile
+        rows, columns = extent
+        threads, values, *rest = self.partition(side, Layout.identity((rows, columns)))
+        return View(Layout.join(threads, values, Layout.join(*rest)), (rows, columns))
+
+    # ------------------------------------------------------------ statements
+
+    def coverage(self, side: str | None = None) -> Any:
+        """Whether the tile is copied whole: a Proof, or a CounterExample with the first element that is not.
+
+        For a side, whether it names every element of the tile; None asks it of both, and that no element is moved
+        twice. Copies made for a tiled product move an element once for each thread that holds it: ask them by side.
+        """
+        tile = Layout(self.tile)
+        sides = ("src", "dst") if side is None else (side,)
+        for name in sides:
+            covered = self.tv_layout(name).covers(tile)
+            if not covered:
+                return covered
+        return self.layout_tv.is_bijective() if side is None else covered
+
+    def vectors(self, side: str, layout: Any, width: int | None = None) -> Any:
+        """Whether each instruction's values are side by side and aligned in `layout`, the tensor of that side.
+
+        `width` is how many elements one access takes (None: the values of one instruction on that side). A Proof says
+        that value v of an access is at v, that every access starts at a multiple of the width and that a swizzle keeps
+        so many together: with a base aligned to the width each access is one vector. A CounterExample gives the
+        coordinate in (thread, access of the instruction, instruction, rest, ...), its offset and what was needed.
+        """
+        inner = layout.layout if isinstance(layout, ComposedLayout) else layout
+        part = self.partition(side, inner)
+        one = part[1][0]
+        width = int(one.size) if width is None else width
+        if one.size % width:
+            raise AtomError(f"{self.atom} has {one.size} values an instruction at its {side}, no multiple of {width}")
+        access = one.with_shape((width, one.size // width))
+        what = f"the {width} values of one access of {self.atom} are no vector in {layout}"
+        for v in range(width):
+            if access[0](v) != v:
+                return CounterExample(v, access[0](v), v, statement=f"{what}: value")
+        starts = Layout.join(part[0], access[1], part[1][1], *list(part)[2:])
+        flat, weight = starts.flatten(), 1
+        for extent, stride in zip(flat.shape, flat.stride):
+            if not isinstance(stride, int):
+                Layout(width, stride).upcast(width)  # refuses, and says what it needs
+            elif extent != 1 and stride % width:
+                aligned = stride - stride % width
+                return CounterExample(starts.coord(weight), stride, aligned, statement=f"{what}: the access at")
+            weight *= extent
+        if isinstance(layout, ComposedLayout):
+            refuted = self._swizzled_vectors(layout, starts, width, what)
+            if refuted is not None:
+                return refuted
+        return Proof("strides", (), (f"{width} values at consecutive offsets, every start a multiple of {width}",))
+
+    def _swizzled_vectors(self, layout: ComposedLayout, starts: Layout, width: int, what: str) -> Any:
+        """The first access that a swizzle or an offset makes no vector, or None; see `vectors`."""
+        start, swizzle = layout.offset, layout.swizzle
+        if start % width and not swizzle.bits:
+            return CounterExample(0, start, start - start % width, statement=f"{what}: the access at")
+        if not swizzle.bits or (swizzle.base >= (width - 1).bit_length() and not start % width):
+            return None  # whole vectors are moved
+        if not isinstance(starts.size, int) or starts.size * width > ENUMERABLE:
+            return Undecided(f"{swizzle} moves parts of {width} values, and {starts} has too many accesses to look at")
+        values = swizzle(start + starts.offsets().reshape(-1, 1) + np.arange(width))
+        wanted = values[:, :1] - values[:, :1] % width + np.arange(width)
+        wrong = np.argwhere(values != wanted)
+        if not len(wrong):
+            return None
+        access, v = map(int, wrong[0])
+        said = f"{what}: value {v} of the access at" if v else f"{what}: the access at"
+        coord = starts.coord(access)
+        return CounterExample(coord, int(values[access, v]), int(wanted[access, v]), statement=said)
+
+    # ------------------------------------------------------------ fragments
+
+    def retile(self, fragment: Any) -> Any:
+        """A product's fragment (values, rest, rest, ...), as ((value of one instruction, instruction), rest, ...).
+
+        The registers stay; the layout says which of them an instruction of this copy takes. A copy made by
+        `make_tiled_copy_A`, `_B` or `_C` knows how a thread's values of one tile lie in the fragment. Another one finds
+        it as CuTe does, from the positions in the tile: block b of the fragment's values is the b-th along each mode.
+        That is refused where the values are in another order than the positions (a permuted product), since the
+        fragment's own order is then not known; CuTe answers with the wrong registers there.
+
+        Raises AtomError in that case, and where the fragment's values do not divide the copy's.
+        """
+        if isinstance(fragment, ComposedLayout):
+            return ComposedLayout(fragment.swizzle, fragment.offset, self.retile(fragment.layout))
+        if fragment.rank < 1 + len(self.tiler):
+            raise AtomError(f"a fragment has the values and {len(self.tiler)} modes of rest; {fragment} has too few")
+        taken, order = self._order(int(fragment[0].size))
+        for i, n in enumerate(taken[1:], 1):
+            if fragment[i].size % n:
+                raise AtomError(f"mode {i} of the fragment {fragment} has {fragment[i].size} blocks, and a tile {n}")
+        tiles = fragment.zipped_divide(taken)
+        split = order.coalesce().zipped_divide(self._per_instruction[1])
+        values = tiles[0].compose(Layout.join(split[0].coalesce(), split[1]))
+        return Layout.join(values, *list(tiles[1])[1:])
+
+    def feeds(self, mma: TiledMma, operand: str, extent: Any = None) -> Any:
+        """Whether the copy fills (or empties) the fragments of an operand over `extent` (None: one tile) as they are.
+
+        A Proof that element by element, for every thread, what the copy puts into the registers that `retile` names is
+        what the product expects in them; or a CounterExample in (thread, ((values, instructions), rest, rest)) with the
+        element that the copy moves and the one that the product expects. Raises AtomError as partition and retile do.
+        """
+        whole = Layout(mma.tile_of(operand) if extent is None else extent)
+        held = mma.partition(operand, whole)
+        registers = self.retile(Layout(mma.partition_shape(operand, whole.shape)))
+        expected = Layout.join(held[0], Layout.join(*held[1:]).compose(registers))
+        moved = self.partition(self.reference, whole)
+        return Layout.join(moved[0], Layout.join(*moved[1:])).equivalent(expected)
+
+    def _order(self, values: int) -> tuple[tuple[int, ...], Layout]:
+        """The box of the fragment that one tile fills, and (value of the copy) -> flat coordinate in it."""
+        if self.blocks is not None and self.blocks[0] == values:
+            return self.blocks, Layout(self.values)
+        whole = (values, *(1 for _ in self.tiler))
+        if values >= self.values:
+            if values % self.values:
+                raise AtomError(f"the fragment has {values} values, no multiple of the copy's {self.values}")
+            return whole, Layout(values)
+        if self.values % values:
+            raise AtomError(f"the copy moves {self.values} values a thread, no multiple of the fragment's {values}")
+        inverse = self.layout_tv.right_inverse()
+        unit = self.threads * values
+        if inverse.size != prod(self.tile):
+            raise AtomError(f"{self.layout_tv} does not cover the tile {self.tile}: {self.coverage(self.reference)}")
+        for stride in flat_strides(inverse):
+            if stride % unit and unit % stride:
+                raise AtomError(
+                    f"the fragment's {values} values are no block of {self.layout_tv}: {stride} and {self.threads} "
+                    f"threads * {values} do not divide one another"
+                )
+        blocks = inverse.with_shape(self.tile).upcast(unit)
+        for i, mode in enumerate(blocks):
+            falls = np.nonzero(np.diff(mode.offsets()) <= 0)[0]
+            if len(falls):
+                at = int(falls[0])
+                raise AtomError(
+                    f"the order of the fragment along mode {i} is not known: blocks {at} and {at + 1} of the tile "
+                    f"{self.tile} hold the values from {values * int(mode(at))} and from {values * int(mode(at + 1))} "
+                    f"on; use make_tiled_copy_A, _B or _C of the product that the fragment is of"
+                )
+        taken = (values, *(int(mode.size) for mode in blocks))
+        return taken, Layout(values).logical_product(blocks.right_inverse())
+
+    def _picture(self, **options: Any) -> str:
+        from ...view import tiled_copy_svg
+
+        return tiled_copy_svg(self, **options)
+
+    def _table(self, **options: Any) -> str:
+        from ...view import copy_table
+
+        return copy_table(self, **options)
+
+    def __str__(self) -> str:
+        return f"{self.atom} tiled: {self.threads} threads, tile {self.tile}, {self.layout_tv}"
+
+
+@dataclass(frozen=True)
+class ThreadCopy:
+    """One thread's share of a tiled copy."""
+
+    tiled: TiledCopy
+    thread: int
+
+    def partition_S(self, layout: Any) -> tuple[Any, Any]:
+        """See TiledCopy.partition_S."""
+        return self.tiled.partition_S(self.thread, layout)
+
+    def partition_D(self, layout: Any) -> tuple[Any, Any]:
+        """See TiledCopy.partition_D."""
+        return self.tiled.partition_D(self.thread, layout)
+
+    def retile(self, fragment: Any) -> Any:
+        """See TiledCopy.retile."""
+        return self.tiled.retile(fragment)

@@ -1,0 +1,106 @@
+"""Ways to make a tiled copy: of threads and values, for operands of a tiled product, after another copy, by offsets.
+
+Source: `cute/atom/copy_atom.hpp` in NVIDIA/cutlass, make_tiled_copy and its kin.
+"""
+
+from __future__ import annotations
+
+from ...errors import AtomError
+from ...layouts import Layout, make_layout_tv
+from ..copy.base import CopyAtom
+from .copy import TiledCopy
+from .mma import TiledMma
+
+
+def make_tiled_copy(atom: CopyAtom, thr_layout: Layout, val_layout: Layout | None = None) -> TiledCopy:
+    """The tiled copy of threads side by side, each with a block of values: thr (M, N) -> thread, val (m, n) -> value.
+
+    The tile is the raked product of the two: thread (i, j) moves the block (i, j) of the tile. Raises AtomError where
+    one of them is no numbering 0, 1, 2, ...: CuTe asks for a compact thread layout and does not look.
+    """
+    val_layout = Layout(1) if val_layout is None else val_layout
+    for name, layout in (("thread", thr_layout), ("value", val_layout)):
+        bijective = layout.is_bijective()
+        if not bijective:
+            raise AtomError(
+                f"the {name} layout {layout} is to number {layout.size} {name}s 0 to {layout.size - 1}, each once; "
+                f"{bijective.explain()}",
+                bijective.witness,
+            )
+    tile, layout_tv = make_layout_tv(thr_layout, val_layout)
+    return TiledCopy(atom, layout_tv, tile)
+
+
+def make_tiled_copy_tv(atom: CopyAtom, thr_layout: Layout, val_layout: Layout | None = None) -> TiledCopy:
+    """The DSL's name of make_tiled_copy; what the DSL calls make_tiled_copy is the class itself."""
+    return make_tiled_copy(atom, thr_layout, val_layout)
+
+
+def _for_operand(atom: CopyAtom, mma: TiledMma, operand: str) -> TiledCopy:
+    layout = mma.tv_layout(operand)
+    blocks = (layout[1][0].size, *(mode.size for mode in layout[1][1]))
+    return TiledCopy(atom, layout, mma.tile_of(operand), blocks)
+
+
+def make_tiled_copy_A(atom: CopyAtom, mma: TiledMma) -> TiledCopy:
+    """The copy that fills (or empties) the fragments of A of a tiled product, one (M, K) tile of it at a time."""
+    return _for_operand(atom, mma, "A")
+
+
+def make_tiled_copy_B(atom: CopyAtom, mma: TiledMma) -> TiledCopy:
+    """The copy that fills (or empties) the fragments of B of a tiled product, one (N, K) tile of it at a time."""
+    return _for_operand(atom, mma, "B")
+
+
+def make_tiled_copy_C(atom: CopyAtom, mma: TiledMma) -> TiledCopy:
+    """The copy that fills (or empties) the fragments of C of a tiled product, one (M, N) tile of it at a time."""
+    return _for_operand(atom, mma, "C")
+
+
+def make_tiled_copy_S(atom: CopyAtom, copy: TiledCopy) -> TiledCopy:
+    """The copy of another atom whose threads hold what the source side of `copy` names."""
+    return TiledCopy(atom, copy.layout_src_tv, copy.tiler)
+
+
+def make_tiled_copy_D(atom: CopyAtom, copy: TiledCopy) -> TiledCopy:
+    """The copy of another atom whose threads hold what the destination side of `copy` names."""
+    return TiledCopy(atom, copy.layout_dst_tv, copy.tiler)
+
+
+def make_tiled_copy_C_atom(atom: CopyAtom, mma: TiledMma) -> TiledCopy:
+    """The smallest copy of C whose values are the first of a thread's: for an epilogue that stores in steps."""
+    layout = mma.layout_C()
+    values = int(atom.layout_src[1].size)
+    if layout[1].size % values:
+        raise AtomError(f"{atom} takes {values} values, and a thread holds {layout[1].size} of C, no multiple of them")
+    first = layout.compose(Layout((layout[0].size, values)))
+    return _cut_out(atom, first, mma.tile_of("C"))
+
+
+def make_cotiled_copy(atom: CopyAtom, layout_tv: Layout, data: Layout) -> TiledCopy:
+    """The copy whose threads and values move given offsets: (thread, value) -> offset, of the tensor `data`.
+
+    Raises AtomError where an offset is none of `data`'s, and LayoutError where `data` has no left inverse.
+    """
+    inverse = data.left_inverse()
+    places = Layout.join(inverse, Layout(1, 0)).compose(layout_tv)
+    there = data.compose(places).equivalent(layout_tv)
+    if not there:
+        raise AtomError(f"{layout_tv} names offsets that {data} does not have: {there.explain()}", there.witness)
+    return _cut_out(atom, places, tuple(int(mode.size) for mode in data))
+
+
+def _cut_out(atom: CopyAtom, layout_tv: Layout, extent: tuple[int, ...]) -> TiledCopy:
+    """The tiled copy of what layout_tv names in a box: for each mode the elements of it, and the map onto the tile."""
+    box = Layout(extent)
+    tiler = []
+    for i in range(len(extent)):
+        along = Layout(extent, tuple(int(i == j) for j in range(len(extent))))
+        tiler.append(along.compose(layout_tv).filter())
+    tile = box.compose(tuple(tiler))
+    if tile.size != layout_tv.filter().size:
+        raise AtomError(
+            f"the elements of {layout_tv} are no box of {extent}: mode by mode they span {tile.size}, and they are "
+            f"{layout_tv.filter().size}"
+        )
+    return TiledCopy(atom, tile.left_inverse().compose(layout_tv), tuple(tiler))

@@ -1,0 +1,230 @@
+"""What the copy engine does with a tensor map and coordinates, in NumPy: load, store, reduce, for 1 to 5 dimensions.
+
+This is the other side of `tma_derive`: nothing here sees a layout, a tile or a plan. A function takes what the
+instruction takes (a tensor map, the coordinates of a box, a shared-memory address) and moves the bytes that PTX ISA
+says it moves, so a wrong number in a plan moves wrong bytes here, as on the GPU.
+
+    box element (i0, i1, ...) is tensor element coordinate + (i0 * step0, i1 * step1, ...), innermost dimension first
+    in shared memory the box is compact, i0 fastest; a swizzled row of the box begins at a multiple of its span
+    the swizzle XORs bits of the absolute shared address
+    elements outside the tensor, below or above, are loaded as zeros (or NaNs), and count as bytes moved
+    a store leaves rows outside the tensor alone, but ends a line at a multiple of 16 bytes: `tma_rules.whole_units`
+
+Sources: PTX ISA, "Tensors" (dimensions, bounding box, traversal stride, out-of-boundary access, swizzling modes),
+"cp.async.bulk.tensor" and "cp.reduce.async.bulk.tensor"; CUDA Programming Guide, "TMA swizzle" for rows narrower than
+the span. Loads, stores and reductions were held against an H200 (tests/vectors/tma_h200.json), which is also where the
+bits of the NaN fill, the rounding of TFLOAT32 and the rule about coordinates come from. The ends of stored lines were
+measured too (H200, driver 580.159, 2026-11-20; `python benchmarks/verify_copies.py edges`), those of reduced lines were
+not: they are taken to be the stores'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...dtypes import DType, dtype
+from ...errors import TmaError
+from .rules import SMEM_UNIT, TensorMap, check_reduction, whole_units
+
+Ints = npt.NDArray[np.int64]
+# Which bits of a shared address change, and from how much further up their partners come: PTX ISA, "Swizzling Modes".
+_XOR = {"none": (0, 3), "32B": (0x10, 3), "64B": (0x30, 3), "128B": (0x70, 3), "128B, atom 32B": (0x60, 2)}
+_SPAN = {"none": 0, "32B": 32, "64B": 64, "128B": 128, "128B, atom 32B": 128}
+
+
+def box_coordinates(tmap: TensorMap, coordinates: Sequence[int]) -> tuple[list[Ints], npt.NDArray[np.bool_]]:
+    """Tensor coordinates of the elements of the box along each dimension, and which elements lie in the tensor.
+
+    The second is an array of the box's shape, innermost dimension first.
+    """
+    if len(coordinates) != tmap.rank:
+        raise TmaError(
+            f"{tmap.rank} coordinates for a {tmap.rank}-dimensional map, not {len(coordinates)}", rule="rank"
+        )
+    if coordinates[0] * tmap.kind.smem_bits % 128:
+        raise TmaError(
+            f"the innermost coordinate {coordinates[0]} of {tmap.dtype} is no multiple of 16 bytes", rule="coordinate"
+        )
+    # the innermost step is ignored
+    along = [
+        start + step * np.arange(n)
+        for start, step, n in zip(coordinates, (1, *tmap.steps[1:]), tmap.moved, strict=True)
+    ]
+    inside = np.ones((), dtype=np.bool_)
+    for index, extent in zip(along, tmap.extents, strict=True):
+        inside = inside[..., None] & (index >= 0) & (index < extent)
+    return along, inside
+
+
+def global_bits(tmap: TensorMap, coordinates: Sequence[int]) -> tuple[Ints, npt.NDArray[np.bool_]]:
+    """Where the box lies in global memory: bit offset from the tensor's first byte of each element, and inside or not.
+
+    Arrays of the box's shape, innermost first; the offset of an element outside is 0 and means nothing.
+    """
+    along, inside = box_coordinates(tmap, coordinates)
+    offset: Any = np.zeros((), dtype=np.int64)
+    for index, stride in zip(along, (tmap.kind.gmem_bits, *(8 * stride for stride in tmap.strides)), strict=True):
+        offset = offset[..., None] + index * stride
+    return np.where(inside, offset, 0), inside
+
+
+def shared_bits(tmap: TensorMap, address: int) -> Ints:
+    """Where the box lies in shared memory: absolute bit address of each element, an array of the box's shape.
+
+    Raises TmaError for an address that is no multiple of 128.
+    """
+    if address % SMEM_UNIT:
+        raise TmaError(
+            f"a tensor copy at shared address {address:#x}: it must be a multiple of 128", rule="shared address"
+        )
+    return _shared_bits(tmap.moved, tmap.kind.gmem_bits, tmap.kind.smem_bits, tmap.swizzle, address)
+
+
+@lru_cache(maxsize=512)
+def _shared_bits(moved: tuple[int, ...], gmem_bits: int, smem_bits: int, swizzle: str, address: int) -> Ints:
+    if gmem_bits == smem_bits:
+        offset: Any = np.arange(moved[0], dtype=np.int64) * gmem_bits
+    else:  # 16 elements, packed, at the start of each 16 bytes
+        offset = np.arange(moved[0], dtype=np.int64) // 16 * 128 + np.arange(moved[0], dtype=np.int64) % 16 * gmem_bits
+    pitch = max(moved[0] * smem_bits, 8 * _SPAN[swizzle])
+    for extent in moved[1:]:
+        offset = offset[..., None] + np.arange(extent) * pitch
+        pitch *= extent
+    mask, up = _XOR[swizzle]
+    where = address + offset // 8
+    return np.asarray((where ^ (where >> up & mask)) * 8 + offset % 8)
+
+
+def bytes_moved(tmap: TensorMap) -> int:
+    """Bytes that one instruction reports to its barrier: of the whole box, elements outside the tensor included."""
+    bits = tmap.kind.gmem_bits
+    for extent in tmap.moved:
+        bits *= extent
+    return bits // 8
+
+
+def load(
+    tmap: TensorMap, memory: npt.NDArray[np.uint8], coordinates: Sequence[int], shared: npt.NDArray[np.uint8],
+    address: int,
+) -> int:  # fmt: skip
+    """cp.async.bulk.tensor, global to shared: copy the box; returns the bytes reported to the barrier.
+
+    memory   the tensor's bytes, from its first one on
+    shared   shared memory's bytes, from address 0 on
+    """
+    source, inside = global_bits(tmap, coordinates)
+    bits = tmap.kind.gmem_bits
+    values = np.where(inside, rounded(tmap, _read(memory, source, bits)), _fill(tmap))
+    _write(shared, shared_bits(tmap, address), values, bits)
+    return bytes_moved(tmap)
+
+
+def store(
+    tmap: TensorMap, memory: npt.NDArray[np.uint8], coordinates: Sequence[int], shared: npt.NDArray[np.uint8],
+    address: int,
+) -> None:  # fmt: skip
+    """cp.async.bulk.tensor, shared to global: copy the part of the box that lies in the tensor.
+
+    Of a line's last 16 bytes all are written, those beyond the tensor too.
+    """
+    target, inside = _stored(tmap, coordinates)
+    bits = tmap.kind.gmem_bits
+    values = _read(shared, shared_bits(tmap, address), bits)
+    _write(memory, target[inside], values[inside], bits)
+
+
+def reduce(
+    tmap: TensorMap, memory: npt.NDArray[np.uint8], coordinates: Sequence[int], shared: npt.NDArray[np.uint8],
+    address: int, operation: str,
+) -> None:  # fmt: skip
+    """cp.reduce.async.bulk.tensor: combine the part of the box that lies in the tensor into global memory.
+
+    Whole 16-byte units, as `store` writes them: measured on an H200 with add, by `benchmarks/verify_copies.py edges`.
+
+    Raises TmaError for an operation that does not exist for the type. Floats are added and rounded to their format.
+    """
+    check_reduction(operation, tmap.dtype)
+    target, inside = _stored(tmap, coordinates)
+    bits = tmap.kind.gmem_bits
+    old = _read(memory, target[inside], bits)
+    new = _read(shared, shared_bits(tmap, address), bits)[inside]
+    _write(memory, target[inside], _combine(operation, tmap.dtype, old, new), bits)
+
+
+_BITWISE: dict[str, Callable[[Any, Any], Any]] = {
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+}
+
+
+def _combine(operation: str, dtype: DType, old: Any, new: Any) -> Any:
+    """Raw bits x raw bits -> raw bits. inc and dec wrap at the operand: PTX ISA, "red"."""
+    if operation in _BITWISE:
+        return _BITWISE[operation](old, new)
+    storage = dtype.storage
+    old, new = old.astype(storage), new.astype(storage)
+    if operation == "inc":
+        return np.where(old >= new, storage(0), old + storage(1))
+    if operation == "dec":
+        return np.where((old == 0) | (old > new), new, old - storage(1))
+    a, b = dtype.decode(old), dtype.decode(new)
+    if operation == "add":
+        if dtype.kind != "float":
+            return old + new  # two's complement: the sum's bits do not depend on the sign
+        with np.errstate(invalid="ignore", over="ignore"):
+            return dtype.encode(a + b)
+    return dtype.encode(np.minimum(a, b) if operation == "min" else np.maximum(a, b))
+
+
+def _stored(tmap: TensorMap, coordinates: Sequence[int]) -> tuple[Ints, npt.NDArray[np.bool_]]:
+    if min(coordinates) < 0:
+        raise TmaError(f"a store at {tuple(coordinates)}: no coordinate may be negative", rule="coordinate")
+    return global_bits(whole_units(tmap), coordinates)
+
+
+def _fill(tmap: TensorMap) -> int:
+    """What is loaded outside the tensor: zeros, or the NaN 0x7ff7 in every 16 bits, as an H200 fills it."""
+    return int("7ff7" * (tmap.kind.gmem_bits // 16), 16) if tmap.oob_fill == "nan" else 0
+
+
+def rounded(tmap: TensorMap, bits: Any) -> Any:
+    """TFLOAT32 elements lose 13 bits on their way, to nearest, ties to even; everything else is moved as it is.
+
+    A NaN stays one. Which bits of it stay was not measured.
+    """
+    if tmap.kind.name != "TFLOAT32":
+        return bits
+    return dtype("tf32").encode(np.asarray(bits, dtype=np.uint32).view(np.float32))
+
+
+def _words(bits: int) -> Any:
+    return {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}[bits]
+
+
+def _read(memory: npt.NDArray[np.uint8], where: Ints, bits: int) -> Any:
+    """Raw bits of the elements at bit offsets, which are multiples of their width, or of less than a byte."""
+    if bits % 8 == 0:
+        return memory[: memory.size // (bits // 8) * (bits // 8)].view(_words(bits))[where // bits]
+    at = where[..., None] + np.arange(bits)
+    return ((memory[at // 8].astype(np.uint64) >> (at % 8).astype(np.uint64) & np.uint64(1)) << np.arange(
+        bits, dtype=np.uint64
+    )).sum(axis=-1, dtype=np.uint64)  # fmt: skip
+
+
+def _write(memory: npt.NDArray[np.uint8], where: Ints, values: Any, bits: int) -> None:
+    if bits % 8 == 0:
+        words = _words(bits)
+        memory[: memory.size // (bits // 8) * (bits // 8)].view(words)[where // bits] = values.astype(words)
+        return
+    for i in range(bits):
+        at = where + i
+        one = (values.astype(np.uint64) >> np.uint64(i) & np.uint64(1)).astype(np.uint8)
+        place = (at % 8).astype(np.uint8)
+        np.bitwise_and.at(memory, at // 8, ~(np.uint8(1) << place))
+        np.bitwise_or.at(memory, at // 8, one << place)

@@ -1,0 +1,361 @@
+"""Tensor memory as a value: where the tensor cores of sm_100 keep accumulators, operand A and block scales.
+
+Tensor memory has 128 lanes of 512 columns, each column a 32-bit word, in every multiprocessor. A place in it is a
+coordinate here: (lane, column), or (lane, column, bit) where elements narrower than a word share one, so layouts into
+it have basis strides, lane = `E(0)`, column = `E(1)`, bit within the word = `E(2)`. An address is lane << 16 | column.
+
+What the maps rest on: the PTX ISA's text and tables, CUTLASS's traits, and agreement with the CuTe DSL; no device with
+tensor memory has run them.
+
+Sources: PTX ISA, "Tensor Memory" (addressing, allocation), "Data Path Layout Organization", "Packing formats of
+elements in Tensor and Shared memory", "Scale Factor A ID", "Access restrictions"; cute/atom/mma_traits_sm100_frag.hpp.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from ...dtypes import DType, dtype, f32
+from ...errors import AtomError, BudgetError
+from ...layouts import E, Layout
+from ...layouts.basis import component
+from ...layouts.int_tuple import plain
+
+LANES = 128
+COLUMNS = 512
+WORD_BITS = 32
+# A warp of a warpgroup reaches its quarter of the lanes only.
+WARP_LANES = 32
+MIN_ALLOCATION = 32
+
+
+def _integer(value: object, what: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise AtomError(f"{what} is an integer, not {value!r}")
+    return value
+
+
+def tmem_address(lane: int, column: int) -> int:
+    """The 32-bit address of a tensor-memory word: lane in bits 16..31, column in bits 0..15.
+
+    Raises AtomError outside the 128 lanes and 512 columns. Source: PTX ISA, "Tensor Memory Addressing".
+
+    >>> hex(tmem_address(32, 64)), tmem_coordinate(0x200040)
+    ('0x200040', (32, 64))
+    """
+    lane, column = plain(lane), plain(column)
+    if not 0 <= _integer(lane, "a lane") < LANES or not 0 <= _integer(column, "a column") < COLUMNS:
+        raise AtomError(f"tensor memory has lanes 0..{LANES - 1} and columns 0..{COLUMNS - 1}, not ({lane}, {column})")
+    return lane << 16 | column
+
+
+def tmem_coordinate(address: int) -> tuple[int, int]:
+    """Address -> (lane, column); raises AtomError for an address outside tensor memory."""
+    address = plain(address)
+    lane, column = _integer(address, "an address") >> 16, address & 0xFFFF
+    tmem_address(lane, column)
+    return lane, column
+
+
+def allocation_columns(columns: int) -> int:
+    """The columns that tcgen05.alloc must be asked for to hold so many: the next power of two, at least 32.
+
+    Raises BudgetError above 512. Source: PTX ISA, "tcgen05.alloc".
+
+    >>> [allocation_columns(n) for n in (1, 32, 33, 192, 512)]
+    [32, 32, 64, 256, 512]
+    """
+    columns = plain(columns)
+    if _integer(columns, "a number of columns") < 1:
+        raise BudgetError(f"an allocation has at least one column, not {columns}")
+    if columns > COLUMNS:
+        raise BudgetError(f"{columns} columns of tensor memory are asked for; a multiprocessor has {COLUMNS}")
+    return max(MIN_ALLOCATION, 1 << (columns - 1).bit_length())
+
+
+def warp_lanes(warp: int) -> range:
+    """The lanes that warp number `warp` of the block reaches with tcgen05.ld and tcgen05.st: 32 from 32*(warp % 4).
+
+    Source: PTX ISA, "Access restrictions" of the tensor memory loads and stores.
+
+    >>> warp_lanes(5)
+    range(32, 64)
+    """
+    first = WARP_LANES * (_integer(warp, "a warp") % (LANES // WARP_LANES))
+    return range(first, first + WARP_LANES)
+
+
+@dataclass(frozen=True)
+class DataPath:
+    """How one block's rows of a matrix lie over the lanes.
+
+    letter   the layout's name in the PTX ISA
+    rows     rows that one block of the group holds
+    parts    the columns are cut into so many parts, stacked over the lanes: part p begins `rows * p` lanes up
+    spread   rows go 16 to each quarter of the lanes, which leaves the upper 16 lanes of every quarter unused
+
+    Source: PTX ISA, "Data Path Layout Organization", column "Datapath organization".
+    """
+
+    letter: str
+    rows: int
+    parts: int
+    spread: bool = False
+
+    @property
+    def lanes(self) -> Layout:
+        """row -> lane.
+
+        >>> print(datapath(64).lanes, datapath(128).lanes)
+        (16,4):(1@0,32@0) 128:1@0
+        """
+        return Layout((16, self.rows // 16), (E(0), 32 * E(0))) if self.spread else Layout(self.rows, E(0))
+
+
+_DATAPATHS = {path.letter: path for path in (
+    DataPath("A", 128, 1),
+    DataPath("B", 64, 2),
+    DataPath("C", 64, 1, spread=True),
+    DataPath("D", 128, 1),
+    DataPath("E", 64, 2),
+    DataPath("F", 64, 1, spread=True),
+    DataPath("G", 32, 4),
+)}  # fmt: skip
+# (M, cta_group, .ws, sparse A) -> letter; None stands for "either". PTX ISA, "Data Path Layout Organization".
+_CHOICE: tuple[tuple[int, int, bool | None, bool | None, str], ...] = (
+    (32, 1, True, None, "G"),
+    (64, 1, True, None, "E"),
+    (64, 1, False, None, "F"),
+    (128, 1, None, None, "D"),
+    (128, 2, False, False, "B"),
+    (128, 2, False, True, "C"),
+    (256, 2, False, None, "A"),
+)
+
+
+def datapath(m: int, cta_group: int = 1, ws: bool = False, sparse: bool = False) -> DataPath:
+    """The data path of a tcgen05.mma of M = `m` rows over `cta_group` blocks.
+
+    Raises AtomError for an (M, cta_group, .ws) that the PTX ISA has no layout for.
+
+    >>> [datapath(*x).letter for x in ((256, 2), (128, 2), (128, 1), (64, 1), (64, 1, True), (32, 1, True))]
+    ['A', 'B', 'D', 'F', 'E', 'G']
+    """
+    m, cta_group = plain(m), plain(cta_group)
+    _integer(m, "M"), _integer(cta_group, "cta_group")
+    for rows, group, weight_stationary, sparsity, letter in _CHOICE:
+        if (rows, group) == (m, cta_group) and weight_stationary in (None, ws) and sparsity in (None, sparse):
+            return _DATAPATHS[letter]
+    known = ", ".join(
+        f"M = {rows} with cta_group::{group}{'' if only is None else ' .ws' if only else ' without .ws'}"
+        for rows, group, only, _, _ in _CHOICE
+    )
+    raise AtomError(f"no data path for M = {m!r}, cta_group::{cta_group!r}{', .ws' if ws else ''}; PTX has {known}")
+
+
+@dataclass(frozen=True)
+class TmemLayout:
+    """A matrix in the tensor memory of one block.
+
+    what      what it is, for people
+    dtype     type of an element
+    layout    (row, column, copy) -> (lane, tensor-memory column[, bit]); the copies hold the same element
+    """
+
+    what: str
+    dtype: DType
+    layout: Layout
+
+    @cached_property
+    def columns(self) -> int:
+        """Tensor-memory columns from the first to the last that it touches.
+
+        >>> accumulator(128, 256, cta_group=2).columns, accumulator(64, 48).columns
+        (128, 48)
+        """
+        return int(Layout(self.layout.shape, component(self.layout.stride, (1,))).cosize)
+
+    @property
+    def allocation(self) -> int:
+        """Columns to ask tcgen05.alloc for when nothing else is allocated."""
+        return allocation_columns(self.columns)
+
+    def address(self, *coordinate: int) -> int:
+        """The address of the word that holds element (row, column[, copy]), from a base at lane 0, column 0.
+
+        >>> hex(accumulator(64, 32).address(17, 3))
+        '0x210003'
+        """
+        place = self.layout(*coordinate, *(0,) * (self.layout.rank - len(coordinate)))
+        return tmem_address(int(place[0]), int(place[1]) if len(place) > 1 else 0)
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.layout}"
+
+
+def accumulator(
+    m: int,
+    n: int,
+    cta_group: int = 1,
+    ws: bool = False,
+    sparse: bool = False,
+    c: DType | str = f32,
+    tiles: tuple[int, int] = (1, 1),
+    interleaved: bool = True,
+) -> TmemLayout:
+    """Where one block keeps its part of the accumulator of a tcgen05.mma with this M and N.
+
+    An element takes one column, whatever its type: narrower ones lie in the low bits of the word. With cta_group 2,
+    block r of the pair holds rows r*M/2 and up, all N columns. `tiles` (of M, of N) lays several instructions'
+    accumulators side by side, as modes 2 and 3; where a data path leaves half the lanes unused a second tile goes there
+    first, unless `interleaved` is False, as an instruction with A in tensor memory needs it.
+
+    Raises AtomError for an N that the data path cannot cut, and where no layout says where the tiles go.
+
+    >>> print(accumulator(128, 256, cta_group=2))
+    accumulator, layout B: (64,(128,2),1):(1@0,(1@1,64@0),0)
+    >>> print(accumulator(64, 8, tiles=(2, 2)).layout)
+    ((16,4),8,(2,2)):((1@0,32@0),1@1,(16@0,8@1))
+    """
+    m, n, cta_group, tiles = plain(m), plain(n), plain(cta_group), plain(tiles)
+    path = datapath(m, cta_group, ws, sparse)
+    if _integer(n, "N") < 1 or n % path.parts:
+        raise AtomError(f"layout {path.letter} cuts N into {path.parts} parts; N = {n} is no multiple of it")
+    width = n // path.parts
+    column = Layout((width, path.parts), (E(1), path.rows * E(0))) if path.parts > 1 else Layout(n, E(1))
+    if tiles == (1, 1):
+        place = Layout(1, 0)
+    else:
+        count = _integer(tiles[0], "a number of tiles") * _integer(tiles[1], "a number of tiles")
+        free = 2 if path.spread and interleaved else 1
+        order = Layout((free, count), (16 * E(0), width * E(1))) if free > 1 else Layout(count, width * E(1))
+        if free > 1 and tiles[0] % free and tiles[0] > 1:
+            raise AtomError(
+                f"layout {path.letter} puts two tiles side by side in the lanes; {tiles[0]} tiles of M do not pair up"
+            )
+        place = order.compose(Layout(tiles))
+    return TmemLayout(f"accumulator, layout {path.letter}", dtype(c), Layout.join(path.lanes, column, place))
+
+
+def container_bits(a: DType | str, kind: str) -> int:
+    """Bits that one element of operand A takes in tensor memory: 8 for 4- and 6-bit types of kinds f8f6f4 and mxf8f6f4.
+
+    Source: PTX ISA, "Packing formats of elements in Tensor and Shared memory".
+
+    >>> container_bits("e2m1", "mxf8f6f4"), container_bits("e2m1", "mxf4"), container_bits("bf16", "f16")
+    (8, 4, 16)
+    """
+    bits = dtype(a).bits
+    return max(bits, 8) if kind in ("f8f6f4", "mxf8f6f4") else bits
+
+
+def operand_a(m: int, k: int, a: DType | str, kind: str, cta_group: int = 1) -> TmemLayout:
+    """Where one block keeps its rows of operand A of a tcgen05.mma that reads A from tensor memory.
+
+    Elements along K are packed into words, lowest bits first, in containers of `container_bits`. The rows lie in the
+    lanes of the accumulator's data path. Where that stacks two halves of N (M = 128 over two blocks) the multipliers of
+    both halves read A, so it is stored twice, 64 lanes apart.
+
+    Raises AtomError where k elements do not fill whole words. Source: PTX ISA, "Packing formats"; the doubling:
+    cute/atom/mma_traits_sm100_frag.hpp, TmemAllocMode::Duplicated.
+
+    >>> print(operand_a(128, 16, "bf16", "f16"))
+    operand A, layout D: (128,(2,8),1):(1@0,(16@2,1@1),0)
+    >>> print(operand_a(128, 32, "e2m1", "f8f6f4", cta_group=2).layout)
+    (64,(4,8),2):(1@0,(8@2,1@1),64@0)
+    """
+    m, k, cta_group = plain(m), plain(k), plain(cta_group)
+    path, bits = datapath(m, cta_group), container_bits(a, kind)
+    per_word = WORD_BITS // bits
+    if _integer(k, "K") < 1 or k % per_word:
+        raise AtomError(f"{k} elements in containers of {bits} bits do not fill words of {WORD_BITS} bits")
+    along_k = Layout((per_word, k // per_word), (bits * E(2), E(1))) if per_word > 1 else Layout(k, E(1))
+    copies = Layout(path.parts, path.rows * E(0)) if path.parts > 1 else Layout(1, 0)
+    return TmemLayout(f"operand A, layout {path.letter}", dtype(a), Layout.join(path.lanes, along_k, copies))
+
+
+def scale_factors(rows: int, factors: int, scale: DType | str = "ue8m0", halves: int = 1) -> TmemLayout:
+    """Where the scale factors of `rows` rows of A (or of B, whose rows are N) lie, `factors` of them to a row.
+
+    Four factors that follow one another along K share a word. Row r is in lane r % 32 of column r // 32, so 128 rows
+    take four columns for every four factors. Each quarter of the lanes holds a copy, since each multiplies. With
+    `halves` = 2 (B of M = 128 over two blocks, whose data path stacks halves of N) the lower and upper half of the
+    rows lie in the lower and upper 64 lanes, with two copies each.
+
+    An instruction that uses v factors to a row, its j-th along K, reads factors j*v and up: `scale_place` says which
+    column and which SFA_ID / SFB_ID that is.
+
+    Rows are those of one block and a multiple of 32 (or fewer than 32): pad N to that. Raises AtomError otherwise.
+    Source: PTX ISA, "Scale Factor A ID", "Scale Factor B ID"; cute/atom/mma_traits_sm100_frag.hpp, tmem_sf_frg.
+
+    >>> print(scale_factors(128, 4))
+    scale factors: ((32,4),4,4):((1@0,1@1),8@2,32@0)
+    >>> scale_factors(256, 16).columns, scale_factors(256, 4, halves=2).columns
+    (32, 4)
+    """
+    rows, factors, halves = plain(rows), plain(factors), plain(halves)
+    if halves not in (1, 2):
+        raise AtomError(f"scale factors lie over the lanes as a whole or in 2 halves, not {halves!r}")
+    if _integer(rows, "a number of rows") < 1 or rows % halves or (rows // halves > 32 and rows // halves % 32):
+        raise AtomError(
+            f"scale factors fill 32 lanes at a time: {rows} rows{' in 2 halves' if halves == 2 else ''} are no "
+            f"multiple of {32 * halves}; pad them"
+        )
+    if _integer(factors, "a number of factors") < 1:
+        raise AtomError(f"a row has at least one scale factor, not {factors}")
+    kind = dtype(scale)
+    part = rows // halves
+    groups = max(1, part // 32)
+    row_shape: tuple[int, ...] = (min(part, 32),)
+    row_stride: tuple[object, ...] = (E(0),)
+    if groups > 1:
+        row_shape, row_stride = (*row_shape, groups), (*row_stride, E(1))
+    if halves > 1:
+        row_shape, row_stride = (*row_shape, halves), (*row_stride, 64 * E(0))
+    row = Layout(row_shape, row_stride) if len(row_shape) > 1 else Layout(row_shape[0], row_stride[0])
+    word = WORD_BITS // kind.bits
+    if factors <= word:
+        along_k = Layout(factors, kind.bits * E(2))
+    elif factors % word == 0:
+        along_k = Layout((word, factors // word), (kind.bits * E(2), groups * E(1)))
+    else:
+        padded = -(-factors // word) * word
+        raise AtomError(f"{factors} factors to a row fill no whole words of {word}: pad them to {padded}")
+    copies = Layout(4 // halves, 32 * E(0))
+    return TmemLayout("scale factors", kind, Layout.join(row, along_k, copies))
+
+
+def scale_chunk() -> Layout:
+    """(row, factor) -> byte of the 512-byte chunk of shared memory that holds 4 scale factors of each of 128 rows.
+
+    Row r is in 16 bytes with rows r + 32, r + 64 and r + 96, four factors each: tcgen05.cp.32x128b.warpx4 takes such a
+    chunk, 32 rows of 128 bits, to where `scale_factors(128, 4)` says. Source: CUTLASS,
+    cutlass/detail/sm100_blockscaled_layout.hpp, Sm1xxBlockScaledBasicChunk.
+
+    >>> print(scale_chunk(), scale_chunk()(37, 2))
+    ((32,4),4):((16,4),1) 86
+    """
+    return Layout(((32, 4), 4), ((16, 4), 1))
+
+
+def scale_place(rows: int, per_instruction: int, index: int, halves: int = 1) -> tuple[int, int]:
+    """(column, SFA_ID) from which the `index`-th instruction along K reads its scale factors, `per_instruction` a row.
+
+    The identifier counts bytes within the word; PTX allows 0..3 for one factor to a row (or three, K = 96), 0 and 2
+    for two (or six), 0 for four. Raises AtomError for another number, named by what PTX has.
+
+    >>> [scale_place(128, 1, j) for j in (0, 3, 4)], [scale_place(128, 2, j) for j in (1, 2)]
+    ([(0, 0), (0, 3), (4, 0)], [(0, 2), (4, 0)])
+    >>> [scale_place(128, 3, j) for j in range(4)]
+    [(0, 0), (0, 3), (4, 2), (8, 1)]
+    """
+    if per_instruction not in (1, 2, 3, 4, 6):
+        raise AtomError(
+            f"an instruction uses 1, 2 or 4 scale factors to a row, 3 or 6 with K = 96; not {per_instruction!r}"
+        )
+    if _integer(index, "the number of an instruction") < 0:
+        raise AtomError(f"instructions along K are counted from 0, not {index}")
+    word, byte = divmod(index * per_instruction, 4)
+    groups = max(1, rows // halves // 32)
+    return word * groups, byte

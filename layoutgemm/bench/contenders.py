@@ -1,0 +1,71 @@
+"""Who is measured wherever torch is: torch.mm, and the algorithms that cuBLASLt's heuristic proposes.
+
+Each is a `Contender` that is prepared when its turn comes, so that one that is missing or broken is reported by name.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .cublaslt import CublasLt, Product
+from .method import Contender, Launch, Operands, Problem
+
+HEURISTICS = 12
+KEEP = {"cublasLt": 2, "quack": 2}  # of such a family, so many go on after the short round
+
+
+def each(function: Callable[[Any, Any, Any], object]) -> Callable[[Sequence[Operands]], list[Launch]]:
+    """`prepare` of a function that takes a, b, c and writes c."""
+    return lambda sets: [functools.partial(function, *s) for s in sets]
+
+
+def torch_mm(problem: Problem) -> list[Contender]:
+    """What a torch user gets."""
+
+    def prepare(sets: Sequence[Operands]) -> list[Launch]:
+        import torch
+
+        return each(lambda a, b, c: torch.mm(a, b.T, out=c))(sets)
+
+    return [Contender("torch.mm", prepare, "torch.mm")]
+
+
+@functools.lru_cache(maxsize=1)
+def _cublaslt() -> CublasLt:
+    return CublasLt()
+
+
+def cublaslt_version() -> str:
+    """Its number, or why there is none."""
+    try:
+        return str(_cublaslt().version)
+    except Exception as error:
+        return f"unknown ({type(error).__name__})"
+
+
+def cublaslt(problem: Problem) -> list[Contender]:
+    """Up to twelve algorithms, as many as cuBLASLt's heuristic proposes with 32 MB of workspace."""
+    try:
+        product = _cublaslt().product(problem.m, problem.n, problem.k, problem.b_major)
+        found = product.algorithms(HEURISTICS)
+    except Exception as error:
+        return [broken("cublasLt", "cublasLt", error)]
+    return [_algorithm(product, i, result) for i, result in enumerate(found)]
+
+
+def _algorithm(product: Product, index: int, result: Any) -> Contender:
+    def prepare(sets: Sequence[Operands]) -> list[Launch]:
+        return [product.launch(result, *s) for s in sets]
+
+    return Contender(f"cublasLt#{index}", prepare, "cublasLt", product.describe(result))
+
+
+def broken(name: str, family: str, error: Exception) -> Contender:
+    """One that reports that error when its turn comes."""
+
+    def prepare(sets: Sequence[Operands]) -> list[Launch]:
+        raise error
+
+    return Contender(name, prepare, family)

@@ -1,0 +1,173 @@
+"""Who touched what, and who knows of it: the records that happens-before is decided on.
+
+A record has a slot, one bit of a Python int; what a warp, a barrier or a group of operations knows is such an int. A
+slot is reused by the next record of the same kind at the same place by the same warp: the newer one comes after the
+older one in the warp's own order, so whoever knows of it knows of the older one too, and nobody else does.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from .program import Agent, State
+
+GENERIC, ASYNC = "generic", "async"
+
+
+class Hazard(Exception):
+    """What breaks, and which records show it: a finding, raised to leave the run, never out of the package.
+
+    agent  the warp about to act, or -1
+    slots  records whose history belongs to the story
+    before True when the story ends before those records' own steps
+    """
+
+    def __init__(self, kind: str, text: str, agent: int = -1, slots: tuple[int, ...] = (), before: bool = False):
+        super().__init__(text)
+        self.kind = kind
+        self.text = text
+        self.agent = agent
+        self.slots = slots
+        self.before = before
+        self.events: tuple[int, ...] = ()
+
+
+class Place(NamedTuple):
+    """One stage of a buffer: in a CTA's memory, or in the registers of one warp (then `owner` is its number)."""
+
+    buffer: str
+    cta: int
+    stage: int
+    owner: int = -1
+
+
+class Access(NamedTuple):
+    """A read or write of a place, by a warp or by an asynchronous operation that it issued.
+
+    part  which share of the place; None is all of it
+    pipe  operations of one warp in the same pipe complete in order; "" for none
+    """
+
+    place: Place
+    part: object
+    write: bool
+    agent: int
+    proxy: str
+    pipe: str
+    what: str
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What shares a slot."""
+        return (self.place, self.part, self.write, self.agent, self.pipe)
+
+
+class Records:
+    """The slots, and the rules for a new access.
+
+    fences  "writer" or "any": see `Pipeline.prove`
+    """
+
+    def __init__(self, agents: tuple[Agent, ...], fences: str) -> None:
+        self.agents = agents
+        self.fences = fences
+        self.slots: dict[object, int] = {}
+        self.accesses: dict[int, Access] = {}
+        self.at: dict[Place, list[int]] = {}
+        self.fenced: dict[int, int] = {}  # slot of a generic write -> slot that says a proxy fence covers it
+        self.own_writes: dict[int, list[int]] = {}
+        self.data = 0  # slots that a relaxed arrival does not pass on
+        self.records = 0  # slots that hold a record only while `State.live` says so
+
+    def slot(self, key: object) -> int:
+        """The bit of a control record: a completion, a wait, an initialisation."""
+        bit = self.slots.get(key)
+        if bit is None:
+            bit = self.slots[key] = 1 << len(self.slots)
+        return bit
+
+    @property
+    def always(self) -> int:
+        """The slots that are not records: what is not known of them is not known."""
+        return (1 << len(self.slots)) - 1 & ~self.records
+
+    def _slot_of(self, access: Access) -> int:
+        key = access.key
+        bit = self.slots.get(key)
+        if bit is None:
+            bit = self.slot(key)
+            self.data |= bit
+            self.records |= bit
+            self.accesses[bit] = access
+            self.at.setdefault(access.place, []).append(bit)
+            if access.write and access.proxy == GENERIC:
+                twin = self.slot(("fenced", key))
+                self.data |= twin
+                self.records |= twin
+                self.fenced[bit] = twin
+                self.own_writes.setdefault(access.agent, []).append(bit)
+        return bit
+
+    def touch(self, state: State, access: Access, know: int) -> int:
+        """Check an access against every record of its place, record it, and return its slot.
+
+        Raises Hazard for a race or a missing fence.
+        """
+        gone = 0
+        for other in self.at.get(access.place, ()):
+            if not state.live & other:
+                continue
+            old = self.accesses[other]
+            if not (access.write or old.write):
+                continue
+            if old.part is not None and access.part is not None and old.part != access.part:
+                continue
+            ordered = old.agent == access.agent and bool(access.pipe) and old.pipe == access.pipe
+            if not ordered and not know & other:
+                raise Hazard("race", self._race(old, access), access.agent, (other,))
+            twin = self.fenced.get(other, 0)
+            if not ordered and old.write and twin and access.proxy == ASYNC and not know & twin:
+                raise Hazard("fence", self._unfenced(old, access), access.agent, (other,))
+            if access.write and (access.part is None or old.part == access.part):
+                gone |= other | twin
+        bit = self._slot_of(access)
+        both = bit | self.fenced.get(bit, 0)
+        self.forget(state, gone | both)
+        state.live = state.live & ~gone | both
+        return bit
+
+    def _race(self, old: Access, new: Access) -> str:
+        return (
+            f"{new.what} while {self.agents[old.agent].name} may still be at its {old.what}: nothing orders the two"
+        )
+
+    def _unfenced(self, old: Access, new: Access) -> str:
+        who = self.agents[old.agent].name
+        return (
+            f"{new.what} may not see the {old.what} of {who}: it goes through the generic proxy, this through the "
+            f"async proxy, and no fence.proxy.async of {'the writer' if self.fences == 'writer' else 'anyone'} comes "
+            "between write and barrier"
+        )
+
+    def fence(self, state: State, agent: int) -> None:
+        """fence.proxy.async by a warp: its own generic writes, or all it knows of, reach the async proxy."""
+        know = state.sets[agent]
+        bits = self.own_writes.get(agent, []) if self.fences == "writer" else list(self.fenced)
+        for bit in bits:
+            if know & bit:
+                state.sets[agent] |= self.fenced[bit]
+
+    @staticmethod
+    def forget(state: State, mask: int) -> None:
+        """Take slots out of everything that anybody knows: their records are replaced or gone."""
+        keep = ~mask
+        # Most know nothing of it, and making a new large int is what costs.
+        state.sets[:] = [known & keep if known & mask else known for known in state.sets]
+        if not state.pending:
+            return
+        for pipes in state.groups:
+            for i, groups in enumerate(pipes):
+                for group in groups:
+                    if group & mask:
+                        pipes[i] = tuple([group & keep for group in groups])
+                        break

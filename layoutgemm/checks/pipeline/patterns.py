@@ -1,0 +1,474 @@
+"""The pipelines of our kernels, each a few lines: rings, clusters, self-loading, pingpong, sm_80, tcgen05, epilogues.
+
+Every constructor returns a `Pipeline`; a kernel's plan calls one with its own numbers and asks `prove()`. The pieces
+(`start`, `store_ring`) are there for kernels that are like none of these.
+"""
+
+from __future__ import annotations
+
+from ...errors import PlanError
+from ...layouts.int_tuple import plain
+from .actions import (
+    Action,
+    Advance,
+    Ahead,
+    Arrive,
+    ArriveExpect,
+    ClusterArrive,
+    ClusterWait,
+    Commit,
+    CommitTo,
+    CpAsync,
+    FenceInit,
+    FenceProxy,
+    ForK,
+    ForTiles,
+    If,
+    InitBarriers,
+    Later,
+    Mma,
+    OnRank,
+    Program,
+    Read,
+    Sync,
+    Targets,
+    TileIs,
+    TmaLoad,
+    TmaStore,
+    Wait,
+    WaitGroup,
+    Write,
+)
+from .model import CTA, Buffer, Cursor, Mbarrier, NamedBarrier, Pipeline, Role
+
+
+def start(first: bool, cluster: int = 1) -> Program:
+    """Barriers are initialised by the first role and made visible; then the CTA, or the cluster, meets.
+
+    The arrival at the cluster barrier may be relaxed, since fence.mbarrier_init is what orders the initialisation.
+    """
+    init: Program = (InitBarriers(), FenceInit()) if first else ()
+    return (*init, *((ClusterArrive(relaxed=True), ClusterWait()) if cluster > 1 else (Sync(CTA),)))
+
+
+def store_ring(buffer: str, barrier: str, depth: int, subtiles: int, cursor: str = "store") -> Program:
+    """An epilogue through shared memory: each subtile waits for a free buffer, is written, fenced, and stored by TMA.
+
+    The first warp issues the stores, so it alone can wait for them; the barrier then tells the others.
+    """
+    one: Program = (
+        WaitGroup("bulk", depth - 1, by="one"),
+        Sync(barrier),
+        Write(buffer, cursor),
+        FenceProxy(),
+        Sync(barrier),
+        TmaStore(buffer, cursor),
+        Commit("bulk", by="one"),
+        Advance(cursor),
+    )
+    return one * subtiles
+
+
+def ring(
+    stages: int,
+    bytes: int,
+    *,
+    consumers: int = 1,
+    warps: int = 4,
+    lag: int = 0,
+    persistent: bool = False,
+    store: tuple[int, int] | None = None,
+    registers: tuple[int, int] | None = None,
+) -> Pipeline:
+    """A producer warp fills a ring by TMA; consumer warpgroups multiply each stage by wgmma and release it.
+
+    bytes       of one stage, A and B together
+    consumers   warpgroups that each read every stage
+    warps       of a consumer: each arrives once at empty
+    lag         wgmma groups left in flight: a stage is released so many k tiles later
+    persistent  the roles walk through output tiles
+    store       (buffers, subtiles) of an epilogue by TMA stores; None stores registers directly
+    registers   (producer, consumer) after setmaxnreg; the producer is then a whole warpgroup
+
+    >>> print(ring(stages=4, bytes=32768, consumers=2).explain())
+    ring of 4: 9 warps
+      producer     1 warp      TMA
+      math0        4 warps     wgmma
+      math1        4 warps     wgmma
+      ab           TMA: producer -> math0, math1, 4 stages
+        full       1 arrival: producer expecting 32768 bytes; lands 32768 = producer ab 32768
+        empty      8 arrivals: math0 4 warps + math1 4 warps; waited for by producer
+      cta          bar.sync: 288 threads = producer 32 + math0 128 + math1 128
+    """
+    stages = plain(stages)
+    bytes = plain(bytes)
+    consumers = plain(consumers)
+    warps = plain(warps)
+    lag = plain(lag)
+    store = plain(store)
+    registers = plain(registers)
+    names = [f"math{i}" for i in range(consumers)] if consumers > 1 else ["math"]
+    load: Program = (
+        Wait("empty", "load", flip=True, by="one"),
+        ArriveExpect("full", "load"),
+        TmaLoad("ab", "load", "full"),
+        Advance("load"),
+    )
+    roles = [
+        Role(
+            "producer",
+            4 if registers else 1,
+            (*start(True), *_tiles(persistent, (ForK(load),))),
+            (Cursor("load", stages),),
+            registers[0] if registers else None,
+        )
+    ]
+    for i, name in enumerate(names):
+        epilogue: Program = (Read("acc"),)
+        cursors = [Cursor("read", stages), Cursor("release", stages)][: 1 + bool(lag)]
+        if store:
+            epilogue += store_ring(f"c{i}", f"store{i}", *store)
+            cursors.append(Cursor("store", store[0]))
+        body = (*_products(lag), *epilogue)
+        last: Program = (WaitGroup("bulk", 0, by="one"),) if store else ()
+        registered = registers[1] if registers else None
+        program = (*start(False), *_tiles(persistent, body), *last)
+        roles.append(Role(name, warps, program, tuple(cursors), registered))
+    threads = 32 * sum(role.warps for role in roles)
+    barriers = [Mbarrier("full", 1, stages, bytes), Mbarrier("empty", consumers * warps, stages)]
+    barriers_named = [NamedBarrier(CTA, threads)]
+    buffers = [Buffer("ab", stages), Buffer("acc", space="reg")]
+    if store:
+        barriers_named += [NamedBarrier(f"store{i}", 32 * warps) for i in range(consumers)]
+        buffers += [Buffer(f"c{i}", store[0]) for i in range(consumers)]
+    title = f"ring of {stages}" + (", persistent" if persistent else "") + (", TMA store" if store else "")
+    return Pipeline(title, tuple(roles), (*barriers, *barriers_named), tuple(buffers))
+
+
+def _products(lag: int, release_to: Targets = "own", reads: tuple[str, ...] = ("ab",)) -> Program:
+    """The consumer's k loop: wait, multiply, and release the stage that is `lag` k tiles behind."""
+    free: Program = (Arrive("empty", "release" if lag else "read", to=release_to),)
+    multiply: Program = (Wait("full", "read"), Mma(reads, "read", "acc"), Commit("wgmma"), WaitGroup("wgmma", lag))
+    if not lag:
+        return (ForK((*multiply, *free, Advance("read"))),)
+    free += (Advance("release"),)
+    # After the loop k is K: the last min(lag, K) stages are still held.
+    rest = tuple(If(Later(i + 1), free) for i in range(lag))
+    return (ForK((*multiply, If(Later(lag), free), Advance("read"))), WaitGroup("wgmma", 0), *rest)
+
+
+def _tiles(persistent: bool, body: Program) -> Program:
+    return (ForTiles(body),) if persistent else body
+
+
+def cluster_ring(
+    stages: int,
+    bytes_a: int,
+    bytes_b: int,
+    cluster: tuple[int, int] = (2, 1),
+    *,
+    consumers: int = 1,
+    warps: int = 4,
+    lag: int = 0,
+    persistent: bool = False,
+    meet: bool = False,
+    senders: str = "all",
+    store: tuple[int, int] | None = None,
+    registers: tuple[int, int] | None = None,
+    tail: str = "wait",
+) -> Pipeline:
+    """A ring in each CTA of a cluster of (M, N) CTAs, which share their loads by multicast.
+
+    CTAs along N need the same A, those along M the same B, and what lands in a CTA is one A and one B however they
+    share it: a stage is free when the consumers of every CTA that is sent to have released it. Rank r is CTA
+    (r % M, r // M).
+
+    lag, persistent, store, registers  as in `ring`
+    meet     the roles of a CTA meet after each output tile, so that none begins the next one before the others
+    senders  "all": each CTA loads its share and sends it to all that need it; "first": the first of them sends all of
+             it, and the others wait for none but their own loads
+    tail     how a CTA stays until the arrivals of the others are in: "wait" the producer waits once more for every
+             stage, "sync" the cluster meets at the end
+
+    >>> print(cluster_ring(4, 16384, 16384, (2, 1)).prove().states)
+    16
+    >>> cluster_ring(4, 16384, 16384, (2, 1), senders="first").mbarrier("empty").count
+    (8, 4)
+    """
+    stages = plain(stages)
+    bytes_a = plain(bytes_a)
+    bytes_b = plain(bytes_b)
+    cluster = plain(cluster)
+    consumers = plain(consumers)
+    warps = plain(warps)
+    lag = plain(lag)
+    store = plain(store)
+    registers = plain(registers)
+    along_m, along_n = cluster
+    size = along_m * along_n
+    if bytes_a % along_n or bytes_b % along_m:
+        raise PlanError(f"A's {bytes_a} bytes in {along_n} shares, B's {bytes_b} in {along_m}: no whole bytes")
+    if tail not in ("wait", "sync"):
+        raise PlanError(f"tail = {tail!r}: 'wait' or 'sync'")
+    if senders not in ("all", "first"):
+        raise PlanError(f"senders = {senders!r}: 'all' or 'first'")
+    same_m = tuple(tuple(s for s in range(size) if s % along_m == r % along_m) for r in range(size))
+    same_n = tuple(tuple(s for s in range(size) if s // along_m == r // along_m) for r in range(size))
+    if senders == "all":
+        release = tuple(tuple(sorted({*m, *n})) for m, n in zip(same_m, same_n))
+        loads: Program = (
+            TmaLoad("a", "load", "full", bytes_a // along_n, same_m, part="rank"),
+            TmaLoad("b", "load", "full", bytes_b // along_m, same_n, part="rank"),
+        )
+    else:
+        release = tuple(tuple(sorted({r, m[0], n[0]})) for r, (m, n) in enumerate(zip(same_m, same_n)))
+        loads = (
+            If(OnRank(tuple(sorted({m[0] for m in same_m}))), (TmaLoad("a", "load", "full", bytes_a, same_m),)),
+            If(OnRank(tuple(sorted({n[0] for n in same_n}))), (TmaLoad("b", "load", "full", bytes_b, same_n),)),
+        )
+    load: Program = (Wait("empty", "load", flip=True, by="one"), ArriveExpect("full", "load"), *loads, Advance("load"))
+    drain: Program = (Wait("empty", "load", flip=True, by="one"), Advance("load")) * stages if tail == "wait" else ()
+    end: Program = (ClusterArrive(), ClusterWait()) if tail == "sync" else ()
+    after: Program = (Sync(CTA),) if meet else ()
+    mine, theirs = registers or (None, None)
+    producer = (*start(True, size), *_tiles(persistent, (ForK(load), *after)), *drain, *end)
+    roles = [Role("producer", 4 if registers else 1, producer, (Cursor("load", stages),), mine)]
+    buffers = [Buffer("a", stages), Buffer("b", stages), Buffer("acc", space="reg")]
+    named = []
+    for i in range(consumers):
+        name = f"math{i}" if consumers > 1 else "math"
+        cursors = [Cursor("read", stages), Cursor("release", stages)][: 1 + bool(lag)]
+        epilogue: Program = (Read("acc"),)
+        if store:
+            epilogue += store_ring(f"c{i}", f"store{i}", *store)
+            cursors.append(Cursor("store", store[0]))
+            buffers.append(Buffer(f"c{i}", store[0]))
+            named.append(NamedBarrier(f"store{i}", 32 * warps))
+        last: Program = (WaitGroup("bulk", 0, by="one"),) if store else ()
+        body = (*_products(lag, release, ("a", "b")), *epilogue, *after)
+        math = (*start(False, size), *_tiles(persistent, body), *last, *end)
+        roles.append(Role(name, warps, math, tuple(cursors), theirs))
+    if meet:
+        named.append(NamedBarrier(CTA, 32 * sum(role.warps for role in roles)))
+    arrivals = tuple(consumers * warps * sum(r in to for to in release) for r in range(size))
+    return Pipeline(
+        f"cluster {along_m}x{along_n}, ring of {stages}",
+        tuple(roles),
+        (
+            Mbarrier("full", 1, stages, bytes_a + bytes_b),
+            Mbarrier("empty", arrivals[0] if len(set(arrivals)) == 1 else arrivals, stages),
+            *named,
+        ),
+        tuple(buffers),
+        cluster=size,
+    )
+
+
+def self_loading(
+    stages: int, bytes: int, *, warps: int = 4, arrivals: int = 1, lands: int | None = None
+) -> Pipeline:
+    """One warpgroup that loads for itself: its first warp refills a stage when the block has met behind the products.
+
+    There is no empty barrier: the block's barrier does its work. This is the model of the first kernel, whose plan
+    gives stages, the bytes and arrivals that its barriers expect, and the bytes that its copies bring.
+
+    >>> self_loading(1, 16384).prove().states
+    4
+    """
+    stages, bytes, warps, arrivals, lands = plain(stages), plain(bytes), plain(warps), plain(arrivals), plain(lands)
+
+    def load(at: str | int) -> Program:
+        return (ArriveExpect("full", at), TmaLoad("ab", at, "full", lands))
+
+    body: Program = (
+        Wait("full", "read"),
+        Mma(("ab",), "read", "acc"),
+        Commit("wgmma"),
+        WaitGroup("wgmma", 0),
+        Sync(CTA),
+        If(Ahead(stages), load("read")),
+        Advance("read"),
+    )
+    program = (*start(True), *(If(Ahead(s), load(s)) for s in range(stages)), ForK(body), Read("acc"))
+    return Pipeline(
+        f"self-loading, {stages} stage(s)",
+        (Role("math", warps, program, (Cursor("read", stages),)),),
+        (Mbarrier("full", arrivals, stages, bytes), NamedBarrier(CTA, 32 * warps)),
+        (Buffer("ab", stages), Buffer("acc", space="reg")),
+    )
+
+
+def pingpong(stages: int, bytes: int, *, warps: int = 4, store: tuple[int, int] | None = (2, 2)) -> Pipeline:
+    """Two warpgroups take output tiles in turn: while one multiplies, the other stores.
+
+    An order barrier hands the tensor cores over. A warpgroup walks its place in the ring over the other's k tiles.
+
+    >>> bool(pingpong(4, 32768).prove())
+    True
+    """
+    stages, bytes, warps, store = plain(stages), plain(bytes), plain(warps), plain(store)
+    load: Program = (
+        Wait("empty", "load", flip=True),
+        ArriveExpect("full", "load"),
+        TmaLoad("ab", "load", "full"),
+        Advance("load"),
+    )
+    roles = [Role("producer", 1, (*start(True), ForTiles((ForK(load),))), (Cursor("load", stages),))]
+    for i in range(2):
+        mine: Program = (
+            Wait(f"turn{i}", "turn", flip=i == 0),  # the first warpgroup need not wait for its first turn
+            *_products(0),
+            Arrive(f"turn{1 - i}", 0),
+            Advance("turn"),
+            Read("acc"),
+            *(store_ring(f"c{i}", f"store{i}", *store) if store else ()),
+        )
+        cursors = [Cursor("read", stages), Cursor("turn", 1), *([Cursor("store", store[0])] if store else [])]
+        last: Program = (WaitGroup("bulk", 0, by="one"),) if store else ()
+        tiles = ForTiles((If(TileIs(2, i), mine, (ForK((Advance("read"),)),)),))
+        roles.append(Role(f"math{i}", warps, (*start(False), tiles, *last), tuple(cursors)))
+    return Pipeline(
+        f"pingpong, ring of {stages}",
+        tuple(roles),
+        (
+            Mbarrier("full", 1, stages, bytes),
+            Mbarrier("empty", warps, stages),
+            *(Mbarrier(f"turn{i}", warps) for i in range(2)),
+            NamedBarrier(CTA, 32 * (1 + 2 * warps)),
+            *(NamedBarrier(f"store{i}", 32 * warps) for i in range(2) if store),
+        ),
+        (
+            Buffer("ab", stages, either=("math0", "math1")),
+            Buffer("acc", space="reg"),
+            *(Buffer(f"c{i}", store[0]) for i in range(2) if store),
+        ),
+    )
+
+
+def multistage(stages: int, *, warps: int = 4) -> Pipeline:
+    """sm_80: every warp copies its share by cp.async, stages - 1 k tiles ahead, and reads all of the stage by ldmatrix.
+
+    Groups are committed even when nothing is left to copy, so that the count of pending groups stays what it is.
+
+    >>> bool(multistage(3).prove())
+    True
+    """
+    stages, warps = plain(stages), plain(warps)
+    if stages == 1:
+        body: Program = (
+            CpAsync("ab", 0), Commit("cp.async"), WaitGroup("cp.async", 0), Sync(CTA), Read("ab", 0), Sync(CTA),
+        )  # fmt: skip
+        program: Program = (ForK(body),)
+        cursors: tuple[Cursor, ...] = ()
+    else:
+        fill: list[Action] = []
+        for s in range(stages - 1):
+            fill += [If(Ahead(s), (CpAsync("ab", s),)), Commit("cp.async")]
+        body = (
+            WaitGroup("cp.async", stages - 2),
+            Sync(CTA),
+            Read("ab", "read"),
+            If(Ahead(stages - 1), (CpAsync("ab", "load"),)),
+            Commit("cp.async"),
+            Advance("read"),
+            Advance("load"),
+        )
+        program = (*fill, ForK(body))
+        cursors = (Cursor("read", stages), Cursor("load", stages, index=stages - 1))
+    return Pipeline(
+        f"cp.async, {stages} stage(s)",
+        (Role("math", warps, program, cursors),),
+        (NamedBarrier(CTA, 32 * warps),),
+        (Buffer("ab", stages),),
+        arch="sm_80",
+    )
+
+
+def tcgen05_ring(
+    stages: int,
+    bytes: int,
+    *,
+    accumulators: int = 2,
+    pair: bool = False,
+    warps: int = 4,
+    store: tuple[int, int] | None = None,
+) -> Pipeline:
+    """sm_100: one warp loads, one issues tcgen05.mma, four empty the accumulator in tensor memory; persistent.
+
+    tcgen05.commit releases the stage, and at the end of a tile hands the accumulator over; with two accumulators the
+    products of the next tile overlap the epilogue.
+
+    bytes  of one stage in one CTA
+    pair   cta_group::2: the even CTA issues the products of both, whose loads all count at its barrier
+
+    >>> bool(tcgen05_ring(4, 32768).prove()), bool(tcgen05_ring(4, 32768, pair=True).prove())
+    (True, True)
+    """
+    stages = plain(stages)
+    bytes = plain(bytes)
+    accumulators = plain(accumulators)
+    warps = plain(warps)
+    store = plain(store)
+    size = 2 if pair else 1
+    both = ((0, 1), (0, 1)) if pair else "own"
+    leader = ((0,), (0,)) if pair else "own"
+
+    def on_leader(*program: Action) -> Program:
+        return (If(OnRank((0,)), program),) if pair else program
+
+    load: Program = (
+        Wait("empty", "load", flip=True),
+        *on_leader(ArriveExpect("full", "load")),
+        TmaLoad("ab", "load", "full", bytes, signal=0 if pair else "own"),
+        Advance("load"),
+    )
+    product: Program = (
+        Wait("full", "read"),
+        Mma(("ab",), "read", "acc", "acc", "tcgen05", "one", both),
+        CommitTo("empty", "read", both),
+        Advance("read"),
+    )
+    tile: Program = (
+        Wait("acc_empty", "acc", flip=True),
+        ForK(product),
+        CommitTo("acc_full", "acc", both, publishes=("acc",), published_at="acc"),
+        Advance("acc"),
+    )
+    drain: Program = (
+        Wait("acc_full", "acc"),
+        Read("acc", "acc"),
+        Arrive("acc_empty", "acc", to=leader),
+        Advance("acc"),
+        *(store_ring("c", "store", *store) if store else ()),
+    )
+    meet: Program = (ClusterArrive(), ClusterWait()) if pair else ()
+    last: Program = (WaitGroup("bulk", 0, by="one"),) if store else ()
+    epilogue_cursors = (Cursor("acc", accumulators), *([Cursor("store", store[0])] if store else []))
+    return Pipeline(
+        f"tcgen05{' pair' if pair else ''}, ring of {stages}, {accumulators} accumulator(s)",
+        (
+            Role("load", 1, (*start(True, size), ForTiles((ForK(load),)), *meet), (Cursor("load", stages),)),
+            Role(
+                "mma",
+                1,
+                (*start(False, size), *on_leader(ForTiles(tile)), *meet),
+                (Cursor("read", stages), Cursor("acc", accumulators)),
+            ),
+            Role("epilogue", warps, (*start(False, size), ForTiles(drain), *last, *meet), epilogue_cursors),
+        ),
+        (
+            Mbarrier("full", 1, stages, bytes * size),
+            Mbarrier("empty", 1, stages),
+            Mbarrier("acc_full", 1, accumulators),
+            Mbarrier("acc_empty", warps * size, accumulators),
+            *([] if pair else [NamedBarrier(CTA, 32 * (2 + warps))]),
+            *([NamedBarrier("store", 32 * warps)] if store else []),
+        ),
+        (
+            Buffer("ab", stages),
+            Buffer("acc", accumulators, "tmem"),
+            *([Buffer("c", store[0])] if store else []),
+        ),
+        cluster=size,
+        arch="sm_100a",
+    )

@@ -1,0 +1,1 @@
+"""Bank conflicts of shared-memory accesses, and swizzles without any."""

@@ -1,0 +1,313 @@
+"""AccessPattern patterns: which elements of a tile the lanes of a warp name in one memory instruction.
+
+A pattern is an array (request, lane, element) of flat coordinates of a tile, colexicographic, so that the same pattern
+can be laid over any layout of the tile: plain, padded or swizzled. A request is one instruction of one warp; the
+elements of a lane are what its one vector holds, in order. For ldmatrix, stmatrix and matrix operands a lane stands for
+the 16-byte row whose address it supplies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...atoms.copy.base import SIDES, WARP, CopyAtom
+from ...atoms.smem.tile import ATOM_ROWS, CHUNK_BYTES, MAJORS, SmemTile
+from ...atoms.tiled.copy import TiledCopy
+from ...dtypes import DType, dtype
+from ...errors import AtomError
+from ...layouts import ComposedLayout, Layout
+from ...layouts.int_tuple import plain
+from ...layouts.linear import LinearLayout
+
+IntArray = npt.NDArray[np.int64]
+
+# Bytes that one lane may name. PTX ISA: ld and st (vectors up to 128 bits in shared memory; 256 bits in global memory
+# from sm_100), cp.async (cp-size 4, 8, 16), ldmatrix and stmatrix (16-byte rows). The copy engine and the tensor cores
+# move core-matrix rows of 16 bytes (PTX ISA, "Shared Memory Matrix Layout").
+WIDTHS: dict[str, tuple[int, ...]] = {
+    "ld.shared": (1, 2, 4, 8, 16),
+    "st.shared": (1, 2, 4, 8, 16),
+    "cp.async": (4, 8, 16),
+    "ldmatrix": (CHUNK_BYTES,),
+    "stmatrix": (CHUNK_BYTES,),
+    "tma": (CHUNK_BYTES,),
+    "wgmma": (CHUNK_BYTES,),
+    "tcgen05": (CHUNK_BYTES,),
+    "ld.global": (1, 2, 4, 8, 16, 32),
+    "st.global": (1, 2, 4, 8, 16, 32),
+}
+
+
+def check_width(kind: str, width: int) -> None:
+    """Raise AtomError where no instruction of this kind moves so many bytes for one lane."""
+    if kind not in WIDTHS:
+        atomics = "; atomics serialise by address as well as by bank and are not modelled" if "atom" in kind else ""
+        raise AtomError(f"no access of kind {kind!r}; known: {', '.join(WIDTHS)}{atomics}")
+    if width not in WIDTHS[kind]:
+        known = ", ".join(map(str, WIDTHS[kind]))
+        raise AtomError(f"{kind} moves {known} bytes for a lane, not {width}")
+
+
+@dataclass(frozen=True, eq=False)
+class AccessPattern:
+    """One access pattern: a kind of instruction and, for every request, lane and element, a coordinate of the tile.
+
+    name    as reports call it
+    kind    a key of `WIDTHS`
+    coords  int64 array (request, lane, element) of flat coordinates; -1 throughout a lane that takes no part
+    """
+
+    name: str
+    kind: str
+    coords: IntArray
+
+    def __post_init__(self) -> None:
+        if self.kind not in WIDTHS:
+            check_width(self.kind, 0)
+        if self.coords.ndim != 3 or 0 in self.coords.shape or self.coords.shape[1] > WARP:
+            raise AtomError(f"{self.name}: coordinates are (request, lane <= {WARP}, element), not {self.coords.shape}")
+        idle = self.coords < 0
+        if (idle.any(2) != idle.all(2)).any():
+            raise AtomError(f"{self.name}: a lane takes part with all of its elements or with none")
+
+    @property
+    def requests(self) -> int:
+        """Instructions that the pattern counts."""
+        return self.coords.shape[0]
+
+    def over(self, block: Sequence[int], extent: Sequence[int]) -> AccessPattern:
+        """The same pattern in every block of a larger tile: coordinates of `block` become coordinates of `extent`.
+
+        block, extent  extents in elements, mode by mode; raises AtomError unless block divides extent.
+
+        >>> warp = thread_access(Layout(32, 1), name="a word for each lane")
+        >>> warp.over((8, 4), (16, 8)).coords[1, :3, 0].tolist()
+        [8, 9, 10]
+        """
+        if len(block) != len(extent) or any(e % b for b, e in zip(block, extent)):
+            raise AtomError(f"{self.name}: blocks of {tuple(block)} do not fill a tile of {tuple(extent)}")
+        size = int(np.prod(block))
+        if int(self.coords.max()) >= size:
+            raise AtomError(f"{self.name}: coordinate {int(self.coords.max())} lies outside a block of {size} elements")
+        inside = Layout(tuple(block), tuple(int(np.prod(extent[:i])) for i in range(len(extent)))).offsets()
+        counts = tuple(e // b for b, e in zip(block, extent))
+        steps = tuple(int(np.prod(extent[:i])) * block[i] for i in range(len(extent)))
+        starts = Layout(counts, steps).offsets()
+        moved = np.where(self.coords[None] < 0, -1, inside[self.coords][None] + starts[:, None, None, None])
+        return AccessPattern(self.name, self.kind, moved.reshape(-1, *self.coords.shape[1:]))
+
+
+def thread_access(
+    tv: Layout, vector: int = 1, kind: str = "ld.shared", name: str = "", lanes: int | None = None
+) -> AccessPattern:
+    """The accesses of threads whose values a thread-value layout names, `vector` consecutive values at a time.
+
+    tv      (thread, value, ...) -> flat coordinate of the tile; a layout of rank 1 gives each thread one value; all
+            modes after the first count values (so the (thread, value, rest) view of a tiled copy is one too)
+    vector  values that one instruction moves for a thread
+    lanes   how many lanes of each warp take part, the first ones (ldmatrix.x1 reads the addresses of 8); all by default
+
+    Raises AtomError where the threads are no whole warps, or the vectors do not divide the values.
+
+    >>> float4 = thread_access(Layout((32, 4), (4, 1)), vector=4)
+    >>> float4.coords.shape, float4.coords[0, 1].tolist()
+    ((1, 32, 4), [4, 5, 6, 7])
+    """
+    vector, lanes = plain(vector), plain(lanes)
+    rank = 1 if isinstance(tv.shape, int) else len(tv.shape)
+    threads = tv.size if rank == 1 else tv[0].size
+    values = tv.size // threads
+    name = name or f"{kind} by {tv}"
+    if threads > WARP and threads % WARP:
+        raise AtomError(f"{name}: {threads} threads are no whole number of warps")
+    if vector < 1 or values % vector:
+        raise AtomError(f"{name}: vectors of {vector} do not divide {values} values")
+    warps = max(1, threads // WARP)
+    table = np.asarray(tv.offsets(), np.int64).reshape(values // vector, vector, warps, threads // warps)
+    coords = table.transpose(2, 0, 3, 1).reshape(-1, threads // warps, vector)
+    return AccessPattern(name, kind, np.ascontiguousarray(coords[:, :lanes]))
+
+
+def matrix_access(
+    extent: tuple[int, int],
+    element: DType | str,
+    along: str = "K",
+    kind: str = "ldmatrix",
+    matrices: int | None = None,
+    name: str = "",
+) -> AccessPattern:
+    """Every 8 x 16-byte matrix of an (mn, k) tile, as ldmatrix, stmatrix and the tensor cores read them.
+
+    extent    (mn, k) in elements; flat coordinate mn + MN*k
+    along     the dimension in which a 16-byte row runs: "K" reads a K-major tile as it lies; "MN" reads an MN-major one
+              (with ldmatrix .trans, or the transposed operand of wgmma)
+    matrices  how many one instruction takes: 1, 2 or 4; by default the most that divide all of them
+
+    Raises AtomError where the matrices do not tile the extent.
+
+    >>> matrix_access((16, 16), "bf16").coords[0, 9].tolist()  # lane 9 names row 9, k from 0 to 7
+    [9, 25, 41, 57, 73, 89, 105, 121]
+    """
+    extent, matrices = plain(extent), plain(matrices)
+    bits = dtype(element).bits
+    if along not in MAJORS:
+        raise AtomError(f"rows run along 'K' or 'MN', not {along!r}")
+    row = CHUNK_BYTES * 8 // bits
+    shape = (ATOM_ROWS, row) if along == "K" else (row, ATOM_ROWS)
+    if extent[0] % shape[0] or extent[1] % shape[1]:
+        raise AtomError(f"{shape[0]}x{shape[1]} matrices of {dtype(element)} do not tile {extent[0]}x{extent[1]}")
+    block = np.arange(shape[0] * shape[1], dtype=np.int64).reshape(shape[1], shape[0])  # [k, mn]
+    lanes = block.T if along == "K" else block
+    one = AccessPattern(name or f"{kind} rows along {along}", kind, np.ascontiguousarray(lanes[None]))
+    every = one.over(shape, extent).coords
+    if matrices is None:
+        matrices = next(count for count in (4, 2, 1) if every.shape[0] % count == 0)
+    if matrices not in (1, 2, 4) or every.shape[0] % matrices:
+        raise AtomError(f"{every.shape[0]} matrices are not taken {matrices} at a time")
+    return AccessPattern(one.name, kind, every.reshape(-1, matrices * ATOM_ROWS, row))
+
+
+def tma_access(tile: SmemTile) -> AccessPattern:
+    """How the copy engine writes a tile: box after box, row after row of one span, in chunks of 16 bytes.
+
+    A request here is 128 consecutive bytes of the box before the swizzle: 8 chunks. How many cycles the engine takes is
+    its own affair; the model says which chunks share a bank when it writes as many as the banks hold.
+
+    >>> from layoutgemm.atoms import smem_tile
+    >>> tma_access(smem_tile((64, 64), "bf16", "K")).coords.shape
+    (64, 8, 8)
+    """
+    order = np.argsort(tile.layout.offsets(), kind="stable").astype(np.int64)
+    chunk = CHUNK_BYTES * 8 // tile.dtype.bits
+    return AccessPattern(f"tma writes {tile.swizzle_name}", "tma", order.reshape(-1, ATOM_ROWS, chunk))
+
+
+def atom_access(atom: CopyAtom, place: Layout, side: str | None = None, name: str = "") -> AccessPattern:
+    """The shared- or global-memory side of a copy atom.
+
+    place  where the atom's reference tile lies: its element -> flat coordinate of the tile. For an atom that every
+           thread executes on its own it is (thread, value) -> coordinate, and the atom gives the vector's length.
+    side   "src" or "dst"; by default the side in shared memory, else that in global memory
+
+    Raises AtomError for an atom with no such side, or with shared memory on both.
+    """
+    side = _memory_side(atom) if side is None else side
+    layout = atom.layout(side)
+    kind = _kind_of(atom, side)
+    if atom.threads == 1:
+        return thread_access(place, layout.size, kind, name or str(atom))
+    if atom.threads != WARP:
+        raise AtomError(f"{atom} is executed by {atom.threads} threads, not by a warp or each thread")
+    table = np.asarray(layout.offsets(), np.int64).reshape(layout[1].size, WARP).T
+    if atom.thread_ids is not None:
+        table = table[np.argsort(np.asarray(atom.thread_ids(np.arange(WARP))))]
+    table = table[: _lanes_read(atom, side, kind)]
+    return AccessPattern(name or str(atom), kind, np.asarray(place(table), np.int64)[None])
+
+
+def tiled_access(copy: TiledCopy, extent: Sequence[int], side: str | None = None, name: str = "") -> AccessPattern:
+    """The shared- or global-memory side of a tiled copy over a whole tile: every instruction of every warp.
+
+    extent  extents of the tile in elements, as its layout's modes
+    side    "src" or "dst"; by default the side in shared memory, else that in global memory
+
+    Raises AtomError where the copy does not divide the tile, or has no such side.
+    """
+    extent = plain(extent)
+    atom = copy.atom
+    side = _memory_side(atom) if side is None else side
+    kind = _kind_of(atom, side)
+    tv = copy.partition(side, Layout(tuple(extent)))
+    return thread_access(tv, atom.layout(side)[1].size, kind, name or str(atom), _lanes_read(atom, side, kind))
+
+
+def _lanes_read(atom: CopyAtom, side: str, kind: str) -> int:
+    """Lanes whose address counts: the first ones for ldmatrix and stmatrix x1, x2, whose layouts repeat them."""
+    return len(atom.address_threads(side)) if kind in ("ldmatrix", "stmatrix") else WARP
+
+
+def _memory_side(atom: CopyAtom) -> str:
+    for memory in ("smem", "gmem"):
+        sides = [side for side in SIDES if atom.space(side) == memory]
+        if len(sides) == 1:
+            return sides[0]
+    raise AtomError(f"{atom} copies {atom.source} to {atom.target}: say which side, 'src' or 'dst'")
+
+
+def _kind_of(atom: CopyAtom, side: str) -> str:
+    space = atom.space(side)
+    if space not in ("smem", "gmem"):
+        raise AtomError(f"{atom}: its {side} is in {space}, which has neither banks nor sectors")
+    if "bulk" in atom.ptx:
+        raise AtomError(f"{atom} is carried out by the copy engine, not by lanes: tma_access says how it writes a tile")
+    if space == "smem":
+        for kind in ("ldmatrix", "stmatrix", "cp.async"):
+            if atom.ptx.startswith(kind):
+                return kind
+    return ("ld." if side == "src" else "st.") + ("shared" if space == "smem" else "global")
+
+
+# ---------------------------------------------------------------- from coordinates to byte addresses
+
+
+def element_bits(tile: Any, element: DType | str | int | None) -> int:
+    """Bits of an element of the tile: what the tile says, or what is given; raises AtomError when neither or both."""
+    given = None if element is None else element if isinstance(element, int) else dtype(element).bits
+    own = tile.dtype.bits if isinstance(tile, SmemTile) else None
+    if isinstance(tile, ComposedLayout):
+        own = tile.swizzle.unit
+    if own is None and given is None:
+        raise AtomError(f"{tile} does not say how wide an element is: give element=, a type or bits")
+    if own is not None and given is not None and own != given:
+        raise AtomError(f"{tile} counts elements of {own} bits, not {given}: recast it")
+    bits = own if own is not None else given
+    assert bits is not None
+    if isinstance(bits, bool) or bits < 1 or bits & (bits - 1):
+        raise AtomError(f"elements of {bits} bits do not fill bytes evenly")
+    return bits
+
+
+def byte_addresses(tile: Any, access: AccessPattern, element: DType | str | int | None = None) -> tuple[IntArray, int]:
+    """(addresses, width): the byte address relative to the tile that each (request, lane) names, -1 for none.
+
+    tile     SmemTile, Layout, ComposedLayout or LinearLayout: flat coordinate -> offset in elements
+    element  type or bits, where the tile does not say
+
+    Raises AtomError where a lane's elements do not lie one after another at a multiple of their size: no instruction
+    can move them as one vector, and the first such lane is named.
+    """
+    bits = element_bits(tile, element)
+    layout = tile.composed if isinstance(tile, SmemTile) else tile
+    if not isinstance(layout, (Layout, ComposedLayout, LinearLayout)):
+        raise AtomError(f"no layout: {tile!r}")
+    offsets = np.asarray(layout.offsets(), np.int64)
+    if int(access.coords.max()) >= offsets.size:
+        raise AtomError(f"{access.name}: coordinate {int(access.coords.max())} outside a tile of {offsets.size}")
+    at = offsets[access.coords] * bits
+    idle = access.coords[:, :, 0] < 0
+    vector = access.coords.shape[2]
+    if vector * bits % 8:
+        raise AtomError(f"{access.name}: {vector} elements of {bits} bits are no whole number of bytes")
+    width = vector * bits // 8
+    check_width(access.kind, width)
+    stray = (at != at[:, :, :1] + np.arange(vector) * bits).any(2) & ~idle
+    if stray.any():
+        request, lane = (int(axis[0]) for axis in np.nonzero(stray))
+        coords, places = access.coords[request, lane].tolist(), (at[request, lane] // bits).tolist()
+        raise AtomError(
+            f"{access.name}: request {request}, lane {lane} moves coordinates {coords} as one vector, "
+            f"which lie at elements {places}, not one after another"
+        )
+    skew = (at[:, :, 0] % (width * 8) != 0) & ~idle
+    if skew.any():
+        request, lane = (int(axis[0]) for axis in np.nonzero(skew))
+        raise AtomError(
+            f"{access.name}: request {request}, lane {lane} names byte {at[request, lane, 0] / 8:g}, "
+            f"no multiple of its {width} bytes"
+        )
+    return np.where(idle, -1, at[:, :, 0] // 8), width

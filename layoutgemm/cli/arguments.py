@@ -1,0 +1,196 @@
+"""What the subcommands share: one-line errors, examples in the help, layouts and tiles as text, and JSON."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import numbers
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ..atoms import SmemTile, smem_tile
+from ..dtypes import DType
+from ..errors import LayoutError, ParseError
+from ..layouts import ComposedLayout, Layout, Swizzle, parse
+from ..layouts.symbols.facts import Facts
+
+LAYOUT_HELP = "a layout, as in '(8,64):(64,1)', 'S<3,3,3> o 0 o (8,64):(64,1)', or a tile, as in smem:64x64:bf16:K:128B"
+STATED = "a layout is written '(M,N):(N,1)' or 'S<3,3,3> o 0 o (8,64):(64,1)'"
+FORMS = "a layout is written '(8,64):(64,1)' or 'S<3,3,3> o 0 o (8,64):(64,1)', a tile smem:64x64:bf16:K:128B"
+
+# What `show` takes besides, by how it begins.
+NO_TILES = dict.fromkeys(("wgmma", "mma", "tcgen05", "tiled", "copy"), "an instruction, held by threads") | {
+    "schedule": "an order of tiles"
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose complaints are one line that names the help. Exit status 2."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the complaint and exit. Where a choice was misspelt, the nearest one comes first."""
+        found = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
+        near = difflib.get_close_matches(found[1], re.findall(r"[\w.-]+", found[2]), 1) if found else []
+        if found and near:
+            message = message.replace(" (choose from", f"; do you mean {near[0]!r}? (choose from")
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+def add(
+    commands: Any, name: str, help_: str, examples: Sequence[str], run: Callable[[argparse.Namespace], int], *,
+    says: str = "", aliases: Sequence[str] = (),
+) -> argparse.ArgumentParser:  # fmt: skip
+    """A subcommand whose help ends with examples. Each is run by the tests; `# status 1` after one says how it ends."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name, aliases=list(aliases), help=help_,
+        description=textwrap.fill(says or f"{help_[0].upper()}{help_[1:]}.", 79),
+        epilog="\n".join(["examples:" if len(examples) > 1 else "example:", *(f"  {text}" for text in examples)]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def answer(args: argparse.Namespace, text: Callable[[], str], data: Callable[[], dict[str, Any]]) -> None:
+    """Print for people, or with --json for programs."""
+    print(json.dumps(data()) if args.json else text())
+
+
+def add_picture(parser: argparse.ArgumentParser, what: str) -> None:
+    """The options that draw instead of printing."""
+    parser.add_argument("--svg", type=Path, metavar="FILE", help=f"draw {what} there instead")
+    parser.add_argument("--png", type=Path, metavar="FILE", help="the same as PNG (needs the extra png)")
+    parser.add_argument("--dark", action="store_true", help="draw it dark; an SVG is as the reader's page else")
+
+
+def drawn(args: argparse.Namespace, draw: Callable[[], str]) -> bool:
+    """Draw into the files that were asked for, and say so; False where none was."""
+    files = [file for file in (args.svg, args.png) if file is not None]
+    if not files and args.dark:
+        raise LayoutError("--dark is of a picture: give --svg FILE or --png FILE too")
+    if not files:
+        return False
+    if args.svg is not None and args.svg.suffix.lower() not in ("", ".svg", ".png"):
+        raise LayoutError(f"--svg {args.svg}: a picture is an .svg or a .png")
+    from ..view import png, save
+
+    picture = draw()
+    for file in files:
+        if file is args.png and file.suffix.lower() != ".png":  # whatever its name, it was asked for as PNG
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(png(picture, dark=args.dark))
+        else:
+            save(picture, file, dark=args.dark)
+    names = {name: str(file) for name, file in (("svg", args.svg), ("png", args.png)) if file is not None}
+    answer(args, lambda: "\n".join(f"written to {name}" for name in names.values()), lambda: dict(names))
+    return True
+
+
+def plain(value: Any) -> Any:
+    """Numbers and tuples as JSON has them; anything else, a symbol or an array, as its text.
+
+    >>> plain((0, (1, 2))), plain(None), plain(Layout(4))
+    ([0, [1, 2]], None, '4:1')
+    """
+    if isinstance(value, (tuple, list)):
+        return [plain(each) for each in value]
+    if isinstance(value, numbers.Integral) and not isinstance(value, bool):  # NumPy's and SymPy's, too
+        return int(value)
+    return value if value is None or isinstance(value, (bool, float, str)) else str(value)
+
+
+def failed(error: Exception, as_json: bool) -> int:
+    """Say an error: one line on stderr, or with --json an object on stdout. Returns the exit status, 1."""
+    said = f"{type(error).__name__}: {one_line(error)}"
+    if as_json:
+        print(json.dumps({"ok": False, "error": said}))
+    else:
+        print(f"layoutgemm: {said}", file=sys.stderr)
+    return 1
+
+
+def one_line(error: Exception) -> str:
+    """The message of an error on one line; of text that is not a layout, with the place instead of a pointer.
+
+    >>> try:
+    ...     parse("(4,8):(8,x")
+    ... except ParseError as error:
+    ...     print(one_line(error))
+    expected ',' or ')', at the end of '(4,8):(8,x'
+    """
+    if isinstance(error, ParseError) and error.text:
+        rest = error.text[error.position :]
+        place = f"{rest!r} in" if rest else "the end of"
+        return f"{error.reason}, at {place} {error.text!r}"
+    return "; ".join(line.strip() for line in str(error).splitlines()) or type(error).__name__
+
+
+def size_pair(text: str, what: str = "sizes are written ROWSxCOLUMNS, as in 64x64") -> tuple[int, int]:
+    """`64x128` as two positive ints. Raises LayoutError.
+
+    >>> size_pair("64x128")
+    (64, 128)
+    """
+    found = re.fullmatch(r"([1-9]\d*)[x,]([1-9]\d*)", text)
+    if found is None:
+        raise LayoutError(f"{text!r}: {what}")
+    return int(found[1]), int(found[2])
+
+
+def tile_of(text: str) -> SmemTile:
+    """`smem:MNxK:TYPE[:MAJOR[:SWIZZLE]]` as a shared-memory tile, K-major and under the widest swizzle unless said.
+
+    >>> print(tile_of("smem:8x64:bf16"), tile_of("smem:64x8:f32:MN:32B"))
+    S<3,4,3>[bytes] o (8,64):(64,1) x bf16 S<1,4,3>[bytes] o ((8,8),8):((1,64),8) x f32
+    """
+    parts = text.split(":")
+    if parts[0] != "smem" or not 3 <= len(parts) <= 5:
+        raise LayoutError(f"{text!r}: a tile is written smem:MNxK:TYPE[:MAJOR[:SWIZZLE]], as in smem:64x64:bf16:K:128B")
+    extent = size_pair(parts[1], "a tile's extent is written MNxK, as in smem:64x64:bf16")
+    return plain_tile(extent, parts[2], parts[3] if len(parts) > 3 else "K", parts[4] if len(parts) > 4 else None)
+
+
+def plain_tile(
+    extent: tuple[int, int], element: DType | str, major: str, swizzle: str | None, packing: str | None = None
+) -> SmemTile:
+    """`smem_tile` with its layout coalesced mode by mode: the same function, as people write it."""
+    tile = smem_tile(extent, element, major, swizzle, packing)
+    return replace(tile, layout=tile.layout.coalesce((1, 1)))
+
+
+def stated(text: str, facts: Facts) -> Layout | ComposedLayout:
+    """A layout of a statement, its names symbols under the facts. Raises LayoutError, saying how one is written.
+
+    >>> print(stated("(64,M//64):(1,64)", Facts("64 | M")))
+    (64,M//64):(1,64)
+    """
+    try:
+        found = parse(text, facts)
+    except ParseError as error:
+        raise LayoutError(f"{one_line(error)}: {STATED}") from None
+    if isinstance(found, Swizzle):
+        raise LayoutError(f"{text} is a swizzle alone, without extent: write '{text} o 0 o (8,64):(64,1)'")
+    return found
+
+
+def layout_of(text: str) -> Layout | ComposedLayout | SmemTile:
+    """A layout, a swizzled layout or a tile from its text. Raises LayoutError, saying how one is written."""
+    if text.startswith("smem:"):
+        return tile_of(text)
+    family = text.partition(":")[0]
+    if family in NO_TILES:
+        raise LayoutError(f"{text} is {NO_TILES[family]}, and shared memory holds tiles: {FORMS}; `show` takes both")
+    try:
+        found = parse(text)
+    except ParseError as error:
+        raise LayoutError(f"{one_line(error)}: {FORMS}") from None
+    if isinstance(found, Swizzle):
+        raise LayoutError(f"{text} is a swizzle alone, without extent: write '{text} o 0 o (8,64):(64,1)'")
+    return found

@@ -1,0 +1,203 @@
+"""`layoutgemm swizzle` and `layoutgemm banks`: which swizzle frees a tile of bank conflicts, and what conflicts."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ..atoms import SmemTile
+from ..checks import AccessPattern, BankReport, bank_conflicts, find_swizzle, matrix_access, thread_access
+from ..checks.smem.access_patterns import element_bits
+from ..checks.smem.bank_conflicts import WAVEFRONT, lanes_of_phase
+from ..dtypes import DType, dtype
+from ..errors import AtomError, LayoutError
+from ..layouts import ComposedLayout, Layout
+from ..view import access_svg, swizzle_pair_svg
+from .arguments import LAYOUT_HELP, add, add_picture, answer, drawn, layout_of
+
+SWIZZLE_EXAMPLES = (
+    'layoutgemm swizzle "(64,64):(64,1)" --element bf16',
+    'layoutgemm swizzle "(128,64):(64,1)" --element bf16 --access rows --access columns  # status 1: none',
+    'layoutgemm swizzle "(8,64):(64,1)" --svg swizzle.svg',
+)
+BANKS_EXAMPLES = (
+    'layoutgemm banks "(64,64):(64,1)" --element bf16  # status 1: conflicts',
+    "layoutgemm banks smem:64x64:bf16:K:128B --json",
+    'layoutgemm banks "(32,32):(33,1)" --element f32 --access columns',
+    'layoutgemm banks "(64,64):(64,1)" --svg banks.svg  # status 1: conflicts',
+)
+LANES = 32
+Tile = Layout | ComposedLayout | SmemTile
+
+
+def add_swizzle(commands: Any) -> None:
+    """The subcommand swizzle."""
+    parser = add(
+        commands, "swizzle", "which swizzle makes accesses to a tile free of bank conflicts", SWIZZLE_EXAMPLES, swizzle,
+        says="Searches every swizzle for one under which nothing conflicts, and proves it where none exists. Exit "
+        "status: 0 found, 1 none.",
+    )  # fmt: skip
+    _arguments(parser)
+    parser.add_argument("--tma", action="store_true", help="only the modes of the copy engine: 32B, 64B, 128B")
+    add_picture(parser, "the tile before and after the swizzle found, or the best one,")
+
+
+def add_banks(commands: Any) -> None:
+    """The subcommand banks."""
+    parser = add(
+        commands, "banks", "the bank conflicts of accesses to a tile, and the lanes that conflict", BANKS_EXAMPLES,
+        banks, says="Counts the wavefronts of each access to shared memory. Exit status: 0 free, 1 conflicts.",
+    )  # fmt: skip
+    _arguments(parser)
+    add_picture(parser, "the tile by banks, and the phase that costs most lane by lane,")
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("layout", metavar="LAYOUT", help=f"(mn, k) -> element: {LAYOUT_HELP}")
+    parser.add_argument("--element", metavar="TYPE", help="as in bf16, where LAYOUT does not say (bf16)")
+    parser.add_argument(
+        "--access", action="append", choices=tuple(ACCESSES),
+        help="rows: 16-byte rows along the contiguous mode, as ldmatrix reads them (default); columns: one element for "
+        "each lane, along the other mode; repeatable, then all at once",
+    )  # fmt: skip
+
+
+def swizzle(args: argparse.Namespace) -> int:
+    """Search, and print what was found; returns the exit status."""
+    with way_out(args):
+        tile, element, accesses = asked(args)
+        found = find_swizzle(tile, accesses, element=element, tma=args.tma)
+
+    def draw() -> str:
+        plain = tile.layout if isinstance(tile, SmemTile | ComposedLayout) else tile
+        if not isinstance(plain, Layout):
+            raise LayoutError(f"{plain} is swizzled twice: draw it before and after the last swizzle from Python")
+        return swizzle_pair_svg(plain, found.best, element.bits, access=accesses[0])
+
+    with way_out(args):
+        if drawn(args, draw):
+            return 0 if found else 1
+
+    def data() -> dict[str, Any]:
+        in_elements = None if found.swizzle is None else str(found.on_elements(element))
+        return {
+            "layout": args.layout, "element": element.name, "found": bool(found),
+            "swizzle": None if found.swizzle is None else str(found.swizzle), "on_elements": in_elements,
+            "best": str(found.best), "method": found.method, "candidates": found.candidates, "reason": found.reason,
+            "banks": report_data(found.report),
+        }  # fmt: skip
+
+    def text() -> str:
+        counted = f"\ncounted in elements: {found.on_elements(element)}" if found else ""
+        return found.explain() + counted
+
+    answer(args, text, data)
+    return 0 if found else 1
+
+
+def banks(args: argparse.Namespace) -> int:
+    """Count, and print the report; returns the exit status."""
+    with way_out(args):
+        tile, element, accesses = asked(args)
+        report = bank_conflicts(tile, accesses, element=element)
+    with way_out(args):
+        if drawn(args, lambda: access_svg(tile, accesses, element)):
+            return 0 if report else 1
+    head = {"layout": args.layout, "element": element.name}
+    answer(args, report.explain, lambda: head | report_data(report))
+    return 0 if report else 1
+
+
+@contextmanager
+def way_out(args: argparse.Namespace) -> Iterator[None]:
+    """Where rows of 16 bytes do not fit the layout, or a picture its elements, say what would."""
+    try:
+        yield
+    except AtomError as error:
+        if "rows" not in (args.access or ["rows"]):
+            raise
+        raise AtomError(
+            f"{error}; rows are 16 bytes at multiples of 16, 8 of them a matrix: pad the layout to that, or ask for "
+            "--access columns, single elements"
+        ) from None
+    except LayoutError as error:
+        cells, too_many, _ = str(error).partition(": show a part")
+        if not too_many:
+            raise
+        raise LayoutError(f"{cells}: draw a part of it, as in (64,64):(1024,1), or leave the picture away") from None
+
+
+def asked(args: argparse.Namespace) -> tuple[Tile, DType, list[AccessPattern]]:
+    """The tile, its element type and the accesses to it. Raises LayoutError."""
+    tile = layout_of(args.layout)
+    own = tile.dtype if isinstance(tile, SmemTile) else None
+    element = dtype(args.element) if args.element else own or dtype("bf16")
+    composed = tile.composed if isinstance(tile, SmemTile) else tile
+    if isinstance(composed, ComposedLayout) and composed.swizzle.unit not in (None, element.bits):
+        raise LayoutError(
+            f"{composed} counts units of {composed.swizzle.unit} bits, {element} has {element.bits}: give --element a "
+            f"type of that width, or the tile as smem:MNxK:{element}:K:128B"
+        )
+    element_bits(tile, element)
+    shape = composed.shape
+    if not isinstance(shape, tuple) or len(shape) != 2:
+        raise LayoutError(f"{args.layout} has not two modes, rows and columns: group them, as in (8,(4,2)):(8,(1,4))")
+    extent = (Layout(shape[0]).size, Layout(shape[1]).size)
+    if not all(isinstance(size, int) for size in extent):
+        raise LayoutError(f"{args.layout} has symbols: banks are counted for numbers, so give them values")
+    accesses = args.access or ["rows"]
+    along = contiguous(composed, extent)
+    return tile, element, [ACCESSES[name](extent, element, along) for name in accesses]
+
+
+def contiguous(layout: Layout | ComposedLayout, extent: tuple[int, int]) -> str:
+    """The mode along which neighbours lie side by side: "K" for the second, "MN" for the first. Raises LayoutError.
+
+    >>> contiguous(Layout((8, 64), (64, 1)), (8, 64)), contiguous(Layout((64, 8)), (64, 8))
+    ('K', 'MN')
+    """
+    plain = layout.layout if isinstance(layout, ComposedLayout) else layout
+    for along, at in (("K", (0, 1)), ("MN", (1, 0))):
+        if extent[along == "K"] > 1 and plain(*at) - plain(0, 0) == 1:
+            return along
+    raise LayoutError(f"{layout}: no mode has neighbours side by side, as (64,64):(64,1) has along its second")
+
+
+def rows(extent: tuple[int, int], element: DType, along: str) -> AccessPattern:
+    """The 16-byte rows that ldmatrix reads."""
+    return matrix_access(extent, element, along)
+
+
+def columns(extent: tuple[int, int], element: DType, along: str) -> AccessPattern:
+    """A warp's lanes along the mode that is not contiguous, an element each, over the whole tile.
+
+    >>> columns((64, 8), dtype("f32"), "K").coords.shape, columns((8, 16), dtype("f32"), "MN").coords[0, :3, 0].tolist()
+    ((16, 32, 1), [0, 8, 16])
+    """
+    axis = 0 if along == "K" else 1
+    lanes = next(count for count in range(min(LANES, extent[axis]), 0, -1) if extent[axis] % count == 0)
+    block = (lanes, 1) if axis == 0 else (1, lanes)
+    return thread_access(Layout(lanes, 1), name=f"columns of {lanes} lanes").over(block, extent)
+
+
+ACCESSES = {"rows": rows, "columns": columns}
+
+
+def report_data(report: BankReport) -> dict[str, Any]:
+    """A bank report for programs: counts, and the lanes of the first phase that conflicts at its worst bank."""
+    first = report.witness
+    conflict = None
+    if first is not None:
+        width = next(part.width for part in report.parts if part.name == first.access)
+        conflict = {
+            "access": first.access, "request": first.request, "phase": first.index, "ways": first.ways,
+            "bank": first.bank, "lanes": [{"lane": lane, "byte": byte} for lane, byte in first.hits],
+            "lanes_of_phase": lanes_of_phase(width),
+        }  # fmt: skip
+    return {
+        "ways": report.ways, "conflict_free": report.conflict_free, "phases": report.phases,
+        "wavefronts": report.wavefronts, "minimum": report.minimum, "bytes_of_wavefront": WAVEFRONT,
+        "conflicting_phases": sum(int((part.phase_ways > 1).sum()) for part in report.parts), "first": conflict,
+    }  # fmt: skip

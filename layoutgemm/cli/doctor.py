@@ -1,0 +1,214 @@
+"""`layoutgemm doctor`: what this machine has of what the kernels need, and how to get the rest."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from .. import __version__
+from ..errors import LayoutError
+from ..kernels.compile import cache as object_cache
+from ..kernels.compile.launcher import runtime_candidates
+from ..kernels.compile.sass import find_tool
+
+TESTED_DSL = "4.8.1"
+TORCH = (2, 6)
+OK, MISSING, NOTE = "ok", "missing", "note"
+ABSENT = "not installed"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report.
+
+    name    of what was looked at
+    state   "ok"; "missing": matmul does not run on a GPU without it; "note": something else is the poorer for it
+    found   what is there
+    way_out what to do about it, "" where nothing is to be done
+    """
+
+    name: str
+    state: str
+    found: str
+    way_out: str = ""
+
+    def __str__(self) -> str:
+        mark = {OK: "ok     ", MISSING: "MISSING", NOTE: "note   "}[self.state]
+        return f"{mark} {self.name:<10} {self.found}" + (f"\n{'':19}-> {self.way_out}" if self.way_out else "")
+
+
+def examine() -> list[Finding]:
+    """Look at everything that compiling and running a kernel takes; nothing is compiled, launched or kept.
+
+    >>> {finding.state for finding in examine()} <= {"ok", "missing", "note"}
+    True
+    """
+    return [
+        Finding("package", OK, f"layoutgemm {__version__}, Python {platform.python_version()}, {platform.platform()}"),
+        _driver(),
+        *_gpus(),
+        _dsl(),
+        _runtime(),
+        _linker(),
+        _tools(),
+        *_cache(),
+    ]
+
+
+def report(findings: Sequence[Finding], as_json: bool = False) -> str:
+    """The findings as text, or as JSON with the verdict."""
+    missing = [finding.name for finding in findings if finding.state == MISSING]
+    if as_json:
+        return json.dumps({"ok": not missing, "missing": missing, "findings": [asdict(f) for f in findings]}, indent=1)
+    verdict = "matmul runs on the GPU here"
+    if missing:
+        verdict = f"matmul does not run on a GPU here: {', '.join(missing)}. "
+        without = any(finding.name == "torch" and finding.found == ABSENT for finding in findings)
+        computed = "On CPU tensors it is computed by torch"
+        verdict += "Layouts, proofs and pictures need none of it" if without else computed
+    return "\n".join([*map(str, findings), "", verdict])
+
+
+def status(findings: Sequence[Finding]) -> int:
+    """0 when matmul can run on a GPU here, 1 when something is missing for it."""
+    return int(any(finding.state == MISSING for finding in findings))
+
+
+def _driver() -> Finding:
+    try:
+        driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    except OSError:
+        return Finding("driver", MISSING, "no NVIDIA driver", "install one: https://www.nvidia.com/drivers")
+    number = ctypes.c_int(0)
+    driver.cuDriverGetVersion(ctypes.byref(number))
+    cuda = f"{number.value // 1000}.{number.value % 1000 // 10}"
+    version = ""
+    try:
+        first = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8").splitlines()[0]
+        version = next((word for word in first.split() if word[:1].isdigit() and "." in word), "")
+    except (OSError, IndexError):
+        pass
+    said = f"NVIDIA driver {version or 'of unknown version'}, CUDA {cuda}"
+    if number.value < 12000:
+        return Finding("driver", MISSING, said, "these kernels need a driver for CUDA 12 or later")
+    return Finding("driver", OK, said)
+
+
+def _gpus() -> Iterator[Finding]:
+    if importlib.util.find_spec("torch") is None:
+        yield Finding("torch", MISSING, ABSENT, "pip install 'layoutgemm[torch]'")
+        return
+    import torch
+
+    built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
+    said = f"torch {torch.__version__}, {built}"
+    numbers = [int(part) for part in torch.__version__.split("+")[0].split(".")[:2] if part.isdigit()]
+    if tuple(numbers) < TORCH:
+        yield Finding("torch", MISSING, said, f"pip install 'torch>={TORCH[0]}.{TORCH[1]}'")
+    elif not torch.version.cuda:
+        yield Finding("torch", MISSING, said, "install a build with CUDA: https://pytorch.org/get-started/locally")
+    else:
+        yield Finding("torch", OK, said)
+    if not torch.cuda.is_available():
+        yield Finding("GPU", MISSING, "torch finds none", "a Hopper GPU (H100, H200, GH200) and its driver")
+        return
+    able = []
+    for index in range(torch.cuda.device_count()):
+        found = torch.cuda.get_device_properties(index)
+        capability = f"{found.major}.{found.minor}"
+        memory = f"{found.total_memory / 2**30:.0f} GiB"
+        processors = found.multi_processor_count
+        text = f"cuda:{index} {found.name}, compute capability {capability}, {processors} SMs, {memory}"
+        able.append(((found.major, found.minor), text))
+    for version, text in able:
+        if version == (9, 0):
+            yield Finding("GPU", OK, text, "")
+        elif version[0] == 8 or version == (12, 0):  # torch_launch.target
+            yield Finding("GPU", NOTE, text, "matmul by mma.sync alone; the fast kernels want compute capability 9.0")
+        else:
+            state = NOTE if any(other == (9, 0) for other, _ in able) else MISSING
+            yield Finding("GPU", state, text, "these kernels run on compute capability 9.0, 8.x and 12.0")
+
+
+def _dsl() -> Finding:
+    if importlib.util.find_spec("cutlass") is None:
+        return Finding("DSL", MISSING, "nvidia-cutlass-dsl is not installed", "Linux: pip install 'layoutgemm[dsl]'")
+    try:
+        version = importlib.metadata.version("nvidia-cutlass-dsl")
+    except importlib.metadata.PackageNotFoundError:
+        return Finding("DSL", MISSING, "another package named cutlass is installed", "pip install 'layoutgemm[dsl]'")
+    if version != TESTED_DSL:
+        said = f"nvidia-cutlass-dsl {version}; {TESTED_DSL} is the tested one"
+        return Finding("DSL", NOTE, said, "pip install 'layoutgemm[dsl]'")
+    return Finding("DSL", OK, f"nvidia-cutlass-dsl {version}")
+
+
+def _runtime() -> Finding:
+    for path in runtime_candidates():
+        if path.exists():
+            return Finding("runtime", OK, str(path))
+    return Finding("runtime", MISSING, "the DSL's runtime library is absent", "pip install 'layoutgemm[dsl]'")
+
+
+def _linker() -> Finding:
+    names = (os.environ.get("CC", ""), "cc", "gcc", "clang")
+    found = next((path for name in names if name and (path := shutil.which(name))), None)
+    if found is None:
+        return Finding(
+            "compiler", NOTE, "no C compiler: kernels load through the DSL (slower, more memory), no emulator",
+            "install gcc or clang, or set CC",
+        )  # fmt: skip
+    return Finding("compiler", OK, found)
+
+
+def _tools() -> Finding:
+    missing = []
+    for name in ("nvdisasm", "cuobjdump"):
+        try:
+            find_tool(name)
+        except LayoutError:
+            missing.append(name)
+    if missing:
+        return Finding(
+            "SASS tools", NOTE, f"no {', '.join(missing)}: CompiledGemm.sass and .resources do not work",
+            "pip install 'layoutgemm[dsl]'",
+        )  # fmt: skip
+    return Finding("SASS tools", OK, "nvdisasm, cuobjdump")
+
+
+def _cache() -> Iterator[Finding]:
+    folder = object_cache.cache_dir()
+    variable = object_cache.CACHE_DIR_VARIABLE
+    if folder is None:
+        chosen = os.environ.get(variable)
+        why = "there is no home folder" if chosen is None else f"{variable} is {chosen!r}"
+        why = why if chosen is None or not chosen.strip() else f"{why}, a home folder that does not exist"
+        yield Finding("cache", NOTE, f"off: {why}", f"name a folder in {variable}")
+        return
+    kernels, tuned = folder / "kernels", folder / "tuned"
+    for part in (kernels, tuned):
+        if why := object_cache.distrust(part):
+            way_out = f"chmod 700 {part}, or set {variable}" if "its mode is" in why else f"set {variable}"
+            yield Finding("cache", NOTE, f"{folder} is not used: {why}", f"{way_out} to another folder")
+            return
+    try:
+        files = [path.stat().st_size for path in kernels.glob("*.zip")] if os.path.isdir(kernels) else []
+        results = len(list(tuned.glob("*.json"))) if os.path.isdir(tuned) else 0
+        said = f"{folder}: {len(files)} kernels, {sum(files) / 1e6:.1f} MB, {results} files of tuned results"
+        exists = next(path for path in (kernels, *kernels.parents) if path.exists())
+        with tempfile.TemporaryFile(dir=exists):
+            pass
+    except OSError as error:
+        yield Finding("cache", NOTE, f"{folder} cannot be written: {error.strerror}", f"set {variable} to a folder")
+        return
+    yield Finding("cache", OK, said)

@@ -1,0 +1,201 @@
+"""`layoutgemm emulate FILE`: one kernel of a PTX file, with described arguments, from the command line."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..dtypes import dtype
+from ..emulator.api import TensorMapOf, emulate_ptx
+from ..emulator.host.arguments import Packed
+from ..emulator.machine.launch import Policy
+from ..emulator.mutation.api import mutate_ptx
+from ..emulator.mutation.run import on_terminal
+from ..emulator.mutation.survivors import PROVEN
+from ..errors import EmulatorError
+
+ARGUMENTS = """arguments, one --arg for each parameter of the kernel, in order:
+  f32:128x64           an array of random values (standard normal, or small integers), passed by its address
+  f32:128x64=zeros     of zeros; =nan of NaNs or all ones; =range of 0, 1, 2, ...
+  e2m1:128x64          elements narrower than a byte: packed along the last axis, the first in the lowest bits
+  x.npy                an array from a file
+  i32=5, f32=0.5       a number
+  map:bf16:128x64:64x64:128B   a tensor map over a random array: type, shape, box, swizzle; last axis innermost
+
+examples:
+  layoutgemm emulate kernel.ptx --arg f32:32=range --timeline
+  layoutgemm emulate kernel.ptx --arg f32:32=range --svg timeline.svg
+
+exit status: 0 nothing was found, 1 something was, 2 the run could not be made"""
+POLICIES = {
+    "late": Policy(),
+    "early": Policy(loads="early", products="early", stores="early"),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = ARGUMENTS
+    parser.add_argument("file", type=Path, help="PTX")
+    parser.add_argument("--kernel", help="its name, where the file has several")
+    parser.add_argument("--grid", type=_sizes, default=(1,), help="blocks, as 4 or 4,2,1 (%(default)s)")
+    parser.add_argument("--block", type=_sizes, help="threads; default what the kernel requires, else 32")
+    parser.add_argument("--cluster", type=_sizes, help="blocks of a cluster; default what the kernel requires, else 1")
+    parser.add_argument("--smem", type=int, default=0, help="bytes of dynamic shared memory (%(default)s)")
+    parser.add_argument("--arg", action="append", default=[], metavar="ARG", help="see below; repeatable")
+    parser.add_argument(
+        "--save", action="append", default=[], metavar="N=FILE.npy", help="write argument N (from 0) after"
+    )
+    parser.add_argument("--order", default="late", help="late, early, or a number: a random order with this seed")
+    parser.add_argument(
+        "--lanes", choices=("strict", "converged", "off"), default="converged",
+        help="races between the lanes of one warp: by PTX's word, as practice has it (%(default)s), or not looked for",
+    )  # fmt: skip
+    parser.add_argument("--seed", type=int, default=0, help="of random arrays (%(default)s)")
+    parser.add_argument("--banks", action="store_true", help="count bank conflicts of shared memory by instruction")
+    parser.add_argument("--timeline", action="store_true", help="draw what each warp and engine did, a row each")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="draw that of the first launch's first block there")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--mutants", nargs="?", type=int, const=0, metavar="N",
+        help="run kernels with one thing wrong, at most N, and list those that nothing shows; status 1 where one is "
+        "left without a proof that it changes nothing",
+    )  # fmt: skip
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command; returns the exit status."""
+    try:
+        rng = np.random.default_rng(args.seed)
+        values = [argument(text, rng) for text in args.arg]
+        if args.mutants is not None:
+            return _mutants(args, values)
+        policy = POLICIES.get(args.order) or Policy(pick="random", seed=int(args.order))
+        policy = replace(policy, lanes=args.lanes)
+        done = emulate_ptx(
+            args.file, grid=args.grid, block=args.block, cluster=args.cluster, smem=args.smem, args=values,
+            kernel=args.kernel, policy=policy, banks=args.banks,
+            timeline=args.timeline or args.svg is not None,
+        )  # fmt: skip
+    except (EmulatorError, OSError, ValueError) as error:
+        if args.json:
+            print(json.dumps({"ok": False, "error": f"{type(error).__name__}: {error}"}))
+        else:
+            print(f"layoutgemm: {type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    for text in args.save:
+        number, _, path = text.partition("=")
+        value = values[int(number)]
+        value = value.array if isinstance(value, TensorMapOf) else value
+        np.save(path, value.values if isinstance(value, Packed) else value)
+    if args.svg is not None:
+        made = done.launches[0].timeline
+        assert made is not None
+        made.svg(args.svg, title=f"timeline of {args.kernel or args.file.name}")
+        if not args.json:
+            print(f"written to {args.svg}")
+    if args.json:
+        print(json.dumps(done.as_json()))
+    else:
+        drawn = [launch.timeline.text() for launch in done.launches if launch.timeline is not None and args.timeline]
+        print("\n".join([*drawn, done.report()]))
+    return 0 if done.ok else 1
+
+
+def _mutants(args: argparse.Namespace, values: list[Any]) -> int:
+    """Run mutants instead of the kernel alone, and print the table."""
+    done = mutate_ptx(
+        args.file, grid=args.grid, block=args.block, cluster=args.cluster, smem=args.smem, args=values,
+        kernel=args.kernel, count=args.mutants or None, progress=on_terminal if sys.stderr.isatty() else None,
+    )  # fmt: skip
+    left = [row for row in done.rows if not row.caught]
+    if args.json:
+        rows = [{"mutant": str(row.mutant), "reason": row.reason} for row in left]
+        print(json.dumps({"mutants": len(done.rows), "survivors": rows}))
+    else:
+        print(done.table())
+    return int(any(row.reason.partition(":")[0] not in PROVEN for row in left))
+
+
+def argument(text: str, rng: np.random.Generator) -> Any:
+    """The value that an --arg describes. Raises EmulatorError.
+
+    >>> rng = np.random.default_rng(0)
+    >>> argument("i32=-5", rng), argument("f32:2x3=range", rng).tolist()
+    (-5, [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]])
+    """
+    if text.endswith(".npy"):
+        return np.load(text)
+    if text.startswith("map:"):
+        parts = text.split(":")
+        if len(parts) not in (4, 5):
+            raise EmulatorError(f"{text!r}: map:TYPE:SHAPE:BOX[:SWIZZLE]")
+        values = _array(parts[1], _shape(parts[2]), "random", rng)
+        return TensorMapOf(values, _shape(parts[3]), parts[4] if len(parts) == 5 else "none", parts[1])
+    found = re.fullmatch(r"(\w+)(?::([\dx]+))?(?:=(.*))?", text)
+    if found is None or (found[2] is None and found[3] is None):
+        raise EmulatorError(f"{text!r} is no argument: TYPE:SHAPE[=CONTENT], TYPE=NUMBER, FILE.npy or map:...")
+    kind, shape, content = found.groups()
+    if shape is not None:
+        return _array(kind, _shape(shape), content or "random", rng)
+    if dtype(kind).kind == "float":
+        if kind in ("f32", "f64", "f16"):
+            return float(content)
+        return int(dtype(kind).encode([float(content)])[0])
+    return int(content, 0)
+
+
+def _array(kind: str, shape: tuple[int, ...], content: str, rng: np.random.Generator) -> npt.NDArray[Any] | Packed:
+    form = dtype(kind)
+    if form.bits < 8:
+        whole = rng.integers(0, 1 << form.bits, shape) if content == "random" else np.zeros(shape, np.int64)
+        if content == "range":
+            whole = np.arange(whole.size).reshape(shape) % (1 << form.bits)
+        return Packed.of(whole + (content == "nan") * ((1 << form.bits) - 1), kind)
+    if content not in ("random", "zeros", "nan", "range"):
+        raise EmulatorError(f"an array of {content!r}: random, zeros, nan or range")
+    if content == "nan":
+        return (
+            np.frombuffer(np.full(int(np.prod(shape)) * form.bytes, 0xFF, np.uint8), _native(kind))
+            .reshape(shape)
+            .copy()
+        )
+    values: Any = np.zeros(shape)
+    if content == "range":
+        values = np.arange(int(np.prod(shape))).reshape(shape)
+    elif content == "random":
+        values = rng.standard_normal(shape) if form.kind == "float" else rng.integers(0, 8, shape)
+    native = _native(kind)
+    if form.kind == "float" and np.dtype(native).kind != "f":
+        return np.ascontiguousarray(form.encode(values.astype(np.float32)))
+    return values.astype(native)
+
+
+def _native(kind: str) -> Any:
+    """NumPy's type: of floats that it has not, the unsigned integer of their bits."""
+    known = {"f16": np.float16, "f32": np.float32, "f64": np.float64}
+    form = dtype(kind)
+    if kind in known:
+        return known[kind]
+    return np.dtype(f"{'i' if form.kind == 'int' else 'u'}{form.bytes}")
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    return tuple([int(part) for part in text.split("x")])
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    try:
+        return tuple([int(part) for part in text.split(",")])
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size: write 4 or 4,2,1, x first") from None

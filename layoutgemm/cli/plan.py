@@ -1,0 +1,105 @@
+"""`layoutgemm plan`: the derivation of a GEMM and its checks, for any of the architectures."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict, replace
+from typing import Any
+
+from ..arch import ARCHES
+from ..arch import arch as arch_of
+from ..errors import PlanError
+from ..kernels import GemmConfig, GemmPlan
+from ..kernels.pictures import PICTURES, plan_svg, plan_table
+from ..report import Report
+from .arguments import add, add_picture, answer, drawn
+
+EXAMPLES = (
+    "layoutgemm plan 200 136 72 -b bf16:col",
+    "layoutgemm plan 4096 4096 4096 -a f16 --arch sm_80 --html tile.html",
+    "layoutgemm plan 300 200 328 -b bf16:col --arch sm_100a --json",
+    "layoutgemm plan 4096 4096 4096 --of smem --svg smem.svg",
+    "layoutgemm plan 512 4096 4096 -b bf16:col --matmul",
+)
+# What GemmConfig calls the choices.
+CHOICES = ("tile_n", "tile_k", "stages")
+
+
+def add_plan(commands: Any) -> None:
+    """The subcommand plan, and explain, its other name."""
+    parser = add(
+        commands, "plan", "the derivation of a GEMM and its checks", EXAMPLES, run, aliases=("explain",),
+        says="Derives C[m, n] = A[m, k] @ B[k, n]: tiles, boxes, descriptors, stages, budgets, and proves them. Exit "
+        "status: 0 every check holds, 1 one does not.",
+    )  # fmt: skip
+    for name in "mnk":
+        parser.add_argument(name, type=int, help="size")
+    parser.add_argument("--arch", default="sm_90a", help=f"{', '.join(ARCHES)} (%(default)s)")
+    parser.add_argument("--matmul", action="store_true", help="sm_90a: the kernel that matmul launches, and why")
+    parser.add_argument("--html", metavar="FILE", help="write the tile as a page to point at there, too")
+    options(parser)
+    parser.add_argument("--of", choices=tuple(PICTURES), help="print, or draw, this of it instead of the derivation")
+    add_picture(parser, "its fragment map, or what --of says,")
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """Types, orders, and the choices of the sm_90a kernel; left out, the plan chooses."""
+    parser.add_argument("-a", default="bf16", help="A's type and order, as in bf16:col (%(default)s)")
+    parser.add_argument("-b", default=None, help="B's type and order (A's type, row-major)")
+    parser.add_argument("-c", default=None, help="C's type (sm_90a: f32)")
+    for name, what in zip(CHOICES, ("columns of C a block computes", "depth of a stage", "k tiles in flight")):
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, help=f"sm_90a: {what}")
+
+
+def derive(args: argparse.Namespace, arch: str = "sm_90a") -> Any:
+    """The plan that the arguments ask for. Raises LayoutError."""
+    chosen = {name: value for name in CHOICES if (value := getattr(args, name)) is not None}
+    if chosen and arch_of(arch).name != "sm_90a":
+        named = ", ".join(f"--{name.replace('_', '-')}" for name in chosen)
+        raise PlanError(f"{named}: a choice of the sm_90a kernel, {arch} makes its own: leave it away")
+    config = GemmConfig(**chosen) if chosen else None
+    return GemmPlan.derive(args.m, args.n, args.k, arch=arch, a=args.a, b=args.b, c=args.c, config=config)
+
+
+def production(args: argparse.Namespace) -> tuple[Any, str]:
+    """The plan of the kernel that `layoutgemm.matmul` launches for these sizes, and why. Raises LayoutError."""
+    from ..kernels.sm90.choose.rules import choose
+    from ..kernels.sm90.types import operands
+
+    if arch_of(args.arch).name != "sm_90a":
+        raise PlanError(f"--matmul: the choice is among sm_90a's kernels, and {args.arch} has one: leave it away")
+    if given := [f"--{name.replace('_', '-')}" for name in CHOICES if getattr(args, name) is not None]:
+        raise PlanError(f"{', '.join(given)} beside --matmul, which chooses them: leave one of them away")
+    a, b, _ = operands(args.a, args.b, args.c)
+    choice, why = choose(args.m, args.n, args.k, a=a.dtype.name, b_major="K" if b.order == "col" else "MN")
+    if choice.config.rows is not None and (b.order != "col" if choice.swapped else a.order != "row"):
+        # Rows are left out of the copies only where K is contiguous in the kernel's A.
+        choice = replace(choice, config=replace(choice.config, rows=None))
+    return choice.plan(args.m, args.n, args.k, a=args.a, b=args.b, c=args.c), why
+
+
+def run(args: argparse.Namespace) -> int:
+    """Derive, check and print; returns the exit status."""
+    plan, why = production(args) if args.matmul else (derive(args, args.arch), "")
+    if drawn(args, lambda: plan_svg(plan, args.of or "fragment")):
+        return 0
+    if args.of is not None:
+        text = plan_table(plan, args.of)
+        answer(args, lambda: text, lambda: {"plan": str(plan), "of": args.of, "text": text})
+        return 0
+    report = plan.check()
+    if args.html is not None:
+        plan.html(args.html)
+    reason = f"chosen: {why}\n" if why else ""
+    answer(args, lambda: f"{reason}{plan.explain()}\n{report}", lambda: plan_data(plan, report, why))
+    return 0 if report else 1
+
+
+def plan_data(plan: Any, report: Report, why: str = "") -> dict[str, Any]:
+    """A plan for programs: its main numbers, the derivation as text, and every check with verdict and method."""
+    return {
+        **({"chosen": why} if why else {}),
+        "ok": bool(report), "plan": str(plan), "kernel": type(plan).__name__, "arch": plan.arch.name,
+        "m": plan.m, "n": plan.n, "k": plan.k, "a": str(plan.a.dtype), "b": str(plan.b.dtype), "tile": plan.tile,
+        "stages": plan.stages, "checks": [asdict(check) for check in report], "derivation": plan.explain(),
+    }  # fmt: skip

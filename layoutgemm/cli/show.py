@@ -1,0 +1,214 @@
+"""`layoutgemm show`: a layout, a shared-memory tile or the fragment of a matrix instruction, as a grid or a picture."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ..atoms import SmemTile
+from ..errors import LayoutError
+from ..view import fragment_svg, layout_svg, layout_table, swizzle_svg, tv_table
+from ..view.grid import offsets_of, owners_of
+from .arguments import LAYOUT_HELP, add, add_picture, answer, drawn, layout_of
+from .object_names import ATOMS, FAMILIES, atom_of, has_operand, object_of
+from .pages import add_page, paged
+
+EXAMPLES = (
+    'layoutgemm show "(4,(2,2)):(2,(1,8))"',
+    'layoutgemm show "S<2,3,3> o 0 o (8,32):(32,1)" --svg swizzled.svg',
+    "layoutgemm show mma:m16n8k16:bf16 --smem-a smem:64x64:bf16 --smem-b smem:32x64:bf16 --html linked.html",
+    "layoutgemm show smem:8x64:bf16:K:128B --columns 0:64:8",
+    "layoutgemm show wgmma:64:bf16:C --rows 0:16 --columns 0:16",
+    "layoutgemm show mma:m16n8k16:f16:A --json",
+    "layoutgemm show mma:m16n8k64:e2m1:mxf4:SFA",
+    "layoutgemm show mma:m16n8k16:bf16 --svg product.svg",
+    "layoutgemm show tiled:2x2x1:mma:m16n8k16:bf16 --svg tiled.svg",
+    "layoutgemm show copy:ldmatrix:4 --html copy.html",
+    "layoutgemm show schedule:grouped:4:12x8",
+    "layoutgemm show 'S<3,4,3>[bytes]'",
+)
+FORMS = (
+    f"{LAYOUT_HELP}; an operand of an atom: {ATOMS}, or all of it: mma:m16n8k16:bf16, mma:m16n8k64:e2m1:mxf4, "
+    "tiled:2x2x1:mma:m16n8k16:bf16; a copy: copy:ldmatrix:4[:trans], copy:stmatrix:2, copy:movmatrix, "
+    "copy:cp_async:BYTES, copy:ld:BITS, copy:tcgen05_ld:32x32b:4; an order of tiles: "
+    "schedule:linear|grouped|serpentine|hilbert[:SIZE][:ROWSxCOLUMNS]; a swizzle: S<3,4,3>"
+)
+
+
+def add_show(commands: Any) -> None:
+    """The subcommand show."""
+    parser = add(
+        commands, "show", "a layout, a tile, an atom, a copy or an order of tiles as text, or as a picture", EXAMPLES,
+        run,
+        says="Prints the offset of every coordinate of a layout (mode 0 downwards, mode 1 across); for an atom or a "
+        "copy which thread holds an element in which value, as in 5:2; for an order the number of every tile; for a "
+        "swizzle its lanes and banks before and after.",
+    )  # fmt: skip
+    parser.add_argument("what", metavar="LAYOUT", help=FORMS)
+    parser.add_argument("--rows", type=part, metavar="FROM:TO[:STEP]", help="a part of the rows")
+    parser.add_argument("--columns", type=part, metavar="FROM:TO[:STEP]", help="a part of the columns")
+    parser.add_argument("--color", choices=("warp", "quad", "thread", "register"), help="of threads in a picture")
+    parser.add_argument("--thread", type=int, metavar="T", help="surround in a picture what thread T holds")
+    add_picture(parser, "it")
+    add_page(parser)
+
+
+def part(text: str) -> range:
+    """`0:16` or `0:64:8` as a range.
+
+    >>> part("0:16"), part("0:64:8")
+    (range(0, 16), range(0, 64, 8))
+    """
+    found = re.fullmatch(r"(\d+):(\d+)(?::([1-9]\d*))?", text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no part: write FROM:TO, as in 0:16")
+    return range(int(found[1]), int(found[2]), int(found[3] or 1))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print or draw it; returns the exit status."""
+    try:
+        return _show(args)
+    except LayoutError as error:
+        if "=range(" not in str(error):
+            raise
+        raise LayoutError(as_options(str(error), args.what)) from None
+
+
+def as_options(said: str, what: str) -> str:
+    """What a view says, whose way out names its own arguments, with the options of this command instead.
+
+    >>> as_options("too many, for example rows=range(64), columns=range(3, 9)", "(4,8):(8,1)")
+    'too many, for example --rows 0:64, --columns 3:9'
+    """
+    if what.startswith("S<") and " o " not in what:
+        return f"{what}: the tile that shows all of it is too large: write '{what} o 0 o (8,64):(64,1)'"
+    family = what.partition(":")[0]
+    if family in ("tiled", "copy", "schedule") or (family in FAMILIES and not has_operand(what)):
+        return f"{said.partition(': show a part')[0]}; {what} is shown whole"
+    said = re.sub(r"(rows|columns)=range\((\d+)\)", r"--\1 0:\2", said)
+    return re.sub(r"(rows|columns)=range\((\d+), (\d+)(?:, \d+)?\)", r"--\1 \2:\3", said)
+
+
+def _show(args: argparse.Namespace) -> int:
+    if paged(args, args.what.partition(":")[0] in (*FAMILIES, "tiled"), lambda: paged_object(args.what)):
+        return 0
+    found = shown(args)
+    if not drawn(args, found.draw):
+        answer(args, lambda: fitting(found.text()), found.data)
+    return 0
+
+
+def paged_object(what: str) -> Any:
+    """What a page is made of: an atom whole, whichever operand is named, and the others as they are."""
+    if what.partition(":")[0] in FAMILIES and has_operand(what):
+        return atom_of(what)[0]
+    if what.startswith(("smem:", "(")) or " o " in what or what[:1].isdigit():
+        return layout_of(what)
+    return object_of(what)[0]
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Something that can be shown: its text, its picture, its data for programs."""
+
+    text: Callable[[], str]
+    draw: Callable[[], str]
+    data: Callable[[], dict[str, Any]]
+
+
+def shown(args: argparse.Namespace) -> Shown:
+    """What the arguments ask for. Raises LayoutError, for an option that it does not take too."""
+    part_: dict[str, Any] = {name: value for name in ("rows", "columns") if (value := getattr(args, name)) is not None}
+    colors = {name: value for name in ("color", "thread") if (value := getattr(args, name)) is not None}
+    family = args.what.partition(":")[0]
+    whole = family in ("tiled", "copy", "schedule") or (family in FAMILIES and not has_operand(args.what))
+    whole = whole or (args.what.startswith("S<") and " o " not in args.what)
+    if whole and part_:
+        raise LayoutError(f"{args.what} is shown whole: --rows and --columns are for layouts, tiles, operands")
+    if colors and not (family in FAMILIES or family in ("tiled", "copy")):
+        raise LayoutError(f"{args.what} is held by no threads: --color and --thread are for atoms and copies")
+    if colors and args.svg is None and args.png is None:
+        raise LayoutError("--color and --thread are of a picture: give --svg FILE or --png FILE too")
+    if whole:
+        return object_shown(args.what, colors)
+    if family in FAMILIES:
+        return operand_shown(args.what, part_, colors)
+    given = layout_of(args.what)
+    layout = given.composed if isinstance(given, SmemTile) else given
+
+    def draw() -> str:
+        if isinstance(given, SmemTile):
+            return swizzle_svg(layout, given.slot_bits, **part_)
+        return layout_svg(layout, **part_)
+
+    def data() -> dict[str, Any]:
+        found = offsets_of(layout, **part_)
+        named = {"rows": list(found.rows), "columns": list(found.columns), "offsets": found.values}
+        return {"layout": str(given), "shape": layout.shape, **named}
+
+    return Shown(lambda: layout_table(layout, **part_), draw, data)
+
+
+def operand_shown(what: str, part_: dict[str, Any], colors: dict[str, Any]) -> Shown:
+    """One operand of an atom."""
+    atom, operand = atom_of(what)
+    tv, tile = atom.layout(operand), atom.tile_of(operand)
+
+    def data() -> dict[str, Any]:
+        found = owners_of(tv, tile, **part_)
+        return {
+            "atom": atom.ptx, "operand": operand, "layout": str(tv), "tile": tile, "threads": atom.threads,
+            "rows": list(found.rows), "columns": list(found.columns), "thread_value": found.held,
+        }  # fmt: skip
+
+    return Shown(
+        lambda: f"{atom}, {operand}: {tv_table(tv, tile, **part_)}",
+        lambda: fragment_svg(atom, operand, **part_, **colors),
+        data,
+    )
+
+
+def object_shown(what: str, colors: dict[str, Any]) -> Shown:
+    """An atom, a tiled one, a copy, an order of tiles, a swizzle: by its own picture and text."""
+    made, data, options = object_of(what)
+    return Shown(lambda: made._table(**options), lambda: made.svg(**options, **colors), lambda: {"what": what, **data})
+
+
+def fitting(text: str, width: int | None = None) -> str:
+    """A table cut to whole columns where it is wider than the terminal; into a file or a pipe it goes whole.
+
+    >>> print(fitting("a title\\n    0 1 2\\n  +------\\n0 | 7 8 9", 8))
+    a title
+        0 1
+      +----
+    0 | 7 8
+    2 of 3 columns fit into 8 characters: --columns FROM:TO shows others, --svg FILE draws all
+    """
+    if width is None:
+        if not sys.stdout.isatty():
+            return text
+        width = shutil.get_terminal_size().columns
+    lines, least, most = text.split("\n"), 0, 0
+    for place, rule in enumerate(lines):
+        if not re.fullmatch(r" *\+-+", rule):
+            continue
+        # A table: the line of column numbers, the rule, then rows with a bar under its cross.
+        gutter, end = rule.index("+") + 1, place + 1
+        while end < len(lines) and lines[end][gutter - 1 : gutter] == "|":
+            end += 1
+        columns = lines[place - 1].split()
+        cell = (len(rule) - gutter) // len(columns)
+        fit = max(1, (width - gutter) // cell)
+        if fit < len(columns):
+            lines[place - 1 : end] = [line[: gutter + fit * cell] for line in lines[place - 1 : end]]
+            least, most = (fit, len(columns)) if len(columns) > most else (least, most)
+    if not most:
+        return text
+    note = f"{least} of {most} columns fit into {width} characters: --columns FROM:TO shows others"
+    return "\n".join([*lines, f"{note}, --svg FILE draws all"])

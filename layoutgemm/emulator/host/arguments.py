@@ -1,0 +1,255 @@
+"""Arrays of the caller as global memory: NumPy arrays, CPU torch tensors and tensors of the CuTe DSL.
+
+An emulated kernel works in the caller's own memory, at addresses of the emulator's choosing: each array, or several
+that overlap, is a buffer of its own, far from the next, so that an access beyond it meets nothing. An address keeps the
+alignment that the array has within its allocation.
+
+Elements narrower than a byte come as `Packed`: an array of the bytes that hold them, several to a byte along the axis
+that is contiguous, the first in the lowest bits, as kernels and torch.float4_e2m1fn_x2 have them. Extents and strides
+then count elements. A plain array of bytes counts bytes, and says nothing of what is in them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...dtypes import dtype
+from ...errors import EmulatorError
+from ..machine.memory import Buffer, GlobalMemory
+
+PAGE = 4096
+
+
+@dataclass(frozen=True)
+class Array:
+    """Where an array lies in this process, and how.
+
+    address   of its first element
+    shape     elements; strides in elements
+    bits      of an element
+    low, high the bytes [low, high) that its elements touch
+    base      where its allocation begins
+    writeable whether a kernel may write it
+    """
+
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    bits: int
+    low: int
+    high: int
+    base: int
+    writeable: bool = True
+
+
+@dataclass(frozen=True)
+class Packed:
+    """An array of bytes that holds elements narrower than a byte.
+
+    values  uint8 or int8, a NumPy array or a CPU torch tensor, with one contiguous axis
+    kind    element type, by name: "e2m1", "u4", "e2m3", ...
+
+    >>> found = array_of(Packed(np.zeros((3, 32), np.uint8), "e2m1"))
+    >>> found.shape, found.strides, found.high - found.low
+    ((3, 64), (64, 1), 96)
+    """
+
+    values: Any
+    kind: str
+
+    @staticmethod
+    def of(codes: npt.NDArray[Any], kind: str) -> Packed:
+        """From the bits of each element, one to a byte: packed along the last axis.
+
+        >>> Packed.of(np.array([[1, 2, 3, 15]], np.uint8), "e2m1").values.tolist()
+        [[33, 243]]
+        """
+        width = dtype(kind).bits
+        if codes.shape[-1] * width % 8:
+            raise EmulatorError(f"{codes.shape[-1]} elements of {kind} are no whole number of bytes")
+        spread = np.unpackbits(codes.astype(np.uint8)[..., None], axis=-1, bitorder="little")[..., :width]
+        return Packed(np.packbits(spread.reshape(*codes.shape[:-1], -1), axis=-1, bitorder="little"), kind)
+
+    def array(self) -> Array:
+        """Raises EmulatorError for elements of whole bytes, and for bytes without a contiguous axis."""
+        found, width = array_of(self.values), dtype(self.kind).bits
+        if found is None or found.bits != 8 or width >= 8:
+            raise EmulatorError(f"Packed is an array of bytes and a type narrower than that, not {self.kind}")
+        along = [i for i, (n, stride) in enumerate(zip(found.shape, found.strides)) if stride == 1 and n > 1]
+        if len(along) != 1 or any(8 * x % width for i, x in enumerate(found.strides) if i != along[0]):
+            raise EmulatorError(f"bytes of strides {found.strides} hold no {self.kind} side by side along one axis")
+        if 8 * found.shape[along[0]] % width:
+            raise EmulatorError(f"{found.shape[along[0]]} bytes hold no whole number of {self.kind}")
+        shape = tuple([8 * n // width if i == along[0] else n for i, n in enumerate(found.shape)])
+        strides = tuple([1 if i == along[0] else 8 * stride // width for i, stride in enumerate(found.strides)])
+        return replace(found, shape=shape, strides=strides, bits=width)
+
+
+def array_of(value: Any) -> Array | None:
+    """The array that a value is, or None for a scalar. Raises EmulatorError for tensors that are not in CPU memory."""
+    if isinstance(value, Packed):
+        return value.array()
+    if hasattr(value, "__array_interface__") and not np.isscalar(value):
+        return _numpy(np.asarray(value))
+    if not hasattr(value, "data_ptr"):
+        return None
+    device = getattr(getattr(value, "device", None), "type", "cpu")
+    if device != "cpu":
+        raise EmulatorError(f"a tensor on {value.device}: the emulator works in CPU memory, pass x.cpu()")
+    if hasattr(value, "element_size"):  # a torch tensor
+        base = value.untyped_storage().data_ptr()
+        bits = 8 * value.element_size()
+        found = _spanned(value.data_ptr(), tuple(value.shape), tuple(value.stride()), bits, base)
+        if str(value.dtype) == "torch.float4_e2m1fn_x2":
+            return Packed(value.view(_torch_bytes(value)), "e2m1").array()
+        return found
+    kind = getattr(value, "element_type", None)  # a tensor of the CuTe DSL
+    if kind is None or not isinstance(value.data_ptr, int):
+        return None
+    address = value.data_ptr
+    return _spanned(address, _flat(value.shape), _flat(value.stride), kind.width, address // PAGE * PAGE)
+
+
+def element_of(value: Any) -> str:
+    """The element type of an array by its own name, "float32", or "" of `Packed` and of what does not say.
+
+    >>> element_of(np.zeros(3, np.uint16)), element_of(Packed(np.zeros(4, np.uint8), "u4"))
+    ('uint16', '')
+    """
+    kind = getattr(value, "element_type", None) or getattr(value, "dtype", None)  # of the CuTe DSL, torch, NumPy
+    name = getattr(kind, "name", None) if isinstance(kind, np.dtype) else getattr(kind, "__name__", None)
+    return str(name or kind or "").removeprefix("torch.")
+
+
+def _torch_bytes(value: Any) -> Any:
+    """torch.uint8, without importing torch."""
+    return sys.modules["torch"].uint8
+
+
+def _numpy(value: npt.NDArray[Any]) -> Array:
+    root: Any = value
+    while isinstance(root.base, np.ndarray):
+        root = root.base
+    if any(stride % value.itemsize for stride in value.strides):
+        raise EmulatorError(f"an array with strides {value.strides} bytes of elements of {value.itemsize}")
+    strides = tuple([stride // value.itemsize for stride in value.strides])
+    base = root.__array_interface__["data"][0]
+    address = value.__array_interface__["data"][0]
+    return _spanned(address, value.shape, strides, 8 * value.itemsize, base, value.flags.writeable)
+
+
+def _spanned(
+    address: int, shape: Sequence[int], strides: Sequence[int], bits: int, base: int, writeable: bool = True
+) -> Array:
+    low = high = 0
+    for extent, stride in zip(shape, strides, strict=True):
+        low += min(0, (extent - 1) * stride)
+        high += max(0, (extent - 1) * stride)
+    end = address + -(-(high + 1) * bits // 8) if all(shape) else address
+    return Array(address, tuple(shape), tuple(strides), bits, address + low * bits // 8, end, base, writeable)
+
+
+def _flat(value: Any) -> tuple[int, ...]:
+    if isinstance(value, tuple):
+        return tuple([leaf for part in value for leaf in _flat(part)])
+    return (int(value),)
+
+
+def callers_array(address: int) -> tuple[str, int, npt.NDArray[np.uint8]] | None:
+    """(name, first address, bytes) of the array of a calling frame that holds an address of this process, or None.
+
+    Only variables of the callers are looked at, and lists, tuples and dicts of them: an address near no array of theirs
+    is an error, as it would be on a GPU, and no memory is read to find out.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        if not str(frame.f_globals.get("__name__", "")).startswith("layoutgemm."):
+            for name, value in [*frame.f_locals.items(), *frame.f_globals.items()]:
+                for place, one in _arrays_in(name, value):
+                    try:
+                        array = array_of(one)
+                    except EmulatorError:  # on a GPU, or not to be described
+                        continue
+                    if array is not None and array.low <= address < array.high:
+                        content: Any = (ctypes.c_uint8 * (array.high - array.low)).from_address(array.low)
+                        content.of = one  # the array lives as long as its bytes
+                        view = np.frombuffer(content, dtype=np.uint8)
+                        view.flags.writeable = array.writeable
+                        return place, array.low, view
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+def _arrays_in(name: str, value: Any) -> Iterable[tuple[str, Any]]:
+    if isinstance(value, dict):
+        return [(f"{name}[{key!r}]", part) for key, part in list(value.items()) if _may_be_array(part)]
+    if isinstance(value, (list, tuple)):
+        return [(f"{name}[{number}]", part) for number, part in enumerate(value) if _may_be_array(part)]
+    return [(name, value)] if _may_be_array(value) else []
+
+
+def _may_be_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray) or (type(value).__module__.partition(".")[0] == "torch" and hasattr(
+        value, "untyped_storage"
+    ))
+
+
+class Arrays:
+    """The arrays of one call, as buffers of a global memory."""
+
+    def __init__(self, named: Sequence[tuple[str, Array]]) -> None:
+        self.memory = GlobalMemory()
+        self.regions: list[tuple[int, int, Buffer]] = []
+        merged: list[tuple[int, int, int, bool, list[str]]] = []
+        for name, array in sorted(named, key=lambda entry: (entry[1].low, entry[1].high)):
+            if merged and array.low < merged[-1][1]:
+                low, high, base, writeable, names = merged[-1]
+                both = (low, max(high, array.high), base, writeable and array.writeable, [*names, name])
+                merged[-1] = both
+            else:
+                merged.append((array.low, array.high, array.base, array.writeable, [name]))
+        # In the order of the arguments, so that addresses do not depend on where the process put them.
+        order = {name: number for number, (name, _) in enumerate(named)}
+        for low, high, base, writeable, names in sorted(merged, key=lambda entry: min(order[n] for n in entry[4])):
+            content: Any = (ctypes.c_uint8 * (high - low)).from_address(low) if high > low else b""
+            view = np.frombuffer(content, dtype=np.uint8)
+            if not writeable:
+                view.flags.writeable = False
+            buffer = self.memory.add("/".join(dict.fromkeys(names)), view, (low - base) % PAGE)
+            self.regions.append((low, high, buffer))
+
+    def holds(self, host: int) -> bool:
+        """Whether a host address lies in one of the arrays."""
+        return any(low <= host < high or low == host == high for low, high, _ in self.regions)
+
+    def address(self, host: int) -> int:
+        """The emulated address of a host address inside of an array. Raises EmulatorError for any other."""
+        for low, high, buffer in self.regions:
+            if low <= host < high or low == host == high:
+                return buffer.address + host - low
+        names = ", ".join([buffer.name for *_, buffer in self.regions])
+        raise EmulatorError(
+            f"address {host:#x} lies in none of the arrays of this call ({names}): pass the array itself, or as `extra`"
+        )
+
+    def hold(self, pointers: Iterable[tuple[int, int]], what: str) -> None:
+        """Raise EmulatorError for a pointer outside of all arrays: into a gap between them, or of this process.
+
+        pointers  (parameter byte, value) of what a kernel reads as 64 bits
+        """
+        first, size = self.memory.START, self.memory.GAP * len(self.memory.buffers)
+        for at, word in pointers:
+            if first <= word < first + size:
+                buffer = self.memory.buffers[(word - first) // self.memory.GAP]
+                if not buffer.address <= word <= buffer.end:
+                    side = word - buffer.address
+                    raise EmulatorError(f"{what}: parameter byte {at} points to byte {side} of {buffer.name}, outside")
+            elif any(low <= word < high for low, high, _ in self.regions):
+                raise EmulatorError(f"{what}: parameter byte {at} is an address of this process, {word:#x}")

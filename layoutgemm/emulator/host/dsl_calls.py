@@ -1,0 +1,530 @@
+"""What `cute.compile` returned, called in the emulator as its user calls it.
+
+The function's own object code runs above a stub of the CUDA runtime (`host.py`). Arguments are bound and opened as the
+DSL does, and each becomes the bytes that the compiled type asks for; what the DSL alone can pack, objects with
+`__c_pointers__` and registered adapters, it packs. Functions with TVM-FFI are entered through TVM-FFI, whose checks
+run, with tensors "on a GPU" at the emulator's addresses.
+
+Compiled code has forgotten what the elements of a tensor are, and which extents are fixed. A hook of the DSL, which
+`watch` registers, keeps the types of each function that is compiled from then on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+import inspect
+import json
+import re
+import sys
+import tempfile
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+import numpy as np
+
+from ...errors import EmulatorError
+from .arguments import Arrays, Packed, array_of
+from .launcher import HostFunction, HostLaunch, gathered
+from .types import HostParameter, Raw, packed, parameter_of
+
+KEEP = 'compile with options="--gpu-arch sm_90a --keep-ptx --dump-dir FOLDER" (or CUTE_DSL_KEEP_PTX=1) to keep it'
+TYPES = "layoutgemm.arguments"  # the attribute of a module that lists its host function's types before lowering
+_STREAMS = ("CUstream", "cudaStream_t", "_FakeStream", "Stream")
+
+
+def watch() -> None:
+    """Have the CuTe DSL, where it is imported, keep the argument types of what it compiles from now on."""
+    dsl = sys.modules.get("cutlass.cutlass_dsl")
+    if dsl is not None and hasattr(dsl.CuTeDSL, "register_trace_finalize_hook"):
+        dsl.CuTeDSL._get_dsl().register_trace_finalize_hook(_keep_types)
+
+
+def _keep_types(owner: Any, module: Any, function: str) -> None:
+    from cutlass._mlir import ir
+
+    for op in module.body.operations:
+        if "sym_name" in op.attributes and op.attributes["sym_name"].value == function and len(op.regions[0].blocks):
+            kinds = [str(argument.type) for argument in op.regions[0].blocks[0].arguments]
+            with module.context:
+                module.operation.attributes[TYPES] = ir.StringAttr.get(json.dumps(kinds))
+
+
+def parameters_of(compiled: Any) -> list[HostParameter]:
+    """The arguments of a compiled function, as its module has them."""
+    machine, traced = types_of(compiled)
+    if len(machine) != len(traced):
+        traced = [""] * len(machine)
+    return [parameter_of(one, before) for one, before in zip(machine, traced, strict=True)]
+
+
+def types_of(compiled: Any) -> tuple[list[str], list[str]]:
+    """The machine types of a compiled function's arguments, and those before lowering where they were kept."""
+    module, entry = compiled.ir_module, f"_mlir_ciface_{compiled.function_name}"
+    attributes = module.operation.attributes
+    traced = json.loads(attributes[TYPES].value) if TYPES in attributes else []
+    for op in module.body.operations:
+        if op.operation.name == "llvm.func" and op.attributes["sym_name"].value == entry:
+            return [str(argument.type) for argument in op.regions[0].blocks[0].arguments], traced
+    raise EmulatorError("the compiled module has no host function: this version of the CuTe DSL is not known")
+
+
+@functools.cache
+def _runtime(ffi: bool) -> tuple[Any, ...]:
+    """The DSL's runtime, loaded for the whole process: writing an object looks up there what it calls."""
+    import cutlass.runtime
+
+    paths = cutlass.runtime.find_runtime_libraries(enable_tvm_ffi=ffi)
+    return tuple([ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL) for path in paths])
+
+
+def _object_of(compiled: Any, ffi: bool) -> bytes:
+    """The object code of a compiled function's module."""
+    from cutlass._mlir._mlir_libs._cutlass_ir import _mlirExecutionEngine
+
+    engine: Any = _mlirExecutionEngine
+    target = compiled.host_target
+    _runtime(ffi)
+    with tempfile.TemporaryDirectory(prefix="layoutgemm-host-") as folder:
+        made = Path(folder) / "host.o"
+        engine.dump_object_file_pic(
+            compiled.ir_module, str(made), compiled.function_name, host_triple=target.triple, host_cpu=target.cpu,
+            host_features=target.features,
+        )  # fmt: skip
+        return made.read_bytes()
+
+
+# Arguments ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One value of a call that becomes one argument of the host function.
+
+    name        the parameter's, with the way into it: "sizes[1]", "config.scale"
+    annotation  the DSL's scalar type that the user asked for, or None
+    """
+
+    name: str
+    value: Any
+    annotation: Any = None
+
+
+def _is_stream(value: Any) -> bool:
+    return value is not None and (
+        type(value).__name__ in _STREAMS or hasattr(value, "__cuda_stream__") or hasattr(value, "cuda_stream")
+    )
+
+
+def _is_array(value: Any) -> bool:
+    """Whether a value is an array, or a tensor wherever it lies: asking for it may raise."""
+    return isinstance(value, Packed) or (
+        (hasattr(value, "__array_interface__") and not np.isscalar(value)) or hasattr(value, "data_ptr")
+    )
+
+
+def _is_scalar_type(kind: Any) -> bool:
+    """Whether this is Int32, Float32, or another scalar type of the DSL."""
+    return type(kind).__name__ in ("IntegerMeta", "FloatMeta", "NumericMeta")
+
+
+def _fields(value: Any) -> Iterator[tuple[str, Any, Any]]:
+    """(name, value, annotation) of a dataclass's fields that are no constants."""
+    from cutlass.base_dsl.utils.tree_utils import is_constexpr_field
+
+    for part in dataclasses.fields(value):
+        if not is_constexpr_field(part, value):
+            yield part.name, getattr(value, part.name), part.type
+
+
+def _opened(name: str, value: Any, annotation: Any, scalars: bool) -> Iterator[Leaf]:
+    """The values of one parameter in the order in which the DSL passes them; none of what it takes for a constant.
+
+    scalars  whether NumPy's scalars without an annotation are values
+    """
+    numeric = annotation if _is_scalar_type(annotation) else None
+    if value is None or isinstance(value, (str, bytes, dict, type)):
+        if numeric is not None:
+            yield Leaf(name, value, numeric)
+        return
+    if isinstance(value, np.generic):
+        if scalars or numeric is not None:
+            yield Leaf(name, value, numeric)
+    elif _is_array(value) or _is_stream(value) or isinstance(value, (bool, int, float, ctypes.c_void_p)):
+        yield Leaf(name, value, numeric)
+    elif _is_scalar_type(type(value)):
+        yield Leaf(name, value, numeric or type(value))
+    elif hasattr(value, "_pointer") and hasattr(value, "memspace"):  # a pointer of the DSL
+        yield Leaf(name, value)
+    elif isinstance(value, (list, tuple)):
+        names = getattr(value, "_fields", None)
+        kinds: tuple[Any, ...] = getattr(annotation, "__args__", None) or ()
+        hints = getattr(type(value), "__annotations__", {}) if names else {}
+        if (len(kinds) == 2 and kinds[1] is Ellipsis) or (len(kinds) == 1 and isinstance(value, list)):
+            kinds = (kinds[0],) * len(value)
+        for number, part in enumerate(value):
+            inner = hints.get(names[number]) if names else (kinds[number] if len(kinds) == len(value) else None)
+            yield from _opened(f"{name}.{names[number]}" if names else f"{name}[{number}]", part, inner, scalars)
+    elif hasattr(value, "__c_pointers__"):
+        yield from _by_the_dsl(name, value)
+    elif dataclasses.is_dataclass(value) and not _custom(value):
+        for part, content, kind in _fields(value):
+            yield from _opened(f"{name}.{part}", content, kind, scalars)
+    else:
+        adapter = _adapter(value)
+        if adapter is not None:
+            try:
+                adapted = adapter(value)
+            except Exception as error:
+                raise EmulatorError(f"{name} cannot be packed by the DSL: {_plain(error)}") from error
+            yield from _by_the_dsl(name, adapted)
+
+
+def _is_algebra(annotation: Any) -> bool:
+    """Whether an annotation is the DSL's Shape, Stride, Coord, Tile or IntTuple."""
+    from cutlass.cutlass_dsl.cutlass import is_cute_algebra_type
+
+    return bool(is_cute_algebra_type(annotation))
+
+
+def _algebra(value: Any) -> Iterator[Any]:
+    """The scalars of run time in a shape, stride or coordinate: its Python integers are constants for the DSL."""
+    if isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _algebra(part)
+    elif _is_scalar_type(type(value)):
+        yield value
+
+
+def _custom(value: Any) -> bool:
+    return any(hasattr(value, name) for name in ("__get_mlir_types__", "__extract_mlir_values__"))
+
+
+def _adapter(value: Any) -> Any:
+    from cutlass.base_dsl.runtime.jit_arg_adapters import JitArgAdapterRegistry as Registry
+
+    return Registry.call_with_scope(Registry.CUDA_DIALECT_SCOPE, Registry.get_registered_adapter, value)
+
+
+def _by_the_dsl(name: str, value: Any) -> Iterator[Leaf]:
+    """What the DSL packs for an object, by its addresses."""
+    from cutlass.base_dsl.typing import get_c_pointers
+
+    try:
+        pointers = get_c_pointers(value)
+    except Exception as error:
+        raise EmulatorError(f"{name} cannot be packed by the DSL: {_plain(error)}") from error
+    for number, pointer in enumerate(pointers):
+        address = getattr(pointer, "value", pointer)
+        yield Leaf(name if len(pointers) == 1 else f"{name}({number})", Kept(int(address or 0), (value, pointer)))
+
+
+class Kept(Raw):
+    """Bytes that the DSL packed, with what owns them."""
+
+    def __init__(self, address: int, owners: Any) -> None:
+        super().__init__(address)
+        object.__setattr__(self, "owners", owners)
+
+
+def _arrays_in(name: str, value: Any, depth: int = 6) -> Iterator[tuple[str, Any]]:
+    """The arrays within a value, with names."""
+    if _is_array(value):
+        yield name, value
+    elif depth and isinstance(value, (list, tuple)):
+        names = getattr(value, "_fields", None)
+        for number, part in enumerate(value):
+            yield from _arrays_in(f"{name}.{names[number]}" if names else f"{name}[{number}]", part, depth - 1)
+    elif depth and not isinstance(value, (str, bytes, type, np.generic)) and not _is_stream(value):
+        if isinstance(getattr(value, "__dict__", None), dict):
+            for key, part in vars(value).items():
+                yield from _arrays_in(f"{name}.{key}", part, depth - 1)
+
+
+def _typed(parameter: HostParameter, leaf: Leaf) -> HostParameter:
+    """The parameter with the sign of its integer, and TFloat32 told from Int32: by the user's annotation or by the
+    value's own type. A Python integer is an Int32 for the DSL."""
+    plain = "Int32" if type(leaf.value) is int and leaf.annotation is None else ""
+    name = getattr(leaf.annotation, "__name__", plain)
+    if parameter.kind != "scalar" or parameter.type[0] != "i" or parameter.type == "i1":
+        return parameter
+    if name == "TFloat32":
+        return dataclasses.replace(parameter, type="tf32")
+    sign = {"Int": "s", "Uint": "u"}.get(name.rstrip("0123456789"))
+    if sign and name.endswith(parameter.type[1:]):
+        return dataclasses.replace(parameter, type=sign + parameter.type[1:])
+    return parameter
+
+
+def _plain(error: BaseException) -> str:
+    """The DSL's message in one line, without colours."""
+    return re.sub(r"\s+", " ", re.sub(r"\x1b\[[0-9;]*m", "", str(error))).strip()
+
+
+# Functions ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class CompiledFunction:
+    """What `cute.compile` returned, and its host function, linked with the stub.
+
+    host  runs it; what it launches is there
+    """
+
+    compiled: Any
+    host: HostFunction
+    entry: Any = field(default=None)
+
+    @property
+    def kernels(self) -> list[Any]:
+        """Of the PTX."""
+        return self.host.kernels
+
+    @property
+    def parameters(self) -> list[HostParameter]:
+        """The arguments of the host function, in order."""
+        return self.host.parameters
+
+    @staticmethod
+    def of(compiled: Any) -> CompiledFunction:
+        """Raises EmulatorError where its PTX was not kept, and for what is no compiled function."""
+        text = getattr(compiled, "__ptx__", None)
+        if not isinstance(text, str) or ".entry" not in text:
+            raise EmulatorError(f"the compiled function has no PTX: {KEEP}")
+        ffi = sys.modules.get("tvm_ffi") if hasattr(compiled, "_create_tvm_ffi_function") else None
+        libraries = [ffi.libinfo.find_libtvm_ffi()] if ffi is not None else []
+        host = HostFunction.link(_object_of(compiled, ffi is not None), text, parameters_of(compiled), libraries)
+        made = CompiledFunction(compiled, host)
+        if ffi is not None:
+            symbol = ctypes.cast(host.library[f"__tvm_ffi_{compiled.function_name}"], ctypes.c_void_p)
+            made.entry = ffi.Function.__from_extern_c__(symbol.value, keep_alive_object=host.library)
+        return made
+
+    def call(
+        self, values: Sequence[Any], extra: Sequence[Any] = (), named: Mapping[str, Any] | None = None
+    ) -> tuple[Arrays, list[HostLaunch]]:
+        """Run the function: the memory that its kernels see, and what it launches.
+
+        values  the arguments of a call; streams left out or not
+        extra   further arrays that kernels reach by addresses in them
+        named   arguments by keyword
+        """
+        bound = self._bound(tuple(values), dict(named or {}))
+        leaves = self._leaves(bound)
+        found = [pair for name, value in bound.items() for pair in _arrays_in(name, value)]
+        arrays = gathered(found, extra)
+        arrays.memory.kept = (*arrays.memory.kept, bound, leaves)
+        words = [
+            packed(_typed(parameter, leaf), leaf.name, leaf.value, arrays)
+            for parameter, leaf in zip(self.parameters, leaves, strict=True)
+        ]
+        if self.entry is None:
+            return arrays, self.host.run(words, arrays)
+        return arrays, self._run_ffi(bound, leaves, arrays)
+
+    # -------------------------------------------------------- binding
+
+    def _bound(self, values: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
+        """Parameter -> value, defaults in, and None for streams that were left out."""
+        execution = self.compiled.execution_args
+        names, signature = execution._meta.all_names, execution.signature
+        streams = [name for name, p in signature.parameters.items() if _may_be_stream(p)]
+        needed = [name for name, p in signature.parameters.items() if p.default is inspect.Parameter.empty]
+        given = len(values) + len(named)
+        if streams and given < len(names) and not set(streams) & set(named):
+            others = [name for name in names if name not in streams]
+            if given == len(others) or (given < len(needed) and len(values) <= len(others)):
+                named = {**dict(zip(others, values, strict=False)), **named, **dict.fromkeys(streams)}
+                values = ()
+        missing = len(needed) - given
+        if missing > 0 and not streams and all(p.kind == "stream" for p in self.parameters[-missing:]):
+            named = {**named, **dict.fromkeys(needed[-missing:])}
+        try:
+            bound = signature.bind(*values, **named)
+        except TypeError as error:
+            takes = ", ".join(names)
+            raise EmulatorError(f"{given} arguments; the compiled function takes ({takes}): {error}") from None
+        bound.apply_defaults()
+        return {name: bound.arguments[name] for name in names}
+
+    def _leaves(self, bound: Mapping[str, Any]) -> list[Leaf]:
+        """One value for each argument of the host function. Raises EmulatorError with what each parameter gives."""
+        execution, count = self.compiled.execution_args, len(self.parameters)
+        kinds = dict(zip(execution._meta.all_names, execution._meta.annotated_types, strict=True))
+        none = dict(zip(execution._meta.all_names, execution._compiled_with_none, strict=True))
+        for name, value in bound.items():
+            if none[name] is True and value is not None:
+                raise EmulatorError(f"{name} was None when the function was compiled: only None can be passed")
+        told: list[list[Leaf]] = []
+        for scalars in (False, True):
+            told = [
+                [] if none[name] is True
+                else [Leaf(f"{name}({n})", part) for n, part in enumerate(_algebra(value))]
+                if _is_algebra(kinds[name]) and not scalars
+                else list(_opened(name, value, kinds[name], scalars))
+                for name, value in bound.items()
+            ]  # fmt: skip
+            for leaves, (name, value) in zip(told, bound.items(), strict=True):
+                if value is None and none[name] is not True and _expects_value(execution.signature.parameters[name]):
+                    leaves.append(Leaf(name, None))
+            flat = [leaf for leaves in told for leaf in leaves]
+            if len(flat) == count:
+                for name, leaves in zip(bound, told, strict=True):
+                    if not leaves and _is_algebra(kinds[name]):
+                        self._hold_constant(name, bound[name])
+                return flat
+        missing = [(name, at) for at, (name, value) in enumerate(bound.items()) if value is None and not told[at]]
+        if len(missing) == count - len(flat) == 1:  # a stream without an annotation
+            name, at = missing[0]
+            place = sum(map(len, told[:at]))
+            if self.parameters[place].kind in ("stream", "pointer"):
+                return [*flat[:place], Leaf(name, None), *flat[place:]]
+        says = ", ".join(f"{name} gives {len(leaves)}" for name, leaves in zip(bound, told, strict=True))
+        raise EmulatorError(
+            f"the arguments are {len(flat)} values ({says}); the compiled function takes {count}: "
+            f"{', '.join(map(str, self.parameters))}{self._culprit(bound, told)}"
+        )
+
+    def _hold_constant(self, name: str, value: Any) -> None:
+        """Raise EmulatorError where a shape or the like was another when it was compiled in: the DSL writes it into
+        the function's name, which it cuts at 180 characters."""
+        from cutlass.base_dsl.dsl import _MANGLE_TRANSLATION_TABLE
+
+        function = self.compiled.function_name
+        said = "_".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        said = re.sub(r"\s+", "_", said.translate(_MANGLE_TRANSLATION_TABLE))
+        if len(function) < 180 and said not in function:
+            raise EmulatorError(
+                f"{name} is {value!r}, and was another constant when the function was compiled ({function}): pass the "
+                "same, or compile with Int32 values"
+            )
+
+    def _culprit(self, bound: Mapping[str, Any], told: Sequence[Sequence[Leaf]]) -> str:
+        """Where the values part from what is taken."""
+        place = 0
+        for name, leaves in zip(bound, told, strict=True):
+            kind = self.compiled.execution_args.signature.parameters[name].annotation
+            inner = get_args(kind) if get_origin(kind) is tuple and isinstance(bound[name], tuple) else ()
+            if inner and Ellipsis not in inner and len(inner) != len(bound[name]):
+                return f". {name} has {len(bound[name])} elements, and its annotation {len(inner)}"
+            for leaf in leaves:
+                if place == len(self.parameters):
+                    return f". {leaf.name} is one too many"
+                wanted = self.parameters[place]
+                if (wanted.kind == "tensor") != _is_array(leaf.value) and not isinstance(leaf.value, Raw):
+                    return f". {leaf.name} stands where a {wanted} is taken"
+                place += 1
+            if not leaves and self.compiled.execution_args._compiled_with_none[list(bound).index(name)] is not True:
+                return f". {name}, a {type(bound[name]).__name__}, gives nothing: pass what it was compiled with"
+        return ""
+
+    # -------------------------------------------------------- TVM-FFI
+
+    def _run_ffi(self, bound: Mapping[str, Any], leaves: Sequence[Leaf], arrays: Arrays) -> list[HostLaunch]:
+        """The same through TVM-FFI's entry. A stream that it takes from its environment is no argument of it."""
+        import tvm_ffi
+
+        pointers = {leaf.name for leaf, p in zip(leaves, self.parameters, strict=True) if p.kind == "pointer"}
+        streams = {leaf.name for leaf, p in zip(leaves, self.parameters, strict=True) if p.kind == "stream"}
+
+        def enter() -> None:
+            device, given = tvm_ffi.DLDeviceType.kDLCUDA, dict(bound)
+            while True:
+                ready = [
+                    ctypes.c_void_p(0) if name in streams else _for_ffi(name, value, pointers, arrays, int(device))
+                    for name, value in given.items()
+                ]
+                try:
+                    self.entry(*ready)
+                except Exception as error:
+                    if self.host.failure is not None:
+                        return
+                    taken = re.search(r"Expects (\d+) parameters", str(error))
+                    if taken and int(taken[1]) == len(given) - len(streams & set(given)) < len(given):
+                        given = {name: value for name, value in given.items() if name not in streams}
+                        continue
+                    if "device" in str(error) and device == tvm_ffi.DLDeviceType.kDLCUDA:
+                        device = tvm_ffi.DLDeviceType.kDLCPU
+                        continue
+                    raise EmulatorError(_plain(error)) from error
+                return
+
+        return self.host.recorded(enter, arrays)
+
+
+def _may_be_stream(parameter: inspect.Parameter) -> bool:
+    kind = parameter.annotation
+    name = getattr(kind, "__name__", str(kind))
+    return name.rpartition(".")[2] in _STREAMS or (kind is inspect.Parameter.empty and parameter.name == "stream")
+
+
+def _expects_value(parameter: inspect.Parameter) -> bool:
+    """Whether None stands for a null handle: of streams and pointers, by their annotation."""
+    return _may_be_stream(parameter) or "Pointer" in str(parameter.annotation)
+
+
+class _DLTensor(ctypes.Structure):
+    """DLTensor, dlpack.h."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
+    )  # fmt: skip
+
+
+class _Moved:
+    """An array for DLPack, at an emulated address on another device."""
+
+    def __init__(self, tensor: Any, address: int, device: int) -> None:
+        self.capsule, self.device = tensor.__dlpack__(), (device, 0)
+        get = ctypes.pythonapi.PyCapsule_GetPointer
+        get.restype, get.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+        self.content = _DLTensor.from_address(get(self.capsule, b"dltensor"))
+        self.content.data, self.content.device_type, self.content.device_id = address, device, 0
+
+    def be(self, kind: Any) -> None:
+        """Take the elements for those of this type, of the same bytes."""
+        self.content.code, self.content.bits, self.content.lanes = kind.type_code, kind.bits, kind.lanes
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return self.capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.device
+
+
+def _for_ffi(name: str, value: Any, pointers: Collection[str], arrays: Arrays, device: int) -> Any:
+    """An argument for TVM-FFI: arrays at their emulated addresses, dataclasses as tuples.
+
+    pointers  names of the values that are taken for addresses
+    """
+    import tvm_ffi
+
+    if name in pointers:
+        array = array_of(value)
+        raw = array.address if array is not None else getattr(value, "_pointer", value)
+        raw = raw.value if isinstance(raw, ctypes.c_void_p) else raw
+        return ctypes.c_void_p(arrays.address(raw)) if isinstance(raw, int) and raw else ctypes.c_void_p(0)
+    if _is_array(value):
+        array = array_of(value)
+        assert array is not None
+        source = value.values if isinstance(value, Packed) else getattr(value, "_tvm_ffi_tensor", value)
+        try:
+            moved = _Moved(tvm_ffi.from_dlpack(source), arrays.address(array.address), device)
+            if isinstance(value, Packed) and value.kind == "e2m1":
+                moved.be(tvm_ffi.dtype("float4_e2m1fnx2"))
+            return tvm_ffi.from_dlpack(moved)
+        except Exception as error:
+            raise EmulatorError(f"{name} cannot be passed to TVM-FFI: {_plain(error)}") from error
+    if isinstance(value, (list, tuple)):
+        names = getattr(value, "_fields", None) or [f"[{number}]" for number in range(len(value))]
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [part.name for part in dataclasses.fields(value)]
+        value = [getattr(value, part) for part in names]
+    else:
+        return value.value if _is_scalar_type(type(value)) else value
+    inner = [name + (part if part[0] == "[" else f".{part}") for part in names]
+    return tuple([_for_ffi(n, part, pointers, arrays, device) for n, part in zip(inner, value, strict=True)])

@@ -1,0 +1,273 @@
+"""The host half of a compiled CuTe DSL kernel, run on the CPU: it says what would be launched.
+
+Its object code, linked with a stub of the CUDA runtime (emulator/host/cuda_stub.c), runs here, encodes its tensor maps,
+computes its grid, and tells each launch to the stub. So boxes, strides, swizzles, clusters and shared memory are those
+that the compiler produced. What it takes is read from the types of its arguments (`emulator/host/types.py`).
+
+A C compiler links the two: $CC, or cc, gcc or clang on the path.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...arch import facts_of
+from ...errors import EmulatorError
+from ..machine.interpreter import MULTIPROCESSORS
+from ..machine.tensor_map import BYTES, from_driver
+from ..ptx.parser import Kernel, parse
+from .arguments import Array, Arrays, array_of
+from .types import HostParameter, packed
+
+STUB = Path(__file__).with_name("cuda_stub.c")
+
+
+@dataclass(frozen=True)
+class HostLaunch:
+    """A launch that a host function asked for."""
+
+    kernel: Kernel
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    cluster: tuple[int, int, int]
+    dynamic_shared: int
+    parameters: bytes
+
+    def pointers(self) -> Iterator[tuple[int, int]]:
+        """(parameter byte, value) of all that the kernel loads as 64 bits: pointers are among them."""
+        offsets = {parameter.name: parameter.offset for parameter in self.kernel.parameters}
+        for ins in self.kernel.instructions:
+            if ins.words[:2] == ("ld", "param") and ins.words[-1] in ("b64", "u64"):
+                source = ins.operands[1]
+                name, _, more = source.parts[0].text.partition("+")
+                if name in offsets:
+                    at = offsets[name] + source.offset + int(more or 0)
+                    for place in range(at, at + 8 * max(1, len(ins.operands[0].parts)), 8):
+                        yield place, int.from_bytes(self.parameters[place : place + 8], "little")
+
+
+_ENTRY = re.compile(rb"_mlir_\w*?_mlir_ciface_\w+")
+
+
+# The compiler ---------------------------------------------------------------------------------------------------------
+
+
+def c_compiler() -> str:
+    """A C compiler. Raises EmulatorError that says how to get one."""
+    for name in (os.environ.get("CC", ""), "cc", "gcc", "clang"):
+        if name and (found := shutil.which(name)):
+            return found
+    raise EmulatorError(
+        "running a compiled host function needs a C compiler, and there is none: install gcc or clang, or set CC. "
+        "emulate_ptx, with the launch described, needs none"
+    )
+
+
+@functools.cache
+def _stub(compiler: str) -> bytes:
+    """The stub runtime as an object file: compiled once for a process, since compiling takes longer than linking."""
+    with tempfile.TemporaryDirectory(prefix="layoutgemm-host-") as folder:
+        made = Path(folder) / "stub.o"
+        command = [compiler, "-c", "-fPIC", "-O1", "-o", str(made), str(STUB)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise EmulatorError(f"the stub runtime cannot be compiled: {done.stderr}")
+        return made.read_bytes()
+
+
+def _link(content: bytes, libraries: Sequence[str] = ()) -> ctypes.CDLL:
+    """The object file with the stub, as a library. Raises EmulatorError with the linker's words."""
+    with tempfile.TemporaryDirectory(prefix="layoutgemm-host-") as folder:
+        made, compiler = Path(folder) / "host.so", c_compiler()
+        objects = {Path(folder) / "kernel.o": content, Path(folder) / "stub.o": _stub(compiler)}
+        for path, data in objects.items():
+            path.write_bytes(data)
+        # -Bsymbolic: the stub's functions, also where the real runtime was loaded for the whole process.
+        command = [compiler, "-shared", "-fPIC", "-Wl,-Bsymbolic", "-Wl,--no-undefined", "-o", str(made)]
+        done = subprocess.run([*command, *map(str, objects), *libraries], capture_output=True, text=True)
+        if done.returncode:
+            missing = sorted(set(re.findall(r"undefined reference to [`'](\w+)'", done.stderr)))
+            what = f"it calls {', '.join(missing)}, which the stub runtime does not have" if missing else done.stderr
+            raise EmulatorError(f"the host function cannot be linked: {what}")
+        return ctypes.CDLL(str(made))
+
+
+# Host functions -------------------------------------------------------------------------------------------------------
+
+_ENCODE = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_uint64, *[ctypes.c_void_p] * 4,
+    *[ctypes.c_int] * 4,
+)  # fmt: skip
+_LAUNCH = ctypes.CFUNCTYPE(
+    ctypes.c_int, *[ctypes.POINTER(ctypes.c_uint32)] * 3, ctypes.c_uint64, ctypes.c_char_p,
+    ctypes.POINTER(ctypes.c_void_p),
+)  # fmt: skip
+
+
+def _words(kind: Any, address: int, count: int) -> list[int]:
+    return list((kind * count).from_address(address)) if count else []
+
+
+@dataclass
+class HostFunction:
+    """A compiled host function, linked with the stub, and the kernels that it launches.
+
+    kernels     of the PTX
+    parameters  in order
+    """
+
+    kernels: list[Kernel]
+    parameters: list[HostParameter]
+    library: ctypes.CDLL
+    entry: str
+    launches: list[HostLaunch] = field(default_factory=list)
+    failure: BaseException | None = None
+
+    @staticmethod
+    def link(
+        content: bytes, ptx: str, parameters: Sequence[HostParameter], libraries: Sequence[str] = ()
+    ) -> HostFunction:
+        """A host function from its object file, its PTX, and its parameters.
+
+        libraries  that it needs besides the stub
+        """
+        names = sorted({name.decode() for name in _ENTRY.findall(content)}, key=len)
+        if not names:
+            raise EmulatorError("the object file has no host function of the CuTe DSL")
+        function = HostFunction(parse(ptx), list(parameters), _link(content, libraries), names[0])
+        facts = facts_of(function.kernels[0].target)
+        for name, value in (("multiprocessors", MULTIPROCESSORS), ("shared_opt_in", facts.smem_per_block)):
+            ctypes.c_int32.in_dll(function.library, f"layoutgemm_{name}").value = value
+        function._load(function.entry.partition("_mlir_ciface_")[0].removesuffix("_"))
+        return function
+
+    def _load(self, prefix: str) -> None:
+        """Call the module's initialisation, which asks the stub for the kernels' handles."""
+        library, status, device = ctypes.c_void_p(), ctypes.c_int32(), ctypes.c_int32()
+        pointer = ctypes.c_void_p(ctypes.addressof(library))
+        for name, values in (("cuda_init", (pointer, status)), ("cuda_load_to_device", (pointer, device, status))):
+            initialise = getattr(self.library, f"{prefix}_{name}", None)
+            if initialise is not None:
+                initialise((ctypes.c_void_p * len(values))(*[ctypes.addressof(value) for value in values]))
+
+    # -------------------------------------------------------- calling it
+
+    def call(self, values: Sequence[Any], extra: Sequence[Any] = ()) -> tuple[Arrays, list[HostLaunch]]:
+        """Run the function with these arguments: the memory that its kernels see, and what it launches.
+
+        values  one for each parameter, lists of them opened; streams left out or not
+        extra   further arrays that kernels reach by addresses in them
+        """
+        leaves = [leaf for value in values for leaf in _leaves(value)]
+        wanted = [p for p in self.parameters if p.kind != "stream" or len(leaves) == len(self.parameters)]
+        if len(leaves) != len(wanted):
+            names = ", ".join(f"{p.name or 'one'} ({p.kind})" for p in wanted)
+            raise EmulatorError(f"{len(leaves)} arguments; the compiled function takes {len(wanted)}: {names}")
+        arrays = gathered([(p.name, value) for p, value in zip(wanted, leaves, strict=True)], extra)
+        given = dict(zip(map(id, wanted), leaves, strict=True))
+        return arrays, self.run([packed(p, p.name, given.get(id(p)), arrays) for p in self.parameters], arrays)
+
+    def run(self, words: Sequence[bytes], arrays: Arrays) -> list[HostLaunch]:
+        """Run the function on the bytes of its arguments, in order: what it launches."""
+
+        def enter() -> None:
+            keep = [ctypes.create_string_buffer(word, len(word)) for word in words]
+            status = ctypes.c_int32(0)
+            pointers = [ctypes.addressof(word) for word in keep] + [ctypes.addressof(status)]
+            entry = getattr(self.library, self.entry)
+            entry((ctypes.c_void_p * len(pointers))(*pointers), ctypes.c_int32(len(pointers)))
+            if status.value and self.failure is None:
+                launched = len(self.launches)
+                raise EmulatorError(f"the host function gave status {status.value} and launched {launched} kernels")
+
+        return self.recorded(enter, arrays)
+
+    def recorded(self, enter: Callable[[], None], arrays: Arrays) -> list[HostLaunch]:
+        """What is launched while `enter` runs, each pointer of it checked to lie in an array."""
+        self.launches, self.failure = [], None
+        encode_call, launch_call = _ENCODE(self._encode), _LAUNCH(self._launch)
+        for name, call in (("layoutgemm_encode", encode_call), ("layoutgemm_launch", launch_call)):
+            ctypes.c_void_p.in_dll(self.library, name).value = ctypes.cast(call, ctypes.c_void_p).value
+        try:
+            enter()
+        except EmulatorError as error:
+            self.failure = self.failure or error
+        if self.failure is not None:
+            raise self.failure
+        for launch in self.launches:
+            arrays.hold(launch.pointers(), launch.kernel.name)
+        return self.launches
+
+    def _encode(
+        self, out: int, kind: int, rank: int, address: int, dims: int, strides: int, box: int, steps: int,
+        interleave: int, swizzle: int, l2: int, fill: int,
+    ) -> int:  # fmt: skip
+        try:
+            if not 1 <= rank <= 5:
+                raise EmulatorError(f"a tensor map of {rank} dimensions")
+            extents, pitches = _words(ctypes.c_uint64, dims, rank), _words(ctypes.c_uint64, strides, rank - 1)
+            along, skips = _words(ctypes.c_uint32, box, rank), _words(ctypes.c_uint32, steps, rank)
+            content = from_driver(kind, address, extents, pitches, along, skips, interleave, swizzle, l2, fill)
+            ctypes.memmove(out, content, BYTES)
+        except Exception as error:  # it may not pass through C; `_run` raises it
+            self.failure = self.failure or error
+            return 1
+        return 0
+
+    def _launch(self, grid: Any, block: Any, cluster: Any, shared: int, name: bytes | None, arguments: Any) -> int:
+        try:
+            kernel = self._kernel(name)
+            parameters = bytearray(kernel.parameter_bytes)
+            for number, parameter in enumerate(kernel.parameters):
+                content = ctypes.string_at(arguments[number], parameter.size)
+                parameters[parameter.offset : parameter.offset + parameter.size] = content
+            sizes = [tuple(int(value[i]) for i in range(3)) for value in (grid, block, cluster)]
+            self.launches.append(HostLaunch(kernel, sizes[0], sizes[1], sizes[2], shared, bytes(parameters)))  # type: ignore[arg-type]
+        except Exception as error:
+            self.failure = self.failure or error
+            return 1
+        return 0
+
+    def _kernel(self, name: bytes | None) -> Kernel:
+        if name is None and len(self.kernels) == 1:
+            return self.kernels[0]
+        found = next((kernel for kernel in self.kernels if name is not None and kernel.name == name.decode()), None)
+        if found is None:
+            raise EmulatorError(f"the host function launches {name!r}; the PTX has {[k.name for k in self.kernels]}")
+        return found
+
+
+# Arguments ------------------------------------------------------------------------------------------------------------
+
+
+def gathered(named: Sequence[tuple[str, Any]], extra: Sequence[Any] = ()) -> Arrays:
+    """The arrays among these values, by name, and further ones, as the memory of one call."""
+    named = [*named, *[(f"extra {n}", value) for n, value in enumerate(extra)]]
+    found: list[tuple[str, Array]] = []
+    for name, value in named:
+        try:
+            array = array_of(value)
+        except EmulatorError as error:
+            raise EmulatorError(f"{name}: {error}") from error
+        if array is not None:
+            found.append((name, array))
+    arrays = Arrays(found)
+    # The memory is the caller's, by address: it has to live as long as somebody may run the launches.
+    arrays.memory.kept = tuple(value for _, value in named)
+    return arrays
+
+
+def _leaves(value: Any) -> list[Any]:
+    if isinstance(value, (list, tuple)):
+        return [leaf for part in value for leaf in _leaves(part)]
+    return [value]

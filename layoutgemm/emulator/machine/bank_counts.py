@@ -1,0 +1,157 @@
+"""Wavefronts of shared memory, instruction by instruction: the measured model of `checks/smem/bank_conflicts.py` over a
+run.
+
+Every ld, st, atom and red that reaches the block's own shared memory, every ldmatrix and stmatrix and the shared side
+of cp.async is judged once for each pattern of addresses. A pattern is kept relative to its lowest address, rounded down
+to a multiple of 4: that turns all banks alike. So a kernel's loop costs one look-up an instruction.
+
+Not counted: accesses to another block of the cluster, the copy engine and the tensor cores (how they take the banks is
+not documented), and of atomics what lanes that name one address wait for each other: theirs are lower bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...checks.smem.access_patterns import WIDTHS
+from ...checks.smem.bank_conflicts import BANK_BYTES, BankReport, judge
+from ..ptx.parser import Instruction, Kernel
+from ..ptx.values import LANES, bool_of
+
+KEPT = 1 << 14  # patterns
+_judged: dict[tuple[str, int, int, bytes], tuple[int, int, int]] = {}
+
+
+def wavefronts(kind: str, width: int, offsets: npt.NDArray[np.int64], lanes: int) -> tuple[int, int, int]:
+    """(wavefronts, the fewest that the same bytes could take, ways of the worst phase) of one access of a warp.
+
+    kind     as `checks.accesses` has it; width: bytes for a lane
+    offsets  of the lanes in `lanes`, in order, or one for all of them
+
+    >>> wavefronts("ld.shared", 4, 1024 + 8 * np.arange(32), 0xFFFFFFFF)
+    (2, 1, 2)
+    >>> wavefronts("ld.shared", 4, np.array([1024]), 0xFFFFFFFF)
+    (1, 1, 1)
+    """
+    low = int(offsets.min()) // BANK_BYTES * BANK_BYTES
+    relative = offsets - low
+    key = (kind, width, lanes, relative.tobytes())
+    found = _judged.get(key)
+    if found is None:
+        if len(_judged) >= KEPT:
+            _judged.clear()
+        table = np.full((1, LANES), -1, np.int64)
+        table[0, bool_of(lanes)] = relative
+        report = BankReport((judge(kind, kind, table, width),))
+        found = _judged[key] = (report.wavefronts, report.minimum, report.ways)
+    return found
+
+
+@dataclass
+class BankUse:
+    """What one instruction did to the banks in a run.
+
+    requests    executions by a warp, or a part of one
+    wavefronts  passes over the banks; minimum: that no arrangement of the same bytes could avoid
+    ways        wavefronts of the worst phase: 1 is free of conflicts
+    """
+
+    requests: int = 0
+    wavefronts: int = 0
+    minimum: int = 0
+    ways: int = 0
+
+    def add(self, other: BankUse) -> None:
+        """Add what the same instruction did elsewhere."""
+        self.requests += other.requests
+        self.wavefronts += other.wavefronts
+        self.minimum += other.minimum
+        self.ways = max(self.ways, other.ways)
+
+    @property
+    def excess(self) -> int:
+        """Wavefronts beyond the fewest."""
+        return self.wavefronts - self.minimum
+
+
+class BankCounter:
+    """Counts for one run. uses: pc -> what the instruction there did."""
+
+    def __init__(self) -> None:
+        self.uses: dict[int, BankUse] = {}
+
+    def add(self, ins: Instruction, kind: str, width: int, offsets: npt.NDArray[np.int64], lanes: int) -> None:
+        """One access of a warp, as for `wavefronts`."""
+        if width not in WIDTHS[kind]:
+            return
+        passes, minimum, ways = wavefronts(kind, width, offsets, lanes)
+        use = self.uses.get(ins.pc)
+        if use is None:
+            use = self.uses[ins.pc] = BankUse()
+        use.requests += 1
+        use.wavefronts += passes
+        use.minimum += minimum
+        use.ways = max(use.ways, ways)
+
+
+@dataclass(frozen=True)
+class BankRow:
+    """An instruction and what it did to the banks."""
+
+    ins: Instruction
+    use: BankUse
+
+    @property
+    def at_least(self) -> bool:
+        """Whether its wavefronts are a lower bound: of an atomic."""
+        return self.ins.words[0] in ("atom", "red")
+
+    def as_json(self) -> dict[str, Any]:
+        """As JSON-able data."""
+        return {
+            "line": self.ins.line, "opcode": self.ins.opcode,
+            "source": str(self.ins.source) if self.ins.source else None,
+            "requests": self.use.requests, "wavefronts": self.use.wavefronts, "minimum": self.use.minimum,
+            "ways": self.use.ways, "at_least": self.at_least,
+        }  # fmt: skip
+
+
+def bank_rows(kernel: Kernel, uses: Mapping[int, BankUse]) -> list[BankRow]:
+    """The instructions that were counted, those first that waste most."""
+    rows = [BankRow(kernel.instructions[pc], use) for pc, use in uses.items()]
+    return sorted(rows, key=lambda row: (-row.use.excess, row.ins.line))
+
+
+def bank_table(rows: list[BankRow], most: int = 20) -> str:
+    """Rows as text: all sums, then the instructions that take more wavefronts than they had to."""
+    total = BankUse()
+    for row in rows:
+        total.add(row.use)
+    bound = any(row.at_least for row in rows)
+    taken = f"{'at least ' * bound}{total.wavefronts} wavefronts"
+    head = f"shared memory: {total.requests} accesses take {taken}, at best {total.minimum}"
+    head += "; those of atomics are lower bounds: lanes that name one address wait for each other" * bound
+    worse = [row for row in rows if row.use.excess]
+    if not worse:
+        return head
+    names = ("PTX line", "requests", "wavefronts", "ideal", "ways", "instruction")
+    cells = [
+        (
+            str(row.ins.line), str(row.use.requests), f"{'>=' if row.at_least else ''}{row.use.wavefronts}",
+            str(row.use.minimum), str(row.use.ways),
+            row.ins.opcode + (f"  {row.ins.source}" if row.ins.source else ""),
+        )
+        for row in worse[:most]
+    ]  # fmt: skip
+    widths = [max(len(line[i]) for line in (names, *cells)) for i in range(5)]
+    lines = [
+        "  " + "  ".join([*(cell.rjust(width) for cell, width in zip(line, widths)), line[5]])
+        for line in (names, *cells)
+    ]
+    more = [f"  and {len(worse) - most} more instructions"] if len(worse) > most else []
+    return "\n".join([head, *lines, *more])

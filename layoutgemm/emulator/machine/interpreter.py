@@ -1,0 +1,605 @@
+"""The machine: clusters of thread blocks, their warps, and fibers that execute them in some legal order.
+
+A *fiber* is a warp, or those of its lanes that took one side of a branch. Where lanes disagree the fiber stops and has
+two children, each with its own copy of the registers, until both reach the branch's meeting point (the nearest pc that
+every way leads through). So within a fiber all of its lanes are active, a uniform value stays uniform, and nothing is
+masked. One consequence is not modelled: lanes of one warp that wait for each other inside of a branch.
+
+Operations are functions of the fiber (`ops`), and return
+
+    None      go on with the next instruction
+    a pc      go on there
+    BLOCKED   the fiber waits; the operation has put it in some list, and is executed again when `wake` takes it out
+    GONE      the fiber split or ended
+
+What runs asynchronously is deferred: it happens at once, or as late as anything still can (`Policy`).
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import product
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ...errors import DeadlockError, EmulatorError
+from ..findings import Counts, Finding, Findings
+from ..ptx.parser import MAX_SHARED_BYTES, Instruction
+from ..ptx.program import Operation, Program, Segment
+from ..ptx.values import FULL, LANES, Undefined, any_of, bool_of, mask_of
+from ..races.happens_before import NO_PARTS, Event, Knowledge, Ledger, Parts, Shadow
+from ..races.lanes import Touch, fork, join
+from .bank_counts import BankCounter
+from .launch import MULTIPROCESSORS as MULTIPROCESSORS
+from .launch import Launch as Launch
+from .launch import Policy as Policy
+from .launch import Progress, Triple, Watch, special_registers
+from .memory import RANK_SHIFT, SharedMemory
+from .timeline import Recorder
+from .uninitialized import compute_doubtful, failed_at, merged, merged_doubtful, run_doubtful
+
+BLOCKED, GONE = -1, -2
+# CUDA's limits of a launch: along each axis, threads of a block, blocks of a cluster; and blocks that are emulated.
+MOST = {"grid": (2**31 - 1, 65535, 65535), "block": (1024, 1024, 64), "cluster": (16, 16, 16)}
+MAX_THREADS, MAX_BLOCKS, MAX_GRID = 1024, 16, 1 << 24
+PRODUCTS = ("wgmma.mma_async", "mma.", "tcgen05.mma")
+
+
+class Warp:
+    """32 lanes of a block."""
+
+    def __init__(self, cta: Cta, number: int, special: dict[str, Any]) -> None:
+        self.cta, self.number, self.special = cta, number, special
+        self.alive = FULL
+        self.window = cta.rank << RANK_SHIFT
+        self.waits = ""
+        self.scratch: dict[Any, Any] = {}  # what operations keep for a warp
+
+    def __str__(self) -> str:
+        return f"CTA {self.cta.coordinate} warp {self.number}"
+
+
+class Fiber:
+    """Some lanes of a warp that execute together."""
+
+    __slots__ = (
+        "active", "children", "dirty", "done", "epoch", "ins", "joint", "knows", "lanes", "meet", "parent", "pc",
+        "registers", "scratch", "spin", "warp", "written",
+    )  # fmt: skip
+
+    def __init__(self, warp: Warp, registers: list[Any], pc: int, lanes: int, parent: Fiber | None, meet: int) -> None:
+        self.warp, self.registers, self.pc, self.parent, self.meet = warp, registers, pc, parent, meet
+        self.lanes = lanes
+        self.active: Any = None if lanes == FULL else bool_of(lanes)
+        self.children = 0
+        self.done: list[tuple[Fiber, bool]] = []
+        self.dirty = self.written = 0
+        self.scratch: Any = None
+        self.spin: Any = None
+        self.ins: Instruction | None = None
+        self.knows: Knowledge
+        self.epoch: Event
+        self.joint: Event | None = None  # of what its lanes do as one, in this epoch
+
+    @property
+    def cta(self) -> Cta:
+        """The block."""
+        return self.warp.cta
+
+    @property
+    def machine(self) -> Machine:
+        """The machine that runs it."""
+        return self.warp.cta.cluster.machine
+
+    def describe(self) -> str:
+        """Who it is, for reports."""
+        part = "" if self.lanes == FULL else f" lanes {self.lanes:#x}"
+        return f"{self.warp}{part}"
+
+    def one(self, value: Any) -> int:
+        """The value of the one active lane, or of all when they agree. Raises EmulatorError when they differ."""
+        if not isinstance(value, np.ndarray):
+            return int(value)
+        chosen = value if self.active is None else value[self.active]
+        if any_of(chosen != chosen[0]):
+            raise EmulatorError(f"lanes have different values, {chosen.tolist()[:4]}..., where one is needed")
+        return int(chosen[0])
+
+    def each(self, value: Any) -> Any:
+        """The values of the active lanes, as an array."""
+        if not isinstance(value, np.ndarray):
+            return np.full(self.lanes.bit_count(), value, dtype=np.uint64 if value > 0xFFFFFFFF else np.int64)
+        return value if self.active is None else value[self.active]
+
+    def spread(self, values: Any) -> Any:
+        """Values of the active lanes as a register of 32."""
+        if self.active is None:
+            return values
+        out = np.zeros(LANES, dtype=values.dtype)
+        out[self.active] = values
+        return out
+
+    def whole(self) -> None:
+        """Refuse an .aligned instruction of a diverged warp."""
+        if self.lanes != self.warp.alive:
+            assert self.ins is not None
+            self.machine.problem(
+                "divergence",
+                f"{self.ins.opcode} has to be executed by the whole warp, and is by lanes {self.lanes:#x} of "
+                f"{self.warp.alive:#x}",
+                self,
+            )
+
+
+class Cta:
+    """A thread block: its shared memory, its warps, and what operations keep for it."""
+
+    def __init__(self, cluster: Cluster, coordinate: Triple, rank: int, shared: int, threads: int) -> None:
+        self.cluster, self.coordinate, self.rank = cluster, coordinate, rank
+        self.shared = SharedMemory(shared, cluster.machine.policy.fill)
+        self.shadow = Shadow(cluster.ledger, lambda granule: f"shared memory of CTA {coordinate} at {granule * 16:#x}")
+        self.alive = threads
+        self.exited = False
+        self.exit_knows = cluster.ledger.knowledge()
+        self.remote: list[tuple[Event, str]] = []  # what others do to this block, and it has to know of before it ends
+        self.warps: list[Warp] = []
+        self.scratch: dict[str, Any] = {}
+
+
+class Cluster:
+    """Blocks that run together."""
+
+    def __init__(self, machine: Machine, coordinates: list[Triple]) -> None:
+        self.machine = machine
+        self.ledger = Ledger(machine.policy.strict, machine.policy.races, machine.policy.lanes)
+        self.fibers: list[Fiber] = []
+        self.ready: deque[Fiber] = deque()
+        self.pending: list[Callable[[], None]] = []
+        self.running = 0
+        self.scratch: dict[str, Any] = {}
+        launch, block = machine.launch, machine.launch.block
+        threads = block[0] * block[1] * block[2]
+        shared = machine.program.shared_bytes + launch.dynamic_shared
+        self.ctas = [Cta(self, c, rank, shared, threads) for rank, c in enumerate(coordinates)]
+        self.threads = threads * len(self.ctas)
+        for cta in self.ctas:
+            for number in range(-(-threads // LANES)):
+                warp = Warp(cta, number, special_registers(launch, cta.coordinate, cta.rank, cta.shared.size, number))
+                present = min(LANES, threads - LANES * number)
+                warp.alive = (1 << present) - 1
+                cta.warps.append(warp)
+                registers = list(machine.program.blank)
+                self.start(Fiber(warp, registers, 0, warp.alive, None, -1), None)
+                self.running += 1
+
+    def start(self, fiber: Fiber, parent: Fiber | None) -> None:
+        """Let a fiber run, with what its parent knows."""
+        ledger = self.ledger
+        if parent is not None:
+            fiber.knows = fork(ledger, parent.knows, fiber.lanes) if ledger.lanes else ledger.knowledge(parent.knows)
+            fiber.dirty = parent.dirty
+        else:
+            fiber.knows = ledger.knowledge()
+        fiber.epoch = ledger.event(False, fiber.describe)
+        self.fibers.append(fiber)
+        self.ready.append(fiber)
+
+    def wake(self, waiting: list[Fiber]) -> None:
+        """Let fibers run again."""
+        self.ready.extend(waiting)
+        waiting.clear()
+
+
+class Machine:
+    """Runs a program's launch, one cluster after the other.
+
+    After `run`, `findings` and `counts` tell what happened; results are in the launch's memory. `suspects` are findings
+    where a result depends on them alone: what products read that nobody has written (`undefined.py`).
+
+    progress  told after each cluster, and within one about every `EVERY` seconds
+    """
+
+    COMPACT = 1 << 12  # events after which the order checker forgets
+    EVERY, LOOK = 1.0, 64  # seconds between reports of progress, and operations between looks at the clock
+    trace: Any = None  # keeps every access (`trace.py`)
+
+    def __init__(
+        self,
+        program: Program,
+        launch: Launch,
+        policy: Policy | None = None,
+        progress: Callable[[Progress], None] | None = None,
+        watch: Watch | None = None,
+    ) -> None:
+        self.program, self.launch = program, launch
+        self.policy = Policy() if policy is None else policy
+        self.progress = progress
+        watch = watch or Watch()
+        self.banks = BankCounter() if watch.banks else None
+        self.recorder = Recorder() if watch.timeline else None
+        self.random = random.Random(self.policy.seed)
+        self.findings, self.suspects = Findings(), Findings()
+        self.counts = Counts(executed=bytearray(program.size))
+        self.operations = 0
+        self.look = self.policy.limit  # operations at which the clock is looked at
+        self.told, self.products = 0.0, 0
+        self.waiting: deque[Triple] = deque()
+        self.scratch: dict[str, Any] = {}  # what operations keep for a launch
+        if problem := _geometry(launch):
+            raise EmulatorError(problem)
+        for axis in range(3):
+            if launch.grid[axis] % launch.cluster[axis]:
+                raise EmulatorError(f"a grid of {launch.grid} is no whole number of clusters of {launch.cluster}")
+
+    def run(self) -> Machine:
+        """Execute every cluster; returns the machine."""
+        grid, size = self.launch.grid, self.launch.cluster
+        corners = product(*[range(0, grid[axis], size[axis]) for axis in (2, 1, 0)])
+        self.waiting = deque((x, y, z) for z, y, x in corners)
+        self.clusters = len(self.waiting)
+        self.told = time.monotonic()
+        if self.progress is not None:
+            self.look = 0
+        try:
+            with np.errstate(all="ignore"):  # a kernel may overflow, or divide by 0
+                while self.waiting:
+                    x, y, z = self.waiting.popleft()
+                    inside = product(range(size[2]), range(size[1]), range(size[0]))
+                    self._run_cluster(Cluster(self, [(x + i, y + j, z + k) for k, j, i in inside]))
+                    self._tell(self.clusters - len(self.waiting), (x, y, z))
+                    self.products = self._products()
+        finally:
+            self.program.mark(self.counts.executed)
+            if self.banks is not None:
+                self.counts.banks = self.banks.uses
+        return self
+
+    def _tell(self, done: int, cta: Triple) -> None:
+        """Report progress."""
+        self.told = time.monotonic()
+        if self.progress is not None:
+            self.progress(Progress(done, self.clusters, cta, self.operations, self._products() - self.products))
+
+    def _products(self) -> int:
+        return sum(count for opcode, count in self.counts.instructions.items() if opcode.startswith(PRODUCTS))
+
+    def _look(self, cluster: Cluster) -> None:
+        """Report progress if it is time; and a livelock."""
+        if self.operations > self.policy.limit:
+            raise DeadlockError(f"{self.policy.limit} operations: a livelock?\n{self._stuck(cluster)}")
+        self.look = min(self.policy.limit, self.operations + self.LOOK)
+        if time.monotonic() - self.told >= self.EVERY:
+            self._tell(self.clusters - len(self.waiting) - 1, cluster.ctas[0].coordinate)
+
+    def take_cluster(self) -> Triple | None:
+        """Take the next cluster that has not begun off the grid: the coordinates of its first block, or None."""
+        return self.waiting.popleft() if self.waiting else None
+
+    # ------------------------------------------------------------ what operations ask for
+
+    def problem(
+        self, kind: str, message: str, fiber: Fiber | None = None, ins: Instruction | None = None, suspect: bool = False
+    ) -> None:
+        """Report something, or something suspect; the run goes on until there are too many findings."""
+        ins = ins or (fiber.ins if fiber is not None else None)
+        (self.suspects if suspect else self.findings).add(
+            Finding(
+                kind,
+                message,
+                ins.line if ins else 0,
+                ins.text if ins else "",
+                ins.source if ins else None,
+                fiber.cta.coordinate if fiber else (0, 0, 0),
+                fiber.warp.number if fiber else None,
+                fiber.lanes if fiber else 0,
+            )
+        )
+        if self.findings.full:
+            raise EmulatorError(f"{len(self.findings.found)} different findings: given up\n{self.findings.found[0]}")
+
+    def also(self, fiber: Fiber, first: Instruction, more: int) -> None:
+        """So many instructions of the same opcode that follow `first` were executed with it."""
+        self.operations += more
+        self.counts.instructions[first.opcode] += more
+        self.counts.executed[first.pc + 1 : first.pc + 1 + more] = bytes([1]) * more
+        if self.recorder is not None:
+            fiber.knows.time += more
+
+    def defer(self, cluster: Cluster, when: str, action: Callable[[], None]) -> None:
+        """Let an asynchronous operation happen: now, or when nothing else can run. `when`: a field of the policy."""
+        if getattr(self.policy, when) == "early":
+            action()
+        else:
+            cluster.pending.append(action)
+
+    def touch(
+        self,
+        fiber: Fiber,
+        cta: Cta,
+        places: int,
+        write: bool,
+        what: Callable[[], str],
+        event: Event | None = None,
+        asynchronous: bool = False,
+        parts: Parts = NO_PARTS,
+        touch: Touch | None = None,
+        by: int = 0,
+    ) -> None:
+        """Record an access to shared memory, and report what it races with.
+
+        event  of an asynchronous operation; None: the fiber's own epoch
+        parts  granule -> the bytes of it, as a bit set, where it is not all of them
+        touch  what each lane accesses; None: all of them do it as one
+        by     the lanes that do it; 0: all of the fiber's
+        """
+        ledger, shadow, lanes = cta.cluster.ledger, cta.shadow, 0
+        if ledger.lanes:
+            lanes = by or fiber.lanes
+            if event is None and (touch is None or not (write or ledger.reads)):
+                event = ledger.joint(fiber)
+        else:
+            touch = None
+        event = event or fiber.epoch
+        race = shadow.access(places, write, event, fiber.knows, asynchronous, what, fiber.epoch, parts, lanes, touch)
+        if race is not None:
+            self.problem("race", race, fiber)
+        if len(cta.shadow.records) > cta.shadow.full:
+            ledger.prune(shadow, cta.cluster.fibers)
+
+    # ------------------------------------------------------------ running
+
+    def _run_cluster(self, cluster: Cluster) -> None:
+        compact_at = cluster.ledger.next + self.COMPACT
+        if self.recorder is not None:
+            self.recorder.begin(cluster)
+        while True:
+            if cluster.ledger.next > compact_at:
+                cluster.ledger.compact(cluster.fibers, self._asked(cluster))
+                compact_at = cluster.ledger.next + self.COMPACT
+            if not cluster.ready:
+                if cluster.pending:
+                    self._land(cluster)
+                    continue
+                if cluster.running == 0:
+                    break
+                raise DeadlockError(self._stuck(cluster))
+            if self.policy.pick == "random":
+                at = self.random.randrange(len(cluster.ready))
+                cluster.ready.rotate(-at)
+                if cluster.pending and self.random.random() < 0.05:
+                    self._land(cluster)
+            self._run_fiber(cluster, cluster.ready.popleft())
+        self._after(cluster)
+        if self.recorder is not None:
+            self.recorder.end(cluster)
+
+    def _land(self, cluster: Cluster) -> None:
+        at = len(cluster.pending) - 1 if self.policy.lands == "newest" else 0
+        if self.policy.pick == "random":
+            at = self.random.randrange(len(cluster.pending))
+        cluster.pending.pop(at)()
+
+    def _stuck(self, cluster: Cluster) -> str:
+        lines = [f"{w}: {w.waits or 'runs'}" for cta in cluster.ctas for w in cta.warps if w.alive]
+        return "no thread can go on:\n  " + "\n  ".join(lines)
+
+    @staticmethod
+    def _asked(cluster: Cluster) -> Iterator[Event]:
+        """Events that are asked for after their records are gone; those already known for good are dropped."""
+        for cta in cluster.ctas:
+            living = [f.knows for f in cluster.fibers if f.cta is cta] + [cta.exit_knows]
+            cta.remote = [(e, t) for e, t in cta.remote if not any(cluster.ledger.knows(k, e) for k in living)]
+            yield from [event for event, _ in cta.remote]
+            # What every thread knows, a forgotten event says too.
+            asked = cta.scratch.get("events", [])
+            asked[:] = [e for e in asked if not all(cluster.ledger.knows(f.knows, e) for f in cluster.fibers)]
+            yield from asked
+
+    def _after(self, cluster: Cluster) -> None:
+        """What has to hold when every thread has ended."""
+        for cta in cluster.ctas:
+            for event, text in cta.remote:
+                if cluster.ledger.enabled and not cluster.ledger.knows(cta.exit_knows, event):
+                    self.problem("exit", f"CTA {cta.coordinate} ends without knowing of {text}")
+                    break
+            for check in cta.scratch.get("at end", ()):
+                check()
+
+    def _run_fiber(self, cluster: Cluster, fiber: Fiber) -> None:
+        program, registers, warp = self.program, fiber.registers, fiber.warp
+        steps, executed, counts = program.steps, self.counts.executed, self.counts.instructions
+        turns = 1 << 60 if self.policy.pick == "in turn" else self.random.randrange(1, 12)
+        end, recorder = program.size, self.recorder
+        try:
+            while True:
+                pc = fiber.pc
+                if pc == fiber.meet:
+                    self._finish(cluster, fiber, False)
+                    return
+                if pc >= end:
+                    raise EmulatorError(f"the kernel runs past its last instruction, {program.kernel.instructions[-1]}")
+                step = steps[pc]
+                if isinstance(step, Operation):
+                    ins = fiber.ins = step.ins
+                    self.operations += 1
+                    counts[ins.opcode] += 1
+                    executed[pc] = 1
+                    if recorder is not None:
+                        recorder.before(fiber)
+                    if step.doubtful:
+                        result = run_doubtful(fiber, step)
+                    else:
+                        result = step.run(fiber)
+                    if recorder is not None and result != GONE:
+                        recorder.step(fiber, ins, result == BLOCKED)
+                    if result is None:
+                        fiber.written |= step.writes
+                        fiber.dirty |= step.writes & ~step.moved
+                        fiber.pc = pc + 1
+                    elif result >= 0:
+                        fiber.pc = result
+                    elif result == BLOCKED:
+                        warp.waits = str(ins)
+                        counts[ins.opcode] -= 1  # it is executed again when it goes on
+                        self.counts.waits[ins.opcode, ins.line] += 1
+                        return
+                    else:
+                        return
+                    turns -= 1
+                    if turns <= 0:
+                        cluster.ready.append(fiber)
+                        return
+                    if self.operations > self.look:
+                        self._look(cluster)
+                else:
+                    assert step is not None
+                    try:
+                        step.run(registers, warp)
+                    except TypeError as error:
+                        compute_doubtful(fiber, step, error)
+                    executed[pc] = 1
+                    fiber.dirty |= step.writes & ~step.moved
+                    fiber.written |= step.writes
+                    fiber.pc = step.end
+                    if recorder is not None:
+                        fiber.knows.time += step.end - step.start
+        except EmulatorError as error:  # first: it is a ValueError too
+            if fiber.ins is None or "PTX line" in str(error):
+                raise
+            raise type(error)(f"{error}\n  {fiber.describe()} at {fiber.ins}") from error
+        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+            raise self._broken(fiber, error) from error
+
+    def _broken(self, fiber: Fiber, error: Exception) -> EmulatorError:
+        """The exception of a run of arithmetic, said in the terms of the kernel."""
+        instructions = self.program.kernel.instructions
+        ins = instructions[min(fiber.pc, len(instructions) - 1)]
+        step = self.program.steps[ins.pc]
+        if isinstance(step, Segment):
+            ins = instructions[failed_at(step, error)]
+        for register in self.program.registers_read(ins):
+            value = fiber.registers[register]
+            if isinstance(value, Undefined) or (not isinstance(value, (int, np.ndarray)) and ins.words[0] != "wgmma"):
+                return EmulatorError(f"{value}\n  {fiber.describe()} at {ins}")
+        return EmulatorError(f"{type(error).__name__}: {error}\n  {fiber.describe()} at {ins}")
+
+    # ------------------------------------------------------------ divergence
+
+    def split(self, fiber: Fiber, meet: int, parts: list[tuple[int, int, Any]]) -> int:
+        """Stop a fiber; parts (pc, lanes, scratch) go on in children until they reach pc `meet`. Returns GONE."""
+        cluster = fiber.cta.cluster
+        fiber.pc, fiber.children, fiber.done = meet, len(parts), []
+        cluster.ledger.renew(fiber)
+        cluster.fibers.remove(fiber)
+        for pc, lanes, scratch in parts:
+            child = Fiber(fiber.warp, list(fiber.registers), pc, lanes, fiber, meet)
+            child.scratch = scratch
+            cluster.start(child, fiber)
+        fiber.dirty = 0  # what the children keep of it comes back with them
+        return GONE
+
+    def exit(self, fiber: Fiber) -> int:
+        """End the fiber's lanes. Returns GONE."""
+        cta, cluster = fiber.cta, fiber.cta.cluster
+        cluster.ledger.release(fiber, cta.exit_knows)
+        fiber.warp.alive &= ~fiber.lanes
+        count = fiber.lanes.bit_count()
+        cta.alive -= count
+        if cta.alive == 0:
+            cta.exited = True
+            for check in cta.scratch.get("at exit", ()):
+                check()
+        for notice in cluster.scratch.get("on exit", ()):
+            notice(fiber, count)
+        self._finish(cluster, fiber, True)
+        return GONE
+
+    def _finish(self, cluster: Cluster, fiber: Fiber, exited: bool) -> None:
+        """A fiber reached its meeting point, or ended."""
+        cluster.fibers.remove(fiber)
+        parent = fiber.parent
+        if parent is None:
+            cluster.running -= 1
+            return
+        cluster.ledger.renew(fiber)
+        parent.done.append((fiber, exited))
+        parent.children -= 1
+        if parent.children:
+            return
+        rest = [child for child, gone in parent.done if not gone]
+        for child, _ in parent.done:
+            parent.dirty |= child.dirty
+            if not cluster.ledger.lanes:
+                parent.knows.merge(child.knows)
+                parent.knows.own |= child.knows.own
+        if cluster.ledger.lanes and rest:
+            ended = [child.knows for child, gone in parent.done if gone]
+            join(cluster.ledger, parent.knows, [(child.lanes, child.knows) for child in rest], ended)
+        if not rest:
+            cluster.fibers.append(parent)
+            self._finish(cluster, parent, True)
+            return
+        self._join(parent, rest)
+        # While it was stopped its epoch may have been forgotten, which would say that all know of it.
+        parent.epoch, parent.joint = cluster.ledger.event(False, parent.describe), None
+        cluster.fibers.append(parent)
+        cluster.ready.append(parent)
+
+    def _join(self, parent: Fiber, children: list[Fiber]) -> None:
+        """The children's registers become the parent's: those that are alive and were written, lane by lane."""
+        written = lanes = 0
+        for child in children:
+            written |= child.written
+            lanes |= child.lanes
+        parent.written |= written
+        parent.lanes = lanes
+        parent.active = None if lanes == FULL else bool_of(lanes)
+        first, *others = children
+        if not others:
+            parent.registers[:] = first.registers
+            return
+        wanted = self.program.live.get(parent.pc, -1) & written
+        while wanted:
+            register = (wanted & -wanted).bit_length() - 1
+            wanted &= wanted - 1
+            value = first.registers[register]
+            for child in others:
+                other = child.registers[register]
+                if value is other or (isinstance(value, int) and isinstance(other, int) and value == other):
+                    continue
+                wide = bool(self.program.wide >> register & 1)
+                if type(value) is Undefined or type(other) is Undefined:
+                    value = merged_doubtful(value, other, child.lanes, lanes, wide)
+                else:
+                    value = merged(value, other, child.lanes, wide)
+            parent.registers[register] = value
+
+
+def _geometry(launch: Launch) -> str:
+    """What no GPU launches, or ""."""
+    for name, sizes in (("grid", launch.grid), ("block", launch.block), ("cluster", launch.cluster)):
+        most = MOST[name]
+        if any(not 1 <= size <= limit for size, limit in zip(sizes, most, strict=True)):
+            return f"a {name} of {sizes}: from 1 to {most} along each axis"
+    threads, blocks = prod(launch.block), prod(launch.cluster)
+    if threads > MAX_THREADS:
+        return f"a block of {launch.block} has {threads} threads, and {MAX_THREADS} are the most"
+    if blocks > MAX_BLOCKS:
+        return f"a cluster of {launch.cluster} has {blocks} blocks, and {MAX_BLOCKS} are the most"
+    if launch.dynamic_shared > MAX_SHARED_BYTES:
+        return f"{launch.dynamic_shared} bytes of dynamic shared memory, more than {MAX_SHARED_BYTES}"
+    if prod(launch.grid) > MAX_GRID:
+        return f"a grid of {launch.grid} has {prod(launch.grid)} blocks: more than {MAX_GRID} are not emulated"
+    return ""
+
+
+def lanes_where(fiber: Fiber, predicate: Any, negated: bool) -> int:
+    """The fiber's lanes for which a predicate register holds, as a bit mask."""
+    if isinstance(predicate, np.ndarray):
+        return mask_of(predicate ^ negated, fiber.lanes)
+    return fiber.lanes if bool(predicate) != negated else 0

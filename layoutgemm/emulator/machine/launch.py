@@ -1,0 +1,146 @@
+"""What is launched, in which order it is executed, and what is recorded of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..ptx.values import FULL, LANE, LANES
+from .memory import POISON, GlobalMemory
+
+MULTIPROCESSORS = 132  # what kernels are told that the machine has: an H200's, which sizes persistent grids
+Triple = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Which of the legal orders is executed.
+
+    loads     "late": a load into shared memory lands when nothing else can run; "early": when it is issued
+    products  the same of tensor-core operations that run asynchronously
+    stores    the same of asynchronous stores: when they read shared memory
+    lands     of what is late, the "newest" first or the "oldest"
+    pick      "in turn": a fiber runs until it waits; "random": they take turns after a few operations
+    seed      of the random choices
+    elect     the lane that elect.sync picks: "lowest" or "highest"
+    waits     "prompt": mbarrier.try_wait says at once that a phase has ended; "reluctant": only when it is asked again,
+              as if its time limit had run out just before, so that every loop around it turns
+    strict    count a proxy fence for the fencing thread's own writes alone (see `order.py`)
+    races     look for races
+    lanes     and between the lanes of one warp: "strict", by PTX's word; "converged", where what a warp has read counts
+              as read by each of its lanes; "off", where a warp is one thread (see `emulator/races/lanes.py`)
+    edges     report tensor stores that write beyond the end of a line, up to its next 16 bytes, as the hardware does
+              (see `ops/tma.py`); False where the output owns its pitch, its last line's too
+    register_strict  ask for a wgmma.fence after results were waited for (see `ops/wgmma.py`)
+    tensor_strict  hold tcgen05.ld and .st to tcgen05.wait and tcgen05.fence (see `ops/tcgen05.py`)
+    limit     operations after which a run is taken for a livelock
+    fill      what a byte of shared memory is before anything is written there
+    """
+
+    loads: str = "late"
+    products: str = "late"
+    stores: str = "late"
+    lands: str = "newest"
+    pick: str = "in turn"
+    seed: int = 0
+    elect: str = "lowest"
+    waits: str = "prompt"
+    strict: bool = True
+    races: bool = True
+    lanes: str = "converged"
+    edges: bool = True
+    register_strict: bool = False
+    tensor_strict: bool = False
+    limit: int = 100_000_000
+    fill: int = POISON
+
+
+@dataclass
+class Launch:
+    """A kernel's launch: geometry in blocks and threads, shared bytes, parameter bytes, and memory.
+
+    tensor_maps  offset in parameter space -> the tensor map there
+    """
+
+    grid: Triple
+    block: Triple
+    parameters: bytes
+    memory: GlobalMemory
+    cluster: Triple = (1, 1, 1)
+    dynamic_shared: int = 0
+    tensor_maps: dict[int, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What a run records beside findings and counts.
+
+    banks     wavefronts of shared memory, instruction by instruction (`emulator/machine/bank_counts.py`)
+    timeline  what each warp and engine did, and when (`timeline.py`)
+    """
+
+    banks: bool = False
+    timeline: bool = False
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is.
+
+    done, clusters  clusters that have ended, of how many
+    cta             coordinates of the first block of the cluster that runs
+    operations      executed so far, by all clusters, arithmetic aside
+    products        tensor-core products that the cluster that runs has issued
+    """
+
+    done: int
+    clusters: int
+    cta: Triple
+    operations: int
+    products: int
+
+
+def special_registers(launch: Launch, coordinate: Triple, rank: int, shared: int, warp: int) -> dict[str, Any]:
+    """%tid, %ctaid and the like of a warp. PTX ISA, "Special Registers".
+
+    coordinate, rank  of its block; shared: bytes of shared memory that the block has
+    """
+    block, grid, size = launch.block, launch.grid, launch.cluster
+    thread = warp * LANES + LANE
+    special: dict[str, Any] = {
+        "%laneid": LANE,
+        "%warpid": warp,
+        "%nwarpid": -(-block[0] * block[1] * block[2] // LANES),
+        "%smid": 0,
+        "%nsmid": MULTIPROCESSORS,
+        "%gridid": 0,
+        "%clock": 0,
+        "%clock64": 0,
+        "%globaltimer": 0,
+        "%cluster_ctarank": rank,
+        "%cluster_nctarank": size[0] * size[1] * size[2],
+        "%is_explicit_cluster": True,
+        "%total_smem_size": shared,
+        "%dynamic_smem_size": launch.dynamic_shared,
+        "%lanemask_eq": 1 << LANE,
+        "%lanemask_lt": (1 << LANE) - 1,
+        "%lanemask_le": (2 << LANE) - 1,
+        "%lanemask_gt": FULL ^ ((2 << LANE) - 1),
+        "%lanemask_ge": FULL ^ ((1 << LANE) - 1),
+    }
+    places = (thread % block[0], thread // block[0] % block[1], thread // (block[0] * block[1]))
+    for axis, name in enumerate("xyz"):
+        place = places[axis]
+        special[f"%tid.{name}"] = int(place[0]) if (place == place[0]).all() else place
+        special[f"%ntid.{name}"] = block[axis]
+        special[f"%ctaid.{name}"] = coordinate[axis]
+        special[f"%nctaid.{name}"] = grid[axis]
+        special[f"%clusterid.{name}"] = coordinate[axis] // size[axis]
+        special[f"%nclusterid.{name}"] = grid[axis] // size[axis]
+        special[f"%cluster_ctaid.{name}"] = coordinate[axis] % size[axis]
+        special[f"%cluster_nctaid.{name}"] = size[axis]
+    return special
+
+
+# The names of all special registers.
+SPECIAL = frozenset(special_registers(Launch((1, 1, 1), (1, 1, 1), b"", GlobalMemory()), (0, 0, 0), 0, 0, 0))

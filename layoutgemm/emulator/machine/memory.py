@@ -1,0 +1,250 @@
+"""The memories of a launch: global buffers, a thread block's shared memory, parameters.
+
+Addresses are checked on every access: outside of a buffer, or not aligned, is an error that names the buffer and the
+offset. Fresh memory holds 0xFF bytes, NaN in every float format that has one, and shared memory knows which bytes were
+ever written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...errors import EmulatorError
+from ..ptx.values import any_of
+
+POISON = 0xFF
+GRANULE = 16  # bytes that the race checker keeps apart
+RANK_SHIFT = 24  # shared::cluster addresses: the block's rank above, its own offset below
+OFFSET = (1 << RANK_SHIFT) - 1
+
+
+@dataclass
+class Buffer:
+    """A piece of global memory: its address, its bytes, and a name for messages."""
+
+    name: str
+    address: int
+    data: npt.NDArray[np.uint8]
+
+    @property
+    def end(self) -> int:
+        """The address after the last byte."""
+        return self.address + len(self.data)
+
+
+class GlobalMemory:
+    """Buffers at addresses far apart, so that an access beyond one meets no other.
+
+    >>> memory = GlobalMemory()
+    >>> a = memory.add("a", np.arange(4, dtype=np.float32))
+    >>> float(memory.read(np.array([a.address + 4]), 4).view(np.float32)[0, 0])
+    1.0
+    """
+
+    START, GAP = 0x7000_0000_0000, 1 << 32
+
+    def __init__(self) -> None:
+        self.buffers: list[Buffer] = []
+        # Arrays of this process that pointers in memory lead to, at their own addresses; and who finds one.
+        self.followed: list[Buffer] = []
+        self.before: list[npt.NDArray[np.uint8]] = []  # what each held when it was found
+        self.follow: Callable[[int], tuple[str, int, npt.NDArray[np.uint8]] | None] | None = None
+        self.kept: tuple[Any, ...] = ()  # objects whose memory the buffers are, where they hold it by address alone
+
+    def add(self, name: str, values: npt.NDArray[Any], offset: int = 0) -> Buffer:
+        """A buffer over the bytes of a contiguous array (shared with it), `offset` bytes past a 4 GiB boundary."""
+        if not values.flags.c_contiguous:
+            raise EmulatorError(f"buffer {name} is not contiguous")
+        at = self.START + self.GAP * len(self.buffers) + offset
+        buffer = Buffer(name, at, values.reshape(-1).view(np.uint8))
+        if len(buffer.data) > self.GAP:
+            raise EmulatorError(f"buffer {name} has {len(buffer.data)} bytes, more than the {self.GAP} of its window")
+        self.buffers.append(buffer)
+        return buffer
+
+    def find(self, address: int, size: int = 1) -> tuple[Buffer, int]:
+        """The buffer that holds [address, address + size), and the offset in it. Raises EmulatorError."""
+        number = (address - self.START) // self.GAP
+        if 0 <= number < len(self.buffers):
+            buffer = self.buffers[number]
+            if buffer.address <= address and address + size <= buffer.end:
+                return buffer, address - buffer.address
+            side = address - buffer.address
+            raise EmulatorError(
+                f"global address {address:#x} is byte {side} of buffer {buffer.name}, which has {len(buffer.data)}: "
+                f"{size} bytes there are outside of it"
+            )
+        buffer = self._followed(address)
+        if address + size > buffer.end:
+            raise EmulatorError(f"global address {address:#x} and {size} bytes leave {buffer.name}")
+        return buffer, address - buffer.address
+
+    def _followed(self, address: int) -> Buffer:
+        """The array of this process that holds an address, which the kernel read from memory. Raises EmulatorError."""
+        for buffer in self.followed:
+            if buffer.address <= address < buffer.end:
+                return buffer
+        found = self.follow(address) if self.follow is not None else None
+        if found is None:
+            raise EmulatorError(f"global address {address:#x} lies in no buffer")
+        name, low, data = found
+        for other in self.buffers:
+            first = other.data.__array_interface__["data"][0]
+            if first < low + len(data) and low < first + len(other.data):
+                raise EmulatorError(
+                    f"global address {address:#x}, in memory, leads to {name}, which is passed as {other.name}: "
+                    "the kernel would reach its bytes at two addresses; pass it in one of the two ways"
+                )
+        self.followed.append(Buffer(name, low, data))
+        self.before.append(data.copy())
+        return self.followed[-1]
+
+    def near(self, address: int) -> Buffer:
+        """The buffer that holds the address, or the next one after it: a tensor may begin before its buffer."""
+        number = (address - self.START) // self.GAP
+        if 0 <= number < len(self.buffers) and address < self.buffers[number].end:
+            return self.buffers[number]
+        if -1 <= number < len(self.buffers) - 1:
+            return self.buffers[number + 1]
+        return self._followed(address)
+
+    def _offsets(self, addresses: npt.NDArray[np.int64], size: int) -> tuple[Buffer, npt.NDArray[np.int64]]:
+        every = addresses.tolist()  # of a few numbers Python finds the least and the greatest sooner than NumPy
+        low, high = min(every), max(every)
+        buffer, _ = self.find(low, size)
+        if high + size > buffer.end:
+            self.find(high, size)
+            raise EmulatorError(f"lanes of one access reach from {low:#x} to {high:#x}, in different buffers")
+        return buffer, addresses - buffer.address
+
+    def read(self, addresses: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.uint8]:
+        """[n] addresses -> [n, size] bytes."""
+        if addresses.size == 0:
+            return np.empty((0, size), dtype=np.uint8)
+        buffer, offsets = self._offsets(addresses, size)
+        return pieces(buffer.data, offsets, size)
+
+    def write(self, addresses: npt.NDArray[np.int64], data: npt.NDArray[np.uint8]) -> None:
+        """Store [n, size] bytes at [n] addresses."""
+        if addresses.size:
+            buffer, offsets = self._offsets(addresses, data.shape[1])
+            buffer.data[_bytes(offsets, data.shape[1])] = data
+
+
+class SharedMemory:
+    """One block's shared memory: bytes, views of wider units, and which bytes were written.
+
+    size  bytes that the kernel may use, from offset 0; a multiple of 16 is made of it
+    fill  what each byte is before anything is written
+    """
+
+    def __init__(self, size: int, fill: int = POISON) -> None:
+        size = -(-size // GRANULE) * GRANULE
+        self.size, self.fill = size, fill
+        self.bytes = np.full(size, fill, dtype=np.uint8)
+        self.chunks = self.bytes.view(np.uint16).reshape(-1, GRANULE // 2)  # 16-byte chunks as eight 16-bit words
+        self.written = np.zeros(size, dtype=bool)
+        self.full_chunks = self.written.reshape(-1, GRANULE)
+
+    def check(self, offsets: npt.NDArray[np.int64], size: int, what: str) -> None:
+        """Raise EmulatorError for bytes outside, and for addresses that are no multiple of the access's size."""
+        every = offsets.tolist()
+        low, high = min(every), max(every)
+        if low < 0 or high + size > self.size:
+            bad = low if low < 0 else high
+            raise EmulatorError(f"{what}: shared offset {bad:#x} and {size} bytes, of {self.size:#x} bytes")
+        if size & (size - 1) == 0 and any_of(offsets & size - 1):
+            bad = int(offsets[(offsets & size - 1) != 0][0])
+            raise EmulatorError(f"{what}: shared offset {bad:#x} is no multiple of {size}")
+
+    def read(self, offsets: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.uint8]:
+        """[n] offsets -> [n, size] bytes."""
+        return pieces(self.bytes, offsets, size)
+
+    def write(self, offsets: npt.NDArray[np.int64], data: npt.NDArray[np.uint8]) -> None:
+        """Store [n, size] bytes at [n] offsets."""
+        where = _bytes(offsets, data.shape[1])
+        self.bytes[where] = data
+        self.written[where] = True
+
+    def forget(self, offsets: npt.NDArray[np.int64], size: int) -> None:
+        """Take [n, size] bytes at [n] offsets for never written: what was stored there has no value."""
+        where = _bytes(offsets, size)
+        self.bytes[where] = self.fill
+        self.written[where] = False
+
+    def unwritten(self, offsets: npt.NDArray[np.int64], size: int) -> int | None:
+        """The first byte of the access that nothing has written yet, or None."""
+        written = pieces(self.written, offsets, size)
+        if np.count_nonzero(written) == written.size:
+            return None
+        lane, byte = np.argwhere(~written)[0]
+        return int(offsets[lane] + byte)
+
+
+def pieces(data: npt.NDArray[Any], offsets: npt.NDArray[np.int64], size: int) -> npt.NDArray[Any]:
+    """[n] offsets -> [n, size] bytes of an array of them.
+
+    >>> pieces(np.arange(9, dtype=np.uint8), np.array([4, 0]), 2).tolist()
+    [[4, 5], [0, 1]]
+    """
+    return data.take(_bytes(offsets, size))
+
+
+_COUNT = np.arange(64)
+
+
+def _bytes(offsets: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.int64]:
+    """[n] offsets -> [n, size] offsets of bytes."""
+    return offsets[:, None] + (_COUNT[:size] if size <= len(_COUNT) else np.arange(size))
+
+
+def span(offset: int, size: int) -> int:
+    """The granules of [offset, offset + size), as a bit set."""
+    first, last = offset // GRANULE, (offset + size - 1) // GRANULE
+    return ((1 << last - first + 1) - 1) << first
+
+
+def span_parts(offset: int, size: int) -> dict[int, int]:
+    """Granule -> its bytes in [offset, offset + size), as a bit set, for the first and the last if it is not all.
+
+    >>> span_parts(20, 12), span_parts(28, 8), span_parts(16, 32)
+    ({1: 65520}, {1: 61440, 2: 15}, {})
+    """
+    parts: dict[int, int] = {}
+    for place in (offset // GRANULE, (offset + size - 1) // GRANULE):
+        low, end = max(offset - place * GRANULE, 0), min(offset + size - place * GRANULE, GRANULE)
+        if end - low < GRANULE:
+            parts[place] = (1 << end) - (1 << low)
+    return parts
+
+
+def granules(offsets: npt.NDArray[np.int64], size: int) -> int:
+    """The granules that accesses of `size` bytes at these offsets touch, as a bit set."""
+    places = 0
+    width = max(1, size // GRANULE)
+    ones = (1 << width) - 1
+    for first in set((offsets // GRANULE).tolist()):
+        places |= ones << first
+    return places
+
+
+def parts_of(offsets: npt.NDArray[np.int64], size: int) -> dict[int, int]:
+    """Granule -> its bytes that accesses of `size` bytes at these offsets touch, as a bit set, where it is not all.
+
+    >>> parts_of(np.array([32, 36, 48, 56]), 8)
+    {2: 4095}
+    """
+    parts: dict[int, int] = {}
+    if size < GRANULE:
+        ones, all_ = (1 << size) - 1, (1 << GRANULE) - 1
+        for offset in set(offsets.tolist()):
+            place = offset // GRANULE
+            parts[place] = parts.get(place, 0) | ones << offset % GRANULE
+        parts = {place: mask & all_ for place, mask in parts.items() if mask & all_ != all_}
+    return parts

@@ -1,0 +1,344 @@
+"""What each warp and each asynchronous engine did, in order, as data that can be drawn.
+
+A row is a warp of a block, or an engine of one: the copy engine's loads and stores, cp.async, and the tensor cores as
+one warp or warpgroup uses them. A span says what happened between two times. Times are logical: a warp's clock counts
+the instructions that it has executed, and jumps, when it was waiting, to the time of what it waited for (L. Lamport,
+"Time, clocks, and the ordering of events in a distributed system", 1978). So they show what has to come before what,
+whatever order the scheduler chose, and are no cycles: nothing here knows how long a copy or a product takes. A span of
+an engine begins when it is issued and ends at the time at which the first thread that waited for it knows that it has
+happened. Every cluster begins at 0, as if all ran at once.
+
+What a warp is called (`Row.role`) follows from what it executed, not from its number.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ...layouts.display import Pictured
+from ..ptx.parser import Instruction
+from ..races.happens_before import Event
+
+if TYPE_CHECKING:
+    from .interpreter import Cluster, Fiber
+
+LIMIT = 20_000  # spans that a run keeps
+NEAR = 16  # ticks between two like spans that become one
+# Kinds of spans, and the letter of each in text.
+KINDS = {
+    "load": "L", "store": "S", "mma": "M", "copy": "C", "read": "r", "write": "w", "accumulators": "a", "arrive": "^",
+    "wait": ".", "atomic": "x", "setup": "i",
+}  # fmt: skip
+# What a warp is called, in this order, if it executed one of these.
+ROLES = (
+    ("scheduler", ("schedule",)),
+    ("loads", ("load",)),
+    ("mma", ("mma",)),
+    ("epilogue", ("store", "stmatrix", "accumulators")),
+    ("setup", ("setup",)),
+)
+BLANK = " "
+ENGINES = {"load": "copy engine, loads", "store": "copy engine, stores"}
+
+
+def kind_of(ins: Instruction) -> str:
+    """The kind of span of an instruction, "" for what is not shown; "schedule" is shown as a load."""
+    first, *words = ins.words
+    if first == "cp":
+        if "wait_group" in words or "wait_all" in words:
+            return "wait"
+        if "commit_group" in words or "prefetch" in words:
+            return ""
+        if "mbarrier" in words:
+            return "arrive"
+        return "store" if "bulk_group" in words else "load"
+    if first == "wgmma":
+        return {"mma_async": "mma", "wait_group": "wait"}.get(words[0], "")
+    if first == "tcgen05":
+        name = words[0].partition("::")[0]
+        named = {"ld": "accumulators", "st": "accumulators", "cp": "copy", "shift": "copy", "commit": "arrive"}
+        return {"mma": "mma", "wait": "wait", "alloc": "setup", "dealloc": "setup", **named}.get(name, "")
+    if first == "mbarrier":
+        if words[0] in ("try_wait", "test_wait"):
+            return "wait"
+        return "setup" if words[0] == "init" else "arrive" if words[0].startswith("arrive") else ""
+    if first in ("bar", "barrier") and "warp" not in words:
+        return "wait" if "sync" in words or "wait" in words else "arrive"
+    if first == "clusterlaunchcontrol":
+        return "schedule" if words[0] == "try_cancel" else ""
+    if first in ("ld", "ldu"):
+        return "read" if "param" not in words else ""
+    if first == "st":
+        return "store" if "global" in words else "write"
+    known = {"mma": "mma", "ldmatrix": "read", "stmatrix": "write", "atom": "atomic", "red": "atomic"}
+    return {"setmaxnreg": "wait", "griddepcontrol": "wait", **known}.get(first, "")
+
+
+@dataclass(slots=True)
+class Span:
+    """Something that took from `begin` to `end`, which is not before begin.
+
+    kind    of `KINDS`
+    detail  what was waited for, or the opcode
+    line    of the PTX; of the first where `times` like ones follow one another
+    """
+
+    kind: str
+    begin: int
+    end: int
+    detail: str
+    line: int
+    times: int = 1
+
+    def as_json(self) -> list[Any]:
+        """[kind, begin, end, detail, line, times]."""
+        return [self.kind, self.begin, self.end, self.detail, self.line, self.times]
+
+
+@dataclass
+class Row:
+    """A warp (`warp` is its number) or an engine (`engine` is its name) of a block, and its spans in order."""
+
+    cta: tuple[int, int, int]
+    warp: int | None = None
+    engine: str = ""
+    role: str = ""
+    spans: list[Span] = field(default_factory=list)
+    seen: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"CTA {self.cta} " + (f"warp {self.warp}: {self.role}" if self.warp is not None else self.engine)
+
+    def waited(self) -> Counter[str]:
+        """What was waited for -> ticks."""
+        out: Counter[str] = Counter()
+        for span in self.spans:
+            if span.kind == "wait":
+                out[span.detail] += span.end - span.begin
+        return out
+
+
+@dataclass
+class Timeline(Pictured):
+    """The rows of a run, in order of blocks, warps before engines.
+
+    cut  instructions that would have begun or prolonged a span after there were `LIMIT` of them
+    """
+
+    rows: list[Row] = field(default_factory=list)
+    cut: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        """As JSON-able data: spans as [kind, begin, end, detail, line, times]."""
+        rows = [
+            {
+                "cta": list(row.cta), "warp": row.warp, "engine": row.engine, "role": row.role,
+                "spans": [span.as_json() for span in row.spans],
+            }
+            for row in self.rows
+        ]  # fmt: skip
+        return {"unit": "instructions of a warp", "kinds": list(KINDS), "cut": self.cut, "rows": rows}
+
+    def text(self, width: int = 96, most: int = 40) -> str:
+        """A row a line, a character for so many ticks: the kind that took most of them (waiting only if nothing else).
+
+        width  characters for the time; most: rows
+        """
+        rows = [row for row in self.rows if row.spans][:most]
+        end = max((span.end for row in rows for span in row.spans), default=0)
+        step = -(-max(end, 1) // width)
+        wide = max((len(row.name) for row in rows), default=0)
+        lines = [f"a character is {step} instruction{'s' if step > 1 else ''} of a warp; "
+                 + ", ".join(f"{letter} {kind}" for kind, letter in KINDS.items())]  # fmt: skip
+        lines += [f"{row.name:<{wide}} |{_drawn(row.spans, step, -(-end // step))}|{_waits(row)}" for row in rows]
+        left = sum(1 for row in self.rows if row.spans) - len(rows)
+        if left:
+            lines.append(f"and {left} more rows")
+        if self.cut:
+            lines.append(f"cut: {self.cut} instructions came after the last of the spans that are kept")
+        return "\n".join(lines)
+
+    def _picture(self, **options: Any) -> str:
+        from ...view import timeline_svg
+
+        return timeline_svg(self.as_json(), **options)
+
+    def _table(self, **options: Any) -> str:
+        return self.text(**options)
+
+
+def _drawn(spans: Sequence[Span], step: int, width: int) -> str:
+    cells: list[Counter[str]] = [Counter() for _ in range(width)]
+    for span in spans:
+        for cell in range(span.begin // step, min(width, max(span.begin, span.end - 1) // step + 1)):
+            part = min(span.end, (cell + 1) * step) - max(span.begin, cell * step)
+            # Whatever is done says more than that nothing is.
+            cells[cell][KINDS[span.kind]] += max(part, 1) * (1 if span.kind == "wait" else 1000)
+    return "".join([cell.most_common(1)[0][0] if cell else BLANK for cell in cells])
+
+
+def _waits(row: Row) -> str:
+    waited = row.waited()
+    if row.warp is None or not waited:
+        return ""
+    ((what, ticks),) = waited.most_common(1)
+    total = max(span.end for span in row.spans)
+    return f" waits {sum(waited.values())} of {total}, {ticks} for {what}" if ticks else ""
+
+
+class Recorder:
+    """Makes the timeline while a machine runs."""
+
+    def __init__(self, limit: int = LIMIT) -> None:
+        self.limit, self.kept, self.cut = limit, 0, 0
+        self.kinds: dict[int, str] = {}
+        self.rows: dict[tuple[Any, ...], Row] = {}
+        self.flying: list[tuple[list[Event], Span]] = []
+        self.created: list[Event] = []
+        self.start = 0  # of the instruction that runs
+
+    def begin(self, cluster: Cluster) -> None:
+        """A cluster starts."""
+        self.rows |= {
+            (cta.coordinate, warp.number, ""): Row(cta.coordinate, warp.number)
+            for cta in cluster.ctas
+            for warp in cta.warps
+        }
+        self.flying.clear()
+        cluster.ledger.created = self.created
+
+    def end(self, cluster: Cluster) -> None:
+        """A cluster has ended: what nobody waited for ends with it."""
+        last = max(self._ends(cluster), default=0)
+        for _, span in self.flying:
+            span.end = max(span.begin + 1, last)
+        self.flying.clear()
+
+    def _ends(self, cluster: Cluster) -> list[int]:
+        places = {cta.coordinate for cta in cluster.ctas}
+        return [row.spans[-1].end for key, row in self.rows.items() if key[0] in places and row.spans]
+
+    def before(self, fiber: Fiber) -> None:
+        """A fiber is about to execute an instruction that does more than compute."""
+        self.created.clear()
+        self.start = fiber.knows.time
+        fiber.cta.cluster.ledger.clock = self.start + 1
+
+    def step(self, fiber: Fiber, ins: Instruction, blocked: bool) -> None:
+        """A fiber executed an instruction, or has to wait in it.
+
+        blocked  it waits; it is executed again when it goes on
+        """
+        kind = self.kinds.get(ins.pc)
+        if kind is None:
+            kind = self.kinds[ins.pc] = kind_of(ins)
+        now = fiber.knows.time
+        if not blocked:
+            fiber.knows.time = now + 1
+        if not kind:
+            return
+        row = self.rows[fiber.cta.coordinate, fiber.warp.number, ""]
+        if kind == "wait":
+            self._wait(row, fiber, ins, now, blocked)
+            return
+        if not blocked:
+            row.seen[ins.words[0] if ins.words[0] == "stmatrix" else kind] += 1
+            shown = "load" if kind == "schedule" else kind
+            if shown in ("load", "store", "mma", "copy") and (events := self._events(fiber, ins)):
+                self._issue(fiber, shown, ins, now, events)
+            self._put(row, shown, self.start, now + 1, ins.opcode, ins.line)
+
+    def _events(self, fiber: Fiber, ins: Instruction) -> list[Event]:
+        """The asynchronous operations that the instruction began."""
+        copies = ins.words[:2] == ("cp", "async")  # of which some are no async proxy's
+        return [event for event in self.created if event is not fiber.epoch and (event.asynchronous or copies)]
+
+    def _issue(self, fiber: Fiber, kind: str, ins: Instruction, now: int, events: list[Event]) -> None:
+        """An asynchronous operation is on its way."""
+        number = fiber.warp.number
+        if ins.words[0] == "wgmma":
+            name = f"wgmma of warps {number // 4 * 4}..{number // 4 * 4 + 3}"
+        elif ins.words[0] == "tcgen05":
+            name = f"tcgen05 of warp {number}"
+        elif ins.words[:3] in (("cp", "async", "ca"), ("cp", "async", "cg")):
+            name = f"cp.async of warp {number}"
+        else:
+            name = ENGINES[kind]
+        key = (fiber.cta.coordinate, len(fiber.cta.warps), name)
+        row = self.rows.get(key)
+        if row is None:
+            row = self.rows[key] = Row(fiber.cta.coordinate, None, name)
+        if self.kept >= self.limit:
+            self.cut += 1
+            return
+        self.kept += 1
+        span = Span(kind, now, now + 1, ins.opcode, ins.line)
+        row.spans.append(span)
+        self.flying.append((events, span))
+
+    def _wait(self, row: Row, fiber: Fiber, ins: Instruction, now: int, blocked: bool) -> None:
+        """A wait begins, goes on, or ends."""
+        scratch = fiber.warp.scratch
+        began = scratch.get(("waits", ins.pc))
+        in_vain = ins.words[0] == "mbarrier" and not blocked and not fiber.registers[self._answer(fiber, ins)]
+        if blocked or in_vain:
+            if began is None:
+                scratch["waits", ins.pc] = now, self._said(fiber, ins)
+            return
+        scratch.pop(("waits", ins.pc), None)
+        begin, detail = began if began is not None else (now, self._said(fiber, ins))
+        self._put(row, "wait", begin, max(now, begin + 1), detail, ins.line)
+        ledger, still = fiber.cta.cluster.ledger, []
+        for events, span in self.flying:
+            if any(ledger.knows(fiber.knows, event) for event in events):
+                span.end = max(span.begin + 1, now)
+            else:
+                still.append((events, span))
+        self.flying = still
+
+    @staticmethod
+    def _answer(fiber: Fiber, ins: Instruction) -> int:
+        return fiber.machine.program.index[ins.operands[0].text]
+
+    @staticmethod
+    def _said(fiber: Fiber, ins: Instruction) -> str:
+        """What is waited for."""
+        program = fiber.machine.program
+        if ins.words[0] == "mbarrier":
+            at = fiber.one(program.address(ins.operands[1])(fiber))
+            phase = fiber.one(program.value(ins.operands[2])(fiber))
+            place = f" of rank {at >> 24}" if at >> 24 != fiber.cta.rank else ""
+            return f"mbarrier {at & 0xFFFFFF:#x}{place} {'parity' if 'parity' in ins.words else 'phase'} {phase}"
+        if ins.words[0] in ("bar", "barrier") and "cluster" not in ins.words and "warp" not in ins.words:
+            return f"barrier {fiber.one(program.value(ins.operands[0])(fiber))}"
+        if ins.words[0] == "barrier":
+            return "the cluster"
+        return ".".join(ins.words[:3]) + (f" {ins.operands[0].text}" if ins.operands else "")
+
+    def _put(self, row: Row, kind: str, begin: int, end: int, detail: str, line: int) -> None:
+        if self.kept >= self.limit:
+            self.cut += 1
+            return
+        last = row.spans[-1] if row.spans else None
+        if last is not None and last.kind == kind != "wait" and last.detail == detail and begin - last.end <= NEAR:
+            last.end, last.times = max(end, last.end), last.times + max(1, end - begin)
+            return
+        self.kept += 1
+        times = 1 if kind == "wait" else max(1, end - begin)
+        row.spans.append(Span(kind, begin, end, detail, line, times))
+
+    def timeline(self) -> Timeline:
+        """All rows so far, with what the warps are called."""
+        for row in self.rows.values():
+            if row.warp is not None:
+                row.spans.sort(key=lambda span: span.begin)
+                does = [name for name, kinds in ROLES if any(row.seen[kind] for kind in kinds)]
+                row.role = " + ".join(does) or "idle"
+                if row.role != "setup":
+                    row.role = row.role.removesuffix(" + setup")
+        return Timeline([self.rows[key] for key in sorted(self.rows)], self.cut)

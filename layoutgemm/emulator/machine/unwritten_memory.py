@@ -1,0 +1,74 @@
+"""What a product reads that nobody has written: a finding where a result depends on it, and only there.
+
+A tile at a matrix's end has rows that no copy fills. The tensor core reads them, as it reads every row, and what comes
+of them is not stored: PTX leaves their values undefined, and the kernel is right. So a run in which a product reads
+such bytes is repeated with other bytes in their place. Global memory that is the same after both does not depend on
+them.
+
+The two fills are a NaN in every floating-point type and a small number in every type:
+
+>>> import numpy as np
+>>> [np.frombuffer(bytes([fill] * 4), kind)[0].item() for fill in FILLS for kind in ("f4", "f2", "i1")]
+[nan, nan, -1, 3.0039215087890625, 2.125, 64]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ...errors import EmulatorError
+from .interpreter import PRODUCTS
+from .launch import Policy, Watch
+from .memory import POISON, GlobalMemory
+
+FILLS = POISON, 0x40
+# What a kernel computes with may be asked for its sign, and whether it is 0.
+MORE_FILLS = 0, 0xC0
+
+
+def settled(run: Callable[[Policy, Watch], list[Any]], memory: GlobalMemory, policy: Policy, watch: Watch) -> list[Any]:
+    """The launches of a run, each with those of its `suspects` among its `findings` that count.
+
+    run  (policy, what is recorded) -> launches, executed in `memory`
+    """
+    before = contents(memory)
+    launches = run(policy, watch)
+    if not any(launch.suspects for launch in launches):
+        return launches
+    after = contents(memory)
+    found = [finding for launch in launches for finding in launch.suspects]
+    fills = FILLS if all(any(name in finding.text for name in PRODUCTS) for finding in found) else FILLS + MORE_FILLS
+    try:
+        others = [replace(policy, fill=fill) for fill in fills if fill != policy.fill]
+        same = all(_same(run, memory, other, before, after) for other in others)
+    except EmulatorError:  # it goes another way, so it depends on them
+        same = False
+    restore(memory, after)
+    if not same:
+        for launch in launches:
+            launch.findings += launch.suspects
+    return launches
+
+
+def _same(
+    run: Callable[[Policy, Watch], list[Any]], memory: GlobalMemory, policy: Policy, before: Sequence[Any],
+    after: Sequence[Any],
+) -> bool:  # fmt: skip
+    """Whether another run leaves the same in memory."""
+    restore(memory, before)
+    run(policy, Watch())
+    return all((x == buffer.data).all() for x, buffer in zip(after, memory.buffers, strict=True))
+
+
+def contents(memory: GlobalMemory) -> list[Any]:
+    """A copy of each buffer."""
+    return [buffer.data.copy() for buffer in memory.buffers]
+
+
+def restore(memory: GlobalMemory, saved: Sequence[Any]) -> None:
+    """Write the copies back, where a buffer may be written."""
+    for buffer, content in zip([*memory.buffers, *memory.followed], [*saved, *memory.before], strict=True):
+        if buffer.data.flags.writeable:
+            buffer.data[:] = content

@@ -1,0 +1,102 @@
+"""Would it be noticed? Mutants of a compiled function or of PTX, each run on one set of arguments.
+
+    print(mutate(compiled, a, b, c).table())
+
+A mutant is caught when the emulator refuses it or reports something, or when it leaves other bytes in memory than the
+kernel does. Of one that survives the table says what is the same (`redundant.py`). One set of arguments is seldom
+enough: `redundant.explained` takes as many cases as there are shapes to look at.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ...errors import EmulatorError
+from ..api import described
+from ..host.dsl_calls import CompiledFunction
+from ..host.launcher import HostFunction, HostLaunch
+from ..machine.interpreter import Launch, Policy
+from ..machine.memory import GlobalMemory
+from .mutants import Mutant, alterations, deletions, fields
+from .run import Case, Row, Survey, sample
+from .survivors import explained
+
+ORDERS = (Policy(), Policy(waits="reluctant", elect="highest"))
+Progress = Callable[[int, int, Row], None]
+
+
+def mutate(
+    compiled: Any,
+    *args: Any,
+    count: int | None = None,
+    extra: Sequence[Any] = (),
+    progress: Progress | None = None,
+    edges: bool = True,
+) -> Survey:
+    """Mutants of the kernel of a compiled CuTe DSL function, whose arguments are those of `emulate`.
+
+    count     at most so many, spread over their kinds; None: all
+    progress  is told (done, number of mutants, row) after each
+    edges     False: outputs own their pitch, as in `Policy`
+
+    Arrays have their content again when it returns. Raises EmulatorError for a function that launches several kernels,
+    and for one in which the emulator finds something already.
+    """
+    host = compiled if isinstance(compiled, HostFunction) else CompiledFunction.of(compiled)
+    arrays, launches = host.call(args, extra)
+    if len(launches) != 1:
+        raise EmulatorError(f"the function launches {len(launches)} kernels: mutants are made of one")
+    return _survey(launches[0], arrays.memory, count, progress, edges)
+
+
+def mutate_ptx(
+    text: str | Path,
+    *,
+    grid: int | Sequence[int] = 1,
+    block: int | Sequence[int] | None = None,
+    cluster: int | Sequence[int] | None = None,
+    smem: int = 0,
+    args: Sequence[Any] = (),
+    kernel: str | None = None,
+    count: int | None = None,
+    progress: Progress | None = None,
+    edges: bool = True,
+) -> Survey:
+    """The same of a kernel of PTX text or of a file, described as for `emulate_ptx`."""
+    return _survey(*described(text, grid, block, cluster, smem, args, kernel), count, progress, edges)
+
+
+def _survey(
+    launch: HostLaunch, memory: GlobalMemory, count: int | None, progress: Progress | None, edges: bool
+) -> Survey:
+    before = [buffer.data.copy() for buffer in memory.buffers]
+    after: list[bytes] = []
+
+    def restored() -> Launch:
+        for buffer, content in zip(memory.buffers, before, strict=True):
+            if buffer.data.flags.writeable:
+                buffer.data[:] = content
+        return Launch(launch.grid, launch.block, launch.parameters, memory, launch.cluster, launch.dynamic_shared)
+
+    def check(done: Launch) -> str | None:
+        content = [buffer.data.tobytes() for buffer in done.memory.buffers]
+        if not after:
+            after.extend(content)
+        different = [b.name for b, was, is_now in zip(memory.buffers, after, content, strict=True) if was != is_now]
+        return f"other bytes in {', '.join(different)}" if different else None
+
+    def mutants() -> Iterator[Mutant]:
+        yield from itertools.chain(deletions(launch.kernel), fields(launch.kernel))
+        yield from alterations(launch.kernel, restored())
+
+    orders = [replace(order, edges=edges) for order in ORDERS]
+    cases = [Case(f"order {number}", restored, check, policy) for number, policy in enumerate(orders)]
+    try:
+        chosen = mutants() if count is None else sample(mutants(), count)
+        return explained(launch.kernel, cases, chosen, progress)
+    finally:
+        restored()

@@ -1,0 +1,89 @@
+"""What a register's value is made of: the instructions that it comes from, followed back through a kernel.
+
+`depends` says whether an access touches the same bytes in every launch of a kernel, whatever its sizes, its block and
+how often it was executed before: its address is computed from constants, or from these and the thread's index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..ptx.parser import Instruction, Operand
+from ..ptx.program import Program
+
+# Special registers that a thread of a block has for itself, whichever block it is and whatever is launched.
+OF_THREAD = ("%tid", "%laneid", "%warpid", "%lanemask")
+# Operations whose results are functions of their operands alone; what is computed by `codegen.py` is, too.
+PURE = ("shfl.sync.idx", "cvta.shared", "cvta.to.shared")
+
+
+def address_of(ins: Instruction) -> Operand | None:
+    """The shared address of an access by ordinary instructions or cp.async; None for others."""
+    words = ins.words
+    first = ("cp.async.ca", "cp.async.cg", "mbarrier.init", "tcgen05.alloc")
+    if words[0] in ("st", "stmatrix", "red") or ins.opcode.startswith(first):
+        place = 0
+    elif words[0] in ("ld", "ldmatrix", "atom"):
+        place = 1
+    else:
+        return None
+    return ins.operands[place] if any(word.startswith("shared") for word in words) else None
+
+
+def registers_in(operand: Operand) -> Iterable[str]:
+    """The names of the registers in an operand."""
+    if operand.kind == "reg":
+        yield operand.text
+    for part in operand.parts:
+        yield from registers_in(part)
+
+
+def specials_in(operand: Operand) -> Iterable[str]:
+    """The names of the special registers in an operand."""
+    if operand.kind == "special":
+        yield operand.text
+    for part in operand.parts:
+        yield from specials_in(part)
+
+
+def depends(program: Program, pc: int) -> str | None:
+    """What the shared address of the instruction there is a function of, if that is "nothing" or the "thread" alone and
+    the instruction has no predicate: each register on the way has one definition, which computes it from such. Else
+    None.
+    """
+    instructions = program.kernel.instructions
+    address = address_of(instructions[pc])
+    if address is None or instructions[pc].predicate is not None:
+        return None
+    what = "nothing"
+    definitions: dict[str, list[int]] = {}
+    names = list(program.index)
+    for ins in instructions:
+        written = program.writes[ins.pc]
+        while written:
+            low = written & -written
+            written ^= low
+            definitions.setdefault(names[low.bit_length() - 1], []).append(ins.pc)
+    wanted, done = list(registers_in(address)), set[str]()
+    while wanted:
+        name = wanted.pop()
+        if name in done:
+            continue
+        done.add(name)
+        made = definitions.get(name, [])
+        if len(made) != 1:
+            return None
+        ins = instructions[made[0]]
+        if ins.predicate is not None or not (
+            program.generator.statement(ins) is not None or ins.opcode.startswith(PURE)
+        ):
+            return None
+        for operand in ins.operands:
+            for special in specials_in(operand):
+                if not special.startswith(OF_THREAD):
+                    return None
+                what = "thread"
+            wanted += [register for register in registers_in(operand) if register != name]
+            if operand is not ins.operands[0] and name in registers_in(operand):
+                return None  # of its own last value
+    return what

@@ -1,0 +1,400 @@
+"""Kernels with one thing wrong: does your set of shapes notice?
+
+A `Mutant` is a kernel in which one instruction is gone, or one field of one operand has another value: of a matrix
+descriptor, an instruction descriptor, a coordinate, a byte count, an arrival count, a parity, a mask, an address. They
+are made from any PTX, whatever wrote it: an operand is changed where it is used, by an instruction put before it, so it
+does not matter how the kernel computed it. `alterations` does the same to what the host passes: boxes and swizzles of
+tensor maps, and the size of shared memory.
+
+`mutate.py` runs them. What the instructions' operands mean: PTX ISA, by the names of the instructions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ...atoms.tma.rules import MODES, TensorMap
+from ...errors import EmulatorError
+from ..machine.interpreter import Launch
+from ..ptx.parser import Instruction, Kernel, Operand, read_instruction
+
+# Instructions that order others. The deletion of one that says whether a phase has ended says that it has.
+ORDERING = (
+    "bar", "barrier", "fence", "membar", "mbarrier.arrive", "mbarrier.expect_tx", "mbarrier.try_wait",
+    "mbarrier.test_wait", "mbarrier.init", "cp.async.commit_group", "cp.async.wait_group", "cp.async.wait_all",
+    "cp.async.mbarrier", "cp.async.bulk.commit_group", "cp.async.bulk.wait_group", "wgmma.fence", "wgmma.commit_group",
+    "wgmma.wait_group", "tcgen05.commit", "tcgen05.wait", "tcgen05.fence", "griddepcontrol",
+)  # fmt: skip
+SPARE = "%mutant"  # the register that holds a changed operand
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change.
+
+    kind    "deletion", or what the changed operand is: "descriptor", "coordinate", ...
+    place   the instruction, with its line
+    change  what is done to it
+    edits   pc -> the instructions in place of that one
+    alter   what is done to the launch instead
+    """
+
+    kind: str
+    place: str
+    change: str
+    edits: tuple[tuple[int, tuple[Instruction, ...]], ...] = ()
+    alter: Callable[[Launch], Launch] | None = None
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.change}, {self.place}"
+
+    def name(self, kernel: Kernel) -> str:
+        """What says which mutant it is as long as the compiler emits the same instructions, wherever their lines are:
+        the opcode, how many-th of that opcode, and the change.
+        """
+        if not self.edits:
+            return f"{self.place}: {self.change}"
+        ins = kernel.instructions[self.edits[0][0]]
+        number = sum(1 for other in kernel.instructions[: ins.pc] if other.opcode == ins.opcode)
+        return f"{ins.opcode} #{number}: {self.change}"
+
+    def origins(self, kernel: Kernel) -> list[int]:
+        """For each pc of the changed kernel, the pc that it stands for in this one."""
+        edits = dict(self.edits)
+        return [ins.pc for ins in kernel.instructions for _ in edits.get(ins.pc, (ins,))]
+
+    def kernel(self, kernel: Kernel) -> Kernel:
+        """The kernel with the change in it."""
+        return edited(kernel, dict(self.edits)) if self.edits else kernel
+
+    def launch(self, launch: Launch) -> Launch:
+        """The launch with the change in it."""
+        return launch if self.alter is None else self.alter(launch)
+
+
+def edited(kernel: Kernel, edits: dict[int, tuple[Instruction, ...]]) -> Kernel:
+    """A kernel with other instructions in the place of some: pc -> what stands there. Labels keep their places.
+
+    >>> from layoutgemm.emulator.ptx.parser import parse
+    >>> kernel, = parse('.target sm_90\\n.entry k() { .reg .b32 %r<1>; bar.sync 0; L: mov.b32 %r0, 1; bra L; }')
+    >>> after = edited(kernel, {0: ()})
+    >>> [i.text for i in after.instructions], after.labels
+    (['mov.b32 %r0, 1', 'bra L'], {'L': 0})
+    """
+    instructions: list[Instruction] = []
+    place = {}
+    for ins in kernel.instructions:
+        place[ins.pc] = len(instructions)
+        for one in edits.get(ins.pc, (ins,)):
+            pc = len(instructions)
+            instructions.append(one if one.pc == pc else dataclasses.replace(one, pc=pc))
+    place[len(kernel.instructions)] = len(instructions)
+    registers = dict(kernel.registers)
+    for made in edits.values():
+        for one in made:
+            for operand in one.operands:
+                if operand.text.startswith(SPARE):
+                    registers[operand.text] = "b64" if operand.text.endswith("64") else "b32"
+    labels = {name: place[pc] for name, pc in kernel.labels.items()}
+    return dataclasses.replace(kernel, instructions=instructions, labels=labels, registers=registers)
+
+
+# Deletions ------------------------------------------------------------------------------------------------------------
+
+
+def deletions(kernel: Kernel, names: tuple[str, ...] = ORDERING) -> Iterator[Mutant]:
+    """One mutant for each instruction whose opcode begins with one of these names."""
+    for ins in kernel.instructions:
+        if not any(ins.opcode == name or ins.opcode.startswith(name + ".") for name in names):
+            continue
+        instead: tuple[Instruction, ...] = ()
+        target = ins.operands[0] if ins.operands else None
+        if target is not None and target.kind == "reg" and ins.words[0] == "mbarrier":
+            text = f"setp.eq.b32 {target.text}, 0, 0" if "wait" in ins.opcode else f"mov.b64 {target.text}, 0"
+            instead = (_made(kernel, ins, text),)
+        yield Mutant("deletion", str(ins), "deleted", ((ins.pc, instead),))
+
+
+def _made(kernel: Kernel, ins: Instruction, text: str) -> Instruction:
+    """An instruction for the place of another, under its predicate."""
+    made = read_instruction(kernel, text, ins.line, ins.source)
+    return dataclasses.replace(made, predicate=ins.predicate, negated=ins.negated, text=f"{text} (in: {ins.text})")
+
+
+# Fields of operands ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Change:
+    """What is done to an operand's value: `operation` with `amount`, "add" or "xor" or "mov"."""
+
+    name: str
+    operation: str
+    amount: int
+
+
+def _flips(prefix: str, **bits: int) -> tuple[Change, ...]:
+    return tuple(Change(f"{prefix}{name.replace('_', ' ')}", "xor", 1 << at) for name, at in bits.items())
+
+
+# Bits of the shared-memory descriptors: PTX ISA, "Matrix Descriptor Format" of wgmma and of tcgen05.
+WGMMA_DESCRIPTOR = _flips(
+    "", address_16=0, address_32=1, address_1024=6, leading_offset=16, leading_offset_1024=22, stride_offset=32,
+    stride_offset_1024=38, base_offset=49, reserved_46=46, swizzle_low=62, swizzle_high=63,
+)  # fmt: skip
+TCGEN05_DESCRIPTOR = _flips(
+    "", address_16=0, address_32=1, address_1024=6, leading_offset=16, stride_offset=32, stride_offset_1024=38,
+    version=46, base_offset=49, swizzle_low=61, swizzle_middle=62, swizzle_high=63,
+)  # fmt: skip
+# PTX ISA, "Instruction descriptor" of tcgen05, without and with block scales.
+INSTRUCTION = _flips(
+    "", d_format=4, a_format=7, b_format=10, negate_a=13, negate_b=14, a_major=15, b_major=16, n=17, n_64=20, m=27,
+    m_64=26,
+)  # fmt: skip
+BLOCK_SCALED_INSTRUCTION = _flips(
+    "", b_scale_id=4, a_format=7, b_format=10, negate_a=13, a_major=15, b_major=16, n=17, scale_format=23, m=27,
+    a_scale_id=29,
+)  # fmt: skip
+ADDRESS = (Change("16 bytes further", "add", 16), Change("bit 4 flipped", "xor", 16), Change("128 on", "add", 128))
+COORDINATE = (Change("8 further", "add", 8), Change("8 before", "add", -8), Change("zero", "mov", 0))
+BYTES = (Change("16 more", "add", 16), Change("16 fewer", "add", -16), Change("128 fewer", "add", -128))
+COUNT = (Change("one more", "add", 1), Change("one fewer", "add", -1))
+PARITY = (Change("flipped", "xor", 1),)
+MASK = (Change("bit 0 flipped", "xor", 1), Change("bit 1 flipped", "xor", 2))
+COLUMN = (Change("one column on", "add", 1), Change("32 columns on", "add", 32), Change("16 lanes on", "add", 1 << 20))
+
+
+@dataclass(frozen=True)
+class Site:
+    """An operand that may be changed: a path of indices into the operands and their parts."""
+
+    kind: str
+    name: str
+    path: tuple[int, ...]
+    changes: tuple[Change, ...]
+    bits: int = 32
+
+
+def sites(ins: Instruction) -> list[Site]:
+    """The operands of an instruction that decide what it touches, and what may be done to them."""
+    words, operands, op = ins.words, ins.operands, ins.opcode
+    if op.startswith("wgmma.mma_async"):
+        found = [Site("descriptor", "of B", (2,), WGMMA_DESCRIPTOR, 64)]
+        if operands[1].kind != "vector":
+            found.insert(0, Site("descriptor", "of A", (1,), WGMMA_DESCRIPTOR, 64))
+        return found
+    if op.startswith("tcgen05.mma"):
+        scaled = "block_scale" in words
+        found = [Site("descriptor", "of B", (2,), TCGEN05_DESCRIPTOR, 64)]
+        if operands[1].kind != "address":
+            found.insert(0, Site("descriptor", "of A", (1,), TCGEN05_DESCRIPTOR, 64))
+        found.append(Site("instruction", "descriptor", (3,), BLOCK_SCALED_INSTRUCTION if scaled else INSTRUCTION))
+        found.append(Site("column", "of D", (0, 0), COLUMN[:2]))
+        if scaled:
+            found += [Site("column", f"of the scales of {x}", (at, 0), COLUMN[:1]) for at, x in ((4, "A"), (5, "B"))]
+        return found
+    if op.startswith("tcgen05.cp"):
+        descriptor = Site("descriptor", "of the source", (1,), TCGEN05_DESCRIPTOR, 64)
+        return [Site("column", "of the target", (0, 0), COLUMN[:2]), descriptor]
+    if op.startswith("tcgen05.shift"):
+        return [Site("column", "", (0, 0), COLUMN)]
+    if op.startswith(("tcgen05.ld", "tcgen05.st")):
+        return [Site("column", "", (0 if words[1] == "st" else 1, 0), COLUMN)]
+    if op.startswith("tcgen05.commit"):
+        masks = [Site("mask", "of blocks", (1,), MASK)] if "multicast::cluster" in words else []
+        return [Site("barrier", "", (0, 0), (Change("the next one", "add", 8),)), *masks]
+    if op.startswith("cp.async.bulk.tensor"):
+        return _bulk_sites(ins)
+    if op.startswith(("stmatrix", "ldmatrix")):
+        return [Site("matrix address", "", (0 if words[0] == "stmatrix" else 1, 0), ADDRESS)]
+    if op.startswith("mbarrier.init"):
+        return [Site("count", "of arrivals", (1,), COUNT)]
+    if op.startswith("mbarrier.arrive"):
+        at = 0 if operands[0].kind == "address" else 1
+        found = [Site("barrier", "", (at, 0), (Change("the next one", "add", 8),))]
+        return [*found, Site("bytes", "expected", (at + 1,), BYTES)] if "expect_tx" in words else found
+    if op.startswith(("mbarrier.try_wait", "mbarrier.test_wait")):
+        return [Site("parity", "", (2,), PARITY), Site("barrier", "", (1, 0), (Change("the next one", "add", 8),))]
+    if op.startswith("cp.async.c"):
+        size = [Site("bytes", "copied", (3,), (Change("all", "mov", 16),))] if len(operands) > 3 else []
+        return [Site("shared address", "", (0, 0), ADDRESS[:2]), *size]
+    if words[0] in ("ld", "st") and any(word.startswith("shared") for word in words):
+        return [Site("shared address", "", (1 if words[0] == "ld" else 0, 0), (Change("16 bytes on", "add", 16),))]
+    if words[0] == "mapa":
+        return [Site("rank", "", (2,), (Change("of the neighbour", "xor", 1),))]
+    return []
+
+
+def _bulk_sites(ins: Instruction) -> list[Site]:
+    """cp.async.bulk.tensor: [dst], [map, {x, y}], [mbar], mask, policy; stores: [map, {x, y}], [src]."""
+    loads = ins.words[4].startswith("shared") and "prefetch" not in ins.words
+    at = 1 if loads else 0
+    count = len(ins.operands[at].parts) - 1
+    found = [Site("coordinate", f"{i}", (at, 1 + i), COORDINATE) for i in range(count)]
+    if "prefetch" in ins.words:
+        return []
+    address = (Change("128 bytes on", "add", 128), Change("1024 bytes on", "add", 1024))
+    found.append(Site("shared address", "", (0 if loads else 1, 0), address))
+    if "multicast::cluster" in ins.words:
+        found.append(Site("mask", "of blocks", (3,), MASK))
+    return found
+
+
+def _replaced(operands: tuple[Operand, ...], path: tuple[int, ...], new: Operand) -> tuple[Operand, ...]:
+    at, *rest = path
+    if rest:
+        old = operands[at]
+        parts = _replaced(old.parts, tuple(rest), new)
+        inside = ", ".join(part.text for part in parts[1:])
+        plus = f"+{old.offset}" if old.offset else ""
+        new = old._replace(parts=parts, text=f"[{parts[0].text}{plus}{', {' + inside + '}' if inside else ''}]")
+    return (*operands[:at], new, *operands[at + 1 :])
+
+
+def _at(operands: tuple[Operand, ...], path: tuple[int, ...]) -> Operand | None:
+    at, *rest = path
+    if at >= len(operands):
+        return None
+    return _at(operands[at].parts, tuple(rest)) if rest else operands[at]
+
+
+def changed(kernel: Kernel, ins: Instruction, site: Site, change: Change) -> Mutant | None:
+    """The mutant with one operand changed; None where the instruction has no such operand."""
+    operand = _at(ins.operands, site.path)
+    if operand is None or operand.kind not in ("reg", "number", "symbol"):
+        return None
+    wide = site.bits == 64 or kernel.registers.get(operand.text) == "b64"
+    bits = 64 if wide else 32
+    register = Operand("reg", f"{SPARE}{bits}")
+    source = "" if change.operation == "mov" else f"{operand.text}, "
+    text = f"{change.operation}.{'u' if change.operation == 'add' else 'b'}{bits} {register.text}, {source}"
+    spared = dataclasses.replace(kernel, registers={**kernel.registers, register.text: f"b{bits}"})
+    before = _made(spared, ins, f"{text}{change.amount}")
+    after = dataclasses.replace(ins, operands=_replaced(ins.operands, site.path, register))
+    name = f"{site.name} {change.name}".strip()
+    return Mutant(site.kind, str(ins), name, ((ins.pc, (before, after)),))
+
+
+def fields(kernel: Kernel) -> Iterator[Mutant]:
+    """One mutant for each change of each operand of `sites`, and those of flags, counts and elected lanes."""
+    for ins in kernel.instructions:
+        for site in sites(ins):
+            for change in site.changes:
+                mutant = changed(kernel, ins, site, change)
+                if mutant is not None:
+                    yield mutant
+        yield from _others(kernel, ins)
+
+
+def _others(kernel: Kernel, ins: Instruction) -> Iterator[Mutant]:
+    """Changes that put no instruction before this one: numbers, predicates and the order of registers."""
+
+    def with_operands(kind: str, change: str, operands: tuple[Operand, ...]) -> Mutant:
+        return Mutant(kind, str(ins), change, ((ins.pc, (dataclasses.replace(ins, operands=operands),)),))
+
+    def renumbered(at: int, number: int) -> tuple[Operand, ...]:
+        return (*ins.operands[:at], Operand("number", str(number)), *ins.operands[at + 1 :])
+
+    op, operands = ins.opcode, ins.operands
+    if op.startswith("elect.sync"):
+        lane, predicate = operands[0].parts
+        texts = [f"setp.eq.b32 {predicate.text}, 0, 0"]
+        texts += [f"mov.b32 {lane.text}, 0"] if lane.kind == "reg" else []
+        made = tuple(_made(kernel, ins, text) for text in texts)
+        yield Mutant("elect", str(ins), "every lane", ((ins.pc, made),))
+    elif op.startswith("wgmma.mma_async"):
+        names = ("scale of A", "scale of B", "transposition of A", "transposition of B")
+        for at, name in zip(range(len(operands) - 1, 3, -1), reversed(names[: len(operands) - 4]), strict=False):
+            number = int(operands[at].text)
+            yield with_operands("flag", f"{name} the other", renumbered(at, -number if "scale" in name else 1 - number))
+    elif op.startswith(("wgmma.wait_group", "cp.async.wait_group", "cp.async.bulk.wait_group")):
+        yield with_operands("group", "one more may be pending", renumbered(0, int(operands[0].text) + 1))
+    elif ins.words[0] in ("bar", "barrier") and len(operands) > 1 and operands[1].kind == "number":
+        for by in (32, -32):
+            yield with_operands("count", f"of threads {by:+d}", renumbered(1, int(operands[1].text) + by))
+    elif op.startswith(("stmatrix", "st.shared.v")) and len(operands[1].parts) > 1:
+        parts = operands[1].parts
+        if parts[0].text == parts[1].text:
+            return
+        swapped = operands[1]._replace(parts=(parts[1], parts[0], *parts[2:]))
+        yield with_operands("registers", "the first two swapped", (operands[0], swapped))
+
+
+# What the host passes -------------------------------------------------------------------------------------------------
+
+Codec = tuple[Callable[[bytes], tuple[TensorMap, int]], Callable[[TensorMap, int], bytes]]
+
+
+def alterations(kernel: Kernel, launch: Launch, codec: Codec | None = None) -> Iterator[Mutant]:
+    """One mutant for each change of each tensor map among the parameters, and one with less shared memory.
+
+    codec  decode and encode of tensor maps; None: `emulator/machine/tensor_map.py`
+    """
+    if codec is None:
+        from ..machine.tensor_map import decode, encode
+
+        codec = (decode, encode)
+    for parameter in kernel.parameters:
+        if parameter.size != 128:
+            continue
+        try:
+            tmap, address = codec[0](launch.parameters[parameter.offset : parameter.offset + 128])
+        except EmulatorError:
+            continue
+        for name, change in _maps(tmap):
+            try:
+                codec[1](change(tmap), address)
+            except EmulatorError:  # no driver would take it
+                continue
+            yield Mutant("tensor map", f"parameter {parameter.name}", name, (), _with(parameter.offset, change, codec))
+    if launch.dynamic_shared:
+        less = launch.dynamic_shared - 1024
+
+        def smaller(launch: Launch) -> Launch:
+            return dataclasses.replace(launch, dynamic_shared=less)
+
+        yield Mutant("launch", "dynamic shared memory", "1024 bytes fewer", (), smaller)
+
+
+def _with(offset: int, change: Callable[[TensorMap], TensorMap], codec: Codec) -> Callable[[Launch], Launch]:
+    """What does the change to the map that a launch has there, whatever its extents are."""
+
+    def alter(launch: Launch) -> Launch:
+        tmap, address = codec[0](launch.parameters[offset : offset + 128])
+        content = codec[1](change(tmap), address)
+        parameters = launch.parameters[:offset] + content + launch.parameters[offset + len(content) :]
+        return dataclasses.replace(launch, parameters=parameters)
+
+    return alter
+
+
+def _maps(tmap: TensorMap) -> Iterator[tuple[str, Callable[[TensorMap], TensorMap]]]:
+    """Changes of one thing of a tensor map, by name."""
+
+    def at(field: str, i: int, change: Callable[[int], int]) -> Callable[[TensorMap], TensorMap]:
+        def changed(tmap: TensorMap) -> TensorMap:
+            values = getattr(tmap, field)
+            instead: dict[str, Any] = {field: (*values[:i], change(values[i]), *values[i + 1 :])}
+            return dataclasses.replace(tmap, **instead)
+
+        return changed
+
+    def swizzled(mode: str) -> Callable[[TensorMap], TensorMap]:
+        return lambda tmap: dataclasses.replace(tmap, swizzle=mode)
+
+    for swizzle in MODES:
+        if swizzle != tmap.swizzle:
+            yield f"swizzle {swizzle}", swizzled(swizzle)
+    for i, extent in enumerate(tmap.box):
+        if extent >= 2:
+            yield f"box {i} of half the extent", at("box", i, lambda extent: extent // 2)
+        if 2 * extent <= 256:
+            yield f"box {i} of twice the extent", at("box", i, lambda extent: 2 * extent)
+    for i in range(len(tmap.strides)):
+        yield f"stride {i} 16 bytes more", at("strides", i, lambda stride: stride + 16)
+    for i, extent in enumerate(tmap.extents):
+        if extent > 1:
+            yield f"extent {i} one less", at("extents", i, lambda extent: extent - 1)

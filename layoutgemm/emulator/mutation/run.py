@@ -1,0 +1,195 @@
+"""Run every mutant of a kernel over a set of cases: does the set catch it?
+
+    survey(kernel, cases, [*deletions(kernel), *fields(kernel)])
+
+A case is a launch and a check of its results. A mutant is caught by the first case in which the emulator refuses it,
+reports something, or the results are wrong; one that no case catches survives, and its row says so. What survives
+either changes nothing, or is a shape that the set does not have.
+
+`unreached` asks the plainer question: which instructions does no case execute?
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...errors import DeadlockError, EmulatorError, PtxError
+from ..findings import Counts
+from ..machine.interpreter import Launch, Machine, Policy
+from ..ops import program_of
+from ..ptx.parser import Instruction, Kernel
+from .mutants import Mutant
+from .trace import Trace, Traced
+
+# A mutant may take more steps than the kernel, up to this factor and number; then it counts as one that never ends.
+FACTOR, SLACK = 4, 20_000
+IN_TURN = Policy()
+
+
+@dataclass(frozen=True)
+class Case:
+    """One launch of a kernel.
+
+    launch  makes it, with memory of its own
+    check   what is wrong with the results in that memory, or None
+    policy  the order in which it is executed
+    """
+
+    name: str
+    launch: Callable[[], Launch]
+    check: Callable[[Launch], str | None]
+    policy: Policy = IN_TURN
+
+
+@dataclass(frozen=True)
+class Row:
+    """What became of a mutant: the case that caught it and how; both "" for one that survived.
+
+    reason  why it did, where that was looked at (`redundant.py`)
+    """
+
+    mutant: Mutant
+    case: str = ""
+    how: str = ""
+    reason: str = ""
+
+    @property
+    def caught(self) -> bool:
+        """Whether a case caught it."""
+        return bool(self.how)
+
+
+@dataclass(frozen=True)
+class Survey:
+    """All rows."""
+
+    rows: tuple[Row, ...]
+
+    @property
+    def survivors(self) -> list[Mutant]:
+        """The mutants that no case caught."""
+        return [row.mutant for row in self.rows if not row.caught]
+
+    def table(self) -> str:
+        """Kinds of mutants with their numbers, then every survivor."""
+        total = Counter(row.mutant.kind for row in self.rows)
+        caught = Counter(row.mutant.kind for row in self.rows if row.caught)
+        width = max([len(kind) for kind in total] + [5])
+        lines = [f"{kind:{width}} {caught[kind]:5} of {total[kind]:5}" for kind in sorted(total)]
+        lines.append(f"{'all':{width}} {sum(caught.values()):5} of {sum(total.values()):5} caught")
+        left = [row for row in self.rows if not row.caught]
+        said = [f"survives: {row.mutant}" + (f"\n    {row.reason}" if row.reason else "") for row in left]
+        return "\n".join([*lines, *said])
+
+
+def verdict(
+    kernel: Kernel, case: Case, mutant: Mutant | None = None, limit: int | None = None, trace: Trace | None = None
+) -> tuple[str, Counts]:
+    """What is wrong with one run, "" when nothing is, and its counts. A `trace` keeps what it touched."""
+    counts = Counts(executed=bytearray(len(kernel.instructions)))
+    policy = case.policy if limit is None else replace(case.policy, limit=limit)
+    launch = case.launch()
+    try:
+        if mutant is not None:
+            kernel, launch = _changed(kernel, mutant), mutant.launch(launch)
+        program = program_of(kernel)
+        machine = Machine(program, launch, policy) if trace is None else Traced(program, launch, policy, trace)
+        counts = machine.counts
+        machine.run()
+    except DeadlockError as error:
+        return f"deadlock: {_first(error)}", counts
+    except PtxError as error:
+        return f"refused at load: {_first(error)}", counts
+    except EmulatorError as error:
+        return f"error: {_first(error)}", counts
+    serious = [finding for finding in machine.findings.found if finding.kind != "lint"]
+    if serious:
+        return f"{serious[0].kind}: {_first(serious[0].message)}", counts
+    wrong = case.check(launch)
+    return f"values: {wrong}" if wrong else "", counts
+
+
+_LAST: list[Any] = []  # a kernel, a mutant, and the kernel with the mutant's change
+
+
+def _changed(kernel: Kernel, mutant: Mutant) -> Kernel:
+    """The kernel with the change in it: the same one for all cases that a mutant is run over in turn."""
+    if not _LAST or _LAST[0] is not kernel or _LAST[1] is not mutant:
+        _LAST[:] = [kernel, mutant, mutant.kernel(kernel)]
+    changed: Kernel = _LAST[2]
+    return changed
+
+
+def _first(message: object) -> str:
+    return str(message).splitlines()[0][:200]
+
+
+def survey(
+    kernel: Kernel,
+    cases: Sequence[Case],
+    mutants: Iterable[Mutant],
+    progress: Callable[[int, int, Row], None] | None = None,
+) -> Survey:
+    """Run each mutant over the cases until one catches it.
+
+    progress  is told (done, number of mutants, row) after each
+
+    Raises EmulatorError when the kernel itself fails a case.
+    """
+    limits = []
+    for case in cases:
+        wrong, counts = verdict(kernel, case)
+        if wrong:
+            raise EmulatorError(f"the kernel without any change fails {case.name}: {wrong}")
+        limits.append(FACTOR * sum(counts.instructions.values()) + SLACK)
+    chosen = list(mutants)
+    rows = []
+    for mutant in chosen:
+        row = Row(mutant)
+        for case, limit in zip(cases, limits, strict=True):
+            how, _ = verdict(kernel, case, mutant, limit)
+            if how:
+                row = Row(mutant, case.name, how)
+                break
+        rows.append(row)
+        if progress is not None:
+            progress(len(rows), len(chosen), row)
+    return Survey(tuple(rows))
+
+
+def on_terminal(done: int, total: int, row: Row) -> None:
+    """Progress on standard error: one line that is written over, survivors on lines of their own."""
+    if not row.caught:
+        print(f"\r\033[Ksurvives: {row.mutant}" + (f" ({row.reason})" if row.reason else ""), file=sys.stderr)
+    print(f"\r\033[K{done} of {total}", end="" if done < total else "\n", file=sys.stderr, flush=True)
+
+
+def sample(mutants: Iterable[Mutant], count: int) -> list[Mutant]:
+    """At most `count` of the mutants, spread evenly over each kind."""
+    kinds: dict[str, list[Mutant]] = {}
+    for mutant in mutants:
+        kinds.setdefault(mutant.kind, []).append(mutant)
+    out = []
+    for have in kinds.values():
+        take = max(1, count // len(kinds))
+        step = max(1.0, len(have) / take)
+        out += [have[int(i * step)] for i in range(min(take, len(have)))]
+    return out[:count]
+
+
+def unreached(kernel: Kernel, cases: Iterable[Case]) -> list[Instruction]:
+    """The instructions that none of the cases executes.
+
+    Raises EmulatorError when the kernel fails one.
+    """
+    whole = Counts(executed=bytearray(len(kernel.instructions)))
+    for case in cases:
+        wrong, counts = verdict(kernel, case)
+        if wrong:
+            raise EmulatorError(f"{case.name}: {wrong}")
+        whole.merge(counts)
+    return whole.unreached(kernel)

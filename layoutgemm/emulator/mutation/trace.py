@@ -1,0 +1,305 @@
+"""What a run touched and in which order: enough to say whether a change of a kernel changed anything.
+
+`Traced` is a machine that keeps a `Trace`: each access to shared or tensor memory, each initialisation of an mbarrier,
+and the end of each warp, by who did it: the warp, the instruction, and how often that was executed before. So the
+accesses of two runs can be matched, whatever the order in which they were executed. For each it keeps which earlier
+ones were known to have happened (`order.py`): that relation is the same in every schedule of a kernel without races,
+and is what its synchronising instructions are there for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..machine.interpreter import Cta, Fiber, Machine
+from ..machine.launch import Launch, Policy, Triple
+from ..ptx.program import Program
+from ..races.happens_before import NO_PARTS, Event, Knowledge, Parts
+from ..races.lanes import Touch, one_lane
+
+END = -1  # stands for the end of a warp, among pcs
+KINDS = ("seen", "proxied", "inits")  # of `Knowledge`: what the order is made of
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """Who accessed: a warp of a block, by an instruction of the unchanged kernel, for the `time`-th time.
+
+    pc  `END` for the end of the warp
+    """
+
+    cta: Triple
+    warp: int
+    pc: int
+    time: int
+
+
+@dataclass(slots=True)
+class Part:
+    """The accesses of one cluster.
+
+    touched  number of an access -> what it touched: memory, places, parts, whether it writes, its proxy
+    before   number -> for each of `KINDS`, the numbers of those known to have happened, as a bit set
+    used     mbarrier operations: warp, instruction, and which barrier
+    driven   the mbarriers, (block, offset), that something else than an mbarrier instruction arrives at: an engine does
+    """
+
+    names: dict[Name, int]
+    touched: dict[int, tuple[Any, ...]] = field(default_factory=dict)
+    before: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    used: set[tuple[Any, ...]] = field(default_factory=set)
+    driven: set[tuple[Triple, int]] = field(default_factory=set)
+    times: dict[tuple[Any, ...], int] = field(default_factory=dict)
+    of_event: dict[int, int] = field(default_factory=dict)  # event -> its accesses, as a bit set
+    events: int = 0  # those that have any, as a bit set
+    # Accesses that became several events', as a bit set, by all of those events, as a bit set.
+    shares: dict[int, int] = field(default_factory=dict)
+    cache: dict[tuple[Any, str], tuple[int, int]] = field(default_factory=dict)
+
+    def known(self, fiber: Fiber, kind: str, events: int) -> int:
+        """The accesses of known events; a fiber's knowledge only grows, so that only what is new is looked at."""
+        had, out = self.cache.get((fiber, kind), (0, 0))
+        if not had and fiber.parent is not None:
+            had, out = self.cache.get((fiber.parent, kind), (0, 0))
+            if had & ~events:
+                had = out = 0
+        new = events & self.events & ~had
+        had |= new
+        while new:
+            low = new & -new
+            new ^= low
+            out |= self.of_event[low.bit_length() - 1]
+        self.cache[fiber, kind] = had, out
+        for needed, numbers in self.shares.items():
+            if not needed & ~events:
+                out |= numbers
+        return out
+
+    def divide(self, event: Event, other: Event) -> None:
+        """Some lanes' part of an event has become another: an access is known where all parts of it are."""
+        both = 1 << event.id | 1 << other.id
+        numbers = self.of_event.pop(event.id, 0)
+        for needed in [needed for needed in self.shares if needed >> event.id & 1]:
+            moved = self.shares.pop(needed)
+            self.shares[needed | both] = self.shares.get(needed | both, 0) | moved
+        if numbers:
+            self.shares[both] = self.shares.get(both, 0) | numbers
+        self.events &= ~both
+        shared = 0
+        for several in self.shares.values():
+            shared |= several
+        for key, (had, out) in self.cache.items():
+            self.cache[key] = had & ~both, out & ~shared
+
+
+class Trace:
+    """The accesses of a run, cluster by cluster.
+
+    like     a trace of the unchanged kernel, whose numbers this one uses
+    origins  pc -> pc in the unchanged kernel, where it was changed
+    """
+
+    def __init__(self, like: Trace | None = None, origins: Sequence[int] | None = None) -> None:
+        self.parts: dict[Triple, Part] = {}
+        self.like, self.origins = like, origins
+
+    def part(self, cta: Cta) -> Part:
+        """The part of the block's cluster."""
+        corner = cta.cluster.ctas[0].coordinate
+        found = self.parts.get(corner)
+        if found is None:
+            same = None if self.like is None else self.like.parts.get(corner)
+            found = self.parts[corner] = Part({} if same is None else dict(same.names))
+            cta.cluster.ledger.divided = found.divide
+        return found
+
+    def access(
+        self,
+        fiber: Fiber,
+        memory: str,
+        cta: Cta,
+        places: int,
+        write: bool,
+        event: Event,
+        knows: Knowledge,
+        asynchronous: bool,
+        parts: Parts = NO_PARTS,
+    ) -> None:
+        """An access, when it is issued."""
+        masks = tuple(sorted(parts.items())) if parts else ()
+        self._add(fiber, ((memory, cta.coordinate), places, masks, write, asynchronous), event, knows)
+
+    def initialised(self, fiber: Fiber, offset: int) -> None:
+        """An mbarrier was initialised."""
+        self._add(fiber, (("mbarrier", fiber.cta.coordinate), offset), fiber.epoch, fiber.knows)
+
+    def uses(self, fiber: Fiber, cta: Cta, offset: int) -> None:
+        """Something is done to an mbarrier. Questions do not count: how often one is asked depends on the schedule, and
+        what it is told shows in what is ordered after it."""
+        assert fiber.ins is not None
+        if fiber.ins.opcode.startswith(("mbarrier.try_wait", "mbarrier.test_wait")):
+            return
+        part = self.part(cta)
+        part.used.add((fiber.cta.coordinate, fiber.warp.number, self._pc(fiber), cta.coordinate, offset))
+        if not fiber.ins.opcode.startswith("mbarrier."):
+            part.driven.add((cta.coordinate, offset))
+
+    def ended(self, fiber: Fiber) -> None:
+        """Lanes of a warp ended."""
+        self._add(fiber, (("end",),), None, fiber.knows, END)
+
+    def _pc(self, fiber: Fiber) -> int:
+        assert fiber.ins is not None
+        pc = fiber.ins.pc
+        return pc if self.origins is None else self.origins[pc]
+
+    def _add(
+        self, fiber: Fiber, touched: tuple[Any, ...], event: Event | None, knows: Knowledge, pc: int | None = None
+    ) -> None:
+        part = self.part(fiber.cta)
+        key = (fiber.cta.coordinate, fiber.warp.number, self._pc(fiber) if pc is None else pc)
+        time = part.times.get(key, 0)
+        part.times[key] = time + 1
+        number = part.names.setdefault(Name(*key, time), len(part.names))
+        alone = not fiber.cta.cluster.ledger.lanes or one_lane(fiber.lanes)
+        own = part.of_event.get(fiber.epoch.id, 0) if alone else 0  # what other lanes do is not in a lane's order
+        part.touched[number] = touched
+        part.before[number] = tuple(
+            part.known(fiber, kind, getattr(knows, kind)) | (own if kind == "seen" else 0) for kind in KINDS
+        )
+        if event is not None:
+            part.of_event[event.id] = part.of_event.get(event.id, 0) | 1 << number
+            part.events |= 1 << event.id
+
+
+class Traced(Machine):
+    """A machine that keeps a trace, for which nothing is forgotten."""
+
+    COMPACT = 1 << 62
+
+    def __init__(self, program: Program, launch: Launch, policy: Policy | None, trace: Trace) -> None:
+        super().__init__(program, launch, policy)
+        self.trace: Trace = trace
+
+    def touch(
+        self,
+        fiber: Fiber,
+        cta: Cta,
+        places: int,
+        write: bool,
+        what: Callable[[], str],
+        event: Event | None = None,
+        asynchronous: bool = False,
+        parts: Parts = NO_PARTS,
+        touch: Touch | None = None,
+        by: int = 0,
+    ) -> None:
+        """Record an access to shared memory, and report what it races with."""
+        ledger = cta.cluster.ledger
+        if event is None and (touch is None or not (write or ledger.reads)):
+            event = ledger.joint(fiber)
+        self.trace.access(fiber, "shared", cta, places, write, event or fiber.epoch, fiber.knows, asynchronous, parts)
+        super().touch(fiber, cta, places, write, what, event, asynchronous, parts, touch, by)
+
+    def exit(self, fiber: Fiber) -> int:
+        """End the fiber's lanes."""
+        self.trace.ended(fiber)
+        return super().exit(fiber)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How a run differs from that of the unchanged kernel.
+
+    accesses  the first access that one of them does not have, or has otherwise; "" for none
+    uses      the first mbarrier that one of them uses where the other uses another; "" for none
+    lost      (earlier, later): pcs of accesses of which the second is no longer ordered after the first
+    hidden    (earlier, later): of which the second, of the async proxy, may no longer see the first
+    gained    whether some access is ordered after more than before
+    """
+
+    accesses: str = ""
+    uses: str = ""
+    lost: frozenset[tuple[int, int]] = frozenset()
+    hidden: frozenset[tuple[int, int]] = frozenset()
+    gained: bool = False
+
+
+def difference(before: Trace, after: Trace, say: Callable[[int], str] = str) -> Difference:
+    """How a run differs from that of the unchanged kernel; `say` names an instruction by its pc."""
+    if before.parts.keys() != after.parts.keys():
+        return Difference("other clusters were run")
+    lost: tuple[set[tuple[int, int]], set[tuple[int, int]]] = (set(), set())
+    gained, uses = False, ""
+    for corner, old in before.parts.items():
+        new = after.parts[corner]
+        if (place := _first(old, new)) is not None:
+            return Difference(_said(old, new, place, say))
+        if old.used != new.used:
+            one = min(old.used ^ new.used)
+            uses = f"mbarrier {one[4]:#x} of CTA {one[3]} is used at {say(one[2])} in one of the two only"
+        pcs = {number: name.pc for name, number in old.names.items()}
+        gone = sum(1 << number for number in old.touched if number not in new.touched)  # mbarriers that nothing uses
+        sets = _sets(old, old.driven | new.driven)
+        for number, had in old.before.items():
+            if gone >> number & 1:
+                continue
+            asynchronous = old.touched[number][-1] is True
+            one_way = zip(_orders(had, *sets), _orders(new.before[number], *sets), strict=True)
+            for kind, (was, is_now) in enumerate(one_way):
+                if kind and not asynchronous:
+                    continue
+                gained = gained or bool(is_now & ~was)
+                less = was & ~is_now & ~gone
+                while less:
+                    low = less & -less
+                    less ^= low
+                    lost[kind].add((pcs[low.bit_length() - 1], pcs[number]))
+    return Difference("", uses, frozenset(lost[0]), frozenset(lost[1]), gained)
+
+
+def _sets(part: Part, driven: set[tuple[Triple, int]]) -> tuple[int, int, int]:
+    """The ordinary writes, the initialisations of mbarriers, and those of mbarriers that engines arrive at, as bit
+    sets."""
+    writes = inits = shown = 0
+    for number, touched in part.touched.items():
+        if touched[0][0] == "mbarrier":
+            inits |= 1 << number
+            if (touched[0][1], touched[1]) in driven:
+                shown |= 1 << number
+        elif len(touched) > 2 and touched[3] and not touched[4]:
+            writes |= 1 << number
+    return writes, inits, shown
+
+
+def _orders(known: tuple[int, ...], writes: int, inits: int, shown: int) -> tuple[int, int]:
+    """What an access is ordered after, and what the async proxy sees: an mbarrier by either kind of fence.
+
+    An initialisation has to be shown to the async proxy where an engine arrives at the mbarrier: it is there that the
+    engine's proxy meets it (PTX ISA, "cp.async.bulk": complete-tx on the mbarrier). One at which threads alone arrive
+    and wait is met by ordinary accesses, which a barrier between the threads orders without any fence.
+    """
+    seen, proxied, initialised = known
+    return seen & ~inits | (seen | initialised) & inits, proxied & writes | (initialised | proxied) & shown
+
+
+def _first(old: Part, new: Part) -> int | None:
+    """The first access that differs. Initialisations of mbarriers are none: who uses one shows."""
+    if old.touched == new.touched:
+        return None
+    both = sorted(old.touched.keys() | new.touched.keys())
+    for number in both:
+        one, other = old.touched.get(number), new.touched.get(number)
+        if one != other and (one or other or ((),))[0][0] != "mbarrier":
+            return number
+    return None
+
+
+def _said(old: Part, new: Part, number: int, say: Callable[[int], str]) -> str:
+    name = next(name for name, at in new.names.items() if at == number)
+    who = f"access {name.time} of CTA {name.cta} warp {name.warp} by {say(name.pc)}"
+    if number not in new.touched:
+        return f"no {who}"
+    return f"one more {who}" if number not in old.touched else f"other places in {who}"

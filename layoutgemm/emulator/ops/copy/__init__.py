@@ -1,0 +1,1 @@
+"""Copies between memories: bulk, cp.async, TMA and ldmatrix."""

@@ -1,0 +1,394 @@
+"""Bulk copies of contiguous bytes, and asynchronous stores: cp.async.bulk, cp.reduce.async.bulk, st.async, red.async.
+
+The copy engine reads and writes through the async proxy. A copy into shared memory counts its bytes down on an mbarrier
+of the block that it writes to; one into global memory is in its thread's bulk group. "Late" a load lands when nothing
+else can run, and a store reads when it is waited for.
+
+PTX ISA, "Data Movement and Conversion Instructions: Bulk copy", "cp.async.bulk", "cp.reduce.async.bulk",
+"cp.async.bulk.prefetch", "st.async"; "red.async". The multimem forms are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ....atoms.copy.cp_async import BULK_ALIGNMENT, BULK_MAX
+from ....errors import EmulatorError
+from ...machine.interpreter import Cta, Fiber
+from ...machine.memory import span, span_parts
+from ...ptx.codegen import bits_of
+from ...ptx.parser import Instruction
+from ...ptx.program import Program, Run
+from ...races.happens_before import Event
+from ...races.lanes import STRONG
+from ..barrier import Mbarrier, barriers_of, mbarrier_at
+from ..memory import UNSIGNED, block_of, said, updater
+from ..registry import operation
+from . import bulk_groups
+
+Bytes = npt.NDArray[np.uint8]
+Combine = Callable[[Bytes, Bytes], Bytes]  # (bytes there, bytes that come) -> bytes
+
+
+# What the forms have in common ----------------------------------------------------------------------------------------
+
+
+def block_size(fiber: Fiber, value: Any) -> int:
+    """The size operand of a bulk copy."""
+    size = fiber.one(value)
+    if size % BULK_ALIGNMENT or not 0 < size <= BULK_MAX:
+        raise EmulatorError(f"a bulk copy of {size} bytes: they are multiples of {BULK_ALIGNMENT}, up to {BULK_MAX}")
+    return size
+
+
+def shared_block(fiber: Fiber, cta: Cta, offset: int, size: int, what: str) -> None:
+    """Refuse a place in shared memory that is not aligned, or outside."""
+    if offset % BULK_ALIGNMENT:
+        raise EmulatorError(f"{what}: shared offset {offset:#x} is no multiple of {BULK_ALIGNMENT}")
+    if offset + size > cta.shared.size:
+        raise EmulatorError(f"{what}: shared offset {offset:#x} and {size} bytes, of {cta.shared.size:#x} bytes")
+
+
+def global_address(address: int, what: str) -> int:
+    """Refuse a global address that is not aligned."""
+    if address % BULK_ALIGNMENT:
+        raise EmulatorError(f"{what}: global address {address:#x} is no multiple of {BULK_ALIGNMENT}")
+    return address
+
+
+def issuers(fiber: Fiber) -> list[int]:
+    """The fiber's lanes, each as a bit mask: every one issues a copy of its own."""
+    return [1 << lane for lane in range(32) if fiber.lanes >> lane & 1]
+
+
+def reads_shared(fiber: Fiber, cta: Cta, offset: int, size: int, event: Event, ins: Instruction, by: int = 0) -> None:
+    """Check and record that an asynchronous operation reads shared memory; `by`: the lanes that issued it."""
+    fresh = ~cta.shared.written[offset : offset + size]
+    if fresh.any():
+        at = offset + int(np.argmax(fresh))
+        message = f"{ins.opcode} reads shared offset {at:#x}, never written"
+        fiber.machine.problem("uninitialised", message, fiber)
+    fiber.machine.touch(fiber, cta, span(offset, size), False, said(fiber, ins), event, True, by=by)
+    # The block must not end, and its memory go to another, before the engine has read it.
+    cta.remote.append((event, said(fiber, ins)()))
+
+
+def writes_shared(fiber: Fiber, cta: Cta, offset: int, size: int, event: Event, ins: Instruction, by: int = 0) -> None:
+    """Record that an asynchronous operation writes shared memory of a block, which must not end before."""
+    places, parts = span(offset, size), span_parts(offset, size)
+    fiber.machine.touch(fiber, cta, places, True, said(fiber, ins), event, event.asynchronous, parts, by=by)
+    cta.remote.append((event, said(fiber, ins)()))
+
+
+def complete(barrier: Mbarrier, count: int, event: Event) -> None:
+    """Count bytes down on an mbarrier, whose waiters will know of the event."""
+    barrier.cta.cluster.ledger.learn_open(barrier.knows, event)
+    barrier.bytes -= count
+    barrier.check()
+
+
+def barrier_in(cta: Cta, offset: int) -> Mbarrier:
+    """The mbarrier of a block at an offset."""
+    found = barriers_of(cta).get(offset)
+    if found is None:
+        raise EmulatorError(f"no mbarrier is initialised at {offset:#x} of CTA {cta.coordinate}")
+    return found
+
+
+def land(cta: Cta, offset: int, data: Bytes, combine: Combine | None = None) -> None:
+    """Write bytes into a block's shared memory; a block that has ended is reported."""
+    if cta.exited:
+        cta.cluster.machine.problem("exit", f"an asynchronous copy lands in CTA {cta.coordinate}, which has ended")
+    where = slice(offset, offset + len(data))
+    cta.shared.bytes[where] = data if combine is None else combine(cta.shared.bytes[where], data)
+    cta.shared.written[where] = True
+
+
+class BulkStore:
+    """A bulk copy out of shared memory, as a member of a bulk group."""
+
+    def __init__(self, event: Event, take: Callable[[], None]) -> None:
+        self.event, self.take = event, take
+        self.done = False
+
+    def read(self) -> None:
+        """Read shared memory, and write it on: nothing looks at global memory in between."""
+        if not self.done:
+            self.done = True
+            self.take()
+
+    def finish(self) -> None:
+        """Let it be complete."""
+        self.read()
+
+
+# cp.async.bulk --------------------------------------------------------------------------------------------------------
+
+
+def _words(ins: Instruction, *known: str) -> set[str]:
+    """The qualifiers, refused where they are not known."""
+    words = set(ins.words[1:])
+    for word in words:
+        if word not in known:
+            raise ValueError(f".{word} is not known here")
+    return words
+
+
+_COMMON = ("async", "bulk", "mbarrier::complete_tx::bytes", "bulk_group", "L2::cache_hint", "global")
+
+
+@operation("cp.async.bulk.shared::cluster", "cp.async.bulk.shared::cta")
+def into_shared(program: Program, ins: Instruction) -> Run:
+    """cp.async.bulk into shared memory: from global memory, to one block or, with a mask, to several; or from this
+    block's shared memory to another's.
+    """
+    words = _words(ins, *_COMMON, "shared::cluster", "shared::cta", "multicast::cluster")
+    if ins.words[3:5] == ("shared::cluster", "shared::cta") and "mbarrier::complete_tx::bytes" in words:
+        return _between_blocks(program, ins, None)
+    if ins.words[4] != "global" or "mbarrier::complete_tx::bytes" not in words:
+        raise ValueError(f"{ins.opcode} is not known here")
+    destination, origin = program.address(ins.operands[0]), program.address(ins.operands[1])
+    size_of, barrier_of = program.value(ins.operands[2]), program.address(ins.operands[3])
+    spread = "multicast::cluster" in words
+    expected = 4 + spread + ("L2::cache_hint" in words)
+    if len(ins.operands) != expected:
+        raise ValueError(f"{ins.opcode} has {expected} operands, not {len(ins.operands)}")
+    mask_of = program.value(ins.operands[4], "b16") if spread else None
+
+    def go(fiber: Fiber) -> None:
+        machine, cluster = fiber.machine, fiber.cta.cluster
+        size, targets = block_size(fiber, size_of(fiber)), fiber.each(destination(fiber)).tolist()
+        sources, marks = fiber.each(origin(fiber)).tolist(), fiber.each(barrier_of(fiber)).tolist()
+        for target, source, mark, lane in zip(targets, sources, marks, issuers(fiber)):
+            own, offset = block_of(fiber, int(target))
+            barrier = mbarrier_at(fiber, int(mark))
+            if mask_of is None:
+                ranks = [own.rank]
+                if barrier.cta is not own:
+                    raise EmulatorError(f"{ins.opcode}: the {barrier} is not in the block that is written")
+            else:
+                mask = fiber.one(mask_of(fiber))
+                if mask == 0 or mask >> len(cluster.ctas):
+                    raise EmulatorError(f"multicast to mask {mask:#x} in a cluster of {len(cluster.ctas)}")
+                ranks = [rank for rank in range(len(cluster.ctas)) if mask >> rank & 1]
+            machine.launch.memory.find(global_address(int(source), ins.opcode), size)
+            event = cluster.ledger.event(True, fiber.describe, by=fiber)
+            for rank in ranks:
+                cta = cluster.ctas[rank]
+                shared_block(fiber, cta, offset, size, ins.opcode)
+                writes_shared(fiber, cta, offset, size, event, ins, lane)
+                barrier_in(cta, barrier.offset)
+            machine.counts.bytes["global to shared"] += size * len(ranks)
+
+            def arrive(source: int = source, offset: int = offset, ranks: list[int] = ranks, at: int = barrier.offset,
+                       event: Event = event) -> None:  # fmt: skip
+                data = machine.launch.memory.read(np.array([source]), size)[0]
+                for rank in ranks:
+                    land(cluster.ctas[rank], offset, data)
+                    complete(barrier_in(cluster.ctas[rank], at), size, event)
+
+            machine.defer(cluster, "loads", arrive)
+
+    return go
+
+
+def _between_blocks(program: Program, ins: Instruction, combine: Combine | None) -> Run:
+    """shared::cta to shared::cluster."""
+    destination, origin = program.address(ins.operands[0]), program.address(ins.operands[1])
+    size_of, barrier_of = program.value(ins.operands[2]), program.address(ins.operands[3])
+    if len(ins.operands) != 4:
+        raise ValueError(f"{ins.opcode} has 4 operands, not {len(ins.operands)}")
+
+    def go(fiber: Fiber) -> None:
+        machine, cluster = fiber.machine, fiber.cta.cluster
+        size, targets = block_size(fiber, size_of(fiber)), fiber.each(destination(fiber)).tolist()
+        sources, marks = fiber.each(origin(fiber)).tolist(), fiber.each(barrier_of(fiber)).tolist()
+        for target, source, mark, lane in zip(targets, sources, marks, issuers(fiber)):
+            (own, at), (cta, offset) = block_of(fiber, int(source)), block_of(fiber, int(target))
+            barrier = mbarrier_at(fiber, int(mark))
+            if own is not fiber.cta:
+                raise EmulatorError(f"{ins.opcode} reads shared memory of another block")
+            if barrier.cta is not cta:
+                raise EmulatorError(f"{ins.opcode}: the {barrier} is not in the block that is written")
+            shared_block(fiber, own, at, size, ins.opcode)
+            shared_block(fiber, cta, offset, size, ins.opcode)
+            event = wrote = cluster.ledger.event(True, fiber.describe, by=fiber)
+            if combine is not None:  # reductions do not race with each other, though what they read may be written
+                wrote = cluster.ledger.event(True, fiber.describe, STRONG, by=fiber)
+            reads_shared(fiber, own, at, size, event, ins, lane)
+            writes_shared(fiber, cta, offset, size, wrote, ins, lane)
+            machine.counts.bytes["shared to shared"] += size
+
+            def arrive(own: Cta = own, at: int = at, cta: Cta = cta, offset: int = offset, barrier: Mbarrier = barrier,
+                       event: Event = event, wrote: Event = wrote) -> None:  # fmt: skip
+                land(cta, offset, own.shared.bytes[at : at + size].copy(), combine)
+                cluster.ledger.learn_open(barrier.knows, wrote)
+                complete(barrier, size, event)
+
+            machine.defer(cluster, "loads", arrive)
+
+    return go
+
+
+@operation("cp.async.bulk.global")
+def into_global(program: Program, ins: Instruction) -> Run:
+    """cp.async.bulk from shared to global memory, in the thread's bulk group; .cp_mask: some bytes of every 16."""
+    words = _words(ins, *_COMMON, "shared::cta", "cp_mask")
+    if ins.words[4] != "shared::cta" or "bulk_group" not in words:
+        raise ValueError(f"{ins.opcode} is not known here")
+    mask_of = program.value(ins.operands[-1], "b16") if "cp_mask" in words else None
+    expected = 3 + ("cp_mask" in words) + ("L2::cache_hint" in words)
+    return _outward(program, ins, None, mask_of, expected)
+
+
+def _outward(
+    program: Program, ins: Instruction, combine: Combine | None, mask_of: Callable[[Any], Any] | None, expected: int
+) -> Run:
+    destination, origin = program.address(ins.operands[0]), program.address(ins.operands[1])
+    size_of = program.value(ins.operands[2])
+    if len(ins.operands) != expected:
+        raise ValueError(f"{ins.opcode} has {expected} operands, not {len(ins.operands)}")
+
+    def go(fiber: Fiber) -> None:
+        machine, cluster = fiber.machine, fiber.cta.cluster
+        size, targets = block_size(fiber, size_of(fiber)), fiber.each(destination(fiber)).tolist()
+        sources = fiber.each(origin(fiber)).tolist()
+        chosen = None
+        if mask_of is not None:
+            mask = fiber.one(mask_of(fiber))
+            chosen = np.tile(mask >> np.arange(16) & 1, size // 16).astype(bool)
+        for target, source, lane in zip(targets, sources, issuers(fiber)):
+            own, at = block_of(fiber, int(source))
+            if own is not fiber.cta:
+                raise EmulatorError(f"{ins.opcode} reads shared memory of another block")
+            shared_block(fiber, own, at, size, ins.opcode)
+            machine.launch.memory.find(global_address(int(target), ins.opcode), size)
+            event = cluster.ledger.event(True, fiber.describe)
+            reads_shared(fiber, own, at, size, event, ins, lane)
+            machine.counts.bytes["shared to global"] += size
+
+            def take(own: Cta = own, at: int = at, target: int = target) -> None:
+                buffer, first = machine.launch.memory.find(target, size)
+                there, data = buffer.data[first : first + size], own.shared.bytes[at : at + size]
+                if chosen is not None:
+                    there[chosen] = data[chosen]
+                else:
+                    there[:] = data if combine is None else combine(there, data)
+
+            store = BulkStore(event, take)
+            bulk_groups.add(fiber, store, lane)
+            machine.defer(cluster, "stores", store.read)
+
+    return go
+
+
+@operation("cp.async.bulk.prefetch.L2")
+def prefetch(program: Program, ins: Instruction) -> Run:
+    """cp.async.bulk.prefetch.L2: a hint to a cache, which changes no result."""
+    return lambda fiber: None
+
+
+# Reductions -----------------------------------------------------------------------------------------------------------
+
+# PTX ISA, "cp.reduce.async.bulk": operations and types by destination.
+_REDUCTIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
+
+
+def _combine(name: str, kind: str) -> Combine:
+    update = updater(name, kind)
+    dtype = UNSIGNED[bits_of(kind) // 8]
+
+    def combine(there: Bytes, coming: Bytes) -> Bytes:
+        old, new = (np.ascontiguousarray(x).view(dtype).tolist() for x in (there, coming))
+        return np.array([update(a, b, 0) for a, b in zip(old, new)], dtype=dtype).view(np.uint8)
+
+    return combine
+
+
+@operation("cp.reduce.async.bulk.shared::cluster", "cp.reduce.async.bulk.global")
+def reduce_bulk(program: Program, ins: Instruction) -> Run:
+    """cp.reduce.async.bulk: an operation, element by element, of shared memory on global or another block's memory."""
+    words = _words(ins, *_COMMON, "reduce", "shared::cluster", "shared::cta", "noftz", *_REDUCTIONS, ins.words[-1])
+    name = next(word for word in _REDUCTIONS if word in words)
+    combine = _combine(name, ins.words[-1])
+    if ins.words[4:6] == ("shared::cluster", "shared::cta") and "mbarrier::complete_tx::bytes" in words:
+        if ins.words[-1] not in ("u32", "s32", "u64", "s64", "b32", "b64"):
+            raise ValueError(f"{ins.words[-1]} is not reduced in shared memory")
+        return _between_blocks(program, ins, combine)
+    if ins.words[4:6] == ("global", "shared::cta") and "bulk_group" in words:
+        return _outward(program, ins, combine, None, 3 + ("L2::cache_hint" in words))
+    raise ValueError(f"{ins.opcode} is not known here")
+
+
+# st.async, red.async --------------------------------------------------------------------------------------------------
+
+
+def _remote_store(program: Program, ins: Instruction, count: int, kind: str, combine: Combine | None) -> Run:
+    destination, barrier_of = program.address(ins.operands[0]), program.address(ins.operands[2])
+    sources = program.sources(ins.operands[1], kind)
+    if len(sources) != count:
+        raise ValueError(f"{len(sources)} registers for {count} elements")
+    dtype = UNSIGNED[bits_of(kind) // 8]
+    size = dtype(0).itemsize * count
+
+    def go(fiber: Fiber) -> None:
+        machine, cluster = fiber.machine, fiber.cta.cluster
+        targets, marks = fiber.each(destination(fiber)).tolist(), fiber.each(barrier_of(fiber)).tolist()
+        values = [fiber.each(source(fiber)) for source in sources]
+        event = cluster.ledger.event(False, fiber.describe, None if combine is None else STRONG, by=fiber)
+        parts = []
+        for n, (target, mark, lane) in enumerate(zip(targets, marks, issuers(fiber))):
+            cta, offset = block_of(fiber, int(target))
+            barrier = mbarrier_at(fiber, int(mark))
+            if barrier.cta is not cta:
+                raise EmulatorError(f"{ins.opcode}: the {barrier} is not in the block that is written")
+            cta.shared.check(np.array([offset]), size, ins.opcode)
+            writes_shared(fiber, cta, offset, size, event, ins, lane)
+            data = np.array([int(value[n]) for value in values], dtype=dtype).view(np.uint8)
+            parts.append((cta, offset, data, barrier))
+        machine.counts.bytes["shared write"] += size * len(parts)
+
+        def arrive() -> None:
+            for cta, offset, data, barrier in parts:
+                land(cta, offset, data, combine)
+                complete(barrier, size, event)
+
+        machine.defer(cluster, "loads", arrive)
+
+    return go
+
+
+@operation("st.async")
+def store_async(program: Program, ins: Instruction) -> Run:
+    """st.async: a register or a vector to the shared memory of a block, whose mbarrier counts the bytes."""
+    words, kind = list(ins.words[2:-1]), ins.words[-1]
+    count = next((int(word[1:]) for word in words if word in ("v2", "v4")), 1)
+    for word in words:
+        if word not in ("weak", "shared::cluster", "mbarrier::complete_tx::bytes", "v2", "v4"):
+            raise ValueError(f".{word} is not known here")
+    if "mbarrier::complete_tx::bytes" not in words or kind[0] not in "busf" or bits_of(kind) not in (32, 64):
+        raise ValueError(f"{ins.opcode} is not known here")
+    return _remote_store(program, ins, count, kind, None)
+
+
+@operation("red.async")
+def reduce_async(program: Program, ins: Instruction) -> Run:
+    """red.async: an operation on the shared memory of a block, whose mbarrier counts the bytes."""
+    words, kind = list(ins.words[2:-1]), ins.words[-1]
+    for word in words:
+        if word not in ("relaxed", "cluster", "shared::cluster", "mbarrier::complete_tx::bytes", *_REDUCTIONS):
+            raise ValueError(f".{word} is not known here")
+    if "mbarrier::complete_tx::bytes" not in words or kind not in ("u32", "s32", "u64", "b32"):
+        raise ValueError(f"{ins.opcode} is not known here")
+    name = next(word for word in _REDUCTIONS if word in words)
+    return _remote_store(program, ins, 1, kind, _combine(name, kind))
+
+
+@operation("multimem")
+def multimem(program: Program, ins: Instruction) -> Run:
+    """multimem: several GPUs' memory at one address is not emulated."""
+    raise ValueError(f"{ins.opcode} is left out of the emulator")

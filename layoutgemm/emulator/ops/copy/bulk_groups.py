@@ -1,0 +1,177 @@
+"""Groups of asynchronous copies: which copies a thread's wait is for.
+
+A thread gathers the copies that it issues into groups with a commit, and waits until at most N of its most recent
+groups are pending. cp.async has such groups, and cp.async.bulk others, those of bulk copies, tensor copies and
+reductions alike. `add` puts a bulk operation of any module into the group that its threads are gathering.
+
+PTX ISA, "Data Movement and Conversion Instructions: cp.async.commit_group, cp.async.wait_group,
+cp.async.bulk.commit_group, cp.async.bulk.wait_group".
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from ....errors import EmulatorError
+from ...machine.interpreter import Fiber
+from ...ptx.parser import Instruction
+from ...ptx.program import Program, Run
+from ...ptx.values import FULL
+from ...races.happens_before import Event
+from ...races.lanes import learn
+from ..registry import known, operation
+
+
+class Asynchronous(Protocol):
+    """An asynchronous operation that a wait can force. Both methods may be called again and do nothing then.
+
+    event   what it is to the race checker
+    read    let it read its source
+    finish  let it be complete
+    """
+
+    event: Event
+
+    def read(self) -> None:
+        """Let it read its source."""
+
+    def finish(self) -> None:
+        """Let it be complete."""
+
+
+class Groups:
+    """The groups of a warp's threads.
+
+    Threads that committed equally often are kept together: `classes` are (lanes, groups that they committed), and a
+    list of operations has (lanes, number of the group, operation). An operation of several lanes with a method
+    `split(lanes)`, which gives two operations of these lanes and of its others, is split where they are waited for
+    apart.
+    """
+
+    def __init__(self) -> None:
+        self.classes: list[tuple[int, int]] = [(FULL, 0)]
+        self.unread: list[tuple[int, int, Any]] = []
+        self.unfinished: list[tuple[int, int, Any]] = []
+
+    def add(self, lanes: int, operation: Any, reads: bool = True) -> None:
+        """An operation of these lanes, each in the group that it is gathering. reads: its reads may be waited for."""
+        for members, count in self.classes:
+            part = members & lanes
+            if part:
+                lanes &= ~part
+                one, operation = _separate(operation, part, lanes)
+                if reads:
+                    self.unread.append((part, count, one))
+                self.unfinished.append((part, count, one))
+
+    def commit(self, lanes: int) -> None:
+        """Close the groups of these lanes, empty ones too."""
+        counts: dict[int, int] = {}
+        for members, count in self.classes:
+            for part, now in ((members & lanes, count + 1), (members & ~lanes, count)):
+                if part:
+                    counts[now] = counts.get(now, 0) | part
+        self.classes = [(members, count) for count, members in counts.items()]
+
+    def take(self, lanes: int, left: int, read: bool = False) -> list[Any]:
+        """The operations that `taken` gives."""
+        return [what for _, what in self.taken(lanes, left, read)]
+
+    def taken(self, lanes: int, left: int, read: bool = False) -> list[tuple[int, Any]]:
+        """(lanes, operation) of all but these lanes' `left` most recent groups, which are waited for no more.
+
+        left  -1: those of the group that is being gathered too
+        read  only their reads are waited for: the operations themselves stay pending
+        """
+        if read:
+            found, self.unread = self._split(self.unread, lanes, left)
+            return found
+        found, self.unfinished = self._split(self.unfinished, lanes, left)
+        self.unread = self._split(self.unread, lanes, left)[1]
+        return found
+
+    def of(self, lanes: int) -> list[Any]:
+        """The pending operations of these lanes, which stay pending."""
+        found, kept = [], []
+        for members, number, what in self.unfinished:
+            mine, others = members & lanes, members & ~lanes
+            one, other = _separate(what, mine, others) if mine else (what, what)
+            if mine:
+                found.append(one)
+                kept.append((mine, number, one))
+            if others:
+                kept.append((others, number, other))
+        self.unfinished = kept
+        return found
+
+    def _split(
+        self, waiting: list[tuple[int, int, Any]], lanes: int, left: int
+    ) -> tuple[list[tuple[int, Any]], list[tuple[int, int, Any]]]:
+        found, rest = [], []
+        for members, number, what in waiting:
+            done = 0
+            for same, count in self.classes:
+                if number < count - left:
+                    done |= members & same & lanes
+            others = members & ~done
+            if done:
+                one, what = _separate(what, done, others)
+                found.append((done, one))
+            if others:
+                rest.append((others, number, what))
+        return found, rest
+
+
+def _separate(operation: Any, lanes: int, others: int) -> tuple[Any, Any]:
+    """The operation of these lanes and that of others, if there are any: the same one where it cannot be split."""
+    if others and hasattr(operation, "split"):
+        return operation.split(lanes)
+    return operation, operation
+
+
+def groups_of(fiber: Fiber, kind: str) -> Groups:
+    """The warp's groups of a kind: "bulk" or "cp.async"."""
+    found = fiber.warp.scratch.get(kind)
+    if found is None:
+        found = fiber.warp.scratch[kind] = Groups()
+    return found
+
+
+def add(fiber: Fiber, operation: Asynchronous, lanes: int = 0) -> None:
+    """Put a bulk operation that some of the fiber's lanes issued (0: all) into the group that they are gathering."""
+    groups_of(fiber, "bulk").add(lanes or fiber.lanes, operation)
+
+
+def group_count(fiber: Fiber, value: Any) -> int:
+    """The N of a wait."""
+    count = fiber.one(value)
+    if count >> 31:
+        raise EmulatorError(f"a wait for all but {count - (1 << 32)} groups")
+    return count
+
+
+@operation("cp.async.bulk.commit_group")
+def bulk_commit(program: Program, ins: Instruction) -> Run:
+    """cp.async.bulk.commit_group: what each thread issued since its last one is a group."""
+    known(ins, "async", "bulk", "commit_group")
+    return lambda fiber: groups_of(fiber, "bulk").commit(fiber.lanes)
+
+
+@operation("cp.async.bulk.wait_group")
+def bulk_wait(program: Program, ins: Instruction) -> Run:
+    """cp.async.bulk.wait_group: until at most N of the thread's most recent groups are pending; with .read, until the
+    others have read their sources.
+    """
+    known(ins, "async", "bulk", "wait_group", "read")
+    left, read = program.value(ins.operands[0]), "read" in ins.words
+
+    def go(fiber: Fiber) -> None:
+        ledger = fiber.cta.cluster.ledger
+        for lanes, what in groups_of(fiber, "bulk").taken(fiber.lanes, group_count(fiber, left(fiber)), read):
+            if read:
+                what.read()
+            else:
+                what.finish()
+            learn(ledger, fiber, lanes, what.event)
+
+    return go

@@ -1,0 +1,221 @@
+"""cp.async: copies of 4, 8 or 16 bytes by each thread, from global to shared memory, that complete later.
+
+They write through the generic proxy, at some time up to the wait for them: "late" they land when a wait or an mbarrier
+forces them, "early" at once. Each instruction is one event to the race checker, which a thread knows of once it has
+waited for the group.
+
+PTX ISA, "Data Movement and Conversion Instructions: Non-bulk copy", "cp.async", "cp.async.commit_group",
+"cp.async.wait_group", "cp.async.mbarrier.arrive".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ....atoms.copy.cp_async import cp_async
+from ....errors import EmulatorError
+from ...machine.interpreter import Cta, Fiber
+from ...machine.memory import granules, parts_of
+from ...ptx.parser import Instruction, Operand
+from ...ptx.program import Program, Run
+from ...ptx.values import bool_of, is_uniform
+from ...races.lanes import Touch, divide, learn
+from ..barrier import mbarrier_at
+from ..memory import place, said
+from ..registry import known, operation, taken
+from .bulk_groups import group_count, groups_of
+
+KIND = "cp.async"
+Array = npt.NDArray[np.int64]
+
+
+class Copy:
+    """What the lanes of one cp.async copy.
+
+    offsets, sources  of each lane: where in the block's shared memory, from which global address
+    valid             bytes of each lane that are read, the rest of its `size` become zeros; None: all
+    """
+
+    def __init__(self, fiber: Fiber, cta: Cta, lanes: int, size: int, offsets: Array, sources: Array,
+                 valid: Array | None) -> None:  # fmt: skip
+        self.cta, self.lanes, self.size = cta, lanes, size
+        self.offsets, self.sources, self.valid = offsets, sources, valid
+        self.memory = fiber.machine.launch.memory
+        self.event = cta.cluster.ledger.event(False, fiber.describe)
+        self.landed = False
+
+    def read(self) -> None:
+        """Its reads are not waited for apart."""
+
+    def finish(self) -> None:
+        """Land what has been read."""
+        if self.landed:
+            return
+        self.landed = True
+        if self.valid is None:
+            data = self.memory.read(self.sources, self.size)
+        else:
+            data = np.zeros((len(self.offsets), self.size), dtype=np.uint8)
+            for count in set(self.valid.tolist()) - {0}:
+                chosen = self.valid == count
+                data[chosen, :count] = self.memory.read(self.sources[chosen], count)
+        self.cta.shared.write(self.offsets, data)
+
+    def split(self, lanes: int) -> tuple[Copy, Copy]:
+        """The copy of these lanes, with an event of its own, and that of the others."""
+        one = Copy.__new__(Copy)
+        for name, value in vars(self).items():
+            setattr(one, name, value)
+        inside = bool_of(lanes)[bool_of(self.lanes)]
+        ledger, shadow = self.cta.cluster.ledger, self.cta.shadow
+        if ledger.lanes:
+            one.event = divide(ledger, self.event, lanes)
+            return self._parted(one, lanes, inside)
+        one.event = ledger.event(False, self.event.describe)
+        mine, others = (granules(self.offsets[which], self.size) for which in (inside, ~inside))
+        parts, left = (parts_of(self.offsets[which], self.size) for which in (inside, ~inside))
+        shadow.divide(self.event, one.event, (mine, parts), (others, left))
+        return self._parted(one, lanes, inside)
+
+    def _parted(self, one: Copy, lanes: int, inside: npt.NDArray[np.bool_]) -> tuple[Copy, Copy]:
+        one.lanes, self.lanes = lanes, self.lanes & ~lanes
+        one.offsets, self.offsets = self.offsets[inside], self.offsets[~inside]
+        one.sources, self.sources = self.sources[inside], self.sources[~inside]
+        if self.valid is not None:
+            one.valid, self.valid = self.valid[inside], self.valid[~inside]
+        return one, self
+
+
+def _number(operand: Operand) -> int:
+    if operand.kind != "number":
+        raise ValueError(f"{operand.text} is no constant")
+    return int(operand.text, 0)
+
+
+def _lanewise(value: Any, active: npt.NDArray[np.bool_]) -> Array:
+    if is_uniform(value):
+        return np.full(int(active.sum()), value, dtype=np.int64)
+    return value[active].astype(np.int64)
+
+
+@operation("cp.async.ca", "cp.async.cg", guards=True)
+def copy(program: Program, ins: Instruction) -> Run:
+    """cp.async: with src-size, bytes beyond it become zeros; with ignore-src, all of them where it holds."""
+    words = [word for word in ins.words[3:] if not word.startswith("L2::")]
+    if words not in (["shared", "global"], ["shared::cta", "global"]):
+        raise ValueError(f"{ins.opcode} is not known here")
+    target, source, bytes_, *rest = ins.operands
+    size = cp_async(_number(bytes_), ins.words[2]).bytes
+    if "L2::cache_hint" in ins.words:
+        rest = rest[:-1]
+    if len(rest) > 1:
+        raise ValueError(f"{ins.opcode} with {len(rest)} operands after the size")
+    predicate = bool(rest) and program.kernel.registers.get(rest[0].text) == "pred"
+    extra = program.value(rest[0], "pred" if predicate else "b32") if rest else None
+    destination, origin, lanes_of = program.address(target), program.address(source), taken(program, ins)
+
+    def go(fiber: Fiber) -> None:
+        lanes = lanes_of(fiber)
+        if not lanes:
+            return
+        machine, active = fiber.machine, bool_of(lanes)
+        cta, offsets = place(fiber, "shared", _lanewise(destination(fiber), active))
+        if cta is not fiber.cta:
+            raise EmulatorError("cp.async into shared memory of another block of the cluster")
+        sources = _lanewise(origin(fiber), active)
+        valid = None
+        if extra is not None:
+            valid = _lanewise(extra(fiber), active)
+            if predicate:
+                valid = np.where(valid != 0, 0, size)
+            elif (valid > size).any():
+                raise EmulatorError(f"cp.async of {size} bytes with src-size {int(valid.max())}")
+        cta.shared.check(offsets, size, ins.opcode)
+        used = sources if valid is None else sources[valid > 0]
+        if (used & size - 1).any():
+            raise EmulatorError(f"{ins.opcode}: global address {int(used[(used & size - 1) != 0][0]):#x} is no "
+                                f"multiple of {size}")  # fmt: skip
+        one = Copy(fiber, cta, lanes, size, offsets, sources, valid)
+        parts, touch = parts_of(offsets, size), Touch(lanes, offsets, size)
+        machine.touch(fiber, cta, touch.places, True, said(fiber, ins), one.event, parts=parts, touch=touch)
+        machine.counts.bytes["global to shared"] += size * len(offsets)
+        if machine.banks is not None:
+            machine.banks.add(ins, "cp.async", size, offsets, lanes)
+        if machine.policy.loads == "early":
+            one.finish()
+        groups_of(fiber, KIND).add(lanes, one, reads=False)
+
+    return go
+
+
+@operation("cp.async.commit_group")
+def commit(program: Program, ins: Instruction) -> Run:
+    """cp.async.commit_group: what each thread issued since its last one is a group."""
+    known(ins, "async", "commit_group")
+    return lambda fiber: groups_of(fiber, KIND).commit(fiber.lanes)
+
+
+@operation("cp.async.wait_group", "cp.async.wait_all")
+def wait(program: Program, ins: Instruction) -> Run:
+    """cp.async.wait_group: until at most N of the thread's most recent groups are pending; wait_all: until none is."""
+    known(ins, "async", "wait_group", "wait_all")
+    left: Callable[[Any], Any] = program.value(ins.operands[0]) if ins.operands else lambda fiber: 0
+    if ("wait_all" in ins.words) != (not ins.operands):
+        raise ValueError(f"{ins.opcode} with {len(ins.operands)} operands")
+    every = "wait_all" in ins.words
+
+    def go(fiber: Fiber) -> None:
+        ledger, groups = fiber.cta.cluster.ledger, groups_of(fiber, KIND)
+        waited = fiber.warp.scratch.get("cp.async waited")
+        for one in groups.take(fiber.lanes, -1 if every else group_count(fiber, left(fiber))):
+            one.finish()
+            learn(ledger, fiber, one.lanes, one.event)
+            if waited is None:
+                waited = fiber.warp.scratch["cp.async waited"] = ledger.knowledge()
+            ledger.learn_open(waited, one.event)
+
+    return go
+
+
+@operation("cp.async.mbarrier.arrive")
+def arrive(program: Program, ins: Instruction) -> Run:
+    """cp.async.mbarrier.arrive: each lane arrives when all its copies so far are complete.
+
+    Without .noinc the barrier's pending count grows first, so that the arrival is one beside those it expects.
+    """
+    known(ins, "async", "mbarrier", "arrive", "noinc", "shared", "shared::cta", "b64")
+    address, counted = program.address(ins.operands[0]), "noinc" in ins.words
+
+    def go(fiber: Fiber) -> None:
+        machine, ledger = fiber.machine, fiber.cta.cluster.ledger
+        for at in set(fiber.each(address(fiber)).tolist()):
+            lanes = fiber.lanes
+            given = address(fiber)
+            if not is_uniform(given):
+                lanes &= sum(1 << lane for lane in range(32) if given[lane] == at)
+            barrier = mbarrier_at(fiber, int(at))
+            count = lanes.bit_count()
+            if not counted:
+                barrier.pending += count
+            copies = groups_of(fiber, KIND).of(lanes)
+            arrival = fiber.epoch
+            ledger.renew(fiber)
+            handed = ledger.knowledge(fiber.warp.scratch.get("cp.async waited"))
+            for one in copies:
+                ledger.learn_open(handed, one.event)
+
+            def land(barrier: Any = barrier, copies: Any = copies, handed: Any = handed, count: int = count,
+                     arrival: Any = arrival) -> None:  # fmt: skip
+                for one in copies:
+                    one.finish()
+                barrier.knows.merge(handed)
+                for _ in range(count):
+                    barrier.arrive(1, arrival, fiber.knows)
+
+            machine.defer(fiber.cta.cluster, "loads", land)
+
+    return go

@@ -1,0 +1,211 @@
+"""Matrix copies of a warp: ldmatrix, stmatrix, movmatrix.
+
+Which byte of which lane's row goes where comes from the atom's two maps, turned into one index array when the kernel is
+loaded; an execution is one fetch of rows and one `take`.
+
+PTX ISA, "Warp-level Matrix Instructions: ldmatrix, stmatrix, movmatrix".
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ....atoms.copy.base import CopyAtom
+from ....atoms.copy.ldmatrix import ROW_BYTES, ldmatrix, movmatrix, stmatrix
+from ....errors import EmulatorError
+from ...machine.interpreter import Cta, Fiber
+from ...machine.memory import GRANULE
+from ...ptx.parser import Instruction, Operand
+from ...ptx.program import Program, Run
+from ...ptx.values import LANES
+from ...races.lanes import Touch
+from ..memory import place, said
+from ..registry import operation
+
+SPACES = ("shared", "shared::cta")
+# Bytes of a row of 16 that a packed source has: 16 elements of so many bits, then padding. PTX ISA, ldmatrix.
+PACKED = {"b6x16_p32": 6, "b4x16_p64": 4}
+
+# Rows that sets of addresses stand for: a kernel comes back to the same ones, and every block has them.
+KNOWN = 1 << 14
+_known: dict[tuple[Any, ...], tuple[npt.NDArray[np.int64], Touch]] = {}
+
+
+def atom_of(ins: Instruction) -> tuple[CopyAtom, str]:
+    """The atom that an opcode names, and its state space ("" for generic addresses)."""
+    name, *words = ins.words
+    space = next((word for word in words if word in SPACES), "")
+    words = [word for word in words if word not in SPACES]
+    if words[:2] != ["sync", "aligned"]:
+        raise ValueError(f"{name} is .sync.aligned")
+    form = re.fullmatch(r"m(\d+)n(\d+)\.x(\d)(\.trans)?\.([\w.]+)", ".".join(words[2:]))
+    if form is None:
+        raise ValueError(f"{ins.opcode} is not known here")
+    make = ldmatrix if name == "ldmatrix" else stmatrix
+    return make(int(form[3]), f"m{form[1]}n{form[2]}.{form[5]}", form[4] is not None), space
+
+
+def _elements(atom: CopyAtom, side: str) -> npt.NDArray[np.int64]:
+    """[lane, value] -> element of the reference tile."""
+    layout = atom.layout(side)
+    values = np.asarray(layout.offsets(), dtype=np.int64).reshape(layout[1].size, layout[0].size)
+    return values.T
+
+
+def _register_map(atom: CopyAtom, side: str) -> npt.NDArray[np.int64]:
+    """[register, lane, unit] -> element, for the side in registers; a unit is an element of the atom."""
+    elements = _elements(atom, side)
+    each = 32 // atom.element.bits
+    return elements.reshape(LANES, -1, each).transpose(1, 0, 2)
+
+
+class Rows:
+    """The rows in shared memory that a matrix copy touches.
+
+    lanes  those that supply an address, in the order of the rows; mask: the same as bits
+    place  element of the reference tile -> its place in the fetched rows, in elements
+    bytes  of each row, those that the instruction looks at
+    """
+
+    def __init__(self, program: Program, ins: Instruction, operand: Operand) -> None:
+        self.ins = ins
+        self.atom, self.space = atom_of(ins)
+        side = self.atom.side_in("smem")
+        self.address = program.address(operand)
+        self.lanes = np.array(self.atom.address_threads(side))
+        self.mask = sum(1 << lane for lane in self.lanes.tolist())
+        first = _elements(self.atom, side)[self.lanes]
+        self.place = np.empty(first.size, dtype=np.int64)
+        self.place[first.reshape(-1)] = np.arange(first.size)
+        self.unit = np.dtype(f"u{self.atom.element.bytes}")
+        self.packed = PACKED.get(ins.words[-1])
+        self.bytes = ROW_BYTES if self.packed is None else ROW_BYTES * self.packed // 8
+
+        self.form = (self.atom.ptx, self.space)
+
+    def find(self, fiber: Fiber, write: bool) -> tuple[Cta, npt.NDArray[np.int64]]:
+        """(block, number of each row's 16 bytes), checked and recorded."""
+        if fiber.lanes != fiber.warp.alive:
+            fiber.whole()
+        given = self.address(fiber)
+        if not isinstance(given, np.ndarray):
+            given = np.full(LANES, given)
+        cta = fiber.cta
+        key = (self.form, cta.rank, cta.shared.size, given.tobytes())
+        found = _known.get(key)
+        if found is None:
+            if len(_known) >= KNOWN:
+                _known.clear()
+            found = _known[key] = self._rows(fiber, given)
+        fiber.machine.touch(fiber, cta, found[1].places, write, said(fiber, self.ins), touch=found[1])
+        machine = fiber.machine
+        machine.counts.bytes["shared write" if write else "shared read"] += self.bytes * len(found[0])
+        if machine.banks is not None:
+            machine.banks.add(self.ins, self.ins.words[0], ROW_BYTES, found[0] * GRANULE, self.mask)
+        return cta, found[0]
+
+    def _rows(self, fiber: Fiber, given: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int64], Touch]:
+        """(number of each row's 16 bytes, which lane's they are)."""
+        name = self.ins.opcode
+        cta, offsets = place(fiber, self.space, given[self.lanes])
+        if cta is not fiber.cta:
+            raise EmulatorError(f"{name}: the rows are not in the block's own shared memory")
+        wrong = offsets % ROW_BYTES != 0
+        if wrong.any():
+            raise EmulatorError(f"{name}: row address {int(offsets[wrong][0]):#x} is no multiple of {ROW_BYTES}")
+        fiber.cta.shared.check(offsets, ROW_BYTES, name)
+        return offsets // GRANULE, Touch(self.mask, offsets, ROW_BYTES)
+
+
+def _unpacked(rows: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
+    """[n, 16] bytes with 16 packed elements at the front -> one element in the low bits of each byte."""
+    spread = np.unpackbits(rows[:, : 2 * bits], axis=1, bitorder="little").reshape(len(rows), 16, bits)
+    return np.packbits(spread, axis=2, bitorder="little").reshape(len(rows), 16)
+
+
+@operation("ldmatrix")
+def load_matrix(program: Program, ins: Instruction) -> Run:
+    """ldmatrix: rows of shared memory, one address a lane, into fragments; packed elements become bytes."""
+    rows = Rows(program, ins, ins.operands[1])
+    targets = program.targets(ins.operands[0])
+    take = rows.place[_register_map(rows.atom, "dst")]
+    _count(ins, targets, take)
+    packed, unit, count = rows.packed, rows.unit, len(targets)
+
+    def go(fiber: Fiber) -> None:
+        cta, numbers = rows.find(fiber, False)
+        shared = cta.shared
+        written = shared.full_chunks[numbers]
+        if not written.all():
+            fresh = ~written[:, : rows.bytes]
+            if fresh.any():
+                at = np.argwhere(fresh)[0]
+                offset = int(numbers[at[0]]) * GRANULE + int(at[1])
+                message = f"{ins.opcode} reads shared offset {offset:#x}, never written"
+                fiber.machine.problem("uninitialised", message, fiber, suspect=True)
+        if packed is None:
+            fetched: Any = shared.chunks[numbers].view(unit)
+        else:
+            fetched = _unpacked(shared.chunks[numbers].view(np.uint8), packed)
+        found = fetched.reshape(-1)[take].reshape(count, -1).view(np.uint32).astype(np.int64)
+        registers = fiber.registers
+        for register, value in zip(targets, found):
+            if register is not None:
+                registers[register] = value
+
+    return go
+
+
+def _count(ins: Instruction, registers: list[Any], take: npt.NDArray[np.int64]) -> None:
+    if len(registers) != len(take):
+        raise ValueError(f"{ins.words[0]} of {len(take)} registers is given {len(registers)}")
+
+
+def packed_registers(fiber: Fiber, sources: list[Any]) -> npt.NDArray[np.uint32]:
+    """[register, lane] of a vector operand."""
+    out = np.empty((len(sources), LANES), dtype=np.uint32)
+    for n, source in enumerate(sources):
+        out[n] = source(fiber)
+    return out
+
+
+@operation("stmatrix")
+def store_matrix(program: Program, ins: Instruction) -> Run:
+    """stmatrix: fragments into rows of shared memory, one address a lane."""
+    rows = Rows(program, ins, ins.operands[0])
+    sources = program.sources(ins.operands[1])
+    elements = _register_map(rows.atom, "src")
+    _count(ins, sources, elements)
+    order = np.empty(elements.size, dtype=np.int64)
+    order[rows.place[elements.reshape(-1)]] = np.arange(elements.size)
+    unit = rows.unit
+
+    def go(fiber: Fiber) -> None:
+        values = packed_registers(fiber, sources)
+        cta, numbers = rows.find(fiber, True)
+        cta.shared.chunks[numbers] = values.reshape(-1).view(unit)[order].view(np.uint16).reshape(len(numbers), -1)
+        cta.shared.full_chunks[numbers] = True
+
+    return go
+
+
+@operation("movmatrix")
+def move_matrix(program: Program, ins: Instruction) -> Run:
+    """movmatrix: an 8x8 matrix of 16-bit elements transposed across the warp's registers."""
+    atom = movmatrix()
+    if ins.opcode != atom.ptx:
+        raise ValueError(f"{ins.opcode} is not known here")
+    source, target = program.value(ins.operands[1]), program.index[ins.operands[0].text]
+    held, wanted = _register_map(atom, "src").reshape(-1), _register_map(atom, "dst").reshape(-1)
+    order = np.argsort(held)[wanted]
+
+    def go(fiber: Fiber) -> None:
+        fiber.whole()
+        values = packed_registers(fiber, [source]).reshape(-1).view(np.uint16)
+        fiber.registers[target] = values[order].view(np.uint32).astype(np.int64)
+
+    return go

@@ -1,0 +1,200 @@
+"""Tensor maps that a kernel changes: tensormap.replace, tensormap.cp_fenceproxy, fence.proxy.tensormap.
+
+PTX ISA, "tensormap.replace", "tensormap.cp_fenceproxy", "membar, fence". A map is 128 bytes in shared or global memory;
+replacing a field reads and writes all of them. The copy engine reads maps through a proxy of its own: it sees a change
+in global memory only when that was released to the proxy (cp_fenceproxy, or fence.proxy.tensormap::generic.release by
+the thread that made it), and a fence.proxy.tensormap::generic.acquire of that map stands between, by the thread that
+copies or before a barrier that it passed. Both are asked for where a copy uses such a map.
+What replacing does to each field is what an H200 does (tests/emulator/ops/copy/test_tensormap.py); .swizzle_atomicity,
+of later architectures, is by PTX's word alone.
+
+Not watched: ordinary stores into a map in global memory, and a change while a copy that was issued before still reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ....errors import EmulatorError
+from ...machine.interpreter import Cluster, Cta, Fiber
+from ...machine.memory import span
+from ...machine.tensor_map import ALIGN, BYTES, FIELDS, ORDERED, replaced
+from ...ptx.parser import Instruction, Operand
+from ...ptx.program import Program, Run
+from ...races.happens_before import Event
+from ..barrier import barriers_of
+from ..memory import place, said
+from ..registry import operation
+
+SCOPES = ("cta", "cluster", "gpu", "sys")
+
+
+@dataclass
+class Changed:
+    """A map in global memory that the kernel has changed.
+
+    cluster   that did it last; text: which instruction
+    change    when; releases: when it was released to the copy engine; acquires: when that was acquired
+    """
+
+    cluster: Cluster
+    text: str
+    change: Event
+    releases: list[Event] = field(default_factory=list)
+    acquires: list[Event] = field(default_factory=list)
+
+
+def changed_maps(fiber: Fiber) -> dict[int, Changed]:
+    """Address -> what became of it, of the launch."""
+    found: dict[int, Changed] = fiber.machine.scratch.setdefault("tensor maps", {})
+    return found
+
+
+def check_use(fiber: Fiber, address: int) -> None:
+    """Report a tensor copy that uses a changed map without the fences."""
+    found = changed_maps(fiber).get(address)
+    if found is None or not fiber.machine.policy.races or found.cluster is not fiber.cta.cluster:
+        return
+    ledger, what = fiber.cta.cluster.ledger, f"the tensor map at {address:#x}, which {found.text} has changed"
+    if not found.releases:
+        lacks = "the change was not released to the copy engine (fence.proxy.tensormap::generic.release)"
+    elif not any(ledger.knows(fiber.knows, event) for event in found.acquires):
+        lacks = "no fence.proxy.tensormap::generic.acquire of it stands before this"
+    else:
+        return
+    fiber.machine.problem("race", f"a tensor copy uses {what}: {lacks}", fiber)
+
+
+def _mark(fiber: Fiber) -> Event:
+    """The event of what the fiber has done so far; later is another. It is asked for when records of it are gone."""
+    event = fiber.epoch
+    barriers_of(fiber.cta)
+    fiber.cta.scratch["events"].append(event)
+    fiber.cta.cluster.ledger.renew(fiber)
+    return event
+
+
+def _address(at: int, what: str) -> int:
+    if at % ALIGN:
+        raise EmulatorError(f"{what}: a tensor map at {at:#x}: it must be a multiple of {ALIGN}")
+    return at
+
+
+def _in_shared(fiber: Fiber, ins: Instruction, cta: Cta, offset: int, write: bool) -> None:
+    """Check and record the access to a map in the block's shared memory."""
+    if cta is not fiber.cta:
+        raise EmulatorError(f"{ins.opcode}: the tensor map is not in the block's own shared memory")
+    cta.shared.check(np.array([_address(offset, ins.opcode)]), BYTES, ins.opcode)
+    fresh = cta.shared.unwritten(np.array([offset]), BYTES)
+    if fresh is not None:
+        fiber.machine.problem("uninitialised", f"{ins.opcode} reads shared offset {fresh:#x}, never written", fiber)
+    fiber.machine.touch(fiber, cta, span(offset, BYTES), write, said(fiber, ins))
+
+
+def _constant(operand: Operand) -> int:
+    if operand.kind != "number":
+        raise ValueError(f"{operand.text} is no constant")
+    return int(operand.text, 0)
+
+
+@operation("tensormap.replace")
+def replace(program: Program, ins: Instruction) -> Run:
+    """tensormap.replace: one field of a map in shared or global memory; extents and strides by their dimension."""
+    words = list(ins.words[2:])
+    name = words[1] if len(words) > 1 else ""
+    space = next((word for word in words if word in ("global", "shared::cta")), "")
+    kind = "b64" if name in ("global_address", "global_stride") else "b32"
+    if words != [word for word in ("tile", name, space, "b1024", kind) if word] or name not in FIELDS:
+        raise ValueError(f"{ins.opcode} is not known here")
+    ordered = name in ORDERED
+    if len(ins.operands) != 2 + ordered:
+        raise ValueError(f".{name} has {2 + ordered} operands")
+    dimension = _constant(ins.operands[1]) if ordered else 0
+    if not 0 <= dimension < ORDERED.get(name, 1):
+        raise ValueError(f".{name} of dimension {dimension}")
+    address, value = program.address(ins.operands[0]), program.value(ins.operands[-1], kind)
+
+    def go(fiber: Fiber) -> None:
+        number = fiber.one(value(fiber))
+        for at in sorted(set(fiber.each(address(fiber)).tolist())):
+            cta, (offset,) = place(fiber, space or "", np.array([at]))
+            if cta is not None:
+                _in_shared(fiber, ins, cta, int(offset), True)
+                content = cta.shared.bytes[offset : offset + BYTES]
+            else:
+                memory = fiber.machine.launch.memory
+                buffer, first = memory.find(_address(int(offset), ins.opcode), BYTES)
+                content = buffer.data[first : first + BYTES]
+                changed_maps(fiber)[int(offset)] = Changed(fiber.cta.cluster, said(fiber, ins)(), fiber.epoch)
+            content[:] = np.frombuffer(replaced(content.tobytes(), name, dimension, number), np.uint8)
+
+    return go
+
+
+@operation("tensormap.cp_fenceproxy")
+def copy_and_release(program: Program, ins: Instruction) -> Run:
+    """tensormap.cp_fenceproxy: a map from shared to global memory, by a whole warp, and its release."""
+    expected = ("cp_fenceproxy", "global", "shared::cta", "tensormap::generic", "release", "sync", "aligned")
+    words = [word for word in ins.words[1:] if word not in SCOPES]
+    if tuple(words) != expected or len(ins.words) != 9 or _constant(ins.operands[2]) != BYTES:
+        raise ValueError(f"{ins.opcode} of {ins.operands[2].text} bytes is not known here")
+    target, source = program.address(ins.operands[0]), program.address(ins.operands[1])
+
+    def go(fiber: Fiber) -> None:
+        fiber.whole()
+        to = _address(fiber.one(target(fiber)), ins.opcode)
+        cta, (offset,) = place(fiber, "shared", np.array([fiber.one(source(fiber))]))
+        assert cta is not None
+        _in_shared(fiber, ins, cta, int(offset), False)
+        content = cta.shared.bytes[offset : offset + BYTES]
+        fiber.machine.launch.memory.write(np.array([to]), content[None].copy())
+        fiber.machine.counts.bytes["shared to global"] += BYTES
+        made = _mark(fiber)
+        changed_maps(fiber)[to] = Changed(fiber.cta.cluster, said(fiber, ins)(), made, [made])
+
+    return go
+
+
+@operation("fence.proxy.tensormap::generic")
+def fence(program: Program, ins: Instruction) -> Run:
+    """fence.proxy.tensormap::generic: release what the thread changed in global memory; acquire one map."""
+    words = [word for word in ins.words[3:] if word not in SCOPES]
+    if words not in (["release"], ["acquire"]) or len(ins.words) != 5:
+        raise ValueError(f"{ins.opcode} is not known here")
+    if words == ["release"]:
+        if ins.operands:
+            raise ValueError("a release names no address")
+        return _release
+    if len(ins.operands) != 2 or _constant(ins.operands[1]) != BYTES:
+        raise ValueError(f"an acquire is of an address and {BYTES} bytes")
+    return _acquire(program.address(ins.operands[0]))
+
+
+def _release(fiber: Fiber) -> None:
+    ledger, own = fiber.cta.cluster.ledger, fiber.epoch
+    known = [
+        found
+        for found in changed_maps(fiber).values()
+        if found.cluster is fiber.cta.cluster
+        and not found.releases
+        and (found.change is own or ledger.knows(fiber.knows, found.change))
+    ]
+    made = _mark(fiber)
+    for found in known:
+        found.releases.append(made)
+
+
+def _acquire(address: Callable[[Any], Any]) -> Run:
+    def go(fiber: Fiber) -> None:
+        ledger = fiber.cta.cluster.ledger
+        for at in set(fiber.each(address(fiber)).tolist()):
+            found = changed_maps(fiber).get(int(at))
+            if found is not None and found.cluster is fiber.cta.cluster:
+                if any(event is fiber.epoch or ledger.knows(fiber.knows, event) for event in found.releases):
+                    found.acquires.append(_mark(fiber))
+
+    return go

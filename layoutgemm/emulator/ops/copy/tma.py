@@ -1,0 +1,541 @@
+"""Tensor copies: cp.async.bulk.tensor both ways, cp.reduce.async.bulk.tensor, and the prefetch of a box.
+
+PTX ISA, "Data Movement and Conversion Instructions: cp.async.bulk.tensor, cp.reduce.async.bulk.tensor,
+cp.async.bulk.prefetch.tensor". What a copy moves, and where to, is said by `atoms.tma_engine`; here it is asked once
+for each tensor map and kept as indices. A load is an asynchronous event that the mbarrier knows of when it has landed,
+a store one that reads shared memory until the thread waits for its bulk group.
+
+A store writes whole 16-byte units (`tma_rules.whole_units`): where a line ends within one, elements beyond it too. They
+are written here, as on an H200, and reported, kind "edge": a tensor map of an output whose pitch is its own says what
+is meant, one of a part of a larger matrix overwrites its neighbours. `Policy(edges=False)` is for the former.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ....atoms.tma import engine as tma_engine
+from ....atoms.tma.rules import EDGE_UNIT, MAX_DIM, RULES, SMEM_UNIT, check_reduction, whole_units
+from ....errors import EmulatorError, TmaError
+from ...machine.interpreter import Cta, Fiber
+from ...machine.memory import GRANULE, RANK_SHIFT, Buffer
+from ...machine.tensor_map import ALIGN, BYTES, decode
+from ...ptx.codegen import PARAMETER_BASE, SHARED_WINDOW
+from ...ptx.parser import Instruction
+from ...ptx.program import Program, Run
+from ...ptx.values import bool_of, s32
+from ...races.happens_before import Event
+from ...races.lanes import one_lane
+from ..barrier import Mbarrier, barriers_of, mbarrier_at
+from ..memory import block_of, said
+from ..registry import operation
+from . import bulk_groups
+from .tensormap import check_use
+
+PERIOD = 1024  # bytes after which every swizzle repeats
+MASK_BITS = 16  # of a multicast's block mask
+LOAD = "mbarrier::complete_tx::bytes"
+# The engine takes one operation of a warp. Of a load or a reduction ptxas 13.0 makes a loop over the active lanes, so
+# that 32 lanes add 32 times (seen in its SASS, and recorded on an H200); a store it issues once.
+EACH = "each its own: elect one"
+LEFT_OUT = ("im2col", "im2col_no_offs", "im2col::w", "im2col::w::128", "tile::gather4", "tile::scatter4")
+REDUCTIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
+
+
+# One box --------------------------------------------------------------------------------------------------------------
+
+
+class Box:
+    """What one instruction moves with one tensor map, as indices: the engine's answers, kept."""
+
+    def __init__(self, content: bytes) -> None:
+        self.tmap, self.address = decode(content)
+        self.written = whole_units(self.tmap)  # what a store writes: the same, but for the ends of lines
+        self.bytes = tma_engine.bytes_moved(self.tmap)
+        bits = self.tmap.kind.gmem_bits
+        # Elements in 16 bytes, where they lie in shared memory as they do in global memory; else 0.
+        alike = bits == self.tmap.kind.smem_bits and bits >= 8 and self.tmap.kind.name != "TFLOAT32"
+        self.unit = GRANULE * 8 // bits if alike else 0
+        self.chunks: Callable[[int], npt.NDArray[np.int64]] = lru_cache(maxsize=None)(self._chunks)
+        self.granules: Callable[[int], int] = lru_cache(maxsize=None)(self._granules)
+        self.refused: Callable[[int], str] = lru_cache(maxsize=None)(self._refused)
+        self.relative = self._relative() if self.unit else np.empty(0, np.int64)
+
+    def _chunks(self, phase: int) -> npt.NDArray[np.int64]:
+        """Numbers of the 16-byte chunks of shared memory from `phase` on, in the order of `relative`."""
+        where = tma_engine.shared_bits(self.tmap, phase)
+        parts = where.reshape(-1, self.unit, *where.shape[1:])
+        steps = np.arange(self.unit) * self.tmap.kind.gmem_bits
+        if not (parts == parts[:, :1] + steps.reshape(1, -1, *[1] * (where.ndim - 1))).all():
+            raise EmulatorError(f"the swizzle of {self.tmap} tears 16-byte chunks apart")
+        return np.asarray((parts[:, 0] // (8 * GRANULE)).reshape(-1))
+
+    def _relative(self) -> npt.NDArray[np.int64]:
+        """Bytes from the box's first element to each 16-byte chunk, in global memory."""
+        endless = replace(self.tmap, extents=(MAX_DIM,) * self.tmap.rank)
+        where, _ = tma_engine.global_bits(endless, (0,) * self.tmap.rank)
+        return np.asarray((where[:: self.unit] // 8).reshape(-1))
+
+    def _granules(self, phase: int) -> int:
+        first = tma_engine.shared_bits(self.tmap, phase) // (8 * GRANULE)
+        touched = np.zeros(int(first.max()) + 1, dtype=bool)
+        touched[first.reshape(-1)] = True
+        return int.from_bytes(np.packbits(touched, bitorder="little").tobytes(), "little")
+
+    def _refused(self, inner: int) -> str:
+        try:
+            tma_engine.box_coordinates(self.tmap, (inner, *(0,) * (self.tmap.rank - 1)))
+        except TmaError as error:
+            return str(error)
+        return ""
+
+    def check(self, coordinates: Sequence[int], stores: bool) -> None:
+        """Raise EmulatorError for coordinates that the engine does not take."""
+        # Whether it takes the innermost one depends on its last bits: no format has more than 128 of 16 bytes.
+        wrong = self.refused(coordinates[0] % (8 * GRANULE))
+        if not wrong and stores and min(coordinates) < 0:
+            wrong = "no coordinate of a store may be negative"
+        if wrong:
+            raise EmulatorError(f"a box at {tuple(coordinates)}: {wrong}; {RULES['coordinate'].text}")
+
+    def places(self, offset: int) -> int:
+        """The granules of shared memory that the box covers, as a bit set."""
+        return self.granules(offset % PERIOD) << offset // PERIOD * (PERIOD // GRANULE)
+
+    def whole(self, coordinates: Sequence[int], stores: bool = False) -> bool:
+        """Whether all of the box lies in the tensor, or is written by a store."""
+        tmap = self.written if stores else self.tmap
+        return all(
+            0 <= start and start + (count - 1) * step < extent
+            for start, count, step, extent in zip(coordinates, tmap.moved, tmap.steps, tmap.extents, strict=True)
+        )
+
+    def beyond(self, coordinates: Sequence[int]) -> range:
+        """The elements that a store of the box writes beyond its lines' end."""
+        line, end, start = self.tmap.extents[0], self.written.extents[0], coordinates[0]
+        if line == end or not start < line < start + self.tmap.box[0]:
+            return range(0)
+        rows = zip(coordinates[1:], self.tmap.extents[1:], strict=True)
+        return range(line, end) if all(start < extent for start, extent in rows) else range(0)
+
+    def over(self, buffer: Buffer, coordinates: Sequence[int]) -> int:
+        """The bytes that a store of the box writes beyond the buffer's end: what is beyond the tensor's last line."""
+        if not self.beyond(coordinates):
+            return 0
+        where, _ = tma_engine.global_bits(self.written, coordinates)
+        return max(0, self.address + int(where.max() + self.tmap.kind.gmem_bits) // 8 - buffer.end)
+
+    def rows(
+        self, buffer: Buffer, coordinates: Sequence[int], stores: bool = False
+    ) -> npt.NDArray[np.int64] | None:
+        """The 16-byte chunks of the buffer that the box is, or None where it is no whole number of aligned ones."""
+        if not self.unit or not self.whole(coordinates, stores):
+            return None
+        strides = (self.tmap.kind.gmem_bits // 8, *self.tmap.strides)
+        start = self.address - buffer.address
+        start += sum(at * stride for at, stride in zip(coordinates, strides, strict=True))
+        return None if start % GRANULE else self.relative + start
+
+    def tensor(self, fiber: Fiber, coordinates: Sequence[int]) -> Buffer:
+        """The buffer that holds all of the box that lies in the tensor. Raises EmulatorError where it does not."""
+        memory = fiber.machine.launch.memory
+        if self.whole(coordinates) and self.unit:
+            strides = (self.tmap.kind.gmem_bits // 8, *self.tmap.strides)
+            low = self.address + sum(at * stride for at, stride in zip(coordinates, strides, strict=True))
+            high = low + int(self.relative.max()) + GRANULE
+        else:
+            where, inside = tma_engine.global_bits(self.tmap, coordinates)
+            if not inside.any():
+                return memory.near(self.address)
+            low = self.address + int(where[inside].min()) // 8
+            high = self.address + -(-int(where[inside].max() + self.tmap.kind.gmem_bits) // 8)
+        # The tensor may begin before its buffer (and its first lines be never asked for): what counts is the box.
+        buffer = memory.near(self.address)
+        if low < buffer.address:
+            memory.find(low)
+        if high > buffer.end:
+            raise EmulatorError(
+                f"the box at {tuple(coordinates)} reaches to byte {high - buffer.address} of buffer {buffer.name}, "
+                f"which has {len(buffer.data)}: the tensor map says more than there is, {self.tmap}"
+            )
+        return buffer
+
+
+_box = lru_cache(maxsize=256)(Box)
+
+
+def _box_at(fiber: Fiber, address: int) -> Box:
+    """The tensor map at a generic address."""
+    launch = fiber.machine.launch
+    if address % ALIGN:
+        raise EmulatorError(f"a tensor map at {address:#x}: it must be a multiple of {ALIGN}")
+    at = address - PARAMETER_BASE
+    if 0 <= at < len(launch.parameters):
+        content = launch.parameters[at : at + BYTES]
+    elif address >= SHARED_WINDOW:
+        raise EmulatorError(f"a tensor map at {address:#x}, in shared memory: it is in parameters or global memory")
+    else:
+        check_use(fiber, address)
+        buffer, offset = launch.memory.find(address, BYTES)
+        content = buffer.data[offset : offset + BYTES].tobytes()
+    if len(content) != BYTES:
+        raise EmulatorError(f"a tensor map at parameter byte {at}, of {len(launch.parameters)}")
+    return _box(content)
+
+
+class Shape:
+    """What the words of an opcode say: rank, what is left of them, and the operands' functions."""
+
+    def __init__(self, program: Program, ins: Instruction, known: tuple[str, ...], place: int) -> None:
+        self.rank = 0
+        self.words: set[str] = set()
+        for word in ins.words[1:]:
+            if len(word) == 2 and word[1] == "d" and word[0].isdigit():
+                self.rank = int(word[0])
+            elif word in LEFT_OUT:
+                raise ValueError(f".{word} is not emulated: only boxes of .tile mode are")
+            elif word not in ("async", "bulk", "tensor", "tile", "L2::cache_hint", "reduce", *known):
+                raise ValueError(f".{word} is not known here")
+            else:
+                self.words.add(word)
+        if not 1 <= self.rank <= 5:
+            raise ValueError("a tensor has 1 to 5 dimensions")
+        self.map, self.coordinates = program.coordinates(ins.operands[place])
+        if len(self.coordinates) != self.rank:
+            raise ValueError(f"{len(self.coordinates)} coordinates for {self.rank} dimensions")
+
+    def box(self, fiber: Fiber, lane: int | None, where: Sequence[Any]) -> tuple[Box, list[int]]:
+        """The box and its coordinates, of one lane. `where`: the values of the map's address and the coordinates."""
+        box = _box_at(fiber, _of(where[0], lane))
+        if box.tmap.rank != self.rank:
+            raise EmulatorError(f"a copy of {self.rank} dimensions with a tensor map of {box.tmap.rank}")
+        coordinates = [s32(_of(value, lane)) for value in where[1:]]
+        box.check(coordinates, "bulk_group" in self.words)
+        return box, coordinates
+
+    def where(self, fiber: Fiber) -> list[Any]:
+        """The values of the map's address and of the coordinates."""
+        return [self.map(fiber), *[coordinate(fiber) for coordinate in self.coordinates]]
+
+
+def _of(value: Any, lane: int | None) -> int:
+    """The value of a lane; None where all have the same."""
+    return int(value[lane]) if lane is not None and isinstance(value, np.ndarray) else int(value)
+
+
+def _issuers(fiber: Fiber, values: Sequence[Any]) -> list[tuple[int | None, int]]:
+    """(a lane, the lanes that say the same): every active lane issues a copy of its own, as PTX has it. Copies that are
+    the same are one to the race checker, unless reads of lanes that execute together are told apart, too."""
+    if not any(isinstance(value, np.ndarray) for value in values) and (
+        one_lane(fiber.lanes) or not fiber.cta.cluster.ledger.reads
+    ):
+        return [(None, fiber.lanes)]
+    lanes = np.flatnonzero(bool_of(fiber.lanes)).tolist()
+    if fiber.cta.cluster.ledger.reads:
+        return [(lane, 1 << lane) for lane in lanes]
+    said_by: dict[tuple[int, ...], list[int]] = {}
+    for lane in lanes:
+        said_by.setdefault(tuple([_of(value, lane) for value in values]), []).append(lane)
+    return [(same[0], sum(1 << lane for lane in same)) for same in said_by.values()]
+
+
+def _aligned(offset: int, what: str) -> None:
+    if offset % SMEM_UNIT:
+        raise EmulatorError(f"{what} {offset:#x}: a tensor copy needs a multiple of {SMEM_UNIT}")
+
+
+def _fits(cta: Cta, box: Box, offset: int) -> None:
+    end = box.places(offset).bit_length() * GRANULE
+    if end > cta.shared.size:
+        raise EmulatorError(
+            f"a box of {box.bytes} bytes at shared offset {offset:#x} ends at {end:#x}, of {cta.shared.size:#x} bytes"
+        )
+
+
+def _clear_of_barriers(fiber: Fiber, cta: Cta, box: Box, offset: int) -> None:
+    """Report a box that would overwrite a live mbarrier."""
+    places = box.places(offset)
+    for at, barrier in barriers_of(cta).items():
+        if places >> at // GRANULE & 1:
+            fiber.machine.problem("protocol", f"a box at shared offset {offset:#x} covers the {barrier}", fiber)
+
+
+# Global to shared -----------------------------------------------------------------------------------------------------
+
+
+@operation("cp.async.bulk.tensor")
+def tensor_copy(program: Program, ins: Instruction) -> Run:
+    """cp.async.bulk.tensor: a load where the destination is shared memory, a store where it is global memory."""
+    return _store(program, ins, "") if "bulk_group" in ins.words else _load(program, ins)
+
+
+def _load(program: Program, ins: Instruction) -> Run:
+    form = Shape(
+        program, ins,
+        ("shared::cta", "shared::cluster", "global", LOAD, "multicast::cluster", "cta_group::1", "cta_group::2"), 1,
+    )  # fmt: skip
+    own, multicast, pair = "shared::cta" in form.words, "multicast::cluster" in form.words, "cta_group::2" in form.words
+    if LOAD not in form.words or "global" not in form.words or own == ("shared::cluster" in form.words):
+        raise ValueError("a load is .shared::cta or .shared::cluster, .global, and completes on an mbarrier")
+    if own and multicast:
+        raise ValueError("a multicast has a .shared::cluster destination")
+    address, barrier = program.address(ins.operands[0]), program.address(ins.operands[2])
+    expected = 3 + multicast + ("L2::cache_hint" in ins.words)
+    if len(ins.operands) != expected:
+        raise ValueError(f"{len(ins.operands)} operands, where these words mean {expected}")
+    mask = program.value(ins.operands[3], "b16") if multicast else None
+
+    def go(fiber: Fiber) -> None:
+        where, to, signal = form.where(fiber), address(fiber), barrier(fiber)
+        blocks = mask(fiber) if mask is not None else 0
+        issuers = _issuers(fiber, [*where, to, signal, blocks])
+        count = fiber.lanes.bit_count()
+        if count > 1:
+            fiber.machine.problem("lint", f"{count} lanes issue a tensor load, {EACH}", fiber)
+        for lane, by in issuers:
+            box, coordinates = form.box(fiber, lane, where)
+            at, on = _of(to, lane), _of(signal, lane)
+            cta, offset = block_of(fiber, at)
+            if own and cta is not fiber.cta:
+                raise EmulatorError(f"a .shared::cta destination {at:#x} in block {cta.rank} of the cluster")
+            if not multicast and not pair and on >> RANK_SHIFT != at >> RANK_SHIFT:
+                raise EmulatorError(
+                    f"the destination is in block {cta.rank} of the cluster, the mbarrier in {on >> RANK_SHIFT}"
+                )
+            if pair and on >> RANK_SHIFT + 1 != at >> RANK_SHIFT + 1:
+                raise EmulatorError(
+                    f"the mbarrier is in block {on >> RANK_SHIFT}, which is not of the destination's pair"
+                )
+            for rank in _ranks(fiber, _of(blocks, lane)) if multicast else [cta.rank]:
+                # A pair's signal goes to its even or odd block, as the mbarrier's own block is.
+                home = (rank & ~1 | on >> RANK_SHIFT & 1) if pair else rank if multicast else on >> RANK_SHIFT
+                signalled = mbarrier_at(fiber, home << RANK_SHIFT | on & (1 << RANK_SHIFT) - 1)
+                _land(fiber, ins, box, coordinates, block_of(fiber, rank << RANK_SHIFT | offset), signalled, by)
+
+    return go
+
+
+def _ranks(fiber: Fiber, mask: int) -> list[int]:
+    """The blocks of a multicast mask."""
+    blocks = len(fiber.cta.cluster.ctas)
+    if mask >> MASK_BITS or mask == 0 or mask >> blocks:
+        raise EmulatorError(f"a multicast to blocks {mask:#x} of a cluster of {blocks}")
+    return [rank for rank in range(blocks) if mask >> rank & 1]
+
+
+def _land(
+    fiber: Fiber, ins: Instruction, box: Box, coordinates: list[int], to: tuple[Cta, int], barrier: Mbarrier, by: int
+) -> None:
+    """Start the load of a box into one block; the lanes `by` do it alike."""
+    cta, offset = to
+    times = by.bit_count()
+    machine, ledger = fiber.machine, cta.cluster.ledger
+    _aligned(offset, "shared offset")
+    _fits(cta, box, offset)
+    _clear_of_barriers(fiber, cta, box, offset)
+    knows = fiber.knows
+    if ledger.enabled and barrier.init.id >= ledger.base:
+        if not (knows.inits | knows.proxied) & ledger.bit(barrier.init):
+            machine.problem(
+                "race",
+                f"the {barrier} is signalled by a tensor copy, and no fence.mbarrier_init or fence.proxy.async stands "
+                "between its initialisation and this",
+                fiber,
+            )
+    buffer = box.tensor(fiber, coordinates)
+    what = said(fiber, ins)
+    event = ledger.event(True, what, by=fiber)
+    machine.touch(fiber, cta, box.places(offset), True, what, event, True, by=by)
+    cta.remote.append((event, what()))
+    machine.counts.bytes["global to shared"] += box.bytes * times
+
+    def land() -> None:
+        _fill(box, buffer, coordinates, cta, offset)
+        ledger.learn(barrier.knows, event)
+        barrier.bytes -= box.bytes
+        barrier.check()
+
+    for _ in range(times):
+        machine.defer(cta.cluster, "loads", land)
+
+
+def _fill(box: Box, buffer: Buffer, coordinates: list[int], cta: Cta, offset: int) -> None:
+    """Copy the box into shared memory."""
+    rows = box.rows(buffer, coordinates)
+    chunks = box.chunks(offset % PERIOD) + offset // PERIOD * (PERIOD // GRANULE) if box.unit else None
+    if rows is not None and chunks is not None:
+        end = len(buffer.data) // GRANULE * GRANULE
+        cta.shared.bytes.reshape(-1, GRANULE)[chunks] = buffer.data[:end].reshape(-1, GRANULE)[rows // GRANULE]
+    else:
+        tma_engine.load(box.tmap, _from_start(box, buffer), coordinates, cta.shared.bytes, offset)
+    if chunks is None:
+        chunks = np.unique(tma_engine.shared_bits(box.tmap, offset) // (8 * GRANULE))
+    cta.shared.full_chunks[chunks] = True
+
+
+# Shared to global -----------------------------------------------------------------------------------------------------
+
+
+class Stored:
+    """A tensor store or reduction on its way: it reads shared memory some time, and then writes global memory."""
+
+    def __init__(
+        self, event: Event, box: Box, buffer: Buffer, coordinates: list[int], cta: Cta, offset: int, reduces: str,
+        times: int,
+    ) -> None:  # fmt: skip
+        self.event, self.box, self.buffer, self.coordinates = event, box, buffer, coordinates
+        self.cta, self.offset, self.reduces, self.times = cta, offset, reduces, times
+        self.taken: npt.NDArray[np.uint8] | None = None
+        self.finished = False
+
+    def read(self) -> None:
+        """Read the box from shared memory, as it is now."""
+        if self.taken is None:
+            start = self.offset // PERIOD * PERIOD
+            end = self.box.places(self.offset).bit_length() * GRANULE
+            self.taken = self.cta.shared.bytes[start:end].copy()
+
+    def finish(self) -> None:
+        """Write it to global memory."""
+        if self.finished:
+            return
+        self.read()
+        self.finished = True
+        assert self.taken is not None
+        box, phase = self.box, self.offset % PERIOD
+        # A line's last 16 bytes may reach over the buffer's end, where nothing is kept.
+        over = box.over(self.buffer, self.coordinates)
+        rows = None if self.reduces or over else box.rows(self.buffer, self.coordinates, stores=True)
+        if rows is None:
+            held = _from_start(box, self.buffer)
+            memory = np.concatenate([held, np.zeros(over, np.uint8)]) if over else held
+            if self.reduces:
+                for _ in range(self.times):
+                    tma_engine.reduce(box.tmap, memory, self.coordinates, self.taken, phase, self.reduces)
+            else:
+                tma_engine.store(box.tmap, memory, self.coordinates, self.taken, phase)
+            if over:
+                held[:] = memory[: held.size]
+            if box.address < self.buffer.address:
+                self.buffer.data[:] = held[self.buffer.address - box.address :]
+        else:
+            end = len(self.buffer.data) // GRANULE * GRANULE
+            data = self.taken.reshape(-1, GRANULE)[box.chunks(phase)]
+            self.buffer.data[:end].reshape(-1, GRANULE)[rows // GRANULE] = data
+
+
+def _from_start(box: Box, buffer: Buffer) -> npt.NDArray[np.uint8]:
+    """The buffer's bytes from the tensor's first one on; a copy, with zeros in front, where that lies before it."""
+    start = box.address - buffer.address
+    return buffer.data[start:] if start >= 0 else np.concatenate([np.zeros(-start, np.uint8), buffer.data])
+
+
+def _store(program: Program, ins: Instruction, reduces: str) -> Run:
+    form = Shape(program, ins, ("global", "shared::cta", "bulk_group", *([reduces] if reduces else [])), 0)
+    if not {"global", "shared::cta", "bulk_group"} <= form.words:
+        raise ValueError("a store is .global.shared::cta and .bulk_group")
+    address = program.address(ins.operands[1])
+    if len(ins.operands) != 2 + ("L2::cache_hint" in ins.words):
+        raise ValueError(f"{len(ins.operands)} operands")
+
+    def go(fiber: Fiber) -> None:
+        where, source = form.where(fiber), address(fiber)
+        count, machine, ledger = fiber.lanes.bit_count(), fiber.machine, fiber.cta.cluster.ledger
+        if count > 1:
+            kind = f"{reduces} reduction" if reduces else "store"
+            machine.problem("lint", f"{count} lanes issue a tensor {kind}, {EACH}", fiber)
+        for lane, by in _issuers(fiber, [*where, source]):
+            times = by.bit_count()
+            box, coordinates = form.box(fiber, lane, where)
+            cta, offset = block_of(fiber, _of(source, lane))
+            if cta is not fiber.cta:
+                raise EmulatorError(f"a store from block {cta.rank} of the cluster: it is from the thread's own block")
+            _aligned(offset, "shared offset")
+            _fits(cta, box, offset)
+            if reduces:
+                _reducible(reduces, box)
+            buffer = box.tensor(fiber, coordinates)
+            _written(fiber, ins, box, coordinates, offset)
+            _edge(fiber, box, buffer, coordinates, reduces)
+            what = said(fiber, ins)
+            event = ledger.event(True, what)
+            machine.touch(fiber, cta, box.places(offset), False, what, event, True, by=by)
+            cta.remote.append((event, f"the end of {what()}, which reads its shared memory"))
+            machine.counts.bytes["shared to global"] += box.bytes * times
+            stored = Stored(event, box, buffer, coordinates, cta, offset, reduces, times)
+            bulk_groups.add(fiber, stored, by)
+            machine.defer(cta.cluster, "stores", stored.finish)
+
+    return go
+
+
+def _reducible(reduces: str, box: Box) -> None:
+    try:
+        check_reduction(reduces, box.tmap.dtype)
+    except TmaError as error:
+        raise EmulatorError(str(error)) from None
+
+
+def _edge(fiber: Fiber, box: Box, buffer: Buffer, coordinates: list[int], reduces: str) -> None:
+    """Report a store of elements beyond the end of a line, which may be beyond the buffer's end, too."""
+    beyond = box.beyond(coordinates)
+    if not beyond or not fiber.machine.policy.edges:
+        return
+    who = f"a reduction ({reduces})" if reduces else "a store"
+    why = f"the hardware ends a stored line at a multiple of {EDGE_UNIT} bytes"
+    one = f"element {beyond[0]}" if len(beyond) == 1 else f"elements {beyond[0]} to {beyond[-1]}"
+    line = f"of a line, beyond the tensor's {box.tmap.extents[0]} of {box.tmap.dtype}"
+    over = box.over(buffer, coordinates)
+    if over:
+        line += f" and up to {over} bytes over the end of buffer {buffer.name}"
+    fiber.machine.problem(
+        "edge",
+        f"{who} of the box at {tuple(coordinates)} writes {one} {line}: {why}. Where that is the output's own: "
+        "Policy(edges=False)",
+        fiber,
+    )
+
+
+def _written(fiber: Fiber, ins: Instruction, box: Box, coordinates: list[int], offset: int) -> None:
+    """Report a store of bytes that nothing has written; what lies outside the tensor is nobody's result."""
+    shared = fiber.cta.shared
+    if box.unit:
+        chunks = box.chunks(offset % PERIOD) + offset // PERIOD * (PERIOD // GRANULE)
+        if shared.full_chunks[chunks].all():
+            return
+    _, inside = tma_engine.global_bits(box.tmap, coordinates)
+    bits = tma_engine.shared_bits(box.tmap, offset)[inside]
+    size = max(1, box.tmap.kind.gmem_bits // 8)
+    fresh = shared.unwritten(bits // 8, size) if bits.size else None
+    if fresh is not None:
+        fiber.machine.problem("uninitialised", f"{ins.opcode} stores shared offset {fresh:#x}, never written", fiber)
+
+
+@operation("cp.reduce.async.bulk.tensor")
+def tensor_reduce(program: Program, ins: Instruction) -> Run:
+    """cp.reduce.async.bulk.tensor: each element combined into global memory, atomically."""
+    named = [word for word in ins.words if word in REDUCTIONS]
+    if len(named) != 1:
+        raise ValueError(f"a reduction is one of {', '.join(REDUCTIONS)}")
+    return _store(program, ins, named[0])
+
+
+@operation("cp.async.bulk.prefetch.tensor")
+def tensor_prefetch(program: Program, ins: Instruction) -> Run:
+    """cp.async.bulk.prefetch.tensor: a box into L2. It changes nothing here; the map and the coordinates are held."""
+    form = Shape(program, ins, ("prefetch", "L2", "global"), 0)
+
+    def go(fiber: Fiber) -> None:
+        where = form.where(fiber)
+        for lane, by in _issuers(fiber, where):
+            box, coordinates = form.box(fiber, lane, where)
+            box.tensor(fiber, coordinates)
+            fiber.machine.counts.bytes["prefetched to L2"] += box.bytes * by.bit_count()
+
+    return go

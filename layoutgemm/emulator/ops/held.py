@@ -1,9 +1,0 @@
-"""Registers without a value, for as long as an asynchronous instruction owns them."""
-
-from __future__ import annotations
-
-from ..values import NoValue
-
-
-class Held(NoValue):
-    """What such a register holds. Its text says who owns it."""

@@ -1,0 +1,140 @@
+"""Products of a warp that stand one after another, multiplied together.
+
+Compilers unroll the tiles of a warp: 32 mma.sync and more in a row, each of a few A's with each of a few B's. All A's
+under one another times all B's side by side is one matrix product, of which every instruction takes its block. The
+registers of all of them are gathered and scattered with one `take` each. What the instructions do one by one is not
+changed: a run ends before an instruction that reads what an earlier one wrote, and at every label; and whatever is out
+of the ordinary (a constant, a register that nobody has written) is left to the instructions themselves.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...machine.interpreter import Fiber
+from ...ptx.parser import Instruction
+from ...ptx.program import Program
+from ...ptx.values import LANES
+
+if TYPE_CHECKING:
+    from .sync import Fragment
+
+Array = npt.NDArray[Any]
+MOST = 64  # instructions of a run
+WASTE = 2  # blocks that may be computed for each that is used
+
+
+class Stack:
+    """One operand of all instructions of a run: its fragment, and the registers of each different one."""
+
+    def __init__(self, fragment: Fragment, places: list[tuple[int, ...]], apart: bool = False) -> None:
+        """apart: every instruction has one of its own."""
+        self.fragment = fragment
+        different = places if apart else list(dict.fromkeys(places))
+        self.count = len(different)
+        self.which = np.arange(len(places)) if apart else np.array([different.index(each) for each in places])
+        self.registers = [register for each in different for register in each]
+        self.take = fragment.index.reshape(-1)
+
+    def held(self, fiber: Fiber) -> list[Any]:
+        """What the registers hold."""
+        registers = fiber.registers
+        return [registers[place] for place in self.registers]
+
+    def matrices(self, values: list[Any]) -> Array:
+        """[which, row, column]. Raises TypeError where a register holds no value."""
+        fragment = self.fragment
+        try:
+            joined = np.concatenate(values)
+        except ValueError:  # uniform values among them, which fresh accumulators are
+            joined = np.concatenate([x if isinstance(x, np.ndarray) else np.full(LANES, x) for x in values])
+        units = joined.astype(fragment.word).view(fragment.unit).reshape(self.count, -1)
+        return fragment.decode(units.take(self.take, axis=1).reshape(self.count, *fragment.index.shape))
+
+
+class Run:
+    """Instructions of one opcode in a row, the first at `first`.
+
+    finish  (sums of products, C) -> D
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        first: Instruction,
+        count: int,
+        places: list[dict[str, tuple[int, ...]]],
+        maps: dict[str, Fragment],
+        finish: Callable[[Array, Array], Array],
+    ) -> None:
+        self.first, self.after, self.count, self.finish = first, first.pc + count, count, finish
+        self.a, self.b = (Stack(maps[name], [each[name] for each in places]) for name in "AB")
+        self.c, self.d = (Stack(maps[name], [each[name] for each in places], True) for name in "CD")
+        self.put = maps["D"].place
+        self.writes = 0
+        for register in self.d.registers:
+            self.writes |= 1 << register
+
+    @property
+    def worth(self) -> bool:
+        """Whether multiplying everything with everything is not too much."""
+        return self.count > 2 and self.a.count * self.b.count <= WASTE * self.count
+
+    def go(self, fiber: Fiber) -> int | None:
+        """Execute all of them and return the pc after them; None where that has to be done one by one."""
+        try:
+            a, b, c = self.a.matrices(self.a.held(fiber)), self.b.matrices(self.b.held(fiber)), self._sums(fiber)
+        except (ValueError, TypeError):
+            fiber.warp.scratch["mma.sync one by one"] = self.first.pc, self.after
+            return None
+        rows, depth = a.shape[1:]
+        columns = b.shape[2]
+        product = a.reshape(-1, depth) @ b.transpose(1, 0, 2).reshape(depth, -1)
+        blocks = product.reshape(self.a.count, rows, self.b.count, columns)[self.a.which, :, self.b.which, :]
+        found = self.finish(blocks, c)
+        fragment = self.d.fragment
+        words = found.reshape(self.count, -1).take(self.put, axis=1).view(fragment.word)
+        if fragment.word.itemsize != 8:
+            words = words.astype(np.int64)
+        values = list(words.reshape(-1, LANES))
+        registers = fiber.registers
+        for place, value in zip(self.d.registers, values):
+            registers[place] = value
+        fiber.warp.scratch["mma.sync sums"] = values, found
+        fiber.written |= self.writes
+        fiber.dirty |= self.writes
+        fiber.machine.also(fiber, self.first, self.count - 1)
+        return self.after
+
+    def _sums(self, fiber: Fiber) -> Array:
+        """C: what the run before left, where its results are in these registers still; registers never change."""
+        values = self.c.held(fiber)
+        before = fiber.warp.scratch.get("mma.sync sums")
+        if before is not None and self.c.fragment is self.d.fragment and len(before[0]) == len(values):
+            for value, known in zip(values, before[0]):
+                if value is not known:
+                    break
+            else:
+                same: Array = before[1]
+                return same
+        return self.c.matrices(values)
+
+
+def instructions_in_a_row(program: Program, first: Instruction) -> list[Instruction]:
+    """Those of its opcode from `first` on, up to a label, a predicate, or one that reads what an earlier one wrote."""
+    leaders, instructions = program.leaders, program.kernel.instructions
+    at = bisect_right(leaders, first.pc)
+    end = min(leaders[at] if at < len(leaders) else program.size, first.pc + MOST)
+    found, written = [], 0
+    for ins in instructions[first.pc : end]:
+        if ins.opcode != first.opcode or ins.predicate is not None or program.reads[ins.pc] & written:
+            break
+        found.append(ins)
+        written |= program.writes[ins.pc]
+    return found
+

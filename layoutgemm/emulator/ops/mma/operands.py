@@ -1,0 +1,212 @@
+"""Operands of tensor-core instructions in shared memory: which chunks a descriptor word names, and their values.
+
+A word is read once for each form of the operand: `reading` evaluates the hardware's reading of it (`element_bits`) with
+the address reduced to the swizzle's period, and keeps the 16-byte chunks in the order of the operand. Fetching is then
+one indexed load. What no descriptor may hold is reported: bits outside its fields, and an address whose upper bits (the
+block's rank) reach the next field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ....atoms.smem.descriptor import SmemDescriptor, element_bits
+from ....atoms.smem.descriptor_words import smem_table
+from ....atoms.smem.tile import CHUNK_BITS, CHUNK_BYTES, slot_bits, slot_to_bit
+from ....dtypes import DType
+from ....errors import DescriptorError, EmulatorError
+from ...machine.interpreter import Cta, Fiber
+from ...machine.memory import RANK_SHIFT, SharedMemory
+from ...ptx.values import any_of
+
+# The widest swizzle pattern repeats after so many bytes: chunks move with the address in steps of it.
+PERIOD = 1024
+CHUNK_SHIFT = CHUNK_BYTES.bit_length() - 1
+Report = Callable[[str, str], None]  # (kind, message)
+UNWRITTEN = "uninitialised"  # the kind of finding where an operand has bytes that nobody has written
+
+
+@dataclass(frozen=True)
+class Read:
+    """What a tensor core reads of one operand from one block's shared memory.
+
+    rows, depth  elements along M (or N) and along K
+    packing      how elements narrower than a byte are stored
+    arch         of the descriptor word
+    """
+
+    major: str
+    rows: int
+    depth: int
+    dtype: DType
+    packing: str
+    arch: str
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """The chunks that a word names, from the last multiple of `PERIOD` before its address.
+
+    chunks   [line, chunk] numbers; a line is a row of a K-major operand, else a k
+    last     the highest of them
+    places   their bit set
+    """
+
+    read: Read
+    chunks: npt.NDArray[np.int64]
+    last: int
+    places: int
+
+    def part(self, rows: npt.NDArray[np.int64]) -> int:
+        """The bit set of the chunks that hold some of the operand's rows."""
+        per_chunk = CHUNK_BITS // slot_bits(self.read.dtype, self.read.packing)
+        if self.read.major == "K":
+            return bits_of(self.chunks[rows])
+        return bits_of(self.chunks[:, np.unique(rows // per_chunk)])
+
+
+def bits_of(chunks: npt.NDArray[np.int64]) -> int:
+    """Numbers as a bit set."""
+    flags = np.zeros(int(chunks.max()) + 1, dtype=bool)
+    flags[chunks] = True
+    return int.from_bytes(np.packbits(flags, bitorder="little").tobytes(), "little")
+
+
+@cache
+def _reading(word: int, read: Read) -> Reading:
+    bits = element_bits(word, read.major, (read.rows, read.depth), read.dtype, read.arch, read.packing)
+    lines = bits if read.major == "K" else bits.T
+    per_chunk = CHUNK_BITS // slot_bits(read.dtype, read.packing)
+    whole = -(-lines.shape[1] // per_chunk) * per_chunk
+    first = lines[:, ::per_chunk]
+    within = np.asarray(slot_to_bit(np.arange(whole) % per_chunk, read.dtype, read.packing))
+    expected = np.repeat(first, per_chunk, axis=1)[:, : lines.shape[1]] + within[: lines.shape[1]]
+    if (first % CHUNK_BITS).any() or not np.array_equal(expected, lines):
+        raise EmulatorError(f"descriptor {word:#x}: elements of one 16-byte chunk do not lie together")
+    chunks = first // CHUNK_BITS
+    return Reading(read, chunks, int(chunks.max()), bits_of(chunks))
+
+
+@lru_cache(1 << 14)
+def _resolved(word: int, read: Read, rank: int) -> tuple[Reading, int, tuple[str, ...]]:
+    """(the reading, the chunk that it counts from, what is wrong with the word)."""
+    table = smem_table(read.arch)
+    stray, problems = table.stray(word), []
+    if stray:
+        problems.append(f"{word:#x} sets bits {', '.join(map(str, stray))}, outside the {table.name} fields")
+    clean = word
+    for bit in stray:
+        clean &= ~(1 << bit)
+    fields = SmemDescriptor.decode(clean, read.arch)
+    # The block's rank, the upper bits of a shared::cluster address, harms nothing where the hardware ignores the
+    # leading offset: no wrong value would tell.
+    leading = table.by_name["leading_bytes"].mask
+    if rank and read.major == "K" and fields.swizzle_name != "none":
+        if (clean & leading) >> RANK_SHIFT - CHUNK_SHIFT == rank:
+            problems.append(
+                f"{word:#x}: the upper bits of the shared address, the block's rank {rank}, reach leading_bytes: mask "
+                "the address to 18 bits"
+            )
+    base = fields.address // PERIOD * PERIOD
+    found = _reading(fields.at(fields.address - base).word, read)
+    return found, base // CHUNK_BYTES, tuple(problems)
+
+
+def reading(word: int, read: Read, fiber: Fiber, report: Report) -> tuple[Reading, int]:
+    """The reading of a descriptor word, and the number of the chunk that it counts from.
+
+    Raises EmulatorError for a word without meaning and for chunks outside of shared memory.
+    """
+    try:
+        found, first, problems = _resolved(word, read, fiber.cta.rank)
+    except DescriptorError as error:
+        report("descriptor", str(error))
+        raise EmulatorError(f"descriptor {word:#x}: {error}") from error
+    for problem in problems:
+        report("descriptor", problem)
+    if (first + found.last + 1) * CHUNK_BYTES > fiber.cta.shared.size:
+        raise EmulatorError(
+            f"descriptor {word:#x} reaches shared offset {(first + found.last) * CHUNK_BYTES:#x}, of "
+            f"{fiber.cta.shared.size:#x} bytes"
+        )
+    return found, first
+
+
+_FULL = np.uint64(0x0101010101010101)
+# Of a padded chunk the bytes behind the elements need not be written.
+_NEEDED = {
+    "packed": np.array([_FULL, _FULL]),
+    "b4x16_p64": np.array([_FULL, 0], dtype=np.uint64),
+    "b6x16_p32": np.array([_FULL, 0x01010101], dtype=np.uint64),
+}
+
+
+def lines(cta: Cta, found: Reading, first: int, report: Report, packing: str | None = None) -> npt.NDArray[np.uint8]:
+    """The bytes of the operand's chunks, [line, byte]. Unwritten ones are reported, those that `packing` pads aside."""
+    chunks = found.chunks + first if first else found.chunks
+    check_written(cta.shared, chunks, packing or found.read.packing, report)
+    return np.asarray(cta.shared.bytes.reshape(-1, CHUNK_BYTES)[chunks].reshape(len(chunks), -1))
+
+
+def fetch(cta: Cta, found: Reading, first: int, report: Report) -> Any:
+    """The operand's values, [mn, k]: float32, or integers as float32 (exact). Unwritten bytes are reported."""
+    read = found.read
+    count = read.depth if read.major == "K" else read.rows
+    values = numbers(lines(cta, found, first, report), read.dtype, read.packing)[:, :count]
+    return values if read.major == "K" else values.T
+
+
+def check_written(shared: SharedMemory, chunks: npt.NDArray[np.int64], packing: str, report: Report) -> None:
+    """Report the first byte of these chunks that nothing has written, padding aside."""
+    needed = _NEEDED[packing]
+    have = shared.written.view(np.uint64).reshape(-1, 2)[chunks]
+    short = (have & needed) != needed
+    if any_of(short):
+        line = tuple(int(axis[0]) for axis in np.nonzero(short.any(axis=-1)))
+        at = int(chunks[line]) * CHUNK_BYTES
+        byte = int(np.nonzero(~shared.written[at : at + CHUNK_BYTES])[0][0])
+        report(UNWRITTEN, f"it reads shared offset {at + byte:#x}, never written")
+
+
+def numbers(raw: npt.NDArray[np.uint8], dtype: DType, packing: str = "packed") -> Any:
+    """Bytes [line, byte] -> values [line, element], float32."""
+    if dtype.bits >= 8:
+        return dtype.decode(np.ascontiguousarray(raw).view(dtype.storage)).astype(np.float32, copy=False)
+    return dtype.decode(codes(raw, dtype.bits, packing)).astype(np.float32, copy=False)
+
+
+def codes(raw: npt.NDArray[np.uint8], bits: int, packing: str) -> npt.NDArray[np.uint8]:
+    """Elements narrower than a byte, [line, byte] -> [line, element], lowest bits first."""
+    if packing == "b6x16_p32":
+        words = raw.reshape(len(raw), -1, CHUNK_BYTES)[:, :, :12].reshape(len(raw), -1, 3).astype(np.uint32)
+        joined = words[:, :, 0] | words[:, :, 1] << 8 | words[:, :, 2] << 16
+        four = (joined[:, :, None] >> np.arange(0, 24, 6, dtype=np.uint32)) & 63
+        return four.reshape(len(raw), -1).astype(np.uint8)
+    if packing == "b4x16_p64":
+        raw = np.ascontiguousarray(raw.reshape(len(raw), -1, CHUNK_BYTES)[:, :, :8]).reshape(len(raw), -1)
+    if bits == 1:
+        return np.unpackbits(raw, axis=1, bitorder="little")
+    steps = np.arange(0, 8, bits, dtype=np.uint8)
+    return np.asarray((raw[:, :, None] >> steps) & ((1 << bits) - 1)).reshape(len(raw), -1)
+
+
+def accumulate(
+    total: npt.NDArray[Any], left: Any, right: Any, adds: bool, half: bool = False, saturates: bool = False
+) -> npt.NDArray[Any]:
+    """left * right^T (+ total): float32, float32 rounded to f16, or i32 (in int64) that wraps or clamps."""
+    with np.errstate(all="ignore"):
+        found = left @ right.T
+        if total.dtype == np.int64:
+            whole = found.astype(np.int64) + (total if adds else 0)
+            if saturates:
+                return np.asarray(np.clip(whole, -(1 << 31), (1 << 31) - 1))
+            return np.asarray((whole + (1 << 31) & 0xFFFFFFFF) - (1 << 31))
+        if adds:
+            found += total
+        return np.asarray(found.astype(np.float16).astype(np.float32) if half else found)

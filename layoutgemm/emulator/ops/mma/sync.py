@@ -1,0 +1,347 @@
+"""Matrix products of a warp: mma.sync in every form of the atoms.
+
+The thread-value maps of the atom become index arrays when the kernel is loaded: operands are gathered from the
+registers into matrices with one `take` each, multiplied, and scattered back. Products of integers and of single bits
+are exact. Products of floats are exact too (two significands of at most 11 bits), and are summed in float32, in the
+order of NumPy's matrix product, then added to C: hardware sums in an order and with a truncation that PTX leaves open,
+so results agree where every partial sum is exact, and to the last bits elsewhere. Block scales are applied to the
+operands in float64, f64 is computed in float64, and an f16 result is rounded once from float32.
+
+PTX ISA, "Warp-level Matrix Instructions: mma", "Block Scaling for mma.sync". Sparse products (mma.sp) and wmma are left
+out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ....atoms.mma.base import MmaAtom
+from ....atoms.mma.block_scales import provider
+from ....atoms.mma.sync import BIT_OPS, mma_sync
+from ....errors import PtxError
+from ...machine.interpreter import Fiber
+from ...ptx.codegen import number
+from ...ptx.parser import Instruction
+from ...ptx.program import Program
+from ...ptx.program import Run as Operation
+from ...ptx.values import LANES
+from ..registry import operation
+from .batching import Run, instructions_in_a_row
+
+Array = npt.NDArray[Any]
+Places = tuple[Any, ...]  # of each register its number, or a constant as a tuple of one
+
+
+def atom_of(ins: Instruction) -> MmaAtom:
+    """The atom that an opcode names, whatever the order of its qualifiers."""
+    words = list(ins.words[1:])
+    for word in ("sync", "aligned"):
+        if word not in words:
+            raise ValueError(f"mma is .{word}")
+        words.remove(word)
+    kind = _taken(words, r"kind::(\w+)")
+    scaled = _taken(words, r"(block_scale)") is not None
+    multiple = _taken(words, r"scale_vec::(\d)X")
+    saturate = _taken(words, r"(satfinite)") is not None
+    shape = _taken(words, r"(m\d+n\d+k\d+)")
+    if shape is None or len(words) < 6:
+        raise ValueError(f"{ins.opcode} is not known here")
+    majors, (d, a, b, c), rest = words[:2], [_name(word) for word in words[2:6]], words[6:]
+    bit_op = "xor"
+    if rest[-1:] == ["popc"] and rest[0] in BIT_OPS:
+        bit_op, rest = rest[0], []
+    scale = rest.pop(0) if scaled and rest else None
+    if rest:
+        raise ValueError(f".{rest[0]} is not known here")
+    vector = int(shape.rpartition("k")[2]) // int(multiple) if multiple else None
+    atom = mma_sync(
+        shape, a, b, c, d, layouts=(majors[0], majors[1]), saturate=saturate, bit_op=bit_op, kind=kind, scale=scale,
+        vector=vector,
+    )  # fmt: skip
+    if (atom.scale is not None) != scaled:
+        raise ValueError(f"kind::{kind} {'has' if atom.scale else 'has no'} .block_scale")
+    return atom
+
+
+def _taken(words: list[str], pattern: str) -> str | None:
+    for word in words:
+        found = re.fullmatch(pattern, word)
+        if found is not None:
+            words.remove(word)
+            return found[1]
+    return None
+
+
+def _name(word: str) -> str:
+    """PTX's name of a type as the atoms have it: s8 is i8."""
+    return f"i{word[1:]}" if re.fullmatch(r"s\d+", word) else word
+
+
+class Fragment:
+    """How one operand lies in the registers of a warp, as index arrays.
+
+    unit    the unsigned type that elements are taken from registers as
+    index   [product, row, column] -> number of the unit in (register, lane) order; B's matrix is K x N
+    place   number of a unit in (register, lane) order -> of the element in the matrix, for results
+    shift   bits by which an element lies above its unit's lowest
+    """
+
+    def __init__(self, atom: MmaAtom, operand: str) -> None:
+        self.dtype = atom.dtype_of(operand)
+        rows, columns = atom.tile_of(operand)
+        layout = atom.layout(operand)
+        threads, values = layout[0].size, layout[1].size
+        elements = np.asarray(layout.offsets()).reshape(values, threads)
+        width = 64 if self.dtype.bits == 64 else 32
+        bits = max(8, min(width, atom.element_bits(operand)))
+        self.unit = np.dtype(f"u{bits // 8}")
+        self.word = np.dtype(f"u{width // 8}")
+        self.registers = max(1, atom.registers(operand) * 32 // width)
+        self.shape = (rows, columns)
+        products = LANES // threads
+        index = np.empty((products, rows * columns), dtype=np.int64)
+        shift = np.empty(rows * columns, dtype=np.uint8)
+        of_thread = np.arange(threads) if atom.thread_ids is None else np.asarray(atom.thread_ids.offsets())
+        for value in range(values):
+            register, bit = atom.slot(operand, value)
+            register, low = register * 32 // width, bit % width
+            for product in range(products):
+                lane = of_thread + 4 * product
+                index[product, elements[value]] = (register * LANES + lane) * (width // bits) + low // bits
+            shift[elements[value]] = low % bits
+        # Elements are counted down the columns, so that B as it is counted, K x N, is what multiplies A.
+        self.index, self.shift = index.reshape(products, columns, rows), shift.reshape(columns, rows)
+        if operand != "B":
+            self.index, self.shift = self.index.transpose(0, 2, 1), self.shift.T
+        if products == 1:
+            self.index = self.index[0]
+        self.index = np.ascontiguousarray(self.index)
+        self.place = np.argsort(self.index.reshape(-1), kind="stable")
+        self.decode = self._decoder(atom, operand, bits)
+
+    def _decoder(self, atom: MmaAtom, operand: str, bits: int) -> Callable[[Array], Array]:
+        """Units -> values: float32 (float64 for f64), integers and bits too."""
+        kind, natural = self.dtype, np.float32
+        if kind.name == "bf16":
+            return lambda x: (x.astype(np.uint32) << 16).view(np.float32)
+        if kind.name == "f16":
+            return lambda x: x.view(np.float16).astype(np.float32)
+        if kind.name == "tf32":
+            return lambda x: (x & np.uint32(0xFFFFE000)).view(np.float32)
+        if kind.name in ("f32", "f64"):
+            return lambda x: x.view(f"f{kind.bytes}")
+        if kind.name == "i32":
+            return lambda x: x.view(np.int32)
+        codes = np.arange(256)
+        if len(np.unique(self.shift)) == 1:  # one element to a byte
+            table = kind.decode(codes >> int(self.shift.flat[0]) & ((1 << kind.bits) - 1)).astype(natural)
+            return lambda x: table[x]
+        tables = np.stack([kind.decode(codes >> s & ((1 << kind.bits) - 1)) for s in range(8)]).astype(natural)
+        shift = self.shift
+        return lambda x: tables[shift, x]
+
+    def gather(self, fiber: Fiber, places: Places) -> Array:
+        """The operand's matrix (a stack of them for m8n8k4), from the registers of these numbers.
+
+        Registers are never changed in place, so that a matrix stays right as long as they hold the same arrays: A and B
+        serve several products, and C is the D of the one before.
+        """
+        registers = fiber.registers
+        known = fiber.warp.scratch.get((self, places))
+        if known is not None:
+            for place, array in zip(places, known[0]):
+                if registers[place] is not array:
+                    break
+            else:
+                return known[1]
+        values = [registers[place] if type(place) is int else place[0] for place in places]
+        try:
+            joined = np.concatenate(values)
+        except ValueError:
+            joined = np.concatenate([x if isinstance(x, np.ndarray) else np.full(LANES, x, np.int64) for x in values])
+        else:
+            # Only arrays say by being the same that nothing has changed.
+            found = self.decode(joined.astype(self.word).view(self.unit)[self.index])
+            fiber.warp.scratch[self, places] = (values, found)
+            return found
+        return self.decode(joined.astype(self.word).view(self.unit)[self.index])
+
+    def scatter(self, fiber: Fiber, places: Places, matrix: Array) -> None:
+        """Put a result into the registers of these numbers."""
+        units = matrix.reshape(-1)[self.place]
+        words = units.view(self.word)
+        if self.word.itemsize != 8:
+            words = words.astype(np.int64)
+        values = list(words.reshape(self.registers, LANES))
+        registers = fiber.registers
+        for place, value in zip(places, values):
+            registers[place] = value
+        fiber.warp.scratch[self, places] = (values, matrix)
+
+
+@lru_cache(maxsize=256)
+def fragments(atom: MmaAtom) -> dict[str, Fragment]:
+    """The fragments of A, B, C and D; those of C and D are one where they are equal."""
+    found = {operand: Fragment(atom, operand) for operand in "ABC"}
+    return found | {"D": found["C"] if atom.layout_D is None else Fragment(atom, "D")}
+
+
+def multiply(atom: MmaAtom) -> Callable[[Array, Array, Array], Array]:
+    """The product of matrices: (A, B, C) -> D in the accumulator's type."""
+    kind, target = atom.a_dtype, atom.dtype_of("D")
+    if kind.bits == 1:
+        union = ".and." not in atom.ptx
+
+        def bits(a: Array, b: Array, c: Array) -> Array:
+            both = np.dot(a, b).astype(np.int64)
+            if union:  # popc of a xor b
+                both = a.sum(1).astype(np.int64)[:, None] + b.sum(0).astype(np.int64) - 2 * both
+            return (both + c).astype(np.int32)
+
+        return bits
+    if target.name == "i32":
+        finish = finisher(atom)
+        return lambda a, b, c: finish(np.dot(a, b), c)
+    finish = finisher(atom)
+    if atom.threads == LANES and atom.scale is None and target.name == "f32":
+        return lambda a, b, c: np.dot(a, b) + c
+    return lambda a, b, c: finish(a @ b, c)
+
+
+def finisher(atom: MmaAtom) -> Callable[[Array, Array], Array]:
+    """(A B, C) -> D in the accumulator's type, of products that are not of single bits."""
+    target = atom.dtype_of("D")
+    if target.name == "i32":
+        clamp = ".satfinite" in atom.ptx
+
+        def integers(product: Array, c: Array) -> Array:
+            # At most 64 products below 2**16: exact in float32.
+            total = product.astype(np.int64) + c
+            return (np.clip(total, -(1 << 31), (1 << 31) - 1) if clamp else total).astype(np.int32)
+
+        return integers
+    accumulator = np.dtype(f"f{target.bytes}")
+
+    def floats(product: Array, c: Array) -> Array:
+        with np.errstate(over="ignore", invalid="ignore"):
+            return (product + c).astype(accumulator, copy=False)
+
+    return floats
+
+
+def _places(program: Program, ins: Instruction, position: int, count: int) -> Places:
+    """For each register of a vector operand its number, or a constant as a tuple of one."""
+    operand = ins.operands[position]
+    parts = operand.parts if operand.kind == "vector" else (operand,)
+    if len(parts) != count:
+        raise ValueError(f"operand {position} has {len(parts)} registers; {ins.opcode} takes {count}")
+    places: list[Any] = []
+    for part in parts:
+        if part.kind == "reg":
+            places.append(program.index[part.text])
+        elif part.kind == "number":
+            places.append((number(part.text, 64),))
+        else:
+            raise ValueError(f"{part.text} is no register")
+    return tuple(places)
+
+
+@operation("mma")
+def product(program: Program, ins: Instruction) -> Operation:
+    """mma.sync: D = A B + C of one warp, block-scaled or not."""
+    atom = atom_of(ins)
+    maps = fragments(atom)
+    expected = 4 if atom.scale is None else 8
+    if len(ins.operands) != expected:
+        raise ValueError(f"{ins.opcode} has {expected} operands, not {len(ins.operands)}")
+    places = {name: _places(program, ins, n, maps[name].registers) for n, name in enumerate("DABC")}
+    times = multiply(atom)
+    if any(not isinstance(place, int) for place in places["D"]):
+        raise ValueError("the result goes to registers")
+    gather_a, gather_b, gather_c, scatter = maps["A"].gather, maps["B"].gather, maps["C"].gather, maps["D"].scatter
+    from_a, from_b, from_c, to = places["A"], places["B"], places["C"], places["D"]
+    scales = None if atom.scale is None else _scales(program, ins, atom)
+    joins = atom.scale is None and atom.threads == LANES and atom.a_dtype.bits > 1 and ins.predicate is None
+    together: list[Run | None] = []
+
+    def go(fiber: Fiber) -> int | None:
+        if fiber.lanes != fiber.warp.alive:
+            fiber.whole()
+        if joins:
+            if not together:
+                together.append(_run_from(program, ins, atom))
+            if together[0] is not None:
+                start, end = fiber.warp.scratch.get("mma.sync one by one", (0, 0))
+                if not start < ins.pc < end and (after := together[0].go(fiber)) is not None:
+                    return after
+        a, b = gather_a(fiber, from_a), gather_b(fiber, from_b)
+        if scales is not None:
+            a, b = scales(fiber, a, b)
+        scatter(fiber, to, times(a, b, gather_c(fiber, from_c)))
+        return None
+
+    return go
+
+
+def _run_from(program: Program, first: Instruction, atom: MmaAtom) -> Run | None:
+    """The products in a row from this one on, or None where that is no gain."""
+    maps = fragments(atom)
+    row = instructions_in_a_row(program, first)
+    places = []
+    for ins in row:
+        each = {name: _places(program, ins, n, maps[name].registers) for n, name in enumerate("DABC")}
+        if any(not isinstance(place, int) for registers in each.values() for place in registers):
+            return None
+        places.append(each)
+    found = Run(program, first, len(row), places, maps, finisher(atom))
+    return found if found.worth else None
+
+
+def _scales(program: Program, ins: Instruction, atom: MmaAtom) -> Callable[[Fiber, Array, Array], tuple[Array, Array]]:
+    """A function that multiplies A and B with their factors, from the lanes and bytes that the selectors name."""
+    assert atom.scale is not None
+    table = atom.scale.dtype.decode(np.arange(256)).astype(np.float64)
+    parts = []
+    for position, operand in ((4, "SFA"), (6, "SFB")):
+        factors, chosen = (program.sources(ins.operands[position + n], kind) for n, kind in enumerate(("b32", "b16")))
+        if len(factors) != 1 or len(chosen) != 2:
+            raise ValueError(f"{operand} is a register and a pair {{byte-id, thread-id}}")
+        parts.append((operand, factors[0], chosen))
+
+    def scale(fiber: Fiber, a: Array, b: Array) -> tuple[Array, Array]:
+        out = []
+        for matrix, (operand, source, chosen) in zip((a, b), parts):
+            at = _providers(atom, operand, *[fiber.one(x(fiber)) for x in chosen])
+            words = np.empty(LANES, dtype=np.uint32)
+            words[:] = source(fiber)
+            factors = table[words.view(np.uint8)[at]]
+            out.append(matrix * (factors if operand == "SFA" else factors.T))
+        return out[0], out[1]
+
+    return scale
+
+
+@lru_cache(maxsize=256)
+def _providers(atom: MmaAtom, operand: str, byte_id: int, thread_id: int) -> Array:
+    """[row, k] -> number, among the 128 bytes of a register of the warp, of the factor. Raises AtomError for selectors
+    that PTX leaves undefined.
+    """
+    assert atom.scale is not None
+    rows, blocks = atom.tile_of(operand)
+    at = np.empty((rows, blocks), dtype=np.int64)
+    for row, block in np.ndindex(rows, blocks):
+        lane, byte = provider(atom, operand, row, block, byte_id, thread_id)
+        at[row, block] = 4 * lane + byte
+    return np.repeat(at, atom.scale.vector, axis=1)
+
+
+@operation("mma.sp", "mma.sp::ordered_metadata", "wmma")
+def left_out(program: Program, ins: Instruction) -> Operation:
+    """Sparse products and wmma are refused: no kernel of the DSL's dense examples has them."""
+    raise PtxError(f"{ins.words[0]}{'.' + ins.words[1] if ins.words[0] == 'mma' else ''} is left out of the emulator")

@@ -1,0 +1,581 @@
+"""Hopper's warpgroup products: wgmma.fence, mma_async, commit_group, wait_group.
+
+What an instruction multiplies, and which register holds what, comes from its atom (`atoms/mma/wgmma.py`); where its
+operands lie, from the descriptor's reading (`operands.py`). PTX ISA, "Asynchronous Warpgroup Level Matrix
+Multiply-Accumulate Instructions".
+
+A product of four warps runs when the last of them has issued it, or (policy "late") when a warp waits for it. From its
+issue until then the accumulator's registers hold `Pending` objects and A's registers `Lent` ones: moving them about is
+harmless, 16-bit halves included; computing with them is an error that names the product.
+
+wgmma.fence has to stand before a warp's first product, and between what last computed a product's registers and the
+product. Compilers sink the moves that clear an accumulator below the fence, and ptxas takes that, so registers that
+were only moved since are let pass. PTX asks for a fence after results were read, too. An official kernel (CuTe DSL's
+fp8 example with two accumulators) leaves it out there, so this is asked for with the policy's `register_strict` alone,
+by which results that were waited for count as touched.
+
+Rounding: products are summed in float32 by NumPy's matrix product, then added to the accumulator in float32 (rounded to
+f16 for f16 accumulators). The hardware sums in an order and with a precision of its own, so bits can be compared only
+where every partial sum is exact: then they are equal. For random floats an H200 lay within 2**-21 of the sum of the
+absolute products, and within 2**-12 for 8-bit floats, of whose f32 accumulator wgmma keeps fewer bits
+(benchmarks/verify_emulator.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cache
+from operator import is_
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ....atoms.mma.base import MmaAtom
+from ....atoms.mma.sync import ptx_type
+from ....atoms.mma.wgmma import FORMS, WARPS, wgmma
+from ....atoms.smem.operand_read import operand_read
+from ....dtypes import dtype
+from ....errors import EmulatorError
+from ...machine.interpreter import BLOCKED, Cta, Fiber
+from ...ptx.parser import Instruction
+from ...ptx.program import Program, Run
+from ...races.happens_before import Event
+from ..in_flight import Held
+from ..memory import said
+from ..registry import known, operation
+from .fragments import Fragment
+from .operands import UNWRITTEN, Read, Reading, accumulate, fetch, reading
+
+_NAMES = {name for form in FORMS for name in (*form.types, *form.accumulators)}
+TYPES = {ptx_type(dtype(name)): name for name in _NAMES}
+MAJORS = ("K", "MN")
+
+
+class Pending(Held):
+    """Register `number` of an accumulator in flight."""
+
+    def __init__(self, accumulator: Accumulator, number: int) -> None:
+        self.accumulator, self.number = accumulator, number
+
+    def __str__(self) -> str:
+        return (
+            f"the register is in the accumulator of {self.accumulator.last.ins}, which is in flight until a "
+            "wgmma.wait_group for it"
+        )
+
+    def __rshift__(self, low: int) -> Half:
+        return Half(self, low)
+
+
+class Half(Held):
+    """16 bits of an accumulator's register in flight, from bit `low`: compilers take f16 pairs apart and join them.
+
+    It follows how `codegen.py` writes such moves: `x >> low & 65535`, and `low | up << 16`.
+    """
+
+    def __init__(self, whole: Pending, low: int, raised: bool = False) -> None:
+        self.whole, self.low, self.raised = whole, low, raised
+
+    def __str__(self) -> str:
+        return str(self.whole)
+
+    def __and__(self, mask: Any) -> Half:
+        return self if type(mask) is int and mask == 0xFFFF and self.low in (0, 16) else self._refuse()
+
+    def __lshift__(self, by: Any) -> Half:
+        return Half(self.whole, self.low, True) if type(by) is int and by == 16 else self._refuse()
+
+    def __or__(self, up: Any) -> Pending:
+        joins = type(up) is Half and up.raised and (self.low, up.low) == (0, 16)
+        same = joins and (up.whole.accumulator, up.whole.number) == (self.whole.accumulator, self.whole.number)
+        return self.whole if same else self._refuse()
+
+
+class Lent(Held):
+    """A register of A that a product in flight still reads, and its value."""
+
+    def __init__(self, product: Product, value: Any) -> None:
+        self.product, self.value = product, value
+
+    def __str__(self) -> str:
+        return f"the register is in operand A of {self.product.ins}, which is in flight until a wgmma.wait_group for it"
+
+
+@dataclass(frozen=True, eq=False)
+class Form:
+    """One form of the instruction: its fragments, and what it reads of shared memory (None: A in registers)."""
+
+    atom: MmaAtom
+    c: Fragment
+    a: Fragment | None
+    read_a: Read | None
+    read_b: Read
+    saturates: bool
+
+    @property
+    def integer(self) -> bool:
+        """Whether it accumulates in i32."""
+        return self.c.dtype.kind != "float"
+
+
+@cache
+def _form(n: int, a: str, b: str, c: str, source: str, saturate: bool, major_a: str, major_b: str) -> Form:
+    atom = wgmma(n, a, b, c, source, saturate=saturate)
+
+    def read(operand: str, major: str) -> Read:
+        found = operand_read(atom, operand)
+        if major not in found.majors:
+            raise ValueError(f"operand {operand} of {atom} is {' or '.join(found.majors)}-major")
+        return Read(major, found.rows, found.depth, found.dtype, found.packing, found.arch)
+
+    in_smem = source == "smem"
+    return Form(
+        atom,
+        Fragment.of(atom, "C"),
+        None if in_smem else Fragment.of(atom, "A"),
+        read("A", major_a) if in_smem else None,
+        read("B", major_b),
+        saturate,
+    )
+
+
+@cache
+def _parts(found: Reading, form: Form) -> tuple[int, ...]:
+    """The chunks of A that each warp reads: those of its own rows."""
+    return tuple([found.part(rows) for rows in form.c.rows])
+
+
+class Accumulator:
+    """A warpgroup's accumulator from the first product that takes its registers until the wait for the last.
+
+    values   the matrix, of all four warps
+    queue    products that have not run, in order
+    pending  warp -> products that it has not waited for
+    """
+
+    def __init__(self, form: Form) -> None:
+        self.form = form
+        self.values = np.zeros(form.c.shape, dtype=np.int64 if form.integer else np.float32)
+        self.queue: list[Product] = []
+        self.pending = [0] * WARPS
+        self.names: list[list[int]] = [[] for _ in range(WARPS)]  # the registers of the last product of each warp
+        self.parts: list[list[Pending]] = [[] for _ in range(WARPS)]  # warp -> what its registers hold meanwhile
+        self.last: Product
+
+
+@dataclass(eq=False)
+class Product:
+    """One mma_async of a warpgroup.
+
+    words    (descriptor or None, descriptor, scale-d): what all four warps have to agree on
+    events   one for each warp
+    arrived  warps that have issued it
+    """
+
+    ins: Instruction
+    form: Form
+    words: tuple[int | None, int, bool]
+    signs: tuple[int, int]
+    cta: Cta
+    events: list[Event]
+    accumulator: Accumulator
+    operands: tuple[tuple[Reading, int] | None, tuple[Reading, int]]
+    a: npt.NDArray[Any] | None
+    arrived: int = 0
+    retired: int = 0
+    done: bool = False
+    waiting: list[Fiber] = field(default_factory=list)
+    lent: dict[int, list[int]] = field(default_factory=dict)
+
+
+class Group:
+    """What a warpgroup has issued.
+
+    products  number -> product; gone when all four warps have waited for it
+    issued    warp -> how many it has issued
+    open      warp -> its products that are in no group yet
+    groups    warp -> its groups that it has not waited for
+    fenced    warp -> whether a wgmma.fence ran, with `register_strict` since the last results came into its registers
+    dirty     warp -> registers computed between the issue of a product and a later fence
+    """
+
+    def __init__(self) -> None:
+        self.products: dict[int, Product] = {}
+        self.issued = [0] * WARPS
+        self.open: list[list[Product]] = [[] for _ in range(WARPS)]
+        self.groups: list[list[list[Product]]] = [[] for _ in range(WARPS)]
+        self.fenced = [False] * WARPS
+        self.dirty = [0] * WARPS
+
+
+def _group(fiber: Fiber) -> tuple[Group, int]:
+    """(the fiber's warpgroup, its warp there). Raises EmulatorError where four warps are not there."""
+    number, cta = fiber.warp.number, fiber.cta
+    groups = cta.scratch.setdefault("wgmma", {})
+    found = groups.get(number // WARPS)
+    if found is None:
+        if number // WARPS * WARPS + WARPS > len(cta.warps):
+            raise EmulatorError(f"warp {number} is in no whole warpgroup: the block has {len(cta.warps)} warps")
+        found = groups[number // WARPS] = Group()
+        first = number // WARPS * WARPS
+
+        def ended(other: Fiber, count: int) -> None:
+            if other.cta is cta and 0 <= other.warp.number - first < WARPS and not other.warp.alive:
+                _ended(found, other, other.warp.number - first)
+
+        cta.cluster.scratch.setdefault("on exit", []).append(ended)
+    return found, number % WARPS
+
+
+def _ended(group: Group, fiber: Fiber, warp: int) -> None:
+    """Report what a warp leaves behind when it ends."""
+    left = [*(p for products in group.groups[warp] for p in products), *group.open[warp]]
+    if left:
+        fiber.machine.problem("exit", f"{fiber.warp} ends while {left[0].ins.opcode} is in flight", fiber, left[0].ins)
+    missing = group.products.get(group.issued[warp])
+    if missing is not None:
+        fiber.machine.problem(
+            "protocol", f"{fiber.warp} ends and has not issued a product that its warpgroup has", fiber, missing.ins
+        )
+
+
+# Instructions ---------------------------------------------------------------------------------------------------------
+
+
+@operation("wgmma.fence")
+def fence(program: Program, ins: Instruction) -> Run:
+    """wgmma.fence: orders what the warp did with registers before it and products after it."""
+    known(ins, "fence", "sync", "aligned")
+
+    def go(fiber: Fiber) -> None:
+        fiber.whole()
+        group, warp = _group(fiber)
+        group.dirty[warp] |= fiber.dirty
+        group.fenced[warp] = True
+        fiber.dirty = 0
+
+    return go
+
+
+@operation("wgmma.commit_group")
+def commit(program: Program, ins: Instruction) -> Run:
+    """wgmma.commit_group: the products since the last one become a group, which may be empty."""
+    known(ins, "commit_group", "sync", "aligned")
+
+    def go(fiber: Fiber) -> None:
+        fiber.whole()
+        group, warp = _group(fiber)
+        group.groups[warp].append(group.open[warp])
+        group.open[warp] = []
+
+    return go
+
+
+@operation("wgmma.wait_group")
+def wait(program: Program, ins: Instruction) -> Run:
+    """wgmma.wait_group n: until at most the last n groups of the warp are in flight; results are in the registers."""
+    known(ins, "wait_group", "sync", "aligned")
+    allowed = int(ins.operands[0].text)
+
+    def go(fiber: Fiber) -> Any:
+        fiber.whole()
+        group, warp = _group(fiber)
+        groups = group.groups[warp]
+        count = len(groups) - allowed
+        if count <= 0:
+            return None
+        products = [product for each in groups[:count] for product in each]
+        for product in products:
+            if product.arrived < WARPS:
+                product.waiting.append(fiber)
+                return BLOCKED
+        for product in products:
+            _retire(fiber, group, warp, product)
+        del groups[:count]
+        return None
+
+    return go
+
+
+def _retire(fiber: Fiber, group: Group, warp: int, product: Product) -> None:
+    """The warp learns that a product has completed."""
+    accumulator = product.accumulator
+    _run_up_to(product, fiber)
+    fiber.cta.cluster.ledger.learn(fiber.knows, product.events[warp])
+    product.retired += 1
+    accumulator.pending[warp] -= 1
+    if warp in product.lent:
+        _give_back(fiber, group, warp, product)
+    if not accumulator.pending[warp]:
+        _materialise(fiber, group, warp, accumulator)
+    if product.retired == WARPS:
+        for number in [n for n, other in group.products.items() if other is product]:
+            del group.products[number]
+
+
+def _materialise(fiber: Fiber, group: Group, warp: int, accumulator: Accumulator) -> None:
+    """Put a warp's part of the results in place of every `Pending` register of it, and of halves of them."""
+    values = accumulator.form.c.take(accumulator.values, warp)
+    missing = set(range(len(values)))
+    registers, written, flying = fiber.registers, 0, (Pending, Half)
+    for register in [at for at, value in enumerate(registers) if type(value) in flying]:
+        value = registers[register]
+        whole = value.whole if type(value) is Half else value
+        if whole.accumulator is accumulator:
+            now = values[whole.number]
+            registers[register] = now >> value.low & 0xFFFF if type(value) is Half else now
+            written |= 1 << register
+            missing.discard(whole.number)
+    fiber.written |= written
+    if fiber.machine.policy.register_strict:
+        group.fenced[warp] = False
+    if missing:
+        lost = _name(fiber, accumulator.names[warp][min(missing)])
+        ins = accumulator.last.ins
+        fiber.machine.problem("protocol", f"{lost} of its accumulator is written while it is in flight", fiber, ins)
+
+
+def _give_back(fiber: Fiber, group: Group, warp: int, product: Product) -> None:
+    """The registers of A are free again; report those that were computed while they were lent."""
+    computed = group.dirty[warp] | fiber.dirty
+    for register in product.lent.pop(warp):
+        now = fiber.registers[register]
+        if computed >> register & 1 and type(now) is not Lent:
+            name = _name(fiber, register)
+            fiber.machine.problem("protocol", f"{name} of A is written while it is in flight", fiber, product.ins)
+    for register, value in enumerate(fiber.registers):
+        if type(value) is Lent and value.product is product:
+            fiber.registers[register] = value.value
+            fiber.written |= 1 << register
+
+
+def _name(fiber: Fiber, register: int) -> str:
+    return f"register {list(fiber.machine.program.index)[register]}"
+
+
+@operation("wgmma.mma_async")
+def product(program: Program, ins: Instruction) -> Run:
+    """wgmma.mma_async: D = A*B + D, or A*B, by the four warps of a warpgroup.
+
+    Operands: D, A (a descriptor, or registers), B's descriptor, scale-d, and where the types have them imm-scale-a,
+    imm-scale-b, imm-trans-a (A in shared memory), imm-trans-b.
+    """
+    shape = next(word for word in ins.words if word.startswith("m64n"))
+    n = int(shape.partition("n")[2].partition("k")[0])
+    c, a, b = [TYPES[word] for word in ins.words if word in TYPES]
+    target, first, second, scale, *rest = ins.operands
+    in_smem = first.kind != "vector"
+    immediates = [int(operand.text) for operand in rest]
+    plain = _form(n, a, b, c, "smem" if in_smem else "rmem", "satfinite" in ins.words, "K", "K")
+    signs, transposed = [1, 1], [0, 0]
+    expected = 0
+    if not plain.integer:
+        expected = 2
+        signs = immediates[:2]
+        if len(plain.atom.b_majors) > 1:
+            expected += 1 + in_smem
+            transposed = ([] if in_smem else [0]) + immediates[2:]
+    if len(immediates) != expected or not {*signs} <= {1, -1} or not {*transposed} <= {0, 1}:
+        raise ValueError(f"{expected} immediates follow scale-d, scales of 1 or -1 and then flags of 0 or 1")
+    form = _form(
+        n, a, b, c, plain.atom.a_source, plain.saturates, MAJORS[transposed[0]], MAJORS[transposed[1]]
+    )  # fmt: skip
+    words = [word for word in ins.words if word != "satfinite"]
+    if words != [word for word in form.atom.ptx.split(".") if word != "satfinite"]:
+        raise ValueError(f"the emulator knows this as {form.atom}")
+    names = _registers(program, ins, target, form.c.registers)
+    lent = [] if form.a is None else _registers(program, ins, first, form.a.registers)
+    used = sum(1 << register for register in {*names, *lent})
+    describe_a = None if lent else program.value(first, "b64")
+    describe_b, adds = program.value(second, "b64"), program.value(scale, "pred")
+    sign = (signs[0], signs[1])
+
+    def go(fiber: Fiber) -> None:
+        fiber.whole()
+        group, warp = _group(fiber)
+        word_a = None if describe_a is None else fiber.one(describe_a(fiber))
+        agreed = (word_a, fiber.one(describe_b(fiber)), bool(fiber.one(adds(fiber))))
+        found = _issued(fiber, group, warp, ins, form, agreed, sign, names)
+        _check_fence(fiber, group, warp, ins, names, lent, used)
+        _take_accumulator(fiber, warp, found, names)
+        if lent:
+            _lend(fiber, group, warp, found, lent)
+        _record(fiber, warp, found)
+        group.open[warp].append(found)
+        found.arrived += 1
+        if found.arrived == WARPS:
+            if fiber.machine.policy.products == "early":
+                _run_up_to(found, fiber)
+            fiber.cta.cluster.wake(found.waiting)
+
+    return go
+
+
+def _registers(program: Program, ins: Instruction, operand: Any, count: int) -> list[int]:
+    targets = program.targets(operand)
+    if len(targets) != count or None in targets:
+        raise ValueError(f"{count} registers are needed where {len(targets)} are given")
+    return [target for target in targets if target is not None]
+
+
+def _issued(
+    fiber: Fiber,
+    group: Group,
+    warp: int,
+    ins: Instruction,
+    form: Form,
+    agreed: tuple[int | None, int, bool],
+    signs: tuple[int, int],
+    names: list[int],
+) -> Product:
+    """The warpgroup's next product for this warp: the first of the four makes it, the others have to agree."""
+    number = group.issued[warp]
+    group.issued[warp] += 1
+    held = fiber.registers[names[0]]
+    own = held.accumulator if type(held) is Pending else None
+    found = group.products.get(number)
+    if found is None:
+        ledger = fiber.cta.cluster.ledger
+
+        def event(of: int) -> Event:
+            return ledger.event(True, lambda: f"{ins.opcode} at {ins.where}, warp {of} of its warpgroup")
+
+        def report(kind: str, message: str) -> None:
+            fiber.machine.problem(kind, message, fiber, ins)
+
+        word_a, word_b, _ = agreed
+        operand_a = None
+        if form.read_a is not None and word_a is not None:
+            operand_a = reading(word_a, form.read_a, fiber, report)
+        found = group.products[number] = Product(
+            ins,
+            form,
+            agreed,
+            signs,
+            fiber.cta,
+            [event(of) for of in range(WARPS)],
+            Accumulator(form) if own is None else own,
+            (operand_a, reading(word_b, form.read_b, fiber, report)),
+            None if form.a is None else np.zeros(form.a.shape, dtype=np.float32),
+        )
+        found.accumulator.queue.append(found)
+        found.accumulator.last = found
+    elif found.ins is not ins:
+        raise EmulatorError(f"the warps of a warpgroup issue different products: another one issued {found.ins}")
+    elif found.words != agreed:
+        shown = [", ".join("-" if w is None else f"{w:#x}" for w in words) for words in (agreed, found.words)]
+        fiber.machine.problem(
+            "protocol",
+            f"the warps of a warpgroup give different operands: (A, B, scale-d) is {shown[0]} here, and {shown[1]} in "
+            "another",
+            fiber,
+        )
+    if own is not found.accumulator and (own is not None or found.accumulator.pending[warp]):
+        raise EmulatorError("the warps of a warpgroup give different accumulators to one product")
+    return found
+
+
+def _check_fence(
+    fiber: Fiber, group: Group, warp: int, ins: Instruction, names: list[int], lent: list[int], used: int
+) -> None:
+    """Report registers that were touched since the last wgmma.fence."""
+    registers = fiber.registers
+    if type(registers[names[0]]) is Pending:
+        used = sum(1 << register for register in lent)
+        unfenced = False
+    else:
+        unfenced = not group.fenced[warp]
+    written = fiber.dirty & used
+    for register in lent:
+        if type(registers[register]) is Lent:
+            written &= ~(1 << register)
+    if unfenced:
+        fiber.machine.problem(
+            "protocol", "no wgmma.fence between the last access to the product's registers and the product", fiber
+        )
+    elif written:
+        first = (written & -written).bit_length() - 1
+        fiber.machine.problem(
+            "protocol", f"{_name(fiber, first)} of the product is written after the last wgmma.fence", fiber
+        )
+
+
+def _take_accumulator(fiber: Fiber, warp: int, found: Product, names: list[int]) -> None:
+    """The accumulator's registers go into flight; those that are there already stay."""
+    registers, accumulator = fiber.registers, found.accumulator
+    held = list(map(registers.__getitem__, names))
+    parts = accumulator.parts[warp]
+    if accumulator.form.c is found.form.c and len(parts) == len(held) and all(map(is_, held, parts)):
+        pass  # in flight, and the registers hold it in their order, as nearly always
+    elif any(type(value) is Pending for value in held):
+        if accumulator.form.c is not found.form.c and accumulator.form.c.shape != found.form.c.shape:
+            raise EmulatorError(f"the accumulator in flight is of {accumulator.form.atom}: wait for it first")
+        for number, value in enumerate(held):
+            if type(value) is not Pending or value.accumulator is not accumulator or value.number != number:
+                raise EmulatorError(f"{_name(fiber, names[number])} does not hold register {number} of the accumulator")
+    else:
+        if found.words[2]:
+            found.form.c.put(accumulator.values, warp, held)
+        parts = accumulator.parts[warp] = [Pending(accumulator, number) for number in range(len(names))]
+        for name, part in zip(names, parts, strict=True):
+            registers[name] = part
+    accumulator.names[warp] = names
+    accumulator.pending[warp] += 1
+
+
+def _lend(fiber: Fiber, group: Group, warp: int, found: Product, lent: list[int]) -> None:
+    """A's registers are the product's until it is waited for. Their values do not change before that."""
+    assert found.form.a is not None and found.a is not None
+    values = [fiber.registers[register] for register in lent]
+    values = [value.value if type(value) is Lent else value for value in values]
+    found.form.a.put(found.a, warp, values)
+    for register, value in zip(lent, values, strict=True):
+        fiber.registers[register] = Lent(found, value)
+        group.dirty[warp] &= ~(1 << register)
+    found.lent[warp] = lent
+
+
+def _record(fiber: Fiber, warp: int, found: Product) -> None:
+    """One access for each warp: its quarter of A, and all of B."""
+    machine = fiber.machine
+    if not machine.policy.races:
+        return
+    event, ins = found.events[warp], found.ins
+    if found.operands[0] is not None:
+        reading_a, first = found.operands[0]
+        places = _parts(reading_a, found.form)[warp] << first
+        machine.touch(fiber, found.cta, places, False, said(fiber, ins), event, True)
+    reading_b, first = found.operands[1]
+    machine.touch(fiber, found.cta, reading_b.places << first, False, said(fiber, ins), event, True)
+
+
+# Arithmetic -----------------------------------------------------------------------------------------------------------
+
+
+def _run_up_to(product: Product, fiber: Fiber) -> None:
+    """Run the products of an accumulator, in order, up to this one."""
+    queue = product.accumulator.queue
+    while not product.done:
+        _run(queue.pop(0), fiber)
+
+
+def _run(product: Product, fiber: Fiber) -> None:
+    form, machine = product.form, fiber.machine
+
+    def report(kind: str, message: str) -> None:
+        machine.problem(kind, message, fiber, product.ins, kind == UNWRITTEN)
+
+    def get(operand: tuple[Reading, int]) -> Any:
+        machine.counts.bytes["shared read by wgmma"] += operand[0].chunks.size * 16
+        return fetch(product.cta, *operand, report)
+
+    source, second = product.operands
+    left: Any = product.a if source is None else get(source)
+    right = get(second)
+    if product.signs[0] * product.signs[1] < 0:
+        left = -left
+    product.accumulator.values = accumulate(
+        product.accumulator.values, left, right, product.words[2], form.c.dtype.bits == 16, form.saturates
+    )
+    product.done = True

@@ -1,0 +1,238 @@
+"""Blackwell's tensor memory as a resource, and how what works on it completes: tcgen05.alloc, dealloc,
+relinquish_alloc_permit, commit, wait, fence.
+
+PTX ISA, "TensorCore 5th Generation Family Instructions". No device with tensor memory has confirmed what is said here.
+
+Policy `tensor_strict`, off by default: official kernels leave out tcgen05.wait and tcgen05.fence in places where PTX
+asks for them and the hardware does without. With it, what tcgen05.ld loads may be used, and what ld and st did is
+ordered, after tcgen05.wait::ld and ::st only; a thread hands what it loaded or stored to others with
+fence::before_thread_sync only, and sees what others did after fence::after_thread_sync only (PTX ISA, "Memory
+Consistency Model for 5th generation of TensorCore operations", "Canonical synchronization patterns"; tcgen05.commit has
+the first of the two fences in it). Left out: that by the two fences alone, without a commit, products of one thread are
+before those of another in the tensor cores' pipeline.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ....atoms.tmem.layout import COLUMNS, LANES, MIN_ALLOCATION
+from ....errors import EmulatorError
+from ...machine.interpreter import BLOCKED, Fiber
+from ...machine.memory import OFFSET, RANK_SHIFT, granules, parts_of
+from ...ptx.parser import Instruction
+from ...ptx.program import Program, Run
+from ..barrier import mbarrier_at
+from ..memory import place, said
+from ..registry import known, operation
+from .tmem import STRIP, coordinate, engine_of, group_of, tensor_of, touch
+from .waits import hand_on, settle, take_over
+
+GROUPS = ("cta_group::1", "cta_group::2")
+DEALLOCATION = object()  # the engine of deallocations: those of a pair are one
+
+
+def group_size(ins: Instruction) -> int:
+    """The number of blocks in the opcode. Raises ValueError where it says none."""
+    found = [word for word in ins.words if word in GROUPS]
+    if len(found) != 1:
+        raise ValueError("it says no .cta_group::1 or .cta_group::2")
+    return int(found[0][-1])
+
+
+def _columns(fiber: Fiber, value: Any) -> int:
+    count = fiber.one(value)
+    if not MIN_ALLOCATION <= count <= COLUMNS or count & count - 1:
+        raise EmulatorError(f"{count} columns: an allocation has a power of two of them, {MIN_ALLOCATION} to {COLUMNS}")
+    return count
+
+
+@operation("tcgen05.alloc")
+def allocate(program: Program, ins: Instruction) -> Run:
+    """tcgen05.alloc: columns of tensor memory, whose address goes to shared memory; waits until there are enough.
+
+    The blocks of a pair get the same columns for the same request in order. The highest free columns are taken.
+    """
+    known(ins, "alloc", "sync", "aligned", "shared::cta", "b32", *GROUPS)
+    size = group_size(ins)
+    address, wanted = program.address(ins.operands[0]), program.value(ins.operands[1])
+
+    def go(fiber: Fiber) -> Any:
+        fiber.whole()
+        blocks, count = group_of(fiber, size), _columns(fiber, wanted(fiber))
+        tensors = [tensor_of(cta) for cta in blocks]
+        own = tensor_of(fiber.cta)
+        if own.relinquished:
+            raise EmulatorError("the block has given up its permit to allocate (tcgen05.relinquish_alloc_permit)")
+        ahead = next((other for other in tensors if len(other.history) > len(own.history)), None)
+        if ahead is not None:
+            first, others = ahead.history[len(own.history)]
+            if others != count:
+                raise EmulatorError(f"the blocks of a pair allocate {count} and {others} columns together")
+            free = not own.owned[first : first + count].any()
+        else:
+            taken = np.logical_or.reduce([other.owned for other in tensors])
+            starts = range(COLUMNS - count, -1, -MIN_ALLOCATION)
+            found = [start for start in starts if not taken[start : start + count].any()]
+            first, free = (found[0], True) if found else (0, False)
+        if not free:
+            for other in tensors:
+                other.waiting.append(fiber)
+            return BLOCKED
+        own.history.append((first, count))
+        own.allocations[first] = count, ins
+        own.owned[first : first + count] = True
+        own.words[:, first : first + count] = 0xFFFFFFFF
+        own.written[:, first : first + count] = False
+        cta, offsets = place(fiber, "shared", np.array([fiber.one(address(fiber))]))
+        assert cta is not None
+        cta.shared.check(offsets, 4, ins.opcode)
+        fiber.machine.touch(
+            fiber, cta, granules(offsets, 4), True, said(fiber, ins), parts=parts_of(offsets, 4)
+        )
+        cta.shared.write(offsets, np.array([[first]], dtype=np.uint32).view(np.uint8))
+        return None
+
+    return go
+
+
+@operation("tcgen05.dealloc")
+def deallocate(program: Program, ins: Instruction) -> Run:
+    """tcgen05.dealloc: give back what one alloc got. Whatever works on those columns has to be done: of a pair, also
+    what the other block does to its own ("issuing warp and peer CTA warp must synchronize Tensor Memory accesses").
+    """
+    known(ins, "dealloc", "sync", "aligned", "b32", *GROUPS)
+    size = group_size(ins)
+    address, wanted = program.value(ins.operands[0]), program.value(ins.operands[1])
+
+    def go(fiber: Fiber) -> None:
+        fiber.whole()
+        blocks, count = group_of(fiber, size, False), _columns(fiber, wanted(fiber))
+        lane, column = coordinate(fiber.one(address(fiber)))
+        tensor = tensor_of(fiber.cta)
+        have = tensor.allocations.get(column)
+        if lane or have is None or have[0] != count:
+            live = ", ".join(f"{n} from column {at}" for at, (n, _) in tensor.allocations.items()) or "none"
+            raise EmulatorError(f"dealloc of {count} columns from ({lane}, {column}); allocated are: {live}")
+        places = 0
+        for strip in range(LANES // STRIP):
+            places |= (1 << count) - 1 << strip * COLUMNS + column
+        ledger, knows = fiber.cta.cluster.ledger, fiber.knows
+        event = ledger.event(False, fiber.describe, DEALLOCATION)
+        for cta in blocks:
+            touch(fiber, cta, places, True, said(fiber, ins), event)
+        knows.seen |= ledger.bit(event)
+        knows.own |= ledger.bit(event)
+        del tensor.allocations[column]
+        if not any(column in tensor_of(cta).allocations for cta in blocks):
+            for cta in blocks:
+                tensor_of(cta).forget(places)
+        tensor.owned[column : column + count] = False
+        for cta in blocks:
+            cta.cluster.wake(tensor_of(cta).waiting)
+
+    return go
+
+
+@operation("tcgen05.relinquish_alloc_permit")
+def relinquish(program: Program, ins: Instruction) -> Run:
+    """tcgen05.relinquish_alloc_permit: the block allocates no more."""
+    known(ins, "relinquish_alloc_permit", "sync", "aligned", *GROUPS)
+    size = group_size(ins)
+
+    def go(fiber: Fiber) -> None:
+        fiber.whole()
+        group_of(fiber, size, False)
+        tensor_of(fiber.cta).relinquished = True
+
+    return go
+
+
+@operation("tcgen05.commit")
+def commit(program: Program, ins: Instruction) -> Run:
+    """tcgen05.commit: one arrival at an mbarrier when all that this thread issued to the tensor cores has completed.
+
+    With .multicast::cluster at the mbarrier of that offset in each block of a mask. The arrival hands on what the
+    thread knew, and that its operations have happened.
+    """
+    arrives, multicast = "mbarrier::arrive::one", "multicast::cluster"
+    known(ins, "commit", "shared::cluster", "b64", arrives, multicast, *GROUPS)
+    if arrives not in ins.words or len(ins.operands) != 1 + (multicast in ins.words):
+        raise ValueError("it has .mbarrier::arrive::one, and a mask with .multicast::cluster")
+    size = group_size(ins)
+    address = program.address(ins.operands[0])
+    mask = program.value(ins.operands[1], "b16") if multicast in ins.words else None
+
+    def go(fiber: Fiber) -> None:
+        group_of(fiber, size)
+        cluster, machine, engine = fiber.cta.cluster, fiber.machine, engine_of(fiber)
+        ledger, text = cluster.ledger, said(fiber, ins)()
+        handed = ledger.knowledge()
+        hand_on(fiber)
+        ledger.release(fiber, handed)
+        handed.merge(engine.issued)
+        event = ledger.event(True, lambda: text)
+        ledger.learn(handed, event)
+        targets = []
+        for at in fiber.each(address(fiber)).tolist():
+            if mask is None:
+                targets.append(int(at))
+            else:
+                wanted = fiber.one(mask(fiber))
+                if not wanted or wanted >> len(cluster.ctas):
+                    raise EmulatorError(f"multicast to mask {wanted:#x} in a cluster of {len(cluster.ctas)}")
+                ranks = [rank for rank in range(len(cluster.ctas)) if wanted >> rank & 1]
+                targets += [int(at) & OFFSET | rank << RANK_SHIFT for rank in ranks]
+        barriers = [mbarrier_at(fiber, target) for target in targets]
+        for barrier in barriers:
+            if barrier.cta is not fiber.cta:
+                barrier.cta.remote.append((event, text))
+        last = engine.queue[-1] if engine.queue else None
+
+        def land() -> None:
+            if last is not None and last in engine.queue:
+                engine.run(engine.queue.index(last) + 1)
+            for barrier in barriers:
+                barrier.knows.merge(handed)
+                try:
+                    early = barrier.arrive(1, event, handed)
+                except EmulatorError as error:
+                    raise EmulatorError(f"{error}\n  at {ins}") from error
+                if early is not None:
+                    machine.problem("protocol", early, fiber, ins)
+
+        machine.defer(cluster, "products", land)
+
+    return go
+
+
+@operation("tcgen05.fence::before_thread_sync", "tcgen05.fence::after_thread_sync")
+def fence(program: Program, ins: Instruction) -> Run:
+    """tcgen05.fence: orders the thread's tcgen05 operations with those of others, before or after synchronising.
+
+    Without `tensor_strict` nothing depends on it: what orders ordinary accesses orders these too.
+    """
+    if len(ins.words) != 2:
+        raise ValueError("the fence has no further words")
+    does = take_over if ins.words[1] == "fence::after_thread_sync" else hand_on
+
+    def go(fiber: Fiber) -> None:
+        if fiber.machine.policy.tensor_strict:
+            does(fiber)
+
+    return go
+
+
+@operation("tcgen05.wait::ld", "tcgen05.wait::st")
+def wait(program: Program, ins: Instruction) -> Run:
+    """tcgen05.wait::ld, ::st: until the warp's loads, or stores, have completed."""
+    known(ins, "wait::ld", "wait::st", "sync", "aligned")
+    way = ins.words[1][-2:]
+
+    def go(fiber: Fiber) -> None:
+        fiber.whole()
+        settle(fiber, way)
+
+    return go

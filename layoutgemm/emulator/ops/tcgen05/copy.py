@@ -1,0 +1,243 @@
+"""Copies to and from tensor memory: tcgen05.ld, st (registers of a warp), cp (shared memory).
+
+Which lane and column each register or bit has comes from the atoms (`atoms/copy/tmem.py`). A warp reaches its quarter
+of the lanes only. PTX ISA, "tcgen05.ld", "tcgen05.st", "tcgen05.cp". An address of the first quarter means a warp's own
+quarter in code that runs on devices: NVIDIA's `1cta_mma_a_from_tmem.py` (CuTe DSL 4.8) stores so, DeepGEMM's epilogue
+(`sm100_store_cd.cuh`) loads so; here that is a "lint".
+
+A register of tcgen05.st.unpack::16b writes the low halves of two words; their upper halves stay what they were.
+Elements of 4 bits that tcgen05.cp widens to 8 get two zero bits on either side, as mma.sync has them in registers; of 6
+bits, two above. Neither has been confirmed on a device.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from ....atoms.copy.tmem import FORMATS, HALVED, TmemCopyAtom, tcgen05_cp, tcgen05_ld, tcgen05_st
+from ....atoms.mma.sync import mma_sync
+from ....atoms.tmem.layout import WARP_LANES, WORD_BITS, warp_lanes
+from ....dtypes import DType, dtype
+from ....errors import EmulatorError
+from ...machine.interpreter import Fiber
+from ...ptx.floats import f32
+from ...ptx.parser import Instruction
+from ...ptx.program import Program, Run
+from ..memory import said
+from ..mma.fragments import words_of
+from ..mma.operands import Read, codes, lines, reading
+from ..registry import operation
+from .allocation import group_size
+from .shift import has_shifts, in_pipeline
+from .tmem import Places, TensorMemory, coordinate, engine_of, group_of, one_thread, tensor_of, touch
+from .waits import Loading, begin
+
+BYTE = dtype("u8")
+_TYPES = {"f32": "f32", "s32": "i32", "u32": "u32"}
+
+
+def low_bit(element: DType) -> int:
+    """Where an element narrower than a byte lies in the byte that holds it."""
+    if element.bits == 8:
+        return 0
+    container = mma_sync((16, 8, 32), element, kind="f8f6f4").a_container
+    assert container is not None
+    return container.low
+
+
+@cache
+def _places(atom: TmemCopyAtom) -> Places:
+    """[thread, value] for registers, [row, bit, copy] for shared memory."""
+    return Places.of(atom.tmem)
+
+
+def _atom(ins: Instruction, stores: bool, split: int | None) -> TmemCopyAtom:
+    """The atom of a load or store. Raises ValueError where the opcode is not exactly one of them."""
+    shape = next((word for word in ins.words if "x" in word and word.endswith(("b", "bx2"))), "")
+    repeat = int(next(word for word in ins.words if word[0] == "x" and word[1:].isdigit())[1:])
+    packs = "unpack::16b" in ins.words if stores else "pack::16b" in ins.words
+    element = "u16" if packs else "f32"
+    if stores:
+        found = tcgen05_st(shape, repeat, packs, split, element)
+    else:
+        reduce = ""
+        if "red" in ins.words:
+            reduce = ".".join(word for word in ins.words if word in ("min", "max", "abs"))
+            element = _TYPES[ins.words[-1]]
+        found = tcgen05_ld(shape, repeat, packs, split, element, reduce)
+    if found.ptx != ins.opcode:
+        raise ValueError(f"the emulator knows this as {found.ptx}")
+    return found
+
+
+def _split(ins: Instruction, at: int) -> int | None:
+    """The half split, an operand of the one shape that has it."""
+    halved = HALVED in ins.words
+    if len(ins.operands) != at + halved + (at == 1):
+        raise ValueError(f"{ins.opcode} has {at + halved + (at == 1)} operands")
+    return int(ins.operands[at].text, 0) if halved else None
+
+
+def _window(fiber: Fiber, tensor: TensorMemory, places: Places, address: int) -> tuple[int, int]:
+    """(lane, column) of an address from which a warp may touch these places.
+
+    Lanes 0..31 in the address of another warp than the first of four: reported, and taken as the warp's own 32.
+    """
+    lane, column = coordinate(address)
+    own = warp_lanes(fiber.warp.number)
+    if lane < WARP_LANES <= own[0]:
+        fiber.machine.problem(
+            "lint",
+            f"lanes {lane}..{lane + places.lanes - 1} of tensor memory: warp {fiber.warp.number} reaches "
+            f"{own[0]}..{own[-1]}. They are taken for the warp's own, as kernels that run have it; PTX does not say so",
+            fiber,
+        )
+        lane += own[0]
+    if lane not in own or lane + places.lanes - 1 not in own:
+        raise EmulatorError(
+            f"lanes {lane}..{lane + places.lanes - 1} of tensor memory: warp {fiber.warp.number} reaches "
+            f"{own[0]}..{own[-1]}"
+        )
+    tensor.check(lane, column, places.lanes, places.columns)
+    return lane, column
+
+
+@operation("tcgen05.ld")
+def load(program: Program, ins: Instruction) -> Run:
+    """tcgen05.ld: lanes and columns of the warp's window into its registers; .red also reduces each thread's values.
+
+    Words that nothing has written are NaN and are not reported: shapes of 32 lanes may read lanes without a meaning.
+    """
+    reduces = "red" in ins.words
+    atom = _atom(ins, False, _split(ins, 2 + reduces))
+    places = _places(atom)
+    targets = program.targets(ins.operands[0])
+    if len(targets) != atom.registers:
+        raise ValueError(f"{atom.registers} registers are needed where {len(targets)} are given")
+    extra = program.targets(ins.operands[1])[0] if reduces else None
+    address = program.address(ins.operands[1 + reduces])
+
+    def go(fiber: Fiber) -> None:
+        fiber.whole()
+        tensor = tensor_of(fiber.cta)
+        lane, column = _window(fiber, tensor, places, fiber.one(address(fiber)))
+        event = begin(fiber, "ld", ins)
+        touch(fiber, fiber.cta, places.places(lane, column), False, said(fiber, ins), event)
+        fiber.machine.counts.bytes["tensor memory read"] += 4 * places.flat.size
+        words = places.read(tensor, lane, column).T.astype(np.int64)
+        if atom.pack:
+            words = words[::2] & 0xFFFF | (words[1::2] & 0xFFFF) << 16
+        values = list(words)
+        _put(fiber, targets, values, ins, event is not None)
+        if extra is not None:
+            _put(fiber, [extra], [_reduced(words, atom)], ins, event is not None)
+
+    return go
+
+
+def _put(fiber: Fiber, targets: list[int | None], values: list[Any], ins: Instruction, later: bool) -> None:
+    for target, value in zip(targets, values, strict=True):
+        if target is not None:
+            fiber.registers[target] = Loading(ins, value) if later else value
+
+
+def _reduced(words: Any, atom: TmemCopyAtom) -> Any:
+    """The least or greatest of each thread's values, as bits; of f32 by magnitude with .abs."""
+    least = "min" in atom.reduction
+    if atom.element.kind == "float":
+        values = f32(words)
+        values = np.abs(values) if "abs" in atom.reduction else values
+        found = (np.fmin if least else np.fmax).reduce(values, axis=0)
+        return found.view(np.uint32).astype(np.int64)
+    values = atom.element.decode(words)
+    return (values.min(axis=0) if least else values.max(axis=0)).astype(np.int64) & 0xFFFFFFFF
+
+
+@operation("tcgen05.st")
+def store(program: Program, ins: Instruction) -> Run:
+    """tcgen05.st: registers into lanes and columns of the warp's window."""
+    atom = _atom(ins, True, _split(ins, 1))
+    places = _places(atom)
+    address, sources = program.address(ins.operands[0]), program.sources(ins.operands[-1])
+    if len(sources) != atom.registers:
+        raise ValueError(f"{atom.registers} registers are needed where {len(sources)} are given")
+
+    def go(fiber: Fiber) -> None:
+        fiber.whole()
+        tensor = tensor_of(fiber.cta)
+        lane, column = _window(fiber, tensor, places, fiber.one(address(fiber)))
+        touch(fiber, fiber.cta, places.places(lane, column), True, said(fiber, ins), begin(fiber, "st", ins))
+        fiber.machine.counts.bytes["tensor memory write"] += 4 * places.flat.size
+        words = words_of([source(fiber) for source in sources])
+        if atom.pack:
+            kept = places.read(tensor, lane, column).T & np.uint32(0xFFFF0000)
+            words = np.stack([words & 0xFFFF, words >> 16], axis=1).reshape(-1, WARP_LANES) | kept
+        places.write(tensor, lane, column, words.T.astype(np.uint32))
+
+    return go
+
+
+@cache
+def _copied(atom: TmemCopyAtom) -> Places:
+    """[row, word, copy] of tcgen05.cp."""
+    return _places(atom).select(slice(None), slice(None, None, WORD_BITS))
+
+
+def _copy_atom(ins: Instruction) -> TmemCopyAtom:
+    shape = ins.words[3]
+    multicast = next((word for word in ins.words if word.startswith("warpx")), "")
+    source = next((word for word in ins.words if word in FORMATS), "")
+    found = tcgen05_cp(shape, multicast, group_size(ins), source)
+    if found.ptx != ins.opcode:
+        raise ValueError(f"the emulator knows this as {found.ptx}")
+    return found
+
+
+@operation("tcgen05.cp")
+def copy(program: Program, ins: Instruction) -> Run:
+    """tcgen05.cp: rows that a descriptor names, K-major, from shared to tensor memory, of each block of the group.
+
+    It is in the queue of the thread that issues it: a tcgen05.mma after it sees what it wrote.
+    """
+    atom = _copy_atom(ins)
+    places = _copied(atom)
+    rows, words, _ = places.lane.shape
+    read = Read("K", rows, words * WORD_BITS // 8, BYTE, "packed", "sm_100a")
+    bits = next((FORMATS[word] for word in ins.words if word in FORMATS), 8)
+    packing = {8: "packed", 6: "b6x16_p32", 4: "b4x16_p64"}[bits]
+    low = low_bit(dtype({8: "e4m3", 6: "e3m2", 4: "e2m1"}[bits]))
+    address, descriptor = program.address(ins.operands[0]), program.value(ins.operands[1], "b64")
+    shifts, kind = has_shifts(program), f"tcgen05.cp {ins.words[3]}"
+
+    def go(fiber: Fiber) -> None:
+        one_thread(fiber)
+        machine, engine = fiber.machine, engine_of(fiber)
+        lane, column = coordinate(fiber.one(address(fiber)))
+
+        def report(kind: str, message: str) -> None:
+            machine.problem(kind, message, fiber, ins)
+
+        found, first = reading(fiber.one(descriptor(fiber)), read, fiber, report)
+        event, what = engine.event(fiber, ins), said(fiber, ins)
+        for cta in group_of(fiber, group_size(ins)):
+            tensor = tensor_of(cta)
+            tensor.check(lane, column, places.lanes, places.columns)
+            machine.touch(fiber, cta, found.places << first, False, what, event, True)
+            touch(fiber, cta, places.places(lane, column), True, what, event)
+            if shifts:
+                in_pipeline(fiber, ins, cta, places.places(lane, column), kind, event)
+
+            def move(tensor: TensorMemory = tensor, source: Any = cta) -> None:
+                raw = lines(source, found, first, report, packing)
+                if bits < 8:
+                    raw = np.left_shift(codes(raw, bits, packing), low, dtype=np.uint8)
+                machine.counts.bytes["shared to tensor memory"] += raw.size
+                data = np.ascontiguousarray(raw).view(np.uint32)[:, :, None]
+                places.write(tensor, lane, column, np.broadcast_to(data, places.lane.shape))
+
+            engine.add(fiber, move)
+
+    return go

@@ -1,0 +1,414 @@
+"""Blackwell's matrix product: tcgen05.mma, dense and weight-stationary (.ws), of every kind.
+
+The instruction descriptor is decoded by the library's own table (`atoms/smem/instruction_descriptor.py`); what it says
+makes an atom (`atoms/mma/tcgen05.py`), which says where accumulators, A and scale factors lie in tensor memory.
+Operands in shared memory are read by their descriptors, of a pair of blocks by the same word in each. PTX ISA,
+"tcgen05.mma".
+
+Rounding is that of `operands.accumulate`; block-scaled products are summed in float64 and rounded to float32 once. What
+PTX leaves open and is chosen here: the upper half of a word that holds an f16 accumulator stays as it was; bits 30 and
+31 of a scale factor's address, if set, have to repeat the identifier of the instruction descriptor, as CUTLASS does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ....atoms.mma.tcgen05 import KINDS, Tcgen05Atom, tcgen05_mma
+from ....atoms.smem.instruction_descriptor import InstructionDescriptor
+from ....atoms.smem.operand_read import operand_read
+from ....atoms.tmem.layout import LANES, WARP_LANES, container_bits, scale_factors
+from ....errors import AtomError, DescriptorError, EmulatorError
+from ...machine.interpreter import Cta, Fiber
+from ...ptx.parser import Instruction, Operand
+from ...ptx.program import Program, Run
+from ...ptx.values import M32
+from ..memory import said
+from ..mma.operands import Read, Reading, Report, accumulate, fetch, reading
+from ..registry import operation
+from .allocation import GROUPS, group_size
+from .copy import low_bit
+from .shift import ALL, shift_rows
+from .tmem import Places, coordinate, engine_of, group_of, one_thread, tensor_of, touch
+
+# Hints to keep an operand in the collector buffer, which change no result.
+COLLECTORS = tuple(
+    f"collector::{buffer}::{use}"
+    for buffer in ("a", "b0", "b1", "b2", "b3")
+    for use in ("fill", "use", "lastuse", "discard")
+)
+VECTORS = ("scale_vec::1X", "scale_vec::2X", "scale_vec::4X", "block16", "block32")
+
+
+@dataclass(frozen=True, eq=False)
+class Form:
+    """What an instruction and its descriptor come to.
+
+    d        [row, column] of one block's accumulator
+    read_a   what each block reads of A in shared memory, or None
+    a        [row, k, copy] of one block's A in tensor memory, or None
+    scales   [row, factor, copy] of A's and B's scale factors, or None
+    """
+
+    atom: Tcgen05Atom
+    says: InstructionDescriptor
+    d: Places
+    read_a: Read | None
+    read_b: Read
+    a: Places | None
+    scales: tuple[Places, Places] | None
+
+    @property
+    def parts(self) -> int:
+        """Parts of N that the multipliers of different lanes do, each with a copy of A of its own."""
+        return self.atom.datapath.parts
+
+    @cached_property
+    def sign(self) -> int:
+        """-1 where one of A and B is negated."""
+        return -1 if self.says.negate_a != self.says.negate_b else 1
+
+
+@cache
+def _form(kind: str, word: int, group: int, a_source: str, ws: bool, vector: str) -> Form:
+    """Raises DescriptorError and AtomError for words that no such instruction has."""
+    says = InstructionDescriptor.decode(word, kind)
+    if says.sparse:
+        raise DescriptorError(f"{word:#x} says that A is sparse; the instruction is not tcgen05.mma.sp")
+    depth = says.k
+    per_scale = None
+    if vector.startswith("scale_vec"):
+        per_scale = depth // int(vector[-2])
+    elif vector:
+        per_scale = int(vector.removeprefix("block"))
+    atom = tcgen05_mma(
+        kind, says.m, says.n, says.a, says.b, says.d, group, a_source, says.scale, per_scale,
+        depth if says.k_96 else None, ws,
+    )  # fmt: skip
+
+    def read(operand: str, major: str) -> Read:
+        found = operand_read(atom, operand)
+        if major not in found.majors:
+            raise DescriptorError(f"operand {operand} of {atom} is {' or '.join(found.majors)}-major")
+        return Read(major, found.rows, found.depth, found.dtype, found.packing, found.arch)
+
+    in_smem = a_source == "smem"
+    scales = None
+    if atom.scale is not None:
+        count = depth // atom.scale.vector
+        scales = (_scales(atom, "A", says.scale_a_id, count), _scales(atom, "B", says.scale_b_id, count))
+    return Form(
+        atom,
+        says,
+        Places.of(atom.accumulator.layout).select(slice(None), slice(None), 0),
+        read("A", says.a_major) if in_smem else None,
+        read("B", says.b_major),
+        None if in_smem else Places.of(atom.operand_a.layout),
+        scales,
+    )
+
+
+def _scales(atom: Tcgen05Atom, operand: str, first: int, count: int) -> Places:
+    """[row, factor, copy] of the factors that begin at byte `first` of their words."""
+    assert atom.scale is not None
+    m, n, _ = atom.shape_mnk
+    halves = atom.datapath.parts if operand == "B" else 1
+    rows = m // atom.cta_group if operand == "A" else n
+    padded = rows if operand == "A" else -(-n // (32 * halves)) * 32 * halves
+    layout = scale_factors(padded, -(-(first + count) // 4) * 4, atom.scale.dtype, halves).layout
+    return Places.of(layout).select(slice(rows), slice(first, first + count))
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One product as it was issued: where its operands are, and what becomes of the accumulator.
+
+    a, b      descriptors' readings, or for A its address in tensor memory
+    d         address of the accumulator
+    scales    addresses of the scale factors
+    adds      whether the accumulator is added, times `factor`
+    disabled  for each block, lanes whose accumulators stay as they are
+    shifts    whether A's rows move by one afterwards (.ashift)
+    """
+
+    form: Form
+    blocks: list[Cta]
+    a: tuple[Reading, int] | tuple[int, int]
+    b: tuple[Reading, int]
+    d: tuple[int, int]
+    scales: tuple[tuple[int, int], ...]
+    adds: bool
+    factor: float
+    disabled: npt.NDArray[np.bool_] | None
+    shifts: bool
+    report: Report
+
+
+@operation("tcgen05.mma")
+def product(program: Program, ins: Instruction) -> Run:
+    """tcgen05.mma: D = A*B + D, or A*B, into tensor memory, issued by one thread for its block or a pair.
+
+    Operands: [D], A's descriptor or [A], B's descriptor, the instruction descriptor; with block scales [A's], [B's];
+    else optionally the lanes that stay disabled; enable-input-d; optionally scale-input-d. `.collector` words change
+    nothing; .ashift moves A's rows afterwards (`emulator/ops/tcgen05/shift.py`); .sp and a zero-column mask are
+    refused.
+    """
+    kind, ws, vector, shifts = _words(ins)
+    size = group_size(ins)
+    target, first, second, word, *rest = ins.operands
+    a_source = "tmem" if first.kind == "address" else "smem"
+    if shifts and a_source == "smem":
+        raise ValueError(".ashift moves the rows of an A in tensor memory")
+    scale_at = [program.address(rest.pop(0)) for _ in range(2)] if KINDS[kind].scales else []
+    disable = None
+    if rest and rest[0].kind == "vector":
+        disable = program.sources(rest.pop(0))
+        if scale_at or ws or len(disable) != LANES // 32 * size:
+            raise ValueError(f"disable-output-lane is a vector of {LANES // 32 * size}, and of the plain form alone")
+    adds = program.value(rest.pop(0), "pred")
+    factor = _factor(rest.pop(0), kind, ws) if rest else 1.0
+    if rest:
+        raise ValueError("operands after the last one that is known")
+    d_at, b_word, says = program.address(target), program.value(second, "b64"), program.value(word)
+    a_at = program.address(first) if a_source == "tmem" else program.value(first, "b64")
+
+    def go(fiber: Fiber) -> None:
+        one_thread(fiber)
+        machine, blocks = fiber.machine, group_of(fiber, size)
+
+        def report(which: str, message: str) -> None:
+            machine.problem(which, message, fiber, ins)
+
+        try:
+            form = _form(kind, fiber.one(says(fiber)), size, a_source, ws, vector)
+        except (DescriptorError, AtomError) as error:
+            report("descriptor", str(error))
+            raise EmulatorError(str(error)) from error
+        if shifts and form.atom.shape_mnk[0] not in (128, 256):
+            raise EmulatorError(f".ashift is for M = 128 or 256, not {form.atom.shape_mnk[0]}")
+        a: Any = fiber.one(a_at(fiber))
+        disabled = None if disable is None else np.array([fiber.one(part(fiber)) for part in disable])
+        job = Job(
+            form,
+            blocks,
+            coordinate(a) if form.read_a is None else reading(a, form.read_a, fiber, report),
+            reading(fiber.one(b_word(fiber)), form.read_b, fiber, report),
+            coordinate(fiber.one(d_at(fiber))),
+            _scale_addresses(form, [fiber.one(at(fiber)) for at in scale_at], report),
+            bool(fiber.one(adds(fiber))),
+            factor,
+            None if disabled is None else (disabled[:, None] >> np.arange(32) & 1).astype(bool).reshape(size, LANES),
+            shifts,
+            report,
+        )
+        _record(fiber, ins, job)
+        engine_of(fiber).add(fiber, lambda: _run(job))
+
+    return go
+
+
+def _words(ins: Instruction) -> tuple[str, bool, str, bool]:
+    """(kind, .ws, scale vector, .ashift) of the opcode. Raises ValueError for what is not known."""
+    words = list(ins.words[2:])
+    ws = words[:1] == ["ws"]
+    words = words[ws:]
+    kinds = [word.removeprefix("kind::") for word in words if word.startswith("kind::")]
+    if len(kinds) != 1 or kinds[0] not in KINDS:
+        raise ValueError(f"its kind is one of {', '.join(KINDS)}")
+    kind, scaled = kinds[0], bool(KINDS[kinds[0]].scales)
+    vectors = [word for word in words if word in VECTORS]
+    if scaled != ("block_scale" in words) or len(vectors) > scaled:
+        raise ValueError(f"kind::{kind} {'has' if scaled else 'has no'} .block_scale")
+    shifts = "ashift" in words
+    if shifts:
+        words.remove("ashift")
+        if ws or scaled or {"collector::a::fill", "collector::a::use"} & set(words):
+            raise ValueError(".ashift is of the plain form, and without .collector::a::fill and ::use")
+    for word in words:
+        if word not in (*GROUPS, *COLLECTORS, *vectors, f"kind::{kind}", "block_scale"):
+            raise ValueError(f".{word} is not known here")
+    if kind == "mxf4nvf4" and not vectors:
+        raise ValueError("kind::mxf4nvf4 says how many elements share a scale factor")
+    return kind, ws, vectors[0] if vectors else "", shifts
+
+
+def _factor(operand: Operand, kind: str, ws: bool) -> float:
+    """scale-input-d s: the accumulator is multiplied by 2**-s."""
+    if operand.kind != "number" or ws or kind not in ("f16", "tf32"):
+        raise ValueError("after enable-input-d comes scale-input-d, a number, of kind::f16 and kind::tf32 alone")
+    shift = int(operand.text, 0)
+    if not 0 <= shift <= 15:
+        raise ValueError(f"scale-input-d is 0..15, not {shift}")
+    return 2.0**-shift
+
+
+def _scale_addresses(form: Form, addresses: list[int], report: Report) -> tuple[tuple[int, int], ...]:
+    found = []
+    for address, which in zip(addresses, (form.says.scale_a_id, form.says.scale_b_id)):
+        if address >> 30 not in (0, which):
+            report(
+                "descriptor",
+                f"the address {address:#x} of scale factors says byte {address >> 30} of a word, the instruction "
+                f"descriptor {which}",
+            )
+        found.append(coordinate(address & M32 >> 2))
+    return tuple(found)
+
+
+def _record(fiber: Fiber, ins: Instruction, job: Job) -> None:
+    """Check what the product touches in every block, and record it as one event."""
+    form, machine = job.form, fiber.machine
+    event, what = engine_of(fiber).event(fiber, ins), said(fiber, ins)
+    tensors = [(form.d, job.d, True)]
+    if form.a is not None:
+        lane, column = job.a
+        assert isinstance(lane, int)
+        tensors.append((form.a, (lane, column), False))
+        if job.shifts:
+            tensors.append((ALL, (lane, column), True))
+    if form.scales is not None:
+        tensors += [(places, at, False) for places, at in zip(form.scales, job.scales, strict=True)]
+    for cta in job.blocks:
+        if form.read_a is not None:
+            _touch_shared(fiber, cta, job.a, what, event)
+        _touch_shared(fiber, cta, job.b, what, event)
+        for places, (lane, column), writes in tensors:
+            tensor_of(cta).check(lane, column, places.lanes, places.columns)
+            if machine.policy.races:
+                touch(fiber, cta, places.places(lane, column), writes, what, event)
+
+
+def _touch_shared(fiber: Fiber, cta: Cta, operand: Any, what: Callable[[], str], event: Any) -> None:
+    found, first = operand
+    fiber.machine.counts.bytes["shared read by tcgen05.mma"] += found.chunks.size * 16
+    if fiber.machine.policy.races:
+        fiber.machine.touch(fiber, cta, found.places << first, False, what, event, True)
+
+
+# Arithmetic -----------------------------------------------------------------------------------------------------------
+
+
+def _run(job: Job) -> None:
+    """Multiply, in every block its own rows of A with all of B."""
+    form = job.form
+    right = np.vstack([_shared(cta, job.b, job.report) for cta in job.blocks]) * form.sign
+    n = right.shape[0]
+    for number, cta in enumerate(job.blocks):
+        total = _accumulator(cta, job)
+        found = np.empty_like(total)
+        for part in range(form.parts):
+            columns = slice(part * n // form.parts, (part + 1) * n // form.parts)
+            left = _shared(cta, job.a, job.report) if form.a is None else _a(cta, job, part)
+            if form.scales is None:
+                half = form.atom.c_dtype.bits == 16
+                found[:, columns] = accumulate(
+                    total[:, columns], left, right[columns], job.adds, half, form.says.saturate
+                )
+            else:
+                found[:, columns] = _scaled(cta, job, left, right, columns) + (total[:, columns] if job.adds else 0)
+        _put(cta, job, number, found)
+        if job.shifts:
+            _, column = job.a
+            for first in range(0, LANES, WARP_LANES):
+                shift_rows(tensor_of(cta), first, column)
+
+
+def _shared(cta: Cta, operand: Any, report: Report) -> Any:
+    found, first = operand
+    return fetch(cta, found, first, report)
+
+
+def _words_at(cta: Cta, job: Job, places: Places, at: tuple[int, int], what: str) -> Any:
+    """Words of tensor memory; those that nothing has written are reported."""
+    tensor = tensor_of(cta)
+    fresh = places.unwritten(tensor, *at)
+    if fresh is not None:
+        job.report("uninitialised", f"{what} at lane {fresh[0]}, column {fresh[1]} of tensor memory was never written")
+    return places.read(tensor, *at)
+
+
+def _accumulator(cta: Cta, job: Job) -> Any:
+    """The accumulator's values; where it is not added, anything of its type."""
+    form = job.form
+    integer = form.atom.c_dtype.kind != "float"
+    if not job.adds:
+        return np.zeros(form.d.lane.shape, dtype=np.int64 if integer else np.float32)
+    words = _words_at(cta, job, form.d, job.d, "the accumulator")
+    if integer:
+        return np.ascontiguousarray(words).view(np.int32).astype(np.int64)
+    values = form.atom.c_dtype.decode(words & 0xFFFF if form.atom.c_dtype.bits == 16 else np.ascontiguousarray(words))
+    return values * np.float32(job.factor) if job.factor != 1 else values
+
+
+def _a(cta: Cta, job: Job, part: int) -> Any:
+    """A's values from tensor memory, the copy that these multipliers read."""
+    form, places = job.form, job.form.a
+    assert places is not None
+    lane, column = job.a
+    assert isinstance(lane, int)
+    own = _copy(places, part)
+    words = _words_at(cta, job, own, (lane, column), "operand A")
+    element = form.atom.a_dtype
+    bits = container_bits(element, form.atom.kind)
+    low = low_bit(element) if bits != element.bits else 0
+    fields = words >> (own.bit + low).astype(np.uint32) & np.uint32((1 << element.bits) - 1)
+    return element.decode(fields).astype(np.float32, copy=False)
+
+
+@cache
+def _copy(places: Places, number: int) -> Places:
+    return places.select(slice(None), slice(None), number)
+
+
+def _factors(cta: Cta, job: Job, which: int) -> Any:
+    """Scale factors [row, block]. Every quarter of the lanes needs its copy: copies that differ are reported."""
+    assert job.form.scales is not None and job.form.atom.scale is not None
+    places, at = job.form.scales[which], job.scales[which]
+    words = _words_at(cta, job, places, at, f"a scale factor of {'AB'[which]}")
+    fields = words >> places.bit.astype(np.uint32) & np.uint32(0xFF)
+    if (fields != fields[:, :, :1]).any():
+        row, block, copy = (int(axis[0]) for axis in np.nonzero(fields != fields[:, :, :1]))
+        job.report(
+            "protocol",
+            f"scale factor ({row}, {block}) of {'AB'[which]} differs between the quarters of tensor memory: "
+            f"{fields[row, block, 0]:#x}, and {fields[row, block, copy]:#x} in copy {copy}",
+        )
+    return job.form.atom.scale.dtype.decode(fields[:, :, 0]).astype(np.float64)
+
+
+def _scaled(cta: Cta, job: Job, left: Any, right: Any, columns: slice) -> Any:
+    """The product with its block scales."""
+    assert job.form.atom.scale is not None
+    vector = job.form.atom.scale.vector
+    scale_a, scale_b = _factors(cta, job, 0), _factors(cta, job, 1)[columns]
+    out = np.zeros((len(left), len(scale_b)))
+    with np.errstate(all="ignore"):
+        for block in range(scale_a.shape[1]):
+            k = slice(block * vector, (block + 1) * vector)
+            part = left[:, k].astype(np.float64) @ right[columns, k].T
+            out += part * scale_a[:, block, None] * scale_b[None, :, block]
+        return out.astype(np.float32)
+
+
+def _put(cta: Cta, job: Job, number: int, found: Any) -> None:
+    """Write the accumulator, without the disabled lanes."""
+    form, tensor = job.form, tensor_of(cta)
+    kind = form.atom.c_dtype
+    if kind.kind != "float":
+        words = (found & M32).astype(np.uint32)
+    elif kind.bits == 16:
+        before = form.d.read(tensor, *job.d)
+        with np.errstate(all="ignore"):
+            words = before & np.uint32(0xFFFF0000) | kind.encode(found)
+    else:
+        words = np.ascontiguousarray(found, dtype=np.float32).view(np.uint32)
+    kept = None
+    if job.disabled is not None:
+        kept = job.disabled[number][form.d.lane + job.d[0]]
+    form.d.write(tensor, *job.d, words, kept)

@@ -1,0 +1,290 @@
+"""Tensor memory of a block, and the engine that works on it for one warp.
+
+Where a matrix lies comes from the layouts of `atoms/tmem/layout.py`, evaluated once into arrays of lanes, columns and
+bits. Fresh tensor memory is NaN, an allocation never begins at column 0 unless it takes all, and every access has to
+lie in columns that are allocated. The race checker sees strips of 16 lanes and single columns.
+
+PTX ISA, "Tensor Memory" and "Memory Consistency Model for 5th generation of TensorCore operations": what one thread
+issues to the tensor cores (tcgen05.mma, cp, shift) runs in order, `Engine`, but for what
+`emulator/ops/tcgen05/shift.py` says; everything else is ordered by tcgen05.commit and an mbarrier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ....atoms.tmem.layout import COLUMNS, LANES, tmem_coordinate
+from ....errors import AtomError, EmulatorError
+from ....layouts import Layout
+from ....layouts.basis import component
+from ...machine.interpreter import Cta, Fiber
+from ...machine.memory import POISON
+from ...ptx.parser import Instruction
+from ...races.happens_before import Event, Knowledge, Shadow
+from ..mma.operands import bits_of
+from .waits import fenced_knowledge
+
+STRIP = 16  # lanes that the race checker keeps apart
+Indices = npt.NDArray[np.int64]
+
+
+class TensorMemory:
+    """The tensor memory of one block.
+
+    words        [lane, column]; written: which of them ever were
+    allocations  first column -> (columns, the instruction that allocated them)
+    owned        which columns are allocated
+    history      the allocations in order: the blocks of a pair get the same columns for the same request
+    """
+
+    def __init__(self, cta: Cta) -> None:
+        self.words = np.full((LANES, 4 * COLUMNS), POISON, dtype=np.uint8).view(np.uint32)
+        self.written = np.zeros((LANES, COLUMNS), dtype=bool)
+        self.allocations: dict[int, tuple[int, Instruction]] = {}
+        self.owned = np.zeros(COLUMNS, dtype=bool)
+        self.history: list[tuple[int, int]] = []
+        self.relinquished = False
+        self.group: int | None = None
+        self.waiting: list[Fiber] = []
+
+        def name(place: int) -> str:
+            strip, column = divmod(place, COLUMNS)
+            lanes = f"lanes {strip * STRIP}..{strip * STRIP + STRIP - 1}"
+            return f"tensor memory of CTA {cta.coordinate}, {lanes}, column {column}"
+
+        self.shadow = Shadow(cta.cluster.ledger, name)
+        cta.scratch.setdefault("at exit", []).append(lambda: self._ended(cta))
+
+    def _ended(self, cta: Cta) -> None:
+        for column, (count, ins) in self.allocations.items():
+            cta.cluster.machine.problem(
+                "exit", f"CTA {cta.coordinate} ends with {count} columns allocated, from column {column}", None, ins
+            )
+
+    def check(self, lane: int, column: int, lanes: int, columns: int) -> None:
+        """Raise EmulatorError for an access outside of tensor memory, or of columns that are not allocated."""
+        if lane + lanes > LANES or column + columns > COLUMNS:
+            raise EmulatorError(
+                f"tensor memory has lanes 0..{LANES - 1} and columns 0..{COLUMNS - 1}; this reaches "
+                f"({lane + lanes - 1}, {column + columns - 1})"
+            )
+        if not self.owned[column : column + columns].all():
+            at = column + int(np.nonzero(~self.owned[column : column + columns])[0][0])
+            raise EmulatorError(f"column {at} of tensor memory is not allocated")
+
+    def forget(self, places: int) -> None:
+        """Nobody's accesses to these places matter any more: who allocates them next, gets them after their release."""
+        self.shadow.clear(places)
+
+
+def tensor_of(cta: Cta) -> TensorMemory:
+    """The block's tensor memory."""
+    found = cta.scratch.get("tensor")
+    if found is None:
+        found = cta.scratch["tensor"] = TensorMemory(cta)
+    return found
+
+
+def group_of(fiber: Fiber, size: int, alive: bool = True) -> list[Cta]:
+    """The blocks that work together: the fiber's own, or the pair that it is in. One size for the whole kernel.
+
+    alive  both have to be there still
+    """
+    tensor = tensor_of(fiber.cta)
+    if tensor.group not in (None, size):
+        fiber.machine.problem(
+            "protocol", f"cta_group::{size} in a kernel that uses cta_group::{tensor.group}: one for all", fiber
+        )
+    tensor.group = size
+    if size == 1:
+        return [fiber.cta]
+    first = fiber.cta.rank & ~1
+    pair = fiber.cta.cluster.ctas[first : first + 2]
+    if len(pair) < 2:
+        raise EmulatorError(f"cta_group::2 needs pairs of blocks; the cluster has {len(fiber.cta.cluster.ctas)}")
+    if alive and any(cta.exited for cta in pair):
+        raise EmulatorError("the other block of the pair has ended")
+    return pair
+
+
+def coordinate(address: int) -> tuple[int, int]:
+    """(lane, column) of an address. Raises EmulatorError for one outside of tensor memory."""
+    try:
+        return tmem_coordinate(address)
+    except AtomError as error:
+        raise EmulatorError(f"{address:#x} is no tensor-memory address: {error}") from error
+
+
+@dataclass(frozen=True, eq=False)
+class Places:
+    """Where the elements of a matrix lie, from the address of its first one: arrays of any one shape."""
+
+    lane: Indices
+    column: Indices
+    bit: Indices
+
+    @classmethod
+    def of(cls, layout: Layout) -> Places:
+        """Of a layout onto (lane, column, bit): arrays with one axis for each of its modes."""
+        shape = tuple(reversed([layout[mode].size for mode in range(layout.rank)]))
+
+        def along(path: int) -> Indices:
+            flat = Layout(layout.shape, component(layout.stride, (path,))).offsets()
+            return np.ascontiguousarray(np.asarray(flat, dtype=np.int64).reshape(shape).T)
+
+        return cls(along(0), along(1), along(2))
+
+    def select(self, *index: Any) -> Places:
+        """The places at an index of the arrays."""
+        return Places(self.lane[index], self.column[index], self.bit[index])
+
+    @cached_property
+    def lanes(self) -> int:
+        """Lanes from the first to the last."""
+        return int(self.lane.max()) + 1
+
+    @cached_property
+    def columns(self) -> int:
+        """Columns from the first to the last."""
+        return int(self.column.max()) + 1
+
+    @cached_property
+    def flat(self) -> Indices:
+        """lane * COLUMNS + column."""
+        return self.lane * COLUMNS + self.column
+
+    @cached_property
+    def plain(self) -> bool:
+        """Whether element (i, j) is in lane i, column j."""
+        return self.lane.ndim == 2 and bool(
+            (self.lane == np.arange(self.lane.shape[0])[:, None]).all()
+            and (self.column == np.arange(self.lane.shape[1])[None, :]).all()
+        )
+
+    @cached_property
+    def _strips(self) -> dict[int, int]:
+        return {}
+
+    def places(self, lane: int, column: int) -> int:
+        """The bit set of strips and columns that are touched from this address."""
+        within = lane % STRIP
+        found = self._strips.get(within)
+        if found is None:
+            found = self._strips[within] = bits_of((self.lane + within) // STRIP * COLUMNS + self.column)
+        return found << (lane // STRIP * COLUMNS + column)
+
+    def _box(self, of: npt.NDArray[Any], lane: int, column: int) -> npt.NDArray[Any]:
+        rows, count = self.lane.shape
+        return of[lane : lane + rows, column : column + count]
+
+    def read(self, tensor: TensorMemory, lane: int, column: int) -> Any:
+        """The words."""
+        if self.plain:
+            return self._box(tensor.words, lane, column)
+        return tensor.words.reshape(-1)[self.flat + (lane * COLUMNS + column)]
+
+    def unwritten(self, tensor: TensorMemory, lane: int, column: int) -> tuple[int, int] | None:
+        """(lane, column) of the first word that nothing has written, or None."""
+        if self.plain and self._box(tensor.written, lane, column).all():
+            return None
+        flat = self.flat + (lane * COLUMNS + column)
+        fresh = ~tensor.written.reshape(-1)[flat]
+        if not fresh.any():
+            return None
+        at, to = divmod(int(flat[fresh][0]), COLUMNS)
+        return at, to
+
+    def write(self, tensor: TensorMemory, lane: int, column: int, words: Any, kept: Any = None) -> None:
+        """Store words; `kept`, in the same shape, marks those that stay as they are."""
+        if kept is None and self.plain:
+            self._box(tensor.words, lane, column)[:] = words
+            self._box(tensor.written, lane, column)[:] = True
+            return
+        flat = self.flat + (lane * COLUMNS + column)
+        if kept is not None:
+            flat, words = flat[~kept], np.broadcast_to(words, self.flat.shape)[~kept]
+        tensor.words.reshape(-1)[flat] = words
+        tensor.written.reshape(-1)[flat] = True
+
+
+class Engine:
+    """The tensor cores as one warp uses them: what it issues runs in order.
+
+    queue   what has not run yet (policy "late"), in order
+    issued  the events of all of it
+    moves   copies and shifts, in a kernel with shifts: (what, event, block, places, text)
+    """
+
+    def __init__(self, fiber: Fiber) -> None:
+        self.moves: list[tuple[str, Event, Cta, int, str]] = []
+        self.queue: list[Callable[[], None]] = []
+        self.issued: Knowledge = fiber.cta.cluster.ledger.knowledge()
+
+    def event(self, fiber: Fiber, ins: Instruction) -> Event:
+        """A new event of the engine."""
+        ledger, who = fiber.cta.cluster.ledger, fiber.describe()
+        found = ledger.event(True, lambda: f"{ins.opcode} at {ins.where} by {who}", self)
+        ledger.learn(self.issued, found)
+        return found
+
+    def add(self, fiber: Fiber, action: Callable[[], None]) -> None:
+        """Let something happen in its turn."""
+        if fiber.machine.policy.products == "early":
+            action()
+        else:
+            self.queue.append(action)
+
+    def run(self, count: int) -> None:
+        """Run so many of the queue."""
+        for _ in range(count):
+            self.queue.pop(0)()
+
+
+def engine_of(fiber: Fiber) -> Engine:
+    """The engine of the fiber's warp."""
+    found = fiber.warp.scratch.get("engine")
+    if found is None:
+        found = fiber.warp.scratch["engine"] = Engine(fiber)
+    return found
+
+
+def one_thread(fiber: Fiber) -> None:
+    """Report an instruction that each active lane issues again, where one is meant."""
+    if fiber.lanes.bit_count() != 1:
+        assert fiber.ins is not None
+        fiber.machine.problem(
+            "protocol",
+            f"{fiber.ins.opcode} is issued by {fiber.lanes.bit_count()} lanes, each for itself: one has to be elected",
+            fiber,
+        )
+
+
+def touch(
+    fiber: Fiber,
+    cta: Cta,
+    places: int,
+    write: bool,
+    what: Callable[[], str],
+    event: Event | None = None,
+) -> None:
+    """Record an access to tensor memory and report what it races with.
+
+    With the policy's `tensor_strict` a thread knows of others only what it knew at its last
+    tcgen05.fence::after_thread_sync.
+    """
+    knows = fiber.knows
+    event = event or cta.cluster.ledger.joint(fiber)
+    if fiber.machine.policy.tensor_strict:
+        knows = fenced_knowledge(fiber)
+        knows.seen |= fiber.knows.own
+    if fiber.machine.trace is not None:
+        fiber.machine.trace.access(fiber, "tensor", cta, places, write, event, knows, False)
+    race = tensor_of(cta).shadow.access(places, write, event, knows, False, what, event)
+    if race is not None:
+        fiber.machine.problem("race", race, fiber)

@@ -1,0 +1,271 @@
+"""Instructions between the lanes of a warp, and of its registers: shfl, vote, match, redux, elect, setmaxnreg.
+
+PTX ISA, "shfl.sync", "vote.sync", "match.sync", "redux.sync", "elect.sync", "activemask", "setmaxnreg".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+from operator import index
+from typing import Any
+
+import numpy as np
+
+from ...arch import facts_of
+from ...checks.budgets import launch_registers, setmaxnreg_problem
+from ...errors import EmulatorError
+from ..machine.interpreter import BLOCKED, Cta, Fiber
+from ..ptx.floats import binary32
+from ..ptx.parser import Instruction, Operand
+from ..ptx.program import Program, Run
+from ..ptx.values import LANE, M32, bool_of, compact, is_uniform, lanes_of, mask_of, s32
+from .registry import known, operation
+
+WARP, GROUP = 32, 4  # threads of a warp, warps of a warpgroup
+
+
+def _members(fiber: Fiber, mask: Any) -> int:
+    """The lanes of a member mask that are alive; lanes elsewhere are reported."""
+    wanted = fiber.one(mask) & fiber.warp.alive
+    missing = wanted & ~fiber.lanes
+    if missing:
+        assert fiber.ins is not None
+        fiber.machine.problem("divergence", f"{fiber.ins.opcode} waits for lanes {missing:#x}, on another way", fiber)
+    return wanted & fiber.lanes
+
+
+def _pair(program: Program, operand: Operand) -> tuple[int | None, int | None]:
+    """(value, predicate) registers of `d|p`, or of `d` alone."""
+    parts = operand.parts if operand.kind == "pair" else (operand,)
+    found = [program.index[part.text] if part.kind == "reg" else None for part in parts]
+    return found[0], found[1] if len(found) > 1 else None
+
+
+@operation("shfl.sync")
+def shuffle(program: Program, ins: Instruction) -> Run:
+    """shfl.sync: the value of another lane, by index, up, down or butterfly, within segments."""
+    known(ins, "sync", "idx", "up", "down", "bfly", "b32")
+    mode = ins.words[2]
+    target, inside = _pair(program, ins.operands[0])
+    value, other, bound, mask = (program.value(operand) for operand in ins.operands[1:5])
+
+    def go(fiber: Fiber) -> None:
+        members = _members(fiber, mask(fiber))
+        x, b, c = value(fiber), other(fiber), bound(fiber)
+        if is_uniform(x) and inside is None:
+            if target is not None:
+                fiber.registers[target] = index(x)
+            return
+        segment = c >> 8 & 31
+        top = LANE & segment | c & 31 & ~segment
+        b = b & 31
+        if mode == "up":
+            source = LANE - b
+            valid = source >= top
+        elif mode == "down":
+            source = LANE + b
+            valid = source <= top
+        elif mode == "bfly":
+            source = LANE ^ b
+            valid = source <= top
+        else:
+            source = LANE & segment | b & ~segment
+            valid = source <= top
+        source = np.where(valid, source, LANE)
+        asked = source[bool_of(members)]
+        if (members >> asked & 1 == 0).any():
+            away = int(asked[(members >> asked & 1) == 0][0])
+            fiber.machine.problem("divergence", f"shfl.sync reads lane {away}, which does not take part", fiber)
+        if target is not None:
+            fiber.registers[target] = compact(lanes_of(x)[source])
+        if inside is not None:
+            fiber.registers[inside] = compact(np.broadcast_to(valid, LANE.shape).copy())
+
+    return go
+
+
+@operation("elect.sync")
+def elect(program: Program, ins: Instruction) -> Run:
+    """elect.sync: one lane of the members, the lowest or the highest by the machine's policy."""
+    leader, chosen = _pair(program, ins.operands[0])
+    mask = program.value(ins.operands[1])
+
+    def go(fiber: Fiber) -> None:
+        members = _members(fiber, mask(fiber))
+        lane = (members & -members if fiber.machine.policy.elect == "lowest" else members).bit_length() - 1
+        if leader is not None:
+            fiber.registers[leader] = lane
+        if chosen is not None:
+            fiber.registers[chosen] = LANE == lane
+
+    return go
+
+
+@operation("vote.sync")
+def vote(program: Program, ins: Instruction) -> Run:
+    """vote.sync: all, any, uni, or the ballot of a predicate."""
+    known(ins, "sync", "all", "any", "uni", "ballot", "pred", "b32")
+    kind = ins.words[2]
+    target = program.index[ins.operands[0].text]
+    predicate, mask = program.value(ins.operands[1], "pred"), program.value(ins.operands[2])
+
+    def go(fiber: Fiber) -> None:
+        members = _members(fiber, mask(fiber))
+        yes = mask_of(predicate(fiber), members)
+        results = {"all": yes == members, "any": yes != 0, "uni": yes in (0, members), "ballot": yes}
+        fiber.registers[target] = results[kind]
+
+    return go
+
+
+@operation("activemask")
+def active_mask(program: Program, ins: Instruction) -> Run:
+    """activemask: the lanes that execute this."""
+    target = program.index[ins.operands[0].text]
+
+    def go(fiber: Fiber) -> None:
+        fiber.registers[target] = fiber.lanes
+
+    return go
+
+
+@operation("match")
+def match(program: Program, ins: Instruction) -> Run:
+    """match.any, match.all: the lanes with the same value."""
+    known(ins, "any", "all", "sync", "b32", "b64")
+    every = ins.words[1] == "all"
+    target, same = _pair(program, ins.operands[0])
+    value, mask = program.value(ins.operands[1], ins.words[-1]), program.value(ins.operands[2])
+
+    def go(fiber: Fiber) -> None:
+        members = _members(fiber, mask(fiber))
+        values = lanes_of(value(fiber))
+        inside = bool_of(members)
+        if every:
+            equal = bool((values[inside] == values[inside][0]).all())
+            found: Any = members if equal else 0
+            if same is not None:
+                fiber.registers[same] = equal
+        else:
+            found = compact(np.array([mask_of(values == x, members) for x in values], dtype=np.int64))
+        if target is not None:
+            fiber.registers[target] = found
+
+    return go
+
+
+@operation("redux.sync")
+def redux(program: Program, ins: Instruction) -> Run:
+    """redux.sync: a reduction over the members."""
+    name, kind = ins.words[2], ins.words[-1]
+    floats = kind == "f32" and name in ("min", "max")
+    known(
+        ins, "sync", "add", "min", "max", "and", "or", "xor", "s32", "u32", "b32", *(("f32", "NaN") if floats else ())
+    )
+    target = program.index[ins.operands[0].text]
+    value, mask = program.value(ins.operands[1], kind), program.value(ins.operands[2])
+    combines: dict[str, Callable[[int, int], int]] = {
+        "add": lambda a, b: a + b, "min": min, "max": max,
+        "and": lambda a, b: a & b, "or": lambda a, b: a | b, "xor": lambda a, b: a ^ b,
+    }  # fmt: skip
+    combine = combines[name]
+    if floats:
+        way = f"{name}.NaN" if "NaN" in ins.words else name
+
+        def combine(a: int, b: int) -> int:
+            return int(binary32(way, a, b))
+
+    def go(fiber: Fiber) -> None:
+        members = _members(fiber, mask(fiber))
+        values = lanes_of(value(fiber))[bool_of(members)].tolist()
+        if kind == "s32":
+            values = [s32(x) for x in values]
+        fiber.registers[target] = int(reduce(combine, values)) & M32
+
+    return go
+
+
+@operation("setmaxnreg")
+def set_registers(program: Program, ins: Instruction) -> Run:
+    """setmaxnreg: give registers back to the block's pool, or take some, waiting until there are enough.
+
+    PTX does not say how many a warp has at its launch: the assembler decides, and as many as fit is taken here. So a
+    first `inc` to fewer is no mistake; it gives nothing back.
+
+    All warps of a warpgroup have to execute the same setmaxnreg. Seen on an H200: a block of 288 threads, whose ninth
+    warp gave registers back, hung. NVIDIA's examples for sm_100 and sm_120 do not keep to it, and nothing here tells
+    what their hardware makes of it: there it is a "lint".
+    """
+    known(ins, "inc", "dec", "sync", "aligned", "u32")
+    wanted, gives = program.value(ins.operands[0]), "dec" in ins.words
+    facts = facts_of(program.kernel.target)
+    kind = "protocol" if program.kernel.target.startswith("sm_90") else "lint"
+
+    def go(fiber: Fiber) -> Any:
+        fiber.whole()
+        cta, count = fiber.cta, fiber.one(wanted(fiber))
+        if problem := setmaxnreg_problem(count):
+            raise EmulatorError(f"setmaxnreg {count}: {problem}")
+        block = fiber.machine.launch.block
+        threads = block[0] * block[1] * block[2]
+        if (there := -(-threads // WARP) - fiber.warp.number // GROUP * GROUP) < GROUP:
+            fiber.machine.problem(
+                kind,
+                f"setmaxnreg by a warp whose warpgroup is not whole: a block of {threads} threads has {there} of its "
+                f"{GROUP} warps, and all of them have to execute it",
+                fiber,
+            )
+        at_launch = launch_registers(facts, threads)
+        pool = cta.scratch.setdefault("registers", [0, []])
+        have = fiber.warp.scratch.get("registers", at_launch)
+        need = (count - have) * 32
+        if need < 0 and not gives and "registers" not in fiber.warp.scratch:
+            need = 0
+        elif (need > 0) == gives and need:
+            way = "dec" if gives else "inc"
+            raise EmulatorError(f"setmaxnreg.{way} to {count} registers of a warp that has {have}")
+        if need > pool[0]:
+            pool[1].append(fiber)
+            return BLOCKED
+        pool[0] -= need
+        fiber.warp.scratch["registers"] = count
+        _same_in_warpgroup(fiber, ins, count, kind)
+        if gives:
+            cta.cluster.wake(pool[1])
+        return None
+
+    return go
+
+
+def _same_in_warpgroup(fiber: Fiber, ins: Instruction, count: int, kind: str) -> None:
+    """Note what a warp set; report it where another warp of its warpgroup set something else as its n-th."""
+    cta, number = fiber.cta, fiber.warp.number
+    if "setmaxnreg" not in cta.scratch:
+        cta.scratch["setmaxnreg"] = {}
+        cta.scratch.setdefault("at end", []).append(lambda: _registers_of_some(cta, kind))
+    asked: dict[int, list[tuple[int, int]]] = cta.scratch["setmaxnreg"]
+    mine = asked.setdefault(number, [])
+    mine.append((ins.pc, count))
+    for other in range(number // GROUP * GROUP, number // GROUP * GROUP + GROUP):
+        theirs = asked.get(other, ())
+        if len(theirs) >= len(mine) and theirs[len(mine) - 1] != mine[-1]:
+            fiber.machine.problem(
+                kind,
+                f"setmaxnreg to {count}, where warp {other} of the same warpgroup executes another, to "
+                f"{theirs[len(mine) - 1][1]}: all of them have to execute the same",
+                fiber,
+            )
+
+
+def _registers_of_some(cta: Cta, kind: str) -> None:
+    """Report warps that ended without a setmaxnreg that others of their warpgroup executed."""
+    asked: dict[int, list[tuple[int, int]]] = cta.scratch["setmaxnreg"]
+    for first in sorted({number // GROUP * GROUP for number in asked}):
+        counts = [len(asked.get(number, ())) for number in range(first, first + GROUP)]
+        if len(set(counts)) > 1 and len(cta.warps) >= first + GROUP:
+            cta.cluster.machine.problem(
+                kind,
+                f"warps {first} to {first + GROUP - 1} of CTA {cta.coordinate} execute {counts} setmaxnreg: all warps "
+                "of a warpgroup have to",
+            )

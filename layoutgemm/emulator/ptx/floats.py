@@ -1,0 +1,285 @@
+"""Floating-point arithmetic of PTX on raw bits: one lane's, or an array of 32.
+
+Every function takes and gives bits as `values.py` keeps them. f16 and bf16 are computed in float32 or float64 and
+rounded once; fma of f32 rounds once too. Approximate functions (`.approx`) give the correctly rounded float32, which
+lies within the error that PTX allows them; results of f32 that are NaN are PTX's NaN, 0x7fffffff.
+
+Semantics: PTX ISA, "Floating Point Instructions", "Half Precision Floating Point Instructions", "cvt".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ...dtypes import DType
+from .values import M16, M32, NAN32, any_of, narrow, wide
+
+
+def f32(x: Any) -> Any:
+    """Bits -> float32."""
+    return x.astype(np.uint32).view(np.float32) if isinstance(x, np.ndarray) else np.uint32(x).view(np.float32)
+
+
+def f64(x: Any) -> Any:
+    """Bits -> float64."""
+    return wide(x).view(np.float64) if isinstance(x, np.ndarray) else np.uint64(x).view(np.float64)
+
+
+def bits32(y: Any) -> Any:
+    """float -> bits of the nearest float32, NaN as PTX writes it."""
+    y = np.asarray(y, dtype=np.float32)
+    if not y.ndim:
+        return NAN32 if np.isnan(y) else int(y.view(np.uint32))
+    found = y.view(np.uint32).astype(np.int64)
+    if any_of(nan := y != y):
+        found[nan] = NAN32
+    return found
+
+
+def bits64(y: Any) -> Any:
+    """float -> bits of float64."""
+    found = np.asarray(y, dtype=np.float64).view(np.uint64)
+    return found if found.ndim else int(found)
+
+
+def encode(y: Any, kind: DType) -> Any:
+    """float -> bits of a format of 16 bits or less, to nearest."""
+    if kind.name in ("bf16", "f16") and isinstance(y, np.ndarray) and y.ndim and y.dtype == np.float32:
+        # What most epilogues convert to: `DType.encode`, of one format. NumPy's conversion knows nothing of bf16.
+        if kind.name == "f16":
+            with np.errstate(over="ignore"):
+                rounded = y.astype(np.float16).view(np.uint16).astype(np.int64)
+        else:
+            word = y.view(np.uint32)
+            half = (word >> np.uint32(16) & np.uint32(1)) + np.uint32(0x7FFF)
+            rounded = (word + half >> np.uint32(16)).astype(np.int64)
+        if any_of(nan := y != y):
+            rounded[nan] = M16 >> 1
+        return rounded
+    found = np.asarray(kind.encode(np.asarray(y))).astype(np.int64)
+    if kind.bits == 16:
+        found = np.where(np.isnan(np.asarray(y)), M16 >> 1, found)
+    return found if found.ndim else int(found)
+
+
+def decode(x: Any, kind: DType) -> Any:
+    """Bits of a format -> float32 (float64 for f64)."""
+    if kind.name == "f32":
+        return f32(x)
+    if kind.name == "f64":
+        return f64(x)
+    found = kind.decode(np.asarray(x).astype(kind.storage))
+    return found if found.ndim else found[()]
+
+
+def fma_odd(a: Any, b: Any, c: Any) -> Any:
+    """a * b + c rounded to odd in float64, so that rounding it again to a format of 32 bits or less is right.
+
+    The product of two values of such a format is exact in float64.
+    """
+    with np.errstate(all="ignore"):
+        product, c = np.float64(a) * np.float64(b), np.float64(c)
+        total = product + c
+        back = total - product
+        error = (product - (total - back)) + (c - back)
+        odd = np.asarray(total).view(np.uint64) & np.uint64(1)
+        inexact = (error != 0) & (odd == 0) & np.isfinite(total)
+        # The neighbour on the side of what was lost has an odd last bit.
+        other = np.nextafter(total, np.where(error > 0, np.inf, -np.inf))
+        return np.where(inexact, other, total)
+
+
+def fma(a: Any, b: Any, c: Any) -> Any:
+    """a * b + c of float32, rounded once."""
+    with np.errstate(all="ignore"):
+        return fma_odd(a, b, c).astype(np.float32)
+
+
+def _minimum(a: Any, b: Any) -> Any:
+    return np.where((a == 0) & (b == 0), np.where(np.signbit(a), a, b), np.fmin(a, b))
+
+
+def _maximum(a: Any, b: Any) -> Any:
+    return np.where((a == 0) & (b == 0), np.where(np.signbit(a), b, a), np.fmax(a, b))
+
+
+BINARY: dict[str, Callable[[Any, Any], Any]] = {
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "div": lambda a, b: a / b,
+    "min": _minimum,
+    "max": _maximum,
+    "min.NaN": lambda a, b: np.where(np.isnan(a) | np.isnan(b), np.nan, _minimum(a, b)),
+    "max.NaN": lambda a, b: np.where(np.isnan(a) | np.isnan(b), np.nan, _maximum(a, b)),
+}
+# f32 functions that PTX only approximates: computed in float64, then rounded.
+UNARY: dict[str, Callable[[Any], Any]] = {
+    "rcp": lambda a: 1 / a,
+    "sqrt": np.sqrt,
+    "rsqrt": lambda a: 1 / np.sqrt(a),
+    "ex2": np.exp2,
+    "lg2": np.log2,
+    "sin": np.sin,
+    "cos": np.cos,
+    "tanh": np.tanh,
+}
+
+
+def binary32(name: str, a: Any, b: Any, flush: bool = False, saturate: bool = False) -> Any:
+    """add, sub, mul, div, min, max of f32."""
+    with np.errstate(all="ignore"):
+        return _finish32(BINARY[name](_flushed(f32(a), flush), _flushed(f32(b), flush)), flush, saturate)
+
+
+def fma32(a: Any, b: Any, c: Any, flush: bool = False, saturate: bool = False) -> Any:
+    """fma of f32."""
+    return _finish32(fma(*[_flushed(f32(x), flush) for x in (a, b, c)]), flush, saturate)
+
+
+def unary32(name: str, a: Any, flush: bool = False) -> Any:
+    """A function of f32, from float64."""
+    with np.errstate(all="ignore"):
+        return _finish32(np.float32(UNARY[name](np.float64(_flushed(f32(a), flush)))), flush, False)
+
+
+def flushed(x: Any) -> Any:
+    """Subnormal float32 values as zeros of their sign (.ftz)."""
+    return np.where(np.abs(x) < np.finfo(np.float32).tiny, np.copysign(np.float32(0), x), x)
+
+
+def _flushed(x: Any, flush: bool) -> Any:
+    return flushed(x) if flush else x
+
+
+def _finish32(y: Any, flush: bool, saturate: bool) -> Any:
+    if saturate:
+        y = saturated(y, np.float32(0), np.float32(1))
+    return bits32(_flushed(y, flush))
+
+
+def binary64(name: str, a: Any, b: Any) -> Any:
+    """add, sub, mul, div, min, max of f64."""
+    with np.errstate(all="ignore"):
+        return bits64(BINARY[name](f64(a), f64(b)))
+
+
+def fma64(a: Any, b: Any, c: Any) -> Any:
+    """fma of f64, in exact rational arithmetic where all are finite."""
+    from fractions import Fraction
+
+    def one(x: float, y: float, z: float) -> float:
+        if not np.isfinite([x, y, z]).all():
+            return x * y + z
+        try:
+            return float(Fraction(x) * Fraction(y) + Fraction(z))
+        except OverflowError:
+            return x * y + z
+
+    columns = [np.atleast_1d(f64(v)) for v in (a, b, c)]
+    found = [one(*map(float, column)) for column in zip(*np.broadcast_arrays(*columns), strict=True)]
+    return bits64(np.array(found) if len(found) > 1 else found[0])
+
+
+def packed(function: Callable[..., Any], kind: DType, *values: Any) -> Any:
+    """A function on the two 16-bit floats of each value (f16x2, bf16x2): computed in float64 and rounded once."""
+    out: Any = 0
+    for half in (0, 16):
+        with np.errstate(all="ignore"):
+            parts = [np.float64(decode(x >> half & M16, kind)) for x in values]
+            out = out | encode(function(*parts), kind) << half
+    return out
+
+
+def single(function: Callable[..., Any], kind: DType, *values: Any) -> Any:
+    """A function on one 16-bit float."""
+    with np.errstate(all="ignore"):
+        return encode(function(*[np.float64(decode(x & M16, kind)) for x in values]), kind)
+
+
+def pair32(function: Callable[..., Any], *values: Any) -> Any:
+    """A function of f32 bits on both halves of 64-bit values (f32x2)."""
+    low = function(*[narrow(x) for x in values])
+    up = function(*[narrow(x >> (np.uint64(32) if isinstance(x, np.ndarray) else 32)) for x in values])
+    if isinstance(low, np.ndarray) or isinstance(up, np.ndarray):
+        return np.asarray(low).astype(np.uint64) | np.asarray(up).astype(np.uint64) << np.uint64(32)
+    return low | up << 32
+
+
+ROUND: dict[str, Callable[[Any], Any]] = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
+
+
+def to_integer(x: Any, kind: DType, mode: str, bits: int, signed: bool, register: int) -> Any:
+    """float -> integer bits: rounded by mode (rni, rzi, rmi, rpi), clamped to the range of `bits`, extended to the
+    register; NaN gives 0.
+    """
+    y = ROUND[mode](np.float64(decode(x, kind)))
+    low, top = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
+
+    def one(v: float) -> int:
+        return 0 if np.isnan(v) else (low if v < low else top if v > top else int(v)) & ((1 << register) - 1)
+
+    if not np.ndim(y):
+        return one(float(y))
+    return np.array([one(v) for v in y.tolist()], dtype=np.uint64 if register == 64 else np.int64)
+
+
+def from_integer(value: Any, kind: DType) -> Any:
+    """A signed or unsigned value -> bits of a float format, to nearest even."""
+    if kind.name == "f64":
+        return bits64(np.asarray(value).astype(np.float64))
+    if kind.name == "f32":
+        return bits32(np.asarray(value).astype(np.float32))
+    return encode(np.asarray(value).astype(np.float64), kind)
+
+
+# The largest finite values, where .satfinite ends.
+LARGEST = {"f16": 65504.0, "bf16": float(f32(0x7F7F0000)), "f32": float(f32(0x7F7FFFFF))}
+
+
+def saturated(y: Any, low: Any, top: Any) -> Any:
+    """.sat: within bounds, NaN and -0 as the lower one."""
+    return np.where(y > low, np.minimum(y, top), low)
+
+
+def scale_bits(y: Any, up: bool) -> Any:
+    """cvt.satfinite.ue8m0x2: the exponent of the power of two below the value's size, or above it (.rp); NaN is 255."""
+    with np.errstate(all="ignore"):
+        fraction, exponent = np.frexp(np.abs(np.float64(y)))
+    code = np.clip(exponent - 1 + (up & (fraction > 0.5)) + 127, 0, 254)
+    code = np.where(fraction == 0, 0, np.where(np.isinf(y), 254, code))
+    found = np.where(np.isnan(y), 255, code).astype(np.int64)
+    return found if found.ndim else int(found)
+
+
+def fixed_pair(pair: Any, scales: Any, kind: DType, relu: bool) -> Any:
+    """Two s2f6, 8-bit integers over 64, times powers of two of their own, as a packed pair; finite results saturate."""
+    out: Any = 0
+    largest = kind.decode(np.asarray([kind.encode(np.inf) - 1], dtype=kind.storage))[0]
+    for at in (8, 0):
+        value = (((np.asarray(pair) >> at & 255) ^ 128) - 128) / 64.0
+        value = value * np.exp2(np.asarray(scales) >> at & 255, dtype=np.float64) * 2.0**-127
+        value = np.clip(np.maximum(value, 0) if relu else value, -largest, largest)
+        out = out << kind.bits | encode(value, kind)
+    return out & M32
+
+
+def as_predicate(x: Any) -> Any:
+    """A NumPy truth value as a bool, an array as it is."""
+    return x if np.ndim(x) else bool(x)
+
+
+def tf32(x: Any, away: bool) -> Any:
+    """f32 bits rounded to the 10 mantissa bits of tf32, to nearest: ties away from 0 (.rna) or to even."""
+    special = np.asarray((x >> 23 & 255) == 255)
+    rounded = np.where(special, x, x + (0x1000 if away else 0xFFF + (x >> 13 & 1))) & 0xFFFFE000
+    return rounded if rounded.ndim else int(rounded)
+
+
+def limit_tf32(x: Any) -> Any:
+    """tf32 with infinities as the largest finite value (.satfinite)."""
+    found = np.where(np.asarray(x & 0x7FFFFFFF) == 0x7F800000, x & 0x80000000 | 0x7F7FE000, x)
+    return found if found.ndim else int(found)

@@ -1,0 +1,366 @@
+"""A kernel made ready to run: blocks, where diverged lanes meet again, which registers are alive, and code.
+
+`Program` is made once for a kernel and used by every launch of it. It holds, for each pc, a step: a compiled run of
+arithmetic, or an operation, a function of the fiber that the modules of `ops` made for that one instruction. An
+instruction that neither computes nor has an operation is refused here, with its line.
+"""
+
+from __future__ import annotations
+
+import itertools
+import linecache
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ...errors import PtxError
+from .codegen import NAMES, PARAMETER_BASE, Generator, bits_of, number, special
+from .parser import MAX_SHARED_BYTES, Instruction, Kernel, Operand
+from .values import FULL, Undefined
+
+BRANCHES = ("bra", "ret", "exit")
+_NUMBERS = itertools.count()
+SHARED_START = 1024  # dynamic shared memory does not begin at offset 0: a forgotten base address shows
+# Instructions whose first operand is read although it is a register.
+READS_FIRST = {"bar", "barrier", "nanosleep", "setmaxnreg", "discard", "griddepcontrol"}
+
+Run = Callable[[Any], Any]  # fiber -> None, or what `machine.py` says of operations
+
+
+class Segment(NamedTuple):
+    """A run of arithmetic from `start` up to `end`: its function, and what it writes.
+
+    moved  the registers among `writes` that are only moved, not computed
+    """
+
+    start: int
+    end: int
+    run: Callable[[list[Any], Any], None]
+    writes: int
+    moved: int
+
+
+@dataclass(slots=True)
+class Operation:
+    """One instruction that does more than compute.
+
+    run      what it does to a fiber
+    doubtful the registers that it reads and that may have no value, by their numbers
+    writes   the registers that it writes, as a bit set
+    moved    those of them that it does not compute when it is executed: a wgmma's come with the wait for it
+    """
+
+    ins: Instruction
+    run: Run
+    writes: int
+    moved: int
+    doubtful: tuple[int, ...]
+
+
+@dataclass
+class Program:
+    """A kernel with its control flow, its live registers, and its steps.
+
+    build  instruction -> operation, given by `ops`
+    needs  for each pc, the registers that are operands; `reads` has the predicate too, and what it may leave alone
+
+    Register sets are ints used as bit sets, bit i for register i of `index`.
+    """
+
+    kernel: Kernel
+    build: Callable[[Program, Instruction], Run]
+    symbols: dict[str, int] = field(init=False)
+    shared_bytes: int = field(init=False)
+    index: dict[str, int] = field(init=False)
+    wide: int = field(init=False)
+    steps: list[Segment | Operation | None] = field(init=False)
+    writes: list[int] = field(init=False)
+    reads: list[int] = field(init=False)
+    needs: list[int] = field(init=False)
+    leaders: list[int] = field(init=False)
+    meets: dict[int, int] = field(init=False)
+    live: dict[int, int] = field(init=False)
+    doubts: list[int] = field(init=False)
+    blank: list[Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._place_symbols()
+        self.generator = Generator(self.kernel, self.symbols)
+        self.index = self.generator.index
+        self.wide = sum(1 << i for i, kind in enumerate(self.kernel.registers.values()) if bits_of(kind) == 64)
+        effects = [self._effect(ins) for ins in self.kernel.instructions]
+        self.writes, self.needs = [w for w, _ in effects], [r for _, r in effects]
+        self.reads = list(self.needs)
+        for ins in self.kernel.instructions:
+            if ins.predicate is not None:  # where it does not hold, the registers stay as they are
+                self.reads[ins.pc] |= 1 << self.index[ins.predicate] | self.writes[ins.pc]
+        kinds = self.kernel.registers.items()
+        self.blank = [Undefined(False if kind == "pred" else 0, FULL, name) for name, kind in kinds]
+        self._blocks()
+        self._make_steps()
+
+    @property
+    def size(self) -> int:
+        """Instructions of the kernel."""
+        return len(self.kernel.instructions)
+
+    def _place_symbols(self) -> None:
+        self.symbols = {p.name: PARAMETER_BASE + p.offset for p in self.kernel.parameters}
+        at = SHARED_START
+        for symbol in sorted(self.kernel.shared, key=lambda s: s.size == 0):  # the dynamic part comes last
+            at = -(-at // symbol.align) * symbol.align
+            self.symbols[symbol.name] = at
+            at += symbol.size
+            if at > MAX_SHARED_BYTES:
+                raise PtxError(f"{symbol.name} ends at byte {at} of shared memory: at most {MAX_SHARED_BYTES}")
+        self.shared_bytes = at
+
+    # ------------------------------------------------------------ what instructions read and write
+
+    def registers(self, operand: Operand) -> Iterator[int]:
+        """The numbers of the registers that an operand names, those inside of vectors and addresses too."""
+        if operand.kind == "reg":
+            yield self.index[operand.text]
+        for part in operand.parts:
+            yield from self.registers(part)
+
+    def registers_read(self, ins: Instruction) -> list[int]:
+        """The registers that an instruction reads."""
+        return list(_numbers(self.reads[ins.pc]))
+
+    def _effect(self, ins: Instruction) -> tuple[int, int]:
+        """(written, read) registers, but for the predicate."""
+        written = read = 0
+        reads_first = ins.words[0] in READS_FIRST or ins.opcode.startswith("tcgen05.dealloc")
+        for place, operand in enumerate(ins.operands):
+            named = 0
+            for register in self.registers(operand):
+                named |= 1 << register
+            target = place == 0 and operand.kind in ("reg", "vector", "pair") and not reads_first
+            if target or (place == 1 and ins.opcode.startswith("tcgen05.ld.red") and operand.kind == "reg"):
+                target = True
+                written |= named
+            if not target or ins.opcode.startswith("wgmma.mma_async"):
+                read |= named
+        return written, read
+
+    # ------------------------------------------------------------ control flow
+
+    def target(self, ins: Instruction) -> int:
+        """The pc that a branch goes to."""
+        name = ins.operands[0].text if ins.operands else "to go to"
+        if name not in self.kernel.labels:
+            raise PtxError(f"{ins.where}: {ins.text}: no label {name}")
+        return self.kernel.labels[name]
+
+    def _blocks(self) -> None:
+        """Basic blocks; `meets`: for each branch, the pc at which its lanes are together again; `live` at leaders."""
+        instructions, end = self.kernel.instructions, self.size
+        leaders = {0, *self.kernel.labels.values(), *[i.pc + 1 for i in instructions if i.words[0] in BRANCHES]}
+        self.leaders = starts = sorted(pc for pc in leaders if pc < end)
+        number_of = {pc: n for n, pc in enumerate(starts)}
+        last = [pc - 1 for pc in [*starts[1:], end]]
+        exit_ = len(starts)
+        follows: list[list[int]] = []
+        for n, at in enumerate(last):
+            ins = instructions[at]
+            falls = n + 1 if n + 1 < exit_ else exit_
+            if ins.words[0] == "bra":
+                to = self.target(ins)
+                follows.append([number_of.get(to, exit_)] + ([falls] if ins.predicate else []))
+            elif ins.words[0] in ("ret", "exit"):
+                # Lanes that end here keep no other lanes from meeting.
+                follows.append([falls] if ins.predicate else [exit_])
+            else:
+                follows.append([falls])
+        after = _post_dominators(follows)
+        self.meets = {}
+        for n, at in enumerate(last):
+            strict = after[n] & ~(1 << n)
+            # A loop without a way out has no such block: its lanes never meet.
+            nearest = next((m for m in range(exit_) if strict >> m & 1 and after[m] == strict), exit_)
+            self.meets[at] = starts[nearest] if nearest < exit_ else end
+        self._liveness(starts, last, follows)
+        self._doubts(starts, last, follows)
+
+    def _liveness(self, starts: list[int], last: list[int], follows: list[list[int]]) -> None:
+        used, killed = [], []
+        for first, at in zip(starts, last, strict=True):
+            uses = kills = 0
+            for pc in range(at, first - 1, -1):
+                uses = uses & ~self.writes[pc] | self.reads[pc]
+                kills |= self.writes[pc]
+            used.append(uses)
+            killed.append(kills)
+        live = [0] * (len(starts) + 1)
+        changed = True
+        while changed:
+            changed = False
+            for n in range(len(starts) - 1, -1, -1):
+                out = 0
+                for m in follows[n]:
+                    out |= live[m]
+                now = used[n] | out & ~killed[n]
+                if now != live[n]:
+                    live[n], changed = now, True
+        self.live = {pc: live[n] for n, pc in enumerate(starts)} | {self.size: 0}
+
+    def _doubts(self, starts: list[int], last: list[int], follows: list[list[int]]) -> None:
+        """`doubts`: for each pc, the registers among those read that have no value on some way there, or one computed
+        from such; as a bit set."""
+        every = (1 << len(self.index)) - 1
+        before = [every] + [0] * len(starts)
+        self.doubts, queue = [0] * self.size, {0} if starts else set()
+        while queue:
+            block = min(queue)
+            queue.discard(block)
+            doubtful = before[block]
+            for pc in range(starts[block], last[block] + 1):
+                self.doubts[pc] = found = self.reads[pc] & doubtful
+                doubtful = doubtful | self.writes[pc] if found else doubtful & ~self.writes[pc]
+            for after in follows[block]:
+                if after < len(starts) and doubtful & ~before[after]:
+                    before[after] |= doubtful
+                    queue.add(after)
+
+    # ------------------------------------------------------------ code
+
+    def one(self, pc: int) -> Callable[[list[Any], Any], None]:
+        """The instruction of a run of arithmetic at a pc, as a function of its own."""
+        return _function(f"    {self.generator.statement(self.kernel.instructions[pc])}")
+
+    def _make_steps(self) -> None:
+        instructions, leaders = self.kernel.instructions, set(self.leaders)
+        self.steps = [None] * self.size
+        pc = 0
+        while pc < self.size:
+            start, lines, writes, moved = pc, [], 0, 0
+            while pc < self.size and (pc == start or pc not in leaders):
+                text = self.generator.statement(instructions[pc])
+                if text is None:
+                    break
+                lines.append(f"    {text}")
+                writes |= self.writes[pc]
+                moved = moved & ~self.writes[pc] if instructions[pc].words[0] != "mov" else moved | self.writes[pc]
+                pc += 1
+            if lines:
+                self.steps[start] = Segment(start, pc, _function("\n".join(lines)), writes, moved)
+            else:
+                ins = instructions[pc]
+                moved = self.writes[pc] if ins.words[0] == "wgmma" else 0
+                doubtful = tuple(_numbers(self.doubts[pc]))
+                self.steps[pc] = Operation(ins, self.build(self, ins), self.writes[pc], moved, doubtful)
+                pc += 1
+
+    def mark(self, executed: bytearray) -> None:
+        """A run of arithmetic was marked at its first instruction alone: mark the others."""
+        for step in self.steps:
+            if isinstance(step, Segment) and executed[step.start]:
+                executed[step.start : step.end] = bytes([1]) * (step.end - step.start)
+
+    # ------------------------------------------------------------ operands of operations
+
+    def value(self, operand: Operand, kind: str = "b32") -> Callable[[Any], Any]:
+        """A function of the fiber that gives the operand's bits."""
+        if operand.kind == "reg":
+            at = self.index[operand.text]
+            if operand.negated:
+                return lambda fiber: fiber.registers[at] ^ True
+            return lambda fiber: fiber.registers[at]
+        if operand.kind == "special":
+            name = special(operand)
+            return lambda fiber: fiber.warp.special[name]
+        if operand.kind == "number":
+            constant = number(operand.text, bits_of(kind))
+            return lambda fiber: constant
+        if operand.kind == "symbol":
+            name, _, offset = operand.text.partition("+")
+            name = name.strip()
+            if name not in self.symbols:
+                raise PtxError(f"unknown symbol {operand.text}")
+            address = self.symbols[name] + int(offset or 0)
+            if name in self.generator.shared:
+                return lambda fiber: address | fiber.warp.window
+            return lambda fiber: address
+        raise PtxError(f"{operand.text} is no value")
+
+    def address(self, operand: Operand) -> Callable[[Any], Any]:
+        """A function of the fiber that gives the address of `[base+offset]`."""
+        if operand.kind != "address":
+            raise PtxError(f"{operand.text} is no address")
+        base, offset = self.value(operand.parts[0], "b64"), operand.offset
+        if offset < 0:  # lanes' addresses are unsigned, and NumPy adds no negative number to those
+            return lambda fiber: base(fiber) - -offset
+        return (lambda fiber: base(fiber) + offset) if offset else base
+
+    def coordinates(self, operand: Operand) -> tuple[Callable[[Any], Any], list[Callable[[Any], Any]]]:
+        """Of `[map, {x, y, ...}]`: functions that give the map's address and each coordinate."""
+        return self.address(operand), [self.value(part) for part in operand.parts[1:]]
+
+    def targets(self, operand: Operand) -> list[int | None]:
+        """The register numbers of a register or vector that is written; None for `_`. Raises PtxError for others."""
+        parts = operand.parts if operand.kind == "vector" else (operand,)
+        for part in parts:
+            if part.kind not in ("reg", "sink"):
+                raise PtxError(f"cannot write to {part.text}")
+        return [self.index[part.text] if part.kind == "reg" else None for part in parts]
+
+    def sources(self, operand: Operand, kind: str = "b32") -> list[Callable[[Any], Any]]:
+        """Functions that give the elements of a register or vector that is read."""
+        parts = operand.parts if operand.kind == "vector" else (operand,)
+        return [self.value(part, kind) for part in parts]
+
+
+def _numbers(bits: int) -> Iterator[int]:
+    """The numbers in a bit set, from the lowest."""
+    while bits:
+        yield (bits & -bits).bit_length() - 1
+        bits &= bits - 1
+
+
+_FUNCTIONS: dict[str, Callable[[list[Any], Any], None]] = {}
+_KEPT = 1 << 14  # functions that are kept for the next program
+_SCOPE = dict(NAMES)
+
+
+def _function(body: str) -> Callable[[list[Any], Any], None]:
+    """The function of (R, W) with this body. Python's compiler takes longer than all else here, and programs have most
+    of their runs in common: mutants of one kernel, and kernels with the same beginning."""
+    found = _FUNCTIONS.get(body)
+    if found is None:
+        if len(_FUNCTIONS) >= _KEPT:
+            for old in _FUNCTIONS.values():
+                linecache.cache.pop(old.__code__.co_filename, None)
+            _FUNCTIONS.clear()
+        # A name and an entry in linecache, so that a traceback shows the generated line.
+        code, name = f"def run(R, W):\n{body}\n", f"<run {next(_NUMBERS)}>"
+        linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
+        exec(compile(code, name, "exec"), _SCOPE)
+        found = _FUNCTIONS[body] = _SCOPE.pop("run")
+    return found
+
+
+def _post_dominators(follows: list[list[int]]) -> list[int]:
+    """For each block, the set of blocks that every way from it to the exit goes through, itself included.
+
+    A block that no way leads out of is taken to lead to the exit.
+    """
+    count = len(follows)
+    leaves, grows = {count}, True
+    while grows:
+        found = {n for n in range(count) if n not in leaves and not leaves.isdisjoint(follows[n])}
+        leaves, grows = leaves | found, bool(found)
+    follows = [to if n in leaves else [*to, count] for n, to in enumerate(follows)]
+    every = (1 << count + 1) - 1
+    after = [every] * count + [1 << count]
+    changed = True
+    while changed:
+        changed = False
+        for n in range(count - 1, -1, -1):
+            common = every
+            for m in follows[n]:
+                common &= after[m]
+            common |= 1 << n
+            if common != after[n]:
+                after[n], changed = common, True
+    return after

@@ -1,0 +1,1 @@
+"""Race detection by happens-before, between warps and between lanes."""

@@ -1,0 +1,86 @@
+"""Global memory between the lanes of one warp: what one lane wrote, and another reads or writes unordered.
+
+Global memory is not watched between warps. Between the lanes of a warp it is: each event (`order.py`) keeps which lane
+wrote which piece of it until all lanes know of the event (`emulator/races/lanes.py`), for the latest `KEPT` events of a
+warp that touched global memory, and until the checker forgets them. An event ends where the warp releases something; a
+race across more of them, without a barrier of the warp's in between, is not seen. Reads are kept only under
+`Policy(lanes="strict")`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy.typing as npt
+
+from ..ptx.values import lane_bits
+from .lanes import one_lane, uninformed
+
+if TYPE_CHECKING:
+    from .happens_before import Event
+
+KEPT = 256
+
+
+def touch(
+    fiber: Any, addresses: npt.NDArray[Any], size: int, lanes: int, write: bool, strong: bool = False
+) -> str | None:
+    """Record an access to global memory, `size` bytes at each address, and say with what it races, or None.
+
+    addresses  of the lanes, in order, or one for all; strong: of an atomic, which is not kept
+    """
+    ledger, knows, epoch = fiber.cta.cluster.ledger, fiber.knows, fiber.epoch
+    if not ledger.lanes:
+        return None
+    near = fiber.warp.scratch.get("global")
+    pending = [event for event in near or () if not ledger.knows(knows, event)]
+    if not pending and (strong or not (write or ledger.reads)):
+        return None
+    numbers = (addresses // size).tolist()
+    who = lane_bits(lanes) if len(numbers) > 1 else (lanes,)
+    race = None
+    for event in pending:
+        if all(other == size and pieces.keys().isdisjoint(numbers) for (other, _), pieces in event.pieces.items()):
+            continue
+        left = uninformed(ledger, knows, event, lanes)
+        for number, members in zip(numbers, who, strict=True):
+            mask = members & left
+            if mask and race is None:
+                race = _crossing(event, number, size, mask, write)
+    if not strong and (write or ledger.reads):
+        kept = epoch.pieces.setdefault((size, write), {})
+        new = dict(zip(numbers, who, strict=True))
+        if len(new) == len(numbers) and kept.keys().isdisjoint(new):
+            kept.update(new)
+        else:
+            for number, members in zip(numbers, who, strict=True):
+                kept[number] = kept.get(number, 0) | members
+        epoch.lanes |= lanes
+        if epoch.near is None:
+            epoch.near = fiber.warp.scratch.setdefault("global", deque(maxlen=KEPT))
+            epoch.near.append(epoch)
+    return race
+
+
+def _crossing(event: Event, number: int, size: int, mask: int, write: bool) -> str | None:
+    """What is wrong when the lanes in `mask` access a piece that others accessed with the event, or None."""
+    for (other, wrote), pieces in event.pieces.items():
+        if not (write or wrote):
+            continue
+        for piece in _same(number, size, other):
+            had = pieces.get(piece, 0)
+            if not had or (one_lane(had) and had == mask) or (not write and not mask & ~had):
+                continue
+            return (
+                f"global memory at {number * size:#x}, that lanes {had:#x} of the same warp "
+                f"{'wrote' if wrote else 'read'} before, and no bar.warp.sync or other barrier orders them"
+            )
+    return None
+
+
+def _same(number: int, size: int, other: int) -> Iterator[int]:
+    """The numbers of the pieces of `other` bytes that overlap a piece of `size`."""
+    first = number * size // other
+    yield from range(first, max(first + 1, (number + 1) * size // other))

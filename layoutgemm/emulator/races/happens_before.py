@@ -1,0 +1,552 @@
+"""Which access happens before which: the race checker, independent of any instruction.
+
+Every fiber (a warp, or some of its lanes) lives in *epochs*: it enters a new one whenever it releases what it did to
+others. An epoch and an asynchronous operation are both *events*. `Knowledge` is a set of events that a fiber, a barrier
+or a group of operations knows to have happened: releasing at a barrier adds the fiber's set to the barrier's, acquiring
+adds the barrier's to the fiber's. A `Shadow` keeps, for a memory, the accesses that later ones could conflict with. An
+access to a place that an earlier one touched, one of them a write, is a race unless the fiber knows the earlier event.
+
+Two proxies see shared memory: ordinary instructions (generic) and the asynchronous engines (async). A generic write is
+visible to an async access only through `fence.proxy.async`, so a second set records which events went through one. With
+`strict` the fence counts for what the fencing thread itself wrote: that is CUTLASS practice, every writer fences and
+then a barrier; PTX's proxy order as written would also let the reader fence after the barrier (PTX ISA, "Memory
+Consistency Model", "Proxy-preserved base causality order").
+
+A fiber's lanes are threads of their own: what one of them did or knows is not known to the others before a barrier
+(`emulator/races/lanes.py`, which says what `Knowledge.mine` and `apart` are).
+
+Sets are bit sets in Python ints. `compact` forgets the events that no record needs any more, so that the sets stay as
+long as the number of accesses in flight, not as the run.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+from weakref import ref
+
+from .lanes import FILTER, NOTHING, Touch, crossing, each_alone, one_lane, unknown, unordered
+
+WHOLE = 0xFFFF  # every byte of a place
+Parts = Mapping[int, int]
+NO_PARTS: Parts = MappingProxyType({})
+
+
+class Event:
+    """Something that accesses memory at some time: an epoch of a fiber, or one asynchronous operation.
+
+    describe  a function that says what it is, for reports
+    engine    for operations of one engine that runs them in their order: equal engines never race
+    time      the logical time at which it can have happened, where a timeline is recorded
+    issued    what had happened before its issue (`Knowledge.past`), or None
+    lanes     those that touched memory, where that is told apart; touches: what they touched: (memory, whether it was
+              written, access)
+    pieces    the same of global memory: (bytes of a piece, whether it was written) -> its number -> lanes
+    near      the latest events of the warp with such
+    joint     whether its lanes do it as one
+    wrote     whether it wrote through the generic proxy
+    """
+
+    __slots__ = (
+        "asynchronous", "describe", "engine", "id", "issued", "joint", "lanes", "near", "pieces", "time", "touches",
+        "wrote",
+    )  # fmt: skip
+
+    def __init__(self, number: int, asynchronous: bool, describe: Callable[[], str], engine: Any = None) -> None:
+        self.id, self.asynchronous, self.describe, self.engine = number, asynchronous, describe, engine
+        self.time = 0
+        self.issued: Knowledge | None = None
+        self.lanes, self.joint, self.wrote = 0, False, False
+        self.touches: list[tuple[Shadow, bool, Touch]] = []
+        self.pieces: dict[tuple[int, bool], dict[int, int]] = {}
+        self.near: deque[Event] | None = None
+
+
+class Knowledge:
+    """Events that are known to have happened, as bit sets relative to the ledger's base.
+
+    seen     events
+    proxied  events whose generic writes the async proxy sees
+    fenced   a fiber's own events of which each lane made what it wrote visible to the async proxy; the other lanes do
+             not know that it did
+    inits    events whose initialisations of mbarriers are seen (fence.mbarrier_init)
+    own      epochs of the fiber itself, and its own asynchronous generic writes
+    open     asynchronous generic writes that completed on a barrier: no thread can fence them before it knows of them,
+             so that a proxy fence of any that does counts
+    past     events beside those seen that came before in time, though nothing orders their accesses: what the issuer
+             of a copy knew that has completed on a barrier
+    time     a logical clock that goes along, for a timeline
+    mine     a fiber's own events of which each lane knows its part alone, and those that own writes were left unfenced
+    apart    (lanes, what they know beside)
+    """
+
+    __slots__ = ("__weakref__", "apart", "fenced", "inits", "mine", "open", "own", "past", "proxied", "seen", "time")
+
+    def __init__(self) -> None:
+        self.seen = self.proxied = self.inits = self.own = self.open = self.past = self.time = self.fenced = 0
+        self.mine: list[Event] = []
+        self.apart: list[tuple[int, Knowledge]] = []
+
+    def merge(self, other: Knowledge) -> None:
+        """Learn what another knows."""
+        self.seen |= other.seen
+        self.proxied |= other.proxied
+        self.inits |= other.inits
+        self.open |= other.open
+        if other.time > self.time:
+            self.time = other.time
+        self.past |= other.past
+
+
+class Record:
+    """Places that an event accessed, and that nothing later has overwritten.
+
+    parts  place -> its bytes that were accessed, as a bit set, where that is not all of them
+    """
+
+    __slots__ = ("event", "pages", "parts", "places", "seen", "what", "write")
+
+    def __init__(self, write: bool, event: Event, what: Callable[[], str]) -> None:
+        self.write, self.event, self.what = write, event, what
+        self.places = 0
+        self.parts: dict[int, int] = {}
+        self.pages: set[int] = set()  # keys of the shadow's `pages` that list it
+        self.seen = 0  # the latest access that looked at it
+
+    def add(self, places: int, parts: Parts) -> None:
+        """The event accessed this, too."""
+        if not parts and not self.parts:
+            self.places |= places
+            return
+        for place, mask in parts.items():
+            known = 0 if not self.places >> place & 1 else self.parts.get(place, WHOLE)
+            self.parts[place] = known | mask
+        if self.parts:
+            whole = places & ~_set_of(parts)
+            self.parts = {place: mask for place, mask in self.parts.items() if not whole >> place & 1 and mask != WHOLE}
+        self.places |= places
+
+    def common(self, places: int, parts: Parts) -> int:
+        """The places of which the record and an access touch the same bytes."""
+        common = self.places & places
+        if common and parts and self.parts:
+            for place in parts.keys() & self.parts.keys():
+                if not parts[place] & self.parts[place]:
+                    common &= ~(1 << place)
+        return common
+
+    def overwritten(self, places: int, parts: Parts) -> None:
+        """Forget what an access to these writes anew."""
+        if parts:
+            for place, mask in parts.items():
+                if self.places >> place & 1 and self.parts.get(place, WHOLE) & ~mask:
+                    places &= ~(1 << place)
+        self.places &= ~places
+        if self.parts:
+            self.parts = {place: mask for place, mask in self.parts.items() if self.places >> place & 1}
+
+
+def _set_of(parts: Parts) -> int:
+    out = 0
+    for place in parts:
+        out |= 1 << place
+    return out
+
+
+class Ledger:
+    """Hands out events and keeps the sets of all of them short.
+
+    strict   whether a proxy fence counts for the fencing fiber's own writes alone
+    enabled  False: nothing is recorded and nothing is a race
+    lanes    whether the lanes of a warp can race; reads: also where one reads what another overwrites or releases
+    created  a list that new events are put into, where a timeline is recorded; clock: their time
+    divided  is told of an event that became two
+    """
+
+    divided: Callable[[Event, Event], None] | None = None
+    SWEEP = 256
+
+    def __init__(self, strict: bool = True, enabled: bool = True, lanes: str = "off") -> None:
+        self.strict, self.enabled = strict, enabled
+        self.lanes, self.reads = enabled and lanes != "off", enabled and lanes == "strict"
+        self.base = 0
+        self.next = 0
+        self.created: list[Event] | None = None
+        self.clock = 0
+        # Weak references, some of them dead: a WeakSet, which hears of each death, took a good part of a run.
+        self._knowledges: list[ref[Knowledge]] = []
+        self._sweep = self.SWEEP  # so many, and the dead ones are dropped
+        self.shadows: list[Shadow] = []
+
+    def event(self, asynchronous: bool, describe: Callable[[], str], engine: Any = None, by: Any = None) -> Event:
+        """A new event that nobody knows yet; `by`: the fiber whose operation it is, where it ends on an mbarrier."""
+        self.next += 1
+        made = Event(self.next, asynchronous, describe, engine)
+        if by is not None:
+            made.issued = self.knowledge()
+            made.issued.past = by.knows.seen | by.knows.past
+        if self.created is not None:
+            made.time = self.clock
+            self.created.append(made)
+        return made
+
+    def knowledge(self, of: Knowledge | None = None) -> Knowledge:
+        """An empty set, or a copy of what all lanes know of one."""
+        out = Knowledge()
+        if of is not None:
+            out.seen, out.proxied, out.inits, out.own, out.open = of.seen, of.proxied, of.inits, of.own, of.open
+            out.time = of.time
+            out.past, out.fenced = of.past, of.fenced
+        self._knowledges.append(ref(out))
+        if len(self._knowledges) > self._sweep:
+            self._knowledges = [one for one in self._knowledges if one() is not None]
+            self._sweep = self.SWEEP + 2 * len(self._knowledges)
+        return out
+
+    @property
+    def knowledges(self) -> Iterator[Knowledge]:
+        """All sets that somebody still has."""
+        for one in self._knowledges:
+            found = one()
+            if found is not None:
+                yield found
+
+    def bit(self, event: Event) -> int:
+        """The event in a bit set; 0 when it has been forgotten."""
+        return 1 << event.id - self.base if event.id >= self.base else 0
+
+    def knows(self, knowledge: Knowledge, event: Event) -> bool:
+        """Whether the event is known; a forgotten one is known to all."""
+        return event.id < self.base or bool(knowledge.seen >> event.id - self.base & 1)
+
+    def learn(self, knowledge: Knowledge, event: Event) -> None:
+        """Add a completed asynchronous operation: of the async proxy, which sees it, or one of the knower's own."""
+        bit = self.bit(event)
+        knowledge.seen |= bit
+        knowledge.time = max(knowledge.time, event.time)
+        if event.asynchronous:
+            knowledge.proxied |= bit
+        else:
+            knowledge.own |= bit
+        if event.issued is not None:
+            knowledge.past |= event.issued.past
+
+    def learn_open(self, knowledge: Knowledge, event: Event) -> None:
+        """Add a completed asynchronous operation to what a barrier knows."""
+        bit = self.bit(event)
+        knowledge.seen |= bit
+        knowledge.time = max(knowledge.time, event.time)
+        if event.asynchronous:
+            knowledge.proxied |= bit
+        else:
+            knowledge.open |= bit
+        if event.issued is not None:
+            knowledge.past |= event.issued.past
+
+    # ------------------------------------------------------------ what fibers do
+
+    def renew(self, fiber: Any) -> None:
+        """The fiber knows its epoch, and enters a new one."""
+        epoch, knows = fiber.epoch, fiber.knows
+        bit = self.bit(epoch)
+        knows.own |= bit
+        if not epoch.lanes or one_lane(fiber.lanes):
+            knows.seen |= bit
+        if epoch.lanes and (epoch.wrote or not knows.seen & bit):
+            knows.mine.append(epoch)
+            if len(knows.mine) % FILTER == 0:
+                knows.mine = unordered(self, knows)
+        fiber.epoch = self.event(False, fiber.describe)
+        fiber.joint = None
+
+    def joint(self, fiber: Any) -> Event:
+        """The event of what the fiber's lanes do as one, of which all of them know."""
+        if not self.lanes:
+            return fiber.epoch
+        if fiber.joint is None:
+            fiber.joint = self.event(False, fiber.describe)
+            fiber.joint.joint = True
+            bit = self.bit(fiber.joint)
+            fiber.knows.seen |= bit
+            fiber.knows.own |= bit
+        return fiber.joint
+
+    def release(self, fiber: Any, into: Knowledge) -> None:
+        """Hand all that the fiber knows and did to a barrier or another fiber: each lane its part."""
+        self.renew(fiber)
+        knows = fiber.knows
+        into.merge(knows)
+        for event in knows.mine:
+            into.seen |= self.bit(event)
+        into.proxied |= knows.fenced
+        for _, more in knows.apart:
+            into.merge(more)
+
+    def release_inits(self, fiber: Any, into: Knowledge) -> None:
+        """Hand on the initialised mbarriers alone: a relaxed arrive."""
+        into.inits |= fiber.knows.inits
+        into.time = max(into.time, fiber.knows.time)
+        into.past |= fiber.knows.past | fiber.knows.seen
+        for _, more in fiber.knows.apart:
+            into.inits |= more.inits
+
+    def acquire(self, fiber: Any, source: Knowledge) -> None:
+        """Learn all that was handed to a barrier or completed with an operation."""
+        fiber.knows.merge(source)
+
+    def proxy_fence(self, fiber: Any) -> None:
+        """fence.proxy.async: what went before becomes visible to the async proxy, of each lane what it did."""
+        self.renew(fiber)
+        knows = fiber.knows
+        fenced = knows.own | knows.open if self.strict else knows.own | knows.seen
+        if self.lanes and not one_lane(fiber.lanes):
+            apart = each_alone(self, knows)
+            knows.fenced |= fenced & apart
+            fenced &= ~apart
+        knows.proxied |= fenced
+        for _, more in knows.apart:
+            more.proxied |= more.open if self.strict else more.seen
+
+    def init_fence(self, fiber: Any) -> None:
+        """fence.mbarrier_init: the initialisations before it become visible to the cluster."""
+        self.renew(fiber)
+        fiber.knows.inits |= fiber.knows.seen
+        for _, more in fiber.knows.apart:
+            more.inits |= more.seen
+
+    # ------------------------------------------------------------ forgetting
+
+    def compact(self, fibers: Iterable[Any], also: Iterable[Event] = ()) -> None:
+        """Forget what no record needs.
+
+        fibers  all that can still access anything
+        also    events that are asked for later, beside those of the records
+        """
+        alive = list(fibers)
+        for shadow in self.shadows:
+            self.prune(shadow, alive)
+        needed = {r.event.id for shadow in self.shadows for r in shadow.records.values()}
+        for fiber in alive:
+            fiber.joint = None
+            if fiber.epoch.id not in needed:
+                fiber.epoch = self.event(False, fiber.describe)
+        needed |= {event.id for event in also} | {fiber.epoch.id for fiber in alive}
+        base = min(needed, default=self.next + 1)
+        shift = base - self.base
+        if shift > 0:
+            for knowledge in self.knowledges:
+                knowledge.seen >>= shift
+                knowledge.proxied >>= shift
+                knowledge.inits >>= shift
+                knowledge.own >>= shift
+                knowledge.open >>= shift
+                knowledge.past >>= shift
+                knowledge.fenced >>= shift
+            self.base = base
+
+    def prune(self, shadow: Shadow, fibers: Iterable[Any]) -> None:
+        """Drop the records of a memory that no fiber that can still access anything can race with."""
+        seen = proxied = -1
+        alone = not self.lanes
+        for fiber in fibers:
+            seen &= fiber.knows.seen | (self.bit(fiber.epoch) if alone or one_lane(fiber.lanes) else 0)
+            proxied &= fiber.knows.proxied
+        if seen != -1:
+            shadow.forget(lambda record: self._harmless(record, seen, proxied))
+        shadow.full = max(Shadow.FULL, 2 * len(shadow.records))
+
+    def _harmless(self, record: Record, seen: int, proxied: int) -> bool:
+        """Whether every fiber knows the record's event, so that it can conflict with nothing any more."""
+        bit = self.bit(record.event)
+        return bool(seen & bit) and (record.event.asynchronous or not record.write or bool(proxied & bit))
+
+
+class Shadow:
+    """The accesses to one memory that later ones could conflict with.
+
+    name   of the memory, for reports
+    unit   what one bit of a set of places stands for, for reports
+    """
+
+    FULL = 64  # records from which on it is worth looking for some to drop
+    PAGE = 7  # records are listed by pages of so many bits of places, so that few are looked at
+
+    def __init__(self, ledger: Ledger, name: Callable[[int], str]) -> None:
+        self.ledger, self.name = ledger, name
+        self.records: dict[tuple[int, bool], Record] = {}  # by event and by whether it writes
+        # Twice the page's number for those that read, one more for those that write, which is all that a read looks at.
+        self.pages: dict[int, list[Record]] = {}
+        self.accesses = 0
+        self.full = Shadow.FULL  # so many, and `prune` is due
+        ledger.shadows.append(self)
+
+    def forget(self, useless: Callable[[Record], bool]) -> None:
+        """Drop records."""
+        self.records = {key: record for key, record in self.records.items() if not useless(record)}
+        self.pages = {}
+        for record in self.records.values():
+            for page in record.pages:
+                self.pages.setdefault(page, []).append(record)
+
+    def clear(self, places: int) -> None:
+        """Forget what was accessed there: the places are somebody else's now."""
+        for record in self.records.values():
+            record.places &= ~places
+        self.forget(lambda record: not record.places)
+
+    def divide(
+        self,
+        event: Event,
+        other: Event,
+        theirs: tuple[int, Parts],
+        ours: tuple[int, Parts],
+        write: bool | None = None,
+    ) -> None:
+        """An event becomes two: `other` accessed some of its places, with these parts, and it keeps the rest.
+
+        write  only what it wrote, or only what it read
+        """
+        for way in (False, True):
+            record = self.records.get((event.id, way))
+            if record is None or (write is not None and way is not write):
+                continue
+            before = record.places
+            new = self.records[other.id, way] = Record(way, other, record.what)
+            new.pages = set(record.pages)
+            for page in record.pages:
+                self.pages[page].append(new)
+            for one, (places, parts) in ((new, theirs), (record, ours)):
+                one.places = before & places
+                one.parts = {place: part for place, part in parts.items() if one.places >> place & 1}
+
+    def access(
+        self,
+        places: int,
+        write: bool,
+        event: Event,
+        knows: Knowledge,
+        asynchronous: bool,
+        what: Callable[[], str],
+        own: Event | None = None,
+        parts: Parts = NO_PARTS,
+        lanes: int = 0,
+        touch: Touch | None = None,
+    ) -> str | None:
+        """Record an access, and say with what it races, or None.
+
+        places        a bit set
+        parts         place -> the bytes of it, as a bit set, where it is not all of them
+        event         that accesses
+        knows, own    what the issuing fiber knows, and its epoch
+        asynchronous  through the async proxy
+        what          says what the access is
+        lanes         that do it, where they are told apart; touch: what each of them touches, None where it is open
+        """
+        ledger = self.ledger
+        if not ledger.enabled or not places:
+            return None
+        race = None
+        base, seen, proxied = ledger.base, knows.seen, knows.proxied
+        between = touch is not None and event.lanes != 0  # the event's own earlier accesses, by other lanes
+        self.accesses = turn = self.accesses + 1
+        pages = range((places & -places).bit_length() - 1 >> self.PAGE, (places.bit_length() - 1 >> self.PAGE) + 1)
+        for key in range(2 * pages.start, 2 * pages.stop) if write else range(2 * pages.start + 1, 2 * pages.stop, 2):
+            gone = False
+            for record in self.pages.get(key, ()):
+                if record.seen == turn:
+                    continue
+                record.seen = turn
+                earlier, wrote = record.event, record.write
+                if earlier is event and not between:
+                    continue
+                # Most are known, and what they wrote is visible: no more is to be asked of those, and a read leaves
+                # them as they are. Sets of places are long: they are compared last.
+                at = earlier.id - base
+                harmless = at < 0 or (
+                    seen >> at & 1 and (not asynchronous or not wrote or earlier.asynchronous or proxied >> at & 1)
+                )
+                if harmless and not write:
+                    continue
+                common = record.places & places
+                if common and parts and record.parts:
+                    common = record.common(places, parts)
+                if not common:
+                    continue
+                if race is None and not harmless:
+                    race = self._conflict(record, common, knows, asynchronous, what, event, own, lanes, touch, write)
+                if write and earlier is not event:
+                    record.overwritten(places, parts)
+                    gone = gone or not record.places
+            if gone:
+                self._drop(key)
+        if touch is not None and not event.joint:
+            event.touches.append((self, write, touch))
+            event.lanes |= touch.lanes
+        event.wrote = event.wrote or (write and not asynchronous)
+        mine = self.records.get((event.id, write))
+        if mine is None:
+            mine = self.records[event.id, write] = Record(write, event, what)
+        mine.add(places, parts)
+        for key in range(2 * pages.start + write, 2 * pages.stop, 2):
+            if key not in mine.pages:
+                mine.pages.add(key)
+                self.pages.setdefault(key, []).append(mine)
+        return race
+
+    def _drop(self, key: int) -> None:
+        """Take the records of a page that stand for nothing any more out of all pages."""
+        for record in [record for record in self.pages[key] if not record.places]:
+            self.records.pop((record.event.id, record.write), None)
+            for other in record.pages:
+                self.pages[other].remove(record)
+
+    def _conflict(
+        self,
+        record: Record,
+        common: int,
+        knows: Knowledge,
+        asynchronous: bool,
+        what: Callable[[], str],
+        event: Event,
+        own: Event | None,
+        lanes: int,
+        touch: Touch | None,
+        writes: bool,
+    ) -> str | None:
+        earlier, ledger = record.event, self.ledger
+        if earlier.engine is not None and earlier.engine is event.engine:
+            return None
+        known = ledger.knows(knows, earlier)
+        missing = NOTHING
+        if not known:
+            mine = earlier is own or earlier is event or earlier in knows.mine
+            known = mine
+            if lanes and (earlier.lanes if mine else knows.apart):
+                place = (self, (record.write, writes), common)
+                one = unknown(ledger, knows, earlier, place, lanes, touch, mine)
+                known = one is None
+                missing = one or ""
+        visible = (
+            earlier.asynchronous
+            or not asynchronous
+            or not record.write
+            or earlier.id < ledger.base
+            or bool(knows.proxied >> earlier.id - ledger.base & 1)
+        )
+        alone = None
+        if not visible and knows.fenced & ledger.bit(earlier):
+            alone = crossing(earlier, self, (True, writes), touch, lanes, common)
+            visible = alone is None
+        if known and visible:
+            return None
+        if known and alone is not None:
+            missing = (
+                f"lane {alone[0]} wrote it and fenced that (fence.proxy.async), lane {alone[1]} has it accessed by an "
+                "asynchronous engine, and no bar.warp.sync or other barrier stands between the two"
+            )
+        elif known:
+            missing = "no fence.proxy.async between the write and the access by an asynchronous engine"
+        lowest = (common & -common).bit_length() - 1
+        return f"{what()} and, before it, {record.what()} both touch {self.name(lowest)}; {missing}"

@@ -1,0 +1,436 @@
+"""Which lane of a warp did what: the race checker between the lanes of one warp.
+
+PTX orders the accesses of one thread, and those of two threads where one synchronises with the other. Two lanes of a
+warp are two threads: that they execute together orders nothing (PTX ISA, "Causality Order" and "Memory
+synchronization"). What does is bar.warp.sync ("guarantees memory ordering among the threads participating"), and
+whatever orders threads of different warps: bar.sync, mbarriers, the cluster's barrier. shfl, vote, match, redux and
+elect are no such operations, nor are activemask and convergence; ldmatrix and stmatrix are weak memory operations, and
+their .sync makes lanes wait for each other without ordering memory. CUDA's guide says so of its intrinsics: they "do
+not imply a memory barrier". That is `Policy(lanes="strict")`.
+
+Practice leans on one thing more: a warp that has executed a load together has read, all of it, when one of its lanes
+goes on. CUTLASS's pipelines release a buffer by one lane's arrive for a warp whose lanes have all read it (the
+`is_signalling_thread` of PipelineTmaAsync). So "converged", the default, takes reads as made by all of the lanes that
+execute them; it holds writes, and what some lanes waited for, to PTX's word.
+
+A bulk or tensor store reads shared memory for the lane that issues it: what other lanes wrote each of them fences
+(fence.proxy.async) and a barrier tells; and only the lane that waits for its group knows that it has read. Tensor
+stores that all lanes issue alike are one, except by the word: the hardware issues one for a warp.
+
+So what a warp, or a part of one, knows (`order.Knowledge`) is kept once for all of its lanes, with three additions:
+
+    mine   events of the warp itself that touched memory lane by lane, and that no barrier has ordered since: each lane
+           knows its own part of them
+    apart  what some lanes know beside: those that a branch sent the other way, and that waited for something there
+    fenced events of `mine` that each lane has fenced its own part of, since the last barrier
+
+They are empty at most times. `synchronise` empties them; acquiring a barrier at which the lanes arrived does so too,
+as that hands each lane's part to all. Where lanes part ways, `fork` divides the events of `mine` between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..machine.memory import granules, parts_of
+from ..ptx.values import FULL, any_of, bool_of
+
+if TYPE_CHECKING:
+    from .happens_before import Event, Knowledge, Ledger, Shadow
+
+STRONG = object()  # the engine of accesses that never race with one another
+EVERY = 0xFFFF  # byte of a granule
+NOTHING = "nothing orders them: no barrier, mbarrier or wait group leads from the first to the second"
+FILTER = 32  # events of `mine` from which on it is worth looking which of them matter
+MANY = 8  # sets apart from which on they are kept lane by lane
+Offsets = npt.NDArray[np.int64]
+
+
+class Touch:
+    """One instruction's accesses to a memory, lane by lane: `size` bytes at each offset, a multiple of `size`.
+
+    offsets  of the lanes in `lanes`, in their order, or one for all of them
+    """
+
+    __slots__ = ("_places", "lanes", "offsets", "size")
+
+    def __init__(self, lanes: int, offsets: Offsets, size: int) -> None:
+        self.lanes, self.offsets, self.size = lanes, offsets, size
+        self._places = -1
+
+    @property
+    def places(self) -> int:
+        """The granules that it touches, as a bit set."""
+        if self._places < 0:
+            self._places = granules(self.offsets, self.size)
+        return self._places
+
+    def of(self, lanes: int) -> Touch | None:
+        """Those of some lanes."""
+        both = self.lanes & lanes
+        if both == self.lanes or not both:
+            return self if both else None
+        if len(self.offsets) == 1:
+            return Touch(both, self.offsets, self.size)
+        return Touch(both, self.offsets[bool_of(lanes)[bool_of(self.lanes)]], self.size)
+
+    def units(self, size: int) -> dict[int, int]:
+        """Which lanes touch which pieces of `size` bytes: number of the piece -> lanes."""
+        found: dict[int, int] = {}
+        each = max(1, self.size // size)
+        if len(self.offsets) == 1:
+            first = int(self.offsets[0]) // size
+            return dict.fromkeys(range(first, first + each), self.lanes)
+        lanes = np.flatnonzero(bool_of(self.lanes)).tolist()
+        for lane, first in zip(lanes, (self.offsets // size).tolist(), strict=True):
+            for piece in range(first, first + each):
+                found[piece] = found.get(piece, 0) | 1 << lane
+        return found
+
+
+def one_lane(lanes: int) -> bool:
+    """Whether a set of lanes has just one."""
+    return lanes & lanes - 1 == 0
+
+
+def lanes_at(touch: Touch | None, lanes: int, places: int) -> int:
+    """The lanes that touch some of these places: those of an access that is not told apart all do."""
+    if touch is None or touch.places & ~places == 0:
+        return lanes
+    found = 0
+    for place, who in touch.units(16).items():
+        if places >> place & 1:
+            found |= who
+    return found
+
+
+def crossing(
+    earlier: Event, shadow: Shadow, ways: tuple[bool, bool], touch: Touch | None, lanes: int, places: int
+) -> tuple[int, int] | None:
+    """Two lanes of which one touched bytes with an event that the other touches now, (earlier, later), or None.
+
+    A lane that reads what it wrote itself reads that also where others wrote it with the same instruction: they wrote
+    the same, or that was reported.
+
+    ways    whether the event's writes are meant, or its reads; whether it is written now
+    touch   what is touched now, by `lanes`; None: the same by all of them, or it is open by which
+    places  that both touch
+    """
+    write, writes = ways
+    for at, wrote, before in earlier.touches:
+        if at is not shadow or wrote is not write or not before.places & places:
+            continue
+        if touch is None:
+            others = lanes_at(before, before.lanes, places)
+            if one_lane(lanes) and others == lanes:
+                continue
+            return _pair(others, lanes)
+        size = min(touch.size, before.size)
+        now = touch.units(size)
+        for piece, had in before.units(size).items():
+            has = now.get(piece)
+            if has is None or not places >> (piece * size >> 4) & 1 or (one_lane(had) and had == has):
+                continue
+            if writes or has & ~had:
+                return _pair(had, has)
+    return None
+
+
+def _pair(had: int, has: int) -> tuple[int, int]:
+    """A lane of each that are two."""
+    for lane in range(32):
+        others = has & ~(1 << lane)
+        if had >> lane & 1 and others:
+            return lane, (others & -others).bit_length() - 1
+    raise AssertionError((had, has))
+
+
+def uninformed(ledger: Ledger, knows: Knowledge, event: Event, lanes: int) -> int:
+    """Those of the lanes that do not know of an event beside what all know."""
+    for members, more in knows.apart:
+        if ledger.knows(more, event):
+            lanes &= ~members
+    return lanes
+
+
+def unknown(
+    ledger: Ledger,
+    knows: Knowledge,
+    earlier: Event,
+    record: tuple[Shadow, tuple[bool, bool], int],
+    lanes: int,
+    touch: Touch | None,
+    mine: bool,
+) -> str | None:
+    """Why an access by some lanes is not ordered after an event that not all of them know of, or None if it is.
+
+    record  the memory, whether the event's writes are meant and whether it is written now, the places that both touch
+    mine    the event is of these lanes themselves, each of which knows its part
+    """
+    shadow, ways, places = record
+    every = lanes
+    lanes = uninformed(ledger, knows, earlier, lanes)
+    if touch is not None and (touch := touch.of(lanes)) is None:
+        return None
+    if not lanes:
+        return None
+    if not mine:
+        late = lanes_at(touch, lanes, places)
+        if not late:
+            return None
+        if lanes == every:
+            return NOTHING
+        lane = (late & -late).bit_length() - 1
+        return f"other lanes of the warp know of the first, lane {lane} does not: no bar.warp.sync tells it"
+    found = crossing(earlier, shadow, ways, touch, lanes, places)
+    if found is None:
+        return None
+    return f"lanes {found[0]} and {found[1]} of one warp do this, and no bar.warp.sync or other barrier orders them"
+
+
+# Where lanes part and meet --------------------------------------------------------------------------------------------
+
+
+def unordered(ledger: Ledger, knows: Knowledge) -> list[Event]:
+    """The events of `mine` that it still makes a difference to know of: they are on record, and some lane may not know
+    of them or the async proxy does not see what they wrote."""
+    out = []
+    for event in knows.mine:
+        bit = ledger.bit(event)
+        if bit and not (knows.seen & bit and (not event.wrote or knows.proxied & bit)):
+            latest = event.near is not None and event in event.near
+            if latest or any((event.id, way) in shadow.records for shadow, way, _ in event.touches):
+                out.append(event)
+    return out
+
+
+def each_alone(ledger: Ledger, knows: Knowledge) -> int:
+    """The events, as a bit set, of whose writes each lane of a fiber fences its own, which no other lane knows of
+    before a barrier."""
+    out = 0
+    for event in knows.mine:
+        if event.wrote and event.lanes:
+            out |= ledger.bit(event)
+    return out & ~knows.proxied & (-1 if ledger.strict else ~knows.seen)
+
+
+def fork(ledger: Ledger, knows: Knowledge, lanes: int) -> Knowledge:
+    """What some of the lanes know, where they go another way than the others."""
+    out = ledger.knowledge(knows)
+    mine: list[Event] = []
+    knows.mine = unordered(ledger, knows)
+    for event in list(knows.mine):
+        inside = event.lanes & lanes
+        own = event
+        if inside and inside != event.lanes:
+            own = divide(ledger, event, inside)
+            knows.mine.append(own)
+            out.seen |= knows.seen & ledger.bit(own)
+            out.proxied |= knows.proxied & ledger.bit(own)
+            out.own |= ledger.bit(own)
+        if inside:
+            mine.append(own)
+        if not inside or own is not event:
+            out.own &= ~ledger.bit(event)
+    out.mine = mine
+    kept = 0
+    for event in mine:
+        kept |= ledger.bit(event)
+    out.fenced &= kept
+    if one_lane(lanes):
+        for event in mine:
+            out.seen |= ledger.bit(event)
+    for members, more in knows.apart:
+        inside = members & lanes
+        if inside == lanes:
+            out.merge(more)
+        elif inside:
+            out.apart.append((inside, ledger.knowledge(more)))
+    return out
+
+
+def join(
+    ledger: Ledger, knows: Knowledge, children: Iterable[tuple[int, Knowledge]], ended: Iterable[Knowledge]
+) -> None:
+    """Make `knows` what (lanes, their knowledge) know together, that meet again. ended: of lanes that did not come."""
+    arrived = list(children)
+    for gone in ended:
+        knows.past |= gone.seen | gone.past
+    common = arrived[0][1]
+    seen, proxied, inits, opened = common.seen, common.proxied, common.inits, common.open
+    for _, one in arrived[1:]:
+        seen &= one.seen
+        proxied &= one.proxied
+        inits &= one.inits
+        opened &= one.open
+    knows.apart, knows.mine, knows.fenced = [], [], 0
+    for lanes, one in arrived:
+        knows.past |= one.seen | one.past
+        knows.own |= one.own
+        knows.fenced |= one.fenced
+        knows.time = max(knows.time, one.time)
+        knows.mine += [event for event in one.mine if event not in knows.mine]
+        if one.seen & ~seen or one.proxied & ~proxied or one.inits & ~inits or one.open & ~opened:
+            _add(ledger, knows, lanes, one)
+        for some, more in one.apart:
+            _add(ledger, knows, some, more)
+    knows.seen, knows.proxied, knows.inits, knows.open = seen, proxied, inits, opened
+    if len(knows.apart) > MANY:
+        _by_lane(ledger, knows)
+
+
+def _add(ledger: Ledger, knows: Knowledge, lanes: int, more: Knowledge) -> None:
+    for members, known in knows.apart:
+        if members == lanes:
+            known.merge(more)
+            return
+    made = ledger.knowledge()
+    made.merge(more)
+    knows.apart.append((lanes, made))
+
+
+def _by_lane(ledger: Ledger, knows: Knowledge) -> None:
+    """One set for each lane, those equal together."""
+    found: dict[tuple[int, int, int, int], int] = {}
+    for lane in range(32):
+        bits = [0, 0, 0, 0]
+        for members, more in knows.apart:
+            if members >> lane & 1:
+                for i, name in enumerate(("seen", "proxied", "inits", "open")):
+                    bits[i] |= getattr(more, name)
+        key = (bits[0], bits[1], bits[2], bits[3])
+        if any(key):
+            found[key] = found.get(key, 0) | 1 << lane
+    knows.apart = []
+    for (seen, proxied, inits, opened), lanes in found.items():
+        made = ledger.knowledge()
+        made.seen, made.proxied, made.inits, made.open = seen, proxied, inits, opened
+        knows.apart.append((lanes, made))
+
+
+def synchronise(ledger: Ledger, fiber: Any) -> None:
+    """bar.warp.sync: each of the fiber's lanes knows what any of them knew and did."""
+    ledger.renew(fiber)
+    knows = fiber.knows
+    for _, more in knows.apart:
+        knows.merge(more)
+    knows.apart = []
+    knows.proxied |= knows.fenced
+    knows.fenced = 0
+    for event in knows.mine:
+        knows.seen |= ledger.bit(event)
+    knows.mine = unordered(ledger, knows)
+
+
+def strong(ledger: Ledger, fiber: Any) -> Event:
+    """The event of a strong access, of an atomic above all: two of them do not race."""
+    return ledger.event(False, fiber.describe, STRONG)
+
+
+def did(ledger: Ledger, fiber: Any, event: Event) -> None:
+    """An event is over that the fiber did beside its epoch: each lane knows its part of it."""
+    knows, bit = fiber.knows, ledger.bit(event)
+    knows.own |= bit
+    if not ledger.lanes or one_lane(fiber.lanes):
+        knows.seen |= bit
+    if ledger.lanes:
+        knows.mine.append(event)
+
+
+def conflicting(offsets: Offsets, data: npt.NDArray[Any]) -> int | None:
+    """The first offset that lanes of one store write different bytes to: which of them stays is open (PTX ISA, "st").
+
+    offsets, data  [lane] and [lane, bytes]
+    """
+    if np.count_nonzero(offsets[1:] > offsets[:-1]) == len(offsets) - 1:
+        return None  # the most usual order, and none is there twice
+    order = np.argsort(offsets, kind="stable")
+    same = offsets[order][1:] == offsets[order][:-1]
+    if not any_of(same):
+        return None
+    wrong = same & (data[order][1:] != data[order][:-1]).any(axis=1)
+    return int(offsets[order][1:][wrong][0]) if wrong.any() else None
+
+
+def learn(ledger: Ledger, fiber: Any, lanes: int, event: Event) -> None:
+    """Some of the fiber's lanes know that an asynchronous operation has happened: each its own part of it, where it
+    has some."""
+    knows = fiber.knows
+    if not ledger.lanes or (lanes & fiber.lanes == fiber.lanes and (event.lanes == 0 or one_lane(fiber.lanes))):
+        ledger.learn(knows, event)
+        if ledger.lanes and event.wrote and not event.asynchronous:
+            knows.mine.append(event)
+    elif event.lanes:
+        knows.mine.append(event)
+        knows.own |= ledger.bit(event)
+        knows.time = max(knows.time, event.time)
+        knows.past |= ledger.bit(event)
+    else:
+        more = ledger.knowledge()
+        ledger.learn(more, event)
+        _add(ledger, knows, lanes & fiber.lanes, more)
+        knows.past |= more.seen | more.past
+
+
+def divide(ledger: Ledger, event: Event, lanes: int) -> Event:
+    """Take the accesses of some lanes out of an event, into one of their own that all know who knew of the first."""
+    made = ledger.event(event.asynchronous, event.describe, event.engine)
+    made.time, made.wrote = event.time, event.wrote
+    made.lanes, event.lanes = lanes, event.lanes & ~lanes
+    kept: list[tuple[Shadow, bool, Touch]] = []
+    sums: dict[tuple[Shadow, bool], tuple[list[Touch], list[Touch]]] = {}
+    for shadow, write, touch in event.touches:
+        theirs, ours = sums.setdefault((shadow, write), ([], []))
+        if (inside := touch.of(lanes)) is not None:
+            theirs.append(inside)
+            made.touches.append((shadow, write, inside))
+        if (outside := touch.of(FULL & ~lanes)) is not None:
+            ours.append(outside)
+            kept.append((shadow, write, outside))
+    event.touches = kept
+    for (shadow, write), (theirs, ours) in sums.items():
+        shadow.divide(event, made, _sum(theirs), _sum(ours), write)
+    if event.near is not None:
+        made.near = event.near
+        made.near.append(made)
+    for form, pieces in event.pieces.items():
+        made.pieces[form] = {piece: who & lanes for piece, who in pieces.items() if who & lanes}
+        event.pieces[form] = {piece: who & ~lanes for piece, who in pieces.items() if who & ~lanes}
+    bit, new = ledger.bit(event), ledger.bit(made)
+    for knowledge in ledger.knowledges:
+        # One by one: in a loop over the names this was the slowest part of a run with many elections.
+        if knowledge.seen & bit:
+            knowledge.seen |= new
+        if knowledge.proxied & bit:
+            knowledge.proxied |= new
+        if knowledge.fenced & bit:
+            knowledge.fenced |= new
+        if knowledge.inits & bit:
+            knowledge.inits |= new
+        if knowledge.own & bit:
+            knowledge.own |= new
+        if knowledge.open & bit:
+            knowledge.open |= new
+        if knowledge.past & bit:
+            knowledge.past |= new
+    if ledger.divided is not None:
+        ledger.divided(event, made)
+    return made
+
+
+def _sum(touches: list[Touch]) -> tuple[int, dict[int, int]]:
+    """(places, parts) of some accesses together."""
+    places = whole = 0
+    parts: dict[int, int] = {}
+    for touch in touches:
+        rest = touch.places
+        places |= rest
+        for place, mask in parts_of(touch.offsets, touch.size).items():
+            parts[place] = parts.get(place, 0) | mask
+            rest &= ~(1 << place)
+        whole |= rest
+    return places, {place: mask for place, mask in parts.items() if not whole >> place & 1 and mask != EVERY}

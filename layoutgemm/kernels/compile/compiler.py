@@ -1,0 +1,322 @@
+"""Plans into machine code: trace, compile, keep, load and launch. Needs the `dsl` extra, and a GPU only to launch.
+
+Every kernel, fresh or cached, is loaded the same way: from the object file that the DSL exports. One path means that
+what was tested on the first run is what runs on the second.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ...errors import PlanError
+from ..sm80.plan import Sm80Plan
+from ..sm90.plan import Sm90Plan
+from ..sm100.plan import Sm100Plan
+from ..teaching.plan import GemmPlan
+from . import cache as object_cache
+from .launcher import Launcher, bind, error_name, link, load, runtime_library
+from .sass import Resources, Sass, disassemble
+from .sass import resources as resources_of
+
+_PTX, _CUBIN, _OBJECT, _LIBRARY = "kernel.ptx", "kernel.cubin", "kernel.o", "kernel.so"
+_PARTS = (_PTX, _CUBIN, _OBJECT, _LIBRARY)
+# The DSL traces one function at a time, and two loads of one kernel would be one too many.
+_LOCK = threading.RLock()
+_LOADED: dict[str, CompiledGemm] = {}
+# Where a plan remembers its kernel: a frozen plan never needs another, and hashing all of it at each launch is slow.
+_MEMO = "_compiled_gemm"
+
+Plan = GemmPlan | Sm80Plan | Sm90Plan | Sm100Plan
+_runtime_library = runtime_library
+
+
+class CompiledGemm:
+    """One kernel, compiled: its code, what the compiler made of it, and the launch.
+
+    plan     the plan, or the `Level`, it was compiled from; sizes are arguments of the launch, so it serves any M, N, K
+    ptx      PTX text
+    cubin    machine code, an ELF file
+    object   the exported object: the compiled host function with the cubin inside; `symbol` is the prefix of its names
+    launcher the host function, loaded; `launcher.block` is the way for many launches
+    cached   whether it came from the cache on disk
+    seconds  what compiling or loading took
+    """
+
+    def __init__(self, plan: Any, parts: dict[str, bytes], symbol: str, cached: bool):
+        self.plan = plan
+        self.ptx = parts[_PTX].decode()
+        self.cubin = parts[_CUBIN]
+        self.object = parts[_OBJECT]
+        self.symbol = symbol
+        self.cached = cached
+        self.seconds = 0.0
+        self.launcher: Launcher = load(parts[_OBJECT], parts[_LIBRARY], symbol)
+
+    @functools.cached_property
+    def _sass(self) -> Sass:
+        return disassemble(self.cubin)
+
+    def sass(self) -> Sass:
+        """The machine code, parsed; raises PlanError when nvdisasm is absent."""
+        return self._sass
+
+    @functools.cached_property
+    def resources(self) -> Resources:
+        """Registers, stack and local memory of the kernel; raises PlanError when cuobjdump is absent."""
+        return resources_of(self.cubin)
+
+    def launch(self, *arguments: int, stream: int = 0) -> None:
+        """Launch on the calling thread's current CUDA device; returns before it is done.
+
+        arguments  one int for each entry of `plan.parameters`, in order: addresses in bytes, of device memory,
+                   multiples of 16; sizes and strides in elements, strides that tensor maps need multiples of 16 bytes
+        stream     a CUDA stream handle of that device; 0 is the default stream
+
+        Nothing about the values is checked here: `plan.run` does that, with names. Raises PlanError when there is no
+        GPU, the number of arguments is wrong, or the launch is refused.
+        """
+        if len(arguments) != len(self.plan.parameters):
+            raise PlanError(f"the kernel takes {', '.join(self.plan.parameters)}: got {len(arguments)} arguments")
+        device = current_gpu()
+        bind(device)
+        self.launcher.load(device)
+        block = self.launcher.block(arguments)
+        block.values[block.count] = stream
+        if error := block.call():
+            raise PlanError(f"CUDA refused the launch: {error_name(error)}; {self.plan}")
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Write kernel.ptx, kernel.cubin, kernel.o and, where nvdisasm is present, kernel.sass into a folder."""
+        target = Path(folder)
+        target.mkdir(parents=True, exist_ok=True)
+        for name, content in ((_PTX, self.ptx.encode()), (_CUBIN, self.cubin), (_OBJECT, self.object)):
+            (target / name).write_bytes(content)
+        try:
+            (target / "kernel.sass").write_text(self.sass().text, encoding="utf-8")
+        except PlanError:  # no nvdisasm: the other three say the same
+            pass
+        return target
+
+    def __repr__(self) -> str:
+        origin = "from the cache" if self.cached else "compiled"
+        return f"<CompiledGemm of {self.plan}, {origin} in {self.seconds:.2f} s>"
+
+
+def compile_plan(plan: Plan, *, keep: str | os.PathLike[str] | bool = False) -> CompiledGemm:
+    """Compile the plan's kernel, or take it from memory or from the cache on disk.
+
+    keep  a folder to write kernel.ptx, kernel.cubin, kernel.sass and kernel.o into; True makes a temporary one and
+          names it on stderr; False leaves nothing behind but the cache
+
+    The cache lies in the platform's cache folder; LAYOUTGEMM_CACHE_DIR moves it, and set to nothing switches it off.
+    Raises PlanError when the DSL is not installed.
+    """
+    compiled = plan.__dict__.get(_MEMO)
+    if compiled is None:
+        require_dsl()
+        with _LOCK:
+            compiled = _compile(plan)
+        plan.__dict__[_MEMO] = compiled
+    if keep:
+        folder = compiled.save(tempfile.mkdtemp(prefix="layoutgemm-kept-") if keep is True else keep)
+        if keep is True:
+            print(f"layoutgemm: kept {folder}", file=sys.stderr)
+    return compiled
+
+
+def require_dsl() -> str:
+    """The version of the CuTe DSL; raises PlanError that says how to install it when it is absent."""
+    if importlib.util.find_spec("cutlass") is None:
+        where = "" if sys.platform == "linux" else f" NVIDIA publishes it for Linux; this is {sys.platform}."
+        raise PlanError(f"compiling a kernel needs the CuTe DSL: pip install 'layoutgemm[dsl]'.{where}")
+    return dsl_version()
+
+
+def dsl_version() -> str:
+    """The installed version of nvidia-cutlass-dsl, or "unknown" when something else provides `cutlass`."""
+    try:
+        return importlib.metadata.version("nvidia-cutlass-dsl")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def kernel_facts(plan: Plan) -> dict[str, Any]:
+    """All that decides the code of the plan's kernel, as JSON-able data: two plans with equal facts share one kernel.
+
+    >>> small, large = GemmPlan.derive(64, 64, 64), GemmPlan.derive(4096, 4000, 8192)
+    >>> kernel_facts(small) == kernel_facts(large)
+    True
+    """
+    generic = plan.for_any_size()
+    fields = [field.name for field in dataclasses.fields(plan) if field.name != "arch"]
+    return {
+        "arch": plan.arch.name,
+        "kernel": type(plan).__name__,
+        "plan": {name: object_cache.facts_of(getattr(generic, name)) for name in fields},
+        "dsl": dsl_version(),
+        "host": object_cache.host(),
+        "sources": object_cache.source_hash(),
+    }
+
+
+def compile_kernel(kernel: Any, arch: str, facts: dict[str, Any], origin: Any) -> CompiledGemm:
+    """Compile any kernel object whose `__call__` takes `origin.parameters` and a stream, or take it from the cache.
+
+    kernel  an object with a `@cute.jit` method `__call__`; what it holds is a compile-time constant
+    facts   all that decides its code, as JSON-able data; the version of the DSL, this processor and this package's
+            sources are added here
+    origin  what the result names as its plan; its `parameters` say what the kernel takes
+    """
+    version = require_dsl()
+    facts = {**facts, "arch": arch, "dsl": version, "host": object_cache.host(), "sources": object_cache.source_hash()}
+    with _LOCK:
+        return _compiled(origin, facts, lambda symbol: _machine_code(kernel, arch, origin.parameters, symbol))
+
+
+def _compile(plan: Plan) -> CompiledGemm:
+    return _compiled(plan, kernel_facts(plan), lambda symbol: _trace(plan, symbol))
+
+
+def _compiled(plan: Any, facts: dict[str, Any], trace: Callable[[str], dict[str, bytes]]) -> CompiledGemm:
+    key = object_cache.key_of(facts)
+    if key in _LOADED:
+        return _LOADED[key]
+    start = time.perf_counter()
+    symbol = f"layoutgemm_{key}"
+    compiled = None
+    parts = object_cache.read(facts, _PARTS)
+    if parts is not None:
+        try:
+            compiled = CompiledGemm(plan, parts, symbol, cached=True)
+        except Exception:  # whatever the loader dislikes about an old object, compiling anew is the answer
+            compiled = None
+    if compiled is None:
+        parts = trace(symbol)
+        compiled = CompiledGemm(plan, parts, symbol, cached=False)
+        object_cache.write(facts, parts)
+    compiled.seconds = time.perf_counter() - start
+    _LOADED[key] = compiled
+    return compiled
+
+
+def _trace(plan: Plan, symbol: str) -> dict[str, bytes]:
+    # The kernel sees a plan for a 1x1x1 problem: were it to read a size at trace time, every test would show it.
+    return _machine_code(_kernel_of(plan.for_any_size()), plan.arch.name, plan.parameters, symbol)
+
+
+def _machine_code(kernel: Any, arch: str, parameters: Mapping[str, str], symbol: str) -> dict[str, bytes]:
+    """Trace and compile the kernel; artefacts pass through a temporary folder of their own and are gone afterwards."""
+    import cutlass.cute as cute
+    from cutlass import Int32, Int64
+    from cutlass.cute.runtime import make_fake_stream
+
+    kinds = {"address": Int64(0), "size": Int32(1), "stride": Int64(8), "word": Int64(0)}
+    arguments = [kinds[kind] for kind in parameters.values()]
+    folder = tempfile.mkdtemp(prefix="layoutgemm-")
+    try:
+        # --gpu-arch always: without it the DSL takes the architecture of the machine it runs on, or of an environment
+        # variable read at import. --dump-dir: PTX and cubin pass through files, by default in the working directory.
+        options = f"--gpu-arch {arch} --keep-ptx --keep-cubin --dump-dir {folder}"
+        function = cute.compile(
+            kernel,
+            *arguments,
+            make_fake_stream(),
+            options=options,
+        )
+        runtime_library()  # exporting links the kernel's host half against its symbols
+        function.export_to_c(folder, "exported", symbol)
+        content = (Path(folder) / "exported.o").read_bytes()
+        return {
+            _PTX: function.__ptx__.encode(),
+            _CUBIN: bytes(function.__cubin__),
+            _OBJECT: content,
+            _LIBRARY: link(content),
+        }
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _kernel_of(plan: Plan) -> Any:
+    """The DSL's kernel for a plan, by the plan's type."""
+    if isinstance(plan, GemmPlan):
+        from ..teaching.device.kernel import Sm90SingleKernel
+
+        return Sm90SingleKernel(plan)
+    if isinstance(plan, Sm80Plan):
+        if plan.config.loads == "tma":
+            from ..sm80.device.gemm_tma import Sm120GemmKernel
+
+            return Sm120GemmKernel(plan)
+        if plan.config.persistent:
+            from ..sm80.device.persistent import Sm80PersistentKernel
+
+            return Sm80PersistentKernel(plan)
+        from ..sm80.device.gemm import Sm80GemmKernel
+
+        return Sm80GemmKernel(plan)
+    if isinstance(plan, Sm100Plan):
+        if plan.epilogue:
+            from ..sm100.device.fused import Sm100FusedKernel
+
+            return Sm100FusedKernel(plan)
+        from ..sm100.device.gemm import Sm100GemmKernel
+
+        return Sm100GemmKernel(plan)
+    if plan.ragged is not None:
+        from ..sm90.device.grouped import Sm90RaggedKernel, Sm90RaggedPromotedKernel
+
+        return Sm90RaggedKernel(plan) if plan.mainloop is None else Sm90RaggedPromotedKernel(plan)
+    if plan.mainloop is not None:
+        from ..sm90.device.promoted import Sm90PromotedKernel
+
+        return Sm90PromotedKernel(plan)
+    if plan.reads_more:
+        from ..sm90.device.fused import Sm90FusedKernel
+
+        return Sm90FusedKernel(plan)
+    from ..sm90.device.gemm import Sm90GemmKernel
+
+    return Sm90GemmKernel(plan)
+
+
+def require_gpu() -> None:
+    """Raise PlanError when the CUDA runtime finds no GPU."""
+    from cuda.bindings import runtime
+
+    error, count = runtime.cudaGetDeviceCount()
+    if error != runtime.cudaError_t.cudaSuccess or not count:
+        name = error.name if error != runtime.cudaError_t.cudaSuccess else "no device"
+        raise PlanError(f"a launch needs an NVIDIA GPU and its driver: {name}. The NumPy executor needs neither")
+
+
+def current_gpu() -> int:
+    """The calling thread's CUDA device; raises PlanError when there is none."""
+    from cuda.bindings import runtime
+
+    require_gpu()
+    error, device = runtime.cudaGetDevice()
+    if error != runtime.cudaError_t.cudaSuccess:
+        raise PlanError(f"CUDA has no current device: {error.name}")
+    return int(device)
+
+
+def _forked() -> None:
+    """In a new process: a thread that it has not may hold the lock."""
+    global _LOCK
+    _LOCK = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)

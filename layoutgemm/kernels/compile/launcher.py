@@ -1,0 +1,232 @@
+"""A compiled kernel's host function, loaded and called as cheaply as Python allows.
+
+The object that the DSL exports has one C function for a launch, `void f(void **arguments)`: an array with the address
+of each argument, and after them the address of an int32 that takes the CUDA error. `Launcher` finds it, loads the
+kernel onto a GPU when that GPU is first used, and hands out `Block`s: arguments laid out once, of which a call writes
+what has changed.
+
+    what                      where it lies
+    ------------------------  -------------------------------------------------------------------------------
+    argument i                8 bytes at i * 8, little-endian: a 32-bit size reads the first 4 of them
+    stream                    8 bytes after the arguments
+    status                    8 bytes after the stream, written by the function
+    address array             arguments + 2 pointers to the above, in this order
+
+Nothing of the DSL is imported for it: the object is linked once, when it is made, into a shared library that needs the
+DSL's small runtime alone. Where no linker is, the DSL's own loader takes the object. Neither reads what the object says
+of its Python signature, which is a pickle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...errors import PlanError
+
+RUNTIME = "libcute_dsl_runtime.so"
+# Releases the GIL: a launch waits when the GPU's queue is full, and what empties it may be Python.
+_ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+class Block:
+    """The arguments of one launch at a time.
+
+    values  what may be written: argument i is values[i], the stream values[count], the status values[count + 1]
+    call    launch; the caller looks at `values[count + 1]` afterwards, 0 or a CUDA error
+    """
+
+    __slots__ = ("_addresses", "_entry", "count", "pointer", "values")
+
+    def __init__(self, entry: Any, arguments: Sequence[int]):
+        self.count = len(arguments)
+        self.values = (ctypes.c_int64 * (self.count + 2))(*arguments, 0, 0)
+        first = ctypes.addressof(self.values)
+        self._addresses = (ctypes.c_void_p * (self.count + 2))(*[first + 8 * i for i in range(self.count + 2)])
+        self.pointer = ctypes.c_void_p(ctypes.addressof(self._addresses))
+        self._entry = entry
+
+    def call(self) -> int:
+        """Launch with the values as they are; gives the CUDA error, 0 for none."""
+        self._entry(self.pointer)
+        return int(self.values[self.count + 1]) & 0xFFFFFFFF  # an int32 in the low half of a slot of its own
+
+
+class Launcher:
+    """The host function of one kernel.
+
+    lookup  symbol -> its address; raises where there is none
+    symbol  prefix that the object was exported with
+    entry   name of the function that launches
+    """
+
+    def __init__(self, lookup: Callable[[str], int], symbol: str, entry: str, keep: Any = None):
+        self.entry = _ENTRY(lookup(entry))
+        self._init = _ENTRY(lookup(f"_mlir_{symbol}_cuda_init"))
+        self._load = _ENTRY(lookup(f"_mlir_{symbol}_cuda_load_to_device"))
+        self._library = ctypes.c_void_p()
+        self._devices: frozenset[int] = frozenset()
+        self._lock = threading.Lock()
+        self._keep = keep
+
+    def block(self, arguments: Sequence[int]) -> Block:
+        """A block with these arguments, of which any may be written before a call."""
+        return Block(self.entry, arguments)
+
+    def load(self, device: int) -> None:
+        """Have the kernel on this GPU, once: its code, and the shared memory that it asks for.
+
+        Raises PlanError with CUDA's word where that fails.
+        """
+        if device in self._devices:
+            return
+        with self._lock:
+            if device in self._devices:
+                return
+            status, number = ctypes.c_int32(0), ctypes.c_int32(device)
+            pointer = ctypes.c_void_p(ctypes.addressof(self._library))
+            if not self._devices:
+                self._call(self._init, pointer, status)
+            self._call(self._load, pointer, number, status)
+            self._devices |= {device}
+
+    @staticmethod
+    def _call(function: Any, *values: Any) -> None:
+        addresses = (ctypes.c_void_p * len(values))(*[ctypes.addressof(value) for value in values])
+        function(ctypes.addressof(addresses))
+        if values[-1].value:
+            raise PlanError(f"CUDA did not load the kernel: {error_name(values[-1].value)}")
+
+
+class _Thread(threading.local):
+    """Whether the thread has a CUDA context: `bound` is absent until `bind` has seen to it."""
+
+    bound: bool
+
+
+THREAD = _Thread()
+
+
+def bind(device: int) -> None:
+    """Give the calling thread a CUDA context, the GPU's primary one, where it has none: encoding a tensor map needs it.
+
+    A thread that has done nothing on the GPU, as autograd's at its first gradient, has none, whatever torch says the
+    current device is; the compiled host function then ends the process. Only the driver is asked, so that a stream may
+    be captured meanwhile.
+    """
+    THREAD.bound = True
+    context = ctypes.c_void_p()
+    try:
+        driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+        driver.cuCtxGetCurrent(ctypes.byref(context))
+        if not context.value and not driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), ctypes.c_int(device)):
+            driver.cuCtxSetCurrent(context)
+    except (OSError, AttributeError):  # no driver: the launch says so
+        pass
+
+
+def error_name(code: int) -> str:
+    """The name of a CUDA error, or its number where CUDA's bindings are absent.
+
+    >>> error_name(0).startswith("cuda")
+    True
+    """
+    with contextlib.suppress(Exception):  # a number is enough where the name cannot be had
+        from cuda.bindings import runtime
+
+        return str(runtime.cudaError_t(code).name)
+    return f"cudaError {code}"
+
+
+def load(content: bytes, library: bytes, symbol: str) -> Launcher:
+    """The launcher of an exported object: of the library linked from it, or where that is empty of the object itself.
+
+    Raises OSError or PlanError where it is not what its name says.
+    """
+    names = set(re.findall(rb"_mlir_%b__mlir_ciface_\w+" % symbol.encode(), content))
+    if not names:
+        raise PlanError(f"the object has no host function of {symbol}")
+    entry = min(names, key=len).decode()
+    found = None
+    if library:
+        runtime_library()
+        with contextlib.suppress(OSError):  # /tmp may forbid execution; the DSL's loader needs no file
+            found = _open(library)
+    if found is not None:
+
+        def lookup(name: str) -> int:
+            return ctypes.cast(getattr(found, name), ctypes.c_void_p).value or 0
+
+        return Launcher(lookup, symbol, entry, found)
+    from cutlass.cute.runtime import load_module
+
+    runtime_library()
+    with tempfile.TemporaryDirectory(prefix="layoutgemm-") as folder:
+        path = Path(folder) / "kernel.o"
+        path.write_bytes(content)
+        engine = load_module(str(path)).engine
+    return Launcher(engine.lookup, symbol, entry, engine)
+
+
+def link(content: bytes) -> bytes:
+    """The object as a shared library; empty where there is no linker, or it refuses."""
+    linker = next((found for name in (os.environ.get("CC", ""), "cc", "gcc", "clang") if (found := _which(name))), None)
+    if linker is None or sys.platform != "linux":
+        return b""
+    with tempfile.TemporaryDirectory(prefix="layoutgemm-") as folder:
+        given, made = Path(folder) / "kernel.o", Path(folder) / "kernel.so"
+        given.write_bytes(content)
+        command = [linker, "-shared", "-nostdlib", "-Wl,-z,noexecstack", "-o", str(made), str(given)]
+        try:
+            done = subprocess.run(command, capture_output=True, timeout=60)
+        except (OSError, subprocess.SubprocessError):
+            return b""
+        return made.read_bytes() if done.returncode == 0 and made.exists() else b""
+
+
+def _which(name: str) -> str | None:
+    return shutil.which(name) if name else None
+
+
+def _open(library: bytes) -> ctypes.CDLL:
+    """A shared library from its bytes. A path of its own each time: the loader takes one it knows for the same."""
+    with tempfile.TemporaryDirectory(prefix="layoutgemm-") as folder:
+        path = Path(folder) / "kernel.so"
+        path.write_bytes(library)
+        return ctypes.CDLL(str(path))
+
+
+@functools.cache
+def runtime_library() -> ctypes.CDLL:
+    """The DSL's runtime, for the whole process: host functions are linked against its symbols.
+
+    Raises PlanError where it is not installed.
+    """
+    for path in runtime_candidates():
+        if path.exists():
+            # the default of ctypes keeps symbols private to the handle, and no kernel would find them
+            return ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    raise PlanError(f"{RUNTIME} is not installed: pip install 'layoutgemm[dsl]'")
+
+
+def runtime_candidates() -> list[Path]:
+    """Where the runtime may lie, the likeliest first: what the DSL was told, then what it brings."""
+    found = [Path(p) for p in os.environ.get("CUTE_DSL_LIBS", "").split(":") if p.endswith(RUNTIME)]
+    spec = importlib.util.find_spec("cutlass")
+    if spec is not None and spec.origin:
+        root = Path(spec.origin).parents[2]
+        found += [root / name / "lib" / RUNTIME for name in ("cu13", "cu12")]
+        found.append(root / "lib" / RUNTIME)
+    return found

@@ -1,0 +1,385 @@
+"""Compiling in a process of its own: the caller's stays small, its threads go on, and several kernels are made at once.
+
+Importing the DSL and compiling take some 200 MB and hold the interpreter; loading what was compiled takes neither. So
+`prepare` asks a worker process for a kernel that the cache on disk does not have, and the worker leaves it there. A
+worker waits for more for a while, then ends by itself, as it does when its caller ends. Where there is no cache, no
+process can be started or a worker does not answer in time, the caller compiles for itself.
+
+A worker imports the caller's modules: those that are loaded from the same files, others along the same absolute paths,
+and nothing from the current folder. Threads have workers of their own, and a forked process has none of its parent's.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ...dtypes import dtype
+from ..epilogue.chain import STEPS, Custom, Epilogue, Given, Step
+from ..sm80.choose import Sm80Choice
+from ..sm80.plan import Sm80Config
+from ..sm90.choose.rules import Sm90Choice
+from ..sm90.plan import Sm90Config
+from . import cache as object_cache
+from . import compiler as compiling
+from .compiler import kernel_facts
+
+IDLE_SECONDS = 30.0
+LIMIT_SECONDS = 180.0  # for one kernel, the worker's imports included; the slowest took 40 s on a busy machine
+_END_SECONDS = 2.0  # after which a worker that is to end is killed
+MOST_WORKERS = max(2, (os.cpu_count() or 2) // 2)  # of `prepare`, at a time
+# Runs before anything is imported but the standard library: the caller's paths, and the files of its modules.
+_START = """
+import importlib.machinery, importlib.util, json, sys
+start = json.loads(open(0, "rb", buffering=0, closefd=False).readline())
+class Same:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name in start["modules"]:
+            file, folders = start["modules"][name]
+            return importlib.util.spec_from_file_location(name, file, submodule_search_locations=folders)
+sys.meta_path.insert(sys.meta_path.index(importlib.machinery.PathFinder), Same)
+sys.path[:] = start["path"]
+importlib.import_module(start["main"]).main()
+"""
+
+
+class Kernel(NamedTuple):
+    """A configuration, types and orders of A, B and C, whether it is of a batch, its epilogue, what gates it."""
+
+    choice: Sm90Choice | Sm80Choice
+    operands: tuple[str, str, str]
+    batched: bool = False
+    epilogue: Epilogue | None = None
+    gated: str | None = None
+
+    def plan(self, m: int, n: int, k: int, batch: int) -> Any:
+        """The kernel's plan for these sizes."""
+        a, b, c = self.operands
+        more = {} if self.gated is None else {"gated": self.gated}
+        return self.choice.plan(m, n, k, batch=batch, a=a, b=b, c=c, epilogue=self.epilogue, **more)
+
+
+def plan_of(kernel: Kernel) -> Any:
+    """The plan of a kernel, for some sizes: its code serves any."""
+    return kernel.plan(1, 1, 1 << 16, 2 if kernel.batched else 1)
+
+
+def prepare(kernel: Kernel) -> None:
+    """Have the kernel in the cache on disk, compiled by a worker if need be; silent where that cannot be done."""
+    if object_cache.cache_dir() is None or object_cache.kept(kernel_facts(plan_of(kernel))):
+        return
+    with _POOL.alone(kernel) as alone:
+        if not alone or object_cache.kept(kernel_facts(plan_of(kernel))):  # another thread asked for it
+            return
+        with _POOL.worker() as worker:
+            if worker is not None and not worker.compile(kernel) and not worker.late:
+                worker.restart()  # one that was idle too long has ended
+                worker.compile(kernel)
+
+
+def build(kernels: Sequence[Kernel], jobs: int | None = None, say: Callable[[str], object] = print) -> list[str]:
+    """Compile kernels into the cache on disk, `jobs` at once (default half the processors); what failed, in words.
+
+    Gives one text for each kernel, "" for those that are ready.
+    """
+    jobs = min(jobs or max(1, (os.cpu_count() or 2) // 2), max(1, len(kernels)))
+    answers = [""] * len(kernels)
+
+    def share(first: int) -> None:
+        worker, lost = Worker(), False
+        try:
+            for number in range(first, len(kernels), jobs):
+                if lost:
+                    worker.restart()
+                answer = worker.compile(kernels[number])
+                lost = not answer
+                late = f"no answer in {LIMIT_SECONDS:.0f} s"
+                answers[number] = answer or (late if worker.late else "the compiling process ended")
+        finally:
+            worker.close()
+
+    with ThreadPoolExecutor(jobs) as pool:
+        for done, job in enumerate(as_completed([pool.submit(share, i) for i in range(jobs)]), 1):
+            job.result()
+            say(f"compiling: {done} of {jobs} processes are done, {sum(map(bool, answers))} of {len(kernels)} kernels")
+    return ["" if answer == "ok" else answer for answer in answers]
+
+
+class Worker:
+    """A process that compiles kernels one after the other.
+
+    late  whether it was ended because an answer took longer than LIMIT_SECONDS
+    """
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._start()
+
+    def _start(self) -> None:
+        self.late = False
+        self._pid = os.getpid()
+        self._read = b""
+        if not sys.executable:
+            return
+        try:
+            # -I: neither the current folder nor the environment decides what is imported
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-c", _START], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL, bufsize=0,
+            )  # fmt: skip
+            assert self._process.stdin is not None
+            os.set_blocking(self._process.stdin.fileno(), False)
+            self._send(_imports(), time.monotonic() + LIMIT_SECONDS)
+        except OSError:  # no such interpreter, no more processes
+            self.kill()
+
+    def compile(self, kernel: Kernel) -> str:
+        """Ask for a kernel, and wait: "ok", what went wrong, or "" where the process has ended or was too late."""
+        if self._process is None or os.getpid() != self._pid:
+            return ""
+        end = time.monotonic() + LIMIT_SECONDS
+        try:
+            self._send({**entry_of(kernel), "cache": os.path.abspath(object_cache.cache_dir() or "")}, end)
+            answer = self._line(end)
+        except (OSError, TypeError):  # TypeError: an epilogue that JSON does not hold
+            return ""
+        if answer is None:
+            self.late = True
+            self.kill()
+        return answer or ""
+
+    def _send(self, what: Any, end: float) -> None:
+        """A line of JSON. Raises OSError where the process has ended, or does not read it until `end`."""
+        assert self._process is not None and self._process.stdin is not None
+        rest = json.dumps(what).encode() + b"\n"
+        while rest:
+            left = end - time.monotonic()
+            if left <= 0 or not select.select([], [self._process.stdin], [], left)[1]:
+                raise TimeoutError("the process does not read")
+            rest = rest[os.write(self._process.stdin.fileno(), rest) :]
+
+    def _line(self, end: float) -> str | None:
+        """The next line of the answers: "" at their end, None where none comes until `end`."""
+        assert self._process is not None and self._process.stdout is not None
+        while b"\n" not in self._read:
+            left = end - time.monotonic()
+            if left <= 0 or not select.select([self._process.stdout], [], [], left)[0]:
+                return None
+            more = os.read(self._process.stdout.fileno(), 1 << 16)
+            if not more:
+                return ""
+            self._read += more
+        line, _, self._read = self._read.partition(b"\n")
+        return line.decode(errors="replace").strip()
+
+    def restart(self) -> None:
+        """End the process, and start another one."""
+        self.kill()
+        self._start()
+
+    def kill(self) -> None:
+        """End the process at once."""
+        if self._process is not None and os.getpid() == self._pid:
+            self._process.kill()
+        self.close()
+
+    def close(self) -> None:
+        """Let the process end, and wait for it; in a forked process, let go of it."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+        if os.getpid() != self._pid:
+            process.returncode = 0  # it is the parent's to wait for
+            return
+        try:
+            process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+class Pool:
+    """Workers of `prepare`: a thread takes one that waits, or starts one; MOST_WORKERS are busy at a time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: list[Worker] = []
+        self._kernels: dict[Kernel, threading.Lock] = {}
+        self._slots = threading.BoundedSemaphore(MOST_WORKERS)
+
+    @contextlib.contextmanager
+    def worker(self) -> Iterator[Worker | None]:
+        """A worker for one kernel; None where all are busy for too long."""
+        if not self._slots.acquire(timeout=LIMIT_SECONDS):
+            yield None
+            return
+        try:
+            with self._lock:
+                worker = self._idle.pop() if self._idle else None
+            worker = worker or Worker()
+            try:
+                yield worker
+            except BaseException:
+                worker.kill()  # its answer is yet to come
+                raise
+            if worker.late:
+                return
+            with self._lock:
+                self._idle.append(worker)
+        finally:
+            self._slots.release()
+
+    @contextlib.contextmanager
+    def alone(self, kernel: Kernel) -> Iterator[bool]:
+        """Whether no other thread asks for the kernel until the end of the block; False where one does for too long."""
+        with self._lock:
+            lock = self._kernels.setdefault(kernel, threading.Lock())
+        alone = lock.acquire(timeout=LIMIT_SECONDS)
+        try:
+            yield alone
+        finally:
+            if alone:
+                lock.release()
+
+    def end(self) -> None:
+        """End the workers that wait."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for worker in idle:
+            worker.kill()
+
+
+_POOL = Pool()
+
+
+def _forked() -> None:
+    """In a new process: its parent's workers are not its own, and a lock may be held by a thread that it has not."""
+    global _POOL
+    idle, _POOL = _POOL._idle, Pool()
+    for worker in idle:
+        worker.close()
+
+
+atexit.register(lambda: _POOL.end())  # they wait for work, and have none to lose
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
+
+def _imports() -> dict[str, Any]:
+    """What a worker imports by: the absolute paths of this process, and the files of its loaded top-level modules."""
+    modules = {}
+    for name, module in list(sys.modules.items()):
+        spec = getattr(module, "__spec__", None)
+        file = getattr(spec, "origin", None)
+        if "." in name or name == "__main__" or name in sys.stdlib_module_names:
+            continue
+        if isinstance(file, str) and os.path.isfile(file):
+            folders = getattr(spec, "submodule_search_locations", None)
+            modules[name] = os.path.abspath(file), folders and [os.path.abspath(folder) for folder in folders]
+    path = [entry for entry in sys.path if isinstance(entry, str) and os.path.isabs(entry)]
+    return {"path": path, "modules": modules, "main": __name__}
+
+
+def entry_of(kernel: Kernel) -> dict[str, Any]:
+    """A kernel as JSON has it. Raises TypeError for an epilogue with a step that is none of this package's.
+
+    >>> from layoutgemm.kernels.epilogue.chain import Activation, Bias
+    >>> kernel = Kernel(Sm90Choice(Sm90Config()), ("bf16:row",) * 3, False, Epilogue(Bias(), Activation("relu")))
+    >>> kernel_of(json.loads(json.dumps(entry_of(kernel)))) == kernel
+    True
+    """
+    entry: dict[str, Any] = {
+        "swapped": kernel.choice.swapped, "config": asdict(kernel.choice.config), "operands": kernel.operands,
+        "batched": kernel.batched,
+    }  # fmt: skip
+    if isinstance(kernel.choice, Sm80Choice):
+        entry["mma.sync"] = kernel.choice.arch
+    if kernel.gated is not None:
+        entry["gated"] = kernel.gated
+    if kernel.epilogue is not None:
+        for step in kernel.epilogue.steps:
+            if STEPS.get(type(step).__name__) is not type(step):
+                raise TypeError(f"{step!r} is not one of {', '.join(STEPS)}")
+        entry["steps"] = [[type(step).__name__, _values_of(step)] for step in kernel.epilogue.steps]
+        entry["pairs"] = kernel.epilogue.pairs
+    return entry
+
+
+def kernel_of(entry: Any) -> Kernel:
+    """The kernel again. Raises LayoutError, TypeError or KeyError for what is none."""
+    epilogue = None
+    if "steps" in entry:
+        epilogue = Epilogue(*[_step_of(name, values) for name, values in entry["steps"]], pairs=entry["pairs"])
+    choice: Sm90Choice | Sm80Choice
+    if "mma.sync" in entry:
+        choice = Sm80Choice(Sm80Config(**_values(entry["config"])), entry["mma.sync"], bool(entry["swapped"]))
+    else:
+        choice = choice_of(entry)
+    return Kernel(choice, tuple(entry["operands"]), bool(entry["batched"]), epilogue, entry.get("gated"))
+
+
+def _values_of(step: Step) -> dict[str, Any]:
+    if not isinstance(step, Custom):
+        return vars(step)
+    operands = [{**vars(operand), "dtype": operand.dtype.name} for operand in step.operands]
+    return {"expression": step.expression, "operands": operands}
+
+
+def _step_of(name: str, values: Any) -> Step:
+    if name != "Custom":
+        return STEPS[name](**values)
+    operands = [Given(**{**operand, "dtype": dtype(operand["dtype"])}) for operand in values["operands"]]
+    return Custom(_tuples(values["expression"]), tuple(operands))
+
+
+def _tuples(x: Any) -> Any:
+    return tuple([_tuples(y) for y in x]) if isinstance(x, list) else x
+
+
+def choice_of(entry: Any) -> Sm90Choice:
+    """A configuration from JSON. Raises LayoutError, TypeError or KeyError for what is none.
+
+    >>> choice_of({"swapped": False, "config": {"tile": [128, 64]}}).config.tile
+    (128, 64)
+    """
+    if not isinstance(entry["swapped"], bool):
+        raise TypeError(f"swapped = {entry['swapped']!r}: true or false")
+    return Sm90Choice(Sm90Config(**_values(entry["config"])), entry["swapped"])
+
+
+def _values(config: dict[str, Any]) -> dict[str, Any]:
+    return {name: _tuples(value) for name, value in config.items()}
+
+
+def main() -> None:
+    """The worker: kernels as JSON lines on stdin; for each, "ok" or what went wrong, on a line of stdout."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever the DSL prints is no answer
+    asked = open(0, "rb", buffering=0, closefd=False)  # unbuffered: select looks at what is not read yet
+    while select.select([asked], [], [], IDLE_SECONDS)[0] and (line := asked.readline()):
+        try:
+            entry = json.loads(line)
+            object_cache.keep_in(Path(entry["cache"]))
+            plan_of(kernel_of(entry)).compile()
+            compiling._LOADED.clear()  # asked for it again, the worker keeps it again
+            answer = "ok"
+        except Exception as error:
+            answer = f"{type(error).__name__}: {error}"
+        print(answer.replace("\n", " "), file=answers, flush=True)

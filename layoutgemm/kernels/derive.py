@@ -1,0 +1,198 @@
+"""Operands: how a matrix is given, and the tile, copies and descriptor derived for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..atoms import MmaAtom, OperandDescriptor, SmemTile, TmaPlan, smem_tile
+from ..atoms.smem.descriptor import derive as derive_descriptor
+from ..atoms.tma.derive import STRIDE_UNIT
+from ..atoms.tma.derive import derive as derive_tma
+from ..dtypes import DType, dtype
+from ..errors import PlanError
+from ..layouts.int_tuple import plain
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """An operand's boxes along the dimension where its rows end; ints or traced integers alike.
+
+    dim     "m" or "n"
+    box     rows of a box
+    shares  blocks that each send a part of a tile
+    step    rows from one share to the next: a box, or 0 where shares are parts of K
+    line    bytes of a row of a share
+    unit    elements of C that a tensor store writes together
+    """
+
+    dim: str
+    box: int
+    shares: int
+    step: int
+    line: int
+    unit: int
+
+    @property
+    def bytes(self) -> int:
+        """Of a tile whose boxes are all whole."""
+        return self.shares * self.box * self.line
+
+    def last(self, extent: Any) -> Any:
+        """Rows of the last box of a matrix with so many.
+
+        >>> ends = Ends("m", 128, 1, 128, 128, 8)
+        >>> ends.last(408), ends.last(512), ends.last(5)
+        (24, 128, 8)
+        """
+        rows = (extent - 1) % self.box + self.unit
+        return rows - rows % self.unit
+
+    def of_last_rows(self, tma: TmaPlan, extent: int) -> TmaPlan:
+        """The copies with boxes of a matrix's last rows."""
+        at = tma.dims.index(self.dim)
+        return replace(tma, box=(*tma.box[:at], self.last(extent), *tma.box[at + 1 :]))
+
+    def left(self, extent: Any, first: Any, share: Any) -> Any:
+        """Rows of the matrix from a share's first one on, below 1 where it is outside; `first` is the tile's row."""
+        return extent - first - share * self.step
+
+    def place(self, extent: Any, first: Any, share: Any, choose: Callable[[Any, Any, Any], Any]) -> tuple[Any, Any]:
+        """Whether a share's box is whole, and the tile's row that it is copied from.
+
+        The row is the tile's own, or one that puts the share on the matrix's first rows.
+
+        choose  (condition, yes, no) -> one of them
+
+        >>> two = Ends("n", 64, 2, 64, 128, 8)
+        >>> [two.place(300, 256, share, either) for share in (0, 1)]  # 44 rows left, and none
+        [(False, 256), (False, -64)]
+        """
+        left = self.left(extent, first, share)
+        return left >= self.box, choose(left > 0, first, -share * self.step)
+
+    def expected(self, extent: Any, first: Any, last: Any, choose: Callable[[Any, Any, Any], Any]) -> Any:
+        """Bytes that all shares of a tile bring; `last` is `last(extent)`.
+
+        >>> two = Ends("n", 64, 2, 64, 128, 8)  # 128 rows, by two blocks
+        >>> [two.expected(100, first, 40, either) // 128 for first in (0, 128)]
+        [104, 80]
+        """
+        if not self.step:
+            return choose(self.left(extent, first, 0) >= self.box, self.box, last) * (self.shares * self.line)
+        rows = [choose(self.left(extent, first, share) >= self.box, self.box, last) for share in range(self.shares)]
+        return sum(rows[1:], rows[0]) * self.line
+
+
+def either(condition: Any, yes: Any, no: Any) -> Any:
+    """One of two numbers, as the kernel chooses without a branch."""
+    return yes if condition else no
+
+ORDERS = ("row", "col")
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """How a matrix is given: its element type, and which index is contiguous.
+
+    order  "row": the second index is contiguous (C order); "col": the first is (Fortran order, or a transposed view)
+
+    >>> Operand.parse("bf16:col")
+    Operand(dtype=dtype('bf16'), order='col')
+    """
+
+    dtype: DType
+    order: str = "row"
+
+    @classmethod
+    def parse(cls, spec: Operand | DType | str | Any) -> Operand:
+        """An operand from "bf16", "bf16:col", a DType, a torch or NumPy dtype, or an Operand; else raises PlanError."""
+        if isinstance(spec, Operand):
+            return spec
+        name, _, order = spec.partition(":") if isinstance(spec, str) else (spec, "", "")
+        if order not in ("", *ORDERS):
+            raise PlanError(f"{spec!r}: the order is 'row' or 'col', not {order!r}")
+        return cls(dtype(name), order or "row")
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {self.order}-major"
+Given = Operand | DType | str  # how a caller names an operand
+
+
+@dataclass(frozen=True)
+class OperandPlan:
+    """One input operand: the global matrix, its tile in shared memory, the copies between, and its descriptor.
+
+    name   "A" or "B"
+    order  of the global matrix, A being M x K and B being K x N
+    major  "K" when K is contiguous in it, else "MN": shared memory keeps the order, since a tensor copy does not
+           transpose
+    rest   where the tile's last span is not full: the copies of what it has, `tma` being those of the full ones
+    ends   where the copies end with the matrix, by a tensor map of the rows that are left: see `sm90_ends`
+    """
+
+    name: str
+    dtype: DType
+    order: str
+    major: str
+    smem: SmemTile
+    tma: TmaPlan
+    descriptor: OperandDescriptor
+    rest: TmaPlan | None = None
+    ends: Ends | None = None
+
+    @property
+    def copies(self) -> tuple[TmaPlan, ...]:
+        """The copies of a tile, those of each tensor map."""
+        return (self.tma,) if self.rest is None else (self.tma, self.rest)
+
+    @property
+    def maps(self) -> int:
+        """How many tensor maps it has."""
+        return len(self.copies) + (self.ends is not None)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that arrive in one block for a tile, all of it inside of the matrix: what its barrier expects."""
+        return sum(tma.bytes for tma in self.copies)
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of a tile that one block reads from global memory, for all that share it."""
+        return sum(tma.sent_bytes for tma in self.copies)
+
+
+def derive_operand(
+    name: str, spec: Operand, free: str, extent: int, tile_k: int, swizzle: str | None, atom: MmaAtom
+) -> OperandPlan:
+    """A is M x K and B is K x N: K is contiguous in a row-major A and in a column-major B."""
+    k_contiguous = (spec.order == "row") == (name == "A")
+    major = "K" if k_contiguous else "MN"
+    tile = smem_tile((extent, tile_k), spec.dtype, major, swizzle)
+    dims = ("k", free.lower()) if k_contiguous else (free.lower(), "k")
+    return OperandPlan(
+        name=name,
+        dtype=spec.dtype,
+        order=spec.order,
+        major=major,
+        smem=tile,
+        tma=derive_tma(tile, (dims[0], dims[1])),
+        descriptor=derive_descriptor(tile, atom, name),
+    )
+
+
+def padded_leading(dtype: DType, extent: int) -> int:
+    """The smallest leading dimension of at least `extent` elements that is a whole number of 16-byte units."""
+    extent = plain(extent)
+    unit = STRIDE_UNIT * 8 // dtype.bits
+    return -(-extent // unit) * unit
+
+
+def one_matrix(tma: TmaPlan) -> TmaPlan:
+    """A batch's copies without the dimension of the batch, along which a box has one element."""
+    if len(tma.box) == 2:
+        return tma
+    assert tma.box[2:] == (1,) and all(copy.coord_offset[2:] == (0,) for copy in tma.instructions), tma
+    copies = tuple(replace(copy, coord_offset=copy.coord_offset[:2]) for copy in tma.instructions)
+    return replace(tma, dims=tma.dims[:2], box=tma.box[:2], steps=tma.steps[:2], instructions=copies)

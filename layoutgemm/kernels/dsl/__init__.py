@@ -1,0 +1,1 @@
+"""The bridge to the CuTe DSL: every use of an instruction is spelled here."""

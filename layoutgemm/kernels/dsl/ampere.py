@@ -1,0 +1,113 @@
+"""The bridge's instructions of the Ampere kernels: cp.async of any width, ldmatrix, stores.
+
+    library object                    function here               instruction
+    ------------------------------    -----------------------     ------------------------------------------------
+    CopyAtom cp_async(16, 8, 4)       copy_bytes                  cp.async.cg / .ca, zeros beyond the valid bytes
+    CopyAtom ldmatrix(4)              load_fragment               ldmatrix.sync.aligned.m8n8.x4(.trans)
+    CopyAtom store_global(...)        store_vector                st.global of 4, 8 or 16 bytes
+
+Sources: PTX ISA, "cp.async", "ldmatrix", "ld", "st".
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int8, Int16, Int32, Int64
+from cutlass.experimental import primitives
+
+from .types import assembly, raw
+
+
+class Held:
+    """An object whose attributes named in `held` are lists of run-time values; everything else on it is constant.
+
+    The DSL carries an object into a traced loop as its run-time values, and rebuilds it from them inside.
+    """
+
+    held: tuple[str, ...] = ()
+
+    def __extract_mlir_values__(self) -> list[Any]:
+        return [v for name in self.held for x in getattr(self, name) for v in cutlass.extract_mlir_values(x)]
+
+    def __new_from_mlir_values__(self, values: list[Any]) -> Any:
+        twin, at = copy.copy(self), 0
+        for name in self.held:
+            made = []
+            for old in getattr(self, name):
+                count = len(cutlass.extract_mlir_values(old))
+                made.append(cutlass.new_from_mlir_values(old, values[at : at + count]))
+                at += count
+            setattr(twin, name, made)
+        return twin
+
+
+def copy_bytes(destination: Any, address: Int64, size: int, valid: Any) -> None:
+    """cp.async of 16, 8 or 4 bytes: the first `valid` (0 to `size`) are read, the others become zeros."""
+    source = cute.make_ptr(Int8, address, cute.AddressSpace.gmem, assumed_align=size)
+    cache = primitives.LoadCacheModifier.CG if size == 16 else primitives.LoadCacheModifier.CA
+    primitives.cp_async_shared_global(raw(destination), raw(source), size, cache, cp_size=valid)
+
+
+def load_fragment(address: Any, transpose: bool) -> list[Any]:
+    """ldmatrix.x4: four registers; `address` is that of the lane's row."""
+    order = primitives.MMALayout.COL if transpose else primitives.MMALayout.ROW
+    words = primitives.ldmatrix(raw(address), 4, order)
+    return [words[i] for i in range(4)]
+
+
+def permute(low: Any, high: Any, selector: Any) -> Any:
+    """prmt: four of the eight bytes of two registers, as the selector's four digits say."""
+    operands = [Int32(value) for value in (low, high, selector)]
+    return assembly("prmt.b32 $0, $1, $2, $3;", "=r,r,r,r", operands, (Int32,), pure=True)[0]
+
+
+def load_word(address: Any) -> Any:
+    """ld.shared of 32 bits."""
+    pointer = cute.recast_ptr(address, dtype=Int32)
+    return cute.make_tensor(pointer, cute.make_layout(1))[0]
+
+
+def load_words(address: Any, count: int) -> list[Any]:
+    """ld.shared of one, two or four words, aligned to all of them."""
+    vector = "" if count == 1 else f".v{count}"
+    names = ", ".join(f"${i}" for i in range(count))
+    return assembly(
+        f"ld.shared{vector}.b32 {'{' + names + '}' if count > 1 else names}, [${count}];",
+        ",".join(["=r"] * count + ["r", "~{memory}"]),
+        [Int32(address.toint())],
+        (Int32,) * count,
+    )
+
+
+def store_vector(address: Any, words: Sequence[Any]) -> None:
+    """st.global of one, two or four 32-bit registers to an address in bytes, aligned to all of them."""
+    vector = "" if len(words) == 1 else f".v{len(words)}"
+    names = ", ".join(f"${i + 1}" for i in range(len(words)))
+    assembly(
+        f"st.global{vector}.b32 [$0], {'{' + names + '}' if len(words) > 1 else names};",
+        ",".join(["l"] + ["r"] * len(words) + ["~{memory}"]),
+        [Int64(address), *map(Int32, words)],
+    )
+
+
+def store_part(address: Int64, word: Any, part: int, bits: int) -> None:
+    """st.global of one element of 32, 16 or 8 bits, the `part`-th of a register."""
+    kind = {32: Int32, 16: Int16, 8: Int8}[bits]
+    value = word if bits == 32 else kind(word >> (part * bits))
+    pointer = cute.make_ptr(kind, address, cute.AddressSpace.gmem, assumed_align=bits // 8)
+    cute.make_tensor(pointer, cute.make_layout(1))[0] = value
+
+
+def load_element(address: Any, inside: Any, bits: int) -> Any:
+    """ld.global of one element of 32, 16 or 8 bits, as an Int32 with zeros above; 0, and no access, if not inside."""
+    return assembly(
+        f"{{ .reg .pred p; setp.ne.b32 p, $2, 0; mov.b32 $0, 0; @p ld.global.u{bits} $0, [$1]; }}",
+        "=&r,l,r",
+        [Int64(address), Int32(inside)],
+        (Int32,),
+    )[0]

@@ -1,0 +1,200 @@
+"""From plan objects to the CuTe DSL: the one place that knows how the DSL spells an instruction.
+
+A kernel of this package decides nothing about layouts, boxes, swizzles or descriptor bits: a plan holds them as plain
+Python values, and the functions here hand those values to the DSL, which emits the instruction. Every call of the DSL's
+experimental modules is in the bridge's files, so that a new DSL version is met here and in the kernels' control flow
+only:
+
+    bridge_types       element types, pointers, values carried through traced loops
+    bridge_copies      tensor maps, tensor loads and stores, multicast
+    bridge_sync        mbarriers, block, named and cluster barriers, fences, register counts, launch order
+    bridge_wgmma       descriptors, accumulators, wgmma
+    bridge_registers   conversions, stmatrix, stores
+    bridge_warp        cp.async, ldmatrix, mma.sync, vector loads
+    bridge_tcgen05     Blackwell's tensor memory and products; kernels import it by itself
+
+and this one has the block's shared memory, and all of the above under one name. Everything here runs while a kernel is
+traced, with traced values (`Int32`, `Int64`) as arguments.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import cutlass
+
+from .copies import (
+    EitherMap,
+    cluster_mask,
+    commit_stores,
+    encode_tensor_map,
+    load_share,
+    load_tile,
+    prefetch_map,
+    prefetch_share,
+    send_tile,
+    store_tile,
+    wait_stores,
+    wait_stores_read,
+)
+from .registers import (
+    as_floats,
+    convert_pair,
+    from_floats,
+    load_shared,
+    number,
+    remote,
+    send,
+    split_pair,
+    store_element,
+    store_matrices,
+    store_neighbours,
+    store_pair,
+    store_shared,
+)
+from .sync import (
+    allow_next_kernel,
+    barrier_arrive,
+    barrier_arrive_at,
+    barrier_expect,
+    barrier_init,
+    barrier_wait,
+    barriers_visible,
+    block_sync,
+    cluster_arrive,
+    cluster_wait,
+    elect,
+    give_registers,
+    named_arrive,
+    named_sync,
+    rank_in_cluster,
+    shared_writes_visible,
+    take_registers,
+    uniform,
+    wait_for_previous_kernel,
+    warp_sync,
+)
+from .types import Carried, Stream, TensorMap, element_type, unrolled
+from .warp import (
+    commit_copies,
+    copy_async,
+    copy_tile,
+    keep_elements,
+    load_matrices,
+    load_vector,
+    multiply_warp,
+    wait_copies,
+)
+from .wgmma import Operand, Wgmma, matrix_descriptor
+
+
+class SharedMemory:
+    """The block's dynamic shared memory, laid out as the plan's SmemMap says.
+
+    `stage` may be a Python int or traced. Offsets and strides are those of the map; nothing is added here.
+    """
+
+    def __init__(self, smem: Any):
+        self.smem = smem
+        # allocate() raises the launch's dynamic shared memory to what is asked; the symbol carries the alignment
+        self.base = cutlass.memory.SmemAllocator().allocate(smem.total, smem.alignment)
+
+    # The DSL carries an object into a traced `if` or loop as its run-time values, and rebuilds it from them inside.
+    def __extract_mlir_values__(self) -> list[Any]:
+        return cutlass.extract_mlir_values(self.base)
+
+    def __new_from_mlir_values__(self, values: list[Any]) -> SharedMemory:
+        twin = copy.copy(self)
+        twin.base = cutlass.new_from_mlir_values(self.base, values)
+        return twin
+
+    def a(self, stage: Any) -> Any:
+        """First byte of A's tile in a stage."""
+        return self.base + (self.smem.a_offset + stage * self.smem.a_stage_bytes)
+
+    def b(self, stage: Any) -> Any:
+        """First byte of B's tile in a stage."""
+        return self.base + (self.smem.b_offset + stage * self.smem.b_stage_bytes)
+
+    def c(self, buffer: Any) -> Any:
+        """First byte of an epilogue buffer."""
+        return self.base + (self.smem.c_offset + buffer * self.smem.c_buffer_bytes)
+
+    def full(self, stage: Any) -> Any:
+        """The mbarrier that says that a stage has landed."""
+        return self.base + (self.smem.barrier_offset + stage * self.smem.barrier_bytes)
+
+    def empty(self, stage: Any) -> Any:
+        """The mbarrier that says that a stage may be written again."""
+        return self.base + (self.smem.empty_offset + stage * self.smem.barrier_bytes)
+
+    def sums(self) -> Any:
+        """The mbarrier that counts the partial sums that other blocks send."""
+        return self.base + self.smem.sums_offset
+
+
+__all__ = [
+    "Carried",
+    "EitherMap",
+    "Operand",
+    "SharedMemory",
+    "Stream",
+    "TensorMap",
+    "Wgmma",
+    "allow_next_kernel",
+    "as_floats",
+    "barrier_arrive",
+    "barrier_arrive_at",
+    "barrier_expect",
+    "barrier_init",
+    "barrier_wait",
+    "barriers_visible",
+    "block_sync",
+    "cluster_arrive",
+    "cluster_mask",
+    "cluster_wait",
+    "commit_copies",
+    "commit_stores",
+    "convert_pair",
+    "copy_async",
+    "copy_tile",
+    "elect",
+    "element_type",
+    "encode_tensor_map",
+    "from_floats",
+    "give_registers",
+    "keep_elements",
+    "load_matrices",
+    "load_share",
+    "load_shared",
+    "load_tile",
+    "load_vector",
+    "matrix_descriptor",
+    "multiply_warp",
+    "named_arrive",
+    "named_sync",
+    "number",
+    "prefetch_map",
+    "prefetch_share",
+    "rank_in_cluster",
+    "remote",
+    "send",
+    "send_tile",
+    "shared_writes_visible",
+    "split_pair",
+    "store_element",
+    "store_matrices",
+    "store_neighbours",
+    "store_pair",
+    "store_shared",
+    "store_tile",
+    "take_registers",
+    "uniform",
+    "unrolled",
+    "wait_copies",
+    "wait_for_previous_kernel",
+    "wait_stores",
+    "wait_stores_read",
+    "warp_sync",
+]

@@ -1,0 +1,188 @@
+"""The bridge's copies: tensor maps, tensor loads (alone and multicast), tensor stores, and their bulk groups.
+
+    plan object                       function here               instruction
+    ------------------------------    -----------------------     ------------------------------------------------
+    TmaPlan.box, .dims, .swizzle      encode_tensor_map           cuTensorMapEncodeTiled, on the host, at each launch
+    TmaPlan.instructions              load_tile                   cp.async.bulk.tensor (one for each entry)
+    TmaPlan.issued_by(rank)           load_share                  cp.async.bulk.tensor ... .multicast::cluster
+    TmaPlan.issued_by(rank)           prefetch_share              cp.async.bulk.prefetch.tensor
+    TmaPlan.instructions              send_tile                   the same, all of it by one block
+    TmaPlan.instructions              store_tile                  cp.async.bulk.tensor.global.shared::cta
+
+Sources: PTX ISA, "cp.async.bulk.tensor", "cp.async.bulk.prefetch.tensor", "cp.async.bulk.commit_group",
+"cp.async.bulk.wait_group"; CUDA driver API, cuTensorMapEncodeTiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+import cutlass.experimental.cuda as xcuda
+from cutlass import Boolean, Int16, Int32, Int64
+from cutlass.experimental import primitives
+
+from layoutgemm.atoms.tma.derive import STRIDE_UNIT
+
+from .types import element_type, raw
+
+_PROMOTIONS = {"none": "none", "64B": "l2_64b", "128B": "l2_128b", "256B": "l2_256b"}
+
+
+def encode_tensor_map(
+    tma: Any, address: Int64, extents: Mapping[str, Any], *strides: Any, box: Mapping[str, Any] | None = None
+) -> Any:
+    """Encode a tensor map, on the host: TmaPlan x run-time tensor -> tensor map.
+
+    `address` is the tensor's first byte, `extents` maps the dimension names of `tma.dims` to run-time sizes in
+    elements, `strides` are the run-time distances, in elements, between neighbours along every dimension but the
+    first. Box and swizzle mode come from `tma`; `box` may name other extents, run-time ones too. Reads beyond `extents`
+    return zeros, which makes ragged edges right: a zero adds nothing to a dot product.
+    """
+    return xcuda.create_tensor_map_tiled(
+        address,
+        element_type(tma.dtype),
+        [extents[name] for name in tma.dims],
+        [Int64(stride) * tma.dtype.bytes // STRIDE_UNIT for stride in strides],
+        [(box or {}).get(name, extent) for name, extent in zip(tma.dims, tma.box, strict=True)],
+        swizzle=xcuda.TensorMapSwizzle(tma.driver_swizzle),
+        l2_promotion=getattr(xcuda.TensorMapL2Promotion, _PROMOTIONS[tma.l2_promotion]),
+        oob_fill=xcuda.TensorMapFloatOOBFill.none,
+    )
+
+
+class EitherMap:
+    """One of two tensor maps, as a condition says."""
+
+    def __init__(self, condition: Any, yes: Any, no: Any):
+        self._pointers = Boolean(condition), yes.get_ptr(), no.get_ptr()
+
+    def get_ptr(self) -> Any:
+        """The address that an instruction takes."""
+        return cutlass.Pointer._from_raw_ptr(cutlass.select_(*self._pointers))
+
+
+def prefetch_map(tensor_map: Any) -> None:
+    """Bring a tensor map into the cache of descriptors before the first copy that needs it."""
+    primitives.prefetch_tensormap(tensor_map.get_ptr())
+
+
+def load_tile(tensor_map: Any, tma: Any, origin: Mapping[str, Any], destination: Any, barrier: Any) -> None:
+    """Issue every TMA load of one operand tile: global box -> shared memory, bytes counted on `barrier`.
+
+    `origin` maps the dimension names of `tma.dims` to the tile's first coordinate, in elements; `destination` is the
+    stage's first byte. Call it from one thread. Each entry of `tma.instructions` adds its coordinate and byte offsets.
+    """
+    for instruction in tma.instructions:
+        primitives.cp_async_bulk_tensor_shared_cta_global(
+            raw(destination + instruction.smem_offset),
+            tensor_map.get_ptr(),
+            _coordinates(tma, origin, instruction.coord_offset),
+            raw(barrier),
+        )
+
+
+def load_share(
+    tensor_map: Any, tma: Any, origin: Mapping[str, Any], destination: Any, barrier: Any, rank: Any, mask: Any
+) -> None:
+    """Issue this block's share of a multicast tile: `load_tile` for `tma.multicast` blocks that need the same tile.
+
+    rank   this block's place in the multicast group, 0 .. tma.multicast - 1, traced or an int
+    mask   bit i for each block i of the cluster that receives it; every receiver counts the bytes on its own barrier at
+           the same address
+
+    Every rank sends the same number of boxes, evenly apart in shared memory and in the tensor, so that the share is
+    rank times a distance; that is asserted here, while tracing.
+    """
+    for byte, byte_step, offsets in _share(tma, rank):
+        primitives.cp_async_bulk_tensor_shared_cluster_global(
+            raw(destination + (byte + rank * byte_step)),
+            tensor_map.get_ptr(),
+            _coordinates(tma, origin, offsets),
+            raw(barrier),
+            [],
+            multicast_mask=Int16(mask),
+        )
+
+
+def prefetch_share(tensor_map: Any, tma: Any, origin: Mapping[str, Any], rank: Any) -> None:
+    """Bring what `load_share` would send, or `load_tile` load, into L2: a hint, which moves nothing that a thread sees.
+
+    What another kernel writes there later is what a load finds: L2 is where all multiprocessors meet. Call it from one
+    thread. Source: PTX ISA, "cp.async.bulk.prefetch.tensor".
+    """
+    for _, _, offsets in _share(tma, rank):
+        primitives.cp_async_bulk_tensor_prefetch(tensor_map.get_ptr(), _coordinates(tma, origin, offsets), [])
+
+
+def _share(tma: Any, rank: Any) -> Iterator[tuple[int, int, list[Any]]]:
+    """(byte of rank 0's box, bytes to the next rank's, coordinates of this rank's) of each box that a block sends."""
+    shares = [tma.issued_by(r) for r in range(tma.multicast)]
+    for first, *others in zip(*shares, strict=True):
+        if not others:
+            yield first.smem_offset, 0, list(first.coord_offset)
+            continue
+        coordinate_step = [b - a for a, b in zip(first.coord_offset, others[0].coord_offset, strict=True)]
+        byte_step = others[0].smem_offset - first.smem_offset
+        for r, copy in enumerate(others, 1):
+            expected = [a + r * step for a, step in zip(first.coord_offset, coordinate_step, strict=True)]
+            assert list(copy.coord_offset) == expected and copy.smem_offset == first.smem_offset + r * byte_step, tma
+        offsets = [a + rank * step if step else a for a, step in zip(first.coord_offset, coordinate_step, strict=True)]
+        yield first.smem_offset, byte_step, offsets
+
+
+def store_tile(tensor_map: Any, tma: Any, origin: Mapping[str, Any], source: Any) -> None:
+    """Issue every TMA store of one tile: shared memory -> global box; rows beyond the extents are not written.
+
+    A line that ends within 16 bytes is written to their end: `TmaPlan.beyond_line`.
+
+    Call it from one thread, after the tile's writers have fenced and met; then `commit_stores`.
+    """
+    for instruction in tma.instructions:
+        primitives.cp_async_bulk_tensor_global_shared_cta(
+            tensor_map.get_ptr(),
+            raw(source + instruction.smem_offset),
+            _coordinates(tma, origin, instruction.coord_offset),
+        )
+
+
+def commit_stores() -> None:
+    """Close the group of tensor stores that this thread has issued since the last one."""
+    cute.arch.cp_async_bulk_commit_group()
+
+
+def wait_stores_read(pending: int) -> None:
+    """Wait until all but `pending` of this thread's groups have read their shared memory: it may be written again."""
+    cute.arch.cp_async_bulk_wait_group(pending, read=True)
+
+
+def wait_stores(pending: int) -> None:
+    """Wait until all but `pending` of this thread's groups have been written to global memory."""
+    cute.arch.cp_async_bulk_wait_group(pending)
+
+
+def _coordinates(tma: Any, origin: Mapping[str, Any], offsets: Sequence[Any]) -> list[Any]:
+    return [origin[name] + step for name, step in zip(tma.dims, offsets, strict=True)]
+
+
+def cluster_mask(size: int, first: Any, step: int) -> Int32:
+    """Bit `first + step * i` for i < size: the blocks of a cluster that a multicast reaches."""
+    return Int32(sum(1 << step * i for i in range(size))) << cutlass.Int32(first)
+
+
+def send_tile(tensor_map: Any, tma: Any, origin: Mapping[str, Any], destination: Any, barrier: Any, mask: Any) -> None:
+    """`load_tile` into every block of the cluster whose bit is in `mask`: one block reads the tile for all of them.
+
+    Each of them receives the tile at the address that `destination` has here, and counts the bytes on its own barrier.
+    """
+    for instruction in tma.instructions:
+        primitives.cp_async_bulk_tensor_shared_cluster_global(
+            raw(destination + instruction.smem_offset),
+            tensor_map.get_ptr(),
+            _coordinates(tma, origin, instruction.coord_offset),
+            raw(barrier),
+            [],
+            multicast_mask=Int16(mask),
+        )

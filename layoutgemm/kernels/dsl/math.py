@@ -1,0 +1,225 @@
+"""The bridge's arithmetic on single elements: f32 functions, loads of a value or a pair, the largest of a block.
+
+Sources: PTX ISA, "tanh", "ex2", "rcp", "ld", "st", "redux.sync", "red".
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32, Int64, Uint32
+
+from ..epilogue.numpy_math import mix
+from .registers import convert_pair
+from .types import assembly
+
+# Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26: erf(x) = 1 - poly(t) * exp(-x * x) with
+# t = 1 / (1 + p * x) for x >= 0; its error is at most 1.5e-7.
+_ERF_P = 0.3275911
+_ERF = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
+_LOG2E = math.log2(math.e)
+# log(Phi(x) / Phi(-x)) = x * (these, by powers of x * x), the normal distribution Phi as a logistic one: within 1.7e-3
+# up to |x| = 5.5 (a minimax fit by Lawson's algorithm), so Phi has a relative error of 1.7e-3 at most, in its tail too.
+_LOGIT = (1.5934149606731307, 0.07560413574206144, -0.0009701555546613748, 8.678765826776632e-06)
+
+
+def _unary(name: str, x: Any) -> Any:
+    return assembly(f"{name} $0, $1;", "=f,f", [Float32(x)], (Float32,), pure=True)[0]
+
+
+class ElementMath:
+    """f32 functions of registers, with the names that an epilogue's steps use.
+
+    exact  tanh from exp and a division, for results that keep more than 16 bits; else the hardware's tanh.approx, whose
+           relative error is 2**-11. exp is ex2.approx (2 ulp and the rounding of x / ln 2) in both. Results below
+           2**-126 are 0 (.ftz): the compiler would spend three instructions on them.
+    coarse the result keeps 8 bits or fewer (bf16, fp8): the normal distribution's relative error may be 1.7e-3
+    """
+
+    def __init__(self, exact: bool, coarse: bool = False):
+        self.exact, self.coarse = exact, coarse
+
+    @staticmethod
+    def constant(value: float) -> float:
+        """A number of f32."""
+        return value
+
+    @staticmethod
+    def to_float(x: Any) -> Any:
+        """A coordinate as f32."""
+        return Int32(x).to(Float32)
+
+    @staticmethod
+    def exp(x: Any) -> Any:
+        """e to the power of x."""
+        return _unary("ex2.approx.ftz.f32", x * _LOG2E)
+
+    @staticmethod
+    def log(x: Any) -> Any:
+        """The natural logarithm."""
+        return _unary("lg2.approx.f32", x) * (1 / _LOG2E)
+
+    @staticmethod
+    def sqrt(x: Any) -> Any:
+        """The square root, correctly rounded."""
+        return _unary("sqrt.rn.f32", x)
+
+    @staticmethod
+    def rsqrt(x: Any) -> Any:
+        """1 / sqrt(x), within 2 ulp."""
+        return _unary("rsqrt.approx.f32", x)
+
+    def tanh(self, x: Any) -> Any:
+        """The hyperbolic tangent."""
+        if not self.exact:
+            return _unary("tanh.approx.f32", x)
+        # By exp for large |x|, where it saturates without overflow; by the series below 0.04, where 1 - exp cancels.
+        small = x * (1.0 + (x * x) * (-1 / 3 + (x * x) * (2 / 15)))
+        size = self.maximum(x, -x)
+        large = 1.0 - 2.0 * _unary("rcp.approx.ftz.f32", 1.0 + self.exp(2.0 * size))
+        return self.where(size < 0.04, small, self.where(x < 0.0, -large, large))
+
+    def sigmoid(self, x: Any) -> Any:
+        """1 / (1 + exp(-x)): not by tanh, whose error would be all of the value for small ones."""
+        return _unary("rcp.approx.ftz.f32", 1.0 + self.exp(-x))
+
+    def erf(self, x: Any) -> Any:
+        """The error function, within 1.5e-7."""
+        value = 1.0 - self._tail(x, 1.0, 1.0)
+        return self.where(x < 0.0, -value, value)
+
+    def normal(self, x: Any) -> Any:
+        """The normal distribution, within 1e-7 (or see `coarse`): its lower tail is what is computed."""
+        if self.coarse:
+            square, logit = x * x, _LOGIT[3]
+            for coefficient in _LOGIT[2::-1]:
+                logit = coefficient + square * logit
+            return self.sigmoid(x * logit)
+        tail = self._tail(x, math.sqrt(0.5), 0.5)
+        return self.where(x < 0.0, tail, 1.0 - tail)
+
+    def _tail(self, x: Any, scale: float, factor: float) -> Any:
+        """factor * erfc(|x| * scale); the terms in pairs, so that the chain of dependent products is short."""
+        size = self.maximum(x, -x)
+        t = _unary("rcp.approx.ftz.f32", 1.0 + (_ERF_P * scale) * size)
+        density = _unary("ex2.approx.ftz.f32", (x * x) * (-_LOG2E * scale * scale))
+        a, b, c, d, e = [factor * coefficient for coefficient in _ERF]
+        square = t * t
+        polynomial = (a + b * t) + square * ((c + d * t) + square * e)
+        return (t * density) * polynomial
+
+    @staticmethod
+    def maximum(x: Any, y: Any) -> Any:
+        """The larger of two; the number where one is none."""
+        return cutlass.max(x, y) if isinstance(x, Int32) else cute.arch.fmax(x, y)
+
+    @staticmethod
+    def minimum(x: Any, y: Any) -> Any:
+        """The smaller of two; the number where one is none."""
+        return cutlass.min(x, y) if isinstance(x, Int32) else cute.arch.fmin(x, y)
+
+    @staticmethod
+    def where(condition: Any, yes: Any, no: Any) -> Any:
+        """A choice without a branch."""
+        kind = Int32 if isinstance(yes, Int32) or isinstance(no, Int32) else Float32
+        return kind(cutlass.select_(Boolean(condition), kind(yes), kind(no)))
+
+    add = staticmethod(lambda x, y: x + y)
+    sub = staticmethod(lambda x, y: x - y)
+    mul = staticmethod(lambda x, y: x * y)
+    div = staticmethod(lambda x, y: x / y)
+    floordiv = staticmethod(lambda x, y: x // y)
+    mod = staticmethod(lambda x, y: x % y)
+    and_ = staticmethod(lambda x, y: x & y)
+    or_ = staticmethod(lambda x, y: x | y)
+    xor = staticmethod(lambda x, y: x ^ y)
+    lt = staticmethod(lambda x, y: x < y)
+    le = staticmethod(lambda x, y: x <= y)
+    gt = staticmethod(lambda x, y: x > y)
+    ge = staticmethod(lambda x, y: x >= y)
+    eq = staticmethod(lambda x, y: x == y)
+    ne = staticmethod(lambda x, y: x != y)
+
+
+# Loads of one value, and of two neighbours: (type of the result, instruction and what makes f32 of it, its constraint)
+_ONE = {
+    "f32": "ld.global.f32 $0, [$1];",
+    "bf16": "{ .reg .b16 h; .reg .b16 z; mov.b16 z, 0; ld.global.b16 h, [$1]; mov.b32 $0, {z, h}; }",
+    "f16": "{ .reg .b16 h; ld.global.b16 h, [$1]; cvt.f32.f16 $0, h; }",
+}
+_TWO = {
+    "f32": "ld.global.v2.f32 {$0, $1}, [$2];",
+    "bf16": "{ .reg .b16 l; .reg .b16 h; .reg .b16 z; mov.b16 z, 0; ld.global.v2.b16 {l, h}, [$2]; "
+    "mov.b32 $0, {z, l}; mov.b32 $1, {z, h}; }",
+    "f16": "{ .reg .b16 l; .reg .b16 h; ld.global.v2.b16 {l, h}, [$2]; cvt.f32.f16 $0, l; cvt.f32.f16 $1, h; }",
+}
+
+
+def load_value(address: Any, dtype: Any) -> Any:
+    """ld.global of one f32, bf16 or f16, as f32; the address is a multiple of its size."""
+    return assembly(_ONE[dtype.name], "=f,l", [Int64(address)], (Float32,))[0]
+
+
+def load_two(address: Any, dtype: Any) -> list[Any]:
+    """ld.global of two neighbours, as f32; the address is a multiple of twice their size."""
+    return assembly(_TWO[dtype.name], "=f,=f,l", [Int64(address)], (Float32, Float32))
+
+
+def _store_word(address: Any, word: Any, bits: int, inside: Any) -> None:
+    register = {16: "h", 32: "r", 64: "l"}[bits]
+    assembly(
+        f"{{ .reg .pred p; setp.ne.b32 p, $2, 0; @p st.global.b{bits} [$0], $1; }}",
+        f"l,{register},r,~{{memory}}",
+        [Int64(address), word, Int32(inside)],
+    )
+
+
+def store_value(address: Any, value: Any, dtype: Any, inside: Any) -> None:
+    """st.global of one value as f32, bf16 or f16, where `inside` holds."""
+    if dtype.name == "f32":
+        _store_word(address, Float32(value).bitcast(Int32), 32, inside)
+    else:
+        pair = convert_pair(value, value, dtype)
+        _store_word(address, cutlass.Int16(pair), 16, inside)
+
+
+def store_two(address: Any, low: Any, high: Any, dtype: Any, inside: Any) -> None:
+    """st.global of two neighbours at a multiple of twice their size, where `inside` holds."""
+    if dtype.name == "f32":
+        words = [Int64(Float32(value).bitcast(Uint32)) for value in (low, high)]
+        _store_word(address, words[0] | (words[1] << Int64(32)), 64, inside)
+    else:
+        _store_word(address, convert_pair(low, high, dtype), 32, inside)
+
+
+def magnitude(x: Any) -> Any:
+    """The bits of |x|: as integers they are ordered as the values are, and NaN is above them all."""
+    return Float32(x).bitcast(Int32) & Int32(0x7FFFFFFF)
+
+
+def _largest(address: Any, bits: Any) -> None:
+    assembly(
+        "{ .reg .b32 m; .reg .b32 l; .reg .pred p; redux.sync.max.s32 m, $1, -1; mov.u32 l, %laneid; "
+        "setp.eq.u32 p, l, 0; @p red.relaxed.gpu.global.max.s32 [$0], m; }",
+        "l,r,~{memory}",
+        [Int64(address), Int32(bits)],
+    )
+
+
+def largest_of_warp(address: Any, bits: Any) -> None:
+    """Raise a float32 in memory to the largest of a warp's magnitudes; all lanes call it. See `magnitude`."""
+    _largest(address, bits)
+
+
+def random_pair(seed: Any, i: Any, pair: Any) -> Any:
+    """32 random bits of two neighbours: see `epilogue_numpy.mix`."""
+    return mix(Uint32(seed), Uint32(i), Uint32(pair), Uint32)
+
+
+def number(word: Any, dtype: Any) -> Any:
+    """A number that a 64-bit parameter carries in its low half: f32, or i32 as an unsigned word."""
+    low = Int32(word)
+    return low.bitcast(Float32) if dtype.name == "f32" else low.bitcast(Uint32)

@@ -1,0 +1,236 @@
+"""The bridge's Blackwell: tensor memory, tcgen05.mma, commits, and the loads that a pair of blocks counts together.
+
+    plan object                             function here         instruction
+    ------------------------------------    ------------------    --------------------------------------------------
+    columns, a power of two                 tensor_allocate       tcgen05.alloc; tensor_free: tcgen05.dealloc
+    OperandDescriptor.word, .k_steps        TensorOperand.word    the 64-bit operands of tcgen05.mma
+    Tcgen05Atom, InstructionDescriptor      tensor_multiply       tcgen05.mma.cta_group::{1,2}.kind::{...}
+    a barrier, a mask of blocks             tensor_commit         tcgen05.commit[.multicast::cluster]
+    TmemCopyAtom (tcgen05_ld)               tensor_load           tcgen05.ld and tcgen05.wait::ld
+    TmemCopyAtom (tcgen05_st)               tensor_store          tcgen05.st; tensor_stored: tcgen05.wait::st
+    TmemCopyAtom (tcgen05_cp)               tensor_copy           tcgen05.cp
+    TmaPlan.instructions                    load_for_pair         cp.async.bulk.tensor ... .cta_group::2
+
+An address in tensor memory is lane << 16 | column: see atoms.tmem. Source: PTX ISA, "TensorCore 5th Generation Family
+Instructions".
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int16, Int32, Int64, Uint32
+from cutlass._mlir.dialects import llvm
+from cutlass.cutlass_dsl import dsl_user_op
+from cutlass.experimental import primitives
+
+from layoutgemm.errors import PlanError
+
+from .bridge import SharedMemory
+from .copies import _coordinates
+from .types import assembly, raw
+from .wgmma import _LOW, Operand, _as_signed
+
+_KINDS = {"f16": "f16", "tf32": "tf32", "f8f6f4": "f8f6f4", "i8": "int8"}
+
+
+def _group(blocks: int) -> Any:
+    return f"cta_{blocks}"
+
+
+@dsl_user_op
+def _tensor_pointer(address: Any, *, loc: Any = None, ip: Any = None) -> Any:
+    """An address in tensor memory as the pointer that the primitives take."""
+    kind = llvm.PointerType.get(int(cute.AddressSpace.tmem))
+    return llvm.inttoptr(kind, Int32(address).ir_value(loc=loc, ip=ip), loc=loc, ip=ip)
+
+
+# ------------------------------------------------------------------------------------------------------ tensor memory
+
+
+def tensor_allocate(slot: Any, columns: int, blocks: int = 1) -> None:
+    """tcgen05.alloc, by a whole warp: the address of `columns` columns goes to the 32-bit word of shared memory `slot`.
+
+    blocks  1, or 2: a warp of each block of a pair executes it, and both get the same columns
+    """
+    primitives.tcgen05_alloc(raw(slot), columns, group=_group(blocks))
+
+
+def tensor_relinquish(blocks: int = 1) -> None:
+    """tcgen05.relinquish_alloc_permit, by a whole warp: this block allocates no more."""
+    primitives.tcgen05_relinquish_alloc_permit(group=_group(blocks))
+
+
+def tensor_free(address: Any, columns: int, blocks: int = 1) -> None:
+    """tcgen05.dealloc, by a whole warp, of what `tensor_allocate` gave; of a pair, by a warp of each block."""
+    primitives.tcgen05_dealloc(_tensor_pointer(address), columns, group=_group(blocks))
+
+
+def tensor_address(slot: Any) -> Any:
+    """The address that `tensor_allocate` wrote, the same for all threads of a warp and known to be."""
+    return cute.arch.make_warp_uniform(cute.make_tensor(cute.recast_ptr(slot, dtype=Int32), cute.make_layout(1))[0])
+
+
+def fence_before_sync() -> None:
+    """tcgen05.fence::before_thread_sync: what this thread did to tensor memory goes with its next arrival."""
+    primitives.tcgen05_fence("before_thread_sync")
+
+
+def fence_after_sync() -> None:
+    """tcgen05.fence::after_thread_sync: what others did before the last wait comes before what follows here."""
+    primitives.tcgen05_fence("after_thread_sync")
+
+
+# ----------------------------------------------------------------------------------------------------------- products
+
+
+class TensorOperand(Operand):
+    """One operand's descriptors, of the blocks' own part of the tile; see `bridge_wgmma.Operand`."""
+
+    def word_at(self, stage: Any, k_block: int) -> Any:
+        """The descriptor of one instruction's operand in a stage, as the 64-bit integer that the instruction takes."""
+        low = self.low + stage * self.stage_units + self.k_steps[k_block]
+        return Int64(_as_signed(self.word & ~_LOW)) | Int64(Uint32(low))
+
+
+def tensor_multiply(mma: Any, word: int, d: Any, a: Any, b: Any, accumulate: Any) -> None:
+    """One tcgen05.mma, by one thread: D (+)= A B^T.
+
+    mma         the Tcgen05Atom; of a pair, one thread of the even block issues it for both
+    word        InstructionDescriptor.word
+    d           address of the accumulator in tensor memory
+    a           descriptor of A in shared memory, Int64, or where the atom takes A from tensor memory its address, Int32
+    b           descriptor of B
+    accumulate  False: D = A B^T, and the old accumulator is not read
+    """
+    if mma.kind not in _KINDS or mma.ws or mma.sparse:
+        raise PlanError(f"the bridge has no {mma}; it has the plain forms of kinds {', '.join(_KINDS)}")
+    source = a if mma.a_source == "smem" else _tensor_pointer(a)
+    enabled = cutlass.Boolean(accumulate)
+    primitives.tcgen05_mma(
+        _KINDS[mma.kind], _group(mma.cta_group), _tensor_pointer(d), source, b, _as_signed(word, 32), enabled
+    )
+
+
+def tensor_commit(barrier: Any, blocks: int = 1, mask: int | None = None) -> None:
+    """tcgen05.commit, by the thread that issued: one arrival at the barrier when all that it issued has completed.
+
+    mask  bit i for each block i of the cluster: the arrival comes at the barrier of the same address in each of them
+    """
+    multicast = None if mask is None else Int16(mask)
+    primitives.tcgen05_commit(raw(barrier), multicast_mask=multicast, group=_group(blocks))
+
+
+# ------------------------------------------------------------------------------------------------------------- copies
+
+
+def tensor_load(atom: Any, address: Any) -> list[Any]:
+    """tcgen05.ld and tcgen05.wait::ld, by a whole warp: the atom's registers, f32 or (other elements) i32.
+
+    address  of the warp's own quarter of the lanes (`atoms.tmem.warp_lanes`)
+
+    Load and wait are one piece of assembly: between them no instruction may touch the registers, and a compiler that
+    sees two pieces is free to move a conversion there.
+    """
+    count = atom.registers
+    names = ", ".join(f"${i}" for i in range(count))
+    split = "" if atom.split is None else f", {atom.split}"
+    kind, register = (Float32, "=f") if atom.element.name == "f32" else (Int32, "=r")
+    return assembly(
+        f"{atom.ptx} {{{names}}}, [${count}]{split};\n\ttcgen05.wait::ld.sync.aligned;",
+        ",".join([register] * count + ["r", "~{memory}"]),
+        [Int32(address)],
+        (kind,) * count,
+    )
+
+
+def tensor_store(atom: Any, address: Any, values: Sequence[Any]) -> None:
+    """tcgen05.st, by a whole warp: registers, f32 or i32, to the atom's lanes and columns; `tensor_stored` waits."""
+    names = ", ".join(f"${i + 1}" for i in range(len(values)))
+    split = "" if atom.split is None else f", {atom.split}"
+    words = [value.bitcast(Int32) if isinstance(value, Float32) else Int32(value) for value in values]
+    assembly(
+        f"{atom.ptx} [$0]{split}, {{{names}}};",
+        ",".join(["r"] * (1 + len(words)) + ["~{memory}"]),
+        [Int32(address), *words],
+    )
+
+
+def tensor_stored() -> None:
+    """tcgen05.wait::st, by a whole warp: its stores to tensor memory have been performed."""
+    primitives.tcgen05_wait("store")
+
+
+def tensor_copy(atom: Any, address: Any, descriptor: Any) -> None:
+    """tcgen05.cp, by one thread: rows that a matrix descriptor names, from shared memory to tensor memory.
+
+    Products of the same thread that come later see it; `tensor_commit` says when it is done.
+    """
+    assembly(f"{atom.ptx} [$0], $1;", "r,l,~{memory}", [Int32(address), Int64(descriptor)])
+
+
+class _PairBarrier:
+    """A barrier as the pair's loads ask for it: they clear the lowest bit of the block's rank in its address."""
+
+    def __init__(self, barrier: Any):
+        self.barrier = barrier
+
+    def data_ptr(self) -> Any:
+        return raw(self.barrier)
+
+
+def load_for_pair(tensor_map: Any, tma: Any, origin: Mapping[str, Any], destination: Any, barrier: Any) -> None:
+    """`load_tile` in a block of a pair: into its own shared memory, bytes counted on the even block's barrier.
+
+    `barrier` is this block's; the even block's has the same address but for the rank's lowest bit.
+    """
+    for instruction in tma.instructions:
+        primitives.cp_async_bulk_tensor_shared_cluster_global(
+            raw(destination + instruction.smem_offset),
+            tensor_map.get_ptr(),
+            _coordinates(tma, origin, instruction.coord_offset),
+            _PairBarrier(barrier),
+            [],
+            group="cta_2",
+        )
+
+
+class TensorShared(SharedMemory):
+    """A block's dynamic shared memory with the barriers of the accumulators, and a word for their address."""
+
+    def acc_full(self, number: Any) -> Any:
+        """The mbarrier that says that an accumulator is complete."""
+        return self.base + (self.smem.acc_full_offset + number * self.smem.barrier_bytes)
+
+    def acc_empty(self, number: Any) -> Any:
+        """The mbarrier that says that an accumulator may be written again."""
+        return self.base + (self.smem.acc_empty_offset + number * self.smem.barrier_bytes)
+
+    @property
+    def slot(self) -> Any:
+        """The word in which tcgen05.alloc leaves an address."""
+        return self.base + self.smem.slot_offset
+
+
+class SharedRegions:
+    """A block's dynamic shared memory as named pieces: `primitives.Regions`."""
+
+    def __init__(self, regions: Any):
+        self.regions = regions
+        self.base = cutlass.memory.SmemAllocator().allocate(regions.total, regions.alignment)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.base + self.regions[name]
+
+    # The DSL carries an object into a traced `if` or loop as its run-time values, and rebuilds it from them inside.
+    def __extract_mlir_values__(self) -> list[Any]:
+        return cutlass.extract_mlir_values(self.base)
+
+    def __new_from_mlir_values__(self, values: list[Any]) -> SharedRegions:
+        twin = copy.copy(self)
+        twin.base = cutlass.new_from_mlir_values(self.base, values)
+        return twin

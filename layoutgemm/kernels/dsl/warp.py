@@ -1,0 +1,141 @@
+"""The bridge's instructions of single warps: cp.async, ldmatrix, mma.sync, vector loads from global memory.
+
+    library object                    function here               instruction
+    ------------------------------    -----------------------     ------------------------------------------------
+    CopyAtom cp_async(16)             copy_async                  cp.async.cg.shared.global, with zero fill
+    TiledCopy of it                   copy_tile                   the same, for each vector of the thread
+    CopyAtom ldmatrix(count)          load_matrices               ldmatrix.sync.aligned.m8n8
+    CopyAtom load_global(128)         load_vector                 ld.global.v4.b32
+    MmaAtom mma_sync(...)             multiply_warp               mma.sync.aligned
+
+Sources: PTX ISA, "cp.async", "ldmatrix", "ld", "mma".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32, Int32, Int64
+from cutlass._mlir import ir
+from cutlass._mlir.dialects import llvm
+from cutlass.cutlass_dsl import T, dsl_user_op
+from cutlass.experimental import primitives
+
+from layoutgemm.errors import PlanError
+from layoutgemm.layouts import Layout
+
+from .types import assembly, raw, unpacked
+
+VECTOR_BYTES = 16
+_MMA_TYPES = {
+    "bf16": primitives.MMAType.BF16, "f16": primitives.MMAType.F16, "tf32": primitives.MMAType.TF32,
+    "i8": primitives.MMAType.S8, "u8": primitives.MMAType.U8,
+    "e4m3": primitives.MMAType.E4M3, "e5m2": primitives.MMAType.E5M2,
+}  # fmt: skip
+
+
+def copy_async(destination: Any, address: Int64, valid: Any) -> None:
+    """cp.async of 16 bytes, global to shared, past L1: the first `valid` bytes are read, the others become zeros.
+
+    `valid` is cut to 0..16. It completes in the group that `commit_copies` closes.
+    """
+    size = cutlass.max(cutlass.min(Int32(valid), VECTOR_BYTES), 0)
+    source = cute.make_ptr(BFloat16, address, cute.AddressSpace.gmem, assumed_align=VECTOR_BYTES)
+    primitives.cp_async_shared_global(
+        raw(destination), raw(source), VECTOR_BYTES, primitives.LoadCacheModifier.CG, cp_size=size
+    )
+
+
+def copy_tile(copy: Any, tile: Any, thread: Any, matrix: tuple[Any, Any, Any, Any], k0: Any, destination: Any) -> None:
+    """The calling thread's part of one K-major tile: TiledCopy of cp.async x SmemTile -> copies, zeros at the edges.
+
+    matrix       (address of the tile's first row at K = 0, elements from row to row, rows from there on, K): a row or
+                 an element of K that is not there becomes zeros
+    k0           the tile's first element of K
+    destination  the tile's first byte in shared memory
+    """
+    address, pitch, rows, k = matrix
+    size = tile.dtype.bytes
+    places = copy.partition("src", Layout.identity(tile.extent))
+    for part in range(places[2].size):
+        i, j = places(thread, 0, part, 0)
+        # A row that is there leaves the columns to decide: 16 bytes or more are no limit.
+        valid = cutlass.min((k - k0 - j) * size, (rows - i) * VECTOR_BYTES)
+        copy_async(destination + tile.byte(i, j), address + (Int64(i) * pitch + (k0 + j)) * size, valid)
+
+
+def commit_copies() -> None:
+    """cp.async.commit_group: close the group of this thread's copies since the last one."""
+    cute.arch.cp_async_commit_group()
+
+
+def wait_copies(pending: int) -> None:
+    """cp.async.wait_group: until all but `pending` of this thread's groups are in shared memory."""
+    cute.arch.cp_async_wait_group(pending)
+
+
+def load_matrices(address: Any, count: int) -> list[Any]:
+    """ldmatrix of 1, 2 or 4 matrices of 8x8 16-bit elements: a 32-bit register of each, two neighbours of a row.
+
+    `address` is the row's of this lane: row i % 8 of matrix i // 8 for lane i.
+    """
+    words = primitives.ldmatrix(raw(address), count, primitives.MMALayout.ROW)
+    return [words] if count == 1 else [words[i] for i in range(count)]
+
+
+def load_vector(address: Int64, inside: Any) -> list[Any]:
+    """ld.global of 16 bytes into four registers; zeros, and no access, where `inside` is false."""
+    return assembly(
+        "{ .reg .pred p; setp.ne.b32 p, $5, 0; mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0; "
+        "@p ld.global.v4.b32 {$0, $1, $2, $3}, [$4]; }",
+        "=&r,=&r,=&r,=&r,l,r",
+        [Int64(address), Int32(inside)],
+        (Int32,) * 4,
+    )
+
+
+def keep_elements(words: Sequence[Any], count: Any) -> list[Any]:
+    """Registers of two 16-bit elements each, of which the first `count` elements stay and the others become zeros."""
+    kept = []
+    for i, word in enumerate(words):
+        bits = cutlass.max(cutlass.min(16 * Int32(count) - 32 * i, 32), 0)
+        kept.append(word & Int32((Int64(1) << Int64(bits)) - 1))
+    return kept
+
+
+@dsl_user_op
+def multiply_warp(
+    mma: Any, a: Sequence[Any], b: Sequence[Any], c: Sequence[Any], *, loc: Any = None, ip: Any = None
+) -> list[Any]:
+    """mma.sync of an MmaAtom: 32-bit registers of A, B and C (f32 or i32) -> those of D."""
+    inputs = {mma.a_dtype.name, mma.b_dtype.name}
+    if not inputs <= set(_MMA_TYPES) or mma.c_dtype.name not in ("f32", "i32"):
+        raise PlanError(f"the bridge has mma.sync of {', '.join(_MMA_TYPES)} into f32 or i32, not {mma}")
+    whole = mma.c_dtype.name == "i32"
+    number = Int32 if whole else Float32
+
+    def register(word: Any) -> Any:
+        value = Int32(word).ir_value(loc=loc, ip=ip)
+        # the dialect wants registers of f16 as pairs of f16; of all other types it takes plain ones
+        pair = mma.a_dtype.name == "f16"
+        return llvm.bitcast(ir.VectorType.get([2], T.f16()), value, loc=loc, ip=ip) if pair else value
+
+    found = primitives.mma_sync(
+        llvm.StructType.get_literal([number.mlir_type] * len(c)),
+        tuple(mma.shape_mnk),
+        primitives.MMALayout.ROW,
+        primitives.MMALayout.COL,
+        [register(value) for value in a],
+        [register(value) for value in b],
+        [number(value).ir_value(loc=loc, ip=ip) for value in c],
+        int_overflow_behavior=primitives.MMAIntOverflow.WRAPPED if whole else None,
+        multiplicand_a_ptx_type=_MMA_TYPES[mma.a_dtype.name],
+        multiplicand_b_ptx_type=_MMA_TYPES[mma.b_dtype.name],
+        loc=loc,
+        ip=ip,
+    )
+    value: Any = found.ir_value() if hasattr(found, "ir_value") else found
+    return unpacked(value, [number] * len(c), loc=loc, ip=ip)

@@ -1,0 +1,194 @@
+"""What happens to an accumulator on its way to C: scales, bias, residual, activations, masks, a user's own function.
+
+An `Epilogue` is a tuple of steps, applied to each element x in order, in a kernel or in NumPy (`Epilogue.reference`).
+
+    Epilogue(Scale("alpha"), Residual(), Bias(), Activation("gelu"))      gelu(alpha * A @ B + beta * D + bias)
+
+What a step needs besides x is given at the launch by name: numbers, vectors along M or N, matrices of C's shape.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...errors import PlanError
+from ..plan import MAX_WORDS
+from .steps import (
+    ACTIVATIONS,
+    GRADIENTS,
+    STEPS,
+    Activation,
+    ActivationGradient,
+    Amax,
+    Aux,
+    Bias,
+    Clamp,
+    Custom,
+    Dropout,
+    Given,
+    Residual,
+    Scale,
+    Step,
+    VectorScale,
+)
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What a reference evaluation gives: C before it is rounded, and what else is written, by name."""
+
+    c: npt.NDArray[Any]
+    written: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, init=False)
+class Epilogue:
+    """Steps in order.
+
+    flipped  the kernel computes the transposed C, so coordinates change places: see `transposed`
+    pairs    two neighbours of a row may be read and written at once: the kernel's N is even, and every address and
+             stride of an operand along its rows a multiple of two elements
+    """
+
+    steps: tuple[Step, ...]
+    flipped: bool = False
+    pairs: bool = False
+
+    def __init__(self, *steps: Step, flipped: bool = False, pairs: bool = False):
+        for step in steps:
+            if not isinstance(step, Step):
+                raise PlanError(f"an epilogue is made of steps, such as Bias() and Activation('relu'), not of {step!r}")
+        object.__setattr__(self, "steps", tuple(steps))
+        object.__setattr__(self, "flipped", flipped)
+        object.__setattr__(self, "pairs", pairs)
+        names = [given.name for given in self.given]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise PlanError(f"two operands of the epilogue are named {twice[0]}: give one of them another name")
+        if len(self.words) > MAX_WORDS:
+            raise PlanError(f"the epilogue's operands take {len(self.words)} parameters; a kernel has {MAX_WORDS}")
+
+    @classmethod
+    def of(cls, given: Any) -> Epilogue:
+        """What a plan was given as its epilogue: one, a single step, or None for nothing. Raises PlanError.
+
+        >>> Epilogue.of(Bias()) == Epilogue(Bias()), bool(Epilogue.of(None))
+        (True, False)
+        """
+        if given is None or isinstance(given, Step):
+            return cls(given) if given is not None else cls()
+        if not isinstance(given, Epilogue):
+            raise PlanError(f"epilogue={given!r}: it is made of steps, as in Epilogue(Bias(), Custom.of(function))")
+        return given
+
+    @classmethod
+    def named(cls, name: str, dtype: str = "bf16", order: str = "row") -> Epilogue:
+        """An epilogue by its cuBLASLt name (cublasLtEpilogue_t, without the prefix); the bias is f32, one a row of C.
+
+        dtype, order  of the AUX matrix, which holds what goes into the activation
+
+        cuBLASLt keeps a mask of bits for RELU_AUX; here, as for GELU_AUX, it is the values.
+
+        >>> [type(step).__name__ for step in Epilogue.named("GELU_AUX_BIAS").steps]
+        ['Bias', 'Aux', 'Activation']
+        """
+        steps: list[Step] = []
+        if not isinstance(name, str):
+            raise PlanError(f"an epilogue is named by text, as in 'GELU_AUX_BIAS', not by {name!r}")
+        parts = name.split("_")
+        kinds = {"RELU": "relu", "GELU": "gelu_tanh", "DRELU": "relu", "DGELU": "gelu_tanh"}
+        head, rest = (parts[0], parts[1:]) if parts[0] in kinds else ("", parts)
+        if name != "DEFAULT" and (
+            not set(rest) <= {"AUX", "BIAS"} or len(set(rest)) != len(rest) or (not head and rest != ["BIAS"])
+        ):
+            raise PlanError(
+                f"epilogue {name!r}: known are DEFAULT, BIAS, RELU, GELU and these with _AUX, _BIAS or _AUX_BIAS, "
+                "DRELU, DGELU"
+            )
+        if head.startswith("D"):
+            if rest:
+                raise PlanError(f"epilogue {name!r}: the bias's gradient is a sum along C, which is not fused")
+            return cls(ActivationGradient(kinds[head], dtype, order))
+        if "BIAS" in rest:
+            steps.append(Bias("m"))
+        if "AUX" in rest:
+            steps.append(Aux(dtype, order))
+        if head:
+            steps.append(Activation(kinds[head]))
+        return cls(*steps)
+
+    @property
+    def given(self) -> tuple[Given, ...]:
+        """Everything the steps need, in order."""
+        return tuple(given for step in self.steps for given in step.given)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Names of the kernel's parameters that carry them."""
+        return tuple(word for given in self.given for word in given.words)
+
+    def __bool__(self) -> bool:
+        return bool(self.steps)
+
+    def named_given(self, name: str) -> Given:
+        """An operand by its name."""
+        return next(given for given in self.given if given.name == name)
+
+    def in_pairs(self, pairs: bool = True) -> Epilogue:
+        """The same for operands that lie as `pairs` says."""
+        return Epilogue(*self.steps, flipped=self.flipped, pairs=pairs)
+
+    def transposed(self) -> Epilogue:
+        """The epilogue that does the same to the transposed C: for operands that change places."""
+        return Epilogue(*[step.transposed() for step in self.steps], flipped=not self.flipped, pairs=False)
+
+    def apply(self, x: Any, at: Any) -> Any:
+        """All steps on one element, or on a matrix of them."""
+        for step in self.steps:
+            x = step.apply(x, at)
+        return x
+
+    def reference(self, accumulator: npt.NDArray[Any], **given: Any) -> Outputs:
+        """The same in NumPy, in float32: accumulator (M, N), or (batch, M, N), operands by name.
+
+        Vectors have shape (N,) or (M,), or (batch, ...); matrices C's shape. Raises PlanError for one that is missing,
+        or is not the epilogue's, or has another shape, OperandError for one that is no number, or no array of numbers.
+
+        >>> Epilogue(Bias(), Activation("relu")).reference(np.array([[1.0, -2.0]], np.float32), bias=[0.5, 0.5]).c
+        array([[1.5, 0. ]], dtype=float32)
+        """
+        from .numpy_math import Matrix, numbers_of
+
+        sums = numbers_of("accumulator", accumulator).astype(np.float32)
+        if sums.ndim < 2:
+            raise PlanError(f"accumulator has shape {sums.shape}; it is (M, N), or (batch, M, N)")
+        at = Matrix(self, sums, given)
+        c = self.apply(at.accumulator, at)
+        return Outputs(np.broadcast_to(c, at.accumulator.shape), at.written)
+
+
+__all__ = [
+    "ACTIVATIONS",
+    "GRADIENTS",
+    "MAX_WORDS",
+    "STEPS",
+    "Activation",
+    "ActivationGradient",
+    "Amax",
+    "Aux",
+    "Bias",
+    "Clamp",
+    "Custom",
+    "Dropout",
+    "Epilogue",
+    "Given",
+    "Outputs",
+    "Residual",
+    "Scale",
+    "Step",
+    "VectorScale",
+]

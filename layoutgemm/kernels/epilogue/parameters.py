@@ -1,0 +1,86 @@
+"""An epilogue's operands as the sixteen words of a launch: numbers as bits, addresses with the strides they need."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ...errors import OperandError
+from .chain import MAX_WORDS, Epilogue, Given
+
+_MAX_F32 = float.fromhex("0x1.ffffffp127")  # rounds to no float32
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Where an operand lies.
+
+    address  in bytes (or an array that stands for it, in the emulator)
+    leading  elements from line to line, of a matrix
+    batch    elements from one matrix of a batch to the next; 0 where all share it
+    """
+
+    address: Any
+    leading: int = 0
+    batch: int = 0
+
+
+def words_of(epilogue: Epilogue, given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The words, in the kernel's order: numbers and `Placed` by name, all of the epilogue's and no others.
+
+    Raises OperandError for a missing operand, one too many, or a number where there should be an address.
+
+    >>> from layoutgemm.kernels.epilogue.chain import Bias, Scale
+    >>> words_of(Epilogue(Scale(), Bias()), {"alpha": 1.0, "bias": Placed(0x7F00)})[:3]
+    (1065353216, 32512, 0)
+    """
+    names = [operand.name for operand in epilogue.given]
+    for name in (*[n for n in names if n not in given], *[n for n in given if n not in names]):
+        what = "is missing" if name in names else "is no operand of it"
+        raise OperandError(f"the epilogue takes {', '.join(names) or 'no operands'}: {name} {what}")
+    words: list[Any] = []
+    for operand in epilogue.given:
+        words.extend(_words(operand, given[operand.name]))
+    return (*words, *[0] * (MAX_WORDS - len(words)))
+
+
+def host_number(name: str, value: Any, whole: bool = False) -> int | float:
+    """A number that is given at a launch, NumPy's included: 32 bits of an integer where it is `whole`, or a float32.
+
+    Raises OperandError for anything else, and for a number that 32 bits do not hold.
+
+    >>> host_number("alpha", 3), host_number("seed", 7, whole=True)
+    (3.0, 7)
+    """
+    kinds: Any = (int, numbers.Integral) if whole else (int, float, numbers.Real)
+    if isinstance(value, bool) or not isinstance(value, kinds):
+        what = "a whole number" if whole and isinstance(value, numbers.Real) else f"got a {type(value).__qualname__}"
+        raise OperandError(f"{name} is a number, given at the launch; {what}")
+    if whole:
+        value = int(value)
+        if not -(2**31) <= value < 2**32:
+            raise OperandError(f"{name} is an integer of {value.bit_length()} bits, and a launch takes 32")
+        return value
+    if isinstance(value, int) and value.bit_length() > 128:
+        raise OperandError(f"{name} = an integer of {value.bit_length()} bits is beyond float32")
+    number = float(value)
+    if _MAX_F32 <= abs(number) < math.inf:
+        raise OperandError(f"{name} = {number!r} is beyond float32")
+    return number
+
+
+def _words(operand: Given, value: Any) -> tuple[Any, ...]:
+    if operand.host:
+        number = host_number(operand.name, value, operand.dtype.name == "i32")
+        if isinstance(number, int):
+            return (number & 0xFFFFFFFF,)
+        return (int.from_bytes(struct.pack("<f", number), "little"),)
+    if not isinstance(value, Placed):
+        raise OperandError(f"{operand.name} lies in memory: an address, not {value!r}")
+    if not operand.axes:
+        return (value.address,)
+    return (value.address, value.leading, value.batch) if operand.axes == "mn" else (value.address, value.batch)

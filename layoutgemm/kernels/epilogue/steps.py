@@ -1,0 +1,410 @@
+"""The steps of an epilogue: what each needs, and a few lines of arithmetic on one element.
+
+A step is written once. A kernel evaluates it on registers, NumPy on whole matrices; `at` tells it where it stands.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...dtypes import DType
+from ...dtypes import dtype as dtype_named
+from ...errors import PlanError
+from . import tracing
+
+ORDERS = ("row", "col")
+_FLIPPED = {"": "", "m": "n", "n": "m", "mn": "mn"}
+_OTHER = {"row": "col", "col": "row"}
+
+
+@dataclass(frozen=True)
+class Given:
+    """Something that an epilogue reads, or writes, besides C.
+
+    name     what the caller gives it by
+    axes     "": one value; "n": one for each column of C; "m": one for each row; "mn": one for each element
+    dtype    "f32", "bf16" or "f16", or such a `DType`
+    host     of one value: a number given at the launch, in place of an address ("f32", or "i32")
+    order    of "mn": which index is contiguous in memory, as for C
+    written  whether it is written
+    """
+
+    name: str
+    axes: str
+    dtype: DType
+    host: bool = False
+    order: str = "row"
+    written: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name.isidentifier():
+            raise PlanError(f"an operand of an epilogue is named {self.name!r}: no identifier")
+        if not isinstance(self.axes, str) or self.axes not in _FLIPPED:
+            raise PlanError(f"{self.name}: axes {self.axes!r}; known are {', '.join(map(repr, _FLIPPED))}")
+        object.__setattr__(self, "dtype", dtype_named(self.dtype))
+        if self.order not in ORDERS:
+            raise PlanError(f"{self.name}: order {self.order!r}; known are 'row' and 'col'")
+        known = ("f32", "i32") if self.host else ("f32", "bf16", "f16")
+        if self.dtype.name not in known:
+            raise PlanError(f"{self.name} is {self.dtype}; an epilogue's operand is one of {', '.join(known)}")
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Names of the 64-bit parameters that carry it: a number, or an address with the strides that it needs."""
+        if not self.axes:
+            return (self.name,)
+        leading = (f"{self.name}_ld",) if self.axes == "mn" else ()
+        return (self.name, *leading, f"{self.name}_batch")
+
+    def transposed(self) -> Given:
+        """The same for the transposed C."""
+        return replace(self, axes=_FLIPPED[self.axes], order=_OTHER[self.order])
+
+
+STEPS: dict[str, type[Step]] = {}  # this package's own by name: those that another process knows, too
+
+
+class Step:
+    """One step: `given` says what it needs, `apply` what becomes of x.
+
+    `at` is where x stands: `at.read(name)`, `at.write(name, x)`, `at.largest(name, x)`, `at.random(name)`, the
+    coordinates `at.i`, `at.j`, and `at.math`: exp, tanh, erf, sigmoid, maximum, where ... in f32.
+    """
+
+    given: tuple[Given, ...] = ()
+
+    def __init_subclass__(cls) -> None:
+        if cls.__module__ == __name__ and not cls.__name__.startswith("_"):
+            STEPS[cls.__name__] = cls
+
+    def apply(self, x: Any, at: Any) -> Any:
+        """The new value of x."""
+        raise NotImplementedError
+
+    def transposed(self) -> Step:
+        """The step that does the same to the transposed C."""
+        return self
+
+
+@dataclass(frozen=True)
+class Scale(Step):
+    """x * name: a number given at the launch, or a float32 in memory with device=True (a scale that a kernel made)."""
+
+    name: str = "alpha"
+    device: bool = False
+
+    @property
+    def given(self) -> tuple[Given, ...]:  # type: ignore[override]
+        """The scale."""
+        return (Given(self.name, "", dtype_named("f32"), host=not self.device),)
+
+    def apply(self, x: Any, at: Any) -> Any:
+        """x times the scale."""
+        return x * at.read(self.name)
+
+
+@dataclass(frozen=True)
+class _Vector(Step):
+    axis: str = "n"
+    dtype: str = "f32"
+    name: str = "vector"
+
+    def __post_init__(self) -> None:
+        if self.axis not in ("m", "n"):
+            raise PlanError(f"{self.name}: axis {self.axis!r}; 'n' for one value a column, 'm' for one a row")
+
+    @property
+    def given(self) -> tuple[Given, ...]:  # type: ignore[override]
+        """The vector."""
+        return (Given(self.name, self.axis, dtype_named(self.dtype)),)
+
+    def transposed(self) -> Step:
+        """Along the other axis."""
+        return replace(self, axis=_FLIPPED[self.axis])
+
+
+@dataclass(frozen=True)
+class Bias(_Vector):
+    """x + bias: one value a column of C (axis "n", as torch's linear has it) or a row ("m", as cuBLASLt's BIAS)."""
+
+    name: str = "bias"
+
+    def apply(self, x: Any, at: Any) -> Any:
+        """x plus the vector's value."""
+        return x + at.read(self.name)
+
+
+@dataclass(frozen=True)
+class VectorScale(_Vector):
+    """x * scale: one factor a column of C (axis "n") or a row ("m")."""
+
+    name: str = "scale"
+
+    def apply(self, x: Any, at: Any) -> Any:
+        """x times the vector's value."""
+        return x * at.read(self.name)
+
+
+@dataclass(frozen=True)
+class Residual(Step):
+    """x + beta * D: a matrix of C's shape, and a number given at the launch (1 when beta is None)."""
+
+    dtype: str = "bf16"
+    order: str = "row"
+    name: str = "d"
+    beta: str | None = "beta"
+
+    @property
+    def given(self) -> tuple[Given, ...]:  # type: ignore[override]
+        """The matrix and its factor."""
+        matrix = Given(self.name, "mn", dtype_named(self.dtype), order=self.order)
+        return (matrix,) if self.beta is None else (matrix, Given(self.beta, "", dtype_named("f32"), host=True))
+
+    def apply(self, x: Any, at: Any) -> Any:
+        """x plus beta times the matrix's element."""
+        value = at.read(self.name)
+        return x + (value if self.beta is None else value * at.read(self.beta))
+
+    def transposed(self) -> Step:
+        """The matrix in the other order."""
+        return replace(self, order=_OTHER[self.order])
+
+
+def _gelu_tanh(x: Any, ops: Any) -> Any:
+    # (1 + tanh(u)) / 2 = sigmoid(2 u), which does not cancel where tanh is near -1
+    c = 2 * math.sqrt(2 / math.pi)
+    return x * ops.sigmoid(x * (c + (c * 0.044715) * (x * x)))
+
+
+def _relu_sq(x: Any, ops: Any) -> Any:
+    positive = ops.maximum(x, 0.0)
+    return positive * positive
+
+
+ACTIVATIONS: Mapping[str, Callable[[Any, Any], Any]] = {
+    "relu": lambda x, ops: ops.maximum(x, 0.0),
+    "relu_sq": _relu_sq,
+    "gelu": lambda x, ops: x * ops.normal(x),
+    "gelu_tanh": _gelu_tanh,
+    "silu": lambda x, ops: x * ops.sigmoid(x),
+    "tanh": lambda x, ops: ops.tanh(x),
+    "sigmoid": lambda x, ops: ops.sigmoid(x),
+}
+"""name -> formula. "gelu" is torch's default (erf); "gelu_tanh" torch's approximate="tanh" and cuBLASLt's GELU."""
+
+
+def check_activation(kind: Any, said: str = "activation") -> None:
+    """Raise PlanError unless `kind` is one of ACTIVATIONS; `said` is what the caller gave it as."""
+    if not isinstance(kind, str) or kind not in ACTIVATIONS:
+        raise PlanError(f"{said} {kind!r}: known are {', '.join(ACTIVATIONS)}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+@dataclass(frozen=True)
+class Activation(Step):
+    """kind(x): one of `ACTIVATIONS`. "tanh", for C of 16 bits or fewer, is the hardware's: relative error 2**-11."""
+
+    kind: str
+
+    def __post_init__(self) -> None:
+        check_activation(self.kind)
+
+    def apply(self, x: Any, at: Any) -> Any:
+        """The activation of x."""
+        return ACTIVATIONS[self.kind](x, at.math)
+
+
+def _gelu_gradient(z: Any, ops: Any) -> Any:
+    density = ops.exp(-0.5 * (z * z)) * (1 / math.sqrt(2 * math.pi))
+    return ops.normal(z) + z * density
+
+
+def _gelu_tanh_gradient(z: Any, ops: Any) -> Any:
+    c = 2 * math.sqrt(2 / math.pi)
+    s = ops.sigmoid(z * (c + (c * 0.044715) * (z * z)))
+    return s + z * (s * (1.0 - s)) * (c * (1.0 + 3 * 0.044715 * (z * z)))
+
+
+def _silu_gradient(z: Any, ops: Any) -> Any:
+    s = ops.sigmoid(z)
+    return s * (1.0 + z * (1.0 - s))
+
+
+def _tanh_gradient(z: Any, ops: Any) -> Any:
+    t = ops.tanh(z)
+    return 1.0 - t * t
+
+
+def _sigmoid_gradient(z: Any, ops: Any) -> Any:
+    s = ops.sigmoid(z)
+    return s * (1.0 - s)
+
+
+GRADIENTS: Mapping[str, Callable[[Any, Any], Any]] = {
+    "relu": lambda z, ops: ops.where(z > 0.0, 1.0, 0.0),
+    "relu_sq": lambda z, ops: 2.0 * ops.maximum(z, 0.0),
+    "gelu": _gelu_gradient,
+    "gelu_tanh": _gelu_tanh_gradient,
+    "silu": _silu_gradient,
+    "tanh": _tanh_gradient,
+    "sigmoid": _sigmoid_gradient,
+}
+
+
+@dataclass(frozen=True)
+class ActivationGradient(Step):
+    """x * kind'(z), z a matrix of C's shape: what went into the activation, as `Aux` wrote it (DRELU, DGELU)."""
+
+    kind: str
+    dtype: str = "bf16"
+    order: str = "row"
+    name: str = "aux"
+
+    def __post_init__(self) -> None:
+        check_activation(self.kind)
+
+    @property
+    def given(self) -> tuple[Given, ...]:  # type: ignore[override]
+        """The matrix."""
+        return (Given(self.name, "mn", dtype_named(self.dtype), order=self.order),)
+
+    def apply(self, x: Any, at: Any) -> Any:
+        """x times the derivative at the matrix's element."""
+        return x * GRADIENTS[self.kind](at.read(self.name), at.math)
+
+    def transposed(self) -> Step:
+        """The matrix in the other order."""
+        return replace(self, order=_OTHER[self.order])
+
+
+@dataclass(frozen=True)
+class Clamp(Step):
+    """x between two constants."""
+
+    low: float = -math.inf
+    high: float = math.inf
+
+    def __post_init__(self) -> None:
+        for name, value in (("low", self.low), ("high", self.high)):
+            if not _is_number(value):
+                raise PlanError(f"clamp with {name} = {value!r}: a number")
+        if not self.low <= self.high:
+            raise PlanError(f"clamp from {self.low} to {self.high}: no such numbers")
+
+    def apply(self, x: Any, at: Any) -> Any:
+        """The nearest value of the range."""
+        x = at.math.maximum(x, self.low) if self.low > -math.inf else x
+        return at.math.minimum(x, self.high) if self.high < math.inf else x
+
+
+@dataclass(frozen=True)
+class Aux(Step):
+    """x as it is here, written to a matrix of C's shape as well: what an activation's gradient needs."""
+
+    dtype: str = "bf16"
+    order: str = "row"
+    name: str = "aux"
+
+    @property
+    def given(self) -> tuple[Given, ...]:  # type: ignore[override]
+        """The matrix."""
+        return (Given(self.name, "mn", dtype_named(self.dtype), order=self.order, written=True),)
+
+    def apply(self, x: Any, at: Any) -> Any:
+        """x, unchanged."""
+        at.write(self.name, x)
+        return x
+
+    def transposed(self) -> Step:
+        """The matrix in the other order."""
+        return replace(self, order=_OTHER[self.order])
+
+
+@dataclass(frozen=True)
+class Amax(Step):
+    """The largest |x| so far, in a float32 in memory, which the caller has set to 0 or to a maximum to go on from."""
+
+    name: str = "amax"
+
+    @property
+    def given(self) -> tuple[Given, ...]:  # type: ignore[override]
+        """The maximum."""
+        return (Given(self.name, "", dtype_named("f32"), written=True),)
+
+    def apply(self, x: Any, at: Any) -> Any:
+        """x, unchanged."""
+        at.largest(self.name, x)
+        return x
+
+
+@dataclass(frozen=True)
+class Dropout(Step):
+    """x / (1 - p) where the mask keeps it, else 0; the mask is a function of the seed and of the element's place.
+
+    p is taken in steps of 2**-16. See `random_bits` for the function.
+    """
+
+    p: float
+    name: str = "seed"
+
+    def __post_init__(self) -> None:
+        if not _is_number(self.p) or not 0 <= self.p < 1:
+            raise PlanError(f"dropout with p = {self.p!r}: a number of at least 0 and below 1")
+
+    @property
+    def given(self) -> tuple[Given, ...]:  # type: ignore[override]
+        """The seed."""
+        return (Given(self.name, "", dtype_named("i32"), host=True),)
+
+    def apply(self, x: Any, at: Any) -> Any:
+        """x scaled, or 0."""
+        dropped = round(self.p * 65536)
+        return at.math.where(at.random(self.name) >= dropped, x * (65536 / (65536 - dropped)), 0.0)
+
+
+@dataclass(frozen=True)
+class Custom(Step):
+    """A user's own arithmetic, as an expression: see `Custom.of`."""
+
+    expression: tracing.Expression
+    operands: tuple[Given, ...] = ()
+
+    @classmethod
+    def of(cls, function: Callable[..., Any], *operands: Given) -> Custom:
+        """The step x -> function(x, i, j, ops, *operands).
+
+        x is the f32 value, i and j its row and column in C, ops what it may call (see `epilogue_trace.Operations`);
+        the operands' values follow in order. The function is traced: called once, with symbols.
+
+        >>> import numpy as np
+        >>> from layoutgemm.kernels.epilogue.chain import Epilogue
+        >>> causal = Custom.of(lambda x, i, j, ops: ops.where(j <= i, x, 0.0))
+        >>> Epilogue(causal).reference(np.ones((2, 3), np.float32)).c.tolist()
+        [[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]]
+        """
+        for operand in operands:
+            if not isinstance(operand, Given):
+                raise PlanError(f'an operand of the function is {operand!r}: a Given, as in Given("gate", "mn", "f32")')
+        if any(operand.written for operand in operands):
+            raise PlanError("an epilogue's function reads its operands; Aux writes a matrix")
+        return cls(tracing.trace(function, tuple(operand.name for operand in operands)), operands)
+
+    @property
+    def given(self) -> tuple[Given, ...]:  # type: ignore[override]
+        """The operands."""
+        return self.operands
+
+    def apply(self, x: Any, at: Any) -> Any:
+        """The expression's value."""
+        return tracing.evaluate(self.expression, x, at)
+
+    def transposed(self) -> Step:
+        """The same with i and j in each other's place."""
+        flipped = tuple(operand.transposed() for operand in self.operands)
+        return Custom(tracing.transposed(self.expression), flipped)

@@ -1,0 +1,275 @@
+"""A user's own epilogue as an expression: a Python function is called once with symbols, and what it computes is kept.
+
+The expression decides the kernel's code, so it is what kernels are cached by; it is evaluated on registers in a kernel
+and on arrays in NumPy. Branches of Python would be taken once, while tracing: a symbol has no truth value, and says so.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from ...errors import LayoutError, PlanError
+
+# An expression: ("float", value), ("int", value), ("x",), ("i",), ("j",), ("given", name) or (operation, *expressions).
+Expression = tuple[Any, ...]
+
+_FLOATS = ("exp", "log", "sqrt", "rsqrt", "tanh", "erf", "normal", "sigmoid")  # of one float
+MAX_POWER = 16  # of x ** n
+_INTEGERS = ("floordiv", "mod", "and_", "or_", "xor")
+_KNOWN = (*_FLOATS, "float", "maximum", "minimum", "where")  # what ops has
+_MAX_F32 = float.fromhex("0x1.fffffep127")
+
+
+class Symbol:
+    """A value that the kernel will know: of kind "float" (f32), "int" (i32) or "bool"."""
+
+    __slots__ = ("expression", "kind")
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, expression: Expression, kind: str):
+        self.expression = expression
+        self.kind = kind
+
+    def __bool__(self) -> bool:
+        raise PlanError(
+            "an epilogue's function is traced once for all elements: a value has no truth in Python. Choose with "
+            "ops.where(condition, yes, no)"
+        )
+
+    def __array_ufunc__(self, function: Any, method: str, *values: Any, **options: Any) -> Symbol:
+        """NumPy's numbers may stand in the arithmetic; its functions know nothing of what a kernel computes."""
+        known: dict[str, Callable[..., Any]] = {
+            "add": operator.add, "subtract": operator.sub, "multiply": operator.mul, "divide": operator.truediv,
+        }  # fmt: skip
+        if method != "__call__" or function.__name__ not in known or options:
+            raise PlanError(
+                f"np.{function.__name__} of a value of the epilogue: its functions are those of ops, as in ops.tanh(x)"
+            )
+        # a list, of an array, is refused by the operation as no number
+        plain = [value.tolist() if hasattr(value, "tolist") else value for value in values]
+        return _symbol(known[function.__name__](*plain))
+
+    def __add__(self, other: Any) -> Symbol:
+        return _arithmetic("add", self, other)
+
+    def __radd__(self, other: Any) -> Symbol:
+        return _arithmetic("add", other, self)
+
+    def __sub__(self, other: Any) -> Symbol:
+        return _arithmetic("sub", self, other)
+
+    def __rsub__(self, other: Any) -> Symbol:
+        return _arithmetic("sub", other, self)
+
+    def __mul__(self, other: Any) -> Symbol:
+        return _arithmetic("mul", self, other)
+
+    def __rmul__(self, other: Any) -> Symbol:
+        return _arithmetic("mul", other, self)
+
+    def __truediv__(self, other: Any) -> Symbol:
+        return _apply("div", "float", _float(self), _float(other))
+
+    def __rtruediv__(self, other: Any) -> Symbol:
+        return _apply("div", "float", _float(other), _float(self))
+
+    def __pow__(self, other: Any) -> Symbol:
+        if isinstance(other, bool) or not isinstance(other, int) or not 1 <= other <= MAX_POWER:
+            raise PlanError(
+                f"x ** {other!r}: a whole number from 1 to {MAX_POWER} is a chain of products; others are "
+                "ops.exp(exponent * ops.log(x)), of a positive x"
+            )
+        half = self if other < 2 else self ** (other // 2)
+        return half if other == 1 else half * half if other % 2 == 0 else half * half * self
+
+    def __neg__(self) -> Symbol:
+        return _arithmetic("sub", 0, self)
+
+    def __abs__(self) -> Symbol:
+        return _arithmetic("maximum", self, -self)
+
+    def __floordiv__(self, other: Any) -> Symbol:
+        return _integers("floordiv", self, other)
+
+    def __mod__(self, other: Any) -> Symbol:
+        return _integers("mod", self, other)
+
+    def __and__(self, other: Any) -> Symbol:
+        return _integers("and_", self, other)
+
+    def __or__(self, other: Any) -> Symbol:
+        return _integers("or_", self, other)
+
+    def __xor__(self, other: Any) -> Symbol:
+        return _integers("xor", self, other)
+
+    def __lt__(self, other: Any) -> Symbol:
+        return _compare("lt", self, other)
+
+    def __le__(self, other: Any) -> Symbol:
+        return _compare("le", self, other)
+
+    def __gt__(self, other: Any) -> Symbol:
+        return _compare("gt", self, other)
+
+    def __ge__(self, other: Any) -> Symbol:
+        return _compare("ge", self, other)
+
+    def __eq__(self, other: Any) -> Symbol:  # type: ignore[override]
+        return _compare("eq", self, other)
+
+    def __ne__(self, other: Any) -> Symbol:  # type: ignore[override]
+        return _compare("ne", self, other)
+
+
+class Operations:
+    """What a function may call besides arithmetic, in f32.
+
+    exp, log, sqrt, rsqrt, tanh, erf, sigmoid; normal, the distribution function, erfc(-x / sqrt(2)) / 2; maximum and
+    minimum; where. `float` makes a float of a coordinate, which arithmetic with floats does by itself.
+    """
+
+    def __getattr__(self, name: str) -> Callable[[Any], Symbol]:
+        if name not in _FLOATS:
+            raise PlanError(f"an epilogue has no operation {name!r}; it has {', '.join(_KNOWN)}")
+        return lambda x: _apply(name, "float", _float(x))
+
+    @staticmethod
+    def float(x: Any) -> Symbol:
+        """A coordinate as f32; exact below 2**24."""
+        return _float(x)
+
+    @staticmethod
+    def maximum(x: Any, y: Any) -> Symbol:
+        """The larger of two."""
+        return _arithmetic("maximum", x, y)
+
+    @staticmethod
+    def minimum(x: Any, y: Any) -> Symbol:
+        """The smaller of two."""
+        return _arithmetic("minimum", x, y)
+
+    @staticmethod
+    def where(condition: Any, yes: Any, no: Any) -> Symbol:
+        """`yes` where the condition holds, else `no`; both are computed."""
+        if not isinstance(condition, Symbol) or condition.kind != "bool":
+            raise PlanError(f"where takes a comparison of the function's values, not {condition!r}")
+        yes, no = _same(yes, no)
+        return _apply("where", yes.kind, condition, yes, no)
+
+
+def trace(function: Callable[..., Any], names: tuple[str, ...]) -> Expression:
+    """The expression of `function(x, i, j, ops, *values)`, `values` in the order of their names.
+
+    x is the f32 value of an element, i and j its row and column in C. Raises PlanError when the function does not give
+    one f32 value, asks a value for its truth, or raises an error of its own, such as that of math.exp(x).
+
+    >>> trace(lambda x, i, j, ops: ops.where(i >= j, x, 0.0), ())
+    ('where', ('ge', ('i',), ('j',)), ('x',), ('float', 0.0))
+    """
+    taken = ("x", "i", "j", "ops", *names)
+    try:
+        inspect.signature(function).bind(*taken)
+    except TypeError as error:
+        raise PlanError(f"the epilogue's function is called with ({', '.join(taken)}): {error}") from None
+    given = [Symbol(("given", name), "float") for name in names]
+    try:
+        result = function(Symbol(("x",), "float"), Symbol(("i",), "int"), Symbol(("j",), "int"), Operations(), *given)
+    except LayoutError:
+        raise
+    except Exception as error:
+        raise PlanError(
+            f"the epilogue's function raised {type(error).__name__}: {error}. It is called once with values that take "
+            f"+ - * / ** and comparisons; functions of them are those of ops: {', '.join(_KNOWN)}"
+        ) from error
+    if result is None:
+        raise PlanError("the epilogue's function returned nothing: it gives the new value of x")
+    return _float(result).expression
+
+
+def transposed(expression: Expression) -> Expression:
+    """The same of the transposed matrix: i and j change places."""
+    if expression[0] in ("float", "int", "given"):
+        return expression
+    if expression[0] in ("i", "j"):
+        return ("j",) if expression[0] == "i" else ("i",)
+    return (expression[0], *map(transposed, expression[1:]))
+
+
+def evaluate(expression: Expression, x: Any, at: Any) -> Any:
+    """The value of an expression; `at` gives coordinates, operands and operations, as for a step's `apply`."""
+    head, *rest = expression
+    if head == "x":
+        return x
+    if head in ("i", "j"):
+        return getattr(at, head)
+    if head in ("float", "int"):
+        return at.math.constant(rest[0]) if head == "float" else rest[0]
+    if head == "given":
+        return at.read(rest[0])
+    return getattr(at.math, head)(*[evaluate(part, x, at) for part in rest])
+
+
+def _symbol(value: Any) -> Symbol:
+    if isinstance(value, Symbol):
+        return value
+    if getattr(value, "ndim", 1) == 0:  # a number of NumPy's
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise PlanError(f"an epilogue computes with numbers and its own values, not with {value!r}")
+    if isinstance(value, int):
+        return Symbol(("int", value), "int")
+    if math.isfinite(value) and abs(value) > _MAX_F32:
+        raise PlanError(f"{value!r} is beyond float32, in which an epilogue computes")
+    return Symbol(("float", value), "float")
+
+
+def _float(value: Any) -> Symbol:
+    value = _symbol(value)
+    if value.kind == "bool":
+        raise PlanError("a comparison is no number: ops.where(condition, 1.0, 0.0) makes one of it")
+    if value.kind == "int":
+        if value.expression[0] != "int":
+            return Symbol(("to_float", value.expression), "float")
+        if abs(value.expression[1]) > _MAX_F32:
+            bits = value.expression[1].bit_length()
+            raise PlanError(f"an integer of {bits} bits is beyond float32, in which an epilogue computes")
+        return Symbol(("float", float(value.expression[1])), "float")
+    return value
+
+
+def _same(x: Any, y: Any) -> tuple[Symbol, Symbol]:
+    x, y = _symbol(x), _symbol(y)
+    return (_int32(x), _int32(y)) if x.kind == y.kind == "int" else (_float(x), _float(y))
+
+
+def _int32(value: Symbol) -> Symbol:
+    """The same. Raises PlanError for a number that meets coordinates, which are int32, and is beyond it."""
+    if value.expression[0] == "int" and not -(2**31) <= value.expression[1] < 2**31:
+        bits = value.expression[1].bit_length()
+        raise PlanError(f"an integer of {bits} bits is beyond int32, in which coordinates are computed")
+    return value
+
+
+def _apply(name: str, kind: str, *operands: Symbol) -> Symbol:
+    return Symbol((name, *[operand.expression for operand in operands]), kind)
+
+
+def _arithmetic(name: str, x: Any, y: Any) -> Symbol:
+    x, y = _same(x, y)
+    return _apply(name, x.kind, x, y)
+
+
+def _compare(name: str, x: Any, y: Any) -> Symbol:
+    return _apply(name, "bool", *_same(x, y))
+
+
+def _integers(name: str, x: Any, y: Any) -> Symbol:
+    x, y = _symbol(x), _symbol(y)
+    if x.kind != "int" or y.kind != "int":
+        raise PlanError(f"{name.strip('_')} is for coordinates and whole numbers, not for {x.kind} and {y.kind}")
+    return _apply(name, "int", _int32(x), _int32(y))

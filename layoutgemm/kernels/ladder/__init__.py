@@ -1,0 +1,1 @@
+"""The ladder: kernels from the simplest to the fastest, one idea each."""

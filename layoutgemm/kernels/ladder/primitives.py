@@ -1,0 +1,120 @@
+"""What the Blackwell primitives share: a kernel on arrays in global memory, compiled and emulated; its shared memory.
+
+A primitive's program is one file of the root folder `kernels`: a kernel object with `@cute.jit __call__`, which takes
+the addresses of arrays and a stream, and what its launch has to leave in them. No device of this architecture is
+needed, and none has run them: the emulator executes the compiled PTX in several orders of events, and asks for every
+wait and fence of tensor memory that PTX asks for.
+
+    emulate("alloc", Allocate(), {"out": out})      # out is now what the kernel wrote, or EmulatorError is raised
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...emulator.api import ORDERS, Emulation, emulate_host
+from ...errors import EmulatorError
+from ..compile import cache as object_cache
+from ..compile.compiler import CompiledGemm, compile_kernel
+from ..run.emulated import host_of
+
+ARCH = "sm_100a"
+
+
+@dataclass(frozen=True)
+class Regions:
+    """Where named pieces lie in a block's dynamic shared memory, in bytes: each where the one before it ends, aligned.
+
+    `bridge_tcgen05.SharedRegions` turns names into addresses.
+
+    >>> regions = Regions.of(a=(16384, 1024), loaded=(8, 8), slot=(4, 8))
+    >>> regions["slot"], regions.total
+    (16392, 16396)
+    """
+
+    pieces: tuple[tuple[str, int], ...]
+    total: int
+    alignment: int = 1024
+
+    @classmethod
+    def of(cls, **pieces: tuple[int, int]) -> Regions:
+        """From name = (bytes, alignment), in order."""
+        placed, end = [], 0
+        for name, (size, alignment) in pieces.items():
+            first = -(-end // alignment) * alignment
+            placed.append((name, first))
+            end = first + size
+        return cls(tuple(placed), end)
+
+    def __getitem__(self, name: str) -> int:
+        return dict(self.pieces)[name]
+
+
+@dataclass(frozen=True)
+class Primitive:
+    """One kernel and the names of the arrays that its launch takes."""
+
+    name: str
+    kernel: Any
+    arrays: tuple[str, ...]
+
+    @property
+    def parameters(self) -> dict[str, str]:
+        """What the host function takes, as plans say it."""
+        return dict.fromkeys(self.arrays, "address")
+
+    def compile(self) -> CompiledGemm:
+        """Compile for sm_100a, or take it from the cache; needs the DSL and no GPU."""
+        facts = {
+            "primitive": self.name,
+            "kernel": object_cache.facts_of(vars(self.kernel)),
+            "program": hashlib.sha256(Path(inspect.getfile(type(self.kernel))).read_bytes()).hexdigest(),
+        }
+        return compile_kernel(self.kernel, ARCH, facts, self)
+
+
+def emulate(name: str, kernel: Any, arrays: Mapping[str, npt.NDArray[Any]], orders: int = 3) -> Emulation:
+    """Run a kernel's launch on the arrays in several orders of events; they hold what it wrote, the same in each.
+
+    name    of the kernel, unique in its program, for the cache of compiled kernels
+    arrays  in the order of the host function's parameters
+    orders  how many of `emulator.api.ORDERS`
+
+    Raises EmulatorError with the report when anything is found, or when two orders give different bits.
+    """
+    host = host_of(Primitive(name, kernel, tuple(arrays)).compile())
+    first: dict[str, npt.NDArray[Any]] = {}
+    done = None
+    given = {key: value.copy() for key, value in arrays.items()}
+    for order in ORDERS[:orders]:
+        for key, value in arrays.items():
+            value[...] = given[key]
+        done = emulate_host(host, tuple(arrays.values()), policy=replace(order, tensor_strict=True), progress=False)
+        done.raise_for_findings()
+        for key, value in arrays.items():
+            if not np.array_equal(first.setdefault(key, value.copy()).view(np.uint8), value.view(np.uint8)):
+                raise EmulatorError(f"{name}: {key} depends on the order of events")
+    assert done is not None, "no orders"
+    return done
+
+
+def compiled(name: str, kernel: Any, arrays: Mapping[str, Any]) -> CompiledGemm:
+    """The kernel's code, for those who want to look at its SASS."""
+    return Primitive(name, kernel, tuple(arrays)).compile()
+
+
+def right(name: str, have: npt.NDArray[Any], want: npt.NDArray[Any], said: str) -> None:
+    """Print what was checked, or raise EmulatorError with the first element that is wrong."""
+    wrong = np.argwhere(have != want)
+    if len(wrong):
+        at = tuple(int(i) for i in wrong[0])
+        raise EmulatorError(f"{name}: {len(wrong)} elements are wrong; {at} is {have[at]}, should be {want[at]}")
+    print(f"{name}: {said}", flush=True)

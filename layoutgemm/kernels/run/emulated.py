@@ -1,0 +1,109 @@
+"""Plans in the emulator: the compiled kernel and its compiled host function, executed on the CPU and race-checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...atoms.tma.rules import STRIDE_UNIT
+from ...emulator.api import Emulation, emulate_host
+from ...emulator.host.launcher import HostFunction
+from ...emulator.host.types import HostParameter, parameter_of
+from ...emulator.machine.interpreter import Policy
+from ...errors import EmulatorError
+from ..compile.compiler import CompiledGemm, Plan, compile_plan
+from ..derive import padded_leading
+from ..sm90.plan import Sm90Plan
+from ..sm100.plan import Sm100Plan
+from .hardware_model import CLUSTERS, GlobalMatrix, unwritten, values_of
+
+_TYPES = {"address": "i64", "size": "i32", "stride": "i64", "word": "i64"}
+_HOSTS: dict[str, HostFunction] = {}
+
+
+def emulate_plan(
+    plan: Plan, a: GlobalMatrix, b: GlobalMatrix, policy: Policy | None = None, progress: bool = True,
+    given: tuple[Any, ...] = (),
+) -> tuple[npt.NDArray[Any], Emulation]:  # fmt: skip
+    """Run the plan's compiled kernel: the raw bits of C, (M, N) or (batch, M, N), and what the emulator found.
+
+    a, b   the operands as they lie in global memory
+    given  the launch's last arguments, of a plan that has `words`; arrays in place of addresses
+    """
+    if isinstance(plan, (Sm90Plan, Sm100Plan)):
+        return _emulate_persistent(plan, a, b, policy, progress, given)
+    words = unwritten(plan.c.dtype, (plan.m, plan.n))
+    # A matrix of one line has no pitch; the tensor map wants one that it takes.
+    leading = [
+        padded_leading(operand.dtype, matrix.extents[0]) if matrix.extents[1] == 1 else matrix.leading
+        for operand, matrix in ((plan.a, a), (plan.b, b))
+    ]
+    sizes = (plan.m, plan.n, plan.k, *leading, plan.n)
+    return words, emulate_launch(plan, (a.bits, b.bits, words, *sizes), policy, progress)
+
+
+def _emulate_persistent(
+    plan: Sm90Plan | Sm100Plan, a: GlobalMatrix, b: GlobalMatrix, policy: Policy | None, progress: bool,
+    more: tuple[Any, ...] = (),
+) -> tuple[npt.NDArray[Any], Emulation]:  # fmt: skip
+    """A few clusters at a time, so that each computes several tiles. What lies between C's lines has to stay.
+
+    But for what the plan writes there by its own word (`bytes_beyond_line`): C has 16 bytes of pitch more.
+    """
+    lines, inner = (plan.m, plan.n) if plan.c.order == "row" else (plan.n, plan.m)
+    leading = padded_leading(plan.c.dtype, inner) if plan.store is not None else inner
+    own = inner + plan.bytes_beyond_line // plan.c.dtype.bytes
+    if own > inner:
+        leading += STRIDE_UNIT // plan.c.dtype.bytes
+        policy = replace(policy or Policy(), edges=False)
+    ragged = isinstance(plan, Sm90Plan) and plan.ragged is not None
+    batch = 1 if ragged else plan.batch
+    words = unwritten(plan.c.dtype, (batch, lines, leading))
+    before = words[..., own:].copy()
+    pitches = [padded_leading(op.dtype, m.extents[0]) if m.extents[1] == 1 else m.leading
+               for op, m in ((plan.a, a), (plan.b, b))]  # fmt: skip
+    sizes = (plan.m, plan.n, plan.k, plan.batch, *pitches, leading, a.pitch, b.pitch, lines * leading, CLUSTERS)
+    done = emulate_launch(plan, (a.bits, b.bits, words, *sizes, *more), policy, progress)
+    if not np.array_equal(before, words[..., own:]):
+        raise EmulatorError(f"{plan}: elements between the lines of C were written")
+    found = words[..., :inner]
+    found = found if plan.c.order == "row" else found.swapaxes(1, 2)
+    return (found if batch > 1 else found[0]), done
+
+
+def emulate_launch(
+    plan: Plan, arguments: tuple[Any, ...], policy: Policy | None = None, progress: bool = True
+) -> Emulation:
+    """Run the plan's compiled kernel on the arguments of `CompiledGemm.launch`, arrays in place of addresses."""
+    return emulate_host(linked(plan), arguments, policy=policy, progress=progress)
+
+
+def linked(plan: Plan) -> HostFunction:
+    """The plan's compiled host function, linked; its kernels are with it."""
+    return host_of(compile_plan(plan))
+
+
+def host_of(compiled: CompiledGemm) -> HostFunction:
+    """A compiled kernel's host function, linked, with the parameters that its plan names."""
+    host = _HOSTS.get(compiled.symbol)
+    if host is None:
+        parameters = host_parameters(compiled.plan.parameters)
+        host = _HOSTS[compiled.symbol] = HostFunction.link(compiled.object, compiled.ptx, parameters)
+    return host
+
+
+def host_parameters(parameters: Mapping[str, str]) -> list[HostParameter]:
+    """A kernel's parameters, name -> kind, as its compiled host function has them; the stream comes last."""
+    scalars = [parameter_of(_TYPES[kind], name=name) for name, kind in parameters.items()]
+    return [*scalars, HostParameter("stream", "stream")]
+
+
+def execute_compiled(plan: Plan, a: GlobalMatrix, b: GlobalMatrix) -> npt.NDArray[Any]:
+    """C as float32 values, of integers as int32. Raises EmulatorError with the report when anything was found."""
+    words, emulation = emulate_plan(plan, a, b)
+    emulation.raise_for_findings()
+    return values_of(plan.c.dtype, words)

@@ -1,0 +1,94 @@
+"""Running plans that read more than A and B, by name: a main loop's tables, the offsets of a ragged batch's groups."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...errors import OperandError
+from ..epilogue.chain import MAX_WORDS
+from ..sm90.grouped import check_offsets
+from ..sm90.plan import Sm90Plan
+from ..sm90.reference import execute_sm90
+from .hardware_model import GlobalMatrix
+
+OFFSETS = "offsets"
+
+
+def given_of(plan: Sm90Plan, given: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
+    """NumPy arrays that the plan reads besides A and B, checked; raises OperandError for one that does not fit."""
+    found, rest = {}, _without_offsets(plan, given)
+    if plan.mainloop is not None:
+        found = plan.mainloop.check(rest, (plan.m, plan.n, plan.k, plan.batch), plan.ragged is not None)
+    if plan.ragged is not None:
+        found[OFFSETS] = check_offsets(plan, given[OFFSETS])
+    return found
+
+
+def _without_offsets(plan: Sm90Plan, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The main loop's share of what is given."""
+    rest = dict(given)
+    if plan.ragged is not None:
+        if rest.pop(OFFSETS, None) is None:
+            raise OperandError(f"{OFFSETS} is missing: where the {plan.batch} groups of rows begin and end")
+    if rest and plan.mainloop is None:
+        raise OperandError(f"given = {', '.join(rest)}: the plan reads no such thing")
+    return rest
+
+
+def execute_given(plan: Sm90Plan, a: GlobalMatrix, b: GlobalMatrix, given: Mapping[str, Any], device: str) -> Any:
+    """C by the NumPy executor ("reference") or by the compiled kernel ("emulator"), as `run_plan` gives it."""
+    values = given_of(plan, given)
+    if device == "reference":
+        return execute_sm90(plan, a, b, given=values)
+    from .emulated import emulate_plan
+    from .hardware_model import values_of
+
+    words, done = emulate_plan(plan, a, b, given=words_of_arrays(plan, values))
+    done.raise_for_findings()
+    return values_of(plan.c.dtype, words)
+
+
+def words_of_arrays(plan: Sm90Plan, values: Mapping[str, npt.NDArray[Any]]) -> tuple[Any, ...]:
+    """The sixteen words of a launch, arrays of the launch's own in place of their addresses."""
+    words: list[Any] = []
+    for table in plan.mainloop.tables if plan.mainloop is not None else ():
+        lying = np.array(values[table.name], np.float32, order="C")
+        groups, k_blocks = lying.shape[-2:]
+        words += [lying, k_blocks, 1, groups * k_blocks if lying.ndim > 2 else 0]
+    if plan.ragged is not None:
+        words.append(values[OFFSETS].astype(np.int32 if plan.ragged.offsets == "i32" else np.int64))
+    return (*words, *[0] * (MAX_WORDS - len(words)))
+
+
+def words_of_tensors(plan: Sm90Plan, given: Mapping[str, Any], device: Any) -> tuple[int, ...]:
+    """The sixteen words of a launch on CUDA tensors, tables of any strides; raises OperandError for what does not fit.
+
+    What the offsets are is known on the device alone, and not looked at.
+    """
+    words: list[int] = []
+    rest = _without_offsets(plan, given)
+    if plan.mainloop is not None:
+        sizes = plan.m, plan.n, plan.k, plan.batch
+        for table, shape in plan.mainloop.expected(rest, sizes, plan.ragged is not None):
+            value = given[table.name]
+            _check_tensor(table.name, value, "torch.float32", shape, device, f", {table.said}")
+            words += [value.data_ptr(), value.stride(-2), value.stride(-1), value.stride(0) if value.ndim > 2 else 0]
+    if plan.ragged is not None:
+        offsets, kind = given[OFFSETS], "torch.int32" if plan.ragged.offsets == "i32" else "torch.int64"
+        _check_tensor(OFFSETS, offsets, kind, (plan.batch + 1,), device, "")
+        if offsets.stride(0) != 1:
+            raise OperandError(f"{OFFSETS} has stride {offsets.stride(0)}: one after the other")
+        words.append(offsets.data_ptr())
+    return (*words, *[0] * (MAX_WORDS - len(words)))
+
+
+def _check_tensor(name: str, value: Any, kind: str, shape: tuple[int, ...], device: Any, of: str) -> None:
+    if getattr(value, "device", None) != device or str(value.dtype) != kind:
+        said = f"{getattr(value, 'dtype', type(value).__name__)} on {getattr(value, 'device', 'no device')}"
+        raise OperandError(f"{name} is {said}: it takes {kind} on {device}")
+    if tuple(value.shape) != shape:
+        raise OperandError(f"{name} has shape {tuple(value.shape)}: it takes {shape}{of}")

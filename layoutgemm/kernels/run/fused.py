@@ -1,0 +1,76 @@
+"""Plans with an epilogue, run on NumPy arrays: the compiled kernel on a GPU or in the emulator, operands by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ...errors import OperandError
+from ..epilogue.arrays import Arrays
+from ..sm90.plan import Sm90Plan
+from ..sm100.plan import Sm100Plan
+from .hardware_model import values_of
+from .numpy_arrays import (
+    GemmResult,
+    _check_numpy_out,
+    _check_numpy_type,
+    _check_shape,
+    batched,
+    columns_of_b,
+    global_matrix,
+)
+
+
+def run_fused(
+    plan: Sm90Plan | Sm100Plan, a: Any, b: Any, given: Mapping[str, Any], out: Any, device: str | None, copy: bool
+) -> GemmResult:
+    """C = epilogue(A @ B): `run.run_plan` for a plan with an epilogue. NumPy arrays alone.
+
+    given   what the epilogue reads, by name: numbers, vectors along M or N, matrices of C's shape
+    device  "cuda", "emulator", or None: the GPU when there is one that can run the plan, else the emulator
+
+    Raises OperandError for another device or tensors, and for operands that the epilogue does not take; PlanError when
+    the GPU asked for cannot run the plan; EmulatorError with a report when the emulator finds anything.
+    """
+    if device not in (None, "cuda", "emulator") or not (isinstance(a, np.ndarray) and isinstance(b, np.ndarray)):
+        names = ", ".join(operand.name for operand in plan.epilogue.given) or "no operands"
+        raise OperandError(
+            f"the plan has an epilogue ({names}), which run() executes on NumPy arrays, on a GPU or in the emulator; "
+            "for tensors call layoutgemm.matmul(a, b, epilogue=, given=)"
+        )
+    if isinstance(plan, Sm90Plan) and (plan.mainloop is not None or plan.ragged is not None):
+        words = ", ".join(plan.words)
+        raise OperandError(f"the plan has an epilogue and reads more besides ({words}): run() executes either alone")
+    for name, value, shape in (("a", a, (plan.m, plan.k)), ("b", b, (plan.k, columns_of_b(plan)))):
+        _check_shape(name, value, batched(plan, shape))
+    for operand, value in ((plan.a, a), (plan.b, b)):
+        _check_numpy_type(operand, value)
+    if out is not None:
+        _check_numpy_out(plan, out)
+    besides = Arrays(plan.epilogue, batched(plan, (plan.m, plan.n)), given)
+    from .torch_tensors import chosen_device, run_arrays
+
+    chosen, why = chosen_device(plan, device, otherwise="emulator")
+    if chosen == "cuda":
+        result = run_arrays(plan, a, b, why, besides.words)
+    else:
+        result = _emulated(plan, a, b, besides, why, copy)
+    if out is not None:
+        out[...] = result.c
+    return replace(result, c=result.c if out is None else out, written=besides.written())
+
+
+def _emulated(plan: Sm90Plan | Sm100Plan, a: Any, b: Any, besides: Arrays, why: str, copy: bool) -> GemmResult:
+    from .emulated import emulate_plan
+
+    copies: list[str] = []
+    lying = [global_matrix(operand, value, copies, copy) for operand, value in ((plan.a, a), (plan.b, b))]
+    bits, emulation = emulate_plan(plan, lying[0], lying[1], given=besides.words)
+    emulation.raise_for_findings()
+    return GemmResult(values_of(plan.c.dtype, bits), "emulator", why, tuple(copies))
+
+
+__all__ = ["run_fused"]

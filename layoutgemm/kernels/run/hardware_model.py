@@ -1,0 +1,236 @@
+"""What the hardware does with a plan's numbers, in NumPy: shared memory, barriers, tensor copies, wgmma, stmatrix.
+
+Nothing here looks at a layout, a tile or a fragment map of the plan. Each model takes what the instruction takes (a
+tensor map, coordinates, an address, a 64-bit descriptor) and does what PTX ISA says the instruction does with it. So a
+wrong bit in a plan gives a wrong result here, as it would on the GPU. What is not modelled is time: copies land when
+they are issued.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...atoms import MmaAtom, TmaPlan
+from ...atoms.smem.descriptor import element_addresses
+from ...atoms.tma.engine import bytes_moved, global_bits, rounded, shared_bits
+from ...atoms.tma.rules import TensorMap, whole_units
+from ...dtypes import DType
+from ...errors import PlanError, TmaError
+
+POISON = 0xFF  # every byte of fresh shared memory: read as bf16 or f16 it is NaN, so an unwritten element shows
+
+
+def unwritten(dtype: DType, shape: int | tuple[int, ...]) -> npt.NDArray[Any]:
+    """The bits of a C that nothing has stored yet: all ones, a NaN of every float type, -1 of an integer one."""
+    return np.full(shape, -1, dtype=np.int64).astype(dtype.storage)
+
+
+def values_of(dtype: DType, words: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """C's bits as what callers get: float32 for every float type, the integers themselves else."""
+    return np.asarray(dtype.decode(words), dtype=np.float32 if dtype.kind == "float" else None)
+
+
+class SharedMemory:
+    """One block's shared memory: bytes at addresses from `base`, poisoned until written.
+
+    base  the address of the first byte; not 0, so that a forgotten base address shows
+    """
+
+    def __init__(self, total: int, base: int = 1 << 14) -> None:
+        self.base = base
+        self.data = np.full(total, POISON, dtype=np.uint8)
+
+    def _index(self, addresses: npt.NDArray[np.int64], dtype: DType, what: str) -> npt.NDArray[np.int64]:
+        low, high = self.base, self.base + self.data.size - dtype.bytes
+        outside = (addresses < low) | (addresses > high)
+        if outside.any():
+            first = int(addresses[outside].flat[0])
+            raise PlanError(f"{what} at shared address {first:#x}, outside {low:#x}..{low + self.data.size - 1:#x}")
+        return (addresses - self.base) // dtype.bytes
+
+    def _words(self, dtype: DType) -> npt.NDArray[Any]:
+        return self.data[: self.data.size // dtype.bytes * dtype.bytes].view(dtype.storage)
+
+    def read(self, addresses: npt.NDArray[np.int64], dtype: DType) -> npt.NDArray[Any]:
+        """Raw bits of the elements at byte addresses."""
+        return self._words(dtype)[self._index(addresses, dtype, "read")]
+
+    def write(self, addresses: npt.NDArray[np.int64], bits: npt.NDArray[Any], dtype: DType) -> None:
+        """Store raw bits of elements at byte addresses."""
+        self._words(dtype)[self._index(addresses, dtype, "write")] = bits
+
+
+class Barrier:
+    """An mbarrier: a phase ends when no arrival is pending and no byte is outstanding. PTX ISA, "mbarrier"."""
+
+    def __init__(self, name: str, arrivals: int) -> None:
+        self.name, self.count = name, arrivals
+        self.phase, self.pending, self.bytes = 0, arrivals, 0
+
+    def arrive_expect(self, nbytes: int) -> None:
+        """mbarrier.arrive.expect_tx: promise bytes, then arrive once."""
+        self.bytes += nbytes
+        if self.pending == 0:
+            raise PlanError(f"{self.name}: an arrival beyond the {self.count} that its phase counts")
+        self.pending -= 1
+        self._settle()
+
+    def arrive(self, count: int = 1) -> None:
+        """mbarrier.arrive, so many times."""
+        for _ in range(count):
+            self.arrive_expect(0)
+
+    def complete(self, nbytes: int) -> None:
+        """mbarrier.complete_tx, as a tensor copy does for the bytes it wrote."""
+        self.bytes -= nbytes
+        self._settle()
+
+    def _settle(self) -> None:
+        if self.pending == 0 and self.bytes == 0:
+            self.phase ^= 1
+            self.pending = self.count
+
+    def wait(self, parity: int) -> None:
+        """Pass when the phase of that parity has ended; raises PlanError where the hardware would wait for ever."""
+        if self.phase == parity:
+            raise PlanError(
+                f"{self.name} never completes the phase of parity {parity}: {self.pending} arrival(s) and {self.bytes} "
+                "byte(s) are outstanding"
+            )
+
+
+@dataclass(frozen=True)
+class GlobalMatrix:
+    """A matrix in global memory, or a batch of them: raw element bits, contiguous along one dimension.
+
+    leading  elements from line to line
+    extents  innermost first; a third one is the batch
+    pitch    elements from matrix to matrix of a batch
+    """
+
+    bits: npt.NDArray[Any]
+    leading: int
+    extents: tuple[int, ...]
+    pitch: int = 0
+
+    def map(self, plan: TmaPlan) -> TensorMap:
+        """The tensor map of a plan's copies over this matrix."""
+        strides = (self.leading * plan.dtype.bytes, self.pitch * plan.dtype.bytes)
+        return plan.over(self.extents, strides[: len(self.extents) - 1])
+
+
+def tensor_copy(
+    plan: TmaPlan, matrix: GlobalMatrix, coordinate: Sequence[int], smem: SharedMemory, address: int, barrier: Barrier
+) -> None:
+    """cp.async.bulk.tensor: copy the box at `coordinate`, innermost first, to shared memory; beyond edges zeros.
+
+    A map of TFLOAT32 rounds what it copies.
+    """
+    size = plan.dtype.bytes
+    tmap = matrix.map(plan)
+    source, inside = global_bits(tmap, coordinate)
+    bits = np.where(inside, matrix.bits[source // (8 * size)], matrix.bits.dtype.type(0))
+    try:
+        target = shared_bits(tmap, address)
+    except TmaError as error:
+        raise PlanError(str(error)) from None
+    smem.write(target // 8, rounded(tmap, bits), plan.dtype)
+    barrier.complete(bytes_moved(tmap))
+
+
+def tensor_store(
+    plan: TmaPlan, matrix: GlobalMatrix, coordinate: Sequence[int], smem: SharedMemory, address: int,
+    times: npt.NDArray[np.uint8],
+) -> None:  # fmt: skip
+    """cp.async.bulk.tensor, shared to global: store the box's part inside; `times` counts stores of each element.
+
+    Lines are stored to the end of their last 16 bytes.
+    """
+    tmap = whole_units(matrix.map(plan))
+    target, inside = global_bits(tmap, coordinate)
+    try:
+        source = shared_bits(tmap, address)
+    except TmaError as error:
+        raise PlanError(str(error)) from None
+    bits = smem.read(source // 8, plan.dtype)
+    at = target[inside] // plan.dtype.bits
+    matrix.bits[at] = bits[inside]
+    np.add.at(times, at, 1)
+
+
+def store_matrices(
+    smem: SharedMemory, rows: npt.NDArray[np.int64], registers: npt.NDArray[Any], dtype: DType, transpose: bool
+) -> None:
+    """stmatrix of 8x8 matrices of 16-bit elements by one warp.
+
+    rows       the addresses that lanes give: row i % 8 of matrix i // 8 from lane i
+    registers  [lane, matrix, element]: the two elements that a lane has of each matrix
+
+    PTX ISA, "stmatrix": lane t holds elements (t / 4, 2 * (t % 4)) and the next of the row; with .trans (row, column)
+    change places.
+    """
+    lane, element = np.arange(32)[:, None], np.arange(2)[None, :]
+    along, across = np.broadcast_arrays(lane // 4, 2 * (lane % 4) + element)
+    row, column = (across, along) if transpose else (along, across)
+    for matrix in range(registers.shape[1]):
+        smem.write(rows[8 * matrix + row] + column * dtype.bytes, registers[:, matrix], dtype)
+
+
+@lru_cache(maxsize=512)
+def _operand_addresses(word: int, major: str, extent: tuple[int, int], dtype: DType) -> npt.NDArray[np.int64]:
+    return element_addresses(word, major, extent, dtype)
+
+
+def wgmma_product(
+    atom: MmaAtom, smem: SharedMemory, word_a: int, major_a: str, word_b: int, major_b: str
+) -> npt.NDArray[Any]:
+    """wgmma.mma_async on two descriptors: the product A B^T of one instruction as a (64, N) float32 or int32 matrix.
+
+    A and B are read through their descriptors' own arithmetic. The sum of the products is rounded in float32, in
+    whatever order NumPy adds; the hardware's order is not specified either. 32 products of 8-bit integers fit into 32.
+    """
+    m, n, k = atom.shape_mnk
+    a = atom.a_dtype.decode(smem.read(_operand_addresses(word_a, major_a, (m, k), atom.a_dtype), atom.a_dtype))
+    b = atom.b_dtype.decode(smem.read(_operand_addresses(word_b, major_b, (n, k), atom.b_dtype), atom.b_dtype))
+    if atom.c_dtype.kind == "int":
+        return np.asarray(a.astype(np.int64) @ b.T.astype(np.int64)).astype(np.int32)
+    with np.errstate(invalid="ignore", over="ignore"):
+        return np.asarray(a @ b.T, dtype=np.float32)
+
+
+def accumulated(atom: MmaAtom, sums: npt.NDArray[Any], product: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The accumulator after another product; integers stop at the ends of int32 where the instruction saturates.
+
+    >>> from layoutgemm.atoms import wgmma
+    >>> most, one = np.array([2**31 - 1], np.int32), np.array([1], np.int32)
+    >>> [int(accumulated(wgmma(8, "i8", saturate=s), most, one)[0]) for s in (True, False)]
+    [2147483647, -2147483648]
+    """
+    if atom.c_dtype.kind != "int":
+        return np.asarray(sums + product)
+    exact = sums.astype(np.int64) + product
+    ends = np.iinfo(np.int32)
+    return (np.clip(exact, ends.min, ends.max) if ".satfinite" in atom.ptx else exact).astype(np.int32)
+
+
+def accumulator_registers(d: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """A (64, N) accumulator -> array [thread, value] of what each thread's registers hold.
+
+    PTX ISA, figure "WGMMA .m64nNk16 register fragment layout for accumulator matrix D": warp w holds rows 16w to
+    16w+15; in it lane l holds, of register pair p, columns 2*(l%4) and the next of column group p//2, in row l//4 +
+    8*(p%2).
+    """
+    thread = np.arange(128)[:, None]
+    value = np.arange(d.shape[1] // 2)[None, :]
+    warp, lane, pair = thread // 32, thread % 32, value // 2
+    row = 16 * warp + lane // 4 + 8 * (pair % 2)
+    column = 8 * (pair // 2) + 2 * (lane % 4) + value % 2
+    return np.asarray(d[row, column])
+
+CLUSTERS = 4  # that run at a time: more of them have fewer tiles each, and share less of the kernel's way

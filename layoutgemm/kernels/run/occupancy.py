@@ -1,0 +1,95 @@
+"""What a GPU itself says of its places for clusters: chips of one name have different multiprocessors switched off.
+
+The driver answers for a kernel, here for one that does nothing, of blocks so large that a multiprocessor holds one. A
+GPU that does not answer is taken to have an H200's share of its multiprocessors (`sm90_places`).
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from ..compile.launcher import bind
+from ..sm90.choose.occupancy import SIZES, Places
+
+BLOCK_BYTES, THREADS = 200 << 10, 128  # of shared memory: more than half of a multiprocessor's
+_NOTHING = b".version 7.8\n.target sm_90\n.address_size 64\n.visible .entry nothing()\n{\n    ret;\n}\n\0"
+
+
+def resident(index: int, blocks: int) -> int:
+    """Clusters of so many blocks that run at a time on a GPU: what every persistent launch has, and one at least.
+
+    index  the driver's number of the GPU, which is torch's
+
+    Raises ValueError for more blocks than the largest of `sm90_places.SIZES`.
+    """
+    return of_device(index).resident(blocks)
+
+
+@functools.cache
+def of_device(index: int) -> Places:
+    """The places of one of torch's GPUs: from compute capability 9.0 on its driver is asked."""
+    import torch
+
+    found = torch.cuda.get_device_properties(index)
+    processors = int(found.multi_processor_count)
+    return places(index, processors) if found.major >= 9 else Places(processors)
+
+
+@functools.cache
+def places(index: int, multiprocessors: int) -> Places:
+    """What a GPU of compute capability 9.0 or more has place for; its context, if the thread has none, is made.
+
+    index  the driver's number of the GPU, which is torch's
+    """
+    try:
+        return Places(multiprocessors, asked(index))
+    except (ImportError, RuntimeError):  # no bindings, or a driver that does not say
+        return Places(multiprocessors)
+
+
+def asked(index: int) -> tuple[int, ...]:
+    """Clusters of each of `sm90_places.SIZES` blocks that run at a time, as cuOccupancyMaxActiveClusters says.
+
+    Raises RuntimeError where the driver refuses, ImportError without CUDA's bindings.
+    """
+    from cuda.bindings import driver
+
+    bind(index)
+    _, current = driver.cuCtxGetCurrent()
+    own = got(driver.cuDevicePrimaryCtxRetain(got(driver.cuDeviceGet(index))))
+    got(driver.cuCtxSetCurrent(own))
+    try:
+        module = got(driver.cuModuleLoadData(_NOTHING))
+        try:
+            function = got(driver.cuModuleGetFunction(module, b"nothing"))
+            attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            got(driver.cuFuncSetAttribute(function, attribute, BLOCK_BYTES))
+            launches = [launch_of(driver, blocks, 1) for blocks in SIZES]
+            return tuple([int(got(driver.cuOccupancyMaxActiveClusters(function, launch))) for launch in launches])
+        finally:
+            driver.cuModuleUnload(module)
+    finally:
+        driver.cuCtxSetCurrent(current)
+        driver.cuDevicePrimaryCtxRelease(driver.cuDeviceGet(index)[1])
+
+
+def launch_of(driver: Any, blocks: int, clusters: int) -> Any:
+    """A launch of clusters of so many large blocks."""
+    shape = driver.CUlaunchAttributeValue()
+    shape.clusterDim.x, shape.clusterDim.y, shape.clusterDim.z = blocks, 1, 1
+    cluster = driver.CUlaunchAttribute()
+    cluster.id, cluster.value = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, shape
+    launch = driver.CUlaunchConfig()
+    launch.gridDimX, launch.gridDimY, launch.gridDimZ = blocks * clusters, 1, 1
+    launch.blockDimX, launch.blockDimY, launch.blockDimZ = THREADS, 1, 1
+    launch.sharedMemBytes, launch.attrs, launch.numAttrs = BLOCK_BYTES, [cluster], 1
+    return launch
+
+
+def got(answer: tuple[Any, ...]) -> Any:
+    """What the driver gave; raises RuntimeError for its error."""
+    error, *found = answer
+    if int(error):
+        raise RuntimeError(f"the CUDA driver refused: {error.name}")
+    return found[0] if found else None

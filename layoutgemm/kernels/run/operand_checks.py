@@ -1,0 +1,162 @@
+"""Tensors of a call, checked before anything is launched: kind, layout, device, and memory of their own where written.
+
+Every entry point that takes tensors asks here: matmul, gemm, scaled and grouped products, epilogues, the raw operators
+torch.ops.layoutgemm.*, and plan.run. What a product asks of types and shapes besides is its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ...errors import OperandError, TensorError
+
+_WORK: Any = 10_000  # candidates that the exact test of two strided tensors may try; beyond, they count as overlapping
+_ANYWHERE = 1 << 20  # an address for a tensor that is compared with itself
+
+
+def check_operands(read: Mapping[str, Any], written: Mapping[str, Any] | None = None) -> None:
+    """Raise unless all are dense tensors of one device, and what is written has each of its bytes for itself.
+
+    read     operands by name, the first of which says the device
+    written  outputs by name
+
+    Raises OperandError for what is no dense tensor, TensorError for two devices, for an output whose elements overlap
+    or that shares bytes with any other tensor, and for one with torch's negative bit, which no kernel writes.
+    """
+    written = written or {}
+    tensors = {**read, **written}
+    for name, x in tensors.items():
+        _check_dense(name, x, name in written)
+    first = next(iter(tensors))
+    for name, x in tensors.items():
+        if x.device != tensors[first].device:
+            others = "a and b are" if first == "a" and "b" in tensors and name != "b" else f"{first} is"
+            raise TensorError(
+                "Expected all tensors to be on the same device, but found at least two devices, "
+                f"{tensors[first].device} and {x.device}: {name} is on {x.device}, {others} on {tensors[first].device}"
+            )
+    for name, x in written.items():
+        if addressed(x) and x.is_neg():
+            raise TensorError(f"{name} has torch's negative bit, and is written to: {name}.resolve_neg() is a copy")
+        if overlaps_itself(x):
+            raise TensorError(
+                f"unsupported operation: more than one element of {name}, which is written to, refers to a single "
+                f"memory location: shape {list(x.shape)}, strides {list(x.stride())}; elements would be written twice"
+            )
+        for other, y in tensors.items():
+            if other != name and share_memory(x, y):
+                raise TensorError(f"unsupported operation: {name}, which is written to, shares memory with {other}")
+
+
+def _check_dense(name: str, x: Any, written: bool) -> None:
+    import torch
+
+    if not isinstance(x, torch.Tensor):
+        kind = type(x).__qualname__ if written else f"{type(x).__module__}.{type(x).__qualname__}"
+        raise OperandError(f"{name} is a {kind}, not a torch tensor")
+    if x.layout != torch.strided or x.is_nested:
+        kind = "a nested tensor" if x.is_nested else x.layout
+        way_out = f"{name}.to_padded_tensor(0)" if x.is_nested else f"{name}.to_dense()"
+        raise OperandError(f"{name} is {kind}: this library multiplies dense tensors; {way_out} is one")
+
+
+def addressed(x: Any) -> bool:
+    """Whether a tensor's memory can be looked at: not one that is traced, mapped, fake or on the meta device."""
+    import torch
+
+    return (
+        not torch.compiler.is_compiling()
+        and type(x) in (torch.Tensor, torch.nn.Parameter)
+        and x.device.type != "meta"
+        and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+    )
+
+
+def overlaps_itself(x: Any) -> bool:
+    """Whether two elements lie in one place.
+
+    In order of strides, each dimension beyond what the ones before span: apart. Else the first dimension in which two
+    elements differ decides, and there the later ones may lie on the first.
+
+    >>> import torch
+    >>> line = torch.zeros(8)
+    >>> [overlaps_itself(line.as_strided((2, 3), strides)) for strides in ((3, 1), (3, 2), (2, 1))]
+    [False, False, True]
+    """
+    span = 1
+    for step, extent in sorted((s, n) for s, n in zip(x.stride(), x.shape, strict=True) if n > 1):
+        if step < span:
+            break
+        span += step * (extent - 1)
+    else:
+        return False
+    if x.numel() == 0:
+        return False
+    size, shape, strides = x.element_size(), tuple(x.shape), tuple(x.stride())
+    if any(s == 0 for s, n in zip(strides, shape, strict=True) if n > 1):
+        return True
+    for at in range(len(shape)):
+        inner = shape[at + 1 :], strides[at + 1 :]
+        one = _Bytes(_ANYWHERE, (1, *inner[0]), (strides[at], *inner[1]), size)
+        rest = _Bytes(_ANYWHERE + strides[at] * size, (shape[at] - 1, *inner[0]), (strides[at], *inner[1]), size)
+        if shape[at] > 1 and _meet(one, rest):
+            return True
+    return False
+
+
+def share_memory(x: Any, y: Any) -> bool:
+    """Whether two tensors have a byte in common: exact, unless their strides are so many that they count as sharing.
+
+    False for tensors that have no addresses.
+
+    >>> import torch
+    >>> whole = torch.zeros(4, 8)
+    >>> share_memory(whole[:, :3], whole[:, 3:]), share_memory(whole[:, :4], whole[:, 3:])
+    (False, True)
+    >>> share_memory(whole[0, :4], whole[:, 4:]), share_memory(whole[:, ::2], whole[:, 1::2])
+    (False, False)
+    """
+    if x.numel() == 0 or y.numel() == 0 or not (addressed(x) and addressed(y)):
+        return False
+    return _meet(_bytes(x), _bytes(y))
+
+
+def same_memory(x: Any, y: Any) -> bool:
+    """Whether y is x, or another tensor of the same elements in the same places."""
+    return x is y or (
+        x is not None and addressed(x) and addressed(y) and x.dtype == y.dtype and x.shape == y.shape
+        and x.stride() == y.stride() and x.data_ptr() == y.data_ptr()
+    )  # fmt: skip
+
+
+class _Bytes:
+    """Where a tensor's elements lie, as NumPy's array interface: NumPy compares addresses and reads none of them."""
+
+    def __init__(self, address: int, shape: tuple[int, ...], strides: tuple[int, ...], size: int):
+        self.first = address
+        self.end = address + (sum((n - 1) * step for n, step in zip(shape, strides, strict=True)) + 1) * size
+        self.__array_interface__ = {
+            "data": (address, True), "shape": shape, "strides": tuple(step * size for step in strides),
+            "typestr": f"|V{size}", "version": 3,
+        }  # fmt: skip
+
+
+def _bytes(x: Any) -> _Bytes:
+    return _Bytes(x.data_ptr(), tuple(x.shape), tuple(x.stride()), x.element_size())
+
+
+def _meet(x: _Bytes, y: _Bytes) -> bool:
+    if x.end <= y.first or y.end <= x.first:
+        return False
+    try:
+        return bool(np.shares_memory(np.asarray(x), np.asarray(y), max_work=_WORK))
+    except RuntimeError:  # numpy.exceptions.TooHardError, which older versions have elsewhere
+        return True
+
+
+def resolved(x: Any) -> Any:
+    """The tensor with its values in memory: torch's negative bit has them negated when they are read."""
+    return x.resolve_neg() if x.is_neg() else x

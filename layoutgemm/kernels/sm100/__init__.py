@@ -1,0 +1,1 @@
+"""The GEMM for Blackwell: tcgen05 and tensor memory."""

@@ -1,0 +1,380 @@
+"""All that an Sm100Plan claims, checked in the order of the data's way: tiles, copies, products, tensor memory, store.
+
+Each check takes its numbers from the plan's own objects, and recomputes from the hardware's rules what they have to be:
+a plan in which any of them is changed fails the check that speaks of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from ...atoms.smem.instruction_descriptor import InstructionDescriptor
+from ...atoms.smem.operand_read import operand_read
+from ...atoms.tmem.layout import COLUMNS, LANES, WARP_LANES, allocation_columns, warp_lanes
+from ...checks import (
+    Pipeline,
+    PipelineProof,
+    bank_conflicts,
+    bijective_tile,
+    filled_by,
+    matrix_access,
+    read_by,
+    registers,
+    shared_memory,
+    tensor_memory,
+)
+from ...errors import LayoutError
+from ...layouts.proofs.index_formulas import prove_formulas
+from ...layouts.symbols.facts import Facts
+from ...report import Check, Report
+from ..derivation import checked
+from ..derive import OperandPlan, one_matrix
+from ..plan import MOST_BYTES
+from ..sm90.pipeline_model import StoreRing
+from ..store import distinct_chunks
+from .pipeline_model import Blackwell
+from .plan import BLOCK_ROWS, EPILOGUE_WARPS, LOADER_WARP, MMA_WARP, SLOT_BYTES, Sm100Plan
+from .reference import places
+from .store import load_of
+from .store_checks import store_checks
+
+HELD = 56  # registers of an epilogue thread beside what it loads: converted values, addresses, counters
+
+
+def check_sm100(plan: Sm100Plan) -> Report:
+    """Every check of the plan."""
+    return checked(plan, _checks, batch=plan.batch, epilogue=plan.epilogue)
+
+
+def _checks(plan: Sm100Plan) -> list[Check]:
+    checks: list[Check] = [_tiles_of_c(plan), _tiles_of_k(plan)]
+    for operand in (plan.a, plan.b):
+        checks += _operand(plan, operand)
+    checks += [_instruction(plan), _tensor_columns(plan), tensor_memory(plan.arch, _columns(plan)), _loads(plan)]
+    checks += store_checks(plan)
+    checks += [_barriers(plan), *_pipelines(plan), _shared_map(plan), _shared_memory(plan), _threads(plan)]
+    load = max(load_of(chunk).registers for chunk in distinct_chunks(plan.store))
+    checks.append(registers(plan.arch, plan.threads, {"loaded columns": load, "the epilogue's other values": HELD}))
+    return checks
+
+
+def pipeline_of(plan: Sm100Plan) -> Blackwell:
+    """The plan's pipeline as numbers: see `checks.pipeline_blackwell`."""
+    store = plan.store
+    rounds = tuple((i % store.buffers, store.pending(i)) for i, _ in store.rounds_of(0, 0))
+    return Blackwell(
+        stages=plan.stages,
+        lands=(plan.a.tma.bytes, plan.b.tma.bytes),
+        accumulators=plan.accumulators,
+        pair=plan.blocks > 1,
+        warps=EPILOGUE_WARPS,
+        store=StoreRing(store.warps, store.buffers, (rounds,)),
+        full_bytes=plan.full_bytes,
+        full_arrivals=plan.full_arrivals,
+        empty_arrivals=plan.empty_arrivals,
+        acc_full_arrivals=plan.acc_full_arrivals,
+        acc_empty_arrivals=plan.acc_empty_arrivals,
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------- tiles
+
+
+def _tiles_of_c(plan: Sm100Plan) -> Check:
+    """The order visits each tile of each grid once, each matrix of a batch has all of them, and they cover C."""
+    rows, columns = plan.tiles
+    statement = (
+        f"{rows} x {columns} tiles of {plan.tile[0]}x{plan.tile[1]} cover {plan.m}x{plan.n}"
+        + f", {plan.batch} times" * (plan.batch > 1)
+        + f", and {plan.order.schedule} visits each once, for any number of workers; {plan.blocks} block(s) of "
+        f"{BLOCK_ROWS} rows have each"
+    )
+    witness = ""
+    for what, size, tile, count in zip("MN", (plan.m, plan.n), plan.tile, plan.tiles):
+        if not (count - 1) * tile < size <= count * tile:
+            witness = witness or f"{count} tiles of {tile} along {what} for {size}"
+    if plan.blocks * BLOCK_ROWS != plan.tile[0]:
+        witness = witness or f"{plan.blocks} * {BLOCK_ROWS} rows of {plan.tile[0]}"
+    if plan.order.cluster != (1, 1):
+        witness = witness or f"the order is of clusters of {plan.order.cluster} tiles, a pair computes one tile"
+    answer = plan.order.prove()
+    if not answer:
+        witness = witness or str(answer)
+    if plan.batch > 1 and not witness:
+        given = Facts()
+        tiles = given["tiles"]
+        matrix = prove_formulas(
+            lambda tile, matrix: ((tile + tiles * matrix) % tiles, (tile + tiles * matrix) // tiles),
+            lambda tile, matrix: (tile, matrix),
+            {"tile": tiles, "matrix": given["batch"]},
+        )
+        witness = "" if matrix else str(matrix)
+    return Check("tiles of C", statement, not witness, getattr(answer, "method", "none"), witness)
+
+
+def _tiles_of_k(plan: Sm100Plan) -> Check:
+    depth = plan.tile[2]
+    count = -(-plan.k // depth)
+    witness = "" if depth == plan.a.smem.extent[1] == plan.b.smem.extent[1] else (
+        f"k tiles of {depth}, tiles of A {plan.a.smem.extent[1]} and of B {plan.b.smem.extent[1]} deep"
+    )  # fmt: skip
+    statement = (
+        f"{count} k tiles of {depth} cover K = {plan.k}; the last {count * depth - plan.k} are the copies' zeros"
+    )
+    return Check("tiles of K", statement, not witness, "arithmetic", witness)
+
+
+# ------------------------------------------------------------------------------------------------------------- operands
+
+
+def _operand(plan: Sm100Plan, operand: OperandPlan) -> list[Check]:
+    name, tile = operand.name, operand.smem
+    read = operand_read(plan.mma, name)
+    blocks, extent = len(operand.descriptor.mn_steps), tile.extent[0]
+    witness = ""
+    if extent != read.rows:
+        witness = f"the tile has {extent} rows, the instruction reads {read.rows} of one block"
+    elif blocks != 1 or len(operand.descriptor.k_steps) * read.depth != tile.extent[1]:
+        witness = f"{blocks} blocks of {len(operand.descriptor.k_steps)} * {read.depth} along K"
+    elif operand.tma.multicast != 1:
+        witness = f"the copies are dealt out to {operand.tma.multicast} blocks"
+    share = Check(
+        f"share {name}",
+        f"each of {plan.blocks} block(s) holds {extent} rows of {name}, which the instruction reads there",
+        not witness,
+        "arithmetic",
+        witness,
+    )
+    banks = bank_conflicts(tile, matrix_access(tile.extent, tile.dtype, tile.major, "wgmma"))
+    return [
+        bijective_tile(f"tile {name}", tile),
+        filled_by(f"copy {name}", tile, one_matrix(operand.tma)),
+        share,
+        read_by(f"descriptor {name}", tile, operand.descriptor, plan.mma, name),
+        banks.as_check(f"banks {name}"),
+    ]
+
+
+def _instruction(plan: Sm100Plan) -> Check:
+    """The instruction descriptor, decoded from its bits, says what the tiles and the atom are."""
+    word, mma = plan.word.word, plan.mma
+    witness = ""
+    try:
+        says = InstructionDescriptor.decode(word, mma.kind)
+    except LayoutError as error:
+        return Check("instruction", f"{word:#010x} is a word of kind::{mma.kind}", False, "decoding", str(error))
+    for what, have, want in (
+        ("M, N", (says.m, says.n), plan.tile[:2]),
+        ("the atom's M, N", mma.shape_mnk[:2], plan.tile[:2]),
+        ("types", (says.a, says.b, says.d), (plan.a.dtype, plan.b.dtype, mma.c_dtype)),
+        ("majors", (says.a_major, says.b_major), (plan.a.major, plan.b.major)),
+        ("K", says.k, mma.shape_mnk[2]),
+        ("blocks", mma.cta_group, plan.blocks),
+        ("modifiers", (says.negate_a, says.negate_b, says.sparse, says.saturate, says.max_shift), (False,) * 4 + (0,)),
+    ):
+        if have != want and not witness:
+            witness = f"{what}: {have}, should be {want}"
+    if "sm_100a" not in mma.archs:
+        witness = witness or f"{mma} exists on {', '.join(mma.archs)}"
+    statement = (
+        f"{word:#010x} says M {says.m}, N {says.n}, A {says.a} {says.a_major}-major, B {says.b} {says.b_major}-major, "
+        f"D {says.d}"
+    )
+    return Check("instruction", statement, not witness, "decoding", witness)
+
+
+# -------------------------------------------------------------------------------------------------------- tensor memory
+
+
+def _columns(plan: Sm100Plan) -> dict[str, int]:
+    width = plan.mma.accumulator.columns
+    return {f"{plan.accumulators} accumulators of {plan.mma.datapath.rows}x{width}": plan.accumulators * width}
+
+
+def _tensor_columns(plan: Sm100Plan) -> Check:
+    """Each accumulator has columns of its own within the allocation, and a row of C has a lane."""
+    width, home = plan.mma.accumulator.columns, plan.mma.accumulator.layout
+    rows, columns = np.arange(BLOCK_ROWS)[:, None], np.arange(plan.tile[1])[None, :]
+    lane, column = places(home, rows, columns, np.zeros_like(rows))
+    lane, column = np.broadcast_arrays(lane, column)
+    times = np.zeros((LANES, COLUMNS + plan.accumulators * width), dtype=np.int64)
+    for number in range(plan.accumulators):
+        np.add.at(times, (lane, number * width + column), 1)
+    witness = ""
+    if times.max() > 1:
+        at = np.argwhere(times > 1)[0]
+        witness = f"lane {int(at[0])}, column {int(at[1])} belongs to two elements"
+    elif times[:, plan.columns :].any():
+        witness = f"column {int(np.argwhere(times.any(axis=0))[-1][0])} of {plan.columns} allocated"
+    elif plan.columns != allocation_columns(plan.columns):
+        witness = f"{plan.columns} columns: an allocation has a power of two of them"
+    elif not np.array_equal(lane, np.broadcast_to(rows, lane.shape)):
+        witness = "a row of C has another lane than its own"
+    statement = (
+        f"{plan.accumulators} accumulator(s), {width} columns apart, have disjoint places in {plan.columns} allocated "
+        "columns, row i of the block in lane i"
+    )
+    return Check("columns", statement, not witness, f"exhaustion ({int(times.sum())} places)", witness)
+
+
+def _loads(plan: Sm100Plan) -> Check:
+    """The epilogue's loads bring each element of the accumulator once, to the thread and register that stores it."""
+    times = np.zeros((BLOCK_ROWS, plan.tile[1]), dtype=np.int64)
+    home = plan.mma.accumulator.layout
+    rows, columns = np.arange(BLOCK_ROWS)[:, None], np.arange(plan.tile[1])[None, :]
+    lane, column = np.broadcast_arrays(*places(home, rows, columns, np.zeros_like(rows)))
+    held = np.full((LANES, COLUMNS), -1, dtype=np.int64)
+    held[lane, column] = rows * plan.tile[1] + columns
+    witness, names = "", []
+    for chunk in distinct_chunks(plan.store):
+        ld = load_of(chunk)
+        names.append(ld.repeat)
+        if ld.registers != chunk.width:
+            witness = witness or f"{ld} for {chunk.width} columns"
+            continue
+        for warp in range(EPILOGUE_WARPS):
+            at_lane, at_column = places(ld.tmem, np.arange(WARP_LANES)[:, None], np.arange(chunk.width)[None, :])
+            at_lane = np.broadcast_arrays(at_lane, at_column)[0] + warp * WARP_LANES
+            element = held[at_lane, chunk.column + at_column]
+            if at_lane.min() not in warp_lanes(warp) or at_lane.max() not in warp_lanes(warp):
+                witness = witness or f"warp {warp} loads lanes {at_lane.min()} to {at_lane.max()}"
+            row, col = element // plan.tile[1], element % plan.tile[1]
+            want_row, want_col = warp * WARP_LANES + np.arange(WARP_LANES)[:, None], chunk.column + at_column
+            if (element < 0).any() or (row != want_row).any() or (col != want_col).any():
+                witness = witness or f"warp {warp}, column {chunk.column}: a thread loads another's element"
+                continue
+            np.add.at(times, (row, col), 1)
+    if not witness and (times != 1).any():
+        i, j = (int(x) for x in np.argwhere(times != 1)[0])
+        witness = f"element ({i}, {j}) is loaded {int(times[i, j])} times"
+    statement = (
+        f"four warps load each of {BLOCK_ROWS}x{plan.tile[1]} elements once by 32x32b of "
+        f"{', '.join(f'x{n}' for n in sorted(set(names), reverse=True))}, a row of C in each thread"
+    )
+    return Check("loads", statement, not witness, f"exhaustion ({times.size} elements)", witness)
+
+
+# ------------------------------------------------------------------------------------------------ barriers and pipeline
+
+
+def _barriers(plan: Sm100Plan) -> Check:
+    """What completes a phase of each barrier, against what arrives there."""
+    landed = plan.blocks * (plan.a.tma.bytes + plan.b.tma.bytes)
+    warps = plan.blocks * EPILOGUE_WARPS
+    witness = ""
+    if plan.full_bytes != landed:
+        witness = f"{landed} bytes land, {plan.full_bytes} are expected"
+    elif landed > MOST_BYTES:
+        witness = f"a phase counts up to {MOST_BYTES} bytes"
+    elif (plan.full_arrivals, plan.empty_arrivals, plan.acc_full_arrivals) != (1, 1, 1):
+        witness = "one thread arms a stage, and one commit releases it, and the accumulator"
+    elif plan.acc_empty_arrivals != warps:
+        witness = f"{warps} warps load an accumulator"
+    statement = (
+        f"a stage is full with {plan.full_arrivals} arrival and {plan.blocks} * ({plan.a.tma.bytes} + "
+        f"{plan.b.tma.bytes}) = {plan.full_bytes} bytes, empty with {plan.empty_arrivals} commit; an accumulator is "
+        f"full with {plan.acc_full_arrivals} commit, empty with {plan.acc_empty_arrivals} arrivals of {warps} warps"
+    )
+    return Check("barriers", statement, not witness, "arithmetic", witness)
+
+
+def _pipelines(plan: Sm100Plan) -> list[Check]:
+    """No deadlock and no race, for any number of k tiles and of tiles."""
+    cases = pipeline_of(plan).cases()
+    states, witness = 0, ""
+    for case in cases:
+        found = _proven(case)
+        if isinstance(found, PipelineProof):
+            states += found.states
+        elif not witness:
+            witness = str(found)
+    statement = f"{' and '.join(case.name for case in cases)}: no deadlock, no race, however many k tiles and tiles"
+    method = f"happens-before, closed after {states} states of {len(cases)} case(s)"
+    return [Check("pipeline", statement, not witness, method, witness)]
+
+
+@lru_cache(maxsize=256)
+def _proven(pipeline: Pipeline) -> Any:
+    """A pipeline's proof: many plans have the same pipeline."""
+    return pipeline.prove()
+
+
+# -------------------------------------------------------------------------------------------------------------- budgets
+
+
+def _regions(plan: Sm100Plan) -> list[tuple[str, int, int, int]]:
+    """(name, first byte, bytes, alignment) of what lies in shared memory."""
+    smem = plan.smem
+    regions = [
+        (f"{op.name}[{s}]", first + s * pitch, op.smem.bytes, op.smem.alignment)
+        for op, first, pitch in (
+            (plan.a, smem.a_offset, smem.a_stage_bytes),
+            (plan.b, smem.b_offset, smem.b_stage_bytes),
+        )
+        for s in range(plan.stages)
+    ]
+    alignment = max(chunk.tile.alignment for chunk in distinct_chunks(plan.store))
+    regions += [
+        (f"C[{i}]", smem.c_offset + i * smem.c_buffer_bytes, plan.store.buffer_bytes, alignment)
+        for i in range(EPILOGUE_WARPS * plan.store.buffers)
+    ]
+    for name, first, count in (
+        ("full", smem.barrier_offset, plan.stages),
+        ("empty", smem.empty_offset, plan.stages),
+        ("acc_full", smem.acc_full_offset, plan.accumulators),
+        ("acc_empty", smem.acc_empty_offset, plan.accumulators),
+    ):
+        regions += [(f"{name}[{i}]", first + i * smem.barrier_bytes, 8, 8) for i in range(count)]
+    return [*regions, ("address", smem.slot_offset, SLOT_BYTES, 8)]
+
+
+def _shared_map(plan: Sm100Plan) -> Check:
+    """Stages, buffers, barriers and the address: aligned, disjoint, inside the total."""
+    regions = _regions(plan)
+    witness, end, before = "", 0, ""
+    for name, first, size, alignment in sorted(regions, key=lambda region: region[1]):
+        if first < end:
+            witness = witness or f"byte {first} is {before}'s and {name}'s"
+        if first % alignment or plan.smem.alignment % alignment:
+            witness = witness or f"{name} at byte {first}, no multiple of {alignment}"
+        if first + size > end:
+            end, before = first + size, name
+    if end > plan.smem.total:
+        witness = witness or f"{before} ends at byte {end} of {plan.smem.total}"
+    statement = f"{len(regions)} regions are aligned and disjoint within {plan.smem.total} bytes"
+    return Check("shared map", statement, not witness, "arithmetic", witness)
+
+
+def _shared_memory(plan: Sm100Plan) -> Check:
+    smem = plan.smem
+    parts = {
+        f"{plan.stages} stages of A": plan.stages * smem.a_stage_bytes,
+        f"{plan.stages} stages of B": plan.stages * smem.b_stage_bytes,
+        "buffers of C": plan.store.bytes(EPILOGUE_WARPS),
+    }
+    parts["barriers and gaps"] = smem.total - sum(parts.values())
+    check = shared_memory(plan.arch, parts)
+    needed = 2 * (plan.stages + plan.accumulators) * smem.barrier_bytes + SLOT_BYTES
+    if check and parts["barriers and gaps"] < needed:
+        witness = f"{parts['barriers and gaps']} bytes are left for barriers, which take {needed}"
+        return replace(check, ok=False, witness=witness)
+    return check
+
+
+def _threads(plan: Sm100Plan) -> Check:
+    """The epilogue's warps come first, so that warp i reaches the lanes from 32 * i on; the others follow."""
+    witness = ""
+    if plan.threads != 32 * (EPILOGUE_WARPS + 2):
+        witness = f"the block has {plan.threads}"
+    elif plan.threads > plan.arch.threads_per_block:
+        witness = f"a block has {plan.arch.threads_per_block} at most"
+    elif [warp_lanes(warp)[0] for warp in range(EPILOGUE_WARPS)] != list(range(0, LANES, WARP_LANES)):
+        witness = "the epilogue's warps do not reach all lanes"
+    elif sorted((MMA_WARP, LOADER_WARP)) != [EPILOGUE_WARPS, EPILOGUE_WARPS + 1]:
+        witness = f"warps {MMA_WARP} and {LOADER_WARP} multiply and load"
+    statement = f"warps 0 to {EPILOGUE_WARPS - 1} store, warp {MMA_WARP} multiplies, warp {LOADER_WARP} loads"
+    return Check("threads", statement, not witness, "arithmetic", witness)

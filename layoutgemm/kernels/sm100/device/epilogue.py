@@ -1,0 +1,123 @@
+"""The end of a tile in a Blackwell kernel: an accumulator in tensor memory becomes rows, or columns, of C.
+
+Everything here runs in one epilogue warp, for the 32 lanes that it reaches; loads, addresses and boxes come from the
+plan's store (`sm100_store`), conversions and tensor stores are those of the Hopper kernel.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, const_expr
+
+from layoutgemm.atoms.tmem.layout import WARP_LANES, tmem_address
+
+from ...dsl import bridge
+from ...dsl import tcgen05 as tensor
+from ..store import VECTOR_BYTES, alike, load_of
+
+
+class Sm100Epilogue:
+    """The store of one plan; `job` is what the kernel knows at run time."""
+
+    def __init__(self, plan: Any):
+        self.plan = plan
+
+    @cute.jit
+    def store(self, job: Any, maps: Any, number: Any, origin: Any) -> None:
+        """Store accumulator `number`: round by round, through the warp's buffers. `origin`: row, column, matrix."""
+        plan, store = self.plan, self.plan.store
+        lane = cute.arch.lane_idx()
+        lanes = job.accumulators + job.warp * tmem_address(WARP_LANES, 0)
+        at = (number, lanes + number * plan.mma.accumulator.columns, lane)
+        first, count = store.rounds[0], len(store.rounds)
+        if const_expr(alike(store)):
+            width = sum(chunk.width for chunk in first.chunks)
+            for i in cutlass.range(count, unroll=1):
+                self.store_round(job, maps, at, origin, first, (i % store.buffers, store.pending(0)), i * width)
+        else:
+            for i, round_ in store.rounds_of(0, 0):
+                self.store_round(job, maps, at, origin, round_, (i % store.buffers, store.pending(i)), 0)
+
+    @cute.jit
+    def store_round(self, job: Any, maps: Any, at: Any, origin: Any, round_: Any, ring: Any, past: Any) -> None:
+        """Load, convert, write and store one round's columns, `past` columns further on than the round says.
+
+        at    accumulator's number, its address in the warp's lanes, lane
+        ring  which buffer, and how many groups of stores may still read theirs
+
+        The accumulator is given back as soon as the last of it is in registers.
+        """
+        plan, store = self.plan, self.plan.store
+        (number, own, lane), (row, column, matrix) = at, origin
+        buffer = job.shared.c(job.warp * store.buffers + ring[0])
+        # One lane issues the stores, so it alone can wait until they have read the buffer; then it tells.
+        if lane == 0:
+            bridge.wait_stores_read(ring[1])
+        bridge.warp_sync()
+        for chunk in round_.chunks:
+            ld = load_of(chunk)
+            here = past + chunk.column
+            values = tensor.tensor_load(ld, own + here)
+            if here + chunk.width == plan.tile[1]:
+                self.give_back(job, number, lane)
+            if const_expr(plan.epilogue):
+                corner = (row + job.warp * WARP_LANES, column + here, matrix)
+                values = self.fused(job, corner, ld, lane, values)
+            self.fill(values, buffer + chunk.offset, chunk, ld, lane)
+        bridge.shared_writes_visible()
+        bridge.warp_sync()
+        if lane == 0:
+            for chunk in round_.chunks:
+                place = {"m": row + job.warp * WARP_LANES, "n": column + (past + chunk.column), "l": matrix}
+                bridge.store_tile(maps[chunk.map], store.maps[chunk.map], place, buffer + chunk.offset)
+            bridge.commit_stores()
+
+    def fused(self, job: Any, place: Any, ld: Any, lane: Any, values: Any) -> list[Any]:
+        """The plan's epilogue, applied to what one load brought; `place`: row, column and matrix of its first value."""
+        from .fused import fused_values
+
+        return fused_values(self.plan, job, place, ld, lane, values)
+
+    @cute.jit
+    def give_back(self, job: Any, number: Any, lane: Any) -> None:
+        """This warp has loaded all its lanes of the accumulator: one arrival, of a pair at the even block."""
+        tensor.fence_before_sync()
+        if lane == 0:
+            if const_expr(self.plan.blocks > 1):
+                bridge.barrier_arrive_at(job.shared.acc_empty(number), 0)
+            else:
+                bridge.barrier_arrive(job.shared.acc_empty(number))
+
+    def fill(self, values: Any, tile: Any, chunk: Any, ld: Any, lane: Any) -> None:
+        """One load's registers into the chunk's tile: value v of a lane is where the load's map says."""
+        dtype, count = self.plan.c.dtype, len(values)
+        if self.plan.c.order == "row":
+            words = self.packed(values)
+            step = VECTOR_BYTES // dtype.bytes
+            for v in range(0, count, step):
+                i, j = ld.tmem(lane, v)
+                vector = words[v * dtype.bytes // 4 : (v + step) * dtype.bytes // 4]
+                bridge.store_shared((tile + chunk.tile.byte(i, j)).toint(), vector)
+            return
+        for v in range(0, count, 2):
+            pair = (values[v], values[v + 1])
+            if dtype.bits < 32:
+                pair = bridge.split_pair((bridge.convert_pair(*pair, dtype),), dtype)
+            for step, value in enumerate(pair):
+                i, j = ld.tmem(lane, v + step)
+                bridge.store_shared((tile + chunk.tile.byte(i, j)).toint(), (value,))
+
+    def packed(self, values: Any) -> list[Any]:
+        """A lane's neighbours of a row in C's type, as 32-bit words."""
+        dtype = self.plan.c.dtype
+        if dtype.bits == 32:
+            return list(values)
+        pairs = [bridge.convert_pair(values[v], values[v + 1], dtype) for v in range(0, len(values), 2)]
+        if dtype.bits == 16:
+            return pairs
+        return [
+            Int32(low) & 0xFFFF | Int32(high) << 16 for low, high in zip(pairs[::2], pairs[1::2], strict=True)
+        ]

@@ -1,0 +1,262 @@
+"""C = A @ B on Blackwell: persistent, warp-specialised, accumulators in tensor memory; by one block or a pair.
+
+Every layout, box, descriptor, byte count, arrive count and barrier is an attribute of the plan (Sm100Plan); this file
+holds the order in which things happen. A block, or a pair of blocks, takes tile after tile in the plan's order; a ring
+of stages carries k tiles from the tensor copies to the products, and a ring of accumulators carries tiles of C from the
+products to the epilogue, which stores a tile while the next one is multiplied.
+
+    role        who          does
+    --------    ---------    ------------------------------------------------------------------------------------------
+    loader      warp 5       waits for empty[s], arms full[s] with plan.full_bytes, issues the loads of a k
+                             tile; of a pair it waits at the end for the last commits
+    mma         warp 4       waits for acc_empty[i], then for full[s] of each k tile; multiplies, and commits the stage
+                             to empty[s], the tile to acc_full[i]. It allocates tensor memory and frees it
+    epilogue    warps 0-3    wait for acc_full[i], load their lanes, arrive at acc_empty[i], convert and store, each
+                             warp its 32 rows
+
+    barrier         kind        completed by                                               waited for by
+    ------------    --------    -------------------------------------------------------    ----------------------
+    full[s]         mbarrier    plan.full_arrivals (the loader's arrive.expect_tx) and     mma
+                                plan.full_bytes, of a pair both blocks'
+    empty[s]        mbarrier    plan.empty_arrivals: the commit of the stage's products    the loader
+    acc_full[i]     mbarrier    plan.acc_full_arrivals: the commit of the tile's           the epilogue's warps
+                                products
+    acc_empty[i]    mbarrier    plan.acc_empty_arrivals: one of each epilogue warp         mma
+    block           named 0     all threads, at the start and at the end; of a pair the    the same
+                                cluster's barrier instead
+
+Of a pair, the even block's mma multiplies for both: its full barrier counts the bytes of both blocks' loads, its
+acc_empty the arrivals of both epilogues, and its commits arrive at both blocks' empty and acc_full.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, const_expr
+
+from ...dsl import bridge
+from ...dsl import tcgen05 as tensor
+from ...dsl.entry import GemmEntry
+from ...plan import tile_count
+from ..plan import BLOCK_ROWS, EPILOGUE_WARPS, LOADER_WARP, MMA_WARP
+from .epilogue import Sm100Epilogue
+
+
+class Sm100GemmKernel(GemmEntry):
+    """The kernel for one plan. What is reachable through `self.plan` is a compile-time constant of the trace."""
+
+    def __init__(self, plan: Any):
+        self.plan = plan
+        self.epilogue = Sm100Epilogue(plan)
+
+    @cute.jit
+    def start(self, matrices: Any, sizes: Any, pitches: Any, workers: Any, words: Any, stream: Any) -> None:
+        """Host side: encode the tensor maps, launch at most `workers` blocks, or pairs. See `TileEntry.start`."""
+        plan = self.plan
+        a, b, c = matrices
+        m, n, k, batch = sizes
+        extents = {"m": m, "n": n, "k": k, "l": batch}
+        used = 2 if plan.batch > 1 else 1
+        map_a = bridge.encode_tensor_map(plan.a.tma, a, extents, *pitches["a"][:used])
+        map_b = bridge.encode_tensor_map(plan.b.tma, b, extents, *pitches["b"][:used])
+        maps_c = [bridge.encode_tensor_map(tma, c, extents, *pitches["c"][:used]) for tma in plan.store.maps]
+        maps_c = (maps_c + [map_b] * 4)[:4]  # a kernel has a fixed number of parameters
+        tiles = tile_count(m, plan.tile[0]) * tile_count(n, plan.tile[1]) * batch
+        self.kernel(map_a, map_b, *maps_c, m, n, k, batch, words).launch(
+            grid=(cutlass.min(tiles, workers) * plan.blocks, 1, 1),
+            block=(plan.threads, 1, 1),
+            cluster=(plan.blocks, 1, 1),
+            smem=plan.smem.total,
+            min_blocks_per_mp=1,
+            use_pdl=plan.config.overlap,
+            stream=stream,
+        )
+
+    @cute.kernel
+    def kernel(
+        self,
+        map_a: cutlass.GridConstant[bridge.TensorMap],
+        map_b: cutlass.GridConstant[bridge.TensorMap],
+        map_c0: cutlass.GridConstant[bridge.TensorMap],
+        map_c1: cutlass.GridConstant[bridge.TensorMap],
+        map_c2: cutlass.GridConstant[bridge.TensorMap],
+        map_c3: cutlass.GridConstant[bridge.TensorMap],
+        m: Int32,
+        n: Int32,
+        k: Int32,
+        batch: Int32,
+        words: tuple,
+    ) -> None:
+        """Device side: one block of a persistent grid."""
+        plan = self.plan
+        thread, _, _ = cute.arch.thread_idx()
+        block, _, _ = cute.arch.block_idx()
+        blocks, _, _ = cute.arch.grid_dim()
+        warp = bridge.uniform(thread // 32)
+        rank = bridge.rank_in_cluster() if const_expr(plan.blocks > 1) else Int32(0)
+
+        if const_expr(plan.config.overlap):
+            bridge.allow_next_kernel()
+
+        # 1. Barriers and tensor memory, once. Then the block meets, or the pair, whose blocks arrive at each other's.
+        shared = tensor.TensorShared(plan.smem)
+        if thread == 0:
+            for tensor_map in (map_a, map_b, map_c0):
+                bridge.prefetch_map(tensor_map)
+            for s in cutlass.range_constexpr(plan.stages):
+                bridge.barrier_init(shared.full(s), plan.full_arrivals)
+                bridge.barrier_init(shared.empty(s), plan.empty_arrivals)
+            for i in cutlass.range_constexpr(plan.accumulators):
+                bridge.barrier_init(shared.acc_full(i), plan.acc_full_arrivals)
+                bridge.barrier_init(shared.acc_empty(i), plan.acc_empty_arrivals)
+            bridge.barriers_visible()
+        if warp == MMA_WARP:
+            tensor.tensor_allocate(shared.slot, plan.columns, plan.blocks)
+            tensor.tensor_relinquish(plan.blocks)
+        self.meet()
+        accumulators = tensor.tensor_address(shared.slot)
+
+        rows, columns = tile_count(m, plan.tile[0]), tile_count(n, plan.tile[1])
+        job = bridge.Carried(
+            shared=shared,
+            accumulators=accumulators,
+            rank=rank,
+            warp=warp,
+            rows=rows,
+            columns=columns,
+            tiles=rows * columns * batch,
+            k_tiles=tile_count(k, plan.tile[2]),
+            first=block // plan.blocks,
+            workers=blocks // plan.blocks,
+            m=m,
+            n=n,
+            given=bridge.Carried(**dict(zip(plan.epilogue.words, words, strict=True))),
+        )
+
+        # 2. Everything above touched no global memory, and ran while the kernel before this one drained.
+        if const_expr(plan.config.overlap):
+            bridge.wait_for_previous_kernel()
+
+        # 3. The roles.
+        if warp == LOADER_WARP:
+            self.load(job, (map_a, map_b))
+        if warp == MMA_WARP and rank == 0:
+            self.multiply(job)
+        if warp < EPILOGUE_WARPS:
+            self.drain(job, (map_c0, map_c1, map_c2, map_c3))
+
+        # 4. Tensor memory is freed when all its loads are done, and no block leaves while another may arrive at it.
+        tensor.fence_before_sync()
+        self.meet()
+        if warp == MMA_WARP:
+            tensor.fence_after_sync()
+            tensor.tensor_free(accumulators, plan.columns, plan.blocks)
+
+    def meet(self) -> None:
+        """All threads that work together: of the block, or of the pair."""
+        if self.plan.blocks > 1:
+            bridge.cluster_arrive()
+            bridge.cluster_wait()
+        else:
+            bridge.block_sync()
+
+    def origin(self, job: Any, tile: Any) -> tuple[Any, Any, Any]:
+        """First row of this block's part, first column and matrix of a tile of C, for its number."""
+        plan = self.plan
+        matrix = Int32(0)
+        if plan.batch > 1:
+            matrix = tile // (job.rows * job.columns)
+            tile = tile % (job.rows * job.columns)
+        row, column = plan.order.tile(tile, 0, 0, (job.rows, job.columns), cutlass.min)
+        return row * plan.tile[0] + job.rank * BLOCK_ROWS, column * plan.tile[1], matrix
+
+    # ------------------------------------------------------------------------------------------------------------ loads
+    @cute.jit
+    def load(self, job: Any, maps: Any) -> None:
+        """The loader's warp: this block's part of every k tile of every tile."""
+        plan = self.plan
+        tile, stage, parity = job.first, Int32(0), Int32(1)
+        while tile < job.tiles:
+            m0, n0, matrix = self.origin(job, tile)
+            for k_tile in cutlass.range(job.k_tiles, unroll=1):
+                stage = bridge.uniform(stage)
+                bridge.barrier_wait(job.shared.empty(stage), parity)
+                if bridge.elect():
+                    self.issue_loads(job, maps, m0, n0, matrix, k_tile, stage)
+                stage += 1
+                if stage == plan.stages:
+                    stage = Int32(0)
+                    parity ^= 1
+            tile += job.workers
+        # The even block's commits arrive here: this block stays until the last of them has.
+        if const_expr(plan.blocks > 1):
+            for _ in cutlass.range(plan.stages, unroll=1):
+                bridge.barrier_wait(job.shared.empty(stage), parity)
+                stage += 1
+                if stage == plan.stages:
+                    stage = Int32(0)
+                    parity ^= 1
+
+    @cute.jit
+    def issue_loads(self, job: Any, maps: Any, m0: Any, n0: Any, matrix: Any, k_tile: Any, stage: Any) -> None:
+        """Arm full[stage] and issue this block's part of both tiles. Called by one thread."""
+        plan = self.plan
+        at_k = k_tile * plan.tile[2]
+        full, a, b = job.shared.full(stage), job.shared.a(stage), job.shared.b(stage)
+        if job.rank == 0:
+            bridge.barrier_expect(full, plan.full_bytes)
+        load = tensor.load_for_pair if const_expr(plan.blocks > 1) else bridge.load_tile
+        load(maps[0], plan.a.tma, {"m": m0, "k": at_k, "l": matrix}, a, full)
+        n_own = n0 + job.rank * plan.b.smem.extent[0]
+        load(maps[1], plan.b.tma, {"n": n_own, "k": at_k, "l": matrix}, b, full)
+
+    # --------------------------------------------------------------------------------------------------------- products
+    @cute.jit
+    def multiply(self, job: Any) -> None:
+        """The mma warp, of a pair the even block's: all products, one thread issuing them."""
+        plan = self.plan
+        a = tensor.TensorOperand(plan.a.descriptor, job.shared.a(0), plan.smem.a_stage_bytes)
+        b = tensor.TensorOperand(plan.b.descriptor, job.shared.b(0), plan.smem.b_stage_bytes)
+        tile, stage, parity = job.first, Int32(0), Int32(0)
+        done = Int32(0)
+        while tile < job.tiles:
+            number, turn = done % plan.accumulators, done // plan.accumulators & 1
+            bridge.barrier_wait(job.shared.acc_empty(number), turn ^ 1)  # it is free at first
+            tensor.fence_after_sync()
+            target = job.accumulators + number * plan.mma.accumulator.columns
+            for k_tile in cutlass.range(job.k_tiles, unroll=1):
+                stage = bridge.uniform(stage)
+                bridge.barrier_wait(job.shared.full(stage), parity)
+                if bridge.elect():
+                    for k_block in cutlass.range_constexpr(len(plan.a.descriptor.k_steps)):
+                        words = a.word_at(stage, k_block), b.word_at(stage, k_block)
+                        keep = k_tile > 0 if const_expr(k_block == 0) else True
+                        tensor.tensor_multiply(plan.mma, plan.word.word, target, *words, keep)
+                    tensor.tensor_commit(job.shared.empty(stage), plan.blocks, plan.both)
+                    if k_tile == job.k_tiles - 1:
+                        tensor.tensor_commit(job.shared.acc_full(number), plan.blocks, plan.both)
+                stage += 1
+                if stage == plan.stages:
+                    stage = Int32(0)
+                    parity ^= 1
+            done += 1
+            tile += job.workers
+
+    # --------------------------------------------------------------------------------------------------------- epilogue
+    @cute.jit
+    def drain(self, job: Any, maps: Any) -> None:
+        """An epilogue warp: its rows of every tile."""
+        plan = self.plan
+        tile, done = job.first, Int32(0)
+        while tile < job.tiles:
+            number, turn = done % plan.accumulators, done // plan.accumulators & 1
+            m0, n0, matrix = self.origin(job, tile)
+            bridge.barrier_wait(job.shared.acc_full(number), turn)
+            tensor.fence_after_sync()
+            self.epilogue.store(job, maps, number, (m0, n0, matrix))
+            done += 1
+            tile += job.workers
+        bridge.wait_stores_read(0)

@@ -1,0 +1,114 @@
+"""The derivation of an Sm100Plan as text: its tiles, copies and words, and who does what and waits for whom, as tables.
+
+`roles` and `barriers` are computed from the plan's pipeline; the kernel's docstring shows the same rows in words.
+"""
+
+from __future__ import annotations
+
+from ...atoms.tmem.layout import WARP_LANES
+from ...checks.pipeline.actions import Arrive, ArriveExpect, CommitTo, Mma, Read, TmaLoad, Wait
+from ...checks.pipeline.model import Mbarrier, walk
+from ..explain import BarrierRow, RoleRow, aligned, explain_operand, explain_workspace
+from ..store import distinct_chunks
+from .checks import pipeline_of
+from .plan import EPILOGUE_WARPS, LOADER_WARP, MMA_WARP, Sm100Plan
+from .store import load_of
+
+
+def roles(plan: Sm100Plan) -> tuple[RoleRow, ...]:
+    """The three roles, from the programs of the plan's pipeline."""
+    boxes = sum(len(op.tma.instructions) for op in (plan.a, plan.b))
+    steps = len(plan.a.descriptor.k_steps)
+    rows = []
+    for role in pipeline_of(plan).pipeline().roles:
+        actions = list(walk(role.program))
+        waits = " and ".join(dict.fromkeys(_slot(a.barrier) for a in actions if isinstance(a, Wait)))
+        if any(isinstance(a, TmaLoad) for a in actions):
+            does = f"waits for {waits}, arms full[s] with {plan.full_bytes} bytes, issues {boxes} boxes"
+            rows.append(RoleRow("loader", f"warp {LOADER_WARP}", does))
+        elif any(isinstance(a, Mma) for a in actions):
+            told = " and ".join(dict.fromkeys(_slot(a.barrier) for a in actions if isinstance(a, CommitTo)))
+            who = f"warp {MMA_WARP}" + " of the even block" * (plan.blocks > 1)
+            rows.append(RoleRow("mma", who, f"waits for {waits}, multiplies {steps} times, commits to {told}"))
+        elif any(isinstance(a, Read) and a.buffer == "acc" for a in actions):
+            gives = " and ".join(dict.fromkeys(_slot(a.barrier) for a in actions if isinstance(a, Arrive)))
+            does = f"waits for {waits}, loads {plan.tile[1]} columns, arrives at {gives}, stores"
+            rows.append(RoleRow("epilogue", f"warps 0 to {EPILOGUE_WARPS - 1}", does))
+    return tuple(rows)
+
+
+def barriers(plan: Sm100Plan) -> tuple[BarrierRow, ...]:
+    """What a phase of each barrier waits for, and who waits for it, from the programs of the plan's pipeline."""
+    pipeline = pipeline_of(plan).pipeline()
+    rows = []
+    for barrier in pipeline.barriers:
+        if not isinstance(barrier, Mbarrier):
+            rows.append(BarrierRow("block", "named 0", f"{barrier.threads} threads", "all roles"))
+            continue
+        arrives, waits = [], []
+        for role in pipeline.roles:
+            for action in walk(role.program):
+                kind = {Arrive: "warps", ArriveExpect: "arrive.expect_tx", CommitTo: "commit"}.get(type(action))
+                if kind and action.barrier == barrier.name:  # type: ignore[union-attr]
+                    arrives.append(f"{role.name}'s {kind}")
+                elif isinstance(action, Wait) and action.barrier == barrier.name and role.name not in waits:
+                    waits.append(role.name)
+        count = barrier.count_of(0)
+        completed = f"{count} arrival{'s' * (count != 1)}, the {', the '.join(dict.fromkeys(arrives))}"
+        completed += f", and {barrier.bytes} bytes" if barrier.bytes else ""
+        rows.append(BarrierRow(_slot(barrier.name), "mbarrier", completed, ", ".join(waits)))
+    if plan.blocks > 1:
+        rows.append(BarrierRow("cluster", "cluster", f"{plan.blocks} * {plan.threads} threads", "all roles"))
+    return tuple(rows)
+
+
+def _slot(barrier: str) -> str:
+    """A barrier's name with its index: stages are s, accumulators i."""
+    return f"{barrier}[{'i' if barrier.startswith('acc') else 's'}]"
+
+
+def explain_sm100(plan: Sm100Plan) -> str:
+    """The whole derivation, section by section, in the order of the data's way."""
+    rows, columns = plan.tiles
+    smem, store, width = plan.smem, plan.store, plan.mma.accumulator.columns
+    lines = [
+        str(plan),
+        f"tiles: {rows} x {columns} of C" + f", {plan.batch} times" * (plan.batch > 1) + f", "
+        f"{-(-plan.k // plan.tile[2])} along K, in the order of {plan.order.schedule}",
+        explain_operand(plan.a).replace("wgmma", "tcgen05.mma"),
+        explain_operand(plan.b).replace("wgmma", "tcgen05.mma"),
+        f"instruction: {plan.mma}",
+        *("  " + line for line in plan.word.explain().splitlines()),
+        f"tensor memory: {plan.columns} columns allocated, accumulator i at column i*{width}; "
+        f"{plan.mma.accumulator}",
+        "roles:",
+        *aligned(roles(plan)),
+        "barriers:",
+        *aligned(barriers(plan)),
+        f"store: {plan.c}, {len(store.rounds)} rounds of a warp through {store.buffers} buffer(s) of "
+        f"{store.buffer_bytes} bytes",
+    ]
+    for chunk in distinct_chunks(store):
+        lines.append(
+            f"  columns {chunk.column} to {chunk.column + chunk.width - 1}: {load_of(chunk)}, box "
+            f"{store.maps[chunk.map].box}"
+        )
+    lines.append(
+        f"shared memory: A at {smem.a_offset} + stage*{smem.a_stage_bytes}, B at {smem.b_offset} + "
+        f"stage*{smem.b_stage_bytes}, C at {smem.c_offset} + buffer*{smem.c_buffer_bytes}, barriers at "
+        f"{smem.barrier_offset}, {smem.empty_offset}, {smem.acc_full_offset} and {smem.acc_empty_offset}, the address "
+        f"of tensor memory at {smem.slot_offset}; {smem.total} of {plan.arch.smem_per_block} bytes"
+    )
+    lines.append(explain_workspace(plan))
+    lines.append("rests on: proofs, compilation, the emulator; no device of this architecture has run it here")
+    return "\n".join(lines)
+
+
+def load_svg(plan: Sm100Plan) -> str:
+    """Which thread and register a load of tensor memory brings each element to: the first chunk of a warp's rows."""
+    from ... import view  # a drawing is wanted only here
+
+    load = load_of(plan.store.rounds[0].chunks[0])
+    columns = plan.store.rounds[0].chunks[0].width
+    title = f"{load}: the first {columns} columns of a warp's {WARP_LANES} rows of an accumulator"
+    return view.tv_svg(load.tmem, (WARP_LANES, columns), title=title, thread=0)

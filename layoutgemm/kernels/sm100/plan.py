@@ -1,0 +1,351 @@
+"""Sm100Plan: the objects of the production kernel for Blackwell, derived from a problem and a configuration.
+
+    problem, Sm100Config --> tcgen05 atom, instruction descriptor, tiles of A and B, copies, descriptors, columns of
+                             tensor memory, store, order of tiles, roles, barriers, shared-memory map, pipeline
+
+No device of this architecture has run what is derived here: see Sm100Plan.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ...arch import arch as arch_named
+from ...atoms import Tcgen05Atom, tcgen05_mma
+from ...atoms.smem.instruction_descriptor import InstructionDescriptor, instruction_descriptor
+from ...atoms.tmem.layout import COLUMNS, LANES, WARP_LANES, allocation_columns
+from ...checks import most_stages
+from ...dtypes import DType
+from ...errors import PlanError
+from ...layouts.int_tuple import plain
+from ...report import Report
+from ...schedule import Grouped, Persistent
+from ..derive import Operand, OperandPlan, derive_operand
+from ..epilogue.chain import Epilogue
+from ..plan import (
+    BARRIER_BYTES,
+    MAX_TILES,
+    STAGE_BYTES_OF_K,
+    PersistentPlan,
+    check_fields,
+    check_sizes,
+    rounded_up,
+    tile_count,
+)
+from ..store import StorePlan
+from .store import derive_store
+
+BLOCK_ROWS = LANES  # of C that one block holds: one to a lane of tensor memory
+EPILOGUE_WARPS = LANES // WARP_LANES  # each reaches its own quarter of the lanes
+MMA_WARP, LOADER_WARP = EPILOGUE_WARPS, EPILOGUE_WARPS + 1
+THREADS = 32 * (LOADER_WARP + 1)
+LEAST_STAGES = 2
+SLOT_BYTES = 8  # of the word in which tcgen05.alloc leaves an address, and what aligns the barriers behind it
+# N of an instruction of 128 rows in one block, and of 256 in two: what the PTX ISA's table and CUTLASS both have.
+N_STEP = {1: 16, 2: 32}
+_KINDS = {"bf16": "f16", "f16": "f16", "e4m3": "f8f6f4", "e5m2": "f8f6f4", "tf32": "tf32"}
+_OUTPUTS = ("f32", "bf16", "f16", "e4m3", "e5m2")
+
+
+@dataclass(frozen=True, slots=True)
+class Sm100Config:
+    """What may be chosen; None lets the plan choose.
+
+    tile          (M, N) elements of C: M = 128 by one block, or 256 by a pair of blocks (cta_group::2), each of which
+                  holds half of A's rows and half of B's columns; N a multiple of 16 (32 for a pair) up to 256
+    tile_k        depth of a stage in elements; default 128 bytes
+    stages        k tiles in flight, 2 or more; default as many as fit
+    accumulators  in tensor memory: with 2 the epilogue of a tile overlaps the products of the next
+    group         tiles of a band of the tile order, and `along` which the bands lie: "M" or "N"
+    overlap       programmatic dependent launch: the kernel starts while the one before it drains
+    width, chunks, buffers   of the store; see sm100_store.derive_store
+    """
+
+    tile: tuple[int, int] = (128, 256)
+    tile_k: int | None = None
+    stages: int | None = None
+    accumulators: int = 2
+    group: int = 8
+    along: str = "M"
+    overlap: bool = False
+    width: int = 32
+    chunks: int = 1
+    buffers: int = 2
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.along not in ("M", "N"):
+            raise PlanError(f"along = {self.along!r}: known are 'M', 'N'")
+        if self.tile[0] not in (BLOCK_ROWS, 2 * BLOCK_ROWS):
+            raise PlanError(f"a tile of {self.tile[0]} rows: {BLOCK_ROWS} by one block, {2 * BLOCK_ROWS} by a pair")
+        step = N_STEP[self.blocks]
+        if self.tile[1] % step or self.tile[1] > 256:
+            raise PlanError(
+                f"a tile of {self.tile[1]} columns: a multiple of {step} up to 256 for {self.tile[0]} rows"
+            )
+        if self.accumulators * self.tile[1] > COLUMNS:
+            raise PlanError(
+                f"{self.accumulators} accumulators of {self.tile[1]} columns are {self.accumulators * self.tile[1]}; "
+                f"tensor memory has {COLUMNS}"
+            )
+
+    @property
+    def blocks(self) -> int:
+        """Blocks that compute a tile together: the cta_group, and the size of the cluster."""
+        return self.tile[0] // BLOCK_ROWS
+
+
+@dataclass(frozen=True, slots=True)
+class Sm100Smem:
+    """Where everything lies in a block's dynamic shared memory, in bytes from an address aligned to `alignment`.
+
+    a, b: stages one after another; c: the buffers of the first epilogue warp, then the next one's; then the barriers
+    `full` (`barrier_offset`), `empty`, one of each a stage, `acc_full`, `acc_empty`, one of each an accumulator; then
+    the word for the address of tensor memory.
+    """
+
+    a_offset: int
+    a_stage_bytes: int
+    b_offset: int
+    b_stage_bytes: int
+    c_offset: int
+    c_buffer_bytes: int
+    barrier_offset: int
+    empty_offset: int
+    acc_full_offset: int
+    acc_empty_offset: int
+    slot_offset: int
+    barrier_bytes: int
+    total: int
+    alignment: int
+
+
+@dataclass(frozen=True)
+class Sm100Plan(PersistentPlan):
+    """C[l, M, N] = A[l, M, K] @ B[l, K, N] on Blackwell; see `derive` and Sm100Config.
+
+    What it rests on: proofs (`check`), the compiled PTX in the emulator, SASS, and agreement with the CuTe DSL's own
+    derivation. No device of this architecture has run it.
+
+    a, b          the operands of one block: tile, copies, descriptor
+    mma, word     the instruction and its descriptor
+    accumulators  in tensor memory, mma.shape_mnk[1] columns each, of `columns` that are allocated
+    order         number of a tile -> its place, a tile being a block's or a pair's
+    full_arrivals, full_bytes, empty_arrivals, acc_full_arrivals, acc_empty_arrivals
+                  what completes a phase of the barriers; of a pair, full and acc_empty are the even block's
+    """
+
+    m: int
+    n: int
+    k: int
+    batch: int
+    arch: Any
+    a: OperandPlan
+    b: OperandPlan
+    c: Operand
+    mma: Tcgen05Atom
+    word: InstructionDescriptor
+    tile: tuple[int, int, int]
+    stages: int
+    accumulators: int
+    columns: int
+    store: StorePlan
+    order: Persistent
+    smem: Sm100Smem
+    threads: int
+    full_arrivals: int
+    full_bytes: int
+    empty_arrivals: int
+    acc_full_arrivals: int
+    acc_empty_arrivals: int
+    config: Sm100Config = field(default_factory=Sm100Config)
+    epilogue: Epilogue = field(default_factory=Epilogue)
+
+    # ------------------------------------------------------------------------------------------------------- derivation
+    @classmethod
+    def derive(
+        cls,
+        m: int,
+        n: int,
+        k: int,
+        *,
+        batch: int = 1,
+        a: Operand | DType | str = "bf16",
+        b: Operand | DType | str | None = None,
+        c: Operand | DType | str | None = None,
+        config: Sm100Config | None = None,
+        epilogue: Epilogue | None = None,
+    ) -> Sm100Plan:
+        """Derive the kernel for `batch` products C[m, n] = A[m, k] @ B[k, n].
+
+        m, n, k, batch   any positive sizes; ragged edges are zeros on load and not written on store, but for
+                         `bytes_beyond_line`
+        a, b             bf16 or f16 alike, or e4m3 and e5m2 mixed at will; ":row" (default) or ":col". tf32 K-major: a
+                         "row", b "col"
+        c                f32, bf16, f16, e4m3 or e5m2, ":row" or ":col"; a's type unless given (bf16 for 8-bit inputs,
+                         f32 for tf32)
+        epilogue         what happens to the sums before they are stored, as in a Hopper kernel: see `kernels.epilogue`
+
+        Raises PlanError naming the argument and the arithmetic when no such kernel exists; passes on AtomError,
+        DescriptorError and TmaError.
+
+        >>> plan = Sm100Plan.derive(8192, 8192, 8192, b="bf16:col", config=Sm100Config((256, 256)))
+        >>> plan.stages, plan.threads, plan.columns, plan.smem.total, plan.full_bytes
+        (6, 192, 512, 213128, 65536)
+        >>> hex(plan.word.word), hex(plan.a.descriptor.word)
+        ('0x10400490', '0x4000404000010000')
+        """
+        m, n, k, batch = plain(m), plain(n), plain(k), plain(batch)
+        config = config or Sm100Config()
+        check_sizes(m=m, n=n, k=k, batch=batch)
+        epilogue = Epilogue.of(epilogue)
+        arch = arch_named("sm_100a")
+        a_spec = Operand.parse(a)
+        b_spec = Operand.parse(a_spec.dtype if b is None else b)
+        own = {8: "bf16", 16: a_spec.dtype, 32: "f32"}
+        c_spec = Operand.parse(c if c is not None else own.get(a_spec.dtype.bits, "f32"))
+        for name, spec in (("a", a_spec), ("b", b_spec)):
+            if spec.dtype.name not in _KINDS:
+                raise PlanError(f"{name} is {spec.dtype}; this kernel multiplies {', '.join(_KINDS)}")
+        if c_spec.dtype.name not in _OUTPUTS:
+            raise PlanError(f"c is {c_spec.dtype}; this kernel stores {', '.join(_OUTPUTS)}")
+        if _KINDS[a_spec.dtype.name] != _KINDS[b_spec.dtype.name]:
+            raise PlanError(f"no instruction multiplies {a_spec.dtype} with {b_spec.dtype}")
+        (tile_m, tile_n), blocks = config.tile, config.blocks
+        kind = _KINDS[a_spec.dtype.name]
+        atom = tcgen05_mma(kind, tile_m, tile_n, a_spec.dtype, b_spec.dtype, "f32", blocks)
+        tile_k = config.tile_k if config.tile_k is not None else STAGE_BYTES_OF_K * 8 // a_spec.dtype.bits
+        depth = atom.shape_mnk[2]
+        if isinstance(tile_k, bool) or tile_k < depth or tile_k % depth:
+            raise PlanError(f"tile_k = {tile_k!r}: a positive multiple of the instruction's K = {depth}")
+        a_plan = _operand("A", a_spec, "M", BLOCK_ROWS, tile_k, atom, batch)
+        b_plan = _operand("B", b_spec, "N", tile_n // blocks, tile_k, atom, batch)
+        store = derive_store(tile_n, c_spec, config.width, config.chunks, config.buffers)
+        if batch > 1:
+            store = replace(store, maps=tuple(tma.batched("l") for tma in store.maps))
+        c_bytes = store.bytes(EPILOGUE_WARPS)
+        stage_bytes = rounded_up(a_plan.smem.bytes, 1024) + rounded_up(b_plan.smem.bytes, 1024)
+        beside = c_bytes + 2 * config.accumulators * BARRIER_BYTES + SLOT_BYTES
+        fits = most_stages(arch, stage_bytes + 2 * BARRIER_BYTES, beside)
+        stages = fits if config.stages is None else config.stages
+        if isinstance(stages, bool) or not LEAST_STAGES <= stages <= fits:
+            raise PlanError(
+                f"{stages!r} stage(s), and at least {LEAST_STAGES}, of A {a_plan.smem.bytes} + B {b_plan.smem.bytes} "
+                f"bytes beside {c_bytes} of the store: {fits} fit into {arch.smem_per_block}"
+            )
+        across = -(-m // tile_m), -(-n // tile_n)
+        if across[0] * across[1] * batch > MAX_TILES:
+            raise PlanError(
+                f"{across[0]} * {across[1]} * {batch} = {across[0] * across[1] * batch} tiles: a tile's number goes up "
+                f"to {MAX_TILES}"
+            )
+        return cls(
+            m=m,
+            n=n,
+            k=k,
+            batch=batch,
+            arch=arch,
+            a=a_plan,
+            b=b_plan,
+            c=c_spec,
+            mma=atom,
+            word=instruction_descriptor(atom, a_plan.major, b_plan.major),
+            tile=(tile_m, tile_n, tile_k),
+            stages=stages,
+            accumulators=config.accumulators,
+            columns=allocation_columns(config.accumulators * atom.accumulator.columns),
+            store=store,
+            order=Persistent(Grouped(config.along, config.group), 1),
+            smem=_smem(a_plan, b_plan, stages, config.accumulators, c_bytes, store),
+            threads=THREADS,
+            full_arrivals=1,
+            full_bytes=blocks * (a_plan.tma.bytes + b_plan.tma.bytes),
+            empty_arrivals=1,
+            acc_full_arrivals=1,
+            acc_empty_arrivals=blocks * EPILOGUE_WARPS,
+            config=config,
+            epilogue=epilogue or Epilogue(),
+        )
+
+    # ------------------------------------------------------------------------------------------------ what is asked for
+    @property
+    def blocks(self) -> int:
+        """Blocks that compute a tile together: a cluster."""
+        return self.config.blocks
+
+    @property
+    def cluster_size(self) -> int:
+        """Blocks of a cluster."""
+        return self.blocks
+
+    @property
+    def both(self) -> int | None:
+        """The mask of a pair's blocks, to which the products' completion is told; None for a block alone."""
+        return (1 << self.blocks) - 1 if self.blocks > 1 else None
+
+    @property
+    def tiles(self) -> tuple[int, int]:
+        """How many tiles there are along M and N."""
+        return tile_count(self.m, self.tile[0]), tile_count(self.n, self.tile[1])
+
+    # ------------------------------------------------------------------------------------------------------------ verbs
+    def check(self) -> Report:
+        """Run every check and proof of the plan."""
+        from .checks import check_sm100
+
+        return check_sm100(self)
+
+    def explain(self) -> str:
+        """The derivation in words and numbers: tiles, copies, descriptors, tensor memory, roles, barriers, store."""
+        from .explain import explain_sm100
+
+        return explain_sm100(self)
+
+    def __str__(self) -> str:
+        sizes = f"{self.batch} x " * (self.batch > 1) + f"{self.m}x{self.n}x{self.k}"
+        return (
+            f"Sm100Plan {sizes}: A {self.a.dtype} {self.a.order}, B {self.b.dtype} {self.b.order}, C {self.c}, "
+            f"tile {'x'.join(map(str, self.tile))} by {self.blocks} block(s), {self.stages} stages, "
+            f"{self.accumulators} accumulator(s)"
+        )
+
+
+def _operand(
+    name: str, spec: Operand, free: str, extent: int, tile_k: int, atom: Tcgen05Atom, batch: int
+) -> OperandPlan:
+    """What one block holds of an operand."""
+    if spec.dtype.bits == 32 and (spec.order == "row") != (name == "A"):
+        raise PlanError(
+            f"{name.lower()} is {spec}: the instruction reads an MN-major tf32 under the swizzle 128B_ATOM_32B only, "
+            "which no tensor copy here is derived for"
+        )
+    plan = derive_operand(name, spec, free, extent, tile_k, None, atom)
+    return replace(plan, tma=plan.tma.batched("l")) if batch > 1 else plan
+
+
+def _smem(
+    a: OperandPlan, b: OperandPlan, stages: int, accumulators: int, c_bytes: int, store: StorePlan
+) -> Sm100Smem:
+    a_stage, b_stage = rounded_up(a.smem.bytes, a.smem.alignment), rounded_up(b.smem.bytes, b.smem.alignment)
+    b_offset = rounded_up(stages * a_stage, 1024)
+    c_offset = rounded_up(b_offset + stages * b_stage, 1024)
+    barriers = c_offset + c_bytes
+    acc_full = barriers + 2 * stages * BARRIER_BYTES
+    slot = acc_full + 2 * accumulators * BARRIER_BYTES
+    return Sm100Smem(
+        a_offset=0,
+        a_stage_bytes=a_stage,
+        b_offset=b_offset,
+        b_stage_bytes=b_stage,
+        c_offset=c_offset,
+        c_buffer_bytes=store.buffer_bytes,
+        barrier_offset=barriers,
+        empty_offset=barriers + stages * BARRIER_BYTES,
+        acc_full_offset=acc_full,
+        acc_empty_offset=acc_full + accumulators * BARRIER_BYTES,
+        slot_offset=slot,
+        barrier_bytes=BARRIER_BYTES,
+        total=slot + SLOT_BYTES,
+        alignment=1024,
+    )

@@ -1,0 +1,186 @@
+"""The NumPy executor of the Blackwell kernel: blocks, or pairs of them, walked as the kernel walks them.
+
+Each block's part of a tile lands in its own shared memory, products read it through the descriptors' arithmetic into
+tensor memory, and C leaves through the loads' maps, buffers and tensor stores. The hardware's models are in `silicon`,
+what tensor memory does in `atoms.tmem`; every number is the plan's. A wrong box, count or address gives a wrong result
+or a stated failure.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...atoms.smem.descriptor import element_addresses
+from ...atoms.tmem.layout import COLUMNS, LANES, WARP_LANES
+from ...errors import PlanError
+from ...layouts import Layout
+from ...layouts.basis import component
+from ..derive import OperandPlan, padded_leading
+from ..run.hardware_model import CLUSTERS, Barrier, GlobalMatrix, SharedMemory, tensor_copy, tensor_store, unwritten
+from ..store import StoreChunk
+from .plan import BLOCK_ROWS, EPILOGUE_WARPS, Sm100Plan
+from .store import load_of
+
+Values = npt.NDArray[np.float32]
+
+
+def places(layout: Layout, *axes: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """(lane, column) arrays of a layout into tensor memory at broadcast coordinates."""
+    lane, column = (Layout(layout.shape, component(layout.stride, (path,))) for path in (0, 1))
+    return np.asarray(lane(*axes)), np.asarray(column(*axes))
+
+
+def execute_sm100(
+    plan: Sm100Plan, a: GlobalMatrix, b: GlobalMatrix, progress: Any = None, clusters: int = CLUSTERS
+) -> Values:
+    """C as a float32 array, (M, N) or (batch, M, N), rounded to the plan's output type.
+
+    a, b      the operands' bits, innermost extent first
+    progress  called with (tiles done, tiles in all) after each tile
+    clusters  how many blocks, or pairs, run at a time
+
+    Raises PlanError when a barrier would never complete, shared memory is left, or an element of C is not stored once.
+    """
+    lines, inner = (plan.m, plan.n) if plan.c.order == "row" else (plan.n, plan.m)
+    leading = padded_leading(plan.c.dtype, inner)
+    words = unwritten(plan.c.dtype, plan.batch * lines * leading)
+    c = GlobalMatrix(words, leading, (inner, lines, plan.batch)[: 2 + (plan.batch > 1)], lines * leading)
+    times = np.zeros(words.size, dtype=np.uint8)
+    tiles = plan.tiles[0] * plan.tiles[1] * plan.batch
+    workers, done = min(tiles, clusters), 0
+    for worker in range(workers):
+        group = _Group(plan, a, b, c, times)
+        for step, tile in enumerate(range(worker, tiles, workers)):
+            group.compute(tile, step)
+            done += 1
+            if progress is not None:
+                progress(done, tiles)
+    shaped = times.reshape(plan.batch, lines, leading)[..., :inner]
+    wrong = np.argwhere(shaped != 1)
+    if len(wrong):
+        matrix, line, at = (int(i) for i in wrong[0])
+        row, column = (line, at) if plan.c.order == "row" else (at, line)
+        where = f"C[{row}, {column}]" + f" of matrix {matrix}" * (plan.batch > 1)
+        raise PlanError(
+            f"{where} is stored {shaped[matrix, line, at]} times; {len(wrong)} elements are not stored once"
+        )
+    values = np.asarray(plan.c.dtype.decode(words), np.float32).reshape(plan.batch, lines, leading)[..., :inner]
+    values = values if plan.c.order == "row" else values.swapaxes(1, 2)
+    return np.ascontiguousarray(values if plan.batch > 1 else values[0])
+
+
+class _Block:
+    """One thread block: shared memory, tensor memory, barriers."""
+
+    def __init__(self, plan: Sm100Plan, rank: int) -> None:
+        self.rank = rank
+        self.smem = SharedMemory(plan.smem.total)
+        self.tensor = np.full((LANES, COLUMNS), np.nan, np.float32)
+        self.full = [Barrier(f"full[{s}] of block {rank}", plan.full_arrivals) for s in range(plan.stages)]
+        self.empty = [Barrier(f"empty[{s}] of block {rank}", plan.empty_arrivals) for s in range(plan.stages)]
+        count = range(plan.accumulators)
+        self.acc_full = [Barrier(f"acc_full[{i}] of block {rank}", plan.acc_full_arrivals) for i in count]
+        self.acc_empty = [Barrier(f"acc_empty[{i}] of block {rank}", plan.acc_empty_arrivals) for i in count]
+
+
+class _Group:
+    """The block, or the pair of blocks, that computes tile after tile."""
+
+    def __init__(
+        self, plan: Sm100Plan, a: GlobalMatrix, b: GlobalMatrix, c: GlobalMatrix, times: npt.NDArray[np.uint8]
+    ) -> None:
+        self.plan, self.a, self.b, self.c, self.times = plan, a, b, c, times
+        self.blocks = [_Block(plan, rank) for rank in range(plan.blocks)]
+        self.loaded = 0  # k tiles so far, over all output tiles
+
+    def compute(self, tile: int, step: int) -> None:
+        """Tile number `tile` of all, this group's number `step`: load, multiply, store."""
+        plan, leader = self.plan, self.blocks[0]
+        matrix, number = divmod(tile, plan.tiles[0] * plan.tiles[1])
+        row, column = plan.order.tile(number, 0, 0, plan.tiles)
+        origin = {"m": row * plan.tile[0], "n": column * plan.tile[1], "l": matrix}
+        which, turn = step % plan.accumulators, step // plan.accumulators & 1
+        leader.acc_empty[which].wait(turn ^ 1)
+        first = which * plan.mma.accumulator.columns
+        for k_tile in range(-(-plan.k // plan.tile[2])):
+            stage, parity = self.loaded % plan.stages, self.loaded // plan.stages & 1
+            for block in self.blocks:
+                block.empty[stage].wait(parity ^ 1)
+            leader.full[stage].arrive_expect(plan.full_bytes)
+            for block in self.blocks:
+                at = {**origin, "k": k_tile * plan.tile[2]}
+                at["m"] += block.rank * BLOCK_ROWS
+                at["n"] += block.rank * plan.b.smem.extent[0]
+                for operand, source in ((plan.a, self.a), (plan.b, self.b)):
+                    self._load(operand, source, at, stage, block)
+            leader.full[stage].wait(parity)
+            self._multiply(stage, first, k_tile > 0)
+            for block in self.blocks:
+                block.empty[stage].arrive()
+            self.loaded += 1
+        for block in self.blocks:
+            block.acc_full[which].arrive()
+            block.acc_full[which].wait(turn)
+            for warp in range(EPILOGUE_WARPS):
+                self._store(block, warp, first, origin)
+                leader.acc_empty[which].arrive()
+
+    def _load(self, operand: OperandPlan, source: GlobalMatrix, at: dict[str, int], stage: int, block: _Block) -> None:
+        for copy in operand.tma.instructions:
+            where = [at[dim] + offset for dim, offset in zip(operand.tma.dims, copy.coord_offset, strict=True)]
+            address = self._stage(block, operand, stage) + copy.smem_offset
+            tensor_copy(operand.tma, source, where, block.smem, address, self.blocks[0].full[stage])
+
+    def _stage(self, block: _Block, operand: OperandPlan, stage: int) -> int:
+        smem = self.plan.smem
+        if operand.name == "A":
+            return block.smem.base + smem.a_offset + stage * smem.a_stage_bytes
+        return block.smem.base + smem.b_offset + stage * smem.b_stage_bytes
+
+    def _multiply(self, stage: int, first: int, accumulate: bool) -> None:
+        """Each block its rows of A with all of B, half of which the other block may have."""
+        plan, accumulator = self.plan, self.plan.mma.accumulator.layout
+        rows, columns = np.arange(BLOCK_ROWS)[:, None], np.arange(plan.tile[1])[None, :]
+        lane, column = places(accumulator, rows, columns, np.zeros_like(rows))
+        for k_block in range(len(plan.a.descriptor.k_steps)):
+            right = np.vstack([self._operand(plan.b, block, stage, k_block) for block in self.blocks])
+            for block in self.blocks:
+                with np.errstate(invalid="ignore", over="ignore"):
+                    product = self._operand(plan.a, block, stage, k_block) @ right.T
+                old = block.tensor[lane, first + column] if accumulate or k_block else 0
+                block.tensor[lane, first + column] = old + product
+
+    def _operand(self, operand: OperandPlan, block: _Block, stage: int, k_block: int) -> Any:
+        depth, word = self.plan.mma.shape_mnk[2], operand.descriptor
+        base = word.base.at(self._stage(block, operand, stage) + word.k_steps[k_block]).word
+        at = element_addresses(base, operand.major, (operand.smem.extent[0], depth), operand.dtype, "sm_100a")
+        return operand.dtype.decode(block.smem.read(at, operand.dtype)).astype(np.float32)
+
+    # --------------------------------------------------------------------------------------------------------- the end
+    def _store(self, block: _Block, warp: int, first: int, origin: dict[str, int]) -> None:
+        """One warp's 32 rows of the accumulator."""
+        plan, store = self.plan, self.plan.store
+        for i, round_ in store.rounds_of(0, 0):
+            buffer = warp * store.buffers + i % store.buffers
+            address = block.smem.base + plan.smem.c_offset + buffer * plan.smem.c_buffer_bytes
+            for chunk in round_.chunks:
+                self._fill(block, warp, first, address + chunk.offset, chunk)
+            for chunk in round_.chunks:
+                tma = store.maps[chunk.map]
+                row = origin["m"] + block.rank * BLOCK_ROWS + warp * WARP_LANES
+                place = {"m": row, "n": origin["n"] + chunk.column, "l": origin["l"]}
+                for copy in tma.instructions:
+                    where = [place[dim] + offset for dim, offset in zip(tma.dims, copy.coord_offset, strict=True)]
+                    at = address + chunk.offset + copy.smem_offset
+                    tensor_store(tma, self.c, where, block.smem, at, self.times)
+
+    def _fill(self, block: _Block, warp: int, first: int, address: int, chunk: StoreChunk) -> None:
+        """A chunk's loads, converted, into its tile: register v of a thread holds where the load's map says."""
+        ld, dtype = load_of(chunk), self.plan.c.dtype
+        thread, value = np.arange(WARP_LANES)[:, None], np.arange(ld.repeat)[None, :]
+        lane, column = places(ld.tmem, thread, value)
+        held = block.tensor[warp * WARP_LANES + lane, first + chunk.column + column]
+        block.smem.write(address + np.asarray(chunk.tile.byte(lane, column)), dtype.encode(held), dtype)

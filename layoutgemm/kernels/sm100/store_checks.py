@@ -1,0 +1,106 @@
+"""What a Blackwell plan's store claims, checked: columns, boxes, and what the threads write into the buffers."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...atoms.tmem.layout import WARP_LANES
+from ...checks import bank_conflicts, filled_by
+from ...errors import LayoutError
+from ...report import Check
+from ..derive import one_matrix
+from ..store import distinct_chunks
+from .plan import Sm100Plan
+from .store import VECTOR_BYTES, load_of
+
+
+def store_checks(plan: Sm100Plan) -> list[Check]:
+    """Columns, boxes, places and banks."""
+    return [_columns_of_c(plan), _boxes(plan), _rows(plan), _vectors(plan)]
+
+
+def _columns_of_c(plan: Sm100Plan) -> Check:
+    """Each column is in one chunk, and chunks of a round lie apart in its buffer."""
+    store, witness = plan.store, ""
+    times = np.zeros(plan.tile[1], dtype=np.int64)
+    for number, round_ in store.rounds_of(0, 0):
+        end = 0
+        for chunk in round_.chunks:
+            times[chunk.column : chunk.column + chunk.width] += 1
+            if chunk.offset < end or chunk.offset % chunk.tile.alignment:
+                witness = witness or f"round {number}: a chunk at byte {chunk.offset}, after {end}"
+            end = chunk.offset + chunk.tile.bytes
+        if end > store.buffer_bytes or store.buffer_bytes % 1024:
+            witness = witness or f"round {number} ends at byte {end} of a buffer of {store.buffer_bytes}"
+    if (times != 1).any():
+        column = int(np.nonzero(times != 1)[0][0])
+        witness = witness or f"column {column} is stored {int(times[column])} times"
+    if store.c != plan.c or store.warps != 1:
+        witness = witness or f"a store of {store.c} by {store.warps} warp(s)"
+    widths = "+".join(str(chunk.width) for chunk in distinct_chunks(store))
+    statement = (
+        f"chunks of {widths} columns store each of {plan.tile[1]} once, in {len(store.rounds)} round(s) through "
+        f"{store.buffers} buffer(s) of {store.buffer_bytes} bytes for each warp"
+    )
+    return Check("columns of C", statement, not witness, f"exhaustion ({plan.tile[1]} columns)", witness)
+
+
+def _boxes(plan: Sm100Plan) -> Check:
+    """A chunk's tile is the boxes of its tensor map, element by element; its rows are one warp's."""
+    witness, size = "", 0
+    for chunk in distinct_chunks(plan.store):
+        if not 0 <= chunk.map < len(plan.store.maps):
+            witness = witness or f"columns {chunk.column}: there is no tensor map {chunk.map}"
+            continue
+        tma = one_matrix(plan.store.maps[chunk.map])
+        size += WARP_LANES * chunk.width
+        filled = filled_by("store", chunk.tile, tma)
+        if not filled:
+            witness = witness or f"columns {chunk.column}: {filled.witness}"
+        elif chunk.tile.extent != (WARP_LANES, chunk.width) or chunk.tile.dtype != plan.c.dtype:
+            witness = witness or f"columns {chunk.column}: a tile of {chunk.tile.extent} {chunk.tile.dtype}"
+        elif tma.dims != (("n", "m") if plan.c.order == "row" else ("m", "n")) or tma.operation != "store":
+            witness = witness or f"the {tma.operation} of columns {chunk.column} runs along {tma.dims}"
+    boxes = ", ".join(f"{len(tma.instructions)} of {tma.box}" for tma in plan.store.maps)
+    statement = f"each chunk's tile has {WARP_LANES} rows, and its boxes, {boxes}, move each of its elements once"
+    return Check("boxes of C", statement, not witness, f"exhaustion ({size} elements)", witness)
+
+
+def _rows(plan: Sm100Plan) -> Check:
+    """What one store to shared memory takes from a thread's registers lies side by side in the chunk's tile."""
+    by_row, size = plan.c.order == "row", plan.c.dtype.bytes
+    step = VECTOR_BYTES // size if by_row else 1
+    witness, count = "", 0
+    for chunk in distinct_chunks(plan.store):
+        i, j = np.arange(WARP_LANES)[:, None], np.arange(chunk.width)[None, :]
+        have = np.asarray(chunk.tile.byte(i, j - j % step)) + j % step * size
+        want = np.asarray(chunk.tile.byte(i, j))
+        count += have.size
+        if load_of(chunk).repeat % step:
+            witness = witness or f"a load of {load_of(chunk).repeat} columns in vectors of {step}"
+        wrong = np.argwhere(have != want)
+        if len(wrong):
+            row, column = (int(x) for x in wrong[0])
+            witness = witness or f"element ({row}, {column}) goes to byte {have[row, column]}, not {want[row, column]}"
+    what = f"{VECTOR_BYTES} bytes at a time" if by_row else "one by one"
+    statement = f"threads store {plan.c.dtype} {what}, each element to its place in the tile"
+    return Check("rows of C", statement, not witness, f"exhaustion ({count} elements)", witness)
+
+
+def _vectors(plan: Sm100Plan) -> Check:
+    """The banks of one store: all lanes, the same columns."""
+    by_row = plan.c.order == "row"
+    step, size = (VECTOR_BYTES // plan.c.dtype.bytes, VECTOR_BYTES) if by_row else (1, plan.c.dtype.bytes)
+    worst, witness = 1, ""
+    for chunk in distinct_chunks(plan.store):
+        first = np.arange(0, chunk.width, step)[:, None]
+        at = np.asarray(chunk.tile.byte(np.arange(WARP_LANES)[None, :], first))
+        try:
+            banks = bank_conflicts(at, size, "st.shared")
+        except LayoutError as error:
+            witness = witness or str(error)
+            continue
+        worst = max(worst, banks.ways)
+        witness = witness or ("" if banks else str(banks.witness))
+    statement = f"stores of {size} bytes by 32 lanes are {worst}-way in their banks"
+    return Check("banks C", statement, not witness, "exhaustion", witness)

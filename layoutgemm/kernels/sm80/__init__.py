@@ -1,0 +1,1 @@
+"""The GEMM for Ampere and later GPUs with mma.sync."""

@@ -1,0 +1,155 @@
+"""Which configuration of the mma.sync kernel for a problem: what was fastest on an H200, and what is a guess."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...arch import Arch
+from ...arch import arch as arch_named
+from ...errors import PlanError
+from ..derive import Operand
+from ..epilogue.chain import Epilogue
+from ..operand_orders import Choice
+from ..plan import BARRIER_BYTES
+from .plan import MAX_BATCH, Sm80Config, Sm80Plan
+from .store import BUFFERS
+
+SECTOR = 32  # bytes that L2 serves at a time: checks.coalescing
+ROUND_ROWS = 16  # of C that a warp puts into one buffer: the instruction's M
+_LARGE = (128, 256)
+
+
+def choose_sm80(
+    m: int, n: int, k: int, arch: str | Arch = "sm_80", processors: int = 132, line_bytes: int = 0
+) -> tuple[Sm80Config, str]:
+    """A configuration for 16-bit operands, and the reason in words.
+
+    processors   multiprocessors of the GPU
+    line_bytes   bytes from one line of A or B to the next, whichever is less aligned; 0: 2 * k
+
+    Measured on an H200 (benchmarks/results/ampere_h200.json) for large squares and one ragged product; for few tiles
+    the choice goes by their number and was not measured.
+
+    >>> config, why = choose_sm80(8192, 8192, 8192, "sm_90a")
+    >>> config.tile, config.persistent, why
+    ((128, 256), True, '128x256x64: 2048 tiles, persistent')
+    >>> choose_sm80(4000, 4040, 4072, "sm_90a")[1]
+    '128x256x64 by tensor copies: lines of 8144 bytes are no whole sectors, and longer rows straddle fewer'
+    """
+    target = arch_named(arch)
+    stmatrix = "stmatrix" in target.features
+    tiles = -(-m // _LARGE[0]) * -(-n // _LARGE[1])
+    if tiles < processors:
+        small = -(-m // 64) * -(-n // 64)
+        if small <= 4 * processors:
+            return Sm80Config((64, 64), 64, 3, (2, 2), 8), f"64x64x64: {small} tiles, {tiles} of 128x256 (not measured)"
+        return Sm80Config((128, 128), 32, 4, (2, 2), 8), f"128x128x32: {tiles} tiles of 128x256 (not measured)"
+    if (line_bytes or 2 * k) % SECTOR:
+        why = f"lines of {line_bytes or 2 * k} bytes are no whole sectors, and longer rows straddle fewer"
+        by_tma = Sm80Config(_LARGE, 64, 3, loads="tma", stmatrix=stmatrix)
+        if "cp.async.bulk.tensor" in target.features and target.smem_per_block >= shared_bytes(by_tma):
+            return by_tma, f"128x256x64 by tensor copies: {why}"
+        deep = Sm80Config(_LARGE, 64, 3)
+        if target.smem_per_block >= shared_bytes(deep):
+            return deep, f"128x256x64: {why}"
+    flat = Sm80Config(_LARGE, 32, 4, persistent=True)
+    if target.smem_per_block < shared_bytes(flat):
+        return Sm80Config(_LARGE, 32, 4, stmatrix=stmatrix), f"128x256x32: {tiles} tiles"
+    deep = Sm80Config(_LARGE, 64, 3, persistent=True, stmatrix=True)
+    if stmatrix and target.smem_per_block >= shared_bytes(deep):
+        return deep, f"128x256x64: {tiles} tiles, persistent"
+    return flat, f"128x256x32: {tiles} tiles, persistent"
+
+
+def shared_bytes(config: Sm80Config, bytes_: int = 2, bytes_c: int = 4) -> int:
+    """Shared memory that a block takes whose tile_k and stages are given: what `Sm80Plan.smem.total` is, or more.
+
+    bytes_, bytes_c   of an element of A and B, and of C
+
+    C's buffers lie behind the stages of a persistent kernel, and over them in the others.
+
+    >>> [shared_bytes(Sm80Config((128, 256), 64, 3, persistent=persistent)) for persistent in (False, True)]
+    [147456, 212992]
+    """
+    assert config.tile_k is not None and config.stages is not None, config
+    stage = (config.tile[0] + config.tile[1]) * config.tile_k * bytes_
+    barriers = config.stages * BARRIER_BYTES if config.loads == "tma" else 0
+    rounds = config.warps[0] * config.warps[1] * BUFFERS * ROUND_ROWS  # a warp's rows of C in shared memory
+    buffers = rounds * config.tile[1] // config.warps[1] * bytes_c
+    lasting = config.stages * stage
+    return (lasting + buffers if config.persistent else max(lasting, buffers)) + barriers
+
+
+@dataclass(frozen=True)
+class Sm80Choice(Choice):
+    """A configuration of the mma.sync kernel, the code it is compiled for, and whether the operands change places.
+
+    swapped  it multiplies C^T = B^T @ A^T: the kernel stores row-major, and a column-major C is the transpose's
+    """
+
+    config: Sm80Config
+    arch: str = "sm_90a"
+    swapped: bool = False
+
+    def plan(
+        self,
+        m: int,
+        n: int,
+        k: int,
+        *,
+        batch: int = 1,
+        a: Any = "bf16",
+        b: Any = None,
+        c: Any = None,
+        epilogue: Epilogue | None = None,
+    ) -> Sm80Plan:
+        """The plan of the kernel that computes C[m, n] = A[m, k] @ B[k, n]; arguments as for Sm80Plan.derive.
+
+        >>> Sm80Choice(Sm80Config(), swapped=True).plan(16, 4096, 64, a="bf16:row", b="bf16:col", c="bf16:col").a.order
+        'row'
+        """
+        if epilogue:
+            raise PlanError("this kernel has no epilogue of a caller's own")
+        a_ = Operand.parse(a)
+        b_ = Operand.parse(a_.dtype if b is None else b)
+        a_, b_, c_ = self.operands(a_, b_, None if c is None else Operand.parse(c))
+        if self.swapped:
+            m, n = n, m
+        return Sm80Plan.derive(m, n, k, arch=self.arch, a=a_, b=b_, c=c_, batch=batch, config=self.config)
+
+    @property
+    def persistent(self) -> bool:
+        """Whether the kernel's blocks take tile after tile."""
+        return self.config.persistent
+
+
+def by_lines(
+    m: int, n: int, k: int, align: tuple[int, int, int], bytes_: int, *, batch: int = 1, arch: str = "sm_90a",
+    processors: int = 132,
+) -> list[tuple[Sm80Config, str]]:  # fmt: skip
+    """Configurations for lines of any pitch, the likeliest first, each with the reason in words.
+
+    align    bytes that A, B and C are aligned to, as Sm80Config has it
+    bytes_   of an element of A and B
+
+    Large tiles are for lines of whole 16-byte vectors, for which they were measured; narrower accesses keep 128x128.
+
+    >>> [config.tile for config, _ in by_lines(4096, 4096, 4095, (2, 2, 2), 2)]
+    [(128, 128), (64, 64)]
+    """
+    if batch > MAX_BATCH:
+        return []
+    config, why = choose_sm80(m, n, k, arch, processors)
+    if config.loads == "tma":
+        config, why = Sm80Config(_LARGE, 64, 3), why.replace("by tensor copies", "by cp.async")
+    found = []
+    if config.tile != _LARGE or min(align[:2]) == 16:
+        depth = None if config.tile_k is None else config.tile_k * 2 // bytes_
+        persistent = config.persistent and batch == 1
+        found.append((replace(config, tile_k=depth, align=align, stmatrix=False, persistent=persistent), why))
+    for tile, warps in (((128, 128), (2, 4)), ((64, 64), (2, 2))):
+        if not found or found[0][0].tile != tile:
+            why = f"{tile[0]}x{tile[1]}: lines in accesses of {align[0]} and {align[1]} bytes"
+            found.append((Sm80Config(tile, None, 3, warps, 8, align=align), why))
+    return found

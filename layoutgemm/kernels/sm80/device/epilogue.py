@@ -1,0 +1,102 @@
+"""The store of an Ampere kernel: accumulators of a warp, round by round, through its buffers to global memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int64, const_expr
+
+from ...dsl import ampere, bridge
+from ..operand import VECTOR, WARP
+from ..store import BUFFERS, matrix_row
+
+
+class Sm80Epilogue:
+    """The store for one plan; everything that it reads of the plan is a compile-time constant."""
+
+    def __init__(self, plan: Any):
+        self.plan = plan
+
+    def store(
+        self, sums: Any, shared: Any, warp: Any, lane: Any, c: Any, ldc: Any, m: Any, n: Any, row: Any, column: Any
+    ) -> None:
+        """All accumulators of a warp, whose part of C begins at (row, column)."""
+        store = self.plan.store
+        buffers = shared + (self.plan.smem.c_offset + warp * (BUFFERS * store.buffer_bytes))
+        put = [store.tile.byte(*store.place(lane, store.registers[at][0])) for (at,) in store.pairs.bases]
+        if store.matrices is not None:
+            put = [store.tile.byte(*matrix_row(store.mma, lane, at)) for (at,) in store.matrices.bases]
+        taken = [store.tile.byte(*self.inside(lane, at[0])) for at in store.chunks.bases]
+        for block in range(self.plan.blocks[0]):
+            buffer = buffers + block % BUFFERS * store.buffer_bytes
+            self.fill(sums, block, buffer, put)
+            bridge.warp_sync()
+            self.drain(buffer, taken, lane, c, ldc, m, n, row + block * self.plan.mma.shape_mnk[0], column)
+
+    def inside(self, lane: Any, drain: int) -> tuple[Any, Any]:
+        """(row, column) of the chunk that a lane takes; of one beyond the last row, that of another."""
+        store = self.plan.store
+        row, chunk = store.chunk_of(lane, drain)
+        return row % store.tile.extent[0], chunk * (VECTOR // store.c.dtype.bytes)
+
+    def fill(self, sums: Any, block: int, buffer: Any, put: Any) -> None:
+        """The pairs of neighbours of one row of blocks, converted, into a buffer."""
+        store, mma = self.plan.store, self.plan.mma
+        values, dtype = mma.accumulator_registers, store.c.dtype
+        if store.matrices is not None:
+            for (group,), (base, constant) in store.matrices.of.items():
+                packed: list[Any] = []
+                for at in (values * (block + self.plan.blocks[0] * j) for j in (2 * group, 2 * group + 1)):
+                    packed += [bridge.convert_pair(sums[at + v], sums[at + v + 1], dtype) for v in range(0, values, 2)]
+                bridge.store_matrices(buffer + put[base] + constant, packed)
+            return
+        for (number,), (base, constant) in store.pairs.of.items():
+            low, high = (
+                sums[values * (block + self.plan.blocks[0] * (register // values)) + register % values]
+                for register in store.registers[number]
+            )
+            words = (low, high) if dtype.bits == 32 else (bridge.convert_pair(low, high, dtype),)
+            bridge.store_shared((buffer + put[base] + constant).toint(), words)
+
+    @cute.jit
+    def drain(
+        self, buffer: Any, taken: Any, lane: Any, c: Any, ldc: Any, m: Any, n: Any, row: Any, column: Any
+    ) -> None:
+        """A round from its buffer to C: 16 bytes a lane, whole lines of a warp's columns."""
+        store = self.plan.store
+        size = store.c.dtype.bytes
+        width = VECTOR // size
+        for drain in cutlass.range_constexpr(store.drains):
+            base, constant = store.chunks.of[drain,]
+            words = ampere.load_words(buffer + taken[base] + constant, VECTOR // 4)
+            i, chunk = store.chunk_of(lane, drain)
+            room = n - column - chunk * width
+            there = row + i < m
+            if const_expr((drain + 1) * WARP > store.tile.extent[0] * store.per_row):
+                there = there and i < store.tile.extent[0]
+            if there:
+                address = c + (Int64(row + i) * ldc + (column + chunk * width)) * size
+                if room >= width:
+                    self.store_chunk(address, words)
+                else:
+                    for e in cutlass.range_constexpr(width):
+                        if e < room:
+                            per = 4 // size
+                            ampere.store_part(address + e * size, words[e // per], e % per, size * 8)
+
+    def store_chunk(self, address: Any, words: Any) -> None:
+        """16 bytes of a line that are all there, in the accesses that C's alignment allows."""
+        vector, size = self.plan.store.vector, self.plan.store.c.dtype.bytes
+        if vector >= 4:
+            each = vector // 4
+            for w in range(0, len(words), each):
+                ampere.store_vector(address + 4 * w, words[w : w + each])
+        else:
+            per = 4 // size
+            for e in range(VECTOR // size):
+                ampere.store_part(address + e * size, words[e // per], e % per, size * 8)
+
+
+__all__ = ["Sm80Epilogue"]

@@ -1,0 +1,336 @@
+"""C = A @ B by mma.sync: cp.async into a ring of stages, ldmatrix from swizzled tiles, fragments double-buffered.
+
+Every layout, swizzle, byte and count is an attribute of the plan (Sm80Plan); this file holds the order in which things
+happen. A block does one tile of C; all of its warps do the same.
+
+    role    who          does, k tile by k tile, depth by depth of the instruction
+    ----    ---------    ---------------------------------------------------------------------------------------------
+    all     all warps    load the next depth's fragments, multiply this depth's, and in between copy their share of
+                         the k tile that is stages - 1 ahead; before a k tile's last products: wait for the own copies
+                         of the next one, meet, and take its first fragments
+
+    barrier       kind                completed by                       waited for by
+    ----------    ----------------    -------------------------------    --------------------------------------------
+    group         cp.async group      a thread's copies of one k tile    the thread, until stages - 2 are pending
+    block         bar.sync            all threads                        the same, once a k tile: the next one is there
+                                                                         for all, and the last one's stage is free
+    warp          bar.warp.sync       a warp's 32 threads                the same, once a round of the store
+
+A fragment is in registers one depth before it is multiplied, also from one k tile to the next: the stage that a k tile
+leaves has been read before the block meets, and copies into it begin behind that.
+"""
+
+from __future__ import annotations
+
+from copy import copy as shallow_copy
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, const_expr
+
+from ...dsl import ampere, bridge
+from ...dsl.entry import TileEntry
+from ...plan import tile_count
+from ..operand import byte_selector
+from .epilogue import Sm80Epilogue
+
+ALL_SHARED = 100  # percent of what shared memory and L1 have in common, for several blocks a multiprocessor
+
+
+class Sm80GemmKernel(TileEntry):
+    """The kernel for one plan. What is reachable through `self.plan` is a compile-time constant of the trace."""
+
+    def __init__(self, plan: Any):
+        self.plan = plan
+        self.epilogue = Sm80Epilogue(plan)
+
+    @cute.jit
+    def start(self, matrices: Any, sizes: Any, pitches: Any, workers: Any, words: Any, stream: Any) -> None:
+        """Host side: launch a block for each tile of C. See `TileEntry.start`."""
+        plan = self.plan
+        m, n, k, batch = sizes
+        pitch, stride = ([pitches[name][i] for name in "abc"] for i in range(2))
+        blocks = tile_count(m, plan.tile[0]) * tile_count(n, plan.tile[1])
+        self.kernel(*matrices, m, n, k, *pitch, *stride).launch(
+            grid=(blocks, 1, batch if const_expr(plan.batch > 1) else 1),
+            block=(plan.threads, 1, 1),
+            smem=plan.smem.total,
+            min_blocks_per_mp=plan.config.blocks_per_sm,
+            preferred_smem_carveout=ALL_SHARED if plan.config.blocks_per_sm > 1 else None,
+            stream=stream,
+        )
+
+    @cute.kernel
+    def kernel(
+        self,
+        a: Int64,
+        b: Int64,
+        c: Int64,
+        m: Int32,
+        n: Int32,
+        k: Int32,
+        lda: Int64,
+        ldb: Int64,
+        ldc: Int64,
+        stride_a: Int64,
+        stride_b: Int64,
+        stride_c: Int64,
+    ) -> None:
+        """Device side: one block, one tile of C."""
+        plan = self.plan
+        thread, _, _ = cute.arch.thread_idx()
+        block, _, matrix = cute.arch.block_idx()
+        lane, warp = thread % 32, bridge.uniform(thread // 32)
+        warp_m, warp_n = plan.warp_place(warp)
+        if const_expr(plan.batch > 1):
+            a += Int64(matrix) * stride_a * plan.a.dtype.bytes
+            b += Int64(matrix) * stride_b * plan.b.dtype.bytes
+            c += Int64(matrix) * stride_c * plan.c.dtype.bytes
+
+        # 1. The tile of C that this block owns; where its threads copy from and to, where its lanes read.
+        grid = (tile_count(m, plan.tile[0]), tile_count(n, plan.tile[1]))
+        row, column = plan.order.tile(block, grid, cutlass.min)
+        m0, n0 = row * plan.tile[0], column * plan.tile[1]
+        shared = bridge.SharedMemory(plan.smem).base
+        copy_a = Copies(plan.a, plan.smem.a_offset, thread, a, lda, m0, m, k)
+        copy_b = Copies(plan.b, plan.smem.b_offset, thread, b, ldb, n0, n, k)
+        load_a = Loads(plan.a, plan.smem.a_offset, lane, warp_m)
+        load_b = Loads(plan.b, plan.smem.b_offset, lane, warp_n)
+        pitch = plan.smem.a_stage_bytes
+        k_tiles = tile_count(k, plan.tile[2])
+
+        # 2. Fill all stages but one. A k tile that is not there becomes zeros: no branch, and always one group each.
+        left, offset_a, offset_b = k, Int64(0), Int64(0)
+        for s in cutlass.range_constexpr(plan.stages - 1):
+            copy_a.issue(shared + s * pitch, offset_a, left)
+            copy_b.issue(shared + s * pitch, offset_b, left)
+            bridge.commit_copies()
+            left, offset_a, offset_b = left - plan.tile[2], offset_a + copy_a.step, offset_b + copy_b.step
+        # 3. The main loop. `held_a` and `held_b` carry the first fragments of a k tile into it.
+        count_m, count_n = plan.blocks
+        count = count_m * count_n * plan.mma.accumulator_registers
+        sums = cute.make_rmem_tensor(count, Int32 if plan.mma.c_dtype.name == "i32" else Float32)
+        sums.fill(0)
+        held_a = cute.make_rmem_tensor(count_m * plan.mma.registers("A"), Int32)
+        held_b = cute.make_rmem_tensor(count_n * plan.mma.registers("B"), Int32)
+        ahead = plan.config.ahead
+        if const_expr(ahead):
+            self.meet()
+            keep(held_a, load_a.fragments(shared, 0))
+            keep(held_b, load_b.fragments(shared, 0))
+        read, write = Int32(0), Int32((plan.stages - 1) * pitch)
+        for _ in cutlass.range(k_tiles, unroll=1):
+            totals = [sums[i] for i in bridge.unrolled(count)]
+            fragments: Any = None
+            if const_expr(ahead):
+                fragments = [held_a[i] for i in range(held_a.shape)], [held_b[i] for i in range(held_b.shape)]
+            else:
+                self.meet()
+            copies = copy_a.work(shared + write, offset_a, left) + copy_b.work(shared + write, offset_b, left)
+            for step in cutlass.range_constexpr(plan.steps):
+                work = self.share(copies, step)
+                if const_expr(ahead):
+                    now = fragments
+                    if const_expr(step == plan.steps - 1):
+                        for copy in work:
+                            copy()
+                        work = []
+                        bridge.commit_copies()
+                        self.meet()
+                        read = next_stage(read, pitch, plan.stages)
+                    place, depth = shared + read, (step + 1) % plan.steps
+                    fragments = load_a.fragments(place, depth), load_b.fragments(place, depth)
+                else:
+                    now = load_a.fragments(shared + read, step), load_b.fragments(shared + read, step)
+                self.multiply(totals, now, work)
+            if const_expr(ahead):
+                keep(held_a, fragments[0])
+                keep(held_b, fragments[1])
+            else:
+                bridge.commit_copies()
+                read = next_stage(read, pitch, plan.stages)
+            keep(sums, totals)
+            write = next_stage(write, pitch, plan.stages)
+            left, offset_a, offset_b = left - plan.tile[2], offset_a + copy_a.step, offset_b + copy_b.step
+
+        # 4. C, through the stages' memory: all copies have landed, and nobody reads a tile any more.
+        bridge.wait_copies(0)
+        bridge.block_sync()
+        place = m0 + warp_m * plan.a.warp_extent, n0 + warp_n * plan.b.warp_extent
+        self.epilogue.store(sums, shared, warp, lane, c, ldc, m, n, *place)
+
+    def meet(self) -> None:
+        """The next k tile is there for all threads, and all have read what they took before."""
+        bridge.wait_copies(self.plan.stages - 2)
+        bridge.block_sync()
+
+    def share(self, copies: list[Any], step: int) -> list[Any]:
+        """The copies that are issued among the products of one depth; all of them before the block meets."""
+        steps = max(1, self.plan.steps - 1) if self.plan.config.ahead else self.plan.steps
+        each = -(-len(copies) // steps)
+        return copies[step * each : (step + 1) * each]
+
+    def multiply(self, totals: list[Any], fragments: Any, work: list[Any]) -> None:
+        """All products of one depth; the work is spread among them."""
+        plan = self.plan
+        values, each_a, each_b = plan.mma.accumulator_registers, plan.mma.registers("A"), plan.mma.registers("B")
+        a, b = fragments
+        every = max(1, len(plan.products) // (len(work) + 1))
+        for number, (i, j) in enumerate(plan.products):
+            if number % every == 0 and 0 < number // every <= len(work):
+                work[number // every - 1]()
+            at = values * (i + plan.blocks[0] * j)
+            totals[at : at + values] = bridge.multiply_warp(
+                plan.mma, a[i * each_a : (i + 1) * each_a], b[j * each_b : (j + 1) * each_b], totals[at : at + values]
+            )
+        done = (len(plan.products) - 1) // every
+        for item in work[done:]:
+            item()
+
+
+def keep(tensor: Any, values: Any) -> None:
+    """Put values into registers that the traced loop carries."""
+    for i, value in enumerate(values):
+        tensor[i] = value
+
+
+def next_stage(offset: Any, pitch: int, stages: int) -> Any:
+    """First byte of the stage after the one that begins at `offset`."""
+    ahead = offset + pitch
+    return cutlass.select_(ahead == stages * pitch, Int32(0), ahead)
+
+
+class Copies(ampere.Held):
+    """A thread's copies of one operand's tiles: where they come from, where they go, and how many bytes are there."""
+
+    held = ("anchors", "bases", "rooms", "others")
+
+    def __init__(
+        self, operand: Any, first: int, thread: Any, matrix: Any, pitch: Any, start: Any, extent: Any, k: Any
+    ):
+        """Addresses of the thread's vectors at K = 0.
+
+        first   byte of the tile in a stage;   matrix, pitch   global address, and elements from line to line
+        start, extent   the tile's first index along M or N, and M or N
+        """
+        copy, size = operand.copy, operand.dtype.bytes
+        self.operand, self.copy = operand, copy
+        self.by_k = operand.major == "K"
+        mn, depth = copy.coordinates(thread, 0, 0)
+        zero = copy.coordinates(0, 0, 0)
+        # (mn, k) distances of a thread's vectors from its first one: the same for all threads
+        self.away = {
+            (i, j): tuple(int(x - y) for x, y in zip(copy.coordinates(0, i, j), zero)) for i, j in copy.indices
+        }
+        step = Int64(operand.smem.extent[1] * size) if self.by_k else operand.smem.extent[1] * size * pitch
+        self.others = [depth, step, mn, matrix, pitch, extent]
+        self.anchors, self.rooms = self.lines(start)
+        self.bases = [
+            first + operand.smem.byte(*copy.coordinates(thread, *index)) for index in copy.places.bases
+        ]
+
+    def lines(self, start: Any) -> tuple[list[Any], list[Any]]:
+        """For a tile that begins at index `start` along M or N: addresses of the thread's lines at K = 0, and, where K
+        is not contiguous, bytes that there are from each of its vectors along a line on.
+        """
+        depth, _, mn, matrix, pitch, extent = self.others
+        copy, size = self.copy, self.operand.dtype.bytes
+        if self.by_k:  # a line beyond the matrix repeats the last one: what it gives is not stored
+            rows = [cutlass.min(start + mn + self.away[i, 0][0], extent - 1) for i in range(copy.parts[0])]
+            return [matrix + (Int64(row) * pitch + depth) * size for row in rows], []
+        return [
+            matrix + (Int64(depth + self.away[0, j][1]) * pitch + (start + mn)) * size for j in range(copy.parts[1])
+        ], [
+            clamp((extent - start - mn - self.away[i, 0][0]) * size, copy.vector_bytes) for i in range(copy.parts[0])
+        ]  # fmt: skip
+
+    def moved(self, start: Any) -> Any:
+        """The same thread's copies for another tile."""
+        twin = shallow_copy(self)
+        twin.anchors, twin.rooms = self.lines(start)
+        return twin
+
+    @property
+    def step(self) -> Any:
+        """Bytes of global memory from one k tile to the next."""
+        return self.others[1]
+
+    def work(self, stage: Any, offset: Any, left: Any) -> list[Any]:
+        """A function for each copy of one k tile; `left` elements of K are left from its beginning on."""
+        return [lambda index=index: self.one(index, stage, offset, left) for index in self.copy.indices]
+
+    def issue(self, stage: Any, offset: Any, left: Any) -> None:
+        """All copies of one k tile."""
+        for copy in self.work(stage, offset, left):
+            copy()
+
+    def one(self, index: Any, stage: Any, offset: Any, left: Any) -> None:
+        """One vector: bytes beyond the matrix become zeros."""
+        i, j = index
+        size, width = self.operand.dtype.bytes, self.copy.vector_bytes
+        base, constant = self.copy.places.of[index]
+        destination = stage + (self.bases[base] + constant)
+        mn, k = self.away[index]
+        there = left - self.others[0] - k
+        if self.by_k:
+            source = self.anchors[i] + offset + k * size
+            valid = clamp(there * size, width)
+        else:
+            source = self.anchors[j] + offset + mn * size
+            valid = cutlass.select_(there > 0, self.rooms[i], Int32(0))
+        if not self.copy.by_elements:
+            ampere.copy_bytes(destination, source, width, valid)
+            return
+        bits, per_word = size * 8, 4 // size
+        words = []
+        for w in range(width // 4):
+            word = Int32(0)
+            for e in range(per_word):
+                at = (w * per_word + e) * size
+                word = word | (ampere.load_element(source + at, valid > at, bits) << (e * bits))
+            words.append(word)
+        bridge.store_shared(destination.toint(), words)
+
+
+def clamp(value: Any, most: int) -> Any:
+    """Cut to 0..most."""
+    return cutlass.max(cutlass.min(value, Int32(most)), Int32(0))
+
+
+class Loads(ampere.Held):
+    """A lane's loads of one operand's fragments."""
+
+    held = ("bases", "selectors")
+
+    def __init__(self, operand: Any, first: int, lane: Any, warp: Any):
+        """Addresses of the lane in the tile of the first stage; `warp` is the warp's number along M or N."""
+        self.load, tile = operand.load, operand.smem
+        self.bases = [first + self.load.byte(tile, lane, warp, index) for index in self.load.places.bases]
+        late = lane % 4 >= 2
+        self.selectors = [
+            cutlass.select_(late, Int32(byte_selector(1, odd)), Int32(byte_selector(0, odd))) for odd in range(2)
+        ]
+
+    def fragments(self, stage: Any, step: int) -> list[Any]:
+        """Registers of one depth, block by block along M or N."""
+        load, found = self.load, []
+        for number in range(load.loads):
+            if load.words:
+                found += [ampere.load_word(self.place(stage, (number, step, w))) for w in range(len(load.words))]
+                continue
+            words = ampere.load_fragment(self.place(stage, (number, step, 0)), load.kind != "ldmatrix")
+            if load.kind == "bytes":  # of each half of K the even neighbours along M or N, and the odd ones
+                parted = [
+                    [ampere.permute(words[2 * half], words[2 * half + 1], selector) for half in range(2)]
+                    for selector in self.selectors
+                ]
+                even, odd = parted
+                words = [even[0], odd[0], even[1], odd[1]] if load.blocks == 1 else [*even, *odd]
+            found += words
+        return found
+
+    def place(self, stage: Any, index: Any) -> Any:
+        """The address for one access."""
+        base, constant = self.load.places.of[index]
+        return stage + self.bases[base] + constant

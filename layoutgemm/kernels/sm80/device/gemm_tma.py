@@ -1,0 +1,156 @@
+"""C = A @ B by mma.sync, fed by tensor copies: the Ampere kernel for architectures with TMA and no wgmma (RTX 50).
+
+The same tiles, fragment loads, products and store as sm80_gemm; what differs is who copies. One thread issues the
+tensor copies of a k tile, no thread holds addresses of global memory, and a stage's mbarrier says that it has landed.
+
+    role      who          does
+    ------    ---------    -------------------------------------------------------------------------------------------
+    loader    thread 0     arms full[s] and issues the copies of the k tile that is stages - 1 ahead
+    all       all warps    load the next depth's fragments, multiply this depth's; before a k tile's last products: wait
+                           for the next one, meet, and take its first fragments
+
+    barrier    kind              completed by                                       waited for by
+    -------    --------------    -----------------------------------------------    ----------------------------------
+    full[s]    mbarrier          one arrival, and plan.full_bytes of the copies     all threads
+    block      bar.sync          all threads                                        the same, once a k tile: the stage
+                                                                                    before is free
+    warp       bar.warp.sync     a warp's 32 threads                                the same, once a round of the store
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, const_expr
+
+from ...dsl import bridge
+from ...plan import tile_count
+from .gemm import ALL_SHARED, Loads, Sm80GemmKernel, keep
+
+
+class Sm120GemmKernel(Sm80GemmKernel):
+    """The kernel for one plan whose operands have tensor copies."""
+
+    @cute.jit
+    def start(self, matrices: Any, sizes: Any, pitches: Any, workers: Any, words: Any, stream: Any) -> None:
+        """Host side: encode the tensor maps, launch a block for each tile of C. See `TileEntry.start`."""
+        plan = self.plan
+        a, b, c = matrices
+        m, n, k, batch = sizes
+        extents = {"m": m, "n": n, "k": k, "l": batch}
+        used = 2 if plan.batch > 1 else 1
+        map_a = bridge.encode_tensor_map(plan.a.tma, a, extents, *pitches["a"][:used])
+        map_b = bridge.encode_tensor_map(plan.b.tma, b, extents, *pitches["b"][:used])
+        blocks = tile_count(m, plan.tile[0]) * tile_count(n, plan.tile[1])
+        self.tensor_kernel(map_a, map_b, c, m, n, k, *pitches["c"]).launch(
+            grid=(blocks, 1, batch if const_expr(plan.batch > 1) else 1),
+            block=(plan.threads, 1, 1),
+            smem=plan.smem.total,
+            min_blocks_per_mp=plan.config.blocks_per_sm,
+            preferred_smem_carveout=ALL_SHARED if plan.config.blocks_per_sm > 1 else None,
+            stream=stream,
+        )
+
+    @cute.kernel
+    def tensor_kernel(
+        self,
+        map_a: cutlass.GridConstant[bridge.TensorMap],
+        map_b: cutlass.GridConstant[bridge.TensorMap],
+        c: Int64,
+        m: Int32,
+        n: Int32,
+        k: Int32,
+        ldc: Int64,
+        stride_c: Int64,
+    ) -> None:
+        """Device side: one block, one tile of C."""
+        plan = self.plan
+        thread, _, _ = cute.arch.thread_idx()
+        block, _, matrix = cute.arch.block_idx()
+        lane, warp = thread % 32, bridge.uniform(thread // 32)
+        warp_m, warp_n = plan.warp_place(warp)
+        if const_expr(plan.batch > 1):
+            c += Int64(matrix) * stride_c * plan.c.dtype.bytes
+
+        # 1. Barriers, once; the tile of C that this block owns; where its lanes read.
+        shared = bridge.SharedMemory(plan.smem)
+        if thread == 0:
+            for tensor_map in (map_a, map_b):
+                bridge.prefetch_map(tensor_map)
+            for s in cutlass.range_constexpr(plan.stages):
+                bridge.barrier_init(shared.full(s), 1)
+            bridge.barriers_visible()
+        bridge.block_sync()
+        row, column = plan.order.tile(block, (tile_count(m, plan.tile[0]), tile_count(n, plan.tile[1])), cutlass.min)
+        origin = row * plan.tile[0], column * plan.tile[1], matrix
+        load_a = Loads(plan.a, plan.smem.a_offset, lane, warp_m)
+        load_b = Loads(plan.b, plan.smem.b_offset, lane, warp_n)
+        k_tiles = tile_count(k, plan.tile[2])
+        maps = (map_a, map_b)
+
+        # 2. Fill all stages but one.
+        for s in cutlass.range_constexpr(plan.stages - 1):
+            if thread == 0 and s < k_tiles:
+                self.load(maps, shared, origin, s, s)
+
+        # 3. The main loop. `held_a` and `held_b` carry the first fragments of a k tile into it.
+        count_m, count_n = plan.blocks
+        count = count_m * count_n * plan.mma.accumulator_registers
+        sums = cute.make_rmem_tensor(count, Int32 if plan.mma.c_dtype.name == "i32" else Float32)
+        sums.fill(0)
+        held_a = cute.make_rmem_tensor(count_m * plan.mma.registers("A"), Int32)
+        held_b = cute.make_rmem_tensor(count_n * plan.mma.registers("B"), Int32)
+        if const_expr(plan.config.ahead):
+            bridge.barrier_wait(shared.full(0), 0)
+            keep(held_a, load_a.fragments(shared.base, 0))
+            keep(held_b, load_b.fragments(shared.base, 0))
+        stage, write, parity = Int32(0), Int32(plan.stages - 1), Int32(0)
+        for k_tile in cutlass.range(k_tiles, unroll=1):
+            if const_expr(not plan.config.ahead):
+                bridge.barrier_wait(shared.full(stage), parity)
+                bridge.block_sync()
+            ahead = k_tile + plan.stages - 1
+            if thread == 0 and ahead < k_tiles:
+                self.load(maps, shared, origin, ahead, write)
+            totals = [sums[i] for i in bridge.unrolled(count)]
+            fragments: Any = [held_a[i] for i in range(held_a.shape)], [held_b[i] for i in range(held_b.shape)]
+            for step in cutlass.range_constexpr(plan.steps):
+                place = shared.base + stage * plan.smem.a_stage_bytes
+                if const_expr(not plan.config.ahead):
+                    fragments = load_a.fragments(place, step), load_b.fragments(place, step)
+                now = fragments
+                if const_expr(step == plan.steps - 1):
+                    # Behind the last k tile there is none to wait for: its own stage again, which nobody multiplies.
+                    more = k_tile + 1 < k_tiles
+                    following = cutlass.select_(stage + 1 == plan.stages, Int32(0), stage + 1)
+                    parity = cutlass.select_(more, parity ^ Int32(following == 0), parity)
+                    stage = cutlass.select_(more, following, stage)
+                if const_expr(plan.config.ahead):
+                    if const_expr(step == plan.steps - 1):
+                        bridge.barrier_wait(shared.full(stage), parity)
+                        bridge.block_sync()
+                    place, depth = shared.base + stage * plan.smem.a_stage_bytes, (step + 1) % plan.steps
+                    fragments = load_a.fragments(place, depth), load_b.fragments(place, depth)
+                self.multiply(totals, now, [])
+            if const_expr(plan.config.ahead):
+                keep(held_a, fragments[0])
+                keep(held_b, fragments[1])
+            keep(sums, totals)
+            write = cutlass.select_(write + 1 == plan.stages, Int32(0), write + 1)
+
+        # 4. C, through the stages' memory: all copies have landed, and nobody reads a tile any more.
+        bridge.block_sync()
+        corner = origin[0] + warp_m * plan.a.warp_extent, origin[1] + warp_n * plan.b.warp_extent
+        self.epilogue.store(sums, shared.base, warp, lane, c, ldc, m, n, *corner)
+
+    def load(self, maps: Any, shared: Any, origin: Any, k_tile: Any, stage: Any) -> None:
+        """Arm full[stage] and issue the copies of one k tile. Called by one thread."""
+        plan = self.plan
+        m0, n0, matrix = origin
+        place = {"m": m0, "n": n0, "k": k_tile * plan.tile[2], "l": matrix}
+        full = shared.full(stage)
+        bridge.barrier_expect(full, plan.full_bytes)
+        bridge.load_tile(maps[0], plan.a.tma, place, shared.a(stage), full)
+        bridge.load_tile(maps[1], plan.b.tma, place, shared.b(stage), full)

@@ -1,0 +1,156 @@
+"""C = A @ B by mma.sync, persistent: a block takes tile after tile, and its copies run on into the next one.
+
+As sm80_gemm, tile by tile; while a tile of C is stored, the first k tiles of the next one are on their way, and there
+is one start of the ring for all of them. C's buffers lie beside the stages. The ring does not know of tiles: it carries
+the k tiles of all tiles of a block, one after another.
+
+    role    who          does
+    ----    ---------    ---------------------------------------------------------------------------------------------
+    all     all warps    as in sm80_gemm; a cursor, stages - 1 k tiles ahead, says which tile's rows the copies are of
+
+The barriers are sm80_gemm's, and one bar.warp.sync more before a tile is stored: the last one's buffers have been read.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, const_expr
+
+from ...dsl import bridge
+from ...dsl.entry import GemmEntry
+from ...plan import tile_count
+from .gemm import ALL_SHARED, Copies, Loads, Sm80GemmKernel, keep, next_stage
+
+
+class Sm80PersistentKernel(GemmEntry, Sm80GemmKernel):
+    """The kernel for one plan of one product."""
+
+    @cute.jit
+    def start(self, matrices: Any, sizes: Any, pitches: Any, workers: Any, words: Any, stream: Any) -> None:
+        """Host side: launch at most `workers` blocks; the batch is one matrix. See `TileEntry.start`."""
+        plan = self.plan
+        m, n, k, _ = sizes
+        blocks = cutlass.min(tile_count(m, plan.tile[0]) * tile_count(n, plan.tile[1]), workers)
+        self.persistent_kernel(*matrices, m, n, k, *[pitches[name][0] for name in "abc"]).launch(
+            grid=(blocks, 1, 1),
+            block=(plan.threads, 1, 1),
+            smem=plan.smem.total,
+            min_blocks_per_mp=plan.config.blocks_per_sm,
+            preferred_smem_carveout=ALL_SHARED if plan.config.blocks_per_sm > 1 else None,
+            stream=stream,
+        )
+
+    @cute.kernel
+    def persistent_kernel(
+        self, a: Int64, b: Int64, c: Int64, m: Int32, n: Int32, k: Int32, lda: Int64, ldb: Int64, ldc: Int64
+    ) -> None:
+        """Device side: one block of a persistent grid."""
+        plan = self.plan
+        thread, _, _ = cute.arch.thread_idx()
+        tile, _, _ = cute.arch.block_idx()
+        workers, _, _ = cute.arch.grid_dim()
+        lane, warp = thread % 32, bridge.uniform(thread // 32)
+        warp_m, warp_n = plan.warp_place(warp)
+        grid = (tile_count(m, plan.tile[0]), tile_count(n, plan.tile[1]))
+        tiles, k_tiles = grid[0] * grid[1], tile_count(k, plan.tile[2])
+        pitch = plan.smem.a_stage_bytes
+
+        # 1. Where the threads copy from and to, where the lanes read.
+        m0, n0 = self.corner(tile, grid)
+        shared = bridge.SharedMemory(plan.smem).base
+        copy_a = Copies(plan.a, plan.smem.a_offset, thread, a, lda, m0, m, k)
+        copy_b = Copies(plan.b, plan.smem.b_offset, thread, b, ldb, n0, n, k)
+        load_a = Loads(plan.a, plan.smem.a_offset, lane, warp_m)
+        load_b = Loads(plan.b, plan.smem.b_offset, lane, warp_n)
+
+        # 2. Fill all stages but one. The cursor: tile, K left in it, bytes along K of A and B.
+        ahead = (tile, k, Int64(0), Int64(0))
+        for s in cutlass.range_constexpr(plan.stages - 1):
+            copy_a.issue(shared + s * pitch, ahead[2], ahead[1])
+            copy_b.issue(shared + s * pitch, ahead[3], ahead[1])
+            bridge.commit_copies()
+            copy_a, copy_b, ahead = self.step_on(copy_a, copy_b, ahead, workers, tiles, grid, k)
+
+        # 3. Tile after tile. `held_a` and `held_b` carry the first fragments of a k tile, also into the next tile.
+        count_m, count_n = plan.blocks
+        count = count_m * count_n * plan.mma.accumulator_registers
+        sums = cute.make_rmem_tensor(count, Int32 if plan.mma.c_dtype.name == "i32" else Float32)
+        held_a = cute.make_rmem_tensor(count_m * plan.mma.registers("A"), Int32)
+        held_b = cute.make_rmem_tensor(count_n * plan.mma.registers("B"), Int32)
+        if const_expr(plan.config.ahead):
+            self.meet()
+            keep(held_a, load_a.fragments(shared, 0))
+            keep(held_b, load_b.fragments(shared, 0))
+        read, write = Int32(0), Int32((plan.stages - 1) * pitch)
+        while tile < tiles:
+            sums.fill(0)
+            for _ in cutlass.range(k_tiles, unroll=1):
+                totals = [sums[i] for i in bridge.unrolled(count)]
+                fragments: Any = None
+                if const_expr(plan.config.ahead):
+                    fragments = [held_a[i] for i in range(held_a.shape)], [held_b[i] for i in range(held_b.shape)]
+                else:
+                    self.meet()
+                place = shared + write
+                copies = copy_a.work(place, ahead[2], ahead[1]) + copy_b.work(place, ahead[3], ahead[1])
+                for step in cutlass.range_constexpr(plan.steps):
+                    work = self.share(copies, step)
+                    if const_expr(plan.config.ahead):
+                        now = fragments
+                        if const_expr(step == plan.steps - 1):
+                            for copy in work:
+                                copy()
+                            work = []
+                            bridge.commit_copies()
+                            self.meet()
+                            read = next_stage(read, pitch, plan.stages)
+                        source, depth = shared + read, (step + 1) % plan.steps
+                        fragments = load_a.fragments(source, depth), load_b.fragments(source, depth)
+                    else:
+                        now = load_a.fragments(shared + read, step), load_b.fragments(shared + read, step)
+                    self.multiply(totals, now, work)
+                if const_expr(plan.config.ahead):
+                    keep(held_a, fragments[0])
+                    keep(held_b, fragments[1])
+                else:
+                    bridge.commit_copies()
+                    read = next_stage(read, pitch, plan.stages)
+                keep(sums, totals)
+                write = next_stage(write, pitch, plan.stages)
+                copy_a, copy_b, ahead = self.step_on(copy_a, copy_b, ahead, workers, tiles, grid, k)
+            # 4. C, through the warp's own buffers, while copies of the next tile land.
+            m0, n0 = self.corner(tile, grid)
+            corner = m0 + warp_m * plan.a.warp_extent, n0 + warp_n * plan.b.warp_extent
+            bridge.warp_sync()
+            self.epilogue.store(sums, shared, warp, lane, c, ldc, m, n, *corner)
+            tile += workers
+        bridge.wait_copies(0)
+
+    def corner(self, tile: Any, grid: Any) -> tuple[Any, Any]:
+        """First row and column of a tile of C."""
+        row, column = self.plan.order.tile(tile, grid, cutlass.min)
+        return row * self.plan.tile[0], column * self.plan.tile[1]
+
+    @cute.jit
+    def step_on(
+        self, copy_a: Any, copy_b: Any, ahead: Any, workers: Any, tiles: Any, grid: Any, k: Any
+    ) -> tuple[Any, Any, Any]:
+        """The cursor's next k tile: behind the last one of a tile, the first one of the block's next tile.
+
+        Behind the last tile nothing of K is left: copies are zeros.
+        """
+        tile, left, offset_a, offset_b = ahead
+        left, offset_a, offset_b = left - self.plan.tile[2], offset_a + copy_a.step, offset_b + copy_b.step
+        if left <= 0:
+            tile += workers
+            left = Int32(0)
+            if tile < tiles:
+                left = k
+                offset_a, offset_b = Int64(0), Int64(0)
+                m0, n0 = self.corner(tile, grid)
+                copy_a = copy_a.moved(m0)
+                copy_b = copy_b.moved(n0)
+        return copy_a, copy_b, (tile, left, offset_a, offset_b)

@@ -1,0 +1,49 @@
+"""The derivation of an Sm80Plan as text: tiles, copies, loads, ring, store, with their numbers."""
+
+from __future__ import annotations
+
+from ..explain import explain_workspace
+from .operand import Sm80Operand
+from .plan import Sm80Plan
+from .store import BUFFERS
+
+
+def explain_sm80(plan: Sm80Plan) -> str:
+    """What the plan is made of, one line a fact.
+
+    >>> print(explain_sm80(Sm80Plan.derive(4096, 4096, 4096, b="bf16:col")).splitlines()[1])
+    instruction  mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32, 2 depths a k tile
+    """
+    m, n = plan.blocks
+    lines = [
+        str(plan),
+        f"instruction  {plan.mma.ptx}, {plan.steps} depths a k tile",
+        f"warps        {plan.warps[0]}x{plan.warps[1]} of {plan.a.warp_extent}x{plan.b.warp_extent}: {m}x{n} products "
+        f"a depth, {m * n * plan.mma.accumulator_registers} accumulators a thread",
+    ]
+    for operand in (plan.a, plan.b):
+        lines += _operand(operand)
+    smem = plan.smem
+    lines += [
+        f"ring         {plan.stages} stages of {smem.a_stage_bytes} bytes, copies {plan.stages - 1} k tiles ahead, "
+        f"fragments {'one depth ahead' if plan.config.ahead else 'as they are multiplied'}",
+        f"barriers     one group of copies a k tile, {max(0, plan.stages - 2)} pending at the wait; one bar.sync of "
+        f"{plan.threads} threads a k tile",
+        f"store        rounds of {plan.store.tile.extent[0]} rows through {plan.store.tile}, {BUFFERS} buffers of "
+        f"{plan.store.buffer_bytes} bytes a warp, {plan.store.vector} bytes an access to C",
+        f"order        {plan.tiles[0]}x{plan.tiles[1]} tiles by {plan.order}",
+        f"shared       {smem.total} bytes, {plan.config.blocks_per_sm} block(s) a multiprocessor",
+        explain_workspace(plan),
+    ]
+    return "\n".join(lines)
+
+
+def _operand(operand: Sm80Operand) -> list[str]:
+    copy, load = operand.copy, operand.load
+    how = f"elements into {copy.vector_bytes} bytes" if copy.by_elements else f"cp.async of {copy.vector_bytes} bytes"
+    return [
+        f"{operand.name}            {operand.dtype} {operand.order}-major, {operand.major}-major in {operand.smem}",
+        f"  copies     {how}, {len(copy.indices)} a thread and k tile, {len(copy.places.bases)} address(es)",
+        f"  loads      {load.kind}, {load.loads} a depth, {load.registers} registers each, {len(load.places.bases)} "
+        "address(es) a lane",
+    ]

@@ -1,0 +1,339 @@
+"""Sm80Plan: the objects of the mma.sync kernel, for Ampere and what came after, derived from a problem.
+
+    problem, Sm80Config --> mma.sync atom, tiles of A and B, cp.async maps, fragment loads, store, order of tiles,
+                            shared-memory map, pipeline
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...arch import Arch
+from ...arch import arch as arch_named
+from ...atoms import MmaAtom, mma_sync
+from ...checks import most_stages
+from ...errors import PlanError
+from ...layouts.int_tuple import plain
+from ...report import Report
+from ...schedule import Grouped
+from ..derive import Operand
+from ..plan import (
+    BARRIER_BYTES,
+    BATCH_PARAMETERS,
+    MAX_COORDINATE,
+    PERSISTENT_PARAMETERS,
+    PlanVerbs,
+    check_fields,
+    rounded_up,
+    tile_count,
+)
+from .operand import Sm80Operand, by_tensor_copy, derive_operand
+from .store import BUFFERS, Sm80Store
+
+ARCHES = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
+LOADS = ("cp.async", "tma")
+ALIGNMENTS = (16, 8, 4, 2, 1)
+MAX_BATCH = 65535  # of a grid's y and z: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"
+_INSTRUCTIONS = {"bf16": "m16n8k16", "f16": "m16n8k16", "tf32": "m16n8k8",
+                 "e4m3": "m16n8k32", "e5m2": "m16n8k32", "i8": "m16n8k32", "u8": "m16n8k32"}  # fmt: skip
+_STAGE_BYTES_OF_K = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Sm80Config:
+    """What may be chosen; None lets the plan choose.
+
+    tile       (M, N) elements of C of a block
+    tile_k     depth of a stage in elements; default 64 bytes
+    stages     k tiles in the ring, 2 or more; default as many as fit, up to 4
+    warps      along M and N: each multiplies a contiguous part of the tile
+    group      tiles of a band of the tile order, and `along` which the bands lie: "M" or "N"
+    blocks_per_sm   how many blocks a multiprocessor is to hold: bounds registers and shared memory
+    ahead      take a depth's fragments while the one before it is multiplied, across k tiles too; False leaves their
+               registers to larger tiles
+    persistent a block takes tile after tile, and copies run on into the next one; of one product, by cp.async
+    loads      "cp.async" by all threads, or "tma": one thread issues tensor copies (sm_90 on)
+    stmatrix   put C's fragments into shared memory by stmatrix (sm_90 on, 16-bit outputs)
+    align      bytes that addresses, pitches and the distance of a batch's matrices are multiples of, for A, B and C:
+               16, 8 or 4 give vectors of so many bytes, 2 and 1 accesses of single elements
+    """
+
+    tile: tuple[int, int] = (128, 256)
+    tile_k: int | None = None
+    stages: int | None = None
+    warps: tuple[int, int] = (2, 4)
+    group: int = 16
+    along: str = "M"
+    blocks_per_sm: int = 1
+    ahead: bool = True
+    persistent: bool = False
+    loads: str = "cp.async"
+    stmatrix: bool = False
+    align: tuple[int, int, int] = (16, 16, 16)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.loads not in LOADS:
+            raise PlanError(f"loads = {self.loads!r}: known are {', '.join(map(repr, LOADS))}")
+        if self.persistent and self.loads != "cp.async":
+            raise PlanError("a persistent kernel copies by cp.async")
+        if self.loads == "tma" and self.align[:2] != (16, 16):
+            raise PlanError(f"tensor copies take A and B aligned to 16 bytes; align = {self.align!r}")
+        if self.along not in ("M", "N"):
+            raise PlanError(f"along = {self.along!r}: 'M' or 'N'")
+        for bytes_ in self.align:
+            if bytes_ not in ALIGNMENTS:
+                raise PlanError(f"align = {self.align!r}: each is one of {', '.join(map(str, ALIGNMENTS))} bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class Sm80Smem:
+    """Where everything lies in the block's dynamic shared memory, in bytes from an address aligned to `alignment`.
+
+    A stage holds a tile of A and one of B; stages follow one another. C's buffers lie over the stages, which are free
+    when C is stored, or behind them in a persistent kernel: those of the first warp, then the next one's. Tensor copies
+    have an mbarrier a stage behind them.
+    """
+
+    a_offset: int
+    a_stage_bytes: int
+    b_offset: int
+    b_stage_bytes: int
+    c_offset: int
+    c_buffer_bytes: int
+    barrier_offset: int
+    barrier_bytes: int
+    total: int
+    alignment: int
+
+
+@dataclass(frozen=True)
+class Sm80Plan(PlanVerbs):
+    """C[l, M, N] = A[l, M, K] @ B[l, K, N] by mma.sync; see `derive` and Sm80Config."""
+
+    m: int
+    n: int
+    k: int
+    batch: int
+    arch: Arch
+    a: Sm80Operand
+    b: Sm80Operand
+    c: Operand
+    mma: MmaAtom
+    tile: tuple[int, int, int]
+    stages: int
+    warps: tuple[int, int]
+    store: Sm80Store
+    order: Grouped
+    smem: Sm80Smem
+    config: Sm80Config = field(default_factory=Sm80Config)
+
+    @property
+    def parameters(self) -> dict[str, str]:
+        """What a launch takes, name -> kind, in order; `workers` are the blocks of a persistent grid, at most."""
+        return PERSISTENT_PARAMETERS if self.config.persistent else BATCH_PARAMETERS
+
+    @classmethod
+    def derive(
+        cls,
+        m: int,
+        n: int,
+        k: int,
+        *,
+        arch: str | Arch = "sm_80",
+        a: Any = "bf16",
+        b: Any = None,
+        c: Any = None,
+        batch: int = 1,
+        config: Sm80Config | None = None,
+    ) -> Sm80Plan:
+        """Derive the kernel for C[m, n] = A[m, k] @ B[k, n], or a batch of them.
+
+        m, n, k  any positive sizes: what lies beyond is filled with zeros on load and guarded on store
+        arch     "sm_80", or a later one whose code is wanted
+        a, b     bf16, f16, tf32 (f32 in memory, of which the instruction reads the upper 19 bits), i8, u8, and from
+                 sm_89 on e4m3, e5m2; ":row" (default) or ":col". b defaults to a's type, row-major
+        c        f32, bf16 or f16 of float inputs (default: the inputs' type where it has 16 bits, else f32), i32 of
+                 integer ones; row-major
+        batch    matrices
+
+        Raises PlanError naming the argument and the arithmetic when no such kernel exists, and passes on AtomError.
+
+        >>> print(Sm80Plan.derive(4096, 4096, 4096, b="bf16:col"))
+        Sm80Plan 4096x4096x4096 sm_80: A bf16 row, B bf16 col, C bf16 row-major, tile 128x256x32, 4 stages, 2x4 warps
+        """
+        m, n, k, batch = plain(m), plain(n), plain(k), plain(batch)
+        config = config or Sm80Config()
+        target = arch_named(arch)
+        if target.name not in ARCHES:
+            raise PlanError(f"this kernel is for {', '.join(ARCHES)}, not for {target.name}")
+        _check_sizes(m, n, k, batch)
+        if config.persistent and batch > 1:
+            raise PlanError(f"batch = {batch}: a persistent kernel multiplies one pair of matrices")
+        a_spec = Operand.parse(a)
+        b_spec = Operand.parse(a_spec.dtype if b is None else b)
+        for name, spec in (("a", a_spec), ("b", b_spec)):
+            if spec.dtype.name not in _INSTRUCTIONS:
+                raise PlanError(f"{name} is {spec.dtype}; this kernel multiplies {', '.join(_INSTRUCTIONS)}")
+        atom = mma_sync(_INSTRUCTIONS[a_spec.dtype.name], a_spec.dtype, b_spec.dtype)
+        if target.name not in atom.archs:
+            raise PlanError(f"{target.name} has no {atom.ptx}: it exists on {', '.join(atom.archs)}")
+        c_spec = _output(c, a_spec, atom)
+        depth = atom.shape_mnk[2]
+        tile_k = config.tile_k if config.tile_k is not None else _STAGE_BYTES_OF_K * 8 // a_spec.dtype.bits
+        if isinstance(tile_k, bool) or tile_k < depth or tile_k % depth:
+            raise PlanError(f"tile_k = {tile_k!r}: a positive multiple of the instruction's K = {depth}")
+        warps = config.warps[0] * config.warps[1]
+        threads = 32 * warps
+        if threads > target.threads_per_block:
+            raise PlanError(f"{warps} warps are {threads} threads; a block has up to {target.threads_per_block}")
+        for what, extent, count in (("M", config.tile[0], config.warps[0]), ("N", config.tile[1], config.warps[1])):
+            if extent % (16 * count):
+                raise PlanError(
+                    f"{extent} of {what} for {count} warp(s): each takes a multiple of 16, {extent} = "
+                    f"{extent // (16 * count)}*{16 * count} + {extent % (16 * count)}"
+                )
+        vectors = [
+            bytes_ if bytes_ >= 4 else spec.dtype.bytes
+            for bytes_, spec in zip(config.align, (a_spec, b_spec, c_spec), strict=True)
+        ]
+        for name, bytes_, spec in zip("abc", config.align, (a_spec, b_spec, c_spec), strict=True):
+            if bytes_ < spec.dtype.bytes:
+                raise PlanError(f"{name} is {spec.dtype}, aligned to {spec.dtype.bytes} bytes at least, not {bytes_}")
+        a_plan = derive_operand("A", a_spec, config.tile[0], tile_k, config.warps[0], threads, vectors[0], atom)
+        b_plan = derive_operand("B", b_spec, config.tile[1], tile_k, config.warps[1], threads, vectors[1], atom)
+        if config.loads == "tma":
+            target.require("cp.async.bulk.tensor", "loads='tma'")
+            a_plan, b_plan = by_tensor_copy(a_plan, batch), by_tensor_copy(b_plan, batch)
+        if config.stmatrix:
+            target.require("stmatrix", "stmatrix=True")
+        orders = a_plan.load.order, b_plan.load.order
+        store = Sm80Store.derive(atom, config.tile[1] // config.warps[1], c_spec, vectors[2], orders, config.stmatrix)
+        stages, smem = _ring(target, a_plan, b_plan, store, warps, config)
+        tiles = -(-m // config.tile[0]) * -(-n // config.tile[1])
+        if tiles > MAX_COORDINATE:
+            raise PlanError(f"{m}x{n} in tiles of {config.tile} are {tiles} tiles; a grid holds 2**31 - 1 blocks")
+        return cls(
+            m=m, n=n, k=k, batch=batch, arch=target, a=a_plan, b=b_plan, c=c_spec, mma=atom,
+            tile=(*config.tile, tile_k), stages=stages, warps=config.warps, store=store,
+            order=Grouped(config.along, config.group), smem=smem, config=config,
+        )  # fmt: skip
+
+    # ------------------------------------------------------------------------------------------------ what is asked for
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 32 * self.warps[0] * self.warps[1]
+
+    @property
+    def tiles(self) -> tuple[int, int]:
+        """How many tiles there are along M and N."""
+        return tile_count(self.m, self.tile[0]), tile_count(self.n, self.tile[1])
+
+    @property
+    def steps(self) -> int:
+        """Depths of the instruction in a k tile."""
+        return self.tile[2] // self.mma.shape_mnk[2]
+
+    @property
+    def blocks(self) -> tuple[int, int]:
+        """Instructions of a warp along M and N."""
+        m, n, _ = self.mma.shape_mnk
+        return self.a.warp_extent // m, self.b.warp_extent // n
+
+    def warp_place(self, warp: Any) -> tuple[Any, Any]:
+        """Which part of the tile a warp multiplies: its number along M and along N."""
+        return warp % self.warps[0], warp // self.warps[0]
+
+    @property
+    def products(self) -> tuple[tuple[int, int], ...]:
+        """(block along M, block along N) of a depth's products, in order: neighbours share B, and at the turns A."""
+        m, n = self.blocks
+        return tuple((i if j % 2 == 0 else m - 1 - i, j) for j in range(n) for i in range(m))
+
+    @property
+    def full_bytes(self) -> int:
+        """Bytes that an mbarrier of a stage waits for: those of both tiles' tensor copies."""
+        return sum(operand.tma.bytes for operand in (self.a, self.b) if operand.tma is not None)
+
+    def check(self) -> Report:
+        """Run every check and proof of the plan."""
+        from .checks import check_sm80
+
+        return check_sm80(self)
+
+    def explain(self) -> str:
+        """The derivation in words and numbers."""
+        from .explain import explain_sm80
+
+        return explain_sm80(self)
+
+    def run(self, a: Any, b: Any, *, out: Any = None, device: str | None = None, copy: bool = True) -> Any:
+        """C = A @ B on NumPy arrays or torch tensors, 2-D or a batch of them. See `kernels.run_sm80.run_sm80`."""
+        from ..run.ampere import run_sm80
+
+        return run_sm80(self, a, b, out=out, device=device, copy=copy)
+
+    def __str__(self) -> str:
+        sizes = f"{self.batch} x " * (self.batch > 1) + f"{self.m}x{self.n}x{self.k}"
+        return (
+            f"Sm80Plan {sizes} {self.arch.name}: A {self.a.dtype} {self.a.order}, B {self.b.dtype} {self.b.order}, "
+            f"C {self.c}, tile {'x'.join(map(str, self.tile))}, {self.stages} stages, "
+            f"{self.warps[0]}x{self.warps[1]} warps"
+        )
+
+
+def _check_sizes(m: int, n: int, k: int, batch: int) -> None:
+    for name, size, most in (("m", m, MAX_COORDINATE), ("n", n, MAX_COORDINATE), ("k", k, MAX_COORDINATE),
+                             ("batch", batch, MAX_BATCH)):  # fmt: skip
+        if isinstance(size, bool) or not isinstance(size, int):
+            raise PlanError(f"{name} = {size!r} is not an integer")
+        if not 1 <= size <= most:
+            raise PlanError(f"{name} = {size}: it is 1 to {most}")
+
+
+def _output(c: Any, a: Operand, atom: MmaAtom) -> Operand:
+    whole = atom.c_dtype.name == "i32"
+    default = "i32" if whole else a.dtype if a.dtype.bits == 16 else "f32"
+    spec = Operand.parse(default if c is None else c)
+    known = ("i32",) if whole else ("f32", "bf16", "f16")
+    if spec.dtype.name not in known:
+        raise PlanError(f"c is {spec.dtype}; of {a.dtype} inputs this kernel stores {', '.join(known)}")
+    if spec.order != "row":
+        raise PlanError(f"c is {spec}; this kernel stores row-major. Compute the transpose: C^T = B^T @ A^T")
+    return spec
+
+
+def _ring(
+    target: Arch, a: Sm80Operand, b: Sm80Operand, store: Sm80Store, warps: int, config: Sm80Config
+) -> tuple[int, Sm80Smem]:
+    alignment = max(a.smem.alignment, b.smem.alignment, store.tile.alignment)
+    b_offset = rounded_up(a.smem.bytes, b.smem.alignment)
+    pitch = rounded_up(b_offset + b.smem.bytes, alignment)
+    barrier = BARRIER_BYTES if config.loads == "tma" else 0
+    buffers = warps * BUFFERS * store.buffer_bytes
+    beside = buffers if config.persistent else 0
+    fits = most_stages(target, pitch + barrier, beside, config.blocks_per_sm)
+    stages = min(fits, 4) if config.stages is None else config.stages
+    if isinstance(stages, bool) or not 2 <= stages <= fits:
+        raise PlanError(
+            f"{stages!r} stage(s), and at least 2, of A {a.smem.bytes} + B {b.smem.bytes} bytes: {fits} fit where a "
+            f"multiprocessor holds {config.blocks_per_sm} block(s) and a block has up to {target.smem_per_block} bytes"
+        )
+    end = stages * pitch + buffers if config.persistent else max(stages * pitch, buffers)
+    return stages, Sm80Smem(
+        a_offset=0,
+        a_stage_bytes=pitch,
+        b_offset=b_offset,
+        b_stage_bytes=pitch,
+        c_offset=stages * pitch if config.persistent else 0,
+        c_buffer_bytes=store.buffer_bytes,
+        barrier_offset=end,
+        barrier_bytes=BARRIER_BYTES,
+        total=end + stages * barrier,
+        alignment=alignment,
+    )
+
+
+__all__ = ["Sm80Config", "Sm80Plan"]

@@ -1,0 +1,174 @@
+"""The NumPy executor of the Ampere kernel: a block's shared memory, copies, ldmatrix, mma.sync and store, walked.
+
+The instructions do here what PTX says they do with what the plan gives them: bytes go to the addresses that the plan's
+`Places` name, ldmatrix hands a row's bytes to lanes by the atom's map, prmt picks bytes by its selector, a product
+takes registers. A wrong address, map or order gives a wrong result. Time is not modelled: copies land when issued.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...atoms import ldmatrix
+from ...errors import PlanError
+from .operand import VECTOR, WARP, Sm80Operand, byte_selector
+from .plan import Sm80Plan
+
+Bytes = npt.NDArray[np.uint8]
+
+
+def execute_sm80(
+    plan: Sm80Plan, a: npt.NDArray[Any], b: npt.NDArray[Any], progress: Any = None
+) -> npt.NDArray[Any]:
+    """C as values, (M, N) or (batch, M, N), of the plan's output type.
+
+    a, b      raw bits of the operands, (batch, lines, elements of a line): lines are contiguous
+    progress  called with (tiles done, tiles in all)
+    """
+    c = plan.c.dtype.encode(np.zeros((plan.batch, plan.m, plan.n), np.int64))
+    times = np.zeros(c.shape, np.uint8)
+    total = plan.batch * plan.tiles[0] * plan.tiles[1]
+    for number in range(total):
+        matrix, block = divmod(number, plan.tiles[0] * plan.tiles[1])
+        row, column = plan.order.tile(block, plan.tiles)
+        sums = _block(plan, a[matrix], b[matrix], row * plan.tile[0], column * plan.tile[1])
+        _store(plan, sums, c[matrix], times[matrix], row * plan.tile[0], column * plan.tile[1])
+        if progress is not None:
+            progress(number + 1, total)
+    if (times != 1).any():
+        at = tuple(int(i) for i in np.argwhere(times != 1)[0])
+        raise PlanError(f"C[{at[1]}, {at[2]}] is stored {int(times[at])} times")
+    values = np.asarray(plan.c.dtype.decode(c))
+    return values if plan.batch > 1 else values[0]
+
+
+def _block(plan: Sm80Plan, a: Any, b: Any, m0: int, n0: int) -> dict[int, npt.NDArray[Any]]:
+    """The sums of every warp: (block along M, block along N, lane, value)."""
+    kind = np.int64 if plan.mma.c_dtype.name == "i32" else np.float32
+    count = plan.blocks
+    sums = {
+        warp: np.zeros((*count, WARP, plan.mma.accumulator_registers), kind) for warp in range(plan.threads // WARP)
+    }
+    for k0 in range(0, plan.k, plan.tile[2]):
+        tiles = [_filled(plan, op, x, first, extent, k0)
+                 for op, x, first, extent in ((plan.a, a, m0, plan.m), (plan.b, b, n0, plan.n))]  # fmt: skip
+        for step in range(plan.steps):
+            for warp, total in sums.items():
+                place = plan.warp_place(warp)
+                fa, fb = (_fragments(plan, op, tile, place[i], step)
+                          for i, (op, tile) in enumerate(((plan.a, tiles[0]), (plan.b, tiles[1]))))  # fmt: skip
+                _multiply(plan, fa, fb, total)
+    return sums
+
+
+def _filled(plan: Sm80Plan, operand: Sm80Operand, matrix: Any, first: int, extent: int, k0: int) -> Bytes:
+    """One stage's tile after the copies: 0xFF where none of them wrote."""
+    copy, tile, size = operand.copy, operand.smem, operand.dtype.bytes
+    memory = np.full(tile.bytes, 0xFF, np.uint8)
+    threads = np.arange(plan.threads)
+    run = np.arange(copy.vector_bytes // size)
+    for index in copy.indices:
+        mn, k = (np.asarray(x) for x in copy.coordinates(threads, *index))
+        base, constant = copy.places.of[index]
+        to = np.asarray(tile.byte(*copy.coordinates(threads, *copy.places.bases[base]))) + constant
+        if operand.major == "K":
+            line = np.minimum(first + mn, extent - 1)[:, None] + 0 * run  # beyond the matrix: the last one again
+            at, inside = (k0 + k)[:, None] + run, (k0 + k)[:, None] + run < plan.k
+        else:
+            line, at = (k0 + k)[:, None] + 0 * run, (first + mn)[:, None] + run
+            inside = (line < plan.k) & (at < extent)
+        line, at = np.where(inside, line, 0), np.where(inside, at, 0)
+        values = np.where(inside, matrix[line, at], 0).astype(operand.dtype.storage)
+        raw = np.ascontiguousarray(values).view(np.uint8).reshape(plan.threads, copy.vector_bytes)
+        memory[to[:, None] + np.arange(copy.vector_bytes)] = raw
+    return memory
+
+
+def _fragments(plan: Sm80Plan, operand: Sm80Operand, tile: Bytes, warp: int, step: int) -> npt.NDArray[Any]:
+    """Values of one depth: (block along M or N, lane, value)."""
+    load, dtype, lanes = operand.load, operand.dtype, np.arange(WARP)
+    registers = []
+    for number in range(load.loads):
+        if load.words:
+            for word in range(len(load.words)):
+                at = _address(operand, lanes, warp, (number, step, word))
+                registers.append(tile[at[:, None] + np.arange(4)])
+            continue
+        at = _address(operand, lanes, warp, (number, step, 0))
+        rows = tile[at[:, None] + np.arange(VECTOR)]  # (row, byte)
+        copy = ldmatrix(4, transpose=load.kind != "ldmatrix", element="u8")
+        element = np.asarray(copy.layout_dst.offsets(), np.int64).reshape(-1, WARP).T
+        words = rows[element // VECTOR, element % VECTOR].reshape(WARP, 4, 4)
+        if load.kind == "bytes":
+            words = _parted(words, load.blocks)
+        registers += [words[:, r] for r in range(4)]
+    raw = np.ascontiguousarray(np.stack(registers, axis=1))  # (lane, register, byte)
+    each = plan.mma.registers(operand.name)
+    values = dtype.decode(raw.view(dtype.storage)).reshape(WARP, len(registers) // each, -1)
+    return np.moveaxis(np.asarray(values), 1, 0)
+
+
+def _address(operand: Sm80Operand, lanes: Any, warp: int, index: Any) -> npt.NDArray[np.int64]:
+    base, constant = operand.load.places.of[index]
+    byte = operand.load.byte(operand.smem, lanes, warp, operand.load.places.bases[base])
+    return np.asarray(byte + constant) + np.zeros(WARP, np.int64)
+
+
+def _parted(words: Bytes, blocks: int) -> Bytes:
+    """prmt of the registers of two matrices: even neighbours, then odd ones, of each half of K."""
+    made = np.empty_like(words)
+    for odd, half, lane in product(range(2), range(2), range(WARP)):
+        selector = byte_selector(int(lane % 4 >= 2), odd)
+        both = words[lane, 2 * half : 2 * half + 2].reshape(8)
+        made[lane, odd + 2 * half if blocks == 1 else 2 * odd + half] = [both[selector >> 4 * i & 7] for i in range(4)]
+    return made
+
+
+def _multiply(plan: Sm80Plan, a: Any, b: Any, sums: Any) -> None:
+    """All products of a depth, each operand as the instruction's own map reads its registers."""
+    atom = plan.mma
+    m, n, k = atom.shape_mnk
+    lanes = np.arange(WARP)[:, None]
+
+    def matrix(name: str, rows: int, values: Any) -> Any:
+        i, j = (np.asarray(x) for x in atom.coords(name)(lanes, np.arange(values.shape[2])[None, :]))
+        out = np.zeros((values.shape[0], rows, k), values.dtype)
+        out[:, i, j] = values
+        return out
+
+    left, right = matrix("A", m, a), matrix("B", n, b)
+    if atom.c_dtype.name == "i32":
+        left, right = left.astype(np.int64), right.astype(np.int64)
+    i, j = (np.asarray(x) for x in atom.coords_C(lanes, np.arange(atom.accumulator_registers)[None, :]))
+    whole = np.einsum("xik,yjk->xyij", left, right)
+    sums += whole[:, :, i, j].astype(sums.dtype)
+
+
+def _store(plan: Sm80Plan, sums: Any, c: Any, times: Any, m0: int, n0: int) -> None:
+    """A warp's rounds: pairs into the buffer, chunks out of it, what is inside the matrix."""
+    store, dtype, lanes = plan.store, plan.c.dtype, np.arange(WARP)
+    size, values = dtype.bytes, plan.mma.accumulator_registers
+    for warp, total in sums.items():
+        place = plan.warp_place(warp)
+        row0, column0 = m0 + place[0] * plan.a.warp_extent, n0 + place[1] * plan.b.warp_extent
+        for block in range(plan.blocks[0]):
+            memory = np.full(store.tile.bytes, 0xFF, np.uint8)
+            for (number,), (base, constant) in store.pairs.of.items():
+                first = store.registers[store.pairs.bases[base][0]][0]
+                at = np.asarray(store.tile.byte(*store.place(lanes, first))) + constant
+                both = np.stack([total[block, r // values, :, r % values] for r in store.registers[number]], axis=1)
+                memory[at[:, None] + np.arange(2 * size)] = dtype.encode(both).view(np.uint8).reshape(WARP, 2 * size)
+            for (drain,), (base, constant) in store.chunks.of.items():
+                row, chunk = store.chunk_of(lanes, store.chunks.bases[base][0])
+                at = store.tile.byte(row % store.tile.extent[0], chunk * (VECTOR // size)) + constant
+                row, chunk = store.chunk_of(lanes, drain)
+                words = np.ascontiguousarray(memory[np.asarray(at)[:, None] + np.arange(VECTOR)]).view(dtype.storage)
+                rows = row0 + block * plan.mma.shape_mnk[0] + row[:, None] + 0 * words.astype(np.int64)
+                columns = column0 + (chunk * (VECTOR // size))[:, None] + np.arange(VECTOR // size)
+                inside = (row[:, None] < store.tile.extent[0]) & (rows < plan.m) & (columns < plan.n)
+                c[rows[inside], columns[inside]] = words[inside]
+                np.add.at(times, (rows[inside], columns[inside]), 1)

@@ -1,0 +1,1 @@
+"""The GEMM for Hopper: wgmma, TMA and clusters."""

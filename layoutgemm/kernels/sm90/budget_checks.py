@@ -1,0 +1,138 @@
+"""What an Sm90Plan takes, against what there is: bytes and regions of shared memory, threads, registers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...checks import shared_memory
+from ...checks.budgets import launch_registers, role_registers
+from ...report import Check
+from ..store import distinct_chunks
+from .mainloop import table_registers
+from .plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
+
+HELD = 26  # registers of a consumer beside its accumulators: ptxas asks for 130 where these are 104
+
+
+def budget_checks(plan: Sm90Plan) -> list[Check]:
+    """Shared memory, threads and registers."""
+    return [_shared_map(plan), _shared_memory(plan), _threads(plan), *_registers(plan)]
+
+
+def _regions(plan: Sm90Plan) -> tuple[list[tuple[str, int, int, int]], list[tuple[str, int, int, int]]]:
+    """(name, first byte, bytes, alignment) of what lies in shared memory: all the time, and while C is stored."""
+    smem = plan.smem
+    lasting = [
+        (f"{op.name}[{s}]", first + s * pitch, op.smem.bytes, op.smem.alignment)
+        for op, first, pitch in (
+            (plan.a, smem.a_offset, smem.a_stage_bytes),
+            (plan.b, smem.b_offset, smem.b_stage_bytes),
+        )
+        for s in range(plan.stages)
+    ]
+    barriers = [
+        (f"{name}[{s}]", first + s * smem.barrier_bytes, 8, 8)
+        for name, first in (("full", smem.barrier_offset), ("empty", smem.empty_offset))
+        for s in range(plan.stages)
+    ]
+    if plan.exchange is not None:
+        barriers.append(("partial sums", plan.exchange.offset, plan.exchange.bytes, 16))
+        barriers.append(("sums", smem.sums_offset, 8, 8))
+    if plan.ragged is not None:
+        lasting.append(("groups", smem.table_offset, plan.ragged.bytes, 16))
+    late = []
+    if plan.store is not None:
+        owners = plan.config.consumers * WARPS_OF_GROUP // plan.store.warps
+        alignment = max(tile.alignment for tile in (chunk.tile for chunk in distinct_chunks(plan.store)))
+        late = [
+            (f"C[{i}]", smem.c_offset + i * smem.c_buffer_bytes, plan.store.buffer_bytes, alignment)
+            for i in range(owners * plan.store.buffers)
+        ]
+    if not plan.config.single:
+        return [*lasting, *late, *barriers], []
+    return [*lasting, *barriers], [*late, *barriers]
+
+
+def _shared_map(plan: Sm90Plan) -> Check:
+    """Stages, buffers and barriers: aligned, disjoint, inside the total; what lies over the stages, apart from them."""
+    always, late = _regions(plan)
+    witness = ""
+    for regions in (always, late):
+        end, before = 0, ""
+        for name, first, size, alignment in sorted(regions, key=lambda region: region[1]):
+            if first < end:
+                witness = witness or f"byte {first} is {before}'s and {name}'s"
+            if first % alignment or plan.smem.alignment % alignment:
+                witness = witness or f"{name} at byte {first}, no multiple of {alignment}"
+            if first + size > end:
+                end, before = first + size, name
+        if end > plan.smem.total:
+            witness = witness or f"{before} ends at byte {end} of {plan.smem.total}"
+    over = f", and {len(late)} while C is stored over the stages" if late else ""
+    statement = f"{len(always)} regions{over} are aligned and disjoint within {plan.smem.total} bytes"
+    return Check("shared map", statement, not witness, "arithmetic", witness)
+
+
+def _shared_memory(plan: Sm90Plan) -> Check:
+    smem = plan.smem
+    parts = {
+        f"{plan.stages} stages of A": plan.stages * smem.a_stage_bytes,
+        f"{plan.stages} stages of B": plan.stages * smem.b_stage_bytes,
+    }
+    if plan.store is not None and not plan.config.single:
+        parts["buffers of C"] = plan.store.bytes(WARPS_OF_GROUP * plan.config.consumers)
+    if plan.exchange is not None:
+        parts["partial sums"] = plan.exchange.bytes
+    if plan.ragged is not None:
+        parts["table of groups"] = plan.ragged.bytes
+    parts["barriers and gaps"] = smem.total - sum(parts.values())
+    check = shared_memory(plan.arch, parts)
+    count = 2 * plan.stages + (plan.exchange is not None)
+    if check and parts["barriers and gaps"] < count * smem.barrier_bytes:
+        return replace(check, ok=False, witness=f"{parts['barriers and gaps']} bytes are left for the barriers")
+    return check
+
+
+def _threads(plan: Sm90Plan) -> Check:
+    """Whole warpgroups of consumers first, then the loader's warps; the warp that loads is one of the block's."""
+    loader = {"self": 0, "warp": 32, "warpgroup": WARPGROUP}[plan.config.loader]
+    consumers = WARPGROUP * plan.config.consumers
+    witness = ""
+    if plan.threads != consumers + loader:
+        witness = f"the block has {plan.threads}"
+    elif plan.threads > plan.arch.threads_per_block:
+        witness = f"a block has {plan.arch.threads_per_block} at most"
+    elif plan.mma.threads != WARPGROUP or not 0 <= plan.loader_warp < plan.threads // 32:
+        witness = f"warp {plan.loader_warp} loads, {plan.mma.threads} threads multiply"
+    statement = f"{consumers} threads multiply and {loader} load: {plan.threads}, loads by warp {plan.loader_warp}"
+    return Check("threads", statement, not witness, "arithmetic", witness)
+
+
+def _registers(plan: Sm90Plan) -> list[Check]:
+    """What a consumer holds at once, against what it has at the launch or after setmaxnreg."""
+    promoted = plan.mainloop is not None  # the products of a K block, and the totals
+    held, read = (1 + promoted) * plan.blocks * plan.mma.accumulator_registers, table_registers(plan)
+    at_launch = min(launch_registers(plan.arch, plan.threads), plan.arch.registers_per_thread)
+    have = plan.registers[1] if plan.registers is not None else at_launch
+    over = held + read + HELD - have
+    source = "after setmaxnreg" if plan.registers is not None else f"of a launch of {plan.threads} threads"
+    checks = [
+        Check(
+            "registers",
+            f"{(1 + promoted) * plan.blocks} accumulator(s) {held}" + f" + tables {read}" * promoted
+            + f" + descriptors, addresses and counters {HELD} = {held + read + HELD} registers "
+            f"of a consumer <= {have} {source}",
+            over <= 0,
+            "arithmetic",
+            f"{over} too many" if over > 0 else "",
+        )
+    ]
+    if plan.registers is not None:
+        loader, consumer = plan.registers
+        roles = {
+            "loader": (plan.threads - WARPGROUP * plan.config.consumers, loader),
+            "consumers": (WARPGROUP * plan.config.consumers, consumer),
+        }
+        checks.append(replace(role_registers(plan.arch, roles), name="setmaxnreg"))
+    return checks
+

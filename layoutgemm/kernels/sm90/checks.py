@@ -1,0 +1,374 @@
+"""All that an Sm90Plan claims, checked in the order of the data's way: tiles, copies, products, store, budgets.
+
+Each check takes its numbers from the plan's own objects, and recomputes from the hardware's rules what they have to be:
+a plan in which any of them is changed fails the check that speaks of it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...atoms.tma.engine import shared_bits
+from ...checks import Pipeline, PipelineProof, bank_conflicts, bijective_tile, filled_by, matrix_access, read_by
+from ...checks.pipeline.model import MOST_NAMED, NamedBarrier
+from ...errors import PlanError
+from ...layouts.proofs.index_formulas import prove_formulas
+from ...layouts.symbols.facts import Facts
+from ...layouts.symbols.polynomial import ge0, show
+from ...report import Check, Report
+from ..derivation import checked
+from ..derive import OperandPlan, one_matrix
+from ..plan import MOST_BYTES
+from ..plan_checks import fragment_checks
+from ..store import ROWS
+from .budget_checks import budget_checks
+from .edges import ends_check
+from .gated_checks import filled_by_halves, halves_meet
+from .grouped import ragged_checks
+from .mainloop import promotion_check
+from .multicast import uneven_shares
+from .pipeline_model import Hopper, StoreRing
+from .plan import WARPS_OF_GROUP, Sm90Plan
+from .store_checks import exchange_check, neighbours_check, store_checks
+
+
+def check_sm90(plan: Sm90Plan) -> Report:
+    """Every check of the plan."""
+    more = {name: getattr(plan, name) for name in ("batch", "epilogue", "gated", "mainloop", "ragged")}
+    return checked(plan, _checks, **more)
+
+
+def _checks(plan: Sm90Plan) -> list[Check]:
+    checks: list[Check] = [_tiles_of_c(plan), _tiles_of_k(plan), *([plan.dealt.check()] if plan.config.dealt else [])]
+    for operand, groups in ((plan.a, _groups(plan)), (plan.b, 1)):
+        checks += _operand(plan, operand, groups)
+        if operand.ends is not None:
+            checks.append(ends_check(operand, plan.tile["mn".index(operand.ends.dim)], plan.c.dtype))
+    checks += [_barriers(plan), *_pipelines(plan), *fragment_checks(plan.mma)]
+    if plan.gated is not None:
+        checks.append(halves_meet(plan))
+    if plan.ragged is not None:
+        checks += ragged_checks(plan)
+    if plan.mainloop is not None:
+        checks.append(promotion_check(plan))
+    if plan.store is None:
+        checks.append(neighbours_check(plan))
+    else:
+        checks += store_checks(plan, plan.store)
+    if plan.exchange is not None:
+        checks.append(exchange_check(plan))
+    checks += [_named_barriers(plan), *budget_checks(plan)]
+    return checks
+
+
+def pipeline_of(plan: Sm90Plan) -> Hopper:
+    """The plan's pipeline as numbers: see `checks.pipeline_hopper`."""
+    config = plan.config
+    ring = None
+    if plan.store is not None:
+        part = [plan.store.rounds_of(*piece) for piece in plan.pieces(0)]
+        rounds = tuple(
+            tuple((i % plan.store.buffers, plan.store.pending(i)) for i, _ in of_block) for of_block in part
+        )
+        ring = StoreRing(plan.store.warps, plan.store.buffers, rounds)
+    return Hopper(
+        stages=plan.stages,
+        lands=(plan.a.sent_bytes, plan.b.sent_bytes),
+        full_bytes=plan.full_bytes,
+        full_arrivals=plan.full_arrivals,
+        empty_arrivals=plan.empty_arrivals,
+        cluster=config.cluster,
+        split=config.split,
+        sends=plan.exchange.sends if plan.exchange is not None else 0,
+        sums_bytes=plan.exchange.bytes if plan.exchange is not None else None,
+        sums_arrivals=plan.sums_arrivals,
+        consumers=config.consumers,
+        blocks=len(plan.pieces(0)),
+        pingpong=config.schedule == "pingpong",
+        loader=plan.threads // 32 - WARPS_OF_GROUP * config.consumers,
+        store=ring,
+        single=config.single,
+        early=config.early,
+        padding=config.rows is not None,
+        registers=plan.registers,
+        promoted=plan.mainloop is not None,
+    )
+
+
+def _groups(plan: Sm90Plan) -> int:
+    """Warpgroups that share a tile's rows."""
+    return 1 if plan.config.schedule == "pingpong" else plan.config.consumers
+
+
+# ---------------------------------------------------------------------------------------------------------------- tiles
+
+
+def _tiles_of_c(plan: Sm90Plan) -> Check:
+    """The order visits each tile of each grid once, each matrix of a batch has all of them, and they cover C."""
+    across = plan.order.clusters(plan.tiles)
+    statement = (
+        f"{plan.tiles[0]}x{plan.tiles[1]} tiles of {plan.tile_c[0]}x{plan.tile_c[1]} cover {plan.m}x{plan.n}"
+        + f" of each of {plan.batch} matrices" * (plan.batch > 1)
+        + f", and {plan.order.schedule} over {across[0]}x{across[1]} clusters visits each once, for any number of "
+        "clusters that run at a time"
+    )
+    witness = ""
+    for what, size, tile, count in zip("MN", (plan.m, plan.n), plan.tile_c, plan.tiles):
+        if not (count - 1) * tile < size <= count * tile:
+            witness = witness or f"{count} tiles of {tile} along {what} for {size}"
+    if plan.order.cluster != plan.config.cluster:
+        witness = witness or f"the order is of clusters of {plan.order.cluster}, the launch of {plan.config.cluster}"
+    answer = plan.order.prove()
+    if not answer:
+        witness = witness or str(answer)
+    if plan.batch > 1 and not witness:
+        given = Facts()
+        tiles = given["tiles"]
+        matrix = prove_formulas(
+            lambda tile, matrix: ((tile + tiles * matrix) % tiles, (tile + tiles * matrix) // tiles),
+            lambda tile, matrix: (tile, matrix),
+            {"tile": tiles, "matrix": given["batch"]},
+        )
+        witness = "" if matrix else str(matrix)
+    return Check("tiles of C", statement, not witness, getattr(answer, "method", "none"), witness)
+
+
+def _tiles_of_k(plan: Sm90Plan) -> Check:
+    """Parts of K are consecutive k tiles, and all of them: T = split * q + r for every remainder r."""
+    depth, split = plan.tile[2], plan.config.split
+    count = -(-plan.k // depth)
+    witness = "" if plan.tile[2] == plan.a.smem.extent[1] == plan.b.smem.extent[1] else (
+        f"k tiles of {depth}, tiles of A {plan.a.smem.extent[1]} and of B {plan.b.smem.extent[1]} deep"
+    )  # fmt: skip
+    q = Facts()["q"]
+    for rest in range(split):
+        k_tiles = split * q + rest
+        parts = [plan.part_of_k(k_tiles, part) for part in range(split)]
+        ends = [0, *(end for _, end in parts)]
+        for part, (first, end) in enumerate(parts):
+            if first != ends[part] or not ge0(end - first):
+                witness = witness or (
+                    f"of {show(k_tiles)} k tiles part {part} has {show(first)} to {show(end)}, after {show(ends[part])}"
+                )
+        if ends[-1] != k_tiles:
+            witness = witness or f"the parts end at {show(ends[-1])} of {show(k_tiles)} k tiles"
+    in_parts = f" in {split} part(s), each once," if split > 1 else ""
+    statement = (
+        f"{count} k tiles of {depth}{in_parts} cover K = {plan.k}; the last {count * depth - plan.k} are zeros by the "
+        "copies' fill"
+    )
+    return Check("tiles of K", statement, not witness, "polynomials, for every number of k tiles", witness)
+
+
+# ------------------------------------------------------------------------------------------------------------- operands
+
+
+def _operand(plan: Sm90Plan, operand: OperandPlan, groups: int) -> list[Check]:
+    name, tile = operand.name, operand.smem
+    blocks = plan.config.cluster[1 if name == "A" else 0]
+    if name == "A" and plan.config.rows is not None:
+        filled = _filled_rows(plan, plan.config.rows)
+    elif name == "B" and tile.extent[0] != plan.tile[1]:
+        filled = _filled_columns(plan)
+    elif name == "B" and plan.gated is not None:
+        filled = filled_by_halves(plan)
+    else:
+        filled = filled_by(f"copy {name}", tile, one_matrix(operand.tma))
+    problem = ""
+    for tma in operand.copies:
+        problem = problem or uneven_shares(tma)
+        if tma.multicast != blocks:
+            problem = f"the copies are dealt out to {tma.multicast} blocks"
+    boxes = sum(len(tma.instructions) for tma in operand.copies)
+    shares = Check(
+        f"shares {name}",
+        f"each of {blocks} block(s) sends {boxes // max(1, blocks)} box(es) of {name} to all, "
+        "rank times a distance from the first one's",
+        not problem,
+        "exhaustion",
+        problem,
+    )
+    banks = bank_conflicts(tile, matrix_access(tile.extent, tile.dtype, tile.major, "wgmma"))
+    return [
+        bijective_tile(f"tile {name}", tile),
+        filled,
+        shares,
+        read_by(f"descriptor {name}", tile, operand.descriptor, plan.mma, name),
+        _blocks(plan, operand, groups),
+        banks.as_check(f"banks {name}"),
+    ]
+
+
+def _blocks(plan: Sm90Plan, operand: OperandPlan, groups: int) -> Check:
+    """Consumer g begins with block g * blocks, a constant distance from the one before."""
+    steps = operand.descriptor.mn_steps
+    distances = {b - a for a, b in pairwise(steps)}
+    want = groups * plan.blocks if operand.name == "A" else 1
+    witness = ""
+    if len(steps) != want:
+        witness = f"the tile has {len(steps)} blocks"
+    elif len(distances) > 1:
+        witness = f"blocks at bytes {steps} are not evenly apart"
+    each = f"{groups} consumer(s) with {plan.blocks} block(s)" if operand.name == "A" else "one block for all"
+    statement = f"{each} of {operand.name}, {distances.pop() if distances else 0} bytes apart"
+    return Check(f"blocks {operand.name}", statement, not witness, "arithmetic", witness)
+
+
+def _landed(operand: OperandPlan) -> tuple[npt.NDArray[np.int64], str]:
+    """How often each element (mn, k) of a tile is copied; and the first that does not land in its place, or ""."""
+    tile, across = operand.smem, operand.major == "K"  # the box's first dimension is the contiguous one
+    times, witness = np.zeros(tile.extent, dtype=np.int64), ""
+    for tma in [one_matrix(copies) for copies in operand.copies]:
+        box = tma.over([1 << 31] * 2, (0,))
+        for copy in tma.instructions:
+            at = shared_bits(box, copy.smem_offset) // 8
+            inner, outer = [first + np.arange(n) for first, n in zip(copy.coord_offset, at.shape, strict=True)]
+            mn, k = (outer[None, :], inner[:, None]) if across else (inner[:, None], outer[None, :])
+            if mn.max() >= tile.extent[0] or k.max() >= tile.extent[1]:
+                witness = witness or f"the box at {copy.coord_offset} is not all of the tile"
+                continue
+            wrong = np.argwhere(at != tile.byte(mn, k))
+            if len(wrong) and not witness:
+                place = tuple(int(x) for x in wrong[0])
+                where = [int(np.broadcast_to(x, at.shape)[place]) for x in (mn, k)]
+                line = "row" if operand.name == "A" else "column"
+                witness = f"{line} {where[0]}, k {where[1]} lands at byte {int(at[place])}"
+            times[mn, k] += 1
+    return times, witness
+
+
+def _filled_rows(plan: Sm90Plan, rows: int) -> Check:
+    """The loaded rows of A lie where the tile has them, and the runs of zeros are all other bytes."""
+    tile, tma = plan.a.smem, one_matrix(plan.a.tma)
+    loaded, witness = _landed(plan.a)
+    times = np.zeros(tile.bytes, dtype=np.int64)
+    first_byte = tile.byte(*np.indices(tile.extent))
+    for byte in range(tile.dtype.bytes):
+        np.add.at(times, first_byte + byte, loaded)
+    for first, count in plan.dead_runs:
+        if first % 16 or count % 16:
+            witness = witness or f"zeros are written 16 bytes at a time, the run is {first}..{first + count - 1}"
+        times[first : first + count] += 1
+    if not witness and (times != 1).any():
+        byte = int(np.nonzero(times != 1)[0][0])
+        witness = f"byte {byte} of the tile is written {int(times[byte])} times, should be 1"
+    if not witness and (loaded[:rows] != 1).any():
+        witness = f"of {rows} rows {int((loaded[:rows] == 1).all(axis=1).sum())} are loaded once"
+    statement = (
+        f"{len(tma.instructions)} box(es) {tma.box} bring {rows} of {ROWS} rows to their places, and "
+        f"{len(plan.dead_runs)} run(s) of zeros are the rest of the tile"
+    )
+    return Check("copy A", statement, not witness, f"exhaustion ({tile.bytes} bytes)", witness)
+
+
+def _filled_columns(plan: Sm90Plan) -> Check:
+    """Every column of B's tile is copied once, to its place; what is left of the last span, which nobody reads, not."""
+    tile, columns = plan.b.smem, plan.tile[1]
+    times, witness = _landed(plan.b)
+    if tile.extent[0] - columns >= tile.span_elements:
+        witness = witness or f"room for {tile.extent[0]} of {columns} columns"
+    wrong = np.argwhere(times != (np.arange(tile.extent[0]) < columns)[:, None])
+    if len(wrong) and not witness:
+        column, at_k = (int(x) for x in wrong[0])
+        witness = f"column {column}, k {at_k} is copied {int(times[column, at_k])} times"
+    boxes = " and ".join(f"{len(tma.instructions)} box(es) {tma.box}" for tma in plan.b.copies)
+    statement = f"{boxes} bring {columns} columns, each element once, in its place, into room for {tile.extent[0]}"
+    return Check("copy B", statement, not witness, f"exhaustion ({times.size} elements)", witness)
+
+
+# ------------------------------------------------------------------------------------------------ barriers and pipeline
+
+
+def _barriers(plan: Sm90Plan) -> Check:
+    """What completes a phase of full and of empty, against what arrives there."""
+    rows, columns = plan.config.cluster
+    sent = [f"{blocks} * {op.sent_bytes}" for op, blocks in ((plan.a, columns), (plan.b, rows))]
+    landed = plan.a.sent_bytes * columns + plan.b.sent_bytes * rows
+    warps = _groups(plan) * WARPS_OF_GROUP
+    reach = rows + columns - 1
+    witness = ""
+    if plan.full_bytes != landed:
+        witness = f"{landed} bytes land"
+    elif landed > MOST_BYTES:
+        witness = f"a phase counts up to {MOST_BYTES} bytes"
+    elif plan.full_arrivals != 1:
+        witness = f"{plan.full_arrivals} arrivals, and one thread arms the stage"
+    elif plan.empty_arrivals != warps * reach:
+        witness = f"{warps * reach} arrive"
+    else:
+        witness = _unlike_groups(plan)
+    statement = (
+        f"a stage is full with 1 arrival and {' + '.join(sent)} = {plan.full_bytes} bytes, and empty with "
+        f"{plan.empty_arrivals} arrivals: {warps} warps of {reach} block(s)"
+    )
+    return Check("barriers", statement, not witness, "arithmetic", witness)
+
+
+def _unlike_groups(plan: Sm90Plan) -> str:
+    """Where the plan has other blocks share a tile than the pipeline that is proven, if anywhere."""
+    for name, groups in zip("AB", pipeline_of(plan).sharers(), strict=True):
+        for rank in range(plan.sharing):
+            count, first, step = plan.sharers.group(name, rank)
+            found = tuple(range(first, first + count * step, step))
+            if found != groups[rank] or found[plan.sharers.share(name, rank)] != rank:
+                sends = f"block {rank} sends share {plan.sharers.share(name, rank)} of {name} to blocks {found}"
+                return f"{sends}, and {groups[rank]} need the same"
+    return ""
+
+
+def _pipelines(plan: Sm90Plan) -> list[Check]:
+    """No deadlock and no race, for any number of k tiles and of tiles; and the registers that change hands."""
+    hopper = pipeline_of(plan)
+    cases = hopper.cases()
+    runs = states = 0
+    witness = ""
+    for case in cases:
+        try:
+            found = _proven(case)
+        except PlanError as error:  # more states than are walked through: neither proven nor refuted
+            found = f"undecided: {error}"
+        if isinstance(found, PipelineProof):
+            runs, states = runs + found.runs, states + found.states
+        elif not witness:
+            witness = str(found)
+    statement = f"{cases[-1 if plan.store is None else -2].name}: no deadlock, no race, for any number of k tiles"
+    method = f"happens-before, closed after {states} states of {len(cases)} case(s)"
+    return [Check("pipeline", statement, not witness, method, witness)]
+
+
+@lru_cache(maxsize=256)
+def _proven(pipeline: Pipeline) -> Any:
+    """A pipeline's proof: many plans have the same pipeline."""
+    return pipeline.prove()
+
+
+def _named_barriers(plan: Sm90Plan) -> Check:
+    """Barriers of the consumers' stores, of their turns and of the stages: none twice, none the block's; their threads
+    are those that the proven pipeline has meet there."""
+    named = {"the block": 0}
+    for consumer in range(plan.config.consumers):
+        named[f"store {consumer}"] = plan.store_barrier(consumer)
+        if plan.config.schedule == "pingpong":
+            named[f"turn {consumer}"] = plan.turn_barrier(consumer)
+    named["stages"] = plan.stages_barrier
+    times = Counter(named.values())
+    twice = [f"{name} is {number}" for name, number in named.items() if times[number] > 1]
+    beyond = [f"{name} is {number}" for name, number in named.items() if not 0 <= number < MOST_NAMED]
+    meet = {"store": plan.store_threads, "turn": plan.turn_threads, "stages": plan.stages_threads, "cta": plan.threads}
+    barriers = [barrier for case in pipeline_of(plan).cases() for barrier in case.barriers]
+    unlike = [
+        f"{count} threads of the plan meet at {barrier.name}, and {barrier.threads} of the pipeline that is proven"
+        for barrier in barriers
+        if isinstance(barrier, NamedBarrier)
+        for count in [meet[barrier.name.rstrip("0123456789")]]
+        if count != barrier.threads
+    ]
+    witness = " and ".join(twice) or (beyond + unlike + [""])[0]
+    statement = f"named barriers {', '.join(f'{name} {number}' for name, number in named.items())} are different ones"
+    return Check("named barriers", statement, not witness, f"exhaustion, below {MOST_NAMED}", witness)

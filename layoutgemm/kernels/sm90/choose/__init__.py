@@ -1,0 +1,1 @@
+"""Which configuration runs a problem on Hopper, and why."""

@@ -1,0 +1,367 @@
+"""Which Hopper kernel for which product: a configuration, and whether the operands change places.
+
+With the operands swapped, C^T = B^T @ A^T, the rows of the weights fill wgmma's 64 rows, of which a small M leaves most
+empty, and M becomes the instruction's N: any multiple of 8, so that a larger M, too, may fall into more even tiles. C
+is then written column by column, which a tensor store does as well.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ....dtypes import DType, bf16
+from ....errors import PlanError
+from ....layouts.int_tuple import plain
+from ...derive import Operand
+from ...epilogue.chain import Epilogue
+from ...operand_orders import Choice
+from ...plan import STAGE_BYTES_OF_K as _STAGE_BYTES
+from ..gated import HALVES, Gated
+from ..multicast import LINE
+from ..plan import Sm90Config, Sm90Plan
+from ..stages import TALL, buffers, warpgroups
+from ..types import operands, output_of
+from .large_m import FMA_PER_CYCLE, SPAN, WIDE, Estimate, ManyRows, early_parts
+from .occupancy import Places
+from .small_m import crowded, fetched, for_few_rows
+
+
+@dataclass(frozen=True)
+class Sm90Choice(Choice):
+    """A configuration, and whether it multiplies C^T = B^T @ A^T instead of C = A @ B."""
+
+    config: Sm90Config
+    swapped: bool = False
+
+    def plan(
+        self,
+        m: int,
+        n: int,
+        k: int,
+        *,
+        batch: int = 1,
+        a: Any = "bf16",
+        b: Any = None,
+        c: Any = None,
+        epilogue: Epilogue | None = None,
+        gated: Gated | str | None = None,
+    ) -> Sm90Plan:
+        """The plan of the kernel that computes C[m, n] = A[m, k] @ B[k, n]; arguments as for Sm90Plan.derive.
+
+        A tile of 128x256 that is finished by halves, with loads by a warp, is finished whole and loads for itself where
+        ptxas is known to serialise the halves: with an epilogue, and for other outputs or orders (`_IN_HALVES`).
+
+        Raises PlanError for operands that change places in a gated product, and what Sm90Plan.derive raises.
+
+        >>> Sm90Choice(Sm90Config((64, 16), consumers=1), swapped=True).plan(16, 4096, 4096, b="bf16:col").c.order
+        'col'
+        """
+        a_, b_, c_ = self.operands(*operands(a, b, c))
+        if self.swapped:
+            if gated is not None:
+                raise PlanError("operands that change places: a gated product has its two halves in the kernel's B")
+            m, n, epilogue = n, m, epilogue.transposed() if epilogue else None
+        config = self.config
+        orders = a_.order, b_.order
+        plain = not epilogue and c_ is not None and c_.dtype.bits == a_.dtype.bits == 16 and orders == ("row", "col")
+        if config.tile == WIDE and config.early and config.loader == "warp" and not plain:
+            config = replace(config, **_WHOLE)
+        return Sm90Plan.derive(m, n, k, batch=batch, a=a_, b=b_, c=c_, config=config, epilogue=epilogue, gated=gated)
+
+
+# ------------------------------------------------------------------------------------------------------ what is fastest
+
+# Measured on an H200 (132 multiprocessors, 1.98 GHz, HBM3e): `benchmarks/tune_gemm.py`.
+_CLOCK = 1.7e9  # under load
+_TILE_CYCLES, _LOW_TILE_CYCLES = 3500, 600  # of a tile's end that no product hides; more of 64 rows, stored in one go
+_SHORT = 500e9  # operations below which launching early pays
+_WIDTHS = (256, 224, 208, 192, 176, 160, 128, 96, 64)
+# Rate of products against that of 256x224, of whole waves at K = 4096 and 8192; others by their traffic.
+_RATES = {
+    (256, 224): 1.0, (256, 208): 1.0, (256, 192): 0.995, (256, 176): 0.97, (256, 160): 0.97, (256, 128): 0.965,
+    (128, 256): 0.967, (128, 224): 0.94, (128, 192): 0.955, (128, 128): 0.93, (128, 96): 0.87,
+}  # fmt: skip
+# Bytes along K from which sharing loads pays: of bf16 it gains 1.5 to 2% at K = 4096 and costs 2% at 2048 (NOTES.md).
+# Of 8-bit types half of it does where there are more than two rows of tiles: at K = 4096 the fastest fp8 kernels of
+# 4096x4096 share them, and of 512x14336 those that do not, by 1% (types_h200.json; of integers the fastest tiles were
+# not measured sharing). tf32 is taken to be as bf16 of as many bytes.
+_CLUSTER_BYTES, _NARROW_BYTES = 8192, 4096
+_DRAM, _LAUNCH = 4.2e12, 2.0e-6  # bytes a second of memory; from one kernel's end to the next one's first product
+_ONE = 120e9  # bytes a second into one multiprocessor
+# Bytes a second of all L2 reads, and of several waves without clusters; of what two blocks share, the part read.
+_L2, _L2_ALONE, _SHARED = 12.6e12, 10.8e12, 0.5
+_UNSHARED = 0.97  # the rate of several waves of blocks that share nothing, where K is long
+_PINGPONG = (128, 160, 176, 192)  # columns of 128-row tiles that two warpgroups take in turn
+_TURNS = 1.015  # their rate where K is long: the clock takes the rest of what hidden ends give
+_TALL_COLUMNS = 200  # of 192 rows beside a loader of their own
+_FETCHED = 56 << 10  # bytes that a block brings into L2 before the kernel before has ended, at most: `fetched`
+
+# A single tile of 128x256 is finished by halves of its columns, with loads by a warp of their own: 2048^3 +1%,
+# 512x8192x8192 +0.4% (NOTES.md). ptxas finds registers for the halves of plain products of 16 bits and K-major
+# operands; beside an epilogue, wide outputs or loads between the products it serialises them all (C7511).
+_IN_HALVES: dict[str, Any] = {"loader": "warp", "early": 2}
+_WHOLE: dict[str, Any] = {"loader": "self", "early": 0}
+
+
+def choose(
+    m: int, n: int, k: int, *, batch: int = 1, a: Any = "bf16", b_major: str = "K", multiprocessors: int | Places = 132,
+    gated: Gated | str | None = None, matrices: bool = False,
+) -> tuple[Sm90Choice, str]:  # fmt: skip
+    """The configuration for C[m, n] = A[m, k] @ B[k, n], and why, in words.
+
+    a        A's type, as for Sm90Plan.derive. Products take as long as their operands' bytes: measurements of bf16 are
+             scaled by the width, and what fp8 and integers have of their own is which blocks share loads, and who takes
+             tiles in turn. C is taken to be of the type that follows from A's
+    b_major  "K", or "MN" for a B whose rows are contiguous
+    gated    as for Sm90Plan.derive: B has 2n columns, and a tile as many of the gate as of what it multiplies. Its
+             halves are widths of the instruction, and operands keep their places
+    multiprocessors  the GPU's, or its `Places`; of a number alone it is taken to place clusters as an H200 does
+    matrices whether an epilogue reads or writes matrices of C's shape, across whose rows it goes where operands change
+             places: products of 16 bits and more than 64 rows then change them for a larger gain
+
+    Raises PlanError for sizes below 1, for an MN-major B that the instruction does not read, and for a gated product of
+    such a B or of a batch.
+
+    >>> choice, why = choose(8192, 8192, 8192)
+    >>> choice.config.tile, choice.config.cluster
+    ((256, 224), (2, 1))
+    >>> choose(16, 14336, 4096)[0].config.tile
+    (64, 112)
+    >>> choose(4096, 4096, 4096, a="tf32")[0].config.tile
+    (128, 256)
+    >>> choice, why = choose(4096, 14336, 4096, gated="silu")
+    >>> choice.config.tile, choice.config.cluster, why.rpartition("; ")[2]
+    ((256, 208), (1, 2), 'gated: 104 columns of C from 208 of B')
+    """
+    m, n, k, batch = plain(m), plain(n), plain(k), plain(batch)
+    for name, size in (("m", m), ("n", n), ("k", k), ("batch", batch)):
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise PlanError(f"{name} = {size!r}: an int of at least 1")
+    kind = operands(a, None if b_major == "MN" else f"{Operand.parse(a).dtype}:col", None)[0].dtype
+    halves = 1
+    if (kind_of := Gated.of(gated)) is not None:
+        if b_major != "K" or batch > 1:
+            what = f"batch = {batch}" if batch > 1 else f"b_major = {b_major!r}"
+            raise PlanError(f"{what}: gated by {kind_of.kind}, a product is of one pair of matrices, B K-major")
+        halves, n = HALVES, HALVES * n
+    places = Places.of(multiprocessors)
+    if m <= 64:
+        few = for_few_rows(m, n, k, batch, kind, b_major, places, _unit(kind, halves), halves == 1)
+        return Sm90Choice(few.config, few.swapped), few.reason + _gated_reason(few.config.tile[1], halves)
+    if kind.bits == 16 and halves == 1:
+        best = likeliest(m, n, k, b_major, batch=batch, multiprocessors=places, matrices=matrices)[0]
+        return of_estimate(best, m, n, k, b_major, batch=batch)
+    bits = kind.bits
+    work = 2 * m * n * k * batch * bits // 16
+    # The clock falls most under fp8, and most of all under two warpgroups in turn: 4096^3 2% slower (types_h200.json).
+    fp8 = kind.bits == 8 and kind.kind == "float"
+    estimates = [
+        _estimate((rows, columns), m, n, k, batch, kind, places.multiprocessors, pingpong)
+        for rows in (256, 128, 64)
+        for columns in _WIDTHS
+        for pingpong in ((False, True) if rows == 128 and columns in _PINGPONG and not fp8 else (False,))
+        if (rows, columns) != (256, 256) and columns % _unit(kind, halves) == 0
+    ]
+    best = min(estimates, key=lambda e: (e.seconds, -e.tile[0] * e.tile[1], -e.tile[0]))
+    config = _configured(best, k, batch, kind, work < _SHORT, False, _on_lines(k, None if b_major == "K" else n, kind))
+    return Sm90Choice(config), _reason(best, config) + _gated_reason(best.tile[1], halves)
+
+
+def likeliest(
+    m: int, n: int, k: int, b_major: str = "K", *, batch: int = 1, multiprocessors: int | Places = 132,
+    matrices: bool = False,
+) -> list[Estimate]:
+    """What more than 64 rows of 16-bit elements would take, operands in their places or swapped, or in parts of K; the
+    likeliest first. Arguments as for `choose`, which takes the first; `of_estimate` makes a kernel of one.
+
+    >>> print(likeliest(304, 1856, 15616)[0])
+    128x80 of the transposed product in 2 parts of K: 60 tiles, 1 wave(s) of 132, 27.9 us
+    """
+    rows_of, parts = None if b_major == "K" else n, batch == 1 and _overlaps(m, n, k, batch)
+    places = Places.of(multiprocessors)
+    straight = ManyRows(m, n, k, batch, places, rows_of=rows_of)
+    found = [*straight.estimates(), *(straight.in_parts() if parts else ())]
+    if b_major != "K":
+        found = [e for e in found if e.tile[1] % SPAN == 0 or (e.split == 1 and _spans_in_part_pay(e, k))]
+    turned = ManyRows(n, m, k, batch, places, swapped=True, matrices=matrices, rows_of=rows_of)
+    found += [*turned.estimates(), *(turned.in_parts() if parts else ())]
+    return sorted(found, key=lambda e: (e.seconds, -e.tile[0] * e.tile[1], -e.tile[0], e.swapped))
+
+
+def of_estimate(
+    best: Estimate, m: int, n: int, k: int, b_major: str = "K", *, batch: int = 1
+) -> tuple[Sm90Choice, str]:
+    """The kernel of an estimate of 16-bit elements, and why.
+
+    >>> choice, why = of_estimate(likeliest(128, 1024, 14336)[0], 128, 1024, 14336)
+    >>> choice.config.tile, choice.config.split
+    ((64, 96), 4)
+    """
+    if best.split > 1:
+        return _of_parts(best)
+    halves = b_major == "K" and not best.swapped
+    lines = _on_lines(k, None if b_major == "K" else n, bf16)
+    overlap = _overlaps(m, n, k, batch) and not best.dealt  # only an idle GPU deals clusters out as it is known to
+    config = _configured(best, k, batch, bf16, overlap, halves, lines)
+    return Sm90Choice(config, best.swapped), _reason(best, config)
+
+
+def _overlaps(m: int, n: int, k: int, batch: int) -> bool:
+    """Whether a product of 16-bit elements is so short that it starts while the kernel before it drains."""
+    return 2 * m * n * k * batch < _SHORT
+
+
+def _reason(best: Estimate, config: Sm90Config) -> str:
+    """The choice in words."""
+    rows, columns = best.cluster
+    shared = "too short, or too few tiles, for a cluster to pay"
+    if best.cluster != (1, 1):
+        shared = f"blocks in clusters of {rows}x{columns} share loads"
+    elif best.dealt:
+        shared = "blocks that lie together on the GPU read the same lines"
+    return f"{best}; {shared}" + "; starts while the kernel before it drains" * config.overlap
+
+
+def _on_lines(k: int, row_of_b: int | None, kind: DType) -> bool:
+    """Whether all lines of A and B begin with the memory's lines of 128 bytes.
+
+    row_of_b  elements from row to row of B, if its rows are contiguous; else its lines are of K elements, as A's
+    """
+    return all(size * kind.bytes % LINE == 0 for size in (k, row_of_b or k))
+
+
+def _configured(
+    best: Estimate, k: int, batch: int, kind: DType, overlap: bool, halves: bool, on_lines: bool
+) -> Sm90Config:
+    """The configuration of an estimate.
+
+    overlap  whether it starts while the kernel before it drains
+    halves   whether a tile of 128x256 may be finished by halves
+    on_lines whether all lines of A and B begin with memory's lines
+    """
+    (rows, columns), cluster, bits = best.tile, best.cluster, kind.bits
+    # One warpgroup for 128 rows stores the first 64 of them under the products of the others: benchmarks/NOTES.md.
+    tall = bits == 16 and _tall_wave(best)
+    consumers, one = warpgroups(best.tile, once=tall), best.waves == 1
+    loader = "self" if consumers == 2 else "warp" if one else "warpgroup"
+    if rows == TALL:  # beside a loader's registers there are enough for 200 columns (`sm90_budgets`)
+        loader = "warp" if one and columns <= _TALL_COLUMNS else "self"
+    config = Sm90Config(
+        best.tile,
+        consumers=consumers,
+        loader=loader,
+        cluster=cluster,
+        group=best.group,
+        along=best.along,
+        overlap=overlap,
+        # +0.1 to 0.4% of several waves; of a single one up to -5%, and up to -15% where lines begin between.
+        l2_promotion="256B" if best.waves > 1 and on_lines else "128B",
+        chunks=1,
+        buffers=buffers(best.tile, consumers),
+        early=2 if (rows == 256 or tall) and k >= 1024 else 0,
+        dealt=best.dealt,
+    )
+    if best.tile == WIDE and best.waves == 1 and bits == 16 and k >= 1024 and halves:
+        config = replace(config, **_IN_HALVES)
+    if best.pingpong:
+        config = replace(config, schedule="pingpong", consumers=2, loader="warpgroup")
+    elif best.waves == 1 and batch == 1 and (cluster != (1, 1) or best.tile != WIDE):
+        config = replace(config, launch="tiles")
+    if overlap:
+        # Of kernels that load for themselves in clusters two k tiles, whatever they weigh: 512x28672x4096 +0.3 to 0.7%.
+        stage = (rows // cluster[1] + columns // cluster[0]) * _STAGE_BYTES
+        two = (config.loader == "self" and cluster != (1, 1)) or rows == TALL
+        config = replace(config, prefetch=2 if two else fetched(stage, _FETCHED))
+    return config
+
+
+def _spans_in_part_pay(e: Estimate, k: int) -> bool:
+    """Whether a tile of B's rows may end within a span: its lines then begin within one, and are asked for twice.
+
+    256 rows hide it (1 to 2% faster than whole spans); in one wave, wide tiles of blocks that share A do, or little K.
+    """
+    short = k * bf16.bytes < _CLUSTER_BYTES
+    return e.tile[0] == 256 or (e.waves == 1 and ((e.cluster == (1, 2) and e.tile[1] >= 160) or short))
+
+
+def _of_parts(best: Estimate) -> tuple[Sm90Choice, str]:
+    """The configuration of a product in parts of K, and why."""
+    rows, cluster = best.tile[0], best.cluster
+    early = early_parts(cluster, best.split, best.tiles)
+    config = Sm90Config(
+        best.tile, consumers=rows // 64, loader="warp", single=True, cluster=cluster, split=best.split,
+        chunks=best.split, overlap=True, trigger="start" if early else "end", prefetch=2 * early, launch="tiles",
+        along=best.along,
+    )  # fmt: skip
+    why = f"{best}; too few tiles to fill the machine: {best.split} blocks of a cluster share each sum over K"
+    shared = f", {cluster[0]}x{cluster[1]} share loads" * (cluster != (1, 1))
+    return Sm90Choice(config, best.swapped), why + shared
+
+
+def _unit(kind: DType, halves: int) -> int:
+    """What a tile's columns are a multiple of: of a gated one each half is a width of the instruction."""
+    return 1 if halves == 1 else halves * (8 if kind.kind == "float" else 16)
+
+
+def _gated_reason(columns: int, halves: int) -> str:
+    return f"; gated: {columns // halves} columns of C from {columns} of B" if halves > 1 else ""
+
+
+def _tall_wave(best: Estimate) -> bool:
+    """Whether each block has one tile of two accumulators that one warpgroup can hold."""
+    return best.waves == 1 and best.tile[0] == 128 and best.tile[1] <= 192
+
+
+def _estimate(
+    tile: tuple[int, int], m: int, n: int, k: int, batch: int, kind: DType, multiprocessors: int, pingpong: bool
+) -> Estimate:
+    """Waves times the cycles of a tile: products at the tile's rate, and the end that is exposed, once for pingpong."""
+    rows, columns = tile
+    grid = -(-m // rows), -(-n // columns)
+    tiles = grid[0] * grid[1] * batch
+    waves = -(-tiles // multiprocessors)
+    cluster, group, along = _cluster(tile, grid, waves, k, kind, multiprocessors)
+    if waves == 1:
+        along = "N" if cluster[0] > 1 else "M"
+    rate = _RATES.get(tile, 1 - 10 * max(0.0, 1 / rows + 1 / columns - 1 / 256 - 1 / 224))
+    turns = pingpong and waves > 1
+    long = k * kind.bytes >= _CLUSTER_BYTES
+    if turns and long:
+        rate *= _TURNS
+    alone = waves > 1 and cluster == (1, 1)
+    if alone and long:
+        rate *= _UNSHARED
+    products = rows * columns * k * kind.bits / 16 / FMA_PER_CYCLE / rate / _CLOCK
+    line, shares = k * kind.bytes, [1.0 if blocks == 1 else _SHARED for blocks in cluster]
+    reads = tiles * (rows * shares[1] + columns * shares[0]) * line / (_L2_ALONE if alone else _L2)
+    reads = max(reads, waves * (rows + columns) * line / _ONE)
+    ends = (1 if turns and not long else waves) * (_TILE_CYCLES + _LOW_TILE_CYCLES * (rows == 64)) / _CLOCK
+    moved = ((m + n) * k * kind.bytes + m * n * output_of(kind).bytes) * batch / _DRAM
+    if waves == 1:
+        moved *= 1 + crowded(tiles, multiprocessors)
+    seconds = max(max(waves * products, reads) + ends, moved) + _LAUNCH
+    return Estimate(tile, seconds, waves, tiles, multiprocessors, cluster, group, along, turns)
+
+
+def _cluster(
+    tile: tuple[int, int], grid: tuple[int, int], waves: int, k: int, kind: DType, multiprocessors: int
+) -> tuple[tuple[int, int], int, str]:
+    """Two blocks that share the tile they both need, along the way that leaves none without work; and the order."""
+    if waves == 1 and kind.bits == 16 and tile != WIDE:
+        flat = tile[0] == 256 and grid[0] == 2 and k * kind.bytes < _NARROW_BYTES  # 496x11456x1728 2.1%
+        if grid[0] % 2 == 0 and not (flat and grid[1] % 2 == 0):  # 3 to 15%; shared along N they lose as much
+            return (2, 1), 8, "N"
+        # But where that cannot be: 1048x2240x8320 1.1%, 648x7232x2176 1.0%, 864x2304x1088 0.4 to 2.0%.
+        along_n = tile[0] >= 128 and (grid[0] > 2 or flat) and grid[1] % 2 == 0
+        return ((1, 2) if along_n else (1, 1)), 8, "M"
+    least = _NARROW_BYTES if kind.bits == 8 and grid[0] > 2 else _CLUSTER_BYTES
+    if k * kind.bytes < least or grid[0] * grid[1] < 64:
+        return (1, 1), 8, "M"
+    if tile[0] == 256 and grid[1] % 2 == 0 and grid[0] > 2:
+        return ((1, 2), 16, "M") if grid[0] <= 16 else ((1, 2), 8, "N")
+    if grid[0] % 2 == 0:
+        return (2, 1), 8, "N" if tile[0] == 128 and grid[0] > 8 else "M"
+    if grid[1] % 2 == 0 and tile[0] == 256:  # tiles of 128 rows lose 1 to 2% so
+        return (1, 2), 8, "N"
+    return (1, 1), 8, "M"

@@ -1,0 +1,209 @@
+"""Sm90Config: what may be chosen for a Hopper kernel, and what goes together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ...arch import arch as arch_named
+from ...atoms.tma.rules import L2_PROMOTION
+from ...checks.budgets import launch_registers, setmaxnreg_problem
+from ...errors import PlanError
+from ...schedule import Dealt, Grouped, Linear
+from ...schedule.gpc_order import Rounds
+from ..plan import MAX_TILES, check_fields
+from ..store import ROWS
+
+SCHEDULES = ("cooperative", "pingpong")
+LOADERS = ("self", "warp", "warpgroup")
+STORES = ("tma", "direct")
+LAUNCHES = ("workers", "tiles")
+TRIGGERS = ("start", "end")
+WARPGROUP = 128
+_PRODUCER_REGISTERS = 24  # the least that setmaxnreg takes: one thread issues copies
+MAX_GRID_Y = 65535  # CUDA C++ Programming Guide, "Compute Capabilities": blocks of a grid's second dimension
+MAX_CLUSTER = arch_named("sm_90a").cluster_portable  # blocks
+
+
+@dataclass(frozen=True, slots=True)
+class Sm90Config:
+    """What may be chosen; None lets the plan choose.
+
+    tile       (M, N) elements of C that a block computes at a time: M a multiple of 64, N of 8 up to 256
+    tile_k     depth of a stage in elements; default 128 bytes
+    stages     k tiles in flight, 2 or more; default as many as fit
+    consumers  warpgroups that multiply, 1 to 3. Cooperative: they share a tile's rows; pingpong: each has a tile
+    schedule   "cooperative", or "pingpong": two warpgroups in turn, one multiplies while the other stores
+    loader     "self": a consumer warp issues the tensor loads, between its products; all registers are the consumers'.
+               "warp": a warp of its own; "warpgroup": a warpgroup, which gives its registers away
+    rows       rows of A's tile that are loaded, a multiple of 8 and M or more; the rest of the tile is zeros, written
+               once. For M below the instruction's 64: copies of rows outside a matrix cost time, these cost none
+    single     one tile a cluster: the grid is as large as the problem, and the buffers of the store lie over the stages
+    cluster    blocks along M and N that share loads: those along M the tile of B, those along N the tile of A
+    group      clusters of a band of the tile order, and `along` which the bands lie: "M" or "N"
+    snake      every second tile of a block runs through K backwards: fewer reads of memory, but the order of summation
+               then depends on where a tile lies
+    overlap    programmatic dependent launch: the kernel starts while the one before it drains, and waits for it before
+               it touches memory
+    trigger    when the next kernel's blocks may come, with its `overlap`: "start", wherever a multiprocessor is idle;
+               "end", when this kernel's leave. Where a grid leaves multiprocessors idle, they crowd there, and each
+               graphics cluster (GPC) has its share of the memory's rate and no more
+    prefetch   so many first k tiles are brought into L2 before the kernel before this one has ended, with `overlap`
+    first      whose loads of a k tile are issued first, "A" or "B"; by default what blocks of the cluster share, which
+               takes longest, else A
+    l2_promotion   what an L2 miss of a load fetches: "none", "64B", "128B" or "256B"; see `TensorMap`
+    launch     "workers": as many clusters as run at a time, which take tile after tile. "tiles": one for each tile, in
+               a grid of as many rows and columns, `along` first: a block finds its tile without a division. No batch
+    store      "tma", or "direct": each thread its own elements, for a C that a tensor map does not take, and for few
+               rows, which few threads have: no meeting, and no way through shared memory
+    chunks, buffers   of the store; see StorePlan
+    dealt      rounds of (places, times) in which the hardware deals clusters out to graphics clusters (GPCs), if those
+               that lie together are to take tiles that lie together; see `schedule.Dealt`. Of a kernel that an idle GPU
+               begins: launched early, blocks lie where others leave
+    split      blocks of a cluster that share a tile's sum over K, each a part of it; they exchange their partial sums
+               through shared memory, and each stores its share of the columns
+    early      so many last k tiles are multiplied block of 64 rows by block, or of a single block half by half of the
+               columns, so that the first is stored while the others' products still run; fewer than the stages, which
+               hold them all, and no more than K has
+
+    Raises PlanError, naming the field and what it may be; what depends on types and sizes, `Sm90Plan.derive` refuses.
+
+    >>> Sm90Config((256, 224), cluster=(2, 1), group=4).tile
+    (256, 224)
+    >>> Sm90Config((100, 64))
+    Traceback (most recent call last):
+        ...
+    layoutgemm.errors.PlanError: 100 rows for 2 cooperative warpgroup(s): each takes a multiple of 64
+    """
+
+    tile: tuple[int, int] = (128, 256)
+    tile_k: int | None = None
+    stages: int | None = None
+    consumers: int = 2
+    schedule: str = "cooperative"
+    loader: str = "self"
+    rows: int | None = None
+    single: bool = False
+    cluster: tuple[int, int] = (1, 1)
+    group: int = 8
+    along: str = "M"
+    snake: bool = False
+    overlap: bool = False
+    trigger: str = "start"
+    prefetch: int = 0
+    first: str | None = None
+    l2_promotion: str = "128B"
+    launch: str = "workers"
+    store: str = "tma"
+    chunks: int = 2
+    buffers: int = 1
+    early: int = 0
+    split: int = 1
+    dealt: Rounds = ()
+
+    def __post_init__(self) -> None:
+        check_fields(self, early=0, prefetch=0)
+        for name, known in (
+            ("schedule", SCHEDULES), ("loader", LOADERS), ("store", STORES), ("along", ("M", "N")),
+            ("launch", LAUNCHES), ("trigger", TRIGGERS), ("l2_promotion", tuple(L2_PROMOTION)),
+            ("first", (None, "A", "B")),
+        ):  # fmt: skip
+            if getattr(self, name) not in known:
+                raise PlanError(f"{name} = {getattr(self, name)!r}: known are {', '.join(map(repr, known))}")
+        Dealt(self.dealt)
+        blocks = self.cluster[0] * self.cluster[1] * self.split
+        if blocks > MAX_CLUSTER:
+            of = f" * {self.split} parts of K" if self.split > 1 else ""
+            raise PlanError(
+                f"{self.cluster[0]} * {self.cluster[1]}{of} = {blocks} blocks of a cluster: every GPU takes "
+                f"{MAX_CLUSTER}, and a launch of more has to ask for it"
+            )
+        if self.schedule == "pingpong" and self.loader == "self":
+            raise PlanError(
+                "pingpong needs a loader of its own, 'warp' or 'warpgroup': a consumer that loads for both does not "
+                "while it waits for its turn, and the other one's tile has more k tiles than there are stages"
+            )
+        if self.prefetch and not self.overlap:
+            raise PlanError(f"prefetch = {self.prefetch} before the kernel before has ended: with overlap=True alone")
+        if self.launch == "tiles" and self.schedule == "pingpong":
+            raise PlanError("a grid of tiles leaves a block one tile, and pingpong takes two in turn: launch='workers'")
+        if self.single and (self.early or self.schedule == "pingpong"):
+            raise PlanError("one tile a cluster leaves nothing to overlap with: no pingpong, no early stores")
+        rows = self.rows
+        if rows is not None and (isinstance(rows, bool) or not 0 < rows <= ROWS or rows % 8):
+            raise PlanError(f"rows = {self.rows!r}: a multiple of 8 up to {ROWS}")
+        if self.rows is not None and (self.tile[0] != ROWS or self.cluster != (1, 1)):
+            raise PlanError(f"rows are for a tile of {ROWS} rows that no other block shares")
+        if self.split > 1 and not self.single:
+            raise PlanError("the parts of a split K exchange partial sums once: one tile a cluster, single=True")
+        if self.consumers > 3:
+            raise PlanError(f"consumers = {self.consumers}: three warpgroups and a producer are all that a block holds")
+        if self.schedule == "pingpong" and self.consumers != 2:
+            raise PlanError(f"pingpong takes two consumers in turn, not {self.consumers}")
+        each = self.tile[0] if self.schedule == "pingpong" else self.tile[0] // self.consumers
+        if each < ROWS or each % ROWS or (self.schedule != "pingpong" and self.tile[0] % self.consumers):
+            raise PlanError(
+                f"{self.tile[0]} rows for {self.consumers} {self.schedule} warpgroup(s): each takes a multiple of "
+                f"{ROWS}"
+            )
+
+    @property
+    def order_of_loads(self) -> str:
+        """The operands in the order in which a stage's loads are issued.
+
+        >>> Sm90Config().order_of_loads, Sm90Config(cluster=(2, 1)).order_of_loads, Sm90Config(first="B").order_of_loads
+        ('AB', 'BA', 'BA')
+        """
+        first = self.first or ("B" if self.cluster[0] > 1 else "A")
+        return "AB" if first == "A" else "BA"
+
+
+def order_of(config: Sm90Config) -> Linear | Grouped:
+    """The order of clusters: bands; or that of a grid's blocks, whose number grows along its first dimension first."""
+    return Linear(config.along) if config.launch == "tiles" else Grouped(config.along, config.group)
+
+
+def check_rows(config: Sm90Config, m: int) -> None:
+    """Raise PlanError for a kernel that loads fewer rows of A's tile than the product has.
+
+    >>> check_rows(Sm90Config((64, 64), consumers=1, rows=16), 17)
+    Traceback (most recent call last):
+        ...
+    layoutgemm.errors.PlanError: rows = 16 of A's tile are loaded, and the product has 17
+    """
+    if config.rows is not None and m > config.rows:
+        raise PlanError(f"rows = {config.rows} of A's tile are loaded, and the product has {m}")
+
+
+def check_tiles(config: Sm90Config, across: tuple[int, int], batch: int, ragged: bool) -> None:
+    """Raise PlanError for more tiles of clusters, so many along M and N, than a kernel counts or a grid holds."""
+    tiles = (across[0] + batch) * across[1] if ragged else across[0] * across[1] * batch
+    if config.launch == "tiles" and batch > 1:
+        raise PlanError(f"batch = {batch}: a grid of tiles is that of one matrix; launch='workers' takes more")
+    if config.launch == "tiles" and not config.dealt:
+        other = "N" if config.along == "M" else "M"
+        if across["MN".index(other)] > MAX_GRID_Y:
+            raise PlanError(
+                f"{across[0]} x {across[1]} tiles of clusters along M and N: a grid holds {MAX_GRID_Y} along its "
+                f"second dimension, which is {other}; along={other!r}, or launch='workers'"
+            )
+    if tiles > MAX_TILES:  # of a ragged batch each group may end with a part of a tile
+        of = f"({across[0]} + {batch}) * {across[1]}" if ragged else f"{across[0]} * {across[1]} * {batch}"
+        raise PlanError(f"{of} = {tiles} tiles of clusters: a tile's number goes up to {MAX_TILES}")
+
+
+def registers_of(config: Sm90Config, arch: Any, threads: int) -> tuple[int, int] | None:
+    """What setmaxnreg makes of the block's registers, or None where each thread has all it can name from the start.
+
+    Only whole warpgroups may execute it (PTX ISA, setmaxnreg): a loader that is one warp leaves registers as they are.
+    Raises PlanError for counts that the instruction does not take.
+    """
+    if config.loader != "warpgroup" or launch_registers(arch, threads) >= 240:
+        return None
+    pool = threads * launch_registers(arch, threads) // WARPGROUP
+    consumer = min((pool - _PRODUCER_REGISTERS) // config.consumers // 8 * 8, 240)
+    for count in (_PRODUCER_REGISTERS, consumer):
+        problem = setmaxnreg_problem(count)
+        if problem:
+            raise PlanError(problem)
+    return _PRODUCER_REGISTERS, consumer

@@ -1,0 +1,242 @@
+"""The end of a tile in a Hopper kernel: partial sums of a split K brought together, and C stored. See sm90_store.
+
+Everything here runs in a consumer warpgroup, for one block of 64 rows; addresses, boxes and register numbers come from
+the plan's StorePlan.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int64, const_expr
+
+from ...dsl import bridge
+from ...dsl.math import ElementMath
+from ...store import ROWS, WARP_ROWS, WARPS_OF_GROUP, rows_of_values
+
+
+class GatedSums:
+    """An accumulator of a gated product as the one that is stored: its value v is act(value v) * value v + count."""
+
+    def __init__(self, plan: Any, accumulator: Any):
+        self.gated, self.accumulator, self.count = plan.gated, accumulator, plan.stored.accumulator_registers
+        self.math = ElementMath(plan.c.dtype.bits > 16, plan.c.dtype.mantissa <= 8)
+
+    def __getitem__(self, v: int) -> Any:
+        gate, up = bridge.number(self.accumulator[v]), bridge.number(self.accumulator[v + self.count])
+        return self.gated.apply(gate, up, self.math)
+
+
+class Sm90Epilogue:
+    """The store of one plan; `job` is what the kernel knows at run time."""
+
+    def __init__(self, plan: Any):
+        self.plan = plan
+
+    @cute.jit
+    def store(self, job: Any, maps: Any, accumulator: Any, at: Any, origin: Any, block: int, part: int) -> None:
+        """Store one block: the columns of one part of it. `at`: (consumer, thread); `origin`: row, column, matrix."""
+        plan = self.plan
+        if const_expr(plan.store is not None):
+            self.store_tensor(job, maps, accumulator, at, origin, block, part)
+        else:
+            self.store_direct(job, accumulator, at[1], origin, block, part)
+
+    @cute.jit
+    def store_tensor(self, job: Any, maps: Any, accumulator: Any, at: Any, origin: Any, block: int, part: int) -> None:
+        """Round by round: convert, wait for the buffer, write it, fence, store it by TMA."""
+        store = self.plan.store
+        consumer, thread = at
+        row, column, matrix = origin
+        warp, lane = bridge.uniform(thread // 32), thread % 32
+        owner = (consumer * WARPS_OF_GROUP + warp) // store.warps
+        issuer = lane if const_expr(store.warps == 1) else thread
+        rows = warp * WARP_ROWS if const_expr(store.warps == 1) else 0
+        fused = self.fused(job, (row + block * ROWS, column, matrix), thread)
+        for i, round_ in store.rounds_of(block, part):
+            buffer = job.shared.c(owner * store.buffers + i % store.buffers)
+            packed = [self.convert(accumulator, chunk, fused) for chunk in round_.chunks]
+            # One thread issues the stores, so it alone can wait until they have read the buffer; then it tells.
+            if issuer == 0:
+                bridge.wait_stores_read(store.pending(i))
+            self.meet(consumer)
+            for chunk, values in zip(round_.chunks, packed, strict=True):
+                self.fill(values, buffer + chunk.offset, chunk, thread if store.warps == WARPS_OF_GROUP else lane)
+            bridge.shared_writes_visible()
+            self.meet(consumer)
+            if issuer == 0:
+                for chunk in round_.chunks:
+                    place = self.place(job, row + (block * ROWS + rows), column + chunk.column, matrix)
+                    bridge.store_tile(maps[chunk.map], store.maps[chunk.map], place, buffer + chunk.offset)
+                bridge.commit_stores()
+        if const_expr(fused is not None):
+            fused.finish()
+
+    def place(self, job: Any, row: Any, column: Any, matrix: Any) -> dict[str, Any]:
+        """The coordinates of a chunk in C's tensor map."""
+        return {"m": row, "n": column, "l": matrix}
+
+    def fused(self, job: Any, place: Any, thread: Any) -> Any:
+        """What applies the plan's epilogue to a block of 64 rows, or None."""
+        from .fused import FusedBlock
+
+        return FusedBlock(self.plan, job, place, thread) if self.plan.epilogue else None
+
+    def meet(self, consumer: Any) -> None:
+        """The threads that share a buffer meet."""
+        if self.plan.store.warps == 1:
+            bridge.warp_sync()
+        else:
+            bridge.named_sync(self.plan.store_barrier(consumer), self.plan.store_threads)
+
+    def stored(self, accumulator: Any) -> Any:
+        """The values that are stored, before the epilogue: the accumulator's own, or gated ones."""
+        return GatedSums(self.plan, accumulator) if self.plan.gated is not None else accumulator
+
+    def sums(self, accumulator: Any, first: int, count: int) -> list[Any]:
+        """Values of an accumulator; sums of integers as f32, unless C has them as they are."""
+        values = [accumulator[v] for v in range(first, first + count)]
+        return values if self.plan.c.dtype.kind == "int" else [bridge.number(value) for value in values]
+
+    def convert(self, accumulator: Any, chunk: Any, fused: Any) -> list[Any]:
+        """A chunk's values in C's type, as they go into shared memory: pairs in one register, or pairs of f32."""
+        accumulator = self.stored(accumulator)
+        if fused is not None:
+            values = fused.values(accumulator, chunk.first_value, chunk.values)
+        else:
+            values = self.sums(accumulator, chunk.first_value, chunk.values)
+        pairs = zip(values[::2], values[1::2], strict=True)
+        if self.plan.c.dtype.bits == 32:
+            return list(pairs)
+        return [(bridge.convert_pair(low, high, self.plan.c.dtype),) for low, high in pairs]
+
+    def fill(self, pairs: Any, tile: Any, chunk: Any, thread: Any) -> None:
+        """One chunk of a thread's registers into shared memory; `thread` counts in the tile's owner."""
+        dtype, by_row = self.plan.c.dtype, self.plan.c.order == "row"
+        if chunk.rows is not None:
+            for i in range(len(pairs) // chunk.matrices):
+                offset = chunk.rows((thread % 32, (i, 0 if by_row else thread // 32))) * dtype.bytes
+                matrices = pairs[i * chunk.matrices : (i + 1) * chunk.matrices]
+                bridge.store_matrices(tile + offset, [pair for (pair,) in matrices], transpose=not by_row)
+            return
+        for v, pair in enumerate(pairs):
+            i, j = self.plan.mma.coords_C(thread, chunk.first_value + 2 * v)
+            j = j - chunk.column
+            if by_row:
+                bridge.store_shared((tile + chunk.tile.byte(i, j)).toint(), pair)
+            else:  # neighbours along a row of C are a column apart in memory
+                for step, value in enumerate(bridge.split_pair(pair, dtype)):
+                    bridge.store_shared((tile + chunk.tile.byte(i, j + step)).toint(), (value,))
+
+    @cute.jit
+    def store_direct(self, job: Any, accumulator: Any, thread: Any, origin: Any, block: int, part: int) -> None:
+        """Each thread its own elements, guarded; neighbours in a row of C together where its lines allow it."""
+        plan = self.plan
+        mine = plan.stored_values(part)
+        row, column, matrix = origin
+        row += block * ROWS
+        base = job.c + Int64(matrix) * job.stride_c * plan.c.dtype.bytes
+        fused = self.fused(job, (row, column, matrix), thread)
+        sums, take = self.stored(accumulator), self.sums if fused is None else fused.values
+        values = dict(zip(mine, take(sums, mine.start, len(mine)), strict=True))
+        if const_expr(fused is not None):
+            fused.finish()
+        size = plan.c.dtype.bytes
+        paired = base % (2 * size) == 0 and job.ldc % 2 == 0 and column <= job.n - plan.tile_c[1]
+        if const_expr(plan.c.order == "row"):
+            if paired:
+                self.store_pairs(job, values, base, (row, column), thread)
+            else:
+                self.store_elements(job, values, base, (row, column), thread)
+        else:
+            self.store_elements(job, values, base, (row, column), thread)
+
+    @cute.jit
+    def store_pairs(self, job: Any, values: Any, base: Any, origin: Any, thread: Any) -> None:
+        """Neighbours in a row of C in one store; all columns of the tile are in C, so that only rows are asked for."""
+        atom, size = self.plan.stored, self.plan.c.dtype.bytes
+        row, column = origin
+        rows = rows_of_values(atom, list(values))
+        for r in cutlass.range_constexpr(len(rows)):
+            i, _ = atom.coords_C(thread, rows[r][0])
+            if i < job.m - row:
+                line = base + (Int64(row + i) * job.ldc + column) * size
+                for e in cutlass.range_constexpr(0, len(rows[r]), 2):
+                    low, high = rows[r][e], rows[r][e + 1]
+                    _, j = atom.coords_C(thread, low)
+                    bridge.store_neighbours(line + Int64(j) * size, values[low], values[high], self.plan.c.dtype)
+
+    @cute.jit
+    def store_elements(self, job: Any, values: Any, base: Any, origin: Any, thread: Any) -> None:
+        """Element by element, each asked whether it is in C."""
+        atom, dtype = self.plan.stored, self.plan.c.dtype
+        row, column = origin
+        for v in tuple(values):
+            i, j = atom.coords_C(thread, v)
+            if i < job.m - row and j < job.n - column:
+                if const_expr(self.plan.c.order == "row"):
+                    element = Int64(row + i) * job.ldc + (column + j)
+                else:
+                    element = Int64(column + j) * job.ldc + (row + i)
+                bridge.store_element(base + element * dtype.bytes, values[v], dtype)
+
+    @cute.jit
+    def send(self, job: Any, accumulators: Any, at: Any) -> None:
+        """Send partial sums of a split K: to each other block the registers of its columns.
+
+        They go straight into its shared memory, whose barrier counts their bytes; a thread there holds the same
+        elements, so a register travels to its own place.
+        """
+        plan = self.plan
+        parts, sent = plan.config.split, plan.exchange
+        consumer, thread = at
+        for target in cutlass.range_constexpr(parts):
+            if job.part != target:
+                rank = target * plan.sharing + job.rank
+                there, barrier = bridge.remote(job.shared.base, rank), bridge.remote(job.shared.sums(), rank)
+                slot = sent.slot(job.part, target)
+                for block in cutlass.range_constexpr(plan.blocks):
+                    for i in cutlass.range_constexpr(sent.vectors):
+                        first = target * sent.values + 4 * i
+                        values = bridge.as_floats([accumulators[block][first + e] for e in range(4)])
+                        bridge.send(there + sent.byte(slot, consumer, block, i, thread), values, barrier)
+
+    @cute.jit
+    def reduce(self, job: Any, accumulators: Any, at: Any) -> None:
+        """Bring the partial sums together: block `part` of the cluster ends up with part `part` of all columns.
+
+        The sums are taken in the order of the blocks, whoever takes them. When all have come nobody touches this
+        block's memory any more.
+        """
+        plan = self.plan
+        parts, sent = plan.config.split, plan.exchange
+        consumer, thread = at
+        bridge.barrier_wait(job.shared.sums(), 0)
+        for mine in cutlass.range_constexpr(parts):
+            if job.part == mine:
+                for block in cutlass.range_constexpr(plan.blocks):
+                    for i in cutlass.range_constexpr(sent.vectors):
+                        first = mine * sent.values + 4 * i
+                        own = [accumulators[block][first + e] for e in range(4)]
+                        terms = [
+                            own if source == mine else self.sent(job, source, mine, (consumer, block, i, thread))
+                            for source in range(parts)
+                        ]
+                        total = self.summed(terms)
+                        for e in cutlass.range_constexpr(4):
+                            accumulators[block][first + e] = total[e]
+
+    def sent(self, job: Any, source: int, target: int, at: Any) -> list[Any]:
+        """What block `source` has sent to this one, `target`. `at`: (consumer, accumulator, vector, thread)."""
+        sent = self.plan.exchange
+        values = bridge.load_shared(job.shared.base + sent.byte(sent.slot(source, target), *at))
+        return bridge.from_floats(values, self.plan.mma.c_dtype)
+
+    def summed(self, terms: list[list[Any]]) -> list[Any]:
+        """Value by value, the sum of the terms in their order."""
+        total = terms[0]
+        for term in terms[1:]:
+            total = [x + y for x, y in zip(total, term, strict=True)]
+        return total

@@ -1,0 +1,398 @@
+"""C = A @ B on Hopper: persistent, self-loading or warp-specialised, cooperative or pingpong, any tile of the budgets.
+
+Every layout, box, descriptor, byte count, arrive count and barrier is an attribute of the plan (Sm90Plan); this file
+holds the order in which things happen. A block takes tile after tile in the plan's order; a ring of stages carries k
+tiles from the tensor copies to the products, across the borders of output tiles.
+
+    role        who                                          does
+    --------    -----------------------------------------    ----------------------------------------------------------
+    loader      one warp: of a consumer ("self"), its own    waits for empty[s], arms full[s] with plan.expected,
+                ("warp"), or of a warpgroup of its own       issues its share of the loads of a k tile: `sm90_loads`
+    consumer    1 to 3 warpgroups: of one tile, each some    wait for full[s], multiply, release the stage before;
+                rows (cooperative), or of two tiles in       then convert the accumulators and store them through
+                turn (pingpong)                              shared memory by tensor stores
+
+    barrier     kind        completed by                                               waited for by
+    --------    --------    -------------------------------------------------------    ----------------------------
+    full[s]     mbarrier    plan.full_arrivals (the loader's arrive.expect_tx) and     all consumers of the block
+                            plan.full_bytes, less what of the tile is outside of
+                            the matrix, from all blocks that share it
+    empty[s]    mbarrier    plan.empty_arrivals: one of each consumer warp of every    the loader
+                            block that shares A or B with this one
+    store       named       one consumer's 128 threads: its buffer is free; is full    the same
+    turn        named       pingpong: 128 threads that pass the turn, 128 that take    the consumer whose turn it is
+                            it
+    stages      named       all consumers have read the stages, over which C's         all consumers
+                            buffers lie (one tile a cluster); or have cleared the
+                            rows of A that are not loaded
+    block       named       all threads, at the start of a block without a cluster     the same
+    sums        mbarrier    plan.sums_arrivals, at the start, and the bytes that the   all consumers
+                            blocks of the other parts of K send
+    cluster     cluster     all threads of the cluster, at the start                   the same
+
+One group of wgmmas stays in flight: a stage is released when the group after it has been issued. In a self-loading
+kernel that release is followed by the load that refills the oldest free stage, so loads run `stages - 1` k tiles ahead,
+into the next output tile, without a producer: its registers go to the accumulators.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64, const_expr
+
+from ...dsl import bridge
+from ...dsl.entry import GemmEntry
+from ...plan import tile_count
+from ...store import ROWS
+from ..config import WARPGROUP
+from ..gated import HALF
+from ..multicast import OTHER_MAPS
+from .epilogue import Sm90Epilogue
+from .loads import Sm90Loads
+
+
+class Sm90GemmKernel(Sm90Loads, GemmEntry):
+    """The kernel for one plan. What is reachable through `self.plan` is a compile-time constant of the trace."""
+
+    def __init__(self, plan: Any):
+        self.plan = plan
+        self.epilogue: Sm90Epilogue = Sm90Epilogue(plan)
+
+    @cute.jit
+    def start(self, matrices: Any, sizes: Any, pitches: Any, workers: Any, words: Any, stream: Any) -> None:
+        """Host side: encode the tensor maps, launch at most `workers` clusters. See `TileEntry.start`."""
+        plan = self.plan
+        a, b, c = matrices
+        m, n, k, batch = sizes
+        extents = {"m": m, "n": n, "k": k, "l": batch, HALF: Int32(plan.halves)}
+        map_a = bridge.encode_tensor_map(plan.a.tma, a, extents, *pitches["a"][: len(plan.a.tma.dims) - 1])
+        # Of a gated product the second half of B's columns begins n lines on; it has no batch.
+        lines_b = (pitches["b"][0], Int64(n) * pitches["b"][0]) if plan.gated is not None else pitches["b"]
+        maps_b = [bridge.encode_tensor_map(tma, b, extents, *lines_b[: len(tma.dims) - 1]) for tma in plan.b.copies]
+        tmas_c = plan.store.maps if const_expr(plan.store is not None) else ()
+        maps_c = [self.map_of_c(tma, c, extents, pitches) for tma in tmas_c]
+        last_a = self.maps_of_last_rows(plan.a, a, extents, pitches["a"])
+        last_b = self.maps_of_last_rows(plan.b, b, extents, lines_b)
+        others = maps_c + last_a + maps_b[1:] + last_b
+        assert len(others) <= OTHER_MAPS, f"{len(others)} tensor maps besides the first two"
+        others += [map_a] * (OTHER_MAPS - len(others))  # a kernel has a fixed number of parameters
+        self.kernel(map_a, maps_b[0], *others, c, m, n, k, batch, *pitches["c"], words).launch(
+            grid=self.launch_grid(m, n, batch, workers),
+            block=(plan.threads, 1, 1),
+            cluster=(plan.cluster_size, 1, 1),
+            smem=plan.smem.total,
+            min_blocks_per_mp=1,  # without it the compiler ignores setmaxnreg
+            use_pdl=plan.config.overlap,
+            stream=stream,
+        )
+
+    def launch_grid(self, m: Any, n: Any, batch: Any, workers: Any) -> tuple[Any, Any, Any]:
+        """Blocks of the launch: of clusters in a row, or of the grid of tiles itself."""
+        plan = self.plan
+        if plan.by_place:
+            rows, columns = plan.order.clusters(self.grid_of(m, n))
+            across = (rows, columns) if plan.config.along == "M" else (columns, rows)
+            return across[0] * plan.cluster_size, across[1], 1
+        tiles = self.most_tiles(m, n, batch)
+        clusters = tiles if plan.one_each else cutlass.min(tiles, workers)
+        return clusters * plan.cluster_size, 1, 1
+
+    def map_of_c(self, tma: Any, c: Any, extents: Any, pitches: Any) -> Any:
+        """One of C's tensor maps."""
+        return bridge.encode_tensor_map(tma, c, extents, *pitches["c"][: len(tma.dims) - 1])
+
+    def maps_of_last_rows(self, operand: Any, address: Any, extents: Any, pitches: Any) -> list[Any]:
+        """An operand's tensor map where its rows end within a box, if it has one."""
+        tma, ends = operand.tma, operand.ends
+        if ends is None:
+            return []
+        box = {ends.dim: ends.last(extents[ends.dim])}
+        return [bridge.encode_tensor_map(tma, address, extents, *pitches[: len(tma.dims) - 1], box=box)]
+
+    def most_tiles(self, m: Any, n: Any, batch: Any) -> Any:
+        """Tiles of clusters, at most: what the host knows of their number."""
+        rows, columns = self.plan.order.clusters(self.grid_of(m, n))
+        return rows * columns * batch
+
+    def grid_of(self, m: Any, n: Any) -> tuple[Any, Any]:
+        """Tiles along M and N."""
+        return tile_count(m, self.plan.tile_c[0]), tile_count(n, self.plan.tile_c[1])
+
+    @cute.kernel
+    def kernel(
+        self,
+        map_a: cutlass.GridConstant[bridge.TensorMap],
+        map_b: cutlass.GridConstant[bridge.TensorMap],
+        map_0: cutlass.GridConstant[bridge.TensorMap],
+        map_1: cutlass.GridConstant[bridge.TensorMap],
+        map_2: cutlass.GridConstant[bridge.TensorMap],
+        map_3: cutlass.GridConstant[bridge.TensorMap],
+        map_4: cutlass.GridConstant[bridge.TensorMap],
+        map_5: cutlass.GridConstant[bridge.TensorMap],
+        c: Int64,
+        m: Int32,
+        n: Int32,
+        k: Int32,
+        batch: Int32,
+        ldc: Int64,
+        stride_c: Int64,
+        words: tuple,
+    ) -> None:
+        """Device side: one block of a persistent grid."""
+        plan = self.plan
+        thread, _, _ = cute.arch.thread_idx()
+        block, _, _ = cute.arch.block_idx()
+        blocks, _, _ = cute.arch.grid_dim()
+        warp = bridge.uniform(thread // 32)
+        group = bridge.uniform(thread // WARPGROUP)
+        rank = bridge.rank_in_cluster() if const_expr(plan.cluster_size > 1) else Int32(0)
+        part = rank // plan.sharing  # which part of K: blocks of the same part share loads, those of a tile the sum
+
+        if const_expr(plan.config.overlap and plan.config.trigger == "start"):  # a block's end counts as one, too
+            bridge.allow_next_kernel()
+
+        # 1. Barriers, once; then the whole cluster, since its blocks arrive at each other's.
+        shared = bridge.SharedMemory(plan.smem)
+        if thread == 0:  # one thread: a thread a stage, or another warp for the maps, took longer
+            for tensor_map in (map_a, map_b, map_0):
+                bridge.prefetch_map(tensor_map)
+            self.init_barriers(shared)
+        if const_expr(plan.cluster_size > 1):
+            bridge.cluster_arrive(relaxed=True)  # for the barriers, which have a fence: nothing else is written yet
+
+        # 2. Where this block begins: integer divisions, while the others arrive.
+        rows, columns = plan.order.clusters(self.grid_of(m, n))
+        k_first, k_end = plan.part_of_k(tile_count(k, plan.tile[2]), part)
+        job = bridge.Carried(
+            shared=shared,
+            rank=rank % plan.sharing,
+            part=part,
+            warp=warp,
+            rows=rows,
+            columns=columns,
+            tiles=Int32(0),
+            k_first=k_first,
+            k_tiles=k_end - k_first,
+            workers=blocks // plan.cluster_size,
+            m=m,
+            n=n,
+            c=c,
+            ldc=ldc,
+            stride_c=stride_c,
+            given=bridge.Carried(**dict(zip(plan.words, words, strict=True))),
+        )
+        job.tiles = self.count_tiles(job, batch, thread)  # type: ignore[attr-defined]
+        others = (map_0, map_1, map_2, map_3, map_4, map_5)  # the store's, then what A and B have besides their first
+        of_a = len(plan.store.maps) if const_expr(plan.store is not None) else 0
+        of_b = of_a + plan.a.maps - 1
+        maps = ((map_a, *others[of_a:of_b]), (map_b, *others[of_b : of_b + plan.b.maps - 1]), others[:of_a])
+        first = plan.dealt.number(block // plan.cluster_size, blocks // plan.cluster_size, cutlass.min)
+        if const_expr(plan.config.launch == "tiles"):  # a block has one; its place may say which: see `origin`
+            first = Int32(0) if plan.by_place else first
+            job.tiles, job.workers = first + 1, Int32(1)  # type: ignore[attr-defined]
+
+        # `ahead` is where the loader stands: tile, its origin, k tile, stage, parity, direction through K.
+        # Uniform, which also keeps the divisions up here: the compiler would move them to where their results are used.
+        origin = [bridge.uniform(x) for x in self.origin(job, first)]
+        ahead = (first, *origin, Int32(0), Int32(0), Int32(1), Int32(0))
+
+        if const_expr(plan.config.prefetch > 0):
+            self.fetch_ahead(job, maps, (first, *origin))
+
+        if const_expr(plan.cluster_size > 1):
+            bridge.cluster_wait()
+        else:
+            bridge.block_sync()
+
+        # 3. Everything above saw no global memory, and ran while the kernel before this one drained.
+        if const_expr(plan.config.overlap):
+            bridge.wait_for_previous_kernel()
+
+        # 4. The roles.
+        if const_expr(plan.config.loader == "self"):
+            for _ in cutlass.range(plan.stages, unroll=1):
+                ahead = self.load_next(job, maps, ahead)
+            self.consume(job, maps, first, group, thread % WARPGROUP, ahead)
+        else:
+            if group == plan.config.consumers:
+                if const_expr(plan.registers is not None):
+                    bridge.give_registers(plan.registers[0])
+                if warp == plan.loader_warp and job.k_tiles > 0:
+                    while ahead[0] < job.tiles:
+                        ahead = self.load_next(job, maps, ahead)
+                if const_expr(plan.drains):
+                    self.drain(job, ahead)
+            else:
+                if const_expr(plan.registers is not None):
+                    bridge.take_registers(plan.registers[1])
+                self.consume(job, maps, first, group, thread % WARPGROUP, ahead)
+
+        # No block leaves while another may still send into its shared memory or arrive at its barriers: those that
+        # share loads know it by their loaders' last waits, those that exchange partial sums by having them all.
+
+    # ------------------------------------------------------------------------------------------------------------ tiles
+    def count_tiles(self, job: Any, batch: Any, thread: Any) -> Any:
+        """The number of all tiles of clusters. Called by all threads, once."""
+        return job.rows * job.columns * batch
+
+    def origin(self, job: Any, tile: Any) -> tuple[Any, Any, Any]:
+        """First row, first column and matrix of this block's tile of C, for a cluster tile's number."""
+        plan = self.plan
+        matrix = Int32(0)
+        if plan.by_place:  # as plan.order has it, by the hardware's own division of a block's number
+            x, y, _ = cute.arch.block_idx()
+            x //= plan.cluster_size
+            row, column = plan.order.within((x, y) if plan.config.along == "M" else (y, x), job.rank)
+            return row * plan.tile_c[0], column * plan.tile_c[1], matrix
+        if plan.batch > 1:
+            matrix = tile // (job.rows * job.columns)
+            tile = tile % (job.rows * job.columns)
+        grid = (job.rows * plan.config.cluster[0], job.columns * plan.config.cluster[1])
+        row, column = plan.order.tile(tile, 0, job.rank, grid, cutlass.min)
+        return row * plan.tile_c[0], column * plan.tile_c[1], matrix
+
+    # --------------------------------------------------------------------------------------------------------- products
+    @cute.jit
+    def consume(self, job: Any, maps: Any, tile: Any, consumer: Any, thread: Any, ahead: Any) -> None:
+        """A consumer warpgroup: all its tiles, products and stores."""
+        plan = self.plan
+        pingpong = plan.config.schedule == "pingpong"
+        mma = bridge.Wgmma(plan)
+        accumulators = [mma.accumulator() for _ in range(plan.blocks)]
+        first_block = Int32(0) if pingpong else consumer * plan.blocks
+        a = bridge.Operand(plan.a.descriptor, job.shared.a(0), plan.smem.a_stage_bytes, first_block)
+        b = bridge.Operand(plan.b.descriptor, job.shared.b(0), plan.smem.b_stage_bytes)
+        # What the last k tiles are multiplied with where they are `early`: pieces that are complete one by one.
+        pieces, finish, b_of, sums = plan.pieces(0), mma, b, accumulators
+        if const_expr(plan.half is not None):
+            finish = bridge.Wgmma(plan, plan.half)
+            b_of = bridge.Operand(plan.half[1], job.shared.b(0), plan.smem.b_stage_bytes)
+            sums = finish.halves(accumulators[0])
+        if const_expr(plan.config.rows is not None):
+            self.clear_dead_rows(job.shared, consumer * WARPGROUP + thread)
+        stage, parity = Int32(0), Int32(0)
+        done = Int32(0)  # pingpong: tiles of the block before this one
+        if const_expr(pingpong):
+            tile += consumer * job.workers
+            done = Int32(consumer)
+            if consumer == 1:  # the first turn is consumer 0's
+                bridge.named_arrive(plan.turn_barrier(0), plan.turn_threads)
+
+        while tile < job.tiles:
+            m0, n0, matrix = self.origin(job, tile)
+            if const_expr(pingpong):
+                passed = done * job.k_tiles
+                stage = passed % plan.stages
+                parity = passed // plan.stages & 1
+                bridge.named_sync(plan.turn_barrier(consumer), plan.turn_threads)
+
+            # One group in flight: the stage of the group before is released, and refilled, while this one runs.
+            before = stage
+            early = plan.config.early
+            for k_tile in cutlass.range(job.k_tiles - early, unroll=1):
+                stage = bridge.uniform(stage)
+                bridge.barrier_wait(job.shared.full(stage), parity)
+                mma.multiply_blocks(accumulators, a, b, stage, k_tile > 0)
+                mma.wait(1)
+                if k_tile > 0:
+                    self.release(job, before)
+                    if const_expr(plan.config.loader == "self"):
+                        ahead = self.load_next(job, maps, ahead)
+                before = stage
+                stage += 1
+                if stage == plan.stages:
+                    stage = Int32(0)
+                    parity ^= 1
+
+            # Early: the last k tiles piece by piece, so that one can be stored while the next ones are multiplied.
+            held = []
+            for step in cutlass.range_constexpr(early):
+                stage = bridge.uniform(stage)
+                bridge.barrier_wait(job.shared.full(stage), parity)
+                if const_expr(step == 0 and plan.half is not None):
+                    mma.wait(0)  # only instructions of one shape keep their order over an accumulator by themselves
+                keep = job.k_tiles > early if step == 0 else True
+                finish.multiply_block(sums[0], a, b_of, stage, pieces[0][0], pieces[0][1], keep)
+                if const_expr(step == 0):
+                    mma.wait(1)
+                    if job.k_tiles > early:
+                        self.release(job, before)
+                        if const_expr(plan.config.loader == "self"):
+                            ahead = self.load_next(job, maps, ahead)
+                held.append(stage)
+                stage += 1
+                if stage == plan.stages:
+                    stage = Int32(0)
+                    parity ^= 1
+            for number in cutlass.range_constexpr(1, len(pieces) if early else 0):
+                for step in cutlass.range_constexpr(early):
+                    keep = job.k_tiles > early if step == 0 else True
+                    of = pieces[number]
+                    finish.multiply_block(sums[number], a, b_of, held[step], of[0], of[1], keep)
+            if const_expr(pingpong):
+                if tile + job.workers < job.tiles:  # the other has one more
+                    bridge.named_arrive(plan.turn_barrier(1 - consumer), plan.turn_threads)
+
+            row = m0 + first_block * ROWS
+            last = len(pieces) - 1 if plan.config.early else 0  # the piece whose products free the last stage
+            frees = plan.drains or not plan.config.single  # of a single tile only the blocks of a cluster still ask
+            if const_expr(plan.config.single):
+                mma.wait(0)
+            if const_expr(plan.config.split > 1):
+                if job.k_tiles == 0:
+                    for block in cutlass.range_constexpr(plan.blocks):
+                        accumulators[block].fill(0)
+                mma.settle(*accumulators)
+                self.epilogue.send(job, accumulators, (consumer, thread))
+            if const_expr(plan.config.single and plan.store is not None):
+                # The buffers lie over the stages: all have to have read these.
+                bridge.named_sync(plan.stages_barrier, plan.stages_threads)
+            if const_expr(plan.config.split > 1):
+                self.epilogue.reduce(job, accumulators, (consumer, thread))
+            for number in cutlass.range_constexpr(len(pieces)):
+                if const_expr(early and number < last):
+                    mma.wait((last - number) * early)
+                for step in cutlass.range_constexpr(max(1, early) if number == last and frees else 0):
+                    mma.wait(max(1, early) - 1 - step)
+                    self.release(job, held[step] if early else before)
+                    if const_expr(plan.config.loader == "self"):
+                        ahead = self.load_next(job, maps, ahead)
+                if const_expr(plan.config.split == 1):
+                    finish.settle(sums[number])
+                for part in cutlass.range_constexpr(plan.config.split):
+                    if job.part == part:
+                        self.store_piece(job, maps, accumulators, (consumer, thread), (row, n0, matrix), number, part)
+            tile += (2 if pingpong else 1) * job.workers
+            done += 2
+        if const_expr(plan.drains and plan.config.loader == "self"):
+            self.drain(job, ahead)
+        if const_expr(plan.store is not None):
+            bridge.wait_stores_read(0)
+
+    def store_piece(
+        self, job: Any, maps: Any, accumulators: Any, at: Any, origin: Any, number: int, part: int
+    ) -> None:
+        """Store the piece of that number, of the block of the cluster that has this part of K."""
+        block, columns = self.plan.pieces(part)[number]
+        self.epilogue.store(job, maps[2], accumulators[block], at, origin, block, columns)
+
+    @cute.jit
+    def release(self, job: Any, stage: Any) -> None:
+        """This warp has read the stage: tell every block that sends into it, one lane each."""
+        plan, lane = self.plan, cute.arch.lane_idx()
+        needed = lane < plan.sharing
+        if const_expr(plan.config.split > 1):
+            needed = needed and job.k_tiles > 0  # a part of K may have none, and then has read no stage
+        if const_expr(min(plan.config.cluster) > 1):
+            # Those of its row send it A, those of its column B. A block of neither may be a round behind: it would
+            # count the arrival in the wrong phase.
+            (row, column), (own_row, own_column) = plan.sharers.place(lane), plan.sharers.place(job.rank)
+            needed = needed and (row == own_row or column == own_column)
+        if needed:
+            if const_expr(plan.sharing > 1):
+                bridge.barrier_arrive_at(job.shared.empty(stage), job.part * plan.sharing + lane)
+            else:
+                bridge.barrier_arrive(job.shared.empty(stage))

@@ -1,0 +1,151 @@
+"""The loader of a Hopper kernel: one warp that waits for free stages, and issues this block's share of the copies.
+
+    step           when                       does
+    -----------    -----------------------    -------------------------------------------------------------------------
+    init_barriers  at the start, by one       sets up full[s] and empty[s]; and the barrier of partial sums, which
+                   thread                     expects all that other blocks will send
+    fetch_ahead    before the kernel          first k tiles into L2: nobody sees them there, so that kernel may still
+                   before this has ended      write them; later copies find what it wrote
+    load_next      for each k tile            waits for empty[s], arms full[s], issues the copies
+    drain          at the end, where blocks   waits for every empty[s] once more: no block sends to this one, or arrives
+                   share loads                at its barriers, after that
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, const_expr
+
+from ...dsl import bridge
+from ...dsl.tables import choose
+from ..gated import HALF
+
+
+class Sm90Loads:
+    """What a kernel of an Sm90Plan loads, and when. `origin` is the kernel's: a tile's number -> its first element."""
+
+    plan: Any
+
+    def origin(self, job: Any, tile: Any) -> tuple[Any, Any, Any]:
+        """First row, first column and matrix of this block's tile of C."""
+        raise NotImplementedError
+
+    def init_barriers(self, shared: Any) -> None:
+        """Every barrier of the block's shared memory; other blocks see them when all have met."""
+        plan = self.plan
+        for s in range(plan.stages):
+            bridge.barrier_init(shared.full(s), plan.full_arrivals)
+            bridge.barrier_init(shared.empty(s), plan.empty_arrivals)
+        if plan.exchange is not None:
+            bridge.barrier_init(shared.sums(), plan.sums_arrivals)
+        bridge.barriers_visible()
+        if plan.exchange is not None:
+            bridge.barrier_expect(shared.sums(), plan.exchange.bytes)
+
+    @cute.jit
+    def load_next(self, job: Any, maps: Any, ahead: Any) -> Any:
+        """Load one k tile into the next stage, if there is one left, and step on. Only the loader's warp acts."""
+        plan = self.plan
+        tile, m0, n0, matrix, k_tile, stage, parity, backwards = ahead
+        if job.warp == plan.loader_warp:
+            if tile < job.tiles and k_tile < job.k_tiles:
+                bridge.barrier_wait(job.shared.empty(stage), parity)
+                if bridge.elect():
+                    at = k_tile
+                    if const_expr(plan.config.snake):
+                        at = k_tile + backwards * (job.k_tiles - 1 - 2 * k_tile)
+                    self.issue_loads(job, maps, m0, n0, matrix, job.k_first + at, stage)
+                stage += 1
+                if stage == plan.stages:
+                    stage = Int32(0)
+                    parity ^= 1
+                k_tile += 1
+                if k_tile == job.k_tiles:
+                    k_tile = Int32(0)
+                    backwards ^= 1
+                    tile += job.workers
+                    if const_expr(not plan.stays):
+                        m0, n0, matrix = self.origin(job, tile)
+        return tile, m0, n0, matrix, k_tile, stage, parity, backwards
+
+    @cute.jit
+    def drain(self, job: Any, ahead: Any) -> None:
+        """Wait until all blocks that share loads with this one have released every stage. Only the loader's warp acts.
+
+        Their last arrivals are then in, and each has what this block sent: it may leave without meeting them.
+        """
+        plan = self.plan
+        stage, parity = ahead[5], ahead[6]
+        if job.warp == plan.loader_warp:
+            for _ in cutlass.range(plan.stages, unroll=1):
+                bridge.barrier_wait(job.shared.empty(stage), parity)
+                stage += 1
+                if stage == plan.stages:
+                    stage = Int32(0)
+                    parity ^= 1
+
+    @cute.jit
+    def fetch_ahead(self, job: Any, maps: Any, first: Any) -> None:
+        """Bring this block's share of the first k tiles of its first tile into L2. Only the loader's warp acts."""
+        plan = self.plan
+        tile, m0, n0, matrix = first
+        if job.warp == plan.loader_warp and tile < job.tiles:
+            if bridge.elect():
+                for i in cutlass.range(cutlass.min(job.k_tiles, plan.config.prefetch), unroll=1):
+                    origin = {"m": m0, "n": n0, "k": (job.k_first + i) * plan.tile[2], "l": matrix, HALF: Int32(0)}
+                    self.issue_prefetches(job, maps, origin)
+
+    def issue_prefetches(self, job: Any, maps: Any, origin: Any) -> None:
+        """This block's share of one k tile into L2, as `issue_loads` would load it. Called by one thread."""
+        for operand in self.plan.config.order_of_loads:
+            for tensor_map, tma, place, share in self._copies(job, maps, operand, origin):
+                bridge.prefetch_share(tensor_map, tma, place, share)
+
+    def issue_loads(self, job: Any, maps: Any, m0: Any, n0: Any, matrix: Any, k_tile: Any, stage: Any) -> None:
+        """Arm full[stage] and issue this block's share of both tiles. Called by one thread."""
+        plan = self.plan
+        origin = {"m": m0, "n": n0, "k": k_tile * plan.tile[2], "l": matrix, HALF: Int32(0)}
+        full = job.shared.full(stage)
+        bridge.barrier_expect(full, plan.expected(origin, job, choose))
+        part = job.part * plan.sharing
+        for operand in plan.config.order_of_loads:
+            destination = job.shared.a(stage) if operand == "A" else job.shared.b(stage)
+            for tensor_map, tma, place, share in self._copies(job, maps, operand, origin):
+                if tma.multicast == 1:
+                    bridge.load_tile(tensor_map, tma, place, destination, full)
+                else:
+                    blocks, first, step = plan.sharers.group(operand, job.rank)
+                    mask = bridge.cluster_mask(blocks, part + first, step)
+                    bridge.load_share(tensor_map, tma, place, destination, full, share, mask)
+
+    def _copies(self, job: Any, maps: Any, name: str, origin: Any) -> list[tuple[Any, Any, Any, Any]]:
+        """(tensor map, its copies, where they begin, this block's share) of an operand's tile."""
+        plan = self.plan
+        operand, own = (plan.a, maps[0]) if name == "A" else (plan.b, maps[1])
+        share = plan.sharers.share(name, job.rank) if operand.tma.multicast > 1 else 0
+        if operand.ends is None:
+            return [(tensor_map, tma, origin, share) for tensor_map, tma in zip(own, operand.copies, strict=True)]
+        ends = operand.ends
+        whole, row = ends.place(getattr(job, ends.dim), origin[ends.dim], share, choose)
+        return [(bridge.EitherMap(whole, *own), operand.tma, {**origin, ends.dim: row}, share)]
+
+    @cute.jit
+    def clear_dead_rows(self, shared: Any, thread: Any) -> None:
+        """Zeros for the rows of A's tiles that are never loaded: their products are not stored, but they are read.
+
+        The consumers write them while the first loads are under way, and meet before the first product.
+        """
+        plan = self.plan
+        writers = plan.stages_threads
+        for s in cutlass.range_constexpr(plan.stages):
+            for first, count in plan.dead_runs:
+                for i in cutlass.range_constexpr((count + 16 * writers - 1) // (16 * writers)):
+                    offset = 16 * (i * writers + thread)
+                    if offset < count:
+                        zero = Int32(0)
+                        bridge.store_shared((shared.a(s) + (first + offset)).toint(), [zero, zero, zero, zero])
+        bridge.shared_writes_visible()
+        bridge.named_sync(plan.stages_barrier, writers)

@@ -1,0 +1,199 @@
+"""The derivation of an Sm90Plan as text: its tiles and copies, and who does what and waits for whom, as tables.
+
+`roles` and `barriers` are computed from the plan's pipeline; the kernel's docstring shows the same rows in words.
+"""
+
+from __future__ import annotations
+
+from ...checks.pipeline.actions import Arrive, ArriveExpect, ClusterArrive, Mma, Sync, TmaLoad, Wait
+from ...checks.pipeline.model import Mbarrier, Pipeline, walk
+from ..explain import BarrierRow, RoleRow, aligned, explain_operand, explain_workspace
+from ..store import distinct_chunks
+from .checks import pipeline_of
+from .edges import explain_ends
+from .grouped import explain_ragged
+from .mainloop import explain_mainloop
+from .plan import WARPGROUP, Sm90Plan
+
+
+def roles(plan: Sm90Plan) -> tuple[RoleRow, ...]:
+    """The loader and the consumers, from the programs of the plan's pipeline."""
+    pipeline = _model(plan)
+    boxes = [len(tma.instructions) // tma.multicast for op in (plan.a, plan.b) for tma in op.copies]
+    rows = []
+    for role in pipeline.roles:
+        actions = list(walk(role.program))
+        loads = any(isinstance(action, TmaLoad) for action in actions)
+        if loads:
+            which = f"warp {plan.loader_warp}"
+            issues = f"issues {sum(boxes)} boxes, {plan.config.order_of_loads[0]}'s first"
+            does = f"waits for empty[s], arms full[s] with {plan.full_bytes} bytes, {issues}"
+            rows.append(RoleRow("loader", which, does))
+        if any(isinstance(action, Mma) for action in actions):
+            number = int(role.name.removeprefix("math"))
+            does = f"waits for full[s], multiplies {plan.blocks} block(s) of 64 rows, releases empty[s], stores"
+            rows.append(RoleRow(f"consumer {number}", f"warps {4 * number} to {4 * number + 3}", does))
+    return tuple(sorted(rows))
+
+
+def barriers(plan: Sm90Plan) -> tuple[BarrierRow, ...]:
+    """What a phase of each barrier waits for, and who waits for it, from the programs of the plan's pipeline."""
+    pipeline = _model(plan)
+    waits: dict[str, list[str]] = {}
+    meets: dict[str, list[str]] = {}
+    cluster: list[str] = []
+    for role in pipeline.roles:
+        for action in walk(role.program):
+            name = "loader" if isinstance(action, Wait) and action.barrier == "empty" else _said(role.name)
+            if isinstance(action, Wait) and name not in waits.setdefault(action.barrier, []):
+                waits[action.barrier].append(name)
+            elif isinstance(action, Sync) and action.wait and name not in meets.setdefault(action.barrier, []):
+                meets[action.barrier].append(name)
+            elif isinstance(action, ClusterArrive) and name not in cluster:
+                cluster.append(name)
+    rows = []
+    for barrier in pipeline.barriers:
+        if isinstance(barrier, Mbarrier):
+            arrivals = _arrivals(plan, barrier.name, barrier.count_of(0))
+            shown = barrier.name if barrier.name == "sums" else f"{barrier.name}[s]"
+            rows.append(BarrierRow(shown, "mbarrier", arrivals, ", ".join(waits[barrier.name])))
+            continue
+        kind = barrier.name.rstrip("0123456789")
+        number = barrier.name.removeprefix(kind)
+        which = {
+            "cta": 0,
+            "store": plan.store_barrier(int(number or 0)),
+            "turn": plan.turn_barrier(int(number or 0)),
+            "stages": plan.stages_barrier,
+        }[kind]
+        shown = "block" if kind == "cta" else kind
+        rows.append(
+            BarrierRow(f"{shown} {number}".strip(), f"named {which}", f"{barrier.threads} threads",
+                       ", ".join(meets[barrier.name]))
+        )  # fmt: skip
+    if cluster:
+        rows.append(
+            BarrierRow("cluster", "cluster", f"{plan.cluster_size} * {plan.threads} threads", ", ".join(cluster))
+        )
+    return tuple(rows)
+
+
+def _model(plan: Sm90Plan) -> Pipeline:
+    """The pipeline of any number of k tiles."""
+    return pipeline_of(plan).cases()[-1 if plan.store is None else -2]
+
+
+def _said(role: str) -> str:
+    return role.replace("math", "consumer ")
+
+
+def _arrivals(plan: Sm90Plan, name: str, count: int) -> str:
+    arriving = Arrive if name == "empty" else ArriveExpect
+    roles_ = [
+        role for role in _model(plan).roles
+        if any(isinstance(a, arriving) and a.barrier == name for a in walk(role.program))
+    ]  # fmt: skip
+    if name == "full":
+        return f"{count} arrival, of the loader, and {plan.full_bytes} bytes"
+    if name == "sums":
+        return f"{count} arrival, of {_said(roles_[0].name)}, and {plan.exchange.bytes if plan.exchange else 0} bytes"
+    blocks = sum(plan.config.cluster) - 1
+    either = " or " if plan.config.schedule == "pingpong" else " and "
+    who = either.join(_said(role.name) for role in roles_)
+    return f"{count} arrivals, of each warp of {who}" + (f" of {blocks} blocks" if blocks > 1 else "")
+
+
+def explain_sm90(plan: Sm90Plan) -> str:
+    """The whole derivation, section by section, in the order of the data's way."""
+    rows, columns = plan.tiles
+    smem, config = plan.smem, plan.config
+    across = plan.order.clusters(plan.tiles)
+    k_tiles = -(-plan.k // plan.tile[2])
+    accumulators = plan.blocks * (1 if plan.mainloop is None else 2)
+    held = accumulators * plan.mma.accumulator_registers
+    lines = [
+        str(plan),
+        f"tiles: {rows} x {columns} of C" + f", {plan.batch} times" * (plan.batch > 1) + f", {k_tiles} along K; "
+        f"{across[0]} x {across[1]} for clusters of {config.cluster[0]}x{config.cluster[1]}, in the order of "
+        f"{plan.order.schedule}" + f", K in {config.split} parts" * (config.split > 1)
+        + f", taken in rounds of {plan.dealt}" * bool(config.dealt),
+        explain_operand(plan.a),
+        explain_operand(plan.b),
+    ]
+    lines += explain_ends(plan.a, plan.m) + explain_ends(plan.b, plan.n)
+    lines += _explain_launch(plan, across)
+    if plan.gated is not None:
+        count, width = plan.stored.accumulator_registers, plan.tile_c[1]
+        lines.append(
+            f"gated: a tile is {width} columns of C; value v of a thread becomes {plan.gated.kind}(value v) * value "
+            f"v + {count}, for v < {count}"
+        )
+    if plan.ragged is not None:
+        lines += explain_ragged(plan)
+    if plan.mainloop is not None:
+        lines += explain_mainloop(plan)
+    if plan.dead_runs:
+        zeros = sum(count for _, count in plan.dead_runs)
+        lines.append(f"A's tile is loaded up to row {config.rows}; {zeros} bytes of each stage are zeros, written once")
+    lines += ["roles:", *aligned(roles(plan)), "barriers:", *aligned(barriers(plan)), *_explain_store(plan)]
+    over = " over the stages" if config.single else ""
+    lines += [
+        f"shared memory: A at {smem.a_offset} + stage*{smem.a_stage_bytes}, B at {smem.b_offset} + "
+        f"stage*{smem.b_stage_bytes}, C at {smem.c_offset} + buffer*{smem.c_buffer_bytes}{over}, barriers at "
+        f"{smem.barrier_offset} and {smem.empty_offset} + stage*{smem.barrier_bytes}; {smem.total} of "
+        f"{plan.arch.smem_per_block} bytes, aligned to {smem.alignment}",
+        f"registers: {held} of {accumulators} accumulator(s) in each of {WARPGROUP * config.consumers} threads; "
+        + (f"setmaxnreg: {plan.registers[0]} for the loader, {plan.registers[1]} for consumers" if plan.registers
+           else "as launched"),
+        f"matrix instruction: {plan.mma}\n"
+        f"  accumulator (thread, value) -> row + {plan.mma.shape_mnk[0]}*column: {plan.mma.layout_C}\n"
+        f"  as coordinates (row, column): {plan.mma.coords_C}",
+        explain_workspace(plan, 0 if plan.exchange is None else plan.exchange.bytes),
+    ]  # fmt: skip
+    return "\n".join(lines)
+
+
+def _explain_launch(plan: Sm90Plan, across: tuple[int, int]) -> list[str]:
+    """The grid where it is that of the tiles, what comes into L2 early, and what is finished early."""
+    config, lines = plan.config, []
+    if plan.by_place:
+        x, y = across if config.along == "M" else across[::-1]
+        lines.append(f"launch: a grid of {x * plan.cluster_size} x {y} blocks, along {config.along} first, a tile each")
+    elif config.launch == "tiles":
+        lines.append(f"launch: {across[0] * across[1] * plan.cluster_size} blocks, a tile each, by rounds")
+    if config.prefetch:
+        bytes_ = (plan.a.sent_bytes + plan.b.sent_bytes) * config.prefetch
+        lines.append(f"into L2 before the kernel before has ended: {config.prefetch} k tile(s), {bytes_} bytes a block")
+    if config.early:
+        pieces = "half of the columns" if plan.half is not None else "block of 64 rows"
+        lines.append(f"the last {config.early} k tile(s): one {pieces} after the other, each stored when complete")
+    return lines
+
+
+def _explain_store(plan: Sm90Plan) -> list[str]:
+    store = plan.store
+    if store is None:
+        return [f"store: each thread its own values, to {plan.c}"]
+    owner = "warp" if store.warps == 1 else "warpgroup"
+    chunks = distinct_chunks(store)
+    lines = [
+        f"store: {plan.c}, {len(store.rounds)} rounds of a consumer through {store.buffers} buffer(s) of "
+        f"{store.buffer_bytes} bytes for each {owner}"
+    ]
+    for chunk in chunks:
+        how = "each thread its own values"
+        if chunk.rows is not None:
+            how = f"stmatrix x{chunk.matrices}" + " .trans" * (plan.c.order == "col")
+        lines.append(
+            f"  columns {chunk.column} to {chunk.column + chunk.width - 1}: values {chunk.first_value} to "
+            f"{chunk.first_value + chunk.values - 1}, {how}, box {store.maps[chunk.map].box}"
+        )
+    if plan.exchange is not None:
+        lines.append(
+            f"partial sums: {plan.exchange.values} values of each part to {plan.exchange.layout} vectors of 16 bytes, "
+            f"{plan.exchange.bytes} bytes from byte {plan.exchange.offset} on, counted at the barrier at byte "
+            f"{plan.smem.sums_offset}"
+        )
+    return lines
+
+

@@ -1,0 +1,103 @@
+"""Gated products: C = act(A @ W_gate) * (A @ W_up), SwiGLU and its kin, in one kernel whose C has half of B's columns.
+
+The weights stay as models keep them, one (2H, K) matrix [W_gate; W_up], which is a column-major B of 2H columns. A tile
+of B is half gate columns and half up columns of the same numbers, so that a thread's accumulator holds both:
+
+    columns of B              rows of B's tile        a thread's accumulator     stored
+    n .. n + w        gate    0 .. w                  value v                    act(value v) * value (v + count)
+    H + n .. + w      up      w .. 2w                 value v + count            for each v < count
+
+w is half the tile's N, count half the accumulator's registers. The copies' tensor map has a dimension more, `half`, of
+two elements H lines apart: the map's end along n, which is H, keeps a ragged last tile from reading W_up as W_gate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...atoms import TmaPlan
+from ...errors import PlanError, TmaError
+from ..derive import Operand, OperandPlan
+from ..epilogue.steps import ACTIVATIONS, check_activation
+
+HALF = "half"  # the dimension of a tensor map: 0 for the gate's columns of B, 1 for those that it multiplies
+HALVES = 2
+
+
+@dataclass(frozen=True)
+class Gated:
+    """kind(gate) * up, in f32; kind is one of `epilogue_steps.ACTIVATIONS`: "silu" makes SwiGLU, "gelu" GeGLU.
+
+    Raises PlanError for another kind.
+
+    >>> import numpy as np
+    >>> from layoutgemm.kernels.epilogue.numpy_math import Math
+    >>> Gated("relu").apply(np.array([-1.0, 2.0]), np.array([3.0, 4.0]), Math).tolist()
+    [0.0, 8.0]
+    """
+
+    kind: str
+
+    def __post_init__(self) -> None:
+        check_activation(self.kind, "gated =")
+
+    @classmethod
+    def of(cls, given: Any) -> Gated | None:
+        """What gates a plan: one, its kind by name, or None for nothing. Raises PlanError.
+
+        >>> Gated.of("silu") == Gated("silu"), Gated.of(None)
+        (True, None)
+        """
+        return given if given is None or isinstance(given, cls) else cls(given)
+
+    def apply(self, gate: Any, up: Any, math: Any) -> Any:
+        """One element, or matrices of them; `math` is a kernel's functions or NumPy's, as for a step of an epilogue."""
+        return ACTIVATIONS[self.kind](gate, math) * up
+
+
+def check_gated(tile_n: int, batch: int, split: int, b: Operand, c: Operand) -> None:
+    """Raise PlanError, naming what is in the way, for a problem that has no gated kernel."""
+    if b.order != "col":
+        raise PlanError(f"b is {b}: a gated product takes the weights as one (2H, K) matrix, a 'col' B")
+    if c.dtype.kind != "float":
+        raise PlanError(f"c is {c.dtype}, and a gated product is computed in f32: store f32, or a narrower float")
+    if tile_n % (HALVES * 8):
+        raise PlanError(f"a tile of {tile_n} columns, half of them the gate's: a multiple of {HALVES * 8}")
+    if batch > 1:
+        raise PlanError(f"batch = {batch}: a gated product is of one pair of matrices")
+    if split > 1:
+        raise PlanError(f"split = {split}: its parts share out columns, and would part a gate from what it multiplies")
+
+
+def in_halves(tma: TmaPlan) -> TmaPlan:
+    """The same tile, of which the second half of the lines comes from another place: the map has a dimension more.
+
+    Shared memory and bytes stay as they are: a box holds its elements in the order of its dimensions. Raises TmaError
+    where a box does not hold the tile's lines from first to last.
+
+    >>> from layoutgemm.atoms import smem_tile
+    >>> from layoutgemm.atoms.tma.derive import derive
+    >>> plan = in_halves(derive(smem_tile((64, 128), "bf16", "K"), ("k", "n")))
+    >>> plan.dims, plan.box, [copy.coord_offset for copy in plan.instructions]
+    (('k', 'n', 'half'), (64, 32, 2), [(0, 0, 0), (64, 0, 0)])
+    """
+    *inner, lines = tma.box
+    if tma.extents is not None or lines % HALVES or any(copy.coord_offset[-1] for copy in tma.instructions):
+        raise TmaError(f"a tile of boxes {tma.box} along {tma.dims} does not fall into two halves", rule="tile")
+    return replace(
+        tma,
+        dims=(*tma.dims, HALF),
+        box=(*inner, lines // HALVES, HALVES),
+        steps=(*tma.steps, 1) if tma.steps else (),
+        instructions=tuple(replace(copy, coord_offset=(*copy.coord_offset, 0)) for copy in tma.instructions),
+    )
+
+
+def as_one_matrix(operand: OperandPlan) -> OperandPlan:
+    """The operand with a map of the whole matrix, both halves: for the rules that a matrix in memory has to obey."""
+    tma = operand.tma
+    if HALF not in tma.dims:
+        return operand
+    copies = tuple(replace(copy, coord_offset=copy.coord_offset[:-1]) for copy in tma.instructions)
+    return replace(operand, tma=replace(tma, dims=tma.dims[:-1], box=tma.box[:-1], instructions=copies))

@@ -1,0 +1,61 @@
+"""What a gated plan claims besides, checked: where the halves of B's tile come from, and where their sums meet."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...atoms.tma.engine import shared_bits
+from ...report import Check
+from .gated import HALF, HALVES
+from .plan import WARPGROUP, Sm90Plan
+
+
+def filled_by_halves(plan: Sm90Plan) -> Check:
+    """Every byte of B's tile is copied once: row r from line r % w of half r // w, for w columns of C."""
+    tile, tma, width = plan.b.smem, plan.b.tma, plan.tile_c[1]
+    size = tile.dtype.bytes
+    times = np.zeros(tile.bytes, dtype=np.int64)
+    witness = "" if tma.dims == ("k", "n", HALF) else f"the map's dimensions are {tma.dims}"
+    box = tma.over([1 << 31] * len(tma.box), (0,) * (len(tma.box) - 1))
+    for copy in () if witness else tma.instructions:
+        if copy.smem_offset % 128:
+            witness = witness or f"the box at {copy.coord_offset} starts at shared byte {copy.smem_offset}"
+            continue
+        at = shared_bits(box, copy.smem_offset) // 8
+        k, n, half = np.meshgrid(
+            *[first + np.arange(count) for first, count in zip(copy.coord_offset, at.shape, strict=True)], indexing="ij"
+        )
+        inside = (n < width) & (half < HALVES) & (k < tile.extent[1])
+        wrong = np.argwhere(~inside | (at != tile.byte((half * width + n) % tile.extent[0], k % tile.extent[1])))
+        if len(wrong):
+            where = tuple(int(x) for x in wrong[0])
+            witness = witness or (
+                f"k {int(k[where])} of line {int(n[where])} of half {int(half[where])} lands at byte {int(at[where])}"
+            )
+        np.add.at(times, np.minimum(at[..., None] + np.arange(size), tile.bytes - 1).ravel(), 1)
+    if not witness and (times != 1).any():
+        byte = int(np.nonzero(times != 1)[0][0])
+        witness = f"byte {byte} of the tile is written {int(times[byte])} times, should be 1"
+    statement = (
+        f"{len(tma.instructions)} box(es) {tma.box} along {tma.dims} bring {width} gate columns of B, then the {width} "
+        "that they gate, each element once, in its place"
+    )
+    return Check("copy B", statement, not witness, f"exhaustion ({tile.bytes} bytes)", witness)
+
+
+def halves_meet(plan: Sm90Plan) -> Check:
+    """A thread's value v and value v + count are a gate and what it multiplies; the store has v where C has it."""
+    count, width = plan.stored.accumulator_registers, plan.tile_c[1]
+    thread, value = np.arange(WARPGROUP)[:, None], np.arange(count)[None, :]
+    gate, up = plan.mma.coords_C(thread, value), plan.mma.coords_C(thread, value + count)
+    stored = plan.stored.coords_C(thread, value)
+    witness = ""
+    if HALVES * count != plan.mma.accumulator_registers or HALVES * width != plan.mma.shape_mnk[1]:
+        witness = f"{HALVES} * {count} of {plan.mma.accumulator_registers} values, {HALVES} * {width} columns"
+    for what, at, shift in (("up", up, width), ("stored", stored, 0)):
+        wrong = np.argwhere((at[0] != gate[0]) | (at[1] != gate[1] + shift))
+        if len(wrong):
+            t, v = (int(x) for x in wrong[0])
+            witness = witness or f"{what}: thread {t}, value {v} is not {shift} columns from its gate"
+    statement = f"values v and v + {count} of a thread are columns j and j + {width} of one row, and C has j of it"
+    return Check("gated", statement, not witness, f"exhaustion ({WARPGROUP * count} pairs)", witness)

@@ -1,0 +1,266 @@
+"""Grouped products over a ragged batch, a mixture of experts: rows offsets[e] to offsets[e + 1] of A times B[e].
+
+A and C are matrices of all rows, one group after the other; where groups end is known on the device alone. The order of
+tiles is the plan's own, group after group, each over the grid of its own rows:
+
+    a table in shared memory, made by every block at its start
+        starts[e]    offsets[e]: the group's first row
+        first[e]     tiles (of clusters) in the groups before it
+    tile t           the last group e with first[e] <= t, an empty one never; tile t - first[e] of its grid
+
+Tiles of A reach into the rows of the next group: they are loaded, and what comes of them is not stored. A tensor store
+ends at its tensor's extents, and the group's end is none; so C's map has the end as a dimension:
+
+    dimension   extent      distance     coordinate
+    n           N           1            column
+    m           16          a row        16 - valid
+    stop        M + 1       a row        the first row that is not stored
+
+over a tensor that begins 16 rows before C. Row r of the box lies at row stop - 16 + r of C, and rows from 16 on are
+outside of the tensor: of a warp's 16 rows exactly the first `valid` are stored, for any number of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...atoms import TmaPlan
+from ...atoms.tma.engine import global_bits
+from ...errors import OperandError, PlanError
+from ...layouts.int_tuple import plain, plain_fields
+from ...report import Check
+from ..derive import either
+from ..store import WARP_ROWS, StorePlan
+
+STOP = "stop"  # the dimension of C's tensor map that says where a group ends
+ENTRY_BYTES = 4  # of the table: rows and tiles are 31-bit
+_LEAST_GROUPS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Ragged:
+    """How many groups there are, at most, and how their ends are given.
+
+    capacity  groups that the table has room for, a power of two
+    offsets   i32 or i64, `groups + 1` of them in global memory, from 0 to A's rows, none below the one before it
+
+    >>> Ragged.of(8), Ragged.of(100, "i64").capacity
+    (Ragged(capacity=64, offsets='i32'), 128)
+    """
+
+    capacity: int
+    offsets: str = "i32"
+
+    def __post_init__(self) -> None:
+        plain_fields(self)
+        if self.offsets not in ("i32", "i64"):
+            raise PlanError(f"offsets of {self.offsets}: i32 or i64")
+
+    @classmethod
+    def of(cls, groups: int, offsets: str = "i32") -> Ragged:
+        """Room for so many groups. Raises PlanError for a number that is none."""
+        groups = plain(groups)
+        if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1:
+            raise PlanError(f"ragged = {groups!r}: how many groups there are, 1 or more")
+        return cls(max(_LEAST_GROUPS, 1 << (groups - 1).bit_length()), offsets)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The kernel's parameters: the address of the offsets."""
+        return ("offsets",)
+
+    @property
+    def offset_bytes(self) -> int:
+        """Of one offset; the low four are read."""
+        return int(self.offsets.removeprefix("i")) // 8
+
+    @property
+    def entries(self) -> int:
+        """Of each of the two tables."""
+        return self.capacity + 1
+
+    @property
+    def bytes(self) -> int:
+        """Shared memory of both tables, a multiple of 16 bytes."""
+        return -(-2 * self.entries * ENTRY_BYTES // 16) * 16
+
+    def find(self, first: Callable[[Any], Any], tile: Any, choose: Callable[[Any, Any, Any], Any]) -> Any:
+        """The last group whose first tile is not after `tile`: ints or traced integers alike.
+
+        first   group -> its first tile, for 0 to capacity - 1; past the last group the number of all tiles
+        choose  (condition, yes, no) -> one of them
+
+        >>> tiles = [0, 3, 3, 5] + [6] * 61  # groups of 3, 0, 2 and 1 tiles
+        >>> [Ragged(64).find(tiles.__getitem__, t, lambda c, x, y: x if c else y) for t in range(6)]
+        [0, 0, 0, 2, 2, 3]
+        """
+        group: Any = 0
+        half = self.capacity // 2
+        while half:
+            group = choose(first(group + half) <= tile, group + half, group)
+            half //= 2
+        return group
+
+
+def tables(plan: Any, offsets: npt.NDArray[np.int64]) -> tuple[list[int], list[int]]:
+    """starts and first, as every block makes them."""
+    ragged = plan.ragged
+    starts = [int(offsets[min(e, len(offsets) - 1)]) for e in range(ragged.entries)]
+    first = [0]
+    for e in range(ragged.capacity):
+        first.append(first[-1] + clusters_of(plan, starts[e + 1] - starts[e], plan.tiles[1]))
+    return starts, first
+
+
+def clusters_of(plan: Any, rows: Any, columns: Any) -> Any:
+    """Tiles of clusters of a group with so many rows; `columns` tiles along N. Ints or traced integers."""
+    along_m, along_n = plan.config.cluster
+    return -(-rows // (plan.tile_c[0] * along_m)) * -(-columns // along_n)
+
+
+def stops_in_box(tma: TmaPlan) -> TmaPlan:
+    """A warp's store of C with the end of the group as a dimension more: see the module's docstring.
+
+    Raises PlanError for a store that is not of rows.
+    """
+    if tma.dims != ("n", "m") or tma.box[1] != WARP_ROWS:
+        raise PlanError(f"a store of {tma.box} along {tma.dims}: groups end between rows, and C is stored row-major")
+    return tma.batched(STOP)
+
+
+def ragged_store(store: StorePlan) -> StorePlan:
+    """The store with the maps of `stops_in_box`."""
+    return replace(store, maps=tuple(stops_in_box(tma) for tma in store.maps))
+
+
+def store_extents(m: Any, n: Any) -> dict[str, Any]:
+    """The extents of C's tensor map, which begins WARP_ROWS rows before C."""
+    return {"n": n, "m": WARP_ROWS, STOP: m + 1}
+
+
+def store_place(row: Any, end: Any, column: Any, minimum: Callable[..., Any]) -> dict[str, Any]:
+    """Coordinates of a warp's box: its rows from `row` on, up to the group's end. Ints or traced integers."""
+    stop = minimum(row + WARP_ROWS, end)
+    return {"n": column, "m": row + WARP_ROWS - stop, STOP: stop}
+
+
+def check_offsets(plan: Any, offsets: Any) -> npt.NDArray[np.int64]:
+    """NumPy offsets as int64; raises OperandError for others than the plan's, or that are no groups of A's rows."""
+    found = np.asarray(offsets)
+    want = "int32" if plan.ragged.offsets == "i32" else "int64"
+    if found.dtype.name != want or found.shape != (plan.batch + 1,):
+        raise OperandError(f"offsets is {found.dtype} of shape {found.shape}: it takes {want} of ({plan.batch + 1},)")
+    steps = np.diff(found)
+    if found[0] != 0 or found[-1] != plan.m or (steps < 0).any():
+        at = int(np.argmax(steps < 0)) if (steps < 0).any() else 0 if found[0] else plan.batch
+        raise OperandError(
+            f"offsets[{at}] = {found[at]}"
+            + (f", offsets[{at + 1}] = {found[at + 1]}" if (steps < 0).any() else "")
+            + f": they go from 0 to A's {plan.m} rows, none below the one before it"
+        )
+    return found.astype(np.int64)
+
+
+def check_ragged(ragged: Ragged, groups: int, config: Any, a: Any, c: Any, epilogue: Any, gated: Any) -> None:
+    """Raise PlanError, naming what is in the way, for a problem that has no grouped kernel."""
+    if not isinstance(ragged, Ragged) or groups > ragged.capacity:
+        raise PlanError(f"ragged = {ragged!r}, batch = {groups}: Ragged.of(groups) has room for them")
+    if gated is not None:
+        raise PlanError("gated: the two halves of B are a dimension of its tensor map, and so are the groups")
+    usual = {"rows": None, "single": False, "split": 1, "overlap": False, "store": "tma", "launch": "workers"}
+    for name, value in usual.items():
+        if getattr(config, name) != value:
+            raise PlanError(f"{name} = {getattr(config, name)!r}: a grouped product takes {value!r}")
+    if a.order != "row":
+        raise PlanError(f"a is {a}: groups begin at any row, and a tensor copy of columns at multiples of 16 bytes")
+    if c.order != "row":
+        raise PlanError(f"c is {c}: groups end between rows, and a tensor store of columns would go on: plan a 'row' C")
+    written = [given.name for given in epilogue.given if given.written] if epilogue else []
+    if written:
+        raise PlanError(f"the epilogue writes {written[0]}: a tile reaches into the next group, and would write there")
+
+
+# ---------------------------------------------------------------------------------------------------------------- proof
+
+
+def ragged_checks(plan: Any) -> list[Check]:
+    """Every tile of every group once, and every row of it stored once, up to the group's end."""
+    return [_tiles_of_groups(plan), _ends(plan)]
+
+
+def _samples(plan: Any) -> list[npt.NDArray[np.int64]]:
+    """Groups of random sizes, many of them empty or on a tile's border; none, one, and as many as there may be."""
+    rng, tile = np.random.default_rng(0), plan.tile_c[0] * plan.config.cluster[0]
+    found = [np.zeros(2, np.int64), np.asarray([0, 1]), np.asarray([0] * plan.ragged.capacity + [tile + 1])]
+    for groups in (1, 2, 7, plan.ragged.capacity - 1, plan.ragged.capacity):
+        for _ in range(3):
+            sizes = rng.choice([0, 0, 1, tile - 1, tile, tile + 1, 2 * tile, 3 * tile + 5], groups)
+            found.append(np.concatenate([[0], np.cumsum(sizes)]))
+    return found
+
+
+def _tiles_of_groups(plan: Any) -> Check:
+    samples, witness, tiles = _samples(plan), "", 0
+    columns = plan.order.clusters((1, 3))[1]
+    for offsets in samples:
+        count, first = len(offsets) - 1, [0]
+        starts = [int(offsets[min(e, count)]) for e in range(plan.ragged.entries)]
+        for e in range(plan.ragged.capacity):
+            first.append(first[-1] + clusters_of(plan, starts[e + 1] - starts[e], 3))
+        expected = [(e, i) for e in range(count) for i in range(first[e + 1] - first[e])]
+        for t, want in enumerate(expected):
+            group = plan.ragged.find(first.__getitem__, t, either)
+            rows = -(-(starts[want[0] + 1] - starts[want[0]]) // (plan.tile_c[0] * plan.config.cluster[0]))
+            if (group, t - first[group]) != want or rows * columns != first[want[0] + 1] - first[want[0]]:
+                witness = witness or f"offsets {offsets.tolist()}: tile {t} is {group, t - first[group]}, not {want}"
+        if len(expected) != first[-1]:
+            witness = witness or f"offsets {offsets.tolist()}: {len(expected)} tiles, the table ends at {first[-1]}"
+        tiles += len(expected)
+    statement = (
+        f"groups of up to {plan.ragged.capacity}: tile t is tile t - first[e] of the last group e with first[e] <= t, "
+        "each once, and a group's grid has as many as the table says"
+    )
+    return Check("groups", statement, not witness, f"{len(samples)} ragged batches ({tiles} tiles)", witness)
+
+
+def _ends(plan: Any) -> Check:
+    """Which elements a warp's box writes, by the copy engine's arithmetic, for every end of a group."""
+    witness, m, n = "", 5 * WARP_ROWS, plan.mma.shape_mnk[1]
+    boxes = 0
+    for tma in plan.store.maps if plan.store is not None else ():
+        pitch = 2 * n
+        if tma.dims != ("n", "m", STOP):
+            witness = witness or f"the map's dimensions are {tma.dims}"
+            continue
+        extents = store_extents(m, n)
+        tmap = tma.over([extents[name] for name in tma.dims], (pitch * tma.dtype.bytes,) * 2)
+        for row in (0, 1, WARP_ROWS, m - WARP_ROWS, m - 1):
+            for end in range(max(0, row - 2), m + 1):
+                place = store_place(row, end, 0, min)
+                if place["m"] < 0 or place[STOP] < 0:
+                    witness = witness or f"rows {row} to {end}: a coordinate of {place} is negative"
+                    continue
+                bits, inside = global_bits(tmap, [place[name] for name in tma.dims])
+                rows, columns = np.divmod(bits[inside] // tma.dtype.bits, pitch)
+                want = np.arange(row, max(row, min(row + WARP_ROWS, end)))
+                found = np.sort((rows - WARP_ROWS) * pitch + columns)
+                right = (want[:, None] * pitch + np.arange(tma.box[0])).reshape(-1)
+                boxes += 1
+                if not np.array_equal(found, right):
+                    witness = witness or f"rows {row} to {end} of a group: {found.size} elements, not {right.size}"
+    statement = f"a warp's box stores its rows up to its group's end, each once, and no other, for each of {boxes} ends"
+    return Check("ends of groups", statement, not witness, "exhaustion", witness)
+
+
+def explain_ragged(plan: Any) -> list[str]:
+    """The groups, their table and where stores end."""
+    return [
+        f"groups: {plan.batch} of {plan.m} rows in all, their ends {plan.ragged.offsets} in global memory; tables of "
+        f"{plan.ragged.entries} first rows and first tiles at {plan.smem.table_offset}, {plan.ragged.bytes} bytes",
+        f"  a warp's store ends with its group: C's map begins {WARP_ROWS} rows before C, along (n, m, {STOP})",
+    ]

@@ -1,0 +1,287 @@
+"""Main loops that do more than add: each K block is summed afresh, and a user's arithmetic makes the next total of it.
+
+    Promoted.of(lambda total, product, scale_a, scale_b: total + scale_a * scale_b * product,
+                Table("scale_a", "m"), Table("scale_b", "n", 128))
+
+The tensor core sums one K block of `depth` elements in registers of its own (`product`), every thread then computes the
+total of each of its elements, in f32 registers. What the function reads besides are tables of f32 in global memory: a
+number for each K block and every `group` rows of A, or columns of B. That is how 8-bit floats are multiplied with a
+scale for each 1 x 128 of A and 128 x 128 of B (DeepSeek-V3 Technical Report, 3.3.2), and it also bounds what the tensor
+core's short sums of 8-bit products lose: no more than `depth` of them are added without an f32 in between.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...errors import OperandError, PlanError
+from ...layouts.int_tuple import plain, plain_fields
+from ...report import Check
+from ..epilogue import tracing
+from ..epilogue.numpy_math import Math
+
+TOTAL = "total"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Numbers that a promotion reads, f32 in global memory: one for each K block, and every `group` rows or columns.
+
+    axis   "m": rows of A; "n": columns of B
+    group  so many of them share a number; of columns a divisor or multiple of 8 that divides the tile's, or the reverse
+
+    Its shape is (groups, K blocks), or (batch, groups, K blocks); any strides.
+    """
+
+    name: str
+    axis: str
+    group: int = 1
+
+    def __post_init__(self) -> None:
+        plain_fields(self)
+        if self.axis not in ("m", "n"):
+            raise PlanError(f"{self.name}: axis {self.axis!r}: 'm', rows of A, or 'n', columns of B")
+        if isinstance(self.group, bool) or not isinstance(self.group, int) or self.group < 1:
+            raise PlanError(f"{self.name}: group = {self.group!r}: an int of at least 1")
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The kernel's parameters: address, then elements from group to group, from K block to K block, and from one
+        matrix of a batch to the next."""
+        return self.name, f"{self.name}_group", f"{self.name}_k", f"{self.name}_batch"
+
+    @property
+    def said(self) -> str:
+        """What its numbers are of, in words."""
+        things = "row of A" if self.axis == "m" else "column of B"
+        things = things if self.group == 1 else f"{self.group} {things.replace(' of', 's of')}"
+        return f"a number for every {things} and K block"
+
+    def shape(self, m: int, n: int, k_blocks: int) -> tuple[int, int]:
+        """(groups, K blocks).
+
+        >>> Table("scale_b", "n", 128).shape(200, 300, 7)
+        (3, 7)
+        """
+        return -(-(m if self.axis == "m" else n) // self.group), k_blocks
+
+
+@dataclass(frozen=True)
+class Promoted:
+    """total = expression(total, product, tables) for each K block of `depth` elements; see `of`."""
+
+    expression: tracing.Expression
+    tables: tuple[Table, ...] = ()
+    depth: int = 128
+
+    @classmethod
+    def of(cls, function: Callable[..., Any], *tables: Table, depth: int = 128) -> Promoted:
+        """The main loop total = function(total, product, *tables), from total = 0, for each K block in order.
+
+        The function is traced: called once with symbols, which take + - * / and comparisons. depth is in elements, and
+        is the kernel's k tile: the last one of a K that it does not divide is filled up with zeros.
+
+        Raises PlanError when the function gives no number, or two tables have one name.
+
+        >>> loop = Promoted.of(lambda total, product, s: total + s * product, Table("s", "m"))
+        >>> loop.apply(np.float32(1), np.float32(10), {"s": np.float32(0.5)}).tolist()
+        6.0
+        """
+        depth = plain(depth)
+        for table in tables:
+            if not isinstance(table, Table):
+                raise PlanError(f'a table of the main loop is {table!r}: a Table, as in Table("scale_a", "m")')
+        names = [table.name for table in tables]
+        if len({TOTAL, *names}) <= len(names):
+            raise PlanError(f"tables named {', '.join(names)}: each has a name of its own, and none is {TOTAL!r}")
+        traced = tracing.trace(lambda x, i, j, ops, total, *more: function(total, x, *more), (TOTAL, *names))
+        return cls(traced, tables, depth)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Names of the kernel's parameters that say where the tables lie."""
+        return tuple(word for table in self.tables for word in table.words)
+
+    def evaluate(self, product: Any, at: Any) -> Any:
+        """The next total of one element; `at.read` gives the total and the tables' values, `at.math` operations."""
+        return tracing.evaluate(self.expression, product, at)
+
+    def apply(self, total: Any, product: Any, values: dict[str, Any]) -> Any:
+        """The same in NumPy."""
+        return self.evaluate(product, _Values({TOTAL: total, **values}))
+
+    def reference(
+        self, a: npt.NDArray[Any], b: npt.NDArray[Any], kind: Any = np.float64, **tables: npt.NDArray[Any]
+    ) -> npt.NDArray[Any]:
+        """What it computes, from the definition: (M, K) and (K, N), or batches of them, in `kind`.
+
+        >>> ones = np.ones((2, 256)), np.ones((256, 2))
+        >>> Promoted.of(lambda t, x, s: t + s * x, Table("s", "m", 2)).reference(*ones, s=np.array([[1, 3]])).tolist()
+        [[512.0, 512.0], [512.0, 512.0]]
+        """
+        m, n, k = a.shape[-2], b.shape[-1], a.shape[-1]
+        total = np.zeros((*a.shape[:-1], n), kind)
+        for number, first in enumerate(range(0, k, self.depth)):
+            product = a[..., first : first + self.depth].astype(kind) @ b[..., first : first + self.depth, :].astype(
+                kind
+            )
+            values = {}
+            for table in self.tables:
+                of_block = np.asarray(tables[table.name], kind)[..., number]
+                each = np.repeat(of_block, table.group, -1)[..., : m if table.axis == "m" else n]
+                values[table.name] = each[..., :, None] if table.axis == "m" else each[..., None, :]
+            total = self.apply(total, product, values)
+        return total
+
+    def expected(
+        self, given: Mapping[str, Any], sizes: tuple[int, int, int, int], ragged: bool = False
+    ) -> list[tuple[Table, tuple[int, ...]]]:
+        """Each table with the shape that it takes; raises OperandError for one that is missing, or one too many.
+
+        sizes   (M, N, K, batch); of a ragged batch A's tables have no batch, and B's always
+        """
+        names = [table.name for table in self.tables]
+        for name in (*[x for x in names if x not in given], *[x for x in given if x not in names]):
+            what = "is missing" if name in names else "is no table of it"
+            raise OperandError(f"the main loop reads {', '.join(names) or 'no tables'}: {name} {what}")
+        m, n, k, batch = sizes
+        fronts = {"m": (batch,) if batch > 1 and not ragged else (), "n": (batch,) if batch > 1 or ragged else ()}
+        return [(table, (*fronts[table.axis], *table.shape(m, n, -(-k // self.depth)))) for table in self.tables]
+
+    def check(
+        self, given: Mapping[str, Any], sizes: tuple[int, int, int, int], ragged: bool = False
+    ) -> dict[str, npt.NDArray[Any]]:
+        """NumPy tables, by name; raises OperandError for one that does not fit."""
+        found = {}
+        for table, want in self.expected(given, sizes, ragged):
+            value = found[table.name] = np.asarray(given[table.name])
+            if value.shape != want or value.dtype.name != "float32":
+                raise OperandError(
+                    f"{table.name} is {value.dtype} of shape {value.shape}: it takes float32 of shape {want}, "
+                    f"{table.said}"
+                )
+        return found
+
+
+class _Values:
+    """What an expression is evaluated with in NumPy."""
+
+    math = Math
+
+    def __init__(self, values: dict[str, Any]):
+        self.values = values
+
+    def read(self, name: str) -> Any:
+        """A value by its name."""
+        return self.values[name]
+
+
+def numbers_read(plan: Any) -> dict[tuple[Any, ...], tuple[Table, int, int]]:
+    """What a thread reads for one K block: key -> (table, block of 64 rows, first of the thread's values that use it).
+
+    Values with one key read one number, in every thread: `promotion_check` proves it.
+    """
+    found: dict[tuple[Any, ...], tuple[Table, int, int]] = {}
+    for table in plan.mainloop.tables:
+        for block in range(plan.blocks):
+            for v in range(plan.mma.accumulator_registers):
+                found.setdefault(key_of(plan, table, block, v), (table, block, v))
+    return found
+
+
+def key_of(plan: Any, table: Table, block: int, v: int) -> tuple[Any, ...]:
+    """Where the number lies that thread 0 reads for its value v: the table, and a row or a group of columns."""
+    i, j = (int(x) for x in plan.mma.coords_C(0, v))
+    return (table.name, block, i) if table.axis == "m" else (table.name, j // table.group)
+
+
+def table_registers(plan: Any) -> int:
+    """Registers of a thread: each number, its address (64 bits), and each table's step from K block to K block."""
+    return 3 * len(numbers_read(plan)) + 2 * len(plan.mainloop.tables) if plan.mainloop is not None else 0
+
+
+def promotion_check(plan: Any) -> Check:
+    """Each value is promoted with the number of its own row or column, wherever a tile lies."""
+    loop, count, tile_n = plan.mainloop, plan.mma.accumulator_registers, plan.tile[1]
+    threads, values = np.arange(plan.mma.threads)[:, None], np.arange(count)[None, :]
+    i, j = np.broadcast_arrays(*plan.mma.coords_C(threads, values))
+    witness = "" if plan.tile[2] == loop.depth else f"a k tile of {plan.tile[2]} elements, K blocks of {loop.depth}"
+    for table in loop.tables:
+        first = np.asarray([numbers_read(plan)[key_of(plan, table, 0, v)][2] for v in range(count)])
+        if table.axis == "m":
+            mine, read = i, i[:, first]
+        else:
+            origins = np.arange(0, math.lcm(table.group, tile_n), tile_n)[:, None, None]
+            mine, read = (origins + j) // table.group, (origins + j[:, first]) // table.group
+        wrong = np.argwhere(mine != read)
+        if len(wrong):
+            *_, thread, v = (int(x) for x in wrong[0])
+            witness = witness or f"{table.name}: thread {thread}, value {v} reads the number of value {first[v]}"
+    read_by_one = len(numbers_read(plan))
+    statement = (
+        f"K blocks of {loop.depth} are k tiles; a thread reads {read_by_one} number(s) of "
+        f"{', '.join(table.name for table in loop.tables) or 'no table'} for one, each that of its own row or columns"
+    )
+    return Check("promotion", statement, not witness, f"exhaustion ({threads.size * count} values)", witness)
+
+
+def explain_mainloop(plan: Any) -> list[str]:
+    """What happens to each K block's sum, and what a thread reads for it."""
+    lines = [
+        f"main loop: each K block of {plan.mainloop.depth} is summed in registers of its own, then "
+        f"total = {said(plan.mainloop.expression)}"
+    ]
+    for table in plan.mainloop.tables:
+        count = sum(key[0] == table.name for key in numbers_read(plan))
+        lines.append(f"  {table.name}: f32, {table.said}; a thread reads {count} of a K block")
+    return lines
+
+
+_SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+
+
+def said(expression: tracing.Expression, inside: bool = False) -> str:
+    """An expression as text.
+
+    >>> said(Promoted.of(lambda total, product, s: total + s * product, Table("s", "m")).expression)
+    'total + (s * product)'
+    """
+    head, *parts = expression
+    if head == "x":
+        return "product"
+    if head in ("given", "float", "int"):
+        return str(parts[0])
+    if head in _SIGNS:
+        text = f" {_SIGNS[head]} ".join(said(part, True) for part in parts)
+        return f"({text})" if inside else text
+    return f"{head}({', '.join(said(part) for part in parts)})"
+
+
+def check_promoted(loop: Promoted, config: Any, a: Any, c: Any, gated: Any, sums: str) -> None:
+    """Raise PlanError, naming what is in the way, for a problem that has no kernel with this main loop."""
+    if not isinstance(loop, Promoted):
+        raise PlanError(f"mainloop = {loop!r}: a Promoted, made by Promoted.of")
+    if sums != "f32" or c.dtype.kind != "float":
+        raise PlanError(f"a is {a}, c is {c}: a main loop that promotes computes in f32, and stores floats")
+    if config.tile_k not in (None, loop.depth):
+        raise PlanError(f"tile_k = {config.tile_k}: a k tile is what is promoted at a time, {loop.depth} elements")
+    if gated is not None:
+        raise PlanError("gated: a gate and what it multiplies have columns, and so scales, of two places")
+    for name, usual in (("schedule", "cooperative"), ("single", False), ("split", 1), ("early", 0), ("snake", False)):
+        if getattr(config, name) != usual:
+            raise PlanError(f"{name} = {getattr(config, name)!r}: a main loop that promotes takes {usual!r}")
+    tile_n = config.tile[1]
+    for table in loop.tables:
+        group = table.group
+        fits = all(x % group == 0 or group % x == 0 for x in (8, tile_n))
+        if table.axis == "n" and not fits:
+            raise PlanError(
+                f"{table.name}: a number for every {group} columns, in tiles of {tile_n}: a divisor or multiple of 8 "
+                "that divides the tile's columns or is divided by them"
+            )

@@ -1,0 +1,77 @@
+"""Who of a Hopper block and of its cluster meets whom, and where: named barriers with their threads, shared loads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .config import WARPGROUP, Sm90Config
+from .multicast import Sharing
+
+
+class Sm90Meetings:
+    """What follows from a configuration; an Sm90Plan is one. Barrier 0 is the block's.
+
+    >>> from layoutgemm.kernels.sm90.plan import Sm90Config, Sm90Plan
+    >>> config = Sm90Config((128, 64), schedule="pingpong", loader="warp")
+    >>> plan = Sm90Plan.derive(512, 512, 512, b="bf16:col", config=config)
+    >>> plan.store_barrier(1), plan.store_threads, plan.turn_barrier(1), plan.turn_threads
+    (2, 128, 4, 256)
+    """
+
+    config: Sm90Config
+
+    @property
+    def sharing(self) -> int:
+        """Blocks of a cluster that share loads: those of one part of K."""
+        return self.config.cluster[0] * self.config.cluster[1]
+
+    @property
+    def sharers(self) -> Sharing:
+        """Who of them needs what, and sends it."""
+        return Sharing(*self.config.cluster)
+
+    @property
+    def cluster_size(self) -> int:
+        """Blocks of a cluster: rank = part of K * sharing + place among those that share loads."""
+        return self.sharing * self.config.split
+
+    @property
+    def drains(self) -> bool:
+        """Whether blocks of a cluster leave when their loaders know that the others are done with them.
+
+        Those that exchange partial sums alone have all that is sent to them when they store.
+        """
+        return self.sharing > 1
+
+    @property
+    def sums_arrivals(self) -> int:
+        """Arrivals at the barrier of partial sums, beside their bytes: of the thread that says how many to expect."""
+        return 1
+
+    def store_barrier(self, consumer: Any) -> Any:
+        """Named barrier of one consumer's store; an int or a traced integer."""
+        return consumer + 1
+
+    @property
+    def store_threads(self) -> int:
+        """Threads that meet there: the consumer's."""
+        return WARPGROUP
+
+    def turn_barrier(self, consumer: Any) -> Any:
+        """Named barrier at which a pingpong consumer waits for its turn to multiply, after the stores'."""
+        return consumer + 1 + self.config.consumers
+
+    @property
+    def turn_threads(self) -> int:
+        """Threads of a turn: of the consumer that passes it on, and of the one that takes it."""
+        return 2 * WARPGROUP
+
+    @property
+    def stages_barrier(self) -> int:
+        """Named barrier of all consumers, after the stores' and the turns'."""
+        return 1 + 2 * self.config.consumers
+
+    @property
+    def stages_threads(self) -> int:
+        """Threads that meet there: all consumers'."""
+        return WARPGROUP * self.config.consumers

@@ -1,0 +1,380 @@
+"""The pipeline of a Hopper GEMM in all its forms: who loads, how consumers share the work, how C leaves.
+
+`hopper` builds the model that a plan of the production kernel is proven with, action by action as the kernel acts. What
+the model leaves out is said here:
+
+- In a split K the blocks of different parts may have different numbers of k tiles; the model gives all the same. Parts
+  touch one another at the cluster's barrier and where sums are sent only, so neither number matters to the other.
+- The store of C is a pipeline of its own (`Hopper.store_pipeline`): its buffers, named barriers and groups are one
+  consumer's, so the only thing it has in common with the rest is that warps meet, and there the rest has a meeting.
+- Buffers of C that lie over the stages are buffers of their own. That the stages are free by then is what the writes
+  with new=False say: each consumer warp writes to every stage where the kernel begins to use it for something else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ...checks.pipeline.actions import (
+    Action,
+    Advance,
+    Ahead,
+    Arrive,
+    ArriveExpect,
+    ClusterArrive,
+    ClusterWait,
+    Commit,
+    FenceInit,
+    FenceProxy,
+    ForK,
+    ForTiles,
+    If,
+    InitBarriers,
+    Later,
+    Mma,
+    MoreTiles,
+    Onward,
+    Program,
+    Read,
+    StoreAsync,
+    Sync,
+    TileIs,
+    TmaLoad,
+    TmaStore,
+    Wait,
+    WaitGroup,
+    Write,
+)
+from ...checks.pipeline.model import CTA, Buffer, Cursor, Mbarrier, NamedBarrier, Pipeline, Role
+from ...errors import PlanError
+
+WARPS = 4  # of a consumer: wgmma is a warpgroup's
+
+
+@dataclass(frozen=True, slots=True)
+class StoreRing:
+    """How a consumer stores its accumulators through shared memory.
+
+    warps    of an owner of buffers: 1, each warp for itself, or 4, the warpgroup together
+    buffers  of an owner
+    rounds   of one accumulator: (buffer, groups that may be pending when it is written), in order, for each accumulator
+    """
+
+    warps: int
+    buffers: int
+    rounds: tuple[tuple[tuple[int, int], ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Hopper:
+    """The numbers of the pipeline; defaults are those of one warpgroup that loads for itself.
+
+    stages            of A and B
+    lands             (A's bytes, B's bytes) that one block of a cluster brings into each block that needs them
+    full_bytes, full_arrivals, empty_arrivals   what completes a phase; None takes what the others add up to
+    cluster, split    blocks that share loads; parts of K that a cluster's blocks have
+    sends             bytes of partial sums that a consumer warp sends to each other part
+    sums_bytes, sums_arrivals   what completes the phase in which they come; None takes what the others add up to
+    consumers, blocks warpgroups, and accumulators of each
+    pingpong          each tile is one consumer's, in turn, instead of all consumers'
+    loader            warps of a loader; 0 for the last consumer's first warp
+    store             None: each thread stores its own values
+    single            one output tile a cluster; buffers of C lie over the stages
+    early             so many last k tiles, which every tile has, are multiplied accumulator by accumulator, each stored
+                      while the others are computed; 0 for none
+    padding           parts of the stages ("zeros") are never loaded: the consumers write them once, while the first
+                      loads are under way
+    registers         (loader's, consumers') after setmaxnreg
+    promoted          each k tile's products are waited for and read before the next ones are issued
+    """
+
+    stages: int
+    lands: tuple[int, int]
+    full_bytes: int | None = None
+    full_arrivals: int = 1
+    empty_arrivals: int | None = None
+    cluster: tuple[int, int] = (1, 1)
+    split: int = 1
+    sends: int = 512
+    sums_bytes: int | None = None
+    sums_arrivals: int = 1
+    consumers: int = 1
+    blocks: int = 1
+    pingpong: bool = False
+    loader: int = 0
+    store: StoreRing | None = None
+    single: bool = False
+    early: int = 0
+    padding: bool = False
+    registers: tuple[int, int] | None = None
+    promoted: bool = False
+
+    @property
+    def sharing(self) -> int:
+        """Blocks that share loads."""
+        return self.cluster[0] * self.cluster[1]
+
+    @property
+    def size(self) -> int:
+        """Blocks of a cluster: rank = part of K * sharing + place; place = row + rows * column."""
+        return self.sharing * self.split
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 32 * (WARPS * self.consumers + self.loader)
+
+    def cases(self) -> tuple[Pipeline, ...]:
+        """The pipelines to prove: together they stand for every number of k tiles.
+
+        A consumer that loads for itself looks `stages` k tiles ahead, into the following output tiles. All tiles have
+        the same number of k tiles; fewer than that are a case each, and more are one case.
+
+        >>> [case.name for case in Hopper(2, (16384, 16384)).cases()]
+        ['ring of 2, self-loading, 1 consumer, 1 k tile(s)', 'ring of 2, self-loading, 1 consumer']
+        """
+        many = self._pipeline()
+        few: list[Pipeline] = []
+        if not (self.loader or self.single):
+            counts = range(max(1, self.early), self.stages)
+            few = [replace(many, name=f"{many.name}, {k} k tile(s)", k_tiles=(k, True)) for k in counts]
+        return (*few, many, *([self.store_pipeline()] if self.store else []))
+
+    def store_pipeline(self) -> Pipeline:
+        """One consumer's store, of any number of output tiles. Raises PlanError when there is none."""
+        if self.store is None:
+            raise PlanError("threads store their own values: there are no buffers to prove anything of")
+        together = self.store.warps == WARPS
+        by, meet = ("one", (Sync("store"),)) if together else ("warp", ())
+        rounds: list[Action] = []
+        for buffer, pending in (one for block in self.store.rounds for one in block):
+            rounds += [WaitGroup("bulk", pending, by=by), *meet, Write("c", buffer), FenceProxy(), *meet]
+            rounds += [TmaStore("c", buffer, by=by), Commit("bulk", by=by)]
+        program = (*self._tiles(*rounds), WaitGroup("bulk", 0))
+        count = sum(map(len, self.store.rounds))
+        return Pipeline(
+            f"store in {count} rounds through {self.store.buffers} buffer(s)",
+            (Role("math", self.store.warps, program),),
+            (NamedBarrier("store", 32 * WARPS),) if together else (),
+            (Buffer("c", self.store.buffers, "smem" if together else "warp"),),
+        )
+
+    # ------------------------------------------------------------------------------------------------------------ parts
+    def _pipeline(self) -> Pipeline:
+        if self.pingpong and self.consumers != 2:
+            raise PlanError(f"pingpong takes two consumers in turn, not {self.consumers}")
+        if self.split > 1 and not self.single:
+            raise PlanError("parts of K meet once: one output tile a cluster")
+        roles = [Role(f"math{i}", WARPS, self._consumer(i), self._cursors(i), self._count(1))
+                 for i in range(self.consumers)]  # fmt: skip
+        if self.loader:
+            roles.insert(0, Role("loader", self.loader, self._loader(), (Cursor("load", self.stages),), self._count(0)))
+        full = self.full_bytes if self.full_bytes is not None else self.lands[0] * self.cluster[1] + (
+            self.lands[1] * self.cluster[0]
+        )
+        readers = 1 if self.pingpong else self.consumers
+        empty = self.empty_arrivals if self.empty_arrivals is not None else readers * WARPS * (sum(self.cluster) - 1)
+        either = ("math0", "math1") if self.pingpong else ()
+        barriers: list[Mbarrier | NamedBarrier] = [
+            Mbarrier("full", self.full_arrivals, self.stages, full),
+            Mbarrier("empty", empty, self.stages),
+        ]
+        buffers = [Buffer("a", self.stages, either=either), Buffer("b", self.stages, either=either)]
+        buffers += [Buffer(f"acc{i}", space="reg") for i in range(self.blocks)]
+        if self.size == 1:
+            barriers.append(NamedBarrier(CTA, self.threads))
+        if self.pingpong:
+            barriers += [NamedBarrier(f"turn{i}", 32 * WARPS * 2) for i in range(2)]
+        buffers += [Buffer("zeros", self.stages, kept=True)] if self.padding else []
+        if self.padding or (self.single and self.store):
+            barriers.append(NamedBarrier("stages", 32 * WARPS * self.consumers))
+        if self.split > 1:
+            come = (self.split - 1) * WARPS * self.consumers * self.sends
+            barriers.append(
+                Mbarrier("sums", self.sums_arrivals, bytes=come if self.sums_bytes is None else self.sums_bytes)
+            )
+            buffers.append(Buffer("sums"))
+        if self.store and self.store.warps == WARPS:
+            barriers += [NamedBarrier(f"store{i}", 32 * WARPS) for i in range(self.consumers)]
+        least = self.early if self.loader or self.single else self.stages
+        return Pipeline(
+            self._name(), tuple(roles), tuple(barriers), tuple(buffers), cluster=self.size, k_tiles=(least, False)
+        )
+
+    def _name(self) -> str:
+        kind = "pingpong" if self.pingpong else f"{self.consumers} consumer{'s' * (self.consumers > 1)}"
+        loads = f"loader of {self.loader} warp{'s' * (self.loader > 1)}" if self.loader else "self-loading"
+        more = [f"cluster {self.cluster[0]}x{self.cluster[1]}"] if self.sharing > 1 else []
+        more += [f"K in {self.split} parts"] if self.split > 1 else []
+        more += ["one tile"] if self.single else []
+        more += [f"the last {self.early} k tile(s) by block"] if self.early else []
+        more += ["each k tile promoted"] if self.promoted else []
+        return ", ".join([f"ring of {self.stages}", loads, kind, *more])
+
+    def _count(self, which: int) -> int | None:
+        return self.registers[which] if self.registers else None
+
+    def _cursors(self, consumer: int) -> tuple[Cursor, ...]:
+        mine = [Cursor("read", self.stages), Cursor("release", self.stages)]
+        if self._loads_for_itself(consumer):
+            mine.append(Cursor("load", self.stages))
+        return (*mine, *[Cursor(f"again{block}", self.stages) for block in self._later_blocks])
+
+    @property
+    def _later_blocks(self) -> range:
+        """Accumulators whose share of the last k tiles is multiplied behind the first one's."""
+        return range(1, self.blocks if self.early else 0)
+
+    def _loads_for_itself(self, consumer: int) -> bool:
+        return not self.loader and consumer == self.consumers - 1
+
+    def _part(self, rank: int) -> range:
+        """Ranks of the same part of K."""
+        return range(rank // self.sharing * self.sharing, (rank // self.sharing + 1) * self.sharing)
+
+    def _start(self, first: bool) -> Program:
+        init: Program = (InitBarriers(), FenceInit()) if first else ()
+        if first and self.split > 1:
+            init += (ArriveExpect("sums", 0),)
+        meet: Program = (Sync(CTA),) if self.size == 1 else (ClusterArrive(relaxed=True), ClusterWait())
+        return (*init, *meet)
+
+    @property
+    def _drain(self) -> Program:
+        """Those that share loads alone: the loader waits for every stage once more."""
+        if self.sharing == 1:
+            return ()
+        return (Wait("empty", "load", flip=True, by="one"), Advance("load")) * self.stages
+
+    def sharers(self) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
+        """For every rank, those that need the same A (the blocks along N) and those that need the same B (along M)."""
+        rows, ranks = self.cluster[0], range(self.size)
+        first = [rank - rank % self.sharing % rows for rank in ranks]
+        same_a = tuple(tuple(r for r in self._part(rank) if (r - rank) % rows == 0) for rank in ranks)
+        return same_a, tuple(tuple(range(f, f + rows)) for f in first)
+
+    @property
+    def _load(self) -> Program:
+        """One k tile: this block's share of A and of B."""
+        copies: list[TmaLoad] = []
+        for name, lands, to, blocks in zip("ab", self.lands, self.sharers(), self.cluster[::-1]):
+            alone = blocks == 1
+            copies.append(
+                TmaLoad(name, "load", "full", lands, "own" if alone else to, part="whole" if alone else "rank")
+            )
+        return (
+            Wait("empty", "load", flip=True, by="one"), ArriveExpect("full", "load"), *copies, Advance("load"),
+        )  # fmt: skip
+
+    def _tiles(self, *body: Action) -> Program:
+        return body if self.single else (ForTiles(body),)
+
+    def _loader(self) -> Program:
+        return (*self._start(False), *self._tiles(ForK(self._load)), *self._drain)
+
+    def _ahead(self, distance: int) -> Ahead | Onward:
+        return Ahead(distance) if self.single else Onward(distance)
+
+    def _release(self, consumer: int, distance: int | None = None) -> Program:
+        """The oldest stage is free; whoever loads for itself fills it anew, so many k tiles after the current one.
+
+        Where k tiles are promoted it is filled a k tile later: another consumer may not have read it yet.
+        """
+        # Blocks that share neither A nor B do not wait for one another, and may be two rounds apart.
+        to = tuple(tuple(sorted({*a, *b})) for a, b in zip(*self.sharers())) if self.sharing > 1 else "own"
+        free: Program = (Arrive("empty", "release", to=to), Advance("release"))
+        return free if self.promoted else (*free, *self._refill(consumer, distance))
+
+    def _refill(self, consumer: int, distance: int | None = None) -> Program:
+        """The oldest free stage is filled anew by whoever loads for itself."""
+        if not self._loads_for_itself(consumer):
+            return ()
+        return (If(self._ahead(self.stages - 1 if distance is None else distance), self._load),)
+
+    def _consumer(self, i: int) -> Program:
+        names = [f"acc{block}" for block in range(self.blocks)]
+        reads = ("a", "b", "zeros") if self.padding else ("a", "b")
+        products: Program = tuple(Mma(reads, "read", name, last=name == names[-1]) for name in names)
+        earlier = If(Later(1), self._release(i))
+        step: Program = (*products, Commit("wgmma"), WaitGroup("wgmma", 1), earlier)
+        if self.promoted:
+            read = tuple(Read(name) for name in names)
+            refill = (If(Later(1), self._refill(i)),) if self._loads_for_itself(i) else ()
+            step = (*products, Commit("wgmma"), WaitGroup("wgmma", 0), *self._release(i), *refill, *read)
+        behind: list[Action] = []
+        if self.early:
+            # The first accumulator takes the last k tiles one by one; the others follow, on cursors that stay behind.
+            follow: Program = tuple(Advance(f"again{block}") for block in self._later_blocks)
+            first_one: Program = (
+                Mma(reads, "read", names[0], last=self.blocks == 1), Commit("wgmma"),
+                If(Ahead(self.early - 1), (WaitGroup("wgmma", 1), earlier)),
+            )  # fmt: skip
+            step = (If(Ahead(self.early), (*step, *follow), first_one),)
+            for block in self._later_blocks:
+                product = Mma(reads, f"again{block}", names[block], last=block == self.blocks - 1)
+                behind += [product, Commit("wgmma"), Advance(f"again{block}")] * self.early
+        tile: list[Action] = [ForK((Wait("full", "read"), *step, Advance("read"))), *behind]
+        if self.pingpong:
+            pass_on = If(MoreTiles(1), (Sync(f"turn{1 - i}", wait=False),))
+            tile = [Sync(f"turn{i}"), *tile, pass_on]
+        tile += self._single_end(i) if self.single else self._tile_end(i)
+        whole: Program = tuple(tile)
+        if self.pingpong:
+            mine = (cursor.name for cursor in self._cursors(i))  # a loader of its own: none of them is a load
+            others = ForK(tuple(Advance(name) for name in mine))
+            whole = (If(TileIs(2, i), whole, (others,)),)
+        first: Program = ()
+        if self._loads_for_itself(i):
+            first = tuple(If(self._ahead(s), self._load) for s in range(self.stages))
+        if self.padding:
+            first += (*(Write("zeros", s) for s in range(self.stages)), FenceProxy(), Sync("stages"))
+        if self.pingpong and i == 1:
+            first += (Sync("turn0", wait=False),)  # the first turn is consumer 0's
+        drain = self._drain if self._loads_for_itself(i) else ()
+        return (*self._start(i == 0), *first, *self._tiles(*whole), *drain)
+
+    def _tile_end(self, i: int) -> list[Action]:
+        """Store block by block; the stages of the last k tiles are free when the last of their products are done."""
+        last = self.blocks - 1 if self.early else 0
+        actions: list[Action] = []
+        for block in range(self.blocks):
+            if block < last:
+                actions.append(WaitGroup("wgmma", (last - block) * self.early))
+            if block == last and self.promoted:
+                actions += [If(Later(1), self._refill(i))] if self._loads_for_itself(i) else []
+            elif block == last and not self.early:
+                actions += [WaitGroup("wgmma", 0), If(Later(1), self._release(i))]
+            if block == last:
+                for step in range(self.early):
+                    actions.append(WaitGroup("wgmma", self.early - 1 - step))
+                    actions += self._release(i, self.stages - self.early + step)
+            stored = self._stored(i, block)
+            actions += stored[1:] if self.promoted else stored  # a promotion has read the products
+        return actions
+
+    def _single_end(self, i: int) -> list[Action]:
+        """The cluster's only tile: parts of K exchange their sums, consumers meet, and C goes over the stages."""
+        actions: list[Action] = [WaitGroup("wgmma", 0)]
+        stages = [(name, s) for name in ("a", "b") for s in range(self.stages)]
+        if self.split > 1:
+            # Blocks of the same place in another part: they have the same tile.
+            others = tuple(
+                tuple(r for r in range(self.size) if r != rank and (r - rank) % self.sharing == 0)
+                for rank in range(self.size)
+            )
+            actions.append(StoreAsync("sums", 0, "sums", self.sends, others))
+        if self.store:
+            actions.append(Sync("stages"))
+        if self.split > 1:
+            actions += [Wait("sums", 0), Read("sums")]
+        if self._drain:
+            actions.append(If(Later(1), self._release(i)))
+        if self.store:
+            actions += [Write(name, s, new=False) for name, s in stages]
+        for block in range(self.blocks):
+            actions += self._stored(i, block)
+        return actions
+
+    def _stored(self, i: int, block: int) -> list[Action]:
+        together = self.store is not None and self.store.warps == WARPS
+        return [Read(f"acc{block}"), *([Sync(f"store{i}")] if together else [])]

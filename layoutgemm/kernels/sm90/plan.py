@@ -1,0 +1,400 @@
+"""Sm90Plan: the objects of the production kernel for Hopper, derived from a problem and a configuration.
+
+    problem, Sm90Config --> wgmma atom, tiles of A and B, multicast copies, descriptors, store, order of tiles,
+                            roles and registers, shared-memory map, pipeline
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ...arch import arch as arch_named
+from ...atoms import MmaAtom, wgmma
+from ...atoms.smem.descriptor import OperandDescriptor
+from ...atoms.smem.descriptor import derive as derive_descriptor
+from ...checks import most_stages
+from ...dtypes import DType
+from ...errors import PlanError
+from ...layouts import Layout
+from ...layouts.int_tuple import plain
+from ...report import Report
+from ...schedule import Dealt, Persistent
+from ..derive import Operand, OperandPlan, derive_operand
+from ..epilogue.chain import Epilogue
+from ..plan import (
+    BARRIER_BYTES,
+    PERSISTENT_PARAMETERS,
+    STAGE_BYTES_OF_K,
+    PersistentPlan,
+    check_sizes,
+    check_words,
+    rounded_up,
+    tile_count,
+)
+from ..store import ROWS, TILE_ALIGNMENT, WARPS_OF_GROUP, StorePlan
+from ..teaching.plan import GemmPlan
+from .config import WARPGROUP, Sm90Config, check_rows, check_tiles, order_of, registers_of
+from .edges import with_ends
+from .gated import HALVES, Gated, check_gated, in_halves
+from .grouped import Ragged, check_ragged, ragged_store
+from .mainloop import Promoted, check_promoted
+from .multicast import columns_of, few_rows, shared, with_copies
+from .named_barriers import Sm90Meetings
+from .smem import Exchange, Sm90Smem, smem_map
+from .types import accumulator_of, operands
+
+LEAST_STAGES = 2  # one group of products is in flight: its stage is released when the next k tile's have been issued
+
+
+@dataclass(frozen=True)
+class Sm90Plan(Sm90Meetings, PersistentPlan):
+    """C[l, M, N] = A[l, M, K] @ B[l, K, N] on Hopper; see `derive` and Sm90Config.
+
+    a, b          the operands: tile of a block, copies (dealt out to the cluster's blocks), descriptors
+    blocks        accumulators of a warpgroup, each 64 rows
+    half          where a single block is finished half by half: the instruction of half the columns, and B's descriptor
+                  for it
+    order         number of a tile -> its place, for every cluster and rank
+    full_arrivals, full_bytes, empty_arrivals   what completes a phase of the stages' barriers; see `expected`
+    registers     (producer's, consumers') after setmaxnreg, or None where nothing changes hands
+    gated         what makes one element of C of two sums, or None; n is then C's columns, and B has twice as many
+    mainloop      what makes a total of the sums of K blocks, or None: they are added
+    ragged        how the ends of groups of rows are found, or None: `batch` is then of A and C as well
+    """
+
+    m: int
+    n: int
+    k: int
+    batch: int
+    arch: Any
+    a: OperandPlan
+    b: OperandPlan
+    c: Operand
+    mma: MmaAtom
+    tile: tuple[int, int, int]
+    stages: int
+    blocks: int
+    store: StorePlan | None
+    order: Persistent
+    smem: Sm90Smem
+    exchange: Exchange | None
+    threads: int
+    full_arrivals: int
+    full_bytes: int
+    empty_arrivals: int
+    registers: tuple[int, int] | None
+    config: Sm90Config = field(default_factory=Sm90Config)
+    epilogue: Epilogue = field(default_factory=Epilogue)
+    gated: Gated | None = None
+    mainloop: Promoted | None = None
+    ragged: Ragged | None = None
+    half: tuple[MmaAtom, OperandDescriptor] | None = None
+    remedy = ", unless store is 'direct'"
+
+    @property
+    def dealt(self) -> Dealt:
+        """Which number of the order the nth cluster of a launch begins with."""
+        return Dealt(self.config.dealt)
+
+    @property
+    def by_place(self) -> bool:
+        """Whether a block's place in a grid of two dimensions says which tile it has."""
+        return self.config.launch == "tiles" and not self.config.dealt
+
+    @property
+    def one_each(self) -> bool:
+        """Whether a launch has as many clusters as there are tiles for them."""
+        return self.config.single or self.config.launch == "tiles"
+
+    # ------------------------------------------------------------------------------------------------------- derivation
+    @classmethod
+    def derive(
+        cls,
+        m: int,
+        n: int,
+        k: int,
+        *,
+        batch: int = 1,
+        a: Operand | DType | str = "bf16",
+        b: Operand | DType | str | None = None,
+        c: Operand | DType | str | None = None,
+        config: Sm90Config | None = None,
+        epilogue: Epilogue | None = None,
+        gated: Gated | str | None = None,
+        mainloop: Promoted | None = None,
+        ragged: Ragged | None = None,
+    ) -> Sm90Plan:
+        """Derive the kernel for `batch` products C[m, n] = A[m, k] @ B[k, n].
+
+        m, n, k, batch   any positive sizes; ragged edges are zeros on load and not written on store, but for
+                         `bytes_beyond_line`
+        a, b             bf16, f16, tf32, e4m3 or e5m2 each, i8 or u8 each, ":row" (default) or ":col"; all but 16-bit
+                         ones K-major: a "row", b "col". tf32 is given as float32, and rounded by the tensor copy
+        c                f32, bf16, f16, e4m3 or e5m2, of integers also i32, ":row" or ":col"; unless given a's type,
+                         bf16 of 8-bit floats, f32 of tf32, i32 of integers: the table is in `sm90_types`
+        epilogue         what happens to the sums before they are stored, see `kernels.epilogue`
+        gated            "silu", "gelu", ...: C = act(A @ B[:, :n]) * (A @ B[:, n:]) for a "col" B of 2n columns, each
+                         tile half of either; the epilogue comes after it. See `sm90_gated`
+        mainloop         what happens to the sum of each K block, where it is more than added; see `sm90_mainloop`
+        ragged           A's m rows are `batch` groups, each of which multiplies its own matrix of B: see `sm90_ragged`
+
+        Raises PlanError naming the argument and the arithmetic when no such kernel exists; passes on AtomError,
+        DescriptorError and TmaError.
+
+        >>> plan = Sm90Plan.derive(8192, 8192, 8192, b="bf16:col", config=Sm90Config((256, 224), cluster=(2, 1)))
+        >>> plan.stages, plan.threads, plan.smem.total, plan.full_bytes
+        (3, 256, 217136, 61440)
+        """
+        m, n, k, batch = plain(m), plain(n), plain(k), plain(batch)
+        config = config or Sm90Config()
+        check_sizes(m=m, n=n, k=k, batch=batch)
+        epilogue = Epilogue.of(epilogue)
+        arch = arch_named("sm_90a")
+        a_spec, b_spec, c_spec = operands(a, b, c)
+        if epilogue and (same := set(epilogue.words) & set(PERSISTENT_PARAMETERS)):
+            raise PlanError(f"an operand of the epilogue is named {min(same)}, as a parameter of the product is")
+        if epilogue and c_spec.dtype.kind != "float":
+            raise PlanError(f"c is {c_spec.dtype}, and an epilogue computes in f32: store f32, or a narrower float")
+        tile_m, tile_n = config.tile
+        gated = Gated.of(gated)
+        if gated is not None:
+            check_gated(tile_n, batch, config.split, b_spec, c_spec)
+        sums = accumulator_of(a_spec.dtype)
+        if mainloop is not None:
+            check_promoted(mainloop, config, a_spec, c_spec, gated, sums)
+            config = replace(config, tile_k=mainloop.depth)
+        if ragged is not None:
+            check_ragged(ragged, batch, config, a_spec, c_spec, epilogue, gated)
+        atom = wgmma(tile_n, a_spec.dtype, b_spec.dtype, sums, saturate=sums == "i32")  # as the DSL issues it
+        tile_k = config.tile_k if config.tile_k is not None else STAGE_BYTES_OF_K * 8 // a_spec.dtype.bits
+        depth = atom.shape_mnk[2]
+        if isinstance(tile_k, bool) or tile_k < depth or tile_k % depth:
+            raise PlanError(f"tile_k = {tile_k!r}: a positive multiple of the instruction's K = {depth}")
+        along_m, along_n = config.cluster
+        matrices = {"A": batch > 1 and ragged is None, "B": batch > 1 or ragged is not None}
+        a_plan = shared(derive_operand("A", a_spec, "M", tile_m, tile_k, None, atom), along_n, matrices["A"])
+        if config.rows is not None:
+            a_plan = few_rows(a_plan, config.rows, matrices["A"])
+            check_rows(config, m)
+        groups = 1 if config.schedule == "pingpong" else config.consumers
+        blocks = tile_m // ROWS // groups
+        b_whole = columns_of(b_spec, tile_n, tile_k, atom, halved=bool(config.early) and blocks == 1)
+        stored, columns = atom, tile_n
+        if gated is not None:
+            columns = tile_n // HALVES
+            stored = wgmma(columns, a_spec.dtype, b_spec.dtype, sums, saturate=sums == "i32")
+            b_whole = replace(b_whole, tma=in_halves(b_whole.tma))
+        b_plan = shared(b_whole, along_m, matrices["B"])
+        a_plan, b_plan = [
+            with_copies(x, [replace(tma, l2_promotion=config.l2_promotion) for tma in x.copies])
+            for x in (a_plan, b_plan)
+        ]
+        # Beside loads between the products it costs 1%; halves of a tile ptxas serialises then (as with `stays`): 5%.
+        ends = config.loader != "self" and not (config.early and blocks == 1)
+        a_plan = with_ends(a_plan, "m", tile_m, c_spec.dtype, ends and config.rows is None and ragged is None)
+        b_plan = with_ends(b_plan, "n", tile_n, c_spec.dtype, ends and gated is None)
+        half, parts = None, config.split
+        if config.early and blocks == 1:
+            if gated is not None or config.store == "direct":
+                what = "gated products halve them, too" if gated is not None else "those leave by tensor stores alone"
+                raise PlanError(f"early = {config.early} of a single block of rows halves its columns: {what}")
+            small = wgmma(tile_n // 2, a_spec.dtype, b_spec.dtype, sums, saturate=sums == "i32")
+            half, parts = (small, derive_descriptor(b_plan.smem, small, "B")), 2
+        store = None
+        if config.store == "tma":
+            store = StorePlan.derive(
+                stored, blocks, c_spec, config.chunks, config.buffers, parts, dealt=config.split > 1
+            )
+            if ragged is not None:
+                store = ragged_store(store)
+            elif batch > 1:
+                store = replace(store, maps=tuple(tma.batched("l") for tma in store.maps))
+        c_bytes = store.bytes(config.consumers * WARPS_OF_GROUP) if store else 0
+        table_bytes = ragged.bytes + 16 if ragged is not None else 0  # and up to 16 to align it
+        exchange = None
+        if config.split > 1:
+            values = atom.accumulator_registers // config.split
+            exchange = Exchange(values, Layout((WARPGROUP, values // 4, blocks, config.consumers, config.split - 1)))
+        sums_bytes = exchange.bytes if exchange is not None else 0
+        stage_bytes = rounded_up(a_plan.smem.bytes, TILE_ALIGNMENT) + rounded_up(b_plan.smem.bytes, TILE_ALIGNMENT)
+        beside = (0 if config.single else c_bytes) + sums_bytes + table_bytes
+        of_sums = BARRIER_BYTES if exchange is not None else 0
+        fits = most_stages(arch, stage_bytes + 2 * BARRIER_BYTES, beside + of_sums)
+        stages = fits if config.stages is None else config.stages
+        if isinstance(stages, bool) or not LEAST_STAGES <= stages <= fits:
+            raise PlanError(
+                f"{stages!r} stage(s), and at least {LEAST_STAGES}, of A {a_plan.smem.bytes} + B {b_plan.smem.bytes} "
+                f"bytes beside {beside - sums_bytes} of the store and {sums_bytes} of partial sums: {fits} fit into "
+                f"{arch.smem_per_block}"
+            )
+        if config.early and not config.early < stages:
+            raise PlanError(f"early = {config.early}: fewer than the {stages} stages, one of which is being refilled")
+        if config.early > -(-k // tile_k):
+            raise PlanError(f"early = {config.early} k tiles of {tile_k}: K = {k} has {-(-k // tile_k)}")
+        threads = WARPGROUP * config.consumers + {"self": 0, "warp": 32, "warpgroup": WARPGROUP}[config.loader]
+        across = -(-m // (tile_m * along_m)), -(-n // (columns * along_n))
+        check_tiles(config, across, batch, ragged is not None)
+        smem = smem_map(
+            a_plan, b_plan, stages, c_bytes, store, config.single, ragged.bytes if ragged is not None else 0, sums_bytes
+        )
+        if exchange is not None:
+            exchange = replace(exchange, offset=smem.barrier_offset - sums_bytes)
+        if config.single and c_bytes > smem.barrier_offset - sums_bytes:
+            raise PlanError(f"the store's buffers take {c_bytes} bytes, the stages {smem.barrier_offset - sums_bytes}")
+        plan = cls(
+            m=m,
+            n=n,
+            k=k,
+            batch=batch,
+            arch=arch,
+            a=a_plan,
+            b=b_plan,
+            c=c_spec,
+            mma=atom,
+            tile=(tile_m, tile_n, tile_k),
+            stages=stages,
+            blocks=blocks,
+            store=store,
+            order=Persistent(order_of(config), 1, config.cluster),
+            smem=smem,
+            exchange=exchange,
+            threads=threads,
+            full_arrivals=1,
+            full_bytes=a_plan.bytes + b_plan.bytes,
+            empty_arrivals=groups * WARPS_OF_GROUP * (along_m + along_n - 1),
+            registers=registers_of(config, arch, threads),
+            config=config,
+            epilogue=epilogue or Epilogue(),
+            gated=gated,
+            mainloop=mainloop,
+            ragged=ragged,
+            half=half,
+        )
+        check_words(plan.words)
+        return plan
+
+    # ------------------------------------------------------------------------------------------------ what is asked for
+    @property
+    def reads_more(self) -> bool:
+        """Whether the kernel is one that takes words."""
+        return bool(self.epilogue) or self.mainloop is not None or self.ragged is not None
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Names of the 64-bit parameters besides the product's own: the epilogue's, main loop's, groups'."""
+        own = (self.epilogue, self.mainloop, self.ragged)
+        return tuple(word for part in own if part is not None for word in part.words)
+
+    @property
+    def tiles(self) -> tuple[int, int]:
+        """How many tiles there are along M and N."""
+        return tile_count(self.m, self.tile_c[0]), tile_count(self.n, self.tile_c[1])
+
+    @property
+    def tile_c(self) -> tuple[int, int]:
+        """Rows and columns of C in a tile: of a gated product, half the columns that are multiplied."""
+        return self.tile[0], self.tile[1] // self.halves
+
+    @property
+    def halves(self) -> int:
+        """Columns of B for each column of C: 2 of a gated product, the gate's and the gated."""
+        return HALVES if self.gated is not None else 1
+
+    @property
+    def stored(self) -> MmaAtom:
+        """The instruction whose accumulator has the columns that are stored: `mma`, but for a gated product."""
+        if self.gated is None:
+            return self.mma
+        return wgmma(self.tile_c[1], self.mma.a_dtype, self.mma.b_dtype, self.mma.c_dtype)
+
+    def pieces(self, part: int) -> tuple[tuple[int, int], ...]:
+        """(block of rows, part of its columns) of what a consumer stores, in the order in which it is complete.
+
+        part  of K, whose block of the cluster this is
+
+        >>> Sm90Plan.derive(256, 256, 256, config=Sm90Config((128, 128), early=1)).pieces(0)
+        ((0, 0), (0, 1))
+        """
+        if self.half is not None:
+            return ((0, 0), (0, 1))
+        return tuple((block, part) for block in range(self.blocks))
+
+    def stored_values(self, part: int) -> range:
+        """Values of each accumulator's threads that the block with a part of K stores: all, or a part of the columns.
+
+        >>> config = Sm90Config((64, 32), consumers=1, split=2, single=True)
+        >>> Sm90Plan.derive(64, 32, 256, config=config).stored_values(1)
+        range(8, 16)
+        """
+        count = self.stored.accumulator_registers // self.config.split
+        return range(part * count, (part + 1) * count)
+
+    def part_of_k(self, k_tiles, part):  # type: ignore[no-untyped-def]  # ints or traced integers alike
+        """First and end k tile of one part."""
+        split = self.config.split
+        return (k_tiles * part // split, k_tiles * (part + 1) // split) if split > 1 else (part, k_tiles)
+
+    @property
+    def loader_warp(self) -> int:
+        """The warp of the block that issues the loads: the first after the consumers, or the last consumer's first."""
+        return WARPS_OF_GROUP * (self.config.consumers - (self.config.loader == "self"))
+
+    @property
+    def stays(self) -> bool:
+        """Whether a block's one tile begins, for the loader, at constants."""
+        return self.config.launch == "tiles" and self.half is None
+
+    def expected(self, origin: Any, sizes: Any, choose: Any) -> Any:
+        """Bytes that a stage's barrier expects, for the tile at an origin; ints or traced integers. See `sm90_ends`."""
+        found = self.full_bytes
+        for operand in (self.a, self.b):
+            if (ends := operand.ends) is not None:
+                extent = getattr(sizes, ends.dim)
+                found += ends.expected(extent, origin[ends.dim], ends.last(extent), choose) - ends.bytes
+        return found
+
+    @property
+    def dead_runs(self) -> tuple[tuple[int, int], ...]:
+        """(first byte, bytes) of A's tile that no copy writes, when only some rows are loaded: zeros, written once."""
+        if self.config.rows in (None, ROWS):
+            return ()
+        tile, rows = self.a.smem, self.config.rows
+        span = tile.span_elements
+        runs = [(int(tile.byte(rows, k)), (ROWS - rows) * tile.span) for k in range(0, tile.extent[1], span)]
+        return tuple((first - first % tile.span, count) for first, count in runs)
+
+    def run(
+        self, a: Any, b: Any, *, out: Any = None, device: str | None = None, copy: bool = True, given: Any = None
+    ) -> Any:
+        """C = A @ B on NumPy arrays or torch tensors, 2-D or a batch of them. See `kernels.run.run_plan`."""
+        from ..run.numpy_arrays import run_plan
+
+        return run_plan(self, a, b, out=out, device=device, copy=copy, given=given)
+
+    def check(self) -> Report:
+        """Run every check and proof of the plan."""
+        from .checks import check_sm90
+
+        return check_sm90(self)
+
+    def explain(self) -> str:
+        """The derivation in words and numbers: tiles, copies and shares, descriptors, roles, barriers, store, bytes."""
+        from .explain import explain_sm90
+
+        return explain_sm90(self)
+
+    def __str__(self) -> str:
+        sizes = f"{self.batch} x " * (self.batch > 1) + f"{self.m}x{self.n}x{self.k}"
+        cluster = "x".join(map(str, self.config.cluster))
+        return (
+            f"Sm90Plan {sizes}: A {self.a.dtype} {self.a.order}, B {self.b.dtype} {self.b.order}, C {self.c}, "
+            f"tile {'x'.join(map(str, self.tile))}, {self.stages} stages, {self.config.schedule}, "
+            f"{self.config.consumers} consumer(s), loads by {self.config.loader}, cluster {cluster}"
+            + (f", gated by {self.gated.kind}" if self.gated is not None else "")
+            + (f", K blocks of {self.mainloop.depth} promoted" if self.mainloop is not None else "")
+            + (f", rows in {self.batch} group(s)" if self.ragged is not None else "")
+        )
+
+
+__all__ = ["WARPGROUP", "WARPS_OF_GROUP", "GemmPlan", "Sm90Config", "Sm90Plan"]

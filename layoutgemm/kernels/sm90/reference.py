@@ -1,0 +1,352 @@
+"""The NumPy executor of the production kernel: clusters of blocks that share loads, walked as the kernel walks them.
+
+Multicast shares land in the shared memory of every block that needs them, products read it through the descriptors'
+arithmetic, partial sums of a split K change places through it, and C leaves through stmatrix, buffers and tensor
+stores. The hardware's models are in `silicon`; every number is the plan's. A wrong share, count, address or box gives a
+wrong result or a stated failure.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...errors import PlanError
+from ..derive import OperandPlan, either, padded_leading
+from ..epilogue.numpy_math import Math
+from ..run.hardware_model import (
+    CLUSTERS,
+    Barrier,
+    GlobalMatrix,
+    SharedMemory,
+    accumulated,
+    accumulator_registers,
+    store_matrices,
+    tensor_copy,
+    tensor_store,
+    unwritten,
+    values_of,
+    wgmma_product,
+)
+from ..store import ROWS, WARP_ROWS, StoreChunk
+from .gated import HALF
+from .grouped import STOP, store_extents, store_place, tables
+from .plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
+
+Values = npt.NDArray[Any]  # float32, or int32 of integers
+
+
+def execute_sm90(
+    plan: Sm90Plan, a: GlobalMatrix, b: GlobalMatrix, progress: Any = None, clusters: int = CLUSTERS,
+    given: dict[str, Values] | None = None,
+) -> Values:  # fmt: skip
+    """C as a float32 array, (M, N) or (batch, M, N), rounded to the plan's output type; of integers an int32 array.
+
+    a, b      the operands' bits, innermost extent first
+    progress  called with (tiles done, tiles in all) after each tile of a cluster
+    clusters  how many run at a time
+    given     what the plan's main loop reads, by name
+
+    Raises PlanError when a barrier would never complete, shared memory is left, or an element of C is not stored once.
+    """
+    lines, inner = (plan.m, plan.n) if plan.c.order == "row" else (plan.n, plan.m)
+    leading = padded_leading(plan.c.dtype, inner)
+    batch = 1 if plan.ragged is not None else plan.batch
+    before = 0 if plan.ragged is None else WARP_ROWS  # lines before C, where the map of a ragged batch begins
+    words = unwritten(plan.c.dtype, (before + batch * lines) * leading)
+    extents = (inner, lines, batch)[: 2 + (batch > 1)]
+    c = GlobalMatrix(words, leading, extents, lines * leading)
+    if plan.ragged is not None:
+        of = store_extents(lines, inner)
+        c = GlobalMatrix(words, leading, (of["n"], of["m"], of[STOP]), leading)
+    times = np.zeros(words.size, dtype=np.uint8)
+    if plan.gated is not None:  # the second half of B's columns begins n lines on
+        b = GlobalMatrix(b.bits, b.leading, (b.extents[0], plan.n, plan.halves), plan.n * b.leading)
+    across = plan.order.clusters(plan.tiles)
+    tiles = across[0] * across[1] * plan.batch
+    if plan.ragged is not None:
+        tiles = tables(plan, (given or {})["offsets"])[1][-1]
+    workers = tiles if plan.config.single else min(tiles, clusters)
+    done = 0
+    for worker in range(workers):
+        cluster = _Cluster(plan, a, b, c, times, given or {})
+        for step, tile in enumerate(range(worker, tiles, workers)):
+            cluster.compute(tile, step)
+            done += 1
+            if progress is not None:
+                progress(done, tiles)
+    times, words = times[before * leading :], words[before * leading :]
+    shaped = times.reshape(batch, lines, leading)[..., :inner]
+    wrong = np.argwhere(shaped != 1)
+    if len(wrong):
+        matrix, line, at = (int(i) for i in wrong[0])
+        row, column = (line, at) if plan.c.order == "row" else (at, line)
+        where = f"C[{row}, {column}]" + f" of matrix {matrix}" * (batch > 1)
+        raise PlanError(
+            f"{where} is stored {shaped[matrix, line, at]} times; {len(wrong)} elements are not stored once"
+        )
+    values = values_of(plan.c.dtype, words).reshape(batch, lines, leading)[..., :inner]
+    values = values if plan.c.order == "row" else values.swapaxes(1, 2)
+    return np.ascontiguousarray(values if batch > 1 else values[0])
+
+
+class _Block:
+    """One thread block: its place in the cluster, its shared memory, its barriers."""
+
+    def __init__(self, plan: Sm90Plan, rank: int) -> None:
+        self.part, self.place = divmod(rank, plan.sharing)
+        self.row, self.column = self.place % plan.config.cluster[0], self.place // plan.config.cluster[0]
+        self.smem = SharedMemory(plan.smem.total)
+        self.full = [Barrier(f"full[{s}] of block {rank}", plan.full_arrivals) for s in range(plan.stages)]
+        self.empty = [Barrier(f"empty[{s}] of block {rank}", plan.empty_arrivals) for s in range(plan.stages)]
+        self.loaded = 0  # k tiles so far, over all output tiles
+        self.origin: dict[str, int] = {}
+        self.sums: dict[tuple[int, int], Values] = {}  # (consumer, block of rows) -> accumulator
+        self.totals: dict[tuple[int, int], Values] = {}  # of a main loop that promotes
+
+    def registers(self, key: tuple[int, int]) -> Values:
+        """[thread, value] of an accumulator."""
+        return accumulator_registers(self.sums[key])
+
+
+class _Cluster:
+    """The blocks of one cluster, which compute tile after tile."""
+
+    def __init__(
+        self, plan: Sm90Plan, a: GlobalMatrix, b: GlobalMatrix, c: GlobalMatrix, times: npt.NDArray[np.uint8],
+        given: dict[str, Values],
+    ) -> None:  # fmt: skip
+        self.given = given
+        self.end = plan.m  # of the group that is computed
+        self.plan, self.a, self.b, self.c, self.times = plan, a, b, c, times
+        self.blocks = [_Block(plan, rank) for rank in range(plan.cluster_size)]
+        for block in self.blocks:
+            for stage in range(plan.stages):
+                for first, count in plan.dead_runs:
+                    at = self._stage(block, plan.a, stage) - block.smem.base + first
+                    block.smem.data[at : at + count] = 0
+
+    def compute(self, tile: int, step: int) -> None:
+        """Tile number `tile` of all, this cluster's number `step`: load, multiply, bring together, store."""
+        plan = self.plan
+        rows, columns = plan.order.clusters(plan.tiles)
+        matrix, number = divmod(tile, rows * columns)
+        start = 0
+        if plan.ragged is not None:
+            starts, first = tables(plan, self.given["offsets"])
+            matrix = plan.ragged.find(first.__getitem__, tile, either)
+            start, number, self.end = starts[matrix], tile - first[matrix], starts[matrix + 1]
+            rows = (first[matrix + 1] - first[matrix]) // columns
+        grid = rows * plan.config.cluster[0], columns * plan.config.cluster[1]
+        for block in self.blocks:
+            row, column = plan.order.tile(number, 0, block.place, grid)
+            block.origin = {"m": start + row * plan.tile_c[0], "n": column * plan.tile_c[1], "l": matrix, HALF: 0}
+            block.sums = {}
+        pingpong = plan.config.schedule == "pingpong"
+        consumers = [step % 2] if pingpong else list(range(plan.config.consumers))
+        k_tiles = -(-plan.k // plan.tile[2])
+        for part in range(plan.config.split):
+            first, end = plan.part_of_k(k_tiles, part)
+            self._multiply([b for b in self.blocks if b.part == part], first, end - first, step, consumers)
+        held = {(block.part, block.place): block for block in self.blocks}
+        finals = self._exchange(held, consumers)
+        for (part, place), registers in finals.items():
+            for (consumer, number), values in registers.items():
+                for columns in (piece for of, piece in plan.pieces(part) if of == number):
+                    self._store(held[part, place], consumer, number, columns, values)
+
+    # ----------------------------------------------------------------------------------------------- loads and products
+    def _multiply(self, blocks: list[_Block], first: int, count: int, step: int, consumers: list[int]) -> None:
+        """The k tiles of one part, by the blocks that share its loads."""
+        plan = self.plan
+        for i in range(count):
+            at = count - 1 - i if plan.config.snake and step % 2 else i
+            stage, parity = blocks[0].loaded % plan.stages, blocks[0].loaded // plan.stages & 1
+            for block in blocks:
+                block.empty[stage].wait(parity ^ 1)
+                block.full[stage].arrive_expect(plan.expected(block.origin, plan, either))
+            for block in blocks:
+                origin = {**block.origin, "k": (first + at) * plan.tile[2]}
+                self._share(plan.a, self.a, origin, stage, block.column, [b for b in blocks if b.row == block.row])
+                column = [b for b in blocks if b.column == block.column]
+                self._share(plan.b, self.b, origin, stage, block.row, column)
+            for block in blocks:
+                block.full[stage].wait(parity)
+                for consumer in consumers:
+                    for number in range(plan.blocks):
+                        self._product(block, consumer, number, stage)
+                        if plan.mainloop is not None:
+                            self._promote(block, consumer, number, first + at)
+                block.loaded += 1
+            for block in blocks:
+                for other in blocks:
+                    if block.row == other.row or block.column == other.column:
+                        other.empty[stage].arrive(WARPS_OF_GROUP * len(consumers))
+        for block in blocks:
+            for consumer in consumers:
+                for number in range(plan.blocks):
+                    block.sums.setdefault((consumer, number), self._nothing())
+
+    def _nothing(self) -> Values:
+        """The sum of no products."""
+        kind = np.float32 if self.plan.mma.c_dtype.kind == "float" else np.int32
+        return np.zeros(self.plan.mma.shape_mnk[:2], kind)
+
+    def _share(
+        self, operand: OperandPlan, matrix: GlobalMatrix, origin: dict[str, int], stage: int, rank: int,
+        targets: list[_Block],
+    ) -> None:  # fmt: skip
+        """One block's boxes of a tile, into every block that needs it."""
+        copies, ends = operand.copies, operand.ends
+        if ends is not None:
+            extent = getattr(self.plan, ends.dim)
+            whole, row = ends.place(extent, origin[ends.dim], rank, either)
+            origin = {**origin, ends.dim: row}
+            copies = (operand.tma if whole else ends.of_last_rows(operand.tma, extent),)
+        for tma in copies:
+            for copy in tma.issued_by(rank):
+                where = [origin[dim] + offset for dim, offset in zip(tma.dims, copy.coord_offset, strict=True)]
+                for block in targets:
+                    address = self._stage(block, operand, stage) + copy.smem_offset
+                    tensor_copy(tma, matrix, where, block.smem, address, block.full[stage])
+
+    def _product(self, block: _Block, consumer: int, number: int, stage: int) -> None:
+        plan = self.plan
+        of_rows = number + (0 if plan.config.schedule == "pingpong" else consumer * plan.blocks)
+        a, b = plan.a.descriptor, plan.b.descriptor
+        first_a = self._stage(block, plan.a, stage) + a.mn_steps[of_rows] - a.mn_steps[0]
+        first_b = self._stage(block, plan.b, stage)
+        key = consumer, number
+        for step_a, step_b in zip(a.k_steps, b.k_steps, strict=True):
+            words = a.base.at(first_a + step_a).word, b.base.at(first_b + step_b).word
+            product = wgmma_product(plan.mma, block.smem, words[0], a.major, words[1], b.major)
+            block.sums[key] = accumulated(plan.mma, block.sums[key], product) if key in block.sums else product
+
+    def _promote(self, block: _Block, consumer: int, number: int, k_tile: int) -> None:
+        """The sum of one K block into the total, which becomes the block's sum when all K blocks have passed."""
+        plan, loop, key = self.plan, self.plan.mainloop, (consumer, number)
+        assert loop is not None
+        first = {"m": block.origin["m"] + (consumer * plan.blocks + number) * ROWS, "n": block.origin["n"]}
+        values = {}
+        for table in loop.tables:
+            extent, size = (ROWS, plan.m) if table.axis == "m" else (plan.tile[1], plan.n)
+            group = np.minimum(first[table.axis] + np.arange(extent), size - 1) // table.group
+            of_matrix = self.given[table.name]
+            found = (of_matrix[block.origin["l"]] if of_matrix.ndim > 2 else of_matrix)[group, k_tile]
+            values[table.name] = found[:, None] if table.axis == "m" else found[None, :]
+        total = block.totals.get(key, self._nothing())
+        block.totals[key] = loop.apply(total, block.sums.pop(key), values)
+        if k_tile == -(-plan.k // plan.tile[2]) - 1:
+            block.sums[key] = block.totals.pop(key)
+
+    def _stage(self, block: _Block, operand: OperandPlan, stage: int) -> int:
+        smem = self.plan.smem
+        if operand.name == "A":
+            return block.smem.base + smem.a_offset + stage * smem.a_stage_bytes
+        return block.smem.base + smem.b_offset + stage * smem.b_stage_bytes
+
+    # --------------------------------------------------------------------------------------------------------- the end
+    def _exchange(
+        self, held: dict[tuple[int, int], _Block], consumers: list[int]
+    ) -> dict[tuple[int, int], dict[tuple[int, int], Values]]:
+        """(part, place) -> registers of each accumulator, with the sums of all parts in the values of that part."""
+        plan = self.plan
+        keys = [(consumer, number) for consumer in consumers for number in range(plan.blocks)]
+        registers = {at: {key: block.registers(key) for key in keys} for at, block in held.items()}
+        if plan.exchange is None:
+            return registers
+        sent, parts, kind = plan.exchange, range(plan.config.split), plan.mma.c_dtype
+        vector, thread = np.arange(sent.vectors)[None, :], np.arange(WARPGROUP)[:, None]
+
+        def places(block: _Block, source: int, target: int, key: tuple[int, int]) -> npt.NDArray[np.int64]:
+            at = np.asarray(sent.byte(sent.slot(source, target), key[0], key[1], vector, thread))
+            return block.smem.base + at[..., None] + 4 * np.arange(4)
+
+        def own(values: Values, part: int) -> Values:
+            return values[:, part * sent.values : (part + 1) * sent.values].reshape(WARPGROUP, sent.vectors, 4)
+
+        for (source, place), given in registers.items():
+            for target in parts:
+                if target != source:
+                    block = held[target, place]
+                    for key in keys:
+                        block.smem.write(places(block, source, target, key), kind.encode(own(given[key], target)), kind)
+        for (part, place), given in registers.items():
+            block = held[part, place]
+            for key in keys:
+                terms = [
+                    own(given[key], part) if source == part
+                    else np.asarray(kind.decode(block.smem.read(places(block, source, part, key), kind)))
+                    for source in parts
+                ]  # fmt: skip
+                total = terms[0]
+                for term in terms[1:]:
+                    total = total + term
+                given[key][:, part * sent.values : (part + 1) * sent.values] = total.reshape(WARPGROUP, -1)
+        return registers
+
+    def _store(self, block: _Block, consumer: int, number: int, part: int, registers: Values) -> None:
+        """One accumulator, 64 rows: one part of its columns."""
+        plan = self.plan
+        first = number + (0 if plan.config.schedule == "pingpong" else consumer * plan.blocks)
+        row, column = block.origin["m"] + first * ROWS, block.origin["n"]
+        if plan.gated is not None:
+            sums = registers.astype(np.float32)
+            count = plan.stored.accumulator_registers
+            registers = plan.gated.apply(sums[:, :count], sums[:, count:], Math)
+        floats = plan.c.dtype.kind == "float"  # sums of integers go through f32 to a C of floats
+        bits = plan.c.dtype.encode(registers.astype(np.float32) if floats else registers)
+        store = plan.store
+        if store is None:
+            self._store_direct(row, column, block.origin["l"], bits, plan.stored_values(part))
+            return
+        for i, round_ in store.rounds_of(number, part):
+            for owner in range(WARPS_OF_GROUP // store.warps):
+                buffer = (consumer * WARPS_OF_GROUP // store.warps + owner) * store.buffers + i % store.buffers
+                address = block.smem.base + plan.smem.c_offset + buffer * plan.smem.c_buffer_bytes
+                for chunk in round_.chunks:
+                    self._fill(block.smem, address + chunk.offset, chunk, owner, bits)
+                for chunk in round_.chunks:
+                    tma = store.maps[chunk.map]
+                    place = {"m": row + owner * (ROWS // WARPS_OF_GROUP), "n": column + chunk.column,
+                             "l": block.origin["l"]}  # fmt: skip
+                    if plan.ragged is not None:
+                        place = store_place(place["m"], self.end, place["n"], min)
+                    for copy in tma.instructions:
+                        where = [place[dim] + offset for dim, offset in zip(tma.dims, copy.coord_offset, strict=True)]
+                        at = address + chunk.offset + copy.smem_offset
+                        tensor_store(tma, self.c, where, block.smem, at, self.times)
+
+    def _fill(self, smem: SharedMemory, address: int, chunk: StoreChunk, owner: int, bits: npt.NDArray[Any]) -> None:
+        """An owner's registers of a chunk into its tile."""
+        plan, dtype = self.plan, self.plan.c.dtype
+        warps = plan.store.warps if plan.store is not None else 1
+        values = chunk.first_value + np.arange(chunk.values)
+        for warp in range(owner * warps, owner * warps + warps):
+            mine = bits[32 * warp : 32 * warp + 32][:, values]
+            inside = warp - owner * warps
+            if chunk.rows is not None:
+                words = mine.reshape(32, -1, chunk.matrices, 2)
+                for i in range(words.shape[1]):
+                    lanes = np.arange(8 * chunk.matrices)
+                    rows = address + np.asarray([int(chunk.rows(lane, (i, inside))) for lane in lanes]) * dtype.bytes
+                    store_matrices(smem, rows, words[:, i], dtype, plan.c.order == "col")
+                continue
+            thread = 32 * inside + np.arange(32)[:, None]
+            row, column = plan.mma.coords_C(thread, values[None, :])
+            at = address + np.asarray(chunk.tile.byte(row, column - chunk.column))
+            smem.write(at, mine, dtype)
+
+    def _store_direct(self, row: int, column: int, matrix: int, bits: npt.NDArray[Any], mine: range) -> None:
+        """Each thread those of its own elements that are inside."""
+        plan, values = self.plan, np.asarray(mine)
+        bits = bits[:, values]
+        i, j = plan.mma.coords_C(np.arange(WARPGROUP)[:, None], values[None, :])
+        i, j = np.broadcast_arrays(row + i, column + j)
+        inside = (i < plan.m) & (j < plan.n)
+        line, at = (i, j) if plan.c.order == "row" else (j, i)
+        element = (matrix * self.c.pitch + line * self.c.leading + at)[inside]
+        self.c.bits[element] = bits[inside]
+        np.add.at(self.times, element, 1)

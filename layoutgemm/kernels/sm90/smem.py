@@ -1,0 +1,110 @@
+"""Where everything lies in the shared memory of a block of a Hopper kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...layouts import Layout
+from ..derive import OperandPlan
+from ..plan import BARRIER_BYTES, rounded_up
+from ..store import TILE_ALIGNMENT, StorePlan
+
+
+@dataclass(frozen=True, slots=True)
+class Sm90Smem:
+    """Where everything lies in the block's dynamic shared memory, in bytes from an address aligned to `alignment`.
+
+    a, b: stages one after another; c: the buffers of the first consumer warp, then the next one's; then the barriers
+    `full` (`barrier_offset`) and `empty`, one of each a stage; that of the partial sums of a split K, if there are any;
+    then the table of groups of a ragged batch.
+    """
+
+    a_offset: int
+    a_stage_bytes: int
+    b_offset: int
+    b_stage_bytes: int
+    c_offset: int
+    c_buffer_bytes: int
+    barrier_offset: int
+    empty_offset: int
+    barrier_bytes: int
+    total: int
+    alignment: int
+    table_offset: int = 0
+    sums_offset: int = 0
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Where partial sums of a split K lie while blocks exchange them: in memory of its own of the one that takes them.
+
+    values   of a thread's accumulator that a block takes
+    layout   (thread, vector of 4 values, accumulator, consumer, slot) -> vectors of 16 bytes; a slot is another block's
+    offset   bytes from the beginning of the block's shared memory: behind the stages, which others may still read
+
+    >>> two = Exchange(8, Layout((128, 2, 1, 1, 1)))
+    >>> two.parts, two.bytes, two.slot(0, 1), two.slot(1, 0)
+    (2, 4096, 0, 0)
+    """
+
+    values: int
+    layout: Layout
+    offset: int = 0
+
+    @property
+    def parts(self) -> int:
+        """Parts of K, and blocks that exchange their sums."""
+        return int(self.layout[-1].size) + 1
+
+    @property
+    def vectors(self) -> int:
+        """Vectors of 4 values that a thread sends of one accumulator."""
+        return self.values // 4
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of shared memory: all that the other blocks send."""
+        return int(self.layout.size) * 16
+
+    @property
+    def sends(self) -> int:
+        """Bytes that a consumer warp sends to each other block."""
+        return 32 * int(self.layout[1].size) * int(self.layout[2].size) * 16
+
+    def slot(self, source, target):  # type: ignore[no-untyped-def]  # ints or traced integers
+        """Which of the places of `target` is for what `source`, another block, sends."""
+        return (source - target - 1 + self.parts) % self.parts
+
+    def byte(self, slot, consumer, block, vector, thread):  # type: ignore[no-untyped-def]  # ints or traced integers
+        """The byte at which a vector lies."""
+        return self.offset + self.layout((thread, vector, block, consumer, slot)) * 16
+
+
+def smem_map(
+    a: OperandPlan, b: OperandPlan, stages: int, c_bytes: int, store: StorePlan | None, single: bool,
+    table_bytes: int = 0, sums_bytes: int = 0,
+) -> Sm90Smem:  # fmt: skip
+    """Stages, the store's buffers, partial sums, barriers, in this order, then a table; `single`: one tile a block."""
+    a_stage, b_stage = rounded_up(a.smem.bytes, a.smem.alignment), rounded_up(b.smem.bytes, b.smem.alignment)
+    b_offset = rounded_up(stages * a_stage, TILE_ALIGNMENT)
+    end = rounded_up(b_offset + stages * b_stage, TILE_ALIGNMENT)
+    c_offset = 0 if single else end  # one tile: the stages are free when C is stored
+    barriers = end + (0 if single else c_bytes) + sums_bytes
+    sums = barriers + 2 * stages * BARRIER_BYTES
+    end_of_barriers = sums + (BARRIER_BYTES if sums_bytes else 0)
+    table = rounded_up(end_of_barriers, 16) if table_bytes else 0
+    return Sm90Smem(
+        a_offset=0,
+        a_stage_bytes=a_stage,
+        b_offset=b_offset,
+        b_stage_bytes=b_stage,
+        c_offset=c_offset,
+        c_buffer_bytes=store.buffer_bytes if store else 0,
+        barrier_offset=barriers,
+        empty_offset=barriers + stages * BARRIER_BYTES,
+        barrier_bytes=BARRIER_BYTES,
+        total=table + table_bytes if table_bytes else end_of_barriers,
+        alignment=TILE_ALIGNMENT,
+        table_offset=table,
+        sums_offset=sums if sums_bytes else 0,
+    )

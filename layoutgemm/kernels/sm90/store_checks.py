@@ -1,0 +1,212 @@
+"""What a Hopper plan's store claims, checked: columns, boxes, buffers, stmatrix; and the places of partial sums."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...atoms import smem_tile, stmatrix, wgmma
+from ...atoms.copy.feeds_mma import feeds, row_addresses
+from ...checks import bank_conflicts, filled_by
+from ...errors import CoordinateError
+from ...layouts import Proof
+from ...report import Check
+from ..derive import one_matrix
+from ..store import ROWS, StoreChunk, StorePlan, distinct_chunks, rows_of_values
+from .plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
+
+
+def store_checks(plan: Sm90Plan, store: StorePlan) -> list[Check]:
+    """Columns, boxes, buffers, and what the threads write into them."""
+    checks = [_columns(plan, store), _boxes(plan, store), _buffers(store)]
+    written = [_written(plan, chunk) for chunk in distinct_chunks(store)]
+    return [*checks, next((check for check in written if not check), written[0])]
+
+
+def neighbours_check(plan: Sm90Plan) -> Check:
+    """Where threads store by themselves: each row's values are pairs of neighbours, the first in an even column."""
+    rows, thread = rows_of_values(plan.stored), np.arange(WARPGROUP)[:, None]
+    witness = "" if plan.tile_c[1] % 2 == 0 else f"a tile of {plan.tile_c[1]} columns"
+    for values in rows:
+        i, j = np.broadcast_arrays(*plan.stored.coords_C(thread, np.asarray(values)[None, :]))
+        pairs = len(values) % 2 == 0 and (j[:, 1::2] == j[:, ::2] + 1).all() and (j[:, ::2] % 2 == 0).all()
+        if not pairs or (i != i[:, :1]).any():
+            witness = witness or f"values {values} are no pairs of neighbours in one row"
+    count = plan.stored.accumulator_registers
+    if sorted(v for values in rows for v in values) != list(range(count)):
+        witness = witness or f"the rows have {sum(map(len, rows))} of {count} values"
+    statement = f"a thread's {count} values are pairs of neighbours in {len(rows)} rows of C, even columns first"
+    return Check("neighbours", statement, not witness, f"exhaustion ({WARPGROUP * count} values)", witness)
+
+
+def _columns(plan: Sm90Plan, store: StorePlan) -> Check:
+    """Each accumulator's columns are stored once, a part's its own, and a chunk's values are a run of a thread's."""
+    columns, parts = plan.stored.shape_mnk[1], store.parts
+    layout = plan.stored.layout_C
+    witness = ""
+    for block in range(plan.blocks):
+        times = np.zeros(columns, dtype=np.int64)
+        for part in range(parts):
+            for _, round_ in store.rounds_of(block, part):
+                for chunk in round_.chunks:
+                    end = chunk.column + chunk.width
+                    times[chunk.column : end] += 1
+                    inside = part * columns // parts <= chunk.column and end <= (part + 1) * columns // parts
+                    if not inside:
+                        witness = witness or f"part {part} stores columns {chunk.column}..{end - 1}"
+                    if store.c != plan.c or chunk.tile.dtype != plan.c.dtype:
+                        witness = witness or f"the store is of {store.c}, C is {plan.c}"
+        if (times != 1).any():
+            column = int(np.nonzero(times != 1)[0][0])
+            witness = witness or f"column {column} of block {block} is stored {int(times[column])} times"
+    for chunk in distinct_chunks(store):
+        values = np.arange(chunk.first_value, chunk.first_value + chunk.values)
+        if chunk.values < 1 or values[-1] >= int(layout[1].size):
+            witness = witness or f"values {values[0]} to {values[-1]} of {int(layout[1].size)}"
+            continue
+        at = layout(np.arange(WARPGROUP)[:, None], values[None, :])
+        want = np.arange(chunk.column * ROWS, (chunk.column + chunk.width) * ROWS)
+        if not np.array_equal(np.sort(np.asarray(at), axis=None), want):
+            witness = witness or (
+                f"values {values[0]} to {values[-1]} are not columns {chunk.column} to {chunk.column + chunk.width - 1}"
+            )
+    widths = "+".join(str(chunk.width) for chunk in distinct_chunks(store))
+    statement = f"chunks of {widths} columns store each of {columns} columns of {plan.blocks} block(s) once"
+    return Check("columns of C", statement, not witness, f"exhaustion ({ROWS * columns} elements)", witness)
+
+
+def _boxes(plan: Sm90Plan, store: StorePlan) -> Check:
+    """A chunk's tile is the boxes of its tensor map, element by element; its rows are the owner's."""
+    rows = ROWS // WARPS_OF_GROUP * store.warps
+    witness = ""
+    size = 0
+    for chunk in distinct_chunks(store):
+        if not 0 <= chunk.map < len(store.maps):
+            witness = witness or f"columns {chunk.column}: there is no tensor map {chunk.map}"
+            continue
+        tma = one_matrix(store.maps[chunk.map])
+        size += rows * chunk.width
+        filled = filled_by("store", chunk.tile, tma)
+        if not filled:
+            witness = witness or f"columns {chunk.column}: {filled.witness}"
+        elif chunk.tile.extent != (rows, chunk.width):
+            witness = witness or f"columns {chunk.column}: a tile of {chunk.tile.extent}, not {(rows, chunk.width)}"
+        elif tma.dims != (("n", "m") if plan.c.order == "row" else ("m", "n")) or tma.operation != "store":
+            witness = witness or f"the {tma.operation} of columns {chunk.column} runs along {tma.dims}"
+    boxes = ", ".join(f"{len(tma.instructions)} of {tma.box}" for tma in store.maps)
+    statement = f"each chunk's tile has {rows} rows of its columns, and its boxes, {boxes}, move each element once"
+    return Check("boxes of C", statement, not witness, f"exhaustion ({size} elements)", witness)
+
+
+def _buffers(store: StorePlan) -> Check:
+    """The chunks of a round lie beside one another in its buffer, aligned as their swizzle needs."""
+    witness = ""
+    for number, round_ in enumerate(store.rounds):
+        end = 0
+        for chunk in sorted(round_.chunks, key=lambda chunk: chunk.offset):
+            if chunk.offset < end:
+                witness = witness or f"round {number}: byte {chunk.offset} is used twice"
+            if chunk.offset % chunk.tile.alignment or store.buffer_bytes % chunk.tile.alignment:
+                witness = witness or (
+                    f"round {number}: offset {chunk.offset} in buffers of {store.buffer_bytes} bytes, which is no "
+                    f"multiple of {chunk.tile.alignment}"
+                )
+            end = chunk.offset + chunk.tile.bytes
+        if end > store.buffer_bytes:
+            witness = witness or f"round {number} ends at byte {end} of {store.buffer_bytes}"
+    statement = f"{len(store.rounds)} rounds fit into buffers of {store.buffer_bytes} bytes, {store.buffers} an owner"
+    return Check("buffers of C", statement, not witness, "arithmetic", witness)
+
+
+def _written(plan: Sm90Plan, chunk: StoreChunk) -> Check:
+    """Registers of a chunk go where its tile has them: by stmatrix, without bank conflicts, or one by one."""
+    by_row = plan.c.order == "row"
+    if chunk.rows is None:
+        return _written_one_by_one(plan, chunk)
+    copy = stmatrix(chunk.matrices, transpose=not by_row)
+    whole = smem_tile((ROWS, chunk.width), chunk.tile.dtype, chunk.tile.major, chunk.tile.swizzle_name)
+    atom = wgmma(chunk.width, "bf16")
+    proof = feeds(copy, whole, atom, "C")
+    name = f"stmatrix x{chunk.matrices}" + ("" if by_row else " .trans")
+    statement = f"{name} puts columns {chunk.column} to {chunk.column + chunk.width - 1} where their tile has them"
+    if not isinstance(proof, Proof):
+        return Check("rows of C", statement, False, "composition of layouts", proof.explain())
+    right = row_addresses(copy, whole, atom, "C")
+    lanes = copy.address_threads(copy.side_in("smem"))
+    requests = chunk.values // 2 // chunk.matrices
+    warps = range(1) if by_row else range(WARPS_OF_GROUP)
+    # A warp's rows are a tile of their own in row-major C: those of warp 0 in the tile of all 64.
+
+    def offsets(rows: Any) -> Any:
+        return np.asarray([[[int(rows(lane, (i, w))) for lane in lanes] for i in range(requests)] for w in warps])
+
+    try:
+        have, want = offsets(chunk.rows), offsets(right)
+    except CoordinateError as error:
+        return Check("rows of C", statement, False, proof.method, f"{requests} instructions: {error}")
+    wrong = np.argwhere(have != want)
+    witness = ""
+    if len(wrong):
+        warp, i, at = (int(x) for x in wrong[0])
+        found, wanted = int(have[warp, i, at]), int(want[warp, i, at])
+        witness = f"warp {warp}, instruction {i}, lane {lanes[at]}: element {found}, not {wanted}"
+    width = plan.c.dtype.bytes
+    if not witness and (have.max() + 8) * width > chunk.tile.bytes:
+        witness = f"a row ends at byte {(have.max() + 8) * width} of {chunk.tile.bytes}"
+    if not witness:
+        banks = bank_conflicts(have.reshape(-1, len(lanes)) * width, 16, "stmatrix")
+        witness = "" if banks else str(banks.witness)
+        statement += f", {banks.ways}-way in its banks"
+    return Check("rows of C", statement, not witness, proof.method, witness)
+
+
+def _written_one_by_one(plan: Sm90Plan, chunk: StoreChunk) -> Check:
+    """Threads store their own values: each element of the owner's tile once."""
+    by_row = plan.c.order == "row"
+    threads = np.arange(32 if by_row else WARPGROUP)[:, None]
+    i, j = plan.mma.coords_C(threads, chunk.first_value + np.arange(chunk.values)[None, :])
+    rows, columns = chunk.tile.extent
+    witness = ""
+    found = np.sort(np.asarray(chunk.tile.byte(i, j - chunk.column)), axis=None)
+    want = np.arange(rows * columns) * chunk.tile.dtype.bytes
+    if not np.array_equal(found, want):
+        witness = f"{found.size} values reach {np.unique(found).size} of {want.size} elements"
+    statement = (
+        f"threads store columns {chunk.column} to {chunk.column + chunk.width - 1} of {plan.c.dtype} each its own "
+        "values, each element of the tile once"
+    )
+    return Check("rows of C", statement, not witness, f"exhaustion ({want.size} elements)", witness)
+
+
+def exchange_check(plan: Sm90Plan) -> Check:
+    """Partial sums: every register of a part has a place, none twice, in memory of their own; so has every block."""
+    sent, split = plan.exchange, plan.config.split
+    assert sent is not None
+    held = plan.mma.accumulator_registers
+    shape = (WARPGROUP, sent.vectors, plan.blocks, plan.config.consumers, split - 1)
+    slots = [sorted(sent.slot(source, own) for source in range(split) if source != own) for own in range(split)]
+    witness = ""
+    if sent.values * split != held or sent.values % 4:
+        witness = f"{split} parts of {sent.values} values, of {held}"
+    elif tuple(sent.layout.shape) != shape or not sent.layout.is_bijective():
+        witness = f"{sent.layout} for {shape}"
+    elif wrong := [(target, found) for target, found in enumerate(slots) if found != list(range(split - 1))]:
+        witness = f"the other blocks' slots in block {wrong[0][0]} are {wrong[0][1]}"
+    elif sent.offset + sent.bytes > plan.smem.barrier_offset:
+        witness = f"{sent.bytes} bytes from byte {sent.offset} on, the barriers begin at {plan.smem.barrier_offset}"
+    elif plan.store is not None:
+        for part in range(split):
+            values = [
+                value
+                for _, round_ in plan.store.rounds_of(0, part)
+                for chunk in round_.chunks
+                for value in range(chunk.first_value, chunk.first_value + chunk.values)
+            ]
+            if sorted(values) != list(range(part * sent.values, (part + 1) * sent.values)):
+                witness = witness or f"part {part} sums values {part * sent.values} on, and stores {values[:1]} on"
+    statement = (
+        f"{sent.values} of {held} values go to each of {split} parts, to {sent.layout}, one to one onto {sent.bytes} "
+        "bytes"
+    )
+    return Check("exchange", statement, not witness, "normal form", witness)

@@ -1,0 +1,235 @@
+"""How an accumulator leaves a Hopper kernel: registers, a buffer in shared memory, tensor stores.
+
+    accumulator (64 x N, f32) --convert--> pairs --stmatrix (or st.shared)--> buffer, swizzled --tensor store--> C
+
+The columns are cut into chunks, each at most as wide as a swizzle span, so that a chunk's tile in shared memory is one
+box of a tensor map (two of 32 rows for an f32 C with contiguous columns). Chunks are gathered into rounds; a round
+fills one buffer.
+
+    order of C   a buffer belongs to             tile of a chunk   contiguous   stmatrix
+    row          one warp: its 16 of 64 rows     (16, width)       columns      plain
+    col          one warpgroup                   (64, width)       rows         .trans
+
+A warp that stores its own rows waits for no other; columns of C run across all four warps, which then meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from ..atoms import MmaAtom, SmemTile, TmaPlan, row_addresses, smem_tile, stmatrix, wgmma
+from ..atoms.tma.derive import derive as derive_tma
+from ..dtypes import DType
+from ..errors import PlanError
+from .derive import Operand
+from .plan import rounded_up
+
+ROWS = 64  # of an accumulator: wgmma's M
+WARP_ROWS = 16  # of it that one warp holds
+WARPS_OF_GROUP = ROWS // WARP_ROWS
+TILE_ALIGNMENT = 1024  # bytes: a stage or a buffer begins where the widest swizzle pattern does
+_COLUMNS = 64  # of a chunk of column-major C: more make one round of more registers, fewer make more rounds
+
+
+@dataclass(frozen=True)
+class StoreChunk:
+    """Some columns of an accumulator, and their tile in a buffer.
+
+    column, width   in the accumulator, elements
+    offset          of the tile in the round's buffer, bytes
+    map             which of the plan's tensor maps stores it
+    tile            (rows, width) elements in shared memory
+    rows            (lane, (instruction, warp)) -> element offset of the row that the lane addresses for stmatrix, or
+                    None where the type has no stmatrix and threads store their own values
+    matrices        8x8 matrices of one stmatrix
+    first_value     the accumulator's value at (0, column) for thread 0: values of the chunk begin there
+    values          of one thread in the chunk
+    """
+
+    column: int
+    width: int
+    offset: int
+    map: int
+    tile: SmemTile
+    rows: Any
+    matrices: int
+    first_value: int
+    values: int
+
+
+@dataclass(frozen=True)
+class StoreRound:
+    """What fills one buffer: chunks of one accumulator (`block`), among the columns of one part of it."""
+
+    block: int
+    part: int
+    chunks: tuple[StoreChunk, ...]
+
+
+@dataclass(frozen=True)
+class StorePlan:
+    """The rounds of a warpgroup's store.
+
+    c             C's element type and order
+    maps          one tensor map for each chunk width
+    rounds        in order; each fills one buffer and is stored as one bulk group
+    buffer_bytes  of the largest round, a multiple of the swizzle period
+    buffers       of each owner: how many rounds may be in flight
+    warps         of an owner: 1 or 4
+    parts         of an accumulator's columns
+    dealt         whether a consumer stores one part, another block the next; else it stores all, one after another
+    """
+
+    c: Operand
+    maps: tuple[TmaPlan, ...]
+    rounds: tuple[StoreRound, ...]
+    buffer_bytes: int
+    buffers: int
+    warps: int
+    parts: int = 1
+    dealt: bool = False
+
+    @classmethod
+    def derive(
+        cls, mma: MmaAtom, blocks: int, c: Operand, chunks: int, buffers: int, parts: int = 1, dealt: bool = True
+    ) -> StorePlan:
+        """The store of `blocks` accumulators of `mma`, one below the other.
+
+        chunks   how many chunks a round has; more make fewer rounds and larger buffers
+        buffers  how many rounds may be in flight
+        parts    of the columns: dealt out to so many blocks of a cluster that share the sum over K; or, not `dealt`,
+                 complete one after the other
+
+        Raises PlanError where a count is not positive or the columns cannot be dealt out; passes on TmaError.
+
+        >>> store = StorePlan.derive(wgmma(224), 2, Operand.parse("bf16"), 1, 2)
+        >>> [chunk.width for round in store.rounds[:4] for chunk in round.chunks], store.buffer_bytes
+        ([64, 64, 64, 32], 2048)
+        """
+        for name, value in (("chunks", chunks), ("buffers", buffers)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise PlanError(f"{name} = {value!r}: at least one")
+        columns, by_row = mma.shape_mnk[1], c.order == "row"
+        if columns % (8 * parts):
+            raise PlanError(f"{columns} columns in {parts} parts: each needs whole groups of 8 columns")
+        part = columns // parts
+        widths = _spans(part, c.dtype) if by_row else _blocks_of(part, _COLUMNS)
+        distinct = sorted(set(widths), reverse=True)
+        rows, major, dims = (WARP_ROWS, "K", ("n", "m")) if by_row else (ROWS, "MN", ("m", "n"))
+        tiles = {width: smem_tile((rows, width), c.dtype, major) for width in distinct}
+        maps = tuple(derive_tma(tiles[width], dims, "store") for width in distinct)
+        rounds: list[StoreRound] = []
+        largest = 0
+        for block in range(blocks):
+            for which in range(parts):
+                for first in range(0, len(widths), chunks):
+                    made, offset = [], 0
+                    for i in range(first, min(first + chunks, len(widths))):
+                        width, column = widths[i], which * part + sum(widths[:i])
+                        offset = -(-offset // tiles[width].alignment) * tiles[width].alignment
+                        made.append(_chunk(mma, c, column, width, offset, distinct.index(width), tiles[width]))
+                        offset += tiles[width].bytes
+                    largest = max(largest, offset)
+                    rounds.append(StoreRound(block, which, tuple(made)))
+        bytes_ = rounded_up(largest, TILE_ALIGNMENT)
+        return cls(c, maps, tuple(rounds), bytes_, buffers, 1 if by_row else 4, parts, dealt and parts > 1)
+
+    def rounds_of(self, block: int, part: int) -> list[tuple[int, StoreRound]]:
+        """(number, round) of one block and part; the number, of all that a consumer stores, tells the buffer."""
+        mine = [r for r in self.rounds if not self.dealt or r.part == part]
+        return [(i, r) for i, r in enumerate(mine) if (r.block, r.part) == (block, part)]
+
+    def pending(self, number: int) -> int:
+        """Groups of an owner's stores that may still read their buffers when round `number` of a tile is written.
+
+        Every tile's rounds begin with buffer 0. A round's buffer was last used `buffers` rounds before, or, by one of
+        the first rounds, in the tile before: where the rounds are no multiple of the buffers, that is less long ago.
+
+        >>> store = StorePlan.derive(wgmma(192), 1, Operand.parse("bf16"), 1, 2)  # three rounds, buffers 0, 1, 0
+        >>> [store.pending(number) for number in range(3)]
+        [0, 2, 1]
+        """
+        count = len([r for r in self.rounds if not self.dealt or r.part == 0])
+        if number >= self.buffers or count <= number:
+            return self.buffers - 1
+        last = max(range(number, count, self.buffers))
+        return count - 1 - last + number
+
+    def bytes_beyond(self, line: int) -> int:
+        """Bytes beyond the end of a line of so many elements that the tensor stores write.
+
+        >>> StorePlan.derive(wgmma(64), 1, Operand.parse("bf16"), 1, 1).bytes_beyond(1037)
+        6
+        """
+        return max(tma.beyond_line(line) for tma in self.maps) * self.c.dtype.bytes
+
+    def bytes(self, warps: int) -> int:
+        """Shared memory of all buffers of so many warps."""
+        return warps // self.warps * self.buffers * self.buffer_bytes
+
+
+def _spans(columns: int, dtype: DType) -> tuple[int, ...]:
+    """Columns of each chunk of rows: whole 128-byte spans first, then the rest in halves, down to 16 bytes.
+
+    >>> from layoutgemm.dtypes import bf16, f32
+    >>> _spans(224, bf16), _spans(40, f32)
+    ((64, 64, 64, 32), (32, 8))
+    """
+    widths: list[int] = []
+    width = 128 // dtype.bytes
+    while columns:
+        while columns >= width:
+            widths.append(width)
+            columns -= width
+        if columns and width * dtype.bytes == 16:
+            raise PlanError(f"{columns} columns of {dtype} are left, {columns * dtype.bytes} bytes: no whole 16 bytes")
+        width //= 2
+    return tuple(widths)
+
+
+def _blocks_of(columns: int, most: int) -> tuple[int, ...]:
+    """Columns of each chunk of columns: as many as there may be, then what is left in multiples of 16, then 8.
+
+    >>> _blocks_of(88, 64)
+    (64, 16, 8)
+    """
+    full, rest = divmod(columns, most)
+    return (most,) * full + tuple(width for width in (rest // 16 * 16, rest % 16) if width)
+
+
+def _chunk(mma: MmaAtom, c: Operand, column: int, width: int, offset: int, map_: int, tile: SmemTile) -> StoreChunk:
+    threads, values = mma.layout_C[0], mma.layout_C[1]
+    per_column = values.size / mma.shape_mnk[1]
+    first, count = int(column * per_column), int(width * per_column)
+    # The accumulator's values of these columns are one run: the first one's element is (row of thread 0, column).
+    at = mma.coords_C(0, first)
+    assert threads.size == 128 and tuple(int(x) for x in at) == (0, column), (mma, column, at)
+    rows, matrices = None, 0
+    if c.dtype.bits == 16:
+        matrices = 4 if count % 8 == 0 else 2
+        copy = stmatrix(matrices, transpose=c.order == "col")
+        # Addresses of all 64 rows: of row-major C the 16-row tile is the first quarter, and warp 0's are taken.
+        whole = smem_tile((ROWS, width), c.dtype, tile.major)
+        rows = row_addresses(copy, whole, wgmma(width, "bf16"), "C")
+    return StoreChunk(column, width, offset, map_, tile, rows, matrices, first, count)
+
+
+def rows_of_values(atom: MmaAtom, values: Iterable[int] | None = None) -> list[list[int]]:
+    """A thread's values, or those asked for, by the row of C in which they are: two rows, the same in every thread.
+
+    >>> from layoutgemm.atoms import wgmma
+    >>> rows_of_values(wgmma(16)), rows_of_values(wgmma(16), range(4))
+    ([[0, 1, 4, 5], [2, 3, 6, 7]], [[0, 1], [2, 3]])
+    """
+    found: dict[int, list[int]] = {}
+    for v in range(atom.accumulator_registers) if values is None else values:
+        found.setdefault(int(atom.coords_C(0, v)[0]), []).append(v)
+    return list(found.values())
+
+
+def distinct_chunks(store: StorePlan) -> list[StoreChunk]:
+    """One chunk of each column: blocks repeat them."""
+    found = {chunk.column: chunk for round_ in store.rounds for chunk in round_.chunks}
+    return [found[column] for column in sorted(found)]

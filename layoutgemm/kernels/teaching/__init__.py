@@ -1,0 +1,1 @@
+"""The 64x64 walkthrough kernel for Hopper and its plan."""

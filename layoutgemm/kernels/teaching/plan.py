@@ -1,0 +1,322 @@
+"""GemmPlan: every object that one GEMM kernel is made of, derived, checked, explained.
+
+A plan is a frozen value. `GemmPlan.derive` turns a problem (sizes, types, orders, architecture) into a matrix
+instruction, shared-memory tiles, descriptors, tensor copies, barriers and budgets; the kernel reads them from here and
+from nowhere else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, overload
+
+from ...arch import Arch
+from ...arch import arch as arch_named
+from ...atoms import MmaAtom, SmemTile, wgmma
+from ...atoms.tma.derive import STRIDE_UNIT
+from ...dtypes import bf16, f16, f32
+from ...errors import PlanError
+from ...layouts.int_tuple import plain
+from ...report import Report
+from ..derive import Given, Operand, OperandPlan, derive_operand
+from ..plan import (
+    BARRIER_BYTES,
+    MAX_COORDINATE,
+    PARAMETERS,
+    PlanVerbs,
+    check_fields,
+    check_sizes,
+    rounded_up,
+    tile_count,
+)
+
+if TYPE_CHECKING:
+    from ..sm80.plan import Sm80Config, Sm80Plan
+    from ..sm90.plan import Sm90Config, Sm90Plan
+    from ..sm100.plan import Sm100Config, Sm100Plan
+
+DEFAULT_STAGES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class GemmConfig:
+    """What may be chosen for one kernel; None lets the plan choose.
+
+    tile_n     columns of C a block computes: wgmma's N, 8 to 256 in steps of 8
+    tile_k     depth of one stage, a multiple of 16 elements
+    stages     how many k tiles are in flight; default 4, or fewer where shared memory does not hold them
+    swizzle_a, swizzle_b   "none", "32B", "64B", "128B"; default the widest that fits
+    """
+
+    tile_n: int = 64
+    tile_k: int = 64
+    stages: int | None = None
+    swizzle_a: str | None = None
+    swizzle_b: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BarrierPlan:
+    """The barriers of the kernel: one an stage, completed by one arrival plus the bytes of that stage's copies."""
+
+    name: str
+    count: int
+    arrivals: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SmemMap:
+    """Where everything lies in the block's dynamic shared memory, in bytes from an address aligned to `alignment`."""
+
+    a_offset: int
+    a_stage_bytes: int
+    b_offset: int
+    b_stage_bytes: int
+    barrier_offset: int
+    barrier_bytes: int
+    total: int
+    alignment: int
+
+
+@dataclass(frozen=True)
+class GemmPlan(PlanVerbs):
+    """C[M, N] = A[M, K] @ B[K, N] on one architecture; see `derive`."""
+
+    m: int
+    n: int
+    k: int
+    arch: Arch
+    a: OperandPlan
+    b: OperandPlan
+    c: Operand
+    mma: MmaAtom
+    tile: tuple[int, int, int]
+    stages: int
+    smem: SmemMap
+    barrier: BarrierPlan
+    config: GemmConfig = field(default_factory=GemmConfig)
+    parameters = PARAMETERS
+    batch = 1  # matrices: this kernel multiplies one pair
+
+    # ------------------------------------------------------------------------------------------------------- derivation
+    @overload
+    @classmethod
+    def derive(
+        cls, m: int, n: int, k: int, *, arch: str | Arch | None = ..., a: Given = ..., b: Given | None = ...,
+        c: Given | None = ..., batch: int = ..., config: Sm90Config,
+    ) -> Sm90Plan: ...  # fmt: skip
+
+    @overload
+    @classmethod
+    def derive(
+        cls, m: int, n: int, k: int, *, arch: str | Arch | None = ..., a: Given = ..., b: Given | None = ...,
+        c: Given | None = ..., batch: int = ..., config: Sm80Config,
+    ) -> Sm80Plan: ...  # fmt: skip
+
+    @overload
+    @classmethod
+    def derive(
+        cls, m: int, n: int, k: int, *, arch: str | Arch | None = ..., a: Given = ..., b: Given | None = ...,
+        c: Given | None = ..., batch: int = ..., config: Sm100Config,
+    ) -> Sm100Plan: ...  # fmt: skip
+
+    @overload
+    @classmethod
+    def derive(
+        cls, m: int, n: int, k: int, *, arch: str | Arch | None = ..., a: Given = ..., b: Given | None = ...,
+        c: Given | None = ..., batch: int = ..., config: GemmConfig | None = ...,
+    ) -> GemmPlan: ...  # fmt: skip
+
+    @classmethod
+    def derive(
+        cls,
+        m: int,
+        n: int,
+        k: int,
+        *,
+        arch: str | Arch | None = None,
+        a: Given = "bf16",
+        b: Given | None = None,
+        c: Given | None = None,
+        batch: int = 1,
+        config: GemmConfig | Sm80Config | Sm90Config | Sm100Config | None = None,
+    ) -> GemmPlan | Sm80Plan | Sm90Plan | Sm100Plan:
+        """Derive the kernel for C[m, n] = A[m, k] @ B[k, n].
+
+        m, n, k  any positive sizes; ragged edges are filled with zeros on load and guarded on store
+        arch     by default that of `config`, and "sm_90a" without one; "sm_80" and "sm_120a" give a plan of the
+                 mma.sync kernel, "sm_100a" one of the Blackwell kernel
+        a, b     bf16 or f16, ":row" (default) or ":col", as in "bf16:col"; b defaults to a's type, row-major
+        c        f32 (default), or the type of the inputs, row-major
+        batch    1: this kernel multiplies one pair of matrices
+        config   choices; None for the defaults. An Sm90Config gives the plan of the production kernel, which takes more
+                 types, orders and a batch: see Sm90Plan.derive; an Sm80Config that of the mma.sync kernel; an
+                 Sm100Config that of the Blackwell kernel
+
+        Raises PlanError naming the argument and the arithmetic when no such kernel exists, and passes on AtomError,
+        DescriptorError and TmaError when a derivation is refused.
+
+        >>> plan = GemmPlan.derive(200, 136, 72, a="bf16", b="bf16:col")
+        >>> plan.tile, plan.stages, plan.bytes_per_stage
+        ((64, 64, 64), 4, 16384)
+        >>> hex(plan.a.descriptor.word), plan.b.tma.box
+        ('0x4000004000010000', (64, 64))
+        """
+        m, n, k, batch = plain(m), plain(n), plain(k), plain(batch)
+        from ..sm80.plan import Sm80Config, Sm80Plan
+        from ..sm90.plan import Sm90Config, Sm90Plan
+        from ..sm100.plan import Sm100Config, Sm100Plan
+
+        if not isinstance(config, (GemmConfig, Sm80Config, Sm90Config, Sm100Config, type(None))):
+            raise PlanError(f"config = {config!r}: a GemmConfig, Sm80Config, Sm90Config, Sm100Config or None")
+        if arch is None:
+            arch = "sm_100a" if isinstance(config, Sm100Config) else "sm_90a"
+        target = arch_named(arch)
+        if isinstance(config, Sm80Config) or (config is None and target.name in ("sm_80", "sm_120a")):
+            return Sm80Plan.derive(m, n, k, arch=target, batch=batch, a=a, b=b, c=c, config=config)
+        if isinstance(config, Sm100Config) or (config is None and target.name == "sm_100a"):
+            if target.name != "sm_100a":
+                raise PlanError(f"Sm100Config is for sm_100a, not for {target.name}")
+            return Sm100Plan.derive(m, n, k, batch=batch, a=a, b=b, c=c, config=config)
+        if isinstance(config, Sm90Config):
+            if target.name != "sm_90a":
+                raise PlanError(f"Sm90Config is for sm_90a, not for {target.name}")
+            return Sm90Plan.derive(m, n, k, batch=batch, a=a, b=b, c=c, config=config)
+        if batch != 1 or isinstance(batch, bool):
+            raise PlanError(f"batch = {batch!r}: this kernel multiplies one pair of matrices; give an Sm90Config")
+        check_sizes(m=m, n=n, k=k)
+        target.require("wgmma", "this kernel")
+        config = config or GemmConfig()
+        check_fields(config, stages=0)
+        a_spec = Operand.parse(a)
+        b_spec = Operand.parse(a_spec.dtype if b is None else b)
+        c_spec = Operand.parse("f32" if c is None else c)
+        if c_spec.order != "row":
+            raise PlanError(f"c is {c_spec}; this kernel stores row-major. Compute the transpose: C^T = B^T @ A^T")
+        if c_spec.dtype not in (f32, a_spec.dtype):
+            raise PlanError(f"c is {c_spec.dtype}; this kernel stores f32 or the inputs' {a_spec.dtype}")
+        if a_spec.dtype not in (bf16, f16) or a_spec.dtype != b_spec.dtype:
+            raise PlanError(
+                f"this kernel takes A and B both bf16 or both f16; got A {a_spec.dtype} and B {b_spec.dtype}"
+            )
+        atom = wgmma(config.tile_n, a_spec.dtype, b_spec.dtype)
+        tile_m, _, depth = atom.shape_mnk
+        if config.tile_k < depth:
+            raise PlanError(f"tile_k = {config.tile_k!r}: a stage holds at least one K block of {depth} elements")
+        if config.tile_k % depth:
+            raise PlanError(f"tile_k = {config.tile_k} is no multiple of the instruction's K = {depth}")
+        a_plan = derive_operand("A", a_spec, "M", tile_m, config.tile_k, config.swizzle_a, atom)
+        b_plan = derive_operand("B", b_spec, "N", config.tile_n, config.tile_k, config.swizzle_b, atom)
+        stages = _stages(config.stages, a_plan, b_plan, target)
+        stage_bytes = a_plan.tma.bytes + b_plan.tma.bytes
+        plan = cls(
+            m=m, n=n, k=k, arch=target, a=a_plan, b=b_plan, c=c_spec, mma=atom,
+            tile=(tile_m, config.tile_n, config.tile_k),
+            stages=stages,
+            smem=_smem_map(a_plan.smem, b_plan.smem, stages),
+            barrier=BarrierPlan("full", stages, 1, stage_bytes),
+            config=config,
+        )  # fmt: skip
+        if plan.grid[0] > MAX_COORDINATE:
+            raise PlanError(
+                f"{m}x{n} in tiles of {tile_m}x{config.tile_n} is {plan.grid[0]} tiles; a grid holds 2**31 - 1 blocks"
+            )
+        return plan
+
+    # ------------------------------------------------------------------------------------------------------- properties
+    @property
+    def threads(self) -> int:
+        """Threads of a block: those of the one matrix instruction."""
+        return self.mma.threads
+
+    @property
+    def bytes_per_stage(self) -> int:
+        """Bytes that the barrier of a stage waits for."""
+        return self.barrier.bytes
+
+    @property
+    def tiles(self) -> tuple[int, int, int]:
+        """Tiles along M, N and K, the last of each possibly ragged."""
+        m, n, k = (tile_count(size, tile) for size, tile in zip((self.m, self.n, self.k), self.tile, strict=True))
+        return (m, n, k)
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        """Blocks of the launch: one a tile of C, tiles along N first."""
+        return (self.tiles[0] * self.tiles[1], 1, 1)
+
+    def tile_origin(self, block, tiles_n=None):  # type: ignore[no-untyped-def]  # ints or traced integers alike
+        """Block number -> (first row, first column) of its tile of C. `tiles_n` may be given at run time.
+
+        >>> GemmPlan.derive(200, 136, 64).tile_origin(4)
+        (64, 64)
+        """
+        along_n = self.tiles[1] if tiles_n is None else tiles_n
+        return block // along_n * self.tile[0], block % along_n * self.tile[1]
+
+    def for_any_size(self) -> GemmPlan:
+        """The plan of the same kernel for a problem of 1x1x1: what the trace sees, and what its name is made of."""
+        return replace(self, m=1, n=1, k=1, config=GemmConfig())
+
+    # ------------------------------------------------------------------------------------------------------------ verbs
+    def check(self) -> Report:
+        """Run every check and proof; the report is truthy when all hold, and lists each statement with its method."""
+        from ..plan_checks import check_plan
+
+        return check_plan(self)
+
+    def explain(self) -> str:
+        """The derivation in words and numbers: tiles, copies, swizzles, descriptors, fragment map, barriers, bytes."""
+        from .explain import explain_plan
+
+        return explain_plan(self)
+
+    def __str__(self) -> str:
+        return (
+            f"GemmPlan {self.m}x{self.n}x{self.k} {self.arch.name}: A {self.a.dtype} {self.a.order}, B {self.b.dtype} "
+            f"{self.b.order}, C {self.c.dtype}, tile {'x'.join(map(str, self.tile))}, {self.stages} stages"
+        )
+
+
+def _smem_map(a: SmemTile, b: SmemTile, stages: int) -> SmemMap:
+    """A's stages, then B's, then the barriers; every stage starts at a multiple of its tile's alignment."""
+    a_stage, b_stage = rounded_up(a.bytes, a.alignment), rounded_up(b.bytes, b.alignment)
+    b_offset = rounded_up(stages * a_stage, b.alignment)
+    barrier_offset = b_offset + stages * b_stage
+    return SmemMap(
+        a_offset=0,
+        a_stage_bytes=a_stage,
+        b_offset=b_offset,
+        b_stage_bytes=b_stage,
+        barrier_offset=barrier_offset,
+        barrier_bytes=BARRIER_BYTES,
+        total=barrier_offset + stages * BARRIER_BYTES,
+        alignment=max(a.alignment, b.alignment),
+    )
+
+
+def _stages(asked: int | None, a: OperandPlan, b: OperandPlan, target: Arch) -> int:
+    if asked is not None and (isinstance(asked, bool) or asked < 1):
+        raise PlanError(f"stages = {asked!r}: at least one")
+    most = 0
+    for count in range(1, (asked or DEFAULT_STAGES) + 1):
+        if _smem_map(a.smem, b.smem, count).total <= target.smem_per_block:
+            most = count
+    if (asked is not None and most < asked) or most == 0:
+        total = _smem_map(a.smem, b.smem, asked or 1).total
+        raise PlanError(
+            f"{asked or 1} stage(s) of A {a.smem.bytes} + B {b.smem.bytes} bytes and their barriers need {total} bytes "
+            f"of shared memory; {target.name} gives a block {target.smem_per_block}. {most} stage(s) fit"
+        )
+    return most
+
+
+__all__ = [
+    "BARRIER_BYTES",
+    "MAX_COORDINATE",
+    "PARAMETERS",
+    "STRIDE_UNIT",
+    "GemmConfig",
+    "GemmPlan",
+]

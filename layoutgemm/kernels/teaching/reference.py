@@ -1,0 +1,128 @@
+"""The NumPy executor: one plan, walked element by element as the kernel walks it.
+
+Global to shared memory through box and swizzle, shared memory to the tensor core through the descriptor's own address
+arithmetic, accumulator registers to C through the plan's fragment map, with the plan's barriers and stages. The models
+of the hardware are in `silicon`; the plan supplies every number. A wrong descriptor bit, swizzle, box, byte count or
+fragment map therefore gives a wrong result or a stated failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from ...errors import PlanError
+from ..derive import OperandPlan
+from ..run.hardware_model import (
+    Barrier,
+    GlobalMatrix,
+    SharedMemory,
+    accumulator_registers,
+    tensor_copy,
+    wgmma_product,
+)
+from .plan import GemmPlan
+
+Progress = Callable[[int, int], None]
+
+
+def execute(
+    plan: GemmPlan, a: GlobalMatrix, b: GlobalMatrix, progress: Progress | None = None
+) -> npt.NDArray[np.float32]:
+    """C as an (M, N) float32 array, rounded to the plan's output type.
+
+    a, b      the matrices' bits, innermost extent first
+    progress  called with (blocks done, blocks in all) after each block
+
+    Raises PlanError when a barrier would never complete, shared memory is left, or an element of C is not stored once.
+    """
+    c = np.full((plan.m, plan.n), np.nan, dtype=np.float32)
+    stores = np.zeros((plan.m, plan.n), dtype=np.uint8)
+    blocks = plan.grid[0]
+    for block in range(blocks):
+        _run_block(plan, block, a, b, c, stores)
+        if progress is not None:
+            progress(block + 1, blocks)
+    wrong = np.argwhere(stores != 1)
+    if len(wrong):
+        row, column = (int(i) for i in wrong[0])
+        raise PlanError(
+            f"C[{row}, {column}] is stored {stores[row, column]} times; {len(wrong)} elements are not stored once"
+        )
+    return c
+
+
+def _run_block(
+    plan: GemmPlan,
+    block: int,
+    a: GlobalMatrix,
+    b: GlobalMatrix,
+    c: npt.NDArray[np.float32],
+    stores: npt.NDArray[np.uint8],
+) -> None:
+    smem = SharedMemory(plan.smem.total)
+    full = [Barrier(f"{plan.barrier.name}[{s}]", plan.barrier.arrivals) for s in range(plan.barrier.count)]
+    m0, n0 = plan.tile_origin(block)
+    k_tiles, tile_k = plan.tiles[2], plan.tile[2]
+
+    def load(k_tile: int) -> None:
+        """Thread 0: promise the stage's bytes, then issue every copy of both operands."""
+        stage = k_tile % plan.stages
+        full[stage].arrive_expect(plan.barrier.bytes)
+        origin = {"m": m0, "n": n0, "k": k_tile * tile_k}
+        for operand, matrix in ((plan.a, a), (plan.b, b)):
+            for copy in operand.tma.instructions:
+                first, second = (
+                    origin[dim] + offset for dim, offset in zip(operand.tma.dims, copy.coord_offset, strict=True)
+                )
+                address = _stage_address(plan, smem, operand, stage) + copy.smem_offset
+                tensor_copy(operand.tma, matrix, (first, second), smem, address, full[stage])
+
+    for k_tile in range(min(plan.stages, k_tiles)):
+        load(k_tile)
+    accumulator = np.zeros((1, 1), dtype=np.float32)
+    for k_tile in range(k_tiles):
+        stage = k_tile % plan.stages
+        full[stage].wait(k_tile // plan.stages & 1)
+        address_a = _stage_address(plan, smem, plan.a, stage)
+        address_b = _stage_address(plan, smem, plan.b, stage)
+        for step, (step_a, step_b) in enumerate(zip(plan.a.descriptor.k_steps, plan.b.descriptor.k_steps, strict=True)):
+            product = wgmma_product(
+                plan.mma,
+                smem,
+                plan.a.descriptor.base.at(address_a + step_a).word,
+                plan.a.descriptor.major,
+                plan.b.descriptor.base.at(address_b + step_b).word,
+                plan.b.descriptor.major,
+            )
+            # scale-d is 0 for the very first product: D = A*B, the old accumulator is not read
+            accumulator = product if k_tile == step == 0 else accumulator + product
+        if k_tile + plan.stages < k_tiles:
+            load(k_tile + plan.stages)
+    _store(plan, m0, n0, accumulator_registers(accumulator), c, stores)
+
+
+def _store(
+    plan: GemmPlan,
+    m0: int,
+    n0: int,
+    registers: npt.NDArray[np.float32],
+    c: npt.NDArray[np.float32],
+    stores: npt.NDArray[np.uint8],
+) -> None:
+    """Each thread stores each of its values where the plan's fragment map says, if that is inside C."""
+    threads, values = registers.shape
+    row, column = plan.mma.coords_C(np.arange(threads)[:, None], np.arange(values)[None, :])
+    row, column = np.broadcast_arrays(m0 + row, n0 + column)
+    inside = (row < plan.m) & (column < plan.n)
+    at = row[inside], column[inside]
+    c[at] = plan.c.dtype.decode(plan.c.dtype.encode(registers[inside]))
+    np.add.at(stores, at, 1)
+
+
+def _stage_address(plan: GemmPlan, smem: SharedMemory, operand: OperandPlan, stage: int) -> int:
+    if operand.name == "A":
+        return smem.base + plan.smem.a_offset + stage * plan.smem.a_stage_bytes
+    return smem.base + plan.smem.b_offset + stage * plan.smem.b_stage_bytes

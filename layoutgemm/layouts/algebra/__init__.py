@@ -1,0 +1,1 @@
+"""Composition, divides, products, inverses and recasts of integer layouts."""

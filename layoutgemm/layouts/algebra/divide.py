@@ -1,0 +1,221 @@
+"""Divide and product: a layout split by a tiler, or repeated over one.
+
+A tiler is an int (the layout n:1), a Layout, or a tuple of tilers and None, one for each mode, where None leaves the
+mode alone. Functions take and return (shape, stride) pairs; a tiler comes as the caller gave it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ...errors import LayoutError
+from ..basis import has_basis
+from ..int_tuple import as_int, coal, compact, leaves, pack, product, show, transform
+from .compose import compose
+from .inverse import complement, complement_exact
+
+Pair = tuple[Any, Any]
+Split = Callable[[Any, Any, Pair], Pair]
+
+
+def tiler_pair(tiler: Any) -> Pair:
+    """Shape and stride of a tiler that is an int or a layout."""
+    if tiler.__class__ is int:
+        if tiler < 1:
+            raise LayoutError(f"a tiler's extent must be at least 1, not {tiler}")
+        return tiler, 1 if tiler > 1 else 0
+    if not getattr(tiler.__class__, "_plain", False):  # the mark of a Layout; tensors and arrays have strides too
+        return tiler_pair(as_int(tiler, "a tiler that is no Layout and no tuple"))
+    return tiler.shape, tiler.stride
+
+
+def _modes(shape: Any, stride: Any, tiler: Any) -> int:
+    n = len(shape) if shape.__class__ is tuple else 1
+    if len(tiler) > n:
+        raise LayoutError(f"a tiler of {len(tiler)} modes for {show(shape)}:{show(stride)}, which has {n}")
+    return n
+
+
+def mode(shape: Any, stride: Any, i: int) -> Pair:
+    """Mode i as (shape, stride); an integer shape is its own only mode."""
+    return (shape[i], stride[i]) if shape.__class__ is tuple else (shape, stride)
+
+
+def join(pairs: list[Pair]) -> Pair:
+    """One layout with the given modes."""
+    return tuple([s for s, _ in pairs]), tuple([d for _, d in pairs])
+
+
+def composed(shape: Any, stride: Any, pair: Pair) -> Pair:
+    """A o T."""
+    return compose(shape, stride, *pair)
+
+
+def by_mode(split: Split, shape: Any, stride: Any, tiler: Any) -> Pair:
+    """`split` applied mode by mode; None, and modes without a tiler, stay as they are."""
+    if tiler is None:
+        return shape, stride
+    if isinstance(tiler, (tuple, list)):
+        n = _modes(shape, stride, tiler)
+        out = [by_mode(split, *mode(shape, stride, i), t) for i, t in enumerate(tiler)]
+        return join(out + [mode(shape, stride, i) for i in range(len(tiler), n)])
+    return split(shape, stride, tiler_pair(tiler))
+
+
+def zipped(split: Split, shape: Any, stride: Any, tiler: Any) -> Pair:
+    """`split` mode by mode, all first halves gathered in mode 0, all second halves and the rest in mode 1."""
+    if tiler is None:
+        return (1, shape), (0, stride)
+    if isinstance(tiler, (tuple, list)):
+        n = _modes(shape, stride, tiler)
+        s0, d0, s1, d1 = [], [], [], []
+        for i, t in enumerate(tiler):
+            s, d = zipped(split, *mode(shape, stride, i), t)
+            s0.append(s[0])
+            d0.append(d[0])
+            s1.append(s[1])
+            d1.append(d[1])
+        for i in range(len(tiler), n):
+            s, d = mode(shape, stride, i)
+            s1.append(s)
+            d1.append(d)
+        return (tuple(s0), tuple(s1)), (tuple(d0), tuple(d1))
+    return split(shape, stride, tiler_pair(tiler))
+
+
+def unpack(pair: Pair, first: bool) -> Pair:
+    """(X, (y, z)) as (X, y, z), and with `first` ((w, x), (y, z)) as (w, x, y, z)."""
+    (s0, s1), (d0, d1) = pair
+    if not first or s0.__class__ is not tuple:
+        s0, d0 = (s0,), (d0,)
+    if s1.__class__ is not tuple:
+        s1, d1 = (s1,), (d1,)
+    return s0 + s1, d0 + d1
+
+
+def divide(shape: Any, stride: Any, pair: Pair) -> Pair:
+    """A o (T, T*), where T* is the complement of T up to size(A): mode 0 is a tile, mode 1 runs over the tiles.
+
+    T* counts ceil(size(A) / end of T) tiles, so the last ones may hang over the end of A. There A's last entry runs on,
+    as in every composition: the definition holds for them too. A is what one tile divides:
+
+        int or Layout   the whole layout, flattened; its end is the end of its last entry, whatever its rank
+        tuple           each mode by its own tile, a nested mode as a whole; each has its own end
+
+    So (10):(1) and the first mode of (10,2):(1,60) take tiles of 4. A tile of 2 does not divide (5,2):(1,60) as a
+    whole: element 5 is the next mode's first, 60. In (5,1):(1,100) it is 100, as the last entry counts at extent 1 too.
+    Raises CompositionError where no layout is the function, and LayoutError where T and its translates do not tile.
+    """
+    s, d = pair
+    cs, cd = complement_exact(s, d, product(shape), "a divide")
+    return compose(shape, stride, (s, cs), (d, cd))
+
+
+def multiply(shape: Any, stride: Any, pair: Pair) -> Pair:
+    """(A, complement of A o B): mode 0 is A, mode 1 places copies of it, disjoint, in the order of B."""
+    s, d = pair
+    reach: Any = 1
+    for n, e in zip(leaves(s), leaves(d)):
+        if e.__class__ is not int:
+            refuse_coordinates(s, d)
+        if e < 0:
+            raise LayoutError(
+                f"a product over {show(s)}:{show(d)}: mode {n}:{e} has a negative stride, and copies count up"
+            )
+        reach += (n - 1) * e
+    cs, cd = complement(shape, stride, product(shape) * reach)
+    if product(cs) < reach:
+        complement_exact(shape, stride, 1, "a product this large")
+    s, d = compose(cs, cd, s, d)
+    return (shape, s), (stride, d)
+
+
+def refuse_coordinates(shape: Any, stride: Any) -> None:
+    """Raise LayoutError for a product over a layout that leads to coordinates."""
+    if has_basis(stride):
+        raise LayoutError(f"a product over {show(shape)}:{show(stride)}, which leads to coordinates: copies count")
+
+
+def interleave(block: Pair, tiler: Any, raked: bool) -> Pair:
+    """Blocked or raked product: the two halves of the product zipped mode by mode, both padded to one rank."""
+    if isinstance(tiler, (tuple, list)):
+        raise LayoutError(f"a blocked or raked product is over an int or a Layout, not the tuple {tiler!r}")
+    pair = tiler_pair(tiler)
+    r = max(len(x[0]) if x[0].__class__ is tuple else 1 for x in (block, pair))
+    a, b = _pad(block, r), _pad(pair, r)
+    (s0, s1), (d0, d1) = multiply(*a, b)
+    if raked:
+        s0, d0, s1, d1 = s1, d1, s0, d0
+    out = [((s, t), (d, e)) for s, t, d, e in zip(s0, s1, d0, d1)]
+    if raked:
+        out = [pack(*coal(s, d)) for s, d in out]
+    return join(out)
+
+
+def _pad(pair: Pair, r: int) -> Pair:
+    s, d = pair
+    if s.__class__ is not tuple:
+        s, d = (s,), (d,)
+    return s + (1,) * (r - len(s)), d + (0,) * (r - len(d))
+
+
+def ordered(shape: Any, order: Any) -> Any:
+    """The strides of the compact layout whose modes come in the given order, smallest first.
+
+    An int of the order ranks a whole mode, whose entries run left to right; no two ranks may be equal.
+    """
+    flat = leaves(shape)
+    ranks = _orders(shape, order)
+    strides: list[Any] = [0] * len(flat)
+    width: Any = 1
+    for i in sorted(range(len(flat)), key=ranks.__getitem__):
+        strides[i] = width
+        width *= flat[i]
+    entries = iter(strides)
+    return transform(lambda _: next(entries), shape)
+
+
+def _orders(shape: Any, order: Any) -> list[int]:
+    """The rank of every entry of the shape, from left to right. Raises LayoutError where two modes share one."""
+    groups = _ranks(shape, order)
+    if len({rank for rank, _ in groups}) < len(groups):
+        raise LayoutError(
+            f"order {show(tuple(order))}: two modes of {show(shape)} have one rank, and neither comes first"
+        )
+    return [rank for rank, n in groups for _ in range(n)]
+
+
+def _ranks(shape: Any, order: Any) -> list[tuple[int, int]]:
+    """(rank, number of entries) of every mode that the order ranks, from left to right."""
+    if isinstance(order, (tuple, list)):
+        if shape.__class__ is not tuple or len(order) != len(shape):
+            raise LayoutError(
+                f"order {show(tuple(order))} does not have the nesting of {show(shape)}: one rank for each mode"
+            )
+        return [x for s, o in zip(shape, order) for x in _ranks(s, o)]
+    return [(as_int(order, "an order"), len(leaves(shape)))]
+
+
+def tile_to_shape(block: Pair, shape: Any, order: Any = None) -> Pair:
+    """The block repeated until it fills `shape`, tiles in `order` (column-major when None)."""
+    target = shape if shape.__class__ is tuple else (shape,)
+    r = len(target)
+    if (len(block[0]) if block[0].__class__ is tuple else 1) > r:
+        raise LayoutError(f"a block of shape {show(block[0])} has more modes than the target {show(shape)}")
+    padded = _pad(block, r)
+    tiles = []
+    for i, (s, t) in enumerate(zip(padded[0], target)):
+        q, rem = divmod(product(t), product(s))
+        if rem:
+            raise LayoutError(
+                f"tile_to_shape: mode {i} of the target {show(shape)} has extent {product(t)}, no multiple of the "
+                f"block's {product(s)} ({show(block[0])})"
+            )
+        tiles.append(q)
+    grid = tuple(tiles)
+    strides = compact(grid) if order is None else ordered(grid, order)
+    # The stride of a single tile is never used; CuTe prints 0.
+    strides = tuple([0 if n == 1 else d for n, d in zip(grid, strides)])
+    (s0, s1), (d0, d1) = multiply(*padded, (grid, strides))
+    return join([((s, t), (d, e)) for s, t, d, e in zip(s0, s1, d0, d1)])

@@ -1,0 +1,231 @@
+"""Complement, one-sided inverses and the null space: what a layout leaves out, and how to go back.
+
+All of them read a layout as a chain: modes in order of their strides, each beginning where the one below ends or
+further up. They take and return (shape, stride) pairs.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from ...errors import LayoutError
+from ..basis import has_basis
+from ..int_tuple import coal, leaves, pack, show
+from .compose import compose
+
+
+def _refuse_basis(name: str, shape: Any, stride: Any) -> None:
+    if stride.__class__ is not int and has_basis(stride):
+        raise LayoutError(
+            f"{name} of {show(shape)}:{show(stride)}: its values are coordinates, and {name} is defined on offsets"
+        )
+
+
+def complement(shape: Any, stride: Any, bound: Any = 1) -> tuple[Any, Any]:
+    """The translates of the layout's image that lie disjoint below `bound`, as a layout.
+
+    Modes of extent 1 or stride 0 are dropped. In order of strides each mode must begin where the one below ends or
+    above; floor(stride / end) translates fit in the gap and are a mode of the complement, and the last mode goes on to
+    ceil(bound / end). Both roundings are CuTe's definition; `complement_exact` refuses the first.
+    """
+    S, D, _ = _gaps(shape, stride, bound)
+    return pack(S, D)
+
+
+def complement_exact(shape: Any, stride: Any, bound: Any, what: str) -> tuple[Any, Any]:
+    """The complement where its translates leave nothing out below the end of the layout; `what` needs it so."""
+    S, D, slack = _gaps(shape, stride, bound)
+    if slack is not None:
+        d, end = slack
+        raise LayoutError(
+            f"{what} needs the complement of {show(shape)}:{show(stride)} to leave nothing out: the stride {d} is no "
+            f"multiple of {end}, where the modes of smaller stride end, so the offsets from {end * (d // end)} to "
+            f"{d - 1} are in no translate"
+        )
+    return pack(S, D)
+
+
+def _gaps(shape: Any, stride: Any, bound: Any) -> tuple[list[Any], list[Any], tuple[Any, Any] | None]:
+    """The complement's modes, and the first (stride, end) whose quotient was rounded."""
+    if shape.__class__ is not tuple:
+        modes = [(stride, shape)] if shape != 1 and stride != 0 else []
+    else:
+        modes = [m for m in zip(leaves(stride), leaves(shape)) if m[1] != 1 and m[0] != 0]
+        try:
+            modes.sort()
+        except TypeError:
+            _refuse_basis("complement", shape, stride)
+            raise
+    S: list[Any] = []
+    D: list[Any] = []
+    slack = None
+    end: Any = 1
+    for d, s in modes:
+        if d != end:
+            if d.__class__ is not int:
+                _refuse_basis("complement", shape, stride)
+            gap = d // end
+            if gap < 1:
+                _refuse_overlap(shape, stride, d, s, end)
+            if slack is None and d % end:
+                slack = d, end
+            if gap != 1:
+                S.append(gap)
+                D.append(end)
+        end = d * s
+    top = -(-bound // end)
+    if top > 1:
+        S.append(top)
+        D.append(end)
+    return S, D, slack
+
+
+def _refuse_overlap(shape: Any, stride: Any, d: Any, s: Any, end: Any) -> None:
+    if d < 0:
+        raise LayoutError(
+            f"complement of {show(shape)}:{show(stride)}: mode {s}:{d} has a negative stride; the complement counts "
+            f"offsets from 0 up"
+        )
+    raise LayoutError(
+        f"complement of {show(shape)}:{show(stride)}: mode {s}:{d} begins at {d}, below {end}, where the modes of "
+        f"smaller stride end, so no order of translates keeps them apart"
+    )
+
+
+def right_inverse(shape: Any, stride: Any) -> tuple[Any, Any]:
+    """The largest R found with L(R(i)) = i: a mode of stride 1, then one whose stride is where that ends, and so on.
+
+    For an injective layout without negative strides no larger R exists: whatever the chain cannot continue, no
+    coordinate reaches.
+    """
+    if shape.__class__ is not tuple:
+        _refuse_basis("right_inverse", shape, stride)
+        return (shape, 1) if stride == 1 and shape != 1 else (1, 0)
+    S = leaves(shape)
+    D = leaves(stride)
+    modes = []
+    w: Any = 1
+    for s, d in zip(S, D):
+        if s != 1:
+            if d.__class__ is not int:
+                _refuse_basis("right_inverse", shape, stride)
+            if d > 0:
+                modes.append((d, s, w))
+            w *= s
+    modes.sort()
+    end: Any = 1
+    rs: list[Any] = []
+    rd: list[Any] = []
+    for d, s, w in modes:
+        if d == end:
+            end = d * s
+            if rs and rs[-1] * rd[-1] == w:
+                rs[-1] *= s
+            else:
+                rs.append(s)
+                rd.append(w)
+        else:
+            # A gap ends the chain. A stride below the end overlaps: then the order of the strides need not be best.
+            if d < end:
+                return pack(*_longest_chain(modes))
+            break
+    return pack(rs, rd)
+
+
+def _longest_chain(modes: list[tuple[Any, Any, Any]]) -> tuple[list[Any], list[Any]]:
+    """Of all chains of modes d = 1, d = s, ... the one that ends highest; among equals the first by stride."""
+    best: dict[Any, tuple[Any, list[tuple[Any, Any]]]] = {}
+
+    def longest(end: Any) -> tuple[Any, list[tuple[Any, Any]]]:
+        if end not in best:
+            best[end] = end, []
+            for d, s, w in modes:
+                if d == end:
+                    top, chain = longest(end * s)
+                    if top > best[end][0]:
+                        best[end] = top, [(s, w)] + chain
+        return best[end]
+
+    rs: list[Any] = []
+    rd: list[Any] = []
+    for s, w in longest(1)[1]:
+        if rs and rs[-1] * rd[-1] == w:
+            rs[-1] *= s
+        else:
+            rs.append(s)
+            rd.append(w)
+    return rs, rd
+
+
+def left_inverse(shape: Any, stride: Any) -> tuple[Any, Any]:
+    """R with R(L(i)) = i: the right inverse of (L, complement of L), which must leave nothing out."""
+    for s, d in zip(leaves(shape), leaves(stride)):
+        if s != 1 and d == 0:
+            raise LayoutError(
+                f"left_inverse of {show(shape)}:{show(stride)}: mode {s}:0 sends all its coordinates to one offset, so "
+                f"the layout is not injective",
+            )
+    _refuse_basis("left_inverse", shape, stride)
+    try:
+        rest = complement_exact(shape, stride, 1, "it")
+    except LayoutError as error:
+        raise LayoutError(f"left_inverse of {show(shape)}:{show(stride)}: {error}") from None
+    return right_inverse((shape, rest[0]), (stride, rest[1]))
+
+
+def nullspace(shape: Any, stride: Any) -> tuple[Any, Any]:
+    """The coordinates that the modes of stride 0 spend: R with L(x + R(i)) = L(x) for every x with 0 in those modes."""
+    S: list[Any] = []
+    D: list[Any] = []
+    w: Any = 1
+    for s, d in zip(leaves(shape), leaves(stride)):
+        if s != 1 and d == 0:
+            S.append(s)
+            D.append(w)
+        w *= s
+    return pack(S, D)
+
+
+def max_common(a: tuple[Any, Any], b: tuple[Any, Any]) -> tuple[Any, Any]:
+    """The largest R with A(R(i)) = B(R(i)) = i along B's right inverse: what both layouts store side by side."""
+    inverse = right_inverse(*b)
+    S, D = coal(*inverse)
+    # How far A follows B's inverse: mode by mode, each composed on its own with what is below it.
+    rs: list[Any] = []
+    rd: list[Any] = []
+    end: Any = 1
+    for s, d in zip(S, D):
+        n = _follows(a, pack(rs, rd), s, d, end)
+        if n > 1:
+            rs.append(n)
+            rd.append(d)
+        if n < s:
+            break
+        end *= s
+    return pack(rs, rd)
+
+
+def _follows(a: tuple[Any, Any], below: tuple[Any, Any], s: int, d: int, end: int) -> int:
+    """The largest n <= s with A(below(i) + j*d) = i + end*j for all i < end, j < n; it already holds for n = 1."""
+
+    size = prod(leaves(a[0]))
+    top = sum([(t - 1) * e for t, e in zip(leaves(below[0]), leaves(below[1]))])
+
+    def holds(n: int) -> bool:
+        if top + (n - 1) * d >= size:
+            return False
+        try:
+            shape, stride = compose(a[0], a[1], (below[0], n), (below[1], d))
+        except LayoutError:
+            return False
+        S, D = coal(shape, stride)
+        return not S or (len(S) == 1 and D[0] == 1)
+
+    if holds(s):
+        return s
+    low, high = 1, s  # holds(low), not holds(high)
+    while high - low > 1:
+        n = (low + high) // 2
+        low, high = (n, high) if holds(n) else (low, n)
+    return low

@@ -1,0 +1,465 @@
+"""Integer tuples: shapes, strides and coordinates as ints and (nested) tuples of ints.
+
+An `IntTuple` is an int or a tuple of IntTuples. Its *profile* is its nesting; two are *congruent* when they have one
+profile. The functions here take well-formed tuples; `as_shape` and `as_stride` make them so, and are the only places
+where a caller's shape or stride is checked.
+
+Entries are compared by `x.__class__ is int` where it pays, and otherwise only with `+ - * // % ==`, so that other
+integer-like entries could stand in their place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ..errors import CoordinateError, LayoutError
+from .symbols.dims import entry, extent, is_sympy
+from .symbols.polynomial import P
+
+IntTuple = int | tuple["IntTuple", ...]
+
+ENUMERABLE = 1 << 28
+DEPTH = 64  # tuples inside one another: each level takes several of the 1000 calls that Python allows
+
+# How many symbols the checks below have let through: a constructor that sees it grow made a layout with symbols.
+SYMBOLS_SEEN = [0]
+
+
+def flatten(x: Any) -> Any:
+    """Without nesting: an int stays an int, a tuple becomes a flat tuple.
+
+    >>> flatten((4, (2, (3,))))
+    (4, 2, 3)
+    """
+    return tuple(leaves(x)) if x.__class__ is tuple else x
+
+
+def leaves(x: Any) -> list[Any]:
+    """The entries from left to right, as a list."""
+    if x.__class__ is not tuple:
+        return [x]
+    out: list[Any] = []
+    for y in x:
+        if y.__class__ is tuple:
+            out += leaves(y)
+        else:
+            out.append(y)
+    return out
+
+
+def product(x: Any) -> Any:
+    """The product of all entries.
+
+    >>> product((4, (2, 3)))
+    24
+    """
+    return prod(leaves(x)) if x.__class__ is tuple else x
+
+
+def product_each(x: Any) -> Any:
+    """The product of each top-level mode: the shape without the nesting inside its modes.
+
+    >>> product_each((4, (2, 3)))
+    (4, 6)
+    """
+    return tuple([product(y) for y in x]) if x.__class__ is tuple else x
+
+
+def rank(x: Any) -> int:
+    """How many top-level modes: 1 for an int."""
+    return len(x) if x.__class__ is tuple else 1
+
+
+def depth(x: Any) -> int:
+    """How deep the nesting goes: 0 for an int.
+
+    >>> depth(4), depth((4, 2)), depth((4, (2, 3)))
+    (0, 1, 2)
+    """
+    if x.__class__ is not tuple:
+        return 0
+    return 1 + max((depth(y) for y in x), default=0)
+
+
+def congruent(a: Any, b: Any) -> bool:
+    """Whether both have the same nesting.
+
+    >>> congruent((4, (2, 3)), (1, (8, 9))), congruent((4, 2), 8)
+    (True, False)
+    """
+    if a.__class__ is not tuple or b.__class__ is not tuple:
+        return a.__class__ is not tuple and b.__class__ is not tuple
+    return len(a) == len(b) and all(map(congruent, a, b))
+
+
+def compatible(a: Any, b: Any) -> bool:
+    """Whether every coordinate of shape `a` is one of shape `b`: equal sizes, and `b` refines `a`.
+
+    >>> compatible(24, (4, 6)), compatible((4, 6), (4, (2, 3))), compatible((4, 6), 24)
+    (True, True, False)
+    """
+    if a.__class__ is not tuple:
+        return bool(a == product(b))
+    return b.__class__ is tuple and len(a) == len(b) and all(map(compatible, a, b))
+
+
+def weakly_congruent(a: Any, b: Any) -> bool:
+    """Whether the nesting of `b` refines that of `a`.
+
+    >>> weakly_congruent(1, (4, 6)), weakly_congruent((4, 6), 1)
+    (True, False)
+    """
+    if a.__class__ is not tuple:
+        return True
+    return b.__class__ is tuple and len(a) == len(b) and all(map(weakly_congruent, a, b))
+
+
+def transform(f: Callable[[Any], Any], x: Any) -> Any:
+    """The tuple of the same nesting with `f` applied to every entry."""
+    return tuple([transform(f, y) for y in x]) if x.__class__ is tuple else f(x)
+
+
+def compact(shape: Any) -> Any:
+    """The strides of the column-major compact layout: each the product of the extents to its left.
+
+    >>> compact((4, (2, 3)))
+    (1, (4, 8))
+    """
+    return _compact(shape, 1)[0]
+
+
+def _compact(shape: Any, width: Any) -> tuple[Any, Any]:
+    if shape.__class__ is not tuple:
+        return width, shape * width
+    out = []
+    for s in shape:
+        if s.__class__ is tuple:
+            d, width = _compact(s, width)
+            out.append(d)
+        else:
+            out.append(width)
+            width = s * width
+    return tuple(out), width
+
+
+def show(x: Any) -> str:
+    """CuTe's notation of a tuple: no blanks, and a tuple of one entry without a comma.
+
+    >>> show((4, (2,)))
+    '(4,(2))'
+    """
+    return f"({','.join([show(y) for y in x])})" if x.__class__ is tuple else str(x)
+
+
+# ---------------------------------------------------------------- checks where shapes and strides are made
+
+
+def as_int(x: Any, what: str) -> int:
+    """`x` as a Python int: ints and NumPy integers only, named `what` in the error."""
+    if x.__class__ is int:
+        return x
+    if isinstance(x, np.integer):
+        return int(x)
+    if isinstance(x, int) and not isinstance(x, bool):
+        return int(x)
+    notation = f"; CuTe's notation is read by parse({x!r})" if isinstance(x, str) and ":" in x else ""
+    raise LayoutError(f"{what} must be an integer, not {x!r} ({type(x).__name__}){notation}")
+
+
+def plain(x: Any) -> Any:
+    """An argument as the library works with it: NumPy integers as ints, lists and torch.Size of integers as tuples.
+
+    Everything else stays as it is, for the caller to judge: bools, floats, strings, objects, lists that hold them.
+
+    >>> plain(np.int64(64)), plain([128, np.int32(64)]), plain(((2,), [3])), plain(True), plain("4")
+    (64, (128, 64), ((2,), (3,)), True, '4')
+    """
+    if x.__class__ is int or x is None or x.__class__ is str:
+        return x
+    if isinstance(x, np.integer):
+        return int(x)
+    if isinstance(x, (tuple, list)) and not hasattr(x, "_fields"):
+        parts = [plain(part) if part.__class__ is not int else part for part in x]
+        if x.__class__ is not tuple and all(part.__class__ is int or part.__class__ is tuple for part in parts):
+            return tuple(parts)
+        same = all(new is old for new, old in zip(parts, x))
+        return x if same or x.__class__ is not tuple else tuple(parts)
+    return x
+
+
+def plain_fields(value: Any) -> None:
+    """`plain` for each field of a dataclass, frozen or not: the first line of its __post_init__."""
+    for name in value.__dataclass_fields__:
+        given = getattr(value, name)
+        if given.__class__ is not int and (taken := plain(given)) is not given:
+            object.__setattr__(value, name, taken)
+
+
+def as_shape(x: Any, depth: int = 0) -> Any:
+    """A checked shape: extents are integers >= 1; lists become tuples, NumPy integers become ints.
+
+    Raises LayoutError naming the extent.
+    """
+    if x.__class__ is int:
+        if x < 1:
+            raise LayoutError(f"a layout's extent must be at least 1, not {x}")
+        return x
+    if x.__class__ is tuple or isinstance(x, (tuple, list)):
+        if depth >= DEPTH:
+            raise too_deep("shape")
+        return tuple([y if y.__class__ is int and y > 0 else as_shape(y, depth + 1) for y in x])
+    if x.__class__ is P or is_sympy(x):
+        SYMBOLS_SEEN[0] += 1
+        return extent(entry(x))
+    return as_shape(as_int(x, "a layout's extent"))
+
+
+def too_deep(what: str) -> LayoutError:
+    """The error for a tuple that nests deeper than DEPTH."""
+    return LayoutError(f"a {what} nests at most {DEPTH} deep")
+
+
+def check_congruent(shape: Any, stride: Any) -> None:
+    """Raise LayoutError unless the stride has the nesting of the shape."""
+    if not congruent(shape, stride):
+        raise LayoutError(
+            f"stride {show(stride)} is not congruent with shape {show(shape)}: one stride for each extent"
+        )
+
+
+def check_enumerable(what: str, layout: Any) -> None:
+    """Refuse to make an array of all values of a layout that is far too large for it."""
+    if layout.size > ENUMERABLE:
+        raise LayoutError(
+            f"{what} of {layout}: {layout.size} values are more than {ENUMERABLE}; call it on the ones needed"
+        )
+
+
+# ---------------------------------------------------------------- coordinates
+
+
+def out_of_range(coord: Any, shape: Any) -> CoordinateError:
+    """The error for a Python int outside `shape`."""
+    return CoordinateError(f"coordinate {show(coord)} is outside 0..{product(shape) - 1} of shape {show(shape)}", coord)
+
+
+def scalar(x: Any) -> Any:
+    """A coordinate that is neither an int nor a tuple, made usable: NumPy integers become ints, integer arrays int64.
+
+    Anything else that is a number of another kind is refused; other objects (traced integers) pass unchanged.
+    """
+    if isinstance(x, np.ndarray):
+        if x.dtype == np.int64 or x.dtype == object:
+            return x
+        if x.dtype.kind not in "iu":
+            raise CoordinateError(f"an array of coordinates must hold integers, not {x.dtype}")
+        if x.dtype == np.uint64:
+            # A later sum of uint64 with int64 would be float64.
+            if x.size and int(x.max()) >= 1 << 63:
+                raise CoordinateError("an array of coordinates must fit int64")
+        return x.astype(np.int64)
+    if isinstance(x, np.integer):
+        return int(x)
+    if x is None:
+        raise CoordinateError("None keeps a mode and belongs to slice(): a coordinate has an integer for every mode")
+    if isinstance(x, (bool, np.bool_, float, complex, str, bytes, set, dict)):
+        raise CoordinateError(f"a coordinate must be an integer, not {x!r} ({type(x).__name__})")
+    return x
+
+
+def idx2crd(index: Any, shape: Any) -> Any:
+    """The coordinate of a flat (colexicographic) index: int -> tuple congruent with `shape`.
+
+    A Python int outside the shape raises CoordinateError; the last mode of an array or a traced index is unbounded.
+
+    >>> idx2crd(13, (4, (2, 3)))
+    (1, (1, 1))
+    """
+    if index.__class__ is not int:
+        if isinstance(index, (tuple, list)):
+            if shape.__class__ is not tuple or len(index) != len(shape):
+                raise CoordinateError(f"coordinate {index!r} does not have the nesting of shape {show(shape)}")
+            return tuple([idx2crd(i, s) for i, s in zip(index, shape)])
+        index = scalar(index)
+    if index.__class__ is int and not 0 <= index < product(shape):
+        raise out_of_range(index, shape)
+    if shape.__class__ is not tuple:
+        return index
+    return _split(index, shape)
+
+
+def _split(index: Any, shape: Any) -> Any:
+    flat = leaves(shape)
+    last = max([i for i, s in enumerate(flat) if s != 1], default=0)
+    w: Any = 1
+    parts: list[Any] = []
+    for i, s in enumerate(flat):
+        if s == 1 and i != last:
+            parts.append(0)  # spares a traced index a division by 1
+            continue
+        part = index if w.__class__ is int and w == 1 else index // w
+        parts.append(part if i == last else part % s)
+        w = w * s
+    entries = iter(parts)
+    return transform(lambda _: next(entries), shape)
+
+
+def crd2idx(coord: Any, shape: Any, stride: Any) -> Any:
+    """The offset of a coordinate under integer strides: coordinate -> sum of coordinate * stride.
+
+    `coord` may stop at any mode of `shape`: an int there is the mode's flat index. Python ints are checked against the
+    shape (CoordinateError). Arrays are not: they run past the end in the last entry of the shape. Traced integers must
+    be in range, since no arithmetic is spent on what is 0 there.
+    """
+    if coord.__class__ is int:
+        if shape.__class__ is not tuple:
+            if 0 <= coord < shape:
+                return coord * stride
+            raise out_of_range(coord, shape)
+        rest, total = coord, 0
+        for s, d in zip(leaves(shape), leaves(stride)):
+            total += rest % s * d
+            rest //= s
+        if rest:  # also for a negative coordinate: its quotient stays -1
+            raise out_of_range(coord, shape)
+        return total
+    if isinstance(coord, (tuple, list)):
+        if shape.__class__ is not tuple or len(coord) != len(shape):
+            raise CoordinateError(f"coordinate {show_coord(coord)} does not have the nesting of shape {show(shape)}")
+        parts: Any = 0
+        for c, s, d in zip(coord, shape, stride):
+            if c.__class__ is int and s.__class__ is int:
+                if not 0 <= c < s:
+                    raise out_of_range(c, s)
+                part = c * d
+            else:
+                part = crd2idx(c, s, d)
+            if part.__class__ is int:
+                if not part:
+                    continue  # a traced sum needs no `+ 0`
+            parts = part if parts.__class__ is int and not parts else parts + part
+        return parts
+    coord = scalar(coord)
+    if coord.__class__ is int:
+        return crd2idx(coord, shape, stride)
+    if isinstance(coord, np.ndarray):
+        S, D = coal_open(shape, stride)
+        if coord.dtype != object and any(d.__class__ is int and abs(d) >> 31 for d in D):
+            return _far(coord, S, D)
+        out = _offset(coord, S, D)
+        return np.zeros(coord.shape, np.int64) if out.__class__ is int else out
+    # A traced index must be in range: what is 0 there costs no instruction.
+    return _offset(coord, *coal(shape, stride))
+
+
+def _far(coord: Any, S: list[Any], D: list[Any]) -> Any:
+    """Offsets under strides so large that 64 bits may not hold them: by Python's integers, or refused."""
+    out = np.asarray(_offset(coord.astype(object), S, D), object)
+    if out.size and (int(out.max()) >= 1 << 63 or int(out.min()) < -(1 << 63)):
+        raise LayoutError(f"offsets up to {max(int(out.max()), -int(out.min()))} do not fit 64 bits")
+    return np.broadcast_to(out.astype(np.int64), coord.shape)
+
+
+def _offset(x: Any, S: list[Any], D: list[Any]) -> Any:
+    """Offset of a flat index over flat modes, last mode unbounded, without arithmetic on 1 and 0."""
+    total: Any = 0
+    w: Any = 1
+    last = len(S) - 1
+    for i, s in enumerate(S):
+        d = D[i]
+        if d != 0 and (s != 1 or i == last):
+            part = x if w.__class__ is int and w == 1 else x // w
+            if i != last:
+                part = part % s
+            term = part if d == 1 else part * d
+            total = term if total.__class__ is int and total == 0 else total + term
+        w = w * s
+    return total
+
+
+def show_coord(coord: Any, depth: int = 0) -> str:
+    """A coordinate as given, in CuTe's notation; what nests deeper than any layout as dots."""
+    if not isinstance(coord, (tuple, list)):
+        return repr(coord)
+    return f"({','.join([show_coord(c, depth + 1) for c in coord])})" if depth < DEPTH else "(...)"
+
+
+def coal(shape: Any, stride: Any) -> tuple[list[Any], list[Any]]:
+    """The coalesced modes as two lists: extents of 1 dropped, neighbours merged when they continue each other.
+
+    The lists are empty for a layout of one element. This form is unique for a function: the first extent is the first
+    index i with L(i) != i*L(1), and so on.
+    """
+    if shape.__class__ is not tuple:
+        return ([], []) if shape == 1 else ([shape], [stride])
+    S: list[Any] = []
+    D: list[Any] = []
+    _coal(shape, stride, S, D)
+    return S, D
+
+
+def coal_open(shape: Any, stride: Any) -> tuple[list[Any], list[Any]]:
+    """The modes of the function on all indices >= 0, the last mode without end: coalesced up to the last entry.
+
+    Past the end an index runs on in the last entry of the shape, even when its extent is 1 (CuTe's definition).
+    """
+    S, D = coal(shape, stride)
+    while shape.__class__ is tuple and shape:
+        shape, stride = shape[-1], stride[-1]
+    if shape.__class__ is int and shape == 1 and not (S and S[-1] * D[-1] == stride):
+        S.append(1)
+        D.append(stride)
+    return S, D
+
+
+def _coal(shape: tuple[Any, ...], stride: tuple[Any, ...], S: list[Any], D: list[Any]) -> None:
+    for s, d in zip(shape, stride):
+        if s.__class__ is tuple:
+            _coal(s, d, S, D)
+        elif s == 1:
+            pass
+        elif S and S[-1] * D[-1] == d:
+            S[-1] *= s
+        else:
+            S.append(s)
+            D.append(d)
+
+
+def pack(S: list[Any], D: list[Any]) -> tuple[Any, Any]:
+    """Shape and stride of flat modes as CuTe prints them: 1:0 for none, an int for one, tuples for more."""
+    if len(S) == 1:
+        return S[0], D[0]
+    if not S:
+        return 1, 0
+    return tuple(S), tuple(D)
+
+
+def coalesce(shape: Any, stride: Any) -> tuple[Any, Any]:
+    """The coalesced shape and stride."""
+    return pack(*coal(shape, stride))
+
+
+def filter_zeros(shape: Any, stride: Any) -> tuple[Any, Any]:
+    """Coalesced, without the modes of stride 0."""
+    modes = [(s, d) for s, d in zip(leaves(shape), leaves(stride)) if s != 1 and d != 0]
+    return coalesce(tuple([s for s, _ in modes]), tuple([d for _, d in modes]))
+
+
+def by_profile(f: Callable[[Any, Any], tuple[Any, Any]], shape: Any, stride: Any, profile: Any) -> tuple[Any, Any]:
+    """`f` on every mode that an int of the profile marks; None, and modes past the profile's end, stay."""
+    if profile is None:
+        return shape, stride
+    if not isinstance(profile, (tuple, list)):
+        return f(shape, stride)
+    n = len(shape) if shape.__class__ is tuple else 1
+    if len(profile) > n:
+        raise LayoutError(f"a profile of {len(profile)} modes for {show(shape)}:{show(stride)}, which has {n}")
+    if shape.__class__ is not tuple:
+        shape, stride = (shape,), (stride,)
+    pairs = [by_profile(f, s, d, p) for s, d, p in zip(shape, stride, profile)]
+    tail = len(profile)
+    return tuple([s for s, _ in pairs]) + shape[tail:], tuple([d for _, d in pairs]) + stride[tail:]

@@ -1,0 +1,1 @@
+"""Provers of layout equivalence, and their verdicts."""

@@ -1,0 +1,328 @@
+"""Proofs and counterexamples for index formulas, from their normal forms over digits (`digits.py`).
+
+Equal normal forms are a proof at every size. For different forms a witness is needed: sizes, within the facts, and the
+first coordinate in colexicographic order at which the formulas differ there. The first nonzero value of a difference of
+normal forms has a closed form, so this takes no table: with all digits above the k-th at 0 the difference is a form in
+k digits; for the smallest k at which this is not identically 0, digit k must be 1, and the digits below it follow in
+the same way. Only where a split over-covers, and that coordinate lies outside, is the true box searched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ...errors import LayoutError
+from ..int_tuple import idx2crd, leaves, product, product_each, transform
+from ..symbols.generators import GENERATORS, describe
+from ..symbols.polynomial import MissingFact, P, gens, show, val, valuations
+from .digits import Box, Digit, Form, call, rewrite
+from .verdicts import CounterExample, Proof, Undecided
+
+__all__ = ["prove_formulas", "prove_layouts", "tabulate"]
+
+LIMIT = 1 << 20  # coordinates that are enumerated, in Python ints
+SIZES = 400  # sizes at which a counterexample is looked for
+
+
+def prove_formulas(
+    left: Callable[..., Any], right: Callable[..., Any], extents: Mapping[str, Any] | None = None, /, **more: Any
+) -> Proof | CounterExample | Undecided:
+    """Whether two index formulas agree on a box, for all sizes that the facts allow.
+
+    Formulas are functions of the variables by name, in + - * // % & | ^ ~ << >>, `minimum` and `maximum`, that may use
+    symbols (`dim`); or layouts, which take the variables in order. Each variable runs over 0..extent-1, its extent an
+    int or a symbol, given by keyword or as a mapping. A formula may return a tuple.
+
+    A counterexample is the first one in colexicographic order (the first variable runs fastest), at the first sizes in
+    order of their sum that have one, and says the sizes. Undecided names the facts that would help.
+
+    >>> from layoutgemm.layouts import Swizzle
+    >>> from layoutgemm.layouts.symbols.dims import dim
+    >>> swizzle, M = Swizzle(3, 3, 3), dim("M")
+    >>> prove_formulas(lambda m, k: swizzle(64 * m + k), lambda m, k: 64 * m + (k ^ ((m % 8) * 8)), m=M, k=64).method
+    'digits'
+    >>> answer = prove_formulas(lambda m, k: swizzle(128 * m + k), lambda m, k: 128 * m + (k ^ (m % 8 * 8)), m=M, k=128)
+    >>> print(answer.explain())
+    not equivalent at M=1: (0,64) gives 72 and 64
+    """
+    extents = {**(extents or {}), **more}
+    try:
+        box, (f, g) = rewrite(extents, left, right)
+    except MissingFact as stuck:
+        return _exhaust(left, right, extents, stuck)
+    entries = [c for x in (*leaves(f), *leaves(g)) for c in (x.constant, *x.terms.values())]
+    entries += [x for _, e, q, _ in box.covers for x in (e, q)] + [e for d in box.digits.values() for e in d]
+    rounded = gens(*[k for k, *_ in box.covers])
+    used = [i for i in gens(*extents.values(), *entries) if i not in rounded]
+    fs, gs = leaves(f), leaves(g)
+    if len(fs) == len(gs) and all(x.same(y) for x, y in zip(fs, gs, strict=True)):
+        ranges = list(box.extents.items())
+
+        def steps() -> list[str]:
+            lines = [f"{v} in 0..{show(n - 1)}" + _radices(box, v) for v, n in ranges]
+            return lines + [f"both are {x}" for x in fs]
+
+        return Proof("digits", lambda: _conditions(used), steps)
+    found = _witness(box, f, g, used)
+    if found is not None:
+        return found
+    why = f"the normal forms {_text(f)} and {_text(g)} differ, but at no sizes that were tried"
+    needs = box.missing()
+    if not used:
+        # Forms that differ outside the box only: digits over-cover, and this many values can be looked at.
+        return _exhaust(left, right, extents, MissingFact(why, needs))
+    return Undecided(why + (f"; they may agree given {' or '.join(needs)}" if needs else ""))
+
+
+def prove_layouts(a: Any, b: Any) -> Proof | CounterExample | Undecided:
+    """Whether two layouts, plain or composed, are one function of the flat index, where their sizes are equal.
+
+    Mode by mode where both have the same top-level extents, else over the flat index. As `prove_formulas`; two sizes
+    that differ are Undecided here.
+
+    >>> from layoutgemm.layouts import Layout, Swizzle
+    >>> sw = Swizzle(3, 3, 3)
+    >>> prove_layouts(sw @ Layout((1 << 30, 64), (64, 1)), sw @ Layout((1 << 30, (8, 8)), (64, (1, 8)))).ok
+    True
+    """
+    m, n = product_each(a.shape), product_each(b.shape)
+    if m == n:
+        modes = m if m.__class__ is tuple else (m,)
+    elif product(m) == product(n):
+        modes = (product(m),)
+    else:
+        return Undecided(f"{show(product(m))} and {show(product(n))} elements")
+    answer = prove_formulas(a, b, {f"x{i}": e for i, e in enumerate(modes)})
+    if (
+        isinstance(answer, CounterExample)
+        and len(modes) == 1
+        and a.shape.__class__ is tuple
+        and answer.index is not None
+    ):
+        if not any(x.__class__ is P for x in leaves(a.shape)):
+            return replace(answer, coord=idx2crd(answer.index, a.shape))
+    return answer
+
+
+def _conditions(used: list[int]) -> tuple[str, ...]:
+    """The facts about the sizes that a proof may rest on; that a size is at least 1 goes without saying."""
+    texts = [(g, text) for g in used for text in describe(g).split(", ")]
+    out = [t for g, t in texts if t != "no bounds" and not (">=" in t and GENERATORS[g].low == 1)]
+    return tuple(dict.fromkeys(out))
+
+
+def _radices(box: Box, v: str) -> str:
+    d = box.digits[v]
+    # The mark that keeps an extent of our own apart from the user's symbols says nothing to a reader.
+    return "" if len(d) == 1 else f", digits {' x '.join(show(e).partition(chr(39))[0] for e in d)}"
+
+
+def _text(f: Any) -> str:
+    return str(f) if f.__class__ is Form else f"({', '.join(map(_text, f))})"
+
+
+# ---------------------------------------------------------------- what cannot be rewritten: all values of a small box
+
+
+def _exhaust(
+    left: Callable[..., Any], right: Callable[..., Any], extents: dict[str, Any], stuck: MissingFact
+) -> Proof | CounterExample | Undecided:
+    if any(n.__class__ is P for n in extents.values()):
+        return Undecided(str(stuck))
+    size = prod(extents.values())
+    if size > LIMIT:
+        return Undecided(f"{stuck}; and {size} coordinates are too many to try")
+    try:
+        a, b = tabulate(left, extents), tabulate(right, extents)
+    except LayoutError as error:
+        return Undecided(f"{stuck}; and {error}")
+    index = len(a[0]) if len(a) == len(b) else 0
+    for x, y in zip(a, b, strict=False):
+        bad = np.flatnonzero(x != y)
+        index = min(index, int(bad[0]) if len(bad) else index)
+    if index == len(a[0]):
+        return Proof("exhaustion", (), (f"all {size} values agree",))
+    coord = _coordinate(index, list(extents.values()))
+    at = dict(zip(extents, coord, strict=True))
+    return CounterExample(_single(coord), call(left, at), call(right, at), index, method="exhaustion")
+
+
+def tabulate(formula: Callable[..., Any], extents: Mapping[str, int]) -> list[Any]:
+    """All values of a formula on a static box, in colexicographic order, as Python ints: an array per component.
+
+    NumPy evaluates where the formula lets it, one coordinate at a time is the fallback. Raises LayoutError for values
+    that are no integers and for a formula that needs symbols.
+    """
+    shape = tuple(reversed(list(extents.values())))
+    grids: dict[str, Any] = {}
+    for axis, (name, n) in enumerate(reversed(list(extents.items()))):
+        grid = np.arange(n).astype(object)
+        grids[name] = grid.reshape([-1 if i == axis else 1 for i in range(len(shape))])
+    grids = {name: grids[name] for name in extents}
+    try:
+        found = [np.broadcast_to(np.asarray(x, dtype=object), shape).ravel() for x in leaves(call(formula, grids))]
+    except (TypeError, ValueError, AttributeError, IndexError, KeyError):
+        try:
+            points = _coordinates(list(extents.values()))
+            rows = [leaves(call(formula, dict(zip(extents, c, strict=True)))) for c in points]
+        except TypeError as error:  # a symbol where only numbers will do
+            raise LayoutError(f"the formula has no values to look at: {error}") from None
+        found = [np.array([row[i] for row in rows], dtype=object) for i in range(len(rows[0]))]
+    return [_integers(x) for x in found]
+
+
+def _integers(values: Any) -> Any:
+    out = np.empty(len(values), dtype=object)
+    for i, x in enumerate(values):
+        if not hasattr(x, "__index__") or isinstance(x, (bool, np.bool_)):
+            raise LayoutError(f"the formula gives {x!r} ({type(x).__name__}) at index {i}, which is no integer", i)
+        out[i] = int(x)
+    return out
+
+
+def _coordinates(extents: list[int]) -> Iterator[list[int]]:
+    return (_coordinate(i, extents) for i in range(prod(extents)))
+
+
+def _coordinate(index: int, extents: list[int]) -> list[int]:
+    out = []
+    for n in extents:
+        index, r = divmod(index, n)
+        out.append(r)
+    return out
+
+
+def _single(coord: list[int]) -> Any:
+    return coord[0] if len(coord) == 1 else tuple(coord)
+
+
+# ---------------------------------------------------------------- the first difference, at sizes that have one
+
+
+def _witness(box: Box, f: Any, g: Any, used: list[int]) -> CounterExample | None:
+    """Sizes and the first coordinate at which forms differ, or None where none is found."""
+    fs, gs = leaves(f), leaves(g)
+    if len(fs) != len(gs):
+        return None
+    differences = [a - b for a, b in zip(fs, gs, strict=True)]
+    for tried, env in enumerate(valuations(used, 24)):
+        if tried == SIZES:
+            break
+        sizes = box.values(env)
+        coords = [c for c in (_first_inside(box, d, sizes) for d in differences) if c is not None]
+        if not coords:
+            continue
+        coord = min(coords, key=lambda c: c[::-1])
+        extents = [val(n, sizes) for n in box.extents.values()]
+        index = sum(x * prod(extents[:i]) for i, x in enumerate(coord))
+        left, right = _values(f, sizes, coord), _values(g, sizes, coord)
+        return _counterexample(_single(coord), left, right, index, env)
+    return None
+
+
+def _counterexample(coord: Any, left: Any, right: Any, index: int, env: dict[int, int]) -> CounterExample:
+    if not env:
+        return CounterExample(coord, left, right, index, method="digits")
+    from .sizes import sizes
+
+    values = sizes(env)
+    where = ", ".join(f"{k}={v}" for k, v in values.items())
+    return CounterExample(coord, left, right, index, f"not equivalent at {where}", "digits", tuple(values.items()))
+
+
+def _values(f: Any, sizes: Mapping[int, int], coord: list[int]) -> Any:
+    return transform(lambda x: _value(x, sizes, coord), f)
+
+
+def _first_inside(box: Box, difference: Form, sizes: dict[int, int]) -> list[int] | None:
+    """The first coordinate of the true box at which the difference is not 0."""
+    # (variable, weight, extent) in colexicographic order, extents of 1 left out
+    digits: list[tuple[Digit, int]] = []
+    position = {}
+    for v, extents in box.digits.items():
+        for i, (e, w) in enumerate(zip(extents, box.weights[v], strict=True)):
+            if val(e, sizes) > 1:
+                position[v, i] = len(digits)
+                digits.append(((v, i), val(w, sizes)))
+    terms: dict[int, int] = {}
+    for s, c in difference.terms.items():
+        k = val(c, sizes)
+        if k and all(digit in position for digit in s):
+            mask = sum(1 << position[digit] for digit in s)
+            terms[mask] = terms.get(mask, 0) + k
+    first = first_nonzero(val(difference.constant, sizes), terms, len(digits))
+    if first is None:
+        return None
+    at = dict.fromkeys(box.extents, 0)
+    for ((v, _), w), x in zip(digits, first, strict=True):
+        at[v] += w * x
+    # Digits reach past the box, and past each other, where splits over-cover.
+    sizes_of = {v: val(n, sizes) for v, n in box.extents.items()}
+    if all(at[v] < n for v, n in sizes_of.items()):
+        true = _digits(box, sizes, list(at.values()))
+        if all(true[digit] == x for (digit, _), x in zip(digits, first, strict=True)):
+            return list(at.values())
+    if prod(sizes_of.values()) > LIMIT // 16:
+        return None
+    coordinates = _coordinates(list(sizes_of.values()))
+    return next((c for c in coordinates if _value(difference, sizes, c)), None)
+
+
+def first_nonzero(constant: int, terms: Mapping[int, int], n: int) -> list[int] | None:
+    """The first of the digit vectors of length n (lowest digit first) at which a form is not 0, or None.
+
+    `terms`: coefficient by set of digits, as a bit mask; sets of several digits hold bits.
+
+    >>> first_nonzero(0, {0b011: 1, 0b001: -1, 0b010: -1}, 3)  # (x ^ y) - x - y
+    [1, 1, 0]
+    """
+    if constant:
+        return [0] * n
+    for k in range(n):
+        below = (2 << k) - 1
+        merged: dict[int, int] = {}
+        for s, c in terms.items():
+            s &= below
+            if s:
+                merged[s] = merged.get(s, 0) + c
+        merged = {s: c for s, c in merged.items() if c}
+        if not merged:
+            continue
+        # Digit k is 0 in all that was identically 0, so it is 1 here, and x ^ s = 1 - s for the sets that it is in.
+        bit = 1 << k
+        constant = 0
+        rest: dict[int, int] = {}
+        for s, c in merged.items():
+            if s & bit:
+                constant += c
+                s, c = s ^ bit, -c
+            if s:
+                rest[s] = rest.get(s, 0) + c
+        lower = first_nonzero(constant, rest, k)
+        assert lower is not None
+        return [*lower, 1, *[0] * (n - k - 1)]
+    return None
+
+
+def _value(form: Form, sizes: Mapping[int, int], coord: list[int]) -> int:
+    """The form at a coordinate and sizes."""
+    digit = _digits(form.box, sizes, coord)
+    total = val(form.constant, sizes)
+    for s, c in form.terms.items():
+        bits = [digit[k] for k in s]
+        total += val(c, sizes) * (bits[0] if len(bits) == 1 else sum(bits) % 2)
+    return total
+
+
+def _digits(box: Box, sizes: Mapping[int, int], coord: list[int]) -> dict[Digit, int]:
+    """The digits of a coordinate, from the highest down."""
+    out: dict[Digit, int] = {}
+    for (v, weights), x in zip(box.weights.items(), coord, strict=True):
+        for i in range(len(weights) - 1, -1, -1):
+            out[v, i], x = divmod(x, val(weights[i], sizes))
+    return out

@@ -1,0 +1,140 @@
+"""Numbers in place of symbols: layouts at one size, the sizes at which counterexamples are sought, how they read."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from typing import Any
+
+from ..basis import ScaledBasis
+from ..layout import Layout
+from ..symbols.facts import Facts
+from ..symbols.generators import GENERATORS, Shown, inverse
+from ..symbols.generators import show as show_names
+from ..symbols.polynomial import val, valuations
+
+CASES = 4096  # values of bounded symbols that are taken one by one
+TRIES = 1000  # sizes at which a counterexample is looked for
+
+
+def candidates(gs: list[int]) -> Iterator[dict[int, int]]:
+    """Sizes in order of growing total, then larger ones: candidates for a counterexample, never for a proof."""
+    count = 0
+    total = 12 if len(gs) <= 3 else 6
+    for env in valuations(gs, total):
+        yield env
+        count += 1
+        if count >= TRIES:
+            break
+    rng = random.Random(0)  # the same sizes every time
+    for k in range(200 if gs else 0):
+        env = {}
+        for g in gs:
+            G = GENERATORS[g]
+            low = G.low if G.low is not None else (G.high if G.high is not None else 0) - 10 * (k + 1)
+            env[g] = rng.randint(low, low + 10 * (k + 1) if G.high is None else min(G.high, low + 10 * (k + 1)))
+        yield env
+
+
+def cases_of(bounded: list[int]) -> list[dict[int, int]] | None:
+    """All values of the bounded generators, or None when they are too many."""
+    ranges = []
+    total = 1
+    for g in bounded:
+        G = GENERATORS[g]
+        assert G.low is not None and G.high is not None
+        ranges.append(range(G.low, G.high + 1))
+        total *= len(ranges[-1])
+    return [dict(zip(bounded, v)) for v in itertools.product(*ranges)] if total <= CASES else None
+
+
+def at(x: Any, env: dict[int, int]) -> Any:
+    """A layout or entry at the values of the generators."""
+    if hasattr(x, "swizzle"):
+        return type(x)(x.swizzle, at(x.offset, env), at(x.layout, env))
+    if isinstance(x, Layout):
+        return Layout(replaced(lambda y: val(y, env), x.shape), replaced(lambda y: val(y, env), x.stride))
+    return val(x, env)
+
+
+def plain(x: Any) -> Any:
+    """A layout without symbols as one of the plain class."""
+    return Layout._new(x.shape, x.stride) if isinstance(x, Layout) else x
+
+
+def replaced(f: Callable[[Any], Any], x: Any) -> Any:
+    """The tuple with `f` applied to every entry, basis elements' values included."""
+    if x.__class__ is tuple:
+        return tuple([replaced(f, y) for y in x])
+    if x.__class__ is ScaledBasis:
+        return f(x.value) * ScaledBasis(1, x.path)
+    return f(x)
+
+
+def entries_of(x: Any) -> tuple[Any, ...]:
+    """The parts of a layout, or the entry itself."""
+    if hasattr(x, "swizzle"):
+        return (x.offset, *entries_of(x.layout))
+    return (x.shape, x.stride) if hasattr(x, "stride") else (x,)
+
+
+def sizes(env: dict[int, int], facts: Facts | None = None) -> dict[str, int]:
+    """The values of the user's symbols from those of the generators, eliminated symbols included."""
+    out: dict[str, int] = dict(facts.values(env)) if facts is not None else {}
+    todo = list(env)
+    while todo:
+        left = []
+        for g in todo:
+            if not _solve(GENERATORS[g].shown, env[g], out):
+                left.append(g)
+        if len(left) == len(todo):
+            # Part of an expression whose other symbols do not occur: say it as it is.
+            for g in left:
+                out[show_names(GENERATORS[g].shown)] = env[g]
+            break
+        todo = left
+    return dict(sorted(out.items()))
+
+
+def _solve(shown: Shown, value: int, known: dict[str, int]) -> bool:
+    """Find the one name of `shown` that is not known; True when nothing is left to find."""
+    if len(shown) == 1:
+        ((power, c),) = shown.items()
+        if len(power) == 1 and power[0][1] == 1 and c.numerator == 1:
+            known.setdefault(power[0][0], value * c.denominator)
+            return True
+    unknown = {n for power in shown for n, _ in power if n not in known}
+    if not unknown:
+        return True
+    if len(unknown) > 1:
+        return False
+    (name,) = unknown
+    with_name = {p: c for p, c in shown.items() if any(n == name for n, _ in p)}
+    if len(with_name) != 1:
+        return False
+    ((power, c),) = with_name.items()
+    if dict(power)[name] != 1:
+        return False
+    rest: Any = value
+    for p, k in shown.items():
+        if p != power:
+            rest -= _value({p: k}, known)
+    factor = inverse({tuple([(n, k) for n, k in power if n != name]): c})
+    assert factor is not None
+    rest = rest * _value(factor, known)
+    known[name] = int(rest)
+    return True
+
+
+def _value(shown: Shown, known: dict[str, int]) -> Any:
+    total: Any = 0
+    for power, c in shown.items():
+        for n, k in power:
+            c = c * known[n] ** k if k > 0 else Fraction(c) / known[n] ** -k
+        total += c
+    return total
+
+
+__all__ = ["at", "candidates", "cases_of", "entries_of", "plain", "replaced", "sizes"]

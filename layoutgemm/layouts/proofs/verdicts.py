@@ -1,0 +1,465 @@
+"""Answers as values: verdicts on partial operations, and proofs or counterexamples for statements about layouts.
+
+All of them may stand where a bool does: they are truthy when the answer is yes. An `Undecided` is not truthy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from math import gcd
+from typing import Any
+
+import numpy as np
+
+from ...errors import LayoutError
+from ..basis import component, has_basis, paths_of
+from ..int_tuple import coal, idx2crd, leaves, show, show_coord
+from ..symbols import dispatch as symbolic_arguments
+
+LIMIT = 1 << 24
+PROBE = 1 << 20
+TWO_INDICES = "two coordinates"  # the method of a counterexample whose coord is two flat indices with one value
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether an operation has an answer. Truthy when it has.
+
+    Attributes: ok; reason, what the operation would raise; witness, the first coordinate that shows it.
+    """
+
+    ok: bool
+    reason: str = ""
+    witness: Any = None
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+
+class _Lines:
+    """A field of lines that may be given as a function, called when they are first read.
+
+    Writing an argument out can take longer than finding it, and most proofs are only asked whether they are one.
+    """
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.slot = f"_{name}"
+
+    def __get__(self, proof: Any, owner: type) -> tuple[str, ...]:
+        if proof is None:
+            return ()  # the field's default
+        lines = proof.__dict__[self.slot]
+        if callable(lines):
+            lines = proof.__dict__[self.slot] = tuple(lines())
+        return lines
+
+    def __set__(self, proof: Any, lines: Any) -> None:
+        proof.__dict__[self.slot] = lines
+
+
+@dataclass(frozen=True)
+class Proof:
+    """A statement holds. `method` names how that is known, `conditions` what it rests on, `steps` the argument.
+
+    Conditions and steps may be given as functions that return them: they are called when these are first read.
+    """
+
+    method: str
+    conditions: _Lines = _Lines()
+    steps: _Lines = _Lines()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Proof, (self.method, self.conditions, self.steps)
+
+    @property
+    def unread(self) -> Any:
+        """The steps as they were given, to hand on without writing them out."""
+        return self.__dict__["_steps"]
+
+    def __bool__(self) -> bool:
+        return True
+
+    @property
+    def ok(self) -> bool:
+        """True."""
+        return True
+
+    @property
+    def reason(self) -> str:
+        """The method, for use as a verdict."""
+        return self.method
+
+    @property
+    def witness(self) -> None:
+        """None: nothing contradicts."""
+        return None
+
+    def explain(self) -> str:
+        """The argument as text."""
+        lines = [f"proven by {self.method}"]
+        lines += [f"  given {c}" for c in self.conditions]
+        lines += [f"  {s}" for s in self.steps]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class CounterExample:
+    """A statement fails. Falsy.
+
+    Attributes:
+        coord: where it fails first: for two layouts the coordinate in the left one's shape, for injectivity the pair of
+        flat indices (i, j), i < j, that share a value. left, right: the two values there (None outside a domain).
+        index: the flat index of coord. statement: what failed. method: how it was found. sizes: the values of the
+        symbols, as (name, value) pairs, for layouts that have any. between: the two layouts, where there are two.
+    """
+
+    coord: Any
+    left: Any
+    right: Any
+    index: int | None = None
+    statement: str = "not equivalent"
+    method: str = "coalesced normal form"
+    sizes: tuple[tuple[str, int], ...] = ()
+    between: tuple[Any, ...] = field(default=(), repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """A counterexample that refutes nothing cannot be made: AssertionError, an error of this library's own."""
+        if self.method == TWO_INDICES:
+            # One value at two indices; of two layouts the indices are each one's own.
+            if not (isinstance(self.coord, tuple) and len(self.coord) == 2) or not _same(self.left, self.right):
+                raise AssertionError(f"{self.coord!r} with {self.left!r} and {self.right!r} are no shared value")
+        elif self.left is None and self.right is None:
+            raise AssertionError(f"a counterexample at {self.coord!r} without a value")
+        elif self.left is not None and self.right is not None and _same(self.left, self.right):
+            raise AssertionError(f"{show_coord(self.coord)} gives {self.left!r} twice, which refutes nothing")
+        if len(self.between) == 2 and self.index is not None and not self.sizes and self.method != TWO_INDICES:
+            for layout, value in zip(self.between, (self.left, self.right)):
+                plain = getattr(layout.__class__, "_plain", None) is not None
+                if value is not None and plain and not _same(layout(self.index), value):
+                    raise AssertionError(f"{layout} gives {layout(self.index)} at {self.index}, not {value}")
+
+    def __bool__(self) -> bool:
+        return False
+
+    @property
+    def ok(self) -> bool:
+        """False."""
+        return False
+
+    @property
+    def reason(self) -> str:
+        """The same as explain(), for use as a verdict."""
+        return self.explain()
+
+    @property
+    def witness(self) -> Any:
+        """The coordinate, for use as a verdict."""
+        return self.coord
+
+    def explain(self) -> str:
+        """The statement and the values that refute it.
+
+        >>> CounterExample((0, 17), 34, 42).explain()
+        'not equivalent: (0,17) gives 34 and 42'
+        """
+        if self.method == TWO_INDICES:
+            i, j = self.coord
+            return f"{self.statement}: indices {i} and {j} both give {show(self.left)}"
+        coord = show(self.coord)
+        if self.left is None or self.right is None:
+            side, value = ("left", self.left) if self.left is not None else ("right", self.right)
+            return f"{self.statement}: {coord} is a coordinate of the {side} one only, where it gives {show(value)}"
+        return f"{self.statement}: {coord} gives {show(self.left)} and {show(self.right)}"
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two values are one; values that cannot be compared, as of symbols, are not."""
+    try:
+        return bool(a == b)
+    except LayoutError:
+        return False
+
+
+@dataclass(frozen=True)
+class Undecided:
+    """No method decided. Falsy; `why` says what each of them lacked."""
+
+    why: str
+    between: tuple[Any, ...] = field(default=(), repr=False, compare=False)
+
+    def __bool__(self) -> bool:
+        return False
+
+    @property
+    def ok(self) -> bool:
+        """False: not shown."""
+        return False
+
+    @property
+    def reason(self) -> str:
+        """The same as `why`, for use as a verdict."""
+        return self.why
+
+    @property
+    def witness(self) -> None:
+        """None: nothing was found."""
+        return None
+
+    def explain(self) -> str:
+        """What was tried."""
+        return f"undecided: {self.why}"
+
+
+# ---------------------------------------------------------------- two layouts
+
+
+def first_difference(a: tuple[list[Any], list[Any]], b: tuple[list[Any], list[Any]]) -> int | None:
+    """The first index at which two coalesced layouts differ, on the indices that both have; None if they never do."""
+    w = 1
+    (sa, da), (sb, db) = a, b
+    for i in range(min(len(sa), len(sb))):
+        if da[i] != db[i]:
+            return w
+        if sa[i] != sb[i]:
+            n = w * min(sa[i], sb[i])
+            # The shorter mode ends here; whether the layout does too is for the sizes to say.
+            return n if n < min(_size(sa), _size(sb)) else None
+        w *= sa[i]
+    return None
+
+
+def _size(S: list[Any]) -> int:
+    n = 1
+    for s in S:
+        n *= s
+    return n
+
+
+def between(answer: Any, a: Any, b: Any) -> Any:
+    """The answer, told which two layouts it is about, if it is no proof."""
+    return answer if isinstance(answer, Proof) else replace(answer, between=(a, b))
+
+
+def check_layouts(*xs: Any) -> None:
+    """Raise LayoutError for an operand of a statement about layouts that is none."""
+    from ..linear import LinearLayout  # both import this module
+    from ..predicates import Predicates
+
+    for x in xs:
+        if not isinstance(x, (Predicates, LinearLayout)):
+            notation = f"; CuTe's notation is read by parse({x!r})" if isinstance(x, str) else ""
+            raise LayoutError(f"layouts are compared, and {x!r} is none{notation}")
+
+
+def equivalent(a: Any, b: Any) -> Proof | CounterExample | Undecided:
+    """Whether two layouts are one function of the flat index, of one size."""
+    if getattr(a.__class__, "_plain", None) is None or getattr(b.__class__, "_plain", None) is None:
+        check_layouts(a, b)
+        with_symbols = symbolic_arguments.prove(a, b)
+        if with_symbols is not None:
+            return with_symbols
+        return _swizzled(a, b)
+    fa, fb = coal(a.shape, a.stride), coal(b.shape, b.stride)
+    if fa == fb:
+        if not fa[0] or has_basis(a.stride) == has_basis(b.stride):
+            form = " x ".join(f"{s}:{d}" for s, d in zip(*fa)) or "1:0"
+            return Proof("coalesced normal form", (), (f"both coalesce to {form}",))
+    if has_basis(a.stride) or has_basis(b.stride):
+        index = _first_difference_by_component(a.stride, b.stride, a, b)
+    else:
+        index = first_difference(fa, fb)
+    return _difference(a, b, index, "coalesced normal form")
+
+
+def _first_difference_by_component(da: Any, db: Any, a: Any, b: Any) -> int | None:
+    if has_basis(da) != has_basis(db):
+        return 0
+    found = []
+    for path in sorted(set(paths_of(da)) | set(paths_of(db))):
+        fa, fb = coal(a.shape, component(da, path)), coal(b.shape, component(db, path))
+        if fa != fb:
+            i = first_difference(fa, fb)
+            if i is not None:
+                found.append(i)
+    return min(found, default=None)
+
+
+def _difference(a: Any, b: Any, index: int | None, method: str) -> Proof | CounterExample:
+    if index is None:
+        n, m = a.size, b.size
+        if n == m:
+            return Proof(method, (), (f"all {n} values agree",))
+        # They agree as far as both go, and then only one goes on.
+        longer = a if n > m else b
+        index = min(n, m)
+        coord = idx2crd(index, longer.shape)
+        value = longer(index)
+        left, right = (value, None) if n > m else (None, value)
+        return CounterExample(coord, left, right, index, f"not equivalent, {n} and {m} elements", method)
+    return CounterExample(idx2crd(index, a.shape), a(index), b(index), index, method=method)
+
+
+def _swizzled(a: Any, b: Any) -> Proof | CounterExample | Undecided:
+    """Static layouts, at least one composed: without the swizzle they share, over GF(2), else by exhaustion."""
+    from ..linear import LinearLayout  # it imports this module
+
+    if has_basis(getattr(a, "stride", 0)) or has_basis(getattr(b, "stride", 0)):
+        return _difference(a, b, 0, "coalesced normal form")  # coordinates, and offsets
+    under = [getattr(x, "layout", None) for x in (a, b)]
+    if None not in under and a.swizzle == b.swizzle and a.offset == b.offset:
+        # A swizzle is one to one: under it, and from one offset, the inner layouts decide.
+        answer = equivalent(*under)
+        if isinstance(answer, CounterExample):
+            # None where they agree as far as both go: then the sizes are what differs
+            both = answer.left is not None and answer.right is not None
+            return _difference(a, b, answer.index if both else None, answer.method)
+        if isinstance(answer, Proof):
+            return Proof(answer.method, answer.conditions, (f"{a.swizzle} is one to one", *answer.steps))
+        return answer
+    try:
+        left, right = LinearLayout.of(a), LinearLayout.of(b)
+    except LayoutError:
+        return _by_exhaustion(a, b)
+    index = left.first_difference(right)
+    if index is None:
+        return left.equivalent(right)
+    # the first difference by matrix, with coordinates in the shapes that were given
+    return _difference(a, b, index, "GF(2) matrix") if a.size == b.size else _by_exhaustion(a, b)
+
+
+def _by_exhaustion(a: Any, b: Any) -> Proof | CounterExample | Undecided:
+    n = min(a.size, b.size)
+    if n > LIMIT:
+        return Undecided(f"{n} values, more than {LIMIT}, would have to be compared")
+    index = None
+    for start in range(0, n, 1 << 20):
+        i = np.arange(start, min(n, start + (1 << 20)))
+        bad = np.nonzero(a(i) != b(i))[0]
+        if len(bad):
+            index = start + int(bad[0])
+            break
+    return _difference(a, b, index, "exhaustion")
+
+
+# ---------------------------------------------------------------- one layout
+
+
+def injective(shape: Any, stride: Any) -> Proof | CounterExample | Undecided:
+    """Whether no two coordinates share a value."""
+    entries = []
+    found: CounterExample | Undecided | None = None
+    w = 1
+    for s, d in zip(leaves(shape), leaves(stride)):
+        if s != 1:
+            if d != 0:
+                entries.append((s, d, w))
+            elif found is None:
+                found = _shared(shape, stride, 0, w)
+        w *= s
+    if has_basis(stride):
+        groups = [[(s, d.value, w) for s, d, w in entries if d.path == p] for p in paths_of(stride)]
+    else:
+        groups = [entries]
+    steps = []
+    for group in groups:
+        answer = _injective(group, shape, stride)
+        if isinstance(answer, CounterExample):
+            if not isinstance(found, CounterExample) or answer.coord[1] < found.coord[1]:
+                found = answer
+        elif isinstance(answer, Undecided):
+            found = found or answer
+        else:
+            steps += answer
+    if found is not None:
+        return found
+    return Proof("growing strides", (), tuple(steps))
+
+
+def _injective(modes: list[tuple[int, int, int]], shape: Any, stride: Any) -> list[str] | CounterExample | Undecided:
+    steps: list[str] = []
+    rest = sorted(modes, key=lambda m: (abs(m[1]), m[0]))
+    # A mode whose stride exceeds all that the smaller ones span cannot take part in a clash, and neither can one that
+    # ends where all larger strides are multiples: it is a digit of its own.
+    while rest:
+        s, d, w = rest[-1]
+        span = sum((t - 1) * abs(e) for t, e, _ in rest[:-1])
+        if abs(d) > span:
+            steps.append(f"{s}:{d} steps over the span {span} of the smaller strides")
+            rest.pop()
+            continue
+        s, d, w = rest[0]
+        if all(e % (s * d) == 0 for _, e, _ in rest[1:]):
+            steps.append(f"{s}:{d} ends at {s * abs(d)}, which divides the larger strides")
+            rest.pop(0)
+            continue
+        break
+    if not rest:
+        return steps
+    rest.sort(key=lambda m: m[2])
+    if len(rest) == 2:
+        # i*d = j*e has one smallest solution.
+        (s, d, v), (t, e, w) = rest
+        g = gcd(d, e)
+        i, j = abs(e) // g, abs(d) // g
+        if i >= s or j >= t:
+            return steps + [f"{i}*{d} = {j}*{e} is the smallest clash, outside {s} and {t}"]
+        return _shared(shape, stride, i * v, j * w) if d * e > 0 else _shared(shape, stride, 0, i * v + j * w)
+    n = _size([s for s, _, _ in rest])
+    if sum([(s - 1) * abs(d) for s, d, _ in rest]) >= 1 << 62 or rest[-1][2] >= 1 << 40:
+        return Undecided(
+            f"the modes {', '.join(f'{s}:{d}' for s, d, _ in rest)} overlap, and their values do not fit 64 bits"
+        )
+    x = np.zeros(1, np.int64)
+    c = np.zeros(1, np.int64)
+    for s, d, w in rest:
+        # Of too many values only the first ones: a clash among them is the first clash of all.
+        step = np.arange(s if n <= LIMIT else min(s, max(1, PROBE // len(x))), dtype=np.int64)[:, None]
+        x = (x[None, :] + step * d).ravel()
+        c = (c[None, :] + step * w).ravel()
+    order = np.argsort(x, kind="stable")
+    y = x[order]
+    same = np.nonzero(y[1:] == y[:-1])[0]
+    if len(same):
+        # stable: within a value the indices grow, so the earliest repeat is the smallest second index
+        k = same[np.argmin(order[same + 1])]
+        first = order[np.searchsorted(y, y[k])]
+        return _shared(shape, stride, int(c[first]), int(c[order[k + 1]]))
+    if n > LIMIT:
+        names = ", ".join(f"{s}:{d}" for s, d, _ in rest)
+        return Undecided(f"the modes {names} overlap in span; the first {len(x)} of their {n} values are distinct")
+    return steps + [f"the {n} values of the other modes are distinct"]
+
+
+def _shared(shape: Any, stride: Any, i: int, j: int) -> CounterExample:
+    from ..layout import Layout
+
+    value = Layout._new(shape, stride)(i)
+    return CounterExample((i, j), value, value, j, f"{show(shape)}:{show(stride)} is not injective", TWO_INDICES)
+
+
+def bijective(shape: Any, stride: Any) -> Proof | CounterExample | Undecided:
+    """Whether the values are 0 .. size-1, each once."""
+    if has_basis(stride):
+        raise LayoutError(
+            f"{show(shape)}:{show(stride)} leads to coordinates; bijective means onto the offsets 0..size-1"
+        )
+    answer = injective(shape, stride)
+    if not isinstance(answer, Proof):
+        return answer
+    n = _size(leaves(shape))
+    for s, d in zip(leaves(shape), leaves(stride)):
+        if d < 0 and s > 1:
+            w = _size(leaves(shape)[: leaves(stride).index(d)])
+            return CounterExample(
+                idx2crd(w, shape), d, None, w, f"{show(shape)}:{show(stride)} reaches the negative {d}"
+            )
+    top = 1 + sum((s - 1) * d for s, d in zip(leaves(shape), leaves(stride)))
+    if top == n:
+        return Proof("injective onto its span", (), answer.steps + (f"{n} distinct values from 0 to {n - 1}",))
+    return CounterExample(
+        idx2crd(n - 1, shape),
+        top - 1,
+        n - 1,
+        n - 1,
+        f"{show(shape)}:{show(stride)} leaves gaps: of {n} values the largest",
+    )

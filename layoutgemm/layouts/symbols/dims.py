@@ -1,0 +1,278 @@
+"""Symbols as a user meets them: `dim`, entries read from text, and the way from and to SymPy.
+
+A symbol made here is an entry like an int: it goes into shapes and strides, adds and multiplies, divides where that is
+exact, and says which fact is missing where it is not. SymPy symbols and expressions are accepted in the same places and
+become such entries at once; SymPy itself is loaded only when a caller hands over one of its objects or asks for one.
+
+    >>> M, N = dim("M", multiple_of=64), dim("N")
+    >>> M // 64, (M + 3) % 64, 8 * N * M // 16
+    (M//64, 3, M*N//2)
+    >>> N // 8
+    Traceback (most recent call last):
+        ...
+    layoutgemm.layouts.symbols.polynomial.MissingFact: N // 8: needs 8 | N or N <= 7
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+import warnings
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+from ...errors import LayoutError, ParseError
+from .generators import FactError, generator
+from .polynomial import MissingFact, P, floordiv, ge0, gen, needs_div, needs_ge, show
+
+_declared: dict[str, Any] = {}
+
+
+def dim(name: str, multiple_of: int = 1, min: int = 1, max: int | None = None) -> Any:
+    """A symbol for an integer: a multiple of `multiple_of` in min..max (no upper bound when None).
+
+    The result is an entry for shapes and strides. Calls with the same name and facts give the same symbol. Symbols of
+    one name and different facts are different symbols, and raise FactError where they meet in one layout. Facts that
+    relate symbols, or come later, are stated with `Facts`. Where the facts leave one value, the result is that int.
+
+    Raises FactError when the facts leave no value, LayoutError for a name that is no identifier.
+
+    >>> M = dim("M", multiple_of=64, max=4096)
+    >>> M, M // 64, dim("M", multiple_of=64, max=4096) == M, dim("b", min=8, max=8)
+    (M, M//64, True, 8)
+    """
+    if not isinstance(name, str) or not name.isidentifier():
+        raise LayoutError(f"a symbol's name is an identifier such as M, not {name!r}")
+    for what, value in (("multiple_of", multiple_of), ("min", min), ("max", max)):
+        if value.__class__ is not int and not (what == "max" and value is None):
+            raise LayoutError(f"{what} of dim({name!r}) must be an integer, not {value!r}")
+    if multiple_of < 1:
+        raise LayoutError(f"multiple_of of dim({name!r}) must be at least 1, not {multiple_of}")
+    _declared[name] = symbol(name, multiple_of, min, max)
+    return _declared[name]
+
+
+def dims(names: str, multiple_of: int = 1, min: int = 1, max: int | None = None) -> tuple[Any, ...]:
+    """Several symbols with the same facts: `M, N, K = dims("M N K")`.
+
+    >>> M, N = dims("M N")
+    >>> 2 * M + N
+    2*M+N
+    """
+    return tuple([dim(n, multiple_of, min, max) for n in names.replace(",", " ").split()])
+
+
+def declared(name: str) -> Any:
+    """The symbol last made under this name; a new one >= 1 if there is none."""
+    found = _declared.get(name)
+    return dim(name) if found is None else found
+
+
+def entry(x: Any, what: str = "an entry") -> Any:
+    """`x` as an entry, int or P: SymPy integers, symbols and expressions are converted. Raises LayoutError."""
+    if x.__class__ is int or x.__class__ is P:
+        return x
+    if is_sympy(x):
+        return from_sympy(x)
+    if isinstance(x, int) and not isinstance(x, bool):
+        return int(x)
+    if x.__class__.__module__ == "numpy" and hasattr(x, "__index__") and not getattr(x, "shape", ()):
+        return int(x)
+    raise LayoutError(f"{what} must be an integer or a symbol, not {x!r} ({type(x).__name__})")
+
+
+def extent(p: Any) -> Any:
+    """`p` as a layout's extent. Raises MissingFact unless it is >= 1 at every size."""
+    if not ge0(p - 1):
+        raise MissingFact(f"a layout's extent must be at least 1, and {show(p)} may be less", needs_ge(p - 1))
+    return p
+
+
+def ceil_div(p: Any, d: Any) -> Any:
+    """ceil(p / d) where the facts make it an entry. Raises MissingFact naming the facts that would.
+
+    >>> ceil_div(dim("M", multiple_of=64), 64), ceil_div(100, 64)
+    (M//64, 2)
+    """
+    q = floordiv(-p, d)
+    if q is None:
+        raise MissingFact(f"ceil_div({show(p)},{show(d)})", (*needs_div(d, p), f"T = ceil_div({show(p)},{show(d)})"))
+    return -q
+
+
+# ---------------------------------------------------------------- entries from text
+
+ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
+    ast.Add: lambda a, b: a + b,
+    ast.Sub: lambda a, b: a - b,
+    ast.Mult: lambda a, b: a * b,
+    ast.FloorDiv: lambda a, b: a // b,
+    ast.Mod: lambda a, b: a % b,
+}
+_BINARY = {**ARITHMETIC, ast.Pow: lambda a, b: a**b}
+
+
+def parse_entry(text: str, symbol: Callable[[str], Any] | None = None) -> Any:
+    """The entry that a text such as `64*N+8` or `M//64` means; names are the symbols last made with `dim`, or new, or
+    what `symbol` gives for them.
+
+    >>> parse_entry("2*(M+1)") == 2 * declared("M") + 2
+    True
+    """
+    tree = expression(text, "no integer and no expression of symbols")
+    return evaluate(tree, symbol or declared)
+
+
+MAX_EXPRESSION = 2000  # characters
+MAX_BITS = 4096  # of an integer: far more than any size or address has
+MAX_POWER = 32  # of symbols: the power of a sum has as many terms as there are ways to choose them
+
+
+def expression(text: str, failing: str) -> ast.expr:
+    """The syntax tree of a text in Python's syntax. Raises ParseError, `failing` being what the text is, then.
+
+    Texts are bounded, so that neither the parser nor what walks the tree runs out of stack.
+    """
+    if len(text) > MAX_EXPRESSION:
+        raise ParseError(f"{len(text)} characters: an expression has at most {MAX_EXPRESSION}", text, MAX_EXPRESSION)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of numbers with letters behind them, which are refused below
+            tree = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        at = (getattr(error, "offset", None) or 1) - 1
+        why = f": {error.msg}" if isinstance(error, SyntaxError) else ""
+        raise ParseError(f"`{_head(text)}` is {failing}{why}", text, at) from None
+    depths = {id(tree): 1}
+    for node in ast.walk(tree):  # breadth first: a parent comes before its children
+        for child in ast.iter_child_nodes(node):
+            depths[id(child)] = depths[id(node)] + 1
+    if max(depths.values()) > MAX_DEPTH:
+        raise ParseError(f"`{_head(text)}` nests more than {MAX_DEPTH} operations", text, 0)
+    return tree
+
+
+MAX_DEPTH = 200  # operations inside of one another
+
+
+def _head(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def evaluate(node: ast.expr, symbol: Callable[[str], Any]) -> Any:
+    """The entry of an expression in + - * // % ** and ceil_div over integers and names."""
+    if isinstance(node, ast.Constant) and node.value.__class__ is int:
+        return node.value
+    if isinstance(node, ast.Name):
+        return symbol(node.id)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -evaluate(node.operand, symbol)
+    if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
+        left, right = evaluate(node.left, symbol), evaluate(node.right, symbol)
+        return operate(_BINARY[type(node.op)], node, left, right)
+    if (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "ceil_div"
+        and len(node.args) == 2
+    ):
+        left, right = evaluate(node.args[0], symbol), evaluate(node.args[1], symbol)
+        if right.__class__ is int and right == 0:
+            raise _refused(node, "a division by zero")
+        return ceil_div(left, right)
+    raise _refused(node, "no integer expression in + - * // % ** and ceil_div")
+
+
+def operate(operation: Callable[[Any, Any], Any], node: ast.BinOp, left: Any, right: Any) -> Any:
+    """The operation of a node on two entries. Raises ParseError for a division by zero, and for what grows too large.
+
+    >>> evaluate(expression("M**2//4", ""), lambda name: dim(name, multiple_of=2))
+    M**2//4
+    >>> evaluate(expression("9**9**9", ""), dim)
+    Traceback (most recent call last):
+        ...
+    layoutgemm.errors.ParseError: `9 ** 9 ** 9`: the result has more than 4096 bits
+      9 ** 9 ** 9
+      ^
+    """
+    if right.__class__ is int:
+        if right == 0 and isinstance(node.op, (ast.FloorDiv, ast.Mod)):
+            raise _refused(node, "a division by zero")
+        if isinstance(node.op, ast.Pow):
+            if right < 0:
+                raise _refused(node, "an exponent is an integer >= 0")
+            if left.__class__ is int and left.bit_length() * right > MAX_BITS and abs(left) > 1:
+                raise _refused(node, f"the result has more than {MAX_BITS} bits")
+            if left.__class__ is not int and right > MAX_POWER:
+                raise _refused(node, f"an exponent of symbols is at most {MAX_POWER}")
+        if isinstance(node.op, (ast.LShift, ast.RShift)) and not 0 <= right <= MAX_BITS:
+            raise _refused(node, f"a shift by {right} bits")
+    elif isinstance(node.op, ast.Pow):
+        raise _refused(node, "an exponent is an integer >= 0")
+    out = operation(left, right)
+    if out.__class__ is int and out.bit_length() > MAX_BITS:
+        raise _refused(node, f"the result has more than {MAX_BITS} bits")
+    return out
+
+
+def _refused(node: ast.expr, why: str) -> ParseError:
+    text = ast.unparse(node)
+    return ParseError(f"`{_head(text)}`{' is' if why.startswith(('a ', 'no ')) else ':'} {why}", text, 0)
+
+
+# ---------------------------------------------------------------- SymPy
+
+
+def is_sympy(x: Any) -> bool:
+    """Whether `x` is a SymPy expression; does not load SymPy."""
+    sympy = sys.modules.get("sympy")
+    return sympy is not None and isinstance(x, getattr(sympy, "Basic", ()))
+
+
+def to_sympy(x: Any) -> Any:
+    """The entry as a SymPy expression in the user's symbols: M//64 becomes M/64. `from_sympy` is its inverse.
+
+    A symbol whose only fact is >= 1 is Symbol(name, integer=True, positive=True); others carry their facts.
+
+    >>> to_sympy(dim("M", multiple_of=64) // 32 + 1)
+    M/32 + 1
+    """
+    from . import sympy_io as symbolic_sympy
+
+    return symbolic_sympy.to_sympy(x)
+
+
+def from_sympy(x: Any) -> Any:
+    """A SymPy expression as an entry: integer symbols, + - *, powers, exact quotients, floor, ceiling and Mod.
+
+    The symbols' own assumptions are their facts: integer is required, positive means >= 1, nonnegative >= 0, even a
+    multiple of 2. Raises LayoutError for what is no integer expression, MissingFact for a quotient that is not exact.
+    """
+    from . import sympy_io as symbolic_sympy
+
+    return symbolic_sympy.from_sympy(x)
+
+
+def symbol(name: str, multiple_of: int = 1, low: int | None = 1, high: int | None = None) -> Any:
+    """The symbol with these facts, without making it the one that its name means in texts."""
+    g_low = None if low is None else -(-low // multiple_of)
+    g_high = None if high is None else high // multiple_of
+    if g_low is not None and g_high is not None and g_low > g_high:
+        raise FactError(f"{name}: there is no multiple of {multiple_of} in {low}..{high}")
+    return gen(generator(name, g_low, g_high, {((name, 1),): Fraction(1, multiple_of)})) * multiple_of
+
+
+__all__ = [
+    "ceil_div",
+    "declared",
+    "dim",
+    "dims",
+    "entry",
+    "extent",
+    "from_sympy",
+    "is_sympy",
+    "parse_entry",
+    "symbol",
+    "to_sympy",
+]

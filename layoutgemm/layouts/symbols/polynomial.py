@@ -1,0 +1,543 @@
+"""Integer polynomials: what a layout's extent or stride is when it is not an int.
+
+A `P` is a polynomial with integer coefficients in generators (`generators.py`): free integers with bounds. It is never
+constant: arithmetic that leaves a constant gives an int, so `x.__class__ is int` tells the two apart everywhere. Since
+facts are substitutions of generators, all questions about symbolic layouts come down to four decisions, each exact
+arithmetic on polynomials, and nothing else decides anything:
+
+* `p == q`: equal coefficients. Two polynomials in free generators are equal at all values only then.
+* `div(p, q)`: the quotient that is a polynomial with integer coefficients, or None. Complete for such quotients; it
+  does not see that M*(M+1)/2 is an integer.
+* `floordiv(p, q)`: floor(p / q) where that is a polynomial, or None.
+* `ge0(p)`: True only when p >= 0 at every value within the bounds; False says that this was not seen. Exact for sums of
+  terms of one sign and for linear p, not for inequalities that need squares, such as X*X - 2*X*Y + Y*Y >= 0.
+
+SymPy is not used here: these take microseconds, SymPy's own take up to a millisecond and often answer None.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+from ...errors import LayoutError
+from .generators import (
+    GENERATORS,
+    fresh,
+    of_terms,
+    restore,
+)
+from .generators import show as show_names
+
+Monomial = tuple[int, ...]
+Terms = dict[Monomial, int]
+
+
+class MissingFact(LayoutError):
+    """An answer depends on something that the facts about the symbols do not say.
+
+    `needs`: the facts, each of which would be enough, as texts such as `64 | M` that `Facts` accepts.
+    """
+
+    def __init__(self, reason: str = "", needs: tuple[str, ...] = ()) -> None:
+        super().__init__(f"{reason}: needs {' or '.join(needs)}" if needs and reason else reason)
+        self.needs = needs
+
+
+class P:
+    """A polynomial that is not constant: sum of coefficient * product of generators. Immutable and hashable.
+
+    `terms` maps each monomial, a sorted tuple of generator numbers, to its coefficient. `+ - *` take ints and P;
+    `//` and `%` are exact or raise MissingFact; comparisons give a `Relation`, whose truth is decided or raises.
+    Equality is structural, which is equality at all sizes.
+    """
+
+    __slots__ = ("_hash", "terms")
+    terms: Terms
+    _hash: int | None
+
+    def __init__(self) -> None:
+        raise TypeError("symbols are made by dim()")
+
+    def __hash__(self) -> int:
+        h = self._hash
+        if h is None:
+            h = self._hash = hash(frozenset(self.terms.items()))
+        return h
+
+    def __eq__(self, other: object) -> bool:
+        if other.__class__ is P:
+            return self.terms == other.terms
+        return False if other.__class__ is int else _border_equal(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        result = self.__eq__(other)
+        return result if result is NotImplemented else not result
+
+    def __add__(self, other: Any) -> Any:
+        if other.__class__ is int:
+            return make({**self.terms, (): self.terms.get((), 0) + other}) if other else self
+        if other.__class__ is not P:
+            return _coerced(self, other, "__add__")
+        t = dict(self.terms)
+        for m, c in other.terms.items():
+            v = t.get(m, 0) + c
+            if v:
+                t[m] = v
+            else:
+                del t[m]
+        return make(t)
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Any:
+        return make({m: -c for m, c in self.terms.items()})
+
+    def __pos__(self) -> P:
+        return self
+
+    def __sub__(self, other: Any) -> Any:
+        if other.__class__ is int:
+            return self + -other
+        if other.__class__ is not P:
+            return _coerced(self, other, "__sub__")
+        t = dict(self.terms)
+        for m, c in other.terms.items():
+            v = t.get(m, 0) - c
+            if v:
+                t[m] = v
+            else:
+                del t[m]
+        return make(t)
+
+    def __rsub__(self, other: Any) -> Any:
+        return -self + other
+
+    def __mul__(self, other: Any) -> Any:
+        if other.__class__ is int:
+            return make({m: c * other for m, c in self.terms.items()}) if other else 0
+        if other.__class__ is not P:
+            return _coerced(self, other, "__mul__")
+        t: Terms = {}
+        for m, c in self.terms.items():
+            for n, d in other.terms.items():
+                k = tuple(sorted(m + n)) if m and n else m or n
+                v = t.get(k, 0) + c * d
+                if v:
+                    t[k] = v
+                else:
+                    t.pop(k, None)
+        return make(t)
+
+    __rmul__ = __mul__
+
+    def __pow__(self, exponent: int) -> Any:
+        if exponent.__class__ is not int or exponent < 0:
+            return NotImplemented
+        return prod([self] * exponent, start=1)
+
+    def __floordiv__(self, other: Any) -> Any:
+        return _floor(self, other, 0)
+
+    def __rfloordiv__(self, other: Any) -> Any:
+        return _floor(other, self, 0)
+
+    def __mod__(self, other: Any) -> Any:
+        return _floor(self, other, 1)
+
+    def __rmod__(self, other: Any) -> Any:
+        return _floor(other, self, 1)
+
+    def __divmod__(self, other: Any) -> Any:
+        return _floor(self, other, 0), _floor(self, other, 1)
+
+    def __rdivmod__(self, other: Any) -> Any:
+        return _floor(other, self, 0), _floor(other, self, 1)
+
+    def __ge__(self, other: Any) -> Relation:
+        return Relation(self, ">=", other)
+
+    def __gt__(self, other: Any) -> Relation:
+        return Relation(self, ">", other)
+
+    def __le__(self, other: Any) -> Relation:
+        return Relation(self, "<=", other)
+
+    def __lt__(self, other: Any) -> Relation:
+        return Relation(self, "<", other)
+
+    def __bool__(self) -> bool:
+        if ge0(self - 1) or ge0(-self - 1):
+            return True
+        raise MissingFact(f"whether {self} is 0", (f"{self} >= 1",))
+
+    def __repr__(self) -> str:
+        return show(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Generator numbers mean nothing in another process.
+        return _rebuild, (tuple([(c, [GENERATORS[g].key for g in m]) for m, c in self.terms.items()]),)
+
+    def _sympy_(self) -> Any:
+        from .dims import to_sympy
+
+        return to_sympy(self)
+
+
+def make(terms: Terms) -> Any:
+    """The polynomial of these terms: an int when constant. A zero constant term is dropped."""
+    if not terms.get((), 1):
+        del terms[()]
+    if not terms:
+        return 0
+    if len(terms) == 1 and () in terms:
+        return terms[()]
+    p = object.__new__(P)
+    p.terms = terms
+    p._hash = None
+    return p
+
+
+def _rebuild(items: Any) -> Any:
+    return make({tuple(sorted([restore(k) for k in keys])): c for c, keys in items})
+
+
+def gen(g: int) -> Any:
+    """The generator of number `g` as a polynomial; an int when its bounds leave one value."""
+    G = GENERATORS[g]
+    return G.low if G.low is not None and G.low == G.high else make({(g,): 1})
+
+
+def fresh_symbol(text: str, low: int | None = 0, high: int | None = None) -> Any:
+    """A new symbol, equal to no other, for a value met on the way."""
+    return gen(fresh(text, low, high))
+
+
+def _coerced(p: P, other: Any, operation: str) -> Any:
+    """Arithmetic with a NumPy integer; anything else has its own arithmetic, or none."""
+    if other.__class__.__module__ == "numpy" and hasattr(other, "__index__") and not getattr(other, "shape", ()):
+        return getattr(p, operation)(int(other))
+    return NotImplemented
+
+
+def _border_equal(p: P, other: Any) -> Any:
+    if other.__class__.__module__ == "numpy" and not getattr(other, "shape", ()):
+        return False
+    return NotImplemented
+
+
+# ---------------------------------------------------------------- decisions
+
+
+def div(p: Any, q: Any) -> Any:
+    """The exact quotient p/q as a polynomial with integer coefficients, or None when there is none."""
+    if q.__class__ is int:
+        if p.__class__ is int:
+            return None if q == 0 or p % q else p // q
+        if q == 1:
+            return p
+        if q == 0:
+            return None
+        t = {}
+        for m, c in p.terms.items():
+            if c % q:
+                return None
+            t[m] = c // q
+        return make(t)
+    if p.__class__ is int:
+        return 0 if p == 0 else None
+    if p.terms == q.terms:
+        return 1
+    out: Terms = {}
+    if len(q.terms) == 1:
+        ((d, e),) = q.terms.items()
+        for m, c in p.terms.items():
+            k = None if c % e else _without(m, d)
+            if k is None:
+                return None
+            out[k] = c // e
+        return make(out)
+    lead = _lead(q.terms)
+    e = q.terms[lead]
+    rest = p
+    while rest.__class__ is P or rest:
+        terms: Terms = rest.terms if isinstance(rest, P) else {(): rest}
+        m = _lead(terms)
+        k = _without(m, lead)
+        if k is None or terms[m] % e:
+            return None
+        c = terms[m] // e
+        out[k] = c
+        rest = rest - make({k: c}) * q
+    return make(out)
+
+
+def _lead(terms: Terms) -> Monomial:
+    # Graded lexicographic with *descending* generators compared first: a monomial order, so the division terminates.
+    return max(terms, key=lambda m: (len(m), m[::-1]))
+
+
+def _without(m: Monomial, d: Monomial) -> Monomial | None:
+    """The monomial m / d, or None."""
+    if not d:
+        return m
+    rest = list(m)
+    for g in d:
+        if g not in rest:
+            return None
+        rest.remove(g)
+    return tuple(rest)
+
+
+def floordiv(p: Any, q: Any) -> Any:
+    """floor(p / q) where it is a polynomial, or None: what q divides, if the remainder provably lies in 0..q-1."""
+    exact = div(p, q)
+    if exact is not None or (p.__class__ is int and q.__class__ is int):
+        return exact if exact is not None else p // q if q else None
+    whole: Any = 0
+    rest: Any = 0
+    for m, c in p.terms.items() if p.__class__ is P else (((), p),):
+        part = make({m: c})
+        x = div(part, q)
+        if x is not None:
+            whole = whole + x
+        elif q.__class__ is int and q > 0:
+            whole, rest = whole + make({m: c // q} if c // q else {}), rest + make({m: c % q})
+        else:
+            rest = rest + part
+    return whole if ge0(rest) and ge0(q - 1 - rest) else None
+
+
+def _floor(p: Any, q: Any, remainder: int) -> Any:
+    for x in (p, q):
+        if x.__class__ is not int and x.__class__ is not P:
+            if x.__class__.__module__ == "numpy" and hasattr(x, "__index__") and not getattr(x, "shape", ()):
+                return _floor(p if p is not x else int(x), q if q is not x else int(x), remainder)
+            return NotImplemented
+    if q.__class__ is int and q == 0:
+        raise ZeroDivisionError(f"{p} divided by zero")
+    k = floordiv(p, q)
+    if k is None:
+        ways = needs_div(q, p) + (needs_ge(q - 1 - p) if ge0(p) else ())
+        raise MissingFact(f"{parenthesised(p)} {'%' if remainder else '//'} {parenthesised(q)}", ways)
+    return p - k * q if remainder else k
+
+
+def ge0(p: Any) -> bool:
+    """True only when p >= 0 for all values of the generators within their bounds."""
+    if p.__class__ is int:
+        return bool(p >= 0)
+    return _ge0(p)
+
+
+@lru_cache(maxsize=1 << 14)
+def _ge0(p: P) -> bool:
+    if min(p.terms.values()) >= 0 and all(_nonnegative(g) for m in p.terms for g in m):
+        return True  # sums of products of what is not negative
+    bounded = []
+    for g in gens(p):
+        G = GENERATORS[g]
+        if G.low is None:
+            if G.high is None:
+                return False
+        elif G.high is not None:
+            bounded.append(g)
+    if min(_shifted(p, ()).values()) >= 0:
+        return True
+    if not bounded:
+        return False
+    for n in range(1, len(bounded) + 1):
+        for flips in itertools.combinations(bounded, n):
+            if min(_shifted(p, flips).values()) >= 0:
+                return True
+    # A bounded generator is few enough cases: one after the other.
+    g = min(bounded, key=lambda g: _width(g))
+    low = GENERATORS[g].low
+    assert low is not None
+    return _width(g) <= 64 and all(ge0(substitute(p, {g: low + i})) for i in range(_width(g)))
+
+
+def _nonnegative(g: int) -> bool:
+    low = GENERATORS[g].low
+    return low is not None and low >= 0
+
+
+def _width(g: int) -> int:
+    G = GENERATORS[g]
+    assert G.high is not None and G.low is not None
+    return G.high - G.low + 1
+
+
+def _shifted(p: P, flips: tuple[int, ...]) -> Terms:
+    """p in terms of x >= 0, where a generator is low + x, or high - x for those in `flips` and those without low."""
+    out: Terms = {(): 0}
+    for m, c in p.terms.items():
+        acc: Terms = {(): c}
+        for g in m:
+            G = GENERATORS[g]
+            if g in flips or G.low is None:
+                base, sign = G.high, -1
+            else:
+                base, sign = G.low, 1
+            nxt: Terms = {}
+            for mm, cc in acc.items():
+                k = tuple(sorted(mm + (g,)))
+                nxt[k] = nxt.get(k, 0) + sign * cc
+                if base:
+                    nxt[mm] = nxt.get(mm, 0) + cc * base
+            acc = nxt
+        for mm, cc in acc.items():
+            out[mm] = out.get(mm, 0) + cc
+    return out
+
+
+def le(p: Any, q: Any) -> bool:
+    """True only when p <= q at every value."""
+    return ge0(q - p)
+
+
+def lt(p: Any, q: Any) -> bool:
+    """True only when p < q at every value."""
+    return ge0(q - p - 1)
+
+
+class Relation:
+    """An inequality between two entries, as a fact for `Facts` or as a question.
+
+    Its truth is decided from the facts: True when it always holds, False when it never does; else MissingFact.
+
+    >>> from layoutgemm.layouts.symbols.dims import dim
+    >>> M = dim("M", min=4)
+    >>> bool(M >= 4), bool(M < 4), M >= 9
+    (True, False, M >= 9)
+    """
+
+    __slots__ = ("left", "op", "right")
+
+    def __init__(self, left: Any, op: str, right: Any) -> None:
+        self.left, self.op, self.right = left, op, right
+
+    def nonnegative(self) -> Any:
+        """The polynomial that is >= 0 when the relation holds."""
+        up = self.op[0] == ">"
+        d = self.left - self.right if up else self.right - self.left
+        return d if self.op[-1] == "=" else d - 1
+
+    def __bool__(self) -> bool:
+        p = self.nonnegative()
+        if ge0(p):
+            return True
+        if ge0(-p - 1):
+            return False
+        raise MissingFact(f"whether {self!r}", needs_ge(p))
+
+    def __repr__(self) -> str:
+        return f"{self.left} {self.op} {self.right}"
+
+
+# ---------------------------------------------------------------- generators and values
+
+
+def gens(*ps: Any) -> list[int]:
+    """The generators of the given entries, sorted; ints have none."""
+    return sorted({g for p in ps if p.__class__ is P for m in p.terms for g in m})
+
+
+def val(p: Any, env: Mapping[int, int]) -> int:
+    """The value with each generator replaced by its integer."""
+    if p.__class__ is int:
+        return p
+    total = 0
+    for m, c in p.terms.items():
+        for g in m:
+            c *= env[g]
+        total += c
+    return total
+
+
+def substitute(p: Any, mapping: Mapping[int, Any]) -> Any:
+    """p with generators replaced by entries; the others stay."""
+    if p.__class__ is int:
+        return p
+    out: Any = 0
+    for m, c in p.terms.items():
+        term: Any = c
+        for g in m:
+            term = term * (mapping[g] if g in mapping else make({(g,): 1}))
+        out = out + term
+    return out
+
+
+def valuations(gs: list[int], totals: int) -> Iterator[dict[int, int]]:
+    """Values of the generators within their bounds, by growing sum of distances from the lower bound (0 if none)."""
+    for total in range(totals):
+        for c in _compositions(total, len(gs)):
+            env = {}
+            for g, k in zip(gs, c):
+                G = GENERATORS[g]
+                if G.low is None:
+                    start, step = (0, 1) if G.high is None or G.high > 0 else (G.high, -1)
+                    k = step * ((k + 1) // 2 * (1 if k % 2 else -1)) if G.high is None else -k
+                    v = start + k
+                else:
+                    v = G.low + k
+                    if G.high is not None and v > G.high:
+                        break
+                env[g] = v
+            else:
+                yield env
+
+
+def _compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
+    if parts == 0:
+        if total == 0:
+            yield ()
+        return
+    if parts == 1:
+        yield (total,)
+        return
+    for first in range(total, -1, -1):
+        for rest in _compositions(total - first, parts - 1):
+            yield (first, *rest)
+
+
+# ---------------------------------------------------------------- texts
+
+
+def show(p: Any) -> str:
+    """The entry in the user's symbols, without blanks: `M*N//64+8`. Every `//` in it is exact."""
+    return _show(p) if p.__class__ is P else str(p)
+
+
+@lru_cache(maxsize=1 << 12)
+def _show(p: P) -> str:
+    termwise = all(len(GENERATORS[g].shown) == 1 for g in gens(p))
+    return show_names(of_terms(p.terms), termwise)
+
+
+# The texts of missing facts are of one module with their rules; it needs what is above.
+from .missing_facts import needs_div, needs_ge, parenthesised  # noqa: E402
+
+__all__ = [
+    "MissingFact",
+    "P",
+    "Relation",
+    "div",
+    "floordiv",
+    "fresh_symbol",
+    "ge0",
+    "gen",
+    "gens",
+    "le",
+    "lt",
+    "make",
+    "needs_div",
+    "needs_ge",
+    "show",
+    "substitute",
+    "val",
+    "valuations",
+]

@@ -1,0 +1,438 @@
+"""The layout with symbols among its entries: what `Layout(...)` returns when an extent or stride is one.
+
+>>> from layoutgemm import Layout
+>>> from layoutgemm.layouts.symbols.dims import dim
+>>> M, N = dim("M", multiple_of=64), dim("N")
+>>> tiles = Layout((M, N), (N, 1)).zipped_divide((64, None))
+>>> str(tiles), tiles.conditions
+('((64,1),(M//64,N)):((N,0),(64*N,1))', ('64 | M',))
+>>> Layout((M, N), (N, 1)).logical_divide((None, 8))  # doctest: +ELLIPSIS
+Traceback (most recent call last):
+    ...
+layoutgemm.layouts.symbols.polynomial.MissingFact: a divide of 8:1: ceil(N / 8) copies: needs 8 | N or ...
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...errors import CoordinateError, LayoutError
+from .. import int_tuple as _t
+from ..algebra import divide as _divide
+from ..basis import ScaledBasis, as_stride, assemble, component, has_basis, paths_of
+from ..int_tuple import as_shape, leaves
+from ..layout import Layout
+from . import operations as _ops
+from . import views as _views
+from .conditions import recording, strongest
+from .dims import entry, is_sympy
+from .facts import Facts
+from .generators import check_symbols
+from .polynomial import MissingFact, P, ge0, gens, needs_ge
+
+Pair = tuple[Any, Any]
+
+
+def make(shape: Any, stride: Any, conditions: tuple[str, ...] = ()) -> Layout:
+    """A layout of well-formed parts: a plain one when no entry is a symbol and it rests on no facts."""
+    self = Layout._new(shape, stride)
+    if not conditions and not _ops.has_symbols(shape, stride):
+        return self
+    object.__setattr__(self, "__class__", SymbolicLayout)
+    object.__setattr__(self, "_conditions", conditions)
+    return self
+
+
+def generators(*xs: Any) -> list[int]:
+    """The generators in entries, tuples and layouts, sorted."""
+    found: set[int] = set()
+    _gather(xs, found)
+    return sorted(found)
+
+
+def _gather(x: Any, found: set[int]) -> None:
+    for y in x:
+        if y.__class__ is P:
+            for m in y.terms:
+                found.update(m)
+        elif y.__class__ is tuple:
+            _gather(y, found)
+        elif y.__class__ is ScaledBasis and y.value.__class__ is P:
+            found.update(gens(y.value))
+
+
+class SymbolicLayout(Layout):
+    """A layout some of whose extents or strides are symbols: a function for every size that their facts allow.
+
+    Every operation of Layout keeps the symbols, is right at every size, and otherwise raises MissingFact or
+    CompositionError with the facts that would decide it. `conditions` lists the facts that the operations behind a
+    layout used. `given` applies facts, `at` puts numbers in.
+    """
+
+    __slots__ = ()
+    _symbolic = True
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        """The facts that this layout rests on: `64 | M`. Those of the operations it came from, in order."""
+        return self._conditions
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """The names of the symbols in the entries."""
+        from .generators import GENERATORS
+
+        return tuple(sorted({GENERATORS[g].symbol for g in generators(self.shape, self.stride)}))
+
+    def given(self, *facts: Any) -> Layout:
+        """The layout under more facts: texts, relations, or a Facts.
+
+        >>> from layoutgemm.layouts.symbols.dims import dim
+        >>> str(Layout((dim("M"), 8)).given("64 | M").logical_divide(64))
+        '(64,M//8):(1,64)'
+        """
+        out: Layout = Facts(*facts)(self)
+        return out
+
+    def at(self, **values: int) -> Layout:
+        """The layout at the given sizes; a plain Layout when no symbol is left.
+
+        >>> from layoutgemm.layouts.symbols.dims import dim
+        >>> str(Layout((dim("M"), dim("N"))).at(M=128, N=3))
+        '(128,3):(1,128)'
+        """
+        return self.given(*[f"{name} == {value}" for name, value in values.items()])
+
+    # ------------------------------------------------------------ inside
+
+    def _made(self, operation: Any, *args: Any, also: Any = None) -> Any:
+        """The result of an operation on pairs, with the conditions it used."""
+        others = () if also is None else also
+        for x in others:
+            _same_symbols(self, x)
+        with recording() as used:
+            shape, stride = operation(self.shape, self.stride, *args)
+        before = [c for x in (self, *others) for c in conditions_of(x)]
+        return make(shape, stride, tuple(strongest(before + used)) if before else tuple(used))
+
+    # ------------------------------------------------------------ properties and values
+
+    @property
+    def cosize(self) -> Any:
+        """The span of the offsets. Raises MissingFact where the sign of a stride is not known."""
+        if self.has_basis:
+            return Layout.cosize.fget(self)  # type: ignore[attr-defined]
+        total: Any = 1
+        for s, d in zip(leaves(self.shape), leaves(self.stride)):
+            if not ge0(d) and not ge0(-d):
+                raise MissingFact(f"cosize of {self}: the sign of {d}", needs_ge(d))
+            total = total + (s - 1) * (d if ge0(d) else -d)
+        return total
+
+    def __call__(self, *coord: Any) -> Any:
+        """The offset of a coordinate of ints, symbols, SymPy expressions or traced integers."""
+        c = coord[0] if len(coord) == 1 else coord
+        entries = _flat(c)
+        if any(map(is_sympy, entries)):
+            from .dims import to_sympy
+
+            return to_sympy(self(_entries(c)))
+        c = _checked(c)
+        if has_basis(self.stride):
+            return assemble(
+                {p: _views.crd2idx(c, self.shape, component(self.stride, p)) for p in paths_of(self.stride)}
+            )
+        return _views.crd2idx(c, self.shape, self.stride)
+
+    def coord(self, index: Any) -> Any:
+        """The coordinate of a flat index, as far as the facts decide it."""
+        return _views.split(index, self.shape) if _all_entries(index) else super().coord(index)
+
+    def offsets(self) -> Any:
+        """Refused: an array needs numbers. `at` puts them in."""
+        raise LayoutError(
+            f"offsets() of {self}: put numbers in first, as in .at({', '.join(f'{s}=...' for s in self.symbols)})"
+        )
+
+    def slice(self, coord: Any) -> tuple[Layout, Any]:
+        """The layout of the modes that None keeps, and the offset of the others."""
+        from ..algebra import recast
+
+        if coord is None:
+            return self, 0
+        S, D = recast.select(coord, self.shape, self.stride, True)
+        if has_basis(self.stride):
+            parts = {p: _offset(coord, self.shape, component(self.stride, p)) for p in paths_of(self.stride)}
+            return make(tuple(S), tuple(D), self._conditions), assemble(parts)
+        return make(tuple(S), tuple(D), self._conditions), _offset(coord, self.shape, self.stride)
+
+    # ------------------------------------------------------------ the algebra
+
+    def __getitem__(self, i: Any) -> Layout:
+        return self._again(super().__getitem__(i))
+
+    def _again(self, plain: Layout) -> Layout:
+        """A layout made of this one's entries, with its conditions."""
+        return make(plain.shape, plain.stride, self._conditions)
+
+    def compose(self, other: Any) -> Any:
+        """See Layout.compose."""
+        if isinstance(other, Layout):
+            return self._made(_ops.compose, other.shape, other.stride, also=(other,))
+        if getattr(other, "swizzle", None) is not None:
+            from ..swizzle import compose_with_swizzle
+
+            return compose_with_swizzle(self, other)
+        return self._tiled(_divide.by_mode, _ops.composed, other)
+
+    __matmul__ = compose
+
+    def complement(self, bound: Any = None) -> Layout:
+        """See Layout.complement; the bound may be symbolic."""
+        return self._made(_ops.complement, 1 if bound is None else entry(bound, "the bound of a complement"))
+
+    def right_inverse(self) -> Layout:
+        """See Layout.right_inverse; a chain that goes on at some sizes only ends."""
+        return self._made(_ops.right_inverse)
+
+    def left_inverse(self) -> Layout:
+        """See Layout.left_inverse."""
+        return self._made(_ops.left_inverse)
+
+    def max_common_layout(self, other: Layout) -> Layout:
+        """See Layout.max_common_layout: as large as the facts show."""
+        tiler = as_tiler(other)
+        pair = _divide.tiler_pair(tiler)
+        return self._made(lambda s, d: _ops.max_common((s, d), pair), also=_layouts_in(tiler))
+
+    def filter(self, profile: Any = None) -> Layout:
+        """See Layout.filter; no stride may be 0 at some sizes only."""
+        return self._made(lambda s, d: _ops.nonzero("filter", super(SymbolicLayout, self).filter(profile), s, d))
+
+    def nullspace(self) -> Layout:
+        """See Layout.nullspace; no stride may be 0 at some sizes only."""
+        return self._made(lambda s, d: _ops.nonzero("nullspace", super(SymbolicLayout, self).nullspace(), s, d))
+
+    def with_shape(self, *shape: Any) -> Layout:
+        """See Layout.with_shape."""
+        target = Layout(shape[0] if len(shape) == 1 else shape)
+        if target.size != self.size:
+            raise LayoutError(
+                f"{self} has {self.size} coordinates, and the shape {_t.show(target.shape)} {target.size}"
+            )
+        out: Layout = self.compose(target)
+        return out
+
+    def _tiled(self, through: Any, split: Any, tiler: Any) -> Layout:
+        tiler = as_tiler(tiler)
+        return self._made(lambda s, d: through(split, s, d, tiler), also=_layouts_in(tiler))
+
+    def logical_divide(self, tiler: Any) -> Layout:
+        """See Layout.logical_divide."""
+        return self._tiled(_divide.by_mode, _ops.divide, tiler)
+
+    def zipped_divide(self, tiler: Any) -> Layout:
+        """See Layout.zipped_divide."""
+        return self._tiled(_divide.zipped, _ops.divide, tiler)
+
+    def logical_product(self, tiler: Any) -> Layout:
+        """See Layout.logical_product."""
+        return self._tiled(_divide.by_mode, _ops.multiply, tiler)
+
+    def zipped_product(self, tiler: Any) -> Layout:
+        """See Layout.zipped_product."""
+        return self._tiled(_divide.zipped, _ops.multiply, tiler)
+
+    def tiled_divide(self, tiler: Any) -> Layout:
+        """See Layout.tiled_divide."""
+        return self._unpacked(self.zipped_divide(tiler), False)
+
+    def flat_divide(self, tiler: Any) -> Layout:
+        """See Layout.flat_divide."""
+        return self._unpacked(self.zipped_divide(tiler), True)
+
+    def tiled_product(self, tiler: Any) -> Layout:
+        """See Layout.tiled_product."""
+        return self._unpacked(self.zipped_product(tiler), False)
+
+    def flat_product(self, tiler: Any) -> Layout:
+        """See Layout.flat_product."""
+        return self._unpacked(self.zipped_product(tiler), True)
+
+    @staticmethod
+    def _unpacked(zipped: Layout, first: bool) -> Layout:
+        return make(*_divide.unpack((zipped.shape, zipped.stride), first), conditions_of(zipped))
+
+    def blocked_product(self, tiler: Any) -> Layout:
+        """See Layout.blocked_product."""
+        return self._interleaved(tiler, False)
+
+    def raked_product(self, tiler: Any) -> Layout:
+        """See Layout.raked_product."""
+        return self._interleaved(tiler, True)
+
+    def _interleaved(self, tiler: Any, raked: bool) -> Layout:
+        if isinstance(tiler, (tuple, list)):
+            raise LayoutError(f"a blocked or raked product is over an int or a Layout, not the tuple {tiler!r}")
+        tiler = as_tiler(tiler)
+        pair = _divide.tiler_pair(tiler)
+        return self._made(lambda s, d: _ops.interleave((s, d), pair, raked), also=_layouts_in(tiler))
+
+    def tile_to_shape(self, shape: Any, order: Any = None) -> Layout:
+        """See Layout.tile_to_shape."""
+        target = as_shape(shape)
+        return self._made(lambda s, d: _ops.tile_to_shape((s, d), target, order))
+
+    def upcast(self, n: int) -> Layout:
+        """See Layout.upcast."""
+        from ..algebra import recast
+
+        factor = recast.factor(n, "upcast")
+        recast._refuse_basis("upcast", self.shape, self.stride)
+        return self._made(_views.upcast, factor)
+
+    def downcast(self, n: int) -> Layout:
+        """See Layout.downcast; a symbolic stride must be known to be at least 2."""
+        from ..algebra import recast
+
+        factor = recast.factor(n, "downcast")
+        recast._refuse_basis("downcast", self.shape, self.stride)
+        return self._made(_views.downcast, factor)
+
+    def recast(self, new_bits: int, old_bits: int) -> Layout:
+        """See Layout.recast."""
+        from ..algebra import recast
+
+        new, old = recast.factor(new_bits, "recast (new_bits)"), recast.factor(old_bits, "recast (old_bits)")
+        recast._refuse_basis("recast", self.shape, self.stride)
+        return self._made(_views.recast, new, old)
+
+    # ------------------------------------------------------------ statements
+
+    def equivalent(self, other: Any) -> Any:
+        """Whether both are one function of the flat index, of one size, at every size that the facts allow."""
+        from ..proofs.prove import prove
+        from ..proofs.verdicts import between
+
+        return between(prove(self, other), self, other)
+
+    def is_injective(self) -> Any:
+        """Whether no two coordinates share a value, at every size."""
+        from ..proofs.prove import injective
+
+        return injective(self)
+
+    def is_bijective(self) -> Any:
+        """Whether the values are 0..size-1, each once, at every size."""
+        from ..proofs.prove import bijective
+
+        return bijective(self)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Layout) and self.shape == other.shape and self.stride == other.stride
+
+    def __hash__(self) -> int:
+        return hash((self.shape, self.stride))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return make, (self.shape, self.stride, self._conditions)
+
+
+def _again(name: str) -> Any:
+    """Layout's own method, which works on any entries, with the conditions carried over."""
+    plain = getattr(Layout, name)
+
+    def method(self: SymbolicLayout, *args: Any, **kwargs: Any) -> Layout:
+        return self._again(plain(self, *args, **kwargs))
+
+    method.__name__ = name
+    method.__qualname__ = f"SymbolicLayout.{name}"
+    method.__doc__ = f"See Layout.{name}."
+    return method
+
+
+for _name in ("coalesce", "dice", "flatten", "group"):
+    setattr(SymbolicLayout, _name, _again(_name))
+
+
+# ---------------------------------------------------------------- arguments
+
+
+def lift(layout: Layout) -> SymbolicLayout:
+    """A plain layout as one whose operations take symbols in their arguments."""
+    if isinstance(layout, SymbolicLayout):
+        return layout
+    out = Layout._new(layout.shape, layout.stride)
+    object.__setattr__(out, "__class__", SymbolicLayout)
+    object.__setattr__(out, "_conditions", ())
+    return out  # type: ignore[return-value]
+
+
+def conditions_of(x: Any) -> tuple[str, ...]:
+    """The conditions of a layout; a plain one has none."""
+    return x._conditions if isinstance(x, SymbolicLayout) else ()
+
+
+def together(*layouts: Layout) -> tuple[str, ...]:
+    """The conditions of several layouts that go into one; raises FactError where their symbols clash."""
+    check_symbols(generators(*[y for x in layouts for y in (x.shape, x.stride)]))
+    return tuple(strongest([c for x in layouts for c in conditions_of(x)]))
+
+
+def applied(layout: Layout, f: Any) -> Layout:
+    """The layout with every entry replaced, under the same conditions."""
+    shape, stride = as_shape(f(layout.shape)), as_stride(f(layout.stride))
+    return make(shape, stride, conditions_of(layout) if _ops.has_symbols(shape, stride) else ())
+
+
+def _same_symbols(a: Layout, b: Any) -> None:
+    check_symbols(generators(a.shape, a.stride, b.shape, b.stride))
+
+
+def as_tiler(tiler: Any) -> Any:
+    """A tiler with its SymPy entries as symbols; a symbol alone is the layout tiler:1."""
+    if tiler is None or tiler.__class__ is int or isinstance(tiler, Layout):
+        return tiler
+    if isinstance(tiler, (tuple, list)):
+        return tuple([as_tiler(t) for t in tiler])
+    x = entry(tiler, "a tiler that is no Layout and no tuple")
+    return Layout(x, 1) if x.__class__ is P else x
+
+
+def _layouts_in(tiler: Any) -> list[Layout]:
+    if isinstance(tiler, (tuple, list)):
+        return [x for t in tiler for x in _layouts_in(t)]
+    return [tiler] if isinstance(tiler, Layout) else []
+
+
+def _flat(x: Any) -> list[Any]:
+    return [z for y in x for z in _flat(y)] if isinstance(x, (tuple, list)) else [x]
+
+
+def _entries(x: Any) -> Any:
+    return tuple([_entries(y) for y in x]) if isinstance(x, (tuple, list)) else entry(x, "a coordinate")
+
+
+def _all_entries(x: Any) -> bool:
+    return all(y.__class__ is int or y.__class__ is P for y in _flat(x))
+
+
+def _checked(x: Any) -> Any:
+    """A coordinate of ints, symbols and traced integers; an array of numbers has no arithmetic with symbols."""
+    if isinstance(x, (tuple, list)):
+        return tuple([_checked(y) for y in x])
+    x = _t.scalar(x)
+    if hasattr(x, "dtype") and getattr(x, "shape", ()) != ():
+        raise CoordinateError(f"a layout with symbols takes no arrays: put numbers in first, with at(); not {x!r}")
+    return x
+
+
+def _offset(coord: Any, shape: Any, stride: Any) -> Any:
+    if coord is None:
+        return 0
+    if isinstance(coord, (tuple, list)):
+        total: Any = 0
+        for c, s, d in zip(coord, shape, stride):
+            total = total + _offset(c, s, d)
+        return total
+    return _views.crd2idx(entry(coord, "a coordinate"), shape, stride)

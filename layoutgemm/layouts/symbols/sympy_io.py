@@ -1,0 +1,173 @@
+"""Entries to and from SymPy. The only module of the algebra that loads it; `symbolic.py` imports this one on demand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sympy
+
+from ...errors import LayoutError
+from .dims import declared
+from .dims import symbol as entry_symbol
+from .generators import GENERATORS, generator, of_terms
+from .polynomial import MissingFact, P, div, floordiv, gen, gens, needs_div
+
+
+class Dim(sympy.Symbol):
+    """A SymPy symbol that carries facts which SymPy's assumptions cannot: `facts` is (multiple_of, min, max).
+
+    The facts are part of its identity, or two symbols M with different facts would be one.
+    """
+
+    __slots__ = ("facts",)
+    facts: tuple[int, int | None, int | None]
+
+    def __new__(cls, name: str, facts: tuple[int, int | None, int | None], **assumptions: Any) -> Dim:
+        """A new symbol; SymPy's cache would answer with another one of this name."""
+        self: Dim = super().__xnew__(cls, name, **assumptions)
+        self.facts = facts
+        return self
+
+    def __getnewargs_ex__(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments that make it again, for pickle."""
+        return (self.name, self.facts), _assumptions(self.facts)
+
+    def _hashable_content(self) -> tuple[Any, ...]:
+        return super()._hashable_content() + (str(self.facts),)
+
+
+def _assumptions(facts: tuple[int, int | None, int | None]) -> dict[str, bool]:
+    scale, low, _ = facts
+    out = {"integer": True}
+    if low is not None and low >= 1:
+        out["positive"] = True
+    elif low == 0:
+        out["nonnegative"] = True
+    if scale % 2 == 0:
+        out["even"] = True
+    return out
+
+
+def symbol(name: str, multiple_of: int = 1, low: int | None = 1, high: int | None = None) -> Any:
+    """The SymPy symbol for a name with these facts."""
+    facts = multiple_of, low, high
+    if multiple_of == 1 and high is None and low in (None, 0, 1):
+        return sympy.Symbol(name, **_assumptions(facts))
+    return Dim(name, facts, **_assumptions(facts))
+
+
+def _root(g: int) -> tuple[str, int] | None:
+    """(name, scale) when generator g is a plain symbol divided by an integer."""
+    shown = GENERATORS[g].shown
+    if len(shown) != 1:
+        return None
+    ((power, c),) = shown.items()
+    if len(power) != 1 or power[0][1] != 1 or c.numerator != 1:
+        return None
+    return power[0][0], c.denominator
+
+
+def _symbol_of(g: int, root: tuple[str, int]) -> Any:
+    G, (name, scale) = GENERATORS[g], root
+    return symbol(name, scale, None if G.low is None else G.low * scale, None if G.high is None else G.high * scale)
+
+
+def to_sympy(x: Any) -> Any:
+    """The entry in the user's symbols."""
+    if x.__class__ is not P:
+        return sympy.Integer(x)
+    known = {}
+    for g in gens(x):
+        root = _root(g)
+        if root is not None:
+            known[root[0]] = _symbol_of(g, root)
+    out = []
+    for power, c in of_terms(x.terms).items():
+        factors = [sympy.Rational(c.numerator, c.denominator)]
+        for name, k in power:
+            if name not in known:
+                known[name] = _other(name)
+            factors.append(known[name] ** k)
+        out.append(sympy.Mul(*factors))
+    return sympy.Add(*out)
+
+
+def _other(name: str) -> Any:
+    """A name that was eliminated: with the facts it was made with."""
+    if name.isidentifier():
+        p = declared(name)
+        gs = gens(p)
+        root = _root(gs[0]) if len(gs) == 1 else None
+        if root is not None:
+            return _symbol_of(gs[0], root)
+    return symbol(name)
+
+
+# ---------------------------------------------------------------- from SymPy
+
+
+def from_sympy(x: Any) -> Any:
+    """The entry that a SymPy expression means."""
+    top, bottom = _read(x)
+    q = div(top, bottom)
+    if q is None:
+        raise MissingFact(f"{x} as an integer", needs_div(bottom, top))
+    return q
+
+
+def _read(x: Any) -> tuple[Any, Any]:
+    """Numerator and denominator as entries."""
+    if x.is_Integer:
+        return int(x), 1
+    if x.is_Rational:
+        return int(x.p), int(x.q)
+    if x.is_Symbol:
+        return _read_symbol(x), 1
+    if x.is_Add:
+        top, bottom = 0, 1
+        for y in x.args:
+            t, b = _read(y)
+            if b == bottom:
+                top = top + t
+            else:
+                top, bottom = top * b + t * bottom, bottom * b
+        return top, bottom
+    if x.is_Mul:
+        top, bottom = 1, 1
+        for y in x.args:
+            t, b = _read(y)
+            top, bottom = top * t, bottom * b
+        return top, bottom
+    if x.is_Pow and x.exp.is_Integer:
+        t, b = _read(x.base)
+        n = int(x.exp)
+        return (t**n, b**n) if n >= 0 else (b**-n, t**-n)
+    if isinstance(x, (sympy.floor, sympy.ceiling)):
+        t, b = _read(x.args[0])
+        up = isinstance(x, sympy.ceiling)
+        q = floordiv(-t if up else t, b)
+        if q is None:
+            raise MissingFact(f"{x} as an entry", needs_div(b, t))
+        return (-q if up else q), 1
+    if isinstance(x, sympy.Mod):
+        t, b = from_sympy(x.args[0]), from_sympy(x.args[1])
+        return t % b, 1
+    raise LayoutError(f"{x} ({type(x).__name__}) is no integer expression in + - * / floor, ceiling and Mod")
+
+
+def _read_symbol(x: Any) -> Any:
+    if isinstance(x, Dim):
+        return entry_symbol(x.name, *x.facts)
+    if not x.is_integer:
+        raise LayoutError(
+            f"the SymPy symbol {x} is not known to be an integer: make it Symbol({x.name!r}, integer=True, ...)"
+        )
+    if not x.name.isidentifier():
+        g = generator(x.name, 1 if x.is_positive else 0 if x.is_nonnegative else None, None)
+        return gen(g)
+    low = 1 if x.is_positive else 0 if x.is_nonnegative else None
+    high = -1 if x.is_negative else 0 if x.is_nonpositive else None
+    return entry_symbol(x.name, 2 if x.is_even else 1, low, high)
+
+
+__all__ = ["Dim", "from_sympy", "symbol", "to_sympy"]

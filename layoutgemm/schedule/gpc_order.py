@@ -1,0 +1,164 @@
+"""Which tiles neighbours take: clusters of a launch, as the hardware deals them out to the graphics clusters (GPCs).
+
+On an H200 the first few clusters go where two multiprocessors are left over, the next ones in turn to each graphics
+cluster, round after round, then to those that have more multiprocessors. What several multiprocessors of a graphics
+cluster ask for at about the same time is asked of L2 once (Nsight Compute, "L2 Request Coalescer"): so those that lie
+together take tiles that lie together. A launch on a GPU that is busy, or of another kind, is dealt out otherwise: each
+tile is still taken once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from ..errors import PlanError
+from ..layouts.proofs.digits import minimum as least
+from ..report import Check
+
+_FAR = 1 << 20  # more than a launch has clusters
+
+Rounds = tuple[tuple[tuple[int, ...], int], ...]
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """Rounds in which clusters are dealt out, one after the other: (places, times), each place once in each turn.
+
+    Clusters of one place take consecutive numbers, over all rounds. Those after the last round stay as they are, and so
+    does a launch that does not reach it.
+
+    Raises PlanError for rounds that are not pairs of places, different ints from 0 on in ascending order, and of times,
+    an int of at least 1.
+
+    >>> Dealt((((0,), 1), ((1, 2, 3), 2), ((1, 3), 1))).table(10)
+    [0, 1, 4, 6, 2, 5, 7, 3, 8, 9]
+    """
+
+    rounds: Rounds = ()
+
+    def __post_init__(self) -> None:
+        for pair in self.rounds if isinstance(self.rounds, tuple) else (None,):
+            places, times = pair if isinstance(pair, tuple) and len(pair) == 2 else ((), 0)
+            numbers = [*places, times] if isinstance(places, tuple) else [None]
+            good = len(numbers) > 1 and all(isinstance(n, int) and not isinstance(n, bool) for n in numbers)
+            if not good or times < 1 or min(places) < 0 or list(places) != sorted(set(places)):
+                wanted = "rounds of (places, times): different ints from 0 on, ascending; an int of at least 1"
+                raise PlanError(f"dealt = {self.rounds!r}: {wanted}")
+        if self.end >= _FAR or any(places[-1] >= _FAR for places, _ in self.rounds):
+            raise PlanError(f"dealt = {self.rounds!r}: of fewer than {_FAR} clusters and places")
+
+    def __str__(self) -> str:
+        """
+        >>> print(Dealt((((0, 1, 2, 3), 4), ((0, 2, 3), 4))))
+        0-3 x4, 0+2-3 x4
+        """
+
+        def names(places: tuple[int, ...]) -> str:
+            return "+".join(f"{a}-{a + many - 1}" if many > 1 else f"{a}" for a, many in _runs(places))
+
+        return ", ".join(f"{names(places)} x{times}" for places, times in self.rounds)
+
+    @property
+    def most(self) -> int:
+        """The most clusters that come to one place.
+
+        >>> Dealt((((0, 1, 2, 3), 4), ((0, 2, 3), 4))).most
+        8
+        """
+        every = {place for places, _ in self.rounds for place in places}
+        return max((sum(times for places, times in self.rounds if x in places) for x in every), default=0)
+
+    @cached_property
+    def starts(self) -> tuple[int, ...]:
+        """Clusters before each round, and in all."""
+        found = [0]
+        for places, times in self.rounds:
+            found.append(found[-1] + len(places) * times)
+        return tuple(found)
+
+    @property
+    def end(self) -> int:
+        """Clusters of all rounds."""
+        return self.starts[-1]
+
+    def number(self, nth: Any, count: Any, minimum: Callable[..., Any] = least) -> Any:
+        """Which number the nth of `count` clusters takes. `minimum` stands in for traced integers, which Python's own
+        does not take."""
+        if not self.rounds:
+            return nth
+        place = rank = 0  # where the nth comes to lie, and how many come there before it
+        for i, (places, _) in enumerate(self.rounds):
+            here = (_reached(nth, self.starts[i]) if i else 1) - _reached(nth, self.starts[i + 1])
+            within = nth - self.starts[i]
+            mine = _member(within % len(places), places)
+            before = [t * _among(mine, others, minimum, places) for others, t in self.rounds[:i]]
+            place = place + here * mine
+            rank = rank + here * (sum(before) + within // len(places))
+        below = sum(times * _below(place, places, minimum) for places, times in self.rounds[:-1])
+        last, held = self.rounds[-1][0], minimum(count, self.end) - self.starts[-2]
+        of_last = _below(place, last, minimum)
+        below = below + of_last * (held // len(last)) + minimum(of_last, held % len(last))
+        moved = _reached(count, self.starts[-2] + 1) * (1 - _reached(nth, self.end))
+        return nth + moved * (below + rank - nth)
+
+    def table(self, count: int) -> list[int]:
+        """The numbers that each of so many clusters takes."""
+        return [int(self.number(nth, count)) for nth in range(count)]
+
+    def check(self) -> Check:
+        """Each number below their count is taken once, by any count of clusters.
+
+        >>> print(Dealt((((0, 1, 2, 3), 4), ((0, 2, 3), 4))).check().ok)
+        True
+        """
+        lost = next((n for n in range(1, self.end + 2) if sorted(self.table(n)) != list(range(n))), None)
+        statement = f"up to {self.end} clusters, in rounds of {self}, take each number below their count once"
+        witness = "" if lost is None else f"{lost} clusters take {self.table(lost)}"
+        return Check(
+            "dealt out", statement + "; more are as they come", not witness, f"exhaustion ({self.end})", witness
+        )
+
+
+def _runs(places: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Ascending ints as ranges: the first of each, and how many it has.
+
+    >>> _runs((4, 6, 7, 8))
+    [(4, 1), (6, 3)]
+    """
+    found: list[tuple[int, int]] = []
+    for place in places:
+        first, many = found[-1] if found else (place, 0)
+        found[-1:] = [(first, many + 1)] if first + many == place else [(first, many), (place, 1)]
+    return found
+
+
+def _member(index: Any, places: tuple[int, ...]) -> Any:
+    """The place of that index."""
+    (first, many), *others = _runs(places)
+    found = index + first
+    for begin, length in others:
+        found = found + _reached(index, many) * (begin - first - many)
+        first, many = begin - many, many + length
+    return found
+
+
+def _below(place: Any, places: tuple[int, ...], minimum: Callable[..., Any]) -> Any:
+    """How many of the places are before one."""
+    return sum(minimum(place - minimum(place, first), many) for first, many in _runs(places))
+
+
+def _among(place: Any, places: tuple[int, ...], minimum: Callable[..., Any], known: tuple[int, ...]) -> Any:
+    """1 where a place, of those that it is known to be one of, is among others; else 0."""
+    if set(known) <= set(places):
+        return 1
+    if not set(known) & set(places):
+        return 0
+    return _below(place + 1, places, minimum) - _below(place, places, minimum)
+
+
+def _reached(number: Any, limit: int) -> Any:
+    """1 from a limit on, else 0, for numbers up to a million, by arithmetic that traced integers know."""
+    return (number + (_FAR - limit)) // _FAR

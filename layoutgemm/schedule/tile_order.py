@@ -1,0 +1,390 @@
+"""In which order a kernel visits the tiles of its output: schedules as layouts, proven to visit every tile once.
+
+A schedule maps a tile's number in time to its (row, column) in a grid of tiles. Its formula uses `+ - * // % minimum`
+alone, so it takes ints, arrays, and the traced integers of a kernel. Its *pieces* say the same as layouts: at which
+numbers a piece starts and how they step, and which tiles those are. `Schedule.prove` shows for every grid at once that
+the formula is those pieces and that the pieces meet each tile once; `visits_once` looks at every tile of one grid, for
+any order whatever.
+
+Sources: the grouped order is that of Triton's matrix multiplication tutorial, "L2 Cache Optimizations" (GROUP_M);
+CUTLASS has it as GemmIdentityThreadblockSwizzle, and both rasters in PersistentTileSchedulerSm90. The Hilbert curve is
+D. Hilbert's, Mathematische Annalen 38.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import PlanError
+from ..layouts import E, Layout
+from ..layouts.display import Pictured
+from ..layouts.int_tuple import plain, plain_fields
+from ..layouts.proofs.digits import minimum as least
+from ..layouts.proofs.index_formulas import prove_formulas
+from ..layouts.proofs.prove import disjoint, injective
+from ..layouts.proofs.verdicts import CounterExample, Proof, Undecided
+from ..layouts.symbols.facts import Facts
+from ..layouts.symbols.polynomial import ge0, show
+from ..report import Check
+
+Answer = Proof | CounterExample | Undecided
+Tile = tuple[Any, Any]
+
+
+class Piece(NamedTuple):
+    """Some tiles of a schedule: number start + index(c) is the tile corner + tile(c), for every coordinate c.
+
+    `index` and `tile` have one shape; `tile` has coordinate strides, 1@0 for a row and 1@1 for a column.
+    """
+
+    start: Any
+    index: Layout
+    corner: Tile
+    tile: Layout
+
+    def __str__(self) -> str:
+        corner = ", ".join(map(show, self.corner))
+        return f"numbers {show(self.start)} + {self.index} are tiles ({corner}) + {self.tile}"
+
+
+class Case(NamedTuple):
+    """A kind of grid, with symbols for its sizes: what is known of them, the grid, and the pieces there."""
+
+    name: str
+    rows: Any
+    columns: Any
+    group: Any
+    pieces: list[Piece]
+
+
+@dataclass(frozen=True)
+class Schedule(Pictured):
+    """An order of the tiles of any grid.
+
+    along   "M" or "N": the dimension that runs fastest (within a group, where there are groups)
+    """
+
+    along: str = "M"
+
+    def __post_init__(self) -> None:
+        if self.along not in ("M", "N"):
+            raise PlanError(f'a schedule runs along "M" or "N", not {self.along!r}')
+
+    # A subclass gives the rule for along = "M", and the cases of its proof; N is M with the two exchanged.
+
+    def _tile(self, number: Any, rows: Any, columns: Any, group: Any, minimum: Callable[..., Any]) -> Tile:
+        raise NotImplementedError
+
+    def _cases(self) -> Iterator[Case]:
+        raise NotImplementedError
+
+    @property
+    def _group(self) -> int:
+        return 1
+
+    def tile(self, number: Any, grid: Tile, minimum: Callable[..., Any] = least) -> Tile:
+        """The (row, column) visited as number `number` of a grid of (rows, columns) of tiles.
+
+        `minimum` stands in for traced integers, which Python's own does not take.
+        """
+        if self.along == "M":
+            return self._tile(number, grid[0], grid[1], self._group, minimum)
+        column, row = self._tile(number, grid[1], grid[0], self._group, minimum)
+        return row, column
+
+    def table(self, grid: tuple[int, int]) -> npt.NDArray[np.int64]:
+        """All tiles of a grid in their order: an array [number] of (row, column)."""
+        rows, columns = checked_grid(grid)
+        found = self.tile(np.arange(rows * columns), (rows, columns))
+        return np.stack(np.broadcast_arrays(*found), axis=1).astype(np.int64)
+
+    def _picture(self, grid: tuple[int, int] = (16, 12), **options: Any) -> str:
+        from ..view import schedule_svg
+
+        return schedule_svg(self, grid, **options)
+
+    def _table(self, grid: tuple[int, int] = (16, 12), **options: Any) -> str:
+        from ..view import schedule_table
+
+        return schedule_table(self, grid, **options)
+
+    def prove(self) -> Answer:
+        """Whether every tile of every grid is visited exactly once, for every size of group."""
+        every = ((f"{case.name}: {text}", a) for case in self._cases() for text, a in _statements(self, case))
+        return all_proven(every, "pieces, for every grid")
+
+
+@dataclass(frozen=True)
+class Linear(Schedule):
+    """Column by column (along = "M"), or row by row.
+
+    >>> Linear().table((2, 3)).tolist()
+    [[0, 0], [1, 0], [0, 1], [1, 1], [0, 2], [1, 2]]
+    >>> Linear("N").prove().ok
+    True
+    """
+
+    def _tile(self, number: Any, rows: Any, columns: Any, group: Any, minimum: Callable[..., Any]) -> Tile:
+        return number % rows, number // rows
+
+    def _cases(self) -> Iterator[Case]:
+        given = Facts()
+        rows, columns = given["rows"], given["columns"]
+        whole = Layout((rows, columns))
+        yield Case("any grid", rows, columns, 1, [Piece(0, whole, (0, 0), Layout(whole.shape, (E(0), E(1))))])
+
+
+@dataclass(frozen=True)
+class Grouped(Schedule):
+    """Groups of `group` rows, each walked column by column; the last group has the rows that are left.
+
+    along       "M": groups of rows; "N": groups of columns, each walked row by row
+    group       rows of a group
+    serpentine  every second group walks its columns backwards, so that the next group begins where the last one ended
+
+    Raises PlanError for a group below 1.
+
+    >>> Grouped(group=2).table((3, 2)).tolist()
+    [[0, 0], [1, 0], [0, 1], [1, 1], [2, 0], [2, 1]]
+    >>> Grouped(group=2, serpentine=True).table((3, 2)).tolist()
+    [[0, 0], [1, 0], [0, 1], [1, 1], [2, 1], [2, 0]]
+    >>> Grouped(group=8).prove().method
+    'pieces, for every grid'
+    """
+
+    group: int = 8
+    serpentine: bool = False
+
+    def __post_init__(self) -> None:
+        plain_fields(self)
+        super().__post_init__()
+        if isinstance(self.group, bool) or not isinstance(self.group, int) or self.group < 1:
+            raise PlanError(f"a group of tiles has 1 row or more, not {self.group!r}")
+
+    @property
+    def _group(self) -> int:
+        return self.group
+
+    def _tile(self, number: Any, rows: Any, columns: Any, group: Any, minimum: Callable[..., Any]) -> Tile:
+        nth = number // (group * columns)
+        inside = number % (group * columns)
+        first = nth * group
+        height = minimum(rows - first, group)
+        column = inside // height
+        if self.serpentine:
+            column = column + nth % 2 * (columns - 1 - 2 * column)
+        return first + inside % height, column
+
+    def _cases(self) -> Iterator[Case]:
+        # One group at most; full groups; full groups and a last one. Serpentine: by pairs of groups, one left over or
+        # not, so that each piece walks one way.
+        yield self._case("less than one group", Facts("G > rows"), 0)
+        if not self.serpentine:
+            yield self._case("full groups", Facts("rows == G*q"), "q")
+            yield self._case("full groups and a last one", Facts("rows == G*q + r", "G > r"), "q")
+            return
+        for odd, extra in (("", ""), ("an odd number of ", " + G")):
+            yield self._case(f"{odd}full groups", Facts(f"rows == 2*G*p{extra}"), "p", bool(odd))
+            facts = Facts(f"rows == 2*G*p{extra} + r", "G > r")
+            yield self._case(f"{odd}full groups and a last one", facts, "p", bool(odd))
+        yield self._case("one full group", Facts("rows == G"), 0, True)
+        yield self._case("one full group and a last one", Facts("rows == G + r", "G > r"), 0, True)
+
+    def _case(self, name: str, given: Facts, count: Any, odd: bool = False) -> Case:
+        rows, n, G = given["rows"], given["columns"], given["G"]
+        count = given[count] if isinstance(count, str) else count
+        pieces = []
+        period = 2 if self.serpentine else 1
+        for parity in range(period):
+            groups = count + (1 if odd and parity == 0 else 0)
+            if groups != 0:
+                pieces.append(self._rows(parity * G, G, n, groups, period, G * n, bool(parity)))
+        full = count * period + (1 if odd else 0)
+        rest = rows - full * G
+        if rest != 0:
+            # After an odd number of full groups the last one walks back.
+            pieces.append(self._rows(full * G, rest, n, 1, 1, 0, self.serpentine and odd))
+        return Case(name, rows, n, G, pieces)
+
+    @staticmethod
+    def _rows(first: Any, height: Any, n: Any, groups: Any, period: int, size: Any, back: bool) -> Piece:
+        """Every `period`-th group from row `first` on."""
+        shape = (height, n, groups)
+        index = Layout(shape, (1, height, period * size))
+        tile = Layout(shape, (E(0), -1 * E(1) if back else E(1), period * height * E(0)))
+        return Piece(first * n, index, (first, n - 1 if back else 0), tile)
+
+
+@dataclass(frozen=True)
+class Hilbert(Schedule):
+    """Along Hilbert's curve over the smallest square of a power of two that holds the grid; tiles outside are left out.
+
+    Its tiles are read from `table`; there is no formula in `//` and `%` of a fixed length.
+
+    >>> Hilbert().table((2, 2)).tolist()
+    [[0, 0], [1, 0], [1, 1], [0, 1]]
+    >>> print(Hilbert().prove().explain().splitlines()[0])
+    proven by induction over quadrants
+    """
+
+    # Of each of four orientations: which quadrant (row half, column half) the n-th quarter of the curve lies in, and
+    # the orientation it has there.
+    TURNS = (
+        (((0, 0), 1), ((1, 0), 0), ((1, 1), 0), ((0, 1), 2)),
+        (((0, 0), 0), ((0, 1), 1), ((1, 1), 1), ((1, 0), 3)),
+        (((1, 1), 3), ((1, 0), 2), ((0, 0), 2), ((0, 1), 0)),
+        (((1, 1), 2), ((0, 1), 3), ((0, 0), 3), ((1, 0), 1)),
+    )
+
+    def tile(self, number: Any, grid: Tile, minimum: Callable[..., Any] = least) -> Tile:
+        """The (row, column) of tile `number`, an int or an array of them, of a grid of ints; looked up in `table`."""
+        found = self.table(grid)[number]
+        return found[..., 0], found[..., 1]
+
+    def table(self, grid: tuple[int, int]) -> npt.NDArray[np.int64]:
+        """All tiles of a grid in their order: an array [number] of (row, column)."""
+        rows, columns = checked_grid(grid)
+        bits = (max(rows, columns) - 1).bit_length()
+        number = np.arange(1 << 2 * bits)
+        state = np.zeros(number.shape, dtype=np.int64)
+        tile = np.zeros((number.size, 2), dtype=np.int64)
+        quadrants = np.array([[quadrant for quadrant, _ in turn] for turn in self.TURNS])
+        turns = np.array([[after for _, after in turn] for turn in self.TURNS])
+        for bit in reversed(range(bits)):
+            quarter = number >> 2 * bit & 3
+            tile = 2 * tile + quadrants[state, quarter]
+            state = turns[state, quarter]
+        if self.along == "N":
+            tile = tile[:, ::-1]
+        return tile[(tile[:, 0] < rows) & (tile[:, 1] < columns)]
+
+    def prove(self) -> Answer:
+        """Whether the curve visits every tile of every square of a power of two, and so of every grid, once.
+
+        By induction: if each orientation of a square of half the size visits it once, then so does a curve that goes
+        through four of them, provided that its four quarters lie in the four quadrants.
+        """
+        every = {(row, column) for row in (0, 1) for column in (0, 1)}
+        for n, turn in enumerate(self.TURNS):
+            if {quadrant for quadrant, _ in turn} != every or len(turn) != len(every):
+                found = [quadrant for quadrant, _ in turn]
+                return CounterExample(n, found, sorted(every), None, "quadrants are missed by an orientation")
+        return Proof(
+            "induction over quadrants",
+            (),
+            (
+                "one tile: visited once",
+                *[f"orientation {n}: quarters 0..3 lie in {[q for q, _ in turn]}" for n, turn in enumerate(self.TURNS)],
+                "a grid is part of its square: leaving out the tiles outside keeps every other tile once",
+            ),
+        )
+
+
+def all_proven(statements: Iterable[tuple[str, Answer]], method: str) -> Answer:
+    """One proof of all statements, with a step for each; Undecided at the first that is not proven."""
+    steps = []
+    for text, answer in statements:
+        if not isinstance(answer, Proof):
+            return Undecided(f"{text}: {answer.reason}")
+        steps.append(f"{text} [{answer.method}]")
+    return Proof(method, (), tuple(steps))
+
+
+def _statements(schedule: Schedule, case: Case) -> Iterator[tuple[str, Answer]]:
+    """What has to hold for a case's grids to be visited once, each with its answer."""
+    rows, columns = case.rows, case.columns
+    total: Any = 0
+    for piece in case.pieces:
+        names = [f"x{i}" for i in range(len(piece.index.shape))]
+
+        def formula(piece: Piece = piece, names: list[str] = names, **at: Any) -> Tile:
+            number = piece.start + piece.index(*[at[name] for name in names])
+            return schedule._tile(number, rows, columns, case.group, least)
+
+        def tiles(piece: Piece = piece, names: list[str] = names, **at: Any) -> Tile:
+            row, column = piece.tile(*[at[name] for name in names])
+            return piece.corner[0] + row, piece.corner[1] + column
+
+        extents = dict(zip(names, piece.index.shape, strict=True))
+        yield str(piece), prove_formulas(formula, tiles, extents)
+        yield "no tile twice in it", injective(piece.tile)
+        yield "no number twice in it", injective(piece.index)
+        yield "its numbers, rows and columns are inside", _inside(piece, rows, columns)
+        total = total + piece.index.size
+    for (i, a), (j, b) in combinations(enumerate(case.pieces), 2):
+        p, q = (Layout(x.tile.shape, along(x.tile, 0)) for x in (a, b))
+        yield f"pieces {i} and {j} share no row", disjoint(p, q, b.corner[0] - a.corner[0])
+        yield f"pieces {i} and {j} share no number", disjoint(a.index, b.index, b.start - a.start)
+    if total == rows * columns:
+        yield "as many as the grid has", Proof("count", (), (f"{show(total)} of {show(total)}",))
+    else:
+        yield "as many as the grid has", Undecided(f"{show(total)} tiles, {show(rows * columns)} in the grid")
+
+
+def along(tile: Layout, axis: int) -> tuple[Any, ...]:
+    """The strides of a layout of tiles along one axis: 0 for rows, 1 for columns."""
+    return tuple([d.value if d.path == (axis,) else 0 for d in tile.stride])
+
+
+def _inside(piece: Piece, rows: Any, columns: Any) -> Answer:
+    for what, first, strides, end in (
+        ("number", piece.start, piece.index.stride, rows * columns),
+        ("row", piece.corner[0], along(piece.tile, 0), rows),
+        ("column", piece.corner[1], along(piece.tile, 1), columns),
+    ):
+        low = high = first
+        for extent, stride in zip(piece.index.shape, strides, strict=True):
+            if ge0(stride):
+                high = high + (extent - 1) * stride
+            else:
+                low = low + (extent - 1) * stride
+        if not ge0(low) or not ge0(end - 1 - high):
+            return Undecided(f"{what}s {show(low)} to {show(high)} are not seen to be in 0..{show(end - 1)}")
+    return Proof("bounds")
+
+
+def checked_grid(grid: tuple[int, int]) -> tuple[int, int]:
+    """The grid, or PlanError when its extents are not two positive ints."""
+    grid = plain(grid)
+    if len(grid) != 2 or any(isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 1 for n in grid):
+        raise PlanError(f"a grid of tiles has two extents of 1 or more, not {grid!r}")
+    return int(grid[0]), int(grid[1])
+
+
+def visits_once(order: npt.ArrayLike, grid: tuple[int, int], name: str = "schedule") -> Check:
+    """Does an order visit each tile of a grid once? Decided by looking at every tile.
+
+    order   [number] -> (row, column), as `Schedule.table` gives it, or from anywhere else
+
+    >>> check = visits_once([(0, 0), (1, 0), (1, 0)], (2, 2))
+    >>> check.ok, check.witness
+    (False, 'tile (1, 0) is visited as number 1 and again as number 2')
+    """
+    grid = plain(grid)
+    rows, columns = checked_grid(grid)
+    tiles = np.asarray(order, dtype=np.int64).reshape(-1, 2)
+    witness = ""
+    outside = np.flatnonzero((tiles < 0).any(axis=1) | (tiles >= (rows, columns)).any(axis=1))
+    if outside.size:
+        row, column = tiles[outside[0]]
+        witness = f"number {outside[0]} is tile ({row}, {column}), outside {rows}x{columns}"
+    else:
+        flat = tiles[:, 0] * columns + tiles[:, 1]
+        first = np.full(rows * columns, -1)
+        first[flat[::-1]] = np.arange(flat.size)[::-1]
+        again = np.flatnonzero(first[flat] != np.arange(flat.size))
+        missing = np.flatnonzero(first < 0)
+        if again.size:
+            row, column = tiles[again[0]]
+            before = first[flat[again[0]]]
+            witness = f"tile ({row}, {column}) is visited as number {before} and again as number {again[0]}"
+        elif missing.size:
+            witness = f"tile {divmod(int(missing[0]), columns)} is never visited"
+    statement = f"{len(tiles)} tiles, each of the {rows}x{columns} once"
+    return Check(name, statement, not witness, f"exhaustion ({rows * columns} tiles)", witness)

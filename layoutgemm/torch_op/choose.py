@@ -1,0 +1,256 @@
+"""Which kernel for a problem: the caller's, the one that was measured, the likeliest, in this order.
+
+There are two families: sm_90a's production kernel, fed by tensor copies, and the mma.sync kernel, whose threads read
+lines of any pitch and address. `torch_problem` asks for both where the first would need an operand copied, and
+`compared` says which is likelier to end first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from ..arch import arch
+from ..dtypes import dtype
+from ..errors import LayoutError, OperandError
+from ..kernels.compile.worker import Kernel, plan_of
+from ..kernels.plan import MAX_TILES
+from ..kernels.sm80.choose import Sm80Choice, by_lines
+from ..kernels.sm90.choose.rules import Sm90Choice, choose, likeliest, of_estimate
+from ..kernels.sm90.config import MAX_GRID_Y, Sm90Config, check_rows
+from . import tuned_store as tuned
+
+if TYPE_CHECKING:
+    from .problem import Problem, Solution
+
+
+_NEXT = 24  # of the likeliest, so many are tried before what always exists
+
+
+def choose_kernel(
+    problem: Problem, sizes: tuple[int, int, int, int], orders: Sequence[str], names: tuple[str, str, str], direct: bool
+) -> tuple[Sm90Choice, str]:
+    """The first configuration, of the caller's or of the likeliest, whose plan can be derived, and why it.
+
+    sizes   m, n, k and the batch of one launch
+    orders  "row" or "col" of A, B and C
+    names   of their types, with the orders: "bf16:row"
+    direct  C's lines are such that no tensor copy stores them
+
+    Raises OperandError with the reason of the first that failed where none can be derived, or each has too many tiles.
+
+    >>> from layoutgemm.torch_op.problem import Given, Problem
+    >>> x = Given((64, 64), (64, 1), "bf16")
+    >>> names = ("bf16:row", "bf16:row", "bf16:row")
+    >>> choice, _ = choose_kernel(Problem(x, x, x), (64, 64, 64, 1), ("row", "row", "row"), names, direct=False)
+    >>> choice.config.launch
+    'tiles'
+    """
+    m, n, k, batch = sizes
+    last: LayoutError | None = None
+    for choice, why in _candidates(problem, sizes, orders):
+        if direct:
+            choice = replace(choice, config=replace(choice.config, store="direct", split=1, early=0))
+        # Of the sizes only K takes part, and only where the last k tiles are multiplied in another order.
+        deep = min(k, 1 << 16) if choice.config.early else 1 << 16
+        tile, error = _derived(Kernel(choice, names, batch > 1, problem.epilogue, problem.gated), deep)
+        if error is not None:
+            last = last or error
+            continue
+        rows, columns = (n, m) if choice.swapped else (m, n)
+        try:
+            check_rows(choice.config, rows)
+        except LayoutError as refusal:
+            last = last or refusal
+            continue
+        along_m, along_n = choice.config.cluster
+        across = -(-rows // (tile[0] * along_m)), -(-columns // (tile[1] * along_n))
+        if choice.config.launch == "tiles" and across[choice.config.along == "M"] > MAX_GRID_Y:
+            last = OperandError(f"a grid of {across[0]} x {across[1]} tiles, which has {MAX_GRID_Y} at most across")
+            continue
+        if across[0] * across[1] * batch <= MAX_TILES:
+            return choice, why
+        last = OperandError(f"{across[0]} * {across[1]} * {batch} tiles, which are numbered up to {MAX_TILES}")
+    raise OperandError(f"no kernel for a {names[0]}, b {names[1]}, c {names[2]}, {m}x{n}x{k}: {last}") from last
+
+
+@lru_cache(4096)
+def _derived(kernel: Kernel, k: int) -> tuple[tuple[int, int], LayoutError | None]:
+    """C's tile of a kernel's plan for that K, or the error of its derivation."""
+    try:
+        plan = kernel.plan(1, 1, k, 2 if kernel.batched else 1)
+    except LayoutError as error:
+        return (0, 0), error.with_traceback(None)
+    return plan.tile_c, None
+
+
+def _candidates(
+    problem: Problem, sizes: tuple[int, int, int, int], orders: Sequence[str]
+) -> Iterator[tuple[Sm90Choice, str]]:
+    """Choices for sm_90a's production kernel, the best first; those of the other family are `sm80_choice.by_lines`."""
+    if problem.config is not None:
+        yield problem.config, "given by the caller"
+        return
+    m, n, k, batch = sizes
+    if problem.gated is not None:  # what was measured is of products that are not
+        choice, why = choose(
+            m, n, k, a=problem.a.dtype, multiprocessors=problem.places, gated=problem.gated
+        )
+        yield from _nearest(choice, why, orders[0] == "row")
+        yield Sm90Choice(Sm90Config((64, 64), consumers=1, loader="warp")), "the store leaves little choice"
+        return
+    types = problem.a.dtype, problem.b.dtype, problem.c.dtype
+    if (found := tuned.lookup(problem.gpu, sizes, types, tuple(orders))) is not None:
+        yield found, "measured by layoutgemm.tune"
+    k_major = orders[0] == "row", orders[1] == "col"
+    # Few columns are few rows of the transposed product.
+    flip = n < m and n <= 64
+    rows, columns, b_major = (n, m, k_major[0]) if flip else (m, n, k_major[1])
+    choice, why = choose(
+        rows, columns, k, batch=batch, a=problem.a.dtype, b_major="K" if b_major else "MN",
+        multiprocessors=problem.places, matrices=_has_matrices(problem),
+    )  # fmt: skip
+    swapped = choice.swapped != flip
+    why = f"of the transposed product: {why}" if flip else why
+    yield from _nearest(Sm90Choice(choice.config, swapped), why, k_major[1 if swapped else 0])
+    if rows > 64 and dtype(problem.a.dtype).bits == 16:
+        yield from _next_best((rows, columns, k, batch), "K" if b_major else "MN", problem, flip)
+    # The kernel's B with N contiguous comes in whole spans of its tile.
+    for tile, consumers in (((128, 128), 2), ((64, 64), 1), ((64, 128), 1)):
+        config = Sm90Config(tile, consumers=consumers, loader="warp")
+        yield Sm90Choice(config), "the operands' orders leave little choice"
+
+
+def _nearest(choice: Sm90Choice, why: str, k_major: bool) -> Iterator[tuple[Sm90Choice, str]]:
+    """A choice, and what is nearest to it for an A, or a C, that it was not made for.
+
+    k_major   whether the kernel's A is: else none of its rows can be left out of the copies
+    """
+    config = choice.config if k_major else replace(choice.config, rows=None)
+    yield replace(choice, config=config), why
+    if config.early:  # a C of wide elements leaves fewer stages
+        yield replace(choice, config=replace(config, early=0)), why
+    rows, columns = config.tile
+    if columns % 16:  # lines of a C of 8 bits are whole 16 bytes
+        yield replace(choice, config=replace(config, tile=(rows, -(-columns // 16) * 16))), why
+
+
+def _next_best(
+    sizes: tuple[int, int, int, int], b_major: str, problem: Problem, flip: bool
+) -> Iterator[tuple[Sm90Choice, str]]:
+    """What is likeliest behind the first, where that cannot be had: of a column-major A, or of a wide or narrow C."""
+    m, n, k, batch = sizes
+    found = likeliest(
+        m, n, k, b_major, batch=batch, multiprocessors=problem.places, matrices=_has_matrices(problem)
+    )
+    for estimate in found[1:_NEXT]:
+        choice, why = of_estimate(estimate, m, n, k, b_major, batch=batch)
+        why = f"of the transposed product: {why}" if flip else why
+        yield from _nearest(replace(choice, swapped=choice.swapped != flip), why, k_major=True)  # all rows are loaded
+
+
+def _has_matrices(problem: Problem) -> bool:
+    """Whether the epilogue reads or writes matrices of C's shape."""
+    return problem.epilogue is not None and any(given.axes == "mn" for given in problem.epilogue.given)
+
+
+# ------------------------------------------------------------------------------------------------ lines of any pitch
+
+# On an H200, of 16-bit elements; other widths in proportion. Fitted to benchmarks/results/lines_h200.json, but for the
+# accesses of single bytes, which were not measured.
+_BY_TENSOR_COPIES, _BY_LINES, _MEMORY = 800e12, 460e12, 4e12
+_COPIED = 1.6e12  # bytes a second that torch's copy of lines of other pitches reads and writes
+_COPY, _LAUNCH = 2e-6, 2e-6  # seconds of a copy besides its bytes, and of a kernel
+_NARROW = {16: 1.0, 8: 0.57, 4: 0.47, 2: 0.15, 1: 0.08}  # of the rate, by bytes of an access; below 4 by registers
+
+
+def choose_by_lines(
+    problem: Problem, sizes: tuple[int, int, int, int], orders: Sequence[str], names: tuple[str, str, str],
+    align: tuple[int, int, int],
+) -> tuple[Sm80Choice, str]:  # fmt: skip
+    """The likeliest configuration of the mma.sync kernel whose plan can be derived, and fits the GPU.
+
+    sizes, orders, names  as for `choose_kernel`
+    align                 bytes that lines of A, B and C are aligned to
+
+    Raises OperandError for an epilogue, which this kernel does not have, and with the reason where no configuration can
+    be derived.
+
+    >>> from layoutgemm.torch_op.problem import Given, Problem
+    >>> x = Given((64, 63), (63, 1), "bf16", start=2)
+    >>> problem, names = Problem(x, x, x, code="sm_80"), ("bf16:row", "bf16:row", "bf16:row")
+    >>> choice, _ = choose_by_lines(problem, (64, 63, 63, 1), ("row", "row", "row"), names, (2, 2, 2))
+    >>> choice.config.align
+    (2, 2, 2)
+    """
+    if problem.epilogue is not None:
+        raise OperandError(f"an epilogue needs sm_90a's kernel, and this is one for {problem.code} by mma.sync")
+    m, n, k, batch = sizes
+    swapped = orders[2] == "col"
+    rows, columns, turned = (n, m, (align[1], align[0], align[2])) if swapped else (m, n, align)
+    most = problem.smem or arch(problem.code).smem_per_block
+    last: LayoutError | None = None
+    for config, why in by_lines(
+        rows, columns, k, turned, dtype(problem.a.dtype).bytes, batch=batch, arch=problem.code,
+        processors=problem.multiprocessors,
+    ):  # fmt: skip
+        choice = Sm80Choice(config, problem.code, swapped)
+        bytes_, error = _shared(Kernel(choice, names, batch > 1))
+        if error is None and bytes_ <= most:
+            return choice, f"the transposed product, {why}" if swapped else why
+        last = last or error or OperandError(f"{bytes_} bytes of shared memory, and a block has up to {most}")
+    last = last or OperandError(f"a batch of {batch}")
+    types = f"a {names[0]}, b {names[1]}, c {names[2]}"
+    raise OperandError(f"no mma.sync kernel for {types}, {m}x{n}x{k}: {last}") from last
+
+
+@lru_cache(4096)
+def _shared(kernel: Kernel) -> tuple[int, LayoutError | None]:
+    """Bytes of shared memory of the kernel's blocks, or the error of its derivation."""
+    try:
+        return plan_of(kernel).smem.total, None
+    except LayoutError as error:
+        return 0, error.with_traceback(None)
+
+
+def compared(copied: Solution, in_place: Solution, problem: Problem) -> tuple[Solution, str]:
+    """Of two solutions, the one that is likelier to end first, and the sentence that says so.
+
+    copied    by the kernel that tensor copies feed, after copies of operands
+    in_place  by the kernel whose threads read operands as they lie
+    """
+    times = [_copying(x, problem) + _multiplying(x, problem) for x in (copied, in_place)]
+    choice = in_place.kernel.choice
+    assert isinstance(choice, Sm80Choice)
+    align = choice.config.align[1::-1] if choice.swapped else choice.config.align[:2]
+    said = (
+        f"A and B in place, in accesses of {align[0]} and {align[1]} bytes: {times[1] * 1e6:.1f} us; copied for tensor "
+        f"copies: {times[0] * 1e6:.1f} us (an estimate)"
+    )
+    return (in_place if times[1] < times[0] else copied), said
+
+
+def _copying(solution: Solution, problem: Problem) -> float:
+    """Seconds of a solution's copies: each element is read and written."""
+    names = problem.a.dtype, problem.b.dtype, problem.c.dtype
+    bytes_ = [copy.bytes(name) for copy, name in zip(solution.copies, names, strict=True) if copy is not None]
+    return sum(2 * count / _COPIED + _COPY for count in bytes_)
+
+
+def _multiplying(solution: Solution, problem: Problem) -> float:
+    """Seconds of a solution's launches."""
+    m, n, k, batch = solution.sizes
+    size, choice = dtype(problem.a.dtype).bytes, solution.kernel.choice
+    moved = (m * k + n * k) * size * batch / _MEMORY
+    if isinstance(choice, Sm90Choice):
+        products = 2 * m * n * k * batch * size / 2 / _BY_TENSOR_COPIES
+        return len(solution.launches) * (max(products, moved) + _LAUNCH)
+    config, rows, columns = choice.config, *((n, m) if choice.swapped else (m, n))
+    tiles = -(-rows // config.tile[0]) * -(-columns // config.tile[1]) * batch
+    waves = -(-tiles // problem.multiprocessors)
+    wide = 2 if problem.a.dtype in ("e4m3", "e5m2") else size  # sm_90 has no mma.sync of its own for 8-bit floats
+    rate = _BY_LINES * 2 / wide * _NARROW.get(min(config.align[:2]), 1.0) / problem.multiprocessors
+    seconds = waves * 2 * config.tile[0] * config.tile[1] * k / rate
+    return len(solution.launches) * (max(seconds, moved) + _LAUNCH)

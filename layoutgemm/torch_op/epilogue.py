@@ -1,0 +1,224 @@
+"""A user's own epilogue on matmul: its operands as tensors, checked by name, and the launches that take them.
+
+    matmul(a, b, epilogue=Epilogue(Bias(), Aux(), Activation("gelu")), given={"bias": bias, "aux": aux})
+
+What an operand of the epilogue may be, for C of shape (batch..., M, N):
+
+    axes    given                                                   shape
+    ------  ------------------------------------------------------  ------------------------------------------
+    ""      a number, or a float32 tensor of one element            (), (1,)
+    "n"     a vector whose elements are contiguous                  (N,) or (batch..., N)
+    "m"     a vector whose elements are contiguous                  (M,) or (batch..., M)
+    "mn"    matrices whose rows, or whose columns, are contiguous   (M, N) or (batch..., M, N)
+
+The order that a step states for a matrix is not asked for: the tensor's strides say which index is contiguous.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import torch
+
+from ..errors import OperandError, PlanError, TensorError
+from ..kernels.epilogue.chain import Custom, Dropout, Epilogue, Step
+from ..kernels.epilogue.chain import Given as Operand
+from ..kernels.epilogue.parameters import Placed, host_number, words_of
+from ..kernels.run.operand_checks import check_operands, resolved
+from .bias_activation import Finish
+from .checks import refuse_derivatives
+from .launch import TYPES
+from .reference import multiply, rounded
+
+Tensors = dict[str, Any]
+
+
+def check_epilogue(
+    epilogue: Any, given: Any, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, shape: tuple[int, ...],
+    kind: torch.dtype,
+) -> Tensors:  # fmt: skip
+    """The epilogue's operands by name, for C of that shape and type. Raises OperandError or TensorError by name."""
+    if not isinstance(epilogue, Epilogue):
+        raise OperandError(f"epilogue is a {type(epilogue).__qualname__}, not a layoutgemm.kernels.epilogue.Epilogue")
+    if epilogue.flipped:
+        raise OperandError("the epilogue is that of the transposed C (Epilogue.transposed); matmul turns it by itself")
+    given = {} if given is None else given
+    if not isinstance(given, Mapping):
+        raise OperandError(f"given is a {type(given).__qualname__}; it is a dict, the epilogue's operands by name")
+    for name, x in (("a", a), ("b", b)):
+        if x.ndim < 2:
+            raise OperandError(f"{name} is a vector: an epilogue follows a product of matrices, or of a batch of them")
+    if not kind.is_floating_point:
+        raise OperandError(f"the product is {kind}, and an epilogue computes in float32: say out_dtype=torch.float32")
+    names = [operand.name for operand in epilogue.given]
+    for name in (*[n for n in names if n not in given], *[n for n in given if n not in names]):
+        what = "is missing" if name in names else "is no operand of it"
+        raise OperandError(f"the epilogue takes {', '.join(names) or 'no operands'}: {name} {what}")
+    for operand in epilogue.given:
+        x = given[operand.name]
+        if operand.host:
+            host_number(operand.name, x, operand.dtype.name == "i32")
+        elif not isinstance(x, torch.Tensor):
+            raise OperandError(f"{operand.name} is a {type(x).__qualname__}, not a torch tensor")
+    tensors = {name: x for name, x in given.items() if isinstance(x, torch.Tensor)}
+    every = {"a": a, "b": b, **tensors, **({} if out is None else {"out": out})}
+    refuse_derivatives(every, "call it under torch.no_grad(), or give its detach(); bias= and activation= have one")
+    written = {operand.name for operand in epilogue.given if operand.written} | {"out"}
+    check_operands(
+        {name: x for name, x in every.items() if name not in written},
+        {name: x for name, x in every.items() if name in written},
+    )
+    for operand in epilogue.given:
+        if not operand.host:
+            _check_operand(operand, given[operand.name], shape)
+    return dict(given)
+
+
+def _check_operand(operand: Operand, x: Any, shape: tuple[int, ...]) -> None:
+    name = operand.name
+    if x.dtype != TYPES[operand.dtype.name]:
+        raise TensorError(f"{name} is {x.dtype}; the epilogue's step says {TYPES[operand.dtype.name]}")
+    *batch, m, n = shape
+    one = {"": (), "m": (m,), "n": (n,), "mn": (m, n)}[operand.axes]
+    fits = [one, (*batch, *one)] if operand.axes else [(), (1,)]
+    if operand.written and operand.axes:
+        fits = fits[1:]
+    if tuple(x.shape) not in fits:
+        texts = " or ".join(str(list(fit)) for fit in dict.fromkeys(fits))
+        raise TensorError(f"{name} has shape {list(x.shape)}; for a product of shape {list(shape)} it is {texts}")
+    if operand.axes in ("m", "n") and x.shape[-1] > 1 and x.stride(-1) != 1:
+        raise OperandError(f"{name}: elements lie {x.stride(-1)} apart, strides {x.stride()}; {name}.contiguous()")
+    if operand.axes == "mn" and not _order(x):
+        raise OperandError(
+            f"{name}: strides {x.stride()} leave neither rows nor columns contiguous; {name}.contiguous() is"
+        )
+
+
+def _order(x: torch.Tensor) -> str:
+    """Which index of the matrices is contiguous: "row" for the column index; "" for neither."""
+    rows, columns = x.shape[-2:]
+    if columns == 1 or x.stride(-1) == 1:
+        return "row"
+    return "col" if rows == 1 or x.stride(-2) == 1 else ""
+
+
+# ------------------------------------------------------------------------------------------------------------- on a CPU
+
+
+def by_reference(
+    a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, epilogue: Epilogue, given: Tensors
+) -> torch.Tensor:
+    """The product of CPU tensors in float64, rounded to float32, and `Epilogue.reference` on it, as `kind`.
+
+    given  the epilogue's operands by name; those that it writes are written
+
+    Raises OperandError where an operand's shape is not the epilogue's.
+
+    >>> from layoutgemm.kernels.epilogue.chain import Bias
+    >>> x = torch.eye(2).bfloat16()
+    >>> by_reference(x, x, torch.float32, Epilogue(Bias()), {"bias": torch.tensor([1.0, 2.0])}).tolist()
+    [[2.0, 2.0], [1.0, 3.0]]
+    """
+
+    def array(x: Any) -> Any:
+        return resolved(x.detach()).float().reshape(() if x.numel() == 1 and x.ndim < 2 else x.shape).numpy()
+
+    sums = multiply(a, b, torch.float32)
+    values = {}
+    for operand in epilogue.given:
+        x = given[operand.name]
+        if not operand.written:
+            scalar = not operand.host and not operand.axes
+            values[operand.name] = x if operand.host else array(x) if scalar else resolved(x.detach()).float().numpy()
+    try:
+        found = epilogue.reference(sums.numpy(), **values)
+    except PlanError as error:
+        raise OperandError(str(error)) from error
+    for operand in epilogue.given:
+        if operand.written:
+            value = torch.from_numpy(found.written[operand.name].copy()) if operand.axes else None
+            target = given[operand.name]
+            # the largest so far: the caller may go on from an earlier one
+            target.copy_(target.clamp_min(float(found.written[operand.name])) if value is None else value)
+    return rounded(torch.from_numpy(found.c.copy()), kind)
+
+
+# ------------------------------------------------------------------------------------------------------------- launches
+
+
+def parts(batch: Sequence[int], tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """The tensors, with the batch in front of all of them, as problems with one dimension of batch at most.
+
+    >>> x, y = torch.empty(2, 3, 4, 5), torch.empty(3, 2, 4, 5).transpose(0, 1)
+    >>> [[tuple(z.shape) for z in part] for part in parts((2, 3), [x, x])]
+    [[(6, 4, 5), (6, 4, 5)]]
+    >>> [[tuple(z.shape) for z in part] for part in parts((2, 3), [x, y])]
+    [[(3, 4, 5), (3, 4, 5)], [(3, 4, 5), (3, 4, 5)]]
+    """
+    if len(batch) <= 1:
+        yield list(tensors)
+        return
+    try:
+        yield [x.view(prod(batch), *x.shape[len(batch) :]) for x in tensors]
+    except RuntimeError:  # strides that no single one stands for
+        for i in range(batch[0]):
+            yield from parts(batch[1:], [x[i] for x in tensors])
+
+
+def spread(
+    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, epilogue: Epilogue, given: Tensors
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor, Tensors]]:
+    """a, b, c and the operands that are tensors, all with C's batch in front, as problems of one dimension of batch."""
+    batch = c.shape[:-2]
+    lying = [operand for operand in epilogue.given if operand.axes]
+    ranks = [len(operand.axes) for operand in lying]
+    values = [given[operand.name] for operand in lying]
+    wide = [x.expand(*batch, *x.shape[x.ndim - rank :]) for x, rank in zip((a, b, c, *values), (2, 2, 2, *ranks))]
+    for one_a, one_b, one_c, *rest in parts(batch, wide):
+        yield one_a, one_b, one_c, {**given, **{operand.name: x for operand, x in zip(lying, rest)}}
+
+
+def finish_of(epilogue: Epilogue, given: Tensors, shape: Sequence[int]) -> Finish:
+    """The epilogue as a kernel takes it, and the words of its launch, for C of shape (M, N) or (batch, M, N).
+
+    `given` has been checked, and its tensors have the batch in front where C has one.
+    """
+    several = len(shape) > 2 and shape[0] > 1
+    placed: Tensors = {}
+    orders: dict[str, str] = {}
+    pairs = shape[-1] % 2 == 0
+    alone = False  # whether any of it differs from row to row, or from matrix to matrix
+    for operand in epilogue.given:
+        x = given[operand.name]
+        if operand.host:
+            placed[operand.name] = x
+            continue
+        if not operand.axes:
+            placed[operand.name] = Placed(x.data_ptr())
+            continue
+        step, leading, order = (x.stride(0) if several else 0), 0, "row"
+        if operand.axes == "mn":
+            order = orders[operand.name] = _order(x)
+            across, along = (-2, -1) if order == "row" else (-1, -2)
+            leading = x.stride(across) if x.shape[across] > 1 else x.shape[along]
+        placed[operand.name] = Placed(x.data_ptr(), leading, step)
+        alone = alone or operand.axes != "n" or step != 0
+        if order == "row" and operand.axes != "m":
+            even = x.data_ptr() % (2 * x.element_size()) == 0 and leading % 2 == 0 and step % 2 == 0
+            pairs = pairs and even
+    alone = alone or any(isinstance(step, (Custom, Dropout)) for step in epilogue.steps)  # they may know their row
+    taken = Epilogue(*[_ordered(step, orders) for step in epilogue.steps]).in_pairs(pairs)
+    return Finish(taken, words_of(taken, placed), (taken, alone), alone)
+
+
+def _ordered(step: Step, orders: Mapping[str, str]) -> Step:
+    """The step with its matrices in these orders."""
+    if isinstance(step, Custom):
+        return replace(
+            step, operands=tuple([replace(x, order=orders.get(x.name, x.order)) for x in step.operands])
+        )
+    order = next((orders[x.name] for x in step.given if x.name in orders), None)
+    return step if order is None else replace(step, order=order)  # type: ignore[type-var]

@@ -1,0 +1,244 @@
+"""torch.ops.layoutgemm.matmul: the product as torch's compiler, autograd, functorch and autocast see it.
+
+    matmul(Tensor a, Tensor b, ScalarType? out_dtype=None, str config="", bool? allow_tf32=None) -> Tensor
+
+a and b have two dimensions or more. `config` is a configuration as `torch_op.config_text` writes it. The derivatives
+are products too, through the same operator, so they have derivatives of their own:
+
+    C = A @ B  -->  dA = dC @ B^T,  dB = A^T @ dC, summed over the dimensions along which A or B was stretched
+                    dC = dA @ B + A @ dB in forward mode
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..errors import OperandError, TensorError
+from ..kernels.run.operand_checks import check_operands
+from ..kernels.sm90.choose.rules import Sm90Choice
+from . import tuned_store as tuned
+from .checks import check_tensors, differentiated, output_type
+from .problem import shapes_of
+
+NAME = "layoutgemm::matmul"
+
+
+@torch.library.custom_op(NAME, mutates_args=())
+def _matmul(
+    a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None = None, config: str = "",
+    allow_tf32: bool | None = None,
+) -> torch.Tensor:  # fmt: skip
+    from .operator import product
+
+    check_matrices(a, b, allow_tf32)
+    shapes_of(a.shape, b.shape)
+    return product(a, b, output_type(a, b, out_dtype), configured(config))
+
+
+def check_matrices(a: torch.Tensor, b: torch.Tensor, allow_tf32: bool | None) -> None:
+    """Raise TensorError or OperandError unless a and b are matrices, or batches, whose product has a kernel."""
+    check_tensors(a, b, allow_tf32)
+    for name, x in (("a", a), ("b", b)):
+        if x.ndim < 2:
+            raise TensorError(f"{name} has shape {list(x.shape)}: the operator takes matrices, and batches of them")
+
+
+@functools.lru_cache(256)
+def configured(text: str) -> Sm90Choice | None:
+    """The configuration that `torch_op.config_text` wrote. Raises OperandError for a text of no configuration."""
+    if not text:
+        return None
+    try:
+        found = tuned.choice_of(json.loads(text))
+    except (ValueError, RecursionError):
+        found = None
+    if found is None:
+        raise OperandError(f"config {text[:200]!r} is no configuration")
+    return found
+
+
+def fake_shape(a: torch.Tensor, b: torch.Tensor) -> tuple[Any, ...]:
+    """The product's shape where sizes may be symbols. Raises TensorError in torch's words."""
+    torch._check_with(
+        TensorError,
+        a.shape[-1] == b.shape[-2],
+        lambda: "mat1 and mat2 shapes cannot be multiplied "
+        f"({a.shape[-2]}x{a.shape[-1]} and {b.shape[-2]}x{b.shape[-1]})",
+    )
+    try:
+        batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    except RuntimeError as error:
+        raise TensorError(str(error)) from None
+    return (*batch, a.shape[-2], b.shape[-1])
+
+
+@_matmul.register_fake
+def _(
+    a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None = None, config: str = "",
+    allow_tf32: bool | None = None,
+) -> torch.Tensor:  # fmt: skip
+    check_matrices(a, b, allow_tf32)
+    configured(config)
+    return a.new_empty(fake_shape(a, b), dtype=output_type(a, b, out_dtype))
+
+
+@_matmul.register_vmap
+def _(
+    info: Any, in_dims: tuple[int | None, ...], a: torch.Tensor, b: torch.Tensor,
+    out_dtype: torch.dtype | None = None, config: str = "", allow_tf32: bool | None = None,
+) -> tuple[torch.Tensor, int]:  # fmt: skip
+    return torch.ops.layoutgemm.matmul(*aligned(in_dims, a, b), out_dtype, config, allow_tf32), 0
+
+
+def aligned(in_dims: Sequence[int | None], *operands: torch.Tensor) -> list[torch.Tensor]:
+    """The mapped dimension in front of all others; an operand that is not mapped is stretched along it."""
+    moved = [x if at is None else x.movedim(at, 0) for x, at in zip(operands, in_dims)]
+    ranks = [x.ndim - (at is not None) for x, at in zip(moved, in_dims)]
+    out = []
+    for x, at, rank in zip(moved, in_dims, ranks):
+        missing = max(ranks) - rank
+        out.append(x if at is None or not missing else x.reshape(x.shape[0], *(1,) * missing, *x.shape[1:]))
+    return out
+
+
+# --------------------------------------------------------------------------------------------------------- derivatives
+
+
+class _Product(torch.autograd.Function):
+    """The operator with its derivatives: for autograd and forward mode, and for torch.func's transforms."""
+
+    @staticmethod
+    def forward(
+        a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None, config: str, allow_tf32: bool | None
+    ) -> torch.Tensor:
+        return torch.ops.layoutgemm.matmul(a, b, out_dtype, config, allow_tf32)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Sequence[Any], output: torch.Tensor) -> None:
+        a, b, *_ = inputs
+        ctx.save_for_backward(a, b)
+        ctx.save_for_forward(a, b)
+        ctx.set_materialize_grads(False)  # a tangent of None spares its product
+        ctx.kind = output.dtype
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+        a, b = ctx.saved_tensors
+        wants_a, wants_b = ctx.needs_input_grad[:2]
+        _check_derivable(a)
+        if grad is None:
+            return None, None, None, None, None
+        grad = grad.to(a.dtype)
+        left = _summed(grad, b.mT, a) if wants_a else None
+        right = _summed(a.mT, grad, b) if wants_b else None
+        return left, right, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, da: torch.Tensor | None, db: torch.Tensor | None, *others: None) -> torch.Tensor | None:  # type: ignore[override]
+        a, b = ctx.saved_tensors
+        _check_derivable(a)
+        if da is None or db is None:
+            pair = (a, db) if da is None else (da, b)
+            return None if pair[1] is None else differentiable(*pair, ctx.kind)
+        return (differentiable(da, b, torch.float32) + differentiable(a, db, torch.float32)).to(ctx.kind)
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], a: torch.Tensor, b: torch.Tensor, out_dtype: Any, config: str,
+        allow_tf32: bool | None,
+    ) -> tuple[torch.Tensor, int]:  # fmt: skip
+        x, y = aligned(in_dims, a, b)
+        return differentiable(x, y, out_dtype, config, allow_tf32), 0
+
+
+def _check_derivable(a: torch.Tensor) -> None:
+    if a.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        raise OperandError(f"{a.dtype} products have no gradient here: gradients of that type would be too coarse")
+
+
+def _summed(left: torch.Tensor, right: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """left @ right, summed to the shape of `like`, of its type; sums in float32.
+
+    For a matrix that all of a batch shares, the sum is part of the product: batch and rows are one long K.
+    """
+    batch = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+    if like.shape[:-2] == batch:
+        return differentiable(left, right, like.dtype)
+    if like.ndim == 2 and left.shape[:-2] == right.shape[:-2]:
+        # (..., m, k) @ (..., k, n) over all of the batch: (m, batch * k) @ (batch * k, n)
+        return differentiable(left.mT.flatten(0, -2).mT, right.flatten(0, -2), like.dtype)
+    return differentiable(left, right, torch.float32).sum_to_size(like.shape).to(like.dtype)
+
+
+def differentiable(
+    a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None = None, config: str = "",
+    allow_tf32: bool | None = True,
+) -> torch.Tensor:  # fmt: skip
+    """The operator, by the way that whoever looks on can differentiate; float32 has been allowed, or is the derivative
+    of what has been."""
+    if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
+        return _Product.apply(a, b, out_dtype, config, allow_tf32)
+    return torch.ops.layoutgemm.matmul(a, b, out_dtype, config, allow_tf32)
+
+
+_library = torch.library.Library("layoutgemm", "FRAGMENT")
+
+
+def with_autograd(name: str, recorded: Callable[..., torch.Tensor]) -> None:
+    """Have an operator of two tensors call `recorded` where a derivative by one of them is recorded.
+
+    By torch.library's register_autograd an operator has gradients, and loses tangents in silence.
+    """
+    below = torch._C._after_autograd_keyset
+    operator = getattr(torch.ops.layoutgemm, name).default
+
+    def run(keys: Any, a: torch.Tensor, b: torch.Tensor, *others: Any) -> Any:
+        if differentiated(a, b):
+            return recorded(a, b, *others)
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator.redispatch(keys & below, a, b, *others)
+
+    for device in ("CUDA", "CPU", "Meta"):
+        _library.impl(name, run, f"Autograd{device}", with_keyset=True)
+
+    def refuse(a: torch.Tensor, b: torch.Tensor, *others: Any) -> None:
+        check_operands({"a": a, "b": b})
+
+    _library.impl(name, refuse, "AutogradNestedTensor")  # nested tensors would say NotImplementedError
+
+
+def _recorded(
+    a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None = None, config: str = "",
+    allow_tf32: bool | None = None,
+) -> torch.Tensor:  # fmt: skip
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise OperandError(
+            "torch.ops.layoutgemm.matmul is differentiated by torch.func, which takes no operator's derivative: "
+            "layoutgemm.matmul has it, outside of torch.compile"
+        )
+    return _Product.apply(a, b, out_dtype, config, allow_tf32)
+
+
+with_autograd("matmul", _recorded)
+
+
+# Under autocast the operator takes its operands in the region's type, as torch.matmul does. `matmul` has done so
+# already where it was called; this is for torch.ops.layoutgemm.matmul by name.
+def _under_autocast(key: torch._C.DispatchKey) -> Any:
+    def run(a: torch.Tensor, b: torch.Tensor, *others: Any) -> torch.Tensor:
+        from .operator import autocast
+
+        a, b = autocast(a, b)
+        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(key)):
+            return torch.ops.layoutgemm.matmul(a, b, *others)
+
+    return run
+
+
+for _device in ("CUDA", "CPU"):
+    _library.impl("matmul", _under_autocast(getattr(torch._C.DispatchKey, f"Autocast{_device}")), f"Autocast{_device}")

@@ -1,0 +1,101 @@
+"""What `layoutgemm.tune` found, kept as JSON in the cache folder: product and GPU -> configuration.
+
+One file a GPU and version of the package, `tuned/<gpu>-<version>.json`, written whole by one rename under a lock: any
+number of processes and threads may store at once. A file that is not ours or is damaged, and an entry without a
+configuration, are treated as absent. A configuration must hold to the same rules as any other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from ..errors import LayoutError
+from ..kernels.compile import cache as object_cache
+from ..kernels.compile import worker as compile_apart
+from ..kernels.sm90.choose.rules import Sm90Choice
+
+Sizes = tuple[int, int, int, int]
+_READ: dict[Path, tuple[tuple[int, ...], dict[str, Any]]] = {}
+
+
+def key_of(sizes: Sizes, types: tuple[str, ...], orders: tuple[str, ...]) -> str:
+    """The name of a product: sizes, types and orders of A, B, C.
+
+    >>> key_of((64, 4096, 4096, 1), ("bf16", "bf16", "bf16"), ("row", "col", "row"))
+    '64x4096x4096x1 bf16:row bf16:col bf16:row'
+    """
+    return " ".join(["x".join(map(str, sizes)), *[f"{t}:{o}" for t, o in zip(types, orders, strict=True)]])
+
+
+def file_of(gpu: str) -> Path | None:
+    """Where results for a GPU are kept, or None where the cache is off."""
+    from .. import __version__
+
+    folder = object_cache.cache_dir()
+    name = re.sub(r"[^A-Za-z0-9]+", "_", gpu).strip("_")
+    return None if folder is None or not name else folder / "tuned" / f"{name}-{__version__}.json"
+
+
+def lookup(gpu: str, sizes: Sizes, types: tuple[str, ...], orders: tuple[str, ...]) -> Sm90Choice | None:
+    """The configuration that was measured fastest, or None."""
+    path = file_of(gpu)
+    entry = _content(path).get(key_of(sizes, types, orders)) if path is not None else None
+    return choice_of(entry) if entry is not None else None
+
+
+def store(gpu: str, key: str, choice: Sm90Choice, facts: dict[str, Any]) -> Path | None:
+    """Keep a result beside the others; `facts` are numbers and texts that describe it.
+
+    Gives the file, or None where the cache is off, cannot be written, or is locked by another process for too long.
+    """
+    path = file_of(gpu)
+    if path is None:
+        return None
+    with object_cache.locked(path) as alone:
+        if not alone:
+            return None
+        content = {**_content(path), key: _entry(choice, facts)}
+        text = json.dumps(content, indent=1, sort_keys=True)
+        return object_cache.place(path, lambda stream: stream.write(text.encode()))
+
+
+def choice_of(entry: Any) -> Sm90Choice | None:
+    """The configuration of an entry, or None where it does not hold one.
+
+    >>> choice_of({"swapped": False, "config": {"tile": [128, 64]}}).config.tile
+    (128, 64)
+    >>> choice_of({"swapped": False, "config": {"tile": "large"}}) is None
+    True
+    """
+    try:
+        return compile_apart.choice_of(entry)
+    except (LayoutError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+
+
+def _entry(choice: Sm90Choice, facts: dict[str, Any]) -> dict[str, Any]:
+    plain = {name: value for name, value in facts.items() if isinstance(value, (str, int, float))}
+    return {**plain, "swapped": choice.swapped, "config": dataclasses.asdict(choice.config)}
+
+
+def _content(path: Path) -> dict[str, Any]:
+    """The file's entries that hold a configuration, read again when it has changed."""
+    held = _READ.get(path)
+    if held is not None and held[0] == object_cache.version(path):
+        return held[1]
+    found = object_cache.content(path)
+    if found is None:
+        return {}
+    try:
+        known = json.loads(found.data)
+    except (ValueError, RecursionError):
+        known = {}
+    known = known if isinstance(known, dict) else {}
+    choices = ((key, entry, choice_of(entry)) for key, entry in known.items())
+    entries = {key: _entry(choice, entry) for key, entry, choice in choices if choice is not None}
+    _READ[path] = found.version, entries
+    return entries

@@ -1,0 +1,268 @@
+"""layoutgemm.tune: measure the configurations that could be the fastest for a product, and keep the best.
+
+Candidates are the heuristic's own and what it takes for the next best; of up to 64 rows, the forms near it. They are
+compiled in processes of their own while nothing is measured, checked against a float64 product, and timed as
+`layoutgemm.bench.method` does: random normal operands in rotation, CUDA graphs, bursts in an order drawn anew each
+round. The fastest goes into the cache folder (`torch_op/tuned_store.py`), and `layoutgemm.matmul` takes it from then
+on.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from ..errors import LayoutError, OperandError, PlanError
+from ..kernels.compile import cache as object_cache
+from ..kernels.compile.worker import Kernel, build
+from ..kernels.sm90.choose.occupancy import Places
+from ..kernels.sm90.choose.rules import Sm90Choice, choose, likeliest, of_estimate
+from ..kernels.sm90.plan import Sm90Config
+from ..kernels.store import WARP_ROWS
+from . import tuned_store as tuned
+
+__all__ = ["Tuning", "candidates", "name_of", "tune"]
+
+Progress = Callable[[str], object]
+_MAJORS = {"k": {"a": "row", "b": "col"}, "mn": {"a": "col", "b": "row"}}
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What was found.
+
+    choice      the fastest configuration; seconds of one product with it
+    chosen      seconds of the heuristic's own configuration
+    torch       seconds of torch.matmul
+    measured    (configuration, seconds), the fastest first
+    failed      (configuration, why): not derived, not compiled, or wrong
+    kept        the file that holds the result, or None where the cache is off
+    """
+
+    choice: Sm90Choice
+    seconds: float
+    chosen: float
+    torch: float
+    measured: tuple[tuple[Sm90Choice, float], ...]
+    failed: tuple[tuple[Sm90Choice, str], ...]
+    kept: Any
+
+    def __str__(self) -> str:
+        return (
+            f"{name_of(self.choice)}: {self.seconds * 1e6:.2f} us, {self.chosen / self.seconds:.3f} x the heuristic's, "
+            f"{self.torch / self.seconds:.3f} x torch.matmul; {len(self.measured)} measured, {len(self.failed)} failed"
+        )
+
+
+def tune(
+    m: int,
+    n: int,
+    k: int,
+    *,
+    dtype: str = "bf16",
+    a_major: str = "k",
+    b_major: str = "k",
+    most: int = 24,
+    rounds: int = 9,
+    budget: float = 120.0,
+    jobs: int | None = None,
+    store: bool = True,
+    progress: Progress | None = None,
+) -> Tuning:
+    """Measure up to `most` configurations for C[m, n] = A[m, k] @ B[k, n] on the current GPU, and keep the fastest.
+
+    dtype    of A, B and C: "bf16" or "f16"
+    a_major  "k" for rows of A contiguous, "mn" for columns; b_major "k" for columns of B contiguous, "mn" for rows
+    budget   seconds for measuring; compiling comes before it
+    jobs     processes that compile at once; default half the processors
+    store    keep the result, so that `matmul` takes it
+    progress called with a line of text now and then; default writes to stderr
+
+    Raises PlanError without a GPU of compute capability 9.0, OperandError for arguments that mean nothing.
+    """
+    say = progress or (lambda line: print(f"tune {m}x{n}x{k}: {line}", file=sys.stderr, flush=True))
+    for name, value in (("m", m), ("n", n), ("k", k)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise OperandError(f"{name} = {value!r}: an int of at least 1")
+    if dtype not in ("bf16", "f16") or not {a_major, b_major} <= set(_MAJORS):
+        raise OperandError(f"dtype {dtype!r}, a_major {a_major!r}, b_major {b_major!r}: 'bf16' or 'f16', 'k' or 'mn'")
+    import torch
+
+    if not torch.cuda.is_available():
+        raise PlanError("tuning measures on a GPU, and torch finds none; `layoutgemm doctor` says what is missing")
+    from .launch import gpu, target
+
+    places, gpu_name = gpu(torch.cuda.current_device())
+    if (code := target(torch.cuda.current_device())[0]) != "sm_90a":
+        raise PlanError(f"{gpu_name} runs {code}; what is tuned are configurations of sm_90a's kernel")
+    orders = _MAJORS[a_major]["a"], _MAJORS[b_major]["b"], "row"
+    operands = f"{dtype}:{orders[0]}", f"{dtype}:{orders[1]}", f"{dtype}:{orders[2]}"
+    good, failed = [], []
+    for choice in candidates(m, n, k, a_major, b_major, places):
+        try:
+            choice.plan(m, n, k, a=operands[0], b=operands[1], c=operands[2])
+            good.append(choice)
+        except LayoutError as error:
+            failed.append((choice, str(error)))
+    good = good[:most]
+    if object_cache.cache_dir() is not None:
+        answers = build([Kernel(choice, operands) for choice in good], jobs, say)
+        failed += [(choice, answer) for choice, answer in zip(good, answers) if answer]
+    lost = {choice for choice, _ in failed}
+    measured, more, of_torch = _measure(
+        (m, n, k), dtype, (a_major, b_major), [c for c in good if c not in lost], rounds, budget, say
+    )
+    failed += more
+    if not measured:
+        raise PlanError(f"no configuration could be measured: {failed[0][1] if failed else 'there was none'}")
+    ranked = tuple(sorted(measured.items(), key=lambda item: item[1]))
+    best, seconds = ranked[0]
+    own = measured.get(good[0], seconds)
+    kept = None
+    if store:
+        times = {"us": seconds, "torch_us": of_torch, "heuristic_us": own}
+        facts = {name: round(value * 1e6, 3) for name, value in times.items()}
+        kept = tuned.store(gpu_name, tuned.key_of((m, n, k, 1), (dtype,) * 3, orders), best, facts)
+        from .operator import forget
+
+        forget()
+    found = Tuning(best, seconds, own, of_torch, ranked, tuple(failed), kept)
+    say(str(found))
+    return found
+
+
+def candidates(
+    m: int, n: int, k: int, a_major: str = "k", b_major: str = "k", multiprocessors: int | Places = 132
+) -> Iterator[Sm90Choice]:
+    """Configurations that could be the fastest, the heuristic's own first, the likelier ones before the others.
+
+    >>> [c.config.tile for c in candidates(4096, 4096, 4096)][:3]
+    [(128, 256), (128, 256), (128, 256)]
+    """
+    order = "K" if b_major == "k" else "MN"
+    chosen, _ = choose(m, n, k, b_major=order, multiprocessors=multiprocessors)
+    seen = set()
+    if m <= 64:
+        around = list(_few_rows(m, n, Places.of(multiprocessors)))
+    else:
+        found = likeliest(m, n, k, order, multiprocessors=multiprocessors)
+        around = [of_estimate(estimate, m, n, k, order)[0] for estimate in found]
+    for choice in [chosen, *around]:
+        # Rows are left out of the copies only where K is contiguous in the kernel's A.
+        if choice.config.rows is not None and (b_major if choice.swapped else a_major) != "k":
+            choice = replace(choice, config=replace(choice.config, rows=None))
+        if choice not in seen:
+            seen.add(choice)
+            yield choice
+
+
+def _few_rows(m: int, n: int, places: Places) -> Iterator[Sm90Choice]:
+    """Up to 64 rows: shares of the weights for every multiprocessor and near them, parts of K, operands swapped."""
+    rows = -(-m // 8) * 8
+    each = -(-n // (places.multiprocessors * 8)) * 8
+    base = Sm90Config(
+        (64, 64), tile_k=128, consumers=1, loader="warp", single=True, overlap=True, prefetch=2, launch="tiles"
+    )
+    late: dict[str, Any] = {"trigger": "end", "prefetch": 0}
+    width = 16 if m <= 16 else 32 if m <= 32 else 64
+    few = "direct" if rows <= WARP_ROWS else "tma"  # one warp has rows: its threads store what they hold
+    for split in (1, 2):
+        yield Sm90Choice(replace(base, tile=(64, width), split=split), swapped=True)
+    if width == WARP_ROWS:
+        yield Sm90Choice(replace(base, tile=(64, width), split=2, store="direct"), swapped=True)
+    weights = replace(base, first="B", along="N", rows=rows if rows < 64 else None)
+    for split, columns in ((2, 16), (2, 32), (2, 64), (4, 64)):  # few columns: the blocks of a cluster share out K
+        if -(-n // columns) <= places.most(split):
+            later = late if split > 2 else {}
+            yield Sm90Choice(replace(weights, tile=(64, columns), chunks=split, split=split, store=few, **later))
+    for columns in sorted({w for w in (each, each + 8, each * 2, 64, 128) if w <= 256}):
+        straight = replace(weights, tile=(64, columns), chunks=1)
+        yield Sm90Choice(straight)
+        if rows <= WARP_ROWS:
+            yield Sm90Choice(replace(straight, store=few))
+        if rows == 64:
+            yield Sm90Choice(replace(straight, cluster=(1, 2)))
+        # The next kernel's blocks would crowd where this one has none.
+        if -(-n // columns) < places.multiprocessors - 4:
+            yield Sm90Choice(replace(straight, **late))
+    for split in (1, 2):
+        yield Sm90Choice(replace(base, tile=(128, width), consumers=2, split=split), swapped=True)
+
+
+def name_of(choice: Sm90Choice) -> str:
+    """A configuration in a word or two: what differs from the defaults.
+
+    >>> name_of(Sm90Choice(Sm90Config((256, 128), cluster=(2, 1)), swapped=True))
+    '256x128 swapped cluster=2x1'
+    """
+    defaults = asdict(Sm90Config())
+    parts = ["x".join(map(str, choice.config.tile))] + ["swapped"] * choice.swapped
+    for name, value in asdict(choice.config).items():
+        if name != "tile" and value != defaults[name]:
+            parts.append(f"{name}={'x'.join(map(str, value)) if isinstance(value, (tuple, list)) else value}")
+    return " ".join(parts)
+
+
+# --------------------------------------------------------------------------------------------------------- measuring
+
+
+def _measure(
+    sizes: tuple[int, int, int], dtype: str, majors: tuple[str, str], choices: Sequence[Sm90Choice], rounds: int,
+    budget: float, say: Progress,
+) -> tuple[dict[Sm90Choice, float], list[tuple[Sm90Choice, str]], float]:  # fmt: skip
+    """Seconds of each configuration, those that failed, and seconds of torch.matmul."""
+    import torch
+
+    from ..bench.method import CudaDevice, Problem, burst
+    from .operator import matmul
+
+    m, n, k = sizes
+    problem, start = Problem(m, n, k), time.monotonic()
+    before = torch.cuda.current_stream()
+    device = CudaDevice()
+    try:
+        kind = {"bf16": torch.bfloat16, "f16": torch.float16}[dtype]
+        sets = []
+        for _ in range(problem.sets):
+            a, b = torch.randn(m, k, device="cuda", dtype=kind), torch.randn(k, n, device="cuda", dtype=kind)
+            a = a.T.contiguous().T if majors[0] == "mn" else a
+            b = b.T.contiguous().T if majors[1] == "k" else b
+            sets.append((a, b, torch.empty(m, n, device="cuda", dtype=kind)))
+        want = sets[0][0].double() @ sets[0][1].double()
+        bound = want.abs() * 2.0**-7 + 2.0**-7 * k**0.5
+        failed: list[tuple[Sm90Choice, str]] = []
+        replays, names = {}, {}
+
+        def record(run: Callable[[Any, Any, Any], object]) -> Any:
+            launches = [functools.partial(run, *s) for s in sets]
+            return device.record(launches * max(1, problem.launches // len(launches)))
+
+        replays["torch"] = record(lambda a, b, c: torch.matmul(a, b, out=c))
+        for number, choice in enumerate(choices):
+            name = str(number)
+            try:
+                a, b, c = sets[0]
+                c.fill_(float("nan"))
+                matmul(a, b, out=c, config=choice)
+                off = ((c.double() - want).abs() / bound).max().item()
+                if not off <= 1:
+                    raise PlanError(f"wrong: an element is off by {off:.3g} times the bound")
+                replays[name] = record(lambda a, b, c, choice=choice: matmul(a, b, out=c, config=choice))  # type: ignore[misc]
+                names[name] = choice
+            except (LayoutError, RuntimeError) as error:
+                failed.append((choice, str(error)))
+        per_round = sum(device.seconds(replay) for replay in replays.values()) * 4
+        rounds = max(3, min(rounds, int((budget - (time.monotonic() - start)) / max(per_round, 1e-3))))
+        say(f"measuring {len(names)} configurations and torch.matmul, {rounds} rounds of {per_round:.1f} s")
+        samples = burst(device, replays, rounds, random.Random(0))
+    finally:
+        torch.cuda.set_stream(before)
+    launches = len(sets) * max(1, problem.launches // len(sets))
+    seconds = {name: statistics.median(values) / launches for name, values in samples.items()}
+    return {names[name]: value for name, value in seconds.items() if name in names}, failed, seconds["torch"]

@@ -1,0 +1,155 @@
+"""The parts of a linked page: paints, a tile in shared memory, the offsets of a layout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from layoutgemm.atoms import SmemTile
+from layoutgemm.errors import LayoutError
+from layoutgemm.view.grid import Drawable, evaluate, extent
+from layoutgemm.view.pages.model import Fact, Figure, Holder, Holders, Matrix, Memory, Paint, Table
+from layoutgemm.view.palette import HUES
+
+BANKS, BANK_BITS, UNIT_BITS = 32, 32, 128  # of shared memory; conflicts are counted per 16 bytes
+LINE_BITS = BANKS * BANK_BITS
+MAX_OFFSETS = 1 << 15  # of a layout's codomain that is drawn
+OFFSETS_A_LINE = 32
+
+
+def axes(shape: tuple[int, int]) -> tuple[Table, Table]:
+    """Row and column of every element of a matrix."""
+    row, column = np.indices(shape)
+    return row, column
+
+
+def holder_paint(holder: Holder, holders: Holders) -> Paint:
+    """Colours by the first that holds an element, as in `tv_svg`: by warps if there are several, quads, or threads."""
+    per = 32 if holder.count > 32 else 4 if holder.count > 8 else 1
+    groups = -(-holder.count // per)
+    warps = holder.name == "thread" and per == 32
+    legend = []
+    for hue in range(min(groups, len(HUES))):
+        which = range(hue, groups, len(HUES))
+        names = [str(g) if warps or per == 1 else f"{g * per}-{g * per + per - 1}" for g in which]
+        word = "warp" if warps else holder.name + "s" * (per > 1)
+        legend.append((hue, f"{word} {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"))
+    texts = tuple(zip(holder.letters, (holders.threads[0], holders.values[0]), strict=True))
+    return Paint(f"{holder.name}s", holders.threads[0], per, per > 1, texts, tuple(legend))
+
+
+def bank_paint(bank: Table) -> Paint:
+    """Colours by the 16 bytes of a line: four banks."""
+    legend = tuple((hue, f"banks {4 * hue}-{4 * hue + 3}") for hue in range(BANKS // 4))
+    return Paint("banks", bank, 4, False, (("", bank),), legend)
+
+
+def shared_memory(name: str, tile: SmemTile, facts: tuple[Fact, ...] = (), parts: int = 1) -> Memory:
+    """A tile in shared memory; of an operand that `parts` blocks share, the tiles of all, one under another."""
+    row, column = axes((tile.extent[0] * parts, tile.extent[1]))
+    inside, part = row % tile.extent[0], row // tile.extent[0]
+    bit = np.asarray(tile.bit(inside, column), np.int64)
+    size = -(-tile.bytes * 8 // LINE_BITS) * LINE_BITS
+    told = [
+        Fact("byte offset", bit // 8),
+        Fact("line", bit // LINE_BITS),
+        Fact("bank", bit % LINE_BITS // BANK_BITS),
+    ]
+    if tile.dtype.bits % 8:
+        told.insert(1, Fact("bit of that byte", bit % 8))
+    if parts > 1:
+        told.insert(0, Fact("shared memory of block", part))
+    stored = "" if tile.packing == "packed" else f", {tile.packing}"
+    several = f", of {parts} blocks, one under another" if parts > 1 else ""
+    return Memory(
+        name=f"{name} in shared memory",
+        title=f"{tile.extent[0]}x{tile.extent[1]} {tile.dtype}{stored}, {tile.major}-major, swizzle "
+        f"{tile.swizzle_name}, {tile.bytes} bytes{several}",
+        start=bit + part * size,
+        bits=tile.dtype.bits,
+        line=LINE_BITS,
+        unit=UNIT_BITS,
+        size=size * parts,
+        bank_bits=BANK_BITS,
+        facts=(*told, *facts),
+    )
+
+
+def bank_of(memory: Memory) -> Table:
+    """The bank in which each element begins."""
+    return memory.start % LINE_BITS // BANK_BITS
+
+
+def tile_figure(tile: SmemTile, title: str | None = None) -> Figure:
+    """A tile beside the shared memory that holds it."""
+    # A figure too large is refused before its offsets are computed.
+    Figure("", (), (Matrix("tile", "", ("mn", "k"), tile.extent),))
+    memory = shared_memory("tile", tile)
+    matrix = Matrix(
+        name="tile",
+        title="in the order of its coordinates",
+        dims=("mn", "k"),
+        extent=tile.extent,
+        across=1 if tile.major == "K" else 0,
+        paints=(bank_paint(bank_of(memory)),),
+        memory=memory,
+    )
+    note = "A colour is 16 bytes of a line of 128: four banks."
+    return Figure(title or f"Shared-memory tile {tile}", (note,), (matrix,))
+
+
+def layout_figure(layout: Drawable, title: str | None = None) -> Figure:
+    """A layout of rank 1 or 2: its coordinates, and beside them its offsets in order.
+
+    Raises LayoutError for another rank and for symbolic extents.
+    """
+    shape = layout.shape if isinstance(layout.shape, tuple) else (layout.shape,)
+    if len(shape) not in (1, 2):
+        raise LayoutError(
+            f"cannot draw {layout}: it has {len(shape)} modes and a page has rows and columns; group or slice its "
+            "modes until there are two"
+        )
+    size = (1, extent(shape[0])) if len(shape) == 1 else (extent(shape[0]), extent(shape[1]))
+    # A figure too large is refused before its offsets are computed.
+    Figure("", (), (Matrix("layout", "", ("i", "j"), size),))
+    row, column = axes(size)
+    found = evaluate(layout, column.ravel()) if len(shape) == 1 else evaluate(layout, row.ravel(), column.ravel())
+    facts, memory, paints = offsets_parts(found, size)
+    matrix = Matrix("layout", "coordinates", ("i", "j"), size, facts=facts, paints=paints, memory=memory)
+    return Figure(title or str(layout), (str(layout),) if title else (), (matrix,))
+
+
+def offsets_parts(found: list[Any], size: tuple[int, int]) -> tuple[tuple[Fact, ...], Memory | None, tuple[Paint, ...]]:
+    """What is told of offsets, or of coordinates; the picture of the codomain, for offsets from 0 that are few."""
+    if isinstance(found[0], tuple):
+        columns = [np.array(each, np.int64).reshape(size) for each in zip(*found, strict=True)]
+        facts = tuple(Fact(f"coordinate {i}", table) for i, table in enumerate(columns))
+        texts = tuple(("" if i == 0 else ",", table) for i, table in enumerate(columns))
+        return facts, None, (Paint("coordinates", columns[0], 1, False, texts, ()),)
+    offset = np.array(found, np.int64).reshape(size)
+    low, high = int(offset.min()), int(offset.max())
+    per = 1 << max(0, -(-(high - low + 1) // len(HUES)) - 1).bit_length()
+    first = low // per
+    shown = range(min(high // per - first + 1, len(HUES)))
+    legend = tuple(
+        (hue, f"{(first + hue) * per}-{(first + hue) * per + per - 1}" if per > 1 else f"{first + hue}")
+        for hue in shown
+    )
+    paint = Paint("offsets", offset - first * per, per, False, (("", offset),), legend)
+    memory = None
+    if low >= 0 and high < MAX_OFFSETS:
+        line = min(OFFSETS_A_LINE, 1 << max(3, high.bit_length()))
+        memory = Memory(
+            name="offsets",
+            title=f"{low} to {high}, {line} a line",
+            start=offset,
+            bits=1,
+            line=line,
+            unit=line // 8,
+            size=high + 1,
+            bank_bits=None,
+            facts=(),
+            paint=paint,
+        )
+    return (Fact("offset", offset),), memory, (paint,)

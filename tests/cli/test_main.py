@@ -1,0 +1,280 @@
+"""The command line: what the demo says, and that it fails when something does not hold."""
+
+import argparse
+import importlib
+import importlib.util
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from layoutgemm.cli.main import main, make_parser
+
+
+def test_demo_derives_checks_runs_and_draws(tmp_path, capsys):
+    svg = tmp_path / "new" / "map.svg"
+    assert main(["demo", "-m", "65", "-n", "70", "-k", "40", "--device", "reference", "--svg", str(svg)]) == 0
+    text = capsys.readouterr().out
+    for part in (
+        "1. The derivation",
+        "box (k 64, m 64)",
+        "checks hold",
+        "3. The compiled kernel",
+        "ran on: NumPy executor",
+        "against float64",
+        "equal within the bound",
+        f"written to {svg}",
+    ):
+        assert part in text, part
+    assert ElementTree.parse(svg).getroot().tag.endswith("svg")
+
+
+def test_explain(capsys):
+    assert main(["explain", "64", "64", "64", "-b", "bf16:col"]) == 0
+    assert "0x4000004000010000" in capsys.readouterr().out
+
+
+def test_errors_are_one_line_and_status_1(capsys):
+    assert main(["explain", "0", "64", "64"]) == 1
+    assert capsys.readouterr().err.startswith("layoutgemm: PlanError: m = 0")
+    with pytest.raises(SystemExit) as stop:
+        main(["explain", "64"])
+    assert stop.value.code == 2
+
+
+@pytest.mark.parametrize(
+    "arguments, status, text",
+    [
+        (["(4,8):(8,1)", "(4,8):(8,2)"], 1, "not equivalent: (0,1) gives 1 and 2"),
+        (["(64,M//64):(1,64)", "M:1", "--given", "64 | M"], 0, "given 64 | M:\nproven by coalesced normal form"),
+        (["(M,N):(1,ld)", "(M,N):(1,M)", "--given", "ld >= M"], 1, "at M=1, N=2, ld=2: (0,1) gives 2 and 1"),
+        (["S<3,4,3> o 0 o (M,64):(64,1)", "(M,64):(64,1)"], 1, "not equivalent at M=3: (2,0) gives 144 and 128"),
+        (["S<3,4,3> o 0 o (M,64):(64,1)", "S<3,4,3> o 0 o (M,(8,8)):(64,(1,8))"], 0, "proven"),
+        (["S<3,3,3> o 0 o (M,10):(10,1)", "S<2,3,3> o 0 o (M,10):(10,1)", "--given", "M <= 2"], 3, "undecided"),
+    ],
+)
+def test_prove(capsys, arguments, status, text):
+    assert main(["prove", *arguments]) == status
+    assert text in capsys.readouterr().out
+
+
+def test_prove_says_what_it_needs(capsys):
+    assert main(["prove", "(64,M//64):(1,64)", "M:1"]) == 1
+    error = capsys.readouterr().err
+    assert "needs 64 | M" in error and error.count("\n") == 1
+
+
+def told(capsys, status, *arguments):
+    assert main([*arguments, "--json"]) == status
+    return json.loads(capsys.readouterr().out)
+
+
+def test_prove_for_programs(capsys):
+    said = told(capsys, 1, "prove", "(M,N):(1,ld)", "(M,N):(1,M)", "--given", "ld >= M")
+    assert (said["verdict"], said["coord"], said["left"], said["right"]) == ("refuted", [0, 1], 2, 1)
+    assert said["sizes"] == {"M": 1, "N": 2, "ld": 2}
+    assert told(capsys, 0, "prove", "(64,M//64):(1,64)", "M:1", "--given", "64 | M")["verdict"] == "proven"
+    hard = ("S<3,3,3> o 0 o (M,10):(10,1)", "S<2,3,3> o 0 o (M,10):(10,1)", "--given", "M <= 2")
+    assert told(capsys, 3, "prove", *hard)["verdict"] == "undecided"
+
+
+def test_demo_for_programs(capsys, tmp_path):
+    sizes = ("-m", "65", "-n", "70", "-k", "40")
+    said = told(capsys, 0, "demo", *sizes, "--device", "reference", "--svg", str(tmp_path / "map.svg"))
+    assert said["ok"] and said["run"]["ran_on"] == "NumPy executor" and said["run"]["share_of_bound"] <= 1
+    assert said["plan"]["m"] == 65 and (tmp_path / "map.svg").exists()
+
+
+def test_tune_for_programs(capsys, monkeypatch):
+    from layoutgemm.kernels.sm90.choose.rules import choose
+
+    tune = importlib.import_module("layoutgemm.torch_op.tuning")
+    choice, _ = choose(512, 512, 512)
+    found = tune.Tuning(choice, 1e-6, 2e-6, 3e-6, ((choice, 1e-6),), ((choice, "wrong"),), None)
+    monkeypatch.setattr(tune, "tune", lambda *sizes, **options: found)
+    said = told(capsys, 0, "tune", "512", "512", "512")
+    assert (said["fastest"], said["seconds"], said["torch_seconds"]) == (tune.name_of(choice), 1e-6, 3e-6)
+    assert said["failed"][0]["why"] == "wrong"
+
+
+@pytest.mark.parametrize("module", ["layoutgemm", "layoutgemm.cli.main"])
+def test_runs_as_a_module(module):
+    done = subprocess.run([sys.executable, "-m", module, "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("layoutgemm ")
+
+
+def test_nothing_asked_is_answered_by_the_help(capsys):
+    assert main([]) == 2
+    assert "  layoutgemm demo" in capsys.readouterr().out
+
+
+# Star imports and functions of torch where torch is not: a finder that finds none stands in for a machine without.
+WITHOUT_TORCH = """
+import sys
+
+class Nothing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "torch":
+            raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+sys.meta_path.insert(0, Nothing())
+from layoutgemm import *
+print(Layout((4, 8)), GemmPlan.__name__, "torch" in sys.modules)
+try:
+    from layoutgemm import matmul
+except ImportError as error:
+    print(error.name, error)
+import pydoc, layoutgemm
+print(hasattr(layoutgemm, "matmul"), "class Layout" in pydoc.render_doc(layoutgemm, renderer=pydoc.plaintext))
+try:
+    layoutgemm.matmul
+except AttributeError as error:
+    print(error)
+"""
+
+
+def test_the_package_without_torch():
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True, check=True)
+    first, second, third, fourth = done.stdout.splitlines()
+    assert third == "False True" and fourth.startswith("layoutgemm.matmul needs torch: pip install")
+    assert first == "(4,8):(1,4) GemmPlan False"
+    assert second.startswith("torch layoutgemm.matmul needs torch: pip install 'layoutgemm[torch]'")
+
+
+def test_a_misspelt_name_is_nearly_found():
+    import layoutgemm
+
+    with pytest.raises(AttributeError) as missing:
+        _ = layoutgemm.wgma
+    assert (missing.value.name, missing.value.obj) == ("wgma", layoutgemm) and "wgmma" in dir(layoutgemm)
+
+
+# ------------------------------------------------------------------------------------------------ every subcommand
+
+
+def subcommands() -> dict[str, argparse.ArgumentParser]:
+    found = next(a for a in make_parser()._actions if isinstance(a, argparse._SubParsersAction))
+    return dict(found.choices)
+
+
+def examples() -> list[tuple[str, str]]:
+    return [
+        (name, line.strip())
+        for name, parser in subcommands().items()
+        for line in parser.format_help().splitlines()
+        if line.startswith(f"  layoutgemm {name} ")
+    ]
+
+
+# What a machine without a GPU cannot run.
+NEEDS_GPU = ("tune", "bench")
+
+
+@pytest.mark.parametrize(("name", "line"), examples())
+def test_examples_of_the_helps(name, line, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "kernel.ptx").write_text(PTX)
+    words = shlex.split(line, comments=True)[1:]
+    if name in NEEDS_GPU:
+        make_parser().parse_args(words)
+        return
+    status = main(words)
+    said = capsys.readouterr()
+    told = re.search(r"# status (\d)(.*)", line)
+    allowed = {0} if told is None else {0, 1} if " where " in told[2] else {int(told[1])}
+    assert status in allowed and not said.err and said.out, (status, said)
+    if "--json" in words:
+        assert isinstance(json.loads(said.out), dict)
+
+
+def test_commands_of_the_readme(tmp_path, monkeypatch, capsys):
+    """Those that print at once, as they stand there; swizzle, banks and the like say 1 for a negative answer."""
+    readme = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
+    lines = re.findall(r"^layoutgemm (?:show|swizzle|banks|desc|box|plan|prove) .*$", readme, flags=re.MULTILINE)
+    assert len(lines) >= 7
+    monkeypatch.chdir(tmp_path)
+    for line in lines:
+        status = main(shlex.split(line, comments=True)[1:])
+        said = capsys.readouterr()
+        assert said.out and not said.err and status == int("8-way" in line), line
+        assert "8-way" not in line or "gives 8 words" in said.out
+
+
+def test_every_help_has_an_example():
+    without = set(subcommands()) - {name for name, _ in examples()} - {"explain"}
+    assert not without
+
+
+def refusal(capsys, arguments: str) -> str:
+    """The one line that a command says when it refuses."""
+    try:
+        status = main(shlex.split(arguments))
+    except SystemExit as stop:
+        status = stop.code
+    said = capsys.readouterr()
+    assert status == (2 if "--help" in said.err else 1), (status, said)
+    assert not said.out and said.err.count("\n") == 1, said
+    return said.err
+
+
+@pytest.mark.parametrize(("raised", "said"), [
+    (MemoryError("7 TiB"), "not enough memory (7 TiB): ask of something smaller"),
+    (ModuleNotFoundError("no torch", name="torch"), "pip install 'layoutgemm[torch]'; layoutgemm doctor"),
+])  # fmt: skip
+def test_what_the_machine_lacks_is_one_line(capsys, monkeypatch, raised, said):
+    def lacks(*given):
+        raise raised
+
+    monkeypatch.setattr("layoutgemm.cli.main.stated", lacks)
+    assert said in refusal(capsys, "prove M:1 M:1")
+    assert said in told(capsys, 1, "prove", "M:1", "M:1")["error"]
+
+
+@pytest.mark.parametrize(("arguments", "text"), [
+    ("prove '(4,8' M:1", "a layout is written '(M,N):(N,1)'"),
+    ("prove S<3,3,3> M:1", "write 'S<3,3,3> o 0 o (8,64):(64,1)'"),
+    ("tune 64 64 64", "layoutgemm doctor"), ("demo --device cuda", "'emulator' and 'reference' need no GPU"),
+    ("emulate k.ptx --grid x", "write 4 or 4,2,1, x first"), ("nonsense", "see layoutgemm --help"),
+    ("shwo S<3,4,3>", "invalid choice: 'shwo'; do you mean 'show'? (choose from"),
+    ("desc 128x64 --swizzle 128", "do you mean '128B'? (choose from"),
+    ("banks wgmma:64:bf16:C", "wgmma:64:bf16:C is an instruction, held by threads, and shared memory holds tiles"),
+    ("swizzle schedule:grouped:4:8x8", "is an order of tiles, and shared memory holds tiles"),
+])  # fmt: skip
+def test_refusals(capsys, monkeypatch, arguments, text):
+    if importlib.util.find_spec("torch") is not None:
+        monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert text in refusal(capsys, arguments)
+
+
+def test_the_help_of_all_has_examples(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert "  layoutgemm demo" in capsys.readouterr().out
+
+
+PTX = """
+.version 8.0
+.target sm_90a
+.address_size 64
+.visible .entry twice(.param .u64 p)
+.reqntid 32, 1, 1
+{
+    .reg .b64 %rd<4>;
+    .reg .b32 %r<2>;
+    .reg .f32 %f<2>;
+    ld.param.u64 %rd1, [p];
+    cvta.to.global.u64 %rd2, %rd1;
+    mov.u32 %r1, %tid.x;
+    mul.wide.u32 %rd3, %r1, 4;
+    add.s64 %rd2, %rd2, %rd3;
+    ld.global.f32 %f1, [%rd2];
+    add.f32 %f1, %f1, %f1;
+    st.global.f32 [%rd2], %f1;
+    ret;
+}
+"""

@@ -1,0 +1,62 @@
+"""`layoutgemm plan`: the derivation and its checks, as text and as JSON, for every architecture that has a kernel."""
+
+import json
+
+import pytest
+
+from layoutgemm import GemmPlan
+from layoutgemm.cli.main import main
+from layoutgemm.kernels.sm90.choose.rules import choose
+from tests.cli.test_main import refusal
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a", "sm_120a"])
+def test_the_plan_is_that_of_derive(capsys, arch):
+    plan = GemmPlan.derive(200, 136, 72, b="bf16:col", arch=arch)
+    assert main(["plan", "200", "136", "72", "-b", "bf16:col", "--arch", arch, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["plan"], said["arch"], said["derivation"]) == (str(plan), arch, plan.explain())
+    assert (tuple(said["tile"]), said["stages"]) == (plan.tile, plan.stages)
+    assert said["ok"] and [check["name"] for check in said["checks"]] == [check.name for check in plan.check()]
+
+
+def test_explain_is_its_other_name(capsys):
+    assert main(["explain", "64", "64", "64", "--stages", "2"]) == 0
+    before = capsys.readouterr().out
+    assert main(["plan", "64", "64", "64", "--stages", "2"]) == 0
+    assert capsys.readouterr().out == before and "2 stages" in before
+
+
+def test_a_check_that_fails_is_the_status(capsys, monkeypatch):
+    from layoutgemm.report import Check, Report
+
+    monkeypatch.setattr(GemmPlan, "check", lambda self: Report((Check("planted", "1 = 2", False, "arithmetic"),)))
+    assert main(["plan", "64", "64", "64", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["ok"] is False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ("64 64", "see layoutgemm plan --help"),
+        ("64 64 64 --arch sm_90", "do you mean 'sm_90a'?"),
+        ("64 64 64 --arch sm_80 --stages 3", "--stages: a choice of the sm_90a kernel"),
+        ("64 64 64 --stages 90", "14 stage(s) fit"),
+        ("64 64 64 -a bf16:diag", "the order is 'row' or 'col'"),
+    ],
+)
+def test_refusals(capsys, arguments, text):
+    assert text in refusal(capsys, f"plan {arguments}")
+
+
+def test_the_kernel_that_matmul_launches(capsys):
+    choice, why = choose(512, 4096, 4096)
+    plan = choice.plan(512, 4096, 4096, b="bf16:col")
+    assert main(["plan", "512", "4096", "4096", "-b", "bf16:col", "--matmul", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["chosen"], said["plan"], said["kernel"], said["ok"]) == (why, str(plan), "Sm90Plan", True)
+    # few rows of a column-major A: no copies of some rows alone
+    assert main(["plan", "16", "4096", "4096", "-a", "bf16:col", "--matmul"]) == 0
+    assert capsys.readouterr().out.startswith(f"chosen: {choose(16, 4096, 4096, b_major='MN')[1]}")
+    for arguments, text in (("--stages 3", "--stages beside --matmul"), ("--arch sm_80", "sm_80 has one")):
+        assert text in refusal(capsys, f"plan 64 64 64 --matmul {arguments}")

@@ -1,0 +1,74 @@
+"""A plan with an epilogue runs in the emulator on NumPy arrays: operands by name, outputs back, mistakes refused."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import numpy as np
+import pytest
+
+from layoutgemm import OperandError, Sm90Config, Sm90Plan
+from layoutgemm.kernels.epilogue.arrays import Arrays
+from layoutgemm.kernels.epilogue.chain import Amax, Aux, Bias, Custom, Epilogue, Residual, Scale
+from layoutgemm.kernels.sm90.mainloop import Promoted, Table
+
+M, N, K = 72, 44, 40
+CONFIG = Sm90Config((64, 32), consumers=1, stages=2)
+needs_dsl = pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the CuTe DSL")
+
+
+def integers(shape: tuple[int, ...], seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(-3, 4, shape).astype(np.float32)
+
+
+@needs_dsl
+@pytest.mark.dsl
+def test_a_plan_runs_with_its_epilogue() -> None:
+    batch = 2
+    square = Custom.of(lambda x, i, j, ops: ops.where(x > 0, x * x, 0.0))
+    epilogue = Epilogue(Scale(), Residual("f32"), Bias(), Aux("bf16"), Amax(), square)
+    plan = Sm90Plan.derive(M, N, K, batch=batch, b="bf16:col", c="f32", config=CONFIG, epilogue=epilogue)
+    front = (batch,)
+    a, b = integers((*front, M, K), 0), integers((*front, K, N), 1)
+    given = {"alpha": 2.0, "beta": 0.5, "d": integers((*front, M, N), 2), "bias": integers((*front, N), 3)}
+    result, expected = plan.run(a, b, given=given), epilogue.reference(a @ b, **given)
+    assert result.ran_on == "emulator" and np.array_equal(result.c, expected.c)
+    assert sorted(result.written) == ["amax", "aux"]
+    for name, value in expected.written.items():
+        assert np.array_equal(result.written[name], value), name
+
+
+def test_what_is_given_is_checked() -> None:
+    epilogue = Epilogue(Scale(), Bias())
+    for given, text in (
+        ({"alpha": 1.0}, "bias is missing"),
+        ({"alpha": 1.0, "bias": np.ones(M)}, r"bias has shape \(72,\); the epilogue takes \(44,\)"),
+        ({"alpha": 1.0, "bias": np.ones(N), "d": 1}, "d is no operand"),
+        ({"alpha": np.ones(N), "bias": np.ones(N)}, "alpha is a number"),
+    ):
+        with pytest.raises(OperandError, match=text):
+            Arrays(epilogue, (M, N), given)
+
+
+def test_a_write_behind_a_line_is_seen() -> None:
+    arrays = Arrays(Epilogue(Aux("f32")), (4, 8), {})
+    assert arrays.written()["aux"].shape == (4, 8)
+    arrays.words[0][1, 8] = 0  # the array that stands for the address
+    with pytest.raises(OperandError, match="aux: the kernel wrote behind its lines"):
+        arrays.written()
+
+
+def test_other_devices_are_refused() -> None:
+    plan = Sm90Plan.derive(M, N, K, b="bf16:col", config=CONFIG, epilogue=Epilogue(Bias()))
+    a, b = integers((M, K), 0), integers((K, N), 1)
+    with pytest.raises(OperandError, match=r"in the emulator; for tensors call layoutgemm.matmul"):
+        plan.run(a, b, given={"bias": np.ones(N)}, device="reference")
+
+
+def test_an_epilogue_beside_tables_is_refused() -> None:
+    loop = Promoted.of(lambda total, product, sa: total + sa * product, Table("sa", "m"))
+    plan = Sm90Plan.derive(
+        70, 40, 200, a="e4m3", b="e4m3:col", config=CONFIG, mainloop=loop, epilogue=Epilogue(Bias())
+    )  # fmt: skip
+    with pytest.raises(OperandError, match="reads more besides"):
+        plan.run(np.ones((70, 200), np.float32), np.ones((200, 40), np.float32), given={"bias": np.ones(40)})

@@ -1,0 +1,38 @@
+"""What a call takes of the device's memory: every plan says it in bytes, and no kernel has a place for more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from layoutgemm.kernels import GemmPlan, Sm90Config, Sm90Plan
+from layoutgemm.kernels.epilogue.chain import Aux, Bias, Epilogue
+from layoutgemm.kernels.sm80.plan import Sm80Plan
+from layoutgemm.kernels.sm100.plan import Sm100Plan
+
+SPLIT = Sm90Config((64, 16), consumers=1, loader="warp", single=True, split=2)
+PLANS = {
+    "first": lambda: GemmPlan.derive(64, 64, 64),
+    "mma.sync": lambda: Sm80Plan.derive(256, 256, 256),
+    "Hopper": lambda: Sm90Plan.derive(512, 512, 512, config=Sm90Config()),
+    "split": lambda: Sm90Plan.derive(16, 64, 1024, b="bf16:col", config=SPLIT),
+    "gated": lambda: Sm90Plan.derive(64, 64, 64, b="bf16:col", config=Sm90Config((64, 64), consumers=1), gated="silu"),
+    "epilogue": lambda: Sm90Plan.derive(512, 512, 512, config=Sm90Config(), epilogue=Epilogue(Bias(), Aux())),
+    "Blackwell": lambda: Sm100Plan.derive(512, 512, 512),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_the_workspace_is_stated_and_has_no_parameter(name: str) -> None:
+    plan: Any = PLANS[name]()
+    lines = [line for line in plan.explain().splitlines() if line.startswith("device memory: ")]
+    assert len(lines) == 1 and f"a workspace of {plan.workspace} bytes" in lines[0] and plan.workspace == 0
+    addresses = [key for key, kind in plan.parameters.items() if kind == "address"]
+    assert len(addresses) == 3  # A, B and C; what an epilogue names are words
+    words = [key for key, kind in plan.parameters.items() if kind == "word" and not key.startswith("unused")]
+    assert words == (list(plan.epilogue.words) if name == "epilogue" else [])
+    assert ("go through shared memory" in lines[0]) == (name == "split")
+    if name == "split":
+        assert f"{plan.exchange.bytes} bytes a block" in lines[0]
+        assert plan.exchange.bytes <= plan.smem.total

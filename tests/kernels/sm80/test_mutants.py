@@ -1,0 +1,90 @@
+"""The Ampere kernel's mutants: what synchronises is deleted, one instruction at a time, and each deletion is caught.
+
+Three forms on small tiles, of sizes with fewer k tiles than the ring has stages, as many, and more.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from functools import lru_cache
+
+import numpy as np
+import pytest
+
+from layoutgemm.emulator.machine.interpreter import Launch, Policy
+from layoutgemm.emulator.mutation.mutants import deletions
+from layoutgemm.emulator.mutation.run import Case
+from layoutgemm.emulator.mutation.survivors import PROVEN, Explainer
+from layoutgemm.emulator.ptx.parser import Kernel
+from layoutgemm.kernels.sm80.plan import Sm80Config, Sm80Plan
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the CuTe DSL (extra `dsl`)"),
+    pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="needs a C compiler: gcc or clang"),
+]
+FORMS = {
+    "ring": ("sm_80", Sm80Config((64, 64), 32, 3, (2, 2))),
+    "persistent": ("sm_80", Sm80Config((64, 64), 32, 3, (2, 2), persistent=True)),
+    "tensor copies": ("sm_120a", Sm80Config((64, 64), 32, 3, (2, 2), loads="tma", stmatrix=True)),
+}
+# 6 k tiles and edges everywhere: zeros behind the last are in stage 0, as C is; one k tile; 5, and columns that are no
+# whole 16 bytes; one k tile of several tiles.
+SIZES = ((72, 136, 184), (64, 64, 32), (136, 79, 160), (136, 200, 32))
+
+
+def case(plan: Sm80Plan, m: int, n: int, k: int) -> tuple[Kernel, Case]:
+    from layoutgemm.kernels.run.emulated import linked
+
+    host = linked(plan)
+    rng = np.random.default_rng(m + n + k)
+    a, b = (rng.integers(-2, 3, (rows, k)).astype(np.float32) for rows in (m, n))
+    want = plan.c.dtype.encode(a @ b.T)
+    ldc = -(-n // 8) * 8
+    held: dict[int, tuple[np.ndarray, ...]] = {}  # the emulator works in these arrays' own memory
+
+    def launch() -> Launch:
+        given = (plan.a.dtype.encode(a), plan.b.dtype.encode(b), np.full((m, ldc), 0xFFFF, np.uint16))
+        workers = (2,) * plan.config.persistent
+        arrays, (made,) = host.call((*given, m, n, k, 1, k, k, ldc, 0, 0, 0, *workers))
+        held[id(arrays.memory)] = given
+        return Launch(made.grid, made.block, made.parameters, arrays.memory, made.cluster, made.dynamic_shared)
+
+    def check(done: Launch) -> str | None:
+        wrong = held.pop(id(done.memory))[2][:, :n] != want
+        return f"{int(wrong.sum())} elements of C are wrong" if wrong.any() else None
+
+    launch()
+    return host.launches[0].kernel, Case(f"{m}x{n}x{k}", launch, check, Policy())
+
+
+@lru_cache
+def everything(form: str) -> tuple[Kernel, tuple[Case, ...]]:
+    arch, config = FORMS[form]
+    plan = Sm80Plan.derive(*SIZES[0], arch=arch, b="bf16:col", config=config)
+    found = [case(plan, *size) for size in SIZES]
+    return found[0][0], tuple(one for _, one in found)
+
+
+@lru_cache
+def explainer(form: str) -> Explainer:
+    """It has run the kernel over all cases."""
+    kernel, cases = everything(form)
+    return Explainer(kernel, cases, ())
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_instruction_is_reached(form: str) -> None:
+    judge = explainer(form)
+    assert [str(ins) for ins in judge.kernel.instructions if not judge.executed[ins.pc]] == []
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_synchronises_is_needed(form: str) -> None:
+    judge = explainer(form)
+    rows = [judge.row(mutant) for mutant in deletions(judge.kernel)]
+    # lanes of a warp are executed together, so that bar.warp.sync is not judged
+    left = [row for row in rows if not row.caught and row.reason.split(":")[0] not in PROVEN]
+    survivors = [f"{row.mutant}: {row.reason}" for row in left if "bar.warp.sync" not in row.mutant.place]
+    assert survivors == [] and sum(row.caught for row in rows) >= 5

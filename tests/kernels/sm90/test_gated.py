@@ -1,0 +1,214 @@
+"""Gated products: both halves of B's tile from one matrix, a gate and what it multiplies in one thread, C of half."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from layoutgemm.errors import OperandError, PlanError
+from layoutgemm.kernels import Sm90Config, Sm90Plan, error_bound
+from layoutgemm.kernels.epilogue.chain import Bias, Epilogue, Scale
+from layoutgemm.kernels.epilogue.numpy_math import Math
+from layoutgemm.kernels.sm90.choose.rules import Sm90Choice, choose
+from layoutgemm.kernels.sm90.gated import Gated, as_one_matrix
+
+needs_dsl = pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")
+SMALL = Sm90Config((64, 64), consumers=1, stages=2)
+SIZES = (72, 88, 136)  # ragged along each: 88 columns are a tile of 32 and a part of one, twice
+FORMS = {
+    "plain": (SMALL, "f32"),
+    "bf16": (Sm90Config((128, 128), stages=2), "bf16"),
+    "sixteen": (replace(SMALL, tile=(64, 16)), "bf16"),
+    "columns": (SMALL, "bf16:col"),
+    "direct": (replace(SMALL, store="direct"), "f32"),
+    "pair": (replace(SMALL, cluster=(2, 1)), "bf16"),
+    "across": (replace(SMALL, cluster=(1, 2), tile_k=128), "f16"),
+    "pingpong": (Sm90Config((64, 96), schedule="pingpong", loader="warpgroup", stages=2), "bf16"),
+    "early": (Sm90Config((256, 64), early=1, chunks=1, buffers=2, stages=2), "bf16"),
+    "rows": (replace(SMALL, rows=8, single=True), "bf16"),
+}
+EMULATED = ("plain", "pair", "pingpong", "direct")
+
+
+def integers(shape: tuple[int, ...], seed: int, most: int = 3) -> np.ndarray:
+    return np.random.default_rng(seed).integers(-most, most + 1, shape).astype(np.float32)
+
+
+def product(a: np.ndarray, w: np.ndarray, kind: str = "relu") -> np.ndarray:
+    """What it is, from the definition: w is (2H, K)."""
+    gate, up = np.split(w.astype(np.float64), 2)
+    return Gated(kind).apply((a @ gate.T).astype(np.float32), (a @ up.T).astype(np.float32), Math)
+
+
+def problem(form: str, kind: str = "relu") -> tuple[Sm90Plan, np.ndarray, np.ndarray]:
+    config, c = FORMS[form]
+    m, n, k = (8 if form == "rows" else SIZES[0]), *SIZES[1:]
+    plan = Sm90Plan.derive(m, n, k, b="bf16:col", c=c, config=config, gated=kind)
+    return plan, integers((m, k), 1, 1), integers((2 * n, k), 2, 1)
+
+
+def rounded(plan: Sm90Plan, values: np.ndarray) -> np.ndarray:
+    return np.asarray(plan.c.dtype.decode(plan.c.dtype.encode(values)))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_executor_is_exact_and_the_checks_hold(form: str) -> None:
+    plan, a, w = problem(form)
+    plan.check().require()
+    assert np.array_equal(plan.run(a, w.T, device="reference").c, rounded(plan, product(a, w)))
+
+
+@needs_dsl
+@pytest.mark.dsl
+@pytest.mark.parametrize("form", EMULATED)
+def test_compiled_kernel_is_exact(form: str) -> None:
+    plan, a, w = problem(form)
+    assert np.array_equal(plan.run(a, w.T, device="emulator").c, rounded(plan, product(a, w)))
+
+
+@needs_dsl
+@pytest.mark.dsl
+@pytest.mark.parametrize("kind", ["silu", "gelu"])
+def test_functions_are_within_their_bound(kind: str) -> None:
+    plan, a, w = problem("plain", kind)
+    a, w = a / 4, w / 4
+    want = product(a, w, kind)
+    for device in ("reference", "emulator"):
+        found = plan.run(a, w.T, device=device).c
+        assert np.all(np.abs(found - want) <= 3e-6 * np.abs(want) + 3e-6), device
+        assert np.abs(want).max() > 1
+
+
+@needs_dsl
+@pytest.mark.dsl
+def test_an_epilogue_comes_after_the_gate() -> None:
+    from tests.kernels.epilogue.test_chain import emulate
+
+    m, n, k = SIZES
+    epilogue = Epilogue(Scale(), Bias())
+    plan = Sm90Plan.derive(m, n, k, b="bf16:col", c="f32", config=SMALL, gated="relu", epilogue=epilogue)
+    a, w = integers((m, k), 1, 1), integers((2 * n, k), 2, 1)
+    given: dict[str, Any] = {"alpha": 0.5, "bias": integers((n,), 3)}
+    found, _ = emulate(plan, given, product(a, w), (a, w.T))
+    assert np.array_equal(found, epilogue.reference(product(a, w), **given).c)
+
+
+def test_integers_are_gated_as_floats() -> None:
+    m, n, k = 40, 24, 64
+    plan = Sm90Plan.derive(m, n, k, a="i8", b="i8:col", c="f32", config=SMALL, gated="relu")
+    a, w = integers((m, k), 1), integers((2 * n, k), 2)
+    found = plan.run(a.astype(np.int8), w.T.astype(np.int8), device="reference").c
+    assert np.array_equal(found, product(a, w))
+
+
+def broken(plan: Sm90Plan, **changes: Any) -> str:
+    """The names of the checks that fail for a plan in which something of B's copies is changed."""
+    report = replace(plan, b=replace(plan.b, tma=replace(plan.b.tma, **changes))).check()
+    return ", ".join(check.name for check in report if not check)
+
+
+def test_what_is_wrong_is_seen() -> None:
+    plan, a, w = problem("pair")
+    copies = plan.b.tma.instructions
+    assert [copy.coord_offset for copy in copies] == [(0, 0, 0), (0, 0, 1)]  # each of the pair sends a half to both
+    twice = tuple(replace(copy, coord_offset=(0, 0, 0)) for copy in copies)
+    assert "copy B" in broken(plan, instructions=twice)
+    assert "copy B" in broken(plan, instructions=tuple(replace(c, smem_offset=c.smem_offset + 128) for c in copies))
+    whole = Sm90Plan.derive(72, 88, 136, b="bf16:col", config=SMALL)  # its halves are neighbours, not H lines apart
+    other = problem("plain")[0]
+    assert "copy B" in broken(other, instructions=whole.b.tma.instructions, dims=("k", "n"), box=whole.b.tma.box)
+    store = replace(other, store=whole.store)
+    assert not store.check() and "columns of C" in str([c.name for c in store.check() if not c])
+    wide = Sm90Plan.derive(72, 88, 136, b="bf16:col", config=replace(SMALL, tile=(64, 128)))
+    assert "gated" in [check.name for check in replace(other, mma=wide.mma).check() if not check]
+    with pytest.raises(PlanError):  # fewer bytes land than the barrier waits for
+        half = replace(plan.b, tma=replace(plan.b.tma, instructions=copies[:1]))
+        replace(plan, b=half).run(a, w.T, device="reference")
+
+
+def test_refusals() -> None:
+    def derive(**given: Any) -> Sm90Plan:
+        return Sm90Plan.derive(64, 64, 64, **{"b": "bf16:col", "config": SMALL, "gated": "silu", **given})
+
+    for given, text in (
+        ({"gated": "mish"}, "gated = 'mish': known are relu"),
+        ({"b": "bf16"}, r"b is bf16 row-major: .* one \(2H, K\) matrix"),
+        ({"a": "i8", "b": "i8:col"}, "c is i32, and a gated product is computed in f32"),
+        ({"config": Sm90Config((64, 24), consumers=1)}, "24 columns, half of them the gate's: a multiple of 16"),
+        ({"batch": 2}, "batch = 2"),
+        ({"config": replace(SMALL, single=True, split=2)}, "split = 2"),
+    ):
+        with pytest.raises(PlanError, match=text):
+            derive(**given)
+    plan = derive()
+    with pytest.raises(OperandError, match=r"b has shape \(64, 64\), the plan takes \(64, 128\)"):
+        plan.run(np.ones((64, 64), np.float32), np.ones((64, 64), np.float32))
+    with pytest.raises(PlanError, match="gated by silu"):
+        error_bound(plan, np.ones((64, 64)), np.ones((64, 128)))
+
+
+def test_it_says_what_it_does() -> None:
+    plan = problem("plain", "silu")[0]
+    assert plan.tiles == (2, 3) and plan.tile_c == (64, 32)
+    assert str(plan).endswith("gated by silu")
+    assert "value v of a thread becomes silu(value v) * value v + 16, for v < 16" in plan.explain()
+    one = as_one_matrix(plan.b).tma
+    one.check_global("b", 0, (136, 176), (136,))
+    assert one.dims == ("k", "n") and as_one_matrix(plan.a) is plan.a
+
+
+# n is C's; of B there are twice as many columns
+CHOSEN = [
+    # m, n, k, A        tile, cluster, schedule or rows
+    ((4096, 14336, 4096, "bf16"), ((256, 208), (1, 2), "cooperative")),
+    ((512, 14336, 4096, "bf16"), ((256, 224), (2, 1), "cooperative")),
+    ((4096, 14336, 4096, "i8"), ((128, 192), (2, 1), "pingpong")),
+    ((4096, 14336, 4096, "e4m3"), ((256, 208), (1, 2), "cooperative")),
+    ((1, 14336, 4096, "bf16"), ((64, 224), (1, 1), 8)),
+    ((16, 14336, 4096, "f16"), ((64, 224), (1, 1), 16)),
+    ((64, 1000, 4096, "tf32"), ((64, 16), (1, 1), None)),
+    ((64, 1000, 4096, "u8"), ((64, 32), (1, 1), None)),
+    ((100, 24, 64, "bf16"), ((128, 64), (1, 1), "cooperative")),
+    ((300, 8, 4096, "bf16"), ((64, 64), (1, 1), "cooperative")),
+]
+
+
+@pytest.mark.parametrize(("given", "want"), CHOSEN, ids=lambda x: "x".join(map(str, x)))
+def test_the_choice_has_halves_that_the_instruction_has(given: Any, want: Any) -> None:
+    *sizes, a = given
+    choice, why = choose(*sizes, a=a, gated="silu")
+    config = choice.config
+    assert (config.tile, config.cluster, config.rows if sizes[0] <= 64 else config.schedule) == want
+    assert not choice.swapped and why.endswith(f"gated: {config.tile[1] // 2} columns of C from {config.tile[1]} of B")
+    plan = choice.plan(*sizes, a=a, b=f"{a}:col", c="bf16", gated="silu")
+    assert plan.tile_c == (config.tile[0], config.tile[1] // 2)
+    assert (choice, why) == choose(*sizes, a=a, gated=Gated("silu"))  # of its arguments alone
+
+
+def test_every_gated_tile_that_may_be_chosen_is_derived() -> None:
+    """Widths whose half is no width of the instruction are left out: 208 is one of floats, and none of integers."""
+    found = set()
+    for a in ("bf16", "e4m3", "i8", "tf32"):
+        for n in (8, 40, 104, 300, 1000, 2500, 5000, 14336):
+            for m in (1, 17, 64, 65, 130, 600, 3000):
+                choice, _ = choose(m, n, 2048, a=a, gated="gelu")
+                choice.plan(m, n, 2048, a=a, b=f"{a}:col", c="f32", gated="gelu")
+                found.add((a == "i8", choice.config.tile[1]))
+    assert len(found) > 12 and not any(integer and width % 32 for integer, width in found)
+    assert (False, 208) in found
+
+
+def test_what_is_chosen_for_no_gated_product_is_refused() -> None:
+    for given, text in (
+        ({"b_major": "MN"}, "b_major = 'MN': gated by silu"),
+        ({"batch": 3}, "batch = 3: gated by silu"),
+        ({"gated": "mish"}, "known are relu"),
+    ):
+        with pytest.raises(PlanError, match=text):
+            choose(64, 64, 64, **{"gated": "silu", **given})
+    with pytest.raises(PlanError, match="operands that change places"):
+        Sm90Choice(SMALL, swapped=True).plan(64, 64, 64, b="bf16:col", gated="silu")

@@ -1,0 +1,267 @@
+"""Grouped products: tiles of groups whose ends the device alone knows, and stores that end with their group."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from layoutgemm.emulator.machine.interpreter import Policy
+from layoutgemm.errors import OperandError, PlanError
+from layoutgemm.kernels import Sm90Config, Sm90Plan
+from layoutgemm.kernels.derive import padded_leading
+from layoutgemm.kernels.epilogue.chain import Aux, Bias, Epilogue
+from layoutgemm.kernels.sm90.grouped import Ragged, store_place, tables
+from layoutgemm.kernels.sm90.mainloop import Promoted, Table
+
+needs_dsl = pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")
+SLOW = [pytest.mark.slow]
+SMALL = Sm90Config((64, 64), consumers=1, stages=3)
+SIZES = (0, 70, 0, 1, 64, 0, 0, 33, 15, 0)
+SCALED = Promoted.of(lambda total, product, sa, sb: total + sa * sb * product, Table("sa", "m"), Table("sb", "n", 64))
+FORMS: dict[str, tuple[Sm90Config, str, str, str, tuple[int, ...], Any]] = {
+    "small": (SMALL, "bf16", "bf16:col", "bf16", SIZES, None),
+    "two": (Sm90Config((128, 64), chunks=1, buffers=2, stages=2), "f16", "f16", "f32", (130, 0, 257, 3), None),
+    "pair": (replace(SMALL, cluster=(2, 1), loader="warpgroup"), "bf16", "bf16:col", "bf16", SIZES, None),
+    "across": (replace(SMALL, cluster=(1, 2), loader="warp"), "bf16", "bf16:col", "f16", SIZES, None),
+    "pingpong": (Sm90Config((64, 32), schedule="pingpong", loader="warpgroup"), "bf16", "bf16", "bf16", SIZES, None),
+    "early": (Sm90Config((256, 64), early=1, stages=2), "bf16", "bf16:col", "bf16", (300, 0, 1, 256), None),
+    "one": (replace(SMALL, snake=True, along="N"), "bf16", "bf16:col", "f32", (75,), None),
+    "fp8": (SMALL, "e4m3", "e5m2:col", "e4m3", SIZES, None),
+    "scaled": (Sm90Config((128, 64), stages=2), "e4m3", "e4m3:col", "bf16", (70, 0, 130, 1), SCALED),
+}
+N, K = 88, 200
+
+
+Problem = tuple[Sm90Plan, np.ndarray, np.ndarray, dict[str, Any], np.ndarray]
+
+
+def problem(form: str, offsets_type: str = "i32") -> Problem:
+    config, a_type, b_type, c_type, sizes, loop = FORMS[form]
+    groups, m = len(sizes), sum(sizes)
+    plan = Sm90Plan.derive(
+        m, N, K, batch=groups, a=a_type, b=b_type, c=c_type, config=config, mainloop=loop,
+        ragged=Ragged.of(groups, offsets_type),
+    )  # fmt: skip
+    rng, most = np.random.default_rng(1), 1 if c_type == "e4m3" else 3
+    a, b = (rng.integers(-most, most + 1, shape).astype(np.float32) for shape in ((m, K), (groups, K, N)))
+    offsets = np.cumsum([0, *sizes]).astype(np.int32 if offsets_type == "i32" else np.int64)
+    given: dict[str, Any] = {"offsets": offsets}
+    parts = []
+    if loop is not None:
+        given["sa"] = np.exp2(rng.integers(-2, 3, (m, 2))).astype(np.float32)
+        given["sb"] = np.exp2(rng.integers(-2, 3, (groups, 2, 2))).astype(np.float32)
+    for e, (first, end) in enumerate(pairwise(offsets)):
+        if loop is None:
+            parts.append(a[first:end].astype(np.float64) @ b[e])
+        else:
+            parts.append(loop.reference(a[first:end], b[e], sa=given["sa"][first:end], sb=given["sb"][e]))
+    want = np.concatenate(parts).astype(np.float32)
+    return plan, a, b, given, np.asarray(plan.c.dtype.decode(plan.c.dtype.encode(want)))
+
+
+@pytest.mark.parametrize("form", [pytest.param(x, marks=SLOW * (x in ("early", "pingpong", "fp8"))) for x in FORMS])
+def test_executor_is_exact_and_the_checks_hold(form: str) -> None:
+    plan, a, b, given, want = problem(form)
+    plan.check().require()
+    assert np.array_equal(plan.run(a, b, given=given).c, want)
+
+
+@needs_dsl
+@pytest.mark.dsl
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMS)
+def test_compiled_kernel_is_exact(form: str) -> None:
+    plan, a, b, given, want = problem(form, "i64" if form == "pair" else "i32")
+    assert np.array_equal(plan.run(a, b, given=given, device="emulator").c, want)
+
+
+@needs_dsl
+@pytest.mark.dsl
+@pytest.mark.parametrize(
+    "policy",
+    [
+        Policy(loads="early", stores="early", pick="random", waits="reluctant"),
+        pytest.param(Policy(products="early", lands="oldest", elect="highest"), marks=SLOW),
+    ],
+)
+def test_in_other_orders_of_events(policy: Policy) -> None:
+    """Of two tiles that write one row the later one would win: which that is, changes with the order."""
+    from layoutgemm.kernels.run.emulated import emulate_plan
+    from layoutgemm.kernels.run.epilogue_operands import given_of, words_of_arrays
+    from layoutgemm.kernels.run.numpy_arrays import global_matrix
+
+    plan, a, b, given, want = problem("small")
+    lying = [global_matrix(op, x, [], True) for op, x in ((plan.a, a), (plan.b, b))]
+    words = words_of_arrays(plan, given_of(plan, given))
+    found, done = emulate_plan(plan, lying[0], lying[1], policy, progress=False, given=words)
+    assert not done.findings, done.report()
+    assert np.array_equal(plan.c.dtype.decode(found), want)
+
+
+@needs_dsl
+@pytest.mark.dsl
+def test_one_kernel_for_any_groups_and_rows_in_none_stay() -> None:
+    """The same compiled kernel: fewer groups, fewer rows than C has, and a C in the middle of other lines."""
+    from layoutgemm.kernels.run.emulated import emulate_launch
+
+    plan, a, b, _, _ = problem("small")
+    other = Sm90Plan.derive(50, N, K, batch=3, b="bf16:col", config=SMALL, ragged=Ragged.of(3))
+    assert plan.compile() is other.compile()
+    a, b = a[:50], np.ascontiguousarray(b[:3].swapaxes(1, 2))
+    offsets = np.asarray([7, 20, 20, 41], np.int32)  # rows 0 to 6 and 41 to 49 are in no group
+    leading, pitch = padded_leading(plan.a.dtype, K), padded_leading(plan.c.dtype, N) + 8
+    bits = [np.full((*x.shape[:-1], leading), 0x7FC0, np.uint16) for x in (a, b)]
+    for lying, x in zip(bits, (a, b), strict=True):
+        lying[..., :K] = plan.a.dtype.encode(x)
+    c = np.full((60, pitch), 0xFFFF, np.uint16)
+    want = c.copy()
+    for e, (first, end) in enumerate(pairwise(offsets)):
+        want[first:end, :N] = plan.c.dtype.encode(a[first:end] @ b[e].T)
+    sizes = (50, N, K, 3, leading, leading, pitch, 0, N * leading, 0, 2)
+    done = emulate_launch(plan, (*bits, c, *sizes, offsets, *[0] * 15), progress=False)
+    assert not done.findings, done.report()
+    assert np.array_equal(c, want)
+
+
+@needs_dsl
+@pytest.mark.dsl
+def test_what_the_compiler_made() -> None:
+    config = Sm90Config((128, 256), chunks=1, buffers=2)
+    plan = Sm90Plan.derive(1000, 512, 512, batch=8, b="bf16:col", config=config, ragged=Ragged.of(8))
+    plan.check().require()
+    compiled = plan.compile()
+    sass, used = compiled.sass(), compiled.resources
+    assert sass.local_memory == () and used.local_bytes == used.stack_bytes == 0
+    steps = len(plan.a.descriptor.k_steps)
+    assert max(sass.wgmma_runs) == steps and sass.serialised_wgmma(steps) is None
+
+
+def test_the_table_and_the_search() -> None:
+    plan = problem("small")[0]
+    rng = np.random.default_rng(5)
+    for groups in (1, 3, 63, 64):
+        offsets = np.concatenate([[0], np.cumsum(rng.choice([0, 0, 1, 63, 64, 65, 200], groups))])
+        starts, first = tables(plan, offsets)
+        assert starts[: groups + 1] == offsets.tolist() and starts[-1] == offsets[-1]
+        visited = []
+        for tile in range(first[-1]):
+            group = plan.ragged.find(first.__getitem__, tile, lambda condition, yes, no: yes if condition else no)
+            assert group < groups and starts[group] < starts[group + 1]
+            visited.append((group, tile - first[group]))
+        columns = plan.tiles[1]
+        assert visited == [(e, i) for e in range(groups) for i in range(-(-int(np.diff(offsets)[e]) // 64) * columns)]
+
+
+def failing(plan: Sm90Plan) -> set[str]:
+    # "derivation" names each field that was exchanged, besides.
+    return {check.name for check in plan.check() if not check} - {"derivation"}
+
+
+def test_what_is_wrong_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = problem("one")[0]
+    assert failing(plan) == set()
+    assert plan.store is not None
+    plain = Sm90Plan.derive(75, N, K, b="bf16:col", c="f32", config=FORMS["one"][0])
+    assert "ends of groups" in failing(replace(plan, store=plain.store))
+    assert failing(replace(plan, smem=replace(plan.smem, table_offset=plan.smem.empty_offset))) == {"shared map"}
+    assert failing(replace(plan, smem=replace(plan.smem, total=plan.smem.table_offset + 16))) >= {"shared map"}
+    from layoutgemm.kernels.sm90 import grouped as sm90_ragged
+    from layoutgemm.kernels.sm90 import reference as sm90_reference
+
+    def off_by_one(row: Any, end: Any, column: Any, minimum: Any) -> Any:
+        return store_place(row, end + 1, column, minimum)
+
+    def whole(row: Any, end: Any, column: Any, minimum: Any) -> Any:
+        return store_place(row, row + 16, column, minimum)
+
+    for wrong in (off_by_one, whole):
+        monkeypatch.setattr(sm90_ragged, "store_place", wrong)
+        assert failing(plan) == {"ends of groups"}
+        monkeypatch.setattr(sm90_reference, "store_place", wrong)
+        two = problem("small")
+        with pytest.raises(PlanError, match="is stored 2 times"):
+            two[0].run(two[1], two[2], given=two[3])
+    monkeypatch.undo()
+    monkeypatch.setattr(Ragged, "find", lambda self, first, tile, choose: next(
+        e for e in range(self.capacity) if first(e + 1) >= tile))  # fmt: skip
+    assert failing(plan) == {"groups"}
+
+
+def test_an_epilogue_reads_by_group() -> None:
+    plan = Sm90Plan.derive(
+        75, N, K, batch=2, b="bf16:col", config=SMALL, ragged=Ragged.of(2), epilogue=Epilogue(Bias())
+    )
+    assert plan.words == ("bias", "bias_batch", "offsets")
+    plan.check().require()
+
+
+@needs_dsl
+@pytest.mark.dsl
+@pytest.mark.slow
+def test_a_bias_of_each_group() -> None:
+    from layoutgemm.kernels.run.emulated import emulate_plan
+    from layoutgemm.kernels.run.numpy_arrays import global_matrix
+
+    _, a, b, _, _ = problem("one")
+    sizes = (30, 0, 45)
+    groups, offsets = len(sizes), np.cumsum([0, *sizes]).astype(np.int32)
+    plan = Sm90Plan.derive(
+        75, N, K, batch=groups, b="bf16:col", c="f32", config=SMALL, ragged=Ragged.of(groups),
+        epilogue=Epilogue(Bias(dtype="f32")),
+    )  # fmt: skip
+    bias = np.arange(groups * N, dtype=np.float32).reshape(groups, N)
+    three = np.concatenate([b, 2 * b, -b])
+    want = np.concatenate(
+        [a[first:end] @ three[e] + bias[e] for e, (first, end) in enumerate(pairwise(offsets))]
+    )
+    lying = [global_matrix(op, x, [], True) for op, x in ((plan.a, a), (plan.b, three))]
+    words = (bias, N, offsets, *[0] * 13)
+    found, done = emulate_plan(plan, lying[0], lying[1], progress=False, given=words)
+    assert not done.findings, done.report()
+    assert np.array_equal(found.view(np.float32), want)
+
+
+def test_refusals() -> None:
+    def derive(**given: Any) -> Sm90Plan:
+        usual = {"b": "bf16:col", "config": SMALL, "batch": 2, "ragged": Ragged.of(2)}
+        return Sm90Plan.derive(64, 64, 64, **{**usual, **given})
+
+    for given, text in (
+        ({"a": "bf16:col"}, "a is bf16 col-major: groups begin at any row"),
+        ({"c": "bf16:col"}, "c is bf16 col-major: groups end between rows"),
+        ({"config": replace(SMALL, rows=8)}, "rows = 8"),
+        ({"config": replace(SMALL, single=True)}, "single = True"),
+        ({"config": replace(SMALL, overlap=True)}, "overlap = True"),
+        ({"config": replace(SMALL, store="direct")}, "store = 'direct'"),
+        ({"gated": "silu", "batch": 1}, "gated"),
+        ({"batch": 65}, r"batch = 65: Ragged.of\(groups\) has room"),
+        ({"ragged": 2}, "ragged = 2"),
+        ({"epilogue": Epilogue(Aux())}, "the epilogue writes aux"),
+    ):
+        with pytest.raises(PlanError, match=text):
+            derive(**given)
+    for make, text in ((lambda: Ragged.of(0), "ragged = 0"), (lambda: Ragged(64, "u8"), "offsets of u8")):
+        with pytest.raises(PlanError, match=text):
+            make()
+    plan, a, b, given, _ = problem("small")
+    offsets = given["offsets"]
+    turned = offsets.copy()
+    turned[4] = 136
+    for wrong, text in (
+        ({}, "offsets is missing: where the 10 groups"),
+        ({"offsets": offsets.astype(np.int64)}, "offsets is int64"),
+        ({"offsets": offsets[:-1]}, r"of shape \(10,\): it takes int32 of \(11,\)"),
+        ({"offsets": offsets + 1}, r"offsets\[0\] = 1: they go from 0"),
+        ({"offsets": turned}, r"offsets\[4\] = 136, offsets\[5\] = 135: .* none below the one before it"),
+        ({**given, "sa": 1}, "the plan reads no such thing"),
+    ):
+        with pytest.raises(OperandError, match=text):
+            plan.run(a, b, given=wrong)
+    with pytest.raises(OperandError, match="b has shape"):
+        plan.run(a, b[0], given=given)
+    assert str(plan).endswith("rows in 10 group(s)") and "groups: 10 of 183 rows" in plan.explain()

@@ -1,0 +1,117 @@
+"""The production kernel's mutants: each is caught by a few shapes, or provably changes nothing.
+
+Four of its forms, on small tiles; three with few workers, so that each block computes several tiles: self-loading, with
+a loader of its own in a cluster that shares loads, and pingpong; and K in two parts, each of blocks that share loads.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from functools import lru_cache
+
+import numpy as np
+import pytest
+
+from layoutgemm.emulator.machine.interpreter import Launch, Policy
+from layoutgemm.emulator.mutation.api import mutate
+from layoutgemm.emulator.mutation.mutants import alterations, deletions, fields
+from layoutgemm.emulator.mutation.run import Case, Row, sample
+from layoutgemm.emulator.mutation.survivors import PROVEN, Explainer
+from layoutgemm.emulator.ptx.parser import Kernel
+from layoutgemm.kernels.sm90.plan import Sm90Config, Sm90Plan
+
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the CuTe DSL (extra `dsl`)"),
+    pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="needs a C compiler: gcc or clang"),
+]
+FORMS = {
+    "self": Sm90Config((128, 128), stages=3),
+    "cluster": Sm90Config((128, 64), stages=3, loader="warpgroup", cluster=(2, 1)),
+    "pingpong": Sm90Config((64, 64), stages=3, schedule="pingpong", loader="warpgroup"),
+    "parts": Sm90Config((64, 64), stages=2, consumers=1, loader="warp", single=True, split=2, cluster=(1, 2)),
+}
+# k tiles: fewer than the stages, as many, more; edges along M, N and K; more tiles than blocks.
+SIZES = ((192, 136, 320), (128, 64, 64), (72, 200, 136))
+ORDERS = (Policy(), Policy(waits="reluctant"))
+
+
+def case(plan: Sm90Plan, m: int, n: int, k: int, policy: Policy) -> tuple[Kernel, Case]:
+    from layoutgemm.kernels.run.emulated import linked
+
+    host = linked(plan)
+    rng = np.random.default_rng(m + n + k)
+    a, b = (rng.integers(-2, 3, (rows, k)).astype(np.float32) for rows in (m, n))
+    want = plan.c.dtype.encode(a @ b.T)
+    held: dict[int, tuple[np.ndarray, ...]] = {}  # the emulator works in these arrays' own memory
+
+    def launch() -> Launch:
+        given = (plan.a.dtype.encode(a), plan.b.dtype.encode(b), np.full((m, n), 0xFFFF, np.uint16))
+        arrays, (made,) = host.call((*given, m, n, k, 1, k, k, n, 0, 0, 0, 1))
+        held[id(arrays.memory)] = given
+        return Launch(made.grid, made.block, made.parameters, arrays.memory, made.cluster, made.dynamic_shared)
+
+    def check(done: Launch) -> str | None:
+        wrong = held.pop(id(done.memory))[2] != want
+        return f"{int(wrong.sum())} elements of C are wrong" if wrong.any() else None
+
+    launch()
+    return host.launches[0].kernel, Case(f"{m}x{n}x{k}", launch, check, policy)
+
+
+@lru_cache
+def everything(form: str) -> tuple[Kernel, tuple[Case, ...]]:
+    plan = Sm90Plan.derive(*SIZES[0], b="bf16:col", config=FORMS[form])
+    found = [case(plan, *size, policy) for policy in ORDERS for size in SIZES]
+    return found[0][0], tuple(one for _, one in found)
+
+
+@lru_cache
+def explainer(form: str) -> Explainer:
+    """It has run the kernel over all cases: in the first order with a trace."""
+    kernel, cases = everything(form)
+    return Explainer(kernel, cases[: len(SIZES)], cases[len(SIZES) :])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_instruction_is_reached(form: str) -> None:
+    judge = explainer(form)
+    assert [str(ins) for ins in judge.kernel.instructions if not judge.executed[ins.pc]] == []
+
+
+def unproven(rows: list[Row]) -> list[str]:
+    """Survivors without a proof."""
+    left = [row for row in rows if not row.caught and row.reason.split(":")[0] not in PROVEN]
+    return [f"{row.mutant}: {row.reason}" for row in left]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_sample_of_mutants_is_caught_or_changes_nothing(form: str) -> None:
+    """A few of each kind; the longer run has all of them."""
+    judge = explainer(form)
+    rows = [judge.row(mutant) for mutant in sample([*deletions(judge.kernel), *fields(judge.kernel)], 10)]
+    assert unproven(rows) == []
+
+
+def test_mutants_of_a_compiled_function() -> None:
+    from layoutgemm.kernels.run.emulated import linked
+
+    m, n, k = SIZES[1]
+    a, b, c = (np.zeros((rows, columns), np.uint16) for rows, columns in ((m, k), (n, k), (m, n)))
+    a += 0x3F80  # ones
+    b += 0x3F80
+    plan = Sm90Plan.derive(m, n, k, b="bf16:col", config=FORMS["pingpong"])
+    found = mutate(linked(plan), a, b, c, m, n, k, 1, k, k, n, 0, 0, 0, 1, count=12)
+    assert not c.any() and len(found.rows) == 12
+    assert sum(row.caught for row in found.rows) >= 6 and all(row.caught or row.reason for row in found.rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMS)
+def test_all_mutants_are_caught_or_change_nothing(form: str) -> None:
+    judge = explainer(form)
+    launch = everything(form)[1][0].launch()
+    mutants = [*deletions(judge.kernel), *fields(judge.kernel), *alterations(judge.kernel, launch)]
+    rows = [judge.row(mutant) for mutant in mutants]
+    assert unproven(rows) == []
+    assert sum(not row.caught for row in rows) < len(rows) / 5

@@ -1,0 +1,107 @@
+"""Mutants of the promoting and of the grouped kernel: each is caught by a few shapes, or provably changes nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from layoutgemm.emulator.machine.interpreter import Launch, Policy
+from layoutgemm.emulator.mutation.mutants import deletions, fields
+from layoutgemm.emulator.mutation.run import Case, sample, unreached
+from layoutgemm.emulator.mutation.survivors import PROVEN, Explainer
+from layoutgemm.emulator.ptx.parser import Kernel
+from layoutgemm.kernels.sm90.grouped import Ragged
+from layoutgemm.kernels.sm90.mainloop import Promoted, Table
+from layoutgemm.kernels.sm90.plan import Sm90Config, Sm90Plan
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the CuTe DSL (extra `dsl`)"),
+    pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="needs a C compiler: gcc or clang"),
+]
+LOOP = Promoted.of(lambda total, product, sa, sb: total + sa * sb * product, Table("sa", "m"), Table("sb", "n", 64))
+# Rows, or rows of each group; columns; K: edges along each, fewer k tiles than stages and more, more tiles than blocks.
+SHAPES: dict[str, tuple[Any, ...]] = {
+    "promoted": ((192, 144, 528), (128, 64, 128), (72, 208, 272)),
+    "grouped": (((70, 0, 130, 1), 144, 320), ((0, 64, 0), 64, 64), ((15, 16, 17, 33, 0, 5), 72, 136)),
+}
+ORDERS = (Policy(), Policy(waits="reluctant"))
+
+
+def problem(form: str, shape: Any) -> tuple[Sm90Plan, tuple[Any, ...], np.ndarray]:
+    """The plan, the arguments of a launch of one worker but for C, and what C is to be."""
+    rows, n, k = shape
+    rng = np.random.default_rng(n + k)
+    if form == "promoted":
+        plan = Sm90Plan.derive(
+            rows, n, k, a="e4m3", b="e4m3:col", c="bf16", config=Sm90Config((128, 64), stages=3), mainloop=LOOP
+        )
+        a, b = (rng.integers(-2, 3, (x, k)).astype(np.float32) for x in (rows, n))
+        shapes = {table.name: table.shape(rows, n, -(-k // 128)) for table in LOOP.tables}
+        given = {name: np.exp2(rng.integers(-2, 3, x)).astype(np.float32) for name, x in shapes.items()}
+        blocks = -(-k // 128)
+        words = [given["sa"], blocks, 1, 0, given["sb"], blocks, 1, 0]
+        want = LOOP.reference(a, b.T, **given)
+        bits = [plan.a.dtype.encode(a), plan.b.dtype.encode(b)]
+        sizes = (rows, n, k, 1, k, k, n, 0, 0, 0, 1)
+    else:
+        m, groups = sum(rows), len(rows)
+        plan = Sm90Plan.derive(
+            m, n, k, batch=groups, b="bf16:col", config=Sm90Config((64, 64), consumers=1, stages=3),
+            ragged=Ragged.of(groups),
+        )  # fmt: skip
+        a, b = (rng.integers(-2, 3, x).astype(np.float32) for x in ((m, k), (groups, n, k)))
+        offsets = np.cumsum([0, *rows]).astype(np.int32)
+        words = [offsets]
+        want = np.concatenate([a[first:end] @ b[e].T for e, (first, end) in enumerate(pairwise(offsets))])
+        bits = [plan.a.dtype.encode(a), plan.b.dtype.encode(b)]
+        sizes = (m, n, k, groups, k, k, n, 0, n * k, 0, 1)
+    return plan, (*bits, *sizes, *words, *[0] * (16 - len(words))), plan.c.dtype.encode(want.astype(np.float32))
+
+
+def case(form: str, shape: Any, policy: Policy) -> tuple[Kernel, Case]:
+    from layoutgemm.kernels.run.emulated import linked
+
+    plan, (a, b, *rest), want = problem(form, shape)
+    host = linked(plan)
+    held: dict[int, tuple[np.ndarray, ...]] = {}  # the emulator works in these arrays' own memory
+
+    def launch() -> Launch:
+        c = np.full(want.shape, 0xFFFF, np.uint16)
+        arrays, (made,) = host.call((a, b, c, *rest))
+        held[id(arrays.memory)] = (c,)
+        return Launch(made.grid, made.block, made.parameters, arrays.memory, made.cluster, made.dynamic_shared)
+
+    def check(done: Launch) -> str | None:
+        wrong = held.pop(id(done.memory))[0] != want
+        return f"{int(wrong.sum())} elements of C are wrong" if wrong.any() else None
+
+    launch()
+    return host.launches[0].kernel, Case(f"{shape}", launch, check, policy)
+
+
+@lru_cache
+def everything(form: str) -> tuple[Kernel, tuple[Case, ...]]:
+    found = [case(form, shape, policy) for policy in ORDERS for shape in SHAPES[form]]
+    return found[0][0], tuple(one for _, one in found)
+
+
+@pytest.mark.parametrize("form", SHAPES)
+def test_every_instruction_is_reached(form: str) -> None:
+    kernel, cases = everything(form)
+    assert [str(ins) for ins in unreached(kernel, cases)] == []
+
+
+@pytest.mark.parametrize("form", SHAPES)
+def test_a_sample_of_mutants_is_caught_or_changes_nothing(form: str) -> None:
+    kernel, cases = everything(form)
+    judge = Explainer(kernel, cases[: len(SHAPES[form])], cases[len(SHAPES[form]) :])
+    rows = [judge.row(mutant) for mutant in sample([*deletions(judge.kernel), *fields(judge.kernel)], 24)]
+    left = [row for row in rows if not row.caught and row.reason.split(":")[0] not in PROVEN]
+    assert [f"{row.mutant}: {row.reason}" for row in left] == []

@@ -1,0 +1,224 @@
+"""Main loops that promote: each K block summed afresh, scaled by tables, added in f32; in NumPy and compiled."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from layoutgemm.checks.pipeline.actions import WaitGroup
+from layoutgemm.emulator.machine.interpreter import Policy
+from layoutgemm.errors import OperandError, PlanError
+from layoutgemm.kernels import Sm90Config, Sm90Plan, error_bound
+from layoutgemm.kernels.compile.cache import facts_of
+from layoutgemm.kernels.epilogue.chain import Bias, Epilogue
+from layoutgemm.kernels.sm90.mainloop import Promoted, Table, numbers_read
+
+needs_dsl = pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")
+SMALL = Sm90Config((64, 64), consumers=1, stages=2)
+M, N, K = 200, 136, 328  # ragged along each; three K blocks of 128, the last of 72
+
+
+def scaled(rows: int = 1, columns: int = 128, depth: int = 128) -> Promoted:
+    tables = Table("sa", "m", rows), Table("sb", "n", columns)
+    return Promoted.of(lambda total, product, sa, sb: total + sa * sb * product, *tables, depth=depth)
+
+
+ONLY_A = Promoted.of(lambda total, product, sa: total + sa * product, Table("sa", "m"))
+DECAY = Promoted.of(lambda total, product, sa: total * sa + product, Table("sa", "m"), depth=64)
+FORMS = {  # config, main loop, batch, A, B, C
+    "two": (Sm90Config((128, 64), chunks=1, buffers=2, stages=3), scaled(), 1, "e4m3", "e4m3:col", "bf16"),
+    "loader": (replace(SMALL, loader="warpgroup", stages=3), scaled(columns=64), 2, "e5m2", "e4m3:col", "f32"),
+    "pair": (Sm90Config((128, 64), cluster=(2, 1), loader="warp"), scaled(), 1, "e4m3", "e5m2:col", "bf16"),
+    "across": (Sm90Config((128, 128), cluster=(1, 2), stages=2), scaled(128, 8), 1, "e4m3", "e4m3:col", "f32"),
+    "each column": (replace(SMALL, tile=(64, 16)), scaled(columns=1), 1, "e4m3", "e4m3:col", "f16"),
+    "two blocks": (Sm90Config((256, 32), stages=2), scaled(rows=3, columns=32), 1, "e4m3", "e4m3:col", "bf16:col"),
+    "direct": (replace(SMALL, store="direct"), ONLY_A, 1, "e4m3", "e4m3:col", "f32"),
+    "bf16": (replace(SMALL, loader="warp"), DECAY, 1, "bf16:col", "bf16", "bf16"),
+    "no table": (replace(SMALL, tile=(64, 32)), Promoted.of(lambda t, x: t + x), 1, "e4m3", "e4m3:col", "f32"),
+    "rows": (replace(SMALL, rows=8), scaled(), 1, "e4m3", "e4m3:col", "bf16"),
+    "three": (Sm90Config((192, 128), consumers=3, chunks=1), scaled(), 1, "e4m3", "e4m3:col", "bf16"),
+}
+SLOW = [pytest.mark.slow]
+EMULATED = ("no table", "loader", "two", "pair", "each column", "bf16")
+
+
+def problem(form: str) -> tuple[Sm90Plan, np.ndarray, np.ndarray, dict[str, np.ndarray], np.ndarray]:
+    """Small integers and scales that are powers of two: every sum is exact."""
+    config, loop, batch, a_type, b_type, c_type = FORMS[form]
+    m = 8 if form == "rows" else M
+    plan = Sm90Plan.derive(m, N, K, batch=batch, a=a_type, b=b_type, c=c_type, config=config, mainloop=loop)
+    rng, front = np.random.default_rng(3), (batch,) if batch > 1 else ()
+    a, b = (rng.integers(-3, 4, (*front, *shape)).astype(np.float32) for shape in ((m, K), (K, N)))
+    blocks = -(-K // loop.depth)
+    tables = {
+        t.name: np.exp2(rng.integers(-2, 3, (*front, *t.shape(m, N, blocks)))).astype(np.float32) for t in loop.tables
+    }
+    want = loop.reference(a, b, **tables)
+    return plan, a, b, tables, np.asarray(plan.c.dtype.decode(plan.c.dtype.encode(want.astype(np.float32))))
+
+
+def test_the_definition() -> None:
+    rng = np.random.default_rng(0)
+    a, b, sa, sb = (rng.random(shape) for shape in ((3, 300), (300, 130), (3, 3), (2, 3)))
+    want = np.zeros((3, 130))
+    for i, j, k in np.ndindex(3, 130, 300):
+        want[i, j] += sa[i, k // 128] * sb[j // 128, k // 128] * a[i, k] * b[k, j]
+    assert np.allclose(scaled().reference(a, b, sa=sa, sb=sb), want)
+
+
+@pytest.mark.parametrize("form", [pytest.param(x, marks=SLOW * (x in ("three", "across", "pair"))) for x in FORMS])
+def test_executor_is_exact_and_the_checks_hold(form: str) -> None:
+    plan, a, b, tables, want = problem(form)
+    plan.check().require()
+    assert np.array_equal(plan.run(a, b, given=tables).c, want)
+
+
+@needs_dsl
+@pytest.mark.dsl
+@pytest.mark.slow
+@pytest.mark.parametrize("form", EMULATED)
+def test_compiled_kernel_is_exact(form: str) -> None:
+    plan, a, b, tables, want = problem(form)
+    assert np.array_equal(plan.run(a, b, given=tables, device="emulator").c, want)
+
+
+@needs_dsl
+@pytest.mark.dsl
+@pytest.mark.parametrize(
+    "policy",
+    [
+        Policy(pick="random", waits="reluctant"),
+        pytest.param(Policy(loads="early", products="early", lands="oldest"), marks=SLOW),
+    ],
+)
+def test_in_other_orders_of_events(policy: Policy) -> None:
+    from layoutgemm.kernels.run.emulated import emulate_plan
+    from layoutgemm.kernels.run.epilogue_operands import words_of_arrays
+    from layoutgemm.kernels.run.numpy_arrays import global_matrix
+
+    plan, a, b, tables, want = problem("two")
+    lying = [global_matrix(op, x, [], True) for op, x in ((plan.a, a), (plan.b, b))]
+    words, done = emulate_plan(plan, lying[0], lying[1], policy, progress=False, given=words_of_arrays(plan, tables))
+    assert not done.findings, done.report()
+    assert np.array_equal(plan.c.dtype.decode(words), want)
+
+
+@needs_dsl
+@pytest.mark.dsl
+@pytest.mark.parametrize(
+    "config", [Sm90Config((128, 128)), pytest.param(Sm90Config((192, 128), consumers=3), marks=SLOW)]
+)
+def test_the_code_has_one_run_of_products_and_one_multiplication_an_element(config: Sm90Config) -> None:
+    plan = Sm90Plan.derive(M, N, K, a="e4m3", b="e4m3:col", config=config, mainloop=scaled())
+    plan.check().require()
+    compiled = plan.compile()
+    sass, used = compiled.sass(), compiled.resources
+    assert sass.local_memory == () and used.local_bytes == used.stack_bytes == 0
+    steps = len(plan.a.descriptor.k_steps) * plan.blocks
+    assert sass.wgmma_runs == (steps,) and sass.serialised_wgmma(steps) is None
+    assert sass.count("FFMA") == plan.blocks * plan.mma.accumulator_registers
+    assert sass.count("LDG") == len(numbers_read(plan))
+
+
+def failing(plan: Sm90Plan) -> set[str]:
+    # "derivation" names each field that was exchanged, besides.
+    return {check.name for check in plan.check() if not check} - {"derivation"}
+
+
+def test_what_is_wrong_is_seen() -> None:
+    plan = problem("two")[0]
+    assert failing(replace(plan, mainloop=scaled(depth=64))) == {"promotion"}
+    # a number for every 48 columns in tiles of 64: the second tile begins inside of a group
+    assert failing(replace(plan, mainloop=scaled(columns=48))) == {"promotion"}
+    assert failing(replace(plan, mainloop=scaled(columns=12))) == {"promotion"}
+    wide = Sm90Plan.derive(M, N, K, a="e4m3", b="e4m3:col", config=Sm90Config((256, 128)), mainloop=scaled())
+    assert failing(wide) == {"registers"}
+    assert "each k tile promoted" in next(c.statement for c in plan.check() if c.name == "pipeline")
+
+
+def test_a_promotion_that_does_not_wait_is_refuted() -> None:
+    from layoutgemm.checks.pipeline.model import walk
+    from layoutgemm.kernels.sm90.checks import pipeline_of
+
+    pipeline = pipeline_of(problem("loader")[0]).cases()[0]
+
+    def swap(program: Any) -> Any:
+        done = []
+        for action in program:
+            if action == WaitGroup("wgmma", 0):
+                action = WaitGroup("wgmma", 1)
+            for name in ("then", "orelse", "body"):
+                if hasattr(action, name):
+                    action = replace(action, **{name: swap(getattr(action, name))})
+            done.append(action)
+        return tuple(done)
+
+    roles = tuple(replace(role, program=swap(role.program)) for role in pipeline.roles)
+    assert any(a == WaitGroup("wgmma", 1) for role in roles for a in walk(role.program))
+    assert pipeline.prove() and not replace(pipeline, roles=roles).prove()
+
+
+def test_an_epilogue_comes_after_it() -> None:
+    plan = Sm90Plan.derive(
+        M, N, K, a="e4m3", b="e4m3:col", config=SMALL, mainloop=scaled(), epilogue=Epilogue(Bias())
+    )
+    assert plan.words == ("bias", "bias_batch", *scaled().words)
+    plan.check().require()
+
+
+def test_refusals() -> None:
+    def derive(loop: Any = None, **given: Any) -> Sm90Plan:
+        usual = {"a": "e4m3", "b": "e4m3:col", "config": SMALL, "mainloop": loop or scaled()}
+        return Sm90Plan.derive(64, 64, 256, **{**usual, **given})
+
+    for given, text in (
+        ({"config": replace(SMALL, tile_k=64)}, "tile_k = 64: .* 128 elements"),
+        ({"config": replace(SMALL, snake=True)}, "snake = True"),
+        ({"config": replace(SMALL, single=True)}, "single = True"),
+        ({"config": Sm90Config((256, 64), early=1)}, "early = 1"),
+        ({"config": Sm90Config((64, 64), schedule="pingpong", loader="warp")}, "schedule = 'pingpong'"),
+        ({"loop": scaled(columns=48)}, "every 48 columns, in tiles of 64"),
+        ({"loop": scaled(depth=24)}, "multiple of the instruction's K = 32"),
+        ({"a": "i8", "b": "i8:col", "c": "f32"}, "computes in f32"),
+        ({"gated": "silu"}, "gated"),
+        ({"loop": "sum"}, "a Promoted, made by Promoted.of"),
+        ({"epilogue": Epilogue(Bias(name="sa"))}, "of different names"),
+    ):
+        with pytest.raises(PlanError, match=text):
+            derive(**given)
+    for make, text in (
+        (lambda: Table("s", "k"), "axis 'k'"),
+        (lambda: Table("s", "m", 0), "group = 0"),
+        (lambda: Promoted.of(lambda t, x, a, b: t, Table("a", "m"), Table("a", "n")), "a name of its own"),
+        (lambda: Promoted.of(lambda t, x: None), "returned nothing"),
+    ):
+        with pytest.raises(PlanError, match=text):
+            make()
+    plan, a, b, tables, _ = problem("two")
+    for given, text in (
+        ({}, "sa is missing"),
+        ({**tables, "sc": 1}, "sc is no table"),
+        ({**tables, "sa": tables["sa"][:-1]}, r"sa is float32 of shape \(199, 3\): it takes .* \(200, 3\)"),
+        ({**tables, "sb": tables["sb"].astype(np.float64)}, "sb is float64"),
+    ):
+        with pytest.raises(OperandError, match=text):
+            plan.run(a, b, given=given)
+    torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
+    with pytest.raises(OperandError, match=r"a is a torch tensor on cpu: .* takes CUDA tensors"):
+        plan.run(torch.ones(a.shape), torch.ones(b.shape), given=tables)
+    with pytest.raises(OperandError, match="given = sa, sb: the plan reads a and b alone"):
+        Sm90Plan.derive(64, 64, 64, config=SMALL).run(a[:64, :64], b[:64, :64], given=tables)
+    with pytest.raises(PlanError, match="a main loop of its own"):
+        error_bound(plan, a, b)
+
+
+def test_equal_main_loops_are_one_kernel_and_others_are_not() -> None:
+    assert facts_of(scaled()) == facts_of(scaled())
+    other = Promoted.of(lambda total, product, sa, sb: total + sa * product * sb, *scaled().tables)
+    assert len({str(facts_of(x)) for x in (scaled(), scaled(columns=64), scaled(depth=64), other)}) == 4
+    assert str(problem("two")[0]).endswith("K blocks of 128 promoted")
+    assert "total = total + ((sa * sb) * product)" in problem("two")[0].explain()

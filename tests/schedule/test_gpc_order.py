@@ -1,0 +1,56 @@
+"""Clusters dealt out to places: each number is taken once, and neighbours take neighbouring tiles."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from layoutgemm.errors import PlanError
+from layoutgemm.schedule import Dealt
+from layoutgemm.schedule.gpc_order import Rounds
+
+PLACES = st.sets(st.integers(0, 12), min_size=1, max_size=9).map(lambda found: tuple(sorted(found)))
+ROUNDS = st.lists(st.tuples(PLACES, st.integers(1, 9)), max_size=4).map(tuple)
+
+
+@given(ROUNDS, st.integers(1, 300))
+def test_each_number_is_taken_once(rounds: Rounds, count: int) -> None:
+    assert sorted(Dealt(rounds).table(count)) == list(range(count))
+
+
+@given(ROUNDS, st.data())
+def test_one_place_takes_consecutive_numbers(rounds: Rounds, data: st.DataObject) -> None:
+    """By hand: all clusters of the first place in the order in which they come, then the second's; of any launch that
+    reaches the last round, where later clusters stay as they are; a smaller one stays as it is."""
+    at = [place for places, times in rounds for _ in range(times) for place in places]
+    before_last = len(at) - len(rounds[-1][0]) * rounds[-1][1] if rounds else 0
+    count = data.draw(st.integers(1, len(at) + 5))
+    expected = list(range(count))
+    if count > before_last:
+        order = sorted(range(min(count, len(at))), key=lambda nth: (at[nth], nth))
+        for number, nth in enumerate(order):
+            expected[nth] = number
+    assert Dealt(rounds).table(count) == expected
+
+
+def test_the_check_sees_a_number_taken_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And names the first count that shows it."""
+    assert Dealt((((0, 1), 4), ((1, 2), 4))).check().ok
+    right = Dealt.number
+    monkeypatch.setattr(Dealt, "number", lambda self, nth, count, minimum=min: right(self, nth // 2, count, minimum))
+    check = Dealt((((0, 1), 2),)).check()
+    assert not check.ok and check.witness == "2 clusters take [0, 0]"
+
+
+@pytest.mark.parametrize(
+    "rounds",
+    [
+        (((), 2),), (((0, 1), 0),), (((0, 1),),), (((0, 1), True),), [((0, 1), 2)], (((1, 0), 2),), (((1, 1), 2),),
+        (((-1, 0), 2),), (([0, 1], 2),), ((2, 2),), (((0, 1), 1 << 20),), (((0, 1 << 20), 1),), (((0, "1"), 1),),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_rounds_that_mean_nothing(rounds: object) -> None:
+    with pytest.raises(PlanError, match="dealt = "):
+        Dealt(rounds)  # type: ignore[arg-type]

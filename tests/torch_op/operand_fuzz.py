@@ -1,0 +1,334 @@
+"""Random calls of every entry point that takes tensors: operands of any kind, layout, device and type, good and bad.
+
+`faults(seed, count)` draws calls and says what went wrong: a result that is further from float64 than the types'
+rounding, an error that is none of the library's, or an output that a refused call has written.
+"""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+import layoutgemm
+import layoutgemm.torch_op.operator  # makes the operators
+from layoutgemm.errors import LayoutError
+from layoutgemm.kernels.epilogue.chain import Activation, Aux, Bias, Epilogue, Residual, Scale
+
+BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+E4M3, E5M2, I8, U8, I32 = torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.uint8, torch.int32
+KINDS = (BF16, F16, F32, E4M3, E5M2, I8, U8)
+ANY = (*KINDS, F64, I32, torch.int64, torch.int16, torch.bool, torch.complex64)
+STRANGE: tuple[Any, ...] = (5, None, "x", [1.0], 2.5, True, object, {}, (1, 2), b"x", 10**400)
+ACTIVATIONS = (None, "relu", "gelu", "silu", "tanh", "swiglu", "geglu", "RELU", ["relu"], 3, {}, "")
+TEXTS = ("{{{", "[1]", "null", "3", '{"config": {}}', '{"swapped": 0, "config": {"tile": "x"}}', "[" * 5000, "\x00")
+
+
+class Draw:
+    """Tensors and other operands of one seed."""
+
+    def __init__(self, seed: int):
+        self.random = random.Random(seed)
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def chance(self, share: float) -> bool:
+        return self.random.random() < share
+
+    def tensor(self, shape: tuple[int, ...], kind: Any) -> Any:
+        """Small whole numbers; of any strides, sometimes with a bit of torch's, sparse, nested, or elsewhere."""
+        wide = tuple(n * self.random.choice((1, 1, 1, 2)) + self.random.choice((0, 0, 3)) for n in shape)
+        order = list(range(len(shape)))
+        self.random.shuffle(order)
+        low = 0 if kind in (U8, torch.bool) else -3
+        base = torch.randint(low, 4, [wide[i] for i in order], generator=self.generator).to(kind)
+        x = base.permute([order.index(i) for i in range(len(shape))])
+        x = x[tuple([slice(None, None, 2) if w >= 2 * n > 2 and self.chance(0.5) else slice(0, n) for w, n in
+                     zip(wide, shape, strict=True)])][tuple([slice(0, n) for n in shape])]  # fmt: skip
+        if shape and self.chance(0.08):
+            x = x[:1].expand(shape) if shape[0] else x
+        if kind not in (torch.bool, torch.complex64) and not kind.itemsize == 1 and self.chance(0.12):
+            x = torch._neg_view(x)
+        if self.chance(0.05) and kind.is_floating_point:
+            x = x.detach().requires_grad_()
+        if self.chance(0.02):
+            x = x.to("meta")
+        if self.chance(0.02) and x.ndim == 2 and kind in (F32, F64) and x.device.type == "cpu":
+            x = self.random.choice((x.to_sparse, x.to_sparse_csr))()
+        if self.chance(0.02) and x.ndim and _plain(x) and kind in (F32, BF16) and not x.is_neg():
+            layout = self.random.choice((torch.strided, torch.jagged)) if x.ndim > 1 else torch.strided
+            x = torch.nested.nested_tensor([x, x], layout=layout)
+        return x
+
+    def kind(self) -> Any:
+        return self.random.choice(KINDS if self.chance(0.95) else ANY)
+
+    def one(self, good: Any, share: float = 0.06) -> Any:
+        """The operand, or sometimes something else."""
+        return self.random.choice(STRANGE) if self.chance(share) else good
+
+    def sizes(self) -> tuple[int, int, int]:
+        m, n, k = (self.random.choice((0, 1, 2, 3, 5, 8, 16)) if self.chance(0.9) else 33 for _ in range(3))
+        return m, n, k
+
+
+def plain(x: Any) -> Any:
+    """A tensor's values in float64."""
+    return x.detach().resolve_neg().to(F64)
+
+
+def difference(got: Any, want: Any, kind: Any, size: Any) -> str:
+    """Why a result is not `want` rounded to its type, or ""; `size` bounds the magnitudes that were added."""
+    if got.dtype != kind or got.shape != want.shape:
+        return f"{got.dtype} {list(got.shape)}, not {kind} {list(want.shape)}"
+    if got.device.type == "meta":
+        return ""
+    step = {BF16: 2.0**-8, F16: 2.0**-11, E4M3: 2.0**-4, E5M2: 2.0**-3, F32: 2.0**-24}.get(kind, 0.0)
+    if kind.is_floating_point:
+        want = want.clamp(-torch.finfo(kind).max, torch.finfo(kind).max) if kind.itemsize == 1 else want
+    bound = step * want.abs() + 2.0**-20 * size + (2.0**-10 if step else 0)
+    off = (plain(got) - want).abs()
+    same = (plain(got) == want) | (plain(got).isnan() & want.isnan())
+    bad = ~((off <= bound) | same | (plain(got).isinf() & (want.abs() > 60000)))
+    if not bad.any():
+        return ""
+    return f"off by {float(off[bad][0])} at {bad.nonzero()[0].tolist()}, {float(want[bad][0])} is right"
+
+
+ACTS = {
+    None: lambda x: x, "relu": torch.relu, "gelu": torch.nn.functional.gelu, "silu": torch.nn.functional.silu,
+    "tanh": torch.tanh,
+}  # fmt: skip
+GATES = {"swiglu": "silu", "geglu": "gelu"}
+
+
+def product(draw: Draw) -> tuple[Callable[[], Any], Callable[[Any], str], list[Any]]:
+    """A call of matmul or gemm, what checks its answer, and tensors that a refusal leaves as they are."""
+    m, n, k = draw.sizes()
+    kind = draw.kind()
+    other = kind if draw.chance(0.93) else draw.kind()
+    batch = draw.random.choice(((), (), (), (2,), (2, 3)))
+    a = draw.tensor((*batch, m, k) if draw.chance(0.9) else (k,), kind)
+    shapes = ((k, n), (k, n), (*batch, k, n), (k,)) if draw.chance(0.96) else ((k + 1, n),)
+    b = draw.tensor(draw.random.choice(shapes), other)
+    a, b = draw.one(a, 0.02), draw.one(b, 0.02)
+    out_dtype = None if draw.chance(0.6) else draw.random.choice((*ANY, 5, "f32"))
+    options: dict[str, Any] = {"allow_tf32": True if draw.chance(0.95) else None}
+    default = {E4M3: BF16, E5M2: BF16, I8: I32, U8: I32}
+    stored = out_dtype if isinstance(out_dtype, torch.dtype) else default.get(kind, kind)
+    rows = () if isinstance(a, torch.Tensor) and not a.is_nested and a.ndim == 1 else (*batch, m)
+    written: list[Any] = []
+    if draw.chance(0.35):
+        usable = stored if draw.chance(0.95) else draw.kind()
+        out = draw.tensor((*rows, n), usable) if draw.chance(0.8) else a
+        options["out"] = draw.one(out)
+    if draw.chance(0.4):
+        return _gemm(draw, a, b, options, (*rows, n), default.get(kind, kind))
+    options["out_dtype"] = out_dtype
+    if draw.chance(0.4):
+        options["bias"] = draw.one(draw.tensor((n,), F32 if draw.chance(0.6) else draw.random.choice(ANY)))
+        if draw.chance(0.1) and isinstance(options.get("out"), torch.Tensor) and options["out"].layout == torch.strided:
+            options["bias"] = options["out"] if options["out"].is_nested else options["out"][..., :]
+    if draw.chance(0.4):
+        options["activation"] = draw.random.choice(ACTIVATIONS)
+    if draw.chance(0.05):
+        options["config"] = draw.random.choice(STRANGE)
+    written += [options.get("out")]
+
+    def right(got: Any) -> str:
+        activation, bias = options.get("activation"), options.get("bias")
+        want, size = plain(a) @ plain(b), plain(a).abs() @ plain(b).abs()
+        if bias is not None:
+            want, size = want + plain(bias), size + plain(bias).abs()
+        if activation in GATES:
+            half = want.shape[-1] // 2
+            want = ACTS[GATES[activation]](want[..., :half]) * want[..., half:]
+            size = size.square().amax() if size.numel() else size.sum()
+        else:
+            want = ACTS[activation](want)
+        return difference(got, want, stored, size)
+
+    return lambda: layoutgemm.matmul(a, b, **options), right, written
+
+
+def _gemm(draw: Draw, a: Any, b: Any, options: dict[str, Any], shape: Any, usual: Any) -> Any:
+    scalars = (1, 2.0, -0.5, 0, 3, torch.tensor(2.0), torch.tensor(2), 1e39, 2**40, float("nan"), *STRANGE)
+    alpha = draw.random.choice(scalars[:7] if draw.chance(0.85) else scalars)
+    beta = draw.random.choice(scalars[:7] if draw.chance(0.85) else scalars)
+    c = None
+    if draw.chance(0.7):
+        kind = usual if draw.chance(0.8) else draw.random.choice(ANY)
+        c = draw.one(draw.tensor(shape if draw.chance(0.8) else shape[-1:], kind))
+        if draw.chance(0.2) and options.get("out") is not None:
+            c = options["out"]
+    if isinstance(c, torch.Tensor) and c is options.get("out") and c.device.type == "cpu" and c.layout == torch.strided:
+        before = c.clone() if not c.is_nested else c
+    else:
+        before = c
+
+    def right(got: Any) -> str:
+        one, two = (float(x) for x in (alpha, beta))
+        want, size = one * (plain(a) @ plain(b)), abs(one) * (plain(a).abs() @ plain(b).abs())
+        if c is not None and two != 0:
+            want, size = want + two * plain(before), size + abs(two) * plain(before).abs()
+        return difference(got, want, usual if c is None else c.dtype, size)
+
+    return lambda: layoutgemm.gemm(alpha, a, b, beta, c, **_without(options)), right, [options.get("out")]
+
+
+def _without(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: x for name, x in options.items() if name in ("out", "allow_tf32")}
+
+
+def epilogue(draw: Draw) -> Any:
+    """matmul with an epilogue."""
+    m, n, k = (max(1, size) for size in draw.sizes())
+    a, b = draw.tensor((m, k), BF16), draw.tensor((k, n), BF16)
+    given = {
+        "alpha": draw.one(2.0), "d": draw.one(draw.tensor((m, n), BF16)), "beta": draw.one(1.5),
+        "bias": draw.one(draw.tensor((n,), F32)), "aux": draw.one(draw.tensor((m, n), BF16)),
+    }  # fmt: skip
+    options = {"out": draw.one(draw.tensor((m, n), F32))} if draw.chance(0.4) else {}
+    if draw.chance(0.2):
+        given["aux"] = draw.random.choice((a, b, given["d"], given["bias"], options.get("out")))
+    steps = Epilogue(Scale(), Residual(), Bias(), Aux(), Activation("relu"))
+
+    def right(got: Any) -> str:
+        alpha, beta = (float(given[name]) for name in ("alpha", "beta"))
+        want = alpha * (plain(a) @ plain(b)) + beta * plain(given["d"]) + plain(given["bias"])
+        size = torch.tensor(1.0).double() * 50 * k + 50
+        return difference(given["aux"], want, BF16, size) or difference(got, want.relu(), F32, size)
+
+    call = lambda: layoutgemm.matmul(a, b, epilogue=steps, given=given, out_dtype=F32, **options)  # noqa: E731
+    return call, right, [options.get("out"), given["aux"]]
+
+
+def scaled(draw: Draw) -> Any:
+    """scaled_matmul."""
+    m, n, k = draw.sizes()
+    a, b = draw.one(draw.tensor((m, k), E4M3), 0.02), draw.one(draw.tensor((k, n), E5M2), 0.02)
+    blocks = -(-k // 128)
+    sa = draw.one(draw.tensor((m, blocks), F32 if draw.chance(0.95) else draw.kind()))
+    sb = draw.one(draw.tensor((n, blocks), F32)) if draw.chance(0.6) else None
+    kind = draw.random.choice((BF16, F32, BF16, F16, I8, 5))
+    out = draw.one(draw.tensor((m, n), kind)) if draw.chance(0.4) and isinstance(kind, torch.dtype) else None
+    if out is not None and draw.chance(0.2):
+        out = draw.random.choice((a, b, sa, sb))
+
+    def right(got: Any) -> str:
+        left = plain(a) * plain(sa).repeat_interleave(128, 1)[:, :k]
+        other = plain(b) if sb is None else plain(b) * plain(sb).repeat_interleave(128, 1)[:, :k].T
+        return difference(got, left @ other, kind, left.abs() @ other.abs())
+
+    config = draw.one(None, 0.03)
+    return lambda: layoutgemm.scaled_matmul(a, sa, b, sb, out=out, out_dtype=kind, config=config), right, [out]
+
+
+def grouped(draw: Draw) -> Any:
+    """grouped_matmul."""
+    m, n, k = draw.sizes()
+    experts = draw.random.choice((0, 1, 2, 3))
+    kind = draw.random.choice((BF16, F16, F16, draw.kind()))
+    a, b = draw.one(draw.tensor((m, k), kind), 0.02), draw.one(draw.tensor((experts, k, n), kind), 0.02)
+    ends = sorted(draw.random.randint(0, m) for _ in range(max(0, experts - 1)))
+    of = draw.random.choice((I32, torch.int64))
+    groups = torch.tensor([0, *ends, m][: experts + 1] if experts else [0], dtype=of)
+    if draw.chance(0.1):
+        groups = draw.one(torch._neg_view(-groups), 0.5)
+    out = draw.one(draw.tensor((m, n), kind)) if draw.chance(0.4) else None
+    if out is not None and draw.chance(0.2):
+        out = draw.random.choice((a, b, groups))
+    stored = BF16 if kind in (E4M3, E5M2) else kind
+
+    def right(got: Any) -> str:
+        at = groups.tolist()
+        parts = [plain(a)[at[e] : at[e + 1]] @ plain(b)[e] for e in range(experts)]
+        want = torch.cat(parts) if parts else torch.zeros(m, n, dtype=F64)
+        return difference(got, want, stored, want.abs().sum() + 20 * k)
+
+    return lambda: layoutgemm.grouped_matmul(a, b, groups, out=out), right, [out]
+
+
+def raw(draw: Draw) -> Any:
+    """The operators by name. torch checks types of arguments itself, and says so in its own words."""
+    m, n, k = draw.sizes()
+    kind = draw.kind()
+    a = draw.tensor((m, k) if draw.chance(0.93) else (k,), kind)
+    b = draw.tensor((k, n) if draw.chance(0.93) else (k,), kind if draw.chance(0.9) else draw.kind())
+    asked = None if draw.chance(0.6) else draw.random.choice(ANY)
+    config = "" if draw.chance(0.85) else draw.random.choice(TEXTS)
+    stored = asked or {E4M3: BF16, E5M2: BF16, I8: I32, U8: I32}.get(kind, kind)
+    if draw.chance(0.3):
+        gate = draw.random.choice(("swiglu", "geglu", "relu", ""))
+
+        def gated(got: Any) -> str:
+            want = plain(a) @ plain(b)
+            half = want.shape[-1] // 2
+            size = (plain(a).abs() @ plain(b).abs()).square().sum()
+            return difference(got, ACTS[GATES[gate]](want[:, :half]) * want[:, half:], stored, size)
+
+        return lambda: torch.ops.layoutgemm.gated(a, b, gate, stored, config, True), gated, []
+    right = lambda got: difference(got, plain(a) @ plain(b), stored, plain(a).abs() @ plain(b).abs())  # noqa: E731
+    leave = draw.random.choice((True, True, True, None))
+    return lambda: torch.ops.layoutgemm.matmul(a, b, asked, config, leave), right, []
+
+
+_PLANS: dict[Any, Any] = {}
+
+
+def plan(draw: Draw) -> Any:
+    """plan.run of three kinds of plans, in the NumPy executor."""
+    key = draw.random.choice(("gemm", "sm80", "sm90"))
+    if key not in _PLANS:
+        sizes = 5, 8, 16
+        _PLANS[key] = {
+            "gemm": lambda: layoutgemm.GemmPlan.derive(*sizes), "sm80": lambda: layoutgemm.Sm80Plan.derive(*sizes),
+            "sm90": lambda: layoutgemm.Sm90Plan.derive(*sizes, config=layoutgemm.Sm90Config((64, 64), consumers=1)),
+        }[key]()  # fmt: skip
+    found = _PLANS[key]
+    kind = {"f32": F32, "bf16": BF16, "f16": F16}[found.c.dtype.name]
+    a, b = draw.one(draw.tensor((5, 16), BF16)), draw.one(draw.tensor((16, 8), BF16))
+    out = draw.one(draw.tensor((5, 8), kind)) if draw.chance(0.5) else None
+    if out is not None and draw.chance(0.2):
+        out = draw.random.choice((a, b))
+    right = lambda got: difference(got.c, plain(a) @ plain(b), kind, plain(a).abs() @ plain(b).abs())  # noqa: E731
+    return lambda: found.run(a, b, out=out, device="reference"), right, [out]
+
+
+ENTRIES = (product, product, product, epilogue, scaled, grouped, raw, plan)
+# What torch says of an operator's arguments before the operator is called, and of tensors that it cannot pass on.
+OF_TORCH = ("layoutgemm::", "Expected a value of type", "expected at most")
+
+
+def faults(seed: int, count: int, tally: dict[str, int] | None = None) -> Iterator[str]:
+    """What went wrong of so many calls; `tally` counts answers and refusals."""
+    for number in range(count):
+        draw = Draw(seed * 1_000_003 + number)
+        entry = draw.random.choice(ENTRIES)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            call, right, written = entry(draw)
+            kept = [(x, x.detach().clone()) for x in written if isinstance(x, torch.Tensor) and _plain(x)]
+            said = f"seed {seed}, call {number} ({entry.__name__})"
+            try:
+                got = call()
+            except LayoutError:
+                if tally is not None:
+                    tally["refused"] = tally.get("refused", 0) + 1
+                if not all(torch.equal(plain(x), plain(before)) for x, before in kept):
+                    yield f"{said}: refused, and an output was written"
+                continue
+            except Exception as error:
+                if not (entry is raw and any(x in str(error) for x in OF_TORCH)):
+                    yield f"{said}: {type(error).__name__}: {str(error)[:200]}"
+                continue
+            if tally is not None:
+                tally["answered"] = tally.get("answered", 0) + 1
+            if (got.c if entry is plan else got).device.type != "meta" and (why := right(got)):
+                yield f"{said}: {why}"
+
+
+def _plain(x: Any) -> bool:
+    return x.layout == torch.strided and not x.is_nested and x.device.type == "cpu"

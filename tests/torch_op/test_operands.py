@@ -1,0 +1,370 @@
+"""Operands of every entry point: one rule for kind, device, memory and types, forward mode, and rounding once."""
+
+from __future__ import annotations
+
+import contextlib
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
+
+import torch.autograd.forward_ad as forward
+from torch.func import hessian, jacfwd, jacrev, jvp, vmap
+
+import layoutgemm
+from layoutgemm import GemmPlan, Sm80Plan, gemm, grouped_matmul, matmul, scaled_matmul
+from layoutgemm.dtypes import dtype
+from layoutgemm.errors import LayoutError, OperandError, TensorError
+from layoutgemm.kernels.epilogue.chain import Aux, Bias, Epilogue
+from layoutgemm.kernels.run.operand_checks import overlaps_itself, share_memory
+from layoutgemm.torch_op import operator as torch_op
+from layoutgemm.torch_op.reference import rounded
+from tests.torch_op.operand_fuzz import faults
+
+BF16, F32, F64, E4M3 = torch.bfloat16, torch.float32, torch.float64, torch.float8_e4m3fn
+OP, GATED = torch.ops.layoutgemm.matmul, torch.ops.layoutgemm.gated
+
+
+def ones(*shape: int, kind: Any = BF16) -> Any:
+    return torch.ones(shape).to(kind)
+
+
+def refused(call: Any, *words: str) -> None:
+    with pytest.raises(LayoutError) as error:
+        call()
+    assert all(word in str(error.value) for word in words), str(error.value)
+
+
+def test_random_calls_are_right_or_refused() -> None:
+    tally: dict[str, int] = {}
+    assert not list(faults(11, 1200, tally))
+    assert tally["answered"] > 300 and tally["refused"] > 300
+
+
+# ------------------------------------------------------------------------------------------------------------ one place
+
+
+def calls(bad: str, x: Any) -> list[tuple[str, Any]]:
+    """Every entry point with one operand in place of a good one, and that operand's name."""
+    a, b, e = ones(4, 4), ones(4, 4), ones(4, 4, kind=E4M3)
+    plan, ampere = GemmPlan.derive(4, 4, 4, c="bf16"), Sm80Plan.derive(4, 4, 4, c="bf16")
+    of_bias, scale, ends = Epilogue(Bias(dtype="bf16")), torch.ones(4, 1), torch.tensor([0, 4])
+    found: list[tuple[str, Any]] = [
+        ("a", lambda: matmul(x, b)), ("b", lambda: matmul(a, x)), ("out", lambda: matmul(a, b, out=x)),
+        ("bias", lambda: matmul(a, b, bias=x)), ("bias", lambda: matmul(a, b, bias=x, activation="swiglu")),
+        ("a", lambda: gemm(1, x, b)), ("c", lambda: gemm(1, a, b, 1, x)), ("out", lambda: gemm(1, a, b, out=x)),
+        ("bias", lambda: matmul(a, b, epilogue=of_bias, given={"bias": x})),
+        ("aux", lambda: matmul(a, b, epilogue=Epilogue(Aux()), given={"aux": x})),
+        ("a", lambda: scaled_matmul(x, scale, e)), ("scale_a", lambda: scaled_matmul(e, x, e)),
+        ("b", lambda: scaled_matmul(e, scale, x)), ("scale_b", lambda: scaled_matmul(e, scale, e, x)),
+        ("out", lambda: scaled_matmul(e, scale, e, out=x)), ("a", lambda: grouped_matmul(x, b[None], ends)),
+        ("b", lambda: grouped_matmul(a, x, ends)), ("offsets", lambda: grouped_matmul(a, b[None], x)),
+        ("out", lambda: grouped_matmul(a, b[None], ends, out=x)),
+        *[("out", lambda p=p: p.run(a, b, out=x, device="reference")) for p in (plan, ampere)],
+    ]  # fmt: skip
+    if bad != "object":
+        found += [("b", lambda: OP(a, x)), ("b", lambda: GATED(a, x, "swiglu", BF16))]
+        found += [("b", lambda p=p: p.run(a, x, device="reference")) for p in (plan, ampere)]
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")
+def test_what_is_no_dense_tensor_of_the_device_is_refused_by_name() -> None:
+    square = ones(4, 4)
+    for bad, x, error in (
+        ("object", 5, OperandError), ("object", [1.0], OperandError), ("sparse", square.to_sparse(), OperandError),
+        ("csr", square.to_sparse_csr(), OperandError), ("meta", square.to("meta"), LayoutError),
+        ("nested", torch.nested.nested_tensor([square, square]), OperandError),
+        ("jagged", torch.nested.nested_tensor([square, square], layout=torch.jagged), OperandError),
+    ):  # fmt: skip
+        for number, (name, call) in enumerate(calls(bad, x)):
+            with pytest.raises(error) as found:
+                call()
+            assert name in str(found.value), (bad, number, name, str(found.value))
+
+
+def test_one_rule_says_whether_an_output_has_its_memory_for_itself() -> None:
+    """Of what is read and of what is written, in all entry points; views that only look close are taken."""
+    whole, e = ones(4, 8), ones(4, 4, kind=E4M3)
+    out, beside, a, b = whole[:, ::2], whole[:, 1::2], ones(4, 4), ones(4, 4)
+    scales = torch.ones(4, 8)
+    plan, ends, aux = GemmPlan.derive(4, 4, 4, c="bf16"), torch.tensor([0, 4]), Epilogue(Aux())
+    row = torch.zeros(4, 4).bfloat16()
+    for call, words in (
+        (lambda: matmul(a, b, bias=row[1], out=row), ("out", "bias")),
+        (lambda: matmul(a, b, bias=row[1], activation="relu", out=row), ("out", "bias")),
+        (lambda: matmul(a, b, epilogue=Epilogue(Bias(dtype="bf16")), given={"bias": row[1]}, out=row), ("out", "bias")),
+        (lambda: matmul(a, row, epilogue=aux, given={"aux": row}), ("aux", "shares memory with b")),
+        (lambda: matmul(row, b, out=row), ("out", "shares memory with a")),
+        (lambda: gemm(1, row, b, out=row), ("out", "shares memory with a")),
+        (lambda: gemm(2, a, b, 1, row[1], out=row), ("out", "shares memory with c")),
+        (lambda: scaled_matmul(e, scales[:, :1], e, out=scales[:, :4], out_dtype=F32), ("out", "scale_a")),
+        (lambda: grouped_matmul(row, b[None], ends, out=row), ("out", "shares memory with a")),
+        (lambda: plan.run(row, b, out=row, device="reference"), ("out", "shares memory with a")),
+        (lambda: matmul(a, b, out=row[:1].expand(4, 4)), ("more than one element of out",)),
+        (lambda: Sm80Plan.derive(4, 4, 4, c="bf16").run(a, b, out=row[:1].expand(4, 4)), ("written twice",)),
+        (lambda: matmul(a, b, out=torch._neg_view(row)), ("out", "negative bit")),
+    ):
+        refused(call, *words)
+        assert not row.any()
+    assert torch.equal(matmul(beside, b, out=out), 4 * a) and out is not beside
+    assert torch.equal(grouped_matmul(beside, b[None], ends, out=out), 4 * a)
+    assert torch.equal(scaled_matmul(e, scales[:, :1], e, out=scales[:, 4:], out_dtype=F32), 4 * ones(4, 4, kind=F32))
+    assert torch.equal(gemm(2, a, b, 1, out, out=out), 12 * a)  # c itself: each element is read before it is written
+    lines = torch.zeros(20)
+    assert not overlaps_itself(lines.as_strided((2, 3), (3, 2))) and overlaps_itself(lines.as_strided((2, 3), (2, 1)))
+    assert not share_memory(lines[::3], lines[1::3]) and share_memory(lines[::3], lines[1::2])
+
+
+def test_types_that_integers_and_activations_take() -> None:
+    i8, i32, most = torch.ones(1, 2, dtype=torch.int8), torch.int32, 2**31 - 1
+    for bias, word in (
+        (torch.tensor([2**40]), "int64"), (torch.tensor([1]), "int64"), (torch.tensor([1j]), "complex64"),
+        (torch.tensor([True]), "bool"), (torch.tensor([1.0]), "float32"), (5, "int"),
+        (torch.tensor([most], dtype=i32), "at (0, 0)"),
+    ):  # fmt: skip
+        refused(lambda bias=bias: matmul(i8, i8.T, bias=bias), "bias", word)
+    near = torch.tensor([most - 2], dtype=i32)
+    assert matmul(i8, i8.T, bias=near).item() == most and matmul(-i8, i8.T, bias=-near - 1).item() == -(2**31)
+    assert matmul(i8, i8.T, bias=near, out_dtype=F32).item() == 2.0**31  # the nearest float32
+    for alpha, beta, c, name in (
+        (2**30, 1, torch.tensor([[2**30]], dtype=i32), "alpha, beta and c"), (2**31, 0, None, "alpha"),
+        (10**400, 0, None, "alpha"), (1, 2, torch.tensor([[2**40]]), "c"), (2**30, 0, None, "alpha"),
+    ):  # fmt: skip
+        refused(lambda alpha=alpha, beta=beta, c=c: gemm(alpha, i8, i8.T, beta, c), name)
+    x = ones(2, 2)
+    for kind in (torch.complex64, F64, torch.int64, torch.bool):
+        refused(lambda kind=kind: matmul(x, x, bias=torch.ones(2).to(kind)), "bias", str(kind))
+    for name in (["relu"], 5, {}, "RELU", object):
+        refused(lambda name=name: matmul(x, x, activation=name), "activation")
+    refused(lambda: gemm(1e39, x, x), "alpha", "beyond float32")
+    refused(lambda: gemm(torch.ones(2), x, x), "alpha")
+    refused(lambda: matmul(x, x, out_dtype="bf16"), "out_dtype")
+
+
+def test_raw_operators_refuse_alike_on_every_device() -> None:
+    x, wide = ones(4, 4), torch.ones(4, 4)
+    for place in ("cpu", "meta"):
+        a, f32 = x.to(place), wide.to(place)
+        for call, words in (
+            (lambda a=a: OP(a, a, None, "{{{"), ("config",)), (lambda a=a: OP(a, a, None, "[" * 5000), ("config",)),
+            (lambda a=a: OP(a, a, None, "3"), ("config",)), (lambda a=a: OP(a.double(), a.double()), ("float64",)),
+            (lambda a=a: OP(a, a, torch.int8), ("out_dtype",)), (lambda a=a: OP(a[0], a), ("a has shape [4]",)),
+            (lambda a=a: OP(a, a[:3]), ("cannot be multiplied",)), (lambda a=a: OP(a, a.half()), ("same dtype",)),
+            (lambda a=a: OP(a.expand(2, 4, 4), a.expand(3, 4, 4)), ()), (lambda f=f32: OP(f, f), ("allow_tf32",)),
+            (lambda f=f32: GATED(f, f, "swiglu", F32), ("allow_tf32",)), (lambda a=a: GATED(a, a, "x", BF16), ("'x'",)),
+            (lambda a=a: GATED(a, a[:, :3], "swiglu", BF16), ("columns",)),
+        ):  # fmt: skip
+            refused(call, *words)
+        assert OP(f32, f32, None, "", True).shape == (4, 4)
+
+
+def test_refusals_keep_their_text_under_the_compiler() -> None:
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):
+        pytest.skip("torch before 2.13 drops the text of any exception under fullgraph=True: seen with 2.11")
+    x = ones(4, 4)
+    functions = (
+        lambda a: matmul(a, a, activation="nope"),
+        lambda a: matmul(a.double(), a.double()),
+        lambda a: matmul(a, a, bias=5),
+        lambda a: matmul(a, a[:3]),
+        lambda a: gemm(1, a, a, 2),
+    )
+    texts = (  # apart from the functions, whose lines torch quotes
+        "activation 'nope': known are 'relu', 'relu_sq'",
+        "a and b are torch.float64; this library multiplies bfloat16",
+        "bias is a builtins.int",
+        r"cannot be multiplied \(4x4 and 3x4\)",
+        "beta = 2 needs a c to scale",
+    )
+    for function, text in zip(functions, texts, strict=True):
+        torch._dynamo.reset()
+        with pytest.raises(Exception, match=text):
+            torch.compile(function, fullgraph=True, backend="eager")(x)
+    torch._dynamo.reset()
+    whole = torch.compile(lambda a, c: gemm(2.0, a, a, 0.5, c), fullgraph=True, backend="eager")
+    assert torch.equal(whole(x, x), gemm(2.0, x, x, 0.5, x))
+
+
+# ------------------------------------------------------------------------------------------- the bits, and the rounding
+
+
+@pytest.fixture
+def short_way(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """CPU tensors take the fast path, whose launches are noted."""
+    launches: list[tuple[Any, ...]] = []
+    ready = SimpleNamespace(
+        simple=True, tf32=False, shape=(16, 16), strides=(16, 1), kind=BF16, spans=(512, 512, 512),
+        launch=lambda *arguments: launches.append(arguments),
+    )  # fmt: skip
+
+    class Always(dict[Any, Any]):
+        def __missing__(self, key: Any) -> Any:
+            if not key:
+                raise KeyError(key)
+            return ready
+
+    monkeypatch.setattr(torch_op, "_PREPARED", Always())
+    monkeypatch.setattr(torch_op, "_current_device", lambda: -1)
+    monkeypatch.setattr(torch_op, "_raw_stream", lambda index: 0)
+    monkeypatch.setattr(torch_op, "_empty", lambda shape, step, kind: torch.empty_strided(shape, step, dtype=kind))
+    return launches
+
+
+def test_the_fast_path_leaves_to_the_long_way_what_it_would_get_wrong(short_way: list[Any]) -> None:
+    a, b, bias, out = (torch.randn(shape).bfloat16() for shape in ((16, 16), (16, 16), (16,), (16, 16)))
+    matmul(a, b)
+    matmul(a, b, bias=bias, out=out)
+    assert len(short_way) == 2  # it is taken at all
+    neg, want = torch._neg_view, (a.double() @ b.double()).bfloat16()
+    assert torch.equal(matmul(neg(a), b), -want) and torch.equal(matmul(a, neg(b)), -want)
+    assert torch.equal(matmul(neg(a), neg(b)), want)
+    zero = torch.zeros_like(a)
+    assert torch.equal(matmul(zero, b, bias=neg(bias))[0], -bias)
+    refused(lambda: matmul(a, b, out=neg(out)), "out", "negative bit")
+    refused(lambda: matmul(a, b, bias=out[3], out=out), "out", "bias")
+    refused(lambda: matmul(a.to_sparse(), b), "a is")
+    refused(lambda: matmul(torch.nested.nested_tensor([a, a]), b), "a is a nested")
+    with forward.dual_level():
+        tangent = forward.unpack_dual(matmul(forward.make_dual(a, a), b)).tangent
+        assert torch.equal(tangent, want)
+    assert len(short_way) == 2
+    z = torch.complex(torch.randn(4, 4), torch.randn(4, 4))
+    assert z.conj().imag.is_neg()
+    got = gemm(1.0, z.conj().imag, torch.eye(4), 1.0, z.conj().imag, allow_tf32=True)
+    assert torch.equal(got, -2 * z.imag)
+
+
+def test_the_cpu_rounds_once() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for name in ("bf16", "f16", "e4m3", "e5m2", "f32"):
+        kind = {"bf16": BF16, "f16": torch.float16, "e4m3": E4M3, "e5m2": torch.float8_e5m2, "f32": F32}[name]
+        digits = dtype(name).mantissa
+        value = torch.randint(2 ** (digits - 1), 2**digits, (4000,), generator=generator).double()
+        value = (value + torch.randint(0, 2, (4000,), generator=generator) / 2) * 2.0 ** (3 - digits)
+        value *= 1 + torch.randint(-2, 3, (4000,), generator=generator) * 2.0**-45  # beside a tie, or on it
+        ends = torch.tensor([1e300, -1e300, float("nan"), float("inf"), 0.0, -0.0, 2e-46, 465.0, 61440.1]).double()
+        value = torch.cat([value, ends])
+        want = torch.from_numpy(dtype(name).decode(dtype(name).encode(value.numpy())))
+        assert torch.equal(rounded(value, kind).float().nan_to_num(7.0), want.nan_to_num(7.0)), name
+    near = torch.tensor([[1.0, 2**-8, 2**-40]]).bfloat16()
+    one, right = ones(3, 1), 1.0078125
+    assert matmul(near, one).item() == right and gemm(1.0, near, one).item() == right
+    assert matmul(near[:, :2], one[:2], bias=torch.tensor([2.0**-40])).item() == right
+    assert grouped_matmul(near, one[None], torch.tensor([0, 1])).item() == right
+    assert OP(near, one).item() == right
+    eight = torch.tensor([[1.0, 2**-4]]).to(E4M3), torch.tensor([[1.0], [2**-4 + 2**-7]]).to(E4M3)
+    exact = eight[0].double() @ eight[1].double()
+    assert scaled_matmul(eight[0], torch.ones(1, 1), eight[1]).item() == rounded(exact, BF16).item()
+    i8 = torch.full((1, 2), 127, dtype=torch.int8)
+    assert matmul(i8, i8.T, out_dtype=BF16).item() == rounded(torch.tensor(2 * 127.0**2).double(), BF16).item()
+
+
+# --------------------------------------------------------------------------------------------------------- forward mode
+
+ACTS = {
+    None: lambda x: x, "relu": torch.relu, "gelu": torch.nn.functional.gelu, "silu": torch.nn.functional.silu,
+    "tanh": torch.tanh, "sigmoid": torch.sigmoid,
+    "swiglu": lambda x: torch.nn.functional.silu(x[..., :2]) * x[..., 2:],
+}  # fmt: skip
+
+
+@contextlib.contextmanager
+def tangents() -> Any:
+    with forward.dual_level():
+        yield lambda x: forward.unpack_dual(x).tangent
+
+
+def normal(*shape: int) -> Any:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape) + len(shape)))
+
+
+def close(x: Any, y: Any, within: float = 1e-4) -> bool:
+    return x is not None and x.shape == y.shape and torch.allclose(x, y, rtol=within, atol=within)
+
+
+def mm(a: Any, b: Any, **options: Any) -> Any:
+    return matmul(a, b, allow_tf32=True, **options)
+
+
+def test_tangents_are_those_of_torch() -> None:
+    for shapes in (((3, 4), (4, 4)), ((2, 3, 4), (4, 4)), ((3, 4), (2, 4, 4)), ((4,), (4, 4)), ((3, 4), (4,))):
+        x, w = normal(*shapes[0]), normal(*shapes[1])
+        dx, dw = torch.cos(5 * x), torch.sin(7 * w)
+        with tangents() as of:
+            for a, b, want in (
+                (forward.make_dual(x, dx), w, dx @ w), (x, forward.make_dual(w, dw), x @ dw),
+                (forward.make_dual(x, dx), forward.make_dual(w, dw), dx @ w + x @ dw),
+            ):  # fmt: skip
+                assert close(of(mm(a, b)), want)
+                assert min(x.ndim, w.ndim) < 2 or close(of(OP(a, b, None, "", True)), want)
+                with torch.no_grad():
+                    assert close(of(mm(a, b)), want)
+    x, w, bias = normal(3, 4), normal(4, 4), normal(4)
+    dx, dw, db = (torch.cos(9 * t) for t in (x, w, bias))
+    for name, act in ACTS.items():
+        ours = jvp(lambda a, b, z, name=name: mm(a, b, bias=z, activation=name), (x, w, bias), (dx, dw, db))[1]
+        assert close(ours, jvp(lambda a, b, z, act=act: act(a @ b + z), (x, w, bias), (dx, dw, db))[1]), name
+        want = jvp(lambda z, act=act: act(x @ w + z), (bias,), (db,))[1]
+        with tangents() as of:
+            assert close(of(mm(x, w, bias=forward.make_dual(bias, db), activation=name)), want), name
+    scalars = torch.tensor(2.0), torch.tensor(3.0)
+    ours = jvp(lambda a, d, s, t: gemm(s, a, w[:, :3], t, d, allow_tf32=True), (x, x[:, :3] + 1, *scalars),
+               (dx, dx[:, :3], *scalars))[1]  # fmt: skip
+    assert close(ours, jvp(lambda a, d, s, t: s * (a @ w[:, :3]) + t * d, (x, x[:, :3] + 1, *scalars),
+                           (dx, dx[:, :3], *scalars))[1])  # fmt: skip
+    with tangents() as of:
+        half = forward.make_dual(x.bfloat16(), dx.bfloat16()), forward.make_dual(w.bfloat16(), dw.bfloat16())
+        assert close(of(mm(*half)).float(), dx @ w + x @ dw, 0.1) and of(mm(*half)).dtype == BF16
+
+
+def test_transforms_of_transforms() -> None:
+    x, w, xs = normal(3, 4), normal(4, 4), normal(2, 3, 4)
+    f, g = (lambda a, b: mm(a, b).sin()), (lambda a, b: torch.matmul(a, b).sin())
+    def total(of: Any) -> Any:
+        return lambda a: of(a, w).square().sum()
+
+    assert close(jacfwd(f)(x, w), jacfwd(g)(x, w)) and close(jacfwd(f, 1)(x, w), jacrev(g, 1)(x, w))
+    want = hessian(total(g))(x)
+    assert close(hessian(total(f))(x), want, 1e-3) and close(jacfwd(jacfwd(total(f)))(x), want, 1e-3)
+    assert close(jacrev(jacfwd(total(f)))(x), want, 1e-3)
+    each = vmap(lambda a: jvp(f, (a, w), (x, w))[1])(xs)
+    assert close(each, vmap(lambda a: jvp(g, (a, w), (x, w))[1])(xs))
+    # forward over reverse without torch.func
+    products = []
+    for of in (f, g):
+        a, b = x.clone().requires_grad_(), w.clone().requires_grad_()
+        with tangents() as tangent:
+            dual = forward.make_dual(a, torch.cos(x))
+            grads = torch.autograd.grad(of(dual, b).square().sum(), (dual, b))
+            products.append([tangent(grad) for grad in grads])
+    assert all(close(ours, theirs, 1e-3) for ours, theirs in zip(*products, strict=True))
+
+
+def test_where_there_is_no_tangent_it_is_refused() -> None:
+    x, w = normal(4, 4).bfloat16(), normal(4, 4).bfloat16()
+    eight = ones(4, 4, kind=E4M3)
+    with forward.dual_level():
+        d = forward.make_dual(x, x)
+        bias = forward.make_dual(torch.ones(4), torch.ones(4))
+        for call in (
+            lambda: matmul(d, w, out=torch.empty_like(x)), lambda: matmul(x, w, bias=bias, out=torch.empty_like(x)),
+            lambda: matmul(x, w, out=d), lambda: gemm(forward.make_dual(torch.tensor(1.0), torch.tensor(1.0)), x, w,
+                                                      out=torch.empty_like(x)),
+            lambda: matmul(d, w, epilogue=Epilogue(Bias()), given={"bias": torch.ones(4)}),
+            lambda: matmul(x, w, epilogue=Epilogue(Bias()), given={"bias": bias}),
+            lambda: grouped_matmul(d, w[None], torch.tensor([0, 4])), lambda: GATED(d, w, "swiglu", BF16),
+            lambda: GemmPlan.derive(4, 4, 4).run(d, w),
+            lambda: scaled_matmul(eight, forward.make_dual(torch.ones(4, 1), torch.ones(4, 1)), eight),
+        ):  # fmt: skip
+            refused(call)
+        same = matmul(x, w, epilogue=Epilogue(Bias()), given={"bias": torch.ones(4)})  # none of these has one
+        assert same.shape == (4, 4) and layoutgemm.matmul(x, w).shape == (4, 4)
+    refused(lambda: jvp(OP, (x, w), (x, w)), "layoutgemm.matmul has it")
+    grad = x.clone().requires_grad_()
+    refused(lambda: GATED(grad, w, "swiglu", BF16), "derivative")
+    with pytest.raises(TensorError, match="automatic differentiation"):
+        matmul(x, w, bias=torch.ones(4).requires_grad_(), out=torch.empty_like(x))

@@ -1,0 +1,249 @@
+"""Candidates, what is kept of a measurement, and that matmul takes it; the measuring itself is a GPU's."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from layoutgemm.errors import LayoutError, OperandError, PlanError
+from layoutgemm.kernels.compile import cache as object_cache
+from layoutgemm.kernels.compile import compiler as compiling
+from layoutgemm.kernels.compile import worker as compile_apart
+from layoutgemm.kernels.sm90.choose.occupancy import Places
+from layoutgemm.kernels.sm90.choose.rules import Sm90Choice, choose
+from layoutgemm.kernels.sm90.plan import Sm90Config
+from layoutgemm.torch_op import tuned_store as tuned
+from layoutgemm.torch_op.problem import Given, Problem, solve
+from layoutgemm.torch_op.tuning import candidates, name_of, tune
+
+GPU = "NVIDIA H200"
+CHOICE = Sm90Choice(Sm90Config((128, 64), consumers=1, loader="warp", cluster=(1, 2)))
+KEY = tuned.key_of((512, 512, 512, 1), ("bf16",) * 3, ("row", "row", "row"))
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("LAYOUTGEMM_CACHE_DIR", str(tmp_path))
+    return tmp_path / "layoutgemm-cache"
+
+
+@pytest.mark.parametrize("sizes", [(4096, 4096, 4096), (16, 4096, 4096), (512, 1000, 64)])
+def test_candidates(sizes: tuple[int, int, int]) -> None:
+    found = list(candidates(*sizes))
+    assert found[0] == choose(*sizes)[0] and len(found) == len(set(found)) >= 8
+    assert len({name_of(choice) for choice in found}) == len(found)
+    derived = 0
+    for choice in found:
+        try:
+            choice.plan(*sizes, b="bf16:col")
+            derived += 1
+        except LayoutError:
+            pass
+    assert derived >= 0.8 * len(found)
+
+
+def problem(gpu: str = GPU, **others: Any) -> Problem:
+    square = Given((512, 512), (512, 1), "bf16")
+    return Problem(square, square, square, Places(), gpu, **others)
+
+
+def test_matmul_takes_what_was_measured(own_cache: Path) -> None:
+    assert solve(problem()).kernel.choice != CHOICE
+    path = tuned.store(GPU, KEY, CHOICE, {"us": 1.5})
+    assert path is not None and path.parent == own_cache / "tuned" and path.stat().st_mode & 0o077 == 0
+    assert tuned.lookup(GPU, (512, 512, 512, 1), ("bf16",) * 3, ("row",) * 3) == CHOICE
+    found = solve(problem())
+    assert found.kernel.choice == CHOICE and found.why == "measured by layoutgemm.tune"
+    assert solve(problem("NVIDIA H100")).kernel.choice != CHOICE  # another GPU's
+    given = Sm90Choice(Sm90Config((64, 64), consumers=1))
+    assert solve(problem(config=given)).kernel.choice == given  # the caller's word comes first
+    other = Sm90Choice(Sm90Config((256, 128)), swapped=True)
+    tuned.store(GPU, KEY.replace("512", "640"), other, {})
+    assert solve(problem()).kernel.choice == CHOICE  # kept beside the other
+
+
+def test_a_result_that_does_not_fit_is_passed_over() -> None:
+    tuned.store(GPU, KEY, Sm90Choice(Sm90Config((64, 64), consumers=1, stages=200)), {})
+    assert solve(problem()).kernel.choice != CHOICE
+
+
+DEEP = b"[" * 100_000 + b"]" * 100_000
+DAMAGED = [
+    b"", b"[1, 2]", b"3", b"null", b"{\"x\":", b"{}", b"\xff\xfe", b'{"KEY": {"config": 3}}', b'{"KEY": 3}', DEEP,
+    b'{"KEY": ' + DEEP + b"}", b'{"KEY": {"swapped": false, "config": {"tile": ' + b"[" * 900 + b"]" * 900 + b"}}}",
+    b'{"KEY": {"swapped": "no", "config": {"tile": [128, 64]}}}', b'{"KEY": {"swapped": false, "config": []}}',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("content", DAMAGED, ids=lambda content: repr(content[:40]))
+def test_a_damaged_file_is_none(content: bytes) -> None:
+    path = tuned.store(GPU, KEY, CHOICE, {})
+    assert path is not None
+    path.write_bytes(content.replace(b"KEY", KEY.encode()))
+    os.utime(path, (1, 1))
+    assert tuned.lookup(GPU, (512, 512, 512, 1), ("bf16",) * 3, ("row",) * 3) is None
+    tuned.store(GPU, KEY, CHOICE, {})
+    assert tuned.lookup(GPU, (512, 512, 512, 1), ("bf16",) * 3, ("row",) * 3) == CHOICE
+
+
+VALUES = [None, True, -1, 0, 2, 3, 1e9, 1 << 70, "x", [], {}, [1], [[0, [1]], 2], [[[0, 0], 1]], [0, 0], ["a", "b"]]
+
+
+def test_whatever_a_tuned_file_holds_is_used_or_absent() -> None:
+    """One value of an entry is exchanged for each of many: the entry is absent, or its plan is derived or refused."""
+    path = tuned.store(GPU, KEY, CHOICE, {})
+    assert path is not None
+    whole = json.loads(path.read_text())
+    places = [(), ("swapped",), ("config",), *[("config", name) for name in whole[KEY]["config"]], ("config", "other")]
+    used = 0
+    for place in places:
+        for value in VALUES:
+            changed = copy.deepcopy(whole)
+            holder: Any = changed
+            for name in (KEY, *place)[:-1]:
+                holder = holder[name]
+            holder[(KEY, *place)[-1]] = value
+            path.write_text(json.dumps(changed))
+            choice = tuned.lookup(GPU, (512, 512, 512, 1), ("bf16",) * 3, ("row",) * 3)
+            try:
+                found = solve(problem())
+                used += found.kernel.choice == choice
+                compiling.kernel_facts(compile_apart.plan_of(found.kernel))
+            except LayoutError as error:
+                raise AssertionError((place, value)) from error
+    assert used > 10
+
+
+def test_every_bit_of_a_tuned_file() -> None:
+    path = tuned.store(GPU, KEY, CHOICE, {"us": 1.5})
+    assert path is not None
+    whole = path.read_bytes()
+    rng = random.Random(0)
+    for _ in range(300):
+        damaged = bytearray(whole[: rng.choice([len(whole), rng.randrange(len(whole))])] or b" ")
+        damaged[rng.randrange(len(damaged))] ^= 1 << rng.randrange(8)
+        path.write_bytes(damaged)
+        solve(problem())
+
+
+def test_a_result_survives_a_damaged_neighbour() -> None:
+    path = tuned.store(GPU, KEY, CHOICE, {})
+    assert path is not None
+    entry = json.loads(path.read_text())[KEY]
+    deep: Any = 0
+    for _ in range(500):
+        deep = [deep]
+    path.write_text(json.dumps({KEY: entry, "a": 3, "b": {**entry, "more": deep}, "c": {"config": deep}}))
+    tuned.store(GPU, "d", CHOICE, {})
+    assert json.loads(path.read_text()).keys() == {KEY, "b", "d"}
+
+
+_STORES = """
+import sys, threading
+from layoutgemm.torch_op import tuned_store as tuned
+from layoutgemm.kernels.sm90.choose.rules import Sm90Choice
+from layoutgemm.kernels.sm90.config import Sm90Config
+def store(first):
+    for i in range(first, first + 5):
+        choice = Sm90Choice(Sm90Config((64, 64), consumers=1))
+        assert tuned.store("NVIDIA H200", f"{sys.argv[1]} {i}", choice, {"us": i}) is not None
+threads = [threading.Thread(target=store, args=(first,)) for first in (0, 5)]
+sys.stdin.readline()
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+"""
+
+
+@pytest.mark.skipif(object_cache.fcntl is None, reason="locks are POSIX's")
+def test_results_of_processes_and_threads_at_once_are_all_kept() -> None:
+    root = Path(__file__).resolve().parents[2]
+    command = [sys.executable, "-c", _STORES]
+    running = [subprocess.Popen([*command, str(i)], cwd=root, stdin=subprocess.PIPE, text=True) for i in range(8)]
+    for process in running:
+        process.communicate("go\n", timeout=120)
+    assert [process.returncode for process in running] == [0] * 8
+    path = tuned.file_of(GPU)
+    assert path is not None
+    assert json.loads(path.read_text()).keys() == {f"{i} {j}" for i in range(8) for j in range(10)}
+    assert not list(path.parent.glob("*.tmp"))
+
+
+@pytest.mark.skipif(object_cache.fcntl is None, reason="locks are POSIX's")
+def test_a_killed_holder_leaves_no_lock_and_a_live_one_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tuned.file_of(GPU)
+    assert path is not None
+    program = (
+        "import sys; from pathlib import Path; from layoutgemm.kernels import object_cache\n"
+        "with object_cache.locked(Path(sys.argv[1])) as alone: print(alone, flush=True); sys.stdin.read()"
+    )
+    root = Path(__file__).resolve().parents[2]
+    holder = subprocess.Popen(
+        [sys.executable, "-c", program, str(path)], cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout is not None and holder.stdin is not None
+    assert holder.stdout.readline() == "True\n"
+    monkeypatch.setattr(object_cache, "_LOCK_SECONDS", 0.05)
+    assert tuned.store(GPU, KEY, CHOICE, {}) is None and not path.exists()
+    holder.kill()
+    holder.wait()
+    holder.stdin.close()
+    holder.stdout.close()
+    assert tuned.store(GPU, KEY, CHOICE, {}) == path
+
+
+def test_a_reader_sees_each_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two files of one size, within one tick of a file system's clock: the second is another file."""
+    choices = [Sm90Choice(Sm90Config((64, n), consumers=1)) for n in (64, 32)]
+    for choice in choices * 3:
+        path = tuned.store(GPU, KEY, choice, {})
+        assert path is not None
+        os.utime(path, (1, 1))
+        assert tuned.lookup(GPU, (512, 512, 512, 1), ("bf16",) * 3, ("row",) * 3) == choice
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="owners and modes are POSIX's")
+def test_what_others_could_have_written_is_none() -> None:
+    path = tuned.store(GPU, KEY, CHOICE, {})
+    assert path is not None
+    path.chmod(0o666)
+    os.utime(path, (1, 1))
+    assert tuned.lookup(GPU, (512, 512, 512, 1), ("bf16",) * 3, ("row",) * 3) is None
+
+
+def test_refusals() -> None:
+    torch = pytest.importorskip("torch")
+    with pytest.raises(OperandError, match="m = 0"):
+        tune(0, 1, 1)
+    with pytest.raises(OperandError, match="'bf16' or 'f16'"):
+        tune(64, 64, 64, dtype="f32")
+    if not torch.cuda.is_available():
+        with pytest.raises(PlanError, match="torch finds none"):
+            tune(64, 64, 64)
+
+
+ORDERS = """
+import sys
+{first}
+import layoutgemm
+from layoutgemm.tune import Tuning
+assert callable(layoutgemm.tune) and Tuning.__name__ == "Tuning"
+try:
+    layoutgemm.tune(0, 1, 1)
+except layoutgemm.OperandError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("first", ["import layoutgemm.tune", "from layoutgemm import tune; assert callable(tune)", ""])
+def test_tune_is_called_whatever_was_imported_first(first: str) -> None:
+    code = [sys.executable, "-c", ORDERS.format(first=first)]
+    done = subprocess.run(code, capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith("m = 0: an int of at least 1"), done.stderr
