@@ -4,7 +4,7 @@
 
 For each product and pitch: both ways of layoutgemm.matmul, and torch.matmul on the same tensors. Each is checked
 against float64, captured as a CUDA graph of several calls, copies included, and replayed in an order drawn anew each
-round; figures are medians. The constants of `torch_choice` that the estimate is made of are to be held against this.
+round; figures are medians. The constants of `torch_op.choose` that the estimate is made of are to be held against this.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 By the method of `bench`: random normal operands in rotation, correctness against float64 first, CUDA graphs, bursts in
 an order drawn anew each round. What runs is what a call of `matmul` would run for these operands, with the copies that
-it would make: the configuration that `layoutgemm.tune` has kept, or else what `sm90_choice.choose` chooses.
+it would make: the configuration that `layoutgemm.tune` has kept, or else what `kernels.sm90.choose.rules.choose`
+chooses.
 """
 
 from __future__ import annotations

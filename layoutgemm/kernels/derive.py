@@ -129,7 +129,7 @@ class OperandPlan:
     major  "K" when K is contiguous in it, else "MN": shared memory keeps the order, since a tensor copy does not
            transpose
     rest   where the tile's last span is not full: the copies of what it has, `tma` being those of the full ones
-    ends   where the copies end with the matrix, by a tensor map of the rows that are left: see `sm90_ends`
+    ends   where the copies end with the matrix, by a tensor map of the rows that are left: see `kernels.sm90.edges`
     """
 
     name: str

@@ -203,9 +203,9 @@ class PersistentPlan(PlanVerbs):
     def bytes_beyond_line(self) -> int:
         """Bytes beyond the end of each line of C that the kernel's stores write.
 
-        A tensor store ends a line at a multiple of 16 bytes, as the hardware does (`tma_rules.whole_units`): C owns its
-        pitch up to there, beyond its last line too. 0 where a line is a multiple of 16 bytes, and for store="direct" of
-        a Hopper kernel, which writes elements: what a C inside of a larger matrix takes.
+        A tensor store ends a line at a multiple of 16 bytes, as the hardware does (`atoms.tma.rules.whole_units`): C
+        owns its pitch up to there, beyond its last line too. 0 where a line is a multiple of 16 bytes, and for
+        store="direct" of a Hopper kernel, which writes elements: what a C inside of a larger matrix takes.
 
         >>> from layoutgemm.kernels import Sm90Config, Sm90Plan, Sm100Plan
         >>> small = Sm90Config((64, 64), consumers=1)

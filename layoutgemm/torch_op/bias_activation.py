@@ -2,7 +2,7 @@
 
     matmul(..., bias=, activation=)   Epilogue(Bias(), Activation(...))       act(a @ b + bias)
     gemm(alpha, a, b, beta, c)        Epilogue(Scale(), Residual())           alpha * a @ b + beta * c
-    matmul(..., epilogue=, given=)    a user's own: `torch_epilogue`
+    matmul(..., epilogue=, given=)    a user's own: `torch_op.epilogue`
 
 In the kernel (`kernels.epilogue`) it happens to the float32 sums in registers, and the result is rounded once. By torch
 it happens to a product written in float32, and is rounded once as well: where gradients are recorded or somebody else
@@ -37,7 +37,7 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "tanh": torch.tanh,
 }
 assert set(ACTIVATIONS) == set(IN_KERNEL)
-GATES = {"swiglu": "silu", "geglu": "gelu"}  # of gated products (`torch_gated`): what the gate goes through
+GATES = {"swiglu": "silu", "geglu": "gelu"}  # of gated products (`torch_op.gated`): what the gate goes through
 _READ = (torch.float32, torch.bfloat16, torch.float16)  # types of what an epilogue reads
 _WHOLE = (torch.int32, torch.int16, torch.int8, torch.uint8)  # of a bias, and of a c, of integers
 

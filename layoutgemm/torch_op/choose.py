@@ -1,7 +1,7 @@
 """Which kernel for a problem: the caller's, the one that was measured, the likeliest, in this order.
 
 There are two families: sm_90a's production kernel, fed by tensor copies, and the mma.sync kernel, whose threads read
-lines of any pitch and address. `torch_problem` asks for both where the first would need an operand copied, and
+lines of any pitch and address. `torch_op.problem` asks for both where the first would need an operand copied, and
 `compared` says which is likelier to end first.
 """
 
@@ -89,7 +89,7 @@ def _derived(kernel: Kernel, k: int) -> tuple[tuple[int, int], LayoutError | Non
 def _candidates(
     problem: Problem, sizes: tuple[int, int, int, int], orders: Sequence[str]
 ) -> Iterator[tuple[Sm90Choice, str]]:
-    """Choices for sm_90a's production kernel, the best first; those of the other family are `sm80_choice.by_lines`."""
+    """Choices for sm_90a's production kernel, the best first; those of the other family are `sm80.choose.by_lines`."""
     if problem.config is not None:
         yield problem.config, "given by the caller"
         return

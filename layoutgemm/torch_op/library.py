@@ -2,8 +2,8 @@
 
     matmul(Tensor a, Tensor b, ScalarType? out_dtype=None, str config="", bool? allow_tf32=None) -> Tensor
 
-a and b have two dimensions or more. `config` is a configuration as `torch_op.config_text` writes it. The derivatives
-are products too, through the same operator, so they have derivatives of their own:
+a and b have two dimensions or more. `config` is a configuration as `torch_op.operator.config_text` writes it. The
+derivatives are products too, through the same operator, so they have derivatives of their own:
 
     C = A @ B  -->  dA = dC @ B^T,  dB = A^T @ dC, summed over the dimensions along which A or B was stretched
                     dC = dA @ B + A @ dB in forward mode
@@ -50,7 +50,7 @@ def check_matrices(a: torch.Tensor, b: torch.Tensor, allow_tf32: bool | None) ->
 
 @functools.lru_cache(256)
 def configured(text: str) -> Sm90Choice | None:
-    """The configuration that `torch_op.config_text` wrote. Raises OperandError for a text of no configuration."""
+    """The configuration that `operator.config_text` wrote. Raises OperandError for a text of no configuration."""
     if not text:
         return None
     try:

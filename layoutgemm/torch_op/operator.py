@@ -108,9 +108,9 @@ def matmul(
                 whose columns are contiguous (the transpose of (2n, K) weights) and no bias; with a bias, of 2n, and for
                 any other b torch gates a float32 product
     epilogue    in place of these: any `kernels.epilogue.Epilogue`, in the kernel, for matrices and batches of them;
-    given       what it reads and writes, by name: numbers and tensors (see `torch_epilogue`). No gradients
+    given       what it reads and writes, by name: numbers and tensors (see `torch_op.epilogue`). No gradients
     config      the kernel's configuration, an Sm90Config or Sm90Choice; default what `layoutgemm.tune` measured for the
-                product, or else `sm90_choice.choose`
+                product, or else `kernels.sm90.choose.rules.choose`
     out_dtype   default a's type; bfloat16 for 8-bit floats, int32 for integers
     allow_tf32  whether float32 may be multiplied as tf32; default torch.backends.cuda.matmul.allow_tf32
 

@@ -286,7 +286,7 @@ def solve(problem: Problem) -> Solution:
     """The kernel, its arguments and the copies for a problem without empty sizes.
 
     Where tensor copies cannot read an operand as it lies, threads may (the kernel of `kernels.sm80_plan`, compiled for
-    the GPU's own architecture): which of the two it is, copy or slower kernel, `torch_choice.compared` says. GPUs
+    the GPU's own architecture): which of the two it is, copy or slower kernel, `torch_op.choose.compared` says. GPUs
     without wgmma have that kernel alone.
 
     Raises OperandError where no kernel exists for the types, or a size is beyond what tensor coordinates hold.

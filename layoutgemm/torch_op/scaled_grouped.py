@@ -1,7 +1,7 @@
 """layoutgemm.scaled_matmul and grouped_matmul: products of torch tensors with more to them than A and B.
 
-Plans of `kernels.sm90_mainloop` and `sm90_ragged` on Hopper; on the CPU the same in float64, rounded once. Imported
-when first named.
+Plans of `kernels.sm90_mainloop` and `kernels.sm90.grouped` on Hopper; on the CPU the same in float64, rounded once.
+Imported when first named.
 """
 
 from __future__ import annotations

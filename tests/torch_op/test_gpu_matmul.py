@@ -194,7 +194,7 @@ def test_batches(name: str) -> None:
 
 
 def test_one_matrix_for_a_batch_in_the_tensor_map(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hardware takes a stride of 0, on which `torch_problem.STRETCHED_IN_MAP` rests; without it, launches do."""
+    """The hardware takes a stride of 0, on which `torch_op.problem.STRETCHED_IN_MAP` rests; without it, launches do."""
     a, b = integers(64, 128), integers(5, 128, 80)
     monkeypatch.setattr(torch_problem, "STRETCHED_IN_MAP", False)
     torch_op.forget()

@@ -12,8 +12,8 @@ what the walk leaves over are further instructions.
     box                   the walk, in order of shared offsets, as far as it is compact and within the rules
     instructions          the rest of the walk, and the shares of the blocks of a multicast group
 
-`tma_rules` has the rules, `tma_plan` the result, `tma_engine` what the hardware does with it, `tma_nearest` what to do
-when a rule forbids a copy.
+`atoms.tma.rules` has the rules, `atoms.tma.plan` the result, `atoms.tma.engine` what the hardware does with it,
+`atoms.tma.suggest` what to do when a rule forbids a copy.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def tma_load(
     names      what to call gmem's modes; default m0, m1, ...
     multicast  blocks of a cluster that share the tile; each sends an equal part to all
     split      see a mode as two dimensions where that makes the boxes bigger
-    format     a name of `tma_rules.FORMATS` where a type has several
+    format     a name of `atoms.tma.rules.FORMATS` where a type has several
     l2_promotion, oob_fill   see `TensorMap`
     address    of the tensor's first byte, or what it is known to be a multiple of
 
@@ -124,9 +124,9 @@ def tma_store(
     """The tensor copies that write one tile of shared memory to a global tensor; see `tma_load` for the arguments.
 
     Rows outside the tensor are not written. A line is written to the end of its last 16 bytes, though: the elements of
-    these that lie beyond the tensor get what the tile holds (`TmaPlan.written`, `tma_rules.whole_units`; measured on an
-    H200). No other line of the tensor begins there, but in a part of a larger matrix its neighbours do: give such a
-    part lines of whole 16-byte units, or store it otherwise.
+    these that lie beyond the tensor get what the tile holds (`TmaPlan.written`, `atoms.tma.rules.whole_units`; measured
+    on an H200). No other line of the tensor begins there, but in a part of a larger matrix its neighbours do: give such
+    a part lines of whole 16-byte units, or store it otherwise.
 
     Raises TmaError as `tma_load` does, and where two coordinates of the tensor are one address.
 

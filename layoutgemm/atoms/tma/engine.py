@@ -8,7 +8,8 @@ says it moves, so a wrong number in a plan moves wrong bytes here, as on the GPU
     in shared memory the box is compact, i0 fastest; a swizzled row of the box begins at a multiple of its span
     the swizzle XORs bits of the absolute shared address
     elements outside the tensor, below or above, are loaded as zeros (or NaNs), and count as bytes moved
-    a store leaves rows outside the tensor alone, but ends a line at a multiple of 16 bytes: `tma_rules.whole_units`
+    a store leaves rows outside the tensor alone, but ends a line at a multiple of 16 bytes:
+    `atoms.tma.rules.whole_units`
 
 Sources: PTX ISA, "Tensors" (dimensions, bounding box, traversal stride, out-of-boundary access, swizzling modes),
 "cp.async.bulk.tensor" and "cp.reduce.async.bulk.tensor"; CUDA Programming Guide, "TMA swizzle" for rows narrower than

@@ -1,7 +1,7 @@
 """Barriers of a pipeline: mbarriers with phases, counts and bytes; named barriers; the cluster barrier.
 
 Besides carrying on what arriving warps know, each operation is held to what makes its phase certain (PTX ISA,
-"mbarrier"; `pipeline_prove` tells why these are the conditions):
+"mbarrier"; `checks.pipeline.prove` tells why these are the conditions):
 
     wait      knows that the last phase of the same parity is over; else an earlier one could let it through
     complete  knows of every wait for the phase before it; else a waiter could find the parity turned twice

@@ -16,7 +16,7 @@ that the program does not enforce would matter:
     exit         a copy or a remote arrival that nobody in the CTA it reaches waits for before exiting
     deadlock     nobody can go on
 
-Why one order is enough is told in `pipeline_prove`.
+Why one order is enough is told in `checks.pipeline.prove`.
 """
 
 from __future__ import annotations

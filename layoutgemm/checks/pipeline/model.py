@@ -2,8 +2,8 @@
 
 A `Pipeline` says who waits for what, in which order, for k = 0, 1, ...; `prove()` answers for every number of k tiles
 and of output tiles at once, with a proof or with the interleaving that breaks the kernel. `explain()` prints the table
-that a kernel's docstring shows. Constructors for the usual kernels are in `pipeline_patterns`, the argument of the
-proof in `pipeline_prove`, the meaning of each action in `pipeline_machine`.
+that a kernel's docstring shows. Constructors for the usual kernels are in `checks.pipeline.patterns`, the argument of
+the proof in `checks.pipeline.prove`, the meaning of each action in `checks.pipeline.machine`.
 """
 
 from __future__ import annotations

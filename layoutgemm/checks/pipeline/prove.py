@@ -3,7 +3,7 @@
 **One order is enough.** Fix the loop lengths. A program then has no choice of its own: what a warp does next depends on
 its place alone, and a barrier only says when. Run it once, in any order, and call T the partial order of what came
 after what: each warp's own steps, an operation's landing after its issue, a passed wait after everything that was
-counted in the phases it waited for. Suppose that in T (`pipeline_barriers` checks each as it runs)
+counted in the phases it waited for. Suppose that in T (`checks.pipeline.barriers` checks each as it runs)
 
     1. who waits for a phase knows that the phase of the same parity before it is over,
     2. who completes a phase knows of every wait for the phase before it,
@@ -19,9 +19,9 @@ that T allows; where T gets stuck, all do, and where T does not, none does (a de
 and a prefix of T can). Two accesses that T leaves unordered are next to each other in some execution: that is the race.
 What a read finds is the same in all executions. Where one of the four fails, two orders differ: that is reported as is.
 
-The order that `pipeline_machine` takes is lock step, with every asynchronous operation done as soon as it is issued. An
-operation is a thread of its own in T, ordered after its issue and before what waits for it, so nothing is lost: what it
-touches later races with it unless somebody waited.
+The order that `checks.pipeline.machine` takes is lock step, with every asynchronous operation done as soon as it is
+issued. An operation is a thread of its own in T, ordered after its issue and before what waits for it, so nothing is
+lost: what it touches later races with it unless somebody waited.
 
 **Finitely many states are enough.** Control depends on k only through cursors (index and phase), through the first few
 k that a condition names, and through the answers to "is there another k tile" and "another output tile". Both answers
@@ -90,7 +90,7 @@ class PipelineProof:
 class Interleaving:
     """A run that breaks the pipeline: every step that must come first, in an order that can happen. Falsy.
 
-    kind    of `pipeline_machine`'s hazards
+    kind    of `checks.pipeline.machine`'s hazards
     what    the last thing that happens, and why it is wrong
     who     the warp that does it
     lengths K of each output tile so far; "3+" is three or more

@@ -215,7 +215,7 @@ def largest_of_warp(address: Any, bits: Any) -> None:
 
 
 def random_pair(seed: Any, i: Any, pair: Any) -> Any:
-    """32 random bits of two neighbours: see `epilogue_numpy.mix`."""
+    """32 random bits of two neighbours: see `kernels.epilogue.numpy_math.mix`."""
     return mix(Uint32(seed), Uint32(i), Uint32(pair), Uint32)
 
 

@@ -89,7 +89,7 @@ def fence_after_sync() -> None:
 
 
 class TensorOperand(Operand):
-    """One operand's descriptors, of the blocks' own part of the tile; see `bridge_wgmma.Operand`."""
+    """One operand's descriptors, of the blocks' own part of the tile; see `kernels.dsl.wgmma.Operand`."""
 
     def word_at(self, stage: Any, k_block: int) -> Any:
         """The descriptor of one instruction's operand in a stage, as the 64-bit integer that the instruction takes."""

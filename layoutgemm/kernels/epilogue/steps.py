@@ -379,8 +379,9 @@ class Custom(Step):
     def of(cls, function: Callable[..., Any], *operands: Given) -> Custom:
         """The step x -> function(x, i, j, ops, *operands).
 
-        x is the f32 value, i and j its row and column in C, ops what it may call (see `epilogue_trace.Operations`);
-        the operands' values follow in order. The function is traced: called once, with symbols.
+        x is the f32 value, i and j its row and column in C, ops what it may call (see
+        `kernels.epilogue.tracing.Operations`); the operands' values follow in order. The function is traced: called
+        once, with symbols.
 
         >>> import numpy as np
         >>> from layoutgemm.kernels.epilogue.chain import Epilogue

@@ -33,7 +33,7 @@ ARCH = "sm_100a"
 class Regions:
     """Where named pieces lie in a block's dynamic shared memory, in bytes: each where the one before it ends, aligned.
 
-    `bridge_tcgen05.SharedRegions` turns names into addresses.
+    `kernels.dsl.tcgen05.SharedRegions` turns names into addresses.
 
     >>> regions = Regions.of(a=(16384, 1024), loaded=(8, 8), slot=(4, 8))
     >>> regions["slot"], regions.total

@@ -51,7 +51,7 @@ class GemmResult:
     why     why it ran there, when the caller did not choose
     copies  one sentence for each operand that was copied before the run, or `out` after it, with the rule that made it
             necessary
-    written  what the plan's epilogue wrote besides C, by name, see `run_fused`
+    written  what the plan's epilogue wrote besides C, by name, see `kernels.run.fused`
     """
 
     c: Any

@@ -1,7 +1,7 @@
 """What a GPU itself says of its places for clusters: chips of one name have different multiprocessors switched off.
 
 The driver answers for a kernel, here for one that does nothing, of blocks so large that a multiprocessor holds one. A
-GPU that does not answer is taken to have an H200's share of its multiprocessors (`sm90_places`).
+GPU that does not answer is taken to have an H200's share of its multiprocessors (`kernels.sm90.choose.occupancy`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def resident(index: int, blocks: int) -> int:
 
     index  the driver's number of the GPU, which is torch's
 
-    Raises ValueError for more blocks than the largest of `sm90_places.SIZES`.
+    Raises ValueError for more blocks than the largest of `kernels.sm90.choose.occupancy.SIZES`.
     """
     return of_device(index).resident(blocks)
 
@@ -49,7 +49,7 @@ def places(index: int, multiprocessors: int) -> Places:
 
 
 def asked(index: int) -> tuple[int, ...]:
-    """Clusters of each of `sm90_places.SIZES` blocks that run at a time, as cuOccupancyMaxActiveClusters says.
+    """Clusters of each of `choose.occupancy.SIZES` blocks that run at a time, as cuOccupancyMaxActiveClusters says.
 
     Raises RuntimeError where the driver refuses, ImportError without CUDA's bindings.
     """

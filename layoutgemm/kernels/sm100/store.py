@@ -4,7 +4,7 @@
 
 Each of four warps has the 32 lanes that it can reach, which are 32 rows of C, and stores them for itself: no warp waits
 for another. The columns are cut into chunks, a load each, and these into rounds and buffers as the Hopper kernel's are
-(`sm90_store.StorePlan`):
+(`kernels.store.StorePlan`):
 
     order of C   tile of a chunk   contiguous   a thread writes
     row          (32, width)       columns      16 bytes of its row at a time

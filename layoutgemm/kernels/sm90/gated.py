@@ -27,7 +27,7 @@ HALVES = 2
 
 @dataclass(frozen=True)
 class Gated:
-    """kind(gate) * up, in f32; kind is one of `epilogue_steps.ACTIVATIONS`: "silu" makes SwiGLU, "gelu" GeGLU.
+    """kind(gate) * up, in f32; kind is one of `kernels.epilogue.steps.ACTIVATIONS`: "silu" makes SwiGLU, "gelu" GeGLU.
 
     Raises PlanError for another kind.
 

@@ -132,12 +132,14 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         a, b             bf16, f16, tf32, e4m3 or e5m2 each, i8 or u8 each, ":row" (default) or ":col"; all but 16-bit
                          ones K-major: a "row", b "col". tf32 is given as float32, and rounded by the tensor copy
         c                f32, bf16, f16, e4m3 or e5m2, of integers also i32, ":row" or ":col"; unless given a's type,
-                         bf16 of 8-bit floats, f32 of tf32, i32 of integers: the table is in `sm90_types`
+                         bf16 of 8-bit floats, f32 of tf32, i32 of integers: the table is in `kernels.sm90.types`
         epilogue         what happens to the sums before they are stored, see `kernels.epilogue`
         gated            "silu", "gelu", ...: C = act(A @ B[:, :n]) * (A @ B[:, n:]) for a "col" B of 2n columns, each
-                         tile half of either; the epilogue comes after it. See `sm90_gated`
-        mainloop         what happens to the sum of each K block, where it is more than added; see `sm90_mainloop`
-        ragged           A's m rows are `batch` groups, each of which multiplies its own matrix of B: see `sm90_ragged`
+                         tile half of either; the epilogue comes after it. See `kernels.sm90.gated`
+        mainloop         what happens to the sum of each K block, where it is more than added; see
+        `kernels.sm90.mainloop`
+        ragged           A's m rows are `batch` groups, each of which multiplies its own matrix of B: see
+        `kernels.sm90.grouped`
 
         Raises PlanError naming the argument and the arithmetic when no such kernel exists; passes on AtomError,
         DescriptorError and TmaError.
@@ -346,7 +348,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         return self.config.launch == "tiles" and self.half is None
 
     def expected(self, origin: Any, sizes: Any, choose: Any) -> Any:
-        """Bytes that a stage's barrier expects, for the tile at an origin; ints or traced integers. See `sm90_ends`."""
+        """Bytes that a stage's barrier expects, for the tile at an origin; ints or traced integers. See `edges`."""
         found = self.full_bytes
         for operand in (self.a, self.b):
             if (ends := operand.ends) is not None:

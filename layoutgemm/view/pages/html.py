@@ -2,7 +2,7 @@
 
 A page needs nothing but itself: style, script and data are inside, and its content security policy forbids it to fetch
 anything. It works with mouse, touch and keyboard, in light and dark, and offers a field to jump to an element, a thread
-or a byte. What it shows is computed here by the layouts (`linked`, `linked_product`); the browser looks numbers up.
+or a byte. What it shows is computed here by the layouts (`linked`, `view.pages.product`); the browser looks numbers up.
 """
 
 from __future__ import annotations

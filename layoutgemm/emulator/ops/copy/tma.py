@@ -5,9 +5,9 @@ cp.async.bulk.prefetch.tensor". What a copy moves, and where to, is said by `ato
 for each tensor map and kept as indices. A load is an asynchronous event that the mbarrier knows of when it has landed,
 a store one that reads shared memory until the thread waits for its bulk group.
 
-A store writes whole 16-byte units (`tma_rules.whole_units`): where a line ends within one, elements beyond it too. They
-are written here, as on an H200, and reported, kind "edge": a tensor map of an output whose pitch is its own says what
-is meant, one of a part of a larger matrix overwrites its neighbours. `Policy(edges=False)` is for the former.
+A store writes whole 16-byte units (`atoms.tma.rules.whole_units`): where a line ends within one, elements beyond it
+too. They are written here, as on an H200, and reported, kind "edge": a tensor map of an output whose pitch is its own
+says what is meant, one of a part of a larger matrix overwrites its neighbours. `Policy(edges=False)` is for the former.
 """
 
 from __future__ import annotations

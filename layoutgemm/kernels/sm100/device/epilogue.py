@@ -1,7 +1,7 @@
 """The end of a tile in a Blackwell kernel: an accumulator in tensor memory becomes rows, or columns, of C.
 
 Everything here runs in one epilogue warp, for the 32 lanes that it reaches; loads, addresses and boxes come from the
-plan's store (`sm100_store`), conversions and tensor stores are those of the Hopper kernel.
+plan's store (`kernels.sm100.store`), conversions and tensor stores are those of the Hopper kernel.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ _END, _LARGEST = 2.39e-6, 256 * 224  # a tile's end that no product hides, of so
 # More of 256 rows and of 192, of 224 columns, and of fewer by these powers; of 64, which are stored in one go.
 _END_256, _POWER_256, _END_192, _POWER_192, _END_64 = 8.52e-7, -0.543, 8.15e-7, -0.08, 2.59e-7
 _WAVE, _START = 4.16e-7, 2.15e-6  # of each further wave; from one kernel's end to the next one's first product
-_CROWDED, _CROWDED_PARTS, _FEW_IDLE = 0.0921, 0.251, 2  # as in `sm90_few_rows`, of memory and L2, and of parts of K
+_CROWDED, _CROWDED_PARTS, _FEW_IDLE = 0.0921, 0.251, 2  # as in `small_m`, of memory and L2, and of parts of K
 # Where lines begin between the memory's: their time in several waves, by that in one; what a multiprocessor takes in
 # faster while others are idle, at most.
 _LATER, _MOST_EACH = 0.685, 1.3

@@ -245,7 +245,7 @@ def _configured(
     tall = bits == 16 and _tall_wave(best)
     consumers, one = warpgroups(best.tile, once=tall), best.waves == 1
     loader = "self" if consumers == 2 else "warp" if one else "warpgroup"
-    if rows == TALL:  # beside a loader's registers there are enough for 200 columns (`sm90_budgets`)
+    if rows == TALL:  # beside a loader's registers there are enough for 200 columns (`kernels.sm90.budget_checks`)
         loader = "warp" if one and columns <= _TALL_COLUMNS else "self"
     config = Sm90Config(
         best.tile,

@@ -7,7 +7,7 @@ tiles from the tensor copies to the products, across the borders of output tiles
     role        who                                          does
     --------    -----------------------------------------    ----------------------------------------------------------
     loader      one warp: of a consumer ("self"), its own    waits for empty[s], arms full[s] with plan.expected,
-                ("warp"), or of a warpgroup of its own       issues its share of the loads of a k tile: `sm90_loads`
+                ("warp"), or of a warpgroup of its own       issues its share of the loads of a k tile: `device.loads`
     consumer    1 to 3 warpgroups: of one tile, each some    wait for full[s], multiply, release the stage before;
                 rows (cooperative), or of two tiles in       then convert the accumulators and store them through
                 turn (pingpong)                              shared memory by tensor stores

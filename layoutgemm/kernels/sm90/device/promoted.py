@@ -80,7 +80,7 @@ class TileTables(bridge.Carried):
     """The tables as one thread reads them for one tile: where the numbers of its rows and columns lie.
 
     place   first row and column of the warpgroup's accumulators, and their matrix
-    keys    of what a thread reads, each once: see `sm90_mainloop.key_of`
+    keys    of what a thread reads, each once: see `kernels.sm90.mainloop.key_of`
     starts  for each of them, the address of the number of K block 0
     steps   and the bytes from there to that of K block 1
     """
