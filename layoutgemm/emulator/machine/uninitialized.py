@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 # Operations that move values between lanes: what they are given decides nothing.
 MOVES = ("shfl", "redux", "movmatrix", "vote", "match", "stmatrix")
-# Hints, which change no result; and products of warpgroups, which look at their registers themselves.
-LEFT = ("nanosleep", "prefetch", "prefetchu", "applypriority", "discard", "wgmma")
 
 
 def failed_at(segment: Segment, error: BaseException) -> int:
@@ -125,7 +123,7 @@ def run_doubtful(fiber: Fiber, step: Operation) -> Any:
     """
     doubtful = _settled(fiber, step.doubtful)
     ins = step.ins
-    if not doubtful or ins.words[0] in LEFT:
+    if not doubtful:
         return step.run(fiber)
     machine, registers, lanes = fiber.machine, fiber.registers, fiber.lanes
     program = machine.program

@@ -18,7 +18,7 @@ from ...errors import PtxError
 
 # Bounds of what a kernel may declare; the hardware has none for virtual registers, and 32764 bytes of parameters.
 MAX_REGISTERS, MAX_PARAMETER_BYTES, MAX_SHARED_BYTES, MAX_SCOPES = 1 << 17, 32764, 1 << 24, 256
-MAX_ALIGNMENT, MAX_BRACKETS = 1 << 16, 8
+MAX_ALIGNMENT, MAX_BRACKETS = 1 << 16, 64
 # Sizes in bytes of the types that may stand in a declaration.
 SIZES = {"pred": 1, **{f"{k}{n}": n // 8 for k in "bsuf" for n in (8, 16, 32, 64, 128)}}
 
@@ -414,11 +414,11 @@ def _split(text: str) -> list[str]:
     if not _BRACKET.search(text):
         plain = [part.strip() for part in text.split(",")]
         return plain if plain[-1] else plain[:-1]
+    if text.count("[") + text.count("{") > MAX_BRACKETS:
+        raise ValueError(f"more than {MAX_BRACKETS} brackets")
     out, depth, current = [], 0, ""
     for char in text:
         depth += (char in "[{(") - (char in "]})")
-        if depth > MAX_BRACKETS:
-            raise ValueError(f"more than {MAX_BRACKETS} brackets, one in the other")
         if char == "," and depth == 0:
             out.append(current.strip())
             current = ""

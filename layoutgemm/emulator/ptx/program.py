@@ -24,6 +24,10 @@ SHARED_START = 1024  # dynamic shared memory does not begin at offset 0: a forgo
 # Instructions whose first operand is read although it is a register.
 READS_FIRST = {"bar", "barrier", "nanosleep", "setmaxnreg", "discard", "griddepcontrol"}
 
+# Instructions that may be given registers without a value: hints, which change no result, and products of warpgroups,
+# which look at their registers themselves.
+LEFT = ("nanosleep", "prefetch", "prefetchu", "applypriority", "discard", "wgmma")
+
 Run = Callable[[Any], Any]  # fiber -> None, or what `machine.py` says of operations
 
 
@@ -180,10 +184,12 @@ class Program:
             # A loop without a way out has no such block: its lanes never meet.
             nearest = next((m for m in range(exit_) if strict >> m & 1 and after[m] == strict), exit_)
             self.meets[at] = starts[nearest] if nearest < exit_ else end
-        self._liveness(starts, last, follows)
-        self._doubts(starts, last, follows)
+        used, killed = self._uses(starts, last)
+        self._liveness(starts, follows, used, killed)
+        self._doubts(starts, last, follows, used, killed)
 
-    def _liveness(self, starts: list[int], last: list[int], follows: list[list[int]]) -> None:
+    def _uses(self, starts: list[int], last: list[int]) -> tuple[list[int], list[int]]:
+        """For each block, the registers that it reads before it writes them, and those that it writes, as bit sets."""
         used, killed = [], []
         for first, at in zip(starts, last, strict=True):
             uses = kills = 0
@@ -192,6 +198,9 @@ class Program:
                 kills |= self.writes[pc]
             used.append(uses)
             killed.append(kills)
+        return used, killed
+
+    def _liveness(self, starts: list[int], follows: list[list[int]], used: list[int], killed: list[int]) -> None:
         live = [0] * (len(starts) + 1)
         changed = True
         while changed:
@@ -205,23 +214,32 @@ class Program:
                     live[n], changed = now, True
         self.live = {pc: live[n] for n, pc in enumerate(starts)} | {self.size: 0}
 
-    def _doubts(self, starts: list[int], last: list[int], follows: list[list[int]]) -> None:
+    def _doubts(
+        self, starts: list[int], last: list[int], follows: list[list[int]], used: list[int], killed: list[int]
+    ) -> None:
         """`doubts`: for each pc, the registers among those read that have no value on some way there, or one computed
         from such; as a bit set."""
-        every = (1 << len(self.index)) - 1
-        before = [every] + [0] * len(starts)
-        self.doubts, queue = [0] * self.size, {0} if starts else set()
-        while queue:
-            block = min(queue)
-            queue.discard(block)
-            doubtful = before[block]
-            for pc in range(starts[block], last[block] + 1):
-                self.doubts[pc] = found = self.reads[pc] & doubtful
-                doubtful = doubtful | self.writes[pc] if found else doubtful & ~self.writes[pc]
-            for after in follows[block]:
-                if after < len(starts) and doubtful & ~before[after]:
-                    before[after] |= doubtful
-                    queue.add(after)
+        before = [(1 << len(self.index)) - 1] + [0] * len(starts)
+        self.doubts = [0] * self.size
+        changed = bool(starts)
+        while changed:
+            changed = False
+            for block in range(len(starts)):
+                doubtful = before[block]
+                if not doubtful & used[block]:
+                    doubtful &= ~killed[block]
+                else:
+                    for pc in range(starts[block], last[block] + 1):
+                        found = self.reads[pc] & doubtful
+                        if found and self.kernel.instructions[pc].words[0] not in LEFT:
+                            self.doubts[pc] = found
+                            doubtful |= self.writes[pc]
+                        else:
+                            doubtful &= ~self.writes[pc]
+                for after in follows[block]:
+                    if doubtful & ~before[after]:
+                        before[after] |= doubtful
+                        changed = True
 
     # ------------------------------------------------------------ code
 
