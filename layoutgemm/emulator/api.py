@@ -29,7 +29,7 @@ from .machine.launch import Launch, Policy, Progress, Watch
 from .machine.memory import GlobalMemory
 from .machine.tensor_map import BYTES, encode
 from .machine.timeline import Timeline
-from .machine.unwritten_memory import contents, restore, settled
+from .machine.unwritten_memory import settled
 from .ops import program_of
 from .ptx.parser import Instruction, Kernel, Parameter, parse
 
@@ -238,19 +238,18 @@ def _run(
 
     if policy is None or isinstance(policy, Policy):
         return run(policy or Policy(), watch)
-    before = contents(memory)
-    after: list[Any] = []
+    before = memory.contents()
+    after = None
     out = Emulation()
     for number, order in enumerate(policy):
         if number:
-            restore(memory, before)
+            memory.restore(before)
         one = run(order, Watch() if number else watch)
-        for buffer, content in zip(memory.buffers, after, strict=False):
-            differ = buffer.data != content
-            if differ.any() and one.launches:
-                text = f"byte {int(differ.argmax())} of {buffer.name} depends on the order: {policy[0]} and {order}"
+        if after is not None and one.launches:
+            for name, byte in memory.differing(after):
+                text = f"byte {byte} of {name} depends on the order: {policy[0]} and {order}"
                 one.launches[-1].findings.append(Finding("race", text))
-        after = after or contents(memory)
+        after = after or memory.contents()
         seen = {(finding.kind, finding.line) for finding in out.findings}
         for launch in one.launches:
             launch.findings[:] = [f for f in launch.findings if (f.kind, f.line) not in seen]

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -165,14 +166,14 @@ def _flat(value: Any) -> tuple[int, ...]:
 def callers_array(address: int) -> tuple[str, int, npt.NDArray[np.uint8]] | None:
     """(name, first address, bytes) of the array of a calling frame that holds an address of this process, or None.
 
-    Only variables of the callers are looked at, and lists, tuples and dicts of them: an address near no array of theirs
-    is an error, as it would be on a GPU, and no memory is read to find out.
+    Only variables of the callers are looked at, and the lists, tuples, dicts and objects there: an address near no
+    array of theirs is an error, as it would be on a GPU, and no memory is read to find out.
     """
-    frame = sys._getframe(1)
+    frame, seen = sys._getframe(1), dict[int, int]()
     while frame is not None:
         if not str(frame.f_globals.get("__name__", "")).startswith("layoutgemm."):
             for name, value in [*frame.f_locals.items(), *frame.f_globals.items()]:
-                for place, one in _arrays_in(name, value):
+                for place, one in _arrays_in(name, value, 3, seen):
                     try:
                         array = array_of(one)
                     except EmulatorError:  # on a GPU, or not to be described
@@ -187,12 +188,26 @@ def callers_array(address: int) -> tuple[str, int, npt.NDArray[np.uint8]] | None
     return None
 
 
-def _arrays_in(name: str, value: Any) -> Iterable[tuple[str, Any]]:
-    if isinstance(value, dict):
-        return [(f"{name}[{key!r}]", part) for key, part in list(value.items()) if _may_be_array(part)]
-    if isinstance(value, (list, tuple)):
-        return [(f"{name}[{number}]", part) for number, part in enumerate(value) if _may_be_array(part)]
-    return [(name, value)] if _may_be_array(value) else []
+def _arrays_in(name: str, value: Any, depth: int, seen: dict[int, int]) -> Iterator[tuple[str, Any]]:
+    """(name, array) of the arrays in a variable: itself, its elements, and attributes of objects, down to a depth.
+
+    seen  object -> the depth to which it was looked into
+    """
+    if seen.get(id(value), -1) >= depth or isinstance(value, (type, ModuleType, FunctionType)):
+        return
+    seen[id(value)] = depth
+    if _may_be_array(value):
+        yield name, value
+    elif depth:
+        parts: Iterable[tuple[str, Any]] = ()
+        if isinstance(value, dict):
+            parts = [(f"{name}[{key!r}]", part) for key, part in list(value.items())]
+        elif isinstance(value, (list, tuple)):
+            parts = [(f"{name}[{number}]", part) for number, part in enumerate(value)]
+        elif isinstance(attributes := getattr(value, "__dict__", None), dict):
+            parts = [(f"{name}.{key}", part) for key, part in list(attributes.items())]
+        for place, part in parts:
+            yield from _arrays_in(place, part, depth - 1, seen)
 
 
 def _may_be_array(value: Any) -> bool:

@@ -7,7 +7,7 @@ ever written.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,14 @@ class Buffer:
         return self.address + len(self.data)
 
 
+@dataclass(frozen=True)
+class Contents:
+    """Copies of the bytes of a memory's buffers, and of the arrays that pointers led to."""
+
+    buffers: list[npt.NDArray[np.uint8]]
+    followed: list[npt.NDArray[np.uint8]]
+
+
 class GlobalMemory:
     """Buffers at addresses far apart, so that an access beyond one meets no other.
 
@@ -52,7 +60,7 @@ class GlobalMemory:
         self.buffers: list[Buffer] = []
         # Arrays of this process that pointers in memory lead to, at their own addresses; and who finds one.
         self.followed: list[Buffer] = []
-        self.before: list[npt.NDArray[np.uint8]] = []  # what each held when it was found
+        self.before: list[npt.NDArray[np.uint8] | None] = []  # what each held when it was found; None: an argument
         self.follow: Callable[[int], tuple[str, int, npt.NDArray[np.uint8]] | None] | None = None
         self.kept: tuple[Any, ...] = ()  # objects whose memory the buffers are, where they hold it by address alone
 
@@ -89,20 +97,40 @@ class GlobalMemory:
         for buffer in self.followed:
             if buffer.address <= address < buffer.end:
                 return buffer
+        for buffer in self.buffers:
+            low = buffer.data.__array_interface__["data"][0]
+            if low <= address < low + len(buffer.data):
+                self.followed.append(Buffer(buffer.name, low, buffer.data))
+                self.before.append(None)
+                return self.followed[-1]
         found = self.follow(address) if self.follow is not None else None
         if found is None:
-            raise EmulatorError(f"global address {address:#x} lies in no buffer")
+            raise EmulatorError(f"global address {address:#x} lies in no buffer, and in no array of the callers")
         name, low, data = found
-        for other in self.buffers:
-            first = other.data.__array_interface__["data"][0]
-            if first < low + len(data) and low < first + len(other.data):
-                raise EmulatorError(
-                    f"global address {address:#x}, in memory, leads to {name}, which is passed as {other.name}: "
-                    "the kernel would reach its bytes at two addresses; pass it in one of the two ways"
-                )
         self.followed.append(Buffer(name, low, data))
         self.before.append(data.copy())
         return self.followed[-1]
+
+    def contents(self) -> Contents:
+        """A copy of each buffer, and of the arrays that were followed so far."""
+        return Contents([b.data.copy() for b in self.buffers], [b.data.copy() for b in self.followed])
+
+    def restore(self, saved: Contents) -> None:
+        """Write the copies back, where a buffer may be written; what was followed later becomes what it was then."""
+        every = list(zip(self.buffers, saved.buffers, strict=True))
+        for number, (buffer, before) in enumerate(zip(self.followed, self.before, strict=True)):
+            if before is not None:
+                every.append((buffer, saved.followed[number] if number < len(saved.followed) else before))
+        # An array may be part of one that was passed or followed before it, whose copy is the older one.
+        for buffer, content in reversed(every):
+            if buffer.data.flags.writeable:
+                buffer.data[:] = content
+
+    def differing(self, saved: Contents) -> Iterator[tuple[str, int]]:
+        """(name, first byte) of each buffer that holds something else than its copy."""
+        for buffer, content in (*zip(self.buffers, saved.buffers, strict=True), *zip(self.followed, saved.followed)):
+            if (differ := buffer.data != content).any():
+                yield buffer.name, int(differ.argmax())
 
     def near(self, address: int) -> Buffer:
         """The buffer that holds the address, or the next one after it: a tensor may begin before its buffer."""
@@ -113,26 +141,35 @@ class GlobalMemory:
             return self.buffers[number + 1]
         return self._followed(address)
 
-    def _offsets(self, addresses: npt.NDArray[np.int64], size: int) -> tuple[Buffer, npt.NDArray[np.int64]]:
+    def _offsets(self, addresses: npt.NDArray[np.int64], size: int) -> tuple[Buffer, npt.NDArray[np.int64]] | None:
+        """(the buffer that all lie in, offsets in it); None where they lie in several."""
         every = addresses.tolist()  # of a few numbers Python finds the least and the greatest sooner than NumPy
         low, high = min(every), max(every)
         buffer, _ = self.find(low, size)
         if high + size > buffer.end:
             self.find(high, size)
-            raise EmulatorError(f"lanes of one access reach from {low:#x} to {high:#x}, in different buffers")
+            return None
         return buffer, addresses - buffer.address
 
     def read(self, addresses: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.uint8]:
         """[n] addresses -> [n, size] bytes."""
         if addresses.size == 0:
             return np.empty((0, size), dtype=np.uint8)
-        buffer, offsets = self._offsets(addresses, size)
+        found = self._offsets(addresses, size)
+        if found is None:
+            return np.concatenate([self.read(addresses[n : n + 1], size) for n in range(len(addresses))])
+        buffer, offsets = found
         return pieces(buffer.data, offsets, size)
 
     def write(self, addresses: npt.NDArray[np.int64], data: npt.NDArray[np.uint8]) -> None:
         """Store [n, size] bytes at [n] addresses."""
         if addresses.size:
-            buffer, offsets = self._offsets(addresses, data.shape[1])
+            found = self._offsets(addresses, data.shape[1])
+            if found is None:
+                for n in range(len(addresses)):
+                    self.write(addresses[n : n + 1], data[n : n + 1])
+                return
+            buffer, offsets = found
             buffer.data[_bytes(offsets, data.shape[1])] = data
 
 

@@ -14,14 +14,14 @@ The two fills are a NaN in every floating-point type and a small number in every
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from ...errors import EmulatorError
 from .interpreter import PRODUCTS
 from .launch import Policy, Watch
-from .memory import POISON, GlobalMemory
+from .memory import POISON, Contents, GlobalMemory
 
 FILLS = POISON, 0x40
 # What a kernel computes with may be asked for its sign, and whether it is 0.
@@ -33,11 +33,11 @@ def settled(run: Callable[[Policy, Watch], list[Any]], memory: GlobalMemory, pol
 
     run  (policy, what is recorded) -> launches, executed in `memory`
     """
-    before = contents(memory)
+    before = memory.contents()
     launches = run(policy, watch)
     if not any(launch.suspects for launch in launches):
         return launches
-    after = contents(memory)
+    after = memory.contents()
     found = [finding for launch in launches for finding in launch.suspects]
     fills = FILLS if all(any(name in finding.text for name in PRODUCTS) for finding in found) else FILLS + MORE_FILLS
     try:
@@ -45,7 +45,7 @@ def settled(run: Callable[[Policy, Watch], list[Any]], memory: GlobalMemory, pol
         same = all(_same(run, memory, other, before, after) for other in others)
     except EmulatorError:  # it goes another way, so it depends on them
         same = False
-    restore(memory, after)
+    memory.restore(after)
     if not same:
         for launch in launches:
             launch.findings += launch.suspects
@@ -53,22 +53,9 @@ def settled(run: Callable[[Policy, Watch], list[Any]], memory: GlobalMemory, pol
 
 
 def _same(
-    run: Callable[[Policy, Watch], list[Any]], memory: GlobalMemory, policy: Policy, before: Sequence[Any],
-    after: Sequence[Any],
+    run: Callable[[Policy, Watch], list[Any]], memory: GlobalMemory, policy: Policy, before: Contents, after: Contents,
 ) -> bool:  # fmt: skip
     """Whether another run leaves the same in memory."""
-    restore(memory, before)
+    memory.restore(before)
     run(policy, Watch())
-    return all((x == buffer.data).all() for x, buffer in zip(after, memory.buffers, strict=True))
-
-
-def contents(memory: GlobalMemory) -> list[Any]:
-    """A copy of each buffer."""
-    return [buffer.data.copy() for buffer in memory.buffers]
-
-
-def restore(memory: GlobalMemory, saved: Sequence[Any]) -> None:
-    """Write the copies back, where a buffer may be written."""
-    for buffer, content in zip([*memory.buffers, *memory.followed], [*saved, *memory.before], strict=True):
-        if buffer.data.flags.writeable:
-            buffer.data[:] = content
+    return next(memory.differing(after), None) is None

@@ -17,10 +17,11 @@ from typing import Any
 
 from ...errors import EmulatorError
 from ..api import described
+from ..host.arguments import callers_array
 from ..host.dsl_calls import CompiledFunction
 from ..host.launcher import HostFunction, HostLaunch
 from ..machine.interpreter import Launch, Policy
-from ..machine.memory import GlobalMemory
+from ..machine.memory import Contents, GlobalMemory
 from .mutants import Mutant, alterations, deletions, fields
 from .run import Case, Row, Survey, sample
 from .survivors import explained
@@ -73,20 +74,18 @@ def mutate_ptx(
 def _survey(
     launch: HostLaunch, memory: GlobalMemory, count: int | None, progress: Progress | None, edges: bool
 ) -> Survey:
-    before = [buffer.data.copy() for buffer in memory.buffers]
-    after: list[bytes] = []
+    memory.follow = callers_array
+    before = memory.contents()
+    after: list[Contents] = []
 
     def restored() -> Launch:
-        for buffer, content in zip(memory.buffers, before, strict=True):
-            if buffer.data.flags.writeable:
-                buffer.data[:] = content
+        memory.restore(before)
         return Launch(launch.grid, launch.block, launch.parameters, memory, launch.cluster, launch.dynamic_shared)
 
     def check(done: Launch) -> str | None:
-        content = [buffer.data.tobytes() for buffer in done.memory.buffers]
         if not after:
-            after.extend(content)
-        different = [b.name for b, was, is_now in zip(memory.buffers, after, content, strict=True) if was != is_now]
+            after.append(done.memory.contents())
+        different = [name for name, _ in done.memory.differing(after[0])]
         return f"other bytes in {', '.join(different)}" if different else None
 
     def mutants() -> Iterator[Mutant]:

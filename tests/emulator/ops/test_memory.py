@@ -197,8 +197,12 @@ def test_memories():
     assert second.address % 256 == 16 and memory.find(second.address + 7)[1] == 7
     with pytest.raises(EmulatorError, match="byte 4 of buffer first, which has 4: 2 bytes"):
         memory.find(first.address + 4, 2)
-    with pytest.raises(EmulatorError, match=r"different buffers|outside"):
-        memory.read(np.array([first.address, second.address]), 1)
+    where = np.array([first.address + 3, second.address + 5])
+    assert memory.read(where, 1).tolist() == [[3], [5]]
+    memory.write(where, np.array([[8], [9]], np.uint8))
+    assert first.data[3] == 8 and second.data[5] == 9
+    with pytest.raises(EmulatorError, match="is byte 8 of buffer second"):
+        memory.read(np.array([first.address, second.address + 8]), 1)
     with pytest.raises(EmulatorError, match="not contiguous"):
         memory.add("third", np.zeros((4, 4))[:, ::2])
     shared = SharedMemory(40)
@@ -287,6 +291,5 @@ def test_pointers_in_memory_that_lead_to_no_array_are_refused():
             emulate_ptx(TABLE, block=1, args=[table, out, at])
     frozen = np.array([7], np.uint32)
     frozen.flags.writeable = False
-    for pointer, message in ((out, "which is passed as out"), (frozen, "read-only|not writeable|may not be written")):
-        with pytest.raises((EmulatorError, ValueError), match=message):
-            emulate_ptx(TABLE, block=1, args=[np.array([pointer.ctypes.data], np.uint64), out, 0])
+    with pytest.raises(EmulatorError, match="read-only"):
+        emulate_ptx(TABLE, block=1, args=[np.array([frozen.ctypes.data], np.uint64), out, 0])
