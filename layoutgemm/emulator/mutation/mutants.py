@@ -19,6 +19,7 @@ from typing import Any
 from ...atoms.tma.rules import MODES, TensorMap
 from ...errors import EmulatorError
 from ..machine.interpreter import Launch
+from ..ptx.codegen import bits_of
 from ..ptx.parser import Instruction, Kernel, Operand, read_instruction
 
 # Instructions that order others. The deletion of one that says whether a phase has ended says that it has.
@@ -97,7 +98,7 @@ def edited(kernel: Kernel, edits: dict[int, tuple[Instruction, ...]]) -> Kernel:
         for one in made:
             for operand in one.operands:
                 if operand.text.startswith(SPARE):
-                    registers[operand.text] = "b64" if operand.text.endswith("64") else "b32"
+                    registers[operand.text] = f"b{operand.text.removeprefix(SPARE)}"
     labels = {name: place[pc] for name, pc in kernel.labels.items()}
     return dataclasses.replace(kernel, instructions=instructions, labels=labels, registers=registers)
 
@@ -266,8 +267,7 @@ def changed(kernel: Kernel, ins: Instruction, site: Site, change: Change) -> Mut
     operand = _at(ins.operands, site.path)
     if operand is None or operand.kind not in ("reg", "number", "symbol"):
         return None
-    wide = site.bits == 64 or kernel.registers.get(operand.text) == "b64"
-    bits = 64 if wide else 32
+    bits = bits_of(kernel.registers[operand.text]) if operand.kind == "reg" else site.bits
     register = Operand("reg", f"{SPARE}{bits}")
     source = "" if change.operation == "mov" else f"{operand.text}, "
     text = f"{change.operation}.{'u' if change.operation == 'add' else 'b'}{bits} {register.text}, {source}"

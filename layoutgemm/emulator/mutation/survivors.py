@@ -164,7 +164,7 @@ class Explainer:
         if any(one.gained for one in found):
             return Reason(STRICTER, "the same accesses, ordered after more")
         made = [one.text for _, instead in mutant.edits for one in instead]
-        if any(text.startswith((f"mov.b32 {SPARE}", f"mov.b64 {SPARE}")) for text in made):
+        if any(text.startswith(tuple([f"mov.b{bits} {SPARE}" for bits in (16, 32, 64)])) for text in made):
             return Reason(IDLE, "the operand has this value in every case")
         uses = [one.uses for one in found if one.uses]
         text = "every access touches the same bytes, after the same others"

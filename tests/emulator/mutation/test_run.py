@@ -10,8 +10,9 @@ import pytest
 
 from layoutgemm.emulator.machine.interpreter import Launch, Policy
 from layoutgemm.emulator.machine.memory import GlobalMemory
-from layoutgemm.emulator.mutation.mutants import SPARE, Change, changed, deletions, edited, fields, sites
+from layoutgemm.emulator.mutation.mutants import SPARE, Change, Mutant, Site, changed, deletions, edited, fields, sites
 from layoutgemm.emulator.mutation.run import Case, Survey, sample, survey, unreached, verdict
+from layoutgemm.emulator.ops import program_of
 from layoutgemm.emulator.ptx.parser import Kernel, parse
 from layoutgemm.errors import EmulatorError
 
@@ -170,3 +171,44 @@ def test_progress_and_samples() -> None:
     assert len(mutants) == 5 and len({m.kind for m in mutants}) == 5
     survey(kernel(), [case(2)], mutants, lambda done, total, row: told.append((done, total, row.caught)))
     assert [done for done, _, _ in told] == [1, 2, 3, 4, 5] and {total for _, total, _ in told} == {5}
+
+
+WIDTHS = """
+.version 8.7
+.target sm_90a
+.extern .shared .align 1024 .b8 smem[];
+.visible .entry widths(.param .u64 map) {
+  .reg .b16 %h; .reg .b32 %r<8>; .reg .b64 %d<4>;
+  cp.async.bulk.tensor.1d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster
+    [%d0], [%d1, {%r2}], [%r3], %h;
+  cp.async.ca.shared.global [%d2], [%d3], 4;
+  mapa.shared::cluster.u32 %r4, %r5, 1;
+  mbarrier.arrive.expect_tx.shared.b64 %d2, [%r3], %r6;
+  ret; }
+"""
+
+
+def test_a_changed_operand_has_the_width_of_its_register() -> None:
+    """Of a constant, that of the operand: an address in a 64-bit register, a mask of 16 bits, a descriptor of 64."""
+    (original,) = parse(WIDTHS)
+    found = list(fields(original))
+
+    def put_in(mutant: Mutant) -> str:
+        return mutant.edits[0][1][0].text.partition(" (in")[0]
+
+    texts = {(mutant.kind, put_in(mutant)) for mutant in found}
+    assert ("shared address", f"add.u64 {SPARE}64, %d2, 16") in texts
+    assert ("mask", f"xor.b16 {SPARE}16, %h, 1") in texts
+    assert ("bytes", f"add.u32 {SPARE}32, %r6, 16") in texts
+    assert ("rank", f"xor.b32 {SPARE}32, 1, 1") in texts
+    for mutant in found:
+        register = mutant.edits[0][1][0].operands[0].text
+        assert mutant.kernel(original).registers[register] == f"b{register.removeprefix(SPARE)}"
+    flip = Change("", "xor", 1)
+    wide = changed(original, original.instructions[2], Site("descriptor", "", (2,), (flip,), 64), flip)
+    assert wide is not None and put_in(wide) == f"xor.b64 {SPARE}64, 1, 1"
+
+
+def test_every_mutant_of_an_operand_can_be_loaded() -> None:
+    for mutant in fields(kernel()):
+        program_of(mutant.kernel(kernel()))
