@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from ..arch import Arch
+from ..arguments import checked
 from ..errors import AtomError
 from .copy.base import CopyAtom
 from .copy.cp_async import async_copies
@@ -33,6 +34,7 @@ FAMILIES: dict[str, Callable[[], Iterator[MmaAtom | CopyAtom]]] = {
 }
 
 
+@checked(AtomError)
 def atoms(arch: str | Arch | None = None, family: str | None = None) -> Iterator[MmaAtom | CopyAtom]:
     """Every matrix and copy atom, of one architecture and one family where they are given.
 

@@ -10,10 +10,10 @@ from dataclasses import replace
 
 from ..arch import Arch
 from ..arch import arch as find_arch
+from ..arguments import checked
 from ..atoms.tmem.layout import COLUMNS, allocation_columns
 from ..dtypes import DType, dtype
 from ..errors import PlanError
-from ..layouts.int_tuple import plain
 from ..report import Check, Report
 
 # PTX ISA, setmaxnreg: the count is a multiple of 8 in 24..256 (255 is the most that code can name, 256 the most a
@@ -23,6 +23,7 @@ WARPGROUP = 128
 _QUARTERS = 4  # of a multiprocessor: each has a quarter of the registers and of a block's warps (cuda_occupancy.h)
 
 
+@checked(PlanError)
 def shared_memory(arch: Arch, parts: dict[str, int], blocks_per_sm: int = 1) -> Check:
     """Do the parts (name -> bytes) fit in one block's shared memory, and so many blocks in a multiprocessor's?
 
@@ -33,7 +34,6 @@ def shared_memory(arch: Arch, parts: dict[str, int], blocks_per_sm: int = 1) -> 
     >>> check.witness
     '29696 bytes too many'
     """
-    parts, blocks_per_sm = plain(parts), plain(blocks_per_sm)
     total = sum(parts.values())
     terms = " + ".join(f"{name} {size}" for name, size in parts.items())
     over = total - arch.smem_per_block
@@ -45,6 +45,7 @@ def shared_memory(arch: Arch, parts: dict[str, int], blocks_per_sm: int = 1) -> 
     return Check("shared memory", statement, not witness, "arithmetic", witness)
 
 
+@checked(PlanError)
 def registers(arch: Arch, threads: int, per_thread: dict[str, int], blocks_per_sm: int = 1) -> Check:
     """Do the registers a thread must hold at once (name -> 32-bit registers) fit, for it and for the multiprocessor?
 
@@ -56,7 +57,6 @@ def registers(arch: Arch, threads: int, per_thread: dict[str, int], blocks_per_s
     >>> registers(arch("sm_90a"), 288, {"two accumulators of 64x176": 176}).witness
     '384 threads * 176 * 1 blocks = 67584 > 65536'
     """
-    threads, per_thread, blocks_per_sm = plain(threads), plain(per_thread), plain(blocks_per_sm)
     total = sum(per_thread.values())
     terms = " + ".join(f"{name} {count}" for name, count in per_thread.items())
     held, each = allocated_threads(threads), -(-total // REGISTER_UNIT) * REGISTER_UNIT
@@ -99,6 +99,7 @@ def setmaxnreg_problem(count: int) -> str:
     return f"setmaxnreg takes multiples of {REGISTER_UNIT} in {LEAST_REGISTERS}..{MOST_REGISTERS}"
 
 
+@checked(PlanError)
 def role_registers(arch: Arch, roles: Mapping[str, tuple[int, int]]) -> Check:
     """Can setmaxnreg give each role its registers? Roles are name -> (threads, registers a thread).
 
@@ -133,6 +134,7 @@ def role_registers(arch: Arch, roles: Mapping[str, tuple[int, int]]) -> Check:
     return Check("registers", statement, not witness, "arithmetic", witness)
 
 
+@checked(PlanError)
 def tensor_memory(arch: Arch, parts: Mapping[str, int], blocks_per_sm: int = 1) -> Check:
     """Do the parts (name -> columns) fit in tensor memory as one allocation of each block, a power of two of columns?
 
@@ -141,7 +143,6 @@ def tensor_memory(arch: Arch, parts: Mapping[str, int], blocks_per_sm: int = 1) 
     >>> check.statement, check.witness
     ('2 accumulators of 128x256 512 + scales of A 16 = 528 columns, allocated 1024 <= 512', '16 columns too many')
     """
-    parts, blocks_per_sm = plain(parts), plain(blocks_per_sm)
     total = sum(parts.values())
     # More than there is cannot be asked for; the next power of two still says by how much.
     taken = 0 if total <= 0 else allocation_columns(total) if total <= COLUMNS else 1 << (total - 1).bit_length()
@@ -157,6 +158,7 @@ def tensor_memory(arch: Arch, parts: Mapping[str, int], blocks_per_sm: int = 1) 
     return Check("tensor memory", statement, not witness, "arithmetic", witness)
 
 
+@checked(PlanError)
 def most_stages(arch: Arch, stage_bytes: int, other_bytes: int = 0, blocks_per_sm: int = 1) -> int:
     """How many stages of `stage_bytes` fit in a block's shared memory beside `other_bytes`.
 
@@ -164,13 +166,13 @@ def most_stages(arch: Arch, stage_bytes: int, other_bytes: int = 0, blocks_per_s
     >>> most_stages(arch("sm_90a"), 48 * 1024), most_stages(arch("sm_90a"), 48 * 1024, 64 * 1024)
     (4, 3)
     """
-    stage_bytes, other_bytes, blocks_per_sm = plain(stage_bytes), plain(other_bytes), plain(blocks_per_sm)
     if stage_bytes < 1:
         raise PlanError(f"a stage of {stage_bytes} bytes")
     room = min(arch.smem_per_block, arch.smem_per_sm // blocks_per_sm - arch.smem_reserved_per_block)
     return max(0, room - other_bytes) // stage_bytes
 
 
+@checked(PlanError)
 def why_not(
     arch: Arch | str,
     tile: tuple[int, int, int],
@@ -209,13 +211,6 @@ def why_not(
     >>> print(why_not("sm_90a", (128, 256, 64), 4).failures[0].witness)
     1 registers a thread too many: 2 warpgroups would hold it
     """
-    tile = plain(tile)
-    stages = plain(stages)
-    warpgroups = plain(warpgroups)
-    epilogue = plain(epilogue)
-    accumulators = plain(accumulators)
-    other_bytes = plain(other_bytes)
-    blocks_per_sm = plain(blocks_per_sm)
     facts = find_arch(arch)
     a_type = dtype(a)
     b_type, c_type, accumulate = a_type if b is None else dtype(b), dtype(c), dtype(accumulator)

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from ..arguments import checked
 from ..dtypes import DType
 from ..errors import AtomError
 from ..layouts import ComposedLayout, Layout
-from ..layouts.int_tuple import plain
 from ..layouts.linear import LinearLayout
 from ..report import Check
 from .smem.access_patterns import AccessPattern, IntArray, byte_addresses
@@ -120,6 +120,7 @@ class SectorReport:
             )
         return ""
 
+    @checked(AtomError)
     def as_check(self, name: str = "coalescing") -> Check:
         """The statement that each request touches as few sectors as it can, with the first that does not."""
         base = f"base a multiple of {self.alignment} bytes"
@@ -154,6 +155,7 @@ class SectorReport:
         return str(self.as_check())
 
 
+@checked(AtomError)
 def sectors(
     what: Any,
     how: Any,
@@ -185,7 +187,6 @@ def sectors(
     >>> sectors(range(0, 128, 4), 4, alignment=4).sectors  # 128 bytes that straddle
     5
     """
-    alignment = plain(alignment)
     if isinstance(alignment, bool) or not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
         raise AtomError(f"the base's alignment is a power of two of bytes, not {alignment!r}")
     found: list[tuple[str, IntArray, int]] = []

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..arguments import checked
 from ..atoms import SmemTile, TmaPlan
 from ..atoms.tma.box import Leaf, leaves_of
 from ..atoms.tma.engine import global_bits, shared_bits
@@ -24,6 +25,7 @@ EXHAUST = 1 << 18  # elements of a tensor that is looked at whole
 Ints = npt.NDArray[np.int64]
 
 
+@checked()
 def filled_by(name: str, tile: SmemTile | Layout | ComposedLayout, plan: TmaPlan) -> Check:
     """Do the copies move every element of the tile exactly once, between its place in shared and in global memory?
 
@@ -154,6 +156,7 @@ def _place(terms: dict[Any, int], plan: TmaPlan) -> str:
 # ------------------------------------------------------------------------------------------------------ whole tensor
 
 
+@checked()
 def tiles_cover(name: str, plan: TmaPlan) -> Check:
     """Do the tiles cover the tensor, each element in exactly one, starting where the plan says, for every size?
 

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..arguments import checked
 from ..atoms import MmaAtom, OperandDescriptor, SmemTile, TmaPlan, smem_tile
 from ..atoms.smem.descriptor import derive as derive_descriptor
 from ..atoms.tma.derive import STRIDE_UNIT
 from ..atoms.tma.derive import derive as derive_tma
 from ..dtypes import DType, dtype
 from ..errors import PlanError
-from ..layouts.int_tuple import plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +106,7 @@ class Operand:
     order: str = "row"
 
     @classmethod
+    @checked(PlanError)
     def parse(cls, spec: Operand | DType | str | Any) -> Operand:
         """An operand from "bf16", "bf16:col", a DType, a torch or NumPy dtype, or an Operand; else raises PlanError."""
         if isinstance(spec, Operand):
@@ -182,9 +183,9 @@ def derive_operand(
     )
 
 
+@checked(PlanError)
 def padded_leading(dtype: DType, extent: int) -> int:
     """The smallest leading dimension of at least `extent` elements that is a whole number of 16-byte units."""
-    extent = plain(extent)
     unit = STRIDE_UNIT * 8 // dtype.bits
     return -(-extent // unit) * unit
 

@@ -16,14 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from ..arguments import DEPTH, as_int
 from ..errors import CoordinateError, LayoutError
 from .symbols.dims import entry, extent, is_sympy
 from .symbols.polynomial import P
 
-IntTuple = int | tuple["IntTuple", ...]
-
 ENUMERABLE = 1 << 28
-DEPTH = 64  # tuples inside one another: each level takes several of the 1000 calls that Python allows
 
 # How many symbols the checks below have let through: a constructor that sees it grow made a layout with symbols.
 SYMBOLS_SEEN = [0]
@@ -156,47 +154,6 @@ def show(x: Any) -> str:
 
 
 # ---------------------------------------------------------------- checks where shapes and strides are made
-
-
-def as_int(x: Any, what: str) -> int:
-    """`x` as a Python int: ints and NumPy integers only, named `what` in the error."""
-    if x.__class__ is int:
-        return x
-    if isinstance(x, np.integer):
-        return int(x)
-    if isinstance(x, int) and not isinstance(x, bool):
-        return int(x)
-    notation = f"; CuTe's notation is read by parse({x!r})" if isinstance(x, str) and ":" in x else ""
-    raise LayoutError(f"{what} must be an integer, not {x!r} ({type(x).__name__}){notation}")
-
-
-def plain(x: Any) -> Any:
-    """An argument as the library works with it: NumPy integers as ints, lists and torch.Size of integers as tuples.
-
-    Everything else stays as it is, for the caller to judge: bools, floats, strings, objects, lists that hold them.
-
-    >>> plain(np.int64(64)), plain([128, np.int32(64)]), plain(((2,), [3])), plain(True), plain("4")
-    (64, (128, 64), ((2,), (3,)), True, '4')
-    """
-    if x.__class__ is int or x is None or x.__class__ is str:
-        return x
-    if isinstance(x, np.integer):
-        return int(x)
-    if isinstance(x, (tuple, list)) and not hasattr(x, "_fields"):
-        parts = [plain(part) if part.__class__ is not int else part for part in x]
-        if x.__class__ is not tuple and all(part.__class__ is int or part.__class__ is tuple for part in parts):
-            return tuple(parts)
-        same = all(new is old for new, old in zip(parts, x))
-        return x if same or x.__class__ is not tuple else tuple(parts)
-    return x
-
-
-def plain_fields(value: Any) -> None:
-    """`plain` for each field of a dataclass, frozen or not: the first line of its __post_init__."""
-    for name in value.__dataclass_fields__:
-        given = getattr(value, name)
-        if given.__class__ is not int and (taken := plain(given)) is not given:
-            object.__setattr__(value, name, taken)
 
 
 def as_shape(x: Any, depth: int = 0) -> Any:

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..arguments import checked
 from ..errors import CoordinateError, LayoutError
 from .int_tuple import coal, leaves, pack, product
 from .layout import Layout
@@ -88,6 +89,7 @@ class LinearLayout:
     # ------------------------------------------------------------ from other forms
 
     @classmethod
+    @checked()
     def of(cls, source: Any, names: Sequence[str] = (), bits: int | None = None) -> LinearLayout:
         """The matrix of a Layout, Swizzle or ComposedLayout; its top-level modes become the modes.
 
@@ -128,6 +130,7 @@ class LinearLayout:
         raise LayoutError(f"no layout: {source!r} ({type(source).__name__})")
 
     @classmethod
+    @checked()
     def from_matrix(cls, matrix: npt.ArrayLike, bits: Sequence[int] = (), names: Sequence[str] = ()) -> LinearLayout:
         """The layout of a 0/1 matrix: column j is the value of coordinate bit j, row i is bit i of the value.
 
@@ -141,6 +144,7 @@ class LinearLayout:
         return cls(columns, tuple(bits), tuple(names), array.shape[0])
 
     @classmethod
+    @checked()
     def identity(cls, bits: int) -> LinearLayout:
         """x -> x on integers of so many bits."""
         return cls(tuple(1 << i for i in range(bits)), (bits,), (), bits)
@@ -303,6 +307,7 @@ class LinearLayout:
         """Whether every integer below 2^width is the value of exactly one coordinate."""
         return self.rank == len(self.columns) == self.width
 
+    @checked()
     def solve(self, value: int) -> int | None:
         """A flat index with this value, or None if there is none. It is the only one iff the kernel is empty."""
         return Elimination(self.columns).solve(value ^ self.offset)
@@ -391,6 +396,7 @@ class LinearLayout:
         pairs = enumerate(zip(self.columns, other.columns, strict=False))
         return 1 << next((i for i, (c, d) in pairs if c != d), min(len(self.columns), len(other.columns)))
 
+    @checked()
     def coord(self, index: int) -> Any:
         """The coordinate of a flat index: an int for one mode, else a tuple.
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from ..arguments import checked
 from ..errors import CompositionError, LayoutError, SwizzleError
 from .algebra.recast import factor
 from .display import Pictured, PicturedLayout
@@ -130,6 +131,7 @@ class Swizzle(Pictured, Paged):
         """The bits that change (ZZZ)."""
         return self._target
 
+    @checked(SwizzleError)
     def recast(self, unit: int | str) -> Swizzle:
         """The same movement of memory counted in another unit: bits of an element, or "bytes".
 
@@ -141,11 +143,13 @@ class Swizzle(Pictured, Paged):
         by = _log2(new, "the new unit") - _log2(self.unit, "the unit")
         return self._rebase(self.base - by, new)
 
+    @checked(SwizzleError)
     def upcast(self, n: int) -> Swizzle:
         """The same movement on elements n times as wide, n a power of two."""
         n = factor(n, "upcast")
         return self._rebase(self.base - _log2(n, "the factor"), None if self.unit is None else self.unit * n)
 
+    @checked(SwizzleError)
     def downcast(self, n: int) -> Swizzle:
         """The same movement on elements of an n-th of the width, n a power of two."""
         n = factor(n, "downcast")
@@ -174,6 +178,7 @@ class Swizzle(Pictured, Paged):
     __matmul__ = compose
 
     @classmethod
+    @checked(SwizzleError)
     def parse(cls, text: str) -> Swizzle:
         """The inverse of str(): S<3,4,3>, with an optional unit [bytes] or [16b]."""
         from .notation import parse_swizzle
@@ -387,14 +392,17 @@ class ComposedLayout(PicturedLayout, Predicates, Paged):
             raise LayoutError(f"{self}: the offset {self.offset} is no multiple of {n} and lies inside a wider element")
         return self.offset // n
 
+    @checked(SwizzleError)
     def upcast(self, n: int) -> ComposedLayout:
         """Elements n times as wide: swizzle, offset and layout together."""
         return ComposedLayout._new(self.swizzle.upcast(n), self._offset_up(n), self.layout.upcast(n))
 
+    @checked(SwizzleError)
     def downcast(self, n: int) -> ComposedLayout:
         """Elements of an n-th of the width: swizzle, offset and layout together."""
         return ComposedLayout._new(self.swizzle.downcast(n), self.offset * n, self.layout.downcast(n))
 
+    @checked(SwizzleError)
     def recast(self, new_bits: int, old_bits: int | None = None) -> ComposedLayout:
         """From elements of old_bits to elements of new_bits; old_bits may be left out where the swizzle has a unit.
 
@@ -435,6 +443,7 @@ class ComposedLayout(PicturedLayout, Predicates, Paged):
         return self.layout.is_injective()
 
     @classmethod
+    @checked(SwizzleError)
     def parse(cls, text: str) -> ComposedLayout:
         """The inverse of str()."""
         from .notation import parse

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from ..arguments import checked
 from ..errors import PlanError
 from ..layouts.proofs.digits import minimum as least
 from ..report import Check
@@ -84,6 +85,7 @@ class Dealt:
         """Clusters of all rounds."""
         return self.starts[-1]
 
+    @checked(PlanError)
     def number(self, nth: Any, count: Any, minimum: Callable[..., Any] = least) -> Any:
         """Which number the nth of `count` clusters takes. `minimum` stands in for traced integers, which Python's own
         does not take."""
@@ -104,6 +106,7 @@ class Dealt:
         moved = _reached(count, self.starts[-2] + 1) * (1 - _reached(nth, self.end))
         return nth + moved * (below + rank - nth)
 
+    @checked(PlanError)
     def table(self, count: int) -> list[int]:
         """The numbers that each of so many clusters takes."""
         return [int(self.number(nth, count)) for nth in range(count)]

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ..arguments import checked
 from ..errors import PlanError
-from ..layouts.int_tuple import plain
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,7 @@ class Reuse:
         )
 
 
+@checked(PlanError)
 def reuse(order: npt.ArrayLike, wave: int, tile: tuple[int, int] = (1, 1)) -> Reuse:
     """The panels that an order of tiles reads in waves of `wave` tiles.
 
@@ -84,7 +85,6 @@ def reuse(order: npt.ArrayLike, wave: int, tile: tuple[int, int] = (1, 1)) -> Re
     waves of 132: 1988 row panels and 94 column panels for 4096 tiles, each used 5.65 times; no order exceeds 11.94
     waves of 132: 308 row panels and 528 column panels for 4096 tiles, each used 9.01 times; no order exceeds 11.94
     """
-    wave, tile = plain(wave), plain(tile)
     tiles = np.asarray(order, dtype=np.int64).reshape(-1, 2)
     if not len(tiles) or isinstance(wave, bool) or not isinstance(wave, int) or wave < 1:
         raise PlanError(f"reuse of {len(tiles)} tiles in waves of {wave!r}: both are to be 1 or more")

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..arguments import checked, settle
 from ..errors import PlanError
 from ..layouts import Layout
 from ..layouts.display import Pictured
-from ..layouts.int_tuple import plain_fields
 from ..layouts.proofs.digits import minimum as least
 from ..layouts.proofs.index_formulas import prove_formulas
 from ..layouts.proofs.prove import disjoint, injective
@@ -55,16 +55,18 @@ class Persistent(Pictured):
     cluster: tuple[int, int] = (1, 1)
 
     def __post_init__(self) -> None:
-        plain_fields(self)
+        settle(self, PlanError)
         _positive("the number of workers", self.workers)
         for n in self.cluster:
             _positive("an extent of the cluster", n)
 
+    @checked(PlanError)
     def clusters(self, grid: Tile) -> Tile:
         """The grid in clusters: its extents divided by the cluster's, rounded up."""
         rows, columns = self.cluster
         return -(-grid[0] // rows), -(-grid[1] // columns)
 
+    @checked(PlanError)
     def tile(self, worker: Any, step: Any, rank: Any, grid: Tile, minimum: Callable[..., Any] = least) -> Tile:
         """The tile that block `rank` of a worker does as its number `step`; it can lie outside of the grid.
 
@@ -72,6 +74,7 @@ class Persistent(Pictured):
         """
         return self.within(self.schedule.tile(worker + self.workers * step, self.clusters(grid), minimum), rank)
 
+    @checked(PlanError)
     def within(self, at: Tile, rank: Any) -> Tile:
         """The tile of block `rank` of the cluster whose place in the grid of clusters is `at`.
 
@@ -82,11 +85,13 @@ class Persistent(Pictured):
         row, column = at
         return row * self.cluster[0] + rank % self.cluster[0], column * self.cluster[1] + rank // self.cluster[0]
 
+    @checked(PlanError)
     def steps(self, grid: tuple[int, int]) -> int:
         """How many tiles the busiest worker does."""
         rows, columns = self.clusters(checked_grid(grid))
         return int(-(-rows * columns // self.workers))
 
+    @checked(PlanError)
     def table(self, grid: tuple[int, int]) -> npt.NDArray[np.int64]:
         """[step, worker, rank] -> (row, column), (-1, -1) where a block has nothing to do."""
         rows, columns = checked_grid(grid)
@@ -101,11 +106,13 @@ class Persistent(Pictured):
         out[: len(tiles)] = tiles
         return out.reshape(-1, self.workers, size, 2)
 
+    @checked(PlanError)
     def order(self, grid: tuple[int, int]) -> npt.NDArray[np.int64]:
         """All tiles of the grid in the order of time, workers and ranks side by side: for counting reuse."""
         tiles = self.table(grid).reshape(-1, 2)
         return tiles[tiles[:, 0] >= 0]
 
+    @checked(PlanError)
     def idle(self, grid: tuple[int, int]) -> int:
         """Steps of single blocks that are spent without a tile."""
         return int((self.table(grid)[..., 0] < 0).sum())
@@ -179,7 +186,7 @@ class StreamK:
     streamed: int | None = None
 
     def __post_init__(self) -> None:
-        plain_fields(self)
+        settle(self, PlanError)
         _positive("the number of tiles", self.tiles)
         _positive("the number of K tiles", self.k_tiles)
         _positive("the number of workers", self.workers)
@@ -206,11 +213,13 @@ class StreamK:
         """K tiles that are laid end to end."""
         return (self.streamed or 0) * self.k_tiles
 
+    @checked(PlanError)
     def start(self, worker: Any, minimum: Callable[..., Any] = least) -> Any:
         """The first unit of a worker; its last is the one before the next worker's first."""
         each, more = divmod(self.units, self.workers)
         return worker * each + minimum(worker, more)
 
+    @checked(PlanError)
     def segments(self, worker: int) -> tuple[Segment, ...]:
         """What a worker does: its whole tiles, then its part of the streamed ones."""
         if not 0 <= worker < self.workers:
@@ -224,10 +233,12 @@ class StreamK:
             unit += last - first + 1
         return tuple(out)
 
+    @checked(PlanError)
     def parts(self, tile: int) -> tuple[int, ...]:
         """The workers that do a tile, the one that finishes it first."""
         return tuple([w for w in range(self.workers) for s in self.segments(w) if s.tile == tile])
 
+    @checked(PlanError)
     def workspace(self, tile_bytes: int) -> int:
         """Bytes of partial sums that are handed over: one tile of the accumulator for each part but a tile's first."""
         handed = sum(s.first > 0 for worker in range(self.workers) for s in self.segments(worker))

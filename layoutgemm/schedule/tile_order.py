@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..arguments import checked, settle
 from ..errors import PlanError
 from ..layouts import E, Layout
 from ..layouts.display import Pictured
-from ..layouts.int_tuple import plain, plain_fields
 from ..layouts.proofs.digits import minimum as least
 from ..layouts.proofs.index_formulas import prove_formulas
 from ..layouts.proofs.prove import disjoint, injective
@@ -88,6 +88,7 @@ class Schedule(Pictured):
     def _group(self) -> int:
         return 1
 
+    @checked(PlanError)
     def tile(self, number: Any, grid: Tile, minimum: Callable[..., Any] = least) -> Tile:
         """The (row, column) visited as number `number` of a grid of (rows, columns) of tiles.
 
@@ -98,6 +99,7 @@ class Schedule(Pictured):
         column, row = self._tile(number, grid[1], grid[0], self._group, minimum)
         return row, column
 
+    @checked(PlanError)
     def table(self, grid: tuple[int, int]) -> npt.NDArray[np.int64]:
         """All tiles of a grid in their order: an array [number] of (row, column)."""
         rows, columns = checked_grid(grid)
@@ -162,7 +164,7 @@ class Grouped(Schedule):
     serpentine: bool = False
 
     def __post_init__(self) -> None:
-        plain_fields(self)
+        settle(self, PlanError)
         super().__post_init__()
         if isinstance(self.group, bool) or not isinstance(self.group, int) or self.group < 1:
             raise PlanError(f"a group of tiles has 1 row or more, not {self.group!r}")
@@ -242,11 +244,13 @@ class Hilbert(Schedule):
         (((1, 1), 2), ((0, 1), 3), ((0, 0), 3), ((1, 0), 1)),
     )
 
+    @checked(PlanError)
     def tile(self, number: Any, grid: Tile, minimum: Callable[..., Any] = least) -> Tile:
         """The (row, column) of tile `number`, an int or an array of them, of a grid of ints; looked up in `table`."""
         found = self.table(grid)[number]
         return found[..., 0], found[..., 1]
 
+    @checked(PlanError)
     def table(self, grid: tuple[int, int]) -> npt.NDArray[np.int64]:
         """All tiles of a grid in their order: an array [number] of (row, column)."""
         rows, columns = checked_grid(grid)
@@ -349,14 +353,15 @@ def _inside(piece: Piece, rows: Any, columns: Any) -> Answer:
     return Proof("bounds")
 
 
+@checked(PlanError)
 def checked_grid(grid: tuple[int, int]) -> tuple[int, int]:
     """The grid, or PlanError when its extents are not two positive ints."""
-    grid = plain(grid)
     if len(grid) != 2 or any(isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 1 for n in grid):
         raise PlanError(f"a grid of tiles has two extents of 1 or more, not {grid!r}")
     return int(grid[0]), int(grid[1])
 
 
+@checked(PlanError)
 def visits_once(order: npt.ArrayLike, grid: tuple[int, int], name: str = "schedule") -> Check:
     """Does an order visit each tile of a grid once? Decided by looking at every tile.
 
@@ -366,7 +371,6 @@ def visits_once(order: npt.ArrayLike, grid: tuple[int, int], name: str = "schedu
     >>> check.ok, check.witness
     (False, 'tile (1, 0) is visited as number 1 and again as number 2')
     """
-    grid = plain(grid)
     rows, columns = checked_grid(grid)
     tiles = np.asarray(order, dtype=np.int64).reshape(-1, 2)
     witness = ""

@@ -22,11 +22,14 @@ from layoutgemm.view.palette import hue
 from layoutgemm.view.panel import Label, Panel
 from layoutgemm.view.sheet import Note, Sheet
 
+from ..arguments import checked
+
 FONT = 10.0
 TALL = 640.0  # pixels; a tile that would be higher is drawn in small cells
 SCREEN, HEADER = (1440.0, 900.0), 150.0  # what a picture should fit, and what title, notes and legend take of it
 
 
+@checked()
 def access_svg(
     tile: Layout | ComposedLayout | SmemTile,
     access: AccessPattern | Sequence[AccessPattern],

@@ -19,6 +19,8 @@ from layoutgemm.view.panel import RULE, Label, Panel, runs
 from layoutgemm.view.sheet import Note, Sheet
 from layoutgemm.view.svg import even, fitted, sizes, span_text
 
+from ..arguments import checked
+
 BANKS, BANK_BYTES, CHUNK_BYTES = 32, 4, 16  # shared memory: 32 banks of 4 bytes; conflicts are counted per 16 bytes
 LINE_BYTES = BANKS * BANK_BYTES
 MAX_FIELD_CELLS = 8192  # more are coloured alone
@@ -27,6 +29,7 @@ BESIDE = 900  # pixels up to which a tile stands beside its swizzled self
 LEGEND = tuple((hue(g), f"banks {4 * g}-{4 * g + 3}") for g in range(LINE_BYTES // CHUNK_BYTES))
 
 
+@checked()
 def swizzle_svg(
     layout: Drawable,
     bits: int = 16,
@@ -208,6 +211,7 @@ def phase_note(grid: list[list[int]], step: int, axes: tuple[str, str]) -> str:
     )
 
 
+@checked()
 def swizzle_pair_svg(
     layout: Layout,
     swizzle: Swizzle,
@@ -263,6 +267,7 @@ def swizzle_pair_svg(
     return Sheet(title=heading, notes=notes, legend=LEGEND, panels=placed).render()
 
 
+@checked()
 def own_tile(swizzle: Swizzle, layout: Layout | None = None, bits: int | None = None) -> tuple[Layout, int]:
     """The tile on which a swizzle is shown, and the bits of its elements: what is not given is chosen.
 

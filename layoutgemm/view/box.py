@@ -11,6 +11,8 @@ from layoutgemm.view.canvas import Canvas, width_of
 from layoutgemm.view.palette import INK, hue, lighter
 from layoutgemm.view.sheet import MARGIN, Note, header, legend
 
+from ..arguments import checked
+
 TENSOR, TILE = 400.0, 520.0  # pixels of the longer side of each
 LEAST = 60.0  # of the shorter side
 TICK = 11.0
@@ -39,6 +41,7 @@ class Placed:
         return (width, height) if width and height else (0, 0)
 
 
+@checked()
 def box_svg(plan: TmaPlan, index: Sequence[int] | None = None, *, title: str | None = None) -> str:
     """Draws the tensor copies of one tile: the tensor with the tile marked, and the boxes with their coordinates.
 

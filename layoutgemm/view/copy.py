@@ -15,11 +15,14 @@ from layoutgemm.view.panel import MAX_TEXTS, Panel
 from layoutgemm.view.sheet import Note, Sheet
 from layoutgemm.view.threads import coloring, told, tv_panel
 
+from ..arguments import checked
+
 NAMES = {"src": "source", "dst": "destination"}
 SPACES = {"gmem": "global memory", "smem": "shared memory", "rmem": "registers", "tmem": "tensor memory"}
 LINE = 64  # elements of one dimension that stand side by side
 
 
+@checked()
 def copy_svg(atom: CopyAtom, *, color: str = "auto", thread: int | None = None, title: str | None = None) -> str:
     """Draws a copy atom: its reference tile twice, as the threads name or hold it at the source and at the destination.
 
@@ -41,6 +44,7 @@ def copy_svg(atom: CopyAtom, *, color: str = "auto", thread: int | None = None, 
     return side_by_side(found, axes, atom, color, thread, False, heading, notes)
 
 
+@checked()
 def tiled_copy_svg(copy: TiledCopy, *, color: str = "auto", thread: int | None = None, title: str | None = None) -> str:
     """Draws a tiled copy: its tile as the threads name or hold it at the source and at the destination, warps outlined.
 

@@ -10,6 +10,8 @@ from layoutgemm.view.canvas import Canvas, width_of
 from layoutgemm.view.palette import hue
 from layoutgemm.view.sheet import MARGIN, NOTE_SIZE, Note, header
 
+from ..arguments import checked
+
 LINE = 32  # bits in a line
 BIT, HEIGHT = 27.0, 26.0  # pixels
 LINE_HEIGHT = 100.0
@@ -17,6 +19,7 @@ ROW = 19.0
 LEVELS = 4  # of names under a line of bits
 
 
+@checked()
 def fields_svg(
     table: FieldTable, word: int, *, reasons: Mapping[str, str] | None = None, title: str | None = None
 ) -> str:

@@ -13,11 +13,14 @@ from layoutgemm.view.sheet import Note, Sheet
 from layoutgemm.view.svg import fitted
 from layoutgemm.view.threads import coloring, register_of, told, tv_panel
 
+from ..arguments import checked
+
 AXES = {"A": ("m", "k"), "B": ("n", "k"), "C": ("m", "n")}
 PLACES = {"smem": "shared memory", "tmem": "tensor memory"}
 ELSEWHERE = "track"  # of operands that no thread holds
 
 
+@checked()
 def product_svg(atom: MmaAtom, *, color: str = "auto", thread: int | None = None, title: str | None = None) -> str:
     """Draws an MMA atom as the product that it is: A (M, K), B (K, N) above, and C (M, N), rows and columns in line.
 
@@ -36,6 +39,7 @@ def product_svg(atom: MmaAtom, *, color: str = "auto", thread: int | None = None
     return product(atom, atom, color, thread, False, title or str(atom))
 
 
+@checked()
 def tiled_mma_svg(tiled: TiledMma, *, color: str = "auto", thread: int | None = None, title: str | None = None) -> str:
     """Draws a tiled MMA as its product, every warp outlined in A, B and C.
 

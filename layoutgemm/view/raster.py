@@ -10,6 +10,8 @@ from layoutgemm.errors import LayoutError
 from layoutgemm.view import canvas
 from layoutgemm.view.canvas import DARK
 
+from ..arguments import checked
+
 # What a document's generic families are, where none of those that it names before them is there.
 FAMILIES = {"darwin": ("Helvetica", "Menlo"), "win32": ("Segoe UI", "Consolas")}
 LINUX = ("DejaVu Sans", "DejaVu Sans Mono")
@@ -17,6 +19,7 @@ PROBE = '<svg xmlns="http://www.w3.org/2000/svg" width="40" height="20"><text y=
 SCALE = 2.0  # pixels of the file for one of the picture
 
 
+@checked()
 def png(svg: str, *, dark: bool = False, scale: float = SCALE) -> bytes:
     """An SVG document of this package as the bytes of a PNG file; `dark`: as it is in a dark page.
 
@@ -50,6 +53,7 @@ def dark_svg(svg: str) -> str:
     return f"{before}<style>{rest.replace('}</style>', '</style>', 1)}" if found else svg
 
 
+@checked()
 def save(svg: str, path: str | os.PathLike[str], *, dark: bool = False) -> None:
     """Writes a picture to a file, whose folder is made: PNG where its name ends in .png, else SVG as it is.
 

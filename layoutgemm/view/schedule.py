@@ -16,7 +16,10 @@ from layoutgemm.view.panel import MAX_TEXTS, Label, Panel
 from layoutgemm.view.sheet import Note, Sheet
 from layoutgemm.view.svg import fitted, span_text
 
+from ..arguments import checked
 
+
+@checked()
 def schedule_svg(
     schedule: Schedule | Persistent | npt.ArrayLike,
     grid: tuple[int, int],

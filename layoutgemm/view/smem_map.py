@@ -10,6 +10,8 @@ from layoutgemm.view.canvas import Canvas, width_of
 from layoutgemm.view.palette import INK, hue, lighter
 from layoutgemm.view.sheet import MARGIN, NOTE_SIZE, Note, header
 
+from ..arguments import checked
+
 WIDTH, HEIGHT, PITCH = 860.0, 30.0, 42.0
 TICK = 11.0
 
@@ -36,6 +38,7 @@ class Region(NamedTuple):
         return self.name if self.stage is None else f"{self.name} {self.of} {self.stage}"
 
 
+@checked()
 def smem_map_svg(
     regions: Sequence[Region], *, total: int, limit: int | None = None, title: str = "shared memory of a block"
 ) -> str:

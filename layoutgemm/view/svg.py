@@ -12,6 +12,8 @@ from layoutgemm.view.palette import HUES, hue
 from layoutgemm.view.panel import MAX_TEXTS, Label, Panel
 from layoutgemm.view.sheet import Note, Sheet
 
+from ..arguments import checked
+
 WIDEST = 1040  # pixels that the longer side of a grid without texts takes, as far as whole pixels for a cell allow
 
 
@@ -46,6 +48,7 @@ def even(pixels: float) -> float:
     return 2.0 * math.ceil(pixels / 2)
 
 
+@checked()
 def layout_svg(
     layout: Drawable,
     *,
@@ -108,6 +111,7 @@ def layout_svg(
     return Sheet(title=title or str(layout), notes=notes, legend=legend, panels=((panel,),)).render()
 
 
+@checked()
 def repr_svg(layout: Drawable) -> str | None:
     """What a notebook shows for a layout: its picture, or None (the notebook then prints it) where there is none.
 

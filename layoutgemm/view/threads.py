@@ -15,6 +15,8 @@ from layoutgemm.view.panel import MAX_TEXTS, Label, Panel
 from layoutgemm.view.sheet import Legend, Note, Sheet
 from layoutgemm.view.svg import fitted, span_text
 
+from ..arguments import checked
+
 ODD = 0.45  # how much lighter odd threads (or registers) are
 MAX_LISTED = 128
 WARP = 32
@@ -84,6 +86,7 @@ def coloring(color: str, threads: int, values: int) -> Coloring:
     return Coloring(color, PER_COLOR[color], -(-threads // PER_COLOR[color]))
 
 
+@checked()
 def tv_svg(
     tv: Drawable,
     tile: Sequence[int],
@@ -120,6 +123,7 @@ def tv_svg(
     return Sheet(title=heading, notes=notes, legend=shown.legend, panels=((panel,),)).render()
 
 
+@checked()
 def fragment_svg(
     atom: Atom,
     operand: str = "C",

@@ -11,6 +11,8 @@ from layoutgemm.view.canvas import Canvas, width_of
 from layoutgemm.view.palette import INK, hue, lighter
 from layoutgemm.view.sheet import MARGIN, NOTE_SIZE, Note, header, legend
 
+from ..arguments import checked
+
 WIDTH, HEIGHT, PITCH = 1000.0, 18.0, 24.0
 LANE, MAX_TRACKS = 8.0, 16  # pixels that one more thing at once takes; as many as are told apart
 TICK = 11.0
@@ -40,6 +42,7 @@ class Strip(NamedTuple):
     told: str
 
 
+@checked()
 def timeline_svg(
     timeline: Mapping[str, Any], *, block: Sequence[int] | None = None, rows: int = 48, title: str = "timeline"
 ) -> str:

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from layoutgemm import ComposedLayout, Layout, Swizzle, parse, smem_tile, wgmma
+from layoutgemm.arguments import DEPTH, plain
 from layoutgemm.atoms import TiledMma, fma, ldmatrix, mma_sync
 from layoutgemm.errors import LayoutError, ParseError
 from layoutgemm.layouts import CounterExample
-from layoutgemm.layouts.int_tuple import DEPTH, plain
 from layoutgemm.layouts.notation import MAX_TEXT
 from layoutgemm.layouts.proofs.verdicts import TWO_INDICES
 from layoutgemm.schedule import Grouped

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from ...arguments import checked, settle
 from ...dtypes import DType, dtype
 from ...errors import AtomError
 from ...layouts import E, Layout
 from ...layouts.display import Pictured
-from ...layouts.int_tuple import plain_fields
 from ...layouts.paged import Paged
 from ..targets import since
 
@@ -74,24 +74,27 @@ class CopyAtom(Pictured, Paged):
     tile: Layout | None = None
 
     def __post_init__(self) -> None:
-        plain_fields(self)
+        settle(self, AtomError)
         for side in (self.source, self.target):
             if side not in SPACES:
                 raise AtomError(f"{self.ptx} copies between {', '.join(SPACES)}, not {side!r}")
 
     # ------------------------------------------------------------ the two sides
 
+    @checked(AtomError)
     def layout(self, side: str) -> Layout:
         """The thread-value layout of side "src" or "dst"."""
         if side not in SIDES:
             raise AtomError(f'{self.ptx} has sides "src" and "dst", not {side!r}')
         return self.layout_src if side == "src" else self.layout_dst
 
+    @checked(AtomError)
     def space(self, side: str) -> str:
         """Where that side lies: "gmem", "smem", "rmem" or "tmem"."""
         self.layout(side)
         return self.source if side == "src" else self.target
 
+    @checked(AtomError)
     def side_in(self, space: str) -> str:
         """The one side in that space; raises AtomError when neither or both are."""
         found = [side for side in SIDES if self.space(side) == space]
@@ -99,6 +102,7 @@ class CopyAtom(Pictured, Paged):
             raise AtomError(f"{self.ptx} goes from {self.source} to {self.target}: no one side is in {space}")
         return found[0]
 
+    @checked(AtomError)
     def values_per_thread(self, side: str) -> int:
         """How many values each thread has at side "src" or "dst", in elements.
 
@@ -110,6 +114,7 @@ class CopyAtom(Pictured, Paged):
         """
         return int(self.layout(side)[1].size)
 
+    @checked(AtomError)
     def bytes_per_thread(self, side: str) -> int:
         """How many bytes each thread names or holds at side "src" or "dst".
 
@@ -122,6 +127,7 @@ class CopyAtom(Pictured, Paged):
             raise AtomError(f"{self.ptx} moves {bits} bits per thread at {side}, which is no whole number of bytes")
         return bits // 8
 
+    @checked(AtomError)
     def coords(self, side: str) -> Layout:
         """(thread, value) -> coordinate of the reference tile: the same map with coordinate strides.
 
@@ -178,6 +184,7 @@ thread 0, value 0 has bits 0..15 of the tile and then bits 128..143
 
     # ------------------------------------------------------------ what shared memory sees
 
+    @checked(AtomError)
     def address_threads(self, side: str) -> tuple[int, ...]:
         """The threads whose address side "src" or "dst" uses; the others repeat one of theirs, and it is ignored.
 
@@ -214,6 +221,7 @@ thread 0, value 0 has bits 0..15 of the tile and then bits 128..143
         step = PHASE_LANES[size]
         return tuple(lanes[i : i + step] for i in range(0, len(lanes), step))
 
+    @checked(AtomError)
     def accesses(self, side: str, start: Callable[[int], int] | None = None) -> tuple[tuple[Access, ...], ...]:
         """For each phase, what each of its lanes touches in shared memory: (lane, first element, bytes).
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ...arguments import checked
 from ...dtypes import DType, dtype
 from ...errors import AtomError
 from ...layouts import Layout
-from ...layouts.int_tuple import plain
 from ..targets import since
 from .base import CopyAtom
 from .vector import L2_PREFETCH, LOAD_CACHE
@@ -50,6 +50,7 @@ class AsyncCopy(CopyAtom):
             raise AtomError(f"{self.ptx} takes the number of bytes from a register: what is zero is known at run time")
         return 0 if self.src_bytes is None else self.bytes - int(self.src_bytes)
 
+    @checked(AtomError)
     def source_size(self, valid: int) -> int:
         """The src-size operand that reads only the first `valid` elements of the vector and zeroes the others.
 
@@ -58,7 +59,6 @@ class AsyncCopy(CopyAtom):
         >>> cp_async(16, element="bf16", src_bytes="register").source_size(3)
         6
         """
-        valid = plain(valid)
         most = self.values_per_thread("src")
         if isinstance(valid, bool) or not isinstance(valid, int) or not 0 <= valid <= most:
             raise AtomError(f"{self.ptx} copies {most} elements of {self.element}; {valid!r} cannot be valid")
@@ -93,6 +93,7 @@ class BulkCopy(CopyAtom):
         """Raises AtomError: the copy engine, not the lanes of a warp, accesses shared memory."""
         raise AtomError(f"{self.ptx} is done by the copy engine: no lanes access shared memory")
 
+    @checked(AtomError)
     def transaction_bytes(self, blocks: int = 1) -> int:
         """Bytes that each destination's mbarrier is to expect; multicast does not multiply them.
 
@@ -103,7 +104,6 @@ class BulkCopy(CopyAtom):
         >>> bulk_copy(4096).transaction_bytes()
         4096
         """
-        blocks = plain(blocks)
         if self.completion != "mbarrier":
             raise AtomError(f"{self.ptx} completes by bulk group and counts no bytes on an mbarrier")
         if isinstance(blocks, bool) or not isinstance(blocks, int) or blocks < 1:
@@ -111,6 +111,7 @@ class BulkCopy(CopyAtom):
         return self.bytes * blocks
 
 
+@checked(AtomError)
 def cp_async(
     bytes: int,
     cache: str = "ca",
@@ -136,7 +137,6 @@ def cp_async(
     ...
     layoutgemm.errors.AtomError: cp.async.cg copies 16 bytes, not 8
     """
-    bytes, l2_prefetch = plain(bytes), plain(l2_prefetch)
     kind = dtype(element)
     cop = next((c for c in _ASYNC_BYTES if cache in (c, LOAD_CACHE[c])), None)
     if cop is None:
@@ -177,6 +177,7 @@ _BULK = {
 _COMPLETION = {"mbarrier": ".mbarrier::complete_tx::bytes", "bulk_group": ".bulk_group"}
 
 
+@checked(AtomError)
 def bulk_copy(
     bytes: int,
     source: str = "gmem",
@@ -203,7 +204,6 @@ def bulk_copy(
     ...
     layoutgemm.errors.AtomError: cp.async.bulk copies multiples of 16 bytes; 24 is 1 x 16 + 8
     """
-    bytes = plain(bytes)
     kind = dtype(element)
     if (source, target) not in _BULK:
         known = ", ".join(f"{a} -> {b}" for a, b in _BULK)
@@ -243,6 +243,7 @@ def bulk_copy(
 _STORE_BITS = {32: ".b32", 64: ".v2.b32", 128: ".v4.b32"}
 
 
+@checked(AtomError)
 def st_async(bits: int = 32, element: DType | str = "u32") -> CopyAtom:
     """st.async: a vector from registers to the shared memory of a block of the cluster, counted on its mbarrier.
 
@@ -252,7 +253,6 @@ def st_async(bits: int = 32, element: DType | str = "u32") -> CopyAtom:
     >>> print(st_async(128, "f32"))
     st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32
     """
-    bits = plain(bits)
     kind = dtype(element)
     if isinstance(bits, bool) or bits not in _STORE_BITS:
         raise AtomError(f"st.async stores {', '.join(map(str, _STORE_BITS))} bits, not {bits!r}")

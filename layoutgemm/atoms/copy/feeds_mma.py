@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from ...arguments import checked
 from ...errors import AtomError, CompositionError
 from ...layouts import ComposedLayout, CounterExample, Layout, Proof
-from ...layouts.int_tuple import plain
 from ..mma.base import MmaAtom
 from ..smem.tile import SmemTile
 from .base import WARP, CopyAtom
@@ -28,6 +28,7 @@ Tile = Layout | ComposedLayout
 _PACKED = {".b6x16_p32": 6, ".b4x16_p64": 4}  # bits of a source element of ldmatrix
 
 
+@checked(AtomError)
 def operand_map(copy: CopyAtom, mma: MmaAtom, operand: str, blocks: tuple[int, int] = (1, 1)) -> Layout:
     """((lane, j), (instruction, warp)) -> element of the operand that row element j of that lane must be.
 
@@ -44,7 +45,6 @@ def operand_map(copy: CopyAtom, mma: MmaAtom, operand: str, blocks: tuple[int, i
     >>> print(operand_map(stmatrix(4), wgmma(64), "C"))
     (((16,2),8),(4,4)):(((1,512),64),(1024,16))
     """
-    blocks = plain(blocks)
     memory, registers = _sides(copy)
     fragment = _fragment(mma, operand, blocks)
     if copy.side_in("smem") != ("dst" if operand == "C" else "src"):
@@ -76,6 +76,7 @@ def operand_map(copy: CopyAtom, mma: MmaAtom, operand: str, blocks: tuple[int, i
     return Layout.join(held_by, Layout.join(v[1].coalesce(), t[1].coalesce()))
 
 
+@checked(AtomError)
 def row_addresses(
     copy: CopyAtom, tile: SmemTile | Tile, mma: MmaAtom, operand: str, blocks: tuple[int, int] = (1, 1)
 ) -> Tile:
@@ -91,13 +92,13 @@ def row_addresses(
     >>> print(row_addresses(stmatrix(4), smem_tile((64, 64), "bf16", "K"), wgmma(64), "C"))
     S<3,3,3>[16b] o 0 o ((16,2),(4,4)):((64,8),(16,1024))
     """
-    blocks = plain(blocks)
     proof = feeds(copy, tile, mma, operand, blocks)
     if not proof:
         raise AtomError(f"{copy} cannot move {operand} of {mma}: {proof.explain()}")
     return _part(tile, mma, operand, blocks).compose(_rows(operand_map(copy, mma, operand, blocks)))
 
 
+@checked(AtomError)
 def feeds(
     copy: CopyAtom,
     tile: SmemTile | Tile,
@@ -122,7 +123,6 @@ def feeds(
     >>> feeds(stmatrix(4, transpose=True), smem_tile((64, 64), "f16", "MN"), wgmma(64), "C").ok
     True
     """
-    blocks = plain(blocks)
     wanted = operand_map(copy, mma, operand, blocks)
     place = _part(tile, mma, operand, blocks)
     row = int(wanted[0][1].size)

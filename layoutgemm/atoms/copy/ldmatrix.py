@@ -17,10 +17,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ...arguments import checked
 from ...dtypes import DType, dtype
 from ...errors import AtomError
 from ...layouts import E, Layout
-from ...layouts.int_tuple import plain
 from ..targets import since
 from .base import WARP, CopyAtom
 
@@ -66,6 +66,7 @@ _STORES = {
 _MOVES = {"m8n8.b16": _Form("m8n8", "b16", 8, 16, (1,), (True,), since("sm_75"))}
 
 
+@checked(AtomError)
 def ldmatrix(
     count: int, form: str = "m8n8.b16", transpose: bool = False, element: DType | str | None = None
 ) -> CopyAtom:
@@ -91,11 +92,11 @@ def ldmatrix(
     ...
     layoutgemm.errors.AtomError: ldmatrix m16n16.b8 moves 1 or 2 matrices, not 4
     """
-    count = plain(count)
     spec = _chosen("ldmatrix", _LOADS, form, count, transpose)
     return _matrix_copy("ldmatrix", spec, count, transpose, element)
 
 
+@checked(AtomError)
 def stmatrix(
     count: int, form: str = "m8n8.b16", transpose: bool = False, element: DType | str | None = None
 ) -> CopyAtom:
@@ -116,11 +117,11 @@ def stmatrix(
     ...
     layoutgemm.errors.AtomError: stmatrix m16n8.b8 exists only with .trans
     """
-    count = plain(count)
     spec = _chosen("stmatrix", _STORES, form, count, transpose)
     return _matrix_copy("stmatrix", spec, count, transpose, element)
 
 
+@checked(AtomError)
 def movmatrix(element: DType | str | None = None) -> CopyAtom:
     """The transposition of one 8x8 matrix of 16-bit elements across the registers of a warp.
 
@@ -145,6 +146,7 @@ def movmatrix(element: DType | str | None = None) -> CopyAtom:
     return atom if element is None else atom.recast(element)
 
 
+@checked(AtomError)
 def ldmatrix_m16n8(count: int, source: str = "b8", element: DType | str | None = None) -> CopyAtom:
     """The load that mirrors stmatrix m16n8.b8: `count` matrices (2 or 4) of 16 rows and 8 columns of bytes.
 
@@ -157,7 +159,6 @@ def ldmatrix_m16n8(count: int, source: str = "b8", element: DType | str | None =
     >>> print(atom, atom.layout_src, atom.layout_dst == stmatrix(2, "m16n8.b8", True).layout_src)
     ldmatrix.sync.aligned.m16n16.x1.trans.shared.b8 ((2,2,4,2),16):((16,128,32,0),1) True
     """
-    count = plain(count)
     if count not in (2, 4) or isinstance(count, bool):
         raise AtomError(f"m16n8 matrices are loaded in pairs, as an m16n16: 2 or 4 of them, not {count!r}")
     base = ldmatrix(count // 2, f"m16n16.{source}", transpose=True)

@@ -20,10 +20,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ...arguments import checked
 from ...dtypes import DType, dtype, f32
 from ...errors import AtomError
 from ...layouts import E, Layout
-from ...layouts.int_tuple import plain
 from ..tmem.layout import COLUMNS, WARP_LANES, WORD_BITS
 from .base import CopyAtom
 
@@ -200,6 +200,7 @@ def _reducing(shape: str, repeat: int, pack: bool, kind: DType, reduce: str) -> 
         raise AtomError(f"tcgen05.ld.red computes {known}; not {reduce!r} of {kind}")
 
 
+@checked(AtomError)
 def tcgen05_ld(
     shape: str,
     repeat: int,
@@ -235,7 +236,6 @@ def tcgen05_ld(
     >>> print(tcgen05_ld("32x32b", 8, reduce="max.abs"))
     tcgen05.ld.red.sync.aligned.32x32b.x8.max.abs.f32
     """
-    repeat, split = plain(repeat), plain(split)
     kind, warp, elements, places, gap = _move("tcgen05.ld", shape, repeat, pack, split, element)
     if reduce:
         _reducing(shape, repeat, pack, kind, reduce)
@@ -259,6 +259,7 @@ def tcgen05_ld(
     )
 
 
+@checked(AtomError)
 def tcgen05_st(
     shape: str, repeat: int, unpack: bool = False, split: int | None = None, element: DType | str = f32
 ) -> TmemCopyAtom:
@@ -270,7 +271,6 @@ def tcgen05_st(
     >>> st.tmem == tcgen05_ld("16x128b", 1).tmem
     True
     """
-    repeat, split = plain(repeat), plain(split)
     kind, warp, elements, places, gap = _move("tcgen05.st", shape, repeat, unpack, split, element)
     return TmemCopyAtom(
         ptx=f"tcgen05.st.sync.aligned.{shape}.x{repeat}{'.unpack::16b' if unpack else ''}.b32",
@@ -319,6 +319,7 @@ FORMATS = {"b6x16_p32": 6, "b4x16_p64": 4}
 CHUNK_ELEMENTS = 16
 
 
+@checked(AtomError)
 def tcgen05_cp(
     shape: str, multicast: str = "", cta_group: int = 1, source_format: str = "", element: DType | str = "u8"
 ) -> TmemCopyAtom:
@@ -344,7 +345,6 @@ def tcgen05_cp(
     >>> print(tcgen05_cp("64x128b", "warpx2::02_13").tmem)
     (64,(32,4),2):(1@0,(1@2,1@1),64@0)
     """
-    cta_group = plain(cta_group)
     if (shape, multicast) not in SPREADS:
         known = ", ".join(name + (f".{way}" if way else "") for name, way in SPREADS)
         raise AtomError(f"tcgen05.cp has {known}; not {shape!r} with multicast {multicast!r}")

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
+from ...arguments import checked
 from ...dtypes import DType, dtype
 from ...errors import AtomError
 from ...layouts import ComposedLayout, Layout, Verdict
-from ...layouts.int_tuple import plain
 from ..targets import TARGETS, since
 from .base import CopyAtom
 
@@ -52,6 +52,7 @@ class VectorCopy(CopyAtom):
         """Bytes that every address is a multiple of: the vector's own size (PTX ISA, "ld", natural alignment)."""
         return self.bits // 8
 
+    @checked(AtomError)
     def fits(self, layout: Layout | ComposedLayout, alignment: int = 16) -> Verdict:
         """Whether a tile of that layout (coordinate -> element of memory) can be cut into these vectors.
 
@@ -73,6 +74,7 @@ class VectorCopy(CopyAtom):
         )
 
 
+@checked(AtomError)
 def universal_copy(
     bits: int | None = None, element: DType | str = "u8", source: str = "gmem", target: str = "rmem"
 ) -> VectorCopy:
@@ -89,10 +91,10 @@ def universal_copy(
     >>> print(copy, copy.layout_src, copy.bytes_per_thread("dst"))
     ld.global.v4.b32 (1,8):(0,1) 16
     """
-    bits = plain(bits)
     return _vector(bits, element, source, target)
 
 
+@checked(AtomError)
 def load_global(
     bits: int | None = None,
     element: DType | str = "u8",
@@ -120,13 +122,13 @@ def load_global(
     ...
     layoutgemm.errors.AtomError: ld.global takes a cache operator or an L1 priority, not both: .cg, L1::evict_first
     """
-    bits, l2_prefetch = plain(bits), plain(l2_prefetch)
     return _vector(
         bits, element, "gmem", "rmem", cache=cache, evict=evict, l2_prefetch=l2_prefetch, order=order, scope=scope,
         read_only=read_only,
     )  # fmt: skip
 
 
+@checked(AtomError)
 def store_global(
     bits: int | None = None,
     element: DType | str = "u8",
@@ -146,10 +148,10 @@ def store_global(
     >>> print(store_global(128, "f32", cache="wt"), store_global(32, "f32", order="release", scope="sys"))
     st.global.wt.v4.b32 st.release.sys.global.b32
     """
-    bits = plain(bits)
     return _vector(bits, element, "rmem", "gmem", cache=cache, evict=evict, order=order, scope=scope)
 
 
+@checked(AtomError)
 def load_shared(
     bits: int | None = None, element: DType | str = "u8", order: str = "weak", scope: str | None = None
 ) -> VectorCopy:
@@ -158,10 +160,10 @@ def load_shared(
     >>> print(load_shared(64, "bf16"), load_shared(64, "bf16").phases[0][-1])
     ld.shared.v2.b32 15
     """
-    bits = plain(bits)
     return _vector(bits, element, "smem", "rmem", order=order, scope=scope)
 
 
+@checked(AtomError)
 def store_shared(
     bits: int | None = None, element: DType | str = "u8", order: str = "weak", scope: str | None = None
 ) -> VectorCopy:
@@ -170,7 +172,6 @@ def store_shared(
     >>> print(store_shared(128, "f32"))
     st.shared.v4.b32
     """
-    bits = plain(bits)
     return _vector(bits, element, "rmem", "smem", order=order, scope=scope)
 
 
@@ -283,6 +284,7 @@ class Widest:
         return f"{self.bits} bits ({self.elements} elements): {self.why}"
 
 
+@checked(AtomError)
 def widest(
     layout: Layout | ComposedLayout,
     element: DType | str,
@@ -309,7 +311,6 @@ def widest(
     >>> print(widest(Layout((128, 12), (12, 1)), "f32", alignment=8))
     64 bits (2 elements): the address is a multiple of 8 bytes, not of 16
     """
-    alignment, limit = plain(alignment), plain(limit)
     kind = dtype(element)
     if isinstance(limit, bool) or limit not in _VECTORS:
         raise AtomError(f"the widest vector wanted is one of {', '.join(map(str, _VECTORS))} bits, not {limit!r}")

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from ...arguments import checked
 from ...dtypes import DType
 from ...errors import AtomError
 from ...layouts import CounterExample, E, Layout, Proof, Undecided
 from ...layouts.display import Pictured
-from ...layouts.int_tuple import plain
 from ...layouts.paged import Paged
 
 
@@ -120,6 +120,7 @@ class MmaAtom(Pictured, Paged):
             names = ", ".join(self.operands[:-1])
             raise AtomError(f"{self.ptx} has operands {names} and {self.operands[-1]}, not {operand!r}")
 
+    @checked(AtomError)
     def tile_of(self, operand: str) -> tuple[int, int]:
         """The two extents of an operand, in elements: "A" (M, K), "B" (N, K), "C" and "D" (M, N).
 
@@ -130,6 +131,7 @@ class MmaAtom(Pictured, Paged):
         blocks = 0 if self.scale is None else k // self.scale.vector
         return {"A": (m, k), "B": (n, k), "C": (m, n), "D": (m, n), "SFA": (m, blocks), "SFB": (n, blocks)}[operand]
 
+    @checked(AtomError)
     def dtype_of(self, operand: str) -> DType:
         """The number format of an operand."""
         self._known(operand)
@@ -137,6 +139,7 @@ class MmaAtom(Pictured, Paged):
             return self.scale.dtype
         return {"A": self.a_dtype, "B": self.b_dtype, "C": self.c_dtype}.get(operand, self.d_dtype or self.c_dtype)
 
+    @checked(AtomError)
     def layout(self, operand: str) -> Layout:
         """The thread-value layout of an operand: (thread, value) -> element, column-major."""
         self._known(operand)
@@ -145,6 +148,7 @@ class MmaAtom(Pictured, Paged):
         found = {"A": self.layout_A, "B": self.layout_B, "C": self.layout_C}.get(operand)
         return found if found is not None else self.layout_D if self.layout_D is not None else self.layout_C
 
+    @checked(AtomError)
     def coords(self, operand: str) -> Layout:
         """(thread, value) -> (row, column) of an operand: the same map with coordinate strides.
 
@@ -159,6 +163,7 @@ class MmaAtom(Pictured, Paged):
         """
         return _pairs(Layout.identity(self.tile_of(operand)).compose(self.layout(operand)))
 
+    @checked(AtomError)
     def owner(self, operand: str) -> Layout:
         """(row, column) of an operand -> (thread, value) that holds the element: the inverse of `coords`.
 
@@ -178,11 +183,13 @@ class MmaAtom(Pictured, Paged):
         inverse = layout.right_inverse().compose(Layout(tile))
         return _pairs(Layout.identity((layout[0].size, layout[1].size)).compose(inverse))
 
+    @checked(AtomError)
     def copies(self, operand: str) -> int:
         """How many (thread, value) pairs hold each element: 1 for a register operand."""
         rows, columns = self.tile_of(operand)
         return int(self.layout(operand).size) // (rows * columns)
 
+    @checked(AtomError)
     def one_to_one(self, operand: str) -> Proof | CounterExample | Undecided:
         """Whether each element is held by exactly `copies` pairs: a Proof, or the CounterExample that refutes it.
 
@@ -199,6 +206,7 @@ class MmaAtom(Pictured, Paged):
             return Undecided(f"{distinct} reaches {distinct.size} of the {rows}x{columns} elements")
         return verdict
 
+    @checked(AtomError)
     def formula(self, operand: str, thread: str = "t", value: str = "v") -> tuple[Any, Any]:
         """Row and column of an operand as SymPy expressions of the thread and the value.
 
@@ -209,6 +217,7 @@ class MmaAtom(Pictured, Paged):
         row, column = self.coords(operand).expr(thread, value)
         return row, column
 
+    @checked(AtomError)
     def explain(self, operand: str) -> str:
         """The map of an operand in both directions, as text.
 
@@ -235,11 +244,13 @@ class MmaAtom(Pictured, Paged):
         """`coords("C")`, the fragment map of the accumulator."""
         return self.coords("C")
 
+    @checked(AtomError)
     def element_bits(self, operand: str) -> int:
         """Bits that one element of an operand takes up, its container's where it has one."""
         container = {"A": self.a_container, "B": self.b_container}.get(operand)
         return self.dtype_of(operand).bits if container is None else container.bits
 
+    @checked(AtomError)
     def slot(self, operand: str, value: int) -> tuple[int, int]:
         """Where a thread keeps one of its values: (32-bit register, lowest bit). A 64-bit value takes two registers.
 
@@ -249,7 +260,6 @@ class MmaAtom(Pictured, Paged):
         >>> mma_sync((16, 8, 16)).slot("A", 5), mma_sync((16, 8, 32), "e2m1", "e4m3", kind="f8f6f4").slot("A", 5)
         ((2, 16), (1, 10))
         """
-        value = plain(value)
         self._in_registers(operand)
         count = self.layout(operand)[1].size
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < count:
@@ -258,6 +268,7 @@ class MmaAtom(Pictured, Paged):
         bit = value * self.element_bits(operand)
         return bit // 32, bit % 32 + (0 if container is None else container.low)
 
+    @checked(AtomError)
     def registers(self, operand: str) -> int:
         """32-bit registers that an operand takes in each thread. Raises AtomError where it is not in registers.
 

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
+from ...arguments import checked, plain
 from ...dtypes import DType, dtype
 from ...errors import AtomError
-from ...layouts.int_tuple import plain
 from ..targets import since
 from .base import Container, MmaAtom, ScaleFactors
 from .warp_fragments import QUAD_PAIR_LANES, fragment, quad_pair, run_of, scale_fragment
@@ -67,6 +67,7 @@ _VOLTA: Shape = (8, 8, 4)
 _INTEGER = {"i": "s", "u": "u"}
 
 
+@checked(AtomError)
 def mma_sync(
     shape: Shape | str,
     a: DType | str = "bf16",
@@ -110,7 +111,6 @@ def mma_sync(
     ...
     layoutgemm.errors.AtomError: mma.sync m16n8k8 of tf32 and tf32 accumulates in f32, not in f16
     """
-    vector = plain(vector)
     mnk = _shape(shape)
     a_type = dtype(a)
     b_type = a_type if b is None else dtype(b)

@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from ...arguments import checked
 from ...dtypes import DType, dtype
 from ...errors import AtomError
 from ...layouts import Layout
-from ...layouts.int_tuple import plain
 from ..tmem.layout import DataPath, TmemLayout, accumulator, datapath, operand_a, scale_factors
 from .base import MmaAtom, ScaleFactors
 
@@ -136,6 +136,7 @@ class Tcgen05Atom(MmaAtom):
             raise AtomError(f"{self}: no layout of A in tensor memory is known here for the .ws and .sp forms")
         return operand_a(m, k, self.a_dtype, self.kind, self.threads)
 
+    @checked(AtomError)
     def scale_layout(self, operand: str, instructions: int = 1) -> TmemLayout:
         """Where one block keeps the scale factors of operand "A" or "B" for that many instructions along K.
 
@@ -155,13 +156,13 @@ class Tcgen05Atom(MmaAtom):
         return scale_factors(rows, needed if needed < 4 else -(-needed // 4) * 4, self.scale.dtype, halves)
 
 
+@checked(AtomError)
 def legal_n(kind: str, cta_group: int = 1, ws: bool = False, sparse: bool = False) -> tuple[int, ...]:
     """Every N of that kind, ascending.
 
     >>> legal_n("i8")[:6], legal_n("f16", 2)[:3], legal_n("tf32", ws=True)
     ((8, 16, 24, 32, 48, 64), (16, 32, 48), (64, 128, 256))
     """
-    cta_group = plain(cta_group)
     if ws:
         return _WS_N[sparse]
     entry = KINDS[kind]
@@ -170,6 +171,7 @@ def legal_n(kind: str, cta_group: int = 1, ws: bool = False, sparse: bool = Fals
     return tuple(sorted({*range(step, _LAST_N + 1, step), *more}))
 
 
+@checked(AtomError)
 def legal_m(
     kind: str, cta_group: int = 1, k: int | None = None, ws: bool = False, sparse: bool = False
 ) -> tuple[int, ...]:
@@ -181,7 +183,6 @@ def legal_m(
     >>> legal_m("f16"), legal_m("mxf4", 2), legal_m("mxf4", 2, k=96), legal_m("f16", ws=True)
     ((64, 128), (128, 256), (256,), (32, 64, 128))
     """
-    cta_group, k = plain(cta_group), plain(k)
     if ws:
         return _WS_M
     entry = KINDS[kind]
@@ -202,6 +203,7 @@ def _shared(rows: int, depth: int, blocks: int) -> Layout:
     return Layout((blocks, (own, depth)), (own if blocks > 1 else 0, (1, rows)))
 
 
+@checked(AtomError)
 def tcgen05_mma(
     kind: str,
     m: int,
@@ -243,7 +245,6 @@ def tcgen05_mma(
     ...
     layoutgemm.errors.AtomError: M of kind::f16, cta_group::1 = 256: PTX allows 64, 128
     """
-    m, n, cta_group, vector, k = plain(m), plain(n), plain(cta_group), plain(vector), plain(k)
     _one_of(kind, tuple(KINDS), "the kind of tcgen05.mma")
     entry = KINDS[kind]
     _one_of(cta_group, (1,) if ws else (1, 2), "cta_group of tcgen05.mma.ws" if ws else "cta_group")

@@ -16,9 +16,9 @@ Shared Memory Matrix Layouts" of wgmma.
 
 from __future__ import annotations
 
+from ...arguments import checked
 from ...errors import AtomError
 from ...layouts import Layout
-from ...layouts.int_tuple import plain
 
 REGISTER_BITS = 32
 QUAD, GROUPS = 4, 8
@@ -37,6 +37,7 @@ def run_of(bits: int) -> int:
     return max(1, REGISTER_BITS // bits)
 
 
+@checked(AtomError)
 def fragment(rows: int, columns: int, run: int, warps: int = 1) -> Layout:
     """(thread, value) -> row + rows*column of a matrix held by a warp or a warpgroup.
 
@@ -52,7 +53,6 @@ def fragment(rows: int, columns: int, run: int, warps: int = 1) -> Layout:
     >>> print(fragment(16, 16, 2), fragment(8, 16, 2), fragment(16, 8, 2))
     ((4,8),(2,2,2)):((32,1),(16,8,128)) ((4,8),(2,2)):((16,1),(8,64)) ((4,8),(2,2)):((32,1),(16,8))
     """
-    rows, columns, run, warps = plain(rows), plain(columns), plain(run), plain(warps)
     own, block = rows // warps, QUAD * run
     if rows % (GROUPS * warps) or columns % block or min(rows, columns, run, warps) < 1:
         raise AtomError(

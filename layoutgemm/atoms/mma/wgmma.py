@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
+from ...arguments import checked
 from ...dtypes import DType, bf16, dtype
 from ...errors import AtomError
 from ...layouts import Layout
-from ...layouts.int_tuple import plain
 from .base import MmaAtom
 from .sync import ptx_type
 from .warp_fragments import fragment, run_of
@@ -44,6 +44,7 @@ FORMS = (
 SOURCES = ("smem", "rmem")
 
 
+@checked(AtomError)
 def wgmma(
     n: int,
     a: DType | str = bf16,
@@ -79,7 +80,6 @@ def wgmma(
     >>> print(wgmma(64, "e4m3", a_source="rmem").layout_A)
     ((4,8,4),(4,2,2)):((256,1,16),(64,8,1024))
     """
-    n = plain(n)
     a_type = dtype(a)
     b_type = a_type if b is None else dtype(b)
     form = next((form for form in FORMS if a_type.name in form.types and b_type.name in form.types), None)

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from ...arguments import settle
 from ...errors import DescriptorError
-from ...layouts.int_tuple import plain_fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class FieldTable:
     source: str
 
     def __post_init__(self) -> None:
-        plain_fields(self)
+        settle(self, DescriptorError)
         taken = 0
         for field in self.fields:
             if taken & field.mask or field.low + field.width > self.bits:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from ...arch import Arch
+from ...arguments import checked
 from ...dtypes import DType, bf16
 from ...dtypes import dtype as dtype_of
-from ...layouts.int_tuple import plain
 from .bit_fields import FieldChange
 from .descriptor_words import SmemDescriptor, smem_table
 from .instruction_descriptor import TABLES, InstructionDescriptor, codes_of
 from .tile import SWIZZLES
 
 
+@checked()
 def decode(word: int, arch: Arch | str = "sm_90a", kind: str | None = None) -> SmemDescriptor | InstructionDescriptor:
     """The fields of a word: of a matrix descriptor of that architecture, or of the instruction descriptor of a kind.
 
@@ -22,12 +23,12 @@ def decode(word: int, arch: Arch | str = "sm_90a", kind: str | None = None) -> S
     >>> decode(0x8400490, kind="f16").m
     128
     """
-    word = plain(word)
     if kind is not None:
         return InstructionDescriptor.decode(word, kind)
     return SmemDescriptor.decode(word, arch)
 
 
+@checked()
 def describe(
     word: int,
     arch: Arch | str = "sm_90a",
@@ -53,7 +54,6 @@ def describe(
       K-major   S<3,4,3>[bytes] o ((8,m),64):((64,512),1) x bf16
       MN-major  S<3,4,3>[bytes] o ((64,m),(8,k)):((1,8),(64,512)) x bf16
     """
-    word = plain(word)
     found = decode(word, arch, kind)
     if isinstance(found, InstructionDescriptor):
         return found.explain()
@@ -66,6 +66,7 @@ def describe(
     )
 
 
+@checked()
 def diff(before: int, after: int, arch: Arch | str = "sm_90a", kind: str | None = None) -> tuple[FieldChange, ...]:
     """The fields in which two words differ, with what each change means in bytes; () for equal words.
 
@@ -78,7 +79,6 @@ def diff(before: int, after: int, arch: Arch | str = "sm_90a", kind: str | None 
     >>> print(diff(0x4000004000010000, 0x8000002000010000)[1])
     swizzle_mode: 128B -> 64B: spans of 128 -> 64 bytes, chunks moved by S<3,4,3> -> S<2,4,3>
     """
-    before, after = plain(before), plain(after)
     if kind is not None:
         codes_of(kind)
         return TABLES[kind].diff(before, after)

@@ -21,11 +21,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ...arch import Arch
+from ...arguments import checked
 from ...dtypes import DType
 from ...errors import AtomError, DescriptorError
 from ...layouts import ComposedLayout, Layout
 from ...layouts.display import Pictured
-from ...layouts.int_tuple import plain
 from ..mma.base import MmaAtom
 from .bit_fields import Field, FieldTable
 from .canonical_layouts import canonical_layout
@@ -161,14 +161,15 @@ class OperandDescriptor(Pictured):
         """
         return layout_of_values(tuple(step // CHUNK_BYTES for step in self.k_steps))
 
+    @checked(DescriptorError)
     def advance(self, k_block: int, mn_block: int = 0) -> int:
         """What to add to the word for one block of the tile, in units of 16 bytes."""
-        k_block, mn_block = plain(k_block), plain(mn_block)
         for name, block, steps in (("K", k_block, self.k_steps), ("M or N", mn_block, self.mn_steps)):
             if isinstance(block, bool) or not isinstance(block, int) or not 0 <= block < len(steps):
                 raise DescriptorError(f"the tile has {len(steps)} block(s) along {name}; there is no block {block!r}")
         return (self.k_steps[k_block] + self.mn_steps[mn_block] - self.mn_steps[0]) // CHUNK_BYTES
 
+    @checked(DescriptorError)
     def at(self, address: int, k_block: int = 0, mn_block: int = 0, pattern_start: int | None = None) -> SmemDescriptor:
         """The descriptor of one block of the tile at a shared-memory byte address.
 
@@ -193,6 +194,7 @@ class OperandDescriptor(Pictured):
             )
         return replace(self.base, address=address + step, base_offset=pattern_start >> 7 & 7)
 
+    @checked(DescriptorError)
     def stage(self, index: int, address: int = 0, k_block: int = 0, mn_block: int = 0) -> SmemDescriptor:
         """The descriptor of one block of stage `index`, the stages lying one after another from `address`.
 
@@ -201,7 +203,6 @@ class OperandDescriptor(Pictured):
         >>> d.stage_bytes, hex(d.stage(2, 1024, k_block=1).word)
         (16384, '0x4000004000010842')
         """
-        index, address, k_block, mn_block = plain(index), plain(address), plain(k_block), plain(mn_block)
         if isinstance(index, bool) or not isinstance(index, int) or index < 0:
             raise DescriptorError(f"stages are counted from 0; there is no stage {index!r}")
         return self.at(address + index * self.stage_bytes, k_block, mn_block)
@@ -221,6 +222,7 @@ class OperandDescriptor(Pictured):
         return self.explain(**options)
 
 
+@checked(DescriptorError)
 def derive(
     layout: SmemTile | Layout | ComposedLayout,
     atom: MmaAtom | OperandRead,
@@ -254,7 +256,6 @@ def derive(
     ...
     layoutgemm.errors.DescriptorError: ... the rows of an atom lie 128 bytes apart, the layout's 144 ...
     """
-    stage_bytes = plain(stage_bytes)
     read = operand_read(atom, operand)
     if isinstance(layout, SmemTile):
         if layout.dtype != read.dtype:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...arch import Arch, arch
+from ...arguments import checked
 from ...dtypes import DType, bf16
 from ...dtypes import dtype as dtype_of
 from ...errors import DescriptorError
@@ -129,11 +130,13 @@ class SmemDescriptor(Pictured):
         """The 64-bit word; raises DescriptorError when a field does not fit or the architecture lacks the swizzle."""
         return self.table.encode(self._values())
 
+    @checked(DescriptorError)
     def at(self, address: int) -> SmemDescriptor:
         """The same descriptor starting at a shared-memory byte address, a multiple of 16 below 2**18."""
         return replace(self, address=address)
 
     @classmethod
+    @checked(DescriptorError)
     def decode(cls, word: int, arch: Arch | str = "sm_90a") -> SmemDescriptor:
         """Word -> fields; raises DescriptorError when a bit outside every field is set or a value has no meaning.
 
@@ -150,6 +153,7 @@ class SmemDescriptor(Pictured):
         name = table.by_name["swizzle_mode"].label(values.pop("swizzle_mode"))
         return cls(name, arch=arch if isinstance(arch, str) else arch.name, **values)
 
+    @checked(DescriptorError)
     def canonical(self, major: str, dtype: DType | str = bf16, packing: str | None = None) -> str:
         """The layout that the word says, for one major, in CuTe's notation: `canonical_notation`.
 
@@ -163,11 +167,13 @@ class SmemDescriptor(Pictured):
             major, self.swizzle_name, element, packing_of(element, packing), self.leading_bytes, self.stride_bytes
         )
 
+    @checked(DescriptorError)
     def layouts(self, dtype: DType | str = bf16, packing: str | None = None) -> dict[str, str]:
         """major -> canonical layout, for each major that the swizzle has; which one is meant the word does not say."""
         majors = MAJORS if SWIZZLES[self.swizzle_name].rows == 8 else ("MN",)
         return {major: self.canonical(major, dtype, packing) for major in majors}
 
+    @checked(DescriptorError)
     def explain(self, reasons: dict[str, str] | None = None) -> str:
         """A table of the word's fields: bits, raw value, what the value means, and why where reasons are told.
 

@@ -17,10 +17,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ...arguments import checked, settle
 from ...dtypes import DType, dtype
 from ...errors import DescriptorError
 from ...layouts.display import Pictured
-from ...layouts.int_tuple import plain_fields
 from ..mma.tcgen05 import KINDS, legal_m, legal_n
 from .bit_fields import Field, FieldTable
 from .tile import MAJORS, packing_of
@@ -169,7 +169,7 @@ class InstructionDescriptor(Pictured):
     weight_stationary: bool = False
 
     def __post_init__(self) -> None:
-        plain_fields(self)
+        settle(self, DescriptorError)
         for name in ("a", "b", "d", "scale"):
             value = getattr(self, name)
             if value is not None:
@@ -293,6 +293,7 @@ class InstructionDescriptor(Pictured):
         return self.table.encode({name: values[name] for name in self.table.by_name})
 
     @classmethod
+    @checked(DescriptorError)
     def decode(cls, word: int, kind: str) -> InstructionDescriptor:
         """Word and kind -> fields; raises DescriptorError for reserved bits and for combinations that do not exist.
 
@@ -371,6 +372,7 @@ def ptx_cta_group(ptx: str) -> int:
     return int(found.group(1)) if found else 1
 
 
+@checked(DescriptorError)
 def instruction_descriptor(atom: Any, a_major: str = "K", b_major: str = "K", **options: Any) -> InstructionDescriptor:
     """The instruction descriptor of a tcgen05 atom: kind, form and blocks from its name, M, N and types from itself.
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ...arguments import checked
 from ...dtypes import DType
 from ...dtypes import dtype as dtype_of
 from ...errors import DescriptorError
-from ...layouts.int_tuple import plain
 from ..mma.tcgen05 import KINDS
 from .instruction_descriptor import codes_of, ptx_cta_group, ptx_kind
 from .tile import ATOM_ROWS, SWIZZLES, packing_of, slot_bits
@@ -38,6 +38,7 @@ class OperandRead:
     family: str
     text: str
 
+    @checked(DescriptorError)
     def objection(self, major: str, swizzle_name: str) -> str | None:
         """Why the instruction cannot read a layout of that major and swizzle, whatever its strides; None if it can.
 
@@ -61,6 +62,7 @@ class OperandRead:
         return None
 
 
+@checked(DescriptorError)
 def operand_read(atom: Any, operand: str) -> OperandRead:
     """What a matrix atom reads of operand "A" or "B" through a descriptor.
 
@@ -96,6 +98,7 @@ def operand_read(atom: Any, operand: str) -> OperandRead:
     return OperandRead(operand, rows // blocks, stored, element, packing, majors, "sm_100a", "tcgen05", text)
 
 
+@checked(DescriptorError)
 def tcgen05_read(kind: str, dtype: DType | str, rows: int, operand: str = "A", sparse: bool = False) -> OperandRead:
     """What tcgen05.mma of a kind reads of an operand from one block's shared memory, without an atom.
 
@@ -106,7 +109,6 @@ def tcgen05_read(kind: str, dtype: DType | str, rows: int, operand: str = "A", s
     >>> read.depth, read.packing
     (32, 'b6x16_p32')
     """
-    rows = plain(rows)
     has, element = codes_of(kind), dtype_of(dtype)
     entry = KINDS[kind]
     if element.name not in entry.types:

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from ...arguments import checked, settle
 from ...dtypes import DType, dtype
 from ...errors import AtomError
 from ...layouts import ComposedLayout, Layout, Swizzle
 from ...layouts.display import Pictured
-from ...layouts.int_tuple import plain, plain_fields
 from ...layouts.paged import Paged
 
 MAJORS = ("K", "MN")
@@ -77,6 +77,7 @@ def swizzle_mode(name: str) -> SwizzleMode:
     return SWIZZLES[name]
 
 
+@checked(AtomError)
 def swizzle_of(name: str) -> Swizzle:
     """The swizzle on byte addresses of a mode of `SWIZZLES`.
 
@@ -151,7 +152,7 @@ class SmemTile(Pictured, Paged):
     offset: int = 0
 
     def __post_init__(self) -> None:
-        plain_fields(self)
+        settle(self, AtomError)
         swizzle_mode(self.swizzle_name)
         packing_of(self.dtype, self.packing)
         if self.major not in MAJORS:
@@ -249,6 +250,7 @@ class SmemTile(Pictured, Paged):
         return f"{self.swizzle} o {start}{self.layout} x {self.dtype}{stored}"
 
 
+@checked(AtomError)
 def smem_atom(dtype_: DType | str, major: str, swizzle: str, packing: str | None = None) -> Layout:
     """The swizzle atom as a layout (mn, k) -> element offset: 8 spans, one under another.
 
@@ -268,6 +270,7 @@ def smem_atom(dtype_: DType | str, major: str, swizzle: str, packing: str | None
     return Layout((width, mode.rows), (1, width))
 
 
+@checked(AtomError)
 def smem_tile(
     extent: tuple[int, int],
     dtype_: DType | str,
@@ -292,7 +295,6 @@ def smem_tile(
     >>> print(smem_tile((64, 64), "bf16", "MN", "64B").layout)
     ((32,2),(8,8)):((1,2048),(32,256))
     """
-    extent = plain(extent)
     element = dtype(dtype_)
     if not isinstance(extent, tuple) or len(extent) != 2:
         raise AtomError(f"a tile's extent is a pair (mn, k), as in (128, 64), not {extent!r}")
@@ -314,13 +316,13 @@ def smem_tile(
     return SmemTile(element, major, swizzle, atom.tile_to_shape(extent, order), stored)
 
 
+@checked(AtomError)
 def widest_swizzle(contiguous: int, dtype_: DType | str, packing: str | None = None) -> str:
     """The widest common swizzle whose span divides `contiguous` elements; raises AtomError when not even 16 bytes do.
 
     >>> widest_swizzle(64, "bf16"), widest_swizzle(96, "bf16"), widest_swizzle(24, "bf16")
     ('128B', '64B', 'none')
     """
-    contiguous = plain(contiguous)
     element = dtype(dtype_)
     size = contiguous * slot_bits(element, packing_of(element, packing))
     for name in sorted(SPANS, key=SPANS.__getitem__, reverse=True):
@@ -331,6 +333,7 @@ def widest_swizzle(contiguous: int, dtype_: DType | str, packing: str | None = N
     )
 
 
+@checked(AtomError)
 def as_tile(
     layout: Layout | ComposedLayout | SmemTile,
     dtype_: DType | str,

@@ -20,10 +20,11 @@ from typing import Any
 
 import numpy as np
 
+from ...arguments import checked, settle
 from ...errors import AtomError
 from ...layouts import ComposedLayout, CounterExample, Layout, Proof, Undecided
 from ...layouts.display import Pictured
-from ...layouts.int_tuple import ENUMERABLE, plain, plain_fields
+from ...layouts.int_tuple import ENUMERABLE
 from ...layouts.paged import Paged
 from ..copy.base import CopyAtom
 from .mma import TiledMma, check_thread, flat_strides, one_thread
@@ -60,7 +61,7 @@ class TiledCopy(Pictured, Paged):
     blocks: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        plain_fields(self)
+        settle(self, AtomError)
         tiler = self.tiler if isinstance(self.tiler, (tuple, list)) else (self.tiler,)
         for mode in tiler:
             if isinstance(mode, bool) or not isinstance(mode, (int, Layout)) or (isinstance(mode, int) and mode < 1):
@@ -131,6 +132,7 @@ class TiledCopy(Pictured, Paged):
         """(thread, (value of one instruction, instruction)) -> element of the tile, on the destination side."""
         return self.tv_layout("dst")
 
+    @checked(AtomError)
     def tv_layout(self, side: str) -> Layout:
         """(thread, (value of one instruction, instruction)) -> element of the tile that side "src" or "dst" names."""
         named = self.atom.layout(side)
@@ -146,6 +148,7 @@ class TiledCopy(Pictured, Paged):
         (threads, values), (thread_rest, value_rest) = instructions[0], instructions[1]
         return Layout.join(Layout.join(threads, thread_rest).coalesce(), Layout.join(values.coalesce(), value_rest))
 
+    @checked(AtomError)
     def partition(self, side: str, layout: Any) -> Any:
         """(thread, (value of one instruction, instruction), rest, rest, ...) -> what `layout` gives for those elements.
 
@@ -196,12 +199,13 @@ class TiledCopy(Pictured, Paged):
 
         return to_cute(self)
 
+    @checked(AtomError)
     def get_slice(self, thread: int) -> ThreadCopy:
         """The partitions of one thread. Raises AtomError for a thread that does not take part."""
-        thread = plain(thread)
         check_thread(thread, self.threads)
         return ThreadCopy(self, thread)
 
+    @checked(AtomError)
     def view(self, side: str, extent: Sequence[Any] | None = None) -> View:
         """The whole map (thread, value, rest) -> (row, column) of one side over `extent` (None: one tile).
 
@@ -219,6 +223,7 @@ class TiledCopy(Pictured, Paged):
 
     # ------------------------------------------------------------ statements
 
+    @checked(AtomError)
     def coverage(self, side: str | None = None) -> Any:
         """Whether the tile is copied whole: a Proof, or a CounterExample with the first element that is not.
 
@@ -233,6 +238,7 @@ class TiledCopy(Pictured, Paged):
                 return covered
         return self.layout_tv.is_bijective() if side is None else covered
 
+    @checked(AtomError)
     def vectors(self, side: str, layout: Any, width: int | None = None) -> Any:
         """Whether each instruction's values are side by side and aligned in `layout`, the tensor of that side.
 
@@ -312,6 +318,7 @@ class TiledCopy(Pictured, Paged):
         values = tiles[0].compose(Layout.join(split[0].coalesce(), split[1]))
         return Layout.join(values, *list(tiles[1])[1:])
 
+    @checked(AtomError)
     def feeds(self, mma: TiledMma, operand: str, extent: Any = None) -> Any:
         """Whether the copy fills (or empties) the fragments of an operand over `extent` (None: one tile) as they are.
 

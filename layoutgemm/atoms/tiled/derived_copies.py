@@ -5,6 +5,7 @@ Source: `cute/atom/copy_atom.hpp` in NVIDIA/cutlass, make_tiled_copy and its kin
 
 from __future__ import annotations
 
+from ...arguments import checked
 from ...errors import AtomError
 from ...layouts import Layout, make_layout_tv
 from ..copy.base import CopyAtom
@@ -12,6 +13,7 @@ from .copy import TiledCopy
 from .mma import TiledMma
 
 
+@checked(AtomError)
 def make_tiled_copy(atom: CopyAtom, thr_layout: Layout, val_layout: Layout | None = None) -> TiledCopy:
     """The tiled copy of threads side by side, each with a block of values: thr (M, N) -> thread, val (m, n) -> value.
 
@@ -31,6 +33,7 @@ def make_tiled_copy(atom: CopyAtom, thr_layout: Layout, val_layout: Layout | Non
     return TiledCopy(atom, layout_tv, tile)
 
 
+@checked(AtomError)
 def make_tiled_copy_tv(atom: CopyAtom, thr_layout: Layout, val_layout: Layout | None = None) -> TiledCopy:
     """The DSL's name of make_tiled_copy; what the DSL calls make_tiled_copy is the class itself."""
     return make_tiled_copy(atom, thr_layout, val_layout)
@@ -42,31 +45,37 @@ def _for_operand(atom: CopyAtom, mma: TiledMma, operand: str) -> TiledCopy:
     return TiledCopy(atom, layout, mma.tile_of(operand), blocks)
 
 
+@checked(AtomError)
 def make_tiled_copy_A(atom: CopyAtom, mma: TiledMma) -> TiledCopy:
     """The copy that fills (or empties) the fragments of A of a tiled product, one (M, K) tile of it at a time."""
     return _for_operand(atom, mma, "A")
 
 
+@checked(AtomError)
 def make_tiled_copy_B(atom: CopyAtom, mma: TiledMma) -> TiledCopy:
     """The copy that fills (or empties) the fragments of B of a tiled product, one (N, K) tile of it at a time."""
     return _for_operand(atom, mma, "B")
 
 
+@checked(AtomError)
 def make_tiled_copy_C(atom: CopyAtom, mma: TiledMma) -> TiledCopy:
     """The copy that fills (or empties) the fragments of C of a tiled product, one (M, N) tile of it at a time."""
     return _for_operand(atom, mma, "C")
 
 
+@checked(AtomError)
 def make_tiled_copy_S(atom: CopyAtom, copy: TiledCopy) -> TiledCopy:
     """The copy of another atom whose threads hold what the source side of `copy` names."""
     return TiledCopy(atom, copy.layout_src_tv, copy.tiler)
 
 
+@checked(AtomError)
 def make_tiled_copy_D(atom: CopyAtom, copy: TiledCopy) -> TiledCopy:
     """The copy of another atom whose threads hold what the destination side of `copy` names."""
     return TiledCopy(atom, copy.layout_dst_tv, copy.tiler)
 
 
+@checked(AtomError)
 def make_tiled_copy_C_atom(atom: CopyAtom, mma: TiledMma) -> TiledCopy:
     """The smallest copy of C whose values are the first of a thread's: for an epilogue that stores in steps."""
     layout = mma.layout_C()
@@ -77,6 +86,7 @@ def make_tiled_copy_C_atom(atom: CopyAtom, mma: TiledMma) -> TiledCopy:
     return _cut_out(atom, first, mma.tile_of("C"))
 
 
+@checked(AtomError)
 def make_cotiled_copy(atom: CopyAtom, layout_tv: Layout, data: Layout) -> TiledCopy:
     """The copy whose threads and values move given offsets: (thread, value) -> offset, of the tensor `data`.
 

@@ -18,10 +18,10 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
+from ...arguments import checked
 from ...errors import AtomError
 from ...layouts import ComposedLayout, Layout
 from ...layouts.display import Pictured
-from ...layouts.int_tuple import plain
 from ...layouts.paged import Paged
 from ..mma.base import MmaAtom
 from .thread_map import View
@@ -142,6 +142,7 @@ class TiledMma(Pictured, Paged):
         )
         return m, n, k
 
+    @checked(AtomError)
     def tile_of(self, operand: str) -> tuple[int, int]:
         """The two extents of the tile of operand "A" (M, K), "B" (N, K) or "C" (M, N), in elements."""
         if operand not in MODES:
@@ -171,6 +172,7 @@ class TiledMma(Pictured, Paged):
 
     # ------------------------------------------------------------ the maps
 
+    @checked(AtomError)
     def thrfrg(self, operand: str, layout: Any) -> Any:
         """Any layout of the operand, cut up: ((ThrV,(ThrM,ThrK)),(FrgV,(RestM,RestK,...))) -> its values.
 
@@ -194,6 +196,7 @@ class TiledMma(Pictured, Paged):
         threads, values = atoms[0]
         return Layout.join(Layout.join(threads, rest[0]), Layout.join(values, rest[1]))
 
+    @checked(AtomError)
     def check_extents(self, operand: str, layout: Any) -> None:
         """Raises AtomError where the tile does not divide an extent of it; names the fact that a symbol lacks."""
         tile = self.tile_of(operand)
@@ -212,6 +215,7 @@ class TiledMma(Pictured, Paged):
                     f"{extent} = {extent // tile[i]}*{tile[i]} + {extent % tile[i]}"
                 )
 
+    @checked(AtomError)
     def partition(self, operand: str, layout: Any) -> Any:
         """(thread, values, rest of the rows, rest of the columns, ...) -> what `layout` gives for those elements.
 
@@ -255,12 +259,13 @@ class TiledMma(Pictured, Paged):
 
         return to_cute(self, **values)
 
+    @checked(AtomError)
     def get_slice(self, thread: int) -> ThreadMma:
         """The partitions of one thread. Raises AtomError for a thread that does not take part."""
-        thread = plain(thread)
         check_thread(thread, self.threads)
         return ThreadMma(self, thread)
 
+    @checked(AtomError)
     def tv_layout(self, operand: str, extent: Any = None) -> Layout:
         """(thread, (value, (rest, rest))) -> element of the operand, column-major over `extent` (None: one tile)."""
         cut = self.partition(operand, Layout(self.tile_of(operand) if extent is None else extent))
@@ -284,6 +289,7 @@ class TiledMma(Pictured, Paged):
         """(thread, (value, (rest_m, rest_n))) -> m + M*n over (M, N) = `extent`, None for one tile."""
         return self.tv_layout("C", extent)
 
+    @checked(AtomError)
     def view(self, operand: str, extent: Any = None) -> View:
         """The whole map (thread, value, rest) -> (row, column) over `extent` (None: one tile), and its inverse.
 
@@ -298,6 +304,7 @@ class TiledMma(Pictured, Paged):
 
     # ------------------------------------------------------------ registers
 
+    @checked(AtomError)
     def partition_shape(self, operand: str, extent: Any) -> tuple[Any, ...]:
         """The shape of a thread's part of the operand: (values, rest of the rows, rest of the columns, ...).
 
@@ -310,6 +317,7 @@ class TiledMma(Pictured, Paged):
         rest = [layout[i].size // self.tile_of_threads[mode] for i, mode in enumerate(MODES[operand])]
         return (self.atom.layout(operand)[1].shape, *rest, *layout.shape[2:])
 
+    @checked(AtomError)
     def fragment(self, operand: str, tile: Any) -> Fragment:
         """The registers that a thread needs for `tile` (rows, columns) of an operand, in order of the values.
 
@@ -331,6 +339,7 @@ class TiledMma(Pictured, Paged):
             raise AtomError(f"{layout.size} values of {element.bits} bits are {bits} bits, no whole 32-bit registers")
         return Fragment(Layout(shape, (layout.stride[0], *strides)), bits // 32)
 
+    @checked(AtomError)
     def retile(self, source: str, target: str, extent: Any) -> Layout:
         """(values, rest, rest) of operand `target` -> value of the fragment of `source`, of one matrix `extent`.
 
@@ -396,9 +405,9 @@ def check_thread(thread: Any, threads: int) -> None:
         raise AtomError(f"thread {thread!r} does not take part: the threads are 0 to {threads - 1}")
 
 
+@checked(AtomError)
 def one_thread(part: Any, thread: Any, threads: int) -> tuple[Any, Any]:
     """The modes past the first of (thread, ...), and where that thread begins."""
-    thread = plain(thread)
     check_thread(thread, threads)
     return part.slice((thread,) + (None,) * (part.rank - 1))
 

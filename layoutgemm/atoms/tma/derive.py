@@ -22,10 +22,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ...arguments import checked
 from ...dtypes import DType, dtype
 from ...errors import LayoutError, TmaError
 from ...layouts import ComposedLayout, Layout, Verdict
-from ...layouts.int_tuple import plain
 from ..smem.tile import SmemTile
 from .box import Choice, Dim, Leaf, digits_of, leaves_of, plans_of, walk_of
 from .multicast import multicast_mask, shared_out
@@ -72,6 +72,7 @@ class Request:
         return _derive(self)
 
 
+@checked(TmaError)
 def tma_load(
     gmem: Layout, smem: Layout | ComposedLayout | SmemTile, dtype: DType | str | None = None, *, tile: Any = None,
     names: Sequence[str] | None = None, multicast: int = 1, split: bool = False, format: str | None = None,
@@ -111,12 +112,12 @@ def tma_load(
     layoutgemm.errors.TmaError: shared memory runs along m0 first, of which neighbours are K elements apart in global \
 memory; a tensor copy does not transpose; nearest that works: shared layout S<3,4,3>[bytes] o (128,64):(64,1)
     """
-    multicast, address = plain(multicast), plain(address)
     return _answered(
         Request(gmem, smem, dtype, tile, names, "load", "", multicast, split, format, l2_promotion, oob_fill, address)
     )
 
 
+@checked(TmaError)
 def tma_store(
     gmem: Layout, smem: Layout | ComposedLayout | SmemTile, dtype: DType | str | None = None, *, tile: Any = None,
     names: Sequence[str] | None = None, split: bool = False, format: str | None = None, address: int = 0,
@@ -133,10 +134,10 @@ def tma_store(
     >>> tma_store(Layout((256, 512), (512, 1)), Layout((64, 32), (32, 1)), "f32").ptx
     'cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group'
     """
-    address = plain(address)
     return _answered(Request(gmem, smem, dtype, tile, names, "store", "", 1, split, format, address=address))
 
 
+@checked(TmaError)
 def tma_reduce(
     gmem: Layout, smem: Layout | ComposedLayout | SmemTile, dtype: DType | str | None = None, operation: str = "add",
     *, tile: Any = None, names: Sequence[str] | None = None, split: bool = False, address: int = 0,
@@ -152,10 +153,10 @@ def tma_reduce(
         ...
     layoutgemm.errors.TmaError: max reduces u32, i32, u64, i64, f16, bf16 in global memory, not f32
     """
-    address = plain(address)
     return _answered(Request(gmem, smem, dtype, tile, names, "reduce", operation, 1, split, address=address))
 
 
+@checked(TmaError)
 def can_tma(gmem: Layout, smem: Any, dtype: Any = None, **options: Any) -> Verdict:
     """Whether tensor copies can move the tile: ok, or the reason, with the nearest request that works as the witness.
 

@@ -6,22 +6,22 @@ from dataclasses import replace
 from math import gcd
 from typing import Any
 
+from ...arguments import checked
 from ...errors import TmaError
 from ...layouts import Layout
-from ...layouts.int_tuple import plain
 from .plan import TmaCopy, TmaPlan
 from .rules import MODES
 
 MAX_BLOCKS = 16  # PTX ISA, cp.async.bulk.tensor: ctaMask has 16 bits
 
 
+@checked(TmaError)
 def shared_out(plan: TmaPlan, blocks: int) -> TmaPlan:
     """The plan with its instructions dealt out to so many blocks; boxes are cut only where there are too few of them.
 
     A block then issues the instructions of its rank, each to all blocks, and every block receives the whole tile: its
     barrier expects `plan.bytes`, not what it sends. Raises TmaError, rule "multicast", where no equal cut exists.
     """
-    blocks = plain(blocks)
     if isinstance(blocks, bool) or not isinstance(blocks, int) or not 1 <= blocks <= MAX_BLOCKS:
         raise TmaError(f"multicast to {blocks!r} blocks: a mask names 1 to {MAX_BLOCKS}", rule="multicast")
     if blocks == 1:
@@ -87,6 +87,7 @@ def _pitches(plan: TmaPlan) -> list[int]:
     return out
 
 
+@checked(TmaError)
 def multicast_mask(cluster: Layout, coordinate: tuple[int, ...], mode: int) -> int:
     """The mask of the blocks that receive a multicast: those that differ from `coordinate` in `mode` only.
 
@@ -95,7 +96,6 @@ def multicast_mask(cluster: Layout, coordinate: tuple[int, ...], mode: int) -> i
     >>> multicast_mask(Layout((2, 4)), (1, 2), 0), bin(multicast_mask(Layout((2, 4)), (1, 2), 1))
     (48, '0b10101010')
     """
-    coordinate, mode = plain(coordinate), plain(mode)
     rank = cluster.rank if isinstance(cluster.shape, tuple) else 1
     if len(coordinate) != rank or not 0 <= mode < rank:
         raise TmaError(f"{coordinate} and mode {mode} in a cluster {cluster}", rule="multicast")

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ...arguments import checked
 from ...dtypes import DType
 from ...errors import OperandError, TmaError
 from ...layouts import Layout
@@ -83,6 +84,7 @@ class TmaPlan(Pictured):
     tile: tuple[Any, ...] = field(default=(), repr=False)
 
     # -------------------------------------------------------------------------------------------------------- the map
+    @checked(TmaError)
     def over(self, extents: Sequence[Any], strides: Sequence[Any]) -> TensorMap:
         """The tensor map over a tensor of these extents (elements) and strides (bytes, without the first)."""
         return TensorMap(
@@ -133,10 +135,12 @@ class TmaPlan(Pictured):
         """Bytes that the tile's shared address is a multiple of."""
         return MODES[self.swizzle].period
 
+    @checked(TmaError)
     def issued_by(self, rank: int) -> tuple[TmaCopy, ...]:
         """The instructions of one block of the multicast group."""
         return tuple(copy for copy in self.instructions if copy.rank == rank)
 
+    @checked(TmaError)
     def batched(self, name: str) -> TmaPlan:
         """The same copies from (or to) one matrix of many: the map has one more, outermost, dimension of that name.
 
@@ -162,6 +166,7 @@ class TmaPlan(Pictured):
         )
 
     # --------------------------------------------------------------------------------------------------------- places
+    @checked(TmaError)
     def start(self, index: Sequence[Any]) -> tuple[Any, ...]:
         """Tile number along each mode of the global layout -> coordinates of its first element, innermost first.
 
@@ -181,11 +186,13 @@ class TmaPlan(Pictured):
                     out[dim] = out[dim] + digit * step
         return tuple(out)
 
+    @checked(TmaError)
     def coordinates(self, index: Sequence[Any]) -> tuple[tuple[Any, ...], ...]:
         """The coordinates of every instruction of the tile of that number."""
         start = self.start(index)
         return tuple(tuple(a + b for a, b in zip(start, copy.coord_offset, strict=True)) for copy in self.instructions)
 
+    @checked(TmaError)
     def inside(self, index: Sequence[int]) -> tuple[tuple[tuple[int, int], ...], ...]:
         """For each instruction, the part of its box in the tensor: (first, end) of box elements along each dimension.
 
@@ -194,6 +201,7 @@ class TmaPlan(Pictured):
         """
         return self._parts(self.tensor_map, index)
 
+    @checked(TmaError)
     def written(self, index: Sequence[int]) -> tuple[tuple[tuple[int, int], ...], ...]:
         """For each instruction of a store, the part of its box that it writes, like `inside`.
 
@@ -209,6 +217,7 @@ class TmaPlan(Pictured):
             raise TmaError("a load writes shared memory, all of its box", rule="direction")
         return self._parts(whole_units(self.tensor_map), index)
 
+    @checked(TmaError)
     def beyond_line(self, extent: int) -> int:
         """Elements beyond a line of `extent` elements that the copies write: 0 of a load, and of whole 16-byte units.
 
@@ -229,6 +238,7 @@ class TmaPlan(Pictured):
             for start in self.coordinates(index)
         )
 
+    @checked(TmaError)
     def box_addresses(self, smem_address: int) -> npt.NDArray[np.int64]:
         """Where one box lands: array [innermost, ..., outermost] of the shared byte address of each element.
 
@@ -237,6 +247,7 @@ class TmaPlan(Pictured):
         return engine.shared_bits(self._box_map, smem_address) // 8
 
     # ---------------------------------------------------------------------------------------------------------- rules
+    @checked(TmaError)
     def check_global(self, name: str, address: int, shape: Sequence[int], strides: Sequence[int]) -> None:
         """Hold a global tensor against the rules of the tensor map.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ...arguments import checked
 from ...errors import AtomError, CompositionError
 from ...layouts import CounterExample, E, Layout, Proof, ScaledBasis
 from ...layouts.int_tuple import transform
@@ -72,6 +73,7 @@ def _issues(ld: TmemCopyAtom, columns: int, both_halves: bool) -> list[tuple[int
     return [mode for mode in modes if mode[0] > 1]
 
 
+@checked(AtomError)
 def accumulator_fragment(atom: Tcgen05Atom, ld: TmemCopyAtom) -> AccumulatorFragment:
     """Who holds which element of `atom`'s accumulator after four warps have read it with `ld`, again and again.
 

@@ -16,11 +16,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from ...arguments import checked
 from ...dtypes import DType, dtype, f32
 from ...errors import AtomError, BudgetError
 from ...layouts import E, Layout
 from ...layouts.basis import component
-from ...layouts.int_tuple import plain
 
 LANES = 128
 COLUMNS = 512
@@ -36,6 +36,7 @@ def _integer(value: object, what: str) -> int:
     return value
 
 
+@checked(AtomError)
 def tmem_address(lane: int, column: int) -> int:
     """The 32-bit address of a tensor-memory word: lane in bits 16..31, column in bits 0..15.
 
@@ -44,20 +45,20 @@ def tmem_address(lane: int, column: int) -> int:
     >>> hex(tmem_address(32, 64)), tmem_coordinate(0x200040)
     ('0x200040', (32, 64))
     """
-    lane, column = plain(lane), plain(column)
     if not 0 <= _integer(lane, "a lane") < LANES or not 0 <= _integer(column, "a column") < COLUMNS:
         raise AtomError(f"tensor memory has lanes 0..{LANES - 1} and columns 0..{COLUMNS - 1}, not ({lane}, {column})")
     return lane << 16 | column
 
 
+@checked(AtomError)
 def tmem_coordinate(address: int) -> tuple[int, int]:
     """Address -> (lane, column); raises AtomError for an address outside tensor memory."""
-    address = plain(address)
     lane, column = _integer(address, "an address") >> 16, address & 0xFFFF
     tmem_address(lane, column)
     return lane, column
 
 
+@checked(AtomError)
 def allocation_columns(columns: int) -> int:
     """The columns that tcgen05.alloc must be asked for to hold so many: the next power of two, at least 32.
 
@@ -66,7 +67,6 @@ def allocation_columns(columns: int) -> int:
     >>> [allocation_columns(n) for n in (1, 32, 33, 192, 512)]
     [32, 32, 64, 256, 512]
     """
-    columns = plain(columns)
     if _integer(columns, "a number of columns") < 1:
         raise BudgetError(f"an allocation has at least one column, not {columns}")
     if columns > COLUMNS:
@@ -134,6 +134,7 @@ _CHOICE: tuple[tuple[int, int, bool | None, bool | None, str], ...] = (
 )
 
 
+@checked(AtomError)
 def datapath(m: int, cta_group: int = 1, ws: bool = False, sparse: bool = False) -> DataPath:
     """The data path of a tcgen05.mma of M = `m` rows over `cta_group` blocks.
 
@@ -142,7 +143,6 @@ def datapath(m: int, cta_group: int = 1, ws: bool = False, sparse: bool = False)
     >>> [datapath(*x).letter for x in ((256, 2), (128, 2), (128, 1), (64, 1), (64, 1, True), (32, 1, True))]
     ['A', 'B', 'D', 'F', 'E', 'G']
     """
-    m, cta_group = plain(m), plain(cta_group)
     _integer(m, "M"), _integer(cta_group, "cta_group")
     for rows, group, weight_stationary, sparsity, letter in _CHOICE:
         if (rows, group) == (m, cta_group) and weight_stationary in (None, ws) and sparsity in (None, sparse):
@@ -181,6 +181,7 @@ class TmemLayout:
         """Columns to ask tcgen05.alloc for when nothing else is allocated."""
         return allocation_columns(self.columns)
 
+    @checked(AtomError)
     def address(self, *coordinate: int) -> int:
         """The address of the word that holds element (row, column[, copy]), from a base at lane 0, column 0.
 
@@ -194,6 +195,7 @@ class TmemLayout:
         return f"{self.what}: {self.layout}"
 
 
+@checked(AtomError)
 def accumulator(
     m: int,
     n: int,
@@ -218,7 +220,6 @@ def accumulator(
     >>> print(accumulator(64, 8, tiles=(2, 2)).layout)
     ((16,4),8,(2,2)):((1@0,32@0),1@1,(16@0,8@1))
     """
-    m, n, cta_group, tiles = plain(m), plain(n), plain(cta_group), plain(tiles)
     path = datapath(m, cta_group, ws, sparse)
     if _integer(n, "N") < 1 or n % path.parts:
         raise AtomError(f"layout {path.letter} cuts N into {path.parts} parts; N = {n} is no multiple of it")
@@ -250,6 +251,7 @@ def container_bits(a: DType | str, kind: str) -> int:
     return max(bits, 8) if kind in ("f8f6f4", "mxf8f6f4") else bits
 
 
+@checked(AtomError)
 def operand_a(m: int, k: int, a: DType | str, kind: str, cta_group: int = 1) -> TmemLayout:
     """Where one block keeps its rows of operand A of a tcgen05.mma that reads A from tensor memory.
 
@@ -265,7 +267,6 @@ def operand_a(m: int, k: int, a: DType | str, kind: str, cta_group: int = 1) -> 
     >>> print(operand_a(128, 32, "e2m1", "f8f6f4", cta_group=2).layout)
     (64,(4,8),2):(1@0,(8@2,1@1),64@0)
     """
-    m, k, cta_group = plain(m), plain(k), plain(cta_group)
     path, bits = datapath(m, cta_group), container_bits(a, kind)
     per_word = WORD_BITS // bits
     if _integer(k, "K") < 1 or k % per_word:
@@ -275,6 +276,7 @@ def operand_a(m: int, k: int, a: DType | str, kind: str, cta_group: int = 1) -> 
     return TmemLayout(f"operand A, layout {path.letter}", dtype(a), Layout.join(path.lanes, along_k, copies))
 
 
+@checked(AtomError)
 def scale_factors(rows: int, factors: int, scale: DType | str = "ue8m0", halves: int = 1) -> TmemLayout:
     """Where the scale factors of `rows` rows of A (or of B, whose rows are N) lie, `factors` of them to a row.
 
@@ -294,7 +296,6 @@ def scale_factors(rows: int, factors: int, scale: DType | str = "ue8m0", halves:
     >>> scale_factors(256, 16).columns, scale_factors(256, 4, halves=2).columns
     (32, 4)
     """
-    rows, factors, halves = plain(rows), plain(factors), plain(halves)
     if halves not in (1, 2):
         raise AtomError(f"scale factors lie over the lanes as a whole or in 2 halves, not {halves!r}")
     if _integer(rows, "a number of rows") < 1 or rows % halves or (rows // halves > 32 and rows // halves % 32):

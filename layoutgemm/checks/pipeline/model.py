@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from ...arch import Arch
 from ...arch import arch as arch_named
+from ...arguments import checked, settle
 from ...errors import PlanError
-from ...layouts.int_tuple import plain_fields
 from ...report import Check, Report
 from ..budgets import role_registers
 from .actions import (
@@ -61,6 +61,7 @@ class Cursor:
     index: int = 0
     phase: int = 0
 
+    @checked(PlanError)
     def after(self, steps: int) -> tuple[int, int]:
         """(index, phase) after so many advances."""
         turns, index = divmod(self.index + steps, self.stages)
@@ -95,6 +96,7 @@ class Mbarrier:
     stages: int = 1
     bytes: int = 0
 
+    @checked(PlanError)
     def count_of(self, rank: int) -> int:
         """Arrivals that complete a phase in the CTA of that rank."""
         return self.count[rank] if isinstance(self.count, tuple) else self.count
@@ -147,21 +149,25 @@ class Pipeline:
     k_tiles: tuple[int, bool] = (0, False)
 
     def __post_init__(self) -> None:
-        plain_fields(self)
+        settle(self, PlanError)
         validate(self)
 
+    @checked(PlanError)
     def role(self, name: str) -> Role:
         """The role of that name; raises PlanError when there is none."""
         return _named(self.roles, name, "role")
 
+    @checked(PlanError)
     def mbarrier(self, name: str) -> Mbarrier:
         """The mbarrier of that name; raises PlanError when there is none."""
         return _named(tuple(b for b in self.barriers if isinstance(b, Mbarrier)), name, "mbarrier")
 
+    @checked(PlanError)
     def named_barrier(self, name: str) -> NamedBarrier:
         """The named barrier of that name; raises PlanError when there is none."""
         return _named(self._named_barriers, name, "named barrier")
 
+    @checked(PlanError)
     def barrier_number(self, name: str) -> int:
         """Which of the CTA's hardware barriers the named barrier is: 0 is that of all threads, the others follow.
 
@@ -182,6 +188,7 @@ class Pipeline:
     def _named_barriers(self) -> tuple[NamedBarrier, ...]:
         return tuple(b for b in self.barriers if isinstance(b, NamedBarrier))
 
+    @checked(PlanError)
     def buffer(self, name: str) -> Buffer:
         """The buffer of that name; raises PlanError when there is none."""
         return _named(self.buffers, name, "buffer")
@@ -191,12 +198,14 @@ class Pipeline:
         """Threads of a CTA."""
         return WARP * sum(role.warps for role in self.roles)
 
+    @checked(PlanError)
     def with_program(self, role: str, program: Program) -> Pipeline:
         """The same pipeline with another program of one role."""
         self.role(role)
         return replace(self, roles=tuple(replace(r, program=program) if r.name == role else r for r in self.roles))
 
     # ------------------------------------------------------------------------------------------------------------ verbs
+    @checked(PlanError)
     def prove(self, *, fences: str = "writer", limit: int = 20000) -> PipelineProof | Interleaving:
         """A proof for every number of k tiles and output tiles, or the interleaving that breaks the kernel.
 
@@ -228,6 +237,7 @@ class Pipeline:
         return f"{self.name}: " + ", ".join(f"{role.name} ({role.warps} warps)" for role in self.roles)
 
 
+@checked(PlanError)
 def check_pipeline(pipeline: Pipeline, name: str = "pipeline") -> Check:
     """Is the pipeline free of deadlock and of races for any number of k tiles; the witness is the interleaving.
 
@@ -240,6 +250,7 @@ def check_pipeline(pipeline: Pipeline, name: str = "pipeline") -> Check:
     return Check(name, statement, bool(found), found.method, "" if found else str(found))
 
 
+@checked(PlanError)
 def register_check(pipeline: Pipeline) -> Check | None:
     """Can setmaxnreg give each role its registers (see `role_registers`); None when no role sets any.
 
@@ -263,6 +274,7 @@ def walk(program: Program) -> Iterator[Action]:
             yield from walk(action.orelse)
 
 
+@checked(PlanError)
 def deletions(pipeline: Pipeline) -> Iterator[tuple[str, Pipeline]]:
     """Every pipeline that lacks one synchronising action, with the name of what it lacks: mutants for tests.
 

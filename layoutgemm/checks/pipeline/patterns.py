@@ -6,8 +6,8 @@ Every constructor returns a `Pipeline`; a kernel's plan calls one with its own n
 
 from __future__ import annotations
 
+from ...arguments import checked
 from ...errors import PlanError
-from ...layouts.int_tuple import plain
 from .actions import (
     Action,
     Advance,
@@ -69,6 +69,7 @@ def store_ring(buffer: str, barrier: str, depth: int, subtiles: int, cursor: str
     return one * subtiles
 
 
+@checked(PlanError)
 def ring(
     stages: int,
     bytes: int,
@@ -100,13 +101,6 @@ def ring(
         empty      8 arrivals: math0 4 warps + math1 4 warps; waited for by producer
       cta          bar.sync: 288 threads = producer 32 + math0 128 + math1 128
     """
-    stages = plain(stages)
-    bytes = plain(bytes)
-    consumers = plain(consumers)
-    warps = plain(warps)
-    lag = plain(lag)
-    store = plain(store)
-    registers = plain(registers)
     names = [f"math{i}" for i in range(consumers)] if consumers > 1 else ["math"]
     load: Program = (
         Wait("empty", "load", flip=True, by="one"),
@@ -161,6 +155,7 @@ def _tiles(persistent: bool, body: Program) -> Program:
     return (ForTiles(body),) if persistent else body
 
 
+@checked(PlanError)
 def cluster_ring(
     stages: int,
     bytes_a: int,
@@ -195,15 +190,6 @@ def cluster_ring(
     >>> cluster_ring(4, 16384, 16384, (2, 1), senders="first").mbarrier("empty").count
     (8, 4)
     """
-    stages = plain(stages)
-    bytes_a = plain(bytes_a)
-    bytes_b = plain(bytes_b)
-    cluster = plain(cluster)
-    consumers = plain(consumers)
-    warps = plain(warps)
-    lag = plain(lag)
-    store = plain(store)
-    registers = plain(registers)
     along_m, along_n = cluster
     size = along_m * along_n
     if bytes_a % along_n or bytes_b % along_m:
@@ -264,6 +250,7 @@ def cluster_ring(
     )
 
 
+@checked(PlanError)
 def self_loading(
     stages: int, bytes: int, *, warps: int = 4, arrivals: int = 1, lands: int | None = None
 ) -> Pipeline:
@@ -275,7 +262,6 @@ def self_loading(
     >>> self_loading(1, 16384).prove().states
     4
     """
-    stages, bytes, warps, arrivals, lands = plain(stages), plain(bytes), plain(warps), plain(arrivals), plain(lands)
 
     def load(at: str | int) -> Program:
         return (ArriveExpect("full", at), TmaLoad("ab", at, "full", lands))
@@ -298,6 +284,7 @@ def self_loading(
     )
 
 
+@checked(PlanError)
 def pingpong(stages: int, bytes: int, *, warps: int = 4, store: tuple[int, int] | None = (2, 2)) -> Pipeline:
     """Two warpgroups take output tiles in turn: while one multiplies, the other stores.
 
@@ -306,7 +293,6 @@ def pingpong(stages: int, bytes: int, *, warps: int = 4, store: tuple[int, int] 
     >>> bool(pingpong(4, 32768).prove())
     True
     """
-    stages, bytes, warps, store = plain(stages), plain(bytes), plain(warps), plain(store)
     load: Program = (
         Wait("empty", "load", flip=True),
         ArriveExpect("full", "load"),
@@ -345,6 +331,7 @@ def pingpong(stages: int, bytes: int, *, warps: int = 4, store: tuple[int, int] 
     )
 
 
+@checked(PlanError)
 def multistage(stages: int, *, warps: int = 4) -> Pipeline:
     """sm_80: every warp copies its share by cp.async, stages - 1 k tiles ahead, and reads all of the stage by ldmatrix.
 
@@ -353,7 +340,6 @@ def multistage(stages: int, *, warps: int = 4) -> Pipeline:
     >>> bool(multistage(3).prove())
     True
     """
-    stages, warps = plain(stages), plain(warps)
     if stages == 1:
         body: Program = (
             CpAsync("ab", 0), Commit("cp.async"), WaitGroup("cp.async", 0), Sync(CTA), Read("ab", 0), Sync(CTA),
@@ -384,6 +370,7 @@ def multistage(stages: int, *, warps: int = 4) -> Pipeline:
     )
 
 
+@checked(PlanError)
 def tcgen05_ring(
     stages: int,
     bytes: int,
@@ -404,11 +391,6 @@ def tcgen05_ring(
     >>> bool(tcgen05_ring(4, 32768).prove()), bool(tcgen05_ring(4, 32768, pair=True).prove())
     (True, True)
     """
-    stages = plain(stages)
-    bytes = plain(bytes)
-    accumulators = plain(accumulators)
-    warps = plain(warps)
-    store = plain(store)
     size = 2 if pair else 1
     both = ((0, 1), (0, 1)) if pair else "own"
     leader = ((0,), (0,)) if pair else "own"

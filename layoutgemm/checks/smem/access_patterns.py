@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ...arguments import checked
 from ...atoms.copy.base import SIDES, WARP, CopyAtom
 from ...atoms.smem.tile import ATOM_ROWS, CHUNK_BYTES, MAJORS, SmemTile
 from ...atoms.tiled.copy import TiledCopy
 from ...dtypes import DType, dtype
 from ...errors import AtomError
 from ...layouts import ComposedLayout, Layout
-from ...layouts.int_tuple import plain
 from ...layouts.linear import LinearLayout
 
 IntArray = npt.NDArray[np.int64]
@@ -80,6 +80,7 @@ class AccessPattern:
         """Instructions that the pattern counts."""
         return self.coords.shape[0]
 
+    @checked(AtomError)
     def over(self, block: Sequence[int], extent: Sequence[int]) -> AccessPattern:
         """The same pattern in every block of a larger tile: coordinates of `block` become coordinates of `extent`.
 
@@ -102,6 +103,7 @@ class AccessPattern:
         return AccessPattern(self.name, self.kind, moved.reshape(-1, *self.coords.shape[1:]))
 
 
+@checked(AtomError)
 def thread_access(
     tv: Layout, vector: int = 1, kind: str = "ld.shared", name: str = "", lanes: int | None = None
 ) -> AccessPattern:
@@ -118,7 +120,6 @@ def thread_access(
     >>> float4.coords.shape, float4.coords[0, 1].tolist()
     ((1, 32, 4), [4, 5, 6, 7])
     """
-    vector, lanes = plain(vector), plain(lanes)
     rank = 1 if isinstance(tv.shape, int) else len(tv.shape)
     threads = tv.size if rank == 1 else tv[0].size
     values = tv.size // threads
@@ -133,6 +134,7 @@ def thread_access(
     return AccessPattern(name, kind, np.ascontiguousarray(coords[:, :lanes]))
 
 
+@checked(AtomError)
 def matrix_access(
     extent: tuple[int, int],
     element: DType | str,
@@ -153,7 +155,6 @@ def matrix_access(
     >>> matrix_access((16, 16), "bf16").coords[0, 9].tolist()  # lane 9 names row 9, k from 0 to 7
     [9, 25, 41, 57, 73, 89, 105, 121]
     """
-    extent, matrices = plain(extent), plain(matrices)
     bits = dtype(element).bits
     if along not in MAJORS:
         raise AtomError(f"rows run along 'K' or 'MN', not {along!r}")
@@ -172,6 +173,7 @@ def matrix_access(
     return AccessPattern(one.name, kind, every.reshape(-1, matrices * ATOM_ROWS, row))
 
 
+@checked(AtomError)
 def tma_access(tile: SmemTile) -> AccessPattern:
     """How the copy engine writes a tile: box after box, row after row of one span, in chunks of 16 bytes.
 
@@ -187,6 +189,7 @@ def tma_access(tile: SmemTile) -> AccessPattern:
     return AccessPattern(f"tma writes {tile.swizzle_name}", "tma", order.reshape(-1, ATOM_ROWS, chunk))
 
 
+@checked(AtomError)
 def atom_access(atom: CopyAtom, place: Layout, side: str | None = None, name: str = "") -> AccessPattern:
     """The shared- or global-memory side of a copy atom.
 
@@ -210,6 +213,7 @@ def atom_access(atom: CopyAtom, place: Layout, side: str | None = None, name: st
     return AccessPattern(name or str(atom), kind, np.asarray(place(table), np.int64)[None])
 
 
+@checked(AtomError)
 def tiled_access(copy: TiledCopy, extent: Sequence[int], side: str | None = None, name: str = "") -> AccessPattern:
     """The shared- or global-memory side of a tiled copy over a whole tile: every instruction of every warp.
 
@@ -218,7 +222,6 @@ def tiled_access(copy: TiledCopy, extent: Sequence[int], side: str | None = None
 
     Raises AtomError where the copy does not divide the tile, or has no such side.
     """
-    extent = plain(extent)
     atom = copy.atom
     side = _memory_side(atom) if side is None else side
     kind = _kind_of(atom, side)

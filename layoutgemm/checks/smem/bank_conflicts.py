@@ -39,6 +39,7 @@ import numpy.typing as npt
 
 from ...arch import Arch
 from ...arch import arch as arch_of
+from ...arguments import checked
 from ...atoms.copy.base import PHASE_LANES, WARP
 from ...atoms.smem.tile import SmemTile
 from ...dtypes import DType
@@ -171,6 +172,7 @@ class BankReport:
         """The first conflict, or None."""
         return next(self.conflicts(), None)
 
+    @checked(AtomError)
     def as_check(self, name: str = "banks") -> Check:
         """The statement that nothing conflicts, with its verdict and the first conflict as witness."""
         requests = sum(part.addresses.shape[0] for part in self.parts)
@@ -229,6 +231,7 @@ class BankReport:
         return str(self.as_check())
 
 
+@checked(AtomError)
 def bank_conflicts(
     what: Any,
     how: Any,

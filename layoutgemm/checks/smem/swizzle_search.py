@@ -28,11 +28,11 @@ from typing import Any
 
 import numpy as np
 
+from ...arguments import plain
 from ...atoms.smem.tile import SPANS, SmemTile, swizzle_of
 from ...dtypes import DType, dtype
 from ...errors import AtomError
 from ...layouts import Layout, Swizzle
-from ...layouts.int_tuple import plain
 from ...layouts.proofs.gf2 import Elimination
 from ...report import Check
 from .access_patterns import AccessPattern, IntArray, byte_addresses, element_bits

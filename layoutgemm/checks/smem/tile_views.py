@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...arguments import checked
 from ...atoms import MmaAtom, OperandDescriptor, SmemTile
 from ...atoms.smem.descriptor import first_misfit
 from ...atoms.smem.tile import slot_to_bit
 from ...report import Check
 
 
+@checked()
 def bijective_tile(name: str, tile: SmemTile) -> Check:
     """Does every element of the tile have an address of its own, with none left over, swizzle included?"""
     mn, k = tile.extent
@@ -25,6 +27,7 @@ def bijective_tile(name: str, tile: SmemTile) -> Check:
     return Check(name, statement, not witness, f"exhaustion ({mn * k} elements)", witness)
 
 
+@checked()
 def read_by(name: str, tile: SmemTile, descriptor: OperandDescriptor, atom: MmaAtom, operand: str) -> Check:
     """Does the descriptor's own address arithmetic reach every element of every block where the tile holds it?"""
     misfit = first_misfit(descriptor, tile, atom, operand)

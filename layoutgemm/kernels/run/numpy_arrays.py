@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ...arguments import checked
 from ...dtypes import bf16, dtype, f16, f32, i8, tf32, u8
 from ...errors import OperandError, PlanError
 from ..derive import OperandPlan, padded_leading
@@ -227,6 +228,7 @@ def refuse_or_note(operand: OperandPlan, rule: str, made: str, copies: list[str]
     copies.append(f"{rule}: copied with {made}")
 
 
+@checked(OperandError)
 def error_bound(plan: Plan, a: npt.NDArray[Any], b: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     """The largest error that f32 accumulation (and rounding to C's type) may leave in each element of C.
 

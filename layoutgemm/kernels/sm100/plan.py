@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...arch import arch as arch_named
+from ...arguments import checked
 from ...atoms import Tcgen05Atom, tcgen05_mma
 from ...atoms.smem.instruction_descriptor import InstructionDescriptor, instruction_descriptor
 from ...atoms.tmem.layout import COLUMNS, LANES, WARP_LANES, allocation_columns
 from ...checks import most_stages
 from ...dtypes import DType
 from ...errors import PlanError
-from ...layouts.int_tuple import plain
 from ...report import Report
 from ...schedule import Grouped, Persistent
 from ..derive import Operand, OperandPlan, derive_operand
@@ -164,6 +164,7 @@ class Sm100Plan(PersistentPlan):
 
     # ------------------------------------------------------------------------------------------------------- derivation
     @classmethod
+    @checked(PlanError)
     def derive(
         cls,
         m: int,
@@ -196,7 +197,6 @@ class Sm100Plan(PersistentPlan):
         >>> hex(plan.word.word), hex(plan.a.descriptor.word)
         ('0x10400490', '0x4000404000010000')
         """
-        m, n, k, batch = plain(m), plain(n), plain(k), plain(batch)
         config = config or Sm100Config()
         check_sizes(m=m, n=n, k=k, batch=batch)
         epilogue = Epilogue.of(epilogue)

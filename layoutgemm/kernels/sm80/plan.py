@@ -11,10 +11,10 @@ from typing import Any
 
 from ...arch import Arch
 from ...arch import arch as arch_named
+from ...arguments import checked
 from ...atoms import MmaAtom, mma_sync
 from ...checks import most_stages
 from ...errors import PlanError
-from ...layouts.int_tuple import plain
 from ...report import Report
 from ...schedule import Grouped
 from ..derive import Operand
@@ -135,6 +135,7 @@ class Sm80Plan(PlanVerbs):
         return PERSISTENT_PARAMETERS if self.config.persistent else BATCH_PARAMETERS
 
     @classmethod
+    @checked(PlanError)
     def derive(
         cls,
         m: int,
@@ -163,7 +164,6 @@ class Sm80Plan(PlanVerbs):
         >>> print(Sm80Plan.derive(4096, 4096, 4096, b="bf16:col"))
         Sm80Plan 4096x4096x4096 sm_80: A bf16 row, B bf16 col, C bf16 row-major, tile 128x256x32, 4 stages, 2x4 warps
         """
-        m, n, k, batch = plain(m), plain(n), plain(k), plain(batch)
         config = config or Sm80Config()
         target = arch_named(arch)
         if target.name not in ARCHES:
@@ -269,6 +269,7 @@ class Sm80Plan(PlanVerbs):
 
         return explain_sm80(self)
 
+    @checked(PlanError)
     def run(self, a: Any, b: Any, *, out: Any = None, device: str | None = None, copy: bool = True) -> Any:
         """C = A @ B on NumPy arrays or torch tensors, 2-D or a batch of them. See `kernels.run_sm80.run_sm80`."""
         from ..run.ampere import run_sm80

@@ -29,10 +29,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ...arguments import checked, settle
 from ...atoms import TmaPlan
 from ...atoms.tma.engine import global_bits
 from ...errors import OperandError, PlanError
-from ...layouts.int_tuple import plain, plain_fields
 from ...report import Check
 from ..derive import either
 from ..store import WARP_ROWS, StorePlan
@@ -57,14 +57,14 @@ class Ragged:
     offsets: str = "i32"
 
     def __post_init__(self) -> None:
-        plain_fields(self)
+        settle(self, PlanError)
         if self.offsets not in ("i32", "i64"):
             raise PlanError(f"offsets of {self.offsets}: i32 or i64")
 
     @classmethod
+    @checked(PlanError)
     def of(cls, groups: int, offsets: str = "i32") -> Ragged:
         """Room for so many groups. Raises PlanError for a number that is none."""
-        groups = plain(groups)
         if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1:
             raise PlanError(f"ragged = {groups!r}: how many groups there are, 1 or more")
         return cls(max(_LEAST_GROUPS, 1 << (groups - 1).bit_length()), offsets)
@@ -89,6 +89,7 @@ class Ragged:
         """Shared memory of both tables, a multiple of 16 bytes."""
         return -(-2 * self.entries * ENTRY_BYTES // 16) * 16
 
+    @checked(PlanError)
     def find(self, first: Callable[[Any], Any], tile: Any, choose: Callable[[Any, Any, Any], Any]) -> Any:
         """The last group whose first tile is not after `tile`: ints or traced integers alike.
 

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ...arguments import checked, settle
 from ...errors import OperandError, PlanError
-from ...layouts.int_tuple import plain, plain_fields
 from ...report import Check
 from ..epilogue import tracing
 from ..epilogue.numpy_math import Math
@@ -44,7 +44,7 @@ class Table:
     group: int = 1
 
     def __post_init__(self) -> None:
-        plain_fields(self)
+        settle(self, PlanError)
         if self.axis not in ("m", "n"):
             raise PlanError(f"{self.name}: axis {self.axis!r}: 'm', rows of A, or 'n', columns of B")
         if isinstance(self.group, bool) or not isinstance(self.group, int) or self.group < 1:
@@ -63,6 +63,7 @@ class Table:
         things = things if self.group == 1 else f"{self.group} {things.replace(' of', 's of')}"
         return f"a number for every {things} and K block"
 
+    @checked(PlanError)
     def shape(self, m: int, n: int, k_blocks: int) -> tuple[int, int]:
         """(groups, K blocks).
 
@@ -81,6 +82,7 @@ class Promoted:
     depth: int = 128
 
     @classmethod
+    @checked(PlanError)
     def of(cls, function: Callable[..., Any], *tables: Table, depth: int = 128) -> Promoted:
         """The main loop total = function(total, product, *tables), from total = 0, for each K block in order.
 
@@ -93,7 +95,6 @@ class Promoted:
         >>> loop.apply(np.float32(1), np.float32(10), {"s": np.float32(0.5)}).tolist()
         6.0
         """
-        depth = plain(depth)
         for table in tables:
             if not isinstance(table, Table):
                 raise PlanError(f'a table of the main loop is {table!r}: a Table, as in Table("scale_a", "m")')
@@ -112,10 +113,12 @@ class Promoted:
         """The next total of one element; `at.read` gives the total and the tables' values, `at.math` operations."""
         return tracing.evaluate(self.expression, product, at)
 
+    @checked(PlanError)
     def apply(self, total: Any, product: Any, values: dict[str, Any]) -> Any:
         """The same in NumPy."""
         return self.evaluate(product, _Values({TOTAL: total, **values}))
 
+    @checked(PlanError)
     def reference(
         self, a: npt.NDArray[Any], b: npt.NDArray[Any], kind: Any = np.float64, **tables: npt.NDArray[Any]
     ) -> npt.NDArray[Any]:
@@ -139,6 +142,7 @@ class Promoted:
             total = self.apply(total, product, values)
         return total
 
+    @checked(PlanError)
     def expected(
         self, given: Mapping[str, Any], sizes: tuple[int, int, int, int], ragged: bool = False
     ) -> list[tuple[Table, tuple[int, ...]]]:
@@ -154,6 +158,7 @@ class Promoted:
         fronts = {"m": (batch,) if batch > 1 and not ragged else (), "n": (batch,) if batch > 1 or ragged else ()}
         return [(table, (*fronts[table.axis], *table.shape(m, n, -(-k // self.depth)))) for table in self.tables]
 
+    @checked(PlanError)
     def check(
         self, given: Mapping[str, Any], sizes: tuple[int, int, int, int], ragged: bool = False
     ) -> dict[str, npt.NDArray[Any]]:

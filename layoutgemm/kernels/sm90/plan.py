@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...arch import arch as arch_named
+from ...arguments import checked
 from ...atoms import MmaAtom, wgmma
 from ...atoms.smem.descriptor import OperandDescriptor
 from ...atoms.smem.descriptor import derive as derive_descriptor
@@ -17,7 +18,6 @@ from ...checks import most_stages
 from ...dtypes import DType
 from ...errors import PlanError
 from ...layouts import Layout
-from ...layouts.int_tuple import plain
 from ...report import Report
 from ...schedule import Dealt, Persistent
 from ..derive import Operand, OperandPlan, derive_operand
@@ -109,6 +109,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
 
     # ------------------------------------------------------------------------------------------------------- derivation
     @classmethod
+    @checked(PlanError)
     def derive(
         cls,
         m: int,
@@ -148,7 +149,6 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         >>> plan.stages, plan.threads, plan.smem.total, plan.full_bytes
         (3, 256, 217136, 61440)
         """
-        m, n, k, batch = plain(m), plain(n), plain(k), plain(batch)
         config = config or Sm90Config()
         check_sizes(m=m, n=n, k=k, batch=batch)
         epilogue = Epilogue.of(epilogue)
@@ -310,6 +310,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
             return self.mma
         return wgmma(self.tile_c[1], self.mma.a_dtype, self.mma.b_dtype, self.mma.c_dtype)
 
+    @checked(PlanError)
     def pieces(self, part: int) -> tuple[tuple[int, int], ...]:
         """(block of rows, part of its columns) of what a consumer stores, in the order in which it is complete.
 
@@ -322,6 +323,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
             return ((0, 0), (0, 1))
         return tuple((block, part) for block in range(self.blocks))
 
+    @checked(PlanError)
     def stored_values(self, part: int) -> range:
         """Values of each accumulator's threads that the block with a part of K stores: all, or a part of the columns.
 
@@ -366,6 +368,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         runs = [(int(tile.byte(rows, k)), (ROWS - rows) * tile.span) for k in range(0, tile.extent[1], span)]
         return tuple((first - first % tile.span, count) for first, count in runs)
 
+    @checked(PlanError)
     def run(
         self, a: Any, b: Any, *, out: Any = None, device: str | None = None, copy: bool = True, given: Any = None
     ) -> Any:

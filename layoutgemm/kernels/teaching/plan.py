@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, overload
 
 from ...arch import Arch
 from ...arch import arch as arch_named
+from ...arguments import checked
 from ...atoms import MmaAtom, SmemTile, wgmma
 from ...atoms.tma.derive import STRIDE_UNIT
 from ...dtypes import bf16, f16, f32
 from ...errors import PlanError
-from ...layouts.int_tuple import plain
 from ...report import Report
 from ..derive import Given, Operand, OperandPlan, derive_operand
 from ..plan import (
@@ -129,6 +129,7 @@ class GemmPlan(PlanVerbs):
     ) -> GemmPlan: ...  # fmt: skip
 
     @classmethod
+    @checked(PlanError)
     def derive(
         cls,
         m: int,
@@ -163,7 +164,6 @@ class GemmPlan(PlanVerbs):
         >>> hex(plan.a.descriptor.word), plan.b.tma.box
         ('0x4000004000010000', (64, 64))
         """
-        m, n, k, batch = plain(m), plain(n), plain(k), plain(batch)
         from ..sm80.plan import Sm80Config, Sm80Plan
         from ..sm90.plan import Sm90Config, Sm90Plan
         from ..sm100.plan import Sm100Config, Sm100Plan

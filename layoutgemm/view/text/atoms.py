@@ -12,6 +12,8 @@ from layoutgemm.view.grid import Owners, owners_of
 from layoutgemm.view.product import AXES, PLACES, layout_of, place_of
 from layoutgemm.view.text.layouts import owner_text, table
 
+from ...arguments import checked
+
 
 def product_table(atom: Any) -> str:
     """An MMA atom, or a tiled one, as a table for each of A (M, K), B (K, N) and C (M, N).
@@ -44,6 +46,7 @@ def product_table(atom: Any) -> str:
     return "\n".join(parts)
 
 
+@checked()
 def copy_table(atom: CopyAtom | TiledCopy) -> str:
     """A copy atom, or a tiled copy, as a table for each side: `5:2` is value 2 of thread 5.
 

@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from layoutgemm.view.grid import Drawable, offsets_of, owners_of
 from layoutgemm.view.svg import offset_text
 
+from ...arguments import checked
 
+
+@checked()
 def layout_table(layout: Drawable, *, rows: range | None = None, columns: range | None = None) -> str:
     """A layout of rank 1 or 2 as a table: mode 0 downwards, mode 1 across, in every place its offset.
 
@@ -29,6 +32,7 @@ def layout_table(layout: Drawable, *, rows: range | None = None, columns: range 
     return f"{layout}\n" + table(cells, found.rows, found.columns)
 
 
+@checked()
 def tv_table(tv: Drawable, tile: Sequence[int], *, rows: range | None = None, columns: range | None = None) -> str:
     """Who holds what, as a table: `5:2` is value 2 of thread 5, `5:2+3` says that three more hold it, `-` nobody.
 

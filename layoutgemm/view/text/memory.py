@@ -18,7 +18,10 @@ from layoutgemm.view.schedule import named, numbered
 from layoutgemm.view.smem_map import Region, check_regions
 from layoutgemm.view.text.layouts import table
 
+from ...arguments import checked
 
+
+@checked()
 def swizzle_table(
     layout: Drawable, bits: int = 16, *, swizzle: Callable[[int], int] | None = None, rows: range | None = None,
     columns: range | None = None,
@@ -39,6 +42,7 @@ def swizzle_table(
     return f"{name}, first bank of each element of {bits} bits\n" + table(cells, found.rows, found.columns)
 
 
+@checked()
 def swizzle_pair_table(layout: Layout, swizzle: Swizzle, bits: int = 16, *, access: AccessPattern | None = None) -> str:
     """The lanes of one request before and after a swizzle: byte, banks, and with which lanes each meets in a bank.
 
@@ -81,6 +85,7 @@ def swizzle_pair_table(layout: Layout, swizzle: Swizzle, bits: int = 16, *, acce
     return "\n".join(lines)
 
 
+@checked()
 def box_table(plan: TmaPlan, index: Sequence[int] | None = None) -> str:
     """The tensor copies of one tile as a table: coordinates, extents, and how much is in the tensor.
 
@@ -99,6 +104,7 @@ def box_table(plan: TmaPlan, index: Sequence[int] | None = None) -> str:
     return "\n".join([head, *lines, *([rest] if rest else [])])
 
 
+@checked()
 def smem_map_table(regions: Sequence[Region], *, total: int, limit: int | None = None) -> str:
     """A map of shared memory as a table in order of bytes; arguments as of `smem_map_svg`.
 
@@ -119,6 +125,7 @@ def smem_map_table(regions: Sequence[Region], *, total: int, limit: int | None =
     return "\n".join([*lines, f"{total} bytes" + (f" of {limit}" if limit is not None else "")])
 
 
+@checked()
 def schedule_table(schedule: Schedule | Persistent | npt.ArrayLike, grid: tuple[int, int]) -> str:
     """An order of tiles as a table: the number at which each tile of the grid is visited. Raises as `schedule_svg`.
 

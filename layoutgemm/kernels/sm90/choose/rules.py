@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ....arguments import checked
 from ....dtypes import DType, bf16
 from ....errors import PlanError
-from ....layouts.int_tuple import plain
 from ...derive import Operand
 from ...epilogue.chain import Epilogue
 from ...operand_orders import Choice
@@ -104,6 +104,7 @@ _IN_HALVES: dict[str, Any] = {"loader": "warp", "early": 2}
 _WHOLE: dict[str, Any] = {"loader": "self", "early": 0}
 
 
+@checked(PlanError)
 def choose(
     m: int, n: int, k: int, *, batch: int = 1, a: Any = "bf16", b_major: str = "K", multiprocessors: int | Places = 132,
     gated: Gated | str | None = None, matrices: bool = False,
@@ -134,7 +135,6 @@ def choose(
     >>> choice.config.tile, choice.config.cluster, why.rpartition("; ")[2]
     ((256, 208), (1, 2), 'gated: 104 columns of C from 208 of B')
     """
-    m, n, k, batch = plain(m), plain(n), plain(k), plain(batch)
     for name, size in (("m", m), ("n", n), ("k", k), ("batch", batch)):
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise PlanError(f"{name} = {size!r}: an int of at least 1")

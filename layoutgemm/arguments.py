@@ -1,0 +1,414 @@
+"""Arguments as callers give them: one conversion and one refusal for every entry point.
+
+A public function says by its annotations what it takes. `checked` reads them and converts each argument before the
+function sees it: NumPy's integers become ints, lists and `torch.Size` become tuples, at any depth. What an annotation
+does not allow (a bool, a float or a text where an integer is due) is refused with one message everywhere.
+
+An annotation of `Any` is not looked at: the function converts such an argument itself, with `as_int`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import numbers
+import sys
+import types
+import typing
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar, Union
+
+from .errors import LayoutError
+
+__all__ = ["IntTuple", "as_int", "checked", "is_int", "plain", "settle", "shown"]
+
+IntTuple = int | tuple["IntTuple", ...]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+DEPTH = 64  # tuples inside one another: each level takes several of the 1000 calls that Python allows
+_DIGITS = 40  # of an integer in a message: Python itself refuses to print more than 4300
+_TEXT = 160  # characters of another value in a message
+_REFUSED: Any = object()
+# They are read by functions of their own (`dtype`, `arch`, `Operand.parse`), which name the nearest one.
+_READ_ELSEWHERE = frozenset({"DType", "Arch", "Operand"})
+
+
+def is_int(x: Any) -> bool:
+    """Whether `x` is an integer: any `numbers.Integral`, such as an int or a NumPy integer, except a bool.
+
+    >>> import numpy as np
+    >>> is_int(4), is_int(np.uint8(4)), is_int(True), is_int(np.array(4)), is_int(4.0)
+    (True, True, False, False, False)
+    """
+    return x.__class__ is int or (isinstance(x, numbers.Integral) and not isinstance(x, bool))
+
+
+def shown(x: Any) -> str:
+    """A value as a message shows it: its repr, of a bounded length, for any size of integer and depth of nesting.
+
+    >>> shown(64), shown("4"), shown(10**99)
+    ('64', "'4'", 'an integer of 329 bits')
+    """
+    if isinstance(x, int) and x.bit_length() > 4 * _DIGITS:
+        return f"an integer of {x.bit_length()} bits"
+    try:
+        text = repr(x)
+    except Exception:  # an integer of over 4300 digits inside, a deep nest, a class with a repr that fails
+        return f"a {type(x).__name__}"
+    return text if len(text) <= _TEXT else f"{text[:_TEXT]}..."
+
+
+def refusal(x: Any, what: str, wanted: str) -> str:
+    """The one message for an argument that its parameter does not take.
+
+    >>> refusal(4.0, "n of wgmma", "an integer")
+    'n of wgmma must be an integer, not 4.0 (float)'
+    """
+    said = shown(x)
+    kind = "" if said == f"a {type(x).__name__}" else f" ({type(x).__name__})"
+    notation = f"; CuTe's notation is read by parse({said})" if isinstance(x, str) and ":" in x else ""
+    return f"{what} must be {wanted}, not {said}{kind}{notation}"
+
+
+def as_int(
+    x: Any, what: str, error: type[LayoutError] = LayoutError, least: int | None = None, most: int | None = None
+) -> int:
+    """`x` as a Python int in least..most. Raises `error`, which names it by `what`.
+
+    >>> import numpy as np
+    >>> as_int(np.int64(64), "N"), as_int(7, "M", least=1)
+    (64, 7)
+    >>> as_int((64,), "N")
+    Traceback (most recent call last):
+        ...
+    layoutgemm.errors.LayoutError: N must be an integer, not (64,) (tuple)
+    """
+    if x.__class__ is not int:
+        if not is_int(x):
+            raise error(refusal(x, what, "an integer"))
+        x = int(x)
+    if least is not None and x < least:
+        raise error(f"{what} must be at least {least}, not {shown(x)}")
+    if most is not None and x > most:
+        raise error(f"{what} must be at most {most}, not {shown(x)}")
+    out: int = x
+    return out
+
+
+def plain(x: Any) -> Any:
+    """An argument of any kind as the library works with it: integers as ints, lists of integers as tuples.
+
+    Everything else stays as it is, for the caller to judge: bools, floats, strings, objects, lists that hold them.
+
+    >>> import numpy as np
+    >>> plain(np.int64(64)), plain([128, np.int32(64)]), plain(((2,), [3])), plain(True), plain("4")
+    (64, (128, 64), ((2,), (3,)), True, '4')
+    """
+    return _plain(x, 0)
+
+
+def _plain(x: Any, level: int) -> Any:
+    if x.__class__ is int or x is None or x.__class__ is str:
+        return x
+    if is_int(x):
+        return int(x)
+    if isinstance(x, (tuple, list)) and not hasattr(x, "_fields") and level < DEPTH:
+        parts = [part if part.__class__ is int else _plain(part, level + 1) for part in x]
+        if x.__class__ is not tuple and all(part.__class__ is int or part.__class__ is tuple for part in parts):
+            return tuple(parts)
+        same = all(new is old for new, old in zip(parts, x))
+        return x if same or x.__class__ is not tuple else tuple(parts)
+    return x
+
+
+# ---------------------------------------------------------------- what an annotation takes
+
+
+class _Reader(NamedTuple):
+    """How an annotation reads an argument.
+
+    read     the converted argument, or _REFUSED
+    wanted   the annotation in words, for the message
+    """
+
+    read: Callable[[Any], Any]
+    wanted: str
+
+
+def _int(x: Any) -> Any:
+    return x if x.__class__ is int else int(x) if is_int(x) else _REFUSED
+
+
+def _bool(x: Any) -> Any:
+    # NumPy's bool is no subclass of bool, and this module does not import NumPy.
+    return x if x.__class__ is bool else bool(x) if type(x).__name__ in ("bool", "bool_") else _REFUSED
+
+
+def _float(x: Any) -> Any:
+    if isinstance(x, numbers.Real) and not isinstance(x, bool):
+        return int(x) if is_int(x) else x
+    return _REFUSED
+
+
+def _int_tuple(x: Any, level: int = 0) -> Any:
+    """Nested integers. An entry that is no built-in value (a symbol) is the function's to judge."""
+    if x.__class__ is int:
+        return x
+    if isinstance(x, (tuple, list)):
+        if level >= DEPTH:
+            return _REFUSED
+        parts = [_int_tuple(y, level + 1) for y in x]
+        return _REFUSED if any(y is _REFUSED for y in parts) else tuple(parts)
+    return _int(x) if is_int(x) or x is None or isinstance(x, (bool, float, complex, str, bytes, dict, set)) else x
+
+
+def _entries(entry: _Reader | None, count: int | None) -> Callable[[Any], Any]:
+    """Reads a tuple or list (or range) of `count` entries, any number if None."""
+
+    def read(x: Any) -> Any:
+        if not isinstance(x, (tuple, list, range)) or (count is not None and len(x) != count):
+            return _REFUSED
+        if entry is None:
+            return x if x.__class__ is tuple or hasattr(x, "_fields") else tuple(x)
+        parts = [entry.read(y) for y in x]
+        if any(y is _REFUSED for y in parts):
+            return _REFUSED
+        return x if hasattr(x, "_fields") else tuple(parts)
+
+    return read
+
+
+def _fixed(entries: Sequence[_Reader | None]) -> Callable[[Any], Any]:
+    """Reads a tuple or list of exactly these entries."""
+
+    def read(x: Any) -> Any:
+        if not isinstance(x, (tuple, list)) or len(x) != len(entries):
+            return _REFUSED
+        parts = [y if entry is None else entry.read(y) for entry, y in zip(entries, x)]
+        if any(y is _REFUSED for y in parts):
+            return _REFUSED
+        return x if hasattr(x, "_fields") else tuple(parts)
+
+    return read
+
+
+def _mapping(value: _Reader | None) -> Callable[[Any], Any]:
+    def read(x: Any) -> Any:
+        if not isinstance(x, Mapping):
+            return _REFUSED
+        if value is None:
+            return x
+        parts = {name: value.read(each) for name, each in x.items()}
+        return _REFUSED if any(each is _REFUSED for each in parts.values()) else parts
+
+    return read
+
+
+def _union(members: Sequence[_Reader]) -> Callable[[Any], Any]:
+    def read(x: Any) -> Any:
+        for member in members:
+            if (taken := member.read(x)) is not _REFUSED:
+                return taken
+        return _REFUSED
+
+    return read
+
+
+def _instance(kind: type) -> Callable[[Any], Any]:
+    return lambda x: x if isinstance(x, kind) else _REFUSED
+
+
+_SIMPLE: dict[Any, _Reader] = {
+    int: _Reader(_int, "an integer"),
+    bool: _Reader(_bool, "True or False"),
+    float: _Reader(_float, "a number"),
+    str: _Reader(_instance(str), "a string"),
+    types.NoneType: _Reader(_instance(types.NoneType), "None"),
+}
+
+
+def _plural(wanted: str) -> str:
+    """The words for several of `wanted`.
+
+    >>> _plural("an integer"), _plural("a Layout"), _plural("an integer or None")
+    ('integers', 'Layouts', 'entries that are an integer or None')
+    """
+    article, _, noun = wanted.partition(" ")
+    return f"{noun}s" if article in ("a", "an") and " " not in noun else f"entries that are {wanted}"
+
+
+def _reader(hint: Any) -> _Reader | None:
+    """How the annotation reads an argument; None if it is not looked at."""
+    if hint in (Any, object) or isinstance(hint, (TypeVar, str)):
+        return None
+    if hint is None:
+        hint = types.NoneType
+    if hint in _SIMPLE:
+        return _SIMPLE[hint]
+    if hint == IntTuple:
+        return _Reader(_int_tuple, "an integer or a tuple of them")
+    origin, parameters = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (Union, types.UnionType):
+        return _union_reader(parameters)
+    if origin is typing.Literal:
+        return _Reader(lambda x: x if x in parameters else _REFUSED, " or ".join(map(repr, parameters)))
+    if origin is tuple and parameters and parameters[-1] is not Ellipsis:
+        entries = [_reader(each) for each in parameters]
+        alike = len(set(parameters)) == 1 and entries[0] is not None
+        nouns = _plural(entries[0].wanted) if alike and entries[0] else "entries"
+        return _Reader(_fixed(entries), f"{len(entries)} {nouns}")
+    if origin is tuple or origin in (list, Sequence, Collection, Iterable):
+        entry = _reader(parameters[0])
+        if origin is not tuple and entry is None:
+            return None  # any sequence of anything, an array too
+        return _Reader(_entries(entry, None), f"a tuple of {_plural(entry.wanted) if entry else 'entries'}")
+    if origin in (dict, Mapping):
+        value = _reader(parameters[1])
+        return _Reader(_mapping(value), f"a dict of {_plural(value.wanted)}" if value else "a dict")
+    if origin is Callable or hint is Callable:
+        return _Reader(lambda x: x if callable(x) else _REFUSED, "a function")
+    kind = origin if isinstance(origin, type) else hint
+    if not isinstance(kind, type) or getattr(kind, "_is_protocol", False) or kind.__name__ in _READ_ELSEWHERE:
+        return None
+    article = "an" if kind.__name__[:1] in "AEIOU" else "a"
+    return _Reader(_instance(kind), f"{article} {kind.__name__}")
+
+
+def _union_reader(members: Sequence[Any]) -> _Reader | None:
+    nested = set(typing.get_args(IntTuple))
+    if nested <= set(members):  # a union forgets that two of its members were an IntTuple
+        members = [IntTuple, *[member for member in members if member not in nested]]
+    readers = [_reader(member) for member in members]
+    # A float takes every number that an int does, and a str none of another's, so the order does not matter.
+    if any(each is None for each in readers):
+        return None
+    known = [each for each in readers if each is not None]
+    return _Reader(_union(known), " or ".join(dict.fromkeys(each.wanted for each in known)))
+
+
+class _NamedClass(type):
+    """A class of which only the name is known here, since type checkers alone import it."""
+
+    def __instancecheck__(cls, x: Any) -> bool:
+        return any(each.__name__ == cls.__name__ for each in type(x).__mro__)
+
+
+class _Names(dict[str, Any]):
+    """The names that annotations of a module use; one that it does not import at run time is a class by its name."""
+
+    def __init__(self, module: Mapping[str, Any]) -> None:
+        super().__init__(vars(__builtins__) if isinstance(__builtins__, types.ModuleType) else __builtins__)
+        self.update(module)
+
+    def __missing__(self, name: str) -> Any:
+        return Any if name in _READ_ELSEWHERE or name == "npt" or name == "np" else _NamedClass(name, (), {})
+
+
+def _resolved(annotation: Any, names: Mapping[str, Any]) -> Any:
+    if not isinstance(annotation, str):
+        return annotation
+    try:
+        return eval(annotation, {}, names)
+    except Exception:  # an attribute of a module that only type checkers import
+        return Any
+
+
+def checked(error: type[LayoutError] = LayoutError) -> Callable[[F], F]:
+    """A decorator: each argument is converted and checked by its parameter's annotation before the function runs.
+
+    Raises `error`, which names the parameter and the function.
+
+    >>> import numpy as np
+    >>> @checked()
+    ... def area(tile: tuple[int, int], times: int = 1) -> int:
+    ...     return tile[0] * tile[1] * times
+    >>> area([np.int16(128), np.int16(512)])
+    65536
+    >>> area((128, 2.0))
+    Traceback (most recent call last):
+        ...
+    layoutgemm.errors.LayoutError: tile of area must be 2 integers, not (128, 2.0) (tuple)
+    """
+
+    def decorate(function: F) -> F:
+        @functools.cache
+        def readers() -> _Readers:  # at the first call, when the names that annotations use exist
+            return _readers_of(function)
+
+        def take(x: Any, reader: _Reader, name: str) -> Any:
+            taken = reader.read(x)
+            if taken is _REFUSED:
+                raise error(refusal(x, f"{name} of {function.__name__}", reader.wanted))
+            return taken
+
+        @functools.wraps(function)
+        def call(*given: Any, **named: Any) -> Any:
+            positional, by_name, rest = readers()
+            taken = [x if reader is None else take(x, reader, name) for x, (name, reader) in zip(given, positional)]
+            for x in given[len(positional) :]:
+                taken.append(x if rest is None else take(x, rest, "an argument"))
+            for name, x in named.items():
+                if (reader := by_name.get(name)) is not None:
+                    named[name] = take(x, reader, name)
+            return function(*taken, **named)
+
+        return typing.cast(F, call)
+
+    return decorate
+
+
+class _Readers(NamedTuple):
+    """The readers of a function's parameters: by place, by name, and of what `*args` takes."""
+
+    positional: tuple[tuple[str, _Reader | None], ...]
+    by_name: dict[str, _Reader]
+    rest: _Reader | None
+
+
+def _readers_of(function: Callable[..., Any]) -> _Readers:
+    names = _Names(function.__globals__)
+    positional, by_name, rest = [], {}, None
+    for parameter in inspect.signature(function).parameters.values():
+        annotated = parameter.annotation is not inspect.Parameter.empty
+        reader = _reader(_resolved(parameter.annotation, names)) if annotated else None
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            rest = reader
+        elif parameter.kind is not inspect.Parameter.VAR_KEYWORD:
+            if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
+                positional.append((parameter.name, reader))
+            if reader is not None:
+                by_name[parameter.name] = reader
+    return _Readers(tuple(positional), by_name, rest)
+
+
+_FIELDS: dict[type, list[tuple[str, _Reader]]] = {}
+
+
+def settle(value: Any, error: type[LayoutError] = LayoutError) -> None:
+    """Convert and check each field of a dataclass by its annotation: the first line of its `__post_init__`.
+
+    Raises `error`, which names the field and the class.
+    """
+    kind = type(value)
+    if kind not in _FIELDS:
+        _FIELDS[kind] = _field_readers(kind)
+    for name, reader in _FIELDS[kind]:
+        given = getattr(value, name)
+        taken = reader.read(given)
+        if taken is _REFUSED:
+            raise error(refusal(given, f"{name} of {kind.__name__}", reader.wanted))
+        if taken is not given:
+            object.__setattr__(value, name, taken)
+
+
+def _field_readers(kind: type) -> list[tuple[str, _Reader]]:
+    out = []
+    for base in reversed(kind.__mro__):
+        names = _Names(vars(sys.modules[base.__module__]))
+        for name, annotation in inspect.get_annotations(base).items():
+            if name in kind.__dataclass_fields__ and kind.__dataclass_fields__[name].init:  # type: ignore[attr-defined]
+                reader = _reader(_resolved(annotation, names))
+                if reader is not None:
+                    out.append((name, reader))
+    return out
