@@ -16,7 +16,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar, Union
+from typing import Any, NamedTuple, TypeGuard, TypeVar, Union
 
 from .errors import LayoutError
 
@@ -34,7 +34,7 @@ _REFUSED: Any = object()
 _READ_ELSEWHERE = frozenset({"DType", "Arch", "Operand"})
 
 
-def is_int(x: Any) -> bool:
+def is_int(x: Any) -> TypeGuard[int]:
     """Whether `x` is an integer: any `numbers.Integral`, such as an int or a NumPy integer, except a bool.
 
     >>> import numpy as np

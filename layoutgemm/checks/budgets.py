@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from ..arch import Arch
 from ..arch import arch as find_arch
-from ..arguments import checked
+from ..arguments import as_int, checked
 from ..atoms.tmem.layout import COLUMNS, allocation_columns
 from ..dtypes import DType, dtype
 from ..errors import PlanError
@@ -216,8 +216,7 @@ def why_not(
     b_type, c_type, accumulate = a_type if b is None else dtype(b), dtype(c), dtype(accumulator)
     bm, bn, bk = tile
     for name, value in (("BM", bm), ("BN", bn), ("BK", bk), ("stages", stages), ("warpgroups", warpgroups)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise PlanError(f"{name} is {value!r}, and has to be an int of 1 or more")
+        as_int(value, name, PlanError, least=1)
     stage = (bm * a_type.bits + bn * b_type.bits) * bk // 8
     parts = {f"{stages} stages of ({bm}+{bn})x{bk}": stages * stage}
     if epilogue is not None:

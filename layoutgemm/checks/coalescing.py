@@ -187,7 +187,7 @@ def sectors(
     >>> sectors(range(0, 128, 4), 4, alignment=4).sectors  # 128 bytes that straddle
     5
     """
-    if isinstance(alignment, bool) or not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
+    if alignment < 1 or alignment & (alignment - 1):
         raise AtomError(f"the base's alignment is a power of two of bytes, not {alignment!r}")
     found: list[tuple[str, IntArray, int]] = []
     subject = "these addresses"

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..arguments import as_int, settle, shown
 from ..errors import PlanError
 from ..layouts.display import Pictured
 from ..moved import old_names
@@ -62,10 +63,8 @@ def rounded_up(value: int, unit: int) -> int:
 def check_sizes(**sizes: int) -> None:
     """Raise PlanError for a size that is no int, or none that a tensor coordinate reaches."""
     for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int):
-            raise PlanError(f"{name} = {size!r} is not an integer")
         if not 1 <= size <= MAX_COORDINATE:
-            raise PlanError(f"{name} = {size}: a size is 1 to 2**31 - 1, since tensor coordinates have 31 bits")
+            raise PlanError(f"{name} = {shown(size)}: a size is 1 to 2**31 - 1, since tensor coordinates have 31 bits")
 
 
 def check_fields(config: Any, **leasts: int) -> None:
@@ -74,29 +73,17 @@ def check_fields(config: Any, **leasts: int) -> None:
     leasts  of single numbers; others, and those of tuples, are at least 1, and all are below 2**31. What `derive` may
             choose, an "int | None", is bounded there
     """
+    settle(config, PlanError)
     for field in fields(config):
-        value, kind = getattr(config, field.name), str(field.type)
-        least = leasts.get(field.name, 1)
-        if kind == "int" and not _is_size(value, least):
-            raise PlanError(f"{field.name} = {value!r}: an int of at least {least}, and below 2**31")
-        if kind == "int | None" and value is not None and (not isinstance(value, int) or value > MAX_COORDINATE):
-            raise PlanError(f"{field.name} = {value!r}: an int below 2**31, or None")
-        if kind.startswith("tuple[int"):
-            count = kind.count("int")
-            if not isinstance(value, tuple) or len(value) != count or not all(_is_size(v, 1) for v in value):
-                number = {2: "two", 3: "three"}[count]
-                raise PlanError(f"{field.name} = {value!r}: {number} ints of at least 1, and below 2**31, in a tuple")
-        if kind == "bool" and not isinstance(value, bool):
-            raise PlanError(f"{field.name} = {value!r}: True or False")
-        if kind in ("str", "str | None") and not isinstance(value, str) and (value is not None or kind == "str"):
-            raise PlanError(f"{field.name} = {value!r}: a str" + " or None" * (kind != "str"))
+        value, least = getattr(config, field.name), leasts.get(field.name, 1)
+        numbers = value if isinstance(value, tuple) else (value,)
+        for number in numbers:
+            if isinstance(number, int) and not isinstance(number, bool):
+                chosen = least if field.type == "int" or isinstance(value, tuple) else None
+                as_int(number, f"{field.name} of {type(config).__name__}", PlanError, chosen, MAX_COORDINATE)
     group, most = getattr(config, "group", 1), MAX_GROUP
     if group > most:
         raise PlanError(f"group = {group}: {most} at most, since group * tiles across is a signed 32-bit integer")
-
-
-def _is_size(value: Any, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= MAX_COORDINATE
 
 
 def check_words(words: tuple[str, ...]) -> None:

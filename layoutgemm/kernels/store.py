@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from ..arguments import as_int
 from ..atoms import MmaAtom, SmemTile, TmaPlan, row_addresses, smem_tile, stmatrix, wgmma
 from ..atoms.tma.derive import derive as derive_tma
 from ..dtypes import DType
@@ -109,8 +110,7 @@ class StorePlan:
         ([64, 64, 64, 32], 2048)
         """
         for name, value in (("chunks", chunks), ("buffers", buffers)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise PlanError(f"{name} = {value!r}: at least one")
+            as_int(value, name, PlanError, least=1)
         columns, by_row = mma.shape_mnk[1], c.order == "row"
         if columns % (8 * parts):
             raise PlanError(f"{columns} columns in {parts} parts: each needs whole groups of 8 columns")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ..arguments import checked
+from ..arguments import checked, settle
 from ..errors import PlanError
 from ..layouts.proofs.digits import minimum as least
 from ..report import Check
@@ -41,11 +41,9 @@ class Dealt:
     rounds: Rounds = ()
 
     def __post_init__(self) -> None:
-        for pair in self.rounds if isinstance(self.rounds, tuple) else (None,):
-            places, times = pair if isinstance(pair, tuple) and len(pair) == 2 else ((), 0)
-            numbers = [*places, times] if isinstance(places, tuple) else [None]
-            good = len(numbers) > 1 and all(isinstance(n, int) and not isinstance(n, bool) for n in numbers)
-            if not good or times < 1 or min(places) < 0 or list(places) != sorted(set(places)):
+        settle(self, PlanError)
+        for places, times in self.rounds:
+            if not places or times < 1 or min(places) < 0 or list(places) != sorted(set(places)):
                 wanted = "rounds of (places, times): different ints from 0 on, ascending; an int of at least 1"
                 raise PlanError(f"dealt = {self.rounds!r}: {wanted}")
         if self.end >= _FAR or any(places[-1] >= _FAR for places, _ in self.rounds):

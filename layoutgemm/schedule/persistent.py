@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..arguments import checked, settle
+from ..arguments import as_int, checked, settle
 from ..errors import PlanError
 from ..layouts import Layout
 from ..layouts.display import Pictured
@@ -27,11 +27,6 @@ from ..layouts.proofs.verdicts import Proof, Undecided
 from ..layouts.symbols.facts import Facts
 from ..layouts.symbols.polynomial import show
 from .tile_order import Answer, Schedule, Tile, all_proven, checked_grid
-
-
-def _positive(what: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise PlanError(f"{what} is {value!r}, and has to be an int of 1 or more")
 
 
 @dataclass(frozen=True)
@@ -56,9 +51,9 @@ class Persistent(Pictured):
 
     def __post_init__(self) -> None:
         settle(self, PlanError)
-        _positive("the number of workers", self.workers)
+        as_int(self.workers, "the number of workers", PlanError, least=1)
         for n in self.cluster:
-            _positive("an extent of the cluster", n)
+            as_int(n, "an extent of the cluster", PlanError, least=1)
 
     @checked(PlanError)
     def clusters(self, grid: Tile) -> Tile:
@@ -187,15 +182,15 @@ class StreamK:
 
     def __post_init__(self) -> None:
         settle(self, PlanError)
-        _positive("the number of tiles", self.tiles)
-        _positive("the number of K tiles", self.k_tiles)
-        _positive("the number of workers", self.workers)
+        as_int(self.tiles, "the number of tiles", PlanError, least=1)
+        as_int(self.k_tiles, "the number of K tiles", PlanError, least=1)
+        as_int(self.workers, "the number of workers", PlanError, least=1)
         streamed = self.streamed
         if streamed is None:
             left = self.tiles % self.workers
             streamed = 0 if left == 0 else min(self.tiles, left + self.workers)
             object.__setattr__(self, "streamed", streamed)
-        elif isinstance(streamed, bool) or not isinstance(streamed, int) or not 0 <= streamed <= self.tiles:
+        elif not 0 <= streamed <= self.tiles:
             raise PlanError(f"{streamed!r} of {self.tiles} tiles cannot be streamed")
         if self.whole % self.workers:
             raise PlanError(

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..arguments import checked, settle
+from ..arguments import checked, settle, shown
 from ..errors import PlanError
 from ..layouts import E, Layout
 from ..layouts.display import Pictured
@@ -356,9 +356,9 @@ def _inside(piece: Piece, rows: Any, columns: Any) -> Answer:
 @checked(PlanError)
 def checked_grid(grid: tuple[int, int]) -> tuple[int, int]:
     """The grid, or PlanError when its extents are not two positive ints."""
-    if len(grid) != 2 or any(isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 1 for n in grid):
-        raise PlanError(f"a grid of tiles has two extents of 1 or more, not {grid!r}")
-    return int(grid[0]), int(grid[1])
+    if min(grid) < 1:
+        raise PlanError(f"a grid of tiles has two extents of 1 or more, not {shown(grid)}")
+    return grid
 
 
 @checked(PlanError)

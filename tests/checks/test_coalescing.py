@@ -86,7 +86,7 @@ def test_a_pitch_that_is_no_multiple_of_a_sector() -> None:
         (lambda: sectors(Layout((8, 64), (64, 1)), matrix_access((8, 64), "bf16"), element=16), "ldmatrix does not"),
         (lambda: sectors([0], 4, alignment=48), "power of two of bytes, not 48"),
         (lambda: sectors([0], 4, alignment=0), "power of two"),
-        (lambda: sectors([0], 4, alignment=True), "power of two"),
+        (lambda: sectors([0], 4, alignment=True), "alignment of sectors must be an integer"),
         (lambda: sectors([0], 16, alignment=8), "does not align accesses of 16"),
         (lambda: sectors([4], 8), "names byte 4, no multiple of its 8 bytes"),
         (lambda: sectors([0], 64), "not 64"),

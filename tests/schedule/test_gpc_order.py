@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -46,11 +47,15 @@ def test_the_check_sees_a_number_taken_twice(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     "rounds",
     [
-        (((), 2),), (((0, 1), 0),), (((0, 1),),), (((0, 1), True),), [((0, 1), 2)], (((1, 0), 2),), (((1, 1), 2),),
-        (((-1, 0), 2),), (([0, 1], 2),), ((2, 2),), (((0, 1), 1 << 20),), (((0, 1 << 20), 1),), (((0, "1"), 1),),
+        (((), 2),), (((0, 1), 0),), (((0, 1),),), (((0, 1), True),), (((1, 0), 2),), (((1, 1), 2),),
+        (((-1, 0), 2),), ((2, 2),), (((0, 1), 1 << 20),), (((0, 1 << 20), 1),), (((0, "1"), 1),),
     ],
     ids=str,
 )  # fmt: skip
 def test_rounds_that_mean_nothing(rounds: object) -> None:
-    with pytest.raises(PlanError, match="dealt = "):
+    with pytest.raises(PlanError, match="dealt = |rounds of Dealt must be a tuple of"):
         Dealt(rounds)  # type: ignore[arg-type]
+
+
+def test_rounds_in_lists_and_in_integers_of_numpy() -> None:
+    assert Dealt([([0, np.int64(1)], np.uint8(2))]) == Dealt((((0, 1), 2),))  # type: ignore[arg-type]

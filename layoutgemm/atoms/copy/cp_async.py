@@ -60,7 +60,7 @@ class AsyncCopy(CopyAtom):
         6
         """
         most = self.values_per_thread("src")
-        if isinstance(valid, bool) or not isinstance(valid, int) or not 0 <= valid <= most:
+        if not 0 <= valid <= most:
             raise AtomError(f"{self.ptx} copies {most} elements of {self.element}; {valid!r} cannot be valid")
         if valid * self.element.bits % 8:
             raise AtomError(f"{valid} elements of {self.element} are {valid * self.element.bits} bits: no whole bytes")
@@ -106,7 +106,7 @@ class BulkCopy(CopyAtom):
         """
         if self.completion != "mbarrier":
             raise AtomError(f"{self.ptx} completes by bulk group and counts no bytes on an mbarrier")
-        if isinstance(blocks, bool) or not isinstance(blocks, int) or blocks < 1:
+        if blocks < 1:
             raise AtomError(f"a positive number of blocks sends the copies, not {blocks!r}")
         return self.bytes * blocks
 
@@ -142,15 +142,13 @@ def cp_async(
     if cop is None:
         raise AtomError(f"cp.async has the cache operators ca (always) and cg (global), not {cache!r}")
     sizes = _ASYNC_BYTES[cop]
-    if isinstance(bytes, bool) or bytes not in sizes:
+    if bytes not in sizes:
         raise AtomError(f"cp.async.{cop} copies {', '.join(map(str, sizes))} bytes, not {bytes!r}")
     if bytes * 8 % kind.bits:
         raise AtomError(f"{bytes} bytes hold no whole elements of {kind} ({kind.bits} bits)")
-    if src_bytes not in (None, "register") and (
-        isinstance(src_bytes, bool) or not isinstance(src_bytes, int) or not 0 <= src_bytes <= bytes
-    ):
+    if src_bytes not in (None, "register") and (isinstance(src_bytes, str) or not 0 <= src_bytes <= bytes):
         raise AtomError(f"cp.async of {bytes} bytes reads 0..{bytes} of them, not {src_bytes!r}")
-    if l2_prefetch is not None and (isinstance(l2_prefetch, bool) or l2_prefetch not in L2_PREFETCH):
+    if l2_prefetch is not None and l2_prefetch not in L2_PREFETCH:
         raise AtomError(f"L2 prefetch sizes are {', '.join(map(str, L2_PREFETCH))} bytes, not {l2_prefetch!r}")
     map_ = Layout((1, bytes * 8 // kind.bits), (0, 1))
     return AsyncCopy(
@@ -208,7 +206,7 @@ def bulk_copy(
     if (source, target) not in _BULK:
         known = ", ".join(f"{a} -> {b}" for a, b in _BULK)
         raise AtomError(f"cp.async.bulk copies {known}, not {source} -> {target}")
-    if isinstance(bytes, bool) or not isinstance(bytes, int) or not BULK_ALIGNMENT <= bytes <= BULK_MAX:
+    if not BULK_ALIGNMENT <= bytes <= BULK_MAX:
         raise AtomError(f"cp.async.bulk copies {BULK_ALIGNMENT} to {BULK_MAX} bytes, not {bytes!r}")
     if bytes % BULK_ALIGNMENT:
         count, rest = divmod(bytes, BULK_ALIGNMENT)
@@ -254,7 +252,7 @@ def st_async(bits: int = 32, element: DType | str = "u32") -> CopyAtom:
     st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32
     """
     kind = dtype(element)
-    if isinstance(bits, bool) or bits not in _STORE_BITS:
+    if bits not in _STORE_BITS:
         raise AtomError(f"st.async stores {', '.join(map(str, _STORE_BITS))} bits, not {bits!r}")
     if bits % kind.bits:
         raise AtomError(f"{bits} bits hold no whole elements of {kind} ({kind.bits} bits)")

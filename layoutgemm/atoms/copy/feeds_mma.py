@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ...arguments import checked
+from ...arguments import checked, shown
 from ...errors import AtomError, CompositionError
 from ...layouts import ComposedLayout, CounterExample, Layout, Proof
 from ..mma.base import MmaAtom
@@ -194,8 +194,8 @@ def _sides(copy: CopyAtom) -> tuple[Layout, Layout]:
 
 def _fragment(mma: MmaAtom, operand: str, blocks: tuple[int, int]) -> Layout:
     """(thread, value) -> element of all blocks of the operand, column-major."""
-    if len(blocks) != 2 or any(isinstance(x, bool) or not isinstance(x, int) or x < 1 for x in blocks):
-        raise AtomError(f"blocks are two positive counts, along MN and along K, not {blocks!r}")
+    if min(blocks) < 1:
+        raise AtomError(f"blocks are two positive counts, along MN and along K, not {shown(blocks)}")
     first, second = mma.tile_of(operand)
     layout = mma.layout(operand)
     whole = Layout((first * blocks[0], second * blocks[1]))

@@ -159,7 +159,7 @@ def ldmatrix_m16n8(count: int, source: str = "b8", element: DType | str | None =
     >>> print(atom, atom.layout_src, atom.layout_dst == stmatrix(2, "m16n8.b8", True).layout_src)
     ldmatrix.sync.aligned.m16n16.x1.trans.shared.b8 ((2,2,4,2),16):((16,128,32,0),1) True
     """
-    if count not in (2, 4) or isinstance(count, bool):
+    if count not in (2, 4):
         raise AtomError(f"m16n8 matrices are loaded in pairs, as an m16n16: 2 or 4 of them, not {count!r}")
     base = ldmatrix(count // 2, f"m16n16.{source}", transpose=True)
     want = stmatrix(count, "m16n8.b8", transpose=True).layout_src
@@ -203,8 +203,6 @@ def _chosen(name: str, table: dict[str, _Form], form: str, count: int, transpose
     if isinstance(count, bool) or count not in spec.counts:
         *most, last = spec.counts
         raise AtomError(f"{name} {form} moves {', '.join(map(str, most))} or {last} matrices, not {count!r}")
-    if not isinstance(transpose, bool):
-        raise AtomError(f"transpose is {transpose!r}; it is True or False")
     if transpose not in spec.transposes:
         raise AtomError(f"{name} {form} exists only {'with' if spec.transposes[0] else 'without'} .trans")
     return spec

@@ -140,7 +140,7 @@ def _move(
         raise AtomError(f"{name} has the shapes {', '.join(FRAGMENTS)}, not {shape!r}")
     fragment = FRAGMENTS[shape]
     legal = repetitions(shape)
-    if isinstance(repeat, bool) or repeat not in legal:
+    if repeat not in legal:
         raise AtomError(
             f"{name}.{shape} fills a thread's {MAX_REGISTERS} registers at x{legal[-1]}: "
             f"repetitions {', '.join(f'x{r}' for r in legal)}, not {repeat!r}"
@@ -153,7 +153,7 @@ def _move(
     if shape == HALVED:
         # With nothing said, the second half follows the first one.
         split = width * (2 if pack else 1) if split is None else split
-        if isinstance(split, bool) or not isinstance(split, int) or not 0 <= split < COLUMNS:
+        if not 0 <= split < COLUMNS:
             raise AtomError(f"the half split of {name}.{shape} is 0..{COLUMNS - 1} columns, not {split!r}")
     elif split is not None:
         raise AtomError(f"only {HALVED} has a half split; {name}.{shape} has none")
@@ -348,7 +348,7 @@ def tcgen05_cp(
     if (shape, multicast) not in SPREADS:
         known = ", ".join(name + (f".{way}" if way else "") for name, way in SPREADS)
         raise AtomError(f"tcgen05.cp has {known}; not {shape!r} with multicast {multicast!r}")
-    if isinstance(cta_group, bool) or cta_group not in (1, 2):
+    if cta_group not in (1, 2):
         raise AtomError(f"cta_group of tcgen05.cp is 1 or 2, not {cta_group!r}")
     if source_format and source_format not in FORMATS:
         raise AtomError(f"tcgen05.cp decompresses {', '.join(FORMATS)}, not {source_format!r}")

@@ -206,7 +206,7 @@ def _vector(
         raise AtomError(f"no ld or st copies {source} -> {target}; there are {known}")
     op, space = opcode
     width = kind.bits if bits is None else bits
-    if isinstance(width, bool) or width not in _VECTORS or (width == _WIDE and space != "global"):
+    if width not in _VECTORS or (width == _WIDE and space != "global"):
         most = _WIDE if space == "global" else 128
         raise AtomError(f"{op}.{space} has 8, 16, 32, ..., {most} bits; no one instruction copies {width!r}")
     if width % kind.bits:
@@ -312,9 +312,9 @@ def widest(
     64 bits (2 elements): the address is a multiple of 8 bytes, not of 16
     """
     kind = dtype(element)
-    if isinstance(limit, bool) or limit not in _VECTORS:
+    if limit not in _VECTORS:
         raise AtomError(f"the widest vector wanted is one of {', '.join(map(str, _VECTORS))} bits, not {limit!r}")
-    if isinstance(alignment, bool) or not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
+    if alignment < 1 or alignment & (alignment - 1):
         raise AtomError(f"alignment is a power of two of bytes, not {alignment!r}")
     rules = [(limit, f"{limit} bits is the limit asked for")]
     for side in (layout,) if other is None else (layout, other):

@@ -262,7 +262,7 @@ class MmaAtom(Pictured, Paged):
         """
         self._in_registers(operand)
         count = self.layout(operand)[1].size
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < count:
+        if not 0 <= value < count:
             raise AtomError(f"operand {operand} of {self.ptx} has values 0..{count - 1} in a thread, not {value!r}")
         container = {"A": self.a_container, "B": self.b_container}.get(operand)
         bit = value * self.element_bits(operand)

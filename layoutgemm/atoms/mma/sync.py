@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from ...arguments import checked, plain
+from ...arguments import checked
 from ...dtypes import DType, dtype
 from ...errors import AtomError
 from ..targets import since
@@ -198,10 +198,7 @@ def _shape(shape: Shape | str) -> Shape:
         if found is None:
             raise AtomError(f"{shape!r} is no shape: write (16, 8, 16) or 'm16n8k16'")
         return (int(found[1]), int(found[2]), int(found[3]))
-    given = plain(shape) if isinstance(shape, (tuple, list)) else ()
-    if len(given) != 3 or any(isinstance(x, bool) or not isinstance(x, int) for x in given):
-        raise AtomError(f"{shape!r} is no shape: write (16, 8, 16) or 'm16n8k16'")
-    return (given[0], given[1], given[2])
+    return shape
 
 
 def _text(mnk: Shape) -> str:

@@ -91,7 +91,7 @@ def wgmma(
     if c_type.name not in form.accumulators:
         inputs = str(a_type) if a_type == b_type else f"{a_type} and {b_type}"
         raise AtomError(f"wgmma accumulates {inputs} inputs in {' or '.join(form.accumulators)}, not in {c_type}")
-    if isinstance(n, bool) or not isinstance(n, int) or n not in form.n:
+    if n not in form.n:
         steps = "8, 16, 24, 32, 48, ..., 256 (steps of 16)" if form.n == _INTEGER_N else "8, 16, ..., 256"
         raise AtomError(f"wgmma for {a_type} and {b_type} has N = {steps}; N = {n!r} is none of them")
     if a_source not in SOURCES:

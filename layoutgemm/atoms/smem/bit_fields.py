@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from ...arguments import settle
+from ...arguments import as_int, settle
 from ...errors import DescriptorError
 
 
@@ -38,8 +38,7 @@ class Field:
 
     def encode(self, value: int) -> int:
         """Value -> its bits in place; raises DescriptorError when the value does not fit or loses bits."""
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise DescriptorError(f"{self.name} = {value!r} is no integer")
+        value = as_int(value, self.name, DescriptorError)
         if value < 0 or value % (1 << self.shift) or value >> self.shift >= 1 << self.width:
             raise DescriptorError(
                 f"{self.name} = {value} does not fit: it must be a multiple of {1 << self.shift} from 0 to "
@@ -118,10 +117,9 @@ class FieldTable:
 
     def stray(self, word: int) -> tuple[int, ...]:
         """The bits of the word that are set outside every field."""
-        if isinstance(word, bool) or not isinstance(word, int) or not 0 <= word < 1 << self.bits:
-            shown = f"{word:#x}" if isinstance(word, int) else repr(word)
-            raise DescriptorError(f"{shown} is no {self.bits}-bit word")
-        rest = word
+        rest = as_int(word, f"a word of {self.name}", DescriptorError)
+        if not 0 <= rest < 1 << self.bits:
+            raise DescriptorError(f"{rest:#x} is no {self.bits}-bit word")
         for field in self.fields:
             rest &= ~field.mask
         return tuple(i for i in range(self.bits) if rest >> i & 1)

@@ -165,7 +165,7 @@ class OperandDescriptor(Pictured):
     def advance(self, k_block: int, mn_block: int = 0) -> int:
         """What to add to the word for one block of the tile, in units of 16 bytes."""
         for name, block, steps in (("K", k_block, self.k_steps), ("M or N", mn_block, self.mn_steps)):
-            if isinstance(block, bool) or not isinstance(block, int) or not 0 <= block < len(steps):
+            if not 0 <= block < len(steps):
                 raise DescriptorError(f"the tile has {len(steps)} block(s) along {name}; there is no block {block!r}")
         return (self.k_steps[k_block] + self.mn_steps[mn_block] - self.mn_steps[0]) // CHUNK_BYTES
 
@@ -203,7 +203,7 @@ class OperandDescriptor(Pictured):
         >>> d.stage_bytes, hex(d.stage(2, 1024, k_block=1).word)
         (16384, '0x4000004000010842')
         """
-        if isinstance(index, bool) or not isinstance(index, int) or index < 0:
+        if index < 0:
             raise DescriptorError(f"stages are counted from 0; there is no stage {index!r}")
         return self.at(address + index * self.stage_bytes, k_block, mn_block)
 

@@ -241,8 +241,6 @@ class InstructionDescriptor(Pictured):
 
     def _shape_problem(self, group: int) -> str | None:
         """Why one or two blocks have no such M and N: PTX ISA, "Matrix Shape" and "8bit transpose B"."""
-        if any(isinstance(size, bool) or not isinstance(size, int) for size in (self.m, self.n)):
-            return "M and N are integers"
         ws = self.weight_stationary
         ms = legal_m(self.kind, group, 96 if self.k_96 else None, ws, self.sparse)
         ns = legal_n(self.kind, group, ws, self.sparse)

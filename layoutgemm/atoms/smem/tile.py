@@ -296,8 +296,6 @@ def smem_tile(
     ((32,2),(8,8)):((1,2048),(32,256))
     """
     element = dtype(dtype_)
-    if not isinstance(extent, tuple) or len(extent) != 2:
-        raise AtomError(f"a tile's extent is a pair (mn, k), as in (128, 64), not {extent!r}")
     if major not in MAJORS:
         raise AtomError(f"major is {major!r}; it is 'K' or 'MN'")
     stored = packing_of(element, packing)

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from ...arguments import checked, settle
+from ...arguments import checked, plain, refusal, settle
 from ...errors import AtomError
 from ...layouts import ComposedLayout, CounterExample, Layout, Proof, Undecided
 from ...layouts.display import Pictured
@@ -62,10 +62,10 @@ class TiledCopy(Pictured, Paged):
 
     def __post_init__(self) -> None:
         settle(self, AtomError)
-        tiler = self.tiler if isinstance(self.tiler, (tuple, list)) else (self.tiler,)
+        tiler = plain(self.tiler if isinstance(self.tiler, (tuple, list)) else (self.tiler,))
         for mode in tiler:
             if isinstance(mode, bool) or not isinstance(mode, (int, Layout)) or (isinstance(mode, int) and mode < 1):
-                raise AtomError(f"a tiler has an int or a Layout for each mode, not {mode!r}")
+                raise AtomError(refusal(mode, "a mode of the tiler", "a positive integer or a Layout"))
         object.__setattr__(self, "tiler", tuple(tiler))
         tv, atom = self.layout_tv, self.atom
         if tv.rank != 2:

@@ -18,7 +18,7 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
-from ...arguments import checked
+from ...arguments import as_int, checked, plain, refusal, settle, shown
 from ...errors import AtomError
 from ...layouts import ComposedLayout, Layout
 from ...layouts.display import Pictured
@@ -66,8 +66,9 @@ class TiledMma(Pictured, Paged):
     permutation: Any = (None, None, None)
 
     def __post_init__(self) -> None:
+        settle(self, AtomError)
         layout = self.atom_layout if isinstance(self.atom_layout, Layout) else Layout(self.atom_layout)
-        permutation = (None,) * 3 if self.permutation is None else self.permutation
+        permutation = (None,) * 3 if self.permutation is None else plain(self.permutation)
         if layout.rank != 3:
             raise AtomError(f"an atom layout counts atoms along M, N and K; {layout} has {layout.rank} modes, not 3")
         if not isinstance(permutation, (tuple, list)) or len(permutation) != 3:
@@ -89,7 +90,7 @@ class TiledMma(Pictured, Paged):
         if tiler is None:
             return
         if isinstance(tiler, bool) or not isinstance(tiler, (int, Layout)):
-            raise AtomError(f"the permutation of {name} is an int, a Layout or None, not {tiler!r}")
+            raise AtomError(refusal(tiler, f"the permutation of {name}", "an integer, a Layout or None"))
         extent = tiler if isinstance(tiler, int) else tiler.size
         if extent < 1 or extent % taken:
             raise AtomError(
@@ -399,17 +400,17 @@ class ThreadMma:
         return self.tiled.partition_C(self.thread, layout)
 
 
-def check_thread(thread: Any, threads: int) -> None:
-    """Raises AtomError unless the thread is an int 0..threads-1."""
-    if isinstance(thread, bool) or not isinstance(thread, int) or not 0 <= thread < threads:
-        raise AtomError(f"thread {thread!r} does not take part: the threads are 0 to {threads - 1}")
+def check_thread(thread: Any, threads: int) -> int:
+    """The thread as an int of 0..threads-1. Raises AtomError."""
+    number = as_int(thread, "a thread", AtomError)
+    if not 0 <= number < threads:
+        raise AtomError(f"thread {shown(number)} does not take part: the threads are 0 to {threads - 1}")
+    return number
 
 
-@checked(AtomError)
 def one_thread(part: Any, thread: Any, threads: int) -> tuple[Any, Any]:
     """The modes past the first of (thread, ...), and where that thread begins."""
-    check_thread(thread, threads)
-    return part.slice((thread,) + (None,) * (part.rank - 1))
+    return part.slice((check_thread(thread, threads),) + (None,) * (part.rank - 1))
 
 
 def flat_strides(layout: Layout) -> list[Any]:

@@ -22,7 +22,7 @@ def shared_out(plan: TmaPlan, blocks: int) -> TmaPlan:
     A block then issues the instructions of its rank, each to all blocks, and every block receives the whole tile: its
     barrier expects `plan.bytes`, not what it sends. Raises TmaError, rule "multicast", where no equal cut exists.
     """
-    if isinstance(blocks, bool) or not isinstance(blocks, int) or not 1 <= blocks <= MAX_BLOCKS:
+    if not 1 <= blocks <= MAX_BLOCKS:
         raise TmaError(f"multicast to {blocks!r} blocks: a mask names 1 to {MAX_BLOCKS}", rule="multicast")
     if blocks == 1:
         return plan

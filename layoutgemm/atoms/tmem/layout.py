@@ -30,12 +30,6 @@ WARP_LANES = 32
 MIN_ALLOCATION = 32
 
 
-def _integer(value: object, what: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise AtomError(f"{what} is an integer, not {value!r}")
-    return value
-
-
 @checked(AtomError)
 def tmem_address(lane: int, column: int) -> int:
     """The 32-bit address of a tensor-memory word: lane in bits 16..31, column in bits 0..15.
@@ -45,7 +39,7 @@ def tmem_address(lane: int, column: int) -> int:
     >>> hex(tmem_address(32, 64)), tmem_coordinate(0x200040)
     ('0x200040', (32, 64))
     """
-    if not 0 <= _integer(lane, "a lane") < LANES or not 0 <= _integer(column, "a column") < COLUMNS:
+    if not 0 <= lane < LANES or not 0 <= column < COLUMNS:
         raise AtomError(f"tensor memory has lanes 0..{LANES - 1} and columns 0..{COLUMNS - 1}, not ({lane}, {column})")
     return lane << 16 | column
 
@@ -53,7 +47,7 @@ def tmem_address(lane: int, column: int) -> int:
 @checked(AtomError)
 def tmem_coordinate(address: int) -> tuple[int, int]:
     """Address -> (lane, column); raises AtomError for an address outside tensor memory."""
-    lane, column = _integer(address, "an address") >> 16, address & 0xFFFF
+    lane, column = address >> 16, address & 0xFFFF
     tmem_address(lane, column)
     return lane, column
 
@@ -67,7 +61,7 @@ def allocation_columns(columns: int) -> int:
     >>> [allocation_columns(n) for n in (1, 32, 33, 192, 512)]
     [32, 32, 64, 256, 512]
     """
-    if _integer(columns, "a number of columns") < 1:
+    if columns < 1:
         raise BudgetError(f"an allocation has at least one column, not {columns}")
     if columns > COLUMNS:
         raise BudgetError(f"{columns} columns of tensor memory are asked for; a multiprocessor has {COLUMNS}")
@@ -82,7 +76,7 @@ def warp_lanes(warp: int) -> range:
     >>> warp_lanes(5)
     range(32, 64)
     """
-    first = WARP_LANES * (_integer(warp, "a warp") % (LANES // WARP_LANES))
+    first = WARP_LANES * (warp % (LANES // WARP_LANES))
     return range(first, first + WARP_LANES)
 
 
@@ -143,7 +137,6 @@ def datapath(m: int, cta_group: int = 1, ws: bool = False, sparse: bool = False)
     >>> [datapath(*x).letter for x in ((256, 2), (128, 2), (128, 1), (64, 1), (64, 1, True), (32, 1, True))]
     ['A', 'B', 'D', 'F', 'E', 'G']
     """
-    _integer(m, "M"), _integer(cta_group, "cta_group")
     for rows, group, weight_stationary, sparsity, letter in _CHOICE:
         if (rows, group) == (m, cta_group) and weight_stationary in (None, ws) and sparsity in (None, sparse):
             return _DATAPATHS[letter]
@@ -221,14 +214,14 @@ def accumulator(
     ((16,4),8,(2,2)):((1@0,32@0),1@1,(16@0,8@1))
     """
     path = datapath(m, cta_group, ws, sparse)
-    if _integer(n, "N") < 1 or n % path.parts:
+    if n < 1 or n % path.parts:
         raise AtomError(f"layout {path.letter} cuts N into {path.parts} parts; N = {n} is no multiple of it")
     width = n // path.parts
     column = Layout((width, path.parts), (E(1), path.rows * E(0))) if path.parts > 1 else Layout(n, E(1))
     if tiles == (1, 1):
         place = Layout(1, 0)
     else:
-        count = _integer(tiles[0], "a number of tiles") * _integer(tiles[1], "a number of tiles")
+        count = tiles[0] * tiles[1]
         free = 2 if path.spread and interleaved else 1
         order = Layout((free, count), (16 * E(0), width * E(1))) if free > 1 else Layout(count, width * E(1))
         if free > 1 and tiles[0] % free and tiles[0] > 1:
@@ -269,7 +262,7 @@ def operand_a(m: int, k: int, a: DType | str, kind: str, cta_group: int = 1) -> 
     """
     path, bits = datapath(m, cta_group), container_bits(a, kind)
     per_word = WORD_BITS // bits
-    if _integer(k, "K") < 1 or k % per_word:
+    if k < 1 or k % per_word:
         raise AtomError(f"{k} elements in containers of {bits} bits do not fill words of {WORD_BITS} bits")
     along_k = Layout((per_word, k // per_word), (bits * E(2), E(1))) if per_word > 1 else Layout(k, E(1))
     copies = Layout(path.parts, path.rows * E(0)) if path.parts > 1 else Layout(1, 0)
@@ -298,12 +291,12 @@ def scale_factors(rows: int, factors: int, scale: DType | str = "ue8m0", halves:
     """
     if halves not in (1, 2):
         raise AtomError(f"scale factors lie over the lanes as a whole or in 2 halves, not {halves!r}")
-    if _integer(rows, "a number of rows") < 1 or rows % halves or (rows // halves > 32 and rows // halves % 32):
+    if rows < 1 or rows % halves or (rows // halves > 32 and rows // halves % 32):
         raise AtomError(
             f"scale factors fill 32 lanes at a time: {rows} rows{' in 2 halves' if halves == 2 else ''} are no "
             f"multiple of {32 * halves}; pad them"
         )
-    if _integer(factors, "a number of factors") < 1:
+    if factors < 1:
         raise AtomError(f"a row has at least one scale factor, not {factors}")
     kind = dtype(scale)
     part = rows // halves
@@ -355,7 +348,7 @@ def scale_place(rows: int, per_instruction: int, index: int, halves: int = 1) ->
         raise AtomError(
             f"an instruction uses 1, 2 or 4 scale factors to a row, 3 or 6 with K = 96; not {per_instruction!r}"
         )
-    if _integer(index, "the number of an instruction") < 0:
+    if index < 0:
         raise AtomError(f"instructions along K are counted from 0, not {index}")
     word, byte = divmod(index * per_instruction, 4)
     groups = max(1, rows // halves // 32)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ...arch import Arch
 from ...arch import arch as arch_named
-from ...arguments import checked, settle
+from ...arguments import as_int, checked, settle
 from ...errors import PlanError
 from ...report import Check, Report
 from ..budgets import role_registers
@@ -358,8 +358,7 @@ def validate(pipeline: Pipeline) -> None:
     numbers += [(f"stages of {b.name}", b.stages) for b in pipeline.buffers]
     numbers += [(f"stages of cursor {c.name}", c.stages) for r in pipeline.roles for c in r.cursors]
     for label, number in numbers:
-        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            raise PlanError(f"{pipeline.name}: {label} = {number!r}, which must be an integer of at least 1")
+        as_int(number, f"{label} of {pipeline.name}", PlanError, least=1)
     for buffer in pipeline.buffers:
         if buffer.space not in SPACES:
             raise PlanError(f"{buffer.name} is in {buffer.space!r}, which is none of {', '.join(SPACES)}")

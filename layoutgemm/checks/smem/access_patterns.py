@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...arguments import checked
+from ...arguments import checked, is_int
 from ...atoms.copy.base import SIDES, WARP, CopyAtom
 from ...atoms.smem.tile import ATOM_ROWS, CHUNK_BYTES, MAJORS, SmemTile
 from ...atoms.tiled.copy import TiledCopy
@@ -260,7 +260,7 @@ def _kind_of(atom: CopyAtom, side: str) -> str:
 
 def element_bits(tile: Any, element: DType | str | int | None) -> int:
     """Bits of an element of the tile: what the tile says, or what is given; raises AtomError when neither or both."""
-    given = None if element is None else element if isinstance(element, int) else dtype(element).bits
+    given = None if element is None else int(element) if is_int(element) else dtype(element).bits
     own = tile.dtype.bits if isinstance(tile, SmemTile) else None
     if isinstance(tile, ComposedLayout):
         own = tile.swizzle.unit
@@ -270,7 +270,7 @@ def element_bits(tile: Any, element: DType | str | int | None) -> int:
         raise AtomError(f"{tile} counts elements of {own} bits, not {given}: recast it")
     bits = own if own is not None else given
     assert bits is not None
-    if isinstance(bits, bool) or bits < 1 or bits & (bits - 1):
+    if bits < 1 or bits & (bits - 1):
         raise AtomError(f"elements of {bits} bits do not fill bytes evenly")
     return bits
 

@@ -39,7 +39,7 @@ import numpy.typing as npt
 
 from ...arch import Arch
 from ...arch import arch as arch_of
-from ...arguments import checked
+from ...arguments import as_int, checked
 from ...atoms.copy.base import PHASE_LANES, WARP
 from ...atoms.smem.tile import SmemTile
 from ...dtypes import DType
@@ -296,11 +296,10 @@ def address_array(addresses: Any) -> IntArray:
         addresses = list(addresses)
         nested = bool(addresses) and isinstance(addresses[0], (list, tuple, np.ndarray))
         rows = [list(row) for row in addresses] if nested else [addresses]
-        if any(isinstance(x, bool) or not isinstance(x, (int, np.integer, type(None))) for row in rows for x in row):
-            raise AtomError("addresses are integers, or None for a lane that takes no part")
+        rows = [[-1 if x is None else as_int(x, "an address", AtomError) for x in row] for row in rows]
         if len({len(row) for row in rows}) > 1:
             raise AtomError(f"requests of {sorted({len(row) for row in rows})} lanes: they must be alike; use None")
-        addresses = np.array([[-1 if x is None else x for x in row] for row in rows], dtype=np.int64)
+        addresses = np.array(rows, dtype=np.int64)
     if addresses.dtype.kind not in "iu":
         raise AtomError(f"addresses are integers, not {addresses.dtype}")
     table = np.atleast_2d(addresses).astype(np.int64)
@@ -311,9 +310,8 @@ def address_array(addresses: Any) -> IntArray:
 
 def check_addresses(addresses: IntArray, width: Any, kind: str) -> None:
     """Raise AtomError unless the width is one of the kind's and every address a multiple of it."""
-    if isinstance(width, bool) or not isinstance(width, (int, np.integer)):
-        raise AtomError(f"the width is a number of bytes, not {width!r}")
-    check_width(kind, int(width))
+    width = as_int(width, "the width in bytes", AtomError)
+    check_width(kind, width)
     wrong = (addresses < -1) | ((addresses >= 0) & (addresses % width != 0))
     if wrong.any():
         request, lane = (int(axis[0]) for axis in np.nonzero(wrong))

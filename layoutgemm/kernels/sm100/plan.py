@@ -217,7 +217,7 @@ class Sm100Plan(PersistentPlan):
         atom = tcgen05_mma(kind, tile_m, tile_n, a_spec.dtype, b_spec.dtype, "f32", blocks)
         tile_k = config.tile_k if config.tile_k is not None else STAGE_BYTES_OF_K * 8 // a_spec.dtype.bits
         depth = atom.shape_mnk[2]
-        if isinstance(tile_k, bool) or tile_k < depth or tile_k % depth:
+        if tile_k < depth or tile_k % depth:
             raise PlanError(f"tile_k = {tile_k!r}: a positive multiple of the instruction's K = {depth}")
         a_plan = _operand("A", a_spec, "M", BLOCK_ROWS, tile_k, atom, batch)
         b_plan = _operand("B", b_spec, "N", tile_n // blocks, tile_k, atom, batch)
@@ -229,7 +229,7 @@ class Sm100Plan(PersistentPlan):
         beside = c_bytes + 2 * config.accumulators * BARRIER_BYTES + SLOT_BYTES
         fits = most_stages(arch, stage_bytes + 2 * BARRIER_BYTES, beside)
         stages = fits if config.stages is None else config.stages
-        if isinstance(stages, bool) or not LEAST_STAGES <= stages <= fits:
+        if not LEAST_STAGES <= stages <= fits:
             raise PlanError(
                 f"{stages!r} stage(s), and at least {LEAST_STAGES}, of A {a_plan.smem.bytes} + B {b_plan.smem.bytes} "
                 f"bytes beside {c_bytes} of the store: {fits} fit into {arch.smem_per_block}"

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ...arguments import as_int
 from ...atoms import TmemCopyAtom, smem_tile, tcgen05_ld
 from ...atoms.tma.derive import derive as derive_tma
 from ...atoms.tmem.layout import WARP_LANES
@@ -70,9 +71,9 @@ def derive_store(columns: int, c: Operand, width: int, chunks: int, buffers: int
     ([64, 64, 64, 32, 16], 4096)
     """
     for name, value in (("chunks", chunks), ("buffers", buffers)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise PlanError(f"{name} = {value!r}: at least one")
-    if isinstance(width, bool) or width not in WIDTHS:
+        as_int(value, name, PlanError, least=1)
+    width = as_int(width, "width", PlanError)
+    if width not in WIDTHS:
         raise PlanError(f"width = {width!r}: known are {', '.join(map(str, WIDTHS))}")
     by_row = c.order == "row"
     widths = _halves(columns, min(width, _SPAN_BYTES // c.dtype.bytes) if by_row else width)

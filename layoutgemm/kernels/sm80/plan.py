@@ -11,7 +11,7 @@ from typing import Any
 
 from ...arch import Arch
 from ...arch import arch as arch_named
-from ...arguments import checked
+from ...arguments import checked, shown
 from ...atoms import MmaAtom, mma_sync
 from ...checks import most_stages
 from ...errors import PlanError
@@ -182,7 +182,7 @@ class Sm80Plan(PlanVerbs):
         c_spec = _output(c, a_spec, atom)
         depth = atom.shape_mnk[2]
         tile_k = config.tile_k if config.tile_k is not None else _STAGE_BYTES_OF_K * 8 // a_spec.dtype.bits
-        if isinstance(tile_k, bool) or tile_k < depth or tile_k % depth:
+        if tile_k < depth or tile_k % depth:
             raise PlanError(f"tile_k = {tile_k!r}: a positive multiple of the instruction's K = {depth}")
         warps = config.warps[0] * config.warps[1]
         threads = 32 * warps
@@ -288,10 +288,8 @@ class Sm80Plan(PlanVerbs):
 def _check_sizes(m: int, n: int, k: int, batch: int) -> None:
     for name, size, most in (("m", m, MAX_COORDINATE), ("n", n, MAX_COORDINATE), ("k", k, MAX_COORDINATE),
                              ("batch", batch, MAX_BATCH)):  # fmt: skip
-        if isinstance(size, bool) or not isinstance(size, int):
-            raise PlanError(f"{name} = {size!r} is not an integer")
         if not 1 <= size <= most:
-            raise PlanError(f"{name} = {size}: it is 1 to {most}")
+            raise PlanError(f"{name} = {shown(size)}: it is 1 to {most}")
 
 
 def _output(c: Any, a: Operand, atom: MmaAtom) -> Operand:
@@ -317,7 +315,7 @@ def _ring(
     beside = buffers if config.persistent else 0
     fits = most_stages(target, pitch + barrier, beside, config.blocks_per_sm)
     stages = min(fits, 4) if config.stages is None else config.stages
-    if isinstance(stages, bool) or not 2 <= stages <= fits:
+    if not 2 <= stages <= fits:
         raise PlanError(
             f"{stages!r} stage(s), and at least 2, of A {a.smem.bytes} + B {b.smem.bytes} bytes: {fits} fit where a "
             f"multiprocessor holds {config.blocks_per_sm} block(s) and a block has up to {target.smem_per_block} bytes"

@@ -130,7 +130,7 @@ class Sm90Config:
         if self.single and (self.early or self.schedule == "pingpong"):
             raise PlanError("one tile a cluster leaves nothing to overlap with: no pingpong, no early stores")
         rows = self.rows
-        if rows is not None and (isinstance(rows, bool) or not 0 < rows <= ROWS or rows % 8):
+        if rows is not None and (not 0 < rows <= ROWS or rows % 8):
             raise PlanError(f"rows = {self.rows!r}: a multiple of 8 up to {ROWS}")
         if self.rows is not None and (self.tile[0] != ROWS or self.cluster != (1, 1)):
             raise PlanError(f"rows are for a tile of {ROWS} rows that no other block shares")

@@ -65,7 +65,7 @@ class Ragged:
     @checked(PlanError)
     def of(cls, groups: int, offsets: str = "i32") -> Ragged:
         """Room for so many groups. Raises PlanError for a number that is none."""
-        if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1:
+        if groups < 1:
             raise PlanError(f"ragged = {groups!r}: how many groups there are, 1 or more")
         return cls(max(_LEAST_GROUPS, 1 << (groups - 1).bit_length()), offsets)
 

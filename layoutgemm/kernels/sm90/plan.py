@@ -171,7 +171,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         atom = wgmma(tile_n, a_spec.dtype, b_spec.dtype, sums, saturate=sums == "i32")  # as the DSL issues it
         tile_k = config.tile_k if config.tile_k is not None else STAGE_BYTES_OF_K * 8 // a_spec.dtype.bits
         depth = atom.shape_mnk[2]
-        if isinstance(tile_k, bool) or tile_k < depth or tile_k % depth:
+        if tile_k < depth or tile_k % depth:
             raise PlanError(f"tile_k = {tile_k!r}: a positive multiple of the instruction's K = {depth}")
         along_m, along_n = config.cluster
         matrices = {"A": batch > 1 and ragged is None, "B": batch > 1 or ragged is not None}
@@ -224,7 +224,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         of_sums = BARRIER_BYTES if exchange is not None else 0
         fits = most_stages(arch, stage_bytes + 2 * BARRIER_BYTES, beside + of_sums)
         stages = fits if config.stages is None else config.stages
-        if isinstance(stages, bool) or not LEAST_STAGES <= stages <= fits:
+        if not LEAST_STAGES <= stages <= fits:
             raise PlanError(
                 f"{stages!r} stage(s), and at least {LEAST_STAGES}, of A {a_plan.smem.bytes} + B {b_plan.smem.bytes} "
                 f"bytes beside {beside - sums_bytes} of the store and {sums_bytes} of partial sums: {fits} fit into "

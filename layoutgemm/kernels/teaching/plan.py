@@ -183,7 +183,7 @@ class GemmPlan(PlanVerbs):
             if target.name != "sm_90a":
                 raise PlanError(f"Sm90Config is for sm_90a, not for {target.name}")
             return Sm90Plan.derive(m, n, k, batch=batch, a=a, b=b, c=c, config=config)
-        if batch != 1 or isinstance(batch, bool):
+        if batch != 1:
             raise PlanError(f"batch = {batch!r}: this kernel multiplies one pair of matrices; give an Sm90Config")
         check_sizes(m=m, n=n, k=k)
         target.require("wgmma", "this kernel")
@@ -297,7 +297,7 @@ def _smem_map(a: SmemTile, b: SmemTile, stages: int) -> SmemMap:
 
 
 def _stages(asked: int | None, a: OperandPlan, b: OperandPlan, target: Arch) -> int:
-    if asked is not None and (isinstance(asked, bool) or asked < 1):
+    if asked is not None and asked < 1:
         raise PlanError(f"stages = {asked!r}: at least one")
     most = 0
     for count in range(1, (asked or DEFAULT_STAGES) + 1):

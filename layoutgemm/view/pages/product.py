@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from layoutgemm.arguments import shown
 from layoutgemm.atoms import CopyAtom, MmaAtom, OperandDescriptor, SmemTile, TiledMma, feeds, ldmatrix, operand_map
 from layoutgemm.atoms.mma.tcgen05 import Tcgen05Atom
 from layoutgemm.atoms.smem.descriptor import derive as derive_descriptor
@@ -131,8 +132,8 @@ def _extents(
                 f"{found[0]}x{found[1]}x{found[2]} has an {name} of {want[0]}x{want[1]}"
             )
     for dim, size, one in zip("MNK", found, (m, n, k), strict=True):
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1 or size % one:
-            raise LayoutError(f"{dim} = {size!r} is no multiple of {one}, which {atom} takes at a time")
+        if size < 1 or size % one:
+            raise LayoutError(f"{dim} = {shown(size)} is no multiple of {one}, which {atom} takes at a time")
     return found[0], found[1], found[2]
 
 

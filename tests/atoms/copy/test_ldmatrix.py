@@ -124,7 +124,7 @@ def test_m16n8_loads_are_m16n16_with_rows_and_bytes_exchanged():
         (lambda: ldmatrix(1, "m16n16.b8"), "exists only with .trans"),
         (lambda: ldmatrix(4, "m16n16.b8", True), "moves 1 or 2 matrices, not 4"),
         (lambda: ldmatrix(1, "m8n16.b8x16.b4x16_p64", True), "exists only without .trans"),
-        (lambda: ldmatrix(1, transpose=1), "transpose is 1"),
+        (lambda: ldmatrix(1, transpose=1), "transpose of ldmatrix must be True or False, not 1"),
         (lambda: stmatrix(8), "1, 2 or 4 matrices, not 8"),
         (lambda: stmatrix(1, "m16n16.b8", True), "no form 'm16n16.b8'; PTX allows m8n8.b16, m16n8.b8"),
         (lambda: ldmatrix_m16n8(1), "in pairs"),

@@ -26,7 +26,7 @@ REFUSALS = (
     (lambda: universal_copy(256, "u8", "smem", "rmem"), r"ld.shared has 8, 16, 32, ..., 128 bits; no .* copies 256"),
     (lambda: universal_copy(512), "no one instruction copies 512"),
     (lambda: universal_copy(96), "no one instruction copies 96"),
-    (lambda: universal_copy(True), "copies True"),
+    (lambda: universal_copy(True), "bits of universal_copy must be an integer or None"),
     (lambda: universal_copy(16, "f32"), r"16 bits hold no whole elements of f32 \(32 bits\)"),
     (lambda: universal_copy(128, "e2m3"), "hold no whole elements of e2m3"),
     (lambda: universal_copy(32, "u8", "gmem", "smem"), "no ld or st copies gmem -> smem"),

@@ -95,7 +95,7 @@ def test_refusals_name_the_arithmetic():
         swizzle_of("256B")
     with pytest.raises(AtomError, match="major is 'N'"):
         smem_tile((64, 64), "bf16", "N")
-    with pytest.raises(AtomError, match=r"a tile's extent is a pair \(mn, k\), as in \(128, 64\), not 128"):
+    with pytest.raises(AtomError, match="extent of smem_tile must be 2 integers, not 128"):
         smem_tile(128, "bf16", "K")
 
 

@@ -345,7 +345,7 @@ def test_malformed():
     with pytest.raises(AtomError, match="modes thread and value"):
         TiledCopy(vector(16), Layout(32), (8, 4))
     for tiler in ((8, None), (8, 0), (True, 8), ("8", 8)):
-        with pytest.raises(AtomError, match="an int or a Layout for each mode"):
+        with pytest.raises(AtomError, match="a mode of the tiler must be a positive integer or a Layout"):
             TiledCopy(vector(16), tv, tiler)
     quads = replace(ldmatrix(1), thread_ids=Layout((16, 2), (2, 1)))
     with pytest.raises(AtomError, match="numbers the threads of one instruction in a row"):

@@ -201,8 +201,8 @@ def test_extents_that_do_not_divide():
         ((24, None, None), r"permutation of M covers 24 elements, and the threads take 32 = 16 .*24 = 0\*32 \+ 24"),
         ((None, Layout(24), None), r"24 = 1\*16 \+ 8"),
         ((None, None), "three tilers"),
-        ((None, "8", None), "an int, a Layout or None"),
-        ((None, True, None), "an int, a Layout or None"),
+        ((None, "8", None), "an integer, a Layout or None"),
+        ((None, True, None), "an integer, a Layout or None"),
         ((None, 0, None), "covers 0 elements"),
     ],
 )
@@ -234,10 +234,10 @@ def test_operands_and_threads():
         mma.partition_A(0, Layout(64))
     with pytest.raises(AtomError, match="a Layout or a ComposedLayout"):
         mma.partition_A(0, (64, 64))
-    for thread in (128, -1, True, 1.0):
-        with pytest.raises(AtomError, match="the threads are 0 to 127"):
+    for thread, why in ((128, "the threads are 0 to 127"), (-1, "0 to 127"), (True, "an integer"), (1.0, "an integer")):
+        with pytest.raises(AtomError, match=why):
             mma.partition_A(thread, Layout((64, 64)))
-        with pytest.raises(AtomError, match="the threads are 0 to 127"):
+        with pytest.raises(AtomError, match=why):
             mma.get_slice(thread)
 
 

@@ -416,11 +416,11 @@ def test_actions_that_mean_nothing(action: Action, message: str) -> None:
 def test_values_that_mean_nothing() -> None:
     base = small(*READ, *FREE, count=2)
     for change, message in (
-        ({"cluster": 0}, "cluster = 0"),
-        ({"cluster": True}, "cluster = True"),
+        ({"cluster": 0}, "cluster of small must be at least 1, not 0"),
+        ({"cluster": True}, "cluster of Pipeline must be an integer"),
         ({"roles": (*base.roles, base.roles[0])}, "two roles are named 'load'"),
         ({"barriers": (*base.barriers, NamedBarrier("x", 48))}, "x counts 48 threads"),
-        ({"barriers": (*base.barriers, Mbarrier("x", 0))}, "count of x = 0"),
+        ({"barriers": (*base.barriers, Mbarrier("x", 0))}, "count of x of small must be at least 1"),
         ({"barriers": (*base.barriers, Mbarrier("x", (1, 2)))}, "x has 2 counts for a cluster of 1"),
         ({"buffers": (*base.buffers, Buffer("x", space="l2"))}, "x is in 'l2'"),
         ({"buffers": (*base.buffers, Buffer("x", either=("load", "other")))}, "no role 'other'"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ....arguments import checked
+from ....arguments import as_int, checked
 from ....dtypes import DType, bf16
 from ....errors import PlanError
 from ...derive import Operand
@@ -136,8 +136,7 @@ def choose(
     ((256, 208), (1, 2), 'gated: 104 columns of C from 208 of B')
     """
     for name, size in (("m", m), ("n", n), ("k", k), ("batch", batch)):
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise PlanError(f"{name} = {size!r}: an int of at least 1")
+        as_int(size, name, PlanError, least=1)
     kind = operands(a, None if b_major == "MN" else f"{Operand.parse(a).dtype}:col", None)[0].dtype
     halves = 1
     if (kind_of := Gated.of(gated)) is not None:
