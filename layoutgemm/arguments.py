@@ -30,8 +30,8 @@ DEPTH = 64  # tuples inside one another: each level takes several of the 1000 ca
 _DIGITS = 40  # of an integer in a message: Python itself refuses to print more than 4300
 _TEXT = 160  # characters of another value in a message
 _REFUSED: Any = object()
-# They are read by functions of their own (`dtype`, `arch`, `Operand.parse`), which name the nearest one.
-_READ_ELSEWHERE = frozenset({"DType", "Arch", "Operand"})
+# Functions of their own read these (`dtype`, `arch`, `Operand.parse`, `Gated.of`), and say what is nearest.
+_READ_ELSEWHERE = frozenset({"DType", "Arch", "Operand", "Epilogue", "Gated", "Promoted"})
 
 
 def is_int(x: Any) -> TypeGuard[int]:
@@ -332,6 +332,8 @@ def checked(error: type[LayoutError] = LayoutError) -> Callable[[F], F]:
     """
 
     def decorate(function: F) -> F:
+        said = function.__qualname__.rpartition("<locals>.")[2]
+
         @functools.cache
         def readers() -> _Readers:  # at the first call, when the names that annotations use exist
             return _readers_of(function)
@@ -339,7 +341,7 @@ def checked(error: type[LayoutError] = LayoutError) -> Callable[[F], F]:
         def take(x: Any, reader: _Reader, name: str) -> Any:
             taken = reader.read(x)
             if taken is _REFUSED:
-                raise error(refusal(x, f"{name} of {function.__name__}", reader.wanted))
+                raise error(refusal(x, f"{name} of {said}", reader.wanted))
             return taken
 
         @functools.wraps(function)

@@ -275,7 +275,7 @@ def test_stages_and_blocks_are_counted():
     for call, text in (
         (lambda: made.advance(4), "4 block.s. along K; there is no block 4"),
         (lambda: made.advance(0, 2), "2 block.s. along M or N"),
-        (lambda: made.advance(True), "k_block of advance must be an integer, not True"),
+        (lambda: made.advance(True), "k_block of OperandDescriptor.advance must be an integer, not True"),
         (lambda: made.stage(-1), "no stage -1"),
         (lambda: made.stage(20).word, "address = 327680 does not fit"),
     ):

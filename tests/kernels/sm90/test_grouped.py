@@ -240,7 +240,7 @@ def test_refusals() -> None:
         ({"config": replace(SMALL, store="direct")}, "store = 'direct'"),
         ({"gated": "silu", "batch": 1}, "gated"),
         ({"batch": 65}, r"batch = 65: Ragged.of\(groups\) has room"),
-        ({"ragged": 2}, "ragged = 2"),
+        ({"ragged": 2}, "ragged of Sm90Plan.derive must be a Ragged or None, not 2"),
         ({"epilogue": Epilogue(Aux())}, "the epilogue writes aux"),
     ):
         with pytest.raises(PlanError, match=text):
