@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from .arguments import shown
 from .errors import PlanError
 
 KIB = 1024
@@ -144,5 +145,5 @@ def arch(name: str | Arch) -> Arch:
     found = ARCHES.get(name) if isinstance(name, str) else None
     if found is None:
         near = f": do you mean '{name}a'?" if f"{name}a" in ARCHES else ";"
-        raise PlanError(f"no architecture {name!r}{near} known: {', '.join(ARCHES)}")
+        raise PlanError(f"no architecture {shown(name)}{near} known: {', '.join(ARCHES)}")
     return found

@@ -20,14 +20,15 @@ from typing import Any, NamedTuple, TypeGuard, TypeVar, Union
 
 from .errors import LayoutError
 
-__all__ = ["IntTuple", "as_int", "checked", "is_int", "plain", "settle", "shown"]
+__all__ = ["IntTuple", "as_int", "as_number", "checked", "is_int", "plain", "settle", "shown"]
 
 IntTuple = int | tuple["IntTuple", ...]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 DEPTH = 64  # tuples inside one another: each level takes several of the 1000 calls that Python allows
-_DIGITS = 40  # of an integer in a message: Python itself refuses to print more than 4300
+LONGEST = 1000  # bits of an integer that an entry point takes: none counts more, and Python prints no 15000
+_DIGITS = 40  # of an integer in a message
 _TEXT = 160  # characters of another value in a message
 _REFUSED: Any = object()
 # Functions of their own read these (`dtype`, `arch`, `Operand.parse`, `Gated.of`), and say what is nearest.
@@ -66,6 +67,8 @@ def refusal(x: Any, what: str, wanted: str) -> str:
     'n of wgmma must be an integer, not 4.0 (float)'
     """
     said = shown(x)
+    if is_int(x) and said.startswith("an integer"):
+        return f"{what} must be an integer of at most {LONGEST} bits, not {said.removeprefix('an integer of ')}"
     kind = "" if said == f"a {type(x).__name__}" else f" ({type(x).__name__})"
     notation = f"; CuTe's notation is read by parse({said})" if isinstance(x, str) and ":" in x else ""
     return f"{what} must be {wanted}, not {said}{kind}{notation}"
@@ -88,6 +91,8 @@ def as_int(
         if not is_int(x):
             raise error(refusal(x, what, "an integer"))
         x = int(x)
+    if x.bit_length() > LONGEST:
+        raise error(refusal(x, what, "an integer"))
     if least is not None and x < least:
         raise error(f"{what} must be at least {least}, not {shown(x)}")
     if most is not None and x > most:
@@ -96,10 +101,31 @@ def as_int(
     return out
 
 
+def as_number(x: Any, what: str, error: type[LayoutError] = LayoutError) -> Any:
+    """An integer as a Python int, or what computes like one: a symbol, a traced value, an array of them.
+
+    Raises `error` for built-in values that are no integers, and for objects without `%`.
+
+    >>> import numpy as np
+    >>> as_number(np.int8(4), "a tile"), as_number(np.arange(3), "tiles")
+    (4, array([0, 1, 2]))
+    >>> as_number(4.0, "a tile")
+    Traceback (most recent call last):
+        ...
+    layoutgemm.errors.LayoutError: a tile must be an integer, not 4.0 (float)
+    """
+    if is_int(x) or isinstance(x, (bool, numbers.Number, str, bytes)) or not hasattr(type(x), "__mod__"):
+        return as_int(x, what, error)
+    if getattr(getattr(x, "dtype", None), "kind", "i") not in "iuO":
+        raise error(refusal(x, what, "an integer"))
+    return x
+
+
 def plain(x: Any) -> Any:
     """An argument of any kind as the library works with it: integers as ints, lists of integers as tuples.
 
     Everything else stays as it is, for the caller to judge: bools, floats, strings, objects, lists that hold them.
+    Raises LayoutError for integers of more than LONGEST bits, and for tuples that nest deeper than DEPTH.
 
     >>> import numpy as np
     >>> plain(np.int64(64)), plain([128, np.int32(64)]), plain(((2,), [3])), plain(True), plain("4")
@@ -109,11 +135,13 @@ def plain(x: Any) -> Any:
 
 
 def _plain(x: Any, level: int) -> Any:
-    if x.__class__ is int or x is None or x.__class__ is str:
+    if x is None or x.__class__ is str:
         return x
     if is_int(x):
-        return int(x)
-    if isinstance(x, (tuple, list)) and not hasattr(x, "_fields") and level < DEPTH:
+        return as_int(x, "an argument")
+    if isinstance(x, (tuple, list)) and not hasattr(x, "_fields"):
+        if level >= DEPTH:
+            raise LayoutError(f"an argument nests more than {DEPTH} tuples in one another")
         parts = [part if part.__class__ is int else _plain(part, level + 1) for part in x]
         if x.__class__ is not tuple and all(part.__class__ is int or part.__class__ is tuple for part in parts):
             return tuple(parts)
@@ -137,7 +165,11 @@ class _Reader(NamedTuple):
 
 
 def _int(x: Any) -> Any:
-    return x if x.__class__ is int else int(x) if is_int(x) else _REFUSED
+    if x.__class__ is not int:
+        if not is_int(x):
+            return _REFUSED
+        x = int(x)
+    return x if x.bit_length() <= LONGEST else _REFUSED
 
 
 def _bool(x: Any) -> Any:
@@ -153,8 +185,6 @@ def _float(x: Any) -> Any:
 
 def _int_tuple(x: Any, level: int = 0) -> Any:
     """Nested integers. An entry that is no built-in value (a symbol) is the function's to judge."""
-    if x.__class__ is int:
-        return x
     if isinstance(x, (tuple, list)):
         if level >= DEPTH:
             return _REFUSED

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .arguments import shown
 from .errors import OperandError
 
 
@@ -271,11 +272,16 @@ def dtype(name: str | DType | Any) -> DType:
     """
     if isinstance(name, DType):
         return name
-    text = name if isinstance(name, str) else getattr(name, "__name__", None) or str(name)
+    if isinstance(name, str):
+        text = name
+    elif isinstance(name, (int, float, complex, bytes, tuple, list, dict, set)) or name is None:
+        text = ""  # their texts say nothing, and may be endless
+    else:  # a class or a dtype of NumPy, torch or JAX
+        text = str(getattr(name, "__name__", None) or name)
     text = text.removeprefix("torch.")
     found = _BY_NAME.get(_ALIASES.get(text, text))
     if found is None:
-        raise OperandError(f"unknown number format {name!r}; known: {', '.join(_BY_NAME)}")
+        raise OperandError(f"unknown number format {shown(name)}; known: {', '.join(_BY_NAME)}")
     return found
 
 

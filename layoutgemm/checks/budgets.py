@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from ..arch import Arch
 from ..arch import arch as find_arch
-from ..arguments import as_int, checked
+from ..arguments import as_int, checked, shown
 from ..atoms.tmem.layout import COLUMNS, allocation_columns
 from ..dtypes import DType, dtype
 from ..errors import PlanError
@@ -21,6 +21,13 @@ from ..report import Check, Report
 REGISTER_UNIT, LEAST_REGISTERS, MOST_REGISTERS = 8, 24, 256
 WARPGROUP = 128
 _QUARTERS = 4  # of a multiprocessor: each has a quarter of the registers and of a block's warps (cuda_occupancy.h)
+
+
+def _check_counts(parts: Mapping[str, int], **at_least_one: int) -> None:
+    for name, count in parts.items():
+        as_int(count, shown(name), PlanError, least=0)
+    for name, count in at_least_one.items():
+        as_int(count, name, PlanError, least=1)
 
 
 @checked(PlanError)
@@ -34,6 +41,7 @@ def shared_memory(arch: Arch, parts: dict[str, int], blocks_per_sm: int = 1) -> 
     >>> check.witness
     '29696 bytes too many'
     """
+    _check_counts(parts, blocks_per_sm=blocks_per_sm)
     total = sum(parts.values())
     terms = " + ".join(f"{name} {size}" for name, size in parts.items())
     over = total - arch.smem_per_block
@@ -57,6 +65,7 @@ def registers(arch: Arch, threads: int, per_thread: dict[str, int], blocks_per_s
     >>> registers(arch("sm_90a"), 288, {"two accumulators of 64x176": 176}).witness
     '384 threads * 176 * 1 blocks = 67584 > 65536'
     """
+    _check_counts(per_thread, threads=threads, blocks_per_sm=blocks_per_sm)
     total = sum(per_thread.values())
     terms = " + ".join(f"{name} {count}" for name, count in per_thread.items())
     held, each = allocated_threads(threads), -(-total // REGISTER_UNIT) * REGISTER_UNIT
@@ -143,6 +152,7 @@ def tensor_memory(arch: Arch, parts: Mapping[str, int], blocks_per_sm: int = 1) 
     >>> check.statement, check.witness
     ('2 accumulators of 128x256 512 + scales of A 16 = 528 columns, allocated 1024 <= 512', '16 columns too many')
     """
+    _check_counts(parts, blocks_per_sm=blocks_per_sm)
     total = sum(parts.values())
     # More than there is cannot be asked for; the next power of two still says by how much.
     taken = 0 if total <= 0 else allocation_columns(total) if total <= COLUMNS else 1 << (total - 1).bit_length()
@@ -166,8 +176,7 @@ def most_stages(arch: Arch, stage_bytes: int, other_bytes: int = 0, blocks_per_s
     >>> most_stages(arch("sm_90a"), 48 * 1024), most_stages(arch("sm_90a"), 48 * 1024, 64 * 1024)
     (4, 3)
     """
-    if stage_bytes < 1:
-        raise PlanError(f"a stage of {stage_bytes} bytes")
+    _check_counts({"other_bytes": other_bytes}, stage_bytes=stage_bytes, blocks_per_sm=blocks_per_sm)
     room = min(arch.smem_per_block, arch.smem_per_sm // blocks_per_sm - arch.smem_reserved_per_block)
     return max(0, room - other_bytes) // stage_bytes
 

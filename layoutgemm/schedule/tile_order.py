@@ -21,10 +21,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..arguments import checked, settle, shown
+from ..arguments import as_number, checked, settle, shown
 from ..errors import PlanError
 from ..layouts import E, Layout
 from ..layouts.display import Pictured
+from ..layouts.int_tuple import ENUMERABLE
 from ..layouts.proofs.digits import minimum as least
 from ..layouts.proofs.index_formulas import prove_formulas
 from ..layouts.proofs.prove import disjoint, injective
@@ -94,6 +95,10 @@ class Schedule(Pictured):
 
         `minimum` stands in for traced integers, which Python's own does not take.
         """
+        number = as_number(number, "the number of a tile", PlanError)
+        grid = (as_number(grid[0], "rows of the grid", PlanError), as_number(grid[1], "columns of the grid", PlanError))
+        if any(isinstance(extent, int) and extent < 1 for extent in grid):
+            raise PlanError(f"a grid of tiles has two extents of 1 or more, not {shown(grid)}")
         if self.along == "M":
             return self._tile(number, grid[0], grid[1], self._group, minimum)
         column, row = self._tile(number, grid[1], grid[0], self._group, minimum)
@@ -358,6 +363,8 @@ def checked_grid(grid: tuple[int, int]) -> tuple[int, int]:
     """The grid, or PlanError when its extents are not two positive ints."""
     if min(grid) < 1:
         raise PlanError(f"a grid of tiles has two extents of 1 or more, not {shown(grid)}")
+    if grid[0] * grid[1] > ENUMERABLE:
+        raise PlanError(f"a grid of {shown(grid)} has more than {ENUMERABLE} tiles, which are not listed one by one")
     return grid
 
 

@@ -89,7 +89,7 @@ def coloring(color: str, threads: int, values: int) -> Coloring:
 @checked()
 def tv_svg(
     tv: Drawable,
-    tile: Sequence[int],
+    tile: tuple[int, int],
     *,
     title: str | None = None,
     color: str = "auto",

@@ -53,8 +53,10 @@ def fragment(rows: int, columns: int, run: int, warps: int = 1) -> Layout:
     >>> print(fragment(16, 16, 2), fragment(8, 16, 2), fragment(16, 8, 2))
     ((4,8),(2,2,2)):((32,1),(16,8,128)) ((4,8),(2,2)):((16,1),(8,64)) ((4,8),(2,2)):((32,1),(16,8))
     """
+    if min(rows, columns, run, warps) < 1:
+        raise AtomError(f"a {rows}x{columns} matrix over {warps} warp(s) in runs of {run}: each is at least 1")
     own, block = rows // warps, QUAD * run
-    if rows % (GROUPS * warps) or columns % block or min(rows, columns, run, warps) < 1:
+    if rows % (GROUPS * warps) or columns % block:
         raise AtomError(
             f"a {rows}x{columns} matrix over {warps} warp(s) is not made of blocks of {GROUPS} rows and {QUAD}*{run} "
             f"columns"

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...arch import Arch, arch
-from ...arguments import checked
+from ...arguments import checked, settle
 from ...dtypes import DType, bf16
 from ...dtypes import dtype as dtype_of
 from ...errors import DescriptorError
@@ -104,6 +104,9 @@ class SmemDescriptor(Pictured):
     address: int = 0
     leading_mode: int = 0
     arch: str = "sm_90a"
+
+    def __post_init__(self) -> None:
+        settle(self, DescriptorError)
 
     @property
     def table(self) -> FieldTable:

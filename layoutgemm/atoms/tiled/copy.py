@@ -13,14 +13,13 @@ Source: `cute/atom/copy_atom.hpp` in NVIDIA/cutlass, TiledCopy; `cute.make_tiled
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from ...arguments import checked, plain, refusal, settle
+from ...arguments import checked, plain, refusal, settle, shown
 from ...errors import AtomError
 from ...layouts import ComposedLayout, CounterExample, Layout, Proof, Undecided
 from ...layouts.display import Pictured
@@ -206,7 +205,7 @@ class TiledCopy(Pictured, Paged):
         return ThreadCopy(self, thread)
 
     @checked(AtomError)
-    def view(self, side: str, extent: Sequence[Any] | None = None) -> View:
+    def view(self, side: str, extent: tuple[Any, ...] | None = None) -> View:
         """The whole map (thread, value, rest) -> (row, column) of one side over `extent` (None: one tile).
 
         Raises AtomError for a tile of other than two modes, and where the tiler has a Layout and no extent is given.
@@ -217,6 +216,9 @@ class TiledCopy(Pictured, Paged):
             if any(isinstance(mode, Layout) and mode.coalesce() != Layout(mode.size) for mode in self.tiler):
                 raise AtomError(f"the tiler {', '.join(map(str, self.tiler))} is no box: say the extent of the view")
             extent = self.tile
+        extent = tuple(plain(part) for part in extent)
+        if len(extent) != 2:
+            raise AtomError(f"a view has rows and columns, not the extent {shown(extent)}")
         rows, columns = extent
         threads, values, *rest = self.partition(side, Layout.identity((rows, columns)))
         return View(Layout.join(threads, values, Layout.join(*rest)), (rows, columns))
@@ -251,7 +253,7 @@ class TiledCopy(Pictured, Paged):
         part = self.partition(side, inner)
         one = part[1][0]
         width = int(one.size) if width is None else width
-        if one.size % width:
+        if width < 1 or one.size % width:
             raise AtomError(f"{self.atom} has {one.size} values an instruction at its {side}, no multiple of {width}")
         access = one.with_shape((width, one.size // width))
         what = f"the {width} values of one access of {self.atom} are no vector in {layout}"

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from ...arguments import shown
 from ...errors import TmaError
 from ...layouts import Layout
 from .rules import MAX_BOX, MAX_STEP, MODES, SMEM_UNIT, STRIDE_UNIT, Format, multiple
@@ -61,7 +62,7 @@ def leaves_of(gmem: Layout, tile: tuple[Any, ...], names: Sequence[str]) -> list
     """The leaves of the global layout with what the tile takes of each, in order of the tile's flat index."""
     modes = [gmem[i] for i in range(gmem.rank)] if isinstance(gmem.shape, tuple) else [gmem]
     if len(tile) != len(modes):
-        raise TmaError(f"a tile {tile} for the {len(modes)} modes of {gmem}", rule="tile")
+        raise TmaError(f"a tile {shown(tile)} for the {len(modes)} modes of {gmem}", rule="tile")
     leaves: list[Leaf] = []
     for i, (mode, part) in enumerate(zip(modes, tile, strict=True)):
         try:
@@ -79,14 +80,14 @@ def _leaves(shape: Any, stride: Any, tile: Any, mode: int, name: str) -> list[Le
         return [_leaf(shape, stride, tile, mode, name)]
     if isinstance(tile, tuple):
         if len(tile) != len(shape):
-            raise TmaError(f"a tile {tile} for the modes {shape} of {name}", rule="tile")
+            raise TmaError(f"a tile {shown(tile)} for the modes {shape} of {name}", rule="tile")
         parts = zip(shape, stride, tile, strict=True)
         return [leaf for i, part in enumerate(parts) for leaf in _leaves(*part, mode, f"{name}.{i}")]
     flat_shape, flat_stride = _flat(shape), _flat(stride)
     if tile is None:
         tiles: list[Any] = [None] * len(flat_shape)
     elif isinstance(tile, bool) or not isinstance(tile, int) or tile < 1:
-        raise TmaError(f"a tile of {tile!r} along the nested mode {shape} of {name}", rule="tile")
+        raise TmaError(f"a tile of {shown(tile)} along the nested mode {shape} of {name}", rule="tile")
     else:
         tiles, left = [], tile
         for place, extent in enumerate(flat_shape):
@@ -114,7 +115,7 @@ def _leaf(extent: Any, stride: Any, tile: Any, mode: int, name: str) -> Leaf:
     if tile is None:
         tile = extent
     if isinstance(tile, bool) or not isinstance(tile, int) or tile < 1:
-        raise TmaError(f"the tile takes {tile} elements of {name}: a tile is of one size", rule="tile")
+        raise TmaError(f"the tile takes {shown(tile)} elements of {name}: a tile is of one size", rule="tile")
     return Leaf(name, mode, extent, stride, tile, step)
 
 

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...arguments import checked
+from ...arguments import checked, plain, shown
 from ...dtypes import DType, dtype
 from ...errors import LayoutError, TmaError
 from ...layouts import ComposedLayout, Layout, Verdict
@@ -66,6 +66,11 @@ class Request:
     l2_promotion: str = "128B"
     oob_fill: str = "zeros"
     address: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tile", plain(self.tile))
+        if self.tile is not None and isinstance(self.gmem, Layout) and len(_tuple(self.tile)) != self.gmem.rank:
+            raise TmaError(f"a tile {shown(self.tile)} for the {self.gmem.rank} modes of {self.gmem}", rule="tile")
 
     def derive(self) -> TmaPlan:
         """The plan, or TmaError naming the rule."""
@@ -249,7 +254,7 @@ def _shared(request: Request) -> _Shared:
     if not isinstance(layout, Layout) or layout.has_basis:
         raise TmaError(f"the shared layout leads from tile coordinates to elements, not {smem!r}", rule="tile")
     modes = [layout[i] for i in range(layout.rank)] if isinstance(layout.shape, tuple) else [layout]
-    rank = request.gmem.rank if isinstance(request.gmem.shape, tuple) else 1
+    rank = request.gmem.rank
     stages, stride = 1, 0
     wanted = rank if request.tile is None else len(_tuple(request.tile))
     if len(modes) == wanted + 1 and len(modes) > 1:
@@ -270,12 +275,13 @@ def _flat(x: Any) -> list[Any]:
     return [leaf for item in x for leaf in _flat(item)] if isinstance(x, tuple) else [x]
 
 
+
 def _tuple(x: Any) -> tuple[Any, ...]:
     return tuple(x) if isinstance(x, (tuple, list)) else (x,)
 
 
 def _names(request: Request) -> tuple[str, ...]:
-    rank = request.gmem.rank if isinstance(request.gmem.shape, tuple) else 1
+    rank = request.gmem.rank
     names = tuple(f"m{i}" for i in range(rank)) if request.names is None else tuple(request.names)
     if len(names) != rank or len(set(names)) != rank:
         raise TmaError(f"{rank} modes of {request.gmem} need as many different names, not {names!r}", rule="tile")

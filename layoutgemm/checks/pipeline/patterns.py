@@ -6,7 +6,7 @@ Every constructor returns a `Pipeline`; a kernel's plan calls one with its own n
 
 from __future__ import annotations
 
-from ...arguments import checked
+from ...arguments import as_int, checked
 from ...errors import PlanError
 from .actions import (
     Action,
@@ -40,6 +40,15 @@ from .actions import (
     Write,
 )
 from .model import CTA, Buffer, Cursor, Mbarrier, NamedBarrier, Pipeline, Role
+
+MOST = 1024  # stages, warps or groups of a pattern: a block has 1024 threads, and room for fewer stages
+
+
+def _check_counts(**counts: int | tuple[int, ...] | None) -> None:
+    """Raise PlanError for a count below 1 or beyond what a block can have; `lag` may be 0, `lands` counts bytes."""
+    for name, count in counts.items():
+        for number in count if isinstance(count, tuple) else () if count is None else (count,):
+            as_int(number, name, PlanError, 0 if name in ("lag", "lands") else 1, None if name == "lands" else MOST)
 
 
 def start(first: bool, cluster: int = 1) -> Program:
@@ -101,6 +110,7 @@ def ring(
         empty      8 arrivals: math0 4 warps + math1 4 warps; waited for by producer
       cta          bar.sync: 288 threads = producer 32 + math0 128 + math1 128
     """
+    _check_counts(stages=stages, consumers=consumers, warps=warps, lag=lag, store=store)
     names = [f"math{i}" for i in range(consumers)] if consumers > 1 else ["math"]
     load: Program = (
         Wait("empty", "load", flip=True, by="one"),
@@ -190,6 +200,7 @@ def cluster_ring(
     >>> cluster_ring(4, 16384, 16384, (2, 1), senders="first").mbarrier("empty").count
     (8, 4)
     """
+    _check_counts(stages=stages, cluster=cluster, consumers=consumers, warps=warps, lag=lag, store=store)
     along_m, along_n = cluster
     size = along_m * along_n
     if bytes_a % along_n or bytes_b % along_m:
@@ -262,6 +273,7 @@ def self_loading(
     >>> self_loading(1, 16384).prove().states
     4
     """
+    _check_counts(stages=stages, warps=warps, arrivals=arrivals, lands=lands)
 
     def load(at: str | int) -> Program:
         return (ArriveExpect("full", at), TmaLoad("ab", at, "full", lands))
@@ -293,6 +305,7 @@ def pingpong(stages: int, bytes: int, *, warps: int = 4, store: tuple[int, int] 
     >>> bool(pingpong(4, 32768).prove())
     True
     """
+    _check_counts(stages=stages, warps=warps, store=store)
     load: Program = (
         Wait("empty", "load", flip=True),
         ArriveExpect("full", "load"),
@@ -340,6 +353,7 @@ def multistage(stages: int, *, warps: int = 4) -> Pipeline:
     >>> bool(multistage(3).prove())
     True
     """
+    _check_counts(stages=stages, warps=warps)
     if stages == 1:
         body: Program = (
             CpAsync("ab", 0), Commit("cp.async"), WaitGroup("cp.async", 0), Sync(CTA), Read("ab", 0), Sync(CTA),
@@ -391,6 +405,7 @@ def tcgen05_ring(
     >>> bool(tcgen05_ring(4, 32768).prove()), bool(tcgen05_ring(4, 32768, pair=True).prove())
     (True, True)
     """
+    _check_counts(stages=stages, accumulators=accumulators, warps=warps, store=store)
     size = 2 if pair else 1
     both = ((0, 1), (0, 1)) if pair else "own"
     leader = ((0,), (0,)) if pair else "own"

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...arguments import checked, is_int
+from ...arguments import checked, is_int, shown
 from ...atoms.copy.base import SIDES, WARP, CopyAtom
 from ...atoms.smem.tile import ATOM_ROWS, CHUNK_BYTES, MAJORS, SmemTile
 from ...atoms.tiled.copy import TiledCopy
@@ -25,6 +25,8 @@ from ...layouts import ComposedLayout, Layout
 from ...layouts.linear import LinearLayout
 
 IntArray = npt.NDArray[np.int64]
+
+MOST_BITS = 1024  # of an element: a row of all 32 banks
 
 # Bytes that one lane may name. PTX ISA: ld and st (vectors up to 128 bits in shared memory; 256 bits in global memory
 # from sm_100), cp.async (cp-size 4, 8, 16), ldmatrix and stmatrix (16-byte rows). The copy engine and the tensor cores
@@ -270,8 +272,8 @@ def element_bits(tile: Any, element: DType | str | int | None) -> int:
         raise AtomError(f"{tile} counts elements of {own} bits, not {given}: recast it")
     bits = own if own is not None else given
     assert bits is not None
-    if bits < 1 or bits & (bits - 1):
-        raise AtomError(f"elements of {bits} bits do not fill bytes evenly")
+    if not 1 <= bits <= MOST_BITS or bits & (bits - 1):
+        raise AtomError(f"elements of {shown(bits)} bits: an element has a power of two of bits, {MOST_BITS} at most")
     return bits
 
 

@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from ...arguments import plain
+from ...arguments import checked
 from ...atoms.smem.tile import SPANS, SmemTile, swizzle_of
 from ...dtypes import DType, dtype
 from ...errors import AtomError
@@ -211,6 +211,7 @@ def has_effect(swizzle: Swizzle) -> bool:
     return BANK_LOW <= swizzle.base and top <= BANK_HIGH < top + swizzle.shift
 
 
+@checked(AtomError)
 def find_swizzle(
     layout: Any,
     accesses: AccessPattern | Sequence[AccessPattern],
@@ -246,6 +247,7 @@ def find_swizzle(
     return _search(layout, accesses, element, tma)
 
 
+@checked(AtomError)
 def best_swizzle(
     layout: Any,
     accesses: AccessPattern | Sequence[AccessPattern],
@@ -364,6 +366,7 @@ class PaddingAnswer:
         return str(self.as_check())
 
 
+@checked(AtomError)
 def find_padding(
     extent: tuple[int, int], accesses: AccessPattern | Sequence[AccessPattern], element: DType | str, major: str = "K"
 ) -> PaddingAnswer:
@@ -382,7 +385,6 @@ def find_padding(
     >>> find_padding((32, 32), thread_access(Layout(32, 1)), "f32").pitch  # a column of floats
     33
     """
-    extent = plain(extent)
     listed = [accesses] if isinstance(accesses, AccessPattern) else list(accesses)
     bits = dtype(element).bits
     if major not in ("K", "MN"):

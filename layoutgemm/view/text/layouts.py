@@ -33,7 +33,7 @@ def layout_table(layout: Drawable, *, rows: range | None = None, columns: range 
 
 
 @checked()
-def tv_table(tv: Drawable, tile: Sequence[int], *, rows: range | None = None, columns: range | None = None) -> str:
+def tv_table(tv: Drawable, tile: tuple[int, int], *, rows: range | None = None, columns: range | None = None) -> str:
     """Who holds what, as a table: `5:2` is value 2 of thread 5, `5:2+3` says that three more hold it, `-` nobody.
 
     tv: (thread, value) -> m + M*n, or the pair (m, n), over the tile (M, N). `rows` and `columns` show a part. Raises
