@@ -116,7 +116,8 @@ def as_number(x: Any, what: str, error: type[LayoutError] = LayoutError) -> Any:
     """
     if is_int(x) or isinstance(x, (bool, numbers.Number, str, bytes)) or not hasattr(type(x), "__mod__"):
         return as_int(x, what, error)
-    if getattr(getattr(x, "dtype", None), "kind", "i") not in "iuO":
+    kind = getattr(x, "dtype", None)
+    if getattr(kind, "kind", "i") not in "iuO" or getattr(kind, "is_floating_point", False):
         raise error(refusal(x, what, "an integer"))
     return x
 
@@ -142,7 +143,7 @@ def _plain(x: Any, level: int) -> Any:
     if isinstance(x, (tuple, list)) and not hasattr(x, "_fields"):
         if level >= DEPTH:
             raise LayoutError(f"an argument nests more than {DEPTH} tuples in one another")
-        parts = [part if part.__class__ is int else _plain(part, level + 1) for part in x]
+        parts = [_plain(part, level + 1) for part in x]
         if x.__class__ is not tuple and all(part.__class__ is int or part.__class__ is tuple for part in parts):
             return tuple(parts)
         same = all(new is old for new, old in zip(parts, x))
@@ -200,11 +201,11 @@ def _entries(entry: _Reader | None, count: int | None) -> Callable[[Any], Any]:
         if not isinstance(x, (tuple, list, range)) or (count is not None and len(x) != count):
             return _REFUSED
         if entry is None:
-            return x if x.__class__ is tuple or hasattr(x, "_fields") else tuple(x)
+            return tuple(x)
         parts = [entry.read(y) for y in x]
         if any(y is _REFUSED for y in parts):
             return _REFUSED
-        return x if hasattr(x, "_fields") else tuple(parts)
+        return tuple(parts)
 
     return read
 
@@ -216,9 +217,7 @@ def _fixed(entries: Sequence[_Reader | None]) -> Callable[[Any], Any]:
         if not isinstance(x, (tuple, list)) or len(x) != len(entries):
             return _REFUSED
         parts = [y if entry is None else entry.read(y) for entry, y in zip(entries, x)]
-        if any(y is _REFUSED for y in parts):
-            return _REFUSED
-        return x if hasattr(x, "_fields") else tuple(parts)
+        return _REFUSED if any(y is _REFUSED for y in parts) else tuple(parts)
 
     return read
 

@@ -122,6 +122,8 @@ def role_registers(arch: Arch, roles: Mapping[str, tuple[int, int]]) -> Check:
     >>> role_registers(arch("sm_90a"), {"producer": (128, 40), "math": (256, 240)}).witness
     '2048 registers too many: 16 a thread of producer less, or 8 a thread of math'
     """
+    for name, (count, each) in roles.items():
+        _check_counts({}, **{f"threads of {name}": count, f"registers of {name}": each})
     threads = sum(count for count, _ in roles.values())
     total = sum(count * each for count, each in roles.values())
     start = launch_registers(arch, threads)

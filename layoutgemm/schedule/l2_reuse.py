@@ -86,8 +86,8 @@ def reuse(order: npt.ArrayLike, wave: int, tile: tuple[int, int] = (1, 1)) -> Re
     waves of 132: 308 row panels and 528 column panels for 4096 tiles, each used 9.01 times; no order exceeds 11.94
     """
     tiles = np.asarray(order, dtype=np.int64).reshape(-1, 2)
-    if not len(tiles) or wave < 1:
-        raise PlanError(f"reuse of {len(tiles)} tiles in waves of {wave!r}: both are to be 1 or more")
+    if not len(tiles) or min(wave, *tile) < 1:
+        raise PlanError(f"reuse of {len(tiles)} tiles of {tile} in waves of {wave}: each is to be 1 or more")
     parts = [tiles[i : i + wave] for i in range(0, len(tiles), wave)]
     rows, columns = (tuple([len(np.unique(part[:, axis])) for part in parts]) for axis in (0, 1))
     rows_of, columns_of = (int(np.ptp(tiles[:, axis])) + 1 for axis in (0, 1))

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from layoutgemm.arguments import as_int
 from layoutgemm.errors import LayoutError
 
 # Tiles have up to 256 x 256 elements; cells of more are too small to be told apart.
@@ -146,7 +147,7 @@ def owners_of(
     The layout maps (thread, value) to m + M*n (the tile counted column by column) or to the pair (m, n).
     Raises LayoutError if it has not two modes, leaves the tile, or would need more than MAX_CELLS cells.
     """
-    m_extent, n_extent = tile
+    m_extent, n_extent = [as_int(extent, "an extent of the tile", least=1) for extent in tile]
     if not isinstance(tv.shape, tuple) or len(tv.shape) != 2:
         raise LayoutError(f"{tv} is not a thread-value layout: that has two modes, threads and values")
     threads, values = extent(tv.shape[0]), extent(tv.shape[1])

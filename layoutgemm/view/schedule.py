@@ -16,7 +16,7 @@ from layoutgemm.view.panel import MAX_TEXTS, Label, Panel
 from layoutgemm.view.sheet import Note, Sheet
 from layoutgemm.view.svg import fitted, span_text
 
-from ..arguments import checked
+from ..arguments import as_int, checked
 
 
 @checked()
@@ -43,7 +43,7 @@ def schedule_svg(
     order, numbers = numbered(schedule, grid)
     rows, columns = range(grid[0]), range(grid[1])
     total = len(order)
-    wave = wave or -(-total // len(HUES))
+    wave = -(-total // len(HUES)) if wave is None else as_int(wave, "wave", least=1)
     labels: list[Label] = []
     if total <= MAX_TEXTS:
         labels = [Label(r, c, 1, (str(numbers[r, c]),)) for r in rows for c in columns]

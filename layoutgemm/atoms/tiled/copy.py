@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from ...arguments import checked, plain, refusal, settle, shown
+from ...arguments import as_number, checked, plain, refusal, settle, shown
 from ...errors import AtomError
 from ...layouts import ComposedLayout, CounterExample, Layout, Proof, Undecided
 from ...layouts.display import Pictured
@@ -216,7 +216,7 @@ class TiledCopy(Pictured, Paged):
             if any(isinstance(mode, Layout) and mode.coalesce() != Layout(mode.size) for mode in self.tiler):
                 raise AtomError(f"the tiler {', '.join(map(str, self.tiler))} is no box: say the extent of the view")
             extent = self.tile
-        extent = tuple(plain(part) for part in extent)
+        extent = tuple(as_number(part, "the extent of a view", AtomError) for part in extent)
         if len(extent) != 2:
             raise AtomError(f"a view has rows and columns, not the extent {shown(extent)}")
         rows, columns = extent

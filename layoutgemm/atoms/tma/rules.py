@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ...arguments import shown
 from ...dtypes import DType
 from ...errors import LayoutError, TmaError
 from ...layouts import Swizzle
@@ -358,6 +359,8 @@ def broken(tmap: TensorMap, address: int = 0, operation: str = "load", names: Se
         yield no(
             "rank", f"{len(tmap.extents)} extents, {len(tmap.strides)} strides, {len(tmap.steps)} steps, box {rank}"
         )
+    if not 0 <= address < 1 << 64:
+        yield no("address", f"the tensor starts at address {shown(address)}: an address has 64 bits")
     if address % kind.unit:
         past = address % kind.unit
         yield no("address", f"the tensor starts at address {address:#x}, {past} bytes past a multiple of {kind.unit}")

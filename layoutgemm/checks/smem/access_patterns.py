@@ -227,6 +227,8 @@ def tiled_access(copy: TiledCopy, extent: Sequence[int], side: str | None = None
     atom = copy.atom
     side = _memory_side(atom) if side is None else side
     kind = _kind_of(atom, side)
+    if len(extent) != len(copy.tiler):
+        raise AtomError(f"an extent {shown(extent)} for a copy of tiles of {len(copy.tiler)} modes")
     tv = copy.partition(side, Layout(tuple(extent)))
     return thread_access(tv, atom.layout(side)[1].size, kind, name or str(atom), _lanes_read(atom, side, kind))
 

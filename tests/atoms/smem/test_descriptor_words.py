@@ -73,7 +73,7 @@ def test_fields_and_tables_refuse_what_has_no_meaning():
         FieldTable("broken", 8, (Field("a", 6, 4, 0, ""),), "")
     with pytest.raises(DescriptorError, match="swizzle_mode has no value '128B_ATOM_32B'"):
         _ = SmemDescriptor("128B_ATOM_32B", 512, 4096).word
-    with pytest.raises(DescriptorError, match="address must be an integer, not True"):
+    with pytest.raises(DescriptorError, match="address of SmemDescriptor must be an integer, not True"):
         _ = SmemDescriptor("128B", 1024, 16, address=True).word
     with pytest.raises(DescriptorError, match="the sm_90 descriptor has no leading_mode"):
         _ = SmemDescriptor("128B", 1024, 16, leading_mode=1).word
