@@ -6,10 +6,13 @@ per Compute Capability"; [PTX] PTX ISA, the section of the instruction named; [T
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from difflib import get_close_matches
 from types import MappingProxyType
+from typing import Any
 
-from .arguments import shown
+from .arguments import is_int, read_by, shown
 from .errors import PlanError
 
 KIB = 1024
@@ -129,21 +132,47 @@ def facts_of(target: str) -> Arch:
     return max(below or [min(ARCHES.values(), key=lambda a: number(a.name))], key=lambda a: number(a.name))
 
 
-def arch(name: str | Arch) -> Arch:
-    """The facts of the architecture of that name.
+# Families by the names that people say. Blackwell means the data-center parts: others have no tensor memory.
+_FAMILIES = {"ampere": "sm_80", "hopper": "sm_90a", "blackwell": "sm_100a", "blackwell-geforce": "sm_120a"}
 
-    Raises PlanError for a name that is not known, and says so plainly when only the suffix is missing: wgmma and
-    tcgen05 exist on the architecture-specific targets sm_90a and sm_100a alone [PTX, "Target ISA Notes"].
 
-    >>> arch("sm_90")
+def arch(name: str | int | tuple[int, int] | Arch) -> Arch:
+    """The facts of an architecture, by any of its names, in any case: "sm_90a", "sm90", "hopper", 90, (9, 0).
+
+    A name without its suffix means the architecture-specific target: wgmma and tcgen05 exist on sm_90a and sm_100a
+    alone [PTX, "Target ISA Notes"]. Raises PlanError with the nearest names for one that is not in the table.
+
+    >>> [arch(name).name for name in ("sm_90a", "SM90", "hopper", 90, (9, 0), "9.0")]
+    ['sm_90a', 'sm_90a', 'sm_90a', 'sm_90a', 'sm_90a', 'sm_90a']
+    >>> arch("sm_86")
     Traceback (most recent call last):
     ...
-    layoutgemm.errors.PlanError: no architecture 'sm_90': do you mean 'sm_90a'? known: sm_80, sm_90a, sm_100a, sm_120a
+    layoutgemm.errors.PlanError: no architecture 'sm_86'; do you mean sm_80? known: sm_80 or ampere, sm_90a or hopper, \
+sm_100a or blackwell, sm_120a or blackwell-geforce
     """
     if isinstance(name, Arch):
         return name
-    found = ARCHES.get(name) if isinstance(name, str) else None
+    text = _written(name)
+    found = ARCHES.get(_FAMILIES.get(text, text)) or ARCHES.get(f"{text}a")
     if found is None:
-        near = f": do you mean '{name}a'?" if f"{name}a" in ARCHES else ";"
-        raise PlanError(f"no architecture {shown(name)}{near} known: {', '.join(ARCHES)}")
+        near = get_close_matches(text, [*ARCHES, *_FAMILIES], 1) if text else []
+        meant = f"do you mean {near[0]}? " if near else ""
+        known = ", ".join(f"{target} or {family}" for family, target in _FAMILIES.items())
+        raise PlanError(f"no architecture {shown(name)}; {meant}known: {known}")
     return found
+
+
+def _written(name: Any) -> str:
+    """A name as the table has it, without a suffix if it has none: "sm_90" of "SM90", 90, (9, 0) and "9.0"."""
+    if isinstance(name, (tuple, list)) and len(name) == 2 and all(map(is_int, name)):
+        return f"sm_{int(name[0])}{int(name[1])}"
+    if is_int(name) and 0 < name < 1000:
+        return f"sm_{int(name)}"
+    if not isinstance(name, str):
+        return ""
+    text = name.strip().lower().replace(" ", "-")
+    version = re.fullmatch(r"(?:sm_?|compute_?)?(\d+)\.?(\d)([af]?)", text)
+    return f"sm_{version[1]}{version[2]}{version[3]}" if version else text
+
+
+read_by(Arch, arch)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeGuard, TypeVar, Union
 
 from .errors import LayoutError
 
-__all__ = ["IntTuple", "as_int", "as_number", "checked", "is_int", "plain", "settle", "shown"]
+__all__ = ["IntTuple", "as_int", "as_number", "checked", "is_int", "plain", "read_by", "settle", "shown"]
 
 IntTuple = int | tuple["IntTuple", ...]
 
@@ -31,8 +31,18 @@ LONGEST = 1000  # bits of an integer that an entry point takes: none counts more
 _DIGITS = 40  # of an integer in a message
 _TEXT = 160  # characters of another value in a message
 _REFUSED: Any = object()
-# Functions of their own read these (`dtype`, `arch`, `Operand.parse`, `Gated.of`), and say what is nearest.
-_READ_ELSEWHERE = frozenset({"DType", "Arch", "Operand", "Epilogue", "Gated", "Promoted"})
+# Functions that take these read them with more to say than that they are none: `Operand.parse`, `Gated.of`.
+_READ_ELSEWHERE = frozenset({"Operand", "Epilogue", "Gated", "Promoted"})
+# name of a class -> the function that makes one of what callers write, and says what is nearest: `dtype`, `arch`
+_MAKERS: dict[str, Callable[[Any], Any]] = {}
+
+
+def read_by(kind: type, maker: Callable[[Any], Any]) -> None:
+    """From now on an annotation of `kind` takes whatever `maker` takes.
+
+    `maker` returns an instance of `kind` as it is, and raises a LayoutError for what it cannot read.
+    """
+    _MAKERS[kind.__name__] = maker
 
 
 def is_int(x: Any) -> TypeGuard[int]:
@@ -298,6 +308,8 @@ def _reader(hint: Any) -> _Reader | None:
     if origin is Callable or hint is Callable:
         return _Reader(lambda x: x if callable(x) else _REFUSED, "a function")
     kind = origin if isinstance(origin, type) else hint
+    if isinstance(kind, type) and kind.__name__ in _MAKERS:
+        return _Reader(_MAKERS[kind.__name__], f"a {kind.__name__}")
     if not isinstance(kind, type) or getattr(kind, "_is_protocol", False) or kind.__name__ in _READ_ELSEWHERE:
         return None
     article = "an" if kind.__name__[:1] in "AEIOU" else "a"
@@ -308,8 +320,12 @@ def _union_reader(members: Sequence[Any]) -> _Reader | None:
     nested = set(typing.get_args(IntTuple))
     if nested <= set(members):  # a union forgets that two of its members were an IntTuple
         members = [IntTuple, *[member for member in members if member not in nested]]
+    made = [member for member in members if getattr(member, "__name__", "") in _MAKERS]
+    if made and str in members:
+        return None  # the function reads the names itself, and may know more of them
+    # A maker raises where it cannot read, so it comes last.
+    members = [*[member for member in members if member not in made], *made]
     readers = [_reader(member) for member in members]
-    # A float takes every number that an int does, and a str none of another's, so the order does not matter.
     if any(each is None for each in readers):
         return None
     known = [each for each in readers if each is not None]

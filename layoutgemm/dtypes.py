@@ -8,13 +8,14 @@ own, in the low bits.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from .arguments import shown
+from .arguments import read_by, shown
 from .errors import OperandError
 
 
@@ -259,16 +260,42 @@ _ALIASES = {
     "uint32": "u32",
     "int64": "i64",
     "uint64": "u64",
+    "int4": "i4",
+    "uint4": "u4",
+    # the CuTe DSL's classes, in lower case
+    "float8e4m3fn": "e4m3",
+    "float8e5m2": "e5m2",
+    "float8e8m0fnu": "ue8m0",
+    "float6e3m2fn": "e3m2",
+    "float6e2m3fn": "e2m3",
+    "float4e2m1fn": "e2m1",
+    # ml_dtypes and torch
+    "e4m3fn": "e4m3",
+    "float8_e8m0fnu": "ue8m0",
+    "float6_e3m2fn": "e3m2",
+    "float6_e2m3fn": "e2m3",
+    "float4_e2m1fn": "e2m1",
+    # PTX
+    "s4": "i4",
+    "s8": "i8",
+    "s16": "i16",
+    "s32": "i32",
+    "s64": "i64",
 }
 
 
 def dtype(name: str | DType | Any) -> DType:
-    """The format of that name; torch and NumPy dtypes are taken too.
+    """The format of that name, in any case; dtypes of torch, NumPy and the CuTe DSL are taken too.
 
-    Raises OperandError for anything else, listing the names that exist.
+    Raises OperandError for anything else, with the nearest names and all that exist.
 
-    >>> dtype("bfloat16") is dtype("bf16"), dtype(np.float32).name
-    (True, 'f32')
+    >>> dtype("bfloat16") is dtype("BF16"), dtype(np.float32).name, dtype("Float8E4M3FN").name
+    (True, 'f32', 'e4m3')
+    >>> dtype("fp17")
+    Traceback (most recent call last):
+    ...
+    layoutgemm.errors.OperandError: unknown number format 'fp17'; do you mean f16? known: f64, f32, tf32, f16, bf16, \
+e4m3, e5m2, e3m2, e2m3, e2m1, ue8m0, ue4m3, i64, i32, i16, i8, u64, u32, u16, u8, i4, u4, b1
     """
     if isinstance(name, DType):
         return name
@@ -278,12 +305,16 @@ def dtype(name: str | DType | Any) -> DType:
         text = ""  # their texts say nothing, and may be endless
     else:  # a class or a dtype of NumPy, torch or JAX
         text = str(getattr(name, "__name__", None) or name)
-    text = text.removeprefix("torch.")
+    text = text.removeprefix("torch.").removeprefix("cutlass.").lower()
     found = _BY_NAME.get(_ALIASES.get(text, text))
     if found is None:
-        raise OperandError(f"unknown number format {shown(name)}; known: {', '.join(_BY_NAME)}")
+        near = list(dict.fromkeys(_ALIASES.get(each, each) for each in get_close_matches(text, [*_BY_NAME, *_ALIASES])))
+        meant = f"do you mean {' or '.join(near)}? " if near else ""
+        raise OperandError(f"unknown number format {shown(name)}; {meant}known: {', '.join(_BY_NAME)}")
     return found
 
+
+read_by(DType, dtype)
 
 f64, f32, tf32, f16, bf16 = (_BY_NAME[name] for name in ("f64", "f32", "tf32", "f16", "bf16"))
 e4m3, e5m2, i8, u8, i32 = (_BY_NAME[name] for name in ("e4m3", "e5m2", "i8", "u8", "i32"))

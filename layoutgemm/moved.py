@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
@@ -79,6 +79,9 @@ def old_names(module: str) -> Callable[[str], Any]:
 
     def look_up(name: str) -> Any:
         home = NAMES.get((old, name)) or MODULES.get(old)
+        path = vars(sys.modules[module]).get("__path__", ())
+        if path and PathFinder.find_spec(f"{module}.{name}", path):
+            home = None  # `from . import name` asks here first, and then imports the submodule
         if home is not None and not name.startswith("__"):
             found = import_module(f"{ROOT}.{home}")
             if hasattr(found, name):

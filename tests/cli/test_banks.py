@@ -75,7 +75,7 @@ def test_none_is_proven(capsys):
         ("banks '(64,M):(1,64)'", "give them values"),
         ("banks 64:1", "group them, as in (8,(4,2)):(8,(1,4))"),
         ("banks smem:64x64:bf16 --element f32", "give --element a type of that width"),
-        ("banks '(64,64):(64,1)' --element bf17", "unknown number format 'bf17'; known:"),
+        ("banks '(64,64):(64,1)' --element bf17", "unknown number format 'bf17'; do you mean bf16 or b1? known:"),
         ("banks '(512,512):(512,1)' --svg x.svg", "draw a part of it, as in (64,64):(1024,1)"),
         ("swizzle nonsense", "a layout is written"),
         ("swizzle", "see layoutgemm swizzle --help"),

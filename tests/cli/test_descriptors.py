@@ -73,7 +73,7 @@ def test_a_tile_of_a_matrix(capsys):
     [
         ("desc foo", "a tile is written MNxK, as in 128x64"),
         ("desc", "see layoutgemm desc --help"),
-        ("desc 64x64 --arch sm_90", "do you mean 'sm_90a'?"),
+        ("desc 64x64 --arch sm_91", "do you mean sm_90a?"),
         ("desc 64x64 --arch sm_80", "sm_80 has no matrix descriptors"),
         ("desc 64x64 --element f32", "one of: bf16 | f16 | tf32"),
         ("desc 64x64 --element f32 --arch sm_100a", "tcgen05.mma multiplies f16, bf16"),

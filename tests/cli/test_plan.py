@@ -39,7 +39,7 @@ def test_a_check_that_fails_is_the_status(capsys, monkeypatch):
     ("arguments", "text"),
     [
         ("64 64", "see layoutgemm plan --help"),
-        ("64 64 64 --arch sm_90", "do you mean 'sm_90a'?"),
+        ("64 64 64 --arch sm_91", "do you mean sm_90a?"),
         ("64 64 64 --arch sm_80 --stages 3", "--stages: a choice of the sm_90a kernel"),
         ("64 64 64 --stages 90", "14 stage(s) fit"),
         ("64 64 64 -a bf16:diag", "the order is 'row' or 'col'"),

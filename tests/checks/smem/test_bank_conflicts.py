@@ -247,6 +247,7 @@ class SixteenRows(TiledCopy):
     def __init__(self, atom: CopyAtom, tv: Layout) -> None:
         object.__setattr__(self, "atom", atom)
         object.__setattr__(self, "tv", tv)
+        object.__setattr__(self, "tiler", (16, 64))
 
     def partition(self, side: str, layout: Layout) -> Layout:
         tiles = layout.zipped_divide((16, 64))

@@ -69,7 +69,7 @@ BAD = [
     ({"m": True}, "m of GemmPlan.derive must be an integer, not True"),
     ({"m": 2**31 - 1, "n": 2**31 - 1}, "a grid holds 2**31 - 1 blocks"),
     ({"arch": "sm_80", "config": GemmConfig()}, "this kernel needs wgmma, which sm_80 has not"),
-    ({"arch": "sm_90"}, "do you mean 'sm_90a'"),
+    ({"arch": "sm_91"}, "do you mean sm_90a"),
     ({"a": "bf16", "b": "f16"}, "both bf16 or both f16"),
     ({"a": "f32"}, "both bf16 or both f16; got A f32"),
     ({"a": "bf16:diagonal"}, "the order is 'row' or 'col', not 'diagonal'"),
