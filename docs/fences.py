@@ -52,7 +52,7 @@ def named(name: str) -> Any:
 
 
 def exists(name: str) -> bool:
-    """True if a dotted name can be imported, or a path exists relative to the root.
+    """True if a dotted name can be imported, or a relative path exists.
 
     >>> exists("layoutgemm.view.layout_svg"), exists("layoutgemm.view.no_such"), exists("docs/fences.py")
     (True, False, True)

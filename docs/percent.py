@@ -1,4 +1,4 @@
-"""A notebook (a jupytext percent script) as a page, with printed output and last picture of each cell."""
+"""A jupytext notebook as a page, with printed output and last picture of each cell."""
 
 from __future__ import annotations
 

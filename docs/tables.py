@@ -235,7 +235,8 @@ def variants_table() -> str:
         ours = found["ours " + "x".join(map(str, of(m // groups).tile))]
         beside = [f"{peer} {found[peer]:.0f} ({found[peer] / ours:.2f})" for peer in peers[kind] if found.get(peer)]
         rows.append([kind, sizes.replace("x", " x "), f"{ours:.0f}", "; ".join(beside)])
-    return table(["product", "groups x M x N x K, or M x N x K", "us", "torch, us (ratio: above 1 layoutgemm is faster)"], rows)
+    heads = ["product", "groups x M x N x K, or M x N x K", "us", "torch, us (ratio: above 1 layoutgemm is faster)"]
+    return table(heads, rows)
 
 
 def types_table() -> str:
