@@ -1,9 +1,9 @@
-"""In which order the tiles of C are computed, and what that saves: the same product, and orders that differ twofold.
+"""Tile orders of C, and their DRAM reads, which differ by a factor of two.
 
 python kernels/tile_orders.py
 
-Every order is proven to visit each tile of every grid once; then the reads are counted that 132 blocks, a tile of
-128 x 256 each, make of A and B while they run together, for a product of 8192 x 8192.
+Every order is proven to visit each tile of every grid once. Then the program counts the reads of A and B by 132
+concurrent CTAs, with a tile of 128 x 256 each, for a product of 8192 x 8192.
 """
 
 from layoutgemm.schedule import Grouped, Hilbert, Linear, Persistent, StreamK, reuse, visits_once
