@@ -77,7 +77,7 @@ def main() -> None:
                 raise EmulatorError(f"an allocation begins in lane {lane}")
         if taken.max() > 1 or taken.sum() != sum(columns):
             raise EmulatorError(f"columns are given twice, or beyond {COLUMNS}")
-        print(f"allocate {columns}: addresses {[hex(a) for a in out.tolist()]}, apart from one another, freed")
+        print(f"allocate {columns}: addresses {[hex(a) for a in out.tolist()]}, disjoint, freed")
 
 
 if __name__ == "__main__":

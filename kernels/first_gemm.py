@@ -26,5 +26,5 @@ b = plan.b.dtype.decode(plan.b.dtype.encode(rng.standard_normal((k, n), dtype=np
 result = plan.run(a, b)
 error = np.abs(np.asarray(result) - a.astype(np.float64) @ b.astype(np.float64))
 share = float((error / error_bound(plan, a, b)).max())
-print(f"\nran on {result.ran_on}: largest error {error.max():.3g}, {share:.3f} of what f32 accumulation may leave")
+print(f"\nran on {result.ran_on}: largest error {error.max():.3g}, {share:.3f} of the f32 error bound")
 raise SystemExit(share > 1)
