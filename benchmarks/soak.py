@@ -1,4 +1,4 @@
-"""Soak test: 2000 random products from several threads and streams, and 226 refusals.
+"""Soak test: two thousand random products from several threads and streams, and all refusals.
 
     python benchmarks/soak.py --json soak.json                # on a Hopper GPU, some minutes
     python benchmarks/soak.py --cases 200 --threads 2 --device cpu      # the same cases computed by the reference
