@@ -1,10 +1,10 @@
 # layoutgemm: `make demo` runs the main job, `make test` runs everything that is tested.
-# Nothing is needed but Python >= 3.10 and make (GNU make 3.81 or later, Linux or macOS). All that is installed goes into
-# $(VENV); a target that has run before starts at once, until pyproject.toml changes.
+# It needs only Python >= 3.10 and make (GNU make 3.81 or later, Linux or macOS). Everything is installed into $(VENV).
+# A second run of a target installs nothing, unless pyproject.toml changed.
 #
 #   make test PYTHON=python3.12                                        another interpreter
-#   make test TORCH_INDEX=https://download.pytorch.org/whl/cpu         the small build of torch, for a machine without GPU
-#   make bench-algebra PYCUTE=path/to/cutlass/python                   compare with a copy of pycute as well
+#   make test TORCH_INDEX=https://download.pytorch.org/whl/cpu         the small build of torch, without CUDA
+#   make bench-algebra PYCUTE=path/to/cutlass/python                   compare with a copy of pycute too
 #   make bench-gemm BENCH="--shapes 8192,4096 --no-sustained"          some shapes, bursts only
 
 PYTHON      ?= python3
@@ -16,7 +16,7 @@ TORCH_INDEX ?=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-# The DSL and the SASS tools are published for Linux. Elsewhere everything works but compiling and running kernels.
+# The DSL and the SASS tools exist for Linux only. Other systems cannot compile and run kernels.
 ifeq ($(shell uname -s),Linux)
 TEST_STAMPS := $(VENV)/.tests
 endif
@@ -29,28 +29,27 @@ EMULATED := tests/emulator tests/kernels/epilogue tests/kernels/ladder $(wildcar
 .DELETE_ON_ERROR:
 
 help:
-	@echo "make demo           derive, check, compile and run one GEMM, on the GPU if there is one"
+	@echo "make demo           derive, check, compile and run one GEMM, on a GPU if there is one"
 	@echo "make test           ruff, mypy and all tests"
-	@echo "make lint           ruff and mypy alone"
-	@echo "make pytest         the tests alone"
-	@echo "make emulated       those alone that run kernels in the emulator, and what their seconds went to; kernels that were"
-	@echo "                    compiled before are taken from the cache"
-	@echo "make chromium       install the browser that the tests of linked pages run in (Debian and Ubuntu, as root)"
+	@echo "make lint           ruff and mypy only"
+	@echo "make pytest         the tests only"
+	@echo "make emulated       only the tests that run kernels in the emulator, with their times; compiled kernels are cached"
+	@echo "make chromium       install the browser for the tests of HTML pages (Debian and Ubuntu, as root)"
 	@echo "make docs           build the documentation site, build/site/index.html"
-	@echo "make notebooks      make notebooks of the scripts in notebooks/, in out/notebooks"
-	@echo "make bench-algebra  time the layout algebra against other implementations (PYCUTE=folder that holds pycute)"
+	@echo "make notebooks      convert the scripts in notebooks/ to out/notebooks"
+	@echo "make bench-algebra  time the layout algebra against other implementations (PYCUTE=folder with pycute)"
 	@echo "make bench-proofs   time the provers"
-	@echo "make bench-gemm     time the GEMM kernels on this machine's GPU against torch.mm, cuBLASLt and quack (BENCH=options)"
+	@echo "make bench-gemm     time the GEMM kernels on this GPU against torch.mm, cuBLASLt and quack (BENCH=options)"
 	@echo "make clean          remove $(VENV), caches and outputs"
 
-# Without a GPU torch would be a long download for nothing: the demo then runs the plan in NumPy.
+# Without a GPU the demo runs the plan in NumPy, and does not download torch.
 demo: $(VENV)/.base
 ifeq ($(shell uname -s),Linux)
 	@$(MAKE) -s $(VENV)/.dsl \
-	  || echo "==> the CuTe DSL could not be installed here: the demo goes on without compiling the kernel"
+	  || echo "==> the CuTe DSL could not be installed: the demo does not compile the kernel"
 	@if nvidia-smi -L >/dev/null 2>&1; then \
 	  $(MAKE) -s $(VENV)/.torch \
-	    || echo "==> torch could not be installed here: the demo goes on without the GPU"; \
+	    || echo "==> torch could not be installed: the demo does not use the GPU"; \
 	else echo "==> no NVIDIA GPU found: the demo runs in NumPy"; fi
 else
 	@echo "==> not Linux: the demo runs in NumPy and does not compile the kernel"
@@ -59,7 +58,7 @@ endif
 
 test: lint pytest
 
-# What the tests need, installed; and the tests alone.
+# test-env installs the tests' requirements; pytest runs the tests.
 test-env: $(VENV)/.dev $(TEST_STAMPS)
 
 pytest: test-env
@@ -69,26 +68,26 @@ pytest: test-env
 emulated: test-env
 	@$(BIN)/python -m pytest -p tests.seconds -n $(JOBS) --dist worksteal -q $(EMULATED)
 
-# Layouts are written as aligned tables, which `ruff format` would tear apart: the linter is held, the formatter is not.
+# Layouts are written as aligned tables, which `ruff format` would break: only the linter runs.
 lint: $(VENV)/.dev
 	@echo "==> ruff"
 	@$(BIN)/ruff check --output-format concise .
 	@echo "==> mypy (the first run takes about half a minute)"
 	@$(BIN)/mypy
 
-# Never fails: without a browser its tests are skipped, and say so.
+# Never fails: without a browser the tests of HTML pages are skipped.
 chromium:
 	@if { command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null; then \
-	  echo "==> a browser for the tests of linked pages is there"; \
+	  echo "==> a browser for the tests of HTML pages is installed"; \
 	elif [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
-	  echo "==> no Chromium, and only root installs it, by apt-get: the tests of linked pages will be skipped"; \
+	  echo "==> no Chromium, and only root can install it by apt-get: the tests of HTML pages will be skipped"; \
 	else \
 	  echo "==> installing Chromium by apt-get, about 100 MB to fetch"; \
 	  { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install chromium; } \
-	    >/dev/null || echo "==> Chromium could not be installed: the tests of linked pages will be skipped"; \
+	    >/dev/null || echo "==> Chromium could not be installed: the tests of HTML pages will be skipped"; \
 	fi
 
-# Pictures and tables are made while it is built. With the DSL installed (make demo) the last notebook is run as well.
+# The build makes the pictures and tables. With the DSL installed (make demo) it also runs the last notebook.
 docs: $(VENV)/.docs
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet && echo "==> build/site/index.html"
 
@@ -96,7 +95,7 @@ notebooks: $(VENV)/.notebooks
 	@mkdir -p out/notebooks
 	@for each in notebooks/*.py; do \
 	  $(BIN)/jupytext --quiet --to ipynb --output "out/$${each%.py}.ipynb" "$$each" || exit 1; done
-	@echo "==> out/notebooks: open them with jupyter lab, or run the scripts as they are"
+	@echo "==> out/notebooks: open them with jupyter lab, or run the scripts directly"
 
 bench-algebra: $(VENV)/.bench
 	@$(BIN)/python benchmarks/bench_algebra.py $(if $(PYCUTE),--pycute "$(PYCUTE)")
@@ -140,11 +139,11 @@ $(VENV)/.dev: pyproject.toml | $(VENV)/.base
 	@$(PIP) install -q -e '.[dev]'
 	@touch $@
 
-# What the tests need besides, in one call of pip: each call resolves, and builds layoutgemm, anew.
+# The tests' further requirements, in one call of pip: each call resolves and builds layoutgemm again.
 $(VENV)/.tests: pyproject.toml | $(VENV)/.base
 	@echo "==> installing the CuTe DSL, the SASS tools, torch and playwright, 450 MB to 3 GB to fetch"
 	@$(PIP) install -q $(if $(TORCH_INDEX),--extra-index-url "$(TORCH_INDEX)") -e '.[dsl,torch,browser]' \
-	  || { echo "==> trying without playwright: the tests of linked pages will be skipped"; \
+	  || { echo "==> trying without playwright: the tests of HTML pages will be skipped"; \
 	       $(PIP) install -q $(if $(TORCH_INDEX),--extra-index-url "$(TORCH_INDEX)") -e '.[dsl,torch]'; }
 	@touch $@ $(VENV)/.dsl $(VENV)/.torch
 

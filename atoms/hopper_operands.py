@@ -1,4 +1,4 @@
-"""How wgmma finds its operands: the descriptor of every layout it can read, derived from the layout.
+"""Shared-memory descriptors: derived from every layout that wgmma can read.
 
 python atoms/hopper_operands.py
 """
@@ -11,12 +11,12 @@ atom = wgmma(128)
 print(f"{atom}\naccumulator (thread, value) -> row + 64*column: {atom.layout_C}")
 print(f"value 5 of thread 37 is (row, column) = {atom.coords_C(37, 5)}\n")
 
-# One 128 x 64 tile of B for each order and swizzle. K-major means that K is contiguous.
-print(f"{'tile':>12}  {'descriptor':>18}  {'leading':>7} {'stride':>6}  steps along K        copies of")
+# One 128 x 64 tile of B for each major and swizzle. K-major means that K is contiguous.
+print(f"{'tile':>12}  {'descriptor':>18}  {'leading':>7} {'stride':>6}  steps along K        TMA boxes")
 for major, dims in (("K", ("k", "n")), ("MN", ("n", "k"))):
     for swizzle in reversed(SPANS):
         tile = smem_tile((128, 64), "bf16", major, swizzle)
-        word = derive(tile, atom, "B")  # refuses unless every element's address agrees
+        word = derive(tile, atom, "B")  # raises unless every element's address agrees
         copies = derive_tma(tile, dims)
         box = "x".join(map(str, copies.box))
         steps = ", ".join(map(str, word.k_steps))
@@ -24,5 +24,5 @@ for major, dims in (("K", ("k", "n")), ("MN", ("n", "k"))):
         fields = f"{word.word:#018x}  {base.leading_bytes:>7} {base.stride_bytes:>6}"
         print(f"{major + ', ' + swizzle:>12}  {fields}  {steps:<20} {len(copies.instructions)} x {box}")
 
-print("\nThe first of them, field by field:")
+print("\nThe first descriptor, field by field:")
 print(derive(smem_tile((128, 64), "bf16", "K", "128B"), atom, "B").explain())

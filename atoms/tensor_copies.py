@@ -1,4 +1,4 @@
-"""Which tiling gives big TMA boxes: what a tile costs in tensor-copy instructions, and what forbids one.
+"""TMA instructions per tile: the tilings with large boxes, and the layouts without a tensor map.
 
 python atoms/tensor_copies.py
 """
@@ -16,18 +16,18 @@ for gmem, smem, tile, options in (
     (rows, smem_tile((128, 64), "bf16", "K", "none"), None, {}),  # 16 bytes of a row at a time
     (columns, smem_tile((128, 64), "bf16", "MN", "128B"), None, {}),
     (columns, smem_tile((128, 64), "bf16", "MN", "128B"), None, {"split": True}),  # M seen as (64, M/64)
-    (rows, smem_tile((128, 128), "bf16", "K", "128B"), None, {"multicast": 2}),  # a box for each of two blocks
+    (rows, smem_tile((128, 128), "bf16", "K", "128B"), None, {"multicast": 2}),  # one box per CTA of two
     (Layout((M, K, B), (K, 1, M * K)), Layout((128, 32, 2), (32, 1, 4096)), None, {}),
     (rows, Layout((64, 64), (64, 1)), (Layout(64, 2), 64), {}),  # every second row
 ):
     plan = tma_load(gmem, smem, "bf16", tile=tile, **options)
     box = " x ".join(f"{name} {extent}" for name, extent in zip(plan.dims, plan.box, strict=True))
     shown = f"{smem.major}-major, {smem.swizzle_name}, {smem.extent}" if hasattr(smem, "extent") else str(smem)
-    each = f", {len(plan.issued_by(0))} a block" if plan.multicast > 1 else ""
+    each = f", {len(plan.issued_by(0))} per CTA" if plan.multicast > 1 else ""
     print(f"{gmem!s:>24}  {shown:<34} {box:<26} {len(plan.instructions)}{each}")
     assert filled_by("tile", smem, plan) and tiles_cover("tensor", plan)  # each element once, for all M, K, B
 
-print("\nA pitch of 1000 bytes, and what would do:")
+print("\nA pitch of 1000 bytes, and the nearest valid layout:")
 try:
     tma_load(Layout((4096, 500), (500, 1)), smem_tile((128, 64), "bf16", "K"))
 except TmaError as error:

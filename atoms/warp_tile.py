@@ -1,4 +1,4 @@
-"""Four warps multiply a 64 x 64 x 16 tile with mma.sync, and ldmatrix feeds them: every map derived and proven.
+"""Four warps multiply 64 x 64 x 16 by mma.sync with ldmatrix loads: every map derived and proven.
 
 python atoms/warp_tile.py
 """
@@ -9,7 +9,7 @@ from layoutgemm.errors import AtomError
 
 atom, ldmatrix_x4 = mma_sync("m16n8k16", "bf16"), ldmatrix(4)
 
-# Two warps along M, two along N. One x4 load fills 16 columns of B, so a warp's tile is 16 wide, not the atom's 8.
+# Two warps along M and two along N. One x4 load fills 16 columns of B, so a warp's tile is 16 wide, not the atom's 8.
 mma = TiledMma(atom, (2, 2, 1), (32, 32, 16))
 print(f"{mma}\nwarps (lane, m, n, k) -> thread: {mma.thr_layout_vmnk}")
 C = mma.view("C", (64, 64))

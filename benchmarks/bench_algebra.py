@@ -1,19 +1,19 @@
-"""Times the layout algebra against pycute and tensor-layouts, as ratios measured in one run.
+"""Times the layout algebra against pycute and tensor-layouts, as ratios in one run.
 
     python benchmarks/bench_algebra.py [--pycute FOLDER] [--json FILE] [--rounds N] [--no-import]
 
-FOLDER is a directory that contains the package `pycute` (NVIDIA/cutlass, `python/`); without it that column is left
-out. tensor-layouts is used if it is installed. How it is measured:
+FOLDER contains the package `pycute` (NVIDIA/cutlass, `python/`). Without it that column is omitted. tensor-layouts is
+used if it is installed. The method:
 
-- every call gets objects built afresh, with numbers that no earlier call had, so that no cache of results can answer;
-  building the operands is not timed, the operation is;
-- contenders alternate in random order within every round, and the figure is the median over the rounds, of this
-  thread's CPU time where the clock resolves it (wall time would count what a busy machine takes from the slower one);
-- before timing, answers are compared as functions at every coordinate; where a peer refuses or answers differently
-  the table says so and that case gives no ratio for it.
+- Every call gets new objects with numbers that no earlier call had, so that caches cannot answer. Building them is not
+  timed.
+- Contenders alternate in random order within every round. The figure is the median over the rounds.
+- Times are this thread's CPU time if the clock resolves it. Wall time would include other processes.
+- Before timing, answers are compared as functions at every coordinate. If a peer refuses or differs, the table states
+  it and gives no ratio.
 
-`import layoutgemm` is timed in fresh processes as the difference to importing NumPy alone, with the heavy modules that
-it pulled in by name (there should be none).
+`import layoutgemm` is timed in new processes, as the difference to importing NumPy alone. Imported heavy modules are
+named; there should be none.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ HEAVY = ("cutlass", "torch", "sympy", "matplotlib", "jax", "pandas", "scipy", "h
 
 
 def lay(shape: Any, stride: Any) -> tuple:
-    """A layout as raw numbers, which each contender builds as its own."""
+    """A layout as raw numbers, from which each contender builds its own."""
     return ("layout", shape, stride)
 
 
 def fragment(k: int = 1, n: int = 8) -> tuple:
-    """The accumulator of a 64 x 8n tensor-core tile, (thread, value) -> m + 64 n, strides scaled by k."""
+    """A 64 x 8n accumulator's map (thread, value) -> m + 64 n, with strides times k."""
     return lay(((4, 8, 4), (2, 2, n)), ((128 * k, k, 16 * k), (64 * k, 8 * k, 512 * k)))
 
 
@@ -109,7 +109,7 @@ CASES: dict[str, dict[str, Callable[[int], tuple]]] = {
 
 @dataclass(frozen=True)
 class Contender:
-    """One implementation: how it builds operands, what it calls, and how its answers become plain offsets."""
+    """One implementation: operand builders, operations, and conversion of answers to offsets."""
 
     name: str
     build: Callable[[Any], Any]
@@ -169,7 +169,7 @@ def loops(build_layout: Callable[..., Any], build_swizzle: Callable[..., Any], t
 
 
 def peer_operations(module: Any, compose: str) -> dict[str, Callable[..., Any]]:
-    """The operations of a peer's module, which calls composition `compose`. Raises AttributeError for one it lacks."""
+    """The operations of a peer's module by our names. Raises AttributeError for a missing one."""
     names = ("coalesce", "complement", "right_inverse", "zipped_divide", "logical_product")
     return {
         "compose": getattr(module, compose),
@@ -181,7 +181,7 @@ def peer_operations(module: Any, compose: str) -> dict[str, Callable[..., Any]]:
 
 
 def pycute(folder: str) -> Contender:
-    """pycute, from the folder that holds it. Raises ModuleNotFoundError where it does not."""
+    """pycute from its folder. Raises ModuleNotFoundError if it is not there."""
     sys.path.insert(0, folder)
     peer = importlib.import_module("pycute")
     build = loops(peer.Layout, peer.Swizzle, tuple)
@@ -190,7 +190,7 @@ def pycute(folder: str) -> Contender:
 
 
 def tensor_layouts() -> Contender:
-    """tensor-layouts, as it is installed. Raises ModuleNotFoundError where it is not."""
+    """The installed tensor-layouts. Raises ModuleNotFoundError without it."""
     peer = importlib.import_module("tensor_layouts")
 
     def tile(parts: Iterable[Any]) -> Any:
@@ -214,7 +214,7 @@ def as_values(contender: Contender, answer: Any) -> list[int]:
 
 
 def agreement(op: str, case: Callable[[int], tuple], contenders: Sequence[Contender]) -> dict[str, str]:
-    """name -> "" where the answer is ours, else what is different."""
+    """The difference to our answer by contender; "" if equal."""
     verdicts: dict[str, str] = {}
     mine = None
     for contender in contenders:
@@ -266,8 +266,8 @@ def geometric(values: Sequence[float]) -> float:
 
 
 def benchmark(contenders: Sequence[Contender], rounds: int, seed: int) -> list[dict[str, Any]]:
-    """A row for each case: each contender's microseconds, their ratio to the first's where the answers are the same,
-    else what is different. Raises what the first contender raises."""
+    """Rows of all cases: microseconds of each contender, their ratio to the first's if the answers are equal,
+    else the difference. Raises the first contender's errors."""
     rng = random.Random(seed)
     rows = []
     for op, cases in CASES.items():
@@ -296,7 +296,7 @@ print(json.dumps([wall, cpu, [m for m in {heavy!r} if m in sys.modules]]))
 
 
 def import_time(runs: int) -> dict[str, Any]:
-    """Seconds that `import layoutgemm` adds in a fresh process that has NumPy already; the first run is left out,
+    """Seconds of `import layoutgemm` in a new process with NumPy loaded; the first run is omitted,
     since it may compile bytecode."""
     seen = []
     for _ in range(runs + 1):

@@ -1,12 +1,14 @@
-"""mma.sync GEMM on a GPU, bf16: our kernel's candidates, the official CuTe DSL example, Triton without wgmma, torch.mm.
+"""bf16 mma.sync GEMM on a GPU: our configurations, the official CuTe DSL example, Triton, torch.mm.
 
     python benchmarks/bench_ampere.py build FOLDER --official path/to/tensorop_gemm.py   # compiles, no GPU needed
     python benchmarks/bench_ampere.py run FOLDER --json ampere.json                      # on a GPU
 
-`build` writes one object a candidate and a manifest; the official example is tensorop_gemm.py of NVIDIA/cutlass, in
-examples/python/CuTeDSL/cute/ampere/kernel/dense_gemm. `run` checks every contender against float64 and measures as
-`layoutgemm/bench/method.py` says: graphs over rotating operands, rounds in random order, idle gaps. B is given as (N,
-K). torch.mm stands beside as what the machine's own instructions give; it is no mma.sync kernel on Hopper.
+`build` writes one object per candidate and a manifest. The official example is tensorop_gemm.py of NVIDIA/cutlass, in
+examples/python/CuTeDSL/cute/ampere/kernel/dense_gemm. Triton is restricted to mma.sync.
+
+`run` checks every contender against float64. It measures by `layoutgemm/bench/method.py`: graphs over rotating
+operands, rounds in random order, idle gaps. B is given as (N, K). torch.mm shows the rate of the GPU's own
+instructions; on Hopper it does not use mma.sync.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ OFFICIAL_WARPS = ((2, 2, 1), (2, 4, 1))  # its atom layouts: the default, and ei
 
 
 def candidates() -> dict[str, Sm80Config]:
-    """Configurations worth trying, by name."""
+    """Candidate configurations by name."""
     found: dict[str, Sm80Config] = {}
     rows: list[tuple[Any, ...]] = [
         # tile, tile_k, stages, warps, blocks a multiprocessor, group, along, fragments ahead
@@ -100,7 +102,7 @@ def candidates() -> dict[str, Sm80Config]:
 
 
 def name_of(config: Sm80Config) -> str:
-    """A short name that tells configurations apart.
+    """A short, unique name of a configuration.
 
     >>> name_of(Sm80Config((128, 128), 64, 3, (2, 2), blocks_per_sm=2))
     '128x128 k64 s3 w2x2 b2 g16M'
@@ -117,7 +119,7 @@ def name_of(config: Sm80Config) -> str:
 
 
 def build(folder: Path, arch: str, official: Path | None, only: str) -> None:
-    """Compile what is not there yet."""
+    """Compiles the missing objects."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "manifest.json"
     manifest = json.loads(file.read_text()) if file.exists() else {}
@@ -239,7 +241,7 @@ def _triton_kernel() -> Any:
 
 
 def triton_contenders(problem: Problem) -> list[Contender]:
-    """The tutorial's kernel on mma.sync in each of several configurations; each shows its PTX to hold no wgmma."""
+    """The tutorial's kernel in several configurations, with PTX checked to have no wgmma."""
     if importlib.util.find_spec("triton") is None:
         print("no Triton here: left out", flush=True)
         return []
@@ -276,7 +278,7 @@ def _triton_kernel_cached() -> Any:
 
 
 def run(folder: Path, shapes: str, json_file: Path | None, options: argparse.Namespace) -> int:
-    """Measure every shape; the table, and the JSON after each."""
+    """Measures every shape; prints the table and writes the JSON after each."""
     from benchmarks.bench_gemm import Watchdog
     from layoutgemm.bench import machine
     from layoutgemm.bench.contenders import torch_mm
@@ -325,7 +327,7 @@ def run(folder: Path, shapes: str, json_file: Path | None, options: argparse.Nam
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command; 2 where `run` finds no GPU."""
+    """The command; exits 2 if `run` finds no GPU."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("step", choices=("build", "run"))
     parser.add_argument("folder", type=Path)

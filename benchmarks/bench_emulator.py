@@ -1,9 +1,9 @@
-"""How fast the emulator is: NVIDIA's examples, without the race checker, with it between warps, and between lanes too.
+"""Times the emulator on NVIDIA's examples: without race checks, between warps, and between lanes.
 
     python benchmarks/bench_emulator.py [--repeat 3] [--json FILE] [NAME...]
 
-The examples have to be there (python -m tests.emulator.official.fetch). Best of the repetitions, one thread; the
-compiler's time is not counted, loading (parse and code generation) has a column of its own.
+`python -m tests.emulator.official.fetch` downloads the examples. The figure is the best of the repetitions, on one
+thread. Compile time is excluded, and load time (parsing and code generation) has its own column.
 """
 
 from __future__ import annotations

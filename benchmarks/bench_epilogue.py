@@ -1,10 +1,10 @@
-"""What an epilogue costs: the production kernel with and without each, side by side, after each was checked.
+"""Times each epilogue: the production kernel with and without it, interleaved, after a check.
 
     python benchmarks/bench_epilogue.py --json benchmarks/results/epilogue_h200.json     # on the GPU, about a minute
 
-A kernel with an epilogue is first held against NumPy at ragged sizes. Times are bursts, as `layoutgemm/bench/method.py`
-says; the figure is the ratio to the kernel without an epilogue, and beside it the bytes that the epilogue moves
-besides.
+Each kernel with an epilogue is first compared with NumPy at ragged sizes. Times are bursts by
+`layoutgemm/bench/method.py`. The figure is the ratio to the kernel without an epilogue, with the epilogue's extra
+bytes.
 """
 
 from __future__ import annotations
@@ -87,14 +87,14 @@ def given_on_gpu(epilogue: Epilogue, m: int, n: int) -> dict[str, Any]:
 
 
 def extra_bytes(epilogue: Epilogue, m: int, n: int) -> int:
-    """Bytes of matrices that the epilogue reads and writes besides C."""
+    """Bytes of the epilogue's matrices, without C."""
     return sum(m * n * given.dtype.bytes for given in epilogue.given if given.axes == "mn")
 
 
 def launcher_of(
     m: int, n: int, k: int, epilogue: Epilogue, c: str, tile: tuple[int, int] | None = None
 ) -> tuple[Callable[..., None], Any]:
-    """(launch of a, b, c and the epilogue's operands, plan) as the heuristic configures it, or with another tile."""
+    """(launch, plan) with the heuristic's configuration or a given tile."""
     choice, _ = choose(m, n, k)
     if tile is not None:
         choice = replace(choice, config=replace(choice.config, tile=tile))
@@ -113,7 +113,7 @@ def launcher_of(
 
 
 def fault(name: str, m: int = 520, n: int = 776, k: int = 264) -> str:
-    """What is wrong with a kernel at ragged sizes, or ""; C and all that is written are compared with NumPy."""
+    """The first fault at ragged sizes, or "": all outputs are compared with NumPy."""
     import torch
 
     epilogue, c = CASES[name]
@@ -146,7 +146,7 @@ def fault(name: str, m: int = 520, n: int = 776, k: int = 264) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command; 1 where an epilogue is wrong, 2 without a GPU."""
+    """The command; exits 1 for a wrong epilogue, 2 without a GPU."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--size", type=int, nargs="*", default=[8192, 4096], help="M = N = K (%(default)s)")
     parser.add_argument("--rounds", type=int, default=11)

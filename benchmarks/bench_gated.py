@@ -1,10 +1,14 @@
-"""SwiGLU in one kernel against its parts: silu(A @ W_gate) * (A @ W_up), the weights one (2H, K) matrix.
+"""SwiGLU in one kernel against its parts: silu(A @ W_gate) * (A @ W_up), with (2H, K) weights.
 
     python benchmarks/bench_gated.py --json benchmarks/results/gated_h200.json      # on the GPU, under a minute
 
-Contenders: the gated kernel as `choose` configures it, and in a few other configurations; the same product of 2H
-columns without a gate, ours and torch.mm's; torch.mm with torch's silu and product behind it. Bursts, as
-`layoutgemm/bench/method.py` says; every gated result is held against float64 first.
+Contenders:
+
+- The gated kernel in the configuration of `choose`, and in a few others.
+- The product of 2H columns without a gate, ours and torch.mm's.
+- torch.mm followed by torch's silu and product.
+
+Times are bursts by `layoutgemm/bench/method.py`. Every gated result is first compared with float64.
 """
 
 from __future__ import annotations
@@ -39,7 +43,7 @@ CONFIGS = {
 
 
 def gated(m: int, h: int, k: int) -> dict[str, Sm90Choice]:
-    """Configurations of the gated kernel by name: what `choose` takes for the shape, "(chosen)", then the others.
+    """Configurations of the gated kernel by name: that of `choose`, "(chosen)", then the others.
 
     >>> chosen, *others = gated(4096, 14336, 4096)
     >>> chosen.endswith(" (chosen)"), len(others)
@@ -54,7 +58,7 @@ def gated(m: int, h: int, k: int) -> dict[str, Sm90Choice]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command; 1 where a gated result is wrong, 2 without a GPU."""
+    """The command; exits 1 for a wrong result, 2 without a GPU."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--json", type=Path)

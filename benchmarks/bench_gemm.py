@@ -1,15 +1,18 @@
-"""bf16 GEMM on a GPU: our kernels against torch.mm, cuBLASLt, quack and DeepGEMM, in bursts and at sustained load.
+"""bf16 GEMM on a GPU: our kernels against torch.mm, cuBLASLt, quack and DeepGEMM.
 
     python benchmarks/bench_gemm.py --json benchmarks/results/gemm_h200.json
     python benchmarks/bench_gemm.py --shapes 8192x8192x8192,64x4096x4096 --contender torch.mm,cublasLt,ours
     python benchmarks/bench_gemm.py --object mine=path/to/kernel.o --object "big@8192+16384=big.o" --no-sustained
 
-How it is measured stands in `layoutgemm/bench/method.py`. Every contender is checked against float64 before it is
-timed. Of up to twelve proposals of cuBLASLt and of quack's configurations the best two of a short round go on. DeepGEMM
-runs where its package `deep_gemm` is installed, and is left out elsewhere. Sustained figures are taken for products of
-at least `--sustained-from` GFLOP (small ones wait for memory, not for power), for the best of each family. The JSON is
-written after every shape; a run that would exceed `--budget` seconds first leaves out sustained figures, then shapes,
-and says so; one that makes no progress for `--patience` seconds ends and names the contender.
+The method is `layoutgemm/bench/method.py`. Every contender is checked against float64 before it is timed.
+
+- A short round selects the best two of up to twelve cuBLASLt proposals, and of quack's configurations.
+- DeepGEMM takes part if its package `deep_gemm` is installed.
+- Sustained figures are taken for the best of each family, from `--sustained-from` GFLOP on. Smaller products are bound
+  by memory, not power.
+- The JSON is written after every shape.
+- A run over `--budget` seconds first omits sustained figures, then shapes, and reports it.
+- A run without progress for `--patience` seconds ends and names the contender.
 """
 
 from __future__ import annotations
@@ -62,7 +65,7 @@ def pair(text: str) -> tuple[str, str]:
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command line, parsed. Raises SystemExit for one that does not parse, and for a contender without a name."""
+    """The parsed command line. Raises SystemExit for a wrong one, and for a contender without a name."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--shapes", type=shapes, default=SHAPES, help="MxNxK,... (default: the whole table)")
     parser.add_argument("--b-major", choices=("k", "n"), default="k", help="B's contiguous index (default: k)")
@@ -94,7 +97,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def contenders(problem: Problem, options: argparse.Namespace) -> list[Contender]:
-    """All that were asked for, the baseline always among them."""
+    """The requested contenders, always with the baseline."""
     wanted = {*options.contender.split(","), "torch.mm"} if options.contender else None
     found = [
         contender
@@ -119,15 +122,15 @@ class Watchdog:
         self.ended = threading.Event()
 
     def mark(self, step: str) -> None:
-        """Progress: what is done now."""
+        """Records progress: the present step."""
         self.step, self.since = step, self.clock()
 
     def overdue(self) -> bool:
-        """Has the present step taken too long?"""
+        """True if the present step exceeds `patience`."""
         return self.clock() - self.since > self.patience
 
     def __enter__(self) -> Watchdog:
-        """Watch from a thread of its own."""
+        """Starts the watching thread."""
 
         def watch() -> None:
             while not self.overdue():
@@ -146,27 +149,27 @@ class Watchdog:
 
 
 class Budget:
-    """Seconds for the whole table: decides whether the next shape is run, and whether at sustained load."""
+    """Seconds for the whole table; decides on the next shape and on sustained load."""
 
     def __init__(self, seconds: float, shapes: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock, self.end, self.left_shapes = clock, clock() + seconds, shapes
         self.short: list[float] = []
 
     def allows(self, sustained_seconds: float = 0.0) -> bool:
-        """Would all remaining shapes, in bursts alone, still fit after that much sustained load?"""
+        """True if the remaining shapes, in bursts, still fit after that much sustained load."""
         usual = max(self.short[-5:], default=10.0)
         if not sustained_seconds:
             return self.clock() + usual < self.end
         return self.clock() + sustained_seconds + usual * self.left_shapes < self.end
 
     def spent(self, seconds: float) -> None:
-        """One shape's bursts took that long."""
+        """Records the time of one shape's bursts."""
         self.short.append(seconds)
         self.left_shapes -= 1
 
 
 class Ended(NamedTuple):
-    """How a run ended: what it left out, as sentences, and whether a contender made the device unusable."""
+    """The end of a run: omitted parts as sentences, and a flag for an unusable device."""
 
     notes: list[str]
     lost: bool
@@ -182,7 +185,7 @@ def run(
     clock: Callable[[], float] = time.monotonic,
     mark: Callable[[str], None] = lambda step: None,
 ) -> Ended:
-    """Measure every problem; `done` gets all outcomes so far after each."""
+    """Measures every problem; calls `done` with all outcomes after each."""
     budget, notes, outcomes = Budget(options.budget, len(problems), clock), [], []
     for problem in problems:
         if not budget.allows():
@@ -212,7 +215,7 @@ def run(
 
 
 def report(outcomes: Sequence[Outcome], facts: dict[str, object], notes: Iterable[str]) -> str:
-    """The closing text: facts, table, failures, what was left out."""
+    """The closing text: facts, table, failures, omitted parts."""
     failed = [f"FAILED {o.problem} {name}: {why}" for o in outcomes for name, why in o.failed]
     failed += [f"FAULT {o.problem} {m.name}: {m.fault}" for o in outcomes for m in o.measured if m.fault]
     left_out = [f"left out: {name}: {why}" for name, why in peers.LEFT_OUT.items()]
@@ -221,7 +224,7 @@ def report(outcomes: Sequence[Outcome], facts: dict[str, object], notes: Iterabl
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command; 2 where nothing can be measured, 3 where nothing was, or a contender made the device unusable."""
+    """The command; exits 2 if measuring is impossible, 3 if nothing was measured or the device failed."""
     options = arguments(argv)
     if status := needs.refused(needs.no_gpu("make bench-gemm installs it, and the peers")):
         return status

@@ -1,10 +1,10 @@
-"""The ladder's table: every level of kernels/ against torch.mm at one size, on the GPU of this machine.
+"""The ladder's table: every level of kernels/ against torch.mm at one size, on this GPU.
 
     python benchmarks/bench_ladder.py [--size 8192] [--json benchmarks/results/ladder_h200.json] [PROGRAM...]
 
-Every program is first checked in a process of its own, so that one that hangs or faults is reported by name and the
-others go on. Those that passed are then timed in this process, interleaved with each other and with torch.mm in random
-order: rotating operands, idle gaps, medians, as layoutgemm/kernels/ladder/on_gpu.py has it. Needs: dsl, gpu.
+Each program is first checked in its own process, so that a hang or fault is reported by name and the others continue.
+This process then times the correct ones, interleaved with torch.mm in random order. It uses rotating operands, idle
+gaps and medians, by layoutgemm/kernels/ladder/on_gpu.py. Needs: dsl, gpu.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "ladder_h200.json"
 
 
 def checked(program: Path, size: int) -> str:
-    """Run a program's own checks; an empty text where they passed, else what went wrong."""
+    """Runs a program's checks; returns an empty text or the error."""
     command = [sys.executable, str(program), "--check", "--size", str(size)]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     try:

@@ -1,9 +1,10 @@
-"""What a call costs the host: layoutgemm.matmul beside torch.matmul, for a product so small that nothing else counts.
+"""Host cost of a call: layoutgemm.matmul beside torch.matmul, for a product of negligible GPU time.
 
     python benchmarks/bench_launch.py --json launch.json
 
-Each figure is the time until the call returns, of a few hundred calls in a row without waiting for the GPU; contenders
-in an order drawn anew each round, medians over the rounds. The parts of our call are measured beside it.
+Each figure is the time until the call returns, over a few hundred calls in a row without waiting for the GPU.
+Contenders run in a new random order each round, and the figure is the median over the rounds. The parts of our call are
+measured too.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from benchmarks import needs
 def measure(
     contenders: dict[str, Callable[[], object]], settle: Callable[[], object], rounds: int, calls: int
 ) -> dict[str, list[float]]:
-    """Seconds of a call of each contender in each round."""
+    """Seconds per call of each contender in each round."""
     rng = random.Random(0)
     samples: dict[str, list[float]] = {name: [] for name in contenders}
     for run in contenders.values():
@@ -48,7 +49,7 @@ def measure(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command; 1 where a product is wrong, 2 without a GPU."""
+    """The command; exits 1 for a wrong product, 2 without a GPU."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--size", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=101)

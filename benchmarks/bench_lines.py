@@ -1,10 +1,11 @@
-"""Lines that tensor copies cannot read: in place by the mma.sync kernel, or copied first; beside the estimate of both.
+"""Operands that TMA cannot read: in place by mma.sync, or copied first; with both estimates.
 
     python benchmarks/bench_lines.py --json lines.json
 
-For each product and pitch: both ways of layoutgemm.matmul, and torch.matmul on the same tensors. Each is checked
-against float64, captured as a CUDA graph of several calls, copies included, and replayed in an order drawn anew each
-round; figures are medians. The constants of `torch_op.choose` that the estimate is made of are to be held against this.
+For each product and row pitch the program times both ways of layoutgemm.matmul, and torch.matmul on the same tensors.
+Each is checked against float64, captured as a CUDA graph of several calls with their copies, and replayed in a new
+random order each round. Figures are medians. `torch_op.choose` has constants for these estimates; compare them with
+this record.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ CALLS = 10  # in a graph
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command; 1 where a product is wrong, 2 without a GPU."""
+    """The command; exits 1 for a wrong product, 2 without a GPU."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", type=Path)

@@ -1,16 +1,16 @@
-"""Times proofs about layouts: two symbolic layouts, GF(2) matrices of 2^40 elements, and theorems for all sizes.
+"""Times proofs: symbolic layouts, GF(2) matrices of 2^40 elements, and theorems for all sizes.
 
     python benchmarks/bench_proofs.py [--rounds N] [--json FILE]
 
-How it is measured: every answer is checked first (which method decided, and that what is false is refuted); then each
-statement is put N times, in random order among the others. Caches of the library are emptied before each, so every
-round does all the work; of a theorem that includes building the layouts, deriving others from them and stating facts.
-The figure is the median of this thread's CPU time where the clock resolves it (wall time would count what a busy
-machine takes); "again" is the same question a second time, with the caches of the first. SymPy is loaded first where it
-is installed.
+- Every answer is checked first: its method, and that false statements are refuted.
+- Each statement is then asked N times, in random order among the others.
+- Caches are emptied before each, so every round does all the work. A theorem's time includes its layouts and facts.
+- The figure is the median of this thread's CPU time if the clock resolves it. Wall time would include other processes.
+- "again" is the same question a second time, with warm caches.
+- SymPy is loaded first if it is installed.
 
-A theorem about families of layouts (`tests/layouts/proofs/theorems.py`) is timed family by family, and the slowest one
-is printed; one that is proven in parts is timed as a whole.
+A theorem about families of layouts (`tests/layouts/proofs/theorems.py`) is timed per family, and the slowest family is
+printed. A theorem in parts is timed as a whole.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ clock_ns = time.thread_time_ns if CPU else time.perf_counter_ns
 
 
 class Row(NamedTuple):
-    """A statement: how its objects are made, how it is asked, the answer's class and methods, and the goal."""
+    """A statement: its objects, its question, the expected answer and methods, and the goal."""
 
     name: str
     make: Callable[[], Any]
@@ -58,7 +58,7 @@ class Row(NamedTuple):
 
 
 def six_modes(last: int = 1) -> tuple[Layout, Layout]:
-    """Tiles of BM x BN of a matrix with pitch ld, and the same function with its modes cut elsewhere."""
+    """BM x BN tiles of a matrix with pitch ld, and an equivalent layout."""
     M, N = dim("M", multiple_of=64), dim("N", multiple_of=32)
     H, W, ld = dims("H W ld")
     a = Layout(((8, 8, M // 64), (32, N // 32, H * W)), ((1, 8, 64), (ld, 32 * ld, N * ld)))
@@ -139,7 +139,7 @@ def clear(stores: list[Any]) -> None:
 
 
 def time_row(row: Row) -> tuple[float, Any]:
-    """Milliseconds of one asking (the objects are made before), and the answer."""
+    """Milliseconds of one question without building its objects, and the answer."""
     made = row.make()
     start = clock_ns()
     answer = row.ask(made)
@@ -147,7 +147,7 @@ def time_row(row: Row) -> tuple[float, Any]:
 
 
 def time_parts(theorem: Theorem) -> Iterator[tuple[float, Any]]:
-    """Milliseconds of each part, with all that it derives."""
+    """Milliseconds of each part with its derivations."""
     parts = theorem.parts()
     while True:
         start = clock_ns()
@@ -175,7 +175,7 @@ def measure_theorem(theorem: Theorem, stores: list[Any]) -> float:
 
 
 def check(rows: list[Row]) -> dict[str, str]:
-    """Asks everything once; what is not answered as it should be, by name."""
+    """Asks every question once; returns the names with unexpected answers."""
     wrong = {}
     for row in rows:
         _, answer = time_row(row)

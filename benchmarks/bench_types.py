@@ -1,12 +1,12 @@
-"""The production kernel in every type but 16-bit ones, against torch and against other tiles of its own.
+"""The production kernel in types other than 16-bit, against torch and other tiles.
 
     python benchmarks/bench_types.py build                   # compiles into the cache, no GPU needed
     python benchmarks/bench_types.py run --json benchmarks/results/types_h200.json      # on the GPU
 
-A is (M, K) and B given as (N, K), both K-major, random; C is f32 of tf32, i32 of integers, bf16 of 8-bit floats. Every
-contender is checked first, on sampled rows and columns against float64 within `kernels.error_bound`, then timed in
-bursts as `layoutgemm/bench/method.py` says. The peers: `torch.mm` with TF32 allowed, `torch._int_mm`,
-`torch._scaled_mm` with scales of 1 and fast accumulation, which is how this kernel accumulates, too.
+A is (M, K) and B is given as (N, K), both K-major and random. C is f32 for tf32, i32 for integers, bf16 for 8-bit
+floats. Every contender is first checked on sampled rows and columns against float64 within `kernels.error_bound`. It is
+then timed in bursts by `layoutgemm/bench/method.py`. Peers are `torch.mm` with TF32 allowed, `torch._int_mm`, and
+`torch._scaled_mm` with scales of 1 and fast accumulation, which our kernel uses too.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Case:
     b: str
 
     def plans(self) -> Iterator[tuple[str, Sm90Choice, Sm90Plan]]:
-        """(name, choice, plan) of the heuristic's kernel and of the others that exist."""
+        """(name, choice, plan) of the heuristic's kernel and of the other valid ones."""
         seen = set()
         chosen, _ = choose(*self.sizes, a=self.a)
         others = [
@@ -81,7 +81,7 @@ class Case:
 
 
 def build() -> None:
-    """Compile everything; it goes to the cache."""
+    """Compiles all kernels into the cache."""
     for case in cases():
         for name, _, plan in case.plans():
             compiled = plan.compile()
@@ -115,7 +115,7 @@ def made(name: str, rows: int, columns: int) -> Any:
 
 
 def peer(case: Case) -> Callable[[Any, Any, Any], None]:
-    """torch's product of the same: (a, b, c) -> None."""
+    """torch's product of the same operands: (a, b, c) -> None."""
     import torch
 
     if case.a == "tf32":
@@ -130,7 +130,7 @@ def peer(case: Case) -> Callable[[Any, Any, Any], None]:
 
 
 def wrong(case: Case, plan: Sm90Plan, a: Any, b: Any, c: Any) -> str:
-    """What is wrong with some rows and columns of C, or ""."""
+    """The first fault in sampled rows and columns of C, or ""."""
     import torch
 
     rows = torch.randperm(a.shape[0], device="cuda")[:16]
@@ -150,7 +150,7 @@ def wrong(case: Case, plan: Sm90Plan, a: Any, b: Any, c: Any) -> str:
 
 
 def measured(case: Case) -> dict[str, Any]:
-    """Check and time one case."""
+    """Checks and times one case."""
     import torch
 
     m, n, k = case.sizes

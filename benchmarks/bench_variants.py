@@ -1,15 +1,17 @@
-"""fp8 with scales of K blocks, and grouped products, against torch's nearest: checked against float64, then timed.
+"""Block-scaled fp8 and grouped products against torch: checked against float64, then timed.
 
-    python benchmarks/bench_variants.py build DIR        # anywhere the DSL is: an object and a manifest entry a kernel
+    python benchmarks/bench_variants.py build DIR        # with the DSL, without a GPU: objects and a manifest
     python benchmarks/bench_variants.py run DIR --json benchmarks/results/variants_h200.json    # on the GPU, minutes
 
-`scaled`: A (M, K) and B (N, K) of e4m3 with a float32 scale for each 1 x 128 of A and 128 x 128 of B. Beside ours in a
-few configurations: torch._scaled_mm with one scale a row and column (which promotes nothing) and, where this torch has
-it, with the same blocks; torch.mm of bf16. `grouped`: rows of experts drawn at random, some of them none. Beside ours:
-torch._grouped_mm, and a loop of torch.mm, which has to know on the host where groups end. `grouped, scaled`: both.
+`scaled`: A (M, K) and B (N, K) of e4m3 with a float32 scale for each 1 x 128 of A and 128 x 128 of B. Peers are
+torch._scaled_mm with row and column scales (without promotion), the same with equal blocks if this torch has
+it, and torch.mm of bf16.
 
-Bursts, as `layoutgemm/bench/method.py` says; operands rotate where they would stay in L2; ratios are to the first of
-torch's.
+`grouped`: random rows per expert, some experts without rows. Peers are torch._grouped_mm and a loop of torch.mm, which
+needs the group offsets on the host. `grouped, scaled`: both.
+
+Times are bursts by `layoutgemm/bench/method.py`. Operands rotate if they would stay in L2. Ratios are to the first
+peer.
 """
 
 from __future__ import annotations
@@ -64,7 +66,7 @@ OURS = "ours "
 
 
 def plans() -> dict[str, Sm90Plan]:
-    """Every kernel by its name; sizes are arguments of the launch."""
+    """Every kernel by name; sizes are launch arguments."""
     found = {}
     for name, config in PROMOTING.items():
         found[f"scaled {name}"] = Sm90Plan.derive(
@@ -82,7 +84,7 @@ def plans() -> dict[str, Sm90Plan]:
 
 
 def build(folder: Path) -> None:
-    """Compile what is not there yet."""
+    """Compiles the missing objects."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "manifest.json"
     manifest = json.loads(file.read_text()) if file.exists() else {}
@@ -100,7 +102,7 @@ def build(folder: Path) -> None:
 
 @cache
 def launcher(path: Path, symbol: str) -> Callable[[Sequence[int]], None]:
-    """launch(arguments) on torch's current stream, of an object that was built."""
+    """launch(arguments) of a built object on torch's current stream."""
     import torch
 
     content = path.read_bytes()
@@ -140,7 +142,7 @@ class Ours:
 
 
 def table_words(scale_a: Any, scale_b: Any) -> list[int]:
-    """What a launch takes of two tables of scales: address, and strides of lines, of blocks and of the batch."""
+    """Launch parameters of two scale tables: address, and strides of rows, blocks and batch."""
     words = []
     for x in (scale_a, scale_b):
         words += [x.data_ptr(), x.stride(-2), x.stride(-1), x.stride(0) if x.ndim > 2 else 0]
@@ -155,12 +157,12 @@ def fp8(*shape: int) -> Any:
 
 
 def spread(scale: Any, group: int, size: int, k: int) -> Any:
-    """Scales as large as what they scale."""
+    """Scales that match the magnitude of their blocks."""
     return scale.double().repeat_interleave(group, -2)[..., :size, :].repeat_interleave(DEPTH, -1)[..., :k]
 
 
 def off(got: Any, want: Any, k: int) -> float:
-    """The largest error, as a share of bf16's rounding and of 2**-8 of the sum's spread."""
+    """The largest error, relative to bf16's rounding and to 2**-8 of the sum's spread."""
     bound = 2.0**-8 * want.abs() + 2.0**-6 * k**0.5
     return float(((got.double() - want).abs() / bound).max())
 
@@ -218,7 +220,7 @@ def scaled(ours: Ours, sizes: tuple[int, int, int]) -> tuple[dict[str, list[Call
 
 
 def drawn(experts: int, rows: int) -> list[int]:
-    """Rows of each expert: as tokens choose, with popular and empty ones."""
+    """Random rows per expert, with popular and empty experts."""
     rng = random.Random(experts * rows)
     weights = [rng.expovariate(1) if rng.random() > 0.1 else 0.0 for _ in range(experts)]
     sizes = [0] * experts
@@ -280,7 +282,7 @@ def grouped(
 
 
 def run(folder: Path, rounds: int, file: Path | None) -> int:
-    """Check, then time, every contender of every shape."""
+    """Checks, then times, every contender of every shape."""
     import torch
 
     from layoutgemm.bench import machine
@@ -319,7 +321,7 @@ def run(folder: Path, rounds: int, file: Path | None) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command; 1 where a result of ours is wrong, 2 where `run` finds no GPU."""
+    """The command; exits 1 for a wrong result of ours, 2 if `run` finds no GPU."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("step", choices=("build", "run"))
     parser.add_argument("folder", type=Path)

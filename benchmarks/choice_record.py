@@ -1,8 +1,8 @@
-"""What configurations of the Hopper kernel took on a GPU, as a file keeps it, and how what is chosen now stands there.
+"""Records of measured Hopper configurations, and the rank of the current choice.
 
-A file holds each configuration once, by the fields in which it differs from the defaults, which it holds too: it means
-the same when those change. A shape has a line: torch.mm's time, and (configuration, microseconds, 1 if it was in the
-last round of the race, else 0) of each.
+A file stores each configuration once, by its differences from the defaults. It stores the defaults too, so that its
+meaning does not change with them. Each shape has one line: torch.mm's time, and (configuration, microseconds, 1 if it
+was in the last round of the race, else 0) of each kernel.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from layoutgemm.kernels.sm90.plan import Sm90Config
 
 @dataclass(frozen=True)
 class Timed:
-    """Seconds of one configuration. last: by all rounds, among the fastest; else by the few that sort out."""
+    """Seconds of one configuration. last: measured in all rounds, as one of the fastest."""
 
     choice: Sm90Choice
     seconds: float
@@ -31,7 +31,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class Tried:
-    """A shape: seconds of torch.mm, and what was measured beside it."""
+    """A shape: seconds of torch.mm, and of the measured configurations."""
 
     problem: Problem
     torch: float
@@ -40,7 +40,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Standing:
-    """What is chosen now, among what was measured; chosen is None where that was not.
+    """The current choice among the measured kernels; without a measurement `chosen` is absent: None.
 
     >>> Standing(Problem(64, 64, 64), chosen=1.02e-6, best=1e-6, torch=1.1e-6).behind
     0.02
@@ -53,14 +53,14 @@ class Standing:
 
     @property
     def behind(self) -> float:
-        """The share by which the chosen one is slower than the fastest; raises ValueError where it was not measured."""
+        """The chosen kernel's relative loss to the fastest; raises ValueError if it was not measured."""
         if self.chosen is None:
             raise ValueError(f"{self.problem}: what is chosen was not measured")
         return round(self.chosen / self.best - 1, 6)
 
 
 def standing(tried: Tried, choose: Callable[..., tuple[Sm90Choice, str]] = choose) -> Standing:
-    """How `choose` does on a shape that was measured.
+    """Compares the current choice with the measured kernels of a shape.
 
     >>> chosen, other = choose(64, 4096, 4096)[0], Sm90Choice(Sm90Config())
     >>> found = standing(Tried(Problem(64, 4096, 4096), 2e-5, (Timed(chosen, 1.1e-5), Timed(other, 1e-5))))
@@ -74,7 +74,7 @@ def standing(tried: Tried, choose: Callable[..., tuple[Sm90Choice, str]] = choos
 
 
 def report(standings: Sequence[Standing]) -> list[str]:
-    """Lines: the shapes where what is chosen is over 1% behind, the farthest first; then the whole in figures."""
+    """Lines: shapes where the choice is over 1% behind, the worst first, then a summary."""
     known = sorted((s for s in standings if s.chosen is not None), key=lambda s: -s.behind)
     lines = [
         f"{s.problem!s:>20} {100 * s.behind:5.1f}% behind the fastest, {s.torch / (s.chosen or 1):.3f} of torch.mm"
@@ -95,7 +95,7 @@ def report(standings: Sequence[Standing]) -> list[str]:
 
 
 def save(path: Path, facts: Mapping[str, Any], tried: Sequence[Tried]) -> None:
-    """Write it, whole, a line a configuration and a shape."""
+    """Writes the record, one line per configuration and shape."""
     defaults = asdict(Sm90Config())
     numbers: dict[Sm90Choice, int] = {}
     shapes = []
@@ -117,7 +117,7 @@ def save(path: Path, facts: Mapping[str, Any], tried: Sequence[Tried]) -> None:
 
 
 def load(path: Path) -> tuple[dict[str, Any], list[Tried]]:
-    """Facts, and what was tried. Raises ValueError for a file that `save` did not write."""
+    """The facts and the measurements. Raises ValueError for a file that `save` did not write."""
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
         defaults = facts.pop("defaults")

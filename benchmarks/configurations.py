@@ -1,4 +1,5 @@
-"""Which configurations of the Hopper kernel are measured for a shape, and shapes that nobody chose."""
+"""Candidate configurations of the Hopper kernel for a shape, and random shapes.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +17,10 @@ NEXT = (("start", 2), ("end", 0))  # when the next kernel's blocks may come, k t
 
 
 def candidates(m: int, n: int, k: int, b_major: str = "k", likely: int | None = None) -> Iterator[Sm90Choice]:
-    """Configurations that could be the fastest for a shape; the heuristic's own comes first.
+    """Candidate configurations for a shape; the heuristic's choice comes first.
 
-    likely  so many beside it, those that it takes for the fastest; None: all that it weighs, and others that it does
-            not: who loads, clusters, orders of tiles, when the next kernel's blocks may come
+    likely  number of further candidates, the fastest by estimate; None: all that `choose` considers, with other
+            loaders, clusters, tile orders and triggers too
 
     >>> len(list(candidates(4096, 4096, 4096, likely=8))), len(list(candidates(4096, 4096, 4096))) > 100
     (9, True)
@@ -32,7 +33,7 @@ def candidates(m: int, n: int, k: int, b_major: str = "k", likely: int | None = 
 
 
 def _other_launches(found: list[Sm90Choice]) -> Iterator[Sm90Choice]:
-    """Each with the next kernel's blocks at its start, and at its end."""
+    """Each configuration with both triggers: at its start, and at its end."""
     for choice in found:
         for trigger, early in NEXT:
             yield replace(choice, config=replace(choice.config, overlap=True, trigger=trigger, prefetch=early))
@@ -69,7 +70,7 @@ def _many_rows(m: int, n: int, overlap: bool) -> Iterator[Sm90Choice]:
 
 
 def random_shapes(count: int, seed: int = 0, unit: int = 64) -> list[tuple[int, int, int]]:
-    """Shapes that nobody chose: sizes log-uniform, N and K multiples of `unit`, M any multiple of 8 or a power of two.
+    """Random shapes: log-uniform sizes, N and K multiples of `unit`, M a multiple of 8 or a power of two.
 
     >>> random_shapes(2)
     [(4288, 8384, 3264), (4, 14912, 3968)]
@@ -87,7 +88,7 @@ def random_shapes(count: int, seed: int = 0, unit: int = 64) -> list[tuple[int, 
 
 
 def name_of(choice: Sm90Choice) -> str:
-    """A short name that tells configurations apart.
+    """A short, unique name of a configuration.
 
     >>> name_of(Sm90Choice(Sm90Config((256, 224), cluster=(2, 1), group=4)))
     '256x224 self c21 g4M'

@@ -1,7 +1,7 @@
-"""DeepGEMM's bf16 kernel as a peer, where its package `deep_gemm` is installed; left out elsewhere, with the reason.
+"""DeepGEMM's bf16 kernel as a peer, if its package `deep_gemm` is installed.
 
-It comes twice: as its package launches by default, and with programmatic dependent launch (its `set_pdl(True)`); the
-kernel waits for the previous one before it reads or writes global memory, so both are right.
+It has two contenders: the package's default launch, and programmatic dependent launch (`set_pdl(True)`). The kernel
+waits for the previous one before it accesses global memory, so both are correct.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ WAYS = {NAME: False, f"{NAME} pdl": True}  # contender: with programmatic depend
 
 
 def installed() -> bool:
-    """Is there a package `deep_gemm`?"""
+    """True if the package `deep_gemm` is installed."""
     return importlib.util.find_spec(PACKAGE) is not None
 
 
 def version() -> str:
-    """Of the installed package; "none" without one."""
+    """The installed package's version, or "none"."""
     try:
         return str(importlib.import_module(PACKAGE).__version__) if installed() else "none"
     except Exception as error:  # an extension module that does not load raises what it likes
@@ -32,7 +32,7 @@ def version() -> str:
 
 
 def deepgemm(problem: Problem) -> list[Contender]:
-    """The package's kernel in both ways; none, with a line in `LEFT_OUT`, without the package."""
+    """The package's kernel with both launches; without the package none, and a line in `LEFT_OUT`."""
     if not installed():
         LEFT_OUT["DeepGEMM"] = f"no package {PACKAGE}"
         return []

@@ -1,18 +1,20 @@
-"""Fit what `choose` reckons with, of more than 64 rows of 16-bit elements, to records of `tune_gemm.py`; without a GPU.
+"""Fits the constants of `choose` to records of `tune_gemm.py`, without a GPU.
 
-    python benchmarks/fit_choice.py RECORD...              # constants, and what is chosen before and after
+    python benchmarks/fit_choice.py RECORD...              # constants, and choices before and after
     python benchmarks/fit_choice.py RECORD... --leave 71   # fitted without the shapes of random_shapes(20, seed=71)
-    python benchmarks/fit_choice.py RECORD... --leave 71 81 --search 240    # then by chance, for so many seconds
-    python benchmarks/fit_choice.py RECORD... --folds 3    # and of each third of the shapes, fitted to the others
-    python benchmarks/fit_choice.py RECORD... --pairs      # what clusters gain in several waves, measured and modelled
+    python benchmarks/fit_choice.py RECORD... --leave 71 81 --search 240    # then random search for 240 seconds
+    python benchmarks/fit_choice.py RECORD... --folds 3    # also each third of the shapes, fitted to the others
+    python benchmarks/fit_choice.py RECORD... --pairs      # gain of clusters in several waves, measured and modelled
 
-What is made small is the time that a choice loses, of one that takes each kernel with a likelihood that falls with its
-estimate (by a factor of e for each share `SOFT`): the least estimate alone decides, but has no slope to follow. Errors
-of the logarithms of the times, near the fastest, count beside it, and so do changes of the constants. Its slopes are
-those of the model itself (`slopes.py`). What slopes do not find, `--search` does: changes of a few constants by chance,
-of which those stay that make less of what is really chosen. It leaves the times themselves alone: what all kernels
-take, `_START`, is set right after it, which changes no choice. A new constant is taken up by hand, with the figures
-printed beside it.
+The constants are those for more than 64 rows of 16-bit elements.
+
+The objective is the expected time lost by a choice. Each kernel is chosen with a probability that falls by a factor of
+e for each `SOFT` share of its estimate, since the choice by the least estimate has no gradient. Errors of the log times
+near the fastest, and changes of the constants, are penalised too. `slopes.py` supplies the model's own gradients.
+
+`--search` then changes a few constants at random, and keeps changes that reduce the loss of the real choice. It ignores
+the times themselves: `_START`, common to all kernels, is set afterwards, which changes no choice. Copy new constants by
+hand, with the printed figures.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ SOFT = 0.012, 0.006, 0.003
 MOST = 0.15  # what a choice loses counts up to this share
 NEAR = 0.05  # how far behind the fastest a kernel's error counts half
 TABLE = 15  # times that a shape of the table counts
-DRAWN, OFTEN = tuple(random_shapes(20, seed=41)), 8  # shapes of which most kernels were measured count so many times
+DRAWN, OFTEN = tuple(random_shapes(20, seed=41)), 8  # weight of the shapes with most measured kernels
 STEPS = 200  # at most, of each of SOFT
 LOOSE = 0.02  # errors beyond this count less than by their squares
 # Beside a per cent lost: an error of LOOSE of every kernel, and the mean square of the constants' logarithmic changes.
@@ -63,7 +65,7 @@ ERRORS, KEPT = 0.5, 0.3
 
 
 def estimate(problem: Problem, choice: Sm90Choice, multiprocessors: int = 132) -> Any:
-    """Seconds that a kernel would take, as `choose` reckons them; a `Slope` where the constants are.
+    """A kernel's time in seconds by the model of `choose`; a `Slope` if the constants are.
 
     >>> from layoutgemm.kernels.sm90.choose.rules import likeliest, of_estimate
     >>> best = likeliest(300, 4096, 14336)[0]
@@ -80,7 +82,7 @@ def estimate(problem: Problem, choice: Sm90Choice, multiprocessors: int = 132) -
 
 @contextmanager
 def constants(values: Mapping[str, Any]) -> Iterator[None]:
-    """The model with other constants, for a while.
+    """Context manager: the model with other constants.
 
     >>> before = model._START
     >>> with constants({"_START": 2e-6}):
@@ -107,7 +109,7 @@ def constant(name: str) -> float:
 
 
 def put(name: str, value: Any) -> None:
-    """Let the model reckon with another value of a constant."""
+    """Sets a constant of the model."""
     first, *places = name.split()
     if places:
         table = getattr(model, first)
@@ -118,7 +120,7 @@ def put(name: str, value: Any) -> None:
 
 
 def configured(one: Tried) -> list[Timed]:
-    """What was measured as `choose` would configure it now: kernels tried with other settings have no estimate."""
+    """The measured kernels with the settings of `choose`; others have no estimate."""
     p = one.problem
     order = "K" if p.b_major == "k" else "MN"
     now = {of_estimate(e, p.m, p.n, p.k, order)[0] for e in likeliest(p.m, p.n, p.k, order)}
@@ -126,7 +128,7 @@ def configured(one: Tried) -> list[Timed]:
 
 
 def fit(tried: Sequence[Tried], names: Sequence[str] = FITTED) -> dict[str, float]:
-    """The constants that fit what was measured; raises ValueError where nothing was, of more than 64 rows."""
+    """The fitted constants; raises ValueError without measurements of more than 64 rows."""
     import numpy as np
     from scipy.optimize import minimize
 
@@ -142,7 +144,7 @@ def fit(tried: Sequence[Tried], names: Sequence[str] = FITTED) -> dict[str, floa
         return dict(zip(names, (now * np.exp(changes)).tolist(), strict=True))
 
     def cost(changes: Any, soft: float) -> tuple[float, Any]:
-        """What is made small, and its slopes."""
+        """The objective and its gradient."""
         unit = np.eye(len(names))
         found = {name: Slope(value, value * unit[i]) for i, (name, value) in enumerate(values(changes).items())}
         loss, slopes, errors, error_slopes = 0.0, np.zeros(len(names)), 0.0, np.zeros(len(names))
@@ -175,10 +177,10 @@ def fit(tried: Sequence[Tried], names: Sequence[str] = FITTED) -> dict[str, floa
 def searched(
     tried: Sequence[Tried], seconds: float, seed: int = 0, names: Sequence[str] = FITTED, clock: Any = time.monotonic
 ) -> dict[str, float]:
-    """Constants changed by chance, a few at a time, where a choice then loses less; for so many seconds.
+    """Random search: changes a few constants at a time, for `seconds`.
 
-    What a choice loses beyond 1% counts 1.7 times, and of kernels that are about as likely each counts. Raises
-    ValueError where nothing was measured of more than 64 rows.
+    Losses beyond 1% count 1.7 times, and all kernels of nearly equal probability count. Raises ValueError without
+    measurements of more than 64 rows.
     """
     import numpy as np
 
@@ -212,19 +214,19 @@ def searched(
 
 
 def _reach(name: str) -> float:
-    """How far the logarithm of a constant may well go: of factors near 1 less far."""
+    """The range for the logarithm of a constant; smaller for factors near 1."""
     return 0.03 if name.startswith("_PAIRED") or name == "_ROUNDS_OF_A" else 0.3
 
 
 def judged(tried: Sequence[Tried], values: Mapping[str, float]) -> list[Standing]:
-    """What would be chosen with other constants, among what was measured."""
+    """The choice with other constants, among the measured kernels."""
     with constants(values):
         return [standing(one) for one in tried if one.problem.m > 64]
 
 
 def pairs(tried: Sequence[Tried]) -> list[str]:
-    """Lines: kernels of one shape, of several waves and whole lines, that differ in the cluster alone, (1,2) against
-    another; medians of the logarithms of their times and of their estimates, by the tile and who takes it in turn."""
+    """Lines: multi-wave kernels of one shape with aligned rows, which differ only in the cluster: (1,2) against
+    another. Medians of the log ratios of times and of estimates, by tile and schedule."""
     found: dict[tuple[Any, ...], list[tuple[float, float]]] = {}
     for one in tried:
         p = one.problem
@@ -253,7 +255,7 @@ def pairs(tried: Sequence[Tried]) -> list[str]:
 
 
 def folds(tried: Sequence[Tried], count: int, seed: int = 0) -> list[Standing]:
-    """What would be chosen for each part of the shapes, fitted to the others."""
+    """The choices for each part of the shapes, fitted to the other parts."""
     mixed = list(tried)
     random.Random(seed).shuffle(mixed)
     found = []
@@ -265,7 +267,7 @@ def folds(tried: Sequence[Tried], count: int, seed: int = 0) -> list[Standing]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command. Raises ValueError where the records hold nothing of more than 64 rows."""
+    """The command. Raises ValueError for records without shapes of more than 64 rows."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("records", type=Path, nargs="+")
     parser.add_argument("--folds", type=int, default=0, metavar="COUNT", help="how well other shapes are chosen for")

@@ -1,9 +1,9 @@
-"""What a measuring program needs and this machine may lack: one line on standard error and exit status 2.
+"""Requirements of a measuring program: a missing one is one line on standard error and exit status 2.
 
     if status := refused(no_gpu(), no_tool("ncu")):
         return status
 
-Each question gives None where the thing is there, else a sentence. Nothing is imported before it is asked for.
+Each question returns None or a sentence. It imports nothing before it is asked.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ REFUSED = 2  # the exit status of a program that could not begin
 
 
 def no_gpu(install: str = "pip install 'layoutgemm[dsl,torch]'") -> str | None:
-    """Why torch has no GPU to measure on; `install` says what brings torch."""
+    """The reason why torch has no GPU, or None; `install` is the command for torch."""
     try:
         import torch
     except ModuleNotFoundError:
@@ -24,7 +24,7 @@ def no_gpu(install: str = "pip install 'layoutgemm[dsl,torch]'") -> str | None:
 
 
 def no_driver() -> str | None:
-    """Why there is no GPU for programs that ask the CUDA driver alone."""
+    """The reason why the CUDA driver has no GPU, or None."""
     from tests.micro.cuda_driver import available
 
     reason = available()
@@ -32,7 +32,7 @@ def no_driver() -> str | None:
 
 
 def no_tool(name: str) -> str | None:
-    """Why a program of that name, or at that path, cannot be run.
+    """The reason why a program of that name or path cannot run, or None.
 
     >>> no_tool("no-such-program")
     'no-such-program is not here: it is neither on PATH nor a path to a program'
@@ -41,7 +41,7 @@ def no_tool(name: str) -> str | None:
 
 
 def refused(*reasons: str | None) -> int:
-    """Exit status: 0 where nothing is lacking, else 2, with the first reason on standard error.
+    """Exit status: 0, or 2 with the first reason on standard error.
 
     >>> refused(None, None)
     0

@@ -1,4 +1,4 @@
-"""Kernels as object files: compiled where there is no GPU, loaded where there is one."""
+"""Kernels as object files: compiled without a GPU, loaded with one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def export(folder: Path, kernel: Any, kinds: Iterable[str], symbol: str, arch: str) -> bytes:
-    """Compile a kernel into `folder`/`symbol`.o; its cubin.
+    """Compiles a kernel into `folder`/`symbol`.o; returns its cubin.
 
     kinds  of the host function's parameters, as plans name them: `plan.parameters.values()`
     """
@@ -32,7 +32,7 @@ def export(folder: Path, kernel: Any, kinds: Iterable[str], symbol: str, arch: s
 
 @functools.cache
 def loaded(path: Path, symbol: str) -> Any:
-    """A kernel's launch function, kept for good: a recorded graph does not keep the code that it runs."""
+    """A kernel's launch function, kept forever: a recorded graph does not own its code."""
     from cutlass.cute.runtime import load_module
 
     from layoutgemm.kernels.compile.compiler import _runtime_library

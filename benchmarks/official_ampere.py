@@ -1,4 +1,4 @@
-"""NVIDIA's Ampere example of the CuTe DSL behind a host function of plain addresses and sizes. Needs the DSL."""
+"""NVIDIA's Ampere example of the CuTe DSL with addresses and sizes as arguments. Needs the DSL."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from layoutgemm.kernels.dsl.types import Stream
 
 
 class OfficialGemm:
-    """The example's TensorOpGemm, bf16 in and out, all lines contiguous and multiples of 16 bytes."""
+    """The example's TensorOpGemm: bf16, with contiguous rows of a multiple of 16 bytes."""
 
     def __init__(self, path: Path, warps: tuple[int, int, int]):
         spec = importlib.util.spec_from_file_location("official_tensorop_gemm", path)
@@ -34,7 +34,7 @@ class OfficialGemm:
         self.gemm(self.matrix(a, m, k, lda), self.matrix(b, n, k, ldb), self.matrix(c, m, n, ldc), stream)
 
     def matrix(self, address: Any, rows: Any, columns: Any, pitch: Any) -> Any:
-        """A matrix of one batch, as the example takes it."""
+        """A matrix of one batch in the example's form."""
         pointer = cute.make_ptr(BFloat16, address, cute.AddressSpace.gmem, assumed_align=16)
         stride = (cute.assume(Int32(pitch), divby=8), 1, 0)
         shape = (rows, cute.assume(columns, divby=8), 1)

@@ -17,7 +17,7 @@ NAME = "layoutgemm"
 
 
 def ours(problem: Problem, callables: dict[str, str] | None = None) -> list[Contender]:
-    """The production kernel as its heuristic configures it; or the callables, each imported when its turn comes."""
+    """The production kernel in its heuristic's configuration, or callables that are imported late."""
     if callables is not None:
         return [Contender(name, _prepare(where), OURS) for name, where in callables.items()]
     choice, reason = choose(problem.m, problem.n, problem.k, b_major="K" if problem.b_major == "k" else "MN")
@@ -25,7 +25,7 @@ def ours(problem: Problem, callables: dict[str, str] | None = None) -> list[Cont
 
 
 def production(problem: Problem, choice: Sm90Choice, name: str, note: str = "") -> Contender:
-    """The production kernel with a configuration, compiled when its turn comes."""
+    """The production kernel with a configuration, compiled late."""
 
     def prepare(sets: Sequence[Operands]) -> list[Launch]:
         plan = choice.plan(problem.m, problem.n, problem.k, b="bf16:col" if problem.b_major == "k" else "bf16:row")
@@ -35,7 +35,7 @@ def production(problem: Problem, choice: Sm90Choice, name: str, note: str = "") 
 
 
 def launcher(plan: Sm90Plan, choice: Sm90Choice | None = None) -> Callable[..., None]:
-    """launch(a, b, c, *words) of a plan of one product, B given as (N, K), on torch's current stream."""
+    """launch(a, b, c, *words) of a plan, B as (N, K), on torch's stream."""
     import torch
 
     own = choice or Sm90Choice(plan.config)
@@ -54,7 +54,7 @@ def launcher(plan: Sm90Plan, choice: Sm90Choice | None = None) -> Callable[..., 
 def launches(
     launch: Callable[..., object], choice: Sm90Choice, cluster: int, problem: Problem, sets: Sequence[Operands]
 ) -> list[Launch]:
-    """One launch for each operand set, on torch's current stream; `launch(*arguments, stream=...)`."""
+    """One launch per operand set on torch's current stream; `launch(*arguments, stream=...)`."""
     import torch
 
     workers = resident(torch.cuda.current_device(), cluster)

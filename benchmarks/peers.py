@@ -1,6 +1,6 @@
-"""Kernels to compare with beside those of `layoutgemm.bench.contenders`: quack-kernels, compiled CuTe DSL objects.
+"""Further peers beside `layoutgemm.bench.contenders`: quack-kernels and compiled CuTe DSL objects.
 
-Each is a `Contender` that is prepared when its turn comes, so that one that is missing or broken is reported by name.
+Each is a `Contender` that is prepared late, so that a missing or broken one is reported by name.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LEFT_OUT: dict[str, str] = {}
 
 @dataclass(frozen=True)
 class QuackConfig:
-    """A configuration of quack's Hopper kernel; swapped: it computes C^T = B @ A^T, with M on wgmma's N side."""
+    """A configuration of quack's Hopper kernel; swapped: C^T = B @ A^T, with M as wgmma's N."""
 
     tile: tuple[int, int]
     cluster: tuple[int, int] = (1, 1)
@@ -52,7 +52,7 @@ QUACK_BY_M = (
 
 
 def quack_configs(m: int) -> list[QuackConfig]:
-    """The default and those that do well at that M.
+    """The default and the good configurations for that M.
 
     >>> [str(config) for config in quack_configs(16)]
     ['128x192 cluster 2x1 pingpong', '128x16 swapped', '64x16 pingpong swapped', '64x128 pingpong']
@@ -62,7 +62,7 @@ def quack_configs(m: int) -> list[QuackConfig]:
 
 
 def quack(problem: Problem) -> list[Contender]:
-    """quack-kernels' GEMM in each of those configurations; none, with a line in `LEFT_OUT`, without the package."""
+    """quack-kernels' GEMM in each configuration; without the package none, and a line in `LEFT_OUT`."""
     if importlib.util.find_spec("quack") is None:
         LEFT_OUT["quack"] = "no package quack: pip install quack-kernels"
         return []
@@ -84,7 +84,7 @@ def _quack_contender(config: QuackConfig) -> Contender:
 
 
 def dsl_object(name: str, path: Path, family: str) -> Contender:
-    """A kernel compiled by the CuTe DSL with TVM-FFI, exported with `export_to_c` as `func(a, b, c)`.
+    """A CuTe DSL kernel with TVM-FFI, exported by `export_to_c` as `func(a, b, c)`.
 
     It must have been compiled for torch's current stream (`make_fake_stream(use_tvm_ffi_env_stream=True)`).
     """

@@ -1,18 +1,18 @@
-"""What bounds the GEMM kernels: Nsight Compute's counters of ours beside the peers', shape by shape.
+"""Nsight Compute's counters of the GEMM kernels beside the peers', shape by shape.
 
     python benchmarks/profile_gemm.py --shapes 4096,512x4096x4096 --contender torch.mm,layoutgemm --json FILE
 
-Every contender's product is launched once to warm it up and once between cudaProfilerStart and Stop, with nothing of
-the operands in the caches; ncu replays that launch at the clock that it runs at by itself. Of a contender that launches
-several kernels the longest is shown, and how many there were. Needs ncu and a GPU whose counters may be read.
+Each contender's product is launched once for warm-up and once between cudaProfilerStart and Stop, with cold caches. ncu
+replays that launch at the GPU's own clock. For a contender with several kernels the table shows the longest, and their
+number. It needs ncu and a GPU with readable counters.
 
-    us, MHz     of that one launch: a card that was idle before runs faster than in a burst
-    tensor      share of the cycles in which the tensor cores worked, of all multiprocessors' elapsed cycles
-    into SMs    bytes that the multiprocessors took from L2 and from each other
-    asked       bytes that L2 was asked for: what several multiprocessors of a graphics cluster ask for at about the
-                same time, or share by multicast, once. L2 out: share of what L2 can give
-    hit         sectors found in L2
-    memory      bytes read and written, and share of the peak
+    us, MHz     of that launch: a GPU that was idle runs faster than in a burst
+    tensor      busy cycles of the tensor cores, relative to all SMs' elapsed cycles
+    into SMs    bytes that the SMs received from L2 and from each other
+    asked       bytes requested from L2: simultaneous requests of a GPC's SMs, and multicast, count once. L2 out:
+                share of L2's peak
+    hit         L2 hit rate of sectors
+    memory      DRAM bytes read and written, and share of the peak
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ HEAD = (
 
 
 def chosen(problem: Problem, options: argparse.Namespace) -> list[Contender]:
-    """The contenders that were asked for; torch.mm only if it was."""
+    """The requested contenders, torch.mm only on request."""
     names = options.contender.split(",")
     parsed = bench_gemm.arguments([*[f"--object={x}" for x in options.object], "--contender", options.contender])
     return [c for c in bench_gemm.contenders(problem, parsed) if any(c.name.startswith(name) for name in names)]
 
 
 def launch(options: argparse.Namespace) -> None:
-    """Run under ncu: what is to be looked at, each announced by a line of its own on standard error."""
+    """Runs the launches under ncu, each announced by a line on standard error."""
     import torch
 
     from layoutgemm.bench.method import CudaDevice
@@ -88,7 +88,7 @@ def launch(options: argparse.Namespace) -> None:
 
 
 def parsed(text: str) -> list[dict[str, str]]:
-    r"""What `ncu --csv --page raw --nvtx` printed: for each kernel the range it was in and its metrics, in base units.
+    r"""Parses `ncu --csv --page raw --nvtx`: range and metrics of each kernel, in base units.
 
     >>> parsed('"ID","Kernel Name","ranges","gpu__time_duration.sum"\n"","","","ns"\n"0","k","x:@4096|ours@:y","4,896"')
     [{'kernel': 'k', 'range': '4096|ours', 'gpu__time_duration.sum': '4896'}]
@@ -106,7 +106,7 @@ def parsed(text: str) -> list[dict[str, str]]:
 
 
 def measured(kernels: Sequence[dict[str, str]]) -> dict[str, dict[str, float | str]]:
-    """By range, the longest kernel's figures under the table's names.
+    """The longest kernel's figures by range, under the table's names.
 
     >>> row = {"range": "64|ours", "kernel": "k", "gpu__time_duration.sum": "2000", "sm__cycles_elapsed.max": "3000"}
     >>> found = measured([row, {**row, "gpu__time_duration.sum": "500"}])["64|ours"]
@@ -129,7 +129,7 @@ def measured(kernels: Sequence[dict[str, str]]) -> dict[str, dict[str, float | s
 
 
 def line(name: str, figures: dict[str, float | str]) -> str:
-    """One row of the table; "-" for what this ncu did not count."""
+    """One row of the table; "-" for metrics that this ncu lacks."""
 
     def cell(key: str, width: int, scale: float = 1.0, unit: str = "", digits: int = 0) -> str:
         value = figures.get(key)
@@ -147,7 +147,7 @@ def line(name: str, figures: dict[str, float | str]) -> str:
 
 
 def table(options: argparse.Namespace) -> int:
-    """Have ncu look, print, write. Gives the exit status."""
+    """Runs ncu, prints and writes the table; returns the exit status."""
     sizes = ",".join("x".join(map(str, s)) for s in options.shapes)
     command = [
         options.ncu, "--profile-from-start", "off", "--clock-control", "none", "--nvtx", "--csv", "--page", "raw",
@@ -171,7 +171,7 @@ def table(options: argparse.Namespace) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command; 1 where a contender failed, 2 without a GPU or ncu. Raises RuntimeError where ncu has no kernel."""
+    """The command; exits 1 for a failed contender, 2 without a GPU or ncu. Raises RuntimeError without kernels."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--shapes", type=bench_gemm.shapes, default=bench_gemm.SHAPES, help="default: the whole table")
     parser.add_argument("--contender", default="torch.mm,layoutgemm", help="beginnings of names, comma-separated")

@@ -1,14 +1,14 @@
-"""Why levels of the ladder are as fast as they are: Nsight Compute's counters, level by level.
+"""Nsight Compute's counters of the ladder, level by level.
 
     python benchmarks/profile_ladder.py table --levels 1,2,3,4,5 --size 8192 --json FILE   # needs ncu and a GPU
     ncu --profile-from-start off --set full python benchmarks/profile_ladder.py launch hopper_02_wgmma.py 0
 
-`launch` compiles one level, runs it once, and a second time between cudaProfilerStart and Stop: the launch to look at.
-`table` has ncu do that for each level, and prints what decides, one column a level: time, how busy the tensor cores and
-the issue slots are, what warps wait for, bank conflicts, and the traffic at each border, as bytes and as a share of the
-peak. What is expected to hold of each is worked out from the tile (`expected`), and stands below the counters.
+`launch` compiles one level, runs it once, and runs it again between cudaProfilerStart and Stop: the profiled launch.
 
-Counters that a version of ncu has not are left out of the table, and named.
+`table` runs ncu for each level and prints one column per level. Rows are time, tensor-core and issue-slot utilisation,
+warp stalls, bank conflicts, and the traffic at each border, in bytes and as a share of the peak. Below
+the counters it prints the expected values from the tile (`expected`). Counters that this ncu lacks are omitted and
+named.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ ROWS = (
 
 
 def launch(program: str, which: int, size: int) -> None:
-    """One warm launch, and one that ncu sees."""
+    """One warm-up launch, and one profiled launch."""
     import torch
 
     level = levels.load(ROOT / "kernels" / program)[which]
@@ -88,7 +88,7 @@ def launch(program: str, which: int, size: int) -> None:
 
 
 def parsed(text: str) -> dict[str, str]:
-    """What `ncu --csv --page raw` printed about one kernel: metric -> value with its unit.
+    """Parses `ncu --csv --page raw` of one kernel: metric -> value with its unit.
 
     >>> parsed('==PROF== x\\n"ID","Kernel Name","gpu__time_duration.sum"\\n"","","ns"\\n"0","k","4,896,128"\\n')
     {'gpu__time_duration.sum': '4896128 ns'}
@@ -104,7 +104,7 @@ def parsed(text: str) -> dict[str, str]:
 
 
 def profiled(program: str, which: int, size: int, ncu: str) -> dict[str, str]:
-    """A level's counters: some forty replays of one launch, at the clock that it runs at by itself."""
+    """A level's counters: about forty replays of one launch at the GPU's own clock."""
     command = [
         ncu, "--profile-from-start", "off", "--clock-control", "none",
         "--csv", "--page", "raw", "--print-units", "base",
@@ -116,7 +116,7 @@ def profiled(program: str, which: int, size: int, ncu: str) -> dict[str, str]:
 
 
 def expected(kernel: Any, size: int) -> dict[str, str]:
-    """What the tile alone says: bytes that the multiprocessors read, in all and as operations for each of them.
+    """Expected values from the tile: bytes that the SMs read, and operations per byte.
 
     Levels of one tile with the same time may have the way into the multiprocessors in common. The counters tell:
     bytes over the crossbar and time against what L2 can give.
@@ -134,7 +134,7 @@ def expected(kernel: Any, size: int) -> dict[str, str]:
 
 
 def table(chosen: list[int], size: int, ncu: str, path: Path | None) -> int:
-    """Profile and print. Gives the exit status."""
+    """Profiles and prints; returns the exit status."""
     found: dict[str, dict[str, str]] = {}
     status = 0
     for program in sorted((ROOT / "kernels").glob("hopper_*.py")):

@@ -1,4 +1,4 @@
-"""Numbers that carry their slopes: formulas written for floats give, beside each value, how it changes with constants.
+"""Forward-mode derivatives: numbers that carry their slopes by the model's constants.
 
     >>> import numpy as np
     >>> x, y = Slope(3.0, np.array([1.0, 0.0])), Slope(2.0, np.array([0.0, 1.0]))
@@ -6,8 +6,8 @@
     >>> z.value, z.slopes.tolist()
     (6.75, [4.5, 2.25])
 
-Where a formula takes the larger of two, the slope is that of the one it takes. Scalars of torch would not do: the
-model's formulas change numbers in place, and compare them.
+Formulas written for floats return a value with its slopes. Where a formula takes a maximum, the slope is that of the
+larger argument. torch scalars do not work here, since the model's formulas modify numbers in place and compare them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 
 class Slope:
-    """A number, and its slopes by each constant: an array."""
+    """A number with an array of slopes by constant."""
 
     __slots__ = ("slopes", "value")
 
@@ -47,7 +47,7 @@ class Slope:
         return self**-1 * other
 
     def __pow__(self, other: Any) -> Slope:
-        """Of a positive number, or to a power that is no Slope."""
+        """The power; needs a positive base, or an exponent without slopes."""
         if isinstance(other, Slope):
             found = self.value**other.value
             by_base = other.value * found / self.value

@@ -1,12 +1,11 @@
-"""Two thousand random products at once from several threads and streams, and two hundred that must be refused.
+"""Soak test: two thousand random products from several threads and streams, and all refusals.
 
     python benchmarks/soak.py --json soak.json                # on a Hopper GPU, some minutes
     python benchmarks/soak.py --cases 200 --threads 2 --device cpu      # the same cases computed by the reference
 
-Every product is held against float64: small integers to the bit, normal values to the error bound. Around every output
-that was given lie elements that have to stay, and no operand may change. The kernels are compiled first, several at a
-time, into the cache folder. Last, in a process of its own: what a thousand shapes cost of the host's memory, and what a
-cold and a warm kernel cost of its time.
+Every product is compared with float64: small integers bit by bit, normal values within the error bound. Elements around
+a given output must stay, and no operand may change. Several processes compile the kernels first, into the cache folder.
+Last, a separate process measures the host memory of a thousand shapes and the time of a cold and a warm kernel.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ H200 = (Places(), "NVIDIA H200")
 
 
 def types() -> tuple[Any, ...]:
-    """Types that have a kernel: tf32 and int8 where Sm90Plan takes them."""
+    """Types with a kernel: tf32 and int8 if Sm90Plan takes them."""
     found: list[Any] = [BF16, BF16, F16, *EIGHT]
     for kind in (F32, torch.int8):
         try:
@@ -59,7 +58,7 @@ def types() -> tuple[Any, ...]:
 
 
 def one(case: Case, device: str) -> str:
-    """Run a case; what went wrong, or ""."""
+    """Runs a case; returns the fault, or ""."""
     a, b, out, whole = tensors(case, device)
     bias = None
     if case.finish:
@@ -87,7 +86,7 @@ def one(case: Case, device: str) -> str:
 
 
 def run(chosen: Sequence[Case], device: str, threads: int) -> list[str]:
-    """All cases, dealt out to threads with two streams each."""
+    """Runs all cases on threads with two streams each."""
     faults: list[str] = []
     done = [0] * threads
 
@@ -118,12 +117,12 @@ def run(chosen: Sequence[Case], device: str, threads: int) -> list[str]:
 
 
 def resident() -> float:
-    """MB of this process's memory that are resident."""
+    """Resident memory of this process in MB."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 def host_costs(seed: int, kernels: int) -> dict[str, Any]:
-    """Memory of a thousand shapes above torch's own, seconds of cold and warm kernels: in a process of its own."""
+    """Memory of a thousand shapes beyond torch's, and seconds of cold and warm kernels."""
     drawn = cases(1500, seed, H200, types(), kernels)  # of which more than a thousand are plain, on a kernel of ours
     found = [case for case, kernel, _ in drawn if kernel is not None and case.form == "plain"]
     made = [tensors(case, "cpu", fill=False)[:2] for case in found[:4]]
@@ -176,7 +175,7 @@ def host_costs(seed: int, kernels: int) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command; 1 where a product or a refusal is wrong, 2 without the GPU that was asked for."""
+    """The command; exits 1 for a wrong product or refusal, 2 without the requested GPU."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--cases", type=int, default=2000)
     parser.add_argument("--kernels", type=int, default=200, help="different kernels at most (%(default)s)")

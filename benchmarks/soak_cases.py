@@ -1,6 +1,6 @@
-"""Random products for the soak: sizes, types, strides, batches and outputs, each made again from its number.
+"""Random products for the soak: sizes, types, strides, batches and outputs, reproducible by number.
 
-What is more than a @ b, a gated product, an epilogue of a user's own, scales, groups, is in `soak_forms`.
+`soak_forms` has gated, scaled and grouped products and user epilogues.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Case:
     sizes     m, n, k; batches of A and of B; None in place of m or n for a vector
     layouts   of A and B: "wide" within a wider matrix, "steps" every second row, "odd" an odd pitch, "off" off 16
               bytes, "far" with the batch between the lines
-    out       where it goes; "inside" of a larger matrix, ...
-    integers  small integers, of which every sum is exact; else normal values, held to the error bound
+    out       the output: new, or "inside" a larger matrix, ...
+    integers  small integers with exact sums; else normal values within the error bound
     finish    with a bias and relu
     form      "plain", or one of `soak_forms` and which of its kind: "gated 0", "own 2"; n counts columns of b
     """
@@ -105,7 +105,7 @@ def draw(number: int, seed: int, kinds: tuple[Any, ...] = (BF16, F16, *EIGHT)) -
 
 
 def _formed(case: Case, form: str, rng: random.Random) -> Case:
-    """The case as one of that form: only what the form takes."""
+    """The case restricted to the options of that form."""
     (m, n, k), (kind, other, out_type), name = case.sizes, case.types, form.split()[0]
     a, b = case.layouts
     case = replace(case, form=form, finish=False, vectors=(False, False))
@@ -125,7 +125,7 @@ def _formed(case: Case, form: str, rng: random.Random) -> Case:
 
 
 def tensors(case: Case, device: str, fill: bool = True) -> tuple[Any, Any, Any, Any]:
-    """(a, b, out, what `out` is a part of), the last two None where matmul makes its own."""
+    """(a, b, out, matrix around `out`), the last two None for a new output."""
     generator = torch.Generator(device=device).manual_seed(case.number)
     m, n, k = case.sizes
     a = _operand((*case.batches[0], m, k), case.layouts[0], case.types[0], case.integers, device, generator, fill)
@@ -194,7 +194,7 @@ def _out(shape: tuple[int, ...], name: str, kind: Any, device: str) -> tuple[Any
 
 
 def kernel_of(case: Case, gpu: tuple[Places, str]) -> tuple[Kernel | None, int]:
-    """The kernel that the case takes, found on the CPU, and how many tensors are copied; None for empty products."""
+    """The case's kernel, found on the CPU, and its number of copies; None if empty."""
     a, b, out, _ = tensors(case, "cpu", fill=False)
     if case.form != "plain":
         from layoutgemm.torch_op.operator import choice_of
@@ -216,7 +216,7 @@ def kernel_of(case: Case, gpu: tuple[Places, str]) -> tuple[Kernel | None, int]:
 def cases(
     count: int, seed: int, gpu: tuple[Places, str], kinds: tuple[Any, ...], kernels: int
 ) -> Iterator[tuple[Case, Kernel | None, int]]:
-    """So many cases that take no more than so many kernels; one that would need another is left out."""
+    """`count` cases with at most `kernels` kernels; cases beyond that are skipped."""
     few = kernels // 5  # of gated products, and of epilogues, so that no form takes the kernels of another
     most = {"plain": kernels - 2 * few, "gated": few, "own": few}
     seen: dict[str, set[Kernel]] = {form: set() for form in most}
@@ -238,7 +238,7 @@ def cases(
 
 
 def fault(case: Case, a: Any, b: Any, got: Any, bias: Any = None, extra: Any = None) -> str:
-    """How the result differs from the float64 product, or ""; held to the bit for integers."""
+    """The difference to the float64 product, or ""; integers are compared bit by bit."""
     kind = case.types[2]
     depth, unit = _SUMS[torch.finfo(a.dtype).bits] if a.dtype.is_floating_point else (1, 0.0)
     terms = ((depth + 1) * -(-case.sizes[2] // depth) * unit + 8 * 2.0**-23) * (1 + 2.0**-7)

@@ -1,9 +1,9 @@
-"""The soak's products that are more than a @ b: gated, with an epilogue of a user's own, scaled, grouped.
+"""The soak's further products: gated, with user epilogues, scaled, grouped.
 
-    form      call                                                                   held against
+    form      call                                                                   compared with
     --------  ---------------------------------------------------------------------  ---------------------------------
     gated     matmul(a, b, activation="swiglu" or "geglu")                           float64, and what the gate may err
-    own       matmul(a, b, epilogue=, given=): a traced function of sum and place     float64; integers to the bit
+    own       matmul(a, b, epilogue=, given=): a traced function of x, i and j        float64; integers to the bit
     scaled    scaled_matmul(a, scale_a, b, scale_b), scales powers of two             float64; integers to the bit
     grouped   grouped_matmul(a, b, offsets), groups of any size, some empty           float64; integers to the bit
 """
@@ -31,7 +31,7 @@ from layoutgemm.torch_op.problem import Problem, contiguous_strides, gated_shape
 
 SHARES = {"gated": 0.07, "own": 0.07, "scaled": 0.12, "grouped": 0.08}  # of the cases of types that have the form
 MOST = {"gated": 0.08, "own": 0.08, "scaled": 0.05, "grouped": 0.05}  # of all cases that are run
-GAIN = 2.0  # no function below makes a difference of sums larger than so many times
+GAIN = 2.0  # bound on how much a function below enlarges a difference of accumulators
 DEPTH = 128  # of K, that share a scale
 _SCALE = Given("scale", "n", dtype("f32"))
 # the function as a kernel traces it, the same on torch's tensors, and what it reads
@@ -54,7 +54,7 @@ SCALES = ((1, None), (1, 128), (128, 1))
 
 
 def draw_form(rng: random.Random, kind: Any) -> str:
-    """A form for operands of that type: its name and, of gated and own ones, which; "plain" for most."""
+    """A random form for that type, with the number of a gated or own one."""
     roll, forms = rng.random(), list(SHARES)
     if kind not in (torch.bfloat16, torch.float8_e4m3fn):
         forms.remove("grouped")
@@ -69,7 +69,7 @@ def draw_form(rng: random.Random, kind: Any) -> str:
 
 
 def extras(case: Any, device: str) -> dict[str, Any]:
-    """What the case reads besides a and b, made from its number."""
+    """The case's further operands, reproducible by number."""
     name, which = case.form.split()
     generator = torch.Generator().manual_seed(case.number)
     m, n, k = case.sizes
@@ -113,7 +113,7 @@ def result_shape(case: Any, a: Any, b: Any) -> tuple[int, ...]:
 
 
 def wanted(case: Any, a: Any, b: Any, extra: dict[str, Any], bound: Callable[[Any], Any]) -> tuple[Any, Any]:
-    """The result in float64, and how much the kernel's may differ before it is rounded to C's type.
+    """The result in float64, and the kernel's error bound before rounding to C's type.
 
     bound  what a sum may differ by, from the sum of the magnitudes of its terms
     """
@@ -149,12 +149,12 @@ def _spread(scale: Any, group: int, like: Any) -> Any:
 
 
 def exact(case: Any) -> bool:
-    """Whether the result of small integers is right to the bit."""
+    """True if small integers must give exact results."""
     return not case.form.startswith("gated")
 
 
 def problem_and_words(case: Any, a: Any, b: Any, c: Any, config: Any, gpu: tuple[Places, str]) -> tuple[Problem, Any]:
-    """Of a gated or own case: its first launch's problem, and the epilogue's words; that of all columns where no kernel
+    """A gated or own case's first problem and its epilogue parameters; the problem of all columns if no kernel
     gates."""
     name, which = case.form.split()
     if name == "gated":
@@ -173,7 +173,7 @@ def problem_and_words(case: Any, a: Any, b: Any, c: Any, config: Any, gpu: tuple
 def kernel_of_form(
     case: Any, a: Any, b: Any, out: Any, config: Any, gpu: tuple[Places, str]
 ) -> tuple[Kernel | None, int]:
-    """The kernel that the case takes where it is one of matmul's, and how many tensors are copied."""
+    """The case's kernel, if it is one of matmul's, and its number of copies."""
     if case.form.split()[0] in ("scaled", "grouped"):
         return None, 0
     shape = result_shape(case, a, b)
@@ -187,7 +187,7 @@ def kernel_of_form(
 
 
 def signature(case: Any) -> tuple[Any, ...] | None:
-    """What the kernel of a scaled or grouped case hangs on: those are compiled by the first call of each."""
+    """The kernel's key of a scaled or grouped case; the first call compiles it."""
     name = case.form.split()[0]
     if name not in ("scaled", "grouped") or 0 in case.sizes:
         return None

@@ -1,4 +1,4 @@
-"""Two hundred ways to call matmul and gemm that have no answer, each with the error that has to come."""
+"""Invalid calls of matmul and gemm, each with the expected error."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ E4M3, E5M2, I8 = torch.float8_e4m3fn, torch.float8_e5m2, torch.int8
 
 @dataclass(frozen=True)
 class Refusal:
-    """A call that is refused: what it is, the call, the type of the error and what its text says.
+    """A refused call: description, call, error type and error text.
 
-    out  a tensor that the call was given to write to; it must not have changed
+    out  the call's output tensor, which must stay unchanged
     """
 
     name: str
@@ -31,7 +31,7 @@ class Refusal:
     out: Any = None
 
     def fault(self) -> str:
-        """What went wrong with the refusal, or ""."""
+        """The fault of the refusal, or ""."""
         before = None if self.out is None else self.out.clone()
         try:
             self.call()
@@ -48,7 +48,7 @@ class Refusal:
 
 
 def refusals(device: str) -> list[Refusal]:
-    """All of them, for tensors on a device."""
+    """All refused calls, for tensors on a device."""
     kinds = (_shapes, _types, _unsupported, _outputs, _output_types, _configs, _others, _places, _epilogues)
     return [refusal for kind in kinds for refusal in kind(device)]
 

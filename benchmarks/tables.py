@@ -1,6 +1,6 @@
-"""The tables of the README, from the records that the measuring programs wrote.
+"""Prints the README's table of speed from its record.
 
-python benchmarks/tables.py            # prints them; tests/benchmarks/test_tables.py holds the README to them
+python benchmarks/tables.py            # tests/benchmarks/test_tables.py compares the README with it
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ RESULTS = Path(__file__).resolve().parent / "results"
 
 
 def gemm(record: dict[str, Any]) -> list[str]:
-    """One line a shape: our time, rate, ratios to torch.mm and to the best peer, bursts and sustained."""
+    """One line a shape: time, rate, ratios to torch.mm and the best peer, in bursts and sustained."""
     lines = [
         "| M x N x K | us | TFLOP/s | x torch.mm | x best peer | best peer | sustained x torch.mm | x best peer |",
         "|---|---|---|---|---|---|---|---|",
@@ -42,7 +42,7 @@ def gemm(record: dict[str, Any]) -> list[str]:
 
 
 def place(outcome: dict[str, Any]) -> tuple[bool, int, float]:
-    """Squares first, then from many rows to few, and by the work in each: a run may take them in another order.
+    """Sort key: squares first, then by falling M, then by falling work.
 
     >>> place({"problem": {"m": 16, "n": 4096, "k": 4096}}) > place({"problem": {"m": 1024, "n": 1024, "k": 1024}})
     True
@@ -51,19 +51,8 @@ def place(outcome: dict[str, Any]) -> tuple[bool, int, float]:
     return not m == n == k, -m, -n * k
 
 
-def ladder(record: dict[str, Any]) -> list[str]:
-    """One line a level: what it adds, its rate, its ratio to torch.mm, the guide's rate."""
-    lines = ["| level | TFLOP/s | x torch.mm | the guide's |", "|---|---|---|---|"]
-    for level in record["levels"]:
-        name = f"{level['level']} {level['name']}"
-        guide = "-" if level["guide"] is None else f"{level['guide']:.0f}"
-        cells = [name, f"{level['tflops']:.0f}", f"{level['ratio']:.3f}", guide]
-        lines.append("| " + " | ".join(cells) + " |")
-    return lines
-
-
 def median(measured: dict[str, Any], what: str = "burst") -> float:
-    """The median of a contender's rounds, seconds.
+    """The median time of a contender's rounds, in seconds.
 
     >>> median({"burst": [3.0, 1.0, 2.0]})
     2.0
@@ -74,16 +63,13 @@ def median(measured: dict[str, Any], what: str = "burst") -> float:
 
 
 def ratio(other: dict[str, Any], ours: dict[str, Any], what: str = "burst") -> str:
-    """How many times as fast as the other."""
+    """The other contender's median time over ours, to three digits."""
     return f"{median(other, what) / median(ours, what):.3f}"
 
 
 def main() -> int:
-    """The command: a table of each record that is there."""
-    for name, table in (("gemm_h200.json", gemm), ("ladder_h200.json", ladder)):
-        path = RESULTS / name
-        if path.exists():
-            print("\n".join([f"{name}:", *table(json.loads(path.read_text())), ""]))
+    """The command: prints the table of gemm_h200.json."""
+    print("\n".join(gemm(json.loads((RESULTS / "gemm_h200.json").read_text(encoding="utf-8")))))
     return 0
 
 

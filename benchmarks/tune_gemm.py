@@ -1,13 +1,12 @@
-"""Configurations for a shape, measured side by side: what the heuristic is held against.
+"""Measures configurations for a shape side by side, as the reference for the heuristic.
 
     python benchmarks/tune_gemm.py build FOLDER --shapes 8192,4096x14336x4096      # compiles, no GPU needed
     python benchmarks/tune_gemm.py run FOLDER --shapes 8192,4096x14336x4096 --json tuned.json
     python benchmarks/tune_gemm.py judge tuned.json                                # no GPU needed
 
-`build` writes one object a configuration, and a manifest; `run` loads what it needs, checks every contender against
-float64, and measures bursts as `layoutgemm/bench/method.py` says, torch.mm among them: a few rounds of all, then as
-many as asked for of the fastest and of what `choose` takes. `judge` says how what `choose` takes now stands in such
-records.
+`build` writes one object per configuration and a manifest. `run` loads the objects, checks every contender against
+float64, and measures bursts by `layoutgemm/bench/method.py`, with torch.mm. A few rounds cover all contenders; the
+remaining rounds cover the fastest and the choice of `choose`. `judge` compares the current choice with such records.
 """
 
 from __future__ import annotations
@@ -45,12 +44,12 @@ CHOSEN = "chosen"  # the family of what `choose` takes: it is always in the last
 
 
 def key_of(choice: Sm90Choice, b_major: str) -> str:
-    """What a compiled configuration is called in a manifest."""
+    """A compiled configuration's key in a manifest."""
     return f"{name_of(choice)} {b_major}"
 
 
 def build(folder: Path, wanted: dict[str, Sm90Choice], b_major: str, jobs: int) -> int:
-    """Compile what is wanted and not there yet, by so many processes; how many failed that have a plan."""
+    """Compiles missing objects in `jobs` processes; returns the number of failures."""
     folder.mkdir(parents=True, exist_ok=True)
     manifest_file = folder / "manifest.json"
     manifest = json.loads(manifest_file.read_text()) if manifest_file.exists() else {}
@@ -72,7 +71,7 @@ def build(folder: Path, wanted: dict[str, Sm90Choice], b_major: str, jobs: int) 
 
 
 def compiled(folder: Path, key: str, choice: Sm90Choice, b_major: str) -> dict[str, Any]:
-    """Compile one configuration into the folder; its manifest's entry. Raises LayoutError."""
+    """Compiles one configuration into the folder; returns its manifest entry. Raises LayoutError."""
     from layoutgemm.kernels.compile.compiler import _kernel_of
     from layoutgemm.kernels.compile.sass import resources
 
@@ -105,9 +104,9 @@ def race(
     device: Device, problem: Problem, field: dict[Sm90Choice, Contender], others: Sequence[Contender], rounds: int,
     last: int, progress: Any = lambda step: None,
 ) -> Tried:  # fmt: skip
-    """Measure configurations, the first of which is the chosen one, and others beside them, torch.mm among those.
+    """Measures configurations, the chosen one first, and peers with torch.mm.
 
-    last  so many of ours are in the last round, beside the chosen one
+    last  number of our kernels in the last round, beside the chosen one
     """
     entries = list(field.values())
     chosen = Contender(entries[0].name, entries[0].prepare, CHOSEN)
@@ -131,7 +130,7 @@ def race(
 
 
 def run(options: argparse.Namespace, shapes: Sequence[tuple[int, int, int]]) -> int:
-    """Measure the shapes, on torch's current GPU; the exit status."""
+    """Measures the shapes on torch's current GPU; returns the exit status."""
     if status := needs.refused(needs.no_gpu()):
         return status
     from benchmarks import peers
@@ -173,7 +172,7 @@ def run(options: argparse.Namespace, shapes: Sequence[tuple[int, int, int]]) -> 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Build, run or judge; the exit status."""
+    """Builds, runs or judges; returns the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("step", choices=("build", "run", "judge"))
     parser.add_argument("where", type=Path, nargs="+", help="the folder of objects; for judge: records")

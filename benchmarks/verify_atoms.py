@@ -1,17 +1,19 @@
-"""Hold the atoms' maps against the hardware: fill fragments through our maps, run one instruction, read D through them.
+"""Checks the atoms' maps on a GPU: fill fragments through the maps, run one instruction, read D.
 
     python benchmarks/verify_atoms.py all --json benchmarks/results/verify_atoms.json
     python benchmarks/verify_atoms.py mma-sync --match e4m3
     python benchmarks/verify_atoms.py wgmma --quick
 
-Operands are small integers, which every format has exactly, so the result must equal the integer product bit for bit.
-Each mma.sync runs a batch of random operands, then A, B and C with a single 1 in every place in turn, which pins their
-maps: a one in the wrong place gives a row, a column or an element in the wrong place. (What no run can show is one
-renumbering of k in A and B alike.) Integer accumulators also run over their limit. wgmma runs random operands and, for
-each bit of an element's number, an operand made of that bit; it runs each swizzle, major and K step besides.
+Operands are small integers, exact in every format, so the result must equal the integer product bit for bit.
 
-One line an atom; a kernel that does not compile or run is a line with the reason, and the run goes on. Needs a driver
-and a GPU, nothing else.
+- mma.sync: a batch of random operands. Then A, B and C with a single 1 at every position in turn, which determines
+  their maps.
+- A wrong map moves a row, a column or an element. No run can show one renumbering of k in both A and B.
+- Integer accumulators also overflow.
+- wgmma: random operands, and an operand for each bit of an element's number; each swizzle, major and K step too.
+
+The output has one line per atom. A kernel that does not compile or run is a line with the reason, and the run
+continues. It needs a driver and a GPU.
 """
 
 from __future__ import annotations
@@ -48,13 +50,13 @@ ALL_VARIANTS = (8, 64, 256)  # the N at which wgmma runs every swizzle, major an
 
 
 def version_for(gpu: Any) -> str:
-    """The PTX version to write: what the kernels ask for, or the newest that the driver reads."""
+    """The PTX version: the kernels', or the newest that the driver reads."""
     wanted = tuple(map(int, mma_sync.PTX_VERSION.split(".")))
     return "{}.{}".format(*min(wanted, gpu.ptx_version))
 
 
 def random_matrices(rng: np.random.Generator, atom: MmaAtom, operand: str, cases: int) -> Ints:
-    """[case, product, row, column] small integers that the operand's type has exactly."""
+    """[case, product, row, column] small integers, exact in the operand's type."""
     low, high = values.range_of(atom.dtype_of(operand))
     shape = (cases, values.products(atom), *atom.tile_of(operand))
     return rng.integers(low, high, size=shape, endpoint=True, dtype=np.int64)
@@ -112,7 +114,7 @@ def difference(atom: MmaAtom, batch: str, got: npt.NDArray[Any], want: npt.NDArr
 
 
 def run_mma_sync(gpu: Any, atom: MmaAtom, rng: np.random.Generator, quick: bool) -> tuple[int, str]:
-    """(cases run, first difference or empty) of one atom."""
+    """(number of cases, first difference or empty) of one atom."""
     choices: list[mma_sync.Selectors] = [((0, 0), (0, 0))]
     if atom.scale is not None:
         sides = [list(itertools.product(*selectors(atom, name))) for name in ("SFA", "SFB")]
@@ -147,7 +149,7 @@ def run_mma_sync(gpu: Any, atom: MmaAtom, rng: np.random.Generator, quick: bool)
 
 
 def verify_mma_sync(gpu: Any, wanted: Callable[[str], bool], quick: bool) -> Iterator[Row]:
-    """A row for each mma.sync form of the GPU's architecture that is wanted."""
+    """A row for each requested mma.sync form of the GPU's architecture."""
     rng = np.random.default_rng(1)
     for atom in atoms(gpu.target, "mma.sync"):
         if isinstance(atom, MmaAtom) and wanted(atom.ptx):
@@ -155,7 +157,7 @@ def verify_mma_sync(gpu: Any, wanted: Callable[[str], bool], quick: bool) -> Ite
 
 
 def fill_tile(rng: np.random.Generator, tile: SmemTile, offset: int, matrices: Ints) -> npt.NDArray[np.uint8]:
-    """[case, row, column] integers -> [case, byte]: the tile's bytes, random where the step does not read."""
+    """[case, row, column] integers -> [case, byte] of the tile; unread bytes are random."""
     cases, rows, columns = matrices.shape
     size = tile.dtype.bytes
     first = np.asarray(tile.byte(np.arange(rows)[:, None], offset + np.arange(columns)[None, :]))
@@ -167,7 +169,7 @@ def fill_tile(rng: np.random.Generator, tile: SmemTile, offset: int, matrices: I
 
 
 def tiles(atom: MmaAtom, operand: str, everything: bool) -> Iterator[tuple[str, SmemTile, int, int]]:
-    """(name, tile, K step, its byte offset) of the shared-memory layouts in which an operand is tried."""
+    """(name, tile, K step, its byte offset) of an operand's shared-memory layouts."""
     rows, depth = atom.tile_of(operand)
     dtype = atom.dtype_of(operand)
     for major in atom.a_majors if operand == "A" else atom.b_majors:
@@ -186,7 +188,7 @@ def tiles(atom: MmaAtom, operand: str, everything: bool) -> Iterator[tuple[str, 
 
 
 def run_wgmma(gpu: Any, atom: MmaAtom, rng: np.random.Generator, pair: tuple[Any, Any]) -> tuple[int, str]:
-    """(cases run, first difference or empty) of one atom with A and B in the given tiles."""
+    """(number of cases, first difference or empty) of an atom with given tiles."""
     sides = dict(zip("AB", pair))
     described: dict[str, wgmma.Tile | None] = {"A": None}
     for operand, (_, tile, _, offset) in ((key, side) for key, side in sides.items() if side is not None):
@@ -225,7 +227,7 @@ def run_wgmma(gpu: Any, atom: MmaAtom, rng: np.random.Generator, pair: tuple[Any
 
 
 def verify_wgmma(gpu: Any, wanted: Callable[[str], bool], quick: bool) -> Iterator[Row]:
-    """A row for each wgmma form that is wanted, in each of the tiles in which its operands are tried."""
+    """A row for each requested wgmma form with each tile of its operands."""
     rng = np.random.default_rng(2)
     for atom in atoms(gpu.target, "wgmma"):
         if not isinstance(atom, MmaAtom) or not wanted(atom.ptx) or atom.a_dtype.bits < 8:
@@ -243,7 +245,7 @@ def verify_wgmma(gpu: Any, wanted: Callable[[str], bool], quick: bool) -> Iterat
 
 
 def report(gpu: Any, ptx: str, variant: str, run: Callable[[], tuple[int, str]]) -> Row:
-    """One atom's row; whatever goes wrong is a row too."""
+    """One atom's row; a failure is a row too."""
     try:
         cases, bad = run()
     except CudaError as error:
@@ -255,7 +257,7 @@ def report(gpu: Any, ptx: str, variant: str, run: Callable[[], tuple[int, str]])
 
 
 def summary(rows: list[Row]) -> dict[str, Any]:
-    """What the file keeps: for each atom how many of its variants hold, and the failures whole."""
+    """The file's content: correct variants per atom, and all failures."""
     atoms: dict[str, list[int]] = {}
     for row in rows:
         counts = atoms.setdefault(row["atom"], [0, 0, 0])
@@ -278,7 +280,7 @@ FAMILIES: dict[str, Callable[[Any, Callable[[str], bool], bool], Iterator[Row]]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command; 1 where a form is wrong or none was run, 2 without a GPU."""
+    """The command; exits 1 for a wrong form or an empty run, 2 without a GPU."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("family", choices=[*FAMILIES, "all"])
     parser.add_argument("--json", type=Path, help="write the rows here")

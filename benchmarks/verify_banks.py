@@ -1,15 +1,16 @@
-"""Hold the model of bank conflicts against a GPU: cycles of one access for many patterns, beside the wavefronts.
+"""Checks the bank-conflict model on a GPU: cycles of one access beside the model's wavefronts.
 
     python benchmarks/verify_banks.py --json benchmarks/results/banks_h200.json
 
-Each pattern runs on each instruction that it is for (tests/micro/banks.py). All warps of one block repeat it, so the
-cycles for one access are its wavefronts times the cycles of a wavefront. That unit is the median over the patterns
-whose wavefronts are beyond doubt (strides and row pitches, at four wavefronts or more) and is printed for each
-instruction: it is 1 where the instruction moves 128 bytes in a cycle. A pattern agrees when its cycles, in units, are
-within a quarter of a wavefront or 6% of the model's, whichever is more. `by phases` is the model without pairs of
-lanes.
+Each pattern runs on each of its instructions (tests/micro/banks.py). All warps of one CTA repeat it, so an access takes
+its wavefronts times the cycles of a wavefront. That unit is the median over patterns with certain wavefronts: strides
+and row pitches of four wavefronts or more. The program prints it for each instruction. It is 1 for an instruction that
+moves 128 bytes per cycle.
 
-To see that a difference is seen: --plant 2 predicts one wavefront too many for every second pattern that may differ.
+A pattern agrees if its cycles, in units, are within a quarter of a wavefront or 6% of the model's, whichever is more.
+`by phases` is the model without pairs of lanes.
+
+`--plant 2` tests the comparison: it predicts one wavefront too many for every second pattern that may differ.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ REPEATS = 5
 
 
 def predicted(form: Form, pattern: Pattern, packing: bool = True) -> int:
-    """The model's wavefronts: of the lanes whose addresses the instruction reads."""
+    """The model's wavefronts, for the lanes whose addresses the instruction reads."""
     used = list(pattern.addresses[: form.lanes])
     return bank_conflicts(used, form.width, form.kind, packing=packing).wavefronts
 
@@ -58,7 +59,7 @@ def cycles(raw: np.ndarray) -> float:
 
 
 def measure(gpu: Any, compiled: Any, form: Form, pattern: Pattern) -> float:
-    """The least of several runs: whatever else the multiprocessor does only adds."""
+    """The minimum of several runs, since other work on the SM only adds time."""
     at = np.array([IDLE if a is None else a for a in pattern.addresses], dtype=np.uint32)
     zero = np.zeros(1, dtype=np.uint32)
     runs = [gpu.launch(compiled, form.name, 1, 32 * WARPS, [at, zero], [RESULT_BYTES])[0] for _ in range(REPEATS)]
@@ -78,7 +79,7 @@ def judge(rows: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command; 1 where a pattern differs from the model, 2 without a GPU."""
+    """The command; exits 1 if a pattern differs from the model, 2 without a GPU."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the rows and the machine here")
     parser.add_argument("--plant", type=int, default=0, metavar="N", help="make every Nth prediction wrong")

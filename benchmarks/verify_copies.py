@@ -1,19 +1,19 @@
-"""Hold the copies' models against the hardware: matrix copies, and where tensor stores end a line.
+"""Checks the copy models on a GPU: matrix copies, and the clipping of TMA stores.
 
     python benchmarks/verify_copies.py matrix --json benchmarks/results/verify_copies_h200.json
     python benchmarks/verify_copies.py edges --json benchmarks/results/verify_edges_h200.json
 
-`matrix`: ldmatrix, stmatrix and movmatrix, every form the GPU has. Each form runs a batch of cases. Shared memory holds
-random bytes; the lanes that supply an address get random rows of 16 bytes, all different, and the others addresses that
-are no row's start, which nothing may read or write. What the registers (of a load), the memory (after a store, every
-byte of it) or the moved registers must be is read off the atom's two maps alone, and one wrong byte fails the form.
+`matrix`: ldmatrix, stmatrix and movmatrix, every form of the GPU, with a batch of cases each. Shared memory holds
+random bytes. Lanes that supply an address get different random rows of 16 bytes. The other lanes get addresses that are
+not row starts, which must not be accessed. The atom's two maps alone determine the expected registers of a load, every
+byte of memory after a store, and the moved registers. One wrong byte fails the form.
 
-`edges`: tensor stores and reductions (cp.async.bulk.tensor, cp.reduce.async.bulk.tensor) whose lines end within 16
-bytes, in each of the ways in which elements of 1, 2, 4 and 8 bytes can, in one to three dimensions. Every byte of
-global memory must be what the engine's model says, which ends lines of both at multiples of 16 bytes; the report has
-the last column that was written for each number of columns, also where the model is wrong.
+`edges`: TMA stores and reductions (cp.async.bulk.tensor, cp.reduce.async.bulk.tensor) with rows that end within 16
+bytes. They cover elements of 1, 2, 4 and 8 bytes in one to three dimensions. Every byte of global memory must match the
+TMA model, which clips rows at multiples of 16 bytes. The report has the last written column for each number of columns,
+also for a wrong model.
 
-Needs a driver and a GPU, nothing else.
+It needs a driver and a GPU.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def random_addresses(rng: np.random.Generator, atom: CopyAtom, side: str) -> npt.NDArray[np.uint32]:
-    """[case][lane]: rows of 16 bytes, all different within a case; lanes that are ignored get another row's bytes."""
+    """[case][lane]: 16-byte rows, all different within a case; ignored lanes point inside another row."""
     rows = copy_matrix.SHARED // 16
     out = np.stack([rng.permutation(rows)[:32] for _ in range(CASES)]).astype(np.uint32) * 16
     ignored = [lane for lane in range(32) if lane not in atom.address_threads(side)]
@@ -71,7 +71,7 @@ def register_bytes(atom: CopyAtom, side: str) -> npt.NDArray[np.int64]:
 
 
 def expected(atom: CopyAtom, image: Bytes, addresses: npt.NDArray[np.uint32], registers: Bytes) -> Bytes:
-    """What the kernel must write, from the maps."""
+    """The expected output, from the maps."""
     size = atom.element.bytes
     within = np.arange(size)
     case = np.arange(CASES)[:, None]
@@ -120,7 +120,7 @@ def verify(gpu: Any, atom: CopyAtom, rng: np.random.Generator, version: str) -> 
 
 
 def matrix(args: argparse.Namespace) -> int:
-    """The command `matrix`; 1 where a form is wrong or none was run."""
+    """The command `matrix`; exits 1 for a wrong form or an empty run."""
     with Device() as gpu:
         version = "{}.{}".format(*min(tuple(map(int, copy_matrix.PTX_VERSION.split("."))), gpu.ptx_version))
         rng = np.random.default_rng(args.seed)
@@ -140,7 +140,7 @@ def matrix(args: argparse.Namespace) -> int:
 
 
 def about(gpu: Any, version: str, seed: int) -> dict[str, Any]:
-    """What a report begins with: the GPU, the driver, the versions, the date."""
+    """The head of a report: GPU, driver, versions, date."""
     return {
         "gpu": gpu.name,
         "target": gpu.target,
@@ -160,7 +160,7 @@ ADDED = ("bf16", "f16", "u32", "f32", "u64", "f64")  # no reduction has elements
 
 
 def forms() -> Iterator[list[tensor_stores.Case]]:
-    """Cases that share a type, a rank and an operation: each list has one for every end of a line within 16 bytes."""
+    """Cases by type, rank and operation, with one case per row end within 16 bytes."""
     for rank in (1, 2, 3):
         for swizzle in ("none", "64B") if rank == 2 else ("none",):
             for name in STORED:
@@ -204,7 +204,7 @@ def last_column(case: tensor_stores.Case, before: Bytes, after: Bytes) -> int | 
 
 
 def edges(args: argparse.Namespace) -> int:
-    """The command `edges`; 1 where lines do not end as the engine's model says."""
+    """The command `edges`; exits 1 if rows are not clipped as in the model."""
     with Device() as gpu:
         version = tensor_stores.PTX_VERSION if gpu.target == "sm_90a" else "{}.{}".format(*gpu.ptx_version)
         rng, rows = np.random.default_rng(args.seed), []
@@ -220,7 +220,7 @@ def edges(args: argparse.Namespace) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command; 1 where a form is wrong, 2 without a GPU."""
+    """The command; exits 1 for a wrong form, 2 without a GPU."""
     parser = argparse.ArgumentParser(description="hold the models of copies against the GPU")
     commands = parser.add_subparsers(dest="command", required=True)
     one = commands.add_parser("matrix", help="ldmatrix, stmatrix, movmatrix")

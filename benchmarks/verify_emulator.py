@@ -1,18 +1,17 @@
-"""Run the same PTX on a GPU and in the emulator, and compare what comes out.
+"""Runs the same PTX on a GPU and in the emulator, and compares the results.
 
     python benchmarks/verify_emulator.py [--json FILE] [--every N]
 
-Matrix products of every mma.sync and wgmma form that the GPU has, on the same random inputs: integers, of which every
-result must be the same bits; and normally distributed floats, where the sums are rounded. Of those the largest
-difference is given in units of the bound: the expected sum of the absolute products, times 2**-21 for f32 accumulators
-and 2**-10 for f16. Tensor cores align the products and cut off what lies below, so the last bits differ from a sum in
-float32; wgmma on 8-bit floats keeps far fewer bits of its f32 accumulator, hence 2**-12 there.
+It compares MMAs of every mma.sync and wgmma form of the GPU on the same random inputs. Integer results must be equal
+bit by bit. For normally distributed floats the sums are rounded, and the largest difference is given in units of a
+bound. The bound is the expected sum of absolute products, times 2**-21 for f32 accumulators and 2**-10 for f16. Tensor
+cores align the products and truncate lower bits, so the last bits differ from a float32 sum. wgmma on 8-bit floats
+keeps fewer bits of its f32 accumulator, hence 2**-12 there.
 
-Whether the lowest 13 bits of a tf32 operand matter, and which addresses a block's own shared memory has in a cluster,
-is asked of both too. Matrix copies are compared by verify_copies.py with what their maps say, and the tests hold the
-emulator to the same maps.
+It also compares the effect of the lowest 13 bits of a tf32 operand, and the addresses of a CTA's shared memory in a
+cluster. verify_copies.py compares matrix copies with their maps, and the tests compare the emulator with the same maps.
 
-Without a GPU the program ends with 2.
+Without a GPU the program exits with 2.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ UNIT_FP8 = 2.0**-12  # of wgmma on 8-bit floats with an f32 accumulator
 
 
 def register_words(atom: MmaAtom, operand: str, rng: np.random.Generator, normal: bool) -> npt.NDArray[np.uint32]:
-    """[case, thread, word] random fragments: small integers, or normally distributed floats rounded to the type."""
+    """[case, thread, word] random fragments: small integers, or rounded normal floats."""
     dtype = atom.dtype_of(operand)
     rows, columns = atom.tile_of(operand)
     shape = (CASES, values.products(atom), rows, columns)
@@ -61,13 +60,13 @@ def register_words(atom: MmaAtom, operand: str, rng: np.random.Generator, normal
 
 
 def sync_case(atom: MmaAtom, version: str, target: str, rng: np.random.Generator, normal: bool) -> tuple[Any, ...]:
-    """An mma.sync form's kernel, its inputs, the order of its parameters and the threads of a block."""
+    """An mma.sync form's kernel, inputs, parameter order and threads per CTA."""
     inputs = [register_words(atom, operand, rng, normal) for operand in "ABC"]
     return mma_sync.kernel(atom, target, version), inputs, [0, 1, 2, 3], 32
 
 
 def group_case(atom: MmaAtom, version: str, target: str, rng: np.random.Generator, normal: bool) -> tuple[Any, ...]:
-    """The same of a wgmma form, operands in shared memory as whole tiles."""
+    """The same for a wgmma form, with operands as whole shared-memory tiles."""
     described: dict[str, Any] = {"A": None}
     inputs = []
     for operand in "ABC":
@@ -103,7 +102,7 @@ def as_floats(raw: npt.NDArray[np.uint8], name: str) -> npt.NDArray[np.float64]:
 
 
 def compare(gpu: Any, atom: MmaAtom, rng: np.random.Generator) -> dict[str, Any]:
-    """One form: whether integers give the same bits, and how far random floats are apart."""
+    """One form: equality of integer results, and the distance of float results."""
     emulated = EmulatedDevice(gpu.target)
     make = sync_case if atom.threads <= 32 else group_case
     row: dict[str, Any] = {"atom": atom.ptx}
@@ -127,7 +126,7 @@ def compare(gpu: Any, atom: MmaAtom, rng: np.random.Generator) -> dict[str, Any]
 
 
 def low_bits(gpu: Any, rng: np.random.Generator) -> dict[str, bool]:
-    """Whether the 13 lowest bits of a tf32 operand change a product: on the GPU, and emulated."""
+    """Compares the effect of a tf32 operand's 13 lowest bits on the GPU and emulated."""
     from layoutgemm.atoms import mma_sync as make
 
     atom = make("m16n8k8", "tf32")
@@ -169,7 +168,7 @@ ADDRESSES = """.shared .align 16 .b8 here[64];
 
 
 def addresses(gpu: Any) -> dict[str, Any]:
-    """Of each block of a cluster of two: its own shared address, that mapped to itself, and to the other block."""
+    """Shared addresses of each CTA in a cluster of two: own, mapped to itself, mapped to the other."""
     text = mma_sync.header(gpu.target, version_for(gpu)) + ADDRESSES
     out: dict[str, Any] = {}
     for name, device in (("gpu", gpu), ("emulator", EmulatedDevice(gpu.target))):
@@ -182,7 +181,7 @@ def addresses(gpu: Any) -> dict[str, Any]:
 
 
 def chosen(target: str, every: int) -> Iterator[MmaAtom]:
-    """The forms that are compared: every mma.sync form without scales, wgmma at some N."""
+    """The compared forms: every mma.sync form without scales, wgmma at some N."""
     for number, atom in enumerate(atoms(target, "mma.sync")):
         if isinstance(atom, MmaAtom) and atom.scale is None and number % every == 0:
             yield atom
@@ -192,7 +191,7 @@ def chosen(target: str, every: int) -> Iterator[MmaAtom]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command; 1 where a form differs, 2 without a GPU."""
+    """The command; exits 1 for a different form, 2 without a GPU."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--json", type=Path, help="write the rows here")
     parser.add_argument("--every", type=int, default=1, help="only every Nth mma.sync form")

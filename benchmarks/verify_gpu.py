@@ -1,15 +1,17 @@
-"""Hold the GEMM kernels against float64 on a GPU, at square, tall, wide, deep and ragged sizes.
+"""Compares the GEMM kernels with float64 on a GPU, at many sizes.
 
     python benchmarks/verify_gpu.py --json benchmarks/results/verify_h200.json
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck python benchmarks/verify_gpu.py --quick
 
-(Without its caching allocator torch gives each tensor an allocation of its own, so that the sanitizer sees its end;
-with --plant the run stores past the end of C on purpose, and the sanitizer must say so.)
+Sizes are square, tall, wide, deep and ragged. For every case:
 
-For every case: C is filled with NaN before the run; inputs are standard normal; the result must lie within
-`layoutgemm.kernels.error_bound`'s formula of the float64 product, and a second run must give the same bits. Then the
-same case with small integers, for which f32 accumulation is exact: every element must equal the float64 product
-(rounded to C's type), so that one missing or doubled product anywhere shows.
+- C is filled with NaN before the run, and inputs are standard normal.
+- The result must lie within `layoutgemm.kernels.error_bound` of the float64 product. A second run must give the same
+  bits.
+- The same case with small integers is exact in f32. Every element must equal the float64 product, rounded to C's type.
+
+PYTORCH_NO_CUDA_MEMORY_CACHING=1 gives each tensor its own allocation, so that the sanitizer sees its end. `--plant`
+stores past the end of C on purpose, and the sanitizer must report it.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ QUICK = [(64, 64, 64), (1, 1, 1), (65, 63, 65), (200, 136, 72), (128, 192, 1000)
 
 
 def cases(quick: bool) -> Iterator[tuple[tuple[int, int, int], dict[str, Any]]]:
-    """(sizes, arguments of derive): every size with the default, every order, type, swizzle and tile at some sizes."""
+    """(sizes, arguments of derive): all sizes by default, and all options at some sizes."""
     for size in QUICK if quick else SIZES:
         yield size, {}
     ragged = [(200, 136, 72)] if quick else [(200, 136, 72), (333, 777, 555), (512, 512, 2048)]
@@ -80,7 +82,7 @@ def matrix(values: torch.Tensor, order: str, dtype: torch.dtype) -> torch.Tensor
 
 
 def verify(size: tuple[int, int, int], arguments: dict[str, Any], generator: torch.Generator) -> dict[str, Any]:
-    """One case; returns a row of figures with "ok"."""
+    """Runs one case; returns a row of figures with "ok"."""
     m, n, k = size
     plan = GemmPlan.derive(m, n, k, **arguments)
     plan.check().require()
@@ -117,7 +119,7 @@ def verify(size: tuple[int, int, int], arguments: dict[str, Any], generator: tor
 
 
 def plant() -> None:
-    """Store 64 rows into a C that has 32: a run of the sanitizer that reports nothing here is worth nothing."""
+    """Stores 64 rows into a C of 32 rows, to test the sanitizer."""
     plan = GemmPlan.derive(64, 64, 64)
     a = torch.ones((64, 64), dtype=torch.bfloat16, device="cuda")
     c = torch.empty((32, 64), device="cuda")
@@ -126,7 +128,7 @@ def plant() -> None:
 
 
 def machine() -> dict[str, str]:
-    """What the figures belong to."""
+    """The GPU, driver and versions of the figures."""
     driver = subprocess.run(
         ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
         capture_output=True,
@@ -157,7 +159,7 @@ def _version(metadata: Any, name: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command; 1 where a case fails, 2 without a GPU."""
+    """The command; exits 1 for a failed case, 2 without a GPU."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a few small cases, for compute-sanitizer")
     parser.add_argument("--json", type=Path, help="write the rows and the machine here")

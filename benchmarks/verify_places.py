@@ -1,12 +1,12 @@
-"""Where the clusters of a launch come to lie on a GPU, beside what `Places` says of it: how many, and in what rounds.
+"""Compares the SMs of a launch's clusters with the model `Places`: count and rounds.
 
     python benchmarks/verify_places.py --json benchmarks/results/places_h200.json
 
-Blocks of 200 KiB of shared memory, one to a multiprocessor, store on which one they run. Multiprocessors that a
-cluster of eight, or of fewer, was seen to lie on are of one graphics cluster (GPC): a place. Rounds hold where all
-clusters that `Places.dealt` deals out to one place were in one, and those of different places in different ones.
+CTAs with 200 KiB of shared memory, one per SM, store their SM number. SMs of one cluster of up to eight CTAs are on one
+graphics processing cluster (GPC). The rounds hold if all clusters that `Places.dealt` assigns to one GPC ran on one,
+and those of different GPCs on different ones.
 
-To see that a difference is seen: --plant 1 moves all rounds by one cluster.
+`--plant 1` tests the comparison: it moves all rounds by one cluster.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ again:
 
 
 class Gpu:
-    """Torch's current GPU, and the program that says where its blocks run."""
+    """torch's current GPU, and a program that reports the SMs of its CTAs."""
 
     def __init__(self) -> None:
         import torch
@@ -73,7 +73,7 @@ class Gpu:
         got(driver.cuFuncSetAttribute(self.function, attribute, BLOCK_BYTES))
 
     def clusters(self, count: int, blocks: int) -> list[tuple[int, ...]]:
-        """The multiprocessors of each of `count` clusters, in the order of their numbers."""
+        """The SMs of each of `count` clusters, in cluster order."""
         import ctypes
 
         out = self.torch.full((count * blocks,), -1, dtype=self.torch.int32, device="cuda")
@@ -85,7 +85,7 @@ class Gpu:
 
 
 def places_of(gpu: Gpu, counts: Sequence[int]) -> dict[int, int]:
-    """Multiprocessor -> its place: those that a cluster was seen to lie on are of one."""
+    """GPC of each SM: SMs of one cluster are on one GPC."""
     root: dict[int, int] = {}
 
     def find(x: int) -> int:
@@ -102,7 +102,7 @@ def places_of(gpu: Gpu, counts: Sequence[int]) -> dict[int, int]:
 
 
 def held(rounds: Rounds, at: Sequence[int], plant: int = 0) -> str:
-    """Why the clusters of those places were not dealt out in such rounds, or an empty text.
+    """The reason why clusters were not assigned in such rounds, or an empty text.
 
     >>> held((((0, 1), 2),), [5, 7, 5, 7, 9]), held((((0, 1), 2),), [5, 5, 5, 5])
     ('', 'clusters 0 and 1 lie in place 5: they were to be in 0 and 1')
@@ -123,7 +123,7 @@ def held(rounds: Rounds, at: Sequence[int], plant: int = 0) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command: 1 where rounds do not hold, 2 without a GPU."""
+    """The command; exits 1 if the rounds do not hold, 2 without a GPU."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--repeats", type=int, default=20, metavar="COUNT", help="launches of each size")
     parser.add_argument("--plant", type=int, default=0, metavar="CLUSTERS", help="move the rounds by so many")

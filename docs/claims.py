@@ -1,4 +1,4 @@
-"""The page of published claims, from the list in layouts/published_claims.py: nothing of it is written twice."""
+"""The page of published claims, from the list in layouts/published_claims.py."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def program() -> Any:
 
 
 def claims() -> str:
-    """Every claim as published, with its proof or counterexample, topic by topic, and a table of all before them."""
+    """All published claims by topic, with proof or counterexample, after a summary table."""
     found = program().CLAIMS
     rows, sections, topic = [], [], ""
     for claim in found:

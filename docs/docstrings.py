@@ -1,4 +1,4 @@
-"""Docstrings as Markdown: examples at a prompt become code blocks, which Markdown would take for quotations."""
+"""Docstrings as Markdown. Prompt examples become code blocks, since Markdown reads `>>>` as quotations."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import griffe
 
 
 def fenced(text: str) -> str:
-    """The docstring with its examples in fences, and lists of names that align their meanings as code.
+    """The docstring with its examples and its aligned lists of names in code fences.
 
     >>> fenced("Adds.\\n\\n>>> 1 + 1\\n2\\n\\nThen more.")
     'Adds.\\n\\n```pycon\\n>>> 1 + 1\\n2\\n```\\n\\nThen more.'
@@ -26,7 +26,7 @@ def fenced(text: str) -> str:
 
 
 def _aligned(lines: list[str]) -> bool:
-    """Whether a block is a list of names and meanings, `name   meaning`, in columns: long names may leave one space."""
+    """True if a block lists names and meanings in columns, `name   meaning`. Long names may leave one space."""
     heads = [line.partition("  ") for line in lines if not line.startswith(" ")]
     named = [head for head, gap, _ in heads if gap and not head.endswith((".", ":")) and len(head) < 40]
     return len(named) > 0.7 * len(heads)

@@ -1,12 +1,12 @@
-"""What the documentation makes when it is built: pictures, tables and notebooks, from the library and its records.
+"""Build steps of the documentation: pictures, tables and notebooks, from the library and its records.
 
-A page is Markdown with three kinds of blocks that are no Markdown:
+A page is Markdown with three more kinds of blocks:
 
     ```picture CAPTION          Python whose last line is an expression: an SVG document, made by the library
     ```generated                Python whose last line is an expression: Markdown, such as a table of a record
     <!-- when NAME --> ... <!-- end -->      kept where NAME, a dotted name or a path, exists
 
-`render` gives the Markdown that is left when they are made. Nothing here knows mkdocs: the tests call it as well.
+`render` returns plain Markdown. This module does not depend on mkdocs, so that tests can call it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 _WHEN = re.compile(r"<!-- when (\S+) -->\n(.*?)<!-- end -->\n?", flags=re.DOTALL)
 _FENCE = re.compile(r"^```(picture|generated)(?: +([^\n]*))?\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 _PYTHON = re.compile(r"^```(?:python|py|pycon)\b[^\n]*\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
-# A picture goes to a file of its own: called with the SVG document, gives the address to show it by.
+# Stores an SVG document in a file, and returns its address.
 Keep = Callable[[str], str]
 
 
@@ -36,9 +36,9 @@ _PACKAGE = (
 
 @functools.cache
 def named(name: str) -> Any:
-    """What a block may name: the library's public names, the tables of docs/tables.py, and `claims`. None: no such.
+    """The object of a name in a block, or None: public names, tables of docs/tables.py, `claims`.
 
-    Looked up one by one: some names load torch, which need not be there.
+    Names are looked up singly, since some load torch, which may be absent.
 
     >>> named("Layout").__name__, named("gemm_table").__name__, named("no_such")
     ('Layout', 'gemm_table', None)
@@ -52,7 +52,7 @@ def named(name: str) -> Any:
 
 
 def exists(name: str) -> bool:
-    """Whether a dotted name can be imported, or a path relative to the project's root is there.
+    """True if a dotted name can be imported, or a relative path exists.
 
     >>> exists("layoutgemm.view.layout_svg"), exists("layoutgemm.view.no_such"), exists("docs/fences.py")
     (True, False, True)
@@ -67,7 +67,7 @@ def exists(name: str) -> bool:
 
 
 def visible(markdown: str) -> str:
-    """The page without the parts whose condition does not hold.
+    """The page without the parts with a false condition.
 
     >>> visible("a\\n<!-- when no.such -->\\nb\\n<!-- end -->\\nc\\n<!-- when docs/fences.py -->\\nd\\n<!-- end -->\\n")
     'a\\nc\\nd\\n'
@@ -76,7 +76,7 @@ def visible(markdown: str) -> str:
 
 
 def evaluate(code: str) -> Any:
-    """Runs a block; its value is that of the last line, an expression.
+    """Runs a block and returns the value of its last line, an expression.
 
     >>> evaluate("x = 6\\nx * 7")
     42
@@ -102,7 +102,7 @@ def figure(svg: str, caption: str, keep: Keep) -> str:
 
 
 def render(markdown: str, keep: Keep) -> str:
-    """The page with its pictures and tables made, and examples marked as what they are."""
+    """The page with its pictures and tables, and with marked examples."""
 
     def made(match: re.Match[str]) -> str:
         kind, said, code = match.groups()

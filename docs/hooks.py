@@ -1,4 +1,4 @@
-"""mkdocs' side of the documentation: pages through `docs.fences`, notebooks and programs as pages of their own."""
+"""mkdocs hooks: pages through `docs.fences`, and pages for notebooks and programs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Makes the pictures and tables of a page; a picture is a file, named by what it holds."""
+    """Makes the pictures and tables of a page. A picture is a file, named by the hash of its content."""
 
     def keep(svg: str) -> str:
         uri = f"pictures/{hashlib.sha256(svg.encode()).hexdigest()[:16]}.svg"

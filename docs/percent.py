@@ -1,4 +1,4 @@
-"""A notebook (a jupytext percent script) as a page: cells are run, and show what they print and their last picture."""
+"""A jupytext notebook as a page, with printed output and last picture of each cell."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def cells(text: str) -> list[tuple[str, str]]:
 
 
 def run_cell(source: str, space: dict[str, Any]) -> tuple[str, Any]:
-    """Runs a cell as a notebook does: what it printed, and the value of its last line if that is an expression."""
+    """Runs a cell as a notebook does; returns its output and the value of a last expression."""
     tree = ast.parse(source)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     printed = io.StringIO()
@@ -40,7 +40,7 @@ def run_cell(source: str, space: dict[str, Any]) -> tuple[str, Any]:
 
 
 def page(path: Path, keep: Keep) -> str:
-    """The Markdown of a notebook. Where it needs the CuTe DSL and that is absent, its cells are shown and not run."""
+    """The Markdown of a notebook. Without the CuTe DSL, cells that need it are shown and not run."""
     text = path.read_text(encoding="utf-8")
     runs = "\n# Needs: dsl" not in text or importlib.util.find_spec("cutlass") is not None
     space: dict[str, Any] = {"__name__": "notebook"}

@@ -1,4 +1,4 @@
-"""Tables and paragraphs of the documentation, from benchmarks/results/*.json and from the programs themselves."""
+"""Tables and paragraphs of the documentation, from the records in benchmarks/results and from programs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def machine(name: str) -> str:
 
 
 def gemm_table(name: str = "gemm") -> str:
-    """GEMM against torch.mm and the best peer, as the README has it."""
+    """GEMM against torch.mm and the best peer, as in the README."""
     from benchmarks import tables
 
     head, rule, *lines = tables.gemm(record(name))
@@ -60,7 +60,7 @@ def gemm_table(name: str = "gemm") -> str:
 
 
 def behind(family: str) -> str:
-    """A sentence: in how many shapes of the GEMM record a peer's best is faster than ours, and by how much at most."""
+    """A sentence: number of GEMM shapes where a peer is faster, and its largest lead."""
     from benchmarks.tables import median
 
     said = []
@@ -82,7 +82,7 @@ def behind(family: str) -> str:
 
 
 def ladder_table() -> str:
-    """A line a level, linked to its section."""
+    """One row per level, linked to its section."""
     rows = []
     for entry in record("ladder")["levels"]:
         link = f"[{entry['level']}](#level-{entry['level']}) {entry['name']}"
@@ -132,8 +132,8 @@ def docstring(path: Path) -> str:
     return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
 
 
-def account(name: str, title: str = "The program's own account") -> str:
-    """A program's docstring in a box that opens, and a link to its source."""
+def account(name: str, title: str = "The program's docstring") -> str:
+    """A program's docstring in a collapsed box, with a link to its source."""
     path = ROOT / name
     first, _, rest = docstring(path).partition("\n")
     rest = re.sub(r"^ *python \S+.*\n?|^Needs:.*\n?", "", rest, flags=re.MULTILINE).strip("\n")
@@ -152,7 +152,7 @@ def source_page(name: str) -> str:
 
 
 def measured(number: int) -> str:
-    """What a level gained, in words, of the ladder's record."""
+    """A sentence with a level's rate and gain, from the ladder's record."""
     entries = record("ladder")["levels"]
     mine = [entry for entry in entries if entry["level"] == number]
     before = [entry for entry in entries if entry["level"] == number - 1][-1:]
@@ -168,7 +168,7 @@ def measured(number: int) -> str:
 
 
 def level(number: int) -> str:
-    """What was measured of a level, the program's account, and the command."""
+    """A level's measurement, its command and its program's docstring."""
     path = program(number).relative_to(ROOT).as_posix()
     return f"{measured(number)}\n\n```sh\npython {path}\n```\n\n{account(path)}"
 
@@ -181,10 +181,10 @@ def counters_table() -> str:
 
     columns = {
         "L2 throughput, % of peak": ("lts__throughput.avg.pct_of_peak_sustained_elapsed", 1, 0),
-        "L2 hits, %": ("lts__t_sector_hit_rate.pct", 1, 0),
-        "GB into multiprocessors": ("l1tex__m_xbar2l1tex_read_bytes.sum", 1e-9, 1),
-        "GB from memory": ("dram__bytes_read.sum", 1e-9, 1),
-        "memory, % of peak": ("dram__throughput.avg.pct_of_peak_sustained_elapsed", 1, 0),
+        "L2 hit rate, %": ("lts__t_sector_hit_rate.pct", 1, 0),
+        "GB into SMs": ("l1tex__m_xbar2l1tex_read_bytes.sum", 1e-9, 1),
+        "GB from DRAM": ("dram__bytes_read.sum", 1e-9, 1),
+        "DRAM, % of peak": ("dram__throughput.avg.pct_of_peak_sustained_elapsed", 1, 0),
     }
     levels = record("ladder_ncu")["levels"]
     kept = {head: what for head, what in columns.items() if all(what[0] in entry for entry in levels.values())}
@@ -196,17 +196,17 @@ def counters_table() -> str:
 
 
 def epilogue_table() -> str:
-    """What an epilogue costs at 8192^3."""
+    """Time of each epilogue at 8192^3, relative to the kernel without one."""
     rows = []
     for name, case in record("epilogue")["cases"].items():
         found = case["8192"]
         more = f"{found['extra_bytes'] / 2**20:.0f}" if found["extra_bytes"] else "-"
         rows.append([name, f"{found['time_ratio']:.3f}", more])
-    return table(["epilogue", "time, x plain kernel", "MiB moved besides"], rows)
+    return table(["epilogue", "time, x plain kernel", "extra MiB moved"], rows)
 
 
 def gated_table() -> str:
-    """The gated product against three calls: the fastest of the tiles that were measured."""
+    """The gated product's fastest measured tile against torch's three calls."""
     rows = []
     for shape, found in record("gated")["shapes"].items():
         best = min((us, name) for name, us in found.items() if name.startswith("gated"))
@@ -217,7 +217,7 @@ def gated_table() -> str:
 
 
 def variants_table() -> str:
-    """Scaled and grouped products, with the tiles that they take by themselves, beside torch's nearest."""
+    """Scaled and grouped products with their default tiles, beside torch's nearest functions."""
     from layoutgemm.kernels.sm90.choose.scaled_grouped import default_config, grouped_config
 
     peers = {
@@ -235,11 +235,12 @@ def variants_table() -> str:
         ours = found["ours " + "x".join(map(str, of(m // groups).tile))]
         beside = [f"{peer} {found[peer]:.0f} ({found[peer] / ours:.2f})" for peer in peers[kind] if found.get(peer)]
         rows.append([kind, sizes.replace("x", " x "), f"{ours:.0f}", "; ".join(beside)])
-    return table(["product", "groups x M x N x K, or M x N x K", "us", "torch, us (x: above 1 this is faster)"], rows)
+    heads = ["product", "groups x M x N x K, or M x N x K", "us", "torch, us (ratio: above 1 layoutgemm is faster)"]
+    return table(heads, rows)
 
 
 def types_table() -> str:
-    """The other types against torch, the fastest of the tiles that were measured: ratio of times, and TOP/s."""
+    """The fastest measured tile of other types against torch: ratio of times, and TOP/s."""
     found: dict[str, dict[str, str]] = {}
     for case in record("types")["cases"]:
         pair, _, shape = case["case"].rpartition(" ")
@@ -271,13 +272,13 @@ def ampere_table() -> str:
 
 
 def launch_table() -> str:
-    """What a call costs the host."""
+    """Host time of a call."""
     found = record("launch")["seconds"]
     return table(["call", "us"], [[name, f"{s * 1e6:.1f}"] for name, s in found.items()])
 
 
 def lines_table() -> str:
-    """Lines read in place, lines copied first, and torch."""
+    """Times of unaligned rows read in place, copied first, and by torch."""
     rows = []
     for row in record("lines")["rows"]:
         us = row["us"]
@@ -286,11 +287,11 @@ def lines_table() -> str:
             which = f"{row['bytes']}, {'A and B' if row['both'] else 'A'}"
             times = [f"{us[key]:.1f}" if key in us else "-" for key in ("in place", "copied", "torch")]
             rows.append([size, which, *times])
-    return table(["M x N x K", "lines aligned to, bytes", "in place, us", "copied, us", "torch, us"], rows)
+    return table(["M x N x K", "rows aligned to, bytes", "in place, us", "copied, us", "torch, us"], rows)
 
 
 def notes() -> str:
-    """benchmarks/NOTES.md, without its title; links to files of the repository become their names."""
+    """benchmarks/NOTES.md without its title. Links to files of the repository become their names."""
     return plain((ROOT / "benchmarks" / "NOTES.md").read_text(encoding="utf-8"))
 
 

@@ -1,31 +1,32 @@
-"""Where Ampere's ladder starts: cp.async into a ring of two small stages, mma.sync, one barrier pair a k tile.
+"""First Ampere program: cp.async into a two-stage ring, mma.sync, and two barriers per K tile.
 
     python kernels/ampere_01_pipelined.py
 
 Needs: dsl
 
-A block does 64x64 of C, K 16 at a time: four warps, 16 rows each, and for each k tile a warp multiplies 8 times
-m16n8k16. Two stages of A's and B's tiles are in flight: a k tile is copied while the one before it is multiplied.
+A CTA computes 64x64 of C, with K tiles of 16. Each of four warps computes 16 rows with eight m16n8k16 MMAs per K tile.
+Two stages of A and B are in flight: cp.async copies one K tile while the warps multiply the previous one.
 
-Rows of a tile are 32 bytes, so that eight rows of one column lie in four groups of banks, and reading a fragment from
-them conflicts two ways. `smem_tile` gives the tile its 32-byte swizzle, which is proven below to take the conflict
-away, and ldmatrix brings a fragment of 16x16 with one instruction in place of four loads of each thread.
+Each tile row has 32 bytes, and eight rows of a column would occupy four bank groups, a 2-way conflict. `smem_tile`
+applies the 32-byte swizzle, which is proven below to remove the conflict. One ldmatrix then loads a 16x16 fragment in
+place of four loads per thread.
 
-    role    who            does, k tile by k tile
+    role    who            does, for each K tile
     ----    -----------    -----------------------------------------------------------------------------------------
-    all     128 threads    wait for the own copies of this k tile, meet, ldmatrix, multiply, meet, copy the k tile two
-                           ahead into the stage that all have just read
+    all     128 threads    wait for own copies of this K tile, bar.sync, ldmatrix, mma.sync, bar.sync, copy the K tile
+                           two ahead into the stage that all threads have read
 
     barrier    kind                completed by               waited for by
     -------    ----------------    -----------------------    -------------------------------------------------------
-    group      cp.async group      a thread's two copies      the thread, until one group is pending: the next k tile
-    block      bar.sync            128 threads                the same: all copies are there; all have read
+    group      cp.async group      a thread's two copies      the thread, until one group is pending: the next K tile
+    block      bar.sync            128 threads                the same: copies complete; reads complete
 
-Empty groups are closed as well where no k tile is left: how many are pending then always says what has landed.
+Empty cp.async groups are committed past the last K tile. The number of pending groups then always tells which copies
+are complete.
 
-What holds it back is what the production kernel (`layoutgemm/kernels/sm80/device/gemm.py`) changes: a tile of 64x64
-asks for each byte of A and B twice as often as one of 128x128 does, two barriers a k tile of 16 let nothing overlap,
-and each lane stores four bytes of C at a time.
+The production kernel (`layoutgemm/kernels/sm80/device/gemm.py`) removes three limits of this one. A 64x64 tile loads
+each byte of A and B twice as often as a 128x128 tile. Two barriers per K tile of 16 prevent overlap. Each lane stores
+only four bytes of C at a time.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from layoutgemm.kernels.ladder import levels
 from layoutgemm.kernels.run.torch_tensors import target_here
 
 ATOM = atoms.mma_sync("m16n8k16", "bf16")
-# Four warps along M; a warp's 64 columns are its own, 16 of them a load.
+# Four warps along M. Each warp loads its 64 columns 16 at a time.
 MMA = atoms.TiledMma(ATOM, (4, 1, 1), (64, 16, 16))
 THREADS = MMA.threads
 TILE_M, TILE_N, TILE_K, STAGES = 64, 64, 16, 2
@@ -53,7 +54,7 @@ CHUNK = 8  # elements of 16 bytes
 C_PLACES = MMA.partition("C", Layout.identity((TILE_M, TILE_N)))
 VALUES, BLOCKS_M, BLOCKS_N = (C_PLACES[mode].size for mode in (1, 2, 3))
 SCHEDULE = schedule.Linear("N")
-# What the kernel is checked with on a GPU: squares, K unlike M and N, ragged.
+# Sizes for the check on a GPU: squares, K unlike M and N, ragged.
 SIZES = (
     (64, 64, 64), (64, 64, 256), (128, 128, 128), (256, 256, 256), (512, 512, 512), (1024, 1024, 1024),
     (2048, 2048, 2048), (4096, 4096, 4096), (1024, 2048, 4096), (4096, 1024, 512), (1000, 1037, 1100), (264, 392, 77),
@@ -61,7 +62,7 @@ SIZES = (
 
 
 def two_in_flight() -> checks.Pipeline:
-    """The ring: both stages are filled at the start, and a stage again once all warps have read it."""
+    """The ring: fill both stages, then refill each stage after all warps have read it."""
     fill: list[do.Action] = []
     for s in range(STAGES):
         fill += [do.If(do.Ahead(s), (do.CpAsync("ab", s),)), do.Commit("cp.async")]
@@ -94,7 +95,7 @@ class PipelinedKernel:
         self.pipeline = two_in_flight()
 
     def check(self) -> report.Report:
-        """Copies and ldmatrix: all of a tile, whole vectors, no conflicts; the right registers; the ring; the bytes."""
+        """Checks coverage, vector widths, bank conflicts, fragment registers, the ring and shared memory."""
         extent = self.tile.extent
         held = [
             levels.proven("copies", "the threads copy every element of a tile, each once", self.copy.coverage()),
@@ -116,7 +117,7 @@ class PipelinedKernel:
         self, a: Int64, b: Int64, c: Int64, m: Int32, n: Int32, k: Int32,
         lda: Int64, ldb: Int64, ldc: Int64, stream: bridge.Stream,
     ) -> None:  # fmt: skip
-        """Host side: launch a block for each tile of C."""
+        """Host side: launch one CTA per tile of C."""
         blocks = levels.tiles(m, TILE_M) * levels.tiles(n, TILE_N)
         self.kernel(a, b, c, m, n, k, lda, ldb, ldc).launch(
             grid=(blocks, 1, 1), block=(THREADS, 1, 1), smem=self.smem.total, stream=stream
@@ -126,8 +127,8 @@ class PipelinedKernel:
     def kernel(
         self, a: Int64, b: Int64, c: Int64, m: Int32, n: Int32, k: Int32, lda: Int64, ldb: Int64, ldc: Int64
     ) -> None:
-        """Device side: one block, one tile of C."""
-        # 1. The tile of C that this block owns, and its rows of A and B: address, pitch, how many, K.
+        """Device side: one CTA, one tile of C."""
+        # 1. This CTA's tile of C, and its rows of A and B: address, pitch, row count, K.
         thread, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
         row, column = SCHEDULE.tile(block, (levels.tiles(m, TILE_M), levels.tiles(n, TILE_N)))
@@ -144,7 +145,7 @@ class PipelinedKernel:
             self.copy_tiles(s * TILE_K, s, thread, rows_a, rows_b, shared)
             bridge.commit_copies()
 
-        # 3. The main loop.
+        # 3. The mainloop.
         stage = Int32(0)
         for k_tile in cutlass.range(k_tiles, unroll=1):
             bridge.wait_copies(STAGES - 1)
@@ -155,18 +156,18 @@ class PipelinedKernel:
             bridge.commit_copies()
             stage ^= 1
 
-        # 4. C, each register where the atom says that it lies: pairs are neighbours in a row.
+        # 4. Store C by the atom's fragment map: pairs are neighbours in a row.
         self.store(sums, thread, c, ldc, m, n, m0, n0)
 
     @cute.jit
     def copy_tiles(self, k0: Any, stage: Any, thread: Any, rows_a: Any, rows_b: Any, shared: Any) -> None:
-        """This thread's part of a k tile of A and of B, if there is one; rows and K beyond the matrix become zeros."""
+        """Copies this thread's part of a K tile of A and B; zero-fills elements out of bounds."""
         if k0 < rows_a[3]:
             bridge.copy_tile(self.copy, self.tile, thread, rows_a, k0, shared.a(stage))
             bridge.copy_tile(self.copy, self.tile, thread, rows_b, k0, shared.b(stage))
 
     def multiply(self, sums: Any, thread: Any, a: Any, b: Any) -> None:
-        """One k tile: a warp's 16 rows of A with all columns of B."""
+        """Multiplies one K tile: a warp's 16 rows of A by all columns of B."""
         fragments_a, fragments_b = self.fragments("A", thread, a), self.fragments("B", thread, b)
         for j, fragment in enumerate(fragments_b):
             at = VALUES * j
@@ -175,7 +176,7 @@ class PipelinedKernel:
                 sums[at + v] = value
 
     def fragments(self, name: str, thread: Any, tile: Any) -> list[list[Any]]:
-        """[block] -> registers of this thread: a lane names a row, and gets its own elements."""
+        """Registers of this thread for each block, loaded by ldmatrix: each lane supplies a row address."""
         rows = self.fill[name].partition("src", self.tile.composed)
         registers = []
         for load in range(rows.layout[2].size):
@@ -185,7 +186,7 @@ class PipelinedKernel:
 
     @cute.jit
     def store(self, sums: Any, thread: Any, c: Any, ldc: Any, m: Any, n: Any, m0: Any, n0: Any) -> None:
-        """Pairs of neighbours, 8 bytes where C's address and pitch allow it."""
+        """Stores pairs of neighbours, as 8 bytes where C's address and pitch are aligned."""
         aligned = (c | ldc * f32.bytes) % (2 * f32.bytes) == 0
         for index in bridge.unrolled(BLOCKS_M * BLOCKS_N * VALUES // 2):
             block, v = index * 2 // VALUES, index * 2 % VALUES

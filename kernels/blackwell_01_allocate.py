@@ -1,14 +1,14 @@
-"""Tensor memory, 1: columns are allocated by a warp, their address comes back through shared memory, and are freed.
+"""Tensor memory, 1: a warp allocates columns, reads their address from shared memory, and frees them.
 
     python kernels/blackwell_01_allocate.py
 
 Needs: dsl.
 
-Every multiprocessor of Blackwell has 128 lanes of 512 columns of 32 bits beside its registers: tensor memory, where
-tcgen05.mma keeps accumulators. A warp allocates columns, a power of two from 32 on, all lanes at a time; whoever works
-with them reads the address from the word of shared memory in which the instruction has left it. What is not freed when
-the block ends is lost to the next one: the emulator calls that an error, as it does an access to columns that are not
-allocated. No Blackwell GPU has run this: it rests on the compiler and the emulator.
+Tensor memory belongs to each Blackwell SM: 128 lanes of 512 columns of 32 bits, beside the registers. tcgen05.mma keeps
+its accumulators there. A warp allocates columns for all lanes at once; the count is a power of two from 32 on. The
+instruction writes the address to a word of shared memory, where other warps read it. A CTA must free its columns before
+it exits, or the next CTA cannot use them. The emulator reports a missing free, and any access to columns that are not
+allocated. No Blackwell GPU has run this: its evidence is the compiler and the emulator.
 """
 
 import cutlass
@@ -27,7 +27,7 @@ THREADS = 128
 
 
 class Allocate:
-    """Allocate one after another, tell the addresses, give everything back."""
+    """Allocates several ranges in turn, reports their addresses, and frees them."""
 
     def __init__(self, columns: tuple[int, ...]):
         self.columns = columns
@@ -35,7 +35,7 @@ class Allocate:
 
     @cute.jit
     def __call__(self, out: Int64, stream: bridge.Stream) -> None:
-        """Host side: one block."""
+        """Host side: one CTA."""
         self.kernel(out).launch(grid=(1, 1, 1), block=(THREADS, 1, 1), smem=self.smem.total, stream=stream)
 
     @cute.kernel
@@ -45,20 +45,20 @@ class Allocate:
         warp = bridge.uniform(thread // 32)
         shared = tensor.SharedRegions(self.smem)
 
-        # 1. One warp asks, as a whole; then it says that it will not ask again, so that another block may.
+        # 1. One whole warp allocates, then relinquishes its permit, so that another CTA may allocate.
         if warp == 0:
             for i, columns in enumerate(self.columns):
                 tensor.tensor_allocate(shared[f"slot{i}"], columns)
             tensor.tensor_relinquish()
 
-        # 2. Behind the barrier every thread can read the addresses.
+        # 2. After the barrier every thread can read the addresses.
         bridge.block_sync()
         for i in cutlass.range_constexpr(len(self.columns)):
             address = tensor.tensor_address(shared[f"slot{i}"])
             if thread == i:
                 bridge.store_element(out + 4 * i, address, i32)
 
-        # 3. Free, each with the number of columns that it was asked for.
+        # 3. Free each range with its allocated number of columns.
         bridge.block_sync()
         if warp == 0:
             for i, columns in enumerate(self.columns):
@@ -77,7 +77,7 @@ def main() -> None:
                 raise EmulatorError(f"an allocation begins in lane {lane}")
         if taken.max() > 1 or taken.sum() != sum(columns):
             raise EmulatorError(f"columns are given twice, or beyond {COLUMNS}")
-        print(f"allocate {columns}: addresses {[hex(a) for a in out.tolist()]}, apart from one another, freed")
+        print(f"allocate {columns}: addresses {[hex(a) for a in out.tolist()]}, disjoint, freed")
 
 
 if __name__ == "__main__":

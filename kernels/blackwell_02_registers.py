@@ -1,13 +1,13 @@
-"""Tensor memory, 2: tcgen05.st and tcgen05.ld, and which lane and column each register of each thread has.
+"""Tensor memory, 2: tcgen05.st and tcgen05.ld, and the lane and column of each register.
 
     python kernels/blackwell_02_registers.py
 
 Needs: dsl.
 
-A warp reaches the 32 lanes of its quarter. The shapes differ in how registers lie over lanes and columns: 32x32b gives
-a thread one lane and a register a column; 16x256b gives it pairs as the accumulators of wgmma and mma.sync have them.
-Each kernel stores by one shape and loads by 32x32b, then the other way round; the atom (`atoms.tcgen05_st`) says where
-everything has to be. No Blackwell GPU has run this: it rests on the compiler and the emulator.
+A warp accesses the 32 lanes of its quarter. The shape decides how registers map to lanes and columns. 32x32b gives a
+thread one lane and one register per column. 16x256b gives a thread pairs, as in the accumulators of wgmma and mma.sync.
+Each kernel stores by one shape and loads by 32x32b, then the reverse. The atom (`atoms.tcgen05_st`) gives the expected
+positions. No Blackwell GPU has run this: its evidence is the compiler and the emulator.
 """
 
 import cutlass
@@ -23,11 +23,11 @@ from layoutgemm.kernels.dsl import bridge
 from layoutgemm.kernels.dsl import tcgen05 as tensor
 from layoutgemm.kernels.ladder.primitives import Regions, emulate, right
 
-COLUMNS = 32  # that are looked at
+COLUMNS = 32  # that are checked
 
 
 class Registers:
-    """All lanes and `COLUMNS` columns: stored by `shape` and loaded by rows; stored by rows and loaded by `shape`."""
+    """Stores by `shape` and loads by rows, then the reverse, for all lanes and columns."""
 
     def __init__(self, shape: str):
         fragment = FRAGMENTS[shape]
@@ -39,7 +39,7 @@ class Registers:
 
     @cute.jit
     def __call__(self, rows: Int64, registers: Int64, stream: bridge.Stream) -> None:
-        """Host side: one block."""
+        """Host side: one CTA."""
         self.kernel(rows, registers).launch(grid=(1, 1, 1), block=(LANES, 1, 1), smem=self.smem.total, stream=stream)
 
     @cute.kernel
@@ -56,7 +56,7 @@ class Registers:
         own = base + warp * tmem_address(WARP_LANES, 0)
         count = self.ld.registers
 
-        # 1. Register v of half h of a thread holds ((h * 128 + thread) * count + v); then everyone looks at its lane.
+        # 1. Register v of half h of a thread holds ((h * 128 + thread) * count + v); then every thread reads its lane.
         for half in cutlass.range_constexpr(self.halves):
             first = (half * LANES + thread) * count
             tensor.tensor_store(self.st, own + tmem_address(16 * half, 0), [Int32(first + v) for v in range(count)])
@@ -64,7 +64,7 @@ class Registers:
         for column, value in enumerate(tensor.tensor_load(self.ld_rows, own)):
             bridge.store_element(rows + (thread * COLUMNS + column) * 4, value, i32)
 
-        # 2. Column c of a lane holds lane * COLUMNS + c; then everyone looks at its registers.
+        # 2. Column c of a lane holds lane * COLUMNS + c; then every thread reads its registers.
         tensor.tensor_store(self.st_rows, own, [Int32(thread * COLUMNS + c) for c in range(COLUMNS)])
         tensor.tensor_stored()
         for half in cutlass.range_constexpr(self.halves):
@@ -85,7 +85,7 @@ def main() -> None:
         rows = np.full((LANES, COLUMNS), -1, np.int32)
         registers = np.full((kernel.halves, LANES, count), -1, np.int32)
         emulate(shape, kernel, {"rows": rows, "registers": registers})
-        # What the atom says: (thread of the warp, register) -> (lane, column) from the instruction's address.
+        # From the atom: (thread of the warp, register) -> (lane, column) from the instruction's address.
         for half in range(kernel.halves):
             for thread in range(LANES):
                 for v in range(count):

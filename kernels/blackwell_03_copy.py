@@ -1,14 +1,14 @@
-"""Tensor memory, 3: tcgen05.cp copies rows that a matrix descriptor names from shared memory to tensor memory.
+"""Tensor memory, 3: tcgen05.cp copies the rows of a matrix descriptor from shared to tensor memory.
 
     python kernels/blackwell_03_copy.py
 
 Needs: dsl.
 
-This is how scale factors, and operands that are read from tensor memory, get there without passing through registers.
-One thread issues it, for all lanes, in the queue of its products; tcgen05.commit tells a barrier when it is done. The
-forms differ in rows, in bits of a row, and in how often a row is copied: 32x128b.warpx4 brings 32 rows to each of the
-four quarters of the lanes. The descriptor is derived from the tile's layout as for a product, and the tile comes by a
-tensor copy. No Blackwell GPU has run this: it rests on the compiler and the emulator.
+tcgen05.cp moves scale factors and operands into tensor memory without registers. One thread issues it for all lanes, in
+order with its MMAs, and tcgen05.commit arrives at an mbarrier when the copy is complete. The forms differ in rows, in
+bits per row, and in copies per row: 32x128b.warpx4 copies 32 rows to each of the four lane quarters. The descriptor is
+derived from the tile's layout, as for an MMA, and a TMA load brings the tile. No Blackwell GPU has run this: its
+evidence is the compiler and the emulator.
 """
 
 import cutlass
@@ -29,7 +29,7 @@ from layoutgemm.kernels.ladder.primitives import Regions, emulate, right
 
 
 class Copy:
-    """A tile of bytes into shared memory, from there into tensor memory, from there into registers and out."""
+    """Copies a tile of bytes to shared memory, tensor memory, registers and global memory."""
 
     def __init__(self, shape: str, multicast: str):
         self.cp = tcgen05_cp(shape, multicast)
@@ -43,13 +43,13 @@ class Copy:
         self.descriptor = derive_descriptor(self.tile, read, "A")
         self.ld = tcgen05_ld("32x32b", self.columns, element="i32")
         self.smem = Regions.of(tile=(self.tile.bytes, 1024), loaded=(8, 8), done=(8, 8), slot=(4, 8))
-        # What completes each: the loader's one arrival and the tile's bytes; the commit's one arrival.
+        # Phases complete by the loader's arrival and the tile's bytes, and by the commit's arrival.
         self.loaded = Mbarrier("loaded", count=1, bytes=self.tma.bytes)
         self.barriers = self.loaded, Mbarrier("done", count=1)
 
     @cute.jit
     def __call__(self, source: Int64, out: Int64, stream: bridge.Stream) -> None:
-        """Host side: the tensor map of the bytes, and one block."""
+        """Host side: the tensor map of the bytes, and one CTA."""
         extents = {"m": Int32(self.rows), "k": Int32(self.bits // 8)}
         tensor_map = bridge.encode_tensor_map(self.tma, source, extents, Int64(self.bits // 8))
         self.kernel(tensor_map, out).launch(
@@ -73,7 +73,7 @@ class Copy:
         bridge.block_sync()
         base = tensor.tensor_address(shared["slot"])
 
-        # 1. The tile comes to shared memory; one thread copies it on, and commits.
+        # 1. TMA loads the tile to shared memory; one thread issues tcgen05.cp and commits.
         if warp == 0:
             if bridge.elect():
                 bridge.barrier_expect(shared["loaded"], self.loaded.bytes)
@@ -84,7 +84,7 @@ class Copy:
                 tensor.tensor_copy(self.cp, base, operand.word_at(0, 0))
                 tensor.tensor_commit(shared["done"])
 
-        # 2. Everyone waits for the commit, and looks at its lane.
+        # 2. Every thread waits for the commit and reads its lane.
         bridge.barrier_wait(shared["done"], 0)
         tensor.fence_after_sync()
         own = base + warp * tmem_address(WARP_LANES, 0)
@@ -106,7 +106,7 @@ def main() -> None:
         out = np.zeros((LANES, kernel.columns), np.int32)
         name = shape + f".{multicast}" * bool(multicast)
         emulate(name, kernel, {"source": source, "out": out})
-        # What the atom says: (row, bit, copy) -> (lane, column, bit).
+        # From the atom: (row, bit, copy) -> (lane, column, bit).
         want = np.zeros((LANES, kernel.columns, WORD_BITS // 8), np.uint8)
         for row in range(kernel.rows):
             for byte in range(kernel.bits // 8):

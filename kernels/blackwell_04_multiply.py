@@ -1,14 +1,14 @@
-"""Tensor memory, 4: tcgen05.mma by one block: one thread multiplies, the accumulator stays in tensor memory.
+"""Tensor memory, 4: one thread of a CTA issues tcgen05.mma; the accumulator stays in tensor memory.
 
     python kernels/blackwell_04_multiply.py
 
 Needs: dsl.
 
-The instruction takes a 64-bit descriptor for each operand in shared memory, a 32-bit descriptor of itself (shape,
-types, majors), the accumulator's address, and whether to add to what is there. All of them are values of the library:
-the descriptors are derived from the tiles' layouts, the other from the atom (`atoms.instruction_descriptor`). Here
-D = A B^T is computed, then A B^T once more on top of it, in the kinds of types that the production kernel has, both
-majors. No Blackwell GPU has run this: it rests on the compiler and the emulator.
+The instruction takes a 64-bit descriptor for each operand in shared memory, a 32-bit instruction descriptor (shape,
+types, majors), the accumulator's address, and a flag to accumulate. The library has all of them as values. The matrix
+descriptors come from the tiles' layouts, the instruction descriptor from the atom (`atoms.instruction_descriptor`). The
+program computes D = A B^T and accumulates A B^T once more, for the production kernel's types and both majors. No
+Blackwell GPU has run this: its evidence is the compiler and the emulator.
 """
 
 import cutlass
@@ -44,13 +44,13 @@ class Multiply:
         self.smem = Regions.of(
             a=(self.a.smem.bytes, 1024), b=(self.b.smem.bytes, 1024), loaded=(8, 8), done=(8, 8), slot=(4, 8)
         )
-        # What completes each: the loader's one arrival and the bytes of both tiles; the commit's one arrival.
+        # Phases complete by the loader's arrival and the bytes of both tiles, and by the commit's arrival.
         self.loaded = Mbarrier("loaded", count=1, bytes=self.a.tma.bytes + self.b.tma.bytes)
         self.barriers = self.loaded, Mbarrier("done", count=1)
 
     @cute.jit
     def __call__(self, a: Int64, b: Int64, d: Int64, stream: bridge.Stream) -> None:
-        """Host side: tensor maps, and one block."""
+        """Host side: tensor maps, and one CTA."""
         extents = {name: Int32(size) for name, size in self.sizes.items()}
         map_a = bridge.encode_tensor_map(self.a.tma, a, extents, Int64(self.sizes[self.a.tma.dims[0]]))
         map_b = bridge.encode_tensor_map(self.b.tma, b, extents, Int64(self.sizes[self.b.tma.dims[0]]))
@@ -81,14 +81,14 @@ class Multiply:
         base = tensor.tensor_address(shared["slot"])
 
         if warp == 0:
-            # 1. One thread asks for both tiles.
+            # 1. One thread issues both TMA loads.
             if bridge.elect():
                 zero = {"m": Int32(0), "n": Int32(0), "k": Int32(0)}
                 bridge.barrier_expect(shared["loaded"], self.loaded.bytes)
                 bridge.load_tile(map_a, self.a.tma, zero, shared["a"], shared["loaded"])
                 bridge.load_tile(map_b, self.b.tma, zero, shared["b"], shared["loaded"])
             bridge.barrier_wait(shared["loaded"], 0)
-            # 2. One thread multiplies, an instruction for each K block, twice; only the first does not add.
+            # 2. One thread issues an MMA per K block, twice; only the first does not accumulate.
             a = tensor.TensorOperand(self.a.descriptor, shared["a"], self.a.smem.bytes)
             b = tensor.TensorOperand(self.b.descriptor, shared["b"], self.b.smem.bytes)
             if bridge.elect():
@@ -98,7 +98,7 @@ class Multiply:
                         tensor.tensor_multiply(self.mma, self.word, base, *words, again + block > 0)
                 tensor.tensor_commit(shared["done"])
 
-        # 3. The commit completes when the products have: each thread then stores its row.
+        # 3. The commit arrives when the MMAs are complete; each thread then stores its row.
         bridge.barrier_wait(shared["done"], 0)
         tensor.fence_after_sync()
         n = self.sizes["n"]

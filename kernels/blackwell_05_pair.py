@@ -1,14 +1,14 @@
-"""Tensor memory, 5: tcgen05.mma by a pair of blocks: one thread multiplies for both multiprocessors.
+"""Tensor memory, 5: one thread issues tcgen05.mma for a CTA pair on two SMs.
 
     python kernels/blackwell_05_pair.py
 
 Needs: dsl.
 
-With cta_group::2 the two blocks of a cluster do one product of M = 256 (or 128) together. Each has half of A's rows and
-half of the rows of B, and in its tensor memory half of the accumulator's rows, all columns (M = 128: both halves of the
-columns, one above the other). So B is held once for both. One thread of the even block issues; the loads of both blocks
-count at its barrier, and tcgen05.commit.multicast tells both when the products are done. No Blackwell GPU has run this:
-it rests on the compiler and the emulator.
+With cta_group::2 the two CTAs of a cluster compute one MMA of M = 256 (or 128). Each CTA loads half of A's rows and
+half of B's rows, so the pair holds B once. Each CTA's tensor memory has half of the accumulator's rows, with all
+columns. For M = 128 it has both column halves, one above the other. One thread of the even CTA issues the MMA. The
+loads of both CTAs count at its mbarrier, and tcgen05.commit.multicast arrives in both CTAs when the MMAs are complete.
+No Blackwell GPU has run this: its evidence is the compiler and the emulator.
 """
 
 import cutlass
@@ -32,13 +32,13 @@ THREADS = 128
 
 
 class Pair:
-    """D = A B^T of one tile by two blocks."""
+    """Computes D = A B^T of one tile by two CTAs."""
 
     def __init__(self, m: int, n: int, depth: int, a: str, b: str):
         a_given, b_given = Operand.parse(a), Operand.parse(b)
         self.mma = tcgen05_mma("f16" if a_given.dtype.bits == 16 else "f8f6f4", m, n, a_given.dtype, b_given.dtype,
                                cta_group=2)  # fmt: skip
-        # One block's half of each operand: the descriptor says where the instruction finds it, in both blocks.
+        # One CTA's half of each operand, at the same descriptor in both CTAs.
         self.a = derive_operand("A", a_given, "M", m // 2, depth, None, self.mma)
         self.b = derive_operand("B", b_given, "N", n // 2, depth, None, self.mma)
         self.word = instruction_descriptor(self.mma, self.a.major, self.b.major).word
@@ -48,8 +48,8 @@ class Pair:
         self.smem = Regions.of(
             a=(self.a.smem.bytes, 1024), b=(self.b.smem.bytes, 1024), loaded=(8, 8), done=(8, 8), slot=(4, 8)
         )
-        # What completes each: one arrival of the even block's loader, and the bytes that both blocks load; the commit's
-        # one arrival, which comes in every block of the mask.
+        # Phases complete by the even CTA's loader and the bytes that both CTAs load, and by the commit's arrival in
+        # every CTA of the mask.
         self.blocks = self.mma.cta_group
         self.both = (1 << self.blocks) - 1
         self.loaded = Mbarrier("loaded", count=1, bytes=self.blocks * (self.a.tma.bytes + self.b.tma.bytes))
@@ -57,7 +57,7 @@ class Pair:
 
     @cute.jit
     def __call__(self, a: Int64, b: Int64, d: Int64, stream: bridge.Stream) -> None:
-        """Host side: tensor maps, and a cluster of two blocks."""
+        """Host side: tensor maps, and a cluster of two CTAs."""
         extents = {name: Int32(size) for name, size in self.sizes.items()}
         map_a = bridge.encode_tensor_map(self.a.tma, a, extents, Int64(self.sizes[self.a.tma.dims[0]]))
         map_b = bridge.encode_tensor_map(self.b.tma, b, extents, Int64(self.sizes[self.b.tma.dims[0]]))
@@ -73,7 +73,7 @@ class Pair:
         map_b: cutlass.GridConstant[bridge.TensorMap],
         d: Int64,
     ) -> None:
-        """Device side: one block of the pair."""
+        """Device side: one CTA of the pair."""
         thread, _, _ = cute.arch.thread_idx()
         warp, rank = bridge.uniform(thread // 32), bridge.rank_in_cluster()
         shared = tensor.SharedRegions(self.smem)
@@ -82,7 +82,7 @@ class Pair:
             for barrier in self.barriers:
                 bridge.barrier_init(shared[barrier.name], barrier.count)
             bridge.barriers_visible()
-        # 1. A warp of each block allocates: both get the same columns. Then the pair meets.
+        # 1. A warp of each CTA allocates, and both get the same columns. Then the pair synchronises.
         if warp == 0:
             tensor.tensor_allocate(shared["slot"], columns, self.blocks)
             tensor.tensor_relinquish(self.blocks)
@@ -91,14 +91,14 @@ class Pair:
         base = tensor.tensor_address(shared["slot"])
 
         if warp == 0:
-            # 2. Each block loads its halves; the even block's barrier expects the bytes of both.
+            # 2. Each CTA loads its halves; the even CTA's mbarrier expects the bytes of both.
             if bridge.elect():
                 at = {"m": rank * self.a.smem.extent[0], "n": rank * self.b.smem.extent[0], "k": Int32(0)}
                 if rank == 0:
                     bridge.barrier_expect(shared["loaded"], self.loaded.bytes)
                 tensor.load_for_pair(map_a, self.a.tma, at, shared["a"], shared["loaded"])
                 tensor.load_for_pair(map_b, self.b.tma, at, shared["b"], shared["loaded"])
-            # 3. One thread of the even block multiplies, and tells both.
+            # 3. One thread of the even CTA issues the MMAs and commits to both CTAs.
             a = tensor.TensorOperand(self.a.descriptor, shared["a"], self.a.smem.bytes)
             b = tensor.TensorOperand(self.b.descriptor, shared["b"], self.b.smem.bytes)
             if rank == 0:
@@ -109,7 +109,7 @@ class Pair:
                         tensor.tensor_multiply(self.mma, self.word, base, *words, block > 0)
                     tensor.tensor_commit(shared["done"], self.blocks, self.both)
 
-        # 4. Each thread of either block stores what the fragment map says that it holds.
+        # 4. Each thread of both CTAs stores its elements by the fragment map.
         bridge.barrier_wait(shared["done"], 0)
         tensor.fence_after_sync()
         n = self.sizes["n"]
@@ -117,7 +117,7 @@ class Pair:
             row, column = self.fragment.coords(rank * THREADS + thread, v)
             bridge.store_element(d + (row * n + column) * 4, value, f32)
 
-        # 5. Neither leaves, nor frees, before the other is done.
+        # 5. Neither CTA frees columns or exits before the other is done.
         tensor.fence_before_sync()
         bridge.cluster_arrive()
         bridge.cluster_wait()

@@ -1,15 +1,15 @@
-"""Tensor memory, 6: tcgen05.commit tells barriers when products are done: one, several in turn, one in every block.
+"""Tensor memory, 6: tcgen05.commit arrives at one mbarrier, at several in turn, or in every CTA.
 
     python kernels/blackwell_06_commit.py
 
 Needs: dsl.
 
-Products are asynchronous: the thread that issues them goes on at once. A commit makes an mbarrier arrive when all that
-the thread has issued *so far* is done. Here two products go into two accumulators, each with a commit to a barrier of
-its own: whoever waits for the first can read the first accumulator while the second product may still run. A third
-commit is multicast: it arrives at the barrier of the same place in every block of the cluster that the mask names,
-which is how a pair's products release shared memory in both. No Blackwell GPU has run this: it rests on the compiler
-and the emulator, which lands products late, early, and in any order that commits leave open.
+MMAs are asynchronous: the issuing thread continues at once. A commit arrives at an mbarrier when all MMAs that the
+thread has issued *so far* are complete. Here two MMAs go into two accumulators, each with a commit to its own mbarrier.
+A thread that waits for the first can read the first accumulator while the second MMA runs. A third commit is multicast:
+it arrives at the same mbarrier in every CTA of the mask, which is how a CTA pair releases shared memory. The emulator
+completes MMAs late, early, and in any order that the commits permit. No Blackwell GPU has run this: its evidence is the
+compiler and the emulator.
 """
 
 import cutlass
@@ -32,7 +32,7 @@ M, N, DEPTH, THREADS = 128, 16, 64, 128
 
 
 class Commit:
-    """Block 0 multiplies twice, into two accumulators; every block of the cluster learns of the end."""
+    """CTA 0 multiplies into two accumulators, and commits to every CTA of the cluster."""
 
     def __init__(self, blocks: int):
         self.blocks = blocks
@@ -46,10 +46,10 @@ class Commit:
             a=(self.a.smem.bytes, 1024), b=(self.b.smem.bytes, 1024),
             loaded=(8, 8), first=(8, 8), second=(8, 8), everyone=(8, 8), slot=(4, 8),
         )  # fmt: skip
-        # What completes each: the loader's one arrival and the bytes of both tiles; one commit.
+        # Phases complete by the loader's arrival and the bytes of both tiles, and by one commit.
         self.loaded = Mbarrier("loaded", count=1, bytes=self.a.tma.bytes + self.b.tma.bytes)
         self.barriers = self.loaded, *(Mbarrier(name, count=1) for name in ("first", "second", "everyone"))
-        self.everyone = (1 << blocks) - 1 if blocks > 1 else None  # a bit for each block of the cluster
+        self.everyone = (1 << blocks) - 1 if blocks > 1 else None  # a bit for each CTA of the cluster
 
     @cute.jit
     def __call__(self, a: Int64, b: Int64, d: Int64, told: Int64, stream: bridge.Stream) -> None:
@@ -70,7 +70,7 @@ class Commit:
         d: Int64,
         told: Int64,
     ) -> None:
-        """Device side: one block of the cluster."""
+        """Device side: one CTA of the cluster."""
         thread, _, _ = cute.arch.thread_idx()
         warp = bridge.uniform(thread // 32)
         rank = bridge.rank_in_cluster() if const_expr(self.blocks > 1) else Int32(0)
@@ -96,7 +96,7 @@ class Commit:
                 bridge.load_tile(map_a, self.a.tma, zero, shared["a"], shared["loaded"])
                 bridge.load_tile(map_b, self.b.tma, zero, shared["b"], shared["loaded"])
             bridge.barrier_wait(shared["loaded"], 0)
-            # 1. Half of K into the first accumulator, all of K into the second; each has its commit.
+            # 1. Half of K into the first accumulator, all of K into the second, with a commit each.
             steps = len(self.a.descriptor.k_steps)
             if bridge.elect():
                 for number, count, name in ((0, steps // 2, "first"), (1, steps, "second")):
@@ -104,10 +104,10 @@ class Commit:
                         words = a.word_at(0, block), b.word_at(0, block)
                         tensor.tensor_multiply(self.mma, self.word, base + number * N, *words, block > 0)
                     tensor.tensor_commit(shared[name])
-                # 2. One more commit, to every block.
+                # 2. One more commit, to every CTA.
                 tensor.tensor_commit(shared["everyone"], mask=self.everyone)
 
-        # 3. The first accumulator is read behind its own commit, the second behind the other.
+        # 3. Read each accumulator after its own commit.
         if rank == 0:
             own = base + warp * tmem_address(WARP_LANES, 0)
             for number, name in ((0, "first"), (1, "second")):
@@ -116,7 +116,7 @@ class Commit:
                 for column, value in enumerate(tensor.tensor_load(self.ld, own + number * N)):
                     bridge.store_element(d + ((number * M + thread) * N + column) * 4, value, f32)
 
-        # 4. Every block waits for the commit that all of them get.
+        # 4. Every CTA waits for the multicast commit.
         bridge.barrier_wait(shared["everyone"], 0)
         if thread == 0:
             bridge.store_element(told + 4 * rank, Int32(rank + 1), i32)

@@ -1,14 +1,14 @@
-"""Tensor memory, 7: a round trip: a product is loaded, converted, stored back, and is operand A of the next product.
+"""Tensor memory, 7: load an accumulator, convert it, and store it as operand A of the next MMA.
 
     python kernels/blackwell_07_round_trip.py
 
 Needs: dsl.
 
-This is the middle of attention: S = Q K^T stays in tensor memory, a warp makes P of it, and O = P V reads P from tensor
-memory, so that nothing passes through shared memory. Operand A lies there with its elements along K packed into words
-(`Tcgen05Atom.operand_a`), one row in each lane, which is how tcgen05.ld 32x32b gives a row of the accumulator to a
-thread. Here P is S itself, rounded to bf16: small integers, so that everything stays exact. No Blackwell GPU has run
-this: it rests on the compiler and the emulator.
+This is the middle of attention: S = Q K^T stays in tensor memory, a warp converts it to P, and O = P V reads P from
+tensor memory. Nothing passes through shared memory. Operand A has one row per lane, with its elements along K packed
+into words (`Tcgen05Atom.operand_a`). tcgen05.ld 32x32b gives a thread a row of the accumulator in the same order. Here
+P is S rounded to bf16, with small integers, so that all results are exact. No Blackwell GPU has run this: its evidence
+is the compiler and the emulator.
 """
 
 import cutlass
@@ -31,7 +31,7 @@ ROWS, KEYS, DEPTH, WIDTH, THREADS = 128, 64, 64, 32, 128  # Q is ROWS x DEPTH, K
 
 
 class RoundTrip:
-    """O = (Q K^T) V with the product in the middle in tensor memory."""
+    """Computes O = (Q K^T) V with Q K^T in tensor memory."""
 
     def __init__(self) -> None:
         self.first = tcgen05_mma("f16", ROWS, KEYS, "bf16")
@@ -53,13 +53,13 @@ class RoundTrip:
             **{name: (op.smem.bytes, 1024) for name, op in tiles.items()},
             loaded=(8, 8), scores=(8, 8), done=(8, 8), slot=(4, 8),
         )  # fmt: skip
-        # What completes each: the loader's one arrival and the bytes of all tiles; one commit.
+        # Phases complete by the loader's arrival and the bytes of all tiles, and by one commit.
         self.loaded = Mbarrier("loaded", count=1, bytes=sum(op.tma.bytes for op in tiles.values()))
         self.barriers = self.loaded, Mbarrier("scores", count=1), Mbarrier("done", count=1)
 
     @cute.jit
     def __call__(self, q: Int64, k: Int64, v: Int64, o: Int64, stream: bridge.Stream) -> None:
-        """Host side: tensor maps, and one block."""
+        """Host side: tensor maps, and one CTA."""
         map_q = bridge.encode_tensor_map(self.q.tma, q, {"m": Int32(ROWS), "k": Int32(DEPTH)}, Int64(DEPTH))
         map_k = bridge.encode_tensor_map(self.k.tma, k, {"n": Int32(KEYS), "k": Int32(DEPTH)}, Int64(DEPTH))
         map_v = bridge.encode_tensor_map(self.v.tma, v, {"n": Int32(WIDTH), "k": Int32(KEYS)}, Int64(WIDTH))
@@ -109,7 +109,7 @@ class RoundTrip:
                     tensor.tensor_multiply(self.first, self.words[0], base, *words, block > 0)
                 tensor.tensor_commit(shared["scores"])
 
-        # 2. Every thread takes its row of S, rounds it, and stores it as a row of P.
+        # 2. Every thread loads its row of S, rounds it, and stores it as a row of P.
         bridge.barrier_wait(shared["scores"], 0)
         tensor.fence_after_sync()
         row = tensor.tensor_load(self.ld, own)
@@ -117,7 +117,7 @@ class RoundTrip:
         tensor.tensor_store(self.st, own + self.p_at, pairs)
         tensor.tensor_stored()
 
-        # 3. All rows of P are there: O = P V, with P from tensor memory.
+        # 3. After all rows of P are stored: O = P V, with P from tensor memory.
         tensor.fence_before_sync()
         bridge.block_sync()
         if warp == 0:

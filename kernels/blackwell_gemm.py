@@ -1,13 +1,13 @@
-"""The production kernel for Blackwell: derived, proven, compiled, emulated and explained, without such a GPU.
+"""The Blackwell GEMM kernel: derived, proven, compiled, emulated and explained without a GPU.
 
     python kernels/blackwell_gemm.py
 
 Needs: dsl.
 
-A pair of blocks computes tiles of 256 rows: a loader warp, a warp that multiplies for both, and four that store, with
-two accumulators in tensor memory, so that one tile is stored while the next is multiplied. What is said here rests on
-proofs, on the compiler and on the emulator, which runs the compiled PTX in several orders of events with its race
-checker on; no device of this architecture has run it.
+A CTA pair computes tiles of 256 rows. One warp loads, one issues the MMAs for both CTAs, and four store. Tensor memory
+holds two accumulators, so that one tile is stored while the next is multiplied. The evidence is proofs, the compiler
+and the emulator, which runs the compiled PTX in several event orders with its race checker. No GPU of this architecture
+has run it.
 """
 
 from dataclasses import replace
@@ -35,7 +35,7 @@ try:
 except Exception as error:  # no nvdisasm
     print(f"not disassembled: {error}\n")
 
-# Small integers, of which every sum is exact.
+# Small integers, so that every sum is exact.
 rng = np.random.default_rng(0)
 a, b = (rng.integers(-3, 4, shape).astype(np.float32) for shape in ((m, k), (k, n)))
 given = [global_matrix(operand, value, [], True) for operand, value in ((plan.a, a), (plan.b, b))]

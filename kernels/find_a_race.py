@@ -1,9 +1,9 @@
-"""A race that a run on a GPU need not show, found on the CPU: one barrier too few between two warps.
+"""The emulator finds a race that a GPU may hide: a missing barrier between two warps.
 
 python kernels/find_a_race.py
 
-Each thread puts a value in shared memory and reads the one of a thread in the other warp. The kernel is PTX here; for a
-compiled CuTe DSL function `layoutgemm.emulate(compiled, a, b, c)` does the same.
+Each thread writes a value to shared memory and reads the value of a thread in the other warp. The kernel is PTX.
+`layoutgemm.emulate(compiled, a, b, c)` does the same for a compiled CuTe DSL function.
 """
 
 import numpy as np

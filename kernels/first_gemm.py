@@ -1,15 +1,13 @@
-"""The first GEMM on Hopper: one warpgroup, a 64x64 tile of C, tensor copies, wgmma, an explicit store of the fragment.
+"""The first GEMM on Hopper: one warpgroup per CTA, a 64x64 tile, TMA loads, wgmma, direct stores.
 
-    python kernels/first_gemm.py            # on a GPU where there is one, else in the NumPy executor
+    python kernels/first_gemm.py            # on a GPU if there is one, else in the NumPy executor
 
-What the kernel does is in layoutgemm/kernels/teaching/device/kernel.py; this program shows what it is made of and that
-it is right.
+layoutgemm/kernels/teaching/device/kernel.py is the kernel. This program shows its parts and checks its result.
 
-One block computes one tile. Thread 0 asks for the first k tiles of A and B, each into a stage of its own; then, k tile
-by k tile, all 128 threads wait for the stage's bytes, multiply, and wait for the product. With a single buffer, thread
-0 would now overwrite it, knowing only that *its own* warp's product is done: nothing says that the other three warps
-have read their operands. So every k tile ends with a barrier of the whole block, and only then is its stage asked for
-again.
+One CTA computes one tile. Thread 0 loads the first K tiles of A and B, each into its own stage. For each K tile all 128
+threads wait for the stage's bytes, multiply, and wait for the wgmma. wgmma.wait_group covers only the own warp, and the
+other three warps may still read their operands. So a CTA barrier ends every K tile, and thread 0 refills the stage only
+after that barrier.
 """
 
 import numpy as np
@@ -28,5 +26,5 @@ b = plan.b.dtype.decode(plan.b.dtype.encode(rng.standard_normal((k, n), dtype=np
 result = plan.run(a, b)
 error = np.abs(np.asarray(result) - a.astype(np.float64) @ b.astype(np.float64))
 share = float((error / error_bound(plan, a, b)).max())
-print(f"\nran on {result.ran_on}: largest error {error.max():.3g}, {share:.3f} of what f32 accumulation may leave")
+print(f"\nran on {result.ran_on}: largest error {error.max():.3g}, {share:.3f} of the f32 error bound")
 raise SystemExit(share > 1)

@@ -1,27 +1,27 @@
-"""Level 1: the warp's matrix product, fed from global memory, then from padded tiles in shared memory.
+"""Level 1: mma.sync, fed from global memory, then from padded tiles in shared memory.
 
     python kernels/hopper_01_mma_sync.py
 
 Needs: dsl
 
-Where the ladder starts: mma.sync m16n8k16, operands and accumulator in registers. Four warps do a 128x128 tile of C, 64
-rows and 64 columns each. There are two kernels.
+The ladder starts with mma.sync m16n8k16, whose operands and accumulator are in registers. Four warps compute a 128x128
+tile of C, 64 rows and 64 columns each. The file has two kernels.
 
-*From global memory.* Each lane loads what its fragments hold. The atom's map says which elements those are: pairs along
-K, which would be loads of 4 bytes. But a sum does not care in which order K is walked, as long as A and B agree, and
-`K_ORDER` puts the eight elements that two instructions want of a lane's row side by side: one load of 16 bytes. Every
-element is loaded by two warps, and a warp waits for its loads before it multiplies.
+*From global memory.* Each lane loads the elements of its fragments, as the atom's map gives them: pairs along K, which
+would be 4-byte loads. The order of K does not change the sum if A and B agree. So `K_ORDER` places the eight elements
+that two MMAs need from a lane's row side by side, for one 16-byte load. Two warps load every element, and a warp waits
+for its loads before it multiplies.
 
-*From padded tiles.* cp.async copies the block's tiles to shared memory, four stages deep, and ldmatrix fills the
-fragments. At a pitch of 32 elements rows two apart share their banks; `find_padding` gives the smallest pitch at which
-eight rows do not, 40, and a quarter of a warp copies eight rows of one column, for the same reason.
+*From padded tiles.* cp.async copies the CTA's tiles to shared memory in four stages, and ldmatrix loads the fragments.
+At a pitch of 32 elements rows two apart share banks. `find_padding` returns 40, the smallest pitch without conflicts
+for ldmatrix. A quarter of a warp copies eight rows of one column, to avoid conflicts too.
 
-    role    who            does, k tile by k tile (padded tiles)
+    role    who            does, for each K tile (padded tiles)
     ----    -----------    -------------------------------------------------------------------------------------------
-    all     128 threads    wait for the own copies, bar.sync, copy the k tile that is stages - 1 ahead, ldmatrix,
-                           multiply: the stage copied to is the one before, which all have read by the time they meet
+    all     128 threads    wait for own copies, bar.sync, copy the K tile that is stages - 1 ahead, ldmatrix, mma.sync;
+                           all threads have read the refilled stage before bar.sync
 
-What it should gain, from one to the other: an element crosses from L2 once a block, and loads overlap products.
+Expected gain from the first to the second: an element crosses from L2 once per CTA, and loads overlap MMAs.
 
 Measured on an H200 at 8192^3: 227 TFLOP/s from global memory and 302 from padded tiles, 0.28 and 0.37 of torch.mm.
 """
@@ -41,12 +41,12 @@ from layoutgemm.kernels.dsl import bridge
 from layoutgemm.kernels.ladder import levels
 
 ATOM = atoms.mma_sync("m16n8k16", "bf16")
-# Two warps along M, two along N, which share each 32x32 of the tile.
+# Two warps along M and two along N, interleaved in each 32x32 of the tile.
 MMA = atoms.TiledMma(ATOM, (2, 2, 1), (32, 32, 16))
 THREADS = MMA.threads
 CHUNK = 8  # elements of 16 bytes
 TILE_M, TILE_N = 128, 128
-# K of two instructions -> K in memory: (pair, lane of the quad, half, instruction).
+# K of two MMAs -> K in memory: (pair, lane of the quad, half, MMA).
 K_ORDER = Layout((2, 4, 2, 2), (1, 8, 2, 4))
 DEPTH = K_ORDER.size
 # (thread, value, (block along M, block along N)) -> (row, column) of the tile of C; a value, then its neighbour in N.
@@ -56,7 +56,7 @@ SCHEDULE = schedule.Linear("N")
 
 
 class MmaSyncKernel:
-    """What both kernels share: the launch, the products of a fragment, and the store."""
+    """Shared by both kernels: the launch, the MMAs of a fragment, and the store."""
 
     smem_bytes = 0
 
@@ -65,14 +65,14 @@ class MmaSyncKernel:
         self, a: Int64, b: Int64, c: Int64, m: Int32, n: Int32, k: Int32,
         lda: Int64, ldb: Int64, ldc: Int64, stream: bridge.Stream,
     ) -> None:  # fmt: skip
-        """Host side: launch a block for each tile of C."""
+        """Host side: launch one CTA per tile of C."""
         blocks = levels.tiles(m, TILE_M) * levels.tiles(n, TILE_N)
         self.kernel(a, b, c, m, n, k, lda, ldb, ldc).launch(
             grid=(blocks, 1, 1), block=(THREADS, 1, 1), smem=self.smem_bytes, stream=stream, min_blocks_per_mp=1
         )
 
     def start(self, a: Any, b: Any, m: Any, n: Any, k: Any, lda: Any, ldb: Any) -> tuple[Any, ...]:
-        """Thread, corner of the tile, its rows of A and B (address, pitch, how many, K), and the sums, zero."""
+        """Thread, tile corner, rows of A and B (address, pitch, count, K), zero accumulators."""
         thread, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
         row, column = SCHEDULE.tile(block, (levels.tiles(m, TILE_M), levels.tiles(n, TILE_N)))
@@ -84,7 +84,7 @@ class MmaSyncKernel:
         return thread, m0, n0, rows_a, rows_b, accumulator
 
     def multiply(self, accumulator: Any, fragments_a: list[Any], fragments_b: list[Any]) -> None:
-        """All blocks of one instruction's depth: fragments_a[block] and fragments_b[block] are lists of registers."""
+        """Multiplies all blocks of one MMA's K; fragments_a[block] and fragments_b[block] are register lists."""
         for i, fragment_a in enumerate(fragments_a):
             for j, fragment_b in enumerate(fragments_b):
                 at = VALUES * (i + BLOCKS_M * j)
@@ -94,7 +94,7 @@ class MmaSyncKernel:
 
     @cute.jit
     def store(self, accumulator: Any, thread: Any, c: Any, ldc: Any, m: Any, n: Any, m0: Any, n0: Any) -> None:
-        """Each register where the atom says that it lies in the tile: pairs are neighbours in a row."""
+        """Stores the accumulator by the atom's fragment map; pairs are neighbours in a row."""
         aligned = (c | ldc * f32.bytes) % (2 * f32.bytes) == 0
         for index in bridge.unrolled(BLOCKS_M * BLOCKS_N * VALUES // 2):
             block, v = index * 2 // VALUES, index * 2 % VALUES
@@ -105,10 +105,10 @@ class MmaSyncKernel:
 
 
 class FromGlobal(MmaSyncKernel):
-    """Fragments straight from global memory, 16 bytes a load."""
+    """Loads fragments from global memory, 16 bytes per load."""
 
     def check(self) -> report.Report:
-        """What a lane loads in one go is what two instructions want of it, register by register."""
+        """Checks that one load of a lane holds the registers of two MMAs."""
         held = [levels.proven("order of K", f"{K_ORDER} is a permutation", K_ORDER.is_bijective())]
         for name in "AB":
             places = ATOM.coords(name)
@@ -126,11 +126,11 @@ class FromGlobal(MmaSyncKernel):
     def kernel(
         self, a: Int64, b: Int64, c: Int64, m: Int32, n: Int32, k: Int32, lda: Int64, ldb: Int64, ldc: Int64
     ) -> None:
-        """Device side: one block, one tile of C."""
-        # 1. The tile of C that this block owns.
+        """Device side: one CTA, one tile of C."""
+        # 1. This CTA's tile of C.
         thread, m0, n0, rows_a, rows_b, accumulator = self.start(a, b, m, n, k, lda, ldb)
 
-        # 2. K in steps of two instructions. Rows beyond the matrix are zeros, and in the last step what is beyond K.
+        # 2. K in steps of two MMAs. Elements out of bounds are zeros, in the last step also those beyond K.
         for step in cutlass.range(k // DEPTH, unroll=1):
             self.multiply_step(accumulator, thread, rows_a, rows_b, step * DEPTH, None)
         if k % DEPTH > 0:
@@ -138,14 +138,14 @@ class FromGlobal(MmaSyncKernel):
         self.store(accumulator, thread, c, ldc, m, n, m0, n0)
 
     def multiply_step(self, accumulator: Any, thread: Any, rows_a: Any, rows_b: Any, k0: Any, left: Any) -> None:
-        """Two instructions deep: load the fragments of all blocks, multiply. `left` of K there are, None for all."""
+        """Loads and multiplies the fragments of two MMAs' K; `left` of K remain, None for all."""
         a = self.fragments("A", TILE_M, thread, rows_a, k0, left)
         b = self.fragments("B", TILE_N, thread, rows_b, k0, left)
         for step in range(2):
             self.multiply(accumulator, a[step], b[step])
 
     def fragments(self, name: str, extent: int, thread: Any, rows: Any, k0: Any, left: Any) -> list[list[Any]]:
-        """[instruction][block] -> registers of this thread, a vector for each row that it has in a block."""
+        """Registers of this thread by [MMA][block], a vector for each row in a block."""
         address, pitch, count, _ = rows
         places = MMA.partition(name, Layout.identity((extent, ATOM.shape_mnk[2])))
         registers = [ATOM.coords(name)(0, 2 * register) for register in range(ATOM.registers(name))]
@@ -164,12 +164,12 @@ class FromGlobal(MmaSyncKernel):
 
 
 def word_of(k: int, step: int) -> int:
-    """Which 32-bit word of a lane's vector holds its pair at `k` of instruction `step`, k counted from lane 0's."""
+    """Word of a lane's vector with its pair at `k` of MMA `step`; k counts from lane 0."""
     return K_ORDER(k + step * ATOM.shape_mnk[2]) // 2
 
 
 class FromPaddedTiles(MmaSyncKernel):
-    """Tiles in shared memory at a padded pitch, by cp.async; fragments by ldmatrix."""
+    """Stages tiles in padded shared memory by cp.async, and loads fragments by ldmatrix."""
 
     def __init__(self) -> None:
         self.tile_k, self.stages = 32, 4
@@ -185,7 +185,7 @@ class FromPaddedTiles(MmaSyncKernel):
         self.fill = {"A": atoms.make_tiled_copy_A(ldmatrix, MMA), "B": atoms.make_tiled_copy_B(ldmatrix, MMA)}
 
     def check(self) -> report.Report:
-        """Copies and ldmatrix: whole vectors, no conflicts, the right registers; the loop for any K; the bytes."""
+        """Checks vector widths, bank conflicts, fragment registers, the loop for any K, and shared memory."""
         layout, extent = self.tile.layout, self.tile.extent
         held = [checks.bank_conflicts(self.tile, checks.tiled_access(self.copy, extent)).as_check("copies in")]
         for name, fill in self.fill.items():
@@ -202,20 +202,20 @@ class FromPaddedTiles(MmaSyncKernel):
     def kernel(
         self, a: Int64, b: Int64, c: Int64, m: Int32, n: Int32, k: Int32, lda: Int64, ldb: Int64, ldc: Int64
     ) -> None:
-        """Device side: one block, one tile of C."""
-        # 1. The tile of C that this block owns.
+        """Device side: one CTA, one tile of C."""
+        # 1. This CTA's tile of C.
         thread, m0, n0, rows_a, rows_b, accumulator = self.start(a, b, m, n, k, lda, ldb)
         k_tiles = levels.tiles(k, self.tile_k)
         shared = bridge.SharedMemory(self.smem)
 
-        # 2. Fill all stages but one. Empty groups are closed, too: the number of pending ones says what has landed.
+        # 2. Fill all stages but one. Commit empty groups too: the pending count then tells which copies are complete.
         for s in cutlass.range_constexpr(self.stages - 1):
             if s < k_tiles:
                 bridge.copy_tile(self.copy, self.tile, thread, rows_a, s * self.tile_k, shared.a(s))
                 bridge.copy_tile(self.copy, self.tile, thread, rows_b, s * self.tile_k, shared.b(s))
             bridge.commit_copies()
 
-        # 3. The main loop. Behind bar.sync the whole stage is there, and nobody reads the one before.
+        # 3. The mainloop. After bar.sync the stage is complete, and no thread reads the previous one.
         stage, target = Int32(0), Int32(self.stages - 1)
         for k_tile in cutlass.range(k_tiles, unroll=1):
             bridge.wait_copies(self.stages - 2)
@@ -236,7 +236,7 @@ class FromPaddedTiles(MmaSyncKernel):
         self.store(accumulator, thread, c, ldc, m, n, m0, n0)
 
     def fragments(self, name: str, thread: Any, tile: Any, k_block: int) -> list[list[Any]]:
-        """[block] -> registers of this thread, one instruction deep: a lane names a row, and gets its own elements."""
+        """Registers of this thread for each block of one MMA, loaded by ldmatrix: each lane supplies a row address."""
         rows = self.fill[name].partition("src", self.tile.layout)
         registers = []
         for load in range(rows[2].size):

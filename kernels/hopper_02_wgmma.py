@@ -1,28 +1,27 @@
-"""Level 2: wgmma, from a tile that the threads swizzle themselves.
+"""Level 2: wgmma, from a tile that the threads swizzle.
 
     python kernels/hopper_02_wgmma.py
 
 Needs: dsl
 
-What changed: the matrix instruction. mma.sync takes its operands from registers, so level 1 moved every element through
-them; wgmma takes both operands from shared memory, through a descriptor, for four warps at once and asynchronously. In
-return the tile must lie as the descriptor says: padding is gone, 16-byte chunks are permuted by the 128-byte swizzle
-instead, and the same object (`smem_tile`) gives the address that a thread copies to and the descriptor's bits. The copy
-is level 1's cp.async, to swizzled addresses.
+Change: the MMA instruction. mma.sync takes operands from registers, so level 1 moved every element through them. wgmma
+reads both operands from shared memory through descriptors, for four warps at once and asynchronously. The tile must
+have the descriptor's layout: no padding, and 16-byte chunks permuted by the 128-byte swizzle. One object (`smem_tile`)
+gives each copied element's address and the descriptor's bits. The copy is level 1's cp.async, to swizzled addresses.
 
-wgmma reads through the async proxy, the threads write through the generic one. So every thread that wrote fences
-(fence.proxy.async), then all meet, then wgmma is issued: in that order, and by every writer, since a fence speaks for
-the thread that executes it. wgmma.fence is something else: it orders accesses to registers.
+wgmma reads through the async proxy, and the threads write through the generic proxy. So every writing thread executes
+fence.proxy.async, then all threads pass bar.sync, and then wgmma is issued. A fence covers only the writes of its own
+thread. wgmma.fence is different: it orders register accesses.
 
-    role      who        does, k tile by k tile
+    role      who        does, for each K tile
     ------    -------    ------------------------------------------------------------------------------------------
-    all       128        wait for the own copies and for the own product, fence, bar.sync, multiply, and meanwhile
-                         copy the k tile that is stages - 1 ahead into the stage that was read before
-    store     128        each its registers, where the atom says
+    all       128        wait for own copies and own wgmma, fence, bar.sync, issue wgmma, and meanwhile
+                         copy the K tile that is stages - 1 ahead into the stage that was read before
+    store     128        each thread its registers, by the fragment map
 
-What it should gain: no operand in registers, so no ldmatrix, and one instruction for 64x128x16.
+Expected gain: no operands in registers, no ldmatrix, and one instruction for 64x128x16.
 
-Measured on an H200 at 8192^3: 280 TFLOP/s, 0.35 of torch.mm: no more than mma.sync from padded tiles (302).
+Measured on an H200 at 8192^3: 280 TFLOP/s, 0.35 of torch.mm; mma.sync from padded tiles made 302.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ COMMIT = act.Commit("cp.async")
 
 
 def pipeline(stages: int) -> Pipeline:
-    """The order of things in this file: one warpgroup that copies stages - 1 k tiles ahead, fences and multiplies."""
+    """The pipeline: one warpgroup copies stages - 1 K tiles ahead, fences and multiplies."""
     fill = [step for s in range(stages - 1) for step in (act.If(act.Ahead(s), (act.CpAsync("ab", s),)), COMMIT)]
     body = (
         act.WaitGroup("cp.async", stages - 2),
@@ -72,17 +71,17 @@ def pipeline(stages: int) -> Pipeline:
 
 
 class WgmmaKernel:
-    """One warpgroup a block, which copies by hand and multiplies by wgmma."""
+    """One warpgroup per CTA, which copies by cp.async and multiplies by wgmma."""
 
     def __init__(self) -> None:
         self.tile_m, self.tile_n, self.tile_k = 64, 128, 64
         self.stages, self.blocks_per_sm = 4, 2
         self.mma = wgmma(self.tile_n, "bf16")
-        # A swizzled tile each, and the descriptor that reads it; the tensor copies are for level 3.
+        # A swizzled tile each, and its descriptor; level 3 uses the TMA copies.
         self.a = levels.operand("A", self.tile_m, self.tile_k, self.mma)
         self.b = levels.operand("B", self.tile_n, self.tile_k, self.mma)
         self.smem = levels.SharedMap.of(self.a.smem, self.b.smem, self.stages)
-        # Eight threads copy a row of 64, 16 bytes each, and 16 rows are copied at a time.
+        # Eight threads copy a row of 64 by 16 bytes each, 16 rows at a time.
         chunks = self.tile_k // CHUNK
         self.copy = make_tiled_copy(
             cp_async(2 * CHUNK, "cg", "bf16", "register"),
@@ -92,7 +91,7 @@ class WgmmaKernel:
         self.schedule = Linear("N")
 
     def check(self) -> Report:
-        """Operands and budgets as ever; the copies are whole vectors without conflicts; the loop, for any K."""
+        """Checks operands, budgets, vector copies without conflicts, and the loop for any K."""
         more = []
         for operand in (self.a, self.b):
             vectors = self.copy.vectors("dst", operand.smem.composed)
@@ -108,7 +107,7 @@ class WgmmaKernel:
         self, a: Int64, b: Int64, c: Int64, m: Int32, n: Int32, k: Int32,
         lda: Int64, ldb: Int64, ldc: Int64, stream: bridge.Stream,
     ) -> None:  # fmt: skip
-        """Host side: launch a block for each tile of C."""
+        """Host side: launch one CTA per tile of C."""
         blocks = levels.tiles(m, self.tile_m) * levels.tiles(n, self.tile_n)
         self.kernel(a, b, c, m, n, k, lda, ldb, ldc).launch(
             grid=(blocks, 1, 1), block=(THREADS, 1, 1), smem=self.smem.total, stream=stream
@@ -118,8 +117,8 @@ class WgmmaKernel:
     def kernel(
         self, a: Int64, b: Int64, c: Int64, m: Int32, n: Int32, k: Int32, lda: Int64, ldb: Int64, ldc: Int64
     ) -> None:
-        """Device side: one block, one tile of C."""
-        # 1. The tile of C that this block owns.
+        """Device side: one CTA, one tile of C."""
+        # 1. This CTA's tile of C.
         thread, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
         row, column = self.schedule.tile(block, (levels.tiles(m, self.tile_m), levels.tiles(n, self.tile_n)))
@@ -127,8 +126,8 @@ class WgmmaKernel:
         k_tiles = levels.tiles(k, self.tile_k)
         shared = bridge.SharedMemory(self.smem)
 
-        # 2. Fill all stages but one. A group is closed even where there is nothing left to copy, so that the number of
-        #    pending groups says which stage has landed.
+        # 2. Fill all stages but one. Commit a group even without copies, so that the pending count tells which
+        #    stage is complete.
         rows_a = (a + Int64(m0) * lda * bf16.bytes, lda, m - m0, k)
         rows_b = (b + Int64(n0) * ldb * bf16.bytes, ldb, n - n0, k)
         for s in cutlass.range_constexpr(self.stages - 1):
@@ -137,8 +136,8 @@ class WgmmaKernel:
                 bridge.copy_tile(self.copy, self.b.smem, thread, rows_b, s * self.tile_k, shared.b(s))
             bridge.commit_copies()
 
-        # 3. The main loop. Behind bar.sync every thread's part of the stage is in shared memory and shown to wgmma, and
-        #    every warp's product of the stage before is finished: that stage is copied to next.
+        # 3. The mainloop. After bar.sync the stage is in shared memory and visible to wgmma, and every warp's wgmma of
+        #    the previous stage is complete. The next copy refills that stage.
         mma = bridge.Wgmma(self)
         accumulator = mma.accumulator()
         operand_a = bridge.Operand(self.a.descriptor, shared.a(0), self.smem.a_stage_bytes)
@@ -162,7 +161,7 @@ class WgmmaKernel:
                 stage = Int32(0)
         mma.wait()
 
-        # 4. Store the fragment where the atom says that each register lies in the tile: pairs are neighbours in a row.
+        # 4. Store the accumulator by the atom's fragment map: pairs are neighbours in a row.
         aligned = (c | ldc * f32.bytes) % (2 * f32.bytes) == 0
         for v in bridge.unrolled(self.mma.accumulator_registers // 2):
             i, j = self.mma.coords_C(thread, 2 * v)

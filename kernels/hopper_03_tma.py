@@ -1,27 +1,27 @@
-"""Level 3: the copy engine feeds wgmma.
+"""Level 3: TMA loads feed wgmma.
 
     python kernels/hopper_03_tma.py
 
 Needs: dsl
 
-What changed: in level 2 all threads copied the tile by hand, 16 bytes at a time, to swizzled addresses, and a proxy
-fence showed it to wgmma. Here one thread asks the copy engine (TMA) for a whole tile: it writes shared memory through
-the same swizzle, zeros where the matrix has ended, and counts its bytes at a barrier in shared memory. Nobody computes
-an address, no value passes through a register, and no fence is needed, since TMA and wgmma are of one proxy. The tile
-of C is 64x128 a block, the loads run up to four k tiles ahead, and two blocks share a multiprocessor.
+Change: TMA replaces the threads' copies. In level 2 all threads copied the tile in 16-byte chunks to swizzled
+addresses, and a proxy fence made it visible to wgmma. Here one thread issues a TMA load for a whole tile. TMA applies
+the swizzle, writes zeros out of bounds, and counts its bytes at an mbarrier. Threads compute no addresses. No fence is
+needed, since TMA and wgmma use the same proxy. A CTA computes a 64x128 tile of C, loads run up to four K tiles ahead,
+and an SM holds two CTAs.
 
     role        who              does
     --------    -------------    -------------------------------------------------------------------------------
-    loader      thread 0         arms full[s] with the bytes of a stage, asks for the stage's tiles of A and B
-    math        all 128          wait for full[s], multiply, wait for the product, meet at bar.sync, store C
+    loader      thread 0         expects a stage's bytes at full[s], issues the loads of A and B
+    math        all 128          wait for full[s], issue wgmma, wait for it, bar.sync, store C
 
     barrier     completed by                                              waited for by
     --------    ------------------------------------------------------    ---------------------------------------
-    full[s]     thread 0's arrive.expect_tx and the bytes it promises     all 128 threads
+    full[s]     thread 0's arrive.expect_tx and the expected bytes        all 128 threads
     bar.sync    all 128 threads                                           all 128 threads: the stage may be refilled
 
-What it should gain: the threads' copying, and with it most of the instructions. The price that is left: bar.sync ends
-every k tile, so within a block no product overlaps another's end; only the other block on the multiprocessor does.
+Expected gain: no copy instructions in the threads. Remaining cost: bar.sync ends every K tile, so only the other CTA on
+the SM overlaps the end of a wgmma.
 
 Measured on an H200 at 8192^3: 295 TFLOP/s, 0.37 of torch.mm; level 2 made 280.
 """
@@ -44,13 +44,13 @@ from layoutgemm.schedule import Linear
 
 
 class TmaKernel:
-    """One warpgroup a block, which loads for itself by TMA."""
+    """One warpgroup per CTA, which issues its own TMA loads."""
 
     def __init__(self) -> None:
         self.tile_m, self.tile_n, self.tile_k = 64, 128, 64
         self.stages, self.blocks_per_sm = 4, 2
         self.mma = wgmma(self.tile_n, "bf16")
-        # Each operand is a swizzled tile, the tensor copy that fills it, and the descriptor that reads it.
+        # Each operand is a swizzled tile, its TMA load, and its descriptor.
         self.a = levels.operand("A", self.tile_m, self.tile_k, self.mma)
         self.b = levels.operand("B", self.tile_n, self.tile_k, self.mma)
         self.smem = levels.SharedMap.of(self.a.smem, self.b.smem, self.stages)
@@ -59,7 +59,7 @@ class TmaKernel:
         self.pipeline = self_loading(self.stages, self.stage_bytes)
 
     def check(self) -> Report:
-        """Operands, fragment map, shared memory of two blocks, and the loop for any number of k tiles."""
+        """Checks operands, fragment map, shared memory of two CTAs, and the loop for any K."""
         return levels.wgmma_report(self.mma, self.a, self.b, self.smem, self.pipeline, blocks_per_sm=self.blocks_per_sm)
 
     @cute.jit
@@ -67,7 +67,7 @@ class TmaKernel:
         self, a: Int64, b: Int64, c: Int64, m: Int32, n: Int32, k: Int32,
         lda: Int64, ldb: Int64, ldc: Int64, stream: bridge.Stream,
     ) -> None:  # fmt: skip
-        """Host side: encode the tensor maps, launch a block for each tile of C."""
+        """Host side: encode the tensor maps, launch one CTA per tile of C."""
         extents = {"m": m, "n": n, "k": k}
         map_a = bridge.encode_tensor_map(self.a.tma, a, extents, lda)
         map_b = bridge.encode_tensor_map(self.b.tma, b, extents, ldb)
@@ -87,8 +87,8 @@ class TmaKernel:
         k: Int32,
         ldc: Int64,
     ) -> None:
-        """Device side: one block, one tile of C."""
-        # 1. The tile of C that this block owns.
+        """Device side: one CTA, one tile of C."""
+        # 1. This CTA's tile of C.
         thread, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
         grid = levels.tiles(m, self.tile_m), levels.tiles(n, self.tile_n)
@@ -96,7 +96,7 @@ class TmaKernel:
         m0, n0 = row * self.tile_m, column * self.tile_n
         k_tiles = levels.tiles(k, self.tile_k)
 
-        # 2. Shared memory and barriers. Initialised by one thread, shown to the copy engine, then to the block.
+        # 2. Shared memory and mbarriers. One thread initialises them, makes them visible to TMA, then to the CTA.
         shared = bridge.SharedMemory(self.smem)
         if thread == 0:
             for s in cutlass.range_constexpr(self.stages):
@@ -104,13 +104,13 @@ class TmaKernel:
             bridge.barriers_visible()
         bridge.block_sync()
 
-        # 3. Fill the stages; there may be fewer k tiles than stages.
+        # 3. Fill the stages; there may be fewer K tiles than stages.
         if thread == 0:
             for s in cutlass.range_constexpr(self.stages):
                 if s < k_tiles:
                     self.load(shared, map_a, map_b, m0, n0, s, s)
 
-        # 4. The main loop, stages in turn; a stage's parity flips each time the ring wraps.
+        # 4. The mainloop, stages in turn; the parity flips each time the ring wraps.
         mma = bridge.Wgmma(self)
         accumulator = mma.accumulator()
         operand_a = bridge.Operand(self.a.descriptor, shared.a(0), self.smem.a_stage_bytes)
@@ -119,11 +119,11 @@ class TmaKernel:
         for k_tile in cutlass.range(k_tiles, unroll=1):
             stage = bridge.uniform(stage)
             bridge.barrier_wait(shared.full(stage), phase)
-            # The first product starts the accumulator, which is never filled with zeros.
+            # The first wgmma overwrites the accumulator, which needs no zeros.
             mma.multiply_blocks([accumulator], operand_a, operand_b, stage, k_tile > 0)
             mma.wait()
-            # 5. `mma.wait` speaks for the own warp alone; the other three may still read the stage. All four meet, then
-            #    it is refilled.
+            # 5. `mma.wait` covers only the own warp; the other three may still read the stage. bar.sync comes before
+            #    the refill.
             bridge.block_sync()
             if thread == 0:
                 if k_tile + self.stages < k_tiles:
@@ -133,7 +133,7 @@ class TmaKernel:
                 stage = Int32(0)
                 phase ^= 1
 
-        # 6. Store the fragment where the atom says that each register lies in the tile: pairs are neighbours in a row.
+        # 6. Store the accumulator by the atom's fragment map: pairs are neighbours in a row.
         aligned = (c | ldc * f32.bytes) % (2 * f32.bytes) == 0
         for v in bridge.unrolled(self.mma.accumulator_registers // 2):
             i, j = self.mma.coords_C(thread, 2 * v)
@@ -142,7 +142,7 @@ class TmaKernel:
                 bridge.store_pair(address, accumulator[2 * v], accumulator[2 * v + 1], n - n0 - j, aligned)
 
     def load(self, shared: Any, map_a: Any, map_b: Any, m0: Any, n0: Any, k_tile: Any, stage: Any) -> None:
-        """Arm full[stage] and ask for both tiles. Called by one thread, when nobody reads the stage."""
+        """Expects the bytes at full[stage] and issues both loads; for one thread, when none reads the stage."""
         origin = {"m": m0, "n": n0, "k": k_tile * self.tile_k}
         full = shared.full(stage)
         bridge.barrier_expect(full, self.pipeline.mbarrier("full").bytes)

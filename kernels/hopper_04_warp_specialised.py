@@ -1,32 +1,32 @@
-"""Level 4: one warpgroup loads, another multiplies.
+"""Level 4: warp specialisation, a producer and a consumer warpgroup.
 
     python kernels/hopper_04_warp_specialised.py
 
 Needs: dsl
 
-What changed: in level 3 the warpgroup that multiplies also loads, so it must meet at a barrier, product finished,
-before a stage can be refilled. Here a producer warpgroup does nothing but load, and a consumer warpgroup nothing but
-multiply. They meet at two barriers a stage, full[s] and empty[s], through a ring of four stages; the consumer keeps one
-group of products in flight and gives the stage before it back. setmaxnreg moves the registers that a producer does not
-need to the consumer. The tile is level 3's, 64x128 a block, two blocks on a multiprocessor.
+Change: two roles. In level 3 one warpgroup loads and multiplies, so it must finish its wgmma and pass a barrier before
+it refills a stage. Here a producer warpgroup only loads, and a consumer warpgroup only multiplies. They synchronise by
+two mbarriers per stage, full[s] and empty[s], in a ring of four stages. The consumer keeps one wgmma group in flight
+and releases the previous stage. setmaxnreg moves registers from the producer to the consumer. The tile is level 3's,
+64x128 per CTA, with two CTAs per SM.
 
     role        who                         registers    does
     --------    ------------------------    ---------    ------------------------------------------------------------
-    producer    one thread of warpgroup 0      40        waits for empty[s], arms full[s], loads both tiles
+    producer    one thread of warpgroup 0      40        waits for empty[s], expects bytes at full[s], loads both
     consumer    warpgroup 1                    216       waits for full[s], multiplies, frees stage s - 1, stores C
 
     barrier     completed by                                               waited for by
     --------    -------------------------------------------------------    ------------------------------------------
-    full[s]     the producer's arrive.expect_tx and the bytes it names     the consumer's 128 threads
-    empty[s]    one arrival of each of the consumer's 4 warps              the producer; at first it need not wait
+    full[s]     the producer's arrive.expect_tx and its expected bytes     the consumer's 128 threads
+    empty[s]    one arrival per consumer warp, 4                           the producer, except in its first round
 
-The producer's first waits are for the parity that a fresh barrier counts as completed, phase ^ 1, and the phase flips
-where the ring wraps: a loop that forgets either waits for ever, or overwrites what is being read.
+The producer first waits for parity phase ^ 1, which a fresh mbarrier counts as completed. The phase flips where the
+ring wraps. A loop that ignores either rule deadlocks, or overwrites tiles that wgmma reads.
 
-What it should gain: no barrier of all threads in the loop, and products back to back.
+Expected gain: no CTA barrier in the loop, and back-to-back wgmmas.
 
-Measured on an H200 at 8192^3: 290 TFLOP/s, 0.36 of torch.mm; level 3 made 295. docs/ladder.md says why there
-is no gain: "Why levels 2 to 4 gain nothing".
+Measured on an H200 at 8192^3: 290 TFLOP/s, 0.36 of torch.mm; level 3 made 295. docs/ladder.md explains it: "Why levels
+2 to 4 gain nothing".
 """
 
 from __future__ import annotations
@@ -47,25 +47,25 @@ WARPGROUP = 128
 
 
 class WarpSpecialisedKernel:
-    """A producer and a consumer warpgroup a block, and a ring of stages between them."""
+    """A producer and a consumer warpgroup per CTA, with a ring of stages between them."""
 
     def __init__(self) -> None:
         self.tile_m, self.tile_n, self.tile_k = 64, 128, 64
         self.stages, self.blocks_per_sm = 4, 2
         self.producer_registers, self.consumer_registers = 40, 216
         self.mma = wgmma(self.tile_n, "bf16")
-        # Each operand is a swizzled tile, the tensor copy that fills it, and the descriptor that reads it.
+        # Each operand is a swizzled tile, its TMA load, and its descriptor.
         self.a = levels.operand("A", self.tile_m, self.tile_k, self.mma)
         self.b = levels.operand("B", self.tile_n, self.tile_k, self.mma)
         self.smem = levels.SharedMap.of(self.a.smem, self.b.smem, self.stages)
         self.stage_bytes = self.a.tma.bytes + self.b.tma.bytes
         self.schedule = Linear("N")
-        # The order of things in this file: which barriers there are, who arrives how often, and what is proven of it.
+        # The pipeline model: barriers, arrive counts, and the proof.
         registers = (self.producer_registers, self.consumer_registers)
         self.pipeline = ring(self.stages, self.stage_bytes, lag=1, registers=registers)
 
     def check(self) -> Report:
-        """Operands, fragment map, shared memory and registers of two blocks, the ring for any number of k tiles."""
+        """Checks operands, fragment map, budgets of two CTAs, and the ring for any K."""
         threads = self.blocks_per_sm * WARPGROUP
         roles = {"producers": (threads, self.producer_registers), "consumers": (threads, self.consumer_registers)}
         return levels.wgmma_report(
@@ -78,12 +78,12 @@ class WarpSpecialisedKernel:
         self, a: Int64, b: Int64, c: Int64, m: Int32, n: Int32, k: Int32,
         lda: Int64, ldb: Int64, ldc: Int64, stream: bridge.Stream,
     ) -> None:  # fmt: skip
-        """Host side: encode the tensor maps, launch a block for each tile of C."""
+        """Host side: encode the tensor maps, launch one CTA per tile of C."""
         extents = {"m": m, "n": n, "k": k}
         map_a = bridge.encode_tensor_map(self.a.tma, a, extents, lda)
         map_b = bridge.encode_tensor_map(self.b.tma, b, extents, ldb)
         blocks = levels.tiles(m, self.tile_m) * levels.tiles(n, self.tile_n)
-        # setmaxnreg is ignored unless the least number of blocks is said.
+        # setmaxnreg is ignored without a minimum number of CTAs.
         self.kernel(map_a, map_b, c, m, n, k, ldc).launch(
             grid=(blocks, 1, 1), block=(2 * WARPGROUP, 1, 1), smem=self.smem.total, stream=stream,
             min_blocks_per_mp=self.blocks_per_sm, preferred_smem_carveout=levels.ALL_SHARED,
@@ -100,8 +100,8 @@ class WarpSpecialisedKernel:
         k: Int32,
         ldc: Int64,
     ) -> None:
-        """Device side: one block, one tile of C."""
-        # 1. The tile of C that this block owns, and the role of this thread.
+        """Device side: one CTA, one tile of C."""
+        # 1. This CTA's tile of C, and this thread's role.
         thread, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
         row, column = self.schedule.tile(block, (levels.tiles(m, self.tile_m), levels.tiles(n, self.tile_n)))
@@ -109,7 +109,7 @@ class WarpSpecialisedKernel:
         k_tiles = levels.tiles(k, self.tile_k)
         warpgroup, warp = bridge.uniform(thread // WARPGROUP), bridge.uniform(thread // 32)
 
-        # 2. Shared memory and barriers, initialised by one thread with the arrivals that the pipeline counts.
+        # 2. Shared memory and mbarriers; one thread initialises them with the pipeline's arrive counts.
         shared = bridge.SharedMemory(self.smem)
         full, empty = self.pipeline.mbarrier("full").count, self.pipeline.mbarrier("empty").count
         if thread == 0:
@@ -122,7 +122,7 @@ class WarpSpecialisedKernel:
         bridge.block_sync()
 
         if warpgroup == 0:
-            # 3. The producer: one thread keeps the ring full. Its first round finds every stage free: phase ^ 1.
+            # 3. The producer: one thread fills the ring. Every stage is free in its first round: phase ^ 1.
             bridge.give_registers(self.producer_registers)
             if warp == 0:
                 if bridge.elect():
@@ -138,8 +138,8 @@ class WarpSpecialisedKernel:
                             stage = Int32(0)
                             phase ^= 1
         else:
-            # 4. The consumer: products of stage s are issued, then those of the stage before are waited for, and that
-            #    stage is given back. The tensor cores always have the next group to go on with.
+            # 4. The consumer: issue the wgmmas of stage s, wait for those of the previous stage, and release it. The
+            #    tensor cores always have the next group.
             bridge.take_registers(self.consumer_registers)
             mma = bridge.Wgmma(self)
             accumulator = mma.accumulator()
@@ -163,7 +163,7 @@ class WarpSpecialisedKernel:
             if bridge.elect():
                 bridge.barrier_arrive(shared.empty(before))
 
-            # 5. Store the fragment where the atom says that each register lies in the tile: pairs are neighbours.
+            # 5. Store the accumulator by the atom's fragment map: pairs are neighbours.
             aligned = (c | ldc * f32.bytes) % (2 * f32.bytes) == 0
             for v in bridge.unrolled(self.mma.accumulator_registers // 2):
                 i, j = self.mma.coords_C(thread % WARPGROUP, 2 * v)

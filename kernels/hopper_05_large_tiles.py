@@ -4,25 +4,24 @@
 
 Needs: dsl
 
-What changed: the tile of C, and nothing else. Level 4's 64x128 tile reads 24 KiB of A and B a k tile for 2*64*128*64
-FLOP, 43 a byte: the tensor cores ask for more than the way from L2, and shared memory itself, carry. 128x128 needs 64
-FLOP a byte, 128x256 85. A tile of 128 rows is two warpgroups' work, each with 64 rows and an accumulator of its own, 64
-or 128 registers a thread; both read the same B. (One warpgroup that does both halves, one after the other, reads B
-twice; one that holds both accumulators has no registers left.) A block has a multiprocessor to itself and its ring as
-many stages as fit: six of 32 KiB, or four of 48 KiB.
+Change: only the tile of C. Level 4's 64x128 tile reads 24 KiB of A and B per K tile for 2*64*128*64 FLOP, which is 43
+FLOP per byte. L2 and shared memory cannot feed the tensor cores at that ratio. 128x128 has 64 FLOP per byte, 128x256
+has 85. Two warpgroups compute 64 rows each of a 128-row tile and read the same B. Each has its own accumulator, 64 or
+128 registers per thread. One warpgroup for both halves in turn would read B twice. One with both accumulators would
+have no registers left. An SM holds one CTA, with as many stages as fit: six of 32 KiB or four of 48 KiB.
 
     role          who                         registers    does
     ----------    ------------------------    ---------    ----------------------------------------------------------
-    producer      one thread of warpgroup 0       40       waits for empty[s], arms full[s], loads both tiles
+    producer      one thread of warpgroup 0       40       waits for empty[s], expects bytes at full[s], loads both
     consumer i    warpgroup 1 + i, i = 0, 1      232       rows 64i.. of the tile: waits for full[s], multiplies, frees
                                                            stage s - 1, stores C
 
     barrier     completed by                                               waited for by
     --------    -------------------------------------------------------    ------------------------------------------
-    full[s]     the producer's arrive.expect_tx and the bytes it names     both consumers, 256 threads
-    empty[s]    one arrival of each of the consumers' 8 warps              the producer; at first it need not wait
+    full[s]     the producer's arrive.expect_tx and its expected bytes     both consumers, 256 threads
+    empty[s]    one arrival per consumer warp, 8                           the producer, except in its first round
 
-What it should gain: at 128x256 half of level 4's traffic between L2 and shared memory, and wgmma's widest instruction.
+Expected gain: at 128x256 half of level 4's traffic between L2 and shared memory, and wgmma's widest instruction.
 
 Measured on an H200 at 8192^3: 128x128 522 TFLOP/s, 128x256 735, 0.65 and 0.91 of torch.mm; level 4 made 290.
 """
@@ -45,28 +44,28 @@ WARPGROUP = 128
 
 
 class LargeTileKernel:
-    """A producer and two consumer warpgroups a block, each with 64 rows of its tile of 128 x tile_n."""
+    """A producer and two consumer warpgroups per CTA, with 64 rows per consumer."""
 
     def __init__(self, tile_n: int, stages: int) -> None:
         self.consumers = 2
         self.mma = wgmma(tile_n, "bf16")
-        self.rows = self.mma.shape_mnk[0]  # of the tile, a consumer
+        self.rows = self.mma.shape_mnk[0]  # rows of the tile per consumer
         self.tile_m, self.tile_n, self.tile_k = self.rows * self.consumers, tile_n, 64
         self.stages = stages
         self.producer_registers, self.consumer_registers = 40, 232
         self.threads = (1 + self.consumers) * WARPGROUP
-        # Each operand is a swizzled tile, the tensor copy that fills it, and the descriptor that reads it.
+        # Each operand is a swizzled tile, its TMA load, and its descriptor.
         self.a = levels.operand("A", self.tile_m, self.tile_k, self.mma)
         self.b = levels.operand("B", self.tile_n, self.tile_k, self.mma)
         self.smem = levels.SharedMap.of(self.a.smem, self.b.smem, self.stages)
         self.stage_bytes = self.a.tma.bytes + self.b.tma.bytes
         self.schedule = Linear("N")
-        # The order of things in this file: which barriers there are, who arrives how often, and what is proven of it.
+        # The pipeline model: barriers, arrive counts, and the proof.
         registers = (self.producer_registers, self.consumer_registers)
         self.pipeline = ring(stages, self.stage_bytes, consumers=self.consumers, lag=1, registers=registers)
 
     def check(self) -> Report:
-        """Operands, fragment map, shared memory, and the ring with its registers for any number of k tiles."""
+        """Checks operands, fragment map, shared memory, registers, and the ring for any K."""
         return levels.wgmma_report(self.mma, self.a, self.b, self.smem, self.pipeline)
 
     @cute.jit
@@ -74,12 +73,12 @@ class LargeTileKernel:
         self, a: Int64, b: Int64, c: Int64, m: Int32, n: Int32, k: Int32,
         lda: Int64, ldb: Int64, ldc: Int64, stream: bridge.Stream,
     ) -> None:  # fmt: skip
-        """Host side: encode the tensor maps, launch a block for each tile of C."""
+        """Host side: encode the tensor maps, launch one CTA per tile of C."""
         extents = {"m": m, "n": n, "k": k}
         map_a = bridge.encode_tensor_map(self.a.tma, a, extents, lda)
         map_b = bridge.encode_tensor_map(self.b.tma, b, extents, ldb)
         blocks = levels.tiles(m, self.tile_m) * levels.tiles(n, self.tile_n)
-        # setmaxnreg is ignored unless the least number of blocks is said.
+        # setmaxnreg is ignored without a minimum number of CTAs.
         self.kernel(map_a, map_b, c, m, n, k, ldc).launch(
             grid=(blocks, 1, 1), block=(self.threads, 1, 1), smem=self.smem.total, stream=stream,
             min_blocks_per_mp=1,
@@ -96,8 +95,8 @@ class LargeTileKernel:
         k: Int32,
         ldc: Int64,
     ) -> None:
-        """Device side: one block, one tile of C."""
-        # 1. The tile of C that this block owns, and the role of this thread.
+        """Device side: one CTA, one tile of C."""
+        # 1. This CTA's tile of C, and this thread's role.
         thread, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
         row, column = self.schedule.tile(block, (levels.tiles(m, self.tile_m), levels.tiles(n, self.tile_n)))
@@ -105,7 +104,7 @@ class LargeTileKernel:
         k_tiles = levels.tiles(k, self.tile_k)
         warpgroup, warp = bridge.uniform(thread // WARPGROUP), bridge.uniform(thread // 32)
 
-        # 2. Shared memory and barriers, initialised by one thread with the arrivals that the pipeline counts.
+        # 2. Shared memory and mbarriers; one thread initialises them with the pipeline's arrive counts.
         shared = bridge.SharedMemory(self.smem)
         full, empty = self.pipeline.mbarrier("full").count, self.pipeline.mbarrier("empty").count
         if thread == 0:
@@ -118,7 +117,7 @@ class LargeTileKernel:
         bridge.block_sync()
 
         if warpgroup == 0:
-            # 3. The producer: one thread keeps the ring full. Its first round finds every stage free: phase ^ 1.
+            # 3. The producer: one thread fills the ring. Every stage is free in its first round: phase ^ 1.
             bridge.give_registers(self.producer_registers)
             if warp == 0:
                 if bridge.elect():
@@ -134,8 +133,8 @@ class LargeTileKernel:
                             stage = Int32(0)
                             phase ^= 1
         else:
-            # 4. The consumers: products of stage s are issued, then those of the stage before are waited for, and that
-            #    stage is given back. The tensor cores always have the next group to go on with.
+            # 4. The consumers: issue the wgmmas of stage s, wait for those of the previous stage, and release it. The
+            #    tensor cores always have the next group.
             bridge.take_registers(self.consumer_registers)
             consumer = warpgroup - 1
             mma = bridge.Wgmma(self)
@@ -160,7 +159,7 @@ class LargeTileKernel:
             if bridge.elect():
                 bridge.barrier_arrive(shared.empty(before))
 
-            # 5. Store the fragment where the atom says that each register lies in the tile: pairs are neighbours.
+            # 5. Store the accumulator by the atom's fragment map: pairs are neighbours.
             aligned = (c | ldc * f32.bytes) % (2 * f32.bytes) == 0
             rows = m - m0 - self.rows * consumer
             for v in bridge.unrolled(self.mma.accumulator_registers // 2):

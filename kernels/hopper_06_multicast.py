@@ -1,14 +1,13 @@
-"""Level 6: two blocks of a cluster share B.
+"""Level 6: two CTAs of a cluster share B by multicast.
 
     python kernels/hopper_06_multicast.py
 
 Needs: dsl
 
-What changed against level 5: two blocks, one above the other in C, form a cluster. They need the same tile of B, so the
-first of them loads it once and the copy engine writes it into the shared memory of both, at the same address; each
-counts the bytes that arrive in it, at its own barrier. Each loads its own A. A stage is free when everyone who reads
-what is written there has released it: the first block waits for the warps of both, the second for its own alone, and so
-a consumer tells the first block as well as its own.
+Change against level 5: two CTAs, one above the other in C, form a cluster and need the same tile of B. The first CTA
+loads B once, and TMA multicast writes it to the shared memory of both at the same address. Each CTA counts its arriving
+bytes at its own mbarrier, and loads its own A. A stage is free when all its readers have released it. So the first CTA
+waits for the warps of both CTAs, the second for its own. Each consumer arrives at both.
 
     cluster 2x1, ring of 4: 12 warps, in each of 2 CTAs
       producer     4 warps     TMA, 40 registers
@@ -19,12 +18,12 @@ a consumer tells the first block as well as its own.
         empty      16 arrivals (8 in CTA 1): math0 4 warps in 2 CTAs + math1 4 warps in 2 CTAs; waited for by producer
       b            TMA multicast: producer -> math0, math1, 4 stages
 
-A published guide has both blocks send B to both, which doubles the bytes that land, and has a consumer release the
-other block's stage but not its own. The table's counts come from the model of the pipeline, which is proven free of
-deadlock and of races for every number of k tiles; those two variants are not.
+A published guide lets both CTAs send B to both, which doubles the arriving bytes. Its consumers release the other CTA's
+stage but not their own. The table's arrive counts come from the pipeline model, which is proven free of deadlocks and
+races for every number of K tiles. No proof holds for the guide's two variants.
 
-What it should gain: a third of the traffic from L2, 64 KiB a k tile for two blocks instead of 96. Little time, as level
-5 is not bound by L2; and the two blocks now wait for each other: neither can be more than a ring ahead.
+Expected gain: a third less traffic from L2, 64 KiB per K tile for two CTAs instead of 96. Little time, since level 5 is
+not bound by L2, and each CTA can now be at most one ring ahead of the other.
 
 Measured on an H200 at 8192^3: 749 TFLOP/s, 0.93 of torch.mm; level 5 made 735.
 """
@@ -45,7 +44,7 @@ from layoutgemm.schedule import Linear
 
 
 class MulticastKernel:
-    """Two blocks a cluster, a tile of C each: a producer warpgroup and two that multiply."""
+    """Two CTAs per cluster, a tile of C each: a producer and two consumer warpgroups."""
 
     def __init__(self) -> None:
         self.tile_m, self.tile_n, self.tile_k = 128, 256, 64
@@ -61,7 +60,7 @@ class MulticastKernel:
         )  # fmt: skip
 
     def check(self) -> Report:
-        """Operands, fragments, budgets; the ring for any number of k tiles and tiles; every tile once."""
+        """Checks operands, fragments, budgets, the ring for any sizes, and the tile order."""
         return levels.wgmma_report(
             self.mma, self.a, self.b, self.smem, self.pipeline,
             register_check(self.pipeline),
@@ -73,7 +72,7 @@ class MulticastKernel:
         self, a: Int64, b: Int64, c: Int64, m: Int32, n: Int32, k: Int32,
         lda: Int64, ldb: Int64, ldc: Int64, stream: bridge.Stream,
     ) -> None:  # fmt: skip
-        """Host side: encode two tensor maps, launch a cluster of two blocks for two tiles of C."""
+        """Host side: encode two tensor maps, launch one cluster of two CTAs per two tiles of C."""
         extents = {"m": m, "n": n, "k": k}
         map_a = bridge.encode_tensor_map(self.a.tma, a, extents, lda)
         map_b = bridge.encode_tensor_map(self.b.tma, b, extents, ldb)
@@ -95,8 +94,8 @@ class MulticastKernel:
         k: Int32,
         ldc: Int64,
     ) -> None:
-        """Device side: one block, one tile of C."""
-        # 1. Who this is, and which tile it has: the cluster's tiles are neighbours along M.
+        """Device side: one CTA, one tile of C."""
+        # 1. Thread, role and tile: the cluster's tiles are neighbours along M.
         thread, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
         warp, warpgroup, lane = bridge.uniform(thread // 32), bridge.uniform(thread // 128), thread % 32
@@ -106,12 +105,12 @@ class MulticastKernel:
         row, column = self.schedule.tile(block // blocks, clusters)
         m0, n0 = (row * self.cluster[0] + rank) * self.tile_m, column * self.tile_n
 
-        # 2. Barriers. The cluster meets before anyone arrives at another block's, or sends it a tile.
+        # 2. mbarriers. A cluster barrier comes before any arrival or tile from the other CTA.
         shared = bridge.SharedMemory(self.smem)
         if thread == 0:
             for s in cutlass.range_constexpr(self.stages):
                 bridge.barrier_init(shared.full(s), self.pipeline.mbarrier("full").count)
-                # Rank 0 waits for both blocks, since it writes into both; rank 1 for its own.
+                # Rank 0 waits for both CTAs, since it writes to both; rank 1 for its own.
                 for r in cutlass.range_constexpr(blocks):
                     if rank == r:
                         bridge.barrier_init(shared.empty(s), self.pipeline.mbarrier("empty").count_of(r))
@@ -123,7 +122,7 @@ class MulticastKernel:
 
         stage, phase = Int32(0), Int32(0)
         if warpgroup == 0:
-            # 3. Producer: one thread, as far ahead of the products as the ring lets it.
+            # 3. Producer: one thread fills the ring ahead of the MMAs.
             bridge.give_registers(self.registers[0])
             if warp == 0:
                 if bridge.elect():
@@ -132,8 +131,8 @@ class MulticastKernel:
                         bridge.barrier_wait(shared.empty(stage), phase ^ 1)
                         bridge.barrier_expect(full, self.pipeline.mbarrier("full").bytes)
                         bridge.load_tile(map_a, self.a.tma, origin, shared.a(stage), full)
-                        # The cluster's first block loads B for both. It lands in the other one even before that has
-                        # armed its barrier: the phase cannot end without the arrival that arms it.
+                        # The cluster's first CTA loads B for both. Bytes may precede the other CTA's expect_tx:
+                        # its phase cannot end without that arrival.
                         if rank == 0:
                             everyone = bridge.cluster_mask(blocks, 0, 1)
                             bridge.send_tile(map_b, self.b.tma, origin, shared.b(stage), full, everyone)
@@ -142,7 +141,7 @@ class MulticastKernel:
                             stage = Int32(0)
                             phase ^= 1
         else:
-            # 4. Consumers: each warpgroup has 64 rows of the tile.
+            # 4. Consumers: each warpgroup computes 64 rows of the tile.
             bridge.take_registers(self.registers[1])
             consumer = warpgroup - 1
             mma = bridge.Wgmma(self)
@@ -154,7 +153,7 @@ class MulticastKernel:
                 stage = bridge.uniform(stage)
                 bridge.barrier_wait(shared.full(stage), phase)
                 mma.multiply_blocks([accumulator], operand_a, operand_b, stage, k_tile > 0)
-                # One group stays in flight; the one before has read its stage: this block and block 0 hear it.
+                # One group stays in flight. The previous group has read its stage: arrive in this CTA and CTA 0.
                 mma.wait(1)
                 if k_tile > 0:
                     if lane <= rank:
@@ -168,7 +167,7 @@ class MulticastKernel:
             if lane <= rank:
                 bridge.barrier_arrive_at(shared.empty(behind), lane)
 
-            # 5. Store the fragment where the atom says that each register lies in the tile; pairs are neighbours.
+            # 5. Store the accumulator by the atom's fragment map; pairs are neighbours.
             aligned = (c | ldc * f32.bytes) % (2 * f32.bytes) == 0
             for v in bridge.unrolled(self.mma.accumulator_registers // 2):
                 row_in_tile, j = self.mma.coords_C(thread % self.mma.threads, 2 * v)
@@ -177,7 +176,7 @@ class MulticastKernel:
                     address = c + (Int64(m0 + i) * ldc + (n0 + j)) * f32.bytes
                     bridge.store_pair(address, accumulator[2 * v], accumulator[2 * v + 1], n - n0 - j, aligned)
 
-        # 6. Nobody leaves while the other block may still arrive at its barriers or send it a tile.
+        # 6. Do not exit while the other CTA may still arrive at this CTA's mbarriers or send it a tile.
         bridge.cluster_arrive()
         bridge.cluster_wait()
 

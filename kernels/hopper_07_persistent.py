@@ -1,13 +1,13 @@
-"""Level 7: blocks that stay, one for each multiprocessor.
+"""Level 7: persistent CTAs, one per SM.
 
     python kernels/hopper_07_persistent.py
 
 Needs: dsl
 
-What changed against level 6: the grid has one cluster for every two multiprocessors, and each walks through its tiles
-of C: cluster w does the tiles w, w + 66, w + 132, ... of the same order as before. Barriers are initialised, tensor
-maps fetched and registers dealt out once. The ring does not notice where a tile ends: stage and parity go on, whatever
-the number of k tiles was. All roles walk in step: the block meets after each tile.
+Change against level 6: the grid has one cluster for every two SMs, and each cluster loops over tiles of C. Cluster w
+computes tiles w, w + 66, w + 132, ... of the same order as before. mbarriers are initialised, tensor maps prefetched
+and registers assigned once. Stage and parity continue across tiles. All roles run in step: a CTA barrier ends each
+tile.
 
     cluster 2x1, ring of 4: 12 warps, in each of 2 CTAs
       producer     4 warps     TMA, 40 registers
@@ -19,12 +19,11 @@ the number of k tiles was. All roles walk in step: the block meets after each ti
       b            TMA multicast: producer -> math0, math1, 4 stages
       cta          bar.sync: 384 threads = producer 128 + math0 128 + math1 128
 
-A published guide initialises the barriers anew for every tile, which is undefined on live ones, and then needs the
-cluster to meet twice a tile to make that look right.
+A published guide initialises the mbarriers again for every tile, which is undefined for live ones. It then needs two
+cluster barriers per tile to hide the error.
 
-What it should gain: the start of a block, some microseconds for each of the 16 tiles that a multiprocessor does, of
-about 80 a tile; and tails in which one block of a cluster waits for a multiprocessor. What it leaves: while a tile is
-stored, nothing is loaded and nothing is multiplied.
+Expected gain: the start of a CTA, some microseconds for each of an SM's 16 tiles, of about 80 per tile. Also the tails
+in which one CTA of a cluster waits for an SM. Remaining cost: while a tile is stored, nothing is loaded or multiplied.
 
 Measured on an H200 at 8192^3: 763 TFLOP/s, 0.95 of torch.mm; level 6 made 749.
 """
@@ -45,7 +44,7 @@ from layoutgemm.schedule import Linear, Persistent
 
 
 class PersistentKernel:
-    """Two blocks a cluster, one cluster for every two multiprocessors: a producer warpgroup and two that multiply."""
+    """Two CTAs per cluster, one cluster per two SMs: a producer and two consumer warpgroups."""
 
     def __init__(self, workers: int = 66) -> None:
         self.tile_m, self.tile_n, self.tile_k = 128, 256, 64
@@ -61,7 +60,7 @@ class PersistentKernel:
         )  # fmt: skip
 
     def check(self) -> Report:
-        """Operands, fragments, budgets; the ring for any number of k tiles and tiles; every tile once."""
+        """Checks operands, fragments, budgets, the ring for any sizes, and the tile order."""
         return levels.wgmma_report(
             self.mma, self.a, self.b, self.smem, self.pipeline,
             register_check(self.pipeline),
@@ -73,7 +72,7 @@ class PersistentKernel:
         self, a: Int64, b: Int64, c: Int64, m: Int32, n: Int32, k: Int32,
         lda: Int64, ldb: Int64, ldc: Int64, stream: bridge.Stream,
     ) -> None:  # fmt: skip
-        """Host side: encode two tensor maps, launch as many clusters as stay resident, or as there are tiles for."""
+        """Host side: encode two tensor maps, launch the resident clusters, or fewer for few tiles."""
         extents = {"m": m, "n": n, "k": k}
         map_a = bridge.encode_tensor_map(self.a.tma, a, extents, lda)
         map_b = bridge.encode_tensor_map(self.b.tma, b, extents, ldb)
@@ -95,8 +94,8 @@ class PersistentKernel:
         k: Int32,
         ldc: Int64,
     ) -> None:
-        """Device side: every block walks through its tiles of C."""
-        # 1. Who this is, and how much there is to do.
+        """Device side: each CTA loops over its tiles of C."""
+        # 1. Thread, role, and number of tiles.
         thread, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
         warp, warpgroup, lane = bridge.uniform(thread // 32), bridge.uniform(thread // 128), thread % 32
@@ -106,12 +105,12 @@ class PersistentKernel:
         rows, columns = self.schedule.clusters(grid)
         clusters, k_tiles = rows * columns, levels.tiles(k, self.tile_k)
 
-        # 2. Barriers, initialised once and for all tiles. The cluster meets before anyone arrives at another block's.
+        # 2. mbarriers, initialised once. A cluster barrier comes before any arrival from the other CTA.
         shared = bridge.SharedMemory(self.smem)
         if thread == 0:
             for s in cutlass.range_constexpr(self.stages):
                 bridge.barrier_init(shared.full(s), self.pipeline.mbarrier("full").count)
-                # Rank 0 waits for both blocks, since it writes into both; rank 1 for its own.
+                # Rank 0 waits for both CTAs, since it writes to both; rank 1 for its own.
                 for r in cutlass.range_constexpr(blocks):
                     if rank == r:
                         bridge.barrier_init(shared.empty(s), self.pipeline.mbarrier("empty").count_of(r))
@@ -123,7 +122,7 @@ class PersistentKernel:
 
         step, stage, phase = Int32(0), Int32(0), Int32(0)
         if warpgroup == 0:
-            # 3. Producer: one thread, as far ahead of the products as the ring lets it, up to the end of the tile.
+            # 3. Producer: one thread fills the ring ahead of the MMAs, up to the end of the tile.
             bridge.give_registers(self.registers[0])
             while worker + self.schedule.workers * step < clusters:
                 row, column = self.schedule.tile(worker, step, rank, grid, cutlass.min)
@@ -135,8 +134,8 @@ class PersistentKernel:
                             bridge.barrier_wait(shared.empty(stage), phase ^ 1)
                             bridge.barrier_expect(full, self.pipeline.mbarrier("full").bytes)
                             bridge.load_tile(map_a, self.a.tma, origin, shared.a(stage), full)
-                            # The cluster's first block loads B for both. It lands in the other one even before that
-                            # has armed its barrier: the phase cannot end without the arrival that arms it.
+                            # The cluster's first CTA loads B for both. Bytes may precede the other CTA's expect_tx:
+                            # its phase cannot end without that arrival.
                             if rank == 0:
                                 everyone = bridge.cluster_mask(blocks, 0, 1)
                                 bridge.send_tile(map_b, self.b.tma, origin, shared.b(stage), full, everyone)
@@ -147,7 +146,7 @@ class PersistentKernel:
                 step += 1
                 bridge.block_sync()
         else:
-            # 4. Consumers: each warpgroup has 64 rows of the tile.
+            # 4. Consumers: each warpgroup computes 64 rows of the tile.
             bridge.take_registers(self.registers[1])
             consumer = warpgroup - 1
             mma = bridge.Wgmma(self)
@@ -162,7 +161,7 @@ class PersistentKernel:
                     stage = bridge.uniform(stage)
                     bridge.barrier_wait(shared.full(stage), phase)
                     mma.multiply_blocks([accumulator], operand_a, operand_b, stage, k_tile > 0)
-                    # One group stays in flight; the one before has read its stage: this block and block 0 hear it.
+                    # One group stays in flight. The previous group has read its stage: arrive in this CTA and CTA 0.
                     mma.wait(1)
                     if k_tile > 0:
                         if lane <= rank:
@@ -176,18 +175,18 @@ class PersistentKernel:
                 if lane <= rank:
                     bridge.barrier_arrive_at(shared.empty(behind), lane)
 
-                # 5. Store the fragment where the atom says that each register lies in the tile; pairs are neighbours.
+                # 5. Store the accumulator by the atom's fragment map; pairs are neighbours.
                 aligned = (c | ldc * f32.bytes) % (2 * f32.bytes) == 0
                 for v in bridge.unrolled(self.mma.accumulator_registers // 2):
                     i, j = self.mma.coords_C(thread % self.mma.threads, 2 * v)
                     if i < m - m0:
                         address = c + (Int64(m0 + i) * ldc + (n0 + j)) * f32.bytes
                         bridge.store_pair(address, accumulator[2 * v], accumulator[2 * v + 1], n - n0 - j, aligned)
-                # 6. The whole block meets: nobody starts the next tile before the others have finished this one.
+                # 6. CTA barrier: no role starts the next tile before the others have finished this one.
                 step += 1
                 bridge.block_sync()
 
-        # 7. Nobody leaves while the other block may still arrive at its barriers or send it a tile.
+        # 7. Do not exit while the other CTA may still arrive at this CTA's mbarriers or send it a tile.
         bridge.cluster_arrive()
         bridge.cluster_wait()
 

@@ -1,14 +1,13 @@
-"""Level 8: an order of tiles that L2 likes, and B from both blocks.
+"""Level 8: a tile order for L2, and B multicast from both CTAs.
 
     python kernels/hopper_08_raster.py
 
 Needs: dsl
 
-What changed against level 7: two things. The tiles that are in work together are nearly a square now: groups of 8 rows
-of clusters, column by column within a group, instead of whole rows of C. At 8192^3 the waves of 132 tiles read 304
-panels of A and 140 of B in place of 94 and 512 (`layoutgemm.checks.reuse`): 1168 MiB, not 2236. And B comes from both
-blocks of the cluster: each loads half of its columns and sends that to both, so both have the same work, and the same
-wait: for the consumers of both.
+Two changes against level 7. First, concurrent tiles form nearly a square: groups of 8 rows of clusters, column by
+column within a group, instead of whole rows of C. At 8192^3 the waves of 132 tiles read 304 panels of A and 140 of B in
+place of 94 and 512 (`layoutgemm.checks.reuse`): 1168 MiB, not 2236. Second, each CTA loads half of B's columns and
+multicasts them to both. Both CTAs then have the same work, and both wait for the consumers of both.
 
     cluster 2x1, ring of 4: 12 warps, in each of 2 CTAs
       producer     4 warps     TMA, 40 registers
@@ -20,8 +19,8 @@ wait: for the consumers of both.
       b            TMA multicast: producer -> math0, math1, 4 stages
       cta          bar.sync: 384 threads = producer 128 + math0 128 + math1 128
 
-What it should gain: about half of the traffic from memory; time only as far as level 7 waits for memory. The order
-costs a division or two a tile.
+Expected gain: about half of the DRAM traffic, and time only as far as level 7 waits for DRAM. The order costs one or
+two divisions per tile.
 
 Measured on an H200 at 8192^3: 790 TFLOP/s, 0.98 of torch.mm; level 7 made 763.
 """
@@ -42,7 +41,7 @@ from layoutgemm.schedule import Grouped, Persistent
 
 
 class RasterKernel:
-    """Two blocks a cluster, one cluster for every two multiprocessors: a producer warpgroup and two that multiply."""
+    """Two CTAs per cluster, one cluster per two SMs: a producer and two consumer warpgroups."""
 
     def __init__(self, workers: int = 66) -> None:
         self.tile_m, self.tile_n, self.tile_k = 128, 256, 64
@@ -58,7 +57,7 @@ class RasterKernel:
         )  # fmt: skip
 
     def check(self) -> Report:
-        """Operands, fragments, budgets; the ring for any number of k tiles and tiles; every tile once."""
+        """Checks operands, fragments, budgets, the ring for any sizes, and the tile order."""
         return levels.wgmma_report(
             self.mma, self.a, self.b, self.smem, self.pipeline,
             register_check(self.pipeline),
@@ -70,7 +69,7 @@ class RasterKernel:
         self, a: Int64, b: Int64, c: Int64, m: Int32, n: Int32, k: Int32,
         lda: Int64, ldb: Int64, ldc: Int64, stream: bridge.Stream,
     ) -> None:  # fmt: skip
-        """Host side: encode two tensor maps, launch as many clusters as stay resident, or as there are tiles for."""
+        """Host side: encode two tensor maps, launch the resident clusters, or fewer for few tiles."""
         extents = {"m": m, "n": n, "k": k}
         map_a = bridge.encode_tensor_map(self.a.tma, a, extents, lda)
         map_b = bridge.encode_tensor_map(self.b.tma, b, extents, ldb)
@@ -92,8 +91,8 @@ class RasterKernel:
         k: Int32,
         ldc: Int64,
     ) -> None:
-        """Device side: every block walks through its tiles of C."""
-        # 1. Who this is, and how much there is to do.
+        """Device side: each CTA loops over its tiles of C."""
+        # 1. Thread, role, and number of tiles.
         thread, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
         warp, warpgroup, lane = bridge.uniform(thread // 32), bridge.uniform(thread // 128), thread % 32
@@ -103,7 +102,7 @@ class RasterKernel:
         rows, columns = self.schedule.clusters(grid)
         clusters, k_tiles = rows * columns, levels.tiles(k, self.tile_k)
 
-        # 2. Barriers, initialised once and for all tiles. The cluster meets before anyone arrives at another block's.
+        # 2. mbarriers, initialised once. A cluster barrier comes before any arrival from the other CTA.
         shared = bridge.SharedMemory(self.smem)
         if thread == 0:
             for s in cutlass.range_constexpr(self.stages):
@@ -117,7 +116,7 @@ class RasterKernel:
 
         step, stage, phase = Int32(0), Int32(0), Int32(0)
         if warpgroup == 0:
-            # 3. Producer: one thread, as far ahead of the products as the ring lets it, up to the end of the tile.
+            # 3. Producer: one thread fills the ring ahead of the MMAs, up to the end of the tile.
             bridge.give_registers(self.registers[0])
             while worker + self.schedule.workers * step < clusters:
                 row, column = self.schedule.tile(worker, step, rank, grid, cutlass.min)
@@ -129,7 +128,7 @@ class RasterKernel:
                             bridge.barrier_wait(shared.empty(stage), phase ^ 1)
                             bridge.barrier_expect(full, self.pipeline.mbarrier("full").bytes)
                             bridge.load_tile(map_a, self.a.tma, origin, shared.a(stage), full)
-                            # Each block loads one half of B and sends it to both.
+                            # Each CTA loads one half of B and multicasts it to both.
                             everyone = bridge.cluster_mask(blocks, 0, 1)
                             bridge.load_share(map_b, self.b.tma, origin, shared.b(stage), full, rank, everyone)
                             stage += 1
@@ -139,7 +138,7 @@ class RasterKernel:
                 step += 1
                 bridge.block_sync()
         else:
-            # 4. Consumers: each warpgroup has 64 rows of the tile.
+            # 4. Consumers: each warpgroup computes 64 rows of the tile.
             bridge.take_registers(self.registers[1])
             consumer = warpgroup - 1
             mma = bridge.Wgmma(self)
@@ -154,7 +153,7 @@ class RasterKernel:
                     stage = bridge.uniform(stage)
                     bridge.barrier_wait(shared.full(stage), phase)
                     mma.multiply_blocks([accumulator], operand_a, operand_b, stage, k_tile > 0)
-                    # One group stays in flight; the one before has read its stage: both blocks hear of it.
+                    # One group stays in flight. The previous group has read its stage: arrive in both CTAs.
                     mma.wait(1)
                     if k_tile > 0:
                         if lane < blocks:
@@ -168,18 +167,18 @@ class RasterKernel:
                 if lane < blocks:
                     bridge.barrier_arrive_at(shared.empty(behind), lane)
 
-                # 5. Store the fragment where the atom says that each register lies in the tile; pairs are neighbours.
+                # 5. Store the accumulator by the atom's fragment map; pairs are neighbours.
                 aligned = (c | ldc * f32.bytes) % (2 * f32.bytes) == 0
                 for v in bridge.unrolled(self.mma.accumulator_registers // 2):
                     i, j = self.mma.coords_C(thread % self.mma.threads, 2 * v)
                     if i < m - m0:
                         address = c + (Int64(m0 + i) * ldc + (n0 + j)) * f32.bytes
                         bridge.store_pair(address, accumulator[2 * v], accumulator[2 * v + 1], n - n0 - j, aligned)
-                # 6. The whole block meets: nobody starts the next tile before the others have finished this one.
+                # 6. CTA barrier: no role starts the next tile before the others have finished this one.
                 step += 1
                 bridge.block_sync()
 
-        # 7. Nobody leaves while the other block may still arrive at its barriers or send it a tile.
+        # 7. Do not exit while the other CTA may still arrive at this CTA's mbarriers or send it a tile.
         bridge.cluster_arrive()
         bridge.cluster_wait()
 

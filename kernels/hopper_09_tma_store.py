@@ -1,18 +1,17 @@
-"""Level 9: bf16 output, written by the copy engine.
+"""Level 9: bf16 output by TMA store.
 
     python kernels/hopper_09_tma_store.py
 
 Needs: dsl
 
-What changed against level 8: the way out. A thread used to store its 128 values in pairs, each with its own address and
-its own guard at the edges. Now the accumulator is rounded to bf16, two values to a register, written to shared memory
-in the swizzled order that keeps the banks apart, and one thread hands the copy engine a box of 128x64: it writes whole
-lines, and leaves out what lies beyond the edge. A whole tile of C, 64 KiB, does not fit beside four stages of 48 KiB,
-so it goes through a buffer of 16 KiB in four parts.
+Change against level 8: the store. A thread stored its 128 values in pairs, each with its own address and bounds check.
+Here threads round the accumulator to bf16, two values per register, and write it to shared memory in a conflict-free
+swizzle. One thread issues a TMA store of a 128x64 box, which writes whole lines and clips at the edge. A whole 64 KiB
+tile of C does not fit beside four stages of 48 KiB, so it goes through a 16 KiB buffer in four parts.
 
-The edge of a line is not at N: the engine leaves out the units of 16 bytes that begin beyond N, and writes the one that
-holds the last element to its end (H200, driver 580.159; `python benchmarks/verify_copies.py edges`). So up to 7
-elements of C's pitch are this kernel's, which a C inside of a larger matrix does not have. Threads write none.
+TMA does not clip a row exactly at N. It omits 16-byte units that begin beyond N, and writes the unit with the last
+element completely (H200, driver 580.159; `python benchmarks/verify_copies.py edges`). So this kernel may write up to 7
+elements of C's row pitch, and C must not be part of a larger matrix. Thread stores write none.
 
     cluster 2x1, ring of 4: 12 warps, in each of 2 CTAs
       producer     4 warps     TMA, 40 registers
@@ -25,12 +24,12 @@ elements of C's pitch are this kernel's, which a C inside of a larger matrix doe
       store0       bar.sync: 256 threads = math 256
       cta          bar.sync: 384 threads = producer 128 + math 256
 
-The order of events is the point of the level: before the buffer is written, the store that read it last must have read
-it; after, every writer makes its own writes visible to the copy engine (fence.proxy.async), all meet, and then one
-thread asks. A published guide has no barrier there and lets every thread ask.
+The order of events matters. The previous store must have read the buffer before threads write it. Then every writer
+executes fence.proxy.async, all consumers pass a barrier, and one thread issues the store. A published guide has no
+barrier there and lets every thread issue it.
 
-What it should gain: half of the bytes of C, 134 MB instead of 268 at 8192^3, and most of the instructions of the
-epilogue. What it leaves: four rounds of two meetings and a wait each, during which nothing is multiplied.
+Expected gain: half of C's bytes, 134 MB instead of 268 at 8192^3, and most of the epilogue's instructions. Remaining
+cost: four rounds with two barriers and a wait each, without MMAs.
 
 Measured on an H200 at 8192^3: 807 TFLOP/s, 1.00 of torch.mm; level 8 made 790.
 """
@@ -55,7 +54,7 @@ FIRST_CONSUMER = 4  # the first warp of warpgroup 1, which issues the stores
 
 
 class TmaStoreKernel:
-    """Two blocks a cluster, one cluster for every two multiprocessors: a producer warpgroup and two that multiply."""
+    """Two CTAs per cluster, one cluster per two SMs: a producer and two consumer warpgroups."""
 
     def __init__(self, workers: int = 66) -> None:
         self.tile_m, self.tile_n, self.tile_k = 128, 256, 64
@@ -63,7 +62,7 @@ class TmaStoreKernel:
         self.mma = wgmma(self.tile_n, "bf16")
         self.a = levels.operand("A", self.tile_m, self.tile_k, self.mma)
         self.b = levels.operand("B", self.tile_n, self.tile_k, self.mma, multicast=2)
-        # The output leaves 64 columns at a time: an accumulator of n256 is four of n64, one after another.
+        # The output is stored 64 columns at a time: an n256 accumulator is four of n64.
         self.part = wgmma(64, "bf16")
         self.c = smem_tile((self.tile_m, self.part.shape_mnk[1]), bf16, "K")
         self.store = tensor_copies(self.c, ("n", "m"), "store")
@@ -76,8 +75,8 @@ class TmaStoreKernel:
         )  # fmt: skip
 
     def check(self) -> Report:
-        """Operands, fragments, budgets; the ring for any number of k tiles and tiles; every tile once; the output."""
-        # Where each thread's pairs lie in the rows of one warpgroup; the other's are 64 rows further down.
+        """Checks operands, fragments, budgets, the output, the ring for any sizes, and the tile order."""
+        # Addresses of each thread's pairs in the rows of one warpgroup; the other's are 64 rows below.
         pairs = thread_access(Layout((64, 64), (1, self.tile_m)).compose(self.part.layout_C), 2, "st.shared")
         return levels.wgmma_report(
             self.mma, self.a, self.b, self.smem, self.pipeline,
@@ -91,7 +90,7 @@ class TmaStoreKernel:
         self, a: Int64, b: Int64, c: Int64, m: Int32, n: Int32, k: Int32,
         lda: Int64, ldb: Int64, ldc: Int64, stream: bridge.Stream,
     ) -> None:  # fmt: skip
-        """Host side: encode three tensor maps, launch as many clusters as stay resident, or as there are tiles for."""
+        """Host side: encode three tensor maps, launch the resident clusters, or fewer for few tiles."""
         extents = {"m": m, "n": n, "k": k}
         map_a = bridge.encode_tensor_map(self.a.tma, a, extents, lda)
         map_b = bridge.encode_tensor_map(self.b.tma, b, extents, ldb)
@@ -113,8 +112,8 @@ class TmaStoreKernel:
         n: Int32,
         k: Int32,
     ) -> None:
-        """Device side: every block walks through its tiles of C."""
-        # 1. Who this is, and how much there is to do.
+        """Device side: each CTA loops over its tiles of C."""
+        # 1. Thread, role, and number of tiles.
         thread, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
         warp, warpgroup, lane = bridge.uniform(thread // 32), bridge.uniform(thread // 128), thread % 32
@@ -124,7 +123,7 @@ class TmaStoreKernel:
         rows, columns = self.schedule.clusters(grid)
         clusters, k_tiles = rows * columns, levels.tiles(k, self.tile_k)
 
-        # 2. Barriers, initialised once and for all tiles. The cluster meets before anyone arrives at another block's.
+        # 2. mbarriers, initialised once. A cluster barrier comes before any arrival from the other CTA.
         shared = bridge.SharedMemory(self.smem)
         if thread == 0:
             for s in cutlass.range_constexpr(self.stages):
@@ -138,7 +137,7 @@ class TmaStoreKernel:
 
         step, stage, phase = Int32(0), Int32(0), Int32(0)
         if warpgroup == 0:
-            # 3. Producer: one thread, as far ahead of the products as the ring lets it, up to the end of the tile.
+            # 3. Producer: one thread fills the ring ahead of the MMAs, up to the end of the tile.
             bridge.give_registers(self.registers[0])
             while worker + self.schedule.workers * step < clusters:
                 row, column = self.schedule.tile(worker, step, rank, grid, cutlass.min)
@@ -150,7 +149,7 @@ class TmaStoreKernel:
                             bridge.barrier_wait(shared.empty(stage), phase ^ 1)
                             bridge.barrier_expect(full, self.pipeline.mbarrier("full").bytes)
                             bridge.load_tile(map_a, self.a.tma, origin, shared.a(stage), full)
-                            # Each block loads one half of B and sends it to both.
+                            # Each CTA loads one half of B and multicasts it to both.
                             everyone = bridge.cluster_mask(blocks, 0, 1)
                             bridge.load_share(map_b, self.b.tma, origin, shared.b(stage), full, rank, everyone)
                             stage += 1
@@ -160,7 +159,7 @@ class TmaStoreKernel:
                 step += 1
                 bridge.block_sync()
         else:
-            # 4. Consumers: each warpgroup has 64 rows of the tile.
+            # 4. Consumers: each warpgroup computes 64 rows of the tile.
             bridge.take_registers(self.registers[1])
             consumer, consumers = warpgroup - 1, self.pipeline.named_barrier("store0").threads
             met = self.pipeline.barrier_number("store0")
@@ -176,7 +175,7 @@ class TmaStoreKernel:
                     stage = bridge.uniform(stage)
                     bridge.barrier_wait(shared.full(stage), phase)
                     mma.multiply_blocks([accumulator], operand_a, operand_b, stage, k_tile > 0)
-                    # One group stays in flight; the one before has read its stage: both blocks hear of it.
+                    # One group stays in flight. The previous group has read its stage: arrive in both CTAs.
                     mma.wait(1)
                     if k_tile > 0:
                         if lane < blocks:
@@ -190,8 +189,8 @@ class TmaStoreKernel:
                 if lane < blocks:
                     bridge.barrier_arrive_at(shared.empty(behind), lane)
 
-                # 5. The way out, 64 columns at a time through one buffer. It is free when the store before has read it:
-                #    the warp that issued it waits for that, and tells the others at the barrier.
+                # 5. The store, 64 columns at a time through one buffer. It is free when the previous store has read it:
+                #    the issuing warp waits for that, and releases the others at the barrier.
                 for part in cutlass.range_constexpr(self.parts):
                     if warp == FIRST_CONSUMER:
                         bridge.wait_stores_read(0)
@@ -202,7 +201,7 @@ class TmaStoreKernel:
                         pair = bridge.convert_pair(accumulator[register], accumulator[register + 1], bf16)
                         place = self.c.byte(consumer * self.mma.shape_mnk[0] + i, j)
                         bridge.store_shared(shared.c(0).toint() + place, [pair])
-                    # Every writer fences its writes, all meet, and only then the copy engine is asked to read them.
+                    # Every writer fences its writes, all pass a barrier, and only then one thread issues the TMA store.
                     bridge.shared_writes_visible()
                     bridge.named_sync(met, consumers)
                     if warp == FIRST_CONSUMER:
@@ -210,12 +209,12 @@ class TmaStoreKernel:
                             origin = {"m": m0, "n": n0 + part * self.c.extent[1]}
                             bridge.store_tile(map_c, self.store, origin, shared.c(0))
                         bridge.commit_stores()
-                # 6. The whole block meets: nobody starts the next tile before the others have finished this one.
+                # 6. CTA barrier: no role starts the next tile before the others have finished this one.
                 step += 1
                 bridge.block_sync()
             bridge.wait_stores_read(0)
 
-        # 7. Nobody leaves while the other block may still arrive at its barriers or send it a tile.
+        # 7. Do not exit while the other CTA may still arrive at this CTA's mbarriers or send it a tile.
         bridge.cluster_arrive()
         bridge.cluster_wait()
 

@@ -1,14 +1,13 @@
-"""Level 10: producer and consumers, each on a loop of its own.
+"""Level 10: independent loops for producer and consumers.
 
     python kernels/hopper_10_independent_loops.py
 
 Needs: dsl
 
-What changed against level 9: the meeting after each tile is gone. The producer goes on to the next tile at once and
-fills the ring with its first four k tiles while the consumers still store the last one. What keeps the two together is
-the ring alone: a full stage cannot be loaded again, an empty one cannot be multiplied, and neither knows of tiles. The
-schedule is the same arithmetic in both loops, so nobody has to tell the other what comes next. As in
-level 9, the pitch of C up to the next 16 bytes is the kernel's.
+Change against level 9: no barrier after each tile. The producer continues with the next tile and fills the ring with
+its first four K tiles while the consumers store the previous tile. The ring alone synchronises them: a full stage
+cannot be loaded, an empty one cannot be multiplied. Both loops compute the same tile order. As in level 9, the kernel
+owns C's pitch up to the next 16 bytes.
 
     cluster 2x1, ring of 4: 12 warps, in each of 2 CTAs
       producer     4 warps     TMA, 40 registers
@@ -20,11 +19,11 @@ level 9, the pitch of C up to the next 16 bytes is the kernel's.
       c0           stores: math -> math, 1 stage
       store0       bar.sync: 256 threads = math 256
 
-A published guide special-cases the first round (`if stage == 0 and phase > 0 ...`); a wait for the parity before the
-first one passes on a fresh barrier and needs no case.
+A published guide treats the first round as a special case (`if stage == 0 and phase > 0 ...`). A wait for the previous
+parity passes on a fresh mbarrier and needs no case.
 
-What it should gain: the latency of the first loads of each tile, a microsecond or two of 80, since the ring is full
-when the products begin. The epilogue itself is still in the open.
+Expected gain: the latency of each tile's first loads, one or two microseconds of 80, since the ring is full when the
+MMAs begin. The epilogue itself is not yet overlapped.
 
 Measured on an H200 at 8192^3: 814 TFLOP/s, 1.01 of torch.mm; level 9 made 807.
 """
@@ -49,7 +48,7 @@ FIRST_CONSUMER = 4  # the first warp of warpgroup 1, which issues the stores
 
 
 class IndependentKernel:
-    """Two blocks a cluster, one cluster for every two multiprocessors: a producer warpgroup and two that multiply."""
+    """Two CTAs per cluster, one cluster per two SMs: a producer and two consumer warpgroups."""
 
     def __init__(self, workers: int = 66) -> None:
         self.tile_m, self.tile_n, self.tile_k = 128, 256, 64
@@ -57,7 +56,7 @@ class IndependentKernel:
         self.mma = wgmma(self.tile_n, "bf16")
         self.a = levels.operand("A", self.tile_m, self.tile_k, self.mma)
         self.b = levels.operand("B", self.tile_n, self.tile_k, self.mma, multicast=2)
-        # The output leaves 64 columns at a time: an accumulator of n256 is four of n64, one after another.
+        # The output is stored 64 columns at a time: an n256 accumulator is four of n64.
         self.part = wgmma(64, "bf16")
         self.c = smem_tile((self.tile_m, self.part.shape_mnk[1]), bf16, "K")
         self.store = tensor_copies(self.c, ("n", "m"), "store")
@@ -70,8 +69,8 @@ class IndependentKernel:
         )  # fmt: skip
 
     def check(self) -> Report:
-        """Operands, fragments, budgets; the ring for any number of k tiles and tiles; every tile once; the output."""
-        # Where each thread's pairs lie in the rows of one warpgroup; the other's are 64 rows further down.
+        """Checks operands, fragments, budgets, the output, the ring for any sizes, and the tile order."""
+        # Addresses of each thread's pairs in the rows of one warpgroup; the other's are 64 rows below.
         pairs = thread_access(Layout((64, 64), (1, self.tile_m)).compose(self.part.layout_C), 2, "st.shared")
         return levels.wgmma_report(
             self.mma, self.a, self.b, self.smem, self.pipeline,
@@ -85,7 +84,7 @@ class IndependentKernel:
         self, a: Int64, b: Int64, c: Int64, m: Int32, n: Int32, k: Int32,
         lda: Int64, ldb: Int64, ldc: Int64, stream: bridge.Stream,
     ) -> None:  # fmt: skip
-        """Host side: encode three tensor maps, launch as many clusters as stay resident, or as there are tiles for."""
+        """Host side: encode three tensor maps, launch the resident clusters, or fewer for few tiles."""
         extents = {"m": m, "n": n, "k": k}
         map_a = bridge.encode_tensor_map(self.a.tma, a, extents, lda)
         map_b = bridge.encode_tensor_map(self.b.tma, b, extents, ldb)
@@ -107,8 +106,8 @@ class IndependentKernel:
         n: Int32,
         k: Int32,
     ) -> None:
-        """Device side: every block walks through its tiles of C."""
-        # 1. Who this is, and how much there is to do.
+        """Device side: each CTA loops over its tiles of C."""
+        # 1. Thread, role, and number of tiles.
         thread, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
         warp, warpgroup, lane = bridge.uniform(thread // 32), bridge.uniform(thread // 128), thread % 32
@@ -118,7 +117,7 @@ class IndependentKernel:
         rows, columns = self.schedule.clusters(grid)
         clusters, k_tiles = rows * columns, levels.tiles(k, self.tile_k)
 
-        # 2. Barriers, initialised once and for all tiles. The cluster meets before anyone arrives at another block's.
+        # 2. mbarriers, initialised once. A cluster barrier comes before any arrival from the other CTA.
         shared = bridge.SharedMemory(self.smem)
         if thread == 0:
             for s in cutlass.range_constexpr(self.stages):
@@ -132,7 +131,7 @@ class IndependentKernel:
 
         step, stage, phase = Int32(0), Int32(0), Int32(0)
         if warpgroup == 0:
-            # 3. Producer: one thread, as far ahead of the products as the ring lets it, into the next tile as well.
+            # 3. Producer: one thread fills the ring ahead of the MMAs, into the next tile too.
             bridge.give_registers(self.registers[0])
             if warp == 0:
                 if bridge.elect():
@@ -144,7 +143,7 @@ class IndependentKernel:
                             bridge.barrier_wait(shared.empty(stage), phase ^ 1)
                             bridge.barrier_expect(full, self.pipeline.mbarrier("full").bytes)
                             bridge.load_tile(map_a, self.a.tma, origin, shared.a(stage), full)
-                            # Each block loads one half of B and sends it to both.
+                            # Each CTA loads one half of B and multicasts it to both.
                             everyone = bridge.cluster_mask(blocks, 0, 1)
                             bridge.load_share(map_b, self.b.tma, origin, shared.b(stage), full, rank, everyone)
                             stage += 1
@@ -153,7 +152,7 @@ class IndependentKernel:
                                 phase ^= 1
                         step += 1
         else:
-            # 4. Consumers: each warpgroup has 64 rows of the tile.
+            # 4. Consumers: each warpgroup computes 64 rows of the tile.
             bridge.take_registers(self.registers[1])
             consumer, consumers = warpgroup - 1, self.pipeline.named_barrier("store0").threads
             met = self.pipeline.barrier_number("store0")
@@ -169,7 +168,7 @@ class IndependentKernel:
                     stage = bridge.uniform(stage)
                     bridge.barrier_wait(shared.full(stage), phase)
                     mma.multiply_blocks([accumulator], operand_a, operand_b, stage, k_tile > 0)
-                    # One group stays in flight; the one before has read its stage: both blocks hear of it.
+                    # One group stays in flight. The previous group has read its stage: arrive in both CTAs.
                     mma.wait(1)
                     if k_tile > 0:
                         if lane < blocks:
@@ -183,8 +182,8 @@ class IndependentKernel:
                 if lane < blocks:
                     bridge.barrier_arrive_at(shared.empty(behind), lane)
 
-                # 5. The way out, 64 columns at a time through one buffer. It is free when the store before has read it:
-                #    the warp that issued it waits for that, and tells the others at the barrier.
+                # 5. The store, 64 columns at a time through one buffer. It is free when the previous store has read it:
+                #    the issuing warp waits for that, and releases the others at the barrier.
                 for part in cutlass.range_constexpr(self.parts):
                     if warp == FIRST_CONSUMER:
                         bridge.wait_stores_read(0)
@@ -195,7 +194,7 @@ class IndependentKernel:
                         pair = bridge.convert_pair(accumulator[register], accumulator[register + 1], bf16)
                         place = self.c.byte(consumer * self.mma.shape_mnk[0] + i, j)
                         bridge.store_shared(shared.c(0).toint() + place, [pair])
-                    # Every writer fences its writes, all meet, and only then the copy engine is asked to read them.
+                    # Every writer fences its writes, all pass a barrier, and only then one thread issues the TMA store.
                     bridge.shared_writes_visible()
                     bridge.named_sync(met, consumers)
                     if warp == FIRST_CONSUMER:
@@ -206,7 +205,7 @@ class IndependentKernel:
                 step += 1
             bridge.wait_stores_read(0)
 
-        # 6. Nobody leaves while the other block may still arrive at its barriers or send it a tile.
+        # 6. Do not exit while the other CTA may still arrive at this CTA's mbarriers or send it a tile.
         bridge.cluster_arrive()
         bridge.cluster_wait()
 

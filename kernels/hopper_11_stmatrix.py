@@ -1,16 +1,15 @@
-"""Level 11: stmatrix, and tensor stores that nobody waits for.
+"""Level 11: stmatrix, and TMA stores that overlap the next tile.
 
     python kernels/hopper_11_stmatrix.py
 
 Needs: dsl
 
-What changed against level 10: the way out again. There, all 256 consumers write 128x64 of the output in 32-bit stores,
-meet, and wait until the one buffer has been read before they write the next 64 columns. Here each warpgroup stores its
-own 64 rows, from two buffers of its own, through the instruction made for it: one stmatrix puts four 8x8 matrices in
-place, 16 instructions a tile instead of 64, at addresses derived from the fragment and the swizzled tile, and proven. A
-warpgroup waits for a store only when it needs that buffer again. Four stores can be under way while the next tile's
-products run, and neither warpgroup waits for the other. As in level 9, the pitch of C up to the next 16 bytes is the
-kernel's.
+Change against level 10: the store again. There, all 256 consumer threads write 128x64 of the output by 32-bit stores,
+pass a barrier, and wait until TMA has read the single buffer. Here each warpgroup stores its own 64 rows from its own
+two buffers. One stmatrix writes four 8x8 matrices: 16 instructions per tile instead of 64. Their addresses are derived
+from the fragment and the swizzled tile, and proven. A warpgroup waits for a TMA store only before it reuses the buffer.
+Four stores can be in flight during the next tile's MMAs, and the warpgroups do not wait for each other. As in level 9,
+the kernel owns C's pitch up to the next 16 bytes.
 
     cluster 2x1, ring of 4: 12 warps, in each of 2 CTAs
       producer     4 warps     TMA, 40 registers
@@ -25,11 +24,11 @@ kernel's.
       store0       bar.sync: 128 threads = math0 128
       store1       bar.sync: 128 threads = math1 128
 
-A published guide keeps a whole bf16 tile, 64 KiB, beside four stages of 128x256x64: 29 KiB more than a block has. Two
-buffers of 64x64 for each warpgroup do the same in 32 KiB.
+A published guide keeps a whole 64 KiB bf16 tile beside four stages of 128x256x64: 29 KiB more than a CTA has. Two 64x64
+buffers per warpgroup do the same in 32 KiB.
 
-What it should gain: most of the waiting in the epilogue, since the stores run under the next tile's products. What is
-left in the open is the rounding and the writing to shared memory.
+Expected gain: most of the epilogue's waits, since the stores overlap the next tile's MMAs. Remaining cost: rounding and
+writes to shared memory.
 
 Measured on an H200 at 8192^3: 820 TFLOP/s, 1.02 of torch.mm; level 10 made 814.
 """
@@ -51,7 +50,7 @@ from layoutgemm.schedule import Grouped, Persistent
 
 
 class StmatrixKernel:
-    """Two blocks a cluster, one cluster for every two multiprocessors: a producer warpgroup and two that multiply."""
+    """Two CTAs per cluster, one cluster per two SMs: a producer and two consumer warpgroups."""
 
     def __init__(self, workers: int = 66) -> None:
         self.tile_m, self.tile_n, self.tile_k = 128, 256, 64
@@ -59,7 +58,7 @@ class StmatrixKernel:
         self.mma = wgmma(self.tile_n, "bf16")
         self.a = levels.operand("A", self.tile_m, self.tile_k, self.mma)
         self.b = levels.operand("B", self.tile_n, self.tile_k, self.mma, multicast=2)
-        # A warpgroup's output leaves 64 columns at a time: an accumulator of n256 is four of n64, one after another.
+        # A warpgroup stores 64 columns at a time: an n256 accumulator is four of n64.
         self.part, self.buffers = wgmma(64, "bf16"), 2
         self.c = smem_tile(self.part.tile_of("C"), bf16, "K")
         self.store = tensor_copies(self.c, ("n", "m"), "store")
@@ -73,7 +72,7 @@ class StmatrixKernel:
         )  # fmt: skip
 
     def check(self) -> Report:
-        """Operands, fragments, budgets; the ring for any number of k tiles and tiles; every tile once; the output."""
+        """Checks operands, fragments, budgets, the output, the ring for any sizes, and the tile order."""
         return levels.wgmma_report(
             self.mma, self.a, self.b, self.smem, self.pipeline,
             register_check(self.pipeline),
@@ -86,7 +85,7 @@ class StmatrixKernel:
         self, a: Int64, b: Int64, c: Int64, m: Int32, n: Int32, k: Int32,
         lda: Int64, ldb: Int64, ldc: Int64, stream: bridge.Stream,
     ) -> None:  # fmt: skip
-        """Host side: encode three tensor maps, launch as many clusters as stay resident, or as there are tiles for."""
+        """Host side: encode three tensor maps, launch the resident clusters, or fewer for few tiles."""
         extents = {"m": m, "n": n, "k": k}
         map_a = bridge.encode_tensor_map(self.a.tma, a, extents, lda)
         map_b = bridge.encode_tensor_map(self.b.tma, b, extents, ldb)
@@ -108,8 +107,8 @@ class StmatrixKernel:
         n: Int32,
         k: Int32,
     ) -> None:
-        """Device side: every block walks through its tiles of C."""
-        # 1. Who this is, and how much there is to do.
+        """Device side: each CTA loops over its tiles of C."""
+        # 1. Thread, role, and number of tiles.
         thread, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
         warp, warpgroup, lane = bridge.uniform(thread // 32), bridge.uniform(thread // 128), thread % 32
@@ -119,7 +118,7 @@ class StmatrixKernel:
         rows, columns = self.schedule.clusters(grid)
         clusters, k_tiles = rows * columns, levels.tiles(k, self.tile_k)
 
-        # 2. Barriers, initialised once and for all tiles. The cluster meets before anyone arrives at another block's.
+        # 2. mbarriers, initialised once. A cluster barrier comes before any arrival from the other CTA.
         shared = bridge.SharedMemory(self.smem)
         if thread == 0:
             for s in cutlass.range_constexpr(self.stages):
@@ -133,7 +132,7 @@ class StmatrixKernel:
 
         step, stage, phase = Int32(0), Int32(0), Int32(0)
         if warpgroup == 0:
-            # 3. Producer: one thread, as far ahead of the products as the ring lets it, into the next tile as well.
+            # 3. Producer: one thread fills the ring ahead of the MMAs, into the next tile too.
             bridge.give_registers(self.registers[0])
             if warp == 0:
                 if bridge.elect():
@@ -145,7 +144,7 @@ class StmatrixKernel:
                             bridge.barrier_wait(shared.empty(stage), phase ^ 1)
                             bridge.barrier_expect(full, self.pipeline.mbarrier("full").bytes)
                             bridge.load_tile(map_a, self.a.tma, origin, shared.a(stage), full)
-                            # Each block loads one half of B and sends it to both.
+                            # Each CTA loads one half of B and multicasts it to both.
                             everyone = bridge.cluster_mask(blocks, 0, 1)
                             bridge.load_share(map_b, self.b.tma, origin, shared.b(stage), full, rank, everyone)
                             stage += 1
@@ -154,7 +153,7 @@ class StmatrixKernel:
                                 phase ^= 1
                         step += 1
         else:
-            # 4. Consumers: each warpgroup has 64 rows of the tile.
+            # 4. Consumers: each warpgroup computes 64 rows of the tile.
             bridge.take_registers(self.registers[1])
             consumer, quarter = warpgroup - 1, bridge.uniform(warp % 4)
             # store0 and store1 follow each other.
@@ -171,7 +170,7 @@ class StmatrixKernel:
                     stage = bridge.uniform(stage)
                     bridge.barrier_wait(shared.full(stage), phase)
                     mma.multiply_blocks([accumulator], operand_a, operand_b, stage, k_tile > 0)
-                    # One group stays in flight; the one before has read its stage: both blocks hear of it.
+                    # One group stays in flight. The previous group has read its stage: arrive in both CTAs.
                     mma.wait(1)
                     if k_tile > 0:
                         if lane < blocks:
@@ -185,8 +184,8 @@ class StmatrixKernel:
                 if lane < blocks:
                     bridge.barrier_arrive_at(shared.empty(behind), lane)
 
-                # 5. The way out, 64 columns at a time. The buffer is free when the store of two parts ago has read it;
-                #    the thread that issued it knows, and tells the warpgroup at its barrier.
+                # 5. The store, 64 columns at a time. The buffer is free when the store before the last has read it; the
+                #    issuing thread waits for that, and releases the warpgroup at its barrier.
                 for part in cutlass.range_constexpr(self.parts):
                     buffer = shared.c(consumer * self.buffers + part % self.buffers)
                     if quarter == 0:
@@ -197,7 +196,7 @@ class StmatrixKernel:
                         pairs = [(accumulator[v], accumulator[v + 1]) for v in range(first, first + 8, 2)]
                         registers = [bridge.convert_pair(low, high, bf16) for low, high in pairs]
                         bridge.store_matrices(buffer + self.rows(lane, (i, quarter)) * bf16.bytes, registers)
-                    # Every writer fences its writes, all meet, and only then the copy engine is asked to read them.
+                    # Every writer fences its writes, all pass a barrier, and only then one thread issues the TMA store.
                     bridge.shared_writes_visible()
                     bridge.named_sync(met + consumer, own)
                     if quarter == 0:
@@ -208,7 +207,7 @@ class StmatrixKernel:
                 step += 1
             bridge.wait_stores_read(0)
 
-        # 6. Nobody leaves while the other block may still arrive at its barriers or send it a tile.
+        # 6. Do not exit while the other CTA may still arrive at this CTA's mbarriers or send it a tile.
         bridge.cluster_arrive()
         bridge.cluster_wait()
 

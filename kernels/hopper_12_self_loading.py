@@ -1,16 +1,18 @@
-"""Level 12: no producer. The warpgroups that multiply load for themselves, and a tile of 256x224 fits.
+"""Level 12: self-loading consumers without a producer, and a 256x224 tile.
 
     python kernels/hopper_12_self_loading.py
 
 Needs: dsl
 
-What changed against level 11: the producer is gone, and setmaxnreg with it. A block is two warpgroups, 256 threads that
-may name 255 registers each; beside a producer 240 are the most. 224 of them are accumulators: a warpgroup has 128 rows
-of a 256x224 tile, two products of m64n224 that read the same B. The first warp of the second warpgroup also loads: when
-the k tile before the one that is being multiplied has been read, it says so and refills that stage, for a place of its
-own that runs ahead of the products, into the next output tile where this one has no more k tiles. Three stages are
-enough. The last k tile is multiplied in blocks of 64 rows, each a group, so that the first block leaves while the
-second's products run. A warp stores its own 16 rows and waits for no other. C's pitch is as in levels 9 to 11.
+Change against level 11: no producer and no setmaxnreg. A CTA has two warpgroups, 256 threads with up to 255 registers
+each; with a producer the maximum is 240. A warpgroup computes 128 rows of the 256x224 tile, by two wgmmas of m64n224
+that read the same B, with 224 accumulator registers per thread.
+
+The first warp of the second warpgroup also loads. Once the previous K tile has been read, it releases and refills that
+stage. Its load position runs ahead of the MMAs, into the next output tile. Three stages are enough.
+
+The last K tile is multiplied in blocks of 64 rows, one wgmma group each, so that the first block is stored during the
+second block's MMAs. A warp stores its own 16 rows without a barrier. C's pitch is as in levels 9 to 11.
 
     ring of 3, self-loading, 2 consumers, cluster 2x1, the last 1 k tile(s) by block: 8 warps, in each of 2 CTAs
       math0        4 warps     wgmma, loads
@@ -20,11 +22,11 @@ second's products run. A warp stores its own 16 rows and waits for no other. C's
         empty      16 arrivals: math0 4 warps in 2 CTAs + math1 4 warps in 2 CTAs; waited for by math1
       b            TMA multicast: math1 -> math0, math1, 3 stages
 
-A warp's stores are a pipeline of their own: 8 rounds a tile, of 16 rows by 64 or 32 columns, through 2 buffers.
+Each warp's stores are a pipeline of 8 rounds per tile, of 16 rows by 64 or 32 columns, through 2 buffers.
 
-What it should gain: a k tile of 256x224 loads 60 KiB for 3.7 million multiply-adds, one of 128x256 48 KiB for 2.1
-million. More than a quarter of the traffic goes, and with it energy, which decides the clock; four tiles pay for an end
-where seven did, and a part of each end hides behind products.
+Expected gain: a 256x224 K tile loads 60 KiB for 3.7 million multiply-adds, a 128x256 one 48 KiB for 2.1 million. That
+is over a quarter less traffic and less energy, which limits the clock. Four tiles, with four epilogues, do the work of
+seven, and part of each epilogue overlaps MMAs.
 
 Measured on an H200 at 8192^3: 856 TFLOP/s, 1.06 of torch.mm; level 11 made 820.
 """
@@ -49,7 +51,7 @@ from layoutgemm.schedule import Grouped, Persistent
 
 
 class SelfLoadingKernel:
-    """Two blocks a cluster, one cluster for every two multiprocessors: two warpgroups that load, multiply and store."""
+    """Two CTAs per cluster, one cluster per two SMs: two warpgroups that load, multiply and store."""
 
     def __init__(self, workers: int = 66) -> None:
         self.tile_m, self.tile_n, self.tile_k = 256, 224, 64
@@ -58,7 +60,7 @@ class SelfLoadingKernel:
         self.blocks = self.tile_m // self.consumers // self.mma.shape_mnk[0]  # of 64 rows, of one warpgroup
         self.a = levels.operand("A", self.tile_m, self.tile_k, self.mma)
         self.b = levels.operand("B", self.tile_n, self.tile_k, self.mma, multicast=2)
-        # A warp's 16 rows leave 64 columns at a time, the last 32: their boxes, registers and addresses for stmatrix.
+        # A warp stores its 16 rows 64 columns at a time, the last 32: boxes, registers and stmatrix addresses.
         self.store = StorePlan.derive(self.mma, self.blocks, Operand(bf16), chunks=1, buffers=self.buffers)
         self.rounds = [self.store.rounds_of(block, 0) for block in range(self.blocks)]  # (number, round) of each
         self.wide, self.narrow = self.store.maps
@@ -75,7 +77,7 @@ class SelfLoadingKernel:
         ).cases()  # fmt: skip
 
     def check(self) -> Report:
-        """Operands, fragments, budgets; the ring for every number of k tiles and tiles; every tile once; the output."""
+        """Checks operands, fragments, budgets, the output, the ring for any sizes, and the tile order."""
         held = {"accumulators": self.blocks * self.mma.accumulator_registers, "descriptors, places, counters": 20}
         more = [registers(levels.ARCH, self.pipeline.threads, held), level_checks.every_tile_once(self.schedule)]
         for copies, (_, round_) in zip((self.wide, self.narrow), (self.rounds[0][0], self.rounds[0][-1])):
@@ -89,7 +91,7 @@ class SelfLoadingKernel:
         self, a: Int64, b: Int64, c: Int64, m: Int32, n: Int32, k: Int32,
         lda: Int64, ldb: Int64, ldc: Int64, stream: bridge.Stream,
     ) -> None:  # fmt: skip
-        """Host side: encode the tensor maps, launch as many clusters as stay resident, or as there are tiles for."""
+        """Host side: encode the tensor maps, launch the resident clusters, or fewer for few tiles."""
         extents = {"m": m, "n": n, "k": k}
         map_a = bridge.encode_tensor_map(self.a.tma, a, extents, lda)
         map_b = bridge.encode_tensor_map(self.b.tma, b, extents, ldb)
@@ -108,8 +110,8 @@ class SelfLoadingKernel:
         map_wide: cutlass.GridConstant[bridge.TensorMap], map_narrow: cutlass.GridConstant[bridge.TensorMap],
         m: Int32, n: Int32, k: Int32,
     ) -> None:  # fmt: skip
-        """Device side: every block walks through its tiles of C."""
-        # 1. Who this is, and how much there is to do.
+        """Device side: each CTA loops over its tiles of C."""
+        # 1. Thread, role, and number of tiles.
         thread, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
         warp, consumer, lane = bridge.uniform(thread // 32), bridge.uniform(thread // 128), thread % 32
@@ -120,7 +122,7 @@ class SelfLoadingKernel:
         shared = bridge.SharedMemory(self.smem)
         job = bridge.Carried(shared=shared, warp=warp, lane=lane, rank=rank, grid=grid, tiles=tiles, k_tiles=k_tiles)
         loads, stores = (map_a, map_b), (map_wide, map_narrow)
-        # 2. Barriers, initialised once and for all tiles. The cluster meets before anyone arrives at another block's.
+        # 2. mbarriers, initialised once. A cluster barrier comes before any arrival from the other CTA.
         if thread == 0:
             for s in cutlass.range_constexpr(self.stages):
                 bridge.barrier_init(shared.full(s), self.pipeline.mbarrier("full").count)
@@ -131,7 +133,7 @@ class SelfLoadingKernel:
         bridge.cluster_arrive(relaxed=True)
         bridge.cluster_wait()
 
-        # 3. All stages are free. `ahead`, where the loads stand: tile, its first row and column, k tile, stage, phase.
+        # 3. All stages are free. `ahead` is the load position: tile, its first row and column, K tile, stage, phase.
         m0, n0 = self.origin(job, tile)
         ahead = (tile, bridge.uniform(m0), bridge.uniform(n0), Int32(0), Int32(0), Int32(0))
         for _ in cutlass.range(self.stages, unroll=1):
@@ -143,7 +145,7 @@ class SelfLoadingKernel:
         stage, phase = Int32(0), Int32(0)
         while tile < tiles:
             m0, n0 = self.origin(job, tile)
-            # 4. All k tiles but the last: one group in flight. The stage of the group before is released, and refilled.
+            # 4. All K tiles but the last: one group in flight. The previous group's stage is released and refilled.
             behind = stage
             for k_tile in cutlass.range(k_tiles - 1, unroll=1):
                 stage = bridge.uniform(stage)
@@ -158,7 +160,7 @@ class SelfLoadingKernel:
                     stage = Int32(0)
                     phase ^= 1
 
-            # 5. The last k tile: a group for each block of rows.
+            # 5. The last K tile: one group per block of rows.
             stage = bridge.uniform(stage)
             bridge.barrier_wait(shared.full(stage), phase)
             for which in cutlass.range_constexpr(self.blocks):
@@ -173,8 +175,8 @@ class SelfLoadingKernel:
                 stage = Int32(0)
                 phase ^= 1
 
-            # 6. The way out, block by block, while the products of the blocks behind it run. Behind the last of them
-            #    the last stage is free, and is refilled before anything is stored.
+            # 6. Store block by block, during the MMAs of the following blocks. After the last MMA the last stage is
+            #    free, and is refilled before its block is stored.
             for which in cutlass.range_constexpr(self.blocks):
                 mma.wait(self.blocks - 1 - which)
                 if cutlass.const_expr(which == self.blocks - 1):
@@ -183,18 +185,18 @@ class SelfLoadingKernel:
                 self.store_rows(job, stores, accumulators[which], which, row, n0)
             tile += self.schedule.workers
         bridge.wait_stores_read(0)
-        # 7. Nobody leaves while the other block may still arrive at its barriers or send it a tile.
+        # 7. Do not exit while the other CTA may still arrive at this CTA's mbarriers or send it a tile.
         bridge.cluster_arrive()
         bridge.cluster_wait()
 
     def origin(self, job: Any, tile: Any) -> tuple[Any, Any]:
-        """First row and column of this block's part of a cluster's tile."""
+        """First row and column of this CTA's part of the cluster's tile."""
         row, column = self.schedule.tile(tile, 0, job.rank, job.grid, cutlass.min)
         return row * self.tile_m, column * self.tile_n
 
     @cute.jit
     def load_next(self, job: Any, maps: Any, ahead: Any) -> Any:
-        """The warp that loads: one k tile into the next stage, if there is one left, and a step on."""
+        """Loads the next K tile, if any, into the next stage, and advances."""
         tile, m0, n0, k_tile, stage, phase = ahead
         if job.warp == self.loader:
             if tile < job.tiles:
@@ -203,7 +205,7 @@ class SelfLoadingKernel:
                     full, origin = job.shared.full(stage), {"m": m0, "n": n0, "k": k_tile * self.tile_k}
                     bridge.barrier_expect(full, self.pipeline.mbarrier("full").bytes)
                     bridge.load_tile(maps[0], self.a.tma, origin, job.shared.a(stage), full)
-                    # Each block loads one half of B and sends it to both.
+                    # Each CTA loads one half of B and multicasts it to both.
                     everyone = bridge.cluster_mask(self.pipeline.cluster, 0, 1)
                     bridge.load_share(maps[1], self.b.tma, origin, job.shared.b(stage), full, job.rank, everyone)
                 stage += 1
@@ -219,27 +221,27 @@ class SelfLoadingKernel:
 
     @cute.jit
     def release(self, job: Any, maps: Any, stage: Any, ahead: Any) -> Any:
-        """This warp has read the stage: both blocks hear of it, since both send into it. Then the next load."""
+        """Releases a stage in both CTAs, which both multicast into it. Then issues the next load."""
         if job.lane < self.pipeline.cluster:
             bridge.barrier_arrive_at(job.shared.empty(stage), job.lane)
         return self.load_next(job, maps, ahead)
 
     @cute.jit
     def store_rows(self, job: Any, maps: Any, accumulator: Any, block: int, m0: Any, n0: Any) -> None:
-        """A warp's 16 rows of one block: round them, put them into a buffer by stmatrix, store the buffer by TMA."""
+        """Rounds a warp's 16 rows, moves them to a buffer by stmatrix, stores it by TMA."""
         for number, round_ in self.rounds[block]:
             (chunk,) = round_.chunks
             values = range(chunk.first_value, chunk.first_value + chunk.values, 2)
             pairs = [bridge.convert_pair(accumulator[v], accumulator[v + 1], bf16) for v in values]
             buffer = job.shared.c(job.warp * self.buffers + number % self.buffers)
-            # The lane that issued the store of this buffer knows when it has been read, and tells the warp.
+            # The lane that issued this buffer's store waits until TMA has read it, and releases the warp.
             if job.lane == 0:
                 bridge.wait_stores_read(self.store.pending(number))
             bridge.warp_sync()
             for i in bridge.unrolled(len(pairs) // chunk.matrices):
                 four = pairs[i * chunk.matrices : (i + 1) * chunk.matrices]
                 bridge.store_matrices(buffer + chunk.rows((job.lane, (i, 0))) * bf16.bytes, four)
-            # Every writer fences its writes, all meet, and only then the copy engine is asked to read them.
+            # Every writer fences its writes, all pass a barrier, and only then one thread issues the TMA store.
             bridge.shared_writes_visible()
             bridge.warp_sync()
             if job.lane == 0:

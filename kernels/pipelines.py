@@ -1,9 +1,9 @@
-"""A ring of four stages, proven for any number of k tiles, and the loop of a published guide, refuted.
+"""A four-stage ring, proven for any number of K tiles, and a published loop, refuted.
 
     python kernels/pipelines.py
 
-The guide's loop (its section 6.2) advances the stage and forgets the phase: at k = 4 the ring wraps, and the wait for
-stage 0 looks for the parity that k = 0 left behind. It passes at once, and the product reads the old tile.
+The published guide's loop (its section 6.2) advances the stage and ignores the phase. At k = 4 the ring wraps, and the
+wait for stage 0 checks the parity of k = 0. It passes at once, and the MMA reads the old tile.
 """
 
 from layoutgemm.checks import Interleaving, Pipeline, cluster_ring, ring
@@ -16,7 +16,7 @@ print(good.prove(), "\n")
 
 
 def without_flip(pipeline: Pipeline) -> Pipeline:
-    """The same loops with `stage = (stage + 1) % 4`, the phase left as it is."""
+    """The same loops with `stage = (stage + 1) % 4` and a constant phase."""
     for role in pipeline.roles:
         forgetful = []
         for action in role.program:

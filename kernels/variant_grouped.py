@@ -1,4 +1,4 @@
-"""A mixture of experts: rows offsets[e] to offsets[e + 1] of A times matrix e of B, in one launch, no padding.
+"""Grouped GEMM: rows offsets[e] to offsets[e + 1] of A times matrix e of B, in one launch, without padding.
 
     python kernels/variant_grouped.py
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from layoutgemm.kernels import Ragged, Sm90Config, Sm90Plan
 
-n, k, sizes = 72, 104, (70, 0, 1, 64, 0, 33)  # rows of each expert: the kernel reads where they end, host code does not
+n, k, sizes = 72, 104, (70, 0, 1, 64, 0, 33)  # rows of each expert; only the kernel reads the group offsets
 offsets = np.cumsum([0, *sizes]).astype(np.int32)
 m, experts = sum(sizes), len(sizes)
 config = Sm90Config((64, 64), consumers=1, stages=3)

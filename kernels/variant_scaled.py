@@ -1,4 +1,4 @@
-"""fp8 with fine scales: C = sum over K blocks of 128 of scale_a[i, kb] * scale_b[j // 128, kb] * (A @ B of the block).
+"""Block-scaled fp8: C = sum over 128-wide K blocks of scale_a[i, kb] * scale_b[j // 128, kb] * (A @ B).
 
     python kernels/variant_scaled.py
 
@@ -10,7 +10,7 @@ import numpy as np
 from layoutgemm.kernels import Promoted, Sm90Config, Sm90Plan, Table
 
 m, n, k = 200, 136, 328
-mainloop = Promoted.of(  # traced once; a thread does this to each of its sums, in f32 registers, after every K block
+mainloop = Promoted.of(  # traced once; each thread applies it to its f32 accumulators after every K block
     lambda total, product, scale_a, scale_b: total + scale_a * scale_b * product,
     Table("scale_a", "m"), Table("scale_b", "n", 128), depth=128,
 )  # fmt: skip

@@ -1,11 +1,11 @@
-"""SwiGLU in one kernel: C = silu(A @ W_gate) * (A @ W_up), the weights one matrix as models keep them.
+"""SwiGLU in one kernel: C = silu(A @ W_gate) * (A @ W_up), with both weights in one matrix.
 
     python kernels/variant_swiglu.py
 
 Needs: dsl.
 
-Each tile of the weights is half gate and half up, so a thread has both sums and stores one product: the two sums never
-go through memory. How the halves come to lie in one tile is told in layoutgemm/kernels/sm90_gated.py.
+Each tile of the weights is half gate and half up. A thread holds both accumulators and stores one product, and the
+accumulators never go through memory. layoutgemm/kernels/sm90/gated.py derives the tile of two halves.
 """
 
 import numpy as np

@@ -1,13 +1,13 @@
-"""A kernel in the official style of the CuTe DSL, and what its own objects say when they are asked at trace time.
+"""A CuTe DSL kernel whose layouts are proven, drawn and counted while it is traced.
 
 python layouts/from_cute.py
 
 Needs: dsl
 
-A block copies a tile of 64 x 64 bf16 to shared memory with cp.async, takes it to the fragments of a tiled product with
-ldmatrix, and writes them to B. Nothing in the kernel is layoutgemm's. One line, `self.ask(...)`, hands its layout, its
-copies and its product to `from_cute`; what comes back is proven, drawn and counted, without a swizzle and with one.
-Then the compiled kernel runs in the emulator, which counts the same.
+A CTA copies a 64 x 64 bf16 tile to shared memory with cp.async, loads it into the fragments of a tiled MMA with
+ldmatrix, and writes them to B. The kernel uses only the DSL. One line, `self.ask(...)`, passes its layout, its copies
+and its MMA to `from_cute`. The results are proven, drawn and counted, without and with a swizzle. Then the compiled
+kernel runs in the emulator, which counts the same bank conflicts.
 """
 
 import tempfile
@@ -28,14 +28,14 @@ TILE = (64, 64)
 
 
 class Transit:
-    """A (M, K) row-major -> B, tile by tile, through shared memory and the fragments of A."""
+    """Copies A (M, K) row-major to B through shared memory and A's fragments."""
 
     def __init__(self, swizzle_bits: int):
         self.swizzle_bits = swizzle_bits
 
     @cute.jit
     def __call__(self, mA: cute.Tensor, mB: cute.Tensor):
-        """The host half: makes the DSL's objects, has them asked, and launches."""
+        """Host side: creates the DSL's objects, checks them, and launches."""
         atom = cute.make_layout((8, 64), stride=(64, 1))
         swizzled = cute.make_composed_layout(cute.make_swizzle(self.swizzle_bits, 3, 3), 0, atom)
         sA_layout = cute.tile_to_shape(swizzled, TILE, (0, 1))
@@ -63,7 +63,7 @@ class Transit:
         ldsm: cute.TiledCopy,
         tiled_mma: cute.TiledMma,
     ):
-        """One block's tile: global to shared memory, to fragments, and out."""
+        """Device side: one CTA's tile, from global to shared memory, to fragments, and out."""
         thread, _, _ = cute.arch.thread_idx()
         row, column, _ = cute.arch.block_idx()
         gA, gB = (cute.local_tile(m, TILE, (row, column)) for m in (mA, mB))
@@ -82,11 +82,11 @@ class Transit:
         cute.autovec_copy(tCrA, fragments.partition_A(gB))
 
     def ask(self, gA: Any, sA_layout: Any, load: Any, ldsm: Any, tiled_mma: Any) -> None:
-        """The DSL's objects in, while it traces; everything from the second line on is layoutgemm's, plain values."""
+        """Converts the DSL's objects during tracing, and checks them as layoutgemm values."""
         source, tile = from_cute(gA, names=("ld",)), from_cute(sA_layout, element="bf16")
         load, ldsm, mma = from_cute(load), from_cute(ldsm), from_cute(tiled_mma)
 
-        vectors = load.vectors("src", source)  # for every ld that the kernel may be given
+        vectors = load.vectors("src", source)  # for every ld that the kernel accepts
         apart = tile.is_injective()
         fed = ldsm.feeds(mma, "A", TILE)
         writes, reads = (bank_conflicts(tile, tiled_access(c, TILE), element="bf16") for c in (load, ldsm))
@@ -94,20 +94,20 @@ class Transit:
         self.picture = swizzle_svg(tile, title=f"sA: {tile}")
         print(f"a tile of A: {source}, in shared memory: {tile}")
         print(f"  each 16-byte cp.async reads one aligned vector, at every ld: {vectors.explain().splitlines()[0]}")
-        print(f"  each element has a place of its own: {apart.explain().splitlines()[0]}")
-        print(f"  ldmatrix gives each register what the product expects: {fed.explain().splitlines()[0]}")
+        print(f"  each element has its own address: {apart.explain().splitlines()[0]}")
+        print(f"  ldmatrix gives each register the element that the MMA expects: {fed.explain().splitlines()[0]}")
         print(f"  banks: cp.async writes {writes.ways}-way, ldmatrix reads {reads.ways}-way, {reads.wavefronts} passes")
         assert vectors and apart and fed
 
 
 def rows_of(dtype: Any, divisibility: int) -> Any:
-    """A row-major matrix of any size, whose lines begin at multiples of so many elements."""
+    """A row-major matrix of any size, with K a multiple of `divisibility`."""
     sizes = (cute.sym_int(), cute.sym_int(divisibility=divisibility))
     return cute.runtime.make_fake_compact_tensor(dtype, sizes, stride_order=(1, 0), assumed_align=16)
 
 
 rng = np.random.default_rng(0)
-a = rng.integers(0, 1 << 16, (128, 192), dtype=np.uint16)  # any bits: nothing is calculated
+a = rng.integers(0, 1 << 16, (128, 192), dtype=np.uint16)  # any bits: the kernel only copies
 BLOCKS = 2 * 3
 for bits in (0, 3):
     transit = Transit(bits)
@@ -121,5 +121,5 @@ for bits in (0, 3):
     counted = sum(row.use.wavefronts for row in launch.banks if row.ins.words[0] == "ldmatrix")
     assert np.array_equal(a, b) and not done.findings
     assert counted == BLOCKS * transit.reads, (counted, transit.reads)
-    print(f"  emulated: right, no race, ldmatrix takes {counted} = {BLOCKS} blocks * {transit.reads} passes\n")
+    print(f"  emulated: correct, no race, ldmatrix takes {counted} = {BLOCKS} CTAs * {transit.reads} passes\n")
 print(f"the swizzled tile as a picture: {len(transit.picture)} characters of SVG")

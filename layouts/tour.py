@@ -1,4 +1,4 @@
-"""A tour of the algebra: what a layout is, how layouts compose, and what happens when no layout fits.
+"""A tour of the algebra: layouts, composition, tiling, refusals and swizzles.
 
 python layouts/tour.py
 """
@@ -23,17 +23,16 @@ tiled = row_major.zipped_divide((2, 4))
 print("in tiles of 2 x 4:        ", tiled)
 print("first tile's offsets:     ", tiled[0].offsets())
 
-# Where no layout has the function A(B(c)), composing refuses, and says at which coordinate it fails.
+# If no layout has the function A(B(c)), composition raises an error with the failing coordinate.
 try:
     Layout((4, 2), (1, 8)).compose(Layout((2, 2), (1, 3)))
 except CompositionError as error:
     print("refused:                  ", error)
 
-# A swizzle knows what it counts. On byte addresses, Hopper's 128-byte swizzle is (3, 4, 3); on 2-byte elements, (3, 3,
-# 3).
+# A swizzle holds its unit. Hopper's 128-byte swizzle is (3, 4, 3) on bytes and (3, 3, 3) on 2-byte elements.
 on_bytes = Swizzle(3, 4, 3, unit="bytes")
 on_elements = on_bytes.recast(16)
 tile = ComposedLayout(on_elements, 0, Layout((8, 64), (64, 1)))
 print("swizzled bf16 tile:       ", tile)
 assert all(2 * tile(m, k) == on_bytes(2 * (64 * m + k)) for m in range(8) for k in range(64))
-print("row 1 starts at element", tile(1, 0), "in chunk", tile(1, 0) % 64 // 8, "of its line")
+print("row 1 starts at element", tile(1, 0), "in chunk", tile(1, 0) % 64 // 8, "of its row")

@@ -6,8 +6,8 @@
 # %% [markdown]
 # # Layouts in ten minutes
 #
-# A layout is a function from coordinates to offsets, written `shape:stride`. That is all of it. Everything else,
-# tiles, threads, fragments, copies, is composing such functions and asking what came out. Nothing here needs a GPU.
+# A layout is a function from coordinates to offsets, written `shape:stride`. Tiles, threads, fragments and copies are
+# compositions of such functions. This notebook needs no GPU.
 
 # %%
 from layoutgemm import CompositionError, CounterExample, Layout, Proof, dim, prove
@@ -17,10 +17,9 @@ assert row_major(2, 3) == 2 * 8 + 3 * 1
 row_major
 
 # %% [markdown]
-# The picture is the layout: cell *(i, j)* prints its offset. A mode may be a tuple itself, and then its coordinate is
-# split, leftmost digit fastest. Here the columns count as (2, 4): within a pair they lie 1 apart, pairs lie 8 apart,
-# so each pair of columns is a block of its own in memory. No list of strides per dimension can say that; CuTe's
-# nesting can.
+# Cell *(i, j)* of the picture prints its offset. A mode may itself be a tuple. Its coordinate is then split, leftmost
+# digit fastest. Here the columns count as (2, 4): stride 1 within a pair, stride 8 between pairs. Each pair of columns
+# is contiguous in memory. One stride per dimension cannot express that; CuTe's nested modes can.
 
 # %%
 paired = Layout((4, (2, 4)), (2, (1, 8)))
@@ -29,10 +28,10 @@ assert paired(3, 5) == paired(3, (1, 2)) == paired(23)  # one number for all: 3 
 paired
 
 # %% [markdown]
-# ## Same function, other clothes
+# ## Equal or equivalent
 #
-# `==` compares how a layout is written; `equivalent` compares what it computes, and answers with a proof or with the
-# first coordinate that differs. Neither is ever a guess.
+# `==` compares shape and stride. `equivalent` compares the functions, and returns a proof or the first coordinate that
+# differs.
 
 # %%
 written, short = Layout((2, (1, 4), 3), (1, (5, 2), 8)), Layout(24)
@@ -43,21 +42,21 @@ answer = Layout((4, 8), (8, 1)).equivalent(Layout((4, 8), (8, 2)))
 assert isinstance(answer, CounterExample) and (answer.coord, answer.left, answer.right) == ((0, 1), 1, 2)
 
 # %% [markdown]
-# ## Composition is substitution
+# ## Composition
 #
-# `A.compose(B)` (or `A @ B`) is the layout of c -> A(B(c)): B says *which* elements, A says *where* they are. Every
-# second column of the matrix is the matrix after "every second column":
+# `A.compose(B)` (or `A @ B`) is the layout of c -> A(B(c)): B selects the elements, and A gives their offsets. Every
+# second column of the matrix is the matrix composed with "every second column":
 
 # %%
-every_second = Layout((4, 4), (1, 8))  # a 4 x 4 choice out of 4 x 8, elements counted down the columns
+every_second = Layout((4, 4), (1, 8))  # 4 x 4 elements out of 4 x 8, counted down the columns
 chosen = row_major @ every_second
 assert str(chosen) == "(4,4):(8,2)"
 assert all(chosen(c) == row_major(every_second(c)) for c in range(chosen.size))
 chosen
 
 # %% [markdown]
-# Not every composition of layouts is a layout. Then you get an error that names operands and coordinate. You do not
-# get the wrong offsets, which is what other implementations return for this one (0, 1, 3, 4 in place of 0, 1, 3, 8):
+# Some compositions of layouts are not layouts. Then you get an error with the operands and the coordinate. Other
+# implementations return wrong offsets for this one: 0, 1, 3, 4 in place of 0, 1, 3, 8.
 
 # %%
 try:
@@ -70,21 +69,21 @@ print(refusal)
 # %% [markdown]
 # ## Tiles, then threads
 #
-# Dividing by a tile splits every coordinate into (inside the tile, which tile). It is composition too.
+# Dividing by a tile splits every coordinate into (inside the tile, which tile). It is a composition too.
 
 # %%
 tiled = row_major.zipped_divide((2, 4))
 assert str(tiled) == "((2,4),(2,2)):((8,1),(16,4))"
 inside, which = tiled[0], tiled[1]
-assert [which(i) for i in range(4)] == [0, 16, 4, 20]  # where each tile begins
+assert [which(i) for i in range(4)] == [0, 16, 4, 20]  # offset of each tile's first element
 
 # %% [markdown]
-# A thread-value layout says who holds what: (thread, value) -> element. Compose the matrix with it, fix the thread,
-# and what is left are that thread's addresses. Eight threads, each a block of two by two:
+# A thread-value layout maps (thread, value) to an element. Compose the matrix with it and fix the thread to get that
+# thread's addresses. Each of eight threads has a 2 x 2 block:
 
 # %%
 tv = Layout(((2, 4), (2, 2)), ((2, 8), (1, 4)))  # into the 4 x 8, its elements counted down the columns
-assert tv.is_bijective()  # nobody forgotten, nobody twice
+assert tv.is_bijective()  # each element has exactly one owner
 addresses = row_major @ tv
 assert [addresses(3, v) for v in range(4)] == [18, 26, 19, 27]
 
@@ -94,8 +93,8 @@ from layoutgemm.view import tv_svg
 tv_svg(tv, (4, 8), thread=3)
 
 # %% [markdown]
-# Values 0 and 1 of a thread lie 8 apart in memory: four loads of one element. Exchange the two modes of the values
-# and they are neighbours, a load of two. The algebra says so before a profiler does:
+# Values 0 and 1 of a thread are 8 apart in memory: four loads of one element. After exchanging the two modes of the
+# values they are neighbours, and one load brings two. The algebra shows this before a profiler does:
 
 # %%
 by_row = Layout(((2, 4), (2, 2)), ((2, 8), (4, 1)))
@@ -103,7 +102,7 @@ assert addresses[1].max_common_vector(Layout(4)) == 1
 assert (row_major @ by_row)[1].max_common_vector(Layout(4)) == 2
 
 # %% [markdown]
-# ## For all sizes at once
+# ## For all sizes
 #
 # Extents and strides may be symbols with facts. The result is a proof for every size that the facts allow, or the
 # smallest size at which the claim fails.
@@ -113,12 +112,11 @@ M, N = dim("M", multiple_of=64), dim("N")
 tiles = Layout((M, N), (N, 1)).zipped_divide((64, N))
 assert str(tiles) == "((64,N),(M//64,1)):((N,1),(64*N,0))"
 
-assert isinstance(prove(Layout((64, M // 64), (1, 64)), Layout(M)), Proof)  # splitting M and putting it together
+assert isinstance(prove(Layout((64, M // 64), (1, 64)), Layout(M)), Proof)  # splitting M and merging it
 wrong = prove(Layout((M, N), (N, 1)), Layout((M, N)))  # row-major is column-major?
 assert wrong.explain() == "not equivalent at M=64, N=2: (1,0) gives 2 and 1"
 print(wrong.explain())
 
 # %% [markdown]
-# That is the algebra. Where to go on: fragments of tensor cores are thread-value layouts (`02_fragment_map`),
-# swizzles are layouts with an XOR (`03_swizzle_128b`), and a matrix descriptor is what is left of a layout when it
-# has to fit into 64 bits (`04_layout_to_descriptor`).
+# Next: fragments of tensor cores are thread-value layouts (`02_fragment_map`), swizzles are layouts with an XOR
+# (`03_swizzle_128b`), and a descriptor encodes a tile's layout in 64 bits (`04_layout_to_descriptor`).

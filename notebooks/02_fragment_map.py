@@ -6,9 +6,9 @@
 # %% [markdown]
 # # A fragment map: from the PTX picture to a proof
 #
-# The PTX manual draws which thread holds which element of a tensor-core operand, and writes it as cases. Kernels need
-# it as arithmetic, and get it wrong in the register that nobody printed. Here the cases are typed in as they stand in
-# the manual, turned into a layout, and the layout is proven to be the instruction's.
+# The PTX manual draws the thread of each element of a tensor-core operand, and writes the map as cases. Kernels need it
+# as arithmetic, where one wrong register is easy to miss. Here the manual's cases become a layout, and the layout is
+# proven equal to the instruction's.
 
 # %%
 from layoutgemm import CounterExample, Layout, Proof, dim, smem_tile, wgmma
@@ -18,7 +18,7 @@ from layoutgemm.layouts.proofs.index_formulas import prove_formulas
 from layoutgemm.view import fragment_svg
 
 # %% [markdown]
-# ## The manual's words
+# ## The manual's text
 #
 # PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type", operand A, values a0 to a7, with `groupID =
 # lane >> 2` and `threadID_in_group = lane % 4`:
@@ -26,13 +26,12 @@ from layoutgemm.view import fragment_svg
 # - row: groupID for a0, a1, a4, a5; groupID + 8 for the others
 # - column: threadID_in_group * 2 + (i & 1) for i < 4; the same + 8 for the others
 
-
 # %%
 def manual(lane, i):
     group, in_group = lane >> 2, lane % 4
     row = group + 8 * ((i // 2) % 2)  # a2, a3, a6, a7
     column = in_group * 2 + i % 2 + 8 * (i // 4)  # a4 to a7
-    return row + 16 * column  # the element's place in the 16 x 16 operand, counted down the columns
+    return row + 16 * column  # the element's index in the 16 x 16 operand, down the columns
 
 
 A = from_expr(manual, lane=32, i=8)
@@ -40,7 +39,7 @@ assert str(A) == "((4,8),(2,2,2)):((32,1),(16,8,128))"
 assert A.is_bijective()  # 256 elements, each held once
 
 # %% [markdown]
-# Formula in, layout out. It is a *thread-value layout*, and it is the one that the library has for the instruction:
+# A formula becomes a layout. It is a *thread-value layout*, equal to the library's layout of the instruction:
 
 # %%
 atom = mma_sync("m16n8k16", "bf16")
@@ -49,8 +48,7 @@ assert isinstance(A.equivalent(atom.layout_A), Proof)
 fragment_svg(atom, "A", thread=5)
 
 # %% [markdown]
-# And back into arithmetic, as (row, column) of value v of thread t. This is the line to put into a kernel, if you
-# must:
+# The layout also converts back to arithmetic: (row, column) of value v of thread t. This is the line for a kernel:
 
 # %%
 assert str(atom.formula("A")) == "(t//4 + 8*((v//2)%2), 8*(v//4) + 2*(t%4) + v%2)"
@@ -58,9 +56,8 @@ assert str(atom.formula("A")) == "(t//4 + 8*((v//2)%2), 8*(v//4) + 2*(t%4) + v%2
 # %% [markdown]
 # ## One wrong register
 #
-# Exchange two of the bits: a0, a1, a6 and a7 stay right. The answer is a value: which thread, which register, what it
-# should hold and what it holds.
-
+# Exchange two of the bits: a0, a1, a6 and a7 stay right. The answer is a value with the thread, the register, and the
+# expected and actual element.
 
 # %%
 def swapped(lane, i):
@@ -75,9 +72,8 @@ assert (found.coord, found.left, found.right) == ((0, 2), 8, 128)  # lane 0, a2:
 # %% [markdown]
 # ## wgmma, for every N
 #
-# The accumulator of `wgmma.m64nNk16` is the same story with 128 threads. N is 8 to 256 in steps of 8, so the proof is
-# asked for once, with a symbol, and not 32 times.
-
+# The accumulator of `wgmma.m64nNk16` has a similar map with 128 threads. N is 8 to 256 in steps of 8. One proof with a
+# symbol covers all 32 widths.
 
 # %%
 def published(tid, reg):
@@ -91,16 +87,15 @@ N = dim("N", multiple_of=8)
 by_digits = Layout(((4, 8, 4), (2, 2, N // 8)), ((128, 1, 16), (64, 8, 512)))
 proof = prove_formulas(published, by_digits, tid=128, reg=N // 2)
 assert isinstance(proof, Proof)
-for n in range(8, 257, 8):  # the same layout at each N that the instruction has
+for n in range(8, 257, 8):  # the same layout at each N of the instruction
     assert wgmma(n).layout_C.equivalent(by_digits.at(N=n))
 fragment_svg(wgmma(16), "C", thread=37)
 
 # %% [markdown]
-# ## What feeds it
+# ## The copy that loads it
 #
-# A fragment is half of the truth: `ldmatrix` deals out 8x8 matrices in an order of its own, from a tile that is
-# swizzled. `feeds` asks whether each register ends up with the element that the product expects there, and returns
-# the chain of layouts that shows it:
+# A fragment also needs its copy. `ldmatrix` distributes 8x8 matrices in its own order, from a swizzled tile. `feeds`
+# checks that each register gets the element that the MMA expects, and returns the chain of layouts:
 
 # %%
 tile = smem_tile((64, 64), "bf16", "K", "128B")
@@ -111,8 +106,8 @@ print(answer.explain())
 # %% [markdown]
 # ## In your tests
 #
-# All of these are values that are true or false, so a test is one line. The package brings a pytest plugin: when the
-# line fails, the report shows both layouts, the first coordinate at which they differ, and both values.
+# All answers are true or false, so a test is one line. The package has a pytest plugin. A failure report shows both
+# layouts, the first coordinate at which they differ, and both values.
 
 # %%
 tests = {

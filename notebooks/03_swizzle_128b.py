@@ -6,9 +6,9 @@
 # %% [markdown]
 # # Why the 128-byte swizzle works
 #
-# "XOR the chunk with the row" removes bank conflicts. Why exactly three bits, why those, and when does it not? Banks
-# are address bits, a swizzle is a linear map of address bits, and a conflict is a rank that is too small: all of it
-# can be computed, and that is what happens here.
+# "XOR the chunk with the row" removes bank conflicts. This notebook computes the reason: why three bits, why these
+# bits, and when it fails. Banks are address bits, a swizzle is a linear map of address bits, and a conflict is a rank
+# deficit.
 
 # %%
 from layoutgemm import CounterExample, Layout, Proof, Swizzle, dim, smem_tile
@@ -21,8 +21,8 @@ from layoutgemm.view import swizzle_svg
 # %% [markdown]
 # ## The conflict
 #
-# Shared memory has 32 banks of 4 bytes, so 128 bytes go once around. A K-major bf16 tile of 64 columns has rows of
-# exactly 128 bytes: column 0 of every row is in bank 0. `ldmatrix` reads eight rows of 16 bytes at a time.
+# Shared memory has 32 banks of 4 bytes, 128 bytes in total. A K-major bf16 tile of 64 columns has rows of 128 bytes, so
+# column 0 of every row is in bank 0. `ldmatrix` reads eight rows of 16 bytes at a time.
 
 # %%
 plain = Layout((64, 64), (64, 1))
@@ -35,16 +35,16 @@ print(report.explain())
 swizzle_svg(Layout((8, 64), (64, 1)), 16)
 
 # %% [markdown]
-# Read the picture down a column: one colour, one group of four banks, eight rows. Every read takes eight turns.
+# Each column of the picture has one colour: one group of four banks for eight rows. Every read takes eight passes.
 #
 # ## The XOR
 #
-# Row r stores its 16-byte chunk c at chunk c ^ (r % 8). In bytes, chunk bits are 4 to 6 and row bits 7 to 9, so bits
-# 7 to 9 are XORed into bits 4 to 6: `Swizzle(3, 4, 3)`, three bits, from bit 4 on, taken 3 higher.
+# Row r stores its 16-byte chunk c at chunk c ^ (r % 8). In bytes, chunk bits are 4 to 6 and row bits 7 to 9. Bits 7 to
+# 9 are XORed into bits 4 to 6: `Swizzle(3, 4, 3)` has three bits, base bit 4 and shift 3.
 
 # %%
 swizzle = Swizzle(3, 4, 3, unit="bytes")
-assert swizzle.recast(16) == Swizzle(3, 3, 3, unit=16)  # the same counted in bf16 elements, as CuTe prints it
+assert swizzle.recast(16) == Swizzle(3, 3, 3, unit=16)  # in bf16 elements, as CuTe prints it
 tile = smem_tile((64, 64), "bf16", "K", "128B")
 assert tile.swizzle == swizzle
 swizzled = bank_conflicts(tile, rows)
@@ -52,8 +52,8 @@ assert swizzled.ways == 1 and swizzled.wavefronts == swizzled.minimum
 swizzle_svg(smem_tile((8, 64), "bf16", "K", "128B").composed, 16)
 
 # %% [markdown]
-# Down a column, eight colours. Across a row the same eight, so the copy engine, which writes rows, has no conflict
-# either: both directions, and no byte is lost.
+# Each column now has eight colours, and so has each row. TMA writes rows and has no conflict either. The swizzle uses
+# no extra bytes.
 
 # %%
 assert bank_conflicts(tile, [tma_access(tile), rows]).ways == 1
@@ -61,9 +61,8 @@ assert bank_conflicts(tile, [tma_access(tile), rows]).ways == 1
 # %% [markdown]
 # ## The reason, as a matrix
 #
-# Which bank an access hits is a matrix over GF(2): row and word bits in, bank bits out. 8 rows of 4 words are 32 =
-# 2^5 accesses for 32 = 2^5 banks, conflict-free exactly if the matrix has rank 5.
-
+# A matrix over GF(2) maps the access to its bank: row and word bits in, bank bits out. 8 rows of 4 words are 32 = 2^5
+# accesses for 32 = 2^5 banks. They are conflict-free exactly if the matrix has rank 5.
 
 # %%
 def bank(byte_address):
@@ -79,11 +78,11 @@ assert with_xor.rank == 5 and with_xor.is_bijective()
 print(without, with_xor, sep="\n\n")
 
 # %% [markdown]
-# ## Not remembered, found
+# ## The search
 #
-# Given only the tile and the accesses, the search finds it, or proves that there is none. Ask it for what `ldmatrix`
-# does and for a column of single elements at once, and the answer is no: 32 lanes in 32 rows need five row bits in
-# the bank, and vectors of 16 bytes leave room for three.
+# Given only the tile and the accesses, the search finds the swizzle, or proves that none exists. No swizzle serves both
+# `ldmatrix` and a column of single elements. 32 lanes in 32 rows need five row bits in the bank, and 16-byte vectors
+# leave three.
 
 # %%
 found = find_swizzle(plain, rows, element="bf16")
@@ -94,18 +93,16 @@ assert not both
 print(found, both.explain().splitlines()[0], sep="\n")
 
 # %% [markdown]
-# Padding does it as well, for 8 elements a row, where threads write the tile; wgmma has no descriptor for padded
-# rows.
+# Padding by 8 elements per row also works if threads write the tile. wgmma has no descriptor for padded rows.
 
 # %%
 assert find_padding((64, 64), rows, "bf16").pitch == 72
 
 # %% [markdown]
-# ## The formula that everyone copies
+# ## The usual formula
 #
-# `m * pitch + (k ^ ((m % 8) * 8))`. At a pitch of 64 bf16 elements it is the swizzle, for any number of rows. At 128
-# it is not, and the first element that lands elsewhere is (0, 64): a wider tile is *two* columns of 64, one after
-# another.
+# `m * pitch + (k ^ ((m % 8) * 8))` is the swizzle at a pitch of 64 bf16 elements, for any number of rows. At a pitch of
+# 128 it is not, and the first wrong element is (0, 64). A wider tile is *two* column blocks of 64, one after the other.
 
 # %%
 M = dim("M")

@@ -6,9 +6,9 @@
 # %% [markdown]
 # # From a layout to a descriptor
 #
-# `wgmma` reads its operands through a 64-bit word, the copy engine writes them through a tensor map, and both have to
-# mean the same bytes. Neither says anything when they do not: the product is just wrong. Here the tile's layout is
-# the only thing that is written down; box, word and steps are derived from it, and then held against every element.
+# `wgmma` reads its operands through a 64-bit descriptor, and TMA writes them through a tensor map. Both must describe
+# the same bytes. A mismatch raises no error and gives a wrong product. Here box, descriptor and K steps are derived
+# from the tile's layout and compared with every element.
 
 # %%
 import numpy as np
@@ -30,10 +30,10 @@ assert tile.byte(1, 0) == 128 + 16  # row 1 begins in chunk 1
 swizzle_svg(tile.composed, 16, rows=range(16))
 
 # %% [markdown]
-# ## The copy that fills it
+# ## The TMA load
 #
-# From the global layout and the tile: the box, its swizzle, the number of instructions, and the conditions of the
-# tensor map on sizes that are not known yet.
+# The global layout and the tile determine the box, its swizzle, the number of instructions, and the tensor map's
+# conditions on symbolic sizes.
 
 # %%
 M, K = dims("M K", multiple_of=64)
@@ -42,7 +42,7 @@ assert copies.box == (64, 128) and len(copies.instructions) == 1 and copies.swiz
 print(copies.explain())
 
 # %% [markdown]
-# A rule that is broken is named, with the nearest layout that keeps it:
+# An error names the violated rule and the nearest valid layout:
 
 # %%
 try:
@@ -52,10 +52,9 @@ except TmaError as error:
 assert refusal.endswith("a tensor map needs a multiple of 16; nearest that works: global layout (4096,500):(504,1)")
 
 # %% [markdown]
-# ## The word
+# ## The descriptor
 #
-# The descriptor has a start address, two strides and a swizzle mode. They are read off the layout, each with its
-# reason.
+# The descriptor has a start address, two strides and a swizzle mode. They come from the layout, each with its reason.
 
 # %%
 found = derive(tile, wgmma(128), "A")
@@ -65,8 +64,8 @@ print(found.explain())
 # %% [markdown]
 # ## Steps along K
 #
-# An instruction takes 16 elements of K, 32 bytes, and the field counts 16 bytes: the word grows by 2. (A published
-# kernel adds 1.) In a tile of 128 columns the fifth step leaves the 128-byte span and jumps to the next column of
+# An MMA takes 16 elements of K, 32 bytes. The address field counts 16 bytes, so the descriptor grows by 2. (A published
+# kernel adds 1.) In a tile of 128 columns the fifth step leaves the 128-byte span and moves to the next column of
 # atoms.
 
 # %%
@@ -77,8 +76,8 @@ assert wide.k_steps == (0, 32, 64, 96, 16384, 16416, 16448, 16480)
 # %% [markdown]
 # ## Every element
 #
-# The derivation is not believed. `element_addresses` is the hardware's reading of a word, written from the PTX manual
-# and knowing nothing of tiles. For the step at K = 16 of a tile at address 1024:
+# An independent model checks the derivation. `element_addresses` decodes a descriptor as the PTX manual describes,
+# without the tile. For the step at K = 16 of a tile at address 1024:
 
 # %%
 word = found.at(1024, k_block=1).word
@@ -86,10 +85,10 @@ m, k = np.meshgrid(np.arange(64), np.arange(16, 32), indexing="ij")
 assert (element_addresses(word, "K", (64, 16), tile.dtype) == 1024 + tile.byte(m, k)).all()
 
 # %% [markdown]
-# ## What no word describes
+# ## A layout without a descriptor
 #
-# Pad the rows, as one does for `ldmatrix`, and there is no descriptor. You learn it here, with the first element that
-# would be read elsewhere, and not from a wrong product:
+# Padded rows, common for `ldmatrix`, have no descriptor. The error names the first element that wgmma would read at
+# another address:
 
 # %%
 try:
@@ -99,7 +98,7 @@ except DescriptorError as error:
 assert "element (mn, k) = (1, 0) would be read at byte 16, the tile holds it at byte 144" in padded
 
 # %% [markdown]
-# ## Reading somebody else's word
+# ## Decoding another descriptor
 #
 # A guide builds its descriptor with `3 << 14` and `1 << 62`. Bits 14 and 15 belong to no field:
 

@@ -8,10 +8,9 @@
 #
 # Needs: dsl
 #
-# A kernel of your own at a desk without a GPU: say what is new, have everything else derived and checked, compile it,
-# run what the compiler made, and see what a mistake looks like. The variant: C = relu(A B + bias)^2, which also
-# writes what went into the activation, for its gradient. It takes a minute to write, so the rest of the page is about
-# trust.
+# This notebook writes a GEMM variant without a GPU: define the new part, derive and check the rest, compile, and run
+# the PTX in the emulator. It also shows the effect of a mistake. The variant computes C = relu(A B + bias)^2, and also
+# writes the activation's input for its gradient.
 
 # %%
 from dataclasses import replace
@@ -23,10 +22,10 @@ from layoutgemm.checks import why_not
 from layoutgemm.kernels.epilogue.chain import Aux, Bias, Custom, Epilogue
 
 # %% [markdown]
-# ## What is new
+# ## The new part
 #
-# A function of one element: x is the sum at row i and column j. It is traced once into an expression, so Python's own
-# `if` has no meaning in it, and says so.
+# The epilogue is a function of one element: x is the accumulator at row i and column j. It is traced once into an
+# expression, so a Python `if` raises an error.
 
 # %%
 try:
@@ -39,10 +38,10 @@ epilogue = Epilogue(Bias(), Aux("bf16"), squared_relu)
 assert epilogue.reference(np.array([[-2.0, 3.0]]), bias=[1.0, 1.0]).c.tolist() == [[0.0, 16.0]]
 
 # %% [markdown]
-# ## What is derived
+# ## The derived parts
 #
-# Boxes, swizzles, descriptors, stages, barriers with their arrival counts and bytes, who loads and who stores, shared
-# memory to the byte. Sizes are ragged on purpose.
+# Boxes, swizzles, descriptors, stages, mbarriers with arrive counts and bytes, load and store roles, and the
+# shared-memory map are derived. The sizes are ragged on purpose.
 
 # %%
 m, n, k = 136, 88, 200
@@ -52,9 +51,9 @@ plan = Sm90Plan.derive(
 print(plan.explain())
 
 # %% [markdown]
-# ## What is checked
+# ## The checks
 #
-# Each line a statement with its method; those on the pipeline hold for any number of k tiles.
+# Each line is a statement with its method. Pipeline statements hold for any number of K tiles.
 
 # %%
 report = plan.check()
@@ -62,10 +61,10 @@ assert report and len(report.require()) > 20
 print(report)
 
 # %% [markdown]
-# ## A mistake, before it is compiled
+# ## A mistake before compilation
 #
-# Somebody gives A's tile the 64-byte swizzle and leaves the rest. Two checks fail, each with the element that shows
-# it, and a third names the field that was exchanged:
+# Give A's tile the 64-byte swizzle and leave the rest. Two checks fail, each with a failing element, and a third names
+# the changed field:
 
 # %%
 wrong = replace(plan, a=replace(plan.a, smem=smem_tile((128, 64), "bf16", "K", "64B")))
@@ -74,7 +73,7 @@ assert len(failures) == 3 and "element (mn, k) = (1, 0) read at byte 144, held a
 print("\n".join(failures))
 
 # %% [markdown]
-# And a configuration that cannot be is refused with the arithmetic, and with what would fit:
+# An impossible configuration is refused with the arithmetic and with the largest that fits:
 
 # %%
 try:
@@ -85,11 +84,11 @@ except PlanError as error:
 print(why_not("sm_90a", (128, 256, 64), 4, warpgroups=2, epilogue=(128, 256)).failures[0].witness)
 
 # %% [markdown]
-# ## What the compiler made
+# ## The compiled kernel
 #
-# The plan is compiled for `sm_90a`; no GPU is needed for that. Then PTX and host function run on the CPU: tensor
-# cores, copy engine and barriers with asynchronous work as late as it may be, under a checker that reports every
-# access that nothing orders. Small integers are exact in bf16 and f32, so C has to be equal, not near.
+# The plan compiles for `sm_90a` without a GPU. Then PTX and host function run on the CPU, with tensor cores, TMA and
+# barriers. Asynchronous operations complete as late as possible, and a race checker reports every unordered access.
+# Small integers are exact in bf16 and f32, so C must be equal bit by bit.
 
 # %%
 used = plan.compile().resources
@@ -109,9 +108,8 @@ print(f"{result.ran_on}: {result.c.shape} equal in every element, nothing found"
 # %% [markdown]
 # ## On a GPU
 #
-# The same epilogue goes to torch tensors, at any shape, with the configuration that a heuristic or your own
-# measurement chooses: `layoutgemm.matmul(a, b, epilogue=epilogue, given={"bias": bias, "aux": before})`.
+# The same epilogue applies to torch tensors of any shape. The heuristic or your own measurement chooses the
+# configuration: `layoutgemm.matmul(a, b, epilogue=epilogue, given={"bias": bias, "aux": before})`.
 #
-# A variant that changes more than the end of the tile starts from one of the ladder's programs,
-# `kernels/hopper_*.py`: each is one file with its own plan, checks, kernel and emulated run.
-# `kernels/variant_swiglu.py` changes the tile of B.
+# To change more than the epilogue, start from one of the ladder's programs, `kernels/hopper_*.py`. Each is one file
+# with its plan, checks, kernel and emulated run. `kernels/variant_swiglu.py` changes the tile of B.
