@@ -203,7 +203,7 @@ def test_a_killed_holder_leaves_no_lock_and_a_live_one_is_waited_for(monkeypatch
 
 @pytest.mark.skipif(object_cache.fcntl is None, reason="locks are POSIX's")
 def test_a_child_that_is_forked_in_a_store_does_not_hold_the_lock_on() -> None:
-    """The child has the open file, and with it the lock, until it ends: as a process of a pool that is made meanwhile."""
+    """The child has the open file, and with it the lock, until it ends: such as a process of a pool."""
     program = """
 import os, sys
 from layoutgemm.kernels.compile import cache as object_cache

@@ -88,30 +88,34 @@ def keep_in(folder: Path) -> None:
     _KEPT_IN = folder
 
 
-def facts_of(value: Any) -> Any:
+def facts_of(value: Any, other: Callable[[Any], str] | None = None) -> Any:
     """A value made of dataclasses, tuples, strings and numbers, as JSON-able data: equal values give equal data.
 
-    Raises TypeError for anything else: two kernels must never share a name because a part of them was not looked at.
+    Raises TypeError for anything else, or asks `other`: two kernels must never share a name because a part of them was
+    not looked at.
 
     >>> from layoutgemm.dtypes import bf16
     >>> facts_of((1, bf16))
     [1, {'type': 'DType', 'name': 'bf16', 'bits': 16, 'kind': 'float', 'mantissa': 8}]
     """
+    part = functools.partial(facts_of, other=other)
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (Layout, Swizzle, ComposedLayout, ScaledBasis)):
         return repr(value)  # which evaluates back to the value, so it says everything
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: facts_of(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        fields = {field.name: part(getattr(value, field.name)) for field in dataclasses.fields(value)}
         return {"type": type(value).__name__, **fields}
     if isinstance(value, (tuple, list)):
-        return [facts_of(item) for item in value]
+        return [part(item) for item in value]
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {key: facts_of(value[key]) for key in sorted(value)}
+        return {key: part(value[key]) for key in sorted(value)}
     if isinstance(value, (set, frozenset)):
-        return sorted(json.dumps(facts_of(item), sort_keys=True) for item in value)
+        return sorted(json.dumps(part(item), sort_keys=True) for item in value)
     if isinstance(value, Enum):
         return str(value)
+    if other is not None:
+        return other(value)
     raise TypeError(f"{value!r} of type {type(value).__name__} cannot be part of a kernel's name")
 
 
@@ -295,7 +299,7 @@ def _make(folder: Path) -> bool:
 
 
 def _usable(folder: Path) -> bool:
-    """Whether a folder of the cache may be read and written, its mode mended where that suffices; says why not, once."""
+    """Whether a folder of the cache may be used, its mode mended where that suffices; says once why not."""
     mend(folder)
     why = distrust(folder)
     if why:
