@@ -10,9 +10,9 @@ folder is made with mode 0700. Files there are executed. So a file or folder is 
 user, others may write it, or it is a symbolic link. Nothing in a file is evaluated, unpickled or loaded before its
 digest has been compared.
 
-A folder of the user's own that its group may write, as `mkdir` makes it under umask 002, loses that right when it is
-used: what others have put there is still theirs, and is not read. Where a folder is refused, or cannot be written, one
-warning of a process says so and names the way out.
+Under umask 002 `mkdir` makes folders that the group may write. A folder of the user's own loses this right when it is
+used; a file that another user has put there is not read. A process warns once of each folder that is refused or cannot
+be written, and names the way out.
 """
 
 from __future__ import annotations
@@ -351,7 +351,7 @@ def mend(folder: Path) -> None:
 
 
 def _of_the_group(found: os.stat_result) -> bool:
-    """Whether this is a folder of the user's own that besides the user its group alone may write."""
+    """True for a folder of the user's own that the user and the group may write, and nobody else."""
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and found.st_mode & _OTHERS == _GROUP
 
 
