@@ -5,14 +5,18 @@ Pages are held to the rules of tests/test_readme.py. `make docs` is run by the s
 
 from __future__ import annotations
 
+import contextlib
 import doctest
 import importlib
+import importlib.metadata
 import importlib.util
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +25,7 @@ from tests.test_readme import SHELL, absent, blocks, command_problem, commands, 
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
+PACKAGE = "layoutgemm"
 PAGES = sorted(DOCS.rglob("*.md"))
 PROGRAMS = [path for folder in ("layouts", "atoms", "kernels") for path in (ROOT / folder).glob("*.py")]
 # Pages that are made when the site is built.
@@ -135,32 +140,92 @@ def test_examples_of_the_builders(name: str) -> None:
     assert doctest.testmod(importlib.import_module(f"docs.{name}")).failed == 0
 
 
-# What neither the package nor its extra `docs` installs: a page that imports one of these fails in a new environment.
-BLOCKED = """
-import importlib.abc, sys
-ABSENT = {"torch", "cutlass", "cuda", "tvm_ffi", "scipy", "hypothesis", "pytest", "resvg_py", "tensor_layouts", "jax"}
-class Absent(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ABSENT:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-sys.meta_path.insert(0, Absent())
-sys.path.insert(0, ".")
+# Makes every page, notebook and program page as the site's hooks do, where only the modules of argv[1:] are found.
+BUILDER = """
+import json, sys
 from pathlib import Path
-from docs import fences, tables
-wrong = []
-for page in sorted(Path("docs").glob("*.md")):
+allowed = {*sys.argv[1:], *sys.stdlib_module_names}
+class Only:
+    def __init__(self, finder):
+        self.finder = finder
+    def find_spec(self, name, path=None, target=None):
+        return self.finder.find_spec(name, path, target) if name.partition(".")[0] in allowed else None
+sys.meta_path[:] = map(Only, sys.meta_path)
+sys.path.insert(0, ".")
+from docs import fences, percent, tables
+failed = []
+def attempt(path, make):
     try:
-        fences.render(page.read_text(encoding="utf-8"), lambda svg: "p.svg")
-    except ImportError as error:
-        wrong.append(f"{page}: {error}")
-print("\\n".join(wrong))
+        assert make()
+    except Exception as error:
+        failed.append(f"{path}: {type(error).__name__}: {error}")
+keep = lambda svg: "p.svg"
+for path in sorted(Path("docs").rglob("*.md")):
+    attempt(path, lambda: fences.render(path.read_text(encoding="utf-8"), keep))
+for path in sorted(Path("notebooks").glob("*.py")):
+    attempt(path, lambda: percent.page(path, keep))
+for path in sorted(path for folder in ("layouts", "atoms", "kernels") for path in Path(folder).glob("*.py")):
+    attempt(path, lambda: tables.docstring(path))
+print(json.dumps(failed))
 """
 
 
-def test_pages_need_nothing_but_the_docs_extra() -> None:
-    done = subprocess.run([sys.executable, "-c", BLOCKED], cwd=ROOT, capture_output=True, text=True, timeout=300)
+def installed_by(extra: str) -> set[str]:
+    """Top-level modules of what `pip install layoutgemm[extra]` brings, of the distributions that are here."""
+    requirements = pytest.importorskip("packaging.requirements")
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    waiting: list[tuple[Any, str]] = []
+    for name in ("dependencies", extra):
+        (listed,) = re.findall(rf"^{name} = \[(.*?)\]$", text, flags=re.MULTILINE | re.DOTALL)
+        waiting += [(requirements.Requirement(each), "") for each in re.findall(r'"([^"]+)"', listed)]
+    known: set[tuple[str, str]] = set()
+    while waiting:
+        required, asked = waiting.pop()
+        if required.marker is not None and not required.marker.evaluate({"extra": asked}):
+            continue
+        for more in ("", *required.extras):
+            if (key := (plain_name(required.name), more)) not in known:
+                known.add(key)
+                with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                    found = importlib.metadata.requires(required.name) or []
+                    waiting += [(requirements.Requirement(each), more) for each in found]
+    names = {name for name, _ in known}
+    provided = importlib.metadata.packages_distributions().items()
+    return {module for module, by in provided if names & {plain_name(name) for name in by}}
+
+
+def plain_name(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def not_made(modules: set[str]) -> list[str]:
+    """The pages that cannot be made with these modules alone, and why."""
+    command = [sys.executable, "-c", BUILDER, *sorted(modules)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert not done.stdout.strip(), done.stdout
+    return list(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_pages_need_nothing_but_the_docs_extra() -> None:
+    """`make docs` makes a new environment, which has neither torch nor the CuTe DSL, nor what the tests need."""
+    modules = installed_by("docs")
+    assert {"numpy", "sympy", "mpmath"} <= modules
+    assert not modules & {"torch", "cutlass", "pytest", "hypothesis", "scipy", "nbclient"}
+    assert not_made(modules | {PACKAGE, "docs", "benchmarks"}) == []
+
+
+def test_a_page_that_needs_more_is_named() -> None:
+    failed = not_made({"numpy", PACKAGE, "docs", "benchmarks"})
+    assert failed and all("No module named 'sympy'" in each for each in failed)
+
+
+def test_the_docs_target_installs_the_docs_extra_alone() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert re.findall(r"^docs: (.*)$", makefile, flags=re.MULTILINE) == ["$(VENV)/.docs"]
+    ((before, recipe),) = re.findall(
+        r"^\$\(VENV\)/\.docs: pyproject\.toml \| (\S+)\n((?:\t.*\n)+)", makefile, flags=re.MULTILINE
+    )
+    assert before == "$(VENV)/.base" and re.findall(r"-e '([^']*)'", recipe) == [".[docs]"]
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ there is of them is counted here, and the counts may only fall.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -30,7 +31,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("emulator",),
     ("kernels",),
     ("interop",),
-    ("torch_op", "bench", "jax_op", "distributed", "nn"),
+    ("torch_op", "bench"),
     ("cli", "__main__", "pytest_plugin"),
 )
 ROW = {name: number for number, row in enumerate(ROWS) for name in row}
@@ -42,20 +43,15 @@ DRAWING = ("kernels/page.py",)
 
 # Optional or slow to import: the folders below layoutgemm that may name them, "*" being one folder.
 CONFINED: dict[str, tuple[str, ...]] = {
-    "cutlass": (
-        "kernels/dsl", "kernels/*/device", "kernels/compile", "kernels/ladder", "interop", "emulator/host",
-    ),
-    "cuda": ("kernels/dsl", "kernels/*/device", "kernels/compile", "kernels/run", "emulator/host"),
-    "tvm_ffi": ("kernels/compile", "kernels/run", "emulator/host"),
-    "torch": (
-        "torch_op", "bench", "nn", "distributed", "inductor", "operators", "kernels/run", "kernels/ladder", "cli",
-    ),
+    "cutlass": ("kernels/dsl", "kernels/*/device", "kernels/compile", "interop", "emulator/host"),
+    "cuda": ("kernels/dsl", "kernels/compile", "kernels/run"),
+    "tvm_ffi": ("emulator/host",),
+    "torch": ("torch_op", "bench", "kernels/run", "kernels/ladder", "cli"),
     "sympy": ("layouts/symbols",),
-    "jax": ("jax_op",),
     "pynvml": ("bench",),
     "pytest": ("",),
     "resvg_py": ("view",),
-}  # fmt: skip
+}
 FREE = frozenset({"numpy"})
 ARCHITECTURES = ("sm80", "sm90", "sm100", "teaching")
 PROGRAM_FOLDERS = ("layouts", "atoms", "kernels")
@@ -193,17 +189,63 @@ def test_the_tree_holds_the_rules() -> None:
     assert not found, "\n" + "\n".join(found)
 
 
-def test_the_rules_name_folders_that_exist() -> None:
-    """A rule about a folder that is gone would hold for nothing. What is planned and not there yet is listed."""
-    planned = {"jax_op", "distributed", "nn", "inductor", "operators"}
-    package = ROOT / PACKAGE
-    there = {path.stem if path.suffix == ".py" else path.name for path in package.iterdir()}
-    assert {name for row in ROWS for name in row} - there <= planned
-    assert VIEW_IMPORTS | CONVERTING <= there
-    for place in {place for places in CONFINED.values() for place in places} - planned:
-        assert place == "" or list(package.glob(place)), place
-    assert all((package / path).is_file() for path in DRAWING)
-    assert all((package / "kernels" / name).is_dir() for name in ARCHITECTURES)
+@functools.cache
+def heads_of(root: Path) -> dict[str, set[str]]:
+    """Of each folder of the package the first parts of the names that its files import."""
+    package, heads = root / PACKAGE, {}
+    for path in sorted(package.rglob("*.py")):
+        folder = path.parent.relative_to(package).as_posix().removeprefix(".")
+        heads.setdefault(folder, set()).update(found.target.partition(".")[0] for found in imports_of(path, root))
+    return heads
+
+
+def stale_rules(root: Path) -> Iterator[str]:
+    """Names in the rules that nothing in the tree has, and permissions that no file uses."""
+    package = root / PACKAGE
+    there = {path.stem if path.suffix == ".py" else path.name for path in package.iterdir()} - {"__pycache__"}
+    named = {"ROWS": set(ROW), "VIEW_IMPORTS": VIEW_IMPORTS, "CONVERTING": CONVERTING}
+    for rule, names in named.items():
+        yield from (f"{rule} names {name}, which does not exist" for name in sorted(names - there))
+    heads = heads_of(root)
+    for head, places in CONFINED.items():
+        for place in places:
+            if not any(head in used for folder, used in heads.items() if confined_to(folder, (place,))):
+                yield f"CONFINED lets {place or 'the root'} import {head}, which no file there does"
+    used = set().union(*heads.values())
+    yield from (f"FREE names {head}, which no file imports" for head in sorted(FREE - used))
+    yield from (f"DRAWING names {path}, which does not exist" for path in DRAWING if not (package / path).is_file())
+    for rule, names, folder in (
+        ("ARCHITECTURES", ARCHITECTURES, package / "kernels"), ("PROGRAM_FOLDERS", PROGRAM_FOLDERS, root),
+    ):  # fmt: skip
+        yield from (f"{rule} names {name}, which does not exist" for name in names if not (folder / name).is_dir())
+
+
+def test_the_rules_name_what_exists() -> None:
+    """A rule about a folder that is gone would hold for nothing."""
+    found = list(stale_rules(ROOT))
+    assert not found, "\n" + "\n".join(found)
+
+
+STALE = [
+    ("ROW", {**ROW, "nowhere": 0}, "ROWS names nowhere"),
+    ("VIEW_IMPORTS", VIEW_IMPORTS | {"nowhere"}, "VIEW_IMPORTS names nowhere"),
+    ("CONVERTING", CONVERTING | {"nowhere"}, "CONVERTING names nowhere"),
+    ("CONFINED", {**CONFINED, "jax": ("jax_op",)}, "CONFINED lets jax_op import jax, which no file there does"),
+    ("CONFINED", {**CONFINED, "sympy": ("layouts/symbols", "atoms")}, "CONFINED lets atoms import sympy"),
+    ("FREE", FREE | {"nowhere"}, "FREE names nowhere"),
+    ("DRAWING", (*DRAWING, "kernels/nowhere.py"), "DRAWING names kernels/nowhere.py"),
+    ("ARCHITECTURES", (*ARCHITECTURES, "sm70"), "ARCHITECTURES names sm70"),
+    ("PROGRAM_FOLDERS", (*PROGRAM_FOLDERS, "nowhere"), "PROGRAM_FOLDERS names nowhere"),
+]
+
+
+@pytest.mark.parametrize(("rule", "value", "message"), STALE)
+def test_a_rule_of_what_does_not_exist_is_found(
+    rule: str, value: object, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), rule, value)
+    found = list(stale_rules(ROOT))
+    assert len(found) == 1 and found[0].startswith(message), found
 
 
 # What is left of the old structure, and may only become less ------------------------------------------------------

@@ -99,7 +99,7 @@ def _terms(entry: Any) -> dict[Any, int]:
 
 def _leaf_coordinates(plan: TmaPlan) -> list[tuple[Leaf, Ints]]:
     assert plan.gmem is not None
-    rank = plan.gmem.rank if isinstance(plan.gmem.shape, tuple) else 1
+    rank = plan.gmem.rank
     leaves = leaves_of(plan.gmem, plan.tile, [f"mode {i}" for i in range(rank)])
     flat, out = np.arange(int(np.prod([leaf.tile for leaf in leaves]))), []
     for leaf in leaves:
@@ -226,7 +226,7 @@ def _exhausted(plan: TmaPlan, leaves: list[Leaf]) -> str:
     offsets = np.asarray(plan.gmem.offsets()) * plan.kind.gmem_bits
     wanted = np.bincount(offsets // plan.kind.gmem_bits)
     found = np.zeros_like(wanted)
-    rank = plan.gmem.rank if isinstance(plan.gmem.shape, tuple) else 1
+    rank = plan.gmem.rank
     counts = []
     for mode in range(rank):
         count = 1

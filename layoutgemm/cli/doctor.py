@@ -197,9 +197,9 @@ def _cache() -> Iterator[Finding]:
         return
     kernels, tuned = folder / "kernels", folder / "tuned"
     for part in (kernels, tuned):
+        object_cache.mend(part)
         if why := object_cache.distrust(part):
-            way_out = f"chmod 700 {part}, or set {variable}" if "its mode is" in why else f"set {variable}"
-            yield Finding("cache", NOTE, f"{folder} is not used: {why}", f"{way_out} to another folder")
+            yield Finding("cache", NOTE, f"{folder} is not used: {why}", object_cache.way_out(why))
             return
     try:
         files = [path.stat().st_size for path in kernels.glob("*.zip")] if os.path.isdir(kernels) else []

@@ -2,15 +2,23 @@
 
 The other checks read a plan's objects one by one. Only a plan that is derived as a whole is known to compile and run:
 so a field that was exchanged, whatever for, is named. The order of tiles alone may be another than the derived one.
+
+The other checks are for plans near the derived one. The search through a pipeline's states grows with the square of its
+stages: beside a number that is larger than the derived one by more than a little it is skipped. Every check counts to
+some number: beside one that is far larger all are skipped.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import fields
+from enum import Enum
+from types import FunctionType
 from typing import Any
 
+from ..arch import arch
 from ..errors import LayoutError
 from ..report import Check, Report
 from ..schedule import Persistent
@@ -20,60 +28,92 @@ from .derive import Operand
 
 _NAME = "derivation"
 _SHOWN = 160  # characters of a value
-_FAR, _TIMES = 64, 8
-_COUNTED = 1 << 20
+_NUMBER, _DIGITS = re.compile(r"[0-9]+"), 40
+_LITTLE, _FAR, _TIMES = 2, 64, 8  # more than derived: little is 2 or an eighth; far is 64 and 8 times
+_MOST = 1 << 15  # a number of an order, which is multiplied by a number of tiles
+_LARGE = 1 << 20  # a number inside of a field that a check may count to
 
 
-def checked(plan: Any, checks: Callable[[Any], list[Check]], **more: Any) -> Report:
+def checked(plan: Any, checks: Callable[[Any, bool], list[Check]], **more: Any) -> Report:
     """The report of a plan's checks; where the plan is not what `derive` gives, it ends with a check that says so.
 
-    more  arguments of `derive` beside m, n, k, a, b, c and config
+    checks  those of a plan, with or without the search through its pipeline's states
+    more    arguments of `derive` beside m, n, k, a, b, c and config
     """
-    witness, far = _witness(plan, more)
+    witness, distance = _witness(plan, more)
     if not witness:
-        return Report(tuple(checks(plan)))
+        return Report(tuple(checks(plan, True)))
+    made: list[Check] = []
+    if distance is not Distance.FAR:
+        try:
+            made = checks(plan, distance is Distance.NEAR)
+            _ = [(bool(check), str(check)) for check in made]  # a value may stand in a check that has none of the two
+        except Exception:  # a value that the other checks are not written for, which the witness names
+            made, distance = [], Distance.FAR
     statement = f"derive gives this {type(plan).__name__} of its own sizes, types and configuration"
-    failed = Check(_NAME, statement, False, "derivation", witness)
+    return Report((*made, Check(_NAME, statement, False, "derivation", f"{witness}{distance.value}")))
+
+
+class Distance(Enum):
+    """How far a plan is from the derived one, and what is said of the other checks."""
+
+    NEAR = ""
+    LARGER = "; so the search through the pipeline's states is skipped"
+    FAR = "; so the other checks are skipped"
+
+
+def _witness(plan: Any, more: dict[str, Any]) -> tuple[str, Distance]:
+    """The first field that `derive` gives another value, with both, "" where there is none; and how far the plan is."""
     try:
-        return Report((*(() if far else checks(plan)), failed))
-    except Exception:  # a value that the other checks are not written for, which the witness names
-        return Report((failed,))
-
-
-def _witness(plan: Any, more: dict[str, Any]) -> tuple[str, bool]:
-    """The first field that `derive` gives another value, with both, "" where there is none; whether it is far larger.
-
-    A check may take as long as a number is large: of 2**40 stages it would not end.
-    """
-    try:
+        if plan.arch != arch(plan.arch.name):
+            return f"arch is {_shown(plan.arch)}, which is no {_shown(plan.arch.name, str)}", Distance.FAR
         a, b = (Operand(operand.dtype, operand.order) for operand in (plan.a, plan.b))
         derived = type(plan).derive(plan.m, plan.n, plan.k, a=a, b=b, c=plan.c, config=plan.config, **more)
     except LayoutError as error:
-        return f"derive refuses: {error}", _is_large(plan)
+        return f"derive refuses: {_shown(error, str)}", Distance.FAR
     except Exception as error:  # a field of a type that derive does not take
-        return f"derive fails with {type(error).__name__}: {error}", True
+        return f"derive fails with {type(error).__name__}: {_shown(error, str)}", Distance.FAR
+    witness, found = "", {Distance.NEAR}
     for field in fields(plan):
         have, want = getattr(plan, field.name), getattr(derived, field.name)
+        found.add(_distance(have, want))
         if field.name == "order":
             have, want = _order_of(have, want), ""
-        if not _alike(have, want):
-            wanted = f", not {repr(want)[:_SHOWN]}" if want else ""
-            return f"{field.name} is {repr(have)[:_SHOWN]}{wanted}", _far(plan, derived)
-    return "", False
+        if not witness and not _alike(have, want):
+            wanted = f", not {_shown(want)}" if want else ""
+            witness = f"{field.name} is {_shown(have)}{wanted}"
+    return witness, max(found, key=list(Distance).index)
 
 
-def _is_large(plan: Any) -> bool:
-    """Whether a number of the plan is larger than any that a check should count to."""
-    numbers = [getattr(plan, field.name) for field in fields(plan) if field.name not in ("m", "n", "k", "batch")]
-    return any(isinstance(number, int) and number > _COUNTED for number in numbers)
+def _shown(value: Any, text: Callable[[Any], str] = repr) -> str:
+    """The beginning of a value's text; the name of its type where it has none."""
+    try:
+        return text(value)[:_SHOWN]
+    except Exception:
+        return f"a value of type {type(value).__name__}"
 
 
-def _far(plan: Any, near: Any) -> bool:
-    """Whether a number of the plan is far larger than the one of that name in what it is compared with."""
-    pairs = [(getattr(plan, field.name), getattr(near, field.name, 0)) for field in fields(plan)]
-    return any(
-        isinstance(have, int) and have > _FAR + _TIMES * (want if isinstance(want, int) else 0) for have, want in pairs
-    )
+def _distance(have: Any, want: Any) -> Distance:
+    """How far a field's numbers are above the derived ones."""
+    if have is want:
+        return Distance.NEAR
+    if isinstance(have, int) and isinstance(want, int):
+        little = want + max(_LITTLE, want // _TIMES)
+        return (Distance.NEAR, Distance.LARGER, Distance.FAR)[(have > little) + (have > _FAR + _TIMES * want)]
+    try:
+        ours, theirs = (_NUMBER.findall(json.dumps(facts_of(value, _function))) for value in (have, want))
+    except Exception:  # of a type that is no part of a plan, too long, too deep
+        return Distance.FAR
+    count, largest = _FAR + _TIMES * len(theirs), max([_LARGE, *(int(number[:_DIGITS]) for number in theirs)])
+    far = len(ours) > count or any(int(number[:_DIGITS]) > largest for number in ours)
+    return Distance.FAR if far else Distance.NEAR
+
+
+def _function(value: Any) -> str:
+    """A function as a fact: its name, which says nothing of what it computes."""
+    if isinstance(value, FunctionType):
+        return value.__name__
+    raise TypeError(f"a value of type {type(value).__name__} is no part of a plan")
 
 
 def _alike(have: Any, want: Any) -> bool:
@@ -82,7 +122,7 @@ def _alike(have: Any, want: Any) -> bool:
         return True
     try:
         return json.dumps(facts_of(have), sort_keys=True) == json.dumps(facts_of(want), sort_keys=True)
-    except (TypeError, ValueError, RecursionError):
+    except Exception:  # of a type that is no part of a plan, too long, too deep
         return False
 
 
@@ -91,14 +131,18 @@ def _order_of(have: Any, derived: Any) -> str:
     schedule = have
     if isinstance(derived, Persistent):
         if not isinstance(have, Persistent) or have.cluster != derived.cluster:
-            return f"{have!r}, not Persistent with clusters of {derived.cluster}"
+            return f"{_shown(have)}, not Persistent with clusters of {derived.cluster}"
+        if type(have.workers) is not int or have.workers >= 1 << 31:
+            return f"{_shown(have)}, whose workers are no int below 2**31"
         schedule = have.schedule
     if not isinstance(schedule, Schedule):
-        return f"{schedule!r}, not a Schedule"
+        return f"{_shown(schedule)}, not a Schedule"
     try:
+        if any(int(number) > _MOST for number in _NUMBER.findall(json.dumps(facts_of(schedule)))):
+            return f"{_shown(schedule)}: a number above {_MOST}, and a kernel computes in 32 bits"
         schedule.tile(Traced(), (Traced(), Traced()), lambda *_: Traced())
     except Exception as error:
-        return f"{schedule!r}, which is no formula that a kernel computes: {error}"
+        return f"{_shown(schedule)}, which is no formula that a kernel computes: {_shown(error, str)}"
     return ""
 
 

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..arguments import checked
+from ..arch import ARCHES
+from ..arguments import checked, settle
 from ..atoms import MmaAtom, OperandDescriptor, SmemTile, TmaPlan, smem_tile
 from ..atoms.smem.descriptor import derive as derive_descriptor
 from ..atoms.tma.derive import STRIDE_UNIT
@@ -92,6 +93,9 @@ def either(condition: Any, yes: Any, no: Any) -> Any:
 ORDERS = ("row", "col")
 
 
+MOST_SHARED = max(entry.smem_per_block for entry in ARCHES.values())
+
+
 @dataclass(frozen=True, slots=True)
 class Operand:
     """How a matrix is given: its element type, and which index is contiguous.
@@ -104,6 +108,11 @@ class Operand:
 
     dtype: DType
     order: str = "row"
+
+    def __post_init__(self) -> None:
+        settle(self, PlanError)
+        if self.order not in ORDERS:
+            raise PlanError(f"the order of a matrix is 'row' or 'col', not {self.order!r}")
 
     @classmethod
     @checked(PlanError)
@@ -167,7 +176,15 @@ class OperandPlan:
 def derive_operand(
     name: str, spec: Operand, free: str, extent: int, tile_k: int, swizzle: str | None, atom: MmaAtom
 ) -> OperandPlan:
-    """A is M x K and B is K x N: K is contiguous in a row-major A and in a column-major B."""
+    """A is M x K and B is K x N: K is contiguous in a row-major A and in a column-major B.
+
+    Raises PlanError where no thread block has shared memory for one tile.
+    """
+    if (tile_bytes := extent * tile_k * spec.dtype.bits // 8) > MOST_SHARED:
+        raise PlanError(
+            f"a tile of {name} of {extent}x{tile_k} {spec.dtype} elements has {tile_bytes} bytes; a thread block has "
+            f"{MOST_SHARED} bytes of shared memory at most"
+        )
     k_contiguous = (spec.order == "row") == (name == "A")
     major = "K" if k_contiguous else "MN"
     tile = smem_tile((extent, tile_k), spec.dtype, major, swizzle)

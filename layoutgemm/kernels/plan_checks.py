@@ -28,11 +28,12 @@ def check_plan(plan: GemmPlan) -> Report:
     return checked(plan, _checks, arch=plan.arch)
 
 
-def _checks(plan: GemmPlan) -> list[Check]:
+def _checks(plan: GemmPlan, explored: bool) -> list[Check]:
     checks: list[Check] = [_tile_coverage(plan), _k_coverage(plan)]
     for operand in (plan.a, plan.b):
         checks += operand_checks(operand, plan.mma)
-    checks += [_barrier(plan), _pipeline(plan), *fragment_checks(plan.mma), _smem_overlap(plan)]
+    checks += [_barrier(plan), *([_pipeline(plan)] if explored else [])]
+    checks += [*fragment_checks(plan.mma), _smem_overlap(plan)]
     checks.append(
         shared_memory(
             plan.arch,

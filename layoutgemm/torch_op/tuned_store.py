@@ -50,11 +50,20 @@ def lookup(gpu: str, sizes: Sizes, types: tuple[str, ...], orders: tuple[str, ..
 def store(gpu: str, key: str, choice: Sm90Choice, facts: dict[str, Any]) -> Path | None:
     """Keep a result beside the others; `facts` are numbers and texts that describe it.
 
-    Gives the file, or None where the cache is off, cannot be written, or is locked by another process for too long.
+    Gives the file, or None where the cache is off. None with a warning where the file cannot be written, or another
+    process holds its lock for too long: the result is lost.
     """
     path = file_of(gpu)
     if path is None:
         return None
+    kept = _kept(path, key, choice, facts)
+    if kept is None:
+        why = f"{path} is locked by another process, or cannot be written"
+        object_cache.warn(f"the result for {key} is not kept: {why}")
+    return kept
+
+
+def _kept(path: Path, key: str, choice: Sm90Choice, facts: dict[str, Any]) -> Path | None:
     with object_cache.locked(path) as alone:
         if not alone:
             return None

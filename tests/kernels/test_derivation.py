@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from layoutgemm.arch import arch
+from layoutgemm.dtypes import dtype
 from layoutgemm.errors import LayoutError, PlanError
 from layoutgemm.kernels import GemmConfig, GemmPlan, Sm80Config, Sm80Plan, Sm90Config, Sm90Plan, Sm100Config, Sm100Plan
+from layoutgemm.kernels.derive import Operand
 from layoutgemm.kernels.epilogue.chain import Bias, Epilogue
+from layoutgemm.layouts import Layout
 from layoutgemm.schedule import Grouped, Hilbert, Linear, Persistent
 from tests.kernels.plan_mutants import Stuck, outcome
 
@@ -54,6 +59,117 @@ def test_what_holds_with_a_field_exchanged_computes_the_product(name: str) -> No
             else:
                 assert all(check.witness for check in report.failures), f"{field.name} = {value!r}"
     assert {"m", "n", "k"} <= held <= {"m", "n", "k", "batch", "order", *(["arch"] if name == "sm_80" else [])}
+
+
+class Unnamed:
+    """A value that has no text and is equal to nothing."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no text")
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("no answer")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def nested(depth: int) -> Any:
+    value: Any = 0
+    for _ in range(depth):
+        value = (value,)
+    return value
+
+
+HOSTILE = (
+    None, True, -1, 5, 17, 64, 1 << 16, 1 << 24, 1 << 40, 10**5000, float("nan"), float("inf"), 1j, "", "x" * 10**5,
+    "\ud800", b"x", nested(5000), (1 << 40,) * 3, (0,) * 10_000, range(1 << 40), [], {1: 2}, Layout(1 << 40),
+    Unnamed(), np.int64(1 << 40), np.zeros(3), len, int, arch("sm_80"), Persistent(Linear(), 1 << 40),
+    Grouped("N", 1 << 40), Epilogue(Bias()),
+)  # fmt: skip
+
+
+def hostile(plan: Any) -> Iterator[tuple[str, Any]]:
+    """The plan with a field exchanged, or a field of a field; a constructor that refuses the value is passed over."""
+    rng = random.Random(0)
+    for field in fields(plan):
+        part = getattr(plan, field.name)
+        within = fields(part) if is_dataclass(part) else ()
+        changes = [(field.name, value) for value in rng.sample(HOSTILE, 12)]
+        for inner in within:
+            for value in rng.sample(HOSTILE, 1):
+                try:
+                    changes.append((field.name, replace(part, **{inner.name: value})))
+                except (LayoutError, TypeError, ValueError, AttributeError, RuntimeError):
+                    continue
+        for name, value in changes:
+            yield name, replace(plan, **{name: value})
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_whatever_a_field_holds_a_report_answers_and_what_holds_is_derived(name: str) -> None:
+    plan, answered = SMALL[name], 0
+    for field, mutant in hostile(plan):
+        report = mutant.check()
+        answered += 1
+        assert str(report)
+        if report:
+            more = {each: getattr(mutant, each) for each in ("batch", "epilogue", "arch") if hasattr(mutant, each)}
+            more = {each: value for each, value in more.items() if value != getattr(plan, each)}
+            derived = type(plan).derive(
+                mutant.m, mutant.n, mutant.k, a=Operand(mutant.a.dtype, mutant.a.order),
+                b=Operand(mutant.b.dtype, mutant.b.order), c=mutant.c, config=mutant.config, **more,
+            )  # fmt: skip
+            order = {"order": mutant.order} if hasattr(mutant, "order") else {}
+            assert replace(derived, **order) == mutant, field
+    assert answered > 150
+
+
+@pytest.mark.parametrize("plan", [GemmPlan, Sm80Plan, Sm90Plan, Sm100Plan])
+def test_no_states_of_many_stages_are_searched(plan: Any) -> None:
+    """The search takes minutes; what is wrong is said without it."""
+    whole = plan.derive(256, 256, 256, b="bf16:col")
+    report = replace(whole, stages=whole.stages + 20).check()
+    failed = {check.name: check for check in report.failures}
+    assert len(failed) > 1 and len(report) > 10 and "pipeline" not in {check.name for check in report}
+    assert failed["derivation"].witness.endswith("; so the search through the pipeline's states is skipped")
+    endless = replace(whole, stages=1 << 40).check()
+    assert len(endless) == 1 and endless.failures[0].witness.endswith("; so the other checks are skipped")
+    near = replace(whole, stages=whole.stages + 1).check()
+    assert not near and "pipeline" in {check.name for check in near}
+
+
+def test_an_architecture_is_one_of_the_table() -> None:
+    """Its name is given to the compiler, its limits to the checks: they belong together."""
+    for name, plan in SMALL.items():
+        forged = replace(plan, arch=replace(plan.arch, smem_per_sm=1 << 30))
+        (failure,) = forged.check().failures
+        assert f"which is no {plan.arch.name}" in failure.witness, name
+
+
+@pytest.mark.parametrize("name", ["sm_80", "sm_90a", "sm_100a"])
+@pytest.mark.parametrize("schedule", [Grouped("M", 1 << 20), Grouped("N", (1 << 15) + 1)])
+def test_the_numbers_of_an_order_fit_into_32_bits(name: str, schedule: Any) -> None:
+    plan = SMALL[name]
+    order = schedule if name == "sm_80" else Persistent(schedule, 1, plan.order.cluster)
+    failure = replace(plan, order=order).check().failures[-1]
+    assert failure.name == "derivation" and "a kernel computes in 32 bits" in failure.witness
+
+
+def test_the_words_of_an_operand_and_an_order() -> None:
+    for order in (None, 3.0, "diag", "", ["row"]):
+        with pytest.raises(PlanError, match="the order of a matrix is 'row' or 'col'"):
+            Operand(dtype("bf16"), order)  # type: ignore[arg-type]
+    for value in (1, "x", None, float("nan")):
+        with pytest.raises(PlanError, match="serpentine is True or False"):
+            Grouped("M", 2, serpentine=value)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "config", [GemmConfig(stages=1 << 30), GemmConfig(tile_k=1 << 26), Sm100Config(tile_k=1 << 26)]
+)
+def test_a_tile_that_no_block_holds_is_refused_before_it_is_derived(config: Any) -> None:
+    with pytest.raises(PlanError, match="bytes of shared memory"):
+        GemmPlan.derive(64, 64, 64, config=config)
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -191,12 +192,72 @@ def test_a_killed_holder_leaves_no_lock_and_a_live_one_is_waited_for(monkeypatch
     assert holder.stdout is not None and holder.stdin is not None
     assert holder.stdout.readline() == "True\n"
     monkeypatch.setattr(object_cache, "_LOCK_SECONDS", 0.05)
-    assert tuned.store(GPU, KEY, CHOICE, {}) is None and not path.exists()
+    with pytest.warns(RuntimeWarning, match=rf"the result for {KEY} is not kept: {path} is locked"):
+        assert tuned.store(GPU, KEY, CHOICE, {}) is None and not path.exists()
     holder.kill()
     holder.wait()
     holder.stdin.close()
     holder.stdout.close()
     assert tuned.store(GPU, KEY, CHOICE, {}) == path
+
+
+@pytest.mark.skipif(object_cache.fcntl is None, reason="locks are POSIX's")
+def test_a_child_that_is_forked_in_a_store_does_not_hold_the_lock_on() -> None:
+    """The child has the open file, and with it the lock, until it ends: such as a process of a pool."""
+    program = """
+import os, sys
+from layoutgemm.kernels.compile import cache as object_cache
+from layoutgemm.kernels.sm90.choose.rules import Sm90Choice
+from layoutgemm.kernels.sm90.config import Sm90Config
+from layoutgemm.torch_op import tuned_store as tuned
+place, children = object_cache.place, []
+def fork(path, write):
+    read, end = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(end)
+        os.read(read, 1)  # until the parent ends
+        os._exit(0)
+    children.append((child, end))
+    return place(path, write)
+object_cache.place = fork
+object_cache._LOCK_SECONDS = 0.0
+choice = Sm90Choice(Sm90Config((64, 64), consumers=1))
+print([tuned.store("NVIDIA H200", key, choice, {}) is not None for key in "abc"])
+"""
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], cwd=root, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "[True, True, True]\n", done.stderr
+    path = tuned.file_of(GPU)
+    assert path is not None and json.loads(path.read_text()).keys() == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize("what", ["locked", "place"])
+def test_a_result_that_cannot_be_kept_is_named(what: str, own_cache: Path) -> None:
+    if what == "locked":
+        own_cache.parent.mkdir(exist_ok=True)
+        own_cache.write_text("mine")  # where the cache's folder would be
+    else:
+        path = tuned.file_of(GPU)
+        assert path is not None
+        path.mkdir(parents=True)
+    with pytest.warns(RuntimeWarning, match="512x512x512x1 bf16:row bf16:row bf16:row is not kept"):
+        assert tuned.store(GPU, KEY, CHOICE, {}) is None
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_result_that_loads_too_few_rows_is_passed_over(swapped: bool) -> None:
+    """Its kernel would leave rows of the product out, whatever the file or the caller says."""
+    few = Sm90Choice(Sm90Config((64, 64), consumers=1, rows=8), swapped)
+    col = Given((512, 512), (1, 512), "bf16")
+    row = Given((512, 512), (512, 1), "bf16")
+    product = Problem(row, col, row, Places(), GPU)
+    tuned.store(GPU, tuned.key_of((512, 512, 512, 1), ("bf16",) * 3, ("row", "col", "row")), few, {})
+    assert solve(product).kernel.choice != few
+    with pytest.raises(OperandError, match="rows = 8 of A's tile are loaded, and the product has 512"):
+        solve(replace(product, config=few))
 
 
 def test_a_reader_sees_each_change(monkeypatch: pytest.MonkeyPatch) -> None:

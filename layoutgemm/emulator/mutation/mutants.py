@@ -231,7 +231,7 @@ def sites(ins: Instruction) -> list[Site]:
 
 def _bulk_sites(ins: Instruction) -> list[Site]:
     """cp.async.bulk.tensor: [dst], [map, {x, y}], [mbar], mask, policy; stores: [map, {x, y}], [src]."""
-    loads = ins.words[4].startswith("shared") and "prefetch" not in ins.words
+    loads = ins.words[5].startswith("shared") and "prefetch" not in ins.words  # words[4] is the rank, "2d"
     at = 1 if loads else 0
     count = len(ins.operands[at].parts) - 1
     found = [Site("coordinate", f"{i}", (at, 1 + i), COORDINATE) for i in range(count)]

@@ -6,9 +6,13 @@ facts or differs from its digest is treated as absent and written again. A cache
 compilation, and no more.
 
 The cache has a folder of its own, `layoutgemm-cache` under LAYOUTGEMM_CACHE_DIR, and changes nothing outside of it. The
-folder is made with mode 0700; one that exists already keeps its mode. Files there are executed. So a file or folder is
-not read where it belongs to another user, others may write it, or it is a symbolic link. Nothing in a file is
-evaluated, unpickled or loaded before its digest has been compared.
+folder is made with mode 0700. Files there are executed. So a file or folder is not read where it belongs to another
+user, others may write it, or it is a symbolic link. Nothing in a file is evaluated, unpickled or loaded before its
+digest has been compared.
+
+Under umask 002 `mkdir` makes folders that the group may write. A folder of the user's own loses this right when it is
+used; a file that another user has put there is not read. A process warns once of each folder that is refused or cannot
+be written, and names the way out.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ import stat
 import sys
 import tempfile
 import time
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
@@ -47,6 +52,8 @@ _ABANDONED = 3600.0  # seconds after which a file that its writer never finished
 # What a compiled kernel is made from besides the plan's values: the code that derives, evaluates and traces them.
 _SOURCES = ("layouts", "atoms", "schedule", "checks", "kernels", "arch.py", "dtypes.py")
 _UNFINISHED = re.compile(r"\.layoutgemm-[a-z0-9_]{8}\.tmp")  # names of `tempfile.mkstemp`
+_GROUP, _OTHERS = stat.S_IWGRP, stat.S_IWGRP | stat.S_IWOTH
+_SAID: set[str] = set()  # reasons for which a warning was given
 _LARGEST = 1 << 28  # bytes of a file that is read
 _LOCK_SECONDS, _LOCK_PAUSE = 30.0, 0.01
 _READ_FLAGS = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
@@ -81,30 +88,34 @@ def keep_in(folder: Path) -> None:
     _KEPT_IN = folder
 
 
-def facts_of(value: Any) -> Any:
+def facts_of(value: Any, other: Callable[[Any], str] | None = None) -> Any:
     """A value made of dataclasses, tuples, strings and numbers, as JSON-able data: equal values give equal data.
 
-    Raises TypeError for anything else: two kernels must never share a name because a part of them was not looked at.
+    Raises TypeError for anything else, or asks `other`: two kernels must never share a name because a part of them was
+    not looked at.
 
     >>> from layoutgemm.dtypes import bf16
     >>> facts_of((1, bf16))
     [1, {'type': 'DType', 'name': 'bf16', 'bits': 16, 'kind': 'float', 'mantissa': 8}]
     """
+    part = functools.partial(facts_of, other=other)
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (Layout, Swizzle, ComposedLayout, ScaledBasis)):
         return repr(value)  # which evaluates back to the value, so it says everything
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: facts_of(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        fields = {field.name: part(getattr(value, field.name)) for field in dataclasses.fields(value)}
         return {"type": type(value).__name__, **fields}
     if isinstance(value, (tuple, list)):
-        return [facts_of(item) for item in value]
+        return [part(item) for item in value]
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {key: facts_of(value[key]) for key in sorted(value)}
+        return {key: part(value[key]) for key in sorted(value)}
     if isinstance(value, (set, frozenset)):
-        return sorted(json.dumps(facts_of(item), sort_keys=True) for item in value)
+        return sorted(json.dumps(part(item), sort_keys=True) for item in value)
     if isinstance(value, Enum):
         return str(value)
+    if other is not None:
+        return other(value)
     raise TypeError(f"{value!r} of type {type(value).__name__} cannot be part of a kernel's name")
 
 
@@ -161,7 +172,7 @@ class Content(NamedTuple):
 
 def content(path: Path) -> Content | None:
     """A file of the cache; None where it is absent, cannot be read, or may not be trusted."""
-    if distrust(path):
+    if not _usable(path.parent) or distrust(path):
         return None
     try:
         handle = os.open(path, _READ_FLAGS)
@@ -229,7 +240,8 @@ def place(path: Path, write: Callable[[Any], object]) -> Path | None:
             write(stream)
         os.replace(temporary, path)
         return path
-    except (OSError, ValueError):  # ValueError: a NUL in the name
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        _warn(f"{path.parent} cannot be written: {getattr(error, 'strerror', None) or error}")
         if temporary is not None:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
@@ -240,8 +252,9 @@ def place(path: Path, write: Callable[[Any], object]) -> Path | None:
 def locked(path: Path) -> Iterator[bool]:
     """Hold the lock of a file of the cache against threads and processes; gives whether the file may be changed.
 
-    The system releases the lock of a process that ends, killed or not. A holder that does not end is waited for, up to
-    30 seconds. Where the system or the file system has no locks, the file may be changed without.
+    The system releases the lock of a process that ends, killed or not, and a process that is forked meanwhile does not
+    hold it on. A holder that does not end is waited for, up to 30 seconds. Where the system or the file system has no
+    locks, the file may be changed without.
     """
     handle = None
     try:
@@ -254,6 +267,9 @@ def locked(path: Path) -> Iterator[bool]:
         yield handle is not None and _acquire(handle)
     finally:
         if handle is not None:
+            if fcntl is not None:  # closing alone would leave it to a child that has the open file too
+                with contextlib.suppress(OSError):
+                    fcntl.flock(handle, fcntl.LOCK_UN)
             os.close(handle)
 
 
@@ -279,7 +295,64 @@ def _make(folder: Path) -> bool:
     for part in (folder.parent, folder):
         with contextlib.suppress(FileExistsError):
             part.mkdir(mode=0o700)
-    return not distrust(folder)
+    return _usable(folder)
+
+
+def _usable(folder: Path) -> bool:
+    """Whether a folder of the cache may be used, its mode mended where that suffices; says once why not."""
+    mend(folder)
+    why = distrust(folder)
+    if why:
+        _warn(why)
+    return not why
+
+
+def _warn(why: str) -> None:
+    """Say once that the cache is not used, and what to do."""
+    if why not in _SAID:
+        _SAID.add(why)
+        warn(f"kernels and tuned results are not kept: {why}; {way_out(why)}")
+
+
+def warn(text: str) -> None:
+    """Give a RuntimeWarning at the line outside of the package that led here."""
+    package, frame, level = __name__.partition(".")[0], sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in (package, "contextlib"):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, RuntimeWarning, stacklevel=level)
+
+
+def way_out(why: str) -> str:
+    """What to do about a reason that `distrust` gives."""
+    folder, mode, _ = why.partition(" may be written by others")
+    return f"{f'chmod 700 {folder}, or ' if mode else ''}set {CACHE_DIR_VARIABLE} to another folder"
+
+
+def mend(folder: Path) -> None:
+    """Take the group's right to write from the folders of the cache that the user owns and only the group may write."""
+    own = cache_dir()
+    within = [part for part in (folder, *folder.parents) if own is not None and part.is_relative_to(own)]
+    flags = _READ_FLAGS | getattr(os, "O_DIRECTORY", 0)
+    for part in reversed(within):
+        try:
+            if stat.S_ISLNK(part.lstat().st_mode):
+                return  # what is below lies elsewhere
+            if not hasattr(os, "getuid") or not _of_the_group(part.lstat()):
+                continue
+            handle = os.open(part, flags)
+            try:
+                found = os.fstat(handle)
+                if _of_the_group(found):
+                    os.fchmod(handle, stat.S_IMODE(found.st_mode) & ~_GROUP)
+            finally:
+                os.close(handle)
+        except (OSError, ValueError):
+            return
+
+
+def _of_the_group(found: os.stat_result) -> bool:
+    """True for a folder of the user's own that the user and the group may write, and nobody else."""
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and found.st_mode & _OTHERS == _GROUP
 
 
 def distrust(path: Path) -> str:
@@ -308,7 +381,7 @@ def _others(found: os.stat_result) -> str:
         return ""
     if found.st_uid != os.getuid():
         return f"belongs to user {found.st_uid}, not {os.getuid()}"
-    if found.st_mode & 0o022:
+    if found.st_mode & _OTHERS:
         return f"may be written by others: its mode is {stat.S_IMODE(found.st_mode):04o}"
     return ""
 

@@ -50,13 +50,14 @@ def check_sm100(plan: Sm100Plan) -> Report:
     return checked(plan, _checks, batch=plan.batch, epilogue=plan.epilogue)
 
 
-def _checks(plan: Sm100Plan) -> list[Check]:
+def _checks(plan: Sm100Plan, explored: bool) -> list[Check]:
     checks: list[Check] = [_tiles_of_c(plan), _tiles_of_k(plan)]
     for operand in (plan.a, plan.b):
         checks += _operand(plan, operand)
     checks += [_instruction(plan), _tensor_columns(plan), tensor_memory(plan.arch, _columns(plan)), _loads(plan)]
     checks += store_checks(plan)
-    checks += [_barriers(plan), *_pipelines(plan), _shared_map(plan), _shared_memory(plan), _threads(plan)]
+    checks += [_barriers(plan), *(_pipelines(plan) if explored else [])]
+    checks += [_shared_map(plan), _shared_memory(plan), _threads(plan)]
     load = max(load_of(chunk).registers for chunk in distinct_chunks(plan.store))
     checks.append(registers(plan.arch, plan.threads, {"loaded columns": load, "the epilogue's other values": HELD}))
     return checks

@@ -44,11 +44,12 @@ def check_sm80(plan: Sm80Plan) -> Report:
     return checked(plan, _checks, arch=plan.arch, batch=plan.batch)
 
 
-def _checks(plan: Sm80Plan) -> list[Check]:
+def _checks(plan: Sm80Plan, explored: bool) -> list[Check]:
     checks: list[Check] = [_tiles_of_c(plan), _tiles_of_k(plan)]
     for operand in (plan.a, plan.b):
         checks += operand_checks(plan, operand)
-    checks += [_warps(plan), _pipeline(plan), *fragment_checks(plan.mma), *store_checks(plan), _stages(plan)]
+    checks += [_warps(plan), *([_pipeline(plan)] if explored else [])]
+    checks += [*fragment_checks(plan.mma), *store_checks(plan), _stages(plan)]
     parts = {
         f"{plan.stages} stages of A and B": plan.stages * plan.smem.a_stage_bytes,
         "C's buffers beyond them, barriers": plan.smem.total - plan.stages * plan.smem.a_stage_bytes,

@@ -44,13 +44,13 @@ def check_sm90(plan: Sm90Plan) -> Report:
     return checked(plan, _checks, **more)
 
 
-def _checks(plan: Sm90Plan) -> list[Check]:
+def _checks(plan: Sm90Plan, explored: bool) -> list[Check]:
     checks: list[Check] = [_tiles_of_c(plan), _tiles_of_k(plan), *([plan.dealt.check()] if plan.config.dealt else [])]
     for operand, groups in ((plan.a, _groups(plan)), (plan.b, 1)):
         checks += _operand(plan, operand, groups)
         if operand.ends is not None:
             checks.append(ends_check(operand, plan.tile["mn".index(operand.ends.dim)], plan.c.dtype))
-    checks += [_barriers(plan), *_pipelines(plan), *fragment_checks(plan.mma)]
+    checks += [_barriers(plan), *(_pipelines(plan) if explored else []), *fragment_checks(plan.mma)]
     if plan.gated is not None:
         checks.append(halves_meet(plan))
     if plan.ragged is not None:

@@ -301,8 +301,9 @@ def _stages(asked: int | None, a: OperandPlan, b: OperandPlan, target: Arch) -> 
         raise PlanError(f"stages = {asked!r}: at least one")
     most = 0
     for count in range(1, (asked or DEFAULT_STAGES) + 1):
-        if _smem_map(a.smem, b.smem, count).total <= target.smem_per_block:
-            most = count
+        if _smem_map(a.smem, b.smem, count).total > target.smem_per_block:
+            break
+        most = count
     if (asked is not None and most < asked) or most == 0:
         total = _smem_map(a.smem, b.smem, asked or 1).total
         raise PlanError(

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import subprocess
 import sys
+import warnings
 import zipfile
 from pathlib import Path
 
@@ -27,6 +28,7 @@ PARTS = {"kernel.ptx": b"ptx" * 1000, "kernel.o": bytes(range(256)) * 50}
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv(object_cache.CACHE_DIR_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setattr(object_cache, "_SAID", set())
     return tmp_path / "cache" / "layoutgemm-cache"
 
 
@@ -216,6 +218,86 @@ def test_the_folder_is_made_for_the_user_alone_and_keeps_its_mode(own_cache: Pat
         assert modes(own_cache) == (0o755, 0o600)
     finally:
         os.umask(before)
+
+
+@posix
+@pytest.mark.parametrize("names", [("",), ("kernels",), ("", "kernels", "tuned", "code")])
+def test_the_group_loses_its_right_to_write_where_the_user_owns_the_folder(
+    names: tuple[str, ...], own_cache: Path
+) -> None:
+    """`mkdir` under umask 002 makes folders of mode 0775: they are used, and no warning is due."""
+    for name in names:
+        (own_cache / name).mkdir(parents=True, exist_ok=True)
+        (own_cache / name).chmod(0o2775)
+    own_cache.parent.chmod(0o775)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert object_cache.read(FACTS, tuple(PARTS)) is None
+        assert None not in use_everything()
+        assert object_cache.read(FACTS, tuple(PARTS)) == PARTS
+    assert {(own_cache / name).stat().st_mode & 0o7777 for name in names} == {0o2755}
+    assert own_cache.parent.stat().st_mode & 0o7777 == 0o775  # is not the cache's own
+
+
+@posix
+def test_what_the_group_has_put_into_a_mended_folder_is_not_read(
+    own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = object_cache.write(FACTS, PARTS)
+    assert path is not None
+    path.parent.chmod(0o775)
+    real = os.fstat
+
+    def of_another(handle: int) -> os.stat_result:
+        found = real(handle)
+        owner = found.st_uid + (1 if found.st_ino == path.stat().st_ino else 0)
+        return os.stat_result((*found[:4], owner, *found[5:]))
+
+    monkeypatch.setattr(os, "fstat", of_another)
+    assert object_cache.read(FACTS, tuple(PARTS)) is None
+    monkeypatch.undo()
+    assert path.parent.stat().st_mode & 0o777 == 0o755
+
+
+@posix
+@pytest.mark.parametrize("mode", [0o777, 0o757, 0o773, 0o1777])
+def test_a_refused_folder_is_named_once_with_its_mode_and_the_way_out(mode: int, own_cache: Path) -> None:
+    (own_cache / "kernels").mkdir(parents=True)
+    (own_cache / "kernels").chmod(mode)
+    with pytest.warns(RuntimeWarning) as said:
+        for _ in range(2):
+            assert object_cache.read(FACTS, tuple(PARTS)) is None and object_cache.write(FACTS, PARTS) is None
+    (text,) = {str(each.message) for each in said}
+    assert len(said) == 1 and said[0].filename == __file__ and f"its mode is {mode:04o}" in text
+    assert f"chmod 700 {own_cache / 'kernels'}, or set LAYOUTGEMM_CACHE_DIR to another folder" in text
+    assert (own_cache / "kernels").stat().st_mode & 0o7777 == mode
+
+
+@posix
+@pytest.mark.parametrize("why", ["belongs to user", "is a symbolic link", "cannot be written"])
+def test_any_folder_that_is_refused_is_named_once(
+    why: str, own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert object_cache.write(FACTS, PARTS) is not None
+    if why == "belongs to user":
+        me = os.getuid()
+        monkeypatch.setattr(os, "getuid", lambda: me + 1)
+    elif why == "is a symbolic link":
+        (own_cache / "kernels").rename(tmp_path / "elsewhere")
+        (own_cache / "kernels").symlink_to(tmp_path / "elsewhere")
+    else:
+        monkeypatch.setattr(object_cache, "_make", lambda folder: os.mkdir("/proc/nowhere") or True)
+    with pytest.warns(RuntimeWarning, match=why) as said:
+        for _ in range(2):
+            assert object_cache.write(FACTS, PARTS) is None
+    assert len(said) == 1 and str(own_cache) in str(said[0].message)
+
+
+def test_a_cache_that_is_switched_off_is_no_reason_to_warn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(object_cache.CACHE_DIR_VARIABLE, "")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert use_everything() == [None] * 3
 
 
 def state_of(folder: Path) -> dict[str, tuple[int, bytes | str | None]]:

@@ -24,14 +24,15 @@ pytestmark = [
     pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="needs a C compiler: gcc or clang"),
 ]
 FORMS = {"one block": Sm100Config((128, 64), stages=3), "a pair": Sm100Config((256, 64), stages=3)}
-# k tiles: fewer than the stages, as many, more; edges along M, N and K; more tiles than accumulators.
-SIZES = ((300, 136, 264), (128, 64, 64), (72, 200, 136))
+# k tiles: fewer than the stages, as many, more; edges along M, N and K; more tiles than accumulators. The last of each
+# is how many clusters there are.
+SIZES = ((300, 136, 264, 1), (128, 64, 64, 1), (72, 200, 136, 1))
 ORDERS = (Policy(tensor_strict=True), Policy(tensor_strict=True, waits="reluctant"))
 
 
 @lru_cache
 def everything(form: str) -> tuple[Kernel, tuple[Case, ...]]:
-    plan = Sm100Plan.derive(*SIZES[0], b="bf16:col", config=FORMS[form])
+    plan = Sm100Plan.derive(*SIZES[0][:3], b="bf16:col", config=FORMS[form])
     found = [case(plan, *size, policy) for policy in ORDERS for size in SIZES]
     return found[0][0], tuple(one for _, one in found)
 

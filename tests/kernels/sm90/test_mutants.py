@@ -31,12 +31,13 @@ FORMS = {
     "pingpong": Sm90Config((64, 64), stages=3, schedule="pingpong", loader="warpgroup"),
     "parts": Sm90Config((64, 64), stages=2, consumers=1, loader="warp", single=True, split=2, cluster=(1, 2)),
 }
-# k tiles: fewer than the stages, as many, more; edges along M, N and K; more tiles than blocks.
-SIZES = ((192, 136, 320), (128, 64, 64), (72, 200, 136))
+# k tiles: fewer than the stages, as many, more; edges along M, N and K; more tiles than blocks. The last of each is how
+# many clusters there are: of several, one begins at another row and one at another column than 0.
+SIZES = ((192, 136, 320, 1), (128, 64, 64, 1), (72, 200, 136, 1), (192, 136, 64, 3))
 ORDERS = (Policy(), Policy(waits="reluctant"))
 
 
-def case(plan: Sm90Plan, m: int, n: int, k: int, policy: Policy) -> tuple[Kernel, Case]:
+def case(plan: Sm90Plan, m: int, n: int, k: int, workers: int, policy: Policy) -> tuple[Kernel, Case]:
     from layoutgemm.kernels.run.emulated import linked
 
     host = linked(plan)
@@ -47,7 +48,7 @@ def case(plan: Sm90Plan, m: int, n: int, k: int, policy: Policy) -> tuple[Kernel
 
     def launch() -> Launch:
         given = (plan.a.dtype.encode(a), plan.b.dtype.encode(b), np.full((m, n), 0xFFFF, np.uint16))
-        arrays, (made,) = host.call((*given, m, n, k, 1, k, k, n, 0, 0, 0, 1))
+        arrays, (made,) = host.call((*given, m, n, k, 1, k, k, n, 0, 0, 0, workers))
         held[id(arrays.memory)] = given
         return Launch(made.grid, made.block, made.parameters, arrays.memory, made.cluster, made.dynamic_shared)
 
@@ -56,12 +57,12 @@ def case(plan: Sm90Plan, m: int, n: int, k: int, policy: Policy) -> tuple[Kernel
         return f"{int(wrong.sum())} elements of C are wrong" if wrong.any() else None
 
     launch()
-    return host.launches[0].kernel, Case(f"{m}x{n}x{k}", launch, check, policy)
+    return host.launches[0].kernel, Case(f"{m}x{n}x{k} by {workers}", launch, check, policy)
 
 
 @lru_cache
 def everything(form: str) -> tuple[Kernel, tuple[Case, ...]]:
-    plan = Sm90Plan.derive(*SIZES[0], b="bf16:col", config=FORMS[form])
+    plan = Sm90Plan.derive(*SIZES[0][:3], b="bf16:col", config=FORMS[form])
     found = [case(plan, *size, policy) for policy in ORDERS for size in SIZES]
     return found[0][0], tuple(one for _, one in found)
 
@@ -93,10 +94,16 @@ def test_a_sample_of_mutants_is_caught_or_changes_nothing(form: str) -> None:
     assert unproven(rows) == []
 
 
+def test_coordinates_of_tensor_loads_and_stores_are_changed() -> None:
+    changed = [mutant for mutant in fields(explainer("self").kernel) if mutant.kind == "coordinate"]
+    assert sum("2d.shared::cta.global" in mutant.place for mutant in changed) >= 12
+    assert any("2d.global.shared::cta" in mutant.place for mutant in changed)
+
+
 def test_mutants_of_a_compiled_function() -> None:
     from layoutgemm.kernels.run.emulated import linked
 
-    m, n, k = SIZES[1]
+    m, n, k, _ = SIZES[1]
     a, b, c = (np.zeros((rows, columns), np.uint16) for rows, columns in ((m, k), (n, k), (m, n)))
     a += 0x3F80  # ones
     b += 0x3F80

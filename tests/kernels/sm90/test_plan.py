@@ -111,6 +111,10 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
         "one tile a cluster leaves nothing to overlap with",
     ),
     (lambda: small(rows=12), "rows = 12: a multiple of 8 up to 64"),
+    (lambda: derive(m=17, rows=16), "rows = 16 of A's tile are loaded, and the product has 17"),
+    (lambda: Sm90Config(group=1025), "group = 1025: 1024 at most"),
+    (lambda: Sm90Config(stages={}), "stages = {}: an int below 2**31, or None"),
+    (lambda: Sm90Config(tile_k=1 << 40), "an int below 2**31, or None"),
     (lambda: small(128, 32, rows=16), "rows are for a tile of 64 rows that no other block shares"),
     (lambda: derive(a="bf16:col", rows=16), "rows = 16 of a col-major A"),
     (
