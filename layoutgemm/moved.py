@@ -93,6 +93,8 @@ def old_names(module: str) -> Callable[[str], Any]:
 
 
 NAMES = {
+    ("layouts.inttuple", "IntTuple"): "arguments",
+    ("layouts.inttuple", "plain"): "arguments",
     ("checks", "Check"): "report",
     ("checks", "Dealt"): "schedule",
     ("checks", "Grouped"): "schedule",

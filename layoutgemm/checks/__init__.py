@@ -1,7 +1,7 @@
 """Checks of plans: every statement with its verdict, its method, and its first counterexample."""
 
 from ..moved import old_names
-from .budgets import most_stages, registers, role_registers, shared_memory, tensor_memory, why_not
+from .budgets import most_stages, registers, role_registers, shared_memory, shared_memory_of, tensor_memory, why_not
 from .coalescing import SectorReport, sectors
 from .pipeline.model import (
     Buffer,
@@ -61,6 +61,7 @@ __all__ = [
     "sectors",
     "self_loading",
     "shared_memory",
+    "shared_memory_of",
     "tcgen05_ring",
     "tensor_memory",
     "thread_access",

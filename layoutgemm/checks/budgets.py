@@ -53,6 +53,22 @@ def shared_memory(arch: Arch, parts: dict[str, int], blocks_per_sm: int = 1) -> 
     return Check("shared memory", statement, not witness, "arithmetic", witness)
 
 
+def shared_memory_of(
+    arch: Arch,
+    parts: Mapping[str, int],
+    total: int,
+    barriers: int,
+    rest: str = "barriers and gaps",
+    blocks_per_sm: int = 1,
+) -> Check:
+    """Do `total` bytes fit, and is what the parts leave of them room for `barriers` bytes?"""
+    left = total - sum(parts.values())
+    check = shared_memory(arch, {**parts, rest: max(0, left)}, blocks_per_sm)
+    if check and left < barriers:
+        return replace(check, ok=False, witness=f"{left} bytes are left for barriers, which take {barriers}")
+    return check
+
+
 @checked(PlanError)
 def registers(arch: Arch, threads: int, per_thread: dict[str, int], blocks_per_sm: int = 1) -> Check:
     """Do the registers a thread must hold at once (name -> 32-bit registers) fit, for it and for the multiprocessor?

@@ -171,10 +171,8 @@ class Grouped(Schedule):
     def __post_init__(self) -> None:
         settle(self, PlanError)
         super().__post_init__()
-        if isinstance(self.group, bool) or not isinstance(self.group, int) or self.group < 1:
+        if self.group < 1:
             raise PlanError(f"a group of tiles has 1 row or more, not {self.group!r}")
-        if not isinstance(self.serpentine, bool):
-            raise PlanError(f"serpentine is True or False, not {self.serpentine!r}")
 
     @property
     def _group(self) -> int:

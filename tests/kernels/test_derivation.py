@@ -157,10 +157,10 @@ def test_the_numbers_of_an_order_fit_into_32_bits(name: str, schedule: Any) -> N
 
 def test_the_words_of_an_operand_and_an_order() -> None:
     for order in (None, 3.0, "diag", "", ["row"]):
-        with pytest.raises(PlanError, match="the order of a matrix is 'row' or 'col'"):
+        with pytest.raises(PlanError, match=r"order of (a matrix is 'row' or 'col'|Operand must be a string)"):
             Operand(dtype("bf16"), order)  # type: ignore[arg-type]
     for value in (1, "x", None, float("nan")):
-        with pytest.raises(PlanError, match="serpentine is True or False"):
+        with pytest.raises(PlanError, match="serpentine of Grouped must be True or False"):
             Grouped("M", 2, serpentine=value)  # type: ignore[arg-type]
 
 
@@ -228,7 +228,7 @@ def test_a_configuration_is_for_its_own_architecture(config: Any, own: str, othe
 
 def test_what_is_no_configuration_is_refused() -> None:
     for config in (3, "x", {}, (128, 128), Sm90Config):
-        with pytest.raises(PlanError, match="config = "):
+        with pytest.raises(PlanError, match=r"config of GemmPlan\.derive must be a GemmConfig or "):
             GemmPlan.derive(64, 64, 64, config=config)  # type: ignore[call-overload]
 
 

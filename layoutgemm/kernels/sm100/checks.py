@@ -6,7 +6,6 @@ a plan in which any of them is changed fails the check that speaks of it.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -24,7 +23,7 @@ from ...checks import (
     matrix_access,
     read_by,
     registers,
-    shared_memory,
+    shared_memory_of,
     tensor_memory,
 )
 from ...errors import LayoutError
@@ -357,13 +356,8 @@ def _shared_memory(plan: Sm100Plan) -> Check:
         f"{plan.stages} stages of B": plan.stages * smem.b_stage_bytes,
         "buffers of C": plan.store.bytes(EPILOGUE_WARPS),
     }
-    parts["barriers and gaps"] = smem.total - sum(parts.values())
-    check = shared_memory(plan.arch, parts)
     needed = 2 * (plan.stages + plan.accumulators) * smem.barrier_bytes + SLOT_BYTES
-    if check and parts["barriers and gaps"] < needed:
-        witness = f"{parts['barriers and gaps']} bytes are left for barriers, which take {needed}"
-        return replace(check, ok=False, witness=witness)
-    return check
+    return shared_memory_of(plan.arch, parts, smem.total, needed)
 
 
 def _threads(plan: Sm100Plan) -> Check:

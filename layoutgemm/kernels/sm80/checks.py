@@ -22,7 +22,7 @@ from ...checks import (
     matrix_access,
     registers,
     sectors,
-    shared_memory,
+    shared_memory_of,
 )
 from ...layouts import Layout
 from ...report import Check, Report
@@ -50,11 +50,9 @@ def _checks(plan: Sm80Plan, explored: bool) -> list[Check]:
         checks += operand_checks(plan, operand)
     checks += [_warps(plan), *([_pipeline(plan)] if explored else [])]
     checks += [*fragment_checks(plan.mma), *store_checks(plan), _stages(plan)]
-    parts = {
-        f"{plan.stages} stages of A and B": plan.stages * plan.smem.a_stage_bytes,
-        "C's buffers beyond them, barriers": plan.smem.total - plan.stages * plan.smem.a_stage_bytes,
-    }
-    checks.append(shared_memory(plan.arch, parts, plan.config.blocks_per_sm))
+    parts = {f"{plan.stages} stages of A and B": plan.stages * plan.smem.a_stage_bytes}
+    rest, blocks = "C's buffers beyond them, barriers", plan.config.blocks_per_sm
+    checks.append(shared_memory_of(plan.arch, parts, plan.smem.total, 0, rest, blocks))
     m, n = plan.blocks
     held = {
         "accumulators": m * n * plan.mma.accumulator_registers,

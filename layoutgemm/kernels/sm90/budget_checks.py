@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...checks import shared_memory
+from ...checks import shared_memory_of
 from ...checks.budgets import launch_registers, role_registers
 from ...report import Check
 from ..store import distinct_chunks
@@ -85,12 +85,8 @@ def _shared_memory(plan: Sm90Plan) -> Check:
         parts["partial sums"] = plan.exchange.bytes
     if plan.ragged is not None:
         parts["table of groups"] = plan.ragged.bytes
-    parts["barriers and gaps"] = smem.total - sum(parts.values())
-    check = shared_memory(plan.arch, parts)
-    count = 2 * plan.stages + (plan.exchange is not None)
-    if check and parts["barriers and gaps"] < count * smem.barrier_bytes:
-        return replace(check, ok=False, witness=f"{parts['barriers and gaps']} bytes are left for the barriers")
-    return check
+    barriers = 2 * plan.stages + (plan.exchange is not None)
+    return shared_memory_of(plan.arch, parts, smem.total, barriers * smem.barrier_bytes)
 
 
 def _threads(plan: Sm90Plan) -> Check:

@@ -109,8 +109,8 @@ def test_the_docstring_of_the_kernel_has_the_rows_of_the_plans() -> None:
 REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: derive(m=0), "m = 0: a size is 1 to 2"),
     (lambda: derive(k=2**31), "k = 2147483648: a size"),
-    (lambda: derive(n=True), "n of Sm100Plan.derive must be an integer"),
-    (lambda: derive(batch=2.0), "batch of Sm100Plan.derive must be an integer"),
+    (lambda: derive(n=True), "n of GemmPlan.derive must be an integer"),
+    (lambda: derive(batch=2.0), "batch of GemmPlan.derive must be an integer"),
     (lambda: GemmPlan.derive(64, 64, 64, arch="sm_80", config=one()), "Sm100Config is for sm_100a, not for sm_80"),
     (lambda: derive(a="f32"), "a is f32; this kernel multiplies"),
     (lambda: derive(c="i8"), "c is i8; this kernel stores"),
