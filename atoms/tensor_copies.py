@@ -3,9 +3,10 @@
 python atoms/tensor_copies.py
 """
 
-from layoutgemm import Layout, TmaError, dims
+from layoutgemm import Layout, dims
 from layoutgemm.atoms import smem_tile, tma_load
 from layoutgemm.checks import filled_by, tiles_cover
+from layoutgemm.errors import TmaError
 
 M, K, B = dims("M K B", multiple_of=64)
 rows, columns = Layout((M, K), (K, 1)), Layout((M, K), (1, M))

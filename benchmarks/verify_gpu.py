@@ -36,7 +36,7 @@ import torch
 from benchmarks import needs
 from layoutgemm import __version__
 from layoutgemm.dtypes import f32
-from layoutgemm.kernels import GemmConfig, GemmPlan
+from layoutgemm.kernels import TeachingConfig, TeachingPlan
 
 SIZES = [
     *((64, 64, 64), (256, 256, 256), (1024, 1024, 1024), (4096, 4096, 4096)),  # square
@@ -60,16 +60,16 @@ def cases(quick: bool) -> Iterator[tuple[tuple[int, int, int], dict[str, Any]]]:
                         yield size, {"a": f"{kind}:{a_order}", "b": f"{kind}:{b_order}", "c": c}
         for order in ("row", "col"):
             for swizzle in ("none", "32B", "64B"):
-                config = GemmConfig(swizzle_a=swizzle, swizzle_b=swizzle)
+                config = TeachingConfig(swizzle_a=swizzle, swizzle_b=swizzle)
                 yield size, {"a": f"bf16:{order}", "b": f"bf16:{'col' if order == 'row' else 'row'}", "config": config}
         for config in (
-            GemmConfig(tile_k=16, stages=1),
-            GemmConfig(tile_k=32, stages=2),
-            GemmConfig(tile_k=128, stages=3),
-            GemmConfig(tile_n=8),
-            GemmConfig(tile_n=24, stages=5),
-            GemmConfig(tile_n=128),
-            GemmConfig(tile_n=256, stages=2),
+            TeachingConfig(tile_k=16, stages=1),
+            TeachingConfig(tile_k=32, stages=2),
+            TeachingConfig(tile_k=128, stages=3),
+            TeachingConfig(tile_n=8),
+            TeachingConfig(tile_n=24, stages=5),
+            TeachingConfig(tile_n=128),
+            TeachingConfig(tile_n=256, stages=2),
         ):
             for order in ("row", "col"):
                 yield size, {"b": f"bf16:{order}", "config": config}
@@ -84,7 +84,7 @@ def matrix(values: torch.Tensor, order: str, dtype: torch.dtype) -> torch.Tensor
 def verify(size: tuple[int, int, int], arguments: dict[str, Any], generator: torch.Generator) -> dict[str, Any]:
     """Runs one case; returns a row of figures with "ok"."""
     m, n, k = size
-    plan = GemmPlan.derive(m, n, k, **arguments)
+    plan = TeachingPlan.derive(m, n, k, **arguments)
     plan.check().require()
     kind = {"bf16": torch.bfloat16, "f16": torch.float16}[plan.a.dtype.name]
     out_kind = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}[plan.c.dtype.name]
@@ -120,7 +120,7 @@ def verify(size: tuple[int, int, int], arguments: dict[str, Any], generator: tor
 
 def plant() -> None:
     """Stores 64 rows into a C of 32 rows, to test the sanitizer."""
-    plan = GemmPlan.derive(64, 64, 64)
+    plan = TeachingPlan.derive(64, 64, 64)
     a = torch.ones((64, 64), dtype=torch.bfloat16, device="cuda")
     c = torch.empty((32, 64), device="cuda")
     plan.compile().launch(a.data_ptr(), a.data_ptr(), c.data_ptr(), 64, 64, 64, 64, 64, 64)

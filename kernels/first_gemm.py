@@ -12,10 +12,10 @@ after that barrier.
 
 import numpy as np
 
-from layoutgemm.kernels import GemmPlan, error_bound
+from layoutgemm.kernels import TeachingPlan, error_bound
 
 m, n, k = 200, 136, 264
-plan = GemmPlan.derive(m, n, k, a="bf16", b="bf16:col", c="f32")
+plan = TeachingPlan.derive(m, n, k, a="bf16", b="bf16:col", c="f32")
 print(plan.explain())
 plan.check().require()
 

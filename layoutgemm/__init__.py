@@ -1,5 +1,14 @@
 """layoutgemm: a CuTe-style layout algebra in plain Python, whose objects are the ones the GEMM kernels run on.
 
+Layouts and proofs   Layout, Swizzle, ComposedLayout, E, parse, dim, dims, Facts, prove, Proof, CounterExample,
+                     Undecided
+Atoms                wgmma, smem_tile; the others are in `layoutgemm.atoms`, budgets and banks in `layoutgemm.checks`
+Kernels              plan, GemmPlan, Operand, Sm80Plan, Sm90Plan, Sm100Plan and their Sm80Config, Sm90Config,
+                     Sm100Config; on torch tensors matmul, gemm, scaled_matmul, grouped_matmul, explain_matmul, tune
+Tools                emulate, emulate_ptx, mutate, mutate_ptx, from_cute
+
+Every refusal is a LayoutError; `layoutgemm.errors` has its kinds. Pictures are in `layoutgemm.view`.
+
 >>> from layoutgemm import Layout
 >>> tile = Layout((8, 16), (16, 1))
 >>> tile(3, 5), str(tile.zipped_divide((4, 4)))
@@ -9,55 +18,20 @@
 import sys
 from typing import TYPE_CHECKING, Any
 
-from .errors import (
-    AtomError,
-    BudgetError,
-    CompositionError,
-    CoordinateError,
-    DescriptorError,
-    LayoutError,
-    OperandError,
-    ParseError,
-    PlanError,
-    SwizzleError,
-    TensorError,
-    TmaError,
-)
-from .layouts import (
-    ComposedLayout,
-    CounterExample,
-    E,
-    Layout,
-    Proof,
-    ScaledBasis,
-    Swizzle,
-    Undecided,
-    Verdict,
-    parse,
-)
-from .moved import OldPaths
+from .errors import LayoutError
+from .layouts import ComposedLayout, CounterExample, E, Layout, Proof, Swizzle, Undecided, parse
+from .moved import OldPaths, old_names
 
 if TYPE_CHECKING:
     from .atoms import smem_tile, wgmma
     from .emulator.api import emulate, emulate_ptx
     from .emulator.mutation.api import mutate, mutate_ptx
     from .interop import from_cute
-    from .kernels import (
-        GemmConfig,
-        GemmPlan,
-        Operand,
-        Sm80Config,
-        Sm80Plan,
-        Sm90Config,
-        Sm90Plan,
-        Sm100Config,
-        Sm100Plan,
-    )
+    from .kernels import GemmPlan, Operand, Sm80Config, Sm80Plan, Sm90Config, Sm90Plan, Sm100Config, Sm100Plan
+    from .kernels.planner import plan
     from .layouts.proofs.prove import prove
     from .layouts.symbols.dims import dim, dims
     from .layouts.symbols.facts import Facts
-    from .layouts.symbols.generators import FactError
-    from .layouts.symbols.polynomial import MissingFact
     from .torch_op.explain import explain_matmul as explain_matmul
     from .torch_op.operator import gemm as gemm
     from .torch_op.operator import matmul as matmul
@@ -72,11 +46,8 @@ __version__ = "0.1.0"
 
 # Loaded when first asked for: whoever works with layouts alone does not pay for kernels.
 _LATER = {
-    "FactError": "layouts.symbols.generators",
     "Facts": "layouts.symbols.facts",
-    "GemmConfig": "kernels",
     "GemmPlan": "kernels",
-    "MissingFact": "layouts.symbols.polynomial",
     "Operand": "kernels",
     "Sm80Config": "kernels",
     "Sm80Plan": "kernels",
@@ -95,21 +66,19 @@ _LATER = {
     "matmul": "torch_op.operator",
     "mutate": "emulator.mutation.api",
     "mutate_ptx": "emulator.mutation.api",
+    "plan": "kernels.planner",
     "prove": "layouts.proofs.prove",
     "scaled_matmul": "torch_op.scaled_grouped",
     "smem_tile": "atoms",
     "tune": "torch_op.tuning",
     "wgmma": "atoms",
 }
+_old_name = old_names(__name__, frames=1)
 
 
 def __getattr__(name: str) -> Any:
-    import sys
-
     if name not in _LATER:
-        # With both named, a traceback ends with the name that was meant.
-        said = f"module 'layoutgemm' has no attribute {name!r}"
-        raise AttributeError(said, name=name, obj=sys.modules[__name__])
+        return _old_name(name)
     from importlib import import_module
 
     try:
@@ -134,27 +103,15 @@ def __dir__() -> list[str]:
 
 # What a star import brings, at a prompt: all but the names that need torch, which takes seconds to load.
 __all__ = [
-    "AtomError",
-    "BudgetError",
     "ComposedLayout",
-    "CompositionError",
-    "CoordinateError",
     "CounterExample",
-    "DescriptorError",
     "E",
-    "FactError",
     "Facts",
-    "GemmConfig",
     "GemmPlan",
     "Layout",
     "LayoutError",
-    "MissingFact",
     "Operand",
-    "OperandError",
-    "ParseError",
-    "PlanError",
     "Proof",
-    "ScaledBasis",
     "Sm80Config",
     "Sm80Plan",
     "Sm90Config",
@@ -162,11 +119,7 @@ __all__ = [
     "Sm100Config",
     "Sm100Plan",
     "Swizzle",
-    "SwizzleError",
-    "TensorError",
-    "TmaError",
     "Undecided",
-    "Verdict",
     "__version__",
     "dim",
     "dims",
@@ -176,6 +129,7 @@ __all__ = [
     "mutate",
     "mutate_ptx",
     "parse",
+    "plan",
     "prove",
     "smem_tile",
     "wgmma",

@@ -136,7 +136,10 @@ def facts_of(target: str) -> Arch:
 _FAMILIES = {"ampere": "sm_80", "hopper": "sm_90a", "blackwell": "sm_100a", "blackwell-geforce": "sm_120a"}
 
 
-def arch(name: str | int | tuple[int, int] | Arch) -> Arch:
+ArchName = str | int | tuple[int, int] | Arch  # how a caller names an architecture
+
+
+def arch(name: ArchName) -> Arch:
     """The facts of an architecture, by any of its names, in any case: "sm_90a", "sm90", "hopper", 90, (9, 0).
 
     A name without its suffix means the architecture-specific target: wgmma and tcgen05 exist on sm_90a and sm_100a

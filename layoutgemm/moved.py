@@ -73,9 +73,12 @@ class OldPaths(MetaPathFinder):
         return ModuleSpec(name, OldModule(), is_package=any(each.startswith(f"{old}.") for each in MODULES))
 
 
-def old_names(module: str) -> Callable[[str], Any]:
-    """A `__getattr__` for `module`: the names of the code that was there, from where it is now."""
-    old = module.removeprefix(f"{ROOT}.")
+def old_names(module: str, frames: int = 0) -> Callable[[str], Any]:
+    """A `__getattr__` for `module`: the names of the code that was there, from where it is now.
+
+    frames  calls between the module's `__getattr__` and this one, for the warning's line
+    """
+    old = module.removeprefix(ROOT).removeprefix(".")
 
     def look_up(name: str) -> Any:
         home = NAMES.get((old, name)) or MODULES.get(old)
@@ -83,16 +86,39 @@ def old_names(module: str) -> Callable[[str], Any]:
         if path and PathFinder.find_spec(f"{module}.{name}", path):
             home = None  # `from . import name` asks here first, and then imports the submodule
         if home is not None and not name.startswith("__"):
+            home, _, new = home.partition(":")
+            new = new or name
             found = import_module(f"{ROOT}.{home}")
-            if hasattr(found, name):
-                warn(f"{old}.{name}", f"{home}.{name}", 2)
-                return getattr(found, name)
+            if hasattr(found, new):
+                warn(f"{old}.{name}".removeprefix("."), f"{home}.{new}", 2 + frames)
+                return getattr(found, new)
         raise AttributeError(f"module {module!r} has no attribute {name!r}", name=name, obj=sys.modules[module])
 
     return look_up
 
 
+# (old module, name) -> where it is now, with its new name behind a colon where that changed
 NAMES = {
+    ("", "AtomError"): "errors",
+    ("", "BudgetError"): "errors",
+    ("", "CompositionError"): "errors",
+    ("", "CoordinateError"): "errors",
+    ("", "DescriptorError"): "errors",
+    ("", "OperandError"): "errors",
+    ("", "ParseError"): "errors",
+    ("", "PlanError"): "errors",
+    ("", "SwizzleError"): "errors",
+    ("", "TensorError"): "errors",
+    ("", "TmaError"): "errors",
+    ("", "FactError"): "layouts.symbols.generators",
+    ("", "GemmConfig"): "kernels.teaching.plan:TeachingConfig",
+    ("", "MissingFact"): "layouts.symbols.polynomial",
+    ("", "ScaledBasis"): "layouts",
+    ("", "Verdict"): "layouts",
+    ("kernels", "GemmConfig"): "kernels.teaching.plan:TeachingConfig",
+    ("kernels.plan", "GemmConfig"): "kernels.teaching.plan:TeachingConfig",
+    ("kernels.teaching.plan", "GemmConfig"): "kernels.teaching.plan:TeachingConfig",
+    ("kernels.teaching.plan", "GemmPlan"): "kernels.plan",
     ("layouts.inttuple", "IntTuple"): "arguments",
     ("layouts.inttuple", "plain"): "arguments",
     ("checks", "Check"): "report",

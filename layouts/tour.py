@@ -3,7 +3,8 @@
 python layouts/tour.py
 """
 
-from layoutgemm import ComposedLayout, CompositionError, Layout, Swizzle
+from layoutgemm import ComposedLayout, Layout, Swizzle
+from layoutgemm.errors import CompositionError
 
 # A layout is a function from coordinates to offsets, written shape:stride. This one is a 4 x 8 row-major matrix.
 row_major = Layout((4, 8), (8, 1))

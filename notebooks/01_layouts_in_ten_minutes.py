@@ -10,7 +10,8 @@
 # compositions of such functions. This notebook needs no GPU.
 
 # %%
-from layoutgemm import CompositionError, CounterExample, Layout, Proof, dim, prove
+from layoutgemm import CounterExample, Layout, Proof, dim, prove
+from layoutgemm.errors import CompositionError
 
 row_major = Layout((4, 8), (8, 1))
 assert row_major(2, 3) == 2 * 8 + 3 * 1

@@ -13,9 +13,10 @@
 # %%
 import numpy as np
 
-from layoutgemm import DescriptorError, Layout, TmaError, dims, smem_tile, wgmma
+from layoutgemm import Layout, dims, smem_tile, wgmma
 from layoutgemm.atoms import SmemDescriptor, diff, tma_load
 from layoutgemm.atoms.smem.descriptor import derive, element_addresses
+from layoutgemm.errors import DescriptorError, TmaError
 from layoutgemm.view import swizzle_svg
 
 # %% [markdown]

@@ -17,8 +17,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from layoutgemm import PlanError, Sm90Config, Sm90Plan, smem_tile
+from layoutgemm import Sm90Config, Sm90Plan, smem_tile
 from layoutgemm.checks import why_not
+from layoutgemm.errors import PlanError
 from layoutgemm.kernels.epilogue.chain import Aux, Bias, Custom, Epilogue
 
 # %% [markdown]

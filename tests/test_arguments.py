@@ -50,7 +50,7 @@ from layoutgemm.atoms import (
 from layoutgemm.dtypes import dtype
 from layoutgemm.errors import AtomError, LayoutError, PlanError
 from layoutgemm.kernels import Sm80Config, Sm80Plan, Sm90Config, Sm90Plan, Sm100Config, Sm100Plan
-from layoutgemm.kernels.teaching.plan import GemmConfig, GemmPlan
+from layoutgemm.kernels.teaching.plan import TeachingConfig, TeachingPlan
 from layoutgemm.layouts import Layout
 from layoutgemm.view import copy_svg, fragment_svg, schedule_svg, tiled_mma_svg, tv_svg
 
@@ -107,11 +107,11 @@ ENTRIES = [
     row("describe", describe, WORD),
     row("diff", diff, WORD, 0x4000004000010000),
     row("feeds", lambda blocks: feeds(ldmatrix(4), TILE, mma_sync("m16n8k16", "bf16"), "A", blocks), (1, 1)),
-    row("GemmPlan.derive", lambda m, n, k: GemmPlan.derive(m, n, k, b="bf16:col"), 200, 136, 72),
+    row("TeachingPlan.derive", lambda m, n, k: TeachingPlan.derive(m, n, k, b="bf16:col"), 200, 136, 72),
     row("Sm80Plan.derive", lambda m, n, k, b: Sm80Plan.derive(m, n, k, batch=b, b="bf16:col"), 256, 256, 128, 2),
     row("Sm90Plan.derive", lambda m, n, k, b: Sm90Plan.derive(m, n, k, batch=b, b="bf16:col"), 256, 256, 128, 2),
     row("Sm100Plan.derive", lambda m, n, k, b: Sm100Plan.derive(m, n, k, batch=b, b="bf16:col"), 256, 256, 128, 2),
-    row("GemmConfig", lambda n, k: GemmPlan.derive(200, 136, 72, config=GemmConfig(n, k)), 64, 64),
+    row("TeachingConfig", lambda n, k: TeachingPlan.derive(200, 136, 72, config=TeachingConfig(n, k)), 64, 64),
     row("Sm80Config", lambda tile, warps, group: Sm80Config(tile, warps=warps, group=group), (128, 128), (2, 2), 8),
     row("Sm90Config", lambda tile, c, group: Sm90Config(tile, cluster=c, group=group), (128, 128), (2, 1), 8),
     row("Sm100Config", lambda tile, n: Sm100Config(tile, accumulators=n), (128, 128), 2),

@@ -16,7 +16,7 @@ import numpy as np
 
 from .. import __version__
 from ..errors import LayoutError
-from ..kernels import GemmPlan, error_bound
+from ..kernels import TeachingPlan, error_bound
 from ..layouts import CounterExample, Proof, Undecided
 from ..layouts.proofs.prove import prove
 from ..layouts.symbols.facts import Facts
@@ -193,7 +193,7 @@ def _demo(args: argparse.Namespace) -> int:
     return 0 if done["ok"] else 1
 
 
-def _compiled(plan: GemmPlan, say: Callable[[str], object]) -> str:
+def _compiled(plan: TeachingPlan, say: Callable[[str], object]) -> str:
     """Compile where the DSL is installed, and say what came out; else say what is missing. A failed compile raises."""
     if importlib.util.find_spec("cutlass") is None:
         return "not compiled: the CuTe DSL is not installed (Linux: pip install 'layoutgemm[dsl]')"
@@ -210,7 +210,7 @@ def _compiled(plan: GemmPlan, say: Callable[[str], object]) -> str:
     return "\n".join(lines)
 
 
-def _run(plan: GemmPlan, args: argparse.Namespace, say: Callable[[str], object]) -> dict[str, Any]:
+def _run(plan: TeachingPlan, args: argparse.Namespace, say: Callable[[str], object]) -> dict[str, Any]:
     rng = np.random.default_rng(args.seed)
     # Values that A's and B's types represent exactly, so that the float64 product is the exact one.
     a = plan.a.dtype.decode(plan.a.dtype.encode(rng.standard_normal((plan.m, plan.k), dtype=np.float32)))

@@ -9,7 +9,7 @@ from typing import Any
 from ..arch import ARCHES
 from ..arch import arch as arch_of
 from ..errors import PlanError
-from ..kernels import GemmConfig, GemmPlan
+from ..kernels import TeachingConfig, TeachingPlan
 from ..kernels.pictures import PICTURES, plan_svg, plan_table
 from ..report import Report
 from .arguments import add, add_picture, answer, drawn
@@ -21,7 +21,7 @@ EXAMPLES = (
     "layoutgemm plan 4096 4096 4096 --of smem --svg smem.svg",
     "layoutgemm plan 512 4096 4096 -b bf16:col --matmul",
 )
-# What GemmConfig calls the choices.
+# What TeachingConfig calls the choices.
 CHOICES = ("tile_n", "tile_k", "stages")
 
 
@@ -57,8 +57,8 @@ def derive(args: argparse.Namespace, arch: str = "sm_90a") -> Any:
     if chosen and arch_of(arch).name != "sm_90a":
         named = ", ".join(f"--{name.replace('_', '-')}" for name in chosen)
         raise PlanError(f"{named}: a choice of the sm_90a kernel, {arch} makes its own: leave it away")
-    config = GemmConfig(**chosen) if chosen else None
-    return GemmPlan.derive(args.m, args.n, args.k, arch=arch, a=args.a, b=args.b, c=args.c, config=config)
+    config = TeachingConfig(**chosen) if chosen else None
+    return TeachingPlan.derive(args.m, args.n, args.k, arch=arch, a=args.a, b=args.b, c=args.c, config=config)
 
 
 def production(args: argparse.Namespace) -> tuple[Any, str]:

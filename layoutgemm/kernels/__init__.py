@@ -1,16 +1,17 @@
 """GEMM kernels: plans that derive and check everything, and the kernels that read them."""
 
 from .derive import Operand
+from .plan import GemmPlan
+from .planner import plan
 from .run.numpy_arrays import GemmResult, error_bound
 from .sm80.plan import Sm80Config, Sm80Plan
 from .sm90.grouped import Ragged
 from .sm90.mainloop import Promoted, Table
 from .sm90.plan import Sm90Config, Sm90Plan
 from .sm100.plan import Sm100Config, Sm100Plan
-from .teaching.plan import GemmConfig, GemmPlan
+from .teaching.plan import TeachingConfig, TeachingPlan
 
 __all__ = [
-    "GemmConfig",
     "GemmPlan",
     "GemmResult",
     "Operand",
@@ -23,5 +24,8 @@ __all__ = [
     "Sm100Config",
     "Sm100Plan",
     "Table",
+    "TeachingConfig",
+    "TeachingPlan",
     "error_bound",
+    "plan",
 ]

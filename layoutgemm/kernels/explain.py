@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 from ..moved import old_names
 from .derive import OperandPlan
-from .plan import PlanVerbs
+from .plan import GemmPlan
 
 
-def explain_workspace(plan: PlanVerbs, exchanged: int = 0) -> str:
+def explain_workspace(plan: GemmPlan, exchanged: int = 0) -> str:
     """What a call takes of the device's memory besides operands; `exchanged` bytes of partial sums in shared memory.
 
-    >>> from layoutgemm.kernels import GemmPlan
-    >>> explain_workspace(GemmPlan.derive(64, 64, 64))
+    >>> from layoutgemm.kernels import TeachingPlan
+    >>> explain_workspace(TeachingPlan.derive(64, 64, 64))
     'device memory: operands and output, and a workspace of 0 bytes'
     """
     text = f"device memory: operands and output, and a workspace of {plan.workspace} bytes"

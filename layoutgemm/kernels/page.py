@@ -2,7 +2,7 @@
 
 Where an element of C sits follows from the instruction's map and from how a kernel deals out a tile:
 
-    GemmPlan     one instruction of one warpgroup
+    TeachingPlan     one instruction of one warpgroup
     Sm90Plan     a warpgroup takes `blocks` accumulators of 64 rows, one below the other; the next warpgroup the rows
                  below; in pingpong each warpgroup takes all rows of a tile of its own
     Sm80Plan     warps in a grid, each with its products in a grid; operands by ldmatrix or ld.shared
@@ -27,12 +27,12 @@ from .sm80.plan import Sm80Plan
 from .sm90.plan import WARPGROUP, Sm90Plan
 from .sm100.plan import Sm100Plan
 from .store import ROWS
-from .teaching.plan import GemmPlan
+from .teaching.plan import TeachingPlan
 
 UNIT = 16  # bytes of a row whose address a lane gives to ldmatrix
 
 
-def plan_figure(plan: GemmPlan | Sm80Plan | Sm90Plan | Sm100Plan) -> Figure:
+def plan_figure(plan: TeachingPlan | Sm80Plan | Sm90Plan | Sm100Plan) -> Figure:
     """The page of one block's tile (of a pair's, for Blackwell's two), of one stage.
 
     Raises PlanError for another plan, LayoutError for a tile of more elements than a page holds.
@@ -41,11 +41,11 @@ def plan_figure(plan: GemmPlan | Sm80Plan | Sm90Plan | Sm100Plan) -> Figure:
         return _hopper(plan)
     if isinstance(plan, Sm80Plan):
         return _ampere(plan)
-    if isinstance(plan, GemmPlan):
+    if isinstance(plan, TeachingPlan):
         return product_figure(plan.mma, plan.a.smem, plan.b.smem, title=str(plan))
     if isinstance(plan, Sm100Plan):
         return product_figure(plan.mma, plan.a.smem, plan.b.smem, title=str(plan))
-    raise PlanError(f"{plan!r} has no page: a GemmPlan, an Sm80Plan, an Sm90Plan or an Sm100Plan has")
+    raise PlanError(f"{plan!r} has no page: a TeachingPlan, an Sm80Plan, an Sm90Plan or an Sm100Plan has")
 
 
 def plan_html(plan: Any, path: Any = None) -> str:

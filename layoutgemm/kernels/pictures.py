@@ -21,8 +21,8 @@ MOST_TILES = 64  # of a grid drawn, along each dimension
 def plan_svg(plan: Any, of: str = "fragment", **options: Any) -> str:
     """One of `PICTURES` of any plan, as an SVG document; options as of the view's function. Raises PlanError.
 
-    >>> from layoutgemm import GemmPlan
-    >>> plan = GemmPlan.derive(200, 136, 72)
+    >>> from layoutgemm.kernels import TeachingPlan
+    >>> plan = TeachingPlan.derive(200, 136, 72)
     >>> "B stage 3" in plan_svg(plan, "smem"), "4x3 tiles" in plan_svg(plan, "order")
     (True, True)
     """
@@ -46,8 +46,8 @@ def plan_svg(plan: Any, of: str = "fragment", **options: Any) -> str:
 def plan_table(plan: Any, of: str = "fragment", **options: Any) -> str:
     """The same as text. Raises PlanError.
 
-    >>> from layoutgemm import GemmPlan
-    >>> print(plan_table(GemmPlan.derive(200, 136, 72), "smem").splitlines()[1])
+    >>> from layoutgemm.kernels import TeachingPlan
+    >>> print(plan_table(TeachingPlan.derive(200, 136, 72), "smem").splitlines()[1])
           0   8192  A stage 0: 64x64 bf16, 128B
     """
     from .. import view

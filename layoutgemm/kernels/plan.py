@@ -1,6 +1,6 @@
 """What the plans of all kernels have in common: limits, the parameters of a launch, and the verbs.
 
-    PlanVerbs         compile, run, svg, html, for_any_size
+    GemmPlan          compile, run, svg, html, for_any_size
     PersistentPlan    the same, and what follows from tensor stores and an epilogue: Hopper's and Blackwell's
 """
 
@@ -16,6 +16,7 @@ from ..layouts.display import Pictured
 from ..moved import old_names
 
 if TYPE_CHECKING:
+    from ..arch import Arch
     from .derive import Operand
     from .epilogue.chain import Epilogue
     from .store import StorePlan
@@ -39,7 +40,7 @@ BATCH_PARAMETERS = {
     **dict.fromkeys(("lda", "ldb", "ldc", "stride_a", "stride_b", "stride_c"), "stride"),
 }
 PERSISTENT_PARAMETERS = {**BATCH_PARAMETERS, "workers": "size"}
-P = TypeVar("P", bound="PlanVerbs")
+P = TypeVar("P", bound="GemmPlan")
 
 
 def tile_count(extent: Any, tile: int) -> Any:
@@ -93,10 +94,40 @@ def check_words(words: tuple[str, ...]) -> None:
         raise PlanError(f"the kernel's own words, {', '.join(words)}: {MAX_WORDS} at most, of different names")
 
 
-class PlanVerbs(Pictured):
-    """What one does with a plan. A plan is a frozen dataclass with `m`, `n`, `k`, `batch` and `mma`."""
+class GemmPlan(Pictured):
+    """A GEMM kernel for some sizes, derived and checked: the common type of all plans.
 
+    m, n, k, batch  the product's sizes
+    arch            the architecture that the kernel is compiled for
+    a, b, c         the operands: type, order, and what follows from them
+    mma, tile       the matrix instruction, and the tile of C and K that a block computes
+    stages          tiles of K in flight
+    config          what was chosen for the kernel
+
+    >>> from layoutgemm import GemmPlan, plan
+    >>> isinstance(plan(4096, 4096, 4096), GemmPlan)
+    True
+    """
+
+    m: int
+    n: int
+    k: int
     batch: int
+    arch: Arch
+    a: Any  # of a type of each kernel's own
+    b: Any
+    c: Operand
+    mma: Any
+    tile: tuple[int, int, int]
+    stages: int
+    config: Any
+
+    @classmethod
+    def derive(cls, m: int, n: int, k: int, **given: Any) -> Any:
+        """The production kernel's plan: what `layoutgemm.plan` gives. Each kind of plan has a `derive` of its own."""
+        from .planner import plan
+
+        return plan(m, n, k, **given)
 
     @property
     def workspace(self) -> int:
@@ -104,8 +135,8 @@ class PlanVerbs(Pictured):
 
         None: what blocks exchange, they exchange in shared memory, and no kernel has a parameter for more.
 
-        >>> from layoutgemm.kernels import GemmPlan
-        >>> GemmPlan.derive(64, 64, 64).workspace
+        >>> from layoutgemm.kernels import TeachingPlan
+        >>> TeachingPlan.derive(64, 64, 64).workspace
         0
         """
         return 0
@@ -146,7 +177,7 @@ class PlanVerbs(Pictured):
         return run_plan(self, a, b, out=out, device=device, copy=copy)  # type: ignore[arg-type]
 
 
-class PersistentPlan(PlanVerbs):
+class PersistentPlan(GemmPlan):
     """A plan whose kernel stores C by tensor copies, after an epilogue.
 
     `remedy` says what else writes no more than C's elements.

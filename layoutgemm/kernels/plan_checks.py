@@ -20,15 +20,15 @@ from ..layouts import Layout
 from ..report import Check, Report
 from .derivation import checked
 from .derive import OperandPlan
-from .teaching.plan import GemmPlan
+from .teaching.plan import TeachingPlan
 
 
-def check_plan(plan: GemmPlan) -> Report:
+def check_plan(plan: TeachingPlan) -> Report:
     """Every check of the plan, in the order of the data's way from global memory to C."""
     return checked(plan, _checks, arch=plan.arch)
 
 
-def _checks(plan: GemmPlan, explored: bool) -> list[Check]:
+def _checks(plan: TeachingPlan, explored: bool) -> list[Check]:
     checks: list[Check] = [_tile_coverage(plan), _k_coverage(plan)]
     for operand in (plan.a, plan.b):
         checks += operand_checks(operand, plan.mma)
@@ -61,7 +61,7 @@ def operand_checks(operand: OperandPlan, mma: MmaAtom) -> list[Check]:
     ]
 
 
-def _tile_coverage(plan: GemmPlan) -> Check:
+def _tile_coverage(plan: TeachingPlan) -> Check:
     """The block number is a mixed-radix number with digits (tile along N, tile along M): a bijection, at every size."""
     tiles_m, tiles_n, _ = plan.tiles
     order = Layout((tiles_n, tiles_m))
@@ -75,7 +75,7 @@ def _tile_coverage(plan: GemmPlan) -> Check:
     return Check("tiles of C", statement, not witness, f"{order} is a bijection", witness)
 
 
-def _k_coverage(plan: GemmPlan) -> Check:
+def _k_coverage(plan: TeachingPlan) -> Check:
     tiles, depth = plan.tiles[2], plan.tile[2]
     ok = (tiles - 1) * depth < plan.k <= tiles * depth
     statement = (
@@ -84,7 +84,7 @@ def _k_coverage(plan: GemmPlan) -> Check:
     return Check("tiles of K", statement, ok, "arithmetic", "" if ok else f"{tiles} * {depth} against {plan.k}")
 
 
-def _barrier(plan: GemmPlan) -> Check:
+def _barrier(plan: TeachingPlan) -> Check:
     boxes = [f"{len(op.tma.instructions)} * {op.tma.box_bytes}" for op in (plan.a, plan.b)]
     landed = plan.a.tma.bytes + plan.b.tma.bytes
     tiles = plan.a.smem.bytes + plan.b.smem.bytes
@@ -96,7 +96,7 @@ def _barrier(plan: GemmPlan) -> Check:
     return Check("barrier", statement, ok, "arithmetic", "" if ok else f"{plan.barrier} for {plan.stages} stages")
 
 
-def _pipeline(plan: GemmPlan) -> Check:
+def _pipeline(plan: TeachingPlan) -> Check:
     """The kernel's loop with the plan's stages, bytes, arrivals and warps, for any number of k tiles."""
     warps = -(-plan.threads // plan.arch.warp_size)
     lands = plan.a.tma.bytes + plan.b.tma.bytes
@@ -130,7 +130,7 @@ def fragment_checks(mma: MmaAtom) -> list[Check]:
     return checks
 
 
-def _smem_overlap(plan: GemmPlan) -> Check:
+def _smem_overlap(plan: TeachingPlan) -> Check:
     """Stages of A, stages of B and barriers, as intervals: aligned, disjoint, inside the total."""
     smem = plan.smem
     spans = [

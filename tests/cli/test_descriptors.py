@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from layoutgemm import GemmPlan
 from layoutgemm.cli.main import main
+from layoutgemm.kernels import TeachingPlan
 from tests.cli.test_main import refusal
 
-PLAN = GemmPlan.derive(200, 136, 72, a="bf16", b="bf16")
+PLAN = TeachingPlan.derive(200, 136, 72, a="bf16", b="bf16")
 
 
 def told(capsys, *arguments):

@@ -124,7 +124,7 @@ class Nothing:
 
 sys.meta_path.insert(0, Nothing())
 from layoutgemm import *
-print(Layout((4, 8)), GemmPlan.__name__, "torch" in sys.modules)
+print(Layout((4, 8)), TeachingPlan.__name__, "torch" in sys.modules)
 try:
     from layoutgemm import matmul
 except ImportError as error:
@@ -142,7 +142,7 @@ def test_the_package_without_torch():
     done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True, check=True)
     first, second, third, fourth = done.stdout.splitlines()
     assert third == "False True" and fourth.startswith("layoutgemm.matmul needs torch: pip install")
-    assert first == "(4,8):(1,4) GemmPlan False"
+    assert first == "(4,8):(1,4) TeachingPlan False"
     assert second.startswith("torch layoutgemm.matmul needs torch: pip install 'layoutgemm[torch]'")
 
 

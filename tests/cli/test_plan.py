@@ -4,15 +4,15 @@ import json
 
 import pytest
 
-from layoutgemm import GemmPlan
 from layoutgemm.cli.main import main
+from layoutgemm.kernels import TeachingPlan
 from layoutgemm.kernels.sm90.choose.rules import choose
 from tests.cli.test_main import refusal
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a", "sm_120a"])
 def test_the_plan_is_that_of_derive(capsys, arch):
-    plan = GemmPlan.derive(200, 136, 72, b="bf16:col", arch=arch)
+    plan = TeachingPlan.derive(200, 136, 72, b="bf16:col", arch=arch)
     assert main(["plan", "200", "136", "72", "-b", "bf16:col", "--arch", arch, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert (said["plan"], said["arch"], said["derivation"]) == (str(plan), arch, plan.explain())
@@ -30,7 +30,7 @@ def test_explain_is_its_other_name(capsys):
 def test_a_check_that_fails_is_the_status(capsys, monkeypatch):
     from layoutgemm.report import Check, Report
 
-    monkeypatch.setattr(GemmPlan, "check", lambda self: Report((Check("planted", "1 = 2", False, "arithmetic"),)))
+    monkeypatch.setattr(TeachingPlan, "check", lambda self: Report((Check("planted", "1 = 2", False, "arithmetic"),)))
     assert main(["plan", "64", "64", "64", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["ok"] is False
 

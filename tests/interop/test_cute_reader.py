@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 
 import layoutgemm
-from layoutgemm import ComposedLayout, E, Layout, LayoutError, Swizzle, SwizzleError, dim
+from layoutgemm import ComposedLayout, E, Layout, LayoutError, Swizzle, dim
 from layoutgemm.dtypes import bf16
+from layoutgemm.errors import SwizzleError
 from layoutgemm.interop import from_cute, tensor_layout, to_module
 from layoutgemm.interop.dsl_layouts import Symbols, layout_of, memref
 from tests.layouts.strategies import pairs

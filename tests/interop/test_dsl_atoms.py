@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from layoutgemm import AtomError, Layout
+from layoutgemm import Layout
 from layoutgemm.atoms import (
     TiledCopy,
     TiledMma,
@@ -32,6 +32,7 @@ from layoutgemm.atoms import (
     universal_copy,
     wgmma,
 )
+from layoutgemm.errors import AtomError
 from layoutgemm.interop import dsl_atoms, from_cute
 from layoutgemm.interop.unsupported import REFUSED
 

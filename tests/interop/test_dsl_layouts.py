@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from layoutgemm import ComposedLayout, Layout, LayoutError, ScaledBasis, Swizzle, dim
+from layoutgemm import ComposedLayout, Layout, LayoutError, Swizzle, dim
 from layoutgemm.atoms import (
     TiledMma,
     ldmatrix,
@@ -21,6 +21,7 @@ from layoutgemm.atoms import (
     wgmma,
 )
 from layoutgemm.interop import cute_context, from_cute, tensor_layout, to_cute
+from layoutgemm.layouts import ScaledBasis
 from tests.layouts.strategies import pairs, random_pair
 
 pytestmark = pytest.mark.dsl

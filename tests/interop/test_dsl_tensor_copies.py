@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from layoutgemm import AtomError, Layout, LayoutError, dims
+from layoutgemm import Layout, LayoutError, dims
 from layoutgemm.atoms import SmemTile, smem_tile, tcgen05_ld, tma_load, tma_reduce, tma_store
+from layoutgemm.errors import AtomError
 from layoutgemm.interop import from_cute
 
 pytestmark = pytest.mark.dsl

@@ -13,21 +13,31 @@ import pytest
 from layoutgemm.arch import arch
 from layoutgemm.dtypes import dtype
 from layoutgemm.errors import LayoutError, PlanError
-from layoutgemm.kernels import GemmConfig, GemmPlan, Sm80Config, Sm80Plan, Sm90Config, Sm90Plan, Sm100Config, Sm100Plan
+from layoutgemm.kernels import (
+    Sm80Config,
+    Sm80Plan,
+    Sm90Config,
+    Sm90Plan,
+    Sm100Config,
+    Sm100Plan,
+    TeachingConfig,
+    TeachingPlan,
+)
 from layoutgemm.kernels.derive import Operand
 from layoutgemm.kernels.epilogue.chain import Bias, Epilogue
+from layoutgemm.kernels.planner import plan
 from layoutgemm.layouts import Layout
 from layoutgemm.schedule import Grouped, Hilbert, Linear, Persistent
 from tests.kernels.plan_mutants import Stuck, outcome
 
 SMALL: dict[str, Any] = {
-    "first": GemmPlan.derive(96, 80, 72, b="bf16:col"),
+    "first": TeachingPlan.derive(96, 80, 72, b="bf16:col"),
     "sm_80": Sm80Plan.derive(96, 80, 72, config=Sm80Config((64, 64), warps=(2, 2))),
     "sm_90a": Sm90Plan.derive(96, 80, 72, config=Sm90Config((64, 64), consumers=1, stages=2)),
     "sm_100a": Sm100Plan.derive(96, 80, 72, config=Sm100Config((128, 64), stages=2)),
 }
 OTHERS: dict[str, Any] = {
-    "first": GemmPlan.derive(100, 88, 64, a="f16", config=GemmConfig(tile_n=128, stages=3)),
+    "first": TeachingPlan.derive(100, 88, 64, a="f16", config=TeachingConfig(tile_n=128, stages=3)),
     "sm_80": Sm80Plan.derive(100, 88, 64, arch="sm_90a", a="f16", c="f32", config=Sm80Config((128, 64), warps=(4, 1))),
     "sm_90a": Sm90Plan.derive(100, 88, 64, a="f16", b="f16:col", c="f32", config=Sm90Config((128, 32), cluster=(2, 1))),
     "sm_100a": Sm100Plan.derive(100, 88, 64, a="f16", b="f16:col", c="f32", config=Sm100Config((256, 64))),
@@ -124,7 +134,7 @@ def test_whatever_a_field_holds_a_report_answers_and_what_holds_is_derived(name:
     assert answered > 150
 
 
-@pytest.mark.parametrize("plan", [GemmPlan, Sm80Plan, Sm90Plan, Sm100Plan])
+@pytest.mark.parametrize("plan", [TeachingPlan, Sm80Plan, Sm90Plan, Sm100Plan])
 def test_no_states_of_many_stages_are_searched(plan: Any) -> None:
     """The search takes minutes; what is wrong is said without it."""
     whole = plan.derive(256, 256, 256, b="bf16:col")
@@ -165,11 +175,11 @@ def test_the_words_of_an_operand_and_an_order() -> None:
 
 
 @pytest.mark.parametrize(
-    "config", [GemmConfig(stages=1 << 30), GemmConfig(tile_k=1 << 26), Sm100Config(tile_k=1 << 26)]
+    "config", [TeachingConfig(stages=1 << 30), TeachingConfig(tile_k=1 << 26), Sm100Config(tile_k=1 << 26)]
 )
 def test_a_tile_that_no_block_holds_is_refused_before_it_is_derived(config: Any) -> None:
     with pytest.raises(PlanError, match="bytes of shared memory"):
-        GemmPlan.derive(64, 64, 64, config=config)
+        TeachingPlan.derive(64, 64, 64, config=config)
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -217,22 +227,30 @@ def test_an_epilogue_of_its_own() -> None:
 @pytest.mark.parametrize("config, own, other", [
     (Sm100Config((128, 64)), "sm_100a", "sm_90a"), (Sm100Config((128, 64)), "sm_100a", "sm_80"),
     (Sm90Config((64, 64), consumers=1), "sm_90a", "sm_100a"), (Sm90Config((64, 64), consumers=1), "sm_90a", "sm_120a"),
-    (GemmConfig(), "sm_90a", "sm_100a"), (GemmConfig(), "sm_90a", "sm_80"),
 ])  # fmt: skip
 def test_a_configuration_is_for_its_own_architecture(config: Any, own: str, other: str) -> None:
     for given in (None, own, arch(own)):
-        assert GemmPlan.derive(64, 64, 64, arch=given, config=config).arch.name == own
+        assert plan(64, 64, 64, arch=given, config=config).arch.name == own
     with pytest.raises(PlanError, match=other):
-        GemmPlan.derive(64, 64, 64, arch=other, config=config)
+        plan(64, 64, 64, arch=other, config=config)
+
+
+def test_the_teaching_kernel_is_for_hopper() -> None:
+    assert TeachingPlan.derive(64, 64, 64, arch="hopper").arch.name == "sm_90a"
+    for other in ("sm_80", "blackwell"):
+        with pytest.raises(PlanError, match="this kernel needs wgmma"):
+            TeachingPlan.derive(64, 64, 64, arch=other)
 
 
 def test_what_is_no_configuration_is_refused() -> None:
     for config in (3, "x", {}, (128, 128), Sm90Config):
-        with pytest.raises(PlanError, match=r"config of GemmPlan\.derive must be a GemmConfig or "):
-            GemmPlan.derive(64, 64, 64, config=config)  # type: ignore[call-overload]
+        with pytest.raises(PlanError, match=r"config of TeachingPlan\.derive must be a TeachingConfig or "):
+            TeachingPlan.derive(64, 64, 64, config=config)  # type: ignore[arg-type]
+        with pytest.raises(PlanError, match=r"config of plan must be a Sm80Config or a Sm90Config or "):
+            plan(64, 64, 64, config=config)  # type: ignore[arg-type]
 
 
-CONFIGS: dict[str, Any] = {"first": GemmConfig, "sm_80": Sm80Config, "sm_90a": Sm90Config, "sm_100a": Sm100Config}
+CONFIGS: dict[str, Any] = {"first": TeachingConfig, "sm_80": Sm80Config, "sm_90a": Sm90Config, "sm_100a": Sm100Config}
 DRAWN = (
     None, True, False, 0, 1, 2, 3, 4, 5, 8, 16, 24, 32, 64, 128, 192, 256, 1 << 20, 1 << 40, -1, 2.0, "x", "M", "N",
     "A", "B", "none", "32B", "64B", "128B", "256B", "self", "warp", "warpgroup", "tma", "direct", "cp.async", "tiles",

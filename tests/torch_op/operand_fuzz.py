@@ -284,7 +284,8 @@ def plan(draw: Draw) -> Any:
     if key not in _PLANS:
         sizes = 5, 8, 16
         _PLANS[key] = {
-            "gemm": lambda: layoutgemm.GemmPlan.derive(*sizes), "sm80": lambda: layoutgemm.Sm80Plan.derive(*sizes),
+            "gemm": lambda: layoutgemm.kernels.TeachingPlan.derive(*sizes),
+            "sm80": lambda: layoutgemm.Sm80Plan.derive(*sizes),
             "sm90": lambda: layoutgemm.Sm90Plan.derive(*sizes, config=layoutgemm.Sm90Config((64, 64), consumers=1)),
         }[key]()  # fmt: skip
     found = _PLANS[key]

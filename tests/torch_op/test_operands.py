@@ -14,9 +14,10 @@ import torch.autograd.forward_ad as forward
 from torch.func import hessian, jacfwd, jacrev, jvp, vmap
 
 import layoutgemm
-from layoutgemm import GemmPlan, Sm80Plan, gemm, grouped_matmul, matmul, scaled_matmul
+from layoutgemm import Sm80Plan, gemm, grouped_matmul, matmul, scaled_matmul
 from layoutgemm.dtypes import dtype
 from layoutgemm.errors import LayoutError, OperandError, TensorError
+from layoutgemm.kernels import TeachingPlan
 from layoutgemm.kernels.epilogue.chain import Aux, Bias, Epilogue
 from layoutgemm.kernels.run.operand_checks import overlaps_itself, share_memory
 from layoutgemm.torch_op import operator as torch_op
@@ -49,7 +50,7 @@ def test_random_calls_are_right_or_refused() -> None:
 def calls(bad: str, x: Any) -> list[tuple[str, Any]]:
     """Every entry point with one operand in place of a good one, and that operand's name."""
     a, b, e = ones(4, 4), ones(4, 4), ones(4, 4, kind=E4M3)
-    plan, ampere = GemmPlan.derive(4, 4, 4, c="bf16"), Sm80Plan.derive(4, 4, 4, c="bf16")
+    plan, ampere = TeachingPlan.derive(4, 4, 4, c="bf16"), Sm80Plan.derive(4, 4, 4, c="bf16")
     of_bias, scale, ends = Epilogue(Bias(dtype="bf16")), torch.ones(4, 1), torch.tensor([0, 4])
     found: list[tuple[str, Any]] = [
         ("a", lambda: matmul(x, b)), ("b", lambda: matmul(a, x)), ("out", lambda: matmul(a, b, out=x)),
@@ -91,7 +92,7 @@ def test_one_rule_says_whether_an_output_has_its_memory_for_itself() -> None:
     whole, e = ones(4, 8), ones(4, 4, kind=E4M3)
     out, beside, a, b = whole[:, ::2], whole[:, 1::2], ones(4, 4), ones(4, 4)
     scales = torch.ones(4, 8)
-    plan, ends, aux = GemmPlan.derive(4, 4, 4, c="bf16"), torch.tensor([0, 4]), Epilogue(Aux())
+    plan, ends, aux = TeachingPlan.derive(4, 4, 4, c="bf16"), torch.tensor([0, 4]), Epilogue(Aux())
     row = torch.zeros(4, 4).bfloat16()
     for call, words in (
         (lambda: matmul(a, b, bias=row[1], out=row), ("out", "bias")),
@@ -357,7 +358,7 @@ def test_where_there_is_no_tangent_it_is_refused() -> None:
             lambda: matmul(d, w, epilogue=Epilogue(Bias()), given={"bias": torch.ones(4)}),
             lambda: matmul(x, w, epilogue=Epilogue(Bias()), given={"bias": bias}),
             lambda: grouped_matmul(d, w[None], torch.tensor([0, 4])), lambda: GATED(d, w, "swiglu", BF16),
-            lambda: GemmPlan.derive(4, 4, 4).run(d, w),
+            lambda: TeachingPlan.derive(4, 4, 4).run(d, w),
             lambda: scaled_matmul(eight, forward.make_dual(torch.ones(4, 1), torch.ones(4, 1)), eight),
         ):  # fmt: skip
             refused(call)

@@ -139,7 +139,7 @@ def test_torch_s_newer_setting_of_tf32() -> None:
         "    torch.backends.cuda.matmul.fp32_precision = setting\n"
         "    try:\n"
         "        layoutgemm.matmul(x, x)\n"
-        "    except layoutgemm.OperandError:\n"
+        "    except layoutgemm.errors.OperandError:\n"
         "        assert not taken\n"
         "    else:\n"
         "        assert taken\n"

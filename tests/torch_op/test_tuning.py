@@ -298,7 +298,7 @@ from layoutgemm.tune import Tuning
 assert callable(layoutgemm.tune) and Tuning.__name__ == "Tuning"
 try:
     layoutgemm.tune(0, 1, 1)
-except layoutgemm.OperandError as error:
+except layoutgemm.errors.OperandError as error:
     print(error)
 """
 

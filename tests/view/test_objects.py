@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import layoutgemm.view as view
-from layoutgemm import GemmPlan, Layout, Swizzle, dim, wgmma
+from layoutgemm import Layout, Swizzle, dim, wgmma
 from layoutgemm.atoms import (
     InstructionDescriptor,
     TiledMma,
@@ -30,14 +30,14 @@ from layoutgemm.atoms import (
 )
 from layoutgemm.emulator.machine.timeline import Row, Span, Timeline
 from layoutgemm.errors import LayoutError
-from layoutgemm.kernels import Sm80Plan, Sm90Plan, Sm100Plan
+from layoutgemm.kernels import Sm80Plan, Sm90Plan, Sm100Plan, TeachingPlan
 from layoutgemm.kernels.pictures import PICTURES, regions_of
 from layoutgemm.kernels.sm90.plan import Sm90Config
 from layoutgemm.schedule import Grouped, Hilbert, Linear, Persistent
 from layoutgemm.view.canvas import DARK
 from layoutgemm.view.raster import dark_svg
 
-PLAN = GemmPlan.derive(200, 136, 72)
+PLAN = TeachingPlan.derive(200, 136, 72)
 OBJECTS: dict[str, Callable[[], Any]] = {
     "Layout": lambda: Layout((4, 8)),
     "ComposedLayout": lambda: Swizzle(2, 0, 2) @ Layout((4, 4), (4, 1)),
@@ -58,7 +58,7 @@ OBJECTS: dict[str, Callable[[], Any]] = {
     "Grouped": lambda: Grouped(group=4),
     "Hilbert": lambda: Hilbert(),
     "Persistent": lambda: Persistent(Grouped(), 4, (2, 1)),
-    "GemmPlan": lambda: PLAN,
+    "TeachingPlan": lambda: PLAN,
     "Timeline": lambda: Timeline([Row((0, 0, 0), 0, role="loads", spans=[Span("load", 0, 3, "cp.async.bulk", 7)])]),
 }
 

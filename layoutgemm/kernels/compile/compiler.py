@@ -24,7 +24,7 @@ from ...errors import PlanError
 from ..sm80.plan import Sm80Plan
 from ..sm90.plan import Sm90Plan
 from ..sm100.plan import Sm100Plan
-from ..teaching.plan import GemmPlan
+from ..teaching.plan import TeachingPlan
 from . import cache as object_cache
 from .launcher import Launcher, bind, error_name, link, load, runtime_library
 from .sass import Resources, Sass, disassemble
@@ -38,7 +38,7 @@ _LOADED: dict[str, CompiledGemm] = {}
 # Where a plan remembers its kernel: a frozen plan never needs another, and hashing all of it at each launch is slow.
 _MEMO = "_compiled_gemm"
 
-Plan = GemmPlan | Sm80Plan | Sm90Plan | Sm100Plan
+Plan = TeachingPlan | Sm80Plan | Sm90Plan | Sm100Plan
 _runtime_library = runtime_library
 
 
@@ -155,7 +155,7 @@ def dsl_version() -> str:
 def kernel_facts(plan: Plan) -> dict[str, Any]:
     """All that decides the code of the plan's kernel, as JSON-able data: two plans with equal facts share one kernel.
 
-    >>> small, large = GemmPlan.derive(64, 64, 64), GemmPlan.derive(4096, 4000, 8192)
+    >>> small, large = TeachingPlan.derive(64, 64, 64), TeachingPlan.derive(4096, 4000, 8192)
     >>> kernel_facts(small) == kernel_facts(large)
     True
     """
@@ -250,7 +250,7 @@ def _machine_code(kernel: Any, arch: str, parameters: Mapping[str, str], symbol:
 
 def _kernel_of(plan: Plan) -> Any:
     """The DSL's kernel for a plan, by the plan's type."""
-    if isinstance(plan, GemmPlan):
+    if isinstance(plan, TeachingPlan):
         from ..teaching.device.kernel import Sm90SingleKernel
 
         return Sm90SingleKernel(plan)

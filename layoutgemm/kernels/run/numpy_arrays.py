@@ -19,12 +19,12 @@ from ..sm90.plan import Sm90Plan
 from ..sm90.reference import execute_sm90
 from ..sm100.plan import Sm100Plan
 from ..sm100.reference import execute_sm100
-from ..teaching.plan import STRIDE_UNIT, GemmPlan
+from ..teaching.plan import STRIDE_UNIT, TeachingPlan
 from ..teaching.reference import execute
 from .hardware_model import GlobalMatrix
 from .operand_checks import check_operands
 
-Plan = GemmPlan | Sm90Plan | Sm100Plan
+Plan = TeachingPlan | Sm90Plan | Sm100Plan
 DEVICES = ("cuda", "emulator", "reference")
 # Values that NumPy can hold of each type; float32 given for a narrower type is rounded to it, to nearest even.
 _NUMPY_TAKES = {
@@ -91,7 +91,7 @@ def run_plan(
     Raises OperandError naming the tensor and the rule, PlanError when the plan cannot run on the device asked for,
     EmulatorError with a report when the emulator finds anything.
 
-    >>> plan = GemmPlan.derive(3, 4, 8)
+    >>> plan = TeachingPlan.derive(3, 4, 8)
     >>> result = plan.run(np.ones((3, 8), np.float32), np.ones((8, 4), np.float32), device="reference")
     >>> result.ran_on, result.c[0].tolist()
     ('NumPy executor', [8.0, 8.0, 8.0, 8.0])

@@ -19,7 +19,7 @@ from ..derive import OperandPlan, one_matrix, padded_leading
 from ..sm90.gated import as_one_matrix
 from ..sm90.plan import Sm90Plan
 from ..sm100.plan import Sm100Plan
-from ..teaching.plan import GemmPlan
+from ..teaching.plan import TeachingPlan
 from .numpy_arrays import GemmResult, Plan, batched, pitch_rule, raw_bits, refuse_or_note, run_on_cpu
 from .occupancy import resident
 from .operand_checks import addressed, check_operands, resolved
@@ -309,7 +309,7 @@ def _check_out(plan: Plan, out: Any, a: Any) -> None:
         raise OperandError(f"out has shape {tuple(out.shape)}, the plan gives {shape}")
     if out.device != a.device:
         raise OperandError(f"out is on {out.device}, a and b are on {a.device}")
-    if isinstance(plan, GemmPlan):
+    if isinstance(plan, TeachingPlan):
         if (plan.n > 1 and out.stride(1) != 1) or (plan.m > 1 and out.stride(0) < plan.n):
             raise OperandError(f"out has strides {tuple(out.stride())}; rows must be contiguous and not overlap")
 

@@ -23,7 +23,7 @@ from ..plan import (
     BATCH_PARAMETERS,
     MAX_COORDINATE,
     PERSISTENT_PARAMETERS,
-    PlanVerbs,
+    GemmPlan,
     check_fields,
     rounded_up,
     tile_count,
@@ -109,7 +109,7 @@ class Sm80Smem:
 
 
 @dataclass(frozen=True)
-class Sm80Plan(PlanVerbs):
+class Sm80Plan(GemmPlan):
     """C[l, M, N] = A[l, M, K] @ B[l, K, N] by mma.sync; see `derive` and Sm80Config."""
 
     m: int

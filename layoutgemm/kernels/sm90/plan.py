@@ -33,7 +33,7 @@ from ..plan import (
     tile_count,
 )
 from ..store import ROWS, TILE_ALIGNMENT, WARPS_OF_GROUP, StorePlan
-from ..teaching.plan import GemmPlan
+from ..teaching.plan import TeachingPlan
 from .config import WARPGROUP, Sm90Config, check_rows, check_tiles, order_of, registers_of
 from .edges import with_ends
 from .gated import HALVES, Gated, check_gated, in_halves
@@ -402,4 +402,4 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         )
 
 
-__all__ = ["WARPGROUP", "WARPS_OF_GROUP", "GemmPlan", "Sm90Config", "Sm90Plan"]
+__all__ = ["WARPGROUP", "WARPS_OF_GROUP", "Sm90Config", "Sm90Plan", "TeachingPlan"]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ..explain import explain_operand, explain_workspace
-from .plan import GemmPlan
+from .plan import TeachingPlan
 
 
-def explain_plan(plan: GemmPlan) -> str:
+def explain_plan(plan: TeachingPlan) -> str:
     """The whole derivation, section by section, in the order of the data's way."""
     m, n, k = plan.tiles
     smem = plan.smem

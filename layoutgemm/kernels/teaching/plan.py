@@ -1,6 +1,6 @@
-"""GemmPlan: every object that one GEMM kernel is made of, derived, checked, explained.
+"""TeachingPlan: every object that the teaching kernel is made of, derived, checked, explained.
 
-A plan is a frozen value. `GemmPlan.derive` turns a problem (sizes, types, orders, architecture) into a matrix
+A plan is a frozen value. `TeachingPlan.derive` turns a problem (sizes, types, orders, architecture) into a matrix
 instruction, shared-memory tiles, descriptors, tensor copies, barriers and budgets; the kernel reads them from here and
 from nowhere else.
 """
@@ -8,7 +8,6 @@ from nowhere else.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, overload
 
 from ...arch import Arch
 from ...arch import arch as arch_named
@@ -23,23 +22,18 @@ from ..plan import (
     BARRIER_BYTES,
     MAX_COORDINATE,
     PARAMETERS,
-    PlanVerbs,
+    GemmPlan,
     check_fields,
     check_sizes,
     rounded_up,
     tile_count,
 )
 
-if TYPE_CHECKING:
-    from ..sm80.plan import Sm80Config, Sm80Plan
-    from ..sm90.plan import Sm90Config, Sm90Plan
-    from ..sm100.plan import Sm100Config, Sm100Plan
-
 DEFAULT_STAGES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class GemmConfig:
+class TeachingConfig:
     """What may be chosen for one kernel; None lets the plan choose.
 
     tile_n     columns of C a block computes: wgmma's N, 8 to 256 in steps of 8
@@ -80,7 +74,7 @@ class SmemMap:
 
 
 @dataclass(frozen=True)
-class GemmPlan(PlanVerbs):
+class TeachingPlan(GemmPlan):
     """C[M, N] = A[M, K] @ B[K, N] on one architecture; see `derive`."""
 
     m: int
@@ -95,39 +89,11 @@ class GemmPlan(PlanVerbs):
     stages: int
     smem: SmemMap
     barrier: BarrierPlan
-    config: GemmConfig = field(default_factory=GemmConfig)
+    config: TeachingConfig = field(default_factory=TeachingConfig)
     parameters = PARAMETERS
     batch = 1  # matrices: this kernel multiplies one pair
 
     # ------------------------------------------------------------------------------------------------------- derivation
-    @overload
-    @classmethod
-    def derive(
-        cls, m: int, n: int, k: int, *, arch: str | Arch | None = ..., a: Given = ..., b: Given | None = ...,
-        c: Given | None = ..., batch: int = ..., config: Sm90Config,
-    ) -> Sm90Plan: ...  # fmt: skip
-
-    @overload
-    @classmethod
-    def derive(
-        cls, m: int, n: int, k: int, *, arch: str | Arch | None = ..., a: Given = ..., b: Given | None = ...,
-        c: Given | None = ..., batch: int = ..., config: Sm80Config,
-    ) -> Sm80Plan: ...  # fmt: skip
-
-    @overload
-    @classmethod
-    def derive(
-        cls, m: int, n: int, k: int, *, arch: str | Arch | None = ..., a: Given = ..., b: Given | None = ...,
-        c: Given | None = ..., batch: int = ..., config: Sm100Config,
-    ) -> Sm100Plan: ...  # fmt: skip
-
-    @overload
-    @classmethod
-    def derive(
-        cls, m: int, n: int, k: int, *, arch: str | Arch | None = ..., a: Given = ..., b: Given | None = ...,
-        c: Given | None = ..., batch: int = ..., config: GemmConfig | None = ...,
-    ) -> GemmPlan: ...  # fmt: skip
-
     @classmethod
     @checked(PlanError)
     def derive(
@@ -136,58 +102,33 @@ class GemmPlan(PlanVerbs):
         n: int,
         k: int,
         *,
-        arch: str | Arch | None = None,
+        arch: str | Arch = "sm_90a",
         a: Given = "bf16",
         b: Given | None = None,
         c: Given | None = None,
-        batch: int = 1,
-        config: GemmConfig | Sm80Config | Sm90Config | Sm100Config | None = None,
-    ) -> GemmPlan | Sm80Plan | Sm90Plan | Sm100Plan:
+        config: TeachingConfig | None = None,
+    ) -> TeachingPlan:
         """Derive the kernel for C[m, n] = A[m, k] @ B[k, n].
 
         m, n, k  any positive sizes; ragged edges are filled with zeros on load and guarded on store
-        arch     by default that of `config`, and "sm_90a" without one; "sm_80" and "sm_120a" give a plan of the
-                 mma.sync kernel, "sm_100a" one of the Blackwell kernel
+        arch     one with wgmma, which is "sm_90a"
         a, b     bf16 or f16, ":row" (default) or ":col", as in "bf16:col"; b defaults to a's type, row-major
         c        f32 (default), or the type of the inputs, row-major
-        batch    1: this kernel multiplies one pair of matrices
-        config   choices; None for the defaults. An Sm90Config gives the plan of the production kernel, which takes more
-                 types, orders and a batch: see Sm90Plan.derive; an Sm80Config that of the mma.sync kernel; an
-                 Sm100Config that of the Blackwell kernel
+        config   choices; None for the defaults
 
         Raises PlanError naming the argument and the arithmetic when no such kernel exists, and passes on AtomError,
         DescriptorError and TmaError when a derivation is refused.
 
-        >>> plan = GemmPlan.derive(200, 136, 72, a="bf16", b="bf16:col")
+        >>> plan = TeachingPlan.derive(200, 136, 72, a="bf16", b="bf16:col")
         >>> plan.tile, plan.stages, plan.bytes_per_stage
         ((64, 64, 64), 4, 16384)
         >>> hex(plan.a.descriptor.word), plan.b.tma.box
         ('0x4000004000010000', (64, 64))
         """
-        from ..sm80.plan import Sm80Config, Sm80Plan
-        from ..sm90.plan import Sm90Config, Sm90Plan
-        from ..sm100.plan import Sm100Config, Sm100Plan
-
-        if not isinstance(config, (GemmConfig, Sm80Config, Sm90Config, Sm100Config, type(None))):
-            raise PlanError(f"config = {config!r}: a GemmConfig, Sm80Config, Sm90Config, Sm100Config or None")
-        if arch is None:
-            arch = "sm_100a" if isinstance(config, Sm100Config) else "sm_90a"
         target = arch_named(arch)
-        if isinstance(config, Sm80Config) or (config is None and target.name in ("sm_80", "sm_120a")):
-            return Sm80Plan.derive(m, n, k, arch=target, batch=batch, a=a, b=b, c=c, config=config)
-        if isinstance(config, Sm100Config) or (config is None and target.name == "sm_100a"):
-            if target.name != "sm_100a":
-                raise PlanError(f"Sm100Config is for sm_100a, not for {target.name}")
-            return Sm100Plan.derive(m, n, k, batch=batch, a=a, b=b, c=c, config=config)
-        if isinstance(config, Sm90Config):
-            if target.name != "sm_90a":
-                raise PlanError(f"Sm90Config is for sm_90a, not for {target.name}")
-            return Sm90Plan.derive(m, n, k, batch=batch, a=a, b=b, c=c, config=config)
-        if batch != 1:
-            raise PlanError(f"batch = {batch!r}: this kernel multiplies one pair of matrices; give an Sm90Config")
         check_sizes(m=m, n=n, k=k)
         target.require("wgmma", "this kernel")
-        config = config or GemmConfig()
+        config = config or TeachingConfig()
         check_fields(config, stages=0)
         a_spec = Operand.parse(a)
         b_spec = Operand.parse(a_spec.dtype if b is None else b)
@@ -249,15 +190,15 @@ class GemmPlan(PlanVerbs):
     def tile_origin(self, block, tiles_n=None):  # type: ignore[no-untyped-def]  # ints or traced integers alike
         """Block number -> (first row, first column) of its tile of C. `tiles_n` may be given at run time.
 
-        >>> GemmPlan.derive(200, 136, 64).tile_origin(4)
+        >>> TeachingPlan.derive(200, 136, 64).tile_origin(4)
         (64, 64)
         """
         along_n = self.tiles[1] if tiles_n is None else tiles_n
         return block // along_n * self.tile[0], block % along_n * self.tile[1]
 
-    def for_any_size(self) -> GemmPlan:
+    def for_any_size(self) -> TeachingPlan:
         """The plan of the same kernel for a problem of 1x1x1: what the trace sees, and what its name is made of."""
-        return replace(self, m=1, n=1, k=1, config=GemmConfig())
+        return replace(self, m=1, n=1, k=1, config=TeachingConfig())
 
     # ------------------------------------------------------------------------------------------------------------ verbs
     def check(self) -> Report:
@@ -274,8 +215,9 @@ class GemmPlan(PlanVerbs):
 
     def __str__(self) -> str:
         return (
-            f"GemmPlan {self.m}x{self.n}x{self.k} {self.arch.name}: A {self.a.dtype} {self.a.order}, B {self.b.dtype} "
-            f"{self.b.order}, C {self.c.dtype}, tile {'x'.join(map(str, self.tile))}, {self.stages} stages"
+            f"TeachingPlan {self.m}x{self.n}x{self.k} {self.arch.name}: A {self.a.dtype} {self.a.order}, "
+            f"B {self.b.dtype} {self.b.order}, C {self.c.dtype}, tile {'x'.join(map(str, self.tile))}, "
+            f"{self.stages} stages"
         )
 
 
@@ -318,6 +260,6 @@ __all__ = [
     "MAX_COORDINATE",
     "PARAMETERS",
     "STRIDE_UNIT",
-    "GemmConfig",
-    "GemmPlan",
+    "TeachingConfig",
+    "TeachingPlan",
 ]

@@ -23,13 +23,13 @@ from ..run.hardware_model import (
     tensor_copy,
     wgmma_product,
 )
-from .plan import GemmPlan
+from .plan import TeachingPlan
 
 Progress = Callable[[int, int], None]
 
 
 def execute(
-    plan: GemmPlan, a: GlobalMatrix, b: GlobalMatrix, progress: Progress | None = None
+    plan: TeachingPlan, a: GlobalMatrix, b: GlobalMatrix, progress: Progress | None = None
 ) -> npt.NDArray[np.float32]:
     """C as an (M, N) float32 array, rounded to the plan's output type.
 
@@ -55,7 +55,7 @@ def execute(
 
 
 def _run_block(
-    plan: GemmPlan,
+    plan: TeachingPlan,
     block: int,
     a: GlobalMatrix,
     b: GlobalMatrix,
@@ -105,7 +105,7 @@ def _run_block(
 
 
 def _store(
-    plan: GemmPlan,
+    plan: TeachingPlan,
     m0: int,
     n0: int,
     registers: npt.NDArray[np.float32],
@@ -122,7 +122,7 @@ def _store(
     np.add.at(stores, at, 1)
 
 
-def _stage_address(plan: GemmPlan, smem: SharedMemory, operand: OperandPlan, stage: int) -> int:
+def _stage_address(plan: TeachingPlan, smem: SharedMemory, operand: OperandPlan, stage: int) -> int:
     if operand.name == "A":
         return smem.base + plan.smem.a_offset + stage * plan.smem.a_stage_bytes
     return smem.base + plan.smem.b_offset + stage * plan.smem.b_stage_bytes

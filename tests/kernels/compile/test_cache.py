@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from layoutgemm.errors import PlanError
-from layoutgemm.kernels import GemmConfig, GemmPlan
+from layoutgemm.kernels import TeachingConfig, TeachingPlan
 from layoutgemm.kernels.compile import cache as object_cache
 from layoutgemm.kernels.compile import compiler as compiling
 from layoutgemm.kernels.compile import sass
@@ -96,19 +96,19 @@ def test_where_the_cache_lies(
 
 
 def test_a_kernel_is_named_by_all_that_decides_its_code() -> None:
-    plan = GemmPlan.derive(64, 64, 64)
+    plan = TeachingPlan.derive(64, 64, 64)
     facts = compiling.kernel_facts(plan)
-    assert compiling.kernel_facts(GemmPlan.derive(1000, 24, 4096)) == facts
+    assert compiling.kernel_facts(TeachingPlan.derive(1000, 24, 4096)) == facts
     descriptor = dataclasses.replace(plan.a.descriptor, k_steps=(0, 32, 64, 112))
     different = [
-        GemmPlan.derive(64, 64, 64, a="bf16:col"),
-        GemmPlan.derive(64, 64, 64, b="bf16:col"),
-        GemmPlan.derive(64, 64, 64, a="f16"),
-        GemmPlan.derive(64, 64, 64, c="bf16"),
-        GemmPlan.derive(64, 64, 64, config=GemmConfig(stages=2)),
-        GemmPlan.derive(64, 64, 64, config=GemmConfig(tile_n=128)),
-        GemmPlan.derive(64, 64, 64, config=GemmConfig(tile_k=32)),
-        GemmPlan.derive(64, 64, 64, config=GemmConfig(swizzle_b="64B")),
+        TeachingPlan.derive(64, 64, 64, a="bf16:col"),
+        TeachingPlan.derive(64, 64, 64, b="bf16:col"),
+        TeachingPlan.derive(64, 64, 64, a="f16"),
+        TeachingPlan.derive(64, 64, 64, c="bf16"),
+        TeachingPlan.derive(64, 64, 64, config=TeachingConfig(stages=2)),
+        TeachingPlan.derive(64, 64, 64, config=TeachingConfig(tile_n=128)),
+        TeachingPlan.derive(64, 64, 64, config=TeachingConfig(tile_k=32)),
+        TeachingPlan.derive(64, 64, 64, config=TeachingConfig(swizzle_b="64B")),
         dataclasses.replace(plan, a=dataclasses.replace(plan.a, descriptor=descriptor)),
         dataclasses.replace(plan, barrier=dataclasses.replace(plan.barrier, arrivals=2)),
     ]
@@ -124,7 +124,7 @@ def test_what_cannot_be_named_is_refused() -> None:
 def test_without_the_dsl_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiling.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(PlanError, match=r"pip install 'layoutgemm\[dsl\]'"):
-        GemmPlan.derive(64, 64, 64).compile()
+        TeachingPlan.derive(64, 64, 64).compile()
 
 
 def test_without_the_tools_the_error_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:

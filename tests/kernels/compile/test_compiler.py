@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from layoutgemm.kernels import GemmConfig, GemmPlan
+from layoutgemm.kernels import TeachingConfig, TeachingPlan
 from layoutgemm.kernels.compile import compiler as compiling
 
 pytestmark = pytest.mark.dsl
@@ -20,8 +20,8 @@ ROOT = Path(__file__).resolve().parents[3]
 PATH = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
-def derive(m: int = 64, n: int = 64, k: int = 64, c: str = "f32", **config: Any) -> GemmPlan:
-    return GemmPlan.derive(m, n, k, c=c, config=GemmConfig(**config))
+def derive(m: int = 64, n: int = 64, k: int = 64, c: str = "f32", **config: Any) -> TeachingPlan:
+    return TeachingPlan.derive(m, n, k, c=c, config=TeachingConfig(**config))
 
 
 def test_compiling_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -30,9 +30,9 @@ def test_compiling_leaves_nothing_behind(tmp_path: Path) -> None:
     work.mkdir()
     temporary.mkdir()
     program = (
-        "from layoutgemm.kernels import GemmPlan\n"
+        "from layoutgemm.kernels import TeachingPlan\n"
         "from layoutgemm.kernels.compile.compiler import compile_plan\n"
-        f"compile_plan(GemmPlan.derive(64, 64, 64), keep={str(kept)!r})\n"
+        f"compile_plan(TeachingPlan.derive(64, 64, 64), keep={str(kept)!r})\n"
     )
     environment = {
         **os.environ,
@@ -75,7 +75,7 @@ class Sound:
     parts: dict[str, bytes]
     compilations: int = 0
 
-    def compile(self, plan: GemmPlan, symbol: str) -> dict[str, bytes]:
+    def compile(self, plan: TeachingPlan, symbol: str) -> dict[str, bytes]:
         """In place of the compiler, which says the same each time (see the test of many processes), and counted."""
         assert plan == derive(stages=3) and symbol == f"layoutgemm_{self.name.removesuffix('.zip')}"
         self.compilations += 1
@@ -87,7 +87,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, bytes, dict
     folder, parts = tmp_path_factory.mktemp("sound"), {}
     trace = compiling._trace
 
-    def traced(plan: GemmPlan, symbol: str) -> dict[str, bytes]:
+    def traced(plan: TeachingPlan, symbol: str) -> dict[str, bytes]:
         parts.update(trace(plan, symbol))
         return parts
 
@@ -157,9 +157,9 @@ def test_no_cache_is_no_obstacle(place: str, sound: Sound, monkeypatch: pytest.M
 
 def test_many_processes_may_compile_at_once(tmp_path: Path) -> None:
     program = (
-        "from layoutgemm.kernels import GemmPlan\n"
+        "from layoutgemm.kernels import TeachingPlan\n"
         "import hashlib\n"
-        "print(hashlib.sha256(GemmPlan.derive(64, 64, 64).compile().cubin).hexdigest())\n"
+        "print(hashlib.sha256(TeachingPlan.derive(64, 64, 64).compile().cubin).hexdigest())\n"
     )
     environment = {**os.environ, "LAYOUTGEMM_CACHE_DIR": str(tmp_path), "PYTHONPATH": PATH}
     start = functools.partial(

@@ -7,7 +7,8 @@ import importlib.util
 import numpy as np
 import pytest
 
-from layoutgemm import OperandError, Sm90Config, Sm90Plan
+from layoutgemm import Sm90Config, Sm90Plan
+from layoutgemm.errors import OperandError
 from layoutgemm.kernels.epilogue.arrays import Arrays
 from layoutgemm.kernels.epilogue.chain import Amax, Aux, Bias, Custom, Epilogue, Residual, Scale
 from layoutgemm.kernels.sm90.mainloop import Promoted, Table

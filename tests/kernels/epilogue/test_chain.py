@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from layoutgemm import OperandError, PlanError, Sm90Config
+from layoutgemm import Sm90Config
 from layoutgemm.dtypes import dtype
 from layoutgemm.emulator.machine.interpreter import Policy
+from layoutgemm.errors import OperandError, PlanError
 from layoutgemm.kernels.compile.cache import facts_of
 from layoutgemm.kernels.derive import padded_leading
 from layoutgemm.kernels.epilogue.arrays import Arrays

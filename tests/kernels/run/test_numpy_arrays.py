@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from layoutgemm.errors import OperandError, PlanError
-from layoutgemm.kernels import GemmPlan, error_bound
+from layoutgemm.kernels import TeachingPlan, error_bound
 from layoutgemm.kernels.run.torch_tensors import gpu_for
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
@@ -17,7 +17,7 @@ def arrays(m=8, n=16, k=24, kind=np.float32):
     return rng.integers(-3, 4, (m, k)).astype(kind), rng.integers(-3, 4, (k, n)).astype(kind)
 
 
-PLAN = GemmPlan.derive(8, 16, 24)
+PLAN = TeachingPlan.derive(8, 16, 24)
 
 
 def test_result_says_where_it_ran():
@@ -47,7 +47,7 @@ def test_values_are_rounded_to_bf16():
 
 
 def test_pitch_that_a_tensor_map_cannot_take_is_noted_or_refused():
-    plan = GemmPlan.derive(8, 16, 17)
+    plan = TeachingPlan.derive(8, 16, 17)
     a, b = arrays(k=17)
     result = plan.run(a, b, device="reference")
     assert np.array_equal(result.c, a @ b)
@@ -58,7 +58,7 @@ def test_pitch_that_a_tensor_map_cannot_take_is_noted_or_refused():
     with pytest.raises(OperandError, match=r"a: leading dimension 17 elements .* copy=True makes a copy"):
         plan.run(a, b, device="reference", copy=False)
     # one line has no pitch
-    assert GemmPlan.derive(1, 16, 17).run(a[:1], b, device="reference", copy=False).copies == ()
+    assert TeachingPlan.derive(1, 16, 17).run(a[:1], b, device="reference", copy=False).copies == ()
 
 
 def test_out_is_filled_and_checked():
@@ -127,7 +127,7 @@ def test_torch_cpu_tensors_run_in_the_executor():
     a, b = (torch.from_numpy(x).bfloat16() for x in arrays())
     result = PLAN.run(a, b, device="reference")
     assert result.c.dtype == torch.float32 and torch.equal(result.c, a.float() @ b.float())
-    half = GemmPlan.derive(8, 16, 24, b="bf16:col", c="bf16").run(a, b.T.contiguous().T, device="reference")
+    half = TeachingPlan.derive(8, 16, 24, b="bf16:col", c="bf16").run(a, b.T.contiguous().T, device="reference")
     assert half.c.dtype == torch.bfloat16 and torch.equal(half.c, (a.float() @ b.float()).bfloat16())
     out = torch.empty(8, 16)
     assert PLAN.run(a, b, out=out, device="reference").c is out and torch.equal(out, a.float() @ b.float())
@@ -141,10 +141,10 @@ def test_torch_cpu_tensors_run_in_the_executor():
 
 
 def test_error_bound_is_the_formula():
-    plan = GemmPlan.derive(2, 2, 40)
+    plan = TeachingPlan.derive(2, 2, 40)
     a, b = np.ones((2, 40)), -np.ones((40, 2))
     assert np.allclose(error_bound(plan, a, b), 17 * 3 * 2.0**-23 * 40)
-    narrow = GemmPlan.derive(2, 2, 40, c="bf16")
+    narrow = TeachingPlan.derive(2, 2, 40, c="bf16")
     assert np.allclose(error_bound(narrow, a, b), 17 * 3 * 2.0**-23 * 40 * (1 + 2**-8) + 40 * 2**-8)
 
 

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from layoutgemm.kernels import GemmPlan, Sm90Config, Sm90Plan
+from layoutgemm.kernels import Sm90Config, Sm90Plan, TeachingPlan
 from layoutgemm.kernels.epilogue.chain import Aux, Bias, Epilogue
 from layoutgemm.kernels.sm80.plan import Sm80Plan
 from layoutgemm.kernels.sm100.plan import Sm100Plan
 
 SPLIT = Sm90Config((64, 16), consumers=1, loader="warp", single=True, split=2)
 PLANS = {
-    "first": lambda: GemmPlan.derive(64, 64, 64),
+    "first": lambda: TeachingPlan.derive(64, 64, 64),
     "mma.sync": lambda: Sm80Plan.derive(256, 256, 256),
     "Hopper": lambda: Sm90Plan.derive(512, 512, 512, config=Sm90Config()),
     "split": lambda: Sm90Plan.derive(16, 64, 1024, b="bf16:col", config=SPLIT),

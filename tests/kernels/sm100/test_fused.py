@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from layoutgemm import OperandError
+from layoutgemm.errors import OperandError
 from layoutgemm.kernels.compile.compiler import kernel_facts
 from layoutgemm.kernels.epilogue.chain import Activation, Amax, Aux, Bias, Clamp, Epilogue, Scale
 from layoutgemm.kernels.sm100.plan import Sm100Config, Sm100Plan

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from layoutgemm import GemmPlan
+from layoutgemm.kernels import GemmPlan
 from layoutgemm.kernels.derive import padded_leading
 from layoutgemm.kernels.sm90.plan import Sm90Config, Sm90Plan
 

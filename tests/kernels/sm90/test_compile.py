@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from layoutgemm.errors import AtomError, PlanError
-from layoutgemm.kernels import GemmConfig, GemmPlan
+from layoutgemm.kernels import TeachingConfig, TeachingPlan
 from layoutgemm.kernels.compile import compiler as compiling
 from tests.kernels.oracles import nvidia_map, once, run_program
 from tests.oracle.ptx_constants import wgmma_uses
@@ -44,14 +44,14 @@ TILES = [
 
 def derive(
     a: str = "bf16", b: str = "bf16", c: str = "f32", m: int = 64, n: int = 64, k: int = 64, **config: Any
-) -> GemmPlan:
-    return GemmPlan.derive(m, n, k, a=a, b=b, c=c, config=GemmConfig(**config))
+) -> TeachingPlan:
+    return TeachingPlan.derive(m, n, k, a=a, b=b, c=c, config=TeachingConfig(**config))
 
 
 # ------------------------------------------------------------------------------------------------- what the code says
 
 
-def check_ptx(plan: GemmPlan, ptx: str) -> None:
+def check_ptx(plan: TeachingPlan, ptx: str) -> None:
     """Every constant of the plan that PTX shows, bit by bit; AssertionError names the first that differs."""
     uses = wgmma_uses(ptx)
     assert len(uses) == plan.tile[2] // plan.mma.shape_mnk[2], f"{len(uses)} wgmmas"
@@ -78,7 +78,7 @@ def check_ptx(plan: GemmPlan, ptx: str) -> None:
     assert f".target {plan.arch.name}" in ptx
 
 
-def check_sass(plan: GemmPlan, compiled: compiling.CompiledGemm) -> None:
+def check_sass(plan: TeachingPlan, compiled: compiling.CompiledGemm) -> None:
     """The machine code holds as many instructions of each kind as the plan implies, and nothing slow by mistake."""
     code, taken = compiled.sass(), compiled.resources
     k_blocks = len(plan.a.descriptor.k_steps)
@@ -151,7 +151,7 @@ def span(swizzle: str) -> int:
     return {"none": 16, "32B": 32, "64B": 64, "128B": 128}[swizzle]
 
 
-def plan_of(request: dict[str, Any]) -> GemmPlan:
+def plan_of(request: dict[str, Any]) -> TeachingPlan:
     """Our plan for what a request describes: A is row-major when K-major, B is column-major when K-major."""
     (major_a, swizzle_a), (major_b, swizzle_b) = request["a"], request["b"]
     return derive(
@@ -170,7 +170,7 @@ def nvidia(folder_of_this_run: Path) -> list[tuple[dict[str, Any], dict[str, Any
     return list(zip(requests, answers, strict=True))
 
 
-def misfits(plan: GemmPlan, answer: dict[str, Any]) -> list[str]:
+def misfits(plan: TeachingPlan, answer: dict[str, Any]) -> list[str]:
     """Where the plan differs from NVIDIA's derivation: descriptor words of every K block, transposes, boxes."""
     found = []
     for index, (a, b, transposed_a, transposed_b) in enumerate(answer["wgmma"]):
@@ -204,11 +204,11 @@ def test_a_changed_constant_is_seen_against_nvidia(nvidia: list[tuple[dict[str, 
         assert misfits(mutant, answer) or mutant.barrier != plan.barrier, mutant
 
 
-def mutants(plan: GemmPlan) -> Iterator[GemmPlan]:
+def mutants(plan: TeachingPlan) -> Iterator[TeachingPlan]:
     """The plan with one constant of its A operand, or of its barrier, changed."""
     change = dataclasses.replace
 
-    def with_a(**fields: Any) -> GemmPlan:
+    def with_a(**fields: Any) -> TeachingPlan:
         return change(plan, a=change(plan.a, **fields))
 
     descriptor, tma = plan.a.descriptor, plan.a.tma
@@ -244,7 +244,7 @@ def test_a_changed_constant_is_seen_in_the_ptx() -> None:
 # ------------------------------------------------------------------------------------- what the host half really does
 
 
-def host_calls(recorder: str, runs: list[tuple[GemmPlan, list[int]]], folder: Path) -> list[list[dict[str, Any]]]:
+def host_calls(recorder: str, runs: list[tuple[TeachingPlan, list[int]]], folder: Path) -> list[list[dict[str, Any]]]:
     """Run each plan's compiled host function on its arguments, in one process; each one's calls to the CUDA runtime."""
     requests = []
     for index, (plan, arguments) in enumerate(runs):
@@ -268,7 +268,7 @@ SIZES = [
 ]
 
 
-def check_calls(plan: GemmPlan, arguments: list[int], calls: list[dict[str, Any]]) -> None:
+def check_calls(plan: TeachingPlan, arguments: list[int], calls: list[dict[str, Any]]) -> None:
     """The host function encodes the plan's boxes over the run's sizes, and launches one block a tile."""
     a, b, _, m, n, k, lda, ldb, _, stream = arguments
     extents = {"m": m, "n": n, "k": k}
@@ -289,7 +289,7 @@ def check_calls(plan: GemmPlan, arguments: list[int], calls: list[dict[str, Any]
             "l2": 2,  # CU_TENSOR_MAP_L2_PROMOTION_L2_128B
             "oob": 0,  # zeros
         }
-    assert launch["grid"] == list(GemmPlan.derive(m, n, k).grid)
+    assert launch["grid"] == list(TeachingPlan.derive(m, n, k).grid)
     assert (launch["block"], launch["shared"], launch["stream"]) == ([plan.threads, 1, 1], plan.smem.total, stream)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from layoutgemm import GemmPlan
+from layoutgemm.kernels import GemmPlan
 from layoutgemm.kernels.derive import Ends
 from layoutgemm.kernels.sm90.edges import ends_check
 from layoutgemm.kernels.sm90.plan import Sm90Plan

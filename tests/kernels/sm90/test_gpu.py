@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from layoutgemm import GemmPlan
 from layoutgemm.dtypes import tf32
 from layoutgemm.errors import OperandError
-from layoutgemm.kernels import error_bound
+from layoutgemm.kernels import GemmPlan, error_bound
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice
 from layoutgemm.kernels.sm90.plan import Sm90Config, Sm90Plan
 from tests.kernels.sm90.table import TABLE, small

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from layoutgemm import GemmPlan, Layout
+from layoutgemm import Layout
 from layoutgemm.atoms import wgmma
 from layoutgemm.errors import LayoutError, OperandError, PlanError
-from layoutgemm.kernels import GemmConfig, error_bound
+from layoutgemm.kernels import GemmPlan, TeachingConfig, TeachingPlan, error_bound
 from layoutgemm.kernels.compile.compiler import kernel_facts
 from layoutgemm.kernels.sm90 import checks as sm90_proofs
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice
@@ -44,7 +44,7 @@ def derive(m: int = 300, n: int = 200, k: int = 200, *, a: Any = "bf16", b: Any 
 
 def test_the_config_chooses_the_kernel() -> None:
     assert isinstance(derive(), Sm90Plan)
-    assert isinstance(GemmPlan.derive(64, 64, 64, config=GemmConfig()), GemmPlan)
+    assert isinstance(TeachingPlan.derive(64, 64, 64, config=TeachingConfig()), TeachingPlan)
     plan = derive()
     assert plan == derive() and hash(plan) == hash(derive()) and pickle.loads(pickle.dumps(plan)) == plan
     assert plan != derive(k=201) and kernel_facts(plan) == kernel_facts(derive(m=9, n=9, k=9))
@@ -79,11 +79,10 @@ def test_registers_change_hands_where_threads_start_with_too_few() -> None:
 REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: derive(m=0), "m = 0: a size is 1 to 2"),
     (lambda: derive(k=2**31), "k = 2147483648: a size"),
-    (lambda: derive(n=True), "n of GemmPlan.derive must be an integer"),
+    (lambda: derive(n=True), "n of plan must be an integer"),
     (lambda: derive(batch=0), "batch = 0: a size"),
-    (lambda: derive(batch=2.0), "batch of GemmPlan.derive must be an integer"),
-    (lambda: GemmPlan.derive(64, 64, 64, batch=2), "batch = 2: this kernel multiplies one pair"),
-    (lambda: GemmPlan.derive(64, 64, 64, arch="sm_80", config=Sm90Config()), "Sm90Config is for sm_90a, not for sm_80"),
+    (lambda: derive(batch=2.0), "batch of plan must be an integer"),
+    (lambda: GemmPlan.derive(64, 64, 64, arch="sm_80", config=Sm90Config()), "sm_80 takes a Sm80Config"),
     (lambda: derive(a="f32"), "a is f32; this kernel multiplies"),
     (lambda: derive(c="i8"), "c is i8; of bf16 inputs this kernel stores f32"),
     (lambda: derive(a="e4m3", b="e4m3:row"), "e4m3"),

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from layoutgemm import GemmPlan
 from layoutgemm.dtypes import f32, tf32
 from layoutgemm.errors import EmulatorError, OperandError, PlanError
-from layoutgemm.kernels import error_bound
+from layoutgemm.kernels import GemmPlan, error_bound
 from layoutgemm.kernels.epilogue.chain import Epilogue, Scale, VectorScale
 from layoutgemm.kernels.epilogue.parameters import Placed, words_of
 from layoutgemm.kernels.run.hardware_model import unwritten

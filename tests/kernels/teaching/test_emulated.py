@@ -14,12 +14,12 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
-from layoutgemm import GemmPlan
 from layoutgemm.emulator.machine.interpreter import Launch
 from layoutgemm.emulator.mutation.mutants import Mutant, deletions, edited, fields
 from layoutgemm.emulator.mutation.run import Case, Survey, sample, verdict
 from layoutgemm.emulator.mutation.survivors import Explainer
 from layoutgemm.emulator.ptx.parser import Kernel
+from layoutgemm.kernels import TeachingPlan
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the CuTe DSL (extra `dsl`)"),
@@ -32,7 +32,7 @@ SIZES = ((64, 64, 64), (70, 66, 100), (64, 130, 192), (33, 64, 328))
 def case(m: int, n: int, k: int) -> tuple[Kernel, Case]:
     from layoutgemm.kernels.run.emulated import linked
 
-    plan = GemmPlan.derive(m, n, k, a="bf16", b="bf16:col", c="f32")
+    plan = TeachingPlan.derive(m, n, k, a="bf16", b="bf16:col", c="f32")
     host = linked(plan)
     rng = np.random.default_rng(m + n + k)
     pitch = -(-k // 8) * 8

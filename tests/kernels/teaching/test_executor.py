@@ -10,7 +10,7 @@ from layoutgemm import Layout
 from layoutgemm.atoms import SmemDescriptor, TmaCopy
 from layoutgemm.atoms.smem.descriptor import SM90_FIELDS
 from layoutgemm.errors import LayoutError, PlanError
-from layoutgemm.kernels import GemmConfig, GemmPlan, error_bound
+from layoutgemm.kernels import TeachingConfig, TeachingPlan, error_bound
 from layoutgemm.kernels.run.hardware_model import Barrier, SharedMemory, accumulator_registers
 
 SIZES = [(64, 64, 64), (128, 64, 256), (1, 1, 1), (65, 63, 65), (200, 136, 72), (3, 130, 17), (70, 5, 640)]
@@ -47,29 +47,29 @@ def assert_right(plan):
 @pytest.mark.parametrize("b_order", ("row", "col"))
 @pytest.mark.parametrize("a_order", ("row", "col"))
 def test_sizes_and_orders(size, a_order, b_order):
-    assert_right(GemmPlan.derive(*size, a=f"bf16:{a_order}", b=f"bf16:{b_order}"))
+    assert_right(TeachingPlan.derive(*size, a=f"bf16:{a_order}", b=f"bf16:{b_order}"))
 
 
 @pytest.mark.parametrize("kind, c", (("bf16", "bf16"), ("f16", "f32"), ("f16", "f16")))
 def test_types(kind, c):
-    assert_right(GemmPlan.derive(100, 72, 130, a=kind, b=f"{kind}:col", c=c))
+    assert_right(TeachingPlan.derive(100, 72, 130, a=kind, b=f"{kind}:col", c=c))
 
 
 CONFIGS = [
-    GemmConfig(tile_k=16, stages=1),
-    GemmConfig(tile_k=32, stages=3),
-    GemmConfig(tile_k=128),
-    GemmConfig(tile_n=8),
-    GemmConfig(tile_n=40),
-    GemmConfig(tile_n=256),
-    *(GemmConfig(swizzle_a=s, swizzle_b=t) for s, t in product(("none", "32B", "64B"), repeat=2)),
+    TeachingConfig(tile_k=16, stages=1),
+    TeachingConfig(tile_k=32, stages=3),
+    TeachingConfig(tile_k=128),
+    TeachingConfig(tile_n=8),
+    TeachingConfig(tile_n=40),
+    TeachingConfig(tile_n=256),
+    *(TeachingConfig(swizzle_a=s, swizzle_b=t) for s, t in product(("none", "32B", "64B"), repeat=2)),
 ]
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 @pytest.mark.parametrize("orders", (("row", "row"), ("col", "col")))
 def test_tiles_stages_and_swizzles(config, orders):
-    assert_right(GemmPlan.derive(70, 90, 200, a=f"bf16:{orders[0]}", b=f"bf16:{orders[1]}", config=config))
+    assert_right(TeachingPlan.derive(70, 90, 200, a=f"bf16:{orders[0]}", b=f"bf16:{orders[1]}", config=config))
 
 
 # ------------------------------------------------------------------------------------------- a wrong plan gives a wrong
@@ -91,7 +91,7 @@ replace = dataclasses.replace
 
 
 def plan_of(a="row", b="row", **config):
-    return GemmPlan.derive(128, 128, 128, a=f"bf16:{a}", b=f"bf16:{b}", config=GemmConfig(**config))
+    return TeachingPlan.derive(128, 128, 128, a=f"bf16:{a}", b=f"bf16:{b}", config=TeachingConfig(**config))
 
 
 def with_operand(plan, name, **changes):
@@ -133,7 +133,7 @@ def test_every_bit_of_both_descriptors_matters(orders, swizzle):
 
 
 def test_every_number_of_the_plan_matters():
-    plan = GemmPlan.derive(128, 128, 384, b="bf16:col", config=GemmConfig(tile_k=128, stages=2))
+    plan = TeachingPlan.derive(128, 128, 384, b="bf16:col", config=TeachingConfig(tile_k=128, stages=2))
     assert outcome(plan) is None
     first, second = plan.a.tma.instructions
     steps = plan.a.descriptor.k_steps

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from layoutgemm.errors import OperandError
-from layoutgemm.kernels import GemmPlan
+from layoutgemm.kernels import TeachingPlan
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
 pytestmark = [pytest.mark.gpu, pytest.mark.dsl]
@@ -22,7 +22,7 @@ def product(a, b):
 
 
 def test_views_that_tensor_copies_take_are_not_copied():
-    plan = GemmPlan.derive(M, N, K, b="bf16:col")
+    plan = TeachingPlan.derive(M, N, K, b="bf16:col")
     wide = integers(M, 2 * K)
     weights = integers(N, K)
     for a, b in ((wide[:, :K], weights.T), (wide[:, K:], weights.T), (wide[:, :K].contiguous(), weights.T)):
@@ -42,7 +42,7 @@ COPIES = [
 
 @pytest.mark.parametrize("view, rule", COPIES, ids=range(len(COPIES)))
 def test_views_that_they_do_not_take_are_copied_or_refused(view, rule):
-    plan = GemmPlan.derive(M, N, K)
+    plan = TeachingPlan.derive(M, N, K)
     a, b = view(integers(M, K)), integers(K, N)
     result = plan.run(a, b)
     assert len(result.copies) == 1 and result.copies[0].startswith("a")
@@ -53,13 +53,13 @@ def test_views_that_they_do_not_take_are_copied_or_refused(view, rule):
 
 def test_one_line_has_no_pitch():
     for m, k in ((1, 17), (3, 1), (1, 1)):
-        plan = GemmPlan.derive(m, N, k, a="bf16:row" if m == 1 else "bf16:col")
+        plan = TeachingPlan.derive(m, N, k, a="bf16:row" if m == 1 else "bf16:col")
         a, b = integers(m, k), integers(k, N)
         assert torch.equal(plan.run(a, b).c, product(a, b))
 
 
 def test_out_with_a_pitch_of_its_own_keeps_what_lies_between():
-    plan = GemmPlan.derive(M, N, K, c="bf16")
+    plan = TeachingPlan.derive(M, N, K, c="bf16")
     whole = torch.full((M, N + 7), 5.0, dtype=torch.bfloat16, device="cuda")
     a, b = integers(M, K), integers(K, N)
     result = plan.run(a, b, out=whole[:, :N])
@@ -68,7 +68,7 @@ def test_out_with_a_pitch_of_its_own_keeps_what_lies_between():
 
 
 def test_bad_operands_are_named():
-    plan = GemmPlan.derive(M, N, K)
+    plan = TeachingPlan.derive(M, N, K)
     a, b = integers(M, K), integers(K, N)
     for arguments, text in (
         ((a, b.cpu()), "a is a torch tensor on cuda:0 and b a torch tensor on cpu"),
@@ -84,11 +84,11 @@ def test_bad_operands_are_named():
         plan.run(a, b, out=torch.empty(M, N))
     with pytest.raises(OperandError, match="out, which is written to, shares memory with a"):
         square = integers(64, 64)
-        GemmPlan.derive(64, 64, 64, c="bf16").run(square, square.clone(), out=square)
+        TeachingPlan.derive(64, 64, 64, c="bf16").run(square, square.clone(), out=square)
 
 
 def test_numpy_arrays_and_cpu_tensors_are_taken_to_the_gpu():
-    plan = GemmPlan.derive(M, N, K, a="bf16:col")
+    plan = TeachingPlan.derive(M, N, K, a="bf16:col")
     a, b = integers(M, K).cpu(), integers(K, N).cpu()
     exact = (a.double() @ b.double()).float()
     for given in ((a, b), (a.float().numpy(), b.float().numpy())):
@@ -99,7 +99,7 @@ def test_numpy_arrays_and_cpu_tensors_are_taken_to_the_gpu():
 
 
 def test_a_stream_of_the_callers():
-    plan = GemmPlan.derive(M, N, K)
+    plan = TeachingPlan.derive(M, N, K)
     a, b = integers(M, K), integers(K, N)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -111,7 +111,7 @@ def test_a_stream_of_the_callers():
 
 def test_more_than_2_to_the_31_elements_of_c():
     m, n, k = 65536 + 64, 32768 + 8, 8
-    plan = GemmPlan.derive(m, n, k, c="bf16")
+    plan = TeachingPlan.derive(m, n, k, c="bf16")
     a, b = integers(m, k), integers(k, n)
     c = plan.run(a, b).c
     for rows in (slice(0, 128), slice(m - 128, m)):

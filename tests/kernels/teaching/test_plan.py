@@ -7,7 +7,7 @@ import pytest
 
 from layoutgemm.atoms import wgmma
 from layoutgemm.errors import LayoutError, PlanError
-from layoutgemm.kernels import GemmConfig, GemmPlan, Operand
+from layoutgemm.kernels import Operand, TeachingConfig, TeachingPlan
 from layoutgemm.kernels.compile.compiler import kernel_facts
 
 
@@ -20,7 +20,7 @@ def test_majors_follow_the_orders():
         ("col", "col"): ("MN", "K"),
     }
     for (a, b), majors in table.items():
-        plan = GemmPlan.derive(64, 64, 64, a=f"bf16:{a}", b=f"bf16:{b}")
+        plan = TeachingPlan.derive(64, 64, 64, a=f"bf16:{a}", b=f"bf16:{b}")
         assert (plan.a.major, plan.b.major) == majors
         assert plan.a.tma.dims == (("k", "m") if majors[0] == "K" else ("m", "k"))
         assert plan.b.tma.dims == (("n", "k") if majors[1] == "MN" else ("k", "n"))
@@ -31,18 +31,18 @@ def test_majors_follow_the_orders():
 @pytest.mark.parametrize(
     "config",
     (
-        GemmConfig(),
-        GemmConfig(tile_k=16, stages=1),
-        GemmConfig(tile_n=8),
-        GemmConfig(tile_n=104, tile_k=48),
-        GemmConfig(tile_n=256, tile_k=128),
-        GemmConfig(swizzle_a="none", swizzle_b="32B"),
+        TeachingConfig(),
+        TeachingConfig(tile_k=16, stages=1),
+        TeachingConfig(tile_n=8),
+        TeachingConfig(tile_n=104, tile_k=48),
+        TeachingConfig(tile_n=256, tile_k=128),
+        TeachingConfig(swizzle_a="none", swizzle_b="32B"),
     ),
 )
 def test_every_plan_holds(a, b, config):
     kind = a.partition(":")[0]
     for c in ("f32", kind):
-        plan = GemmPlan.derive(200, 136, 72, a=a, b=f"{kind}:{b}", c=c, config=config)
+        plan = TeachingPlan.derive(200, 136, 72, a=a, b=f"{kind}:{b}", c=c, config=config)
         report = plan.check()
         assert report, str(report)
         assert len(report) >= 12
@@ -50,13 +50,13 @@ def test_every_plan_holds(a, b, config):
 
 
 def test_stages_fall_to_what_fits():
-    assert GemmPlan.derive(64, 64, 64).stages == 4
-    assert GemmPlan.derive(64, 256, 64, config=GemmConfig(tile_n=256, tile_k=128)).stages == 2
+    assert TeachingPlan.derive(64, 64, 64).stages == 4
+    assert TeachingPlan.derive(64, 256, 64, config=TeachingConfig(tile_n=256, tile_k=128)).stages == 2
 
 
 @pytest.mark.parametrize("m, n, k", ((1, 1, 1), (64, 64, 64), (65, 127, 33), (10**9, 1, 1), (3, 5, 2**31 - 1)))
 def test_any_size(m, n, k):
-    plan = GemmPlan.derive(m, n, k)
+    plan = TeachingPlan.derive(m, n, k)
     assert plan.check()
     assert plan.tiles == (-(-m // 64), -(-n // 64), -(-k // 64))
 
@@ -65,23 +65,23 @@ BAD = [
     ({"m": 0}, "m = 0: a size is 1 to 2"),
     ({"n": -3}, "n = -3: a size is 1 to 2"),
     ({"k": 2**31}, "k = 2147483648: a size is 1 to 2"),
-    ({"m": 64.0}, "m of GemmPlan.derive must be an integer, not 64.0"),
-    ({"m": True}, "m of GemmPlan.derive must be an integer, not True"),
+    ({"m": 64.0}, "m of TeachingPlan.derive must be an integer, not 64.0"),
+    ({"m": True}, "m of TeachingPlan.derive must be an integer, not True"),
     ({"m": 2**31 - 1, "n": 2**31 - 1}, "a grid holds 2**31 - 1 blocks"),
-    ({"arch": "sm_80", "config": GemmConfig()}, "this kernel needs wgmma, which sm_80 has not"),
+    ({"arch": "sm_80", "config": TeachingConfig()}, "this kernel needs wgmma, which sm_80 has not"),
     ({"arch": "sm_91"}, "do you mean sm_90a"),
     ({"a": "bf16", "b": "f16"}, "both bf16 or both f16"),
     ({"a": "f32"}, "both bf16 or both f16; got A f32"),
     ({"a": "bf16:diagonal"}, "the order is 'row' or 'col', not 'diagonal'"),
     ({"c": "f16"}, "c is f16; this kernel stores f32 or the inputs' bf16"),
     ({"c": "f32:col"}, "C^T = B^T @ A^T"),
-    ({"config": GemmConfig(tile_n=60)}, "N = 60 is none of them"),
-    ({"config": GemmConfig(tile_k=24)}, "tile_k = 24 is no multiple of the instruction's K = 16"),
-    ({"config": GemmConfig(tile_k=8)}, "tile_k = 8: a stage holds at least one K block of 16"),
-    ({"config": GemmConfig(stages=0)}, "stages = 0: at least one"),
-    ({"config": GemmConfig(stages=100)}, "14 stage(s) fit"),
-    ({"config": GemmConfig(swizzle_a="128B", tile_k=32)}, "its K extent 32 is no multiple of the atom's 64"),
-    ({"config": GemmConfig(swizzle_b="96B")}, "unknown shared-memory swizzle '96B'"),
+    ({"config": TeachingConfig(tile_n=60)}, "N = 60 is none of them"),
+    ({"config": TeachingConfig(tile_k=24)}, "tile_k = 24 is no multiple of the instruction's K = 16"),
+    ({"config": TeachingConfig(tile_k=8)}, "tile_k = 8: a stage holds at least one K block of 16"),
+    ({"config": TeachingConfig(stages=0)}, "stages = 0: at least one"),
+    ({"config": TeachingConfig(stages=100)}, "14 stage(s) fit"),
+    ({"config": TeachingConfig(swizzle_a="128B", tile_k=32)}, "its K extent 32 is no multiple of the atom's 64"),
+    ({"config": TeachingConfig(swizzle_b="96B")}, "unknown shared-memory swizzle '96B'"),
 ]
 
 
@@ -89,7 +89,7 @@ BAD = [
 def test_refusals(change, text):
     arguments = {"m": 64, "n": 64, "k": 64} | change
     with pytest.raises(LayoutError) as error:
-        GemmPlan.derive(arguments.pop("m"), arguments.pop("n"), arguments.pop("k"), **arguments)
+        TeachingPlan.derive(arguments.pop("m"), arguments.pop("n"), arguments.pop("k"), **arguments)
     assert text in str(error.value)
 
 
@@ -98,9 +98,9 @@ def failing(plan):
 
 
 def test_every_check_can_fail():
-    plan = GemmPlan.derive(200, 136, 72, b="bf16:col")
+    plan = TeachingPlan.derive(200, 136, 72, b="bf16:col")
     assert not failing(plan)
-    other = GemmPlan.derive(200, 136, 72, b="bf16:col", config=GemmConfig(swizzle_a="64B"))
+    other = TeachingPlan.derive(200, 136, 72, b="bf16:col", config=TeachingConfig(swizzle_a="64B"))
     replace = dataclasses.replace
     broken = {
         "copy A": replace(plan, a=replace(plan.a, tma=other.a.tma)),
@@ -119,7 +119,7 @@ def test_every_check_can_fail():
 
 
 def test_explanation_holds_the_numbers():
-    text = GemmPlan.derive(200, 136, 72, b="bf16:col").explain()
+    text = TeachingPlan.derive(200, 136, 72, b="bf16:col").explain()
     for part in (
         "4 x 3 of C, 2 along K",
         "box (k 64, m 64) of bf16, swizzle 128B, 8192 bytes, 1 instruction",
@@ -132,16 +132,17 @@ def test_explanation_holds_the_numbers():
 
 
 def test_plans_are_values():
-    plan = GemmPlan.derive(200, 136, 72)
-    assert plan == GemmPlan.derive(200, 136, 72) and plan != GemmPlan.derive(200, 136, 73)
-    assert hash(plan) == hash(GemmPlan.derive(200, 136, 72))
+    plan = TeachingPlan.derive(200, 136, 72)
+    assert plan == TeachingPlan.derive(200, 136, 72) and plan != TeachingPlan.derive(200, 136, 73)
+    assert hash(plan) == hash(TeachingPlan.derive(200, 136, 72))
     assert pickle.loads(pickle.dumps(plan)) == plan
     # the compiled code does not depend on the sizes
     facts = kernel_facts(plan)
-    assert facts == kernel_facts(GemmPlan.derive(1, 2, 3)) != kernel_facts(GemmPlan.derive(200, 136, 72, c="bf16"))
+    assert facts == kernel_facts(TeachingPlan.derive(1, 2, 3))
+    assert facts != kernel_facts(TeachingPlan.derive(200, 136, 72, c="bf16"))
     assert Operand.parse(Operand.parse("bf16:col")) == Operand.parse("bf16:col")
 
 
 def test_drawing_names_the_instruction():
-    svg = GemmPlan.derive(64, 64, 64).svg()
+    svg = TeachingPlan.derive(64, 64, 64).svg()
     assert svg.startswith("<svg") and "m64n64k16" in svg

@@ -25,7 +25,7 @@ from layoutgemm.kernels.page import plan_figure
 from layoutgemm.kernels.sm80.plan import Sm80Config, Sm80Plan
 from layoutgemm.kernels.sm90.plan import Sm90Config, Sm90Plan
 from layoutgemm.kernels.sm100.plan import Sm100Config, Sm100Plan
-from layoutgemm.kernels.teaching.plan import GemmPlan
+from layoutgemm.kernels.teaching.plan import TeachingPlan
 from layoutgemm.layouts import Layout, Swizzle
 from layoutgemm.view.pages.html import page
 from layoutgemm.view.pages.model import MAX_ELEMENTS, Figure, Matrix, packed, unpacked
@@ -272,7 +272,7 @@ def test_ampere_deals_out_its_products(types):
 
 
 def test_other_plans_and_sizes():
-    first = GemmPlan.derive(200, 136, 72, b="bf16:col")
+    first = TeachingPlan.derive(200, 136, 72, b="bf16:col")
     assert Shown(first.html(), "B").extent == (64, 64)
     pair = Sm100Plan.derive(512, 512, 512, config=Sm100Config((256, 256)))
     assert Shown(pair.html(), "B").fact("shared memory of block").max() == 1

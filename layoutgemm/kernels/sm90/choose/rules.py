@@ -107,7 +107,7 @@ _WHOLE: dict[str, Any] = {"loader": "self", "early": 0}
 @checked(PlanError)
 def choose(
     m: int, n: int, k: int, *, batch: int = 1, a: Any = "bf16", b_major: str = "K", multiprocessors: int | Places = 132,
-    gated: Gated | str | None = None, matrices: bool = False,
+    gated: Gated | str | None = None, matrices: bool = False, in_place: bool = False,
 ) -> tuple[Sm90Choice, str]:  # fmt: skip
     """The configuration for C[m, n] = A[m, k] @ B[k, n], and why, in words.
 
@@ -120,6 +120,7 @@ def choose(
     multiprocessors  the GPU's, or its `Places`; of a number alone it is taken to place clusters as an H200 does
     matrices whether an epilogue reads or writes matrices of C's shape, across whose rows it goes where operands change
              places: products of 16 bits and more than 64 rows then change them for a larger gain
+    in_place whether the operands keep their places: nothing is computed as C^T = B^T @ A^T
 
     Raises PlanError for sizes below 1, for an MN-major B that the instruction does not read, and for a gated product of
     such a B or of a batch.
@@ -146,10 +147,11 @@ def choose(
         halves, n = HALVES, HALVES * n
     places = Places.of(multiprocessors)
     if m <= 64:
-        few = for_few_rows(m, n, k, batch, kind, b_major, places, _unit(kind, halves), halves == 1)
+        few = for_few_rows(m, n, k, batch, kind, b_major, places, _unit(kind, halves), halves == 1 and not in_place)
         return Sm90Choice(few.config, few.swapped), few.reason + _gated_reason(few.config.tile[1], halves)
     if kind.bits == 16 and halves == 1:
-        best = likeliest(m, n, k, b_major, batch=batch, multiprocessors=places, matrices=matrices)[0]
+        ranked = likeliest(m, n, k, b_major, batch=batch, multiprocessors=places, matrices=matrices)
+        best = next(each for each in ranked if not (in_place and each.swapped))
         return of_estimate(best, m, n, k, b_major, batch=batch)
     bits = kind.bits
     work = 2 * m * n * k * batch * bits // 16

@@ -1,0 +1,122 @@
+"""The front door: which production kernel computes a product on an architecture, and its plan.
+
+Each architecture has one production kernel, and a rule that configures it: measured on sm_90a and sm_80, the defaults
+elsewhere. The teaching kernel is asked for by its name, `TeachingPlan.derive`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from ..arch import Arch, ArchName
+from ..arch import arch as arch_named
+from ..arguments import checked
+from ..errors import PlanError
+from .derive import Given, Operand
+from .epilogue.chain import Epilogue
+from .plan import GemmPlan
+from .sm80.choose import choose_sm80
+from .sm80.plan import Sm80Config, Sm80Plan
+from .sm90.choose.rules import choose
+from .sm90.gated import Gated
+from .sm90.plan import Sm90Config, Sm90Plan
+from .sm90.types import operands
+from .sm100.plan import Sm100Config, Sm100Plan
+
+Config = Sm80Config | Sm90Config | Sm100Config
+
+
+@checked(PlanError)
+def plan(
+    m: int,
+    n: int,
+    k: int,
+    *,
+    arch: ArchName | None = None,
+    a: Given = "bf16",
+    b: Given | None = None,
+    c: Given | None = None,
+    batch: int = 1,
+    config: Config | None = None,
+    epilogue: Epilogue | None = None,
+    gated: Gated | str | None = None,
+) -> GemmPlan:
+    """The plan of the production kernel for C[m, n] = A[m, k] @ B[k, n] on an architecture.
+
+    m, n, k   any positive sizes, in elements; `batch` of them
+    arch      "sm_90a", "sm90", "hopper", (9, 0), ...; None: that of `config`, or sm_90a
+    a, b, c   types with orders, as in "bf16", "f16:col", torch.float8_e4m3fn. b has a's type by default, and c the
+              type of the inputs where that has 16 bits, else the accumulator's; all row-major
+    config    None: what the architecture's rule chooses for these sizes, with the operands in their places
+    epilogue  what becomes of the product before it is stored, on sm_90a and sm_100a
+    gated     as for `Sm90Plan.derive`, on sm_90a: B has 2n columns
+
+    Raises PlanError naming the argument when the architecture's kernel does not take it, and passes on AtomError,
+    DescriptorError and TmaError.
+
+    >>> print(plan(4096, 4096, 4096, b="bf16:col"))
+    Sm90Plan 4096x4096x4096 sm_90a: A bf16 row, B bf16 col, C bf16 row, tile 128x256x64, 4 stages, 2 consumers
+    >>> [type(plan(512, 512, 512, arch=arch)).__name__ for arch in ("ampere", "hopper", "blackwell", (12, 0))]
+    ['Sm80Plan', 'Sm90Plan', 'Sm100Plan', 'Sm80Plan']
+    """
+    target = arch_named(_OF_CONFIG[type(config)] if arch is None else arch)
+    derive, kind = _KERNELS[target.name]
+    if config is not None and not isinstance(config, kind):
+        given = type(config).__name__
+        raise PlanError(f"config is a {given}, and the kernel of {target.name} takes a {kind.__name__}")
+    return derive(target, config, (m, n, k, batch), (a, b, c), epilogue, Gated.of(gated))
+
+
+_Operands = tuple[Given, Given | None, Given | None]
+_Sizes = tuple[int, int, int, int]
+
+
+def _sm80(
+    target: Arch, config: Any, sizes: _Sizes, types: _Operands, epilogue: Epilogue | None, gated: Gated | None
+) -> GemmPlan:
+    _refuse(target, epilogue=epilogue, gated=gated)
+    m, n, k, batch = sizes
+    a, b, c = types
+    if config is None and Operand.parse(a).dtype.bits == 16:
+        config, _ = choose_sm80(m, n, k, target)
+    return Sm80Plan.derive(m, n, k, batch=batch, arch=target, a=a, b=b, c=c, config=config)
+
+
+def _sm90(
+    target: Arch, config: Any, sizes: _Sizes, types: _Operands, epilogue: Epilogue | None, gated: Gated | None
+) -> GemmPlan:
+    m, n, k, batch = sizes
+    a, b, c = types
+    if config is None:
+        first, second, _ = operands(a, b, c)
+        major = "K" if second.order == "col" else "MN"
+        choice, _ = choose(m, n, k, batch=batch, a=first.dtype, b_major=major, gated=gated, in_place=True)
+        # Rows are left out of the copies only where K is contiguous in A.
+        config = choice.config if first.order == "row" else replace(choice.config, rows=None)
+    return Sm90Plan.derive(m, n, k, batch=batch, a=a, b=b, c=c, config=config, epilogue=epilogue, gated=gated)
+
+
+def _sm100(
+    target: Arch, config: Any, sizes: _Sizes, types: _Operands, epilogue: Epilogue | None, gated: Gated | None
+) -> GemmPlan:
+    _refuse(target, gated=gated)
+    m, n, k, batch = sizes
+    a, b, c = types
+    return Sm100Plan.derive(m, n, k, batch=batch, a=a, b=b, c=c, config=config, epilogue=epilogue)
+
+
+def _refuse(target: Arch, **given: Any) -> None:
+    for name, value in given.items():
+        if value is not None:
+            raise PlanError(f"{name} = {value}: the kernel of {target.name} has none")
+
+
+_KERNELS: dict[str, tuple[Callable[..., GemmPlan], type]] = {
+    "sm_80": (_sm80, Sm80Config),
+    "sm_90a": (_sm90, Sm90Config),
+    "sm_100a": (_sm100, Sm100Config),
+    "sm_120a": (_sm80, Sm80Config),
+}
+_OF_CONFIG = {type(None): "sm_90a", Sm80Config: "sm_80", Sm90Config: "sm_90a", Sm100Config: "sm_100a"}
