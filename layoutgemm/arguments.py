@@ -27,6 +27,7 @@ IntTuple = int | tuple["IntTuple", ...]
 F = TypeVar("F", bound=Callable[..., Any])
 
 DEPTH = 64  # tuples inside one another: each level takes several of the 1000 calls that Python allows
+MAX_BITS = 4096  # of an integer: far more than any size or address has, and Python prints it
 _DIGITS = 40  # of an integer in a message: Python itself refuses to print more than 4300
 _TEXT = 160  # characters of another value in a message
 _REFUSED: Any = object()
@@ -88,6 +89,8 @@ def as_int(
         if not is_int(x):
             raise error(refusal(x, what, "an integer"))
         x = int(x)
+    if x.bit_length() > MAX_BITS:
+        raise error(f"{what} must have at most {MAX_BITS} bits, not {x.bit_length()}")
     if least is not None and x < least:
         raise error(f"{what} must be at least {least}, not {shown(x)}")
     if most is not None and x > most:

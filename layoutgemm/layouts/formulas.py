@@ -18,9 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from ..arguments import refusal, shown
 from ..errors import LayoutError, ParseError
 from .basis import ScaledBasis
-from .int_tuple import coal, leaves, pack, product, show
+from .int_tuple import as_shape, coal, leaves, pack, product, show, show_coord
 from .layout import Layout
 from .linear import LinearLayout
 from .proofs.digits import Box, Form, Stuck, maximum, minimum, rewrite
@@ -128,7 +129,7 @@ def _function(formula: Any, shape: Any, extents: dict[str, Any]) -> tuple[Callab
             return lambda **v: tuple(f(**v) for f in functions), _checked(extents, formula)
         return symbolic_formula.evaluator(formula), _checked(extents, formula)
     if not callable(formula):
-        raise LayoutError(f"a formula is a function, a SymPy expression or a text, not {formula!r}")
+        raise LayoutError(refusal(formula, "a formula", "a function, a SymPy expression or a text"))
     if shape is not None:
         extents = _named(shape, list(inspect.signature(formula).parameters), formula)
     return formula, _checked(extents, formula)
@@ -137,7 +138,9 @@ def _function(formula: Any, shape: Any, extents: dict[str, Any]) -> tuple[Callab
 def _named(shape: Any, names: list[str], formula: Any) -> dict[str, Any]:
     modes = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
     if len(names) != len(modes):
-        raise LayoutError(f"{formula} has the variables {', '.join(names)}, and shape {shape} has {len(modes)} modes")
+        raise LayoutError(
+            f"{shown(formula)} has the variables {', '.join(names)}, and shape {show_coord(shape)} has {len(modes)} modes"
+        )
     if len(names) > 1 and not callable(formula):
         raise LayoutError(f"say which extent belongs to which of {', '.join(names)}: give them by keyword")
     return dict(zip(names, modes, strict=True))
@@ -145,8 +148,8 @@ def _named(shape: Any, names: list[str], formula: Any) -> dict[str, Any]:
 
 def _checked(extents: dict[str, Any], formula: Any) -> dict[str, Any]:
     if not extents:
-        raise LayoutError(f"no extents for {formula}: from_expr(formula, x=128, y=64)")
-    return extents
+        raise LayoutError(f"no extents for {shown(formula)}: from_expr(formula, x=128, y=64)")
+    return {name: as_shape(each) for name, each in extents.items()}
 
 
 def _parse(text: str) -> ast.expr:

@@ -8,17 +8,14 @@ from typing import Any
 
 from ...errors import CoordinateError, LayoutError
 from ..basis import has_basis
-from ..int_tuple import as_int, crd2idx, leaves, show
+from ..int_tuple import as_int, crd2idx, leaves, show, show_coord
 
 Pair = tuple[Any, Any]
 
 
 def factor(n: Any, what: str) -> int:
     """A checked factor >= 1."""
-    n = as_int(n, f"the factor of {what}")
-    if n < 1:
-        raise LayoutError(f"the factor of {what} must be at least 1, not {n}")
-    return n
+    return as_int(n, f"the factor of {what}", least=1)
 
 
 def _refuse_basis(name: str, shape: Any, stride: Any) -> None:
@@ -169,9 +166,9 @@ def select(coord: Any, shape: Any, stride: Any, kept: bool) -> tuple[list[Any], 
     """The modes that None stands for (kept), or those that have an integer (not kept), as two lists."""
     if coord is None:
         return ([shape], [stride]) if kept else ([], [])
-    if isinstance(coord, (tuple, list)):
+    if coord.__class__ is tuple:
         if shape.__class__ is not tuple or len(coord) != len(shape):
-            raise CoordinateError(f"coordinate {coord!r} does not have the nesting of shape {show(shape)}")
+            raise CoordinateError(f"coordinate {show_coord(coord)} does not have the nesting of shape {show(shape)}")
         S: list[Any] = []
         D: list[Any] = []
         for c, s, d in zip(coord, shape, stride):
@@ -186,9 +183,9 @@ def offset(coord: Any, shape: Any, stride: Any) -> Any:
     """The offset of the modes that have an integer, under integer strides."""
     if coord is None:
         return 0
-    if isinstance(coord, (tuple, list)):
+    if coord.__class__ is tuple:
         if shape.__class__ is not tuple or len(coord) != len(shape):
-            raise CoordinateError(f"coordinate {coord!r} does not have the nesting of shape {show(shape)}")
+            raise CoordinateError(f"coordinate {show_coord(coord)} does not have the nesting of shape {show(shape)}")
         total: Any = 0
         for c, s, d in zip(coord, shape, stride):
             part = offset(c, s, d)

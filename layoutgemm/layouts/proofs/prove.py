@@ -21,12 +21,14 @@ import numpy as np
 
 from ...errors import LayoutError
 from ..basis import component, has_basis, paths_of
-from ..int_tuple import coal, leaves, product
+from ..int_tuple import as_shape, coal, leaves, product
 from ..int_tuple import show as show_tuple
 from ..layout import Layout
 from ..linear import LinearLayout
+from ..predicates import Predicates
 from ..symbols import operations as _ops
 from ..symbols.conditions import holds, quotient, recording, strongest
+from ..symbols.dims import entry
 from ..symbols.facts import Facts
 from ..symbols.generators import GENERATORS, check_symbols
 from ..symbols.generators import show as show_names
@@ -182,8 +184,7 @@ def covers(a: Any, tile: Any, given: Any = ()) -> Answer:
     >>> covers(Layout((M // 8, 8), (8, 1)), M).ok, covers(Layout((M // 8, 4), (8, 1)), M).ok
     (True, False)
     """
-    shape = None if isinstance(tile, type) else getattr(tile, "shape", None)
-    target = Layout(tile).shape if shape is None else shape
+    target = tile.shape if isinstance(tile, (Predicates, LinearLayout)) else as_shape(tile)
     _proof.check_layouts(a)
     facts = _facts(given)
     if facts is not None:
@@ -237,6 +238,7 @@ def disjoint(a: Any, b: Any, offset: Any = 0, given: Any = ()) -> Answer:
     True
     """
     _proof.check_layouts(a, b)
+    offset = entry(offset, "the offset of disjoint")
     facts = _facts(given)
     if facts is not None:
         facts = facts.on(a, b, offset)
