@@ -11,6 +11,7 @@ from ..errors import LayoutError, OperandError
 from ..layouts import ComposedLayout, Layout, ScaledBasis, Swizzle
 from . import dsl_atoms, dsl_layouts
 from .dsl_layouts import Symbols, TensorLayout
+from .unsupported import NotTaken
 
 _OURS = (Layout, ComposedLayout, Swizzle, ScaledBasis, MmaAtom, CopyAtom, TiledMma, TiledCopy)
 _TAKEN = (
@@ -54,7 +55,7 @@ def from_cute(
     spaces   source and target of a CopyUniversalOp, which does not say them
 
     Raises LayoutError, or AtomError for an instruction that has no atom here, saying what it is and what is known of
-    it; TypeError for anything else.
+    it; NotTaken, a LayoutError and a TypeError, for anything else.
 
     >>> import numpy as np
     >>> from_cute(np.zeros((4, 8), np.float32)), from_cute(np.zeros((4, 8))[:, ::2].T)
@@ -62,8 +63,9 @@ def from_cute(
     >>> from_cute("(4,8):(8,1)")
     Traceback (most recent call last):
         ...
-    TypeError: from_cute takes layouts, swizzles, tensors, operations, atoms, tiled copies and tiled products of the \
-CuTe DSL; Layout, Swizzle and ComposedLayout of pycute and tensor_layouts; torch tensors and NumPy arrays, not str
+    layoutgemm.interop.unsupported.NotTaken: from_cute takes layouts, swizzles, tensors, operations, atoms, tiled \
+copies and tiled products of the CuTe DSL; Layout, Swizzle and ComposedLayout of pycute and tensor_layouts; torch \
+tensors and NumPy arrays, not str
     """
     if isinstance(x, _OURS):
         return x
@@ -82,7 +84,7 @@ def tensor_layout(x: Any, *, names: Sequence[Any] | None = None) -> TensorLayout
     x       a tensor of the CuTe DSL (of a trace, from_dlpack's, a fake one), a torch tensor or a NumPy array
     names   as for from_cute
 
-    A swizzle of a tensor's pointer is in the layout, in elements. Raises TypeError for anything else, and LayoutError
+    A swizzle of a tensor's pointer is in the layout, in elements. Raises NotTaken for anything else, and LayoutError
     where a swizzled tensor begins within a period of its swizzle, so that no layout says where its elements lie.
 
     >>> import numpy as np
@@ -94,7 +96,7 @@ def tensor_layout(x: Any, *, names: Sequence[Any] | None = None) -> TensorLayout
     if _is_array(bases):
         return _array(x, bases)
     if not bases & {"cutlass.cute.typing.Tensor", "cutlass.cute.typing.TypedTensor"}:
-        raise TypeError(f"tensor_layout takes tensors of the CuTe DSL and torch and NumPy arrays, not {_what(x)}")
+        raise NotTaken(f"tensor_layout takes tensors of the CuTe DSL and torch and NumPy arrays, not {_what(x)}")
     symbols = Symbols(names)
     if "cutlass.cute.tensor._Tensor" in bases:
         out = dsl_layouts.memref(str(x.value.type), _element(x), symbols)
@@ -140,7 +142,7 @@ def _of_dsl(x: Any, bases: set[str], names: Any, element: Any, unit: Any, spaces
         return dsl_atoms.product_of(x)
     if "cutlass.cute.atom.CopyOp" in bases:
         return dsl_atoms.copy_of(x)
-    raise TypeError(f"from_cute takes {_TAKEN}, not {_what(x)}")
+    raise NotTaken(f"from_cute takes {_TAKEN}, not {_what(x)}")
 
 
 def _of_python(x: Any, bases: set[str], element: Any, unit: Any) -> Any:
@@ -155,7 +157,7 @@ def _of_python(x: Any, bases: set[str], element: Any, unit: Any) -> Any:
                 return _composed(x, from_cute(getattr(x, first)), from_cute(getattr(x, last)), element, unit)
     if "Layout" in names and hasattr(x, "shape") and hasattr(x, "stride"):
         return Layout(x.shape, x.stride)
-    raise TypeError(f"from_cute takes {_TAKEN}, not {_what(x)}")
+    raise NotTaken(f"from_cute takes {_TAKEN}, not {_what(x)}")
 
 
 def _composed(x: Any, first: Any, last: Any, element: Any, unit: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..errors import LayoutError
 from ..layouts import ComposedLayout, Layout, Swizzle
+from .unsupported import NotTaken
 
 
 def to_cute(x: Any, **values: Any) -> Any:
@@ -73,4 +74,4 @@ def to_module(x: Any, module: Any) -> Any:
         if "layoutB" in kind.__init__.__code__.co_varnames:
             return kind(first, x.offset, last)
         return kind(first, last, offset=x.offset)
-    raise TypeError(f"to_module takes a Layout, a Swizzle or a ComposedLayout, not {type(x).__name__}")
+    raise NotTaken(f"to_module takes a Layout, a Swizzle or a ComposedLayout, not {type(x).__name__}")

@@ -23,7 +23,7 @@ from ..dtypes import DType, dtype
 from ..errors import LayoutError
 from ..layouts import ComposedLayout, Layout, Swizzle
 from ..layouts.notation import read
-from ..layouts.symbols.dims import dim
+from ..layouts.symbols.dims import dim, fresh_name
 
 # Number formats by the names of the DSL's classes.
 ELEMENTS = {
@@ -73,13 +73,21 @@ class Symbols:
         self.names = None if names is None else tuple([names] if isinstance(names, str) else names)
         self.entries: list[tuple[Any, int, int]] = []  # (name or symbol, what divides it, its least value)
 
-    def entry(self, default: str, divisor: int, least: int) -> str:
-        """A placeholder for one run-time entry, as a name that `value` knows."""
+    def entry(self, default: str, divisor: int, least: int, own: bool = False) -> str:
+        """A placeholder for one run-time entry, as a name that `value` knows.
+
+        An entry without a name is an integer of its own: `default` is made a name that no other symbol has, unless it
+        is the entry's own name.
+        """
         number = len(self.entries)
         if self.names is not None and number >= len(self.names):
             given = ", ".join(map(str, self.names))
             raise LayoutError(f"the layout has more than {len(self.names)} run-time entries; names gives {given}")
-        self.entries.append((default if self.names is None else self.names[number], divisor, least))
+        if self.names is not None:
+            default = self.names[number]
+        elif not own:
+            default = fresh_name(default)
+        self.entries.append((default, divisor, least))
         return f"e{number}"
 
     def value(self, placeholder: str) -> Any:
@@ -215,8 +223,8 @@ def tensor_of_integers(shape: Any, stride: Any, symbols: Symbols) -> Layout:
             raise LayoutError(f"an extent or stride of a tensor is an int or a SymInt, not {value!r}")
         # One SymInt used twice is one run-time integer, whatever it is called.
         if id(value) not in places:
-            own = value.symbol if symbols.names is None and value.symbol else f"{letter}{at}"
-            places[id(value)] = symbols.entry(own, int(value.divisibility), least)
+            own = value.symbol if symbols.names is None else None
+            places[id(value)] = symbols.entry(own or f"{letter}{at}", int(value.divisibility), least, bool(own))
         return places[id(value)]
 
     def resolve(value: Any) -> Any:

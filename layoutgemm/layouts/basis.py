@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..arguments import DEPTH, as_int
 from ..errors import LayoutError
-from ..arguments import DEPTH
-from .int_tuple import BEYOND, SYMBOLS_SEEN, as_int, leaves, show, too_deep, transform
+from .int_tuple import BEYOND, SYMBOLS_SEEN, leaves, show, too_deep, transform
 from .symbols.dims import entry, is_sympy
 from .symbols.polynomial import P
-
 
 WIDEST = 1 << 16  # modes of a coordinate: a tuple with all modes below the one that a basis element names is made
 
@@ -110,6 +109,11 @@ def as_stride(x: Any) -> Any:
     if out.__class__ is int:
         return out
     entries = leaves(out)
+    for d in entries:
+        if d.__class__ is not int:
+            break
+    else:
+        return out
     paths = {d.path for d in entries if d.__class__ is ScaledBasis}
     if paths:
         SYMBOLS_SEEN[0] += sum([d.value.__class__ is P for d in entries if d.__class__ is ScaledBasis])

@@ -22,6 +22,7 @@ from .symbols.dims import entry, extent, is_sympy
 from .symbols.polynomial import P
 
 ENUMERABLE = 1 << 28
+_INT64 = np.dtype(np.int64)
 BEYOND = 1 << MAX_BITS  # above every entry that a caller may give
 
 # How many symbols the checks below have let through: a constructor that sees it grow made a layout with symbols.
@@ -41,6 +42,11 @@ def leaves(x: Any) -> list[Any]:
     """The entries from left to right, as a list."""
     if x.__class__ is not tuple:
         return [x]
+    for y in x:
+        if y.__class__ is tuple:
+            break
+    else:
+        return list(x)
     out: list[Any] = []
     for y in x:
         if y.__class__ is tuple:
@@ -92,7 +98,12 @@ def congruent(a: Any, b: Any) -> bool:
     """
     if a.__class__ is not tuple or b.__class__ is not tuple:
         return a.__class__ is not tuple and b.__class__ is not tuple
-    return len(a) == len(b) and all(map(congruent, a, b))
+    if len(a) != len(b):
+        return False
+    for x, y in zip(a, b):
+        if (x.__class__ is tuple or y.__class__ is tuple) and not congruent(x, y):
+            return False
+    return True
 
 
 def compatible(a: Any, b: Any) -> bool:
@@ -208,11 +219,6 @@ def as_order(x: Any) -> Any:
     return as_nested(x, "an order", as_int)
 
 
-def as_kept(coord: Any) -> Any:
-    """A coordinate of `slice` and `dice`: a tuple of integers, arrays, and None for what is kept."""
-    return as_nested(coord, "a coordinate", lambda y, _: None if y is None else scalar(y))
-
-
 # ---------------------------------------------------------------- checks where shapes and strides are made
 
 
@@ -244,7 +250,10 @@ def check_depth(shape: tuple[Any, ...], left: int = DEPTH - 1) -> None:
         if s.__class__ is tuple:
             if not left:
                 raise too_deep("the shape of a layout")
-            check_depth(s, left - 1)
+            for t in s:
+                if t.__class__ is tuple:  # most shapes end above
+                    check_depth(s, left - 1)
+                    break
 
 
 def check_congruent(shape: Any, stride: Any) -> None:
@@ -271,19 +280,22 @@ def out_of_range(coord: Any, shape: Any) -> CoordinateError:
     return CoordinateError(f"coordinate {show(coord)} is outside 0..{product(shape) - 1} of shape {show(shape)}", coord)
 
 
-def scalar(x: Any, what: str = "a coordinate", widen: bool = True) -> Any:
-    """A coordinate that is no tuple, made usable: NumPy integers become ints, and integer arrays int64 if `widen`.
+def other_nesting(coord: Any, shape: Any) -> CoordinateError:
+    """The error for a coordinate that is nested otherwise than `shape`."""
+    return CoordinateError(f"coordinate {show_coord(coord)} does not have the nesting of shape {show(shape)}")
 
-    Other objects that divide or shift as integers do (traced integers, symbols) pass unchanged. Raises CoordinateError for what
-    is no integer: bools, floats, texts, None, layouts, functions, and arrays of other than integers.
+
+def scalar(x: Any, what: str = "a coordinate") -> Any:
+    """A coordinate that is no tuple, made usable: NumPy integers become ints, integer arrays int64.
+
+    Other objects that divide or shift as integers do (traced integers, symbols) pass unchanged. Raises CoordinateError
+    for what is no integer: bools, floats, texts, None, layouts, functions, and arrays of other than integers.
     """
     if isinstance(x, np.ndarray):
-        if x.dtype == np.int64 or x.dtype == object:
+        if x.dtype is _INT64 or x.dtype == object:
             return x
         if x.dtype.kind not in "iu":
             raise CoordinateError(f"an array of coordinates must hold integers, not {x.dtype}")
-        if not widen:
-            return x
         if x.dtype == np.uint64:
             # A later sum of uint64 with int64 would be float64.
             if x.size and int(x.max()) >= 1 << 63:
@@ -317,7 +329,7 @@ def idx2crd(index: Any, shape: Any) -> Any:
     if index.__class__ is not int:
         if isinstance(index, (tuple, list)):
             if shape.__class__ is not tuple or len(index) != len(shape):
-                raise CoordinateError(f"coordinate {show_coord(index)} does not have the nesting of shape {show(shape)}")
+                raise other_nesting(index, shape)
             return tuple([idx2crd(i, s) for i, s in zip(index, shape)])
         index = scalar(index)
     if index.__class__ is int and not 0 <= index < product(shape):
@@ -364,7 +376,7 @@ def crd2idx(coord: Any, shape: Any, stride: Any) -> Any:
         return total
     if isinstance(coord, (tuple, list)):
         if shape.__class__ is not tuple or len(coord) != len(shape):
-            raise CoordinateError(f"coordinate {show_coord(coord)} does not have the nesting of shape {show(shape)}")
+            raise other_nesting(coord, shape)
         parts: Any = 0
         for c, s, d in zip(coord, shape, stride):
             if c.__class__ is int and s.__class__ is int:

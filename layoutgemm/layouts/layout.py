@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..arguments import refusal, shown
+from ..arguments import as_int, is_int, refusal, shown
 from ..errors import CoordinateError, LayoutError
 from . import int_tuple as _t
 from .algebra import divide as _divide
@@ -18,7 +18,7 @@ from .algebra.compose import compose as _compose
 from .algebra.divide import as_tiler
 from .basis import as_stride, assemble, component, has_basis, identity_stride, paths_of
 from .display import PicturedLayout
-from .int_tuple import BEYOND, SYMBOLS_SEEN, as_shape, check_congruent, check_enumerable, coal, crd2idx, is_int, show_coord
+from .int_tuple import BEYOND, SYMBOLS_SEEN, as_shape, check_congruent, check_enumerable, coal, crd2idx, show_coord
 from .paged import Paged
 from .predicates import Predicates
 from .proofs import verdicts as _proof
@@ -51,12 +51,16 @@ class Layout(PicturedLayout, Predicates, Paged):
     _symbolic = False  # SymbolicLayout has symbols among its entries
 
     def __init__(self, shape: Any, stride: Any = None) -> None:
+        if shape.__class__ is stride.__class__ is int and 0 < shape < BEYOND and -BEYOND < stride < BEYOND:
+            _set_shape(self, shape)
+            _set_stride(self, stride)
+            return
         seen = SYMBOLS_SEEN[0]
         if shape.__class__ is not int or not 0 < shape < BEYOND:
             shape = as_shape(shape)
         if stride is None:
             stride = _t.compact(shape) if shape.__class__ is tuple else 1
-        elif not (stride.__class__ is int and shape.__class__ is int and -BEYOND < stride < BEYOND):
+        else:
             stride = as_stride(stride)
             check_congruent(shape, stride)
         _set_shape(self, shape)
@@ -251,7 +255,6 @@ class Layout(PicturedLayout, Predicates, Paged):
         """
         if coord is None:
             return self, 0
-        coord = _t.as_kept(coord)
         S, D = _recast.select(coord, self.shape, self.stride, True)
         if has_basis(self.stride):
             parts = {p: _recast.offset(coord, self.shape, component(self.stride, p)) for p in paths_of(self.stride)}
@@ -264,7 +267,7 @@ class Layout(PicturedLayout, Predicates, Paged):
         >>> str(Layout((4, 2, 3)).dice((None, 0, 0)))
         '(2,3):(4,8)'
         """
-        S, D = _recast.select(_t.as_kept(coord), self.shape, self.stride, False)
+        S, D = _recast.select(coord, self.shape, self.stride, False)
         return _new(tuple(S), tuple(D))
 
     # ------------------------------------------------------------ the same function, other modes
@@ -324,7 +327,7 @@ class Layout(PicturedLayout, Predicates, Paged):
         >>> str(Layout((2, 3, 5)).group(0, 2))
         '((2,3),5):((1,2),6)'
         """
-        begin, end = _t.as_int(begin, "the first mode of a group"), _t.as_int(end, "the end of a group")
+        begin, end = as_int(begin, "the first mode of a group"), as_int(end, "the end of a group")
         if not 0 <= begin < end <= self.rank:
             raise LayoutError(f"{self} has no modes {begin}..{end - 1} to group")
         s, d = self[:].shape, self[:].stride
@@ -595,7 +598,9 @@ class Layout(PicturedLayout, Predicates, Paged):
 
     def congruent(self, other: Any) -> bool:
         """Whether both shapes have one nesting; `other` is a layout or a tuple."""
-        return _t.congruent(self.shape, other.shape if isinstance(other, Predicates) else _t.as_entries(other, "a tuple"))
+        if isinstance(other, Layout) or getattr(other.__class__, "_swizzled", False):
+            return _t.congruent(self.shape, other.shape)
+        return _t.congruent(self.shape, _t.as_entries(other, "what a layout is congruent to"))
 
     def __eq__(self, other: object) -> bool:
         return other.__class__ is Layout and self.shape == other.shape and self.stride == other.stride
@@ -621,9 +626,13 @@ _new = Layout._new
 
 def _made(pair: tuple[Any, Any]) -> Layout:
     """The result of an operation that puts modes into modes. Raises LayoutError where it nests too deep."""
-    if pair[0].__class__ is tuple:
-        _t.check_depth(pair[0])
-    return _new(*pair)
+    shape, stride = pair
+    if shape.__class__ is tuple:
+        _t.check_depth(shape)
+    self = _object_new(Layout)
+    _set_shape(self, shape)
+    _set_stride(self, stride)
+    return self
 
 
 class NoMode(LayoutError, IndexError):

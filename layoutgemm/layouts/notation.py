@@ -18,11 +18,10 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ..arguments import refusal, shown
+from ..arguments import DEPTH, refusal, shown
 from ..dtypes import dtype
 from ..errors import LayoutError, ParseError
 from .basis import ScaledBasis
-from .int_tuple import DEPTH
 from .layout import Layout
 from .swizzle import SWIZZLES, ComposedLayout, Swizzle
 from .symbols.dims import declared, fresh_name, parse_entry, symbol
@@ -216,10 +215,11 @@ class _Reader:
                 raise ParseError("a pointer's elements have at least one bit", self.text, found.start(2))
             inner = None
             where = found[3].strip()
-            if where.startswith("0x"):
+            address: int | None = 0  # "unset" and "nil": what is not there yet can be aligned
+            if re.fullmatch(r"0x[0-9a-fA-F]+", where) is not None:
                 address = self.made(lambda: _int(where, 16), found)
-            else:
-                address = 0 if where in ("", "unset", "nil") else None  # 0: what is not there yet can be aligned
+            elif where not in ("", "unset", "nil"):
+                address = None
             alignment = 1
         elif (coordinate := self.take(_COORDINATE)) is not None:
             if re.search(r"[1-9]", coordinate[1]):

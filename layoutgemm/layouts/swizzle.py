@@ -97,7 +97,12 @@ class Swizzle(Pictured, Paged):
         # & binds less than >> and <<: only the bits of the target field are kept of the shifted offset.
         r = self._by
         if x.__class__ is not int:
-            x = scalar(x, "an offset", widen=r < 0)  # a narrow array could lose bits to the left
+            x = scalar(x, "an offset")  # a narrow array could lose bits to the left
+            if r > 0 and x.__class__ is np.ndarray:
+                moved = x >> r
+                moved &= self._target
+                moved ^= x
+                return moved
         if r > 0:
             return x ^ (x >> r & self._target)
         return x ^ (x << -r & self._target) if r else x

@@ -158,7 +158,7 @@ def test_a_counterexample_refutes() -> None:
         lambda: CounterExample((1, 2), 4, 5, method=TWO_INDICES), lambda: CounterExample(1, 4, 4, method=TWO_INDICES),
         lambda: CounterExample(1, 5, 2, 1, between=(Layout(4), Layout(4, 2))),
     ):  # fmt: skip
-        with pytest.raises(AssertionError):
+        with pytest.raises(LayoutError):
             wrong()
     assert CounterExample(1, 1, 2, 1, between=(Layout(4), Layout(4, 2))).left == 1
 

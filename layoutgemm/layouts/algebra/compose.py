@@ -29,9 +29,10 @@ from typing import Any
 
 import numpy as np
 
+from ...arguments import DEPTH
 from ...errors import CompositionError
 from ..basis import Encoding, ScaledBasis, component, has_basis, paths_of
-from ..int_tuple import DEPTH, check_depth, coal_open, flatten, leaves, pack, show, too_deep
+from ..int_tuple import check_depth, coal_open, flatten, leaves, pack, show, too_deep
 
 LIMIT = 1 << 24
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ...arguments import as_int
 from ...errors import LayoutError
 from ..basis import has_basis
-from ..int_tuple import as_int, as_nested, as_order, coal, compact, leaves, pack, product, show, show_coord, transform
+from ..int_tuple import BEYOND, as_nested, as_order, coal, compact, leaves, pack, product, show, show_coord, transform
 from ..symbols.dims import is_sympy
 from ..symbols.polynomial import P
 from .compose import compose
@@ -25,6 +26,12 @@ def as_tiler(tiler: Any) -> Any:
     """A caller's tiler: ints, layouts, None, symbols, and tuples of them. Raises LayoutError."""
     if tiler.__class__ is int or getattr(tiler.__class__, "_plain", False):
         return tiler
+    if tiler.__class__ is tuple:
+        for t in tiler:
+            if t.__class__ is not int and not getattr(t.__class__, "_plain", False):
+                break
+        else:
+            return tiler
     return as_nested(tiler, "a tiler that is no Layout and no tuple", _entry)
 
 
@@ -38,23 +45,20 @@ def _entry(x: Any, what: str) -> Any:
 def tiler_pair(tiler: Any) -> Pair:
     """Shape and stride of a tiler that is an int or a layout."""
     if tiler.__class__ is int:
-        tiler = as_int(tiler, "a tiler's extent", least=1)
+        if not 0 < tiler < BEYOND:
+            as_int(tiler, "a tiler's extent", least=1)
         return tiler, 1 if tiler > 1 else 0
     if tiler is None or tiler.__class__ is tuple:
         raise LayoutError(f"a tiler for the whole layout is an int or a Layout, not {show_coord(tiler)}")
     return tiler.shape, tiler.stride
 
 
-def _modes(shape: Any, stride: Any, tiler: Any) -> int:
+def _modes(shape: Any, stride: Any, tiler: tuple[Any, ...]) -> Pair:
+    """Shapes and strides of the modes that a tiler divides; an integer shape is its own only mode."""
     n = len(shape) if shape.__class__ is tuple else 1
     if len(tiler) > n:
         raise LayoutError(f"a tiler of {len(tiler)} modes for {show(shape)}:{show(stride)}, which has {n}")
-    return n
-
-
-def mode(shape: Any, stride: Any, i: int) -> Pair:
-    """Mode i as (shape, stride); an integer shape is its own only mode."""
-    return (shape[i], stride[i]) if shape.__class__ is tuple else (shape, stride)
+    return (shape, stride) if shape.__class__ is tuple else ((shape,), (stride,))
 
 
 def join(pairs: list[Pair]) -> Pair:
@@ -72,9 +76,10 @@ def by_mode(split: Split, shape: Any, stride: Any, tiler: Any) -> Pair:
     if tiler is None:
         return shape, stride
     if tiler.__class__ is tuple:
-        n = _modes(shape, stride, tiler)
-        out = [by_mode(split, *mode(shape, stride, i), t) for i, t in enumerate(tiler)]
-        return join(out + [mode(shape, stride, i) for i in range(len(tiler), n)])
+        shape, stride = _modes(shape, stride, tiler)
+        out = [by_mode(split, s, d, t) for s, d, t in zip(shape, stride, tiler)]
+        tail = len(tiler)
+        return join(out + [*zip(shape[tail:], stride[tail:])])
     return split(shape, stride, tiler_pair(tiler))
 
 
@@ -83,19 +88,16 @@ def zipped(split: Split, shape: Any, stride: Any, tiler: Any) -> Pair:
     if tiler is None:
         return (1, shape), (0, stride)
     if tiler.__class__ is tuple:
-        n = _modes(shape, stride, tiler)
+        shape, stride = _modes(shape, stride, tiler)
         s0, d0, s1, d1 = [], [], [], []
-        for i, t in enumerate(tiler):
-            s, d = zipped(split, *mode(shape, stride, i), t)
+        for s, d, t in zip(shape, stride, tiler):
+            s, d = zipped(split, s, d, t) if t is None or t.__class__ is tuple else split(s, d, tiler_pair(t))
             s0.append(s[0])
             d0.append(d[0])
             s1.append(s[1])
             d1.append(d[1])
-        for i in range(len(tiler), n):
-            s, d = mode(shape, stride, i)
-            s1.append(s)
-            d1.append(d)
-        return (tuple(s0), tuple(s1)), (tuple(d0), tuple(d1))
+        tail = len(tiler)
+        return (tuple(s0), (*s1, *shape[tail:])), (tuple(d0), (*d1, *stride[tail:]))
     return split(shape, stride, tiler_pair(tiler))
 
 

@@ -6,9 +6,10 @@ from itertools import count
 from math import gcd
 from typing import Any
 
-from ...errors import CoordinateError, LayoutError
+from ...arguments import as_int
+from ...errors import LayoutError
 from ..basis import has_basis
-from ..int_tuple import as_int, crd2idx, leaves, show, show_coord
+from ..int_tuple import crd2idx, leaves, other_nesting, scalar, show
 
 Pair = tuple[Any, Any]
 
@@ -166,9 +167,9 @@ def select(coord: Any, shape: Any, stride: Any, kept: bool) -> tuple[list[Any], 
     """The modes that None stands for (kept), or those that have an integer (not kept), as two lists."""
     if coord is None:
         return ([shape], [stride]) if kept else ([], [])
-    if coord.__class__ is tuple:
+    if isinstance(coord, (tuple, list)):
         if shape.__class__ is not tuple or len(coord) != len(shape):
-            raise CoordinateError(f"coordinate {show_coord(coord)} does not have the nesting of shape {show(shape)}")
+            raise other_nesting(coord, shape)
         S: list[Any] = []
         D: list[Any] = []
         for c, s, d in zip(coord, shape, stride):
@@ -176,6 +177,8 @@ def select(coord: Any, shape: Any, stride: Any, kept: bool) -> tuple[list[Any], 
             S += ks
             D += kd
         return S, D
+    if coord.__class__ is not int:
+        scalar(coord)
     return ([], []) if kept else ([shape], [stride])
 
 
@@ -183,9 +186,9 @@ def offset(coord: Any, shape: Any, stride: Any) -> Any:
     """The offset of the modes that have an integer, under integer strides."""
     if coord is None:
         return 0
-    if coord.__class__ is tuple:
+    if isinstance(coord, (tuple, list)):
         if shape.__class__ is not tuple or len(coord) != len(shape):
-            raise CoordinateError(f"coordinate {show_coord(coord)} does not have the nesting of shape {show(shape)}")
+            raise other_nesting(coord, shape)
         total: Any = 0
         for c, s, d in zip(coord, shape, stride):
             part = offset(c, s, d)

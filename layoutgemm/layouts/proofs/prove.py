@@ -25,7 +25,7 @@ from ..int_tuple import as_shape, coal, leaves, product
 from ..int_tuple import show as show_tuple
 from ..layout import Layout
 from ..linear import LinearLayout
-from ..predicates import Predicates
+from ..swizzle import ComposedLayout
 from ..symbols import operations as _ops
 from ..symbols.conditions import holds, quotient, recording, strongest
 from ..symbols.dims import entry
@@ -184,7 +184,7 @@ def covers(a: Any, tile: Any, given: Any = ()) -> Answer:
     >>> covers(Layout((M // 8, 8), (8, 1)), M).ok, covers(Layout((M // 8, 4), (8, 1)), M).ok
     (True, False)
     """
-    target = tile.shape if isinstance(tile, (Predicates, LinearLayout)) else as_shape(tile)
+    target = tile.shape if isinstance(tile, (Layout, ComposedLayout, LinearLayout)) else as_shape(tile)
     _proof.check_layouts(a)
     facts = _facts(given)
     if facts is not None:

@@ -128,7 +128,8 @@ class CounterExample:
         if self.method == TWO_INDICES:
             # One value at two indices; of two layouts the indices are each one's own.
             if not (isinstance(self.coord, tuple) and len(self.coord) == 2) or not _same(self.left, self.right):
-                raise LayoutError(f"{show_coord(self.coord)} with {shown(self.left)} and {shown(self.right)} are no shared value")
+                values = f"{shown(self.left)} and {shown(self.right)}"
+                raise LayoutError(f"{show_coord(self.coord)} with {values} are no shared value")
         elif self.left is None and self.right is None:
             raise LayoutError(f"a counterexample at {show_coord(self.coord)} without a value")
         elif self.left is not None and self.right is not None and _same(self.left, self.right):

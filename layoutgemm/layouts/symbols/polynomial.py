@@ -235,13 +235,18 @@ def _coerced(p: P, other: Any, operation: str) -> Any:
         return getattr(p, operation)(int(other))
     if has_own_arithmetic(other):
         return NotImplemented
-    raise LayoutError(refusal(other, f"the other operand of {operation} of {p}", "an integer or a symbol"))
+    raise LayoutError(refusal(other, f"what {p} is {_VERBS[operation]}", "an integer or a symbol"))
+
+
+_VERBS = {"__add__": "added to", "__sub__": "subtracted from", "__mul__": "multiplied by"}
 
 
 def has_own_arithmetic(x: Any) -> bool:
     """Whether an operand says itself what it gives with a symbol: arrays, SymPy's objects, basis elements."""
     owner = x.__class__.__module__.partition(".")[0]
-    return owner not in ("builtins", "torch") and not isinstance(x, float) and hasattr(x, "__rmul__")
+    if owner in ("builtins", "torch") or (owner == "numpy" and x.__class__.__name__ != "ndarray"):
+        return False
+    return hasattr(x, "__rmul__")
 
 
 def _border_equal(p: P, other: Any) -> Any:

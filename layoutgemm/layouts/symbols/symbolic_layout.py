@@ -167,7 +167,6 @@ class SymbolicLayout(Layout):
 
         if coord is None:
             return self, 0
-        coord = _t.as_kept(coord)
         S, D = recast.select(coord, self.shape, self.stride, True)
         if has_basis(self.stride):
             parts = {p: _offset(coord, self.shape, component(self.stride, p)) for p in paths_of(self.stride)}
@@ -444,7 +443,7 @@ def _checked(x: Any) -> Any:
 def _offset(coord: Any, shape: Any, stride: Any) -> Any:
     if coord is None:
         return 0
-    if coord.__class__ is tuple:
+    if isinstance(coord, (tuple, list)):
         total: Any = 0
         for c, s, d in zip(coord, shape, stride):
             total = total + _offset(c, s, d)
