@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..arguments import refusal
 from ..atoms import CopyAtom, MmaAtom, TiledCopy, TiledMma
 from ..dtypes import DType, dtype
 from ..errors import LayoutError, OperandError
 from ..layouts import ComposedLayout, Layout, ScaledBasis, Swizzle
+from ..layouts.swizzle import as_unit
 from . import dsl_atoms, dsl_layouts
 from .dsl_layouts import Symbols, TensorLayout
 from .unsupported import NotTaken
@@ -67,9 +69,13 @@ def from_cute(
 copies and tiled products of the CuTe DSL; Layout, Swizzle and ComposedLayout of pycute and tensor_layouts; torch \
 tensors and NumPy arrays, not str
     """
+    counted = None if element is None else dtype(element)
+    Symbols(names)  # names of another kind are refused for every object
+    as_unit(unit)
+    if not (isinstance(spaces, (tuple, list)) and len(spaces) == 2 and all(isinstance(s, str) for s in spaces)):
+        raise LayoutError(refusal(spaces, "spaces of from_cute", "2 strings"))
     if isinstance(x, _OURS):
         return x
-    counted = None if element is None else dtype(element)
     bases = _bases(x)
     if any(name.startswith("cutlass.cute.") for name in bases):
         return _of_dsl(x, bases, names, counted, unit, spaces)

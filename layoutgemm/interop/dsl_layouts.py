@@ -19,11 +19,12 @@ from dataclasses import dataclass
 from math import lcm
 from typing import Any
 
+from ..arguments import refusal, shown
 from ..dtypes import DType, dtype
 from ..errors import LayoutError
 from ..layouts import ComposedLayout, Layout, Swizzle
 from ..layouts.notation import read
-from ..layouts.symbols.dims import dim, fresh_name
+from ..layouts.symbols.dims import dim, entry, fresh_name
 
 # Number formats by the names of the DSL's classes.
 ELEMENTS = {
@@ -70,7 +71,12 @@ class Symbols:
     """
 
     def __init__(self, names: Sequence[Any] | None) -> None:
+        if not (names is None or isinstance(names, (str, tuple, list))):
+            raise LayoutError(refusal(names, "names of run-time entries", "a string or a tuple of names and symbols"))
         self.names = None if names is None else tuple([names] if isinstance(names, str) else names)
+        for name in self.names or ():
+            if not isinstance(name, str):
+                entry(name, "the name of a run-time entry")
         self.entries: list[tuple[Any, int, int]] = []  # (name or symbol, what divides it, its least value)
 
     def entry(self, default: str, divisor: int, least: int, own: bool = False) -> str:
@@ -94,8 +100,8 @@ class Symbols:
         """The symbol of a placeholder, with all that is known of its name."""
         name = self.entries[int(placeholder[1:])][0]
         if not isinstance(name, str):
-            return name
-        same = [entry for entry in self.entries if isinstance(entry[0], str) and entry[0] == name]
+            return entry(name)
+        same = [each for each in self.entries if isinstance(each[0], str) and each[0] == name]
         return dim(name, multiple_of=lcm(*[d for _, d, _ in same]), min=max(least for *_, least in same))
 
     def check_used(self, what: Any) -> None:
@@ -220,7 +226,7 @@ def tensor_of_integers(shape: Any, stride: Any, symbols: Symbols) -> Layout:
         if isinstance(value, int):
             return value
         if type(value).__name__ != "SymInt":
-            raise LayoutError(f"an extent or stride of a tensor is an int or a SymInt, not {value!r}")
+            raise LayoutError(f"an extent or stride of a tensor is an int or a SymInt, not {shown(value)}")
         # One SymInt used twice is one run-time integer, whatever it is called.
         if id(value) not in places:
             own = value.symbol if symbols.names is None else None

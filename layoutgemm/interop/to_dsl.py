@@ -26,6 +26,7 @@ from cutlass.cute import nvgpu
 from cutlass.cute.nvgpu import cpasync, tcgen05, warp, warpgroup
 from cutlass.cutlass_dsl import CuTeDSL
 
+from layoutgemm.arguments import shown
 from layoutgemm.atoms import CopyAtom, MmaAtom, SmemTile, TiledCopy, TiledMma, TmaPlan, TmemCopyAtom, VectorCopy
 from layoutgemm.atoms.mma.tcgen05 import Tcgen05Atom
 from layoutgemm.atoms.tma.rules import MODES
@@ -156,7 +157,7 @@ def operation(atom: MmaAtom, a_major: str = "K", b_major: str = "K") -> Any:
     """The DSL's operation of a matrix atom. Raises AtomError where it has none."""
     for operand, major, legal in (("A", a_major, atom.a_majors), ("B", b_major, atom.b_majors)):
         if major not in legal:
-            raise AtomError(f"{operand} of {atom} is {' or '.join(legal)}-major, not {major!r}")
+            raise AtomError(f"{operand} of {atom} is {' or '.join(legal)}-major, not {shown(major)}")
     a, b, c = (_type(of) for of in (atom.a_dtype, atom.b_dtype, atom.c_dtype))
     name, shape = atom.ptx.partition(".")[0], atom.shape_mnk
     if "satfinite" in atom.ptx or atom.d_dtype is not None or atom.thread_ids is not None:

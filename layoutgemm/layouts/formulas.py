@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from math import prod
 from typing import Any
@@ -21,7 +22,7 @@ import numpy as np
 from ..arguments import refusal, shown
 from ..errors import LayoutError, ParseError
 from .basis import ScaledBasis
-from .int_tuple import as_shape, coal, leaves, pack, product, show, show_coord
+from .int_tuple import as_nested, as_shape, coal, leaves, pack, product, show, show_coord
 from .layout import Layout
 from .linear import LinearLayout
 from .proofs.digits import Box, Form, Stuck, maximum, minimum, rewrite
@@ -52,9 +53,18 @@ def expr(layout: Any, *names: str) -> Any:
     """
     from .symbols import sympy_formulas as symbolic_formula
 
+    if not isinstance(layout, (Layout, ComposedLayout, Swizzle)):
+        raise LayoutError(refusal(layout, "what expr() says", "a Layout, a ComposedLayout or a Swizzle"))
+    inside = layout.layout if isinstance(layout, ComposedLayout) else layout
+    sizes = getattr(inside, "symbols", ())  # which no coordinate may be called as well
     if not names:
-        n = layout.rank if isinstance(layout, (Layout, ComposedLayout)) else 1
-        names = tuple([NAMES[i] if i < len(NAMES) else f"x{i}" for i in range(n)])
+        n = 1 if isinstance(layout, Swizzle) else layout.rank
+        free = itertools.chain(NAMES, (f"x{i}" for i in itertools.count(len(NAMES))))
+        names = tuple(itertools.islice((name for name in free if name not in sizes), n))
+    for name in names:
+        if not isinstance(name, str) or not name.isidentifier() or name in sizes:
+            wanted = "an identifier that no size is called"
+            raise LayoutError(refusal(name, f"the name of a coordinate of {layout}", wanted))
     return symbolic_formula.closed_form(layout, names)
 
 
@@ -117,6 +127,8 @@ def _function(formula: Any, shape: Any, extents: dict[str, Any]) -> tuple[Callab
         if shape is not None:
             extents = _named(shape, _variables(tree, shape), formula)
         return lambda **v: _evaluate(tree, v, formula), _checked(extents, formula)
+    if isinstance(formula, tuple):
+        formula = as_nested(formula, "a formula", lambda x, _: x)
     if is_sympy(formula) or isinstance(formula, tuple):
         from .symbols import sympy_formulas as symbolic_formula
 

@@ -19,6 +19,7 @@ import numpy as np
 from ..arguments import DEPTH, MAX_BITS, as_int, is_int, refusal, shown
 from ..errors import CoordinateError, LayoutError
 from .symbols.dims import entry, extent, is_sympy
+from .symbols.generators import number
 from .symbols.polynomial import P
 
 ENUMERABLE = 1 << 28
@@ -166,7 +167,7 @@ def show(x: Any) -> str:
     """
     if x.__class__ is tuple:
         return f"({','.join([show(y) for y in x])})"
-    return hex(x) if x.__class__ is int and x.bit_length() > 3 * MAX_BITS else str(x)
+    return number(x) if x.__class__ is int else str(x)
 
 
 def code(x: Any) -> str:
@@ -316,6 +317,14 @@ def _counts(x: Any) -> bool:
     if kind.startswith("torch.") and kind.rpartition(".")[2].startswith(("float", "bfloat", "complex", "bool")):
         return False
     return hasattr(x, "__floordiv__") or hasattr(x, "__rshift__")
+
+
+def bit_field(x: Any, what: str) -> Any:
+    """`scalar`, of what is shifted and XORed. Raises CoordinateError for what has no bits, such as a symbol."""
+    x = scalar(x, what)
+    if not (x.__class__ is int or hasattr(x, "__rshift__")):
+        raise CoordinateError(refusal(x, what, "an integer"))
+    return x
 
 
 def idx2crd(index: Any, shape: Any) -> Any:

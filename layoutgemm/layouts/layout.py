@@ -373,7 +373,7 @@ class Layout(PicturedLayout, Predicates, Paged):
         if bound is None:
             bound = 1
         elif bound.__class__ is not int or not 0 < bound < BEYOND:
-            if bound.__class__ is not tuple and symbols_in(bound):
+            if not isinstance(bound, (tuple, list)) and symbols_in(bound):
                 return lift(self).complement(bound)
             bound = _recast.factor(bound, "complement (its bound)")
         return _new(*_inverse.complement(self.shape, self.stride, bound))

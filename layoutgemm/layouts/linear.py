@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from ..arguments import MAX_BITS, as_int, checked, refusal, settle, shown
 from ..errors import CoordinateError, LayoutError
-from .int_tuple import coal, leaves, pack, product, scalar, show, show_coord
+from .int_tuple import bit_field, coal, leaves, pack, product, show, show_coord
 from .layout import Layout
 from .proofs.gf2 import Elimination, add_constant, bits_of, clash, combine, rows_of, swizzle_candidates
 from .proofs.verdicts import CounterExample, Proof
@@ -199,7 +199,7 @@ class LinearLayout:
         if isinstance(x, (tuple, list)):
             raise CoordinateError(f"coordinate {show_coord(x)}: a mode of a LinearLayout has no modes inside")
         if not isinstance(x, np.ndarray):
-            x = scalar(x)
+            x = bit_field(x, "a coordinate")
         if x.__class__ is int:
             if not 0 <= x < 1 << (stop - start):
                 raise CoordinateError(f"coordinate {show(x)} is outside 0..{(1 << (stop - start)) - 1}", x)

@@ -83,12 +83,11 @@ def read(text: str, symbol: Symbols) -> Layout | ComposedLayout | Swizzle:
 
 def _symbols(given: Any) -> Symbols:
     """What a name in the text stands for."""
-    if not given:
+    if given.__class__ is tuple and not given:
         return declared
-    from .symbols.facts import Facts  # it needs symbols, which the notation of plain layouts does not
+    from .symbols.facts import as_facts  # it needs symbols, which the notation of plain layouts does not
 
-    facts = given if isinstance(given, Facts) else Facts(*([given] if isinstance(given, str) else given))
-    return facts.__getitem__
+    return as_facts(given).__getitem__
 
 
 def parse_swizzle(text: str) -> Swizzle:

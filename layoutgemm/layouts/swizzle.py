@@ -20,7 +20,7 @@ from ..arguments import MAX_BITS, as_int, checked, is_int, refusal, shown
 from ..errors import CompositionError, LayoutError, SwizzleError
 from .algebra.recast import factor
 from .display import Pictured, PicturedLayout
-from .int_tuple import coal_open, scalar, show
+from .int_tuple import bit_field, coal_open, show
 from .paged import Paged
 from .predicates import Predicates
 from .symbols.dims import entry
@@ -97,7 +97,7 @@ class Swizzle(Pictured, Paged):
         # & binds less than >> and <<: only the bits of the target field are kept of the shifted offset.
         r = self._by
         if x.__class__ is not int:
-            x = scalar(x, "an offset")  # a narrow array could lose bits to the left
+            x = bit_field(x, "an offset")  # a narrow array could lose bits to the left
             if r > 0 and x.__class__ is np.ndarray:
                 moved = x >> r
                 moved &= self._target

@@ -29,7 +29,7 @@ from ..swizzle import ComposedLayout
 from ..symbols import operations as _ops
 from ..symbols.conditions import holds, quotient, recording, strongest
 from ..symbols.dims import entry
-from ..symbols.facts import Facts
+from ..symbols.facts import Facts, as_facts
 from ..symbols.generators import GENERATORS, check_symbols
 from ..symbols.generators import show as show_names
 from ..symbols.polynomial import div, ge0, needs_ge, show, substitute, val
@@ -446,10 +446,7 @@ def _between(text: str, low: Any, high: Any, modulus: Any = 0) -> list[str]:
 
 
 def _facts(given: Any) -> Facts | None:
-    if isinstance(given, Facts):
-        return given
-    given = (given,) if isinstance(given, str) or not isinstance(given, (tuple, list)) else tuple(given)
-    return Facts(*given) if given else None
+    return None if isinstance(given, (tuple, list)) and not given else as_facts(given)
 
 
 def _sized(

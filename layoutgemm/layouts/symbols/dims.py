@@ -94,6 +94,9 @@ def ceil_div(p: Any, d: Any) -> Any:
     >>> ceil_div(dim("M", multiple_of=64), 64), ceil_div(100, 64)
     (M//64, 2)
     """
+    p, d = entry(p, "the dividend of ceil_div"), entry(d, "the divisor of ceil_div")
+    if d.__class__ is int and d == 0:
+        raise LayoutError(f"ceil_div({show(p)},0): a division by zero")
     q = floordiv(-p, d)
     if q is None:
         raise MissingFact(f"ceil_div({show(p)},{show(d)})", (*needs_div(d, p), f"T = ceil_div({show(p)},{show(d)})"))

@@ -215,6 +215,13 @@ def _statements(fact: Any, facts: Facts) -> list[Statement]:
     return _read(tree, facts)
 
 
+def as_facts(given: Any) -> Facts:
+    """What a caller gives as facts: a Facts, one fact, or a tuple of them."""
+    if isinstance(given, Facts):
+        return given
+    return Facts(*given) if isinstance(given, (tuple, list)) else Facts(given)
+
+
 def _bounded(x: Any) -> Any:
     return as_nested(x, "a tuple under facts", lambda y, _: y) if isinstance(x, (tuple, list)) else x
 
@@ -325,4 +332,4 @@ def _value(node: ast.expr, facts: Facts) -> Any:
         raise FactError(f"cannot read `{ast.unparse(node)}` in a fact: {error}") from None
 
 
-__all__ = ["FactError", "Facts"]
+__all__ = ["FactError", "Facts", "as_facts"]

@@ -28,6 +28,7 @@ from ...errors import LayoutError
 from .generators import (
     GENERATORS,
     fresh,
+    number,
     of_terms,
     restore,
 )
@@ -233,7 +234,7 @@ def _coerced(p: P, other: Any, operation: str) -> Any:
     """Arithmetic with an integer of another class. Raises LayoutError for what is none and has no arithmetic either."""
     if is_int(other):
         return getattr(p, operation)(int(other))
-    if has_own_arithmetic(other):
+    if has_own_arithmetic(other, f"__r{operation[2:]}"):
         return NotImplemented
     raise LayoutError(refusal(other, f"what {p} is {_VERBS[operation]}", "an integer or a symbol"))
 
@@ -241,12 +242,12 @@ def _coerced(p: P, other: Any, operation: str) -> Any:
 _VERBS = {"__add__": "added to", "__sub__": "subtracted from", "__mul__": "multiplied by"}
 
 
-def has_own_arithmetic(x: Any) -> bool:
+def has_own_arithmetic(x: Any, operation: str = "__rmul__") -> bool:
     """Whether an operand says itself what it gives with a symbol: arrays, SymPy's objects, basis elements."""
     owner = x.__class__.__module__.partition(".")[0]
     if owner in ("builtins", "torch") or (owner == "numpy" and x.__class__.__name__ != "ndarray"):
         return False
-    return hasattr(x, "__rmul__")
+    return hasattr(x, operation)
 
 
 def _border_equal(p: P, other: Any) -> Any:
@@ -340,7 +341,7 @@ def floordiv(p: Any, q: Any) -> Any:
 def _floor(p: Any, q: Any, remainder: int) -> Any:
     for x in (p, q):
         if x.__class__ is not P:
-            if not is_int(x) and has_own_arithmetic(x):
+            if not is_int(x) and has_own_arithmetic(x, "__rmod__"):
                 return NotImplemented
             by = as_int(x, f"the other operand of {'%' if remainder else '//'} of {p if q is x else q}")
             if by is not x:
@@ -463,7 +464,7 @@ class Relation:
         raise MissingFact(f"whether {self!r}", needs_ge(p))
 
     def __repr__(self) -> str:
-        return f"{self.left} {self.op} {self.right}"
+        return f"{show(self.left)} {self.op} {show(self.right)}"
 
 
 # ---------------------------------------------------------------- generators and values
@@ -537,7 +538,7 @@ def _compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
 
 def show(p: Any) -> str:
     """The entry in the user's symbols, without blanks: `M*N//64+8`. Every `//` in it is exact."""
-    return _show(p) if p.__class__ is P else str(p)
+    return _show(p) if p.__class__ is P else number(p) if p.__class__ is int else str(p)
 
 
 @lru_cache(maxsize=1 << 12)

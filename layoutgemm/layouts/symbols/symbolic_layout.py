@@ -102,7 +102,7 @@ class SymbolicLayout(Layout):
         >>> str(Layout((dim("M"), dim("N"))).at(M=128, N=3))
         '(128,3):(1,128)'
         """
-        return self.given(*[f"{name} == {value}" for name, value in values.items()])
+        return self.given(*[f"{name} == {entry(value, name)}" for name, value in values.items()])
 
     # ------------------------------------------------------------ inside
 
