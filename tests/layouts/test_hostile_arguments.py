@@ -251,6 +251,8 @@ def test_no_other_exception(name: str, call: Callable[..., Any], arguments: tupl
         for value in NOTHING:
             if name == "from_expr" and i == 0 and callable(value):
                 continue  # a formula is a function
+            if name == "from_cute, element" and isinstance(value, (tuple, list)):
+                continue
             assert answer(call, replaced(arguments, i, value)) is None, f"argument {i}: {type(value)}"
 
 

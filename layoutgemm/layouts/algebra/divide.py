@@ -61,6 +61,11 @@ def _modes(shape: Any, stride: Any, tiler: tuple[Any, ...]) -> Pair:
     return (shape, stride) if shape.__class__ is tuple else ((shape,), (stride,))
 
 
+def mode(shape: Any, stride: Any, i: int) -> Pair:
+    """Mode i as (shape, stride); an integer shape is its own only mode."""
+    return (shape[i], stride[i]) if shape.__class__ is tuple else (shape, stride)
+
+
 def join(pairs: list[Pair]) -> Pair:
     """One layout with the given modes."""
     return tuple([s for s, _ in pairs]), tuple([d for _, d in pairs])
@@ -77,9 +82,8 @@ def by_mode(split: Split, shape: Any, stride: Any, tiler: Any) -> Pair:
         return shape, stride
     if tiler.__class__ is tuple:
         shape, stride = _modes(shape, stride, tiler)
-        out = [by_mode(split, s, d, t) for s, d, t in zip(shape, stride, tiler)]
-        tail = len(tiler)
-        return join(out + [*zip(shape[tail:], stride[tail:])])
+        out = [by_mode(split, *mode(shape, stride, i), t) for i, t in enumerate(tiler)]
+        return join(out + [mode(shape, stride, i) for i in range(len(tiler), len(shape))])
     return split(shape, stride, tiler_pair(tiler))
 
 

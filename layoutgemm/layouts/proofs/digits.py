@@ -29,6 +29,7 @@ from functools import reduce
 from math import gcd
 from typing import Any
 
+from ...arguments import shown
 from ..int_tuple import transform
 from ..layout import Layout
 from ..linear import LinearLayout

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
-from ...arguments import shown
+from ...arguments import refusal, shown
 from ...errors import ParseError
 from ..int_tuple import as_nested
 from .dims import entry, expression
@@ -117,6 +117,8 @@ class Facts:
         return self._apply(entry(x))
 
     def __getitem__(self, symbol: str) -> Any:
+        if not isinstance(symbol, str) or not symbol.isidentifier():
+            raise FactError(refusal(symbol, "the name of a symbol", "an identifier such as M"))
         return self(self._symbols[symbol] if symbol in self._symbols else plain_symbol(symbol))
 
     def values(self, env: dict[int, int]) -> dict[str, int]:
