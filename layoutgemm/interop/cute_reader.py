@@ -48,7 +48,8 @@ def from_cute(
     whether an integer has a sign: they are counted in signed ones.
 
     names    for run-time extents and strides, in the order in which they are written: a name, or a symbol made with
-             `dim`. A name given twice says that the two are one integer; without names each is its own. Of an extent it
+             `dim`. A name given twice says that the two are one integer; without names each is its own, unlike those
+             of every other object: n0, or n0_1 where another symbol is called n0. Of an extent it
              is known that it is at least 1, of a stride that it is not negative, and of both what divides them.
     element  what a composed layout counts; tensors say it themselves
     unit     what a composed layout's swizzle counts. None: what the layout counts, as the DSL evaluates the object.
