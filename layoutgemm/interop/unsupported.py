@@ -1,4 +1,4 @@
-"""What is not taken: objects of other kinds, and operations of the CuTe DSL that have no atom here.
+"""Refusals: objects of other kinds, and operations of the CuTe DSL that have no atom here.
 
 Of each operation: what it is, why it has no atom, and the way out. The tests hold the reasons against the DSL, so that
 a version of it that can more is noticed.

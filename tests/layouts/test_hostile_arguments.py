@@ -1,8 +1,10 @@
 """Every entry point of the layouts: values of other kinds are taken as the same integers, or refused by LayoutError.
 
-`ENTRIES` names each entry point with arguments that it takes. Each argument in turn is replaced: by the same value of
-another class (a NumPy integer, a list, `torch.Size`), which must give the same answer, and by values that mean nothing
-there, which must raise LayoutError. A value that some argument does take is allowed an answer, but no other exception.
+The two tables hold each entry point with arguments that it takes. A test replaces one argument at a time:
+
+- by the same integers of other classes (NumPy integers, lists, `torch.Size`): the answer must be the same;
+- by values that mean nothing there: they must raise LayoutError;
+- by values that some arguments take: an answer is allowed, and no other exception.
 """
 
 from __future__ import annotations
