@@ -27,7 +27,7 @@ IntTuple = int | tuple["IntTuple", ...]
 F = TypeVar("F", bound=Callable[..., Any])
 
 DEPTH = 64  # tuples inside one another: each level takes several of the 1000 calls that Python allows
-LONGEST = 1000  # bits of an integer that an entry point takes: none counts more, and Python prints no 15000
+MAX_BITS = 4096  # of an integer: far more than any size or address has, and Python prints it
 _DIGITS = 40  # of an integer in a message
 _TEXT = 160  # characters of another value in a message
 _REFUSED: Any = object()
@@ -78,7 +78,7 @@ def refusal(x: Any, what: str, wanted: str) -> str:
     """
     said = shown(x)
     if is_int(x) and said.startswith("an integer"):
-        return f"{what} must be an integer of at most {LONGEST} bits, not {said.removeprefix('an integer of ')}"
+        return f"{what} must be an integer of at most {MAX_BITS} bits, not {said.removeprefix('an integer of ')}"
     kind = "" if said == f"a {type(x).__name__}" else f" ({type(x).__name__})"
     notation = f"; CuTe's notation is read by parse({said})" if isinstance(x, str) and ":" in x else ""
     return f"{what} must be {wanted}, not {said}{kind}{notation}"
@@ -101,7 +101,7 @@ def as_int(
         if not is_int(x):
             raise error(refusal(x, what, "an integer"))
         x = int(x)
-    if x.bit_length() > LONGEST:
+    if x.bit_length() > MAX_BITS:
         raise error(refusal(x, what, "an integer"))
     if least is not None and x < least:
         raise error(f"{what} must be at least {least}, not {shown(x)}")
@@ -136,7 +136,7 @@ def plain(x: Any) -> Any:
     """An argument of any kind as the library works with it: integers as ints, lists of integers as tuples.
 
     Everything else stays as it is, for the caller to judge: bools, floats, strings, objects, lists that hold them.
-    Raises LayoutError for integers of more than LONGEST bits, and for tuples that nest deeper than DEPTH.
+    Raises LayoutError for integers of more than MAX_BITS bits, and for tuples that nest deeper than DEPTH.
 
     >>> import numpy as np
     >>> plain(np.int64(64)), plain([128, np.int32(64)]), plain(((2,), [3])), plain(True), plain("4")
@@ -180,7 +180,7 @@ def _int(x: Any) -> Any:
         if not is_int(x):
             return _REFUSED
         x = int(x)
-    return x if x.bit_length() <= LONGEST else _REFUSED
+    return x if x.bit_length() <= MAX_BITS else _REFUSED
 
 
 def _bool(x: Any) -> Any:

@@ -16,7 +16,7 @@ import torch
 
 from layoutgemm import checks, schedule
 from layoutgemm.arch import arch
-from layoutgemm.arguments import LONGEST, as_int, checked, refusal, shown
+from layoutgemm.arguments import MAX_BITS, as_int, checked, refusal, shown
 from layoutgemm.atoms import (
     InstructionDescriptor,
     SmemDescriptor,
@@ -212,7 +212,7 @@ def test_the_one_message() -> None:
         (lambda: Sm90Config(tile=(128, None)), "tile of Sm90Config must be 2 integers, not (128, None) (tuple)"),
         (lambda: MMA.get_slice(None), "thread of TiledMma.get_slice must be an integer, not None (NoneType)"),
         (lambda: ldmatrix(4, transpose=1), "transpose of ldmatrix must be True or False, not 1 (int)"),
-        (lambda: ldmatrix(10**5000), "count of ldmatrix must be an integer of at most 1000 bits, not 16610 bits"),
+        (lambda: ldmatrix(10**5000), "count of ldmatrix must be an integer of at most 4096 bits, not 16610 bits"),
     ):  # fmt: skip
         with pytest.raises(LayoutError) as error:
             call()
@@ -244,9 +244,9 @@ def test_annotations_are_read_where_their_names_are() -> None:
 
 
 def test_bounds() -> None:
-    assert as_int(2**LONGEST - 1, "a") == 2**LONGEST - 1
-    with pytest.raises(PlanError, match="at most 1000 bits"):
-        as_int(2**LONGEST, "a", PlanError)
+    assert as_int(2**MAX_BITS - 1, "a") == 2**MAX_BITS - 1
+    with pytest.raises(PlanError, match="at most 4096 bits"):
+        as_int(2**MAX_BITS, "a", PlanError)
     with pytest.raises(PlanError, match="a must be at least 1, not 0"):
         as_int(0, "a", PlanError, least=1)
     with pytest.raises(PlanError, match="a must be at most 7, not 8"):

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..arguments import refusal
 from ..atoms import CopyAtom, MmaAtom, TiledCopy, TiledMma
 from ..dtypes import DType, dtype
 from ..errors import LayoutError, OperandError
 from ..layouts import ComposedLayout, Layout, ScaledBasis, Swizzle
+from ..layouts.swizzle import as_unit
 from . import dsl_atoms, dsl_layouts
 from .dsl_layouts import Symbols, TensorLayout
+from .unsupported import NotTaken
 
 _OURS = (Layout, ComposedLayout, Swizzle, ScaledBasis, MmaAtom, CopyAtom, TiledMma, TiledCopy)
 _TAKEN = (
@@ -45,7 +48,8 @@ def from_cute(
     whether an integer has a sign: they are counted in signed ones.
 
     names    for run-time extents and strides, in the order in which they are written: a name, or a symbol made with
-             `dim`. A name given twice says that the two are one integer; without names each is its own. Of an extent it
+             `dim`. A name given twice says that the two are one integer; without names each is its own, unlike those
+             of every other object: n0, or n0_1 where another symbol is called n0. Of an extent it
              is known that it is at least 1, of a stride that it is not negative, and of both what divides them.
     element  what a composed layout counts; tensors say it themselves
     unit     what a composed layout's swizzle counts. None: what the layout counts, as the DSL evaluates the object.
@@ -54,7 +58,7 @@ def from_cute(
     spaces   source and target of a CopyUniversalOp, which does not say them
 
     Raises LayoutError, or AtomError for an instruction that has no atom here, saying what it is and what is known of
-    it; TypeError for anything else.
+    it; NotTaken, a LayoutError and a TypeError, for anything else.
 
     >>> import numpy as np
     >>> from_cute(np.zeros((4, 8), np.float32)), from_cute(np.zeros((4, 8))[:, ::2].T)
@@ -62,12 +66,17 @@ def from_cute(
     >>> from_cute("(4,8):(8,1)")
     Traceback (most recent call last):
         ...
-    TypeError: from_cute takes layouts, swizzles, tensors, operations, atoms, tiled copies and tiled products of the \
-CuTe DSL; Layout, Swizzle and ComposedLayout of pycute and tensor_layouts; torch tensors and NumPy arrays, not str
+    layoutgemm.interop.unsupported.NotTaken: from_cute takes layouts, swizzles, tensors, operations, atoms, tiled \
+copies and tiled products of the CuTe DSL; Layout, Swizzle and ComposedLayout of pycute and tensor_layouts; torch \
+tensors and NumPy arrays, not str
     """
+    counted = None if element is None else dtype(element)
+    Symbols(names)  # names of another kind are refused for every object
+    as_unit(unit)
+    if not (isinstance(spaces, (tuple, list)) and len(spaces) == 2 and all(isinstance(s, str) for s in spaces)):
+        raise LayoutError(refusal(spaces, "spaces of from_cute", "2 strings"))
     if isinstance(x, _OURS):
         return x
-    counted = None if element is None else dtype(element)
     bases = _bases(x)
     if any(name.startswith("cutlass.cute.") for name in bases):
         return _of_dsl(x, bases, names, counted, unit, spaces)
@@ -82,7 +91,7 @@ def tensor_layout(x: Any, *, names: Sequence[Any] | None = None) -> TensorLayout
     x       a tensor of the CuTe DSL (of a trace, from_dlpack's, a fake one), a torch tensor or a NumPy array
     names   as for from_cute
 
-    A swizzle of a tensor's pointer is in the layout, in elements. Raises TypeError for anything else, and LayoutError
+    A swizzle of a tensor's pointer is in the layout, in elements. Raises NotTaken for anything else, and LayoutError
     where a swizzled tensor begins within a period of its swizzle, so that no layout says where its elements lie.
 
     >>> import numpy as np
@@ -94,7 +103,7 @@ def tensor_layout(x: Any, *, names: Sequence[Any] | None = None) -> TensorLayout
     if _is_array(bases):
         return _array(x, bases)
     if not bases & {"cutlass.cute.typing.Tensor", "cutlass.cute.typing.TypedTensor"}:
-        raise TypeError(f"tensor_layout takes tensors of the CuTe DSL and torch and NumPy arrays, not {_what(x)}")
+        raise NotTaken(f"tensor_layout takes tensors of the CuTe DSL and torch and NumPy arrays, not {_what(x)}")
     symbols = Symbols(names)
     if "cutlass.cute.tensor._Tensor" in bases:
         out = dsl_layouts.memref(str(x.value.type), _element(x), symbols)
@@ -140,7 +149,7 @@ def _of_dsl(x: Any, bases: set[str], names: Any, element: Any, unit: Any, spaces
         return dsl_atoms.product_of(x)
     if "cutlass.cute.atom.CopyOp" in bases:
         return dsl_atoms.copy_of(x)
-    raise TypeError(f"from_cute takes {_TAKEN}, not {_what(x)}")
+    raise NotTaken(f"from_cute takes {_TAKEN}, not {_what(x)}")
 
 
 def _of_python(x: Any, bases: set[str], element: Any, unit: Any) -> Any:
@@ -155,7 +164,7 @@ def _of_python(x: Any, bases: set[str], element: Any, unit: Any) -> Any:
                 return _composed(x, from_cute(getattr(x, first)), from_cute(getattr(x, last)), element, unit)
     if "Layout" in names and hasattr(x, "shape") and hasattr(x, "stride"):
         return Layout(x.shape, x.stride)
-    raise TypeError(f"from_cute takes {_TAKEN}, not {_what(x)}")
+    raise NotTaken(f"from_cute takes {_TAKEN}, not {_what(x)}")
 
 
 def _composed(x: Any, first: Any, last: Any, element: Any, unit: Any) -> Any:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any
 
+from ..arguments import shown
 from ..errors import LayoutError
 from ..layouts import ComposedLayout, Layout, Swizzle
+from .unsupported import NotTaken
 
 
 def to_cute(x: Any, **values: Any) -> Any:
@@ -58,19 +60,20 @@ def to_module(x: Any, module: Any) -> Any:
 
     Raises LayoutError for symbols and for strides that lead to coordinates, which those have not.
     """
+    kind = next((k for k in (Layout, Swizzle, ComposedLayout) if isinstance(x, k)), None)
+    if kind is None:
+        raise NotTaken(f"to_module takes a Layout, a Swizzle or a ComposedLayout, not {type(x).__name__}")
+    if not callable(getattr(module, kind.__name__, None)):
+        said = getattr(module, "__name__", None) or shown(module)
+        raise NotTaken(f"{said} has no {kind.__name__} for {x}")
     if isinstance(x, Layout):
         if x.has_basis or x._symbolic:
             what = "leads to coordinates" if x.has_basis else "has symbols"
-            raise LayoutError(f"{x} {what}: {module.__name__}.Layout has integers alone")
+            raise LayoutError(f"{x} {what}: {getattr(module, '__name__', 'the module')}.Layout has integers alone")
         return module.Layout(x.shape, x.stride)
     if isinstance(x, Swizzle):
         return module.Swizzle(x.bits, x.base, x.shift)
-    if isinstance(x, ComposedLayout):
-        first, last = to_module(x.swizzle, module), to_module(x.layout, module)
-        kind = getattr(module, "ComposedLayout", None)
-        if kind is None:
-            raise LayoutError(f"{module.__name__} has no ComposedLayout for {x}")
-        if "layoutB" in kind.__init__.__code__.co_varnames:
-            return kind(first, x.offset, last)
-        return kind(first, last, offset=x.offset)
-    raise TypeError(f"to_module takes a Layout, a Swizzle or a ComposedLayout, not {type(x).__name__}")
+    first, last = to_module(x.swizzle, module), to_module(x.layout, module)
+    if "layoutB" in module.ComposedLayout.__init__.__code__.co_varnames:
+        return module.ComposedLayout(first, x.offset, last)
+    return module.ComposedLayout(first, last, offset=x.offset)

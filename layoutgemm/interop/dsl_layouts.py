@@ -19,11 +19,12 @@ from dataclasses import dataclass
 from math import lcm
 from typing import Any
 
+from ..arguments import refusal, shown
 from ..dtypes import DType, dtype
 from ..errors import LayoutError
 from ..layouts import ComposedLayout, Layout, Swizzle
 from ..layouts.notation import read
-from ..layouts.symbols.dims import dim
+from ..layouts.symbols.dims import dim, entry, fresh_name
 
 # Number formats by the names of the DSL's classes.
 ELEMENTS = {
@@ -70,24 +71,37 @@ class Symbols:
     """
 
     def __init__(self, names: Sequence[Any] | None) -> None:
+        if not (names is None or isinstance(names, (str, tuple, list))):
+            raise LayoutError(refusal(names, "names of run-time entries", "a string or a tuple of names and symbols"))
         self.names = None if names is None else tuple([names] if isinstance(names, str) else names)
+        for name in self.names or ():
+            if not isinstance(name, str):
+                entry(name, "the name of a run-time entry")
         self.entries: list[tuple[Any, int, int]] = []  # (name or symbol, what divides it, its least value)
 
-    def entry(self, default: str, divisor: int, least: int) -> str:
-        """A placeholder for one run-time entry, as a name that `value` knows."""
+    def entry(self, default: str, divisor: int, least: int, own: bool = False) -> str:
+        """A placeholder for one run-time entry, as a name that `value` knows.
+
+        An entry without a name is an integer of its own: `default` is made a name that no other symbol has, unless it
+        is the entry's own name.
+        """
         number = len(self.entries)
         if self.names is not None and number >= len(self.names):
             given = ", ".join(map(str, self.names))
             raise LayoutError(f"the layout has more than {len(self.names)} run-time entries; names gives {given}")
-        self.entries.append((default if self.names is None else self.names[number], divisor, least))
+        if self.names is not None:
+            default = self.names[number]
+        elif not own:
+            default = fresh_name(default)
+        self.entries.append((default, divisor, least))
         return f"e{number}"
 
     def value(self, placeholder: str) -> Any:
         """The symbol of a placeholder, with all that is known of its name."""
         name = self.entries[int(placeholder[1:])][0]
         if not isinstance(name, str):
-            return name
-        same = [entry for entry in self.entries if isinstance(entry[0], str) and entry[0] == name]
+            return entry(name)
+        same = [each for each in self.entries if isinstance(each[0], str) and each[0] == name]
         return dim(name, multiple_of=lcm(*[d for _, d, _ in same]), min=max(least for *_, least in same))
 
     def check_used(self, what: Any) -> None:
@@ -212,11 +226,11 @@ def tensor_of_integers(shape: Any, stride: Any, symbols: Symbols) -> Layout:
         if isinstance(value, int):
             return value
         if type(value).__name__ != "SymInt":
-            raise LayoutError(f"an extent or stride of a tensor is an int or a SymInt, not {value!r}")
+            raise LayoutError(f"an extent or stride of a tensor is an int or a SymInt, not {shown(value)}")
         # One SymInt used twice is one run-time integer, whatever it is called.
         if id(value) not in places:
-            own = value.symbol if symbols.names is None and value.symbol else f"{letter}{at}"
-            places[id(value)] = symbols.entry(own, int(value.divisibility), least)
+            own = value.symbol if symbols.names is None else None
+            places[id(value)] = symbols.entry(own or f"{letter}{at}", int(value.divisibility), least, bool(own))
         return places[id(value)]
 
     def resolve(value: Any) -> Any:

@@ -26,6 +26,7 @@ from cutlass.cute import nvgpu
 from cutlass.cute.nvgpu import cpasync, tcgen05, warp, warpgroup
 from cutlass.cutlass_dsl import CuTeDSL
 
+from layoutgemm.arguments import shown
 from layoutgemm.atoms import CopyAtom, MmaAtom, SmemTile, TiledCopy, TiledMma, TmaPlan, TmemCopyAtom, VectorCopy
 from layoutgemm.atoms.mma.tcgen05 import Tcgen05Atom
 from layoutgemm.atoms.tma.rules import MODES
@@ -34,6 +35,7 @@ from layoutgemm.errors import AtomError, LayoutError
 from layoutgemm.interop.cute_reader import tensor_layout
 from layoutgemm.interop.dsl_atoms import copy_atom, mma_atom, tensor_box
 from layoutgemm.interop.dsl_layouts import ELEMENTS
+from layoutgemm.interop.unsupported import NotTaken
 from layoutgemm.layouts import ComposedLayout, Layout, ScaledBasis, Swizzle
 from layoutgemm.layouts.symbols.dims import parse_entry
 from layoutgemm.layouts.symbols.polynomial import P, show
@@ -109,7 +111,7 @@ def to_cute(x: Any, **values: Any) -> Any:
     if isinstance(x, TiledCopy):
         tiler = tuple([layout(t if isinstance(t, Layout) else Layout(t), {}) for t in x.tiler])
         return cute.make_tiled_copy(make_copy(x.atom), layout(x.layout_tv, {}), tiler)
-    raise TypeError(f"to_cute takes layouts, swizzles, atoms, tiled ones and tensor copies, not {type(x).__name__}")
+    raise NotTaken(f"to_cute takes layouts, swizzles, atoms, tiled ones and tensor copies, not {type(x).__name__}")
 
 
 # ---------------------------------------------------------------- layouts
@@ -155,7 +157,7 @@ def operation(atom: MmaAtom, a_major: str = "K", b_major: str = "K") -> Any:
     """The DSL's operation of a matrix atom. Raises AtomError where it has none."""
     for operand, major, legal in (("A", a_major, atom.a_majors), ("B", b_major, atom.b_majors)):
         if major not in legal:
-            raise AtomError(f"{operand} of {atom} is {' or '.join(legal)}-major, not {major!r}")
+            raise AtomError(f"{operand} of {atom} is {' or '.join(legal)}-major, not {shown(major)}")
     a, b, c = (_type(of) for of in (atom.a_dtype, atom.b_dtype, atom.c_dtype))
     name, shape = atom.ptx.partition(".")[0], atom.shape_mnk
     if "satfinite" in atom.ptx or atom.d_dtype is not None or atom.thread_ids is not None:

@@ -1,9 +1,17 @@
-"""Operations of the CuTe DSL that have no atom here: what each is, why it has none, and the way out.
+"""Refusals: objects of other kinds, and operations of the CuTe DSL that have no atom here.
 
-The tests hold the reasons against the DSL, so that a version of it that can more is noticed.
+Of each operation: what it is, why it has no atom, and the way out. The tests hold the reasons against the DSL, so that
+a version of it that can more is noticed.
 """
 
 from __future__ import annotations
+
+from ..errors import LayoutError
+
+
+class NotTaken(LayoutError, TypeError):
+    """An object of a kind that the function does not take: a TypeError too."""
+
 
 # What remains of an atom that is refused: its maps are layouts. {}: the side, src or dst.
 MAPS = "the maps of an atom of it are layouts, as in from_cute(x.layout_{}_tv)"

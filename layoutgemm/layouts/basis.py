@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..arguments import DEPTH, as_int
 from ..errors import LayoutError
-from .int_tuple import DEPTH, SYMBOLS_SEEN, as_int, leaves, too_deep, transform
+from .int_tuple import BEYOND, SYMBOLS_SEEN, leaves, show, too_deep, transform
 from .symbols.dims import entry, is_sympy
 from .symbols.polynomial import P
+
+WIDEST = 1 << 16  # modes of a coordinate: a tuple with all modes below the one that a basis element names is made
 
 
 class ScaledBasis:
@@ -27,13 +30,17 @@ class ScaledBasis:
     __slots__ = ("path", "value")
     value: Any  # an int, or a symbol
     path: tuple[int, ...]
+    _is_basis = True
 
-    def __init__(self, value: Any, path: tuple[int, ...]) -> None:
-        path = tuple([as_int(p, "a mode of a basis element") for p in ((path,) if isinstance(path, int) else path)])
+    def __init__(self, value: Any, path: int | tuple[int, ...]) -> None:
+        modes = path if isinstance(path, (tuple, list)) else (path,)
+        path = tuple([as_int(p, "a mode of a basis element", most=WIDEST) for p in modes])
         if value.__class__ is not P:
             value = as_int(value, "the value of a basis element")
         if not path or min(path) < 0:
             raise LayoutError(f"a basis element names the modes that lead to it, integers >= 0, not {path}")
+        if len(path) > DEPTH:
+            raise too_deep("the path of a basis element")
         if value.__class__ is int and value == 0:
             raise LayoutError("a basis element of value 0 is the integer 0: write 0")
         object.__setattr__(self, "value", value)
@@ -46,8 +53,6 @@ class ScaledBasis:
         raise AttributeError(f"ScaledBasis is frozen: cannot delete {name}")
 
     def __mul__(self, other: Any) -> Any:
-        if isinstance(other, (ScaledBasis, tuple, list, float, bool)):
-            return NotImplemented
         factor = other if other.__class__ is P else as_int(other, "the factor of a basis element")
         value = self.value * factor
         return 0 if value.__class__ is int and value == 0 else ScaledBasis(value, self.path)
@@ -104,26 +109,31 @@ def as_stride(x: Any) -> Any:
     if out.__class__ is int:
         return out
     entries = leaves(out)
+    for d in entries:
+        if d.__class__ is not int:
+            break
+    else:
+        return out
     paths = {d.path for d in entries if d.__class__ is ScaledBasis}
     if paths:
         SYMBOLS_SEEN[0] += sum([d.value.__class__ is P for d in entries if d.__class__ is ScaledBasis])
         for d in entries:
             if (d.__class__ is int and d != 0) or d.__class__ is P:
-                raise LayoutError(f"strides {x!r} mix offsets ({d}) with coordinates ({next(iter(paths))})")
-        for p in paths:
-            for q in paths:
-                if p is not q and len(p) < len(q) and q[: len(p)] == p:
+                raise LayoutError(f"strides {show(out)} mix offsets ({d}) with coordinates ({next(iter(paths))})")
+        for q in paths:
+            for n in range(1, len(q)):
+                if (p := q[:n]) in paths:
                     raise LayoutError(f"basis elements {E(*p)} and {E(*q)}: a mode cannot be both a leaf and a tuple")
     return out
 
 
 def _as_stride(x: Any, depth: int = 0) -> Any:
-    if x.__class__ is int or x.__class__ is ScaledBasis:
+    if x.__class__ is ScaledBasis:
         return x
     if isinstance(x, (tuple, list)):
         if depth >= DEPTH:
-            raise too_deep("stride")
-        return tuple([y if y.__class__ is int else _as_stride(y, depth + 1) for y in x])
+            raise too_deep("a stride")
+        return tuple([y if y.__class__ is int and -BEYOND < y < BEYOND else _as_stride(y, depth + 1) for y in x])
     if x.__class__ is P or is_sympy(x):
         SYMBOLS_SEEN[0] += 1
         return entry(x)
@@ -148,12 +158,10 @@ def assemble(parts: dict[tuple[int, ...], Any]) -> Any:
     """
     if list(parts) == [()]:
         return parts[()]
-    width = 1 + max(p[0] for p in parts)
-    out = []
-    for i in range(width):
-        inner = {p[1:]: v for p, v in parts.items() if p[0] == i}
-        out.append(assemble(inner) if inner else 0)
-    return tuple(out)
+    inner: dict[int, dict[tuple[int, ...], Any]] = {}
+    for p, v in parts.items():
+        inner.setdefault(p[0], {})[p[1:]] = v
+    return tuple([assemble(inner[i]) if i in inner else 0 for i in range(1 + max(inner))])
 
 
 def identity_stride(shape: Any, path: tuple[int, ...] = ()) -> Any:

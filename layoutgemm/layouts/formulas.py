@@ -12,15 +12,17 @@ from __future__ import annotations
 
 import ast
 import inspect
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from math import prod
 from typing import Any
 
 import numpy as np
 
+from ..arguments import refusal, shown
 from ..errors import LayoutError, ParseError
 from .basis import ScaledBasis
-from .int_tuple import coal, leaves, pack, product, show
+from .int_tuple import as_nested, as_shape, coal, leaves, pack, product, show, show_coord
 from .layout import Layout
 from .linear import LinearLayout
 from .proofs.digits import Box, Form, Stuck, maximum, minimum, rewrite
@@ -51,9 +53,18 @@ def expr(layout: Any, *names: str) -> Any:
     """
     from .symbols import sympy_formulas as symbolic_formula
 
+    if not isinstance(layout, (Layout, ComposedLayout, Swizzle)):
+        raise LayoutError(refusal(layout, "what expr() says", "a Layout, a ComposedLayout or a Swizzle"))
+    inside = layout.layout if isinstance(layout, ComposedLayout) else layout
+    sizes = getattr(inside, "symbols", ())  # which no coordinate may be called as well
     if not names:
-        n = layout.rank if isinstance(layout, (Layout, ComposedLayout)) else 1
-        names = tuple([NAMES[i] if i < len(NAMES) else f"x{i}" for i in range(n)])
+        n = 1 if isinstance(layout, Swizzle) else layout.rank
+        free = itertools.chain(NAMES, (f"x{i}" for i in itertools.count(len(NAMES))))
+        names = tuple(itertools.islice((name for name in free if name not in sizes), n))
+    for name in names:
+        if not isinstance(name, str) or not name.isidentifier() or name in sizes:
+            wanted = "an identifier that no size is called"
+            raise LayoutError(refusal(name, f"the name of a coordinate of {layout}", wanted))
     return symbolic_formula.closed_form(layout, names)
 
 
@@ -116,6 +127,8 @@ def _function(formula: Any, shape: Any, extents: dict[str, Any]) -> tuple[Callab
         if shape is not None:
             extents = _named(shape, _variables(tree, shape), formula)
         return lambda **v: _evaluate(tree, v, formula), _checked(extents, formula)
+    if isinstance(formula, tuple):
+        formula = as_nested(formula, "a formula", lambda x, _: x)
     if is_sympy(formula) or isinstance(formula, tuple):
         from .symbols import sympy_formulas as symbolic_formula
 
@@ -128,7 +141,7 @@ def _function(formula: Any, shape: Any, extents: dict[str, Any]) -> tuple[Callab
             return lambda **v: tuple(f(**v) for f in functions), _checked(extents, formula)
         return symbolic_formula.evaluator(formula), _checked(extents, formula)
     if not callable(formula):
-        raise LayoutError(f"a formula is a function, a SymPy expression or a text, not {formula!r}")
+        raise LayoutError(refusal(formula, "a formula", "a function, a SymPy expression or a text"))
     if shape is not None:
         extents = _named(shape, list(inspect.signature(formula).parameters), formula)
     return formula, _checked(extents, formula)
@@ -137,7 +150,10 @@ def _function(formula: Any, shape: Any, extents: dict[str, Any]) -> tuple[Callab
 def _named(shape: Any, names: list[str], formula: Any) -> dict[str, Any]:
     modes = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
     if len(names) != len(modes):
-        raise LayoutError(f"{formula} has the variables {', '.join(names)}, and shape {shape} has {len(modes)} modes")
+        raise LayoutError(
+            f"{shown(formula)} has the variables {', '.join(names)}, and shape {show_coord(shape)} "
+            f"{len(modes)} modes"
+        )
     if len(names) > 1 and not callable(formula):
         raise LayoutError(f"say which extent belongs to which of {', '.join(names)}: give them by keyword")
     return dict(zip(names, modes, strict=True))
@@ -145,8 +161,8 @@ def _named(shape: Any, names: list[str], formula: Any) -> dict[str, Any]:
 
 def _checked(extents: dict[str, Any], formula: Any) -> dict[str, Any]:
     if not extents:
-        raise LayoutError(f"no extents for {formula}: from_expr(formula, x=128, y=64)")
-    return extents
+        raise LayoutError(f"no extents for {shown(formula)}: from_expr(formula, x=128, y=64)")
+    return {name: as_shape(each) for name, each in extents.items()}
 
 
 def _parse(text: str) -> ast.expr:

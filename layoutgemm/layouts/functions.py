@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..arguments import as_int, refusal
 from ..errors import LayoutError
 from . import int_tuple as _t
-from .int_tuple import compatible, congruent, idx2crd, product, product_each, weakly_congruent
+from .display import Pictured
+from .int_tuple import as_entries
 from .layout import Layout
+from .linear import LinearLayout
 from .swizzle import ComposedLayout, Swizzle
 
 __all__ = [
@@ -66,52 +69,127 @@ __all__ = [
 
 
 def _method(x: Any, name: str) -> Any:
-    """The method of a layout. Raises LayoutError for what is no layout, or has no such operation."""
-    found = None if isinstance(x, type) else getattr(x, name, None)
+    """The method or property of a layout. Raises LayoutError for what is no layout, or has no such operation."""
+    found = getattr(x, name, None) if _is_ours(x) else None
     if found is None:
-        raise LayoutError(f"{name} is an operation of layouts; got {type(x).__name__} {x!r}")
+        raise LayoutError(refusal(x, f"the operand of {name}", f"a layout that has {name}"))
     return found
+
+
+def _is_ours(x: Any) -> bool:
+    """Whether `x` is a layout, or a tile, atom or plan that has operations of one."""
+    return isinstance(x, (Pictured, LinearLayout))
 
 
 def _layout(x: Any, what: str) -> Layout:
     if not isinstance(x, Layout):
-        raise LayoutError(f"{what} is a Layout; got {type(x).__name__} {x!r}")
+        raise LayoutError(refusal(x, what, "a Layout"))
     return x
+
+
+def _entries(x: Any, what: str) -> Any:
+    """The shape of a layout, or a caller's tuple."""
+    return _method(x, "shape") if _is_ours(x) else as_entries(x, what)
 
 
 def size(x: Any) -> Any:
     """How many coordinates a layout or a shape has."""
-    return x.size if hasattr(x, "size") else product(x)
+    return _method(x, "size") if _is_ours(x) else product(x)
 
 
 def cosize(layout: Any) -> Any:
     """See Layout.cosize."""
-    return layout.cosize
+    return _method(layout, "cosize")
 
 
 def rank(x: Any) -> int:
     """How many top-level modes a layout or a tuple has."""
-    return _t.rank(getattr(x, "shape", x))
+    return _t.rank(_entries(x, "the operand of rank"))
 
 
 def depth(x: Any) -> int:
-    """How deep a layout or a tuple is nested."""
-    return _t.depth(getattr(x, "shape", x))
+    """How deep a layout or a tuple is nested.
+
+    >>> depth(4), depth((4, 2)), depth((4, (2, 3)))
+    (0, 1, 2)
+    """
+    return _t.depth(_entries(x, "the operand of depth"))
 
 
 def shape(layout: Any) -> Any:
     """The shape of a layout."""
-    return layout.shape
+    return _method(layout, "shape")
 
 
 def stride(layout: Any) -> Any:
     """The stride of a layout."""
-    return layout.stride
+    return _method(layout, "stride")
 
 
 def flatten(x: Any) -> Any:
-    """A layout or a tuple without nesting."""
-    return x.flatten() if hasattr(x, "flatten") else _t.flatten(x)
+    """A layout or a tuple without nesting.
+
+    >>> flatten((4, (2, (3,))))
+    (4, 2, 3)
+    """
+    return _method(x, "flatten")() if _is_ours(x) else _t.flatten(as_entries(x, "the operand of flatten"))
+
+
+def product(x: Any) -> Any:
+    """The product of all entries of a tuple.
+
+    >>> product((4, (2, 3)))
+    24
+    """
+    return _t.product(as_entries(x, "the operand of product"))
+
+
+def product_each(x: Any) -> Any:
+    """The product of each top-level mode: the shape without the nesting inside its modes.
+
+    >>> product_each((4, (2, 3)))
+    (4, 6)
+    """
+    return _t.product_each(as_entries(x, "the operand of product_each"))
+
+
+def congruent(a: Any, b: Any) -> bool:
+    """Whether both tuples have the same nesting.
+
+    >>> congruent((4, (2, 3)), (1, (8, 9))), congruent((4, 2), 8)
+    (True, False)
+    """
+    return _t.congruent(_entries(a, "the left operand of congruent"), _entries(b, "the right operand of congruent"))
+
+
+def compatible(a: Any, b: Any) -> bool:
+    """Whether every coordinate of shape `a` is one of shape `b`: equal sizes, and `b` refines `a`.
+
+    >>> compatible(24, (4, 6)), compatible((4, 6), (4, (2, 3))), compatible((4, 6), 24)
+    (True, True, False)
+    """
+    return _t.compatible(_entries(a, "the left operand of compatible"), _entries(b, "the right operand of compatible"))
+
+
+def weakly_congruent(a: Any, b: Any) -> bool:
+    """Whether the nesting of `b` refines that of `a`.
+
+    >>> weakly_congruent(1, (4, 6)), weakly_congruent((4, 6), 1)
+    (True, False)
+    """
+    what = "operand of weakly_congruent"
+    return _t.weakly_congruent(_entries(a, f"the left {what}"), _entries(b, f"the right {what}"))
+
+
+def idx2crd(index: Any, shape: Any) -> Any:
+    """The coordinate of a flat (colexicographic) index: int -> tuple congruent with `shape`.
+
+    A Python int outside the shape raises CoordinateError; the last mode of an array or a traced index is unbounded.
+
+    >>> idx2crd(13, (4, (2, 3)))
+    (1, (1, 1))
+    """
+    return _t.idx2crd(index, _method(shape, "shape") if _is_ours(shape) else _t.as_shape(shape))
 
 
 def crd2idx(coord: Any, shape: Any, stride: Any = None) -> Any:
@@ -129,8 +207,10 @@ def make_layout(*args: Any, stride: Any = None) -> Layout:
     >>> str(make_layout((4, 8), stride=(8, 1))), str(make_layout(Layout(4), Layout(2, 4)))
     ('(4,8):(8,1)', '(4,2):(1,4)')
     """
-    if args and isinstance(args[0], Layout):
+    if args and isinstance(args[0], Layout) and stride is None:
         return Layout.join(*args)
+    if not 1 <= len(args) + (stride is not None) <= 2:
+        raise LayoutError(f"make_layout takes a shape and a stride, or layouts, not {len(args)} arguments")
     return Layout(*args) if stride is None else Layout(args[0], stride)
 
 
@@ -265,8 +345,8 @@ def select(layout: Layout, modes: Any) -> Layout:
     """
     _layout(layout, "what select() takes modes of")
     if not isinstance(modes, (tuple, list)):
-        raise LayoutError(f"select() takes a tuple of modes; got {type(modes).__name__} {modes!r}")
-    chosen = [_t.as_int(i, "a mode to select") for i in modes]
+        raise LayoutError(refusal(modes, "modes of select", "a tuple of integers"))
+    chosen = [as_int(i, "a mode to select") for i in modes]
     for i in chosen:
         if not -layout.rank <= i < layout.rank:
             raise LayoutError(f"{layout} has no mode {i} to select")

@@ -16,12 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from ..arguments import DEPTH, as_int
+from ..arguments import DEPTH, MAX_BITS, as_int, is_int, refusal, shown
 from ..errors import CoordinateError, LayoutError
 from .symbols.dims import entry, extent, is_sympy
+from .symbols.generators import number
 from .symbols.polynomial import P
 
 ENUMERABLE = 1 << 28
+_INT64 = np.dtype(np.int64)
+BEYOND = 1 << MAX_BITS  # above every entry that a caller may give
 
 # How many symbols the checks below have let through: a constructor that sees it grow made a layout with symbols.
 SYMBOLS_SEEN = [0]
@@ -40,6 +43,11 @@ def leaves(x: Any) -> list[Any]:
     """The entries from left to right, as a list."""
     if x.__class__ is not tuple:
         return [x]
+    for y in x:
+        if y.__class__ is tuple:
+            break
+    else:
+        return list(x)
     out: list[Any] = []
     for y in x:
         if y.__class__ is tuple:
@@ -91,7 +99,12 @@ def congruent(a: Any, b: Any) -> bool:
     """
     if a.__class__ is not tuple or b.__class__ is not tuple:
         return a.__class__ is not tuple and b.__class__ is not tuple
-    return len(a) == len(b) and all(map(congruent, a, b))
+    if len(a) != len(b):
+        return False
+    for x, y in zip(a, b):
+        if (x.__class__ is tuple or y.__class__ is tuple) and not congruent(x, y):
+            return False
+    return True
 
 
 def compatible(a: Any, b: Any) -> bool:
@@ -147,10 +160,64 @@ def _compact(shape: Any, width: Any) -> tuple[Any, Any]:
 def show(x: Any) -> str:
     """CuTe's notation of a tuple: no blanks, and a tuple of one entry without a comma.
 
+    An integer that Python does not print, of more than 4300 digits, is written in base 16.
+
     >>> show((4, (2,)))
     '(4,(2))'
     """
-    return f"({','.join([show(y) for y in x])})" if x.__class__ is tuple else str(x)
+    if x.__class__ is tuple:
+        return f"({','.join([show(y) for y in x])})"
+    return number(x) if x.__class__ is int else str(x)
+
+
+def code(x: Any) -> str:
+    """The repr of a tuple of entries, with integers as `show` writes them."""
+    if x.__class__ is tuple:
+        return f"({', '.join([code(y) for y in x])}{',' if len(x) == 1 else ''})"
+    return show(x) if x.__class__ is int else repr(x)
+
+
+# ---------------------------------------------------------------- tuples as callers give them
+
+
+def as_nested(x: Any, what: str, entry: Callable[[Any, str], Any], level: int = 0) -> Any:
+    """A caller's nested tuple, at most DEPTH deep: lists become tuples, and `entry(y, what)` converts what is no int.
+
+    Every tuple that a caller hands over comes through here, or through `as_shape` and `as_stride`, before any function
+    walks it. Raises LayoutError.
+    """
+    if x.__class__ is int:
+        return x if -BEYOND < x < BEYOND else entry(x, what)
+    if isinstance(x, (tuple, list)):
+        if level >= DEPTH:
+            raise too_deep(what)
+        return tuple([as_nested(y, what, entry, level + 1) for y in x])
+    return entry(x, what)
+
+
+def as_entries(x: Any, what: str) -> Any:
+    """A caller's tuple of integers, symbols and basis elements. Raises LayoutError.
+
+    >>> as_entries([4, (np.int64(2), 3)], "x")
+    (4, (2, 3))
+    """
+    return as_nested(x, what, _entry)
+
+
+def _entry(x: Any, what: str) -> Any:
+    if x.__class__ is P or getattr(x, "_is_basis", False):
+        return x
+    return entry(x) if is_sympy(x) else as_int(x, what)
+
+
+def as_profile(x: Any, what: str) -> Any:
+    """A caller's profile: a tuple of ints and None."""
+    return as_nested(x, what, lambda y, said: None if y is None else as_int(y, said))
+
+
+def as_order(x: Any) -> Any:
+    """A caller's order: a tuple of ints."""
+    return as_nested(x, "an order", as_int)
 
 
 # ---------------------------------------------------------------- checks where shapes and strides are made
@@ -162,13 +229,11 @@ def as_shape(x: Any, depth: int = 0) -> Any:
     Raises LayoutError naming the extent.
     """
     if x.__class__ is int:
-        if x < 1:
-            raise LayoutError(f"a layout's extent must be at least 1, not {x}")
-        return x
+        return as_int(x, "a layout's extent", least=1)
     if x.__class__ is tuple or isinstance(x, (tuple, list)):
         if depth >= DEPTH:
-            raise too_deep("shape")
-        return tuple([y if y.__class__ is int and y > 0 else as_shape(y, depth + 1) for y in x])
+            raise too_deep("a shape")
+        return tuple([y if y.__class__ is int and 0 < y < BEYOND else as_shape(y, depth + 1) for y in x])
     if x.__class__ is P or is_sympy(x):
         SYMBOLS_SEEN[0] += 1
         return extent(entry(x))
@@ -177,7 +242,19 @@ def as_shape(x: Any, depth: int = 0) -> Any:
 
 def too_deep(what: str) -> LayoutError:
     """The error for a tuple that nests deeper than DEPTH."""
-    return LayoutError(f"a {what} nests at most {DEPTH} deep")
+    return LayoutError(f"{what} must nest at most {DEPTH} deep")
+
+
+def check_depth(shape: tuple[Any, ...], left: int = DEPTH - 1) -> None:
+    """Raise LayoutError for the shape of a result that nests deeper than DEPTH, so that no layout ever does."""
+    for s in shape:
+        if s.__class__ is tuple:
+            if not left:
+                raise too_deep("the shape of a layout")
+            for t in s:
+                if t.__class__ is tuple:  # most shapes end above
+                    check_depth(s, left - 1)
+                    break
 
 
 def check_congruent(shape: Any, stride: Any) -> None:
@@ -204,13 +281,19 @@ def out_of_range(coord: Any, shape: Any) -> CoordinateError:
     return CoordinateError(f"coordinate {show(coord)} is outside 0..{product(shape) - 1} of shape {show(shape)}", coord)
 
 
-def scalar(x: Any) -> Any:
-    """A coordinate that is neither an int nor a tuple, made usable: NumPy integers become ints, integer arrays int64.
+def other_nesting(coord: Any, shape: Any) -> CoordinateError:
+    """The error for a coordinate that is nested otherwise than `shape`."""
+    return CoordinateError(f"coordinate {show_coord(coord)} does not have the nesting of shape {show(shape)}")
 
-    Anything else that is a number of another kind is refused; other objects (traced integers) pass unchanged.
+
+def scalar(x: Any, what: str = "a coordinate") -> Any:
+    """A coordinate that is no tuple, made usable: NumPy integers become ints, integer arrays int64.
+
+    Other objects that divide or shift as integers do (traced integers, symbols) pass unchanged. Raises CoordinateError
+    for what is no integer: bools, floats, texts, None, layouts, functions, and arrays of other than integers.
     """
     if isinstance(x, np.ndarray):
-        if x.dtype == np.int64 or x.dtype == object:
+        if x.dtype is _INT64 or x.dtype == object:
             return x
         if x.dtype.kind not in "iu":
             raise CoordinateError(f"an array of coordinates must hold integers, not {x.dtype}")
@@ -219,12 +302,28 @@ def scalar(x: Any) -> Any:
             if x.size and int(x.max()) >= 1 << 63:
                 raise CoordinateError("an array of coordinates must fit int64")
         return x.astype(np.int64)
-    if isinstance(x, np.integer):
+    if is_int(x):
         return int(x)
     if x is None:
         raise CoordinateError("None keeps a mode and belongs to slice(): a coordinate has an integer for every mode")
-    if isinstance(x, (bool, np.bool_, float, complex, str, bytes, set, dict)):
-        raise CoordinateError(f"a coordinate must be an integer, not {x!r} ({type(x).__name__})")
+    if isinstance(x, (bool, float, complex, np.generic)) or not _counts(x):
+        raise CoordinateError(refusal(x, what, "an integer"))
+    return x
+
+
+def _counts(x: Any) -> bool:
+    """Whether an object has the arithmetic of integers, and is no tensor of floats, complex numbers or bools."""
+    kind = str(getattr(x, "dtype", ""))
+    if kind.startswith("torch.") and kind.rpartition(".")[2].startswith(("float", "bfloat", "complex", "bool")):
+        return False
+    return hasattr(x, "__floordiv__") or hasattr(x, "__rshift__")
+
+
+def bit_field(x: Any, what: str) -> Any:
+    """`scalar`, of what is shifted and XORed. Raises CoordinateError for what has no bits, such as a symbol."""
+    x = scalar(x, what)
+    if not (x.__class__ is int or hasattr(x, "__rshift__")):
+        raise CoordinateError(refusal(x, what, "an integer"))
     return x
 
 
@@ -239,7 +338,7 @@ def idx2crd(index: Any, shape: Any) -> Any:
     if index.__class__ is not int:
         if isinstance(index, (tuple, list)):
             if shape.__class__ is not tuple or len(index) != len(shape):
-                raise CoordinateError(f"coordinate {index!r} does not have the nesting of shape {show(shape)}")
+                raise other_nesting(index, shape)
             return tuple([idx2crd(i, s) for i, s in zip(index, shape)])
         index = scalar(index)
     if index.__class__ is int and not 0 <= index < product(shape):
@@ -286,7 +385,7 @@ def crd2idx(coord: Any, shape: Any, stride: Any) -> Any:
         return total
     if isinstance(coord, (tuple, list)):
         if shape.__class__ is not tuple or len(coord) != len(shape):
-            raise CoordinateError(f"coordinate {show_coord(coord)} does not have the nesting of shape {show(shape)}")
+            raise other_nesting(coord, shape)
         parts: Any = 0
         for c, s, d in zip(coord, shape, stride):
             if c.__class__ is int and s.__class__ is int:
@@ -341,7 +440,7 @@ def _offset(x: Any, S: list[Any], D: list[Any]) -> Any:
 def show_coord(coord: Any, depth: int = 0) -> str:
     """A coordinate as given, in CuTe's notation; what nests deeper than any layout as dots."""
     if not isinstance(coord, (tuple, list)):
-        return repr(coord)
+        return show(coord) if coord.__class__ is int else shown(coord)
     return f"({','.join([show_coord(c, depth + 1) for c in coord])})" if depth < DEPTH else "(...)"
 
 
@@ -410,7 +509,7 @@ def by_profile(f: Callable[[Any, Any], tuple[Any, Any]], shape: Any, stride: Any
     """`f` on every mode that an int of the profile marks; None, and modes past the profile's end, stay."""
     if profile is None:
         return shape, stride
-    if not isinstance(profile, (tuple, list)):
+    if profile.__class__ is not tuple:
         return f(shape, stride)
     n = len(shape) if shape.__class__ is tuple else 1
     if len(profile) > n:

@@ -8,15 +8,17 @@ from typing import Any
 
 import numpy as np
 
+from ..arguments import as_int, is_int, refusal, shown
 from ..errors import CoordinateError, LayoutError
 from . import int_tuple as _t
 from .algebra import divide as _divide
 from .algebra import inverse as _inverse
 from .algebra import recast as _recast
 from .algebra.compose import compose as _compose
+from .algebra.divide import as_tiler
 from .basis import as_stride, assemble, component, has_basis, identity_stride, paths_of
 from .display import PicturedLayout
-from .int_tuple import SYMBOLS_SEEN, as_shape, check_congruent, check_enumerable, coal, crd2idx, show_coord
+from .int_tuple import BEYOND, SYMBOLS_SEEN, as_shape, check_congruent, check_enumerable, coal, crd2idx, show_coord
 from .paged import Paged
 from .predicates import Predicates
 from .proofs import verdicts as _proof
@@ -49,12 +51,16 @@ class Layout(PicturedLayout, Predicates, Paged):
     _symbolic = False  # SymbolicLayout has symbols among its entries
 
     def __init__(self, shape: Any, stride: Any = None) -> None:
+        if shape.__class__ is stride.__class__ is int and 0 < shape < BEYOND and -BEYOND < stride < BEYOND:
+            _set_shape(self, shape)
+            _set_stride(self, stride)
+            return
         seen = SYMBOLS_SEEN[0]
-        if shape.__class__ is not int or shape < 1:
+        if shape.__class__ is not int or not 0 < shape < BEYOND:
             shape = as_shape(shape)
         if stride is None:
             stride = _t.compact(shape) if shape.__class__ is tuple else 1
-        elif not (stride.__class__ is int and shape.__class__ is int):
+        else:
             stride = as_stride(stride)
             check_congruent(shape, stride)
         _set_shape(self, shape)
@@ -107,8 +113,9 @@ class Layout(PicturedLayout, Predicates, Paged):
         """
         for x in layouts:
             if not isinstance(x, Layout):
-                raise LayoutError(f"a mode of a layout is a Layout, not {x!r}")
+                raise LayoutError(refusal(x, "a mode of a layout", "a Layout"))
         out = tuple([x.shape for x in layouts]), as_stride(tuple([x.stride for x in layouts]))
+        _t.check_depth(out[0])
         if has_symbols(*out):
             return joined(*out, layouts)
         return _new(*out)
@@ -119,7 +126,7 @@ class Layout(PicturedLayout, Predicates, Paged):
         from .notation import parse
 
         if not hasattr(out := parse(text), "layout") and not isinstance(out, Layout):
-            raise LayoutError(f"{text!r} is a swizzle and no layout")
+            raise LayoutError(f"{shown(text)} is a swizzle and no layout")
         return out
 
     @staticmethod
@@ -233,9 +240,11 @@ class Layout(PicturedLayout, Predicates, Paged):
         if shape.__class__ is not tuple:
             shape, stride = (shape,), (stride,)
         try:
-            return _new(shape[i], stride[i])
+            if i.__class__ is int or i.__class__ is slice or is_int(i):
+                return _new(shape[i], stride[i])
         except (IndexError, TypeError):
-            raise IndexError(f"{self} has no mode {i!r}") from None
+            pass
+        raise NoMode(f"{self} has no mode {shown(i)}")
 
     def slice(self, coord: Any) -> tuple[Layout, Any]:
         """The layout of the modes that None keeps, and the offset of the others.
@@ -276,7 +285,8 @@ class Layout(PicturedLayout, Predicates, Paged):
         >>> str(L.coalesce()), str(L.coalesce((1, 1)))
         ('12:1', '(2,6):(1,2)')
         """
-        if profile is not None and isinstance(profile, (tuple, list)):
+        if profile is not None:
+            profile = _t.as_profile(profile, "an entry of a profile")
             return _new(*_t.by_profile(_t.coalesce, self.shape, self.stride, profile))
         S, D = coal(self.shape, self.stride)
         if len(S) > 1:
@@ -289,7 +299,8 @@ class Layout(PicturedLayout, Predicates, Paged):
         >>> str(Layout((4, 2, 3), (0, 1, 2)).filter())
         '6:1'
         """
-        if isinstance(profile, (tuple, list)):
+        if profile is not None:
+            profile = _t.as_profile(profile, "an entry of a profile")
             return _new(*_t.by_profile(_t.filter_zeros, self.shape, self.stride, profile))
         return _new(*_t.filter_zeros(self.shape, self.stride))
 
@@ -316,11 +327,11 @@ class Layout(PicturedLayout, Predicates, Paged):
         >>> str(Layout((2, 3, 5)).group(0, 2))
         '((2,3),5):((1,2),6)'
         """
-        begin, end = _t.as_int(begin, "the first mode of a group"), _t.as_int(end, "the end of a group")
+        begin, end = as_int(begin, "the first mode of a group"), as_int(end, "the end of a group")
         if not 0 <= begin < end <= self.rank:
             raise LayoutError(f"{self} has no modes {begin}..{end - 1} to group")
         s, d = self[:].shape, self[:].stride
-        return _new(s[:begin] + (s[begin:end],) + s[end:], d[:begin] + (d[begin:end],) + d[end:])
+        return _made((s[:begin] + (s[begin:end],) + s[end:], d[:begin] + (d[begin:end],) + d[end:]))
 
     # ------------------------------------------------------------ the algebra
 
@@ -338,13 +349,14 @@ class Layout(PicturedLayout, Predicates, Paged):
         """
         if other.__class__ is Layout:
             return _new(*_compose(self.shape, self.stride, other.shape, other.stride))
-        if symbols_in(other):
-            return lift(self).compose(other)
-        if getattr(other, "swizzle", None) is not None:
+        if getattr(other.__class__, "_swizzled", False):
             from .swizzle import compose_with_swizzle
 
             return compose_with_swizzle(self, other)
-        return _new(*_divide.by_mode(_divide.composed, self.shape, self.stride, other))
+        other = as_tiler(other)
+        if symbols_in(other):
+            return lift(self).compose(other)
+        return _made(_divide.by_mode(_divide.composed, self.shape, self.stride, other))
 
     __matmul__ = compose
 
@@ -360,8 +372,8 @@ class Layout(PicturedLayout, Predicates, Paged):
         """
         if bound is None:
             bound = 1
-        elif bound.__class__ is not int or bound < 1:
-            if symbols_in(bound):
+        elif bound.__class__ is not int or not 0 < bound < BEYOND:
+            if not isinstance(bound, (tuple, list)) and symbols_in(bound):
                 return lift(self).complement(bound)
             bound = _recast.factor(bound, "complement (its bound)")
         return _new(*_inverse.complement(self.shape, self.stride, bound))
@@ -400,6 +412,7 @@ class Layout(PicturedLayout, Predicates, Paged):
         >>> str(Layout((4, 8), (1, 4)).max_common_layout(Layout((4, 8), (1, 16))))
         '4:1'
         """
+        other = as_tiler(other)
         if symbols_in(other):
             return lift(self).max_common_layout(other)
         return _new(*_inverse.max_common((self.shape, self.stride), _divide.tiler_pair(other)))
@@ -424,9 +437,10 @@ class Layout(PicturedLayout, Predicates, Paged):
         >>> str(Layout(10).logical_divide(4)), Layout((5, 2), (1, 60)).can_divide(2).witness
         ('(4,3):(1,4)', 5)
         """
+        tiler = as_tiler(tiler)
         if symbols_in(tiler):
             return lift(self).logical_divide(tiler)
-        return _new(*_divide.by_mode(_divide.divide, self.shape, self.stride, tiler))
+        return _made(_divide.by_mode(_divide.divide, self.shape, self.stride, tiler))
 
     def zipped_divide(self, tiler: Any) -> Layout:
         """logical_divide with all tile modes in mode 0 and all others in mode 1.
@@ -434,21 +448,24 @@ class Layout(PicturedLayout, Predicates, Paged):
         >>> str(Layout((4, 6)).zipped_divide((2, 3)))
         '((2,3),(2,2)):((1,4),(2,12))'
         """
+        tiler = as_tiler(tiler)
         if symbols_in(tiler):
             return lift(self).zipped_divide(tiler)
-        return _new(*_divide.zipped(_divide.divide, self.shape, self.stride, tiler))
+        return _made(_divide.zipped(_divide.divide, self.shape, self.stride, tiler))
 
     def tiled_divide(self, tiler: Any) -> Layout:
         """zipped_divide with the modes of mode 1 at the top: '((2,3),2,2)'."""
+        tiler = as_tiler(tiler)
         if symbols_in(tiler):
             return lift(self).tiled_divide(tiler)
-        return _new(*_divide.unpack(_divide.zipped(_divide.divide, self.shape, self.stride, tiler), False))
+        return _made(_divide.unpack(_divide.zipped(_divide.divide, self.shape, self.stride, tiler), False))
 
     def flat_divide(self, tiler: Any) -> Layout:
         """zipped_divide with the modes of both modes at the top: '(2,3,2,2)'."""
+        tiler = as_tiler(tiler)
         if symbols_in(tiler):
             return lift(self).flat_divide(tiler)
-        return _new(*_divide.unpack(_divide.zipped(_divide.divide, self.shape, self.stride, tiler), True))
+        return _made(_divide.unpack(_divide.zipped(_divide.divide, self.shape, self.stride, tiler), True))
 
     def logical_product(self, tiler: Any) -> Layout:
         """(self, complement of self o tiler): mode 0 is self, mode 1 places disjoint copies in the tiler's order.
@@ -456,27 +473,31 @@ class Layout(PicturedLayout, Predicates, Paged):
         >>> str(Layout((2, 2), (1, 8)).logical_product(4))
         '((2,2),4):((1,8),2)'
         """
+        tiler = as_tiler(tiler)
         if symbols_in(tiler):
             return lift(self).logical_product(tiler)
-        return _new(*_divide.by_mode(_divide.multiply, self.shape, self.stride, tiler))
+        return _made(_divide.by_mode(_divide.multiply, self.shape, self.stride, tiler))
 
     def zipped_product(self, tiler: Any) -> Layout:
         """logical_product with all block modes in mode 0 and all copies in mode 1."""
+        tiler = as_tiler(tiler)
         if symbols_in(tiler):
             return lift(self).zipped_product(tiler)
-        return _new(*_divide.zipped(_divide.multiply, self.shape, self.stride, tiler))
+        return _made(_divide.zipped(_divide.multiply, self.shape, self.stride, tiler))
 
     def tiled_product(self, tiler: Any) -> Layout:
         """zipped_product with the modes of mode 1 at the top."""
+        tiler = as_tiler(tiler)
         if symbols_in(tiler):
             return lift(self).tiled_product(tiler)
-        return _new(*_divide.unpack(_divide.zipped(_divide.multiply, self.shape, self.stride, tiler), False))
+        return _made(_divide.unpack(_divide.zipped(_divide.multiply, self.shape, self.stride, tiler), False))
 
     def flat_product(self, tiler: Any) -> Layout:
         """zipped_product with the modes of both modes at the top."""
+        tiler = as_tiler(tiler)
         if symbols_in(tiler):
             return lift(self).flat_product(tiler)
-        return _new(*_divide.unpack(_divide.zipped(_divide.multiply, self.shape, self.stride, tiler), True))
+        return _made(_divide.unpack(_divide.zipped(_divide.multiply, self.shape, self.stride, tiler), True))
 
     def blocked_product(self, tiler: Any) -> Layout:
         """Copies of self side by side: mode i is (block mode i, tiler mode i).
@@ -484,9 +505,10 @@ class Layout(PicturedLayout, Predicates, Paged):
         >>> str(Layout((2, 2)).blocked_product(Layout((3, 1))))
         '((2,3),(2,1)):((1,4),(2,12))'
         """
+        tiler = as_tiler(tiler)
         if symbols_in(tiler):
             return lift(self).blocked_product(tiler)
-        return _new(*_divide.interleave((self.shape, self.stride), tiler, False))
+        return _made(_divide.interleave((self.shape, self.stride), tiler, False))
 
     def raked_product(self, tiler: Any) -> Layout:
         """Copies of self interleaved: mode i is (tiler mode i, block mode i), coalesced.
@@ -494,9 +516,10 @@ class Layout(PicturedLayout, Predicates, Paged):
         >>> str(Layout((2, 2)).raked_product(Layout((3, 1))))
         '((3,2),2):((4,1),2)'
         """
+        tiler = as_tiler(tiler)
         if symbols_in(tiler):
             return lift(self).raked_product(tiler)
-        return _new(*_divide.interleave((self.shape, self.stride), tiler, True))
+        return _made(_divide.interleave((self.shape, self.stride), tiler, True))
 
     def tile_to_shape(self, shape: Any, order: Any = None) -> Layout:
         """self repeated until it fills `shape`, a multiple of it in each mode, tiles in `order` (None: column-major).
@@ -507,7 +530,7 @@ class Layout(PicturedLayout, Predicates, Paged):
         target = as_shape(shape)
         if symbols_in(target):
             return lift(self).tile_to_shape(target, order)
-        return _new(*_divide.tile_to_shape((self.shape, self.stride), target, order))
+        return _made(_divide.tile_to_shape((self.shape, self.stride), target, order))
 
     # ------------------------------------------------------------ other widths of elements
 
@@ -557,7 +580,7 @@ class Layout(PicturedLayout, Predicates, Paged):
         >>> Layout((4, 2)).equivalent(Layout(8)).ok, Layout((3, 2)).equivalent(Layout((3, 2), (1, 2))).explain()
         (True, 'not equivalent: (0,1) gives 3 and 2')
         """
-        if symbols_in(other):
+        if getattr(other, "_symbolic", False):
             return lift(self).equivalent(other)
         return _proof.between(_proof.equivalent(self, other), self, other)
 
@@ -575,7 +598,9 @@ class Layout(PicturedLayout, Predicates, Paged):
 
     def congruent(self, other: Any) -> bool:
         """Whether both shapes have one nesting; `other` is a layout or a tuple."""
-        return _t.congruent(self.shape, getattr(other, "shape", other))
+        if isinstance(other, Layout) or getattr(other.__class__, "_swizzled", False):
+            return _t.congruent(self.shape, other.shape)
+        return _t.congruent(self.shape, _t.as_entries(other, "what a layout is congruent to"))
 
     def __eq__(self, other: object) -> bool:
         return other.__class__ is Layout and self.shape == other.shape and self.stride == other.stride
@@ -587,7 +612,7 @@ class Layout(PicturedLayout, Predicates, Paged):
         return Layout, (self.shape, self.stride)
 
     def __repr__(self) -> str:
-        return f"Layout({self.shape!r}, {self.stride!r})"
+        return f"Layout({_t.code(self.shape)}, {_t.code(self.stride)})"
 
     def __str__(self) -> str:
         return f"{_t.show(self.shape)}:{_t.show(self.stride)}"
@@ -597,3 +622,18 @@ _object_new = object.__new__
 _set_shape = Layout.__dict__["shape"].__set__
 _set_stride = Layout.__dict__["stride"].__set__
 _new = Layout._new
+
+
+def _made(pair: tuple[Any, Any]) -> Layout:
+    """The result of an operation that puts modes into modes. Raises LayoutError where it nests too deep."""
+    shape, stride = pair
+    if shape.__class__ is tuple:
+        _t.check_depth(shape)
+    self = _object_new(Layout)
+    _set_shape(self, shape)
+    _set_stride(self, stride)
+    return self
+
+
+class NoMode(LayoutError, IndexError):
+    """A layout has no mode of this number: an IndexError too, as sequences raise it."""

@@ -21,21 +21,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import index as as_index
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..arguments import checked
+from ..arguments import MAX_BITS, as_int, checked, refusal, settle, shown
 from ..errors import CoordinateError, LayoutError
-from .int_tuple import coal, leaves, pack, product
+from .int_tuple import bit_field, coal, leaves, pack, product, show, show_coord
 from .layout import Layout
 from .proofs.gf2 import Elimination, add_constant, bits_of, clash, combine, rows_of, swizzle_candidates
 from .proofs.verdicts import CounterExample, Proof
 from .swizzle import ComposedLayout, Swizzle
 
 __all__ = ["LinearLayout"]
+
+
+def as_bits(n: int, what: str) -> int:
+    """A number of bits of integers that Python works with at once. Raises LayoutError."""
+    return as_int(n, f"the bits of {what}", least=0, most=MAX_BITS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,22 +73,24 @@ class LinearLayout:
     offset: int = 0
 
     def __post_init__(self) -> None:
-        columns = tuple(map(as_index, self.columns))
-        used = max(map(int.bit_length, (*columns, self.offset)), default=0)
+        settle(self)
+        columns = self.columns
         put = object.__setattr__
-        put(self, "columns", columns)
-        put(self, "names", tuple(self.names))
-        put(self, "bits", tuple(self.bits) or (len(columns),))
-        if min(columns, default=0) < 0 or self.offset < 0:
-            raise LayoutError(f"values must be >= 0, not {min(*columns, self.offset)}")
+        put(self, "bits", self.bits or (len(columns),))
+        least, most = min((*columns, self.offset)), max((*columns, self.offset))
+        if least < 0:
+            raise LayoutError(f"values must be >= 0, not {shown(least)}")
+        used = as_bits(most.bit_length(), "the codomain of a LinearLayout")
+        as_bits(len(columns), "the domain of a LinearLayout")
         if self.width == -1:
             put(self, "width", used)
+        as_bits(self.width, "the codomain of a LinearLayout")
         if used > self.width:
             raise LayoutError(f"{used} bits of values do not fit a codomain of {self.width} bits")
         if sum(self.bits) != len(columns) or min(self.bits) < 0:
-            raise LayoutError(f"{len(columns)} columns for modes of {self.bits} bits")
+            raise LayoutError(f"{len(columns)} columns for modes of {shown(self.bits)} bits")
         if self.names and (len(self.names) != len(self.bits) or len(set(self.names)) != len(self.names)):
-            raise LayoutError(f"{len(self.bits)} modes cannot be named {self.names}")
+            raise LayoutError(f"{len(self.bits)} modes cannot be named {shown(self.names)}")
 
     # ------------------------------------------------------------ from other forms
 
@@ -109,7 +115,7 @@ class LinearLayout:
             return source if not names else cls(source.columns, source.bits, tuple(names), source.width, source.offset)
         if isinstance(source, Swizzle):
             least = source.span.bit_length() - 1
-            n = least if bits is None else bits
+            n = least if bits is None else as_bits(bits, "the domain of a swizzle")
             if n < least:
                 raise LayoutError(f"{source} acts on {least} bits, not {n}")
             return cls(tuple([source(1 << i) for i in range(n)]), (n,), tuple(names), n)
@@ -127,7 +133,7 @@ class LinearLayout:
         if isinstance(source, Layout):
             columns, groups = _affine(source, 0, source)
             return cls(tuple(columns), groups, tuple(names))
-        raise LayoutError(f"no layout: {source!r} ({type(source).__name__})")
+        raise LayoutError(refusal(source, "the source of a LinearLayout", "a Layout, a Swizzle or a ComposedLayout"))
 
     @classmethod
     @checked()
@@ -137,7 +143,10 @@ class LinearLayout:
         >>> LinearLayout.from_matrix([[0, 1], [1, 0]]).columns
         (2, 1)
         """
-        array = np.asarray(matrix)
+        try:
+            array = np.asarray(matrix)
+        except ValueError:  # rows of different lengths
+            array = np.zeros(())
         if array.ndim != 2 or not np.isin(array, (0, 1)).all():
             raise LayoutError("a matrix over GF(2) has two dimensions and entries 0 and 1")
         columns = tuple(sum(1 << i for i in np.flatnonzero(column).tolist()) for column in array.T)
@@ -147,6 +156,7 @@ class LinearLayout:
     @checked()
     def identity(cls, bits: int) -> LinearLayout:
         """x -> x on integers of so many bits."""
+        bits = as_bits(bits, "the domain of a LinearLayout")
         return cls(tuple(1 << i for i in range(bits)), (bits,), (), bits)
 
     # ------------------------------------------------------------ the function
@@ -186,10 +196,13 @@ class LinearLayout:
         return value
 
     def _xor(self, x: Any, start: int, stop: int) -> Any:
-        if isinstance(x, (int, np.integer)) and not isinstance(x, bool):
-            x = int(x)
+        if isinstance(x, (tuple, list)):
+            raise CoordinateError(f"coordinate {show_coord(x)}: a mode of a LinearLayout has no modes inside")
+        if not isinstance(x, np.ndarray):
+            x = bit_field(x, "a coordinate")
+        if x.__class__ is int:
             if not 0 <= x < 1 << (stop - start):
-                raise CoordinateError(f"coordinate {x} is outside 0..{(1 << (stop - start)) - 1}", x)
+                raise CoordinateError(f"coordinate {show(x)} is outside 0..{(1 << (stop - start)) - 1}", x)
             value = self.offset
             while x:
                 low = x & -x
@@ -403,6 +416,8 @@ class LinearLayout:
         >>> LinearLayout((1, 2, 4), bits=(1, 2)).coord(5)
         (1, 2)
         """
+        if not 0 <= index < self.size:
+            raise CoordinateError(f"index {show(index)} is outside 0..{self.size - 1}", index)
         out = []
         for b in self.bits:
             out.append(index & ((1 << b) - 1))

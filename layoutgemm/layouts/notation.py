@@ -6,39 +6,44 @@
     S<3,4,3>[bytes] o 0 o (8,64):(64,1)               a swizzle, with its unit
     Sw<3,4,3> o smem_ptr[16b](unset) o (8,64):(64,1)  CuTe: the swizzle counts bytes, the layout elements of 16 bits
     gmem_ptr[16b](0x7f00) o (4,8):(8,1)               CuTe's tensors: the pointer is left out
+    ArithTuple(_0,_0) o (4,8):(1@0,1@1)               tensors of coordinates, which begin at 0
     tensor<ptr<f16, smem, align<16>> o (4,8):(8,1)>   the DSL's
     !cute.layout<"(4,8):(8,1)">                       its IR
+    Layout((4, 8), (8, 1))                            what repr() prints
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+from ..arguments import DEPTH, refusal, shown
 from ..dtypes import dtype
 from ..errors import LayoutError, ParseError
 from .basis import ScaledBasis
-from .int_tuple import DEPTH
 from .layout import Layout
-from .swizzle import ComposedLayout, Swizzle
-from .symbols.dims import declared, parse_entry, symbol
+from .swizzle import SWIZZLES, ComposedLayout, Swizzle
+from .symbols.dims import declared, fresh_name, parse_entry, symbol
 
 Symbols = Callable[[str], Any]
 MAX_TEXT = 1 << 16  # characters: no layout that can be read by a person, or is printed by a program, is longer
-SWIZZLES = 64  # of a text: each is composed with what follows it
 
-_NUMBER = re.compile(r"\s*(-?)_?(\d+)((?:@\d+)*)(?![\w.])(?!\s*[/*%+-])")
-_BASIS = re.compile(r"\s*(?:(-?\d+)\s*\*\s*)?E<\s*(\d+(?:\s*,\s*\d+)*)\s*>")
+_NUMBER = re.compile(r"\s*(_?-?|-_)(\d+)((?:@\d+)*)(?![\w.])(?!\s*[/*%+-])")
+_BASIS = re.compile(r"\s*(?:(-?\d+)\s*\*\s*)?E[<(]\s*(\d+(?:\s*,\s*\d+)*)\s*[>)]")
 _UNKNOWN = re.compile(r"\s*\?(?:\{([^{}]*)\})?")
 _SWIZZLE = re.compile(r"\s*S(?:w|wizzle)?<\s*(-?\d+)\s*,\s*(-?\d+)\s*,\s*(-?\d+)\s*>(?:\[(?:(bytes)|(\d+)b)\])?")
 _LINK = re.compile(r"\s*o\s+")
 _OFFSET = re.compile(r"\s*_?(-?\d+)\s+o\s+")
 # CuTe's pointers: ptr[32b](nil), gmem_ptr[16b](0x7f00), smem_ptr[16b](unset), tmem_[32b](0x0)
-_POINTER = re.compile(r"[\s_]*(\w*ptr|\w*mem_)\[(\d+)b\]\([^()]*\)")
+_POINTER = re.compile(r"[\s_]*(\w*ptr|\w*mem_)\[(\d+)b\]\(([^()]*)\)")
+_COORDINATE = re.compile(r"\s*ArithTuple(\([-_\d\s,()]*\))(?=\s*o\s)")
 # The DSL's: ptr<f16, smem, align<16>>, raw_ptr(0x7f00: f32, generic, align<4>)
 _TYPED = re.compile(r"\s*(?:raw_)?ptr([<(])")
-_TYPE = re.compile(r"\s*(?:0x[0-9a-fA-F]+\s*:\s*)?([A-Za-z]\w*)")
+_TYPE = re.compile(r"\s*(?:(0x[0-9a-fA-F]+)\s*:\s*)?([A-Za-z]\w*)")
+_ALIGNED = re.compile(r"align<(\d+)>")
+_CALL = re.compile(r"\s*(Layout|ComposedLayout|Swizzle)\(")
+_UNIT = re.compile(r"\s*(?:'(bytes)'|(\d+)|None)")
 _WRAPPERS = (
     re.compile(r"\s*(?:!cute\.)?(?:tensor|memref|layout|composed_layout)<\s*\"?"), re.compile(r"\s*[\"'`]"),
 )  # fmt: skip
@@ -49,8 +54,9 @@ def parse(text: str, given: Any = ()) -> Layout | ComposedLayout | Swizzle:
     """A layout, a swizzle, or a swizzled layout from its notation. Raises ParseError, which points at the character.
 
     Entries may hold symbols; `given` are facts about them, as `Facts` takes them, under which the text is read. Each
-    `?` is a new symbol. A pointer before a layout is left out; one of CuTe's after a swizzle says that the swizzle
-    counts bytes, and the result counts the pointer's elements.
+    `?` is a new symbol, unlike those of every other text. A pointer before a layout is left out; one of CuTe's after a
+    swizzle says that the swizzle counts bytes, and the result counts the pointer's elements, from the last address at
+    which the swizzle's pattern begins. A pointer with a swizzle and neither an address nor that alignment is refused.
 
     >>> parse("((_4,_2),8):((1,16),4)")
     Layout(((4, 2), 8), ((1, 16), 4))
@@ -60,9 +66,11 @@ def parse(text: str, given: Any = ()) -> Layout | ComposedLayout | Swizzle:
     M:1
     >>> print(parse("Sw<3,4,3> o smem_ptr[16b](unset) o (8,64):(64,1)"))
     S<3,3,3>[16b] o 0 o (8,64):(64,1)
+    >>> print(parse("Sw<3,4,3>_smem_ptr[16b](0x7f10) o (8,64):(64,1)"))
+    S<3,3,3>[16b] o 392 o (8,64):(64,1)
     """
     if not isinstance(text, str):
-        raise ParseError(f"a layout's notation is a string, not {text!r}")
+        raise ParseError(refusal(text, "a layout's notation", "a string"))
     return read(text, _symbols(given))
 
 
@@ -75,20 +83,37 @@ def read(text: str, symbol: Symbols) -> Layout | ComposedLayout | Swizzle:
 
 def _symbols(given: Any) -> Symbols:
     """What a name in the text stands for."""
-    if not given:
+    if given.__class__ is tuple and not given:
         return declared
-    from .symbols.facts import Facts  # it needs symbols, which the notation of plain layouts does not
+    from .symbols.facts import as_facts  # it needs symbols, which the notation of plain layouts does not
 
-    facts = given if isinstance(given, Facts) else Facts(*([given] if isinstance(given, str) else given))
-    return facts.__getitem__
+    return as_facts(given).__getitem__
 
 
 def parse_swizzle(text: str) -> Swizzle:
     """A swizzle from its notation."""
     out = parse(text)
     if not isinstance(out, Swizzle):
-        raise ParseError(f"{text!r} is a layout and no swizzle")
+        raise ParseError(f"{shown(text)} is a layout and no swizzle")
     return out
+
+
+class _Pointer(NamedTuple):
+    """What a pointer says of itself.
+
+    bits        of an element; None where the type is not known, and of a tensor of coordinates
+    swizzle     of its bytes, if it holds one
+    address     in bytes; None where it is not said
+    alignment   bytes that the address is a multiple of
+    """
+
+    bits: int | None
+    swizzle: Swizzle | None
+    address: int | None
+    alignment: int
+
+
+_CALLED = {"Layout": (Layout, 1, 2), "Swizzle": (Swizzle, 3, 4), "ComposedLayout": (ComposedLayout, 3, 3)}
 
 
 class _Reader:
@@ -96,7 +121,6 @@ class _Reader:
 
     def __init__(self, text: str, symbol: Symbols) -> None:
         self.text, self.symbol, self.at = text, symbol, 0
-        self.unknown = 0
 
     def take(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
         """The match at the position, which moves past it; None where there is none."""
@@ -123,7 +147,7 @@ class _Reader:
         wrapped = False
         while any(self.take(pattern) is not None for pattern in _WRAPPERS):
             wrapped = True
-        out = self.composed(0)
+        out = self.call(0) if _CALL.match(self.text, self.at) is not None else self.composed(0)
         end = _AFTER.match(self.text, self.at) if wrapped or "=" in self.text[self.at :] else None
         if self.text[end.end() if end is not None else self.at :].strip():
             self.peek()
@@ -134,23 +158,25 @@ class _Reader:
         """A swizzle and what follows it, or a layout, with or without a pointer before it."""
         found = self.take(_SWIZZLE)
         if found is None:
-            bits, inner = self.pointer()
+            start = self.at
+            pointer = self.pointer()
             layout = self.layout()
-            return layout if inner is None else _swizzled(inner, bits, layout)
+            if pointer is None or pointer.swizzle is None:
+                return layout
+            return self.under(pointer.swizzle, pointer, layout, start)
         if count >= SWIZZLES:
             raise ParseError(f"more than {SWIZZLES} swizzles, one after another", self.text, found.start())
         *numbers, in_bytes, width = found.groups()
         swizzle = self.made(lambda: _swizzle(numbers, "bytes" if in_bytes else _unit(width)), found)
         start = self.at
         linked = self.take(_LINK) is not None
-        bits, inner = self.pointer()
-        if bits is not None:
-            # CuTe's swizzles of shared memory act on addresses.
-            swizzle = self.made(lambda: _swizzle(numbers, "bytes").recast(bits), found)
+        pointer = self.pointer()
+        if pointer is not None and pointer.bits is not None:
             layout = self.layout()
-            if inner is not None:
+            if pointer.swizzle is not None:
                 raise ParseError("two swizzles of one pointer", self.text, start)
-            return ComposedLayout(swizzle, 0, layout)
+            # CuTe's swizzles of shared memory act on addresses.
+            return self.under(self.made(lambda: _swizzle(numbers, "bytes"), found), pointer, layout, found.start())
         if not linked:
             return swizzle
         offset = self.take(_OFFSET)
@@ -160,8 +186,26 @@ class _Reader:
         number = 0 if offset is None else self.made(lambda: _int(str(offset[1])), offset)
         return self.made(lambda: ComposedLayout(swizzle, number, follows), found)
 
-    def pointer(self) -> tuple[int | None, Swizzle | None]:
-        """(bits of an element, the swizzle that it holds) of a pointer and the `o` after it; (None, None) for none."""
+    def under(self, swizzle: Swizzle, pointer: _Pointer, layout: Layout, start: int) -> ComposedLayout:
+        """The layout of a pointer's elements under a swizzle of its bytes, from where the swizzle's pattern begins."""
+        assert pointer.bits is not None
+        if pointer.address is None and pointer.alignment % swizzle.span:
+            raise ParseError(
+                f"{swizzle} repeats every {swizzle.span} bytes, and the pointer is a multiple of {pointer.alignment}: "
+                f"the text does not say where its elements lie",
+                self.text,
+                start,
+            )
+        offset, rest = divmod((pointer.address or 0) % swizzle.span * 8, pointer.bits)
+        if rest:
+            raise ParseError(f"the address is no multiple of an element of {pointer.bits} bits", self.text, start)
+        try:
+            return ComposedLayout(swizzle.recast(pointer.bits), offset, layout)
+        except LayoutError as error:
+            raise ParseError(error.reason, self.text, start) from None
+
+    def pointer(self) -> _Pointer | None:
+        """A pointer and the `o` after it; None for none."""
         start = self.at
         found = self.take(_POINTER)
         if found is not None:
@@ -169,10 +213,21 @@ class _Reader:
             if not bits:
                 raise ParseError("a pointer's elements have at least one bit", self.text, found.start(2))
             inner = None
+            where = found[3].strip()
+            address: int | None = 0  # "unset" and "nil": what is not there yet can be aligned
+            if re.fullmatch(r"0x[0-9a-fA-F]+", where) is not None:
+                address = self.made(lambda: _int(where, 16), found)
+            elif where not in ("", "unset", "nil"):
+                address = None
+            alignment = 1
+        elif (coordinate := self.take(_COORDINATE)) is not None:
+            if re.search(r"[1-9]", coordinate[1]):
+                raise ParseError("a tensor of coordinates that begins elsewhere than at 0", self.text, start)
+            bits, inner, address, alignment = None, None, None, 1
         else:
             opening = self.take(_TYPED)
             if opening is None:
-                return None, None
+                return None
             depth, end = 1, self.at
             while depth and end < len(self.text):
                 depth += (self.text[end] in "<(") - (self.text[end] in ">)")
@@ -182,18 +237,63 @@ class _Reader:
             inside = self.text[self.at : end - 1]
             named = _TYPE.match(inside)
             try:
-                bits = dtype(named[1]).bits if named is not None else None
+                bits = dtype(named[2]).bits if named is not None else None
             except LayoutError:
                 bits = None
             swizzle = _SWIZZLE.search(inside)
             numbers = swizzle.groups()[:3] if swizzle is not None else ()
             inner = self.made(lambda: _swizzle(numbers, "bytes"), opening) if numbers else None
+            given = named[1] if named is not None else None
+            address = self.made(lambda: _int(given, 16), opening) if given else None
+            aligned = _ALIGNED.search(inside)
+            alignment = max(1, self.made(lambda: _int(aligned[1]), opening) if aligned else (bits or 8) // 8)
             self.at = end
         if self.take(_LINK) is None:
             raise self.fail("' o ' and the layout after the pointer")
         if inner is not None and bits is None:
             raise ParseError("the pointer has a swizzle, and its element type is not known", self.text, start)
-        return bits, inner
+        return _Pointer(bits, inner, address, alignment)
+
+    def call(self, count: int) -> Any:
+        """What repr() prints: Layout(shape, stride), Swizzle(3, 4, 3, 'bytes'), ComposedLayout(swizzle, 0, layout)."""
+        found = self.take(_CALL)
+        if found is None:
+            raise self.fail("a Layout, a ComposedLayout or a Swizzle")
+        parts: list[Any] = []
+        if found[1] == "Layout":
+            parts = [self.entries(0)]
+            while self.comma():
+                parts.append(self.entries(0))
+        elif found[1] == "Swizzle":
+            while len(parts) < 3 and (not parts or self.comma()):
+                parts.append(self.entries(0))
+            if self.comma():
+                unit = self.take(_UNIT)
+                if unit is None:
+                    raise self.fail("'bytes' or a number of bits")
+                parts.append(unit[1] or self.made(lambda: _unit(unit[2]), unit))
+        else:
+            if count >= SWIZZLES:
+                raise ParseError(f"more than {SWIZZLES} swizzles, one after another", self.text, found.start())
+            parts.append(self.call(count))
+            if self.comma():
+                parts.append(self.entries(0))
+            if self.comma():
+                parts.append(self.call(count + 1))
+        if self.peek() != ")":
+            raise self.fail("')'")
+        self.at += 1
+        kind, least, most = _CALLED[found[1]]
+        if not least <= len(parts) <= most:
+            raise ParseError(f"a {found[1]} is made of {least} to {most} parts", self.text, found.start())
+        return self.made(lambda: kind(*parts), found)
+
+    def comma(self) -> bool:
+        """Whether a comma and something else stand at the position, which moves past the comma."""
+        if self.peek() != ",":
+            return False
+        self.at += 1
+        return self.peek() != ")"
 
     def layout(self) -> Layout:
         """shape:stride."""
@@ -246,7 +346,7 @@ class _Reader:
             return self.made(lambda: _basis(_int(factor), inside), found)
         found = self.take(_NUMBER)
         if found is not None:
-            digits, path = found[1] + found[2], found[3].split("@")[:0:-1]
+            digits, path = ("-" if "-" in found[1] else "") + found[2], found[3].split("@")[:0:-1]
             value = self.made(lambda: _int(digits), found)
             return self.made(lambda: _basis(value, path), found) if path else value
         found = self.take(_UNKNOWN)
@@ -267,11 +367,9 @@ class _Reader:
         return x * ScaledBasis(1, tuple([int(p) for p in reversed(path)])) if path else x
 
     def _fresh(self, facts: str) -> Any:
-        """A symbol that no other text has: unknown0, unknown1, ... of this one."""
+        """A symbol that no other text has: unknown, unknown_1, ..."""
         divisor = re.search(r"div\s*=\s*(\d+)", facts)
-        name = f"unknown{self.unknown}"
-        self.unknown += 1
-        return symbol(name, max(1, _int(divisor[1])) if divisor is not None else 1)
+        return symbol(fresh_name("unknown"), max(1, _int(divisor[1])) if divisor is not None else 1)
 
     def _end_of_entry(self) -> int:
         """Where the entry that begins here ends: at a comma, colon or bracket outside its own brackets."""
@@ -296,10 +394,10 @@ class _Reader:
         return False
 
 
-def _int(text: str) -> int:
+def _int(text: str, base: int = 10) -> int:
     if len(text) > 1000:
         raise ParseError(f"an integer of {len(text)} digits")
-    return int(text)
+    return int(text, base)
 
 
 def _swizzle(numbers: Sequence[str], unit: int | str | None) -> Swizzle:
@@ -313,8 +411,3 @@ def _unit(bits: str | None) -> int | None:
 
 def _basis(value: int, path: list[str]) -> Any:
     return ScaledBasis(value, tuple([_int(part.strip()) for part in path])) if value else 0
-
-
-def _swizzled(swizzle: Swizzle, bits: int | None, layout: Layout) -> ComposedLayout:
-    assert bits is not None
-    return ComposedLayout(swizzle.recast(bits), 0, layout)

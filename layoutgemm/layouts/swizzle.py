@@ -16,16 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from ..arguments import checked
+from ..arguments import MAX_BITS, as_int, checked, is_int, refusal, shown
 from ..errors import CompositionError, LayoutError, SwizzleError
 from .algebra.recast import factor
 from .display import Pictured, PicturedLayout
-from .int_tuple import as_int, coal_open, scalar
+from .int_tuple import bit_field, coal_open, show
 from .paged import Paged
 from .predicates import Predicates
 from .symbols.dims import entry
 
 _set = object.__setattr__
+SWIZZLES = 64  # one after another: each takes some of the 1000 calls that Python allows
 
 
 def as_unit(unit: Any) -> int | None:
@@ -35,11 +36,10 @@ def as_unit(unit: Any) -> int | None:
     if isinstance(unit, str):
         if unit in ("bytes", "byte"):
             return 8
-        raise SwizzleError(f"a swizzle's unit is None, 'bytes' or a number of bits, not {unit!r}")
-    unit = as_int(unit, "a swizzle's unit")
-    if unit < 1:
-        raise SwizzleError(f"a swizzle's unit must be at least 1 bit, not {unit}")
-    return int(unit)
+        raise SwizzleError(f"a swizzle's unit is None, 'bytes' or a number of bits, not {shown(unit)}")
+    if not is_int(unit):
+        raise SwizzleError(refusal(unit, "a swizzle's unit", "None, 'bytes' or a number of bits"))
+    return as_int(unit, "a swizzle's unit, a number of bits,", SwizzleError, least=1)
 
 
 def _log2(n: int, what: str) -> int:
@@ -70,9 +70,9 @@ class Swizzle(Pictured, Paged):
     _target: int
 
     def __init__(self, bits: int, base: int, shift: int, unit: int | str | None = None) -> None:
-        bits = as_int(bits, "a swizzle's B")
-        base = as_int(base, "a swizzle's M")
-        shift = as_int(shift, "a swizzle's S")
+        bits = as_int(bits, "a swizzle's B", SwizzleError, most=MAX_BITS)
+        base = as_int(base, "a swizzle's M", SwizzleError, most=MAX_BITS)
+        shift = as_int(shift, "a swizzle's S", SwizzleError, least=-MAX_BITS, most=MAX_BITS)
         if bits < 0 or base < 0:
             raise SwizzleError(f"Swizzle({bits}, {base}, {shift}): B and M count bits, and must not be negative")
         if bits > abs(shift):
@@ -96,13 +96,16 @@ class Swizzle(Pictured, Paged):
         """The offset to which offset x is moved."""
         # & binds less than >> and <<: only the bits of the target field are kept of the shifted offset.
         r = self._by
+        if x.__class__ is not int:
+            x = bit_field(x, "an offset")  # a narrow array could lose bits to the left
+            if r > 0 and x.__class__ is np.ndarray:
+                moved = x >> r
+                moved &= self._target
+                moved ^= x
+                return moved
         if r > 0:
             return x ^ (x >> r & self._target)
-        if not r:
-            return x
-        if x.__class__ is not int:
-            x = scalar(x)  # a narrow array could lose bits to the left
-        return x ^ (x << -r & self._target)
+        return x ^ (x << -r & self._target) if r else x
 
     def _picture(self, layout: Any = None, bits: int | None = None, **options: Any) -> str:
         from ..view import own_tile, swizzle_pair_svg
@@ -225,6 +228,7 @@ class ComposedLayout(PicturedLayout, Predicates, Paged):
     """
 
     __slots__ = ("layout", "offset", "swizzle")
+    _swizzled = True
     swizzle: Swizzle
     offset: Any
     layout: Any
@@ -233,10 +237,12 @@ class ComposedLayout(PicturedLayout, Predicates, Paged):
         from .layout import Layout
 
         if not isinstance(swizzle, Swizzle):
-            raise LayoutError(f"a ComposedLayout begins with a Swizzle, not {swizzle!r}")
+            raise LayoutError(refusal(swizzle, "the beginning of a ComposedLayout", "a Swizzle"))
         if not isinstance(layout, (Layout, ComposedLayout)):
-            raise LayoutError(f"a ComposedLayout ends with a Layout, not {layout!r}")
+            raise LayoutError(refusal(layout, "the end of a ComposedLayout", "a Layout"))
         if isinstance(layout, ComposedLayout):
+            if layout.swizzles >= SWIZZLES:
+                raise LayoutError(f"a ComposedLayout has at most {SWIZZLES} swizzles, one after another")
             inner = layout.swizzle.unit
             if inner is not None and swizzle.unit is not None and inner != swizzle.unit:
                 raise SwizzleError(
@@ -261,6 +267,16 @@ class ComposedLayout(PicturedLayout, Predicates, Paged):
 
     def __delattr__(self, name: str) -> None:
         raise AttributeError(f"ComposedLayout is frozen: cannot delete {name}")
+
+    @property
+    def swizzles(self) -> int:
+        """How many swizzles there are, one after another.
+
+        >>> from layoutgemm import Layout
+        >>> (Swizzle(1, 0, 3) @ (Swizzle(2, 3, 3) @ Layout(64))).swizzles
+        2
+        """
+        return 1 + getattr(self.layout, "swizzles", 0)
 
     def _with(self, layout: Any) -> ComposedLayout:
         return ComposedLayout._new(self.swizzle, self.offset, layout)
@@ -413,7 +429,7 @@ class ComposedLayout(PicturedLayout, Predicates, Paged):
             old_bits = unit
         if old_bits is None:
             raise SwizzleError(f"{self}: recast needs the width of the elements, old_bits: its swizzle has no unit")
-        new_bits, old_bits = as_int(new_bits, "new_bits"), as_int(old_bits, "old_bits")
+        new_bits, old_bits = factor(new_bits, "recast (new_bits)"), factor(old_bits, "recast (old_bits)")
         if unit is not None and unit != old_bits:
             raise SwizzleError(f"{self}: the swizzle counts {unit} bits, and the layout is said to count {old_bits}")
         if new_bits == old_bits:
@@ -450,7 +466,7 @@ class ComposedLayout(PicturedLayout, Predicates, Paged):
 
         out = parse(text)
         if not isinstance(out, ComposedLayout):
-            raise LayoutError(f"{text!r} has no swizzle and is a plain layout")
+            raise LayoutError(f"{shown(text)} has no swizzle and is a plain layout")
         return out
 
     def __eq__(self, other: object) -> bool:
@@ -468,10 +484,10 @@ class ComposedLayout(PicturedLayout, Predicates, Paged):
         return ComposedLayout, (self.swizzle, self.offset, self.layout)
 
     def __repr__(self) -> str:
-        return f"ComposedLayout({self.swizzle!r}, {self.offset}, {self.layout!r})"
+        return f"ComposedLayout({self.swizzle!r}, {show(self.offset)}, {self.layout!r})"
 
     def __str__(self) -> str:
-        return f"{self.swizzle} o {self.offset} o {self.layout}"
+        return f"{self.swizzle} o {show(self.offset)} o {self.layout}"
 
 
 def compose_with_swizzle(left: Any, right: Any) -> ComposedLayout:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from layoutgemm.dtypes import bf16
 from layoutgemm.errors import SwizzleError
 from layoutgemm.interop import from_cute, tensor_layout, to_module
 from layoutgemm.interop.dsl_layouts import Symbols, layout_of, memref
+from layoutgemm.layouts.proofs.prove import prove
 from tests.layouts.strategies import pairs
 
 
@@ -160,23 +162,36 @@ def test_the_root_name_is_this_function() -> None:
         ("(?,?{div=8}):(?{i64 div=8},1)", "(n0,n1):(d0,1)"),
         ("(?{i64},8):(1@1,?@0)", "(n0,8):(1@1,d1@0)"),
         ("((?,4),?):((1,?{div=4}),2)", "((n0,4),n2):((1,d1),2)"),
+        ("(4,8):(_-1,8)", "(4,8):(-1,8)"),
         ("S<3,4,3> o 0 o (8,64):(64,1)", "S<3,4,3> o 0 o (8,64):(64,1)"),
         ("S<2,4,-3> o 16 o 8:1", "S<2,4,-3> o 16 o 8:1"),
         ("(8,64):(64,1) o 0 o (8,8):(1,64)", "(8,8):(64,8)"),
     ],
 )
 def test_notation(text: str, expected: str) -> None:
-    assert str(layout_of(text, Symbols(None))) == expected
+    # Names that were given out before have a number behind them.
+    assert re.sub(r"_\d+", "", str(layout_of(text, Symbols(None)))) == expected
 
 
 def test_facts_of_run_time_entries() -> None:
     symbols = Symbols(None)
     layout = layout_of("(?,?{div=8}):(?{i64 div=16},1)", symbols)
     symbols.check_used(layout)
-    assert layout == Layout((dim("n0"), dim("n1", multiple_of=8)), (dim("d0", multiple_of=16, min=0), 1))
-    assert str(layout[1].logical_divide(8)) == "(8,n1//8):(1,8)"
-    with pytest.raises(LayoutError, match=r"8 \| n0"):
+    (n0, n1), (d0, one) = layout.shape, layout.stride
+    assert (n1 % 8, d0 % 16, one, bool(n0 >= 1), bool(n1 >= 8), bool(d0 >= 0)) == (0, 0, 1, True, True, True)
+    assert str(layout[1].logical_divide(8)) == f"(8,{n1}//8):(1,8)"
+    with pytest.raises(LayoutError, match=rf"8 \| {n0}"):
         layout[0].logical_divide(8)
+    with pytest.raises(LayoutError, match="whether"):
+        bool(d0 >= 1)
+
+
+def test_run_time_entries_of_two_layouts_are_no_one_integer() -> None:
+    first, second = (layout_of("(?,8):(?,1)", Symbols(None)) for _ in range(2))
+    assert not set(first.symbols) & set(second.symbols)
+    assert not prove(first, second).ok and not first.equivalent(second).ok
+    named = [layout_of("(?,8):(?,1)", Symbols(("M", "ld"))) for _ in range(2)]
+    assert named[0].equivalent(named[1]).ok
 
 
 def test_a_name_given_twice_is_one_integer_with_the_facts_of_both() -> None:

@@ -25,7 +25,7 @@ from layoutgemm.kernels import (
 )
 from layoutgemm.kernels.derive import Operand
 from layoutgemm.kernels.epilogue.chain import Bias, Epilogue
-from layoutgemm.kernels.planner import plan
+from layoutgemm.kernels.planner import plan as planned
 from layoutgemm.layouts import Layout
 from layoutgemm.schedule import Grouped, Hilbert, Linear, Persistent
 from tests.kernels.plan_mutants import Stuck, outcome
@@ -230,9 +230,9 @@ def test_an_epilogue_of_its_own() -> None:
 ])  # fmt: skip
 def test_a_configuration_is_for_its_own_architecture(config: Any, own: str, other: str) -> None:
     for given in (None, own, arch(own)):
-        assert plan(64, 64, 64, arch=given, config=config).arch.name == own
+        assert planned(64, 64, 64, arch=given, config=config).arch.name == own
     with pytest.raises(PlanError, match=other):
-        plan(64, 64, 64, arch=other, config=config)
+        planned(64, 64, 64, arch=other, config=config)
 
 
 def test_the_teaching_kernel_is_for_hopper() -> None:
@@ -247,7 +247,7 @@ def test_what_is_no_configuration_is_refused() -> None:
         with pytest.raises(PlanError, match=r"config of TeachingPlan\.derive must be a TeachingConfig or "):
             TeachingPlan.derive(64, 64, 64, config=config)  # type: ignore[arg-type]
         with pytest.raises(PlanError, match=r"config of plan must be a Sm80Config or a Sm90Config or "):
-            plan(64, 64, 64, config=config)  # type: ignore[arg-type]
+            planned(64, 64, 64, config=config)  # type: ignore[arg-type]
 
 
 CONFIGS: dict[str, Any] = {"first": TeachingConfig, "sm_80": Sm80Config, "sm_90a": Sm90Config, "sm_100a": Sm100Config}

@@ -293,3 +293,13 @@ def test_sympy_is_loaded_only_by_expr() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "True"]
+
+
+def test_a_coordinate_has_no_name_of_a_size() -> None:
+    layout = Layout((dim("i"), 8), (8, 1))
+    assert str(layout.expr()) == "8*j + k"
+    assert str(layout.expr("m", "k")) == "k + 8*m"
+    with pytest.raises(LayoutError, match="an identifier that no size is called, not 'i'"):
+        layout.expr("i", "k")
+    with pytest.raises(LayoutError, match="an identifier that no size is called, not 'a b'"):
+        layout.expr("a b", "k")

@@ -98,7 +98,7 @@ def ref_shape(source: object) -> tuple[int, ...]:
         (ComposedLayout(Swizzle(3, 3, 3), 8, Layout((8, 64), (64, 1))), "bits 6 and 7", 64 + 128),
         (Layout.identity((4, 4)), "extents and strides must be integers", None),
         (Layout((2, 2), (E(0), E(1))), "extents and strides must be integers", None),
-        (17, "no layout: 17", None),
+        (17, "must be a Layout, a Swizzle or a ComposedLayout, not 17", None),
     ],
     ids=str,
 )

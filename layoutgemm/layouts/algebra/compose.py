@@ -29,9 +29,10 @@ from typing import Any
 
 import numpy as np
 
+from ...arguments import DEPTH
 from ...errors import CompositionError
 from ..basis import Encoding, ScaledBasis, component, has_basis, paths_of
-from ..int_tuple import coal_open, flatten, leaves, pack, show
+from ..int_tuple import check_depth, coal_open, flatten, leaves, pack, show, too_deep
 
 LIMIT = 1 << 24
 
@@ -49,7 +50,7 @@ def compose(ashape: Any, astride: Any, bshape: Any, bstride: Any) -> tuple[Any, 
         found = _mode(S, D, last, bshape, bstride, None)
     else:
         room = [a - 1 for a in S]
-        found = _modes(S, D, last, bshape, bstride, room)
+        found = _modes(S, D, last, bshape, bstride, room, 1)
         if found is not None and last and min(room[:last]) < 0:
             found = None
     if found is None:
@@ -58,20 +59,22 @@ def compose(ashape: Any, astride: Any, bshape: Any, bstride: Any) -> tuple[Any, 
 
 
 def _modes(
-    S: list[Any], D: list[Any], last: int, shape: tuple[Any, ...], stride: tuple[Any, ...], room: list[Any]
+    S: list[Any], D: list[Any], last: int, shape: tuple[Any, ...], stride: tuple[Any, ...], room: list[Any], level: int
 ) -> tuple[Any, Any] | None:
     """The modes of B one by one; None when one of them does not divide. `room` is what each mode of A has left."""
     rs = []
     rd = []
     for s, d in zip(shape, stride):
         if s.__class__ is tuple:
-            found = _modes(S, D, last, s, d, room)
+            found = _modes(S, D, last, s, d, room, level + 1)
         else:
             found = _mode(S, D, last, s, d, room)
         if found is None:
             return None
         rs.append(found[0])
         rd.append(found[1])
+    if level >= DEPTH and any(s.__class__ is tuple for s in rs):
+        raise too_deep("the shape of a layout")
     return tuple(rs), tuple(rd)
 
 
@@ -144,6 +147,8 @@ def _read(S: list[Any], D: list[Any], a: tuple[Any, Any], b: tuple[Any, Any]) ->
     reader = _Reader(S, D, a, b, code)
     results = reader.read(bs, bd)
     shape, stride = _nest(b[0], iter(results))
+    if shape.__class__ is tuple:
+        check_depth(shape)
     if code is not None:
         for j, (_, d) in enumerate(results):
             for value in leaves(d):

@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ...arguments import as_int
 from ...errors import LayoutError
 from ..basis import has_basis
-from ..int_tuple import as_int, coal, compact, leaves, pack, product, show, transform
+from ..int_tuple import BEYOND, as_nested, as_order, coal, compact, leaves, pack, product, show, show_coord, transform
+from ..symbols.dims import is_sympy
+from ..symbols.polynomial import P
 from .compose import compose
 from .inverse import complement, complement_exact
 
@@ -19,22 +22,43 @@ Pair = tuple[Any, Any]
 Split = Callable[[Any, Any, Pair], Pair]
 
 
+def as_tiler(tiler: Any) -> Any:
+    """A caller's tiler: ints, layouts, None, symbols, and tuples of them. Raises LayoutError."""
+    if tiler.__class__ is int or getattr(tiler.__class__, "_plain", False):
+        return tiler
+    if tiler.__class__ is tuple:
+        for t in tiler:
+            if t.__class__ is not int and not getattr(t.__class__, "_plain", False):
+                break
+        else:
+            return tiler
+    return as_nested(tiler, "a tiler that is no Layout and no tuple", _entry)
+
+
+def _entry(x: Any, what: str) -> Any:
+    # _plain is the mark of a Layout; tensors and arrays have strides too
+    if x is None or getattr(x.__class__, "_plain", False) or x.__class__ is P or is_sympy(x):
+        return x
+    return as_int(x, what)
+
+
 def tiler_pair(tiler: Any) -> Pair:
     """Shape and stride of a tiler that is an int or a layout."""
     if tiler.__class__ is int:
-        if tiler < 1:
-            raise LayoutError(f"a tiler's extent must be at least 1, not {tiler}")
+        if not 0 < tiler < BEYOND:
+            as_int(tiler, "a tiler's extent", least=1)
         return tiler, 1 if tiler > 1 else 0
-    if not getattr(tiler.__class__, "_plain", False):  # the mark of a Layout; tensors and arrays have strides too
-        return tiler_pair(as_int(tiler, "a tiler that is no Layout and no tuple"))
+    if tiler is None or tiler.__class__ is tuple:
+        raise LayoutError(f"a tiler for the whole layout is an int or a Layout, not {show_coord(tiler)}")
     return tiler.shape, tiler.stride
 
 
-def _modes(shape: Any, stride: Any, tiler: Any) -> int:
+def _modes(shape: Any, stride: Any, tiler: tuple[Any, ...]) -> Pair:
+    """Shapes and strides of the modes that a tiler divides; an integer shape is its own only mode."""
     n = len(shape) if shape.__class__ is tuple else 1
     if len(tiler) > n:
         raise LayoutError(f"a tiler of {len(tiler)} modes for {show(shape)}:{show(stride)}, which has {n}")
-    return n
+    return (shape, stride) if shape.__class__ is tuple else ((shape,), (stride,))
 
 
 def mode(shape: Any, stride: Any, i: int) -> Pair:
@@ -56,10 +80,10 @@ def by_mode(split: Split, shape: Any, stride: Any, tiler: Any) -> Pair:
     """`split` applied mode by mode; None, and modes without a tiler, stay as they are."""
     if tiler is None:
         return shape, stride
-    if isinstance(tiler, (tuple, list)):
-        n = _modes(shape, stride, tiler)
+    if tiler.__class__ is tuple:
+        shape, stride = _modes(shape, stride, tiler)
         out = [by_mode(split, *mode(shape, stride, i), t) for i, t in enumerate(tiler)]
-        return join(out + [mode(shape, stride, i) for i in range(len(tiler), n)])
+        return join(out + [mode(shape, stride, i) for i in range(len(tiler), len(shape))])
     return split(shape, stride, tiler_pair(tiler))
 
 
@@ -67,20 +91,17 @@ def zipped(split: Split, shape: Any, stride: Any, tiler: Any) -> Pair:
     """`split` mode by mode, all first halves gathered in mode 0, all second halves and the rest in mode 1."""
     if tiler is None:
         return (1, shape), (0, stride)
-    if isinstance(tiler, (tuple, list)):
-        n = _modes(shape, stride, tiler)
+    if tiler.__class__ is tuple:
+        shape, stride = _modes(shape, stride, tiler)
         s0, d0, s1, d1 = [], [], [], []
-        for i, t in enumerate(tiler):
-            s, d = zipped(split, *mode(shape, stride, i), t)
+        for s, d, t in zip(shape, stride, tiler):
+            s, d = zipped(split, s, d, t) if t is None or t.__class__ is tuple else split(s, d, tiler_pair(t))
             s0.append(s[0])
             d0.append(d[0])
             s1.append(s[1])
             d1.append(d[1])
-        for i in range(len(tiler), n):
-            s, d = mode(shape, stride, i)
-            s1.append(s)
-            d1.append(d)
-        return (tuple(s0), tuple(s1)), (tuple(d0), tuple(d1))
+        tail = len(tiler)
+        return (tuple(s0), (*s1, *shape[tail:])), (tuple(d0), (*d1, *stride[tail:]))
     return split(shape, stride, tiler_pair(tiler))
 
 
@@ -139,9 +160,7 @@ def refuse_coordinates(shape: Any, stride: Any) -> None:
 
 def interleave(block: Pair, tiler: Any, raked: bool) -> Pair:
     """Blocked or raked product: the two halves of the product zipped mode by mode, both padded to one rank."""
-    if isinstance(tiler, (tuple, list)):
-        raise LayoutError(f"a blocked or raked product is over an int or a Layout, not the tuple {tiler!r}")
-    pair = tiler_pair(tiler)
+    pair = whole(tiler)
     r = max(len(x[0]) if x[0].__class__ is tuple else 1 for x in (block, pair))
     a, b = _pad(block, r), _pad(pair, r)
     (s0, s1), (d0, d1) = multiply(*a, b)
@@ -151,6 +170,14 @@ def interleave(block: Pair, tiler: Any, raked: bool) -> Pair:
     if raked:
         out = [pack(*coal(s, d)) for s, d in out]
     return join(out)
+
+
+def whole(tiler: Any) -> Pair:
+    """Shape and stride of the tiler of a blocked or raked product. Raises LayoutError for a tuple and None."""
+    if tiler is None or tiler.__class__ is tuple:
+        what = "None" if tiler is None else f"the tuple {show_coord(tiler)}"
+        raise LayoutError(f"a blocked or raked product is over an int or a Layout, not {what}")
+    return tiler_pair(tiler)
 
 
 def _pad(pair: Pair, r: int) -> Pair:
@@ -166,7 +193,7 @@ def ordered(shape: Any, order: Any) -> Any:
     An int of the order ranks a whole mode, whose entries run left to right; no two ranks may be equal.
     """
     flat = leaves(shape)
-    ranks = _orders(shape, order)
+    ranks = _orders(shape, as_order(order))
     strides: list[Any] = [0] * len(flat)
     width: Any = 1
     for i in sorted(range(len(flat)), key=ranks.__getitem__):
@@ -181,20 +208,20 @@ def _orders(shape: Any, order: Any) -> list[int]:
     groups = _ranks(shape, order)
     if len({rank for rank, _ in groups}) < len(groups):
         raise LayoutError(
-            f"order {show(tuple(order))}: two modes of {show(shape)} have one rank, and neither comes first"
+            f"order {show(order)}: two modes of {show(shape)} have one rank, and neither comes first"
         )
     return [rank for rank, n in groups for _ in range(n)]
 
 
 def _ranks(shape: Any, order: Any) -> list[tuple[int, int]]:
     """(rank, number of entries) of every mode that the order ranks, from left to right."""
-    if isinstance(order, (tuple, list)):
+    if order.__class__ is tuple:
         if shape.__class__ is not tuple or len(order) != len(shape):
             raise LayoutError(
-                f"order {show(tuple(order))} does not have the nesting of {show(shape)}: one rank for each mode"
+                f"order {show(order)} does not have the nesting of {show(shape)}: one rank for each mode"
             )
         return [x for s, o in zip(shape, order) for x in _ranks(s, o)]
-    return [(as_int(order, "an order"), len(leaves(shape)))]
+    return [(order, len(leaves(shape)))]
 
 
 def tile_to_shape(block: Pair, shape: Any, order: Any = None) -> Pair:

@@ -6,19 +6,17 @@ from itertools import count
 from math import gcd
 from typing import Any
 
-from ...errors import CoordinateError, LayoutError
+from ...arguments import as_int
+from ...errors import LayoutError
 from ..basis import has_basis
-from ..int_tuple import as_int, crd2idx, leaves, show
+from ..int_tuple import crd2idx, leaves, other_nesting, scalar, show
 
 Pair = tuple[Any, Any]
 
 
 def factor(n: Any, what: str) -> int:
     """A checked factor >= 1."""
-    n = as_int(n, f"the factor of {what}")
-    if n < 1:
-        raise LayoutError(f"the factor of {what} must be at least 1, not {n}")
-    return n
+    return as_int(n, f"the factor of {what}", least=1)
 
 
 def _refuse_basis(name: str, shape: Any, stride: Any) -> None:
@@ -171,7 +169,7 @@ def select(coord: Any, shape: Any, stride: Any, kept: bool) -> tuple[list[Any], 
         return ([shape], [stride]) if kept else ([], [])
     if isinstance(coord, (tuple, list)):
         if shape.__class__ is not tuple or len(coord) != len(shape):
-            raise CoordinateError(f"coordinate {coord!r} does not have the nesting of shape {show(shape)}")
+            raise other_nesting(coord, shape)
         S: list[Any] = []
         D: list[Any] = []
         for c, s, d in zip(coord, shape, stride):
@@ -179,6 +177,8 @@ def select(coord: Any, shape: Any, stride: Any, kept: bool) -> tuple[list[Any], 
             S += ks
             D += kd
         return S, D
+    if coord.__class__ is not int:
+        scalar(coord)
     return ([], []) if kept else ([shape], [stride])
 
 
@@ -188,7 +188,7 @@ def offset(coord: Any, shape: Any, stride: Any) -> Any:
         return 0
     if isinstance(coord, (tuple, list)):
         if shape.__class__ is not tuple or len(coord) != len(shape):
-            raise CoordinateError(f"coordinate {coord!r} does not have the nesting of shape {show(shape)}")
+            raise other_nesting(coord, shape)
         total: Any = 0
         for c, s, d in zip(coord, shape, stride):
             part = offset(c, s, d)

@@ -29,6 +29,7 @@ from functools import reduce
 from math import gcd
 from typing import Any
 
+from ...arguments import shown
 from ..int_tuple import transform
 from ..layout import Layout
 from ..linear import LinearLayout
@@ -528,5 +529,5 @@ def call(formula: Callable[..., Any], variables: Mapping[str, Any]) -> Any:
 def _checked(x: Any) -> Any:
     value = _entry(x)
     if value is None:
-        raise Stuck(f"the formula gives {x!r} ({type(x).__name__}), which is no integer")
+        raise Stuck(f"the formula gives {shown(x)} ({type(x).__name__}), which is no integer")
     return value

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from ...arguments import shown
 from ...errors import LayoutError
 from ..int_tuple import idx2crd, leaves, product, product_each, transform
 from ..symbols.generators import GENERATORS, describe
@@ -180,7 +181,7 @@ def _integers(values: Any) -> Any:
     out = np.empty(len(values), dtype=object)
     for i, x in enumerate(values):
         if not hasattr(x, "__index__") or isinstance(x, (bool, np.bool_)):
-            raise LayoutError(f"the formula gives {x!r} ({type(x).__name__}) at index {i}, which is no integer", i)
+            raise LayoutError(f"the formula gives {shown(x)} ({type(x).__name__}) at index {i}, which is no integer", i)
         out[i] = int(x)
     return out
 

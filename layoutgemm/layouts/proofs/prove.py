@@ -21,13 +21,15 @@ import numpy as np
 
 from ...errors import LayoutError
 from ..basis import component, has_basis, paths_of
-from ..int_tuple import coal, leaves, product
+from ..int_tuple import as_shape, coal, leaves, product
 from ..int_tuple import show as show_tuple
 from ..layout import Layout
 from ..linear import LinearLayout
+from ..swizzle import ComposedLayout
 from ..symbols import operations as _ops
 from ..symbols.conditions import holds, quotient, recording, strongest
-from ..symbols.facts import Facts
+from ..symbols.dims import entry
+from ..symbols.facts import Facts, as_facts
 from ..symbols.generators import GENERATORS, check_symbols
 from ..symbols.generators import show as show_names
 from ..symbols.polynomial import div, ge0, needs_ge, show, substitute, val
@@ -182,8 +184,7 @@ def covers(a: Any, tile: Any, given: Any = ()) -> Answer:
     >>> covers(Layout((M // 8, 8), (8, 1)), M).ok, covers(Layout((M // 8, 4), (8, 1)), M).ok
     (True, False)
     """
-    shape = None if isinstance(tile, type) else getattr(tile, "shape", None)
-    target = Layout(tile).shape if shape is None else shape
+    target = tile.shape if isinstance(tile, (Layout, ComposedLayout, LinearLayout)) else as_shape(tile)
     _proof.check_layouts(a)
     facts = _facts(given)
     if facts is not None:
@@ -237,6 +238,7 @@ def disjoint(a: Any, b: Any, offset: Any = 0, given: Any = ()) -> Answer:
     True
     """
     _proof.check_layouts(a, b)
+    offset = entry(offset, "the offset of disjoint")
     facts = _facts(given)
     if facts is not None:
         facts = facts.on(a, b, offset)
@@ -444,10 +446,7 @@ def _between(text: str, low: Any, high: Any, modulus: Any = 0) -> list[str]:
 
 
 def _facts(given: Any) -> Facts | None:
-    if isinstance(given, Facts):
-        return given
-    given = (given,) if isinstance(given, str) or not isinstance(given, (tuple, list)) else tuple(given)
-    return Facts(*given) if given else None
+    return None if isinstance(given, (tuple, list)) and not given else as_facts(given)
 
 
 def _sized(

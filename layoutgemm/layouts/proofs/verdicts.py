@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ...arguments import shown
 from ...errors import LayoutError
 from ..basis import component, has_basis, paths_of
 from ..int_tuple import coal, idx2crd, leaves, show, show_coord
@@ -123,20 +124,21 @@ class CounterExample:
     between: tuple[Any, ...] = field(default=(), repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """A counterexample that refutes nothing cannot be made: AssertionError, an error of this library's own."""
+        """A counterexample that refutes nothing cannot be made: LayoutError."""
         if self.method == TWO_INDICES:
             # One value at two indices; of two layouts the indices are each one's own.
             if not (isinstance(self.coord, tuple) and len(self.coord) == 2) or not _same(self.left, self.right):
-                raise AssertionError(f"{self.coord!r} with {self.left!r} and {self.right!r} are no shared value")
+                values = f"{shown(self.left)} and {shown(self.right)}"
+                raise LayoutError(f"{show_coord(self.coord)} with {values} are no shared value")
         elif self.left is None and self.right is None:
-            raise AssertionError(f"a counterexample at {self.coord!r} without a value")
+            raise LayoutError(f"a counterexample at {show_coord(self.coord)} without a value")
         elif self.left is not None and self.right is not None and _same(self.left, self.right):
-            raise AssertionError(f"{show_coord(self.coord)} gives {self.left!r} twice, which refutes nothing")
+            raise LayoutError(f"{show_coord(self.coord)} gives {shown(self.left)} twice, which refutes nothing")
         if len(self.between) == 2 and self.index is not None and not self.sizes and self.method != TWO_INDICES:
             for layout, value in zip(self.between, (self.left, self.right)):
                 plain = getattr(layout.__class__, "_plain", None) is not None
                 if value is not None and plain and not _same(layout(self.index), value):
-                    raise AssertionError(f"{layout} gives {layout(self.index)} at {self.index}, not {value}")
+                    raise LayoutError(f"{layout} gives {layout(self.index)} at {self.index}, not {value}")
 
     def __bool__(self) -> bool:
         return False
@@ -247,8 +249,8 @@ def check_layouts(*xs: Any) -> None:
 
     for x in xs:
         if not isinstance(x, (Predicates, LinearLayout)):
-            notation = f"; CuTe's notation is read by parse({x!r})" if isinstance(x, str) else ""
-            raise LayoutError(f"layouts are compared, and {x!r} is none{notation}")
+            notation = f"; CuTe's notation is read by parse({shown(x)})" if isinstance(x, str) else ""
+            raise LayoutError(f"layouts are compared, and {shown(x)} is none{notation}")
 
 
 def equivalent(a: Any, b: Any) -> Proof | CounterExample | Undecided:

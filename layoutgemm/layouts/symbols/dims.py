@@ -22,9 +22,10 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
+from ...arguments import MAX_BITS, as_int, is_int, refusal, shown
 from ...errors import LayoutError, ParseError
-from .generators import FactError, generator
-from .polynomial import MissingFact, P, floordiv, ge0, gen, needs_div, needs_ge, show
+from .generators import GENERATORS, FactError, generator
+from .polynomial import MAX_POWER, MissingFact, P, floordiv, ge0, gen, needs_div, needs_ge, show
 
 _declared: dict[str, Any] = {}
 
@@ -43,12 +44,10 @@ def dim(name: str, multiple_of: int = 1, min: int = 1, max: int | None = None) -
     (M, M//64, True, 8)
     """
     if not isinstance(name, str) or not name.isidentifier():
-        raise LayoutError(f"a symbol's name is an identifier such as M, not {name!r}")
-    for what, value in (("multiple_of", multiple_of), ("min", min), ("max", max)):
-        if value.__class__ is not int and not (what == "max" and value is None):
-            raise LayoutError(f"{what} of dim({name!r}) must be an integer, not {value!r}")
-    if multiple_of < 1:
-        raise LayoutError(f"multiple_of of dim({name!r}) must be at least 1, not {multiple_of}")
+        raise LayoutError(f"a symbol's name is an identifier such as M, not {shown(name)}")
+    multiple_of = as_int(multiple_of, f"multiple_of of dim({name!r})", least=1)
+    min = as_int(min, f"min of dim({name!r})")
+    max = None if max is None else as_int(max, f"max of dim({name!r})")
     _declared[name] = symbol(name, multiple_of, min, max)
     return _declared[name]
 
@@ -60,6 +59,8 @@ def dims(names: str, multiple_of: int = 1, min: int = 1, max: int | None = None)
     >>> 2 * M + N
     2*M+N
     """
+    if not isinstance(names, str):
+        raise LayoutError(refusal(names, "names of dims", "a string such as 'M N'"))
     return tuple([dim(n, multiple_of, min, max) for n in names.replace(",", " ").split()])
 
 
@@ -71,15 +72,13 @@ def declared(name: str) -> Any:
 
 def entry(x: Any, what: str = "an entry") -> Any:
     """`x` as an entry, int or P: SymPy integers, symbols and expressions are converted. Raises LayoutError."""
-    if x.__class__ is int or x.__class__ is P:
+    if x.__class__ is P:
         return x
     if is_sympy(x):
         return from_sympy(x)
-    if isinstance(x, int) and not isinstance(x, bool):
-        return int(x)
-    if x.__class__.__module__ == "numpy" and hasattr(x, "__index__") and not getattr(x, "shape", ()):
-        return int(x)
-    raise LayoutError(f"{what} must be an integer or a symbol, not {x!r} ({type(x).__name__})")
+    if not is_int(x):
+        raise LayoutError(refusal(x, what, "an integer or a symbol"))
+    return as_int(x, what)
 
 
 def extent(p: Any) -> Any:
@@ -95,6 +94,9 @@ def ceil_div(p: Any, d: Any) -> Any:
     >>> ceil_div(dim("M", multiple_of=64), 64), ceil_div(100, 64)
     (M//64, 2)
     """
+    p, d = entry(p, "the dividend of ceil_div"), entry(d, "the divisor of ceil_div")
+    if d.__class__ is int and d == 0:
+        raise LayoutError(f"ceil_div({show(p)},0): a division by zero")
     q = floordiv(-p, d)
     if q is None:
         raise MissingFact(f"ceil_div({show(p)},{show(d)})", (*needs_div(d, p), f"T = ceil_div({show(p)},{show(d)})"))
@@ -125,8 +127,6 @@ def parse_entry(text: str, symbol: Callable[[str], Any] | None = None) -> Any:
 
 
 MAX_EXPRESSION = 2000  # characters
-MAX_BITS = 4096  # of an integer: far more than any size or address has
-MAX_POWER = 32  # of symbols: the power of a sum has as many terms as there are ways to choose them
 
 
 def expression(text: str, failing: str) -> ast.expr:
@@ -252,6 +252,27 @@ def from_sympy(x: Any) -> Any:
     from . import sympy_io as symbolic_sympy
 
     return symbolic_sympy.from_sympy(x)
+
+
+_given: dict[str, int] = {}
+
+
+def fresh_name(base: str) -> str:
+    """A name that no symbol of this process has: `base`, then base_1, base_2, ...
+
+    What is met twice without a name, as the `?` of two texts, is two integers, and must not become one symbol.
+
+    >>> first, second = fresh_name("rows"), fresh_name("rows")
+    >>> first != second
+    True
+    """
+    taken = {G.symbol for G in GENERATORS}
+    while True:
+        count = _given.get(base, 0)
+        _given[base] = count + 1
+        name = f"{base}_{count}" if count else base
+        if name not in taken:
+            return name
 
 
 def symbol(name: str, multiple_of: int = 1, low: int | None = 1, high: int | None = None) -> Any:

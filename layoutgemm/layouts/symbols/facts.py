@@ -25,7 +25,9 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
+from ...arguments import refusal, shown
 from ...errors import ParseError
+from ..int_tuple import as_nested
 from .dims import entry, expression
 from .dims import symbol as plain_symbol
 from .generators import GENERATORS, FactError
@@ -75,6 +77,7 @@ class Facts:
 
     def __call__(self, *objects: Any) -> Any:
         """The entries, tuples or layouts under the facts; several at once come back as a tuple, under one reading."""
+        objects = tuple([_bounded(x) for x in objects])
         on = self.on(*objects)
         out = tuple([on._apply(x) for x in objects])
         return out[0] if len(objects) == 1 else out
@@ -83,7 +86,7 @@ class Facts:
         """The same facts about the very symbols that occur in the objects, whatever else had these names."""
         found: set[int] = set()
         for x in objects:
-            _collect(x, found)
+            _collect(_bounded(x), found)
         bindings = {}
         for g in found:
             symbol = GENERATORS[g].symbol
@@ -114,6 +117,8 @@ class Facts:
         return self._apply(entry(x))
 
     def __getitem__(self, symbol: str) -> Any:
+        if not isinstance(symbol, str) or not symbol.isidentifier():
+            raise FactError(refusal(symbol, "the name of a symbol", "an identifier such as M"))
         return self(self._symbols[symbol] if symbol in self._symbols else plain_symbol(symbol))
 
     def values(self, env: dict[int, int]) -> dict[str, int]:
@@ -198,7 +203,7 @@ def _statements(fact: Any, facts: Facts) -> list[Statement]:
     if fact is True:
         return []
     if not isinstance(fact, str):
-        raise FactError(f"a fact is a text such as '64 | M' or a relation such as ld >= M, not {fact!r}")
+        raise FactError(f"a fact is a text such as '64 | M' or a relation such as ld >= M, not {shown(fact)}")
     text = fact.strip()
     text = text.replace("==", "=").replace("=", "==").replace("<==", "<=").replace(">==", ">=")
     try:
@@ -210,6 +215,17 @@ def _statements(fact: Any, facts: Facts) -> list[Statement]:
             "write it as 64 | M, ld >= M, M == N or T = ceil_div(M, 64)"
         ) from None
     return _read(tree, facts)
+
+
+def as_facts(given: Any) -> Facts:
+    """What a caller gives as facts: a Facts, one fact, or a tuple of them."""
+    if isinstance(given, Facts):
+        return given
+    return Facts(*given) if isinstance(given, (tuple, list)) else Facts(given)
+
+
+def _bounded(x: Any) -> Any:
+    return as_nested(x, "a tuple under facts", lambda y, _: y) if isinstance(x, (tuple, list)) else x
 
 
 def _collect(x: Any, found: set[int]) -> None:
@@ -318,4 +334,4 @@ def _value(node: ast.expr, facts: Facts) -> Any:
         raise FactError(f"cannot read `{ast.unparse(node)}` in a fact: {error}") from None
 
 
-__all__ = ["FactError", "Facts"]
+__all__ = ["FactError", "Facts", "as_facts"]

@@ -17,6 +17,7 @@ from fractions import Fraction
 from math import lcm
 from typing import Any
 
+from ...arguments import MAX_BITS
 from ...errors import LayoutError
 
 Powers = tuple[tuple[str, int], ...]  # names with exponents, sorted, no exponent 0
@@ -188,7 +189,7 @@ def show(a: Shown, termwise: bool = False) -> str:
                 lowest[n] = min(lowest.get(n, 0), k)
         power = tuple(sorted([(n, -k) for n, k in lowest.items() if k < 0]))
         top = times(a, {power: den})
-        factors = ([str(den)] if den != 1 else []) + [_power(n, k) for n, k in power]
+        factors = ([number(den)] if den != 1 else []) + [_power(n, k) for n, k in power]
         bottom = "*".join(factors)
         return f"({show(top)})//{bottom if len(factors) == 1 else f'({bottom})'}"
     terms: list[str] = []
@@ -196,13 +197,18 @@ def show(a: Shown, termwise: bool = False) -> str:
         up = [_power(n, k) for n, k in p if k > 0]
         down = [_power(n, -k) for n, k in p if k < 0]
         above, under = abs(c.numerator), c.denominator
-        factors = ([str(above)] if above != 1 or not up else []) + up
-        below = ([str(under)] if under != 1 else []) + down
+        factors = ([number(above)] if above != 1 or not up else []) + up
+        below = ([number(under)] if under != 1 else []) + down
         text = "*".join(factors)
         if below:
             text += "//" + (below[0] if len(below) == 1 else f"({'*'.join(below)})")
         terms.append(("-" if c < 0 else "+" if terms else "") + text)
     return "".join(terms)
+
+
+def number(n: int) -> str:
+    """The text of an integer; in base 16 beyond the 4300 digits that Python writes in base 10."""
+    return hex(n) if n.bit_length() > 3 * MAX_BITS else str(n)
 
 
 def _power(n: str, k: int) -> str:

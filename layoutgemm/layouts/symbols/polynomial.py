@@ -23,14 +23,20 @@ from functools import lru_cache
 from math import prod
 from typing import Any
 
+from ...arguments import MAX_BITS, as_int, is_int, refusal
 from ...errors import LayoutError
 from .generators import (
     GENERATORS,
     fresh,
+    number,
     of_terms,
     restore,
 )
 from .generators import show as show_names
+
+MAX_POWER = 32  # an exponent: the power of a sum has as many terms as there are ways to choose them
+MAX_DEGREE = 256  # symbols in one product
+MAX_TERMS = 1 << 16  # products of terms that one product of two sums takes
 
 Monomial = tuple[int, ...]
 Terms = dict[Monomial, int]
@@ -118,12 +124,21 @@ class P:
 
     def __mul__(self, other: Any) -> Any:
         if other.__class__ is int:
+            if other.bit_length() > MAX_BITS:
+                raise LayoutError(f"{self} times an integer of {other.bit_length()} bits: at most {MAX_BITS}")
             return make({m: c * other for m, c in self.terms.items()}) if other else 0
         if other.__class__ is not P:
             return _coerced(self, other, "__mul__")
+        if len(self.terms) * len(other.terms) > MAX_TERMS:
+            raise LayoutError(
+                f"a product of {len(self.terms)} terms and {len(other.terms)}: at most {MAX_TERMS} products of terms "
+                f"are formed"
+            )
         t: Terms = {}
         for m, c in self.terms.items():
             for n, d in other.terms.items():
+                if len(m) + len(n) > MAX_DEGREE:
+                    raise LayoutError(f"a product of {len(m) + len(n)} symbols has more than {MAX_DEGREE}")
                 k = tuple(sorted(m + n)) if m and n else m or n
                 v = t.get(k, 0) + c * d
                 if v:
@@ -135,8 +150,7 @@ class P:
     __rmul__ = __mul__
 
     def __pow__(self, exponent: int) -> Any:
-        if exponent.__class__ is not int or exponent < 0:
-            return NotImplemented
+        exponent = as_int(exponent, f"an exponent of {self}", least=0, most=MAX_POWER)
         return prod([self] * exponent, start=1)
 
     def __floordiv__(self, other: Any) -> Any:
@@ -217,10 +231,23 @@ def fresh_symbol(text: str, low: int | None = 0, high: int | None = None) -> Any
 
 
 def _coerced(p: P, other: Any, operation: str) -> Any:
-    """Arithmetic with a NumPy integer; anything else has its own arithmetic, or none."""
-    if other.__class__.__module__ == "numpy" and hasattr(other, "__index__") and not getattr(other, "shape", ()):
+    """Arithmetic with an integer of another class. Raises LayoutError for what is none and has no arithmetic either."""
+    if is_int(other):
         return getattr(p, operation)(int(other))
-    return NotImplemented
+    if has_own_arithmetic(other, f"__r{operation[2:]}"):
+        return NotImplemented
+    raise LayoutError(refusal(other, f"what {p} is {_VERBS[operation]}", "an integer or a symbol"))
+
+
+_VERBS = {"__add__": "added to", "__sub__": "subtracted from", "__mul__": "multiplied by"}
+
+
+def has_own_arithmetic(x: Any, operation: str = "__rmul__") -> bool:
+    """Whether an operand says itself what it gives with a symbol: arrays, SymPy's objects, basis elements."""
+    owner = x.__class__.__module__.partition(".")[0]
+    if owner in ("builtins", "torch") or (owner == "numpy" and x.__class__.__name__ != "ndarray"):
+        return False
+    return hasattr(x, operation)
 
 
 def _border_equal(p: P, other: Any) -> Any:
@@ -313,12 +340,14 @@ def floordiv(p: Any, q: Any) -> Any:
 
 def _floor(p: Any, q: Any, remainder: int) -> Any:
     for x in (p, q):
-        if x.__class__ is not int and x.__class__ is not P:
-            if x.__class__.__module__ == "numpy" and hasattr(x, "__index__") and not getattr(x, "shape", ()):
-                return _floor(p if p is not x else int(x), q if q is not x else int(x), remainder)
-            return NotImplemented
+        if x.__class__ is not P:
+            if not is_int(x) and has_own_arithmetic(x, "__rmod__"):
+                return NotImplemented
+            by = as_int(x, f"the other operand of {'%' if remainder else '//'} of {p if q is x else q}")
+            if by is not x:
+                return _floor(by if p is x else p, by if q is x else q, remainder)
     if q.__class__ is int and q == 0:
-        raise ZeroDivisionError(f"{p} divided by zero")
+        raise LayoutError(f"{parenthesised(p)} {'%' if remainder else '//'} 0: a division by zero")
     k = floordiv(p, q)
     if k is None:
         ways = needs_div(q, p) + (needs_ge(q - 1 - p) if ge0(p) else ())
@@ -435,7 +464,7 @@ class Relation:
         raise MissingFact(f"whether {self!r}", needs_ge(p))
 
     def __repr__(self) -> str:
-        return f"{self.left} {self.op} {self.right}"
+        return f"{show(self.left)} {self.op} {show(self.right)}"
 
 
 # ---------------------------------------------------------------- generators and values
@@ -509,7 +538,7 @@ def _compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
 
 def show(p: Any) -> str:
     """The entry in the user's symbols, without blanks: `M*N//64+8`. Every `//` in it is exact."""
-    return _show(p) if p.__class__ is P else str(p)
+    return _show(p) if p.__class__ is P else number(p) if p.__class__ is int else str(p)
 
 
 @lru_cache(maxsize=1 << 12)

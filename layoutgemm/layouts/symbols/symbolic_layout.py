@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...arguments import shown
 from ...errors import CoordinateError, LayoutError
 from .. import int_tuple as _t
 from ..algebra import divide as _divide
@@ -101,7 +102,7 @@ class SymbolicLayout(Layout):
         >>> str(Layout((dim("M"), dim("N"))).at(M=128, N=3))
         '(128,3):(1,128)'
         """
-        return self.given(*[f"{name} == {value}" for name, value in values.items()])
+        return self.given(*[f"{name} == {entry(value, name)}" for name, value in values.items()])
 
     # ------------------------------------------------------------ inside
 
@@ -112,6 +113,8 @@ class SymbolicLayout(Layout):
             _same_symbols(self, x)
         with recording() as used:
             shape, stride = operation(self.shape, self.stride, *args)
+        if shape.__class__ is tuple:
+            _t.check_depth(shape)
         before = [c for x in (self, *others) for c in conditions_of(x)]
         return make(shape, stride, tuple(strongest(before + used)) if before else tuple(used))
 
@@ -132,6 +135,8 @@ class SymbolicLayout(Layout):
     def __call__(self, *coord: Any) -> Any:
         """The offset of a coordinate of ints, symbols, SymPy expressions or traced integers."""
         c = coord[0] if len(coord) == 1 else coord
+        if isinstance(c, (tuple, list)):
+            c = _t.as_nested(c, "a coordinate", _same)
         entries = _flat(c)
         if any(map(is_sympy, entries)):
             from .dims import to_sympy
@@ -146,6 +151,8 @@ class SymbolicLayout(Layout):
 
     def coord(self, index: Any) -> Any:
         """The coordinate of a flat index, as far as the facts decide it."""
+        if isinstance(index, (tuple, list)):
+            index = _t.as_nested(index, "a coordinate", _same)
         return _views.split(index, self.shape) if _all_entries(index) else super().coord(index)
 
     def offsets(self) -> Any:
@@ -179,7 +186,7 @@ class SymbolicLayout(Layout):
         """See Layout.compose."""
         if isinstance(other, Layout):
             return self._made(_ops.compose, other.shape, other.stride, also=(other,))
-        if getattr(other, "swizzle", None) is not None:
+        if getattr(other.__class__, "_swizzled", False):
             from ..swizzle import compose_with_swizzle
 
             return compose_with_swizzle(self, other)
@@ -272,10 +279,8 @@ class SymbolicLayout(Layout):
         return self._interleaved(tiler, True)
 
     def _interleaved(self, tiler: Any, raked: bool) -> Layout:
-        if isinstance(tiler, (tuple, list)):
-            raise LayoutError(f"a blocked or raked product is over an int or a Layout, not the tuple {tiler!r}")
         tiler = as_tiler(tiler)
-        pair = _divide.tiler_pair(tiler)
+        pair = _divide.whole(tiler)
         return self._made(lambda s, d: _ops.interleave((s, d), pair, raked), also=_layouts_in(tiler))
 
     def tile_to_shape(self, shape: Any, order: Any = None) -> Layout:
@@ -391,11 +396,15 @@ def _same_symbols(a: Layout, b: Any) -> None:
 
 def as_tiler(tiler: Any) -> Any:
     """A tiler with its SymPy entries as symbols; a symbol alone is the layout tiler:1."""
+    return _with_symbols(_divide.as_tiler(tiler))
+
+
+def _with_symbols(tiler: Any) -> Any:
     if tiler is None or tiler.__class__ is int or isinstance(tiler, Layout):
         return tiler
-    if isinstance(tiler, (tuple, list)):
-        return tuple([as_tiler(t) for t in tiler])
-    x = entry(tiler, "a tiler that is no Layout and no tuple")
+    if tiler.__class__ is tuple:
+        return tuple([_with_symbols(t) for t in tiler])
+    x = entry(tiler)
     return Layout(x, 1) if x.__class__ is P else x
 
 
@@ -403,6 +412,10 @@ def _layouts_in(tiler: Any) -> list[Layout]:
     if isinstance(tiler, (tuple, list)):
         return [x for t in tiler for x in _layouts_in(t)]
     return [tiler] if isinstance(tiler, Layout) else []
+
+
+def _same(x: Any, what: str) -> Any:
+    return x
 
 
 def _flat(x: Any) -> list[Any]:
@@ -423,7 +436,7 @@ def _checked(x: Any) -> Any:
         return tuple([_checked(y) for y in x])
     x = _t.scalar(x)
     if hasattr(x, "dtype") and getattr(x, "shape", ()) != ():
-        raise CoordinateError(f"a layout with symbols takes no arrays: put numbers in first, with at(); not {x!r}")
+        raise CoordinateError(f"a layout with symbols takes no arrays: put numbers in first, with at(); not {shown(x)}")
     return x
 
 

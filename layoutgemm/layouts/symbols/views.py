@@ -9,7 +9,7 @@ from .. import int_tuple as _t
 from ..algebra import recast as int_recast
 from ..algebra.divide import join
 from ..algebra.recast import widened
-from ..int_tuple import leaves, product
+from ..int_tuple import leaves, other_nesting, product
 from ..int_tuple import show as show_tuple
 from .conditions import holds, quotient, rounded_up
 from .operations import has_symbols
@@ -119,7 +119,7 @@ def crd2idx(coord: Any, shape: Any, stride: Any) -> Any:
     """
     if isinstance(coord, (tuple, list)):
         if shape.__class__ is not tuple or len(coord) != len(shape):
-            raise CoordinateError(f"coordinate {coord!r} does not have the nesting of shape {show_tuple(shape)}")
+            raise other_nesting(coord, shape)
         total: Any = 0
         for c, s, d in zip(coord, shape, stride):
             total = _plus(total, crd2idx(c, s, d))
