@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from ..arguments import as_int, settle, shown
 from ..errors import PlanError
@@ -122,12 +122,16 @@ class GemmPlan(Pictured):
     stages: int
     config: Any
 
-    @classmethod
-    def derive(cls, m: int, n: int, k: int, **given: Any) -> Any:
-        """The production kernel's plan: what `layoutgemm.plan` gives. Each kind of plan has a `derive` of its own."""
-        from .planner import plan
+    if TYPE_CHECKING:
+        derive: ClassVar[Any]  # of each kind of plan it has other parameters
+    else:
 
-        return plan(m, n, k, **given)
+        @classmethod
+        def derive(cls, m: int, n: int, k: int, **given: Any) -> Any:
+            """The production kernel's plan: what `layoutgemm.plan` gives. Each kind of plan has one of its own."""
+            from .planner import plan
+
+            return plan(m, n, k, **given)
 
     @property
     def workspace(self) -> int:
