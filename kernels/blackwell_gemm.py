@@ -14,13 +14,14 @@ from dataclasses import replace
 
 import numpy as np
 
+from layoutgemm import Sm100Config
+from layoutgemm import plan as planned
 from layoutgemm.emulator.api import ORDERS
-from layoutgemm.kernels import Sm100Config, TeachingPlan
 from layoutgemm.kernels.run.emulated import emulate_plan
 from layoutgemm.kernels.run.numpy_arrays import global_matrix
 
 m, n, k = 300, 72, 328
-plan = TeachingPlan.derive(m, n, k, a="bf16", b="bf16:col", arch="sm_100a", config=Sm100Config((256, 64), stages=3))
+plan = planned(m, n, k, b="bf16:col", arch="blackwell", config=Sm100Config((256, 64), stages=3))
 print(plan.explain(), "\n")
 report = plan.check().require()
 print(f"{len(report)} checks hold\n")

@@ -56,8 +56,9 @@ def plan(
     Raises PlanError naming the argument when the architecture's kernel does not take it, and passes on AtomError,
     DescriptorError and TmaError.
 
-    >>> print(plan(4096, 4096, 4096, b="bf16:col"))
-    Sm90Plan 4096x4096x4096 sm_90a: A bf16 row, B bf16 col, C bf16 row, tile 128x256x64, 4 stages, 2 consumers
+    >>> made = plan(4096, 4096, 4096, b="bf16:col")
+    >>> type(made).__name__, made.tile, made.stages, made.c.dtype.name
+    ('Sm90Plan', (128, 256, 64), 4, 'bf16')
     >>> [type(plan(512, 512, 512, arch=arch)).__name__ for arch in ("ampere", "hopper", "blackwell", (12, 0))]
     ['Sm80Plan', 'Sm90Plan', 'Sm100Plan', 'Sm80Plan']
     """

@@ -13,6 +13,7 @@ from layoutgemm.errors import LayoutError
 
 # Tiles have up to 256 x 256 elements; cells of more are too small to be told apart.
 MAX_CELLS = 1 << 16
+MAX_ELEMENTS = 1 << 24  # of a tile, and held by all threads: who holds which is a table
 
 
 class Drawable(Protocol):
@@ -155,6 +156,10 @@ def owners_of(
         raise LayoutError(f"{tv} has threads 0 to {threads - 1}: there is no thread {thread}")
     rows, columns = pick(rows, m_extent, "rows"), pick(columns, n_extent, "columns")
     bounded(tv, rows, columns)
+    counts = {"pairs of a thread and a value": threads * values, "elements in the tile": m_extent * n_extent}
+    for what, count in counts.items():
+        if count > MAX_ELEMENTS:
+            raise LayoutError(f"{tv} has {count} {what}, more than {MAX_ELEMENTS}: too many to tell who holds which")
     t, v = (grid.ravel() for grid in np.meshgrid(np.arange(threads), np.arange(values), indexing="ij"))
     m, n = rows_and_columns(tv(t, v), t.shape, m_extent)
     outside = (m < 0) | (m >= m_extent) | (n < 0) | (n >= n_extent)

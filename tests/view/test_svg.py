@@ -11,7 +11,7 @@ import pytest
 
 from layoutgemm.errors import LayoutError
 from layoutgemm.layouts import ComposedLayout, E, Layout, Swizzle
-from layoutgemm.view import fragment_svg, layout_svg, swizzle_svg, tv_svg
+from layoutgemm.view import fragment_svg, layout_svg, swizzle_svg, tv_svg, tv_table
 
 Golden = Callable[[str, str], None]
 Read = Callable[[str, str], list[list[str]]]
@@ -181,3 +181,12 @@ def test_empty_and_shared_cells_are_told() -> None:
 def test_refusals_say_what_to_do(draw: Callable[[], str], message: str) -> None:
     with pytest.raises(LayoutError, match=message):
         draw()
+
+
+@pytest.mark.parametrize(
+    "tv, tile", [(Layout((1 << 40, 1)), (4, 4)), (Layout((1, 1 << 40)), (4, 4)), (Layout((4, 1)), (1 << 40, 1 << 30))]
+)
+def test_what_no_table_holds_is_not_drawn(tv: Layout, tile: tuple[int, int]) -> None:
+    for draw in (tv_svg, tv_table):
+        with pytest.raises(LayoutError, match="more than 16777216: too many to tell who holds which"):
+            draw(tv, tile, rows=range(4), columns=range(4))
