@@ -116,6 +116,8 @@ NAMES = {
     ("", "ScaledBasis"): "layouts",
     ("", "Verdict"): "layouts",
     ("kernels", "GemmConfig"): "kernels.teaching.plan:TeachingConfig",
+    ("kernels.plan_base", "PlanVerbs"): "kernels.plan:GemmPlan",
+    ("kernels.sm90_plan", "GemmPlan"): "kernels.plan",
     ("kernels.plan", "GemmConfig"): "kernels.teaching.plan:TeachingConfig",
     ("kernels.teaching.plan", "GemmConfig"): "kernels.teaching.plan:TeachingConfig",
     ("kernels.teaching.plan", "GemmPlan"): "kernels.plan",

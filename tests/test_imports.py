@@ -287,9 +287,6 @@ PRIVATE = 20
 BETWEEN_ARCHITECTURES = {
     ("sm100", "sm90"): 4,
     ("sm90", "teaching"): 1,
-    ("teaching", "sm100"): 4,
-    ("teaching", "sm80"): 4,
-    ("teaching", "sm90"): 4,
 }
 
 

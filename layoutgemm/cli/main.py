@@ -25,7 +25,7 @@ from .arguments import Parser, add, answer, failed, plain, stated
 from .banks import add_banks, add_swizzle
 from .bench import add_bench
 from .descriptors import add_box, add_desc
-from .plan import add_plan, derive, options, plan_data
+from .plan import add_plan, options, plan_data, teaching
 from .show import add_show
 
 # Modules that some commands need, and the extra that brings each.
@@ -169,7 +169,7 @@ def _prove(args: argparse.Namespace) -> int:
 
 def _demo(args: argparse.Namespace) -> int:
     say: Callable[[str], object] = (lambda text: None) if args.json else functools.partial(print, flush=True)
-    plan = derive(args)
+    plan = teaching(args)
     if args.device == "cuda":
         from ..kernels.run.torch_tensors import require_gpu
 

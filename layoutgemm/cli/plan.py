@@ -9,8 +9,9 @@ from typing import Any
 from ..arch import ARCHES
 from ..arch import arch as arch_of
 from ..errors import PlanError
-from ..kernels import TeachingConfig, TeachingPlan
+from ..kernels import GemmPlan, TeachingConfig, TeachingPlan
 from ..kernels.pictures import PICTURES, plan_svg, plan_table
+from ..kernels.planner import plan as planned
 from ..report import Report
 from .arguments import add, add_picture, answer, drawn
 
@@ -20,6 +21,7 @@ EXAMPLES = (
     "layoutgemm plan 300 200 328 -b bf16:col --arch sm_100a --json",
     "layoutgemm plan 4096 4096 4096 --of smem --svg smem.svg",
     "layoutgemm plan 512 4096 4096 -b bf16:col --matmul",
+    "layoutgemm plan 200 136 72 -b bf16:col --teaching --stages 2",
 )
 # What TeachingConfig calls the choices.
 CHOICES = ("tile_n", "tile_k", "stages")
@@ -34,7 +36,8 @@ def add_plan(commands: Any) -> None:
     )  # fmt: skip
     for name in "mnk":
         parser.add_argument(name, type=int, help="size")
-    parser.add_argument("--arch", default="sm_90a", help=f"{', '.join(ARCHES)} (%(default)s)")
+    parser.add_argument("--arch", default="sm_90a", help=f"{', '.join(ARCHES)}, hopper, ... (%(default)s)")
+    parser.add_argument("--teaching", action="store_true", help="sm_90a: the kernel to read, not the production kernel")
     parser.add_argument("--matmul", action="store_true", help="sm_90a: the kernel that matmul launches, and why")
     parser.add_argument("--html", metavar="FILE", help="write the tile as a page to point at there, too")
     options(parser)
@@ -43,21 +46,28 @@ def add_plan(commands: Any) -> None:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """Types, orders, and the choices of the sm_90a kernel; left out, the plan chooses."""
+    """Types, orders, and the choices of the teaching kernel; left out, the plan chooses."""
     parser.add_argument("-a", default="bf16", help="A's type and order, as in bf16:col (%(default)s)")
     parser.add_argument("-b", default=None, help="B's type and order (A's type, row-major)")
-    parser.add_argument("-c", default=None, help="C's type (sm_90a: f32)")
+    parser.add_argument("-c", default=None, help="C's type (that of 16-bit inputs; teaching: f32)")
     for name, what in zip(CHOICES, ("columns of C a block computes", "depth of a stage", "k tiles in flight")):
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, help=f"sm_90a: {what}")
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, help=f"teaching: {what}")
 
 
-def derive(args: argparse.Namespace, arch: str = "sm_90a") -> Any:
-    """The plan that the arguments ask for. Raises LayoutError."""
+def derive(args: argparse.Namespace) -> GemmPlan:
+    """The plan of the production kernel that the arguments ask for, or of the teaching kernel. Raises LayoutError."""
+    given = [f"--{name.replace('_', '-')}" for name in CHOICES if getattr(args, name) is not None]
+    if args.teaching:
+        return teaching(args, args.arch)
+    if given:
+        raise PlanError(f"{', '.join(given)}: a choice of the teaching kernel: add --teaching, or leave it away")
+    return planned(args.m, args.n, args.k, arch=args.arch, a=args.a, b=args.b, c=args.c)
+
+
+def teaching(args: argparse.Namespace, arch: str = "sm_90a") -> TeachingPlan:
+    """The plan of the teaching kernel that the arguments ask for. Raises LayoutError."""
     chosen = {name: value for name in CHOICES if (value := getattr(args, name)) is not None}
-    if chosen and arch_of(arch).name != "sm_90a":
-        named = ", ".join(f"--{name.replace('_', '-')}" for name in chosen)
-        raise PlanError(f"{named}: a choice of the sm_90a kernel, {arch} makes its own: leave it away")
-    config = TeachingConfig(**chosen) if chosen else None
+    config = TeachingConfig(**chosen)
     return TeachingPlan.derive(args.m, args.n, args.k, arch=arch, a=args.a, b=args.b, c=args.c, config=config)
 
 
@@ -80,7 +90,7 @@ def production(args: argparse.Namespace) -> tuple[Any, str]:
 
 def run(args: argparse.Namespace) -> int:
     """Derive, check and print; returns the exit status."""
-    plan, why = production(args) if args.matmul else (derive(args, args.arch), "")
+    plan, why = production(args) if args.matmul else (derive(args), "")
     if drawn(args, lambda: plan_svg(plan, args.of or "fragment")):
         return 0
     if args.of is not None:
@@ -95,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if report else 1
 
 
-def plan_data(plan: Any, report: Report, why: str = "") -> dict[str, Any]:
+def plan_data(plan: GemmPlan, report: Report, why: str = "") -> dict[str, Any]:
     """A plan for programs: its main numbers, the derivation as text, and every check with verdict and method."""
     return {
         **({"chosen": why} if why else {}),

@@ -1,5 +1,6 @@
 """GEMM kernels: plans that derive and check everything, and the kernels that read them."""
 
+from ..moved import old_names
 from .derive import Operand
 from .plan import GemmPlan
 from .planner import plan
@@ -29,3 +30,5 @@ __all__ = [
     "error_bound",
     "plan",
 ]
+
+__getattr__ = old_names(__name__)

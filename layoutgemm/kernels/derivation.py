@@ -31,6 +31,7 @@ _SHOWN = 160  # characters of a value
 _NUMBER, _DIGITS = re.compile(r"[0-9]+"), 40
 _LITTLE, _FAR, _TIMES = 2, 64, 8  # more than derived: little is 2 or an eighth; far is 64 and 8 times
 _MOST = 1 << 15  # a number of an order, which is multiplied by a number of tiles
+_SIZES = ("m", "n", "k", "batch")  # no check counts to them
 _LARGE = 1 << 20  # a number inside of a field that a check may count to
 
 
@@ -70,7 +71,7 @@ def _witness(plan: Any, more: dict[str, Any]) -> tuple[str, Distance]:
         a, b = (Operand(operand.dtype, operand.order) for operand in (plan.a, plan.b))
         derived = type(plan).derive(plan.m, plan.n, plan.k, a=a, b=b, c=plan.c, config=plan.config, **more)
     except LayoutError as error:
-        return f"derive refuses: {_shown(error, str)}", Distance.FAR
+        return f"derive refuses: {_shown(error, str)}", Distance.LARGER if _is_moderate(plan) else Distance.FAR
     except Exception as error:  # a field of a type that derive does not take
         return f"derive fails with {type(error).__name__}: {_shown(error, str)}", Distance.FAR
     witness, found = "", {Distance.NEAR}
@@ -107,6 +108,16 @@ def _distance(have: Any, want: Any) -> Distance:
     count, largest = _FAR + _TIMES * len(theirs), max([_LARGE, *(int(number[:_DIGITS]) for number in theirs)])
     far = len(ours) > count or any(int(number[:_DIGITS]) > largest for number in ours)
     return Distance.FAR if far else Distance.NEAR
+
+
+def _is_moderate(plan: Any) -> bool:
+    """Whether the other checks of a plan that has no derived one beside it count to moderate numbers only."""
+    try:
+        chosen = {field.name: getattr(plan, field.name) for field in fields(plan) if field.name not in _SIZES}
+        numbers = _NUMBER.findall(json.dumps(facts_of(chosen, _function)))
+    except Exception:  # of a type that is no part of a plan, too long, too deep
+        return False
+    return len(numbers) < _MOST and all(int(number[:_DIGITS]) <= _LARGE for number in numbers)
 
 
 def _function(value: Any) -> str:

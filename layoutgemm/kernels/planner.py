@@ -49,7 +49,8 @@ def plan(
     arch      "sm_90a", "sm90", "hopper", (9, 0), ...; None: that of `config`, or sm_90a
     a, b, c   types with orders, as in "bf16", "f16:col", torch.float8_e4m3fn. b has a's type by default, and c the
               type of the inputs where that has 16 bits, else the accumulator's; all row-major
-    config    None: what the architecture's rule chooses for these sizes, with the operands in their places
+    config    None: what the architecture's rule chooses for these sizes, with the operands in their places. An
+              Sm80Config asks for the mma.sync kernel on any architecture
     epilogue  what becomes of the product before it is stored, on sm_90a and sm_100a
     gated     as for `Sm90Plan.derive`, on sm_90a: B has 2n columns
 
@@ -63,7 +64,7 @@ def plan(
     ['Sm80Plan', 'Sm90Plan', 'Sm100Plan', 'Sm80Plan']
     """
     target = arch_named(_OF_CONFIG[type(config)] if arch is None else arch)
-    derive, kind = _KERNELS[target.name]
+    derive, kind = _KERNELS["sm_80" if isinstance(config, Sm80Config) else target.name]
     if config is not None and not isinstance(config, kind):
         given = type(config).__name__
         raise PlanError(f"config is a {given}, and the kernel of {target.name} takes a {kind.__name__}")

@@ -41,7 +41,7 @@ def test_explain(capsys):
 
 def test_errors_are_one_line_and_status_1(capsys):
     assert main(["explain", "0", "64", "64"]) == 1
-    assert capsys.readouterr().err.startswith("layoutgemm: PlanError: m = 0")
+    assert capsys.readouterr().err.startswith("layoutgemm: PlanError: m must be at least 1, not 0")
     with pytest.raises(SystemExit) as stop:
         main(["explain", "64"])
     assert stop.value.code == 2
@@ -124,7 +124,7 @@ class Nothing:
 
 sys.meta_path.insert(0, Nothing())
 from layoutgemm import *
-print(Layout((4, 8)), TeachingPlan.__name__, "torch" in sys.modules)
+print(Layout((4, 8)), GemmPlan.__name__, "torch" in sys.modules)
 try:
     from layoutgemm import matmul
 except ImportError as error:
@@ -142,7 +142,7 @@ def test_the_package_without_torch():
     done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True, check=True)
     first, second, third, fourth = done.stdout.splitlines()
     assert third == "False True" and fourth.startswith("layoutgemm.matmul needs torch: pip install")
-    assert first == "(4,8):(1,4) TeachingPlan False"
+    assert first == "(4,8):(1,4) GemmPlan False"
     assert second.startswith("torch layoutgemm.matmul needs torch: pip install 'layoutgemm[torch]'")
 
 

@@ -18,7 +18,7 @@ PICTURES = {
     "box 128x128 --of 200x104 --at 1,0": ("40x72 of 64x128 inside", "tensor row 200 x column 104"),
     "box 64x64": ("64x64, all inside",),
     "plan 200 136 72": ("fragment C",),
-    "plan 200 136 72 --of smem": ("B stage 3: bytes 57344", "full stage 0"),
+    "plan 200 136 72 --teaching --of smem": ("B stage 3: bytes 57344", "full stage 0"),
     "plan 4096 4096 4096 --arch sm_80 --of order": ("number 17, tile ",),
     "show mma:m16n8k16:bf16 --thread 5": ("Framed: thread 5", "B: 16x8 bf16"),
     "show wgmma:8:bf16:C --color register": ("value 0", "fragment C"),
@@ -71,9 +71,9 @@ def test_dark_and_png(tmp_path, capsys):
 
 
 def test_a_plan_prints_what_it_would_draw(capsys):
-    assert main(["plan", "200", "136", "72", "--of", "smem"]) == 0
+    assert main(["plan", "200", "136", "72", "--teaching", "--of", "smem"]) == 0
     assert "0x8000   8192  B stage 0: 64x64 bf16, 128B" in capsys.readouterr().out
-    assert main(["plan", "200", "136", "72", "--of", "order", "--json"]) == 0
+    assert main(["plan", "200", "136", "72", "--teaching", "--of", "order", "--json"]) == 0
     assert "0 |  0  1  2" in json.loads(capsys.readouterr().out)["text"]
 
 

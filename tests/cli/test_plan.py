@@ -5,14 +5,15 @@ import json
 import pytest
 
 from layoutgemm.cli.main import main
-from layoutgemm.kernels import TeachingPlan
+from layoutgemm.kernels import Sm90Plan
+from layoutgemm.kernels.planner import plan as planned
 from layoutgemm.kernels.sm90.choose.rules import choose
 from tests.cli.test_main import refusal
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a", "sm_120a"])
 def test_the_plan_is_that_of_derive(capsys, arch):
-    plan = TeachingPlan.derive(200, 136, 72, b="bf16:col", arch=arch)
+    plan = planned(200, 136, 72, b="bf16:col", arch=arch)
     assert main(["plan", "200", "136", "72", "-b", "bf16:col", "--arch", arch, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert (said["plan"], said["arch"], said["derivation"]) == (str(plan), arch, plan.explain())
@@ -21,16 +22,16 @@ def test_the_plan_is_that_of_derive(capsys, arch):
 
 
 def test_explain_is_its_other_name(capsys):
-    assert main(["explain", "64", "64", "64", "--stages", "2"]) == 0
+    assert main(["explain", "64", "64", "64", "--teaching", "--stages", "2"]) == 0
     before = capsys.readouterr().out
-    assert main(["plan", "64", "64", "64", "--stages", "2"]) == 0
+    assert main(["plan", "64", "64", "64", "--teaching", "--stages", "2"]) == 0
     assert capsys.readouterr().out == before and "2 stages" in before
 
 
 def test_a_check_that_fails_is_the_status(capsys, monkeypatch):
     from layoutgemm.report import Check, Report
 
-    monkeypatch.setattr(TeachingPlan, "check", lambda self: Report((Check("planted", "1 = 2", False, "arithmetic"),)))
+    monkeypatch.setattr(Sm90Plan, "check", lambda self: Report((Check("planted", "1 = 2", False, "arithmetic"),)))
     assert main(["plan", "64", "64", "64", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["ok"] is False
 
@@ -40,8 +41,9 @@ def test_a_check_that_fails_is_the_status(capsys, monkeypatch):
     [
         ("64 64", "see layoutgemm plan --help"),
         ("64 64 64 --arch sm_91", "do you mean sm_90a?"),
-        ("64 64 64 --arch sm_80 --stages 3", "--stages: a choice of the sm_90a kernel"),
-        ("64 64 64 --stages 90", "14 stage(s) fit"),
+        ("64 64 64 --arch sm_80 --stages 3", "--stages: a choice of the teaching kernel"),
+        ("64 64 64 --arch sm_80 --teaching", "this kernel needs wgmma"),
+        ("64 64 64 --teaching --stages 90", "14 stage(s) fit"),
         ("64 64 64 -a bf16:diag", "the order is 'row' or 'col'"),
     ],
 )

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...arguments import checked, settle
+from ...arguments import as_int, checked, settle
 from ...errors import OperandError, PlanError
 from ...report import Check
 from ..epilogue import tracing
@@ -47,8 +47,7 @@ class Table:
         settle(self, PlanError)
         if self.axis not in ("m", "n"):
             raise PlanError(f"{self.name}: axis {self.axis!r}: 'm', rows of A, or 'n', columns of B")
-        if isinstance(self.group, bool) or not isinstance(self.group, int) or self.group < 1:
-            raise PlanError(f"{self.name}: group = {self.group!r}: an int of at least 1")
+        as_int(self.group, f"the group of {self.name}", PlanError, least=1)
 
     @property
     def words(self) -> tuple[str, ...]:

@@ -192,7 +192,7 @@ def test_refusals() -> None:
             derive(**given)
     for make, text in (
         (lambda: Table("s", "k"), "axis 'k'"),
-        (lambda: Table("s", "m", 0), "group = 0"),
+        (lambda: Table("s", "m", 0), "the group of s must be at least 1"),
         (lambda: Promoted.of(lambda t, x, a, b: t, Table("a", "m"), Table("a", "n")), "a name of its own"),
         (lambda: Promoted.of(lambda t, x: None), "returned nothing"),
     ):
