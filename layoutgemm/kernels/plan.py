@@ -17,6 +17,7 @@ from ..moved import old_names
 
 if TYPE_CHECKING:
     from ..arch import Arch
+    from ..report import Report
     from .derive import Operand
     from .epilogue.chain import Epilogue
     from .store import StorePlan
@@ -144,6 +145,14 @@ class GemmPlan(Pictured):
         0
         """
         return 0
+
+    def check(self) -> Report:
+        """Every property that makes the kernel right, proven or refuted with a witness, one line each."""
+        raise NotImplementedError
+
+    def explain(self) -> str:
+        """The derivation as text: tiles, operands, boxes, descriptors, barriers and memory, with reasons."""
+        raise NotImplementedError
 
     def for_any_size(self: P) -> P:
         """The plan of the same kernel for one product, or two, of 1x1x1: what the trace sees."""
