@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..arguments import as_int, checked, refusal, shown
 from ..atoms.tma.rules import TensorMap
 from ..dtypes import DType, dtype
 from ..errors import EmulatorError
@@ -176,6 +177,7 @@ watch()
 _HOSTS: weakref.WeakKeyDictionary[Any, CompiledFunction] = weakref.WeakKeyDictionary()
 
 
+@checked(EmulatorError)
 def emulate(
     compiled: Any,
     *args: Any,
@@ -354,6 +356,7 @@ class TensorMapOf:
         return dtype(short[letters] + name[len(letters) :])
 
 
+@checked(EmulatorError)
 def emulate_ptx(
     text: str | Path,
     *,
@@ -408,6 +411,9 @@ def described(
     kernel: str | None,
 ) -> tuple[HostLaunch, GlobalMemory]:
     """The launch that the arguments of `emulate_ptx` describe, and the memory that holds its arrays."""
+    as_int(smem, "smem", EmulatorError, least=0)
+    if not isinstance(args, (tuple, list)):
+        raise EmulatorError(refusal(args, "args", "a tuple of one value for each parameter"))
     if isinstance(text, Path) or ("\n" not in text and text.endswith(".ptx")):
         text = Path(text).read_text(encoding="utf-8")
     kernels = parse(text)
@@ -433,7 +439,7 @@ def described(
 def _triple(value: int | Sequence[int]) -> tuple[int, int, int]:
     parts = (value,) if isinstance(value, int) else tuple(value)
     if not 1 <= len(parts) <= 3 or min(parts) < 1:
-        raise EmulatorError(f"a size of {value}: one to three positive numbers, x first")
+        raise EmulatorError(f"a size of {shown(value)}: one to three positive numbers, x first")
     x, y, z = (*parts, 1, 1)[:3]
     return x, y, z
 

@@ -342,3 +342,39 @@ def test_plans_run_in_the_emulator(size: tuple[int, int, int]) -> None:
     assert result.ran_on == "emulator"
     assert np.array_equal(result.c, a @ b)
     assert np.array_equal(result.c, plan.run(a, b, device="reference").c)
+
+
+STORES = """
+.version 8.0
+.target sm_90a
+.address_size 64
+.visible .entry k(.param .u64 p, .param .u32 n) {
+  .reg .u64 %rd<4>;
+  .reg .u32 %r<4>;
+  ld.param.u64 %rd1, [p];
+  ld.param.u32 %r1, [n];
+  mov.u32 %r2, %tid.x;
+  mul.wide.u32 %rd2, %r2, 4;
+  add.u64 %rd3, %rd1, %rd2;
+  st.global.u32 [%rd3], %r1;
+  ret;
+}
+"""
+
+
+@pytest.mark.parametrize("name", ["grid", "block", "cluster", "smem", "args", "kernel", "policy", "progress", "banks"])
+def test_what_describes_no_launch_is_refused_by_name(name: str) -> None:
+    def run(**given: Any) -> Any:
+        return layoutgemm.emulate_ptx(
+            STORES, **{"grid": 1, "block": 4, "args": [np.zeros(16, np.uint32), 7], "progress": False, **given}
+        )
+
+    assert run(grid=np.int64(2), block=[np.uint8(4)], smem=np.int16(16)).ok
+    hostile = (1.0, "4", b"4", {}, {4}, object(), 1j, len, np.array([4.5]), 10**5000, -(10**30), -1, (1, 2, 3, 4))
+    for bad in (*hostile, (True,)):
+        if name == "kernel" and isinstance(bad, str):
+            continue
+        with pytest.raises(EmulatorError):
+            run(**{name: bad})
+    with pytest.raises(EmulatorError, match="loads = 'soon'; it is one of 'late', 'early'"):
+        Policy(loads="soon")

@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from ...arguments import shown
 from ...errors import DeadlockError, EmulatorError
 from ..findings import Counts, Finding, Findings
 from ..ptx.parser import MAX_SHARED_BYTES, Instruction
@@ -585,14 +586,14 @@ def _geometry(launch: Launch) -> str:
     for name, sizes in (("grid", launch.grid), ("block", launch.block), ("cluster", launch.cluster)):
         most = MOST[name]
         if any(not 1 <= size <= limit for size, limit in zip(sizes, most, strict=True)):
-            return f"a {name} of {sizes}: from 1 to {most} along each axis"
+            return f"a {name} of {shown(sizes)}: from 1 to {most} along each axis"
     threads, blocks = prod(launch.block), prod(launch.cluster)
     if threads > MAX_THREADS:
         return f"a block of {launch.block} has {threads} threads, and {MAX_THREADS} are the most"
     if blocks > MAX_BLOCKS:
         return f"a cluster of {launch.cluster} has {blocks} blocks, and {MAX_BLOCKS} are the most"
     if launch.dynamic_shared > MAX_SHARED_BYTES:
-        return f"{launch.dynamic_shared} bytes of dynamic shared memory, more than {MAX_SHARED_BYTES}"
+        return f"{shown(launch.dynamic_shared)} bytes of dynamic shared memory, more than {MAX_SHARED_BYTES}"
     if prod(launch.grid) > MAX_GRID:
         return f"a grid of {launch.grid} has {prod(launch.grid)} blocks: more than {MAX_GRID} are not emulated"
     return ""

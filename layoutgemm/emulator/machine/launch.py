@@ -5,11 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ...arguments import as_int, settle
+from ...errors import EmulatorError
 from ..ptx.values import FULL, LANE, LANES
 from .memory import POISON, GlobalMemory
 
 MULTIPROCESSORS = 132  # what kernels are told that the machine has: an H200's, which sizes persistent grids
 Triple = tuple[int, int, int]
+
+
+_SOON_OR_LATE = ("late", "early")
+WORDS = {  # what the fields of a policy may say
+    "loads": _SOON_OR_LATE,
+    "products": _SOON_OR_LATE,
+    "stores": _SOON_OR_LATE,
+    "lands": ("newest", "oldest"),
+    "pick": ("in turn", "random"),
+    "elect": ("lowest", "highest"),
+    "waits": ("prompt", "reluctant"),
+    "lanes": ("strict", "converged", "off"),
+}
 
 
 @dataclass(frozen=True)
@@ -53,6 +68,14 @@ class Policy:
     tensor_strict: bool = False
     limit: int = 100_000_000
     fill: int = POISON
+
+    def __post_init__(self) -> None:
+        settle(self, EmulatorError)
+        for name, words in WORDS.items():
+            if getattr(self, name) not in words:
+                raise EmulatorError(f"{name} = {getattr(self, name)!r}; it is one of {', '.join(map(repr, words))}")
+        as_int(self.limit, "the limit of operations", EmulatorError, least=1)
+        as_int(self.fill, "the fill of a byte", EmulatorError, least=0, most=255)
 
 
 @dataclass

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ...arguments import checked
 from ...errors import EmulatorError
 from ..api import described
 from ..host.arguments import callers_array
@@ -30,6 +31,7 @@ ORDERS = (Policy(), Policy(waits="reluctant", elect="highest"))
 Progress = Callable[[int, int, Row], None]
 
 
+@checked(EmulatorError)
 def mutate(
     compiled: Any,
     *args: Any,
@@ -54,6 +56,7 @@ def mutate(
     return _survey(launches[0], arrays.memory, count, progress, edges)
 
 
+@checked(EmulatorError)
 def mutate_ptx(
     text: str | Path,
     *,
