@@ -106,11 +106,6 @@ def check_gemm_sizes(
 # ------------------------------------------------------------------------------------------------------------- operands
 
 
-def named(**operands: torch.Tensor | None) -> dict[str, torch.Tensor]:
-    """The operands that are there, by name."""
-    return {name: x for name, x in operands.items() if x is not None}
-
-
 def check_types(a: torch.Tensor, b: torch.Tensor, allow_tf32: bool | None) -> None:
     """Raise TensorError or OperandError unless there is a kernel for the types of two dense tensors."""
     check_device(a)

@@ -27,7 +27,6 @@ from .checks import (
     check_gemm_sizes,
     check_sizes,
     differentiated,
-    named,
     product_shape,
     scalar_of,
     stored_as,
@@ -45,7 +44,7 @@ def _checked(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, bias: torch.Tensor | None, activation: str | None,
     out_dtype: torch.dtype | None, allow_tf32: bool | None,
 ) -> None:  # fmt: skip
-    check_operands(named(a=a, b=b, bias=bias), named(out=out))
+    check_operands(_named(a=a, b=b, bias=bias), _named(out=out))
     a, b, kind = check_call(a, b, activation, out_dtype, allow_tf32)
     check_sizes(a, b, out, bias, activation, kind, product_shape(a, b))
 
@@ -59,10 +58,14 @@ def _checked_gemm(
     whole = not (a if c is None else c).dtype.is_floating_point
     one = next(tensors) if alpha is None else _settled(alpha, whole)
     two = next(tensors) if beta is None else _settled(beta, whole or c is None)
-    check_operands(named(a=a, b=b, c=c))
-    check_operands(named(a=a, b=b, c=None if same_memory(c, out) else c), named(out=out))
+    check_operands(_named(a=a, b=b, c=c))
+    check_operands(_named(a=a, b=b, c=None if same_memory(c, out) else c), _named(out=out))
     one, a, b, two, c, kind = check_gemm(one, a, b, two, c, allow_tf32)
     check_gemm_sizes(one, a, b, two, c, out, kind, product_shape(a, b))
+
+
+def _named(**operands: Any) -> dict[str, Any]:
+    return {name: x for name, x in operands.items() if x is not None}
 
 
 def _settled(x: Any, exact: bool) -> Any:
@@ -126,7 +129,7 @@ def check_compiled(
     a: Any, b: Any, out: Any, bias: Any, activation: Any, config: Any, out_dtype: Any, allow_tf32: bool | None
 ) -> None:
     """Check a call of `matmul` that is being traced: tensors by the operator, all else as constants."""
-    _check_kinds({"a": a, "b": b, **named(bias=bias)}, named(out=out))
+    _check_kinds({"a": a, "b": b, **_named(bias=bias)}, _named(out=out))
     refuse(_refusal("config", config))
     refuse(_refusal("activation", activation))
     if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
@@ -140,7 +143,7 @@ def check_compiled_gemm(
     alpha: Any, a: Any, b: Any, beta: Any, c: Any, out: Any, config: Any, allow_tf32: bool | None
 ) -> None:
     """Check a call of `gemm` that is being traced, likewise."""
-    _check_kinds({"a": a, "b": b, **named(c=c)}, named(out=out))
+    _check_kinds({"a": a, "b": b, **_named(c=c)}, _named(out=out))
     refuse(_refusal("config", config))
     numbers: list[Any] = []
     for name, x in (("alpha", alpha), ("beta", beta)):

@@ -37,7 +37,7 @@ def product(
     if 0 in (*shapes.result, shapes.k):
         # torch: an empty sum is 0
         return torch.zeros(shapes.result, dtype=kind, device=a.device) if out is None else out.zero_()
-    if not on_gpu(a):
+    if not on_gpu(a.get_device()):
         value = multiply(a, b, kind)
         return value if out is None else out.copy_(value)
     return launched(a, b, kind, config, out)
@@ -50,7 +50,7 @@ def wide_type(a: torch.Tensor) -> torch.dtype:
 
 def sums(a: torch.Tensor, b: torch.Tensor, config: Config | None) -> torch.Tensor:
     """a @ b before it is finished and rounded: in float32 or int32, on the CPU in float64 or int64."""
-    return product(a, b, wide_type(a), config) if on_gpu(a) else exact(a, b)
+    return product(a, b, wide_type(a), config) if on_gpu(a.get_device()) else exact(a, b)
 
 
 def finished_product(
@@ -61,7 +61,7 @@ def finished_product(
     if bias is None and activation is None:
         return product(a, b, kind, config, out)
     bias = None if bias is None else bias.resolve_neg()
-    if on_gpu(a) and fuses(a) and b.ndim > 1 and 0 not in (*a.shape, *b.shape):
+    if on_gpu(a.get_device()) and fuses(a.get_device()) and b.ndim > 1 and 0 not in (*a.shape, *b.shape):
         finish = fused(bias, activation, kind, b.shape[-1])
         if finish is not None:
             return launched(a, b, kind, config, out, finish)
@@ -74,7 +74,7 @@ def scaled_product(
     config: Config | None = None, out: torch.Tensor | None = None, in_place: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     """alpha * (a @ b) + beta * c, stored as `kind`: a new tensor, or `out`; `in_place` where that is c itself."""
-    if on_gpu(a) and fuses(a) and 0 not in (*a.shape, *b.shape):
+    if on_gpu(a.get_device()) and fuses(a.get_device()) and 0 not in (*a.shape, *b.shape):
         shape = shapes_of(a.shape, b.shape).result
         finish = fused_gemm(alpha, beta, None if c is None else c.resolve_neg(), in_place, kind, shape)
         if finish is not None:
@@ -89,11 +89,11 @@ def gated_product(
 ) -> torch.Tensor:  # fmt: skip
     """The gated product, stored as `kind`: a new tensor, or `out`. Raises TensorError for columns of an odd number."""
     half(b.ndim, b.shape[-1])
-    if bias is None and on_gpu(a) and 0 not in (*a.shape, *b.shape):
+    if bias is None and on_gpu(a.get_device()) and 0 not in (*a.shape, *b.shape):
         finish = gated_finish(activation)
         if not why_unfused(problem_at(a, b, kind, config, out, finish)):
             return launched(a, b, kind, config, out, finish)
     with torch.no_grad():
-        wide = product(a, b, torch.float32, config) if on_gpu(a) else exact(a, b).double()
+        wide = product(a, b, torch.float32, config) if on_gpu(a.get_device()) else exact(a, b).double()
         value = gate_by_torch(wide, bias, activation, kind)
     return value if out is None else out.copy_(value)

@@ -38,32 +38,20 @@ __getattr__ = old_names(__name__)
 Tensors = dict[str, Any]
 
 
-def check_epilogue(epilogue: Any, given: Any) -> Tensors:
-    """The epilogue's operands by name.
-
-    Raises OperandError for no epilogue, a name too many or too few, and what is no tensor where one is asked for.
-    """
+def check_epilogue(epilogue: Any, kinds: Mapping[str, type]) -> None:
+    """Raise OperandError unless an epilogue takes operands of these names and classes."""
     if not isinstance(epilogue, Epilogue):
         raise OperandError(f"epilogue is a {type(epilogue).__qualname__}, not a layoutgemm.kernels.epilogue.Epilogue")
     if epilogue.flipped:
         raise OperandError("the epilogue is that of the transposed C (Epilogue.transposed); matmul turns it by itself")
-    given = {} if given is None else given
-    if not isinstance(given, Mapping):
-        raise OperandError(f"given is a {type(given).__qualname__}; it is a dict, the epilogue's operands by name")
     names = [operand.name for operand in epilogue.given]
-    for name in (*[n for n in names if n not in given], *[n for n in given if n not in names]):
+    for name in (*[n for n in names if n not in kinds], *[n for n in kinds if n not in names]):
         what = "is missing" if name in names else "is no operand of it"
         raise OperandError(f"the epilogue takes {', '.join(names) or 'no operands'}: {name} {what}")
     for operand in epilogue.given:
-        if not (operand.host or isinstance(x := given[operand.name], torch.Tensor)):
-            raise OperandError(f"{operand.name} is a {type(x).__qualname__}, not a torch tensor")
-    return dict(given)
-
-
-def split(epilogue: Epilogue, operands: Tensors) -> tuple[Tensors, Tensors]:
-    """The operands in memory, by name: those that are read, and those that are written."""
-    read = {x.name: operands[x.name] for x in epilogue.given if not x.host and not x.written}
-    return read, {x.name: operands[x.name] for x in epilogue.given if x.written}
+        kind = kinds[operand.name]
+        if not (operand.host or issubclass(kind, torch.Tensor)):
+            raise OperandError(f"{operand.name} is a {kind.__qualname__}, not a torch tensor")
 
 
 def epilogue_product(
@@ -88,17 +76,17 @@ def epilogue_product(
     with torch.no_grad():
         if 0 in shapes.result:
             return torch.empty(shapes.result, dtype=kind, device=a.device) if out is None else out
-        if not on_gpu(a):
+        if not on_gpu(a.get_device()):
             value = by_reference(a, b, kind, epilogue, given)
             return value if out is None else out.copy_(value)
-        if not fuses(a):
+        if not fuses(a.get_device()):
             raise OperandError(f"{a.device}: epilogue= needs compute capability 9.0; bias= and activation= do not")
         if shapes.k == 0:  # an empty sum is 0, and the epilogue follows
             a, b = a.new_zeros(*a.shape[:-1], 16), b.new_zeros(*b.shape[:-2], 16, b.shape[-1])
         c = torch.empty(shapes.result, dtype=kind, device=a.device) if out is None else out
         given = {name: x.resolve_neg() if isinstance(x, torch.Tensor) else x for name, x in given.items()}
         mark_written([c, *[given[operand.name] for operand in epilogue.given if operand.written]])
-        for part in spread(a.resolve_neg(), b.resolve_neg(), c, epilogue, given):
+        for part in list(spread(a.resolve_neg(), b.resolve_neg(), c, epilogue, given)):
             _launch(*part, epilogue, kind, config)
         return c
 
@@ -217,7 +205,10 @@ def spread(
     lying = [operand for operand in epilogue.given if operand.axes]
     ranks = [len(operand.axes) for operand in lying]
     values = [given[operand.name] for operand in lying]
-    wide = [x.expand(*batch, *x.shape[x.ndim - rank :]) for x, rank in zip((a, b, c, *values), (2, 2, 2, *ranks))]
+    wide = [
+        x if x.ndim == rank + len(batch) and x.shape[:-rank] == batch else x.expand(*batch, *x.shape[x.ndim - rank :])
+        for x, rank in zip((a, b, c, *values), (2, 2, 2, *ranks))
+    ]
     for one_a, one_b, one_c, *rest in parts(batch, wide):
         yield one_a, one_b, one_c, {**given, **{operand.name: x for operand, x in zip(lying, rest)}}
 

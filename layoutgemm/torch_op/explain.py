@@ -9,7 +9,7 @@ import torch
 
 from ..kernels.run.operand_checks import check_operands
 from .bias_activation import GATES, gated_finish
-from .checks import check_activation, check_gated_type, check_out, check_types, named, output_type
+from .checks import check_activation, check_gated_type, check_out, check_types, output_type
 from .launch import plan_of
 from .prepared import NO_FINISH, Config, problem_at
 from .problem import gated_shapes
@@ -59,7 +59,7 @@ def explain_matmul(
     >>> explain_matmul(a, torch.empty(2048, 4096).bfloat16().T, activation="swiglu").kernel.partition(",")[0]
     'Sm90Plan 4096x1024x4096: A bf16 row'
     """
-    check_operands({"a": a, "b": b}, named(out=out))
+    check_operands({"a": a, "b": b}, {} if out is None else {"out": out})
     check_types(a, b, True)
     check_activation(activation)
     kind = output_type(a, b, out_dtype)

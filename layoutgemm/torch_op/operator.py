@@ -31,7 +31,6 @@ from .checks import (
     differentiated,
     modes_of_dispatch,
     modes_of_functions,
-    named,
     needs_dispatcher,
     output_type,
     product_shape,
@@ -43,7 +42,7 @@ from .checks import (
 )
 from .compiled import check_compiled, check_compiled_gemm, refuse
 from .compute import finished_product, gated_product, scaled_product, wide_type
-from .epilogue import check_epilogue, epilogue_product, split
+from .epilogue import check_epilogue, epilogue_product
 from .gated import gated_operator
 from .library import differentiable
 from .prepared import PREPARED, Config, choice_of, config_text, mark_written
@@ -234,9 +233,11 @@ def gemm(
         check_compiled_gemm(alpha, a, b, beta, c, out, config, allow_tf32)
         in_place = False
     else:
-        check_operands({"a": a, "b": b, **named(c=c)})
+        read = {"a": a, "b": b} if c is None else {"a": a, "b": b, "c": c}
+        written = _written(out)
+        check_operands(read)
         in_place = same_memory(c, out)  # each element is read before it is written
-        check_operands({"a": a, "b": b, **named(c=None if in_place else c)}, named(out=out))
+        check_operands({"a": a, "b": b} if in_place else read, written)
         choice_of(config)
     alpha, a, b, beta, c, kind = check_gemm(alpha, a, b, beta, c, allow_tf32)
     if not sizes_later():
@@ -255,7 +256,7 @@ def _checked(
     config: Config | None, out_dtype: torch.dtype | None, allow_tf32: bool | None,
 ) -> torch.Tensor:  # fmt: skip
     """Everything but the fast path: checks, and then the kernel or torch's dispatcher."""
-    check_operands({"a": a, "b": b, **named(bias=bias)}, named(out=out))
+    check_operands({"a": a, "b": b} if bias is None else {"a": a, "b": b, "bias": bias}, _written(out))
     choice_of(config)
     a, b, kind = check_call(a, b, activation, out_dtype, allow_tf32)
     if not sizes_later():
@@ -265,6 +266,10 @@ def _checked(
     if activation in GATES:
         return gated_product(a, b, bias, activation, kind, config, out)
     return finished_product(a, b, bias, activation, kind, config, out)
+
+
+def _written(out: torch.Tensor | None) -> dict[str, torch.Tensor]:
+    return {} if out is None else {"out": out}
 
 
 def _compiled(
@@ -323,15 +328,20 @@ def _with_epilogue(
     if bias is not None or activation is not None:
         name = "bias" if bias is not None else "activation"
         raise OperandError(f"{name} and epilogue: one or the other; Bias() and Activation(...) are steps of the latter")
-    operands = check_epilogue(epilogue, given)
-    read, written = split(epilogue, operands)
-    check_operands({"a": a, "b": b, **read}, {**written, **named(out=out)})
+    if given is not None and not isinstance(given, Mapping):
+        raise OperandError(f"given is a {type(given).__qualname__}; it is a dict, the epilogue's operands by name")
+    operands = dict(given or {})
+    check_epilogue(epilogue, {name: type(x) for name, x in operands.items()})
+    read = {x.name: operands[x.name] for x in epilogue.given if not (x.host or x.written)}
+    written = {x.name: operands[x.name] for x in epilogue.given if x.written}
+    into = _written(out)
+    check_operands({"a": a, "b": b, **read}, {**written, **into})
     choice_of(config)
     a, b, kind = check_call(a, b, None, out_dtype, allow_tf32)
     if out is not None:
         check_out(out, product_shape(a, b), kind, {"a": a, "b": b})
     tensors = {**read, **written}
-    every = {"a": a, "b": b, **tensors, **named(out=out)}
+    every = {"a": a, "b": b, **tensors, **into}
     refuse_derivatives(every, "call it under torch.no_grad(), or give its detach(); bias= and activation= have one")
     if needs_dispatcher(a, b, out, *tensors.values()):
         raise OperandError(

@@ -106,14 +106,14 @@ def forget() -> None:
     PREPARED.clear()
 
 
-def on_gpu(x: torch.Tensor) -> bool:
-    """Whether the tensor is on a GPU."""
-    return x.device.type == "cuda"
+def on_gpu(index: int) -> bool:
+    """Whether a tensor's `get_device()` is a GPU: -1 is the CPU."""
+    return index >= 0
 
 
-def fuses(x: torch.Tensor) -> bool:
-    """Whether the kernels of the tensor's GPU have epilogues."""
-    return target(x.get_device())[0] == "sm_90a"
+def fuses(index: int) -> bool:
+    """Whether the kernels of a GPU have epilogues."""
+    return target(index)[0] == "sm_90a"
 
 
 def choice_of(config: Config | None) -> Sm90Choice | None:

@@ -20,7 +20,7 @@ from ..kernels.sm90.choose.scaled_grouped import default_config, grouped_config
 from ..kernels.sm90.grouped import Ragged
 from ..kernels.sm90.mainloop import Promoted, Table
 from ..kernels.sm90.plan import Sm90Config, Sm90Plan
-from .checks import check_device, check_out, named, refuse_derivatives
+from .checks import check_device, check_out, refuse_derivatives
 from .compiled import refuse
 from .problem import C_TYPES
 from .reference import rounded
@@ -197,7 +197,7 @@ def _check_tensors(tensors: dict[str, Any], out: Any) -> None:
     """Raise unless all are plain tensors of one device that this library runs on, of which nothing is recorded."""
     if torch.compiler.is_compiling():
         refuse("a launch of its own, not under torch.compile: torch.compiler.disable keeps it out")
-    check_operands(tensors, named(out=out))
+    check_operands(tensors, {} if out is None else {"out": out})
     for name, x in tensors.items():
         if type(x) not in (torch.Tensor, torch.nn.Parameter):
             raise OperandError(f"{name} is a {type(x).__qualname__}: a launch of its own takes plain tensors")
