@@ -2,7 +2,8 @@
 
 An exception of traced Python is built by the compiler, which drops the text of ours in several versions of torch. So
 nothing is raised there. Two operators without a result check the tensors, by the same functions as everywhere; what
-their fake kernels raise is reported as it is. They leave no trace in a compiled graph.
+their fake kernels raise is reported as it is. Graphs that are compiled have lost them; torch.export in strict mode keeps
+them until `run_decompositions`.
 
     check(a, b, out, bias, activation, out_dtype, allow_tf32)          a call of `matmul`
     check_gemm(a, b, c, out, alpha, beta, scales, allow_tf32)          a call of `gemm`
@@ -21,6 +22,7 @@ from ..errors import LayoutError, OperandError
 from ..kernels.run.operand_checks import check_operands, same_memory
 from .checks import (
     NOT_RECORDED,
+    autocast,
     check_activation,
     check_call,
     check_gemm,
@@ -136,6 +138,7 @@ def check_compiled(
         refuse(_refusal("out_dtype", a.dtype, out_dtype))
     if out is not None and differentiated(a, b, bias, out):  # which an operator's kernel does not see
         refuse(NOT_RECORDED)
+    a, b = autocast(a, b)  # an operator's kernel does not see the region either
     _CHECK(a, b, out, bias, activation, out_dtype, None if allow_tf32 is None else bool(allow_tf32))
 
 
@@ -155,6 +158,7 @@ def check_compiled_gemm(
     scales = [x for x in (alpha, beta) if isinstance(x, torch.Tensor)]
     if out is not None and differentiated(a, b, c, out, *scales):
         refuse(NOT_RECORDED)
+    a, b = autocast(a, b)
     _CHECK_GEMM(a, b, c, out, *numbers, scales, None if allow_tf32 is None else bool(allow_tf32))
 
 

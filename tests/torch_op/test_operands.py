@@ -232,6 +232,15 @@ def test_compiled_calls_are_right_and_their_checks_leave_no_trace() -> None:
     assert any("layoutgemm.matmul" in name for name in names) and not any("layoutgemm.check" in name for name in names)
 
 
+def test_compiled_calls_see_autocast() -> None:
+    a = torch.randn(5, 8)
+    for function in (lambda x: matmul(x, x.T), lambda x: gemm(2.0, x, x.T)):
+        torch._dynamo.reset()
+        with torch.autocast("cpu", dtype=BF16):
+            got = torch.compile(function, fullgraph=True, backend="aot_eager")(a)
+            assert got.dtype == BF16 and torch.equal(got, function(a))
+
+
 def test_sizes_and_numbers_may_be_symbols_of_the_compiler() -> None:
     torch._dynamo.reset()
     options: Any = {"fullgraph": True, "backend": "aot_eager", "dynamic": True}
