@@ -62,7 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     from layoutgemm import matmul
     from layoutgemm.bench import machine
-    from layoutgemm.torch_op import operator as torch_op
+    from layoutgemm.torch_op.operator import empty_on_gpu
+    from layoutgemm.torch_op.prepared import prepare
 
     n = options.size
     a, b = (torch.randn(n, n, device="cuda", dtype=torch.bfloat16) for _ in range(2))
@@ -76,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not off < 2.0**-7:
         print(f"wrong: off by {off:.3g} of the largest element")
         return 1
-    ready = torch_op.prepare(a, b, a.dtype, None, None)
+    ready = prepare(a, b, a.dtype, None, None)
     pointers, stream = [x.data_ptr() for x in (a, b, c)], torch.cuda.current_stream().cuda_stream
     stride_b = b.T.contiguous().T
     weight, bias = stride_b.T, torch.randn(n, device="cuda", dtype=torch.bfloat16)
@@ -91,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "layoutgemm.matmul, out=": lambda: matmul(a, b, out=c),
         "torch linear, gelu": lambda: torch.nn.functional.gelu(torch.nn.functional.linear(a, weight, bias)),
         "layoutgemm.matmul, bias, gelu": lambda: matmul(a, stride_b, bias=bias, activation="gelu"),
-        "part: the output's memory": lambda: torch_op._empty(ready.shape, ready.strides, ready.kind),
+        "part: the output's memory": lambda: empty_on_gpu(ready.shape, ready.strides, ready.kind),
         "part: the launch": lambda: ready.launch(*pointers, stream),
     }
     samples = measure(contenders, torch.cuda.synchronize, options.rounds, options.calls)

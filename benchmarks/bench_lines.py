@@ -67,10 +67,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _measure(m: int, n: int, k: int, bytes_: int, both: bool, rounds: int, rng: random.Random) -> dict[str, Any]:
     import torch
+    from layoutgemm.prepared import forget, prepare
 
     from layoutgemm import explain_matmul
     from layoutgemm.torch_op import choose as torch_choice
-    from layoutgemm.torch_op import operator as torch_op
 
     def matrix(rows: int, columns: int, odd: bool) -> Any:
         more = bytes_ // 2 if odd else 0
@@ -82,10 +82,10 @@ def _measure(m: int, n: int, k: int, bytes_: int, both: bool, rounds: int, rng: 
     ready = {}
     for name, seconds in (("in place", 1.0), ("copied", -1.0)):
         held, torch_choice._COPY = torch_choice._COPY, seconds
-        torch_op.forget()
-        ready[name] = torch_op.prepare(a, b, a.dtype)
+        forget()
+        ready[name] = prepare(a, b, a.dtype)
         torch_choice._COPY = held
-    torch_op.forget()
+    forget()
     assert ready["in place"].solution.copies == (None, None, None) and any(ready["copied"].solution.copies)
     calls = {
         "in place": lambda: ready["in place"].run(a, b, None),

@@ -18,8 +18,10 @@ from benchmarks import soak_forms
 from layoutgemm import Sm90Config
 from layoutgemm.kernels.compile.worker import Kernel
 from layoutgemm.kernels.sm90.choose.occupancy import Places
-from layoutgemm.torch_op.launch import C_NAMES, NAMES, problem_of
-from layoutgemm.torch_op.problem import contiguous_strides, shapes_of, solve
+from layoutgemm.torch_op.prepared import choice_of, problem_of
+from layoutgemm.torch_op.problem import contiguous_strides, shapes_of
+from layoutgemm.torch_op.solver import solve
+from layoutgemm.torch_op.types import C_NAMES, NAMES
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 EIGHT = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -197,13 +199,11 @@ def kernel_of(case: Case, gpu: tuple[Places, str]) -> tuple[Kernel | None, int]:
     """The case's kernel, found on the CPU, and its number of copies; None if empty."""
     a, b, out, _ = tensors(case, "cpu", fill=False)
     if case.form != "plain":
-        from layoutgemm.torch_op.operator import choice_of
 
         return soak_forms.kernel_of_form(case, a, b, out, choice_of(case.config), gpu)
     shapes = shapes_of(tuple(a.shape), tuple(b.shape))
     if 0 in (*shapes.result, shapes.k):
         return None, 0
-    from layoutgemm.torch_op.operator import choice_of
     from layoutgemm.torch_op.problem import Given
 
     wide = F32 if case.finish else case.types[2]

@@ -24,10 +24,11 @@ from layoutgemm.kernels.epilogue.chain import Custom, Epilogue, Given
 from layoutgemm.kernels.sm90.choose.occupancy import Places
 from layoutgemm.torch_op.bias_activation import ACTIVATIONS, GATES
 from layoutgemm.torch_op.epilogue import finish_of, spread
-from layoutgemm.torch_op.gated import why_unfused
-from layoutgemm.torch_op.launch import C_NAMES, problem_of
+from layoutgemm.torch_op.prepared import problem_of
 from layoutgemm.torch_op.problem import Given as Strided
-from layoutgemm.torch_op.problem import Problem, contiguous_strides, gated_shapes, shapes_of, solve
+from layoutgemm.torch_op.problem import Problem, contiguous_strides, gated_shapes, shapes_of
+from layoutgemm.torch_op.solver import solve, why_unfused
+from layoutgemm.torch_op.types import C_NAMES
 
 SHARES = {"gated": 0.07, "own": 0.07, "scaled": 0.12, "grouped": 0.08}  # of the cases of types that have the form
 MOST = {"gated": 0.08, "own": 0.08, "scaled": 0.05, "grouped": 0.05}  # of all cases that are run

@@ -81,7 +81,8 @@ def old_names(module: str, frames: int = 0) -> Callable[[str], Any]:
     old = module.removeprefix(ROOT).removeprefix(".")
 
     def look_up(name: str) -> Any:
-        home = NAMES.get((old, name)) or MODULES.get(old)
+        home = MODULES.get(old)
+        home = NAMES.get((old, name)) or NAMES.get((home or "", name)) or home
         path = vars(sys.modules[module]).get("__path__", ())
         if path and PathFinder.find_spec(f"{module}.{name}", path):
             home = None  # `from . import name` asks here first, and then imports the submodule
@@ -158,6 +159,30 @@ NAMES = {
     ("kernels.sm90_reference", "CLUSTERS"): "kernels.run.hardware_model",
     ("kernels.sm90_shares", "one_matrix"): "kernels.derive",
     ("kernels.sm90_store_proofs", "distinct_chunks"): "kernels.store",
+    ("torch_op.bias_activation", "check_activation"): "torch_op.checks",
+    ("torch_op.bias_activation", "check_finish"): "torch_op.checks",
+    ("torch_op.bias_activation", "scalars_of"): "torch_op.checks",
+    ("torch_op.gated", "gate_by_torch"): "torch_op.bias_activation",
+    ("torch_op.gated", "gated_finish"): "torch_op.bias_activation",
+    ("torch_op.gated", "why_unfused"): "torch_op.solver",
+    ("torch_op.launch", "C_NAMES"): "torch_op.types",
+    ("torch_op.launch", "NAMES"): "torch_op.types",
+    ("torch_op.launch", "TYPES"): "torch_op.types",
+    ("torch_op.launch", "emulate"): "torch_op.emulated",
+    ("torch_op.launch", "given"): "torch_op.prepared",
+    ("torch_op.launch", "gpu"): "torch_op.prepared",
+    ("torch_op.launch", "problem_of"): "torch_op.prepared",
+    ("torch_op.launch", "start"): "torch_op.prepared",
+    ("torch_op.launch", "target"): "torch_op.prepared",
+    ("torch_op.operator", "MAX_PREPARED"): "torch_op.prepared",
+    ("torch_op.operator", "forget"): "torch_op.prepared",
+    ("torch_op.operator", "prepare"): "torch_op.prepared",
+    ("torch_op.operator", "problem_at"): "torch_op.prepared",
+    ("torch_op.operator", "product"): "torch_op.compute",
+    ("torch_op.problem", "MAX_LAUNCHES"): "torch_op.solver",
+    ("torch_op.problem", "STRETCHED_IN_MAP"): "torch_op.solver",
+    ("torch_op.problem", "padded_strides"): "torch_op.solver",
+    ("torch_op.problem", "solve"): "torch_op.solver",
 }
 
 MODULES = {

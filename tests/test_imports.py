@@ -282,7 +282,7 @@ def _is_private(target: str) -> bool:
     return name.startswith("_") and not name.startswith("__")
 
 
-INNER = 200
+INNER = 170
 PRIVATE = 20
 BETWEEN_ARCHITECTURES = {
     ("sm100", "sm90"): 4,

@@ -14,11 +14,11 @@ from benchmarks import soak_forms
 from benchmarks.soak_cases import Case, draw, fault, kernel_of, tensors
 from layoutgemm.kernels.sm90.choose.occupancy import Places
 from layoutgemm.kernels.sm90.grouped import Ragged
-from layoutgemm.torch_op import launch as torch_launch
-from layoutgemm.torch_op import operator as torch_op
 from layoutgemm.torch_op import scaled_grouped as torch_variants
-from layoutgemm.torch_op.launch import C_NAMES, NAMES
-from layoutgemm.torch_op.problem import solve
+from layoutgemm.torch_op.emulated import emulate
+from layoutgemm.torch_op.prepared import choice_of
+from layoutgemm.torch_op.solver import solve
+from layoutgemm.torch_op.types import C_NAMES, NAMES
 from tests.torch_op.test_operator import SMALL
 
 KINDS = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float32, torch.int8)
@@ -103,10 +103,10 @@ def test_forms_in_the_emulator(form: str) -> None:
         got = _planned(case, a, b, extra)
     else:
         got = torch.full(soak_forms.result_shape(case, a, b), float("nan")).to(case.types[2])
-        problem, words = soak_forms.problem_and_words(case, a, b, got, torch_op.choice_of(SMALL), (Places(), ""))
+        problem, words = soak_forms.problem_and_words(case, a, b, got, choice_of(SMALL), (Places(), ""))
         assert (problem.gated is not None) == form.startswith("gated")
         held = [extra["scale"].numpy() if word > 1 << 32 else word for word in words]
-        torch_launch.emulate(solve(problem), a, b, got, held)
+        emulate(solve(problem), a, b, got, held)
     assert fault(case, a, b, got, None, extra) == ""
 
 

@@ -66,7 +66,7 @@ def cuda_device(problem: Problem) -> tuple[CudaDevice, dict[str, Any]]:
 
     if not torch.cuda.is_available():
         raise PlanError(f"bench measures on a GPU, and torch finds none; {instead}")
-    from ..torch_op.launch import gpu
+    from ..torch_op.prepared import gpu
     from . import machine as bench_machine
 
     gpu(torch.cuda.current_device())

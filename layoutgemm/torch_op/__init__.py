@@ -1,4 +1,19 @@
-"""The torch operators: matmul, gemm, scaled_matmul and grouped_matmul."""
+"""The torch operators: matmul, gemm, scaled_matmul and grouped_matmul.
+
+A tensor handed to `matmul` passes through these files, in this order, and returns to none of them:
+
+    operator                      the fast path: a prepared launch again, which takes addresses; or all that follows
+    kernels.run.operand_checks    kind, layout, device and memory of every tensor
+    checks                        types, sizes and derivatives, refused in torch's words
+    compute or epilogue           one kernel for the whole product, or for its sums
+    reference                     on the CPU, where the path ends: in float64, rounded once
+    bias_activation               a bias, and gemm's c: what follows the sums
+    prepared                      tensors as a Problem, solved by `solver` and kept for the next call
+    launch                        copies, addresses, and the compiled host function
+
+Autograd, functorch and modes take it from `checks` to `library`, whose operator begins at the second line again.
+Under torch.compile `compiled` calls the checks.
+"""
 
 from ..moved import old_names
 from .explain import explain_matmul

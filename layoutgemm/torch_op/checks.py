@@ -1,10 +1,12 @@
-"""What matmul refuses, in torch's words where torch has them: types, tf32 without leave, outputs and derivatives.
+"""What matmul refuses, in torch's words where torch has them; and who has to see the product.
 
-Kind, layout, device and memory of tensors are `kernels.device_operands`' business.
+Kind, layout, device and memory of tensors are checked before, by `kernels.run.operand_checks`.
 """
 
 from __future__ import annotations
 
+import math
+import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,17 +14,100 @@ import torch
 import torch.autograd.forward_ad as _forward
 
 from ..errors import OperandError, TensorError
+from ..kernels.epilogue.parameters import host_number
 from ..kernels.run.operand_checks import check_operands
-from .launch import C_NAMES, NAMES, TYPES
-from .problem import C_TYPES
+from .bias_activation import ACTIVATIONS, GATES
+from .problem import C_TYPES, broadcast, half, shapes_of
+from .types import C_NAMES, NAMES, READ, TYPES, WHOLE, usual_type
 
 # Types of which two kinds may meet in one product.
 _MIXED = ({torch.float8_e4m3fn, torch.float8_e5m2}, {torch.int8, torch.uint8})
+PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+NOT_RECORDED = (
+    "matmul(): functions with out=... arguments don't support automatic differentiation, but one of the arguments "
+    "requires grad, or has a tangent"
+)
+# Cheap checks whether autograd, a mode or a transform must see this call: each a call into C of some ten nanoseconds.
+modes_of_functions = getattr(
+    torch._C, "_is_torch_function_mode_enabled", torch._C._len_torch_function_stack
+)
+modes_of_dispatch = torch._C._len_torch_dispatch_stack
+transforms = torch._C._are_functorch_transforms_active
+tracing_state = torch._C._get_tracing_state
 
 
-def check_tensors(a: Any, b: Any, allow_tf32: bool | None) -> None:
-    """Raise TensorError or OperandError unless a and b are tensors whose product there is a kernel for."""
-    check_operands({"a": a, "b": b})
+# ---------------------------------------------------------------------------------------------------------- whole calls
+
+
+def check_call(
+    a: torch.Tensor, b: torch.Tensor, activation: Any, out_dtype: Any, allow_tf32: bool | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.dtype]:
+    """The operands of `matmul` as autocast has them, and the output's type; sizes are `check_sizes`' business.
+
+    Raises OperandError or TensorError for a call of dense tensors that no kernel computes.
+    """
+    a, b = autocast(a, b)
+    check_types(a, b, allow_tf32)
+    kind = output_type(a, b, out_dtype)
+    check_activation(activation)
+    return a, b, kind
+
+
+def check_sizes(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, bias: torch.Tensor | None, activation: str | None,
+    kind: torch.dtype, shape: Sequence[int],
+) -> None:  # fmt: skip
+    """Raise unless bias, activation and output fit the product, which has that shape before any gate."""
+    if activation in GATES:
+        check_gated_type(kind)
+        columns = half(b.ndim, shape[-1] if b.ndim > 1 else 1)
+        check_finish(bias, None, shape, kind)
+        shape = (*shape[:-1], columns)
+    else:
+        check_finish(bias, activation, shape, kind)
+    if out is not None:
+        check_out(out, shape, kind, {"a": a, "b": b, "bias": bias})
+
+
+def check_gemm(
+    alpha: Any, a: torch.Tensor, b: torch.Tensor, beta: Any, c: torch.Tensor | None, allow_tf32: bool | None
+) -> tuple[Any, torch.Tensor, torch.Tensor, Any, torch.Tensor | None, torch.dtype]:
+    """alpha, a, b, beta, c of `gemm` as they are computed with, and the output's type; no c where none is read.
+
+    Raises as `check_call`, and OperandError for a beta without a c.
+    """
+    number = isinstance(beta, (int, float)) and not isinstance(beta, bool)
+    if c is None and not (number and beta == 0):
+        shown = f"an integer of {beta.bit_length()} bits" if isinstance(beta, int) and beta >> 64 else repr(beta)
+        raise OperandError(f"beta = {shown} needs a c to scale")
+    a, b = autocast(a, b)
+    check_types(a, b, allow_tf32)
+    try:
+        kind = usual_type(a.dtype) if c is None else output_type(a, b, c.dtype)
+    except OperandError as error:
+        raise OperandError(f"c, as which the result is stored: {error}") from None
+    c = None if number and beta == 0 else c
+    alpha, beta = scalars_of(alpha, beta, kind, a)
+    return alpha, a, b, beta, c, kind
+
+
+def check_gemm_sizes(
+    alpha: Any, a: torch.Tensor, b: torch.Tensor, beta: Any, c: torch.Tensor | None, out: torch.Tensor | None,
+    kind: torch.dtype, shape: tuple[int, ...],
+) -> None:  # fmt: skip
+    """Raise unless c broadcasts to the product's shape, and the output can take it."""
+    if c is not None and shape != broadcast(c.shape, shape):
+        raise TensorError(f"c of shape {list(c.shape)} does not broadcast to the product's {list(shape)}")
+    if out is not None:
+        scales = [x for x in (alpha, beta) if isinstance(x, torch.Tensor)]
+        check_out(out, shape, kind, {"a": a, "b": b, "c": c}, scales)
+
+
+# ------------------------------------------------------------------------------------------------------------- operands
+
+
+def check_types(a: torch.Tensor, b: torch.Tensor, allow_tf32: bool | None) -> None:
+    """Raise TensorError or OperandError unless there is a kernel for the types of two dense tensors."""
     check_device(a)
     if a.dtype != b.dtype and not any({a.dtype, b.dtype} == kinds for kinds in _MIXED):
         raise TensorError(f"expected a and b to have the same dtype, but got: {a.dtype} != {b.dtype}")
@@ -35,6 +120,44 @@ def check_tensors(a: Any, b: Any, allow_tf32: bool | None) -> None:
             "allow_tf32=True, set torch.backends.cuda.matmul.allow_tf32 = True, convert them to bfloat16 or float16, "
             "or use torch.matmul"
         )
+
+
+def check_tensors(a: Any, b: Any, allow_tf32: bool | None) -> None:
+    """Raise TensorError or OperandError unless a and b are tensors whose product there is a kernel for."""
+    check_operands({"a": a, "b": b})
+    check_types(a, b, allow_tf32)
+
+
+def check_matrices(a: torch.Tensor, b: torch.Tensor, allow_tf32: bool | None) -> None:
+    """Raise TensorError or OperandError unless dense a and b are matrices, or batches, whose product has a kernel."""
+    check_types(a, b, allow_tf32)
+    for name, x in (("a", a), ("b", b)):
+        if x.ndim < 2:
+            raise TensorError(f"{name} has shape {list(x.shape)}: the operator takes matrices, and batches of them")
+
+
+def product_shape(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
+    """The shape of torch.matmul(a, b), where sizes may be symbols. Raises TensorError in torch's words."""
+    if all(isinstance(n, int) for n in (*a.shape, *b.shape)):
+        return shapes_of(a.shape, b.shape).result
+    left, right = (a.unsqueeze(0) if a.ndim == 1 else a), (b.unsqueeze(1) if b.ndim == 1 else b)
+    *batch, m, n = fake_shape(left, right)
+    return (*batch, *[m] * (a.ndim > 1), *[n] * (b.ndim > 1))
+
+
+def fake_shape(a: torch.Tensor, b: torch.Tensor) -> tuple[Any, ...]:
+    """The shape of a product of matrices where sizes may be symbols. Raises TensorError in torch's words."""
+    torch._check_with(
+        TensorError,
+        a.shape[-1] == b.shape[-2],
+        lambda: "mat1 and mat2 shapes cannot be multiplied "
+        f"({a.shape[-2]}x{a.shape[-1]} and {b.shape[-2]}x{b.shape[-1]})",
+    )
+    try:
+        batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    except RuntimeError as error:
+        raise TensorError(str(error)) from None
+    return (*batch, a.shape[-2], b.shape[-1])
 
 
 def check_device(a: torch.Tensor, meta: bool = True) -> None:
@@ -66,32 +189,35 @@ def output_type(a: torch.Tensor, b: torch.Tensor, asked: Any) -> torch.dtype:
     >>> output_type(x, x, None)
     torch.int32
     """
-    possible = C_TYPES[NAMES[a.dtype]]
+    return stored_as(a.dtype, asked)
+
+
+def stored_as(multiplied: torch.dtype, asked: Any) -> torch.dtype:
+    """The type of a product of that type. Raises OperandError for one that the kernels do not store."""
+    possible = C_TYPES[NAMES[multiplied]]
     if asked is None:
-        return TYPES[possible[0]]
+        return usual_type(multiplied)
     if not isinstance(asked, torch.dtype) or C_NAMES.get(asked) not in possible:
         known = ", ".join([str(TYPES[name]).removeprefix("torch.") for name in possible])
-        raise OperandError(f"out_dtype {asked}: a product of {a.dtype} is stored as {known}")
+        raise OperandError(f"out_dtype {asked}: a product of {multiplied} is stored as {known}")
     return asked
 
 
 def check_out(
-    out: Any, shape: Sequence[int], kind: torch.dtype, read: Mapping[str, torch.Tensor | None],
+    out: torch.Tensor, shape: Sequence[int], kind: torch.dtype, read: Mapping[str, torch.Tensor | None],
     scales: Sequence[torch.Tensor] = (),
 ) -> None:  # fmt: skip
-    """Raise unless `out` can take the product of what is read: its shape, type and device, in memory of its own, and no
-    derivative recorded, by the scales neither."""
+    """Raise unless `out` has the product's shape and type, and no derivative is recorded, by the scales neither.
+
+    Its device and memory are `check_operands`' business.
+    """
     operands = {name: x for name, x in read.items() if x is not None}
-    check_operands(operands, {"out": out})
     if tuple(out.shape) != tuple(shape):
         raise TensorError(f"out has shape {list(out.shape)}, the product {list(shape)}: it is not resized")
     if out.dtype != kind:
         raise TensorError(f"Expected out tensor to have dtype {kind}, but got {out.dtype} instead; out_dtype chooses")
     if differentiated(out, *operands.values(), *scales):
-        raise TensorError(
-            "matmul(): functions with out=... arguments don't support automatic differentiation, but one of the "
-            "arguments requires grad, or has a tangent"
-        )
+        raise TensorError(NOT_RECORDED)
 
 
 def differentiated(*tensors: torch.Tensor | None) -> bool:
@@ -107,6 +233,35 @@ def has_tangent(x: torch.Tensor) -> bool:
     return _forward.unpack_dual(x).tangent is not None
 
 
+def autocast(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Floats of 16 and 32 bits in the type of the autocast region they are in; all others as they are."""
+    kind = a.device.type
+    if kind not in ("cuda", "cpu") or not torch.is_autocast_enabled(kind):
+        return a, b
+    to = torch.get_autocast_dtype(kind)
+    takes = (torch.float32, torch.bfloat16, torch.float16)
+    return a.to(to) if a.dtype in takes else a, b.to(to) if b.dtype in takes else b
+
+
+def sizes_later() -> bool:
+    """Whether sizes may be symbols whose comparison a trace would keep: they are checked on the product."""
+    return torch.compiler.is_compiling() or tracing_state() is not None
+
+
+def needs_dispatcher(*tensors: torch.Tensor | None) -> bool:
+    """Whether torch's dispatcher has to see the product: it is recorded, transformed, traced or faked."""
+    given = [x for x in tensors if x is not None]
+    return bool(
+        torch.compiler.is_compiling()
+        or any(type(x) not in PLAIN or x.device.type == "meta" for x in given)
+        or differentiated(*given)
+        or modes_of_functions()
+        or modes_of_dispatch()
+        or transforms()
+        or tracing_state() is not None
+    )
+
+
 def refuse_derivatives(tensors: Mapping[str, Any], way_out: str) -> None:
     """Raise TensorError, naming it, where a tensor's derivative is recorded, of a product that has none."""
     for name, x in tensors.items():
@@ -114,3 +269,90 @@ def refuse_derivatives(tensors: Mapping[str, Any], way_out: str) -> None:
             if has_tangent(x):
                 raise TensorError(f"{name} has a tangent, and this product has none: give unpack_dual({name}).primal")
             raise TensorError(f"{name} requires grad, and this product has no gradient: {way_out}")
+
+
+# ------------------------------------------------------------------------------------------------ what follows the sums
+
+
+def check_activation(activation: Any) -> None:
+    """Raise OperandError unless the activation is None, or a name that is known."""
+    if activation is not None and (
+        not isinstance(activation, str) or (activation not in ACTIVATIONS and activation not in GATES)
+    ):
+        known = ", ".join([repr(name) for name in (*ACTIVATIONS, *GATES)])
+        raise OperandError(f"activation {activation!r}: known are {known}")
+
+
+def check_gated_type(kind: torch.dtype) -> None:
+    """Raise OperandError for a gated product that is stored as integers."""
+    if not kind.is_floating_point:
+        raise OperandError(f"the product is {kind}, and gating computes in float32: say out_dtype=torch.float32")
+
+
+def check_finish(
+    bias: torch.Tensor | None, activation: str | None, shape: Sequence[int], kind: torch.dtype
+) -> None:
+    """Raise unless bias and activation fit a product of that shape, stored as `kind`.
+
+    The bias is a vector along the last dimension, of a type that is added as it is; a result that is stored in integers
+    cuts off nothing of either.
+    """
+    what = ""
+    if bias is not None and bias.is_floating_point():
+        what = f"bias is {bias.dtype}"
+    elif activation not in (None, "relu"):
+        what = f"activation {activation!r} gives fractions, or more than {kind} holds"
+    if what and not kind.is_floating_point:
+        raise OperandError(f"{what}, and the product is stored as {kind}: out_dtype=torch.float32 keeps them")
+    if bias is None:
+        return
+    known = (*READ, *WHOLE) if kind.is_floating_point else WHOLE
+    if bias.dtype not in known:
+        names = ", ".join([str(one).removeprefix("torch.") for one in known])
+        raise OperandError(f"bias is {bias.dtype}; to a product that is stored as {kind} it is one of {names}")
+    if bias.ndim != 1 or not shape or bias.shape[0] != shape[-1]:
+        raise TensorError(f"bias of shape {list(bias.shape)} does not fit a product of shape {list(shape)}")
+
+
+def scalars_of(alpha: Any, beta: Any, kind: torch.dtype, a: torch.Tensor) -> tuple[Any, Any]:
+    """alpha and beta as a result of that type is scaled by them, nothing rounded on the way.
+
+    Numbers of float32, of integers whole ones of 32 bits; or tensors of one element, on a's device or the CPU.
+
+    Raises OperandError where integers would cut off what they are scaled to, and for what is no real number.
+
+    >>> x = torch.ones(1)
+    >>> scalars_of(2.0, 0.5, torch.float32, x), scalars_of(2.0, 0.0, torch.int32, x)
+    ((2.0, 0.5), (2, 0))
+    """
+    return scalar_of("alpha", alpha, kind, a.device), scalar_of("beta", beta, kind, a.device)
+
+
+def scalar_of(name: str, x: Any, kind: torch.dtype, device: torch.device) -> Any:
+    """One of the two, for operands on that device. Raises as `scalars_of`."""
+    whole = not kind.is_floating_point
+    fractions = f"of a result stored as {kind}: a c of torch.float32 keeps fractions"
+    if isinstance(x, torch.Tensor):
+        check_operands({name: x})
+        if whole and x.dtype.is_floating_point:
+            raise OperandError(f"{name} = {x!r} {fractions}")
+        if x.dtype not in ((*WHOLE, torch.int64) if whole else (*READ, torch.float64, *WHOLE)):
+            raise OperandError(f"{name} is {x.dtype}, and scales a result stored as {kind}")
+        if x.numel() != 1 or x.ndim > 1:
+            raise OperandError(f"{name} has shape {list(x.shape)}: a number, or a tensor of one element")
+        if x.device != device and x.device.type != "cpu":
+            raise TensorError(
+                "Expected all tensors to be on the same device, but found at least two devices, "
+                f"{device} and {x.device}: {name} is on {x.device}"
+            )
+        x = x.reshape(())
+        return x.long() if whole else x.float()
+    if whole and isinstance(x, numbers.Real):
+        number: Any = x
+        if not isinstance(number, numbers.Integral) and (not math.isfinite(number) or number != int(number)):
+            raise OperandError(f"{name} = {x!r} {fractions}")
+        x = int(number)
+        if not -(2**31) <= x < 2**31:
+            raise OperandError(f"{name} is an integer of {x.bit_length()} bits, and scales a result stored as {kind}")
+        return x
+    return host_number(name, x)

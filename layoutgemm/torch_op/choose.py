@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from ..arch import arch
 from ..dtypes import dtype
@@ -21,10 +20,7 @@ from ..kernels.sm80.choose import Sm80Choice, by_lines
 from ..kernels.sm90.choose.rules import Sm90Choice, choose, likeliest, of_estimate
 from ..kernels.sm90.config import MAX_GRID_Y, Sm90Config, check_rows
 from . import tuned_store as tuned
-
-if TYPE_CHECKING:
-    from .problem import Problem, Solution
-
+from .problem import Problem, Solution
 
 _NEXT = 24  # of the likeliest, so many are tried before what always exists
 
@@ -41,7 +37,7 @@ def choose_kernel(
 
     Raises OperandError with the reason of the first that failed where none can be derived, or each has too many tiles.
 
-    >>> from layoutgemm.torch_op.problem import Given, Problem
+    >>> from layoutgemm.torch_op.problem import Given
     >>> x = Given((64, 64), (64, 1), "bf16")
     >>> names = ("bf16:row", "bf16:row", "bf16:row")
     >>> choice, _ = choose_kernel(Problem(x, x, x), (64, 64, 64, 1), ("row", "row", "row"), names, direct=False)
@@ -178,7 +174,7 @@ def choose_by_lines(
     Raises OperandError for an epilogue, which this kernel does not have, and with the reason where no configuration can
     be derived.
 
-    >>> from layoutgemm.torch_op.problem import Given, Problem
+    >>> from layoutgemm.torch_op.problem import Given
     >>> x = Given((64, 63), (63, 1), "bf16", start=2)
     >>> problem, names = Problem(x, x, x, code="sm_80"), ("bf16:row", "bf16:row", "bf16:row")
     >>> choice, _ = choose_by_lines(problem, (64, 63, 63, 1), ("row", "row", "row"), names, (2, 2, 2))

@@ -27,54 +27,84 @@ from ..errors import OperandError, PlanError, TensorError
 from ..kernels.epilogue.chain import Custom, Dropout, Epilogue, Step
 from ..kernels.epilogue.chain import Given as Operand
 from ..kernels.epilogue.parameters import Placed, host_number, words_of
-from ..kernels.run.operand_checks import check_operands, resolved
-from .bias_activation import Finish
-from .checks import refuse_derivatives
-from .launch import TYPES
+from ..moved import old_names
+from .prepared import Config, Finish, fuses, mark_written, on_gpu, prepare
+from .problem import shapes_of
 from .reference import multiply, rounded
+from .types import TYPES
+
+__getattr__ = old_names(__name__)
 
 Tensors = dict[str, Any]
 
 
-def check_epilogue(
-    epilogue: Any, given: Any, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, shape: tuple[int, ...],
-    kind: torch.dtype,
-) -> Tensors:  # fmt: skip
-    """The epilogue's operands by name, for C of that shape and type. Raises OperandError or TensorError by name."""
+def check_epilogue(epilogue: Any, kinds: Mapping[str, type]) -> None:
+    """Raise OperandError unless an epilogue takes operands of these names and classes."""
     if not isinstance(epilogue, Epilogue):
         raise OperandError(f"epilogue is a {type(epilogue).__qualname__}, not a layoutgemm.kernels.epilogue.Epilogue")
     if epilogue.flipped:
         raise OperandError("the epilogue is that of the transposed C (Epilogue.transposed); matmul turns it by itself")
-    given = {} if given is None else given
-    if not isinstance(given, Mapping):
-        raise OperandError(f"given is a {type(given).__qualname__}; it is a dict, the epilogue's operands by name")
+    names = [operand.name for operand in epilogue.given]
+    for name in (*[n for n in names if n not in kinds], *[n for n in kinds if n not in names]):
+        what = "is missing" if name in names else "is no operand of it"
+        raise OperandError(f"the epilogue takes {', '.join(names) or 'no operands'}: {name} {what}")
+    for operand in epilogue.given:
+        kind = kinds[operand.name]
+        if not (operand.host or issubclass(kind, torch.Tensor)):
+            raise OperandError(f"{operand.name} is a {kind.__qualname__}, not a torch tensor")
+
+
+def epilogue_product(
+    a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, epilogue: Epilogue, given: Tensors,
+    config: Config | None = None, out: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """The product with its epilogue, computed now, of tensors whose kind and memory have been checked.
+
+    Raises OperandError or TensorError for operands that do not fit the product, and for a GPU without such kernels.
+    """
     for name, x in (("a", a), ("b", b)):
         if x.ndim < 2:
             raise OperandError(f"{name} is a vector: an epilogue follows a product of matrices, or of a batch of them")
     if not kind.is_floating_point:
         raise OperandError(f"the product is {kind}, and an epilogue computes in float32: say out_dtype=torch.float32")
-    names = [operand.name for operand in epilogue.given]
-    for name in (*[n for n in names if n not in given], *[n for n in given if n not in names]):
-        what = "is missing" if name in names else "is no operand of it"
-        raise OperandError(f"the epilogue takes {', '.join(names) or 'no operands'}: {name} {what}")
+    shapes = shapes_of(a.shape, b.shape)
     for operand in epilogue.given:
-        x = given[operand.name]
         if operand.host:
-            host_number(operand.name, x, operand.dtype.name == "i32")
-        elif not isinstance(x, torch.Tensor):
-            raise OperandError(f"{operand.name} is a {type(x).__qualname__}, not a torch tensor")
-    tensors = {name: x for name, x in given.items() if isinstance(x, torch.Tensor)}
-    every = {"a": a, "b": b, **tensors, **({} if out is None else {"out": out})}
-    refuse_derivatives(every, "call it under torch.no_grad(), or give its detach(); bias= and activation= have one")
-    written = {operand.name for operand in epilogue.given if operand.written} | {"out"}
-    check_operands(
-        {name: x for name, x in every.items() if name not in written},
-        {name: x for name, x in every.items() if name in written},
-    )
-    for operand in epilogue.given:
-        if not operand.host:
-            _check_operand(operand, given[operand.name], shape)
-    return dict(given)
+            host_number(operand.name, given[operand.name], operand.dtype.name == "i32")
+        else:
+            _check_operand(operand, given[operand.name], shapes.result)
+    with torch.no_grad():
+        if 0 in shapes.result:
+            return torch.empty(shapes.result, dtype=kind, device=a.device) if out is None else out
+        if not on_gpu(a.get_device()):
+            value = by_reference(a, b, kind, epilogue, given)
+            return value if out is None else out.copy_(value)
+        if not fuses(a.get_device()):
+            raise OperandError(f"{a.device}: epilogue= needs compute capability 9.0; bias= and activation= do not")
+        if shapes.k == 0:  # an empty sum is 0, and the epilogue follows
+            a, b = a.new_zeros(*a.shape[:-1], 16), b.new_zeros(*b.shape[:-2], 16, b.shape[-1])
+        c = torch.empty(shapes.result, dtype=kind, device=a.device) if out is None else out
+        given = {name: x.resolve_neg() if isinstance(x, torch.Tensor) else x for name, x in given.items()}
+        mark_written([c, *[given[operand.name] for operand in epilogue.given if operand.written]])
+        for part in list(spread(a.resolve_neg(), b.resolve_neg(), c, epilogue, given)):
+            _launch(*part, epilogue, kind, config)
+        return c
+
+
+def _launch(
+    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, operands: Tensors, epilogue: Epilogue, kind: torch.dtype,
+    config: Config | None,
+) -> None:  # fmt: skip
+    """One launch, or where no tensor map holds the whole batch one for each of its matrices."""
+    finish = finish_of(epilogue, operands, c.shape)
+    found = prepare(a, b, kind, config, c, finish)
+    if not finish.apart or len(found.solution.launches) == 1:
+        found.run(a, b, c, finish.words)
+        return
+    lying = {operand.name for operand in epilogue.given if operand.axes}
+    for i in range(c.shape[0]):
+        own = {name: x[i] if name in lying else x for name, x in operands.items()}
+        _launch(a[i], b[i], c[i], own, epilogue, kind, config)
 
 
 def _check_operand(operand: Operand, x: Any, shape: tuple[int, ...]) -> None:
@@ -123,16 +153,15 @@ def by_reference(
     [[2.0, 2.0], [1.0, 3.0]]
     """
 
-    def array(x: Any) -> Any:
-        return resolved(x.detach()).float().reshape(() if x.numel() == 1 and x.ndim < 2 else x.shape).numpy()
+    def array(x: torch.Tensor, shape: Sequence[int]) -> Any:
+        return x.detach().resolve_neg().float().reshape(shape).numpy()
 
     sums = multiply(a, b, torch.float32)
     values = {}
     for operand in epilogue.given:
         x = given[operand.name]
         if not operand.written:
-            scalar = not operand.host and not operand.axes
-            values[operand.name] = x if operand.host else array(x) if scalar else resolved(x.detach()).float().numpy()
+            values[operand.name] = x if operand.host else array(x, () if not operand.axes else x.shape)
     try:
         found = epilogue.reference(sums.numpy(), **values)
     except PlanError as error:
@@ -176,7 +205,10 @@ def spread(
     lying = [operand for operand in epilogue.given if operand.axes]
     ranks = [len(operand.axes) for operand in lying]
     values = [given[operand.name] for operand in lying]
-    wide = [x.expand(*batch, *x.shape[x.ndim - rank :]) for x, rank in zip((a, b, c, *values), (2, 2, 2, *ranks))]
+    wide = [
+        x if x.ndim == rank + len(batch) and x.shape[:-rank] == batch else x.expand(*batch, *x.shape[x.ndim - rank :])
+        for x, rank in zip((a, b, c, *values), (2, 2, 2, *ranks))
+    ]
     for one_a, one_b, one_c, *rest in parts(batch, wide):
         yield one_a, one_b, one_c, {**given, **{operand.name: x for operand, x in zip(lying, rest)}}
 

@@ -7,12 +7,14 @@ from math import prod
 
 import torch
 
-from .bias_activation import GATES, check_activation
-from .checks import check_out, check_tensors, output_type
-from .gated import check_gated_type, why_unfused
-from .launch import C_NAMES, NAMES, plan_of
-from .operator import Config, problem_at
-from .problem import gated_shapes, solve
+from ..kernels.run.operand_checks import check_operands
+from .bias_activation import GATES, gated_finish
+from .checks import check_activation, check_gated_type, check_out, check_types, output_type
+from .launch import plan_of
+from .prepared import NO_FINISH, Config, problem_at
+from .problem import gated_shapes
+from .solver import solve, why_unfused
+from .types import C_NAMES, NAMES
 
 
 @dataclass(frozen=True)
@@ -57,11 +59,13 @@ def explain_matmul(
     >>> explain_matmul(a, torch.empty(2048, 4096).bfloat16().T, activation="swiglu").kernel.partition(",")[0]
     'Sm90Plan 4096x1024x4096: A bf16 row'
     """
-    check_tensors(a, b, True)
+    check_operands({"a": a, "b": b}, {} if out is None else {"out": out})
+    check_types(a, b, True)
     check_activation(activation)
     kind = output_type(a, b, out_dtype)
     gated = GATES.get(activation) if activation is not None else None
     shapes = gated_shapes(a.shape, b.shape, gated)
+    finish = NO_FINISH if gated is None else gated_finish(str(activation))
     if out is not None:
         check_out(out, shapes.result, kind, {"a": a, "b": b})
     if 0 in (*shapes.result, shapes.k):
@@ -69,12 +73,12 @@ def explain_matmul(
     unfused = ""
     if gated is not None:
         check_gated_type(kind)
-        unfused = why_unfused(problem_at(a, b, kind, config, out, gated))
+        unfused = why_unfused(problem_at(a, b, kind, config, out, finish))
     if unfused:
         found = solve(problem_at(a, b, torch.float32, config, None))
         kind = torch.float32
     else:
-        found = solve(problem_at(a, b, kind, config, out, gated))
+        found = solve(problem_at(a, b, kind, config, out, finish))
     names = NAMES[a.dtype], NAMES[b.dtype], C_NAMES[kind]
     sizes = [0 if copy is None else copy.bytes(name) for copy, name in zip(found.copies, names, strict=True)]
     copies = tuple([f"{copy.why}, {size} bytes" for copy, size in zip(found.copies, sizes, strict=True) if copy])

@@ -1,4 +1,4 @@
-"""Problems of torch tensors, launched: a kernel compiled once, arguments laid out once, a call that writes four words.
+"""Problems of torch tensors, launched: a kernel is compiled once, and a call writes four words.
 
     Problem --solve--> Solution --Prepared--> kernel loaded on the GPU, argument blocks, copies if any
 
@@ -15,28 +15,23 @@ from typing import Any
 
 import torch
 
-from ..arch import arch
 from ..dtypes import dtype
-from ..errors import OperandError, PlanError
+from ..errors import PlanError
 from ..kernels.compile import worker as compile_apart
 from ..kernels.compile.compiler import CompiledGemm
 from ..kernels.compile.launcher import THREAD, Block, bind, error_name
 from ..kernels.compile.worker import Kernel
-from ..kernels.epilogue.chain import MAX_WORDS, Epilogue
-from ..kernels.run.occupancy import of_device
+from ..kernels.epilogue.chain import MAX_WORDS
 from ..kernels.sm80.choose import Sm80Choice
 from ..kernels.sm80.plan import Sm80Config
 from ..kernels.sm90.choose.occupancy import Places
 from ..kernels.sm90.choose.rules import Sm90Choice
-from .problem import Copy, Given, Problem, Solution, contiguous_strides, solve
+from ..moved import old_names
+from .problem import Copy, Given, Problem, Solution, contiguous_strides
+from .solver import solve
 
-# torch's types and the names that plans use; float32 is multiplied as tf32, which keeps 11 bits of the significand.
-NAMES = {
-    torch.bfloat16: "bf16", torch.float16: "f16", torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2",
-    torch.float32: "tf32", torch.int8: "i8", torch.uint8: "u8",
-}  # fmt: skip
-C_NAMES = {**NAMES, torch.float32: "f32", torch.int32: "i32"}
-TYPES = {name: kind for kind, name in C_NAMES.items()}
+__getattr__ = old_names(__name__)
+
 _NO_COPIES = (None, None, None)
 MAX_KERNELS = 1024
 _WORDS = 14  # where an epilogue's words begin, after the product's own arguments
@@ -193,99 +188,3 @@ def span(x: Given) -> int:
     22
     """
     return (sum((n - 1) * step for n, step in zip(x.shape, x.strides, strict=True)) + 1) * dtype(x.dtype).bytes
-
-
-def given(x: torch.Tensor, name: str) -> Given:
-    """A tensor as part of a problem."""
-    return Given(tuple(x.shape), tuple(x.stride()), name, start(x))
-
-
-def start(x: torch.Tensor) -> int:
-    """The largest power of two up to 16 that the tensor's address is a multiple of."""
-    address = x.data_ptr()
-    return min(16, address & -address) if address else 16
-
-
-def problem_of(
-    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | Given, config: Sm90Choice | None, room: Places,
-    gpu: str, epilogue: Epilogue | None = None, apart: bool = False, on: tuple[str, int] | None = None,
-    gated: str | None = None,
-) -> Problem:  # fmt: skip
-    """The product of two tensors, into a third or what stands for one, as a problem; `on` is what `target` says."""
-    into = c if isinstance(c, Given) else given(c, C_NAMES[c.dtype])
-    of_a, of_b = given(a, NAMES[a.dtype]), given(b, NAMES[b.dtype])
-    code, smem = target(-1) if on is None else on
-    return Problem(of_a, of_b, into, room, gpu, config, epilogue, apart, code, smem, gated)
-
-
-@functools.cache
-def gpu(index: int) -> tuple[Places, str]:
-    """What a GPU has place for, and its name; -1 stands for an H200.
-
-    Raises OperandError where the kernels do not run on it.
-    """
-    target(index)
-    if index < 0:
-        return Places(), "NVIDIA H200"
-    return of_device(index), str(torch.cuda.get_device_properties(index).name)
-
-
-@functools.cache
-def target(index: int) -> tuple[str, int]:
-    """What code runs on a GPU, and the bytes of shared memory that a block may have there; -1 stands for an H200.
-
-    Raises OperandError where no kernel runs on it.
-    """
-    if index < 0:
-        return "sm_90a", arch("sm_90a").smem_per_block
-    found = torch.cuda.get_device_properties(index)
-    version = found.major, found.minor
-    code = "sm_80" if found.major == 8 else {(9, 0): "sm_90a", (12, 0): "sm_120a"}.get(version)
-    if code is None or torch.version.hip:
-        raise OperandError(
-            f"cuda:{index} is {found.name}, compute capability {found.major}.{found.minor}; these kernels run on 9.0 "
-            "(H100, H200, GH200), and by mma.sync on 8.x and 12.0. torch.matmul takes the same tensors"
-        )
-    # CUDA C++ Programming Guide, "Technical Specifications per Compute Capability": 99 KB on 8.6 and 8.9
-    usual = 99 << 10 if version in ((8, 6), (8, 9)) else arch(code).smem_per_block
-    return code, int(getattr(found, "shared_memory_per_block_optin", usual))
-
-
-def emulate(
-    solution: Solution, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, words: Sequence[Any] = (), workers: int = 2
-) -> None:
-    """The same kernel, arguments and copies on CPU tensors, in the emulator; raises EmulatorError for what it finds.
-
-    For tests: it takes seconds where a GPU takes microseconds.
-    """
-    from ..kernels.run.emulated import emulate_launch
-
-    # Elements as plain words of their width: what they mean is the kernel's business.
-    plan = compile_apart.plan_of(solution.kernel)
-    held: list[torch.Tensor] = []
-
-    def launch(*addresses: int) -> None:
-        arrays = [_words(at, held) for at in addresses]
-        emulate_launch(plan, arguments(solution, arrays, workers, words), progress=False).raise_for_findings()
-
-    copies = solution.copies
-    read = [copied(x, copy) for x, copy in zip((a, b), copies[:2], strict=True)]
-    target = c if copies[2] is None else empty_copy(c, copies[2])
-    held += [*read, target]
-    first, sizes = [x.data_ptr() for x in held], [x.element_size() for x in held]
-    for at in solution.launches:
-        launch(*[p + o * size for p, o, size in zip(first, at, sizes, strict=True)])
-    if target is not c:
-        c.copy_(target)
-
-
-def _words(address: int, held: Sequence[torch.Tensor]) -> Any:
-    """The memory from an address to the end of its allocation, as a NumPy array of its elements' width."""
-    for x in held:
-        storage = x.untyped_storage()
-        first, end = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
-        if first <= address < end:
-            kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[x.element_size()]
-            whole = torch.empty(0, dtype=torch.uint8).set_(storage).narrow(0, address - first, end - address)
-            return whole[: (end - address) // x.element_size() * x.element_size()].view(kind).numpy()
-    raise OperandError(f"address {address:#x} is in none of the tensors")

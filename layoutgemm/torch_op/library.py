@@ -2,7 +2,7 @@
 
     matmul(Tensor a, Tensor b, ScalarType? out_dtype=None, str config="", bool? allow_tf32=None) -> Tensor
 
-a and b have two dimensions or more. `config` is a configuration as `torch_op.operator.config_text` writes it. The
+a and b have two dimensions or more. `config` is a configuration as `torch_op.prepared.config_text` writes it. The
 derivatives are products too, through the same operator, so they have derivatives of their own:
 
     C = A @ B  -->  dA = dC @ B^T,  dB = A^T @ dC, summed over the dimensions along which A or B was stretched
@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 
-from ..errors import OperandError, TensorError
+from ..errors import OperandError
 from ..kernels.run.operand_checks import check_operands
 from ..kernels.sm90.choose.rules import Sm90Choice
 from . import tuned_store as tuned
-from .checks import check_tensors, differentiated, output_type
-from .problem import shapes_of
+from .checks import autocast, check_matrices, differentiated, fake_shape, output_type
+from .compute import product
 
 NAME = "layoutgemm::matmul"
 
@@ -33,24 +33,14 @@ def _matmul(
     a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None = None, config: str = "",
     allow_tf32: bool | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    from .operator import product
-
+    check_operands({"a": a, "b": b})
     check_matrices(a, b, allow_tf32)
-    shapes_of(a.shape, b.shape)
     return product(a, b, output_type(a, b, out_dtype), configured(config))
-
-
-def check_matrices(a: torch.Tensor, b: torch.Tensor, allow_tf32: bool | None) -> None:
-    """Raise TensorError or OperandError unless a and b are matrices, or batches, whose product has a kernel."""
-    check_tensors(a, b, allow_tf32)
-    for name, x in (("a", a), ("b", b)):
-        if x.ndim < 2:
-            raise TensorError(f"{name} has shape {list(x.shape)}: the operator takes matrices, and batches of them")
 
 
 @functools.lru_cache(256)
 def configured(text: str) -> Sm90Choice | None:
-    """The configuration that `operator.config_text` wrote. Raises OperandError for a text of no configuration."""
+    """The configuration that `prepared.config_text` wrote. Raises OperandError for a text of no configuration."""
     if not text:
         return None
     try:
@@ -62,26 +52,12 @@ def configured(text: str) -> Sm90Choice | None:
     return found
 
 
-def fake_shape(a: torch.Tensor, b: torch.Tensor) -> tuple[Any, ...]:
-    """The product's shape where sizes may be symbols. Raises TensorError in torch's words."""
-    torch._check_with(
-        TensorError,
-        a.shape[-1] == b.shape[-2],
-        lambda: "mat1 and mat2 shapes cannot be multiplied "
-        f"({a.shape[-2]}x{a.shape[-1]} and {b.shape[-2]}x{b.shape[-1]})",
-    )
-    try:
-        batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    except RuntimeError as error:
-        raise TensorError(str(error)) from None
-    return (*batch, a.shape[-2], b.shape[-1])
-
-
 @_matmul.register_fake
 def _(
     a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None = None, config: str = "",
     allow_tf32: bool | None = None,
 ) -> torch.Tensor:  # fmt: skip
+    check_operands({"a": a, "b": b})
     check_matrices(a, b, allow_tf32)
     configured(config)
     return a.new_empty(fake_shape(a, b), dtype=output_type(a, b, out_dtype))
@@ -231,8 +207,6 @@ with_autograd("matmul", _recorded)
 # already where it was called; this is for torch.ops.layoutgemm.matmul by name.
 def _under_autocast(key: torch._C.DispatchKey) -> Any:
     def run(a: torch.Tensor, b: torch.Tensor, *others: Any) -> torch.Tensor:
-        from .operator import autocast
-
         a, b = autocast(a, b)
         with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(key)):
             return torch.ops.layoutgemm.matmul(a, b, *others)

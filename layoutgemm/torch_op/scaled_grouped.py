@@ -14,16 +14,17 @@ import numpy as np
 import torch
 
 from ..errors import OperandError, TensorError
-from ..kernels.run.operand_checks import addressed, check_operands, resolved
+from ..kernels.run.operand_checks import addressed, check_operands
 from ..kernels.run.torch_tensors import run_given
 from ..kernels.sm90.choose.scaled_grouped import default_config, grouped_config
 from ..kernels.sm90.grouped import Ragged
 from ..kernels.sm90.mainloop import Promoted, Table
 from ..kernels.sm90.plan import Sm90Config, Sm90Plan
 from .checks import check_device, check_out, refuse_derivatives
-from .launch import C_NAMES, NAMES
+from .compiled import refuse
 from .problem import C_TYPES
 from .reference import rounded
+from .types import C_NAMES, NAMES
 
 DEPTH = 128  # of K, that share a scale
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -59,7 +60,7 @@ def scaled_matmul(
     [384.0, 96.0]
     """
     tensors = {"a": a, "scale_a": scale_a, "b": b} | ({} if scale_b is None else {"scale_b": scale_b})
-    _check_tensors(tensors)
+    _check_tensors(tensors, out)
     check_config(config)
     for name, x in (("a", a), ("b", b)):
         if x.dtype not in _FP8:
@@ -129,7 +130,7 @@ def grouped_matmul(
     """
     given = {name: x for name, x in (("scale_a", scale_a), ("scale_b", scale_b)) if x is not None}
     tensors = {"a": a, "b": b, "offsets": offsets, **given}
-    _check_tensors(tensors)
+    _check_tensors(tensors, out)
     check_config(config)
     kinds = _FP8 if given else (torch.bfloat16, torch.float16, *_FP8)
     for name, x in (("a", a), ("b", b)):
@@ -192,11 +193,11 @@ def _plan(
     return Sm90Plan.derive(m, n, k, batch=batch, a=a, b=b, c=c, config=config, mainloop=loop, ragged=ragged)
 
 
-def _check_tensors(tensors: dict[str, Any]) -> None:
-    """Plain tensors of one device that this library runs on, and nobody who looks on."""
+def _check_tensors(tensors: dict[str, Any], out: Any) -> None:
+    """Raise unless all are plain tensors of one device that this library runs on, of which nothing is recorded."""
     if torch.compiler.is_compiling():
-        raise OperandError("a launch of its own, not under torch.compile: torch.compiler.disable keeps it out")
-    check_operands(tensors)
+        refuse("a launch of its own, not under torch.compile: torch.compiler.disable keeps it out")
+    check_operands(tensors, {} if out is None else {"out": out})
     for name, x in tensors.items():
         if type(x) not in (torch.Tensor, torch.nn.Parameter):
             raise OperandError(f"{name} is a {type(x).__qualname__}: a launch of its own takes plain tensors")
@@ -249,6 +250,6 @@ def _grouped_on_cpu(
 
 
 def _on_cpu(loop: Promoted, a: torch.Tensor, b: torch.Tensor, given: dict[str, torch.Tensor]) -> torch.Tensor:
-    values = [resolved(x.detach()).double().numpy() for x in (a, b)]
-    tables = {name: resolved(x.detach()).double().numpy() for name, x in given.items()}
+    values = [x.detach().resolve_neg().double().numpy() for x in (a, b)]
+    tables = {name: x.detach().resolve_neg().double().numpy() for name, x in given.items()}
     return torch.from_numpy(np.ascontiguousarray(loop.reference(values[0], values[1], **tables)))

@@ -13,6 +13,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from .. import __version__
 from ..errors import LayoutError
 from ..kernels.compile import cache as object_cache
 from ..kernels.compile import worker as compile_apart
@@ -33,8 +34,6 @@ def key_of(sizes: Sizes, types: tuple[str, ...], orders: tuple[str, ...]) -> str
 
 def file_of(gpu: str) -> Path | None:
     """Where results for a GPU are kept, or None where the cache is off."""
-    from .. import __version__
-
     folder = object_cache.cache_dir()
     name = re.sub(r"[^A-Za-z0-9]+", "_", gpu).strip("_")
     return None if folder is None or not name else folder / "tuned" / f"{name}-{__version__}.json"

@@ -18,6 +18,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import torch
+
+from ..bench.method import CudaDevice, Problem, burst
 from ..errors import LayoutError, OperandError, PlanError
 from ..kernels.compile import cache as object_cache
 from ..kernels.compile.worker import Kernel, build
@@ -26,6 +29,8 @@ from ..kernels.sm90.choose.rules import Sm90Choice, choose, likeliest, of_estima
 from ..kernels.sm90.plan import Sm90Config
 from ..kernels.store import WARP_ROWS
 from . import tuned_store as tuned
+from .operator import matmul
+from .prepared import forget, gpu, target
 
 __all__ = ["Tuning", "candidates", "name_of", "tune"]
 
@@ -92,12 +97,8 @@ def tune(
             raise OperandError(f"{name} = {value!r}: an int of at least 1")
     if dtype not in ("bf16", "f16") or not {a_major, b_major} <= set(_MAJORS):
         raise OperandError(f"dtype {dtype!r}, a_major {a_major!r}, b_major {b_major!r}: 'bf16' or 'f16', 'k' or 'mn'")
-    import torch
-
     if not torch.cuda.is_available():
         raise PlanError("tuning measures on a GPU, and torch finds none; `layoutgemm doctor` says what is missing")
-    from .launch import gpu, target
-
     places, gpu_name = gpu(torch.cuda.current_device())
     if (code := target(torch.cuda.current_device())[0]) != "sm_90a":
         raise PlanError(f"{gpu_name} runs {code}; what is tuned are configurations of sm_90a's kernel")
@@ -129,8 +130,6 @@ def tune(
         times = {"us": seconds, "torch_us": of_torch, "heuristic_us": own}
         facts = {name: round(value * 1e6, 3) for name, value in times.items()}
         kept = tuned.store(gpu_name, tuned.key_of((m, n, k, 1), (dtype,) * 3, orders), best, facts)
-        from .operator import forget
-
         forget()
     found = Tuning(best, seconds, own, of_torch, ranked, tuple(failed), kept)
     say(str(found))
@@ -217,11 +216,6 @@ def _measure(
     budget: float, say: Progress,
 ) -> tuple[dict[Sm90Choice, float], list[tuple[Sm90Choice, str]], float]:  # fmt: skip
     """Seconds of each configuration, those that failed, and seconds of torch.matmul."""
-    import torch
-
-    from ..bench.method import CudaDevice, Problem, burst
-    from .operator import matmul
-
     m, n, k = sizes
     problem, start = Problem(m, n, k), time.monotonic()
     before = torch.cuda.current_stream()

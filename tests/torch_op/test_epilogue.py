@@ -27,10 +27,11 @@ from layoutgemm.kernels.epilogue.chain import (
     Scale,
 )
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice
-from layoutgemm.torch_op import operator as torch_op
+from layoutgemm.torch_op import epilogue as torch_epilogue
 from layoutgemm.torch_op.problem import Given as Tensor
-from layoutgemm.torch_op.problem import Problem, solve
-from tests.torch_op.test_operator import F32, SMALL, emulated, integers, with_config
+from layoutgemm.torch_op.problem import Problem
+from layoutgemm.torch_op.solver import solve
+from tests.torch_op.test_operator import F32, SMALL, emulated, integers
 
 GATE = Custom.of(lambda x, i, j, ops, gate: ops.where(j <= i + 8, x * gate, -1.0), Given("gate", "mn", dtype("f32")))
 ALL = Epilogue(
@@ -217,8 +218,6 @@ def test_the_kernel_in_the_emulator(case: str, monkeypatch: pytest.MonkeyPatch) 
         ),
     }[case]  # fmt: skip
     with emulated(monkeypatch) as calls:
-        monkeypatch.setattr(torch_op, "product", with_config(torch_op.product))
-        monkeypatch.setattr(torch_op, "_on_gpu", lambda x: True)
         check(a, b, fronts, turn, config=config)
         assert len(calls) == launches
 
@@ -228,7 +227,6 @@ def test_a_bias_of_a_whole_batch_is_one_product(monkeypatch: pytest.MonkeyPatch)
     """What is the same for every row leaves the batch to become rows; dropout, which counts them, does not."""
     a, b, bias = integers(3, 20, 64), integers(64, 40), integers(40, dtype=F32)
     with emulated(monkeypatch) as calls:
-        monkeypatch.setattr(torch_op, "_on_gpu", lambda x: True)
         got = matmul(a, b, epilogue=Epilogue(Bias()), given={"bias": bias}, config=SMALL)
         assert torch.equal(got, (a.double() @ b.double() + bias.double()).bfloat16())
         assert calls[-1][0][3:7] == [60, 40, 64, 1]
@@ -242,8 +240,8 @@ def test_a_bias_of_a_whole_batch_is_one_product(monkeypatch: pytest.MonkeyPatch)
         drop = Epilogue(Dropout(0.5), Bias())
         got = matmul(a, b, epilogue=drop, given={"bias": bias, "seed": 11}, config=SMALL)
         assert calls[-1][0][3:7] == [20, 40, 64, 3]
-        monkeypatch.setattr(torch_op, "_on_gpu", lambda x: False)
+        monkeypatch.setattr(torch_epilogue, "on_gpu", lambda x: False)
         assert torch.equal(got, matmul(a, b, epilogue=drop, given={"bias": bias, "seed": 11}))
-        monkeypatch.setattr(torch_op, "_on_gpu", lambda x: True)
+        monkeypatch.setattr(torch_epilogue, "on_gpu", lambda x: True)
         empty = matmul(a[..., :0], b[:0], epilogue=Epilogue(Bias()), given={"bias": bias}, config=SMALL)
         assert torch.equal(empty, bias.bfloat16().expand(3, 20, 40))

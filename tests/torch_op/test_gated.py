@@ -12,8 +12,7 @@ from layoutgemm import Sm90Config, explain_matmul, matmul
 from layoutgemm.errors import OperandError, TensorError
 from layoutgemm.kernels.compile.worker import Kernel, entry_of, kernel_of
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice
-from layoutgemm.torch_op import operator as torch_op
-from layoutgemm.torch_op.gated import why_unfused
+from layoutgemm.torch_op.solver import why_unfused
 from tests.torch_op.test_operator import BF16, F32, SMALL, emulated, integers
 
 ACTS = {"swiglu": torch.nn.functional.silu, "geglu": torch.nn.functional.gelu}
@@ -107,9 +106,6 @@ def test_one_kernel_in_the_emulator(name: str, monkeypatch: pytest.MonkeyPatch) 
     a, b = make()
     want = expected(a, b, "swiglu")
     with emulated(monkeypatch) as calls:
-        monkeypatch.setattr(torch_op, "_on_gpu", lambda x: True)
-        product = torch_op.product
-        monkeypatch.setattr(torch_op, "product", lambda *x: on_gpu(product, *x))
         for turn in (1, 2):
             assert close(matmul(a, b, activation="swiglu", config=SMALL), want)
             assert len(calls) == turn * launches
@@ -118,17 +114,10 @@ def test_one_kernel_in_the_emulator(name: str, monkeypatch: pytest.MonkeyPatch) 
         assert fast == (launches == 1 and name != "weights off 16 bytes")
 
 
-def on_gpu(product: Any, a: Any, b: Any, kind: Any, config: Any, out: Any = None, finish: Any = None) -> Any:
-    return torch_op.prepare(a, b, kind, config, out, finish).run(a, b, out, () if finish is None else finish.words)
-
-
 @pytest.mark.dsl
 def test_what_has_no_kernel_is_gated_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b, bias = integers(20, 64), integers(64, 48), integers(48)
     with emulated(monkeypatch) as calls:
-        monkeypatch.setattr(torch_op, "_on_gpu", lambda x: True)
-        product = torch_op.product
-        monkeypatch.setattr(torch_op, "product", lambda *x: on_gpu(product, *x))
         assert close(matmul(a, b, activation="swiglu", config=SMALL), expected(a, b, "swiglu"))
         got = matmul(a, b.mT.contiguous().mT, bias=bias, activation="swiglu", config=SMALL)
         assert close(got, expected(a, b, "swiglu", bias))

@@ -17,18 +17,10 @@ pytestmark = [pytest.mark.gpu, pytest.mark.dsl]
 if torch.cuda.is_available():
     import layoutgemm
     from layoutgemm import explain_matmul, matmul
-    from layoutgemm.torch_op import (
-        bias_activation as torch_finish,
-    )
-    from layoutgemm.torch_op import (
-        choose as torch_choice,
-    )
-    from layoutgemm.torch_op import (
-        operator as torch_op,
-    )
-    from layoutgemm.torch_op import (
-        problem as torch_problem,
-    )
+    from layoutgemm.torch_op import bias_activation as torch_finish
+    from layoutgemm.torch_op import choose as torch_choice
+    from layoutgemm.torch_op import solver as torch_solver
+    from layoutgemm.torch_op.prepared import forget
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 
@@ -146,19 +138,19 @@ def test_lines_of_any_pitch(name: str, kind: str, monkeypatch: pytest.MonkeyPatc
     want = exact(a, b, out)
     for seconds, in_place in ((1.0, True), (-1.0, False)):
         monkeypatch.setattr(torch_choice, "_COPY", seconds)
-        torch_op.forget()
+        forget()
         how = explain_matmul(a, b)
         assert how.kernel.startswith("Sm80Plan" if in_place and "an estimate" in how.why else "Sm90Plan")
         assert not in_place or not how.copies
         for _ in range(2):
             assert torch.equal(matmul(a, b, allow_tf32=True), want), how
-    torch_op.forget()
+    forget()
 
 
 def test_lines_of_c_in_both_orders(monkeypatch: pytest.MonkeyPatch) -> None:
     """What lies between C's lines stays, whichever index is contiguous."""
     monkeypatch.setattr(torch_choice, "_COPY", 1.0)
-    torch_op.forget()
+    forget()
     a, b = integers(130, 65), integers(65, 71)
     want = exact(a, b, BF16)
     for make in (lambda: torch.zeros(140, 80, dtype=BF16, device="cuda")[3:133, 3:74],
@@ -169,7 +161,7 @@ def test_lines_of_c_in_both_orders(monkeypatch: pytest.MonkeyPatch) -> None:
             assert matmul(a, b, out=out) is out and torch.equal(out, want)
             out.zero_()
             assert not out._base.any()
-    torch_op.forget()
+    forget()
 
 
 BATCHES: dict[str, Callable[[], tuple[Any, Any]]] = {
@@ -194,14 +186,14 @@ def test_batches(name: str) -> None:
 
 
 def test_one_matrix_for_a_batch_in_the_tensor_map(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hardware takes a stride of 0, on which `torch_op.problem.STRETCHED_IN_MAP` rests; without it, launches do."""
+    """The hardware takes a stride of 0, on which `torch_op.solver.STRETCHED_IN_MAP` rests; without it, launches do."""
     a, b = integers(64, 128), integers(5, 128, 80)
-    monkeypatch.setattr(torch_problem, "STRETCHED_IN_MAP", False)
-    torch_op.forget()
+    monkeypatch.setattr(torch_solver, "STRETCHED_IN_MAP", False)
+    forget()
     assert explain_matmul(a, b).launches == 5
     check(a, b)
-    monkeypatch.setattr(torch_problem, "STRETCHED_IN_MAP", True)
-    torch_op.forget()
+    monkeypatch.setattr(torch_solver, "STRETCHED_IN_MAP", True)
+    forget()
     try:
         a, b = integers(64, 128), integers(50, 128, 80)
         assert explain_matmul(a, b).launches == 1 and not explain_matmul(a, b).copies
@@ -211,7 +203,7 @@ def test_one_matrix_for_a_batch_in_the_tensor_map(monkeypatch: pytest.MonkeyPatc
         assert explain_matmul(a, b).launches == 1 and not explain_matmul(a, b).copies
         check(a, b)
     finally:
-        torch_op.forget()
+        forget()
 
 
 @pytest.mark.parametrize("shapes", [((0, 8), (8, 4)), ((4, 0), (0, 8)), ((4, 8), (8, 0)), ((0, 4, 8), (8, 4))])

@@ -163,31 +163,99 @@ def test_raw_operators_refuse_alike_on_every_device() -> None:
         assert OP(f32, f32, None, "", True).shape == (4, 4)
 
 
-def test_refusals_keep_their_text_under_the_compiler() -> None:
-    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):
-        pytest.skip("torch before 2.13 drops the text of any exception under fullgraph=True: seen with 2.11")
-    x = ones(4, 4)
-    functions = (
-        lambda a: matmul(a, a, activation="nope"),
-        lambda a: matmul(a.double(), a.double()),
-        lambda a: matmul(a, a, bias=5),
-        lambda a: matmul(a, a[:3]),
-        lambda a: gemm(1, a, a, 2),
-    )
-    texts = (  # apart from the functions, whose lines torch quotes
-        "activation 'nope': known are 'relu', 'relu_sq'",
-        "a and b are torch.float64; this library multiplies bfloat16",
-        "bias is a builtins.int",
-        r"cannot be multiplied \(4x4 and 3x4\)",
-        "beta = 2 needs a c to scale",
-    )
-    for function, text in zip(functions, texts, strict=True):
-        torch._dynamo.reset()
-        with pytest.raises(Exception, match=text):
-            torch.compile(function, fullgraph=True, backend="eager")(x)
+ODD, WIDE, CONFIGURED = ones(4, 3), torch.ones(4, 4), object()
+# calls that are compiled, and what the refusal says; apart from the calls, whose lines torch quotes
+COMPILED = (
+    (lambda a: matmul(a, a, activation="nope"), "activation 'nope': known are 'relu', 'relu_sq'"),
+    (lambda a: matmul(a, a, activation=["relu"]), r"activation \['relu'\]: known are"),
+    (lambda a: matmul(a.double(), a.double()), "a and b are torch.float64; this library multiplies bfloat16"),
+    (lambda a: matmul(a, a.half()), "expected a and b to have the same dtype"),
+    (lambda a: matmul(a.float(), a.float(), allow_tf32=False), "the tensor cores would round them to tf32"),
+    (lambda a: matmul(a, a, bias=5), "bias is a builtins.int"),
+    (lambda a: matmul(a, a, bias=CONFIGURED), "bias is a builtins.object"),
+    (lambda a: matmul(5, a), "a is a builtins.int"),
+    (lambda a: matmul(a, None), "b is a builtins.NoneType"),
+    (lambda a: matmul(a, a, bias=a[0, :3]), r"bias of shape \[3\] does not fit a product of shape \[4, 4\]"),
+    (lambda a: matmul(a, a, bias=a[0].double()), "bias is torch.float64; to a product"),
+    (lambda a: matmul(a, a, out=3), "out is a int, not a torch tensor"),
+    (lambda a: matmul(a, a, out=ODD), r"out has shape \[4, 3\], the product \[4, 4\]"),
+    (lambda a: matmul(a, a, out=WIDE), "Expected out tensor to have dtype"),
+    (lambda a: matmul(a, a, out=ones(1, 4).expand(4, 4)), "more than one element of out"),
+    (lambda a: matmul(a, ones(4, 4).requires_grad_(), out=a), "don't support automatic differentiation"),
+    (lambda a: matmul(a, a, out_dtype=torch.int8), "out_dtype torch.int8: a product of torch.bfloat16 is stored"),
+    (lambda a: matmul(a, a, out_dtype="bf16"), "out_dtype bf16: a product of torch.bfloat16 is stored"),
+    (lambda a: matmul(a, a, config=5), "config is a int; it is an Sm90Config"),
+    (lambda a: matmul(a, a[:3]), r"cannot be multiplied \(4x4 and 3x4\): K is 4 in a and 3 in b"),
+    (lambda a: matmul(a, a[0, :3]), r"size mismatch, got input \(4\), mat \(4x4\), vec \(3\)"),
+    (lambda a: matmul(a, a[:, :3], activation="swiglu"), "b has 3 columns: a gated product"),
+    (lambda a: matmul(a, a, given={}), "epilogue= is a launch of its own"),
+    (lambda a: scaled_matmul(a, a, a), "a launch of its own, not under torch.compile"),
+    (lambda a: grouped_matmul(a, a, a), "a launch of its own, not under torch.compile"),
+    (lambda a: gemm(1, a, a, 2), "beta = 2 needs a c to scale"),
+    (lambda a: gemm(1e39, a, a), r"alpha = 1e\+39 is beyond float32"),
+    (lambda a: gemm(10**400, a, a), "alpha = an integer of 1329 bits"),
+    (lambda a: gemm("2", a, a), "alpha is a number, given at the launch; got a str"),
+    (lambda a: gemm(a[0], a, a), r"alpha has shape \[4\]: a number, or a tensor of one element"),
+    (lambda a: gemm(1, a, a, 1, 3.0), "c is a builtins.float"),
+    (lambda a: gemm(1, a, a, 1, a[:3]), r"The size of tensor a \(3\) must match"),
+    (lambda a: gemm(1, a.to(torch.int8), a.to(torch.int8), 0.5, a.int()), "beta = 0.5 of a result stored as"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("function, text", COMPILED, ids=[text for _, text in COMPILED])
+def test_refusals_keep_their_text_under_the_compiler(function: Any, text: str) -> None:
+    """A fake kernel raises them: traced Python that raised would leave the text to the compiler, which may drop it."""
     torch._dynamo.reset()
-    whole = torch.compile(lambda a, c: gemm(2.0, a, a, 0.5, c), fullgraph=True, backend="eager")
-    assert torch.equal(whole(x, x), gemm(2.0, x, x, 0.5, x))
+    with pytest.raises(torch._dynamo.exc.TorchRuntimeError, match=text):
+        torch.compile(function, fullgraph=True, backend="eager")(ones(4, 4))
+
+
+def test_compiled_calls_are_right_and_their_checks_leave_no_trace() -> None:
+    from torch._dynamo.backends.common import aot_autograd
+
+    x, bias, names = ones(4, 4), torch.ones(4), []
+
+    def watch(module: Any, inputs: Any) -> Any:
+        names.extend(str(node.target) for node in module.graph.nodes)
+        return module
+
+    for function in (
+        lambda a, c: gemm(2.0, a, a, 0.5, c), lambda a, c: gemm(2, a, a, 0, None), lambda a, c: matmul(a, a, out=c),
+        lambda a, c: matmul(a, a, bias=bias, activation="relu"), lambda a, c: matmul(a, a[0]),
+        lambda a, c: matmul(a, a, activation="geglu", bias=bias), lambda a, c: matmul(a, a, activation="swiglu"),
+        lambda a, c: vmap(lambda one: matmul(one, a, bias=bias))(a.unsqueeze(1)),
+        lambda a, c: vmap(lambda one: gemm(one[0], a, a, 1.0, c))(bias.unsqueeze(1)),
+    ):  # fmt: skip
+        for backend in ("eager", aot_autograd(fw_compiler=watch)):
+            torch._dynamo.reset()
+            got = torch.compile(function, fullgraph=True, backend=backend)(x, x.clone())
+            assert torch.equal(got, function(x, x.clone()))
+    assert any("layoutgemm.matmul" in name for name in names) and not any("layoutgemm.check" in name for name in names)
+
+
+def test_compiled_calls_see_autocast() -> None:
+    a = torch.randn(5, 8)
+    for function in (lambda x: matmul(x, x.T), lambda x: gemm(2.0, x, x.T)):
+        torch._dynamo.reset()
+        with torch.autocast("cpu", dtype=BF16):
+            got = torch.compile(function, fullgraph=True, backend="aot_eager")(a)
+            assert got.dtype == BF16 and torch.equal(got, function(a))
+
+
+def test_sizes_and_numbers_may_be_symbols_of_the_compiler() -> None:
+    torch._dynamo.reset()
+    options: Any = {"fullgraph": True, "backend": "aot_eager", "dynamic": True}
+    scaled = torch.compile(lambda s, a, t, c: gemm(s, a, a.T, t, c), **options)
+    into = torch.compile(lambda a, bias, out: matmul(a, a.T, bias=bias, out=out), **options)
+    for n, alpha in ((5, 2.0), (7, 3.5), (9, 0.25)):
+        a, out = ones(n, 8), ones(n, n)
+        assert torch.equal(scaled(alpha, a, 1.0, out), gemm(alpha, a, a.T, 1.0, out))
+        assert torch.equal(scaled(alpha, a, 0.0, None), gemm(alpha, a, a.T))
+        assert into(a, torch.ones(n), out) is out and bool((out == 9).all())
+    with pytest.raises(Exception, match="beyond float32"):
+        scaled(1e300, ones(11, 8), 1.0, ones(11, 11))
+    with pytest.raises(Exception, match="needs a c to scale"):
+        scaled(2.0, ones(11, 8), 3.0, None)
 
 
 # ------------------------------------------------------------------------------------------- the bits, and the rounding
@@ -208,10 +276,10 @@ def short_way(monkeypatch: pytest.MonkeyPatch) -> Any:
                 raise KeyError(key)
             return ready
 
-    monkeypatch.setattr(torch_op, "_PREPARED", Always())
+    monkeypatch.setattr(torch_op, "PREPARED", Always())
     monkeypatch.setattr(torch_op, "_current_device", lambda: -1)
     monkeypatch.setattr(torch_op, "_raw_stream", lambda index: 0)
-    monkeypatch.setattr(torch_op, "_empty", lambda shape, step, kind: torch.empty_strided(shape, step, dtype=kind))
+    monkeypatch.setattr(torch_op, "empty_on_gpu", lambda *x: torch.empty_strided(*x[:2], dtype=x[2]))
     return launches
 
 

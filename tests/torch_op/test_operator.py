@@ -22,19 +22,16 @@ from layoutgemm.errors import OperandError, PlanError, TensorError
 from layoutgemm.kernels.compile.launcher import Block, Launcher
 from layoutgemm.kernels.sm90.choose.occupancy import Places
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice
-from layoutgemm.torch_op import (
-    bias_activation as torch_finish,
-)
-from layoutgemm.torch_op import (
-    launch as torch_launch,
-)
-from layoutgemm.torch_op import (
-    operator as torch_op,
-)
-from layoutgemm.torch_op import (
-    problem as torch_problem,
-)
-from layoutgemm.torch_op.problem import Given, Problem, contiguous_strides, shapes_of, solve
+from layoutgemm.torch_op import bias_activation as torch_finish
+from layoutgemm.torch_op import compute as torch_compute
+from layoutgemm.torch_op import emulated as torch_emulated
+from layoutgemm.torch_op import epilogue as torch_epilogue
+from layoutgemm.torch_op import launch as torch_launch
+from layoutgemm.torch_op import operator as torch_op
+from layoutgemm.torch_op import prepared as torch_prepared
+from layoutgemm.torch_op import solver as torch_solver
+from layoutgemm.torch_op.problem import Given, Problem, contiguous_strides, shapes_of
+from layoutgemm.torch_op.solver import solve
 
 BF16, F32 = torch.bfloat16, torch.float32
 ROOT = Path(__file__).resolve().parents[2]
@@ -257,8 +254,8 @@ def test_a_shared_matrix_is_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     found = solved(a, given(100, 128, 80))
     assert len(found.launches) == 1 and found.sizes[3] == 100 and found.strides[0] == 0 and found.copies[0] is None
     # where a tensor map did not take the stride of 0: launches, or beyond their number a copy
-    monkeypatch.setattr(torch_problem, "STRETCHED_IN_MAP", False)
-    many = torch_problem.MAX_LAUNCHES
+    monkeypatch.setattr(torch_solver, "STRETCHED_IN_MAP", False)
+    many = torch_solver.MAX_LAUNCHES
     assert len(solved(a, given(many, 128, 80)).launches) == many
     found = solved(a, given(many + 1, 128, 80), config=SM90)
     assert len(found.launches) == 1 and found.sizes[3] == many + 1 and "more than 32 launches" in found.copies[0].why
@@ -339,9 +336,9 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> Any:
                 kinds[kind].from_address(address).value
                 for kind, address in zip(self.plan.parameters.values(), addresses[:count], strict=True)
             ]
-            held = [torch_launch._words(value, kept) for value in values[:3]]
+            held = [torch_emulated.memory_at(value, kept) for value in values[:3]]
             calls.append((values, ctypes.c_uint64.from_address(addresses[count]).value))
-            words = [torch_launch._words(word, kept) if word > 1 << 32 else word for word in values[14:]]
+            words = [torch_emulated.memory_at(word, kept) if word > 1 << 32 else word for word in values[14:]]
             few = [2] if len(values) > 13 else []  # blocks, of a kernel that takes their number
             emulate_host(self.host, [*held, *values[3:13], *few, *words], progress=False).raise_for_findings()
             ctypes.c_int32.from_address(addresses[count + 1]).value = 0
@@ -357,15 +354,16 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(torch.Tensor, "data_ptr", seen)
     monkeypatch.setattr(torch_op, "_current_device", lambda: -1)
     monkeypatch.setattr(torch_op, "_raw_stream", lambda index: 77)
-    monkeypatch.setattr(torch_op, "gpu", lambda index: (Places(), "NVIDIA H200"))
-    monkeypatch.setattr(torch_op, "_empty", lambda shape, step, kind: torch.empty_strided(shape, step, dtype=kind))
+    for module in (torch_compute, torch_epilogue):
+        monkeypatch.setattr(module, "on_gpu", lambda x: True)
+    monkeypatch.setattr(torch_op, "empty_on_gpu", lambda *x: torch.empty_strided(*x[:2], dtype=x[2]))
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=88))
-    torch_op.forget()
+    torch_prepared.forget()
     try:
         yield calls
     finally:
-        torch_op.forget()
+        torch_prepared.forget()
 
 
 @pytest.mark.dsl
@@ -374,7 +372,6 @@ def test_the_fast_path_launches_the_kernel(monkeypatch: pytest.MonkeyPatch) -> N
     a, b = integers(100, 72), integers(136, 72).T
     want = torch.matmul(a.double(), b.double()).bfloat16()
     with emulated(monkeypatch) as calls:
-        monkeypatch.setattr(torch_op, "product", with_config(torch_op.product))
         assert torch.equal(matmul(a, b, config=SMALL), want)
         assert torch.equal(matmul(a, b, config=SMALL), want)
         (first, _), (second, stream) = calls
@@ -405,24 +402,12 @@ def test_the_fast_path_launches_the_kernel(monkeypatch: pytest.MonkeyPatch) -> N
         assert got.requires_grad and torch.equal(got, want) and calls[-1][1] == 88
 
 
-def with_config(product: Any) -> Any:
-    """`product` whose reference is the emulated kernel, of the configuration that the caller gave."""
-
-    def run(a: Any, b: Any, kind: Any, config: Any = None, out: Any = None, finish: Any = None) -> Any:
-        words = () if finish is None else finish.words
-        return torch_op.prepare(a, b, kind, config, out, finish).run(a, b, out, words)
-
-    return run
-
-
 @pytest.mark.dsl
 def test_bias_activation_and_scalars_in_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """The emulated kernel against float64, rounded once; the second call by the short way."""
     a, b, bias, c = integers(70, 64), integers(72, 64).T, torch.randn(72).bfloat16(), integers(70, 72)
     product = torch.matmul(a.double(), b.double())
     with emulated(monkeypatch) as calls:
-        monkeypatch.setattr(torch_op, "product", with_config(torch_op.product))
-        monkeypatch.setattr(torch_op, "_on_gpu", lambda x: True)
         want = torch.relu(product + bias.double()).bfloat16()
         for stream in (88, 77):
             got = matmul(a, b, bias=bias, activation="relu", config=SMALL)
@@ -455,7 +440,9 @@ def test_solutions_give_the_product_in_the_emulator(name: str) -> None:
 def emulate(a: Any, b: Any, out: Any, config: Any) -> None:
     want = torch.matmul(a.double(), b.double()).bfloat16()
     c = torch.full_like(want, float("nan")) if out is None else out
-    torch_launch.emulate(solve(torch_launch.problem_of(a, b, c, torch_op.choice_of(config), Places(), "")), a, b, c)
+    torch_emulated.emulate(
+        solve(torch_prepared.problem_of(a, b, c, torch_prepared.choice_of(config), Places(), "")), a, b, c
+    )
     assert torch.equal(c, want)
 
 
@@ -541,15 +528,15 @@ def test_blocks_belong_to_one_call_at_a_time() -> None:
 
 
 def test_prepared_products_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_op, "MAX_PREPARED", 8)
-    monkeypatch.setattr(torch_op, "Prepared", lambda *arguments: arguments)
-    monkeypatch.setattr(torch_op, "gpu", lambda index: (Places(), ""))
+    monkeypatch.setattr(torch_prepared, "MAX_PREPARED", 8)
+    monkeypatch.setattr(torch_prepared, "Prepared", lambda *arguments: arguments)
+    monkeypatch.setattr(torch_prepared, "gpu", lambda index: (Places(), ""))
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
-    torch_op.forget()
+    torch_prepared.forget()
     for m in range(1, 40):
-        torch_op.prepare(torch.zeros(m, 8).bfloat16(), torch.zeros(8, 8).bfloat16(), BF16, None, None)
-        assert len(torch_op._PREPARED) <= 10
-    torch_op.forget()
+        torch_prepared.prepare(torch.zeros(m, 8).bfloat16(), torch.zeros(8, 8).bfloat16(), BF16, None, None)
+        assert len(torch_prepared.PREPARED) <= 10
+    torch_prepared.forget()
 
 
 def test_torch_is_imported_when_matmul_is_named() -> None:

@@ -16,9 +16,9 @@ from layoutgemm.kernels.compile.worker import entry_of, kernel_of
 from layoutgemm.kernels.sm80.choose import Sm80Choice
 from layoutgemm.torch_op import choose as torch_choice
 from layoutgemm.torch_op import launch as torch_launch
-from layoutgemm.torch_op import operator as torch_op
-from layoutgemm.torch_op.problem import Given, Problem, contiguous_strides, shapes_of, solve
-from tests.torch_op.test_operator import BF16, SM90, emulate, emulated, integers, with_config
+from layoutgemm.torch_op.problem import Given, Problem, contiguous_strides, shapes_of
+from layoutgemm.torch_op.solver import solve
+from tests.torch_op.test_operator import BF16, SM90, emulate, emulated, integers
 
 
 def given(*shape: int, strides: Any = None, dtype: str = "bf16", start: int = 16) -> Given:
@@ -131,7 +131,6 @@ def test_in_place_in_the_emulator(name: str, monkeypatch: pytest.MonkeyPatch) ->
     want = torch.matmul(a.double(), b.double()).bfloat16()
     assert not explain_matmul(a, b, out=None if make is None else make()).copies
     with emulated(monkeypatch) as calls:
-        monkeypatch.setattr(torch_op, "product", with_config(torch_op.product))
         for _ in range(2):
             out = None if make is None else make()
             around = None if out is None else out._base.clone()

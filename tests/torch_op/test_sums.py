@@ -10,7 +10,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 
 from layoutgemm import gemm, matmul
 from layoutgemm.errors import OperandError
-from layoutgemm.torch_op.problem import Given, Problem, solve
+from layoutgemm.torch_op.problem import Given, Problem
+from layoutgemm.torch_op.solver import solve
 
 BF16, F32 = torch.bfloat16, torch.float32
 

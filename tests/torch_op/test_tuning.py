@@ -22,7 +22,8 @@ from layoutgemm.kernels.sm90.choose.occupancy import Places
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice, choose
 from layoutgemm.kernels.sm90.plan import Sm90Config
 from layoutgemm.torch_op import tuned_store as tuned
-from layoutgemm.torch_op.problem import Given, Problem, solve
+from layoutgemm.torch_op.problem import Given, Problem
+from layoutgemm.torch_op.solver import solve
 from layoutgemm.torch_op.tuning import candidates, name_of, tune
 
 GPU = "NVIDIA H200"

@@ -1,0 +1,203 @@
+"""Checks of calls that torch.compile traces: a refusal is raised where the compiler keeps its text.
+
+An exception of traced Python is built by the compiler, which drops the text of ours in several versions of torch. So
+nothing is raised there. Two operators without a result check the tensors, by the same functions as everywhere; what
+their fake kernels raise is reported as it is. Graphs that are compiled have lost them; torch.export in strict mode keeps
+them until `run_decompositions`.
+
+    check(a, b, out, bias, activation, out_dtype, allow_tf32)          a call of `matmul`
+    check_gemm(a, b, c, out, alpha, beta, scales, allow_tf32)          a call of `gemm`
+    refuse(text)                                                       what is no tensor where one is asked for
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.types import Number
+
+from ..errors import LayoutError, OperandError
+from ..kernels.run.operand_checks import check_operands, same_memory
+from .checks import (
+    NOT_RECORDED,
+    autocast,
+    check_activation,
+    check_call,
+    check_gemm,
+    check_gemm_sizes,
+    check_sizes,
+    differentiated,
+    product_shape,
+    scalar_of,
+    stored_as,
+)
+from .prepared import choice_of
+from .types import NAMES
+
+_MOST = 2**63  # beyond the integers that an operator's schema holds
+
+
+# ------------------------------------------------------------------------------------------------------------ operators
+
+
+def _checked(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, bias: torch.Tensor | None, activation: str | None,
+    out_dtype: torch.dtype | None, allow_tf32: bool | None,
+) -> None:  # fmt: skip
+    check_operands(_named(a=a, b=b, bias=bias), _named(out=out))
+    a, b, kind = check_call(a, b, activation, out_dtype, allow_tf32)
+    check_sizes(a, b, out, bias, activation, kind, product_shape(a, b))
+
+
+def _checked_gemm(
+    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, out: torch.Tensor | None, alpha: Number | None,
+    beta: Number | None, scales: Sequence[torch.Tensor], allow_tf32: bool | None,
+) -> None:  # fmt: skip
+    """Of alpha and beta those that are None are the tensors of `scales`, in order."""
+    tensors = iter(scales)
+    whole = not (a if c is None else c).dtype.is_floating_point
+    one = next(tensors) if alpha is None else _settled(alpha, whole)
+    two = next(tensors) if beta is None else _settled(beta, whole or c is None)
+    check_operands(_named(a=a, b=b, c=c))
+    check_operands(_named(a=a, b=b, c=None if same_memory(c, out) else c), _named(out=out))
+    one, a, b, two, c, kind = check_gemm(one, a, b, two, c, allow_tf32)
+    check_gemm_sizes(one, a, b, two, c, out, kind, product_shape(a, b))
+
+
+def _named(**operands: Any) -> dict[str, Any]:
+    return {name: x for name, x in operands.items() if x is not None}
+
+
+def _settled(x: Any, exact: bool) -> Any:
+    """A number that may be a symbol: 0, or what stands for others that no check refuses, unless it has to be exact."""
+    if not isinstance(x, (torch.SymInt, torch.SymFloat)):
+        return x
+    if x == 0:
+        return 0
+    if isinstance(x, torch.SymInt):
+        return 1 if not exact and -(2**31) <= x < 2**31 else int(x)
+    return 1.0 if not exact and -(2.0**127) < x < 2.0**127 else float(x)
+
+
+def _refuse(text: str) -> None:
+    raise OperandError(text)
+
+
+def _nothing(*arguments: Any) -> None:
+    """A graph that runs has been checked when it was traced."""
+
+
+def _operator(name: str, schema: str, check: Any) -> Any:
+    """An operator without a result, whose fake kernel is the check; under vmap, of one slice."""
+    made = torch.library.custom_op(f"layoutgemm::{name}", _nothing, mutates_args=(), schema=schema)
+    made.register_fake(check)
+    operator = getattr(torch.ops.layoutgemm, name).default
+
+    def of_slices(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[None, None]:
+        operator(*[_slice(x, at) for x, at in zip(arguments, in_dims, strict=True)])
+        return None, None
+
+    made.register_vmap(of_slices)
+    return operator
+
+
+def _slice(x: Any, at: Any) -> Any:
+    """The argument without the dimension that is mapped."""
+    if isinstance(x, (list, tuple)) and isinstance(at, (list, tuple)):
+        return [_slice(each, of) for each, of in zip(x, at, strict=True)]
+    return x if at is None else x.select(at, 0)
+
+
+_CHECK = _operator(
+    "check",
+    "(Tensor a, Tensor b, Tensor? out, Tensor? bias, str? activation, ScalarType? out_dtype, bool? allow_tf32) -> ()",
+    _checked,
+)
+_CHECK_GEMM = _operator(
+    "check_gemm",
+    "(Tensor a, Tensor b, Tensor? c, Tensor? out, Scalar? alpha, Scalar? beta, Tensor[] scales, bool? allow_tf32)"
+    " -> ()",
+    _checked_gemm,
+)
+_REFUSE = _operator("refuse", "(str text) -> ()", _refuse)
+
+
+# --------------------------------------------------------------------------------------------------------- traced calls
+
+
+def check_compiled(
+    a: Any, b: Any, out: Any, bias: Any, activation: Any, config: Any, out_dtype: Any, allow_tf32: bool | None
+) -> None:
+    """Check a call of `matmul` that is being traced: tensors by the operator, all else as constants."""
+    _check_kinds({"a": a, "b": b, **_named(bias=bias)}, _named(out=out))
+    refuse(_refusal("config", config))
+    refuse(_refusal("activation", activation))
+    if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
+        refuse(_refusal("out_dtype", a.dtype, out_dtype))
+    if out is not None and differentiated(a, b, bias, out):  # which an operator's kernel does not see
+        refuse(NOT_RECORDED)
+    a, b = autocast(a, b)  # an operator's kernel does not see the region either
+    _CHECK(a, b, out, bias, activation, out_dtype, None if allow_tf32 is None else bool(allow_tf32))
+
+
+def check_compiled_gemm(
+    alpha: Any, a: Any, b: Any, beta: Any, c: Any, out: Any, config: Any, allow_tf32: bool | None
+) -> None:
+    """Check a call of `gemm` that is being traced, likewise."""
+    _check_kinds({"a": a, "b": b, **_named(c=c)}, _named(out=out))
+    refuse(_refusal("config", config))
+    numbers: list[Any] = []
+    for name, x in (("alpha", alpha), ("beta", beta)):
+        tensor = isinstance(x, torch.Tensor)
+        fits = isinstance(x, float) or (isinstance(x, int) and not isinstance(x, bool) and -_MOST < x < _MOST)
+        if not tensor and not fits:
+            refuse(_refusal("scalar", name, x, (a if c is None else c).dtype))
+        numbers.append(None if tensor else x)
+    scales = [x for x in (alpha, beta) if isinstance(x, torch.Tensor)]
+    if out is not None and differentiated(a, b, c, out, *scales):
+        refuse(NOT_RECORDED)
+    a, b = autocast(a, b)
+    _CHECK_GEMM(a, b, c, out, *numbers, scales, None if allow_tf32 is None else bool(allow_tf32))
+
+
+def _check_kinds(read: dict[str, Any], written: dict[str, Any]) -> None:
+    for operands, kind in ((read, "read"), (written, "written")):
+        for name, x in operands.items():
+            if not isinstance(x, torch.Tensor):
+                refuse(_refusal(kind, name, type(x)))
+
+
+def refuse(text: str) -> None:
+    """Raise OperandError with a text that is not empty: under the compiler, from a fake kernel."""
+    if text:
+        _REFUSE(text)
+        raise OperandError(text)
+
+
+def _refusal(check: str, *plain: Any) -> str:
+    """What a check says to values that are no tensors, or "". The compiler calls it, and keeps the text."""
+    try:
+        _CHECKS[check](*plain)
+    except LayoutError as error:
+        return str(error)
+    return ""
+
+
+_refusal._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as `prepared.config_text`
+
+
+def _stand_in(kind: type) -> Any:
+    """Something of a class of that name."""
+    return type(kind.__name__, (), {"__module__": kind.__module__, "__qualname__": kind.__qualname__})()
+
+
+_CHECKS: dict[str, Callable[..., object]] = {
+    "activation": check_activation,
+    "config": choice_of,
+    "out_dtype": lambda multiplied, asked: multiplied in NAMES and stored_as(multiplied, asked),
+    "read": lambda name, kind: check_operands({name: _stand_in(kind)}),
+    "written": lambda name, kind: check_operands({}, {name: _stand_in(kind)}),
+    "scalar": lambda name, x, kind: scalar_of(name, x, kind, torch.device("cpu")),
+}

@@ -1,0 +1,57 @@
+"""A solution on CPU tensors, in the emulator: the kernel, arguments and copies that a GPU gets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..errors import OperandError
+from ..kernels.compile.worker import plan_of
+from ..kernels.run.emulated import emulate_launch
+from .launch import arguments, copied, empty_copy
+from .problem import Solution
+
+
+def emulate(
+    solution: Solution, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, words: Sequence[Any] = (), workers: int = 2
+) -> None:
+    """Run a solution's kernel in the emulator, on CPU tensors: seconds where a GPU takes microseconds.
+
+    Raises EmulatorError for what the emulator finds.
+    """
+    # Elements as plain words of their width: what they mean is the kernel's business.
+    plan = plan_of(solution.kernel)
+    held: list[torch.Tensor] = []
+
+    def launch(*addresses: int) -> None:
+        arrays = [memory_at(at, held) for at in addresses]
+        emulate_launch(plan, arguments(solution, arrays, workers, words), progress=False).raise_for_findings()
+
+    copies = solution.copies
+    read = [copied(x, copy) for x, copy in zip((a, b), copies[:2], strict=True)]
+    target = c if copies[2] is None else empty_copy(c, copies[2])
+    held += [*read, target]
+    first, sizes = [x.data_ptr() for x in held], [x.element_size() for x in held]
+    for at in solution.launches:
+        launch(*[p + o * size for p, o, size in zip(first, at, sizes, strict=True)])
+    if target is not c:
+        c.copy_(target)
+
+
+def memory_at(address: int, held: Sequence[torch.Tensor]) -> Any:
+    """The memory from an address to the end of its allocation, as a NumPy array.
+
+    held  tensors, one of which has the address; elements of the array are integers of its elements' width
+
+    Raises OperandError for an address in none of them.
+    """
+    for x in held:
+        storage = x.untyped_storage()
+        first, end = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+        if first <= address < end:
+            kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[x.element_size()]
+            whole = torch.empty(0, dtype=torch.uint8).set_(storage).narrow(0, address - first, end - address)
+            return whole[: (end - address) // x.element_size() * x.element_size()].view(kind).numpy()
+    raise OperandError(f"address {address:#x} is in none of the tensors")

@@ -1,0 +1,209 @@
+"""Checked tensors as a prepared launch, which is kept for the next call of the same shapes, strides and types.
+
+    tensors  --problem_of-->  Problem  --Prepared-->  kept in PREPARED by `key`, where `matmul`'s fast path finds it
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ..arch import arch
+from ..errors import OperandError
+from ..kernels.epilogue.chain import Epilogue
+from ..kernels.run.occupancy import of_device
+from ..kernels.sm90.choose.occupancy import Places
+from ..kernels.sm90.choose.rules import Sm90Choice
+from ..kernels.sm90.plan import Sm90Config
+from .launch import Prepared
+from .problem import Given, Problem, contiguous_strides, gated_shapes
+from .types import C_NAMES, NAMES, usual_type
+
+Config = Sm90Config | Sm90Choice
+MAX_PREPARED = 4096  # problems kept ready; beyond, the oldest quarter goes
+PREPARED: dict[tuple[Any, ...], Prepared] = {}
+
+
+class Finish(NamedTuple):
+    """What a kernel does with the accumulators before it stores them.
+
+    epilogue, words  the epilogue, and its parameters at this launch
+    key              of the prepared launch: what differs from other finishes
+    apart            each matrix of a batch stays one: the epilogue has operands of its own for each row or matrix
+    gated            what gates the product, in place of an epilogue
+    """
+
+    epilogue: Epilogue | None
+    words: tuple[Any, ...]
+    key: tuple[Any, ...]
+    apart: bool = False
+    gated: str | None = None
+
+
+NO_FINISH = Finish(None, (), (None, None))
+
+
+# A graph that saved a tensor has to see that it has changed: in C alone, half the time of increment_version.
+try:
+    (mark_written := torch._C._increment_version)((torch.empty(0),))
+except (AttributeError, TypeError):
+
+    def mark_written(tensors: Sequence[torch.Tensor]) -> None:
+        """Count one more version of each tensor."""
+        for x in tensors:
+            torch.autograd.graph.increment_version(x)
+
+
+def launched(
+    a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, config: Config | None = None,
+    out: torch.Tensor | None = None, finish: Finish | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """The product of CUDA tensors that have been checked, without empty sizes: one prepared launch."""
+    if out is not None:
+        mark_written((out,))
+    a, b = a.resolve_neg(), b.resolve_neg()
+    return prepare(a, b, kind, config, out, finish).run(a, b, out, (finish or NO_FINISH).words)
+
+
+def prepare(
+    a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, config: Config | None = None,
+    out: torch.Tensor | None = None, finish: Finish | None = None,
+) -> Prepared:  # fmt: skip
+    """The prepared product of two CUDA tensors, kept for the next ones of the same shapes, strides and types."""
+    index = a.get_device()
+    usual = kind == usual_type(a.dtype)
+    more: tuple[Any, ...] = ()
+    if out is not None or finish is not None:
+        into = None if out is None else (out.shape, out.stride(), out.dtype)
+        more = (into, *(finish or NO_FINISH).key)
+    starts = tuple([16 if x is None else start(x) for x in (a, b, out)])
+    if starts != (16, 16, 16):
+        more = (*more, "off", *starts)
+    operands = (a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype, index)
+    key = (*operands, None if usual else kind, config, *more)
+    found = PREPARED.get(key)
+    if found is None:
+        problem = problem_at(a, b, kind, config, out, finish)
+        shape = gated_shapes(a.shape, b.shape, problem.gated).result
+        with torch.cuda.device(index):
+            found = Prepared(problem, shape, kind, index)
+        if len(PREPARED) >= MAX_PREPARED:
+            for old in list(PREPARED)[: MAX_PREPARED // 4]:
+                PREPARED.pop(old, None)
+        PREPARED[key] = found
+        if usual:
+            PREPARED[(*operands, kind, config, *more)] = found  # the caller may name the usual type
+    return found
+
+
+def forget() -> None:
+    """Drop every prepared product: the next call of each chooses anew. What was compiled stays."""
+    PREPARED.clear()
+
+
+def on_gpu(index: int) -> bool:
+    """Whether a tensor's `get_device()` is a GPU: -1 is the CPU."""
+    return index >= 0
+
+
+def fuses(index: int) -> bool:
+    """Whether the kernels of a GPU have epilogues."""
+    return target(index)[0] == "sm_90a"
+
+
+def choice_of(config: Config | None) -> Sm90Choice | None:
+    """A configuration as the choice of a kernel. Raises OperandError for anything else."""
+    if config is None or isinstance(config, Sm90Choice):
+        return config
+    if isinstance(config, Sm90Config):
+        return Sm90Choice(config)
+    raise OperandError(f"config is a {type(config).__qualname__}; it is an Sm90Config, an Sm90Choice or None")
+
+
+def config_text(config: Config | None) -> str:
+    """A configuration as text, which an operator's schema can hold; "" for none."""
+    if config is None:
+        return ""
+    choice = choice_of(config)
+    assert choice is not None
+    return json.dumps({"swapped": choice.swapped, "config": dataclasses.asdict(choice.config)})
+
+
+# What torch.compiler.assume_constant_result sets; that function imports the whole compiler. A configuration does not
+# change between a trace and the runs of it.
+config_text._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def problem_at(
+    a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, config: Config | None, out: torch.Tensor | None,
+    finish: Finish | None = None,
+) -> Problem:  # fmt: skip
+    """The product of two tensors as a problem of their GPU, or of an H200 for CPU tensors."""
+    index = a.get_device()
+    epilogue, _, _, apart, gated = finish or NO_FINISH
+    shape = gated_shapes(a.shape, b.shape, gated).result
+    c = out if out is not None else Given(shape, contiguous_strides(shape), C_NAMES[kind])
+    return problem_of(a, b, c, choice_of(config), *gpu(index), epilogue, apart, target(index), gated)
+
+
+def given(x: torch.Tensor, name: str) -> Given:
+    """A tensor as part of a problem."""
+    return Given(tuple(x.shape), tuple(x.stride()), name, start(x))
+
+
+def start(x: torch.Tensor) -> int:
+    """The largest power of two up to 16 that the tensor's address is a multiple of."""
+    address = x.data_ptr()
+    return min(16, address & -address) if address else 16
+
+
+def problem_of(
+    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | Given, config: Sm90Choice | None, room: Places,
+    gpu: str, epilogue: Epilogue | None = None, apart: bool = False, on: tuple[str, int] | None = None,
+    gated: str | None = None,
+) -> Problem:  # fmt: skip
+    """The product of two tensors, into a third or what stands for one, as a problem; `on` is what `target` says."""
+    into = c if isinstance(c, Given) else given(c, C_NAMES[c.dtype])
+    of_a, of_b = given(a, NAMES[a.dtype]), given(b, NAMES[b.dtype])
+    code, smem = target(-1) if on is None else on
+    return Problem(of_a, of_b, into, room, gpu, config, epilogue, apart, code, smem, gated)
+
+
+@functools.cache
+def gpu(index: int) -> tuple[Places, str]:
+    """What a GPU has place for, and its name; -1 stands for an H200.
+
+    Raises OperandError where the kernels do not run on it.
+    """
+    target(index)
+    if index < 0:
+        return Places(), "NVIDIA H200"
+    return of_device(index), str(torch.cuda.get_device_properties(index).name)
+
+
+@functools.cache
+def target(index: int) -> tuple[str, int]:
+    """What code runs on a GPU, and the bytes of shared memory that a block may have there; -1 stands for an H200.
+
+    Raises OperandError where no kernel runs on it.
+    """
+    if index < 0:
+        return "sm_90a", arch("sm_90a").smem_per_block
+    found = torch.cuda.get_device_properties(index)
+    version = found.major, found.minor
+    code = "sm_80" if found.major == 8 else {(9, 0): "sm_90a", (12, 0): "sm_120a"}.get(version)
+    if code is None or torch.version.hip:
+        raise OperandError(
+            f"cuda:{index} is {found.name}, compute capability {found.major}.{found.minor}; these kernels run on 9.0 "
+            "(H100, H200, GH200), and by mma.sync on 8.x and 12.0. torch.matmul takes the same tensors"
+        )
+    # CUDA C++ Programming Guide, "Technical Specifications per Compute Capability": 99 KB on 8.6 and 8.9
+    usual = 99 << 10 if version in ((8, 6), (8, 9)) else arch(code).smem_per_block
+    return code, int(getattr(found, "shared_memory_per_block_optin", usual))
+
+

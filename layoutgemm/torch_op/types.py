@@ -1,0 +1,27 @@
+"""torch's types and the names that plans use for them."""
+
+from __future__ import annotations
+
+import torch
+
+from .problem import C_TYPES
+
+# float32 is multiplied as tf32, which keeps 11 bits of the significand.
+NAMES = {
+    torch.bfloat16: "bf16", torch.float16: "f16", torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2",
+    torch.float32: "tf32", torch.int8: "i8", torch.uint8: "u8",
+}  # fmt: skip
+C_NAMES = {**NAMES, torch.float32: "f32", torch.int32: "i32"}
+TYPES = {name: kind for kind, name in C_NAMES.items()}
+
+READ = (torch.float32, torch.bfloat16, torch.float16)  # of a bias and of a C that an epilogue reads
+WHOLE = (torch.int32, torch.int16, torch.int8, torch.uint8)  # of a bias and of a C of integers
+
+
+def usual_type(kind: torch.dtype) -> torch.dtype:
+    """The type of a product of that type where none is asked for.
+
+    >>> usual_type(torch.int8)
+    torch.int32
+    """
+    return TYPES[C_TYPES[NAMES[kind]][0]]

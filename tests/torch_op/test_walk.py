@@ -1,0 +1,168 @@
+"""The walk of a tensor from matmul to the launch is the line that the package's docstring draws."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
+
+import layoutgemm.torch_op
+from layoutgemm import Sm90Config, gemm, matmul
+from layoutgemm.kernels.epilogue.chain import Aux, Bias, Epilogue
+from layoutgemm.torch_op import compute, epilogue, launch, operator, prepared
+from tests.test_imports import imports_of
+
+ROOT = Path(layoutgemm.__file__).resolve().parent
+FOLDER = ROOT / "torch_op"
+SMALL = Sm90Config((64, 64), consumers=1, loader="warp")
+MOST = 8
+
+
+def drawn() -> list[str]:
+    """The files of the docstring's table, in its order; two of a line are alternatives."""
+    table = [line.split("  ")[2] for line in (layoutgemm.torch_op.__doc__ or "").splitlines() if line[:4] == "    "]
+    return [name for cell in table for name in cell.split(" or ")]
+
+
+def files_of(tensor: Any, call: Callable[[], object]) -> list[str]:
+    """The files whose functions are handed the tensor, alone or within a container, without repeats of the last."""
+    found: list[str] = []
+
+    def holds(value: Any) -> bool:
+        if isinstance(value, dict):
+            value = list(value.values())
+        return value is tensor or (isinstance(value, (list, tuple)) and any(each is tensor for each in value))
+
+    def see(frame: FrameType, event: str, _: Any) -> None:
+        code = frame.f_code
+        if event != "call" or not code.co_filename.startswith(str(ROOT)):
+            return
+        count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4) + bool(code.co_flags & 8)
+        # comprehensions and nested functions belong to the function around them
+        if "<" in code.co_name or not any(holds(frame.f_locals.get(name)) for name in code.co_varnames[:count]):
+            return
+        path = Path(code.co_filename).relative_to(ROOT).with_suffix("").parts
+        name = ".".join(path[1:] if path[0] == "torch_op" else path)
+        if found[-1:] != [name]:
+            found.append(name)
+
+    before = sys.getprofile()
+    sys.setprofile(see)
+    try:
+        call()
+    finally:
+        sys.setprofile(before)
+    return found
+
+
+@contextlib.contextmanager
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """CPU tensors are taken for an H200's; launches are noted and not made."""
+    launches: list[Any] = []
+
+    class Launcher:
+        def load(self, device: int) -> None:
+            pass
+
+        def block(self, arguments: Any) -> Any:
+            return SimpleNamespace(values=[*arguments, 0, 0], pointer=launches)
+
+        def entry(self, pointer: list[Any]) -> None:
+            pointer.append(1)
+
+    monkeypatch.setattr(launch, "kernel", lambda solution: SimpleNamespace(launcher=Launcher()))
+    monkeypatch.setattr(launch, "THREAD", SimpleNamespace(bound=True))
+    for module in (compute, epilogue):
+        monkeypatch.setattr(module, "on_gpu", lambda x: True)
+    monkeypatch.setattr(operator, "_current_device", lambda: -1)
+    monkeypatch.setattr(operator, "_raw_stream", lambda index: 77)
+    monkeypatch.setattr(operator, "empty_on_gpu", lambda *x: torch.empty_strided(*x[:2], dtype=x[2]))
+    monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=88))
+    prepared.forget()
+    yield launches
+    prepared.forget()
+
+
+def ones(*shape: int) -> Any:
+    return torch.ones(shape).bfloat16()
+
+
+# tensors by name, and the call
+CALLS: dict[str, tuple[dict[str, Any], Callable[..., object]]] = {
+    "plain": ({"a": ones(64, 64), "b": ones(64, 72)}, matmul),
+    "out": ({"a": ones(64, 64), "b": ones(64, 72), "out": ones(64, 72)}, matmul),
+    "bias": ({"a": ones(64, 64), "b": ones(64, 72), "bias": ones(72), "out": ones(64, 72)},
+             lambda **x: matmul(**x, activation="gelu")),
+    "a batch": ({"a": ones(3, 64, 64), "b": ones(64, 72), "bias": ones(72)}, matmul),
+    "vectors": ({"a": ones(64), "b": ones(64)}, matmul),
+    "copied": ({"a": ones(64, 65), "b": ones(65, 72), "out": ones(64, 72)}, lambda **x: matmul(**x, config=SMALL)),
+    "integers": ({"a": ones(64, 64).char(), "b": ones(72, 64).char().T, "bias": ones(72).int()}, matmul),
+    "gated": ({"a": ones(64, 64), "b": ones(96, 64).T, "out": ones(64, 48)},
+              lambda **x: matmul(**x, activation="swiglu")),
+    "gated by torch": ({"a": ones(64, 64), "b": ones(64, 96), "bias": ones(96)},
+                       lambda **x: matmul(**x, activation="swiglu")),
+    "gemm": ({"a": ones(64, 64), "b": ones(64, 72), "c": ones(64, 72), "out": ones(64, 72)},
+             lambda **x: gemm(2.0, x["a"], x["b"], 0.5, x["c"], out=x["out"])),
+    "in place": ({"a": ones(64, 64), "b": ones(64, 72), "c": ones(64, 72)},
+                 lambda **x: gemm(2.0, x["a"], x["b"], 0.5, x["c"], out=x["c"])),
+    "epilogue": ({"a": ones(64, 64), "b": ones(64, 72), "out": ones(64, 72), "bias": ones(72), "aux": ones(64, 72)},
+                 lambda a, b, out, **given: matmul(a, b, out=out, epilogue=Epilogue(Bias(dtype="bf16"), Aux()),
+                                                   given=given)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("place", ["gpu", "cpu"])
+@pytest.mark.parametrize("name", CALLS)
+def test_a_tensor_takes_the_way_that_is_drawn(name: str, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors, call = CALLS[name]
+    order = drawn()
+    with gpu(monkeypatch) if place == "gpu" else contextlib.nullcontext([1]) as launches:
+        for operand, x in tensors.items():
+            prepared.forget()
+            files = files_of(x, lambda: call(**tensors))
+            assert files[:3] == order[:3], (operand, files)
+            assert len(files) <= MOST and files == [each for each in order if each in files], (operand, files)
+            if operand in ("a", "b"):
+                ends = {"gpu": "launch", "cpu": "reference"}[place]
+                assert files[-1] == ends or (name, place) == ("copied", "gpu"), (operand, files)
+        assert launches
+
+
+def test_the_second_call_stays_in_one_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = ones(64, 64), ones(64, 72)
+    with gpu(monkeypatch) as launches:
+        matmul(a, b)
+        assert files_of(a, lambda: matmul(a, b)) == ["operator"] and len(launches) == 2
+
+
+def test_the_walk_sees_a_return(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = ones(64, 64), ones(64, 72)
+    real = compute.exact
+    monkeypatch.setattr(compute, "multiply", lambda x, y, kind: compute.wide_type(x) and real(x, y).to(kind))
+    assert files_of(a, lambda: matmul(a, b))[3:] == ["compute", "reference"]
+    monkeypatch.setattr(compute, "multiply", lambda x, y, kind: (real(x, y), compute.wide_type(x))[0].to(kind))
+    assert files_of(a, lambda: matmul(a, b))[3:] == ["compute", "reference", "compute"]
+
+
+def test_files_of_the_package_are_in_order() -> None:
+    """None imports another inside of a function, takes a private name of it, or is imported back by it."""
+    files = {path.stem: path for path in FOLDER.glob("*.py")}
+    uses: dict[str, set[str]] = {}
+    for name, path in files.items():
+        own = [found for found in imports_of(path, ROOT.parent) if found.target.startswith("layoutgemm.")]
+        assert not [f"{name}: {found.target}" for found in own if found.inner or found.typing]
+        below = [found.target.removeprefix("layoutgemm.torch_op.") for found in own]
+        assert not [f"{name}: {target}" for target in below if "._" in target and not target.endswith("__")]
+        uses[name] = {target.partition(".")[0] for target in below} & set(files)
+    done: set[str] = set()
+    while ready := {name for name, used in uses.items() if name not in done and used <= done}:
+        done |= ready
+    assert done == set(files), f"a circle among {sorted(set(files) - done)}"
