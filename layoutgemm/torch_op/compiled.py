@@ -2,8 +2,8 @@
 
 An exception of traced Python is built by the compiler, which drops the text of ours in several versions of torch. So
 nothing is raised there. Two operators without a result check the tensors, by the same functions as everywhere; what
-their fake kernels raise is reported as it is. Graphs that are compiled have lost them; torch.export in strict mode keeps
-them until `run_decompositions`.
+their fake kernels raise is reported as it is. Compiled graphs do not hold these operators; a graph of torch.export in
+strict mode holds them until `run_decompositions`.
 
     check(a, b, out, bias, activation, out_dtype, allow_tf32)          a call of `matmul`
     check_gemm(a, b, c, out, alpha, beta, scales, allow_tf32)          a call of `gemm`
