@@ -1,4 +1,4 @@
-"""The walk of a tensor from matmul to the launch is the line that the package's docstring draws."""
+"""The walk of a tensor to the launch, as the package's docstring draws it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def drawn() -> list[str]:
 
 
 def files_of(tensor: Any, call: Callable[[], object]) -> list[str]:
-    """The files whose functions are handed the tensor, alone or within a container, without repeats of the last."""
+    """The files whose functions are handed the tensor, alone or within a container."""
     found: list[str] = []
 
     def holds(value: Any) -> bool:
@@ -153,7 +153,7 @@ def test_the_walk_sees_a_return(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_files_of_the_package_are_in_order() -> None:
-    """None imports another inside of a function, takes a private name of it, or is imported back by it."""
+    """No imports inside of functions, no private names, no circles."""
     files = {path.stem: path for path in FOLDER.glob("*.py")}
     uses: dict[str, set[str]] = {}
     for name, path in files.items():
