@@ -1,19 +1,18 @@
-"""What follows a product: bias, activation, alpha and beta, in the kernel where it can be, else by torch.
+"""Bias, activation, alpha and beta: in the kernel where it takes them, else by torch.
 
     matmul(..., bias=, activation=)   Epilogue(Bias(), Activation(...))       act(a @ b + bias)
     gemm(alpha, a, b, beta, c)        Epilogue(Scale(), Residual())           alpha * a @ b + beta * c
     matmul(..., epilogue=, given=)    a user's own: `torch_op.epilogue`
 
-In the kernel (`kernels.epilogue`) it happens to the float32 sums in registers, and the result is rounded once. By torch
-it happens to a product written in float32, and is rounded once as well: where gradients are recorded or somebody else
-looks on (autograd, torch.compile, functorch), on the CPU, and for operands that an epilogue does not read.
+A kernel's epilogue (`kernels.epilogue`) computes on the float32 accumulators, and rounds the result once. torch
+computes on a product in float32, and rounds once as well. It does so under autograd, torch.compile and functorch, on
+the CPU, and for operands that an epilogue does not read.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -25,7 +24,7 @@ from ..kernels.run.operand_checks import addressed
 from ..moved import old_names
 from .prepared import Finish
 from .reference import rounded
-from .types import C_NAMES, READ
+from .types import C_NAMES, READ, Scalar
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "relu": torch.relu,
@@ -44,8 +43,7 @@ __getattr__ = old_names(__name__)
 def by_torch(
     c: torch.Tensor, bias: torch.Tensor | None, activation: str | None, kind: torch.dtype
 ) -> torch.Tensor:
-    """Bias and activation of a product that was written in float32, or of integers in int32, rounded once; on the CPU
-    in float64 where that is what it is given.
+    """Bias and activation by torch, of a product in float32, float64 or int32, rounded once.
 
     Raises OperandError for a sum of integers that int32 does not hold, with the first.
     """
@@ -63,10 +61,12 @@ def by_torch(
 
 
 def as_int32(c: torch.Tensor, said: str) -> torch.Tensor:
-    """Sums of int64 as int32. Raises OperandError for one that it does not hold, with its place; where values cannot
-    be looked at (traced, mapped, captured in a CUDA graph) they stop at the ends, as the product's own sums do.
+    """Sums of int64 as int32.
 
     said  the operand that is added
+
+    Raises OperandError for a sum that int32 does not hold, with its place. Sums that cannot be read (traced, mapped,
+    captured in a CUDA graph) saturate, as the product's own sums do.
     """
     ends = torch.iinfo(torch.int32)
     if addressed(c) and not (c.is_cuda and torch.cuda.is_current_stream_capturing()):
@@ -78,7 +78,7 @@ def as_int32(c: torch.Tensor, said: str) -> torch.Tensor:
 
 
 def scaled_by_torch(
-    product: torch.Tensor, alpha: Any, beta: Any, c: torch.Tensor | None, kind: torch.dtype
+    product: torch.Tensor, alpha: Scalar, beta: Scalar, c: torch.Tensor | None, kind: torch.dtype
 ) -> torch.Tensor:
     """alpha * product + beta * c, rounded once, of numbers that `scalars_of` gave."""
     if not kind.is_floating_point:
@@ -105,8 +105,8 @@ def fused(
     return Finish(epilogue, words, (*key_of(bias, activation), *(() if aligned else ("off",))))
 
 
-def key_of(bias: torch.Tensor | None, activation: str | None) -> tuple[Any, ...]:
-    """What of a bias and an activation a prepared launch hangs on, for a bias that starts at 16 bytes."""
+def key_of(bias: torch.Tensor | None, activation: str | None) -> tuple[object, ...]:
+    """Cache key of a bias that is aligned to 16 bytes, and an activation."""
     return None if bias is None else (bias.shape, bias.stride(), bias.dtype), activation
 
 
@@ -119,17 +119,17 @@ def _epilogue(bias: str | None, activation: str | None, pairs: bool) -> Epilogue
 
 
 def fused_gemm(
-    alpha: Any, beta: Any, c: torch.Tensor | None, in_place: bool, kind: torch.dtype, shape: tuple[int, ...]
+    alpha: Scalar, beta: Scalar, c: torch.Tensor | None, in_place: bool, kind: torch.dtype, shape: tuple[int, ...]
 ) -> Finish | None:
     """alpha and beta * c in the kernel; None where it does not take them.
 
-    It takes Python's numbers, and a matrix of the product's own shape with rows or columns contiguous; not `in_place`,
-    where c is the output and torch has to add before it is written.
+    It takes Python's numbers, and a matrix of the product's own shape with rows or columns contiguous. `in_place`, c is
+    the output, and torch adds before it is written.
     """
     if not all(isinstance(x, (int, float)) for x in (alpha, beta)) or not kind.is_floating_point or len(shape) != 2:
         return None
     steps: list[Step] = [] if alpha == 1 else [Scale("alpha")]
-    given: dict[str, Any] = {} if alpha == 1 else {"alpha": float(alpha)}
+    given: dict[str, float | Placed] = {} if alpha == 1 else {"alpha": float(alpha)}
     pairs = shape[1] % 2 == 0
     if c is not None and beta != 0:
         order = "row" if c.stride()[1:] == (1,) else "col" if c.stride()[:1] == (1,) else ""
@@ -154,7 +154,7 @@ def gated_finish(activation: str) -> Finish:
 def gate_by_torch(
     wide: torch.Tensor, bias: torch.Tensor | None, activation: str, kind: torch.dtype
 ) -> torch.Tensor:
-    """The gated product from that of all columns, which was written in float32, or in float64; rounded once.
+    """The gated product by torch, from the product of all columns; rounded once.
 
     >>> gate_by_torch(torch.tensor([[0.0, 2.0, 3.0, 5.0]]), torch.ones(4), "swiglu", torch.float32)
     tensor([[ 2.9242, 17.1463]])

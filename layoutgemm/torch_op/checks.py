@@ -1,4 +1,4 @@
-"""What matmul refuses, in torch's words where torch has them; and who has to see the product.
+"""Refusals of matmul, in torch's words, and the need for its dispatcher.
 
 Kind, layout, device and memory of tensors are checked before, by `kernels.run.operand_checks`.
 """
@@ -18,7 +18,7 @@ from ..kernels.epilogue.parameters import host_number
 from ..kernels.run.operand_checks import check_operands
 from .bias_activation import ACTIVATIONS, GATES
 from .problem import C_TYPES, broadcast, half, shapes_of
-from .types import C_NAMES, NAMES, READ, TYPES, WHOLE, usual_type
+from .types import C_NAMES, NAMES, READ, TYPES, WHOLE, Scalar, usual_type
 
 # Types of which two kinds may meet in one product.
 _MIXED = ({torch.float8_e4m3fn, torch.float8_e5m2}, {torch.int8, torch.uint8})
@@ -40,7 +40,7 @@ tracing_state = torch._C._get_tracing_state
 
 
 def check_call(
-    a: torch.Tensor, b: torch.Tensor, activation: Any, out_dtype: Any, allow_tf32: bool | None
+    a: torch.Tensor, b: torch.Tensor, activation: object, out_dtype: object, allow_tf32: bool | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.dtype]:
     """The operands of `matmul` as autocast has them, and the output's type; sizes are `check_sizes`' business.
 
@@ -57,7 +57,7 @@ def check_sizes(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, bias: torch.Tensor | None, activation: str | None,
     kind: torch.dtype, shape: Sequence[int],
 ) -> None:  # fmt: skip
-    """Raise unless bias, activation and output fit the product, which has that shape before any gate."""
+    """Raise unless bias, activation and output fit a product of that shape, before any gate."""
     if activation in GATES:
         check_gated_type(kind)
         columns = half(b.ndim, shape[-1] if b.ndim > 1 else 1)
@@ -70,9 +70,11 @@ def check_sizes(
 
 
 def check_gemm(
-    alpha: Any, a: torch.Tensor, b: torch.Tensor, beta: Any, c: torch.Tensor | None, allow_tf32: bool | None
-) -> tuple[Any, torch.Tensor, torch.Tensor, Any, torch.Tensor | None, torch.dtype]:
-    """alpha, a, b, beta, c of `gemm` as they are computed with, and the output's type; no c where none is read.
+    alpha: Scalar, a: torch.Tensor, b: torch.Tensor, beta: Scalar, c: torch.Tensor | None, allow_tf32: bool | None
+) -> tuple[Scalar, torch.Tensor, torch.Tensor, Scalar, torch.Tensor | None, torch.dtype]:
+    """The operands of `gemm` as they are computed with, and the output's type.
+
+    Those are alpha, a, b, beta, and c or None where it is not read.
 
     Raises as `check_call`, and OperandError for a beta without a c.
     """
@@ -92,7 +94,7 @@ def check_gemm(
 
 
 def check_gemm_sizes(
-    alpha: Any, a: torch.Tensor, b: torch.Tensor, beta: Any, c: torch.Tensor | None, out: torch.Tensor | None,
+    alpha: Scalar, a: torch.Tensor, b: torch.Tensor, beta: Scalar, c: torch.Tensor | None, out: torch.Tensor | None,
     kind: torch.dtype, shape: tuple[int, ...],
 ) -> None:  # fmt: skip
     """Raise unless c broadcasts to the product's shape, and the output can take it."""
@@ -107,7 +109,7 @@ def check_gemm_sizes(
 
 
 def check_types(a: torch.Tensor, b: torch.Tensor, allow_tf32: bool | None) -> None:
-    """Raise TensorError or OperandError unless there is a kernel for the types of two dense tensors."""
+    """Raise TensorError or OperandError unless a kernel multiplies the types of two dense tensors."""
     check_device(a)
     if a.dtype != b.dtype and not any({a.dtype, b.dtype} == kinds for kinds in _MIXED):
         raise TensorError(f"expected a and b to have the same dtype, but got: {a.dtype} != {b.dtype}")
@@ -123,13 +125,13 @@ def check_types(a: torch.Tensor, b: torch.Tensor, allow_tf32: bool | None) -> No
 
 
 def check_tensors(a: Any, b: Any, allow_tf32: bool | None) -> None:
-    """Raise TensorError or OperandError unless a and b are tensors whose product there is a kernel for."""
+    """Raise TensorError or OperandError unless a and b are tensors that a kernel multiplies."""
     check_operands({"a": a, "b": b})
     check_types(a, b, allow_tf32)
 
 
 def check_matrices(a: torch.Tensor, b: torch.Tensor, allow_tf32: bool | None) -> None:
-    """Raise TensorError or OperandError unless dense a and b are matrices, or batches, whose product has a kernel."""
+    """Raise TensorError or OperandError unless a kernel multiplies two matrices, or batches of them."""
     check_types(a, b, allow_tf32)
     for name, x in (("a", a), ("b", b)):
         if x.ndim < 2:
@@ -167,7 +169,7 @@ def check_device(a: torch.Tensor, meta: bool = True) -> None:
 
 
 def tf32_allowed(allow: bool | None) -> bool:
-    """Whether float32 may be rounded to tf32: as the caller says, or as torch is set, by either of its settings."""
+    """True if float32 may be rounded to tf32: as the caller says, or as torch is set."""
     return _torch_allows_tf32() if allow is None else bool(allow)
 
 
@@ -182,7 +184,7 @@ def _torch_allows_tf32() -> bool:
 _torch_allows_tf32._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def output_type(a: torch.Tensor, b: torch.Tensor, asked: Any) -> torch.dtype:
+def output_type(a: torch.Tensor, b: torch.Tensor, asked: object) -> torch.dtype:
     """The type of the product. Raises OperandError for one that the kernels do not store.
 
     >>> x = torch.ones(2, 2, dtype=torch.int8)
@@ -192,7 +194,7 @@ def output_type(a: torch.Tensor, b: torch.Tensor, asked: Any) -> torch.dtype:
     return stored_as(a.dtype, asked)
 
 
-def stored_as(multiplied: torch.dtype, asked: Any) -> torch.dtype:
+def stored_as(multiplied: torch.dtype, asked: object) -> torch.dtype:
     """The type of a product of that type. Raises OperandError for one that the kernels do not store."""
     possible = C_TYPES[NAMES[multiplied]]
     if asked is None:
@@ -207,7 +209,9 @@ def check_out(
     out: torch.Tensor, shape: Sequence[int], kind: torch.dtype, read: Mapping[str, torch.Tensor | None],
     scales: Sequence[torch.Tensor] = (),
 ) -> None:  # fmt: skip
-    """Raise unless `out` has the product's shape and type, and no derivative is recorded, by the scales neither.
+    """Raise unless `out` has the product's shape and type, and no derivative is recorded.
+
+    scales  alpha and beta where they are tensors
 
     Its device and memory are `check_operands`' business.
     """
@@ -221,13 +225,13 @@ def check_out(
 
 
 def differentiated(*tensors: torch.Tensor | None) -> bool:
-    """Whether a derivative by one of the tensors is recorded: a gradient, or a tangent in forward mode."""
+    """True if a derivative by a tensor is recorded: a gradient, or a tangent in forward mode."""
     given = [x for x in tensors if x is not None]
     return (torch.is_grad_enabled() and any(x.requires_grad for x in given)) or any(has_tangent(x) for x in given)
 
 
 def has_tangent(x: torch.Tensor) -> bool:
-    """Whether a tensor carries a tangent, and forward mode is on."""
+    """True if forward mode is on, and the tensor carries a tangent."""
     if torch.compiler.is_dynamo_compiling() or _forward._current_level < 0 or not torch._C._is_fwd_grad_enabled():
         return False
     return _forward.unpack_dual(x).tangent is not None
@@ -244,12 +248,12 @@ def autocast(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
 
 
 def sizes_later() -> bool:
-    """Whether sizes may be symbols whose comparison a trace would keep: they are checked on the product."""
+    """True if a trace would keep comparisons of sizes: they are checked on the product instead."""
     return torch.compiler.is_compiling() or tracing_state() is not None
 
 
 def needs_dispatcher(*tensors: torch.Tensor | None) -> bool:
-    """Whether torch's dispatcher has to see the product: it is recorded, transformed, traced or faked."""
+    """True if torch's dispatcher has to see the product: recorded, transformed, traced or faked."""
     given = [x for x in tensors if x is not None]
     return bool(
         torch.compiler.is_compiling()
@@ -262,8 +266,8 @@ def needs_dispatcher(*tensors: torch.Tensor | None) -> bool:
     )
 
 
-def refuse_derivatives(tensors: Mapping[str, Any], way_out: str) -> None:
-    """Raise TensorError, naming it, where a tensor's derivative is recorded, of a product that has none."""
+def refuse_derivatives(tensors: Mapping[str, object], way_out: str) -> None:
+    """Raise TensorError, naming the tensor, where the derivative of one is recorded."""
     for name, x in tensors.items():
         if isinstance(x, torch.Tensor) and differentiated(x):
             if has_tangent(x):
@@ -274,8 +278,8 @@ def refuse_derivatives(tensors: Mapping[str, Any], way_out: str) -> None:
 # ------------------------------------------------------------------------------------------------ what follows the sums
 
 
-def check_activation(activation: Any) -> None:
-    """Raise OperandError unless the activation is None, or a name that is known."""
+def check_activation(activation: object) -> None:
+    """Raise OperandError for an activation that is not known by that name."""
     if activation is not None and (
         not isinstance(activation, str) or (activation not in ACTIVATIONS and activation not in GATES)
     ):
@@ -314,8 +318,8 @@ def check_finish(
         raise TensorError(f"bias of shape {list(bias.shape)} does not fit a product of shape {list(shape)}")
 
 
-def scalars_of(alpha: Any, beta: Any, kind: torch.dtype, a: torch.Tensor) -> tuple[Any, Any]:
-    """alpha and beta as a result of that type is scaled by them, nothing rounded on the way.
+def scalars_of(alpha: object, beta: object, kind: torch.dtype, a: torch.Tensor) -> tuple[Scalar, Scalar]:
+    """alpha and beta for a result of that type, without any rounding.
 
     Numbers of float32, of integers whole ones of 32 bits; or tensors of one element, on a's device or the CPU.
 
@@ -328,7 +332,7 @@ def scalars_of(alpha: Any, beta: Any, kind: torch.dtype, a: torch.Tensor) -> tup
     return scalar_of("alpha", alpha, kind, a.device), scalar_of("beta", beta, kind, a.device)
 
 
-def scalar_of(name: str, x: Any, kind: torch.dtype, device: torch.device) -> Any:
+def scalar_of(name: str, x: Any, kind: torch.dtype, device: torch.device) -> Scalar:
     """One of the two, for operands on that device. Raises as `scalars_of`."""
     whole = not kind.is_floating_point
     fractions = f"of a result stored as {kind}: a c of torch.float32 keeps fractions"

@@ -1,8 +1,8 @@
 """Which kernel for a problem: the caller's, the one that was measured, the likeliest, in this order.
 
 There are two families: sm_90a's production kernel, fed by tensor copies, and the mma.sync kernel, whose threads read
-lines of any pitch and address. `torch_op.problem` asks for both where the first would need an operand copied, and
-`compared` says which is likelier to end first.
+lines of any pitch and address. `torch_op.solver` asks for both where the first would need an operand copied, and
+`compared` says which is estimated faster.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NEXT = 24  # of the likeliest, so many are tried before what always exists
 def choose_kernel(
     problem: Problem, sizes: tuple[int, int, int, int], orders: Sequence[str], names: tuple[str, str, str], direct: bool
 ) -> tuple[Sm90Choice, str]:
-    """The first configuration, of the caller's or of the likeliest, whose plan can be derived, and why it.
+    """The first configuration whose plan can be derived, and the reason for it.
 
     sizes   m, n, k and the batch of one launch
     orders  "row" or "col" of A, B and C
@@ -120,7 +120,7 @@ def _candidates(
 
 
 def _nearest(choice: Sm90Choice, why: str, k_major: bool) -> Iterator[tuple[Sm90Choice, str]]:
-    """A choice, and what is nearest to it for an A, or a C, that it was not made for.
+    """A choice, and its nearest neighbours for other kinds of A and C.
 
     k_major   whether the kernel's A is: else none of its rows can be left out of the copies
     """
@@ -136,7 +136,7 @@ def _nearest(choice: Sm90Choice, why: str, k_major: bool) -> Iterator[tuple[Sm90
 def _next_best(
     sizes: tuple[int, int, int, int], b_major: str, problem: Problem, flip: bool
 ) -> Iterator[tuple[Sm90Choice, str]]:
-    """What is likeliest behind the first, where that cannot be had: of a column-major A, or of a wide or narrow C."""
+    """The next best choices, for a column-major A, or a wide or narrow C."""
     m, n, k, batch = sizes
     found = likeliest(
         m, n, k, b_major, batch=batch, multiprocessors=problem.places, matrices=_has_matrices(problem)
@@ -148,7 +148,7 @@ def _next_best(
 
 
 def _has_matrices(problem: Problem) -> bool:
-    """Whether the epilogue reads or writes matrices of C's shape."""
+    """True if the epilogue reads or writes matrices of C's shape."""
     return problem.epilogue is not None and any(given.axes == "mn" for given in problem.epilogue.given)
 
 
@@ -158,7 +158,7 @@ def _has_matrices(problem: Problem) -> bool:
 # accesses of single bytes, which were not measured.
 _BY_TENSOR_COPIES, _BY_LINES, _MEMORY = 800e12, 460e12, 4e12
 _COPIED = 1.6e12  # bytes a second that torch's copy of lines of other pitches reads and writes
-_COPY, _LAUNCH = 2e-6, 2e-6  # seconds of a copy besides its bytes, and of a kernel
+_COPY, _LAUNCH = 2e-6, 2e-6  # fixed seconds of a copy and of a kernel
 _NARROW = {16: 1.0, 8: 0.57, 4: 0.47, 2: 0.15, 1: 0.08}  # of the rate, by bytes of an access; below 4 by registers
 
 
@@ -166,7 +166,7 @@ def choose_by_lines(
     problem: Problem, sizes: tuple[int, int, int, int], orders: Sequence[str], names: tuple[str, str, str],
     align: tuple[int, int, int],
 ) -> tuple[Sm80Choice, str]:  # fmt: skip
-    """The likeliest configuration of the mma.sync kernel whose plan can be derived, and fits the GPU.
+    """The best configuration of the mma.sync kernel that fits the GPU.
 
     sizes, orders, names  as for `choose_kernel`
     align                 bytes that lines of A, B and C are aligned to
@@ -212,7 +212,7 @@ def _shared(kernel: Kernel) -> tuple[int, LayoutError | None]:
 
 
 def compared(copied: Solution, in_place: Solution, problem: Problem) -> tuple[Solution, str]:
-    """Of two solutions, the one that is likelier to end first, and the sentence that says so.
+    """The solution that is estimated faster, and the sentence that says so.
 
     copied    by the kernel that tensor copies feed, after copies of operands
     in_place  by the kernel whose threads read operands as they lie

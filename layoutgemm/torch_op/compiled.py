@@ -1,9 +1,9 @@
 """Checks of calls that torch.compile traces: a refusal is raised where the compiler keeps its text.
 
-An exception of traced Python is built by the compiler, which drops the text of ours in several versions of torch. So
-nothing is raised there. Two operators without a result check the tensors, by the same functions as everywhere; what
-their fake kernels raise is reported as it is. Compiled graphs do not hold these operators; a graph of torch.export in
-strict mode holds them until `run_decompositions`.
+An exception of traced Python is built by the compiler, and torch before 2.13 drops the text of ours. So nothing is
+raised there. Two operators without a result check the tensors, by the same functions as everywhere. The compiler
+reports an exception of their fake kernels with its text. Compiled graphs drop these operators; torch.export in strict
+mode keeps them until `run_decompositions`.
 
     check(a, b, out, bias, activation, out_dtype, allow_tf32)          a call of `matmul`
     check_gemm(a, b, c, out, alpha, beta, scales, allow_tf32)          a call of `gemm`
@@ -55,7 +55,7 @@ def _checked_gemm(
     a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, out: torch.Tensor | None, alpha: Number | None,
     beta: Number | None, scales: Sequence[torch.Tensor], allow_tf32: bool | None,
 ) -> None:  # fmt: skip
-    """Of alpha and beta those that are None are the tensors of `scales`, in order."""
+    """`scales` has the tensors in place of a missing alpha or beta, in order."""
     tensors = iter(scales)
     whole = not (a if c is None else c).dtype.is_floating_point
     one = next(tensors) if alpha is None else _settled(alpha, whole)
@@ -85,7 +85,7 @@ def _refuse(text: str) -> None:
     raise OperandError(text)
 
 
-def _nothing(*arguments: Any) -> None:
+def _nothing(*arguments: object) -> None:
     """A graph that runs has been checked when it was traced."""
 
 
@@ -95,7 +95,7 @@ def _operator(name: str, schema: str, check: Any) -> Any:
     made.register_fake(check)
     operator = getattr(torch.ops.layoutgemm, name).default
 
-    def of_slices(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[None, None]:
+    def of_slices(info: object, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[None, None]:
         operator(*[_slice(x, at) for x, at in zip(arguments, in_dims, strict=True)])
         return None, None
 
@@ -128,11 +128,11 @@ _REFUSE = _operator("refuse", "(str text) -> ()", _refuse)
 
 
 def check_compiled(
-    a: Any, b: Any, out: Any, bias: Any, activation: Any, config: Any, out_dtype: Any, allow_tf32: bool | None
+    a: Any, b: Any, out: Any, bias: Any, activation: Any, config: object, out_dtype: object, allow_tf32: bool | None
 ) -> None:
     """Check a call of `matmul` that is being traced: tensors by the operator, all else as constants."""
     _check_kinds({"a": a, "b": b, **_named(bias=bias)}, _named(out=out))
-    refuse(_refusal("config", config))
+    refuse(_refusal_of_config(config))
     refuse(_refusal("activation", activation))
     if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
         refuse(_refusal("out_dtype", a.dtype, out_dtype))
@@ -143,11 +143,11 @@ def check_compiled(
 
 
 def check_compiled_gemm(
-    alpha: Any, a: Any, b: Any, beta: Any, c: Any, out: Any, config: Any, allow_tf32: bool | None
+    alpha: Any, a: Any, b: Any, beta: Any, c: Any, out: Any, config: object, allow_tf32: bool | None
 ) -> None:
     """Check a call of `gemm` that is being traced, likewise."""
     _check_kinds({"a": a, "b": b, **_named(c=c)}, _named(out=out))
-    refuse(_refusal("config", config))
+    refuse(_refusal_of_config(config))
     numbers: list[Any] = []
     for name, x in (("alpha", alpha), ("beta", beta)):
         tensor = isinstance(x, torch.Tensor)
@@ -162,7 +162,7 @@ def check_compiled_gemm(
     _CHECK_GEMM(a, b, c, out, *numbers, scales, None if allow_tf32 is None else bool(allow_tf32))
 
 
-def _check_kinds(read: dict[str, Any], written: dict[str, Any]) -> None:
+def _check_kinds(read: dict[str, object], written: dict[str, object]) -> None:
     for operands, kind in ((read, "read"), (written, "written")):
         for name, x in operands.items():
             if not isinstance(x, torch.Tensor):
@@ -176,8 +176,8 @@ def refuse(text: str) -> None:
         raise OperandError(text)
 
 
-def _refusal(check: str, *plain: Any) -> str:
-    """What a check says to values that are no tensors, or "". The compiler calls it, and keeps the text."""
+def _refusal(check: str, *plain: object) -> str:
+    """The text of a check's refusal of values that are no tensors, or "": a constant to the compiler."""
     try:
         _CHECKS[check](*plain)
     except LayoutError as error:
@@ -188,7 +188,15 @@ def _refusal(check: str, *plain: Any) -> str:
 _refusal._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as `prepared.config_text`
 
 
-def _stand_in(kind: type) -> Any:
+def _refusal_of_config(config: object) -> str:
+    """The same of a configuration, which torch 2.11 takes as an argument, and not as one of several."""
+    return _refusal("config", config)
+
+
+_refusal_of_config._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _stand_in(kind: type) -> object:
     """Something of a class of that name."""
     return type(kind.__name__, (), {"__module__": kind.__module__, "__qualname__": kind.__qualname__})()
 

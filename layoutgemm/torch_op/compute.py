@@ -10,8 +10,6 @@ What torch finishes was written in float32, or in int32, and is rounded once.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from .bias_activation import (
@@ -26,6 +24,7 @@ from .prepared import Config, fuses, launched, on_gpu, problem_at
 from .problem import half, shapes_of
 from .reference import exact, multiply
 from .solver import why_unfused
+from .types import Scalar
 
 
 def product(
@@ -70,7 +69,7 @@ def finished_product(
 
 
 def scaled_product(
-    alpha: Any, a: torch.Tensor, b: torch.Tensor, beta: Any, c: torch.Tensor | None, kind: torch.dtype,
+    alpha: Scalar, a: torch.Tensor, b: torch.Tensor, beta: Scalar, c: torch.Tensor | None, kind: torch.dtype,
     config: Config | None = None, out: torch.Tensor | None = None, in_place: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     """alpha * (a @ b) + beta * c, stored as `kind`: a new tensor, or `out`; `in_place` where that is c itself."""

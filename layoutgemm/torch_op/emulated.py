@@ -15,8 +15,9 @@ from .problem import Solution
 
 
 def emulate(
-    solution: Solution, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, words: Sequence[Any] = (), workers: int = 2
-) -> None:
+    solution: Solution, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, words: Sequence[object] = (),
+    workers: int = 2,
+) -> None:  # fmt: skip
     """Run a solution's kernel in the emulator, on CPU tensors: seconds where a GPU takes microseconds.
 
     Raises EmulatorError for what the emulator finds.

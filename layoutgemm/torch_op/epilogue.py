@@ -38,7 +38,7 @@ __getattr__ = old_names(__name__)
 Tensors = dict[str, Any]
 
 
-def check_epilogue(epilogue: Any, kinds: Mapping[str, type]) -> None:
+def check_epilogue(epilogue: object, kinds: Mapping[str, type]) -> None:
     """Raise OperandError unless an epilogue takes operands of these names and classes."""
     if not isinstance(epilogue, Epilogue):
         raise OperandError(f"epilogue is a {type(epilogue).__qualname__}, not a layoutgemm.kernels.epilogue.Epilogue")
@@ -58,7 +58,7 @@ def epilogue_product(
     a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, epilogue: Epilogue, given: Tensors,
     config: Config | None = None, out: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """The product with its epilogue, computed now, of tensors whose kind and memory have been checked.
+    """The product with its epilogue, computed now, after kinds and memory have been checked.
 
     Raises OperandError or TensorError for operands that do not fit the product, and for a GPU without such kernels.
     """
@@ -95,7 +95,7 @@ def _launch(
     a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, operands: Tensors, epilogue: Epilogue, kind: torch.dtype,
     config: Config | None,
 ) -> None:  # fmt: skip
-    """One launch, or where no tensor map holds the whole batch one for each of its matrices."""
+    """One launch, or one for each matrix of a batch that no tensor map holds."""
     finish = finish_of(epilogue, operands, c.shape)
     found = prepare(a, b, kind, config, c, finish)
     if not finish.apart or len(found.solution.launches) == 1:
@@ -107,7 +107,7 @@ def _launch(
         _launch(a[i], b[i], c[i], own, epilogue, kind, config)
 
 
-def _check_operand(operand: Operand, x: Any, shape: tuple[int, ...]) -> None:
+def _check_operand(operand: Operand, x: torch.Tensor, shape: tuple[int, ...]) -> None:
     name = operand.name
     if x.dtype != TYPES[operand.dtype.name]:
         raise TensorError(f"{name} is {x.dtype}; the epilogue's step says {TYPES[operand.dtype.name]}")
@@ -141,7 +141,7 @@ def _order(x: torch.Tensor) -> str:
 def by_reference(
     a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, epilogue: Epilogue, given: Tensors
 ) -> torch.Tensor:
-    """The product of CPU tensors in float64, rounded to float32, and `Epilogue.reference` on it, as `kind`.
+    """`Epilogue.reference` of a float64 product on the CPU, stored as `kind`.
 
     given  the epilogue's operands by name; those that it writes are written
 
@@ -179,7 +179,7 @@ def by_reference(
 
 
 def parts(batch: Sequence[int], tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """The tensors, with the batch in front of all of them, as problems with one dimension of batch at most.
+    """Tensors with a common batch in front, as problems of at most one batch dimension.
 
     >>> x, y = torch.empty(2, 3, 4, 5), torch.empty(3, 2, 4, 5).transpose(0, 1)
     >>> [[tuple(z.shape) for z in part] for part in parts((2, 3), [x, x])]
@@ -200,7 +200,7 @@ def parts(batch: Sequence[int], tensors: Sequence[torch.Tensor]) -> Iterator[lis
 def spread(
     a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, epilogue: Epilogue, given: Tensors
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor, Tensors]]:
-    """a, b, c and the operands that are tensors, all with C's batch in front, as problems of one dimension of batch."""
+    """a, b, c and the operands, as problems of at most one batch dimension."""
     batch = c.shape[:-2]
     lying = [operand for operand in epilogue.given if operand.axes]
     ranks = [len(operand.axes) for operand in lying]
@@ -214,7 +214,9 @@ def spread(
 
 
 def finish_of(epilogue: Epilogue, given: Tensors, shape: Sequence[int]) -> Finish:
-    """The epilogue as a kernel takes it, and the words of its launch, for C of shape (M, N) or (batch, M, N).
+    """The epilogue as a kernel takes it, with its parameters, for C of that shape.
+
+    shape  (M, N) or (batch, M, N)
 
     `given` has been checked, and its tensors have the batch in front where C has one.
     """

@@ -19,7 +19,7 @@ from .types import C_NAMES, NAMES
 
 @dataclass(frozen=True)
 class Explanation:
-    """How matmul takes a product: what `explain_matmul` gives.
+    """The kernel, copies and workspace of one product: `explain_matmul` gives it.
 
     kernel     configuration and operand orders, or where it is computed otherwise
     why        why this kernel
@@ -84,7 +84,7 @@ def explain_matmul(
     copies = tuple([f"{copy.why}, {size} bytes" for copy, size in zip(found.copies, sizes, strict=True) if copy])
     kernel, why, workspace = str(plan_of(found)), found.why, sum(sizes)
     if unfused:
-        half = 4 * prod(shapes.result)  # of 2n columns; then besides act(gate) and its product with up
+        half = 4 * prod(shapes.result)  # of 2n columns; then with act(gate) and its product with up
         kernel, workspace = f"{kernel}; then torch gates it", max(workspace + 2 * half, 4 * half)
         why = f"not in one kernel: {unfused}; {why}"
     return Explanation(kernel, why, len(found.launches), copies, workspace)

@@ -10,8 +10,6 @@ Otherwise the product of all 2n columns is written in float32, and torch gates i
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from ..errors import OperandError
@@ -58,7 +56,7 @@ def _(
     return a.new_empty((*front, half(b.ndim, n)), dtype=kind)
 
 
-def _underived(a: torch.Tensor, b: torch.Tensor, *others: Any) -> torch.Tensor:
+def _underived(a: torch.Tensor, b: torch.Tensor, *others: object) -> torch.Tensor:
     raise OperandError("torch.ops.layoutgemm.gated has no derivative; matmul(a, b, activation=) has")
 
 
@@ -67,7 +65,7 @@ with_autograd("gated", _underived)
 
 @_gated.register_vmap
 def _(
-    info: Any, in_dims: tuple[int | None, ...], a: torch.Tensor, b: torch.Tensor, activation: str,
+    info: object, in_dims: tuple[int | None, ...], a: torch.Tensor, b: torch.Tensor, activation: str,
     out_dtype: torch.dtype, config: str = "", allow_tf32: bool | None = None,
 ) -> tuple[torch.Tensor, int]:  # fmt: skip
     return torch.ops.layoutgemm.gated(*aligned(in_dims, a, b), activation, out_dtype, config, allow_tf32), 0

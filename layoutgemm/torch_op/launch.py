@@ -69,7 +69,7 @@ class Prepared:
         self._free: list[Block] = []
 
     def launch(self, a: int, b: int, c: int, stream: int, words: Sequence[int] = ()) -> None:
-        """Launch at these addresses on a stream of the current device, which has to be this one's.
+        """Launch at these addresses, on a stream of this kernel's device, which is current.
 
         words  the epilogue's, as `kernels.epilogue_words` makes them
 
@@ -111,7 +111,7 @@ class Prepared:
 def run(
     solution: Solution, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, launch: Callable[[int, int, int], object]
 ) -> None:
-    """Make the solution's copies, launch at each place, and bring C to where it was wanted."""
+    """Make the solution's copies, launch at each place, and copy C back."""
     copies = solution.copies
     read = [copied(x, copy) for x, copy in zip((a, b), copies[:2], strict=True)]
     target = c if copies[2] is None else empty_copy(c, copies[2])
@@ -141,7 +141,7 @@ def empty_copy(x: torch.Tensor, copy: Copy) -> torch.Tensor:
 
 
 def arguments(
-    solution: Solution, pointers: Sequence[Any], workers: int, words: Sequence[Any] = ()
+    solution: Solution, pointers: Sequence[object], workers: int, words: Sequence[object] = ()
 ) -> tuple[Any, ...]:
     """A launch's arguments, as the kernel's `parameters` name them; the epilogue's words come last."""
     choice = solution.kernel.choice

@@ -65,7 +65,7 @@ def _(
 
 @_matmul.register_vmap
 def _(
-    info: Any, in_dims: tuple[int | None, ...], a: torch.Tensor, b: torch.Tensor,
+    info: object, in_dims: tuple[int | None, ...], a: torch.Tensor, b: torch.Tensor,
     out_dtype: torch.dtype | None = None, config: str = "", allow_tf32: bool | None = None,
 ) -> tuple[torch.Tensor, int]:  # fmt: skip
     return torch.ops.layoutgemm.matmul(*aligned(in_dims, a, b), out_dtype, config, allow_tf32), 0
@@ -125,8 +125,8 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[int | None, ...], a: torch.Tensor, b: torch.Tensor, out_dtype: Any, config: str,
-        allow_tf32: bool | None,
+        info: object, in_dims: tuple[int | None, ...], a: torch.Tensor, b: torch.Tensor,
+        out_dtype: torch.dtype | None, config: str, allow_tf32: bool | None,
     ) -> tuple[torch.Tensor, int]:  # fmt: skip
         x, y = aligned(in_dims, a, b)
         return differentiable(x, y, out_dtype, config, allow_tf32), 0
@@ -155,8 +155,10 @@ def differentiable(
     a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None = None, config: str = "",
     allow_tf32: bool | None = True,
 ) -> torch.Tensor:  # fmt: skip
-    """The operator, by the way that whoever looks on can differentiate; float32 has been allowed, or is the derivative
-    of what has been."""
+    """The operator, with its derivatives for autograd, forward mode and functorch.
+
+    float32 has been allowed, or is the derivative of a product that was.
+    """
     if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
         return _Product.apply(a, b, out_dtype, config, allow_tf32)
     return torch.ops.layoutgemm.matmul(a, b, out_dtype, config, allow_tf32)
@@ -166,14 +168,14 @@ _library = torch.library.Library("layoutgemm", "FRAGMENT")
 
 
 def with_autograd(name: str, recorded: Callable[..., torch.Tensor]) -> None:
-    """Have an operator of two tensors call `recorded` where a derivative by one of them is recorded.
+    """Have an operator call `recorded` where a derivative by a or b is recorded.
 
     By torch.library's register_autograd an operator has gradients, and loses tangents in silence.
     """
     below = torch._C._after_autograd_keyset
     operator = getattr(torch.ops.layoutgemm, name).default
 
-    def run(keys: Any, a: torch.Tensor, b: torch.Tensor, *others: Any) -> Any:
+    def run(keys: Any, a: torch.Tensor, b: torch.Tensor, *others: object) -> Any:
         if differentiated(a, b):
             return recorded(a, b, *others)
         with torch._C._AutoDispatchBelowAutograd():
@@ -182,7 +184,7 @@ def with_autograd(name: str, recorded: Callable[..., torch.Tensor]) -> None:
     for device in ("CUDA", "CPU", "Meta"):
         _library.impl(name, run, f"Autograd{device}", with_keyset=True)
 
-    def refuse(a: torch.Tensor, b: torch.Tensor, *others: Any) -> None:
+    def refuse(a: torch.Tensor, b: torch.Tensor, *others: object) -> None:
         check_operands({"a": a, "b": b})
 
     _library.impl(name, refuse, "AutogradNestedTensor")  # nested tensors would say NotImplementedError
@@ -206,7 +208,7 @@ with_autograd("matmul", _recorded)
 # Under autocast the operator takes its operands in the region's type, as torch.matmul does. `matmul` has done so
 # already where it was called; this is for torch.ops.layoutgemm.matmul by name.
 def _under_autocast(key: torch._C.DispatchKey) -> Any:
-    def run(a: torch.Tensor, b: torch.Tensor, *others: Any) -> torch.Tensor:
+    def run(a: torch.Tensor, b: torch.Tensor, *others: object) -> torch.Tensor:
         a, b = autocast(a, b)
         with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(key)):
             return torch.ops.layoutgemm.matmul(a, b, *others)

@@ -133,7 +133,7 @@ def matmul(
         return _with_epilogue(a, b, out, bias, activation, epilogue, given, config, out_dtype, allow_tf32)
     if _is_traced():
         return _compiled(a, b, out, bias, activation, config, out_dtype, allow_tf32)
-    # The fast path: plain tensors, of shapes and strides that were seen before, and nobody who looks on.
+    # The fast path: plain tensors of known shapes and strides, that torch's dispatcher need not see.
     if (
         ((kind := type(a)) is _Tensor or kind is _Parameter)
         and ((kind := type(b)) is _Tensor or kind is _Parameter)
@@ -141,11 +141,12 @@ def matmul(
     ):
         index = a.get_device()
         try:
+            key: tuple[object, ...]
             key = (a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype, index, out_dtype, config)
             if out is not None or bias is not None or activation is not None:
                 key = _longer(key, out, bias, activation, index)
             ready = PREPARED[key]
-        except (KeyError, TypeError, RuntimeError):  # new; a config that cannot be hashed is none; no strides: sparse
+        except (KeyError, TypeError, RuntimeError):  # new, or a config without a hash, or sparse
             ready = None
         if (
             ready is not None
@@ -188,8 +189,8 @@ def matmul(
 
 
 def _longer(
-    key: tuple[Any, ...], out: torch.Tensor | None, bias: torch.Tensor | None, activation: str | None, index: int
-) -> tuple[Any, ...]:
+    key: tuple[object, ...], out: torch.Tensor | None, bias: torch.Tensor | None, activation: str | None, index: int
+) -> tuple[object, ...]:
     """The key of a product with more than its operands; one that is never found where they are not plain."""
     into = over = None
     if out is not None:
@@ -216,13 +217,14 @@ def gemm(
     config: Config | None = None,
     allow_tf32: bool | None = None,
 ) -> torch.Tensor:
-    """alpha * (a @ b) + beta * c, in float32, rounded once to c's type, or to matmul's where there is no c.
+    """alpha * (a @ b) + beta * c, in float32, rounded once.
 
-    c is broadcast to the product's shape, and not read where beta is the number 0. A new tensor, or `out`. One kernel
-    for numbers alpha and beta, matrices, and a c of the product's shape; else torch scales and adds, in float32.
+    The result has c's type, or matmul's without a c: a new tensor, or `out`. c is broadcast to the product's shape, and
+    not read where beta is the number 0. One kernel for numbers alpha and beta, matrices, and a c of the product's
+    shape; else torch scales and adds, in float32.
 
-    Raises OperandError for a beta without a c, a c that is no tensor and fractions of a result in integers, TensorError
-    for a c that does not broadcast to the product's shape, and both as matmul does.
+    Raises as matmul does. OperandError for a beta without a c, a c that is no tensor, and fractions of a result in
+    integers. TensorError for a c that does not broadcast to the product's shape.
 
     >>> import torch
     >>> x = torch.eye(2).bfloat16()

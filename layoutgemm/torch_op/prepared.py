@@ -1,4 +1,4 @@
-"""Checked tensors as a prepared launch, which is kept for the next call of the same shapes, strides and types.
+"""Prepared launches of checked tensors, kept for calls of the same shapes, strides and types.
 
     tensors  --problem_of-->  Problem  --Prepared-->  kept in PREPARED by `key`, where `matmul`'s fast path finds it
 """
@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import json
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -26,11 +26,11 @@ from .types import C_NAMES, NAMES, usual_type
 
 Config = Sm90Config | Sm90Choice
 MAX_PREPARED = 4096  # problems kept ready; beyond, the oldest quarter goes
-PREPARED: dict[tuple[Any, ...], Prepared] = {}
+PREPARED: dict[tuple[object, ...], Prepared] = {}
 
 
 class Finish(NamedTuple):
-    """What a kernel does with the accumulators before it stores them.
+    """The steps between a kernel's accumulators and its stores.
 
     epilogue, words  the epilogue, and its parameters at this launch
     key              of the prepared launch: what differs from other finishes
@@ -39,8 +39,8 @@ class Finish(NamedTuple):
     """
 
     epilogue: Epilogue | None
-    words: tuple[Any, ...]
-    key: tuple[Any, ...]
+    words: tuple[int, ...]
+    key: tuple[object, ...]
     apart: bool = False
     gated: str | None = None
 
@@ -63,7 +63,7 @@ def launched(
     a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, config: Config | None = None,
     out: torch.Tensor | None = None, finish: Finish | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """The product of CUDA tensors that have been checked, without empty sizes: one prepared launch."""
+    """The product of checked CUDA tensors, no size of them 0: one prepared launch."""
     if out is not None:
         mark_written((out,))
     a, b = a.resolve_neg(), b.resolve_neg()
@@ -74,10 +74,10 @@ def prepare(
     a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, config: Config | None = None,
     out: torch.Tensor | None = None, finish: Finish | None = None,
 ) -> Prepared:  # fmt: skip
-    """The prepared product of two CUDA tensors, kept for the next ones of the same shapes, strides and types."""
+    """The prepared product of two CUDA tensors, kept for the next call."""
     index = a.get_device()
     usual = kind == usual_type(a.dtype)
-    more: tuple[Any, ...] = ()
+    more: tuple[object, ...] = ()
     if out is not None or finish is not None:
         into = None if out is None else (out.shape, out.stride(), out.dtype)
         more = (into, *(finish or NO_FINISH).key)
@@ -107,12 +107,12 @@ def forget() -> None:
 
 
 def on_gpu(index: int) -> bool:
-    """Whether a tensor's `get_device()` is a GPU: -1 is the CPU."""
+    """True if a tensor's `get_device()` is a GPU: -1 is the CPU."""
     return index >= 0
 
 
 def fuses(index: int) -> bool:
-    """Whether the kernels of a GPU have epilogues."""
+    """True if the kernels of a GPU have epilogues."""
     return target(index)[0] == "sm_90a"
 
 
@@ -143,7 +143,7 @@ def problem_at(
     a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, config: Config | None, out: torch.Tensor | None,
     finish: Finish | None = None,
 ) -> Problem:  # fmt: skip
-    """The product of two tensors as a problem of their GPU, or of an H200 for CPU tensors."""
+    """The product of two tensors on their GPU as a problem; on an H200 for CPU tensors."""
     index = a.get_device()
     epilogue, _, _, apart, gated = finish or NO_FINISH
     shape = gated_shapes(a.shape, b.shape, gated).result
@@ -167,7 +167,10 @@ def problem_of(
     gpu: str, epilogue: Epilogue | None = None, apart: bool = False, on: tuple[str, int] | None = None,
     gated: str | None = None,
 ) -> Problem:  # fmt: skip
-    """The product of two tensors, into a third or what stands for one, as a problem; `on` is what `target` says."""
+    """The product of two tensors as a problem; c is a tensor, or stands for one.
+
+    room, gpu  as `gpu` gives them; `on` as `target` does
+    """
     into = c if isinstance(c, Given) else given(c, C_NAMES[c.dtype])
     of_a, of_b = given(a, NAMES[a.dtype]), given(b, NAMES[b.dtype])
     code, smem = target(-1) if on is None else on
@@ -176,7 +179,7 @@ def problem_of(
 
 @functools.cache
 def gpu(index: int) -> tuple[Places, str]:
-    """What a GPU has place for, and its name; -1 stands for an H200.
+    """A GPU's cluster occupancy and its name; -1 stands for an H200.
 
     Raises OperandError where the kernels do not run on it.
     """
@@ -188,7 +191,7 @@ def gpu(index: int) -> tuple[Places, str]:
 
 @functools.cache
 def target(index: int) -> tuple[str, int]:
-    """What code runs on a GPU, and the bytes of shared memory that a block may have there; -1 stands for an H200.
+    """A GPU's code and the most bytes of shared memory of a block; -1 stands for an H200.
 
     Raises OperandError where no kernel runs on it.
     """

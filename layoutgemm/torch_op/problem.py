@@ -71,7 +71,7 @@ def shapes_of(a: Sequence[int], b: Sequence[int]) -> Shapes:
 
 
 def gated_shapes(a: Sequence[int], b: Sequence[int], gated: str | None) -> Shapes:
-    """The sizes where b may hold the columns of a gate and, beside them, as many that it multiplies; n is C's.
+    """The sizes of a product that may be gated: b = [gate | up], and n is C's.
 
     Raises TensorError for a b that is a vector, or of an odd number of columns.
 
@@ -86,7 +86,7 @@ def gated_shapes(a: Sequence[int], b: Sequence[int], gated: str | None) -> Shape
 
 
 def half(rank: int, columns: int) -> int:
-    """The columns of a gate, of as many in a b of that rank as gate and up have together.
+    """The columns of a gate, given the rank and the columns of b = [gate | up].
 
     Raises TensorError for a b that is a vector, or of an odd number of columns.
     """
@@ -196,11 +196,11 @@ class Matrices(NamedTuple):
 
     @property
     def aligned(self) -> bool:
-        """Whether it begins where a tensor map can."""
+        """True if a tensor map can begin at its address."""
         return self.start == STRIDE_UNIT
 
     def alignment(self, order: str) -> int:
-        """What addresses of its lines are multiples of, in bytes: a power of two up to 16."""
+        """Alignment of its lines in bytes: a power of two up to 16."""
         _, _, count, leading = self.lines(order)
         size = dtype(self.dtype).bytes
         steps = [step * size for step in (*self.batch, leading if count > 1 else 0) if step]
@@ -218,7 +218,7 @@ class Matrices(NamedTuple):
 
 
 def matrices(given: Given, side: str, batch: Ints) -> Matrices:
-    """The tensor as the operand on the "left" or on the "right" of a product with that batch.
+    """The tensor as the "left" or the "right" operand of a product with that batch.
 
     A vector is a row on the left and a column on the right; a dimension that is stretched, or of extent 1, has stride
     0.
@@ -252,14 +252,14 @@ class Copy:
     why: str
 
     def bytes(self, name: str) -> int:
-        """What it takes of memory, for elements of the type of that name."""
+        """Its bytes of memory, for elements of the type of that name."""
         last = sum((extent - 1) * stride for extent, stride in zip(self.shape, self.strides, strict=True))
         return (last + 1) * dtype(name).bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """What is launched for a problem.
+    """The launches and copies that compute a problem.
 
     kernel      the kernel: configuration, types and orders of A, B and C, epilogue
     sizes       m, n, k, batch of one launch

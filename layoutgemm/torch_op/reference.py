@@ -1,4 +1,4 @@
-"""The same products by torch on the CPU: in float64, rounded once. What a kernel's result is held against."""
+"""Products by torch on the CPU, in float64, rounded once: the reference of every kernel."""
 
 from __future__ import annotations
 

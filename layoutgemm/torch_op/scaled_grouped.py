@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
@@ -40,7 +39,9 @@ def scaled_matmul(
     out_dtype: torch.dtype = torch.bfloat16,
     config: Sm90Config | None = None,
 ) -> torch.Tensor:
-    """C[i, j] = sum over K blocks kb of 128 of scale_a[i, kb] * scale_b[j, kb] * (A's block @ B's block)[i, j].
+    """A product of 8-bit floats with a scale for each 128 of K.
+
+    C[i, j] = sum over K blocks kb of 128 of scale_a[i, kb] * scale_b[j, kb] * (A's block @ B's block)[i, j].
 
     a, b     float8_e4m3fn or float8_e5m2 each, (M, K) and (K, N), or batches of them: on one GPU of compute capability
              9.0, or on the CPU. K contiguous (b is the transpose of an (N, K) matrix) and lines of a multiple of 16
@@ -62,14 +63,7 @@ def scaled_matmul(
     tensors = {"a": a, "scale_a": scale_a, "b": b} | ({} if scale_b is None else {"scale_b": scale_b})
     _check_tensors(tensors, out)
     check_config(config)
-    for name, x in (("a", a), ("b", b)):
-        if x.dtype not in _FP8:
-            raise OperandError(f"{name} is {x.dtype}: scales are for float8_e4m3fn and float8_e5m2")
-    if a.ndim not in (2, 3) or b.ndim != a.ndim or a.shape[-1] != b.shape[-2] or a.shape[:-2] != b.shape[:-2]:
-        shapes = f"a and b have shapes {list(a.shape)} and {list(b.shape)}"
-        raise TensorError(f"{shapes}: (M, K) and (K, N), or as many of both")
-    if not isinstance(out_dtype, torch.dtype) or out_dtype not in C_NAMES or C_NAMES[out_dtype] not in C_TYPES["e4m3"]:
-        raise OperandError(f"out_dtype {out_dtype}: a product of float8 is stored as {', '.join(C_TYPES['e4m3'])}")
+    _check_scaled(a, b, out_dtype)
     (m, k), n = a.shape[-2:], b.shape[-1]
     batch = a.shape[0] if a.ndim == 3 else 1
     groups = [_group("scale_a", scale_a, m, k, a)]
@@ -108,7 +102,9 @@ def grouped_matmul(
     out_dtype: torch.dtype | None = None,
     config: Sm90Config | None = None,
 ) -> torch.Tensor:
-    """Rows offsets[e] to offsets[e + 1] of the result are those of a times b[e]: a mixture of experts, in one launch.
+    """A grouped GEMM, as in a mixture of experts, in one launch.
+
+    Rows offsets[e] to offsets[e + 1] of the result are those of a times b[e].
 
     a, b      (rows, K) and (experts, K, N), bfloat16, float16, float8_e4m3fn or float8_e5m2: on one GPU of compute
               capability 9.0, or on the CPU. a with contiguous rows; a matrix of b in either order, of float8 with K
@@ -132,26 +128,7 @@ def grouped_matmul(
     tensors = {"a": a, "b": b, "offsets": offsets, **given}
     _check_tensors(tensors, out)
     check_config(config)
-    kinds = _FP8 if given else (torch.bfloat16, torch.float16, *_FP8)
-    for name, x in (("a", a), ("b", b)):
-        if x.dtype not in kinds:
-            known = ", ".join(str(kind).removeprefix("torch.") for kind in kinds)
-            raise OperandError(f"{name} is {x.dtype}: a grouped product{' with scales' * bool(given)} is of {known}")
-    if a.dtype != b.dtype and not {a.dtype, b.dtype} <= set(_FP8):
-        raise TensorError(f"expected a and b to have the same dtype, but got: {a.dtype} != {b.dtype}")
-    if a.ndim != 2 or b.ndim != 3 or a.shape[1] != b.shape[1]:
-        raise TensorError(f"a and b have shapes {list(a.shape)} and {list(b.shape)}: (rows, K) and (experts, K, N)")
-    if offsets.dtype not in (torch.int32, torch.int64) or tuple(offsets.shape) != (b.shape[0] + 1,):
-        raise OperandError(
-            f"offsets is {offsets.dtype} of shape {list(offsets.shape)}: int32 or int64 of {[b.shape[0] + 1]}, where "
-            f"the rows of the {b.shape[0]} expert(s) begin, and the last ones end"
-        )
-    if scale_b is not None and scale_a is None:
-        raise OperandError("scale_b without a scale_a")
-    kind = out_dtype if out_dtype is not None else (torch.bfloat16 if a.dtype in _FP8 else a.dtype)
-    if not isinstance(kind, torch.dtype) or kind not in C_NAMES or C_NAMES[kind] not in C_TYPES[NAMES[a.dtype]]:
-        known = ", ".join(C_TYPES[NAMES[a.dtype]])
-        raise OperandError(f"out_dtype {kind}: a product of {a.dtype} is stored as {known}")
+    kind = _check_grouped(a, b, offsets, given, out_dtype)
     (m, k), (experts, _, n) = a.shape, b.shape
     groups = [] if scale_a is None else [_group("scale_a", scale_a, m, k, a)]
     if scale_a is not None and groups == [DEPTH] and m > 1:
@@ -193,8 +170,8 @@ def _plan(
     return Sm90Plan.derive(m, n, k, batch=batch, a=a, b=b, c=c, config=config, mainloop=loop, ragged=ragged)
 
 
-def _check_tensors(tensors: dict[str, Any], out: Any) -> None:
-    """Raise unless all are plain tensors of one device that this library runs on, of which nothing is recorded."""
+def _check_tensors(tensors: dict[str, torch.Tensor], out: torch.Tensor | None) -> None:
+    """Raise unless all are plain tensors of one device, and no derivative is recorded."""
     if torch.compiler.is_compiling():
         refuse("a launch of its own, not under torch.compile: torch.compiler.disable keeps it out")
     check_operands(tensors, {} if out is None else {"out": out})
@@ -207,14 +184,54 @@ def _check_tensors(tensors: dict[str, Any], out: Any) -> None:
         raise OperandError("a launch of its own: not under torch.func's transforms, nor traced")
 
 
-def check_config(config: Any) -> None:
+def _check_scaled(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype) -> None:
+    """Raise unless types and shapes are those of a product with scales."""
+    for name, x in (("a", a), ("b", b)):
+        if x.dtype not in _FP8:
+            raise OperandError(f"{name} is {x.dtype}: scales are for float8_e4m3fn and float8_e5m2")
+    if a.ndim not in (2, 3) or b.ndim != a.ndim or a.shape[-1] != b.shape[-2] or a.shape[:-2] != b.shape[:-2]:
+        shapes = f"a and b have shapes {list(a.shape)} and {list(b.shape)}"
+        raise TensorError(f"{shapes}: (M, K) and (K, N), or as many of both")
+    if not isinstance(out_dtype, torch.dtype) or out_dtype not in C_NAMES or C_NAMES[out_dtype] not in C_TYPES["e4m3"]:
+        raise OperandError(f"out_dtype {out_dtype}: a product of float8 is stored as {', '.join(C_TYPES['e4m3'])}")
+
+
+def _check_grouped(
+    a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, given: dict[str, torch.Tensor],
+    out_dtype: torch.dtype | None,
+) -> torch.dtype:  # fmt: skip
+    """The output's type. Raises unless types and shapes are those of a grouped product."""
+    kinds = _FP8 if given else (torch.bfloat16, torch.float16, *_FP8)
+    for name, x in (("a", a), ("b", b)):
+        if x.dtype not in kinds:
+            known = ", ".join(str(kind).removeprefix("torch.") for kind in kinds)
+            raise OperandError(f"{name} is {x.dtype}: a grouped product{' with scales' * bool(given)} is of {known}")
+    if a.dtype != b.dtype and not {a.dtype, b.dtype} <= set(_FP8):
+        raise TensorError(f"expected a and b to have the same dtype, but got: {a.dtype} != {b.dtype}")
+    if a.ndim != 2 or b.ndim != 3 or a.shape[1] != b.shape[1]:
+        raise TensorError(f"a and b have shapes {list(a.shape)} and {list(b.shape)}: (rows, K) and (experts, K, N)")
+    if offsets.dtype not in (torch.int32, torch.int64) or tuple(offsets.shape) != (b.shape[0] + 1,):
+        raise OperandError(
+            f"offsets is {offsets.dtype} of shape {list(offsets.shape)}: int32 or int64 of {[b.shape[0] + 1]}, where "
+            f"the rows of the {b.shape[0]} expert(s) begin, and the last ones end"
+        )
+    if "scale_b" in given and "scale_a" not in given:
+        raise OperandError("scale_b without a scale_a")
+    kind = out_dtype if out_dtype is not None else (torch.bfloat16 if a.dtype in _FP8 else a.dtype)
+    if not isinstance(kind, torch.dtype) or kind not in C_NAMES or C_NAMES[kind] not in C_TYPES[NAMES[a.dtype]]:
+        known = ", ".join(C_TYPES[NAMES[a.dtype]])
+        raise OperandError(f"out_dtype {kind}: a product of {a.dtype} is stored as {known}")
+    return kind
+
+
+def check_config(config: object) -> None:
     """Raise OperandError for what is no configuration."""
     if config is not None and not isinstance(config, Sm90Config):
         raise OperandError(f"config is a {type(config).__qualname__}; it is an Sm90Config or None")
 
 
 def _group(name: str, scale: torch.Tensor, size: int, k: int, of: torch.Tensor) -> int:
-    """How many rows (columns) share a scale: 1 or 128, by its shape."""
+    """The rows (columns) that share a scale: 1 or 128, by its shape."""
     front, blocks = tuple(of.shape[:-2]), -(-k // DEPTH)
     for group in (1, DEPTH):
         if tuple(scale.shape) == (*front, -(-size // group), blocks):

@@ -1,4 +1,4 @@
-"""Which kernel computes a problem, from where in memory, and what has to be copied for it.
+"""The kernel, launches and copies that compute a problem.
 
     Problem  --solve-->  Solution: kernel, sizes, distances, launches, copies in words
 
@@ -8,6 +8,7 @@ Nothing here touches memory, and nothing here imports torch.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from math import prod
@@ -46,9 +47,8 @@ _BOTH_MAJORS = ("bf16", "f16")  # wgmma reads others with K contiguous alone: PT
 def solve(problem: Problem) -> Solution:
     """The kernel, its arguments and the copies for a problem without empty sizes.
 
-    Where tensor copies cannot read an operand as it lies, threads may (the kernel of `kernels.sm80_plan`, compiled for
-    the GPU's own architecture): which of the two it is, copy or slower kernel, `torch_op.choose.compared` says. GPUs
-    without wgmma have that kernel alone.
+    If TMA cannot read an operand, it is copied first, or multiplied by mma.sync (`kernels.sm80`), whichever
+    `torch_op.choose.compared` estimates faster. GPUs without wgmma have mma.sync alone.
 
     Raises OperandError where no kernel exists for the types, or a size is beyond what tensor coordinates hold.
     """
@@ -113,13 +113,7 @@ def _solve(
 
     # One dimension of the batch goes into the launch, the others are launches of their own.
     strides = list(zip(a.batch, b.batch, c.batch, strict=True))
-    one_launch = [
-        i for i, s in enumerate(strides)
-        if all(s) or ((by_lines or STRETCHED_IN_MAP) and s[2] and any(s[:2]))
-    ]  # fmt: skip
-    if by_lines:
-        one_launch = [i for i in one_launch if batch[i] <= MAX_BATCH]
-    inner = max(one_launch, key=lambda i: batch[i], default=None)
+    inner = _in_one_launch(batch, strides, by_lines)
     loops = [i for i in range(len(batch)) if i != inner]
     if prod(batch[i] for i in loops) > MAX_LAUNCHES:
         for index in range(2):
@@ -155,10 +149,20 @@ def _solve(
     return Solution(kernel, sizes, leading, steps, tuple(launches), copies, why)  # type: ignore[arg-type]
 
 
+def _in_one_launch(batch: Ints, strides: Sequence[Ints], by_lines: bool) -> int | None:
+    """The batch dimension that one launch covers: the longest that a tensor map, or `by_lines` a kernel, takes."""
+    able = [i for i, s in enumerate(strides) if all(s) or ((by_lines or STRETCHED_IN_MAP) and s[2] and any(s[:2]))]
+    if by_lines:
+        able = [i for i in able if batch[i] <= MAX_BATCH]
+    return max(able, key=lambda i: batch[i], default=None)
+
+
 def _folded(
     a: Matrices, b: Matrices, c: Matrices, batch: Ints, columns: bool = True, rows: bool = True
 ) -> tuple[Matrices, Matrices, Matrices, Ints]:
-    """The batch with as few dimensions as can be: neighbours joined, one that only adds rows or columns become such.
+    """Collapse the batch: merge adjacent dimensions, fold one into M or N.
+
+    A dimension is folded where the other operand is broadcast along it.
 
     columns  whether one may become columns: not where an epilogue has something of its own for each column
     rows     whether one may become rows, or columns
@@ -241,8 +245,8 @@ def _has_lines(x: Matrices, k_major: str) -> tuple[str, str]:
 def _writable(c: Matrices) -> tuple[str, bool]:
     """C's order, and whether threads store it element by element; ("", False) where neither way takes it.
 
-    A tensor store needs what a tensor load needs, and ends a line at a multiple of 16 bytes whatever lies there
-    (`Sm90Plan.bytes_beyond_line`): other lines are stored by the threads themselves, which needs nothing of them.
+    A TMA store needs what a TMA load needs, and ends a line at a multiple of 16 bytes (`Sm90Plan.bytes_beyond_line`).
+    Other lines are stored by the threads themselves.
     """
     size = dtype(c.dtype).bytes
     even = c.aligned and all(step * size % STRIDE_UNIT == 0 for step in c.batch)

@@ -1,4 +1,4 @@
-"""What `layoutgemm.tune` found, kept as JSON in the cache folder: product and GPU -> configuration.
+"""Results of `layoutgemm.tune`, kept as JSON in the cache folder: product and GPU -> configuration.
 
 One file a GPU and version of the package, `tuned/<gpu>-<version>.json`, written whole by one rename under a lock: any
 number of processes and threads may store at once. A file that is not ours or is damaged, and an entry without a
@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def key_of(sizes: Sizes, types: tuple[str, ...], orders: tuple[str, ...]) -> str
 
 
 def file_of(gpu: str) -> Path | None:
-    """Where results for a GPU are kept, or None where the cache is off."""
+    """The file of a GPU's results, or None where the cache is off."""
     folder = object_cache.cache_dir()
     name = re.sub(r"[^A-Za-z0-9]+", "_", gpu).strip("_")
     return None if folder is None or not name else folder / "tuned" / f"{name}-{__version__}.json"
@@ -46,7 +47,7 @@ def lookup(gpu: str, sizes: Sizes, types: tuple[str, ...], orders: tuple[str, ..
     return choice_of(entry) if entry is not None else None
 
 
-def store(gpu: str, key: str, choice: Sm90Choice, facts: dict[str, Any]) -> Path | None:
+def store(gpu: str, key: str, choice: Sm90Choice, facts: Mapping[str, object]) -> Path | None:
     """Keep a result beside the others; `facts` are numbers and texts that describe it.
 
     Gives the file, or None where the cache is off. None with a warning where the file cannot be written, or another
@@ -62,7 +63,7 @@ def store(gpu: str, key: str, choice: Sm90Choice, facts: dict[str, Any]) -> Path
     return kept
 
 
-def _kept(path: Path, key: str, choice: Sm90Choice, facts: dict[str, Any]) -> Path | None:
+def _kept(path: Path, key: str, choice: Sm90Choice, facts: Mapping[str, object]) -> Path | None:
     with object_cache.locked(path) as alone:
         if not alone:
             return None
@@ -71,7 +72,7 @@ def _kept(path: Path, key: str, choice: Sm90Choice, facts: dict[str, Any]) -> Pa
         return object_cache.place(path, lambda stream: stream.write(text.encode()))
 
 
-def choice_of(entry: Any) -> Sm90Choice | None:
+def choice_of(entry: object) -> Sm90Choice | None:
     """The configuration of an entry, or None where it does not hold one.
 
     >>> choice_of({"swapped": False, "config": {"tile": [128, 64]}}).config.tile
@@ -85,7 +86,7 @@ def choice_of(entry: Any) -> Sm90Choice | None:
         return None
 
 
-def _entry(choice: Sm90Choice, facts: dict[str, Any]) -> dict[str, Any]:
+def _entry(choice: Sm90Choice, facts: Mapping[str, object]) -> dict[str, Any]:
     plain = {name: value for name, value in facts.items() if isinstance(value, (str, int, float))}
     return {**plain, "swapped": choice.swapped, "config": dataclasses.asdict(choice.config)}
 

@@ -1,10 +1,10 @@
 """layoutgemm.tune: measure the configurations that could be the fastest for a product, and keep the best.
 
 Candidates are the heuristic's own and what it takes for the next best; of up to 64 rows, the forms near it. They are
-compiled in processes of their own while nothing is measured, checked against a float64 product, and timed as
-`layoutgemm.bench.method` does: random normal operands in rotation, CUDA graphs, bursts in an order drawn anew each
-round. The fastest goes into the cache folder (`torch_op/tuned_store.py`), and `layoutgemm.matmul` takes it from then
-on.
+compiled in processes of their own while nothing is measured, and checked against a float64 product.
+`layoutgemm.bench.method` times them: random normal operands in rotation, CUDA graphs, bursts in an order drawn anew
+each round. The fastest goes into the cache folder (`torch_op/tuned_store.py`), and `layoutgemm.matmul` takes it from
+then on.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,7 +41,7 @@ _MAJORS = {"k": {"a": "row", "b": "col"}, "mn": {"a": "col", "b": "row"}}
 
 @dataclass(frozen=True)
 class Tuning:
-    """What was found.
+    """The results of one tuning.
 
     choice      the fastest configuration; seconds of one product with it
     chosen      seconds of the heuristic's own configuration
@@ -56,7 +57,7 @@ class Tuning:
     torch: float
     measured: tuple[tuple[Sm90Choice, float], ...]
     failed: tuple[tuple[Sm90Choice, str], ...]
-    kept: Any
+    kept: Path | None
 
     def __str__(self) -> str:
         return (
@@ -80,8 +81,11 @@ def tune(
     store: bool = True,
     progress: Progress | None = None,
 ) -> Tuning:
-    """Measure up to `most` configurations for C[m, n] = A[m, k] @ B[k, n] on the current GPU, and keep the fastest.
+    """Measure configurations for one product on the current GPU, and keep the fastest.
 
+    The product is C[m, n] = A[m, k] @ B[k, n].
+
+    most     configurations that are measured
     dtype    of A, B and C: "bf16" or "f16"
     a_major  "k" for rows of A contiguous, "mn" for columns; b_major "k" for columns of B contiguous, "mn" for rows
     budget   seconds for measuring; compiling comes before it
@@ -92,16 +96,8 @@ def tune(
     Raises PlanError without a GPU of compute capability 9.0, OperandError for arguments that mean nothing.
     """
     say = progress or (lambda line: print(f"tune {m}x{n}x{k}: {line}", file=sys.stderr, flush=True))
-    for name, value in (("m", m), ("n", n), ("k", k)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise OperandError(f"{name} = {value!r}: an int of at least 1")
-    if dtype not in ("bf16", "f16") or not {a_major, b_major} <= set(_MAJORS):
-        raise OperandError(f"dtype {dtype!r}, a_major {a_major!r}, b_major {b_major!r}: 'bf16' or 'f16', 'k' or 'mn'")
-    if not torch.cuda.is_available():
-        raise PlanError("tuning measures on a GPU, and torch finds none; `layoutgemm doctor` says what is missing")
-    places, gpu_name = gpu(torch.cuda.current_device())
-    if (code := target(torch.cuda.current_device())[0]) != "sm_90a":
-        raise PlanError(f"{gpu_name} runs {code}; what is tuned are configurations of sm_90a's kernel")
+    _check_product((m, n, k), dtype, a_major, b_major)
+    places, gpu_name = _tunable_gpu()
     orders = _MAJORS[a_major]["a"], _MAJORS[b_major]["b"], "row"
     operands = f"{dtype}:{orders[0]}", f"{dtype}:{orders[1]}", f"{dtype}:{orders[2]}"
     good, failed = [], []
@@ -136,10 +132,28 @@ def tune(
     return found
 
 
+def _check_product(sizes: tuple[int, int, int], dtype: str, a_major: str, b_major: str) -> None:
+    for name, value in zip("mnk", sizes, strict=True):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise OperandError(f"{name} = {value!r}: an int of at least 1")
+    if dtype not in ("bf16", "f16") or not {a_major, b_major} <= set(_MAJORS):
+        raise OperandError(f"dtype {dtype!r}, a_major {a_major!r}, b_major {b_major!r}: 'bf16' or 'f16', 'k' or 'mn'")
+
+
+def _tunable_gpu() -> tuple[Places, str]:
+    """The current GPU, as `prepared.gpu` gives it. Raises PlanError for one that runs no configurations."""
+    if not torch.cuda.is_available():
+        raise PlanError("tuning measures on a GPU, and torch finds none; `layoutgemm doctor` says what is missing")
+    places, name = gpu(torch.cuda.current_device())
+    if (code := target(torch.cuda.current_device())[0]) != "sm_90a":
+        raise PlanError(f"{name} runs {code}; what is tuned are configurations of sm_90a's kernel")
+    return places, name
+
+
 def candidates(
     m: int, n: int, k: int, a_major: str = "k", b_major: str = "k", multiprocessors: int | Places = 132
 ) -> Iterator[Sm90Choice]:
-    """Configurations that could be the fastest, the heuristic's own first, the likelier ones before the others.
+    """Configurations that could be the fastest, the heuristic's own first.
 
     >>> [c.config.tile for c in candidates(4096, 4096, 4096)][:3]
     [(128, 256), (128, 256), (128, 256)]

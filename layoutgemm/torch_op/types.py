@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import torch
 
 from .problem import C_TYPES
+
+Scalar: TypeAlias = "float | torch.Tensor"  # alpha and beta: numbers, or tensors of one element
 
 # float32 is multiplied as tf32, which keeps 11 bits of the significand.
 NAMES = {

@@ -1,10 +1,11 @@
-"""The walk of a tensor from matmul to the launch is the line that the package's docstring draws."""
+"""The walk of a tensor to the launch, as the package's docstring draws it."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 import layoutgemm.torch_op
 from layoutgemm import Sm90Config, gemm, matmul
 from layoutgemm.kernels.epilogue.chain import Aux, Bias, Epilogue
+from layoutgemm.moved import MODULES, NAMES
 from layoutgemm.torch_op import compute, epilogue, launch, operator, prepared
 from tests.test_imports import imports_of
 
@@ -32,7 +34,7 @@ def drawn() -> list[str]:
 
 
 def files_of(tensor: Any, call: Callable[[], object]) -> list[str]:
-    """The files whose functions are handed the tensor, alone or within a container, without repeats of the last."""
+    """The files whose functions are handed the tensor, alone or within a container."""
     found: list[str] = []
 
     def holds(value: Any) -> bool:
@@ -152,8 +154,22 @@ def test_the_walk_sees_a_return(monkeypatch: pytest.MonkeyPatch) -> None:
     assert files_of(a, lambda: matmul(a, b))[3:] == ["compute", "reference", "compute"]
 
 
+@pytest.mark.filterwarnings("ignore:layoutgemm.torch_.* is now:DeprecationWarning")
+def test_names_that_changed_files_are_found_where_they_were() -> None:
+    """By the path of version 0.1.0 too, whose warning says the present one at once."""
+    flat = {new: old for old, new in MODULES.items() if new.startswith("torch_op.")}
+    moved = [(old, name, new) for (old, name), new in NAMES.items() if old.startswith("torch_op.")]
+    assert len(moved) > 20
+    for old, name, new in moved:
+        for path in (old, flat[old]):
+            with pytest.warns(DeprecationWarning) as said:
+                found = getattr(import_module(f"layoutgemm.{path}"), name)
+            assert found is getattr(import_module(f"layoutgemm.{new}"), name)
+            assert str(said[-1].message).startswith(f"layoutgemm.{path}.{name} is now layoutgemm.{new}.{name};")
+
+
 def test_files_of_the_package_are_in_order() -> None:
-    """None imports another inside of a function, takes a private name of it, or is imported back by it."""
+    """No imports inside of functions, no private names, no circles."""
     files = {path.stem: path for path in FOLDER.glob("*.py")}
     uses: dict[str, set[str]] = {}
     for name, path in files.items():
