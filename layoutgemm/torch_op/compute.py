@@ -43,7 +43,7 @@ def product(
 
 
 def wide_type(kind: torch.dtype) -> torch.dtype:
-    """The type of the sums of products of that type, before they are scaled and rounded."""
+    """The type of the sums of products of that type, before they are rounded."""
     return torch.float32 if kind.is_floating_point else torch.int32
 
 
