@@ -11,8 +11,8 @@ A tensor handed to `matmul` passes through these files, in this order, and retur
     prepared                      tensors as a Problem, solved by `solver` and kept for the next call
     launch                        copies, addresses, and the compiled host function
 
-Autograd, functorch and modes take it from `checks` to `library`, whose operator begins at the second line again.
-Under torch.compile `compiled` calls the checks.
+Autograd, functorch and modes take a tensor from `checks` to `library`, whose operators begin at the second line again.
+Under torch.compile, `compiled` calls the checks, and `library` follows.
 """
 
 from ..moved import old_names

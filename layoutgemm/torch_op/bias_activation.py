@@ -36,7 +36,7 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "tanh": torch.tanh,
 }
 assert set(ACTIVATIONS) == set(IN_KERNEL)
-GATES = {"swiglu": "silu", "geglu": "gelu"}  # of gated products (`torch_op.gated`): what the gate goes through
+GATES = {"swiglu": "silu", "geglu": "gelu"}  # activations of the gates of gated products
 __getattr__ = old_names(__name__)
 
 

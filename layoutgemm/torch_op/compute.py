@@ -42,14 +42,14 @@ def product(
     return launched(a, b, kind, config, out)
 
 
-def wide_type(a: torch.Tensor) -> torch.dtype:
-    """The type of sums before they are scaled, shifted and rounded."""
-    return torch.float32 if a.dtype.is_floating_point else torch.int32
+def wide_type(kind: torch.dtype) -> torch.dtype:
+    """The type of the sums of products of that type, before they are rounded."""
+    return torch.float32 if kind.is_floating_point else torch.int32
 
 
 def sums(a: torch.Tensor, b: torch.Tensor, config: Config | None) -> torch.Tensor:
     """a @ b before it is finished and rounded: in float32 or int32, on the CPU in float64 or int64."""
-    return product(a, b, wide_type(a), config) if on_gpu(a.get_device()) else exact(a, b)
+    return product(a, b, wide_type(a.dtype), config) if on_gpu(a.get_device()) else exact(a, b)
 
 
 def finished_product(

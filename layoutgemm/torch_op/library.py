@@ -1,12 +1,15 @@
-"""torch.ops.layoutgemm.matmul: the product as torch's compiler, autograd, functorch and autocast see it.
+"""torch.ops.layoutgemm.matmul and gated: products as torch's compiler, autograd and functorch see them.
 
     matmul(Tensor a, Tensor b, ScalarType? out_dtype=None, str config="", bool? allow_tf32=None) -> Tensor
+    gated(Tensor a, Tensor b, str activation, ScalarType out_dtype, str config="", bool? allow_tf32=None) -> Tensor
 
 a and b have two dimensions or more. `config` is a configuration as `torch_op.prepared.config_text` writes it. The
 derivatives are products too, through the same operator, so they have derivatives of their own:
 
     C = A @ B  -->  dA = dC @ B^T,  dB = A^T @ dC, summed over the dimensions along which A or B was stretched
                     dC = dA @ B + A @ dB in forward mode
+
+A gated product has none: b = [gate | up] is (K, 2n), and C = act(a @ gate) * (a @ up) has n columns.
 """
 
 from __future__ import annotations
@@ -21,9 +24,25 @@ import torch
 from ..errors import OperandError
 from ..kernels.run.operand_checks import check_operands
 from ..kernels.sm90.choose.rules import Sm90Choice
+from ..moved import old_names
 from . import tuned_store as tuned
-from .checks import autocast, check_matrices, differentiated, fake_shape, output_type
-from .compute import product
+from .bias_activation import GATES, by_torch, gate_by_torch
+from .checks import (
+    autocast,
+    check_gated_type,
+    check_matrices,
+    check_sizes,
+    differentiated,
+    fake_shape,
+    output_type,
+    sizes_later,
+    transforms,
+)
+from .compute import gated_product, product, wide_type
+from .prepared import Config, config_text
+from .problem import half
+
+__getattr__ = old_names(__name__)
 
 NAME = "layoutgemm::matmul"
 
@@ -218,3 +237,97 @@ def _under_autocast(key: torch._C.DispatchKey) -> Any:
 
 for _device in ("CUDA", "CPU"):
     _library.impl("matmul", _under_autocast(getattr(torch._C.DispatchKey, f"Autocast{_device}")), f"Autocast{_device}")
+
+
+# ------------------------------------------------------------------------------------------------------- gated products
+
+
+@torch.library.custom_op("layoutgemm::gated", mutates_args=())
+def _gated(
+    a: torch.Tensor, b: torch.Tensor, activation: str, out_dtype: torch.dtype, config: str = "",
+    allow_tf32: bool | None = None,
+) -> torch.Tensor:  # fmt: skip
+    kind = _check_gated(a, b, activation, out_dtype, allow_tf32)
+    return gated_product(a, b, None, activation, kind, configured(config))
+
+
+def _check_gated(
+    a: torch.Tensor, b: torch.Tensor, activation: str, out_dtype: torch.dtype, allow_tf32: bool | None
+) -> torch.dtype:
+    check_operands({"a": a, "b": b})
+    check_matrices(a, b, allow_tf32)
+    if activation not in GATES:
+        raise OperandError(f"activation {activation!r}: of gated products known are {', '.join(map(repr, GATES))}")
+    kind = output_type(a, b, out_dtype)
+    check_gated_type(kind)
+    return kind
+
+
+@_gated.register_fake
+def _(
+    a: torch.Tensor, b: torch.Tensor, activation: str, out_dtype: torch.dtype, config: str = "",
+    allow_tf32: bool | None = None,
+) -> torch.Tensor:  # fmt: skip
+    kind = _check_gated(a, b, activation, out_dtype, allow_tf32)
+    configured(config)
+    *front, n = fake_shape(a, b)
+    return a.new_empty((*front, half(b.ndim, n)), dtype=kind)
+
+
+def _underived(a: torch.Tensor, b: torch.Tensor, *others: object) -> torch.Tensor:
+    raise OperandError("torch.ops.layoutgemm.gated has no derivative; matmul(a, b, activation=) has")
+
+
+with_autograd("gated", _underived)
+
+
+@_gated.register_vmap
+def _(
+    info: object, in_dims: tuple[int | None, ...], a: torch.Tensor, b: torch.Tensor, activation: str,
+    out_dtype: torch.dtype, config: str = "", allow_tf32: bool | None = None,
+) -> tuple[torch.Tensor, int]:  # fmt: skip
+    return torch.ops.layoutgemm.gated(*aligned(in_dims, a, b), activation, out_dtype, config, allow_tf32), 0
+
+
+def gated_operator(
+    a: torch.Tensor, b: torch.Tensor, activation: str, kind: torch.dtype, config: str
+) -> torch.Tensor:
+    """The operator on an a of any rank, of operands that have been checked."""
+    value = torch.ops.layoutgemm.gated(a.unsqueeze(0) if a.ndim == 1 else a, b, activation, kind, config, True)
+    return value.squeeze(-2) if a.ndim == 1 else value
+
+
+# ------------------------------------------------------------------------------------------------------ calls of matmul
+
+
+def recorded_product(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, bias: torch.Tensor | None, activation: str | None,
+    kind: torch.dtype, config: Config | None,
+) -> torch.Tensor:  # fmt: skip
+    """The product that torch's dispatcher sees, and torch's own operators for what follows it."""
+    gated = activation in GATES
+    finishes = bias is not None or activation is not None
+    fused = gated and bias is None and not differentiated(a, b) and (torch.compiler.is_compiling() or not transforms())
+    if fused:
+        value = gated_operator(a, b, str(activation), kind, config_text(config))
+    else:
+        wide = torch.float32 if gated else wide_type(a.dtype)
+        value = dispatched(a, b, wide if finishes else kind, config)
+    if sizes_later() and not torch.compiler.is_dynamo_compiling():
+        *front, n = value.shape or (1,)
+        check_sizes(a, b, out, bias, activation, kind, (*front, 2 * n) if fused else tuple(value.shape))
+    if gated and not fused:
+        value = gate_by_torch(value, bias, str(activation), kind)
+    elif not gated and finishes:
+        value = by_torch(value, bias, activation, kind)
+    return value if out is None else out.copy_(value)
+
+
+def dispatched(a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, config: Config | None) -> torch.Tensor:
+    """The operator `matmul` on operands of any rank, by the way that has derivatives."""
+    value = differentiable(
+        a.unsqueeze(0) if a.ndim == 1 else a, b.unsqueeze(1) if b.ndim == 1 else b, kind, config_text(config)
+    )
+    if b.ndim == 1:
+        value = value.squeeze(-1)
+    return value.squeeze(-1 if b.ndim == 1 else -2) if a.ndim == 1 else value

@@ -19,7 +19,7 @@ from ..errors import OperandError
 from ..kernels.epilogue.chain import Epilogue
 from ..kernels.run.operand_checks import check_operands, same_memory
 from ..moved import old_names
-from .bias_activation import GATES, by_torch, gate_by_torch, scaled_by_torch
+from .bias_activation import GATES, scaled_by_torch
 from .checks import (
     PLAIN,
     autocast,
@@ -28,7 +28,6 @@ from .checks import (
     check_gemm_sizes,
     check_out,
     check_sizes,
-    differentiated,
     modes_of_dispatch,
     modes_of_functions,
     needs_dispatcher,
@@ -43,9 +42,8 @@ from .checks import (
 from .compiled import check_compiled, check_compiled_gemm, refuse
 from .compute import finished_product, gated_product, scaled_product, wide_type
 from .epilogue import check_epilogue, epilogue_product
-from .gated import gated_operator
-from .library import differentiable
-from .prepared import PREPARED, Config, choice_of, config_text, mark_written
+from .library import dispatched, recorded_product
+from .prepared import PREPARED, Config, choice_of, mark_written
 
 __getattr__ = old_names(__name__)
 
@@ -246,7 +244,7 @@ def gemm(
         check_gemm_sizes(alpha, a, b, beta, c, out, kind, product_shape(a, b))
     if not needs_dispatcher(a, b, c, out, *[x for x in (alpha, beta) if isinstance(x, torch.Tensor)]):
         return scaled_product(alpha, a, b, beta, c, kind, config, out, in_place)
-    value = _dispatched(a, b, wide_type(a), config)
+    value = dispatched(a, b, wide_type(a.dtype), config)
     if sizes_later() and not _is_traced():
         check_gemm_sizes(alpha, a, b, beta, c, out, kind, tuple(value.shape))
     value = scaled_by_torch(value, alpha, beta, c, kind)
@@ -264,7 +262,7 @@ def _checked(
     if not sizes_later():
         check_sizes(a, b, out, bias, activation, kind, product_shape(a, b))
     if needs_dispatcher(a, b, out, bias):
-        return _recorded(a, b, out, bias, activation, kind, config)
+        return recorded_product(a, b, out, bias, activation, kind, config)
     if activation in GATES:
         return gated_product(a, b, bias, activation, kind, config, out)
     return finished_product(a, b, bias, activation, kind, config, out)
@@ -281,40 +279,7 @@ def _compiled(
     """The same under torch.compile, whose tracer meets no exception of ours."""
     check_compiled(a, b, out, bias, activation, config, out_dtype, allow_tf32)
     a, b = autocast(a, b)
-    return _recorded(a, b, out, bias, activation, output_type(a, b, out_dtype), config)
-
-
-def _recorded(
-    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, bias: torch.Tensor | None, activation: str | None,
-    kind: torch.dtype, config: Config | None,
-) -> torch.Tensor:  # fmt: skip
-    """The product that torch's dispatcher sees, and torch's own operators for what follows it."""
-    gated = activation in GATES
-    finishes = bias is not None or activation is not None
-    fused = gated and bias is None and not differentiated(a, b) and (_is_compiling() or not transforms())
-    if fused:
-        value = gated_operator(a, b, str(activation), kind, config_text(config))
-    else:
-        wide = torch.float32 if gated else wide_type(a)
-        value = _dispatched(a, b, wide if finishes else kind, config)
-    if sizes_later() and not _is_traced():
-        *front, n = value.shape or (1,)
-        check_sizes(a, b, out, bias, activation, kind, (*front, 2 * n) if fused else tuple(value.shape))
-    if gated and not fused:
-        value = gate_by_torch(value, bias, str(activation), kind)
-    elif not gated and finishes:
-        value = by_torch(value, bias, activation, kind)
-    return value if out is None else out.copy_(value)
-
-
-def _dispatched(a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, config: Config | None) -> torch.Tensor:
-    """The operator of `torch_op.library`, on operands of any rank."""
-    value = differentiable(
-        a.unsqueeze(0) if a.ndim == 1 else a, b.unsqueeze(1) if b.ndim == 1 else b, kind, config_text(config)
-    )
-    if b.ndim == 1:
-        value = value.squeeze(-1)
-    return value.squeeze(-1 if b.ndim == 1 else -2) if a.ndim == 1 else value
+    return recorded_product(a, b, out, bias, activation, output_type(a, b, out_dtype), config)
 
 
 def _with_epilogue(
