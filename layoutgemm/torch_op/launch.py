@@ -108,6 +108,47 @@ class Prepared:
         return c
 
 
+class Direct:
+    """A kernel and its arguments for tensors of known shapes and strides: a call writes the addresses, and launches.
+
+    arguments  of one launch
+    places     of the arguments that are addresses
+    """
+
+    __slots__ = ("_entry", "_free", "_launcher", "_places", "_stream", "_template", "device", "plan")
+
+    def __init__(self, plan: Any, arguments: Sequence[int], places: Sequence[int], device: int):
+        self.plan, self.device = plan, device
+        compiled: CompiledGemm = plan.compile()
+        compiled.launcher.load(device)
+        self._launcher, self._entry = compiled.launcher, compiled.launcher.entry
+        self._template, self._places, self._stream = tuple(arguments), tuple(places), len(arguments)
+        self._free: list[Block] = []
+
+    def launch(self, addresses: Sequence[int], stream: int) -> None:
+        """Launch at these addresses, one for each place, on a stream of the current device.
+
+        Raises PlanError when CUDA refuses.
+        """
+        try:
+            THREAD.bound  # noqa: B018  # absent in a thread that has no context yet
+        except AttributeError:
+            bind(self.device)
+        try:
+            block = self._free.pop()
+        except IndexError:  # as many blocks as there were calls at once
+            block = self._launcher.block(self._template)
+        values = block.values
+        for place, address in zip(self._places, addresses):
+            values[place] = address
+        values[self._stream] = stream
+        self._entry(block.pointer)
+        error = values[self._stream + 1]
+        self._free.append(block)
+        if error:
+            raise PlanError(f"CUDA refused the launch: {error_name(error & 0xFFFFFFFF)}; {self.plan}")
+
+
 def run(
     solution: Solution, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, launch: Callable[[int, int, int], object]
 ) -> None:

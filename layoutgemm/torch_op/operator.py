@@ -54,7 +54,7 @@ _is_compiling = torch.compiler.is_compiling
 _is_traced = torch.compiler.is_dynamo_compiling  # a constant to Dynamo; others that compile are modes
 _autocast = _C._is_any_autocast_enabled
 _current_device: Callable[[], int] = getattr(_C, "_cuda_getDevice", torch.cuda.current_device)
-_raw_stream: Callable[[int], int] = getattr(
+raw_stream: Callable[[int], int] = getattr(
     _C, "_cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream
 )
 
@@ -181,7 +181,7 @@ def matmul(
             if not low & 15:
                 if out is not None:
                     mark_written((out,))
-                ready.launch(at_a, at_b, at_c, _raw_stream(index), words)
+                ready.launch(at_a, at_b, at_c, raw_stream(index), words)
                 return c
     return _checked(a, b, out, bias, activation, config, out_dtype, allow_tf32)
 

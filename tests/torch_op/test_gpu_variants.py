@@ -174,3 +174,73 @@ def test_plans_that_read_more_run_on_arrays() -> None:
     found = scaled.run(a, b, given={"sa": sa})
     want = (np.repeat(sa, 128, axis=1) * a).astype(np.float64) @ b
     assert "cuda" in found.ran_on and np.array_equal(found.c, want)
+
+
+def test_a_launch_is_kept_for_tensors_of_the_same_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second call writes addresses alone; whatever else differs goes the long way, and is checked there."""
+    from layoutgemm.errors import LayoutError
+    from layoutgemm.torch_op import scaled_grouped
+
+    def operands(seed: int, m: int = 200, n: int = 256, k: int = 384) -> tuple[Any, Any, Any, Any]:
+        torch.manual_seed(seed)
+        a, b = (torch.randn(*shape, device="cuda").to(torch.float8_e4m3fn) for shape in ((m, k), (n, k)))
+        return a, torch.rand(m, k // 128, device="cuda"), b.mT, torch.rand(n // 128, k // 128, device="cuda")
+
+    first, other = operands(1), operands(2)
+    want = layoutgemm.scaled_matmul(*other)
+    into = torch.empty_like(want)
+    layoutgemm.scaled_matmul(*first, out=torch.empty_like(want))
+    long_way = scaled_grouped.run_given
+
+    def never(*_: Any) -> Any:
+        raise AssertionError("the long way")
+
+    monkeypatch.setattr(scaled_grouped, "run_given", never)
+    assert torch.equal(layoutgemm.scaled_matmul(*other), want)
+    version = into._version
+    assert layoutgemm.scaled_matmul(*other, out=into) is into and torch.equal(into, want) and into._version > version
+    same = other[0], other[1], other[2], other[3].clone()
+    assert torch.equal(layoutgemm.scaled_matmul(*same), want)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        apart = layoutgemm.scaled_matmul(*other)
+    stream.synchronize()
+    assert torch.equal(apart, want)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        recorded = layoutgemm.scaled_matmul(*other)
+    graph.replay()
+    assert torch.equal(recorded, want)
+
+    # Whatever else differs goes the long way.
+    monkeypatch.setattr(scaled_grouped, "run_given", long_way)
+    lying = torch.empty(200 * 384 + 8, dtype=torch.uint8, device="cuda")[8:].view(torch.float8_e4m3fn).view(200, 384)
+    lying.copy_(other[0])  # 8 bytes past a multiple of 16
+    assert torch.equal(layoutgemm.scaled_matmul(lying, *other[1:]), want)
+    size, start = 200 * 384, 200 * 384 - 256
+    bytes_ = torch.empty(start + 200 * 256 * 2, dtype=torch.uint8, device="cuda")
+    low = bytes_[:size].view(torch.float8_e4m3fn).view(200, 384)
+    high = bytes_[start:].view(torch.bfloat16).view(200, 256)  # begins in the last line of `low`
+    low.copy_(other[0])
+    assert torch.equal(layoutgemm.scaled_matmul(low, *other[1:]), want)
+    with pytest.raises(LayoutError, match="shares memory"):
+        layoutgemm.scaled_matmul(low, *other[1:], out=high)
+    with pytest.raises(LayoutError, match="requires grad"):
+        layoutgemm.scaled_matmul(other[0], other[1].clone().requires_grad_(), *other[2:])
+
+
+def test_a_grouped_launch_is_kept_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    from layoutgemm.torch_op import scaled_grouped
+
+    a, b, offsets = grouped(torch.bfloat16, (64, 0, 192, 100), "col")
+    want = layoutgemm.grouped_matmul(a, b, offsets)
+    other = torch.tensor([0, 100, 200, 256, 356], device="cuda", dtype=torch.int32)
+    slow = layoutgemm.grouped_matmul(a, b, torch.stack([other, other], 1)[:, 0])  # offsets that are not contiguous
+
+    def never(*_: Any) -> Any:
+        raise AssertionError("the long way")
+
+    monkeypatch.setattr(scaled_grouped, "run_given", never)
+    assert torch.equal(layoutgemm.grouped_matmul(a, b, offsets), want)
+    assert torch.equal(layoutgemm.grouped_matmul(a, b, other), slow) and not torch.equal(slow, want)

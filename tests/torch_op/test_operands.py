@@ -279,7 +279,7 @@ def short_way(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setattr(torch_op, "PREPARED", Always())
     monkeypatch.setattr(torch_op, "_current_device", lambda: -1)
-    monkeypatch.setattr(torch_op, "_raw_stream", lambda index: 0)
+    monkeypatch.setattr(torch_op, "raw_stream", lambda index: 0)
     monkeypatch.setattr(torch_op, "empty_on_gpu", lambda *x: torch.empty_strided(*x[:2], dtype=x[2]))
     return launches
 

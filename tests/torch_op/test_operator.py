@@ -353,7 +353,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(torch_launch, "kernel", lambda solution: SimpleNamespace(launcher=Emulated(original(solution))))
     monkeypatch.setattr(torch.Tensor, "data_ptr", seen)
     monkeypatch.setattr(torch_op, "_current_device", lambda: -1)
-    monkeypatch.setattr(torch_op, "_raw_stream", lambda index: 77)
+    monkeypatch.setattr(torch_op, "raw_stream", lambda index: 77)
     for module in (torch_compute, torch_epilogue):
         monkeypatch.setattr(module, "on_gpu", lambda x: True)
     monkeypatch.setattr(torch_op, "empty_on_gpu", lambda *x: torch.empty_strided(*x[:2], dtype=x[2]))

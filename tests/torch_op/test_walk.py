@@ -84,7 +84,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     for module in (compute, epilogue):
         monkeypatch.setattr(module, "on_gpu", lambda x: True)
     monkeypatch.setattr(operator, "_current_device", lambda: -1)
-    monkeypatch.setattr(operator, "_raw_stream", lambda index: 77)
+    monkeypatch.setattr(operator, "raw_stream", lambda index: 77)
     monkeypatch.setattr(operator, "empty_on_gpu", lambda *x: torch.empty_strided(*x[:2], dtype=x[2]))
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=88))

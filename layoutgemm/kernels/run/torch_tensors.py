@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -190,6 +190,42 @@ def _check_map(tma: TmaPlan, name: str, lines: Any, leading: int, pitch: int) ->
     tma.check_global(name, lines.data_ptr(), shape, (leading, pitch)[: len(shape) - 1])
 
 
+class LaunchOf(NamedTuple):
+    """What one launch of a plan on tensors takes.
+
+    arguments  the kernel's, as `plan.parameters` names them: A, B and C first
+    c          the tensor that the kernel writes
+    late       whether it is copied into the caller's output afterwards
+    read       what the kernel reads as A and B, copies among them; they live until the launch
+    copies     what was copied, in words
+    """
+
+    arguments: tuple[int, ...]
+    c: Any
+    late: bool
+    read: tuple[Any, Any]
+    copies: tuple[str, ...]
+
+
+def launch_of(plan: Plan, a: Any, b: Any, out: Any, copy: bool, words: tuple[int, ...] = ()) -> LaunchOf:
+    """The arguments of a launch on checked tensors of the current device, with copies where the plan needs them."""
+    copies: list[str] = []
+    lines_a, lda, pitch_a = tma_operand(plan.a, a, copies, copy)
+    lines_b, ldb, pitch_b = tma_operand(as_one_matrix(plan.b), b, copies, copy)
+    c, late = _target(plan, out, a.device, copies, copy)
+    lines_c = c if plan.c.order == "row" else c.transpose(-1, -2)
+    pointers = lines_a.data_ptr(), lines_b.data_ptr(), c.data_ptr()
+    arguments: tuple[int, ...]
+    if isinstance(plan, PERSISTENT):
+        ldc, pitch_c = _distances(lines_c, plan.c.dtype)
+        sizes = (plan.m, plan.n, plan.k, plan.batch, lda, ldb, ldc, pitch_a, pitch_b, pitch_c)
+        arguments = (*pointers, *sizes, resident(a.device.index, plan.cluster_size), *words)
+    else:
+        ldc = lines_c.stride(0) if plan.m > 1 else plan.n
+        arguments = (*pointers, plan.m, plan.n, plan.k, lda, ldb, ldc)
+    return LaunchOf(arguments, c, late, (lines_a, lines_b), tuple(copies))
+
+
 def _launch(
     plan: Plan, a: Any, b: Any, out: Any, why: str, copy: bool, words: tuple[int, ...] = ()
 ) -> GemmResult:
@@ -197,26 +233,13 @@ def _launch(
 
     from ..compile.compiler import compile_plan
 
-    copies: list[str] = []
     with torch.cuda.device(a.device):
-        lines_a, lda, pitch_a = tma_operand(plan.a, a, copies, copy)
-        lines_b, ldb, pitch_b = tma_operand(as_one_matrix(plan.b), b, copies, copy)
-        c, late = _target(plan, out, a.device, copies, copy)
-        lines_c = c if plan.c.order == "row" else c.transpose(-1, -2)
-        pointers = lines_a.data_ptr(), lines_b.data_ptr(), c.data_ptr()
-        arguments: tuple[int, ...]
-        if isinstance(plan, PERSISTENT):
-            ldc, pitch_c = _distances(lines_c, plan.c.dtype)
-            sizes = (plan.m, plan.n, plan.k, plan.batch, lda, ldb, ldc, pitch_a, pitch_b, pitch_c)
-            arguments = (*pointers, *sizes, resident(a.device.index, plan.cluster_size), *words)
-        else:
-            ldc = lines_c.stride(0) if plan.m > 1 else plan.n
-            arguments = (*pointers, plan.m, plan.n, plan.k, lda, ldb, ldc)
-        compile_plan(plan).launch(*arguments, stream=torch.cuda.current_stream(a.device).cuda_stream)
-        if late:
-            out.copy_(c)
-            c = out
-    return GemmResult(c, f"{torch.cuda.get_device_name(a.device)} ({a.device})", why, tuple(copies))
+        made = launch_of(plan, a, b, out, copy, words)
+        compile_plan(plan).launch(*made.arguments, stream=torch.cuda.current_stream(a.device).cuda_stream)
+        if made.late:
+            out.copy_(made.c)
+    c = out if made.late else made.c
+    return GemmResult(c, f"{torch.cuda.get_device_name(a.device)} ({a.device})", why, made.copies)
 
 
 def run_given(plan: Sm90Plan, a: Any, b: Any, given: dict[str, Any], out: Any = None, copy: bool = True) -> GemmResult:
