@@ -185,7 +185,7 @@ def test_what_is_wrong_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sm90_reference, "store_place", wrong)
         two = problem("small")
         with pytest.raises(PlanError, match="is stored 2 times"):
-            two[0].run(two[1], two[2], given=two[3])
+            two[0].run(two[1], two[2], given=two[3], device="reference")
     monkeypatch.undo()
     monkeypatch.setattr(Ragged, "find", lambda self, first, tile, choose: next(
         e for e in range(self.capacity) if first(e + 1) >= tile))  # fmt: skip
