@@ -42,7 +42,7 @@ from .checks import (
 from .compiled import check_compiled, check_compiled_gemm, refuse
 from .compute import finished_product, gated_product, scaled_product, wide_type
 from .epilogue import check_epilogue, epilogue_product
-from .library import dispatched, recorded_product
+from .library import dispatched, gradients, recorded_product
 from .prepared import PREPARED, Config, choice_of, mark_written
 
 __getattr__ = old_names(__name__)
@@ -132,11 +132,16 @@ def matmul(
     if _is_traced():
         return _compiled(a, b, out, bias, activation, config, out_dtype, allow_tf32)
     # The fast path: plain tensors of known shapes and strides, that torch's dispatcher need not see.
-    if (
-        ((kind := type(a)) is _Tensor or kind is _Parameter)
-        and ((kind := type(b)) is _Tensor or kind is _Parameter)
-        and not ((a.requires_grad or b.requires_grad) and _grad_enabled())
+    if ((kind := type(a)) is not _Tensor and kind is not _Parameter) or (
+        (kind := type(b)) is not _Tensor and kind is not _Parameter
     ):
+        pass
+    elif (a.requires_grad or b.requires_grad) and _grad_enabled():
+        products = a.ndim > 1 < b.ndim and out is None and bias is None and activation is None
+        if products and _is_seen_by_autograd_alone():
+            recorded: torch.Tensor = _Recorded.apply(a, b, out_dtype, config, allow_tf32)
+            return recorded
+    else:
         index = a.get_device()
         try:
             key: tuple[object, ...]
@@ -184,6 +189,39 @@ def matmul(
                 ready.launch(at_a, at_b, at_c, raw_stream(index), words)
                 return c
     return _checked(a, b, out, bias, activation, config, out_dtype, allow_tf32)
+
+
+def _is_seen_by_autograd_alone() -> bool:
+    return (
+        not (modes_of_functions() or modes_of_dispatch() or _autocast() or transforms())
+        and _forward._current_level < 0
+        and tracing_state() is None
+    )
+
+
+class _Recorded(torch.autograd.Function):
+    """The product in eager mode, where autograd alone looks on: the fast path forward and backward.
+
+    `library.differentiable` serves torch.func, forward mode and compilers. Where the backward pass is recorded too,
+    `matmul` records its products.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None, config: Config | None,
+        allow_tf32: bool | None,
+    ) -> torch.Tensor:  # fmt: skip
+        ctx.save_for_backward(a, b)
+        return matmul(a, b, config=config, out_dtype=out_dtype, allow_tf32=allow_tf32)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+        return (*gradients(ctx, grad, _derived), None, None, None)
+
+
+def _derived(left: torch.Tensor, right: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
+    """A derivative's product: float32 has been allowed for the product that it derives."""
+    return matmul(left, right, out_dtype=kind, allow_tf32=True)
 
 
 def _longer(

@@ -396,10 +396,14 @@ def test_the_fast_path_launches_the_kernel(monkeypatch: pytest.MonkeyPatch) -> N
         matmul(square, square.clone(), out=torch.empty_like(square), config=SMALL)
         with pytest.raises(TensorError, match="shares memory with a"):
             matmul(square, square.clone(), out=square, config=SMALL)
-        # somebody looks on: the operator, and autograd with it
+        # recorded by autograd alone: the short way, too
         x = a.clone().requires_grad_()
         got = matmul(x, b, config=SMALL)
-        assert got.requires_grad and torch.equal(got, want) and calls[-1][1] == 88
+        assert got.requires_grad and torch.equal(got, want) and calls[-1][1] == 77
+        # recorded in forward mode: the operator, which has tangents
+        with torch.autograd.forward_ad.dual_level():
+            got = matmul(torch.autograd.forward_ad.make_dual(a.clone(), a.clone()), b, config=SMALL)
+            assert torch.equal(torch.autograd.forward_ad.unpack_dual(got).tangent, want) and calls[-1][1] == 88
 
 
 @pytest.mark.dsl
