@@ -17,6 +17,7 @@ from .algebra import recast as _recast
 from .algebra.compose import compose as _compose
 from .algebra.divide import as_tiler
 from .basis import as_stride, assemble, component, has_basis, identity_stride, paths_of
+from .conversion import Convertible
 from .display import PicturedLayout
 from .int_tuple import BEYOND, SYMBOLS_SEEN, as_shape, check_congruent, check_enumerable, coal, crd2idx, show_coord
 from .paged import Paged
@@ -25,7 +26,7 @@ from .proofs import verdicts as _proof
 from .symbols.dispatch import become_symbolic, has_symbols, joined, lift, symbols_in
 
 
-class Layout(PicturedLayout, Predicates, Paged):
+class Layout(PicturedLayout, Predicates, Paged, Convertible):
     """A function from coordinates to offsets: coordinate -> sum of coordinate * stride, in elements.
 
     The domain is the shape: its coordinates are tuples of its nesting, or flat indices in colexicographic order (the

@@ -22,7 +22,7 @@ class Predicates:
     """The predicates of a layout's partial operations. Each returns a Verdict: ok, reason, witness.
 
     The reason is the message that the operation raises, the witness the first coordinate that shows it, where one does.
-    Statements about values, and the way to the DSL, are here too: Layout and ComposedLayout have them alike.
+    Statements about values are here too: Layout and ComposedLayout have them alike.
     """
 
     __slots__ = ()
@@ -88,12 +88,6 @@ class Predicates:
     def can_recast(self, new_bits: int, old_bits: int) -> Verdict:
         """Whether recast(new_bits, old_bits) has an answer."""
         return self._can("recast", new_bits, old_bits)
-
-    def to_cute(self, **values: Any) -> Any:
-        """The same as an object of the CuTe DSL, in a trace or under `interop.cute_context()`; see interop.to_cute."""
-        from ..interop import to_cute
-
-        return to_cute(self, **values)
 
     def _can(self, name: str, *args: Any) -> Verdict:
         operation = getattr(self, name, None)

@@ -19,6 +19,7 @@ import numpy as np
 from ..arguments import MAX_BITS, as_int, checked, is_int, refusal, shown
 from ..errors import CompositionError, LayoutError, SwizzleError
 from .algebra.recast import factor
+from .conversion import Convertible
 from .display import Pictured, PicturedLayout
 from .int_tuple import bit_field, coal_open, show
 from .paged import Paged
@@ -48,7 +49,7 @@ def _log2(n: int, what: str) -> int:
     return n.bit_length() - 1
 
 
-class Swizzle(Pictured, Paged):
+class Swizzle(Pictured, Paged, Convertible):
     """The XOR swizzle of B bits at M, from S bits further up: offset -> offset, in its unit.
 
     Works on ints, integer arrays and traced integers, with `& >> << ^` only. Raises SwizzleError for negative B or M
@@ -107,18 +108,6 @@ class Swizzle(Pictured, Paged):
             return x ^ (x >> r & self._target)
         return x ^ (x << -r & self._target) if r else x
 
-    def _picture(self, layout: Any = None, bits: int | None = None, **options: Any) -> str:
-        from ..view import own_tile, swizzle_pair_svg
-
-        layout, bits = own_tile(self, layout, bits)
-        return swizzle_pair_svg(layout, self, bits, **options)
-
-    def _table(self, layout: Any = None, bits: int | None = None, **options: Any) -> str:
-        from ..view import own_tile, swizzle_pair_table
-
-        layout, bits = own_tile(self, layout, bits)
-        return swizzle_pair_table(layout, self, bits, **options)
-
     @property
     def span(self) -> int:
         """The period: offsets this far apart are moved alike (in the swizzle's unit)."""
@@ -168,12 +157,6 @@ class Swizzle(Pictured, Paged):
             raise SwizzleError(f"{self} exchanges parts of the wider element: its M would be {base}")
         return Swizzle(self.bits, base, self.shift, unit)
 
-    def to_cute(self) -> Any:
-        """The same as an object of the CuTe DSL, in a trace or under `interop.cute_context()`: see interop.to_cute."""
-        from ..interop import to_cute
-
-        return to_cute(self)
-
     def compose(self, other: Any) -> Any:
         """The layout c -> self(other(c)) for a Layout or ComposedLayout."""
         return ComposedLayout(self, 0, other)
@@ -215,7 +198,7 @@ class Swizzle(Pictured, Paged):
         return f"S<{self.bits},{self.base},{self.shift}>{unit}"
 
 
-class ComposedLayout(PicturedLayout, Predicates, Paged):
+class ComposedLayout(PicturedLayout, Predicates, Paged, Convertible):
     """c -> swizzle(offset + layout(c)): coordinate -> offset, in the swizzle's unit, which the layout counts too.
 
     `layout` may itself be a ComposedLayout of the same unit. Operations act on the layout inside; a slice keeps its
