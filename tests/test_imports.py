@@ -38,6 +38,13 @@ ROWS: tuple[tuple[str, ...], ...] = (
 ROW = {name: number for number, row in enumerate(ROWS) for name in row}
 # Modules that a file names for a registry, which loads them when it is first asked: the arrows up, and why.
 ARROWS_UP: dict[str, tuple[tuple[str, ...], str]] = {
+    "layouts/above.py": (
+        (
+            "layouts.layout", "layouts.notation", "layouts.formulas", "layouts.linear", "layouts.proofs.prove",
+            "layouts.symbols.symbolic_layout", "layouts.symbols.sympy_formulas", "layouts.symbols.sympy_io",
+        ),
+        "a layout has what is written on top of it as methods, and SymPy is loaded where it is wanted",
+    ),
     "layouts/conversion.py": (("interop.cute_writer",), "what makes objects of the CuTe DSL knows atoms"),
     "layouts/display.py": (("view.layouts", "view.objects", "view.raster"), "an object is drawn by its method"),
     "layouts/paged.py": (("view.pages.html",), "an object has its page as a method"),
@@ -290,7 +297,7 @@ def _is_private(target: str) -> bool:
     return name.startswith("_") and not name.startswith("__")
 
 
-INNER = 132
+INNER = 81
 PRIVATE = 20
 BETWEEN_ARCHITECTURES = {
     ("sm100", "sm90"): 4,

@@ -17,13 +17,16 @@ from typing import Any
 import numpy as np
 
 from ..arguments import MAX_BITS, as_int, checked, is_int, refusal, shown
-from ..errors import CompositionError, LayoutError, SwizzleError
+from ..errors import CompositionError, LayoutError, ParseError, SwizzleError
+from . import above
 from .algebra.recast import factor
 from .conversion import Convertible
 from .display import Pictured, PicturedLayout
-from .int_tuple import bit_field, coal_open, show
+from .int_tuple import bit_field, check_enumerable, coal_open, show
+from .layout import Layout
 from .paged import Paged
 from .predicates import Predicates
+from .proofs.verdicts import between, equivalent
 from .symbols.dims import entry
 
 _set = object.__setattr__
@@ -167,9 +170,10 @@ class Swizzle(Pictured, Paged, Convertible):
     @checked(SwizzleError)
     def parse(cls, text: str) -> Swizzle:
         """The inverse of str(): S<3,4,3>, with an optional unit [bytes] or [16b]."""
-        from .notation import parse_swizzle
-
-        return parse_swizzle(text)
+        out = above.parsed(text)
+        if not isinstance(out, Swizzle):
+            raise ParseError(f"{shown(text)} is a layout and no swizzle")
+        return out
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -217,8 +221,6 @@ class ComposedLayout(PicturedLayout, Predicates, Paged, Convertible):
     layout: Any
 
     def __init__(self, swizzle: Swizzle, offset: int, layout: Any) -> None:
-        from .layout import Layout
-
         if not isinstance(swizzle, Swizzle):
             raise LayoutError(refusal(swizzle, "the beginning of a ComposedLayout", "a Swizzle"))
         if not isinstance(layout, (Layout, ComposedLayout)):
@@ -294,8 +296,6 @@ class ComposedLayout(PicturedLayout, Predicates, Paged, Convertible):
     @property
     def cosize(self) -> int:
         """One more than the largest value, found by looking at all of them."""
-        from .int_tuple import check_enumerable
-
         check_enumerable("cosize", self)
         return int(np.max(self.offsets())) + 1
 
@@ -325,6 +325,14 @@ class ComposedLayout(PicturedLayout, Predicates, Paged, Convertible):
         return self._with(self.layout.compose(other))
 
     __matmul__ = compose
+
+    def after(self, left: Any) -> ComposedLayout:
+        """c -> left(self(c)), of a plain layout. Raises CompositionError unless `left` multiplies by a power of two.
+
+        >>> str((Swizzle(3, 3, 3) @ Layout(64)).after(Layout(64, 4)))
+        'S<3,5,3> o 0 o 64:4'
+        """
+        return compose_with_swizzle(left, self)
 
     def flatten(self) -> ComposedLayout:
         """Without nesting."""
@@ -433,8 +441,6 @@ class ComposedLayout(PicturedLayout, Predicates, Paged, Convertible):
 
     def equivalent(self, other: Any) -> Any:
         """Whether both are one function of the flat index; by looking at all values."""
-        from .proofs.verdicts import between, equivalent
-
         return between(equivalent(self, other), self, other)
 
     def is_injective(self) -> Any:
@@ -445,9 +451,7 @@ class ComposedLayout(PicturedLayout, Predicates, Paged, Convertible):
     @checked(SwizzleError)
     def parse(cls, text: str) -> ComposedLayout:
         """The inverse of str()."""
-        from .notation import parse
-
-        out = parse(text)
+        out = above.parsed(text)
         if not isinstance(out, ComposedLayout):
             raise LayoutError(f"{shown(text)} has no swizzle and is a plain layout")
         return out
