@@ -13,5 +13,5 @@ table.register(Timeline)(Timeline.text)
 
 @picture.register(Timeline)
 def timeline_picture(timeline: Timeline, **options: Any) -> str:
-    """What warps and engines did, a line for each."""
+    """Draws what warps and engines did, a line for each."""
     return timeline_svg(timeline.as_json(), **options)

@@ -1,4 +1,4 @@
-"""What layouts ask of the files above them, which register it and are loaded when they are first asked."""
+"""Registries of the functions that layouts take from the files above them."""
 
 from __future__ import annotations
 

@@ -15,5 +15,8 @@ class Convertible:
     __slots__ = ()
 
     def to_cute(self, **values: Any) -> Any:
-        """The same as an object of the CuTe DSL, in a trace or under `interop.cute_context()`: see interop.to_cute."""
+        """The same as an object of the CuTe DSL. See interop.to_cute.
+
+        It needs a trace, or `interop.cute_context()`.
+        """
         return converted(self, **values)

@@ -1,4 +1,7 @@
-"""A function of an object that a file above registers for its type, and that is loaded when it is first asked for."""
+"""Functions by the type of an object, registered by files above.
+
+A registry loads the file that registers a function when it is first called.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Registry:
-    """A function by the type of its first argument, as `functools.singledispatch`, whose files load when it is called.
+    """A function by the type of its first argument, whose files load when it is called.
 
     what   what the function gives, for the refusal of a type that has none
     home   the module that registers the functions; a class whose own come from another names it in `attribute`
@@ -47,6 +50,6 @@ class Registry:
         return registered
 
     def __call__(self, thing: Any, *args: Any, **options: Any) -> Any:
-        """What the function of the thing's type gives. Raises LayoutError where no function is registered for it."""
+        """Call the function of the thing's type. Raises LayoutError where none is registered."""
         import_module(getattr(thing, self._attribute, self._home))
         return self._function.dispatch(type(thing))(thing, *args, **options)

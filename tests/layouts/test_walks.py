@@ -33,7 +33,7 @@ print(json.dumps([sorted(entered), "sympy" in sys.modules]))
 
 
 def walk(statement: str, before: str = "") -> tuple[list[str], bool]:
-    """The files that a statement on the layouts A and B enters, and whether SymPy is loaded after it."""
+    """The files that a statement on A and B enters, and whether SymPy is loaded."""
     code = TRACED.format(statement=statement, before=before)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     entered, sympy = json.loads(done.stdout)
