@@ -19,6 +19,10 @@ from ..atoms.tma.box import Leaf, leaves_of
 from ..atoms.tma.engine import global_bits, shared_bits
 from ..atoms.tma.rules import multiple
 from ..layouts import ComposedLayout, Layout
+from ..layouts.proofs.prove import covers, injective
+from ..layouts.symbols.dims import dim
+from ..layouts.symbols.facts import Facts
+from ..layouts.symbols.polynomial import make, show
 from ..report import Check
 
 EXHAUST = 1 << 18  # elements of a tensor that is looked at whole
@@ -148,8 +152,6 @@ def _place(terms: dict[Any, int], plan: TmaPlan) -> str:
         return "(" + ", ".join(f"{dim} {terms[i]}" for i, dim in enumerate(plan.dims)) + ")"
     if set(terms) == {()}:
         return f"byte {terms[()] / 8:g}"
-    from ..layouts.symbols.polynomial import make, show
-
     return f"bit {show(make(dict(terms)))}"
 
 
@@ -199,10 +201,6 @@ def tiles_cover(name: str, plan: TmaPlan) -> Check:
 
 def _leaf_covered(leaf: Leaf, methods: list[str]) -> str:
     """A witness that tiles do not cover a mode once, or "" with the methods of the proofs."""
-    from ..layouts.proofs.prove import covers, injective
-    from ..layouts.symbols.dims import dim
-    from ..layouts.symbols.facts import Facts
-
     extent, run = leaf.extent, leaf.tile * leaf.step
     if isinstance(extent, int):
         count: Any = -(-extent // run)

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..atoms import SmemTile
 from ..errors import LayoutError
+from ..layouts.display import table
 from ..view import fragment_svg, layout_svg, layout_table, swizzle_svg, tv_table
 from ..view.grid import offsets_of, owners_of
 from .arguments import LAYOUT_HELP, add, add_picture, answer, drawn, layout_of
@@ -177,7 +178,7 @@ def operand_shown(what: str, part_: dict[str, Any], colors: dict[str, Any]) -> S
 def object_shown(what: str, colors: dict[str, Any]) -> Shown:
     """An atom, a tiled one, a copy, an order of tiles, a swizzle: by its own picture and text."""
     made, data, options = object_of(what)
-    return Shown(lambda: made._table(**options), lambda: made.svg(**options, **colors), lambda: {"what": what, **data})
+    return Shown(lambda: table(made, **options), lambda: made.svg(**options, **colors), lambda: {"what": what, **data})
 
 
 def fitting(text: str, width: int | None = None) -> str:

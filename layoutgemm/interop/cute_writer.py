@@ -8,9 +8,11 @@ from typing import Any
 from ..arguments import shown
 from ..errors import LayoutError
 from ..layouts import ComposedLayout, Layout, Swizzle
+from ..layouts.conversion import converted
 from .unsupported import NotTaken
 
 
+@converted.register(object)
 def to_cute(x: Any, **values: Any) -> Any:
     """Ours as an object of the CuTe DSL, equal as a function: the inverse of from_cute. A method of each, too.
 

@@ -18,10 +18,13 @@ import numpy as np
 
 from ..atoms import MmaAtom
 from ..errors import PlanError
+from ..layouts import paged
+from ..view.pages.html import page, write
 from ..view.pages.model import THREADS, Fact, Figure, Holder, Holders, Matrix, Table
 from ..view.pages.parts import axes, shared_memory
 from ..view.pages.product import descriptor_facts, operand_matrix, product_figure, value_labels
 from .derive import OperandPlan
+from .plan import GemmPlan
 from .sm80.operand import WARP, Sm80Operand
 from .sm80.plan import Sm80Plan
 from .sm90.plan import WARPGROUP, Sm90Plan
@@ -48,11 +51,9 @@ def plan_figure(plan: TeachingPlan | Sm80Plan | Sm90Plan | Sm100Plan) -> Figure:
     raise PlanError(f"{plan!r} has no page: a TeachingPlan, an Sm80Plan, an Sm90Plan or an Sm100Plan has")
 
 
+@paged.page.register(GemmPlan)
 def plan_html(plan: Any, path: Any = None) -> str:
     """The linked page of a plan; `path` writes it to a file, too."""
-    # a page is wanted only here, and `import layoutgemm.kernels` should not pay for it
-    from ..view.pages.html import page, write
-
     text = page(plan_figure(plan))
     if path is not None:
         write(text, path)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from ..arguments import as_int, settle, shown
 from ..errors import PlanError
 from ..layouts.display import Pictured
+from ..layouts.paged import Paged
 from ..moved import old_names
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def check_words(words: tuple[str, ...]) -> None:
         raise PlanError(f"the kernel's own words, {', '.join(words)}: {MAX_WORDS} at most, of different names")
 
 
-class GemmPlan(Pictured):
+class GemmPlan(Pictured, Paged):
     """A GEMM kernel for some sizes, derived and checked: the common type of all plans.
 
     m, n, k, batch  the product's sizes
@@ -122,6 +123,8 @@ class GemmPlan(Pictured):
     tile: tuple[int, int, int]
     stages: int
     config: Any
+    _drawn_by: ClassVar[str] = "layoutgemm.kernels.pictures"
+    _paged_by: ClassVar[str] = "layoutgemm.kernels.page"
 
     if TYPE_CHECKING:
         derive: ClassVar[Any]  # of each kind of plan it has other parameters
@@ -157,25 +160,6 @@ class GemmPlan(Pictured):
     def for_any_size(self: P) -> P:
         """The plan of the same kernel for one product, or two, of 1x1x1: what the trace sees."""
         return replace(self, m=1, n=1, k=1, batch=min(self.batch, 2))  # type: ignore[type-var]
-
-    def html(self, path: Any = None) -> str:
-        """The plan as a page to point at: tiles of A and B in shared memory, and who holds each element of C.
-
-        path   a file to write it to, too. Returns the page; raises LayoutError for more elements than a page holds.
-        """
-        from .page import plan_html
-
-        return plan_html(self, path)
-
-    def _picture(self, **options: Any) -> str:
-        from .pictures import plan_svg
-
-        return plan_svg(self, **options)
-
-    def _table(self, **options: Any) -> str:
-        from .pictures import plan_table
-
-        return plan_table(self, **options)
 
     def compile(self) -> Any:
         """Compile the kernel for the plan's architecture; needs the `dsl` extra and no GPU. See `kernels.compile`."""

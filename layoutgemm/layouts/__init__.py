@@ -1,16 +1,19 @@
 """The layout algebra: layouts, swizzles, and everything that is done with them. Where to look, by theme:
 
-Layouts of integers     inttuple: shapes, strides, coordinates; basis: strides that lead to coordinates; layout: the
-                        Layout; compose, inverse, divide, recast: its operations; swizzle: Swizzle, ComposedLayout;
-                        notation: text back into layouts; predicates: verdicts in place of exceptions; functions: CuTe's
-                        names as free functions; paged: the method html
-Layouts with symbols    symbolic: dim; poly, generators: what an entry is when it is no int; facts, solver: what is
-                        known; needs, conditions: what is missing, what was used; symbolic_layout, symbolic_ops,
-                        symbolic_views, symbolic_arguments: the operations; symbolic_sympy: to and from SymPy
-Proofs                  proof: Proof, CounterExample, Undecided, and layouts of integers; prove, sizes: layouts with
-                        symbols; linear, gf2: LinearLayout, matrices over GF(2); digits, digit_box, digit_proof: index
-                        formulas
-Formulas                formula, symbolic_formula: closed forms of layouts, and layouts of closed forms
+Layouts of integers     int_tuple: shapes, strides, coordinates; basis: strides that lead to coordinates; layout: the
+                        Layout; algebra: its operations; swizzle: Swizzle, ComposedLayout; notation: text back into
+                        layouts; predicates: verdicts in place of exceptions; functions: CuTe's names as free functions
+Layouts with symbols    symbols.dims: dim; polynomial, generators: what an entry is when it is no int; facts, solver:
+                        what is known; conditions: what was used; symbolic_layout, operations, views: the operations;
+                        sympy_io: to and from SymPy
+Proofs                  proofs.verdicts: Proof, CounterExample, Undecided, and layouts of integers; prove, sizes:
+                        layouts with symbols; linear, gf2: LinearLayout, matrices over GF(2); digits, digit_boxes,
+                        index_formulas: index formulas
+Formulas                formulas: closed forms of layouts, and layouts of closed forms
+Methods                 display, paged, conversion: pictures, pages and objects of the CuTe DSL; above: what layouts ask
+                        of the files above them
+
+A layout of integers handed to compose enters layout, algebra.compose, basis, int_tuple; no file that knows symbols.
 """
 
 from .basis import E, ScaledBasis

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, ClassVar
 
 from ..errors import LayoutError
+from .registry import Registry
+
+# `_drawn_by` of a class names the module that registers its picture and its text.
+picture = Registry("picture", "layoutgemm.view.objects", "_drawn_by")
+table = Registry("text of its picture", "layoutgemm.view.objects", "_drawn_by")
+save = Registry("file", "layoutgemm.view.raster")
 
 
 class Pictured:
-    """An object that has a picture and a text: `_picture` and `_table` make them, by functions of `layoutgemm.view`.
+    """An object that has a picture and a text: `layoutgemm.view` registers for its type what makes them.
 
     What `svg` and `show` take besides is what that function takes:
 
@@ -27,12 +33,7 @@ class Pictured:
     """
 
     __slots__ = ()
-
-    def _picture(self, **options: Any) -> str:
-        raise NotImplementedError
-
-    def _table(self, **options: Any) -> str:
-        raise NotImplementedError
+    _drawn_by: ClassVar[str] = "layoutgemm.view.objects"
 
     def svg(self, path: str | os.PathLike[str] | None = None, *, dark: bool = False, **options: Any) -> str:
         """The picture as an SVG document; with a path it is also written there, as PNG if the name ends in .png.
@@ -44,9 +45,7 @@ class Pictured:
         >>> Layout((4, 8), (8, 1)).svg("rows.svg").count("<title>")    # hovering tells every cell
         32
         """
-        from ..view import save
-
-        drawn = self._picture(**options)
+        drawn: str = picture(self, **options)
         if path is not None:
             save(drawn, path, dark=dark)
         return drawn
@@ -62,27 +61,19 @@ class Pictured:
         0 | 0 1 2 3
         1 | 4 5 6 7
         """
-        print(self._table(**options))
+        print(table(self, **options))
 
     def _repr_svg_(self) -> str | None:
         """What a notebook shows, or None (it then prints the object) where there is no picture."""
         try:
-            return self._picture()
+            drawn: str = picture(self)
         except LayoutError:
             return None
+        return drawn
 
 
 class PicturedLayout(Pictured):
     """A layout, swizzled or not: the offset of every coordinate."""
 
     __slots__ = ()
-
-    def _picture(self, **options: Any) -> str:
-        from ..view import layout_svg
-
-        return layout_svg(self, **options)  # type: ignore[arg-type]
-
-    def _table(self, **options: Any) -> str:
-        from ..view import layout_table
-
-        return layout_table(self, **options)  # type: ignore[arg-type]
+    _drawn_by: ClassVar[str] = "layoutgemm.view.layouts"  # which loads no atoms

@@ -21,6 +21,7 @@ import numpy as np
 
 from ..arguments import refusal, shown
 from ..errors import LayoutError, ParseError
+from . import above
 from .basis import ScaledBasis
 from .int_tuple import as_nested, as_shape, coal, leaves, pack, product, show, show_coord
 from .layout import Layout
@@ -39,6 +40,7 @@ __all__ = ["expr", "from_expr"]
 NAMES = ("i", "j", "k", "l")
 
 
+@above.expression_of.register(object)
 def expr(layout: Any, *names: str) -> Any:
     """The value of a Layout, ComposedLayout or Swizzle as a SymPy expression of its coordinates.
 
@@ -51,8 +53,6 @@ def expr(layout: Any, *names: str) -> Any:
     >>> expr(Swizzle(3, 3, 3) @ Layout((64, 64), (64, 1)), "m", "k")
     64*m + (k ^ 8*(m%8))
     """
-    from .symbols import sympy_formulas as symbolic_formula
-
     if not isinstance(layout, (Layout, ComposedLayout, Swizzle)):
         raise LayoutError(refusal(layout, "what expr() says", "a Layout, a ComposedLayout or a Swizzle"))
     inside = layout.layout if isinstance(layout, ComposedLayout) else layout
@@ -65,9 +65,10 @@ def expr(layout: Any, *names: str) -> Any:
         if not isinstance(name, str) or not name.isidentifier() or name in sizes:
             wanted = "an identifier that no size is called"
             raise LayoutError(refusal(name, f"the name of a coordinate of {layout}", wanted))
-    return symbolic_formula.closed_form(layout, names)
+    return above.closed_form(layout, names)
 
 
+@above.layout_of_formula.register(object)
 def from_expr(formula: Any, shape: Any = None, /, **extents: Any) -> Any:
     """The layout whose value is the formula, its modes the variables in order; a ComposedLayout for an offset or a XOR.
 
@@ -130,16 +131,14 @@ def _function(formula: Any, shape: Any, extents: dict[str, Any]) -> tuple[Callab
     if isinstance(formula, tuple):
         formula = as_nested(formula, "a formula", lambda x, _: x)
     if is_sympy(formula) or isinstance(formula, tuple):
-        from .symbols import sympy_formulas as symbolic_formula
-
         if shape is not None:
             parts = leaves(formula)
             free = sorted({s.name for x in parts for s in getattr(x, "free_symbols", ())})
             extents = _named(shape, free, formula)
         if isinstance(formula, tuple):
-            functions = [symbolic_formula.evaluator(x) for x in formula]
+            functions = [above.evaluator(x) for x in formula]
             return lambda **v: tuple(f(**v) for f in functions), _checked(extents, formula)
-        return symbolic_formula.evaluator(formula), _checked(extents, formula)
+        return above.evaluator(formula), _checked(extents, formula)
     if not callable(formula):
         raise LayoutError(refusal(formula, "a formula", "a function, a SymPy expression or a text"))
     if shape is not None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..arguments import as_int, is_int, refusal, shown
 from ..errors import CoordinateError, LayoutError
+from . import above
 from . import int_tuple as _t
 from .algebra import divide as _divide
 from .algebra import inverse as _inverse
@@ -17,15 +18,16 @@ from .algebra import recast as _recast
 from .algebra.compose import compose as _compose
 from .algebra.divide import as_tiler
 from .basis import as_stride, assemble, component, has_basis, identity_stride, paths_of
+from .conversion import Convertible
 from .display import PicturedLayout
 from .int_tuple import BEYOND, SYMBOLS_SEEN, as_shape, check_congruent, check_enumerable, coal, crd2idx, show_coord
 from .paged import Paged
 from .predicates import Predicates
 from .proofs import verdicts as _proof
-from .symbols.dispatch import become_symbolic, has_symbols, joined, lift, symbols_in
+from .symbols.dispatch import has_symbols, symbols_in
 
 
-class Layout(PicturedLayout, Predicates, Paged):
+class Layout(PicturedLayout, Predicates, Paged, Convertible):
     """A function from coordinates to offsets: coordinate -> sum of coordinate * stride, in elements.
 
     The domain is the shape: its coordinates are tuples of its nesting, or flat indices in colexicographic order (the
@@ -50,11 +52,13 @@ class Layout(PicturedLayout, Predicates, Paged):
     _plain = True  # no swizzle: what the normal form applies to
     _symbolic = False  # SymbolicLayout has symbols among its entries
 
-    def __init__(self, shape: Any, stride: Any = None) -> None:
+    def __new__(cls, shape: Any, stride: Any = None) -> Layout:
+        """A layout of integers, or with symbols where an entry is one."""
         if shape.__class__ is stride.__class__ is int and 0 < shape < BEYOND and -BEYOND < stride < BEYOND:
+            self = _object_new(cls)
             _set_shape(self, shape)
             _set_stride(self, stride)
-            return
+            return self
         seen = SYMBOLS_SEEN[0]
         if shape.__class__ is not int or not 0 < shape < BEYOND:
             shape = as_shape(shape)
@@ -63,10 +67,13 @@ class Layout(PicturedLayout, Predicates, Paged):
         else:
             stride = as_stride(stride)
             check_congruent(shape, stride)
+        if SYMBOLS_SEEN[0] != seen and has_symbols(shape, stride):
+            with_symbols: Layout = above.symbolic(shape, stride)
+            return with_symbols
+        self = _object_new(cls)
         _set_shape(self, shape)
         _set_stride(self, stride)
-        if SYMBOLS_SEEN[0] != seen:
-            become_symbolic(self)
+        return self
 
     @staticmethod
     def _new(shape: Any, stride: Any) -> Layout:
@@ -117,15 +124,14 @@ class Layout(PicturedLayout, Predicates, Paged):
         out = tuple([x.shape for x in layouts]), as_stride(tuple([x.stride for x in layouts]))
         _t.check_depth(out[0])
         if has_symbols(*out):
-            return joined(*out, layouts)
+            joined: Layout = above.symbolic(*out, *layouts)
+            return joined
         return _new(*out)
 
     @staticmethod
     def parse(text: str) -> Any:
         """The inverse of str(), and what CuTe prints: a ComposedLayout where there is a swizzle. See notation.parse."""
-        from .notation import parse
-
-        if not hasattr(out := parse(text), "layout") and not isinstance(out, Layout):
+        if not hasattr(out := above.parsed(text), "layout") and not isinstance(out, Layout):
             raise LayoutError(f"{shown(text)} is a swizzle and no layout")
         return out
 
@@ -139,9 +145,7 @@ class Layout(PicturedLayout, Predicates, Paged):
         >>> print(Layout.from_expr("16*(t//32) + (t//4)%8 + 8*(v%2)", t=128, v=2))
         ((4,8,4),2):((0,1,16),8)
         """
-        from .formulas import from_expr
-
-        return from_expr(formula, shape, **extents)
+        return above.layout_of_formula(formula, shape, **extents)
 
     # ------------------------------------------------------------ properties
 
@@ -314,7 +318,7 @@ class Layout(PicturedLayout, Predicates, Paged):
         """
         target = Layout(shape[0] if len(shape) == 1 else shape)
         if target.__class__ is not Layout:
-            return lift(self).with_shape(target.shape)
+            return above.lifted(self).with_shape(target.shape)
         if target.size != self.size:
             raise LayoutError(
                 f"{self} has {self.size} coordinates, and the shape {_t.show(target.shape)} {target.size}"
@@ -350,12 +354,10 @@ class Layout(PicturedLayout, Predicates, Paged):
         if other.__class__ is Layout:
             return _new(*_compose(self.shape, self.stride, other.shape, other.stride))
         if getattr(other.__class__, "_swizzled", False):
-            from .swizzle import compose_with_swizzle
-
-            return compose_with_swizzle(self, other)
+            return other.after(self)
         other = as_tiler(other)
         if symbols_in(other):
-            return lift(self).compose(other)
+            return above.lifted(self).compose(other)
         return _made(_divide.by_mode(_divide.composed, self.shape, self.stride, other))
 
     __matmul__ = compose
@@ -374,7 +376,7 @@ class Layout(PicturedLayout, Predicates, Paged):
             bound = 1
         elif bound.__class__ is not int or not 0 < bound < BEYOND:
             if not isinstance(bound, (tuple, list)) and symbols_in(bound):
-                return lift(self).complement(bound)
+                return above.lifted(self).complement(bound)
             bound = _recast.factor(bound, "complement (its bound)")
         return _new(*_inverse.complement(self.shape, self.stride, bound))
 
@@ -414,7 +416,7 @@ class Layout(PicturedLayout, Predicates, Paged):
         """
         other = as_tiler(other)
         if symbols_in(other):
-            return lift(self).max_common_layout(other)
+            return above.lifted(self).max_common_layout(other)
         return _new(*_inverse.max_common((self.shape, self.stride), _divide.tiler_pair(other)))
 
     def max_common_vector(self, other: Layout) -> Any:
@@ -439,7 +441,7 @@ class Layout(PicturedLayout, Predicates, Paged):
         """
         tiler = as_tiler(tiler)
         if symbols_in(tiler):
-            return lift(self).logical_divide(tiler)
+            return above.lifted(self).logical_divide(tiler)
         return _made(_divide.by_mode(_divide.divide, self.shape, self.stride, tiler))
 
     def zipped_divide(self, tiler: Any) -> Layout:
@@ -450,21 +452,21 @@ class Layout(PicturedLayout, Predicates, Paged):
         """
         tiler = as_tiler(tiler)
         if symbols_in(tiler):
-            return lift(self).zipped_divide(tiler)
+            return above.lifted(self).zipped_divide(tiler)
         return _made(_divide.zipped(_divide.divide, self.shape, self.stride, tiler))
 
     def tiled_divide(self, tiler: Any) -> Layout:
         """zipped_divide with the modes of mode 1 at the top: '((2,3),2,2)'."""
         tiler = as_tiler(tiler)
         if symbols_in(tiler):
-            return lift(self).tiled_divide(tiler)
+            return above.lifted(self).tiled_divide(tiler)
         return _made(_divide.unpack(_divide.zipped(_divide.divide, self.shape, self.stride, tiler), False))
 
     def flat_divide(self, tiler: Any) -> Layout:
         """zipped_divide with the modes of both modes at the top: '(2,3,2,2)'."""
         tiler = as_tiler(tiler)
         if symbols_in(tiler):
-            return lift(self).flat_divide(tiler)
+            return above.lifted(self).flat_divide(tiler)
         return _made(_divide.unpack(_divide.zipped(_divide.divide, self.shape, self.stride, tiler), True))
 
     def logical_product(self, tiler: Any) -> Layout:
@@ -475,28 +477,28 @@ class Layout(PicturedLayout, Predicates, Paged):
         """
         tiler = as_tiler(tiler)
         if symbols_in(tiler):
-            return lift(self).logical_product(tiler)
+            return above.lifted(self).logical_product(tiler)
         return _made(_divide.by_mode(_divide.multiply, self.shape, self.stride, tiler))
 
     def zipped_product(self, tiler: Any) -> Layout:
         """logical_product with all block modes in mode 0 and all copies in mode 1."""
         tiler = as_tiler(tiler)
         if symbols_in(tiler):
-            return lift(self).zipped_product(tiler)
+            return above.lifted(self).zipped_product(tiler)
         return _made(_divide.zipped(_divide.multiply, self.shape, self.stride, tiler))
 
     def tiled_product(self, tiler: Any) -> Layout:
         """zipped_product with the modes of mode 1 at the top."""
         tiler = as_tiler(tiler)
         if symbols_in(tiler):
-            return lift(self).tiled_product(tiler)
+            return above.lifted(self).tiled_product(tiler)
         return _made(_divide.unpack(_divide.zipped(_divide.multiply, self.shape, self.stride, tiler), False))
 
     def flat_product(self, tiler: Any) -> Layout:
         """zipped_product with the modes of both modes at the top."""
         tiler = as_tiler(tiler)
         if symbols_in(tiler):
-            return lift(self).flat_product(tiler)
+            return above.lifted(self).flat_product(tiler)
         return _made(_divide.unpack(_divide.zipped(_divide.multiply, self.shape, self.stride, tiler), True))
 
     def blocked_product(self, tiler: Any) -> Layout:
@@ -507,7 +509,7 @@ class Layout(PicturedLayout, Predicates, Paged):
         """
         tiler = as_tiler(tiler)
         if symbols_in(tiler):
-            return lift(self).blocked_product(tiler)
+            return above.lifted(self).blocked_product(tiler)
         return _made(_divide.interleave((self.shape, self.stride), tiler, False))
 
     def raked_product(self, tiler: Any) -> Layout:
@@ -518,7 +520,7 @@ class Layout(PicturedLayout, Predicates, Paged):
         """
         tiler = as_tiler(tiler)
         if symbols_in(tiler):
-            return lift(self).raked_product(tiler)
+            return above.lifted(self).raked_product(tiler)
         return _made(_divide.interleave((self.shape, self.stride), tiler, True))
 
     def tile_to_shape(self, shape: Any, order: Any = None) -> Layout:
@@ -529,7 +531,7 @@ class Layout(PicturedLayout, Predicates, Paged):
         """
         target = as_shape(shape)
         if symbols_in(target):
-            return lift(self).tile_to_shape(target, order)
+            return above.lifted(self).tile_to_shape(target, order)
         return _made(_divide.tile_to_shape((self.shape, self.stride), target, order))
 
     # ------------------------------------------------------------ other widths of elements
@@ -570,9 +572,7 @@ class Layout(PicturedLayout, Predicates, Paged):
         >>> Layout(((4, 8, 4), 2), ((0, 1, 16), 8)).expr("t", "v")
         8*v + 16*(t//32) + (t//4)%8
         """
-        from .formulas import expr
-
-        return expr(self, *names)
+        return above.expression_of(self, *names)
 
     def equivalent(self, other: Any) -> Any:
         """Whether both are one function of the flat index, of one size: a Proof, or the first CounterExample.
@@ -581,7 +581,7 @@ class Layout(PicturedLayout, Predicates, Paged):
         (True, 'not equivalent: (0,1) gives 3 and 2')
         """
         if getattr(other, "_symbolic", False):
-            return lift(self).equivalent(other)
+            return above.lifted(self).equivalent(other)
         return _proof.between(_proof.equivalent(self, other), self, other)
 
     def is_injective(self) -> Any:
@@ -622,6 +622,7 @@ _object_new = object.__new__
 _set_shape = Layout.__dict__["shape"].__set__
 _set_stride = Layout.__dict__["stride"].__set__
 _new = Layout._new
+above.layout_of.register(object)(_new)
 
 
 def _made(pair: tuple[Any, Any]) -> Layout:

@@ -28,10 +28,11 @@ import numpy.typing as npt
 
 from ..arguments import MAX_BITS, as_int, checked, refusal, settle, shown
 from ..errors import CoordinateError, LayoutError
+from . import above
 from .int_tuple import bit_field, coal, leaves, pack, product, show, show_coord
 from .layout import Layout
 from .proofs.gf2 import Elimination, add_constant, bits_of, clash, combine, rows_of, swizzle_candidates
-from .proofs.verdicts import CounterExample, Proof
+from .proofs.verdicts import CounterExample, Function, Proof
 from .swizzle import ComposedLayout, Swizzle
 
 __all__ = ["LinearLayout"]
@@ -43,7 +44,7 @@ def as_bits(n: int, what: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class LinearLayout:
+class LinearLayout(Function):
     """A matrix over GF(2) as a function: coordinate -> `offset` XOR the columns of the coordinate's set bits.
 
     Domain: coordinates (x0, x1, ...) of 2^bits[0] x 2^bits[1] x ..., or flat indices below their product (the first
@@ -533,3 +534,6 @@ def _plus(constant: int, columns: list[int], offset: int, source: Any) -> tuple[
         raise LayoutError(f"{source} is not linear over GF(2): adding {constant} to what is swizzled inside carries")
     out = rows_of(rows, len(columns) + 1)
     return out[:-1], out[-1]
+
+
+above.matrix_of.register(object)(LinearLayout.of)

@@ -18,13 +18,15 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ..arguments import DEPTH, refusal, shown
+from ..arguments import DEPTH, refusal
 from ..dtypes import dtype
 from ..errors import LayoutError, ParseError
+from . import above
 from .basis import ScaledBasis
 from .layout import Layout
 from .swizzle import SWIZZLES, ComposedLayout, Swizzle
 from .symbols.dims import declared, fresh_name, parse_entry, symbol
+from .symbols.facts import as_facts
 
 Symbols = Callable[[str], Any]
 MAX_TEXT = 1 << 16  # characters: no layout that can be read by a person, or is printed by a program, is longer
@@ -50,6 +52,7 @@ _WRAPPERS = (
 _AFTER = re.compile(r"[\s>\"'`]*(?:=\s*\(.*)?\s*", re.DOTALL)
 
 
+@above.parsed.register(object)
 def parse(text: str, given: Any = ()) -> Layout | ComposedLayout | Swizzle:
     """A layout, a swizzle, or a swizzled layout from its notation. Raises ParseError, which points at the character.
 
@@ -85,17 +88,12 @@ def _symbols(given: Any) -> Symbols:
     """What a name in the text stands for."""
     if given.__class__ is tuple and not given:
         return declared
-    from .symbols.facts import as_facts  # it needs symbols, which the notation of plain layouts does not
-
     return as_facts(given).__getitem__
 
 
 def parse_swizzle(text: str) -> Swizzle:
     """A swizzle from its notation."""
-    out = parse(text)
-    if not isinstance(out, Swizzle):
-        raise ParseError(f"{shown(text)} is a layout and no swizzle")
-    return out
+    return Swizzle.parse(text)
 
 
 class _Pointer(NamedTuple):

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+
+from .registry import Registry
+
+# `_paged_by` of a class names the module that registers its page.
+page = Registry("page", "layoutgemm.view.pages.html", "_paged_by")
 
 
 class Paged:
-    """Gives layouts, swizzles, tiles, matrix and copy instructions and tiled ones the method `html`."""
+    """Gives layouts, swizzles, tiles, matrix and copy instructions, tiled ones and plans the method `html`."""
 
     __slots__ = ()
+    _paged_by: ClassVar[str] = "layoutgemm.view.pages.html"
 
     def html(self, path: str | Path | None = None, **options: Any) -> str:
         """A page to point at: one self-contained file, with mouse, touch or keyboard, light or dark.
@@ -18,7 +24,7 @@ class Paged:
         options  of a layout `tile=(M, N)` where it is a thread-value layout over that tile, else none; of a matrix
                  instruction `a=`, `b=`: its operands' tiles in shared memory; `extent=`; see `view.html.product_html`.
                  Of a copy `src=`, `dst=`: where that side lies; see `view.html.copy_html`. Of a swizzle `layout=`,
-                 `bits=`, `access=`; see `view.html.swizzle_html`. `title=` of each
+                 `bits=`, `access=`; see `view.html.swizzle_html`. `title=` of each. Of a plan none
 
         Returns the page. Raises LayoutError for what has no picture, and for more elements than a page holds.
 
@@ -26,7 +32,4 @@ class Paged:
         >>> Layout((4, 8), (8, 1)).html()[:15]
         '<!DOCTYPE html>'
         """
-        # a page is wanted only here, and `import layoutgemm` should not pay for it
-        from ..view.pages.html import html_of
-
-        return html_of(self, path, **options)
+        return str(page(self, path, **options))

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import LayoutError
-from .proofs.verdicts import Verdict
+from . import above
+from .proofs.verdicts import Function, Verdict
 
 
 def verdict(operation: Callable[..., Any], *args: Any) -> Verdict:
@@ -18,11 +19,11 @@ def verdict(operation: Callable[..., Any], *args: Any) -> Verdict:
     return Verdict(True)
 
 
-class Predicates:
+class Predicates(Function):
     """The predicates of a layout's partial operations. Each returns a Verdict: ok, reason, witness.
 
     The reason is the message that the operation raises, the witness the first coordinate that shows it, where one does.
-    Statements about values, and the way to the DSL, are here too: Layout and ComposedLayout have them alike.
+    Statements about values are here too: Layout and ComposedLayout have them alike.
     """
 
     __slots__ = ()
@@ -34,9 +35,7 @@ class Predicates:
         >>> Layout((4, 8), (8, 1)).covers(32).ok, Layout((4, 8), (9, 1)).covers(32).coord
         (True, 8)
         """
-        from .proofs.prove import covers
-
-        return covers(self, tile, given)
+        return above.covering(self, tile, given)
 
     def disjoint(self, other: Any, offset: Any = 0, given: Any = ()) -> Any:
         """Whether no value is offset + a value of `other`, at every size. See prove.disjoint.
@@ -45,9 +44,7 @@ class Predicates:
         >>> Layout(4, 2).disjoint(Layout(4, 2), 1).ok, Layout(4, 2).disjoint(Layout(4, 2), 4).coord
         (True, (2, 0))
         """
-        from .proofs.prove import disjoint
-
-        return disjoint(self, other, offset, given)
+        return above.apart(self, other, offset, given)
 
     def can_compose(self, other: Any) -> Verdict:
         """Whether compose(other) has an answer."""
@@ -88,12 +85,6 @@ class Predicates:
     def can_recast(self, new_bits: int, old_bits: int) -> Verdict:
         """Whether recast(new_bits, old_bits) has an answer."""
         return self._can("recast", new_bits, old_bits)
-
-    def to_cute(self, **values: Any) -> Any:
-        """The same as an object of the CuTe DSL, in a trace or under `interop.cute_context()`; see interop.to_cute."""
-        from ..interop import to_cute
-
-        return to_cute(self, **values)
 
     def _can(self, name: str, *args: Any) -> Verdict:
         operation = getattr(self, name, None)

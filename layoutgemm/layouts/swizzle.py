@@ -17,12 +17,16 @@ from typing import Any
 import numpy as np
 
 from ..arguments import MAX_BITS, as_int, checked, is_int, refusal, shown
-from ..errors import CompositionError, LayoutError, SwizzleError
+from ..errors import CompositionError, LayoutError, ParseError, SwizzleError
+from . import above
 from .algebra.recast import factor
+from .conversion import Convertible
 from .display import Pictured, PicturedLayout
-from .int_tuple import bit_field, coal_open, show
+from .int_tuple import bit_field, check_enumerable, coal_open, show
+from .layout import Layout
 from .paged import Paged
 from .predicates import Predicates
+from .proofs.verdicts import between, equivalent
 from .symbols.dims import entry
 
 _set = object.__setattr__
@@ -48,7 +52,7 @@ def _log2(n: int, what: str) -> int:
     return n.bit_length() - 1
 
 
-class Swizzle(Pictured, Paged):
+class Swizzle(Pictured, Paged, Convertible):
     """The XOR swizzle of B bits at M, from S bits further up: offset -> offset, in its unit.
 
     Works on ints, integer arrays and traced integers, with `& >> << ^` only. Raises SwizzleError for negative B or M
@@ -107,18 +111,6 @@ class Swizzle(Pictured, Paged):
             return x ^ (x >> r & self._target)
         return x ^ (x << -r & self._target) if r else x
 
-    def _picture(self, layout: Any = None, bits: int | None = None, **options: Any) -> str:
-        from ..view import own_tile, swizzle_pair_svg
-
-        layout, bits = own_tile(self, layout, bits)
-        return swizzle_pair_svg(layout, self, bits, **options)
-
-    def _table(self, layout: Any = None, bits: int | None = None, **options: Any) -> str:
-        from ..view import own_tile, swizzle_pair_table
-
-        layout, bits = own_tile(self, layout, bits)
-        return swizzle_pair_table(layout, self, bits, **options)
-
     @property
     def span(self) -> int:
         """The period: offsets this far apart are moved alike (in the swizzle's unit)."""
@@ -168,12 +160,6 @@ class Swizzle(Pictured, Paged):
             raise SwizzleError(f"{self} exchanges parts of the wider element: its M would be {base}")
         return Swizzle(self.bits, base, self.shift, unit)
 
-    def to_cute(self) -> Any:
-        """The same as an object of the CuTe DSL, in a trace or under `interop.cute_context()`: see interop.to_cute."""
-        from ..interop import to_cute
-
-        return to_cute(self)
-
     def compose(self, other: Any) -> Any:
         """The layout c -> self(other(c)) for a Layout or ComposedLayout."""
         return ComposedLayout(self, 0, other)
@@ -184,9 +170,10 @@ class Swizzle(Pictured, Paged):
     @checked(SwizzleError)
     def parse(cls, text: str) -> Swizzle:
         """The inverse of str(): S<3,4,3>, with an optional unit [bytes] or [16b]."""
-        from .notation import parse_swizzle
-
-        return parse_swizzle(text)
+        out = above.parsed(text)
+        if not isinstance(out, Swizzle):
+            raise ParseError(f"{shown(text)} is a layout and no swizzle")
+        return out
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -215,7 +202,7 @@ class Swizzle(Pictured, Paged):
         return f"S<{self.bits},{self.base},{self.shift}>{unit}"
 
 
-class ComposedLayout(PicturedLayout, Predicates, Paged):
+class ComposedLayout(PicturedLayout, Predicates, Paged, Convertible):
     """c -> swizzle(offset + layout(c)): coordinate -> offset, in the swizzle's unit, which the layout counts too.
 
     `layout` may itself be a ComposedLayout of the same unit. Operations act on the layout inside; a slice keeps its
@@ -234,8 +221,6 @@ class ComposedLayout(PicturedLayout, Predicates, Paged):
     layout: Any
 
     def __init__(self, swizzle: Swizzle, offset: int, layout: Any) -> None:
-        from .layout import Layout
-
         if not isinstance(swizzle, Swizzle):
             raise LayoutError(refusal(swizzle, "the beginning of a ComposedLayout", "a Swizzle"))
         if not isinstance(layout, (Layout, ComposedLayout)):
@@ -311,8 +296,6 @@ class ComposedLayout(PicturedLayout, Predicates, Paged):
     @property
     def cosize(self) -> int:
         """One more than the largest value, found by looking at all of them."""
-        from .int_tuple import check_enumerable
-
         check_enumerable("cosize", self)
         return int(np.max(self.offsets())) + 1
 
@@ -342,6 +325,14 @@ class ComposedLayout(PicturedLayout, Predicates, Paged):
         return self._with(self.layout.compose(other))
 
     __matmul__ = compose
+
+    def after(self, left: Any) -> ComposedLayout:
+        """c -> left(self(c)), of a plain layout. Raises CompositionError unless `left` multiplies by a power of two.
+
+        >>> str((Swizzle(3, 3, 3) @ Layout(64)).after(Layout(64, 4)))
+        'S<3,5,3> o 0 o 64:4'
+        """
+        return compose_with_swizzle(left, self)
 
     def flatten(self) -> ComposedLayout:
         """Without nesting."""
@@ -450,8 +441,6 @@ class ComposedLayout(PicturedLayout, Predicates, Paged):
 
     def equivalent(self, other: Any) -> Any:
         """Whether both are one function of the flat index; by looking at all values."""
-        from .proofs.verdicts import between, equivalent
-
         return between(equivalent(self, other), self, other)
 
     def is_injective(self) -> Any:
@@ -462,9 +451,7 @@ class ComposedLayout(PicturedLayout, Predicates, Paged):
     @checked(SwizzleError)
     def parse(cls, text: str) -> ComposedLayout:
         """The inverse of str()."""
-        from .notation import parse
-
-        out = parse(text)
+        out = above.parsed(text)
         if not isinstance(out, ComposedLayout):
             raise LayoutError(f"{shown(text)} has no swizzle and is a plain layout")
         return out

@@ -112,18 +112,6 @@ class Persistent(Pictured):
         """Steps of single blocks that are spent without a tile."""
         return int((self.table(grid)[..., 0] < 0).sum())
 
-    def _picture(self, grid: tuple[int, int] = (16, 12), **options: Any) -> str:
-        from ..view import schedule_svg
-
-        if self.workers > 1:
-            options = {"wave": self.workers * self.cluster[0] * self.cluster[1], **options}
-        return schedule_svg(self, grid, **options)
-
-    def _table(self, grid: tuple[int, int] = (16, 12), **options: Any) -> str:
-        from ..view import schedule_table
-
-        return schedule_table(self, grid, **options)
-
     def prove(self) -> Answer:
         """Whether every tile of every grid is done once, for every number of workers and every size of cluster."""
         return all_proven(self._statements(), "pieces, for all sizes")

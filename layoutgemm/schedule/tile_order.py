@@ -111,16 +111,6 @@ class Schedule(Pictured):
         found = self.tile(np.arange(rows * columns), (rows, columns))
         return np.stack(np.broadcast_arrays(*found), axis=1).astype(np.int64)
 
-    def _picture(self, grid: tuple[int, int] = (16, 12), **options: Any) -> str:
-        from ..view import schedule_svg
-
-        return schedule_svg(self, grid, **options)
-
-    def _table(self, grid: tuple[int, int] = (16, 12), **options: Any) -> str:
-        from ..view import schedule_table
-
-        return schedule_table(self, grid, **options)
-
     def prove(self) -> Answer:
         """Whether every tile of every grid is visited exactly once, for every size of group."""
         every = ((f"{case.name}: {text}", a) for case in self._cases() for text, a in _statements(self, case))

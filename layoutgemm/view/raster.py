@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from layoutgemm.errors import LayoutError
+from layoutgemm.layouts import display
 from layoutgemm.view import canvas
 from layoutgemm.view.canvas import DARK
 
@@ -53,6 +54,7 @@ def dark_svg(svg: str) -> str:
     return f"{before}<style>{rest.replace('}</style>', '</style>', 1)}" if found else svg
 
 
+@display.save.register(str)
 @checked()
 def save(svg: str, path: str | os.PathLike[str], *, dark: bool = False) -> None:
     """Writes a picture to a file, whose folder is made: PNG where its name ends in .png, else SVG as it is.

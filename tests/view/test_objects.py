@@ -33,6 +33,7 @@ from layoutgemm.errors import LayoutError
 from layoutgemm.kernels import Sm80Plan, Sm90Plan, Sm100Plan, TeachingPlan
 from layoutgemm.kernels.pictures import PICTURES, regions_of
 from layoutgemm.kernels.sm90.plan import Sm90Config
+from layoutgemm.layouts.display import Pictured, picture, table
 from layoutgemm.schedule import Grouped, Hilbert, Linear, Persistent
 from layoutgemm.view.canvas import DARK
 from layoutgemm.view.raster import dark_svg
@@ -82,6 +83,35 @@ def test_what_has_no_picture_says_why() -> None:
         symbolic.svg()
 
 
+class Unseen(Pictured):
+    """A type that nothing is registered for."""
+
+    def __repr__(self) -> str:
+        return "an unseen thing"
+
+
+def test_a_type_without_a_picture_is_named() -> None:
+    unseen = Unseen()
+    assert unseen._repr_svg_() is None
+    with pytest.raises(LayoutError, match=r"^an unseen thing has no picture$"):
+        unseen.svg()
+    with pytest.raises(LayoutError, match=r"^an unseen thing has no text of its picture$"):
+        unseen.show()
+
+
+def test_a_type_takes_the_picture_of_the_nearest_type_above_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Tile(Unseen):
+        """What has a picture."""
+
+    class Ragged(Tile):
+        """What has that one, too."""
+
+    picture.register(Tile)(lambda thing, text="tile": f"{text} of {thing}")
+    assert (Ragged().svg(), Ragged().svg(text="edge")) == ("tile of an unseen thing", "edge of an unseen thing")
+    picture.register(Ragged)(lambda thing: "its own")
+    assert (Tile().svg(), Ragged().svg()) == ("tile of an unseen thing", "its own")
+
+
 def test_options_go_on_to_the_picture(capsys: pytest.CaptureFixture[str]) -> None:
     atom = wgmma(8)
     assert "fragment C" in atom.svg(operand="C") and "fragment C" not in atom.svg()
@@ -107,7 +137,7 @@ def test_plans_draw_what_they_hold(name: str) -> None:
     plan = PLANS[name]()
     for of in ("smem", "order") if name != "gemm" else PICTURES:
         assert ET.fromstring(plan.svg(of=of)).tag.endswith("svg")
-        assert plan._table(of=of)
+        assert table(plan, of=of)
     regions = regions_of(plan)
     assert max(r.offset + r.bytes for r in regions) == plan.smem.total
     for operand in "AB":

@@ -20,6 +20,7 @@ from ...arguments import checked, settle
 from ...dtypes import DType, dtype
 from ...errors import AtomError
 from ...layouts import E, Layout
+from ...layouts.conversion import Convertible
 from ...layouts.display import Pictured
 from ...layouts.paged import Paged
 from ..targets import since
@@ -45,7 +46,7 @@ class Access(NamedTuple):
 
 
 @dataclass(frozen=True)
-class CopyAtom(Pictured, Paged):
+class CopyAtom(Pictured, Paged, Convertible):
     """One copy instruction.
 
     ptx          the instruction's name without its operands
@@ -245,12 +246,6 @@ thread 0, value 0 has bits 0..15 of the tile and then bits 128..143
             start = (lambda lane: lane * values) if self.threads == 1 else threads
         return tuple(tuple(Access(lane, int(start(lane)), size) for lane in phase) for phase in self.phases)
 
-    def to_cute(self) -> Any:
-        """The same as an object of the CuTe DSL, in a trace or under `interop.cute_context()`: see interop.to_cute."""
-        from ...interop import to_cute
-
-        return to_cute(self)
-
     # ------------------------------------------------------------ for people
 
     def explain(self) -> str:
@@ -283,16 +278,6 @@ thread 0, value 0 has bits 0..15 of the tile and then bits 128..143
         lines.append(f"thread  {'src':<{width + 2}}dst")
         lines += [f"{t:6d}  {a:<{width + 2}}{b}" for t, (a, b) in enumerate(zip(*columns))]
         return "\n".join(lines)
-
-    def _picture(self, **options: Any) -> str:
-        from ...view import copy_svg
-
-        return copy_svg(self, **options)
-
-    def _table(self, **options: Any) -> str:
-        from ...view import copy_table
-
-        return copy_table(self, **options)
 
     def __str__(self) -> str:
         return self.ptx

@@ -15,6 +15,7 @@ from ...arguments import checked
 from ...dtypes import DType
 from ...errors import AtomError
 from ...layouts import CounterExample, E, Layout, Proof, Undecided
+from ...layouts.conversion import Convertible
 from ...layouts.display import Pictured
 from ...layouts.paged import Paged
 
@@ -61,7 +62,7 @@ class ScaleFactors:
 
 
 @dataclass(frozen=True)
-class MmaAtom(Pictured, Paged):
+class MmaAtom(Pictured, Paged, Convertible):
     """One matrix instruction.
 
     ptx          the instruction's name without its register lists
@@ -285,29 +286,11 @@ class MmaAtom(Pictured, Paged):
         if place != "rmem":
             raise AtomError(f"operand {operand} of {self.ptx} is in {place}, not in registers")
 
-    def to_cute(self, **values: Any) -> Any:
-        """The same as an object of the CuTe DSL, in a trace or under `interop.cute_context()`: see interop.to_cute."""
-        from ...interop import to_cute
-
-        return to_cute(self, **values)
-
     @property
     def accumulator_registers(self) -> int:
         """32-bit registers that the accumulator takes in each thread: its bits over all threads, divided evenly."""
         m, n, _ = self.shape_mnk
         return m * n * self.c_dtype.bits // (32 * self.threads)
-
-    def _picture(self, operand: str | None = None, **options: Any) -> str:
-        from ...view import fragment_svg, product_svg
-
-        return product_svg(self, **options) if operand is None else fragment_svg(self, operand, **options)
-
-    def _table(self, operand: str | None = None, **options: Any) -> str:
-        from ...view import product_table, tv_table
-
-        if operand is None:
-            return product_table(self, **options)
-        return f"{self}, {operand}: {tv_table(self.layout(operand), self.tile_of(operand), **options)}"
 
     def __str__(self) -> str:
         return self.ptx

@@ -213,14 +213,6 @@ class OperandDescriptor(Pictured):
         stages = f"\n  advance per stage, bytes: {self.stage_bytes}" if self.stage_bytes else ""
         return f"{self.base.explain(dict(self.reasons))}\n  advance per K block, bytes: {steps}{stages}"
 
-    def _picture(self, **options: Any) -> str:
-        from ...view import fields_svg
-
-        return fields_svg(self.base.table, self.word, **{"reasons": dict(self.reasons), **options})
-
-    def _table(self, **options: Any) -> str:
-        return self.explain(**options)
-
 
 @checked(DescriptorError)
 def derive(

@@ -11,7 +11,6 @@ of that architecture has read them here.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ...arch import Arch, arch
 from ...arguments import checked, settle
@@ -189,11 +188,3 @@ class SmemDescriptor(Pictured):
           [62,64) swizzle_mode     0x1  128B      : 0 none, 1 128B, 2 64B, 3 32B
         """
         return self.table.explain(self.word, reasons)
-
-    def _picture(self, **options: Any) -> str:
-        from ...view import fields_svg
-
-        return fields_svg(self.table, self.word, **options)
-
-    def _table(self, **options: Any) -> str:
-        return self.explain(**options)

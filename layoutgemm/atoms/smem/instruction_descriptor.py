@@ -345,14 +345,6 @@ class InstructionDescriptor(Pictured):
         """
         return self.table.explain(self.word)
 
-    def _picture(self, **options: Any) -> str:
-        from ...view import fields_svg
-
-        return fields_svg(self.table, self.word, **options)
-
-    def _table(self, **options: Any) -> str:
-        return self.explain(**options)
-
 
 def ptx_kind(ptx: str) -> str | None:
     """The kind in the name of a tcgen05 instruction, or None.

@@ -230,20 +230,6 @@ class SmemTile(Pictured, Paged):
         slot = self.layout(mn, k) + self.offset
         return self.swizzle.recast(1)(slot_to_bit(slot, self.dtype, self.packing))
 
-    def _picture(self, pair: bool = False, **options: Any) -> str:
-        from ...view import swizzle_pair_svg, swizzle_svg
-
-        if pair:
-            return swizzle_pair_svg(self.layout, self.swizzle, self.slot_bits, **options)
-        return swizzle_svg(self.composed, self.slot_bits, **options)
-
-    def _table(self, pair: bool = False, **options: Any) -> str:
-        from ...view import swizzle_pair_table, swizzle_table
-
-        if pair:
-            return swizzle_pair_table(self.layout, self.swizzle, self.slot_bits, **options)
-        return swizzle_table(self.composed, self.slot_bits, **options)
-
     def __str__(self) -> str:
         start = f"{self.offset} + " if self.offset else ""
         stored = "" if self.packing == "packed" else f" ({self.packing})"

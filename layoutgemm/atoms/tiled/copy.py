@@ -22,6 +22,7 @@ import numpy as np
 from ...arguments import as_number, checked, plain, refusal, settle, shown
 from ...errors import AtomError
 from ...layouts import ComposedLayout, CounterExample, Layout, Proof, Undecided
+from ...layouts.conversion import Convertible
 from ...layouts.display import Pictured
 from ...layouts.int_tuple import ENUMERABLE
 from ...layouts.paged import Paged
@@ -31,7 +32,7 @@ from .thread_map import View
 
 
 @dataclass(frozen=True)
-class TiledCopy(Pictured, Paged):
+class TiledCopy(Pictured, Paged, Convertible):
     """An atom over a tile: `cute.make_tiled_copy(atom, layout_tv, tiler)`.
 
     atom        the instruction
@@ -191,12 +192,6 @@ class TiledCopy(Pictured, Paged):
     def partition_D(self, thread: Any, layout: Any) -> tuple[Any, Any]:
         """((value of one instruction, instruction), rest, ...) of one thread at the destination, and its offset."""
         return one_thread(self.partition("dst", layout), thread, self.threads)
-
-    def to_cute(self) -> Any:
-        """The same as an object of the CuTe DSL, in a trace or under `interop.cute_context()`: see interop.to_cute."""
-        from ...interop import to_cute
-
-        return to_cute(self)
 
     @checked(AtomError)
     def get_slice(self, thread: int) -> ThreadCopy:
@@ -368,16 +363,6 @@ class TiledCopy(Pictured, Paged):
                 )
         taken = (values, *(int(mode.size) for mode in blocks))
         return taken, Layout(values).logical_product(blocks.right_inverse())
-
-    def _picture(self, **options: Any) -> str:
-        from ...view import tiled_copy_svg
-
-        return tiled_copy_svg(self, **options)
-
-    def _table(self, **options: Any) -> str:
-        from ...view import copy_table
-
-        return copy_table(self, **options)
 
     def __str__(self) -> str:
         return f"{self.atom} tiled: {self.threads} threads, tile {self.tile}, {self.layout_tv}"

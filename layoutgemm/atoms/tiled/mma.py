@@ -21,6 +21,7 @@ from typing import Any
 from ...arguments import as_int, checked, plain, refusal, settle, shown
 from ...errors import AtomError
 from ...layouts import ComposedLayout, Layout
+from ...layouts.conversion import Convertible
 from ...layouts.display import Pictured
 from ...layouts.paged import Paged
 from ..mma.base import MmaAtom
@@ -43,7 +44,7 @@ class Fragment:
 
 
 @dataclass(frozen=True)
-class TiledMma(Pictured, Paged):
+class TiledMma(Pictured, Paged, Convertible):
     """An atom over (M, N, K) atoms' worth of threads: `cute.make_tiled_mma(atom, atom_layout_mnk, permutation_mnk)`.
 
     atom         the instruction
@@ -254,12 +255,6 @@ class TiledMma(Pictured, Paged):
     def _partition_of(self, operand: str, thread: Any, layout: Any) -> tuple[Any, Any]:
         return one_thread(self.partition(operand, layout), thread, self.threads)
 
-    def to_cute(self, **values: Any) -> Any:
-        """The same as an object of the CuTe DSL, in a trace or under `interop.cute_context()`: see interop.to_cute."""
-        from ...interop import to_cute
-
-        return to_cute(self, **values)
-
     @checked(AtomError)
     def get_slice(self, thread: int) -> ThreadMma:
         """The partitions of one thread. Raises AtomError for a thread that does not take part."""
@@ -365,16 +360,6 @@ class TiledMma(Pictured, Paged):
                 )
         values = moved[1].upcast(self.threads) if prod(strides or [1]) else moved[1]
         return values.with_shape(self.partition_shape(target, extent))
-
-    def _picture(self, **options: Any) -> str:
-        from ...view import tiled_mma_svg
-
-        return tiled_mma_svg(self, **options)
-
-    def _table(self, **options: Any) -> str:
-        from ...view import product_table
-
-        return product_table(self, **options)
 
     def __str__(self) -> str:
         return f"{self.atom} tiled over {self.atom_layout}: {self.threads} threads, tile {self.tile_mnk}"

@@ -26,6 +26,7 @@ from ...arguments import checked, plain, shown
 from ...dtypes import DType, dtype
 from ...errors import LayoutError, TmaError
 from ...layouts import ComposedLayout, Layout, Verdict
+from ...layouts.symbols.dims import dim
 from ..smem.tile import SmemTile
 from .box import Choice, Dim, Leaf, digits_of, leaves_of, plans_of, walk_of
 from .multicast import multicast_mask, shared_out
@@ -47,6 +48,7 @@ from .rules import (
     mode_of,
     multiple,
 )
+from .suggest import nearest
 
 
 @dataclass(frozen=True)
@@ -181,8 +183,6 @@ def can_tma(gmem: Layout, smem: Any, dtype: Any = None, **options: Any) -> Verdi
 
 
 def _answered(request: Request) -> TmaPlan:
-    from .suggest import nearest
-
     try:
         return _derive(request)
     except TmaError as error:
@@ -323,7 +323,7 @@ def _plan(request: Request, shared: _Shared, candidate: Choice) -> TmaPlan:
         request.l2_promotion,
         request.oob_fill,
     )
-    for fault in broken(tmap, request.address, request.operation, [dim.name for dim in dims]):
+    for fault in broken(tmap, request.address, request.operation, [one.name for one in dims]):
         raise TmaError(fault.arithmetic, rule=fault.rule.name)
     copies = [TmaCopy((0,) * len(dims), shared.offset * bits // 8)]
     for count, at, step, stride in rest:
@@ -397,8 +397,6 @@ def derive(tile: SmemTile, dims: tuple[str, str], operation: str = "load") -> Tm
     >>> plan.box, len(plan.instructions)
     ((8, 64), 8)
     """
-    from ...layouts.symbols.dims import dim
-
     if len(dims) != 2 or dims[0] == dims[1]:
         raise TmaError(f"a matrix has two dimensions of different names, innermost first; got {dims!r}", rule="tile")
     inner = 1 if tile.major == "K" else 0

@@ -17,6 +17,7 @@ from ...arguments import checked
 from ...dtypes import DType
 from ...errors import OperandError, TmaError
 from ...layouts import Layout
+from ...layouts.conversion import converted
 from ...layouts.display import Pictured
 from . import engine
 from .rules import MAX_DIM, MODES, Format, TensorMap, beyond_line, broken, format_of, whole_units
@@ -275,9 +276,7 @@ class TmaPlan(Pictured):
     # -------------------------------------------------------------------------------------------------------- the DSL
     def to_cute(self, tensor: Any) -> Any:
         """What the CuTe DSL's make_tiled_tma_atom makes of its tensor and this tile: see interop.to_cute."""
-        from ...interop import to_cute
-
-        return to_cute(self, tensor=tensor)
+        return converted(self, tensor=tensor)
 
     # ---------------------------------------------------------------------------------------------------------- words
     @property
@@ -328,13 +327,3 @@ class TmaPlan(Pictured):
             yield f"  each of {self.multicast} blocks sends {self.sent_bytes} bytes and receives {self.bytes}"
         for condition in self.conditions:
             yield f"  for {condition}"
-
-    def _picture(self, **options: Any) -> str:
-        from ...view import box_svg
-
-        return box_svg(self, **options)
-
-    def _table(self, **options: Any) -> str:
-        from ...view import box_table
-
-        return box_table(self, **options)

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 from ...dtypes import dtype
 from ...errors import LayoutError, TmaError
 from ...layouts import ComposedLayout, Layout
+from ...layouts.symbols.facts import Facts
+from ...layouts.symbols.polynomial import gens, show
 from ..smem.tile import SmemTile
 from .rules import MODES, format_of, multiple
 
@@ -80,9 +82,6 @@ def _pad_pitch(request: Request) -> Remedies:
         padded = Layout(gmem.shape, _replaced(gmem.stride, made))
         yield f"global layout {padded}", replace(request, gmem=padded)
         return
-    from ...layouts.symbols.facts import Facts
-    from ...layouts.symbols.polynomial import gens, show
-
     facts = [
         f"{unit} | {show(step)}"
         for step in stride

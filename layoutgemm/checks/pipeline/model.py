@@ -16,6 +16,7 @@ from ...arch import Arch
 from ...arch import arch as arch_named
 from ...arguments import as_int, checked, settle
 from ...errors import PlanError
+from ...layouts.registry import Registry
 from ...report import Check, Report
 from ..budgets import role_registers
 from .actions import (
@@ -38,6 +39,10 @@ from .actions import (
 
 if TYPE_CHECKING:
     from .prove import Interleaving, PipelineProof
+
+# of a pipeline: its proof, or the run that breaks it; its table of roles and barriers
+proof_of = Registry("proof", "layoutgemm.checks.pipeline.prove")
+table_of = Registry("table", "layoutgemm.checks.pipeline.table")
 
 WARP = 32
 PIPES = ("wgmma", "cp.async", "bulk", "tcgen05")
@@ -218,9 +223,8 @@ class Pipeline:
         >>> bool(proof), proof.method
         (True, 'happens-before, closed after 16 states')
         """
-        from .prove import prove_pipeline
-
-        return prove_pipeline(self, fences=fences, limit=limit)
+        found: PipelineProof | Interleaving = proof_of(self, fences=fences, limit=limit)
+        return found
 
     def check(self) -> Report:
         """Registers, and safety for any number of k tiles, as checks of a report."""
@@ -229,9 +233,7 @@ class Pipeline:
 
     def explain(self) -> str:
         """The table of roles, pipelines and barriers, computed from the programs."""
-        from .table import explain_pipeline
-
-        return explain_pipeline(self)
+        return str(table_of(self))
 
     def __str__(self) -> str:
         return f"{self.name}: " + ", ".join(f"{role.name} ({role.warps} warps)" for role in self.roles)

@@ -48,7 +48,7 @@ from heapq import heappop, heappush
 from ...errors import PlanError
 from .happens_before import Hazard
 from .machine import ASK_K, ASK_TILE, GO, Machine
-from .model import Pipeline
+from .model import Pipeline, proof_of
 from .program import State, key_of, largest_later, set_unknown, tile_period
 from .trace import Step, Trace
 
@@ -121,6 +121,7 @@ class Interleaving:
         return "\n".join(lines)
 
 
+@proof_of.register(Pipeline)
 def prove_pipeline(pipeline: Pipeline, *, fences: str = "writer", limit: int = 20000) -> PipelineProof | Interleaving:
     """See `Pipeline.prove`. Raises PlanError when more than `limit` states are met."""
     if fences not in ("writer", "any"):

@@ -36,7 +36,7 @@ from .actions import (
     Wait,
     Write,
 )
-from .model import WARP, Mbarrier, Pipeline, Role, ranks_of, walk
+from .model import WARP, Mbarrier, Pipeline, Role, ranks_of, table_of, walk
 
 KINDS = (
     (TmaLoad, "TMA"), (CpAsync, "cp.async"), (Mma, ""), (TmaStore, "TMA store"), (Write, "stores"),
@@ -44,6 +44,7 @@ KINDS = (
 )  # fmt: skip
 
 
+@table_of.register(Pipeline)
 def explain_pipeline(pipeline: Pipeline) -> str:
     """The table; see the module."""
     warps = sum(role.warps for role in pipeline.roles)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...layouts.display import Pictured
 from ..ptx.parser import Instruction
@@ -132,6 +132,7 @@ class Timeline(Pictured):
 
     rows: list[Row] = field(default_factory=list)
     cut: int = 0
+    _drawn_by: ClassVar[str] = "layoutgemm.emulator.pictures"
 
     def as_json(self) -> dict[str, Any]:
         """As JSON-able data: spans as [kind, begin, end, detail, line, times]."""
@@ -162,14 +163,6 @@ class Timeline(Pictured):
         if self.cut:
             lines.append(f"cut: {self.cut} instructions came after the last of the spans that are kept")
         return "\n".join(lines)
-
-    def _picture(self, **options: Any) -> str:
-        from ...view import timeline_svg
-
-        return timeline_svg(self.as_json(), **options)
-
-    def _table(self, **options: Any) -> str:
-        return self.text(**options)
 
 
 def _drawn(spans: Sequence[Span], step: int, width: int) -> str:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from ... import view
 from ...atoms.tmem.layout import WARP_LANES
 from ...checks.pipeline.actions import Arrive, ArriveExpect, CommitTo, Mma, Read, TmaLoad, Wait
 from ...checks.pipeline.model import Mbarrier, walk
@@ -106,8 +107,6 @@ def explain_sm100(plan: Sm100Plan) -> str:
 
 def load_svg(plan: Sm100Plan) -> str:
     """Which thread and register a load of tensor memory brings each element to: the first chunk of a warp's rows."""
-    from ... import view  # a drawing is wanted only here
-
     load = load_of(plan.store.rounds[0].chunks[0])
     columns = plan.store.rounds[0].chunks[0].width
     title = f"{load}: the first {columns} columns of a warp's {WARP_LANES} rows of an accumulator"

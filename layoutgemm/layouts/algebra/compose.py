@@ -31,6 +31,7 @@ import numpy as np
 
 from ...arguments import DEPTH
 from ...errors import CompositionError
+from .. import above
 from ..basis import Encoding, ScaledBasis, component, has_basis, paths_of
 from ..int_tuple import check_depth, coal_open, flatten, leaves, pack, show, too_deep
 
@@ -337,11 +338,9 @@ class _Reader:
         )
 
     def refuse(self, reason: str, witness: int | None, mode: int | None = None) -> None:
-        from ..layout import Layout  # only on the way out: layout.py imports this module
-
         if witness is not None:
             reason += f"; first coordinate at which no layout fits: {witness}"
-        left, right = (Layout._new(s, d) for s, d in (self.a, self.b))
+        left, right = (above.layout_of(s, d) for s, d in (self.a, self.b))
         raise CompositionError(reason, witness, left, right, mode)
 
 
@@ -380,8 +379,6 @@ def _earliest(parts: list[tuple[int, int, int]], need: int) -> tuple[int, list[i
 
 def _compose_coordinates(ashape: Any, astride: Any, bshape: Any, bstride: Any) -> tuple[Any, Any]:
     """A o B where B's strides are basis elements: each mode of B moves within the mode of A that its path leads to."""
-    from ..layout import Layout
-
     out = None
     for path in paths_of(bstride):
         s, d = ashape, astride
@@ -392,15 +389,16 @@ def _compose_coordinates(ashape: Any, astride: Any, bshape: Any, bstride: Any) -
                     break
                 where = ".".join(map(str, path))
                 reason = f"the right operand leads to mode {where}, which {show(ashape)} does not have"
-                raise CompositionError(reason, None, Layout._new(ashape, astride), Layout._new(bshape, bstride))
+                left, right = above.layout_of(ashape, astride), above.layout_of(bshape, bstride)
+                raise CompositionError(reason, None, left, right)
             s, d = s[p], d[p]
         part = compose(s, d, bshape, component(bstride, path))
-        out = part if out is None else _merge(out, part)
+        out = part if out is None else merged(out, part)
     assert out is not None
     return out
 
 
-def _merge(a: tuple[Any, Any], b: tuple[Any, Any]) -> tuple[Any, Any]:
+def merged(a: tuple[Any, Any], b: tuple[Any, Any]) -> tuple[Any, Any]:
     """The sum of two results that never both move in one mode of B; the one that moves gives the mode's shape."""
     (sa, da), (sb, db) = a, b
     if not any(x != 0 for x in leaves(db)):
@@ -408,6 +406,6 @@ def _merge(a: tuple[Any, Any], b: tuple[Any, Any]) -> tuple[Any, Any]:
     if not any(x != 0 for x in leaves(da)):
         return b
     if sa.__class__ is tuple and sb.__class__ is tuple and len(sa) == len(sb):
-        pairs = [_merge((s, d), (t, e)) for s, d, t, e in zip(sa, da, sb, db)]
+        pairs = [merged((s, d), (t, e)) for s, d, t, e in zip(sa, da, sb, db)]
         return tuple([s for s, _ in pairs]), tuple([d for _, d in pairs])
     raise AssertionError(f"{show(flatten(sa))} and {show(flatten(sb))} both move in one mode")

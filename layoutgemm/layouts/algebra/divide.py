@@ -162,7 +162,7 @@ def interleave(block: Pair, tiler: Any, raked: bool) -> Pair:
     """Blocked or raked product: the two halves of the product zipped mode by mode, both padded to one rank."""
     pair = whole(tiler)
     r = max(len(x[0]) if x[0].__class__ is tuple else 1 for x in (block, pair))
-    a, b = _pad(block, r), _pad(pair, r)
+    a, b = padded_to(block, r), padded_to(pair, r)
     (s0, s1), (d0, d1) = multiply(*a, b)
     if raked:
         s0, d0, s1, d1 = s1, d1, s0, d0
@@ -180,7 +180,8 @@ def whole(tiler: Any) -> Pair:
     return tiler_pair(tiler)
 
 
-def _pad(pair: Pair, r: int) -> Pair:
+def padded_to(pair: Pair, r: int) -> Pair:
+    """The pair with modes 1:0 appended until it has r of them."""
     s, d = pair
     if s.__class__ is not tuple:
         s, d = (s,), (d,)
@@ -230,7 +231,7 @@ def tile_to_shape(block: Pair, shape: Any, order: Any = None) -> Pair:
     r = len(target)
     if (len(block[0]) if block[0].__class__ is tuple else 1) > r:
         raise LayoutError(f"a block of shape {show(block[0])} has more modes than the target {show(shape)}")
-    padded = _pad(block, r)
+    padded = padded_to(block, r)
     tiles = []
     for i, (s, t) in enumerate(zip(padded[0], target)):
         q, rem = divmod(product(t), product(s))

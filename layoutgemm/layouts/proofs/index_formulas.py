@@ -22,6 +22,7 @@ from ..int_tuple import idx2crd, leaves, product, product_each, transform
 from ..symbols.generators import GENERATORS, describe
 from ..symbols.polynomial import MissingFact, P, gens, show, val, valuations
 from .digits import Box, Digit, Form, call, rewrite
+from .sizes import sizes as values_of
 from .verdicts import CounterExample, Proof, Undecided
 
 __all__ = ["prove_formulas", "prove_layouts", "tabulate"]
@@ -229,9 +230,7 @@ def _witness(box: Box, f: Any, g: Any, used: list[int]) -> CounterExample | None
 def _counterexample(coord: Any, left: Any, right: Any, index: int, env: dict[int, int]) -> CounterExample:
     if not env:
         return CounterExample(coord, left, right, index, method="digits")
-    from .sizes import sizes
-
-    values = sizes(env)
+    values = values_of(env)
     where = ", ".join(f"{k}={v}" for k, v in values.items())
     return CounterExample(coord, left, right, index, f"not equivalent at {where}", "digits", tuple(values.items()))
 

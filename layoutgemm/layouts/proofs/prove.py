@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import LayoutError
+from .. import above
 from ..basis import component, has_basis, paths_of
 from ..int_tuple import as_shape, coal, leaves, product
 from ..int_tuple import show as show_tuple
@@ -35,6 +36,7 @@ from ..symbols.generators import show as show_names
 from ..symbols.polynomial import div, ge0, needs_ge, show, substitute, val
 from ..symbols.symbolic_layout import conditions_of, generators
 from . import verdicts as _proof
+from .index_formulas import prove_layouts
 from .sizes import at, candidates, cases_of, entries_of, plain, replaced, sizes
 from .verdicts import CounterExample, Proof, Undecided
 
@@ -44,6 +46,7 @@ EXHAUST = 1 << 16  # elements of a layout that is looked at whole, at one size
 ALL_LOOKS = 1 << 21  # elements that are looked at for one question
 
 
+@above.proven.register(object)
 def prove(a: Any, b: Any, given: Any = ()) -> Answer:
     """Whether two layouts are one function of the flat index, of one size, at every size that the facts allow.
 
@@ -94,6 +97,7 @@ def prove(a: Any, b: Any, given: Any = ()) -> Answer:
     return _proof.between(_with_conditions(answer, (a, b), []), a, b)
 
 
+@above.injective.register(object)
 def injective(a: Any, given: Any = ()) -> Answer:
     """Whether no two coordinates share a value, at every size: Proof, CounterExample with the two first flat indices
     that do, or Undecided naming the comparisons that are missing.
@@ -131,6 +135,7 @@ def injective(a: Any, given: Any = ()) -> Answer:
     return _with_conditions(answer, (a,), used, why)
 
 
+@above.bijective.register(object)
 def bijective(a: Any, given: Any = ()) -> Answer:
     """Whether the values are 0..size-1, each once, at every size."""
     _proof.check_layouts(a)
@@ -173,6 +178,7 @@ def bijective(a: Any, given: Any = ()) -> Answer:
     return _with_conditions(answer, (a,), used, why)
 
 
+@above.covering.register(object)
 def covers(a: Any, tile: Any, given: Any = ()) -> Answer:
     """Whether every offset 0..size(tile)-1 is a value of the layout, at every size. `tile` is a shape or a layout.
 
@@ -228,6 +234,7 @@ def covers(a: Any, tile: Any, given: Any = ()) -> Answer:
     return _with_conditions(answer, (a,), used)
 
 
+@above.apart.register(object)
 def disjoint(a: Any, b: Any, offset: Any = 0, given: Any = ()) -> Answer:
     """Whether no value of `a` is offset + a value of `b`, at every size. A CounterExample gives the two flat indices.
 
@@ -469,8 +476,6 @@ def _with_conditions(answer: Answer, layouts: tuple[Any, ...], used: list[str], 
 
 def _swizzled(a: Any, b: Any, facts: Facts | None) -> Answer:
     """Layouts one of which is swizzled: by their normal forms over digits, else by a size at which they differ."""
-    from .index_formulas import prove_layouts
-
     same = getattr(a, "swizzle", None) == getattr(b, "swizzle", None) and a.offset == b.offset
     if same:
         # A swizzle is one to one: under it, and from one offset, equal layouts stay equal.

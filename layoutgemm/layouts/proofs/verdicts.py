@@ -13,6 +13,7 @@ import numpy as np
 
 from ...arguments import shown
 from ...errors import LayoutError
+from .. import above
 from ..basis import component, has_basis, paths_of
 from ..int_tuple import coal, idx2crd, leaves, show, show_coord
 from ..symbols import dispatch as symbolic_arguments
@@ -20,6 +21,12 @@ from ..symbols import dispatch as symbolic_arguments
 LIMIT = 1 << 24
 PROBE = 1 << 20
 TWO_INDICES = "two coordinates"  # the method of a counterexample whose coord is two flat indices with one value
+
+
+class Function:
+    """What statements are about: layouts, swizzled or not, and linear ones."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True)
@@ -244,11 +251,8 @@ def between(answer: Any, a: Any, b: Any) -> Any:
 
 def check_layouts(*xs: Any) -> None:
     """Raise LayoutError for an operand of a statement about layouts that is none."""
-    from ..linear import LinearLayout  # both import this module
-    from ..predicates import Predicates
-
     for x in xs:
-        if not isinstance(x, (Predicates, LinearLayout)):
+        if not isinstance(x, Function):
             notation = f"; CuTe's notation is read by parse({shown(x)})" if isinstance(x, str) else ""
             raise LayoutError(f"layouts are compared, and {shown(x)} is none{notation}")
 
@@ -303,8 +307,6 @@ def _difference(a: Any, b: Any, index: int | None, method: str) -> Proof | Count
 
 def _swizzled(a: Any, b: Any) -> Proof | CounterExample | Undecided:
     """Static layouts, at least one composed: without the swizzle they share, over GF(2), else by exhaustion."""
-    from ..linear import LinearLayout  # it imports this module
-
     if has_basis(getattr(a, "stride", 0)) or has_basis(getattr(b, "stride", 0)):
         return _difference(a, b, 0, "coalesced normal form")  # coordinates, and offsets
     under = [getattr(x, "layout", None) for x in (a, b)]
@@ -319,12 +321,13 @@ def _swizzled(a: Any, b: Any) -> Proof | CounterExample | Undecided:
             return Proof(answer.method, answer.conditions, (f"{a.swizzle} is one to one", *answer.steps))
         return answer
     try:
-        left, right = LinearLayout.of(a), LinearLayout.of(b)
+        left, right = above.matrix_of(a), above.matrix_of(b)
     except LayoutError:
         return _by_exhaustion(a, b)
     index = left.first_difference(right)
     if index is None:
-        return left.equivalent(right)
+        same: Proof = left.equivalent(right)
+        return same
     # the first difference by matrix, with coordinates in the shapes that were given
     return _difference(a, b, index, "GF(2) matrix") if a.size == b.size else _by_exhaustion(a, b)
 
@@ -433,9 +436,7 @@ def _injective(modes: list[tuple[int, int, int]], shape: Any, stride: Any) -> li
 
 
 def _shared(shape: Any, stride: Any, i: int, j: int) -> CounterExample:
-    from ..layout import Layout
-
-    value = Layout._new(shape, stride)(i)
+    value = above.layout_of(shape, stride)(i)
     return CounterExample((i, j), value, value, j, f"{show(shape)}:{show(stride)} is not injective", TWO_INDICES)
 
 

@@ -24,6 +24,7 @@ from typing import Any
 
 from ...arguments import MAX_BITS, as_int, is_int, refusal, shown
 from ...errors import LayoutError, ParseError
+from .. import above
 from .generators import GENERATORS, FactError, generator
 from .polynomial import MAX_POWER, MissingFact, P, floordiv, ge0, gen, needs_div, needs_ge, show
 
@@ -238,9 +239,7 @@ def to_sympy(x: Any) -> Any:
     >>> to_sympy(dim("M", multiple_of=64) // 32 + 1)
     M/32 + 1
     """
-    from . import sympy_io as symbolic_sympy
-
-    return symbolic_sympy.to_sympy(x)
+    return above.to_sympy(x)
 
 
 def from_sympy(x: Any) -> Any:
@@ -249,9 +248,7 @@ def from_sympy(x: Any) -> Any:
     The symbols' own assumptions are their facts: integer is required, positive means >= 1, nonnegative >= 0, even a
     multiple of 2. Raises LayoutError for what is no integer expression, MissingFact for a quotient that is not exact.
     """
-    from . import sympy_io as symbolic_sympy
-
-    return symbolic_sympy.from_sympy(x)
+    return above.from_sympy(x)
 
 
 _given: dict[str, int] = {}

@@ -1,13 +1,14 @@
-"""How the layouts of integers hand over to the layouts with symbols, without loading them before there are any."""
+"""Whether there are symbols: then the layouts of integers hand over to the layouts with symbols."""
 
 from __future__ import annotations
 
 from sys import modules
 from typing import Any
 
+from .. import above
 from ..basis import ScaledBasis
 from .dims import is_sympy
-from .generators import GENERATORS, check_symbols
+from .generators import GENERATORS
 from .polynomial import P
 
 
@@ -30,36 +31,13 @@ def has_symbols(shape: Any, stride: Any) -> bool:
     return shape.__class__ is P or value.__class__ is P
 
 
-def become_symbolic(layout: Any) -> None:
-    """Make a new layout one of the class that knows symbols, if it has any."""
-    from .symbolic_layout import SymbolicLayout, generators
-
-    if has_symbols(layout.shape, layout.stride):
-        check_symbols(generators(layout.shape, layout.stride))
-        object.__setattr__(layout, "__class__", SymbolicLayout)
-        object.__setattr__(layout, "_conditions", ())
-
-
-def joined(shape: Any, stride: Any, layouts: tuple[Any, ...]) -> Any:
-    """A layout of modes with symbols, with the conditions of all."""
-    from .symbolic_layout import make, together
-
-    return make(shape, stride, together(*layouts))
-
-
-def lift(layout: Any) -> Any:
-    """A plain layout as one whose operations take symbols in their arguments."""
-    from .symbolic_layout import lift as lifted
-
-    return lifted(layout)
-
-
 def prove(a: Any, b: Any) -> Any:
     """The verdict on two layouts one of which has symbols; None when neither has."""
-    if not GENERATORS:
-        return None
-    from ..proofs.prove import prove as proven
-    from ..proofs.sizes import entries_of
-    from .symbolic_layout import generators
+    return above.proven(a, b) if GENERATORS and (_with_symbols(a) or _with_symbols(b)) else None
 
-    return proven(a, b) if generators(*entries_of(a), *entries_of(b)) else None
+
+def _with_symbols(x: Any) -> bool:
+    """Whether any entry of a layout, swizzled or not, is a symbol."""
+    if hasattr(x, "swizzle"):
+        return x.offset.__class__ is P or _with_symbols(x.layout)
+    return hasattr(x, "stride") and has_symbols(x.shape, x.stride)

@@ -27,10 +27,11 @@ from typing import Any
 
 from ...arguments import refusal, shown
 from ...errors import ParseError
+from .. import above
 from ..int_tuple import as_nested
-from .dims import entry, expression
+from .dims import entry, evaluate, expression
 from .dims import symbol as plain_symbol
-from .generators import GENERATORS, FactError
+from .generators import GENERATORS, FactError, restore
 from .generators import show as show_names
 from .polynomial import MissingFact, P, Relation, ge0, gens, make, show, substitute, val
 from .solver import Solver
@@ -109,9 +110,7 @@ class Facts:
         if hasattr(x, "swizzle"):
             return type(x)(x.swizzle, self._apply(x.offset), self._apply(x.layout))
         if hasattr(x, "stride"):
-            from .symbolic_layout import applied
-
-            return applied(x, self._apply)
+            return above.applied(x, self._apply)
         if hasattr(x, "path"):
             return x if x.value.__class__ is int else type(x)(self._apply(x.value), x.path)
         return self._apply(entry(x))
@@ -180,8 +179,6 @@ class Facts:
 
 
 def _restore(statements: tuple[str, ...], parts: Any, symbols: Any) -> Facts:
-    from .generators import restore
-
     out = object.__new__(Facts)
     out._state(statements, {restore(k): v for k, v in parts}, symbols, {})
     out._add(())
@@ -326,8 +323,6 @@ def _comparison(left: ast.expr, op: ast.cmpop, right: ast.expr, facts: Facts, te
 
 def _value(node: ast.expr, facts: Facts) -> Any:
     """The entry that an expression means; its symbols are looked up by name."""
-    from .dims import evaluate
-
     try:
         return evaluate(node, lambda n: facts._symbol(n))
     except MissingFact as error:

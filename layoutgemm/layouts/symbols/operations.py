@@ -14,9 +14,12 @@ from __future__ import annotations
 from typing import Any
 
 from ...errors import CompositionError, LayoutError
+from .. import above
 from ..algebra import compose as _int_compose
 from ..algebra import inverse as _int_inverse
-from ..algebra.divide import join, refuse_coordinates
+from ..algebra.divide import divide as int_divide
+from ..algebra.divide import join, ordered, padded_to, refuse_coordinates
+from ..algebra.divide import multiply as int_multiply
 from ..basis import ScaledBasis, component, has_basis, paths_of
 from ..int_tuple import coal, coal_open, compact, leaves, pack, product
 from ..int_tuple import show as show_tuple
@@ -72,9 +75,7 @@ def compose(ashape: Any, astride: Any, bshape: Any, bstride: Any) -> Pair:
 
 
 def _refused(refusal: MissingFact, a: Pair, b: Pair) -> CompositionError:
-    from .symbolic_layout import make
-
-    error = CompositionError(str(refusal), None, make(*a), make(*b))
+    error = CompositionError(str(refusal), None, above.symbolic(*a), above.symbolic(*b))
     error.needs = refusal.needs  # type: ignore[attr-defined]
     return error
 
@@ -169,8 +170,6 @@ def _within_integers(S: list[Any], D: list[Any], bshape: Any, bstride: Any) -> P
 
 def _compose_coordinates(ashape: Any, astride: Any, bshape: Any, bstride: Any) -> Pair:
     """A o B where B leads to coordinates: mode by mode, each in the mode of A that its paths lead to."""
-    from ..algebra.compose import _merge
-
     out: Pair | None = None
     for path in paths_of(bstride):
         s, d = ashape, astride
@@ -184,7 +183,7 @@ def _compose_coordinates(ashape: Any, astride: Any, bshape: Any, bstride: Any) -
                 )
             s, d = s[p], d[p]
         part = compose(s, d, bshape, component(bstride, path))
-        out = part if out is None else _merge(out, part)
+        out = part if out is None else _int_compose.merged(out, part)
     assert out is not None
     return out
 
@@ -450,8 +449,6 @@ def composed(shape: Any, stride: Any, pair: Pair) -> Pair:
 
 def divide(shape: Any, stride: Any, pair: Pair) -> Pair:
     """A o (T, complement of T up to size(A))."""
-    from ..algebra.divide import divide as int_divide
-
     if not has_symbols(shape, stride, pair):
         return int_divide(shape, stride, pair)
     s, d = pair
@@ -461,8 +458,6 @@ def divide(shape: Any, stride: Any, pair: Pair) -> Pair:
 
 def multiply(shape: Any, stride: Any, pair: Pair) -> Pair:
     """(A, complement of A o B). The complement's last mode runs on without end, as composition reads it."""
-    from ..algebra.divide import multiply as int_multiply
-
     if not has_symbols(shape, stride, pair):
         return int_multiply(shape, stride, pair)
     s, d = pair
@@ -487,13 +482,11 @@ def multiply(shape: Any, stride: Any, pair: Pair) -> Pair:
 
 def tile_to_shape(block: Pair, shape: Any, order: Any = None) -> Pair:
     """The block repeated until it fills `shape`."""
-    from ..algebra.divide import _pad, ordered
-
     target = shape if shape.__class__ is tuple else (shape,)
     r = len(target)
     if (len(block[0]) if block[0].__class__ is tuple else 1) > r:
         raise LayoutError(f"a block of shape {show_tuple(block[0])} has more modes than the target {show_tuple(shape)}")
-    padded = _pad(block, r)
+    padded = padded_to(block, r)
     tiles = []
     for i, (s, t) in enumerate(zip(padded[0], target)):
         q = quotient(product(t), product(s))
@@ -513,10 +506,8 @@ def tile_to_shape(block: Pair, shape: Any, order: Any = None) -> Pair:
 
 def interleave(block: Pair, pair: Pair, raked: bool) -> Pair:
     """Blocked or raked product: the two halves of the product zipped mode by mode."""
-    from ..algebra.divide import _pad
-
     r = max(len(x[0]) if x[0].__class__ is tuple else 1 for x in (block, pair))
-    (s0, s1), (d0, d1) = multiply(*_pad(block, r), _pad(pair, r))
+    (s0, s1), (d0, d1) = multiply(*padded_to(block, r), padded_to(pair, r))
     if raked:
         s0, d0, s1, d1 = s1, d1, s0, d0
     out = [((s, t), (d, e)) for s, t, d, e in zip(s0, s1, d0, d1)]

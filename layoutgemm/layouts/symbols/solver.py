@@ -9,8 +9,7 @@ from typing import Any
 
 from .generators import GENERATORS, FactError, Shown, generator, inverse, name, of_terms, plus, times
 from .generators import show as show_names
-from .missing_facts import parenthesised
-from .polynomial import P, div, floordiv, ge0, gen, gens, make, show, substitute
+from .polynomial import P, div, floordiv, ge0, gen, gens, make, parenthesised, show, substitute
 
 
 class Solver:

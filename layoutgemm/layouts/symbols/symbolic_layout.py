@@ -18,17 +18,20 @@ from typing import Any
 
 from ...arguments import shown
 from ...errors import CoordinateError, LayoutError
+from .. import above
 from .. import int_tuple as _t
 from ..algebra import divide as _divide
+from ..algebra import recast as _recast
 from ..basis import ScaledBasis, as_stride, assemble, component, has_basis, paths_of
 from ..int_tuple import as_shape, leaves
 from ..layout import Layout
+from ..proofs.verdicts import between
 from . import operations as _ops
 from . import views as _views
 from .conditions import recording, strongest
-from .dims import entry, is_sympy
+from .dims import entry, is_sympy, to_sympy
 from .facts import Facts
-from .generators import check_symbols
+from .generators import GENERATORS, check_symbols
 from .polynomial import MissingFact, P, ge0, gens, needs_ge
 
 Pair = tuple[Any, Any]
@@ -36,12 +39,23 @@ Pair = tuple[Any, Any]
 
 def make(shape: Any, stride: Any, conditions: tuple[str, ...] = ()) -> Layout:
     """A layout of well-formed parts: a plain one when no entry is a symbol and it rests on no facts."""
-    self = Layout._new(shape, stride)
     if not conditions and not _ops.has_symbols(shape, stride):
-        return self
-    object.__setattr__(self, "__class__", SymbolicLayout)
-    object.__setattr__(self, "_conditions", conditions)
+        return Layout._new(shape, stride)
+    return _symbolic(shape, stride, conditions)
+
+
+def _symbolic(shape: Any, stride: Any, conditions: tuple[str, ...]) -> SymbolicLayout:
+    self = object.__new__(SymbolicLayout)
+    for name, value in (("shape", shape), ("stride", stride), ("_conditions", conditions)):
+        object.__setattr__(self, name, value)
     return self
+
+
+@above.symbolic.register(object)
+def joined(shape: Any, stride: Any, *layouts: Layout) -> Layout:
+    """A layout of checked entries, with the conditions of the layouts that it is made of."""
+    check_symbols(generators(shape, stride))
+    return make(shape, stride, together(*layouts))
 
 
 def generators(*xs: Any) -> list[int]:
@@ -81,8 +95,6 @@ class SymbolicLayout(Layout):
     @property
     def symbols(self) -> tuple[str, ...]:
         """The names of the symbols in the entries."""
-        from .generators import GENERATORS
-
         return tuple(sorted({GENERATORS[g].symbol for g in generators(self.shape, self.stride)}))
 
     def given(self, *facts: Any) -> Layout:
@@ -139,8 +151,6 @@ class SymbolicLayout(Layout):
             c = _t.as_nested(c, "a coordinate", _same)
         entries = _flat(c)
         if any(map(is_sympy, entries)):
-            from .dims import to_sympy
-
             return to_sympy(self(_entries(c)))
         c = _checked(c)
         if has_basis(self.stride):
@@ -163,11 +173,9 @@ class SymbolicLayout(Layout):
 
     def slice(self, coord: Any) -> tuple[Layout, Any]:
         """The layout of the modes that None keeps, and the offset of the others."""
-        from ..algebra import recast
-
         if coord is None:
             return self, 0
-        S, D = recast.select(coord, self.shape, self.stride, True)
+        S, D = _recast.select(coord, self.shape, self.stride, True)
         if has_basis(self.stride):
             parts = {p: _offset(coord, self.shape, component(self.stride, p)) for p in paths_of(self.stride)}
             return make(tuple(S), tuple(D), self._conditions), assemble(parts)
@@ -187,9 +195,7 @@ class SymbolicLayout(Layout):
         if isinstance(other, Layout):
             return self._made(_ops.compose, other.shape, other.stride, also=(other,))
         if getattr(other.__class__, "_swizzled", False):
-            from ..swizzle import compose_with_swizzle
-
-            return compose_with_swizzle(self, other)
+            return other.after(self)
         return self._tiled(_divide.by_mode, _ops.composed, other)
 
     __matmul__ = compose
@@ -290,48 +296,35 @@ class SymbolicLayout(Layout):
 
     def upcast(self, n: int) -> Layout:
         """See Layout.upcast."""
-        from ..algebra import recast
-
-        factor = recast.factor(n, "upcast")
-        recast._refuse_basis("upcast", self.shape, self.stride)
+        factor = _recast.factor(n, "upcast")
+        _recast._refuse_basis("upcast", self.shape, self.stride)
         return self._made(_views.upcast, factor)
 
     def downcast(self, n: int) -> Layout:
         """See Layout.downcast; a symbolic stride must be known to be at least 2."""
-        from ..algebra import recast
-
-        factor = recast.factor(n, "downcast")
-        recast._refuse_basis("downcast", self.shape, self.stride)
+        factor = _recast.factor(n, "downcast")
+        _recast._refuse_basis("downcast", self.shape, self.stride)
         return self._made(_views.downcast, factor)
 
     def recast(self, new_bits: int, old_bits: int) -> Layout:
         """See Layout.recast."""
-        from ..algebra import recast
-
-        new, old = recast.factor(new_bits, "recast (new_bits)"), recast.factor(old_bits, "recast (old_bits)")
-        recast._refuse_basis("recast", self.shape, self.stride)
+        new, old = _recast.factor(new_bits, "recast (new_bits)"), _recast.factor(old_bits, "recast (old_bits)")
+        _recast._refuse_basis("recast", self.shape, self.stride)
         return self._made(_views.recast, new, old)
 
     # ------------------------------------------------------------ statements
 
     def equivalent(self, other: Any) -> Any:
         """Whether both are one function of the flat index, of one size, at every size that the facts allow."""
-        from ..proofs.prove import prove
-        from ..proofs.verdicts import between
-
-        return between(prove(self, other), self, other)
+        return between(above.proven(self, other), self, other)
 
     def is_injective(self) -> Any:
         """Whether no two coordinates share a value, at every size."""
-        from ..proofs.prove import injective
-
-        return injective(self)
+        return above.injective(self)
 
     def is_bijective(self) -> Any:
         """Whether the values are 0..size-1, each once, at every size."""
-        from ..proofs.prove import bijective
-
-        return bijective(self)
+        return above.bijective(self)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Layout) and self.shape == other.shape and self.stride == other.stride
@@ -363,14 +356,12 @@ for _name in ("coalesce", "dice", "flatten", "group"):
 # ---------------------------------------------------------------- arguments
 
 
+@above.lifted.register(Layout)
 def lift(layout: Layout) -> SymbolicLayout:
     """A plain layout as one whose operations take symbols in their arguments."""
     if isinstance(layout, SymbolicLayout):
         return layout
-    out = Layout._new(layout.shape, layout.stride)
-    object.__setattr__(out, "__class__", SymbolicLayout)
-    object.__setattr__(out, "_conditions", ())
-    return out  # type: ignore[return-value]
+    return _symbolic(layout.shape, layout.stride, ())
 
 
 def conditions_of(x: Any) -> tuple[str, ...]:
@@ -384,6 +375,7 @@ def together(*layouts: Layout) -> tuple[str, ...]:
     return tuple(strongest([c for x in layouts for c in conditions_of(x)]))
 
 
+@above.applied.register(Layout)
 def applied(layout: Layout, f: Any) -> Layout:
     """The layout with every entry replaced, under the same conditions."""
     shape, stride = as_shape(f(layout.shape)), as_stride(f(layout.stride))

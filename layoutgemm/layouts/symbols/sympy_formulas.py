@@ -14,6 +14,7 @@ import sympy
 from sympy.printing.precedence import PRECEDENCE
 
 from ...errors import LayoutError
+from .. import above
 from ..basis import assemble, component, paths_of
 from ..int_tuple import coal, product
 from ..proofs.digits import Box, Form, Stuck, maximum, minimum, rewrite
@@ -155,6 +156,7 @@ def _entry(p: Any) -> Any:
 # ---------------------------------------------------------------- layouts as expressions
 
 
+@above.closed_form.register(object)
 def closed_form(source: Any, names: tuple[str, ...]) -> Any:
     """See formula.expr."""
     if isinstance(source, Swizzle):
@@ -282,6 +284,7 @@ def _digits(box: Box, name: str, start: int, end: int) -> Any:
 # ---------------------------------------------------------------- expressions as formulas
 
 
+@above.evaluator.register(object)
 def evaluator(expression: Any) -> Callable[..., Any]:
     """A SymPy expression as a function of named variables; its other symbols are sizes."""
     expression = sympy.sympify(expression)

@@ -7,6 +7,7 @@ from typing import Any
 import sympy
 
 from ...errors import LayoutError
+from .. import above
 from .dims import declared
 from .dims import symbol as entry_symbol
 from .generators import GENERATORS, generator, of_terms
@@ -72,6 +73,7 @@ def _symbol_of(g: int, root: tuple[str, int]) -> Any:
     return symbol(name, scale, None if G.low is None else G.low * scale, None if G.high is None else G.high * scale)
 
 
+@above.to_sympy.register(object)
 def to_sympy(x: Any) -> Any:
     """The entry in the user's symbols."""
     if x.__class__ is not P:
@@ -106,6 +108,7 @@ def _other(name: str) -> Any:
 # ---------------------------------------------------------------- from SymPy
 
 
+@above.from_sympy.register(object)
 def from_sympy(x: Any) -> Any:
     """The entry that a SymPy expression means."""
     top, bottom = _read(x)

@@ -18,7 +18,8 @@ import numpy as np
 from layoutgemm.atoms import CopyAtom, MmaAtom, SmemTile, TiledMma
 from layoutgemm.atoms.tiled.copy import TiledCopy
 from layoutgemm.errors import LayoutError
-from layoutgemm.layouts import Layout, Swizzle
+from layoutgemm.layouts import Layout, Swizzle, paged
+from layoutgemm.layouts.display import PicturedLayout
 from layoutgemm.view.canvas import escape
 from layoutgemm.view.grid import Drawable, evaluate, extent
 from layoutgemm.view.pages.banks import swizzle_figure
@@ -206,6 +207,7 @@ def tv_figure(tv: Drawable, tile: Sequence[int], title: str | None = None) -> Fi
     return Figure(title or f"{tv} over {size[0]}x{size[1]}", (str(tv),) if title else (), (matrix,), holder)
 
 
+@paged.page.register(PicturedLayout, MmaAtom, TiledMma, CopyAtom, TiledCopy, Swizzle, SmemTile)
 def html_of(thing: Any, path: str | Path | None = None, **options: Any) -> str:
     """The linked page of an atom, a tiled one, a tile, a swizzle, a layout, or (with `tile`) a thread-value layout.
 
