@@ -39,7 +39,7 @@ ROW = {name: number for number, row in enumerate(ROWS) for name in row}
 VIEW_IMPORTS = frozenset({*ROWS[0], "layouts", "atoms", "schedule", "checks"})
 # An object's `to_cute` and `to_dsl` import interop inside of the method.
 CONVERTING = frozenset({"layouts", "atoms", "kernels"})
-DRAWING = ("kernels/page.py",)
+DRAWING = ("kernels/page.py", "kernels/pictures.py")
 
 # Optional or slow to import: the folders below layoutgemm that may name them, "*" being one folder.
 CONFINED: dict[str, tuple[str, ...]] = {
@@ -282,12 +282,9 @@ def _is_private(target: str) -> bool:
     return name.startswith("_") and not name.startswith("__")
 
 
-INNER = 200
-PRIVATE = 20
-BETWEEN_ARCHITECTURES = {
-    ("sm100", "sm90"): 4,
-    ("sm90", "teaching"): 1,
-}
+INNER = 138
+PRIVATE = 13
+BETWEEN_ARCHITECTURES: dict[tuple[str, str], int] = {}
 
 
 # The checker, checked -------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ import numpy as np
 
 from ..atoms import MmaAtom
 from ..errors import PlanError
+from ..view.pages.html import page, write
 from ..view.pages.model import THREADS, Fact, Figure, Holder, Holders, Matrix, Table
 from ..view.pages.parts import axes, shared_memory
 from ..view.pages.product import descriptor_facts, operand_matrix, product_figure, value_labels
@@ -50,9 +51,6 @@ def plan_figure(plan: TeachingPlan | Sm80Plan | Sm90Plan | Sm100Plan) -> Figure:
 
 def plan_html(plan: Any, path: Any = None) -> str:
     """The linked page of a plan; `path` writes it to a file, too."""
-    # a page is wanted only here, and `import layoutgemm.kernels` should not pay for it
-    from ..view.pages.html import page, write
-
     text = page(plan_figure(plan))
     if path is not None:
         write(text, path)

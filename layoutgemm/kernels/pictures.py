@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from .. import view
+from ..atoms.tmem.layout import WARP_LANES
 from ..errors import PlanError
+from ..schedule import Linear
+from ..view import Region
+from .sm80.store import BUFFERS
+from .sm100.store import load_of
 
 # What `plan.svg(of=...)` draws, and `plan.show(of=...)` prints.
 PICTURES = {
@@ -26,11 +32,9 @@ def plan_svg(plan: Any, of: str = "fragment", **options: Any) -> str:
     >>> "B stage 3" in plan_svg(plan, "smem"), "4x3 tiles" in plan_svg(plan, "order")
     (True, True)
     """
-    from .. import view
-
     check_name(of)
     if of == "fragment":
-        return fragment_of(plan, **options)
+        return str(plan.does("fragment")(plan, **options))
     if of == "product":
         return view.product_svg(plan.mma, **options)
     if of == "smem":
@@ -50,8 +54,6 @@ def plan_table(plan: Any, of: str = "fragment", **options: Any) -> str:
     >>> print(plan_table(TeachingPlan.derive(200, 136, 72), "smem").splitlines()[1])
           0   8192  A stage 0: 64x64 bf16, 128B
     """
-    from .. import view
-
     check_name(of)
     if of == "smem":
         return view.smem_map_table(regions_of(plan), total=plan.smem.total, limit=plan.arch.smem_per_block)
@@ -73,14 +75,16 @@ def check_name(of: str) -> None:
 
 
 def fragment_of(plan: Any, **options: Any) -> str:
-    """The accumulator's fragment map; on Blackwell, where tensor memory holds it, a load's of its first columns."""
-    if plan.mma.c_source == "tmem":
-        from .sm100.explain import load_svg
-
-        return load_svg(plan)
-    from .. import view
-
+    """The accumulator's fragment map: which thread holds an element in which value."""
     return view.fragment_svg(plan.mma, "C", **options)
+
+
+def tmem_load_svg(plan: Any, **_: Any) -> str:
+    """Which thread and register a load of tensor memory brings each element to: the first chunk of a warp's rows."""
+    chunk = plan.store.rounds[0].chunks[0]
+    load = load_of(chunk)
+    title = f"{load}: the first {chunk.width} columns of a warp's {WARP_LANES} rows of an accumulator"
+    return view.tv_svg(load.tmem, (WARP_LANES, chunk.width), title=title, thread=0)
 
 
 def grid_of(plan: Any) -> tuple[int, int]:
@@ -90,15 +94,11 @@ def grid_of(plan: Any) -> tuple[int, int]:
 
 def order_of(plan: Any) -> Any:
     """The order of the tiles: the plan's, or the one in which its blocks are numbered, along N first."""
-    from ..schedule import Linear
-
     return getattr(plan, "order", None) or Linear("N")
 
 
 def regions_of(plan: Any) -> list[Any]:
     """What lies in a block's shared memory: stages of A and B, buffers of C, barriers; read from the plan's map."""
-    from ..view import Region
-
     smem, stages, out = plan.smem, range(plan.stages), []
     for operand in (plan.a, plan.b):
         tile, name = operand.smem, operand.name.lower()
@@ -131,8 +131,6 @@ def buffers_of(plan: Any) -> int:
     if hasattr(plan.store, "bytes"):  # Hopper's and Blackwell's: as many as lie before what follows them
         warps = plan.config.consumers * 4 if hasattr(plan.config, "consumers") else 4
         return int(plan.store.bytes(warps)) // plan.smem.c_buffer_bytes
-    from .sm80.store import BUFFERS
-
     return plan.config.warps[0] * plan.config.warps[1] * BUFFERS
 
 

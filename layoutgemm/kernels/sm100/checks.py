@@ -33,8 +33,8 @@ from ...report import Check, Report
 from ..derivation import checked
 from ..derive import OperandPlan, one_matrix
 from ..plan import MOST_BYTES
-from ..sm90.pipeline_model import StoreRing
 from ..store import distinct_chunks
+from ..store_ring import StoreRing
 from .pipeline_model import Blackwell
 from .plan import BLOCK_ROWS, EPILOGUE_WARPS, LOADER_WARP, MMA_WARP, SLOT_BYTES, Sm100Plan
 from .reference import places

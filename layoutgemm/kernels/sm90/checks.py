@@ -27,13 +27,14 @@ from ..derive import OperandPlan, one_matrix
 from ..plan import MOST_BYTES
 from ..plan_checks import fragment_checks
 from ..store import ROWS
+from ..store_ring import StoreRing
 from .budget_checks import budget_checks
 from .edges import ends_check
 from .gated_checks import filled_by_halves, halves_meet
 from .grouped import ragged_checks
 from .mainloop import promotion_check
 from .multicast import uneven_shares
-from .pipeline_model import Hopper, StoreRing
+from .pipeline_model import Hopper
 from .plan import WARPS_OF_GROUP, Sm90Plan
 from .store_checks import exchange_check, neighbours_check, store_checks
 
