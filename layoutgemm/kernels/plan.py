@@ -105,6 +105,7 @@ class GemmPlan(Pictured):
     mma, tile       the matrix instruction, and the tile of C and K that a block computes
     stages          tiles of K in flight
     config          what was chosen for the kernel
+    operand_path    how matrices come to the kernel: a `kernels.run.torch_tensors.OperandPath`, named in the same way
     verbs           verb -> the function that does it, as `kernels.verbs.named` takes it; each kind of plan has its own
 
     >>> from layoutgemm import GemmPlan, plan
@@ -124,9 +125,11 @@ class GemmPlan(Pictured):
     tile: tuple[int, int, int]
     stages: int
     config: Any
+    operand_path: ClassVar[str] = "run.tensor_maps:BY_MAPS"
     verbs: ClassVar[dict[str, str]] = {
         "compile": "compile.compiler:compile_plan",
         "derive": "planner:plan",
+        "emulate": "run.emulated:execute_compiled",
         "fragment": "pictures:fragment_of",
         "html": "page:plan_html",
         "picture": "pictures:plan_svg",

@@ -15,7 +15,7 @@ import torch
 
 from ..errors import OperandError, TensorError
 from ..kernels.run.operand_checks import addressed, check_operands, resolved
-from ..kernels.run.torch_tensors import run_given
+from ..kernels.run.tensor_maps import run_given
 from ..kernels.sm90.choose.scaled_grouped import default_config, grouped_config
 from ..kernels.sm90.grouped import Ragged
 from ..kernels.sm90.mainloop import Promoted, Table

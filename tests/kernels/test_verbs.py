@@ -16,10 +16,13 @@ from layoutgemm.kernels import (
     TeachingPlan,
 )
 from layoutgemm.kernels.epilogue.chain import Bias
+from layoutgemm.kernels.run.torch_tensors import OperandPath
 from layoutgemm.kernels.verbs import named
 
 KINDS = {"sm80": Sm80Plan, "sm90": Sm90Plan, "sm100": Sm100Plan, "teaching": TeachingPlan}
-VERBS = {"check", "compile", "derive", "explain", "fragment", "html", "picture", "run", "table"}
+VERBS = {
+    "check", "compile", "derive", "emulate", "execute", "explain", "fragment", "html", "picture", "run", "table",
+}  # fmt: skip
 PLANS: dict[str, GemmPlan] = {
     "Sm90SingleKernel": TeachingPlan.derive(64, 64, 64),
     "Sm80GemmKernel": Sm80Plan.derive(64, 64, 64),
@@ -38,6 +41,7 @@ def test_every_verb_of_a_plan_is_a_function(folder: str) -> None:
     assert set(verbs) == VERBS
     for path in verbs.values():
         assert inspect.isfunction(named(path)), path
+    assert isinstance(named(KINDS[folder].operand_path), OperandPath)
 
 
 @pytest.mark.parametrize("folder", KINDS)

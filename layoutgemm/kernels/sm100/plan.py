@@ -163,6 +163,7 @@ class Sm100Plan(PersistentPlan):
     epilogue: Epilogue = field(default_factory=Epilogue)
     verbs = GemmPlan.verbs | {
         "check": "sm100.checks:check_sm100",
+        "execute": "sm100.reference:execute_sm100",
         "explain": "sm100.explain:explain_sm100",
         "fragment": "pictures:tmem_load_svg",
     }

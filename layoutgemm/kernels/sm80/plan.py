@@ -127,10 +127,12 @@ class Sm80Plan(GemmPlan):
     order: Grouped
     smem: Sm80Smem
     config: Sm80Config = field(default_factory=Sm80Config)
+    operand_path = "run.ampere:BY_LINES"
     verbs = GemmPlan.verbs | {
         "check": "sm80.checks:check_sm80",
+        "emulate": "run.emulated:emulate_launch",
+        "execute": "sm80.reference:execute_sm80",
         "explain": "sm80.explain:explain_sm80",
-        "run": "run.ampere:run_sm80",
     }
 
     @property

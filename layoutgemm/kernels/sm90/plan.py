@@ -92,6 +92,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
     remedy = ", unless store is 'direct'"
     verbs = GemmPlan.verbs | {
         "check": "sm90.checks:check_sm90",
+        "execute": "sm90.reference:execute_sm90",
         "explain": "sm90.explain:explain_sm90",
     }
 

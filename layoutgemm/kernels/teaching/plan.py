@@ -93,6 +93,7 @@ class TeachingPlan(GemmPlan):
     device_kernel = "teaching.device.kernel:Sm90SingleKernel"
     verbs = GemmPlan.verbs | {
         "check": "teaching.checks:check_plan",
+        "execute": "teaching.reference:execute",
         "explain": "teaching.explain:explain_plan",
     }
     batch = 1  # matrices: this kernel multiplies one pair
