@@ -1,13 +1,22 @@
-"""Checks that the plans of several architectures share: operands, and the accumulator's fragment map."""
+"""Checks that the plans of several architectures share: tiles, operands, fragment map, pipelines, shared memory."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
 from ..atoms import MmaAtom
-from ..checks import bank_conflicts, bijective_tile, filled_by, matrix_access, read_by
+from ..checks import Pipeline, PipelineProof, bank_conflicts, bijective_tile, filled_by, matrix_access, read_by
+from ..errors import PlanError
+from ..layouts.proofs.index_formulas import prove_formulas
+from ..layouts.symbols.facts import Facts
 from ..report import Check
 from .derive import OperandPlan
+
+Region = tuple[str, int, int, int]  # name, first byte, bytes, alignment
 
 
 def operand_checks(operand: OperandPlan, mma: MmaAtom) -> list[Check]:
@@ -46,3 +55,94 @@ def fragment_checks(mma: MmaAtom) -> list[Check]:
         )
     )
     return checks
+
+
+def tiles_of_c(plan: Any, statement: str, tile: Sequence[int], unlike: str = "", batched: bool = True) -> Check:
+    """The plan's tiles cover C, its order visits each once, and each matrix of a batch has all of them.
+
+    tile     rows and columns of C
+    unlike   what else is wrong of the order, or ""
+    batched  a tile's number tells its matrix, too; else the grid does
+    """
+    witness = ""
+    for what, size, extent, count in zip("MN", (plan.m, plan.n), tile, plan.tiles):
+        if not (count - 1) * extent < size <= count * extent:
+            witness = witness or f"{count} tiles of {extent} along {what} for {size}"
+    witness = witness or unlike
+    answer = plan.order.prove()
+    if not answer:
+        witness = witness or str(answer)
+    if batched and plan.batch > 1 and not witness:
+        given = Facts()
+        tiles = given["tiles"]
+        matrix = prove_formulas(
+            lambda tile, matrix: ((tile + tiles * matrix) % tiles, (tile + tiles * matrix) // tiles),
+            lambda tile, matrix: (tile, matrix),
+            {"tile": tiles, "matrix": given["batch"]},
+        )
+        witness = "" if matrix else str(matrix)
+    return Check("tiles of C", statement, not witness, getattr(answer, "method", "none"), witness)
+
+
+def tiles_of_k(plan: Any, said: str, rest: str, method: str = "arithmetic", unlike: str = "") -> Check:
+    """The tiles of A and B are as deep as the k tiles, of which there are as many as K needs.
+
+    said, rest   what else a statement says of the k tiles, and of the last one's elements beyond K
+    unlike       what else is wrong, or ""
+    """
+    depth = plan.tile[2]
+    count = -(-plan.k // depth)
+    deep = plan.a.smem.extent[1], plan.b.smem.extent[1]
+    witness = unlike if deep == (depth, depth) else f"k tiles of {depth}, tiles of A {deep[0]} and of B {deep[1]} deep"
+    statement = f"{count} k tiles of {depth}{said} cover K = {plan.k}; the last {count * depth - plan.k} are {rest}"
+    return Check("tiles of K", statement, not witness, method, witness)
+
+
+def pipelines(cases: Sequence[Pipeline], statement: str) -> Check:
+    """No deadlock and no race in any of the cases."""
+    states, witness = 0, ""
+    for case in cases:
+        try:
+            found = _proven(case)
+        except PlanError as error:  # more states than are walked through: neither proven nor refuted
+            found = f"undecided: {error}"
+        if isinstance(found, PipelineProof):
+            states += found.states
+        elif not witness:
+            witness = str(found)
+    method = f"happens-before, closed after {states} states of {len(cases)} case(s)"
+    return Check("pipeline", statement, not witness, method, witness)
+
+
+@lru_cache(maxsize=256)
+def _proven(pipeline: Pipeline) -> Any:
+    """A pipeline's proof: many plans have the same pipeline."""
+    return pipeline.prove()
+
+
+def stages_of(plan: Any) -> list[Region]:
+    """The stages of A and of B in shared memory."""
+    smem = plan.smem
+    places = (plan.a, smem.a_offset, smem.a_stage_bytes), (plan.b, smem.b_offset, smem.b_stage_bytes)
+    return [
+        (f"{op.name}[{s}]", first + s * pitch, op.smem.bytes, op.smem.alignment)
+        for op, first, pitch in places
+        for s in range(plan.stages)
+    ]
+
+
+def misplaced(regions: Iterable[Region], alignment: int, total: int) -> str:
+    """The first region that is not aligned, or overlaps another one, or ends beyond the total; "" for none.
+
+    >>> misplaced([("A", 0, 64, 16), ("B", 48, 16, 16)], 1024, 128)
+    "byte 48 is A's and B's"
+    """
+    witness, end, before = "", 0, ""
+    for name, first, size, unit in sorted(regions, key=lambda region: region[1]):
+        if first < end:
+            witness = witness or f"byte {first} is {before}'s and {name}'s"
+        if first % unit or alignment % unit:
+            witness = witness or f"{name} at byte {first}, no multiple of {unit}"
+        if first + size > end:
+            end, before = first + size, name
+    return witness or (f"{before} ends at byte {end} of {total}" if end > total else "")

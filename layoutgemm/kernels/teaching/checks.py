@@ -6,7 +6,7 @@ from ...checks import check_pipeline, registers, self_loading, shared_memory
 from ...layouts import Layout
 from ...report import Check, Report
 from ..derivation import checked
-from ..plan_checks import fragment_checks, operand_checks
+from ..plan_checks import fragment_checks, misplaced, operand_checks, stages_of
 from .plan import TeachingPlan
 
 
@@ -82,22 +82,8 @@ def _pipeline(plan: TeachingPlan) -> Check:
 def _smem_overlap(plan: TeachingPlan) -> Check:
     """Stages of A, stages of B and barriers, as intervals: aligned, disjoint, inside the total."""
     smem = plan.smem
-    spans = [
-        (smem.a_offset + s * smem.a_stage_bytes, plan.a.smem.bytes, plan.a.smem.alignment) for s in range(plan.stages)
-    ]
-    spans += [
-        (smem.b_offset + s * smem.b_stage_bytes, plan.b.smem.bytes, plan.b.smem.alignment) for s in range(plan.stages)
-    ]
-    spans += [(smem.barrier_offset + s * smem.barrier_bytes, 8, 8) for s in range(plan.barrier.count)]
-    witness = ""
-    end = 0
-    for start, size, alignment in sorted(spans):
-        if start < end:
-            witness = f"bytes {start}..{end - 1} are used twice"
-        elif start % alignment or smem.alignment % alignment:
-            witness = f"offset {start} is no multiple of {alignment}"
-        end = max(end, start + size)
-    if not witness and end > smem.total:
-        witness = f"the last byte is {end - 1} of {smem.total}"
-    statement = f"{len(spans)} regions of shared memory are aligned and disjoint within {smem.total} bytes"
+    regions = stages_of(plan)
+    regions += [(f"full[{s}]", smem.barrier_offset + s * smem.barrier_bytes, 8, 8) for s in range(plan.barrier.count)]
+    witness = misplaced(regions, smem.alignment, smem.total)
+    statement = f"{len(regions)} regions of shared memory are aligned and disjoint within {smem.total} bytes"
     return Check("shared map", statement, not witness, "arithmetic", witness)
