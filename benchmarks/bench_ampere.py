@@ -131,11 +131,11 @@ def build(folder: Path, arch: str, official: Path | None, only: str) -> None:
         except LayoutError as error:
             print(f"{name}: {error}", flush=True)
             continue
-        from layoutgemm.kernels.compile.compiler import _kernel_of
+        from layoutgemm.kernels.compile.compiler import kernel_of
 
         kinds = [*plan.parameters.values()]
         workers = config.blocks_per_sm if config.persistent else 0
-        made = _export(folder, _kernel_of(plan), kinds, f"ampere{len(manifest)}", arch, "ours")
+        made = _export(folder, kernel_of(plan), kinds, f"ampere{len(manifest)}", arch, "ours")
         manifest[name] = {"workers": workers, **made}
         print(f"{name}: {manifest[name]}", flush=True)
         file.write_text(json.dumps(manifest, indent=1))

@@ -34,7 +34,7 @@ CONFIGS = (
     Sm90Config((256, 128), cluster=(2, 1)),
     Sm90Config((128, 256), cluster=(1, 2)),
 )  # fmt: skip
-# depth and unit of the sum that one instruction makes: see layoutgemm.kernels.run.numpy_arrays.error_bound
+# depth and unit of the sum that one instruction makes: see layoutgemm.kernels.run.error_bound
 _SUMS = {8: (32, 2.0**-13), 16: (16, 2.0**-23), 32: (8, 2.0**-23)}
 _ROUNDOFF = {BF16: 2.0**-8, F16: 2.0**-11, F32: 2.0**-24, EIGHT[0]: 2.0**-4, EIGHT[1]: 2.0**-3}
 _LEAST = {BF16: 0.0, F16: 2.0**-24, F32: 0.0, EIGHT[0]: 2.0**-9, EIGHT[1]: 2.0**-16}

@@ -72,12 +72,12 @@ def build(folder: Path, wanted: dict[str, Sm90Choice], b_major: str, jobs: int) 
 
 def compiled(folder: Path, key: str, choice: Sm90Choice, b_major: str) -> dict[str, Any]:
     """Compiles one configuration into the folder; returns its manifest entry. Raises LayoutError."""
-    from layoutgemm.kernels.compile.compiler import _kernel_of
+    from layoutgemm.kernels.compile.compiler import kernel_of
     from layoutgemm.kernels.compile.sass import resources
 
     plan = choice.plan(1, 1, 8192, b=B_ORDERS[b_major])  # a K that every configuration takes
     symbol = f"tuned_{hashlib.sha256(key.encode()).hexdigest()[:16]}"
-    used = resources(export(folder, _kernel_of(plan), plan.parameters.values(), symbol, "sm_90a"))
+    used = resources(export(folder, kernel_of(plan), plan.parameters.values(), symbol, "sm_90a"))
     return {
         "symbol": symbol, "clusters": plan.cluster_size, "registers": used.registers, "local": used.local_bytes,
         "stack": used.stack_bytes, "smem": plan.smem.total, "stages": plan.stages,

@@ -17,8 +17,8 @@ import numpy as np
 from layoutgemm import Sm100Config
 from layoutgemm import plan as planned
 from layoutgemm.emulator.api import ORDERS
+from layoutgemm.kernels.run.arrays import global_matrix
 from layoutgemm.kernels.run.emulated import emulate_plan
-from layoutgemm.kernels.run.numpy_arrays import global_matrix
 
 m, n, k = 300, 72, 328
 plan = planned(m, n, k, b="bf16:col", arch="blackwell", config=Sm100Config((256, 64), stages=3))

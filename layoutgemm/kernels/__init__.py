@@ -4,7 +4,8 @@ from ..moved import old_names
 from .derive import Operand
 from .plan import GemmPlan
 from .planner import plan
-from .run.numpy_arrays import GemmResult, error_bound
+from .run.error_bound import error_bound
+from .run.result import GemmResult
 from .sm80.plan import Sm80Config, Sm80Plan
 from .sm90.grouped import Ragged
 from .sm90.mainloop import Promoted, Table

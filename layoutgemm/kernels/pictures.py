@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from .. import view
+from ..atoms.tmem.layout import WARP_LANES
 from ..errors import PlanError
 from ..layouts.display import picture, table
 from ..schedule import Linear
 from ..view.smem_map import Region
 from .plan import GemmPlan
 from .sm80.store import BUFFERS
-from .sm100.explain import load_svg
+from .sm100.store import load_of
 
 # What `plan.svg(of=...)` draws, and `plan.show(of=...)` prints.
 PICTURES = {
@@ -36,7 +37,7 @@ def plan_svg(plan: Any, of: str = "fragment", **options: Any) -> str:
     """
     check_name(of)
     if of == "fragment":
-        return fragment_of(plan, **options)
+        return str(plan.does("fragment")(plan, **options))
     if of == "product":
         return view.product_svg(plan.mma, **options)
     if of == "smem":
@@ -78,10 +79,16 @@ def check_name(of: str) -> None:
 
 
 def fragment_of(plan: Any, **options: Any) -> str:
-    """The accumulator's fragment map; on Blackwell, where tensor memory holds it, a load's of its first columns."""
-    if plan.mma.c_source == "tmem":
-        return load_svg(plan)
+    """The accumulator's fragment map: which thread holds an element in which value."""
     return view.fragment_svg(plan.mma, "C", **options)
+
+
+def tmem_load_svg(plan: Any, **_: Any) -> str:
+    """Which thread and register a load of tensor memory brings each element to: the first chunk of a warp's rows."""
+    chunk = plan.store.rounds[0].chunks[0]
+    load = load_of(chunk)
+    title = f"{load}: the first {chunk.width} columns of a warp's {WARP_LANES} rows of an accumulator"
+    return view.tv_svg(load.tmem, (WARP_LANES, chunk.width), title=title, thread=0)
 
 
 def grid_of(plan: Any) -> tuple[int, int]:

@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from ..arguments import as_int, settle, shown
+from ..arguments import as_int, checked, settle, shown
 from ..errors import PlanError
 from ..layouts.display import Pictured
 from ..layouts.paged import Paged
 from ..moved import old_names
+from .verbs import named
 
 if TYPE_CHECKING:
     from ..arch import Arch
@@ -105,6 +106,8 @@ class GemmPlan(Pictured, Paged):
     mma, tile       the matrix instruction, and the tile of C and K that a block computes
     stages          tiles of K in flight
     config          what was chosen for the kernel
+    operand_path    how matrices come to the kernel: a `kernels.run.torch_tensors.OperandPath`, named in the same way
+    verbs           verb -> the function that does it, as `kernels.verbs.named` takes it; each kind of plan has its own
 
     >>> from layoutgemm import GemmPlan, plan
     >>> isinstance(plan(4096, 4096, 4096), GemmPlan)
@@ -123,6 +126,14 @@ class GemmPlan(Pictured, Paged):
     tile: tuple[int, int, int]
     stages: int
     config: Any
+    operand_path: ClassVar[str] = "run.tensor_maps:BY_MAPS"
+    verbs: ClassVar[dict[str, str]] = {
+        "compile": "compile.compiler:compile_plan",
+        "derive": "planner:plan",
+        "emulate": "run.emulated:execute_compiled",
+        "fragment": "pictures:fragment_of",
+        "run": "run.numpy_arrays:run_plan",
+    }
     _drawn_by: ClassVar[str] = "layoutgemm.kernels.pictures"
     _paged_by: ClassVar[str] = "layoutgemm.kernels.page"
 
@@ -133,9 +144,7 @@ class GemmPlan(Pictured, Paged):
         @classmethod
         def derive(cls, m: int, n: int, k: int, **given: Any) -> Any:
             """The production kernel's plan: what `layoutgemm.plan` gives. Each kind of plan has one of its own."""
-            from .planner import plan
-
-            return plan(m, n, k, **given)
+            return named(cls.verbs["derive"])(m, n, k, **given)
 
     @property
     def workspace(self) -> int:
@@ -149,13 +158,28 @@ class GemmPlan(Pictured, Paged):
         """
         return 0
 
+    @property
+    def parameters(self) -> dict[str, str]:
+        """What a launch takes, name -> kind, in order."""
+        raise NotImplementedError
+
+    @property
+    def device_kernel(self) -> str:
+        """The kernel's class in device code, as `kernels.verbs.named` takes it."""
+        raise NotImplementedError
+
+    def does(self, verb: str) -> Any:
+        """The function of a verb."""
+        return named(self.verbs[verb])
+
     def check(self) -> Report:
         """Every property that makes the kernel right, proven or refuted with a witness, one line each."""
-        raise NotImplementedError
+        report: Report = self.does("check")(self)
+        return report
 
     def explain(self) -> str:
         """The derivation as text: tiles, operands, boxes, descriptors, barriers and memory, with reasons."""
-        raise NotImplementedError
+        return str(self.does("explain")(self))
 
     def for_any_size(self: P) -> P:
         """The plan of the same kernel for one product, or two, of 1x1x1: what the trace sees."""
@@ -163,15 +187,12 @@ class GemmPlan(Pictured, Paged):
 
     def compile(self) -> Any:
         """Compile the kernel for the plan's architecture; needs the `dsl` extra and no GPU. See `kernels.compile`."""
-        from .compile.compiler import compile_plan
+        return self.does("compile")(self)
 
-        return compile_plan(self)  # type: ignore[arg-type]
-
+    @checked(PlanError)
     def run(self, a: Any, b: Any, *, out: Any = None, device: str | None = None, copy: bool = True) -> Any:
-        """C = A @ B on NumPy arrays or torch tensors, 2-D or a batch of them. See `kernels.run.run_plan`."""
-        from .run.numpy_arrays import run_plan
-
-        return run_plan(self, a, b, out=out, device=device, copy=copy)  # type: ignore[arg-type]
+        """C = A @ B on NumPy arrays or torch tensors, 2-D or a batch of them. See `kernels.run.numpy_arrays`."""
+        return self.does("run")(self, a, b, out=out, device=device, copy=copy)
 
 
 class PersistentPlan(GemmPlan):
@@ -187,14 +208,13 @@ class PersistentPlan(GemmPlan):
     store: Any  # a StorePlan, or None where threads store their own elements
     remedy = ""
 
+    @checked(PlanError)
     def run(
         self, a: Any, b: Any, *, out: Any = None, device: str | None = None, copy: bool = True,
         given: Mapping[str, Any] | None = None,
     ) -> Any:  # fmt: skip
-        """C = A @ B, and the epilogue on operands `given` by name. See `kernels.run.run_plan`."""
-        from .run.numpy_arrays import run_plan
-
-        return run_plan(self, a, b, out=out, device=device, copy=copy, given=given)  # type: ignore[arg-type]
+        """C = A @ B, and the epilogue on operands `given` by name. See `kernels.run.numpy_arrays`."""
+        return self.does("run")(self, a, b, out=out, device=device, copy=copy, given=given)
 
     @property
     def parameters(self) -> dict[str, str]:

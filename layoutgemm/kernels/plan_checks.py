@@ -1,52 +1,22 @@
-"""All that a plan claims, checked: fragment map, tiles, copies, descriptors, barriers, tile coverage, budgets."""
+"""Checks that the plans of several architectures share: tiles, operands, fragment map, pipelines, shared memory."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
 from ..atoms import MmaAtom
-from ..checks import (
-    bank_conflicts,
-    bijective_tile,
-    check_pipeline,
-    filled_by,
-    matrix_access,
-    read_by,
-    registers,
-    self_loading,
-    shared_memory,
-)
-from ..layouts import Layout
-from ..report import Check, Report
-from .derivation import checked
+from ..checks import Pipeline, PipelineProof, bank_conflicts, bijective_tile, filled_by, matrix_access, read_by
+from ..errors import PlanError
+from ..layouts.proofs.index_formulas import prove_formulas
+from ..layouts.symbols.facts import Facts
+from ..report import Check
 from .derive import OperandPlan
-from .teaching.plan import TeachingPlan
 
-
-def check_plan(plan: TeachingPlan) -> Report:
-    """Every check of the plan, in the order of the data's way from global memory to C."""
-    return checked(plan, _checks, arch=plan.arch)
-
-
-def _checks(plan: TeachingPlan, explored: bool) -> list[Check]:
-    checks: list[Check] = [_tile_coverage(plan), _k_coverage(plan)]
-    for operand in (plan.a, plan.b):
-        checks += operand_checks(operand, plan.mma)
-    checks += [_barrier(plan), *([_pipeline(plan)] if explored else [])]
-    checks += [*fragment_checks(plan.mma), _smem_overlap(plan)]
-    checks.append(
-        shared_memory(
-            plan.arch,
-            {
-                f"{plan.stages} stages of A": plan.stages * plan.smem.a_stage_bytes,
-                f"{plan.stages} stages of B": plan.stages * plan.smem.b_stage_bytes,
-                "barriers": plan.smem.total - plan.smem.barrier_offset,
-            },
-        )
-    )
-    held = {"accumulator": plan.mma.accumulator_registers, "two descriptors": 4, "addresses, sizes and counters": 16}
-    checks.append(registers(plan.arch, plan.threads, held))
-    return checks
+Region = tuple[str, int, int, int]  # name, first byte, bytes, alignment
 
 
 def operand_checks(operand: OperandPlan, mma: MmaAtom) -> list[Check]:
@@ -59,49 +29,6 @@ def operand_checks(operand: OperandPlan, mma: MmaAtom) -> list[Check]:
         read_by(f"descriptor {name}", operand.smem, operand.descriptor, mma, name),
         banks.as_check(f"banks {name}"),
     ]
-
-
-def _tile_coverage(plan: TeachingPlan) -> Check:
-    """The block number is a mixed-radix number with digits (tile along N, tile along M): a bijection, at every size."""
-    tiles_m, tiles_n, _ = plan.tiles
-    order = Layout((tiles_n, tiles_m))
-    back = plan.tile_origin(plan.grid[0] - 1)
-    edge = (back[0] < plan.m <= back[0] + plan.tile[0]) and (back[1] < plan.n <= back[1] + plan.tile[1])
-    bijective = bool(order.is_bijective()) and order.size == plan.grid[0]
-    witness = "" if edge and bijective else f"last block {plan.grid[0] - 1} starts at {back} of {plan.m}x{plan.n}"
-    statement = (
-        f"{plan.grid[0]} blocks cover {plan.m}x{plan.n} with tiles of {plan.tile[0]}x{plan.tile[1]}, each element once"
-    )
-    return Check("tiles of C", statement, not witness, f"{order} is a bijection", witness)
-
-
-def _k_coverage(plan: TeachingPlan) -> Check:
-    tiles, depth = plan.tiles[2], plan.tile[2]
-    ok = (tiles - 1) * depth < plan.k <= tiles * depth
-    statement = (
-        f"{tiles} k tiles of {depth} cover K = {plan.k} once; the last {tiles * depth - plan.k} are zeros by TMA fill"
-    )
-    return Check("tiles of K", statement, ok, "arithmetic", "" if ok else f"{tiles} * {depth} against {plan.k}")
-
-
-def _barrier(plan: TeachingPlan) -> Check:
-    boxes = [f"{len(op.tma.instructions)} * {op.tma.box_bytes}" for op in (plan.a, plan.b)]
-    landed = plan.a.tma.bytes + plan.b.tma.bytes
-    tiles = plan.a.smem.bytes + plan.b.smem.bytes
-    ok = landed == plan.barrier.bytes == tiles and plan.barrier.count == plan.stages and plan.barrier.arrivals == 1
-    statement = (
-        f"a stage expects {plan.barrier.bytes} bytes and {plan.barrier.arrivals} arrival; its copies bring "
-        f"{' + '.join(boxes)} = {landed}, the tiles hold {tiles}"
-    )
-    return Check("barrier", statement, ok, "arithmetic", "" if ok else f"{plan.barrier} for {plan.stages} stages")
-
-
-def _pipeline(plan: TeachingPlan) -> Check:
-    """The kernel's loop with the plan's stages, bytes, arrivals and warps, for any number of k tiles."""
-    warps = -(-plan.threads // plan.arch.warp_size)
-    lands = plan.a.tma.bytes + plan.b.tma.bytes
-    loop = self_loading(plan.stages, plan.barrier.bytes, warps=warps, arrivals=plan.barrier.arrivals, lands=lands)
-    return check_pipeline(loop)
 
 
 def fragment_checks(mma: MmaAtom) -> list[Check]:
@@ -130,25 +57,92 @@ def fragment_checks(mma: MmaAtom) -> list[Check]:
     return checks
 
 
-def _smem_overlap(plan: TeachingPlan) -> Check:
-    """Stages of A, stages of B and barriers, as intervals: aligned, disjoint, inside the total."""
-    smem = plan.smem
-    spans = [
-        (smem.a_offset + s * smem.a_stage_bytes, plan.a.smem.bytes, plan.a.smem.alignment) for s in range(plan.stages)
-    ]
-    spans += [
-        (smem.b_offset + s * smem.b_stage_bytes, plan.b.smem.bytes, plan.b.smem.alignment) for s in range(plan.stages)
-    ]
-    spans += [(smem.barrier_offset + s * smem.barrier_bytes, 8, 8) for s in range(plan.barrier.count)]
+def tiles_of_c(plan: Any, statement: str, tile: Sequence[int], unlike: str = "", batched: bool = True) -> Check:
+    """The plan's tiles cover C, its order visits each once, and each matrix of a batch has all of them.
+
+    tile     rows and columns of C
+    unlike   what else is wrong of the order, or ""
+    batched  a tile's number tells its matrix, too; else the grid does
+    """
     witness = ""
-    end = 0
-    for start, size, alignment in sorted(spans):
-        if start < end:
-            witness = f"bytes {start}..{end - 1} are used twice"
-        elif start % alignment or smem.alignment % alignment:
-            witness = f"offset {start} is no multiple of {alignment}"
-        end = max(end, start + size)
-    if not witness and end > smem.total:
-        witness = f"the last byte is {end - 1} of {smem.total}"
-    statement = f"{len(spans)} regions of shared memory are aligned and disjoint within {smem.total} bytes"
-    return Check("shared map", statement, not witness, "arithmetic", witness)
+    for what, size, extent, count in zip("MN", (plan.m, plan.n), tile, plan.tiles):
+        if not (count - 1) * extent < size <= count * extent:
+            witness = witness or f"{count} tiles of {extent} along {what} for {size}"
+    witness = witness or unlike
+    answer = plan.order.prove()
+    if not answer:
+        witness = witness or str(answer)
+    if batched and plan.batch > 1 and not witness:
+        given = Facts()
+        tiles = given["tiles"]
+        matrix = prove_formulas(
+            lambda tile, matrix: ((tile + tiles * matrix) % tiles, (tile + tiles * matrix) // tiles),
+            lambda tile, matrix: (tile, matrix),
+            {"tile": tiles, "matrix": given["batch"]},
+        )
+        witness = "" if matrix else str(matrix)
+    return Check("tiles of C", statement, not witness, getattr(answer, "method", "none"), witness)
+
+
+def tiles_of_k(plan: Any, said: str, rest: str, method: str = "arithmetic", unlike: str = "") -> Check:
+    """The tiles of A and B are as deep as the k tiles, of which there are as many as K needs.
+
+    said, rest   what else a statement says of the k tiles, and of the last one's elements beyond K
+    unlike       what else is wrong, or ""
+    """
+    depth = plan.tile[2]
+    count = -(-plan.k // depth)
+    deep = plan.a.smem.extent[1], plan.b.smem.extent[1]
+    witness = unlike if deep == (depth, depth) else f"k tiles of {depth}, tiles of A {deep[0]} and of B {deep[1]} deep"
+    statement = f"{count} k tiles of {depth}{said} cover K = {plan.k}; the last {count * depth - plan.k} are {rest}"
+    return Check("tiles of K", statement, not witness, method, witness)
+
+
+def pipelines(cases: Sequence[Pipeline], statement: str) -> Check:
+    """No deadlock and no race in any of the cases."""
+    states, witness = 0, ""
+    for case in cases:
+        try:
+            found = _proven(case)
+        except PlanError as error:  # more states than are walked through: neither proven nor refuted
+            found = f"undecided: {error}"
+        if isinstance(found, PipelineProof):
+            states += found.states
+        elif not witness:
+            witness = str(found)
+    method = f"happens-before, closed after {states} states of {len(cases)} case(s)"
+    return Check("pipeline", statement, not witness, method, witness)
+
+
+@lru_cache(maxsize=256)
+def _proven(pipeline: Pipeline) -> Any:
+    """A pipeline's proof: many plans have the same pipeline."""
+    return pipeline.prove()
+
+
+def stages_of(plan: Any) -> list[Region]:
+    """The stages of A and of B in shared memory."""
+    smem = plan.smem
+    places = (plan.a, smem.a_offset, smem.a_stage_bytes), (plan.b, smem.b_offset, smem.b_stage_bytes)
+    return [
+        (f"{op.name}[{s}]", first + s * pitch, op.smem.bytes, op.smem.alignment)
+        for op, first, pitch in places
+        for s in range(plan.stages)
+    ]
+
+
+def misplaced(regions: Iterable[Region], alignment: int, total: int) -> str:
+    """The first region that is not aligned, or overlaps another one, or ends beyond the total; "" for none.
+
+    >>> misplaced([("A", 0, 64, 16), ("B", 48, 16, 16)], 1024, 128)
+    "byte 48 is A's and B's"
+    """
+    witness, end, before = "", 0, ""
+    for name, first, size, unit in sorted(regions, key=lambda region: region[1]):
+        if first < end:
+            witness = witness or f"byte {first} is {before}'s and {name}'s"
+        if first % unit or alignment % unit:
+            witness = witness or f"{name} at byte {first}, no multiple of {unit}"
+        if first + size > end:
+            end, before = first + size, name
+    return witness or (f"{before} ends at byte {end} of {total}" if end > total else "")

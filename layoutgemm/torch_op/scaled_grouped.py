@@ -16,7 +16,8 @@ import torch
 from ..errors import OperandError, TensorError
 from ..kernels.run.epilogue_operands import address_word, words_of_tensors
 from ..kernels.run.operand_checks import addressed, check_operands
-from ..kernels.run.torch_tensors import launch_of, run_given
+from ..kernels.run.tensor_maps import run_given
+from ..kernels.run.torch_tensors import launch_of
 from ..kernels.sm90.choose.scaled_grouped import default_config, grouped_config
 from ..kernels.sm90.grouped import Ragged
 from ..kernels.sm90.mainloop import Promoted, Table

@@ -18,13 +18,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ...errors import PlanError
-from ..sm80.plan import Sm80Plan
-from ..sm90.plan import Sm90Plan
-from ..sm100.plan import Sm100Plan
-from ..teaching.plan import TeachingPlan
+from ..plan import GemmPlan
+from ..verbs import named
 from . import cache as object_cache
 from .launcher import Launcher, bind, error_name, link, load, runtime_library
 from .sass import Resources, Sass, disassemble
@@ -38,7 +36,7 @@ _LOADED: dict[str, CompiledGemm] = {}
 # Where a plan remembers its kernel: a frozen plan never needs another, and hashing all of it at each launch is slow.
 _MEMO = "_compiled_gemm"
 
-Plan = TeachingPlan | Sm80Plan | Sm90Plan | Sm100Plan
+Plan = GemmPlan
 _runtime_library = runtime_library
 
 
@@ -155,12 +153,13 @@ def dsl_version() -> str:
 def kernel_facts(plan: Plan) -> dict[str, Any]:
     """All that decides the code of the plan's kernel, as JSON-able data: two plans with equal facts share one kernel.
 
+    >>> from layoutgemm.kernels import TeachingPlan
     >>> small, large = TeachingPlan.derive(64, 64, 64), TeachingPlan.derive(4096, 4000, 8192)
     >>> kernel_facts(small) == kernel_facts(large)
     True
     """
     generic = plan.for_any_size()
-    fields = [field.name for field in dataclasses.fields(plan) if field.name != "arch"]
+    fields = [field.name for field in dataclasses.fields(cast(Any, plan)) if field.name != "arch"]
     return {
         "arch": plan.arch.name,
         "kernel": type(plan).__name__,
@@ -213,7 +212,7 @@ def _compiled(plan: Any, facts: dict[str, Any], trace: Callable[[str], dict[str,
 
 def _trace(plan: Plan, symbol: str) -> dict[str, bytes]:
     # The kernel sees a plan for a 1x1x1 problem: were it to read a size at trace time, every test would show it.
-    return _machine_code(_kernel_of(plan.for_any_size()), plan.arch.name, plan.parameters, symbol)
+    return _machine_code(kernel_of(plan.for_any_size()), plan.arch.name, plan.parameters, symbol)
 
 
 def _machine_code(kernel: Any, arch: str, parameters: Mapping[str, str], symbol: str) -> dict[str, bytes]:
@@ -248,47 +247,9 @@ def _machine_code(kernel: Any, arch: str, parameters: Mapping[str, str], symbol:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _kernel_of(plan: Plan) -> Any:
-    """The DSL's kernel for a plan, by the plan's type."""
-    if isinstance(plan, TeachingPlan):
-        from ..teaching.device.kernel import Sm90SingleKernel
-
-        return Sm90SingleKernel(plan)
-    if isinstance(plan, Sm80Plan):
-        if plan.config.loads == "tma":
-            from ..sm80.device.gemm_tma import Sm120GemmKernel
-
-            return Sm120GemmKernel(plan)
-        if plan.config.persistent:
-            from ..sm80.device.persistent import Sm80PersistentKernel
-
-            return Sm80PersistentKernel(plan)
-        from ..sm80.device.gemm import Sm80GemmKernel
-
-        return Sm80GemmKernel(plan)
-    if isinstance(plan, Sm100Plan):
-        if plan.epilogue:
-            from ..sm100.device.fused import Sm100FusedKernel
-
-            return Sm100FusedKernel(plan)
-        from ..sm100.device.gemm import Sm100GemmKernel
-
-        return Sm100GemmKernel(plan)
-    if plan.ragged is not None:
-        from ..sm90.device.grouped import Sm90RaggedKernel, Sm90RaggedPromotedKernel
-
-        return Sm90RaggedKernel(plan) if plan.mainloop is None else Sm90RaggedPromotedKernel(plan)
-    if plan.mainloop is not None:
-        from ..sm90.device.promoted import Sm90PromotedKernel
-
-        return Sm90PromotedKernel(plan)
-    if plan.reads_more:
-        from ..sm90.device.fused import Sm90FusedKernel
-
-        return Sm90FusedKernel(plan)
-    from ..sm90.device.gemm import Sm90GemmKernel
-
-    return Sm90GemmKernel(plan)
+def kernel_of(plan: Plan) -> Any:
+    """The DSL's kernel for a plan: an object of the class that the plan names."""
+    return named(plan.device_kernel)(plan)
 
 
 def require_gpu() -> None:

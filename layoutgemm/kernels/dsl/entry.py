@@ -20,7 +20,7 @@ from typing import Any
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 
-from ..epilogue.chain import MAX_WORDS
+from ..plan import MAX_WORDS
 from . import bridge
 
 

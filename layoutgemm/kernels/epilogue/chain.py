@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from ...errors import PlanError
 from ..plan import MAX_WORDS
+from .numpy_math import Matrix, numbers_of
 from .steps import (
     ACTIVATIONS,
     GRADIENTS,
@@ -161,8 +162,6 @@ class Epilogue:
         >>> Epilogue(Bias(), Activation("relu")).reference(np.array([[1.0, -2.0]], np.float32), bias=[0.5, 0.5]).c
         array([[1.5, 0. ]], dtype=float32)
         """
-        from .numpy_math import Matrix, numbers_of
-
         sums = numbers_of("accumulator", accumulator).astype(np.float32)
         if sums.ndim < 2:
             raise PlanError(f"accumulator has shape {sums.shape}; it is (M, N), or (batch, M, N)")

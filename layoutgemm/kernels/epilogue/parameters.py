@@ -7,10 +7,14 @@ import numbers
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...errors import OperandError
-from .chain import MAX_WORDS, Epilogue, Given
+from ..plan import MAX_WORDS
+from .steps import Given
+
+if TYPE_CHECKING:
+    from .chain import Epilogue
 
 _MAX_F32 = float.fromhex("0x1.ffffffp127")  # rounds to no float32
 
@@ -34,7 +38,7 @@ def words_of(epilogue: Epilogue, given: Mapping[str, Any]) -> tuple[Any, ...]:
 
     Raises OperandError for a missing operand, one too many, or a number where there should be an address.
 
-    >>> from layoutgemm.kernels.epilogue.chain import Bias, Scale
+    >>> from layoutgemm.kernels.epilogue.chain import Bias, Epilogue, Scale
     >>> words_of(Epilogue(Scale(), Bias()), {"alpha": 1.0, "bias": Placed(0x7F00)})[:3]
     (1065353216, 32512, 0)
     """

@@ -50,7 +50,9 @@ from ..derive import OperandPlan, padded_leading
 from ..plan import tile_count
 from ..plan_checks import fragment_checks, operand_checks
 from ..run.emulated import host_of
+from ..run.torch_tensors import gpu_for
 from ..teaching.plan import BARRIER_BYTES, PARAMETERS
+from . import on_gpu as gpu
 
 ARCH = arch("sm_90a")
 tiles = tile_count  # as the programs call it
@@ -310,8 +312,6 @@ def load(path: str | Path) -> tuple[Level, ...]:
 
 def gpu_here(level: Level) -> tuple[bool, str]:
     """Is there a GPU that can run the level? (verdict, the reason); torch is asked only where CUDA finds one."""
-    from ..run.torch_tensors import gpu_for
-
     try:
         require_gpu()
     except PlanError as error:
@@ -339,8 +339,6 @@ def main(
     parser.add_argument("--emulate", type=int, nargs=3, metavar=("M", "N", "K"), help="emulate this size instead")
     parser.add_argument("--check", action="store_true", help="check and do not time")
     options = parser.parse_args(argv)
-    from . import on_gpu as gpu
-
     found, why = gpu_here(levels[0])
     status = 0
     checked = []

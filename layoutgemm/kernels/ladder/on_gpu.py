@@ -7,11 +7,15 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...dtypes import f32
 from ...errors import PlanError
-from .levels import Level
+from ..compile.compiler import dsl_version
+from ..run.torch_tensors import torch_type
+
+if TYPE_CHECKING:
+    from .levels import Level
 
 # How to measure: operands of several products in turn, more bytes in all than L2 holds; some milliseconds at a time,
 # and three times as long idle in between, so that no contender finds the clock that another left; a new random order
@@ -23,7 +27,6 @@ ROUNDS = 11
 # Cycles that the GPU waits at the head of a slot while the host queues the launches: about half a millisecond.
 HEAD_START = 1_000_000
 SAMPLED_ROWS = 48
-_TORCH_NAMES = {"bf16": "bfloat16", "f32": "float32"}
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ def output(level: Level, m: int, n: int, k: int) -> Any:
     """C with its pitch, NaN everywhere."""
     import torch
 
-    kind = getattr(torch, _TORCH_NAMES[level.c.name])
+    kind = torch_type(level.c)
     return torch.full((m, level.leading(m, n, k)[2]), float("nan"), dtype=kind, device="cuda")
 
 
@@ -210,8 +213,6 @@ def facts() -> dict[str, Any]:
     import subprocess
 
     import torch
-
-    from ..compile.compiler import dsl_version
 
     try:
         query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]

@@ -12,7 +12,7 @@ from ...errors import OperandError
 from ..epilogue.chain import MAX_WORDS
 from ..sm90.grouped import check_offsets
 from ..sm90.plan import Sm90Plan
-from ..sm90.reference import execute_sm90
+from .cpu import executed
 from .hardware_model import GlobalMatrix
 
 OFFSETS = "offsets"
@@ -42,14 +42,7 @@ def _without_offsets(plan: Sm90Plan, given: Mapping[str, Any]) -> dict[str, Any]
 def execute_given(plan: Sm90Plan, a: GlobalMatrix, b: GlobalMatrix, given: Mapping[str, Any], device: str) -> Any:
     """C by the NumPy executor ("reference") or by the compiled kernel ("emulator"), as `run_plan` gives it."""
     values = given_of(plan, given)
-    if device == "reference":
-        return execute_sm90(plan, a, b, given=values)
-    from .emulated import emulate_plan
-    from .hardware_model import values_of
-
-    words, done = emulate_plan(plan, a, b, given=words_of_arrays(plan, values))
-    done.raise_for_findings()
-    return values_of(plan.c.dtype, words)
+    return executed(plan, a, b, device, values, words_of_arrays(plan, values))
 
 
 def words_of_arrays(plan: Sm90Plan, values: Mapping[str, npt.NDArray[Any]]) -> tuple[Any, ...]:

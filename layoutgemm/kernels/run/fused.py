@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,16 +13,10 @@ from ...errors import OperandError
 from ..epilogue.arrays import Arrays
 from ..sm90.plan import Sm90Plan
 from ..sm100.plan import Sm100Plan
-from .hardware_model import values_of
-from .numpy_arrays import (
-    GemmResult,
-    _check_numpy_out,
-    _check_numpy_type,
-    _check_shape,
-    batched,
-    columns_of_b,
-    global_matrix,
-)
+from .arrays import batched, check_arrays, check_shapes
+from .cpu import executed, run_on_cpu
+from .result import GemmResult
+from .torch_tensors import chosen_device, run_arrays
 
 
 def run_fused(
@@ -44,33 +39,15 @@ def run_fused(
     if isinstance(plan, Sm90Plan) and (plan.mainloop is not None or plan.ragged is not None):
         words = ", ".join(plan.words)
         raise OperandError(f"the plan has an epilogue and reads more besides ({words}): run() executes either alone")
-    for name, value, shape in (("a", a, (plan.m, plan.k)), ("b", b, (plan.k, columns_of_b(plan)))):
-        _check_shape(name, value, batched(plan, shape))
-    for operand, value in ((plan.a, a), (plan.b, b)):
-        _check_numpy_type(operand, value)
-    if out is not None:
-        _check_numpy_out(plan, out)
+    check_shapes(plan, a, b)
+    check_arrays(plan, a, b, out)
     besides = Arrays(plan.epilogue, batched(plan, (plan.m, plan.n)), given)
-    from .torch_tensors import chosen_device, run_arrays
-
     chosen, why = chosen_device(plan, device, otherwise="emulator")
     if chosen == "cuda":
         result = run_arrays(plan, a, b, why, besides.words)
     else:
-        result = _emulated(plan, a, b, besides, why, copy)
-    if out is not None:
-        out[...] = result.c
-    return replace(result, c=result.c if out is None else out, written=besides.written())
-
-
-def _emulated(plan: Sm90Plan | Sm100Plan, a: Any, b: Any, besides: Arrays, why: str, copy: bool) -> GemmResult:
-    from .emulated import emulate_plan
-
-    copies: list[str] = []
-    lying = [global_matrix(operand, value, copies, copy) for operand, value in ((plan.a, a), (plan.b, b))]
-    bits, emulation = emulate_plan(plan, lying[0], lying[1], given=besides.words)
-    emulation.raise_for_findings()
-    return GemmResult(values_of(plan.c.dtype, bits), "emulator", why, tuple(copies))
+        result = run_on_cpu(plan, a, b, chosen, why, copy, partial(executed, words=besides.words))
+    return replace(result.into(out), written=besides.written())
 
 
 __all__ = ["run_fused"]

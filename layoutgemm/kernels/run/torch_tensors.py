@@ -1,40 +1,68 @@
-"""Plans on a GPU, through torch: which GPU can run one, operands as TMA takes them, launch on the current stream.
+"""Plans on a GPU, through torch: which GPU can run one, and its launch on the current stream.
 
-The only module of the kernels that imports torch, and only inside its functions.
+A kernel's `OperandPath` says how its operands lie. torch is imported inside of functions only.
 """
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ...atoms import TmaPlan
 from ...dtypes import DType
 from ...errors import OperandError, PlanError
-from ..derive import OperandPlan, one_matrix, padded_leading
-from ..sm90.gated import as_one_matrix
-from ..sm90.plan import Sm90Plan
-from ..sm100.plan import Sm100Plan
+from ..compile.compiler import compile_plan
+from ..compile.compiler import require_gpu as require_any_gpu
+from ..plan import GemmPlan
 from ..teaching.plan import TeachingPlan
-from .numpy_arrays import GemmResult, Plan, batched, pitch_rule, raw_bits, refuse_or_note, run_on_cpu
-from .occupancy import resident
+from ..verbs import named
+from .arrays import batched
 from .operand_checks import addressed, check_operands, resolved
+from .result import GemmResult
 
 # Compute capabilities that each target's code runs on: the "a" targets run on exactly one, sm_80 on all of its
 # generation (CUDA C++ Programming Guide, "Binary Compatibility").
 _CAPABILITY = {
     "sm_80": ((8, 0), (8, 6), (8, 7), (8, 9)), "sm_90a": ((9, 0),), "sm_100a": ((10, 0),), "sm_120a": ((12, 0),),
 }  # fmt: skip
-# Plans whose kernels take pitches of a batch and a number of workers.
-PERSISTENT = (Sm90Plan, Sm100Plan)
 _TORCH_NAMES = {
     "bf16": "bfloat16", "f16": "float16", "f32": "float32", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2",
     "tf32": "float32", "i8": "int8", "u8": "uint8", "i32": "int32",
 }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class OperandPath:
+    """How matrices come to a kernel, and where it leaves C.
+
+    bits       (operand, values) -> the raw bits of NumPy values
+    on_cpu     (plan, a, b, device, why, copy) -> the result of the NumPy executor or of the emulator
+    lines      (plan, "A" or "B", tensor, copies, copy) -> (lines, elements from line to line, from matrix to matrix)
+    target     (plan, out, device, copies, copy) -> (tensor that the kernel writes, whether `out` is a copy of it)
+    arguments  (plan, the lines of A, those of B, C, index of the GPU) -> the launch's numbers after the addresses
+    """
+
+    bits: Callable[..., npt.NDArray[Any]]
+    on_cpu: Callable[..., GemmResult]
+    lines: Callable[..., tuple[Any, int, int]]
+    target: Callable[..., tuple[Any, bool]]
+    arguments: Callable[..., tuple[int, ...]]
+
+
+def _path_of(plan: GemmPlan) -> OperandPath:
+    path: OperandPath = named(plan.operand_path)
+    return path
+
+
+def torch_type(dtype: DType) -> Any:
+    """torch's type of the elements."""
+    import torch
+
+    return getattr(torch, _TORCH_NAMES[dtype.name])
 
 
 def gpu_for(plan: Any, index: int | None = None) -> tuple[bool, str]:
@@ -64,8 +92,6 @@ def chosen_device(plan: Any, device: str | None, otherwise: str = "reference") -
 
 def target_here(targets: Sequence[str], default: str) -> str:
     """Of these targets the first whose code this machine's GPU runs; the default where there is none."""
-    from ..compile.compiler import require_gpu as require_any_gpu
-
     try:
         require_any_gpu()  # torch, slow to import, is asked only where CUDA finds a GPU
         import torch
@@ -76,7 +102,7 @@ def target_here(targets: Sequence[str], default: str) -> str:
     return next((name for name in targets if found in _CAPABILITY[name]), default)
 
 
-def run_tensors(plan: Plan, a: Any, b: Any, out: Any, device: str | None, copy: bool) -> GemmResult:
+def run_tensors(plan: GemmPlan, a: Any, b: Any, out: Any, device: str | None, copy: bool) -> GemmResult:
     """Run on torch tensors: CUDA tensors on their GPU, CPU tensors on the NumPy executor or, when asked, elsewhere."""
     import torch
 
@@ -89,21 +115,21 @@ def run_tensors(plan: Plan, a: Any, b: Any, out: Any, device: str | None, copy: 
     chosen, why = chosen_device(plan, "cuda" if on_gpu else device)
     if chosen != "cuda":
         arrays = [(t.float() if t.is_floating_point() else t).numpy() for t in (a, b)]
-        result = run_on_cpu(plan, arrays[0], arrays[1], chosen, why, copy)
-        c = torch.from_numpy(result.c).to(getattr(torch, _TORCH_NAMES[plan.c.dtype.name]))
-        return _into(out, GemmResult(c, result.ran_on, result.why, result.copies))
+        result = _path_of(plan).on_cpu(plan, arrays[0], arrays[1], chosen, why, copy)
+        c = torch.from_numpy(result.c).to(torch_type(plan.c.dtype))
+        return _copied(out, replace(result, c=c))
     target = (
         a.device if on_gpu else torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_available() else 0)
     )
     require_gpu(plan, target.index)
     if on_gpu:
-        return _launch(plan, a, b, out, why, copy)
-    result = _launch(plan, a.to(target), b.to(target), None, why, copy)
-    return _into(out, GemmResult(result.c.cpu(), result.ran_on, result.why, result.copies))
+        return launch(plan, a, b, out, why, copy)
+    result = launch(plan, a.to(target), b.to(target), None, why, copy)
+    return _copied(out, replace(result, c=result.c.cpu()))
 
 
 def run_arrays(
-    plan: Plan, a: npt.NDArray[Any], b: npt.NDArray[Any], why: str, words: Sequence[Any] = ()
+    plan: GemmPlan, a: npt.NDArray[Any], b: npt.NDArray[Any], why: str, words: Sequence[Any] = ()
 ) -> GemmResult:
     """Run on NumPy arrays: upload, run, download; values are rounded here exactly as the executor rounds them.
 
@@ -116,81 +142,29 @@ def run_arrays(
     tensors = []
     for operand, value in ((plan.a, a), (plan.b, b)):
         lines = value if operand.order == "row" else value.swapaxes(-1, -2)
-        bits = np.ascontiguousarray(raw_bits(operand, lines))
+        bits = np.ascontiguousarray(_path_of(plan).bits(operand, lines))
         signed = torch.from_numpy(bits.view(f"i{operand.dtype.bytes}"))
-        tensor = signed.cuda().view(getattr(torch, _TORCH_NAMES[operand.dtype.name]))
+        tensor = signed.cuda().view(torch_type(operand.dtype))
         tensors.append(tensor if operand.order == "row" else tensor.transpose(-1, -2))
     besides = [(word, torch.from_numpy(word.view(np.uint8)).cuda()) for word in words if isinstance(word, np.ndarray)]
     addresses = iter([there.data_ptr() for _, there in besides])
     numbers = tuple([next(addresses) if isinstance(word, np.ndarray) else word for word in words])
-    result = _launch(plan, tensors[0], tensors[1], None, why, True, numbers)
+    result = launch(plan, tensors[0], tensors[1], None, why, True, numbers)
     for word, there in besides:
         word.view(np.uint8)[...] = there.cpu().numpy()
     c = result.c.float() if result.c.is_floating_point() else result.c
-    return GemmResult(c.cpu().numpy(), result.ran_on, result.why, result.copies)
+    return replace(result, c=c.cpu().numpy())
 
 
-def require_gpu(plan: Plan, index: int | None) -> None:
+def require_gpu(plan: GemmPlan, index: int | None) -> None:
     """Raise PlanError with the reason when the plan cannot run on the GPU."""
     found, why = gpu_for(plan, index)
     if not found:
         raise PlanError(f"device 'cuda' was asked for: {why}; 'emulator' and 'reference' need no GPU")
 
 
-def tma_operand(operand: OperandPlan, tensor: Any, copies: list[str], copy: bool) -> Any:
-    """(lines, leading, pitch): the tensor itself where tensor copies can read it in the plan's order, else a copy.
-
-    Rules: the plan's contiguous index has stride 1; lines do not overlap; the leading dimension, and the distance of a
-    batch's matrices, are multiples of 16 bytes; the address is a multiple of 16 bytes.
-    """
-    import torch
-
-    name = operand.name.lower()
-    lines = tensor if operand.order == "row" else tensor.transpose(-1, -2)
-    rows, extent = lines.shape[-2:]
-    leading, pitch = _distances(lines, operand.dtype)
-    made = padded_leading(operand.dtype, extent)
-    if extent > 1 and lines.stride(-1) != 1:
-        rule = f"{name}: the plan reads it {operand.order}-major, but its strides are {tuple(tensor.stride())}"
-    elif rows > 1 and leading < extent:
-        rule = f"{name}: lines of {extent} elements lie {leading} elements apart, so they overlap"
-    elif leading * operand.dtype.bytes % 16:
-        rule = pitch_rule(operand, leading)
-    elif lines.ndim > 2 and (pitch <= 0 or pitch * operand.dtype.bytes % 16):
-        rule = (
-            f"{name}: matrices of the batch lie {pitch} elements apart, {pitch * operand.dtype.bytes} bytes; a tensor "
-            "map needs a positive multiple of 16"
-        )
-    elif tensor.data_ptr() % 16:
-        rule = f"{name} starts at {tensor.data_ptr():#x}, which is no multiple of 16 bytes, as a tensor map needs"
-    else:
-        _check_maps(operand, name, lines, leading, pitch)
-        return lines, leading, pitch
-    refuse_or_note(operand, rule, f"pitch {made}", copies, copy)
-    buffer = torch.empty((*lines.shape[:-1], made), dtype=tensor.dtype, device=tensor.device)
-    buffer[..., :extent].copy_(lines)
-    _check_maps(operand, name, buffer[..., :extent], made, rows * made)
-    return buffer[..., :extent], made, rows * made
-
-
-def _distances(lines: Any, dtype: DType) -> tuple[int, int]:
-    """Elements from line to line and from matrix to matrix; where there is one alone, any that a tensor map takes."""
-    rows, extent = lines.shape[-2:]
-    leading = int(lines.stride(-2)) if rows > 1 else padded_leading(dtype, extent)
-    return leading, int(lines.stride(0)) if lines.ndim > 2 and lines.shape[0] > 1 else rows * leading
-
-
-def _check_maps(operand: OperandPlan, name: str, lines: Any, leading: int, pitch: int) -> None:
-    for tma in operand.copies:
-        _check_map(tma, name, lines, leading, pitch)
-
-
-def _check_map(tma: TmaPlan, name: str, lines: Any, leading: int, pitch: int) -> None:
-    shape = tuple(reversed(lines.shape))
-    tma.check_global(name, lines.data_ptr(), shape, (leading, pitch)[: len(shape) - 1])
-
-
-class LaunchOf(NamedTuple):
+@dataclass(frozen=True)
+class LaunchOf:
     """What one launch of a plan on tensors takes.
 
     arguments  the kernel's, as `plan.parameters` names them: A, B and C first
@@ -207,31 +181,22 @@ class LaunchOf(NamedTuple):
     copies: tuple[str, ...]
 
 
-def launch_of(plan: Plan, a: Any, b: Any, out: Any, copy: bool, words: tuple[int, ...] = ()) -> LaunchOf:
+def launch_of(plan: GemmPlan, a: Any, b: Any, out: Any, copy: bool, words: tuple[int, ...] = ()) -> LaunchOf:
     """The arguments of a launch on checked tensors of the current device, with copies where the plan needs them."""
     copies: list[str] = []
-    lines_a, lda, pitch_a = tma_operand(plan.a, a, copies, copy)
-    lines_b, ldb, pitch_b = tma_operand(as_one_matrix(plan.b), b, copies, copy)
-    c, late = _target(plan, out, a.device, copies, copy)
-    lines_c = c if plan.c.order == "row" else c.transpose(-1, -2)
-    pointers = lines_a.data_ptr(), lines_b.data_ptr(), c.data_ptr()
-    arguments: tuple[int, ...]
-    if isinstance(plan, PERSISTENT):
-        ldc, pitch_c = _distances(lines_c, plan.c.dtype)
-        sizes = (plan.m, plan.n, plan.k, plan.batch, lda, ldb, ldc, pitch_a, pitch_b, pitch_c)
-        arguments = (*pointers, *sizes, resident(a.device.index, plan.cluster_size), *words)
-    else:
-        ldc = lines_c.stride(0) if plan.m > 1 else plan.n
-        arguments = (*pointers, plan.m, plan.n, plan.k, lda, ldb, ldc)
-    return LaunchOf(arguments, c, late, (lines_a, lines_b), tuple(copies))
+    path = _path_of(plan)
+    of_a, of_b = path.lines(plan, "A", a, copies, copy), path.lines(plan, "B", b, copies, copy)
+    c, late = path.target(plan, out, a.device, copies, copy)
+    pointers = of_a[0].data_ptr(), of_b[0].data_ptr(), c.data_ptr()
+    numbers = path.arguments(plan, of_a, of_b, c, a.device.index)
+    return LaunchOf((*pointers, *numbers, *words), c, late, (of_a[0], of_b[0]), tuple(copies))
 
 
-def _launch(
-    plan: Plan, a: Any, b: Any, out: Any, why: str, copy: bool, words: tuple[int, ...] = ()
+def launch(
+    plan: GemmPlan, a: Any, b: Any, out: Any, why: str, copy: bool, words: tuple[int, ...] = ()
 ) -> GemmResult:
+    """Run the plan's kernel on CUDA tensors that have been checked; `words` are the launch's last arguments."""
     import torch
-
-    from ..compile.compiler import compile_plan
 
     with torch.cuda.device(a.device):
         made = launch_of(plan, a, b, out, copy, words)
@@ -242,17 +207,6 @@ def _launch(
     return GemmResult(c, f"{torch.cuda.get_device_name(a.device)} ({a.device})", why, made.copies)
 
 
-def run_given(plan: Sm90Plan, a: Any, b: Any, given: dict[str, Any], out: Any = None, copy: bool = True) -> GemmResult:
-    """Run a plan that reads more than A and B, on CUDA tensors: what it reads are CUDA tensors too, by name."""
-    from .epilogue_operands import words_of_tensors
-
-    check_tensors(plan, a, b, out, given)
-    require_gpu(plan, a.device.index)
-    given = {name: resolved(x.detach()) for name, x in given.items()}
-    words = words_of_tensors(plan, given, a.device)
-    return _launch(plan, resolved(a.detach()), resolved(b.detach()), out, "", copy, words)
-
-
 def check_tensors(plan: Any, a: Any, b: Any, out: Any, given: Mapping[str, Any] | None = None) -> None:
     """Raise OperandError unless a plan can run on these tensors: dense, of its types, on one device, an output of its
     shape in memory of its own, and no derivative recorded."""
@@ -260,7 +214,7 @@ def check_tensors(plan: Any, a: Any, b: Any, out: Any, given: Mapping[str, Any] 
     import torch.autograd.forward_ad as forward
 
     if out is not None:
-        _check_out(plan, out, a)
+        check_out(plan, out, a)
     tensors = {"a": a, "b": b, **(given or {})}
     check_operands(tensors, {} if out is None else {"out": out})
     for name, x in (tensors if out is None else {**tensors, "out": out}).items():
@@ -274,56 +228,16 @@ def check_tensors(plan: Any, a: Any, b: Any, out: Any, given: Mapping[str, Any] 
             what = "has a tangent" if tangent else "requires grad"
             raise OperandError(f"{name} {what}, and plan.run has no derivative: layoutgemm.matmul has")
     for operand, tensor in ((plan.a, a), (plan.b, b)):
-        want = getattr(torch, _TORCH_NAMES[operand.dtype.name])
+        want = torch_type(operand.dtype)
         if tensor.dtype != want:
             raise OperandError(f"{operand.name.lower()} is {tensor.dtype}, the plan takes {want}")
 
 
-def _target(plan: Plan, out: Any, device: Any, copies: list[str], copy: bool) -> tuple[Any, bool]:
-    """(tensor that the kernel writes, whether it is copied into `out` afterwards)."""
+def check_out(plan: GemmPlan, out: Any, a: Any) -> None:
+    """Raise OperandError for an output of another type, shape or device, or rows that threads cannot store."""
     import torch
 
-    kind = getattr(torch, _TORCH_NAMES[plan.c.dtype.name])
-    rows, extent = (plan.m, plan.n) if plan.c.order == "row" else (plan.n, plan.m)
-    through_maps = isinstance(plan, PERSISTENT) and plan.store is not None
-    made = padded_leading(plan.c.dtype, extent) if through_maps else extent
-    if out is not None:
-        rule = _store_rule(plan, out) if isinstance(plan, PERSISTENT) else ""
-        if not rule:
-            return out, False
-        if not copy:
-            raise OperandError(f"{rule}; copy=True computes into a buffer with pitch {made}, and copies")
-        copies.append(f"{rule}: computed with pitch {made}, then copied")
-    buffer = torch.empty((*batched(plan, (rows, made)),), dtype=kind, device=device)[..., :extent]
-    return (buffer if plan.c.order == "row" else buffer.transpose(-1, -2)), out is not None
-
-
-def _store_rule(plan: Sm90Plan | Sm100Plan, out: Any) -> str:
-    """Why the kernel cannot write into `out`, or ""."""
-    lines = out if plan.c.order == "row" else out.transpose(-1, -2)
-    leading, pitch = _distances(lines, plan.c.dtype)
-    size = plan.c.dtype.bytes
-    if lines.shape[-1] > 1 and lines.stride(-1) != 1:
-        return f"out: the plan writes it {plan.c.order}-major, but its strides are {tuple(out.stride())}"
-    if plan.store is None:
-        return ""
-    if leading * size % 16:
-        return f"out: leading dimension {leading} elements * {size} = {leading * size} bytes, no multiple of 16"
-    if lines.ndim > 2 and pitch * size % 16:
-        return f"out: matrices of the batch lie {pitch} * {size} = {pitch * size} bytes apart, no multiple of 16"
-    if out.data_ptr() % 16:
-        return f"out starts at {out.data_ptr():#x}, which is no multiple of 16 bytes, as a tensor map needs"
-    if plan.beyond_line:  # what follows a line of the caller's tensor may be somebody else's
-        return plan.beyond_line
-    ragged = isinstance(plan, Sm90Plan) and plan.ragged is not None
-    _check_map(one_matrix(plan.store.maps[0]) if ragged else plan.store.maps[0], "out", lines, leading, pitch)
-    return ""
-
-
-def _check_out(plan: Plan, out: Any, a: Any) -> None:
-    import torch
-
-    want = getattr(torch, _TORCH_NAMES[plan.c.dtype.name])
+    want = torch_type(plan.c.dtype)
     shape = batched(plan, (plan.m, plan.n))
     if not isinstance(out, torch.Tensor) or out.dtype != want:
         raise OperandError(f"out must be a {want} tensor; got {getattr(out, 'dtype', type(out))}")
@@ -337,8 +251,9 @@ def _check_out(plan: Plan, out: Any, a: Any) -> None:
             raise OperandError(f"out has strides {tuple(out.stride())}; rows must be contiguous and not overlap")
 
 
-def _into(out: Any, result: GemmResult) -> GemmResult:
+def _copied(out: Any, result: GemmResult) -> GemmResult:
+    """The result with C in `out`, a tensor; without `out` as it is."""
     if out is None:
         return result
     out.copy_(result.c)
-    return GemmResult(out, result.ran_on, result.why, result.copies)
+    return replace(result, c=out)

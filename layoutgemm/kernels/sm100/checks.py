@@ -6,17 +6,12 @@ a plan in which any of them is changed fails the check that speaks of it.
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Any
-
 import numpy as np
 
 from ...atoms.smem.instruction_descriptor import InstructionDescriptor
 from ...atoms.smem.operand_read import operand_read
 from ...atoms.tmem.layout import COLUMNS, LANES, WARP_LANES, allocation_columns, warp_lanes
 from ...checks import (
-    Pipeline,
-    PipelineProof,
     bank_conflicts,
     bijective_tile,
     filled_by,
@@ -27,14 +22,13 @@ from ...checks import (
     tensor_memory,
 )
 from ...errors import LayoutError
-from ...layouts.proofs.index_formulas import prove_formulas
-from ...layouts.symbols.facts import Facts
 from ...report import Check, Report
 from ..derivation import checked
 from ..derive import OperandPlan, one_matrix
 from ..plan import MOST_BYTES
-from ..sm90.pipeline_model import StoreRing
+from ..plan_checks import Region, misplaced, pipelines, stages_of, tiles_of_c, tiles_of_k
 from ..store import distinct_chunks
+from ..store_ring import StoreRing
 from .pipeline_model import Blackwell
 from .plan import BLOCK_ROWS, EPILOGUE_WARPS, LOADER_WARP, MMA_WARP, SLOT_BYTES, Sm100Plan
 from .reference import places
@@ -50,7 +44,7 @@ def check_sm100(plan: Sm100Plan) -> Report:
 
 
 def _checks(plan: Sm100Plan, explored: bool) -> list[Check]:
-    checks: list[Check] = [_tiles_of_c(plan), _tiles_of_k(plan)]
+    checks: list[Check] = [_tiles_of_c(plan), tiles_of_k(plan, "", "the copies' zeros")]
     for operand in (plan.a, plan.b):
         checks += _operand(plan, operand)
     checks += [_instruction(plan), _tensor_columns(plan), tensor_memory(plan.arch, _columns(plan)), _loads(plan)]
@@ -93,39 +87,12 @@ def _tiles_of_c(plan: Sm100Plan) -> Check:
         + f", and {plan.order.schedule} visits each once, for any number of workers; {plan.blocks} block(s) of "
         f"{BLOCK_ROWS} rows have each"
     )
-    witness = ""
-    for what, size, tile, count in zip("MN", (plan.m, plan.n), plan.tile, plan.tiles):
-        if not (count - 1) * tile < size <= count * tile:
-            witness = witness or f"{count} tiles of {tile} along {what} for {size}"
+    unlike = ""
     if plan.blocks * BLOCK_ROWS != plan.tile[0]:
-        witness = witness or f"{plan.blocks} * {BLOCK_ROWS} rows of {plan.tile[0]}"
-    if plan.order.cluster != (1, 1):
-        witness = witness or f"the order is of clusters of {plan.order.cluster} tiles, a pair computes one tile"
-    answer = plan.order.prove()
-    if not answer:
-        witness = witness or str(answer)
-    if plan.batch > 1 and not witness:
-        given = Facts()
-        tiles = given["tiles"]
-        matrix = prove_formulas(
-            lambda tile, matrix: ((tile + tiles * matrix) % tiles, (tile + tiles * matrix) // tiles),
-            lambda tile, matrix: (tile, matrix),
-            {"tile": tiles, "matrix": given["batch"]},
-        )
-        witness = "" if matrix else str(matrix)
-    return Check("tiles of C", statement, not witness, getattr(answer, "method", "none"), witness)
-
-
-def _tiles_of_k(plan: Sm100Plan) -> Check:
-    depth = plan.tile[2]
-    count = -(-plan.k // depth)
-    witness = "" if depth == plan.a.smem.extent[1] == plan.b.smem.extent[1] else (
-        f"k tiles of {depth}, tiles of A {plan.a.smem.extent[1]} and of B {plan.b.smem.extent[1]} deep"
-    )  # fmt: skip
-    statement = (
-        f"{count} k tiles of {depth} cover K = {plan.k}; the last {count * depth - plan.k} are the copies' zeros"
-    )
-    return Check("tiles of K", statement, not witness, "arithmetic", witness)
+        unlike = f"{plan.blocks} * {BLOCK_ROWS} rows of {plan.tile[0]}"
+    elif plan.order.cluster != (1, 1):
+        unlike = f"the order is of clusters of {plan.order.cluster} tiles, a pair computes one tile"
+    return tiles_of_c(plan, statement, plan.tile, unlike)
 
 
 # ------------------------------------------------------------------------------------------------------------- operands
@@ -285,38 +252,16 @@ def _barriers(plan: Sm100Plan) -> Check:
 def _pipelines(plan: Sm100Plan) -> list[Check]:
     """No deadlock and no race, for any number of k tiles and of tiles."""
     cases = pipeline_of(plan).cases()
-    states, witness = 0, ""
-    for case in cases:
-        found = _proven(case)
-        if isinstance(found, PipelineProof):
-            states += found.states
-        elif not witness:
-            witness = str(found)
     statement = f"{' and '.join(case.name for case in cases)}: no deadlock, no race, however many k tiles and tiles"
-    method = f"happens-before, closed after {states} states of {len(cases)} case(s)"
-    return [Check("pipeline", statement, not witness, method, witness)]
-
-
-@lru_cache(maxsize=256)
-def _proven(pipeline: Pipeline) -> Any:
-    """A pipeline's proof: many plans have the same pipeline."""
-    return pipeline.prove()
+    return [pipelines(cases, statement)]
 
 
 # -------------------------------------------------------------------------------------------------------------- budgets
 
 
-def _regions(plan: Sm100Plan) -> list[tuple[str, int, int, int]]:
-    """(name, first byte, bytes, alignment) of what lies in shared memory."""
-    smem = plan.smem
-    regions = [
-        (f"{op.name}[{s}]", first + s * pitch, op.smem.bytes, op.smem.alignment)
-        for op, first, pitch in (
-            (plan.a, smem.a_offset, smem.a_stage_bytes),
-            (plan.b, smem.b_offset, smem.b_stage_bytes),
-        )
-        for s in range(plan.stages)
-    ]
+def _regions(plan: Sm100Plan) -> list[Region]:
+    """What lies in shared memory."""
+    smem, regions = plan.smem, stages_of(plan)
     alignment = max(chunk.tile.alignment for chunk in distinct_chunks(plan.store))
     regions += [
         (f"C[{i}]", smem.c_offset + i * smem.c_buffer_bytes, plan.store.buffer_bytes, alignment)
@@ -335,16 +280,7 @@ def _regions(plan: Sm100Plan) -> list[tuple[str, int, int, int]]:
 def _shared_map(plan: Sm100Plan) -> Check:
     """Stages, buffers, barriers and the address: aligned, disjoint, inside the total."""
     regions = _regions(plan)
-    witness, end, before = "", 0, ""
-    for name, first, size, alignment in sorted(regions, key=lambda region: region[1]):
-        if first < end:
-            witness = witness or f"byte {first} is {before}'s and {name}'s"
-        if first % alignment or plan.smem.alignment % alignment:
-            witness = witness or f"{name} at byte {first}, no multiple of {alignment}"
-        if first + size > end:
-            end, before = first + size, name
-    if end > plan.smem.total:
-        witness = witness or f"{before} ends at byte {end} of {plan.smem.total}"
+    witness = misplaced(regions, plan.smem.alignment, plan.smem.total)
     statement = f"{len(regions)} regions are aligned and disjoint within {plan.smem.total} bytes"
     return Check("shared map", statement, not witness, "arithmetic", witness)
 

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from ... import view
-from ...atoms.tmem.layout import WARP_LANES
 from ...checks.pipeline.actions import Arrive, ArriveExpect, CommitTo, Mma, Read, TmaLoad, Wait
 from ...checks.pipeline.model import Mbarrier, walk
 from ..explain import BarrierRow, RoleRow, aligned, explain_operand, explain_workspace
@@ -103,11 +101,3 @@ def explain_sm100(plan: Sm100Plan) -> str:
     lines.append(explain_workspace(plan))
     lines.append("rests on: proofs, compilation, the emulator; no device of this architecture has run it here")
     return "\n".join(lines)
-
-
-def load_svg(plan: Sm100Plan) -> str:
-    """Which thread and register a load of tensor memory brings each element to: the first chunk of a warp's rows."""
-    load = load_of(plan.store.rounds[0].chunks[0])
-    columns = plan.store.rounds[0].chunks[0].width
-    title = f"{load}: the first {columns} columns of a warp's {WARP_LANES} rows of an accumulator"
-    return view.tv_svg(load.tmem, (WARP_LANES, columns), title=title, thread=0)

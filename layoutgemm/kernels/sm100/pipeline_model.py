@@ -34,7 +34,7 @@ from ...checks.pipeline.actions import (
     Write,
 )
 from ...checks.pipeline.model import CTA, Buffer, Cursor, Mbarrier, NamedBarrier, Pipeline, Role
-from ..sm90.pipeline_model import Hopper, StoreRing
+from ..store_ring import StoreRing, store_pipeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Blackwell:
 
     def store_pipeline(self) -> Pipeline:
         """One warp's store, of any number of output tiles. Raises PlanError when there is none."""
-        return Hopper(2, self.lands, store=self.store).store_pipeline()
+        return store_pipeline(self.store)
 
     def pipeline(self) -> Pipeline:
         """The three roles."""

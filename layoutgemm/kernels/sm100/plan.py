@@ -19,7 +19,6 @@ from ...atoms.tmem.layout import COLUMNS, LANES, WARP_LANES, allocation_columns
 from ...checks import most_stages
 from ...dtypes import DType
 from ...errors import PlanError
-from ...report import Report
 from ...schedule import Grouped, Persistent
 from ..derive import Operand, OperandPlan, derive_operand
 from ..epilogue.chain import Epilogue
@@ -27,6 +26,7 @@ from ..plan import (
     BARRIER_BYTES,
     MAX_TILES,
     STAGE_BYTES_OF_K,
+    GemmPlan,
     PersistentPlan,
     check_fields,
     check_sizes,
@@ -161,6 +161,12 @@ class Sm100Plan(PersistentPlan):
     acc_empty_arrivals: int
     config: Sm100Config = field(default_factory=Sm100Config)
     epilogue: Epilogue = field(default_factory=Epilogue)
+    verbs = GemmPlan.verbs | {
+        "check": "sm100.checks:check_sm100",
+        "execute": "sm100.reference:execute_sm100",
+        "explain": "sm100.explain:explain_sm100",
+        "fragment": "pictures:tmem_load_svg",
+    }
 
     # ------------------------------------------------------------------------------------------------------- derivation
     @classmethod
@@ -289,18 +295,10 @@ class Sm100Plan(PersistentPlan):
         """How many tiles there are along M and N."""
         return tile_count(self.m, self.tile[0]), tile_count(self.n, self.tile[1])
 
-    # ------------------------------------------------------------------------------------------------------------ verbs
-    def check(self) -> Report:
-        """Run every check and proof of the plan."""
-        from .checks import check_sm100
-
-        return check_sm100(self)
-
-    def explain(self) -> str:
-        """The derivation in words and numbers: tiles, copies, descriptors, tensor memory, roles, barriers, store."""
-        from .explain import explain_sm100
-
-        return explain_sm100(self)
+    @property
+    def device_kernel(self) -> str:
+        """The kernel's class in device code."""
+        return "sm100.device.fused:Sm100FusedKernel" if self.epilogue else "sm100.device.gemm:Sm100GemmKernel"
 
     def __str__(self) -> str:
         sizes = f"{self.batch} x " * (self.batch > 1) + f"{self.m}x{self.n}x{self.k}"

@@ -28,7 +28,7 @@ from ...layouts import Layout
 from ...report import Check, Report
 from ..derivation import checked
 from ..derive import one_matrix
-from ..plan_checks import fragment_checks
+from ..plan_checks import fragment_checks, tiles_of_c, tiles_of_k
 from .operand import VECTOR, WARP, Sm80Operand, byte_selector
 from .pipeline import proven
 from .plan import Sm80Plan
@@ -67,34 +67,18 @@ def _checks(plan: Sm80Plan, explored: bool) -> list[Check]:
 
 
 def _tiles_of_c(plan: Sm80Plan) -> Check:
-    witness = ""
-    for what, size, tile, count in zip("MN", (plan.m, plan.n), plan.tile, plan.tiles):
-        if not (count - 1) * tile < size <= count * tile:
-            witness = witness or f"{count} tiles of {tile} along {what} for {size}"
-    answer = plan.order.prove()
-    if not answer:
-        witness = witness or str(answer)
     statement = (
         f"{plan.tiles[0]}x{plan.tiles[1]} tiles of {plan.tile[0]}x{plan.tile[1]} cover {plan.m}x{plan.n}"
         + f" of each of {plan.batch} matrices" * (plan.batch > 1)
         + f", and {plan.order} visits each once"
     )
-    return Check("tiles of C", statement, not witness, getattr(answer, "method", "none"), witness)
+    return tiles_of_c(plan, statement, plan.tile, batched=False)
 
 
 def _tiles_of_k(plan: Sm80Plan) -> Check:
-    depth = plan.tile[2]
-    count = -(-plan.k // depth)
-    witness = "" if plan.tile[2] == plan.a.smem.extent[1] == plan.b.smem.extent[1] else (
-        f"k tiles of {depth}, tiles of A {plan.a.smem.extent[1]} and of B {plan.b.smem.extent[1]} deep"
-    )  # fmt: skip
-    if plan.steps * plan.mma.shape_mnk[2] != depth:
-        witness = witness or f"{plan.steps} products of depth {plan.mma.shape_mnk[2]}"
-    statement = (
-        f"{count} k tiles of {depth}, {plan.steps} products deep, cover K = {plan.k}; the last "
-        f"{count * depth - plan.k} are zeros by the copies' fill"
-    )
-    return Check("tiles of K", statement, not witness, "arithmetic", witness)
+    depth = plan.mma.shape_mnk[2]
+    unlike = "" if plan.steps * depth == plan.tile[2] else f"{plan.steps} products of depth {depth}"
+    return tiles_of_k(plan, f", {plan.steps} products deep,", "zeros by the copies' fill", unlike=unlike)
 
 
 # ------------------------------------------------------------------------------------------------------------- operands

@@ -15,7 +15,6 @@ from ...arguments import checked, shown
 from ...atoms import MmaAtom, mma_sync
 from ...checks import most_stages
 from ...errors import PlanError
-from ...report import Report
 from ...schedule import Grouped
 from ..derive import Operand
 from ..plan import (
@@ -128,6 +127,13 @@ class Sm80Plan(GemmPlan):
     order: Grouped
     smem: Sm80Smem
     config: Sm80Config = field(default_factory=Sm80Config)
+    operand_path = "run.ampere:BY_LINES"
+    verbs = GemmPlan.verbs | {
+        "check": "sm80.checks:check_sm80",
+        "emulate": "run.emulated:emulate_launch",
+        "execute": "sm80.reference:execute_sm80",
+        "explain": "sm80.explain:explain_sm80",
+    }
 
     @property
     def parameters(self) -> dict[str, str]:
@@ -257,24 +263,14 @@ class Sm80Plan(GemmPlan):
         """Bytes that an mbarrier of a stage waits for: those of both tiles' tensor copies."""
         return sum(operand.tma.bytes for operand in (self.a, self.b) if operand.tma is not None)
 
-    def check(self) -> Report:
-        """Run every check and proof of the plan."""
-        from .checks import check_sm80
-
-        return check_sm80(self)
-
-    def explain(self) -> str:
-        """The derivation in words and numbers."""
-        from .explain import explain_sm80
-
-        return explain_sm80(self)
-
-    @checked(PlanError)
-    def run(self, a: Any, b: Any, *, out: Any = None, device: str | None = None, copy: bool = True) -> Any:
-        """C = A @ B on NumPy arrays or torch tensors, 2-D or a batch of them. See `kernels.run_sm80.run_sm80`."""
-        from ..run.ampere import run_sm80
-
-        return run_sm80(self, a, b, out=out, device=device, copy=copy)
+    @property
+    def device_kernel(self) -> str:
+        """The kernel's class in device code."""
+        if self.config.loads == "tma":
+            return "sm80.device.gemm_tma:Sm120GemmKernel"
+        if self.config.persistent:
+            return "sm80.device.persistent:Sm80PersistentKernel"
+        return "sm80.device.gemm:Sm80GemmKernel"
 
     def __str__(self) -> str:
         sizes = f"{self.batch} x " * (self.batch > 1) + f"{self.m}x{self.n}x{self.k}"

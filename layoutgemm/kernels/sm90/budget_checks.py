@@ -7,6 +7,7 @@ from dataclasses import replace
 from ...checks import shared_memory_of
 from ...checks.budgets import launch_registers, role_registers
 from ...report import Check
+from ..plan_checks import Region, misplaced, stages_of
 from ..store import distinct_chunks
 from .mainloop import table_registers
 from .plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
@@ -19,17 +20,9 @@ def budget_checks(plan: Sm90Plan) -> list[Check]:
     return [_shared_map(plan), _shared_memory(plan), _threads(plan), *_registers(plan)]
 
 
-def _regions(plan: Sm90Plan) -> tuple[list[tuple[str, int, int, int]], list[tuple[str, int, int, int]]]:
-    """(name, first byte, bytes, alignment) of what lies in shared memory: all the time, and while C is stored."""
-    smem = plan.smem
-    lasting = [
-        (f"{op.name}[{s}]", first + s * pitch, op.smem.bytes, op.smem.alignment)
-        for op, first, pitch in (
-            (plan.a, smem.a_offset, smem.a_stage_bytes),
-            (plan.b, smem.b_offset, smem.b_stage_bytes),
-        )
-        for s in range(plan.stages)
-    ]
+def _regions(plan: Sm90Plan) -> tuple[list[Region], list[Region]]:
+    """What lies in shared memory: all the time, and while C is stored."""
+    smem, lasting = plan.smem, stages_of(plan)
     barriers = [
         (f"{name}[{s}]", first + s * smem.barrier_bytes, 8, 8)
         for name, first in (("full", smem.barrier_offset), ("empty", smem.empty_offset))
@@ -56,18 +49,8 @@ def _regions(plan: Sm90Plan) -> tuple[list[tuple[str, int, int, int]], list[tupl
 def _shared_map(plan: Sm90Plan) -> Check:
     """Stages, buffers and barriers: aligned, disjoint, inside the total; what lies over the stages, apart from them."""
     always, late = _regions(plan)
-    witness = ""
-    for regions in (always, late):
-        end, before = 0, ""
-        for name, first, size, alignment in sorted(regions, key=lambda region: region[1]):
-            if first < end:
-                witness = witness or f"byte {first} is {before}'s and {name}'s"
-            if first % alignment or plan.smem.alignment % alignment:
-                witness = witness or f"{name} at byte {first}, no multiple of {alignment}"
-            if first + size > end:
-                end, before = first + size, name
-        if end > plan.smem.total:
-            witness = witness or f"{before} ends at byte {end} of {plan.smem.total}"
+    smem = plan.smem
+    witness = misplaced(always, smem.alignment, smem.total) or misplaced(late, smem.alignment, smem.total)
     over = f", and {len(late)} while C is stored over the stages" if late else ""
     statement = f"{len(always)} regions{over} are aligned and disjoint within {plan.smem.total} bytes"
     return Check("shared map", statement, not witness, "arithmetic", witness)

@@ -7,33 +7,30 @@ a plan in which any of them is changed fails the check that speaks of it.
 from __future__ import annotations
 
 from collections import Counter
-from functools import lru_cache
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ...atoms.tma.engine import shared_bits
-from ...checks import Pipeline, PipelineProof, bank_conflicts, bijective_tile, filled_by, matrix_access, read_by
+from ...checks import bank_conflicts, bijective_tile, filled_by, matrix_access, read_by
 from ...checks.pipeline.model import MOST_NAMED, NamedBarrier
-from ...errors import PlanError
-from ...layouts.proofs.index_formulas import prove_formulas
 from ...layouts.symbols.facts import Facts
 from ...layouts.symbols.polynomial import ge0, show
 from ...report import Check, Report
 from ..derivation import checked
 from ..derive import OperandPlan, one_matrix
 from ..plan import MOST_BYTES
-from ..plan_checks import fragment_checks
+from ..plan_checks import fragment_checks, pipelines, tiles_of_c, tiles_of_k
 from ..store import ROWS
+from ..store_ring import StoreRing
 from .budget_checks import budget_checks
 from .edges import ends_check
 from .gated_checks import filled_by_halves, halves_meet
 from .grouped import ragged_checks
 from .mainloop import promotion_check
 from .multicast import uneven_shares
-from .pipeline_model import Hopper, StoreRing
+from .pipeline_model import Hopper
 from .plan import WARPS_OF_GROUP, Sm90Plan
 from .store_checks import exchange_check, neighbours_check, store_checks
 
@@ -118,34 +115,15 @@ def _tiles_of_c(plan: Sm90Plan) -> Check:
         + f", and {plan.order.schedule} over {across[0]}x{across[1]} clusters visits each once, for any number of "
         "clusters that run at a time"
     )
-    witness = ""
-    for what, size, tile, count in zip("MN", (plan.m, plan.n), plan.tile_c, plan.tiles):
-        if not (count - 1) * tile < size <= count * tile:
-            witness = witness or f"{count} tiles of {tile} along {what} for {size}"
+    unlike = ""
     if plan.order.cluster != plan.config.cluster:
-        witness = witness or f"the order is of clusters of {plan.order.cluster}, the launch of {plan.config.cluster}"
-    answer = plan.order.prove()
-    if not answer:
-        witness = witness or str(answer)
-    if plan.batch > 1 and not witness:
-        given = Facts()
-        tiles = given["tiles"]
-        matrix = prove_formulas(
-            lambda tile, matrix: ((tile + tiles * matrix) % tiles, (tile + tiles * matrix) // tiles),
-            lambda tile, matrix: (tile, matrix),
-            {"tile": tiles, "matrix": given["batch"]},
-        )
-        witness = "" if matrix else str(matrix)
-    return Check("tiles of C", statement, not witness, getattr(answer, "method", "none"), witness)
+        unlike = f"the order is of clusters of {plan.order.cluster}, the launch of {plan.config.cluster}"
+    return tiles_of_c(plan, statement, plan.tile_c, unlike)
 
 
 def _tiles_of_k(plan: Sm90Plan) -> Check:
     """Parts of K are consecutive k tiles, and all of them: T = split * q + r for every remainder r."""
-    depth, split = plan.tile[2], plan.config.split
-    count = -(-plan.k // depth)
-    witness = "" if plan.tile[2] == plan.a.smem.extent[1] == plan.b.smem.extent[1] else (
-        f"k tiles of {depth}, tiles of A {plan.a.smem.extent[1]} and of B {plan.b.smem.extent[1]} deep"
-    )  # fmt: skip
+    split, witness = plan.config.split, ""
     q = Facts()["q"]
     for rest in range(split):
         k_tiles = split * q + rest
@@ -159,11 +137,8 @@ def _tiles_of_k(plan: Sm90Plan) -> Check:
         if ends[-1] != k_tiles:
             witness = witness or f"the parts end at {show(ends[-1])} of {show(k_tiles)} k tiles"
     in_parts = f" in {split} part(s), each once," if split > 1 else ""
-    statement = (
-        f"{count} k tiles of {depth}{in_parts} cover K = {plan.k}; the last {count * depth - plan.k} are zeros by the "
-        "copies' fill"
-    )
-    return Check("tiles of K", statement, not witness, "polynomials, for every number of k tiles", witness)
+    method = "polynomials, for every number of k tiles"
+    return tiles_of_k(plan, in_parts, "zeros by the copies' fill", method, witness)
 
 
 # ------------------------------------------------------------------------------------------------------------- operands
@@ -324,28 +299,9 @@ def _unlike_groups(plan: Sm90Plan) -> str:
 
 def _pipelines(plan: Sm90Plan) -> list[Check]:
     """No deadlock and no race, for any number of k tiles and of tiles; and the registers that change hands."""
-    hopper = pipeline_of(plan)
-    cases = hopper.cases()
-    runs = states = 0
-    witness = ""
-    for case in cases:
-        try:
-            found = _proven(case)
-        except PlanError as error:  # more states than are walked through: neither proven nor refuted
-            found = f"undecided: {error}"
-        if isinstance(found, PipelineProof):
-            runs, states = runs + found.runs, states + found.states
-        elif not witness:
-            witness = str(found)
+    cases = pipeline_of(plan).cases()
     statement = f"{cases[-1 if plan.store is None else -2].name}: no deadlock, no race, for any number of k tiles"
-    method = f"happens-before, closed after {states} states of {len(cases)} case(s)"
-    return [Check("pipeline", statement, not witness, method, witness)]
-
-
-@lru_cache(maxsize=256)
-def _proven(pipeline: Pipeline) -> Any:
-    """A pipeline's proof: many plans have the same pipeline."""
-    return pipeline.prove()
+    return [pipelines(cases, statement)]
 
 
 def _named_barriers(plan: Sm90Plan) -> Check:

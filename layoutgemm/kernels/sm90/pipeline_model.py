@@ -40,29 +40,13 @@ from ...checks.pipeline.actions import (
     Sync,
     TileIs,
     TmaLoad,
-    TmaStore,
     Wait,
     WaitGroup,
     Write,
 )
 from ...checks.pipeline.model import CTA, Buffer, Cursor, Mbarrier, NamedBarrier, Pipeline, Role
 from ...errors import PlanError
-
-WARPS = 4  # of a consumer: wgmma is a warpgroup's
-
-
-@dataclass(frozen=True, slots=True)
-class StoreRing:
-    """How a consumer stores its accumulators through shared memory.
-
-    warps    of an owner of buffers: 1, each warp for itself, or 4, the warpgroup together
-    buffers  of an owner
-    rounds   of one accumulator: (buffer, groups that may be pending when it is written), in order, for each accumulator
-    """
-
-    warps: int
-    buffers: int
-    rounds: tuple[tuple[tuple[int, int], ...], ...]
+from ..store_ring import WARPS, StoreRing, store_pipeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,22 +126,7 @@ class Hopper:
 
     def store_pipeline(self) -> Pipeline:
         """One consumer's store, of any number of output tiles. Raises PlanError when there is none."""
-        if self.store is None:
-            raise PlanError("threads store their own values: there are no buffers to prove anything of")
-        together = self.store.warps == WARPS
-        by, meet = ("one", (Sync("store"),)) if together else ("warp", ())
-        rounds: list[Action] = []
-        for buffer, pending in (one for block in self.store.rounds for one in block):
-            rounds += [WaitGroup("bulk", pending, by=by), *meet, Write("c", buffer), FenceProxy(), *meet]
-            rounds += [TmaStore("c", buffer, by=by), Commit("bulk", by=by)]
-        program = (*self._tiles(*rounds), WaitGroup("bulk", 0))
-        count = sum(map(len, self.store.rounds))
-        return Pipeline(
-            f"store in {count} rounds through {self.store.buffers} buffer(s)",
-            (Role("math", self.store.warps, program),),
-            (NamedBarrier("store", 32 * WARPS),) if together else (),
-            (Buffer("c", self.store.buffers, "smem" if together else "warp"),),
-        )
+        return store_pipeline(self.store, self.single)
 
     # ------------------------------------------------------------------------------------------------------------ parts
     def _pipeline(self) -> Pipeline:

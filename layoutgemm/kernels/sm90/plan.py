@@ -18,7 +18,6 @@ from ...checks import most_stages
 from ...dtypes import DType
 from ...errors import PlanError
 from ...layouts import Layout
-from ...report import Report
 from ...schedule import Dealt, Persistent
 from ..derive import Operand, OperandPlan, derive_operand
 from ..epilogue.chain import Epilogue
@@ -26,6 +25,7 @@ from ..plan import (
     BARRIER_BYTES,
     PERSISTENT_PARAMETERS,
     STAGE_BYTES_OF_K,
+    GemmPlan,
     PersistentPlan,
     check_sizes,
     check_words,
@@ -33,7 +33,6 @@ from ..plan import (
     tile_count,
 )
 from ..store import ROWS, TILE_ALIGNMENT, WARPS_OF_GROUP, StorePlan
-from ..teaching.plan import TeachingPlan
 from .config import WARPGROUP, Sm90Config, check_rows, check_tiles, order_of, registers_of
 from .edges import with_ends
 from .gated import HALVES, Gated, check_gated, in_halves
@@ -91,6 +90,11 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
     ragged: Ragged | None = None
     half: tuple[MmaAtom, OperandDescriptor] | None = None
     remedy = ", unless store is 'direct'"
+    verbs = GemmPlan.verbs | {
+        "check": "sm90.checks:check_sm90",
+        "execute": "sm90.reference:execute_sm90",
+        "explain": "sm90.explain:explain_sm90",
+    }
 
     @property
     def dealt(self) -> Dealt:
@@ -368,26 +372,15 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         runs = [(int(tile.byte(rows, k)), (ROWS - rows) * tile.span) for k in range(0, tile.extent[1], span)]
         return tuple((first - first % tile.span, count) for first, count in runs)
 
-    @checked(PlanError)
-    def run(
-        self, a: Any, b: Any, *, out: Any = None, device: str | None = None, copy: bool = True, given: Any = None
-    ) -> Any:
-        """C = A @ B on NumPy arrays or torch tensors, 2-D or a batch of them. See `kernels.run.run_plan`."""
-        from ..run.numpy_arrays import run_plan
-
-        return run_plan(self, a, b, out=out, device=device, copy=copy, given=given)
-
-    def check(self) -> Report:
-        """Run every check and proof of the plan."""
-        from .checks import check_sm90
-
-        return check_sm90(self)
-
-    def explain(self) -> str:
-        """The derivation in words and numbers: tiles, copies and shares, descriptors, roles, barriers, store, bytes."""
-        from .explain import explain_sm90
-
-        return explain_sm90(self)
+    @property
+    def device_kernel(self) -> str:
+        """The kernel's class in device code."""
+        if self.ragged is not None:
+            which = "Sm90RaggedKernel" if self.mainloop is None else "Sm90RaggedPromotedKernel"
+            return f"sm90.device.grouped:{which}"
+        if self.mainloop is not None:
+            return "sm90.device.promoted:Sm90PromotedKernel"
+        return "sm90.device.fused:Sm90FusedKernel" if self.reads_more else "sm90.device.gemm:Sm90GemmKernel"
 
     def __str__(self) -> str:
         sizes = f"{self.batch} x " * (self.batch > 1) + f"{self.m}x{self.n}x{self.k}"
@@ -402,4 +395,4 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         )
 
 
-__all__ = ["WARPGROUP", "WARPS_OF_GROUP", "Sm90Config", "Sm90Plan", "TeachingPlan"]
+__all__ = ["WARPGROUP", "WARPS_OF_GROUP", "Sm90Config", "Sm90Plan"]

@@ -16,7 +16,6 @@ from ...atoms import MmaAtom, SmemTile, wgmma
 from ...atoms.tma.derive import STRIDE_UNIT
 from ...dtypes import bf16, f16, f32
 from ...errors import PlanError
-from ...report import Report
 from ..derive import Given, Operand, OperandPlan, derive_operand
 from ..plan import (
     BARRIER_BYTES,
@@ -91,6 +90,12 @@ class TeachingPlan(GemmPlan):
     barrier: BarrierPlan
     config: TeachingConfig = field(default_factory=TeachingConfig)
     parameters = PARAMETERS
+    device_kernel = "teaching.device.kernel:Sm90SingleKernel"
+    verbs = GemmPlan.verbs | {
+        "check": "teaching.checks:check_plan",
+        "execute": "teaching.reference:execute",
+        "explain": "teaching.explain:explain_plan",
+    }
     batch = 1  # matrices: this kernel multiplies one pair
 
     # ------------------------------------------------------------------------------------------------------- derivation
@@ -199,19 +204,6 @@ class TeachingPlan(GemmPlan):
     def for_any_size(self) -> TeachingPlan:
         """The plan of the same kernel for a problem of 1x1x1: what the trace sees, and what its name is made of."""
         return replace(self, m=1, n=1, k=1, config=TeachingConfig())
-
-    # ------------------------------------------------------------------------------------------------------------ verbs
-    def check(self) -> Report:
-        """Run every check and proof; the report is truthy when all hold, and lists each statement with its method."""
-        from ..plan_checks import check_plan
-
-        return check_plan(self)
-
-    def explain(self) -> str:
-        """The derivation in words and numbers: tiles, copies, swizzles, descriptors, fragment map, barriers, bytes."""
-        from .explain import explain_plan
-
-        return explain_plan(self)
 
     def __str__(self) -> str:
         return (

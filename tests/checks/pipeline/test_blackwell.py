@@ -8,8 +8,8 @@ import pytest
 
 from layoutgemm.checks import Interleaving, PipelineProof, deletions
 from layoutgemm.errors import PlanError
-from layoutgemm.kernels.sm90.pipeline_model import StoreRing
 from layoutgemm.kernels.sm100.pipeline_model import Blackwell
+from layoutgemm.kernels.store_ring import StoreRing
 
 LANDS = (1024, 2048)
 FORMS = {

@@ -30,7 +30,8 @@ from layoutgemm.checks.pipeline.actions import (
 )
 from layoutgemm.checks.pipeline.model import Buffer, Cursor, Role
 from layoutgemm.errors import PlanError
-from layoutgemm.kernels.sm90.pipeline_model import Hopper, StoreRing
+from layoutgemm.kernels.sm90.pipeline_model import Hopper
+from layoutgemm.kernels.store_ring import StoreRing
 
 LANDS = (1024, 2048)
 

@@ -17,7 +17,8 @@ import pytest
 from layoutgemm.checks import Interleaving, Pipeline, cluster_ring, deletions
 from layoutgemm.checks.pipeline.actions import Arrive, ForK, If, TmaLoad
 from layoutgemm.emulator.machine.interpreter import Policy
-from layoutgemm.kernels.sm90.pipeline_model import Hopper, StoreRing
+from layoutgemm.kernels.sm90.pipeline_model import Hopper
+from layoutgemm.kernels.store_ring import StoreRing
 from layoutgemm.schedule import Grouped, Linear, Persistent, reuse
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -256,7 +256,7 @@ def test_a_wrong_address_is_a_wrong_product() -> None:
 def test_operands_are_refused_by_name() -> None:
     plan = Sm80Plan.derive(8, 8, 8, a="i8", b="i8:col")
     ones = np.ones((8, 8), np.int8)
-    with pytest.raises(OperandError, match="a is float32; i8 is given as int8"):
+    with pytest.raises(OperandError, match="a is float32; the plan's i8 is given as int8"):
         plan.run(ones.astype(np.float32), ones, device="reference")
     with pytest.raises(OperandError, match=r"b has shape \(8, 7\)"):
         plan.run(ones, ones[:, :7], device="reference")

@@ -91,9 +91,9 @@ def test_compiled_kernel_is_exact(form: str) -> None:
 )
 def test_in_other_orders_of_events(policy: Policy) -> None:
     """Of two tiles that write one row the later one would win: which that is, changes with the order."""
+    from layoutgemm.kernels.run.arrays import global_matrix
     from layoutgemm.kernels.run.emulated import emulate_plan
     from layoutgemm.kernels.run.epilogue_operands import given_of, words_of_arrays
-    from layoutgemm.kernels.run.numpy_arrays import global_matrix
 
     plan, a, b, given, want = problem("small")
     lying = [global_matrix(op, x, [], True) for op, x in ((plan.a, a), (plan.b, b))]
@@ -204,8 +204,8 @@ def test_an_epilogue_reads_by_group() -> None:
 @pytest.mark.dsl
 @pytest.mark.slow
 def test_a_bias_of_each_group() -> None:
+    from layoutgemm.kernels.run.arrays import global_matrix
     from layoutgemm.kernels.run.emulated import emulate_plan
-    from layoutgemm.kernels.run.numpy_arrays import global_matrix
 
     _, a, b, _, _ = problem("one")
     sizes = (30, 0, 45)

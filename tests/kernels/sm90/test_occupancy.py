@@ -85,8 +85,7 @@ def run_of(name: str) -> tuple[Any, Any, int]:
     """A plan, what launches it, and the blocks of its clusters."""
     torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
     from layoutgemm.kernels import Sm80Config, Sm80Plan, Sm90Plan, Sm100Config, Sm100Plan
-    from layoutgemm.kernels.run.ampere import _launch as launch_sm80
-    from layoutgemm.kernels.run.torch_tensors import _launch
+    from layoutgemm.kernels.run.torch_tensors import launch
 
     plan: Any
     if name == "three":
@@ -100,9 +99,7 @@ def run_of(name: str) -> tuple[Any, Any, int]:
     else:
         plan, blocks = Sm80Plan.derive(64, 64, 64, config=Sm80Config((64, 64), warps=(2, 2), persistent=True)), 1
     a, b = torch.zeros(plan.m, plan.k).bfloat16(), torch.zeros(plan.k, plan.n).bfloat16()
-    if name == "blocks":
-        return plan, lambda: launch_sm80(plan, a, b, None, True), blocks
-    return plan, lambda: _launch(plan, a, b, None, "", True), blocks
+    return plan, lambda: launch(plan, a, b, None, "", True), blocks
 
 
 @pytest.mark.parametrize("name", ["three", "parts", "pair", "blocks"])
@@ -110,9 +107,7 @@ def test_a_launch_of_a_plan_has_as_many_clusters_as_are_resident(name: str, monk
     _, launch, blocks = run_of(name)
     import torch
 
-    from layoutgemm.kernels.compile import compiler as compiling
-    from layoutgemm.kernels.run import ampere as run_sm80
-    from layoutgemm.kernels.run import torch_tensors as device
+    from layoutgemm.kernels.run import ampere, tensor_maps, torch_tensors
 
     def compiled(plan: Any) -> Any:
         def launched(*arguments: int, stream: int) -> None:
@@ -120,10 +115,10 @@ def test_a_launch_of_a_plan_has_as_many_clusters_as_are_resident(name: str, monk
 
         return SimpleNamespace(launch=launched)
 
-    monkeypatch.setattr(compiling, "compile_plan", compiled)
+    monkeypatch.setattr(torch_tensors, "compile_plan", compiled)
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda index=None: SimpleNamespace(cuda_stream=0))
-    for module in (device, run_sm80):
+    for module in (ampere, tensor_maps):
         monkeypatch.setattr(module, "resident", lambda index, blocks: 1000 + blocks)
     with pytest.raises(Launched) as found:
         launch()

@@ -533,7 +533,8 @@ def test_torch_tensors_on_the_cpu() -> None:
 def test_operands_and_outputs_as_tensor_maps_take_them() -> None:
     """What a GPU run makes of strides, without a GPU: nothing here is launched."""
     torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
-    from layoutgemm.kernels.run.torch_tensors import _check_out, _target, tma_operand
+    from layoutgemm.kernels.run.tensor_maps import target, tma_operand
+    from layoutgemm.kernels.run.torch_tensors import check_out
 
     plan = derive(72, 136, 200, batch=3)
     copies: list[str] = []
@@ -558,7 +559,7 @@ def test_operands_and_outputs_as_tensor_maps_take_them() -> None:
         assert (leading, pitch) == (200, 14400) and lines.shape == tensor.shape
     cpu = torch.device("cpu")
     odd = derive(72, 135, 200)
-    made, late = _target(odd, None, cpu, copies, False)
+    made, late = target(odd, None, cpu, copies, False)
     assert made.stride() == (136, 1) and not late
     for out, rule in (
         (zeros(72, 135), "out: leading dimension 135 elements * 2 = 270 bytes"),
@@ -566,19 +567,19 @@ def test_operands_and_outputs_as_tensor_maps_take_them() -> None:
         (zeros(72 * 136 + 1)[1:].view(72, 136)[:, :135], "no multiple of 16 bytes, as a tensor map needs"),
     ):
         with pytest.raises(OperandError, match=re.escape(rule)):
-            _target(odd, out, cpu, copies, False)
-        assert _target(odd, out, cpu, copies, True)[1]
+            target(odd, out, cpu, copies, False)
+        assert target(odd, out, cpu, copies, True)[1]
     beside = zeros(72, 144)[:, :135]  # what follows its lines is the caller's
     with pytest.raises(OperandError, match="2 bytes beyond it are overwritten"):
-        _target(odd, beside, cpu, copies, False)
+        target(odd, beside, cpu, copies, False)
     fits = zeros(72, 144)[:, :136]
-    assert _target(derive(72, 136, 200), fits, cpu, copies, False) == (fits, False)
+    assert target(derive(72, 136, 200), fits, cpu, copies, False) == (fits, False)
     columns = derive(72, 136, 200, c="bf16:col")
-    made, late = _target(columns, None, cpu, copies, False)
-    assert made.stride() == (1, 72) and _target(columns, zeros(136, 72).T, cpu, copies, False)[1] is False
+    made, late = target(columns, None, cpu, copies, False)
+    assert made.stride() == (1, 72) and target(columns, zeros(136, 72).T, cpu, copies, False)[1] is False
     for shape in ((72, 134), (135, 72)):
         with pytest.raises(OperandError, match="out has shape"):
-            _check_out(odd, zeros(*shape), zeros(72, 200))
+            check_out(odd, zeros(*shape), zeros(72, 200))
 
 
 @pytest.mark.parametrize("config", [

@@ -96,9 +96,9 @@ def test_compiled_kernel_is_exact(form: str) -> None:
     ],
 )
 def test_in_other_orders_of_events(policy: Policy) -> None:
+    from layoutgemm.kernels.run.arrays import global_matrix
     from layoutgemm.kernels.run.emulated import emulate_plan
     from layoutgemm.kernels.run.epilogue_operands import words_of_arrays
-    from layoutgemm.kernels.run.numpy_arrays import global_matrix
 
     plan, a, b, tables, want = problem("two")
     lying = [global_matrix(op, x, [], True) for op, x in ((plan.a, a), (plan.b, b))]

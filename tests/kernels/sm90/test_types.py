@@ -196,7 +196,7 @@ def test_torch_tensors() -> None:
 
 def test_what_is_not_k_major_is_copied_for_the_gpu() -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
-    from layoutgemm.kernels.run.torch_tensors import tma_operand
+    from layoutgemm.kernels.run.tensor_maps import tma_operand
 
     for name, kind in (("tf32", torch.float32), ("u8", torch.uint8)):
         plan = derive(name, f"{name}:col", n=48)

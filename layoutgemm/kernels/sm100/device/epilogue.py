@@ -17,6 +17,7 @@ from layoutgemm.atoms.tmem.layout import WARP_LANES, tmem_address
 from ...dsl import bridge
 from ...dsl import tcgen05 as tensor
 from ..store import VECTOR_BYTES, alike, load_of
+from .loaded import fused_values
 
 
 class Sm100Epilogue:
@@ -77,8 +78,6 @@ class Sm100Epilogue:
 
     def fused(self, job: Any, place: Any, ld: Any, lane: Any, values: Any) -> list[Any]:
         """The plan's epilogue, applied to what one load brought; `place`: row, column and matrix of its first value."""
-        from .fused import fused_values
-
         return fused_values(self.plan, job, place, ld, lane, values)
 
     @cute.jit

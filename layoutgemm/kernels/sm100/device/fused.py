@@ -1,55 +1,10 @@
-"""A Blackwell GEMM with an epilogue: the steps are the Hopper kernel's, applied to what a load of tensor memory brings.
-
-A thread has one row of C and some columns of it; where each of its registers lies, the load's map says.
-"""
+"""A Blackwell GEMM with an epilogue: the production kernel with room for the operands; `loaded` applies the steps."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 from ...dsl.entry import FusedEntry
-from ...epilogue.chain import Epilogue
-from ...sm90.device.fused import FusedBlock
 from .gemm import Sm100GemmKernel
 
 
 class Sm100FusedKernel(FusedEntry, Sm100GemmKernel):
     """The Blackwell kernel with room for an epilogue's operands: the parameters are those of the Hopper kernel."""
-
-
-@dataclass(frozen=True)
-class _Loaded:
-    """Who holds what, in the words in which `FusedBlock` asks a plan: `mma.coords_C` is a load's map."""
-
-    plan: Any
-    ld: Any
-
-    @property
-    def mma(self) -> _Loaded:
-        return self
-
-    def coords_C(self, lane: Any, value: Any) -> tuple[Any, Any]:
-        """(lane, register) -> row and column of the chunk."""
-        row, column = self.ld.tmem(lane, value)
-        return row, column
-
-    @property
-    def epilogue(self) -> Epilogue:
-        return self.plan.epilogue
-
-    @property
-    def c(self) -> Any:
-        return self.plan.c
-
-    @property
-    def batch(self) -> int:
-        return int(self.plan.batch)
-
-
-def fused_values(plan: Any, job: Any, place: Any, ld: Any, lane: Any, values: Any) -> list[Any]:
-    """The epilogue's values of the registers that a load brought; `place`: row, column and matrix of the first."""
-    block = FusedBlock(_Loaded(plan, ld), job, place, lane)
-    done = block.values(values, 0, len(values))
-    block.finish()
-    return done

@@ -13,6 +13,7 @@ import cutlass.cute as cute
 from cutlass import Int64, const_expr
 
 from ...dsl import bridge
+from ...dsl.fused import FusedBlock
 from ...dsl.math import ElementMath
 from ...store import ROWS, WARP_ROWS, WARPS_OF_GROUP, rows_of_values
 
@@ -80,8 +81,6 @@ class Sm90Epilogue:
 
     def fused(self, job: Any, place: Any, thread: Any) -> Any:
         """What applies the plan's epilogue to a block of 64 rows, or None."""
-        from .fused import FusedBlock
-
         return FusedBlock(self.plan, job, place, thread) if self.plan.epilogue else None
 
     def meet(self, consumer: Any) -> None:

@@ -1,0 +1,148 @@
+"""NumPy operands of a run, and its output: kinds, shapes, types, and the bits as they lie in global memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...atoms.tma.rules import STRIDE_UNIT
+from ...dtypes import bf16, dtype, f16, i8, tf32, u8
+from ...errors import OperandError
+from ..derive import OperandPlan, padded_leading
+from ..plan import GemmPlan
+from ..sm90.plan import Sm90Plan
+from .hardware_model import GlobalMatrix
+from .operand_checks import check_operands
+from .result import DEVICES
+
+# Values that NumPy can hold of each type; float32 given for a narrower type is rounded to it, to nearest even.
+NUMPY_TAKES = {
+    bf16: ("float32", "bfloat16"),
+    f16: ("float32", "float16"),
+    dtype("e4m3"): ("float32", "float8_e4m3fn"),
+    dtype("e5m2"): ("float32", "float8_e5m2"),
+    tf32: ("float32",),
+    i8: ("int8",),
+    u8: ("uint8",),
+}
+
+
+def columns_of_b(plan: GemmPlan) -> int:
+    """N, or, of a gated product, twice that: the gate's columns and then the others."""
+    return plan.n * plan.halves if isinstance(plan, Sm90Plan) else plan.n
+
+
+def batched(plan: GemmPlan, shape: tuple[int, int], name: str = "c") -> tuple[int, ...]:
+    """The shape of one matrix, or of the plan's batch of them; of a ragged batch, B alone has a matrix each."""
+    if isinstance(plan, Sm90Plan) and plan.ragged is not None:
+        return (plan.batch, *shape) if name == "b" else shape
+    return (plan.batch, *shape) if plan.batch > 1 else shape
+
+
+def global_matrix(operand: OperandPlan, value: npt.NDArray[Any], copies: list[str], copy: bool) -> GlobalMatrix:
+    """The operand's bits as they would lie in global memory, pitched so that a tensor map takes them.
+
+    Values must be converted to bits in any case; what counts as a copy here is a pitch other than the matrix's own.
+    """
+    lines = value if operand.order == "row" else value.swapaxes(-1, -2)  # lines of contiguous elements
+    count, extent = lines.shape[-2:]
+    # One line has no pitch; of a batch, it is as far from the next matrix's.
+    leading = padded_leading(operand.dtype, extent) if count > 1 or lines.ndim > 2 else extent
+    if leading != extent:
+        refuse_or_note(operand, pitch_rule(operand, extent), f"pitch {leading}", copies, copy)
+    buffer = np.zeros((*lines.shape[:-1], leading), dtype=operand.dtype.storage)
+    buffer[..., :extent] = raw_bits(operand, lines)
+    return GlobalMatrix(buffer.reshape(-1), leading, (extent, count, *lines.shape[:-2]), count * leading)
+
+
+def raw_bits(operand: Any, values: npt.NDArray[Any], rounds: bool = False) -> npt.NDArray[Any]:
+    """The bits of values that are of the operand's type already, or are rounded to it.
+
+    rounds  round those of tf32, too: a tensor copy rounds them itself
+    """
+    if (rounds or operand.dtype != tf32) and values.dtype.name in ("float32", "float16"):
+        return operand.dtype.encode(values)
+    return values.view(operand.dtype.storage)
+
+
+def pitch_rule(operand: OperandPlan, leading: int) -> str:
+    """The sentence for a pitch that a tensor map does not take."""
+    return (
+        f"{operand.name.lower()}: leading dimension {leading} elements * {operand.dtype.bytes} = "
+        f"{leading * operand.dtype.bytes} bytes, a tensor map needs a multiple of {STRIDE_UNIT} bytes"
+    )
+
+
+def refuse_or_note(operand: OperandPlan, rule: str, made: str, copies: list[str], copy: bool) -> None:
+    """Raise OperandError with the rule, or note the copy that makes the operand acceptable."""
+    if not copy:
+        raise OperandError(f"{rule}; copy=True makes a copy with {made}")
+    copies.append(f"{rule}: copied with {made}")
+
+
+def check_matrices(plan: GemmPlan, a: Any, b: Any, device: str | None) -> str:
+    """The kind of both operands: "NumPy array" or "torch tensor on ...".
+
+    Raises OperandError for a device that there is not, two kinds, and shapes that are not the plan's.
+    """
+    if device not in (None, *DEVICES):
+        raise OperandError(f"device {device!r}: known are {', '.join(map(repr, DEVICES))}, or None to choose")
+    kinds = {name: kind_of(name, value) for name, value in (("a", a), ("b", b))}
+    if len(set(kinds.values())) > 1:
+        raise OperandError(f"a is a {kinds['a']} and b a {kinds['b']}: give both as one kind, on one device")
+    check_shapes(plan, a, b)
+    return kinds["a"]
+
+
+def check_shapes(plan: GemmPlan, a: Any, b: Any) -> None:
+    """Raise OperandError for an operand whose shape is not the plan's."""
+    for name, value, shape in (("a", a, (plan.m, plan.k)), ("b", b, (plan.k, columns_of_b(plan)))):
+        check_shape(name, value, batched(plan, shape, name))
+
+
+def check_arrays(plan: GemmPlan, a: npt.NDArray[Any], b: npt.NDArray[Any], out: Any) -> None:
+    """Raise OperandError for a NumPy array that does not hold the plan's type, or no output of the plan."""
+    for operand, value in ((plan.a, a), (plan.b, b)):
+        check_numpy_type(operand, value)
+    if out is not None:
+        check_numpy_out(plan, out)
+
+
+def kind_of(name: str, value: Any) -> str:
+    """What an operand is, in words; raises OperandError for anything but an array or a dense tensor."""
+    if isinstance(value, np.ndarray):
+        return "NumPy array"
+    module = type(value).__module__.partition(".")[0]
+    if module == "torch" and hasattr(value, "data_ptr"):
+        check_operands({name: value})
+        return f"torch tensor on {value.device}"
+    raise OperandError(
+        f"{name} is a {type(value).__module__}.{type(value).__qualname__}; give NumPy arrays or torch tensors"
+    )
+
+
+def check_shape(name: str, value: Any, shape: tuple[int, ...]) -> None:
+    """Raise OperandError for another shape."""
+    if tuple(value.shape) != shape:
+        raise OperandError(f"{name} has shape {tuple(value.shape)}, the plan takes {shape}")
+
+
+def check_numpy_type(operand: Any, value: npt.NDArray[Any]) -> None:
+    """Raise OperandError for an array that does not hold values of the operand's type."""
+    takes = NUMPY_TAKES[operand.dtype]
+    if value.dtype.name not in takes:
+        raise OperandError(
+            f"{operand.name.lower()} is {value.dtype}; the plan's {operand.dtype} is given as {' or '.join(takes)}"
+        )
+
+
+def check_numpy_out(plan: GemmPlan, out: Any) -> None:
+    """Raise OperandError for an output that cannot take the plan's C."""
+    want = "a float32" if plan.c.dtype.kind == "float" else "an int32"
+    if not isinstance(out, np.ndarray) or out.dtype.name != want.split()[1]:
+        raise OperandError(f"out must be {want} NumPy array, as the result is; got {getattr(out, 'dtype', type(out))}")
+    check_shape("out", out, batched(plan, (plan.m, plan.n)))
+    if not out.flags.writeable:
+        raise OperandError("out is read-only")

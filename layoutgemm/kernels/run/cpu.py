@@ -1,0 +1,61 @@
+"""Runs on the CPU: the NumPy executor, and the compiled kernel in the emulator."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..plan import GemmPlan
+from .arrays import global_matrix
+from .hardware_model import GlobalMatrix
+from .result import GemmResult
+
+
+def executed(
+    plan: GemmPlan, a: GlobalMatrix, b: GlobalMatrix, device: str,
+    values: Mapping[str, Any] | None = None, words: tuple[Any, ...] = (),
+) -> npt.NDArray[Any]:  # fmt: skip
+    """C by the NumPy executor ("reference") or by the compiled kernel ("emulator").
+
+    values, words  what the plan reads besides: by name for the executor, as the launch's last arguments for the kernel
+    """
+    if device != "reference":
+        return np.asarray(plan.does("emulate")(plan, a, b, words))
+    given = {} if values is None else {"given": values}
+    return np.asarray(plan.does("execute")(plan, a, b, progress=progress_line(), **given))
+
+
+def run_on_cpu(
+    plan: GemmPlan, a: npt.NDArray[Any], b: npt.NDArray[Any], device: str, why: str, copy: bool,
+    execute: Callable[..., npt.NDArray[Any]] = executed,
+) -> GemmResult:  # fmt: skip
+    """Run the NumPy executor, or the emulator, on arrays that have been checked."""
+    copies: list[str] = []
+    bits_a, bits_b = (global_matrix(operand, value, copies, copy) for operand, value in ((plan.a, a), (plan.b, b)))
+    c = execute(plan, bits_a, bits_b, device=device)
+    return GemmResult(c, "emulator" if device == "emulator" else "NumPy executor", why, tuple(copies))
+
+
+def run_reference(plan: GemmPlan, a: npt.NDArray[Any], b: npt.NDArray[Any], why: str, copy: bool) -> GemmResult:
+    """Run the NumPy executor on arrays that have been checked."""
+    return run_on_cpu(plan, a, b, "reference", why, copy)
+
+
+def progress_line(every: float = 2.0) -> Any:
+    """A progress callback that writes a line to stderr every two seconds, and nothing for short runs."""
+    start = last = time.monotonic()
+
+    def report(done: int, blocks: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= every and done < blocks:
+            last = now
+            left = (now - start) / done * (blocks - done)
+            print(f"NumPy executor: block {done} of {blocks}, about {left:.0f} s left", file=sys.stderr, flush=True)
+
+    return report

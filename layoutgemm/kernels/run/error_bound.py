@@ -1,0 +1,69 @@
+"""The bound on the rounding error of a plan's C."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...arguments import checked
+from ...dtypes import f32, tf32
+from ...errors import OperandError, PlanError
+from ..plan import GemmPlan
+from ..sm90.plan import Sm90Plan
+
+# Of a sum of products and the old accumulator, what an instruction may cut off each term, relative to the largest: f32
+# keeps 24 bits, and the products of 8-bit types are added with 14 (DeepSeek-V3 Technical Report, 3.5.2; H800).
+_CUT = {8: 2.0**-13, 16: 2.0**-23, 32: 2.0**-23}
+
+
+@checked(OperandError)
+def error_bound(plan: GemmPlan, a: npt.NDArray[Any], b: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """The largest error that f32 accumulation (and rounding to C's type) may leave in each element of C.
+
+    For inputs exactly representable in A's and B's type, products are exact in f32. Each instruction adds `d` products
+    and the old accumulator, d + 1 terms for its depth d, each cut to the significand of the largest, which costs `u` of
+    it at most; partial sums of a K in s parts are added in f32. So for T = ceil(K / d) instructions and float types
+
+        |C - exact| <= E = ((d + 1) * T * u + (s - 1) * 2**-23) * (|A| @ |B|)
+
+        A and B     d     u
+        16 bits    16     2**-23
+        8 bits     32     2**-13
+        tf32        8     2**-23
+
+    For tf32, A and B are float32 values, which the copies round to A' and B': E is of those, and |A - A'| @ |B| +
+    |A'| @ |B - B'| comes on top of it, at most (2**-10 + 2**-22) * (|A| @ |B|). Sums of integers are exact, or
+    stop at the ends of int32: E is 0 for an i32 C, and for others 2**-24 * |exact|, of sums that did not stop.
+
+    And for a narrower C of unit roundoff r (bf16 2**-8, f16 2**-11, e4m3 2**-4, e5m2 2**-3) and smallest positive value
+    t, E + r * (|exact| + E) + t / 2. Values must be finite, and C within its type's range. The bound is a worst case:
+    rounding errors cancel, and a typical error is far below it. Raises PlanError for a gated product, which is no sum,
+    and for a main loop of its own.
+    """
+    if isinstance(plan, Sm90Plan) and plan.gated is not None:
+        raise PlanError(f"the bound is of sums of products; the plan's are gated by {plan.gated.kind}")
+    if isinstance(plan, Sm90Plan) and plan.mainloop is not None:
+        raise PlanError("the bound is of sums of products; the plan has a main loop of its own")
+    depth = plan.mma.shape_mnk[2]
+    a64, b64 = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
+    if plan.mma.c_dtype.kind == "int" and plan.c.dtype.kind == "int":
+        return np.zeros((*a64.shape[:-1], b64.shape[-1]))
+    if plan.a.dtype == tf32:
+        near_a, near_b = (np.asarray(tf32.decode(tf32.encode(x)), dtype=np.float64) for x in (a64, b64))
+        given = np.abs(a64 - near_a) @ np.abs(b64) + np.abs(near_a) @ np.abs(b64 - near_b)
+        exact, a64, b64 = a64 @ b64, near_a, near_b
+    else:
+        given, exact = 0.0, a64 @ b64
+    if plan.mma.c_dtype.kind == "int":
+        bound = f32.unit_roundoff * np.abs(exact)
+    else:
+        terms = (depth + 1) * -(-plan.k // depth) * _CUT[plan.a.dtype.bits]
+        if isinstance(plan, Sm90Plan):
+            terms += (plan.config.split - 1) * 2 * f32.unit_roundoff
+        bound = terms * (np.abs(a64) @ np.abs(b64)) + given
+    if plan.c.dtype != f32:
+        least = float(plan.c.dtype.decode(np.array([1]))[0])
+        bound += plan.c.dtype.unit_roundoff * (np.abs(exact) + bound) + least / 2
+    return np.asarray(bound)

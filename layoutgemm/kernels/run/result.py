@@ -1,0 +1,46 @@
+"""The result of a run, and where a run can take place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+DEVICES = ("cuda", "emulator", "reference")
+
+
+@dataclass(frozen=True)
+class GemmResult:
+    """What a run gave: the product, where it ran, and which operands had to be copied first.
+
+    c       (M, N), or (batch, M, N); NumPy float32 for NumPy inputs (narrower outputs as the float32 values they stand
+            for), int32 of integers, else a torch tensor of the plan's type on the inputs' device, its lines padded to
+            16 bytes where a tensor store needs that
+    ran_on  "NVIDIA H200 (cuda:0)", "emulator", or "NumPy executor"
+    why     why it ran there, when the caller did not choose
+    copies  one sentence for each operand that was copied before the run, or `out` after it, with the rule that made it
+            necessary
+    written  what the plan's epilogue wrote besides C, by name, see `kernels.run.fused`
+    """
+
+    c: Any
+    ran_on: str
+    why: str = ""
+    copies: tuple[str, ...] = field(default=())
+    written: Mapping[str, Any] = field(default_factory=dict)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        if isinstance(self.c, np.ndarray):
+            return np.asarray(self.c, dtype=dtype)
+        value = self.c.detach().float() if self.c.is_floating_point() else self.c
+        return np.asarray(value.cpu().numpy(), dtype=dtype)
+
+    def into(self, out: Any) -> GemmResult:
+        """The same with C in `out`, an array; without `out` as it is."""
+        if out is None:
+            return self
+        out[...] = self.c
+        return replace(self, c=out)

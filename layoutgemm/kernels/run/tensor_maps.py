@@ -1,0 +1,147 @@
+"""Tensors as TMA takes them: lines of 16-byte units, or copies into such lines; C by tensor stores, or by threads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...atoms import TmaPlan
+from ...dtypes import DType
+from ...errors import OperandError
+from ..derive import OperandPlan, one_matrix, padded_leading
+from ..plan import GemmPlan
+from ..sm90.gated import as_one_matrix
+from ..sm90.plan import Sm90Plan
+from ..sm100.plan import Sm100Plan
+from .arrays import batched, pitch_rule, raw_bits, refuse_or_note
+from .cpu import run_on_cpu
+from .epilogue_operands import words_of_tensors
+from .occupancy import resident
+from .operand_checks import resolved
+from .result import GemmResult
+from .torch_tensors import OperandPath, check_tensors, launch, require_gpu, torch_type
+
+# Plans whose kernels take pitches of a batch and a number of workers.
+PERSISTENT = (Sm90Plan, Sm100Plan)
+
+
+def lines_of(plan: GemmPlan, name: str, tensor: Any, copies: list[str], copy: bool) -> tuple[Any, int, int]:
+    """(lines, leading, pitch) of A or B; a gated product's B is one matrix."""
+    return tma_operand(plan.a if name == "A" else as_one_matrix(plan.b), tensor, copies, copy)
+
+
+def tma_operand(operand: OperandPlan, tensor: Any, copies: list[str], copy: bool) -> tuple[Any, int, int]:
+    """(lines, leading, pitch): the tensor itself where tensor copies can read it in the plan's order, else a copy.
+
+    Rules: the plan's contiguous index has stride 1; lines do not overlap; the leading dimension, and the distance of a
+    batch's matrices, are multiples of 16 bytes; the address is a multiple of 16 bytes.
+    """
+    import torch
+
+    name = operand.name.lower()
+    lines = tensor if operand.order == "row" else tensor.transpose(-1, -2)
+    rows, extent = lines.shape[-2:]
+    leading, pitch = _distances(lines, operand.dtype)
+    made = padded_leading(operand.dtype, extent)
+    if extent > 1 and lines.stride(-1) != 1:
+        rule = f"{name}: the plan reads it {operand.order}-major, but its strides are {tuple(tensor.stride())}"
+    elif rows > 1 and leading < extent:
+        rule = f"{name}: lines of {extent} elements lie {leading} elements apart, so they overlap"
+    elif leading * operand.dtype.bytes % 16:
+        rule = pitch_rule(operand, leading)
+    elif lines.ndim > 2 and (pitch <= 0 or pitch * operand.dtype.bytes % 16):
+        rule = (
+            f"{name}: matrices of the batch lie {pitch} elements apart, {pitch * operand.dtype.bytes} bytes; a tensor "
+            "map needs a positive multiple of 16"
+        )
+    elif tensor.data_ptr() % 16:
+        rule = f"{name} starts at {tensor.data_ptr():#x}, which is no multiple of 16 bytes, as a tensor map needs"
+    else:
+        _check_maps(operand, name, lines, leading, pitch)
+        return lines, leading, pitch
+    refuse_or_note(operand, rule, f"pitch {made}", copies, copy)
+    buffer = torch.empty((*lines.shape[:-1], made), dtype=tensor.dtype, device=tensor.device)
+    buffer[..., :extent].copy_(lines)
+    _check_maps(operand, name, buffer[..., :extent], made, rows * made)
+    return buffer[..., :extent], made, rows * made
+
+
+def _distances(lines: Any, dtype: DType) -> tuple[int, int]:
+    """Elements from line to line and from matrix to matrix; where there is one alone, any that a tensor map takes."""
+    rows, extent = lines.shape[-2:]
+    leading = int(lines.stride(-2)) if rows > 1 else padded_leading(dtype, extent)
+    return leading, int(lines.stride(0)) if lines.ndim > 2 and lines.shape[0] > 1 else rows * leading
+
+
+def _check_maps(operand: OperandPlan, name: str, lines: Any, leading: int, pitch: int) -> None:
+    for tma in operand.copies:
+        _check_map(tma, name, lines, leading, pitch)
+
+
+def _check_map(tma: TmaPlan, name: str, lines: Any, leading: int, pitch: int) -> None:
+    shape = tuple(reversed(lines.shape))
+    tma.check_global(name, lines.data_ptr(), shape, (leading, pitch)[: len(shape) - 1])
+
+
+def arguments(
+    plan: GemmPlan, a: tuple[Any, int, int], b: tuple[Any, int, int], c: Any, index: int
+) -> tuple[int, ...]:
+    """The launch's sizes, leading dimensions, pitches and workers."""
+    (_, lda, pitch_a), (_, ldb, pitch_b) = a, b
+    if not isinstance(plan, PERSISTENT):
+        return (plan.m, plan.n, plan.k, lda, ldb, c.stride(0) if plan.m > 1 else plan.n)
+    ldc, pitch_c = _distances(c if plan.c.order == "row" else c.transpose(-1, -2), plan.c.dtype)
+    sizes = (plan.m, plan.n, plan.k, plan.batch, lda, ldb, ldc, pitch_a, pitch_b, pitch_c)
+    return (*sizes, resident(index, plan.cluster_size))
+
+
+def target(plan: GemmPlan, out: Any, device: Any, copies: list[str], copy: bool) -> tuple[Any, bool]:
+    """(tensor that the kernel writes, whether it is copied into `out` afterwards)."""
+    import torch
+
+    kind = torch_type(plan.c.dtype)
+    rows, extent = (plan.m, plan.n) if plan.c.order == "row" else (plan.n, plan.m)
+    through_maps = isinstance(plan, PERSISTENT) and plan.store is not None
+    made = padded_leading(plan.c.dtype, extent) if through_maps else extent
+    if out is not None:
+        rule = _store_rule(plan, out) if isinstance(plan, PERSISTENT) else ""
+        if not rule:
+            return out, False
+        if not copy:
+            raise OperandError(f"{rule}; copy=True computes into a buffer with pitch {made}, and copies")
+        copies.append(f"{rule}: computed with pitch {made}, then copied")
+    buffer = torch.empty((*batched(plan, (rows, made)),), dtype=kind, device=device)[..., :extent]
+    return (buffer if plan.c.order == "row" else buffer.transpose(-1, -2)), out is not None
+
+
+def _store_rule(plan: Sm90Plan | Sm100Plan, out: Any) -> str:
+    """Why the kernel cannot write into `out`, or ""."""
+    lines = out if plan.c.order == "row" else out.transpose(-1, -2)
+    leading, pitch = _distances(lines, plan.c.dtype)
+    size = plan.c.dtype.bytes
+    if lines.shape[-1] > 1 and lines.stride(-1) != 1:
+        return f"out: the plan writes it {plan.c.order}-major, but its strides are {tuple(out.stride())}"
+    if plan.store is None:
+        return ""
+    if leading * size % 16:
+        return f"out: leading dimension {leading} elements * {size} = {leading * size} bytes, no multiple of 16"
+    if lines.ndim > 2 and pitch * size % 16:
+        return f"out: matrices of the batch lie {pitch} * {size} = {pitch * size} bytes apart, no multiple of 16"
+    if out.data_ptr() % 16:
+        return f"out starts at {out.data_ptr():#x}, which is no multiple of 16 bytes, as a tensor map needs"
+    if plan.beyond_line:  # what follows a line of the caller's tensor may be somebody else's
+        return plan.beyond_line
+    ragged = isinstance(plan, Sm90Plan) and plan.ragged is not None
+    _check_map(one_matrix(plan.store.maps[0]) if ragged else plan.store.maps[0], "out", lines, leading, pitch)
+    return ""
+
+
+def run_given(plan: Sm90Plan, a: Any, b: Any, given: dict[str, Any], out: Any = None, copy: bool = True) -> GemmResult:
+    """Run a plan that reads more than A and B, on CUDA tensors: what it reads are CUDA tensors too, by name."""
+    check_tensors(plan, a, b, out, given)
+    require_gpu(plan, a.device.index)
+    given = {name: resolved(x.detach()) for name, x in given.items()}
+    words = words_of_tensors(plan, given, a.device)
+    return launch(plan, resolved(a.detach()), resolved(b.detach()), out, "", copy, words)
+
+
+BY_MAPS = OperandPath(raw_bits, run_on_cpu, lines_of, target, arguments)

@@ -1,0 +1,49 @@
+"""An epilogue's steps, as in the Hopper kernel, on what a load of tensor memory brings.
+
+A thread has one row of C and some columns of it; where each of its registers lies, the load's map says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ...dsl.fused import FusedBlock
+from ...epilogue.chain import Epilogue
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """Who holds what, in the words in which `FusedBlock` asks a plan: `mma.coords_C` is a load's map."""
+
+    plan: Any
+    ld: Any
+
+    @property
+    def mma(self) -> _Loaded:
+        return self
+
+    def coords_C(self, lane: Any, value: Any) -> tuple[Any, Any]:
+        """(lane, register) -> row and column of the chunk."""
+        row, column = self.ld.tmem(lane, value)
+        return row, column
+
+    @property
+    def epilogue(self) -> Epilogue:
+        return self.plan.epilogue
+
+    @property
+    def c(self) -> Any:
+        return self.plan.c
+
+    @property
+    def batch(self) -> int:
+        return int(self.plan.batch)
+
+
+def fused_values(plan: Any, job: Any, place: Any, ld: Any, lane: Any, values: Any) -> list[Any]:
+    """The epilogue's values of the registers that a load brought; `place`: row, column and matrix of the first."""
+    block = FusedBlock(_Loaded(plan, ld), job, place, lane)
+    done = block.values(values, 0, len(values))
+    block.finish()
+    return done
