@@ -164,7 +164,7 @@ def _plain(x: Any, level: int) -> Any:
 # ---------------------------------------------------------------- what an annotation takes
 
 
-class _Reader(NamedTuple):
+class _AnnotationReader(NamedTuple):
     """How an annotation reads an argument.
 
     read     the converted argument, or _REFUSED
@@ -204,7 +204,7 @@ def _int_tuple(x: Any, level: int = 0) -> Any:
     return _int(x) if is_int(x) or x is None or isinstance(x, (bool, float, complex, str, bytes, dict, set)) else x
 
 
-def _entries(entry: _Reader | None, count: int | None) -> Callable[[Any], Any]:
+def _entries(entry: _AnnotationReader | None, count: int | None) -> Callable[[Any], Any]:
     """Reads a tuple or list (or range) of `count` entries, any number if None."""
 
     def read(x: Any) -> Any:
@@ -220,7 +220,7 @@ def _entries(entry: _Reader | None, count: int | None) -> Callable[[Any], Any]:
     return read
 
 
-def _fixed(entries: Sequence[_Reader | None]) -> Callable[[Any], Any]:
+def _fixed(entries: Sequence[_AnnotationReader | None]) -> Callable[[Any], Any]:
     """Reads a tuple or list of exactly these entries."""
 
     def read(x: Any) -> Any:
@@ -232,7 +232,7 @@ def _fixed(entries: Sequence[_Reader | None]) -> Callable[[Any], Any]:
     return read
 
 
-def _mapping(value: _Reader | None) -> Callable[[Any], Any]:
+def _mapping(value: _AnnotationReader | None) -> Callable[[Any], Any]:
     def read(x: Any) -> Any:
         if not isinstance(x, Mapping):
             return _REFUSED
@@ -244,7 +244,7 @@ def _mapping(value: _Reader | None) -> Callable[[Any], Any]:
     return read
 
 
-def _union(members: Sequence[_Reader]) -> Callable[[Any], Any]:
+def _union(members: Sequence[_AnnotationReader]) -> Callable[[Any], Any]:
     def read(x: Any) -> Any:
         for member in members:
             if (taken := member.read(x)) is not _REFUSED:
@@ -258,12 +258,12 @@ def _instance(kind: type) -> Callable[[Any], Any]:
     return lambda x: x if isinstance(x, kind) else _REFUSED
 
 
-_SIMPLE: dict[Any, _Reader] = {
-    int: _Reader(_int, "an integer"),
-    bool: _Reader(_bool, "True or False"),
-    float: _Reader(_float, "a number"),
-    str: _Reader(_instance(str), "a string"),
-    types.NoneType: _Reader(_instance(types.NoneType), "None"),
+_SIMPLE: dict[Any, _AnnotationReader] = {
+    int: _AnnotationReader(_int, "an integer"),
+    bool: _AnnotationReader(_bool, "True or False"),
+    float: _AnnotationReader(_float, "a number"),
+    str: _AnnotationReader(_instance(str), "a string"),
+    types.NoneType: _AnnotationReader(_instance(types.NoneType), "None"),
 }
 
 
@@ -277,7 +277,7 @@ def _plural(wanted: str) -> str:
     return f"{noun}s" if article in ("a", "an") and " " not in noun else f"entries that are {wanted}"
 
 
-def _reader(hint: Any) -> _Reader | None:
+def _reader(hint: Any) -> _AnnotationReader | None:
     """How the annotation reads an argument; None if it is not looked at."""
     if hint in (Any, object) or isinstance(hint, (TypeVar, str)):
         return None
@@ -286,37 +286,37 @@ def _reader(hint: Any) -> _Reader | None:
     if hint in _SIMPLE:
         return _SIMPLE[hint]
     if hint == IntTuple:
-        return _Reader(_int_tuple, "an integer or a tuple of them")
+        return _AnnotationReader(_int_tuple, "an integer or a tuple of them")
     origin, parameters = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Union, types.UnionType):
         return _union_reader(parameters)
     if origin is typing.Literal:
-        return _Reader(lambda x: x if x in parameters else _REFUSED, " or ".join(map(repr, parameters)))
+        return _AnnotationReader(lambda x: x if x in parameters else _REFUSED, " or ".join(map(repr, parameters)))
     if origin is tuple and parameters and parameters[-1] is not Ellipsis:
         entries = [_reader(each) for each in parameters]
         alike = len(set(parameters)) == 1 and entries[0] is not None
         nouns = _plural(entries[0].wanted) if alike and entries[0] else "entries"
-        return _Reader(_fixed(entries), f"{len(entries)} {nouns}")
+        return _AnnotationReader(_fixed(entries), f"{len(entries)} {nouns}")
     if origin is tuple or origin in (list, Sequence, Collection, Iterable):
         entry = _reader(parameters[0])
         if origin is not tuple and entry is None:
             return None  # any sequence of anything, an array too
-        return _Reader(_entries(entry, None), f"a tuple of {_plural(entry.wanted) if entry else 'entries'}")
+        return _AnnotationReader(_entries(entry, None), f"a tuple of {_plural(entry.wanted) if entry else 'entries'}")
     if origin in (dict, Mapping):
         value = _reader(parameters[1])
-        return _Reader(_mapping(value), f"a dict of {_plural(value.wanted)}" if value else "a dict")
+        return _AnnotationReader(_mapping(value), f"a dict of {_plural(value.wanted)}" if value else "a dict")
     if origin is Callable or hint is Callable:
-        return _Reader(lambda x: x if callable(x) else _REFUSED, "a function")
+        return _AnnotationReader(lambda x: x if callable(x) else _REFUSED, "a function")
     kind = origin if isinstance(origin, type) else hint
     if isinstance(kind, type) and kind.__name__ in _MAKERS:
-        return _Reader(_MAKERS[kind.__name__], f"a {kind.__name__}")
+        return _AnnotationReader(_MAKERS[kind.__name__], f"a {kind.__name__}")
     if not isinstance(kind, type) or getattr(kind, "_is_protocol", False) or kind.__name__ in _READ_ELSEWHERE:
         return None
     article = "an" if kind.__name__[:1] in "AEIOU" else "a"
-    return _Reader(_instance(kind), f"{article} {kind.__name__}")
+    return _AnnotationReader(_instance(kind), f"{article} {kind.__name__}")
 
 
-def _union_reader(members: Sequence[Any]) -> _Reader | None:
+def _union_reader(members: Sequence[Any]) -> _AnnotationReader | None:
     nested = set(typing.get_args(IntTuple))
     if nested <= set(members):  # a union forgets that two of its members were an IntTuple
         members = [IntTuple, *[member for member in members if member not in nested]]
@@ -329,7 +329,7 @@ def _union_reader(members: Sequence[Any]) -> _Reader | None:
     if any(each is None for each in readers):
         return None
     known = [each for each in readers if each is not None]
-    return _Reader(_union(known), " or ".join(dict.fromkeys(each.wanted for each in known)))
+    return _AnnotationReader(_union(known), " or ".join(dict.fromkeys(each.wanted for each in known)))
 
 
 class _NamedClass(type):
@@ -383,7 +383,7 @@ def checked(error: type[LayoutError] = LayoutError) -> Callable[[F], F]:
         def readers() -> _Readers:  # at the first call, when the names that annotations use exist
             return _readers_of(function)
 
-        def take(x: Any, reader: _Reader, name: str) -> Any:
+        def take(x: Any, reader: _AnnotationReader, name: str) -> Any:
             taken = reader.read(x)
             if taken is _REFUSED:
                 raise error(refusal(x, f"{name} of {said}", reader.wanted))
@@ -408,9 +408,9 @@ def checked(error: type[LayoutError] = LayoutError) -> Callable[[F], F]:
 class _Readers(NamedTuple):
     """The readers of a function's parameters: by place, by name, and of what `*args` takes."""
 
-    positional: tuple[tuple[str, _Reader | None], ...]
-    by_name: dict[str, _Reader]
-    rest: _Reader | None
+    positional: tuple[tuple[str, _AnnotationReader | None], ...]
+    by_name: dict[str, _AnnotationReader]
+    rest: _AnnotationReader | None
 
 
 def _readers_of(function: Callable[..., Any]) -> _Readers:
@@ -429,7 +429,7 @@ def _readers_of(function: Callable[..., Any]) -> _Readers:
     return _Readers(tuple(positional), by_name, rest)
 
 
-_FIELDS: dict[type, list[tuple[str, _Reader]]] = {}
+_FIELDS: dict[type, list[tuple[str, _AnnotationReader]]] = {}
 
 
 def settle(value: Any, error: type[LayoutError] = LayoutError) -> None:
@@ -449,7 +449,7 @@ def settle(value: Any, error: type[LayoutError] = LayoutError) -> None:
             object.__setattr__(value, name, taken)
 
 
-def _field_readers(kind: type) -> list[tuple[str, _Reader]]:
+def _field_readers(kind: type) -> list[tuple[str, _AnnotationReader]]:
     out = []
     for base in reversed(kind.__mro__):
         names = _Names(vars(sys.modules[base.__module__]))

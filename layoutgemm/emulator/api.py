@@ -20,18 +20,18 @@ from ..atoms.tma.rules import TensorMap
 from ..dtypes import DType, dtype
 from ..errors import EmulatorError
 from .findings import Counts, Finding
-from .host.arguments import Array, Arrays, Packed, array_of, callers_array
+from .host.arguments import ArgumentMemory, Array, Packed, array_of, callers_array
 from .host.dsl_calls import CompiledFunction, watch
 from .host.launcher import HostFunction, HostLaunch
 from .machine.bank_counts import BankRow, bank_rows, bank_table
-from .machine.interpreter import Machine
+from .machine.interpreter import PtxMachine
 from .machine.launch import Launch, Policy, Progress, Watch
 from .machine.memory import GlobalMemory
 from .machine.tensor_map import BYTES, encode
 from .machine.timeline import Timeline
 from .machine.unwritten_memory import settled
 from .ops import program_of
-from .ptx.parser import Instruction, Kernel, Parameter, parse
+from .ptx.parser import Parameter, PtxInstruction, PtxKernel, parse
 
 EVERY = 2.0  # seconds between lines of progress
 QUIET = ("lint",)  # kinds of findings that leave a run ok
@@ -53,7 +53,7 @@ class LaunchResult:
     timeline  what each warp and engine did, where that was recorded
     """
 
-    kernel: Kernel
+    kernel: PtxKernel
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     cluster: tuple[int, int, int]
@@ -110,10 +110,10 @@ class Emulation:
         """Opcode -> how often a warp executed it, of all launches; arithmetic is not counted."""
         return sum((launch.counts.instructions for launch in self.launches), Counter())
 
-    def unreached(self) -> list[Instruction]:
+    def unreached(self) -> list[PtxInstruction]:
         """The instructions that no launch executed."""
         reached: dict[str, Counts] = {}
-        kernels: dict[str, Kernel] = {}
+        kernels: dict[str, PtxKernel] = {}
         for launch in self.launches:
             kernels[launch.kernel.name] = launch.kernel
             seen = reached.setdefault(launch.kernel.name, Counts(executed=bytearray(len(launch.counts.executed))))
@@ -264,7 +264,7 @@ def _run_once(
     for number, launch in enumerate(launches):
         described = Launch(launch.grid, launch.block, launch.parameters, memory, launch.cluster, launch.dynamic_shared)
         line = _progress(f"{launch.kernel.name[:40]} ({number + 1} of {len(launches)})") if progress else None
-        machine = Machine(program_of(launch.kernel), described, policy, line, watch)
+        machine = PtxMachine(program_of(launch.kernel), described, policy, line, watch)
         start = time.perf_counter()
         try:
             machine.run()
@@ -419,7 +419,7 @@ def described(
         raise EmulatorError(f"{len(args)} arguments; {chosen.name} takes {len(chosen.parameters)}: {sizes}")
     values = [value.array if isinstance(value, TensorMapOf) else value for value in args]
     found = [(p.name, array_of(value)) for p, value in zip(chosen.parameters, values, strict=True)]
-    arrays = Arrays([(name, array) for name, array in found if array is not None])
+    arrays = ArgumentMemory([(name, array) for name, array in found if array is not None])
     parameters = bytearray(chosen.parameter_bytes)
     for parameter, value, (_, array) in zip(chosen.parameters, args, found, strict=True):
         content = _content(parameter, value, array, arrays)
@@ -438,7 +438,7 @@ def _triple(value: int | Sequence[int]) -> tuple[int, int, int]:
     return x, y, z
 
 
-def _content(parameter: Parameter, value: Any, array: Array | None, arrays: Arrays) -> bytes:
+def _content(parameter: Parameter, value: Any, array: Array | None, arrays: ArgumentMemory) -> bytes:
     """The bytes of one parameter."""
     size = parameter.size
     if isinstance(value, TensorMapOf):

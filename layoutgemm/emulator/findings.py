@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from .machine.bank_counts import BankUse
-from .ptx.parser import Instruction, Kernel, Source
+from .ptx.parser import PtxInstruction, PtxKernel, Source
 
 KINDS = (
     "race", "deadlock", "uninitialised", "bounds", "alignment", "protocol", "descriptor", "divergence", "edge", "lint",
@@ -86,7 +86,7 @@ class Counts:
     bytes: Counter[str] = field(default_factory=Counter)
     banks: dict[int, BankUse] = field(default_factory=dict)
 
-    def unreached(self, kernel: Kernel) -> list[Instruction]:
+    def unreached(self, kernel: PtxKernel) -> list[PtxInstruction]:
         """The instructions that no warp executed."""
         return [ins for ins in kernel.instructions if not self.executed[ins.pc]]
 

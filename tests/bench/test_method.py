@@ -120,7 +120,7 @@ def operands(m: int = 32, n: int = 24, k: int = 64) -> Operands:
     return Operands(a, b, torch.empty(m, n, dtype=torch.bfloat16))
 
 
-def verdict_of(change: Any) -> bench.Verdict:
+def verdict_of(change: Any) -> bench.Accuracy:
     s = operands()
 
     def launch() -> None:
@@ -144,9 +144,9 @@ def test_a_product_rounded_once_passes_and_what_a_kernel_may_lose_does_not() -> 
 
 
 def test_nan_and_infinity_never_pass() -> None:
-    assert bench.Verdict(math.nan, 0.0, True).fault and bench.Verdict(0.0, math.nan, True).fault
-    assert bench.Verdict(math.inf, 0.0, True).fault
-    assert not bench.Verdict(1.0, bench.RMS_BOUND, True).fault
+    assert bench.Accuracy(math.nan, 0.0, True).fault and bench.Accuracy(0.0, math.nan, True).fault
+    assert bench.Accuracy(math.inf, 0.0, True).fault
+    assert not bench.Accuracy(1.0, bench.RMS_BOUND, True).fault
 
 
 # The CUDA device, with torch.cuda replaced ----------------------------------------------------------------------------

@@ -64,7 +64,7 @@ def multiplied(m: int, n: int, k: int, b_major: str) -> Any:
     stored_b = b if b_major == "k" else b.T.contiguous()
     operands = cublaslt.column_major(m, n, k, b_major)
 
-    def factor(memory: Any, o: cublaslt.Operand) -> Any:
+    def factor(memory: Any, o: cublaslt.CublasLtMatrix) -> Any:
         stored = torch.as_strided(memory.reshape(-1), (o.rows, o.columns), (1, o.leading))
         return stored.T if o.op == cublaslt.CUBLAS_OP_T else stored
 

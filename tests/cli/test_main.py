@@ -223,7 +223,7 @@ def refusal(capsys, arguments: str) -> str:
 
 
 @pytest.mark.parametrize(("raised", "said"), [
-    (MemoryError("7 TiB"), "not enough memory (7 TiB): ask of something smaller"),
+    (MemoryError("7 TiB"), "not enough memory (7 TiB): try a smaller problem"),
     (ModuleNotFoundError("no torch", name="torch"), "pip install 'layoutgemm[torch]'; layoutgemm doctor"),
 ])  # fmt: skip
 def test_what_the_machine_lacks_is_one_line(capsys, monkeypatch, raised, said):

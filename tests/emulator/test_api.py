@@ -260,7 +260,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert command(tmp_path, GOOD, "--arg", "f32:64") == 2
     assert "takes 4" in capsys.readouterr().err
     assert command(tmp_path, GOOD, "--arg", "nonsense", "--json") == 2
-    assert "is no argument" in json.loads(capsys.readouterr().out)["error"]
+    assert "is not an argument" in json.loads(capsys.readouterr().out)["error"]
 
 
 def test_the_command_with_tensor_maps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from ...dtypes import dtype
 from ...errors import EmulatorError
-from ..machine.memory import Buffer, GlobalMemory
+from ..machine.memory import GlobalBuffer, GlobalMemory
 
 PAGE = 4096
 
@@ -216,12 +216,12 @@ def _may_be_array(value: Any) -> bool:
     ))
 
 
-class Arrays:
+class ArgumentMemory:
     """The arrays of one call, as buffers of a global memory."""
 
     def __init__(self, named: Sequence[tuple[str, Array]]) -> None:
         self.memory = GlobalMemory()
-        self.regions: list[tuple[int, int, Buffer]] = []
+        self.regions: list[tuple[int, int, GlobalBuffer]] = []
         merged: list[tuple[int, int, int, bool, list[str]]] = []
         for name, array in sorted(named, key=lambda entry: (entry[1].low, entry[1].high)):
             if merged and array.low < merged[-1][1]:

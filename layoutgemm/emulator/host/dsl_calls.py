@@ -27,7 +27,7 @@ from typing import Any, get_args, get_origin
 import numpy as np
 
 from ...errors import EmulatorError
-from .arguments import Arrays, Packed, array_of
+from .arguments import ArgumentMemory, Packed, array_of
 from .launcher import HostFunction, HostLaunch, gathered
 from .types import HostParameter, Raw, packed, parameter_of
 
@@ -101,7 +101,7 @@ def _object_of(compiled: Any, ffi: bool) -> bytes:
 
 
 @dataclass(frozen=True)
-class Leaf:
+class CallValue:
     """One value of a call that becomes one argument of the host function.
 
     name        the parameter's, with the way into it: "sizes[1]", "config.scale"
@@ -140,7 +140,7 @@ def _fields(value: Any) -> Iterator[tuple[str, Any, Any]]:
             yield part.name, getattr(value, part.name), part.type
 
 
-def _opened(name: str, value: Any, annotation: Any, scalars: bool) -> Iterator[Leaf]:
+def _opened(name: str, value: Any, annotation: Any, scalars: bool) -> Iterator[CallValue]:
     """The values of one parameter in the order in which the DSL passes them; none of what it takes for a constant.
 
     scalars  whether NumPy's scalars without an annotation are values
@@ -148,17 +148,17 @@ def _opened(name: str, value: Any, annotation: Any, scalars: bool) -> Iterator[L
     numeric = annotation if _is_scalar_type(annotation) else None
     if value is None or isinstance(value, (str, bytes, dict, type)):
         if numeric is not None:
-            yield Leaf(name, value, numeric)
+            yield CallValue(name, value, numeric)
         return
     if isinstance(value, np.generic):
         if scalars or numeric is not None:
-            yield Leaf(name, value, numeric)
+            yield CallValue(name, value, numeric)
     elif _is_array(value) or _is_stream(value) or isinstance(value, (bool, int, float, ctypes.c_void_p)):
-        yield Leaf(name, value, numeric)
+        yield CallValue(name, value, numeric)
     elif _is_scalar_type(type(value)):
-        yield Leaf(name, value, numeric or type(value))
+        yield CallValue(name, value, numeric or type(value))
     elif hasattr(value, "_pointer") and hasattr(value, "memspace"):  # a pointer of the DSL
-        yield Leaf(name, value)
+        yield CallValue(name, value)
     elif isinstance(value, (list, tuple)):
         names = getattr(value, "_fields", None)
         kinds: tuple[Any, ...] = getattr(annotation, "__args__", None) or ()
@@ -209,7 +209,7 @@ def _adapter(value: Any) -> Any:
     return Registry.call_with_scope(Registry.CUDA_DIALECT_SCOPE, Registry.get_registered_adapter, value)
 
 
-def _by_the_dsl(name: str, value: Any) -> Iterator[Leaf]:
+def _by_the_dsl(name: str, value: Any) -> Iterator[CallValue]:
     """What the DSL packs for an object, by its addresses."""
     from cutlass.base_dsl.typing import get_c_pointers
 
@@ -219,7 +219,7 @@ def _by_the_dsl(name: str, value: Any) -> Iterator[Leaf]:
         raise EmulatorError(f"{name} cannot be packed by the DSL: {_plain(error)}") from error
     for number, pointer in enumerate(pointers):
         address = getattr(pointer, "value", pointer)
-        yield Leaf(name if len(pointers) == 1 else f"{name}({number})", Kept(int(address or 0), (value, pointer)))
+        yield CallValue(name if len(pointers) == 1 else f"{name}({number})", Kept(int(address or 0), (value, pointer)))
 
 
 class Kept(Raw):
@@ -244,7 +244,7 @@ def _arrays_in(name: str, value: Any, depth: int = 6) -> Iterator[tuple[str, Any
                 yield from _arrays_in(f"{name}.{key}", part, depth - 1)
 
 
-def _typed(parameter: HostParameter, leaf: Leaf) -> HostParameter:
+def _typed(parameter: HostParameter, leaf: CallValue) -> HostParameter:
     """The parameter with the sign of its integer, and TFloat32 told from Int32: by the user's annotation or by the
     value's own type. A Python integer is an Int32 for the DSL."""
     plain = "Int32" if type(leaf.value) is int and leaf.annotation is None else ""
@@ -305,7 +305,7 @@ class CompiledFunction:
 
     def call(
         self, values: Sequence[Any], extra: Sequence[Any] = (), named: Mapping[str, Any] | None = None
-    ) -> tuple[Arrays, list[HostLaunch]]:
+    ) -> tuple[ArgumentMemory, list[HostLaunch]]:
         """Run the function: the memory that its kernels see, and what it launches.
 
         values  the arguments of a call; streams left out or not
@@ -350,7 +350,7 @@ class CompiledFunction:
         bound.apply_defaults()
         return {name: bound.arguments[name] for name in names}
 
-    def _leaves(self, bound: Mapping[str, Any]) -> list[Leaf]:
+    def _leaves(self, bound: Mapping[str, Any]) -> list[CallValue]:
         """One value for each argument of the host function. Raises EmulatorError with what each parameter gives."""
         execution, count = self.compiled.execution_args, len(self.parameters)
         kinds = dict(zip(execution._meta.all_names, execution._meta.annotated_types, strict=True))
@@ -358,18 +358,18 @@ class CompiledFunction:
         for name, value in bound.items():
             if none[name] is True and value is not None:
                 raise EmulatorError(f"{name} was None when the function was compiled: only None can be passed")
-        told: list[list[Leaf]] = []
+        told: list[list[CallValue]] = []
         for scalars in (False, True):
             told = [
                 [] if none[name] is True
-                else [Leaf(f"{name}({n})", part) for n, part in enumerate(_algebra(value))]
+                else [CallValue(f"{name}({n})", part) for n, part in enumerate(_algebra(value))]
                 if _is_algebra(kinds[name]) and not scalars
                 else list(_opened(name, value, kinds[name], scalars))
                 for name, value in bound.items()
             ]  # fmt: skip
             for leaves, (name, value) in zip(told, bound.items(), strict=True):
                 if value is None and none[name] is not True and _expects_value(execution.signature.parameters[name]):
-                    leaves.append(Leaf(name, None))
+                    leaves.append(CallValue(name, None))
             flat = [leaf for leaves in told for leaf in leaves]
             if len(flat) == count:
                 for name, leaves in zip(bound, told, strict=True):
@@ -381,7 +381,7 @@ class CompiledFunction:
             name, at = missing[0]
             place = sum(map(len, told[:at]))
             if self.parameters[place].kind in ("stream", "pointer"):
-                return [*flat[:place], Leaf(name, None), *flat[place:]]
+                return [*flat[:place], CallValue(name, None), *flat[place:]]
         says = ", ".join(f"{name} gives {len(leaves)}" for name, leaves in zip(bound, told, strict=True))
         raise EmulatorError(
             f"the arguments are {len(flat)} values ({says}); the compiled function takes {count}: "
@@ -402,7 +402,7 @@ class CompiledFunction:
                 "same, or compile with Int32 values"
             )
 
-    def _culprit(self, bound: Mapping[str, Any], told: Sequence[Sequence[Leaf]]) -> str:
+    def _culprit(self, bound: Mapping[str, Any], told: Sequence[Sequence[CallValue]]) -> str:
         """Where the values part from what is taken."""
         place = 0
         for name, leaves in zip(bound, told, strict=True):
@@ -423,7 +423,9 @@ class CompiledFunction:
 
     # -------------------------------------------------------- TVM-FFI
 
-    def _run_ffi(self, bound: Mapping[str, Any], leaves: Sequence[Leaf], arrays: Arrays) -> list[HostLaunch]:
+    def _run_ffi(
+        self, bound: Mapping[str, Any], leaves: Sequence[CallValue], arrays: ArgumentMemory
+    ) -> list[HostLaunch]:
         """The same through TVM-FFI's entry. A stream that it takes from its environment is no argument of it."""
         import tvm_ffi
 
@@ -496,7 +498,7 @@ class _Moved:
         return self.device
 
 
-def _for_ffi(name: str, value: Any, pointers: Collection[str], arrays: Arrays, device: int) -> Any:
+def _for_ffi(name: str, value: Any, pointers: Collection[str], arrays: ArgumentMemory, device: int) -> Any:
     """An argument for TVM-FFI: arrays at their emulated addresses, dataclasses as tuples.
 
     pointers  names of the values that are taken for addresses

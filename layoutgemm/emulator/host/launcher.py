@@ -25,8 +25,8 @@ from ...arch import facts_of
 from ...errors import EmulatorError
 from ..machine.interpreter import MULTIPROCESSORS
 from ..machine.tensor_map import BYTES, from_driver
-from ..ptx.parser import Kernel, parse
-from .arguments import Array, Arrays, array_of
+from ..ptx.parser import PtxKernel, parse
+from .arguments import ArgumentMemory, Array, array_of
 from .types import HostParameter, packed
 
 STUB = Path(__file__).with_name("cuda_stub.c")
@@ -36,7 +36,7 @@ STUB = Path(__file__).with_name("cuda_stub.c")
 class HostLaunch:
     """A launch that a host function asked for."""
 
-    kernel: Kernel
+    kernel: PtxKernel
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     cluster: tuple[int, int, int]
@@ -126,7 +126,7 @@ class HostFunction:
     parameters  in order
     """
 
-    kernels: list[Kernel]
+    kernels: list[PtxKernel]
     parameters: list[HostParameter]
     library: ctypes.CDLL
     entry: str
@@ -162,7 +162,7 @@ class HostFunction:
 
     # -------------------------------------------------------- calling it
 
-    def call(self, values: Sequence[Any], extra: Sequence[Any] = ()) -> tuple[Arrays, list[HostLaunch]]:
+    def call(self, values: Sequence[Any], extra: Sequence[Any] = ()) -> tuple[ArgumentMemory, list[HostLaunch]]:
         """Run the function with these arguments: the memory that its kernels see, and what it launches.
 
         values  one for each parameter, lists of them opened; streams left out or not
@@ -177,7 +177,7 @@ class HostFunction:
         given = dict(zip(map(id, wanted), leaves, strict=True))
         return arrays, self.run([packed(p, p.name, given.get(id(p)), arrays) for p in self.parameters], arrays)
 
-    def run(self, words: Sequence[bytes], arrays: Arrays) -> list[HostLaunch]:
+    def run(self, words: Sequence[bytes], arrays: ArgumentMemory) -> list[HostLaunch]:
         """Run the function on the bytes of its arguments, in order: what it launches."""
 
         def enter() -> None:
@@ -192,7 +192,7 @@ class HostFunction:
 
         return self.recorded(enter, arrays)
 
-    def recorded(self, enter: Callable[[], None], arrays: Arrays) -> list[HostLaunch]:
+    def recorded(self, enter: Callable[[], None], arrays: ArgumentMemory) -> list[HostLaunch]:
         """What is launched while `enter` runs, each pointer of it checked to lie in an array."""
         self.launches, self.failure = [], None
         encode_call, launch_call = _ENCODE(self._encode), _LAUNCH(self._launch)
@@ -238,7 +238,7 @@ class HostFunction:
             return 1
         return 0
 
-    def _kernel(self, name: bytes | None) -> Kernel:
+    def _kernel(self, name: bytes | None) -> PtxKernel:
         if name is None and len(self.kernels) == 1:
             return self.kernels[0]
         found = next((kernel for kernel in self.kernels if name is not None and kernel.name == name.decode()), None)
@@ -250,7 +250,7 @@ class HostFunction:
 # Arguments ------------------------------------------------------------------------------------------------------------
 
 
-def gathered(named: Sequence[tuple[str, Any]], extra: Sequence[Any] = ()) -> Arrays:
+def gathered(named: Sequence[tuple[str, Any]], extra: Sequence[Any] = ()) -> ArgumentMemory:
     """The arrays among these values, by name, and further ones, as the memory of one call."""
     named = [*named, *[(f"extra {n}", value) for n, value in enumerate(extra)]]
     found: list[tuple[str, Array]] = []
@@ -261,7 +261,7 @@ def gathered(named: Sequence[tuple[str, Any]], extra: Sequence[Any] = ()) -> Arr
             raise EmulatorError(f"{name}: {error}") from error
         if array is not None:
             found.append((name, array))
-    arrays = Arrays(found)
+    arrays = ArgumentMemory(found)
     # The memory is the caller's, by address: it has to live as long as somebody may run the launches.
     arrays.memory.kept = tuple(value for _, value in named)
     return arrays

@@ -19,13 +19,13 @@ import numpy as np
 
 from ...dtypes import dtype
 from ...errors import EmulatorError
-from .arguments import Array, Arrays, array_of, element_of
+from .arguments import ArgumentMemory, Array, array_of, element_of
 
 Field = tuple[int, int]  # (offset, bytes) in an argument
 
 
 @dataclass(frozen=True)
-class Mode:
+class TensorMode:
     """An extent or a stride that is compiled in, or one of run time (None) and what divides it."""
 
     value: int | None
@@ -54,7 +54,7 @@ class HostParameter:
     strides: tuple[Field, ...] = ()
     element: str = ""
     align: int = 1
-    modes: tuple[tuple[Mode, ...], tuple[Mode, ...]] | None = None
+    modes: tuple[tuple[TensorMode, ...], tuple[TensorMode, ...]] | None = None
 
     def __str__(self) -> str:
         return self.type or self.kind
@@ -132,11 +132,11 @@ def _placed(tree: Any, at: int) -> tuple[list[Field], int, int]:
     return out, -(-at // align) * align, align
 
 
-def _modes(text: str) -> tuple[Mode, ...]:
+def _modes(text: str) -> tuple[TensorMode, ...]:
     out = []
     for dynamic, notes, number in _MODE.findall(text):
         divisor = re.search(r"div=(\d+)", notes)
-        out.append(Mode(None, int(divisor[1]) if divisor else 1) if dynamic else Mode(int(number)))
+        out.append(TensorMode(None, int(divisor[1]) if divisor else 1) if dynamic else TensorMode(int(number)))
     return tuple(out)
 
 
@@ -153,7 +153,7 @@ class Raw:
     address: int
 
 
-def packed(parameter: HostParameter, name: str, value: Any, arrays: Arrays) -> bytes:
+def packed(parameter: HostParameter, name: str, value: Any, arrays: ArgumentMemory) -> bytes:
     """A value as its argument's bytes. Raises EmulatorError that names what does not fit."""
     if isinstance(value, Raw):
         return _raw(parameter, name, value, arrays)
@@ -181,7 +181,7 @@ def _said(value: Any) -> str:
     return f"{value!r}" if isinstance(value, (bool, int, float, str, type(None))) else f"a {type(value).__name__}"
 
 
-def _pointer(parameter: HostParameter, name: str, value: Any, arrays: Arrays) -> bytes:
+def _pointer(parameter: HostParameter, name: str, value: Any, arrays: ArgumentMemory) -> bytes:
     raw = getattr(value, "_pointer", value)
     raw = getattr(raw, "value", raw) if type(raw).__module__ == "ctypes" else raw
     if raw is None or hasattr(raw, "getPtr") or hasattr(raw, "__cuda_stream__"):
@@ -199,7 +199,7 @@ def _pointer(parameter: HostParameter, name: str, value: Any, arrays: Arrays) ->
         raise EmulatorError(f"{name}: {error}") from error
 
 
-def _raw(parameter: HostParameter, name: str, value: Raw, arrays: Arrays) -> bytes:
+def _raw(parameter: HostParameter, name: str, value: Raw, arrays: ArgumentMemory) -> bytes:
     if value.address == 0:
         if parameter.kind not in ("stream", "pointer"):
             raise EmulatorError(f"{name} is a {parameter}, and a null handle was given")
@@ -250,7 +250,7 @@ def _float(kind: str, number: float, said: str) -> bytes:
 # Tensors --------------------------------------------------------------------------------------------------------------
 
 
-def _descriptor(parameter: HostParameter, name: str, value: Any, arrays: Arrays) -> bytes:
+def _descriptor(parameter: HostParameter, name: str, value: Any, arrays: ArgumentMemory) -> bytes:
     """A tensor's descriptor: its address, and the extents and strides that the compiled function takes."""
     array = array_of(value)
     if array is None:
@@ -277,7 +277,9 @@ def _descriptor(parameter: HostParameter, name: str, value: Any, arrays: Arrays)
     return bytes(content)
 
 
-def _held(modes: tuple[tuple[Mode, ...], tuple[Mode, ...]], name: str, array: Array) -> tuple[list[int], list[int]]:
+def _held(
+    modes: tuple[tuple[TensorMode, ...], tuple[TensorMode, ...]], name: str, array: Array
+) -> tuple[list[int], list[int]]:
     """The extents and strides of run time. Raises EmulatorError where the compiled ones are others."""
     shape, strides = array.shape, array.strides
     if len(shape) != len(modes[0]):

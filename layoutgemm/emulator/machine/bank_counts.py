@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from ...checks.smem.access_patterns import WIDTHS
 from ...checks.smem.bank_conflicts import BANK_BYTES, BankReport, judge
-from ..ptx.parser import Instruction, Kernel
+from ..ptx.parser import PtxInstruction, PtxKernel
 from ..ptx.values import LANES, bool_of
 
 KEPT = 1 << 14  # patterns
@@ -85,7 +85,7 @@ class BankCounter:
     def __init__(self) -> None:
         self.uses: dict[int, BankUse] = {}
 
-    def add(self, ins: Instruction, kind: str, width: int, offsets: npt.NDArray[np.int64], lanes: int) -> None:
+    def add(self, ins: PtxInstruction, kind: str, width: int, offsets: npt.NDArray[np.int64], lanes: int) -> None:
         """One access of a warp, as for `wavefronts`."""
         if width not in WIDTHS[kind]:
             return
@@ -103,7 +103,7 @@ class BankCounter:
 class BankRow:
     """An instruction and what it did to the banks."""
 
-    ins: Instruction
+    ins: PtxInstruction
     use: BankUse
 
     @property
@@ -121,7 +121,7 @@ class BankRow:
         }  # fmt: skip
 
 
-def bank_rows(kernel: Kernel, uses: Mapping[int, BankUse]) -> list[BankRow]:
+def bank_rows(kernel: PtxKernel, uses: Mapping[int, BankUse]) -> list[BankRow]:
     """The instructions that were counted, those first that waste most."""
     rows = [BankRow(kernel.instructions[pc], use) for pc, use in uses.items()]
     return sorted(rows, key=lambda row: (-row.use.excess, row.ins.line))

@@ -29,17 +29,17 @@ import numpy as np
 
 from ...errors import DeadlockError, EmulatorError
 from ..findings import Counts, Finding, Findings
-from ..ptx.parser import MAX_SHARED_BYTES, Instruction
-from ..ptx.program import Operation, Program, Segment
+from ..ptx.parser import MAX_SHARED_BYTES, PtxInstruction
+from ..ptx.program import CodeSegment, Operation, Program
 from ..ptx.values import FULL, LANES, Undefined, any_of, bool_of, mask_of
-from ..races.happens_before import NO_PARTS, Event, Knowledge, Ledger, Parts, Shadow
+from ..races.happens_before import NO_PARTS, Knowledge, Ledger, MemoryEvent, Parts, Shadow
 from ..races.lanes import Touch, fork, join
 from .bank_counts import BankCounter
 from .launch import MULTIPROCESSORS as MULTIPROCESSORS
 from .launch import Launch as Launch
 from .launch import Policy as Policy
 from .launch import Progress, Triple, Watch, special_registers
-from .memory import RANK_SHIFT, SharedMemory
+from .memory import RANK_SHIFT, CtaSharedMemory
 from .timeline import Recorder
 from .uninitialized import compute_doubtful, failed_at, merged, merged_doubtful, run_doubtful
 
@@ -81,10 +81,10 @@ class Fiber:
         self.dirty = self.written = 0
         self.scratch: Any = None
         self.spin: Any = None
-        self.ins: Instruction | None = None
+        self.ins: PtxInstruction | None = None
         self.knows: Knowledge
-        self.epoch: Event
-        self.joint: Event | None = None  # of what its lanes do as one, in this epoch
+        self.epoch: MemoryEvent
+        self.joint: MemoryEvent | None = None  # of what its lanes do as one, in this epoch
 
     @property
     def cta(self) -> Cta:
@@ -92,7 +92,7 @@ class Fiber:
         return self.warp.cta
 
     @property
-    def machine(self) -> Machine:
+    def machine(self) -> PtxMachine:
         """The machine that runs it."""
         return self.warp.cta.cluster.machine
 
@@ -141,12 +141,14 @@ class Cta:
 
     def __init__(self, cluster: Cluster, coordinate: Triple, rank: int, shared: int, threads: int) -> None:
         self.cluster, self.coordinate, self.rank = cluster, coordinate, rank
-        self.shared = SharedMemory(shared, cluster.machine.policy.fill)
+        self.shared = CtaSharedMemory(shared, cluster.machine.policy.fill)
         self.shadow = Shadow(cluster.ledger, lambda granule: f"shared memory of CTA {coordinate} at {granule * 16:#x}")
         self.alive = threads
         self.exited = False
         self.exit_knows = cluster.ledger.knowledge()
-        self.remote: list[tuple[Event, str]] = []  # what others do to this block, and it has to know of before it ends
+        self.remote: list[
+            tuple[MemoryEvent, str]
+        ] = []  # what others do to this block, and it has to know of before it ends
         self.warps: list[Warp] = []
         self.scratch: dict[str, Any] = {}
 
@@ -154,7 +156,7 @@ class Cta:
 class Cluster:
     """Blocks that run together."""
 
-    def __init__(self, machine: Machine, coordinates: list[Triple]) -> None:
+    def __init__(self, machine: PtxMachine, coordinates: list[Triple]) -> None:
         self.machine = machine
         self.ledger = Ledger(machine.policy.strict, machine.policy.races, machine.policy.lanes)
         self.fibers: list[Fiber] = []
@@ -195,7 +197,7 @@ class Cluster:
         waiting.clear()
 
 
-class Machine:
+class PtxMachine:
     """Runs a program's launch, one cluster after the other.
 
     After `run`, `findings` and `counts` tell what happened; results are in the launch's memory. `suspects` are findings
@@ -236,7 +238,7 @@ class Machine:
             if launch.grid[axis] % launch.cluster[axis]:
                 raise EmulatorError(f"a grid of {launch.grid} is no whole number of clusters of {launch.cluster}")
 
-    def run(self) -> Machine:
+    def run(self) -> PtxMachine:
         """Execute every cluster; returns the machine."""
         grid, size = self.launch.grid, self.launch.cluster
         corners = product(*[range(0, grid[axis], size[axis]) for axis in (2, 1, 0)])
@@ -283,7 +285,12 @@ class Machine:
     # ------------------------------------------------------------ what operations ask for
 
     def problem(
-        self, kind: str, message: str, fiber: Fiber | None = None, ins: Instruction | None = None, suspect: bool = False
+        self,
+        kind: str,
+        message: str,
+        fiber: Fiber | None = None,
+        ins: PtxInstruction | None = None,
+        suspect: bool = False,
     ) -> None:
         """Report something, or something suspect; the run goes on until there are too many findings."""
         ins = ins or (fiber.ins if fiber is not None else None)
@@ -302,7 +309,7 @@ class Machine:
         if self.findings.full:
             raise EmulatorError(f"{len(self.findings.found)} different findings: given up\n{self.findings.found[0]}")
 
-    def also(self, fiber: Fiber, first: Instruction, more: int) -> None:
+    def also(self, fiber: Fiber, first: PtxInstruction, more: int) -> None:
         """So many instructions of the same opcode that follow `first` were executed with it."""
         self.operations += more
         self.counts.instructions[first.opcode] += more
@@ -324,7 +331,7 @@ class Machine:
         places: int,
         write: bool,
         what: Callable[[], str],
-        event: Event | None = None,
+        event: MemoryEvent | None = None,
         asynchronous: bool = False,
         parts: Parts = NO_PARTS,
         touch: Touch | None = None,
@@ -389,7 +396,7 @@ class Machine:
         return "no thread can go on:\n  " + "\n  ".join(lines)
 
     @staticmethod
-    def _asked(cluster: Cluster) -> Iterator[Event]:
+    def _asked(cluster: Cluster) -> Iterator[MemoryEvent]:
         """Events that are asked for after their records are gone; those already known for good are dropped."""
         for cta in cluster.ctas:
             living = [f.knows for f in cluster.fibers if f.cta is cta] + [cta.exit_knows]
@@ -480,7 +487,7 @@ class Machine:
         instructions = self.program.kernel.instructions
         ins = instructions[min(fiber.pc, len(instructions) - 1)]
         step = self.program.steps[ins.pc]
-        if isinstance(step, Segment):
+        if isinstance(step, CodeSegment):
             ins = instructions[failed_at(step, error)]
         for register in self.program.registers_read(ins):
             value = fiber.registers[register]

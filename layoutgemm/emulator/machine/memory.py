@@ -24,7 +24,7 @@ OFFSET = (1 << RANK_SHIFT) - 1
 
 
 @dataclass
-class Buffer:
+class GlobalBuffer:
     """A piece of global memory: its address, its bytes, and a name for messages."""
 
     name: str
@@ -57,25 +57,25 @@ class GlobalMemory:
     START, GAP = 0x7000_0000_0000, 1 << 32
 
     def __init__(self) -> None:
-        self.buffers: list[Buffer] = []
+        self.buffers: list[GlobalBuffer] = []
         # Arrays of this process that pointers in memory lead to, at their own addresses; and who finds one.
-        self.followed: list[Buffer] = []
+        self.followed: list[GlobalBuffer] = []
         self.before: list[npt.NDArray[np.uint8] | None] = []  # what each held when it was found; None: an argument
         self.follow: Callable[[int], tuple[str, int, npt.NDArray[np.uint8]] | None] | None = None
         self.kept: tuple[Any, ...] = ()  # objects whose memory the buffers are, where they hold it by address alone
 
-    def add(self, name: str, values: npt.NDArray[Any], offset: int = 0) -> Buffer:
+    def add(self, name: str, values: npt.NDArray[Any], offset: int = 0) -> GlobalBuffer:
         """A buffer over the bytes of a contiguous array (shared with it), `offset` bytes past a 4 GiB boundary."""
         if not values.flags.c_contiguous:
             raise EmulatorError(f"buffer {name} is not contiguous")
         at = self.START + self.GAP * len(self.buffers) + offset
-        buffer = Buffer(name, at, values.reshape(-1).view(np.uint8))
+        buffer = GlobalBuffer(name, at, values.reshape(-1).view(np.uint8))
         if len(buffer.data) > self.GAP:
             raise EmulatorError(f"buffer {name} has {len(buffer.data)} bytes, more than the {self.GAP} of its window")
         self.buffers.append(buffer)
         return buffer
 
-    def find(self, address: int, size: int = 1) -> tuple[Buffer, int]:
+    def find(self, address: int, size: int = 1) -> tuple[GlobalBuffer, int]:
         """The buffer that holds [address, address + size), and the offset in it. Raises EmulatorError."""
         number = (address - self.START) // self.GAP
         if 0 <= number < len(self.buffers):
@@ -92,7 +92,7 @@ class GlobalMemory:
             raise EmulatorError(f"global address {address:#x} and {size} bytes leave {buffer.name}")
         return buffer, address - buffer.address
 
-    def _followed(self, address: int) -> Buffer:
+    def _followed(self, address: int) -> GlobalBuffer:
         """The array of this process that holds an address, which the kernel read from memory. Raises EmulatorError."""
         for buffer in self.followed:
             if buffer.address <= address < buffer.end:
@@ -100,14 +100,14 @@ class GlobalMemory:
         for buffer in self.buffers:
             low = buffer.data.__array_interface__["data"][0]
             if low <= address < low + len(buffer.data):
-                self.followed.append(Buffer(buffer.name, low, buffer.data))
+                self.followed.append(GlobalBuffer(buffer.name, low, buffer.data))
                 self.before.append(None)
                 return self.followed[-1]
         found = self.follow(address) if self.follow is not None else None
         if found is None:
             raise EmulatorError(f"global address {address:#x} lies in no buffer, and in no array of the callers")
         name, low, data = found
-        self.followed.append(Buffer(name, low, data))
+        self.followed.append(GlobalBuffer(name, low, data))
         self.before.append(data.copy())
         return self.followed[-1]
 
@@ -132,7 +132,7 @@ class GlobalMemory:
             if (differ := buffer.data != content).any():
                 yield buffer.name, int(differ.argmax())
 
-    def near(self, address: int) -> Buffer:
+    def near(self, address: int) -> GlobalBuffer:
         """The buffer that holds the address, or the next one after it: a tensor may begin before its buffer."""
         number = (address - self.START) // self.GAP
         if 0 <= number < len(self.buffers) and address < self.buffers[number].end:
@@ -141,7 +141,9 @@ class GlobalMemory:
             return self.buffers[number + 1]
         return self._followed(address)
 
-    def _offsets(self, addresses: npt.NDArray[np.int64], size: int) -> tuple[Buffer, npt.NDArray[np.int64]] | None:
+    def _offsets(
+        self, addresses: npt.NDArray[np.int64], size: int
+    ) -> tuple[GlobalBuffer, npt.NDArray[np.int64]] | None:
         """(the buffer that all lie in, offsets in it); None where they lie in several."""
         every = addresses.tolist()  # of a few numbers Python finds the least and the greatest sooner than NumPy
         low, high = min(every), max(every)
@@ -173,7 +175,7 @@ class GlobalMemory:
             buffer.data[_bytes(offsets, data.shape[1])] = data
 
 
-class SharedMemory:
+class CtaSharedMemory:
     """One block's shared memory: bytes, views of wider units, and which bytes were written.
 
     size  bytes that the kernel may use, from offset 0; a multiple of 16 is made of it

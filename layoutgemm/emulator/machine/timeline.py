@@ -8,7 +8,7 @@ whatever order the scheduler chose, and are no cycles: nothing here knows how lo
 an engine begins when it is issued and ends at the time at which the first thread that waited for it knows that it has
 happened. Every cluster begins at 0, as if all ran at once.
 
-What a warp is called (`Row.role`) follows from what it executed, not from its number.
+What a warp is called (`TimelineRow.role`) follows from what it executed, not from its number.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ...layouts.display import Pictured
-from ..ptx.parser import Instruction
-from ..races.happens_before import Event
+from ..ptx.parser import PtxInstruction
+from ..races.happens_before import MemoryEvent
 
 if TYPE_CHECKING:
     from .interpreter import Cluster, Fiber
@@ -44,7 +44,7 @@ BLANK = " "
 ENGINES = {"load": "copy engine, loads", "store": "copy engine, stores"}
 
 
-def kind_of(ins: Instruction) -> str:
+def kind_of(ins: PtxInstruction) -> str:
     """The kind of span of an instruction, "" for what is not shown; "schedule" is shown as a load."""
     first, *words = ins.words
     if first == "cp":
@@ -99,7 +99,7 @@ class Span:
 
 
 @dataclass
-class Row:
+class TimelineRow:
     """A warp (`warp` is its number) or an engine (`engine` is its name) of a block, and its spans in order."""
 
     cta: tuple[int, int, int]
@@ -130,7 +130,7 @@ class Timeline(Pictured):
     cut  instructions that would have begun or prolonged a span after there were `LIMIT` of them
     """
 
-    rows: list[Row] = field(default_factory=list)
+    rows: list[TimelineRow] = field(default_factory=list)
     cut: int = 0
 
     def as_json(self) -> dict[str, Any]:
@@ -182,7 +182,7 @@ def _drawn(spans: Sequence[Span], step: int, width: int) -> str:
     return "".join([cell.most_common(1)[0][0] if cell else BLANK for cell in cells])
 
 
-def _waits(row: Row) -> str:
+def _waits(row: TimelineRow) -> str:
     waited = row.waited()
     if row.warp is None or not waited:
         return ""
@@ -197,15 +197,15 @@ class Recorder:
     def __init__(self, limit: int = LIMIT) -> None:
         self.limit, self.kept, self.cut = limit, 0, 0
         self.kinds: dict[int, str] = {}
-        self.rows: dict[tuple[Any, ...], Row] = {}
-        self.flying: list[tuple[list[Event], Span]] = []
-        self.created: list[Event] = []
+        self.rows: dict[tuple[Any, ...], TimelineRow] = {}
+        self.flying: list[tuple[list[MemoryEvent], Span]] = []
+        self.created: list[MemoryEvent] = []
         self.start = 0  # of the instruction that runs
 
     def begin(self, cluster: Cluster) -> None:
         """A cluster starts."""
         self.rows |= {
-            (cta.coordinate, warp.number, ""): Row(cta.coordinate, warp.number)
+            (cta.coordinate, warp.number, ""): TimelineRow(cta.coordinate, warp.number)
             for cta in cluster.ctas
             for warp in cta.warps
         }
@@ -229,7 +229,7 @@ class Recorder:
         self.start = fiber.knows.time
         fiber.cta.cluster.ledger.clock = self.start + 1
 
-    def step(self, fiber: Fiber, ins: Instruction, blocked: bool) -> None:
+    def step(self, fiber: Fiber, ins: PtxInstruction, blocked: bool) -> None:
         """A fiber executed an instruction, or has to wait in it.
 
         blocked  it waits; it is executed again when it goes on
@@ -253,12 +253,12 @@ class Recorder:
                 self._issue(fiber, shown, ins, now, events)
             self._put(row, shown, self.start, now + 1, ins.opcode, ins.line)
 
-    def _events(self, fiber: Fiber, ins: Instruction) -> list[Event]:
+    def _events(self, fiber: Fiber, ins: PtxInstruction) -> list[MemoryEvent]:
         """The asynchronous operations that the instruction began."""
         copies = ins.words[:2] == ("cp", "async")  # of which some are no async proxy's
         return [event for event in self.created if event is not fiber.epoch and (event.asynchronous or copies)]
 
-    def _issue(self, fiber: Fiber, kind: str, ins: Instruction, now: int, events: list[Event]) -> None:
+    def _issue(self, fiber: Fiber, kind: str, ins: PtxInstruction, now: int, events: list[MemoryEvent]) -> None:
         """An asynchronous operation is on its way."""
         number = fiber.warp.number
         if ins.words[0] == "wgmma":
@@ -272,7 +272,7 @@ class Recorder:
         key = (fiber.cta.coordinate, len(fiber.cta.warps), name)
         row = self.rows.get(key)
         if row is None:
-            row = self.rows[key] = Row(fiber.cta.coordinate, None, name)
+            row = self.rows[key] = TimelineRow(fiber.cta.coordinate, None, name)
         if self.kept >= self.limit:
             self.cut += 1
             return
@@ -281,7 +281,7 @@ class Recorder:
         row.spans.append(span)
         self.flying.append((events, span))
 
-    def _wait(self, row: Row, fiber: Fiber, ins: Instruction, now: int, blocked: bool) -> None:
+    def _wait(self, row: TimelineRow, fiber: Fiber, ins: PtxInstruction, now: int, blocked: bool) -> None:
         """A wait begins, goes on, or ends."""
         scratch = fiber.warp.scratch
         began = scratch.get(("waits", ins.pc))
@@ -302,11 +302,11 @@ class Recorder:
         self.flying = still
 
     @staticmethod
-    def _answer(fiber: Fiber, ins: Instruction) -> int:
+    def _answer(fiber: Fiber, ins: PtxInstruction) -> int:
         return fiber.machine.program.index[ins.operands[0].text]
 
     @staticmethod
-    def _said(fiber: Fiber, ins: Instruction) -> str:
+    def _said(fiber: Fiber, ins: PtxInstruction) -> str:
         """What is waited for."""
         program = fiber.machine.program
         if ins.words[0] == "mbarrier":
@@ -320,7 +320,7 @@ class Recorder:
             return "the cluster"
         return ".".join(ins.words[:3]) + (f" {ins.operands[0].text}" if ins.operands else "")
 
-    def _put(self, row: Row, kind: str, begin: int, end: int, detail: str, line: int) -> None:
+    def _put(self, row: TimelineRow, kind: str, begin: int, end: int, detail: str, line: int) -> None:
         if self.kept >= self.limit:
             self.cut += 1
             return

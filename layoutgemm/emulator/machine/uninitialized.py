@@ -19,8 +19,8 @@ import numpy as np
 
 from ...errors import EmulatorError
 from ..ptx.codegen import bits_of
-from ..ptx.parser import Instruction, Operand
-from ..ptx.program import Operation, Program, Segment
+from ..ptx.parser import PtxInstruction, PtxOperand
+from ..ptx.program import CodeSegment, Operation, Program
 from ..ptx.values import FULL, NoValue, Undefined, bool_of, defined, lanes_without, mask_of, select64
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 MOVES = ("shfl", "redux", "movmatrix", "vote", "match", "stmatrix")
 
 
-def failed_at(segment: Segment, error: BaseException) -> int:
+def failed_at(segment: CodeSegment, error: BaseException) -> int:
     """The pc of the instruction at which a run of arithmetic raised."""
     traceback, pc = error.__traceback__, getattr(error, "pc", segment.start)
     while traceback is not None:
@@ -41,7 +41,7 @@ def failed_at(segment: Segment, error: BaseException) -> int:
     return pc
 
 
-def compute_doubtful(fiber: Fiber, segment: Segment, error: TypeError) -> None:
+def compute_doubtful(fiber: Fiber, segment: CodeSegment, error: TypeError) -> None:
     """Compute the rest of a run of arithmetic, from the instruction on that met a register without a value.
 
     An error that was raised for something else is raised again.
@@ -74,11 +74,11 @@ def _settled(fiber: Fiber, numbers: list[int] | tuple[int, ...]) -> list[int]:
     return found
 
 
-def _compute(fiber: Fiber, ins: Instruction, doubtful: list[int]) -> None:
+def _compute(fiber: Fiber, ins: PtxInstruction, doubtful: list[int]) -> None:
     """One instruction of a run of arithmetic, of which these registers have no value for some lanes."""
     program, registers = fiber.machine.program, fiber.registers
 
-    def without(operand: Operand) -> int:
+    def without(operand: PtxOperand) -> int:
         found = 0
         for at in program.registers(operand):
             found |= lanes_without(registers[at])
@@ -157,7 +157,7 @@ def run_doubtful(fiber: Fiber, step: Operation) -> Any:
     return result
 
 
-def _stored(ins: Instruction, program: Program) -> int:
+def _stored(ins: PtxInstruction, program: Program) -> int:
     """The registers, as a bit set, that a store stores and does not take its address from."""
     out = 0
     if ins.words[0] == "st":

@@ -23,11 +23,11 @@ from ..host.launcher import HostFunction, HostLaunch
 from ..machine.interpreter import Launch, Policy
 from ..machine.memory import Contents, GlobalMemory
 from .mutants import Mutant, alterations, deletions, fields
-from .run import Case, Row, Survey, sample
+from .run import LaunchCase, MutantOutcome, Survey, sample
 from .survivors import explained
 
 ORDERS = (Policy(), Policy(waits="reluctant", elect="highest"))
-Progress = Callable[[int, int, Row], None]
+Progress = Callable[[int, int, MutantOutcome], None]
 
 
 def mutate(
@@ -93,7 +93,7 @@ def _survey(
         yield from alterations(launch.kernel, restored())
 
     orders = [replace(order, edges=edges) for order in ORDERS]
-    cases = [Case(f"order {number}", restored, check, policy) for number, policy in enumerate(orders)]
+    cases = [LaunchCase(f"order {number}", restored, check, policy) for number, policy in enumerate(orders)]
     try:
         chosen = mutants() if count is None else sample(mutants(), count)
         return explained(launch.kernel, cases, chosen, progress)

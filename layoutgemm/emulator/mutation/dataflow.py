@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..ptx.parser import Instruction, Operand
+from ..ptx.parser import PtxInstruction, PtxOperand
 from ..ptx.program import Program
 
 # Special registers that a thread of a block has for itself, whichever block it is and whatever is launched.
@@ -17,7 +17,7 @@ OF_THREAD = ("%tid", "%laneid", "%warpid", "%lanemask")
 PURE = ("shfl.sync.idx", "cvta.shared", "cvta.to.shared")
 
 
-def address_of(ins: Instruction) -> Operand | None:
+def address_of(ins: PtxInstruction) -> PtxOperand | None:
     """The shared address of an access by ordinary instructions or cp.async; None for others."""
     words = ins.words
     first = ("cp.async.ca", "cp.async.cg", "mbarrier.init", "tcgen05.alloc")
@@ -30,7 +30,7 @@ def address_of(ins: Instruction) -> Operand | None:
     return ins.operands[place] if any(word.startswith("shared") for word in words) else None
 
 
-def registers_in(operand: Operand) -> Iterable[str]:
+def registers_in(operand: PtxOperand) -> Iterable[str]:
     """The names of the registers in an operand."""
     if operand.kind == "reg":
         yield operand.text
@@ -38,7 +38,7 @@ def registers_in(operand: Operand) -> Iterable[str]:
         yield from registers_in(part)
 
 
-def specials_in(operand: Operand) -> Iterable[str]:
+def specials_in(operand: PtxOperand) -> Iterable[str]:
     """The names of the special registers in an operand."""
     if operand.kind == "special":
         yield operand.text

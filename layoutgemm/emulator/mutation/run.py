@@ -19,11 +19,11 @@ from typing import Any
 
 from ...errors import DeadlockError, EmulatorError, PtxError
 from ..findings import Counts
-from ..machine.interpreter import Launch, Machine, Policy
+from ..machine.interpreter import Launch, Policy, PtxMachine
 from ..ops import program_of
-from ..ptx.parser import Instruction, Kernel
+from ..ptx.parser import PtxInstruction, PtxKernel
 from .mutants import Mutant
-from .trace import Trace, Traced
+from .trace import AccessTrace, TracingMachine
 
 # A mutant may take more steps than the kernel, up to this factor and number; then it counts as one that never ends.
 FACTOR, SLACK = 4, 20_000
@@ -31,7 +31,7 @@ IN_TURN = Policy()
 
 
 @dataclass(frozen=True)
-class Case:
+class LaunchCase:
     """One launch of a kernel.
 
     launch  makes it, with memory of its own
@@ -46,7 +46,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Row:
+class MutantOutcome:
     """What became of a mutant: the case that caught it and how; both "" for one that survived.
 
     reason  why it did, where that was looked at (`redundant.py`)
@@ -67,7 +67,7 @@ class Row:
 class Survey:
     """All rows."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[MutantOutcome, ...]
 
     @property
     def survivors(self) -> list[Mutant]:
@@ -87,7 +87,11 @@ class Survey:
 
 
 def verdict(
-    kernel: Kernel, case: Case, mutant: Mutant | None = None, limit: int | None = None, trace: Trace | None = None
+    kernel: PtxKernel,
+    case: LaunchCase,
+    mutant: Mutant | None = None,
+    limit: int | None = None,
+    trace: AccessTrace | None = None,
 ) -> tuple[str, Counts]:
     """What is wrong with one run, "" when nothing is, and its counts. A `trace` keeps what it touched."""
     counts = Counts(executed=bytearray(len(kernel.instructions)))
@@ -97,7 +101,9 @@ def verdict(
         if mutant is not None:
             kernel, launch = _changed(kernel, mutant), mutant.launch(launch)
         program = program_of(kernel)
-        machine = Machine(program, launch, policy) if trace is None else Traced(program, launch, policy, trace)
+        machine = (
+            PtxMachine(program, launch, policy) if trace is None else TracingMachine(program, launch, policy, trace)
+        )
         counts = machine.counts
         machine.run()
     except DeadlockError as error:
@@ -116,11 +122,11 @@ def verdict(
 _LAST: list[Any] = []  # a kernel, a mutant, and the kernel with the mutant's change
 
 
-def _changed(kernel: Kernel, mutant: Mutant) -> Kernel:
+def _changed(kernel: PtxKernel, mutant: Mutant) -> PtxKernel:
     """The kernel with the change in it: the same one for all cases that a mutant is run over in turn."""
     if not _LAST or _LAST[0] is not kernel or _LAST[1] is not mutant:
         _LAST[:] = [kernel, mutant, mutant.kernel(kernel)]
-    changed: Kernel = _LAST[2]
+    changed: PtxKernel = _LAST[2]
     return changed
 
 
@@ -129,10 +135,10 @@ def _first(message: object) -> str:
 
 
 def survey(
-    kernel: Kernel,
-    cases: Sequence[Case],
+    kernel: PtxKernel,
+    cases: Sequence[LaunchCase],
     mutants: Iterable[Mutant],
-    progress: Callable[[int, int, Row], None] | None = None,
+    progress: Callable[[int, int, MutantOutcome], None] | None = None,
 ) -> Survey:
     """Run each mutant over the cases until one catches it.
 
@@ -149,11 +155,11 @@ def survey(
     chosen = list(mutants)
     rows = []
     for mutant in chosen:
-        row = Row(mutant)
+        row = MutantOutcome(mutant)
         for case, limit in zip(cases, limits, strict=True):
             how, _ = verdict(kernel, case, mutant, limit)
             if how:
-                row = Row(mutant, case.name, how)
+                row = MutantOutcome(mutant, case.name, how)
                 break
         rows.append(row)
         if progress is not None:
@@ -161,7 +167,7 @@ def survey(
     return Survey(tuple(rows))
 
 
-def on_terminal(done: int, total: int, row: Row) -> None:
+def on_terminal(done: int, total: int, row: MutantOutcome) -> None:
     """Progress on standard error: one line that is written over, survivors on lines of their own."""
     if not row.caught:
         print(f"\r\033[Ksurvives: {row.mutant}" + (f" ({row.reason})" if row.reason else ""), file=sys.stderr)
@@ -181,7 +187,7 @@ def sample(mutants: Iterable[Mutant], count: int) -> list[Mutant]:
     return out[:count]
 
 
-def unreached(kernel: Kernel, cases: Iterable[Case]) -> list[Instruction]:
+def unreached(kernel: PtxKernel, cases: Iterable[LaunchCase]) -> list[PtxInstruction]:
     """The instructions that none of the cases executes.
 
     Raises EmulatorError when the kernel fails one.

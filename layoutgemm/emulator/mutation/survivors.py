@@ -32,11 +32,11 @@ from ...errors import EmulatorError
 from ..findings import Counts
 from ..machine.interpreter import Launch
 from ..ops import program_of
-from ..ptx.parser import Kernel
+from ..ptx.parser import PtxKernel
 from .dataflow import depends
 from .mutants import SPARE, Mutant
-from .run import FACTOR, SLACK, Case, Row, Survey, verdict
-from .trace import END, Difference, Trace, difference
+from .run import FACTOR, SLACK, LaunchCase, MutantOutcome, Survey, verdict
+from .trace import END, AccessTrace, Difference, difference
 
 KINDS = ("same", "stricter", "looser", "apart", "end", "other", "unread", "idle", "unreached", "unseen")
 SAME, STRICTER, LOOSER, APART, ENDS, OTHER, UNREAD, IDLE, UNREACHED, UNSEEN = KINDS
@@ -69,8 +69,8 @@ class Reason:
 class _Run:
     """A case, and what the kernel does in it."""
 
-    case: Case
-    trace: Trace
+    case: LaunchCase
+    trace: AccessTrace
     memory: tuple[bytes, ...]
     limit: int
     steps: int
@@ -91,7 +91,7 @@ class Explainer:
     Raises EmulatorError when the kernel itself fails a case.
     """
 
-    def __init__(self, kernel: Kernel, cases: Sequence[Case], others: Sequence[Case] = ()) -> None:
+    def __init__(self, kernel: PtxKernel, cases: Sequence[LaunchCase], others: Sequence[LaunchCase] = ()) -> None:
         self.kernel, self.others = kernel, others
         self.program = program_of(kernel)
         self.settled: dict[int, bool] = {}
@@ -99,8 +99,8 @@ class Explainer:
         self.runs = [self._plain(case) for case in cases]
         self.limits = [self._plain(case).limit for case in others]
 
-    def _plain(self, case: Case) -> _Run:
-        trace = Trace()
+    def _plain(self, case: LaunchCase) -> _Run:
+        trace = AccessTrace()
         wrong, memory, counts = _traced(self.kernel, case, None, None, trace)
         if wrong:
             raise EmulatorError(f"the kernel without any change fails {case.name}: {wrong}")
@@ -115,16 +115,16 @@ class Explainer:
         ins = self.kernel.instructions[pc]
         return f"{ins.opcode} (PTX line {ins.line})"
 
-    def row(self, mutant: Mutant) -> Row:
+    def row(self, mutant: Mutant) -> MutantOutcome:
         """What becomes of a mutant, with the reason if it survives."""
         origins = mutant.origins(self.kernel)
         found: list[Difference] = []
         for run in sorted(self.runs, key=lambda run: -run.worth):
-            trace = Trace(run.trace, origins)
+            trace = AccessTrace(run.trace, origins)
             how, memory, _ = _traced(self.kernel, run.case, mutant, run.limit, trace)
             if how:
                 run.caught += 1
-                return Row(mutant, run.case.name, how)
+                return MutantOutcome(mutant, run.case.name, how)
             if memory != run.memory:
                 one = Difference("other bytes in memory, that the case lets pass")
             else:
@@ -139,8 +139,8 @@ class Explainer:
             for case, limit in zip(self.others, self.limits, strict=True):
                 how, _ = verdict(self.kernel, case, mutant, limit)
                 if how:
-                    return Row(mutant, case.name, how)
-        return Row(mutant, reason=str(reason))
+                    return MutantOutcome(mutant, case.name, how)
+        return MutantOutcome(mutant, reason=str(reason))
 
     def _judge(self, mutant: Mutant, found: list[Difference]) -> Reason:
         if mutant.edits and not any(self.executed[pc] for pc, _ in mutant.edits):
@@ -213,7 +213,7 @@ class Explainer:
 
 
 def _traced(
-    kernel: Kernel, case: Case, mutant: Mutant | None, limit: int | None, trace: Trace
+    kernel: PtxKernel, case: LaunchCase, mutant: Mutant | None, limit: int | None, trace: AccessTrace
 ) -> tuple[str, tuple[bytes, ...], Counts]:
     """The verdict on a run, what memory holds after it, and its counts."""
     memory: list[bytes] = []
@@ -227,10 +227,10 @@ def _traced(
 
 
 def explained(
-    kernel: Kernel,
-    cases: Sequence[Case],
+    kernel: PtxKernel,
+    cases: Sequence[LaunchCase],
     mutants: Iterable[Mutant],
-    progress: Callable[[int, int, Row], None] | None = None,
+    progress: Callable[[int, int, MutantOutcome], None] | None = None,
 ) -> Survey:
     """`mutate.survey`, with a reason for each survivor.
 
@@ -240,7 +240,7 @@ def explained(
     first = [case for case in cases if case.policy == cases[0].policy]
     explainer = Explainer(kernel, first, [case for case in cases if case.policy != cases[0].policy])
     chosen = list(mutants)
-    rows: list[Row] = []
+    rows: list[MutantOutcome] = []
     for mutant in chosen:
         rows.append(explainer.row(mutant))
         if progress is not None:

@@ -1,6 +1,6 @@
 """What a run touched and in which order: enough to say whether a change of a kernel changed anything.
 
-`Traced` is a machine that keeps a `Trace`: each access to shared or tensor memory, each initialisation of an mbarrier,
+`TracingMachine` keeps an `AccessTrace`: each access to shared or tensor memory, each initialisation of an mbarrier,
 and the end of each warp, by who did it: the warp, the instruction, and how often that was executed before. So the
 accesses of two runs can be matched, whatever the order in which they were executed. For each it keeps which earlier
 ones were known to have happened (`order.py`): that relation is the same in every schedule of a kernel without races,
@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..machine.interpreter import Cta, Fiber, Machine
+from ..machine.interpreter import Cta, Fiber, PtxMachine
 from ..machine.launch import Launch, Policy, Triple
 from ..ptx.program import Program
-from ..races.happens_before import NO_PARTS, Event, Knowledge, Parts
+from ..races.happens_before import NO_PARTS, Knowledge, MemoryEvent, Parts
 from ..races.lanes import Touch, one_lane
 
 END = -1  # stands for the end of a warp, among pcs
@@ -77,7 +77,7 @@ class Part:
                 out |= numbers
         return out
 
-    def divide(self, event: Event, other: Event) -> None:
+    def divide(self, event: MemoryEvent, other: MemoryEvent) -> None:
         """Some lanes' part of an event has become another: an access is known where all parts of it are."""
         both = 1 << event.id | 1 << other.id
         numbers = self.of_event.pop(event.id, 0)
@@ -94,14 +94,14 @@ class Part:
             self.cache[key] = had & ~both, out & ~shared
 
 
-class Trace:
+class AccessTrace:
     """The accesses of a run, cluster by cluster.
 
     like     a trace of the unchanged kernel, whose numbers this one uses
     origins  pc -> pc in the unchanged kernel, where it was changed
     """
 
-    def __init__(self, like: Trace | None = None, origins: Sequence[int] | None = None) -> None:
+    def __init__(self, like: AccessTrace | None = None, origins: Sequence[int] | None = None) -> None:
         self.parts: dict[Triple, Part] = {}
         self.like, self.origins = like, origins
 
@@ -122,7 +122,7 @@ class Trace:
         cta: Cta,
         places: int,
         write: bool,
-        event: Event,
+        event: MemoryEvent,
         knows: Knowledge,
         asynchronous: bool,
         parts: Parts = NO_PARTS,
@@ -156,7 +156,7 @@ class Trace:
         return pc if self.origins is None else self.origins[pc]
 
     def _add(
-        self, fiber: Fiber, touched: tuple[Any, ...], event: Event | None, knows: Knowledge, pc: int | None = None
+        self, fiber: Fiber, touched: tuple[Any, ...], event: MemoryEvent | None, knows: Knowledge, pc: int | None = None
     ) -> None:
         part = self.part(fiber.cta)
         key = (fiber.cta.coordinate, fiber.warp.number, self._pc(fiber) if pc is None else pc)
@@ -174,14 +174,14 @@ class Trace:
             part.events |= 1 << event.id
 
 
-class Traced(Machine):
+class TracingMachine(PtxMachine):
     """A machine that keeps a trace, for which nothing is forgotten."""
 
     COMPACT = 1 << 62
 
-    def __init__(self, program: Program, launch: Launch, policy: Policy | None, trace: Trace) -> None:
+    def __init__(self, program: Program, launch: Launch, policy: Policy | None, trace: AccessTrace) -> None:
         super().__init__(program, launch, policy)
-        self.trace: Trace = trace
+        self.trace: AccessTrace = trace
 
     def touch(
         self,
@@ -190,7 +190,7 @@ class Traced(Machine):
         places: int,
         write: bool,
         what: Callable[[], str],
-        event: Event | None = None,
+        event: MemoryEvent | None = None,
         asynchronous: bool = False,
         parts: Parts = NO_PARTS,
         touch: Touch | None = None,
@@ -227,7 +227,7 @@ class Difference:
     gained: bool = False
 
 
-def difference(before: Trace, after: Trace, say: Callable[[int], str] = str) -> Difference:
+def difference(before: AccessTrace, after: AccessTrace, say: Callable[[int], str] = str) -> Difference:
     """How a run differs from that of the unchanged kernel; `say` names an instruction by its pc."""
     if before.parts.keys() != after.parts.keys():
         return Difference("other clusters were run")

@@ -12,7 +12,7 @@ from importlib import import_module
 
 from ...errors import PtxError
 from ..ptx.codegen import UNREADABLE
-from ..ptx.parser import Instruction, Kernel
+from ..ptx.parser import PtxInstruction, PtxKernel
 from ..ptx.program import Program, Run
 from .registry import BUILDERS, GUARDS, guarded
 
@@ -29,7 +29,7 @@ _PROGRAMS: dict[int, Program] = {}
 _KEPT = 32
 
 
-def program_of(kernel: Kernel) -> Program:
+def program_of(kernel: PtxKernel) -> Program:
     """The kernel made ready to run: once, for all of its launches, while few others come in between.
 
     Raises PtxError for an instruction that is not known.
@@ -42,7 +42,7 @@ def program_of(kernel: Kernel) -> Program:
     return found
 
 
-def build(program: Program, ins: Instruction) -> Run:
+def build(program: Program, ins: PtxInstruction) -> Run:
     """The operation of an instruction. Raises PtxError, with the line, for one that is not known."""
     for length in range(len(ins.words), 0, -1):
         name = ".".join(ins.words[:length])

@@ -9,10 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 from ...errors import EmulatorError
+from ...moved import old_names
 from ..machine.interpreter import BLOCKED, Cluster, Cta, Fiber
-from ..ptx.parser import Instruction
+from ..ptx.parser import PtxInstruction
 from ..ptx.program import Program, Run
-from ..races.happens_before import Event, Knowledge
+from ..races.happens_before import Knowledge, MemoryEvent
 from ..races.lanes import synchronise
 from .memory import block_of, said
 from .registry import known, operation
@@ -88,7 +89,7 @@ def _recount(fiber: Fiber, count: int) -> None:
 
 @operation("bar.sync", "bar.arrive", "bar.cta.sync", "bar.cta.arrive", "barrier.sync", "barrier.arrive",
            "barrier.cta.sync", "barrier.cta.arrive")  # fmt: skip
-def named_barrier(program: Program, ins: Instruction) -> Run:
+def named_barrier(program: Program, ins: PtxInstruction) -> Run:
     """bar, barrier: arrive at barrier a with b threads, and wait for the others unless it is arrive."""
     known(ins, "sync", "arrive", "cta", "aligned")
     number = program.value(ins.operands[0])
@@ -126,7 +127,7 @@ def named_barrier(program: Program, ins: Instruction) -> Run:
 
 
 @operation("bar.warp.sync")
-def warp_barrier(program: Program, ins: Instruction) -> Run:
+def warp_barrier(program: Program, ins: PtxInstruction) -> Run:
     """bar.warp.sync: lanes of a warp wait for one another, and know what each of them did; a fiber's lanes are together
     already.
     """
@@ -182,7 +183,7 @@ def _cluster_barrier(cluster: Cluster) -> ClusterBarrier:
 
 
 @operation("barrier.cluster.arrive")
-def cluster_arrive(program: Program, ins: Instruction) -> Run:
+def cluster_arrive(program: Program, ins: PtxInstruction) -> Run:
     """barrier.cluster.arrive: relaxed, it hands on initialised mbarriers and what an earlier fence released."""
     known(ins, "cluster", "arrive", "aligned", "relaxed", "release")
     relaxed, aligned = "relaxed" in ins.words, "aligned" in ins.words
@@ -208,7 +209,7 @@ def cluster_arrive(program: Program, ins: Instruction) -> Run:
 
 
 @operation("barrier.cluster.wait")
-def cluster_wait(program: Program, ins: Instruction) -> Run:
+def cluster_wait(program: Program, ins: PtxInstruction) -> Run:
     """barrier.cluster.wait: until all threads of the cluster have arrived."""
     known(ins, "cluster", "wait", "aligned", "acquire")
 
@@ -228,7 +229,7 @@ def cluster_wait(program: Program, ins: Instruction) -> Run:
 # Memory barriers ------------------------------------------------------------------------------------------------------
 
 
-class Mbarrier:
+class EmulatedMbarrier:
     """An mbarrier: a phase ends when no arrival is pending and no byte is outstanding.
 
     count    arrivals of a phase; pending: those still to come
@@ -237,7 +238,7 @@ class Mbarrier:
     members  what has arrived in this phase; ended: in the one before, or None; earlier: in the one before that
     """
 
-    def __init__(self, cta: Cta, offset: int, count: int, init: Event) -> None:
+    def __init__(self, cta: Cta, offset: int, count: int, init: MemoryEvent) -> None:
         self.cta, self.offset, self.count, self.init = cta, offset, count, init
         self.ledger = cta.cluster.ledger
         self.pending = count
@@ -251,7 +252,7 @@ class Mbarrier:
     def __str__(self) -> str:
         return f"mbarrier at {self.offset:#x} of CTA {self.cta.coordinate}"
 
-    def arrive(self, count: int, by: Event, knows: Knowledge) -> str | None:
+    def arrive(self, count: int, by: MemoryEvent, knows: Knowledge) -> str | None:
         """`count` arrivals by an event and who knows what; what is wrong with the phase that counts them, or None.
 
         An arrival that does not come after all of the phase before may come before some of it, in another schedule; so
@@ -304,7 +305,7 @@ class Mbarrier:
             self.cta.cluster.wake(self.waiting)
 
 
-def barriers_of(cta: Cta) -> dict[int, Mbarrier]:
+def barriers_of(cta: Cta) -> dict[int, EmulatedMbarrier]:
     """The live mbarriers of a block, by offset."""
     if "mbarriers" not in cta.scratch:
         cta.scratch["mbarriers"] = {}
@@ -322,7 +323,7 @@ def _mbarriers_left(cta: Cta) -> None:
             cta.cluster.machine.problem("exit", f"the {barrier} is left in a phase with {left}")
 
 
-def mbarrier_at(fiber: Fiber, address: int) -> Mbarrier:
+def mbarrier_at(fiber: Fiber, address: int) -> EmulatedMbarrier:
     """The mbarrier at a shared address. Raises EmulatorError where none is live; a race with its init is reported."""
     cta, offset = block_of(fiber, address)
     found = barriers_of(cta).get(offset)
@@ -338,7 +339,7 @@ def mbarrier_at(fiber: Fiber, address: int) -> Mbarrier:
 
 
 @operation("mbarrier.init")
-def mbarrier_init(program: Program, ins: Instruction) -> Run:
+def mbarrier_init(program: Program, ins: PtxInstruction) -> Run:
     """mbarrier.init: a barrier of `count` arrivals a phase."""
     known(ins, "init", *SCOPES)
     address, count = program.address(ins.operands[0]), program.value(ins.operands[1])
@@ -354,7 +355,7 @@ def mbarrier_init(program: Program, ins: Instruction) -> Run:
             live = barriers_of(cta)
             if offset in live:
                 fiber.machine.problem("protocol", f"mbarrier.init of the {live[offset]}, which is live", fiber)
-            live[offset] = Mbarrier(cta, offset, arrivals, fiber.epoch)
+            live[offset] = EmulatedMbarrier(cta, offset, arrivals, fiber.epoch)
             cta.scratch["events"].append(fiber.epoch)
             if fiber.machine.trace is not None:
                 fiber.machine.trace.initialised(fiber, offset)
@@ -364,7 +365,7 @@ def mbarrier_init(program: Program, ins: Instruction) -> Run:
 
 
 @operation("mbarrier.inval")
-def mbarrier_inval(program: Program, ins: Instruction) -> Run:
+def mbarrier_inval(program: Program, ins: PtxInstruction) -> Run:
     """mbarrier.inval: the barrier is no more."""
     known(ins, "inval", *SCOPES)
     address = program.address(ins.operands[0])
@@ -379,7 +380,7 @@ def mbarrier_inval(program: Program, ins: Instruction) -> Run:
 
 
 @operation("mbarrier.arrive", "mbarrier.arrive_drop")
-def mbarrier_arrive(program: Program, ins: Instruction) -> Run:
+def mbarrier_arrive(program: Program, ins: PtxInstruction) -> Run:
     """mbarrier.arrive: each active lane arrives; with expect_tx it first announces bytes."""
     known(ins, "arrive", "arrive_drop", "expect_tx", "noComplete", *SCOPES)
     operands = list(ins.operands)
@@ -402,7 +403,7 @@ def mbarrier_arrive(program: Program, ins: Instruction) -> Run:
                 handed.merge(fiber.warp.scratch["fenced"])
         else:
             ledger.release(fiber, handed)
-        phases: dict[Mbarrier, int] = {}
+        phases: dict[EmulatedMbarrier, int] = {}
         for at in fiber.each(address(fiber)).tolist():
             barrier = mbarrier_at(fiber, int(at))
             if phases.setdefault(barrier, barrier.phase) != barrier.phase:
@@ -425,7 +426,7 @@ def mbarrier_arrive(program: Program, ins: Instruction) -> Run:
 
 
 @operation("mbarrier.expect_tx", "mbarrier.complete_tx")
-def mbarrier_bytes(program: Program, ins: Instruction) -> Run:
+def mbarrier_bytes(program: Program, ins: PtxInstruction) -> Run:
     """mbarrier.expect_tx, complete_tx: change the bytes outstanding."""
     known(ins, "expect_tx", "complete_tx", *SCOPES)
     address, amount = program.address(ins.operands[0]), program.value(ins.operands[1])
@@ -443,7 +444,7 @@ def mbarrier_bytes(program: Program, ins: Instruction) -> Run:
 
 
 @operation("mbarrier.try_wait", "mbarrier.test_wait")
-def mbarrier_wait(program: Program, ins: Instruction) -> Run:
+def mbarrier_wait(program: Program, ins: PtxInstruction) -> Run:
     """mbarrier.try_wait, test_wait: whether a phase has ended. A second question in vain waits until it has."""
     known(ins, "try_wait", "test_wait", "parity", *SCOPES)
     target = program.index[ins.operands[0].text]
@@ -480,7 +481,7 @@ def mbarrier_wait(program: Program, ins: Instruction) -> Run:
 
 
 @operation("fence", "membar")
-def fence(program: Program, ins: Instruction) -> Run:
+def fence(program: Program, ins: PtxInstruction) -> Run:
     """fence: of the async proxy, of mbarrier initialisations, or of ordinary accesses."""
     words = set(ins.words[1:])
     if "mbarrier_init" in words:
@@ -502,6 +503,9 @@ def fence(program: Program, ins: Instruction) -> Run:
 
 
 @operation("griddepcontrol.launch_dependents", "griddepcontrol.wait")
-def grid_dependence(program: Program, ins: Instruction) -> Run:
+def grid_dependence(program: Program, ins: PtxInstruction) -> Run:
     """griddepcontrol: nothing runs beside an emulated grid, so that it waits for nothing."""
     return lambda fiber: None
+
+
+__getattr__ = old_names(__name__)

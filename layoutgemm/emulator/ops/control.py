@@ -6,13 +6,13 @@ from typing import Any
 
 from ...errors import EmulatorError
 from ..machine.interpreter import Fiber
-from ..ptx.parser import Instruction
+from ..ptx.parser import PtxInstruction
 from ..ptx.program import Program, Run
 from .registry import known, operation, taken
 
 
 @operation("bra", guards=True)
-def branch(program: Program, ins: Instruction) -> Run:
+def branch(program: Program, ins: PtxInstruction) -> Run:
     """bra: to the label, where the predicate holds; lanes that disagree go both ways until they meet."""
     known(ins, "uni")
     target, after = program.target(ins), ins.pc + 1
@@ -32,14 +32,14 @@ def branch(program: Program, ins: Instruction) -> Run:
 
 
 @operation("ret", "exit")
-def end(program: Program, ins: Instruction) -> Run:
+def end(program: Program, ins: PtxInstruction) -> Run:
     """ret, exit: the thread ends. Of a kernel the two are one."""
     known(ins, "uni")
     return lambda fiber: fiber.machine.exit(fiber)
 
 
 @operation("trap", "brkpt")
-def trap(program: Program, ins: Instruction) -> Run:
+def trap(program: Program, ins: PtxInstruction) -> Run:
     """trap: the kernel is aborted."""
 
     def go(fiber: Fiber) -> None:
@@ -49,6 +49,6 @@ def trap(program: Program, ins: Instruction) -> Run:
 
 
 @operation("nanosleep", "prefetch", "prefetchu", "applypriority", "discard")
-def hint(program: Program, ins: Instruction) -> Run:
+def hint(program: Program, ins: PtxInstruction) -> Run:
     """Instructions that change no result: waiting, and hints to caches."""
     return lambda fiber: None

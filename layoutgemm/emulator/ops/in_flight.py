@@ -5,5 +5,5 @@ from __future__ import annotations
 from ..ptx.values import NoValue
 
 
-class Held(NoValue):
+class InFlightRegister(NoValue):
     """What such a register holds. Its text says who owns it."""

@@ -12,7 +12,7 @@ import numpy as np
 from ...errors import EmulatorError
 from ..machine.interpreter import Fiber
 from ..machine.memory import span
-from ..ptx.parser import Instruction
+from ..ptx.parser import PtxInstruction
 from ..ptx.program import Program, Run
 from .barrier import barriers_of, mbarrier_at
 from .memory import block_of, said
@@ -24,7 +24,7 @@ SHIFTS = {"x": 32, "y": 64, "z": 96}
 
 
 @operation("clusterlaunchcontrol.try_cancel")
-def try_cancel(program: Program, ins: Instruction) -> Run:
+def try_cancel(program: Program, ins: PtxInstruction) -> Run:
     """try_cancel: the handle is written asynchronously, and 16 bytes are completed on the mbarrier; with multicast in
     every block of the cluster."""
     known(ins, "try_cancel", "async", "shared::cta", "mbarrier::complete_tx::bytes", "multicast::cluster::all", "b128")
@@ -67,7 +67,7 @@ def try_cancel(program: Program, ins: Instruction) -> Run:
 
 
 @operation("clusterlaunchcontrol.query_cancel")
-def query_cancel(program: Program, ins: Instruction) -> Run:
+def query_cancel(program: Program, ins: PtxInstruction) -> Run:
     """query_cancel: whether a handle names a cluster, and a coordinate of its first block.
 
     Of a handle that names none the coordinate is undefined; compiled code asks first and looks at the answer then.

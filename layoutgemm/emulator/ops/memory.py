@@ -11,11 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import EmulatorError
+from ...moved import old_names
 from ..machine.interpreter import Cta, Fiber
 from ..machine.memory import OFFSET, RANK_SHIFT, parts_of
 from ..ptx.codegen import PARAMETER_BASE, SHARED_WINDOW, bits_of
 from ..ptx.floats import BINARY, decode, encode
-from ..ptx.parser import SIZES, Instruction, Operand
+from ..ptx.parser import SIZES, PtxInstruction, PtxOperand
 from ..ptx.program import Program, Run
 from ..ptx.values import LANES, Undefined, any_of, bool_of, defined, is_uniform, lanes_without, s32, s64
 from ..races import global_words as lane_words
@@ -31,7 +32,7 @@ IGNORED = {
 SPACES = ("param", "global", "const", "local", "shared", "shared::cta", "shared::cluster")
 
 
-class Form:
+class AccessForm:
     """What the words of a load, store or atomic say.
 
     space   state space, "" for generic addresses
@@ -39,7 +40,7 @@ class Form:
     count   elements of a vector
     """
 
-    def __init__(self, ins: Instruction, extra: tuple[str, ...] = ()) -> None:
+    def __init__(self, ins: PtxInstruction, extra: tuple[str, ...] = ()) -> None:
         self.space, self.kind, self.count = "", ins.words[-1], 1
         self.acquire = "acquire" in ins.words or "acq_rel" in ins.words
         self.release = "release" in ins.words or "acq_rel" in ins.words
@@ -95,7 +96,7 @@ def signed_to(values: npt.NDArray[Any], kind: str, width: int) -> npt.NDArray[An
     return values.astype(wide)
 
 
-def _width(program: Program, operand: Operand, form: Form, wider: bool = True) -> int:
+def _width(program: Program, operand: PtxOperand, form: AccessForm, wider: bool = True) -> int:
     """Bits of the registers of an operand, which may be wider than the elements; of a constant those of an element.
 
     Raises ValueError for narrower ones, for different ones, and for another number of them.
@@ -112,9 +113,9 @@ def _width(program: Program, operand: Operand, form: Form, wider: bool = True) -
 
 
 @operation("ld", "ldu", guards=True)
-def load(program: Program, ins: Instruction) -> Run:
+def load(program: Program, ins: PtxInstruction) -> Run:
     """ld: elements of consecutive addresses into one register each."""
-    form = Form(ins)
+    form = AccessForm(ins)
     targets, width = program.targets(ins.operands[0]), _width(program, ins.operands[0], form)
     address, lanes_of = program.address(ins.operands[1]), taken(program, ins)
     size, count, kind = form.bytes, form.count, form.kind
@@ -153,7 +154,9 @@ def assign(fiber: Fiber, register: int, lanes: int, values: npt.NDArray[Any]) ->
     fiber.registers[register] = Undefined(out, gone, before.of) if gone else out
 
 
-def fetch(fiber: Fiber, form: Form, addresses: npt.NDArray[Any], lanes: int, ins: Instruction) -> npt.NDArray[np.uint8]:
+def fetch(
+    fiber: Fiber, form: AccessForm, addresses: npt.NDArray[Any], lanes: int, ins: PtxInstruction
+) -> npt.NDArray[np.uint8]:
     """Bytes [lane, bytes of all elements] of a load, checked and recorded."""
     machine, size = fiber.machine, form.bytes * form.count
     cta, offsets = place(fiber, form.space, addresses)
@@ -180,7 +183,7 @@ def fetch(fiber: Fiber, form: Form, addresses: npt.NDArray[Any], lanes: int, ins
     return cta.shared.read(offsets, size)
 
 
-def said(fiber: Fiber, ins: Instruction) -> Callable[[], str]:
+def said(fiber: Fiber, ins: PtxInstruction) -> Callable[[], str]:
     """A function that says which instruction of which warp this is, for the race checker's reports."""
     return lambda: f"{ins.opcode} at {ins.where} by {fiber.describe()}"
 
@@ -192,7 +195,7 @@ def _aligned(addresses: npt.NDArray[np.int64], size: int, what: str) -> None:
         raise EmulatorError(f"{what} {bad:#x} is no multiple of the access's {size} bytes")
 
 
-def _load_parameter(targets: list[int | None], width: int, address: Callable[[Any], Any], form: Form) -> Run:
+def _load_parameter(targets: list[int | None], width: int, address: Callable[[Any], Any], form: AccessForm) -> Run:
     size, kind = form.bytes, form.kind
 
     def go(fiber: Fiber) -> None:
@@ -209,9 +212,9 @@ def _load_parameter(targets: list[int | None], width: int, address: Callable[[An
 
 
 @operation("st", guards=True)
-def store(program: Program, ins: Instruction) -> Run:
+def store(program: Program, ins: PtxInstruction) -> Run:
     """st: one register or a vector of them to consecutive addresses."""
-    form = Form(ins)
+    form = AccessForm(ins)
     if form.space == "param":
         raise ValueError("st.param is not known here")
     address, lanes_of = program.address(ins.operands[0]), taken(program, ins)
@@ -342,9 +345,9 @@ ATOMICS = ("add", "and", "or", "xor", "exch", "cas", "inc", "dec", "min", "max")
 
 
 @operation("atom", "red", guards=True)
-def atomic(program: Program, ins: Instruction) -> Run:
+def atomic(program: Program, ins: PtxInstruction) -> Run:
     """atom, red: read, change and write back, lane by lane in the order of lanes (PTX leaves the order open)."""
-    form = Form(ins, ATOMICS)
+    form = AccessForm(ins, ATOMICS)
     name = next(word for word in ins.words if word in ATOMICS)
     update = updater(name, form.kind)
     returns = ins.words[0] == "atom"
@@ -410,7 +413,7 @@ def atomic(program: Program, ins: Instruction) -> Run:
 
 
 @operation("mapa")
-def map_address(program: Program, ins: Instruction) -> Run:
+def map_address(program: Program, ins: PtxInstruction) -> Run:
     """mapa: the shared::cluster address of a location of this block in another block of the cluster.
 
     Of a block that the cluster has not, the address is one that no access may use.
@@ -436,7 +439,7 @@ def map_address(program: Program, ins: Instruction) -> Run:
 
 
 @operation("getctarank")
-def rank_of(program: Program, ins: Instruction) -> Run:
+def rank_of(program: Program, ins: PtxInstruction) -> Run:
     """getctarank: the block of the cluster that a shared address names."""
     target, address = program.index[ins.operands[0].text], program.value(ins.operands[1], "b64")
 
@@ -448,3 +451,6 @@ def rank_of(program: Program, ins: Instruction) -> Run:
         fiber.registers[target] = found
 
     return go
+
+
+__getattr__ = old_names(__name__)

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from ..machine.interpreter import Fiber, lanes_where
-from ..ptx.parser import Instruction
+from ..ptx.parser import PtxInstruction
 from ..ptx.program import Program, Run
 
-Builder = Callable[[Program, Instruction], Run]
+Builder = Callable[[Program, PtxInstruction], Run]
 BUILDERS: dict[str, Builder] = {}  # opcode, or the beginning of one up to a dot -> builder
 GUARDS: set[str] = set()  # of these the builders look at the predicate themselves
 TAKEN = object()  # marks a fiber that was split off to execute one predicated instruction
@@ -31,14 +31,14 @@ def operation(*names: str, guards: bool = False) -> Callable[[Builder], Builder]
     return register
 
 
-def known(ins: Instruction, *words: str) -> None:
+def known(ins: PtxInstruction, *words: str) -> None:
     """Refuse an opcode with words, after the first, that are not among these."""
     for word in ins.words[1:]:
         if word not in words:
             raise ValueError(f".{word} is not known here")
 
 
-def taken(program: Program, ins: Instruction) -> Callable[[Fiber], int]:
+def taken(program: Program, ins: PtxInstruction) -> Callable[[Fiber], int]:
     """A function that gives the lanes for which an instruction's predicate holds, all where it has none."""
     if ins.predicate is None:
         return lambda fiber: fiber.lanes
@@ -46,7 +46,7 @@ def taken(program: Program, ins: Instruction) -> Callable[[Fiber], int]:
     return lambda fiber: lanes_where(fiber, fiber.registers[at], negated)
 
 
-def guarded(program: Program, ins: Instruction, run: Run) -> Run:
+def guarded(program: Program, ins: PtxInstruction, run: Run) -> Run:
     """The operation where its predicate holds. Lanes that disagree split for this one instruction."""
     lanes_of, after = taken(program, ins), ins.pc + 1
 

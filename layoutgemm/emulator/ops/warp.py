@@ -17,7 +17,7 @@ from ...checks.budgets import launch_registers, setmaxnreg_problem
 from ...errors import EmulatorError
 from ..machine.interpreter import BLOCKED, Cta, Fiber
 from ..ptx.floats import binary32
-from ..ptx.parser import Instruction, Operand
+from ..ptx.parser import PtxInstruction, PtxOperand
 from ..ptx.program import Program, Run
 from ..ptx.values import LANE, M32, bool_of, compact, is_uniform, lanes_of, mask_of, s32
 from .registry import known, operation
@@ -35,7 +35,7 @@ def _members(fiber: Fiber, mask: Any) -> int:
     return wanted & fiber.lanes
 
 
-def _pair(program: Program, operand: Operand) -> tuple[int | None, int | None]:
+def _pair(program: Program, operand: PtxOperand) -> tuple[int | None, int | None]:
     """(value, predicate) registers of `d|p`, or of `d` alone."""
     parts = operand.parts if operand.kind == "pair" else (operand,)
     found = [program.index[part.text] if part.kind == "reg" else None for part in parts]
@@ -43,7 +43,7 @@ def _pair(program: Program, operand: Operand) -> tuple[int | None, int | None]:
 
 
 @operation("shfl.sync")
-def shuffle(program: Program, ins: Instruction) -> Run:
+def shuffle(program: Program, ins: PtxInstruction) -> Run:
     """shfl.sync: the value of another lane, by index, up, down or butterfly, within segments."""
     known(ins, "sync", "idx", "up", "down", "bfly", "b32")
     mode = ins.words[2]
@@ -86,7 +86,7 @@ def shuffle(program: Program, ins: Instruction) -> Run:
 
 
 @operation("elect.sync")
-def elect(program: Program, ins: Instruction) -> Run:
+def elect(program: Program, ins: PtxInstruction) -> Run:
     """elect.sync: one lane of the members, the lowest or the highest by the machine's policy."""
     leader, chosen = _pair(program, ins.operands[0])
     mask = program.value(ins.operands[1])
@@ -103,7 +103,7 @@ def elect(program: Program, ins: Instruction) -> Run:
 
 
 @operation("vote.sync")
-def vote(program: Program, ins: Instruction) -> Run:
+def vote(program: Program, ins: PtxInstruction) -> Run:
     """vote.sync: all, any, uni, or the ballot of a predicate."""
     known(ins, "sync", "all", "any", "uni", "ballot", "pred", "b32")
     kind = ins.words[2]
@@ -120,7 +120,7 @@ def vote(program: Program, ins: Instruction) -> Run:
 
 
 @operation("activemask")
-def active_mask(program: Program, ins: Instruction) -> Run:
+def active_mask(program: Program, ins: PtxInstruction) -> Run:
     """activemask: the lanes that execute this."""
     target = program.index[ins.operands[0].text]
 
@@ -131,7 +131,7 @@ def active_mask(program: Program, ins: Instruction) -> Run:
 
 
 @operation("match")
-def match(program: Program, ins: Instruction) -> Run:
+def match(program: Program, ins: PtxInstruction) -> Run:
     """match.any, match.all: the lanes with the same value."""
     known(ins, "any", "all", "sync", "b32", "b64")
     every = ins.words[1] == "all"
@@ -156,7 +156,7 @@ def match(program: Program, ins: Instruction) -> Run:
 
 
 @operation("redux.sync")
-def redux(program: Program, ins: Instruction) -> Run:
+def redux(program: Program, ins: PtxInstruction) -> Run:
     """redux.sync: a reduction over the members."""
     name, kind = ins.words[2], ins.words[-1]
     floats = kind == "f32" and name in ("min", "max")
@@ -187,7 +187,7 @@ def redux(program: Program, ins: Instruction) -> Run:
 
 
 @operation("setmaxnreg")
-def set_registers(program: Program, ins: Instruction) -> Run:
+def set_registers(program: Program, ins: PtxInstruction) -> Run:
     """setmaxnreg: give registers back to the block's pool, or take some, waiting until there are enough.
 
     PTX does not say how many a warp has at its launch: the assembler decides, and as many as fit is taken here. So a
@@ -238,7 +238,7 @@ def set_registers(program: Program, ins: Instruction) -> Run:
     return go
 
 
-def _same_in_warpgroup(fiber: Fiber, ins: Instruction, count: int, kind: str) -> None:
+def _same_in_warpgroup(fiber: Fiber, ins: PtxInstruction, count: int, kind: str) -> None:
     """Note what a warp set; report it where another warp of its warpgroup set something else as its n-th."""
     cta, number = fiber.cta, fiber.warp.number
     if "setmaxnreg" not in cta.scratch:

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ...errors import PtxError
-from .codegen import NAMES, PARAMETER_BASE, Generator, bits_of, number, special
-from .parser import MAX_SHARED_BYTES, Instruction, Kernel, Operand
+from .codegen import NAMES, PARAMETER_BASE, CodeGenerator, bits_of, number, special
+from .parser import MAX_SHARED_BYTES, PtxInstruction, PtxKernel, PtxOperand
 from .values import FULL, Undefined
 
 BRANCHES = ("bra", "ret", "exit")
@@ -31,7 +31,7 @@ LEFT = ("nanosleep", "prefetch", "prefetchu", "applypriority", "discard", "wgmma
 Run = Callable[[Any], Any]  # fiber -> None, or what `machine.py` says of operations
 
 
-class Segment(NamedTuple):
+class CodeSegment(NamedTuple):
     """A run of arithmetic from `start` up to `end`: its function, and what it writes.
 
     moved  the registers among `writes` that are only moved, not computed
@@ -54,7 +54,7 @@ class Operation:
     moved    those of them that it does not compute when it is executed: a wgmma's come with the wait for it
     """
 
-    ins: Instruction
+    ins: PtxInstruction
     run: Run
     writes: int
     moved: int
@@ -71,13 +71,13 @@ class Program:
     Register sets are ints used as bit sets, bit i for register i of `index`.
     """
 
-    kernel: Kernel
-    build: Callable[[Program, Instruction], Run]
+    kernel: PtxKernel
+    build: Callable[[Program, PtxInstruction], Run]
     symbols: dict[str, int] = field(init=False)
     shared_bytes: int = field(init=False)
     index: dict[str, int] = field(init=False)
     wide: int = field(init=False)
-    steps: list[Segment | Operation | None] = field(init=False)
+    steps: list[CodeSegment | Operation | None] = field(init=False)
     writes: list[int] = field(init=False)
     reads: list[int] = field(init=False)
     needs: list[int] = field(init=False)
@@ -89,7 +89,7 @@ class Program:
 
     def __post_init__(self) -> None:
         self._place_symbols()
-        self.generator = Generator(self.kernel, self.symbols)
+        self.generator = CodeGenerator(self.kernel, self.symbols)
         self.index = self.generator.index
         self.wide = sum(1 << i for i, kind in enumerate(self.kernel.registers.values()) if bits_of(kind) == 64)
         effects = [self._effect(ins) for ins in self.kernel.instructions]
@@ -121,18 +121,18 @@ class Program:
 
     # ------------------------------------------------------------ what instructions read and write
 
-    def registers(self, operand: Operand) -> Iterator[int]:
+    def registers(self, operand: PtxOperand) -> Iterator[int]:
         """The numbers of the registers that an operand names, those inside of vectors and addresses too."""
         if operand.kind == "reg":
             yield self.index[operand.text]
         for part in operand.parts:
             yield from self.registers(part)
 
-    def registers_read(self, ins: Instruction) -> list[int]:
+    def registers_read(self, ins: PtxInstruction) -> list[int]:
         """The registers that an instruction reads."""
         return list(_numbers(self.reads[ins.pc]))
 
-    def _effect(self, ins: Instruction) -> tuple[int, int]:
+    def _effect(self, ins: PtxInstruction) -> tuple[int, int]:
         """(written, read) registers, but for the predicate."""
         written = read = 0
         reads_first = ins.words[0] in READS_FIRST or ins.opcode.startswith("tcgen05.dealloc")
@@ -150,7 +150,7 @@ class Program:
 
     # ------------------------------------------------------------ control flow
 
-    def target(self, ins: Instruction) -> int:
+    def target(self, ins: PtxInstruction) -> int:
         """The pc that a branch goes to."""
         name = ins.operands[0].text if ins.operands else "to go to"
         if name not in self.kernel.labels:
@@ -262,7 +262,7 @@ class Program:
                 moved = moved & ~self.writes[pc] if instructions[pc].words[0] != "mov" else moved | self.writes[pc]
                 pc += 1
             if lines:
-                self.steps[start] = Segment(start, pc, _function("\n".join(lines)), writes, moved)
+                self.steps[start] = CodeSegment(start, pc, _function("\n".join(lines)), writes, moved)
             else:
                 ins = instructions[pc]
                 moved = self.writes[pc] if ins.words[0] == "wgmma" else 0
@@ -273,12 +273,12 @@ class Program:
     def mark(self, executed: bytearray) -> None:
         """A run of arithmetic was marked at its first instruction alone: mark the others."""
         for step in self.steps:
-            if isinstance(step, Segment) and executed[step.start]:
+            if isinstance(step, CodeSegment) and executed[step.start]:
                 executed[step.start : step.end] = bytes([1]) * (step.end - step.start)
 
     # ------------------------------------------------------------ operands of operations
 
-    def value(self, operand: Operand, kind: str = "b32") -> Callable[[Any], Any]:
+    def value(self, operand: PtxOperand, kind: str = "b32") -> Callable[[Any], Any]:
         """A function of the fiber that gives the operand's bits."""
         if operand.kind == "reg":
             at = self.index[operand.text]
@@ -302,7 +302,7 @@ class Program:
             return lambda fiber: address
         raise PtxError(f"{operand.text} is no value")
 
-    def address(self, operand: Operand) -> Callable[[Any], Any]:
+    def address(self, operand: PtxOperand) -> Callable[[Any], Any]:
         """A function of the fiber that gives the address of `[base+offset]`."""
         if operand.kind != "address":
             raise PtxError(f"{operand.text} is no address")
@@ -311,11 +311,11 @@ class Program:
             return lambda fiber: base(fiber) - -offset
         return (lambda fiber: base(fiber) + offset) if offset else base
 
-    def coordinates(self, operand: Operand) -> tuple[Callable[[Any], Any], list[Callable[[Any], Any]]]:
+    def coordinates(self, operand: PtxOperand) -> tuple[Callable[[Any], Any], list[Callable[[Any], Any]]]:
         """Of `[map, {x, y, ...}]`: functions that give the map's address and each coordinate."""
         return self.address(operand), [self.value(part) for part in operand.parts[1:]]
 
-    def targets(self, operand: Operand) -> list[int | None]:
+    def targets(self, operand: PtxOperand) -> list[int | None]:
         """The register numbers of a register or vector that is written; None for `_`. Raises PtxError for others."""
         parts = operand.parts if operand.kind == "vector" else (operand,)
         for part in parts:
@@ -323,7 +323,7 @@ class Program:
                 raise PtxError(f"cannot write to {part.text}")
         return [self.index[part.text] if part.kind == "reg" else None for part in parts]
 
-    def sources(self, operand: Operand, kind: str = "b32") -> list[Callable[[Any], Any]]:
+    def sources(self, operand: PtxOperand, kind: str = "b32") -> list[Callable[[Any], Any]]:
         """Functions that give the elements of a register or vector that is read."""
         parts = operand.parts if operand.kind == "vector" else (operand,)
         return [self.value(part, kind) for part in parts]

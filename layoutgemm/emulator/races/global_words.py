@@ -19,7 +19,7 @@ from ..ptx.values import lane_bits
 from .lanes import one_lane, uninformed
 
 if TYPE_CHECKING:
-    from .happens_before import Event
+    from .happens_before import MemoryEvent
 
 KEPT = 256
 
@@ -64,7 +64,7 @@ def touch(
     return race
 
 
-def _crossing(event: Event, number: int, size: int, mask: int, write: bool) -> str | None:
+def _crossing(event: MemoryEvent, number: int, size: int, mask: int, write: bool) -> str | None:
     """What is wrong when the lanes in `mask` access a piece that others accessed with the event, or None."""
     for (other, wrote), pieces in event.pieces.items():
         if not (write or wrote):

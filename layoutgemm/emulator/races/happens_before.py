@@ -34,7 +34,7 @@ Parts = Mapping[int, int]
 NO_PARTS: Parts = MappingProxyType({})
 
 
-class Event:
+class MemoryEvent:
     """Something that accesses memory at some time: an epoch of a fiber, or one asynchronous operation.
 
     describe  a function that says what it is, for reports
@@ -61,7 +61,7 @@ class Event:
         self.lanes, self.joint, self.wrote = 0, False, False
         self.touches: list[tuple[Shadow, bool, Touch]] = []
         self.pieces: dict[tuple[int, bool], dict[int, int]] = {}
-        self.near: deque[Event] | None = None
+        self.near: deque[MemoryEvent] | None = None
 
 
 class Knowledge:
@@ -86,7 +86,7 @@ class Knowledge:
 
     def __init__(self) -> None:
         self.seen = self.proxied = self.inits = self.own = self.open = self.past = self.time = self.fenced = 0
-        self.mine: list[Event] = []
+        self.mine: list[MemoryEvent] = []
         self.apart: list[tuple[int, Knowledge]] = []
 
     def merge(self, other: Knowledge) -> None:
@@ -108,7 +108,7 @@ class Record:
 
     __slots__ = ("event", "pages", "parts", "places", "seen", "what", "write")
 
-    def __init__(self, write: bool, event: Event, what: Callable[[], str]) -> None:
+    def __init__(self, write: bool, event: MemoryEvent, what: Callable[[], str]) -> None:
         self.write, self.event, self.what = write, event, what
         self.places = 0
         self.parts: dict[int, int] = {}
@@ -165,7 +165,7 @@ class Ledger:
     divided  is told of an event that became two
     """
 
-    divided: Callable[[Event, Event], None] | None = None
+    divided: Callable[[MemoryEvent, MemoryEvent], None] | None = None
     SWEEP = 256
 
     def __init__(self, strict: bool = True, enabled: bool = True, lanes: str = "off") -> None:
@@ -173,17 +173,17 @@ class Ledger:
         self.lanes, self.reads = enabled and lanes != "off", enabled and lanes == "strict"
         self.base = 0
         self.next = 0
-        self.created: list[Event] | None = None
+        self.created: list[MemoryEvent] | None = None
         self.clock = 0
         # Weak references, some of them dead: a WeakSet, which hears of each death, took a good part of a run.
         self._knowledges: list[ref[Knowledge]] = []
         self._sweep = self.SWEEP  # so many, and the dead ones are dropped
         self.shadows: list[Shadow] = []
 
-    def event(self, asynchronous: bool, describe: Callable[[], str], engine: Any = None, by: Any = None) -> Event:
+    def event(self, asynchronous: bool, describe: Callable[[], str], engine: Any = None, by: Any = None) -> MemoryEvent:
         """A new event that nobody knows yet; `by`: the fiber whose operation it is, where it ends on an mbarrier."""
         self.next += 1
-        made = Event(self.next, asynchronous, describe, engine)
+        made = MemoryEvent(self.next, asynchronous, describe, engine)
         if by is not None:
             made.issued = self.knowledge()
             made.issued.past = by.knows.seen | by.knows.past
@@ -213,15 +213,15 @@ class Ledger:
             if found is not None:
                 yield found
 
-    def bit(self, event: Event) -> int:
+    def bit(self, event: MemoryEvent) -> int:
         """The event in a bit set; 0 when it has been forgotten."""
         return 1 << event.id - self.base if event.id >= self.base else 0
 
-    def knows(self, knowledge: Knowledge, event: Event) -> bool:
+    def knows(self, knowledge: Knowledge, event: MemoryEvent) -> bool:
         """Whether the event is known; a forgotten one is known to all."""
         return event.id < self.base or bool(knowledge.seen >> event.id - self.base & 1)
 
-    def learn(self, knowledge: Knowledge, event: Event) -> None:
+    def learn(self, knowledge: Knowledge, event: MemoryEvent) -> None:
         """Add a completed asynchronous operation: of the async proxy, which sees it, or one of the knower's own."""
         bit = self.bit(event)
         knowledge.seen |= bit
@@ -233,7 +233,7 @@ class Ledger:
         if event.issued is not None:
             knowledge.past |= event.issued.past
 
-    def learn_open(self, knowledge: Knowledge, event: Event) -> None:
+    def learn_open(self, knowledge: Knowledge, event: MemoryEvent) -> None:
         """Add a completed asynchronous operation to what a barrier knows."""
         bit = self.bit(event)
         knowledge.seen |= bit
@@ -261,7 +261,7 @@ class Ledger:
         fiber.epoch = self.event(False, fiber.describe)
         fiber.joint = None
 
-    def joint(self, fiber: Any) -> Event:
+    def joint(self, fiber: Any) -> MemoryEvent:
         """The event of what the fiber's lanes do as one, of which all of them know."""
         if not self.lanes:
             return fiber.epoch
@@ -318,7 +318,7 @@ class Ledger:
 
     # ------------------------------------------------------------ forgetting
 
-    def compact(self, fibers: Iterable[Any], also: Iterable[Event] = ()) -> None:
+    def compact(self, fibers: Iterable[Any], also: Iterable[MemoryEvent] = ()) -> None:
         """Forget what no record needs.
 
         fibers  all that can still access anything
@@ -398,8 +398,8 @@ class Shadow:
 
     def divide(
         self,
-        event: Event,
-        other: Event,
+        event: MemoryEvent,
+        other: MemoryEvent,
         theirs: tuple[int, Parts],
         ours: tuple[int, Parts],
         write: bool | None = None,
@@ -425,11 +425,11 @@ class Shadow:
         self,
         places: int,
         write: bool,
-        event: Event,
+        event: MemoryEvent,
         knows: Knowledge,
         asynchronous: bool,
         what: Callable[[], str],
-        own: Event | None = None,
+        own: MemoryEvent | None = None,
         parts: Parts = NO_PARTS,
         lanes: int = 0,
         touch: Touch | None = None,
@@ -509,8 +509,8 @@ class Shadow:
         knows: Knowledge,
         asynchronous: bool,
         what: Callable[[], str],
-        event: Event,
-        own: Event | None,
+        event: MemoryEvent,
+        own: MemoryEvent | None,
         lanes: int,
         touch: Touch | None,
         writes: bool,

@@ -40,7 +40,7 @@ from ..machine.memory import granules, parts_of
 from ..ptx.values import FULL, any_of, bool_of
 
 if TYPE_CHECKING:
-    from .happens_before import Event, Knowledge, Ledger, Shadow
+    from .happens_before import Knowledge, Ledger, MemoryEvent, Shadow
 
 STRONG = object()  # the engine of accesses that never race with one another
 EVERY = 0xFFFF  # byte of a granule
@@ -109,7 +109,7 @@ def lanes_at(touch: Touch | None, lanes: int, places: int) -> int:
 
 
 def crossing(
-    earlier: Event, shadow: Shadow, ways: tuple[bool, bool], touch: Touch | None, lanes: int, places: int
+    earlier: MemoryEvent, shadow: Shadow, ways: tuple[bool, bool], touch: Touch | None, lanes: int, places: int
 ) -> tuple[int, int] | None:
     """Two lanes of which one touched bytes with an event that the other touches now, (earlier, later), or None.
 
@@ -149,7 +149,7 @@ def _pair(had: int, has: int) -> tuple[int, int]:
     raise AssertionError((had, has))
 
 
-def uninformed(ledger: Ledger, knows: Knowledge, event: Event, lanes: int) -> int:
+def uninformed(ledger: Ledger, knows: Knowledge, event: MemoryEvent, lanes: int) -> int:
     """Those of the lanes that do not know of an event beside what all know."""
     for members, more in knows.apart:
         if ledger.knows(more, event):
@@ -160,7 +160,7 @@ def uninformed(ledger: Ledger, knows: Knowledge, event: Event, lanes: int) -> in
 def unknown(
     ledger: Ledger,
     knows: Knowledge,
-    earlier: Event,
+    earlier: MemoryEvent,
     record: tuple[Shadow, tuple[bool, bool], int],
     lanes: int,
     touch: Touch | None,
@@ -195,7 +195,7 @@ def unknown(
 # Where lanes part and meet --------------------------------------------------------------------------------------------
 
 
-def unordered(ledger: Ledger, knows: Knowledge) -> list[Event]:
+def unordered(ledger: Ledger, knows: Knowledge) -> list[MemoryEvent]:
     """The events of `mine` that it still makes a difference to know of: they are on record, and some lane may not know
     of them or the async proxy does not see what they wrote."""
     out = []
@@ -221,7 +221,7 @@ def each_alone(ledger: Ledger, knows: Knowledge) -> int:
 def fork(ledger: Ledger, knows: Knowledge, lanes: int) -> Knowledge:
     """What some of the lanes know, where they go another way than the others."""
     out = ledger.knowledge(knows)
-    mine: list[Event] = []
+    mine: list[MemoryEvent] = []
     knows.mine = unordered(ledger, knows)
     for event in list(knows.mine):
         inside = event.lanes & lanes
@@ -326,12 +326,12 @@ def synchronise(ledger: Ledger, fiber: Any) -> None:
     knows.mine = unordered(ledger, knows)
 
 
-def strong(ledger: Ledger, fiber: Any) -> Event:
+def strong(ledger: Ledger, fiber: Any) -> MemoryEvent:
     """The event of a strong access, of an atomic above all: two of them do not race."""
     return ledger.event(False, fiber.describe, STRONG)
 
 
-def did(ledger: Ledger, fiber: Any, event: Event) -> None:
+def did(ledger: Ledger, fiber: Any, event: MemoryEvent) -> None:
     """An event is over that the fiber did beside its epoch: each lane knows its part of it."""
     knows, bit = fiber.knows, ledger.bit(event)
     knows.own |= bit
@@ -356,7 +356,7 @@ def conflicting(offsets: Offsets, data: npt.NDArray[Any]) -> int | None:
     return int(offsets[order][1:][wrong][0]) if wrong.any() else None
 
 
-def learn(ledger: Ledger, fiber: Any, lanes: int, event: Event) -> None:
+def learn(ledger: Ledger, fiber: Any, lanes: int, event: MemoryEvent) -> None:
     """Some of the fiber's lanes know that an asynchronous operation has happened: each its own part of it, where it
     has some."""
     knows = fiber.knows
@@ -376,7 +376,7 @@ def learn(ledger: Ledger, fiber: Any, lanes: int, event: Event) -> None:
         knows.past |= more.seen | more.past
 
 
-def divide(ledger: Ledger, event: Event, lanes: int) -> Event:
+def divide(ledger: Ledger, event: MemoryEvent, lanes: int) -> MemoryEvent:
     """Take the accesses of some lanes out of an event, into one of their own that all know who knew of the first."""
     made = ledger.event(event.asynchronous, event.describe, event.engine)
     made.time, made.wrote = event.time, event.wrote

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from layoutgemm.emulator.host.arguments import Array, Arrays, Packed, array_of
+from layoutgemm.emulator.host.arguments import ArgumentMemory, Array, Packed, array_of
 from layoutgemm.emulator.machine.memory import GlobalMemory
 from layoutgemm.errors import EmulatorError
 
 
-def arrays(**values: Any) -> Arrays:
-    return Arrays([(name, array) for name, value in values.items() if (array := array_of(value)) is not None])
+def arrays(**values: Any) -> ArgumentMemory:
+    return ArgumentMemory([(name, array) for name, value in values.items() if (array := array_of(value)) is not None])
 
 
 def test_an_array_is_a_buffer_over_its_own_bytes() -> None:

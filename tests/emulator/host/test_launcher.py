@@ -16,7 +16,7 @@ from layoutgemm.emulator.host import types as host_types
 from layoutgemm.emulator.host.arguments import Packed
 from layoutgemm.emulator.host.dsl_calls import CompiledFunction, watch
 from layoutgemm.emulator.host.launcher import HostFunction, gathered
-from layoutgemm.emulator.host.types import Mode, parameter_of
+from layoutgemm.emulator.host.types import TensorMode, parameter_of
 from layoutgemm.emulator.machine.memory import GlobalMemory
 from layoutgemm.emulator.machine.tensor_map import decode
 from layoutgemm.errors import EmulatorError
@@ -51,7 +51,7 @@ def test_types_say_where_values_go(machine: str, kind: str, size: int, shapes: A
 def test_types_before_lowering_say_more() -> None:
     found = parameter_of(MATRIX, '!cute.memref<bf16, gmem, align<16>, "(?,?{div=8}):(?{i64 div=8},1)">')
     assert (found.element, found.align) == ("bf16", 16)
-    assert found.modes == ((Mode(None), Mode(None, 8)), (Mode(None, 8), Mode(1)))
+    assert found.modes == ((TensorMode(None), TensorMode(None, 8)), (TensorMode(None, 8), TensorMode(1)))
     assert parameter_of("!llvm.ptr", "!cuda.stream").kind == "stream"
     assert parameter_of("!llvm.ptr<1>", "!cute.ptr<f4E2M1FN, gmem, align<16>>").element == "f4E2M1FN"
     assert parameter_of("i32", "tf32").type == "tf32"

@@ -11,9 +11,9 @@ import pytest
 from layoutgemm.emulator.machine.interpreter import Launch, Policy
 from layoutgemm.emulator.machine.memory import GlobalMemory
 from layoutgemm.emulator.mutation.mutants import SPARE, Change, Mutant, Site, changed, deletions, edited, fields, sites
-from layoutgemm.emulator.mutation.run import Case, Survey, sample, survey, unreached, verdict
+from layoutgemm.emulator.mutation.run import LaunchCase, Survey, sample, survey, unreached, verdict
 from layoutgemm.emulator.ops import program_of
-from layoutgemm.emulator.ptx.parser import Kernel, parse
+from layoutgemm.emulator.ptx.parser import PtxKernel, parse
 from layoutgemm.errors import EmulatorError
 
 # Warp 0 writes a value for each lane; warp 1 reads it when an mbarrier says so, and adds its own; twice for n = 2.
@@ -75,11 +75,11 @@ DONE:
 """
 
 
-def kernel() -> Kernel:
+def kernel() -> PtxKernel:
     return parse(TEXT)[0]
 
 
-def case(n: int, policy: Policy | None = None) -> Case:
+def case(n: int, policy: Policy | None = None) -> LaunchCase:
     def launch() -> Launch:
         memory = GlobalMemory()
         a, c = np.arange(32, dtype=np.uint32) + 7, np.zeros(32, dtype=np.uint32)
@@ -90,7 +90,7 @@ def case(n: int, policy: Policy | None = None) -> Case:
         a, c = (launch.memory.buffers[i].data.view(np.uint32) for i in (0, 1))
         return None if (c == n * a + (n - 1)).all() else f"c is {c[:4].tolist()}"
 
-    return Case(f"n = {n}", launch, check, policy or Policy())
+    return LaunchCase(f"n = {n}", launch, check, policy or Policy())
 
 
 def table(mutants: list[str], n: tuple[int, ...] = (1, 2)) -> Survey:

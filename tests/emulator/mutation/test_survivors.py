@@ -16,11 +16,11 @@ from layoutgemm.emulator.machine.interpreter import Launch, Policy
 from layoutgemm.emulator.machine.memory import GlobalMemory
 from layoutgemm.emulator.mutation.api import mutate_ptx
 from layoutgemm.emulator.mutation.mutants import Change, Mutant, changed, deletions, fields, sites
-from layoutgemm.emulator.mutation.run import Case
+from layoutgemm.emulator.mutation.run import LaunchCase
 from layoutgemm.emulator.mutation.survivors import KINDS, Explainer, explained
-from layoutgemm.emulator.mutation.trace import Difference, Trace, Traced, difference
+from layoutgemm.emulator.mutation.trace import AccessTrace, Difference, TracingMachine, difference
 from layoutgemm.emulator.ops import build
-from layoutgemm.emulator.ptx.parser import Kernel, parse, read_instruction
+from layoutgemm.emulator.ptx.parser import PtxKernel, parse, read_instruction
 from layoutgemm.emulator.ptx.program import Program
 from layoutgemm.errors import EmulatorError
 from tests.emulator.mutation import test_run as test_mutate
@@ -55,11 +55,11 @@ OWN:
 """
 
 
-def words() -> Kernel:
+def words() -> PtxKernel:
     return parse(TEXT)[0]
 
 
-def case(n: int, policy: Policy | None = None) -> Case:
+def case(n: int, policy: Policy | None = None) -> LaunchCase:
     def launch() -> Launch:
         memory = GlobalMemory()
         c = np.zeros(64, dtype=np.uint32)
@@ -70,21 +70,21 @@ def case(n: int, policy: Policy | None = None) -> Case:
         got = launch.memory.buffers[0].data.view(np.uint32)
         return None if (got == np.arange(64) ^ 32 * (n - 1)).all() else "wrong"
 
-    return Case(f"n = {n}", launch, check, policy or Policy())
+    return LaunchCase(f"n = {n}", launch, check, policy or Policy())
 
 
-def deletion(kernel: Kernel, text: str) -> Mutant:
+def deletion(kernel: PtxKernel, text: str) -> Mutant:
     (found,) = [mutant for mutant in deletions(kernel) if text in mutant.place]
     return found
 
 
-def inserted(kernel: Kernel, text: str, before: str) -> Mutant:
+def inserted(kernel: PtxKernel, text: str, before: str) -> Mutant:
     """A mutant with one more instruction."""
     (ins,) = [ins for ins in kernel.instructions if before in ins.text]
     return Mutant("more", str(ins), "one more", ((ins.pc, (read_instruction(kernel, text, ins.line, None), ins)),))
 
 
-def kind(kernel: Kernel, cases: list[Case], mutant: Mutant) -> str:
+def kind(kernel: PtxKernel, cases: list[LaunchCase], mutant: Mutant) -> str:
     row = Explainer(kernel, cases).row(mutant)
     assert row.caught or row.reason.split(":")[0] in KINDS
     return row.how.split(":")[0] or row.reason.split(":")[0]
@@ -130,11 +130,11 @@ def test_what_each_thread_touches_by_itself_is_apart_in_any_case() -> None:
             begin = text.replace("ld.param.u32 %r0, [n];", "ld.param.u32 %r0, [n]; ld.param.u32 %r9, [n+4];")
             begin = begin.replace(".param .u32 n)", ".param .u64 n)")
         changed_ = parse(begin.replace("xor.b32 %r5, %r2, 0;", other))[0]
-        of = Case("n", _longer(case(1)), case(1).check, Policy())
+        of = LaunchCase("n", _longer(case(1)), case(1).check, Policy())
         assert kind(changed_, [of], deletion(changed_, "bar.sync 0")) == "looser", why
 
 
-def _longer(one: Case) -> Callable[[], Launch]:
+def _longer(one: LaunchCase) -> Callable[[], Launch]:
     """The launch with a parameter of 0 more."""
 
     def launch() -> Launch:
@@ -156,12 +156,12 @@ def test_an_answer_that_nothing_reads() -> None:
         return dataclasses.replace(case(1).launch(), dynamic_shared=512)
 
     asked = deletion(kernel, "try_wait")
-    assert kind(kernel, [Case("n", launch, case(1).check)], asked) in ("same", "end", "unread")
+    assert kind(kernel, [LaunchCase("n", launch, case(1).check)], asked) in ("same", "end", "unread")
     text = text.replace("@%p1 bra OVER;", "@%p1 bra OVER; bra OVER;")
     never = parse(text)[0]
-    assert kind(never, [Case("n", launch, case(1).check)], deletion(never, "try_wait")) == "unread"
+    assert kind(never, [LaunchCase("n", launch, case(1).check)], deletion(never, "try_wait")) == "unread"
     read = parse(text.replace("OVER: ret", "@%p2 bra OVER; OVER: ret"))[0]
-    assert kind(read, [Case("n", launch, case(1).check)], deletion(read, "try_wait")) == "unreached"
+    assert kind(read, [LaunchCase("n", launch, case(1).check)], deletion(read, "try_wait")) == "unreached"
 
 
 # A bulk copy completes on one mbarrier; at the other one all threads arrive, and wait. They are initialised one after
@@ -227,7 +227,7 @@ def test_an_mbarrier_of_threads_alone_needs_no_fence_of_its_initialisation() -> 
             return None if (got == np.arange(64) + 1).all() else "wrong"
 
         found = [m for m in deletions(kernel) if "fence.mbarrier_init" in m.place]
-        assert [kind(kernel, [Case("one", launch, check)], m) for m in found] == fences
+        assert [kind(kernel, [LaunchCase("one", launch, check)], m) for m in found] == fences
 
 
 def test_a_barrier_that_only_ends_of_warps_come_after() -> None:
@@ -304,9 +304,9 @@ def test_a_kernel_that_fails_is_no_subject() -> None:
 def test_the_order_is_the_same_in_every_schedule(n: int) -> None:
     kernel = test_mutate.kernel()
 
-    def traced(policy: Policy, like: Trace | None = None) -> Trace:
-        trace = Trace(like)
-        Traced(Program(kernel, build), test_mutate.case(n).launch(), policy, trace).run()
+    def traced(policy: Policy, like: AccessTrace | None = None) -> AccessTrace:
+        trace = AccessTrace(like)
+        TracingMachine(Program(kernel, build), test_mutate.case(n).launch(), policy, trace).run()
         return trace
 
     first = traced(Policy())

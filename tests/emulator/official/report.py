@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from layoutgemm.emulator.machine.interpreter import Machine, Policy
+from layoutgemm.emulator.machine.interpreter import Policy, PtxMachine
 from layoutgemm.emulator.ops import build
 from layoutgemm.emulator.ptx.program import Program
 from layoutgemm.errors import EmulatorError
@@ -42,7 +42,7 @@ def main() -> int:
     one = case(example, chosen.shape)
     launch = one.launch()
     policy = Policy(register_strict=chosen.register_strict, lanes=chosen.lanes)
-    machine = Machine(Program(kernel(example), build), launch, policy)
+    machine = PtxMachine(Program(kernel(example), build), launch, policy)
     wrong = None
     try:
         machine.run()

@@ -13,8 +13,8 @@ from layoutgemm.emulator.host.launcher import HostFunction
 from layoutgemm.emulator.host.types import parameter_of
 from layoutgemm.emulator.machine.interpreter import Launch, Policy
 from layoutgemm.emulator.mutation.mutants import edited
-from layoutgemm.emulator.mutation.run import Case
-from layoutgemm.emulator.ptx.parser import Kernel, read_instruction
+from layoutgemm.emulator.mutation.run import LaunchCase
+from layoutgemm.emulator.ptx.parser import PtxKernel, read_instruction
 from tests.emulator.official.cases import Inputs, Tensor, inputs
 from tests.emulator.official.compiled import compiled
 from tests.emulator.official.examples import Constant, Example, Matrix, Number, Pointer, Scales, Shape, Sizes, Stream
@@ -37,13 +37,13 @@ def host(example: Example) -> HostFunction:
     return HostFunction.link(made.object, made.ptx, parameters)
 
 
-def kernel(example: Example) -> Kernel:
+def kernel(example: Example) -> PtxKernel:
     """The example's kernel."""
     (found,) = host(example).kernels
     return found
 
 
-def repaired(example: Example) -> Kernel:
+def repaired(example: Example) -> PtxKernel:
     """The example's kernel, with the barrier in it that it lacks (FINDINGS.md) where it lacks one: four warps meet
     before each run of stmatrix writes the buffer of the epilogue."""
     original = kernel(example)
@@ -104,10 +104,10 @@ class Run:
         return self.inputs.wrong()
 
 
-def case(example: Example, shape: Shape, policy: Policy | None = None) -> Case:
+def case(example: Example, shape: Shape, policy: Policy | None = None) -> LaunchCase:
     """A shape of an example as a case of `mutate`."""
     run = Run(example, shape)
-    return Case(f"{example.name} {'x'.join(map(str, shape))}", run.launch, run.check, policy or Policy())
+    return LaunchCase(f"{example.name} {'x'.join(map(str, shape))}", run.launch, run.check, policy or Policy())
 
 
 # Orders that differ in what a kernel has to wait for: everything late, in the order of its issue, and waits that fail.
@@ -118,7 +118,7 @@ ORDERS = (Policy(), Policy(lands="oldest"), Policy(waits="reluctant", elect="hig
 LAX = ("hopper_fp8_2xacc",)
 
 
-def cases(example: Example, orders: tuple[Policy, ...] = ORDERS, shapes: tuple[Shape, ...] = ()) -> list[Case]:
+def cases(example: Example, orders: tuple[Policy, ...] = ORDERS, shapes: tuple[Shape, ...] = ()) -> list[LaunchCase]:
     """All shapes of an example, or these, in these orders. Hopper's are held to the rule
     about wgmma.fence, which they keep."""
     if example.arch == "sm_90a" and example.name not in LAX:

@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from layoutgemm.emulator.mutation.run import Row
-from layoutgemm.emulator.ptx.parser import Kernel
+from layoutgemm.emulator.mutation.run import MutantOutcome
+from layoutgemm.emulator.ptx.parser import PtxKernel
 from layoutgemm.kernels.compile.compiler import dsl_version
 
 FILE = Path(__file__).with_suffix(".json")
@@ -58,7 +58,7 @@ def entry(named: Iterable[tuple[str, str]], count: int, sample: int | None = Non
     }
 
 
-def entry_of(kernel: Kernel, rows: Iterable[Row], count: int, sample: int | None = None) -> dict[str, Any]:
+def entry_of(kernel: PtxKernel, rows: Iterable[MutantOutcome], count: int, sample: int | None = None) -> dict[str, Any]:
     """The same from the rows of a survey."""
     return entry([(row.mutant.name(kernel), row.reason) for row in rows if not row.caught], count, sample)
 

@@ -11,7 +11,7 @@ import shutil
 import pytest
 
 from layoutgemm.emulator.findings import Counts
-from layoutgemm.emulator.machine.interpreter import Machine, Policy
+from layoutgemm.emulator.machine.interpreter import Policy, PtxMachine
 from layoutgemm.emulator.mutation.run import sample, verdict
 from layoutgemm.emulator.mutation.survivors import PROVEN
 from layoutgemm.emulator.ops import build
@@ -132,7 +132,7 @@ def test_every_other_example_keeps_to_the_word_about_lanes(name: str) -> None:
 def test_setmaxnreg_of_warps_that_differ_is_said() -> None:
     """Of sm_100 and sm_120 as lint: nothing here shows what their hardware makes of it (FINDINGS.md)."""
     example = example_or_skip("blackwell_mixed_s8_bf16")
-    machine = Machine(Program(kernel(example), build), case(example, example.shapes[0]).launch())
+    machine = PtxMachine(Program(kernel(example), build), case(example, example.shapes[0]).launch())
     machine.run()
     assert {finding.kind for finding in machine.findings.found} == {"lint"}
     assert any("setmaxnreg to 24, where warp 4" in finding.message for finding in machine.findings.found)
@@ -155,7 +155,7 @@ def test_the_unwritten_memory_that_the_sgemm_example_reads() -> None:
     example = example_or_skip("ampere_sgemm")
     one = case(example, (128, 128, 8, 1))
     launch = one.launch()
-    machine = Machine(Program(kernel(example), build), launch)
+    machine = PtxMachine(Program(kernel(example), build), launch)
     machine.run()
     assert machine.findings.found and one.check(launch) is None
     assert {finding.kind for finding in machine.findings.found} == {"uninitialised"}

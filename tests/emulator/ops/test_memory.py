@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from layoutgemm.emulator.machine.memory import GlobalMemory, SharedMemory, granules, span
+from layoutgemm.emulator.machine.memory import CtaSharedMemory, GlobalMemory, granules, span
 from layoutgemm.errors import EmulatorError, PtxError
 from tests.emulator.run_ptx import run
 
@@ -205,7 +205,7 @@ def test_memories():
         memory.read(np.array([first.address, second.address + 8]), 1)
     with pytest.raises(EmulatorError, match="not contiguous"):
         memory.add("third", np.zeros((4, 4))[:, ::2])
-    shared = SharedMemory(40)
+    shared = CtaSharedMemory(40)
     assert shared.size == 48 and (shared.bytes == 0xFF).all()
     shared.write(np.array([0, 8]), np.ones((2, 4), np.uint8))
     assert shared.unwritten(np.array([0, 8]), 4) is None and shared.unwritten(np.array([0, 8]), 8) == 4

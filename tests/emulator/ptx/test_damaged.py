@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from layoutgemm import emulate_ptx
-from layoutgemm.emulator.machine.interpreter import Launch, Machine, Policy
+from layoutgemm.emulator.machine.interpreter import Launch, Policy, PtxMachine
 from layoutgemm.emulator.machine.memory import GlobalMemory
 from layoutgemm.emulator.ops import build
 from layoutgemm.emulator.ptx.parser import parse
@@ -70,7 +70,7 @@ def attempt(text: str, pointers: int) -> str:
     try:
         kernel = parse(text)[0]
         launch = Launch((1, 1, 1), (64, 1, 1), parameters, memory, (1, 1, 1), 1024)
-        Machine(Program(kernel, build), launch, Policy(limit=5000)).run()
+        PtxMachine(Program(kernel, build), launch, Policy(limit=5000)).run()
     except LayoutError as error:
         str(error).encode()
         return f"{type(error).__name__}: {error}"

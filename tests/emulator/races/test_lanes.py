@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from layoutgemm.emulator.machine.interpreter import Launch, Policy
 from layoutgemm.emulator.machine.memory import GlobalMemory
 from layoutgemm.emulator.mutation.mutants import deletions
-from layoutgemm.emulator.mutation.run import Case
+from layoutgemm.emulator.mutation.run import LaunchCase
 from layoutgemm.emulator.mutation.survivors import Explainer
 from layoutgemm.emulator.ptx.parser import parse
 from layoutgemm.emulator.races.happens_before import Ledger
@@ -267,7 +267,7 @@ def deleted(body: str, what: str, block: int = 32) -> str:
         return Launch((1, 1, 1), (block, 1, 1), at.to_bytes(8, "little"), memory, dynamic_shared=8192)
 
     (mutant,) = deletions(kernel, (what,))
-    row = Explainer(kernel, [Case("one", launch, lambda done: None)]).row(mutant)
+    row = Explainer(kernel, [LaunchCase("one", launch, lambda done: None)]).row(mutant)
     return (row.how or row.reason).split(":")[0]
 
 

@@ -17,9 +17,9 @@ import pytest
 from layoutgemm.emulator.api import ORDERS
 from layoutgemm.emulator.machine.interpreter import Launch, Policy
 from layoutgemm.emulator.mutation.mutants import deletions
-from layoutgemm.emulator.mutation.run import Case, verdict
+from layoutgemm.emulator.mutation.run import LaunchCase, verdict
 from layoutgemm.emulator.mutation.survivors import Explainer
-from layoutgemm.emulator.ptx.parser import Kernel
+from layoutgemm.emulator.ptx.parser import PtxKernel
 from layoutgemm.kernels.derive import padded_leading
 from tests.kernels.sm90.table import TABLE, Product
 from tests.kernels.sm90.test_emulated import emulate
@@ -32,7 +32,7 @@ QUICK = ("pingpong", "K in 2 parts of two blocks", "f32 rows")
 STRICT = replace(ORDERS[0], lanes="strict")
 
 
-def case(product: Product, policy: Policy) -> tuple[Kernel, Case]:
+def case(product: Product, policy: Policy) -> tuple[PtxKernel, LaunchCase]:
     """A product, whose results are not looked at: `emulate` does that."""
     from layoutgemm.kernels.run.emulated import linked
 
@@ -51,7 +51,7 @@ def case(product: Product, policy: Policy) -> tuple[Kernel, Case]:
 
     launch()
     kernel = host.launches[0].kernel
-    return kernel, Case(str(plan), launch, lambda done: None, replace(policy, edges=False))
+    return kernel, LaunchCase(str(plan), launch, lambda done: None, replace(policy, edges=False))
 
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in TABLE])

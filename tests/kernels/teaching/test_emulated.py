@@ -16,9 +16,9 @@ import pytest
 
 from layoutgemm.emulator.machine.interpreter import Launch
 from layoutgemm.emulator.mutation.mutants import Mutant, deletions, edited, fields
-from layoutgemm.emulator.mutation.run import Case, Survey, sample, verdict
+from layoutgemm.emulator.mutation.run import LaunchCase, Survey, sample, verdict
 from layoutgemm.emulator.mutation.survivors import Explainer
-from layoutgemm.emulator.ptx.parser import Kernel
+from layoutgemm.emulator.ptx.parser import PtxKernel
 from layoutgemm.kernels import TeachingPlan
 
 pytestmark = [
@@ -29,7 +29,7 @@ pytestmark = [
 SIZES = ((64, 64, 64), (70, 66, 100), (64, 130, 192), (33, 64, 328))
 
 
-def case(m: int, n: int, k: int) -> tuple[Kernel, Case]:
+def case(m: int, n: int, k: int) -> tuple[PtxKernel, LaunchCase]:
     from layoutgemm.kernels.run.emulated import linked
 
     plan = TeachingPlan.derive(m, n, k, a="bf16", b="bf16:col", c="f32")
@@ -51,11 +51,11 @@ def case(m: int, n: int, k: int) -> tuple[Kernel, Case]:
         return None if np.array_equal(got, want) else f"{int((got != want).sum())} elements of C are wrong"
 
     launch()
-    return host.launches[0].kernel, Case(f"{m}x{n}x{k}", launch, check)
+    return host.launches[0].kernel, LaunchCase(f"{m}x{n}x{k}", launch, check)
 
 
 @lru_cache
-def everything() -> tuple[Kernel, tuple[Case, ...]]:
+def everything() -> tuple[PtxKernel, tuple[LaunchCase, ...]]:
     found = [case(*size) for size in SIZES]
     return found[0][0], tuple(one for _, one in found)
 

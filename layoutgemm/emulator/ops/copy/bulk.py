@@ -21,11 +21,11 @@ from ....errors import EmulatorError
 from ...machine.interpreter import Cta, Fiber
 from ...machine.memory import span, span_parts
 from ...ptx.codegen import bits_of
-from ...ptx.parser import Instruction
+from ...ptx.parser import PtxInstruction
 from ...ptx.program import Program, Run
-from ...races.happens_before import Event
+from ...races.happens_before import MemoryEvent
 from ...races.lanes import STRONG
-from ..barrier import Mbarrier, barriers_of, mbarrier_at
+from ..barrier import EmulatedMbarrier, barriers_of, mbarrier_at
 from ..memory import UNSIGNED, block_of, said, updater
 from ..registry import operation
 from . import bulk_groups
@@ -65,7 +65,9 @@ def issuers(fiber: Fiber) -> list[int]:
     return [1 << lane for lane in range(32) if fiber.lanes >> lane & 1]
 
 
-def reads_shared(fiber: Fiber, cta: Cta, offset: int, size: int, event: Event, ins: Instruction, by: int = 0) -> None:
+def reads_shared(
+    fiber: Fiber, cta: Cta, offset: int, size: int, event: MemoryEvent, ins: PtxInstruction, by: int = 0
+) -> None:
     """Check and record that an asynchronous operation reads shared memory; `by`: the lanes that issued it."""
     fresh = ~cta.shared.written[offset : offset + size]
     if fresh.any():
@@ -77,21 +79,23 @@ def reads_shared(fiber: Fiber, cta: Cta, offset: int, size: int, event: Event, i
     cta.remote.append((event, said(fiber, ins)()))
 
 
-def writes_shared(fiber: Fiber, cta: Cta, offset: int, size: int, event: Event, ins: Instruction, by: int = 0) -> None:
+def writes_shared(
+    fiber: Fiber, cta: Cta, offset: int, size: int, event: MemoryEvent, ins: PtxInstruction, by: int = 0
+) -> None:
     """Record that an asynchronous operation writes shared memory of a block, which must not end before."""
     places, parts = span(offset, size), span_parts(offset, size)
     fiber.machine.touch(fiber, cta, places, True, said(fiber, ins), event, event.asynchronous, parts, by=by)
     cta.remote.append((event, said(fiber, ins)()))
 
 
-def complete(barrier: Mbarrier, count: int, event: Event) -> None:
+def complete(barrier: EmulatedMbarrier, count: int, event: MemoryEvent) -> None:
     """Count bytes down on an mbarrier, whose waiters will know of the event."""
     barrier.cta.cluster.ledger.learn_open(barrier.knows, event)
     barrier.bytes -= count
     barrier.check()
 
 
-def barrier_in(cta: Cta, offset: int) -> Mbarrier:
+def barrier_in(cta: Cta, offset: int) -> EmulatedMbarrier:
     """The mbarrier of a block at an offset."""
     found = barriers_of(cta).get(offset)
     if found is None:
@@ -111,7 +115,7 @@ def land(cta: Cta, offset: int, data: Bytes, combine: Combine | None = None) -> 
 class BulkStore:
     """A bulk copy out of shared memory, as a member of a bulk group."""
 
-    def __init__(self, event: Event, take: Callable[[], None]) -> None:
+    def __init__(self, event: MemoryEvent, take: Callable[[], None]) -> None:
         self.event, self.take = event, take
         self.done = False
 
@@ -129,7 +133,7 @@ class BulkStore:
 # cp.async.bulk --------------------------------------------------------------------------------------------------------
 
 
-def _words(ins: Instruction, *known: str) -> set[str]:
+def _words(ins: PtxInstruction, *known: str) -> set[str]:
     """The qualifiers, refused where they are not known."""
     words = set(ins.words[1:])
     for word in words:
@@ -142,7 +146,7 @@ _COMMON = ("async", "bulk", "mbarrier::complete_tx::bytes", "bulk_group", "L2::c
 
 
 @operation("cp.async.bulk.shared::cluster", "cp.async.bulk.shared::cta")
-def into_shared(program: Program, ins: Instruction) -> Run:
+def into_shared(program: Program, ins: PtxInstruction) -> Run:
     """cp.async.bulk into shared memory: from global memory, to one block or, with a mask, to several; or from this
     block's shared memory to another's.
     """
@@ -185,7 +189,7 @@ def into_shared(program: Program, ins: Instruction) -> Run:
             machine.counts.bytes["global to shared"] += size * len(ranks)
 
             def arrive(source: int = source, offset: int = offset, ranks: list[int] = ranks, at: int = barrier.offset,
-                       event: Event = event) -> None:  # fmt: skip
+                       event: MemoryEvent = event) -> None:  # fmt: skip
                 data = machine.launch.memory.read(np.array([source]), size)[0]
                 for rank in ranks:
                     land(cluster.ctas[rank], offset, data)
@@ -196,7 +200,7 @@ def into_shared(program: Program, ins: Instruction) -> Run:
     return go
 
 
-def _between_blocks(program: Program, ins: Instruction, combine: Combine | None) -> Run:
+def _between_blocks(program: Program, ins: PtxInstruction, combine: Combine | None) -> Run:
     """shared::cta to shared::cluster."""
     destination, origin = program.address(ins.operands[0]), program.address(ins.operands[1])
     size_of, barrier_of = program.value(ins.operands[2]), program.address(ins.operands[3])
@@ -223,8 +227,9 @@ def _between_blocks(program: Program, ins: Instruction, combine: Combine | None)
             writes_shared(fiber, cta, offset, size, wrote, ins, lane)
             machine.counts.bytes["shared to shared"] += size
 
-            def arrive(own: Cta = own, at: int = at, cta: Cta = cta, offset: int = offset, barrier: Mbarrier = barrier,
-                       event: Event = event, wrote: Event = wrote) -> None:  # fmt: skip
+            def arrive(own: Cta = own, at: int = at, cta: Cta = cta, offset: int = offset,
+                       barrier: EmulatedMbarrier = barrier, event: MemoryEvent = event,
+                       wrote: MemoryEvent = wrote) -> None:  # fmt: skip
                 land(cta, offset, own.shared.bytes[at : at + size].copy(), combine)
                 cluster.ledger.learn_open(barrier.knows, wrote)
                 complete(barrier, size, event)
@@ -235,7 +240,7 @@ def _between_blocks(program: Program, ins: Instruction, combine: Combine | None)
 
 
 @operation("cp.async.bulk.global")
-def into_global(program: Program, ins: Instruction) -> Run:
+def into_global(program: Program, ins: PtxInstruction) -> Run:
     """cp.async.bulk from shared to global memory, in the thread's bulk group; .cp_mask: some bytes of every 16."""
     words = _words(ins, *_COMMON, "shared::cta", "cp_mask")
     if ins.words[4] != "shared::cta" or "bulk_group" not in words:
@@ -246,7 +251,7 @@ def into_global(program: Program, ins: Instruction) -> Run:
 
 
 def _outward(
-    program: Program, ins: Instruction, combine: Combine | None, mask_of: Callable[[Any], Any] | None, expected: int
+    program: Program, ins: PtxInstruction, combine: Combine | None, mask_of: Callable[[Any], Any] | None, expected: int
 ) -> Run:
     destination, origin = program.address(ins.operands[0]), program.address(ins.operands[1])
     size_of = program.value(ins.operands[2])
@@ -287,7 +292,7 @@ def _outward(
 
 
 @operation("cp.async.bulk.prefetch.L2")
-def prefetch(program: Program, ins: Instruction) -> Run:
+def prefetch(program: Program, ins: PtxInstruction) -> Run:
     """cp.async.bulk.prefetch.L2: a hint to a cache, which changes no result."""
     return lambda fiber: None
 
@@ -310,7 +315,7 @@ def _combine(name: str, kind: str) -> Combine:
 
 
 @operation("cp.reduce.async.bulk.shared::cluster", "cp.reduce.async.bulk.global")
-def reduce_bulk(program: Program, ins: Instruction) -> Run:
+def reduce_bulk(program: Program, ins: PtxInstruction) -> Run:
     """cp.reduce.async.bulk: an operation, element by element, of shared memory on global or another block's memory."""
     words = _words(ins, *_COMMON, "reduce", "shared::cluster", "shared::cta", "noftz", *_REDUCTIONS, ins.words[-1])
     name = next(word for word in _REDUCTIONS if word in words)
@@ -327,7 +332,7 @@ def reduce_bulk(program: Program, ins: Instruction) -> Run:
 # st.async, red.async --------------------------------------------------------------------------------------------------
 
 
-def _remote_store(program: Program, ins: Instruction, count: int, kind: str, combine: Combine | None) -> Run:
+def _remote_store(program: Program, ins: PtxInstruction, count: int, kind: str, combine: Combine | None) -> Run:
     destination, barrier_of = program.address(ins.operands[0]), program.address(ins.operands[2])
     sources = program.sources(ins.operands[1], kind)
     if len(sources) != count:
@@ -363,7 +368,7 @@ def _remote_store(program: Program, ins: Instruction, count: int, kind: str, com
 
 
 @operation("st.async")
-def store_async(program: Program, ins: Instruction) -> Run:
+def store_async(program: Program, ins: PtxInstruction) -> Run:
     """st.async: a register or a vector to the shared memory of a block, whose mbarrier counts the bytes."""
     words, kind = list(ins.words[2:-1]), ins.words[-1]
     count = next((int(word[1:]) for word in words if word in ("v2", "v4")), 1)
@@ -376,7 +381,7 @@ def store_async(program: Program, ins: Instruction) -> Run:
 
 
 @operation("red.async")
-def reduce_async(program: Program, ins: Instruction) -> Run:
+def reduce_async(program: Program, ins: PtxInstruction) -> Run:
     """red.async: an operation on the shared memory of a block, whose mbarrier counts the bytes."""
     words, kind = list(ins.words[2:-1]), ins.words[-1]
     for word in words:
@@ -389,6 +394,6 @@ def reduce_async(program: Program, ins: Instruction) -> Run:
 
 
 @operation("multimem")
-def multimem(program: Program, ins: Instruction) -> Run:
+def multimem(program: Program, ins: PtxInstruction) -> Run:
     """multimem: several GPUs' memory at one address is not emulated."""
     raise ValueError(f"{ins.opcode} is left out of the emulator")

@@ -14,10 +14,10 @@ from typing import Any, Protocol
 
 from ....errors import EmulatorError
 from ...machine.interpreter import Fiber
-from ...ptx.parser import Instruction
+from ...ptx.parser import PtxInstruction
 from ...ptx.program import Program, Run
 from ...ptx.values import FULL
-from ...races.happens_before import Event
+from ...races.happens_before import MemoryEvent
 from ...races.lanes import learn
 from ..registry import known, operation
 
@@ -30,7 +30,7 @@ class Asynchronous(Protocol):
     finish  let it be complete
     """
 
-    event: Event
+    event: MemoryEvent
 
     def read(self) -> None:
         """Let it read its source."""
@@ -151,14 +151,14 @@ def group_count(fiber: Fiber, value: Any) -> int:
 
 
 @operation("cp.async.bulk.commit_group")
-def bulk_commit(program: Program, ins: Instruction) -> Run:
+def bulk_commit(program: Program, ins: PtxInstruction) -> Run:
     """cp.async.bulk.commit_group: what each thread issued since its last one is a group."""
     known(ins, "async", "bulk", "commit_group")
     return lambda fiber: groups_of(fiber, "bulk").commit(fiber.lanes)
 
 
 @operation("cp.async.bulk.wait_group")
-def bulk_wait(program: Program, ins: Instruction) -> Run:
+def bulk_wait(program: Program, ins: PtxInstruction) -> Run:
     """cp.async.bulk.wait_group: until at most N of the thread's most recent groups are pending; with .read, until the
     others have read their sources.
     """

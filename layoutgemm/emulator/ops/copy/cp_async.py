@@ -20,7 +20,7 @@ from ....atoms.copy.cp_async import cp_async
 from ....errors import EmulatorError
 from ...machine.interpreter import Cta, Fiber
 from ...machine.memory import granules, parts_of
-from ...ptx.parser import Instruction, Operand
+from ...ptx.parser import PtxInstruction, PtxOperand
 from ...ptx.program import Program, Run
 from ...ptx.values import bool_of, is_uniform
 from ...races.lanes import Touch, divide, learn
@@ -33,7 +33,7 @@ KIND = "cp.async"
 Array = npt.NDArray[np.int64]
 
 
-class Copy:
+class CpAsyncCopy:
     """What the lanes of one cp.async copy.
 
     offsets, sources  of each lane: where in the block's shared memory, from which global address
@@ -65,9 +65,9 @@ class Copy:
                 data[chosen, :count] = self.memory.read(self.sources[chosen], count)
         self.cta.shared.write(self.offsets, data)
 
-    def split(self, lanes: int) -> tuple[Copy, Copy]:
+    def split(self, lanes: int) -> tuple[CpAsyncCopy, CpAsyncCopy]:
         """The copy of these lanes, with an event of its own, and that of the others."""
-        one = Copy.__new__(Copy)
+        one = CpAsyncCopy.__new__(CpAsyncCopy)
         for name, value in vars(self).items():
             setattr(one, name, value)
         inside = bool_of(lanes)[bool_of(self.lanes)]
@@ -81,7 +81,7 @@ class Copy:
         shadow.divide(self.event, one.event, (mine, parts), (others, left))
         return self._parted(one, lanes, inside)
 
-    def _parted(self, one: Copy, lanes: int, inside: npt.NDArray[np.bool_]) -> tuple[Copy, Copy]:
+    def _parted(self, one: CpAsyncCopy, lanes: int, inside: npt.NDArray[np.bool_]) -> tuple[CpAsyncCopy, CpAsyncCopy]:
         one.lanes, self.lanes = lanes, self.lanes & ~lanes
         one.offsets, self.offsets = self.offsets[inside], self.offsets[~inside]
         one.sources, self.sources = self.sources[inside], self.sources[~inside]
@@ -90,7 +90,7 @@ class Copy:
         return one, self
 
 
-def _number(operand: Operand) -> int:
+def _number(operand: PtxOperand) -> int:
     if operand.kind != "number":
         raise ValueError(f"{operand.text} is no constant")
     return int(operand.text, 0)
@@ -103,7 +103,7 @@ def _lanewise(value: Any, active: npt.NDArray[np.bool_]) -> Array:
 
 
 @operation("cp.async.ca", "cp.async.cg", guards=True)
-def copy(program: Program, ins: Instruction) -> Run:
+def copy(program: Program, ins: PtxInstruction) -> Run:
     """cp.async: with src-size, bytes beyond it become zeros; with ignore-src, all of them where it holds."""
     words = [word for word in ins.words[3:] if not word.startswith("L2::")]
     if words not in (["shared", "global"], ["shared::cta", "global"]):
@@ -139,7 +139,7 @@ def copy(program: Program, ins: Instruction) -> Run:
         if (used & size - 1).any():
             raise EmulatorError(f"{ins.opcode}: global address {int(used[(used & size - 1) != 0][0]):#x} is no "
                                 f"multiple of {size}")  # fmt: skip
-        one = Copy(fiber, cta, lanes, size, offsets, sources, valid)
+        one = CpAsyncCopy(fiber, cta, lanes, size, offsets, sources, valid)
         parts, touch = parts_of(offsets, size), Touch(lanes, offsets, size)
         machine.touch(fiber, cta, touch.places, True, said(fiber, ins), one.event, parts=parts, touch=touch)
         machine.counts.bytes["global to shared"] += size * len(offsets)
@@ -153,14 +153,14 @@ def copy(program: Program, ins: Instruction) -> Run:
 
 
 @operation("cp.async.commit_group")
-def commit(program: Program, ins: Instruction) -> Run:
+def commit(program: Program, ins: PtxInstruction) -> Run:
     """cp.async.commit_group: what each thread issued since its last one is a group."""
     known(ins, "async", "commit_group")
     return lambda fiber: groups_of(fiber, KIND).commit(fiber.lanes)
 
 
 @operation("cp.async.wait_group", "cp.async.wait_all")
-def wait(program: Program, ins: Instruction) -> Run:
+def wait(program: Program, ins: PtxInstruction) -> Run:
     """cp.async.wait_group: until at most N of the thread's most recent groups are pending; wait_all: until none is."""
     known(ins, "async", "wait_group", "wait_all")
     left: Callable[[Any], Any] = program.value(ins.operands[0]) if ins.operands else lambda fiber: 0
@@ -182,7 +182,7 @@ def wait(program: Program, ins: Instruction) -> Run:
 
 
 @operation("cp.async.mbarrier.arrive")
-def arrive(program: Program, ins: Instruction) -> Run:
+def arrive(program: Program, ins: PtxInstruction) -> Run:
     """cp.async.mbarrier.arrive: each lane arrives when all its copies so far are complete.
 
     Without .noinc the barrier's pending count grows first, so that the arrival is one beside those it expects.

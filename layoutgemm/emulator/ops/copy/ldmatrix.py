@@ -19,7 +19,7 @@ from ....atoms.copy.ldmatrix import ROW_BYTES, ldmatrix, movmatrix, stmatrix
 from ....errors import EmulatorError
 from ...machine.interpreter import Cta, Fiber
 from ...machine.memory import GRANULE
-from ...ptx.parser import Instruction, Operand
+from ...ptx.parser import PtxInstruction, PtxOperand
 from ...ptx.program import Program, Run
 from ...ptx.values import LANES
 from ...races.lanes import Touch
@@ -35,7 +35,7 @@ KNOWN = 1 << 14
 _known: dict[tuple[Any, ...], tuple[npt.NDArray[np.int64], Touch]] = {}
 
 
-def atom_of(ins: Instruction) -> tuple[CopyAtom, str]:
+def atom_of(ins: PtxInstruction) -> tuple[CopyAtom, str]:
     """The atom that an opcode names, and its state space ("" for generic addresses)."""
     name, *words = ins.words
     space = next((word for word in words if word in SPACES), "")
@@ -71,7 +71,7 @@ class Rows:
     bytes  of each row, those that the instruction looks at
     """
 
-    def __init__(self, program: Program, ins: Instruction, operand: Operand) -> None:
+    def __init__(self, program: Program, ins: PtxInstruction, operand: PtxOperand) -> None:
         self.ins = ins
         self.atom, self.space = atom_of(ins)
         side = self.atom.side_in("smem")
@@ -128,7 +128,7 @@ def _unpacked(rows: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
 
 
 @operation("ldmatrix")
-def load_matrix(program: Program, ins: Instruction) -> Run:
+def load_matrix(program: Program, ins: PtxInstruction) -> Run:
     """ldmatrix: rows of shared memory, one address a lane, into fragments; packed elements become bytes."""
     rows = Rows(program, ins, ins.operands[1])
     targets = program.targets(ins.operands[0])
@@ -160,7 +160,7 @@ def load_matrix(program: Program, ins: Instruction) -> Run:
     return go
 
 
-def _count(ins: Instruction, registers: list[Any], take: npt.NDArray[np.int64]) -> None:
+def _count(ins: PtxInstruction, registers: list[Any], take: npt.NDArray[np.int64]) -> None:
     if len(registers) != len(take):
         raise ValueError(f"{ins.words[0]} of {len(take)} registers is given {len(registers)}")
 
@@ -174,7 +174,7 @@ def packed_registers(fiber: Fiber, sources: list[Any]) -> npt.NDArray[np.uint32]
 
 
 @operation("stmatrix")
-def store_matrix(program: Program, ins: Instruction) -> Run:
+def store_matrix(program: Program, ins: PtxInstruction) -> Run:
     """stmatrix: fragments into rows of shared memory, one address a lane."""
     rows = Rows(program, ins, ins.operands[0])
     sources = program.sources(ins.operands[1])
@@ -194,7 +194,7 @@ def store_matrix(program: Program, ins: Instruction) -> Run:
 
 
 @operation("movmatrix")
-def move_matrix(program: Program, ins: Instruction) -> Run:
+def move_matrix(program: Program, ins: PtxInstruction) -> Run:
     """movmatrix: an 8x8 matrix of 16-bit elements transposed across the warp's registers."""
     atom = movmatrix()
     if ins.opcode != atom.ptx:

@@ -23,9 +23,9 @@ from ....errors import EmulatorError
 from ...machine.interpreter import Cluster, Cta, Fiber
 from ...machine.memory import span
 from ...machine.tensor_map import ALIGN, BYTES, FIELDS, ORDERED, replaced
-from ...ptx.parser import Instruction, Operand
+from ...ptx.parser import PtxInstruction, PtxOperand
 from ...ptx.program import Program, Run
-from ...races.happens_before import Event
+from ...races.happens_before import MemoryEvent
 from ..barrier import barriers_of
 from ..memory import place, said
 from ..registry import operation
@@ -43,9 +43,9 @@ class Changed:
 
     cluster: Cluster
     text: str
-    change: Event
-    releases: list[Event] = field(default_factory=list)
-    acquires: list[Event] = field(default_factory=list)
+    change: MemoryEvent
+    releases: list[MemoryEvent] = field(default_factory=list)
+    acquires: list[MemoryEvent] = field(default_factory=list)
 
 
 def changed_maps(fiber: Fiber) -> dict[int, Changed]:
@@ -69,7 +69,7 @@ def check_use(fiber: Fiber, address: int) -> None:
     fiber.machine.problem("race", f"a tensor copy uses {what}: {lacks}", fiber)
 
 
-def _mark(fiber: Fiber) -> Event:
+def _mark(fiber: Fiber) -> MemoryEvent:
     """The event of what the fiber has done so far; later is another. It is asked for when records of it are gone."""
     event = fiber.epoch
     barriers_of(fiber.cta)
@@ -84,7 +84,7 @@ def _address(at: int, what: str) -> int:
     return at
 
 
-def _in_shared(fiber: Fiber, ins: Instruction, cta: Cta, offset: int, write: bool) -> None:
+def _in_shared(fiber: Fiber, ins: PtxInstruction, cta: Cta, offset: int, write: bool) -> None:
     """Check and record the access to a map in the block's shared memory."""
     if cta is not fiber.cta:
         raise EmulatorError(f"{ins.opcode}: the tensor map is not in the block's own shared memory")
@@ -95,14 +95,14 @@ def _in_shared(fiber: Fiber, ins: Instruction, cta: Cta, offset: int, write: boo
     fiber.machine.touch(fiber, cta, span(offset, BYTES), write, said(fiber, ins))
 
 
-def _constant(operand: Operand) -> int:
+def _constant(operand: PtxOperand) -> int:
     if operand.kind != "number":
         raise ValueError(f"{operand.text} is no constant")
     return int(operand.text, 0)
 
 
 @operation("tensormap.replace")
-def replace(program: Program, ins: Instruction) -> Run:
+def replace(program: Program, ins: PtxInstruction) -> Run:
     """tensormap.replace: one field of a map in shared or global memory; extents and strides by their dimension."""
     words = list(ins.words[2:])
     name = words[1] if len(words) > 1 else ""
@@ -136,7 +136,7 @@ def replace(program: Program, ins: Instruction) -> Run:
 
 
 @operation("tensormap.cp_fenceproxy")
-def copy_and_release(program: Program, ins: Instruction) -> Run:
+def copy_and_release(program: Program, ins: PtxInstruction) -> Run:
     """tensormap.cp_fenceproxy: a map from shared to global memory, by a whole warp, and its release."""
     expected = ("cp_fenceproxy", "global", "shared::cta", "tensormap::generic", "release", "sync", "aligned")
     words = [word for word in ins.words[1:] if word not in SCOPES]
@@ -160,7 +160,7 @@ def copy_and_release(program: Program, ins: Instruction) -> Run:
 
 
 @operation("fence.proxy.tensormap::generic")
-def fence(program: Program, ins: Instruction) -> Run:
+def fence(program: Program, ins: PtxInstruction) -> Run:
     """fence.proxy.tensormap::generic: release what the thread changed in global memory; acquire one map."""
     words = [word for word in ins.words[3:] if word not in SCOPES]
     if words not in (["release"], ["acquire"]) or len(ins.words) != 5:

@@ -24,15 +24,15 @@ from ....atoms.tma import engine as tma_engine
 from ....atoms.tma.rules import EDGE_UNIT, MAX_DIM, RULES, SMEM_UNIT, check_reduction, whole_units
 from ....errors import EmulatorError, TmaError
 from ...machine.interpreter import Cta, Fiber
-from ...machine.memory import GRANULE, RANK_SHIFT, Buffer
+from ...machine.memory import GRANULE, RANK_SHIFT, GlobalBuffer
 from ...machine.tensor_map import ALIGN, BYTES, decode
 from ...ptx.codegen import PARAMETER_BASE, SHARED_WINDOW
-from ...ptx.parser import Instruction
+from ...ptx.parser import PtxInstruction
 from ...ptx.program import Program, Run
 from ...ptx.values import bool_of, s32
-from ...races.happens_before import Event
+from ...races.happens_before import MemoryEvent
 from ...races.lanes import one_lane
-from ..barrier import Mbarrier, barriers_of, mbarrier_at
+from ..barrier import EmulatedMbarrier, barriers_of, mbarrier_at
 from ..memory import block_of, said
 from ..registry import operation
 from . import bulk_groups
@@ -51,7 +51,7 @@ REDUCTIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
 # One box --------------------------------------------------------------------------------------------------------------
 
 
-class Box:
+class TmaTransfer:
     """What one instruction moves with one tensor map, as indices: the engine's answers, kept."""
 
     def __init__(self, content: bytes) -> None:
@@ -124,7 +124,7 @@ class Box:
         rows = zip(coordinates[1:], self.tmap.extents[1:], strict=True)
         return range(line, end) if all(start < extent for start, extent in rows) else range(0)
 
-    def over(self, buffer: Buffer, coordinates: Sequence[int]) -> int:
+    def over(self, buffer: GlobalBuffer, coordinates: Sequence[int]) -> int:
         """The bytes that a store of the box writes beyond the buffer's end: what is beyond the tensor's last line."""
         if not self.beyond(coordinates):
             return 0
@@ -132,7 +132,7 @@ class Box:
         return max(0, self.address + int(where.max() + self.tmap.kind.gmem_bits) // 8 - buffer.end)
 
     def rows(
-        self, buffer: Buffer, coordinates: Sequence[int], stores: bool = False
+        self, buffer: GlobalBuffer, coordinates: Sequence[int], stores: bool = False
     ) -> npt.NDArray[np.int64] | None:
         """The 16-byte chunks of the buffer that the box is, or None where it is no whole number of aligned ones."""
         if not self.unit or not self.whole(coordinates, stores):
@@ -142,7 +142,7 @@ class Box:
         start += sum(at * stride for at, stride in zip(coordinates, strides, strict=True))
         return None if start % GRANULE else self.relative + start
 
-    def tensor(self, fiber: Fiber, coordinates: Sequence[int]) -> Buffer:
+    def tensor(self, fiber: Fiber, coordinates: Sequence[int]) -> GlobalBuffer:
         """The buffer that holds all of the box that lies in the tensor. Raises EmulatorError where it does not."""
         memory = fiber.machine.launch.memory
         if self.whole(coordinates) and self.unit:
@@ -167,10 +167,10 @@ class Box:
         return buffer
 
 
-_box = lru_cache(maxsize=256)(Box)
+_box = lru_cache(maxsize=256)(TmaTransfer)
 
 
-def _box_at(fiber: Fiber, address: int) -> Box:
+def _box_at(fiber: Fiber, address: int) -> TmaTransfer:
     """The tensor map at a generic address."""
     launch = fiber.machine.launch
     if address % ALIGN:
@@ -192,7 +192,7 @@ def _box_at(fiber: Fiber, address: int) -> Box:
 class Shape:
     """What the words of an opcode say: rank, what is left of them, and the operands' functions."""
 
-    def __init__(self, program: Program, ins: Instruction, known: tuple[str, ...], place: int) -> None:
+    def __init__(self, program: Program, ins: PtxInstruction, known: tuple[str, ...], place: int) -> None:
         self.rank = 0
         self.words: set[str] = set()
         for word in ins.words[1:]:
@@ -210,7 +210,7 @@ class Shape:
         if len(self.coordinates) != self.rank:
             raise ValueError(f"{len(self.coordinates)} coordinates for {self.rank} dimensions")
 
-    def box(self, fiber: Fiber, lane: int | None, where: Sequence[Any]) -> tuple[Box, list[int]]:
+    def box(self, fiber: Fiber, lane: int | None, where: Sequence[Any]) -> tuple[TmaTransfer, list[int]]:
         """The box and its coordinates, of one lane. `where`: the values of the map's address and the coordinates."""
         box = _box_at(fiber, _of(where[0], lane))
         if box.tmap.rank != self.rank:
@@ -250,7 +250,7 @@ def _aligned(offset: int, what: str) -> None:
         raise EmulatorError(f"{what} {offset:#x}: a tensor copy needs a multiple of {SMEM_UNIT}")
 
 
-def _fits(cta: Cta, box: Box, offset: int) -> None:
+def _fits(cta: Cta, box: TmaTransfer, offset: int) -> None:
     end = box.places(offset).bit_length() * GRANULE
     if end > cta.shared.size:
         raise EmulatorError(
@@ -258,7 +258,7 @@ def _fits(cta: Cta, box: Box, offset: int) -> None:
         )
 
 
-def _clear_of_barriers(fiber: Fiber, cta: Cta, box: Box, offset: int) -> None:
+def _clear_of_barriers(fiber: Fiber, cta: Cta, box: TmaTransfer, offset: int) -> None:
     """Report a box that would overwrite a live mbarrier."""
     places = box.places(offset)
     for at, barrier in barriers_of(cta).items():
@@ -270,12 +270,12 @@ def _clear_of_barriers(fiber: Fiber, cta: Cta, box: Box, offset: int) -> None:
 
 
 @operation("cp.async.bulk.tensor")
-def tensor_copy(program: Program, ins: Instruction) -> Run:
+def tensor_copy(program: Program, ins: PtxInstruction) -> Run:
     """cp.async.bulk.tensor: a load where the destination is shared memory, a store where it is global memory."""
     return _store(program, ins, "") if "bulk_group" in ins.words else _load(program, ins)
 
 
-def _load(program: Program, ins: Instruction) -> Run:
+def _load(program: Program, ins: PtxInstruction) -> Run:
     form = Shape(
         program, ins,
         ("shared::cta", "shared::cluster", "global", LOAD, "multicast::cluster", "cta_group::1", "cta_group::2"), 1,
@@ -330,7 +330,13 @@ def _ranks(fiber: Fiber, mask: int) -> list[int]:
 
 
 def _land(
-    fiber: Fiber, ins: Instruction, box: Box, coordinates: list[int], to: tuple[Cta, int], barrier: Mbarrier, by: int
+    fiber: Fiber,
+    ins: PtxInstruction,
+    box: TmaTransfer,
+    coordinates: list[int],
+    to: tuple[Cta, int],
+    barrier: EmulatedMbarrier,
+    by: int,
 ) -> None:
     """Start the load of a box into one block; the lanes `by` do it alike."""
     cta, offset = to
@@ -365,7 +371,7 @@ def _land(
         machine.defer(cta.cluster, "loads", land)
 
 
-def _fill(box: Box, buffer: Buffer, coordinates: list[int], cta: Cta, offset: int) -> None:
+def _fill(box: TmaTransfer, buffer: GlobalBuffer, coordinates: list[int], cta: Cta, offset: int) -> None:
     """Copy the box into shared memory."""
     rows = box.rows(buffer, coordinates)
     chunks = box.chunks(offset % PERIOD) + offset // PERIOD * (PERIOD // GRANULE) if box.unit else None
@@ -386,8 +392,8 @@ class Stored:
     """A tensor store or reduction on its way: it reads shared memory some time, and then writes global memory."""
 
     def __init__(
-        self, event: Event, box: Box, buffer: Buffer, coordinates: list[int], cta: Cta, offset: int, reduces: str,
-        times: int,
+        self, event: MemoryEvent, box: TmaTransfer, buffer: GlobalBuffer, coordinates: list[int], cta: Cta,
+        offset: int, reduces: str, times: int,
     ) -> None:  # fmt: skip
         self.event, self.box, self.buffer, self.coordinates = event, box, buffer, coordinates
         self.cta, self.offset, self.reduces, self.times = cta, offset, reduces, times
@@ -430,13 +436,13 @@ class Stored:
             self.buffer.data[:end].reshape(-1, GRANULE)[rows // GRANULE] = data
 
 
-def _from_start(box: Box, buffer: Buffer) -> npt.NDArray[np.uint8]:
+def _from_start(box: TmaTransfer, buffer: GlobalBuffer) -> npt.NDArray[np.uint8]:
     """The buffer's bytes from the tensor's first one on; a copy, with zeros in front, where that lies before it."""
     start = box.address - buffer.address
     return buffer.data[start:] if start >= 0 else np.concatenate([np.zeros(-start, np.uint8), buffer.data])
 
 
-def _store(program: Program, ins: Instruction, reduces: str) -> Run:
+def _store(program: Program, ins: PtxInstruction, reduces: str) -> Run:
     form = Shape(program, ins, ("global", "shared::cta", "bulk_group", *([reduces] if reduces else [])), 0)
     if not {"global", "shared::cta", "bulk_group"} <= form.words:
         raise ValueError("a store is .global.shared::cta and .bulk_group")
@@ -475,14 +481,14 @@ def _store(program: Program, ins: Instruction, reduces: str) -> Run:
     return go
 
 
-def _reducible(reduces: str, box: Box) -> None:
+def _reducible(reduces: str, box: TmaTransfer) -> None:
     try:
         check_reduction(reduces, box.tmap.dtype)
     except TmaError as error:
         raise EmulatorError(str(error)) from None
 
 
-def _edge(fiber: Fiber, box: Box, buffer: Buffer, coordinates: list[int], reduces: str) -> None:
+def _edge(fiber: Fiber, box: TmaTransfer, buffer: GlobalBuffer, coordinates: list[int], reduces: str) -> None:
     """Report a store of elements beyond the end of a line, which may be beyond the buffer's end, too."""
     beyond = box.beyond(coordinates)
     if not beyond or not fiber.machine.policy.edges:
@@ -502,7 +508,7 @@ def _edge(fiber: Fiber, box: Box, buffer: Buffer, coordinates: list[int], reduce
     )
 
 
-def _written(fiber: Fiber, ins: Instruction, box: Box, coordinates: list[int], offset: int) -> None:
+def _written(fiber: Fiber, ins: PtxInstruction, box: TmaTransfer, coordinates: list[int], offset: int) -> None:
     """Report a store of bytes that nothing has written; what lies outside the tensor is nobody's result."""
     shared = fiber.cta.shared
     if box.unit:
@@ -518,7 +524,7 @@ def _written(fiber: Fiber, ins: Instruction, box: Box, coordinates: list[int], o
 
 
 @operation("cp.reduce.async.bulk.tensor")
-def tensor_reduce(program: Program, ins: Instruction) -> Run:
+def tensor_reduce(program: Program, ins: PtxInstruction) -> Run:
     """cp.reduce.async.bulk.tensor: each element combined into global memory, atomically."""
     named = [word for word in ins.words if word in REDUCTIONS]
     if len(named) != 1:
@@ -527,7 +533,7 @@ def tensor_reduce(program: Program, ins: Instruction) -> Run:
 
 
 @operation("cp.async.bulk.prefetch.tensor")
-def tensor_prefetch(program: Program, ins: Instruction) -> Run:
+def tensor_prefetch(program: Program, ins: PtxInstruction) -> Run:
     """cp.async.bulk.prefetch.tensor: a box into L2. It changes nothing here; the map and the coordinates are held."""
     form = Shape(program, ins, ("prefetch", "L2", "global"), 0)
 

@@ -17,12 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ...machine.interpreter import Fiber
-from ...ptx.parser import Instruction
+from ...ptx.parser import PtxInstruction
 from ...ptx.program import Program
 from ...ptx.values import LANES
 
 if TYPE_CHECKING:
-    from .sync import Fragment
+    from .sync import WarpOperand
 
 Array = npt.NDArray[Any]
 MOST = 64  # instructions of a run
@@ -32,7 +32,7 @@ WASTE = 2  # blocks that may be computed for each that is used
 class Stack:
     """One operand of all instructions of a run: its fragment, and the registers of each different one."""
 
-    def __init__(self, fragment: Fragment, places: list[tuple[int, ...]], apart: bool = False) -> None:
+    def __init__(self, fragment: WarpOperand, places: list[tuple[int, ...]], apart: bool = False) -> None:
         """apart: every instruction has one of its own."""
         self.fragment = fragment
         different = places if apart else list(dict.fromkeys(places))
@@ -66,10 +66,10 @@ class Run:
     def __init__(
         self,
         program: Program,
-        first: Instruction,
+        first: PtxInstruction,
         count: int,
         places: list[dict[str, tuple[int, ...]]],
-        maps: dict[str, Fragment],
+        maps: dict[str, WarpOperand],
         finish: Callable[[Array, Array], Array],
     ) -> None:
         self.first, self.after, self.count, self.finish = first, first.pc + count, count, finish
@@ -125,7 +125,7 @@ class Run:
         return self.c.matrices(values)
 
 
-def instructions_in_a_row(program: Program, first: Instruction) -> list[Instruction]:
+def instructions_in_a_row(program: Program, first: PtxInstruction) -> list[PtxInstruction]:
     """Those of its opcode from `first` on, up to a label, a predicate, or one that reads what an earlier one wrote."""
     leaders, instructions = program.leaders, program.kernel.instructions
     at = bisect_right(leaders, first.pc)

@@ -24,7 +24,7 @@ def words_of(values: list[Any]) -> npt.NDArray[np.uint64]:
 
 
 @dataclass(frozen=True, eq=False)
-class Fragment:
+class RegisterFragment:
     """One operand of an atom, as the warps that execute it hold it.
 
     dtype      of an element
@@ -44,7 +44,7 @@ class Fragment:
     rows: tuple[Indices, ...]
 
     @classmethod
-    def of(cls, atom: MmaAtom, operand: str) -> Fragment:
+    def of(cls, atom: MmaAtom, operand: str) -> RegisterFragment:
         """The fragment of operand "A", "B" or "C" of an atom whose threads are those of its warps, in order."""
         layout, (rows, columns) = atom.layout(operand), atom.tile_of(operand)
         values, threads = layout[1].size, layout[0].size

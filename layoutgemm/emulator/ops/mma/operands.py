@@ -22,7 +22,7 @@ from ....atoms.smem.tile import CHUNK_BITS, CHUNK_BYTES, slot_bits, slot_to_bit
 from ....dtypes import DType
 from ....errors import DescriptorError, EmulatorError
 from ...machine.interpreter import Cta, Fiber
-from ...machine.memory import RANK_SHIFT, SharedMemory
+from ...machine.memory import RANK_SHIFT, CtaSharedMemory
 from ...ptx.values import any_of
 
 # The widest swizzle pattern repeats after so many bytes: chunks move with the address in steps of it.
@@ -33,7 +33,7 @@ UNWRITTEN = "uninitialised"  # the kind of finding where an operand has bytes th
 
 
 @dataclass(frozen=True)
-class Read:
+class SharedOperandRead:
     """What a tensor core reads of one operand from one block's shared memory.
 
     rows, depth  elements along M (or N) and along K
@@ -58,7 +58,7 @@ class Reading:
     places   their bit set
     """
 
-    read: Read
+    read: SharedOperandRead
     chunks: npt.NDArray[np.int64]
     last: int
     places: int
@@ -79,7 +79,7 @@ def bits_of(chunks: npt.NDArray[np.int64]) -> int:
 
 
 @cache
-def _reading(word: int, read: Read) -> Reading:
+def _reading(word: int, read: SharedOperandRead) -> Reading:
     bits = element_bits(word, read.major, (read.rows, read.depth), read.dtype, read.arch, read.packing)
     lines = bits if read.major == "K" else bits.T
     per_chunk = CHUNK_BITS // slot_bits(read.dtype, read.packing)
@@ -94,7 +94,7 @@ def _reading(word: int, read: Read) -> Reading:
 
 
 @lru_cache(1 << 14)
-def _resolved(word: int, read: Read, rank: int) -> tuple[Reading, int, tuple[str, ...]]:
+def _resolved(word: int, read: SharedOperandRead, rank: int) -> tuple[Reading, int, tuple[str, ...]]:
     """(the reading, the chunk that it counts from, what is wrong with the word)."""
     table = smem_table(read.arch)
     stray, problems = table.stray(word), []
@@ -118,7 +118,7 @@ def _resolved(word: int, read: Read, rank: int) -> tuple[Reading, int, tuple[str
     return found, base // CHUNK_BYTES, tuple(problems)
 
 
-def reading(word: int, read: Read, fiber: Fiber, report: Report) -> tuple[Reading, int]:
+def reading(word: int, read: SharedOperandRead, fiber: Fiber, report: Report) -> tuple[Reading, int]:
     """The reading of a descriptor word, and the number of the chunk that it counts from.
 
     Raises EmulatorError for a word without meaning and for chunks outside of shared memory.
@@ -162,7 +162,7 @@ def fetch(cta: Cta, found: Reading, first: int, report: Report) -> Any:
     return values if read.major == "K" else values.T
 
 
-def check_written(shared: SharedMemory, chunks: npt.NDArray[np.int64], packing: str, report: Report) -> None:
+def check_written(shared: CtaSharedMemory, chunks: npt.NDArray[np.int64], packing: str, report: Report) -> None:
     """Report the first byte of these chunks that nothing has written, padding aside."""
     needed = _NEEDED[packing]
     have = shared.written.view(np.uint64).reshape(-1, 2)[chunks]

@@ -27,7 +27,7 @@ from ....atoms.mma.sync import BIT_OPS, mma_sync
 from ....errors import PtxError
 from ...machine.interpreter import Fiber
 from ...ptx.codegen import number
-from ...ptx.parser import Instruction
+from ...ptx.parser import PtxInstruction
 from ...ptx.program import Program
 from ...ptx.program import Run as Operation
 from ...ptx.values import LANES
@@ -38,7 +38,7 @@ Array = npt.NDArray[Any]
 Places = tuple[Any, ...]  # of each register its number, or a constant as a tuple of one
 
 
-def atom_of(ins: Instruction) -> MmaAtom:
+def atom_of(ins: PtxInstruction) -> MmaAtom:
     """The atom that an opcode names, whatever the order of its qualifiers."""
     words = list(ins.words[1:])
     for word in ("sync", "aligned"):
@@ -83,7 +83,7 @@ def _name(word: str) -> str:
     return f"i{word[1:]}" if re.fullmatch(r"s\d+", word) else word
 
 
-class Fragment:
+class WarpOperand:
     """How one operand lies in the registers of a warp, as index arrays.
 
     unit    the unsigned type that elements are taken from registers as
@@ -186,10 +186,10 @@ class Fragment:
 
 
 @lru_cache(maxsize=256)
-def fragments(atom: MmaAtom) -> dict[str, Fragment]:
+def fragments(atom: MmaAtom) -> dict[str, WarpOperand]:
     """The fragments of A, B, C and D; those of C and D are one where they are equal."""
-    found = {operand: Fragment(atom, operand) for operand in "ABC"}
-    return found | {"D": found["C"] if atom.layout_D is None else Fragment(atom, "D")}
+    found = {operand: WarpOperand(atom, operand) for operand in "ABC"}
+    return found | {"D": found["C"] if atom.layout_D is None else WarpOperand(atom, "D")}
 
 
 def multiply(atom: MmaAtom) -> Callable[[Array, Array, Array], Array]:
@@ -235,7 +235,7 @@ def finisher(atom: MmaAtom) -> Callable[[Array, Array], Array]:
     return floats
 
 
-def _places(program: Program, ins: Instruction, position: int, count: int) -> Places:
+def _places(program: Program, ins: PtxInstruction, position: int, count: int) -> Places:
     """For each register of a vector operand its number, or a constant as a tuple of one."""
     operand = ins.operands[position]
     parts = operand.parts if operand.kind == "vector" else (operand,)
@@ -253,7 +253,7 @@ def _places(program: Program, ins: Instruction, position: int, count: int) -> Pl
 
 
 @operation("mma")
-def product(program: Program, ins: Instruction) -> Operation:
+def product(program: Program, ins: PtxInstruction) -> Operation:
     """mma.sync: D = A B + C of one warp, block-scaled or not."""
     atom = atom_of(ins)
     maps = fragments(atom)
@@ -289,7 +289,7 @@ def product(program: Program, ins: Instruction) -> Operation:
     return go
 
 
-def _run_from(program: Program, first: Instruction, atom: MmaAtom) -> Run | None:
+def _run_from(program: Program, first: PtxInstruction, atom: MmaAtom) -> Run | None:
     """The products in a row from this one on, or None where that is no gain."""
     maps = fragments(atom)
     row = instructions_in_a_row(program, first)
@@ -303,7 +303,9 @@ def _run_from(program: Program, first: Instruction, atom: MmaAtom) -> Run | None
     return found if found.worth else None
 
 
-def _scales(program: Program, ins: Instruction, atom: MmaAtom) -> Callable[[Fiber, Array, Array], tuple[Array, Array]]:
+def _scales(
+    program: Program, ins: PtxInstruction, atom: MmaAtom
+) -> Callable[[Fiber, Array, Array], tuple[Array, Array]]:
     """A function that multiplies A and B with their factors, from the lanes and bytes that the selectors name."""
     assert atom.scale is not None
     table = atom.scale.dtype.decode(np.arange(256)).astype(np.float64)
@@ -342,6 +344,6 @@ def _providers(atom: MmaAtom, operand: str, byte_id: int, thread_id: int) -> Arr
 
 
 @operation("mma.sp", "mma.sp::ordered_metadata", "wmma")
-def left_out(program: Program, ins: Instruction) -> Operation:
+def left_out(program: Program, ins: PtxInstruction) -> Operation:
     """Sparse products and wmma are refused: no kernel of the DSL's dense examples has them."""
     raise PtxError(f"{ins.words[0]}{'.' + ins.words[1] if ins.words[0] == 'mma' else ''} is left out of the emulator")

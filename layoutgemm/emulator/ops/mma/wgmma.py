@@ -38,21 +38,21 @@ from ....atoms.smem.operand_read import operand_read
 from ....dtypes import dtype
 from ....errors import EmulatorError
 from ...machine.interpreter import BLOCKED, Cta, Fiber
-from ...ptx.parser import Instruction
+from ...ptx.parser import PtxInstruction
 from ...ptx.program import Program, Run
-from ...races.happens_before import Event
-from ..in_flight import Held
+from ...races.happens_before import MemoryEvent
+from ..in_flight import InFlightRegister
 from ..memory import said
 from ..registry import known, operation
-from .fragments import Fragment
-from .operands import UNWRITTEN, Read, Reading, accumulate, fetch, reading
+from .fragments import RegisterFragment
+from .operands import UNWRITTEN, Reading, SharedOperandRead, accumulate, fetch, reading
 
 _NAMES = {name for form in FORMS for name in (*form.types, *form.accumulators)}
 TYPES = {ptx_type(dtype(name)): name for name in _NAMES}
 MAJORS = ("K", "MN")
 
 
-class Pending(Held):
+class Pending(InFlightRegister):
     """Register `number` of an accumulator in flight."""
 
     def __init__(self, accumulator: Accumulator, number: int) -> None:
@@ -68,7 +68,7 @@ class Pending(Held):
         return Half(self, low)
 
 
-class Half(Held):
+class Half(InFlightRegister):
     """16 bits of an accumulator's register in flight, from bit `low`: compilers take f16 pairs apart and join them.
 
     It follows how `codegen.py` writes such moves: `x >> low & 65535`, and `low | up << 16`.
@@ -92,10 +92,10 @@ class Half(Held):
         return self.whole if same else self._refuse()
 
 
-class Lent(Held):
+class Lent(InFlightRegister):
     """A register of A that a product in flight still reads, and its value."""
 
-    def __init__(self, product: Product, value: Any) -> None:
+    def __init__(self, product: IssuedWgmma, value: Any) -> None:
         self.product, self.value = product, value
 
     def __str__(self) -> str:
@@ -103,14 +103,14 @@ class Lent(Held):
 
 
 @dataclass(frozen=True, eq=False)
-class Form:
+class WgmmaOperation:
     """One form of the instruction: its fragments, and what it reads of shared memory (None: A in registers)."""
 
     atom: MmaAtom
-    c: Fragment
-    a: Fragment | None
-    read_a: Read | None
-    read_b: Read
+    c: RegisterFragment
+    a: RegisterFragment | None
+    read_a: SharedOperandRead | None
+    read_b: SharedOperandRead
     saturates: bool
 
     @property
@@ -120,20 +120,20 @@ class Form:
 
 
 @cache
-def _form(n: int, a: str, b: str, c: str, source: str, saturate: bool, major_a: str, major_b: str) -> Form:
+def _form(n: int, a: str, b: str, c: str, source: str, saturate: bool, major_a: str, major_b: str) -> WgmmaOperation:
     atom = wgmma(n, a, b, c, source, saturate=saturate)
 
-    def read(operand: str, major: str) -> Read:
+    def read(operand: str, major: str) -> SharedOperandRead:
         found = operand_read(atom, operand)
         if major not in found.majors:
             raise ValueError(f"operand {operand} of {atom} is {' or '.join(found.majors)}-major")
-        return Read(major, found.rows, found.depth, found.dtype, found.packing, found.arch)
+        return SharedOperandRead(major, found.rows, found.depth, found.dtype, found.packing, found.arch)
 
     in_smem = source == "smem"
-    return Form(
+    return WgmmaOperation(
         atom,
-        Fragment.of(atom, "C"),
-        None if in_smem else Fragment.of(atom, "A"),
+        RegisterFragment.of(atom, "C"),
+        None if in_smem else RegisterFragment.of(atom, "A"),
         read("A", major_a) if in_smem else None,
         read("B", major_b),
         saturate,
@@ -141,7 +141,7 @@ def _form(n: int, a: str, b: str, c: str, source: str, saturate: bool, major_a: 
 
 
 @cache
-def _parts(found: Reading, form: Form) -> tuple[int, ...]:
+def _parts(found: Reading, form: WgmmaOperation) -> tuple[int, ...]:
     """The chunks of A that each warp reads: those of its own rows."""
     return tuple([found.part(rows) for rows in form.c.rows])
 
@@ -154,18 +154,18 @@ class Accumulator:
     pending  warp -> products that it has not waited for
     """
 
-    def __init__(self, form: Form) -> None:
+    def __init__(self, form: WgmmaOperation) -> None:
         self.form = form
         self.values = np.zeros(form.c.shape, dtype=np.int64 if form.integer else np.float32)
-        self.queue: list[Product] = []
+        self.queue: list[IssuedWgmma] = []
         self.pending = [0] * WARPS
         self.names: list[list[int]] = [[] for _ in range(WARPS)]  # the registers of the last product of each warp
         self.parts: list[list[Pending]] = [[] for _ in range(WARPS)]  # warp -> what its registers hold meanwhile
-        self.last: Product
+        self.last: IssuedWgmma
 
 
 @dataclass(eq=False)
-class Product:
+class IssuedWgmma:
     """One mma_async of a warpgroup.
 
     words    (descriptor or None, descriptor, scale-d): what all four warps have to agree on
@@ -173,12 +173,12 @@ class Product:
     arrived  warps that have issued it
     """
 
-    ins: Instruction
-    form: Form
+    ins: PtxInstruction
+    form: WgmmaOperation
     words: tuple[int | None, int, bool]
     signs: tuple[int, int]
     cta: Cta
-    events: list[Event]
+    events: list[MemoryEvent]
     accumulator: Accumulator
     operands: tuple[tuple[Reading, int] | None, tuple[Reading, int]]
     a: npt.NDArray[Any] | None
@@ -201,10 +201,10 @@ class Group:
     """
 
     def __init__(self) -> None:
-        self.products: dict[int, Product] = {}
+        self.products: dict[int, IssuedWgmma] = {}
         self.issued = [0] * WARPS
-        self.open: list[list[Product]] = [[] for _ in range(WARPS)]
-        self.groups: list[list[list[Product]]] = [[] for _ in range(WARPS)]
+        self.open: list[list[IssuedWgmma]] = [[] for _ in range(WARPS)]
+        self.groups: list[list[list[IssuedWgmma]]] = [[] for _ in range(WARPS)]
         self.fenced = [False] * WARPS
         self.dirty = [0] * WARPS
 
@@ -244,7 +244,7 @@ def _ended(group: Group, fiber: Fiber, warp: int) -> None:
 
 
 @operation("wgmma.fence")
-def fence(program: Program, ins: Instruction) -> Run:
+def fence(program: Program, ins: PtxInstruction) -> Run:
     """wgmma.fence: orders what the warp did with registers before it and products after it."""
     known(ins, "fence", "sync", "aligned")
 
@@ -259,7 +259,7 @@ def fence(program: Program, ins: Instruction) -> Run:
 
 
 @operation("wgmma.commit_group")
-def commit(program: Program, ins: Instruction) -> Run:
+def commit(program: Program, ins: PtxInstruction) -> Run:
     """wgmma.commit_group: the products since the last one become a group, which may be empty."""
     known(ins, "commit_group", "sync", "aligned")
 
@@ -273,7 +273,7 @@ def commit(program: Program, ins: Instruction) -> Run:
 
 
 @operation("wgmma.wait_group")
-def wait(program: Program, ins: Instruction) -> Run:
+def wait(program: Program, ins: PtxInstruction) -> Run:
     """wgmma.wait_group n: until at most the last n groups of the warp are in flight; results are in the registers."""
     known(ins, "wait_group", "sync", "aligned")
     allowed = int(ins.operands[0].text)
@@ -298,7 +298,7 @@ def wait(program: Program, ins: Instruction) -> Run:
     return go
 
 
-def _retire(fiber: Fiber, group: Group, warp: int, product: Product) -> None:
+def _retire(fiber: Fiber, group: Group, warp: int, product: IssuedWgmma) -> None:
     """The warp learns that a product has completed."""
     accumulator = product.accumulator
     _run_up_to(product, fiber)
@@ -336,7 +336,7 @@ def _materialise(fiber: Fiber, group: Group, warp: int, accumulator: Accumulator
         fiber.machine.problem("protocol", f"{lost} of its accumulator is written while it is in flight", fiber, ins)
 
 
-def _give_back(fiber: Fiber, group: Group, warp: int, product: Product) -> None:
+def _give_back(fiber: Fiber, group: Group, warp: int, product: IssuedWgmma) -> None:
     """The registers of A are free again; report those that were computed while they were lent."""
     computed = group.dirty[warp] | fiber.dirty
     for register in product.lent.pop(warp):
@@ -355,7 +355,7 @@ def _name(fiber: Fiber, register: int) -> str:
 
 
 @operation("wgmma.mma_async")
-def product(program: Program, ins: Instruction) -> Run:
+def product(program: Program, ins: PtxInstruction) -> Run:
     """wgmma.mma_async: D = A*B + D, or A*B, by the four warps of a warpgroup.
 
     Operands: D, A (a descriptor, or registers), B's descriptor, scale-d, and where the types have them imm-scale-a,
@@ -412,7 +412,7 @@ def product(program: Program, ins: Instruction) -> Run:
     return go
 
 
-def _registers(program: Program, ins: Instruction, operand: Any, count: int) -> list[int]:
+def _registers(program: Program, ins: PtxInstruction, operand: Any, count: int) -> list[int]:
     targets = program.targets(operand)
     if len(targets) != count or None in targets:
         raise ValueError(f"{count} registers are needed where {len(targets)} are given")
@@ -423,12 +423,12 @@ def _issued(
     fiber: Fiber,
     group: Group,
     warp: int,
-    ins: Instruction,
-    form: Form,
+    ins: PtxInstruction,
+    form: WgmmaOperation,
     agreed: tuple[int | None, int, bool],
     signs: tuple[int, int],
     names: list[int],
-) -> Product:
+) -> IssuedWgmma:
     """The warpgroup's next product for this warp: the first of the four makes it, the others have to agree."""
     number = group.issued[warp]
     group.issued[warp] += 1
@@ -438,7 +438,7 @@ def _issued(
     if found is None:
         ledger = fiber.cta.cluster.ledger
 
-        def event(of: int) -> Event:
+        def event(of: int) -> MemoryEvent:
             return ledger.event(True, lambda: f"{ins.opcode} at {ins.where}, warp {of} of its warpgroup")
 
         def report(kind: str, message: str) -> None:
@@ -448,7 +448,7 @@ def _issued(
         operand_a = None
         if form.read_a is not None and word_a is not None:
             operand_a = reading(word_a, form.read_a, fiber, report)
-        found = group.products[number] = Product(
+        found = group.products[number] = IssuedWgmma(
             ins,
             form,
             agreed,
@@ -477,7 +477,7 @@ def _issued(
 
 
 def _check_fence(
-    fiber: Fiber, group: Group, warp: int, ins: Instruction, names: list[int], lent: list[int], used: int
+    fiber: Fiber, group: Group, warp: int, ins: PtxInstruction, names: list[int], lent: list[int], used: int
 ) -> None:
     """Report registers that were touched since the last wgmma.fence."""
     registers = fiber.registers
@@ -501,7 +501,7 @@ def _check_fence(
         )
 
 
-def _take_accumulator(fiber: Fiber, warp: int, found: Product, names: list[int]) -> None:
+def _take_accumulator(fiber: Fiber, warp: int, found: IssuedWgmma, names: list[int]) -> None:
     """The accumulator's registers go into flight; those that are there already stay."""
     registers, accumulator = fiber.registers, found.accumulator
     held = list(map(registers.__getitem__, names))
@@ -524,7 +524,7 @@ def _take_accumulator(fiber: Fiber, warp: int, found: Product, names: list[int])
     accumulator.pending[warp] += 1
 
 
-def _lend(fiber: Fiber, group: Group, warp: int, found: Product, lent: list[int]) -> None:
+def _lend(fiber: Fiber, group: Group, warp: int, found: IssuedWgmma, lent: list[int]) -> None:
     """A's registers are the product's until it is waited for. Their values do not change before that."""
     assert found.form.a is not None and found.a is not None
     values = [fiber.registers[register] for register in lent]
@@ -536,7 +536,7 @@ def _lend(fiber: Fiber, group: Group, warp: int, found: Product, lent: list[int]
     found.lent[warp] = lent
 
 
-def _record(fiber: Fiber, warp: int, found: Product) -> None:
+def _record(fiber: Fiber, warp: int, found: IssuedWgmma) -> None:
     """One access for each warp: its quarter of A, and all of B."""
     machine = fiber.machine
     if not machine.policy.races:
@@ -553,14 +553,14 @@ def _record(fiber: Fiber, warp: int, found: Product) -> None:
 # Arithmetic -----------------------------------------------------------------------------------------------------------
 
 
-def _run_up_to(product: Product, fiber: Fiber) -> None:
+def _run_up_to(product: IssuedWgmma, fiber: Fiber) -> None:
     """Run the products of an accumulator, in order, up to this one."""
     queue = product.accumulator.queue
     while not product.done:
         _run(queue.pop(0), fiber)
 
 
-def _run(product: Product, fiber: Fiber) -> None:
+def _run(product: IssuedWgmma, fiber: Fiber) -> None:
     form, machine = product.form, fiber.machine
 
     def report(kind: str, message: str) -> None:

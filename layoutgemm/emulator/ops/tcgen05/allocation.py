@@ -22,7 +22,7 @@ from ....atoms.tmem.layout import COLUMNS, LANES, MIN_ALLOCATION
 from ....errors import EmulatorError
 from ...machine.interpreter import BLOCKED, Fiber
 from ...machine.memory import OFFSET, RANK_SHIFT, granules, parts_of
-from ...ptx.parser import Instruction
+from ...ptx.parser import PtxInstruction
 from ...ptx.program import Program, Run
 from ..barrier import mbarrier_at
 from ..memory import place, said
@@ -34,7 +34,7 @@ GROUPS = ("cta_group::1", "cta_group::2")
 DEALLOCATION = object()  # the engine of deallocations: those of a pair are one
 
 
-def group_size(ins: Instruction) -> int:
+def group_size(ins: PtxInstruction) -> int:
     """The number of blocks in the opcode. Raises ValueError where it says none."""
     found = [word for word in ins.words if word in GROUPS]
     if len(found) != 1:
@@ -50,7 +50,7 @@ def _columns(fiber: Fiber, value: Any) -> int:
 
 
 @operation("tcgen05.alloc")
-def allocate(program: Program, ins: Instruction) -> Run:
+def allocate(program: Program, ins: PtxInstruction) -> Run:
     """tcgen05.alloc: columns of tensor memory, whose address goes to shared memory; waits until there are enough.
 
     The blocks of a pair get the same columns for the same request in order. The highest free columns are taken.
@@ -99,7 +99,7 @@ def allocate(program: Program, ins: Instruction) -> Run:
 
 
 @operation("tcgen05.dealloc")
-def deallocate(program: Program, ins: Instruction) -> Run:
+def deallocate(program: Program, ins: PtxInstruction) -> Run:
     """tcgen05.dealloc: give back what one alloc got. Whatever works on those columns has to be done: of a pair, also
     what the other block does to its own ("issuing warp and peer CTA warp must synchronize Tensor Memory accesses").
     """
@@ -137,7 +137,7 @@ def deallocate(program: Program, ins: Instruction) -> Run:
 
 
 @operation("tcgen05.relinquish_alloc_permit")
-def relinquish(program: Program, ins: Instruction) -> Run:
+def relinquish(program: Program, ins: PtxInstruction) -> Run:
     """tcgen05.relinquish_alloc_permit: the block allocates no more."""
     known(ins, "relinquish_alloc_permit", "sync", "aligned", *GROUPS)
     size = group_size(ins)
@@ -151,7 +151,7 @@ def relinquish(program: Program, ins: Instruction) -> Run:
 
 
 @operation("tcgen05.commit")
-def commit(program: Program, ins: Instruction) -> Run:
+def commit(program: Program, ins: PtxInstruction) -> Run:
     """tcgen05.commit: one arrival at an mbarrier when all that this thread issued to the tensor cores has completed.
 
     With .multicast::cluster at the mbarrier of that offset in each block of a mask. The arrival hands on what the
@@ -209,7 +209,7 @@ def commit(program: Program, ins: Instruction) -> Run:
 
 
 @operation("tcgen05.fence::before_thread_sync", "tcgen05.fence::after_thread_sync")
-def fence(program: Program, ins: Instruction) -> Run:
+def fence(program: Program, ins: PtxInstruction) -> Run:
     """tcgen05.fence: orders the thread's tcgen05 operations with those of others, before or after synchronising.
 
     Without `tensor_strict` nothing depends on it: what orders ordinary accesses orders these too.
@@ -226,7 +226,7 @@ def fence(program: Program, ins: Instruction) -> Run:
 
 
 @operation("tcgen05.wait::ld", "tcgen05.wait::st")
-def wait(program: Program, ins: Instruction) -> Run:
+def wait(program: Program, ins: PtxInstruction) -> Run:
     """tcgen05.wait::ld, ::st: until the warp's loads, or stores, have completed."""
     known(ins, "wait::ld", "wait::st", "sync", "aligned")
     way = ins.words[1][-2:]

@@ -26,16 +26,16 @@ from ....atoms.smem.operand_read import operand_read
 from ....atoms.tmem.layout import LANES, WARP_LANES, container_bits, scale_factors
 from ....errors import AtomError, DescriptorError, EmulatorError
 from ...machine.interpreter import Cta, Fiber
-from ...ptx.parser import Instruction, Operand
+from ...ptx.parser import PtxInstruction, PtxOperand
 from ...ptx.program import Program, Run
 from ...ptx.values import M32
 from ..memory import said
-from ..mma.operands import Read, Reading, Report, accumulate, fetch, reading
+from ..mma.operands import Reading, Report, SharedOperandRead, accumulate, fetch, reading
 from ..registry import operation
 from .allocation import GROUPS, group_size
 from .copy import low_bit
 from .shift import ALL, shift_rows
-from .tmem import Places, coordinate, engine_of, group_of, one_thread, tensor_of, touch
+from .tmem import TmemCoordinates, coordinate, engine_of, group_of, one_thread, tensor_of, touch
 
 # Hints to keep an operand in the collector buffer, which change no result.
 COLLECTORS = tuple(
@@ -47,7 +47,7 @@ VECTORS = ("scale_vec::1X", "scale_vec::2X", "scale_vec::4X", "block16", "block3
 
 
 @dataclass(frozen=True, eq=False)
-class Form:
+class Tcgen05Operation:
     """What an instruction and its descriptor come to.
 
     d        [row, column] of one block's accumulator
@@ -58,11 +58,11 @@ class Form:
 
     atom: Tcgen05Atom
     says: InstructionDescriptor
-    d: Places
-    read_a: Read | None
-    read_b: Read
-    a: Places | None
-    scales: tuple[Places, Places] | None
+    d: TmemCoordinates
+    read_a: SharedOperandRead | None
+    read_b: SharedOperandRead
+    a: TmemCoordinates | None
+    scales: tuple[TmemCoordinates, TmemCoordinates] | None
 
     @property
     def parts(self) -> int:
@@ -76,7 +76,7 @@ class Form:
 
 
 @cache
-def _form(kind: str, word: int, group: int, a_source: str, ws: bool, vector: str) -> Form:
+def _form(kind: str, word: int, group: int, a_source: str, ws: bool, vector: str) -> Tcgen05Operation:
     """Raises DescriptorError and AtomError for words that no such instruction has."""
     says = InstructionDescriptor.decode(word, kind)
     if says.sparse:
@@ -92,29 +92,29 @@ def _form(kind: str, word: int, group: int, a_source: str, ws: bool, vector: str
         depth if says.k_96 else None, ws,
     )  # fmt: skip
 
-    def read(operand: str, major: str) -> Read:
+    def read(operand: str, major: str) -> SharedOperandRead:
         found = operand_read(atom, operand)
         if major not in found.majors:
             raise DescriptorError(f"operand {operand} of {atom} is {' or '.join(found.majors)}-major")
-        return Read(major, found.rows, found.depth, found.dtype, found.packing, found.arch)
+        return SharedOperandRead(major, found.rows, found.depth, found.dtype, found.packing, found.arch)
 
     in_smem = a_source == "smem"
     scales = None
     if atom.scale is not None:
         count = depth // atom.scale.vector
         scales = (_scales(atom, "A", says.scale_a_id, count), _scales(atom, "B", says.scale_b_id, count))
-    return Form(
+    return Tcgen05Operation(
         atom,
         says,
-        Places.of(atom.accumulator.layout).select(slice(None), slice(None), 0),
+        TmemCoordinates.of(atom.accumulator.layout).select(slice(None), slice(None), 0),
         read("A", says.a_major) if in_smem else None,
         read("B", says.b_major),
-        None if in_smem else Places.of(atom.operand_a.layout),
+        None if in_smem else TmemCoordinates.of(atom.operand_a.layout),
         scales,
     )
 
 
-def _scales(atom: Tcgen05Atom, operand: str, first: int, count: int) -> Places:
+def _scales(atom: Tcgen05Atom, operand: str, first: int, count: int) -> TmemCoordinates:
     """[row, factor, copy] of the factors that begin at byte `first` of their words."""
     assert atom.scale is not None
     m, n, _ = atom.shape_mnk
@@ -122,7 +122,7 @@ def _scales(atom: Tcgen05Atom, operand: str, first: int, count: int) -> Places:
     rows = m // atom.cta_group if operand == "A" else n
     padded = rows if operand == "A" else -(-n // (32 * halves)) * 32 * halves
     layout = scale_factors(padded, -(-(first + count) // 4) * 4, atom.scale.dtype, halves).layout
-    return Places.of(layout).select(slice(rows), slice(first, first + count))
+    return TmemCoordinates.of(layout).select(slice(rows), slice(first, first + count))
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +137,7 @@ class Job:
     shifts    whether A's rows move by one afterwards (.ashift)
     """
 
-    form: Form
+    form: Tcgen05Operation
     blocks: list[Cta]
     a: tuple[Reading, int] | tuple[int, int]
     b: tuple[Reading, int]
@@ -151,7 +151,7 @@ class Job:
 
 
 @operation("tcgen05.mma")
-def product(program: Program, ins: Instruction) -> Run:
+def product(program: Program, ins: PtxInstruction) -> Run:
     """tcgen05.mma: D = A*B + D, or A*B, into tensor memory, issued by one thread for its block or a pair.
 
     Operands: [D], A's descriptor or [A], B's descriptor, the instruction descriptor; with block scales [A's], [B's];
@@ -213,7 +213,7 @@ def product(program: Program, ins: Instruction) -> Run:
     return go
 
 
-def _words(ins: Instruction) -> tuple[str, bool, str, bool]:
+def _words(ins: PtxInstruction) -> tuple[str, bool, str, bool]:
     """(kind, .ws, scale vector, .ashift) of the opcode. Raises ValueError for what is not known."""
     words = list(ins.words[2:])
     ws = words[:1] == ["ws"]
@@ -238,7 +238,7 @@ def _words(ins: Instruction) -> tuple[str, bool, str, bool]:
     return kind, ws, vectors[0] if vectors else "", shifts
 
 
-def _factor(operand: Operand, kind: str, ws: bool) -> float:
+def _factor(operand: PtxOperand, kind: str, ws: bool) -> float:
     """scale-input-d s: the accumulator is multiplied by 2**-s."""
     if operand.kind != "number" or ws or kind not in ("f16", "tf32"):
         raise ValueError("after enable-input-d comes scale-input-d, a number, of kind::f16 and kind::tf32 alone")
@@ -248,7 +248,7 @@ def _factor(operand: Operand, kind: str, ws: bool) -> float:
     return 2.0**-shift
 
 
-def _scale_addresses(form: Form, addresses: list[int], report: Report) -> tuple[tuple[int, int], ...]:
+def _scale_addresses(form: Tcgen05Operation, addresses: list[int], report: Report) -> tuple[tuple[int, int], ...]:
     found = []
     for address, which in zip(addresses, (form.says.scale_a_id, form.says.scale_b_id)):
         if address >> 30 not in (0, which):
@@ -261,7 +261,7 @@ def _scale_addresses(form: Form, addresses: list[int], report: Report) -> tuple[
     return tuple(found)
 
 
-def _record(fiber: Fiber, ins: Instruction, job: Job) -> None:
+def _record(fiber: Fiber, ins: PtxInstruction, job: Job) -> None:
     """Check what the product touches in every block, and record it as one event."""
     form, machine = job.form, fiber.machine
     event, what = engine_of(fiber).event(fiber, ins), said(fiber, ins)
@@ -324,7 +324,7 @@ def _shared(cta: Cta, operand: Any, report: Report) -> Any:
     return fetch(cta, found, first, report)
 
 
-def _words_at(cta: Cta, job: Job, places: Places, at: tuple[int, int], what: str) -> Any:
+def _words_at(cta: Cta, job: Job, places: TmemCoordinates, at: tuple[int, int], what: str) -> Any:
     """Words of tensor memory; those that nothing has written are reported."""
     tensor = tensor_of(cta)
     fresh = places.unwritten(tensor, *at)
@@ -362,7 +362,7 @@ def _a(cta: Cta, job: Job, part: int) -> Any:
 
 
 @cache
-def _copy(places: Places, number: int) -> Places:
+def _copy(places: TmemCoordinates, number: int) -> TmemCoordinates:
     return places.select(slice(None), slice(None), number)
 
 

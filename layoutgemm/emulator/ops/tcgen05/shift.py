@@ -22,21 +22,21 @@ import numpy as np
 from ....atoms.tmem.layout import LANES, WARP_LANES
 from ....errors import EmulatorError
 from ...machine.interpreter import Cta, Fiber
-from ...ptx.parser import Instruction
+from ...ptx.parser import PtxInstruction
 from ...ptx.program import Program, Run
 from ..memory import said
 from ..registry import known, operation
 from .allocation import GROUPS, group_size
-from .tmem import Places, TensorMemory, coordinate, engine_of, group_of, one_thread, tensor_of, touch
+from .tmem import TensorMemory, TmemCoordinates, coordinate, engine_of, group_of, one_thread, tensor_of, touch
 
 COLUMNS_MOVED = 8  # of 32 bits: an element of 32 bytes
 SHIFT = "tcgen05.shift"
 IN_ORDER = "tcgen05.cp 4x256b"  # the one copy that comes after a shift by itself
 
 
-def _rows(lanes: int) -> Places:
+def _rows(lanes: int) -> TmemCoordinates:
     lane, column = np.indices((lanes, COLUMNS_MOVED))
-    return Places(lane, column, np.zeros_like(lane))
+    return TmemCoordinates(lane, column, np.zeros_like(lane))
 
 
 PARTITION, ALL = _rows(WARP_LANES), _rows(LANES)
@@ -52,7 +52,7 @@ def shift_rows(tensor: TensorMemory, lane: int, column: int) -> None:
         of[lane : lane + WARP_LANES - 1, columns] = of[lane + 1 : lane + WARP_LANES, columns].copy()
 
 
-def in_pipeline(fiber: Fiber, ins: Instruction, cta: Cta, places: int, kind: str, event: Any) -> None:
+def in_pipeline(fiber: Fiber, ins: PtxInstruction, cta: Cta, places: int, kind: str, event: Any) -> None:
     """Report a shift, or a copy in a kernel with shifts, that no pipeline orders behind an earlier one; remember it.
 
     kind  `SHIFT`, or "tcgen05.cp" and its shape
@@ -84,7 +84,7 @@ def has_shifts(program: Program) -> bool:
 
 
 @operation(SHIFT)
-def shift(program: Program, ins: Instruction) -> Run:
+def shift(program: Program, ins: PtxInstruction) -> Run:
     """tcgen05.shift: rows of 32 lanes and 8 columns move by one, in each block of the group; see above."""
     known(ins, "shift", "down", *GROUPS)
     if "down" not in ins.words or len(ins.operands) != 1:

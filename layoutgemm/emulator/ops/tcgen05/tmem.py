@@ -25,8 +25,8 @@ from ....layouts import Layout
 from ....layouts.basis import component
 from ...machine.interpreter import Cta, Fiber
 from ...machine.memory import POISON
-from ...ptx.parser import Instruction
-from ...races.happens_before import Event, Knowledge, Shadow
+from ...ptx.parser import PtxInstruction
+from ...races.happens_before import Knowledge, MemoryEvent, Shadow
 from ..mma.operands import bits_of
 from .waits import fenced_knowledge
 
@@ -46,7 +46,7 @@ class TensorMemory:
     def __init__(self, cta: Cta) -> None:
         self.words = np.full((LANES, 4 * COLUMNS), POISON, dtype=np.uint8).view(np.uint32)
         self.written = np.zeros((LANES, COLUMNS), dtype=bool)
-        self.allocations: dict[int, tuple[int, Instruction]] = {}
+        self.allocations: dict[int, tuple[int, PtxInstruction]] = {}
         self.owned = np.zeros(COLUMNS, dtype=bool)
         self.history: list[tuple[int, int]] = []
         self.relinquished = False
@@ -122,7 +122,7 @@ def coordinate(address: int) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, eq=False)
-class Places:
+class TmemCoordinates:
     """Where the elements of a matrix lie, from the address of its first one: arrays of any one shape."""
 
     lane: Indices
@@ -130,7 +130,7 @@ class Places:
     bit: Indices
 
     @classmethod
-    def of(cls, layout: Layout) -> Places:
+    def of(cls, layout: Layout) -> TmemCoordinates:
         """Of a layout onto (lane, column, bit): arrays with one axis for each of its modes."""
         shape = tuple(reversed([layout[mode].size for mode in range(layout.rank)]))
 
@@ -140,9 +140,9 @@ class Places:
 
         return cls(along(0), along(1), along(2))
 
-    def select(self, *index: Any) -> Places:
+    def select(self, *index: Any) -> TmemCoordinates:
         """The places at an index of the arrays."""
-        return Places(self.lane[index], self.column[index], self.bit[index])
+        return TmemCoordinates(self.lane[index], self.column[index], self.bit[index])
 
     @cached_property
     def lanes(self) -> int:
@@ -222,11 +222,11 @@ class Engine:
     """
 
     def __init__(self, fiber: Fiber) -> None:
-        self.moves: list[tuple[str, Event, Cta, int, str]] = []
+        self.moves: list[tuple[str, MemoryEvent, Cta, int, str]] = []
         self.queue: list[Callable[[], None]] = []
         self.issued: Knowledge = fiber.cta.cluster.ledger.knowledge()
 
-    def event(self, fiber: Fiber, ins: Instruction) -> Event:
+    def event(self, fiber: Fiber, ins: PtxInstruction) -> MemoryEvent:
         """A new event of the engine."""
         ledger, who = fiber.cta.cluster.ledger, fiber.describe()
         found = ledger.event(True, lambda: f"{ins.opcode} at {ins.where} by {who}", self)
@@ -271,7 +271,7 @@ def touch(
     places: int,
     write: bool,
     what: Callable[[], str],
-    event: Event | None = None,
+    event: MemoryEvent | None = None,
 ) -> None:
     """Record an access to tensor memory and report what it races with.
 

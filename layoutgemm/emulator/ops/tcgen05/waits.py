@@ -10,22 +10,22 @@ from __future__ import annotations
 from typing import Any
 
 from ...machine.interpreter import Fiber
-from ...ptx.parser import Instruction
-from ...races.happens_before import Event, Knowledge
-from ..in_flight import Held
+from ...ptx.parser import PtxInstruction
+from ...races.happens_before import Knowledge, MemoryEvent
+from ..in_flight import InFlightRegister
 
 
-class Loading(Held):
+class Loading(InFlightRegister):
     """A register that a tcgen05.ld fills until tcgen05.wait::ld, and the value that it gets."""
 
-    def __init__(self, ins: Instruction, value: Any) -> None:
+    def __init__(self, ins: PtxInstruction, value: Any) -> None:
         self.ins, self.value = ins, value
 
     def __str__(self) -> str:
         return f"the register is filled by {self.ins}, and no tcgen05.wait::ld has been executed since"
 
 
-def begin(fiber: Fiber, way: str, ins: Instruction) -> Event | None:
+def begin(fiber: Fiber, way: str, ins: PtxInstruction) -> MemoryEvent | None:
     """The event of a load ("ld") or store ("st") that is waited for; None where waiting is not asked for."""
     if not fiber.machine.policy.tensor_strict:
         return None

@@ -10,9 +10,9 @@ import pytest
 
 from layoutgemm.atoms.tma import engine as tma_engine
 from layoutgemm.emulator.machine.interpreter import Policy
-from layoutgemm.emulator.machine.memory import Buffer
+from layoutgemm.emulator.machine.memory import GlobalBuffer
 from layoutgemm.emulator.machine.tensor_map import encode
-from layoutgemm.emulator.ops.copy.tma import Box
+from layoutgemm.emulator.ops.copy.tma import TmaTransfer
 from layoutgemm.errors import DeadlockError, EmulatorError
 from tests.emulator.ops.copy.tensor_copies import (
     BARRIER,
@@ -79,7 +79,7 @@ def test_the_indices_are_the_engines() -> None:
     rng = np.random.default_rng(5)
     for kind, extents, box, mode, _ in LOADS:
         tmap, memory = tiled(kind, extents, box, mode)
-        made = Box(encode(tmap, at(0)))
+        made = TmaTransfer(encode(tmap, at(0)))
         for offset in (0, 128, 896, 1024, 4096 + 384):
             shared = np.zeros(1 << 15, np.uint8)
             tma_engine.load(tmap, memory, (0,) * tmap.rank, shared, offset)
@@ -101,9 +101,9 @@ def test_the_indices_are_the_engines() -> None:
 def test_a_tensor_that_its_buffer_does_not_align() -> None:
     """A buffer may begin 8 bytes past a multiple of 16, and the tensor 8 bytes later: no whole chunks of the buffer."""
     tmap, _ = tiled("bf16", (64, 8), (64, 8), "none")
-    made = Box(encode(tmap, at(0) + 16))
-    assert made.rows(Buffer("x", at(0) + 8, np.zeros(4096, np.uint8)), (0, 0)) is None
-    assert made.rows(Buffer("x", at(0), np.zeros(4096, np.uint8)), (0, 0)) is not None
+    made = TmaTransfer(encode(tmap, at(0) + 16))
+    assert made.rows(GlobalBuffer("x", at(0) + 8, np.zeros(4096, np.uint8)), (0, 0)) is None
+    assert made.rows(GlobalBuffer("x", at(0), np.zeros(4096, np.uint8)), (0, 0)) is not None
 
 
 def test_tf32_is_rounded() -> None:

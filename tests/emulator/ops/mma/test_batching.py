@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from layoutgemm.atoms.mma.sync import mma_sync
-from layoutgemm.emulator.machine.interpreter import Machine
+from layoutgemm.emulator.machine.interpreter import PtxMachine
 from layoutgemm.emulator.machine.launch import Launch, Policy, Watch
 from layoutgemm.emulator.machine.memory import GlobalMemory
 from layoutgemm.emulator.ops.mma import sync as module
@@ -161,7 +161,7 @@ def test_a_run_is_as_long_as_its_products_in_a_timeline():
     addresses = [memory.add(name, array).address.to_bytes(8, "little") for name, array in buffers.items()]
     launch = Launch((1, 1, 1), (32, 1, 1), b"".join(addresses), memory)
     made = program(text_of(text, {"x": "u64", "y": "u64"}))
-    machine = Machine(made, launch, Policy(), watch=Watch(timeline=True)).run()
+    machine = PtxMachine(made, launch, Policy(), watch=Watch(timeline=True)).run()
     assert machine.recorder is not None
     (span,) = [s for r in machine.recorder.timeline().rows for s in r.spans if s.kind == "mma"]
     assert (span.times, span.end - span.begin) == (6, 6)

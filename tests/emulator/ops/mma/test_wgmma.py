@@ -12,7 +12,7 @@ from layoutgemm.atoms.mma.wgmma import FORMS
 from layoutgemm.atoms.smem.descriptor import derive
 from layoutgemm.atoms.smem.tile import SPANS
 from layoutgemm.emulator.machine.interpreter import Policy
-from layoutgemm.emulator.machine.memory import SharedMemory
+from layoutgemm.emulator.machine.memory import CtaSharedMemory
 from layoutgemm.emulator.ops.mma.operands import check_written
 from layoutgemm.errors import DeadlockError, EmulatorError, LayoutError, PtxError
 from tests.emulator.run_ptx import Result, run
@@ -434,7 +434,7 @@ def test_a_write_after_the_proxy_fence_is_not_seen(operand):
 
 
 def test_every_byte_has_to_be_written():
-    shared, said = SharedMemory(64), []
+    shared, said = CtaSharedMemory(64), []
     shared.written[:] = True
     chunks = np.array([[0, 1], [2, 3]])
 
