@@ -1,7 +1,8 @@
-"""Run a compiled kernel on the CPU and say what is wrong with it: `emulate` and `emulate_ptx`.
+"""The front door of the emulator: `emulate` and `emulate_ptx` run a kernel and report its errors.
 
-`emulate` takes what `cute.compile` returned and the arguments of a call: the compiled host function launches, here, the
-PTX that the compiler made. `emulate_ptx` takes PTX and a described launch. Results are in the arrays that were passed.
+`emulate` takes the result of `cute.compile` and the arguments of a call. The compiled host function runs on this
+machine and launches the compiler's PTX in the emulator. `emulate_ptx` takes PTX and a described launch. Results are in
+the arrays that were passed.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from .ptx.parser import Parameter, PtxInstruction, PtxKernel, parse
 
 EVERY = 2.0  # seconds between lines of progress
 QUIET = ("lint",)  # kinds of findings that leave a run ok
-# Orders that show different mistakes: everything as late as it may be, as early, and by chance.
+# Orders that show different mistakes: everything as late as possible, as early as possible, and at random.
 ORDERS = (
     Policy(),
     Policy(loads="early", products="early", stores="early", elect="highest"),
@@ -47,10 +48,10 @@ Orders = Policy | Sequence[Policy] | None
 
 @dataclass
 class LaunchResult:
-    """One launch: what was launched, what it did, and how long that took here.
+    """One launch: its geometry, its counts and findings, and the seconds it took here.
 
-    suspects  what products read that nobody has written: in `findings`, too, where a result depends on it
-    timeline  what each warp and engine did, where that was recorded
+    suspects  reads of uninitialised memory by products; also in `findings` where a result depends on them
+    timeline  activity of each warp and engine, where that was recorded
     """
 
     kernel: PtxKernel
@@ -66,12 +67,12 @@ class LaunchResult:
 
     @property
     def banks(self) -> list[BankRow]:
-        """What each instruction did to the banks of shared memory, where that was counted; the worst first."""
+        """Bank use of each instruction, the worst first; needs `banks=True`."""
         return bank_rows(self.kernel, self.counts.banks)
 
     def __str__(self) -> str:
         size = f"grid {self.grid}, block {self.block}, cluster {self.cluster}, {self.dynamic_shared} bytes of shared"
-        done = f"{sum(self.counts.instructions.values())} instructions besides arithmetic, {self.seconds:.2f} s"
+        done = f"{sum(self.counts.instructions.values())} instructions other than arithmetic, {self.seconds:.2f} s"
         lines = [self.kernel.name, size, done]
         if self.counts.banks:
             lines += bank_table(self.banks).splitlines()
@@ -80,7 +81,7 @@ class LaunchResult:
 
 @dataclass
 class Emulation:
-    """What a run found: true when nothing was, lint aside.
+    """The result of a run, true when nothing but lint was found.
 
     launches   in order
     """
@@ -89,12 +90,12 @@ class Emulation:
 
     @property
     def findings(self) -> list[Finding]:
-        """All that was found, in order."""
+        """All findings, in order."""
         return [finding for launch in self.launches for finding in launch.findings]
 
     @property
     def ok(self) -> bool:
-        """Whether nothing was found but lint, which is legal and suspicious."""
+        """True if there are no findings but lint, which is legal and suspicious."""
         return all(finding.kind in QUIET for finding in self.findings)
 
     def __bool__(self) -> bool:
@@ -102,12 +103,12 @@ class Emulation:
 
     @property
     def bytes(self) -> Counter[str]:
-        """Kind of traffic -> bytes, of all launches."""
+        """Bytes by kind of traffic, summed over all launches."""
         return sum((launch.counts.bytes for launch in self.launches), Counter())
 
     @property
     def instructions(self) -> Counter[str]:
-        """Opcode -> how often a warp executed it, of all launches; arithmetic is not counted."""
+        """Executions of each opcode by a warp, summed over all launches; arithmetic is not counted."""
         return sum((launch.counts.instructions for launch in self.launches), Counter())
 
     def unreached(self) -> list[PtxInstruction]:
@@ -186,7 +187,7 @@ def emulate(
     timeline: bool = False,
     **named: Any,
 ) -> Emulation:
-    """Run a compiled CuTe DSL function on the CPU, with its own host half, and check it.
+    """Run a compiled CuTe DSL function on the CPU through its host half; check it.
 
     compiled  what `cute.compile` returned; compile with "--keep-ptx --dump-dir FOLDER" among its options
     args      those of a call on a GPU, with NumPy arrays and CPU torch tensors for the memory there, where a pointer or
@@ -199,8 +200,8 @@ def emulate(
     banks     count the wavefronts of shared memory for each instruction, of the first order: `LaunchResult.banks`
     timeline  record what each warp and engine did, of the first order: `LaunchResult.timeline`
 
-    Raises EmulatorError for an argument that does not fit, by name; EmulatorError (DeadlockError, PtxError) where a
-    run cannot go on, with what was found before; and TypeError for what is no compiled function.
+    Raises EmulatorError that names an argument that does not fit. Raises EmulatorError (DeadlockError, PtxError) where
+    a run cannot go on, with the findings so far. Raises TypeError for anything but a compiled function.
     """
     if isinstance(compiled, (str, bytes, Path)):
         raise TypeError("emulate takes what cute.compile returned; PTX, as text or as a file, is for emulate_ptx")
@@ -223,7 +224,7 @@ def emulate_host(
     banks: bool = False,
     timeline: bool = False,
 ) -> Emulation:
-    """The same of a host function that was linked before."""
+    """Run a linked host function on the CPU and check it, as `emulate` does."""
     arrays, launches = host.call(args, extra)
     return _run(launches, arrays.memory, policy, progress, Watch(banks, timeline))
 
@@ -285,7 +286,7 @@ def _run_once(
 
 
 def _progress(name: str) -> Callable[[Progress], None]:
-    """A callback that writes a line to stderr every two seconds, within a cluster too, and nothing in short runs."""
+    """A callback that writes a progress line to stderr every two seconds. Short runs print nothing."""
     start = last = time.monotonic()
 
     def line(at: Progress) -> None:
@@ -407,7 +408,7 @@ def described(
     args: Sequence[Any],
     kernel: str | None,
 ) -> tuple[HostLaunch, GlobalMemory]:
-    """The launch that the arguments of `emulate_ptx` describe, and the memory that holds its arrays."""
+    """The launch that the arguments of `emulate_ptx` describe, and the memory of its arrays."""
     if isinstance(text, Path) or ("\n" not in text and text.endswith(".ptx")):
         text = Path(text).read_text(encoding="utf-8")
     kernels = parse(text)
@@ -462,4 +463,4 @@ def _content(parameter: Parameter, value: Any, array: Array | None, arrays: Argu
     try:
         return (int(value) & ((1 << 8 * size) - 1)).to_bytes(size, "little")
     except (TypeError, ValueError):
-        raise EmulatorError(f"{parameter.name}: {value!r} is no array, number, bytes or TensorMapOf") from None
+        raise EmulatorError(f"{parameter.name}: {value!r} is not an array, number, bytes or TensorMapOf") from None

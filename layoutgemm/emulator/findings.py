@@ -1,4 +1,4 @@
-"""What an emulated run found, and what it counted."""
+"""Findings and counts of an emulated run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that PTX forbids or leaves undefined, or that hardware does and PTX does not say.
+    """An error, an undefined result, or hardware behaviour that PTX does not define.
 
     kind     of `KINDS`; "edge" is what a tensor store writes beyond a line, "lint" is legal and suspicious
     message  what happened, with both sides of a race
@@ -47,7 +47,7 @@ class Finding:
 
 @dataclass
 class Findings:
-    """All findings of a run, equal ones of one instruction counted once.
+    """All findings of a run; equal ones of one instruction count once.
 
     limit  distinct findings after which the run is given up
     """
@@ -65,13 +65,13 @@ class Findings:
 
     @property
     def full(self) -> bool:
-        """Whether there are so many that going on tells nothing more."""
+        """True at the limit of distinct findings, when the run stops."""
         return len(self.found) >= self.limit
 
 
 @dataclass
 class Counts:
-    """What was executed.
+    """Counts of executed instructions, waits, bytes and bank use.
 
     instructions  opcode -> how often a warp, or part of one, executed it
     executed      for each pc, whether it was ever executed

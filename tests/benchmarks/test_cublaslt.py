@@ -59,7 +59,7 @@ def test_numbers_are_those_of_the_installed_headers() -> None:
 
 
 def multiplied(m: int, n: int, k: int, b_major: str) -> Any:
-    """The product as cuBLASLt would compute it from those descriptors and the flat memory of A, B and C."""
+    """The product by cuBLASLt's definition, from the descriptors and the flat memory."""
     a, b = torch.randn(m, k), torch.randn(n, k)
     stored_b = b if b_major == "k" else b.T.contiguous()
     operands = cublaslt.column_major(m, n, k, b_major)
@@ -146,7 +146,7 @@ def test_a_status_that_is_no_success_raises(lt: cublaslt.CublasLt) -> None:
         lt._made("cublasLtCreate")
 
 
-def test_without_a_gpu_the_peer_is_there_and_fails_by_name() -> None:
+def test_without_a_gpu_the_peer_fails_by_name() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     (contender,) = proposals(Problem(64, 64, 64))

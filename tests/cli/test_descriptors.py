@@ -49,7 +49,7 @@ def test_words(capsys, arguments, word, rows):
     assert again["fields"] == said["fields"] and again["swizzle"] == said["swizzle"]
 
 
-def test_a_word_is_taken_apart(capsys):
+def test_a_word_is_decoded(capsys):
     assert main(["desc", "0x4000004000010040"]) == 0
     assert "1024 bytes: start address in shared memory" in capsys.readouterr().out
     said = told(capsys, "desc", "0x8400490", "--kind", "f16")

@@ -61,7 +61,7 @@ def test_wide_tables_are_cut_one_by_one():
 
 
 @pytest.mark.parametrize("operand", ["C", "A"])
-def test_an_atom_says_who_holds_what(capsys, operand):
+def test_an_atom_shows_threads_and_values(capsys, operand):
     said = told(capsys, f"wgmma:16:f16:{operand}")
     atom = wgmma(16, "f16", a_source="rmem")
     for m, row in enumerate(said["thread_value"]):

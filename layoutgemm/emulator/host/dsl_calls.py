@@ -1,12 +1,12 @@
-"""What `cute.compile` returned, called in the emulator as its user calls it.
+"""Calls of `cute.compile`'s result in the emulator, with its user's arguments.
 
-The function's own object code runs above a stub of the CUDA runtime (`host.py`). Arguments are bound and opened as the
-DSL does, and each becomes the bytes that the compiled type asks for; what the DSL alone can pack, objects with
-`__c_pointers__` and registered adapters, it packs. Functions with TVM-FFI are entered through TVM-FFI, whose checks
-run, with tensors "on a GPU" at the emulator's addresses.
+The function's own object code runs above a stub of the CUDA runtime (`host/launcher.py`). Arguments are bound and
+flattened as the DSL does, and each becomes the bytes of the compiled type. The DSL packs the objects that only it can
+pack, those with `__c_pointers__` and registered adapters. Functions with TVM-FFI are entered through TVM-FFI, whose
+checks run on tensors "on a GPU" at the emulator's addresses.
 
-Compiled code has forgotten what the elements of a tensor are, and which extents are fixed. A hook of the DSL, which
-`watch` registers, keeps the types of each function that is compiled from then on.
+Compiled code no longer states a tensor's element type or its fixed extents. A hook of the DSL, which `watch` registers,
+keeps the types of each function that is compiled from then on.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _STREAMS = ("CUstream", "cudaStream_t", "_FakeStream", "Stream")
 
 
 def watch() -> None:
-    """Have the CuTe DSL, where it is imported, keep the argument types of what it compiles from now on."""
+    """Have an imported CuTe DSL keep the argument types of later compilations."""
     dsl = sys.modules.get("cutlass.cutlass_dsl")
     if dsl is not None and hasattr(dsl.CuTeDSL, "register_trace_finalize_hook"):
         dsl.CuTeDSL._get_dsl().register_trace_finalize_hook(_keep_types)
@@ -54,7 +54,7 @@ def _keep_types(owner: Any, module: Any, function: str) -> None:
 
 
 def parameters_of(compiled: Any) -> list[HostParameter]:
-    """The arguments of a compiled function, as its module has them."""
+    """The arguments of a compiled function, read from its module."""
     machine, traced = types_of(compiled)
     if len(machine) != len(traced):
         traced = [""] * len(machine)
@@ -62,7 +62,7 @@ def parameters_of(compiled: Any) -> list[HostParameter]:
 
 
 def types_of(compiled: Any) -> tuple[list[str], list[str]]:
-    """The machine types of a compiled function's arguments, and those before lowering where they were kept."""
+    """The machine types of a compiled function's arguments, and their types before lowering if kept."""
     module, entry = compiled.ir_module, f"_mlir_ciface_{compiled.function_name}"
     attributes = module.operation.attributes
     traced = json.loads(attributes[TYPES].value) if TYPES in attributes else []
@@ -120,19 +120,19 @@ def _is_stream(value: Any) -> bool:
 
 
 def _is_array(value: Any) -> bool:
-    """Whether a value is an array, or a tensor wherever it lies: asking for it may raise."""
+    """True for an array, or for a tensor on any device. Asking may raise."""
     return isinstance(value, Packed) or (
         (hasattr(value, "__array_interface__") and not np.isscalar(value)) or hasattr(value, "data_ptr")
     )
 
 
 def _is_scalar_type(kind: Any) -> bool:
-    """Whether this is Int32, Float32, or another scalar type of the DSL."""
+    """True for Int32, Float32, or another scalar type of the DSL."""
     return type(kind).__name__ in ("IntegerMeta", "FloatMeta", "NumericMeta")
 
 
 def _fields(value: Any) -> Iterator[tuple[str, Any, Any]]:
-    """(name, value, annotation) of a dataclass's fields that are no constants."""
+    """(name, value, annotation) of each field of a dataclass that is not a constant."""
     from cutlass.base_dsl.utils.tree_utils import is_constexpr_field
 
     for part in dataclasses.fields(value):
@@ -141,7 +141,7 @@ def _fields(value: Any) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _opened(name: str, value: Any, annotation: Any, scalars: bool) -> Iterator[CallValue]:
-    """The values of one parameter in the order in which the DSL passes them; none of what it takes for a constant.
+    """The run-time values of one parameter, in the DSL's order; its constants are left out.
 
     scalars  whether NumPy's scalars without an annotation are values
     """
@@ -184,14 +184,14 @@ def _opened(name: str, value: Any, annotation: Any, scalars: bool) -> Iterator[C
 
 
 def _is_algebra(annotation: Any) -> bool:
-    """Whether an annotation is the DSL's Shape, Stride, Coord, Tile or IntTuple."""
+    """True if an annotation is the DSL's Shape, Stride, Coord, Tile or IntTuple."""
     from cutlass.cutlass_dsl.cutlass import is_cute_algebra_type
 
     return bool(is_cute_algebra_type(annotation))
 
 
 def _algebra(value: Any) -> Iterator[Any]:
-    """The scalars of run time in a shape, stride or coordinate: its Python integers are constants for the DSL."""
+    """The run-time scalars in a shape, stride or coordinate; the DSL takes its Python integers as constants."""
     if isinstance(value, (list, tuple)):
         for part in value:
             yield from _algebra(part)
@@ -210,7 +210,7 @@ def _adapter(value: Any) -> Any:
 
 
 def _by_the_dsl(name: str, value: Any) -> Iterator[CallValue]:
-    """What the DSL packs for an object, by its addresses."""
+    """The values that the DSL packs for an object, by their addresses."""
     from cutlass.base_dsl.typing import get_c_pointers
 
     try:
@@ -245,8 +245,8 @@ def _arrays_in(name: str, value: Any, depth: int = 6) -> Iterator[tuple[str, Any
 
 
 def _typed(parameter: HostParameter, leaf: CallValue) -> HostParameter:
-    """The parameter with the sign of its integer, and TFloat32 told from Int32: by the user's annotation or by the
-    value's own type. A Python integer is an Int32 for the DSL."""
+    """The parameter with its integer's sign, and with TFloat32 told apart from Int32. The user's annotation or the
+    value's own type decides. A Python integer is an Int32 for the DSL."""
     plain = "Int32" if type(leaf.value) is int and leaf.annotation is None else ""
     name = getattr(leaf.annotation, "__name__", plain)
     if parameter.kind != "scalar" or parameter.type[0] != "i" or parameter.type == "i1":
@@ -269,7 +269,7 @@ def _plain(error: BaseException) -> str:
 
 @dataclass
 class CompiledFunction:
-    """What `cute.compile` returned, and its host function, linked with the stub.
+    """The result of `cute.compile` and its host function, linked with the stub.
 
     host  runs it; what it launches is there
     """
@@ -280,7 +280,7 @@ class CompiledFunction:
 
     @property
     def kernels(self) -> list[Any]:
-        """Of the PTX."""
+        """The kernels of the PTX."""
         return self.host.kernels
 
     @property
@@ -290,7 +290,7 @@ class CompiledFunction:
 
     @staticmethod
     def of(compiled: Any) -> CompiledFunction:
-        """Raises EmulatorError where its PTX was not kept, and for what is no compiled function."""
+        """The compiled function of `compiled`. Raises EmulatorError without kept PTX, or for another object."""
         text = getattr(compiled, "__ptx__", None)
         if not isinstance(text, str) or ".entry" not in text:
             raise EmulatorError(f"the compiled function has no PTX: {KEEP}")
@@ -306,7 +306,7 @@ class CompiledFunction:
     def call(
         self, values: Sequence[Any], extra: Sequence[Any] = (), named: Mapping[str, Any] | None = None
     ) -> tuple[ArgumentMemory, list[HostLaunch]]:
-        """Run the function: the memory that its kernels see, and what it launches.
+        """Run the function: returns the memory that its kernels see, and its launches.
 
         values  the arguments of a call; streams left out or not
         extra   further arrays that kernels reach by addresses in them
@@ -328,7 +328,7 @@ class CompiledFunction:
     # -------------------------------------------------------- binding
 
     def _bound(self, values: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
-        """Parameter -> value, defaults in, and None for streams that were left out."""
+        """Values by parameter, with defaults, and None for omitted streams."""
         execution = self.compiled.execution_args
         names, signature = execution._meta.all_names, execution.signature
         streams = [name for name, p in signature.parameters.items() if _may_be_stream(p)]
@@ -351,7 +351,7 @@ class CompiledFunction:
         return {name: bound.arguments[name] for name in names}
 
     def _leaves(self, bound: Mapping[str, Any]) -> list[CallValue]:
-        """One value for each argument of the host function. Raises EmulatorError with what each parameter gives."""
+        """One value for each argument of the host function. Raises EmulatorError that lists each parameter's values."""
         execution, count = self.compiled.execution_args, len(self.parameters)
         kinds = dict(zip(execution._meta.all_names, execution._meta.annotated_types, strict=True))
         none = dict(zip(execution._meta.all_names, execution._compiled_with_none, strict=True))
@@ -389,8 +389,8 @@ class CompiledFunction:
         )
 
     def _hold_constant(self, name: str, value: Any) -> None:
-        """Raise EmulatorError where a shape or the like was another when it was compiled in: the DSL writes it into
-        the function's name, which it cuts at 180 characters."""
+        """Raise EmulatorError where a shape or the like differs from the compiled constant. The DSL writes the constant
+        into the function's name, which it cuts at 180 characters."""
         from cutlass.base_dsl.dsl import _MANGLE_TRANSLATION_TABLE
 
         function = self.compiled.function_name
@@ -403,7 +403,7 @@ class CompiledFunction:
             )
 
     def _culprit(self, bound: Mapping[str, Any], told: Sequence[Sequence[CallValue]]) -> str:
-        """Where the values part from what is taken."""
+        """The first mismatch of values and parameters, in words."""
         place = 0
         for name, leaves in zip(bound, told, strict=True):
             kind = self.compiled.execution_args.signature.parameters[name].annotation
@@ -426,7 +426,8 @@ class CompiledFunction:
     def _run_ffi(
         self, bound: Mapping[str, Any], leaves: Sequence[CallValue], arrays: ArgumentMemory
     ) -> list[HostLaunch]:
-        """The same through TVM-FFI's entry. A stream that it takes from its environment is no argument of it."""
+        """Run the function through TVM-FFI's entry. A stream from TVM-FFI's environment is not an argument of that
+        entry."""
         import tvm_ffi
 
         pointers = {leaf.name for leaf, p in zip(leaves, self.parameters, strict=True) if p.kind == "pointer"}
@@ -464,7 +465,7 @@ def _may_be_stream(parameter: inspect.Parameter) -> bool:
 
 
 def _expects_value(parameter: inspect.Parameter) -> bool:
-    """Whether None stands for a null handle: of streams and pointers, by their annotation."""
+    """True if None stands for a null handle: for streams and pointers, by their annotation."""
     return _may_be_stream(parameter) or "Pointer" in str(parameter.annotation)
 
 
@@ -488,7 +489,7 @@ class _Moved:
         self.content.data, self.content.device_type, self.content.device_id = address, device, 0
 
     def be(self, kind: Any) -> None:
-        """Take the elements for those of this type, of the same bytes."""
+        """Treat the elements as this type, of the same width."""
         self.content.code, self.content.bits, self.content.lanes = kind.type_code, kind.bits, kind.lanes
 
     def __dlpack__(self, **_: Any) -> Any:

@@ -1,8 +1,8 @@
 """The memories of a launch: global buffers, a thread block's shared memory, parameters.
 
-Addresses are checked on every access: outside of a buffer, or not aligned, is an error that names the buffer and the
-offset. Fresh memory holds 0xFF bytes, NaN in every float format that has one, and shared memory knows which bytes were
-ever written.
+Every access is checked. An address outside a buffer or not aligned is an error that names the buffer and the offset.
+Fresh memory holds 0xFF bytes, NaN in every float format that has one. Shared memory tracks which bytes were ever
+written.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ...errors import EmulatorError
 from ..ptx.values import any_of
 
 POISON = 0xFF
-GRANULE = 16  # bytes that the race checker keeps apart
+GRANULE = 16  # bytes that the race checker tracks apart
 RANK_SHIFT = 24  # shared::cluster addresses: the block's rank above, its own offset below
 OFFSET = (1 << RANK_SHIFT) - 1
 
@@ -39,14 +39,14 @@ class GlobalBuffer:
 
 @dataclass(frozen=True)
 class Contents:
-    """Copies of the bytes of a memory's buffers, and of the arrays that pointers led to."""
+    """Copies of a memory's buffers, and of the arrays found through pointers."""
 
     buffers: list[npt.NDArray[np.uint8]]
     followed: list[npt.NDArray[np.uint8]]
 
 
 class GlobalMemory:
-    """Buffers at addresses far apart, so that an access beyond one meets no other.
+    """Buffers at addresses far apart, so that an access beyond one hits no other.
 
     >>> memory = GlobalMemory()
     >>> a = memory.add("a", np.arange(4, dtype=np.float32))
@@ -58,14 +58,14 @@ class GlobalMemory:
 
     def __init__(self) -> None:
         self.buffers: list[GlobalBuffer] = []
-        # Arrays of this process that pointers in memory lead to, at their own addresses; and who finds one.
+        # Arrays of this process that pointers in memory lead to, at their own addresses; and their finder.
         self.followed: list[GlobalBuffer] = []
         self.before: list[npt.NDArray[np.uint8] | None] = []  # what each held when it was found; None: an argument
         self.follow: Callable[[int], tuple[str, int, npt.NDArray[np.uint8]] | None] | None = None
         self.kept: tuple[Any, ...] = ()  # objects whose memory the buffers are, where they hold it by address alone
 
     def add(self, name: str, values: npt.NDArray[Any], offset: int = 0) -> GlobalBuffer:
-        """A buffer over the bytes of a contiguous array (shared with it), `offset` bytes past a 4 GiB boundary."""
+        """Add a buffer over a contiguous array's bytes, `offset` bytes past a 4 GiB boundary."""
         if not values.flags.c_contiguous:
             raise EmulatorError(f"buffer {name} is not contiguous")
         at = self.START + self.GAP * len(self.buffers) + offset
@@ -93,7 +93,7 @@ class GlobalMemory:
         return buffer, address - buffer.address
 
     def _followed(self, address: int) -> GlobalBuffer:
-        """The array of this process that holds an address, which the kernel read from memory. Raises EmulatorError."""
+        """The array of this process at an address that the kernel read from memory. Raises EmulatorError."""
         for buffer in self.followed:
             if buffer.address <= address < buffer.end:
                 return buffer
@@ -112,11 +112,11 @@ class GlobalMemory:
         return self.followed[-1]
 
     def contents(self) -> Contents:
-        """A copy of each buffer, and of the arrays that were followed so far."""
+        """A copy of each buffer, and of the arrays found through pointers so far."""
         return Contents([b.data.copy() for b in self.buffers], [b.data.copy() for b in self.followed])
 
     def restore(self, saved: Contents) -> None:
-        """Write the copies back, where a buffer may be written; what was followed later becomes what it was then."""
+        """Write the copies back into writeable buffers. Arrays found later return to their first content."""
         every = list(zip(self.buffers, saved.buffers, strict=True))
         for number, (buffer, before) in enumerate(zip(self.followed, self.before, strict=True)):
             if before is not None:
@@ -127,7 +127,7 @@ class GlobalMemory:
                 buffer.data[:] = content
 
     def differing(self, saved: Contents) -> Iterator[tuple[str, int]]:
-        """(name, first byte) of each buffer that holds something else than its copy."""
+        """(name, first byte) of each buffer that differs from its copy."""
         for buffer, content in (*zip(self.buffers, saved.buffers, strict=True), *zip(self.followed, saved.followed)):
             if (differ := buffer.data != content).any():
                 yield buffer.name, int(differ.argmax())
@@ -144,8 +144,8 @@ class GlobalMemory:
     def _offsets(
         self, addresses: npt.NDArray[np.int64], size: int
     ) -> tuple[GlobalBuffer, npt.NDArray[np.int64]] | None:
-        """(the buffer that all lie in, offsets in it); None where they lie in several."""
-        every = addresses.tolist()  # of a few numbers Python finds the least and the greatest sooner than NumPy
+        """(The buffer that holds all addresses, their offsets); None for several buffers."""
+        every = addresses.tolist()  # for a few numbers, Python finds the minimum and the maximum sooner than NumPy
         low, high = min(every), max(every)
         buffer, _ = self.find(low, size)
         if high + size > buffer.end:
@@ -176,7 +176,7 @@ class GlobalMemory:
 
 
 class CtaSharedMemory:
-    """One block's shared memory: bytes, views of wider units, and which bytes were written.
+    """One block's shared memory: bytes, views of wider units, and written flags.
 
     size  bytes that the kernel may use, from offset 0; a multiple of 16 is made of it
     fill  what each byte is before anything is written
@@ -191,7 +191,7 @@ class CtaSharedMemory:
         self.full_chunks = self.written.reshape(-1, GRANULE)
 
     def check(self, offsets: npt.NDArray[np.int64], size: int, what: str) -> None:
-        """Raise EmulatorError for bytes outside, and for addresses that are no multiple of the access's size."""
+        """Raise EmulatorError for bytes outside or for misaligned addresses."""
         every = offsets.tolist()
         low, high = min(every), max(every)
         if low < 0 or high + size > self.size:
@@ -199,7 +199,7 @@ class CtaSharedMemory:
             raise EmulatorError(f"{what}: shared offset {bad:#x} and {size} bytes, of {self.size:#x} bytes")
         if size & (size - 1) == 0 and any_of(offsets & size - 1):
             bad = int(offsets[(offsets & size - 1) != 0][0])
-            raise EmulatorError(f"{what}: shared offset {bad:#x} is no multiple of {size}")
+            raise EmulatorError(f"{what}: shared offset {bad:#x} is not a multiple of {size}")
 
     def read(self, offsets: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.uint8]:
         """[n] offsets -> [n, size] bytes."""
@@ -212,13 +212,13 @@ class CtaSharedMemory:
         self.written[where] = True
 
     def forget(self, offsets: npt.NDArray[np.int64], size: int) -> None:
-        """Take [n, size] bytes at [n] offsets for never written: what was stored there has no value."""
+        """Mark [n, size] bytes at [n] offsets as never written."""
         where = _bytes(offsets, size)
         self.bytes[where] = self.fill
         self.written[where] = False
 
     def unwritten(self, offsets: npt.NDArray[np.int64], size: int) -> int | None:
-        """The first byte of the access that nothing has written yet, or None."""
+        """The first byte of the access that was never written, or None."""
         written = pieces(self.written, offsets, size)
         if np.count_nonzero(written) == written.size:
             return None
@@ -250,7 +250,7 @@ def span(offset: int, size: int) -> int:
 
 
 def span_parts(offset: int, size: int) -> dict[int, int]:
-    """Granule -> its bytes in [offset, offset + size), as a bit set, for the first and the last if it is not all.
+    """Bytes of the partial first and last granules of [offset, offset + size), as bit sets.
 
     >>> span_parts(20, 12), span_parts(28, 8), span_parts(16, 32)
     ({1: 65520}, {1: 61440, 2: 15}, {})
@@ -274,7 +274,7 @@ def granules(offsets: npt.NDArray[np.int64], size: int) -> int:
 
 
 def parts_of(offsets: npt.NDArray[np.int64], size: int) -> dict[int, int]:
-    """Granule -> its bytes that accesses of `size` bytes at these offsets touch, as a bit set, where it is not all.
+    """Bytes of partially touched granules, as bit sets, for accesses of `size` bytes.
 
     >>> parts_of(np.array([32, 36, 48, 56]), 8)
     {2: 4095}

@@ -1,14 +1,13 @@
-"""What each warp and each asynchronous engine did, in order, as data that can be drawn.
+"""The activity of each warp and asynchronous engine, in order, as data to draw.
 
-A row is a warp of a block, or an engine of one: the copy engine's loads and stores, cp.async, and the tensor cores as
-one warp or warpgroup uses them. A span says what happened between two times. Times are logical: a warp's clock counts
-the instructions that it has executed, and jumps, when it was waiting, to the time of what it waited for (L. Lamport,
-"Time, clocks, and the ordering of events in a distributed system", 1978). So they show what has to come before what,
-whatever order the scheduler chose, and are no cycles: nothing here knows how long a copy or a product takes. A span of
-an engine begins when it is issued and ends at the time at which the first thread that waited for it knows that it has
-happened. Every cluster begins at 0, as if all ran at once.
+A row is a warp of a block, or an engine of one: TMA loads and stores, cp.async, and the tensor cores of one warp or
+warpgroup. A span covers one activity between two times. Times are logical: a warp's clock counts its executed
+instructions. After a wait, the clock jumps to the time of the awaited event (L. Lamport, "Time, clocks, and the
+ordering of events in a distributed system", 1978). So times show which event must precede which in every schedule. They
+are not cycles: the emulator does not know how long a copy or a product takes. An engine's span begins at its issue and
+ends when the first waiting thread knows of its completion. Every cluster begins at 0, as if all ran at once.
 
-What a warp is called (`TimelineRow.role`) follows from what it executed, not from its number.
+A warp's role (`TimelineRow.role`) follows from its executed instructions, not from its number.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ if TYPE_CHECKING:
     from .interpreter import Cluster, Fiber
 
 LIMIT = 20_000  # spans that a run keeps
-NEAR = 16  # ticks between two like spans that become one
+NEAR = 16  # ticks between two equal spans that merge into one
 # Kinds of spans, and the letter of each in text.
 KINDS = {
     "load": "L", "store": "S", "mma": "M", "copy": "C", "read": "r", "write": "w", "accumulators": "a", "arrive": "^",
     "wait": ".", "atomic": "x", "setup": "i",
 }  # fmt: skip
-# What a warp is called, in this order, if it executed one of these.
+# The roles of warps, in this order, each with the opcodes that imply it.
 ROLES = (
     ("scheduler", ("schedule",)),
     ("loads", ("load",)),
@@ -45,7 +44,7 @@ ENGINES = {"load": "copy engine, loads", "store": "copy engine, stores"}
 
 
 def kind_of(ins: PtxInstruction) -> str:
-    """The kind of span of an instruction, "" for what is not shown; "schedule" is shown as a load."""
+    """The kind of span of an instruction, or "" if not shown. "schedule" is shown as a load."""
     first, *words = ins.words
     if first == "cp":
         if "wait_group" in words or "wait_all" in words:
@@ -79,7 +78,7 @@ def kind_of(ins: PtxInstruction) -> str:
 
 @dataclass(slots=True)
 class Span:
-    """Something that took from `begin` to `end`, which is not before begin.
+    """An activity from `begin` to `end`, with end >= begin.
 
     kind    of `KINDS`
     detail  what was waited for, or the opcode
@@ -100,7 +99,7 @@ class Span:
 
 @dataclass
 class TimelineRow:
-    """A warp (`warp` is its number) or an engine (`engine` is its name) of a block, and its spans in order."""
+    """A row of spans in order: a warp (by number) or an engine (by name) of a block."""
 
     cta: tuple[int, int, int]
     warp: int | None = None
@@ -111,11 +110,11 @@ class TimelineRow:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The row's label for people."""
         return f"CTA {self.cta} " + (f"warp {self.warp}: {self.role}" if self.warp is not None else self.engine)
 
     def waited(self) -> Counter[str]:
-        """What was waited for -> ticks."""
+        """Ticks of waiting, by awaited event."""
         out: Counter[str] = Counter()
         for span in self.spans:
             if span.kind == "wait":
@@ -127,7 +126,7 @@ class TimelineRow:
 class Timeline(Pictured):
     """The rows of a run, in order of blocks, warps before engines.
 
-    cut  instructions that would have begun or prolonged a span after there were `LIMIT` of them
+    cut  instructions whose spans were dropped after `LIMIT` spans
     """
 
     rows: list[TimelineRow] = field(default_factory=list)
@@ -145,7 +144,7 @@ class Timeline(Pictured):
         return {"unit": "instructions of a warp", "kinds": list(KINDS), "cut": self.cut, "rows": rows}
 
     def text(self, width: int = 96, most: int = 40) -> str:
-        """A row a line, a character for so many ticks: the kind that took most of them (waiting only if nothing else).
+        """One line a row, one character for several ticks: the kind that took most of them.
 
         width  characters for the time; most: rows
         """
@@ -177,7 +176,7 @@ def _drawn(spans: Sequence[Span], step: int, width: int) -> str:
     for span in spans:
         for cell in range(span.begin // step, min(width, max(span.begin, span.end - 1) // step + 1)):
             part = min(span.end, (cell + 1) * step) - max(span.begin, cell * step)
-            # Whatever is done says more than that nothing is.
+            # Any activity takes precedence over waiting.
             cells[cell][KINDS[span.kind]] += max(part, 1) * (1 if span.kind == "wait" else 1000)
     return "".join([cell.most_common(1)[0][0] if cell else BLANK for cell in cells])
 
@@ -213,7 +212,7 @@ class Recorder:
         cluster.ledger.created = self.created
 
     def end(self, cluster: Cluster) -> None:
-        """A cluster has ended: what nobody waited for ends with it."""
+        """End a cluster, with the operations that no thread waited for."""
         last = max(self._ends(cluster), default=0)
         for _, span in self.flying:
             span.end = max(span.begin + 1, last)
@@ -224,13 +223,13 @@ class Recorder:
         return [row.spans[-1].end for key, row in self.rows.items() if key[0] in places and row.spans]
 
     def before(self, fiber: Fiber) -> None:
-        """A fiber is about to execute an instruction that does more than compute."""
+        """Note that a fiber is about to execute an instruction other than arithmetic."""
         self.created.clear()
         self.start = fiber.knows.time
         fiber.cta.cluster.ledger.clock = self.start + 1
 
     def step(self, fiber: Fiber, ins: PtxInstruction, blocked: bool) -> None:
-        """A fiber executed an instruction, or has to wait in it.
+        """Note that a fiber executed an instruction, or waits in it.
 
         blocked  it waits; it is executed again when it goes on
         """
@@ -255,11 +254,11 @@ class Recorder:
 
     def _events(self, fiber: Fiber, ins: PtxInstruction) -> list[MemoryEvent]:
         """The asynchronous operations that the instruction began."""
-        copies = ins.words[:2] == ("cp", "async")  # of which some are no async proxy's
+        copies = ins.words[:2] == ("cp", "async")  # some of them not of the async proxy
         return [event for event in self.created if event is not fiber.epoch and (event.asynchronous or copies)]
 
     def _issue(self, fiber: Fiber, kind: str, ins: PtxInstruction, now: int, events: list[MemoryEvent]) -> None:
-        """An asynchronous operation is on its way."""
+        """Start the span of an asynchronous operation."""
         number = fiber.warp.number
         if ins.words[0] == "wgmma":
             name = f"wgmma of warps {number // 4 * 4}..{number // 4 * 4 + 3}"
@@ -282,7 +281,7 @@ class Recorder:
         self.flying.append((events, span))
 
     def _wait(self, row: TimelineRow, fiber: Fiber, ins: PtxInstruction, now: int, blocked: bool) -> None:
-        """A wait begins, goes on, or ends."""
+        """Begin, continue or end a wait."""
         scratch = fiber.warp.scratch
         began = scratch.get(("waits", ins.pc))
         in_vain = ins.words[0] == "mbarrier" and not blocked and not fiber.registers[self._answer(fiber, ins)]
@@ -307,7 +306,7 @@ class Recorder:
 
     @staticmethod
     def _said(fiber: Fiber, ins: PtxInstruction) -> str:
-        """What is waited for."""
+        """The awaited event, in words."""
         program = fiber.machine.program
         if ins.words[0] == "mbarrier":
             at = fiber.one(program.address(ins.operands[1])(fiber))
@@ -333,7 +332,7 @@ class Recorder:
         row.spans.append(Span(kind, begin, end, detail, line, times))
 
     def timeline(self) -> Timeline:
-        """All rows so far, with what the warps are called."""
+        """All rows so far, with the warps' roles."""
         for row in self.rows.values():
             if row.warp is not None:
                 row.spans.sort(key=lambda span: span.begin)

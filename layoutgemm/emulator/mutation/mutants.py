@@ -1,12 +1,12 @@
-"""Kernels with one thing wrong: does your set of shapes notice?
+"""Mutants: kernels with one wrong instruction or operand.
 
-A `Mutant` is a kernel in which one instruction is gone, or one field of one operand has another value: of a matrix
-descriptor, an instruction descriptor, a coordinate, a byte count, an arrival count, a parity, a mask, an address. They
-are made from any PTX, whatever wrote it: an operand is changed where it is used, by an instruction put before it, so it
-does not matter how the kernel computed it. `alterations` does the same to what the host passes: boxes and swizzles of
-tensor maps, and the size of shared memory.
+A `Mutant` is a kernel with one instruction deleted or one field of one operand changed. The field is of a matrix
+descriptor, an instruction descriptor, a coordinate, a byte count, an arrival count, a parity, a mask or an address.
+Mutants are made from any PTX: an instruction put before the use changes the operand. So it does not matter how the
+kernel computed it. `alterations` changes what the host passes: boxes and swizzles of tensor maps, and the size of
+shared memory.
 
-`mutate.py` runs them. What the instructions' operands mean: PTX ISA, by the names of the instructions.
+`run.py` runs them. Meaning of the operands: PTX ISA, by the names of the instructions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..machine.interpreter import Launch
 from ..ptx.codegen import bits_of
 from ..ptx.parser import PtxInstruction, PtxKernel, PtxOperand, read_instruction
 
-# Instructions that order others. The deletion of one that says whether a phase has ended says that it has.
+# Instructions that order others. A deleted test of a phase reports that the phase has ended.
 ORDERING = (
     "bar", "barrier", "fence", "membar", "mbarrier.arrive", "mbarrier.expect_tx", "mbarrier.try_wait",
     "mbarrier.test_wait", "mbarrier.init", "cp.async.commit_group", "cp.async.wait_group", "cp.async.wait_all",
@@ -53,8 +53,8 @@ class Mutant:
         return f"{self.kind}: {self.change}, {self.place}"
 
     def name(self, kernel: PtxKernel) -> str:
-        """What says which mutant it is as long as the compiler emits the same instructions, wherever their lines are:
-        the opcode, how many-th of that opcode, and the change.
+        """A name that is stable while the compiler emits the same instructions. It holds the opcode, its number among
+        equal opcodes, and the change.
         """
         if not self.edits:
             return f"{self.place}: {self.change}"
@@ -63,7 +63,7 @@ class Mutant:
         return f"{ins.opcode} #{number}: {self.change}"
 
     def origins(self, kernel: PtxKernel) -> list[int]:
-        """For each pc of the changed kernel, the pc that it stands for in this one."""
+        """The pc in the original kernel for each pc of the changed kernel."""
         edits = dict(self.edits)
         return [ins.pc for ins in kernel.instructions for _ in edits.get(ins.pc, (ins,))]
 
@@ -130,7 +130,7 @@ def _made(kernel: PtxKernel, ins: PtxInstruction, text: str) -> PtxInstruction:
 
 @dataclass(frozen=True)
 class Change:
-    """What is done to an operand's value: `operation` with `amount`, "add" or "xor" or "mov"."""
+    """A change of an operand's value: `operation` with `amount`, "add", "xor" or "mov"."""
 
     name: str
     operation: str
@@ -180,7 +180,7 @@ class Site:
 
 
 def sites(ins: PtxInstruction) -> list[Site]:
-    """The operands of an instruction that decide what it touches, and what may be done to them."""
+    """The operands of an instruction that decide which bytes it touches, with their changes."""
     words, operands, op = ins.words, ins.operands, ins.opcode
     if op.startswith("wgmma.mma_async"):
         found = [Site("descriptor", "of B", (2,), WGMMA_DESCRIPTOR, 64)]
@@ -279,7 +279,7 @@ def changed(kernel: PtxKernel, ins: PtxInstruction, site: Site, change: Change) 
 
 
 def fields(kernel: PtxKernel) -> Iterator[Mutant]:
-    """One mutant for each change of each operand of `sites`, and those of flags, counts and elected lanes."""
+    """One mutant for each operand change, and for each flag, count and elected lane."""
     for ins in kernel.instructions:
         for site in sites(ins):
             for change in site.changes:
@@ -290,7 +290,7 @@ def fields(kernel: PtxKernel) -> Iterator[Mutant]:
 
 
 def _others(kernel: PtxKernel, ins: PtxInstruction) -> Iterator[Mutant]:
-    """Changes that put no instruction before this one: numbers, predicates and the order of registers."""
+    """Changes that need no inserted instruction: numbers, predicates and the order of registers."""
 
     def with_operands(kind: str, change: str, operands: tuple[PtxOperand, ...]) -> Mutant:
         return Mutant(kind, str(ins), change, ((ins.pc, (dataclasses.replace(ins, operands=operands),)),))
@@ -329,7 +329,7 @@ Codec = tuple[Callable[[bytes], tuple[TensorMap, int]], Callable[[TensorMap, int
 
 
 def alterations(kernel: PtxKernel, launch: Launch, codec: Codec | None = None) -> Iterator[Mutant]:
-    """One mutant for each change of each tensor map among the parameters, and one with less shared memory.
+    """One mutant for each tensor map change, and one with less shared memory.
 
     codec  decode and encode of tensor maps; None: `emulator/machine/tensor_map.py`
     """
@@ -347,7 +347,7 @@ def alterations(kernel: PtxKernel, launch: Launch, codec: Codec | None = None) -
         for name, change in _maps(tmap):
             try:
                 codec[1](change(tmap), address)
-            except EmulatorError:  # no driver would take it
+            except EmulatorError:  # no driver would accept it
                 continue
             yield Mutant("tensor map", f"parameter {parameter.name}", name, (), _with(parameter.offset, change, codec))
     if launch.dynamic_shared:
@@ -360,7 +360,7 @@ def alterations(kernel: PtxKernel, launch: Launch, codec: Codec | None = None) -
 
 
 def _with(offset: int, change: Callable[[TensorMap], TensorMap], codec: Codec) -> Callable[[Launch], Launch]:
-    """What does the change to the map that a launch has there, whatever its extents are."""
+    """A function that changes the tensor map at an offset of any launch."""
 
     def alter(launch: Launch) -> Launch:
         tmap, address = codec[0](launch.parameters[offset : offset + 128])
@@ -372,7 +372,7 @@ def _with(offset: int, change: Callable[[TensorMap], TensorMap], codec: Codec) -
 
 
 def _maps(tmap: TensorMap) -> Iterator[tuple[str, Callable[[TensorMap], TensorMap]]]:
-    """Changes of one thing of a tensor map, by name."""
+    """Changes of one field of a tensor map, by name."""
 
     def at(field: str, i: int, change: Callable[[int], int]) -> Callable[[TensorMap], TensorMap]:
         def changed(tmap: TensorMap) -> TensorMap:

@@ -1,12 +1,12 @@
-"""Run every mutant of a kernel over a set of cases: does the set catch it?
+"""Runs of every mutant of a kernel over a set of cases.
 
     survey(kernel, cases, [*deletions(kernel), *fields(kernel)])
 
 A case is a launch and a check of its results. A mutant is caught by the first case in which the emulator refuses it,
-reports something, or the results are wrong; one that no case catches survives, and its row says so. What survives
-either changes nothing, or is a shape that the set does not have.
+reports a finding, or the results are wrong. A mutant that no case catches survives. A survivor either changes nothing,
+or needs a shape that the set lacks.
 
-`unreached` asks the plainer question: which instructions does no case execute?
+`unreached` lists the instructions that no case executes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..ptx.parser import PtxInstruction, PtxKernel
 from .mutants import Mutant
 from .trace import AccessTrace, TracingMachine
 
-# A mutant may take more steps than the kernel, up to this factor and number; then it counts as one that never ends.
+# A mutant may take more steps than the kernel, up to this factor and number; then it counts as endless.
 FACTOR, SLACK = 4, 20_000
 IN_TURN = Policy()
 
@@ -35,7 +35,7 @@ class LaunchCase:
     """One launch of a kernel.
 
     launch  makes it, with memory of its own
-    check   what is wrong with the results in that memory, or None
+    check   the error in that memory's results, or None
     policy  the order in which it is executed
     """
 
@@ -47,9 +47,9 @@ class LaunchCase:
 
 @dataclass(frozen=True)
 class MutantOutcome:
-    """What became of a mutant: the case that caught it and how; both "" for one that survived.
+    """The outcome of a mutant: the case that caught it and how, both "" for a survivor.
 
-    reason  why it did, where that was looked at (`redundant.py`)
+    reason  why it survived, where that was examined (`survivors.py`)
     """
 
     mutant: Mutant
@@ -59,13 +59,13 @@ class MutantOutcome:
 
     @property
     def caught(self) -> bool:
-        """Whether a case caught it."""
+        """True if a case caught it."""
         return bool(self.how)
 
 
 @dataclass(frozen=True)
 class Survey:
-    """All rows."""
+    """The outcomes of all mutants."""
 
     rows: tuple[MutantOutcome, ...]
 
@@ -93,7 +93,7 @@ def verdict(
     limit: int | None = None,
     trace: AccessTrace | None = None,
 ) -> tuple[str, Counts]:
-    """What is wrong with one run, "" when nothing is, and its counts. A `trace` keeps what it touched."""
+    """The error of one run, or "", and its counts. A `trace` keeps its accesses."""
     counts = Counts(executed=bytearray(len(kernel.instructions)))
     policy = case.policy if limit is None else replace(case.policy, limit=limit)
     launch = case.launch()
@@ -123,7 +123,7 @@ _LAST: list[Any] = []  # a kernel, a mutant, and the kernel with the mutant's ch
 
 
 def _changed(kernel: PtxKernel, mutant: Mutant) -> PtxKernel:
-    """The kernel with the change in it: the same one for all cases that a mutant is run over in turn."""
+    """The kernel with the change, one object for all cases of a mutant."""
     if not _LAST or _LAST[0] is not kernel or _LAST[1] is not mutant:
         _LAST[:] = [kernel, mutant, mutant.kernel(kernel)]
     changed: PtxKernel = _LAST[2]
@@ -142,7 +142,7 @@ def survey(
 ) -> Survey:
     """Run each mutant over the cases until one catches it.
 
-    progress  is told (done, number of mutants, row) after each
+    progress  called with (done, number of mutants, row) after each
 
     Raises EmulatorError when the kernel itself fails a case.
     """
@@ -168,7 +168,7 @@ def survey(
 
 
 def on_terminal(done: int, total: int, row: MutantOutcome) -> None:
-    """Progress on standard error: one line that is written over, survivors on lines of their own."""
+    """Show progress on one line of standard error, and survivors on lines of their own."""
     if not row.caught:
         print(f"\r\033[Ksurvives: {row.mutant}" + (f" ({row.reason})" if row.reason else ""), file=sys.stderr)
     print(f"\r\033[K{done} of {total}", end="" if done < total else "\n", file=sys.stderr, flush=True)

@@ -1,7 +1,7 @@
-"""Why a mutant survives: what is the same of its runs and those of the kernel, as far as that can be checked.
+"""Reasons why a mutant survives, from comparing its runs with the kernel's.
 
-A mutant that no case catches is either a shape that the cases lack, or it changes nothing. `Explainer` tells them apart
-by executing both and comparing what they touch and in which order (`trace.py`):
+A mutant that no case catches needs a shape that the cases lack, or it changes nothing. `Explainer` tells them apart by
+executing both and comparing their accesses and their order (`trace.py`):
 
     same      every access touches the same bytes, and is ordered after the same others: whatever the change is, in
               these cases no instruction can notice it. An address field that the hardware does not read, a barrier
@@ -18,9 +18,9 @@ by executing both and comparing what they touch and in which order (`trace.py`):
     unreached no case executes the instruction: nothing is known
     unseen    the instruction is there for what the emulator does not model: nothing is known either
 
-The order of a kernel without races is the same in every schedule, so that one run of each shape says it for all: what a
-barrier counts in another order in another schedule is reported (`ops/barrier.py`).
-`Explainer.partner` looks for the other instruction that makes a deletion redundant: without both the kernel is caught.
+The order of a kernel without races is the same in every schedule, so one run of each shape covers all schedules. A
+barrier that counts in another order in another schedule is reported (`ops/barrier.py`). `Explainer.partner` looks for
+the other instruction that makes a deletion redundant: with both deleted the kernel is caught.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ from .trace import END, AccessTrace, Difference, difference
 
 KINDS = ("same", "stricter", "looser", "apart", "end", "other", "unread", "idle", "unreached", "unseen")
 SAME, STRICTER, LOOSER, APART, ENDS, OTHER, UNREAD, IDLE, UNREACHED, UNSEEN = KINDS
-PROVEN = (SAME, STRICTER, APART, ENDS, UNREAD)  # nothing can notice these, whatever the schedule
-# Instructions whose deletion the emulator cannot notice, and why; where a field of the policy is named, unless it is
+PROVEN = (SAME, STRICTER, APART, ENDS, UNREAD)  # unnoticeable in every schedule
+# Instructions whose deletion the emulator cannot notice, and why; unless the named field of the policy is set
 # set.
 BLIND = (
     ("bar.warp.sync", "lanes", "lanes of a warp are one thread with `Policy(lanes=\"off\")`"),
     ("griddepcontrol", "", "one grid runs at a time"),
-    ("wgmma.fence", "register_strict", "registers are looked at with `Policy(register_strict=True)`"),
-    ("tcgen05.wait", "tensor_strict", "waits for tensor memory are looked at with `Policy(tensor_strict=True)`"),
-    ("tcgen05.fence", "tensor_strict", "fences of tensor memory are looked at with `Policy(tensor_strict=True)`"),
+    ("wgmma.fence", "register_strict", "registers are checked with `Policy(register_strict=True)`"),
+    ("tcgen05.wait", "tensor_strict", "waits for tensor memory are checked with `Policy(tensor_strict=True)`"),
+    ("tcgen05.fence", "tensor_strict", "fences of tensor memory are checked with `Policy(tensor_strict=True)`"),
 )
-# Kinds of mutants that leave every barrier alone, for which one schedule says all.
+# Kinds of mutants that leave every barrier alone: one schedule covers all.
 PLAIN = ("descriptor", "instruction", "flag", "column", "coordinate", "matrix address", "shared address", "registers")
 
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a mutant is not caught: of `KINDS`, and in words."""
+    """The reason why a mutant is not caught: one of `KINDS`, and in words."""
 
     kind: str
     text: str
@@ -67,7 +67,7 @@ class Reason:
 
 @dataclass
 class _Run:
-    """A case, and what the kernel does in it."""
+    """A case, and the kernel's own run of it."""
 
     case: LaunchCase
     trace: AccessTrace
@@ -78,12 +78,12 @@ class _Run:
 
     @property
     def worth(self) -> float:
-        """What it catches, by what it costs."""
+        """Catches for each second of the case."""
         return (1 + self.caught) / (1 + self.steps)
 
 
 class Explainer:
-    """Runs mutants of a kernel, and says why they survive.
+    """Runs mutants of a kernel and explains why they survive.
 
     cases   are run with a trace
     others  are run for mutants whose survival those do not prove, and those that concern barriers
@@ -109,14 +109,14 @@ class Explainer:
         return _Run(case, trace, memory, FACTOR * steps + SLACK, steps)
 
     def say(self, pc: int) -> str:
-        """An instruction, shortly."""
+        """An instruction in short form."""
         if pc == END:
             return "the end of a warp"
         ins = self.kernel.instructions[pc]
         return f"{ins.opcode} (PTX line {ins.line})"
 
     def row(self, mutant: Mutant) -> MutantOutcome:
-        """What becomes of a mutant, with the reason if it survives."""
+        """The outcome of a mutant, with the reason if it survives."""
         origins = mutant.origins(self.kernel)
         found: list[Difference] = []
         for run in sorted(self.runs, key=lambda run: -run.worth):
@@ -171,7 +171,7 @@ class Explainer:
         return Reason(SAME, f"{text}, though {uses[0]}" if uses else text)
 
     def _unread(self, mutant: Mutant) -> bool:
-        """Whether the mutant changes questions to mbarriers alone, of which no instruction reads the answer."""
+        """True if the mutant changes only mbarrier tests whose answers are not read."""
         for pc, _ in mutant.edits:
             if not self.kernel.instructions[pc].opcode.startswith(("mbarrier.try_wait", "mbarrier.test_wait")):
                 return False
@@ -180,7 +180,7 @@ class Explainer:
         return bool(mutant.edits)
 
     def _settled(self, pc: int) -> bool:
-        """Whether what is touched by the instruction depends on nothing, or on the thread, and all warps execute it."""
+        """True if all warps execute it and its bytes depend on constants or the thread."""
         if pc not in self.settled:
             traced = self.runs[0].trace
             warps, have = set(), set()
@@ -192,7 +192,7 @@ class Explainer:
         return self.settled[pc]
 
     def _blind(self, mutant: Mutant) -> str:
-        """Why the deletion cannot be noticed, or ""."""
+        """The reason why the deletion cannot be noticed, or ""."""
         opcode = self.kernel.instructions[mutant.edits[0][0]].opcode
         policies = [case.policy for case in (*(run.case for run in self.runs), *self.others)]
         for name, switch, why in BLIND:
@@ -202,7 +202,7 @@ class Explainer:
         return ""
 
     def partner(self, mutant: Mutant, others: Iterable[Mutant]) -> Mutant | None:
-        """The first of other mutants that survive alone, with which together this one is caught."""
+        """The first surviving mutant that together with this one is caught."""
         for other in others:
             if {pc for pc, _ in mutant.edits} & {pc for pc, _ in other.edits}:
                 continue
@@ -232,10 +232,10 @@ def explained(
     mutants: Iterable[Mutant],
     progress: Callable[[int, int, MutantOutcome], None] | None = None,
 ) -> Survey:
-    """`mutate.survey`, with a reason for each survivor.
+    """`run.survey`, with a reason for each survivor.
 
-    The cases in the first one's order are compared with the kernel's own runs; those in others are run for mutants that
-    the comparison does not prove harmless.
+    The cases in the first case's order are compared with the kernel's own runs. Cases in other orders run for mutants
+    that the comparison does not prove harmless.
     """
     first = [case for case in cases if case.policy == cases[0].policy]
     explainer = Explainer(kernel, first, [case for case in cases if case.policy != cases[0].policy])

@@ -1,7 +1,7 @@
 """Barriers and fences: bar, barrier, barrier.cluster, mbarrier, fence, membar, griddepcontrol.
 
-PTX ISA, "Parallel Synchronization and Communication Instructions". Each barrier carries what was handed to it
-(`order.Knowledge`): arriving releases, waiting acquires.
+PTX ISA, "Parallel Synchronization and Communication Instructions". Each barrier carries the knowledge handed to it
+(`happens_before.Knowledge`): arriving releases, waiting acquires.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ..races.lanes import synchronise
 from .memory import block_of, said
 from .registry import known, operation
 
-PASSED = object()  # marks a fiber that a barrier let go while it waited
-NAMED = 16  # barriers of a block
+PASSED = object()  # marks a fiber that a barrier released while it waited
+NAMED = 16  # named barriers of a block
 BARRIER_BYTES = 8
 SCOPES = (
     "shared", "shared::cta", "shared::cluster", "b64", "release", "acquire", "relaxed", "cta", "cluster", "aligned",
@@ -30,7 +30,7 @@ SCOPES = (
 
 
 class Named:
-    """One of a block's sixteen barriers, while threads are arriving at it."""
+    """A named barrier of a block (of sixteen) at which threads are arriving."""
 
     def __init__(self, knows: Knowledge, expected: int | None) -> None:
         self.knows, self.expected = knows, expected
@@ -59,7 +59,7 @@ def _named(fiber: Fiber, number: int, expected: int | None) -> Named:
 
 
 def _named_left(cta: Cta) -> None:
-    """Report barriers at which threads arrived, and not as many as they are for: nobody waited, or it would hang."""
+    """Report named barriers with too few arrivals at the end. No thread waited there, or the kernel would hang."""
     for number, barrier in cta.scratch["named"].items():
         cta.cluster.machine.problem(
             "exit",
@@ -69,7 +69,7 @@ def _named_left(cta: Cta) -> None:
 
 
 def _complete(cta: Cta, number: int, barrier: Named) -> bool:
-    """Let everybody go if all have arrived."""
+    """Release the waiting threads if all have arrived."""
     if barrier.arrived < (cta.alive if barrier.expected is None else barrier.expected):
         return False
     for waiting in barrier.waiting:
@@ -81,7 +81,7 @@ def _complete(cta: Cta, number: int, barrier: Named) -> bool:
 
 
 def _recount(fiber: Fiber, count: int) -> None:
-    """Threads that ended are waited for no longer by barriers of the whole block."""
+    """Threads that have ended no longer count for barriers of the whole block."""
     for number, barrier in list(fiber.cta.scratch.get("named", {}).items()):
         if barrier.expected is None and barrier.arrived and fiber.cta.alive:
             _complete(fiber.cta, number, barrier)
@@ -90,7 +90,7 @@ def _recount(fiber: Fiber, count: int) -> None:
 @operation("bar.sync", "bar.arrive", "bar.cta.sync", "bar.cta.arrive", "barrier.sync", "barrier.arrive",
            "barrier.cta.sync", "barrier.cta.arrive")  # fmt: skip
 def named_barrier(program: Program, ins: PtxInstruction) -> Run:
-    """bar, barrier: arrive at barrier a with b threads, and wait for the others unless it is arrive."""
+    """bar, barrier: arrive at barrier a with b threads, and wait for the others unless it is .arrive."""
     known(ins, "sync", "arrive", "cta", "aligned")
     number = program.value(ins.operands[0])
     threads = program.value(ins.operands[1]) if len(ins.operands) > 1 else None
@@ -117,7 +117,7 @@ def named_barrier(program: Program, ins: PtxInstruction) -> Run:
             barrier.waiting.append(fiber)
         if _complete(fiber.cta, at, barrier):
             if waits:
-                # It is among those woken; it goes on at once instead.
+                # It is among the woken fibers; it goes on at once instead.
                 fiber.cta.cluster.ready.remove(fiber)
                 fiber.scratch = None
             return None
@@ -128,8 +128,8 @@ def named_barrier(program: Program, ins: PtxInstruction) -> Run:
 
 @operation("bar.warp.sync")
 def warp_barrier(program: Program, ins: PtxInstruction) -> Run:
-    """bar.warp.sync: lanes of a warp wait for one another, and know what each of them did; a fiber's lanes are together
-    already.
+    """bar.warp.sync: lanes of a warp wait for each other and learn each other's accesses. A fiber's lanes are already
+    together.
     """
     mask = program.value(ins.operands[0])
 
@@ -159,7 +159,7 @@ class ClusterBarrier:
         self.waiting: list[Fiber] = []
 
     def check(self) -> None:
-        """Begin the next generation if all have arrived."""
+        """Begin the next generation if all threads have arrived."""
         if self.arrived and self.arrived + self.ended >= self.cluster.threads:
             self.sealed.merge(self.knows)
             self.knows = self.cluster.ledger.knowledge()
@@ -184,7 +184,7 @@ def _cluster_barrier(cluster: Cluster) -> ClusterBarrier:
 
 @operation("barrier.cluster.arrive")
 def cluster_arrive(program: Program, ins: PtxInstruction) -> Run:
-    """barrier.cluster.arrive: relaxed, it hands on initialised mbarriers and what an earlier fence released."""
+    """barrier.cluster.arrive. A relaxed one hands on initialised mbarriers and the releases of an earlier fence."""
     known(ins, "cluster", "arrive", "aligned", "relaxed", "release")
     relaxed, aligned = "relaxed" in ins.words, "aligned" in ins.words
 
@@ -232,10 +232,10 @@ def cluster_wait(program: Program, ins: PtxInstruction) -> Run:
 class EmulatedMbarrier:
     """An mbarrier: a phase ends when no arrival is pending and no byte is outstanding.
 
-    count    arrivals of a phase; pending: those still to come
+    count    arrivals of a phase; pending: those still missing
     bytes    transactions outstanding; it may be negative for a while
     phase    phases that have ended
-    members  what has arrived in this phase; ended: in the one before, or None; earlier: in the one before that
+    members  arrivals in this phase; ended: in the phase before, or None; earlier: in the phase before that
     """
 
     def __init__(self, cta: Cta, offset: int, count: int, init: MemoryEvent) -> None:
@@ -253,10 +253,10 @@ class EmulatedMbarrier:
         return f"mbarrier at {self.offset:#x} of CTA {self.cta.coordinate}"
 
     def arrive(self, count: int, by: MemoryEvent, knows: Knowledge) -> str | None:
-        """`count` arrivals by an event and who knows what; what is wrong with the phase that counts them, or None.
+        """Add `count` arrivals; return the error of the phase that counts them, or None.
 
-        An arrival that does not come after all of the phase before may come before some of it, in another schedule; so
-        may that of another lane in the same instruction.
+        An arrival that is not ordered after all of the previous phase may precede part of it in another schedule. So
+        may the arrival of another lane in the same instruction.
         """
         if count > self.pending:
             raise EmulatorError(
@@ -278,10 +278,10 @@ class EmulatedMbarrier:
         return phase is None or not self.ledger.enabled or not phase.past & ~(knows.seen | knows.past)
 
     def stale(self, knows: Knowledge) -> str | None:
-        """What is wrong with a wait by parity that has just ended, or None.
+        """The error of a wait by parity that has just ended, or None.
 
-        It ends after any phase of that parity. So it has to come after the phase of the other parity before this one,
-        or it may end two phases earlier, in another schedule.
+        The wait ends after any phase of that parity. So it must be ordered after the previous phase, of the other
+        parity. Otherwise it may end two phases earlier in another schedule.
         """
         if self._after(knows, self.earlier):
             return None
@@ -315,7 +315,7 @@ def barriers_of(cta: Cta) -> dict[int, EmulatedMbarrier]:
 
 
 def _mbarriers_left(cta: Cta) -> None:
-    """Report phases that were begun and have not ended: a count is wrong, and nobody waited for it."""
+    """Report phases that began and have not ended: a count is wrong, and no thread waited for it."""
     for barrier in cta.scratch["mbarriers"].values():
         arrived = barrier.count - barrier.pending
         if arrived or barrier.bytes:
@@ -324,7 +324,7 @@ def _mbarriers_left(cta: Cta) -> None:
 
 
 def mbarrier_at(fiber: Fiber, address: int) -> EmulatedMbarrier:
-    """The mbarrier at a shared address. Raises EmulatorError where none is live; a race with its init is reported."""
+    """The mbarrier at a shared address. Raises EmulatorError without a live one; reports a race with its init."""
     cta, offset = block_of(fiber, address)
     found = barriers_of(cta).get(offset)
     if found is None:
@@ -366,7 +366,7 @@ def mbarrier_init(program: Program, ins: PtxInstruction) -> Run:
 
 @operation("mbarrier.inval")
 def mbarrier_inval(program: Program, ins: PtxInstruction) -> Run:
-    """mbarrier.inval: the barrier is no more."""
+    """mbarrier.inval: end the life of the barrier."""
     known(ins, "inval", *SCOPES)
     address = program.address(ins.operands[0])
 
@@ -445,7 +445,7 @@ def mbarrier_bytes(program: Program, ins: PtxInstruction) -> Run:
 
 @operation("mbarrier.try_wait", "mbarrier.test_wait")
 def mbarrier_wait(program: Program, ins: PtxInstruction) -> Run:
-    """mbarrier.try_wait, test_wait: whether a phase has ended. A second question in vain waits until it has."""
+    """mbarrier.try_wait, test_wait: has a phase ended? A second test that fails waits until it has."""
     known(ins, "try_wait", "test_wait", "parity", *SCOPES)
     target = program.index[ins.operands[0].text]
     address = program.address(ins.operands[1])
@@ -488,13 +488,13 @@ def fence(program: Program, ins: PtxInstruction) -> Run:
         return lambda fiber: fiber.cta.cluster.ledger.init_fence(fiber)
     if "proxy" in words and any(word.startswith("async") for word in words):
         if "global" in words:
-            return lambda fiber: None  # global memory alone, which is not watched
+            return lambda fiber: None  # global memory alone, which is not checked
         return lambda fiber: fiber.cta.cluster.ledger.proxy_fence(fiber)
     if "proxy" in words and "alias" not in words:
         raise ValueError(f"{ins.opcode} is not known here")
 
     def go(fiber: Fiber) -> None:
-        # A relaxed arrive after it hands on what went before.
+        # A relaxed arrive after it hands on earlier accesses.
         ledger = fiber.cta.cluster.ledger
         fenced = fiber.warp.scratch["fenced"] = ledger.knowledge()
         ledger.release(fiber, fenced)
@@ -504,7 +504,7 @@ def fence(program: Program, ins: PtxInstruction) -> Run:
 
 @operation("griddepcontrol.launch_dependents", "griddepcontrol.wait")
 def grid_dependence(program: Program, ins: PtxInstruction) -> Run:
-    """griddepcontrol: nothing runs beside an emulated grid, so that it waits for nothing."""
+    """griddepcontrol: no effect, since no other grid runs beside an emulated one."""
     return lambda fiber: None
 
 

@@ -13,7 +13,7 @@ from .registry import known, operation, taken
 
 @operation("bra", guards=True)
 def branch(program: Program, ins: PtxInstruction) -> Run:
-    """bra: to the label, where the predicate holds; lanes that disagree go both ways until they meet."""
+    """bra: branch to the label where the predicate holds. Lanes that disagree take both paths until they reconverge."""
     known(ins, "uni")
     target, after = program.target(ins), ins.pc + 1
     if ins.predicate is None:
@@ -33,7 +33,7 @@ def branch(program: Program, ins: PtxInstruction) -> Run:
 
 @operation("ret", "exit")
 def end(program: Program, ins: PtxInstruction) -> Run:
-    """ret, exit: the thread ends. Of a kernel the two are one."""
+    """ret, exit: the thread ends; in a kernel the two are the same."""
     known(ins, "uni")
     return lambda fiber: fiber.machine.exit(fiber)
 
@@ -50,5 +50,5 @@ def trap(program: Program, ins: PtxInstruction) -> Run:
 
 @operation("nanosleep", "prefetch", "prefetchu", "applypriority", "discard")
 def hint(program: Program, ins: PtxInstruction) -> Run:
-    """Instructions that change no result: waiting, and hints to caches."""
+    """Instructions without an effect on results: delays and cache hints."""
     return lambda fiber: None

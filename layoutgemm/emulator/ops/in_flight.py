@@ -1,4 +1,4 @@
-"""Registers without a value, for as long as an asynchronous instruction owns them."""
+"""Placeholders in registers that an asynchronous instruction owns."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from ..ptx.values import NoValue
 
 
 class InFlightRegister(NoValue):
-    """What such a register holds. Its text says who owns it."""
+    """A placeholder for the value of a register in flight. Its text names the owner."""

@@ -1,4 +1,4 @@
-"""How operations are registered, and what is common to all of them."""
+"""Registration of operations, and helpers for all of them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ..ptx.program import Program, Run
 
 Builder = Callable[[Program, PtxInstruction], Run]
 BUILDERS: dict[str, Builder] = {}  # opcode, or the beginning of one up to a dot -> builder
-GUARDS: set[str] = set()  # of these the builders look at the predicate themselves
+GUARDS: set[str] = set()  # builders of these handle the predicate themselves
 TAKEN = object()  # marks a fiber that was split off to execute one predicated instruction
 
 
 def operation(*names: str, guards: bool = False) -> Callable[[Builder], Builder]:
-    """Register a builder for opcodes that begin with these names, the longest of which counts.
+    """Register a builder for opcodes that begin with these names; the longest match counts.
 
     guards  the builder handles the predicate itself, lane by lane; else lanes that disagree split for one instruction
     """
@@ -32,14 +32,14 @@ def operation(*names: str, guards: bool = False) -> Callable[[Builder], Builder]
 
 
 def known(ins: PtxInstruction, *words: str) -> None:
-    """Refuse an opcode with words, after the first, that are not among these."""
+    """Refuse an opcode with words, after the first, other than these."""
     for word in ins.words[1:]:
         if word not in words:
             raise ValueError(f".{word} is not known here")
 
 
 def taken(program: Program, ins: PtxInstruction) -> Callable[[Fiber], int]:
-    """A function that gives the lanes for which an instruction's predicate holds, all where it has none."""
+    """A function that returns the lanes where an instruction's predicate holds."""
     if ins.predicate is None:
         return lambda fiber: fiber.lanes
     at, negated = program.index[ins.predicate], ins.negated
@@ -47,7 +47,7 @@ def taken(program: Program, ins: PtxInstruction) -> Callable[[Fiber], int]:
 
 
 def guarded(program: Program, ins: PtxInstruction, run: Run) -> Run:
-    """The operation where its predicate holds. Lanes that disagree split for this one instruction."""
+    """The operation under its predicate. Lanes that disagree split for this one instruction."""
     lanes_of, after = taken(program, ins), ins.pc + 1
 
     def go(fiber: Fiber) -> Any:

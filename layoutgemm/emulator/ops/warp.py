@@ -1,4 +1,4 @@
-"""Instructions between the lanes of a warp, and of its registers: shfl, vote, match, redux, elect, setmaxnreg.
+"""Warp-level instructions: shfl, vote, match, redux, elect, setmaxnreg.
 
 PTX ISA, "shfl.sync", "vote.sync", "match.sync", "redux.sync", "elect.sync", "activemask", "setmaxnreg".
 """
@@ -26,7 +26,7 @@ WARP, GROUP = 32, 4  # threads of a warp, warps of a warpgroup
 
 
 def _members(fiber: Fiber, mask: Any) -> int:
-    """The lanes of a member mask that are alive; lanes elsewhere are reported."""
+    """The live lanes of a member mask; other lanes are reported."""
     wanted = fiber.one(mask) & fiber.warp.alive
     missing = wanted & ~fiber.lanes
     if missing:
@@ -87,7 +87,7 @@ def shuffle(program: Program, ins: PtxInstruction) -> Run:
 
 @operation("elect.sync")
 def elect(program: Program, ins: PtxInstruction) -> Run:
-    """elect.sync: one lane of the members, the lowest or the highest by the machine's policy."""
+    """elect.sync: one of the members, the lowest or the highest by the policy."""
     leader, chosen = _pair(program, ins.operands[0])
     mask = program.value(ins.operands[1])
 
@@ -188,14 +188,14 @@ def redux(program: Program, ins: PtxInstruction) -> Run:
 
 @operation("setmaxnreg")
 def set_registers(program: Program, ins: PtxInstruction) -> Run:
-    """setmaxnreg: give registers back to the block's pool, or take some, waiting until there are enough.
+    """setmaxnreg: return registers to the block's pool, or take some when available.
 
-    PTX does not say how many a warp has at its launch: the assembler decides, and as many as fit is taken here. So a
-    first `inc` to fewer is no mistake; it gives nothing back.
+    PTX does not define a warp's register count at launch: the assembler decides. Here it is the most that fit. So a
+    first `inc` to fewer is not an error; it returns nothing.
 
-    All warps of a warpgroup have to execute the same setmaxnreg. Seen on an H200: a block of 288 threads, whose ninth
-    warp gave registers back, hung. NVIDIA's examples for sm_100 and sm_120 do not keep to it, and nothing here tells
-    what their hardware makes of it: there it is a "lint".
+    All warps of a warpgroup must execute the same setmaxnreg. Seen on an H200: a block of 288 threads hung when its
+    ninth warp returned registers. NVIDIA's examples for sm_100 and sm_120 break this rule, with unknown effects on that
+    hardware; there it is a "lint".
     """
     known(ins, "inc", "dec", "sync", "aligned", "u32")
     wanted, gives = program.value(ins.operands[0]), "dec" in ins.words
@@ -239,7 +239,7 @@ def set_registers(program: Program, ins: PtxInstruction) -> Run:
 
 
 def _same_in_warpgroup(fiber: Fiber, ins: PtxInstruction, count: int, kind: str) -> None:
-    """Note what a warp set; report it where another warp of its warpgroup set something else as its n-th."""
+    """Note a warp's setting; report a warpgroup whose n-th settings differ."""
     cta, number = fiber.cta, fiber.warp.number
     if "setmaxnreg" not in cta.scratch:
         cta.scratch["setmaxnreg"] = {}
@@ -259,7 +259,7 @@ def _same_in_warpgroup(fiber: Fiber, ins: PtxInstruction, count: int, kind: str)
 
 
 def _registers_of_some(cta: Cta, kind: str) -> None:
-    """Report warps that ended without a setmaxnreg that others of their warpgroup executed."""
+    """Report warps that ended without a setmaxnreg that their warpgroup executed."""
     asked: dict[int, list[tuple[int, int]]] = cta.scratch["setmaxnreg"]
     for first in sorted({number // GROUP * GROUP for number in asked}):
         counts = [len(asked.get(number, ())) for number in range(first, first + GROUP)]

@@ -1,9 +1,8 @@
-"""Instructions that only compute, as Python source.
+"""Python source for instructions that only compute.
 
-Between two instructions that touch memory or other threads there are runs of arithmetic. Each run becomes one Python
-function of (R, W): R the list of a warp's registers, W the warp, for its special registers. The source is plain
-expressions over `values.py` and `floats.py`; what PTX has and this does not is refused when the kernel is loaded, with
-its line.
+Runs of arithmetic lie between two instructions that touch memory or other threads. Each run becomes one Python function
+of (R, W): R the list of a warp's registers, W the warp, for its special registers. The source is plain expressions over
+`values.py` and `floats.py`. PTX that it does not cover is refused when the kernel is loaded, with its line.
 
 Semantics: PTX ISA, "Instruction Set", by the names of the instructions.
 """
@@ -23,9 +22,9 @@ from ..machine.launch import SPECIAL
 from . import floats, values
 from .parser import PtxInstruction, PtxKernel, PtxOperand
 
-# What reading an instruction may raise where its words or operands are not those of any form.
+# Exceptions from reading an instruction whose words or operands fit no form.
 UNREADABLE = (ValueError, LookupError, TypeError, StopIteration)
-# Where parameter space begins, and where shared memory lies among generic addresses.
+# The start of parameter space, and of shared memory among generic addresses.
 PARAMETER_BASE = 0x10000
 SHARED_WINDOW = 0x7F0000000000
 MASKS = {8: "255", 16: "65535", 32: "M32", 64: "M64"}
@@ -35,7 +34,7 @@ COMPARE = {
 # f32 comparisons that hold for NaN, by the name of the ordered one.
 UNORDERED = {"equ": "eq", "neu": "ne", "ltu": "lt", "leu": "le", "gtu": "gt", "geu": "ge"}
 HALVES = {"f16": "f16", "bf16": "bf16", "f16x2": "f16", "bf16x2": "bf16"}
-# Suffixes of float instructions that change nothing here: results are rounded to nearest, or better than asked for.
+# Suffixes of float instructions without effect here: results are rounded to nearest, or better than required.
 ROUNDING = {"rn", "approx", "full", "sync"}
 NAMES: dict[str, Any] = {
     **{name: value for name, value in vars(values).items() if not name.startswith("_")},
@@ -87,10 +86,10 @@ class CodeGenerator:
                 raise ValueError(f"unknown symbol {operand.text}")
             address = self.symbols[name.strip()] + int(offset or 0)
             return f"({address} | W.window)" if name.strip() in self.shared else str(address)
-        raise ValueError(f"{operand.text} is no value")
+        raise ValueError(f"{operand.text} is not a value")
 
     def misfit(self, operand: PtxOperand, bits: int) -> str:
-        """What is wrong with a register of another width, or "": `cvt`, `ld` and `st` alone take wider ones."""
+        """The error of a register of another width, or "": only `cvt`, `ld` and `st` take wider ones."""
         found = bits_of(self.kinds[operand.text])
         return "" if found == bits else f"{operand.text} is a register of {found} bits, where one of {bits} is needed"
 
@@ -120,29 +119,29 @@ class CodeGenerator:
     # ------------------------------------------------------------ instructions
 
     def statement(self, ins: PtxInstruction) -> str | None:
-        """The instruction as a Python statement, or None when it does more than compute.
+        """The instruction as a Python statement, or None if it does more than compute.
 
-        Raises PtxError for a form of a computing instruction that is not known.
+        Raises PtxError for an unknown form of a computing instruction.
         """
         rule = RULES.get(ins.words[0])
         if rule is None or (ins.words[0] == "add" and "noftz" in ins.words):
             return None
         try:
             if ins.words[0] in KINDS_OF and not KINDS_OF[ins.words[0]].fullmatch(ins.words[-1]):
-                raise ValueError(f".{ins.words[-1]} is no type of it")
+                raise ValueError(f".{ins.words[-1]} is not a type of it")
             found = rule(self, ins)
         except UNREADABLE as error:
             raise PtxError(f"{ins.where}: {ins.text}: unknown form of {ins.words[0]}: {error}") from None
         if found is None:
             return None
-        # (operand, expression) pairs, of one instruction that writes several registers
+        # (operand, expression) pairs of an instruction that writes several registers
         pairs = found if isinstance(found, list) else [(ins.operands[0], found)]
         if ins.words[0] != "cvt":
             for target, _ in pairs:
                 if target.kind == "reg" and (wrong := self.misfit(target, result_bits(ins) // len(pairs))):
                     raise PtxError(f"{ins.where}: {ins.text}: {wrong}")
         assigned = [self.assigned(ins, target, text) for target, text in pairs if target.kind != "sink"]
-        # All at once: a register that is written first may be read for the second.
+        # All at once: the second expression may read the register that the first one writes.
         return " = ".join(", ".join(side) for side in zip(*assigned)) or "pass"
 
     def assigned(self, ins: PtxInstruction, target: PtxOperand, text: str) -> tuple[str, str]:
@@ -156,7 +155,7 @@ class CodeGenerator:
         return place, f"{choose}({guard} ^ {ins.negated}, {text}, {place})"
 
     def choose(self, target: PtxOperand) -> str:
-        """The function that chooses between two values of a register."""
+        """The function that selects between two values of a register."""
         return "select64" if bits_of(self.kinds.get(target.text, "b32")) == 64 else "select"
 
 
@@ -521,7 +520,7 @@ def _cvt(g: CodeGenerator, ins: PtxInstruction) -> str:
     *words, to, from_ = ins.words[1:]
     for kind in (to, from_):
         if kind[0] in "us" and not kind.endswith("x2") and not re.fullmatch(r"[us](8|16|32|64)", kind):
-            raise ValueError(f".{kind} is no type of it")
+            raise ValueError(f".{kind} is not a type of it")
     sources = ins.operands[1:]
     if from_ == "s2f6x2":
         _known(words, "rn", "satfinite", "relu", "scaled::n2::ue8m0")
@@ -571,7 +570,7 @@ def _cvt(g: CodeGenerator, ins: PtxInstruction) -> str:
 
 
 def _limited(words: list[str], text: str, to: str) -> str:
-    """With .relu negative values become 0, with .satfinite those beyond the range its end; NaN stays."""
+    """A cvt's clamps: .relu turns negative values into 0, .satfinite clamps to the range; NaN stays."""
     if "relu" in words:
         text = f"np.where({text} <= 0, np.float32(0), {text})"
     if "satfinite" in words and to in floats.LARGEST:

@@ -1,4 +1,4 @@
-"""Which instructions kernels use, and which of those the emulator knows:
+"""The instructions of kernels, and those that the emulator knows:
 
     python -m layoutgemm.emulator.ptx.coverage FILE.ptx...
 
@@ -34,7 +34,7 @@ class Spelling:
 
 
 class _Listing(Program):
-    """A program that notes what is refused and goes on."""
+    """A program that notes refusals and goes on."""
 
     def __init__(self, kernel: PtxKernel, refused: dict[int, str]) -> None:
         self.refused = refused
@@ -62,7 +62,7 @@ class _Listing(Program):
 
 
 def refusals(kernel: PtxKernel) -> dict[int, str]:
-    """pc -> why the emulator refuses the instruction there, for all that it refuses, not just the first.
+    """The reason for each refused instruction, by pc.
 
     >>> kernel, = parse('.target sm_90\\n.entry k() { .reg .b32 %r<2>; mov.b32 %r0, 1; sqrt.b99 %r1, %r0; fly %r0; }')
     >>> sorted(refusals(kernel))
@@ -88,7 +88,7 @@ def census(texts: Iterable[tuple[str, str]]) -> dict[str, Spelling]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print the spellings of PTX files, unknown ones last; exit status 1 where there are any."""
+    """Print the spellings of PTX files, unknown ones last; exit status 1 for unknown ones."""
     program = "python -m layoutgemm.emulator.ptx.coverage"
     parser = argparse.ArgumentParser(prog=program, description=__doc__.splitlines()[0])
     parser.add_argument("files", nargs="+", type=Path)

@@ -1,8 +1,8 @@
-"""PTX text read into values: kernels with their parameters, registers, shared symbols, labels and instructions.
+"""The PTX parser: kernels with parameters, registers, shared symbols, labels and instructions.
 
-Nothing is interpreted here. An operand is split into its parts, a name inside a `{ }` scope (as inline assembly makes
-them) is renamed so that every register and label of a kernel has one name, and `.loc` lines are kept, so that whatever
-is said about an instruction can name the line of the program that it came from.
+Nothing is interpreted here. An operand is split into its parts. A name inside a `{ }` scope, as inline assembly makes
+them, is renamed, so every register and label of a kernel has one name. `.loc` lines are kept, so messages about an
+instruction can name its source line.
 
 Grammar: PTX ISA, "Syntax", "Directives"; operands: "Instruction Operands".
 """
@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 from ...errors import PtxError
 
-# Bounds of what a kernel may declare; the hardware has none for virtual registers, and 32764 bytes of parameters.
+# Bounds of a kernel's declarations. Hardware has none for virtual registers, and 32764 bytes of parameters.
 MAX_REGISTERS, MAX_PARAMETER_BYTES, MAX_SHARED_BYTES, MAX_SCOPES = 1 << 17, 32764, 1 << 24, 256
 MAX_ALIGNMENT, MAX_BRACKETS = 1 << 16, 64
-# Sizes in bytes of the types that may stand in a declaration.
+# Sizes in bytes of the types in declarations.
 SIZES = {"pred": 1, **{f"{k}{n}": n // 8 for k in "bsuf" for n in (8, 16, 32, 64, 128)}}
 
 
@@ -42,7 +42,7 @@ class PtxOperand(NamedTuple):
 
 
 class Source(NamedTuple):
-    """A line of the program that an instruction was made from."""
+    """The source line of an instruction."""
 
     file: str
     line: int
@@ -146,7 +146,7 @@ _REGISTER = re.compile(r"(%?[A-Za-z_$][\w$]*)\s*(?:<\s*(\d{1,9})\s*>)?")
 _DIRECTIVE = re.compile(r"\.(\w+)((?:\s+\d{1,9})?(?:\s*,\s*\d{1,9})*)")
 _LOC = re.compile(r"\s*\.loc\s+(\d{1,9})\s+(\d{1,9})")
 _FILE = re.compile(r'^\s*\.file\s+(\d{1,9})\s+"([^"]*)"', re.M)
-# Directives that may stand among instructions and change nothing here; what uses a .local or .const name is refused.
+# Directives without effect here; uses of a .local or .const name are refused.
 _IGNORED = {".pragma", ".local", ".const", ".global", ".param", ".branchtargets", ".calltargets", ".callprototype"}
 
 
@@ -156,7 +156,7 @@ _BLANK, _STOP = re.compile(r"\s*"), re.compile(r"[{};:]")
 def parse(text: str) -> list[PtxKernel]:
     """The kernels of a PTX module, in order.
 
-    Raises PtxError for text without `.target` or `.entry`, and for what cannot be read, with its line.
+    Raises PtxError for text without `.target` or `.entry`, and for unreadable text, with its line.
 
     >>> kernel, = parse('''
     ... .version 8.7
@@ -171,11 +171,11 @@ def parse(text: str) -> list[PtxKernel]:
     PtxOperand(kind='address', text='[%rd0+4]', parts=(PtxOperand(kind='reg', text='%rd0', parts=(), offset=0, \
 negated=False),), offset=4, negated=False)
     """
-    # What is no character, half of a surrogate pair, could not be written out in a message.
+    # Half of a surrogate pair is not a character and could not be printed in a message.
     text = _blank_comments(text.encode("utf-8", "backslashreplace").decode("utf-8"))
     target = re.search(r"\.target\s+(\w+)", text)
     if target is None:
-        raise PtxError("PTX line 1: no .target: this is no PTX module")
+        raise PtxError("PTX line 1: no .target: this is not a PTX module")
     files = {int(number): name for number, name in _FILE.findall(text)}
     entries = list(_ENTRY.finditer(text))
     if not entries:
@@ -203,14 +203,14 @@ def _blank_comments(text: str) -> str:
 
 def _size(kind: str, what: str) -> int:
     if kind not in SIZES:
-        raise PtxError(f"{what}: .{kind} is no type")
+        raise PtxError(f"{what}: .{kind} is not a type")
     return SIZES[kind]
 
 
 def _alignment(align: str | None, default: int, what: str) -> int:
     found = default if align is None else int(align)
     if not 1 <= found <= MAX_ALIGNMENT or found & found - 1:
-        raise PtxError(f"{what}: an alignment of {found} bytes is no power of two up to {MAX_ALIGNMENT}")
+        raise PtxError(f"{what}: an alignment of {found} bytes is not a power of two up to {MAX_ALIGNMENT}")
     return found
 
 
@@ -226,7 +226,7 @@ def _shared(m: re.Match[str], line: int) -> SharedSymbol:
 
 
 def _body(text: str, entry: re.Match[str]) -> int:
-    """Where the kernel's body begins."""
+    """The start of the kernel's body."""
     found = text.find("{", entry.end())
     if found < 0:
         raise PtxError(f"PTX line {_line(text, entry.start())}: the kernel {entry.group(1)} has no body")
@@ -277,7 +277,7 @@ def _parameters(text: str, line: int) -> tuple[Parameter, ...]:
 
 
 def _statements(text: str, start: int, files: dict[int, str]) -> list[_Statement]:
-    """The statements between a kernel's braces, each with the scopes that it stands in and its line."""
+    """The statements between a kernel's braces, with their scopes and lines."""
     out: list[_Statement] = []
     scopes: list[dict[str, str]] = [{}]
     line = first = _line(text, start)
@@ -399,7 +399,7 @@ def _instruction(kernel: PtxKernel, statement: _Statement) -> PtxInstruction:
 
 
 def read_instruction(kernel: PtxKernel, text: str, line: int = 0, source: Source | None = None) -> PtxInstruction:
-    """One statement as an instruction of a kernel that was read before; names are the kernel's unique ones.
+    """One statement as an instruction of a kernel, with the kernel's unique names.
 
     >>> kernel, = parse('.target sm_90\\n.entry k() { .reg .b32 %r<2>; ret; }')
     >>> read_instruction(kernel, "add.u32 %r0, %r1, 4").opcode
@@ -412,7 +412,7 @@ _BRACKET = re.compile(r"[\[\](){}]")
 
 
 def _split(text: str) -> list[str]:
-    """At the commas outside of brackets."""
+    """The parts between the commas outside brackets."""
     if not _BRACKET.search(text):
         plain = [part.strip() for part in text.split(",")]
         return plain if plain[-1] else plain[:-1]

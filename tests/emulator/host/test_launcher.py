@@ -107,7 +107,7 @@ def test_a_cute_tensor_of_four_bits() -> None:
         ("a", 3, "a is a tensor"),
         ("a", np.zeros((2, 3, 4), np.float32), "a: .*takes 2 of the tensor's 3 extents"),
         ("a", np.zeros((4, 12), np.float32)[:, ::2], "a: .*takes 1 of the tensor's 2 strides"),
-        ("a", LONG, "a: 8589934592 is no 32-bit extent"),
+        ("a", LONG, "a: 8589934592 is not a 32-bit extent"),
         ("n", np.zeros(3), "n is a scalar of type i32, and an array"),
         ("n", "x", "n is .*'x' was given"),
         ("n", 2.5, "n is .*2.5 was given"),
@@ -144,7 +144,7 @@ def test_wrong_tensors_are_refused(array: Any, traced: str, message: str) -> Non
         packed("a", array, f'!cute.memref<{traced}, "(?,?):(?{{i64 div=2}},1)">')
 
 
-def test_extents_that_are_compiled_in_are_held() -> None:
+def test_compiled_extents_are_checked() -> None:
     traced = '!cute.memref<f32, gmem, "(4,6):(6,1)">'
     assert packed("b", np.zeros((4, 6), np.float32), traced) == START
     with pytest.raises(EmulatorError, match="b has extent 5 along axis 0; the compiled function has 4 there"):
@@ -317,6 +317,6 @@ def test_ptx_has_to_be_kept(small: Any) -> None:
         CompiledFunction.of(made)
 
 
-def test_what_is_no_compiled_function() -> None:
+def test_other_objects_than_compiled_functions_are_refused() -> None:
     with pytest.raises(EmulatorError, match="no PTX"):
         CompiledFunction.of(object())

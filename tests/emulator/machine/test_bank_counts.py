@@ -126,7 +126,7 @@ ret;
 """
 
 
-def test_the_table_names_lines_and_what_is_wasted():
+def test_the_table_names_lines_and_excess_wavefronts():
     done = emulate_ptx(TEXT, args=[np.zeros(32, np.uint32)], banks=True)
     report = done.report()
     assert "shared memory: 4 accesses take at least 66 wavefronts, at best 4; those of atomics are lower" in report

@@ -76,7 +76,7 @@ POLICIES = [Policy(), Policy(loads="early"), Policy(pick="random", seed=3), Poli
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
-def test_every_wait_ends_after_what_it_waited_for(policy: Policy):
+def test_every_wait_ends_after_its_event(policy: Policy):
     found = ring(6, policy)
     assert [row.name.partition("warp ")[2] for row in found.rows if row.warp is not None] == [
         "0: loads", "1: epilogue", "2: idle",
@@ -185,7 +185,7 @@ def test_products_of_tensor_cores_are_rows_of_their_own():
         ("elect.sync %r0|%p, -1;", ""),
     ),
 )
-def test_what_instructions_count_as(text: str, kind: str):
+def test_kinds_of_instructions(text: str, kind: str):
     (kernel,) = parse(f".target sm_90\n.entry k(.param .u64 x) {{ .reg .b32 %r<2>; .reg .pred %p; {text} }}")
     assert kind_of(kernel.instructions[0]) == kind
 

@@ -50,7 +50,7 @@ class Judge:
         return Explainer(self.kernel, every[:count], every[count:])
 
     def row(self, mutant: Mutant) -> MutantOutcome:
-        """What becomes of a mutant."""
+        """The outcome of a mutant."""
         row = self.quick.row(mutant)
         if row.caught or (mutant.kind in LOCAL and row.reason.startswith("same")):
             return row

@@ -1,4 +1,4 @@
-"""Run one official example at one shape and print what the emulator finds, both sides of each race:
+"""Print the emulator's findings for one official example at one shape:
 
     python -m tests.emulator.official.report geforce_f16 256x128x128
     python -m tests.emulator.official.report hopper_fp8_2xacc 128x128x256 --register-strict

@@ -23,7 +23,7 @@ RACES = ("geforce_f16", "geforce_bf16_mnn")  # the stores of whose epilogue race
 
 
 class Marked(np.ndarray):
-    """An array that says which of its extents and strides the compiled function takes at run time."""
+    """An array with masks of the extents and strides that are run-time arguments."""
 
     dynamic_shapes_mask: tuple[bool, ...]
     dynamic_strides_mask: tuple[bool, ...]
@@ -44,8 +44,7 @@ def kernel(example: Example) -> PtxKernel:
 
 
 def repaired(example: Example) -> PtxKernel:
-    """The example's kernel, with the barrier in it that it lacks (FINDINGS.md) where it lacks one: four warps meet
-    before each run of stmatrix writes the buffer of the epilogue."""
+    """The example's kernel, with its missing barrier (FINDINGS.md) added."""
     original = kernel(example)
     if example.name not in RACES:
         return original
@@ -70,7 +69,7 @@ def _view(of: Matrix | Scales, tensor: Tensor) -> Marked:
 
 
 def arguments(example: Example, given: Inputs) -> list[Any]:
-    """What the host function is called with; without the stream, and without what was fixed when it was compiled."""
+    """The arguments of the host function, without the stream and compile-time constants."""
     out: list[Any] = []
     for argument in example.arguments:
         if isinstance(argument, Pointer):
@@ -100,7 +99,7 @@ class Run:
         return Launch(made.grid, made.block, made.parameters, arrays.memory, made.cluster, made.dynamic_shared)
 
     def check(self, launch: Launch) -> str | None:
-        """What is wrong with the results, or None."""
+        """The error of the results, or None."""
         return self.inputs.wrong()
 
 
@@ -119,8 +118,7 @@ LAX = ("hopper_fp8_2xacc",)
 
 
 def cases(example: Example, orders: tuple[Policy, ...] = ORDERS, shapes: tuple[Shape, ...] = ()) -> list[LaunchCase]:
-    """All shapes of an example, or these, in these orders. Hopper's are held to the rule
-    about wgmma.fence, which they keep."""
+    """All shapes of an example, or these, in these orders. Hopper's examples must keep the wgmma.fence rule, and do."""
     if example.arch == "sm_90a" and example.name not in LAX:
         orders = tuple([replace(order, register_strict=True) for order in orders])
     return [case(example, shape, order) for order in orders for shape in shapes or example.shapes]

@@ -9,7 +9,7 @@ from layoutgemm.emulator.machine.memory import GlobalMemory
 from layoutgemm.emulator.ptx.parser import parse
 from layoutgemm.emulator.ptx.program import Program
 
-# Every block counts its own number, then asks for another cluster until there is none.
+# Every block counts its own number, then asks for another cluster until none is left.
 STEAL = """
 .version 8.7
 .target sm_100a

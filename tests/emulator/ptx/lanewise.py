@@ -1,4 +1,4 @@
-"""One instruction that only computes, run on values of 32 lanes, on uniform values, and on mixtures of both."""
+"""One arithmetic instruction on 32 lane values, on uniform values, and on mixtures."""
 
 from __future__ import annotations
 

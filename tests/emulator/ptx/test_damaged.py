@@ -113,7 +113,7 @@ BOUNDS = {
     "an alignment of 3": (kernel("ret;", ".param .align 3 .b8 x[9]"), "line 3: .*alignment of 3"),
     "parameters": (kernel("ret;", ".param .b8 x[999999999]"), "line 3: .*parameters have 32764 bytes"),
     "words of a parameter": (kernel("ret;", ".param .u64 .ptr" + " .align 8" * 9999 + " x"), "line 3: .*cannot be"),
-    "a type": (kernel("ret;", ".param .u33 x"), "line 3: .*no type"),
+    "a type": (kernel("ret;", ".param .u33 x"), "line 3: .*not a type"),
     "half a character": (kernel("mov.u32 \ud800, 1; ret;"), "line 5"),
     "no instructions": (kernel(""), "line 3: the kernel k has no instructions"),
     "a label twice": (kernel("a: a: ret;"), "line 5: the label a stands twice"),
@@ -126,7 +126,7 @@ BOUNDS = {
 
 
 @pytest.mark.parametrize("name", BOUNDS)
-def test_what_is_beyond_bounds_is_refused_with_its_line(name: str) -> None:
+def test_out_of_bounds_declarations_are_refused_with_their_line(name: str) -> None:
     text, says = BOUNDS[name]
     with pytest.raises(PtxError, match=says if "ends at" in says else f"PTX {says}"):
         emulate_ptx(text + "\n", block=1, progress=False)

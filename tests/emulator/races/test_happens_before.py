@@ -75,7 +75,7 @@ def test_a_release_and_an_acquire_order(world):
     assert world.touch(b, 2, False) is not None
 
 
-def test_knowledge_is_passed_on_by_those_who_have_it(world):
+def test_a_release_passes_on_acquired_knowledge(world):
     a, b, c = world.actors
     world.touch(a, 1, True)
     world.pass_on(a, b)
@@ -127,7 +127,7 @@ def test_a_readers_fence_counts_unless_strict(strict):
 
 
 @pytest.mark.parametrize("through_barrier", [True, False])
-def test_asynchronous_generic_writes_are_fenced_by_who_learns_of_them(through_barrier):
+def test_asynchronous_generic_writes_are_fenced_by_the_thread_that_learns_of_them(through_barrier):
     """cp.async: its thread fences after the wait; what completed on an mbarrier, whoever waited there."""
     world = World()
     a, b, _ = world.actors
@@ -242,7 +242,7 @@ def test_forgetting_changes_no_verdict_and_keeps_the_sets_short(monkeypatch):
     assert sorted(lengths)[30] < 600  # of 1,700
 
 
-def test_sets_that_nobody_has_any_more_are_dropped(world):
+def test_unreferenced_sets_are_dropped(world):
     ledger, event = world.ledger, world.actors[0].epoch
     kept = [ledger.knowledge() for _ in range(10)]
     for one in kept:
@@ -267,8 +267,8 @@ def test_kernels_are_judged_the_same_when_everything_is_forgotten_at_once(module
         module.test_an_mbarrier_that_is_not_told_of_the_copies()
     else:
         for policy in (module.LATE, module.EARLY):
-            module.test_a_load_over_what_is_still_read(policy)
-            module.test_what_a_store_needs_before_and_after(policy)
+            module.test_a_load_into_a_buffer_still_being_read_is_a_race(policy)
+            module.test_a_store_needs_a_fence_before_and_a_wait_after(policy)
             module.test_multicast(policy)
             module.test_a_copy_to_the_other_block(policy)
 
@@ -299,7 +299,7 @@ def test_a_long_run_forgets():
     assert len(lengths) > 10 and max(lengths[5:]) < 60
 
 
-def test_a_race_after_lanes_met_again_is_seen_when_everything_is_forgotten(monkeypatch):
+def test_a_race_after_reconvergence_is_found_after_compaction(monkeypatch):
     from tests.emulator.run_ptx import run
 
     monkeypatch.setattr(PtxMachine, "COMPACT", 1)
@@ -318,7 +318,7 @@ def test_a_race_after_lanes_met_again_is_seen_when_everything_is_forgotten(monke
         assert "race" in found.kinds
 
 
-def test_asynchronous_generic_writes_are_still_told_apart_after_forgetting(world):
+def test_asynchronous_generic_writes_stay_distinct_after_compaction(world):
     a, b, _ = world.actors
     for _ in range(20):
         world.ledger.renew(a)

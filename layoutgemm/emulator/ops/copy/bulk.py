@@ -1,11 +1,11 @@
-"""Bulk copies of contiguous bytes, and asynchronous stores: cp.async.bulk, cp.reduce.async.bulk, st.async, red.async.
+"""Bulk copies and asynchronous stores: cp.async.bulk, cp.reduce.async.bulk, st.async, red.async.
 
 The copy engine reads and writes through the async proxy. A copy into shared memory counts its bytes down on an mbarrier
-of the block that it writes to; one into global memory is in its thread's bulk group. "Late" a load lands when nothing
-else can run, and a store reads when it is waited for.
+of the destination block. A copy into global memory is in its thread's bulk group. With policy "late" a load lands when
+nothing else can run, and a store reads when it is waited for.
 
 PTX ISA, "Data Movement and Conversion Instructions: Bulk copy", "cp.async.bulk", "cp.reduce.async.bulk",
-"cp.async.bulk.prefetch", "st.async"; "red.async". The multimem forms are left out.
+"cp.async.bulk.prefetch", "st.async"; "red.async". The multimem forms are not supported.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ..registry import operation
 from . import bulk_groups
 
 Bytes = npt.NDArray[np.uint8]
-Combine = Callable[[Bytes, Bytes], Bytes]  # (bytes there, bytes that come) -> bytes
+Combine = Callable[[Bytes, Bytes], Bytes]  # (bytes there, incoming bytes) -> bytes
 
 
 # What the forms have in common ----------------------------------------------------------------------------------------
@@ -46,50 +46,50 @@ def block_size(fiber: Fiber, value: Any) -> int:
 
 
 def shared_block(fiber: Fiber, cta: Cta, offset: int, size: int, what: str) -> None:
-    """Refuse a place in shared memory that is not aligned, or outside."""
+    """Refuse a shared-memory location that is misaligned or outside."""
     if offset % BULK_ALIGNMENT:
-        raise EmulatorError(f"{what}: shared offset {offset:#x} is no multiple of {BULK_ALIGNMENT}")
+        raise EmulatorError(f"{what}: shared offset {offset:#x} is not a multiple of {BULK_ALIGNMENT}")
     if offset + size > cta.shared.size:
         raise EmulatorError(f"{what}: shared offset {offset:#x} and {size} bytes, of {cta.shared.size:#x} bytes")
 
 
 def global_address(address: int, what: str) -> int:
-    """Refuse a global address that is not aligned."""
+    """Refuse a misaligned global address."""
     if address % BULK_ALIGNMENT:
-        raise EmulatorError(f"{what}: global address {address:#x} is no multiple of {BULK_ALIGNMENT}")
+        raise EmulatorError(f"{what}: global address {address:#x} is not a multiple of {BULK_ALIGNMENT}")
     return address
 
 
 def issuers(fiber: Fiber) -> list[int]:
-    """The fiber's lanes, each as a bit mask: every one issues a copy of its own."""
+    """The fiber's lanes, each as a bit mask: every lane issues a copy of its own."""
     return [1 << lane for lane in range(32) if fiber.lanes >> lane & 1]
 
 
 def reads_shared(
     fiber: Fiber, cta: Cta, offset: int, size: int, event: MemoryEvent, ins: PtxInstruction, by: int = 0
 ) -> None:
-    """Check and record that an asynchronous operation reads shared memory; `by`: the lanes that issued it."""
+    """Check and record an asynchronous read of shared memory; `by`: the lanes that issued it."""
     fresh = ~cta.shared.written[offset : offset + size]
     if fresh.any():
         at = offset + int(np.argmax(fresh))
         message = f"{ins.opcode} reads shared offset {at:#x}, never written"
         fiber.machine.problem("uninitialised", message, fiber)
     fiber.machine.touch(fiber, cta, span(offset, size), False, said(fiber, ins), event, True, by=by)
-    # The block must not end, and its memory go to another, before the engine has read it.
+    # The block must not end and free its memory before the engine has read it.
     cta.remote.append((event, said(fiber, ins)()))
 
 
 def writes_shared(
     fiber: Fiber, cta: Cta, offset: int, size: int, event: MemoryEvent, ins: PtxInstruction, by: int = 0
 ) -> None:
-    """Record that an asynchronous operation writes shared memory of a block, which must not end before."""
+    """Record an asynchronous write to a block's shared memory; the block must outlive it."""
     places, parts = span(offset, size), span_parts(offset, size)
     fiber.machine.touch(fiber, cta, places, True, said(fiber, ins), event, event.asynchronous, parts, by=by)
     cta.remote.append((event, said(fiber, ins)()))
 
 
 def complete(barrier: EmulatedMbarrier, count: int, event: MemoryEvent) -> None:
-    """Count bytes down on an mbarrier, whose waiters will know of the event."""
+    """Count bytes down on an mbarrier; its waiters will know of the event."""
     barrier.cta.cluster.ledger.learn_open(barrier.knows, event)
     barrier.bytes -= count
     barrier.check()
@@ -104,7 +104,7 @@ def barrier_in(cta: Cta, offset: int) -> EmulatedMbarrier:
 
 
 def land(cta: Cta, offset: int, data: Bytes, combine: Combine | None = None) -> None:
-    """Write bytes into a block's shared memory; a block that has ended is reported."""
+    """Write bytes into a block's shared memory; report a block that has ended."""
     if cta.exited:
         cta.cluster.machine.problem("exit", f"an asynchronous copy lands in CTA {cta.coordinate}, which has ended")
     where = slice(offset, offset + len(data))
@@ -120,13 +120,13 @@ class BulkStore:
         self.done = False
 
     def read(self) -> None:
-        """Read shared memory, and write it on: nothing looks at global memory in between."""
+        """Read shared memory and write the bytes on. No access to global memory can come in between."""
         if not self.done:
             self.done = True
             self.take()
 
     def finish(self) -> None:
-        """Let it be complete."""
+        """Complete the copy."""
         self.read()
 
 
@@ -134,7 +134,7 @@ class BulkStore:
 
 
 def _words(ins: PtxInstruction, *known: str) -> set[str]:
-    """The qualifiers, refused where they are not known."""
+    """The qualifiers of the opcode; unknown ones are refused."""
     words = set(ins.words[1:])
     for word in words:
         if word not in known:
@@ -147,8 +147,8 @@ _COMMON = ("async", "bulk", "mbarrier::complete_tx::bytes", "bulk_group", "L2::c
 
 @operation("cp.async.bulk.shared::cluster", "cp.async.bulk.shared::cta")
 def into_shared(program: Program, ins: PtxInstruction) -> Run:
-    """cp.async.bulk into shared memory: from global memory, to one block or, with a mask, to several; or from this
-    block's shared memory to another's.
+    """cp.async.bulk into shared memory. The source is global memory, for one block or by a mask for several, or this
+    block's shared memory, for another block.
     """
     words = _words(ins, *_COMMON, "shared::cluster", "shared::cta", "multicast::cluster")
     if ins.words[3:5] == ("shared::cluster", "shared::cta") and "mbarrier::complete_tx::bytes" in words:
@@ -221,7 +221,7 @@ def _between_blocks(program: Program, ins: PtxInstruction, combine: Combine | No
             shared_block(fiber, own, at, size, ins.opcode)
             shared_block(fiber, cta, offset, size, ins.opcode)
             event = wrote = cluster.ledger.event(True, fiber.describe, by=fiber)
-            if combine is not None:  # reductions do not race with each other, though what they read may be written
+            if combine is not None:  # reductions do not race with each other, though other reads and writes may
                 wrote = cluster.ledger.event(True, fiber.describe, STRONG, by=fiber)
             reads_shared(fiber, own, at, size, event, ins, lane)
             writes_shared(fiber, cta, offset, size, wrote, ins, lane)

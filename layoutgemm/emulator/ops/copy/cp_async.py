@@ -1,8 +1,8 @@
-"""cp.async: copies of 4, 8 or 16 bytes by each thread, from global to shared memory, that complete later.
+"""cp.async: copies of 4, 8 or 16 bytes by each thread, global to shared memory.
 
-They write through the generic proxy, at some time up to the wait for them: "late" they land when a wait or an mbarrier
-forces them, "early" at once. Each instruction is one event to the race checker, which a thread knows of once it has
-waited for the group.
+They complete later and write through the generic proxy, at some time before the end of the wait for them. With policy
+"late" they land when a wait or an mbarrier forces them, with "early" at once. Each instruction is one event in the race
+checker, which a thread knows of after waiting for the group.
 
 PTX ISA, "Data Movement and Conversion Instructions: Non-bulk copy", "cp.async", "cp.async.commit_group",
 "cp.async.wait_group", "cp.async.mbarrier.arrive".
@@ -34,9 +34,9 @@ Array = npt.NDArray[np.int64]
 
 
 class CpAsyncCopy:
-    """What the lanes of one cp.async copy.
+    """The copies by the lanes of one cp.async.
 
-    offsets, sources  of each lane: where in the block's shared memory, from which global address
+    offsets, sources  of each lane: the offset in the block's shared memory, the global address
     valid             bytes of each lane that are read, the rest of its `size` become zeros; None: all
     """
 
@@ -49,10 +49,10 @@ class CpAsyncCopy:
         self.landed = False
 
     def read(self) -> None:
-        """Its reads are not waited for apart."""
+        """No effect: no wait covers only its reads."""
 
     def finish(self) -> None:
-        """Land what has been read."""
+        """Write the bytes read into shared memory."""
         if self.landed:
             return
         self.landed = True
@@ -66,7 +66,7 @@ class CpAsyncCopy:
         self.cta.shared.write(self.offsets, data)
 
     def split(self, lanes: int) -> tuple[CpAsyncCopy, CpAsyncCopy]:
-        """The copy of these lanes, with an event of its own, and that of the others."""
+        """The copy of these lanes, as a new event, and the copy of the others."""
         one = CpAsyncCopy.__new__(CpAsyncCopy)
         for name, value in vars(self).items():
             setattr(one, name, value)
@@ -92,7 +92,7 @@ class CpAsyncCopy:
 
 def _number(operand: PtxOperand) -> int:
     if operand.kind != "number":
-        raise ValueError(f"{operand.text} is no constant")
+        raise ValueError(f"{operand.text} is not a constant")
     return int(operand.text, 0)
 
 
@@ -104,7 +104,7 @@ def _lanewise(value: Any, active: npt.NDArray[np.bool_]) -> Array:
 
 @operation("cp.async.ca", "cp.async.cg", guards=True)
 def copy(program: Program, ins: PtxInstruction) -> Run:
-    """cp.async: with src-size, bytes beyond it become zeros; with ignore-src, all of them where it holds."""
+    """cp.async. With src-size, bytes beyond it become zeros; with a true ignore-src, all bytes."""
     words = [word for word in ins.words[3:] if not word.startswith("L2::")]
     if words not in (["shared", "global"], ["shared::cta", "global"]):
         raise ValueError(f"{ins.opcode} is not known here")
@@ -137,7 +137,7 @@ def copy(program: Program, ins: PtxInstruction) -> Run:
         cta.shared.check(offsets, size, ins.opcode)
         used = sources if valid is None else sources[valid > 0]
         if (used & size - 1).any():
-            raise EmulatorError(f"{ins.opcode}: global address {int(used[(used & size - 1) != 0][0]):#x} is no "
+            raise EmulatorError(f"{ins.opcode}: global address {int(used[(used & size - 1) != 0][0]):#x} is not a "
                                 f"multiple of {size}")  # fmt: skip
         one = CpAsyncCopy(fiber, cta, lanes, size, offsets, sources, valid)
         parts, touch = parts_of(offsets, size), Touch(lanes, offsets, size)
@@ -154,14 +154,14 @@ def copy(program: Program, ins: PtxInstruction) -> Run:
 
 @operation("cp.async.commit_group")
 def commit(program: Program, ins: PtxInstruction) -> Run:
-    """cp.async.commit_group: what each thread issued since its last one is a group."""
+    """cp.async.commit_group: close each thread's open group."""
     known(ins, "async", "commit_group")
     return lambda fiber: groups_of(fiber, KIND).commit(fiber.lanes)
 
 
 @operation("cp.async.wait_group", "cp.async.wait_all")
 def wait(program: Program, ins: PtxInstruction) -> Run:
-    """cp.async.wait_group: until at most N of the thread's most recent groups are pending; wait_all: until none is."""
+    """cp.async.wait_group: wait until at most N of the most recent groups are pending; wait_all: none."""
     known(ins, "async", "wait_group", "wait_all")
     left: Callable[[Any], Any] = program.value(ins.operands[0]) if ins.operands else lambda fiber: 0
     if ("wait_all" in ins.words) != (not ins.operands):
@@ -185,7 +185,7 @@ def wait(program: Program, ins: PtxInstruction) -> Run:
 def arrive(program: Program, ins: PtxInstruction) -> Run:
     """cp.async.mbarrier.arrive: each lane arrives when all its copies so far are complete.
 
-    Without .noinc the barrier's pending count grows first, so that the arrival is one beside those it expects.
+    Without .noinc the barrier's pending count grows first, so the arrival is in addition to the expected ones.
     """
     known(ins, "async", "mbarrier", "arrive", "noinc", "shared", "shared::cta", "b64")
     address, counted = program.address(ins.operands[0]), "noinc" in ins.words

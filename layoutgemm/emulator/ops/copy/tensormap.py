@@ -1,14 +1,14 @@
-"""Tensor maps that a kernel changes: tensormap.replace, tensormap.cp_fenceproxy, fence.proxy.tensormap.
+"""Tensor maps changed by a kernel: tensormap.replace, tensormap.cp_fenceproxy, fence.proxy.tensormap.
 
 PTX ISA, "tensormap.replace", "tensormap.cp_fenceproxy", "membar, fence". A map is 128 bytes in shared or global memory;
-replacing a field reads and writes all of them. The copy engine reads maps through a proxy of its own: it sees a change
-in global memory only when that was released to the proxy (cp_fenceproxy, or fence.proxy.tensormap::generic.release by
-the thread that made it), and a fence.proxy.tensormap::generic.acquire of that map stands between, by the thread that
-copies or before a barrier that it passed. Both are asked for where a copy uses such a map.
-What replacing does to each field is what an H200 does (tests/emulator/ops/copy/test_tensormap.py); .swizzle_atomicity,
-of later architectures, is by PTX's word alone.
+replacing a field reads and writes all of them. The copy engine reads maps through a proxy of its own. It sees a change
+in global memory after two fences. The changing thread releases it: cp_fenceproxy, or
+fence.proxy.tensormap::generic.release. Then fence.proxy.tensormap::generic.acquire of that map follows, by the copying
+thread or before a barrier that it passed. A copy that uses a changed map checks both. Effects of replacement on each
+field are an H200's (tests/emulator/ops/copy/test_tensormap.py). .swizzle_atomicity, of later architectures, follows
+PTX's text alone.
 
-Not watched: ordinary stores into a map in global memory, and a change while a copy that was issued before still reads.
+Not checked: ordinary stores into a map in global memory, and a change while an earlier copy still reads.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ SCOPES = ("cta", "cluster", "gpu", "sys")
 class Changed:
     """A map in global memory that the kernel has changed.
 
-    cluster   that did it last; text: which instruction
-    change    when; releases: when it was released to the copy engine; acquires: when that was acquired
+    cluster   that changed it last; text: the instruction
+    change    the event of the change; releases: of its release to the copy engine; acquires: of its acquisition
     """
 
     cluster: Cluster
@@ -49,7 +49,7 @@ class Changed:
 
 
 def changed_maps(fiber: Fiber) -> dict[int, Changed]:
-    """Address -> what became of it, of the launch."""
+    """The changed maps of the launch, by address."""
     found: dict[int, Changed] = fiber.machine.scratch.setdefault("tensor maps", {})
     return found
 
@@ -70,7 +70,7 @@ def check_use(fiber: Fiber, address: int) -> None:
 
 
 def _mark(fiber: Fiber) -> MemoryEvent:
-    """The event of what the fiber has done so far; later is another. It is asked for when records of it are gone."""
+    """The event of the fiber's accesses so far. It is still used after their records are gone."""
     event = fiber.epoch
     barriers_of(fiber.cta)
     fiber.cta.scratch["events"].append(event)
@@ -97,13 +97,13 @@ def _in_shared(fiber: Fiber, ins: PtxInstruction, cta: Cta, offset: int, write: 
 
 def _constant(operand: PtxOperand) -> int:
     if operand.kind != "number":
-        raise ValueError(f"{operand.text} is no constant")
+        raise ValueError(f"{operand.text} is not a constant")
     return int(operand.text, 0)
 
 
 @operation("tensormap.replace")
 def replace(program: Program, ins: PtxInstruction) -> Run:
-    """tensormap.replace: one field of a map in shared or global memory; extents and strides by their dimension."""
+    """tensormap.replace: change one field of a map. Extents and strides are given by dimension."""
     words = list(ins.words[2:])
     name = words[1] if len(words) > 1 else ""
     space = next((word for word in words if word in ("global", "shared::cta")), "")
@@ -137,7 +137,7 @@ def replace(program: Program, ins: PtxInstruction) -> Run:
 
 @operation("tensormap.cp_fenceproxy")
 def copy_and_release(program: Program, ins: PtxInstruction) -> Run:
-    """tensormap.cp_fenceproxy: a map from shared to global memory, by a whole warp, and its release."""
+    """tensormap.cp_fenceproxy: a whole warp copies a map from shared to global memory and releases it."""
     expected = ("cp_fenceproxy", "global", "shared::cta", "tensormap::generic", "release", "sync", "aligned")
     words = [word for word in ins.words[1:] if word not in SCOPES]
     if tuple(words) != expected or len(ins.words) != 9 or _constant(ins.operands[2]) != BYTES:
@@ -161,7 +161,7 @@ def copy_and_release(program: Program, ins: PtxInstruction) -> Run:
 
 @operation("fence.proxy.tensormap::generic")
 def fence(program: Program, ins: PtxInstruction) -> Run:
-    """fence.proxy.tensormap::generic: release what the thread changed in global memory; acquire one map."""
+    """fence.proxy.tensormap::generic: release the thread's changes in global memory; acquire one map."""
     words = [word for word in ins.words[3:] if word not in SCOPES]
     if words not in (["release"], ["acquire"]) or len(ins.words) != 5:
         raise ValueError(f"{ins.opcode} is not known here")

@@ -1,24 +1,23 @@
 """Hopper's warpgroup products: wgmma.fence, mma_async, commit_group, wait_group.
 
-What an instruction multiplies, and which register holds what, comes from its atom (`atoms/mma/wgmma.py`); where its
-operands lie, from the descriptor's reading (`operands.py`). PTX ISA, "Asynchronous Warpgroup Level Matrix
-Multiply-Accumulate Instructions".
+The atom (`atoms/mma/wgmma.py`) gives the matrices of an instruction and their registers; the descriptor's reading
+(`operands.py`) gives its shared-memory operands. PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate
+Instructions".
 
-A product of four warps runs when the last of them has issued it, or (policy "late") when a warp waits for it. From its
-issue until then the accumulator's registers hold `Pending` objects and A's registers `Lent` ones: moving them about is
-harmless, 16-bit halves included; computing with them is an error that names the product.
+A product of four warps runs when the last of them has issued it, or (policy "late") when a warp waits for it. Until
+then the accumulator's registers hold `Pending` objects and A's registers `Lent` ones. Moving them is harmless, 16-bit
+halves included. Computing with them is an error that names the product.
 
-wgmma.fence has to stand before a warp's first product, and between what last computed a product's registers and the
-product. Compilers sink the moves that clear an accumulator below the fence, and ptxas takes that, so registers that
-were only moved since are let pass. PTX asks for a fence after results were read, too. An official kernel (CuTe DSL's
-fp8 example with two accumulators) leaves it out there, so this is asked for with the policy's `register_strict` alone,
-by which results that were waited for count as touched.
+wgmma.fence must precede a warp's first product, and must separate any computation of a product's registers from the
+product. Compilers sink the moves that clear an accumulator below the fence, and ptxas accepts that. So registers that
+were only moved since the fence are allowed. PTX also asks for a fence after reading results. An official kernel (CuTe
+DSL's fp8 example with two accumulators) omits it. So the check needs the policy's `register_strict`, which counts
+waited-for results as touched.
 
 Rounding: products are summed in float32 by NumPy's matrix product, then added to the accumulator in float32 (rounded to
-f16 for f16 accumulators). The hardware sums in an order and with a precision of its own, so bits can be compared only
-where every partial sum is exact: then they are equal. For random floats an H200 lay within 2**-21 of the sum of the
-absolute products, and within 2**-12 for 8-bit floats, of whose f32 accumulator wgmma keeps fewer bits
-(benchmarks/verify_emulator.py).
+f16 for f16 accumulators). The hardware sums in its own order and precision, so bits are equal only where every partial
+sum is exact. For random floats an H200 lay within 2**-21 of the sum of the absolute products. It lay within 2**-12 for
+8-bit floats, for which wgmma keeps fewer bits of the f32 accumulator (benchmarks/verify_emulator.py).
 """
 
 from __future__ import annotations
@@ -69,9 +68,9 @@ class Pending(InFlightRegister):
 
 
 class Half(InFlightRegister):
-    """16 bits of an accumulator's register in flight, from bit `low`: compilers take f16 pairs apart and join them.
+    """16 bits of an accumulator's register in flight, from bit `low`. Compilers take f16 pairs apart and join them.
 
-    It follows how `codegen.py` writes such moves: `x >> low & 65535`, and `low | up << 16`.
+    It follows the form of such moves in `codegen.py`: `x >> low & 65535`, and `low | up << 16`.
     """
 
     def __init__(self, whole: Pending, low: int, raised: bool = False) -> None:
@@ -104,7 +103,7 @@ class Lent(InFlightRegister):
 
 @dataclass(frozen=True, eq=False)
 class WgmmaOperation:
-    """One form of the instruction: its fragments, and what it reads of shared memory (None: A in registers)."""
+    """One form of the instruction: its fragments and shared-memory reads (None: A in registers)."""
 
     atom: MmaAtom
     c: RegisterFragment
@@ -115,7 +114,7 @@ class WgmmaOperation:
 
     @property
     def integer(self) -> bool:
-        """Whether it accumulates in i32."""
+        """True if it accumulates in i32."""
         return self.c.dtype.kind != "float"
 
 
@@ -142,12 +141,12 @@ def _form(n: int, a: str, b: str, c: str, source: str, saturate: bool, major_a: 
 
 @cache
 def _parts(found: Reading, form: WgmmaOperation) -> tuple[int, ...]:
-    """The chunks of A that each warp reads: those of its own rows."""
+    """The chunks of A that each warp reads, in its own rows."""
     return tuple([found.part(rows) for rows in form.c.rows])
 
 
 class Accumulator:
-    """A warpgroup's accumulator from the first product that takes its registers until the wait for the last.
+    """A warpgroup's accumulator in flight, from its first product to the last wait.
 
     values   the matrix, of all four warps
     queue    products that have not run, in order
@@ -160,7 +159,7 @@ class Accumulator:
         self.queue: list[IssuedWgmma] = []
         self.pending = [0] * WARPS
         self.names: list[list[int]] = [[] for _ in range(WARPS)]  # the registers of the last product of each warp
-        self.parts: list[list[Pending]] = [[] for _ in range(WARPS)]  # warp -> what its registers hold meanwhile
+        self.parts: list[list[Pending]] = [[] for _ in range(WARPS)]  # warp -> its registers' contents meanwhile
         self.last: IssuedWgmma
 
 
@@ -168,7 +167,7 @@ class Accumulator:
 class IssuedWgmma:
     """One mma_async of a warpgroup.
 
-    words    (descriptor or None, descriptor, scale-d): what all four warps have to agree on
+    words    (descriptor or None, descriptor, scale-d): equal in all four warps
     events   one for each warp
     arrived  warps that have issued it
     """
@@ -190,7 +189,7 @@ class IssuedWgmma:
 
 
 class Group:
-    """What a warpgroup has issued.
+    """The issued products of a warpgroup.
 
     products  number -> product; gone when all four warps have waited for it
     issued    warp -> how many it has issued
@@ -210,7 +209,7 @@ class Group:
 
 
 def _group(fiber: Fiber) -> tuple[Group, int]:
-    """(the fiber's warpgroup, its warp there). Raises EmulatorError where four warps are not there."""
+    """(the fiber's warpgroup, its warp there). Raises EmulatorError if four warps are not there."""
     number, cta = fiber.warp.number, fiber.cta
     groups = cta.scratch.setdefault("wgmma", {})
     found = groups.get(number // WARPS)
@@ -229,7 +228,7 @@ def _group(fiber: Fiber) -> tuple[Group, int]:
 
 
 def _ended(group: Group, fiber: Fiber, warp: int) -> None:
-    """Report what a warp leaves behind when it ends."""
+    """Report a warp's unfinished products when it ends."""
     left = [*(p for products in group.groups[warp] for p in products), *group.open[warp]]
     if left:
         fiber.machine.problem("exit", f"{fiber.warp} ends while {left[0].ins.opcode} is in flight", fiber, left[0].ins)
@@ -245,7 +244,7 @@ def _ended(group: Group, fiber: Fiber, warp: int) -> None:
 
 @operation("wgmma.fence")
 def fence(program: Program, ins: PtxInstruction) -> Run:
-    """wgmma.fence: orders what the warp did with registers before it and products after it."""
+    """wgmma.fence: order the warp's earlier register accesses before later products."""
     known(ins, "fence", "sync", "aligned")
 
     def go(fiber: Fiber) -> None:
@@ -315,7 +314,7 @@ def _retire(fiber: Fiber, group: Group, warp: int, product: IssuedWgmma) -> None
 
 
 def _materialise(fiber: Fiber, group: Group, warp: int, accumulator: Accumulator) -> None:
-    """Put a warp's part of the results in place of every `Pending` register of it, and of halves of them."""
+    """Replace a warp's `Pending` registers, and halves of them, by the results."""
     values = accumulator.form.c.take(accumulator.values, warp)
     missing = set(range(len(values)))
     registers, written, flying = fiber.registers, 0, (Pending, Half)
@@ -337,7 +336,7 @@ def _materialise(fiber: Fiber, group: Group, warp: int, accumulator: Accumulator
 
 
 def _give_back(fiber: Fiber, group: Group, warp: int, product: IssuedWgmma) -> None:
-    """The registers of A are free again; report those that were computed while they were lent."""
+    """Release A's registers; report those that were computed while they were lent."""
     computed = group.dirty[warp] | fiber.dirty
     for register in product.lent.pop(warp):
         now = fiber.registers[register]
@@ -429,7 +428,7 @@ def _issued(
     signs: tuple[int, int],
     names: list[int],
 ) -> IssuedWgmma:
-    """The warpgroup's next product for this warp: the first of the four makes it, the others have to agree."""
+    """The warpgroup's next product for this warp. The first of the four creates it; the others must agree."""
     number = group.issued[warp]
     group.issued[warp] += 1
     held = fiber.registers[names[0]]
@@ -479,7 +478,7 @@ def _issued(
 def _check_fence(
     fiber: Fiber, group: Group, warp: int, ins: PtxInstruction, names: list[int], lent: list[int], used: int
 ) -> None:
-    """Report registers that were touched since the last wgmma.fence."""
+    """Report registers touched since the last wgmma.fence."""
     registers = fiber.registers
     if type(registers[names[0]]) is Pending:
         used = sum(1 << register for register in lent)
@@ -502,12 +501,12 @@ def _check_fence(
 
 
 def _take_accumulator(fiber: Fiber, warp: int, found: IssuedWgmma, names: list[int]) -> None:
-    """The accumulator's registers go into flight; those that are there already stay."""
+    """Put the accumulator's registers in flight; those already in flight stay."""
     registers, accumulator = fiber.registers, found.accumulator
     held = list(map(registers.__getitem__, names))
     parts = accumulator.parts[warp]
     if accumulator.form.c is found.form.c and len(parts) == len(held) and all(map(is_, held, parts)):
-        pass  # in flight, and the registers hold it in their order, as nearly always
+        pass  # in flight, and the registers hold it in their order, as in most cases
     elif any(type(value) is Pending for value in held):
         if accumulator.form.c is not found.form.c and accumulator.form.c.shape != found.form.c.shape:
             raise EmulatorError(f"the accumulator in flight is of {accumulator.form.atom}: wait for it first")
@@ -525,7 +524,7 @@ def _take_accumulator(fiber: Fiber, warp: int, found: IssuedWgmma, names: list[i
 
 
 def _lend(fiber: Fiber, group: Group, warp: int, found: IssuedWgmma, lent: list[int]) -> None:
-    """A's registers are the product's until it is waited for. Their values do not change before that."""
+    """Lend A's registers to the product until the wait for it. Their values do not change before."""
     assert found.form.a is not None and found.a is not None
     values = [fiber.registers[register] for register in lent]
     values = [value.value if type(value) is Lent else value for value in values]

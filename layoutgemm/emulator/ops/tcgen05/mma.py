@@ -1,13 +1,12 @@
 """Blackwell's matrix product: tcgen05.mma, dense and weight-stationary (.ws), of every kind.
 
-The instruction descriptor is decoded by the library's own table (`atoms/smem/instruction_descriptor.py`); what it says
-makes an atom (`atoms/mma/tcgen05.py`), which says where accumulators, A and scale factors lie in tensor memory.
-Operands in shared memory are read by their descriptors, of a pair of blocks by the same word in each. PTX ISA,
-"tcgen05.mma".
+The library's own table (`atoms/smem/instruction_descriptor.py`) decodes the instruction descriptor. Its fields make an
+atom (`atoms/mma/tcgen05.py`), which gives the place of accumulators, A and scale factors in tensor memory. Operands in
+shared memory are read by their descriptors; a pair of blocks uses the same word in each. PTX ISA, "tcgen05.mma".
 
-Rounding is that of `operands.accumulate`; block-scaled products are summed in float64 and rounded to float32 once. What
-PTX leaves open and is chosen here: the upper half of a word that holds an f16 accumulator stays as it was; bits 30 and
-31 of a scale factor's address, if set, have to repeat the identifier of the instruction descriptor, as CUTLASS does it.
+Rounding is that of `operands.accumulate`; block-scaled products are summed in float64 and rounded to float32 once. Two
+choices here are open in PTX. The upper half of a word that holds an f16 accumulator does not change. Bits 30 and 31 of
+a scale factor's address, if set, must repeat the identifier of the instruction descriptor, as in CUTLASS.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from .copy import low_bit
 from .shift import ALL, shift_rows
 from .tmem import TmemCoordinates, coordinate, engine_of, group_of, one_thread, tensor_of, touch
 
-# Hints to keep an operand in the collector buffer, which change no result.
+# Hints to keep an operand in the collector buffer, without an effect on results.
 COLLECTORS = tuple(
     f"collector::{buffer}::{use}"
     for buffer in ("a", "b0", "b1", "b2", "b3")
@@ -48,10 +47,10 @@ VECTORS = ("scale_vec::1X", "scale_vec::2X", "scale_vec::4X", "block16", "block3
 
 @dataclass(frozen=True, eq=False)
 class Tcgen05Operation:
-    """What an instruction and its descriptor come to.
+    """A tcgen05.mma as decoded from its opcode and its descriptor.
 
     d        [row, column] of one block's accumulator
-    read_a   what each block reads of A in shared memory, or None
+    read_a   each block's read of A in shared memory, or None
     a        [row, k, copy] of one block's A in tensor memory, or None
     scales   [row, factor, copy] of A's and B's scale factors, or None
     """
@@ -66,18 +65,18 @@ class Tcgen05Operation:
 
     @property
     def parts(self) -> int:
-        """Parts of N that the multipliers of different lanes do, each with a copy of A of its own."""
+        """Parts of N that different lanes multiply, each with its own copy of A."""
         return self.atom.datapath.parts
 
     @cached_property
     def sign(self) -> int:
-        """-1 where one of A and B is negated."""
+        """-1 if exactly one of A and B is negated, else 1."""
         return -1 if self.says.negate_a != self.says.negate_b else 1
 
 
 @cache
 def _form(kind: str, word: int, group: int, a_source: str, ws: bool, vector: str) -> Tcgen05Operation:
-    """Raises DescriptorError and AtomError for words that no such instruction has."""
+    """The decoded operation. Raises DescriptorError and AtomError for words without an instruction."""
     says = InstructionDescriptor.decode(word, kind)
     if says.sparse:
         raise DescriptorError(f"{word:#x} says that A is sparse; the instruction is not tcgen05.mma.sp")
@@ -127,14 +126,14 @@ def _scales(atom: Tcgen05Atom, operand: str, first: int, count: int) -> TmemCoor
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """One product as it was issued: where its operands are, and what becomes of the accumulator.
+    """One issued product: its operands and the use of its accumulator.
 
     a, b      descriptors' readings, or for A its address in tensor memory
     d         address of the accumulator
     scales    addresses of the scale factors
-    adds      whether the accumulator is added, times `factor`
-    disabled  for each block, lanes whose accumulators stay as they are
-    shifts    whether A's rows move by one afterwards (.ashift)
+    adds      True: the accumulator is added, times `factor`
+    disabled  for each block, lanes whose accumulators do not change
+    shifts    True: A's rows move by one afterwards (.ashift)
     """
 
     form: Tcgen05Operation
@@ -155,9 +154,8 @@ def product(program: Program, ins: PtxInstruction) -> Run:
     """tcgen05.mma: D = A*B + D, or A*B, into tensor memory, issued by one thread for its block or a pair.
 
     Operands: [D], A's descriptor or [A], B's descriptor, the instruction descriptor; with block scales [A's], [B's];
-    else optionally the lanes that stay disabled; enable-input-d; optionally scale-input-d. `.collector` words change
-    nothing; .ashift moves A's rows afterwards (`emulator/ops/tcgen05/shift.py`); .sp and a zero-column mask are
-    refused.
+    otherwise optionally the disabled lanes; enable-input-d; optionally scale-input-d. `.collector` words have no
+    effect; .ashift moves A's rows afterwards (`emulator/ops/tcgen05/shift.py`); .sp and a zero-column mask are refused.
     """
     kind, ws, vector, shifts = _words(ins)
     size = group_size(ins)
@@ -214,7 +212,7 @@ def product(program: Program, ins: PtxInstruction) -> Run:
 
 
 def _words(ins: PtxInstruction) -> tuple[str, bool, str, bool]:
-    """(kind, .ws, scale vector, .ashift) of the opcode. Raises ValueError for what is not known."""
+    """(kind, .ws, scale vector, .ashift) of the opcode. Raises ValueError for unknown words."""
     words = list(ins.words[2:])
     ws = words[:1] == ["ws"]
     words = words[ws:]
@@ -262,7 +260,7 @@ def _scale_addresses(form: Tcgen05Operation, addresses: list[int], report: Repor
 
 
 def _record(fiber: Fiber, ins: PtxInstruction, job: Job) -> None:
-    """Check what the product touches in every block, and record it as one event."""
+    """Check the product's accesses in every block, and record them as one event."""
     form, machine = job.form, fiber.machine
     event, what = engine_of(fiber).event(fiber, ins), said(fiber, ins)
     tensors = [(form.d, job.d, True)]
@@ -295,7 +293,7 @@ def _touch_shared(fiber: Fiber, cta: Cta, operand: Any, what: Callable[[], str],
 
 
 def _run(job: Job) -> None:
-    """Multiply, in every block its own rows of A with all of B."""
+    """Multiply each block's own rows of A with all of B."""
     form = job.form
     right = np.vstack([_shared(cta, job.b, job.report) for cta in job.blocks]) * form.sign
     n = right.shape[0]
@@ -325,7 +323,7 @@ def _shared(cta: Cta, operand: Any, report: Report) -> Any:
 
 
 def _words_at(cta: Cta, job: Job, places: TmemCoordinates, at: tuple[int, int], what: str) -> Any:
-    """Words of tensor memory; those that nothing has written are reported."""
+    """Words of tensor memory; reports unwritten ones."""
     tensor = tensor_of(cta)
     fresh = places.unwritten(tensor, *at)
     if fresh is not None:
@@ -334,7 +332,7 @@ def _words_at(cta: Cta, job: Job, places: TmemCoordinates, at: tuple[int, int], 
 
 
 def _accumulator(cta: Cta, job: Job) -> Any:
-    """The accumulator's values; where it is not added, anything of its type."""
+    """The accumulator's values; arbitrary ones of its type if it is not added."""
     form = job.form
     integer = form.atom.c_dtype.kind != "float"
     if not job.adds:
@@ -367,7 +365,7 @@ def _copy(places: TmemCoordinates, number: int) -> TmemCoordinates:
 
 
 def _factors(cta: Cta, job: Job, which: int) -> Any:
-    """Scale factors [row, block]. Every quarter of the lanes needs its copy: copies that differ are reported."""
+    """Scale factors [row, block]. Every quarter of the lanes needs its copy; reports copies that differ."""
     assert job.form.scales is not None and job.form.atom.scale is not None
     places, at = job.form.scales[which], job.scales[which]
     words = _words_at(cta, job, places, at, f"a scale factor of {'AB'[which]}")

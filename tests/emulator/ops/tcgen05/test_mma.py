@@ -15,8 +15,8 @@ from tests.emulator.ops.tcgen05.case import EARLY, Case
 
 
 def products():
-    """Each kind with each type and scale, accumulators in turn; kind::f16 and mxf4 over one and two blocks, with A in
-    either memory and every M, and of the others one such form."""
+    """Each kind with each type and scale, accumulators in turn. kind::f16 and mxf4 have one and two blocks, A in either
+    memory and every M. The other kinds have one such form."""
     for kind, entry in KINDS.items():
         scales = [(scale, vector) for scale, vectors in entry.scales.items() for vector in vectors] or [(None, None)]
         for number, a in enumerate(entry.types):
