@@ -1,4 +1,4 @@
-"""Import paths of version 0.1.0's first files: each still works, and warns with the path to use instead.
+"""Old import paths, which still work and warn with the new path.
 
 `MODULES` maps a module's path below `layoutgemm` to where its code is now, `NAMES` single names that left a package.
 They go in version 0.2.
@@ -31,7 +31,7 @@ def warn(old: str, new: str, stacklevel: int) -> None:
 
 
 class CallableModule(ModuleType):
-    """A module that is called as the function of its name: `layoutgemm.tune` was both."""
+    """A module that is callable as its function of the same name: `layoutgemm.tune`."""
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         """Call the function that has the module's name."""
@@ -39,7 +39,7 @@ class CallableModule(ModuleType):
 
 
 class Package(ModuleType):
-    """A package that keeps a name of its own where a module of that name is imported by its old path."""
+    """A package that keeps its own name when a module of that name is imported."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not (isinstance(value, CallableModule) and name in self.__dict__):
@@ -47,7 +47,7 @@ class Package(ModuleType):
 
 
 class OldModule(Loader):
-    """Loads an empty module at an old path, which looks its names up at the new one."""
+    """A loader of empty modules at old paths, which forward names to new paths."""
 
     def create_module(self, spec: ModuleSpec) -> None:
         """None: the import system makes the module."""
@@ -62,7 +62,7 @@ class OldModule(Loader):
 
 
 class OldPaths(MetaPathFinder):
-    """Finds modules by their old paths, after every other finder has failed."""
+    """A finder of modules by their old paths, after every other finder has failed."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         """The spec of an old path, with a warning; None for any other name."""
@@ -74,7 +74,7 @@ class OldPaths(MetaPathFinder):
 
 
 def old_names(module: str, frames: int = 0) -> Callable[[str], Any]:
-    """A `__getattr__` for `module`: the names of the code that was there, from where it is now.
+    """A `__getattr__` for `module`: the old module's names, from their new places.
 
     frames  calls between the module's `__getattr__` and this one, for the warning's line
     """
@@ -84,7 +84,7 @@ def old_names(module: str, frames: int = 0) -> Callable[[str], Any]:
         home = NAMES.get((old, name)) or MODULES.get(old)
         path = vars(sys.modules[module]).get("__path__", ())
         if path and PathFinder.find_spec(f"{module}.{name}", path):
-            home = None  # `from . import name` asks here first, and then imports the submodule
+            home = None  # `from . import name` calls this first, and then imports the submodule
         if home is not None and not name.startswith("__"):
             home, _, new = home.partition(":")
             new = new or name
@@ -97,7 +97,7 @@ def old_names(module: str, frames: int = 0) -> Callable[[str], Any]:
     return look_up
 
 
-# (old module, name) -> where it is now, with its new name behind a colon where that changed
+# (old module, name) -> its module now, with a new name after a colon
 NAMES = {
     ("", "AtomError"): "errors",
     ("", "BudgetError"): "errors",
