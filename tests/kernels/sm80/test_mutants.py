@@ -81,7 +81,7 @@ def test_every_instruction_is_reached(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_what_synchronises_is_needed(form: str) -> None:
+def test_every_synchronisation_is_needed(form: str) -> None:
     judge = explainer(form)
     rows = [judge.row(mutant) for mutant in deletions(judge.kernel)]
     # lanes of a warp are executed together, so that bar.warp.sync is not judged

@@ -1,7 +1,7 @@
 """The production kernel's mutants: each is caught by a few shapes, or provably changes nothing.
 
-Four of its forms, on small tiles; three with few workers, so that each block computes several tiles: self-loading, with
-a loader of its own in a cluster that shares loads, and pingpong; and K in two parts, each of blocks that share loads.
+There are four forms, on small tiles. Three have few workers, so that each block computes several tiles: self-loading, a
+loader warpgroup in a multicast cluster, and pingpong. The fourth is split-K by two, with multicast clusters.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ ORDERS = (Policy(), Policy(waits="reluctant"))
 
 
 def problem(form: str, shape: Any) -> tuple[Sm90Plan, tuple[Any, ...], np.ndarray]:
-    """The plan, the arguments of a launch of one worker but for C, and what C is to be."""
+    """The plan, a one-worker launch's arguments without C, and the expected C."""
     rows, n, k = shape
     rng = np.random.default_rng(n + k)
     if form == "promoted":

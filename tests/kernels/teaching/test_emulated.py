@@ -75,7 +75,7 @@ def test_every_instruction_is_reached() -> None:
     assert [str(ins) for ins in judge.kernel.instructions if not judge.executed[ins.pc]] == []
 
 
-def test_what_synchronises_cannot_be_left_out() -> None:
+def test_every_synchronisation_is_needed() -> None:
     """Every deletion is caught but those of the two fences after the barriers' initialisation: either of them shows the
     barriers to the copy engine, so that one may go. Without both it is a race."""
     kernel, cases = everything()
@@ -93,8 +93,7 @@ def test_what_synchronises_cannot_be_left_out() -> None:
 
 @pytest.mark.parametrize("count", [35, pytest.param(10**6, marks=pytest.mark.slow)], ids=("some", "all"))
 def test_wrong_fields_are_seen(count: int) -> None:
-    """All but the leading offsets, which the hardware does not read of an operand that lies within one span: with other
-    ones every product reads the same bytes."""
+    """All fields but the leading offsets, which hardware ignores for an operand within one span."""
     every = list(fields(everything()[0]))
     unread = [mutant for mutant in every if "leading offset" in mutant.change]
     assert len(every) > 150 and len(unread) == 16
