@@ -41,7 +41,7 @@ PARTS = {
         "reading PTX, and generating code from it",
         ["layoutgemm.emulator.ptx.parser:parse", "layoutgemm.emulator.ptx.program:Program.__init__"],
     ),
-    "run": ("emulating", ["layoutgemm.emulator.machine.interpreter:Machine.run"]),
+    "run": ("emulating", ["layoutgemm.emulator.machine.interpreter:PtxMachine.run"]),
     "order": ("looking for races, meanwhile", ["layoutgemm.emulator.races.happens_before:Shadow.access"]),
     "tests": ("the tests' own work", []),
     "collect": ("collecting the tests, before the first", []),
